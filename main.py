@@ -80,7 +80,7 @@ def _run(process: dict[str, str]) -> None:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  with sections.known_fields(argv):
+  with sections.reject_unknown_flags(argv):
     return app.parse_flags_with_usage(argv)
 
 

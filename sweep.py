@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
       driver.Options(
         out=values.out,
         jobs=values.jobs,
-        is_dry=values['dry-run'].value,
+        is_dry=bool(values['dry-run'].value),
         command_list=values.list,
         submit=values.submit,
         submit_with=values.submit_with,
@@ -63,14 +63,14 @@ def _parse(argv: list[str]) -> list[str]:
     [],
     'Parameters of submitit: timeout_min=60,slurm_partition=gpu.',
   )
-  with sections.known_fields(argv):
+  with sections.reject_unknown_flags(argv):
     config_flags.DEFINE_config_file(
       'config',
       None,
       'Config that the runs share, FILE.py or FILE.py:VARIANT; '
       '--config.SECTION.FIELD=VALUE changes a field.',
     )
-    flags.mark_flag_as_required('config')
+    flags.mark_flag_as_required('config')  # type: ignore[no-untyped-call]
     return app.parse_flags_with_usage(argv)
 
 

@@ -28,7 +28,7 @@ from cluster.training_loop import Run
 from cluster.virtual import tuning
 from configs import default, sections
 from configs.checks import require
-from configs.sections import Choose, made, named
+from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
 from learning import build as learning
 from learning import compilations, placement
@@ -140,10 +140,10 @@ def _made(
 ) -> tuple[Run | Site, Mapping[str, Any]]:
   """Returns the run, or this process's part in it, and what describes it."""
   placement.keep_cpu()
-  scheme = copy.deepcopy(own['scheme']) or made(
+  scheme = copy.deepcopy(own['scheme']) or build_section(
     'sync', choose, num_workers=config.cluster.workers
   )
-  wire = made('wire', choose)
+  wire = build_section('wire', choose)
   plan = _plan(config, choose, scheme, wire)
   if own_process and not _uses_accelerators(config, plan):
     placement.use_cpu_only()
@@ -218,8 +218,8 @@ def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   sections.check_values(config)
   sections.check_used(config, defaults, own)
   for section in ('sync', 'batching', 'wire', 'route', 'model'):
-    sections.chosen(config, defaults, section)
-  return functools.partial(sections.chosen, config, defaults)
+    sections.choose_section(config, defaults, section)
+  return functools.partial(sections.choose_section, config, defaults)
 
 
 def _plan(
@@ -228,9 +228,9 @@ def _plan(
   """Returns where everything travels, if scheme and wire can do so."""
   route = config.route
   virtual = config.cluster.runtime == 'virtual'
-  made_ = made('route', choose)
-  known = links.virtual(config).cluster if virtual else None
-  with named(f'config.route.{route.name}'):
+  made_ = build_section('route', choose)
+  known = links.read_virtual(config).cluster if virtual else None
+  with error_prefix(f'config.route.{route.name}'):
     plan = made_.plan(
       known,
       num_workers=config.cluster.workers,
@@ -271,7 +271,7 @@ def _batching(
 ) -> Batching:
   factors = speed.model.num_driving if speed else len(driving.NAMES)
   made_ = batching.make(config, choose, num_factors=factors)
-  fits = getattr(scheme, 'has_barriers', False) or not made_.barrier
+  fits = getattr(scheme, 'has_barriers', False) or not made_.needs_barriers
   known = 'one that needs no barrier, as the scheme has none'
   require(fits, 'config.batching.name', known, config.batching.name)
   return made_

@@ -1,4 +1,4 @@
-"""Divides examples among workers so that they end at the same time.
+"""Divides examples among workers so that they finish at the same time.
 
 Both functions are deterministic: ties go to the lowest index.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from batching.curves import Curve
-from sync import scheme
+from configs import checks
 
 _Numbers = Sequence[float] | np.ndarray
 
@@ -17,16 +17,16 @@ _Numbers = Sequence[float] | np.ndarray
 def proportional(
   total: int, speeds: _Numbers, least: int, most: Sequence[int]
 ) -> list[int]:
-  """Returns how many examples each worker computes, by its speed.
+  """Returns the number of examples of each worker, in proportion to its speed.
 
   Without bounds these are total * v_i / sum(v), rounded by largest remainders.
-  A worker that would pass a bound gets the bound, and the others share what is
-  left by their speeds: in real numbers, the one division that ends first, and
-  in which all workers without a bound end together.  Of all integer divisions
-  it is the closest to that one, and each number is less than one example from
-  it; the last worker ends at most the time of one of its examples later.  A
-  faster worker of the same bounds never gets fewer, nor does a worker that
-  becomes faster.  O(n log n).
+  A worker that would exceed a bound gets the bound, and the others share the
+  rest by their speeds.  In real numbers this is the one division that finishes
+  first, and all workers that are not at a bound finish together.  The result is
+  the integer division closest to it: each number is less than one example away,
+  and the last worker finishes later by at most the time of one of its examples.
+  A faster worker of the same bounds never gets fewer examples, nor does a
+  worker that becomes faster.  O(n log n).
 
   Args:
     total: Sum of the result.
@@ -49,26 +49,26 @@ def proportional(
   v = np.asarray(speeds, np.float64)
   if not (np.isfinite(v) & (v > 0)).all():
     raise ValueError(f'speeds: expected numbers of more than 0, got {speeds}.')
-  highest = _checked(total, least, most, len(v))
+  highest = _check_bounds(total, least, most, len(v))
   if not len(v):
     return []
   level_s = _level(total, v, least, highest)
-  return _rounded(np.clip(level_s * v, least, highest), total)
+  return _round(np.clip(level_s * v, least, highest), total)
 
 
 def equal_time(total: int, curves: Sequence[Curve], least: int) -> list[int]:
-  """Returns how many examples each worker computes, by its curve.
+  """Returns the number of examples of each worker, by its curve.
 
-  No integer division ends earlier: the end is the first time by which the
+  No integer division finishes earlier: the end is the first time by which the
   workers can compute `total` examples, each as many as its curve allows, found
-  by bisection down to neighboring floats.  What is too much at that very time,
-  because curves are flat there or end there together, is taken from these
-  workers in proportion to what each could do without.  O(n) per step, about 60
-  steps.
+  by bisection down to neighboring floats.  If the workers could compute more
+  than `total` by exactly that time, because curves are flat there or several
+  batches end there, the surplus is taken from these workers in proportion to
+  the examples that each gains at that time.  O(n) per step, about 60 steps.
 
   Args:
     total: Sum of the result.
-    curves: Of n workers, with the most examples of each.
+    curves: Curves of n workers, with the most examples of each.
     least: Fewest examples of a worker, at least 1.
 
   Returns:
@@ -83,7 +83,7 @@ def equal_time(total: int, curves: Sequence[Curve], least: int) -> list[int]:
     ([4, 8], [3, 3])
   """
   bounds = [total if curve.most is None else curve.most for curve in curves]
-  highest = _checked(total, least, bounds, len(curves))
+  highest = _check_bounds(total, least, bounds, len(curves))
   if total == least * len(curves):
     return [least] * len(curves)
   flat_s, intercept_s, slope_s = np.array([curve[:3] for curve in curves]).T
@@ -102,15 +102,15 @@ def equal_time(total: int, curves: Sequence[Curve], least: int) -> list[int]:
   before, after = by(early_s), by(late_s)
   more = after - before
   missing = total - before.sum()
-  return _rounded(before + missing * more / more.sum(), total)
+  return _round(before + missing * more / more.sum(), total)
 
 
-def _checked(
+def _check_bounds(
   total: int, least: int, most: Sequence[int], count: int
 ) -> np.ndarray:
-  """Returns `most` as an array if it and the rest are possible."""
-  scheme.check_integer('total', total, at_least=0)
-  scheme.check_integer('least', least, at_least=1)
+  """Returns `most` as an array if the bounds allow `total`."""
+  checks.check_integer('total', total, at_least=0)
+  checks.check_integer('least', least, at_least=1)
   if len(most) != count:
     raise ValueError(f'most: expected {count} numbers, got {len(most)}.')
   if any(bound < least for bound in most):
@@ -128,8 +128,8 @@ def _level(
 ) -> float:
   """Returns the time by which the bounded workers do `total` in real numbers.
 
-  The sum grows with the time, along straight lines between the times at which a
-  worker comes to one of its bounds.
+  The sum grows with the time, linearly between the times at which a worker
+  reaches one of its bounds.
   """
   low, high = least / speeds, most / speeds
   bends = np.sort(np.concatenate([low, high]))
@@ -139,14 +139,14 @@ def _level(
   bend = bends[min(max(at, 1), len(bends) - 1)]
   free = (low < bend) & (high >= bend)
   if not free.any():
-    return bend
+    return float(bend)
   bounded = np.where(low >= bend, least, most)[~free].sum()
-  return (total - bounded) / speeds[free].sum()
+  return float((total - bounded) / speeds[free].sum())
 
 
-def _rounded(quotas: np.ndarray, total: int) -> list[int]:
-  """Returns the closest integers of this sum, by largest remainders."""
+def _round(quotas: np.ndarray, total: int) -> list[int]:
+  """Returns the closest integers of sum `total`, by largest remainders."""
   sizes = np.floor(quotas).astype(np.int64)
   order = np.argsort(sizes - quotas, kind='stable')
   sizes[order[: total - sizes.sum()]] += 1
-  return sizes.tolist()
+  return [int(size) for size in sizes]

@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
+from configs import checks
 from sync import scheme
 
 
-class Done(NamedTuple):
+class Measurement(NamedTuple):
   """Measurements of an iteration, from one release of its worker to the next.
 
   Attributes:
@@ -40,25 +41,25 @@ class Done(NamedTuple):
 class Batching(Protocol):
   """Policy that assigns each worker the examples of its next iteration.
 
-  When a worker is released, the coordinator passes the Done of its iteration to
-  `observe` before it calls `assign`.  A method raises ValueError if its worker
-  has left, or if a living worker joins; `fixed`, which has no state of workers,
-  does not check.
+  When a worker is released, the coordinator passes the Measurement of its
+  iteration to `observe` before it calls `assign`.  A method raises ValueError
+  if its worker has left, or if a living worker joins; `fixed`, which has no
+  state of workers, does not check.
 
   Attributes:
-    barrier: True if `assign` may be called only at barriers, with all living
-      workers.
-    changes: True if batches may change during a run.
+    needs_barriers: True if `assign` may be called only at barriers, with all
+      living workers.
+    is_adaptive: True if batches may change during a run.
   """
 
-  barrier: ClassVar[bool]
-  changes: ClassVar[bool]
+  needs_barriers: ClassVar[bool]
+  is_adaptive: ClassVar[bool]
 
   @property
-  def largest(self) -> int | None:
+  def max_batch(self) -> int | None:
     """Upper bound of all batches, examples; None without a bound."""
 
-  def observe(self, done: Done) -> None:
+  def observe(self, measurement: Measurement) -> None:
     """Records an iteration."""
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
@@ -74,7 +75,9 @@ class Batching(Protocol):
     """Records that a worker has rejoined, perhaps on another machine."""
 
 
-def caps(most: Sequence[int], *, num_workers: int, least: int) -> list[int]:
+def expand_bounds(
+  most: Sequence[int], *, num_workers: int, least: int
+) -> list[int]:
   """Returns the most examples of each worker, or [] if there is no bound.
 
   Args:
@@ -90,7 +93,7 @@ def caps(most: Sequence[int], *, num_workers: int, least: int) -> list[int]:
       f'most: expected no, one or {num_workers} numbers, got {most!r}.'
     )
   for bound in most:
-    scheme.check_integer('most', bound, at_least=least)
+    checks.check_integer('most', bound, at_least=least)
   return list(most) * num_workers if len(most) == 1 else list(most)
 
 
@@ -99,28 +102,30 @@ def check_living(members: scheme.Members, worker: int) -> None:
   count = len(members.state)
   if not 0 <= worker < count or members.state[worker] == scheme.ABSENT:
     raise ValueError(
-      f'worker: expected a living one of 0..{count - 1}, got {worker!r}.'
+      f'worker: expected a living worker in 0..{count - 1}, got {worker!r}.'
     )
 
 
-def check_done(members: scheme.Members, done: Done) -> None:
+def check_measurement(
+  members: scheme.Members, measurement: Measurement
+) -> None:
   """Raises ValueError unless the worker is alive and its numbers are valid."""
-  check_living(members, done.worker)
-  scheme.check_integer('examples', done.examples, at_least=1)
-  if not 0 < done.compute_s < math.inf:
+  check_living(members, measurement.worker)
+  checks.check_integer('examples', measurement.examples, at_least=1)
+  if not 0 < measurement.compute_s < math.inf:
     raise ValueError(
-      f'compute_s: expected more than 0 seconds, got {done.compute_s!r}.'
+      f'compute_s: expected more than 0 seconds, got {measurement.compute_s!r}.'
     )
 
 
-def check_times(done: Done) -> None:
+def check_times(measurement: Measurement) -> None:
   """Raises ValueError unless transfer and waiting have finite times."""
   for name in ('transfer_s', 'waited_s'):
-    if not math.isfinite(getattr(done, name)):
-      raise ValueError(f'{name}: expected seconds, got {done!r}.')
+    if not math.isfinite(getattr(measurement, name)):
+      raise ValueError(f'{name}: expected seconds, got {measurement!r}.')
 
 
-def summed(sizes: Iterable[int]) -> dict[str, float]:
+def summarize_sizes(sizes: Iterable[int]) -> dict[str, float]:
   """Returns the sum and the extremes of batches, for rows of metrics.jsonl."""
   sizes = list(sizes)
   if not sizes:

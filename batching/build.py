@@ -1,4 +1,4 @@
-"""Makes the batching of a run of its config, with predictor and curves."""
+"""Builds the batching of a run from its config, with predictor and curves."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +10,16 @@ from batching.batching import Batching
 from batching.curves import Curve
 from configs import default
 from configs.checks import require
-from configs.sections import Choose, made, named, read_json
+from configs.sections import Choose, build_section, error_prefix, read_json
 
 
 def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
   """Returns the batching that config.batching names.
 
   Args:
-    config: Checked.
-    choose: Chooses a section of it.
-    num_factors: Driving factors of each worker's speed.
+    config: Config of the run, checked.
+    choose: Function that chooses a section of the config.
+    num_factors: Number of driving factors of each worker's speed.
 
   Raises:
     ValueError: If a setting is wrong; names the field.
@@ -30,28 +30,29 @@ def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
   if 'curves' in own:
     shared['curves'] = _curves(f'config.batching.{section.name}', own)
   if 'predictor' in own:
-    shared['predictor'] = made(
+    shared['predictor'] = build_section(
       f'batching.{section.name}.predictor',
       choose,
       num_workers=workers,
       num_factors=num_factors,
       seed=config.seed,
     )
-  return made(
+  batching: Batching = build_section(
     'batching',
     choose,
     num_workers=workers,
     worker_batch=section.worker_batch,
     **shared,
   )
+  return batching
 
 
 def _curves(field: str, own: Mapping[str, Any]) -> list[Curve]:
-  """Returns the curves that a batching's files hold.
+  """Returns the curves in the files that a batching's section names.
 
   Args:
-    field: The batching's section, for messages.
-    own: Its fields; with curves some are not used, and others without.
+    field: Path of the section, for messages.
+    own: Fields of the section; which of them are used depends on `curves`.
 
   Raises:
     ValueError: If a field that is not used differs from its default, or if a
@@ -66,6 +67,6 @@ def _curves(field: str, own: Mapping[str, Any]) -> list[Curve]:
   found = []
   for path in paths.split(',') if paths else ():
     content = read_json(f'{field}.curves: {path}', 'a profile', path)
-    with named(f'{field}.curves: {path}'):
+    with error_prefix(f'{field}.curves: {path}'):
       found.append(curves.parse(content))
   return found

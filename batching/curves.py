@@ -1,4 +1,4 @@
-"""How long a batch takes on a device: flat, then linear.
+"""Curves of the time of a batch on a device: flat, then linear.
 
 An accelerator takes the same time for all batches that do not fill it; beyond
 that, time grows with the batch.
@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sync import scheme
+from configs import checks
 
-VERSION = 1  # Of what `parse` reads.
+VERSION = 1  # Version of the profiles that `parse` reads.
 _GROWTH = 0.01  # Share of the largest batch's time that must be its growth.
 
 
 class Curve(NamedTuple):
-  """Seconds by examples: max(flat_s, intercept_s + slope_s * examples).
+  """Time of a batch: max(flat_s, intercept_s + slope_s * examples) seconds.
 
   Attributes:
-    flat_s: Seconds of any batch, at least; 0 if there is no flat part.
-    intercept_s: Of the line, seconds; may be negative.
-    slope_s: Of the line, seconds per example.
+    flat_s: Least seconds of a batch; 0 if there is no flat part.
+    intercept_s: Intercept of the linear part, seconds; may be negative.
+    slope_s: Slope of the linear part, seconds per example.
     most: The most examples of a batch; None for no bound.
   """
 
@@ -32,17 +32,17 @@ class Curve(NamedTuple):
   most: int | None = None
 
   def seconds(self, examples: float) -> float:
-    """Returns the time that a batch takes."""
+    """Returns the time of a batch, seconds."""
     return max(self.flat_s, self.intercept_s + self.slope_s * examples)
 
   def scaled(self, factor: float) -> 'Curve':
-    """Returns the curve of a device that needs `factor` times as long."""
+    """Returns the curve with all times multiplied by `factor`."""
     flat_s, intercept_s, slope_s = (factor * each for each in self[:3])
     return Curve(flat_s, intercept_s, slope_s, self.most)
 
 
 def check_curve(curve: Curve) -> None:
-  """Raises ValueError unless a device can have this curve."""
+  """Raises ValueError unless the curve gives a positive time to every batch."""
   flat_s, intercept_s, slope_s, most = curve
   if not 0 <= flat_s < math.inf:
     raise ValueError(f'flat_s: expected at least 0 seconds, got {flat_s!r}.')
@@ -50,26 +50,26 @@ def check_curve(curve: Curve) -> None:
     raise ValueError(f'slope_s: expected more than 0, got {slope_s!r}.')
   if not math.isfinite(intercept_s) or curve.seconds(1) <= 0:
     raise ValueError(
-      'intercept_s: expected a number with which one example takes time, got '
-      f'{intercept_s!r}.'
+      'intercept_s: expected a number that makes the time of one example '
+      f'positive, got {intercept_s!r}.'
     )
   if most is not None:
-    scheme.check_integer('most', most, at_least=1)
+    checks.check_integer('most', most, at_least=1)
 
 
 def parse(content: Any) -> Curve:
   """Returns the curve of a profile, as tools.profile_batches writes it.
 
   Args:
-    content: Of its JSON file, decoded.
+    content: Decoded content of the profile's JSON file.
 
   Raises:
-    ValueError: If it is no profile, or of another version.
+    ValueError: If the content is no profile, or one of another version.
   """
   profile = content if isinstance(content, Mapping) else {}
   if profile.get('version') != VERSION:
     raise ValueError(
-      f'version: expected {VERSION}, of a profile of batches, got '
+      f'version: expected {VERSION}, the version of a profile of batches, got '
       f'{profile.get("version")!r}.'
     )
   fields = profile.get('curve')
@@ -87,13 +87,13 @@ def parse(content: Any) -> Curve:
 def fit(batches: Sequence[int], seconds: Sequence[float]) -> Curve:
   """Returns the curve with the least squared relative errors.
 
-  It is the best of all curves, as squares are minimised for every number of
-  batches on the flat part, with the bend between batches or at one of them.
-  The line has at least two batches.
+  The search tries every number of batches on the flat part, with the bend
+  between two batches or at one, so that the result is the best of all curves
+  whose linear part has at least two batches.
 
   Args:
-    batches: Examples, ascending, at least three.
-    seconds: That each takes, more than 0.
+    batches: Examples of each batch, ascending, at least three.
+    seconds: Time of each batch, seconds, more than 0.
 
   Raises:
     ValueError: If an argument is out of range, or if times do not grow.
@@ -120,9 +120,19 @@ def fit(batches: Sequence[int], seconds: Sequence[float]) -> Curve:
 
 
 def errors(curve: Curve, batches: Any, seconds: Any) -> np.ndarray:
-  """Returns by how much a curve is off, relative to the measured times."""
-  fitted = np.array([curve.seconds(batch) for batch in batches])
-  return fitted / np.asarray(seconds) - 1
+  """Returns the relative errors of a curve against measured times.
+
+  Args:
+    curve: Curve to compare.
+    batches: Examples of each batch, [n].
+    seconds: Measured time of each batch, [n].
+
+  Returns:
+    Float64 [n], time of the curve over measured time, minus 1.
+  """
+  predicted = np.array([curve.seconds(batch) for batch in batches])
+  relative: np.ndarray = predicted / np.asarray(seconds) - 1
+  return relative
 
 
 def _candidates(x: np.ndarray, t: np.ndarray) -> Iterator[Curve]:
@@ -134,7 +144,7 @@ def _candidates(x: np.ndarray, t: np.ndarray) -> Iterator[Curve]:
 
 
 def _squares(x: np.ndarray, t: np.ndarray) -> tuple[float, float]:
-  """Returns a and b with the least relative errors of a + b * x."""
+  """Returns a and b of the line a + b * x with the least relative errors."""
   columns = np.stack([1 / t, x / t], axis=1)
   (a, b), *_ = np.linalg.lstsq(columns, np.ones(len(t)))
   return float(a), float(b)

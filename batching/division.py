@@ -1,29 +1,34 @@
-"""How the examples of a superstep are divided, whatever decides it."""
+"""Division of a superstep's examples among workers, as state of a batching.
+
+LB-BSP's three rules (predicted speeds, curves, windows) propose divisions; this
+state holds the last one, its bounds, and the workers that are alive.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from batching import batching
+from configs import checks
 from sync import scheme
 
 
 @dataclasses.dataclass
 class Division:
-  """How the examples of a superstep, X, are divided among the living workers.
+  """Division of the global batch, X examples, among the living workers.
 
-  X stays the same when workers leave, unless all that the living may compute is
-  less: then they compute that.
+  X stays the same when workers leave, unless the bounds of the living workers
+  add up to less: then they compute that sum.
 
   Attributes:
-    total: X.
+    total: Global batch X, examples of a superstep.
     least: Fewest examples of a worker.
-    most: Int [num_workers], the most examples of each, at most X.
-    members: Who lives.
-    sizes: Examples by worker, as last assigned; without workers that left.
-    changed: Whether workers have left since then.
+    most: Int [num_workers], the most examples of each worker, at most X.
+    members: State of each worker.
+    sizes: Examples last assigned, by worker, without workers that have left.
+    changed: True if a worker has left since then.
 
   Raises:
-    ValueError: If all workers together may not compute X.
+    ValueError: If the bounds of all workers add up to less than X.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -38,22 +43,22 @@ class Division:
   def __post_init__(self) -> None:
     if sum(self.most) < self.total:
       raise ValueError(
-        f'most: expected room for {self.total} examples, worker_batch times '
+        f'most: expected a sum of at least {self.total}, worker_batch times '
         f'the number of workers, got {self.most}.'
       )
 
-  def living(self, workers: Iterable[int]) -> list[int]:
-    """Returns workers, ascending, all of which have to live."""
+  def sort_living(self, workers: Iterable[int]) -> list[int]:
+    """Returns the workers, ascending; raises ValueError if one is not alive."""
     for worker in workers:
       batching.check_living(self.members, worker)
     return sorted(workers)
 
-  def is_for(self, workers: Iterable[int]) -> bool:
-    """Returns whether the last sizes are a division among these workers."""
+  def is_among(self, workers: Iterable[int]) -> bool:
+    """Returns whether the last sizes divide X among exactly these workers."""
     return not self.changed and set(workers) == self.sizes.keys()
 
-  def room(self, workers: Sequence[int]) -> tuple[int, list[int]]:
-    """Returns what these workers compute together, and each one's most."""
+  def bounds(self, workers: Sequence[int]) -> tuple[int, list[int]]:
+    """Returns the sum of examples for these workers, and the most of each."""
     most = [self.most[worker] for worker in workers]
     return min(self.total, sum(most)), most
 
@@ -63,15 +68,15 @@ class Division:
     seconds: Callable[[int, int], float],
     threshold: float,
   ) -> dict[int, int]:
-    """Returns what is assigned: `sizes` if that pays, else the same as before.
+    """Adopts proposed sizes if they save enough time; returns the current ones.
 
     Args:
-      sizes: Examples by worker, proposed.
-      seconds: Predicts the time of (worker, examples).
-      threshold: A change pays if the last worker is predicted to end earlier by
-        more than this share of the time; and if the workers are others.
+      sizes: Proposed examples, by worker.
+      seconds: Function of (worker, examples) that predicts seconds.
+      threshold: Share of the predicted time that a change must save at the last
+        worker to finish.  A change of workers is always adopted.
     """
-    if sizes and self.is_for(sizes):
+    if sizes and self.is_among(sizes):
       old_s, new_s = (
         max(seconds(worker, count) for worker, count in each.items())
         for each in (self.sizes, sizes)
@@ -82,13 +87,13 @@ class Division:
     return dict(sizes)
 
   def leave(self, worker: int) -> None:
-    """Leaves the worker's part to the others, from the next barrier on."""
+    """Gives the worker's share to the others, from the next barrier on."""
     self.members.leave(worker)
     self.sizes.pop(worker, None)
     self.changed = True
 
   def join(self, worker: int) -> None:
-    """Gives the worker a part, from the next barrier on."""
+    """Gives the worker a share, from the next barrier on."""
     self.members.join(worker)
 
 
@@ -99,19 +104,19 @@ def divide(
 
   Args:
     num_workers: Number of workers.
-    worker_batch: Examples of a worker in the mean.
+    worker_batch: Mean examples of a worker.
     least: Fewest examples of a worker, at least 1.
     most: The most examples of a worker: one number for all workers, or one
       each; () for no bound.
 
   Raises:
-    ValueError: If an argument is out of range, or if the workers may not
-      compute that many examples.
+    ValueError: If an argument is out of range, or if the bounds of the workers
+      add up to less.
   """
   members = scheme.make_members(num_workers)
-  scheme.check_integer('least', least, at_least=1)
-  scheme.check_integer('worker_batch', worker_batch, at_least=least)
+  checks.check_integer('least', least, at_least=1)
+  checks.check_integer('worker_batch', worker_batch, at_least=least)
   total = num_workers * worker_batch
-  bounds = batching.caps(most, num_workers=num_workers, least=least)
+  bounds = batching.expand_bounds(most, num_workers=num_workers, least=least)
   bounds = [min(bound, total) for bound in bounds] or [total] * num_workers
   return Division(total=total, least=least, most=bounds, members=members)

@@ -1,11 +1,11 @@
-"""The same number of examples for every worker, always."""
+"""Fixed batches: the same number of examples for every worker, always."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from batching.batching import Done
-from sync import scheme
+from batching.batching import Measurement
+from configs import checks
 
 
 @dataclasses.dataclass
@@ -18,32 +18,32 @@ class Fixed:
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  barrier: ClassVar[bool] = False
-  changes: ClassVar[bool] = False
+  needs_barriers: ClassVar[bool] = False
+  is_adaptive: ClassVar[bool] = False
 
   worker_batch: int
 
   @property
-  def largest(self) -> int:
-    """The most examples that are ever assigned."""
+  def max_batch(self) -> int:
+    """Upper bound of all batches: the fixed batch."""
     return self.worker_batch
 
-  def observe(self, done: Done) -> None:
-    """Nothing to do."""
+  def observe(self, measurement: Measurement) -> None:
+    """Ignores the iteration."""
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns the same for each worker."""
+    """Returns the fixed batch of each worker."""
     return dict.fromkeys(workers, self.worker_batch)
 
   def report(self) -> dict[str, float]:
-    """Returns nothing: it is all in the config."""
+    """Returns no fields, as the config has the batch."""
     return {}
 
   def leave(self, worker: int) -> None:
-    """Nothing to do."""
+    """Ignores the worker: there is no state of workers."""
 
   def join(self, worker: int) -> None:
-    """Nothing to do."""
+    """Ignores the worker: there is no state of workers."""
 
 
 def make(*, num_workers: int, worker_batch: int) -> Fixed:
@@ -56,6 +56,6 @@ def make(*, num_workers: int, worker_batch: int) -> Fixed:
   Raises:
     ValueError: If an argument is out of range.
   """
-  scheme.check_integer('num_workers', num_workers, at_least=1)
-  scheme.check_integer('worker_batch', worker_batch, at_least=1)
+  checks.check_integer('num_workers', num_workers, at_least=1)
+  checks.check_integer('worker_batch', worker_batch, at_least=1)
   return Fixed(worker_batch=worker_batch)

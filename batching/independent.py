@@ -1,4 +1,4 @@
-"""Batches that are assigned to each worker without a common sum.
+"""Batches that each worker has of its own, without a global batch.
 
 R2SP's rules tune the batch of each worker by itself: there is no global batch
 that they divide, as `batching.division` does for LB-BSP.
@@ -13,13 +13,13 @@ from sync import scheme
 
 @dataclasses.dataclass
 class IndependentBatches:
-  """State of batchings whose workers have batches of their own.
+  """State that batchings without a global batch share.
 
   Attributes:
-    worker_batch: Examples of an iteration at first.
+    worker_batch: Initial batch of each worker, examples.
     most: Int [num_workers], the most examples of each worker; [] for no bound.
-    members: The workers, and which of them are alive.
-    sizes: Int [num_workers], examples of an iteration now.
+    members: State of each worker.
+    sizes: Int [num_workers], current batch of each worker, examples.
   """
 
   worker_batch: int
@@ -28,13 +28,13 @@ class IndependentBatches:
   sizes: list[int]
 
   @property
-  def largest(self) -> int | None:
-    """The most examples that are ever assigned; None if there is no bound."""
+  def max_batch(self) -> int | None:
+    """Upper bound of all batches, examples; None without a bound."""
     return max(self.most, default=None)
 
   @property
   def living(self) -> list[int]:
-    """Workers that are alive, ascending."""
+    """Indices of the workers that are alive, ascending."""
     states = enumerate(self.members.state)
     return [worker for worker, state in states if state != scheme.ABSENT]
 
@@ -46,4 +46,6 @@ class IndependentBatches:
 
   def report(self) -> dict[str, float]:
     """Returns the sum, the least and the largest batch of living workers."""
-    return batching.summed([self.sizes[worker] for worker in self.living])
+    return batching.summarize_sizes(
+      [self.sizes[worker] for worker in self.living]
+    )

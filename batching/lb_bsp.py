@@ -1,41 +1,27 @@
-"""LB-BSP for CPUs: every worker computes in proportion to its next speed.
+"""LB-BSP for CPUs: batches in proportion to the workers' predicted speeds.
 
-All end a superstep together, and it still has X examples.  Chen et al.,
-'Fast Distributed Deep Learning via Worker-adaptive Batch Sizing', SoCC 2018;
-'Semi-Dynamic Load Balancing', SoCC 2020.
+All workers finish a superstep together, and it still has X examples.  Chen et
+al., 'Fast Distributed Deep Learning via Worker-adaptive Batch Sizing', SoCC
+2018; 'Semi-Dynamic Load Balancing', SoCC 2020.
 
-An iteration that has a part of fixed length, a + b * x, looks slower the fewer
-examples it has.  Dividing by such speeds again and again still comes to equal
-times, and without swinging: each time, the logarithms of the sizes keep the
-share a / (a + b * x) of their distance from there.
+If an iteration has a fixed cost, a + b * x seconds, its measured speed is lower
+the fewer examples it has.  Repeated division by measured speeds still converges
+to equal times, without oscillation: in each step, the logarithms of the sizes
+keep the share a / (a + b * x) of their distance from the limit.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
 from batching import allocation, batching
-from batching.batching import Done
+from batching.batching import Measurement
 from batching.division import Division, divide
-from sync import scheme
-
-
-class Predictor(Protocol):
-  """What is needed of one of predict/."""
-
-  fallback: int
-
-  def observe(self, speeds: np.ndarray, factors: np.ndarray) -> None:
-    """Takes note of speeds, [n], and factors, [n, F]; NaN where unknown."""
-
-  def predict(self) -> np.ndarray:
-    """Returns the next speeds, [n]; NaN of workers never observed."""
-
-  def reset(self, worker: int) -> None:
-    """Forgets a worker."""
+from configs import checks
+from predict.predictor import Predictor
 
 
 @dataclasses.dataclass
@@ -44,47 +30,50 @@ class LbBsp:
 
   Attributes:
     threshold: Share of the time that a change must save.
-    division: How X is divided.
-    predictor: Of the speeds, examples per second.
-    seen: By worker, what it did since the last barrier: examples, the seconds
-      they took, and the last factors.
-    told: Living workers that the predictor knows.
+    division: Division of the global batch among the workers.
+    predictor: Predictor of speeds, examples per second.
+    pending: By worker, its iterations since the last barrier: examples,
+      seconds, and the last driving factors.
+    observed: Living workers of which the predictor has observations.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  barrier: ClassVar[bool] = True
-  changes: ClassVar[bool] = True
+  needs_barriers: ClassVar[bool] = True
+  is_adaptive: ClassVar[bool] = True
 
   threshold: float
   division: Division
   predictor: Predictor
-  seen: dict[int, tuple[int, float, tuple[float, ...]]] = dataclasses.field(
+  pending: dict[int, tuple[int, float, tuple[float, ...]]] = dataclasses.field(
     default_factory=dict
   )
-  told: set[int] = dataclasses.field(default_factory=set)
+  observed: set[int] = dataclasses.field(default_factory=set)
 
   @property
-  def largest(self) -> int:
-    """The most examples that are ever assigned."""
+  def max_batch(self) -> int:
+    """Upper bound of all batches, examples."""
     return max(self.division.most)
 
-  def observe(self, done: Done) -> None:
-    """Counts an iteration in; the predictor is told at the barrier."""
-    batching.check_done(self.division.members, done)
-    examples, compute_s, _ = self.seen.get(done.worker, (0, 0.0, ()))
-    self.seen[done.worker] = (
-      examples + done.examples,
-      compute_s + done.compute_s,
-      done.factors,
+  def observe(self, measurement: Measurement) -> None:
+    """Records an iteration, which the predictor observes at the barrier."""
+    batching.check_measurement(self.division.members, measurement)
+    examples, compute_s, _ = self.pending.get(measurement.worker, (0, 0.0, ()))
+    self.pending[measurement.worker] = (
+      examples + measurement.examples,
+      compute_s + measurement.compute_s,
+      measurement.factors,
     )
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns sizes by the predicted speeds, or the last ones if they do."""
-    workers = self.division.living(workers)
-    self._tell()
-    speeds = self._speeds(workers)
-    total, most = self.division.room(workers)
+    """Returns batches by predicted speeds; the last ones if those are as good.
+
+    A change must save the share `threshold` of the predicted time.
+    """
+    workers = self.division.sort_living(workers)
+    self._update_predictor()
+    speeds = self._predict_speeds(workers)
+    total, most = self.division.bounds(workers)
     sizes = allocation.proportional(
       total, list(speeds.values()), self.division.least, most
     )
@@ -95,44 +84,45 @@ class LbBsp:
     )
 
   def report(self) -> dict[str, float]:
-    """Returns what batches are, and how many workers lack history."""
-    return batching.summed(self.division.sizes.values()) | {
-      'predictor_fallback': self.predictor.fallback
+    """Returns sum and extremes of batches, and workers with little history."""
+    return batching.summarize_sizes(self.division.sizes.values()) | {
+      'predictor_fallback': self.predictor.num_fallback
     }
 
   def leave(self, worker: int) -> None:
-    """Forgets the worker."""
+    """Removes the worker and its measurements."""
     self.division.leave(worker)
-    self.seen.pop(worker, None)
-    self.told.discard(worker)
+    self.pending.pop(worker, None)
+    self.observed.discard(worker)
     self.predictor.reset(worker)
 
   def join(self, worker: int) -> None:
-    """Gives the worker a part from the next barrier on."""
+    """Gives the worker a share from the next barrier on."""
     self.division.join(worker)
 
-  def _tell(self) -> None:
-    """Tells the predictor what was seen, if anything was."""
-    if not self.seen:
+  def _update_predictor(self) -> None:
+    """Passes pending measurements to the predictor."""
+    if not self.pending:
       return
-    widths = {len(factors) for *_, factors in self.seen.values() if factors}
+    widths = {len(factors) for *_, factors in self.pending.values() if factors}
     if len(widths) > 1:
       raise ValueError(
-        f'factors: expected as many of every worker, got {sorted(widths)}.'
+        'factors: expected the same number for every worker, got '
+        f'{sorted(widths)}.'
       )
     count = len(self.division.most)
     speeds = np.full(count, np.nan)
     factors = np.full((count, max(widths, default=0)), np.nan)
-    for worker, (examples, compute_s, read) in self.seen.items():
+    for worker, (examples, compute_s, read) in self.pending.items():
       speeds[worker] = examples / compute_s
       if read:
         factors[worker] = read
-    self.told |= self.seen.keys()
-    self.seen = {}
+    self.observed |= self.pending.keys()
+    self.pending = {}
     self.predictor.observe(speeds, factors)
 
-  def _speeds(self, workers: Sequence[int]) -> dict[int, float]:
-    """Returns predicted speeds; of new workers, the mean of the others'."""
+  def _predict_speeds(self, workers: Sequence[int]) -> dict[int, float]:
+    """Returns predicted speeds; for new workers, the mean of the others'."""
     predicted = np.asarray(self.predictor.predict(), np.float64)
     if predicted.shape != (len(self.division.most),):
       raise ValueError(
@@ -143,7 +133,7 @@ class LbBsp:
     known = [
       speed
       for worker, speed in speeds.items()
-      if worker in self.told or not math.isnan(speed)
+      if worker in self.observed or not math.isnan(speed)
     ]
     if not all(0 < speed < math.inf for speed in known):
       raise ValueError(f'predictor: expected speeds above 0, got {known}.')
@@ -165,7 +155,7 @@ def make(
   Args:
     num_workers: Number of workers.
     worker_batch: X / num_workers, examples.
-    predictor: Of the speeds of these workers; it becomes part of the state.
+    predictor: Predictor of these workers' speeds; becomes part of the state.
     threshold: Share of the predicted time of a superstep that a change of sizes
       must save, 0..1.
     least: Fewest examples of a worker, at least 1.
@@ -173,9 +163,10 @@ def make(
       each; () for no bound.
 
   Raises:
-    ValueError: If an argument is out of range, or if X does not fit.
+    ValueError: If an argument is out of range, or if the workers may not
+      compute X.
   """
-  scheme.check_fraction('threshold', threshold)
+  checks.check_fraction('threshold', threshold)
   return LbBsp(
     threshold=threshold,
     division=divide(

@@ -1,11 +1,12 @@
-"""LB-BSP for GPUs, whose time does not grow with a batch that is small.
+"""LB-BSP for GPUs, where the time of a small batch does not depend on its size.
 
-With the curve of every worker (see curves.py) all end a superstep together by
-these; without, batching/windowed.py finds out by trying.  Chen et al.,
-SoCC 2018 (curves) and 'Semi-Dynamic Load Balancing', SoCC 2020 (windows).
+With a measured curve of every worker (see curves.py), the curves give batches
+that finish together; without curves, batching/windowed.py finds them by trial.
+Chen et al., SoCC 2018 (curves) and 'Semi-Dynamic Load Balancing', SoCC 2020
+(windows).
 
-A curve comes from one measurement of an idle device, so it is scaled by how
-long iterations take, relative to what it says: an exponential average.
+A curve comes from one measurement of an idle device.  It is therefore scaled by
+an exponential average of measured time over predicted time.
 """
 
 import dataclasses
@@ -14,11 +15,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from batching import allocation, batching
-from batching.batching import Done
+from batching.batching import Measurement
 from batching.curves import Curve, check_curve
 from batching.division import Division, divide
 from batching.windowed import Windowed
-from sync import scheme
+from configs import checks
 
 
 @dataclasses.dataclass
@@ -28,16 +29,16 @@ class LbBspGpu:
   Attributes:
     threshold: Share of the time that a change must save.
     smoothing: Weight of the newest iteration in a scale.
-    curves: Of the workers, as measured.
-    division: How X is divided.
-    scales: Float [num_workers], times over those of the curve; NaN before a
-      worker's first iteration.
+    curves: Measured curve of each worker.
+    division: Division of the global batch among the workers.
+    scales: Float [num_workers], average of measured over predicted time; NaN
+      before a worker's first iteration.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  barrier: ClassVar[bool] = True
-  changes: ClassVar[bool] = True
+  needs_barriers: ClassVar[bool] = True
+  is_adaptive: ClassVar[bool] = True
 
   threshold: float
   smoothing: float
@@ -46,26 +47,30 @@ class LbBspGpu:
   scales: list[float]
 
   @property
-  def largest(self) -> int:
-    """The most examples that are ever assigned."""
+  def max_batch(self) -> int:
+    """Upper bound of all batches, examples."""
     return max(self.division.most)
 
-  def observe(self, done: Done) -> None:
-    """Scales the worker's curve."""
-    batching.check_done(self.division.members, done)
-    scale = self.scales[done.worker]
-    newest = done.compute_s / self.curves[done.worker].seconds(done.examples)
+  def observe(self, measurement: Measurement) -> None:
+    """Updates the scale of the worker's curve."""
+    batching.check_measurement(self.division.members, measurement)
+    worker = measurement.worker
+    scale, curve = self.scales[worker], self.curves[worker]
+    newest = measurement.compute_s / curve.seconds(measurement.examples)
     if math.isnan(scale):
       scale = newest
-    self.scales[done.worker] = scale + self.smoothing * (newest - scale)
+    self.scales[worker] = scale + self.smoothing * (newest - scale)
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns sizes of equal times, or the last ones if they do."""
-    workers = self.division.living(workers)
+    """Returns batches of equal times; the last ones if those are as good.
+
+    A change must save the share `threshold` of the predicted time.
+    """
+    workers = self.division.sort_living(workers)
     scales = [self.scales[worker] for worker in workers]
     known = [scale for scale in scales if not math.isnan(scale)]
     mean = math.fsum(known) / len(known) if known else 1.0
-    total, most = self.division.room(workers)
+    total, most = self.division.bounds(workers)
     scaled = {
       worker: self.curves[worker]
       .scaled(mean if math.isnan(scale) else scale)
@@ -83,15 +88,15 @@ class LbBspGpu:
 
   def report(self) -> dict[str, float]:
     """Returns the sum, the least and the largest batch."""
-    return batching.summed(self.division.sizes.values())
+    return batching.summarize_sizes(self.division.sizes.values())
 
   def leave(self, worker: int) -> None:
-    """Forgets the worker's scale."""
+    """Removes the worker and resets its scale."""
     self.division.leave(worker)
     self.scales[worker] = math.nan
 
   def join(self, worker: int) -> None:
-    """Gives the worker a part from the next barrier on."""
+    """Gives the worker a share from the next barrier on."""
     self.division.join(worker)
 
 
@@ -115,24 +120,24 @@ def make(
     curves: One for all workers, or one each; () for none.
     smoothing: With curves: weight of the newest iteration in a curve's scale,
       above 0, at most 1.
-    window: Without curves: supersteps that times are averaged over, at first.
-    step: Without curves: examples that a worker hands to another, at first.
-    threshold: Share of the time of a superstep that a change of sizes must
-      save, 0..1; without curves, that the last worker ends later than the
-      first.
+    window: Without curves: initial number of supersteps that are averaged.
+    step: Without curves: initial number of examples that move to another
+      worker.
+    threshold: With curves: share of a superstep's predicted time that a change
+      must save, 0..1.  Without: share of the slowest worker's time by which
+      another must be faster.
     least: Fewest examples of a worker, at least 1.
     most: The most that fit into memory: one number for all workers, or one
-      each; () for no bound.  A curve's own bound holds, too.
+      each; () for no bound.  A curve's own bound holds as well.
 
   Raises:
-    ValueError: If an argument is out of range, or if X does not fit.
+    ValueError: If an argument is out of range, or if the workers may not
+      compute X.
   """
-  scheme.check_fraction('threshold', threshold)
-  scheme.check_fraction('smoothing', smoothing)
-  if not smoothing:
-    raise ValueError('smoothing: expected more than 0, or scales never change.')
-  scheme.check_integer('window', window, at_least=1)
-  scheme.check_integer('step', step, at_least=1)
+  checks.check_fraction('threshold', threshold)
+  checks.check_share('smoothing', smoothing)
+  checks.check_integer('window', window, at_least=1)
+  checks.check_integer('step', step, at_least=1)
   division = divide(
     num_workers=num_workers, worker_batch=worker_batch, least=least, most=most
   )
@@ -143,7 +148,7 @@ def make(
       first_step=step,
       division=division,
     )
-  own = _each(curves, num_workers=num_workers, least=least)
+  own = _expand_curves(curves, num_workers=num_workers, least=least)
   bounds = [
     bound if curve.most is None else min(bound, curve.most)
     for bound, curve in zip(division.most, own, strict=True)
@@ -157,7 +162,7 @@ def make(
   )
 
 
-def _each(
+def _expand_curves(
   curves: Sequence[Curve], *, num_workers: int, least: int
 ) -> list[Curve]:
   """Returns one curve for each worker."""
@@ -168,5 +173,5 @@ def _each(
   for curve in curves:
     check_curve(curve)
     if curve.most is not None:
-      scheme.check_integer('most', curve.most, at_least=least)
+      checks.check_integer('most', curve.most, at_least=least)
   return list(curves) * (num_workers // len(curves))

@@ -42,8 +42,9 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from batching import batching
-from batching.batching import Done
+from batching.batching import Measurement
 from batching.independent import IndependentBatches
+from configs import checks
 from sync import scheme
 
 _MARGIN = 2.0  # Standard errors beyond the range of equal workers.
@@ -112,8 +113,8 @@ class R2spTuning(IndependentBatches):
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  barrier: ClassVar[bool] = False
-  changes: ClassVar[bool] = True
+  needs_barriers: ClassVar[bool] = False
+  is_adaptive: ClassVar[bool] = True
 
   window: int
   history: int
@@ -122,13 +123,14 @@ class R2spTuning(IndependentBatches):
   current: list[Sums]
   windows: list[list[Sums]]
 
-  def observe(self, done: Done) -> None:
+  def observe(self, measurement: Measurement) -> None:
     """Records an iteration, and tunes all batches when a window ends."""
-    batching.check_done(self.members, done)
-    batching.check_times(done)
-    self._count(done)
-    self.completed[done.worker] += 1
-    if self.completed[done.worker] >= self.window and self._all_completed():
+    batching.check_measurement(self.members, measurement)
+    batching.check_times(measurement)
+    self._count(measurement)
+    worker = measurement.worker
+    self.completed[worker] += 1
+    if self.completed[worker] >= self.window and self._all_completed():
       self._end_window()
 
   def leave(self, worker: int) -> None:
@@ -154,22 +156,22 @@ class R2spTuning(IndependentBatches):
     self.completed = [0] * len(self.completed)
     self.current = [Sums()] * len(self.current)
 
-  def _count(self, done: Done) -> None:
+  def _count(self, measurement: Measurement) -> None:
     """Adds an iteration to the sums of the current window."""
-    worker = done.worker
+    worker = measurement.worker
     if self.first[worker]:
       self.first[worker] = False
       return
     # Seconds that the iteration would have taken with the initial batch.
-    compute_s = done.compute_s * self.worker_batch / done.examples
-    busy_s = compute_s + done.transfer_s
+    compute_s = measurement.compute_s * self.worker_batch / measurement.examples
+    busy_s = compute_s + measurement.transfer_s
     iteration = Sums(
       iterations=1,
-      examples=done.examples,
-      compute_s=done.compute_s,
+      examples=measurement.examples,
+      compute_s=measurement.compute_s,
       busy_s=busy_s,
       busy_squares=busy_s * busy_s,
-      spare_s=done.waited_s + done.compute_s - compute_s,
+      spare_s=measurement.waited_s + measurement.compute_s - compute_s,
     )
     self.current[worker] = self.current[worker].plus(iteration)
 
@@ -257,14 +259,17 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  scheme.check_integer('worker_batch', worker_batch, at_least=1)
-  scheme.check_integer('window', window, at_least=3)
-  scheme.check_integer('history', history, at_least=1)
+  checks.check_integer('worker_batch', worker_batch, at_least=1)
+  checks.check_integer('window', window, at_least=3)
+  checks.check_integer('history', history, at_least=1)
+  bounds = batching.expand_bounds(
+    most, num_workers=num_workers, least=worker_batch
+  )
   return R2spTuning(
     worker_batch=worker_batch,
     window=window,
     history=history,
-    most=batching.caps(most, num_workers=num_workers, least=worker_batch),
+    most=bounds,
     members=scheme.make_members(num_workers),
     sizes=[worker_batch] * num_workers,
     completed=[0] * num_workers,

@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from batching import batching
-from batching.batching import Done
+from batching.batching import Measurement
 from batching.independent import IndependentBatches
+from configs import checks
 from sync import scheme
 
 
@@ -38,56 +39,56 @@ class R2spReleased(IndependentBatches):
       exceed, 0..1.
     speeds: Float [num_workers], examples per second over the last window, or
       over the first iteration before the first window ends; NaN before that.
-    seen: Iterations of the current window, by worker.
+    measurements: Iterations of the current window, by worker.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  barrier: ClassVar[bool] = False
-  changes: ClassVar[bool] = True
+  needs_barriers: ClassVar[bool] = False
+  is_adaptive: ClassVar[bool] = True
 
   window: int
   recent: int
   threshold: float
   speeds: list[float]
-  seen: list[list[Done]]
+  measurements: list[list[Measurement]]
 
-  def observe(self, done: Done) -> None:
+  def observe(self, measurement: Measurement) -> None:
     """Records an iteration, and tunes the batch when a window ends."""
-    batching.check_done(self.members, done)
-    batching.check_times(done)
-    worker = done.worker
-    seen = self.seen[worker]
-    seen.append(done)
-    full = len(seen) == self.window
-    if full or math.isnan(self.speeds[worker]):
-      computed_s = math.fsum(each.compute_s for each in seen)
-      self.speeds[worker] = sum(each.examples for each in seen) / computed_s
-    if full:
-      self._tune(worker, seen)
-      self.seen[worker] = []
+    batching.check_measurement(self.members, measurement)
+    batching.check_times(measurement)
+    worker = measurement.worker
+    window = self.measurements[worker]
+    window.append(measurement)
+    is_full = len(window) == self.window
+    if is_full or math.isnan(self.speeds[worker]):
+      compute_s = math.fsum(each.compute_s for each in window)
+      self.speeds[worker] = sum(each.examples for each in window) / compute_s
+    if is_full:
+      self._tune(worker, window)
+      self.measurements[worker] = []
 
   def leave(self, worker: int) -> None:
     """Removes the worker, and resets its batch and measurements."""
     self.members.leave(worker)
     self.sizes[worker] = self.worker_batch
     self.speeds[worker] = math.nan
-    self.seen[worker] = []
+    self.measurements[worker] = []
 
   def join(self, worker: int) -> None:
     """Adds the worker, which starts with the initial batch."""
     self.members.join(worker)
 
-  def _tune(self, worker: int, seen: Sequence[Done]) -> None:
-    """Enlarges the worker's batch by what it could compute while it waits.
+  def _tune(self, worker: int, window: Sequence[Measurement]) -> None:
+    """Adds the examples that the worker could compute while it waits.
 
     The batch stays if the mean waiting time is below the threshold, or if the
     worker is the slowest one.
     """
-    waits = [done.waited_s for done in seen[-self.recent :]]
+    waits = [each.waited_s for each in window[-self.recent :]]
     waited_s = math.fsum(waits) / len(waits)
-    busy_s = math.fsum(done.compute_s + done.transfer_s for done in seen)
-    if waited_s <= self.threshold * busy_s / len(seen):
+    busy_s = math.fsum(each.compute_s + each.transfer_s for each in window)
+    if waited_s <= self.threshold * busy_s / len(window):
       return
     known = [(v, w) for w, v in enumerate(self.speeds) if not math.isnan(v)]
     if worker != min(known)[1]:
@@ -120,18 +121,21 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  scheme.check_integer('worker_batch', worker_batch, at_least=1)
-  scheme.check_integer('recent', recent, at_least=1)
-  scheme.check_integer('window', window, at_least=recent)
-  scheme.check_fraction('threshold', threshold)
+  checks.check_integer('worker_batch', worker_batch, at_least=1)
+  checks.check_integer('recent', recent, at_least=1)
+  checks.check_integer('window', window, at_least=recent)
+  checks.check_fraction('threshold', threshold)
+  bounds = batching.expand_bounds(
+    most, num_workers=num_workers, least=worker_batch
+  )
   return R2spReleased(
     worker_batch=worker_batch,
     window=window,
     recent=recent,
     threshold=threshold,
-    most=batching.caps(most, num_workers=num_workers, least=worker_batch),
+    most=bounds,
     members=scheme.make_members(num_workers),
     sizes=[worker_batch] * num_workers,
     speeds=[math.nan] * num_workers,
-    seen=[[] for _ in range(num_workers)],
+    measurements=[[] for _ in range(num_workers)],
   )

@@ -1,16 +1,15 @@
-"""The rule of leader and straggler: equal times without a model of them.
+"""The leader and straggler rule: equal times by trial, without a model of them.
 
-Times are averaged over a window of supersteps, to see through noise; then the
-straggler, the last to end, hands a step of examples to the leader, the first
-that may take more.  When the two change places the step was too long: it is
-halved and, as differences are smaller now, the window doubled.  Chen et al.,
-'Semi-Dynamic Load Balancing', SoCC 2020.
+Times are averaged over a window of supersteps, which suppresses noise.  Then a
+step of examples moves from the straggler, the last worker to finish, to the
+leader, the first worker that may take more.  If the two change places the step
+was too long: it is halved and, as differences are smaller now, the window is
+doubled.  Chen et al., 'Semi-Dynamic Load Balancing', SoCC 2020.
 
-A window that only grows would be deaf to later changes, so there is a way back,
-which is ours.  Just before and after the two changed places, their distance was
-the sum of what a step moved; from then on shorter steps keep all distances
-below that.  A longer one shows that speeds have changed: step and window start
-anew.
+A window that only grows would miss later changes of speed.  This project adds a
+reset: the gaps just before and just after the change of places add up to the
+largest gap that steps explain, as shorter steps keep all gaps below it.  A
+longer gap shows that speeds have changed, and step and window are reset.
 """
 
 import dataclasses
@@ -19,32 +18,32 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from batching import allocation, batching
-from batching.batching import Done
+from batching.batching import Measurement
 from batching.division import Division
 
 
 @dataclasses.dataclass
 class Windowed:
-  """State of the rule.
+  """State of the leader and straggler rule.
 
   Attributes:
-    threshold: Share of the straggler's time up to which it is left alone.
-    first_window: `window` to start with.
-    first_step: `step` to start with.
-    division: How X is divided.
-    window: Supersteps until the next decision is made, from the last one.
-    step: Examples to hand over.
-    supersteps: Since the last decision.
+    threshold: Share of the straggler's time up to which a gap is ignored.
+    first_window: Initial value of `window`.
+    first_step: Initial value of `step`.
+    division: Division of the global batch among the workers.
+    window: Number of supersteps from one decision to the next.
+    step: Number of examples that a decision moves.
+    supersteps: Number of supersteps since the last decision.
     spent: By worker, its iterations since then and their seconds.
-    handed: Straggler and leader of the last step.
+    last_pair: Straggler and leader of the last step; None after a reset.
     gap_s: Seconds between these two before it.
-    reach_s: Largest distance that steps explain, seconds.
+    reach_s: Largest gap that steps explain, seconds.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  barrier: ClassVar[bool] = True
-  changes: ClassVar[bool] = True
+  needs_barriers: ClassVar[bool] = True
+  is_adaptive: ClassVar[bool] = True
 
   threshold: float
   first_window: int
@@ -54,25 +53,25 @@ class Windowed:
   step: int = 0
   supersteps: int = 0
   spent: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)
-  handed: tuple[int, int] | None = None
+  last_pair: tuple[int, int] | None = None
   gap_s: float = 0.0
   reach_s: float = math.inf
 
   @property
-  def largest(self) -> int:
-    """The most examples that are ever assigned."""
+  def max_batch(self) -> int:
+    """Upper bound of all batches, examples."""
     return max(self.division.most)
 
-  def observe(self, done: Done) -> None:
-    """Counts an iteration in."""
-    batching.check_done(self.division.members, done)
-    count, seconds = self.spent.get(done.worker, (0, 0.0))
-    self.spent[done.worker] = count + 1, seconds + done.compute_s
+  def observe(self, measurement: Measurement) -> None:
+    """Records an iteration."""
+    batching.check_measurement(self.division.members, measurement)
+    count, seconds = self.spent.get(measurement.worker, (0, 0.0))
+    self.spent[measurement.worker] = count + 1, seconds + measurement.compute_s
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns the last sizes, or at the end of a window a step from there."""
-    workers = self.division.living(workers)
-    if not self.division.is_for(workers):
+    """Returns the current batches, after a step at the end of a window."""
+    workers = self.division.sort_living(workers)
+    if not self.division.is_among(workers):
       self._divide(workers)
     elif self.spent:
       self.supersteps += 1
@@ -82,21 +81,21 @@ class Windowed:
 
   def report(self) -> dict[str, float]:
     """Returns the sum, the least and the largest batch."""
-    return batching.summed(self.division.sizes.values())
+    return batching.summarize_sizes(self.division.sizes.values())
 
   def leave(self, worker: int) -> None:
-    """Leaves the worker's part to the others, from the next barrier on."""
+    """Gives the worker's share to the others, from the next barrier on."""
     self.division.leave(worker)
 
   def join(self, worker: int) -> None:
-    """Gives the worker a part, from the next barrier on."""
+    """Gives the worker a share, from the next barrier on."""
     self.division.join(worker)
 
   def _divide(self, workers: Sequence[int]) -> None:
-    """Divides X among other workers than before, in the same proportions."""
+    """Divides X among a new set of workers, in the proportions of before."""
     before = self.division.sizes
     mean = sum(before.values()) / len(before) if before else 1
-    total, most = self.division.room(workers)
+    total, most = self.division.bounds(workers)
     sizes = allocation.proportional(
       total,
       [before.get(worker, mean) for worker in workers],
@@ -105,13 +104,13 @@ class Windowed:
     )
     self.division.sizes = dict(zip(workers, sizes, strict=True))
     self.division.changed = False
-    self._begin()
-    self._clear()
+    self._reset_step()
+    self._begin_window()
 
   def _decide(self) -> None:
-    """Lets the straggler hand examples to the leader if that may pay."""
+    """Moves examples from the straggler to the leader if the gap is large."""
     times = {w: total / count for w, (count, total) in self.spent.items()}
-    self._clear()
+    self._begin_window()
     sizes, division = self.division.sizes, self.division
     leaders = [w for w in times if sizes[w] < division.most[w]]
     stragglers = [w for w in times if sizes[w] > division.least]
@@ -123,22 +122,22 @@ class Windowed:
     if gap_s <= self.threshold * times[straggler]:
       return
     if gap_s > self.reach_s:
-      self._begin()
-    elif self.handed == (leader, straggler):
+      self._reset_step()
+    elif self.last_pair == (leader, straggler):
       self.step = max(self.step // 2, 1)
       self.window *= 2
       self.reach_s = gap_s + self.gap_s
-    self.handed, self.gap_s = (straggler, leader), gap_s
-    room = division.most[leader] - sizes[leader]
-    count = min(self.step, room, sizes[straggler] - division.least)
+    self.last_pair, self.gap_s = (straggler, leader), gap_s
+    free = division.most[leader] - sizes[leader]
+    count = min(self.step, free, sizes[straggler] - division.least)
     sizes[leader] += count
     sizes[straggler] -= count
 
-  def _begin(self) -> None:
-    """Forgets what was found out about step and window."""
+  def _reset_step(self) -> None:
+    """Sets step and window to their initial values."""
     self.window, self.step = self.first_window, self.first_step
-    self.handed, self.reach_s = None, math.inf
+    self.last_pair, self.reach_s = None, math.inf
 
-  def _clear(self) -> None:
-    """Begins a window."""
+  def _begin_window(self) -> None:
+    """Begins a window without measurements."""
     self.supersteps, self.spent = 0, {}

@@ -1,4 +1,4 @@
-"""What must hold of any run on real hosts, whatever happened in it."""
+"""Invariants of all runs on real hosts, also of runs with faults."""
 
 import pathlib
 from collections import Counter
@@ -11,12 +11,12 @@ from tools.reading import records
 
 
 class Check(NamedTuple):
-  """Something that must hold.
+  """Result of the check of an invariant.
 
   Attributes:
-    name: What it is.
-    holds: Whether it does.
-    detail: What was found.
+    name: The invariant.
+    holds: True if it holds.
+    detail: Measured values.
   """
 
   name: str
@@ -25,10 +25,10 @@ class Check(NamedTuple):
 
 
 def accounts(path: pathlib.Path) -> Iterator[Check]:
-  """Yields what must hold of any run on this machine, however it went.
+  """Yields the checks of examples, events and processes of a run.
 
   Args:
-    path: Its folder.
+    path: Folder of the run.
   """
   summary, events = records.read_summary(path), list(records.read_events(path))
   pushed = sum(e['examples'] for e in events if e['event'] == 'push')
@@ -39,11 +39,11 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
     f'{pushed} pushed, {summary["examples"]} applied, '
     f'{summary["examples_pending"]} pending',
   )
-  held = sum(stop - start for start, stop in summary['outstanding'])
+  outstanding = sum(stop - start for start, stop in summary['outstanding'])
   yield Check(
     'issued examples are pushed or outstanding',
-    summary['issued'] == pushed + held,
-    f'{summary["issued"]} issued, {held} outstanding',
+    summary['issued'] == pushed + outstanding,
+    f'{summary["issued"]} issued, {outstanding} outstanding',
   )
   lost = [(row['worker'], row['iteration']) for row in summary['lost']]
   yield Check(
@@ -52,20 +52,20 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
     f'{len(lost)}, in summary.json',
   )
   same = [recorded == replayed for recorded, replayed in replay.pairs(path)]
-  detail = f'{sum(same)} of {len(same)} verdicts are the same'
+  detail = f'{sum(same)} of {len(same)} decisions are the same'
   yield Check('events replay', all(same), detail)
   left = _left(path)
   yield Check('no process is left', not left, f'{left}')
 
 
-def kept(path: pathlib.Path) -> Iterator[Check]:
-  """Yields what must hold of what a run on real hosts has kept.
+def check_parameters(path: pathlib.Path) -> Iterator[Check]:
+  """Yields the checks of parameters and checkpoints of a run.
 
   Args:
-    path: Its folder.
+    path: Folder of the run.
   """
   apart = recompute.difference(path)
-  name = 'parameters are the same when computed again'
+  name = 'recomputed parameters are the same'
   yield Check(name, apart == 0, f'they differ by {apart:.3g} at most')
   parts = {
     part.name: sorted(step.name for step in part.iterdir())
@@ -81,15 +81,15 @@ def lost_of(
   """Returns the iterations that workers were in when they left, in order.
 
   Args:
-    events: Of a run.
-    examples: That it has applied in the end: who is released then does not
-      begin, also if the run is started again.
+    events: Events of a run.
+    examples: Examples applied at the end, after which a released worker does
+      not start an iteration, even if the run is restarted.
   """
   iteration, running, lost = Counter(), set(), []
   pending, applied = Counter(), 0
   for event in events:
     worker = event.get('worker')
-    if event['event'] == 'start':  # Again, from a checkpoint.
+    if event['event'] == 'start':  # A restart from a checkpoint.
       lost += [(one, iteration[one] - 1) for one in sorted(running)]
       running.clear()
     if event['event'] == 'leave' and worker in running:
@@ -108,7 +108,7 @@ def lost_of(
 
 
 def _left(workdir: pathlib.Path) -> list[int]:
-  """Returns the processes that have the folder in their command line."""
+  """Returns the ids of processes with the folder in their command line."""
   every = (path.name for path in pathlib.Path('/proc').iterdir())
   numbers = [int(name) for name in every if name.isdecimal()]
   return [n for n in numbers if f'{workdir} ' in f'{command_line(n)} ']

@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> None:
     )
   sizes = [round(float(size) * 1e6) for size in given.sizes.split(',')]
   settings = {'chunk_bytes': given.chunk_bytes}
-  peers.said(parser, given.peers)
+  peers.require_torch(parser, given.peers)
   packing.show(given.dtype, max(sizes), given.chunk_bytes, given.rounds)
   for name in given.cases.split(','):
     print_case(
@@ -126,13 +126,13 @@ def print_case(
   """Prints what a case takes.
 
   Args:
-    name: Of the case.
-    case: Its links.
+    name: Name of the case.
+    case: Links of the case.
     chosen: Names of schemes.
     sizes: Bytes of pools; schemes to compare with have the first one alone.
-    rounds: Of which the median is taken.
-    settings: Of the executors.
-    dtype: What travels.
+    rounds: Number of measurements, of which the median is taken.
+    settings: Settings of the executors.
+    dtype: Dtype of messages.
     python: An interpreter that has torch, for what is beside it.
   """
   cluster = case.cluster
@@ -146,7 +146,7 @@ def print_case(
     each: planned(
       make(cluster, best)
       if (make := _SCHEMES.get(each))
-      else forest.forest(cluster, round(size / _PLANNED))
+      else forest.build_forest(cluster, round(size / _PLANNED))
     )
     for each, size in jobs
     if each != _PSUM

@@ -32,7 +32,7 @@ import numpy as np
 
 import train
 from batching import allocation, fixed, lb_bsp
-from batching.batching import Batching, Done
+from batching.batching import Batching, Measurement
 from bench import clusters, made, predict
 from cluster.speed import speed as speeds
 from configs import default
@@ -156,9 +156,9 @@ def pace(batching: Batching, speed: speeds.Speed, supersteps: int) -> float:
   """Returns the examples per second of bulk-synchronous supersteps.
 
   Args:
-    batching: Assigns; it is told of each superstep and keeps what it learns.
-    speed: How long workers compute; transfers take no time.
-    supersteps: How many.
+    batching: Batching, which observes each superstep.
+    speed: Compute times of workers; transfers take no time.
+    supersteps: Number of supersteps.
   """
   workers = range(speed.model.num_workers)
   time, examples = 0.0, 0
@@ -169,7 +169,7 @@ def pace(batching: Batching, speed: speeds.Speed, supersteps: int) -> float:
     examples += sum(sizes.values())
     for worker in workers:
       batching.observe(
-        Done(
+        Measurement(
           worker=worker,
           time=time,
           compute_s=took[worker],
@@ -184,15 +184,15 @@ def pace(batching: Batching, speed: speeds.Speed, supersteps: int) -> float:
 
 @dataclasses.dataclass
 class _Oracle:
-  """Knows the speeds of the iterations that it assigns."""
+  """Batching with the true speeds of the next iterations."""
 
   speed: speeds.Speed
   total: int
   iteration: int = 0
-  barrier: ClassVar[bool] = True
+  needs_barriers: ClassVar[bool] = True
 
-  def observe(self, done: Done) -> None:
-    del done
+  def observe(self, measurement: Measurement) -> None:
+    del measurement
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
     next_speeds = [

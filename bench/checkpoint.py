@@ -1,4 +1,4 @@
-"""What checkpoints cost, and how soon a run that was killed goes on.
+"""Measures the cost of checkpoints, and the time to resume a killed run.
 
   python -m bench.checkpoint [--pairs=3] [--epochs=6]
 

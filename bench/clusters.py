@@ -29,13 +29,13 @@ def command(
   Args:
     workdir: Folder of the run.
     config: Path of its config.
-    fields: What differs from it, by dotted name.
-    workers: How many; each has a host of its own.
-    servers: How many.
-    dedicated: Whether they have hosts of their own, too.
+    fields: Changed fields, by dotted name.
+    workers: Number of workers; each has a host of its own.
+    servers: Number of servers.
+    dedicated: True if servers have hosts of their own, too.
     link: Rate of all links of a lab, such as '200mbit'; '' for no lab.
     options: Flags of tools.lab.
-    restarts: How often all may be started again.
+    restarts: Most restarts of all processes.
   """
   python = [sys.executable, '-m']
   words = [*python, 'tools.launch', f'--workers={workers}']
@@ -69,8 +69,8 @@ def finish(
   """Waits until a command has ended well.
 
   Args:
-    process: From `start`.
-    log: Its output.
+    process: Process of `start`.
+    log: File of its output.
     limit_s: Seconds after which it is ended.
 
   Raises:
@@ -102,7 +102,7 @@ def run(workdir: pathlib.Path, *given: Any, **fields: Any) -> pathlib.Path:
   """Makes a run and returns its folder.
 
   Args:
-    workdir: Of the run, a new folder; its output goes to a file beside it.
+    workdir: New folder of the run; its output goes to a file beside it.
     *given: Of `command`.
     **fields: Of `command`.
 

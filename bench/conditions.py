@@ -158,7 +158,9 @@ def iteration_s(path: pathlib.Path, condition: Condition) -> float:
     condition: Kind of run.
   """
   if condition.servers:
-    times = [e['time'] for e in records.read_events(path) if e['event'] == 'push']
+    times = [
+      e['time'] for e in records.read_events(path) if e['event'] == 'push'
+    ]
     each = condition.workers
   else:
     rows = map(json.loads, (path / 'metrics.jsonl').read_text().splitlines())

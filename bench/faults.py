@@ -1,4 +1,4 @@
-"""What every kind of fault does in every phase: python -m bench.faults.
+"""Injects every kind of fault in every phase: python -m bench.faults.
 
   python -m bench.faults [--runs=bsp,pipelined,ssp,elastic,r2sp,servers,
     ring,forest,native] [--out=DIR]
@@ -6,11 +6,11 @@
 Needs root, for links that are cut: hosts of a lab, six workers and a dedicated
 server.  In each run five of the workers die, hang, are slow and lose their
 links for 5 and 30 s (config.cluster.faults), in every phase of an iteration, at
-the start of a life and at the end of the run, and pushes are corrupt;
-checkpoints are saved and evaluations made all the time.  In the run `servers`,
-of ElasticBSP, the coordinator and another server are in trouble in the middle of
-checkpoints and evaluations.  In `ring` and `forest` there is no server, and
-phases are of the sum: chunks that workers send each other.  In `native` nobody
+the start of a session and at the end of the run, and send corrupt pushes;
+checkpoints and evaluations run all the time.  In the run `servers`, of
+ElasticBSP, the coordinator and another server have faults during checkpoints
+and evaluations.  In `ring` and `forest` there is no server, and phases are
+those of the allreduce: chunks that workers send each other.  In `native` nobody
 survives another's death: all begin again from the newest checkpoint, so that it
 has fewer faults, and limits of its own: 3 timeouts to notice, as elsewhere, and
 then as long as the first start of all took, which had everything to compile;
@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bench import clusters
-from bench.accounts import Check, accounts, kept
+from bench.accounts import Check, accounts, check_parameters
 from bench.launched import Launched
 from cluster.process.faults import SLOWER
 from tools.reading import records
@@ -107,10 +107,10 @@ class Pause(NamedTuple):
   """A time without a push, where all begin again.
 
   Attributes:
-    seconds: How long it was.
-    faults: What happened in it.
-    starts: How often all have been started.
-    cut_s: For how long links were cut.
+    seconds: Length of the run.
+    faults: Faults of the run.
+    starts: Number of starts of all processes.
+    cut_s: Seconds of cut links.
   """
 
   seconds: float
@@ -183,7 +183,7 @@ def _entries_of_native() -> list[_Entry]:
 
 
 def _entries_of_servers() -> list[_Entry]:
-  """Returns faults of each kind while servers save and the coordinator evaluates."""
+  """Returns faults of each kind during checkpoints and evaluations."""
   return [
     (f'server:{server}', number + server, kind, phase)
     for phase, numbers in _SERVED.items()
@@ -363,7 +363,7 @@ def _judged(
   yield Check('goes on', still_s <= limit_s, detail)
   yield from accounts(path)
   if not reduced:  # Replicas compare what they have by themselves.
-    yield from kept(path)
+    yield from check_parameters(path)
 
 
 if __name__ == '__main__':

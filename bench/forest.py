@@ -1,4 +1,4 @@
-"""How fast packed forests are beside other schemes, and how soon packed.
+"""Compares rates of packed forests with other schemes, and times packing.
 
   python -m bench.forest [--parts=speedups,spread,times,trees,chunks]
     [--topologies=FOLDER]
@@ -29,8 +29,8 @@ from bench.clusters import table
 from topology.algorithms import stopping
 from topology.baselines import schemes
 from topology.clusters import randomized
+from topology.clusters.builders import build_cluster
 from topology.clusters.cluster import Cluster
-from topology.clusters.named import named
 from topology.forests import timing, trees
 from topology.packing import exact, thinning
 
@@ -97,7 +97,7 @@ def ratios(cluster: Cluster, best: trees.Forest) -> dict[str, float | None]:
 
   None for a hierarchy where all workers are in one group.
   """
-  found = schemes.all_of(cluster, best)
+  found = schemes.build_all(cluster, best)
   return {
     name: float(best.rate_Bps / found[name].rate_Bps) if name in found else None
     for name in _BASELINES
@@ -187,7 +187,7 @@ def print_times() -> None:
   )
   for specs, gap, collectives in topologies.TIMES:
     for spec, collective in itertools.product(specs, collectives):
-      cluster = named(spec)
+      cluster = build_cluster(spec)
       start_s, start_cpu_s = time.perf_counter(), time.process_time()
       best = topology.pack(cluster, collective=collective, gap=gap)
       cpu_s = time.process_time() - start_cpu_s
@@ -208,7 +208,7 @@ def print_thinned(given: Sequence[topologies.Topology] = ()) -> None:
   the exact way takes seconds.
   """
   known = {name: cluster for name, cluster, _ in given}
-  known |= {name: named(name) for name in topologies.exact()}
+  known |= {name: build_cluster(name) for name in topologies.exact()}
   rows = [('allreduce', 'workers', 'trees', 'depth', 's', 'thinning s')]
   for name, cluster in known.items():
     if len(cluster.workers) * len(cluster.links) > _THINNED:
@@ -234,7 +234,7 @@ def print_few() -> None:
   """Prints the share of the optimal rate that a few trees reach."""
   few = [('cluster', 'trees', *(f'{most}' for most in _FEW))]
   for spec in topologies.FEW_OF:
-    cluster = named(spec)
+    cluster = build_cluster(spec)
     best = topology.pack(cluster)
     found = [topology.pack(cluster, max_trees=most) for most in _FEW]
     parts = [f'{float(f.rate_Bps / best.rate_Bps):.3f}' for f in found]
@@ -250,7 +250,7 @@ def print_phases() -> None:
   """Prints what overlapping the ways up and down gains."""
   rows = [('cluster', 'best shares', 'equal shards')]
   for spec in topologies.PHASES_OF:
-    cluster = named(spec)
+    cluster = build_cluster(spec)
     best = topology.pack(cluster)
     phases = topology.pack(cluster, overlap=False)
     shards = schemes.equal_shards(cluster, best)
@@ -267,7 +267,7 @@ def print_phases() -> None:
 
 def print_chunks() -> None:
   """Prints how long sizes take with latency, in the best chunks."""
-  cluster = named(_BOXES)
+  cluster = build_cluster(_BOXES)
   best = topology.pack(cluster)
   compared = {
     'forest': best,
@@ -298,7 +298,7 @@ def print_chunks() -> None:
 
 
 def _unequal(spec: str, ratio: int, seed: int) -> dict[str, float | None]:
-  cluster = randomized.spread(named(spec), ratio, seed)
+  cluster = randomized.spread(build_cluster(spec), ratio, seed)
   return ratios(cluster, topology.pack(cluster))
 
 

@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.error(f'expected forest or some of {_ROUTES}, got {routes}')
   if {*given.rungs.split(',')} - {*_RUNGS}:
     parser.error(f'expected rungs of {[*_RUNGS]}, got {given.rungs}')
-  peers.said(parser, given.peers)
+  peers.require_torch(parser, given.peers)
   out = pathlib.Path(given.out or tempfile.mkdtemp())
   print(f'runs are in {out}', flush=True)
   size_bytes = round(given.megabytes * 1e6) // 4 * 4
@@ -143,9 +143,9 @@ def print_ladder(
 
   Args:
     out: Folder of all runs.
-    route: Of all of them.
+    route: Route of all rungs.
     given: The flags.
-    size_bytes: Of the gradient, in float32.
+    size_bytes: Bytes of the gradient in float32.
   """
   profile = out / 'layers.json'
   out.mkdir(parents=True, exist_ok=True)
@@ -281,7 +281,7 @@ def print_codec(size_bytes: int) -> None:
   """Prints what wires cost a processor.
 
   Args:
-    size_bytes: Of the gradient, in float32.
+    size_bytes: Bytes of the gradient in float32.
   """
   size = size_bytes // 4
   rng = np.random.default_rng(0)

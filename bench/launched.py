@@ -10,26 +10,26 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-_YOUNG_S = 5.5  # The launcher counts lives of less than 5 s,
+_YOUNG_S = 5.5  # The launcher counts processes that end within 5 s,
 _SPARED = 3  # and gives up after 5 of them in a row.
-_PUSH = b'"told":"push"'  # In events.jsonl.
+_PUSH = b'"event":"push"'  # In rows of events.jsonl.
 _LISTEN = '0A'  # State in /proc/net/tcp.
 _ADDRESS = re.compile(r'--coordinator=\S+?:(\d+)')
-# A process that is older, with a run that has had so many pushes since, has
-# compiled everything and knows all others.
+# An older process, after this number of pushes of the run, has compiled all
+# programs and is connected to all others.
 _SETTLED_S, _PUSHES = 15.0, 100
 _PAGE_MIB = os.sysconf('SC_PAGE_SIZE') / 2**20
 
 
 class Lines:
-  """The lines of a file that grows, and is cut where a run goes on again."""
+  """Reader of a growing file, which a resumed run truncates."""
 
   def __init__(self, path: pathlib.Path):
     self._path = path
     self._read = 0
 
   def more(self) -> list[bytes]:
-    """Returns the whole lines that are new."""
+    """Returns the new complete lines."""
     if not self._path.exists():
       return []
     self._read = min(self._read, self._path.stat().st_size)
@@ -42,20 +42,20 @@ class Lines:
 
 
 class Launched:
-  """The processes of a run, as launch.jsonl tells of them.
+  """Processes of a run, according to its launch.jsonl.
 
   Attributes:
-    living: By role, the number of the process and the Unix time of its start.
-    starts: How many there were.
+    living: Process id and Unix time of the start of each live process, by role.
+    starts: Number of starts.
     deaths: Ends with another code than 0.
-    ports: That were to be listened on.
-    pushes: Of the run so far, with those that were lost again.
-    grown: By role, what a process has come to have more than when it had begun
-      to work, at most: MiB and open files.
+    ports: Ports of coordinators.
+    pushes: Pushes of the run so far, also of those that were lost.
+    grown: Largest growth of a process since its first work, MiB and open files,
+      by role.
   """
 
   def __init__(self, workdir: pathlib.Path):
-    """Knows of no process yet."""
+    """Initializes the object without processes."""
     self.living: dict[str, tuple[int, float]] = {}
     self.starts = self.deaths = 0
     self.ports: set[int] = set()
@@ -68,7 +68,7 @@ class Launched:
     self._short: Counter[str] = Counter()
 
   def look(self) -> None:
-    """Reads what has been written since."""
+    """Reads the new lines of the run's files."""
     for line in self._launch.more():
       self._take(json.loads(line))
     self.pushes += sum(_PUSH in line for line in self._events.more())
@@ -76,7 +76,7 @@ class Launched:
       self.ports |= set(map(int, _ADDRESS.findall(command_line(pid))))
 
   def measure(self) -> None:
-    """Looks at what the living have of the machine."""
+    """Measures memory and open files of the live processes."""
     now = time.time()
     for role, (pid, start) in self.living.items():
       has = _has(pid)

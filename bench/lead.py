@@ -1,4 +1,4 @@
-"""Measures the load that one coordinator (lead) sustains.
+"""Measures the load that one coordinator sustains.
 
   python -m bench.lead [--pushes=10000]
   python -m bench.lead --processes=64 [--supersteps=100] [--schemes=bsp,elastic]
@@ -35,6 +35,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import train
+from cluster.membership import rendezvous
 from cluster.network.streams import Security, Stream, TransportError, connect
 from cluster.process import roles
 from configs import default
@@ -99,15 +100,15 @@ def _row(workers: int, servers: int, pushes: int) -> dict[str, float]:
       'servers': servers,
       'pushes': pushes,
       'workdir': f'{folder}/run',
-      'lead': f'127.0.0.1:{roles.free_ports(1)[0]}',
+      'coordinator': f'127.0.0.1:{roles.free_ports(1)[0]}',
     }
-    lead = stack.enter_context(_started(run, role='server:0'))
+    measured = stack.enter_context(_started(run, role='server:0'))
     for index in range(1, servers):
       stack.enter_context(_started(run, role=f'server:{index}'))
     for index in range(_CLIENTS):
       stack.enter_context(_started(run, client=index))
-    told, _ = lead.communicate(timeout=_START_S)
-    return json.loads(told.splitlines()[-1])
+    output, _ = measured.communicate(timeout=_START_S)
+    return json.loads(output.splitlines()[-1])
 
 
 @contextlib.contextmanager
@@ -128,16 +129,16 @@ def _take_part(
   servers: int,
   pushes: int,
   workdir: str,
-  lead: str,
+  coordinator: str,
   role: str = '',
   client: int = 0,
 ) -> None:
   """Runs one process of a run: a server, or some scripted workers."""
   config = _config(workers, servers, pushes)
   if not role:
-    _drive(range(client, workers, _CLIENTS), lead, workdir)
+    _drive(range(client, workers, _CLIENTS), coordinator, workdir)
     return
-  process = {'role': role, 'lead': lead}
+  process = {'role': role, 'coordinator': coordinator}
   run = train.build(config, workdir=workdir, process=process)
   if role != 'server:0':
     run()
@@ -145,8 +146,8 @@ def _take_part(
   run.runtime = measured = _Measured(run.runtime)
   summary = run()
   peak_MiB = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-  told = {'pushes': summary['iterations'], 'peak_MiB': peak_MiB}
-  print(json.dumps(told | measured.used()))
+  row = {'pushes': summary['iterations'], 'peak_MiB': peak_MiB}
+  print(json.dumps(row | measured.used()))
 
 
 class _Measured:
@@ -210,28 +211,30 @@ def _last(config: ConfigDict, iterations: int) -> None:
   config.epochs = config.eval_every = 1.0
 
 
-def _drive(indices: range, lead: str, workdir: str) -> None:
+def _drive(indices: range, coordinator: str, workdir: str) -> None:
   """Runs the scripted workers of these indices until the run ends."""
   path = pathlib.Path(workdir) / 'manifest.json'
   deadline = time.monotonic() + _START_S
   while not path.exists() and time.monotonic() < deadline:
     time.sleep(0.05)
   print_of = fingerprint(json.loads(path.read_text()))
+  token = (pathlib.Path(workdir) / rendezvous.TOKEN).read_text().strip()
+  security = Security(token=token)
   controls, process = [], secrets.token_hex(16)
   for index in indices:
     hello = {'worker': index, 'process': process, 'fingerprint': print_of}
-    controls.append(connect(lead, hello, Security(), _START_S))
-    work = threading.Thread(target=_work, args=(index, controls[-1]))
+    controls.append(connect(coordinator, hello, security, _START_S))
+    work = threading.Thread(target=_work, args=(index, controls[-1], security))
     work.start()
   _beat(controls)
 
 
-def _work(index: int, control: Stream) -> None:
+def _work(index: int, control: Stream, security: Security) -> None:
   with contextlib.suppress(TransportError):
     life = control.receive().header['life']
     servers = control.receive().header['servers']
     key = {'worker': index, 'life': life}
-    streams = [connect(each, key, Security(), _START_S) for each in servers]
+    streams = [connect(each, key, security, _START_S) for each in servers]
     for stream in streams:
       stream.receive()
     threading.Thread(target=_heed, args=(control,), daemon=True).start()
@@ -345,10 +348,10 @@ def _memory_once(
     if row['event'] == 'start':
       pids[row['role']] = row['pid']
   of = {role: _memory_MiB(pid) for role, pid in pids.items()}
-  lead = of.pop('worker:0')
+  coordinator = of.pop('worker:0')
   mean = np.mean(list(of.values()), axis=0)
   return {
-    'lead': f'{lead[0]:.0f}, {lead[1]:.0f}',
+    'lead': f'{coordinator[0]:.0f}, {coordinator[1]:.0f}',
     'worker': f'{mean[0]:.0f}, {mean[1]:.0f}',
   }
 

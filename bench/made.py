@@ -26,7 +26,7 @@ def make(kind: str, *, seed: int, steps: int = 600, workers: int = 4) -> Made:
 
   Args:
     kind: One of `DESIGN` or `HELD_OUT`.
-    seed: Of the draws.
+    seed: Seed of the random numbers.
     steps: Iterations.
     workers: Workers, whose draws differ.
 
@@ -47,7 +47,7 @@ def make(kind: str, *, seed: int, steps: int = 600, workers: int = 4) -> Made:
 
 @dataclasses.dataclass(frozen=True)
 class _Draws:
-  """What the processes are made of, for all times [T, 1] and workers."""
+  """Random numbers of the processes, for all times [T, 1] and workers."""
 
   random: np.random.Generator
   times: np.ndarray

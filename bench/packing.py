@@ -1,4 +1,4 @@
-"""What sums cost an executor in memory, without a network; see bench.allreduce.
+"""Measures sums of an executor in memory, without a network.
 
 Two workers of a ring, one after the other, in this thread: each packs the half
 of the pool that it sends, if that travels rounded; adds the other half to its
@@ -32,10 +32,10 @@ def show(dtype: str, size: int, chunk_bytes: int, rounds: int) -> None:
   """Prints what the executors of two workers do, in ms of one of them.
 
   Args:
-    dtype: What travels.
+    dtype: Dtype of messages.
     size: Bytes of the pool.
-    chunk_bytes: Of what one message carries.
-    rounds: Of which the median is taken.
+    chunk_bytes: Bytes of a message.
+    rounds: Number of measurements, of which the median is taken.
   """
   rows = [('ms per worker', 'packing', 'adding', 'taking over')]
   for each in dict.fromkeys(('float32', dtype)):

@@ -1,4 +1,4 @@
-"""How well the next speeds are predicted, and what it costs.
+"""Measures the errors and the cost of predictions of speeds.
 
   python -m bench.predict [--data=DIR] [--trace=FILE]
 
@@ -40,7 +40,7 @@ _LEARNT = 0.7
 
 
 class Trace(NamedTuple):
-  """What was measured of each worker, by iteration.
+  """Measurements of each worker, by iteration.
 
   Attributes:
     values: Float64 [T, n], speeds or times; NaN after a worker's last.
@@ -112,9 +112,9 @@ def walk(
   """Returns what is predicted of each value from those before: [T, n].
 
   Args:
-    predictor: Is told the trace.
-    trace: What was measured.
-    asked: Returns what a predictor says; by default what it predicts.
+    predictor: Predictor, which observes the trace.
+    trace: Measurements.
+    asked: Returns the prediction of a predictor.
   """
   predictions = np.empty_like(trace.values)
   for step, (values, factors) in enumerate(zip(*trace, strict=True)):
@@ -139,7 +139,7 @@ def missed(name: str, trace: Trace) -> float:
   Args:
     name: Module of predict/; or 'narx, network alone', which is what its
       network says, whatever weight that has.
-    trace: What was measured.
+    trace: Measurements.
   """
   _, workers, factors = trace.factors.shape
   predictor = make(

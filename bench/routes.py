@@ -55,13 +55,13 @@ _FEWEST, _LIMIT_S = 5, 8.0  # Iterations of a run, and about how long they take.
 
 
 class Run(NamedTuple):
-  """What is run.
+  """Route, case and size of a run.
 
   Attributes:
     case: The hosts.
-    size_bytes: Of what is summed.
+    size_bytes: Bytes of the summed vector.
     way: One of `_WAYS`.
-    route: As config.route.name.
+    route: Value of config.route.name.
   """
 
   case: str
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> None:
   if any({*a} - b for a, b in zip((cases, ways, routes), known, strict=True)):
     parser.error(f'expected cases, ways and routes of {[*map(sorted, known)]}')
   out = pathlib.Path(given.out or tempfile.mkdtemp())
-  peers.said(parser, given.peers)
+  peers.require_torch(parser, given.peers)
   print(f'runs are in {out}', flush=True)
   for case, size, way in itertools.product(cases, sizes, ways):
     chosen = [
@@ -115,7 +115,7 @@ def print_case(
   Args:
     runs: One or more.
     out: Folder of all runs.
-    iterations: Of each, at most; fewer if they are long.
+    iterations: Largest number of iterations; fewer if they are long.
     python: An interpreter that has torch, for its DDP beside them.
   """
   case, size_bytes, way, _ = runs[0]
@@ -161,9 +161,9 @@ def real(
 
   Args:
     out: Folder of all runs.
-    run: What is run.
-    compute_s: That every iteration computes.
-    iterations: How many.
+    run: Route, case and size.
+    compute_s: Seconds of computing in an iteration.
+    iterations: Number of iterations.
 
   Raises:
     RuntimeError: If the run fails.
@@ -197,11 +197,11 @@ def in_lab(
   """Runs workers that sum among themselves, one to a host; returns its folder.
 
   Args:
-    path: Its folder.
-    fields: Of its config.
-    hosts: Of the lab.
+    path: Folder of the run.
+    fields: Fields of its config.
+    hosts: Hosts of the lab.
     lab: File of their links.
-    workers: How many.
+    workers: Number of workers.
   """
   return clusters.run(
     path,

@@ -1,4 +1,4 @@
-"""What the virtual runtime costs beside a bare jitted loop.
+"""Measures the virtual runtime relative to a bare jitted loop.
 
   python -m bench.runtime [--pairs=5] [--epochs=2] [--data=digits]
     [--width=0.125] [--batch=16]

@@ -1,12 +1,12 @@
-"""What the virtual cluster costs when it only keeps time, for many workers.
+"""Measures the virtual cluster in timing-only runs of many workers.
 
   python -m bench.scale [--workers=1024] [--iterations=1000] [--bare]
 
 Each row is a run of its own process: wall time, peak memory, microseconds per
 iteration, their ratio to the first row of its scheme, and that of an event to
 one of a bare loop over `heapq`, with as many events and workers.  An iteration
-has four: a pull arrives, a gradient is there, its push arrives, the scheme is
-told.  Links are unlimited, or all transfers share the links of one server.
+has four: a pull arrives, a gradient is ready, its push arrives, the scheme
+decides.  Links are unlimited, or all transfers share the links of one server.
 With --bare timeline, events and TensorBoard's are left out.
 """
 

@@ -15,9 +15,9 @@ class Case(NamedTuple):
   """Hosts of a lab; rates in Mbit/s.
 
   Attributes:
-    up: What each host may send.
-    down: What each host may receive.
-    pairs: What a host may send to another, if that is less.
+    up: Send rate of each host.
+    down: Receive rate of each host.
+    pairs: Lower rates from one host to another.
     groups: Hosts that share a link to all others, and its rate each way.
   """
 
@@ -29,7 +29,7 @@ class Case(NamedTuple):
   @property
   def cluster(self) -> Cluster:
     """The hosts with nominal rates."""
-    return measured.graph(
+    return measured.build_cluster(
       measured.Rates(
         tuple(map(_GBps, self.up)),
         tuple(map(_GBps, self.down)),
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
   @property
   def links(self) -> dict[str, Any]:
-    """What tools.lab takes."""
+    """Links in the form of tools.lab."""
     hosts = {
       f'host{n}': {'up': f'{up}mbit', 'down': f'{down}mbit'}
       for n, (up, down) in enumerate(zip(self.up, self.down, strict=True))

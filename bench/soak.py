@@ -4,13 +4,12 @@
     [--out=DIR]
 
 ElasticBSP on this machine, with four workers and two dedicated servers, one of
-which leads.  Once it goes, at random moments, --mean_s apart in the mean, a
-random living process gets SIGKILL, whatever it is doing, also if it is still
-starting again: a worker, or, as often as --servers says, a server or the coordinator,
-after which all go on from a checkpoint.  A process that has died several times
-in a row soon after its start is spared until it is older, as the launcher would
-give the run up.  While all start again, which they do together, pauses are
-longer.
+which is the coordinator.  Once the run has started, a random live process gets
+SIGKILL at random moments, --mean_s apart in the mean, also during its restart:
+a worker, or with the probability --servers a server or the coordinator, after
+which all processes resume from a checkpoint.  A process that has died several
+times in a row soon after its start is spared until it is older, because the
+launcher would end the run.  Pauses are longer while all processes restart.
 
 Everything that must hold afterwards is printed; the exit code is 1 if anything
 does not.
@@ -28,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from bench import clusters, launched
-from bench.accounts import Check, accounts, kept
+from bench.accounts import Check, accounts, check_parameters
 from tools.reading import records
 
 _WORKERS, _SERVERS = 4, 2
@@ -91,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
   checks = [
     Check('all kills made', killed.total() == given.kills, f'{killed.total()}'),
     *judged(out / 'run', seen),
-    *kept(out / 'run'),
+    *check_parameters(out / 'run'),
   ]
   for check in checks:
     print(f'{"ok  " if check.holds else "FAIL"}  {check.name}: {check.detail}')
@@ -104,20 +103,20 @@ def judged(
   """Yields what must hold of a run with kills.
 
   Args:
-    path: Its folder.
-    seen: Its processes.
+    path: Folder of the run.
+    seen: Processes of the run.
     least: Accuracy that it must have.
   """
   accuracy = records.read_summary(path)['final_accuracy']
   name = f'accuracy of at least {least:.0%}'
   yield Check(name, accuracy >= least, f'{accuracy:.2%}')
   yield from accounts(path)
-  told = Counter(event['event'] for event in records.read_events(path))
+  events = Counter(event['event'] for event in records.read_events(path))
   yield Check(
     'workers have come back',
-    told['join'] > 0,
-    f'{told["leave"]} times left, {told["join"]} times back, {told["start"]} '
-    'times all',
+    events['join'] > 0,
+    f'{events["leave"]} times left, {events["join"]} times back, '
+    f'{events["start"]} times all',
   )
   ports = sorted(seen.ports & launched.listening())
   yield Check(
@@ -147,7 +146,7 @@ class Killing:
     seen: launched.Launched,
     given: argparse.Namespace,
   ):
-    """Has killed nobody yet.
+    """Initializes the object without kills.
 
     Args:
       run: The launcher.
@@ -192,7 +191,7 @@ class Killing:
     return self._killed
 
   def _kill(self) -> str:
-    """Returns who was killed; '' if that was nobody."""
+    """Returns the role of the killed process; '' without one."""
     kinds = ['server', 'worker']
     if self._rng.random() >= self._given.servers:
       kinds.reverse()

@@ -62,11 +62,11 @@ _CONVS = (2, 2, 3, 3, 3)
 
 
 class Steps(NamedTuple):
-  """What a run has taken, medians.
+  """Median times of a run.
 
   Attributes:
-    step_s: From one update to the next.
-    compute_s: Of the slowest worker.
+    step_s: Seconds from one update to the next.
+    compute_s: Seconds of computing of the slowest worker.
     late: Compilations after the start.
   """
 
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
     if {*chosen} - all_of:
       parser.error(f'expected some of {sorted(all_of)}, got {chosen}')
   out = pathlib.Path(given.out or tempfile.mkdtemp())
-  peers.said(parser, given.peers)
+  peers.require_torch(parser, given.peers)
   print(f'runs are in {out}', flush=True)
   if 'steps' in parts:
     for case, model in itertools.product(cases, models):
@@ -240,7 +240,7 @@ def allowed(
 
   Args:
     appear: The layers, in their order.
-    alone: What a step takes without overlap.
+    alone: Step without overlap.
     bucket_bytes: Least bytes of a range.
   """
   parts = layers.ranges(appear, bucket_bytes, 0)
@@ -274,8 +274,8 @@ def real(
   Args:
     path: Folder of the run, a new one.
     hosts: Their links.
-    fields: What differs from the default config.
-    about_s: Of a step, about.
+    fields: Fields that differ from the default config.
+    about_s: Approximate seconds of a step.
     seconds: About how long the run takes, after its start.
 
   Raises:

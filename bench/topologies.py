@@ -6,8 +6,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from topology.clusters import cluster as clusters
+from topology.clusters.builders import build_cluster
 from topology.clusters.cluster import Cluster
-from topology.clusters.named import named
 from topology.forests import trees
 
 SPREAD = {
@@ -118,7 +118,7 @@ class Topology(NamedTuple):
   """A cluster to compare schemes on.
 
   Attributes:
-    name: For the table.
+    name: Name in the table.
     cluster: Workers, switches and links.
     optimum_GBps: The best rate of an allreduce, if it is known.
   """
@@ -152,4 +152,4 @@ def exact() -> list[str]:
 
 def built_in() -> list[Topology]:
   """Returns a topology of each kind that there are builders for."""
-  return [Topology(name, named(name), None) for name in _BUILT_IN]
+  return [Topology(name, build_cluster(name), None) for name in _BUILT_IN]

@@ -1,4 +1,4 @@
-"""What streams of messages, and whole runs, cost beside bare Flight.
+"""Measures streams of messages, and whole runs, relative to bare Flight.
 
   python -m bench.transport [--mb=100] [--turns=30] [--chunk_kb=2048]
     [--iterations=120]
@@ -112,7 +112,7 @@ def _pair(environ: Mapping[str, str], size: int, chunk: int) -> Iterator[Turn]:
   """Gives a function that moves bytes between two new processes and back.
 
   Args:
-    environ: Of the processes, beside this one's.
+    environ: Further environment variables of the processes.
     size: Bytes each way.
     chunk: Bytes of a chunk of the stream.
   """
@@ -269,7 +269,9 @@ def _iteration_s(size: int, iterations: int) -> float:
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'run')
     clusters.run(path, 'configs/default.py', fields, workers=1)
-    times = [e['time'] for e in records.read_events(path) if e['event'] == 'push']
+    times = [
+      e['time'] for e in records.read_events(path) if e['event'] == 'push'
+    ]
   return statistics.median(np.diff(times)[2:])
 
 

@@ -1,4 +1,4 @@
-"""What the search for a barrier costs, by method, workers and points.
+"""Measures the search for a barrier, by method, workers and points.
 
   python -m bench.zipline
   python -m bench.zipline --max_n=1000

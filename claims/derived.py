@@ -67,5 +67,7 @@ def leads(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _pushes(folder: pathlib.Path) -> list[dict[str, Any]]:
-  pushes = [row for row in records.read_events(folder) if row['event'] == 'push']
+  pushes = [
+    row for row in records.read_events(folder) if row['event'] == 'push'
+  ]
   return pushes[int(_SKIPPED * len(pushes)) :]

@@ -28,9 +28,9 @@ from cluster.speed.layers import Layer, Range
 from cluster.virtual.allreduce import Sums
 from configs import gradientflow
 from route import hierarchical, ring
-from route.choosing import Latency
 from route.links import Links
 from route.route import LATENCY_S
+from route.selection import Latency
 from topology import Cluster, Forest
 from topology.clusters import shapes
 from topology.forests.dealing import CHUNK_BYTES
@@ -38,7 +38,7 @@ from topology.forests.dealing import CHUNK_BYTES
 MODELS = ('alexnet', 'resnet50')
 GPUS = (1, 8, 16, 32, 64, 128, 256, 512)
 THETAS = (0.0, 1e6, 4e6, 8e6, 16e6, 32e6, 64e6, math.inf)
-_ROUTES = {'ring': ring.in_order, 'hierarchy': hierarchical.forest}
+_ROUTES = {'ring': ring.build_in_order, 'hierarchy': hierarchical.build_forest}
 _HOST = 8  # GPUs; recalled.
 _WIRE_CHUNK = 32768  # Numbers of a chunk of the sparse wire; recalled.
 _PASSES, _GPU_BPS = 4, 900e9  # Over float32 gradients, to choose; V100.
@@ -192,7 +192,8 @@ def compute_s(assumed: Assumed, model: str) -> float:
   """Returns the seconds that one GPU computes in an iteration."""
   config = _config(model)
   per_example_s = config.cluster.speed.per_example_s
-  return per_example_s * config.batching.worker_batch / assumed.rate
+  batch = config.batching.worker_batch
+  return float(per_example_s * batch / assumed.rate)
 
 
 def cluster_of(assumed: Assumed, gpus: int) -> Links:

@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import logging
 
-from batching.batching import Batching, Done
+from batching.batching import Batching, Measurement
 from data.stream import Ranges, Stream, size
 from learning import scaling
 from learning.learning import ParameterStore
@@ -336,7 +336,7 @@ class Coordinator:
       worker.pushed = None
       self.recorder.iterated(index, spent)
       self.batching.observe(
-        Done(
+        Measurement(
           worker=index,
           time=time,
           compute_s=compute_s,
@@ -346,7 +346,7 @@ class Coordinator:
           factors=factors,
         )
       )
-    if all_stop or not self.batching.barrier:
+    if all_stop or not self.batching.needs_barriers:
       for index, examples in self.batching.assign(released).items():
         self.workers[index].batch = examples
 

@@ -20,7 +20,7 @@ from cluster.runtime import Parts, Site
 from cluster.speed import build
 from cluster.speed.speed import Speed
 from configs.checks import require
-from configs.sections import Choose, named
+from configs.sections import Choose, error_prefix
 from learning import placement
 from outputs.files import RunFiles
 from route.route import Allreduce, ParameterServer, Plan
@@ -53,7 +53,7 @@ def meet(
   require(share == 1 or not is_native, _SHARE, f'{alone} a GPU twice', share)
   the_same = 'the folder that all processes of the run share'
   require(files.named, 'workdir', the_same, None)
-  with named('config.cluster'):
+  with error_prefix('config.cluster'):
     address = streams.interface_address(config.cluster.interface)
   dedicated = _dedicated(plan)
   role = roles.find(
@@ -83,7 +83,7 @@ def meet(
   else:
     role, security = _found(config, role, dedicated, address, files)
     if is_native:
-      with named('config.cluster'):
+      with error_prefix('config.cluster'):
         native.use_interface(config.cluster.interface)
       native.join(
         role.coordinator,

@@ -55,7 +55,7 @@ class Planned(NamedTuple):
     """What each worker is to send to each other, bytes per second."""
     return {
       (self.names[src], self.names[dst]): float(rate)
-      for (src, dst), rate in usage.between(self.forest).items()
+      for (src, dst), rate in usage.rates_between(self.forest).items()
     }
 
 

@@ -9,7 +9,7 @@ makes a cell text, as OWASP advises (CSV Injection).  Numbers are not escaped.
 import re
 from typing import Any
 
-# Leading apostrophes before a formula are escaped as well, so that `original`
+# Leading apostrophes before a formula are escaped as well, so that `unescape`
 # restores them.
 _FORMULA = re.compile("'*[=+\\-@\t\r]")
 _NUMBER = re.compile(
@@ -17,11 +17,11 @@ _NUMBER = re.compile(
 )
 
 
-def neutral(value: Any) -> Any:
+def escape(value: Any) -> Any:
   """Returns the value of a cell, with an apostrophe before a formula.
 
   Example:
-    >>> neutral('=1+1'), neutral('-0.5'), neutral(-0.5), neutral("'=1+1")
+    >>> escape('=1+1'), escape('-0.5'), escape(-0.5), escape("'=1+1")
     ("'=1+1", '-0.5', -0.5, "''=1+1")
   """
   if not isinstance(value, str) or _NUMBER.fullmatch(value):
@@ -29,12 +29,12 @@ def neutral(value: Any) -> Any:
   return f"'{value}" if _FORMULA.match(value) else value
 
 
-def original(text: str) -> str:
-  """Returns the text that `neutral` has escaped.
+def unescape(text: str) -> str:
+  """Returns the text of a cell as it was before `escape`.
 
   Example:
-    >>> original("'=1+1"), original('-0.5'), original("'s-Hertogenbosch")
+    >>> unescape("'=1+1"), unescape('-0.5'), unescape("'s-Hertogenbosch")
     ('=1+1', '-0.5', "'s-Hertogenbosch")
   """
-  made = text.startswith("'") and _FORMULA.match(text)
-  return text[1:] if made else text
+  is_escaped = text.startswith("'") and _FORMULA.match(text)
+  return text[1:] if is_escaped else text

@@ -1,10 +1,10 @@
 """AlexNet of three convolutions on CIFAR-10 with ElasticBSP.
 
-Scheme: Zhao et al., ICDM 2019, and the model is meant to be the 'downsized
-AlexNet' of that paper: models/alexnet.py says what is known of it.  Group
-normalisation was added: after 0.3 epochs at rate 0.03 accuracy was 34.8 % with
-it, 32.6 % without.  configs/recipes.py describes cluster, augmentation, batches
-and schedules.
+Scheme: Zhao et al., ICDM 2019.  The model stands for the 'downsized AlexNet' of
+that paper: models/alexnet.py lists its known properties.  Group normalisation
+was added: after 0.3 epochs at rate 0.03 accuracy was 34.8 % with it, 32.6 %
+without.  configs/recipes.py describes cluster, augmentation, batches and
+schedules.
 
 python main.py --config=configs/cifar10_alexnet.py        (two CPU cores)
 python main.py --config=configs/cifar10_alexnet.py:full   (needs a GPU)

@@ -19,7 +19,7 @@ from configs import default
 
 
 def get_config(variant: str = 'digits') -> ml_collections.ConfigDict:
-  """Returns what every run of a comparison shares.
+  """Returns the config that all runs of a comparison share.
 
   Args:
     variant: 'digits', or 'fashion_mnist', of which a quarter of an epoch is ten

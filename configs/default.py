@@ -1,7 +1,7 @@
-"""Every field of a run, at its default: VGG16 at 1/8 width on digits, with BSP.
+"""Defaults of all config fields: VGG16 at 1/8 width on digits, with BSP.
 
-Each section with a `name` chooses one of its sub-sections; only that one is
-used, and a field that is changed in another one is an error.
+A section with a `name` chooses one of its sub-sections.  Only the chosen one is
+used, and a changed field in another one is an error.
 """
 
 import math
@@ -13,24 +13,26 @@ from ml_collections import ConfigDict, FieldReference
 def get_config() -> ml_collections.ConfigDict:
   """Returns the defaults, locked: a misspelt field is an error."""
   config = ConfigDict()
-  config.seed = 0  # Of parameters, data order, dropout and jitter.
-  # GPU kernels that repeat bit for bit; CPUs repeat anyway.
+  # Seed of parameters, data order, dropout and simulated jitter.
+  config.seed = 0
+  # Whether GPUs use kernels with bit-reproducible results, as CPUs do anyway.
   config.deterministic = True
-  config.epochs = 40.0  # Length of the run, fractions allowed.
+  config.epochs = 40.0  # Length of the run, epochs; fractions are allowed.
   config.eval_every = 1.0  # Epochs between evaluations on the test split.
   config.log_every = 100  # Iterations between log rows.
-  # Beside accuracy: whether a class is among so many that are likeliest; or 0.
+  # Also reports top-k accuracy, for this k; 0 for accuracy alone.
   config.eval_top = 0
   config.time_to = (0.9, 0.95)  # Accuracies whose first time is reported.
-  config.time_to_loss = ()  # Losses; of ten iterations in a row below them.
+  # Losses whose first time is reported: ten iterations in a row below them.
+  config.time_to_loss = ()
 
-  # What is written beside rows of metrics and a summary.
+  # Which optional files does the run write?
   config.outputs = ConfigDict()
-  config.outputs.timeline = True  # trace.json: what every worker did when.
-  config.outputs.events = True  # events.jsonl: for replays, and of batches.
-  config.outputs.board = True  # What TensorBoard shows.
+  config.outputs.timeline = True  # trace.json: phases of every worker.
+  config.outputs.events = True  # events.jsonl: events, for replays.
+  config.outputs.board = True  # Files for TensorBoard.
 
-  # When may a worker go on?
+  # When may a worker continue?
   config.sync = ConfigDict()
   config.sync.name = 'bsp'  # Module of sync/.
   config.sync.bsp = ConfigDict()
@@ -38,29 +40,39 @@ def get_config() -> ml_collections.ConfigDict:
   config.sync.ssp = ConfigDict()
   config.sync.ssp.bound = 3  # Largest lead, iterations.
   config.sync.dssp = ConfigDict()
-  config.sync.dssp.low = 3  # Lead up to which every worker goes on.
+  # Lead up to which every worker continues, iterations.
+  config.sync.dssp.low = 3
   config.sync.dssp.high = 15  # Largest lead, iterations.
   config.sync.elastic = ConfigDict()
   config.sync.elastic.lookahead = 15  # Predicted pushes per worker (R).
-  config.sync.elastic.monitor_pushes = 2  # Per worker, before a search.
-  config.sync.elastic.bound = math.inf  # Largest lead since a barrier.
+  # Pushes of every worker before the search for a barrier.
+  config.sync.elastic.monitor_pushes = 2
+  # Largest lead since the last barrier, iterations; inf for no bound.
+  config.sync.elastic.bound = math.inf
   config.sync.r2sp = ConfigDict()
-  config.sync.r2sp.relaxation = 0.8  # Gap as a share of T / N (r).
-  config.sync.r2sp.smoothing = 0.1  # Weight of the newest time in T.
+  # Gap between two releases as a share of T / N (r): T is the average time of
+  # an iteration, N the number of workers.
+  config.sync.r2sp.relaxation = 0.8
+  # Weight of the newest iteration time in the average T.
+  config.sync.r2sp.smoothing = 0.1
 
   # How much does each worker compute?
   config.batching = ConfigDict()
-  config.batching.name = 'fixed'  # The same number of examples, always.
-  config.batching.worker_batch = 16  # Examples of an iteration (X0).
-  config.batching.micro_batch = 128  # Largest compiled shape, power of two.
-  config.batching.fixed = ConfigDict()
-  config.batching.lb_bsp = ConfigDict()  # By predicted speeds.
-  config.batching.lb_bsp.threshold = 0.02  # Share of time a change must save.
+  config.batching.name = 'fixed'  # Module of batching/.
+  # Examples of a worker's iteration (X0), initially if batches change.
+  config.batching.worker_batch = 16
+  # Most examples that are computed at once, a power of two.
+  config.batching.micro_batch = 128
+  config.batching.fixed = ConfigDict()  # The same batch for all, always.
+  config.batching.lb_bsp = ConfigDict()  # In proportion to predicted speeds.
+  # Share of a superstep's predicted time that a change of batches must save.
+  config.batching.lb_bsp.threshold = 0.02
   config.batching.lb_bsp.least = 1  # Fewest examples of a worker.
-  config.batching.lb_bsp.most = ()  # One, or one each; (): no bound.
-  # How fast will each worker be?  Chosen by the least error on
-  # bench/recorded.csv from 40 % to 70 % of each worker's values, unless said
-  # otherwise.  Around these values the networks' errors are flat.
+  # Most examples of a worker: one value, or one per worker; () for no bound.
+  config.batching.lb_bsp.most = ()
+  # How fast will each worker be?  Unless a comment says otherwise, the values
+  # have the least error on bench/recorded.csv, from 40 % to 70 % of each
+  # worker's values.  Around them the networks' errors hardly change.
   config.batching.lb_bsp.predictor = ConfigDict()
   predictor = config.batching.lb_bsp.predictor
   predictor.name = 'narx'  # Module of predict/.
@@ -68,202 +80,257 @@ def get_config() -> ml_collections.ConfigDict:
   predictor.ema = ConfigDict()
   predictor.ema.smoothing = 0.7  # Weight of the newest speed.
   predictor.arima = ConfigDict()
-  predictor.arima.p = 0  # Past values.
-  predictor.arima.d = 1  # 1: of differences of speeds.
-  predictor.arima.q = 1  # Past errors.
-  predictor.arima.kept = 300  # Speeds that are fitted; for the cost.
-  predictor.arima.needed = 50  # Observations before the first fit; a guess.
-  predictor.arima.refit = 100  # Observations between fits; for the cost.
-  predictor.arima.smoothing = 0.7  # Of the average before the first fit.
+  predictor.arima.p = 0  # Number of past values in the model.
+  predictor.arima.d = 1  # 1 to model differences of speeds, else 0.
+  predictor.arima.q = 1  # Number of past errors in the model.
+  # Speeds of a worker that are fitted, the newest; bounds the cost.
+  predictor.arima.kept = 300
+  # Observations of a worker before its first fit; not tuned.
+  predictor.arima.needed = 50
+  # Observations of a worker between its fits; bounds the cost.
+  predictor.arima.refit = 100
+  # Weight of the newest speed in the average that predicts before the fit.
+  predictor.arima.smoothing = 0.7
   predictor.narx = ConfigDict()
-  predictor.narx.lags = 3  # Past speeds and factors that it sees (d).
+  predictor.narx.lags = 3  # Past speeds and factors among the inputs (d).
   predictor.narx.hidden = 16  # Width of the tanh layer.
   _add_training(predictor.narx, steps=8, decay=0.03)
   predictor.rnn = ConfigDict()
-  predictor.rnn.window = 4  # Observations that it reads.
-  predictor.rnn.hidden = 8  # Width of its state.
+  predictor.rnn.window = 4  # Observations that the network reads.
+  predictor.rnn.hidden = 8  # Width of the cell's state.
   _add_training(predictor.rnn, steps=4, decay=0.1)
   predictor.lstm = ConfigDict()
-  predictor.lstm.window = 5  # Observations that it reads.
-  predictor.lstm.hidden = 8  # Width of its state.
+  predictor.lstm.window = 5  # Observations that the network reads.
+  predictor.lstm.hidden = 8  # Width of the cell's state.
   _add_training(predictor.lstm, steps=4, decay=0.1)
-  config.batching.lb_bsp_gpu = ConfigDict()  # By curves, or by trying.
-  # Files of tools.profile_batches, one or one each, with commas; '' for none.
+  # By measured curves of time over batch, or by trial.
+  config.batching.lb_bsp_gpu = ConfigDict()
+  # Files of tools.profile_batches, comma-separated: one, or one per worker; ''
+  # to find batches by trial.
   config.batching.lb_bsp_gpu.curves = ''
-  config.batching.lb_bsp_gpu.smoothing = 0.2  # Weight of the newest time.
-  # Without curves, at first: between two steps, and of a step.
-  config.batching.lb_bsp_gpu.window = 5  # Supersteps.
-  config.batching.lb_bsp_gpu.step = 4  # Examples.
-  config.batching.lb_bsp_gpu.threshold = 0.05  # As above.
+  # With curves: weight of the newest iteration in a curve's scale.
+  config.batching.lb_bsp_gpu.smoothing = 0.2
+  # Without curves: initial number of supersteps between two changes.
+  config.batching.lb_bsp_gpu.window = 5
+  # Without curves: initial number of examples that a change moves.
+  config.batching.lb_bsp_gpu.step = 4
+  # With curves: share of a superstep's predicted time that a change must save.
+  # Without: share of the slowest worker's time that separates it from the
+  # fastest before examples move.
+  config.batching.lb_bsp_gpu.threshold = 0.05
   config.batching.lb_bsp_gpu.least = 1  # Fewest examples of a worker.
-  config.batching.lb_bsp_gpu.most = ()  # One, or one each; (): no bound.
-  config.batching.r2sp = ConfigDict()  # Who waits computes more instead.
-  config.batching.r2sp.window = 10  # Iterations from one tuning to the next.
-  config.batching.r2sp.history = 10  # Windows that are averaged, the last ones.
-  config.batching.r2sp.most = ()  # One, or one each; (): no bound.
-  config.batching.r2sp_released = ConfigDict()  # As published code: diverges.
+  # Most examples of a worker: one value, or one per worker; () for no bound.
+  config.batching.lb_bsp_gpu.most = ()
+  # Workers that would wait compute more examples instead.
+  config.batching.r2sp = ConfigDict()
+  # Iterations of every worker from one tuning to the next.
+  config.batching.r2sp.window = 10
+  config.batching.r2sp.history = 10  # Windows that are averaged, the newest.
+  # Most examples of a worker: one value, or one per worker; () for no bound.
+  config.batching.r2sp.most = ()
+  # The rule of the authors' released code, which diverges.
+  config.batching.r2sp_released = ConfigDict()
   # Iterations of a worker from one tuning to the next.
   config.batching.r2sp_released.window = 10
-  # Waits that are averaged, the last ones.
+  # Waiting times that are averaged, the newest of a window.
   config.batching.r2sp_released.recent = 5
-  # Share of time that waits must pass.
+  # Share of an iteration's time that the mean waiting time must exceed.
   config.batching.r2sp_released.threshold = 0.1
-  config.batching.r2sp_released.most = ()  # One, or one each; (): no bound.
+  # Most examples of a worker: one value, or one per worker; () for no bound.
+  config.batching.r2sp_released.most = ()
 
-  # What travels?
+  # What is sent?
   config.wire = ConfigDict()
-  config.wire.name = 'dense'  # Module of wire/: all parameters.
-  config.wire.dense = ConfigDict()
-  # Or 'bfloat16', 'float16': rounded on the way, to be summed in float32.
+  config.wire.name = 'dense'  # Module of wire/.
+  config.wire.dense = ConfigDict()  # All numbers.
+  # Type of sent numbers: 'float32', or 'bfloat16' or 'float16' to round them;
+  # sums are in float32.
   config.wire.dense.dtype = 'float32'
-  config.wire.sparse = ConfigDict()  # Chunks of gradients; others wait.
-  config.wire.sparse.dtype = 'float32'  # Or 'bfloat16', 'float16'.
-  config.wire.sparse.sparsity = 0.9  # Share of the chunks that waits.
-  config.wire.sparse.chunk = 32768  # Numbers of a chunk.
-  # Momentum of what has not arrived: 'none': treated as zeros; 'masked': left
-  # as it is; 'local': workers have it instead of the optimiser.
+  # The chunks of the gradient with the largest norms; the rest is kept as
+  # residual and added to the next gradient.
+  config.wire.sparse = ConfigDict()
+  # Type of sent numbers: 'float32', 'bfloat16' or 'float16'.
+  config.wire.sparse.dtype = 'float32'
+  config.wire.sparse.sparsity = 0.9  # Share of the chunks that is not sent.
+  config.wire.sparse.chunk = 32768  # Numbers in a chunk.
+  # Momentum of numbers that were not sent: 'none' treats their gradient as
+  # zero; 'masked' leaves their momentum unchanged; with 'local' workers apply
+  # momentum, instead of the optimizer.
   config.wire.sparse.correction = 'masked'
-  config.wire.sparse.momentum = 0.0  # Of 'local'.
-  config.wire.sparse.select_lag = 0  # 1: chosen by what was left the last time.
-  config.wire.sparse.warmup = ()  # Sparsities before, rising.
-  config.wire.sparse.warmup_epochs = 1.0  # Of each of them.
-  config.wire.topk = ConfigDict()  # The largest numbers; others wait.
-  config.wire.topk.sparsity = 0.99  # Share of the numbers that waits.
-  config.wire.quantised = ConfigDict()  # 8-bit integers, rounded at random.
+  config.wire.sparse.momentum = 0.0  # Momentum of correction 'local'.
+  # 1 to choose chunks by the residual of the iteration before, else 0.
+  config.wire.sparse.select_lag = 0
+  config.wire.sparse.warmup = ()  # Sparsities of the first epochs, increasing.
+  config.wire.sparse.warmup_epochs = 1.0  # Epochs of each of them.
+  # The numbers of largest magnitude; the rest is kept as residual.
+  config.wire.topk = ConfigDict()
+  config.wire.topk.sparsity = 0.99  # Share of the numbers that is not sent.
+  # 8-bit integers with stochastic rounding.
+  config.wire.quantised = ConfigDict()
   config.wire.quantised.chunk = 2048  # Numbers that share a scale.
-  config.wire.quantised.seed = 0  # Of the rounding.
-  config.wire.lowrank = ConfigDict()  # Matrices as products of thin ones.
-  config.wire.lowrank.rank = 4  # Columns of a factor.
+  config.wire.quantised.seed = 0  # Seed of the rounding.
+  # Low-rank factors of matrices (PowerSGD); the rest is kept as residual.
+  config.wire.lowrank = ConfigDict()
+  config.wire.lowrank.rank = 4  # Rank of the factors.
 
   # Where does it travel?
   config.route = ConfigDict()
-  config.route.name = 'server'  # Module of route/: to servers and back.
-  config.route.server = ConfigDict()
-  # The parameters are split over them; 0: one in each worker of real hosts, or
-  # one where updates cannot be divided; one under the virtual clock.
+  config.route.name = 'server'  # Module of route/.
+  config.route.server = ConfigDict()  # To parameter servers and back.
+  # Number of servers, which share the parameters.  0 chooses: on real hosts one
+  # in each worker, or a single one if updates cannot be divided; a single one
+  # under the virtual clock.
   config.route.server.servers = 0
-  # Processes of their own, or threads of the first workers' ones.
+  # Whether servers are processes of their own, not threads of workers.
   config.route.server.dedicated = False
-  # Parts are summed and served one by one: pulls overlap pushes.  For bsp.
+  # Whether servers sum and serve each part of the parameters by itself, so that
+  # pulls overlap with pushes; needs bsp.
   config.route.server.pipelined = False
-  # For all others, which sum among the workers; for bsp.  A part of the
-  # gradients travels once it has so many bytes; 0: tensor by tensor, inf: all
-  # in one; 'auto': what is predicted to be the fastest.
+  # For all routes but 'server', which sum among the workers and need bsp: least
+  # bytes of a bucket, which is sent as soon as it is full; 0 sends tensor by
+  # tensor, inf all at once; 'auto' takes the size that is predicted to be the
+  # fastest.
   config.route.bucket_bytes = FieldReference(2.0**20, field_type=object)
-  config.route.overlap = True  # While the others are still computed.
+  # Whether buckets are sent while other gradients are still being computed.
+  config.route.overlap = True
   config.route.native = ConfigDict()  # XLA's psum: gloo, or NCCL.
-  # Where processes of jax.distributed meet; 0: the one after the lead's.
+  # Port of jax.distributed; 0 for the one after the coordinator's.
   config.route.native.port = 0
-  # Between accelerators, ranges are summed together until they have so many
-  # bytes; 0: each by itself, as between CPUs.
+  # Between accelerators, buckets are combined up to this size, bytes; 0 sums
+  # each bucket by itself, as between CPUs.
   config.route.native.combine_bytes = 2.0**25
-  config.route.ring = ConfigDict()
-  # Of this and those below.  The links: a file of them, a builder such as
-  # 'star([1, 2])', 'probe': measured at the start, or in the last 24 hours
-  # (under the virtual clock what they are), or '': all equal, through one
-  # switch.
+  config.route.ring = ConfigDict()  # A ring, in the fastest order.
+  # Links of the cluster, for this route and those below: a file; a builder such
+  # as 'star([1, 2])'; 'probe' to measure them at the start, or take
+  # measurements of the last 24 hours (under the virtual clock: the true links);
+  # or '' for equal links through one switch.
   config.route.ring.cluster = ''
-  config.route.hierarchical = ConfigDict()  # Rings in groups, and between.
-  config.route.hierarchical.cluster = 'probe'  # Of two groups at least.
+  config.route.hierarchical = ConfigDict()  # Rings in groups, and between them.
+  # Links, as for ring, with at least two groups of workers.
+  config.route.hierarchical.cluster = 'probe'
   config.route.double_tree = ConfigDict()  # Two binary trees.
-  config.route.double_tree.cluster = ''  # As of ring.
+  config.route.double_tree.cluster = ''  # Links, as for ring.
   config.route.forest = ConfigDict()  # Trees packed for the links.
-  config.route.forest.cluster = 'probe'  # As of ring.
-  # Real links are followed, and another forest takes over if it is worth it.
+  config.route.forest.cluster = 'probe'  # Links, as for ring.
+  # Whether the forest is replaced during the run when real links change.
   config.route.forest.adapt = False
-  config.route.auto = ConfigDict()  # The fastest of them, by prediction.
-  config.route.auto.cluster = 'probe'  # As of ring.
+  # The fastest of ring to forest, by prediction.
+  config.route.auto = ConfigDict()
+  config.route.auto.cluster = 'probe'  # Links, as for ring.
 
+  # Which workers are there, and how fast are they and their links?
   config.cluster = ConfigDict()
   # 'virtual': simulated time, one process; 'distributed': real hosts.
   config.cluster.runtime = 'virtual'
-  config.cluster.workers = 4  # Data-parallel replicas (n).
-  config.cluster.devices_per_worker = 1  # Of its host; they split batches.
-  config.cluster.workers_per_gpu = 1  # Of its host; they share its memory.
-  # Deaths and returns: ((seconds, 'leave' or 'join', worker), ...).
+  config.cluster.workers = 4  # Number of data-parallel workers (n).
+  # Devices that split each worker's batch, on the same host.
+  config.cluster.devices_per_worker = 1
+  # Workers that share a GPU and its memory, on the same host.
+  config.cluster.workers_per_gpu = 1
+  # Simulated leaves and joins: ((seconds, 'leave' or 'join', worker), ...).
   config.cluster.script = ()
-  # Of real hosts only: silence after which a process counts as lost, seconds.
+  # Fields up to cluster.faults are for real hosts only.  Seconds without a
+  # heartbeat after which a process counts as failed.
   config.cluster.timeout_s = 10.0
-  config.cluster.start_s = 300.0  # Until all have to be there, seconds.
-  # To listen on: a network interface, or a network such as '10.0.0.0/8'.
+  config.cluster.start_s = 300.0  # Seconds within which all processes connect.
+  # Network to listen on: an interface, or addresses such as '10.0.0.0/8'.
   config.cluster.interface = 'lo'
-  # Of a secret that all processes share; '': 'token' in the run's folder.
+  # File of a secret that all processes share; '' for 'token' in the run folder.
   config.cluster.token_file = ''
-  config.cluster.certificate_file = ''  # PEM, of all servers; '': plain text.
-  config.cluster.key_file = ''  # PEM, of the certificate.
-  # What the certificate names; '': the address that is connected to.
+  # PEM file of the certificate of all servers; '' for no encryption.
+  config.cluster.certificate_file = ''
+  config.cluster.key_file = ''  # PEM file of the certificate's private key.
+  # Host name in the certificate; '' for the address of the connection.
   config.cluster.tls_name = ''
-  # Failures on purpose: ((worker, iteration, kind), ...), or with a phase as
-  # a fourth, by cluster/process/faults.py.
+  # Injected faults: ((worker, iteration, kind), ...), optionally with a phase
+  # as a fourth value; see cluster/process/faults.py.
   config.cluster.faults = ()
-  # An iteration takes (fixed + per_example * batch) * slowdown * factor.
+  # Simulated compute time of an iteration, seconds: max(least_s, fixed_s +
+  # per_example_s * batch) * slowdown * factor.
   config.cluster.speed = ConfigDict()
-  config.cluster.speed.injected = False  # Real workers wait until it is over.
-  config.cluster.speed.name = 'lognormal'  # Where the factor comes from.
-  config.cluster.speed.fixed_s = 0.02  # Seconds, whatever the batch.
-  config.cluster.speed.per_example_s = 0.0025  # Seconds that each adds.
-  config.cluster.speed.least_s = 0.0  # Of fixed and per_example together.
-  config.cluster.speed.slowdown = (1.0, 1.5, 2.0, 3.0)  # One, or one each.
-  # When gradients appear: a file of tools.profile_layers; or, from shapes, of
-  # 'alexnet' or 'resnet50' and a batch, such as 'roofline(alexnet, 128)'; '':
-  # in proportion to their bytes, over the last two thirds of the time.
+  # Whether real workers wait until the simulated compute time is over.
+  config.cluster.speed.injected = False
+  config.cluster.speed.name = 'lognormal'  # Model of the factor.
+  config.cluster.speed.fixed_s = (
+    0.02  # Seconds that do not depend on the batch.
+  )
+  config.cluster.speed.per_example_s = 0.0025  # Seconds per example.
+  config.cluster.speed.least_s = 0.0  # Least seconds, before the slowdown.
+  # Multiplier of the time: one value, or one per worker.
+  config.cluster.speed.slowdown = (1.0, 1.5, 2.0, 3.0)
+  # Times at which gradients of layers become ready: a file of
+  # tools.profile_layers; 'roofline(MODEL, BATCH)' for 'alexnet' or 'resnet50',
+  # computed from shapes; or '' for times in proportion to their bytes, over the
+  # last two thirds of the compute time.
   config.cluster.speed.layers = ''
-  config.cluster.speed.constant = ConfigDict()  # Always 1.
-  config.cluster.speed.lognormal = ConfigDict()  # Independent, of mean 1.
-  config.cluster.speed.lognormal.sigma = 0.1  # Of the factor's logarithm.
+  config.cluster.speed.constant = ConfigDict()  # A factor of 1.
+  # Independent lognormal factors of mean 1.
+  config.cluster.speed.lognormal = ConfigDict()
+  # Standard deviation of the factor's logarithm.
+  config.cluster.speed.lognormal.sigma = 0.1
   config.cluster.speed.regime = ConfigDict()  # A Markov chain per worker.
-  config.cluster.speed.regime.factors = (1.0, 3.0)  # Its states.
-  config.cluster.speed.regime.stay = 0.98  # Probability per iteration.
-  config.cluster.speed.regime.sigma = 0.0  # As of lognormal, beside it.
-  config.cluster.speed.regime.noise = 0.0  # Of the driving factor read.
+  config.cluster.speed.regime.factors = (1.0, 3.0)  # Factors of its states.
+  # Probability of staying in a state, per iteration.
+  config.cluster.speed.regime.stay = 0.98
+  # Standard deviation of the logarithm of additional lognormal jitter.
+  config.cluster.speed.regime.sigma = 0.0
+  # Standard deviation of noise in the driving factor that workers report.
+  config.cluster.speed.regime.noise = 0.0
   config.cluster.speed.trace = ConfigDict()  # Recorded iteration times.
-  config.cluster.speed.trace.path = ''  # A CSV file with a header.
-  config.cluster.speed.trace.worker_column = 'worker'  # Whose row it is.
-  config.cluster.speed.trace.order_column = 'time'  # Orders its rows.
-  config.cluster.speed.trace.value_column = 'batch_time_norm'  # The times.
-  config.cluster.speed.trace.driving_columns = ''  # With commas between them.
-  # One value for all hosts, or one each.
+  config.cluster.speed.trace.path = ''  # CSV file with a header.
+  config.cluster.speed.trace.worker_column = 'worker'  # Column of the worker.
+  # Column that orders the rows of a worker.
+  config.cluster.speed.trace.order_column = 'time'
+  # Column of the iteration times.
+  config.cluster.speed.trace.value_column = 'batch_time_norm'
+  # Columns of driving factors, comma-separated; '' for none.
+  config.cluster.speed.trace.driving_columns = ''
+  # Simulated links: one value for all hosts of a kind, or one per host.
   config.cluster.network = ConfigDict()
   config.cluster.network.worker_up_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.worker_down_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.worker_latency_s = (1e-4,)  # Seconds, one way.
-  # Where workers sum: for so long a range holds links up before its bytes go.
+  # Overhead of a bucket in an allreduce: seconds for which it holds its links
+  # before its bytes are sent.
   config.cluster.network.range_s = 0.0
   config.cluster.network.server_up_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.server_down_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.server_latency_s = (1e-4,)  # Seconds, one way.
-  # Server k has no links of its own: it uses those of worker k's host.
+  # Whether server k shares the links of worker k's host.
   config.cluster.network.servers_in_workers = False
-  # Among workers, instead of their up and down links around one switch: a file
-  # of nodes and links, or a builder.  Latencies stay.
+  # Links among workers, in place of the up and down links around one switch: a
+  # file, or a builder such as 'ring(8, 25)'.  Latencies stay.
   config.cluster.links = ''
 
-  # In what do layers compute?  Parameters, sums, norms and losses are float32.
+  # In which precision do layers compute?  Parameters, sums, norms and losses
+  # are float32.
   config.precision = ConfigDict()
-  config.precision.dtype = 'float32'  # Or 'bfloat16', 'float16'.
-  # Of products and convolutions of float32 on accelerators, forward and
-  # backward: 'float32', or 'tensorfloat32', 'bfloat16' to round what they
-  # multiply.  CPUs multiply in float32 anyway.
+  # Type of activations: 'float32', 'bfloat16' or 'float16'.
+  config.precision.dtype = 'float32'
+  # Precision of float32 products and convolutions on accelerators, forward and
+  # backward: 'float32'; or 'tensorfloat32' or 'bfloat16' to round their
+  # operands.  CPUs always multiply in float32.
   config.precision.matmul = 'float32'
-  # With float16 one has to say 'dynamic', or 'none' to go without.
+  # Loss scaling, required with float16: 'dynamic', or 'none'.
   config.precision.loss_scaling = ''
-  # Gradients in turn without overflow after which a dynamic scale doubles.
+  # Consecutive gradients without overflow after which a dynamic scale doubles.
   config.precision.grow_after = 2000
 
+  # Which network is trained?
   config.model = ConfigDict()
   config.model.name = 'vgg'  # Module of models/, or 'none'.
-  # No model: time alone is simulated, for as many workers as one likes.
+  # No model: simulates time alone, for any number of workers.
   config.model.none = ConfigDict()
-  config.model.none.size_bytes = 100_000_000  # Of parameters, in float32.
+  config.model.none.size_bytes = 100_000_000  # Bytes of float32 parameters.
   config.model.none.num_train = 50_000  # Examples of an epoch.
   config.model.vgg = ConfigDict()
   config.model.vgg.depth = 16  # 11, 16 or 19.
   config.model.vgg.width = 0.125  # Multiplier of all widths.
-  config.model.vgg.dropout = 0.0  # Of the hidden dense layers.
+  config.model.vgg.dropout = 0.0  # Dropout rate of the hidden dense layers.
   config.model.alexnet = ConfigDict()
   config.model.alexnet.width = 1.0  # Multiplier of all widths.
   config.model.alexnet.norm = 'none'  # Or 'group', 'batch'.
-  config.model.alexnet.dropout = 0.5  # Of the hidden dense layers.
+  config.model.alexnet.dropout = 0.5  # Dropout rate of the hidden dense layers.
   config.model.resnet = ConfigDict()
   config.model.resnet.depth = 20  # 20, 32, 110 (CIFAR), or 50 (bottleneck).
   config.model.resnet.width = 1.0  # Multiplier of all widths.
@@ -271,99 +338,123 @@ def get_config() -> ml_collections.ConfigDict:
   config.model.inception_v3 = ConfigDict()
   config.model.inception_v3.width = 1.0  # Multiplier of all widths.
   config.model.inception_v3.norm = 'group'  # Or 'batch', 'none'.
-  config.model.inception_v3.dropout = 0.2  # Before the last layer.
+  # Dropout rate before the last layer.
+  config.model.inception_v3.dropout = 0.2
   config.model.transformer = ConfigDict()
   config.model.transformer.layers = 2  # Blocks of attention and dense layers.
-  config.model.transformer.width = 128  # Numbers that stand for a token.
-  config.model.transformer.heads = 4  # Of attention; they split the width.
-  config.model.transformer.dropout = 0.1  # Of embeddings and layers.
+  config.model.transformer.width = 128  # Width of token embeddings.
+  config.model.transformer.heads = 4  # Attention heads, which split the width.
+  # Dropout rate of embeddings and layers.
+  config.model.transformer.dropout = 0.1
   config.model.mlp = ConfigDict()
   config.model.mlp.hidden = (128,)  # Widths of the hidden layers.
 
+  # Which data is it trained on?
   config.data = ConfigDict()
   config.data.name = 'digits'  # Module of data/.
-  config.data.dir = ''  # Of data files; '' takes $SYNCOPATE_DATA.
-  config.data.ahead = 2  # Iterations that a worker holds examples ahead.
-  # Random changes of training images; digits must not be mirrored.
-  config.data.crop_padding = 0  # Largest shift, pixels.
-  # Smallest share of an image that crops of random size show; 0.08 is usual.
+  config.data.dir = ''  # Folder of data files; '' for $SYNCOPATE_DATA.
+  # Iterations for which a worker prefetches examples.
+  config.data.ahead = 2
+  # Augmentation of training images; do not mirror digits.
+  config.data.crop_padding = 0  # Largest random shift, pixels.
+  # Smallest share of an image in a crop of random size; 0.08 is usual.
   config.data.crop_area = 1.0
-  config.data.flip = False  # Left and right, half of the images.
+  config.data.flip = False  # Whether half of the images are mirrored.
   config.data.digits = ConfigDict()
-  config.data.digits.fold = 0  # Which fifth is for testing, 0 to 4.
+  config.data.digits.fold = 0  # Fifth of the data for testing, 0 to 4.
   config.data.cifar10 = ConfigDict()
   # The official archive, or an .npz of encoded images.
   config.data.cifar10.file = 'cifar-10-python.tar.gz'
   config.data.cifar100 = ConfigDict()
   config.data.cifar100.file = 'cifar-100-python.tar.gz'  # The official one.
   config.data.fashion_mnist = ConfigDict()
-  config.data.fashion_mnist.folder = 'fashion-mnist'  # Of its IDX files.
+  # Folder of its IDX files.
+  config.data.fashion_mnist.folder = 'fashion-mnist'
   config.data.imagenet = ConfigDict()
-  config.data.imagenet.folder = 'imagenet'  # Of train/CLASS and val/CLASS.
-  config.data.imagenet.pixels = 224  # Height and width to cut images to.
+  # Folder of train/CLASS and val/CLASS.
+  config.data.imagenet.folder = 'imagenet'
+  config.data.imagenet.pixels = 224  # Height and width of images, pixels.
   config.data.text = ConfigDict()
-  # UTF-8; its characters are the vocabulary.  '' takes Python's own manual.
+  # UTF-8 file, whose characters are the vocabulary; '' for Python's manual.
   config.data.text.file = ''
   config.data.text.length = 128  # Characters of an example.
-  config.data.text.test_share = 0.1  # The end of the file.
+  # Share of the file for testing, at its end.
+  config.data.text.test_share = 0.1
   config.data.synthetic = ConfigDict()
-  config.data.synthetic.num_train = 1024  # Examples.
-  config.data.synthetic.num_test = 256  # Examples.
-  config.data.synthetic.pixels = 32  # Height and width.
-  config.data.synthetic.channels = 3  # Of each pixel.
-  config.data.synthetic.num_classes = 10  # Equally many of each.
+  config.data.synthetic.num_train = 1024  # Training examples.
+  config.data.synthetic.num_test = 256  # Test examples.
+  config.data.synthetic.pixels = 32  # Height and width of images, pixels.
+  config.data.synthetic.channels = 3  # Channels of a pixel.
+  config.data.synthetic.num_classes = 10  # Classes of equal size.
 
+  # When are checkpoints saved?
   config.checkpoint = ConfigDict()
-  config.checkpoint.every_s = 60.0  # Wall time between; inf for none.
-  config.checkpoint.every_examples = 0  # Examples between; 0 for none.
-  config.checkpoint.keep = 2  # Of the newest.
+  # Wall time between checkpoints, seconds; inf for none.
+  config.checkpoint.every_s = 60.0
+  config.checkpoint.every_examples = 0  # Examples between them; 0 for none.
+  config.checkpoint.keep = 2  # Number of checkpoints that are kept, the newest.
 
+  # How are parameters updated?
   config.optimizer = ConfigDict()
   config.optimizer.name = 'sgd'  # Function of learning/optimizer.py.
   config.optimizer.learning_rate = 0.015  # Before schedule and reduction.
-  config.optimizer.clip_norm = math.inf  # Of an update's mean gradient.
-  # Or 'mean': over n workers; or 'barrier_mean': over the pushes of an update.
+  # Largest norm of an update's mean gradient; inf for no clipping.
+  config.optimizer.clip_norm = math.inf
+  # Factor of an update's step, for x examples in its pushes: 'sum' x / X0;
+  # 'mean' x / (n X0) for n workers; 'barrier_mean' x / (m X0) for m pushes.
   config.optimizer.reduction = 'sum'
   config.optimizer.sgd = ConfigDict()
-  config.optimizer.sgd.momentum = 0.0  # Kept of the last step.
-  config.optimizer.sgd.nesterov = False  # Momentum looks ahead.
-  config.optimizer.sgd.weight_decay = 0.0  # Times parameters, to gradients.
+  config.optimizer.sgd.momentum = 0.0  # Decay of the momentum.
+  config.optimizer.sgd.nesterov = False  # Whether momentum is Nesterov's.
+  # Multiple of the parameters that is added to gradients.
+  config.optimizer.sgd.weight_decay = 0.0
   config.optimizer.adamw = ConfigDict()
-  config.optimizer.adamw.b1 = 0.9  # Kept of the mean gradient.
-  config.optimizer.adamw.b2 = 0.999  # Kept of the mean squared gradient.
-  config.optimizer.adamw.eps = 1e-8  # Added to its root.
-  config.optimizer.adamw.weight_decay = 1e-4  # Times parameters, to steps.
+  config.optimizer.adamw.b1 = 0.9  # Decay of the mean gradient.
+  config.optimizer.adamw.b2 = 0.999  # Decay of the mean squared gradient.
+  config.optimizer.adamw.eps = 1e-8  # Term added to the root of the latter.
+  # Multiple of the parameters that is added to steps.
+  config.optimizer.adamw.weight_decay = 1e-4
   config.optimizer.lars = ConfigDict()
-  config.optimizer.lars.momentum = 0.9  # Kept of the last step.
-  config.optimizer.lars.nesterov = False  # Momentum looks ahead.
-  config.optimizer.lars.weight_decay = 1e-4  # Times parameters, to gradients.
-  config.optimizer.lars.trust_coefficient = 1e-3  # Step over parameter norm.
-  # Biases and scales are neither adapted nor decayed, as for large batches.
+  config.optimizer.lars.momentum = 0.9  # Decay of the momentum.
+  config.optimizer.lars.nesterov = False  # Whether momentum is Nesterov's.
+  # Multiple of the parameters that is added to gradients.
+  config.optimizer.lars.weight_decay = 1e-4
+  # Norm of a layer's step over the norm of its parameters, at rate 1.
+  config.optimizer.lars.trust_coefficient = 1e-3
+  # Whether biases and scales are neither adapted nor decayed, as is usual for
+  # large batches.
   config.optimizer.lars.skip_vectors = False
 
-  # The learning rate over the run, by examples of the whole cluster.
+  # How does the learning rate change, by examples of the whole cluster?
   config.schedule = ConfigDict()
   config.schedule.name = 'constant'  # Function of learning/schedule.py.
-  config.schedule.warmup_epochs = 0.0  # Linear, before the shape.
-  config.schedule.counts = 'examples'  # Or 'updates', as often published.
+  config.schedule.warmup_epochs = 0.0  # Epochs of a linear warm-up.
+  # Unit of progress: 'examples', or 'updates' as in many papers.
+  config.schedule.counts = 'examples'
   config.schedule.constant = ConfigDict()
   config.schedule.step = ConfigDict()
-  config.schedule.step.epochs = ()  # At which the rate drops.
-  config.schedule.step.factor = 0.1  # Of the rate, at each.
+  config.schedule.step.epochs = ()  # Epochs at which the rate drops.
+  config.schedule.step.factor = 0.1  # Factor of each drop.
   config.schedule.cosine = ConfigDict()
-  config.schedule.cosine.final = 0.0  # Share of the rate at the end.
+  config.schedule.cosine.final = 0.0  # Final rate over the initial one.
   return config.lock()
 
 
 def _add_training(network: ConfigDict, *, steps: int, decay: float) -> None:
-  """Adds how predict/online.py trains a network."""
-  network.smoothing = 0.3  # Of the average that it corrects.
-  network.quick = 0.7  # The same of one that it is weighed against.
-  network.discount = 0.03  # Weight of the newest squared error, for that.
-  network.kept = 2000  # Observations of each; of all at most 200,000.
-  network.needed = 30  # Of a worker, before it predicts; a guess.
-  network.steps = steps  # Of Adam, per observation.
-  network.minibatch = 64  # Examples of a step.
-  network.learning_rate = 3e-3  # Of Adam.
-  network.decay = decay  # Weight decay, decoupled.
-  network.averaging = 1e-2  # Weight of the newest parameters in the mean.
+  """Adds the fields of predict/online.py, which trains a network."""
+  # Weight of the newest speed in the average that the network corrects.
+  network.smoothing = 0.3
+  # Weight of the newest speed in a quicker average, for comparison.
+  network.quick = 0.7
+  # Weight of the newest squared error when predictions are weighed.
+  network.discount = 0.03
+  # Stored observations of a worker; at most 200,000 of all workers.
+  network.kept = 2000
+  # Observations of a worker before the network predicts it; not tuned.
+  network.needed = 30
+  network.steps = steps  # Steps of Adam per observation.
+  network.minibatch = 64  # Samples of a step.
+  network.learning_rate = 3e-3  # Learning rate of Adam.
+  network.decay = decay  # Decoupled weight decay.
+  # Weight of the newest parameters in the average that predicts.
+  network.averaging = 1e-2

@@ -8,10 +8,10 @@ python main.py --config=configs/imagenet.py:inception_v3
 python main.py --config=configs/imagenet.py:alexnet
 python main.py --config=configs/imagenet.py:vgg16
 
-Not run here: they need ImageNet, as class folders in config.data.dir, and
-GPUs.  configs/recipes.py describes what they share.  The residual and the
-inception network normalise over groups instead of the batch; the inception
-network gets the residual one's rates instead of its own optimiser, RMSProp.
+They were not run, as they need ImageNet, as class folders in config.data.dir,
+and GPUs.  configs/recipes.py describes their common settings.  ResNet and
+Inception normalise over groups instead of the batch; Inception has the rates
+of ResNet instead of its own optimizer, RMSProp.
 
 The fastest worker's 2.5 ms per example of ResNet-50, 400 per second, is the
 order of magnitude of one GPU of 2017, not a measurement; the others are in

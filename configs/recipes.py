@@ -1,12 +1,12 @@
-"""What the recipes for CIFAR-10 and ImageNet have in common; no experiment.
+"""Settings that the recipes for CIFAR-10 and ImageNet share; no experiment.
 
 All run ElasticBSP on four workers, the slowest three times slower, with 10 %
-jitter: config.cluster as in configs/default.py, whose compute times, like
-those given here, are invented.
+jitter: config.cluster as in configs/default.py.  Compute times, there and here,
+are assumptions.
 
-Rates and batches are those of one worker.  As config.optimizer.reduction is
-'sum', a barrier of four pushes of 32 examples at rate r is one step of 128
-examples at rate 4r.
+Learning rates and batches are those of one worker.  As
+config.optimizer.reduction is 'sum', a barrier of four pushes of 32 examples at
+rate r is one step of 128 examples at rate 4r.
 """
 
 import ml_collections
@@ -20,19 +20,19 @@ def cifar10(model: str, variant: str) -> ml_collections.ConfigDict:
   """Returns a recipe for CIFAR-10 without the settings of its model.
 
   Images are mirrored and shifted by up to four pixels, as in section 4.2 of He
-  et al., CVPR 2016.  Variant 'small' is for minutes on two CPU cores: the
-  default batches of 4 x 16, SGD without momentum unless a recipe says
-  otherwise, half a cosine after half an epoch of warm-up.  Variant 'full'
-  follows that section, for a GPU: batches of 4 x 32, momentum 0.9, a tenth of
-  the rate from 32,000 and from 48,000 of 64,000 steps of 128 examples, which
-  are epochs 82, 123 and 164.  One epoch of warm-up was added.
+  et al., CVPR 2016.  Variant 'small' takes minutes on two CPU cores: the
+  default batches of 4 x 16, SGD without momentum unless a recipe sets it, half
+  a cosine after half an epoch of warm-up.  Variant 'full' follows that section,
+  for a GPU: batches of 4 x 32, momentum 0.9, a tenth of the rate from 32,000
+  and from 48,000 of 64,000 steps of 128 examples, which are epochs 82, 123 and
+  164.  One epoch of warm-up was added.
 
   Args:
     model: Name of a module of models/.
     variant: 'small' or 'full'.
 
   Raises:
-    ValueError: If there is no such variant.
+    ValueError: If `variant` is neither.
   """
   if variant not in ('small', 'full'):
     raise ValueError(f"variant: expected 'small' or 'full', got {variant!r}.")
@@ -57,11 +57,11 @@ def imagenet(model: str, *, per_example_s: float) -> ml_collections.ConfigDict:
 
   Batches of 4 x 64, momentum 0.9, 90 epochs after Goyal et al., 'Accurate,
   Large Minibatch SGD' (2017): five of warm-up, a tenth of the rate from epochs
-  30, 60 and 80.  Images are as of `set_imagenet`.
+  30, 60 and 80.  `set_imagenet` sets the images.
 
   Args:
     model: Name of a module of models/.
-    per_example_s: Seconds of the fastest worker.
+    per_example_s: Compute time per example of the fastest worker, seconds.
   """
   config = _elastic(model)
   config.epochs = 90.0
@@ -74,10 +74,10 @@ def imagenet(model: str, *, per_example_s: float) -> ml_collections.ConfigDict:
 
 
 def set_imagenet(config: ml_collections.ConfigDict) -> None:
-  """Sets ImageNet: mirrored, in crops of 8 % of an image or more.
+  """Sets ImageNet, with mirrored crops of at least 8 % of an image.
 
-  They are parts of what evaluation sees, the middle of a photograph.  Accuracy
-  is also that of five guesses.
+  Crops are taken from the part that evaluation uses, the middle of a
+  photograph.  Evaluation also reports top-5 accuracy.
   """
   config.data.name = 'imagenet'
   config.data.crop_area = 0.08
@@ -88,12 +88,12 @@ def set_imagenet(config: ml_collections.ConfigDict) -> None:
 def synchronous(
   workers: int, *, per_example_s: float, link_Bps: float
 ) -> ml_collections.ConfigDict:
-  """Returns BSP on equal GPUs, which compute for as long each time.
+  """Returns BSP on equal GPUs with constant compute times.
 
   Args:
-    workers: How many.
-    per_example_s: Seconds of each.
-    link_Bps: Of each, either way.
+    workers: Number of workers.
+    per_example_s: Compute time per example, seconds.
+    link_Bps: Bandwidth of each worker in each direction, bytes per second.
   """
   config = default.get_config()
   config.sync.name = 'bsp'

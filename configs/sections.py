@@ -1,4 +1,8 @@
-"""The rules that every config obeys, whichever file and flags it came from."""
+"""Checks of whole configs, and choice of the implementations they name.
+
+Every config obeys the same rules, whichever file and flags it comes from: known
+fields of known types, values in range, and no field that would be ignored.
+"""
 
 import contextlib
 import fnmatch
@@ -14,14 +18,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-# Chooses a section of a config: returns a name and the fields of its own.
+# Function of a section's path that returns the chosen name and its fields.
 Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
-# What config.precision.matmul may be, as jax.default_matmul_precision has it.
+# Values of config.precision.matmul, from jax.default_matmul_precision.
 MATMULS = ('float32', 'tensorfloat32', 'bfloat16')
 AUTO = 'auto'  # Value of config.route.bucket_bytes beside numbers.
 
-# Where the modules are that a section names.
+# Package of the modules that a section chooses from.
 _PACKAGES = {
   'sync': 'sync',
   'batching': 'batching',
@@ -31,14 +35,14 @@ _PACKAGES = {
   'model': 'models',
   'data': 'data',
 }
-# Fields of before, and what they are called now.
+# Former names of fields, and their present names.
 _RENAMED = {
   'route.range_bytes': 'route.bucket_bytes',
   'sync.bsp.pipelined': 'route.server.pipelined',
   'batching.r2sp.recent': 'batching.r2sp_released.recent',
   'batching.r2sp.threshold': 'batching.r2sp_released.threshold',
 }
-# Set where several tasks are started: by srun, Open MPI, and other mpiruns.
+# Numbers of tasks, as set by srun, Open MPI, and other mpiruns.
 _TASKS = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE')
 _NAMES = {
   bool: 'True or False',
@@ -49,7 +53,8 @@ _NAMES = {
   ConfigDict: 'a section',
 }
 
-# Fields that are not used without a model, or beside a part of one's own.
+# Fields that are unused without a model, or with a task or data set of the
+# caller.
 _SOURCE = ('data.name', 'data.dir', 'data.*.*')
 _AUGMENTED = ('data.crop_padding', 'data.crop_area', 'data.flip')
 _NO_MODEL = (
@@ -66,8 +71,8 @@ _REAL = (
   *('cluster.speed.injected', 'route.server.dedicated'),
   'cluster.workers_per_gpu',
 )
-# Recipes describe a virtual cluster (network, speed) beside all else; a real
-# one says that it makes no use of that.
+# Recipes describe a virtual cluster (network, speed) as well, which is no error
+# on a real one.
 _UNUSED = {'virtual': _REAL, 'distributed': ('cluster.script',)}
 _REPLACED = {
   'scheme': ('sync.*',),
@@ -80,8 +85,8 @@ def check_fields(config: ConfigDict, default: ConfigDict) -> None:
   """Checks that a config has the fields of the default, of the same types.
 
   Args:
-    config: To be checked.
-    default: What `configs.default` gives.
+    config: Config to check.
+    default: Config of `configs.default`.
 
   Raises:
     ValueError: If a field is unknown, missing or of another type.
@@ -90,14 +95,14 @@ def check_fields(config: ConfigDict, default: ConfigDict) -> None:
 
 
 def check_values(config: ConfigDict) -> None:
-  """Checks the values that nothing made from the config checks.
+  """Checks the values that no part built from the config checks itself.
 
   Args:
-    config: With all fields.
+    config: Config with all fields.
 
   Raises:
     ValueError: If a value is out of its range, or if several tasks were started
-      for a run that is one process.
+      for a virtual run, which is one process.
   """
   if config.cluster.runtime not in _UNUSED:
     raise ValueError(
@@ -108,8 +113,8 @@ def check_values(config: ConfigDict) -> None:
   for variable in _TASKS if virtual else ():
     if os.environ.get(variable, '1') not in ('', '0', '1'):
       raise ValueError(
-        "config.cluster.runtime: 'virtual' runs in one process, but "
-        f'{variable} says that {os.environ[variable]} were started.'
+        "config.cluster.runtime: expected one process for 'virtual', got "
+        f'{os.environ[variable]} by {variable}.'
       )
   positive = (
     *('epochs', 'eval_every', 'log_every', 'cluster.workers'),
@@ -118,7 +123,7 @@ def check_values(config: ConfigDict) -> None:
     *('model.none.size_bytes', 'model.none.num_train'),
   )
   for field in positive:
-    value = _leaf(config, field)
+    value = _read_field(config, field)
     if not 0 < value < float('inf'):
       raise ValueError(f'config.{field}: expected more than 0, got {value}.')
   devices, most = config.cluster.devices_per_worker, config.batching.micro_batch
@@ -129,7 +134,7 @@ def check_values(config: ConfigDict) -> None:
     )
   wire, optimizer = config.wire, config.optimizer
   if wire.name == 'sparse' and wire.sparse.correction == 'local':
-    reason = "as workers have it with config.wire.sparse.correction='local'"
+    reason = "as config.wire.sparse.correction is 'local': workers apply it"
     if optimizer.name != 'sgd' or optimizer.sgd.momentum:
       raise ValueError(
         f"config.optimizer: expected 'sgd' without momentum, {reason}, got "
@@ -144,29 +149,31 @@ def check_values(config: ConfigDict) -> None:
   half = precision.dtype != 'float32'
   if half and precision.matmul != 'float32':
     raise ValueError(
-      "config.precision.matmul: expected the default 'float32', because "
-      f'config.precision.dtype is {precision.dtype!r} and leaves no products '
-      f'of float32, got {precision.matmul!r}.'
+      "config.precision.matmul: expected the default 'float32', because with "
+      f'config.precision.dtype {precision.dtype!r} there are no float32 '
+      f'products, got {precision.matmul!r}.'
     )
   if not 0 <= config.seed < 2**32:
     raise ValueError(f'config.seed: expected 0 to 2^32 - 1, got {config.seed}.')
   for accuracy in config.time_to:
     if not 0 < accuracy <= 1:
-      raise ValueError(f'config.time_to: expected 0 to 1, got {accuracy}.')
+      raise ValueError(
+        f'config.time_to: expected above 0, at most 1, got {accuracy}.'
+      )
   for loss in config.time_to_loss:
     if not 0 < loss < float('inf'):
       raise ValueError(f'config.time_to_loss: expected above 0, got {loss}.')
 
 
-def chosen(
+def choose_section(
   config: ConfigDict, default: ConfigDict, section: str
 ) -> tuple[str, dict[str, Any]]:
-  """Returns what a section chooses: the name, and its sub-section's fields.
+  """Returns the name that a section chooses, and the fields of that choice.
 
   Args:
-    config: A checked config.
-    default: What `configs.default` gives.
-    section: Such as 'sync' or 'cluster.speed'.
+    config: Config that `check_fields` has passed.
+    default: Config of `configs.default`.
+    section: Path of the section, such as 'sync' or 'cluster.speed'.
 
   Raises:
     ValueError: If there is no sub-section of that name, or if a field of
@@ -181,8 +188,8 @@ def chosen(
       f'config.{section}.name: expected one of {options}, got {mine.name!r}.'
     )
   for option in options:
-    for field, value in _leaves(theirs[option]):
-      got = _leaf(mine[option], field)
+    for field, value in _iterate_fields(theirs[option]):
+      got = _read_field(mine[option], field)
       if option != mine.name and got != value:
         raise ValueError(
           f'config.{section}.{option}.{field}: expected the default {value!r}, '
@@ -192,33 +199,33 @@ def chosen(
   return mine.name, mine[mine.name].to_dict()
 
 
-def made(section: str, choose: Choose, **shared: Any) -> Any:
-  """Calls `make` of the module that a section names.
+def build_section(section: str, choose: Choose, **shared: Any) -> Any:
+  """Calls `make` of the module that a section chooses.
 
   Args:
-    section: Of the config.
-    choose: Chooses a section of it.
-    **shared: Arguments beside the section's own or in their place.
+    section: Path of the section.
+    choose: Function that chooses a section of the config.
+    **shared: Arguments besides the fields of the choice, or in their place.
 
   Raises:
-    ValueError: If an argument is wrong; names the field.
+    ValueError: If an argument is invalid; names the field.
   """
   name, own = choose(section)
   module = importlib.import_module(f'{_PACKAGES[section]}.{name}')
-  with named(f'config.{section}.{name}'):
+  with error_prefix(f'config.{section}.{name}'):
     return module.make(**own | shared)
 
 
 def check_used(
   config: ConfigDict, default: ConfigDict, own: Mapping[str, Any]
 ) -> None:
-  """Checks that fields which are not used are left at their defaults.
+  """Checks that unused fields have their default values.
 
   Args:
-    config: A checked config.
-    default: What `configs.default` gives.
-    own: What replaces parts of the config, None where nothing does: 'scheme',
-      'task' and 'dataset'.
+    config: Config that `check_fields` has passed.
+    default: Config of `configs.default`.
+    own: Objects of the caller that replace parts of the config, by the keys
+      'scheme', 'task' and 'dataset'; None where there is none.
 
   Raises:
     ValueError: If an unused field differs from its default; names it.
@@ -229,7 +236,7 @@ def check_used(
     reasons["config.model.name is 'none'"] = _NO_MODEL
   if config.cluster.links:
     links = 'cluster.network.worker_*_Bps'
-    reasons['config.cluster.links says it'] = (links,)
+    reasons['config.cluster.links gives the links'] = (links,)
   for part, value in own.items():
     if value is not None:
       if part != 'scheme' and config.model.name == 'none':
@@ -247,20 +254,20 @@ def check_default(
   patterns: Iterable[str],
   reason: str,
 ) -> None:
-  """Checks that the fields of some patterns are left at their defaults.
+  """Checks that the fields that match a pattern have their default values.
 
   Args:
-    config: A checked config.
-    default: What `configs.default` gives.
-    patterns: Such as 'data.*.*'.
-    reason: Why they are not used.
+    config: Config that `check_fields` has passed.
+    default: Config of `configs.default`.
+    patterns: Patterns of paths, such as 'data.*.*'.
+    reason: Reason why the fields are unused, for the message.
 
   Raises:
-    ValueError: If one differs from its default; names it.
+    ValueError: If a field differs from its default; names it.
   """
-  for path, value in _leaves(default):
+  for path, value in _iterate_fields(default):
     unused = any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
-    got = _leaf(config, path)
+    got = _read_field(config, path)
     if unused and got != value:
       raise ValueError(
         f'config.{path}: expected the default {value!r}, because {reason} and '
@@ -269,8 +276,8 @@ def check_default(
 
 
 @contextlib.contextmanager
-def named(path: str) -> Iterator[None]:
-  """Puts the path of a field in front of what is said about it."""
+def error_prefix(path: str) -> Iterator[None]:
+  """Prefixes the message of a ValueError with the path of a section."""
   try:
     yield
   except ValueError as error:
@@ -278,15 +285,15 @@ def named(path: str) -> Iterator[None]:
 
 
 def read_json(field: str, expected: str, path: str) -> Any:
-  """Returns the content of a JSON file that a field names.
+  """Returns the decoded content of a JSON file.
 
   Args:
-    field: For the message.
-    expected: What the file should hold, for the message.
-    path: Of the file.
+    field: Path of the field that names the file, for the message.
+    expected: Description of valid content, for the message.
+    path: Path of the file.
 
   Raises:
-    ValueError: If it cannot be read.
+    ValueError: If the file cannot be read or is no JSON.
   """
   try:
     return json.loads(pathlib.Path(path).read_text())
@@ -295,36 +302,35 @@ def read_json(field: str, expected: str, path: str) -> Any:
 
 
 @contextlib.contextmanager
-def known_fields(argv: list[str]) -> Iterator[None]:
-  """Refuses flags of unknown fields while flags are parsed.
+def reject_unknown_flags(argv: list[str]) -> Iterator[None]:
+  """Ends the process if a flag names an unknown field, while flags are parsed.
 
   Args:
-    argv: The command line.
+    argv: Command line.
 
   Raises:
-    SystemExit: If a flag names a field that there is not, or has another name
-      now.
+    SystemExit: If a flag or a config file names an unknown or renamed field.
   """
   try:
     yield
-  except (AttributeError, KeyError) as error:  # Of a field, of a section.
+  except (AttributeError, KeyError) as error:  # Unknown field, or section.
     given = [arg for arg in argv if arg.startswith('--config.')]
     renamed = [
-      f'  config.{before} is called config.{now} now.'
+      f'  config.{before} was renamed to config.{now}.'
       for before, now in _RENAMED.items()
       if before.rpartition('.')[2] in re.split('[\'"]', str(error))
     ]
     sys.exit(f'Refused: unknown field in {given}: {error}{"".join(renamed)}')
 
 
-def each(
+def expand_values(
   field: str, values: tuple[float, ...], count: int
 ) -> tuple[float, ...]:
   """Returns one value for each of `count` hosts.
 
   Args:
-    field: Whose values these are, for the message.
-    values: One for all hosts, or one for each.
+    field: Path of the field, for the message.
+    values: One value for all hosts, or one each.
     count: Number of hosts.
 
   Raises:
@@ -335,37 +341,45 @@ def each(
   return tuple(values) * (count // len(values))
 
 
-def links(network: ConfigDict, **hosts: int) -> dict[str, tuple[float, ...]]:
-  """Returns bandwidths and latencies of all hosts, by kind of link.
+def host_links(
+  network: ConfigDict, **hosts: int
+) -> dict[str, tuple[float, ...]]:
+  """Returns the bandwidths and latencies of all hosts.
 
   Args:
     network: Section with a field {host}_{link} for every kind of both.
-    **hosts: How many there are of each kind, in their order.
+    **hosts: Number of hosts of each kind, in their order.
+
+  Returns:
+    One value per host for each of 'up_Bps', 'down_Bps' and 'latency_s'.
 
   Raises:
     ValueError: If a value is out of range, or if there are too many or too few.
   """
-  found: dict[str, tuple[float, ...]] = {}
+  values_by_link: dict[str, tuple[float, ...]] = {}
   for link in ('up_Bps', 'down_Bps', 'latency_s'):
-    found[link] = ()
+    values_by_link[link] = ()
     for host, count in hosts.items():
       path = f'config.cluster.network.{host}_{link}'
       values = network[f'{host}_{link}']
       least = 'at least 0' if link == 'latency_s' else 'more than 0'
       if not all(v > 0 or (v == 0 and link == 'latency_s') for v in values):
         raise ValueError(f'{path}: expected {least}, got {values!r}.')
-      found[link] += each(path, values, count)
-  return found
+      values_by_link[link] += expand_values(path, values, count)
+  return values_by_link
 
 
-def _leaf(config: ConfigDict, path: str) -> Any:
+def _read_field(config: ConfigDict, path: str) -> Any:
   return functools.reduce(lambda node, key: node[key], path.split('.'), config)
 
 
-def _leaves(config: ConfigDict, above: str = '') -> Iterator[tuple[str, Any]]:
+def _iterate_fields(
+  config: ConfigDict, above: str = ''
+) -> Iterator[tuple[str, Any]]:
+  """Yields the path and the value of every field, sections excluded."""
   for field, value in config.items():
     if isinstance(value, ConfigDict):
-      yield from _leaves(value, f'{above}{field}.')
+      yield from _iterate_fields(value, f'{above}{field}.')
     else:
       yield above + field, value
 
@@ -374,7 +388,9 @@ def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
   for field in sorted(set(config) ^ set(default)):
     now = _RENAMED.get(f'{path}.{field}'.removeprefix('config.'))
     if now and field in config:
-      raise ValueError(f'{path}.{field}: it is called config.{now} now.')
+      raise ValueError(
+        f'{path}.{field}: expected config.{now}, the new name of this field.'
+      )
     problem = 'unknown' if field in config else 'missing'
     raise ValueError(
       f'{path}.{field}: {problem}; expected the fields {sorted(default)}.'

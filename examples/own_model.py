@@ -59,8 +59,8 @@ def signals(count: int, seed: int) -> Split:
   phases = rng.uniform(0, 2 * np.pi, (count, 1))
   turns = np.array(_TONES)[tones, None] * np.arange(_SAMPLES) / _SAMPLES
   noise = rng.normal(0, _NOISE, (count, _SAMPLES))
-  made = np.sin(2 * np.pi * turns + phases) + noise
-  return Split(made.astype(np.float32), tones.astype(np.int32))
+  signals = np.sin(2 * np.pi * turns + phases) + noise
+  return Split(signals.astype(np.float32), tones.astype(np.int32))
 
 
 def learned() -> task.Task:

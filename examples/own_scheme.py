@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import ml_collections
 
 import train
-from configs import default
+from configs import checks, default
 from sync import asp, bsp, scheme
 from sync.scheme import Decision, Push, Scheme
 
@@ -31,7 +31,7 @@ class KAsync:
 
   Attributes:
     k: Pushes of an update.
-    members: Who is gone, waiting or running.
+    members: State of each worker: absent, waiting or running.
     pushed: Pushes since the last update.
     updates: Updates so far; the next one's id.
   """
@@ -63,7 +63,7 @@ class KAsync:
     return self._update(Decision())
 
   def join(self, worker: int, time: float) -> Decision:
-    """Lets the worker start at once."""
+    """Releases the worker at once."""
     self.members.join(worker)
     return Decision(release=self.members.release((worker,)))
 
@@ -82,17 +82,17 @@ def make(*, num_workers: int, k: int) -> KAsync:
   Raises:
     ValueError: If an argument is out of range.
   """
-  scheme.check_integer('k', k, at_least=1)
+  checks.check_integer('k', k, at_least=1)
   return KAsync(k=k, members=scheme.make_members(num_workers))
 
 
 def config(epochs: float) -> ml_collections.ConfigDict:
   """Returns what the runs have in common."""
-  made = default.get_config()
-  made.epochs = epochs
-  made.model.name = 'mlp'
-  made.checkpoint.every_s = float('inf')  # The runs are short.
-  return made
+  result = default.get_config()
+  result.epochs = epochs
+  result.model.name = 'mlp'
+  result.checkpoint.every_s = float('inf')  # The runs are short.
+  return result
 
 
 def main(argv: Sequence[str] | None = None) -> None:

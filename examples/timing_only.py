@@ -1,4 +1,4 @@
-"""What each scheme makes of many workers: time alone, no model.
+"""Compares the times of schemes with many workers, without a model.
 
   python -m examples.timing_only [--workers=64] [--iterations=100]
     [--schemes=bsp,asp,ssp,dssp,elastic,r2sp] [--batching=fixed]
@@ -7,7 +7,7 @@
 An iteration takes half a second, three times that in slow phases, in which each
 worker spends half of its time; phases last 1 / (1 - stay) iterations in the
 mean.  Every eighth worker is `slow` times slower anyway.  `bound` is the
-largest coordinator between barriers of ElasticBSP.  Workers push 100 MB to eight
+largest lead between barriers of ElasticBSP.  Workers push 100 MB to eight
 servers and pull as much, over links of 10 Gbit/s.  Prints, behind the tables of
 the runs, one of all: examples per second, share of waiting, mean and largest
 staleness, and goodput.  Takes two seconds per scheme on two cores.
@@ -41,18 +41,18 @@ def config(
   bound: float = math.inf,
 ) -> ml_collections.ConfigDict:
   """Returns a run of about so many iterations of each worker."""
-  made = default.get_config()
-  made.sync.name = scheme
+  result = default.get_config()
+  result.sync.name = scheme
   if scheme == 'elastic':
-    made.sync.elastic.bound = bound
-  made.batching.name = batching
-  made.model.name = 'none'
-  made.model.none.size_bytes = 100_000_000
-  made.model.none.num_train = workers * iterations * _BATCH
-  made.epochs = 1.0
-  made.batching.worker_batch = _BATCH
-  made.route.server.servers = 8
-  cluster = made.cluster
+    result.sync.elastic.bound = bound
+  result.batching.name = batching
+  result.model.name = 'none'
+  result.model.none.size_bytes = 100_000_000
+  result.model.none.num_train = workers * iterations * _BATCH
+  result.epochs = 1.0
+  result.batching.worker_batch = _BATCH
+  result.route.server.servers = 8
+  cluster = result.cluster
   cluster.workers = workers
   cluster.speed.name = 'regime'
   cluster.speed.regime.stay = stay
@@ -64,8 +64,8 @@ def config(
   for host in ('worker', 'server'):
     for link in ('up', 'down'):
       cluster.network[f'{host}_{link}_Bps'] = (_LINK_BPS,)
-  made.checkpoint.every_s = float('inf')
-  return made
+  result.checkpoint.every_s = float('inf')
+  return result
 
 
 def row(summary: Mapping[str, Any]) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   given = parser.parse_args(argv)
   rows = {}
   for scheme in given.schemes.split(','):
-    made = config(
+    scheme_config = config(
       scheme,
       batching=given.batching,
       workers=given.workers,
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
       rows[scheme] = row(
-        train.build(made, workdir=f'{folder}/run', own_process=True)()
+        train.build(scheme_config, workdir=f'{folder}/run', own_process=True)()
       )
   print('scheme  ', *(column.rjust(12) for column in _COLUMNS))
   for scheme, cells in rows.items():

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from configs import default, sections
 from configs.checks import require
-from configs.sections import Choose, made, named
+from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
 from data.stream import Stream
 from learning import compilations
@@ -48,7 +48,7 @@ def make(
   from learning import tasks  # Runs without a model start without Flax.
 
   directory = config.data.dir or os.environ.get('SYNCOPATE_DATA')
-  dataset = dataset or made('data', choose, directory=directory)
+  dataset = dataset or build_section('data', choose, directory=directory)
   dataset.check()
   stream = _stream(config, len(dataset.train.targets))
   return tasks.make(config, choose, task, dataset, stream, devices)
@@ -93,14 +93,14 @@ def from_config(config: ConfigDict) -> Learning:
   model = config.model.name
   require(model != 'none', 'config.model.name', 'a model', model)
   compilations.configure(config)
-  choose = functools.partial(sections.chosen, config, defaults)
+  choose = functools.partial(sections.choose_section, config, defaults)
   return make(config, choose, None, None, config.cluster.devices_per_worker)
 
 
 def _no_model(config: ConfigDict, choose: Choose) -> NoLearning:
   _, own = choose('model')
   stream = _stream(config, own['num_train'])
-  with named('config.model.none'):
+  with error_prefix('config.model.none'):
     return NoLearning(stream=stream, **own)
 
 
@@ -111,5 +111,5 @@ def _stream(config: ConfigDict, num_train: int) -> Stream:
   held = config.cluster.workers * batch * (ahead + 1)
   least = f'no more examples held ahead ({held}) than an epoch has'
   require(held <= num_train, 'config.data.ahead', least, ahead)
-  with named('config.data'):
+  with error_prefix('config.data'):
     return Stream(num_examples=num_train, seed=config.seed, ahead=ahead)

@@ -12,7 +12,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from configs.checks import require
-from configs.sections import Choose, made, named
+from configs.sections import Choose, build_section, error_prefix
 from data import augment as augmentation
 from data.dataset import Dataset
 from data.stream import Stream
@@ -159,7 +159,7 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
   top, classes = config.eval_top, dataset.num_classes
   field, expected = 'config.eval_top', f'0, or 2 to {classes - 1}'
   require(not top or 1 < top < classes, field, expected, top)
-  with named('config.data'):
+  with error_prefix('config.data'):
     augment = augmentation.make(
       crop_padding=config.data.crop_padding,
       crop_area=config.data.crop_area,
@@ -169,7 +169,7 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
   # On the CPU, a seed gives the same parameters whatever device is used, as
   # nearly as processors agree, and no copy stays in an accelerator's memory.
   with placement.on_cpu():
-    model = made(
+    model = build_section(
       'model',
       choose,
       input_shape=dataset.input_shape,
@@ -177,7 +177,7 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
       seed=config.seed,
       dtype=jnp.dtype(config.precision.dtype),
     )
-  with named(f'config.model.{config.model.name}'):
+  with error_prefix(f'config.model.{config.model.name}'):
     return classification(model, dataset.prepare, augment, top=top)
 
 
@@ -194,7 +194,7 @@ def _gradient(
   field = 'config.cluster.devices_per_worker'
   require(count <= len(devices), field, most, count)
   _warn_of_precision(config, devices[0])
-  with named('config.batching'):
+  with error_prefix('config.batching'):
     return TaskGradient(
       task,
       dataset.train,
@@ -229,9 +229,9 @@ def _learner(
   stats: Any,
 ) -> TaskLearner:
   name, own = choose('optimizer')
-  with named(f'config.optimizer.{name}'):
+  with error_prefix(f'config.optimizer.{name}'):
     tx = getattr(optimizers, name)(**own)
-  with named('config.optimizer'):
+  with error_prefix('config.optimizer'):
     return TaskLearner(
       params=params,
       stats=stats,
@@ -248,9 +248,9 @@ def _schedule(
   config: ConfigDict, choose: Choose, epoch: int
 ) -> schedules.Schedule:
   name, own = choose('schedule')
-  with named(f'config.schedule.{name}'):
+  with error_prefix(f'config.schedule.{name}'):
     shape = getattr(schedules, name)(total_epochs=config.epochs, **own)
-  with named('config.schedule'):
+  with error_prefix('config.schedule'):
     return schedules.schedule(
       rate=config.optimizer.learning_rate,
       warmup_epochs=config.schedule.warmup_epochs,

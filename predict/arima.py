@@ -1,15 +1,15 @@
-"""ARIMA(p, d, q) for each worker alone, by statsmodels.
+"""An ARIMA(p, d, q) model per worker, by statsmodels.
 
 With w the speeds, differenced d times (0 or 1) and less their mean if d = 0:
 
   w[k] = sum_i phi_i w[k-i] + e[k] + sum_j theta_j e[k-j]
 
 Parameters are estimated by maximum likelihood, which takes tens of
-milliseconds: at most one worker's per observation, the one that has waited
-longest, and of its last speeds only.  In between, predictions and their errors
-e follow from the equation, for all workers at once.  So a cluster of n workers
-fits each of them every max(refit, n) observations.  Box and Jenkins, 'Time
-series analysis', 1970.  Driving factors have no effect.
+milliseconds.  Each observation therefore fits at most one worker, the one whose
+last fit is oldest, to its last speeds.  In between, predictions and their
+errors e follow from the equation, for all workers at once.  So a cluster of n
+workers fits each of them every max(refit, n) observations.  Box and Jenkins,
+'Time series analysis', 1970.  Driving factors have no effect.
 """
 
 import dataclasses
@@ -19,26 +19,27 @@ import numpy as np
 from scipy import signal
 from statsmodels.tsa.arima import model as statsmodels
 
+from configs import checks
 from predict import history, predictor
 
 
 @dataclasses.dataclass
 class Arima:
-  """State of all workers' models.
+  """State of the models of all workers.
 
   Attributes:
-    order: p, d and q.
-    refit: Observations of a worker between its fits.
-    needed: Observations of a worker before its first fit.
-    history: What has been observed.
-    fitted_at: Int64 [n], observations at the last try to fit.
-    fitted: Bool [n], who has a model.
-    mean: Float64 [n], of the speeds that were fitted if d = 0, else 0.
-    phi: Float64 [n, p].
-    theta: Float64 [n, q].
+    order: Orders p, d and q of the models.
+    refit: Number of observations of a worker between its fits.
+    needed: Number of observations of a worker before its first fit.
+    history: Past observations.
+    fitted_at: Int64 [n], number of observations at the last attempt to fit.
+    has_model: Bool [n], True for workers with a model.
+    mean: Float64 [n], mean of the fitted speeds if d = 0, else 0.
+    phi: Float64 [n, p], autoregressive coefficients.
+    theta: Float64 [n, q], moving-average coefficients.
     values: Float64 [n, p], past w, newest first.
     errors: Float64 [n, q], past e, newest first.
-    last: Float64 [n], the last speed; NaN if there is none.
+    last: Float64 [n], last speed; NaN before the first.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -48,7 +49,7 @@ class Arima:
   needed: int
   history: history.History
   fitted_at: np.ndarray
-  fitted: np.ndarray
+  has_model: np.ndarray
   mean: np.ndarray
   phi: np.ndarray
   theta: np.ndarray
@@ -57,53 +58,54 @@ class Arima:
   last: np.ndarray
 
   @property
-  def fallback(self) -> int:
-    """How many workers have no model yet: their average is predicted."""
-    return int(((self.history.count > 0) & ~self.fitted).sum())
+  def num_fallback(self) -> int:
+    """Number of workers without a model, for which averages are predicted."""
+    return int(((self.history.count > 0) & ~self.has_model).sum())
 
   def observe(self, speeds: np.ndarray, factors: np.ndarray) -> None:
-    """Takes an observation in, and fits one worker at most."""
+    """Records an observation, and fits at most one worker."""
     new = self.history.add(speeds, factors)
     if not len(new):
       return
     speeds = np.asarray(speeds, np.float64)[new]
-    known = self._base()[new]
-    values = np.where(np.isnan(known), 0.0, speeds - known)
-    errors = values - self._expected()[new]
-    self.values[new] = _pushed(self.values[new], values)
-    self.errors[new] = _pushed(self.errors[new], errors)
+    base = self._base()[new]
+    values = np.where(np.isnan(base), 0.0, speeds - base)
+    errors = values - self._predict_values()[new]
+    self.values[new] = _shift(self.values[new], values)
+    self.errors[new] = _shift(self.errors[new], errors)
     self.last[new] = speeds
-    waited = self.history.count - self.fitted_at
+    age = self.history.count - self.fitted_at
     due = np.where(self.fitted_at == 0, self.needed, self.refit)
-    if (waited >= due).any():
-      self._fit(int(np.argmax(np.where(waited >= due, waited, -1))))
+    if (age >= due).any():
+      self._fit(int(np.argmax(np.where(age >= due, age, -1))))
 
   def predict(self) -> np.ndarray:
     """Returns the next speeds, float64 [n]; NaN if never observed.
 
-    They are never beyond the slowest and the fastest that the worker has been.
+    Predictions are clipped to the range of the worker's past speeds.
     """
-    speeds = self.history.within(self._base() + self._expected())
-    return np.where(self.fitted, speeds, self.history.average)
+    speeds = self.history.clip(self._base() + self._predict_values())
+    return np.where(self.has_model, speeds, self.history.average)
 
   def reset(self, worker: int) -> None:
-    """Forgets a worker's history and model."""
+    """Deletes a worker's history and model."""
     self.history.reset(worker)
     self.fitted_at[worker] = self.mean[worker] = 0
-    self.fitted[worker] = False
+    self.has_model[worker] = False
     for array in (self.phi, self.theta, self.values, self.errors):
       array[worker] = 0
     self.last[worker] = np.nan
 
   def _base(self) -> np.ndarray:
-    """What w is measured from."""
+    """Returns the speeds from which w is measured, float64 [n]."""
     return self.last if self.order[1] else self.mean
 
-  def _expected(self) -> np.ndarray:
-    """The next w."""
-    return (self.phi * self.values).sum(axis=1) + (
+  def _predict_values(self) -> np.ndarray:
+    """Returns the predicted next w, float64 [n]."""
+    values: np.ndarray = (self.phi * self.values).sum(axis=1) + (
       self.theta * self.errors
     ).sum(axis=1)
+    return values
 
   def _fit(self, worker: int) -> None:
     p, d, q = self.order
@@ -113,10 +115,10 @@ class Arima:
     values = np.diff(speeds) if d else speeds - mean
     scale = float(values.std())
     if scale <= 1e-9 * float(speeds.mean()):
-      return  # It never changes: nothing to estimate.
-    phi, theta = _estimated(values / scale, p, q)
+      return  # Constant speeds: there is nothing to estimate.
+    phi, theta = _estimate(values / scale, p, q)
     errors = signal.lfilter(np.r_[1, -phi], np.r_[1, theta], values)
-    self.fitted[worker] = True
+    self.has_model[worker] = True
     self.mean[worker] = mean
     self.phi[worker], self.theta[worker] = phi, theta
     self.values[worker] = values[::-1][:p]
@@ -142,12 +144,12 @@ def make(
     num_workers: Number of workers.
     num_factors: Number of driving factors, which have no effect.
     seed: Has no effect: nothing is random.
-    p: Past values.
+    p: Number of past values in the model.
     d: 1 to model differences of speeds, else 0.
-    q: Past errors.
-    kept: Speeds of a worker that are fitted, the newest.
-    needed: Observations of a worker before its first fit.
-    refit: Observations of a worker between its fits.
+    q: Number of past errors in the model.
+    kept: Number of speeds of a worker that are fitted, the newest.
+    needed: Number of observations of a worker before its first fit.
+    refit: Number of observations of a worker between its fits.
     smoothing: Weight of the newest speed in the average that is predicted
       before the first fit.
 
@@ -156,13 +158,13 @@ def make(
   """
   predictor.check_sizes(num_workers, num_factors, seed)
   for name, value in (('p', p), ('d', d), ('q', q)):
-    predictor.check_integer(name, value, at_least=0)
+    checks.check_integer(name, value, at_least=0)
   if d > 1:
     raise ValueError(f'd: expected 0 or 1, got {d}.')
   least = 4 * (p + d + q) + 4
-  predictor.check_integer('needed', needed, at_least=least)
-  predictor.check_integer('kept', kept, at_least=least)
-  predictor.check_integer('refit', refit, at_least=1)
+  checks.check_integer('needed', needed, at_least=least)
+  checks.check_integer('kept', kept, at_least=least)
+  checks.check_integer('refit', refit, at_least=1)
   return Arima(
     order=(p, d, q),
     refit=refit,
@@ -170,11 +172,11 @@ def make(
     history=history.make(
       num_workers=num_workers,
       num_factors=num_factors,
-      kept=kept,
+      capacity=kept,
       smoothing=smoothing,
     ),
     fitted_at=np.zeros(num_workers, np.int64),
-    fitted=np.zeros(num_workers, bool),
+    has_model=np.zeros(num_workers, bool),
     mean=np.zeros(num_workers),
     phi=np.zeros((num_workers, p)),
     theta=np.zeros((num_workers, q)),
@@ -184,13 +186,13 @@ def make(
   )
 
 
-def _estimated(
+def _estimate(
   values: np.ndarray, p: int, q: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Maximum likelihood estimates of phi [p] and theta [q]."""
+  """Returns maximum likelihood estimates of phi, [p], and theta, [q]."""
   with warnings.catch_warnings():
-    # Of starting values that it replaces, and of a search that it ends early:
-    # the estimate is then a worse one, but stationary and invertible.
+    # Warnings of replaced starting values and of a search that ends early: the
+    # estimate is then less likely, but stationary and invertible.
     warnings.simplefilter('ignore')
     params = statsmodels.ARIMA(values, order=(p, 0, q), trend='n').fit(
       return_params=True, method_kwargs={'maxiter': 50}
@@ -198,6 +200,6 @@ def _estimated(
   return params[:p], params[p : p + q]
 
 
-def _pushed(old: np.ndarray, newest: np.ndarray) -> np.ndarray:
-  """Rows with one more value in front, and the oldest dropped."""
+def _shift(old: np.ndarray, newest: np.ndarray) -> np.ndarray:
+  """Returns rows with the newest value in front, without the oldest one."""
   return np.column_stack([newest, old])[:, : old.shape[1]]

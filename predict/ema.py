@@ -1,58 +1,62 @@
-"""The next iteration will be as fast as the last ones: exponential average."""
+"""Prediction of the exponential moving average of past speeds."""
 
 import dataclasses
 from typing import ClassVar
 
 import numpy as np
 
+from configs import checks
 from predict import predictor
 
 
 @dataclasses.dataclass
 class Ema:
-  """State: the averages.
+  """State of the exponential averages.
 
   Attributes:
-    num_factors: How many there are; they have no effect.
+    num_fallback: Always 0.
+    num_factors: Number of driving factors, which have no effect.
     smoothing: Weight of the newest speed.
-    speeds: Float64 [n]; NaN where there is none yet.
+    speeds: Float64 [n], average speed of each worker; NaN before the first.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  fallback: ClassVar[int] = 0
+  num_fallback: ClassVar[int] = 0
 
   num_factors: int
   smoothing: float
   speeds: np.ndarray
 
   def observe(self, speeds: np.ndarray, factors: np.ndarray) -> None:
-    """Moves the averages towards the new speeds."""
-    speeds, _ = predictor.checked(
+    """Updates the averages by the new speeds."""
+    speeds, _ = predictor.validate_observation(
       speeds,
       factors,
       num_workers=len(self.speeds),
       num_factors=self.num_factors,
     )
-    self.speeds = average(self.speeds, speeds, self.smoothing)
+    self.speeds = update_average(self.speeds, speeds, self.smoothing)
 
   def predict(self) -> np.ndarray:
-    """Returns the averages, float64 [n]; NaN where there is none yet."""
+    """Returns the averages, float64 [n]; NaN before the first speed."""
     return self.speeds.copy()
 
   def reset(self, worker: int) -> None:
-    """Forgets a worker's average."""
+    """Deletes a worker's average."""
     predictor.check_worker(worker, len(self.speeds))
     self.speeds[worker] = np.nan
 
 
-def average(
-  old: np.ndarray, speeds: np.ndarray, smoothing: float
+def update_average(
+  old: np.ndarray, speeds: np.ndarray, smoothing: float | np.ndarray
 ) -> np.ndarray:
-  """Returns averages moved by `smoothing` of the way to the speeds.
+  """Returns exponential averages after one more observation.
 
-  The first speed is the average of one; where there is no new speed the
-  average stays.  Both are NaN where there is none.
+  Args:
+    old: Averages before, [..., n]; NaN before the first speed.
+    speeds: New speeds, [n]; NaN where there is none, which leaves the average.
+    smoothing: Weight of the new speeds; the first speed has weight 1.
   """
   old = np.where(np.isnan(old), speeds, old)
   return np.where(np.isnan(speeds), old, old + smoothing * (speeds - old))
@@ -73,5 +77,5 @@ def make(
     ValueError: If an argument is out of range.
   """
   predictor.check_sizes(num_workers, num_factors, seed)
-  predictor.check_share('smoothing', smoothing)
+  checks.check_share('smoothing', smoothing)
   return Ema(num_factors, smoothing, np.full(num_workers, np.nan))

@@ -1,52 +1,54 @@
-"""Weighs a network against plain averages of the last speeds, by its errors.
+"""Weights of a network and of plain averages, by their past errors.
 
-Four experts predict a worker's next speed: the last one, two exponential
-averages, and the network.  What is predicted is their mean, with weights
+Four experts predict a worker's next speed: the last speed, two exponential
+averages, and the network.  The prediction is their mean with the weights
 
   w_i = prior_i E_i^(-N/2) / sum_j prior_j E_j^(-N/2)
 
-E being the mean of the squared errors of the last observations, of older ones
-exponentially less, and N how many these count for: the likelihood of N normal
-errors whose variance is as measured.  So weights have no unit, whoever is twice
-as bad is soon out, and those who are alike share.  Aggregation of experts:
-Vovk, 'Aggregating strategies', 1990; of ones that take turns in being the best:
-Herbster and Warmuth, 'Tracking the best expert', 1998.
+where E is the exponentially weighted mean of squared errors and N the effective
+number of errors in it: the likelihood of N normal errors of that variance.  So
+weights have no unit, an expert with twice the error soon gets almost none, and
+similar experts share.  Aggregation of experts: Vovk, 'Aggregating strategies',
+1990; if the best expert changes: Herbster and Warmuth, 'Tracking the best
+expert', 1998.
 
-Two things are this project's, for workers whose speed jumps.  Errors are
-counted apart while the last speed is far from the slow average: whether a jump
-is to stay is a question of its own, and until it is answered the last speed and
-the quick average are trusted.  And who was lately worse than the best of the
-time, by more than E, is taken to be as bad as that: factors may stop to tell.
+Two additions of this project are for workers whose speed jumps.  Errors are
+counted separately while the last speed is far from the slow average, as it is
+not yet known whether the jump will last; in that time the priors favor the last
+speed and the quick average.  And an expert whose error recently exceeded that
+of the best expert by more than E gets this excess as its E: driving factors may
+lose their effect.
 """
 
 import dataclasses
 
 import numpy as np
 
-from predict import ema, predictor
+from configs import checks
+from predict import ema
 
 EXPERTS = 4  # The last speed, a quick and a slow average, the network.
 _PRIORS = np.array([[0.25, 0.25, 0.25, 0.25], [0.3, 0.6, 0.05, 0.05]])
-_FAR = 2.0  # Root mean square errors of the best; the averages are apart then.
-_LATELY = 0.2  # Weight of the newest regret: about five observations.
-_EXACT = 1e-8  # Errors of less than this share of the speed are alike.
+_FAR = 2.0  # Distance in root mean square errors of the best expert.
+_REGRET = 0.2  # Weight of the newest regret: about five observations.
+_EXACT = 1e-8  # Errors below this share of the speed count as equal.
 
 
 @dataclasses.dataclass
 class Gate:
-  """State: what the experts say and how wrong they were.
+  """Predictions and errors of the experts.
 
   Attributes:
     smoothings: Float64 [3, 1], weights of the newest speed in the averages;
-      the first is 1, which is the last speed.
-    discount: Weight of the newest squared error, once there are enough.
-    averages: Float64 [3, n]; NaN where there is none yet.
-    experts: Float64 [4, n], what each has predicted; NaN if nothing.
-    errors: Float64 [2, 4, n], mean squares, while the averages are near each
-      other and while they are apart.
-    counts: Float64 [2, n], how many errors these are of, discounted.
-    regrets: Float64 [4, n], how much larger squared errors were lately than
-      the best expert's of the time.
+      the first is 1, which gives the last speed.
+    discount: Weight of the newest squared error after the first ones.
+    averages: Float64 [3, n], averages of speeds; NaN before the first.
+    experts: Float64 [4, n], last prediction of each expert; NaN before one.
+    errors: Float64 [2, 4, n], mean squared errors, while the averages are near
+      each other and while they are apart.
+    counts: Float64 [2, n], effective numbers of errors in these means.
+    regrets: Float64 [4, n], average excess of recent squared errors over those
+      of the best expert.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -61,24 +63,27 @@ class Gate:
 
   @property
   def apart(self) -> np.ndarray:
-    """Bool [n], whose last speed is far from the slow average."""
+    """Bool [n], True where the last speed is far from the slow average."""
     usual = np.sqrt(self.errors[0].min(axis=0))
-    return np.abs(self.averages[0] - self.averages[-1]) > _FAR * usual
+    distance = np.abs(self.averages[0] - self.averages[-1])
+    apart: np.ndarray = distance > _FAR * usual
+    return apart
 
   @property
   def weights(self) -> np.ndarray:
-    """Float64 [4, n], of the experts; they sum to 1."""
+    """Float64 [4, n], weights of the experts, whose sum is 1."""
     apart = self.apart
     errors = np.maximum(np.where(apart, *self.errors[::-1]), self.regrets)
     errors += (_EXACT * np.nan_to_num(self.averages[0], nan=1.0)) ** 2
     counts = np.where(apart, *self.counts[::-1])
     priors = np.where(apart, *_PRIORS[::-1, :, None])
     logs = np.log(priors) - 0.5 * counts * np.log(errors)
-    weights = np.exp(logs - logs.max(axis=0))
-    return weights / weights.sum(axis=0)
+    weights: np.ndarray = np.exp(logs - logs.max(axis=0))
+    weights /= weights.sum(axis=0)
+    return weights
 
   def observe(self, speeds: np.ndarray) -> None:
-    """Notes how wrong each expert was; NaN is no observation."""
+    """Updates the errors of the experts; NaN is no observation."""
     missed = (self.experts - speeds) ** 2
     known = ~np.isnan(missed[0])
     for kind, here in enumerate((known & ~self.apart, known & self.apart)):
@@ -89,20 +94,21 @@ class Gate:
       self.errors[kind] += share * change
     regrets = missed - missed.min(axis=0)
     change = np.where(known, regrets - self.regrets, 0)
-    self.regrets += _LATELY * change
-    self.averages = ema.average(self.averages, speeds, self.smoothings)
+    self.regrets += _REGRET * change
+    self.averages = ema.update_average(self.averages, speeds, self.smoothings)
 
   def mix(self, network: np.ndarray) -> np.ndarray:
     """Returns the weighted mean of all experts, float64 [n].
 
     Args:
-      network: Float64 [n], what the last of them predicts.
+      network: Float64 [n], prediction of the network, the last expert.
     """
     self.experts = np.vstack([self.averages, network])
-    return (self.weights * self.experts).sum(axis=0)
+    mean: np.ndarray = (self.weights * self.experts).sum(axis=0)
+    return mean
 
   def reset(self, worker: int) -> None:
-    """Forgets a worker."""
+    """Deletes a worker's averages and errors."""
     self.averages[:, worker] = self.experts[:, worker] = np.nan
     self.errors[..., worker] = self.regrets[:, worker] = 0
     self.counts[:, worker] = 0
@@ -111,20 +117,21 @@ class Gate:
 def make(
   *, num_workers: int, quick: float, slow: float, discount: float
 ) -> Gate:
-  """Returns a gate that has seen nothing.
+  """Returns a gate without observations.
 
   Args:
     num_workers: Number of workers, n.
-    quick: Weight of the newest speed in one average, above 0, at most 1.
-    slow: The same of the other, which the network corrects.
+    quick: Weight of the newest speed in the quick average, above 0, at most 1.
+    slow: Weight of the newest speed in the slow average, which the network
+      corrects, above 0, at most 1.
     discount: Weight of the newest squared error, above 0, at most 1.
 
   Raises:
     ValueError: If an argument is out of range.
   """
-  predictor.check_share('quick', quick)
-  predictor.check_share('smoothing', slow)
-  predictor.check_share('discount', discount)
+  checks.check_share('quick', quick)
+  checks.check_share('smoothing', slow)
+  checks.check_share('discount', discount)
   return Gate(
     smoothings=np.array([[1.0], [quick], [slow]]),
     discount=discount,

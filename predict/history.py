@@ -1,36 +1,37 @@
-"""The last observations of every worker, and its running scale.
+"""The last observations of every worker, standardised by running statistics.
 
-What is learnt from is standardised by each worker's own mean and deviation, so
-that one network serves workers of any speed.  Both are running ones, of what
-has been seen so far and mainly of the last REMEMBERED observations: nothing
-that comes later is in them.
+Observations are standardised by each worker's own mean and deviation, so that
+one network serves workers of any speed.  Both are running statistics of the
+observations so far, mainly of the last SCALE_WINDOW: they depend on nothing
+that comes later.
 """
 
 import dataclasses
 
 import numpy as np
 
+from configs import checks
 from predict import ema, predictor
 
-REMEMBERED = 2000  # Observations, by the running scale.
-_FARTHEST = 5.0  # Deviations; what is farther out counts as this far.
+SCALE_WINDOW = 2000  # Observations that the running statistics weigh.
+_FARTHEST = 5.0  # Deviations to which standardised values are clipped.
 
 
 @dataclasses.dataclass
 class History:
-  """A ring of rows per worker, by the number of the observation.
+  """A ring buffer of observations per worker, and running statistics.
 
   Attributes:
     smoothing: Weight of the newest speed in the exponential average.
-    rows: Float64 [n, kept, F + 2]: speed, factors read after it, and the
+    rows: Float64 [n, capacity, F + 2]: speed, factors read after it, and the
       average after it; NaN where there is none.
     count: Int64 [n], observations since the start or the last reset.
-    average: Float64 [n], exponential average of the speeds, NaN at first.
-    known: Int64 [n, F + 1], how many speeds and factors were not NaN.
-    mean: Float64 [n, F + 1], running.
-    variance: Float64 [n, F + 1], running.
-    lowest: Float64 [n], the smallest speed; infinity at first.
-    highest: Float64 [n], the largest speed; 0 at first.
+    average: Float64 [n], exponential average of the speeds; NaN at first.
+    known: Int64 [n, F + 1], numbers of speeds and factors that were not NaN.
+    mean: Float64 [n, F + 1], running means of speeds and factors.
+    variance: Float64 [n, F + 1], running variances of speeds and factors.
+    lowest: Float64 [n], smallest speed; infinity at first.
+    highest: Float64 [n], largest speed; 0 at first.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -46,26 +47,26 @@ class History:
   highest: np.ndarray
 
   def add(self, speeds: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """Takes an observation in, where the speed is not NaN.
+    """Records an observation of the workers whose speed is not NaN.
 
     Args:
-      speeds: Float64 [n].
-      factors: Float64 [n, F].
+      speeds: Float64 [n], examples per second.
+      factors: Float64 [n, F], driving factors.
 
     Returns:
-      Int64 [k], the workers that it is of.
+      Int64 [k], the workers whose speed is not NaN.
 
     Raises:
       ValueError: If a shape or a value is not as in `Predictor.observe`.
     """
-    speeds, factors = predictor.checked(
+    speeds, factors = predictor.validate_observation(
       speeds,
       factors,
       num_workers=len(self.count),
       num_factors=self.mean.shape[1] - 1,
     )
     new = np.flatnonzero(~np.isnan(speeds))
-    self.average = ema.average(self.average, speeds, self.smoothing)
+    self.average = ema.update_average(self.average, speeds, self.smoothing)
     values = np.column_stack([speeds, factors])[new]
     self.rows[new, self.count[new] % self.rows.shape[1]] = np.column_stack(
       [values, self.average[new]]
@@ -73,14 +74,14 @@ class History:
     self.count[new] += 1
     self.lowest[new] = np.minimum(self.lowest[new], speeds[new])
     self.highest[new] = np.maximum(self.highest[new], speeds[new])
-    self._move_scale(new, values)
+    self._update_scale(new, values)
     return new
 
-  def _move_scale(self, new: np.ndarray, values: np.ndarray) -> None:
-    """Equal weights at first, exponential ones later."""
+  def _update_scale(self, new: np.ndarray, values: np.ndarray) -> None:
+    """Updates mean and variance: equal weights at first, exponential later."""
     known = ~np.isnan(values)
     self.known[new] += known
-    weight = 1 / np.clip(self.known[new], 1, REMEMBERED)
+    weight = 1 / np.clip(self.known[new], 1, SCALE_WINDOW)
     weight = np.where(known, weight, 0)
     change = np.where(known, values - self.mean[new], 0)
     self.mean[new] += weight * change
@@ -90,30 +91,30 @@ class History:
   def latest(self, length: int) -> np.ndarray:
     """Returns each worker's newest rows, standardised: [n, length, F + 2].
 
-    Oldest first, float32; what is missing is 0, the mean.
+    Float32, oldest first; missing values are 0, the mean.
     """
     workers = np.arange(len(self.count))
-    return self._standardised(workers, self._gather(workers, 0, length))
+    return self._standardise(workers, self._gather(workers, 0, length))
 
   def samples(
     self, draws: np.random.Generator, size: int, length: int
   ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Draws windows and the speeds that came after them.
+    """Draws windows of observations, and the speeds that followed them.
 
-    All that are kept are equally likely, whoever's they are.
+    All windows of all workers are equally likely.
 
     Args:
-      draws: Draws them, with replacement.
-      size: How many.
+      draws: Random generator; draws with replacement.
+      size: Number of windows.
       length: Rows of a window.
 
     Returns:
       Float32 [size, length, F + 2], standardised windows, and float32 [size],
-      how far the next speed was above the average at that time, in deviations.
-      None if nobody has a window and a speed after it.
+      the next speed minus the average at that time, in deviations.  None if no
+      worker has a window and a speed after it.
     """
-    kept = np.minimum(self.count, self.rows.shape[1])
-    ends = np.cumsum(np.maximum(kept - length, 0))
+    stored = np.minimum(self.count, self.rows.shape[1])
+    ends = np.cumsum(np.maximum(stored - length, 0))
     if not ends[-1]:
       return None
     drawn = draws.integers(ends[-1], size=size)
@@ -121,24 +122,27 @@ class History:
     rows = self._gather(workers, ends[workers] - 1 - drawn, length + 1)
     gain = (rows[:, -1, 0] - rows[:, -2, -1]) / self.deviation()[workers]
     gain = np.clip(gain, -_FARTHEST, _FARTHEST)
-    windows = self._standardised(workers, rows[:, :-1])
+    windows = self._standardise(workers, rows[:, :-1])
     return windows, gain.astype(np.float32)
 
   def speeds(self, worker: int) -> np.ndarray:
-    """Returns a worker's speeds that are kept, oldest first, float64."""
-    kept = int(min(self.count[worker], self.rows.shape[1]))
-    return self._gather(np.array([worker]), 0, kept)[0, :, 0]
+    """Returns the stored speeds of a worker, oldest first, float64."""
+    stored = int(min(self.count[worker], self.rows.shape[1]))
+    speeds: np.ndarray = self._gather(np.array([worker]), 0, stored)[0, :, 0]
+    return speeds
 
   def deviation(self) -> np.ndarray:
     """Returns the speeds' running standard deviations, float64 [n]; never 0."""
-    return self._scale()[:, 0]
+    deviation: np.ndarray = self._scale()[:, 0]
+    return deviation
 
-  def within(self, speeds: np.ndarray) -> np.ndarray:
-    """Returns speeds no farther out than the worker's own have ever been."""
-    return np.clip(speeds, self.lowest, self.highest)
+  def clip(self, speeds: np.ndarray) -> np.ndarray:
+    """Returns speeds clipped to the range of each worker's past speeds."""
+    clipped: np.ndarray = np.clip(speeds, self.lowest, self.highest)
+    return clipped
 
   def reset(self, worker: int) -> None:
-    """Forgets a worker."""
+    """Deletes a worker's observations and statistics."""
     predictor.check_worker(worker, len(self.count))
     self.rows[worker] = self.average[worker] = np.nan
     self.count[worker] = self.known[worker] = 0
@@ -148,19 +152,20 @@ class History:
   def _gather(
     self, workers: np.ndarray, before: np.ndarray | int, length: int
   ) -> np.ndarray:
-    """Rows [k, length, F + 2] up to the one `before` the newest."""
+    """Returns rows, [k, length, F + 2], up to the one `before` the newest."""
     newest = self.count[workers] - 1 - before
     numbers = newest[:, None] + np.arange(1 - length, 1)
-    # A number below zero meets a row that has not been written: NaN.
-    return self.rows[workers[:, None], numbers % self.rows.shape[1]]
+    # A number below zero leads to a row that has not been written: NaN.
+    rows: np.ndarray = self.rows[workers[:, None], numbers % self.rows.shape[1]]
+    return rows
 
   def _scale(self) -> np.ndarray:
     deviation = np.sqrt(self.variance)
-    # What has never changed is 0 when standardised, whatever it is divided by.
+    # Constant values are 0 when standardised, whatever the divisor.
     return np.where(deviation > 0, deviation, 1)
 
-  def _standardised(self, workers: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    # The average is measured as the speeds are.
+  def _standardise(self, workers: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    # The average has the scale of the speeds.
     columns = [*range(self.mean.shape[1]), 0]
     mean, scale = self.mean[:, columns], self._scale()[:, columns]
     rows = (rows - mean[workers, None]) / scale[workers, None]
@@ -169,25 +174,25 @@ class History:
 
 
 def make(
-  *, num_workers: int, num_factors: int, kept: int, smoothing: float
+  *, num_workers: int, num_factors: int, capacity: int, smoothing: float
 ) -> History:
   """Returns an empty history.
 
   Args:
     num_workers: Number of workers, n.
     num_factors: Number of driving factors, F.
-    kept: Observations per worker.
+    capacity: Number of observations that are stored per worker.
     smoothing: Weight of the newest speed in the average, above 0, at most 1.
 
   Raises:
     ValueError: If an argument is out of range.
   """
-  predictor.check_integer('kept', kept, at_least=2)
-  predictor.check_share('smoothing', smoothing)
+  checks.check_integer('capacity', capacity, at_least=2)
+  checks.check_share('smoothing', smoothing)
   shape = (num_workers, num_factors + 1)
   return History(
     smoothing=smoothing,
-    rows=np.full((num_workers, kept, num_factors + 2), np.nan),
+    rows=np.full((num_workers, capacity, num_factors + 2), np.nan),
     count=np.zeros(num_workers, np.int64),
     average=np.full(num_workers, np.nan),
     known=np.zeros(shape, np.int64),

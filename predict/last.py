@@ -1,4 +1,4 @@
-"""The next iteration will be as fast as the last: the yardstick."""
+"""Prediction of the last speed: the baseline of all predictors."""
 
 import dataclasses
 from typing import ClassVar
@@ -10,23 +10,24 @@ from predict import predictor
 
 @dataclasses.dataclass
 class Last:
-  """State: what was seen last.
+  """State of the predictor of the last speed.
 
   Attributes:
-    num_factors: How many there are; they have no effect.
-    speeds: Float64 [n]; NaN where there is none yet.
+    num_fallback: Always 0.
+    num_factors: Number of driving factors, which have no effect.
+    speeds: Float64 [n], last speed of each worker; NaN before the first.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  fallback: ClassVar[int] = 0
+  num_fallback: ClassVar[int] = 0
 
   num_factors: int
   speeds: np.ndarray
 
   def observe(self, speeds: np.ndarray, factors: np.ndarray) -> None:
-    """Keeps the new speeds."""
-    speeds, _ = predictor.checked(
+    """Stores the new speeds."""
+    speeds, _ = predictor.validate_observation(
       speeds,
       factors,
       num_workers=len(self.speeds),
@@ -35,17 +36,17 @@ class Last:
     self.speeds = np.where(np.isnan(speeds), self.speeds, speeds)
 
   def predict(self) -> np.ndarray:
-    """Returns each worker's last speed, float64 [n]; NaN if there is none."""
+    """Returns each worker's last speed, float64 [n]; NaN before the first."""
     return self.speeds.copy()
 
   def reset(self, worker: int) -> None:
-    """Forgets a worker's speed."""
+    """Deletes a worker's speed."""
     predictor.check_worker(worker, len(self.speeds))
     self.speeds[worker] = np.nan
 
 
 def make(*, num_workers: int, num_factors: int, seed: int) -> Last:
-  """Returns the memoryless predictor.
+  """Returns the predictor of the last speed.
 
   Args:
     num_workers: Number of workers.

@@ -1,7 +1,7 @@
-"""Long short-term memory on past speeds and factors.
+"""Prediction by a long short-term memory, from past speeds and factors.
 
-Hochreiter and Schmidhuber, 'Long short-term memory', 1997.  Its arguments:
-predict/recurrent.py.  How it learns: predict/online.py.
+Hochreiter and Schmidhuber, 'Long short-term memory', 1997.  The arguments of
+`make` are those of predict/recurrent.py; predict/online.py trains the network.
 """
 
 import functools

@@ -6,10 +6,10 @@ with speeds v, driving factors c (those read before iteration k are current),
 and F a perceptron of one hidden tanh layer beside a linear part.  F gives the
 distance from the exponential average of the speeds, and past speeds are given
 as distances from it too; the average itself goes to the hidden layer only.  So
-the linear part is not misled when a worker settles at a speed it never had.
-The predictor of Chen et al., 'Semi-dynamic load balancing: efficient
-distributed learning in non-dedicated environments', SoCC 2020; sizes, training
-and the average are this project's.  How it learns: predict/online.py.
+the linear part stays valid when a worker settles at a new speed.  NARX is the
+predictor of Chen et al., 'Semi-dynamic load balancing: efficient distributed
+learning in non-dedicated environments', SoCC 2020; sizes, training and the
+average are this project's.  predict/online.py trains the network.
 """
 
 import dataclasses
@@ -19,16 +19,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from configs import checks
 from predict import online, predictor
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
-  """Of the network.
+class NarxArchitecture:
+  """Sizes of a NARX network.
 
   Attributes:
-    lags: Past speeds and factors that it sees, d.
-    factors: Driving factors.
+    lags: Number of past speeds and factors among the inputs, d.
+    factors: Number of driving factors, F.
     hidden: Width of the tanh layer.
   """
 
@@ -40,34 +41,41 @@ class Shape:
 
   @property
   def window(self) -> int:
-    """Rows that hold d speeds and d + 1 readings of factors."""
+    """Number of rows that hold d speeds and d + 1 readings of factors."""
     return self.lags + 1
 
   def build(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the network."""
+    """Returns the network with random parameters."""
     inputs = self.lags + self.window * self.factors + 1
     return Narx(inputs=inputs, hidden=self.hidden, rngs=rngs)
 
 
 class Narx(nnx.Module):
-  """A perceptron beside a linear map; its output is zero at first."""
+  """A perceptron plus a linear map, with an initial output of zero."""
 
   def __init__(self, *, inputs: int, hidden: int, rngs: nnx.Rngs):
-    """Draws the parameters; the level is one of the inputs."""
+    """Draws the parameters of both layers.
+
+    Args:
+      inputs: Number of inputs, the average of the speeds among them.
+      hidden: Width of the tanh layer.
+      rngs: Random generators of the parameters.
+    """
     self.hidden = nnx.Linear(inputs, hidden, rngs=rngs)
     self.output = nnx.Linear(
       hidden + inputs - 1, 1, kernel_init=nnx.initializers.zeros, rngs=rngs
     )
 
   def __call__(self, windows: jax.Array) -> jax.Array:
-    """Returns [B] for standardised windows [B, lags + 1, F + 2]."""
+    """Returns outputs, [B], for standardised windows, [B, lags + 1, F + 2]."""
     level = windows[:, -1, -1:]
-    # A row's factors were read after its speed: the oldest speed is one more
-    # than there are to be.
+    # A row's factors were read after its speed, so that d + 1 readings of
+    # factors come with one speed too many: the oldest.
     factors = windows[:, :, 1:-1].reshape(len(windows), -1)
     x = jnp.concatenate([windows[:, 1:, 0] - level, factors], axis=1)
     hidden = jnp.tanh(self.hidden(jnp.concatenate([x, level], axis=1)))
-    return self.output(jnp.concatenate([hidden, x], axis=1))[:, 0]
+    outputs: jax.Array = self.output(jnp.concatenate([hidden, x], axis=1))
+    return outputs[:, 0]
 
 
 def make(
@@ -84,19 +92,19 @@ def make(
   Args:
     num_workers: Number of workers.
     num_factors: Number of driving factors; may be 0.
-    seed: Of the parameters and of the draws.
-    lags: Past speeds and factors that the network sees, d.
-    hidden: Width of its tanh layer.
-    **training: The other arguments of `online.make`.
+    seed: Seed of the parameters and of the training samples.
+    lags: Number of past speeds and factors among the inputs, d.
+    hidden: Width of the tanh layer.
+    **training: Remaining arguments of `online.make`.
 
   Raises:
     ValueError: If an argument is out of range.
   """
   predictor.check_sizes(num_workers, num_factors, seed)
-  predictor.check_integer('lags', lags, at_least=1)
-  predictor.check_integer('hidden', hidden, at_least=1)
+  checks.check_integer('lags', lags, at_least=1)
+  checks.check_integer('hidden', hidden, at_least=1)
   return online.make(
-    Shape(lags=lags, factors=num_factors, hidden=hidden),
+    NarxArchitecture(lags=lags, factors=num_factors, hidden=hidden),
     num_workers=num_workers,
     num_factors=num_factors,
     seed=seed,

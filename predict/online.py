@@ -1,21 +1,21 @@
-"""Networks that learn to predict speeds while the run goes on.
+"""Networks that learn to predict speeds during the run.
 
-A network maps a worker's last observations to how far its next speed is above
-its exponential average, all standardised.  With every observation there are a
-few steps of Adam on examples drawn from what is kept, so that the cost is
+A network maps a worker's last observations to the distance of its next speed
+from its exponential average, all standardised.  Every observation adds a few
+steps of Adam on samples of the stored observations, so that the cost is
 bounded.  The loss is Huber's ('Robust estimation of a location parameter',
-1964), as now and then an iteration is slow for no reason that can be known.
-The training is series-parallel: inputs are observed speeds, never predicted.
+1964), as single iterations may be slow for unknown reasons.  The training is
+series-parallel: inputs are observed speeds, never predicted ones.
 
-What a network expects is one opinion of several: where speeds change their ways
-it may be worse than no network.  predict/gate.py weighs it against averages.
+If speeds change their pattern a network may be worse than an average.
+predict/gate.py therefore weighs its prediction against averages.
 
-All workers share the parameters, and what differs between them is in the
-standardisation.  A network for each was 1 % better or worse, depending on the
-trace; it costs more, and learns nothing for a worker that has just come.
+All workers share the parameters; the standardisation holds their differences.
+A network for each worker was 1 % better or worse, depending on the trace; it
+costs more, and knows nothing of a worker that has just joined.
 
-Everything that is kept between calls is in NumPy arrays, so that a copy of the
-state goes on bit for bit.  What is compiled is compiled by `make`.
+All state between calls is in NumPy arrays, so that a copy continues bit for
+bit.  `make` compiles the program.
 """
 
 import contextlib
@@ -31,36 +31,38 @@ import numpy as np
 import optax
 from flax import nnx
 
+from configs import checks
 from predict import gate, history, predictor
 
-_MOST_KEPT = 200_000  # Observations of all workers: about 10 MB.
+_MOST_STORED = 200_000  # Observations of all workers: about 10 MB.
 _ROBUST = 0.25  # Deviations up to which the loss is a square.
-_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # Of Adam.
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # Parameters of Adam.
 
 
-class Shape(Protocol):
-  """Of a network: a frozen dataclass, as it is an argument of compilation.
+class Architecture(Protocol):
+  """Sizes of a network, as a frozen dataclass that `jax.jit` can hash."""
 
-  Attributes:
-    window: How many observations the network looks at.
-  """
-
-  window: int
+  @property
+  def window(self) -> int:
+    """Number of observations that the network reads."""
 
   def build(self, rngs: nnx.Rngs) -> nnx.Module:
     """Returns a network that maps float32 [B, window, F + 2] to [B]."""
 
+  def __hash__(self) -> int:
+    """Returns a hash, equal for equal sizes."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Fitting:
-  """How a network is trained.
+  """Settings of a network's training.
 
   Attributes:
     steps: Steps of Adam per observation.
-    minibatch: Examples of a step.
-    learning_rate: Of Adam.
-    decay: Weight decay, decoupled: times parameters and learning rate.
-    averaging: Weight of the newest parameters in those that predict.
+    minibatch: Samples of a step.
+    learning_rate: Learning rate of Adam.
+    decay: Decoupled weight decay, multiplied by the learning rate.
+    averaging: Weight of the newest parameters in the average that predicts.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -74,24 +76,24 @@ class Fitting:
 
 @dataclasses.dataclass
 class Online:
-  """State of a network and of what it learns from.
+  """State of a network, its training data, and its errors.
 
   Attributes:
-    shape: Of the network.
-    fitting: How it is trained.
-    seed: Of the parameters and of the draws.
-    needed: Observations of a worker from which on the network predicts.
-    history: What has been observed.
-    gate: How wrong the network and the averages were.
-    weights: Float32 [4, p]: parameters, the averages of their gradients and of
-      the squares of these, and the average of the parameters.
-    fits: How many observations have been learnt from.
-    predicted: Float64 [n], what `predict` returns.
+    architecture: Sizes of the network.
+    fitting: Settings of the training.
+    seed: Seed of the parameters and of the samples.
+    needed: Observations of a worker after which the network predicts.
+    history: Stored observations.
+    gate: Errors of the network and of averages.
+    weights: Float32 [4, p]: parameters, averages of their gradients and of the
+      squared gradients, and average of the parameters.
+    fits: Number of observations after which the network was trained.
+    predicted: Float64 [n], speeds that `predict` returns.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  shape: Shape
+  architecture: Architecture
   fitting: Fitting
   seed: int
   needed: int
@@ -102,22 +104,22 @@ class Online:
   predicted: np.ndarray
 
   @property
-  def fallback(self) -> int:
-    """For how many workers averages predict alone: too little history."""
+  def num_fallback(self) -> int:
+    """Number of workers that averages alone predict, for lack of history."""
     count = self.history.count
     return int(((count > 0) & (count < self.needed)).sum())
 
   def observe(self, speeds: np.ndarray, factors: np.ndarray) -> None:
-    """Takes an observation in, learns, and predicts.  O(n + bounded)."""
+    """Records an observation, trains the network, and predicts.  O(n)."""
     if not len(self.history.add(speeds, factors)):
       return
     self.gate.observe(np.asarray(speeds, np.float64))
-    # A generator that counts, so that no state of it need be kept.
+    # A counter-based generator needs no state in checkpoints.
     key = np.array([self.seed, self.fits], np.uint64)
     samples = self.history.samples(
       np.random.Generator(np.random.Philox(key=key)),
       self.fitting.steps * self.fitting.minibatch,
-      self.shape.window,
+      self.architecture.window,
     )
     expected = self.history.average.copy()
     if samples is not None:
@@ -125,41 +127,41 @@ class Online:
       self.fits += 1
       ready = self.history.count >= self.needed
       gain = np.where(ready, gain, 0) * self.history.deviation()
-      expected = self.history.within(expected + gain)
-    self.predicted = self.history.within(self.gate.mix(expected))
+      expected = self.history.clip(expected + gain)
+    self.predicted = self.history.clip(self.gate.mix(expected))
 
   def predict(self) -> np.ndarray:
     """Returns the next speeds, float64 [n]; NaN if never observed.
 
-    They are never beyond the slowest and the fastest that the worker has been.
+    Predictions are clipped to the range of the worker's past speeds.
     """
     return self.predicted.copy()
 
   def reset(self, worker: int) -> None:
-    """Forgets a worker's history; what all have taught the network stays."""
+    """Deletes a worker's history; the parameters, which all share, stay."""
     self.history.reset(worker)
     self.gate.reset(worker)
     self.predicted[worker] = np.nan
 
   def _advance(self, windows: np.ndarray, gains: np.ndarray) -> np.ndarray:
-    """Fits the network to samples and returns what it expects, float64 [n]."""
+    """Trains the network on samples and returns its outputs, float64 [n]."""
     batches = (self.fitting.steps, self.fitting.minibatch)
     with _on_cpu():
-      weights, expected = _fit_and_predict(
-        self.shape,
+      weights, outputs = _fit_and_predict(
+        self.architecture,
         self.fitting,
         self.weights,
         np.int32(self.fits),
         windows.reshape(*batches, *windows.shape[1:]),
         gains.reshape(batches),
-        self.history.latest(self.shape.window),
+        self.history.latest(self.architecture.window),
       )
     self.weights = np.array(weights)
-    return np.asarray(expected, np.float64)
+    return np.asarray(outputs, np.float64)
 
 
 def make(
-  shape: Shape,
+  architecture: Architecture,
   *,
   num_workers: int,
   num_factors: int,
@@ -175,51 +177,52 @@ def make(
   decay: float,
   averaging: float,
 ) -> Online:
-  """Returns a predictor whose network is not trained yet, but compiled.
+  """Returns a predictor with a compiled network that is not trained yet.
 
   Args:
-    shape: Of the network.
+    architecture: Sizes of the network.
     num_workers: Number of workers, n.
     num_factors: Number of driving factors, F; may be 0.
-    seed: Of the parameters and of the draws, 0 to 2^64 - 1.
-    smoothing: Weight of the newest speed in the average that the network adds
-      to.
-    quick: Weight of the newest speed in another average.
-    discount: Weight of the newest squared error where the network, the two
-      averages and the last speed are weighed.
-    kept: Observations per worker that are learnt from, the newest; fewer if
-      there are so many workers that it would be over 200,000 in all.
-    needed: Observations of a worker from which on the network predicts.
+    seed: Seed of the parameters and of the samples, 0 to 2^64 - 1.
+    smoothing: Weight of the newest speed in the average to which the network
+      adds its output.
+    quick: Weight of the newest speed in a second average.
+    discount: Weight of the newest squared error in the weights of the network,
+      the two averages and the last speed.
+    kept: Number of stored observations per worker, the newest; fewer if all
+      workers together would have over 200,000.
+    needed: Observations of a worker after which the network predicts.
     steps: Steps of Adam per observation.
-    minibatch: Examples of a step.
-    learning_rate: Of Adam, above 0.
-    decay: Weight decay, decoupled; at least 0.
-    averaging: Weight of the newest parameters in those that predict, above 0,
-      at most 1, which is no averaging.
+    minibatch: Samples of a step.
+    learning_rate: Learning rate of Adam, above 0.
+    decay: Decoupled weight decay, at least 0.
+    averaging: Weight of the newest parameters in the average that predicts,
+      above 0, at most 1, which means no averaging.
 
   Raises:
     ValueError: If an argument is out of range.
   """
   predictor.check_sizes(num_workers, num_factors, seed)
-  predictor.check_integer('kept', kept, at_least=shape.window + 1)
-  predictor.check_integer('needed', needed, at_least=shape.window + 1)
-  predictor.check_integer('steps', steps, at_least=1)
-  predictor.check_integer('minibatch', minibatch, at_least=1)
-  predictor.check_share('learning_rate', learning_rate)
-  predictor.check_share('averaging', averaging)
+  least = architecture.window + 1
+  checks.check_integer('kept', kept, at_least=least)
+  checks.check_integer('needed', needed, at_least=least)
+  checks.check_integer('steps', steps, at_least=1)
+  checks.check_integer('minibatch', minibatch, at_least=1)
+  checks.check_share('learning_rate', learning_rate)
+  checks.check_share('averaging', averaging)
   if not 0 <= decay < 1:
     raise ValueError(f'decay: expected 0 <= decay < 1, got {decay!r}.')
   with _on_cpu():
-    params = _parameters(shape, seed)
-  made = Online(
-    shape=shape,
+    params = _init_parameters(architecture, seed)
+  predictor_ = Online(
+    architecture=architecture,
     fitting=Fitting(steps, minibatch, learning_rate, decay, averaging),
     seed=seed,
     needed=needed,
     history=history.make(
       num_workers=num_workers,
       num_factors=num_factors,
-      kept=max(shape.window + 1, min(kept, _MOST_KEPT // num_workers)),
+      capacity=max(least, min(kept, _MOST_STORED // num_workers)),
       smoothing=smoothing,
     ),
     gate=gate.make(
@@ -229,28 +232,30 @@ def make(
     fits=0,
     predicted=np.full(num_workers, np.nan),
   )
-  _compile(made)
-  return made
+  _compile(predictor_)
+  return predictor_
 
 
 def _on_cpu() -> contextlib.AbstractContextManager[None]:
-  """Returns a context for networks that are too small for an accelerator."""
-  return jax.default_device(jax.local_devices(backend='cpu')[0])
+  """Returns a context that computes on a CPU: the networks are small."""
+  device = jax.local_devices(backend='cpu')[0]
+  context: contextlib.AbstractContextManager[None] = jax.default_device(device)
+  return context
 
 
-def _compile(made: Online) -> None:
+def _compile(online: Online) -> None:
   """Runs the program once, so that no later call compiles."""
-  size = made.fitting.steps * made.fitting.minibatch
-  columns = made.history.rows.shape[-1]
-  windows = np.zeros((size, made.shape.window, columns), np.float32)
-  weights = made.weights
-  made._advance(windows, np.zeros(size, np.float32))
-  made.weights = weights
+  size = online.fitting.steps * online.fitting.minibatch
+  columns = online.history.rows.shape[-1]
+  windows = np.zeros((size, online.architecture.window, columns), np.float32)
+  weights = online.weights
+  online._advance(windows, np.zeros(size, np.float32))
+  online.weights = weights
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _fit_and_predict(
-  shape: Shape,
+  architecture: Architecture,
   fitting: Fitting,
   weights: jax.Array,
   fits: jax.Array,
@@ -258,24 +263,26 @@ def _fit_and_predict(
   gains: jax.Array,
   latest: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Takes the steps of one observation, then predicts for all workers.
+  """Makes the training steps of one observation, then predicts all workers.
 
   Args:
-    shape: Of the network.
-    fitting: How it is trained.
+    architecture: Sizes of the network.
+    fitting: Settings of the training.
     weights: Float32 [4, p], as in `Online`.
-    fits: Int32, how often this was called before.
-    windows: Float32 [steps, minibatch, window, F + 2].
-    gains: Float32 [steps, minibatch], what is to be learnt.
-    latest: Float32 [n, window, F + 2], what is predicted from.
+    fits: Int32, number of earlier calls.
+    windows: Float32 [steps, minibatch, window, F + 2], inputs of samples.
+    gains: Float32 [steps, minibatch], targets of samples.
+    latest: Float32 [n, window, F + 2], inputs of the prediction.
 
   Returns:
-    The new weights, and float32 [n], how far speeds are above the average.
+    The new weights, and float32 [n], predicted speed minus average, in
+    deviations.
   """
-  network = _network(shape)
+  network = _network(architecture)
 
   def loss(params: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    return optax.huber_loss(network(params, x), y, delta=_ROBUST).mean()
+    losses: jax.Array = optax.huber_loss(network(params, x), y, delta=_ROBUST)
+    return losses.mean()
 
   def step(
     weights: jax.Array, batch: tuple[jax.Array, jax.Array, jax.Array]
@@ -297,21 +304,25 @@ def _fit_and_predict(
   return weights, network(weights[3], latest)
 
 
-def _parameters(shape: Shape, seed: int) -> np.ndarray:
-  """Initial parameters, float32 [p]."""
+def _init_parameters(architecture: Architecture, seed: int) -> np.ndarray:
+  """Returns initial parameters, float32 [p]."""
   seed32 = int(np.random.SeedSequence(seed).generate_state(1)[0])
-  state = nnx.state(shape.build(nnx.Rngs(seed32)))
+  state = nnx.state(architecture.build(nnx.Rngs(seed32)))
   return np.array(jax.flatten_util.ravel_pytree(state)[0])
 
 
 @functools.lru_cache
-def _network(shape: Shape) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _network(
+  architecture: Architecture,
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
   """Returns the network as a function of a vector of parameters."""
-  graph, state = nnx.split(nnx.eval_shape(lambda: shape.build(nnx.Rngs(0))))
+  abstract = nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0)))
+  graph, state = nnx.split(abstract)
   zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state)
   unravel = jax.flatten_util.ravel_pytree(zeros)[1]
 
   def call(params: jax.Array, windows: jax.Array) -> jax.Array:
-    return nnx.merge(graph, unravel(params))(windows)
+    outputs: jax.Array = nnx.merge(graph, unravel(params))(windows)
+    return outputs
 
   return call

@@ -1,39 +1,37 @@
-"""What a predictor of worker speeds is told, and what it answers.
+"""Interface of speed predictors, and the checks that they share.
 
-How much a worker should compute depends on how fast it will be, so its speed
-is predicted one iteration ahead.  A predictor is a dataclass of plain data for
-all workers at once, made by `make(...)` of the module that the config names;
-its methods change it in place.  It reads no clock and does no I/O, and what it
-predicts depends on what it has been told before, on nothing that comes later.
+The number of examples that a worker should compute depends on its speed in the
+next iteration, so that a predictor forecasts speeds one iteration ahead.  It is
+a dataclass of plain data for all workers at once, created by `make(...)` of the
+module that the config names; its methods change it in place.  It reads no clock
+and does no I/O.  A prediction depends on earlier observations alone.
 """
 
-import numbers
 from typing import Protocol
 
 import numpy as np
 
-# What is far outside could not be squared, and is no speed of any machine.
+from configs import checks
+
+# Speeds and factors beyond these could overflow when squared.
 _SMALLEST, _LARGEST = 1e-100, 1e100
 
 
 class Predictor(Protocol):
-  """How fast will each worker's next iteration be?
+  """Predictor of the speed of each worker's next iteration."""
 
-  Attributes:
-    fallback: How many workers' last prediction is one of averages alone, as
-      there was too little history to do better.
-  """
-
-  fallback: int
+  @property
+  def num_fallback(self) -> int:
+    """Number of workers that averages alone predict, for lack of history."""
 
   def observe(self, speeds: np.ndarray, factors: np.ndarray) -> None:
-    """Takes in an iteration of each worker.
+    """Records an iteration of each worker.
 
     Args:
       speeds: Float64 [n], examples per second; NaN for a worker that has not
-        ended another iteration, of which nothing is taken in then.
-      factors: Float64 [n, F], driving factors read after that iteration: they
-        are the current ones of the next.  NaN where none was read.
+        finished another iteration, whose factors are then ignored.
+      factors: Float64 [n, F], driving factors read after that iteration, which
+        are current in the next one.  NaN where none was read.
 
     Raises:
       ValueError: If a shape or a value is not as described.
@@ -43,10 +41,10 @@ class Predictor(Protocol):
     """Returns the next speeds, float64 [n], above 0; NaN if never observed."""
 
   def reset(self, worker: int) -> None:
-    """Forgets a worker's history: who comes back may be another machine."""
+    """Deletes a worker's history: it may rejoin on another machine."""
 
 
-def checked(
+def validate_observation(
   speeds: np.ndarray,
   factors: np.ndarray,
   *,
@@ -55,8 +53,14 @@ def checked(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns an observation as float64 arrays.
 
+  Args:
+    speeds: Speeds, as `Predictor.observe` has them.
+    factors: Driving factors, as `Predictor.observe` has them.
+    num_workers: Number of workers, n.
+    num_factors: Number of driving factors, F.
+
   Raises:
-    ValueError: If a shape or a value is not as `Predictor.observe` wants it.
+    ValueError: If a shape or a value is not as `Predictor.observe` expects.
   """
   speeds = np.asarray(speeds, np.float64)
   factors = np.asarray(factors, np.float64)
@@ -73,46 +77,28 @@ def checked(
     worker = int(np.argmin(good))
     raise ValueError(
       f'speeds: expected {_SMALLEST} to {_LARGEST} or NaN, got '
-      f'{speeds[worker]} of worker {worker}.'
+      f'{speeds[worker]} for worker {worker}.'
     )
   good = (np.isnan(factors) | (np.abs(factors) <= _LARGEST)).all(axis=1)
   if not good.all():
     worker = int(np.argmin(good))
     raise ValueError(
       f'factors: expected {-_LARGEST} to {_LARGEST} or NaN, got '
-      f'{factors[worker].tolist()} of worker {worker}.'
+      f'{factors[worker].tolist()} for worker {worker}.'
     )
   return speeds, factors
 
 
 def check_sizes(num_workers: int, num_factors: int, seed: int) -> None:
   """Raises ValueError unless the arguments of every `make` are in range."""
-  check_integer('num_workers', num_workers, at_least=1)
-  check_integer('num_factors', num_factors, at_least=0)
-  check_integer('seed', seed, at_least=0)
+  checks.check_integer('num_workers', num_workers, at_least=1)
+  checks.check_integer('num_factors', num_factors, at_least=0)
+  checks.check_integer('seed', seed, at_least=0)
   if seed >= 2**64:
     raise ValueError(f'seed: expected less than 2^64, got {seed}.')
 
 
 def check_worker(worker: int, num_workers: int) -> None:
-  """Raises ValueError unless there is such a worker."""
+  """Raises ValueError unless `worker` is in 0..num_workers - 1."""
   if not 0 <= worker < num_workers:
     raise ValueError(f'worker: expected 0 to {num_workers - 1}, got {worker}.')
-
-
-def check_integer(name: str, value: object, *, at_least: int) -> None:
-  """Raises ValueError unless `value` is an integer that is large enough."""
-  integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-  if not integral or value < at_least:
-    raise ValueError(
-      f'{name}: expected an integer of at least {at_least}, got {value!r}.'
-    )
-
-
-def check_share(name: str, value: object) -> None:
-  """Raises ValueError unless `value` is a number above 0 and at most 1."""
-  real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-  if not real or not 0 < value <= 1:
-    raise ValueError(
-      f'{name}: expected a number above 0 and at most 1, got {value!r}.'
-    )

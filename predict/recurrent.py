@@ -1,7 +1,7 @@
-"""What recurrent networks share: a cell that reads the last observations.
+"""Recurrent networks: a cell that reads a window of observations.
 
-Its state starts at zero before each window, so that a worker's prediction
-depends on what is kept only, and training needs no state of other workers.
+The state of the cell is zero before each window, so that a prediction depends
+on the stored observations alone, and training needs no state of other workers.
 """
 
 import dataclasses
@@ -10,18 +10,19 @@ from typing import Any
 import jax
 from flax import nnx
 
+from configs import checks
 from predict import online, predictor
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
-  """Of the network.
+class RecurrentArchitecture:
+  """Cell and sizes of a recurrent network.
 
   Attributes:
     cell: Name of the cell in `flax.nnx`.
-    window: Observations that it reads.
-    factors: Driving factors.
-    hidden: Width of its state.
+    window: Number of observations that the cell reads.
+    factors: Number of driving factors, F.
+    hidden: Width of the cell's state.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -32,28 +33,35 @@ class Shape:
   hidden: int
 
   def build(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the network."""
+    """Returns the network with random parameters."""
     cell = getattr(nnx, self.cell)(self.factors + 2, self.hidden, rngs=rngs)
-    return Recurrent(cell=cell, rngs=rngs)
+    return Recurrent(cell=cell, hidden=self.hidden, rngs=rngs)
 
 
 class Recurrent(nnx.Module):
-  """A cell and a linear map of its last output, which is zero at first."""
+  """A cell and a linear map of its last output, initially zero."""
 
-  def __init__(self, *, cell: nnx.Module, rngs: nnx.Rngs):
-    """Draws the parameters of the linear map."""
+  def __init__(self, *, cell: nnx.RNNCellBase, hidden: int, rngs: nnx.Rngs):
+    """Draws the parameters of the linear map.
+
+    Args:
+      cell: Cell with parameters.
+      hidden: Width of the cell's output.
+      rngs: Random generators of the parameters.
+    """
     self.cell = cell
     self.output = nnx.Linear(
-      cell.hidden_features, 1, kernel_init=nnx.initializers.zeros, rngs=rngs
+      hidden, 1, kernel_init=nnx.initializers.zeros, rngs=rngs
     )
 
   def __call__(self, windows: jax.Array) -> jax.Array:
-    """Returns [B] for standardised windows [B, window, F + 2]."""
-    # Zeros: what is random about it is not used.
+    """Returns outputs, [B], for standardised windows, [B, window, F + 2]."""
+    # The carry is zero, whatever the generator.
     carry = self.cell.initialize_carry(windows[:, 0].shape, nnx.Rngs(0))
     for row in range(windows.shape[1]):
       carry, hidden = self.cell(carry, windows[:, row])
-    return self.output(hidden)[:, 0]
+    outputs: jax.Array = self.output(hidden)
+    return outputs[:, 0]
 
 
 def make(
@@ -66,25 +74,27 @@ def make(
   hidden: int,
   **training: Any,
 ) -> online.Online:
-  """Returns a predictor.
+  """Returns a predictor with a recurrent network.
 
   Args:
     cell: Name of the cell in `flax.nnx`.
     num_workers: Number of workers.
     num_factors: Number of driving factors; may be 0.
-    seed: Of the parameters and of the draws.
-    window: Observations that the network reads.
-    hidden: Width of its state.
-    **training: The other arguments of `online.make`.
+    seed: Seed of the parameters and of the training samples.
+    window: Number of observations that the network reads.
+    hidden: Width of the cell's state.
+    **training: Remaining arguments of `online.make`.
 
   Raises:
     ValueError: If an argument is out of range.
   """
   predictor.check_sizes(num_workers, num_factors, seed)
-  predictor.check_integer('window', window, at_least=1)
-  predictor.check_integer('hidden', hidden, at_least=1)
+  checks.check_integer('window', window, at_least=1)
+  checks.check_integer('hidden', hidden, at_least=1)
   return online.make(
-    Shape(cell=cell, window=window, factors=num_factors, hidden=hidden),
+    RecurrentArchitecture(
+      cell=cell, window=window, factors=num_factors, hidden=hidden
+    ),
     num_workers=num_workers,
     num_factors=num_factors,
     seed=seed,

@@ -1,6 +1,7 @@
-"""A simple recurrent network (Elman, 1990) on past speeds and factors.
+"""Prediction by a simple recurrent network, from past speeds and factors.
 
-Its arguments: predict/recurrent.py.  How it learns: predict/online.py.
+Elman, 'Finding structure in time', 1990.  The arguments of `make` are those of
+predict/recurrent.py; predict/online.py trains the network.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Routes that sum among the workers, all alike but for their forests."""
+"""Routes that sum among the workers, which differ in their forests alone."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from configs.checks import require
 from route import links
-from route.choosing import GOODPUT
-from route.route import LATENCY_S, Allreduce, Forests
+from route.route import LATENCY_S, Allreduce, ForestBuilder
+from route.selection import GOODPUT
 from topology import Cluster
 
 if TYPE_CHECKING:
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class AllreduceRoute:
-  """A route that knows how to find a forest.
+  """A route that sums over forests of one kind.
 
   Attributes:
-    name: As config.route.name.
-    links: As the field `cluster`: see `links.believed`.
-    forest: Finds the forest.
-    fits: Raises ValueError if there is no such forest over these links.
-    adapt: As of `Allreduce`.
+    name: Value of config.route.name.
+    links: Links, as `links.read_cluster` reads them.
+    forest: Function that builds the forest for given links.
+    check_links: Function that raises ValueError if there is no such forest.
+    adapt: Whether the forest is replaced when real links change.
   """
 
   name: str
   links: str
-  forest: Forests
-  fits: Callable[[Cluster], None] = lambda cluster: None
+  forest: ForestBuilder
+  check_links: Callable[[Cluster], None] = lambda cluster: None
   adapt: bool = False
 
   def plan(
@@ -42,29 +42,31 @@ class AllreduceRoute:
     bucket_bytes: float | None,
     overlap: bool,
   ) -> Allreduce:
-    """Returns the plan: see `Route`.
+    """Returns the plan, as data: see `Route`.
 
     Raises:
-      ValueError: If the links that it believes in are not of these workers.
+      ValueError: If the route's links are invalid, or of other workers.
     """
     del divisible
-    believed = links.believed(self.links, num_workers)
-    known = believed or cluster
+    own = links.read_cluster(self.links, num_workers)
+    known = own or cluster
     if known is not None:
-      self.fits(known)
-    forest = Real(self.forest) if distributed else self.forest
+      self.check_links(known)
+    forest = RealLinkBuilder(self.forest) if distributed else self.forest
     expected = 'False under the virtual clock, whose links do not change'
     require(distributed or not self.adapt, 'adapt', expected, self.adapt)
-    return Allreduce(
-      self.name, believed, forest, bucket_bytes, overlap, self.adapt
-    )
+    return Allreduce(self.name, own, forest, bucket_bytes, overlap, self.adapt)
 
 
 @dataclasses.dataclass(frozen=True)
-class Real:
-  """Finds forests over real links, which carry headers as well."""
+class RealLinkBuilder:
+  """Builder of forests over real links, which carry headers as well.
 
-  forest: Forests
+  Attributes:
+    forest: Function that builds the forest for given links.
+  """
+
+  forest: ForestBuilder
 
   def __call__(
     self,
@@ -72,5 +74,5 @@ class Real:
     size_bytes: int,
     latency_s: float | Mapping[tuple[str, str], float] = LATENCY_S,
   ) -> 'Forest':
-    """Returns what is the fastest for so many bytes beside the headers."""
+    """Returns the forest for a message with its headers: see ForestBuilder."""
     return self.forest(cluster, round(size_bytes / GOODPUT), latency_s)

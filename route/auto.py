@@ -1,45 +1,44 @@
-"""The route that is predicted to be the fastest over the links that there are.
+"""The allreduce of the least predicted time over the given links.
 
-Rings, hierarchies, double trees, shards and forests are carried out by one
-executor, so that predictions compare them fairly.  XLA's psum on CPUs is a ring
-that cannot be faster; on GPUs that are joined by more than a network choose
-`native` yourself.
+One executor runs rings, hierarchies, double trees, shards and forests, so that
+predictions are comparable.  XLA's psum is not among the candidates: on CPUs it
+is a ring and no faster; on GPUs with direct links choose `native` instead.
 """
 
 from absl import logging
 
-from route import choosing, forest
+from route import forest, selection
 from route.allreduce import AllreduceRoute
-from route.choosing import Latency
 from route.route import LATENCY_S
+from route.selection import Latency
 from topology import Cluster, Forest
 
 
-def fastest(
+def build_forest(
   cluster: Cluster, size_bytes: int, latency_s: Latency = LATENCY_S
 ) -> Forest:
-  """Returns the fastest of all, and logs a table: see `Forests`."""
+  """Returns the fastest candidate, and logs a table: see `ForestBuilder`."""
   if len(cluster.workers) == 1:
-    return choosing.empty(cluster)
-  _, tried = forest.chosen(cluster, size_bytes, latency_s)
-  taken = choosing.fastest(tried)
-  logging.info('Predicted for %d bytes, of all routes:', size_bytes)
-  for each in sorted(tried, key=lambda each: each.seconds):
+    return selection.make_empty(cluster)
+  _, candidates = forest.compare_candidates(cluster, size_bytes, latency_s)
+  fastest = selection.choose_fastest(candidates)
+  logging.info('Predicted seconds of all routes for %d bytes:', size_bytes)
+  for each in sorted(candidates, key=lambda each: each.seconds):
     logging.info(
       '  %-24s %9.4g s, %3d trees of depth %2d%s',
       each.name,
       each.seconds,
       len(each.forest.trees),
       max(tree.depth for tree in each.forest.trees),
-      ', taken' if each is taken else '',
+      ', chosen' if each is fastest else '',
     )
-  return taken.forest
+  return fastest.forest
 
 
 def make(*, cluster: str) -> AllreduceRoute:
   """Returns the route.
 
   Args:
-    cluster: The links, as of `links.believed`.
+    cluster: Links, as `links.read_cluster` reads them.
   """
-  return AllreduceRoute('auto', cluster, fastest)
+  return AllreduceRoute('auto', cluster, build_forest)

@@ -1,65 +1,65 @@
-"""A forest packed for the links: all of them at work at the same time.
+"""Allreduce over a packed forest: weighted trees that share all links.
 
-Trees with different roots, of such weights that they are as fast together as
-the links allow (Zhang et al., INFOCOM 2021): see `topology`.  Of all forests
-tried the one is taken that is predicted to be the fastest for the bytes that
-travel; where none is clearly faster than plain shards or a ring, one of those.
+Trees with different roots have weights that make them together as fast as the
+links allow (Zhang et al., INFOCOM 2021): see `topology`.  Several forests are
+built, and the one of the least predicted time for the message is used, unless
+equal shards or a ring are about as fast.
 """
 
 from absl import logging
 
-from route import choosing
+from route import selection
 from route.allreduce import AllreduceRoute
-from route.choosing import Latency, Predicted
 from route.route import LATENCY_S
+from route.selection import Candidate, Latency
 from topology import Cluster, Forest
 
-_CLEARLY = 1.05  # Times as fast as the plain ones.
+_MIN_SPEEDUP = 1.05  # Over the best of shards and rings.
 
 
-def chosen(
+def compare_candidates(
   cluster: Cluster, size_bytes: int, latency_s: Latency
-) -> tuple[Predicted, list[Predicted]]:
-  """Returns the forest to use, and all that were tried."""
-  found = [
+) -> tuple[Candidate, list[Candidate]]:
+  """Returns the candidate to use, and all candidates."""
+  groups = [
     [
-      choosing.predicted(name, cluster, forest, size_bytes, latency_s)
+      selection.predict_time(name, cluster, forest, size_bytes, latency_s)
       for name, forest in forests
     ]
     for forests in (
-      [*choosing.candidates(cluster), *choosing.others(cluster)],
-      [choosing.sharded(cluster), *choosing.rings(cluster)],
+      [*selection.build_packed(cluster), *selection.build_trees(cluster)],
+      [selection.build_shards(cluster), *selection.build_rings(cluster)],
     )
   ]
-  packed, plain = map(choosing.fastest, found)
-  better = packed.seconds * _CLEARLY <= plain.seconds
-  return packed if better else plain, [*found[0], *found[1]]
+  packed, plain = map(selection.choose_fastest, groups)
+  is_faster = packed.seconds * _MIN_SPEEDUP <= plain.seconds
+  return packed if is_faster else plain, [*groups[0], *groups[1]]
 
 
-def forest(
+def build_forest(
   cluster: Cluster, size_bytes: int, latency_s: Latency = LATENCY_S
 ) -> Forest:
-  """Returns the forest to use: see `Forests`."""
+  """Returns the forest to use: see `ForestBuilder`."""
   if len(cluster.workers) == 1:
-    return choosing.empty(cluster)
-  taken, tried = chosen(cluster, size_bytes, latency_s)
+    return selection.make_empty(cluster)
+  best, candidates = compare_candidates(cluster, size_bytes, latency_s)
   logging.info(
-    'Forest: %s, %d trees of depth %d, %.4g s for %d bytes; %d were tried.',
-    taken.name,
-    len(taken.forest.trees),
-    max(tree.depth for tree in taken.forest.trees),
-    taken.seconds,
+    'Forest: %s, %d trees of depth %d, %.4g s for %d bytes; %d candidates.',
+    best.name,
+    len(best.forest.trees),
+    max(tree.depth for tree in best.forest.trees),
+    best.seconds,
     size_bytes,
-    len(tried),
+    len(candidates),
   )
-  return taken.forest
+  return best.forest
 
 
 def make(*, cluster: str, adapt: bool = False) -> AllreduceRoute:
   """Returns the route.
 
   Args:
-    cluster: The links, as of `links.believed`.
-    adapt: Whether links are followed, and forests changed with them.
+    cluster: Links, as `links.read_cluster` reads them.
+    adapt: Whether the forest is replaced when real links change.
   """
-  return AllreduceRoute('forest', cluster, forest, adapt=adapt)
+  return AllreduceRoute('forest', cluster, build_forest, adapt=adapt)

@@ -1,4 +1,4 @@
-"""Which links a run has, and which ones a route is told to believe in."""
+"""Links of a run: those of the virtual clock, and those of a route."""
 
 import functools
 import math
@@ -15,62 +15,67 @@ from topology.clusters.cluster import Ends
 from topology.forests import files
 
 PROBE = 'probe'
-_EQUAL_GBPS = Fraction(1, 8)  # Of each link, where only equality is known.
-_UNLIMITED_GBPS = 10**12  # What has no limit, so that capacities are numbers.
+_EQUAL_GBPS = Fraction(1, 8)  # Nominal capacity of equal links.
+_UNLIMITED_GBPS = 10**12  # Capacity that stands for an infinite one.
 
 
 class Links(NamedTuple):
-  """What the virtual clock knows of links.
+  """Links of the virtual clock, with latencies.
 
   Attributes:
-    cluster: The links; its worker i is worker i of the run.
-    latency_s: Of each link by its ends, seconds.
+    cluster: Links; worker i of the cluster is worker i of the run.
+    latency_s: Latency of each link by its ends, seconds.
   """
 
   cluster: Cluster
   latency_s: dict[Ends, float]
 
 
-def believed(spec: str, num_workers: int) -> Cluster | None:
-  """Returns the links that a route's field `cluster` says; None for 'probe'.
+def read_cluster(spec: str, num_workers: int) -> Cluster | None:
+  """Returns the cluster that a route's field `cluster` gives; None for 'probe'.
 
   Args:
-    spec: A file of a cluster, or of a forest with its cluster; the call of a
-      builder; 'probe'; or '' for equal links through one switch.
-    num_workers: How many workers it is to have.
+    spec: Path of a file of a cluster, or of a forest with its cluster; call of
+      a builder; 'probe'; or '' for equal links through one switch.
+    num_workers: Number of workers that the cluster must have.
 
   Raises:
-    ValueError: If there is no such cluster, or it has another number of
+    ValueError: If `spec` gives no cluster, or one with another number of
       workers.
   """
   if spec == PROBE:
     return None
-  return _read('cluster', spec, num_workers) if spec else equal(num_workers)
+  return (
+    _read_spec('cluster', spec, num_workers)
+    if spec
+    else make_equal(num_workers)
+  )
 
 
 @functools.cache
-def equal(num_workers: int) -> Cluster:
-  """Returns workers with equal links through one switch, of nominal rates.
+def make_equal(num_workers: int) -> Cluster:
+  """Returns workers with equal links through one switch, of nominal capacity.
 
-  Always the same one: who believes in it knows no more than that.
+  Always returns the same object, so that callers can recognise by identity that
+  capacities are not known.
   """
   return shapes.star([_EQUAL_GBPS] * num_workers)
 
 
-def virtual(config: ConfigDict) -> Links:
+def read_virtual(config: ConfigDict) -> Links:
   """Returns the links of a run under the virtual clock.
 
-  Those of config.cluster.links; if that is '', the hosts' up and down links in
-  config.cluster.network, around one switch.  A host adds its latency on all of
-  its links.
+  They are those of config.cluster.links; if that is '', the hosts' up and down
+  links in config.cluster.network, around one switch.  A host adds its latency
+  to all of its links.
 
   Raises:
-    ValueError: If a field is wrong; names it.
+    ValueError: If a field is invalid; names it.
   """
   workers = config.cluster.workers
-  hosts = sections.links(config.cluster.network, worker=workers)
+  hosts = sections.host_links(config.cluster.network, worker=workers)
   if config.cluster.links:
-    cluster = _read('config.cluster.links', config.cluster.links, workers)
+    cluster = _read_spec('config.cluster.links', config.cluster.links, workers)
   else:
     up, down = (
       [_GBps(each) for each in hosts[link]] for link in ('up_Bps', 'down_Bps')
@@ -95,15 +100,15 @@ def _GBps(Bps: float) -> Fraction:
   return Fraction(str(Bps)) / 10**9
 
 
-def _read(field: str, spec: str, num_workers: int) -> Cluster:
+def _read_spec(field: str, spec: str, num_workers: int) -> Cluster:
   try:
-    cluster = files.cluster(spec)
+    cluster = files.read_cluster(spec)
   except (OSError, ValueError) as error:
     raise ValueError(
       f'{field}: expected a file of nodes and links, or a builder such as '
       f"'star([1, 1])', got {spec!r}: {error}"
     ) from error
-  names = len(cluster.workers)
+  count = len(cluster.workers)
   expected = f'as many workers as config.cluster.workers, {num_workers}'
-  require(names == num_workers, field, expected, names)
+  require(count == num_workers, field, expected, count)
   return cluster

@@ -1,7 +1,7 @@
 """XLA's psum: gloo between CPUs, NCCL between GPUs.
 
-XLA orders collectives within a program by itself.  Under the virtual clock it
-is a ring in the order of the workers, once everything is computed.
+XLA orders collectives within a program by itself.  The virtual clock simulates
+a ring in the order of the workers, after all gradients are computed.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class NativeRoute:
-  """The route."""
+  """The route over XLA's psum."""
 
   def plan(
     self,
@@ -28,7 +28,7 @@ class NativeRoute:
     bucket_bytes: float | None,
     overlap: bool,
   ) -> Allreduce:
-    """Returns the plan, whatever the links: see `Route`."""
+    """Returns the plan, which does not depend on links: see `Route`."""
     del cluster, num_workers, distributed, divisible, overlap
     return Allreduce('native', None, None, bucket_bytes, overlap=False)
 
@@ -37,12 +37,11 @@ def make(*, port: int, combine_bytes: float) -> NativeRoute:
   """Returns the route.
 
   Args:
-    port: Where the processes of real hosts meet; 0 for the one after the
-      lead's.
-    combine_bytes: Bytes that one collective between accelerators has at least.
+    port: Port of jax.distributed; 0 for the one after the coordinator's.
+    combine_bytes: Least bytes of a collective between accelerators.
 
   Raises:
-    ValueError: If one of them is out of range.
+    ValueError: If an argument is out of range.
   """
   valid = combine_bytes >= 0
   require(valid, 'combine_bytes', 'at least 0', combine_bytes)

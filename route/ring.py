@@ -1,41 +1,43 @@
-"""A ring: an equal shard of each worker goes around it once up, once down.
+"""Ring allreduce: each worker's shard travels around the ring twice.
 
-N workers send 2 (N - 1) / N of all bytes each, which is the optimum if all
-links are equal; as slow as its slowest link (Patarasuk and Yuan, 2009).
+In the first round the shard is summed, in the second the sum is distributed.
+Each of N workers sends 2 (N - 1) / N of all bytes, which is optimal on equal
+links; the slowest link of the ring limits the rate (Patarasuk and Yuan, 2009).
 """
 
-from route import choosing
+from route import selection
 from route.allreduce import AllreduceRoute
-from route.choosing import Latency
 from route.route import LATENCY_S
+from route.selection import Latency
 from topology import Cluster, Forest
 from topology.baselines import schemes
 
 
-def forest(
+def build_forest(
   cluster: Cluster, size_bytes: int, latency_s: Latency = LATENCY_S
 ) -> Forest:
-  """Returns the ring in the fastest order, one way or both: see `Forests`."""
-  found = [
-    choosing.predicted(name, cluster, ring, size_bytes, latency_s)
-    for name, ring in choosing.rings(cluster)
+  """Returns the fastest ring, in one direction or both: see `ForestBuilder`."""
+  candidates = [
+    selection.predict_time(name, cluster, ring, size_bytes, latency_s)
+    for name, ring in selection.build_rings(cluster)
   ]
-  return choosing.fastest(found).forest
+  return selection.choose_fastest(candidates).forest
 
 
-def in_order(
+def build_in_order(
   cluster: Cluster, size_bytes: int = 0, latency_s: Latency = LATENCY_S
 ) -> Forest:
-  """Returns the ring in the order of the workers: see `Forests`."""
+  """Returns the ring in the order of the workers: see `ForestBuilder`."""
   del size_bytes, latency_s
-  return schemes.naive_ring(cluster, choosing.empty(cluster))
+  return schemes.naive_ring(cluster, selection.make_empty(cluster))
 
 
 def make(*, cluster: str) -> AllreduceRoute:
   """Returns the route.
 
   Args:
-    cluster: The links, as of `links.believed`; '' for equal ones, where the
-      order makes no difference.
+    cluster: Links, as `links.read_cluster` reads them; '' for equal links, on
+      which the order makes no difference.
   """
-  return AllreduceRoute('ring', cluster, forest if cluster else in_order)
+  build = build_forest if cluster else build_in_order
+  return AllreduceRoute('ring', cluster, build)

@@ -1,8 +1,8 @@
-"""What a route is: where the bytes of a run travel, as data.
+"""Interface of routes: plans of where the bytes of a run travel, as data.
 
-A route is made by `make(...)` of the module that config.route.name names.  It
-is asked once, before anything starts, and answers with a plan that the runtimes
-carry out.
+A route is created by `make(...)` of the module that config.route.name names.
+Before the run starts, `plan` returns a ParameterServer or an Allreduce, which
+the runtimes carry out.
 """
 
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:  # Workers start without it.
   from topology import Cluster, Forest
 
-LATENCY_S = 1e-4  # Of a link, if nobody has said anything about it.
+LATENCY_S = 1e-4  # Assumed latency of a link, seconds.
 
 
 class ParameterServer(NamedTuple):
-  """To parameter servers and back.
+  """Plan of pushes to parameter servers, and pulls from them.
 
   Attributes:
-    servers: How many share the parameters.
-    dedicated: Whether they are processes of their own, on real hosts.
+    servers: Number of servers, which share the parameters.
+    dedicated: Whether servers are processes of their own, on real hosts.
     pipelined: Whether parts are summed and served one by one, before the
-      scheme has released anybody.  Asks for a scheme that releases all workers
-      together and for a wire that treats each number by itself.
+      scheme has released a worker.  Needs a synchronous scheme and an
+      elementwise wire.
   """
 
   servers: int
@@ -30,8 +30,8 @@ class ParameterServer(NamedTuple):
   pipelined: bool
 
 
-class Forests(Protocol):
-  """Finds the forest to use over given links."""
+class ForestBuilder(Protocol):
+  """Function that builds the forest of an allreduce for given links."""
 
   def __call__(
     self,
@@ -39,22 +39,22 @@ class Forests(Protocol):
     size_bytes: int,
     latency_s: 'float | Mapping[tuple[str, str], float]' = LATENCY_S,
   ) -> 'Forest':
-    """Returns an allreduce, the same for equal arguments in every process.
+    """Returns a forest, the same for equal arguments in every process.
 
     Args:
-      cluster: The links, as far as is known; its workers are those that live.
-      size_bytes: Of what is summed.
-      latency_s: Of every link, or of each by its ends; seconds.
+      cluster: Known links, among the living workers.
+      size_bytes: Bytes of the message that is summed.
+      latency_s: Latency of every link, or of each by its ends, seconds.
 
     Raises:
-      ValueError: If there is none of this kind over these links.
+      ValueError: If there is no forest of this kind over these links.
     """
 
 
 class Allreduce(NamedTuple):
-  """Gradients are summed among the workers, who all hold the parameters.
+  """Plan of sums among the workers, which all hold the parameters.
 
-  Asks for a scheme that releases all workers together.
+  Needs a synchronous scheme.
 
   Attributes:
     name: The route's, as config.route.name.
@@ -71,7 +71,7 @@ class Allreduce(NamedTuple):
 
   name: str
   cluster: 'Cluster | None'
-  forest: Forests | None
+  forest: ForestBuilder | None
   bucket_bytes: float | None
   overlap: bool
   adapt: bool = False
@@ -92,9 +92,9 @@ Plan = ParameterServer | Allreduce
 
 
 def unused(plan: Plan) -> tuple[str, ...]:
-  """Returns patterns of the config's fields of which a plan makes no use.
+  """Returns patterns of the config fields that a plan does not use.
 
-  But for links of servers: see `cluster.virtual.site`.
+  Links of servers are checked in `cluster.virtual.site`.
   """
   if isinstance(plan, ParameterServer):
     ranges = 'route.bucket_bytes', 'route.overlap'
@@ -104,7 +104,7 @@ def unused(plan: Plan) -> tuple[str, ...]:
 
 
 class Route(Protocol):
-  """Where does it travel?"""
+  """Policy that decides where the bytes of a run travel."""
 
   def plan(
     self,
@@ -116,7 +116,7 @@ class Route(Protocol):
     bucket_bytes: float | None,
     overlap: bool,
   ) -> Plan:
-    """Returns what is to be carried out.
+    """Returns the plan, as data.
 
     Args:
       cluster: The workers and the links between them; None if these are not

@@ -1,4 +1,4 @@
-"""Parameter servers: workers push to all of them, and pull from all of them.
+"""Parameter servers: workers push to all servers and pull from all servers.
 
 Li et al., 'Scaling Distributed Machine Learning with the Parameter Server',
 OSDI 2014.  As published, no byte of a pull is sent before the scheme has
@@ -7,11 +7,10 @@ and one server of B bytes/s, a superstep costs C + 2NS/B.  Pipelined, servers
 sum and serve each part as soon as all workers have pushed it, which costs about
 C + NS/B on links that carry both directions at once.  The updates are the same.
 
-With k servers in the first workers, a superstep costs, beside C and in units of
-S/B, 2 max(1, (N - 1) / k), or 2 (N - 1) / N if k is N; and (N + k - 2) / k
-pipelined.  So one in each worker is the fastest, and leaves nothing to gain by
-pipelining: every link is busy in both directions while all push, and while all
-pull.
+With k servers in the first workers, a superstep costs, besides C and in units
+of S/B, 2 max(1, (N - 1) / k), or 2 (N - 1) / N if k is N; and (N + k - 2) / k
+pipelined.  So a server in each worker is the fastest, and pipelining does not
+improve it: every link is busy in both directions during pushes and pulls.
 """
 
 import dataclasses
@@ -26,7 +25,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ServerRoute:
-  """The route to servers; the attributes are those of ParameterServer."""
+  """The route to parameter servers.
+
+  Attributes:
+    servers: Number of servers; 0 to choose it by the runtime.
+    dedicated: Whether servers are processes of their own, on real hosts.
+    pipelined: Whether parts are summed and served one by one.
+  """
 
   servers: int
   dedicated: bool
@@ -42,10 +47,10 @@ class ServerRoute:
     bucket_bytes: float | None,
     overlap: bool,
   ) -> ParameterServer:
-    """Returns the same servers, whatever the links: see `Route`.
+    """Returns the plan, which does not depend on links: see `Route`.
 
     Raises:
-      ValueError: If the servers of real hosts do not fit these workers.
+      ValueError: If real workers cannot have these servers.
     """
     del cluster, bucket_bytes, overlap
     servers = self.servers or (num_workers if distributed and divisible else 1)
@@ -54,31 +59,32 @@ class ServerRoute:
     return ParameterServer(servers, self.dedicated, self.pipelined)
 
   def _check(self, servers: int, num_workers: int) -> None:
-    named = bool(self.servers) or not self.dedicated
-    require(named, 'servers', 'at least 1 if they are dedicated', self.servers)
+    has_count = bool(self.servers) or not self.dedicated
+    expected = 'at least 1 if they are dedicated'
+    require(has_count, 'servers', expected, self.servers)
     most = f'at most config.cluster.workers, {num_workers}, unless dedicated'
     fits = self.dedicated or servers <= num_workers
     require(fits, 'servers', most, servers)
-    gains = self.dedicated or servers < num_workers or not self.pipelined
+    is_useful = self.dedicated or servers < num_workers or not self.pipelined
     expected = (
       f'False with a server in each of {num_workers} workers, whose links are '
       'busy in both directions without it (fewer servers, or dedicated ones, '
       'gain by it)'
     )
-    require(gains, 'pipelined', expected, self.pipelined)
+    require(is_useful, 'pipelined', expected, self.pipelined)
 
 
 def make(*, servers: int, dedicated: bool, pipelined: bool) -> ServerRoute:
   """Returns the route.
 
   Args:
-    servers: How many share the parameters; 0 for one in each worker on real
-      hosts if updates can be divided, and one otherwise.
-    dedicated: Whether they are processes of their own, on real hosts.
+    servers: Number of servers, which share the parameters; 0 for one in each
+      worker on real hosts if updates can be divided, and one otherwise.
+    dedicated: Whether servers are processes of their own, on real hosts.
     pipelined: Whether parts are summed and served one by one.
 
   Raises:
-    ValueError: If there are less than 0 servers.
+    ValueError: If `servers` is negative.
   """
   require(servers >= 0, 'servers', 'at least 0', servers)
   return ServerRoute(servers, dedicated, pipelined)

@@ -136,13 +136,13 @@ def parse_config(arguments: Sequence[str]) -> ConfigDict:
   Raises:
     ValueError: If they cannot be parsed.
   """
-  values = flags.FlagValues()
+  values = flags.FlagValues()  # type: ignore[no-untyped-call]
   argv = ['main.py', *arguments]
   config_flags.DEFINE_config_file(
     'config', None, '', flag_values=values, sys_argv=argv
   )
   try:
-    with warnings.catch_warnings(), sections.known_fields(argv):
+    with warnings.catch_warnings(), sections.reject_unknown_flags(argv):
       # ml_collections loads the file by a deprecated function.
       warnings.filterwarnings('ignore', 'the load_module', DeprecationWarning)
       values(argv)

@@ -84,7 +84,7 @@ def _line(row: Iterable[Any]) -> str:
   """Returns a row as a line of CSV, with cells quoted where necessary."""
   text = io.StringIO()
   # The writer quotes a carriage return only if it is part of the terminator.
-  csv.writer(text).writerow(map(cells.neutral, row))
+  csv.writer(text).writerow(map(cells.escape, row))
   return text.getvalue().removesuffix('\r\n') + '\n'
 
 

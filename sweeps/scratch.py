@@ -45,4 +45,4 @@ def trained(config: ConfigDict) -> Iterator[ScratchRun]:
     folder = pathlib.Path(parent, 'run')
     with console.hidden():
       summary = train.build(config, workdir=str(folder))()
-    yield ScratchRun(summary, folder)
+    yield ScratchRun(summary or {}, folder)

@@ -19,6 +19,7 @@ import math
 
 import numpy as np
 
+from configs import checks
 from sync import scheme
 from sync.scheme import Decision, Push
 
@@ -142,8 +143,8 @@ def make(*, num_workers: int, low: int, high: int) -> Dssp:
   Raises:
     ValueError: If an argument is out of range.
   """
-  scheme.check_integer('low', low, at_least=0)
-  scheme.check_integer('high', high, at_least=low)
+  checks.check_integer('low', low, at_least=0)
+  checks.check_integer('high', high, at_least=low)
   return Dssp(
     low=low,
     high=high,

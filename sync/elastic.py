@@ -23,6 +23,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from configs import checks
 from sync import scheme, zipline
 from sync.scheme import Decision, Push
 
@@ -230,12 +231,12 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  scheme.check_integer('lookahead', lookahead, at_least=1)
-  scheme.check_integer('monitor_pushes', monitor_pushes, at_least=2)
+  checks.check_integer('lookahead', lookahead, at_least=1)
+  checks.check_integer('monitor_pushes', monitor_pushes, at_least=2)
   if isinstance(bound, float) and bound.is_integer():
     bound = int(bound)  # Configs hold floats where infinity is allowed.
   if bound != math.inf:
-    scheme.check_integer('bound', bound, at_least=0)
+    checks.check_integer('bound', bound, at_least=0)
   members = scheme.make_members(num_workers)
   return Elastic(
     lookahead=lookahead,

@@ -10,6 +10,7 @@ parameter servers', INFOCOM 2019, where T comes from worker 0 alone.
 
 import dataclasses
 
+from configs import checks
 from sync import scheme
 from sync.scheme import Decision, Push
 
@@ -113,10 +114,8 @@ def make(*, num_workers: int, relaxation: float, smoothing: float) -> R2sp:
   Raises:
     ValueError: If an argument is out of range.
   """
-  scheme.check_fraction('relaxation', relaxation)
-  scheme.check_fraction('smoothing', smoothing)
-  if not smoothing:
-    raise ValueError(f'smoothing: expected more than 0, got {smoothing!r}.')
+  checks.check_fraction('relaxation', relaxation)
+  checks.check_share('smoothing', smoothing)
   return R2sp(
     relaxation=relaxation,
     smoothing=smoothing,

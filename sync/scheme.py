@@ -9,9 +9,10 @@ scheme and a recorded run can be replayed from its events.
 
 import dataclasses
 import heapq
-import numbers
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
+
+from configs import checks
 
 ABSENT, WAITING, RUNNING = range(3)
 
@@ -148,7 +149,7 @@ class Members:
 
 def make_members(num_workers: int) -> Members:
   """Returns `num_workers` workers that all wait for their first release."""
-  check_integer('num_workers', num_workers, at_least=1)
+  checks.check_integer('num_workers', num_workers, at_least=1)
   return Members(state=[WAITING] * num_workers)
 
 
@@ -208,19 +209,3 @@ def pop_within(waiting: list[tuple[int, int]], highest: float) -> list[int]:
   while waiting and waiting[0][0] <= highest:
     workers.append(heapq.heappop(waiting)[1])
   return workers
-
-
-def check_integer(name: str, value: object, *, at_least: int) -> None:
-  """Raises ValueError unless `value` is an integer that is large enough."""
-  integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-  if not integral or cast(int, value) < at_least:
-    raise ValueError(
-      f'{name}: expected an integer of at least {at_least}, got {value!r}.'
-    )
-
-
-def check_fraction(name: str, value: object) -> None:
-  """Raises ValueError unless `value` is a real number in 0..1."""
-  real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-  if not real or not 0 <= cast(float, value) <= 1:
-    raise ValueError(f'{name}: expected a number in 0..1, got {value!r}.')

@@ -10,6 +10,7 @@ import dataclasses
 import heapq
 import math
 
+from configs import checks
 from sync import scheme
 from sync.scheme import Decision, Push
 
@@ -85,7 +86,7 @@ def make(*, num_workers: int, bound: float) -> Ssp:
     ValueError: If an argument is out of range.
   """
   if bound != math.inf:
-    scheme.check_integer('bound', bound, at_least=0)
+    checks.check_integer('bound', bound, at_least=0)
   return Ssp(
     bound=bound,
     members=scheme.make_members(num_workers),

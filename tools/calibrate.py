@@ -1,18 +1,17 @@
-"""Makes a virtual cluster of the measurements of a real run.
+"""Calibrates a virtual cluster with the measurements of a run.
 
   python -m tools.calibrate RUN_DIR --out=FILE.py
   python -m tools.calibrate RUN_DIR --out=FILE.py --check RUN_DIR [RUN_DIR ...]
 
 FILE.py is a config for main.py: the workload of the run, on the virtual clock,
-with the links and the compute times that were measured; FILE.csv beside it has
-the compute times, and each worker goes through its own again and again.
---config.sync.name=ssp on the command line of main.py then says what the same
-cluster would do with another scheme; after a run whose workers have summed,
---config.route.name=ring what another such route would.  Its links are in
-FILE.json if they are more than those of hosts, up and down.
+with the measured links and compute times; FILE.csv beside it has the compute
+times, which each worker repeats in a cycle.  With --config.sync.name=ssp,
+main.py then predicts another scheme on the same cluster, and after a run on an
+allreduce route --config.route.name=ring predicts another such route.  FILE.json
+has the links if they are more than the up and down links of hosts.
 
---check says how well that works: it predicts other runs of the same workload
-on the same cluster and prints what they were predicted and measured to be.
+--check measures the error of such predictions: it predicts other runs of the
+same workload on the same cluster and prints predicted and measured paces.
 """
 
 import csv
@@ -43,10 +42,10 @@ from tools.calibrating import (
 )
 from tools.reading import manifests, records
 
-# What two runs must share so that one can predict the other.
+# Fields that two runs must share so that one can predict the other.
 _SHARED = ('cluster.workers', 'batching', 'wire', 'model')
 _COLUMNS = ('worker', 'iteration', 'compute_s')
-_FILE = '''"""The cluster of a run, as tools.calibrate has measured it.
+_FILE = '''"""The cluster of a run, as measured by tools.calibrate.
 
 The run: {path}
 
@@ -60,7 +59,7 @@ import ml_collections
 
 from configs import default
 
-# Everything that is not the default.
+# All fields that differ from their defaults.
 _FIELDS = {{
 {fields}}}
 
@@ -77,7 +76,7 @@ _LINKS = "  config.cluster.links = str(times.with_suffix('.json'))\n"
 
 
 class Calibration(NamedTuple):
-  """A cluster and a workload, as measured in a run.
+  """Cluster and workload of a run.
 
   Attributes:
     path: Folder of the run.
@@ -92,7 +91,7 @@ class Calibration(NamedTuple):
   config: ConfigDict
   num_train: int
   compute_s: Sequence[Sequence[float]]
-  links: parameter_server.Found | allreduce.Found
+  links: parameter_server.ServerLinks | allreduce.AllreduceLinks
 
   @property
   def size_bytes(self) -> int:
@@ -101,13 +100,13 @@ class Calibration(NamedTuple):
 
 
 class Check(NamedTuple):
-  """A run beside what was predicted of it.
+  """Predicted and measured pace of a run.
 
   Attributes:
-    path: The run's folder.
-    scheme: Its scheme.
-    predicted: How fast it should be.
-    measured: How fast it was.
+    path: Folder of the run.
+    scheme: Name of its scheme.
+    predicted: Predicted pace.
+    measured: Measured pace.
   """
 
   path: pathlib.Path
@@ -117,19 +116,19 @@ class Check(NamedTuple):
 
 
 def main(argv: list[str]) -> None:
-  """Calibrates, writes and checks as the command line says."""
-  given = flags.FLAGS
-  if len(argv) < 2 or given.check != (len(argv) > 2):
+  """Calibrates with the first run, and checks the others."""
+  values = flags.FLAGS
+  if len(argv) < 2 or values.check != (len(argv) > 2):
     raise app.UsageError(
       f'Expected one folder of a run, and others with --check, got {argv[1:]}.'
     )
   placement.use_cpu_only()
   try:
     calibration = measure(argv[1])
-    write(calibration, given.out)
+    write(calibration, values.out)
     print(describe(calibration))
-    if given.check:
-      print(compared(check(calibration, argv[2:])))
+    if values.check:
+      print(compare(check(calibration, argv[2:])))
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
 
@@ -138,24 +137,26 @@ def measure(path: str | pathlib.Path) -> Calibration:
   """Returns the cluster and the workload of a run.
 
   Args:
-    path: Folder of a run that has ended, however it did.
+    path: Folder of a run that has ended, also by an error.
 
   Raises:
-    ValueError: If there is no such run, if a file of it is broken, or if it is
-      too short; names the file or field.
+    ValueError: If there is no such run, if it is too short, or if a file is
+      broken; names the file or field.
     OSError: If a file cannot be read.
   """
   path = pathlib.Path(path)
   recorded = timeline.read(path)
   config = manifests.restore_config(path)
-  batching, one = config.batching.name, "'fixed': its times are of one batch"
-  require(batching == 'fixed', f'{path}: config.batching.name', one, batching)
+  batching = config.batching.name
+  expected = "'fixed', as times depend on the batch"
+  field = f'{path}: config.batching.name'
+  require(batching == 'fixed', field, expected, batching)
   times = timeline.compute_times(recorded)
   for worker, own in enumerate(times):
     expected = f'at least {links.LEAST} iterations'
     field = f'{path}: compute times of worker {worker}'
     require(len(own) >= links.LEAST, field, expected, len(own))
-  _put(config, times)
+  _set_times(config, times)
   found = _kind(config).measure(
     recorded, config, records.read_config(path), times
   )
@@ -172,11 +173,11 @@ def write(calibration: Calibration, path: str | pathlib.Path) -> None:
   """Writes a config for main.py, and the compute times beside it.
 
   Args:
-    calibration: From `measure`.
-    path: Of the config; ends with '.py'.
+    calibration: Calibration by `measure`.
+    path: Path of the config, which ends in '.py'.
 
   Raises:
-    ValueError: If the path has another end.
+    ValueError: If the path has another suffix.
     OSError: If a file cannot be written.
   """
   path = pathlib.Path(path)
@@ -199,20 +200,20 @@ def write(calibration: Calibration, path: str | pathlib.Path) -> None:
 def predict(
   calibration: Calibration, source: ConfigDict | str | pathlib.Path
 ) -> dict[str, Any]:
-  """Returns how a run would go on a cluster, by a simulation of its times.
+  """Predicts a run on a cluster by a simulation of its times.
 
   Args:
-    calibration: Of the cluster.
-    source: Folder of a run, for as many examples as it processed; or a config,
-      for as many epochs as it says.
+    calibration: Calibration of the cluster.
+    source: Folder of a run, to predict the time of its examples; or a config,
+      to predict its epochs.
 
   Returns:
-    What summary.json of the simulated run holds and `iteration_s`; this and
+    The summary of the simulated run, and `iteration_s`; this and
     `waiting_share` are as `timeline.Pace` defines them.
 
   Raises:
     ValueError: If the run has another workload or number of workers than the
-      calibration, which are not the same cluster then.
+      calibration.
     OSError: If a file cannot be read.
   """
   if isinstance(source, ConfigDict):
@@ -257,38 +258,39 @@ def predict(
 def check(
   calibration: Calibration, paths: Sequence[str | pathlib.Path]
 ) -> list[Check]:
-  """Returns runs of a cluster beside what is predicted of them.
+  """Returns the predicted and measured paces of runs.
 
   Args:
-    calibration: Of the cluster.
+    calibration: Calibration of the cluster.
     paths: Folders of runs.
 
   Raises:
-    ValueError: If one is no run that has ended, or another workload.
+    ValueError: If a run has not ended, or has another workload.
     OSError: If a file cannot be read.
   """
   found = []
   for path in map(pathlib.Path, paths):
     measured = timeline.pace(timeline.read(path))
     summary = predict(calibration, path)
-    predicted = timeline.Pace(*map(summary.get, timeline.Pace._fields))
+    predicted = timeline.Pace(*(summary[f] for f in timeline.Pace._fields))
     scheme = records.read_config(path)['sync']['name']
     found.append(Check(path, scheme, predicted, measured))
   return found
 
 
 def describe(calibration: Calibration) -> str:
-  """Returns a table of what was measured, and what could not be."""
+  """Returns a table of the measurements, and warnings on missing ones."""
   config = calibration.config
-  return _kind(config).describe(
+  description: str = _kind(config).describe(
     calibration.links, config, calibration.compute_s
   )
+  return description
 
 
-def compared(checks: Sequence[Check]) -> str:
-  """Returns a table of runs beside what was predicted of them."""
+def compare(checks: Sequence[Check]) -> str:
+  """Returns a table of predicted and measured paces."""
   head = ('run', 'scheme', 'iteration s', 'measured', 'ratio')
-  rows = [(*head, 'waiting', 'measured', 'difference')]
+  rows: list[tuple[str, ...]] = [(*head, 'waiting', 'measured', 'difference')]
   ratios, differences = [], []
   for path, scheme, predicted, measured in checks:
     ratios.append(predicted.iteration_s / measured.iteration_s)
@@ -306,17 +308,17 @@ def compared(checks: Sequence[Check]) -> str:
 
 
 def _kind(config: ConfigDict) -> ModuleType:
-  """Returns what measures links of such runs."""
+  """Returns the module that measures the links of runs on this route."""
   if config.route.name == 'server':
     return parameter_server
-  expected = "'dense' where workers sum among themselves"
+  expected = "'dense' on allreduce routes"
   name = config.wire.name
   require(name == 'dense', 'config.wire.name', expected, name)
   return allreduce
 
 
-def _put(config: ConfigDict, times: Sequence[Sequence[float]]) -> None:
-  """Changes a config's cluster to one with these times."""
+def _set_times(config: ConfigDict, times: Sequence[Sequence[float]]) -> None:
+  """Sets the speeds of a config to a trace of these times."""
   every = [seconds for own in times for seconds in own]
   config.cluster.speed.update(
     {
@@ -339,14 +341,14 @@ def _write_times(calibration: Calibration, path: pathlib.Path) -> None:
   text = io.StringIO()
   writer = csv.writer(text)
   writer.writerow(_COLUMNS)
-  # Worker by worker: the model takes them in the order of their rows.
+  # Sorted by worker: the model uses them in the order of the rows.
   for worker, times in enumerate(calibration.compute_s):
     writer.writerows((worker, i, repr(s)) for i, s in enumerate(times))
   atomic.write(path, text.getvalue())
 
 
 def _write_links(calibration: Calibration, path: pathlib.Path) -> bool:
-  """Writes links that are more than those of hosts; returns whether."""
+  """Writes links beyond those of hosts; returns True if there are any."""
   cluster = calibration.links.cluster
   if cluster:
     atomic.write(path, json.dumps(cluster, indent=1) + '\n')
@@ -355,5 +357,5 @@ def _write_links(calibration: Calibration, path: pathlib.Path) -> bool:
 
 if __name__ == '__main__':
   flags.DEFINE_string('out', None, 'Config to write, FILE.py.', required=True)
-  flags.DEFINE_bool('check', False, 'Whether to predict the runs that follow.')
+  flags.DEFINE_bool('check', False, 'Predict the runs that follow.')
   app.run(main)

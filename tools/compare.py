@@ -323,7 +323,7 @@ def _parse(argv: list[str]) -> list[str]:
   shared = (
     'Config that the runs share; --config.SECTION.FIELD=VALUE changes a field.'
   )
-  with sections.known_fields(argv):
+  with sections.reject_unknown_flags(argv):
     # The default takes the changes of --config here.
     config_flags.DEFINE_config_file('config', 'configs/compare.py', shared)
     return app.parse_flags_with_usage(argv)

@@ -64,20 +64,20 @@ _AS_HOST = """
 
 
 def main(argv: list[str]) -> None:
-  """Does what the flags say."""
-  given = flags.FLAGS
+  """Runs the command, or removes labs, as the flags say."""
+  values = flags.FLAGS
   try:
-    valid = given.clean == (len(argv) == 1)
+    valid = values.clean == (len(argv) == 1)
     require(valid, 'command', 'one after --, none with --clean', argv[1:])
-    if given.clean:
+    if values.clean:
       clean()
       return
-    if given.exec:
-      words = command(given.exec, argv[1:])
+    if values.exec:
+      words = command(values.exec, argv[1:])
       os.execvp(words[0], words)
-    text = _text(given.links) if given.links else '{}'
-    tcp = given.congestion, given.slow_start_after_idle
-    links = hosts.parse_links(given.hosts, given.link, text, *tcp)
+    text = _text(values.links) if values.links else '{}'
+    tcp = values.congestion, values.slow_start_after_idle
+    links = hosts.parse_links(values.hosts, values.link, text, *tcp)
     sys.exit(run(links, argv[1:]))
   except ValueError as error:
     sys.exit(f'Refused: {error}')
@@ -87,15 +87,15 @@ def run(links: hosts.Links, argv: Sequence[str]) -> int:
   """Runs a command on the first host of a new lab; removes the lab.
 
   Args:
-    links: Of the lab.
+    links: Links of the lab.
     argv: The command.
 
   Returns:
-    Its exit code; 128 and the signal's number if one has ended it.
+    The exit code of the command; 128 + the number of a signal that ended it.
 
   Raises:
     ValueError: If the machine does not allow a lab.
-    SystemExit: On SIGINT, SIGTERM and SIGHUP, unless they are ignored.
+    SystemExit: After SIGINT, SIGTERM or SIGHUP, unless they are ignored.
   """
   for number in _SIGNALS:
     if signal.getsignal(number) != signal.SIG_IGN:
@@ -110,9 +110,9 @@ def run(links: hosts.Links, argv: Sequence[str]) -> int:
 
 
 def command(host: str, argv: Sequence[str], lab: str = '') -> list[str]:
-  """Returns the command that runs a command on a host.
+  """Returns a command that executes another one on a host.
 
-  It becomes the command given: same process, so that signals reach it.
+  Its process becomes that of the other command, so that signals reach it.
 
   Args:
     host: Name of the host.
@@ -120,13 +120,13 @@ def command(host: str, argv: Sequence[str], lab: str = '') -> list[str]:
     lab: Name of the lab; that of SYNCOPATE_LAB if empty.
 
   Raises:
-    ValueError: If there is no such lab or host.
+    ValueError: If the lab or the host does not exist.
   """
   _check_machine()
   lab = lab or os.environ.get('SYNCOPATE_LAB', '')
   path = _state(lab)
   known = bool(_NAME.fullmatch(lab)) and path.exists()
-  require(known, 'SYNCOPATE_LAB', 'the name of a lab that runs', lab)
+  require(known, 'SYNCOPATE_LAB', 'the name of a running lab', lab)
   listed = json.loads(path.read_text())['namespaces']
   names = [name.removeprefix(f'{lab}-') for name in listed]
   names.remove(hosts.SWITCH)
@@ -137,24 +137,25 @@ def command(host: str, argv: Sequence[str], lab: str = '') -> list[str]:
 
 @contextlib.contextmanager
 def made(links: hosts.Links) -> Iterator[str]:
-  """Makes a lab, and removes it and what runs there.
+  """Creates a lab, and removes it and its processes at the end of the context.
 
   Args:
-    links: Of the lab.
+    links: Links of the lab.
 
   Yields:
-    Its name.
+    The name of the lab.
 
   Raises:
-    ValueError: If the machine does not allow it.
+    ValueError: If the machine does not allow a lab.
   """
   _check_machine()
   lab = f'syn-{secrets.token_hex(3)}'
   names = hosts.namespaces(lab, links)
   for name in names:
     taken = (_NAMESPACES / name).exists()
-    require(not taken, 'namespace', 'a name that none has', name)
-  # The lock tells --clean that this process lives: it goes when that does.
+    require(not taken, 'namespace', 'an unused name', name)
+  # The lock, which the kernel releases at the end of this process, tells
+  # --clean that it is alive.
   with open(_state(lab), 'x', encoding='utf-8') as state:
     fcntl.flock(state, fcntl.LOCK_EX)
     state.write(json.dumps({'namespaces': names}))
@@ -169,10 +170,10 @@ def made(links: hosts.Links) -> Iterator[str]:
 
 
 def clean() -> None:
-  """Removes what labs have left whose processes have died.
+  """Removes the rest of labs whose processes have died.
 
   Raises:
-    ValueError: If it cannot be removed.
+    ValueError: If a lab cannot be removed.
   """
   _check_machine()
   for path in sorted(_STATES.glob(_state('syn-*').name)):
@@ -183,7 +184,7 @@ def clean() -> None:
       except BlockingIOError:
         print(f'{lab} still runs', file=sys.stderr)
         continue
-      # Killed before it had listed anything, it has made nothing either.
+      # A process killed before it wrote the list has created nothing.
       listed = json.loads(state.read() or '{"namespaces": []}')
       _remove(lab, listed['namespaces'])
       print(f'{lab} is removed', file=sys.stderr)
@@ -197,21 +198,21 @@ def _make(lab: str, links: hosts.Links) -> None:
 
 
 def _remove(lab: str, names: Sequence[str]) -> None:
-  """Removes what a lab has listed, made or not."""
+  """Removes the listed namespaces of a lab that exist, and its files."""
   own = _NAME.fullmatch(lab) and all(n.startswith(f'{lab}-') for n in names)
   require(bool(own), str(_state(lab)), 'only names of the lab', names)
-  there = [name for name in names if (_NAMESPACES / name).exists()]
-  _end(there)
-  for name in there:
+  existing = [name for name in names if (_NAMESPACES / name).exists()]
+  _end(existing)
+  for name in existing:
     _call(f'ip netns del {name}')
   _hosts_file(lab).unlink(missing_ok=True)
   _state(lab).unlink(missing_ok=True)
 
 
 def _end(namespaces: Sequence[str]) -> None:
-  """Ends all processes in some namespaces."""
+  """Ends all processes of namespaces."""
   start = time.monotonic()
-  number = signal.SIGTERM
+  number: int = signal.SIGTERM
   while pids := [
     int(pid)
     for name in namespaces
@@ -224,12 +225,12 @@ def _end(namespaces: Sequence[str]) -> None:
     for pid in pids:
       with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    number = 0  # Once is enough: many programs take two as an order to hurry.
+    number = 0  # A second signal tells many programs to hurry.
     time.sleep(0.1)
 
 
 def _call(line: str) -> str:
-  """Returns the output of a command that has to succeed."""
+  """Returns the output of a command, which must succeed."""
   done = subprocess.run(line.split(), capture_output=True, text=True)
   error = done.stderr.strip()
   require(done.returncode == 0, line, 'success', error)

@@ -6,45 +6,48 @@
   python -m tools.launch --rank --workers=4 --servers=1 --workdir=DIR
     [--role=worker:2] [--coordinator=HOST:PORT] -- [flags of main.py]
 
-Lines of all processes come out behind their names; only the coordinator, server 0 if
-it is dedicated, else worker 0, draws progress.  --module names what runs in the
-place of main.py.  In a lab (tools/lab.py) dedicated servers are on the first
-hosts, workers on those that follow, and around.  Workers get GPUs of their own,
-or as many share one as --workers_per_gpu says.
+The output of each process is shown line by line, after its name.  Only the
+coordinator draws progress: server 0 if servers are dedicated, else worker 0.
+--module names a module to run instead of main.py.  In a lab (tools/lab.py)
+dedicated servers run on the first hosts and workers on the next ones, in a
+circle.  Workers get GPUs of their own, or --workers_per_gpu of them share one.
 
-When a process ends, this happens:
+The end of a process has these consequences:
 
-  the coordinator, code 0           the run has finished; the others have 10 s to end
-  another one, code 0        nothing
-  another one, code 143      nothing: the coordinator has stopped it
-  75, or killed by a signal  it is started again, with what died with it:
-    a worker                   itself, as often as it takes; 5 deaths in a row
-                               within 5 s of its start are for good
-    one that holds a shard     all, from a checkpoint, --restarts times at most
-  any other code             all are ended; the code is that of the launcher
+  coordinator, code 0        The run has finished; the others have 10 s to end.
+  another one, code 0        None.
+  another one, code 143      None: the coordinator has stopped it.
+  75, or killed by a signal  A restart:
+    a worker                   of this worker, without limit, but 5 ends in a
+                               row within 5 s of its start end the run;
+    a process with a shard     of all processes, from a checkpoint, at most
+                               --restarts times.
+  any other code             All processes end; the launcher has the same code.
 
 SIGINT, SIGTERM and SIGHUP are passed to the coordinator as SIGTERM: it saves a
-checkpoint, and all end, after --grace_s at most.  A second signal ends all at
-once.  If nobody reads what comes out, that is one, too: SIGPIPE.
+checkpoint, and all processes end after at most --grace_s.  A second signal
+kills all.  A closed pipe at standard output counts as a signal, SIGPIPE.
 
 launch.jsonl in the folder of the run has a row for each start and end: time
 (Unix), role, pid, event ('start', 'exit'), code (negative: a signal; or null).
 
-With --rank it supervises the one process that --role or, as main.py finds it,
-the environment names; others have theirs, on other hosts.  These lose the coordinator
-when it ends, and come again by themselves or by a start.  So when it ends:
+With --rank the launcher supervises one process: that of --role, or of the
+environment as main.py reads it.  Other hosts launch the others, which rejoin or
+are restarted after the coordinator has ended.  The end of the process has these
+consequences:
 
-  code 0                     the run has finished, for this process
-  killed by a signal, and    it is started again, as often as it takes; 5 deaths
-  it holds no shard          in a row within 5 s of its start are for good
-  killed and it holds one;   it is started again, --restarts times at most: all
-  75; or 143, not the coordinator   that the run is started again, at most once each
-  any other code             so ends this one; whoever has started it ends all
+  code 0                     The run has finished for this process.
+  killed by a signal,        A restart, without limit, but 5 ends in a row
+  without a shard            within 5 s of its start end the launcher.
+  killed, with a shard; 75;  A restart, at most --restarts times: each restart
+  143, not the coordinator   of the run restarts this process at most once.
+  any other code             The launcher ends with this code; the program that
+                             has started it ends the others.
 
-After a signal nothing is started again.  Only the coordinator is told; the others wait
-for it to stop them, --grace_s at most.  All return 128 and the number.  One
-signal may come twice, from a scheduler and a script: a second one counts if it
-comes a second later.  Rows are in launch-worker-2.jsonl.
+After a signal nothing is restarted.  Only the coordinator gets the signal; the
+others wait at most --grace_s for it to stop them.  All return 128 + the number.
+A scheduler and a script may send the same signal twice: a second one counts if
+it comes more than a second later.  Rows are in launch-worker-2.jsonl.
 """
 
 import datetime
@@ -72,13 +75,13 @@ from tools.launching.plan import Plan
 
 _MAIN = pathlib.Path(__file__).resolve().parents[1] / 'main.py'
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_FINISH_S = 10.0  # For the others to end by themselves after the coordinator.
-_KILL_S = 5.0  # For a process to end after SIGTERM if nobody waits for it.
-_QUICK_S = 5.0  # A life shorter than this counts towards the end for good.
-_QUICK = 5
-_BACKOFF_S = 0.5  # Before a start; doubles with each short life in a row.
+_FINISH_S = 10.0  # Time of the others to end after the coordinator.
+_KILL_S = 5.0  # Time to end after SIGTERM, if no checkpoint is saved.
+_QUICK_S = 5.0  # A process that ends sooner after its start ends quickly.
+_QUICK = 5  # Quick ends in a row that end the run.
+_BACKOFF_S = 0.5  # Delay of a restart; doubles with each quick end in a row.
 _IDLE_S = 60.0
-_SAME_S = 1.0  # Of a process alone: signals so close are one.
+_SAME_S = 1.0  # With --rank, a signal repeated within this time is ignored.
 _INTERFACE = '--config.cluster.interface='
 
 
@@ -86,18 +89,18 @@ def launch(plan: Plan, program: Sequence[str]) -> int:
   """Runs the processes of a run until they have ended.
 
   Args:
-    plan: Of the run.
-    program: What each process runs; flags are put behind it.
+    plan: Plan of the run.
+    program: Command of each process, to which flags are appended.
 
   Returns:
-    The exit code: 0 if the run has finished, that of the process that has
-    failed for good (128 and the number of its signal), or 128 and the number of
-    the signal that this process has got.
+    The exit code: 0 if the run has finished; that of the process that ended it
+    (128 + the number of its signal); or 128 + the number of the signal that
+    this process has received.
 
   Raises:
-    ValueError: If there are too few GPUs, or if the environment names a lab
-      that there is not.
-    OSError: If a process cannot be started, or the folder not be made.
+    ValueError: If there are too few GPUs, or if the environment names a missing
+      lab.
+    OSError: If a process cannot be started, or the folder cannot be created.
   """
   places = plan.places(os.environ)
   devices = plan.devices(os.environ)
@@ -105,7 +108,7 @@ def launch(plan: Plan, program: Sequence[str]) -> int:
   screen = Screen(plan.names, plan.coordinator)
   log = plan.log.open('a', buffering=1)
   with log, Processes(screen) as processes:
-    run = _Run(
+    run = _Supervisor(
       plan=plan,
       program=program,
       places=places,
@@ -116,12 +119,12 @@ def launch(plan: Plan, program: Sequence[str]) -> int:
     )
     for number in _SIGNALS:
       if signal.getsignal(number) != signal.SIG_IGN:
-        signal.signal(number, lambda got, _: run.signals.append(got))
+        signal.signal(number, lambda received, _: run.signals.append(received))
     return run()
 
 
-class _Run:
-  """The processes of a run, and what is going to happen to them."""
+class _Supervisor:
+  """Supervisor of the processes of a run, with their due starts and ends."""
 
   def __init__(
     self,
@@ -141,22 +144,22 @@ class _Run:
     self._log = log
     self._screen = screen
     self._processes = processes
-    self.signals: list[int] = []  # Not yet obeyed.
-    self._due = dict.fromkeys(plan.names, 0.0)  # Who is to start, and when.
+    self.signals: list[int] = []  # Received and not yet handled.
+    self._due = dict.fromkeys(plan.names, 0.0)  # Times of due starts.
     self._starts: Counter[str] = Counter()
-    self._short: Counter[str] = Counter()  # Short lives in a row.
-    self._restarts = 0  # Of all.
-    self._over = False  # Somebody has been told that the run is.
-    # Once the end has begun: its code, and when who is left gets a signal.
+    self._short: Counter[str] = Counter()  # Quick ends in a row.
+    self._restarts = 0  # Restarts of all processes.
+    self._over = False  # A process has ended because the run is over.
+    # After the end has begun: exit code, and times of signals to the others.
     self._code: int | None = None
     self._signalled_at = float('-inf')
     self._term_at = self._kill_at = float('inf')
-    self._asked: set[str] = set()  # Who has got SIGTERM.
+    self._terminated: set[str] = set()  # Processes that have got SIGTERM.
 
   def __call__(self) -> int:
-    """Returns the exit code of the run, which has ended."""
+    """Supervises the run until it ends; returns its exit code."""
     if self._plan.coordinator in self._plan.names:
-      self._screen.say(f'workdir {self._plan.workdir}')
+      self._screen.print_line(f'workdir {self._plan.workdir}')
     self._choose_address()
     while True:
       next_s = self._act(time.monotonic())
@@ -164,27 +167,27 @@ class _Run:
         return self._code
       for ended in self._processes.wait(next_s):
         self._note(ended)
-        self._ended(ended)
+        self._handle_end(ended)
       while self.signals:
-        self._signalled(self.signals.pop(0))
+        self._handle_signal(self.signals.pop(0))
       if self._screen.lost and self._code is None:
-        self._signalled(signal.SIGPIPE)
+        self._handle_signal(signal.SIGPIPE)
 
   def _act(self, now: float) -> float:
-    """Starts and ends what it is time for; returns seconds until the next."""
+    """Performs due starts and ends; returns the seconds until the next one."""
     for name in [name for name, due in self._due.items() if due <= now]:
       del self._due[name]
       self._start(name)
     if self._term_at <= now:
       for name in self._processes.names():
-        self._ask(name)
+        self._terminate(name)
     if self._kill_at <= now:
       self._kill(self._plan.names)
     times = [*self._due.values(), self._term_at, self._kill_at]
     return min([at - now for at in times if at > now] + [_IDLE_S])
 
-  def _ended(self, ended: Exit) -> None:
-    """Decides what follows from the end of a process."""
+  def _handle_end(self, ended: Exit) -> None:
+    """Restarts processes or ends the run after the end of a process."""
     name, code = ended.name, ended.code
     coordinator, only = name == self._plan.coordinator, self._plan.only
     stopped = code == STOPPED and not coordinator
@@ -192,7 +195,7 @@ class _Run:
       if coordinator:
         self._hurry()
     elif name in self._due:
-      pass  # It starts again with another that has ended at the same time.
+      pass  # It is restarted with another one that ended at the same time.
     elif code == 0 or (stopped and not only):
       self._over = True
       if coordinator or only:
@@ -200,10 +203,10 @@ class _Run:
     elif 0 < code != LOST and not stopped:
       self._fail(f'{name} has exited with code {code}', code)
     else:
-      self._mend(ended)
+      self._restart(ended)
 
-  def _mend(self, ended: Exit) -> None:
-    """Starts again what has died with a process, or gives up."""
+  def _restart(self, ended: Exit) -> None:
+    """Restarts a process, or all, after it was lost; or ends the run."""
     name, only = ended.name, self._plan.only
     self._short[name] += ended.lived_s < _QUICK_S
     short = self._short[name]
@@ -211,50 +214,50 @@ class _Run:
       how = f'{name} has died ({signal.strsignal(-ended.code)})'
       code = 128 - ended.code
     else:
-      stopped = ended.code == STOPPED
-      why = 'been stopped' if stopped else 'lost what may come back'
-      how, code = f'{name} has {why}', ended.code
-    held = name in self._plan.holders
-    self._restarts += held or bool(only and ended.code > 0)
+      is_stopped = ended.code == STOPPED
+      reason = 'been stopped' if is_stopped else 'lost what may come back'
+      how, code = f'{name} has {reason}', ended.code
+    has_shard = name in self._plan.shard_processes
+    self._restarts += has_shard or bool(only and ended.code > 0)
     if short == _QUICK:
       self._fail(f'{how}, soon after its start {short} times in a row', code)
     elif self._restarts > self._plan.restarts:
       restarts = f'{self._plan.restarts} restarts{"" if only else " of all"}'
       self._fail(f'{how}, after {restarts}', code)
-    elif self._over and not held:
-      self._screen.say(f'{how}; the run is ending without it')
+    elif self._over and not has_shard:
+      self._screen.print_line(f'{how}; the run is ending without it')
     else:
       delay_s = _BACKOFF_S * 2**short
-      who = 'all' if held and not only else 'it'
-      self._screen.say(f'{how}: starting {who} again in {delay_s:g} s')
-      group = self._plan.names if held else [name]
+      scope = 'all' if has_shard and not only else 'it'
+      self._screen.print_line(f'{how}: starting {scope} again in {delay_s:g} s')
+      group = self._plan.names if has_shard else [name]
       self._kill(group)
-      if held:
+      if has_shard:
         self._choose_address()
         self._over = False
       self._due |= dict.fromkeys(group, time.monotonic() + delay_s)
 
-  def _signalled(self, number: int) -> None:
+  def _handle_signal(self, number: int) -> None:
     now = time.monotonic()
     if self._plan.only and now - self._signalled_at < _SAME_S:
       return
     self._signalled_at = now
     if self._code is not None:
-      # A terminal that goes away is lost first, and then sends SIGHUP.
+      # A terminal that closes is lost first, and then sends SIGHUP.
       if not (self._screen.lost and number == signal.SIGHUP):
         self._kill_at = 0.0
       return
-    self._screen.say(f'{signal.Signals(number).name}: the run ends')
+    self._screen.print_line(f'{signal.Signals(number).name}: the run ends')
     if self._plan.coordinator in self._processes.names():
-      self._ask(self._plan.coordinator)
+      self._terminate(self._plan.coordinator)
     self._end(128 + number, term_s=self._plan.grace_s, kill_s=0.0)
 
   def _fail(self, how: str, code: int) -> None:
-    self._screen.say(f'{how}: the run ends')
+    self._screen.print_line(f'{how}: the run ends')
     self._end(code, term_s=0.0, kill_s=self._plan.grace_s)
 
   def _end(self, code: int, *, term_s: float, kill_s: float) -> None:
-    """Starts nothing any more, and sets when SIGTERM and SIGKILL come."""
+    """Cancels all starts, and sets the times of SIGTERM and SIGKILL."""
     self._code = code
     self._due.clear()
     self._term_at = time.monotonic() + term_s
@@ -264,15 +267,15 @@ class _Run:
       self._hurry()
 
   def _hurry(self) -> None:
-    """Ends who is left soon, as nobody saves a checkpoint any more."""
+    """Ends the other processes soon, as none saves a checkpoint any more."""
     now = time.monotonic()
     self._term_at = min(self._term_at, now)
     self._kill_at = min(self._kill_at, now + _KILL_S)
 
-  def _ask(self, name: str) -> None:
-    """Sends SIGTERM, once: many programs take two as an order to hurry."""
-    if name not in self._asked:
-      self._asked.add(name)
+  def _terminate(self, name: str) -> None:
+    """Sends SIGTERM once, as a second one tells many programs to hurry."""
+    if name not in self._terminated:
+      self._terminated.add(name)
       self._processes.signal(name, signal.SIGTERM)
 
   def _kill(self, names: Sequence[str]) -> None:
@@ -280,7 +283,7 @@ class _Run:
       self._note(ended)
 
   def _note(self, ended: Exit) -> None:
-    """Writes the row of an end, whoever has caused it."""
+    """Writes the row of an end, whatever its cause."""
     if ended.lived_s >= _QUICK_S:
       self._short[ended.name] = 0
     self._row(ended.name, ended.pid, 'exit', ended.code)
@@ -289,7 +292,7 @@ class _Run:
     argv = [*self._program, *self._plan.arguments]
     argv += self._plan.flags()
     if self._plan.only:
-      argv += self._plan.told
+      argv += self._plan.role_flags
     else:
       argv += [
         f'--role={name.replace(" ", ":")}',
@@ -300,8 +303,13 @@ class _Run:
         argv += [f'{_INTERFACE}eth0']
       argv = lab.command(host, argv)
     cache = compiled.variables(os.environ, _cache(self._plan))
-    environ = {**cache, **memory.ENVIRONMENT, **os.environ}
-    environ |= self._devices[name] | self._screen.environ(name)
+    environ = {
+      **cache,
+      **memory.ENVIRONMENT,
+      **os.environ,
+      **self._devices[name],
+      **self._screen.environ(name),
+    }
     environ |= {'SYNCOPATE_RESTARTS': str(self._starts[name])}
     pid = self._processes.start(name, argv, environ)
     self._starts[name] += 1
@@ -312,9 +320,9 @@ class _Run:
     self._log.write(json.dumps(row | {'event': event, 'code': code}) + '\n')
 
   def _choose_address(self) -> None:
-    """Gives the coordinator a new port, so that no process of before finds it."""
+    """Chooses a new port of the coordinator, which no earlier process knows."""
     if self._plan.only:
-      return  # Others have to find it where it was.
+      return  # Processes of other hosts know the address.
     host = self._places[self._plan.coordinator] or '127.0.0.1'
     self._coordinator = f'{host}:{roles.free_ports(1)[0]}'
 
@@ -322,50 +330,53 @@ class _Run:
 def _cache(plan: Plan) -> pathlib.Path:
   """Returns the folder of compiled programs, for processes that restart."""
   folder = plan.workdir.resolve() / 'compiled'
-  # Hosts differ, and so may what is compiled for them.
+  # Compiled programs may differ between hosts.
   return folder / socket.gethostname() if plan.only else folder
 
 
 def main(argv: list[str]) -> None:
-  """Does what the flags say."""
-  given = flags.FLAGS
+  """Launches the processes that the flags describe."""
+  values = flags.FLAGS
   now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
   try:
-    told = {flag: given[flag].value for flag in ('role', 'coordinator')}
-    told = {flag: value for flag, value in told.items() if value}
-    only = _only(given, told)
+    process = {
+      flag: str(values[flag].value)
+      for flag in ('role', 'coordinator')
+      if values[flag].value
+    }
+    only = _only(values, process)
     plan = Plan(
-      workers=given.workers,
-      servers=given.servers,
-      dedicated=given.dedicated,
-      workdir=pathlib.Path(given.workdir or f'runs/{now}-{os.getpid()}'),
+      workers=values.workers,
+      servers=values.servers,
+      dedicated=values.dedicated,
+      workdir=pathlib.Path(values.workdir or f'runs/{now}-{os.getpid()}'),
       arguments=tuple(argv[1:]),
-      restarts=given.restarts,
-      grace_s=given.grace_s,
-      devices_per_worker=given.devices_per_worker,
-      workers_per_gpu=given.workers_per_gpu,
+      restarts=values.restarts,
+      grace_s=values.grace_s,
+      devices_per_worker=values.devices_per_worker,
+      workers_per_gpu=values.workers_per_gpu,
       only=only,
-      told=tuple(f'--{flag}={value}' for flag, value in told.items()),
+      role_flags=tuple(f'--{flag}={value}' for flag, value in process.items()),
     )
-    program = ['-m', given.module] if given.module else [str(_MAIN)]
+    program = ['-m', values.module] if values.module else [str(_MAIN)]
     code = launch(plan, [sys.executable, *program])
   except (OSError, ValueError) as error:
     transient.leave(error)
   sys.exit(code)
 
 
-def _only(given: flags.FlagValues, told: Mapping[str, str]) -> str:
-  """Returns the name of the process that --rank is for; '' without it."""
-  if not given.rank:
+def _only(values: flags.FlagValues, process: Mapping[str, str]) -> str:
+  """Returns the name of the process to launch with --rank, or ''."""
+  if not values.rank:
     require(
-      not told, '--role and --coordinator', 'nothing without --rank', told
+      not process, '--role and --coordinator', 'nothing without --rank', process
     )
     return ''
   shared = 'with --rank the folder that all processes share'
-  require(given.workdir is not None, '--workdir', shared, None)
-  servers = given.servers if given.dedicated else 0
+  require(values.workdir is not None, '--workdir', shared, None)
+  servers = values.servers if values.dedicated else 0
   role = roles.find(
-    os.environ, workers=given.workers, dedicated=servers, **told
+    os.environ, workers=values.workers, dedicated=servers, **process
   )
   return f'{role.kind} {role.index}'
 
@@ -379,7 +390,7 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_string(
     'workdir', None, 'Folder of the run; by default a new one.'
   )
-  flags.DEFINE_integer('restarts', 3, 'How often all may be started again.')
+  flags.DEFINE_integer('restarts', 3, 'Most restarts of all processes.')
   flags.DEFINE_float(
     'grace_s', 30.0, 'Seconds to save a checkpoint at the end.'
   )
@@ -387,13 +398,13 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_integer(
     'workers_per_gpu', 1, 'Workers that share each GPU, and its memory.'
   )
-  flags.DEFINE_bool('rank', False, 'Launch one process, whose host this is.')
+  flags.DEFINE_bool('rank', False, 'Launch one process, that of this host.')
   flags.DEFINE_string('role', '', 'With --rank: worker:2 or server:0.')
   flags.DEFINE_string(
     'coordinator', '', 'With --rank: HOST:PORT where the coordinator listens.'
   )
   flags.DEFINE_alias('lead', 'coordinator')  # Its name until November 2026.
-  flags.DEFINE_string('module', None, 'Run in the place of main.py.')
+  flags.DEFINE_string('module', None, 'Module to run instead of main.py.')
   return app.parse_flags_with_usage(argv)
 
 

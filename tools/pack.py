@@ -5,7 +5,7 @@
     [--size=100MB --latency_us=5 --message_us=0]
 
 FILE is a cluster as JSON, BUILDER a call of a function that
-topology/clusters/named.py knows, such as 'dgx_a100(2)'.  Prints a table: the
+topology/clusters/builders.py knows, such as 'dgx_a100(2)'.  Prints a table: the
 rate, the bound that no forest can exceed, the trees, what holds them back and,
 with --baselines, the rates of other schemes; with --size the time for that many
 bytes.
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     size = _size(given.size, given.latency_us, given.message_us)
     _check_folder('out', given.out)
     _check_folder('dot', given.dot)
-    cluster = files.cluster(argv[1])
+    cluster = files.read_cluster(argv[1])
     with _progress() as progress:
       start_s = time.perf_counter()
       packed = topology.pack(
@@ -60,13 +60,13 @@ def main(argv: list[str]) -> None:
         progress=progress,
       )
       seconds = time.perf_counter() - start_s
-      rows = summary(cluster, packed, seconds)
+      rows: list[tuple[str, ...]] = [*summary(cluster, packed, seconds)]
       if size is not None:
         delays_s = given.latency_us / 1e6, given.message_us / 1e6
         rows += timed(cluster, packed, size, *delays_s)
       if given.baselines and packed.trees:
         progress('baselines')
-        rows += compared(packed, schemes.all_of(cluster, packed))
+        rows += compared(packed, schemes.build_all(cluster, packed))
     print(_table(rows))
     _write(cluster, packed, given.out, given.dot)
   except (OSError, ValueError) as error:
@@ -95,9 +95,9 @@ def summary(
   """Returns rows of a name and a value: the cluster, the forest, its bound.
 
   Args:
-    cluster: What was packed.
+    cluster: The cluster.
     packed: Its forest.
-    seconds: That packing took.
+    seconds: Seconds of packing.
   """
   rows = [
     ('collective', packed.collective),
@@ -124,7 +124,7 @@ def summary(
 
 
 def bottleneck(cluster: Cluster, packed: Forest) -> str:
-  """Returns what holds a forest back, by name."""
+  """Returns the bottleneck of a forest by the names of its links."""
   capacity = {(src, dst): GBps for src, dst, GBps in cluster.links}
   if isinstance(packed.certificate, prices.Prices):
     priced = packed.certificate.links
@@ -135,8 +135,10 @@ def bottleneck(cluster: Cluster, packed: Forest) -> str:
     worth = sum(price * capacity[src, dst] for src, dst, price in priced)
     part = highest * sum(capacity[ends] for ends in links) / worth
     return f'{_ends(links)}: the highest price, {float(part):.0%} of the bound'
-  links = usage.bottleneck(cluster, packed)
-  total = sum(capacity[ends] for ends in links)
+  if packed.certificate is None:
+    raise ValueError('certificate: expected a cut or prices, got None.')
+  cut = usage.bottleneck(cluster, packed)
+  total = sum(capacity[ends] for ends in cut)
   inside = set(packed.certificate.nodes)
   near = [worker for worker in cluster.workers if worker in inside]
   far = [worker for worker in cluster.workers if worker not in inside]
@@ -144,7 +146,7 @@ def bottleneck(cluster: Cluster, packed: Forest) -> str:
   if len(near) <= len(far):
     side = _listed(near)
   way = 'into' if packed.collective == 'reduce_scatter' else 'out of'
-  return f'{_ends(links)}: the {float(total):.4g} GB/s {way} {side}'
+  return f'{_ends(cut)}: the {float(total):.4g} GB/s {way} {side}'
 
 
 def timed(
@@ -157,7 +159,7 @@ def timed(
   """Returns rows of the forest's predicted time, with the best chunk size.
 
   Args:
-    cluster: That of the forest.
+    cluster: Cluster of the forest.
     packed: The forest.
     size: Bytes of the whole.
     latency_s: Seconds of every link.
@@ -186,8 +188,10 @@ def compared(
   """Returns rows of each scheme's name, rate, and packed's rate over it."""
   rows: list[tuple[str, ...]] = [('',), ('baseline', 'GB/s', 'forest/baseline')]
   for name, other in others.items():
-    ratio = float(packed.rate_Bps / other.rate_Bps)
-    rows.append((name, _GBps(other.rate_Bps), f'{ratio:.2f}'))
+    ratio = ''
+    if packed.rate_Bps is not None and other.rate_Bps is not None:
+      ratio = f'{float(packed.rate_Bps / other.rate_Bps):.2f}'
+    rows.append((name, _GBps(other.rate_Bps), ratio))
   return rows
 
 

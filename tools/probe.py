@@ -8,9 +8,9 @@
 Every host runs one process.  It finds its rank and worker 0 as main.py does
 (see cluster/process/roles.py), with --workdir through the files of that
 folder, and takes interface, token, TLS and limits from the same config.  Worker
-0 writes the file, which `topology.from_json`
-reads; topology/clusters/measured.py says how rates and graph follow from
-measurements.
+0 writes the file, which `topology.from_json` reads;
+topology/clusters/measured.py derives rates and graph from the measurements.
+
 Rates are in 1e9 bytes per second, decimals of 3 significant digits.  Beside the
 graph the file has `hosts`, `groups` of them, `pairs` that are slower than both
 their ends and the links of groups between them, `latency_s`, `shortfalls`,
@@ -25,24 +25,24 @@ their ends and the links of groups between them, `latency_s`, `shortfalls`,
   group   some hosts to all others, or all others to them, one to one
   near    half of all hosts to those that they reach best
 
-Of each test --seconds are counted, after half as many; from `both` on 3 times
-that.  H hosts make H (H - 1) + 3 H tests at most, or, if there are more than 8,
-5 H.  Only if these show that links may be shared, there is `all`, which shows
-which hosts may be behind one link, `group`, twice for each such set, of H - 2
-at most, and `near`, up to 3 times: a set is a group if its link carries less,
-by twice the tolerance, than all else explains, and `near` is not as slow.
-Groups show if what about half of their hosts send together does not fit into
-their link.
+A test counts --seconds, after a start of half as many; from `both` on 3 times
+that.  H hosts need at most H (H - 1) + 3 H tests, or 5 H if there are more than
+8.  If these tests suggest shared links, further ones follow: `all` shows which
+hosts may be behind one link, `group` tests each such set twice, of at most
+H - 2 sets, and `near` runs up to 3 times.  A set is a group if its link carries
+less, by twice the tolerance, than all else explains, and `near` is not as slow.
+A group is found if the joint traffic of about half of its hosts exceeds its
+link.
 
-A rate is the best that any test has shown.  What `both` shows to be slower than
-that, by twice the tolerance, between hosts that share no link of a group, is
-named in `shortfalls`, as the graph cannot say it: a host or a link cannot do
-both at once, pairs share a link, or TCP's acknowledgements wait behind data, as
-they do where up and down differ.
+A rate is the best of all tests.  A pair that is slower than that in `both`, by
+twice the tolerance, and shares no link of a group, is listed in `shortfalls`,
+which the graph cannot express: a host or a link cannot do both at once, pairs
+share a link, or TCP's acknowledgements wait behind data, as they do if up and
+down differ.
 
-What travels is plain TCP, one connection for each pair or --streams: that is
-what collectives have, for which the graph is.  Flight, which parameter servers
-use, is bound by the processor where links are fast, and not by them.
+Tests use plain TCP with one connection for each pair, or --streams, as
+collectives do, for which the graph is made.  Flight, which parameter servers
+use, is limited by the processor on fast links.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ import shlex
 import statistics
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from absl import app, flags
@@ -69,6 +69,7 @@ from cluster.process.exits import Unmendable
 from configs import sections
 from configs.checks import require
 from outputs import atomic, transient
+from tools.calibrating import tables
 from tools.probing import lockstep, member
 
 _SHORTFALLS = """
@@ -76,7 +77,7 @@ Hosts or links that cannot do both at once, links that pairs share, TCP's
 acknowledgements that wait behind data, or too few --seconds: the graph knows
 nothing of it."""
 _RATES = ('Mbit/s up', 'GB/s', 'Mbit/s down', 'GB/s')
-_SHOWN = 10  # Of them, the worst.
+_SHOWN = 10  # Worst shortfalls in the table.
 _CONFIG = pathlib.Path(__file__).resolve().parents[1] / 'configs/default.py'
 
 
@@ -124,7 +125,7 @@ def probe(setup: Setup) -> str:
   """Takes part in a probe; rank 0 also writes the file and prints tables.
 
   Returns:
-    Why the leader has ended the probe early, in any rank but 0; else ''.
+    Reason of the leader for an early end, in any rank but 0; else ''.
 
   Raises:
     Failure: If another process fails or is lost, in rank 0.
@@ -161,58 +162,58 @@ def probe(setup: Setup) -> str:
           tell=functools.partial(print, flush=True),
         )
       except transfers.Failure as error:
-        # Not later: the others end now, and whoever is lost delays this one.
+        # Printed first: the others end now, and a lost one delays this one.
         print(f'Failed: {error}', flush=True)
         leader.dismiss(str(error))
         raise
       leader.dismiss('')
       own.join(setup.timeout_s)
-  written = _content(setup, found)
-  atomic.write(setup.out, json.dumps(written, indent=1) + '\n')
-  print(describe(written))
+  content = _content(setup, found)
+  atomic.write(setup.out, json.dumps(content, indent=1) + '\n')
+  print(describe(content))
   return ''
 
 
-def describe(written: Mapping[str, Any]) -> str:
+def describe(content: Mapping[str, Any]) -> str:
   """Returns the content of a file as tables.
 
   Args:
-    written: Content of the file.
+    content: Content of the file.
   """
   latency_s = {
-    (row['src'], row['dst']): row['s'] for row in written['latency_s']
+    (row['src'], row['dst']): row['s'] for row in content['latency_s']
   }
-  rows = [('', *_RATES, 'latency', 'name')]
-  for host in written['hosts']:
+  rows: list[tuple[str, ...]] = [('', *_RATES, 'latency', 'name')]
+  for host in content['hosts']:
     own = [s for pair, s in latency_s.items() if host['id'] in pair]
     rows.append(
       (host['id'], *_ways(host), _us(statistics.median(own)), host['name'])
     )
-  parts = [_table(rows)]
-  if groups := written['groups']:
+  parts = [tables.table(rows)]
+  if groups := content['groups']:
     rows = [('group', *_RATES, 'hosts')]
     for group in groups:
       rows.append((group['id'], *_ways(group), ' '.join(group['hosts'])))
-    parts.append(_table(rows))
-  if pairs := written['pairs']:
+    parts.append(tables.table(rows))
+  if pairs := content['pairs']:
     rows = [('slower than both ends', 'Mbit/s', 'GB/s', 'latency')]
     for row in pairs:
       ends = row['src'], row['dst']
       us = _us(latency_s[ends])
       rows.append((' to '.join(ends), *_both_units(row['GBps']), us))
-    parts.append(_table(rows))
+    parts.append(tables.table(rows))
   else:
     parts.append('No pair is slower than both its ends.')
-  if short := sorted(written['shortfalls'], key=lambda row: row['share']):
+  if short := sorted(content['shortfalls'], key=lambda row: row['share']):
     rows = [(f'slower in both ({len(short)}, the worst)', 'share')]
     for row in short[:_SHOWN]:
       rows.append((f'{row["src"]} to {row["dst"]}', f'{row["share"]:.0%}'))
-    parts.append(f'{_table(rows)}\n{_SHORTFALLS}')
+    parts.append(f'{tables.table(rows)}\n{_SHORTFALLS}')
   return '\n\n'.join(parts)
 
 
 def _content(setup: Setup, found: trials.Found) -> dict[str, Any]:
-  """Returns what is written."""
+  """Returns the content of the file."""
   return file_format.content(
     found,
     seconds=setup.seconds,
@@ -234,41 +235,36 @@ def _us(seconds: float) -> str:
   return f'{1e6 * seconds:.0f} us'
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return '\n'.join(
-    '  '.join(map(str.rjust, row, widths)).rstrip() for row in rows
-  )
-
-
-def _setup(given: Any) -> Setup:
-  """Returns what flags, config and environment say.
+def _setup(values: Any) -> Setup:
+  """Returns the setup of this process from flags, config and environment.
 
   Raises:
     ValueError: If anything is missing or out of its range.
     OSError: If a file cannot be read.
   """
-  config = given.config.cluster
-  with sections.named('config.cluster'):
+  config = values.config.cluster
+  with sections.error_prefix('config.cluster'):
     address = transport.interface_address(config.interface)
   role = roles.find(
     os.environ,
     workers=config.workers,
     dedicated=0,
-    role=given.role,
-    coordinator=given.coordinator,
+    role=values.role,
+    coordinator=values.coordinator,
     here=address,
   )
   place = rendezvous.Place(role.coordinator, config.token_file)
-  if given.workdir:
-    place = _met(pathlib.Path(given.workdir), role, place, address, config)
+  if values.workdir:
+    place = _find_place(
+      pathlib.Path(values.workdir), role, place, address, config
+    )
   folder = 'the folder that all processes share, as there is no --coordinator'
-  require(bool(place.coordinator), '--workdir', folder, given.workdir)
-  path = given.out or (given.workdir and f'{given.workdir}/cluster.json')
+  require(bool(place.coordinator), '--workdir', folder, values.workdir)
+  path = values.out or (values.workdir and f'{values.workdir}/cluster.json')
   require(bool(path), '--out', 'a file', path)
   out = pathlib.Path(path)
   there = role.index > 0 or out.parent.is_dir()
-  require(there, '--out', 'a file in a folder that there is', path)
+  require(there, '--out', 'a file in an existing folder', path)
   return Setup(
     hosts=config.workers,
     rank=role.index,
@@ -277,21 +273,21 @@ def _setup(given: Any) -> Setup:
     security=credentials.security(config, address, place.token_file),
     timeout_s=config.timeout_s,
     start_s=config.start_s,
-    seconds=given.seconds,
-    streams=given.streams,
-    tolerance=given.tolerance,
+    seconds=values.seconds,
+    streams=values.streams,
+    tolerance=values.tolerance,
     out=out,
   )
 
 
-def _met(
+def _find_place(
   folder: pathlib.Path,
   role: roles.Role,
   place: rendezvous.Place,
   address: str,
   config: Any,
 ) -> rendezvous.Place:
-  """Returns the whole place where the hosts meet, from files of a folder."""
+  """Returns the place of the rendezvous, through files of a shared folder."""
   if role.index > 0:
     return rendezvous.join(
       folder, place, launch=role.launch, limit_s=config.start_s
@@ -307,7 +303,7 @@ def _met(
 
 
 def main(argv: list[str]) -> None:
-  """Does what the flags say."""
+  """Probes as the flags say."""
   if len(argv) > 1:
     raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
   try:
@@ -333,15 +329,17 @@ def _parse(argv: list[str]) -> list[str]:
     'out', None, 'JSON file; WORKDIR/cluster.json by default.'
   )
   flags.DEFINE_string('workdir', None, 'Folder of the run.')
-  flags.DEFINE_float('seconds', 0.5, 'For which each transfer is counted.')
+  flags.DEFINE_float(
+    'seconds', 0.5, 'Seconds of each transfer that are counted.'
+  )
   flags.DEFINE_integer('streams', 1, 'TCP connections of each transfer.')
   flags.DEFINE_float('tolerance', 0.1, 'Relative error of a rate.')
-  flags.DEFINE_string('role', '', 'Which process this is: worker:2.')
+  flags.DEFINE_string('role', '', 'Role of this process: worker:2.')
   flags.DEFINE_string('coordinator', '', 'HOST:PORT where worker 0 listens.')
   flags.DEFINE_alias('lead', 'coordinator')
-  told = 'Of the run; --config.cluster.FIELD=VALUE changes a field.'
-  with sections.known_fields(argv):
-    config_flags.DEFINE_config_file('config', str(_CONFIG), told)
+  text = 'Config of the run; --config.cluster.FIELD=VALUE changes a field.'
+  with sections.reject_unknown_flags(argv):
+    config_flags.DEFINE_config_file('config', str(_CONFIG), text)
     return app.parse_flags_with_usage(argv)
 
 

@@ -118,8 +118,11 @@ def write(profile: Profile, path: str | pathlib.Path) -> None:
   Raises:
     OSError: If the file cannot be written.
   """
-  content = {'version': curves.VERSION} | profile._asdict()
-  content['curve'] = profile.curve._asdict()
+  content = {
+    'version': curves.VERSION,
+    **profile._asdict(),
+    'curve': profile.curve._asdict(),
+  }
   text = json.dumps(content, indent=2)
   atomic.write(path, f'{text}\n')
 
@@ -175,8 +178,8 @@ def draw(profile: Profile, path: str | pathlib.Path) -> None:
 
 def _model(config: ConfigDict) -> str:
   fields = config.model[config.model.name].items()
-  told = ', '.join(f'{field}={value}' for field, value in fields)
-  return f'{config.model.name}({told}) of {config.data.name}'
+  text = ', '.join(f'{field}={value}' for field, value in fields)
+  return f'{config.model.name}({text}) of {config.data.name}'
 
 
 def _default(most: int) -> list[int]:
@@ -190,14 +193,15 @@ def _seconds(gradient: Any, params: Any, batch: int) -> float:
   ranges = ((0, batch),)
   gradient.prepare(ranges)
   start = time.perf_counter()
-  jax.block_until_ready(gradient(params, ranges, worker=0, iteration=0))
+  payload = gradient(params, ranges, worker=0, iteration=0)
+  jax.block_until_ready(payload)  # type: ignore[no-untyped-call]
   return time.perf_counter() - start
 
 
 def _device() -> str:
   device = jax.local_devices()[0]
   if device.platform != 'cpu':
-    return device.device_kind
+    return str(device.device_kind)
   lines = _CPU.read_text().splitlines() if _CPU.exists() else []
   names = [line.split(':')[1] for line in lines if 'model name' in line]
   name = names[0].strip() if names else platform.machine()
@@ -219,10 +223,12 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_list('batches', [], 'Examples of the batches, ascending.')
   flags.DEFINE_integer('rounds', 9, 'How often each batch is measured.')
   flags.DEFINE_string('plot', None, 'PNG to draw.')
-  told = 'Names model and data; --config.SECTION.FIELD=VALUE changes a field.'
-  with sections.known_fields(argv):
-    config_flags.DEFINE_config_file('config', None, told)
-    flags.mark_flag_as_required('config')
+  text = (
+    'Config of model and data; --config.SECTION.FIELD=VALUE changes a field.'
+  )
+  with sections.reject_unknown_flags(argv):
+    config_flags.DEFINE_config_file('config', None, text)
+    flags.mark_flag_as_required('config')  # type: ignore[no-untyped-call]
     return app.parse_flags_with_usage(argv)
 
 

@@ -29,7 +29,7 @@ from configs import sections
 from configs.checks import require
 from learning import build as learning
 from learning import compilations
-from learning.gradient import micro_batches
+from learning.gradient import TaskGradient, micro_batches
 from outputs import atomic
 
 
@@ -93,9 +93,12 @@ def measure(config: ConfigDict, *, batch: int | None, rounds: int) -> Profile:
   batch = config.batching.worker_batch if batch is None else batch
   require(batch > 0, 'batch', 'at least 1', batch)
   learned = learning.from_config(config)
-  params, task = learned.params, learned.gradient.task
-  shown = _Shown(task.loss, compilations.matmul(config))
-  train = learned.gradient.train
+  params, gradient = learned.params, learned.gradient
+  if not isinstance(gradient, TaskGradient):
+    name = config.model.name
+    raise ValueError(f'config.model.name: expected a model, got {name!r}.')
+  shown = _Shown(gradient.task.loss, compilations.matmul(config))
+  train = gradient.train
   parts = [
     tuple(np.resize(each, (size, *each.shape[1:])) for each in train)
     for size, _ in micro_batches(batch, largest=config.batching.micro_batch)
@@ -128,8 +131,11 @@ def write(profile: Profile, path: str | pathlib.Path) -> None:
   Raises:
     OSError: If the file cannot be written.
   """
-  content = {'version': layers.VERSION} | profile._asdict()
-  content['layers'] = [leaf._asdict() for leaf in profile.layers]
+  content = {
+    'version': layers.VERSION,
+    **profile._asdict(),
+    'layers': [leaf._asdict() for leaf in profile.layers],
+  }
   text = json.dumps(content, indent=2)
   atomic.write(path, f'{text}\n')
 
@@ -154,7 +160,7 @@ def describe(profile: Profile) -> str:
 
 
 class _Shown:
-  """A gradient that notes when each of its leaves is there."""
+  """Gradient that records the time at which each of its leaves is ready."""
 
   def __init__(self, loss: Callable[..., Any], matmul: str | None):
     self._matmul = matmul
@@ -171,14 +177,15 @@ class _Shown:
   def seconds(
     self, params: Any, inputs: Any, targets: Any
   ) -> tuple[float, list[float]]:
-    """Returns how long it takes, and when each leaf is there.
+    """Returns the duration, and the time of each leaf, seconds.
 
-    A leaf that nothing depends on is there at the end.
+    A leaf without dependants is ready at the end.
     """
     self._seen_s.clear()
     start_s = time.perf_counter()
     with jax.default_matmul_precision(self._matmul):
-      jax.block_until_ready(self._gradient(params, inputs, targets))
+      gradient = self._gradient(params, inputs, targets)
+      jax.block_until_ready(gradient)  # type: ignore[no-untyped-call]
     whole_s = time.perf_counter() - start_s
     count = len(jax.tree.leaves(params))
     seen_s = [self._seen_s.get(n, start_s + whole_s) for n in range(count)]
@@ -205,10 +212,12 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_string('out', None, 'JSON file to write.', required=True)
   flags.DEFINE_integer('batch', None, 'Examples; as configured if none.')
   flags.DEFINE_integer('rounds', 15, 'How often each leaf is measured.')
-  told = 'Names model and data; --config.SECTION.FIELD=VALUE changes a field.'
-  with sections.known_fields(argv):
-    config_flags.DEFINE_config_file('config', None, told)
-    flags.mark_flag_as_required('config')
+  text = (
+    'Config of model and data; --config.SECTION.FIELD=VALUE changes a field.'
+  )
+  with sections.reject_unknown_flags(argv):
+    config_flags.DEFINE_config_file('config', None, text)
+    flags.mark_flag_as_required('config')  # type: ignore[no-untyped-call]
     return app.parse_flags_with_usage(argv)
 
 

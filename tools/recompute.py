@@ -289,7 +289,7 @@ class _RecomputedRun:
       compute_s=row['compute_s'],
       factors=(),
       loss=loss,
-      finite=bool(finite and np.isfinite(loss)),
+      finite=bool(finite and np.isfinite(np.asarray(loss))),
       computed=0,
     )
 

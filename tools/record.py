@@ -1,13 +1,13 @@
-"""Records how fast training steps are while other programs come and go.
+"""Records the times of training steps under the changing load of a host.
 
   python -m tools.record --out=FILE.csv [--minutes=20] [--workers=4]
     [--config=configs/vgg16_bsp.py] [--batch=64] [--seed=0]
 
-A training step of the config's model runs again and again on this host.  Beside
-it run, on and off at random, programs that compute (two), copy memory (one) and
+A training step of the config's model is repeated on this host.  Meanwhile
+programs run, on and off at random, that compute (two), copy memory (one) and
 compile Python's standard library (one).  FILE gets a row per step: worker,
-iteration, time (when it ended, seconds), compute_s, and what the driving
-factors of cluster/speed/driving.py were after it.  The workers are recorded
+iteration, time (of its end, seconds), compute_s, and the driving factors of
+cluster/speed/driving.py after it.  The workers are recorded
 one after another, each for its share of the minutes.
 
 The file is a trace for config.cluster.speed.trace and for bench.predict.
@@ -64,17 +64,17 @@ _GRACE_S = 5.0
 def main(argv: list[str]) -> None:
   """Records to the file that the flags name."""
   del argv
-  given = flags.FLAGS
+  values = flags.FLAGS
   try:
-    require(given.minutes > 0, '--minutes', 'more than 0', given.minutes)
-    require(given.workers > 0, '--workers', 'more than 0', given.workers)
-    require(given.batch > 0, '--batch', 'more than 0', given.batch)
-    share_s = 60 * given.minutes / given.workers
-    path = pathlib.Path(given.out)
+    require(values.minutes > 0, '--minutes', 'more than 0', values.minutes)
+    require(values.workers > 0, '--workers', 'more than 0', values.workers)
+    require(values.batch > 0, '--batch', 'more than 0', values.batch)
+    share_s = 60 * values.minutes / values.workers
+    path = pathlib.Path(values.out)
     with path.open('x', newline='', encoding='utf-8') as file:
-      step = _step(given.batch)
-      with _loads(given.seed):
-        record(file, step, [share_s] * given.workers)
+      step = _step(values.batch)
+      with _loads(values.seed):
+        record(file, step, [share_s] * values.workers)
   except (ValueError, OSError) as error:
     sys.exit(f'Refused: {error}')
 
@@ -85,9 +85,9 @@ def record(
   """Writes a row for each step of each worker.
 
   Args:
-    file: Where to, text.
-    step: Makes one step and waits until it is done.
-    shares_s: For how long each worker is recorded, seconds.
+    file: Text file of the rows.
+    step: Performs one step and waits for its end.
+    shares_s: Seconds of the record of each worker.
   """
   writer = csv.writer(file)
   writer.writerow(_COLUMNS)
@@ -109,12 +109,12 @@ def record(
 
 
 def _step(batch: int) -> Callable[[], None]:
-  """Returns what makes one training step of the config's model."""
+  """Returns a function that performs a training step of the config's model."""
   learned = learning.from_config(flags.FLAGS.config)
   learner = learned.learner(learned.params, learned.stats)
   numbers = itertools.count()
 
-  def step():
+  def step() -> None:
     number = next(numbers)
     ranges = ((number * batch, (number + 1) * batch),)
     payload, _ = learned.gradient(
@@ -122,16 +122,16 @@ def _step(batch: int) -> Callable[[], None]:
     )
     learner.add(number, payload, batch)
     learner.commit(number)
-    jax.block_until_ready(learner.params)
+    jax.block_until_ready(learner.params)  # type: ignore[no-untyped-call]
 
-  for _ in range(2):  # It compiles.
+  for _ in range(2):  # Compiles.
     step()
   return step
 
 
 @contextlib.contextmanager
 def _loads(seed: int) -> Iterator[None]:
-  """Has programs come and go; ends them all."""
+  """Starts and stops programs at random; ends them with the context."""
   over = threading.Event()
   with tempfile.TemporaryDirectory() as folder:
     threads = [

@@ -1,4 +1,4 @@
-"""Draws pictures of runs from their files, also of runs that go on or broke.
+"""Draws pictures of runs from their files, also of running or failed ones.
 
   python -m tools.report RUN_DIR [RUN_DIR ...] --out=DIR
   python -m tools.report --html DIR [DIR ...] [--out=DIR]
@@ -8,7 +8,7 @@ waiting.png, breakdown.png, gaps.png, bandwidth.png, and speed-up.png of runs
 with several numbers of workers; timeline-*.png and traffic-*.png of each run,
 batches-*.png of those whose batches change, and links-*.png of those whose
 workers sum, of which it prints the slowest links against plan.
-What cannot be drawn is named in a log line.
+A log line names each picture that cannot be drawn.
 
 With --html writes one page instead, report.html, that needs no network: of runs
 that have ended, of sweeps (folders with results.csv) and of stored results
@@ -39,8 +39,8 @@ from tools.pages import page, sources
 from tools.reading import records, traffic
 from tools.reading.records import RunRecord
 
-_TOLD = 5  # Parts of a label, at most.
-_LOOK = {
+_PARTS = 5  # Parts of a label, at most.
+_LOOK: Any = {
   'figure.dpi': 130,
   'figure.constrained_layout.use': True,
   'axes.spines.top': False,
@@ -86,10 +86,10 @@ def labelled(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
       for field, usual in differing.items()
       if field in fields and _text(fields[field]) != usual
     ]
-    told = (run.config['sync']['name'], *differs)
-    if told not in labels:
-      labels[told] = _label(told, taken=labels.values())
-    groups.setdefault(labels[told], []).append(run)
+    parts = (run.config['sync']['name'], *differs)
+    if parts not in labels:
+      labels[parts] = _label(parts, taken=labels.values())
+    groups.setdefault(labels[parts], []).append(run)
   return groups
 
 
@@ -113,7 +113,7 @@ def draw(
 
   Args:
     groups: Runs by label.
-    out: Folder, made if it is missing.
+    out: Folder, created if it is missing.
     timelines: Runs of a label whose timelines are drawn; None means all.
 
   Returns:
@@ -173,10 +173,10 @@ def _text(value: Any) -> str:
   return str(value).removesuffix('.0')
 
 
-def _label(told: Sequence[str], taken: Iterable[str]) -> str:
-  """Returns a label that is not taken, of the first parts of what is told."""
-  parts = [p if len(p) <= 28 else f'{p[:25]}...' for p in told[:_TOLD]]
-  if len(told) > _TOLD:
+def _label(differs: Sequence[str], taken: Iterable[str]) -> str:
+  """Returns an unused label of the first parts that differ."""
+  parts = [p if len(p) <= 28 else f'{p[:25]}...' for p in differs[:_PARTS]]
+  if len(differs) > _PARTS:
     parts.append('...')
   label, number = ', '.join(parts), 1
   while label in taken:
@@ -246,12 +246,12 @@ def _links(label: str, run: RunRecord) -> Figure | None:
   if run.config.get('route', {}).get('name', 'server') == 'server':
     return None
   try:
-    generation = traffic.longest_epoch(run.path)
+    epoch = traffic.longest_epoch(run.path)
   except ValueError as error:
     logging.warning('%s', error)
     return None
-  print(f'{run.path}: {traffic.describe(generation)}')
-  return links.draw(label, run, generation)
+  print(f'{run.path}: {traffic.describe(epoch)}')
+  return links.draw(label, run, epoch)
 
 
 def _found(
@@ -283,7 +283,9 @@ def _named(
       yield name, label + seed, run
 
 
-def _draw_staleness(counts: Mapping[str, Sequence[Mapping]]) -> Figure:
+def _draw_staleness(
+  counts: Mapping[str, Sequence[Mapping[Any, Any]]],
+) -> Figure:
   """Draws a histogram of the staleness of applied pushes per label."""
   columns = min(len(counts), 3)
   rows = math.ceil(len(counts) / columns)
@@ -308,7 +310,7 @@ def _histogram(axes: Axes, label: str, shares: Mapping[int, float]) -> None:
   axes.tick_params(labelbottom=True)  # Below it there may be no panel.
 
 
-def _draw_waiting(seconds: Mapping[str, Sequence[Mapping]]) -> Figure:
+def _draw_waiting(seconds: Mapping[str, Sequence[Mapping[Any, Any]]]) -> Figure:
   """Draws in which phases the workers spent their time, a bar per label."""
   figure = Figure((8, 1.4 + 0.36 * len(seconds)))
   axes = figure.subplots()

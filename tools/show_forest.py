@@ -55,31 +55,31 @@ def drawn(path: pathlib.Path, *, trees: int) -> Figure:
   """Returns the picture of a file, or of a run.
 
   Args:
-    path: Of a forest or a cluster, or the folder of a reduced run.
-    trees: Panels of single trees, at most.
+    path: File of a forest or a cluster, or folder of an allreduce run.
+    trees: Largest number of panels of single trees.
 
   Raises:
-    ValueError: If it is none of them; says why.
+    ValueError: If the path is none of them; gives the reason.
     OSError: If it cannot be read.
   """
   if path.is_dir():
-    generation = reading.told(path)
-    known, why = generation.plan is not None, generation.reason
-    require(known, f'{path}', 'a run whose forest is known', why)
-    return draw_run(generation, trees=trees)
+    epoch = reading.longest_epoch(path)
+    has_plan = epoch.plan is not None
+    require(has_plan, f'{path}', 'a run with a known forest', epoch.reason)
+    return draw_run(epoch, trees=trees)
   return draw(*files.read(path), trees=trees)
 
 
-def draw_run(generation: MembershipEpoch, *, trees: int = 4) -> Figure:
+def draw_run(epoch: MembershipEpoch, *, trees: int = 4) -> Figure:
   """Returns the picture of what links have carried, and of the trees.
 
   Args:
-    generation: Whose forest is known.
+    epoch: Membership epoch with a known forest.
     trees: Panels of single trees, at most.
   """
-  planned = generation.plan
+  planned = epoch.plan
   if planned is None:
-    raise ValueError('generation: expected one with a forest, got none.')
+    raise ValueError('epoch: expected one with a forest, got none.')
   every = sorted(planned.forest.trees, key=lambda t: t.weight_Bps, reverse=True)
   heaviest, places = every[:trees], placing.places(planned.cluster)
   big, band, width = 5.6, 0.6, (2 * 5.6 + 0.6) / 4
@@ -91,13 +91,13 @@ def draw_run(generation: MembershipEpoch, *, trees: int = 4) -> Figure:
   with matplotlib.rc_context({'figure.dpi': 130, 'font.size': 9}):
     figure = Figure((2 * big + 0.8, total))
     head = {'x': 0.02, 'y': 0.99, 'ha': 'left', 'va': 'top', 'fontsize': 10}
-    figure.suptitle(_title_of_run(generation), **head)
+    figure.suptitle(_title_of_run(epoch), **head)
     top = total - 0.7 - big
-    drawing.draw_graph(_axes(figure, (0.1, top, big, big)), generation)
+    drawing.draw_graph(_axes(figure, (0.1, top, big, big)), epoch)
     matrix = figure.add_axes(
       _part(figure, (big + 0.7, top + 0.5, big - 0.6, big - 0.9))
     )
-    drawing.draw_matrix(matrix, generation)
+    drawing.draw_matrix(matrix, epoch)
     _add_ratios(_axes(figure, (0.0, top - band, 2 * big + 0.8, band)))
     for k, tree in enumerate(heaviest):
       bottom = top - band - (k // 4 + 1) * small
@@ -107,8 +107,8 @@ def draw_run(generation: MembershipEpoch, *, trees: int = 4) -> Figure:
   return figure
 
 
-def _title_of_run(generation: MembershipEpoch) -> str:
-  planned, links = generation.plan, generation.sum_links()
+def _title_of_run(epoch: MembershipEpoch) -> str:
+  planned, links = epoch.plan, epoch.sum_links()
   ratios = [link.ratio for link in links.values() if link.ratio is not None]
   slowest = f', the slowest {min(ratios):.0%} of plan' if ratios else ''
   rates = (
@@ -117,15 +117,15 @@ def _title_of_run(generation: MembershipEpoch) -> str:
     else ('; planned are equal links, as fast as the fastest has been')
   )
   return (
-    f'{generation.iterations} iterations of {len(generation.members)} workers; '
+    f'{epoch.iterations} iterations of {len(epoch.members)} workers; '
     f'number of trees: {len(planned.forest.trees) if planned else 0}\n'
     f'{len(links)} links{slowest}{rates}'
   )
 
 
 def _add_ratios(band: Axes) -> None:
-  """Says in a band of its own what colors mean."""
-  inches = band.get_position().width * band.figure.get_size_inches()[0]
+  """Adds a band with the legend of colors."""
+  inches = _width(band)
   bar = band.inset_axes((0.4 / inches, 0.62, 2.4 / inches, 0.2))
   band.figure.colorbar(drawing.RATIO, cax=bar, orientation='horizontal')
   bar.set_xticks([0, 0.5, 1, 1.5, 2], ['0', '50 %', '100 %', '150 %', '200 %'])
@@ -140,8 +140,8 @@ def draw(
   """Returns the picture.
 
   Args:
-    cluster: What is drawn.
-    forest: Of the cluster, or None to draw the cluster alone.
+    cluster: Cluster to draw.
+    forest: Forest of the cluster, or None to draw the cluster alone.
     trees: Panels of single trees, at most.
   """
   heaviest = sorted(
@@ -217,16 +217,25 @@ def _layout(size: np.ndarray, trees: int) -> tuple[Figure, list[_Box]]:
   return Figure((big + columns * small, total)), boxes
 
 
+def _width(band: Axes) -> float:
+  """Returns the width of axes, inches."""
+  figure = band.get_figure(root=True)
+  if figure is None:
+    raise ValueError('band: expected axes of a figure, got others.')
+  return float(band.get_position().width * figure.get_size_inches()[0])
+
+
 def _axes(figure: Figure, box: _Box) -> Axes:
   axes = figure.add_axes(_part(figure, box))
   axes.set_axis_off()
   return axes
 
 
-def _part(figure: Figure, box: _Box) -> tuple[float, ...]:
-  """A box in parts of the figure."""
-  inches = np.array([*figure.get_size_inches()] * 2)
-  return tuple(np.array(box) / inches)
+def _part(figure: Figure, box: _Box) -> _Box:
+  """Returns a box in parts of the figure."""
+  width, height = map(float, figure.get_size_inches())
+  left, bottom, across, up = box
+  return left / width, bottom / height, across / width, up / height
 
 
 def _add_legends(
@@ -236,7 +245,7 @@ def _add_legends(
   forest: Forest | None,
   trees: Sequence[Tree],
 ) -> None:
-  """Says in a band of its own what colors, widths and shapes mean."""
+  """Adds a band with the legend of colors, widths and shapes."""
   handles = [_mark('o', panels.WORKER, 'worker')]
   if cluster.switches:
     handles.append(_mark('s', panels.SWITCH, 'switch'))
@@ -258,7 +267,7 @@ def _add_legends(
         handles.append(Line2D([], [], color=color, linewidth=2, label=label))
   left = 0.0
   if forest:
-    inches = band.get_position().width * band.figure.get_size_inches()[0]
+    inches = _width(band)
     left = 1.9 / inches
     bar = band.inset_axes((0.25 / inches, 0.62, 1.4 / inches, 0.16))
     scale = ScalarMappable(cmap=panels.LOAD)

@@ -1,4 +1,4 @@
-"""Settings of chunked sparse communication, and the sizes that follow from them.
+"""Settings of chunked sparse communication, and the sizes of its messages.
 
 Both implementations, `wire.sparse` in JAX and `wire.sparse_numpy`, are built on
 them.
@@ -54,7 +54,7 @@ class ChunkSettings(NamedTuple):
     return self.count_sent(n) == self.count_chunks(n)
 
   def count_values(self, n: int) -> int:
-    """Returns how many of n numbers are sent, with those that fill up chunks."""
+    """Returns how many of n numbers are sent, with padding of chunks."""
     return n if self.sends_all(n) else self.count_sent(n) * self.chunk
 
   def count_streamable(self, n: int) -> int:

@@ -94,7 +94,7 @@ class Workspace:
   """
 
   def __init__(self, **arrays: np.ndarray):
-    """Takes existing arrays by name; only the workspace's user writes to them."""
+    """Takes existing arrays by name, which no other code may write to."""
     self._arrays = arrays
     self.nonzero_rows: dict[str, np.ndarray] = {}
 
@@ -169,7 +169,7 @@ class StreamablePrefix(NamedTuple):
 
 
 class Codec(NamedTuple):
-  """A compression of vectors: four functions, an optional allreduce, properties.
+  """A compression of vectors: functions, an optional allreduce, properties.
 
   Attributes:
     init: Returns the state before the first vector, of the number of elements

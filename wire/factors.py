@@ -39,7 +39,8 @@ class FactorSettings(NamedTuple):
   def size_bytes(self, n: int) -> int:
     """Returns the bytes of all factors and of the numbers between matrices."""
     factors = sum(self.rank * (m.rows + m.columns) for m in self.matrices)
-    return _ITEM * (factors + sum(g.stop - g.start for g in self.gaps(n)))
+    between: int = sum(gap.stop - gap.start for gap in self.gaps(n))
+    return _ITEM * (factors + between)
 
   def gaps(self, n: int) -> Iterator[slice]:
     """Yields the places of a vector [n] that lie in no matrix."""

@@ -279,7 +279,7 @@ class _JaxChunks(ChunkSettings):
     return values, chunks, state
 
   def _largest(self, norms: jax.Array, n: int) -> jax.Array:
-    """Returns the chunks of largest norm, ascending; of equal ones the first."""
+    """Returns chunks of largest norm, ascending; the first of equal ones."""
     _, chunks = jax.lax.top_k(norms, self.count_sent(n))
     return jnp.sort(chunks)
 

@@ -63,7 +63,7 @@ class NumpyChunks(ChunkSettings):
     )
 
   def choose(self, norms: np.ndarray, n: int) -> np.ndarray:
-    """Returns the chunks of largest norm, ascending; of equal ones the first."""
+    """Returns chunks of largest norm, ascending; the first of equal ones."""
     order = np.argsort(-norms, kind='stable')
     return np.sort(order[: self.count_sent(n)])
 

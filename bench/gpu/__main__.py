@@ -85,10 +85,10 @@ def bench(
   """Runs jobs, writes their rows and packs them; returns the exit code.
 
   Args:
-    jobs: What is run.
+    jobs: Jobs to run.
     out: Folder of the result, a new one.
     found: The machine, of `machine.find`.
-    is_dry: Whether a dry run is asked for; without a GPU it is one anyway.
+    is_dry: True for a dry run, which is the default without a GPU.
   """
   start = time.monotonic()
   has_gpu = machine.is_gpu(found)

@@ -100,8 +100,8 @@ def measure(name: str, context: Context) -> None:
   """Measures a job.
 
   Args:
-    name: Its name.
-    context: What it is given.
+    name: Name of the job.
+    context: Context of the job.
 
   Raises:
     RuntimeError: If a process that it starts fails; what it has reported by
@@ -115,7 +115,7 @@ def model(name: str, *, is_dry: bool) -> dict[str, Any]:
 
   Args:
     name: Name of a job that measures steps.
-    is_dry: Whether it is to be tiny.
+    is_dry: True for tiny sizes.
   """
   return (_DRY if is_dry else MODELS)[name]
 
@@ -151,8 +151,8 @@ def _turns(
   """Returns seconds of a step by way and turn; ways take turns.
 
   Args:
-    context: Of the job.
-    ways: By name: a process and what it is asked for.
+    context: Context of the job.
+    ways: Processes and their requests, by name.
   """
   few = 2
   for process, order in ways.values():  # Compiles.

@@ -21,12 +21,12 @@ _TAIL = 4  # Lines of a log in an error.
 
 
 class Context(NamedTuple):
-  """What a job is given.
+  """Context of a job.
 
   Attributes:
     folder: Folder of its runs and logs, a new one.
     deadline: When it is killed, on the clock of time.monotonic.
-    is_dry: Whether sizes are tiny, as for a dry run.
+    is_dry: True for the tiny sizes of a dry run.
     report: Takes the values of its rows.
   """
 
@@ -96,12 +96,12 @@ def launched(
   Their reports, as of `bench.gpu.training`, are in the folder NAME.reports.
 
   Args:
-    context: Of the job.
-    name: Of the run.
-    fields: Of its config.
+    context: Context of the job.
+    name: Name of the run.
+    fields: Fields of its config.
     workers: Processes that train, which share the GPU.
     servers: Shards of the parameters.
-    dedicated: Whether servers have processes of their own.
+    dedicated: True if servers have processes of their own.
 
   Raises:
     RuntimeError: If the run fails.
@@ -126,7 +126,7 @@ def reports(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 class Stepper:
-  """A process of `bench.gpu.stepping`, which takes steps when asked."""
+  """A process of `bench.gpu.stepping`, which performs steps on request."""
 
   def __init__(
     self,

@@ -26,9 +26,9 @@ class Row(NamedTuple):
 
   Attributes:
     name: Name within its job.
-    quantity: What is measured, with its unit.
-    aim: Where it is to be.
-    sized: Whether the value depends on sizes and speed, so that a dry run gives
+    quantity: Measured quantity with its unit.
+    aim: Interval of accepted values.
+    sized: True if the value depends on sizes and speed, so that a dry run gives
       no verdict.
   """
 
@@ -44,8 +44,8 @@ class Job(NamedTuple):
   Attributes:
     name: Name of the job, for --jobs.
     share_s: Seconds that it may take, of `MINUTES`.
-    rows: Its rows.
-    needs: What it cannot do without, `GPU` or `ACCELERATOR`; '' for nothing.
+    rows: Rows of the job.
+    needs: Required device, `GPU` or `ACCELERATOR`; '' for none.
   """
 
   name: str

@@ -80,7 +80,7 @@ def measure(
       added.
     log: File for its output.
     limit_s: Seconds after which it is killed.
-    is_dry: Whether sizes are those of a dry run.
+    is_dry: True for the sizes of a dry run.
 
   Yields:
     Each row of the job once.

@@ -1,4 +1,4 @@
-"""One process that takes steps when it is asked to, of a run or a bare loop.
+"""Process that performs steps of a run or a bare loop on request.
 
   python -m bench.gpu.stepping --workdir=DIR [--config.SECTION.FIELD=VALUE ...]
 
@@ -80,7 +80,7 @@ class _Paced:
     return getattr(self._gradient, name)
 
   def __call__(self, params: Any, ranges: Any, **of_call: Any) -> Any:
-    """Computes, after what has been asked for by then."""
+    """Waits until all earlier requests have been computed."""
     if self._left == 0:
       jax.block_until_ready(params)  # The last update's.
       if self._start:
@@ -115,8 +115,8 @@ class _Paced:
         jax.block_until_ready(next(self._bare))
     start = time.perf_counter()
     for _ in range(steps):
-      made = next(self._bare)
-    jax.block_until_ready(made)
+      result = next(self._bare)
+    jax.block_until_ready(result)
     return time.perf_counter() - start
 
   def _save(self, params: Any, ranges: Any, path: str) -> None:
@@ -138,10 +138,10 @@ def bare_loop(
   applied yet, as with error feedback.
 
   Args:
-    task: What is learned.
+    task: Task of the model.
     data: Training examples.
     params: Initial parameters, which stay as they are.
-    config: Of the run that it is compared with.
+    config: Config of the run to compare with.
   """
   tx = optax.sgd(config.optimizer.learning_rate)
   batch = config.batching.worker_batch

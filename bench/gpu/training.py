@@ -68,15 +68,15 @@ def config(name: str, words: Sequence[str]) -> ConfigDict:
   Raises:
     ValueError: If one is no such flag.
   """
-  made = importlib.import_module(f'configs.{name}').get_config()
+  config = importlib.import_module(f'configs.{name}').get_config()
   fields = {}
   for word in words:
     field, has_value, text = word.partition('=')
     if not (field.startswith(_FIELD) and has_value):
       raise ValueError(f'flags: expected {_FIELD}FIELD=VALUE, got {word!r}.')
     fields[field.removeprefix(_FIELD)] = _value(text)
-  made.update_from_flattened_dict(fields)
-  return made
+  config.update_from_flattened_dict(fields)
+  return config
 
 
 def flags(fields: dict[str, Any]) -> list[str]:

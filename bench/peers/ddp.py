@@ -31,7 +31,7 @@ _CLASSES, _IMAGE = 10, (3, 32, 32)
 
 
 def main(folder: str, rank: str) -> None:
-  """Does all jobs, beside the other ranks, and writes what they have taken."""
+  """Runs all jobs together with the other ranks, and writes their times."""
   task = json.loads(pathlib.Path(folder, 'task.json').read_text())
   os.environ |= task['environ']
   torch.set_num_threads(task['threads'])
@@ -80,13 +80,13 @@ def _step(
   """Returns what steps take, but for the first ones.
 
   Args:
-    model: Its name and sizes.
-    steps: How many count.
+    model: Name and sizes of the model.
+    steps: Number of measured steps.
     batch: Examples of a step.
     bucket_bytes: Of DDP's buckets; 0: one for each tensor; None: as they are by
       default.
     hook: 'none', 'float16', 'bfloat16' or 'powersgd'.
-    rank: Of powersgd.
+    rank: Rank of PowerSGD.
   """
   given = dict(model)
   net = {'slept': _Slept, 'vgg': _vgg, 'mlp': _mlp}[given.pop('name')](**given)

@@ -21,7 +21,7 @@ from bench.shaped import Case
 from cluster.speed.layers import Layer
 from tools import lab
 
-# Of --peers, of which `said` tells.
+# Of --peers, of which `require_torch` tells.
 FLAG = {'metavar': 'PYTHON', 'help': 'an interpreter that has torch'}
 _PROGRAM = pathlib.Path(__file__).with_name('ddp.py')
 _LIMIT_S = 600.0
@@ -34,12 +34,12 @@ _ENVIRON = {
 
 
 class Sum(NamedTuple):
-  """What sums have taken; medians.
+  """Median times of sums.
 
   Attributes:
-    round_s: From the first start to the last end.
-    cpu_s: Of all ranks, seconds in each.
-    sent_bytes: By all ranks in each, with what frames and headers take.
+    round_s: Seconds from the first start to the last end.
+    cpu_s: CPU seconds of all ranks.
+    sent_bytes: Bytes sent by all ranks, with frames and headers.
   """
 
   round_s: float
@@ -48,14 +48,14 @@ class Sum(NamedTuple):
 
 
 class Step(NamedTuple):
-  """What steps of DDP have taken; medians.
+  """Median times of steps of DDP.
 
   Attributes:
-    step_s: From one end to the next.
-    compute_s: The same without communication, of the slowest rank.
-    cpu_s: Of all ranks, seconds in each.
-    sent_bytes: By all ranks in each, with what frames and headers take.
-    parameters: Of the model.
+    step_s: Seconds from the end of a step to the next one.
+    compute_s: Seconds of a step without communication, of the slowest rank.
+    cpu_s: CPU seconds of all ranks.
+    sent_bytes: Bytes sent by all ranks, with frames and headers.
+    parameters: Number of parameters of the model.
   """
 
   step_s: float
@@ -65,12 +65,12 @@ class Step(NamedTuple):
   parameters: int
 
 
-def said(parser: argparse.ArgumentParser, python: str | None) -> None:
+def require_torch(parser: argparse.ArgumentParser, python: str | None) -> None:
   """Prints whether peers are measured, and of which version.
 
   Args:
-    parser: Whose error is raised where there is no torch.
-    python: The interpreter, if one is named.
+    parser: Parser that reports an interpreter without torch.
+    python: Path of the interpreter, or None.
 
   Raises:
     SystemExit: If the interpreter has no torch with gloo.
@@ -130,12 +130,12 @@ def step_of(
     model: As of `slept`; or {'name': 'vgg', 'blocks': channels of each block's
       convolutions, 'hidden': width} or {'name': 'mlp', 'hidden': widths}, for
       images of 32 x 32 x 3 and ten classes, updated by plain SGD.
-    steps: How many count.
+    steps: Number of measured steps.
     batch: Examples of a rank in a step.
     bucket_bytes: Of DDP's buckets; 0: one for each tensor; None: 1 MiB and then
       25, DDP's default.
-    hook: What travels: 'none' (float32), 'float16', 'bfloat16', 'powersgd'.
-    rank: Of powersgd.
+    hook: Messages: 'none' (float32), 'float16', 'bfloat16', 'powersgd'.
+    rank: Rank of PowerSGD.
   """
   return {
     'kind': 'step',
@@ -168,7 +168,7 @@ def run(
   Args:
     python: The interpreter, which has torch.
     hosts: Their links.
-    jobs: From `sum_of` and `step_of`.
+    jobs: Jobs by `sum_of` and `step_of`.
     limit_s: Seconds after which all is ended.
 
   Returns:

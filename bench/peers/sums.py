@@ -16,9 +16,9 @@ def rows(
   Args:
     python: An interpreter that has torch.
     case: The links.
-    size_bytes: Of what is summed, in float32.
-    rounds: Of which the median is taken.
-    dtype: What travels of DDP; all_reduce sends float32.
+    size_bytes: Bytes of the summed vector in float32.
+    rounds: Number of measurements, of which the median is taken.
+    dtype: Dtype of DDP's messages; all_reduce sends float32.
   """
   parts = layers.in_proportion(layers.even(size_bytes, _LAYER_BYTES))
   hook = 'none' if dtype == 'float32' else dtype

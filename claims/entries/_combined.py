@@ -4,6 +4,8 @@ Half precision is combined only with the schemes, batchings and routes that are
 fastest on some cluster.
 """
 
+from typing import Any
+
 import ml_collections
 
 from claims.entries import _shared
@@ -47,7 +49,9 @@ _REDUCED = tuple(  # Batching, route.
 _REDUCED_HALF = ('fixed', 'ring'), ('fixed', 'forest'), ('lb_bsp', 'forest')
 
 
-def _values(dtype: str, served: tuple, reduced: tuple) -> list[str]:
+def _values(
+  dtype: str, served: tuple[Any, ...], reduced: tuple[Any, ...]
+) -> list[str]:
   """Returns values of the fields; fields without use in a route are empty."""
   return [
     *(f'{dtype} & {s} & {b} & server & 8 & {p} & True' for s, b, p in served),
@@ -106,8 +110,8 @@ def of(
 
 def less(
   text: str,
-  of: dict,
-  by: dict,
+  of: dict[str, Any],
+  by: dict[str, Any],
   field: str = TO,
   confirmed: tuple[float, float] = (0.0, 0.95),
 ) -> Claim:

@@ -18,10 +18,10 @@ class Workload(NamedTuple):
   """A model of table I.
 
   Attributes:
-    size_bytes: Of its parameters.
-    compute_s: Of an iteration.
-    server_Bps: Of each server's link, both ways.
-    blocking_s: Of an iteration, for communication.
+    size_bytes: Bytes of its parameters.
+    compute_s: Seconds of computing in an iteration.
+    server_Bps: Rate of each server's link, both ways.
+    blocking_s: Seconds of communication in an iteration.
   """
 
   size_bytes: int

@@ -1,4 +1,4 @@
-"""What entries have in common; no entry."""
+"""Parts that several entries share; not an entry."""
 
 import math
 
@@ -24,13 +24,13 @@ def timed(
   """Returns a run of time alone, of equal workers with 10 % jitter.
 
   Args:
-    workers: How many.
-    iterations: Of each worker, with a batch of 32.
-    size_bytes: That each pushes and pulls.
-    compute_s: Of an iteration, half of it whatever the batch.
-    servers: That have a share each.
-    worker_Bps: Of each worker's link, both ways.
-    server_Bps: Of each server's link, both ways.
+    workers: Number of workers.
+    iterations: Iterations of each worker, with a batch of 32.
+    size_bytes: Bytes of a push and of a pull.
+    compute_s: Seconds of an iteration, half of them independent of the batch.
+    servers: Number of servers.
+    worker_Bps: Rate of each worker's link, both ways.
+    server_Bps: Rate of each server's link, both ways.
   """
   config = default.get_config()
   config.model.name = 'none'
@@ -67,7 +67,7 @@ def digits(*, epochs: float) -> ml_collections.ConfigDict:
 
 
 def reduce(config: ml_collections.ConfigDict, route: str) -> None:
-  """Lets workers sum on a route: there are no servers, nor links of them."""
+  """Sets an allreduce route, without servers and their links."""
   defaults = default.get_config()
   config.route.name = route
   config.route.server = defaults.route.server

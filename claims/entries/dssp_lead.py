@@ -1,4 +1,4 @@
-"""How far DSSP lets a worker lead."""
+"""Largest lead of a worker under DSSP."""
 
 import ml_collections
 

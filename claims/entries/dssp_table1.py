@@ -1,5 +1,7 @@
 """DSSP's table I: two unequal workers, ResNet-110 on CIFAR-100."""
 
+from typing import Any
+
 import ml_collections
 
 from claims.entries import _shared
@@ -30,7 +32,7 @@ def get_config() -> ml_collections.ConfigDict:
   return config
 
 
-def _of(scheme: str | int) -> dict:
+def _of(scheme: str | int) -> dict[str, Any]:
   if isinstance(scheme, int):
     return _of('ssp') | {'sync.ssp.bound': scheme}
   return {'sync.name': scheme, 'optimizer.reduction': 'sum'}
@@ -40,7 +42,12 @@ _BSP = {'sync.name': 'bsp', 'optimizer.reduction': 'mean'}
 
 
 def _claim(
-  text: str, of: dict, by: dict, paper: float, shape: Range, field: str = _TO
+  text: str,
+  of: dict[str, Any],
+  by: dict[str, Any],
+  paper: float,
+  shape: Range,
+  field: str = _TO,
 ) -> Claim:
   return Claim(
     text=text,

@@ -1,5 +1,7 @@
 """ElasticBSP's AlexNet on CIFAR-10 against time, with digits in its place."""
 
+from typing import Any
+
 import ml_collections
 
 from claims.entries import _shared
@@ -10,7 +12,7 @@ _EQUAL = {'cluster.speed.slowdown': _shared.EQUAL}
 _UNEQUAL = {'cluster.speed.slowdown': _shared.UNEQUAL}
 
 
-def _of(scheme: str, reduction: str = 'sum') -> dict:
+def _of(scheme: str, reduction: str = 'sum') -> dict[str, Any]:
   return {'sync.name': scheme, 'optimizer.reduction': reduction}
 
 
@@ -38,8 +40,8 @@ def get_config() -> ml_collections.ConfigDict:
 
 def _time(
   text: str,
-  of: dict,
-  by: dict,
+  of: dict[str, Any],
+  by: dict[str, Any],
   paper: float,
   field: str = 'time_s',
   confirmed: Range | None = None,
@@ -56,7 +58,12 @@ def _time(
 
 
 def _ours(
-  text: str, field: str, of: dict, by: dict, confirmed: Range, shape: Range
+  text: str,
+  field: str,
+  of: dict[str, Any],
+  by: dict[str, Any],
+  confirmed: Range,
+  shape: Range,
 ) -> Claim:
   return Claim(
     text=text,

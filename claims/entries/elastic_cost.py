@@ -1,4 +1,4 @@
-"""What ElasticBSP's search costs: table II and the figure of variants."""
+"""Cost of ElasticBSP's search: table II and the figure of variants."""
 
 from claims.published import LESS, MORE, Claim, Entry, Measure, Range, near
 

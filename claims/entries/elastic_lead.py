@@ -1,4 +1,6 @@
-"""How far ElasticBSP lets a worker lead."""
+"""Largest lead of a worker under ElasticBSP."""
+
+from typing import Any
 
 import ml_collections
 
@@ -21,7 +23,9 @@ def get_config() -> ml_collections.ConfigDict:
   )
 
 
-def _claim(text: str, source: str, slowest: int, scheme: dict) -> Claim:
+def _claim(
+  text: str, source: str, slowest: int, scheme: dict[str, Any]
+) -> Claim:
   of = scheme | {'cluster.speed.slowdown': (1.0, 1.0, 1.0, float(slowest))}
   return Claim(
     text=f'{text}: largest lead since a barrier, slowest {slowest} times as '

@@ -1,4 +1,6 @@
-"""Whether SSP's bound has to be tuned anew with the rate, and R has not."""
+"""SSP's bound needs tuning for each learning rate, and R does not."""
+
+from typing import Any
 
 import ml_collections
 
@@ -22,7 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
   return config
 
 
-def _spread(scheme: str, rate: float) -> dict:
+def _spread(scheme: str, rate: float) -> dict[str, Any]:
   return {'sync.name': scheme, 'optimizer.learning_rate': rate}
 
 

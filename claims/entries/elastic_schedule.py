@@ -1,5 +1,7 @@
 """A rate that drops by updates, as was published, or by examples."""
 
+from typing import Any
+
 import ml_collections
 
 from claims.entries import _shared
@@ -21,7 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
   return config
 
 
-def _of(scheme: str, counts: str) -> dict:
+def _of(scheme: str, counts: str) -> dict[str, Any]:
   return {
     'sync.name': scheme,
     'optimizer.reduction': 'sum',

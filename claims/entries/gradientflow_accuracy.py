@@ -1,4 +1,4 @@
-"""Whether messages of half precision cost accuracy, on digits."""
+"""Accuracy with messages of half precision, on digits."""
 
 import ml_collections
 

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from typing import Any
 
 import ml_collections
 
@@ -55,7 +56,9 @@ def _of(
   }
 
 
-def _over(text: str, of: dict, by: dict, mark: str = 'abstract') -> Claim:
+def _over(
+  text: str, of: dict[str, Any], by: dict[str, Any], mark: str = 'abstract'
+) -> Claim:
   return Claim(
     text=f'{text}: time of an iteration',
     source=_PAPER if mark == 'abstract' else 'GradientFlow',

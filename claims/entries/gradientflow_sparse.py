@@ -1,5 +1,7 @@
 """GradientFlow's sparse chunks and corrections of momentum, on digits."""
 
+from typing import Any
+
 import ml_collections
 
 from claims.entries import _shared
@@ -45,7 +47,9 @@ def _of(correction: str, *, warm: bool) -> dict[str, object]:
   }
 
 
-def _accuracy(text: str, of: dict, confirmed: Range, shape: Range) -> Claim:
+def _accuracy(
+  text: str, of: dict[str, Any], confirmed: Range, shape: Range
+) -> Claim:
   return Claim(
     text=f'{text}: final accuracy minus that of dense messages',
     source='GradientFlow',

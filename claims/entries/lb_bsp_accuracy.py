@@ -3,7 +3,7 @@
 import ml_collections
 
 from claims.entries import _shared
-from claims.published import LESS, Claim, Entry, Measure, near
+from claims.published import LESS, Claim, Entry, Measure, Range, near
 
 _TO, _ITERATIONS = 'time_to.0.93', 'iterations_to.0.93'
 _GRID = """
@@ -29,8 +29,8 @@ def _claim(
   source: str,
   mark: str,
   measure: Measure,
-  confirmed: tuple,
-  shape: tuple | None = None,
+  confirmed: Range,
+  shape: Range | None = None,
   paper: float | None = None,
 ) -> Claim:
   return Claim(text, source, mark, paper, measure, confirmed, shape)

@@ -46,7 +46,12 @@ def _bound(slowest: int) -> float:
 
 
 def _gain(
-  text: str, source: str, mark: str, paper: float, of: dict, **rule: Any
+  text: str,
+  source: str,
+  mark: str,
+  paper: float,
+  of: dict[str, Any],
+  **rule: Any,
 ) -> Claim:
   by = of | {'batching.name': 'fixed', 'sync.name': 'bsp'}
   return Claim(

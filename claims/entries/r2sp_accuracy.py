@@ -1,5 +1,7 @@
 """R2SP's figure 7: iterations and time to converge, with digits."""
 
+from typing import Any
+
 import ml_collections
 
 from claims.entries import _shared
@@ -30,7 +32,7 @@ def get_config() -> ml_collections.ConfigDict:
   return config
 
 
-def _of(scheme: str, links: dict) -> dict:
+def _of(scheme: str, links: dict[str, Any]) -> dict[str, Any]:
   return {'sync.name': scheme, **links}
 
 

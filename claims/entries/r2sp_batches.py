@@ -1,5 +1,7 @@
 """R2SP's table II: batches for workers of three speeds."""
 
+from typing import Any
+
 import ml_collections
 
 from claims.entries import _shared
@@ -30,7 +32,7 @@ def get_config() -> ml_collections.ConfigDict:
   return config
 
 
-def _of(batching: str, sigma: float = _JITTERS[0]) -> dict:
+def _of(batching: str, sigma: float = _JITTERS[0]) -> dict[str, Any]:
   return {'batching.name': batching, 'cluster.speed.lognormal.sigma': sigma}
 
 

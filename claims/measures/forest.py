@@ -6,7 +6,7 @@ import topology
 from bench import forest as bench
 from claims.measures import answering
 from topology.clusters import randomized
-from topology.clusters.named import named
+from topology.clusters.builders import build_cluster
 
 NETWORKS = {
   'mesh': 'full_mesh(8, 25)',
@@ -28,7 +28,7 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
 
 def _rates(spec: str, ratio: int, seed: int) -> Mapping[str, object]:
   """Returns the forest's rate over that of each scheme, and its properties."""
-  cluster = randomized.spread(named(spec), ratio, seed)
+  cluster = randomized.spread(build_cluster(spec), ratio, seed)
   best = topology.pack(cluster)
   over = {k: v for k, v in bench.ratios(cluster, best).items() if v is not None}
   phases = topology.pack(cluster, overlap=False)

@@ -23,7 +23,7 @@ from cluster.allreduce.rendezvous import Rendezvous, Unreachable
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
 from cluster.membership.admission import Reception
-from cluster.probing.link_manager import Linking
+from cluster.probing.link_manager import LinkManager
 from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable
 
@@ -47,7 +47,7 @@ class MembershipEpochs:
     store: ReplicaStore,
     reception: Reception,
     rendezvous: Rendezvous,
-    links: Callable[[Callable[[int, dict[str, Any]], None]], Linking],
+    links: Callable[[Callable[[int, dict[str, Any]], None]], LinkManager],
     deadlines: Deadlines,
     check_s: float,
     now: Callable[[], float],
@@ -125,7 +125,7 @@ class MembershipEpochs:
   @property
   def end_reason(self) -> str:
     """Reason to end the epoch after this iteration; '' for none."""
-    return self.links.turns or self.rendezvous.retry_reason
+    return self.links.interruption or self.rendezvous.retry_reason
 
   def try_connect(self) -> bool:
     """Forms the first epoch if it can be formed; returns whether one runs.
@@ -152,7 +152,7 @@ class MembershipEpochs:
       self._record_forgotten(index)
       self._coordinator.leave(index, self._now(), departed[index])
     self.is_running = True
-    self.links.formed()
+    self.links.begin_epoch()
 
   def take_unrecorded(self) -> tuple[Sequence[float], Sequence[int]] | None:
     """Returns an iteration to record before `begin`, once; None for none.
@@ -220,7 +220,7 @@ class MembershipEpochs:
 
   def handle_measured(self, event: Mapping[str, Any]) -> None:
     """Forms an epoch after its links were measured."""
-    self.links.measured(event, self._now())
+    self.links.take_survey(event, self._now())
     self._remove_lost()
     self._form()
 
@@ -312,7 +312,7 @@ class MembershipEpochs:
     if not self._has_started and len(members) < len(self._members):
       self.rendezvous.await_first()
       return
-    if self.links.measures(members):
+    if self.links.begin_survey(members):
       return
     try:
       version = self._store.version + (self._unrecorded is not None)

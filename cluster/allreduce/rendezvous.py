@@ -21,12 +21,12 @@ from cluster.allreduce.executor import membership
 from cluster.allreduce.executor.membership import Membership
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
-from route.route import LATENCY_S, Forests
+from route.route import LATENCY_S, ForestBuilder
 from topology import Cluster, Forest
 from topology.clusters import pruned
 from topology.packing import pack as packing
 
-_RECENT = 4  # Forests in the cache: packing one takes seconds.
+_RECENT = 4  # ForestBuilder in the cache: packing one takes seconds.
 
 
 class _Phase(enum.Enum):
@@ -83,7 +83,7 @@ class Rendezvous:
   def __init__(
     self,
     cluster: Cluster | None,
-    pack: Forests | None,
+    pack: ForestBuilder | None,
     *,
     size_bytes: int,
     failed: FailedLinks | None = None,
@@ -410,7 +410,7 @@ class Rendezvous:
     pairs = [(workers[a], workers[b]) for a, b in sorted(lost)]
     absent = [w for k, w in enumerate(workers) if k not in self.members]
     try:
-      links = pruned.without(cluster, workers=absent, pairs=pairs)
+      links = pruned.remove(cluster, workers=absent, pairs=pairs)
     except ValueError as error:
       raise self._exclude_most_disconnected(error) from error
     try:

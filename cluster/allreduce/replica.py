@@ -120,8 +120,8 @@ class Replica:
     batching, copy = self._batching, handover.copied(self._shared_state())
     # The state is placed as a fetched one will be.
     self.learner.restore(self._summing.placed(copy['learner']))
-    changing = batching.changes
-    self._summing.warm_up(self.learner, batching.largest, changing=changing)
+    changing = batching.is_adaptive
+    self._summing.warm_up(self.learner, batching.max_batch, changing=changing)
 
   @property
   def codec_state(self) -> CodecState | NoCodecState:
@@ -182,7 +182,7 @@ class Replica:
     address = self._summing.open()
     session.stack.callback(self._summing.close)
     if settings.adapt:
-      reports = traffic.Telling(self._summing.traffic, session.say)
+      reports = traffic.TrafficReporter(self._summing.traffic, session.say)
       session.stack.enter_context(reports)
     session.stack.callback(self._measurer.close)
     self._report_ready(session, address or source.address, source.address)

@@ -23,8 +23,8 @@ from cluster.allreduce.step_statistics import (
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
 from cluster.membership.event_loop import Leading
-from cluster.probing.link_manager import Linking
-from cluster.probing.traffic_log import Carrying
+from cluster.probing.link_manager import LinkManager
+from cluster.probing.traffic import TrafficLog
 from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable
 from cluster.traffic import Traffic
@@ -47,7 +47,7 @@ class AllreduceRuntime(Leading):
     store: ReplicaStore,
     reception: AllreduceReception,
     rendezvous: Rendezvous,
-    links: Callable[[Callable[[int, dict[str, Any]], None]], Linking],
+    links: Callable[[Callable[[int, dict[str, Any]], None]], LinkManager],
     layout: StatisticsLayout,
     overlap: Overlap,
     iteration_bytes: Callable[[int, int], int],
@@ -96,7 +96,7 @@ class AllreduceRuntime(Leading):
       now=lambda: self.time,
     )
     self._links, self._check = self.epochs.links, self.epochs.check
-    self._traffic_log = Carrying(rendezvous, Traffic(coordinator.recorder))
+    self._traffic_log = TrafficLog(rendezvous, Traffic(coordinator.recorder))
     self._assigner = IterationAssigner(coordinator, self.epochs.send)
     self._recorder = IterationRecorder(
       coordinator, layout, reception.members, iteration_bytes
@@ -119,10 +119,10 @@ class AllreduceRuntime(Leading):
       'compared': self._compared,
       'completed': self._completed,
       'collected': self._has_collected,
-      'answered': self._links.answered,
+      'answered': self._links.take_answer,
       'measured': self.epochs.handle_measured,
-      'traffic': self._links.traffic,
-      'packed': lambda event: self._links.packed(event, self.time),
+      'traffic': self._links.take_traffic,
+      'packed': lambda event: self._links.take_forest(event, self.time),
     }
     coordinator.attach(release=self._released, wake_at=lambda time: None)
 
@@ -135,7 +135,7 @@ class AllreduceRuntime(Leading):
     self._wait(
       self._reception.listen(),
       done=self.epochs.try_connect,
-      missing=lambda: self._reception.missing() or self._links.waits,
+      missing=lambda: self._reception.missing() or self._links.awaited,
     )
 
   def start(self) -> None:
@@ -254,7 +254,7 @@ class AllreduceRuntime(Leading):
     """Handles the report of a member that is connected to the others."""
     if not self.epochs.is_current(event):
       return
-    self._traffic_log.forming(event)
+    self._traffic_log.take_connected(event)
     if self._rendezvous.add_connected(event['worker'], event['digest']):
       self._check.begin(
         event['version'], self._begin_epoch, self._rendezvous.digests
@@ -269,7 +269,7 @@ class AllreduceRuntime(Leading):
     self._assigner.begin(self._store.version)
     if self._started:
       self._assign()
-    self._traffic_log.formed(self.time, version, self.epochs.reason)
+    self._traffic_log.begin_epoch(self.time, version, self.epochs.reason)
 
   def _checked(self, event: dict[str, Any]) -> None:
     """Handles a member's digest of its state, and its traffic."""
@@ -307,7 +307,7 @@ class AllreduceRuntime(Leading):
     """Records an iteration after which all members have the same state."""
     self._record(statistics, self._rendezvous.members)
     for event in self._sent:
-      self._traffic_log.checked(event, self.time)
+      self._traffic_log.take_compared(event, self.time)
     self._assign()
 
   def _has_collected(self, event: dict[str, Any]) -> None:
@@ -344,7 +344,7 @@ class AllreduceRuntime(Leading):
       stage=stage,
       time=self.time,
     )
-    self._links.iterated(self.time, self._recorder.exposed_s)
+    self._links.end_iteration(self.time, self._recorder.exposed_s)
 
   def _assign(self) -> None:
     """Assigns this iteration and the next, as far as possible."""

@@ -22,15 +22,15 @@ from cluster.allreduce.sums.native import NativeReducer
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, Process
-from cluster.probing.cache import Kept
+from cluster.probing.cache import LinkCache
 from cluster.probing.failed_links import FailedLinks
-from cluster.probing.follower import Adaptation
-from cluster.probing.link_manager import Linking
+from cluster.probing.follower import LinkFollower
+from cluster.probing.link_manager import LinkManager
 from cluster.probing.surveyor import Surveyor
 from cluster.process.exits import LOST, STOPPED, end
 from cluster.runtime import Parts
 from cluster.speed import driving, layers
-from configs.sections import named
+from configs.sections import error_prefix
 from learning.layout import FLOAT32
 from learning.learning import Overlap
 from outputs.checkpoints import Checkpoints
@@ -101,7 +101,7 @@ class AllreduceSite(Process):
   @functools.cached_property
   def checkpoints(self) -> Checkpoints:
     """Checkpoints of the run, in the coordinator's process."""
-    with named('config.checkpoint'):
+    with error_prefix('config.checkpoint'):
       folder = self.parts.files.workdir / 'checkpoints'
       return Checkpoints(folder, **self._checkpoint)
 
@@ -124,8 +124,8 @@ class AllreduceSite(Process):
       size_bytes=self._sizes[-1],
       failed=FailedLinks(timeout_s=self.settings.timeout_s),
     )
-    cache = Kept(self.parts.files.workdir)
-    adaptation = Adaptation(
+    cache = LinkCache(self.parts.files.workdir)
+    follower = LinkFollower(
       rendezvous,
       size_bytes=self._sizes[-1],
       tell=reception.events.put,
@@ -136,15 +136,15 @@ class AllreduceSite(Process):
       store=self.store,
       reception=reception,
       rendezvous=rendezvous,
-      links=lambda send: Linking(
+      links=lambda send: LinkManager(
         rendezvous,
         Surveyor(
-          kept=cache,
+          cache=cache,
           send=send,
           tell=reception.events.put,
           timeout_s=self.settings.timeout_s,
         ),
-        adaptation if self._plan.adapt else None,
+        follower if self._plan.adapt else None,
         workers=self._workers,
       ),
       layout=self._statistics,

@@ -40,8 +40,9 @@ from cluster.membership.members import Incarnation, Rank, RemoteServer
 from cluster.network.streams import Closed, Corrupt, Stream, TransportError
 from cluster.parameter_server import evaluation
 from cluster.parameter_server.answers import Answers
+from cluster.parameter_server.keeping import Report
 from cluster.parameter_server.residuals import Since
-from cluster.parameter_server.server import Report, Server
+from cluster.parameter_server.server import Server
 from cluster.parameter_server.servers import Key, Orders
 from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable

@@ -12,7 +12,8 @@ from cluster.membership.joining import RankHeld, join
 from cluster.membership.process import Settings
 from cluster.network.heartbeat import Heart
 from cluster.network.streams import Refused, TransportError, chunked
-from cluster.parameter_server.server import Report, Server
+from cluster.parameter_server.keeping import Report
+from cluster.parameter_server.server import Server
 from cluster.process.exits import Unmendable
 
 

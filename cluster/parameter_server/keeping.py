@@ -1,7 +1,7 @@
-"""What a server keeps: parts of checkpoints, and versions that will be read.
+"""A server's parts of checkpoints, and the versions that it holds.
 
-Both are only referred to at first: arrays do not change.  Other threads copy,
-write and send them, so that a slow disk or reader holds up no orders.
+A version is held by reference, as arrays do not change.  Other threads copy,
+write and send it, so that a slow disk or reader delays no orders.
 """
 
 import contextlib
@@ -22,12 +22,13 @@ from outputs import checkpoints, stores
 # Called with what happened, by name, and with bytes that belong to it.
 Report = Callable[[dict[str, Any], Iterable[np.ndarray]], None]
 
-# Between messages that others may come between: locks are not fair.
+# Pause between the messages of a version, in which other threads can send:
+# locks are not fair.
 _GAP_S = 1e-3
 
 
 class Keeping:
-  """Keeps what one server is told to keep."""
+  """The checkpoints and held versions of one server."""
 
   def __init__(
     self,
@@ -36,12 +37,12 @@ class Keeping:
     held: Mapping[int, tuple[Any, Any]],
     report: Report,
   ):
-    """Writes nothing yet.
+    """Starts the thread that writes; writes nothing yet.
 
     Args:
-      directory: Of the server's parts of checkpoints.
-      held: Versions of its share, parameters and statistics, by number.
-      report: Tells the coordinator what it has asked for; called from many threads.
+      directory: Folder of the server's parts of checkpoints.
+      held: Held versions of its share, parameters and statistics, by number.
+      report: Reports to the coordinator; called from many threads.
     """
     self._directory = directory
     self._held = dict(held)
@@ -49,30 +50,32 @@ class Keeping:
     self._pool = ThreadPoolExecutor(1, directory.name)
 
   def hold(self, held: int, params: Any, stats: Any) -> None:
-    """Keeps a version under a number."""
+    """Holds a version under a number."""
     self._held[held] = params, stats
 
   def drop(self, held: int) -> None:
-    """Forgets it."""
+    """Drops a held version."""
     del self._held[held]
 
   def send(self, number: int, held: int) -> None:
-    """Reports a version, in messages that others may come between.
+    """Sends a held version to the coordinator, in a thread.
+
+    Other messages may be sent between its parts.
 
     Args:
-      number: Of the coordinator's question.
-      held: The version's.
+      number: Number of the coordinator's question.
+      held: Number of the version.
     """
     told = number, byte_views(self._held[held])
     threading.Thread(target=self._tell, args=told, daemon=True).start()
 
   def save(self, number: int, step: int, state: dict[str, Any]) -> None:
-    """Writes a part of a checkpoint and reports that it is safe, or why not.
+    """Writes a part of a checkpoint in a thread, and reports the outcome.
 
     Args:
-      number: Of the coordinator's question.
-      step: Of the checkpoint.
-      state: The learner's.
+      number: Number of the coordinator's question.
+      step: Number of the checkpoint.
+      state: State of the learner.
     """
     tree = checkpoints.frozen(state | {'held': self._held})
     path = self._directory / str(step)
@@ -94,7 +97,7 @@ class Keeping:
         self._report(told, [chunk])
         time.sleep(_GAP_S)
 
-  def _saved(self, number: int, saved: Future) -> None:
+  def _saved(self, number: int, saved: Future[None]) -> None:
     told = {'event': 'saved', 'id': number}
     if error := saved.exception():
       logging.error('A part of a checkpoint could not be written: %s', error)

@@ -1,12 +1,14 @@
-"""A server's share in pieces that are summed and served one by one.
+"""A server's share in pieces that are summed and sent back one by one.
 
-For pipelined routes: a piece is served as soon as all workers of the superstep
-have sent it, and travels back while they send what follows.  That is ahead of
-the coordinator, which alone says what counts: a push that all servers have whole.  So
-every server keeps the last version, and the pushes, until the coordinator commits.
-If a worker is lost whose push does not count, pieces of which it was a part are
-void: they are made again of the others' pushes, and the release sends them
-anew, whole.  Thus no example is applied in part, or on some servers only, and a
+On pipelined routes a piece is sent back as soon as all workers of the superstep
+have pushed it, while they push the next ones.  The server is then ahead of the
+coordinator, which alone decides which pushes count: those that all servers have
+received whole.  Every server therefore keeps the last version and the pushes
+until the coordinator commits.
+
+If a worker is lost whose push does not count, the pieces with a part of it are
+void: they are summed again without it, and the release sends them again, as a
+whole.  Thus no example is applied in part, or on some servers only.  A
 checkpoint in the middle of a superstep is that of a server without pieces: the
 last version, and the sums of the pushes that count.
 """
@@ -30,15 +32,15 @@ _ITEM = np.dtype(np.float32).itemsize
 
 
 class _Piece:
-  """One piece.
+  """One piece of a share.
 
   Attributes:
-    learner: Holds it as the coordinator has last committed it.
-    size: Elements.
-    pushes: What workers of the superstep have sent, float32 [size].
-    ahead: `learner` after the update of `pushes`; None until they are all.
-    step: The superstep after which it is as `sent` has it.
-    sent: The newest version, bytes as they travel.
+    learner: The version that the coordinator has committed last.
+    size: Number of elements.
+    pushes: Pushes of the superstep's workers, float32 [size].
+    ahead: `learner` after the update by `pushes`; None until all are there.
+    step: Superstep that has made `sent`.
+    sent: Newest version, encoded, uint8 [n].
   """
 
   def __init__(self, learner: Learner, size: int):
@@ -51,11 +53,11 @@ class _Piece:
 
 
 class Pieces:
-  """Has the methods of a Learner that a server uses, and those of pieces.
+  """A share in pieces, with the methods of a Learner that a server uses.
 
   Attributes:
-    sizes: Elements of each piece.
-    stats: There are none.
+    sizes: Number of elements of each piece.
+    stats: Always empty: pipelined servers hold no running statistics.
   """
 
   stats = ()
@@ -68,13 +70,13 @@ class Pieces:
     wire: Wire,
     count: int,
   ):
-    """Cuts the share into pieces.
+    """Cuts a share into pieces.
 
     Args:
-      make_learner: Makes the learner of parameters and statistics.
-      params: Float32 vector.
-      wire: Whose codecs treat each number by itself.
-      count: How many pieces, as far as there are so many elements.
+      make_learner: Returns a learner of parameters and statistics.
+      params: Parameters of the share, float32 [n].
+      wire: Elementwise codecs of pushes and pulls.
+      count: Number of pieces, if the share has as many elements.
     """
     self._wire = wire
     self.sizes = split_evenly(len(params), min(count, len(params)))
@@ -85,33 +87,36 @@ class Pieces:
       learner = first.twin(params[end - size : end], ())
       self._pieces.append(_Piece(learner, size))
     self._step = 0
-    # Of the superstep's workers, and what their pushes are to be divided by.
+    # Examples and loss scales of the superstep's workers.
     self._examples: dict[Key, int] = {}
     self._scales: dict[Key, float] = {}
-    self._expected: set[Key] = set()  # Of them, those that live.
-    self._counted: set[Key] = set()  # Whose push the coordinator has added,
-    self._update = 0  # to this update.
-    self._void = False  # Whether what was served has been made again.
+    self._expected: set[Key] = set()  # Workers of the superstep that live.
+    self._counted: set[Key] = set()  # Workers whose push was added to an
+    self._update = 0  # update of this number.
+    self._void = False  # Whether a piece was sent back and then undone.
     self._changed = threading.Condition()
     self._encode = jax.jit(lambda params: wire.pull.encode((), params)[0])
     one = jax.ShapeDtypeStruct((1,), jnp.float32)
     pushed = jax.eval_shape(lambda vector: wire.push.encode((), vector)[0], one)
-    self._dtype = pushed.dtype  # Of what is pushed.
+    self._dtype = pushed.dtype  # Dtype of encoded pushes.
     for piece in self._pieces:
       self._renew(piece)
 
   def piece_bytes(self) -> list[int]:
-    """Returns how long each piece of a push is."""
+    """Returns the bytes of each piece of a push."""
     return [self._wire.push.size_bytes(size) for size in self.sizes]
 
   def expect(self, released: Mapping[Key, tuple[int, float]]) -> bool:
-    """Starts a superstep of these workers, with their examples and scales.
+    """Starts a superstep.
+
+    Args:
+      released: Number of examples and loss scale of each worker.
 
     Returns:
-      Whether the pieces that were served in the one before are the version.
+      Whether the pieces that the superstep before has sent back are valid.
     """
     with self._changed:
-      for piece in self._pieces:  # If nobody's push counted.
+      for piece in self._pieces:  # If no push counted.
         self._undo(piece)
         piece.pushes = {}
       valid, self._void = not self._void, False
@@ -122,17 +127,17 @@ class Pieces:
       return valid
 
   def void(self, key: Key) -> None:
-    """Takes a worker's pieces, from now on, for what is not to be applied."""
+    """Excludes a worker's push from updates: its pieces are not finite."""
     with self._changed:
       self._examples[key] = 0
 
   def take(self, key: Key, number: int, chunk: np.ndarray) -> None:
-    """Takes a worker's piece, uint8, which may complete it.
+    """Adds a worker's part of a piece, which may complete it.
 
     Args:
       key: The worker.
-      number: Of the piece.
-      chunk: Is kept, so it must not change.
+      number: Number of the piece.
+      chunk: Encoded part, uint8 [n]; it must not change afterwards.
     """
     piece = self._pieces[number]
     sent = self._wire.push.decode(chunk.view(self._dtype), piece.size).vector
@@ -143,9 +148,9 @@ class Pieces:
         self._advance(piece)
 
   def leave(self, key: Key) -> None:
-    """Expects a worker no more, which may complete pieces.
+    """Removes a worker from the superstep, which may complete pieces.
 
-    Its push is forgotten unless it counts.
+    Its push is dropped unless it counts.
     """
     with self._changed:
       if key not in self._expected:
@@ -158,28 +163,27 @@ class Pieces:
       self._changed.notify_all()
 
   def served(self, key: Key) -> Iterator[np.ndarray]:
-    """Returns the next version of each piece, uint8, once it is there.
+    """Yields the next version of each piece, uint8 [n], once it is complete.
 
-    It ends early if the worker leaves.
+    The iteration ends early if the worker leaves.
     """
     return self._after(self._step, key)
 
   def _after(self, step: int, key: Key) -> Iterator[np.ndarray]:
     for piece in self._pieces:
       with self._changed:
-        self._changed.wait_for(
-          lambda p=piece: p.step >= step or key not in self._expected
-        )
+        while piece.step < step and key in self._expected:
+          self._changed.wait()
         if key not in self._expected:
           return
       yield piece.sent
 
   def outgoing(self) -> list[np.ndarray]:
-    """Returns the whole share as it travels, uint8 [n] each."""
+    """Returns the encoded pieces of the share, uint8 [n] each."""
     return [piece.sent for piece in self._pieces]
 
   def warm_up(self, like: Payload | None = None) -> None:
-    """Compiles everything that pieces need, of all numbers."""
+    """Compiles the programs of all pieces."""
     del like
     for piece in self._pieces:
       piece.learner.warm_up()
@@ -188,17 +192,17 @@ class Pieces:
   def add(
     self, update: int, payload: Key, examples: int, *, scale: float
   ) -> None:
-    """Counts the push of a worker, of which all pieces are here."""
-    del scale  # They are divided by it.
+    """Adds a worker's push, all of whose pieces are here, to an update."""
+    del scale  # `take` has divided the pieces by it.
     with self._changed:
       self._counted.add(payload)
       self._update = update
 
   def commit(self, update: int) -> None:
-    """Makes the version that is ahead the version."""
+    """Applies an update: the version that is ahead becomes the current one."""
     with self._changed:
       for piece in self._pieces:
-        if piece.ahead is None:  # The sum is of a checkpoint.
+        if piece.ahead is None:  # The sum comes from a checkpoint.
           piece.learner.commit(update)
           self._renew(piece)
         else:
@@ -207,13 +211,13 @@ class Pieces:
       self._counted.clear()
 
   def state(self) -> Any:
-    """Returns what a learner of the whole share would return."""
+    """Returns the state that a learner of the whole share would have."""
     with self._changed:
       states = [self._summed(piece).state() for piece in self._pieces]
     return jax.tree.map(_joined, *states)
 
   def restore(self, state: Any) -> None:
-    """Goes back to where `state` was taken, whoever's it was."""
+    """Restores a state of a learner of the share, with or without pieces."""
     sizes = [(size, 0) for size in self.sizes]
     for number, piece in enumerate(self._pieces):
       piece.learner.restore(reshard([state], sizes, number))
@@ -221,21 +225,21 @@ class Pieces:
 
   @property
   def version(self) -> int:
-    """Updates that the coordinator has ordered."""
+    """Number of updates that the coordinator has committed."""
     return self._pieces[0].learner.version
 
   @property
   def examples(self) -> int:
-    """Examples in the updates."""
+    """Number of examples in these updates."""
     return self._pieces[0].learner.examples
 
   @property
   def params(self) -> jax.Array:
-    """The share's parameters, a vector."""
+    """Parameters of the share, float32 [n]."""
     return jnp.concatenate([piece.learner.params for piece in self._pieces])
 
   def _advance(self, piece: _Piece) -> None:
-    """Makes the next version of a piece if all have sent theirs."""
+    """Computes the next version of a piece if all workers have pushed it."""
     there = piece.pushes.keys()
     if piece.ahead or not there or not there >= self._expected:
       return
@@ -247,7 +251,7 @@ class Pieces:
     self._changed.notify_all()
 
   def _undo(self, piece: _Piece) -> None:
-    """Goes back to the last version of a piece, if it is ahead."""
+    """Returns a piece that is ahead to its last version."""
     if piece.ahead:
       piece.ahead = None
       piece.step = self._step - 1
@@ -255,7 +259,7 @@ class Pieces:
       self._void = True
 
   def _summed(self, piece: _Piece) -> Learner:
-    """Returns the last version's learner, with the pushes that count added."""
+    """Returns the last version's learner with the counted pushes added."""
     if not self._counted:
       return piece.learner
     learner = piece.learner.fork()
@@ -265,9 +269,9 @@ class Pieces:
   def _add(
     self, learner: Learner, update: int, piece: _Piece, keys: Iterable[Key]
   ) -> None:
-    """Adds the sum of pushes, always in the same order, to an update."""
+    """Adds the sum of pushes to an update, in the order of the workers."""
     keys = sorted(key for key in keys if self._examples[key])
-    if not keys:  # Nothing is finite.
+    if not keys:  # No push is finite.
       return
     total = memory.aligned(piece.size * _ITEM).view(np.float32)
     total[:] = piece.pushes[keys[0]]

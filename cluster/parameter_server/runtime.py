@@ -16,8 +16,9 @@ from absl import logging
 from cluster.coordinator import Coordinator
 from cluster.membership.event_loop import Leading
 from cluster.parameter_server.admission import ParameterServerReception
+from cluster.parameter_server.keeping import Report
 from cluster.parameter_server.residuals import Since, shared
-from cluster.parameter_server.server import Report, Server
+from cluster.parameter_server.server import Server
 from cluster.parameter_server.servers import Orders
 from cluster.process.exits import Unmendable
 from learning.scaling import factor, worker_scaling

@@ -1,8 +1,9 @@
-"""A server on real hosts: holds a share of the parameters.
+"""A parameter server on real hosts, which holds a share of the parameters.
 
-It executes what the coordinator orders, strictly in sequence, so that a pull is one
-version on all servers.  Each worker has a stream of its own: the server sends
-it a version once the coordinator releases the worker, and then takes in its push.
+The server executes the orders of the coordinator strictly in sequence, so that
+all servers send a worker the same version.  Each worker has a stream of its
+own: the server sends a version once the coordinator releases the worker, and
+then receives the worker's push.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,7 +37,7 @@ from learning.learning import Learner
 from learning.shard_codec import ShardCodec, byte_views
 from wire.codec import Payload
 
-_LAST_S = 10.0  # That the last orders may take.
+_LAST_S = 10.0  # Time limit of the last orders.
 
 
 class WrongPush(Exception):
@@ -44,21 +45,29 @@ class WrongPush(Exception):
 
 
 class _Port:
-  """A worker's stream, seen from the server."""
+  """The server's end of a worker's stream.
+
+  Attributes:
+    stream: Stream to the worker.
+    releases: Headers and versions to send; None ends the stream.
+    ended: Whether the coordinator has ended the worker's incarnation.
+  """
 
   def __init__(self, stream: Stream) -> None:
     self.stream = stream
-    self.releases: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+    self.releases: queue.SimpleQueue[
+      tuple[dict[str, Any], list[np.ndarray] | None] | None
+    ] = queue.SimpleQueue()
     self.ended = False
 
 
 class Server:
-  """Holds the parameters' share of one server and talks to the workers.
+  """A server: a share of the parameters, and a stream to each worker.
 
   Attributes:
-    index: Which server.
-    learner: Of the share.
-    address: 'host:port' that workers connect to; '' before `open`.
+    index: Rank of the server.
+    learner: Learner of the share.
+    address: 'host:port' to which workers connect; '' before `open`.
   """
 
   def __init__(
@@ -70,15 +79,15 @@ class Server:
     keeping: Keeping,
     report: Report,
   ):
-    """Starts to wait for orders.
+    """Creates the server, which waits for orders.
 
     Args:
-      index: Which server.
-      learner: Of the share's flat vectors.
+      index: Rank of the server.
+      learner: Learner of the share's codec vectors.
       codec: Of all shares.
-      keeping: Keeps what the coordinator wants to keep of this share.
-      report: Tells the coordinator that a push has arrived or that a stream failed;
-        called from many threads.
+      keeping: Checkpoints and held versions of the share.
+      report: Reports to the coordinator that a push has arrived or that a
+        stream has failed; called from many threads.
     """
     self.index = index
     self.learner = learner
@@ -88,18 +97,20 @@ class Server:
     self._pull_bytes = codec.pull_bytes(index)
     self._keeping = keeping
     self._ports: dict[Key, _Port] = {}
-    # Arrived, not yet added; pieces know whose they are.
+    # Pushes received and not yet added; of pieces their worker stands here.
     self._payloads: dict[Key, Payload | Key] = {}
-    self._ended: dict[int, int] = {}  # The newest life that is over, by worker.
-    self._piped: set[Key] = set()  # Who gets the next version in pieces.
+    self._ended: dict[int, int] = {}  # Last ended incarnation, by worker.
+    self._piped: set[Key] = set()  # Workers that get a version in pieces.
     self._pieces = learner if isinstance(learner, Pieces) else None
     self._lock = threading.Lock()
     self._current: tuple[int, list[np.ndarray]] = -1, []  # Version, its bytes.
-    self._orders: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+    self._orders: queue.SimpleQueue[
+      tuple[int, Sequence[Sequence[Any]]] | None
+    ] = queue.SimpleQueue()
     self._sequence = self._done = 0
-    self._order: tuple[str, float] = '', 0.0  # And since when.
+    self._order: tuple[str, float] = '', 0.0  # Name and start.
     self._longest: dict[str, float] = {}  # Seconds of orders, by name.
-    self._obeyed = {
+    self._obeyed: dict[str, Callable[..., None]] = {
       'add': self._add,
       'commit': self._commit,
       'release': self._release,
@@ -114,11 +125,11 @@ class Server:
     self._thread.start()
 
   def open(self, host: str, security: Security) -> None:
-    """Compiles everything that orders need, and lets workers connect.
+    """Compiles all programs, and starts to listen for workers.
 
     Args:
       host: Address to listen on, at any free port.
-      security: Of the streams.
+      security: Credentials of all streams.
     """
     with placement.on_cpu():
       self._outgoing()
@@ -148,7 +159,7 @@ class Server:
     }
 
   def order(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
-    """Takes orders that are carried out after those of lower numbers.
+    """Takes orders, which follow those of lower numbers.
 
     Args:
       sequence: Higher by one than the last.
@@ -163,12 +174,17 @@ class Server:
     self._orders.put((sequence, orders))
 
   def serve(self, stream: Stream, worker: int, life: int) -> None:
-    """Talks to a worker until its stream ends.
+    """Serves a worker until its stream ends.
 
     Args:
-      stream: From the worker.
-      worker: Who it is.
-      life: How often it was there before: its incarnation number.
+      stream: Stream from the worker.
+      worker: Rank of the worker.
+      life: Number of its incarnation.
+
+    Raises:
+      Refused: If the incarnation is over, or is older than another one.
+      TransportError: If the stream has ended.
+      WrongPush: If a message is not the push of the last release.
     """
     port = _Port(stream)
     with self._lock:
@@ -199,11 +215,12 @@ class Server:
         self._check(message, header['iteration'], header['stage'])
         payload: Payload | Key = (worker, life)
         if self._pieces:
-          sender = self._pipe(stream, message, payload)
+          owner = worker, life
+          sender = self._pipe(self._pieces, stream, message, owner)
         else:
           payload = self._taken(message, header['stage'])
         with self._lock:
-          if not port.ended:  # Else nobody would take it out again.
+          if not port.ended:  # Otherwise it would never be removed.
             self._payloads[worker, life] = payload
         self._report(message.header | {'event': 'arrived'} | key, ())
     except (TransportError, WrongPush) as error:
@@ -217,10 +234,10 @@ class Server:
           del self._ports[worker, life]
 
   def close(self, grace_s: float) -> None:
-    """Ends all streams once what was ordered is done.
+    """Ends all streams once all orders are executed.
 
     Args:
-      grace_s: Seconds that workers are given to end them by themselves.
+      grace_s: Seconds for which workers may end the streams themselves.
     """
     self._orders.put(None)
     self._thread.join(grace_s + _LAST_S)
@@ -237,7 +254,7 @@ class Server:
     self.serve(stream, *checked.key(hello))
 
   def _warm_up(self, stage: int) -> None:
-    """Compiles what pushes of a stage of the wire need."""
+    """Compiles the programs for pushes of a stage of the wire."""
     sent = memory.aligned(self._codec.push_bytes(self.index, stage))
     sent[:] = 0
     payload = jax.block_until_ready(self._payload(sent, stage))
@@ -254,33 +271,31 @@ class Server:
       raise WrongPush(f'Expected {size} bytes, got {message.size_bytes}.')
 
   def _taken(self, message: Incoming, stage: int) -> Payload:
-    """Returns the payload of a push once it has arrived whole."""
+    """Receives a whole push; returns its payload."""
     sent = memory.aligned(self._codec.push_bytes(self.index, stage))
     message.read(sent)
     with placement.on_cpu():
       return self._payload(sent, stage)
 
   def _payload(self, sent: np.ndarray, stage: int) -> Payload:
-    """Returns what bytes stand for, in their place: they must not change."""
+    """Decodes a push in place: its bytes must not change afterwards."""
     message = self._codec.push_message(sent, self.index, stage)
     return self._codec.decode(message, self.index, stage)
 
   def _pipe(
-    self, stream: Stream, message: Incoming, key: Key
+    self, pieces: Pieces, stream: Stream, message: Incoming, key: Key
   ) -> threading.Thread:
-    """Takes a push in pieces; returns the thread that sends them back."""
-    pieces = self._pieces.served(key)
-    sender = threading.Thread(
-      target=_sent, args=(stream, pieces, self._pull_bytes), daemon=True
-    )
+    """Receives a push in pieces; returns the thread that sends them back."""
+    answer = stream, pieces.served(key), self._pull_bytes
+    sender = threading.Thread(target=_sent, args=answer, daemon=True)
     sender.start()
     with self._lock:
       self._piped.add(key)
     if not message.header['finite']:
-      self._pieces.void(key)
+      pieces.void(key)
     with placement.on_cpu():
       for number, chunk in enumerate(message.chunks):
-        self._pieces.take(key, number, chunk)
+        pieces.take(key, number, chunk)
     return sender
 
   def _execute(self) -> None:
@@ -288,7 +303,7 @@ class Server:
       with placement.on_cpu():
         while (ordered := self._orders.get()) is not None:
           self._obey(*ordered)
-    except Exception as error:  # The coordinator has to know, whatever it is.
+    except Exception as error:  # The coordinator ends the run.
       reason = f'{type(error).__name__}: {error}'
       logging.exception('Server %d has failed', self.index)
       with contextlib.suppress(TransportError):
@@ -298,14 +313,14 @@ class Server:
     if sequence != self._sequence:
       raise RuntimeError(f'Expected orders {self._sequence}, got {sequence}.')
     self._sequence += 1
-    # Whoever is released at once makes a superstep.
+    # Workers that are released together form a superstep.
     for name, group in itertools.groupby(orders, lambda order: order[0]):
       alike = [arguments for _, *arguments in group]
       if name == 'release':
-        # Servers begin with different workers.
+        # Servers begin with different workers, to share links evenly.
         alike.sort(key=lambda each: (each[0] <= self.index, each[0]))
         if self._pieces:
-          self._expect(alike)
+          self._expect(self._pieces, alike)
       for arguments in alike:
         start = time.monotonic()
         self._order = name, start
@@ -320,7 +335,11 @@ class Server:
   ) -> None:
     with self._lock:
       payload = self._payloads.pop((worker, life))
-    if examples:
+    if not examples:
+      return
+    if isinstance(self.learner, Pieces):
+      self.learner.add(update, (worker, life), examples, scale=scale)
+    elif isinstance(payload, Payload):
       self.learner.add(update, payload, examples, scale=scale)
 
   def _commit(self, update: int) -> None:
@@ -334,13 +353,13 @@ class Server:
     if port is not None:  # Its stream may just have ended.
       port.releases.put((header, None if has_all else self._outgoing()))
 
-  def _expect(self, releases: Sequence[Sequence[Any]]) -> None:
-    """Prepares for the pushes of all workers that are released at once."""
+  def _expect(self, pieces: Pieces, releases: Sequence[Sequence[Any]]) -> None:
+    """Starts a superstep of the workers that are released together."""
     expected = {
       (worker, life): (header['examples'], header['scale'])
       for worker, life, header in releases
     }
-    if not self._pieces.expect(expected):
+    if not pieces.expect(expected):
       with self._lock:
         self._piped.clear()  # All of it is sent again.
 
@@ -366,7 +385,7 @@ class Server:
     self._keeping.save(number, step, self.learner.state())
 
   def _outgoing(self) -> list[np.ndarray]:
-    """Returns this version as it travels, uint8 [n] each."""
+    """Returns the current version, encoded, uint8 [n] each."""
     if self._pieces:
       return self._pieces.outgoing()
     if self._current[0] != self.learner.version:
@@ -376,6 +395,6 @@ class Server:
 
 
 def _sent(stream: Stream, pieces: Iterator[np.ndarray], size: int) -> None:
-  # Who receives from the stream meets the error, too, and tells of it.
+  # The thread that receives meets the error, too, and reports it.
   with contextlib.suppress(TransportError, ValueError):
     stream.send({}, pieces, size)

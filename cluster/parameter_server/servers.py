@@ -1,41 +1,42 @@
-"""All servers of a run on real hosts, as the coordinator sees them: as one.
+"""The parameter store of a run with servers on real hosts, for its coordinator.
 
-It counts versions and learning rates as each of them does, and turns what the
-coordinator wants into numbered orders that all of them carry out in the same sequence.
+The store counts versions and learning rates as each server does, and turns the
+coordinator's calls into numbered orders, which all servers execute in the same
+sequence.
 """
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
 
-from learning.scaling import Scaling, factor, worker_scaling
+from learning.scaling import Scaling, factor
 from learning.schedule import Schedule
 from learning.shard_codec import ShardCodec
 
 _ITEM = np.dtype(np.float32).itemsize
-Key = tuple[int, int]  # A worker and which life of it.
+Key = tuple[int, int]  # Rank of a worker, and number of its incarnation.
 
 
 class Ordered(Protocol):
-  """A server: here, or at the other end of a stream."""
+  """A server: in this process, or at the other end of a stream."""
 
   def order(self, sequence: int, orders: list[list[Any]]) -> None:
-    """Takes orders that are carried out after those of lower numbers."""
+    """Takes orders, which follow those of lower numbers."""
 
 
 class Orders:
-  """A ParameterStore: see `learning.learning`.
+  """A ParameterStore whose parameters are on servers: see `learning.learning`.
 
   Attributes:
-    version: Updates applied, or skipped.
-    examples: Examples in them.
-    scalings: Loss scales, of each worker; [] without.
-    sequence: How often orders were given to the servers.
-    lives: Which life of each worker is, or was last, among the living.
+    version: Number of updates applied or skipped.
+    examples: Number of examples in them.
+    scalings: Loss scaling of each worker; [] without.
+    sequence: Number of batches of orders given to the servers.
+    lives: Number of the last incarnation of each worker.
   """
 
   def __init__(
@@ -46,46 +47,46 @@ class Orders:
     num_workers: int,
     scaling: Scaling | None = None,
   ):
-    """Starts at version 0, without servers.
+    """Creates the store at version 0, without servers.
 
     Args:
-      codec: Codec of the servers' shares.
-      schedule: Of the learning rate; None if nothing is learned.
+      codec: Of the servers' shares.
+      schedule: Learning rate schedule; None if nothing is learned.
       num_workers: Number of workers.
-      scaling: That each starts with; None without.
+      scaling: Initial loss scaling of each worker; None without.
     """
     self.scalings = [scaling] * num_workers if scaling else []
     self.version = self.examples = 0
     self.lives = [-1] * num_workers
-    self._sums: dict[int, int] = {}  # Examples of updates not yet applied.
+    self._sums: dict[int, int] = {}  # Examples of updates to be applied.
     self._codec = codec
     self._schedule = schedule
-    self._servers: list[Ordered] = []
+    self._servers: Sequence[Ordered] = []
     self._orders: list[list[Any]] = []
     self.sequence = 0
-    self._number = 0  # Of the last question, or version that is held.
-    self._questions: dict[int, list[Future]] = {}
-    self._beside: Callable[[int], list[Future]] = lambda step: []
+    self._number = 0  # Number of the last question or held version.
+    self._questions: dict[int, list[Future[Any]]] = {}
+    self._beside: Callable[[int], list[Future[Any]]] = lambda step: []
     self._answering = threading.Lock()
     self._error: Exception | None = None
 
   def attach(
     self,
-    servers: list[Ordered],
-    beside: Callable[[int], list[Future]] = lambda step: [],
+    servers: Sequence[Ordered],
+    beside: Callable[[int], list[Future[Any]]] = lambda step: [],
   ) -> None:
-    """Names the servers, in the order of their shares.
+    """Sets the servers.
 
     Args:
-      servers: To be ordered.
-      beside: Has others write their parts of a checkpoint, too.
+      servers: Servers in the order of their shares.
+      beside: Makes the workers write their parts of a checkpoint.
     """
     self._servers, self._beside = servers, beside
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
-    """Sums a worker's push, which all servers have, into an update."""
+    """Adds a worker's push, which all servers have received, to an update."""
     own, examples = (
       worker_scaling(self.scalings, worker),
       examples if finite else 0,
@@ -109,46 +110,53 @@ class Orders:
     self._orders.append(['release', worker, self.lives[worker], header])
 
   def end(self, worker: int, life: int) -> None:
-    """Ends a worker's streams and forgets a push of it that was not added."""
+    """Ends a worker's streams and drops its push, if it was not added."""
     self._orders.append(['end', worker, life])
 
-  def save(self, step: int) -> list[Future]:
-    """Has every server write its part of a checkpoint, and what it holds.
+  def save(self, step: int) -> list[Future[Any]]:
+    """Makes servers and workers write their parts of a checkpoint.
 
     Args:
-      step: Its number.
+      step: Number of the checkpoint.
 
     Returns:
-      Of each server, and of who writes beside them: is done once its part is
-      safe.
+      A future of each part, which is done once the part is on disk.
     """
     return self._ask('save', step) + self._beside(step)
 
   def flush(self) -> None:
-    """Gives the orders so far to the servers."""
+    """Sends all collected orders to the servers."""
     if self._orders:
-      # What the coordinator's own server sends would hold up orders on their link.
+      # Traffic of the coordinator's own server would delay orders to others.
       for server in reversed(self._servers):
         server.order(self.sequence, self._orders)
       self.sequence += 1
       self._orders = []
 
   def hold(self) -> int:
-    """Keeps this version's parameters and statistics; returns a number."""
+    """Makes servers hold the current version; returns its number."""
     number = self._next()
     self._orders.append(['hold', number])
     return number
 
   def drop(self, held: int) -> None:
-    """Forgets a version that was held."""
+    """Makes servers drop a version that they hold."""
     self._orders.append(['drop', held])
 
   def held_bytes(self, server: int) -> int:
-    """Returns how long a version of a server's share is, when it is sent."""
+    """Returns the bytes of a held version of a server's share."""
     return _ITEM * sum(self._codec.sizes[server])
 
   def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
-    """Returns what gives a version that is held; it waits for the servers."""
+    """Requests a held version from the servers.
+
+    Args:
+      held: Number of the version.
+
+    Returns:
+      A function that waits for the servers; it returns parameters and
+      statistics.
+    """
     parts = self._ask('send', held)
     return lambda: self._codec.join(
       [
@@ -158,17 +166,20 @@ class Orders:
     )
 
   def asks(self, server: int, number: int) -> bool:
-    """Returns whether a server has still to answer; true once nobody waits."""
+    """Returns whether a server may answer a question.
+
+    True if its answer is awaited, or no answer is awaited after an error.
+    """
     with self._answering:
       futures = self._questions.get(number)
       waits = futures is not None and not futures[server].done()
       return waits or self._error is not None
 
   def answer(self, server: int, number: int, answer: Any) -> None:
-    """Takes in what a server has sent or saved; from any thread."""
+    """Takes in a server's answer to a question; from any thread."""
     with self._answering:
       if self._error is not None:
-        return  # Nobody waits any more.
+        return  # `fail` has answered all questions.
       future = self._questions[number][server]
       if isinstance(answer, Exception):
         future.set_exception(answer)
@@ -178,7 +189,7 @@ class Orders:
         self._questions.pop(number)
 
   def fail(self, error: Exception) -> None:
-    """Lets all who wait for an answer, or will, know that there is none."""
+    """Answers all questions, also later ones, with an error."""
     with self._answering:
       self._error = self._error or error
       for futures in self._questions.values():
@@ -191,24 +202,24 @@ class Orders:
     self._number += 1
     return self._number
 
-  def _ask(self, name: str, *arguments: Any) -> list[Future]:
+  def _ask(self, name: str, *arguments: Any) -> list[Future[Any]]:
     number = self._next()
-    futures = [Future() for _ in self._servers]
+    futures: list[Future[Any]] = [Future() for _ in self._servers]
     with self._answering:
       if self._error is not None:
         raise self._error
       self._questions[number] = futures
     self._orders.append([name, number, *arguments])
-    self.flush()  # Who waits for an answer may be the caller.
+    self.flush()  # The caller may wait for an answer.
     return futures
 
   def state(self) -> Any:
-    """Returns what is counted here; the servers save the rest."""
+    """Returns the state of the store, without that of the servers."""
     counts = self.version, self.examples, self._sums, self._number
     return counts, self.scalings
 
   def restore(self, state: Any) -> None:
-    """Goes back to where `state` was taken, with other workers perhaps."""
+    """Restores a state; the number of workers may have changed."""
     counts, scalings = state
     self.version, self.examples, self._sums, self._number = counts
     self.scalings = [*scalings, *self.scalings[len(scalings) :]][
@@ -217,24 +228,24 @@ class Orders:
 
   @property
   def pending(self) -> list[int]:
-    """Updates with pushes that are not applied yet, ascending."""
+    """Numbers of updates that have pushes and are not applied, ascending."""
     return sorted(self._sums)
 
   @property
   def learning_rate(self) -> float | None:
-    """The learning rate of the next update; None if nothing is learned."""
+    """Learning rate of the next update; None if nothing is learned."""
     if self._schedule is None:
       return None
     return self._schedule(examples=self.examples, updates=self.version)
 
   @property
   def keeps(self) -> bool:
-    """Whether workers keep what they have not sent of gradients."""
+    """True if workers keep residuals of their gradients."""
     return self._codec.has_residual
 
   @functools.cached_property
   def sizes_bytes(self) -> list[int]:
-    """Bytes of a push and a pull together, by the stage of the wire."""
+    """Bytes of a push and a pull together, by stage of the wire."""
     codec = self._codec
     servers = range(len(codec.sizes))
     return [

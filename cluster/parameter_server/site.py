@@ -24,18 +24,18 @@ from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.evaluation import Evaluator, RemoteEvaluation
 from cluster.parameter_server.hosting import host
-from cluster.parameter_server.keeping import Keeping
+from cluster.parameter_server.keeping import Keeping, Report
 from cluster.parameter_server.pieces import Pieces
 from cluster.parameter_server.residuals import Remembered, in_checkpoint
 from cluster.parameter_server.runtime import ParameterServerRuntime
-from cluster.parameter_server.server import Report, Server
+from cluster.parameter_server.server import Server
 from cluster.parameter_server.servers import Orders
 from cluster.parameter_server.worker import Worker
 from cluster.pipelining import pieces_per_share
 from cluster.process.exits import LOST, STOPPED, Unmendable, end
 from cluster.runtime import Parts
 from configs.checks import require
-from configs.sections import named
+from configs.sections import error_prefix
 from learning import placement
 from learning.layout import check_servers, reshard
 from learning.learning import Evaluation, Learner
@@ -72,9 +72,9 @@ class ParameterServerSite(Process):
     self._directory = parts.files.workdir / 'checkpoints'
     self._checkpoint = config.checkpoint.to_dict()
     self._stuck = False  # Whether the worker hangs in a process that stays.
-    with named(f'config.route.{config.route.name}'):
+    with error_prefix(f'config.route.{config.route.name}'):
       check_servers(learned.elements, plan.servers)
-    with named(f'config.wire.{config.wire.name}'):
+    with error_prefix(f'config.wire.{config.wire.name}'):
       self._codec = learned.shard_codec(servers=plan.servers, wire=parts.wire)
     self.store = Orders(
       codec=self._codec,
@@ -91,7 +91,7 @@ class ParameterServerSite(Process):
   @functools.cached_property
   def checkpoints(self) -> sharded.ShardedCheckpoints:
     """Checkpoints of the run, for the coordinator's process."""
-    with named('config.checkpoint'):
+    with error_prefix('config.checkpoint'):
       return sharded.ShardedCheckpoints(
         self._directory,
         orders=self.store,

@@ -1,4 +1,4 @@
-"""How far a push in pieces may be ahead of the pull that answers it."""
+"""Flow control of pushes in pieces, for pipelined parameter servers."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,40 +10,43 @@ from cluster.pipelining import AHEAD
 
 
 class Window:
-  """Lets a push in pieces be but a little ahead of the pull that answers it.
+  """A window that limits how far a push is ahead of the pull that answers it.
 
   Attributes:
-    pieces: Bytes of each; empty if pushes do not travel in pieces.
+    pieces: Bytes of each piece; empty if pushes are sent as a whole.
   """
 
   def __init__(self, pieces: Sequence[int]):
     self.pieces = pieces
-    self._back = 0  # Pieces that have come back.
-    self._lost = False
+    self._answered = 0  # Pieces whose next version has been pulled.
+    self._is_lost = False
     self._changed = threading.Condition()
 
   def cut(self, vector: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields the pieces of a vector, uint8, when they may be sent."""
+    """Yields the pieces of a vector, uint8, as soon as they may be sent.
+
+    Raises:
+      Closed: If the stream is lost meanwhile.
+    """
     with self._changed:
-      self._back = 0
+      self._answered = 0
     ends = np.cumsum(self.pieces)
     for number, piece in enumerate(np.split(vector, ends[:-1])):
       with self._changed:
-        self._changed.wait_for(
-          lambda n=number: n < self._back + AHEAD or self._lost
-        )
-        if self._lost:
+        while number >= self._answered + AHEAD and not self._is_lost:
+          self._changed.wait()
+        if self._is_lost:
           raise Closed('The stream was lost.')
       yield piece
 
   def came(self) -> None:
-    """Notes that a piece has come back."""
+    """Opens the window by one piece, whose next version has been pulled."""
     with self._changed:
-      self._back += 1
+      self._answered += 1
       self._changed.notify_all()
 
   def lose(self) -> None:
-    """Lets nobody wait any more: nothing will come."""
+    """Ends all waits with an error, as the stream is lost."""
     with self._changed:
-      self._lost = True
+      self._is_lost = True
       self._changed.notify_all()

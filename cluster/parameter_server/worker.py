@@ -1,7 +1,7 @@
-"""A worker on real hosts: pulls, computes, pushes.
+"""A worker with parameter servers on real hosts: it pulls, computes, pushes.
 
-It joins the coordinator, talks to every server over a stream of its own, and joins
-again, as a new life, when the coordinator has given it up or a stream is lost.
+The worker joins the coordinator and has a stream to every server.  It rejoins,
+as a new incarnation, if the coordinator evicts it or a stream is lost.
 """
 
 import functools
@@ -38,7 +38,7 @@ from wire.codec import Payload
 
 
 class Worker:
-  """One worker, from its first compilation to the end of the run."""
+  """A worker, from its first compilation to the end of the run."""
 
   def __init__(
     self,
@@ -54,19 +54,19 @@ class Worker:
     hung: Callable[[str], None],
     evaluator: Evaluator | None = None,
   ):
-    """Connects to nobody yet.
+    """Creates the worker; connects to no process yet.
 
     Args:
-      index: Which worker.
-      gradient: Computes.
+      index: Rank of the worker.
+      gradient: Computes gradients.
       codec: Of what travels.
-      batching: How many examples iterations have.
-      remembered: By its codecs.
-      speed: How long iterations take at least; None for as long as they take.
+      batching: Batch sizes of the run.
+      remembered: Codec states of recent iterations.
+      speed: Model of the least time of iterations; None for their real time.
       coordinator: HOST:PORT of the coordinator.
-      settings: What all processes agree on.
-      hung: Called with what the coordinator has said, from another thread, if this
-        worker does not heed it: 'left', 'lost' or 'over'.
+      settings: Settings of this process.
+      hung: Called from another thread if this worker hangs after its session
+        has ended, with the coordinator's reason: 'left', 'lost' or 'over'.
       evaluator: Evaluates for the coordinator; None if this worker does not.
     """
     self.index = index
@@ -82,23 +82,23 @@ class Worker:
     servers = range(len(codec.sizes))
     self._buffers = [memory.aligned(codec.pull_bytes(k)) for k in servers]
     self._windows: list[Window] = []
-    # A pull and a push at a time of each server; the next input; a checkpoint;
-    # an evaluation.
+    # For a pull and a push of each server, the next input, a checkpoint and an
+    # evaluation.
     self._pool = _Threads(2 * len(servers) + 3)
     self._pace = Pace()
-    self._iteration = -1  # The last one, if it is known.
-    self._pushing: list[Future] = []  # Pushes, and the next input.
-    self._compiled: int | None = None  # Programs, at the first pull.
+    self._iteration = -1  # Number of the last iteration, if any.
+    self._pushing: list[Future[None]] = []  # Pushes, and the next input.
+    self._compiled: int | None = None  # Compilations before the first pull.
 
   def warm_up(self) -> None:
-    """Compiles everything that iterations need."""
+    """Compiles all programs of iterations."""
     batching = self._batching
     payloads = self._gradient.warm_up(
-      self._codec.params, batching.largest, changing=batching.changes
+      self._codec.params, batching.max_batch, changing=batching.is_adaptive
     )
     for stage in range(len(self._codec.wire.pushes)):
       state = self._codec.init(self.index)
-      for payload in (*payloads, payloads[-1]):  # Of what is remembered, too.
+      for payload in (*payloads, payloads[-1]):  # Also with a residual.
         sent = self._codec.encode(state, payload, stage, 1.0)
         _, state, _ = jax.block_until_ready(sent)
     for buffer in self._buffers:
@@ -111,11 +111,11 @@ class Worker:
     """Takes part in the run until it is over.
 
     Returns:
-      Whether it has finished; else it goes on from a checkpoint one day.
+      Whether the run has finished; if not, a checkpoint resumes it.
 
     Raises:
-      SystemExit: With LOST if the coordinator is lost for too long, with 1 if it
-        refuses this worker.
+      SystemExit: With LOST if the coordinator is lost for too long, with 1 if
+        it refuses this worker.
     """
     with explained(self.index), self._host:
       while (verdict := self._session())['end'] != 'over':
@@ -123,7 +123,7 @@ class Worker:
     return verdict['finished']
 
   def _session(self) -> dict[str, Any]:
-    """Works until the coordinator ends it, or is lost; returns what it has said."""
+    """Runs a session; returns how and why it has ended."""
     pace = self._pace = Pace()
     with ParameterServerSession(
       self._coordinator,
@@ -145,7 +145,7 @@ class Worker:
     return life.heart.verdict
 
   def _prepare(self, life: ParameterServerSession) -> None:
-    """Gets ready for a new life."""
+    """Prepares for the first iteration of a session."""
     if not self._warm:
       life.say({'doing': 'compiling'})
       self.warm_up()
@@ -177,7 +177,7 @@ class Worker:
       self._compiled = compilations.count()
     pulled_at = heart.lead_time(time.monotonic())
     self._iteration = iteration = header['iteration']
-    # What was not foreseen is not part of the speed.
+    # Gathering examples that were not announced is not part of the speed.
     self._gradient.prepare(tuple(map(tuple, header['ranges'])))
     start = time.monotonic()
     before = self._gradient.computed
@@ -251,7 +251,7 @@ class Worker:
     streams: Sequence[Stream],
     report: dict[str, Any],
     messages: Sequence[list[np.ndarray]],
-  ) -> list[Future]:
+  ) -> list[Future[None]]:
     """Begins to send a push; the next pull may begin before all is sent.
 
     Returns:
@@ -336,12 +336,12 @@ class Worker:
   def _evaluates(
     self, asked: dict[str, Any], say: Callable[[dict[str, Any]], None]
   ) -> None:
-    """Evaluates a version; the coordinator asks those that say they can."""
+    """Evaluates a version for the coordinator."""
     if self._evaluator:
       self._evaluator.answer(asked, say)
 
   def _pulled(self) -> Any:
-    """Returns the parameters of which the buffers hold the messages."""
+    """Decodes the parameters of the version in the buffers."""
     messages = [
       self._codec.pull_message(buffer, server)
       for server, buffer in enumerate(self._buffers)
@@ -355,16 +355,19 @@ def receive_version(
   window: Window,
   count: Callable[[Iterable[np.ndarray]], Iterable[np.ndarray]] = iter,
 ) -> dict[str, Any]:
-  """Returns the header of a version, which is in the buffer then.
+  """Receives a server's share of a version into a buffer.
 
   Args:
-    stream: From the server.
-    buffer: uint8 [pull_bytes].
-    window: Of the push whose answer it is.
+    stream: Stream from the server.
+    buffer: Buffer of the share, uint8 [pull_bytes].
+    window: Window of the push that the version answers.
     count: Returns the chunks that it is given, and counts them.
 
+  Returns:
+    The header of the version.
+
   Raises:
-    TransportError: If the stream has ended, or what came is something else.
+    TransportError: If the stream has ended, or the share has another size.
   """
   try:
     message = stream.receive()
@@ -373,14 +376,14 @@ def receive_version(
       buffer[start : start + chunk.size] = chunk
       start += chunk.size
       del chunk  # Before the next one arrives, which so takes its memory.
-      if not header:  # It comes in pieces, before the barrier.
+      if not header:  # Pieces arrive before the barrier.
         window.came()
     if start != buffer.size:
       raise Corrupt(f'Expected {buffer.size} bytes to pull, got {start}.')
     if header:
       return header
     message = stream.receive()
-    if message.size_bytes:  # They were void: somebody was lost meanwhile.
+    if message.size_bytes:  # A worker was lost: pieces before were void.
       message.read(buffer)
     return message.header
   except TransportError:
@@ -389,24 +392,24 @@ def receive_version(
 
 
 class _Threads:
-  """Calls functions in daemon threads, a few at a time.
+  """A pool of daemon threads.
 
-  An executor of concurrent.futures would be waited for at the end.
+  At exit the interpreter would wait for threads of concurrent.futures.
   """
 
   def __init__(self, count: int):
-    """Starts them.
+    """Starts the threads.
 
     Args:
-      count: How many functions can be called at a time.
+      count: Number of threads.
     """
     self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for _ in range(count):
       threading.Thread(target=self._call, daemon=True).start()
 
-  def submit(self, function: Callable[..., Any], *args: Any) -> Future:
-    """Returns what will hold what the call returns or raises."""
-    future: Future = Future()
+  def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Calls a function in a thread; returns a future of its result."""
+    future: Future[Any] = Future()
     self._calls.put((future, function, args))
     return future
 
@@ -415,6 +418,6 @@ class _Threads:
       future, function, args = self._calls.get()
       try:
         future.set_result(function(*args))
-      except BaseException as error:  # For who asks the future.
+      except BaseException as error:  # The future raises it.
         future.set_exception(error)
       del future, function, args

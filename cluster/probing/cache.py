@@ -19,11 +19,11 @@ from outputs import atomic
 from topology.clusters import cluster as clusters
 
 FOLDER = '.links'
-AGE_S = 24 * 3600.0  # After which links are measured anew.
+AGE_S = 24 * 3600.0  # Greatest age of a measurement that is used.
 _NAMES = ('hostname', 'address', 'card')
 
 
-class Kept:
+class LinkCache:
   """The cache that the runs of one folder share."""
 
   def __init__(self, workdir: pathlib.Path, *, age_s: float = AGE_S):
@@ -43,25 +43,25 @@ class Kept:
     """
     path = self._path(hosts)
     try:
-      kept = json.loads(path.read_text())
-      age_s = time.time() - kept['measured_at']
+      content: dict[str, Any] = json.loads(path.read_text())
+      age_s = time.time() - content['measured_at']
       # Readers of the result need all of this: an error shows up here.
-      clusters.from_json(kept)
-      file_format.summary(kept)
-      same = kept['identity'] == _identity(hosts)
+      clusters.from_json(content)
+      file_format.summary(content)
+      is_same = content['identity'] == _identity(hosts)
     except FileNotFoundError:
       return None
     except (OSError, ValueError, KeyError, TypeError) as error:
       logging.warning('%s cannot be read: %r', path, error)
       return None
-    if not same or not 0 <= age_s < self._age_s:
+    if not is_same or not 0 <= age_s < self._age_s:
       return None
     logging.info(
       'Links were measured %.2g h ago; without %s they are measured anew.',
       age_s / 3600,
       path,
     )
-    return kept
+    return content
 
   def save(
     self, hosts: Sequence[Mapping[str, Any]], found: Mapping[str, Any]
@@ -72,7 +72,7 @@ class Kept:
       path.parent.mkdir(exist_ok=True)
       _write(path, {**found, 'identity': _identity(hosts)})
     except OSError as error:
-      logging.warning('Measured links are not kept: %s', error)
+      logging.warning('Measured links are not cached: %s', error)
 
   def write(self, found: Mapping[str, Any]) -> pathlib.Path:
     """Writes a measurement into the run's folder; returns its file."""

@@ -1,4 +1,4 @@
-"""What a file of measured links holds: a cluster, and what it comes from."""
+"""File format of measured links: a cluster, with the measurements behind it."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,19 @@ def content(
   tolerance: float,
   command: str,
 ) -> dict[str, Any]:
-  """Returns plain JSON that `cluster.from_json` reads, and more.
+  """Returns the content of a file, plain JSON.
 
-  Beside the graph it has `hosts`, `groups` of them, `pairs` that are slower
-  than both their ends and the links of groups between them, `latency_s`,
-  `shortfalls`, `measurements` and `command`.
+  `topology.clusters.cluster.from_json` reads the graph of it.  Beside the graph
+  it has `hosts`, `groups` of them, `pairs` that are slower than both their ends
+  and the links of groups between them, `latency_s`, `shortfalls`,
+  `measurements` and `command`.
 
   Args:
-    found: What was measured.
-    seconds: For which each transfer was counted.
-    streams: Connections of each.
+    found: Results of all tests.
+    seconds: Length of the window in which each transfer was counted.
+    streams: Number of connections of each transfer.
     tolerance: Relative error of rates.
-    command: That has measured.
+    command: Command line that has measured.
   """
   rates = measured.fit(
     [rates for _, rates in found.tests],
@@ -38,11 +39,12 @@ def content(
     tolerance=tolerance,
     groups=found.groups,
   )
-  slower = {}
+  shortfalls: dict[measured.Ends, Any] = {}
   for test, each in found.tests:
     if test.kind == 'both':
-      slower |= measured.shortfalls(each, rates, tolerance=2 * tolerance)
-  graph = clusters.to_json(measured.graph(rates))
+      short = measured.find_shortfalls(each, rates, tolerance=2 * tolerance)
+      shortfalls |= short
+  graph = clusters.to_json(measured.build_cluster(rates))
   # Decimals are as exact, and easier to read, than fractions.
   graph['links'] = [
     link | {'GBps': _decimal(Fraction(link['GBps']))} for link in graph['links']
@@ -76,7 +78,7 @@ def content(
       {p: _decimal(r) for p, r in rates.pairs_GBps.items()}, 'GBps'
     ),
     'latency_s': _rows(latency_s, 's'),
-    'shortfalls': _rows({p: float(s) for p, s in slower.items()}, 'share'),
+    'shortfalls': _rows({p: float(s) for p, s in shortfalls.items()}, 'share'),
     'measurements': {
       'seconds': seconds,
       'streams': streams,
@@ -93,8 +95,8 @@ def content(
 def host_latency_s(content: Mapping[str, Any]) -> dict[str, float]:
   """Returns each host's part of the latency of its links, seconds.
 
-  What two hosts add on the way from one to the other is about what was
-  measured: half the median of the host's pairs is its own.
+  The measured latency of a pair is about the sum of the parts of its hosts:
+  a host's part is half the median of its pairs.
   """
   own: dict[str, list[float]] = {}
   for row in content['latency_s']:
@@ -104,9 +106,9 @@ def host_latency_s(content: Mapping[str, Any]) -> dict[str, float]:
 
 
 def summary(content: Mapping[str, Any]) -> str:
-  """Returns a line on what a file holds."""
+  """Returns a line about the links of a file, for logs."""
   hosts = content['hosts']
-  ways = [
+  rates = [
     f'{way} {_span([float(host[f"{way}_GBps"]) * 8000 for host in hosts])}'
     for way in ('up', 'down')
   ]
@@ -116,7 +118,7 @@ def summary(content: Mapping[str, Any]) -> str:
   shared = f', {len(groups)} groups behind shared links' if groups else ''
   latency_s = statistics.median(row['s'] for row in content['latency_s'])
   return (
-    f'{len(hosts)} hosts, {", ".join(ways)}{slower}{shared}, latency '
+    f'{len(hosts)} hosts, {", ".join(rates)}{slower}{shared}, latency '
     f'{1e6 * latency_s:.0f} us'
   )
 

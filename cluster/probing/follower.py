@@ -1,4 +1,8 @@
-"""Follows the links of a run, and has its forest changed: for the coordinator."""
+"""The coordinator's control of a run's forest while links change.
+
+The policy of `repacking` decides when; this module provides its measurements,
+packs forests in a thread, and records the decisions.
+"""
 
 import itertools
 import threading
@@ -10,19 +14,24 @@ from absl import logging
 
 from cluster.allreduce.rendezvous import PackedForest, Rendezvous
 from cluster.probing import file_format
-from cluster.probing.repacking import Adapting, Ends, Switch
-from cluster.probing.traffic import Windows
-from route import choosing
+from cluster.probing.repacking import Ends, RepackingPolicy, Switch
+from cluster.probing.traffic import RateWindows
+from route import selection
 from topology import Cluster
-from topology.baselines.moved import moved
+from topology.baselines.transfer import transfer_forest
 from topology.baselines.ways import ways_of
 from topology.clusters import cluster as clusters
 
-_FORMING_S = 1.0  # That changing a forest takes, at first.
+_FORMING_S = 1.0  # Cost of changing a forest, before the first change.
 
 
-class Adaptation:
-  """Decides and remembers; see `adapting`."""
+class LinkFollower:
+  """Changes the forest of a run when its links change.
+
+  Attributes:
+    interruption: Reason why the membership epoch has to end between two
+      iterations; '' if it does not.
+  """
 
   def __init__(
     self,
@@ -32,156 +41,160 @@ class Adaptation:
     tell: Callable[[dict[str, Any]], None],
     record: Callable[[dict[str, Any]], None],
   ):
-    """Has seen nothing yet.
+    """Creates the follower, without any measurements.
 
     Args:
-      formation: Makes groups.
-      size_bytes: Of what is summed.
+      formation: Membership and forest of the run.
+      size_bytes: Bytes of an allreduce.
       tell: Puts an event into the queue of the coordinator.
       record: Adds a row about links to the run's events.
     """
     self._formation, self._size_bytes = formation, size_bytes
     self._tell, self._record = tell, record
-    self._adapting, self._windows = Adapting(), Windows()
-    self._packed: PackedForest | None = None  # Of the generation that runs.
+    self._policy, self._windows = RepackingPolicy(), RateWindows()
+    self._packed: PackedForest | None = None  # The forest of the running epoch.
     self._predicted_s = 0.0
-    self._before: PackedForest | None = None
-    self._expected: PackedForest | None = None
-    self._packing = False
+    self._before: PackedForest | None = (
+      None  # The forest before the last switch.
+    )
+    self._expected: PackedForest | None = None  # The forest of the next epoch.
+    self._is_packing = False
     self._stopped_at: float | None = None
     self._cost_s = _FORMING_S
-    self.turns = ''
+    self.interruption = ''
 
-  def traffic(self, event: Mapping[str, Any]) -> None:
-    """A worker has told what it has sent."""
-    self._windows.told(event['worker'], event['sent'])
+  def take_traffic(self, event: Mapping[str, Any]) -> None:
+    """Takes in the traffic of a worker since its start."""
+    self._windows.take(event['worker'], event['sent'])
 
-  def formed(self) -> None:
-    """All members are connected."""
+  def begin_epoch(self) -> None:
+    """Records that all members have connected in a new membership epoch."""
     packed = self._formation.packed
     same = self._packed is packed
     if self._stopped_at is not None:
       self._cost_s = time.monotonic() - self._stopped_at
       self._stopped_at = None
     self._windows.clear()
-    self._adapting.formed(same=same)
+    self._policy.begin_epoch(same=same)
     if packed and not same:
       if packed is not self._expected:
-        self._adapting.forget()
+        self._policy.forget_switch()
       self._packed = packed
-      self._predicted_s = choosing.predicted(
+      self._predicted_s = selection.predict_time(
         'running', packed.links, packed.forest, self._size_bytes, 0.0
       ).seconds
 
-  def iterated(
-    self, now_s: float, exposed_s: float, *, all_there: bool
+  def end_iteration(
+    self, now_s: float, exposed_s: float, *, is_complete: bool
   ) -> None:
-    """An iteration has ended.
+    """Records an iteration, and decides what follows from it.
 
     Args:
       now_s: Seconds of the run.
-      exposed_s: Of it, for which nobody computed.
-      all_there: Whether all workers take part.
+      exposed_s: Seconds of the iteration in which no worker computed.
+      is_complete: Whether all workers of the run take part.
     """
-    adapting, members = self._adapting, self._formation.members
-    adapting.iterated(exposed_s)
-    rates = self._windows.iterated(now_s, members)
+    policy, members = self._policy, self._formation.members
+    policy.add_iteration(exposed_s)
+    rates = self._windows.end_iteration(now_s, members)
     if rates is not None:
-      adapting.window(rates)
-    if self.turns or self._packing:
+      policy.add_window(rates)
+    if self.interruption or self._is_packing:
       return
-    if judged := adapting.judge():
-      self._judged(now_s, *judged)
-    elif rates is not None and all_there:
+    if judgement := policy.judge():
+      self._take_judgement(now_s, *judgement)
+    elif rates is not None and is_complete:
       pairs = frozenset((a, b) for a in members for b in members if a != b)
-      why = adapting.suspects(now_s, self._predicted_s, pairs)
+      why = policy.reason_to_measure(now_s, self._predicted_s, pairs)
       if why:
-        self.turns = f'links are measured, as {why}'
-        self._note(now_s, 'measure', why, rates=self._rows(adapting.rates))
+        self.interruption = f'links are measured, as {why}'
+        self._note(now_s, 'measure', why, rates=self._rows(policy.rates))
 
-  def turned(self) -> bool:
-    """The generation has ended; returns whether links are measured now."""
-    measures = self.turns.startswith('links')
-    self.turns = ''
-    if not measures:
+  def end_epoch(self) -> bool:
+    """Records that an epoch has ended; returns whether to measure links now."""
+    must_measure = self.interruption.startswith('links')
+    self.interruption = ''
+    if not must_measure:
       self._stopped_at = time.monotonic()
-    return measures
+    return must_measure
 
-  def measured(
+  def take_measurement(
     self, now_s: float, found: Mapping[str, Any] | None, took_s: float
   ) -> None:
-    """Links have been measured; a forest for them is packed in a thread.
+    """Packs a forest for the measured links, in a thread.
 
     Args:
       now_s: Seconds of the run.
-      found: Content of a file; None if they could not be.
-      took_s: For which the run stood still.
+      found: Content of a file of links; None if they could not be measured.
+      took_s: Seconds for which the run has stopped.
     """
-    self._adapting.measured(now_s, took_s)
+    self._policy.note_measurement(now_s, took_s)
     if found is None or self._packed is None:
       return
     cluster = clusters.from_json(found)
     host_s = file_format.host_latency_s(found)
     running = self._packed
     self._formation.know(cluster, host_s)
-    self._packing = True
+    self._is_packing = True
     args = running, cluster, host_s
     threading.Thread(target=self._pack, args=args, daemon=True).start()
 
-  def packed(self, event: Mapping[str, Any], now_s: float) -> None:
-    """A forest has been packed, in this process."""
-    self._packing = False
+  def take_forest(self, event: Mapping[str, Any], now_s: float) -> None:
+    """Decides whether to use a forest that has been packed."""
+    self._is_packing = False
     if error := event['error']:
       logging.warning('No other forest: %s', error)
       return
-    new, running = event['new'], event['running']
+    new: PackedForest = event['new']
+    running: PackedForest = event['running']
     if self._packed is not running or self._formation.packed is not running:
-      return  # Another generation runs, whose forest is for these links.
-    switch = self._adapting.decide(event['old_s'], event['new_s'], self._cost_s)
+      return  # The forest of another epoch is for these links already.
+    switch = self._policy.decide(event['old_s'], event['new_s'], self._cost_s)
     did = 'switch' if switch.worth else 'keep'
     rows = self._pairs(running.cluster, new.cluster)
     self._note(now_s, did, switch.why, rates=rows, **_numbers(switch))
     if switch.worth:
       self._before, self._expected = running, new
       self._formation.use(new)
-      self.turns = f'another forest is faster: {switch.why}'
+      self.interruption = f'another forest is faster: {switch.why}'
 
-  def _judged(
-    self, now_s: float, good: bool, gained_s: float, gain_s: float
+  def _take_judgement(
+    self, now_s: float, is_good: bool, gained_s: float, gain_s: float
   ) -> None:
+    """Records how much a switch has saved, and undoes a bad one."""
     why = f'{gained_s:.3g} s were gained an iteration, of {gain_s:.3g} s'
     numbers = {'gained_s': gained_s, 'gain_s': gain_s}
-    self._note(now_s, 'stay' if good else 'back', why, **numbers)
+    self._note(now_s, 'stay' if is_good else 'back', why, **numbers)
     before, self._before = self._before, None
-    if not good and before and before.members == self._formation.members:
+    if not is_good and before and before.members == self._formation.members:
       self._expected = before
       self._formation.use(before)
-      self.turns = f'the forest of before is used: {why}'
+      self.interruption = f'the forest of before is used: {why}'
 
   def _pack(
     self, running: PackedForest, cluster: Cluster, host_s: Mapping[str, float]
   ) -> None:
-    """Packs, in a thread, and tells of it."""
+    """Packs a forest, in a thread, and puts it into the coordinator's queue."""
     event: dict[str, Any] = {'event': 'packed', 'error': ''}
     try:
       forest = self._formation.pack(cluster, host_s)
-      # All pairs were measured: none is lost.
+      # All pairs were measured: no link is lost.
       new = PackedForest(running.members, frozenset(), cluster, cluster, forest)
       before, there = running.cluster.workers, cluster.workers
       name_of = dict(zip(before, there, strict=True))
-      old = moved(running.forest, cluster, name_of)
+      old = transfer_forest(running.forest, cluster, name_of)
       latency_s = {
         (src, dst): host_s.get(src, 0.0) + host_s.get(dst, 0.0)
         for src, dst, _ in cluster.links
       }
       old_s, new_s = (
-        choosing.predicted(
+        selection.predict_time(
           '', cluster, each, self._size_bytes, latency_s
         ).seconds
         for each in (old, forest)
       )
       event |= {'running': running, 'new': new, 'old_s': old_s, 'new_s': new_s}
-    except Exception as error:  # The thread has nobody else to tell.
+    except Exception as error:  # The coordinator goes on without.
       logging.exception('Packing has failed.')
       event['error'] = repr(error)
     self._tell(event)
@@ -191,7 +204,7 @@ class Adaptation:
     self._record({'time': now_s, 'did': did, 'why': why, **numbers})
 
   def _rows(self, rates: Mapping[Ends, float]) -> list[dict[str, Any]]:
-    """Rates of connections beside what links were planned to carry."""
+    """Returns rows of connections, beside the planned rates of their links."""
     packed = self._packed
     planned = _between(packed.cluster) if packed else {}
     return [
@@ -205,7 +218,7 @@ class Adaptation:
     ]
 
   def _pairs(self, before: Cluster, now: Cluster) -> list[dict[str, Any]]:
-    """What links carry from each worker to each other, and were planned to."""
+    """Returns rows of links between workers: measured and planned rates."""
     planned, measured = _between(before), _between(now)
     return [
       {
@@ -219,7 +232,7 @@ class Adaptation:
 
 
 def _between(cluster: Cluster) -> dict[Ends, int]:
-  """Returns what a worker can send to another if nobody else sends."""
+  """Returns the rate at which each worker can send to each other one alone."""
   ways, capacity = ways_of(cluster), cluster.capacity_Bps
   found = {}
   for i, src in enumerate(cluster.workers):

@@ -1,4 +1,4 @@
-"""Which links the coordinator believes in, and whether they are measured."""
+"""The coordinator's knowledge of the links: when to measure and to adapt."""
 
 import time
 from collections.abc import Mapping
@@ -9,129 +9,136 @@ from absl import logging
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.network.interfaces import is_loopback
 from cluster.probing import file_format
-from cluster.probing.follower import Adaptation
+from cluster.probing.follower import LinkFollower
 from cluster.probing.surveyor import Surveyor
 from route import links
 from topology.clusters import cluster as clusters
 
 
-class Linking:
-  """Lets the formation know the links; for the thread of the coordinator."""
+class LinkManager:
+  """Decides when links are measured; for the coordinator's thread.
+
+  Results go to the formation, which packs forests for them, or to the follower,
+  if forests are adapted to links that change.
+  """
 
   def __init__(
     self,
     formation: Rendezvous,
     surveyor: Surveyor,
-    adaptation: Adaptation | None,
+    follower: LinkFollower | None,
     *,
     workers: int,
   ):
-    """Knows what the formation knows.
+    """Creates the manager; measures nothing yet.
 
     Args:
-      formation: Makes groups.
-      surveyor: Has links measured.
-      adaptation: Follows them; None if they are taken to stay as they are.
-      workers: How many there are.
+      formation: Membership and forest of the run.
+      surveyor: Measures links.
+      follower: Adapts forests; None if links are assumed not to change.
+      workers: Number of workers.
     """
     self._formation, self._surveyor = formation, surveyor
-    self._adaptation = adaptation
+    self._follower = follower
     self._workers = workers
-    self._begun = 0.0  # Monotonic seconds, of the last measuring.
+    self._start = 0.0  # Of the last survey, monotonic seconds.
 
   @property
-  def waits(self) -> str:
-    """What a run waits for whose workers are all there."""
+  def awaited(self) -> str:
+    """Description of what a run waits for after all workers have joined."""
     busy = self._surveyor.busy
     return '  links to be measured' if busy else '  connections'
 
-  def measures(self, members: list[int]) -> bool:
-    """Returns whether links are measured before these members connect.
-
-    An event 'measured' then says that they were; see `measured`.
+  def begin_survey(self, members: list[int]) -> bool:
+    """Begins to measure links before members connect, if that is necessary.
 
     Args:
-      members: Workers, ascending: all of them, if nothing is known yet.
+      members: Ranks of the members, ascending.  Without all workers nothing is
+        measured.
+
+    Returns:
+      Whether links are measured: an event 'measured' follows, for
+      `take_survey`.
     """
     if self._surveyor.busy:
       return True
-    anew = bool(self._adaptation and self._adaptation.turned())
+    anew = bool(self._follower and self._follower.end_epoch())
     if self._formation.knows and not anew:
       return False
     if len(members) < self._workers:
-      return False  # Who is not there could not be packed for.
-    if self._together(members):
-      follows = self._adaptation is not None
-      done = 'neither measured nor followed' if follows else 'not measured'
-      logging.info('Links are %s: all workers share one host.', done)
-      self._adaptation = None
+      return False  # A forest needs the links of all workers.
+    if self._share_host(members):
+      follows = self._follower is not None
+      state = 'neither measured nor followed' if follows else 'not measured'
+      logging.info('Links are %s: all workers share one host.', state)
+      self._follower = None
       if not self._formation.knows:
-        self._formation.know(links.equal(self._workers), {})
+        self._formation.know(links.make_equal(self._workers), {})
       return False
-    self._begun = time.monotonic()
+    self._start = time.monotonic()
     self._surveyor.begin(members, anew=anew)
     return True
 
-  def measured(self, event: Mapping[str, Any], now_s: float) -> None:
-    """Takes in what was measured, if anything was.
+  def take_survey(self, event: Mapping[str, Any], now_s: float) -> None:
+    """Takes in the result of a survey.
 
     Args:
-      event: That tells of it.
+      event: Event 'measured'.
       now_s: Seconds of the run.
 
     Raises:
-      Unmendable: If it has failed again, and nothing is known of the links.
+      Unmendable: If it has failed again, and the links are not known.
     """
-    known = self._formation.knows
-    found = self._surveyor.ended(event, needed=not known)
-    if known and self._adaptation:
-      took_s = time.monotonic() - self._begun
-      self._adaptation.measured(now_s, found, took_s)
+    is_known = self._formation.knows
+    found = self._surveyor.finish(event, needed=not is_known)
+    if is_known and self._follower:
+      took_s = time.monotonic() - self._start
+      self._follower.take_measurement(now_s, found, took_s)
     elif found:
       cluster = clusters.from_json(found)
       self._formation.know(cluster, file_format.host_latency_s(found))
 
   @property
-  def turns(self) -> str:
-    """Why the generation is to end, between two iterations; '' if it is not."""
-    return self._adaptation.turns if self._adaptation else ''
+  def interruption(self) -> str:
+    """Reason to end the epoch between two iterations; '' if there is none."""
+    return self._follower.interruption if self._follower else ''
 
-  def formed(self) -> None:
-    """All members are connected."""
-    if self._adaptation:
-      self._adaptation.formed()
+  def begin_epoch(self) -> None:
+    """Records that all members have connected in a new membership epoch."""
+    if self._follower:
+      self._follower.begin_epoch()
 
-  def iterated(self, now_s: float, exposed_s: float) -> None:
-    """An iteration has ended.
+  def end_iteration(self, now_s: float, exposed_s: float) -> None:
+    """Records an iteration.
 
     Args:
       now_s: Seconds of the run.
-      exposed_s: Of it, for which nobody computed.
+      exposed_s: Seconds of the iteration in which no worker computed.
     """
-    if self._adaptation:
-      whole = len(self._formation.members) == self._workers
-      self._adaptation.iterated(now_s, exposed_s, all_there=whole)
+    if self._follower:
+      is_complete = len(self._formation.members) == self._workers
+      self._follower.end_iteration(now_s, exposed_s, is_complete=is_complete)
 
-  def traffic(self, event: Mapping[str, Any]) -> None:
-    """A worker has told what it has sent."""
-    if self._adaptation:
-      self._adaptation.traffic(event)
+  def take_traffic(self, event: Mapping[str, Any]) -> None:
+    """Takes in the traffic of a worker since its start."""
+    if self._follower:
+      self._follower.take_traffic(event)
 
-  def packed(self, event: Mapping[str, Any], now_s: float) -> None:
-    """Another forest has been packed."""
-    if self._adaptation:
-      self._adaptation.packed(event, now_s)
+  def take_forest(self, event: Mapping[str, Any], now_s: float) -> None:
+    """Takes in a forest that was packed for changed links."""
+    if self._follower:
+      self._follower.take_forest(event, now_s)
 
-  def answered(self, event: Mapping[str, Any]) -> None:
-    """A worker has measured what it was told to."""
-    self._surveyor.answered(event)
+  def take_answer(self, event: Mapping[str, Any]) -> None:
+    """Takes in the answer of a worker to an order of a survey."""
+    self._surveyor.take_answer(event)
 
   def lose(self, index: int, reason: str) -> None:
-    """A worker is gone."""
+    """Ends a survey, as a worker is lost."""
     self._surveyor.lose(index, reason)
 
-  def _together(self, members: list[int]) -> bool:
-    """Whether workers share a host, as far as addresses tell."""
+  def _share_host(self, members: list[int]) -> bool:
+    """Returns whether workers share a host, judged by their addresses."""
     address = self._formation.address
     hosts = {address(index).rpartition(':')[0] for index in members}
     return len(hosts) == 1 or all(map(is_loopback, hosts))

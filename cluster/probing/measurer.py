@@ -1,4 +1,4 @@
-"""How a worker measures the links of its run: as it is told, step by step."""
+"""A worker's part in measuring the links of its run: it executes orders."""
 
 import socket
 from collections.abc import Mapping
@@ -8,27 +8,27 @@ from cluster.membership import checked
 from cluster.network.interfaces import card
 from cluster.probing import transfers, trials
 
-_MOST = 4096  # Of an answer: workers.
+_MOST = 4096  # Workers in an answer.
 
 
 class Measurer:
-  """Carries orders out, one after the other."""
+  """Executes the coordinator's orders to measure, one after the other."""
 
   def __init__(self, index: int, host: str, timeout_s: float):
-    """Listens to nobody yet.
+    """Creates the measurer; it does not listen yet.
 
     Args:
-      index: Of this worker.
+      index: Rank of this worker.
       host: IPv4 address of this host, to listen on.
       timeout_s: Silence after which another worker counts as lost.
     """
     self._index, self._host = index, host
-    # Who waits for somebody else has to tell of it before it is lost itself.
+    # A worker that waits for a peer has to report it before it is lost itself.
     self._timeout_s = timeout_s / 2
     self._endpoint: transfers.Endpoint | None = None
 
   def __call__(self, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Does what the coordinator has ordered.
+    """Executes an order of the coordinator.
 
     Args:
       told: By `Survey`: number and order.
@@ -52,7 +52,7 @@ class Measurer:
     }
 
   def close(self) -> None:
-    """Listens no more."""
+    """Closes the listener, if it is open."""
     if self._endpoint:
       self._endpoint.close()
       self._endpoint = None

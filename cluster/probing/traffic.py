@@ -1,36 +1,48 @@
-"""What goes over the connections of a run: workers tell it, the coordinator adds.
+"""Traffic of a run: reports of workers, and rates and rows made of them.
 
-Workers tell what they have sent from the start, and for how long something was
-on its way to each other worker.  Bytes over these seconds, from one telling to
-another, are the rate of a connection while it had something to send, whatever
-else the worker was doing.
+Workers report the bytes that they have sent to each other worker since their
+start, and the seconds for which some of these were on their way.  The quotient
+of two differences is the rate of a connection while it had something to send,
+whatever else the worker was doing.
+
+Reports come every `PERIOD_S` for `RateWindows`, if links are followed, and also
+whenever an epoch begins or states are compared, for `TrafficLog`: then all
+workers have the same version, and no byte is on its way.
 """
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+from cluster.allreduce.formation import Formation
 from cluster.membership import checked
 from cluster.network.errors import TransportError
 from cluster.probing.repacking import Ends
-from cluster.traffic import Sent
+from cluster.traffic import Planned, Sent, Traffic
+from route import links
+from topology.forests.dealing import CHUNK_BYTES
 
-PERIOD_S = 2.0  # From one telling to the next, and least of a window.
-_ITERATIONS = 4  # Of a window, at least.
-_LEAST_S = 0.02  # Of something on its way; rates of less show nothing.
+PERIOD_S = 2.0  # Time between reports, and least length of a window.
+_ITERATIONS = 4  # Least number of iterations of a window.
+_LEAST_S = 0.02  # Least time of sending in a window that has a rate.
 _MOST = 4096  # Workers.
+_NATIVE = 'XLA sums, and does not tell what goes over which link'
 
 
 def rows(traffic: Mapping[int, Any]) -> list[list[Any]]:
-  """Returns what a worker tells of its traffic, as of an `Executor`."""
+  """Returns a worker's traffic as in its reports.
+
+  Args:
+    traffic: Usage of the connection to each worker, of an `Executor`.
+  """
   return [
     [worker, usage.sent_bytes, usage.busy_s]
     for worker, usage in traffic.items()
   ]
 
 
-class Telling:
-  """Tells the coordinator of a worker's traffic, in a thread; a context manager."""
+class TrafficReporter:
+  """Reports a worker's traffic, in a thread; a context manager."""
 
   def __init__(
     self,
@@ -38,12 +50,12 @@ class Telling:
     say: Callable[[dict[str, Any]], None],
     period_s: float = PERIOD_S,
   ):
-    """Tells nothing yet.
+    """Creates the reporter, which reports within its context.
 
     Args:
-      traffic: Of an `Executor`.
-      say: Tells the coordinator.
-      period_s: From one telling to the next.
+      traffic: Returns the usage of each connection of an `Executor`.
+      say: Sends a message to the coordinator.
+      period_s: Time between reports.
     """
     self._traffic, self._say, self._period_s = traffic, say, period_s
     self._over = threading.Event()
@@ -60,7 +72,7 @@ class Telling:
       try:
         self._say({'event': 'traffic', 'sent': rows(self._traffic())})
       except TransportError:
-        return  # Who listens has seen it too, and says why.
+        return  # The session meets the error, too, and logs it.
 
 
 def _is_sent(value: Any) -> bool:
@@ -81,46 +93,52 @@ def _is_sent(value: Any) -> bool:
 TRAFFIC: checked.Fields = {'sent': _is_sent}
 
 
-class Windows:
-  """Makes rates of what workers tell; for the thread of the coordinator."""
+class RateWindows:
+  """Rates of connections in windows of time; for the coordinator's thread."""
 
   def __init__(self) -> None:
-    """Begins the first window when somebody tells something."""
+    """Creates the rates; the first window begins after the first reports."""
     self._now: dict[int, dict[int, Sent]] = {}  # By sender and receiver.
     self._start: dict[int, dict[int, Sent]] = {}
     self._since: float | None = None
-    self._told: set[int] = set()
+    self._reporters: set[int] = set()  # Workers that have reported in it.
     self._iterations = 0
 
   def clear(self) -> None:
-    """What was told belongs to no window: another forest runs."""
+    """Drops the window, as another forest is used from now on."""
     self._since, self._iterations = None, 0
-    self._told.clear()
+    self._reporters.clear()
 
-  def told(self, worker: int, sent: list[list[Any]]) -> None:
-    """Takes in what a worker has sent so far."""
+  def take(self, worker: int, sent: list[list[Any]]) -> None:
+    """Takes in a report of a worker's traffic."""
     self._now[worker] = {
       int(row[0]): Sent(int(row[1]), float(row[2])) for row in sent
     }
-    self._told.add(worker)
+    self._reporters.add(worker)
 
-  def iterated(
+  def end_iteration(
     self, now_s: float, members: tuple[int, ...]
   ) -> dict[Ends, float] | None:
-    """An iteration has ended; returns the rates of a window that does so, too.
+    """Records an iteration, which may be the last of a window.
 
     Args:
       now_s: Seconds of the run.
-      members: Who took part.
+      members: Workers that took part.
+
+    Returns:
+      Bytes per second of the window, by sender and receiver; None if the window
+      has not ended.
     """
     self._iterations += 1
-    whole = self._told >= {*members}
+    is_complete = self._reporters >= {*members}
     if self._since is None:
-      if whole:  # Nobody's first telling is of before.
+      if is_complete:
         self._begin(now_s)
       return None
-    long = now_s - self._since >= PERIOD_S and self._iterations >= _ITERATIONS
-    if not (long and whole):
+    is_long = (
+      now_s - self._since >= PERIOD_S and self._iterations >= _ITERATIONS
+    )
+    if not (is_long and is_complete):
       return None
     rates = {}
     for src in members:
@@ -135,4 +153,109 @@ class Windows:
   def _begin(self, now_s: float) -> None:
     self._start = dict(self._now)
     self._since, self._iterations = now_s, 0
-    self._told.clear()
+    self._reporters.clear()
+
+
+class _Report(NamedTuple):
+  """The traffic of a worker at one moment.
+
+  Attributes:
+    life: Incarnation of the worker.
+    sent: Traffic to each other worker, since the incarnation began.
+  """
+
+  life: int
+  sent: Mapping[int, Sent]
+
+
+class TrafficLog:
+  """Writes a row of a run's traffic once all members have reported it."""
+
+  def __init__(self, formation: Formation, traffic: Traffic):
+    """Creates the log, without reports.
+
+    Args:
+      formation: Membership and forest of the run.
+      traffic: Writes the rows.
+    """
+    self._formation, self._traffic = formation, traffic
+    self._start: dict[int, _Report] = {}  # Reports at the window's begin.
+    self._joining: dict[int, _Report] = {}
+    self._compared: dict[int, dict[int, _Report]] = {}  # By version.
+
+  def take_connected(self, event: Mapping[str, Any]) -> None:
+    """Takes in the report of a worker that has connected in a new epoch."""
+    self._joining[event['worker']] = _report(event)
+
+  def begin_epoch(self, time: float, version: int, why: str) -> None:
+    """Writes rows about an epoch in which all members have connected.
+
+    Args:
+      time: Seconds of the run.
+      version: Version of all members.
+      why: Reason of the new epoch.
+    """
+    formation, packed = self._formation, self._formation.packed
+    reports, self._joining = self._joining, {}
+    self._compared.clear()
+    if self._start:
+      self._write(time, version, f'the generation ends: {why}', reports)
+    self._start = reports
+    planned = None
+    if packed:
+      workers = packed.cluster.workers
+      planned = Planned(
+        packed.links,
+        packed.forest,
+        {workers[index]: index for index in packed.members},
+        formation.size_bytes,
+        CHUNK_BYTES,
+        known=packed.cluster is not links.make_equal(len(workers)),
+      )
+    self._traffic.formed(
+      self._traffic.mark(time),
+      version=version,
+      why=why if packed else _NATIVE,
+      generation=formation.generation,
+      members=formation.members,
+      planned=planned,
+    )
+
+  def take_compared(self, event: Mapping[str, Any], time: float) -> None:
+    """Takes in the report of a member whose state is compared at a version.
+
+    Args:
+      event: Report of the member.
+      time: Seconds of the run.
+    """
+    version = event['version']
+    reports = self._compared.setdefault(version, {})
+    reports[event['worker']] = _report(event)
+    if len(reports) == len(self._formation.members):
+      self._compared.clear()
+      self._write(time, version, 'all have been compared', reports)
+      self._start = reports
+
+  def _write(
+    self, time: float, version: int, why: str, reports: Mapping[int, _Report]
+  ) -> None:
+    """Writes the traffic of workers that were members in all of the window."""
+    sent: dict[Ends, Sent] = {}
+    for src, now in reports.items():
+      before = self._start.get(src)
+      if before and before.life == now.life:
+        for dst, total in now.sent.items():
+          count, busy_s = before.sent.get(dst, Sent(0, 0.0))
+          difference = Sent(total.bytes - count, total.busy_s - busy_s)
+          if difference.bytes:
+            sent[src, dst] = difference
+    at = self._traffic.mark(time)
+    self._traffic.carried(at, version=version, why=why, sent=sent)
+
+
+def _report(event: Mapping[str, Any]) -> _Report:
+  sent = {
+    int(worker): Sent(int(count), float(busy_s))
+    for worker, count, busy_s in event['sent']
+  }
+  return _Report(event['life'], sent)

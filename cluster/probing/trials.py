@@ -1,8 +1,8 @@
-"""Tests of links: which there are, ordering them, and obeying.
+"""Tests of links: their plans, the orders to processes, and their execution.
 
-Two plans: the one of tools.probe, and a quick one for the start of a run, which
-measures pairs in rounds whatever their number, and leaves out what goes both
-ways at once.
+There are two plans: that of tools.probe, and a quick one for the start of a
+run, which measures pairs in rounds whatever their number, and has no tests with
+transfers in both directions at once.
 """
 
 import itertools
@@ -14,23 +14,24 @@ from cluster.probing import transfers
 from topology.clusters import measured, shared
 from topology.clusters.measured import Ends
 
-_LEAST = 4  # Hosts that can be two groups.
-_TRIES = 3  # Of the control, since a busy machine is slow for a while.
-_ALONE = 8  # Hosts up to which each pair is measured alone.
-# Times the seconds of others: where links have deep queues, TCP takes long to
-# find its rate beside what goes the other way.
+_LEAST = 4  # Number of hosts that can be two groups.
+_TRIES = 3  # Attempts of the control, since a busy machine is slow for a while.
+_ALONE = 8  # Number of hosts up to which each pair is measured alone.
+# Factors of the seconds of some kinds of test: on links with deep queues, TCP
+# takes long to find its rate beside traffic of the other direction.
 _LONGER = dict.fromkeys(('both', 'all', 'group', 'near'), 3)
-# Slow start takes round trips: a transfer is counted for so many one-way times.
+# Slow start takes round trips: a transfer is counted for this many one-way
+# latencies at least, up to a longest time.
 _ONE_WAYS, _LONGEST_S = 16, 1.0
-QUICK_S, QUICK_LATE_S = 0.08, 0.04  # Counted, and of being late.
+QUICK_S, QUICK_LATE_S = 0.08, 0.04  # `seconds` and `late_s` of the quick plan.
 
 
 class Test(NamedTuple):
-  """Transfers that go on at the same time.
+  """A test: transfers that take place at the same time.
 
   Attributes:
     kind: 'pairs', 'up', 'down', 'both', 'all', 'group' or 'near'.
-    pairs: Sender and receiver of each.
+    pairs: Sender and receiver of each transfer.
   """
 
   kind: str
@@ -38,13 +39,13 @@ class Test(NamedTuple):
 
 
 class Found(NamedTuple):
-  """What was measured.
+  """The results of all tests.
 
   Attributes:
-    hosts: Of each, its `hostname` and `address`.
-    tests: Each with bytes per second by sender and receiver.
-    latency_s: Half a round trip, by who has sent first and the other.
-    groups: Hosts behind links that they share.
+    hosts: `hostname` and `address` of each host.
+    tests: Tests, each with bytes per second by sender and receiver.
+    latency_s: Half of the round trip, seconds, by sender and receiver.
+    groups: Groups of hosts behind links that they share.
   """
 
   hosts: list[Mapping[str, Any]]
@@ -54,46 +55,50 @@ class Found(NamedTuple):
 
 
 class Asking(Protocol):
-  """Who orders, and gets answers."""
+  """Sends orders to the processes that measure, and collects the answers."""
 
-  def ask(self, orders: Sequence[Mapping], *, limit_s: float) -> list[Any]:
-    """Returns what all answer to their orders.
+  def ask(
+    self, orders: Sequence[Mapping[str, Any]], *, limit_s: float
+  ) -> list[Any]:
+    """Returns the answers of all processes to their orders.
 
     Args:
       orders: One for each, plain JSON.
-      limit_s: Seconds that they take at most, if nobody is silent.
+      limit_s: Longest time of executing them, seconds.
 
     Raises:
-      Failure: If one cannot carry it out, or does not answer in time.
+      Failure: If a process cannot execute its order, or does not answer in
+        time.
     """
 
 
 def quick(hosts: int) -> list[Test]:
-  """Returns the tests of so many hosts, in order: 4 H - 2 at most.
+  """Returns the tests of the quick plan, in order: at most 4 H - 2 of H hosts.
 
   Args:
-    hosts: How many, at least 2.
+    hosts: Number of hosts, at least 2.
   """
   rounds = _both_ways(_tournament(hosts))
   pairs = [Test('pairs', each) for each in rounds]
-  # Two hosts have shown with that what they can send and receive.
+  # Of two hosts these tests already give the rates of sending and receiving.
   return pairs if hosts == 2 else [*pairs, *_hubs(hosts)]
 
 
 def plan(hosts: int) -> list[Test]:
-  """Returns the tests of so many hosts, in order.
+  """Returns the tests of tools.probe, in order.
 
   Pairs that have no host in common come from the rounds of a tournament (the
   circle method): each two hosts meet once.
 
   Args:
-    hosts: How many, at least 2.
+    hosts: Number of hosts, at least 2.
   """
   rounds = list(_tournament(hosts))
+  pairs: list[tuple[Ends, ...]]
   if hosts <= _ALONE:
     pairs = [((i, j),) for i in range(hosts) for j in range(hosts) if i != j]
   else:
-    pairs = [*_both_ways(rounds)]
+    pairs = list(_both_ways(rounds))
   return [
     *(Test('pairs', each) for each in pairs),
     *_hubs(hosts),
@@ -108,55 +113,62 @@ def explore(
   tolerance: float,
   tests: Sequence[Test] | None = None,
 ) -> tuple[list[tuple[Test, measured.Test]], list[tuple[int, ...]]]:
-  """Returns tests with what they have shown, and groups of hosts.
+  """Runs tests, and finds groups of hosts behind links that they share.
 
-  The groups are those behind links that they share.  They are looked for, with
-  2 + 2 S more tests, 4 + 2 S at most, for S suspects, H - 2 of them at most, if
-  there are 4 hosts or more, and `both` has fallen short of what pairs can do by
-  twice the tolerance, or pairs that were not measured alone are slower than
-  both of their ends, and slower still, all together by twice the tolerance,
-  while all hosts send to all.
+  Groups are looked for, with 2 + 2 S to 4 + 2 S more tests for S suspects (at
+  most H - 2), if there are at least 4 hosts and one of these is true:
+
+  - Rates of `both` are lower than those of pairs by twice the tolerance.
+  - Pairs that were not measured alone are slower than both of their ends, and
+    slower still, by twice the tolerance in sum, while all hosts send to all.
 
   Args:
-    run: Carries a test out.
-    hosts: How many, at least 2.
+    run: Runs a test; returns bytes per second by sender and receiver.
+    hosts: Number of hosts, at least 2.
     tolerance: Relative error of rates.
-    tests: What to begin with; those of `plan` by default.
+    tests: First tests; those of `plan` by default.
+
+  Returns:
+    The tests with their rates, and the groups.
 
   Raises:
     ValueError: If a pair has carried nothing.
   """
   found = [(test, run(test)) for test in tests or plan(hosts)]
-  seen = [shown for _, shown in found]
-  rates = measured.fit(seen, hosts=hosts, tolerance=tolerance)
-  short = any(
-    measured.shortfalls(shown, rates, tolerance=2 * tolerance)
-    for test, shown in found
+  results = [result for _, result in found]
+  rates = measured.fit(results, hosts=hosts, tolerance=tolerance)
+  falls_short = any(
+    measured.find_shortfalls(result, rates, tolerance=2 * tolerance)
+    for test, result in found
     if test.kind == 'both'
   )
-  alone = all(len(t.pairs) == 1 for t, _ in found if t.kind == 'pairs')
-  together = not alone and bool(rates.pairs_GBps)
-  if hosts < _LEAST or not (short or together):
+  are_alone = all(len(t.pairs) == 1 for t, _ in found if t.kind == 'pairs')
+  has_slow_pairs = not are_alone and bool(rates.pairs_GBps)
+  if hosts < _LEAST or not (falls_short or has_slow_pairs):
     return found, []
 
-  def more(kind: str, pairs: Iterable[Ends]) -> measured.Test:
+  def run_more(kind: str, pairs: Iterable[Ends]) -> measured.Test:
     test = Test(kind, tuple(pairs))
     found.append((test, run(test)))
     return found[-1][1]
 
-  every = more('all', itertools.permutations(range(hosts), 2))
-  if not short and _independent(every, rates, tolerance=tolerance):
+  every = run_more('all', itertools.permutations(range(hosts), 2))
+  if not falls_short and _are_independent(every, rates, tolerance=tolerance):
     return found, []
-  suspects = shared.suspects(every, rates, tolerance=tolerance)
+  suspects = shared.find_suspects(every, rates, tolerance=tolerance)
   for group in suspects:
-    for pairs in shared.loads(group, rates):
-      more('group', pairs)
-  sizes = {'hosts': hosts, 'tolerance': tolerance}
-  groups = shared.confirmed(suspects, [each for _, each in found], **sizes)
+    for pairs in shared.choose_loads(group, rates):
+      run_more('group', pairs)
+  results = [result for _, result in found]
+  groups = shared.confirm_groups(
+    suspects, results, hosts=hosts, tolerance=tolerance
+  )
   for _ in range(_TRIES if groups else 0):
-    control = more('near', shared.nearest(every, rates))
-    seen = [each for _, each in found]
-    if shared.explained(control, groups, seen, **sizes):
+    control = run_more('near', shared.choose_control(every, rates))
+    results = [result for _, result in found]
+    if shared.explains_control(
+      control, groups, results, hosts=hosts, tolerance=tolerance
+    ):
       return found, groups
   return found, []
 
@@ -173,19 +185,19 @@ def measure(
   tries: int = 1,
   tell: Callable[[str], None] = lambda text: None,
 ) -> Found:
-  """Has all processes measure, and returns what they have found.
+  """Measures the links between processes, by orders to all of them.
 
   Args:
-    asking: Gives them orders, which they carry out as `carry_out` does.
-    met: What each has said of itself: `name`, `address` and `port`.
-    seconds: For which each transfer is counted; 3 times as long where many go
-      on at once, and longer where the latency is long.
+    asking: Sends orders, which the processes execute by `carry_out`.
+    met: `name`, `address` and `port` of each process.
+    seconds: Length of the window in which each transfer is counted; 3 times
+      that where many take place at once, and longer where the latency is long.
     tolerance: Relative error of rates.
-    streams: Connections of each transfer.
-    tests: What to begin with; those of `plan` by default.
-    late_s: How much later than others a process may hear an order.
-    tries: Of each test, if it fails.
-    tell: Called with how far it has come.
+    streams: Number of connections of each transfer.
+    tests: First tests; those of `plan` by default.
+    late_s: Greatest delay between the starts of two processes.
+    tries: Attempts of each test, if it fails.
+    tell: Called with a line about the progress.
 
   Raises:
     Failure: If a process fails or is lost, or a pair has carried nothing; says
@@ -245,14 +257,14 @@ def measure(
 def carry_out(
   order: Mapping[str, Any], endpoint: transfers.Endpoint
 ) -> list[tuple[int, float]]:
-  """Does what is ordered, and returns the answer.
+  """Executes an order, and returns the answer.
 
   Args:
-    order: Of `measure`.
-    endpoint: Of this process.
+    order: An order of `measure`.
+    endpoint: Endpoint of this process.
 
   Raises:
-    Broken: If a transfer does not go as it should.
+    Broken: If a transfer fails.
   """
   if order['do'] == 'meet':
     peers = [transfers.Peer(*peer) for peer in order['peers']]
@@ -265,14 +277,14 @@ def carry_out(
   return [*endpoint.ping().items()] if order['ping'] else []
 
 
-def _independent(
+def _are_independent(
   every: measured.Test, rates: measured.Rates, *, tolerance: float
 ) -> bool:
-  """Returns whether slow pairs are as fast when all hosts send to all.
+  """Returns whether slow pairs are as fast while all hosts send to all.
 
-  What they share with others would leave each of them less.
+  A link that they share with others would leave each of them less.
   """
-  fair = shared.fair_Bps(rates, every)
+  fair = shared.compute_fair_Bps(rates, every)
   slow = rates.pairs_GBps
   want = sum(fair[pair] for pair in slow)
   return sum(every[pair] for pair in slow) >= (1 - 2 * tolerance) * want
@@ -281,7 +293,7 @@ def _independent(
 def _both_ways(
   rounds: Iterable[tuple[Ends, ...]],
 ) -> Iterator[tuple[Ends, ...]]:
-  """Yields rounds, each one way and then the other."""
+  """Yields each round in one direction and then in the other."""
   for games in rounds:
     yield games
     yield tuple((j, i) for i, j in games)
@@ -301,8 +313,8 @@ def _counted_s(test: Test, seconds: float) -> float:
 
 
 def _tournament(hosts: int) -> Iterator[tuple[Ends, ...]]:
-  """Yields rounds of pairs in which nobody is twice."""
-  ring = list(range(1, hosts + hosts % 2))  # The last one may be nobody.
+  """Yields rounds of pairs without a host in common."""
+  ring = list(range(1, hosts + hosts % 2))  # The last host may be a dummy.
   for _ in ring:
     games = [(0, ring[0])]
     games += [(ring[k], ring[-k]) for k in range(1, len(ring) // 2 + 1)]

@@ -24,7 +24,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from configs.checks import require
-from configs.sections import named
+from configs.sections import error_prefix
 
 
 class Kind(enum.StrEnum):
@@ -243,7 +243,7 @@ def make(
   Raises:
     ValueError: If an entry is wrong.
   """
-  with named('config.cluster'):
+  with error_prefix('config.cluster'):
     return Faults(
       config.cluster.faults,
       num_workers=config.cluster.workers,

@@ -27,7 +27,9 @@ class Host:
     self._index = index
     self._speed = speed
     # Constant batches make no use of driving factors.
-    self._driving = Driving() if batching.changes and speed is None else None
+    self._driving = (
+      Driving() if batching.is_adaptive and speed is None else None
+    )
 
   def __enter__(self) -> Self:
     if self._driving:

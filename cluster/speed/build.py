@@ -4,7 +4,7 @@ from ml_collections import ConfigDict
 
 from cluster.speed import speed as speeds
 from configs import sections
-from configs.sections import Choose, named
+from configs.sections import Choose, error_prefix
 
 
 def make(config: ConfigDict, choose: Choose) -> speeds.Speed:
@@ -15,13 +15,13 @@ def make(config: ConfigDict, choose: Choose) -> speeds.Speed:
   """
   name, own = choose('cluster.speed')
   workers, section = config.cluster.workers, config.cluster.speed
-  with named(f'config.cluster.speed.{name}'):
+  with error_prefix(f'config.cluster.speed.{name}'):
     model = getattr(speeds, name)(num_workers=workers, seed=config.seed, **own)
-  with named('config.cluster.speed'):
+  with error_prefix('config.cluster.speed'):
     return speeds.Speed(
       fixed_s=section.fixed_s,
       per_example_s=section.per_example_s,
       least_s=section.least_s,
-      slowdown=sections.each('slowdown', section.slowdown, workers),
+      slowdown=sections.expand_values('slowdown', section.slowdown, workers),
       model=model,
     )

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from cluster.speed import rooflines
 from configs.checks import require
-from configs.sections import named, read_json
+from configs.sections import error_prefix, read_json
 
 VERSION = 1  # Of what `parse` reads.
 _ITEM = np.dtype(np.float32).itemsize
@@ -84,7 +84,7 @@ def read(field: str, path: str) -> list[Layer]:
       model; names the field.
   """
   if call := _ROOFLINE.fullmatch(path):
-    with named(field):
+    with error_prefix(field):
       found = rooflines.profile(call[1], int(call[2]))
     return [Layer(*each) for each in found]
   content = read_json(field, 'a profile of layers', path)

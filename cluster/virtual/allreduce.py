@@ -21,10 +21,10 @@ from cluster.speed.layers import Range
 from cluster.traffic import Ends, Mark, Planned, Sent, Traffic, Window
 from cluster.virtual.transfers import Delivered, Left
 from route import links
-from route.route import LATENCY_S, Forests
+from route.route import LATENCY_S, ForestBuilder
 from topology import Cluster
-from topology.baselines.moved import moved
-from topology.clusters.pruned import without
+from topology.baselines.transfer import transfer_forest
+from topology.clusters.pruned import remove
 from topology.forests import dealing, timing, usage
 from topology.forests.dealing import window
 
@@ -52,7 +52,7 @@ class Sums:
     true: links.Links,
     *,
     believed: Cluster | None,
-    forest: Forests,
+    forest: ForestBuilder,
     stages: Sequence[Sequence[Sequence[Range]]],
     overlap: bool,
     range_s: float,
@@ -141,16 +141,18 @@ class Sums:
       believed = _left(self._believed, members)
       forest = self._forest(believed, size, LATENCY_S)
       names = zip(believed.workers, left.workers, strict=True)
-      used = moved(forest, left, dict(names))
+      used = transfer_forest(forest, left, dict(names))
     chunk_bytes = self._chunk_bytes
     ahead_bytes = window(used, chunk_bytes=chunk_bytes) * chunk_bytes
     allreduce = timing.AllreduceTiming(
       left, used, [], latency_s=latency_s, ahead_bytes=ahead_bytes
     )
     names = dict(zip(believed.workers, members, strict=True))
-    known = self._believed is not links.equal(len(true.workers))
+    known = self._believed is not links.make_equal(len(true.workers))
     planned = Planned(believed, forest, names, size, chunk_bytes, known)
-    Bps = {ends: float(each) for ends, each in usage.between(used).items()}
+    Bps = {
+      ends: float(each) for ends, each in usage.rates_between(used).items()
+    }
     return planned, allreduce, Bps
 
   def _made(self, members: tuple[int, ...], stage: int) -> _Group:
@@ -195,7 +197,7 @@ def _left(cluster: Cluster, members: Sequence[int]) -> Cluster:
   """The links of those that live."""
   living = {cluster.workers[index] for index in members}
   gone = [worker for worker in cluster.workers if worker not in living]
-  return without(cluster, workers=gone) if gone else cluster
+  return remove(cluster, workers=gone) if gone else cluster
 
 
 @dataclasses.dataclass

@@ -36,7 +36,7 @@ def of_run(
     copy_Bps: Rate at which gradients reach the host, as of `layers.of_run`.
   """
   if multi_round is None:
-    dtype = wire.push.dtype
+    dtype = wire.push.dtype or FLOAT32
     ranges = layers.of_run(
       config, learned, bucket_bytes, dtype, copy_Bps=copy_Bps
     )

@@ -102,7 +102,7 @@ class VirtualRuntime:
       worker.message = self.gradient.place(worker.message)
       worker.codec = self.gradient.place(worker.codec)
     payloads = self.gradient.warm_up(
-      self._store.pulled(), batching.largest, changing=batching.changes
+      self._store.pulled(), batching.max_batch, changing=batching.is_adaptive
     )
     self._store.warm_up(payloads)
 

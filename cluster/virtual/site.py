@@ -22,7 +22,7 @@ from cluster.virtual.runtime import VirtualRuntime
 from cluster.virtual.store import LocalParameterStore
 from configs import default, sections
 from configs.checks import require
-from configs.sections import Choose, named
+from configs.sections import Choose, error_prefix
 from learning.layout import check_servers, split_evenly
 from learning.learning import Learner
 from learning.local_codec import LocalCodec
@@ -88,7 +88,7 @@ class VirtualSite:
       learner.scaling = scaling
       self._multi_round = multi_round.build(config, plan, parts.wire, learned)
       self.store = _allreduce_store(parts, learner, self._multi_round, workers)
-    with named('config.checkpoint'):
+    with error_prefix('config.checkpoint'):
       self.checkpoints = Checkpoints(
         parts.files.workdir / 'checkpoints', **config.checkpoint.to_dict()
       )
@@ -98,7 +98,7 @@ class VirtualSite:
   def runtime(self, coordinator: Coordinator) -> VirtualRuntime:
     """Returns what runs the events."""
     config, parts = self._config, self._parts
-    with named('config.cluster'):
+    with error_prefix('config.cluster'):
       events = script.parse(config.cluster.script, config.cluster.workers)
     moving, looked = self._moving(coordinator)
     return VirtualRuntime(
@@ -154,9 +154,9 @@ def _travel(
   """Returns what becomes of pushes and pulls, and how long they are."""
   learned = parts.learned
   if not parts.wire.elementwise:
-    with named(f'config.route.{config.route.name}'):
+    with error_prefix(f'config.route.{config.route.name}'):
       check_servers(learned.elements, servers)
-  with named(f'config.wire.{config.wire.name}'):
+  with error_prefix(f'config.wire.{config.wire.name}'):
     travel = LocalCodec(
       parts.wire, learned.params, learned.stats, servers=servers
     )
@@ -192,17 +192,17 @@ def _sums(
   Raises:
     ValueError: If a setting is wrong, or is of servers; names the field.
   """
-  plan, true = parts.plan, links.virtual(config)
+  plan, true = parts.plan, links.read_virtual(config)
   range_s = config.cluster.network.range_s
   field = 'config.cluster.network.range_s'
   require(0 <= range_s < math.inf, field, 'finite seconds, >= 0', range_s)
   reason = f'config.route.name is {plan.name!r}, which has no servers,'
   sections.check_default(config, default.get_config(), _OF_SERVERS, reason)
-  with named(f'config.route.{plan.name}'):
+  with error_prefix(f'config.route.{plan.name}'):
     return allreduce.Sums(
       true,
       believed=plan.cluster,
-      forest=plan.forest or ring.in_order,
+      forest=plan.forest or ring.build_in_order,
       stages=stages,
       overlap=plan.overlap,
       range_s=range_s,
@@ -240,8 +240,8 @@ def _network(config: ConfigDict, count: int) -> tuple[Network, list[int]]:
       require(same, f'config.cluster.network.{name}', expected, network[name])
     del kinds['server']
     servers = list(range(count))
-  links = sections.links(network, **kinds)
-  with named('config.cluster.network'):
+  links = sections.host_links(network, **kinds)
+  with error_prefix('config.cluster.network'):
     return Network(**links), servers
 
 

@@ -31,7 +31,7 @@ from learning.layout import FLOAT32
 from learning.learning import Learning, Overlap
 from route import links
 from route.links import Links
-from route.route import LATENCY_S, Allreduce, Plan
+from route.route import LATENCY_S, Allreduce, ForestBuilder, Plan
 from topology.forests.dealing import CHUNK_BYTES
 from wire.codec import Wire
 from wire.multi_round import MultiRoundAllreduce
@@ -68,7 +68,7 @@ def choose_bucket_bytes(
   if not isinstance(plan, Allreduce) or plan.bucket_bytes is not None:
     return plan
   own = multi_round.build(config, plan, wire, learned)
-  _check(config, plan, own)
+  forest = _predictable_forest(config, plan, own)
   virtual = _is_virtual(config)
   overlaps, copy_Bps = plan.overlap, math.inf
   if not virtual:
@@ -91,7 +91,7 @@ def choose_bucket_bytes(
   sums = Sums(
     _links(config, plan),
     believed=plan.cluster if virtual else None,
-    forest=plan.forest,
+    forest=forest,
     stages=[[ranges] for ranges in sizes],
     overlap=overlaps,
     range_s=config.cluster.network.range_s,
@@ -114,12 +114,18 @@ def choose_bucket_bytes(
   return plan._replace(bucket_bytes=chosen)
 
 
-def _check(
+def _predictable_forest(
   config: ConfigDict, plan: Allreduce, own: MultiRoundAllreduce | None
-) -> None:
-  """Rejects allreduces without buckets, or whose times are not known."""
+) -> ForestBuilder:
+  """Returns the plan's forest, if times of its buckets can be predicted.
+
+  Raises:
+    ValueError: If they cannot; names the field.
+  """
+  if plan.forest is None:
+    expected = 'a number, as what XLA does is not predicted'
+    raise ValueError(f'{_FIELD}: expected {expected}, got {sections.AUTO!r}.')
   reasons = {
-    'what XLA does is not predicted': plan.forest is None,
     f'{config.wire.name} sends nothing before all is computed, as it is set': (
       own is not None and not (own.streamable[-1] and plan.overlap)
     ),
@@ -129,6 +135,7 @@ def _check(
   }
   for reason, holds in reasons.items():
     require(not holds, _FIELD, f'a number, as {reason}', sections.AUTO)
+  return plan.forest
 
 
 def _candidates(
@@ -144,12 +151,14 @@ def _candidates(
 
 
 def _is_virtual(config: ConfigDict) -> bool:
-  return config.cluster.runtime == 'virtual'
+  return bool(config.cluster.runtime == 'virtual')
 
 
 def _links(config: ConfigDict, plan: Allreduce) -> Links:
   """Returns the true links, or those of real hosts that the plan assumes."""
   if _is_virtual(config):
-    return links.virtual(config)
+    return links.read_virtual(config)
   cluster = plan.cluster
+  if cluster is None:
+    raise RuntimeError('Expected a plan with links, got none.')
   return Links(cluster, dict.fromkeys(cluster.capacity_Bps, LATENCY_S))

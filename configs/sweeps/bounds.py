@@ -1,4 +1,4 @@
-"""How much bounds and look-ahead matter: SSP, DSSP, ElasticBSP; three seeds.
+"""Sweep of bounds and look-ahead: SSP, DSSP, ElasticBSP; three seeds.
 
 The model and cluster of configs/compare.py: VGG11 at 1/8 width on digits, four
 virtual workers, the slowest three times slower.  A value that is left out stays

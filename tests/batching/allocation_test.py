@@ -15,14 +15,14 @@ from batching.curves import Curve
 
 
 def _divisions(total, least, most):
-  """Every way to divide `total`, [ways, n]."""
+  """Returns all divisions of `total`, [divisions, n]."""
   ranges = [range(least, min(bound, total) + 1) for bound in most]
   every = np.array(list(itertools.product(*ranges)))
   return every[every.sum(1) == total]
 
 
 def _real(total, speeds, least, most):
-  """The division in real numbers that ends first, by bisection."""
+  """Returns the division in real numbers that finishes first, by bisection."""
 
   def excess(time_s):
     return np.clip(time_s * speeds, least, most).sum() - total
@@ -33,7 +33,7 @@ def _real(total, speeds, least, most):
 
 
 def _problem(rng):
-  """Few examples, speeds and bounds that allow to divide them."""
+  """Returns few examples, speeds, and bounds that allow a division."""
   n = int(rng.integers(1, 5))
   least = int(rng.integers(1, 3))
   most = rng.integers(least, 12, n)
@@ -43,7 +43,7 @@ def _problem(rng):
 
 @st.composite
 def _divided(draw):
-  """Total, speeds (many of them equal), least and most."""
+  """Returns total, speeds (many of them equal), least and most."""
   n = draw(st.integers(1, 12))
   speeds = draw(
     st.lists(st.integers(1, 40).map(lambda v: v / 4), min_size=n, max_size=n)
@@ -55,7 +55,7 @@ def _divided(draw):
 
 
 class ProportionalTest(parameterized.TestCase):
-  def test_it_is_the_closest_to_the_division_in_real_numbers(self):
+  def test_the_result_is_the_closest_to_the_division_in_real_numbers(self):
     rng = np.random.default_rng(0)
     for _ in range(400):
       total, n, least, most = _problem(rng)
@@ -147,7 +147,7 @@ class ProportionalTest(parameterized.TestCase):
     ((5, [1.0, 1.0], 3, [9, 9]), 'total: expected 6 to 18, which 2 .* got 5'),
     ((5, [1.0, 1.0], 1, [2, 2]), 'total: expected 2 to 4, which 2 .* got 5'),
   )
-  def test_impossible_divisions_are_refused(self, arguments, message):
+  def test_impossible_divisions_are_rejected(self, arguments, message):
     with self.assertRaisesRegex(ValueError, message):
       allocation.proportional(*arguments)
 
@@ -162,7 +162,7 @@ def _curve(rng, most=None):
 
 
 class EqualTimeTest(parameterized.TestCase):
-  def test_no_division_ends_earlier(self):
+  def test_no_division_finishes_earlier(self):
     rng = np.random.default_rng(0)
     for _ in range(400):
       total, _, least, most = _problem(rng)
@@ -181,7 +181,7 @@ class EqualTimeTest(parameterized.TestCase):
       end_s = max(c.seconds(x) for c, x in zip(own, sizes, strict=True))
       np.testing.assert_allclose(end_s, np.max(times, axis=1).min(), rtol=1e-9)
 
-  def test_without_flat_parts_it_comes_to_proportions(self):
+  def test_division_without_flat_parts_is_proportional(self):
     rng = np.random.default_rng(3)
     for _ in range(50):
       speeds = rng.uniform(1, 9, 6)
@@ -208,7 +208,7 @@ class EqualTimeTest(parameterized.TestCase):
   @parameterized.parameters(
     (1, [4, 4]), (4, [4, 4]), (1, [1, 7]), (1, [None, None])
   )
-  def test_the_ends_of_what_is_possible(self, least, most):
+  def test_the_smallest_and_largest_possible_totals(self, least, most):
     own = [Curve(2.0, -1.0, 1.5, bound) for bound in most]
     self.assertEqual(sum(allocation.equal_time(8, own, least)), 8)
     self.assertEqual(allocation.equal_time(2 * least, own, least), [least] * 2)
@@ -218,7 +218,7 @@ class EqualTimeTest(parameterized.TestCase):
     own = [_curve(rng) for _ in range(1000)]
     self.assertEqual(sum(allocation.equal_time(64_000, own, 1)), 64_000)
 
-  def test_impossible_divisions_are_refused(self):
+  def test_impossible_divisions_are_rejected(self):
     own = [Curve(0.0, 0.0, 1.0, 2)] * 2
     with self.assertRaisesRegex(ValueError, 'total: expected 2 to 4, .* got 5'):
       allocation.equal_time(5, own, 1)
@@ -233,7 +233,7 @@ class FitTest(parameterized.TestCase):
     (Curve(0.01, -0.02, 0.001),),
     (Curve(0.3, 0.0, 0.01),),
   )
-  def test_it_recovers_a_known_curve(self, true):
+  def test_fit_recovers_a_known_curve(self, true):
     times = [true.seconds(batch) for batch in self._BATCHES]
     found = curves.fit(self._BATCHES, times)
     self.assertLess(
@@ -242,7 +242,7 @@ class FitTest(parameterized.TestCase):
     np.testing.assert_allclose(found[1:3], true[1:3], rtol=1e-9, atol=1e-12)
 
   @parameterized.parameters(range(5))
-  def test_it_sees_through_noise(self, seed):
+  def test_fit_is_robust_to_noise(self, seed):
     rng = np.random.default_rng(seed)
     true = Curve(0.01, 0.002, 0.0005)
     times = [true.seconds(b) * rng.lognormal(0, 0.02) for b in self._BATCHES]
@@ -279,7 +279,9 @@ class FitTest(parameterized.TestCase):
     ([1, 2, 4], [1.0, 1.0, 1.0], 'seconds: .* grow .* larger batches'),
     ([1, 2, 4], [3.0, 2.0, 1.0], 'seconds: .* grow'),
   )
-  def test_what_says_nothing_is_refused(self, batches, times, message):
+  def test_uninformative_measurements_are_rejected(
+    self, batches, times, message
+  ):
     with self.assertRaisesRegex(ValueError, message):
       curves.fit(batches, times)
 
@@ -290,7 +292,7 @@ class ParseTest(parameterized.TestCase):
     return {'version': 1, 'device': 'a device', 'curve': curve}
 
   @parameterized.parameters(None, 512)
-  def test_what_was_written_is_read(self, most):
+  def test_a_written_profile_can_be_parsed(self, most):
     content = json.loads(json.dumps(self._content(most=most)))
     self.assertEqual(curves.parse(content), Curve(0.01, 0.002, 0.0005, most))
 
@@ -303,12 +305,12 @@ class ParseTest(parameterized.TestCase):
     ({'most': 0}, 'most: expected an integer of at least 1, got 0'),
     ({'other': 0}, 'curve: expected .*slope_s.*other'),
   )
-  def test_bad_fields_are_named(self, changed, message):
+  def test_invalid_fields_are_rejected_by_name(self, changed, message):
     with self.assertRaisesRegex(ValueError, message):
       curves.parse(self._content(**changed))
 
   @parameterized.parameters(([],), ({},), ({'version': 2},), (None,))
-  def test_other_files_are_refused(self, content):
+  def test_other_files_are_rejected(self, content):
     with self.assertRaisesRegex(ValueError, 'version: expected 1'):
       curves.parse(content)
 

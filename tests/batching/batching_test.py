@@ -1,6 +1,6 @@
-"""Tests for what all batchings have in common.
+"""Tests for the behavior that all batchings share.
 
-LB-BSP's and R2SP's have tests of their own.
+LB-BSP and R2SP have further tests of their own.
 """
 
 import copy
@@ -13,14 +13,14 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from batching import fixed
-from batching.batching import Done
+from batching.batching import Measurement
 from batching.curves import Curve
 from configs import default
 
 
 @dataclasses.dataclass
 class _Last:
-  """Predicts the last speed."""
+  """Predictor of the last speed."""
 
   speeds: np.ndarray
 
@@ -39,7 +39,7 @@ _CASES = ('fixed', 'lb_bsp', 'lb_bsp_gpu', 'curves', *_TUNED)
 
 
 def _make(case, num_workers=4, **changed):
-  """Makes a batching with the config's defaults."""
+  """Returns a batching with the config's defaults."""
   name = 'lb_bsp_gpu' if case == 'curves' else case
   own = default.get_config().batching[name].to_dict()
   if case == 'lb_bsp':
@@ -51,69 +51,71 @@ def _make(case, num_workers=4, **changed):
   return module.make(**arguments | changed)
 
 
-def _superstep(made, rng, workers):
-  sizes = made.assign(workers)
+def _superstep(policy, rng, workers):
+  sizes = policy.assign(workers)
   for worker, examples in sizes.items():
     compute_s = (worker + 1) * (0.2 + 0.1 * examples) * rng.lognormal(0, 0.3)
-    made.observe(Done(worker, 0.0, compute_s, 0.1, rng.uniform(0, 3), examples))
+    policy.observe(
+      Measurement(worker, 0.0, compute_s, 0.1, rng.uniform(0, 3), examples)
+    )
   return sizes
 
 
 class CommonTest(parameterized.TestCase):
   @parameterized.product(case=_CASES, copied=['pickle', 'deepcopy'])
-  def test_a_copy_goes_on_as_the_original_does(self, case, copied):
-    made = _make(case)
+  def test_a_copy_continues_like_the_original(self, case, copied):
+    policy = _make(case)
     rng = np.random.default_rng(0)
     for superstep in range(60):
       if superstep in (13, 37):
-        made.leave(2)
+        policy.leave(2)
       if superstep in (14, 41):
-        made.join(2)
+        policy.join(2)
       workers = [0, 1, 3] if 37 <= superstep < 41 else [0, 1, 2, 3]
       if superstep == 13:
         workers = [0, 1, 3]
       if copied == 'pickle':
-        again = pickle.loads(pickle.dumps(made))
+        restored = pickle.loads(pickle.dumps(policy))
       else:
-        again = copy.deepcopy(made)
+        restored = copy.deepcopy(policy)
       same = np.random.default_rng(superstep)
       for _ in range(12):
-        _superstep(again, same, workers)
-      expected = copy.deepcopy(made)
+        _superstep(restored, same, workers)
+      expected = copy.deepcopy(policy)
       same = np.random.default_rng(superstep)
       for _ in range(12):
         _superstep(expected, same, workers)
-      self.assertEqual(again.assign(workers), expected.assign(workers))
-      _superstep(made, rng, workers)
+      self.assertEqual(restored.assign(workers), expected.assign(workers))
+      _superstep(policy, rng, workers)
 
   @parameterized.parameters('lb_bsp', 'lb_bsp_gpu', 'curves')
-  def test_the_sum_stays_the_same_over_the_living(self, case):
-    made = _make(case, most=(40,), least=2)
+  def test_the_global_batch_stays_while_workers_leave_and_rejoin(self, case):
+    policy = _make(case, most=(40,), least=2)
     rng = np.random.default_rng(1)
     living = {0, 1, 2, 3}
     for superstep in range(300):
       if superstep % 7 == 3:
         worker = int(rng.integers(4))
         if worker not in living:
-          made.join(worker)
+          policy.join(worker)
           living.add(worker)
         elif len(living) > 2:
-          made.leave(worker)
+          policy.leave(worker)
           living.remove(worker)
-      sizes = _superstep(made, rng, sorted(living))
+      sizes = _superstep(policy, rng, sorted(living))
       self.assertEqual(set(sizes), living)
       self.assertEqual(sum(sizes.values()), 64)
       self.assertBetween(min(sizes.values()), 2, 40)
-      self.assertLessEqual(max(sizes.values()), made.largest)
+      self.assertLessEqual(max(sizes.values()), policy.max_batch)
 
   @parameterized.parameters(*_CASES)
-  def test_nobody_computes_nothing(self, case):
-    made = _make(case)
-    self.assertEqual(made.assign([]), {})
-    self.assertEqual(made.assign([0, 1, 2, 3]), dict.fromkeys(range(4), 16))
+  def test_no_workers_get_no_batches(self, case):
+    policy = _make(case)
+    self.assertEqual(policy.assign([]), {})
+    self.assertEqual(policy.assign([0, 1, 2, 3]), dict.fromkeys(range(4), 16))
     for worker in range(4):
-      made.leave(worker)
-    self.assertEqual(made.assign([]), {})
+      policy.leave(worker)
+    self.assertEqual(policy.assign([]), {})
 
   @parameterized.parameters(*_CASES)
   def test_the_order_of_workers_does_not_matter(self, case):
@@ -125,29 +127,29 @@ class CommonTest(parameterized.TestCase):
     self.assertEqual(one.assign([0, 2, 3]), other.assign([3, 0, 2]))
 
   @parameterized.parameters(*_CASES)
-  def test_only_those_that_divide_need_barriers(self, case):
+  def test_only_batchings_that_divide_a_global_batch_need_barriers(self, case):
     needed = case not in ('fixed', *_TUNED)
-    self.assertEqual(_make(case).barrier, needed)
+    self.assertEqual(_make(case).needs_barriers, needed)
 
   @parameterized.parameters('lb_bsp', 'lb_bsp_gpu', 'curves', *_TUNED)
-  def test_impossible_events_are_refused(self, case):
-    made = _make(case)
-    made.leave(1)
-    with self.assertRaisesRegex(ValueError, 'Expected a living worker'):
-      made.leave(1)
-    with self.assertRaisesRegex(ValueError, 'to be gone'):
-      made.join(0)
-    with self.assertRaisesRegex(ValueError, 'a living one of 0..3, got 1'):
-      made.observe(Done(1, 0.0, 1.0, 0.0, 0.0, 16))
-    with self.assertRaisesRegex(ValueError, 'a living one of 0..3, got 1'):
-      made.assign([0, 1])
-    with self.assertRaisesRegex(ValueError, 'a living one of 0..3, got 4'):
-      made.assign([0, 4])
+  def test_impossible_events_are_rejected(self, case):
+    policy = _make(case)
+    policy.leave(1)
+    with self.assertRaisesRegex(ValueError, 'expected a living worker, got 1'):
+      policy.leave(1)
+    with self.assertRaisesRegex(ValueError, 'to be absent, got waiting'):
+      policy.join(0)
+    with self.assertRaisesRegex(ValueError, 'a living worker in 0..3, got 1'):
+      policy.observe(Measurement(1, 0.0, 1.0, 0.0, 0.0, 16))
+    with self.assertRaisesRegex(ValueError, 'a living worker in 0..3, got 1'):
+      policy.assign([0, 1])
+    with self.assertRaisesRegex(ValueError, 'a living worker in 0..3, got 4'):
+      policy.assign([0, 4])
     for compute_s in (0.0, -1.0, math.nan, math.inf):
       with self.assertRaisesRegex(ValueError, 'compute_s: expected more'):
-        made.observe(Done(0, 0.0, compute_s, 0.0, 0.0, 16))
+        policy.observe(Measurement(0, 0.0, compute_s, 0.0, 0.0, 16))
     with self.assertRaisesRegex(ValueError, 'examples: .* least 1, got 0'):
-      made.observe(Done(0, 0.0, 1.0, 0.0, 0.0, 0))
+      policy.observe(Measurement(0, 0.0, 1.0, 0.0, 0.0, 0))
 
   @parameterized.parameters(
     ('fixed', {'worker_batch': 0}, 'worker_batch: .* least 1, got 0'),
@@ -158,16 +160,24 @@ class CommonTest(parameterized.TestCase):
     ('lb_bsp', {'least': 17}, 'worker_batch: expected .* least 17, got 16'),
     ('lb_bsp', {'threshold': 1.5}, 'threshold: expected a number in 0..1'),
     ('lb_bsp', {'most': (9, 9)}, r'most: .* no, one or 4 numbers, got \(9, 9'),
-    ('lb_bsp', {'most': (15,)}, 'most: expected room for 64 examples, .*15'),
+    (
+      'lb_bsp',
+      {'most': (15,)},
+      'most: expected a sum of at least 64, .*15',
+    ),
     ('lb_bsp', {'most': (64.0,)}, 'most: expected an integer'),
     ('lb_bsp', {'most': (2,), 'least': 3}, 'most: .* at least 3, got 2'),
     ('lb_bsp_gpu', {'window': 0}, 'window: expected .* least 1, got 0'),
     ('lb_bsp_gpu', {'step': 0}, 'step: expected .* least 1, got 0'),
-    ('lb_bsp_gpu', {'smoothing': 0.0}, 'smoothing: expected more than 0'),
+    ('lb_bsp_gpu', {'smoothing': 0.0}, 'smoothing: expected a number above 0'),
     ('lb_bsp_gpu', {'threshold': -1}, 'threshold: expected a number in 0..1'),
     ('curves', {'curves': [Curve(1, 1, 1)] * 3}, 'curves: .* or 4 .* got 3'),
     ('curves', {'curves': [Curve(1, 1, 0)]}, 'slope_s: expected more than 0'),
-    ('curves', {'curves': [Curve(1, 1, 1, 9)]}, 'most: expected room for 64'),
+    (
+      'curves',
+      {'curves': [Curve(1, 1, 1, 9)]},
+      'most: expected a sum of at least 64',
+    ),
     ('curves', {'curves': [Curve(1, 1, 1, 9)], 'least': 10}, 'most: .* got 9'),
     ('r2sp', {'worker_batch': 0}, 'worker_batch: .* least 1, got 0'),
     ('r2sp', {'window': 2}, 'window: expected .* least 3, got 2'),
@@ -181,24 +191,26 @@ class CommonTest(parameterized.TestCase):
     ('r2sp_released', {'most': (15,)}, 'most: expected .* least 16, got 15'),
     ('r2sp_released', {'most': (32, 32)}, r'most: .* no, one or 4 numbers'),
   )
-  def test_bad_arguments_are_named(self, case, changed, message):
+  def test_invalid_arguments_are_rejected_by_name(self, case, changed, message):
     with self.assertRaisesRegex(ValueError, message):
       _make(case, **changed)
 
   @parameterized.product(
     case=_TUNED, name=['transfer_s', 'waited_s'], value=[math.nan, math.inf]
   )
-  def test_missing_times_are_refused(self, case, name, value):
-    done = Done(0, 0.0, 1.0, 0.0, 0.0, 16)._replace(**{name: value})
+  def test_missing_times_are_rejected(self, case, name, value):
+    measurement = Measurement(0, 0.0, 1.0, 0.0, 0.0, 16)._replace(
+      **{name: value}
+    )
     with self.assertRaisesRegex(ValueError, f'{name}: expected seconds, got'):
-      _make(case).observe(done)
+      _make(case).observe(measurement)
 
-  def test_fixed_is_fixed(self):
-    made = fixed.make(num_workers=3, worker_batch=5)
-    made.leave(1)
-    made.observe(Done(0, 0.0, 1.0, 0.0, 0.0, 5))
-    self.assertEqual(made.assign([2, 0]), {2: 5, 0: 5})
-    self.assertEqual(made.largest, 5)
+  def test_fixed_batches_never_change(self):
+    policy = fixed.make(num_workers=3, worker_batch=5)
+    policy.leave(1)
+    policy.observe(Measurement(0, 0.0, 1.0, 0.0, 0.0, 5))
+    self.assertEqual(policy.assign([2, 0]), {2: 5, 0: 5})
+    self.assertEqual(policy.max_batch, 5)
 
 
 if __name__ == '__main__':

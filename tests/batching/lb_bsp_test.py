@@ -7,22 +7,22 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from batching import allocation, lb_bsp, lb_bsp_gpu
-from batching.batching import Done
+from batching.batching import Measurement
 from batching.curves import Curve
 
 
 @dataclasses.dataclass
 class _Average:
-  """Predicts an exponential average; `weight` 1 is the last speed."""
+  """Predictor of an exponential average; `weight` 1 gives the last speed."""
 
   weight: float
   speeds: np.ndarray
-  told: list[tuple[np.ndarray, np.ndarray]] = dataclasses.field(
+  observations: list[tuple[np.ndarray, np.ndarray]] = dataclasses.field(
     default_factory=list
   )
 
   def observe(self, speeds, factors):
-    self.told.append((speeds, factors))
+    self.observations.append((speeds, factors))
     first = np.where(np.isnan(self.speeds), speeds, self.speeds)
     newest = np.where(np.isnan(speeds), first, speeds)
     self.speeds = first + self.weight * (newest - first)
@@ -56,18 +56,18 @@ def _gpu(num_workers=4, **changed):
   return lb_bsp_gpu.make(num_workers=num_workers, **arguments | changed)
 
 
-def _superstep(made, seconds, workers=range(4)):
-  """Assigns, computes and observes; returns the sizes, by worker."""
-  sizes = made.assign(list(workers))
+def _superstep(policy, seconds, workers=range(4)):
+  """Runs a superstep; returns the batches, by worker."""
+  sizes = policy.assign(list(workers))
   for worker, examples in sizes.items():
     time_s = seconds(worker, examples)
-    made.observe(Done(worker, 0.0, time_s, 0.0, 0.0, examples))
+    policy.observe(Measurement(worker, 0.0, time_s, 0.0, 0.0, examples))
   return sizes
 
 
-def _run(made, seconds, supersteps, workers=range(4)):
-  """Returns sizes, [supersteps, workers]."""
-  rows = [_superstep(made, seconds, workers) for _ in range(supersteps)]
+def _run(policy, seconds, supersteps, workers=range(4)):
+  """Runs supersteps; returns the batches, [supersteps, workers]."""
+  rows = [_superstep(policy, seconds, workers) for _ in range(supersteps)]
   return np.array([[row[w] for w in workers] for row in rows])
 
 
@@ -96,14 +96,14 @@ _PROPORTIONAL = _linear([0.0] * 4, [1.0, 1.0, 1 / 2, 1 / 3])
 
 
 class LbBspTest(parameterized.TestCase):
-  def test_sizes_follow_the_speeds_after_one_superstep(self):
+  def test_batches_follow_the_speeds_after_one_superstep(self):
     rows = _run(_lb_bsp(), _PROPORTIONAL, 4)
     self.assertEqual(rows[0].tolist(), [16, 16, 16, 16])
     for row in rows[1:]:
       self.assertEqual(row.tolist(), [9, 9, 18, 28])
 
-  def test_fixed_parts_up_to_half_of_the_time_come_to_equal_times(self):
-    # At the start they are 1/2, 1/2, 1/3 and 1/5 of it.
+  def test_times_with_fixed_costs_up_to_half_converge_monotonically(self):
+    # Fixed costs are 1/2, 1/2, 1/3 and 1/5 of the time at the start.
     fixed_s, per_s = [1.6, 0.8, 0.4, 0.1], [0.1, 0.05, 0.05, 0.025]
     seconds = _linear(fixed_s, per_s)
     best = allocation.equal_time(
@@ -114,13 +114,13 @@ class LbBspTest(parameterized.TestCase):
 
     apart = np.abs(rows - best)
     self.assertLessEqual(apart[-1].max(), 2)
-    # No worker passes its goal, nor goes away from it, but for rounding.
+    # No batch passes its limit or moves away from it, except by rounding.
     side = np.sign(rows[0] - best)
     self.assertTrue(((rows - best) * side >= -2).all())
     self.assertTrue((np.diff(apart, axis=0) <= 2).all())
 
   @parameterized.parameters(1.0, 0.3)
-  def test_large_fixed_parts_converge_with_slow_predictors_too(self, weight):
+  def test_large_fixed_costs_converge_even_with_slow_predictors(self, weight):
     fixed_s, per_s = [1.6, 0.8, 0.4, 0.1], [0.1, 0.05, 0.025, 0.0125]
     seconds = _linear(fixed_s, per_s)
     rows = _run(_lb_bsp(weight=weight), seconds, 60)
@@ -133,7 +133,7 @@ class LbBspTest(parameterized.TestCase):
     self.assertLessEqual(end_s[-1], _end_s(seconds, best) + 0.1)
     self.assertLessEqual(_changes(rows[-20:]), 1)
 
-  def test_noise_of_5_percent_does_not_make_it_flap(self):
+  def test_noise_of_5_percent_seldom_changes_batches(self):
     seconds = _noisy(_PROPORTIONAL, 0.05)
     arguments = {'weight': 0.2, 'worker_batch': 160}
     calm = _run(_lb_bsp(threshold=0.05, **arguments), seconds, 400)
@@ -145,96 +145,98 @@ class LbBspTest(parameterized.TestCase):
     self.assertLess(end_s.mean(), 1.06 * best_s)
 
   @parameterized.parameters((1.0, 1), (0.5, 5), (0.2, 15))
-  def test_a_worker_that_slows_down_is_relieved(self, weight, supersteps):
-    made = _lb_bsp(weight=weight, threshold=0.05)
-    _run(made, _PROPORTIONAL, 50)
+  def test_a_worker_that_slows_down_gets_less(self, weight, supersteps):
+    policy = _lb_bsp(weight=weight, threshold=0.05)
+    _run(policy, _PROPORTIONAL, 50)
     slow = _linear([0.0] * 4, [1.0, 1.0, 1 / 2, 1.0])
-    rows = _run(made, slow, supersteps + 1)
+    rows = _run(policy, slow, supersteps + 1)
     self.assertGreater(_end_s(slow, rows[0]), 28 - 1e-9)
     self.assertLess(_end_s(slow, rows[-1]), 1.1 * 64 / 5)
 
-  def test_the_last_sizes_stay_unless_a_change_pays(self):
-    made = _lb_bsp(num_workers=2, threshold=0.1)
-    made.assign([0, 1])
+  def test_batches_stay_unless_a_change_saves_the_threshold(self):
+    policy = _lb_bsp(num_workers=2, threshold=0.1)
+    policy.assign([0, 1])
     for speed, expected in (
-      (1.15, [16, 16]),  # 15 for 16: saves 6 %.
-      (1.3, [14, 18]),  # 14 for 16: saves 12 %.
+      (1.15, [16, 16]),  # 15 instead of 16 would save 6 %.
+      (1.3, [14, 18]),  # 14 instead of 16 saves 12 %.
       (1.2, [14, 18]),
       (0.7, [19, 13]),
     ):
-      made.observe(Done(0, 0.0, 16.0, 0.0, 0.0, 16))
-      made.observe(Done(1, 0.0, 16.0 / speed, 0.0, 0.0, 16))
-      self.assertEqual(list(made.assign([0, 1]).values()), expected)
+      policy.observe(Measurement(0, 0.0, 16.0, 0.0, 0.0, 16))
+      policy.observe(Measurement(1, 0.0, 16.0 / speed, 0.0, 0.0, 16))
+      self.assertEqual(list(policy.assign([0, 1]).values()), expected)
 
-  def test_who_stays_computes_all_of_it(self):
-    made = _lb_bsp(threshold=0.5)
-    _run(made, _PROPORTIONAL, 2)
-    made.leave(3)
-    self.assertEqual(made.assign([0, 1, 2]), {0: 16, 1: 16, 2: 32})
-    made.leave(0)
-    made.leave(1)
-    self.assertEqual(made.assign([2]), {2: 64})
-    made.join(0)
-    made.join(3)
-    # Nothing is known of those that are back: the mean of the others.
-    self.assertEqual(made.assign([0, 2, 3]), {0: 22, 2: 21, 3: 21})
+  def test_the_remaining_workers_compute_the_global_batch(self):
+    policy = _lb_bsp(threshold=0.5)
+    _run(policy, _PROPORTIONAL, 2)
+    policy.leave(3)
+    self.assertEqual(policy.assign([0, 1, 2]), {0: 16, 1: 16, 2: 32})
+    policy.leave(0)
+    policy.leave(1)
+    self.assertEqual(policy.assign([2]), {2: 64})
+    policy.join(0)
+    policy.join(3)
+    # Workers that rejoin without measurements get the mean speed.
+    self.assertEqual(policy.assign([0, 2, 3]), {0: 22, 2: 21, 3: 21})
 
-  def test_bounds_hold_and_what_they_leave_is_shared(self):
-    made = _lb_bsp(most=(64, 64, 64, 20), least=2)
+  def test_bounds_hold_and_other_workers_share_the_rest(self):
+    policy = _lb_bsp(most=(64, 64, 64, 20), least=2)
     self.assertEqual(
-      _run(made, _PROPORTIONAL, 3)[-1].tolist(), [11, 11, 22, 20]
+      _run(policy, _PROPORTIONAL, 3)[-1].tolist(), [11, 11, 22, 20]
     )
-    self.assertEqual(made.largest, 64)
-    made = _lb_bsp(most=(30,))
-    self.assertEqual(made.largest, 30)
-    _run(made, _PROPORTIONAL, 3)
-    made.leave(0)
-    self.assertEqual(sum(made.assign([1, 2, 3]).values()), 64)
-    made.leave(1)
+    self.assertEqual(policy.max_batch, 64)
+    policy = _lb_bsp(most=(30,))
+    self.assertEqual(policy.max_batch, 30)
+    _run(policy, _PROPORTIONAL, 3)
+    policy.leave(0)
+    self.assertEqual(sum(policy.assign([1, 2, 3]).values()), 64)
+    policy.leave(1)
     # Two may not compute 64.
-    self.assertEqual(made.assign([2, 3]), {2: 30, 3: 30})
-    self.assertEqual(_lb_bsp(most=(500,)).largest, 64)
+    self.assertEqual(policy.assign([2, 3]), {2: 30, 3: 30})
+    self.assertEqual(_lb_bsp(most=(500,)).max_batch, 64)
 
-  def test_the_predictor_is_told_once_per_superstep(self):
-    made = _lb_bsp(num_workers=3)
-    made.assign([0, 1, 2])
-    self.assertEmpty(made.predictor.told)
-    made.observe(Done(0, 1.0, 4.0, 9.0, 9.0, 16, (0.5, 0.25)))
-    made.observe(Done(0, 2.0, 6.0, 9.0, 9.0, 24, (0.75, 0.5)))
-    made.observe(Done(2, 2.0, 2.0, 9.0, 9.0, 16))
-    made.assign([0, 1, 2])
-    ((speeds, factors),) = made.predictor.told
+  def test_the_predictor_observes_once_per_superstep(self):
+    policy = _lb_bsp(num_workers=3)
+    policy.assign([0, 1, 2])
+    self.assertEmpty(policy.predictor.observations)
+    policy.observe(Measurement(0, 1.0, 4.0, 9.0, 9.0, 16, (0.5, 0.25)))
+    policy.observe(Measurement(0, 2.0, 6.0, 9.0, 9.0, 24, (0.75, 0.5)))
+    policy.observe(Measurement(2, 2.0, 2.0, 9.0, 9.0, 16))
+    policy.assign([0, 1, 2])
+    ((speeds, factors),) = policy.predictor.observations
     np.testing.assert_array_equal(speeds, [4.0, np.nan, 8.0])
     np.testing.assert_array_equal(
       factors, [[0.75, 0.5], [np.nan] * 2, [np.nan] * 2]
     )
-    made.assign([0, 1, 2])
-    self.assertLen(made.predictor.told, 1)
+    policy.assign([0, 1, 2])
+    self.assertLen(policy.predictor.observations, 1)
 
-  def test_who_left_is_forgotten(self):
-    made = _lb_bsp(num_workers=2)
-    made.assign([0, 1])
+  def test_measurements_of_a_worker_that_leaves_are_deleted(self):
+    policy = _lb_bsp(num_workers=2)
+    policy.assign([0, 1])
     for worker in (0, 1):
-      made.observe(Done(worker, 0.0, 1.0 + worker, 0.0, 0.0, 16))
-    made.leave(1)
-    made.join(1)
-    made.assign([0, 1])
-    np.testing.assert_array_equal(made.predictor.told[0][0], [16.0, np.nan])
+      policy.observe(Measurement(worker, 0.0, 1.0 + worker, 0.0, 0.0, 16))
+    policy.leave(1)
+    policy.join(1)
+    policy.assign([0, 1])
+    np.testing.assert_array_equal(
+      policy.predictor.observations[0][0], [16.0, np.nan]
+    )
 
-  def test_wrong_numbers_of_factors_and_speeds_are_refused(self):
-    made = _lb_bsp(num_workers=2)
-    made.observe(Done(0, 0.0, 1.0, 0.0, 0.0, 16, (0.5,)))
-    made.observe(Done(1, 0.0, 1.0, 0.0, 0.0, 16, (0.5, 0.5)))
+  def test_wrong_numbers_of_factors_and_speeds_are_rejected(self):
+    policy = _lb_bsp(num_workers=2)
+    policy.observe(Measurement(0, 0.0, 1.0, 0.0, 0.0, 16, (0.5,)))
+    policy.observe(Measurement(1, 0.0, 1.0, 0.0, 0.0, 16, (0.5, 0.5)))
     with self.assertRaisesRegex(ValueError, r'factors: expected .* \[1, 2\]'):
-      made.assign([0, 1])
+      policy.assign([0, 1])
     for speeds, message in (
       (np.ones(3), r'predictor: expected 2 speeds, .* \(3,\)'),
       (np.array([1.0, -1.0]), r'predictor: expected speeds above 0'),
     ):
-      made = _lb_bsp(num_workers=2)
-      made.predictor.speeds = speeds
+      policy = _lb_bsp(num_workers=2)
+      policy.predictor.speeds = speeds
       with self.assertRaisesRegex(ValueError, message):
-        made.assign([0, 1])
+        policy.assign([0, 1])
 
 
 class CurvesTest(parameterized.TestCase):
@@ -250,107 +252,111 @@ class CurvesTest(parameterized.TestCase):
       scales[worker] * self._CURVES[worker].seconds(examples)
     )
 
-  def test_it_divides_by_the_curves_from_the_start(self):
-    made = _gpu(curves=self._CURVES)
-    rows = _run(made, self._seconds(1, 1, 1, 1), 3)
+  def test_curves_divide_from_the_start(self):
+    policy = _gpu(curves=self._CURVES)
+    rows = _run(policy, self._seconds(1, 1, 1, 1), 3)
     for row in rows:
-      # All of them end at the end of their flat parts, and have some left.
+      # All finish at the end of their flat parts, with examples to spare.
       self.assertEqual(row.tolist(), [10, 10, 20, 24])
-    self.assertEqual(made.largest, 64)
-    self.assertEqual(_gpu(curves=self._CURVES[3:], worker_batch=4).largest, 16)
-    self.assertEqual(_gpu(curves=self._CURVES[3:]).largest, 24)
+    self.assertEqual(policy.max_batch, 64)
+    self.assertEqual(
+      _gpu(curves=self._CURVES[3:], worker_batch=4).max_batch, 16
+    )
+    self.assertEqual(_gpu(curves=self._CURVES[3:]).max_batch, 24)
 
-  def test_scales_are_learned(self):
-    made = _gpu(curves=self._CURVES, worker_batch=48)
+  def test_curves_are_scaled_by_measured_times(self):
+    policy = _gpu(curves=self._CURVES, worker_batch=48)
     seconds = self._seconds(2.0, 1.0, 1.0, 0.5)
     scaled = [
       curve.scaled(scale)
       for curve, scale in zip(self._CURVES, (2.0, 1.0, 1.0, 0.5), strict=True)
     ]
-    best = [24, 48, 96, 24]  # 12 s each, but for the last: it may not do more.
-    self.assertEqual(_run(made, seconds, 3)[-1].tolist(), best)
+    best = [24, 48, 96, 24]  # 12 s each, except the last, at its bound.
+    self.assertEqual(_run(policy, seconds, 3)[-1].tolist(), best)
     self.assertEqual(allocation.equal_time(192, scaled, 1), best)
 
-  def test_it_follows_a_worker_that_slows_down(self):
-    made = _gpu(curves=self._CURVES, threshold=0.05, worker_batch=96)
+  def test_a_worker_that_slows_down_gets_less(self):
+    policy = _gpu(curves=self._CURVES, threshold=0.05, worker_batch=96)
     before = self._seconds(1.0, 1.0, 1.0, 1.0)
-    _run(made, before, 20)
+    _run(policy, before, 20)
     slow = self._seconds(1.0, 1.0, 3.0, 1.0)
-    rows = _run(made, slow, 16)
+    rows = _run(policy, slow, 16)
     scaled = [self._CURVES[w].scaled((1, 1, 3, 1)[w]) for w in range(4)]
     best = allocation.equal_time(384, scaled, 1)
     self.assertLess(_end_s(slow, rows[-1]), 1.1 * _end_s(slow, best))
     self.assertGreater(_end_s(slow, rows[0]), 1.5 * _end_s(slow, best))
 
-  def test_noise_of_5_percent_does_not_make_it_flap(self):
+  def test_noise_of_5_percent_seldom_changes_batches(self):
     seconds = _noisy(self._seconds(1.0, 1.0, 1.0, 1.0), 0.05)
-    made = _gpu(curves=self._CURVES, threshold=0.05, worker_batch=24)
-    self.assertLessEqual(_changes(_run(made, seconds, 400)), 12)
+    policy = _gpu(curves=self._CURVES, threshold=0.05, worker_batch=24)
+    self.assertLessEqual(_changes(_run(policy, seconds, 400)), 12)
 
-  def test_who_is_new_is_like_the_mean(self):
-    made = _gpu(num_workers=3, curves=self._CURVES[:1], worker_batch=32)
-    _run(made, lambda w, x: 3 * self._CURVES[0].seconds(x), 3, range(3))
-    made.leave(1)
-    self.assertTrue(math.isnan(made.scales[1]))
-    self.assertEqual(made.assign([0, 2]), {0: 48, 2: 48})
-    made.join(1)
-    self.assertEqual(made.assign([0, 1, 2]), {0: 32, 1: 32, 2: 32})
+  def test_a_worker_that_rejoins_has_the_mean_scale(self):
+    policy = _gpu(num_workers=3, curves=self._CURVES[:1], worker_batch=32)
+    _run(policy, lambda w, x: 3 * self._CURVES[0].seconds(x), 3, range(3))
+    policy.leave(1)
+    self.assertTrue(math.isnan(policy.scales[1]))
+    self.assertEqual(policy.assign([0, 2]), {0: 48, 2: 48})
+    policy.join(1)
+    self.assertEqual(policy.assign([0, 1, 2]), {0: 32, 1: 32, 2: 32})
 
 
 class WindowedTest(parameterized.TestCase):
   @parameterized.product(window=[1, 3], step=[1, 4, 16])
-  def test_it_converges_on_linear_curves(self, window, step):
+  def test_times_converge_on_linear_curves(self, window, step):
     fixed_s, per_s = [2.0, 1.0, 1.0, 0.5], [0.2, 0.1, 0.05, 0.05]
     seconds = _linear(fixed_s, per_s)
     curves = [Curve(0.0, a, b) for a, b in zip(fixed_s, per_s, strict=True)]
     best = allocation.equal_time(256, curves, 1)
-    made = _gpu(worker_batch=64, window=window, step=step, threshold=0.03)
+    policy = _gpu(worker_batch=64, window=window, step=step, threshold=0.03)
 
-    rows = _run(made, seconds, 1000 * window)
+    rows = _run(policy, seconds, 1000 * window)
 
     self.assertTrue((rows.sum(1) == 256).all())
     self.assertLess(_end_s(seconds, rows[-1]), 1.03 * _end_s(seconds, best))
     self.assertEqual(_changes(rows[-500:]), 0)
 
-  def test_flat_parts_are_filled(self):
+  def test_batches_fill_flat_parts(self):
     curves = [Curve(4.0, 0.0, 4 / 32), Curve(4.0, 0.0, 4 / 64)]
-    made = _gpu(num_workers=2, worker_batch=40, window=1, threshold=0.02)
+    policy = _gpu(num_workers=2, worker_batch=40, window=1, threshold=0.02)
     seconds = lambda worker, examples: curves[worker].seconds(examples)  # noqa: E731
-    rows = _run(made, seconds, 60, range(2))
+    rows = _run(policy, seconds, 60, range(2))
     self.assertEqual(_end_s(seconds, rows[-1]), 4.0)
 
   def test_a_pair_that_changes_places_halves_step_and_doubles_window(self):
-    made = _gpu(num_workers=2, worker_batch=32, window=2, step=8)
+    policy = _gpu(num_workers=2, worker_batch=32, window=2, step=8)
     seconds = _linear([0.0, 0.0], [1.0, 0.8])  # Equal at 28.4 and 35.6.
-    rows = _run(made, seconds, 44, range(2))[:, 0].tolist()
-    # Decided after 2, 2, 4, 4, 8, 8 supersteps: by 8, back by 4 and 4, by 2 and
-    # 2, back by 1.
+    rows = _run(policy, seconds, 44, range(2))[:, 0].tolist()
+    # Decisions after 2, 2, 4, 4, 8, 8 supersteps: 8 examples, back 4 and 4,
+    # then 2 and 2, back 1.
     expected = [32] * 2 + [24] * 2 + [28] * 4 + [32] * 4
     expected += [30] * 8 + [28] * 8 + [29] * 16
     self.assertEqual(rows, expected)
 
   def test_times_are_averaged_over_the_window(self):
-    made = _gpu(num_workers=2, window=3, step=2, threshold=0.1)
+    policy = _gpu(num_workers=2, window=3, step=2, threshold=0.1)
     times = {0: [1.0, 1.0, 4.0], 1: [2.0, 2.0, 1.0]}  # 2 and 5/3 in the mean.
     for superstep in range(3):
-      made.assign([0, 1])
+      policy.assign([0, 1])
       for worker in (0, 1):
-        made.observe(Done(worker, 0.0, times[worker][superstep], 0.0, 0.0, 16))
-    self.assertEqual(made.assign([0, 1]), {0: 14, 1: 18})
+        policy.observe(
+          Measurement(worker, 0.0, times[worker][superstep], 0.0, 0.0, 16)
+        )
+    self.assertEqual(policy.assign([0, 1]), {0: 14, 1: 18})
 
-  def test_it_starts_anew_when_speeds_change(self):
+  def test_step_and_window_are_reset_when_speeds_change(self):
     before = _linear([0.0] * 4, [1.0, 1.0, 0.5, 0.25])
     after = _linear([0.0] * 4, [1.0, 1.0, 0.5, 2.0])
-    made = _gpu(worker_batch=64, window=1, step=16, threshold=0.05)
-    _run(made, _noisy(before, 0.05), 600)
-    self.assertEqual((made.window, made.step), (32, 1))
-    rows = _run(made, _noisy(after, 0.05), 100)
-    # The last worker would need 64 windows of 32 to give away what it must.
+    policy = _gpu(worker_batch=64, window=1, step=16, threshold=0.05)
+    _run(policy, _noisy(before, 0.05), 600)
+    self.assertEqual((policy.window, policy.step), (32, 1))
+    rows = _run(policy, _noisy(after, 0.05), 100)
+    # Without a reset, the last worker would need 64 windows of 32 supersteps.
     best_s = 256 / (1 + 1 + 2 + 0.5)
     self.assertGreater(_end_s(after, rows[0]), 4 * best_s)
     self.assertLess(_end_s(after, rows[-1]), 1.1 * best_s)
 
-  def test_noise_makes_it_wait_longer_and_move_less(self):
+  def test_noise_lengthens_windows_and_shortens_steps(self):
     seconds = _noisy(_PROPORTIONAL, 0.05)
     rows = _run(_gpu(worker_batch=64, threshold=0.05), seconds, 2000)
     best_s = 256 / 7
@@ -359,26 +365,26 @@ class WindowedTest(parameterized.TestCase):
     self.assertLess(_changes(rows[-500:]), 25)
 
   def test_bounds_hold(self):
-    made = _gpu(window=1, most=(64, 64, 64, 18))
-    self.assertEqual(_run(made, _PROPORTIONAL, 100)[:, 3].max(), 18)
-    self.assertEqual(made.largest, 64)
-    made = _gpu(num_workers=2, window=1, least=7)
-    rows = _run(made, _linear([0.0] * 2, [9.0, 1.0]), 100, range(2))
+    policy = _gpu(window=1, most=(64, 64, 64, 18))
+    self.assertEqual(_run(policy, _PROPORTIONAL, 100)[:, 3].max(), 18)
+    self.assertEqual(policy.max_batch, 64)
+    policy = _gpu(num_workers=2, window=1, least=7)
+    rows = _run(policy, _linear([0.0] * 2, [9.0, 1.0]), 100, range(2))
     self.assertEqual(rows[-1].tolist(), [7, 25])
 
-  def test_who_stays_computes_all_of_it(self):
-    made = _gpu(window=1)
-    rows = _run(made, _PROPORTIONAL, 100)
-    made.leave(3)
-    sizes = made.assign([0, 1, 2])
+  def test_the_remaining_workers_compute_the_global_batch(self):
+    policy = _gpu(window=1)
+    rows = _run(policy, _PROPORTIONAL, 100)
+    policy.leave(3)
+    sizes = policy.assign([0, 1, 2])
     self.assertEqual(sum(sizes.values()), 64)
     self.assertEqual(
       list(sizes.values()),
       allocation.proportional(64, rows[-1][:3], 1, [64] * 3),
     )
-    made.join(3)
-    self.assertEqual(sum(made.assign([0, 1, 2, 3]).values()), 64)
-    self.assertEqual((made.window, made.step), (1, 4))
+    policy.join(3)
+    self.assertEqual(sum(policy.assign([0, 1, 2, 3]).values()), 64)
+    self.assertEqual((policy.window, policy.step), (1, 4))
 
 
 if __name__ == '__main__':

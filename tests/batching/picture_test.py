@@ -1,4 +1,4 @@
-"""Tests for the picture of batches that change."""
+"""Tests for the picture of changing batches."""
 
 import numpy as np
 from absl.testing import absltest
@@ -18,7 +18,7 @@ _CHANGING = {
 
 
 class PictureTest(absltest.TestCase):
-  def test_a_run_whose_batches_change_has_one(self):
+  def test_a_run_with_changing_batches_has_a_picture(self):
     run, _ = small.trained(**_CHANGING)
     figure = batches.draw('a run', records.load(run.files.workdir))
 
@@ -32,7 +32,7 @@ class PictureTest(absltest.TestCase):
     self.assertGreater(len(set(mine)), 1)
     np.testing.assert_array_equal(axes.lines[1].get_ydata(), mine)
 
-  def test_a_run_whose_batches_do_not_has_none(self):
+  def test_a_run_with_fixed_batches_has_no_picture(self):
     run, _ = small.trained(sync__name='bsp')
     self.assertIsNone(batches.draw('a run', records.load(run.files.workdir)))
 

@@ -1,7 +1,7 @@
-"""Tests for R2SP's tuning: its fixed point, against noise, gates and changes.
+"""Tests for R2SP's tuning: its fixed point under noise, gaps and changes.
 
 The oracle is arithmetic: with the batches of `turns.Times.equal` all workers
-end with the slowest one.
+finish together with the slowest one.
 """
 
 import copy
@@ -10,7 +10,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from batching import r2sp
-from batching.batching import Done
+from batching.batching import Measurement
 from configs import default
 from outputs import plain
 from sync import asp, bsp, ssp
@@ -42,38 +42,38 @@ def _times(slowdown, transfer_s, fixed_s=0.0):
   return turns.Times(per_example_s, transfer_s, fixed_s)
 
 
-def _rounds(made, times, count, workers=None, gate_s=0.0, rng=None):
-  """Lets workers go on together, so many times; returns their next sizes.
+def _rounds(policy, times, count, workers=None, gate_s=0.0, rng=None):
+  """Runs rounds in which all workers start together; returns the next batches.
 
   Args:
-    made: The tuning.
-    times: Of all workers.
-    count: How many iterations of each.
-    workers: Those that live; all by default.
-    gate_s: Seconds that even the slowest waits.
-    rng: Of jitter of 10 %, if there is any.
+    policy: Tuning under test.
+    times: Iteration times of all workers.
+    count: Number of iterations of each worker.
+    workers: Living workers; all by default.
+    gate_s: Seconds that even the slowest worker waits.
+    rng: Random generator of 10 % jitter; None for no jitter.
   """
   workers = workers or list(range(len(times.transfer_s)))
   for _ in range(count):
-    sizes = made.assign(workers)
-    took_s = {}
+    sizes = policy.assign(workers)
+    compute_s = {}
     for worker in workers:
       jitter = rng.lognormal(-0.005, 0.1) if rng else 1.0
-      took_s[worker] = times.compute_s(worker, sizes[worker]) * jitter
-    ends_s = {w: took_s[w] + times.transfer_s[w] for w in workers}
+      compute_s[worker] = times.compute_s(worker, sizes[worker]) * jitter
+    ends_s = {w: compute_s[w] + times.transfer_s[w] for w in workers}
     last_s = max(ends_s.values())
     for worker in workers:
-      made.observe(
-        Done(
+      policy.observe(
+        Measurement(
           worker=worker,
           time=0.0,
-          compute_s=took_s[worker],
+          compute_s=compute_s[worker],
           transfer_s=times.transfer_s[worker],
           waited_s=last_s - ends_s[worker] + gate_s,
           examples=sizes[worker],
         )
       )
-  return made.assign(workers)
+  return policy.assign(workers)
 
 
 class PaperTest(parameterized.TestCase):
@@ -82,34 +82,34 @@ class PaperTest(parameterized.TestCase):
     # Two g2.2xlarge, two p2.xlarge, four g3.4xlarge.
     speeds = [429] * 2 + [628] * 2 + [917] * 4
     waits = [0.0] * 2 + [0.62] * 2 + [0.82] * 4
-    made = _tuning(8, worker_batch=512)
+    policy = _tuning(8, worker_batch=512)
     order = list(reversed(range(8))) if backwards else list(range(8))
     for _ in range(10):
-      self.assertEqual(set(made.assign(range(8)).values()), {512})
+      self.assertEqual(set(policy.assign(range(8)).values()), {512})
       for worker in order:
         compute_s = 512 / speeds[worker]
         waited_s = waits[worker] + gate_s
-        made.observe(Done(worker, 0.0, compute_s, 0.1, waited_s, 512))
-    sizes = list(made.assign(range(8)).values())
+        policy.observe(Measurement(worker, 0.0, compute_s, 0.1, waited_s, 512))
+    sizes = list(policy.assign(range(8)).values())
     self.assertEqual(sizes, [512] * 2 + [901] * 2 + [1264] * 4)
     self.assertEqual(sum(sizes), 7882)
-    self.assertIsNone(made.largest)
+    self.assertIsNone(policy.max_batch)
 
-  def test_batches_of_equal_times_are_computed_again_from_themselves(self):
-    made = _tuning(3, worker_batch=300)
+  def test_batches_of_equal_times_are_a_fixed_point(self):
+    policy = _tuning(3, worker_batch=300)
     times = turns.Times([0.001, 0.002, 0.003], [0.4, 0.05, 0.1])
     for _ in range(20):
-      sizes = _rounds(made, times, 10, gate_s=0.07)
+      sizes = _rounds(policy, times, 10, gate_s=0.07)
       self.assertEqual(sizes, {0: 600, 1: 475, 2: 300})
 
 
 class NoiseTest(parameterized.TestCase):
   @parameterized.product(sigma=[0.02, 0.1, 0.3], workers=[2, 8], seed=[0, 1])
   def test_equal_workers_keep_their_batches(self, sigma, workers, seed):
-    made = _tuning(workers)
+    policy = _tuning(workers)
     times = _times([1.0] * workers, [0.01] * workers)
-    sizes = turns.simulated(
-      made, times, sigma=sigma, iterations=2000, seed=seed
+    sizes = turns.simulate(
+      policy, times, sigma=sigma, iterations=2000, seed=seed
     )
     self._check_within(sizes, [_BATCH] * workers, 0.1)
 
@@ -120,10 +120,10 @@ class NoiseTest(parameterized.TestCase):
     (turn_scheme, {'relaxation': 1.0, 'smoothing': 0.1}),
     (turn_scheme, {'relaxation': 0.0, 'smoothing': 0.1}),
   )
-  def test_equal_workers_keep_them_under_any_scheme(self, module, own):
+  def test_equal_workers_keep_their_batches_under_any_scheme(self, module, own):
     times = _times([1.0] * 8, [0.01] * 8)
     scheme = module.make(num_workers=8, **own)
-    sizes = turns.simulated(
+    sizes = turns.simulate(
       _tuning(8), times, sigma=0.3, iterations=500, seed=2, scheme=scheme
     )
     self._check_within(sizes, [_BATCH] * 8, 0.1)
@@ -131,16 +131,18 @@ class NoiseTest(parameterized.TestCase):
   @parameterized.product(set_up=[*_SET_UPS], sigma=[0.02, 0.1], seed=[0, 1])
   def test_times_become_equal_and_stay_so(self, set_up, sigma, seed):
     times = _times(*_SET_UPS[set_up])
-    made = _tuning(len(times.transfer_s))
-    sizes = turns.simulated(made, times, sigma=sigma, iterations=500, seed=seed)
+    policy = _tuning(len(times.transfer_s))
+    sizes = turns.simulate(
+      policy, times, sigma=sigma, iterations=500, seed=seed
+    )
     expected = times.equal(_BATCH)
     self._check_within(sizes[_SETTLED:], expected, 0.15)
     np.testing.assert_allclose(sizes[-1], expected, rtol=0.08)
 
   @parameterized.parameters(0.02, 0.1)
-  def test_they_do_where_computing_has_a_fixed_part(self, sigma):
+  def test_times_become_equal_with_a_fixed_cost(self, sigma):
     times = _times([1.0, 1.5, 2.0, 4.0], [0.01] * 4, fixed_s=0.03)
-    sizes = turns.simulated(
+    sizes = turns.simulate(
       _tuning(4), times, sigma=sigma, iterations=600, seed=0
     )
     self._check_within(sizes[300:], times.equal(_BATCH), 0.15)
@@ -148,12 +150,12 @@ class NoiseTest(parameterized.TestCase):
   def test_one_pause_of_a_worker_changes_nothing(self):
     times, rng = _times([1.0] * 4, [0.01] * 4), np.random.default_rng(0)
     paused = _times([1.0, 1.0, 100.0, 1.0], [0.01] * 4)
-    made = _tuning(4)
+    policy = _tuning(4)
     for before in (3, 17, 50):
-      _rounds(made, times, before, rng=rng)
-      _rounds(made, paused, 1, rng=rng)
+      _rounds(policy, times, before, rng=rng)
+      _rounds(policy, paused, 1, rng=rng)
       for _ in range(150):
-        sizes = _rounds(made, times, 1, rng=rng)
+        sizes = _rounds(policy, times, 1, rng=rng)
         self._check_within([list(sizes.values())], [_BATCH] * 4, 0.1)
 
   def _check_within(self, sizes, expected, share):
@@ -163,8 +165,8 @@ class NoiseTest(parameterized.TestCase):
 
 class ChangeTest(parameterized.TestCase):
   def _changed(self, before, after, *, seed):
-    """Returns sizes of 600 iterations, of which the last 300 have new times."""
-    return turns.simulated(
+    """Returns batches of 600 iterations, the last 300 with other times."""
+    return turns.simulate(
       _tuning(4),
       before,
       sigma=0.1,
@@ -182,7 +184,7 @@ class ChangeTest(parameterized.TestCase):
     np.testing.assert_allclose(sizes[420], after.equal(_BATCH), rtol=0.15)
     np.testing.assert_allclose(sizes[-1], after.equal(_BATCH), rtol=0.1)
 
-  def test_who_becomes_the_slowest_has_its_initial_batch_again(self):
+  def test_a_worker_that_becomes_the_slowest_returns_to_its_initial_batch(self):
     before = _times([1.0, 1.0, 2.0, 3.0], [0.01] * 4)
     after = _times([6.0, 1.0, 2.0, 3.0], [0.01] * 4)
     sizes = self._changed(before, after, seed=1)
@@ -192,7 +194,7 @@ class ChangeTest(parameterized.TestCase):
   def test_all_shrink_when_the_slowest_is_as_fast_as_they_are(self):
     before = _times([1.0, 1.0, 1.0, 4.0], [0.01] * 4)
     after = _times([1.0] * 4, [0.01] * 4)
-    sizes = turns.simulated(
+    sizes = turns.simulate(
       _tuning(4),
       before,
       sigma=0.1,
@@ -203,10 +205,10 @@ class ChangeTest(parameterized.TestCase):
     self.assertGreater(sizes[199, :3].min(), 3.5 * _BATCH)
     np.testing.assert_allclose(sizes[330], [_BATCH] * 4, rtol=0.1)
 
-  def test_a_link_that_becomes_slow_leaves_less_to_spare(self):
+  def test_a_batch_shrinks_when_its_link_slows_down(self):
     before = _times([1.0, 1.0, 3.0], [0.01] * 3)
     after = _times([1.0, 1.0, 3.0], [0.01, 0.09, 0.01])
-    sizes = turns.simulated(
+    sizes = turns.simulate(
       _tuning(3),
       before,
       sigma=0.1,
@@ -223,80 +225,80 @@ class MembersTest(parameterized.TestCase):
 
   def test_batches_stop_at_their_bounds_and_those_of_others_do_not(self):
     most = (2 * _BATCH, _BATCH, _BATCH)
-    made = _tuning(3, most=most)
+    policy = _tuning(3, most=most)
     for _ in range(5):
-      sizes = _rounds(made, self._TIMES, 10)
+      sizes = _rounds(policy, self._TIMES, 10)
     self.assertEqual(tuple(sizes.values()), most)
-    self.assertEqual(made.largest, 2 * _BATCH)
-    made = _tuning(3, most=(3 * _BATCH,))
-    sizes = _rounds(made, self._TIMES, 20)
+    self.assertEqual(policy.max_batch, 2 * _BATCH)
+    policy = _tuning(3, most=(3 * _BATCH,))
+    sizes = _rounds(policy, self._TIMES, 20)
     self.assertEqual(sizes, {0: 3 * _BATCH, 1: 2 * _BATCH, 2: _BATCH})
 
-  def test_the_slowest_of_those_that_are_left_keeps_its_batch(self):
-    made, rng = _tuning(3), np.random.default_rng(0)
-    _rounds(made, self._TIMES, 37, rng=rng)
-    made.leave(2)
-    self.assertEqual(made.report()['batch_sum'], sum(made.sizes[:2]))
-    sizes = _rounds(made, self._TIMES, 13, workers=[0, 1], rng=rng)
+  def test_the_slowest_remaining_worker_has_the_initial_batch(self):
+    policy, rng = _tuning(3), np.random.default_rng(0)
+    _rounds(policy, self._TIMES, 37, rng=rng)
+    policy.leave(2)
+    self.assertEqual(policy.report()['batch_sum'], sum(policy.sizes[:2]))
+    sizes = _rounds(policy, self._TIMES, 13, workers=[0, 1], rng=rng)
     self.assertEqual(sizes[1], _BATCH)
     np.testing.assert_allclose(sizes[0], 2 * _BATCH, rtol=0.15)
 
-  def test_a_window_ends_without_who_has_left_it(self):
-    made = _tuning(3)
+  def test_a_window_ends_without_a_worker_that_has_left(self):
+    policy = _tuning(3)
     for worker in (0, 1):
       for _ in range(12):
         waited_s = 0.0 if worker else 1.0
-        made.observe(Done(worker, 0.0, 1.0, 0.0, waited_s, _BATCH))
-    made.leave(2)
-    self.assertEqual(made.assign([0, 1]), {0: _BATCH, 1: _BATCH})
-    made.observe(Done(1, 0.0, 1.0, 0.0, 0.0, _BATCH))
-    self.assertEqual(made.assign([0, 1]), {0: 2 * _BATCH, 1: _BATCH})
+        policy.observe(Measurement(worker, 0.0, 1.0, 0.0, waited_s, _BATCH))
+    policy.leave(2)
+    self.assertEqual(policy.assign([0, 1]), {0: _BATCH, 1: _BATCH})
+    policy.observe(Measurement(1, 0.0, 1.0, 0.0, 0.0, _BATCH))
+    self.assertEqual(policy.assign([0, 1]), {0: 2 * _BATCH, 1: _BATCH})
 
-  def test_who_returns_starts_with_the_initial_batch(self):
-    made, rng = _tuning(3), np.random.default_rng(0)
-    before = _rounds(made, self._TIMES, 35, rng=rng)
-    made.leave(0)
-    made.join(0)
+  def test_a_worker_that_rejoins_starts_with_the_initial_batch(self):
+    policy, rng = _tuning(3), np.random.default_rng(0)
+    before = _rounds(policy, self._TIMES, 35, rng=rng)
+    policy.leave(0)
+    policy.join(0)
     others = {1: before[1], 2: before[2]}
-    self.assertEqual(made.assign([0, 1, 2]), {0: _BATCH} | others)
-    # No window ends before it has completed one.
-    sizes = _rounds(made, self._TIMES, 9, rng=rng)
+    self.assertEqual(policy.assign([0, 1, 2]), {0: _BATCH} | others)
+    # No window ends before the worker has completed its iterations.
+    sizes = _rounds(policy, self._TIMES, 9, rng=rng)
     self.assertEqual(sizes, {0: _BATCH} | others)
     # It may be another machine: now the second is the fastest.
     times = _times([2.0, 1.0, 4.0], [0.0] * 3)
-    made.leave(0)
-    made.join(0)
-    sizes = _rounds(made, times, 100, rng=rng)
+    policy.leave(0)
+    policy.join(0)
+    sizes = _rounds(policy, times, 100, rng=rng)
     np.testing.assert_allclose(
       list(sizes.values()), times.equal(_BATCH), rtol=0.1
     )
 
-  def test_the_slowest_joins_late(self):
-    made, rng = _tuning(3), np.random.default_rng(0)
-    made.leave(2)
-    sizes = _rounds(made, self._TIMES, 60, workers=[0, 1], rng=rng)
+  def test_batches_shrink_when_the_slowest_worker_joins(self):
+    policy, rng = _tuning(3), np.random.default_rng(0)
+    policy.leave(2)
+    sizes = _rounds(policy, self._TIMES, 60, workers=[0, 1], rng=rng)
     np.testing.assert_allclose(sizes[0], 2 * _BATCH, rtol=0.15)
-    made.join(2)
-    sizes = _rounds(made, self._TIMES, 60, rng=rng)
+    policy.join(2)
+    sizes = _rounds(policy, self._TIMES, 60, rng=rng)
     np.testing.assert_allclose(
       list(sizes.values()), self._TIMES.equal(_BATCH), rtol=0.15
     )
 
   def test_one_worker_alone_keeps_its_batch(self):
-    made = _tuning(1)
+    policy = _tuning(1)
     times = _times([1.0], [0.01])
-    sizes = _rounds(made, times, 50, gate_s=0.5, rng=np.random.default_rng(0))
+    sizes = _rounds(policy, times, 50, gate_s=0.5, rng=np.random.default_rng(0))
     self.assertEqual(sizes, {0: _BATCH})
 
-  def test_a_checkpoint_holds_all_of_it(self):
-    made, rng = _tuning(3), np.random.default_rng(0)
-    _rounds(made, self._TIMES, 34, rng=rng)
-    again = plain.read(*plain.write(made))
-    self.assertEqual(again, made)
-    for tuning, same in ((made, copy.deepcopy(rng)), (again, rng)):
+  def test_a_checkpoint_holds_the_whole_state(self):
+    policy, rng = _tuning(3), np.random.default_rng(0)
+    _rounds(policy, self._TIMES, 34, rng=rng)
+    restored = plain.read(*plain.write(policy))
+    self.assertEqual(restored, policy)
+    for tuning, same in ((policy, copy.deepcopy(rng)), (restored, rng)):
       _rounds(tuning, self._TIMES, 33, rng=same)
-    self.assertEqual(again, made)
-    self.assertGreater(made.sizes[0], 3 * _BATCH)
+    self.assertEqual(restored, policy)
+    self.assertGreater(policy.sizes[0], 3 * _BATCH)
 
 
 if __name__ == '__main__':

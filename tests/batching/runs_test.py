@@ -1,4 +1,8 @@
-"""Tests for batches in runs: what is learned, what is told, who comes back."""
+"""Tests for batching in virtual and real runs.
+
+They compare parameters with SGD on the pooled batch, batches with speeds, and
+measurements with those that the workers report.
+"""
 
 import contextlib
 import csv
@@ -46,28 +50,28 @@ def _pushes(path):
   return [e for e in records.read_events(path) if e['event'] == 'push']
 
 
-def _rounds(path, whole=None):
+def _rounds(path, total=None):
   """Returns the batches of each superstep, by worker.
 
-  Fails if their sum is not `whole` where nobody has left, or if a worker's
-  batches differ within a superstep.
+  Fails if a worker's batches differ within a superstep, or if their sum is not
+  `total` in a superstep in which no worker has left.
   """
   found, left = [{}], False
   for event in records.read_events(path):
     batch = found[-1]
     if event['event'] == 'push':
       size = batch.setdefault(event['worker'], event['examples'])
-      assert whole is None or size == event['examples'], (batch, event)
+      assert total is None or size == event['examples'], (batch, event)
     left |= event['event'] in ('leave', 'start')
     if event['decision'].get('barrier'):
-      assert whole is None or left or sum(batch.values()) == whole, batch
+      assert total is None or left or sum(batch.values()) == total, batch
       found.append({})
       left = False
   return found[:-1] if not found[-1] else found
 
 
 def _task(dtype):
-  """A small network that is not linear in its parameters."""
+  """Returns a small network, nonlinear in its parameters, and its data."""
   rng = np.random.default_rng(0)
   params = {
     'first': rng.normal(size=(6, 5)).astype(dtype) / 2,
@@ -89,7 +93,7 @@ def _task(dtype):
   return task, Dataset(split, split), losses
 
 
-def _trained(task, dataset, **changed):
+def _train(task, dataset, **changed):
   config = small.config(
     batching__worker_batch=_BATCH,
     optimizer__learning_rate=_RATE,
@@ -114,7 +118,7 @@ class PooledTest(parameterized.TestCase):
     wide = dtype == np.float64
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
       task, dataset, losses = _task(dtype)
-      run, summary = _trained(task, dataset, route__server__pipelined=pipelined)
+      run, summary = _train(task, dataset, route__server__pipelined=pipelined)
       expected = self._one_machine(task, dataset, losses)
       got = run.runtime.coordinator.store.learner.params
 
@@ -129,7 +133,7 @@ class PooledTest(parameterized.TestCase):
       self.assertLess(error, tolerance)
 
   def _one_machine(self, task, dataset, losses):
-    """SGD on all examples of a superstep at once; X0 is that of a worker."""
+    """Returns parameters after SGD on the pooled batch of each superstep."""
     stream = Stream(num_examples=_EXAMPLES, seed=0, ahead=0)
     mean = jax.jit(jax.grad(lambda *given: jnp.mean(losses(*given))))
     params = task.params
@@ -146,7 +150,7 @@ class PooledTest(parameterized.TestCase):
 
 
 class VirtualTest(parameterized.TestCase):
-  def test_equal_speeds_give_bsp(self):
+  def test_equal_speeds_give_the_parameters_of_bsp(self):
     equal = {'cluster__speed__slowdown': (1.0,), 'sync__name': 'bsp'}
     fixed, _ = small.trained(**equal)
     balanced, _ = small.trained(**equal, batching__name='lb_bsp')
@@ -158,7 +162,7 @@ class VirtualTest(parameterized.TestCase):
     ):
       np.testing.assert_array_equal(one, other)
 
-  def test_batches_are_as_the_speeds(self):
+  def test_batches_are_proportional_to_speeds(self):
     run, _ = small.trained(
       **_CHANGING
       | {
@@ -175,16 +179,16 @@ class VirtualTest(parameterized.TestCase):
     self.assertEqual(last, {0: 24, 1: 24, 2: 12, 3: 8})
 
   @parameterized.parameters('bsp', 'elastic')
-  def test_the_sum_stays_while_workers_leave_and_come_back(self, scheme):
+  def test_the_global_batch_stays_while_workers_leave_and_rejoin(self, scheme):
     script = ((0.2, 'leave', 1), (2.0, 'join', 1), (4.0, 'leave', 3))
     fields = {'sync__name': scheme, 'cluster__script': script, 'epochs': 50.0}
     run, _ = small.trained(**_CHANGING | fields)
 
-    whole = _WORKERS * _BATCH
-    crews = {tuple(sorted(b)) for b in _rounds(run.files.workdir, whole)}
-    self.assertContainsSubset({(0, 1, 2, 3), (0, 2, 3), (0, 1, 2)}, crews)
+    rounds = _rounds(run.files.workdir, _WORKERS * _BATCH)
+    members = {tuple(sorted(batch)) for batch in rounds}
+    self.assertContainsSubset({(0, 1, 2, 3), (0, 2, 3), (0, 1, 2)}, members)
 
-  def test_rows_tell_of_batches_and_of_predictions_without_history(self):
+  def test_rows_report_batches_and_predictions_without_history(self):
     run, _ = small.trained(
       **_CHANGING | {'batching__lb_bsp__predictor__name': 'narx'}
     )
@@ -216,12 +220,12 @@ class VirtualTest(parameterized.TestCase):
     run()
     last = {p['worker']: p['examples'] for p in _pushes(run.files.workdir)}
     self.assertEqual(last[2], 8)
-    # Of 0.02 s and 0.0025 s for each example, 1, 1.3 and 3.1 times as slow.
+    # 0.02 s and 0.0025 s per example, multiplied by 1, 1.3 and 3.1.
     for worker, slower in ((0, 1.0), (1, 1.3)):
       expected = (3.1 * (0.02 + 0.0025 * 8) / slower - 0.02) / 0.0025
       self.assertBetween(last[worker] / expected, 0.93, 1.07)
 
-  def test_those_of_r2sp_as_released_grow_and_the_slowest_keeps_its_own(self):
+  def test_batches_of_r2sp_as_released_grow_except_the_slowest(self):
     run = small.build(
       small.timing(
         sync__name='r2sp', batching__name='r2sp_released', epochs=12.0
@@ -233,12 +237,12 @@ class VirtualTest(parameterized.TestCase):
     self.assertGreater(last[0], 8)
 
   @parameterized.parameters('asp', 'ssp', 'dssp', 'r2sp')
-  def test_a_batching_that_needs_barriers_is_refused_without(self, scheme):
+  def test_batching_that_needs_barriers_is_rejected_without_them(self, scheme):
     message = 'config.batching.name: expected one that needs no barrier.*lb_bsp'
     with self.assertRaisesRegex(ValueError, message):
       small.build(small.config(sync__name=scheme, batching__name='lb_bsp'))
 
-  def test_fields_of_a_predictor_that_is_not_used_are_refused(self):
+  def test_fields_of_an_unused_predictor_are_rejected(self):
     field = 'config.batching.lb_bsp.predictor'
     with self.assertRaisesRegex(ValueError, field):
       small.build(
@@ -250,7 +254,7 @@ class VirtualTest(parameterized.TestCase):
     ({'curves': '/no/file'}, r'lb_bsp_gpu.curves: /no/file.*No such file'),
     ({'curves': 'x', 'step': 9}, r'lb_bsp_gpu.step: expected the default 4'),
   )
-  def test_fields_of_the_other_rule_and_bad_files_are_refused(
+  def test_fields_of_the_other_rule_and_bad_files_are_rejected(
     self, fields, message
   ):
     fields = {f'batching__lb_bsp_gpu__{k}': v for k, v in fields.items()}
@@ -260,7 +264,7 @@ class VirtualTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(False, True)
-  def test_gpus_that_are_not_full_end_together(self, with_curves):
+  def test_gpus_with_flat_times_finish_together(self, with_curves):
     speed = {'fixed_s': 0.02, 'per_example_s': 0.002, 'least_s': 0.05}
     speed = {f'cluster__speed__{k}': v for k, v in speed.items()}
     fields = {'batching__lb_bsp_gpu__window': 1, 'epochs': 30.0}
@@ -280,13 +284,13 @@ class VirtualTest(parameterized.TestCase):
     )
     last = _rounds(run.files.workdir)[-1]
     self.assertEqual(sum(last.values()), 60)
-    took_s = [
+    compute_s = [
       slower * max(0.05, 0.02 + 0.002 * last[worker])
       for worker, slower in enumerate((1.0, 1.3, 3.1))
     ]
-    # The best is 0.155 s: up to 15 examples the slowest one has its least time.
-    # Trying stops within a threshold of 5 %.
-    self.assertLess(max(took_s), 0.156 if with_curves else 1.1 * 0.155)
+    # The best is 0.155 s: up to 15 examples the slowest worker takes its least
+    # time.  Without curves the threshold of 5 % ends the trials earlier.
+    self.assertLess(max(compute_s), 0.156 if with_curves else 1.1 * 0.155)
 
   def test_speeds_and_factors_of_a_recording_are_replayed(self):
     path = pathlib.Path(tempfile.mkdtemp(), 'trace.csv')
@@ -350,14 +354,14 @@ class BenchTest(absltest.TestCase):
 
 
 class RealTest(processes.TestCase):
-  def test_batches_follow_the_speeds_and_their_sum_stays(self):
-    self._check_followed(goes_on=False)
+  def test_batches_follow_the_speeds_and_the_global_batch_stays(self):
+    self._check_batches(resumes=False)
 
   @pytest.mark.soak
-  def test_a_run_that_goes_on_knows_them(self):
-    self._check_followed(goes_on=True)
+  def test_a_resumed_run_keeps_its_measurements(self):
+    self._check_batches(resumes=True)
 
-  def _check_followed(self, *, goes_on):
+  def _check_batches(self, *, resumes):
     fields = {
       'sync__name': 'bsp',
       'batching__name': 'lb_bsp',
@@ -379,13 +383,13 @@ class RealTest(processes.TestCase):
       launch.process.send_signal(signal.SIGTERM)
       launch.wait()
     self.check(launch)
-    told = self._history(launch).count.copy()
+    count = self._history(launch).count.copy()
 
-    rounds = _rounds(launch.folder, whole=28)
+    rounds = _rounds(launch.folder, total=28)
     self.assertEqual(rounds[6], {0: 21, 1: 7})
     self.assertIn([0], [sorted(batch) for batch in rounds])
     self.assertEqual(rounds[-2].keys(), {0, 1})
-    if not goes_on:
+    if not resumes:
       return
 
     before = launch.summary['examples']
@@ -396,18 +400,18 @@ class RealTest(processes.TestCase):
       launch.process.send_signal(signal.SIGTERM)
       launch.wait()
     self.check(launch)
-    _rounds(launch.folder, whole=28)
-    self.assertTrue((self._history(launch).count > told).all())
+    _rounds(launch.folder, total=28)
+    self.assertTrue((self._history(launch).count > count).all())
 
   def test_tuned_batches_of_r2sp_have_the_time_of_the_slowest(self):
-    self.check(self._tuned(sync__name='r2sp'))
+    self.check(self._run_tuning(sync__name='r2sp'))
 
   @pytest.mark.soak
-  def test_so_they_do_over_a_ring(self):
-    self._tuned(sync__name='bsp', route__name='ring', servers=0)
+  def test_tuned_batches_have_the_time_of_the_slowest_over_a_ring(self):
+    self._run_tuning(sync__name='bsp', route__name='ring', servers=0)
 
-  def _tuned(self, **fields):
-    """Returns a run of two workers, the second 3 times slower, that ended."""
+  def _run_tuning(self, **fields):
+    """Runs two workers to the end, the second 3 times slower."""
     fields |= {
       'batching__name': 'r2sp',
       'batching__r2sp__window': 5,
@@ -427,9 +431,9 @@ class RealTest(processes.TestCase):
     self.assertBetween(last[0], 24, 36)
     return launch
 
-  def test_hosts_tell_what_drives_their_speeds(self):
+  def test_real_workers_report_driving_factors(self):
     fields = {'sync__name': 'bsp', 'batching__name': 'lb_bsp', 'epochs': 2.5}
-    fields['batching__lb_bsp__predictor__narx__needed'] = 60  # No fit.
+    fields['batching__lb_bsp__predictor__narx__needed'] = 60  # Averages alone.
     with processes.launched(workers=1, model=False, **fields) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     self.check(launch)
@@ -440,7 +444,7 @@ class RealTest(processes.TestCase):
     self.assertGreater(history.count.min(), 50)
 
   def _history(self, launch):
-    """Returns what the predictor knows of each worker."""
+    """Returns the predictor's history in the newest checkpoint."""
     state, _ = processes.newest(launch.folder)
     return state['runtime']['coordinator']['batching'].predictor.history
 

@@ -43,7 +43,7 @@ class LostTest(parameterized.TestCase):
     found = accounts.lost_of([_start(), *_ITERATION, *events], 10**6)
     self.assertEqual(found, lost)
 
-  def test_who_is_released_at_the_end_of_a_run_does_not_begin(self):
+  def test_a_worker_released_at_the_end_of_a_run_starts_no_iteration(self):
     events = [_start(), *_ITERATION, _start()]
     self.assertEqual(accounts.lost_of(events, 2 * _BATCH), [])
     self.assertLen(accounts.lost_of(events, 2 * _BATCH + 1), 2)

@@ -13,7 +13,7 @@ import topology
 from bench import forest as bench
 from bench import topologies
 from topology.clusters import cluster, shapes
-from topology.clusters.named import named
+from topology.clusters.builders import build_cluster
 
 
 def _printed(*args):
@@ -74,7 +74,7 @@ class BenchForestTest(absltest.TestCase):
     specs |= {spec for group, *_ in groups for spec in group}
 
     for spec in specs:
-      self.assertGreaterEqual(len(named(spec).workers), 5)
+      self.assertGreaterEqual(len(build_cluster(spec).workers), 5)
     self.assertLen(topologies.built_in(), 19)
 
   def test_chunks_are_printed(self):

@@ -16,7 +16,7 @@ _OURS = Security(token=_TOKEN)
 
 
 class FuzzTest(TestCase):
-  def test_a_stream_goes_on_among_nonsense(self):
+  def test_a_stream_continues_among_invalid_frames(self):
     hellos = queue.SimpleQueue()
 
     def handle(stream, hello):

@@ -112,7 +112,7 @@ def _verdicts(out):
 
 
 class RowsTest(parameterized.TestCase):
-  def test_all_that_is_asked_for_has_a_row_with_its_aim(self):
+  def test_every_requested_row_has_its_aim(self):
     aims = {
       job.name: {row.name: row.aim for row in job.rows} for job in rows.JOBS
     }
@@ -152,7 +152,7 @@ class RowsTest(parameterized.TestCase):
 
 
 class LimitsTest(parameterized.TestCase):
-  def test_what_fails_has_missed_its_aims_and_others_go_on(self):
+  def test_a_failed_job_misses_its_aims_and_others_continue(self):
     code, out, printed = _bench([_job('failing'), _job('good')])
 
     self.assertEqual(code, 1)
@@ -172,7 +172,7 @@ class LimitsTest(parameterized.TestCase):
       summary['verdicts'], {'held': 2, 'missed': 2, 'not measured': 0}
     )
 
-  def test_what_takes_too_long_is_ended_with_all_it_has_started(self):
+  def test_a_slow_job_is_ended_with_its_descendants(self):
     start = time.monotonic()
     # Long enough for what it reports before it hangs.
     _, out, _ = _bench([_job('hanging', share_s=4.0), _job('good')])
@@ -222,7 +222,7 @@ class LimitsTest(parameterized.TestCase):
     ('fake', {'', rows.ACCELERATOR}),
     ('cpu', {''}),
   )
-  def test_what_a_machine_lacks_is_not_measured(self, platform, has):
+  def test_rows_without_their_device_are_not_measured(self, platform, has):
     jobs = [
       _job('good', needs=needs) for needs in ('', rows.ACCELERATOR, rows.GPU)
     ]
@@ -249,7 +249,7 @@ class LimitsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'dry run measures nothing'):
       pack_result.packed(out)
 
-  def test_what_a_gpu_has_given_is_packed(self):
+  def test_results_of_a_gpu_are_packed(self):
     code = {'git_revision': '0123abc', 'git_changes': ''}
     _, out, printed = _bench([_job('good')], {**_FOUND, **code})
 
@@ -259,7 +259,7 @@ class LimitsTest(parameterized.TestCase):
     self.assertEqual(packed['rows'], [*_rows(out).values()])
     self.assertIn('logs/good.log', packed['files'])
 
-  def test_a_gpu_that_jax_does_not_use_is_named(self):
+  def test_a_gpu_without_jax_support_is_named(self):
     found = {'platform': 'cpu', 'driver': 'NVIDIA H100, 80 GB, 560.1'}
     self.assertRegex(
       machine.without_gpu(found), "lists NVIDIA H100.*'cpu': install req"
@@ -278,7 +278,7 @@ def _kept(folders):
 
 
 class DryRunTest(absltest.TestCase):
-  def test_a_dry_run_has_all_rows_and_says_that_it_is_none(self):
+  def test_a_dry_run_has_all_rows_and_is_marked(self):
     out = pathlib.Path(tempfile.mkdtemp()) / 'gpu'
     jobs = ('topk', 'placement', 'mixed', 'pytest')
     done = subprocess.run(

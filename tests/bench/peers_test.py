@@ -76,7 +76,7 @@ class RunningTest(parameterized.TestCase):
 
   def test_without_one_a_line_says_how_to_get_it(self):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-      running.said(mock.Mock(), None)
+      running.require_torch(mock.Mock(), None)
     self.assertRegex(printed.getvalue(), 'DDP of torch is left out.*make peers')
 
   @parameterized.parameters(*steps.MODELS)

@@ -41,7 +41,7 @@ class SoakTest(parameterized.TestCase):
     ('issued', lambda n: n + 8, 'issued examples are pushed or outstanding'),
     ('final_accuracy', lambda a: 0.09, 'accuracy of at least 10%'),
   )
-  def test_what_does_not_hold_is_found(self, field, change, name):
+  def test_violated_invariants_are_found(self, field, change, name):
     def falsify(summary):
       summary[field] = change(summary[field])
 

@@ -25,7 +25,7 @@ class TablesTest(absltest.TestCase):
       own = [entry for entry in found.values() if entry.family == paper]
       self.assertTrue(any(c.measure for e in own for c in e.claims), paper)
 
-  def test_claims_ask_for_what_runs_differ_in(self):
+  def test_claims_measure_fields_in_which_runs_differ(self):
     for name, entry in catalog.find_all().items():
       for scale in entry.grids:
         fields = running.varied_fields(running.entry_points(entry, scale, [0]))
@@ -34,7 +34,7 @@ class TablesTest(absltest.TestCase):
           asked = {key for part in parts for key in part or ()}
           self.assertContainsSubset(asked, fields, f'{name}: {claim.text}')
 
-  def test_each_says_what_differs_and_what_is_theirs_and_ours(self):
+  def test_every_entry_describes_both_experiments(self):
     for name, entry in catalog.find_all().items():
       self.assertTrue(entry.theirs and entry.ours, name)
       self.assertTrue(all(c.source for c in entry.claims), name)
@@ -68,7 +68,7 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       catalog.check('name', entry)
 
-  def test_who_has_no_data_is_told_why_claims_have_no_runs(self):
+  def test_claims_without_data_have_a_reason(self):
     entry = _entry(_claim(**_RULE), measured='')._replace(absent='Needs data.')
     catalog.check('name', entry)
     rows = page.judge_claims(entry, None, entry.absent)

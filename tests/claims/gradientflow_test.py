@@ -13,7 +13,7 @@ from configs import gradientflow as recipes
 
 class LadderTest(parameterized.TestCase):
   @parameterized.product(gpus=[1, 8, 32], route=['ring', 'hierarchy'])
-  def test_nobody_computes_more_than_all_and_rungs_lead_up(self, gpus, route):
+  def test_speedups_are_bounded_and_grow_with_each_rung(self, gpus, route):
     for each in gradientflow.ladder(Assumed(), gpus, route).values():
       *own, chosen, _ = each.values()
       self.assertLessEqual(max(*own, chosen), gpus * (1 + 1e-12))
@@ -21,7 +21,7 @@ class LadderTest(parameterized.TestCase):
       self.assertEqual(own, sorted(own))
 
   @parameterized.parameters(2, 8, 16, 64)
-  def test_one_allreduce_takes_what_the_closed_form_says(self, gpus):
+  def test_one_allreduce_takes_the_time_of_the_closed_form(self, gpus):
     assumed, size, alone_s = Assumed(), 10**8, 0.5
     rungs = {'alexnet': {'one': Rung([[Range(size, 1.0)]], alone_s)}}
 
@@ -51,7 +51,7 @@ class LadderTest(parameterized.TestCase):
     times = {name: own_s / x - 0.5 for name, x in found['alexnet'].items()}
     self.assertAlmostEqual(times['each'], sum(times[str(n)] for n in range(3)))
 
-  def test_it_is_what_the_virtual_clock_says(self):
+  def test_times_equal_those_of_the_virtual_clock(self):
     # GPUs with links of their own, as in the recipe.
     config = recipes.get_config('alexnet_64_time')
     config.cluster.workers = 8

@@ -62,7 +62,7 @@ class PValueTest(parameterized.TestCase):
     self.assertEqual(judging.p_value([1] * 5, [2, 3, 4, 5, 6]), 2 / 2**5)
     self.assertEqual(judging.p_value([1] * 6, [2, 3, 4, 5, 6, 7]), 2 / 2**6)
 
-  def test_what_is_the_same_does_not_differ(self):
+  def test_equal_values_do_not_differ(self):
     self.assertEqual(judging.p_value([1.0, _INF], [1.0, _INF]), 1.0)
 
   def test_never_is_the_furthest_apart(self):
@@ -158,7 +158,7 @@ class JudgeTest(parameterized.TestCase):
       found = judging.read_number('time_to.0.9', record | {'status': status})
       self.assertEqual(found, expected)
 
-  def test_what_cannot_be_had_says_why(self):
+  def test_an_unavailable_claim_has_its_reason(self):
     claim = Claim('it is so', 'a paper', 'found', unavailable='needs GPUs')
     found = judging.judge(claim, [])
     self.assertEqual(found.verdict, judging.UNAVAILABLE)

@@ -58,7 +58,7 @@ class StoredTest(absltest.TestCase):
     super().setUp()
     self.folder = pathlib.Path(tempfile.mkdtemp())
 
-  def test_the_page_is_what_stored_results_make(self):
+  def test_the_page_is_rendered_from_stored_results(self):
     text = (_RESULTS / page.NAME).read_text()
     self.assertEqual(text, page.render(_RESULTS))
     self.assertNotIn('its rules have changed', text)
@@ -69,7 +69,7 @@ class StoredTest(absltest.TestCase):
       for claim in entry.claims:
         self.assertIn(f'| {claim.text} | {claim.source} ({claim.mark}) ', text)
 
-  def test_what_is_written_is_read(self):
+  def test_results_are_read_as_written(self):
     entry = _entry()
     records = [{'seed': 0, 'status': 'finished', 'x': 3.0}]
     store.write(self.folder, 'planted', _stored(records, entry))
@@ -119,7 +119,7 @@ class StoredTest(absltest.TestCase):
     self.assertEqual(rows[2], '| 1 | bsp | 5.5 (5 to 6) |')
     self.assertEqual([row.split()[3] for row in rows[3:]], ['asp', 'ssp'])
 
-  def test_what_was_measured_is_ranked_by_its_own_fields(self):
+  def test_measurements_are_ranked_by_their_own_fields(self):
     records = [
       {'where': 'a', 'seed': 0, 'status': 'finished', 'x': 2.0},
       {'where': 'b', 'seed': 0, 'status': 'failed', 'error': 'broken'},
@@ -191,7 +191,7 @@ class InterruptedWriteTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, f'{path}: expected stored'):
         store.read(self.folder, 'x', entry)
 
-  def test_a_run_whose_files_were_cut_short_has_failed_and_is_named(self):
+  def test_a_run_with_truncated_files_has_failed_and_is_named(self):
     names = {'1': 'summary', '2': 'manifest'}
     (self.folder / 'sweep.json').write_text(json.dumps({'runs': names}))
     for name in names.values():
@@ -209,7 +209,7 @@ class InterruptedWriteTest(absltest.TestCase):
     self.assertIn(f'{self.folder}/manifest/manifest.json', said)
     self.assertIn('manifest.json cannot be read', found[1]['error'])
 
-  def test_what_was_measured_in_part_is_measured_again(self):
+  def test_truncated_measurements_are_repeated(self):
     entry = _entry()
     asked = mock.Mock(return_value=mock.Mock(returncode=0, stdout='[{"x": 2}]'))
     with mock.patch.object(child.subprocess, 'run', asked):
@@ -230,13 +230,13 @@ class CommandTest(absltest.TestCase):
       code = reproduce.main([*words])
     return code, out.getvalue(), error.getvalue()
 
-  def test_it_lists_entries_with_their_verdicts(self):
+  def test_the_list_has_entries_with_their_verdicts(self):
     code, said, _ = self._said('--list', f'--out={_RESULTS}')
     self.assertEqual(code, 0)
     for name in catalog.names():
       self.assertIn(name, said)
 
-  def test_what_is_wrong_is_refused_before_anything_runs(self):
+  def test_wrong_flags_are_refused_before_anything_runs(self):
     out = f'--out={tempfile.mkdtemp()}'
     for words, message in (
       (('elastic',), "NAME: expected one of .*, got 'elastic'"),
@@ -247,7 +247,7 @@ class CommandTest(absltest.TestCase):
       self.assertEqual(code, 1)
       self.assertRegex(error, f'Refused: {message}')
 
-  def test_all_entries_are_run_whatever_becomes_of_one(self):
+  def test_all_entries_run_even_if_one_fails(self):
     codes = iter([0, 1, 0])
     run = mock.Mock(
       side_effect=lambda *_, **__: mock.Mock(returncode=next(codes))
@@ -264,7 +264,7 @@ class CommandTest(absltest.TestCase):
     more = ['--scale=quick', '--seeds=2', '--out=o']
     self.assertEqual(words, [[name, *more] for name in known])
 
-  def test_a_measurement_that_fails_stays_in_and_is_told(self):
+  def test_a_failed_measurement_is_stored_and_reported(self):
     out = tempfile.mkdtemp()
     entry = _entry()._replace(measured='none_such', seeds={'quick': 1})
     with (

@@ -49,7 +49,9 @@ def _same(new, old):
 
 class VerdictsTest(parameterized.TestCase):
   @parameterized.parameters(*_CHEAP.items())
-  def test_runs_and_verdicts_are_those_that_are_stored(self, name, places):
+  def test_repeated_runs_give_the_stored_records_and_verdicts(
+    self, name, places
+  ):
     entry = catalog.find(name)
     stored = store.read(_RESULTS, name, entry)
     before = page.judge_claims(entry, stored, '')
@@ -69,7 +71,7 @@ class VerdictsTest(parameterized.TestCase):
       {text: row.verdict for text, row in before.items()},
     )
 
-  def test_rates_of_forests_are_those_that_are_stored(self):
+  def test_rates_of_forests_equal_the_stored_ones(self):
     entry = catalog.find('forest_rates')
     stored = store.read(_RESULTS, 'forest_rates', entry)
     for new in forest.measure(seed=0, scale=_SCALE):

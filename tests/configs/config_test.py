@@ -25,7 +25,7 @@ _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
 
 class FileTest(parameterized.TestCase):
   @parameterized.product(name=_SCHEMES, variant=['digits', 'cifar10'])
-  def test_there_is_one_for_each_scheme(self, name, variant):
+  def test_each_scheme_has_a_config(self, name, variant):
     module = importlib.import_module(f'configs.vgg16_{name}')
     config = module.get_config(variant)
 
@@ -35,11 +35,11 @@ class FileTest(parameterized.TestCase):
     self.assertEqual(module.get_config(), module.get_config('digits'))
 
   @parameterized.product(name=_SCHEMES, other=_SCHEMES)
-  def test_each_takes_any_scheme(self, name, other):
+  def test_each_config_accepts_any_scheme(self, name, other):
     module = importlib.import_module(f'configs.vgg16_{name}')
     config = module.get_config()
     config.sync.name = other
-    chosen, own = sections.chosen(config, default.get_config(), 'sync')
+    chosen, own = sections.choose_section(config, default.get_config(), 'sync')
     self.assertEqual(chosen, other)
     self.assertEqual(own, default.get_config().sync[other].to_dict())
 
@@ -163,14 +163,14 @@ class CheckTest(parameterized.TestCase):
       r'config.model.mlp.hidden: expected the default',
     ),
   )
-  def test_bad_values_are_named_before_anything_runs(self, changed, message):
+  def test_invalid_values_are_rejected_before_a_run(self, changed, message):
     config = small.config(**changed)
     workdir = tempfile.mkdtemp() + '/run'
     with self.assertRaisesRegex(ValueError, message):
       train.build(config, workdir=workdir)
     self.assertFalse(os.path.exists(workdir))
 
-  def test_unknown_fields_are_named(self):
+  def test_unknown_fields_are_rejected_by_name(self):
     config = default.get_config()
     with self.assertRaisesRegex(AttributeError, 'bond'):
       config.sync.ssp.bond = 5
@@ -179,14 +179,14 @@ class CheckTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'config.sync.ssp.bond: unknown'):
       train.build(config)
 
-  def test_missing_fields_are_named(self):
+  def test_missing_fields_are_rejected_by_name(self):
     config = default.get_config()
     with config.unlocked():
       del config.sync.ssp.bound
     with self.assertRaisesRegex(ValueError, 'config.sync.ssp.bound: missing'):
       train.build(config)
 
-  def test_wrong_types_are_named(self):
+  def test_wrong_types_are_rejected_by_name(self):
     config = default.get_config()
     with self.assertRaisesRegex(TypeError, 'bound'):
       config.sync.ssp.bound = 'three'
@@ -198,14 +198,14 @@ class CheckTest(parameterized.TestCase):
       train.build(config)
 
   @parameterized.parameters('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
-  def test_several_tasks_are_no_virtual_run(self, variable):
+  def test_a_virtual_run_of_several_tasks_is_rejected(self, variable):
     with (
       mock.patch.dict(os.environ, {variable: '4'}),
       self.assertRaisesRegex(ValueError, f'config.cluster.runtime.*{variable}'),
     ):
       train.build(small.config())
 
-  def test_a_folder_with_another_run_is_not_written_again(self):
+  def test_the_folder_of_another_run_is_rejected(self):
     run = small.build(small.config(epochs=0.2))
     run()
     message = 'workdir: .* another config.  config.epochs: expected 0.2, got 2'
@@ -214,7 +214,7 @@ class CheckTest(parameterized.TestCase):
     with self.assertRaisesRegex(RuntimeError, 'runs once'):
       run()
 
-  def test_a_folder_that_cannot_be_made_is_named(self):
+  def test_a_folder_that_cannot_be_created_is_rejected_by_name(self):
     with tempfile.NamedTemporaryFile() as file:
       for workdir in (file.name, file.name + '/run'):
         with self.assertRaisesRegex(OSError, file.name):
@@ -224,7 +224,7 @@ class CheckTest(parameterized.TestCase):
 
 
 class DefaultTest(parameterized.TestCase):
-  def test_every_field_says_what_it_is(self):
+  def test_every_field_has_a_comment(self):
     lines = inspect.getsource(default).splitlines()
     for above, line in itertools.pairwise(lines):
       field, _, rest = line.partition(' = ')
@@ -233,9 +233,9 @@ class DefaultTest(parameterized.TestCase):
 
 
 class TimingTest(parameterized.TestCase):
-  """Runs without a model."""
+  """Tests of runs without a model."""
 
-  def test_they_take_the_times_of_runs_with_one(self):
+  def test_runs_without_a_model_take_the_times_of_runs_with_one(self):
     for scheme in ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp'):
       own = {'sync__name': scheme, 'cluster__speed__name': 'lognormal'}
       own['cluster__network__server_up_Bps'] = (1e6,)
@@ -249,7 +249,7 @@ class TimingTest(parameterized.TestCase):
       rows = [small.rows(run, 'events.jsonl') for run in (learned, timed)]
       self.assertEqual(*rows)
 
-  def test_they_go_on_where_they_were_stopped(self):
+  def test_runs_without_a_model_resume_from_a_checkpoint(self):
     config = small.timing(checkpoint__every_examples=96)
     straight = small.build(config)
     straight()
@@ -266,7 +266,7 @@ class TimingTest(parameterized.TestCase):
     ({'data__name': 'cifar10'}, 'config.data.name'),
     ({'data__cifar10__file': 'x'}, 'config.data.cifar10.file'),
   )
-  def test_what_has_no_meaning_is_refused(self, changed, field):
+  def test_fields_that_need_a_model_are_rejected(self, changed, field):
     message = f"{field}: expected .* because config.model.name is 'none'"
     with self.assertRaisesRegex(ValueError, message):
       small.build(small.timing(**changed))
@@ -279,7 +279,7 @@ class TimingTest(parameterized.TestCase):
 
 
 class ReplacedTest(parameterized.TestCase):
-  """Own schemes, tasks and data sets."""
+  """Tests of schemes, tasks and data sets of the caller."""
 
   @parameterized.parameters(
     ('scheme', {'sync.name': 'asp'}),
@@ -289,14 +289,14 @@ class ReplacedTest(parameterized.TestCase):
     ('dataset', {'data.name': 'synthetic'}),
     ('dataset', {'data.synthetic.pixels': 8}),
   )
-  def test_what_they_replace_stays_at_its_defaults(self, part, changed):
+  def test_replaced_fields_must_have_their_defaults(self, part, changed):
     config = default.get_config()
     config.update_from_flattened_dict(changed)
     message = f'config.{min(changed)}: .* because there is a {part} of its own'
     with self.assertRaisesRegex(ValueError, message):
       small.build(config, **{part: mock.Mock()})
 
-  def test_a_task_needs_its_model_chosen(self):
+  def test_a_task_is_rejected_in_a_run_without_a_model(self):
     config = default.get_config()
     config.model.name = 'none'
     with self.assertRaisesRegex(ValueError, 'config.model.name: .* the task'):
@@ -306,20 +306,22 @@ class ReplacedTest(parameterized.TestCase):
     (0, 0, 'test: expected as many .* got 0 inputs and 0'),
     (5, 4, 'test: expected as many .* got 5 inputs and 4'),
   )
-  def test_splits_are_whole(self, inputs, targets, message):
+  def test_splits_with_missing_rows_are_rejected(
+    self, inputs, targets, message
+  ):
     split = Split(np.zeros((inputs, 2)), np.zeros(targets, np.int32))
     full = Split(np.zeros((200, 2)), np.zeros(200, np.int32))
     with self.assertRaisesRegex(ValueError, message):
       small.build(default.get_config(), dataset=Dataset(full, split))
 
   @parameterized.parameters((2, r'got \(0, 1\)'), (4, r'got .* 3\)'))
-  def test_a_scheme_is_for_all_workers(self, num_workers, message):
+  def test_a_scheme_for_other_workers_is_rejected(self, num_workers, message):
     own = asp.make(num_workers=num_workers)
     run = small.build(small.config(), scheme=own)
     with self.assertRaisesRegex(ValueError, f'scheme: .* all 3 .*{message}'):
       run()
 
-  def test_a_scheme_may_be_used_again(self):
+  def test_a_scheme_can_be_used_in_several_runs(self):
     own = asp.make(num_workers=3)
     config = small.config()
     summaries = [small.build(config, scheme=own)() for _ in range(2)]
@@ -327,14 +329,14 @@ class ReplacedTest(parameterized.TestCase):
 
 
 class MainTest(parameterized.TestCase):
-  """main.py in a process of its own."""
+  """Tests of main.py in a process of its own."""
 
   def _main(self, *flags):
     return small.python('main.py', *flags)
 
   def test_flags_change_any_field_of_any_file(self):
     workdir = tempfile.mkdtemp() + '/run'
-    done = self._main(
+    process = self._main(
       '--config=configs/vgg16_elastic.py',
       f'--workdir={workdir}',
       '--config.sync.name=ssp',
@@ -346,7 +348,7 @@ class MainTest(parameterized.TestCase):
       "--config.cluster.script=((1.0, 'leave', 1), (1.5, 'join', 1))",
     )
 
-    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(process.returncode, 0, process.stderr)
     files = pathlib.Path(workdir)
     summary = json.loads((files / 'summary.json').read_text())
     self.assertGreater(summary['final_accuracy'], 0.6)
@@ -357,12 +359,12 @@ class MainTest(parameterized.TestCase):
     self.assertEqual(sorted(summary['time_to']), ['0.9', '0.95'])
     manifest = json.loads((files / 'manifest.json').read_text())
     self.assertEqual(manifest['config']['sync']['ssp']['bound'], 1)
-    self.assertIn('ssp', done.stdout)  # The table.
-    self.assertIn('accuracy', done.stderr)  # The log.
-    self.assertNotIn('Traceback', done.stderr)
+    self.assertIn('ssp', process.stdout)  # The table.
+    self.assertIn('accuracy', process.stderr)  # The log.
+    self.assertNotIn('Traceback', process.stderr)
 
-  def test_bad_flags_end_with_a_message_and_no_files(self):
-    self._check_bad(
+  def test_invalid_flags_end_with_a_message_and_no_files(self):
+    self._check_rejected(
       '--config.sync.ssp.bond=3', "unknown field in ['--config.sync.ssp.bond"
     )
 
@@ -371,17 +373,17 @@ class MainTest(parameterized.TestCase):
     ('--config.data.name=cifar10', 'config.data.dir'),
   )
   @pytest.mark.soak
-  def test_so_do_others(self, flag, message):
-    self._check_bad(flag, message)
+  def test_other_invalid_flags_end_with_a_message(self, flag, message):
+    self._check_rejected(flag, message)
 
-  def _check_bad(self, flag, message):
+  def _check_rejected(self, flag, message):
     workdir = tempfile.mkdtemp() + '/run'
-    done = self._main(
+    process = self._main(
       '--config=configs/vgg16_bsp.py', f'--workdir={workdir}', flag
     )
-    self.assertNotEqual(done.returncode, 0)
-    self.assertIn(message, done.stdout + done.stderr)
-    self.assertNotIn('Traceback', done.stderr)
+    self.assertNotEqual(process.returncode, 0)
+    self.assertIn(message, process.stdout + process.stderr)
+    self.assertNotIn('Traceback', process.stderr)
     self.assertFalse(os.path.exists(workdir))
 
 

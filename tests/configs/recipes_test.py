@@ -1,4 +1,4 @@
-"""Tests that every experiment of configs/ is one that train.build accepts."""
+"""Tests that train.build accepts every experiment of configs/."""
 
 import functools
 import importlib
@@ -98,7 +98,7 @@ def _stand_in(config: ConfigDict) -> Callable[..., nnx.Module]:
 
 @functools.cache
 def _abstract(make: Callable[..., nnx.Module], **arguments) -> nnx.Module:
-  """Returns a model of shapes: nothing is drawn."""
+  """Returns a model of shapes, without parameters."""
   return nnx.eval_shape(lambda: make(**arguments))
 
 
@@ -150,7 +150,7 @@ class FileTest(parameterized.TestCase):
     self, name, variant, parameters
   ):
     config = _config(name, variant)
-    _, own = sections.chosen(config, default.get_config(), 'model')
+    _, own = sections.choose_section(config, default.get_config(), 'model')
     model = _abstract(
       importlib.import_module(f'models.{config.model.name}').make,
       input_shape=(_pixels(config), _pixels(config), 3),
@@ -162,7 +162,7 @@ class FileTest(parameterized.TestCase):
     self.assertEqual(sum(leaf.size for leaf in leaves), parameters)
 
   @parameterized.parameters('alexnet', 'resnet50')
-  def test_what_is_simulated_has_the_size_of_what_is_trained(self, model):
+  def test_simulated_sizes_equal_those_of_trained_models(self, model):
     config = _config('gradientflow', f'{model}_64_time')
     trained = _config('gradientflow', f'{model}_64')
     parameters = {'alexnet': 61_101_992, 'resnet50': 25_557_032}[model]
@@ -177,14 +177,14 @@ class FileTest(parameterized.TestCase):
       self.assertEqual(one, other)
 
   @parameterized.parameters(*_RECIPES)
-  def test_unknown_variants_are_named(self, name):
+  def test_unknown_variants_are_rejected_by_name(self, name):
     with self.assertRaisesRegex(ValueError, "variant: expected .* got 'tiny'"):
       _MODULES[name].get_config('tiny')
 
 
 @absltest.skipUnless(_REAL.is_file(), f'No file {_REAL} (SYNCOPATE_DATA).')
 class DataTest(parameterized.TestCase):
-  """With the first images of CIFAR-10 (JPEG q75)."""
+  """Tests with the first images of CIFAR-10 (JPEG q75)."""
 
   @classmethod
   def setUpClass(cls):

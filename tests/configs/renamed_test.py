@@ -1,4 +1,4 @@
-"""Tests for fields of before: refused with the name that they have now."""
+"""Tests for renamed config fields, which are rejected with their new names."""
 
 import pathlib
 import tempfile
@@ -16,39 +16,39 @@ def get_config():
   config.sync.bsp.pipelined = True
   return config
 """
-_NOW = 'config.sync.bsp.pipelined is called config.route.server.pipelined now.'
+_MESSAGE = (
+  'config.sync.bsp.pipelined was renamed to config.route.server.pipelined.'
+)
 
 
 class RenamedTest(parameterized.TestCase):
-  def test_a_config_that_has_an_old_field_is_told_its_name(self):
+  def test_a_config_with_a_renamed_field_is_rejected_with_the_new_name(self):
     config = small.config()
     with config.unlocked():
       config.sync.bsp.pipelined = True
-    message = 'config.sync.bsp.pipelined: it is called config.route.server'
+    message = 'config.sync.bsp.pipelined: expected config.route.server'
     with self.assertRaisesRegex(ValueError, message):
       small.build(config)
 
   @parameterized.parameters('recent', 'threshold')
-  def test_so_are_those_of_r2sps_tuning(self, field):
+  def test_renamed_fields_of_r2sp_are_rejected_with_the_new_name(self, field):
     config = small.config()
     with config.unlocked():
       config.batching.r2sp[field] = 1
-    message = (
-      f'r2sp.{field}: it is called config.batching.r2sp_released.{field}'
-    )
+    message = f'r2sp.{field}: expected config.batching.r2sp_released.{field}'
     with self.assertRaisesRegex(ValueError, message):
       small.build(config)
 
-  def test_the_smallest_bucket_has_one_name(self):
+  def test_range_bytes_is_rejected_with_the_name_bucket_bytes(self):
     config = small.config()
     with config.unlocked():
       config.route.range_bytes = 1.0
-    message = 'route.range_bytes: it is called config.route.bucket_bytes'
+    message = 'route.range_bytes: expected config.route.bucket_bytes, the new'
     with self.assertRaisesRegex(ValueError, message):
       small.build(config)
 
   @parameterized.parameters(True, False)
-  def test_who_runs_main_is_told_it_too(self, in_file):
+  def test_main_reports_the_new_name_of_a_field(self, in_file):
     flags = [
       '--config=configs/vgg16_bsp.py',
       '--config.sync.bsp.pipelined=True',
@@ -57,15 +57,15 @@ class RenamedTest(parameterized.TestCase):
       path = pathlib.Path(tempfile.mkdtemp(), 'old.py')
       path.write_text(_OLD)
       flags = [f'--config={path}']
-    done = small.python('main.py', *flags)
-    self.assertEqual(done.returncode, 1)
-    self.assertIn('Refused: ', done.stderr)
-    self.assertIn(_NOW, done.stderr)
+    process = small.python('main.py', *flags)
+    self.assertEqual(process.returncode, 1)
+    self.assertIn('Refused: ', process.stderr)
+    self.assertIn(_MESSAGE, process.stderr)
 
-  def test_other_unknown_fields_are_refused_without_advice(self):
+  def test_other_unknown_fields_are_rejected_without_a_new_name(self):
     with (
       self.assertRaisesRegex(SystemExit, "'x'$"),
-      sections.known_fields(['--config.x=1']),
+      sections.reject_unknown_flags(['--config.x=1']),
     ):
       raise AttributeError("'x'")
 

@@ -84,7 +84,7 @@ def config(arguments: list[str]) -> tuple[ConfigDict, dict[str, str]]:
   config_flags.DEFINE_config_file('config', None, '', flag_values=values)
   for flag in _MAIN:
     flags.DEFINE_string(flag, None, '', flag_values=values)
-  with warnings.catch_warnings(), sections.known_fields(arguments):
+  with warnings.catch_warnings(), sections.reject_unknown_flags(arguments):
     # Of ml_collections, which loads the file in an old way.
     warnings.filterwarnings('ignore', 'the load_module', DeprecationWarning)
     argv = ['main.py', *arguments]

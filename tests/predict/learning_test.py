@@ -1,4 +1,4 @@
-"""Tests for predict/: how close predictions come to what can be known."""
+"""Tests for the accuracy of predict/, on known processes and real traces."""
 
 import functools
 import importlib
@@ -28,7 +28,7 @@ _MORE = (
 
 
 def _error(name: str, speeds, factors, *, from_: int, **changed) -> float:
-  """Root mean square of one-step errors, from an observation on."""
+  """Returns the root mean square of one-step errors after `from_` steps."""
   own = default.get_config().batching.lb_bsp.predictor[name].to_dict() | changed
   predictor = importlib.import_module(f'predict.{name}').make(
     num_workers=speeds.shape[1],
@@ -41,7 +41,7 @@ def _error(name: str, speeds, factors, *, from_: int, **changed) -> float:
 
 
 def _driven(steps: int, workers: int, noise: float, seed: int = 0):
-  """A known NARX process; its factors come and go at random.
+  """Returns speeds and factors of a known NARX process with random factors.
 
     v[k] = 10 + 0.5 (v[k-1] - 10) - 4 / (1 + 9 c[k]) + e[k]
 
@@ -68,18 +68,18 @@ def _known(name: str) -> float:
 
 
 class NarxTest(absltest.TestCase):
-  def test_learns_a_known_process_almost_to_its_noise(self):
+  def test_the_error_on_a_known_process_is_close_to_its_noise(self):
     self.assertLess(_known('narx'), 1.2 * 0.2)
     for other in ('last', 'ema'):
       self.assertGreater(_known(other), 1.5 * _known('narx'))
 
-  def test_needs_the_current_factors_for_that(self):
+  def test_current_factors_reduce_the_error(self):
     speeds, factors = _driven(800, 4, noise=0.2)
     found = _known('narx')
     for blind in bench.ablated(bench.Trace(speeds, factors)).values():
       self.assertGreater(_error('narx', *blind, from_=550), 1.5 * found)
 
-  def test_beats_the_average_without_factors_where_the_past_tells(self):
+  def test_past_speeds_alone_predict_a_periodic_process(self):
     draws = np.random.default_rng(0)
     speeds = 10 + 3 * np.sin(np.arange(500)[:, None] * 0.9 + [0, 1, 2, 3])
     speeds += 0.1 * draws.standard_normal(speeds.shape)
@@ -90,14 +90,14 @@ class NarxTest(absltest.TestCase):
 
 
 class RecurrentTest(parameterized.TestCase):
-  def test_one_learns_a_known_process_better_than_an_average_does(self):
-    self._check_learnt('lstm')
+  def test_lstm_beats_averages_on_a_known_process(self):
+    self._check_beats_averages('lstm')
 
   @pytest.mark.soak
-  def test_so_does_the_other(self):
-    self._check_learnt('rnn')
+  def test_rnn_beats_averages_on_a_known_process(self):
+    self._check_beats_averages('rnn')
 
-  def _check_learnt(self, name):
+  def _check_beats_averages(self, name):
     for other in ('last', 'ema'):
       self.assertGreater(_known(other), 1.5 * _known(name))
 
@@ -119,7 +119,7 @@ class ArimaTest(parameterized.TestCase):
     self.assertGreater(_error('last', speeds, factors, from_=300), 1.2 * floor)
 
   def test_recovers_a_known_moving_average_of_differences(self):
-    # Of which the best prediction is an exponential average, of weight 0.3.
+    # The best prediction is an exponential average of weight 0.3.
     draws = np.random.default_rng(1)
     noise = draws.standard_normal((600, 1))
     steps = noise.copy()
@@ -149,26 +149,26 @@ class ArimaTest(parameterized.TestCase):
     waiting = []
     for _ in range(26):
       predictor.observe(draws.uniform(1, 2, 5), np.empty((5, 0)))
-      waiting.append(predictor.fallback)
+      waiting.append(predictor.num_fallback)
     self.assertEqual(waiting[18:], [5, 4, 3, 2, 1, 0, 0, 0])
 
 
 class BoundTest(parameterized.TestCase):
-  """Whoever is told nothing useful loses little by being told."""
+  """Tests of networks against averages where factors have no use."""
 
-  # Of both sets, with a seed and a length that nothing was chosen with.
+  # Seed and length differ from those of the traces that settings were tuned on.
   @parameterized.parameters(
     *((kind, 'narx') for kind in _BOUND),
     *(('lost factors', name) for name in ('rnn', 'lstm')),
   )
-  def test_no_network_is_much_worse_than_no_network(self, kind, name):
+  def test_networks_are_hardly_worse_than_averages(self, kind, name):
     self._assert_bounded(kind, name)
 
   @parameterized.parameters(
     *((kind, 'narx') for kind in _MORE), ('regimes', 'rnn'), ('crowd', 'lstm')
   )
   @pytest.mark.soak
-  def test_nor_on_other_traces(self, kind, name):
+  def test_networks_are_hardly_worse_on_other_traces(self, kind, name):
     self._assert_bounded(kind, name)
 
   def _assert_bounded(self, kind, name):
@@ -177,13 +177,13 @@ class BoundTest(parameterized.TestCase):
     self.assertLess(ratio, 1.02)
 
   @parameterized.parameters(('driven', 0.5), ('noise', 0.9), ('regimes', 0.98))
-  def test_what_can_be_learnt_is(self, kind, most):
+  def test_networks_beat_averages_on_predictable_traces(self, kind, most):
     trace = bench.Trace(*made.make(kind, seed=401, steps=400))
     (ratio,) = bench.excess(['narx'], trace)
     self.assertLess(ratio, most)
 
   @parameterized.parameters(1, 9)
-  def test_holds_for_one_worker_and_for_more(self, workers):
+  def test_the_bound_holds_for_any_number_of_workers(self, workers):
     trace = bench.Trace(
       *made.make('shifts', seed=402, steps=300, workers=workers)
     )
@@ -192,7 +192,7 @@ class BoundTest(parameterized.TestCase):
 
 
 class TraceTest(parameterized.TestCase):
-  """On real traces, where they are."""
+  """Tests on real traces, where they are available."""
 
   @parameterized.product(job=['job1', 'job3'], name=['narx', 'rnn', 'lstm'])
   def test_networks_are_no_worse_than_averages(self, job, name):
@@ -203,7 +203,7 @@ class TraceTest(parameterized.TestCase):
     self.assertLess(ratio, 1.02)
 
   @parameterized.parameters(('job1', 13.8), ('job3', 31.2))
-  def test_the_yardstick_is_the_one_known(self, job, yardstick):
+  def test_the_error_of_the_last_speed_is_reproduced(self, job, yardstick):
     path = pathlib.Path(os.environ.get('SYNCOPATE_DATA', ''), f'pai/{job}.csv')
     if not path.exists():
       self.skipTest(f'There is no {path}.')
@@ -214,7 +214,7 @@ class TraceTest(parameterized.TestCase):
     self._assert_factors_help(600)
 
   @pytest.mark.soak
-  def test_they_help_on_all_of_it(self):
+  def test_current_factors_help_narx_on_the_whole_recording(self):
     self._assert_factors_help(None)
 
   def _assert_factors_help(self, steps):
@@ -228,18 +228,18 @@ class TraceTest(parameterized.TestCase):
 
 
 class BenchTest(absltest.TestCase):
-  def test_scores_the_end_of_each_worker_by_itself(self):
+  def test_the_score_is_of_the_end_of_each_worker(self):
     values = np.arange(1.0, 29.0)[:, None] * [1.0, 2.0]
     values[18:, 1] = np.nan
     trace = bench.Trace(values, np.empty((28, 2, 0)))
     predictions = values - 3.0
-    predictions[:22, 0] = 99.0  # 8 + 70 % of 20 are no part of the score,
-    predictions[:15, 1] = 99.0  # nor are 8 + 70 % of 10.
+    predictions[:22, 0] = 99.0  # The score excludes 8 + 70 % of 20,
+    predictions[:15, 1] = 99.0  # and 8 + 70 % of 10.
     self.assertEqual(bench.error(predictions, trace), 3.0)
     predictions[22, 0] -= 3.0
     self.assertGreater(bench.error(predictions, trace), 3.0)
 
-  def test_leaves_out_what_was_not_measured_in_between(self):
+  def test_the_score_ignores_gaps(self):
     values = np.arange(1.0, 29.0)[:, None]
     gaps = np.insert(values, [3, 15, 26], np.nan, axis=0)
     predictions = np.arange(28.0)[:, None] ** 1.1
@@ -250,7 +250,7 @@ class BenchTest(absltest.TestCase):
       bench.error(of_gaps, other), bench.error(predictions, whole)
     )
 
-  def test_reads_what_was_recorded(self):
+  def test_recordings_are_read_by_worker_and_iteration(self):
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder, 'trace.csv')
       path.write_text(

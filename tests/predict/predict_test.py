@@ -1,4 +1,4 @@
-"""Tests for predict/: what holds for every predictor."""
+"""Tests for the behavior that all predictors share."""
 
 import copy
 import importlib
@@ -22,7 +22,7 @@ _WORKERS = 3
 def _make(
   name: str, *, num_workers: int = _WORKERS, num_factors: int = 2, needed=20
 ):
-  """A predictor that begins to fit early, as tests are short."""
+  """Returns a predictor that fits early, as tests are short."""
   own = default.get_config().batching.lb_bsp.predictor[name].to_dict()
   if 'needed' in own:
     own.update(needed=needed, kept=40)
@@ -33,7 +33,7 @@ def _make(
 
 
 def _series(steps: int, *, seed: int = 0, num_factors: int = 2):
-  """Speeds [T, n] that the factors [T, n, F] of the step before drive."""
+  """Returns speeds, [T, n], driven by factors, [T, n, F], one step earlier."""
   draws = np.random.default_rng(seed)
   factors = draws.uniform(size=(steps, _WORKERS, max(num_factors, 1)))
   noise = draws.uniform(0.9, 1.1, (steps, _WORKERS))
@@ -58,8 +58,8 @@ class EveryPredictorTest(parameterized.TestCase):
     self._assert_observed_alone(name, num_factors)
 
   @parameterized.parameters('rnn', 'lstm')
-  @pytest.mark.soak  # They are compiled for it.
-  def test_without_factors_too(self, name):
+  @pytest.mark.soak  # Compiles both networks again.
+  def test_recurrent_networks_predict_without_factors(self, name):
     self._assert_observed_alone(name, 0)
 
   def _assert_observed_alone(self, name, num_factors):
@@ -77,7 +77,7 @@ class EveryPredictorTest(parameterized.TestCase):
     self.assertTrue((seen <= speeds[:, [0, 2]].max(axis=0)).all())
 
   @parameterized.parameters(*_NAMES)
-  def test_does_not_see_the_future(self, name):
+  def test_predictions_do_not_depend_on_the_future(self, name):
     speeds, factors = _series(60)
     others, other_factors = speeds.copy(), factors.copy()
     others[45:] *= 3
@@ -90,7 +90,7 @@ class EveryPredictorTest(parameterized.TestCase):
     self.assertTrue((one[46:] != other[46:]).any())
 
   @parameterized.parameters(*_NAMES)
-  def test_goes_on_from_a_copy_as_if_nothing_had_happened(self, name):
+  def test_a_copy_continues_like_the_original(self, name):
     speeds, factors = _series(60)
     straight = _walk(_make(name), speeds, factors)
     for at in (0, 7, 33):
@@ -104,28 +104,28 @@ class EveryPredictorTest(parameterized.TestCase):
         np.testing.assert_array_equal(rest, straight[at:])
 
   @parameterized.parameters(*_NAMES)
-  def test_can_be_in_a_checkpoint(self, name):
+  def test_the_state_can_be_saved_in_a_checkpoint(self, name):
     predictor = _make(name)
     _walk(predictor, *_series(25))
-    made = checkpoints.Checkpoints(
+    saver = checkpoints.Checkpoints(
       pathlib.Path('none'), every_s=60.0, every_examples=0, keep=1
     )
-    made.check('predictor', predictor)
-    made.close()
+    saver.check('predictor', predictor)
+    saver.close()
 
   @parameterized.parameters(*_NAMES)
-  def test_predicts_the_same_when_asked_twice(self, name):
+  def test_repeated_predictions_are_equal(self, name):
     speeds, factors = _series(40)
     predictor = _make(name)
     _walk(predictor, speeds, factors)
     once = predictor.predict()
     once_more = predictor.predict()
     np.testing.assert_array_equal(once, once_more)
-    once[:] = 0  # The caller's own.
+    once[:] = 0  # Results are copies.
     np.testing.assert_array_equal(predictor.predict(), once_more)
 
   @parameterized.parameters(*_NAMES)
-  def test_takes_a_missing_speed_for_no_observation(self, name):
+  def test_a_missing_speed_is_no_observation(self, name):
     speeds, factors = _series(50)
     alone = _make(name)
     straight = _walk(alone, speeds, factors)[-1]
@@ -140,7 +140,7 @@ class EveryPredictorTest(parameterized.TestCase):
     np.testing.assert_array_equal(gaps.predict(), straight)
 
   @parameterized.parameters(*_NAMES)
-  def test_lets_workers_observe_at_different_times(self, name):
+  def test_workers_can_be_observed_at_different_times(self, name):
     speeds, factors = _series(90)
     speeds[::2, 0] = np.nan
     speeds[:50, 1] = np.nan
@@ -153,7 +153,7 @@ class EveryPredictorTest(parameterized.TestCase):
     self.assertTrue((predictions <= np.nanmax(speeds, axis=0)).all())
 
   @parameterized.parameters(*_NAMES)
-  def test_forgets_a_worker_that_is_reset(self, name):
+  def test_reset_deletes_the_history_of_one_worker(self, name):
     speeds, factors = _series(60)
     predictor = _make(name)
     _walk(predictor, speeds, factors)
@@ -164,16 +164,16 @@ class EveryPredictorTest(parameterized.TestCase):
     after = predictor.predict()
     self.assertTrue(np.isnan(after[1]))
     np.testing.assert_array_equal(after[[0, 2]], others)
-    # Another machine, of another speed: nothing of the old one is left.
+    # A machine of another speed: no history affects its prediction.
     predictor.observe(np.array([1.0, 7e4, 300.0]), factors[0])
     self.assertEqual(predictor.predict()[1], 7e4)
 
   @parameterized.parameters(*_NAMES)
-  def test_stays_within_what_was_seen_whatever_comes(self, name):
+  def test_predictions_stay_within_the_range_of_past_speeds(self, name):
     speeds, factors = _series(80)
     speeds[40] = 1e90
     speeds[45] = 1e-90
-    speeds[50:, 1] = 5.0  # From now on it never changes.
+    speeds[50:, 1] = 5.0  # A speed that no longer changes.
     factors[42] = 1e99
     factors[60:] = 0.0
 
@@ -187,7 +187,7 @@ class EveryPredictorTest(parameterized.TestCase):
     self.assertTrue((predictions <= high * (1 + 1e-12)).all())
 
   @parameterized.parameters(*_NAMES)
-  def test_predicts_a_constant_speed_exactly(self, name):
+  def test_constant_speeds_are_predicted_exactly(self, name):
     predictor = _make(name)
     factors = _series(60)[1]
     speeds = np.tile([0.1, 3.0, 1e4], (60, 1))
@@ -196,7 +196,7 @@ class EveryPredictorTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*_TRAINED, 'last', 'ema')
-  def test_compiles_nothing_after_it_was_made(self, name):
+  def test_nothing_is_compiled_after_construction(self, name):
     predictor = _make(name)
     before = compilations.count()
     speeds, factors = _series(60)
@@ -211,15 +211,15 @@ class EveryPredictorTest(parameterized.TestCase):
     self.assertEqual(compilations.count(), before)
 
   @parameterized.parameters(*_NAMES)
-  def test_refuses_what_is_no_observation(self, name):
+  def test_invalid_observations_are_rejected(self, name):
     speeds, factors = _series(1)
     for wrong, message in (
       ((speeds[0][:2], factors[0]), r'speeds: expected the shape \(3,\), got'),
       ((speeds[0], factors[0][:, :1]), r'factors: .* \(3, 2\), got \(3, 1\)'),
-      ((speeds[0] * [1, 0, 1], factors[0]), 'speeds: .* got 0.0 of worker 1'),
-      ((speeds[0] * [1, 1, -1], factors[0]), 'speeds: .* of worker 2'),
-      ((np.full(3, np.inf), factors[0]), 'speeds: .* got inf of worker 0'),
-      ((speeds[0], np.full((3, 2), np.inf)), 'factors: .* of worker 0'),
+      ((speeds[0] * [1, 0, 1], factors[0]), 'speeds: .* got 0.0 for worker 1'),
+      ((speeds[0] * [1, 1, -1], factors[0]), 'speeds: .* for worker 2'),
+      ((np.full(3, np.inf), factors[0]), 'speeds: .* got inf for worker 0'),
+      ((speeds[0], np.full((3, 2), np.inf)), 'factors: .* for worker 0'),
     ):
       predictor = _make(name)
       with self.assertRaisesRegex(ValueError, message):
@@ -233,7 +233,7 @@ class EveryPredictorTest(parameterized.TestCase):
     name=_NAMES,
     wrong=[{'num_workers': 0}, {'num_factors': -1}, {'num_workers': 2.0}],
   )
-  def test_refuses_sizes_that_are_none(self, name, wrong):
+  def test_invalid_sizes_are_rejected(self, name, wrong):
     with self.assertRaisesRegex(ValueError, f'{next(iter(wrong))}: expected'):
       _make(name, **wrong)
 
@@ -257,7 +257,7 @@ class EveryPredictorTest(parameterized.TestCase):
     ('rnn', 'quick', 1.5),
     ('lstm', 'discount', 0.0),
   )
-  def test_refuses_arguments_out_of_range(self, name, field, value):
+  def test_arguments_out_of_range_are_rejected(self, name, field, value):
     own = default.get_config().batching.lb_bsp.predictor[name].to_dict()
     module = importlib.import_module(f'predict.{name}')
     with self.assertRaisesRegex(ValueError, f'{field}: expected'):
@@ -268,46 +268,46 @@ class EveryPredictorTest(parameterized.TestCase):
 
 class FallbackTest(parameterized.TestCase):
   @parameterized.parameters(*_TRAINED, 'arima')
-  def test_is_what_averages_say_until_there_is_enough_history(self, name):
+  def test_averages_predict_until_there_is_enough_history(self, name):
     predictor, averages = _make(name), _make(name, needed=1000)
     speeds, factors = _series(45)
     speeds[20:, 0] = np.nan  # 20 observations, of 20 that are needed.
-    speeds[19:, 1] = np.nan  # One fewer.
-    speeds[::2, 2] = np.nan  # 20 at the last but a few.
+    speeds[19:, 1] = np.nan  # 19 observations.
+    speeds[::2, 2] = np.nan  # 20 observations after 40 steps.
     counted = []
     for step in zip(speeds, factors, strict=True):
       predictor.observe(*step)
       averages.observe(*step)
       same = predictor.predict() == averages.predict()
-      self.assertEqual(predictor.fallback, int(same.sum()))
-      counted.append(predictor.fallback)
+      self.assertEqual(predictor.num_fallback, int(same.sum()))
+      counted.append(predictor.num_fallback)
     self.assertEqual(same.tolist(), [False, True, False])
     self.assertEqual(counted[:2], [2, 3])
     self.assertEqual(counted[-1], 1)
 
   @parameterized.parameters(*_TRAINED)
-  def test_mixes_the_last_speed_and_two_averages(self, name):
-    made, last = _make(name, needed=1000), _make('last')
+  def test_the_fallback_mixes_the_last_speed_and_two_averages(self, name):
+    network, last = _make(name, needed=1000), _make('last')
     quick, slow = _make('ema'), _make('ema')
     quick.smoothing, slow.smoothing = 0.7, 0.3
     mixed = gate.make(num_workers=_WORKERS, quick=0.7, slow=0.3, discount=0.03)
     for step in zip(*_series(45), strict=True):
-      for each in (made, last, quick, slow):
+      for each in (network, last, quick, slow):
         each.observe(*step)
       mixed.observe(step[0])
       expected = mixed.mix(slow.predict())
-      np.testing.assert_allclose(made.predict(), expected, rtol=1e-12)
+      np.testing.assert_allclose(network.predict(), expected, rtol=1e-12)
       averages = [each.predict() for each in (last, quick, slow)]
-      np.testing.assert_allclose(made.gate.averages, averages, rtol=1e-12)
+      np.testing.assert_allclose(network.gate.averages, averages, rtol=1e-12)
 
   @parameterized.parameters('last', 'ema')
-  def test_is_never_needed_by_what_needs_no_history(self, name):
-    self.assertEqual(_make(name).fallback, 0)
+  def test_predictors_without_history_never_fall_back(self, name):
+    self.assertEqual(_make(name).num_fallback, 0)
 
 
 class SeedTest(parameterized.TestCase):
   @parameterized.parameters(*_TRAINED)
-  def test_decides_what_is_learnt(self, name):
+  def test_the_seed_determines_the_predictions(self, name):
     own = default.get_config().batching.lb_bsp.predictor[name].to_dict()
     make = importlib.import_module(f'predict.{name}').make
     speeds, factors = _series(60)

@@ -1,4 +1,4 @@
-"""Tests for routes that sum among workers: which forest, what is refused."""
+"""Tests for routes that sum among workers: their forests and rejected links."""
 
 import importlib
 import json
@@ -9,12 +9,12 @@ from fractions import Fraction
 from absl.testing import absltest, parameterized
 
 import topology
-from route import choosing, forest, links, ring
+from route import forest, links, ring, selection
 from route.route import Allreduce
 from tests.support import small
 from topology.clusters import cluster as clusters
 from topology.clusters import measured, shapes
-from topology.clusters.pruned import without
+from topology.clusters.pruned import remove
 
 _ROUTES = ('ring', 'hierarchical', 'double_tree', 'forest', 'auto')
 _MB = 10**6
@@ -39,7 +39,7 @@ def _plan(name, *, cluster=None, known=None, workers=6, distributed=False):
 
 
 def _groups():
-  """Two groups of three hosts, with slow pairs between them."""
+  """Returns two groups of three hosts, with slow pairs between them."""
   slow = {
     (i, j): Fraction('0.0025')
     for i in range(6)
@@ -47,12 +47,12 @@ def _groups():
     if i // 3 != j // 3
   }
   rate = (Fraction('0.025'),) * 6
-  return measured.graph(measured.Rates(rate, rate, slow))
+  return measured.build_cluster(measured.Rates(rate, rate, slow))
 
 
 class ForestTest(parameterized.TestCase):
   @parameterized.product(name=_ROUTES, distributed=[False, True])
-  def test_every_forest_is_sound_and_so_it_is_among_survivors(
+  def test_every_forest_is_sound_also_after_workers_have_left(
     self, name, distributed
   ):
     cluster = _groups()
@@ -61,61 +61,65 @@ class ForestTest(parameterized.TestCase):
 
     for left in (
       cluster,
-      without(cluster, workers=['host1']),
-      without(cluster, workers=['host3', 'host4', 'host5']),
-      without(cluster, pairs=[('host0', 'host1'), ('host4', 'host0')]),
+      remove(cluster, workers=['host1']),
+      remove(cluster, workers=['host3', 'host4', 'host5']),
+      remove(cluster, pairs=[('host0', 'host1'), ('host4', 'host0')]),
     ):
       found = plan.forest(left, 5 * _MB)
       topology.check(left, found, relays=True)
     self.assertEqual(found, plan.forest(left, 5 * _MB))
 
   @parameterized.parameters(*_ROUTES)
-  def test_the_last_survivor_needs_no_trees(self, name):
-    alone = without(_groups(), workers=[f'host{i}' for i in range(5)])
+  def test_the_last_worker_needs_no_trees(self, name):
+    alone = remove(_groups(), workers=[f'host{i}' for i in range(5)])
     found = _plan(name, cluster='probe').forest(alone, 5 * _MB)
     self.assertEqual(found.trees, ())
 
-  def test_a_hierarchy_of_one_group_is_a_ring_and_says_so(self):
+  def test_a_hierarchy_of_one_group_is_a_ring_with_a_warning(self):
     plan = _plan('hierarchical', cluster='probe', distributed=True)
     with self.assertLogs(level='WARNING') as logs:
       found = plan.forest(shapes.star([1] * 3), 5 * _MB)
-    self.assertIn('3 workers are one group, and sum over a ring', str(logs))
-    self.assertEqual(found, ring.in_order(shapes.star([1] * 3)))
+    self.assertIn('%d workers are one group; using a ring', str(logs))
+    self.assertEqual(found, ring.build_in_order(shapes.star([1] * 3)))
 
   @parameterized.parameters(5, 25)
-  def test_of_unequal_links_a_forest_makes_the_most(self, megabytes):
+  def test_a_packed_forest_is_the_fastest_on_unequal_links(self, megabytes):
     cluster = _groups()
     size = megabytes * _MB
     fluid_s = float(size / topology.pack(cluster).rate_Bps)
 
-    taken, tried = forest.chosen(cluster, size, 1e-4)
+    best, candidates = forest.compare_candidates(cluster, size, 1e-4)
 
-    self.assertLess(fluid_s / taken.seconds, 1)
-    self.assertGreater(fluid_s / taken.seconds, 0.8)
-    plain = [t.seconds for t in tried if t.name in ('sharded', 'ring')]
-    self.assertLess(taken.seconds * 1.05, min(plain))
-    self.assertLessEqual(len(taken.forest.trees), 32)
+    self.assertLess(fluid_s / best.seconds, 1)
+    self.assertGreater(fluid_s / best.seconds, 0.8)
+    plain = [t.seconds for t in candidates if t.name in ('sharded', 'ring')]
+    self.assertLess(best.seconds * 1.05, min(plain))
+    self.assertLessEqual(len(best.forest.trees), 32)
 
-  def test_of_equal_links_a_ring_is_taken_whose_senders_do_not_meet(self):
-    taken, _ = forest.chosen(shapes.star(['0.025'] * 4), 5 * _MB, 1e-4)
-    self.assertEqual(taken.name, 'ring')
-    self.assertEqual(taken.forest.rate_Bps, Fraction(4 * 25 * _MB, 6))
+  def test_a_ring_is_chosen_on_equal_links(self):
+    best, _ = forest.compare_candidates(
+      shapes.star(['0.025'] * 4), 5 * _MB, 1e-4
+    )
+    self.assertEqual(best.name, 'ring')
+    self.assertEqual(best.forest.rate_Bps, Fraction(4 * 25 * _MB, 6))
 
-  def test_few_bytes_and_much_latency_make_shallow_trees(self):
+  def test_small_messages_with_high_latency_use_shallow_trees(self):
     star = shapes.star([1] * 16)
-    taken, _ = forest.chosen(star, 1000, 0.01)
-    self.assertEqual(max(tree.depth for tree in taken.forest.trees), 1)
+    best, _ = forest.compare_candidates(star, 1000, 0.01)
+    self.assertEqual(max(tree.depth for tree in best.forest.trees), 1)
 
-  def test_a_ring_of_equal_links_is_in_order_and_else_in_the_best_order(self):
+  def test_a_ring_has_the_best_order_on_unequal_links(self):
     star, groups = shapes.star([1] * 6), _groups()
     slow = shapes.star([1, 2, 1, 2, 1, 2])
     for cluster, rings in ((star, ''), (slow, 'probe'), (groups, 'probe')):
       found = _plan('ring', cluster=rings).forest(cluster, 5 * _MB)
-      best = ring.in_order(cluster).rate_Bps
+      best = ring.build_in_order(cluster).rate_Bps
       self.assertGreaterEqual(found.rate_Bps, best)
-    self.assertEqual(ring.in_order(star).rate_Bps, Fraction(6 * 10**9, 10))
+    self.assertEqual(
+      ring.build_in_order(star).rate_Bps, Fraction(6 * 10**9, 10)
+    )
 
-  def test_headers_take_a_part_of_real_links(self):
+  def test_headers_enlarge_messages_on_real_links(self):
     sizes = []
 
     def found(cluster, size_bytes, latency_s):
@@ -130,15 +134,15 @@ class ForestTest(parameterized.TestCase):
 
 
 class ChosenLinksTest(parameterized.TestCase):
-  def test_a_file_a_builder_and_equal_links(self):
+  def test_clusters_come_from_files_builders_or_equal_links(self):
     path = pathlib.Path(tempfile.mkdtemp(), 'cluster.json')
     path.write_text(json.dumps(clusters.to_json(_groups())))
-    self.assertEqual(links.believed(str(path), 6), _groups())
-    self.assertEqual(links.believed('ring(6, 2)', 6), shapes.ring(6, 2))
-    equal = links.believed('', 6)
+    self.assertEqual(links.read_cluster(str(path), 6), _groups())
+    self.assertEqual(links.read_cluster('ring(6, 2)', 6), shapes.ring(6, 2))
+    equal = links.read_cluster('', 6)
     self.assertLen({link.GBps for link in equal.links}, 1)
     self.assertLen(equal.workers, 6)
-    self.assertIsNone(links.believed('probe', 6))
+    self.assertIsNone(links.read_cluster('probe', 6))
 
   @parameterized.parameters(
     ('ring(4, 1)', r'^cluster: expected as many workers .*, 6, got 4'),
@@ -146,12 +150,12 @@ class ChosenLinksTest(parameterized.TestCase):
     ('none.json', r"^cluster: .* got 'none.json': .*No such file"),
     (__file__, r'^cluster: .*expected JSON'),
   )
-  def test_links_that_are_not_of_these_workers_are_refused(self, spec, message):
+  def test_links_of_other_workers_are_rejected(self, spec, message):
     for name in _ROUTES:
       with self.assertRaisesRegex(ValueError, message):
         _plan(name, cluster=spec)
 
-  def test_a_worker_out_of_reach_is_refused(self):
+  def test_an_unreachable_worker_is_rejected(self):
     data = clusters.to_json(shapes.line(6, 1))
     data['links'] = data['links'][:-1]
     path = pathlib.Path(tempfile.mkdtemp(), 'cluster.json')
@@ -164,8 +168,8 @@ class ChosenLinksTest(parameterized.TestCase):
       _plan('hierarchical', cluster='')
     self.assertEqual(_plan('hierarchical', cluster='', workers=1).name[0], 'h')
 
-  def test_those_of_the_virtual_clock_have_the_latency_of_hosts(self):
-    found = links.virtual(
+  def test_links_of_the_virtual_clock_have_the_latency_of_hosts(self):
+    found = links.read_virtual(
       small.config(
         cluster__network__worker_up_Bps=(1e6, 2e6, float('inf')),
         cluster__network__worker_latency_s=(0.1, 0.2, 0.4),
@@ -178,11 +182,11 @@ class ChosenLinksTest(parameterized.TestCase):
       cluster__links='full_mesh(3, 1)',
       cluster__network__worker_latency_s=(0.1, 0.2, 0.4),
     )
-    self.assertAlmostEqual(links.virtual(mesh).latency_s['w1', 'w2'], 0.6)
+    self.assertAlmostEqual(links.read_virtual(mesh).latency_s['w1', 'w2'], 0.6)
 
 
 class PlanTest(parameterized.TestCase):
-  def test_links_of_the_virtual_clock_are_not_followed(self):
+  def test_adapt_is_rejected_under_the_virtual_clock(self):
     route = forest.make(cluster='', adapt=True)
     fields = {'divisible': True, 'bucket_bytes': 0.0, 'overlap': True}
     plan = route.plan(None, num_workers=4, distributed=True, **fields)
@@ -190,14 +194,17 @@ class PlanTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'adapt: expected False under the'):
       route.plan(None, num_workers=4, distributed=False, **fields)
 
-  def test_native_finds_no_forest(self):
+  def test_native_has_no_forest(self):
     self.assertEqual(
       _plan('native'), Allreduce('native', None, None, 1e6, False)
     )
 
   @parameterized.parameters(
     ({'sync__name': 'asp'}, r"config.route.name: expected 'server', as Asp"),
-    ({'route__bucket_bytes': -1.0}, r'config.route.bucket_bytes: .* at least 0'),
+    (
+      {'route__bucket_bytes': -1.0},
+      r'config.route.bucket_bytes: .* at least 0',
+    ),
     ({'route__bucket_bytes': float('nan')}, r'config.route.bucket_bytes: '),
     ({'route__ring__cluster': 'ring(3)'}, r'config.route.ring.cluster: '),
     ({'route__server__servers': 2}, r'config.route.server.servers: .*default'),
@@ -237,7 +244,7 @@ class PlanTest(parameterized.TestCase):
       r'config.cluster.network.servers_in_workers: .* False, because',
     ),
   )
-  def test_what_does_not_go_together_is_refused(self, changed, message):
+  def test_conflicting_fields_are_rejected(self, changed, message):
     limited = {
       f'cluster__network__worker_{link}_Bps': (125e6,)
       for link in ('up', 'down')
@@ -245,21 +252,21 @@ class PlanTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       small.build(small.config(**{'route__name': 'ring'} | limited | changed))
 
-  def test_what_links_say_is_not_said_by_the_network_too(self):
-    message = 'worker_down_Bps: .* because config.cluster.links says it'
+  def test_links_and_bandwidths_of_hosts_exclude_each_other(self):
+    message = 'worker_down_Bps: .* because config.cluster.links gives'
     with self.assertRaisesRegex(ValueError, message):
       small.build(small.config(route__name='ring', cluster__links='ring(3, 1)'))
 
 
 class PredictedTest(parameterized.TestCase):
-  def test_it_is_the_fluid_time_the_fill_and_latency(self):
+  def test_the_predicted_time_is_fluid_time_plus_fill_plus_latency(self):
     star = shapes.star(['0.025'] * 4)
-    name, found = choosing.sharded(star)
+    name, found = selection.build_shards(star)
 
-    timed = choosing.predicted(name, star, found, 25 * _MB, 1e-3)
+    timed = selection.predict_time(name, star, found, 25 * _MB, 1e-3)
 
-    # Links are full until all is with the roots; then a chunk goes down.  Two
-    # hops of two links.
+    # Links are full until the roots have all sums; then the last chunk goes
+    # down.  Two hops of two links each.
     expected = 2 * 3 / 4 * 25 / 25 + 3 * 2**14 / 25e6 + 4e-3
     self.assertAlmostEqual(timed.seconds, expected, places=9)
 

@@ -1,4 +1,4 @@
-"""Tests for route.server: how many servers, and what is refused."""
+"""Tests for route.server: numbers of servers and rejected settings."""
 
 from absl.testing import absltest, parameterized
 
@@ -36,7 +36,7 @@ class ServerTest(parameterized.TestCase):
     ({'servers': 9, 'distributed': False}, 9),
     ({'servers': 9, 'dedicated': True}, 9),
   )
-  def test_there_are_as_many_as_fit_unless_a_number_is_given(self, given, many):
+  def test_the_default_is_a_server_in_each_worker(self, given, many):
     expected = ParameterServer(many, given.get('dedicated', False), False)
     self.assertEqual(_plan(**given), expected)
 
@@ -46,7 +46,7 @@ class ServerTest(parameterized.TestCase):
     {'servers': 4, 'distributed': False},
     {'divisible': False},
   )
-  def test_pipelined_where_links_are_idle_in_one_direction(self, **given):
+  def test_pipelining_is_accepted_where_links_are_idle(self, **given):
     self.assertTrue(_plan(pipelined=True, **given).pipelined)
 
   @parameterized.parameters(
@@ -57,7 +57,7 @@ class ServerTest(parameterized.TestCase):
     ({'pipelined': True, 'servers': 4}, 'pipelined: .* both directions'),
     ({'pipelined': True, 'workers': 1}, 'pipelined: .* each of 1 workers'),
   )
-  def test_what_does_not_fit_is_refused(self, given, message):
+  def test_invalid_servers_are_rejected(self, given, message):
     with self.assertRaisesRegex(ValueError, message):
       _plan(**given)
 

@@ -164,7 +164,9 @@ def _wait_for_links(run: pathlib.Path) -> None:
 
 
 def _change(host: str, rate: int) -> None:
-  for words in lab_hosts.changed(os.environ['SYNCOPATE_LAB'], host, rate):
+  for words in lab_hosts.change_commands(
+    os.environ['SYNCOPATE_LAB'], host, rate
+  ):
     subprocess.run(words.split(), check=True)
 
 

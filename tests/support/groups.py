@@ -45,4 +45,4 @@ def two_groups(size):
     for j, b in enumerate(names)
     if i != j
   ]
-  return parts.of(names, (), links)
+  return parts.make_cluster(names, (), links)

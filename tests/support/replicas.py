@@ -91,8 +91,8 @@ class SimulatedRun:
       ahead=True,
     )
     self.rendezvous = Rendezvous(
-      links.believed('', workers) if tolerates_loss else None,
-      ring.in_order if tolerates_loss else None,
+      links.read_cluster('', workers) if tolerates_loss else None,
+      ring.build_in_order if tolerates_loss else None,
       size_bytes=1000,
       failed=failed,
     )

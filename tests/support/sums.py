@@ -1,4 +1,4 @@
-"""Runs of reduced routes under the virtual clock, for tests."""
+"""Virtual runs with an allreduce, for tests."""
 
 import functools
 
@@ -7,11 +7,11 @@ import numpy as np
 
 from tests.support import small
 
-CHUNK = 3 * 2**14  # Bytes of what one message carries.
+CHUNK = 3 * 2**14  # Bytes of the payload of a message.
 
 
 def links(Bps):
-  """Returns fields of a config: links of all workers, each way."""
+  """Returns config fields of equal links of all workers, each way."""
   return {
     'cluster__network__worker_up_Bps': (Bps,),
     'cluster__network__worker_down_Bps': (Bps,),
@@ -19,7 +19,7 @@ def links(Bps):
 
 
 def constant(compute_s, workers):
-  """Returns fields of a config: workers who compute for so long."""
+  """Returns config fields of workers with a constant computing time."""
   return {
     'cluster__workers': workers,
     'cluster__speed__fixed_s': compute_s,
@@ -28,24 +28,24 @@ def constant(compute_s, workers):
 
 
 def timed(size_bytes, **changed):
-  """Returns a run of times and bytes alone that has ended, and its summary."""
+  """Returns a finished run without a model, and its summary."""
   run = small.build(small.timing(size_bytes=size_bytes, **changed))
   return run, run()
 
 
 def barriers(run):
-  """Returns when updates were everywhere, beginning with 0."""
+  """Returns the times at which updates were complete, and a leading 0."""
   rows = small.rows(run, 'metrics.jsonl')
   return [0.0] + [row['time'] for row in rows if row['kind'] == 'barrier']
 
 
 def params(run):
-  """Returns what a run has learned, as one vector."""
+  """Returns the parameters of a run as one vector."""
   leaves = jax.tree.leaves(run.runtime.coordinator.store.learner.params)
   return np.concatenate([np.ravel(leaf) for leaf in leaves])
 
 
 @functools.cache
 def served(**changed):
-  """Returns what a run with one server has learned."""
+  """Returns the parameters of a finished run with one server."""
   return params(small.trained(**changed)[0])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from batching.batching import Batching, Done
+from batching.batching import Batching, Measurement
 from sync import r2sp
 from sync.scheme import Push, Scheme
 
@@ -49,7 +49,7 @@ class Times:
     return (last_s - transfer_s - self.fixed_s) / per_example_s
 
 
-def simulated(
+def simulate(
   batching: Batching,
   times: Times,
   *,
@@ -90,7 +90,7 @@ def simulated(
     for worker in decision.release:
       if pushed_at[worker] is not None:
         batching.observe(
-          Done(
+          Measurement(
             worker=worker,
             time=time,
             compute_s=computed_s[worker],
@@ -107,8 +107,8 @@ def simulated(
           times.compute_s(worker, examples) * jitter[number, worker]
         )
         transferred_s[worker] = times.transfer_s[worker]
-        took_s = computed_s[worker] + transferred_s[worker]
-        heapq.heappush(ends, (time + took_s, worker))
+        iteration_s = computed_s[worker] + transferred_s[worker]
+        heapq.heappush(ends, (time + iteration_s, worker))
     return decision.wake_at
 
   wake_at = release(scheme.start(0.0), 0.0)

@@ -39,7 +39,7 @@ class PointsTest(parameterized.TestCase):
 
   @hypothesis.settings(max_examples=100, deadline=None)
   @hypothesis.given(_AXES)
-  def test_values_hold_what_separates_within_brackets_and_quotes(self, axes):
+  def test_separators_in_brackets_and_quotes_belong_to_values(self, axes):
     hypothesis.assume(axes)
     hypothesis.assume(all(v.strip() for axis in axes for v in axis))
     text = ';'.join(f'field{n}={",".join(a)}' for n, a in enumerate(axes))
@@ -81,7 +81,7 @@ class PointsTest(parameterized.TestCase):
     ('closed', 'a=1)', r'expected no \) before it opens'),
     ('crossed', 'a=([)]', r'expected no \) before it opens'),
   )
-  def test_what_cannot_be_read_is_refused(self, text, message):
+  def test_an_invalid_grid_is_refused(self, text, message):
     with self.assertRaisesRegex(ValueError, message):
       grid.points(text)
 

@@ -342,7 +342,7 @@ class ResultsTest(absltest.TestCase):
     for _ in range(3000):
       letters = draw.choices('=+-@\t\r\'"1.e x', k=draw.randrange(6))
       text = ''.join(letters)
-      self.assertEqual(cells.original(cells.neutral(text)), text)
+      self.assertEqual(cells.unescape(cells.escape(text)), text)
 
 
 def _is_number(text):
@@ -431,7 +431,7 @@ class FolderTest(absltest.TestCase):
 
 
 class SubmitTest(absltest.TestCase):
-  def test_without_submitit_it_is_named(self):
+  def test_a_missing_submitit_is_named(self):
     with (
       mock.patch.dict('sys.modules', submitit=None),
       self.assertRaisesRegex(ValueError, 'pip install submitit'),

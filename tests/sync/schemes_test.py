@@ -322,7 +322,7 @@ class RejectionTest(parameterized.TestCase):
     ('elastic', {'monitor_pushes': 1}, 'monitor_pushes: expected .* least 2'),
     ('r2sp', {'relaxation': 1.5}, 'relaxation: expected a number in 0..1'),
     ('r2sp', {'relaxation': math.nan}, 'relaxation: expected a number in 0..1'),
-    ('r2sp', {'smoothing': 0.0}, 'smoothing: expected more than 0'),
+    ('r2sp', {'smoothing': 0.0}, 'smoothing: expected a number above 0'),
   )
   def test_invalid_arguments_are_rejected_by_name(self, name, changed, message):
     with self.assertRaisesRegex(ValueError, message):

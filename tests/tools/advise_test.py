@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 
 from tools.advise import __main__ as command
 from tools.advise import clusters, needed, ranking, simulating
-from tools.advise.needed import BSP, Combination, Needed
+from tools.advise.needed import BSP, Combination, ExamplesRatio
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SPEED = {'name': 'constant', 'fixed_s': 0.02, 'per_example_s': 0.0025}
@@ -45,7 +45,7 @@ def _file(data):
 
 def _advise(size_bytes=8_000_000, few=_FEW, **data):
   """Returns advice, as if all needed as many examples as BSP."""
-  equal = dict.fromkeys(few, Needed(1.0, 0.9, 1.1, 6, 8.0))
+  equal = dict.fromkeys(few, ExamplesRatio(1.0, 0.9, 1.1, 6, 8.0))
   cluster = clusters.read(_file(_data(**data)))
   workload = simulating.Workload(size_bytes, _BATCH)
   return ranking.advise(cluster, workload, equal)
@@ -63,7 +63,7 @@ class PlantedTest(absltest.TestCase):
     self.assertAlmostEqual(
       advice.base.pace.examples_per_s, 8 * _BATCH / _COMPUTE_S, delta=30
     )
-    self.assertEqual(advice.why.limit, 'computing')
+    self.assertEqual(advice.iteration.limit, 'computing')
     self.assertIn('there is nothing to gain', ranking.explain(advice))
 
   def test_a_slow_worker_has_others_wait(self):
@@ -72,7 +72,7 @@ class PlantedTest(absltest.TestCase):
     self.assertIn(best.sync, ('asp', 'elastic'))
     # Each at its own pace, over all at that of the slowest.
     self.assertAlmostEqual(1 / advice.best.time, 7.1 / 0.8, delta=0.9)
-    why = advice.why
+    why = advice.iteration
     mean_s = _COMPUTE_S * 17 / 8
     self.assertAlmostEqual(why.compute_s, mean_s, delta=0.01)
     self.assertAlmostEqual(why.waiting_s, 10 * _COMPUTE_S - mean_s, delta=0.01)
@@ -114,7 +114,7 @@ class PlantedTest(absltest.TestCase):
     self.assertEqual(advice.best.combination, BSP._replace(route='forest'))
     self.assertLen(advice.rows, 2)
     self.assertAlmostEqual(advice.best.time, 8 / 14, delta=0.02)
-    self.assertEqual(advice.why.limit, 'links')
+    self.assertEqual(advice.iteration.limit, 'links')
 
   def test_servers_of_their_own_are_named(self):
     network = dict.fromkeys(_LINKS, _FAST)
@@ -129,17 +129,17 @@ class PlantedTest(absltest.TestCase):
 class RankingTest(absltest.TestCase):
   def _row(self, combination, speed, needed, staleness=0.0):
     pace = simulating.Pace(100 * speed, staleness, 0.1)
-    return ranking.Row(combination, pace, needed, speed)
+    return ranking.RankedCombination(combination, pace, needed, speed)
 
   def test_time_is_examples_over_speed_and_fewer_count_as_one(self):
-    more = Needed(1.5, 1.0, 2.0, 6, 7.0)
+    more = ExamplesRatio(1.5, 1.0, 2.0, 6, 7.0)
     fewer = more._replace(median=0.8)
     self.assertEqual(self._row(BSP, 3.0, more).time, 0.5)
     self.assertEqual(self._row(BSP, 2.0, fewer).time, 0.5)
 
-  def test_what_is_staler_than_measured_is_not_advised(self):
+  def test_staler_combinations_than_measured_are_not_advised(self):
     few = BSP, Combination('asp')
-    ranked = dict.fromkeys(few, Needed(1.0, 0.9, 1.1, 6, 0.1))
+    ranked = dict.fromkeys(few, ExamplesRatio(1.0, 0.9, 1.1, 6, 0.1))
     data = _data(slowdown=[1.0] * 7 + [10.0])
     cluster = clusters.read(_file(data))
     workload = simulating.Workload(8_000_000, _BATCH)
@@ -151,8 +151,8 @@ class RankingTest(absltest.TestCase):
 
 
 class NeededTest(absltest.TestCase):
-  def test_what_was_measured_is_told(self):
-    found = needed.measured()
+  def test_measured_ratios_are_printed(self):
+    found = needed.read_ratios()
     self.assertAlmostEqual(found[BSP].median, 1.0, places=3)
     self.assertEqual(found[Combination('asp')].runs, 18)
     self.assertGreater(found[Combination('asp')].staleness, 6)
@@ -175,11 +175,11 @@ class NeededTest(absltest.TestCase):
           records.append(own)
       file = folder / f'{source}-quick.json'
       file.write_text(json.dumps({'records': records}))
-    asp = needed.measured(folder)[Combination('asp')]
-    self.assertEqual(asp, Needed(math.inf, 1.5, math.inf, 6, 3.0))
+    asp = needed.read_ratios(folder)[Combination('asp')]
+    self.assertEqual(asp, ExamplesRatio(math.inf, 1.5, math.inf, 6, 3.0))
     file.unlink()
     with self.assertRaisesRegex(ValueError, f'{file.name}: expected results'):
-      needed.measured(folder)
+      needed.read_ratios(folder)
 
 
 class FileTest(parameterized.TestCase):
@@ -205,7 +205,7 @@ class FileTest(parameterized.TestCase):
     ),
     (_data(slowdown='x'), r'speed.slowdown: expected a list of numbers'),
   )
-  def test_what_is_wrong_is_named(self, data, message):
+  def test_wrong_fields_are_named(self, data, message):
     with self.assertRaisesRegex(ValueError, message):
       clusters.read(_file(data))
 
@@ -214,7 +214,9 @@ class FileTest(parameterized.TestCase):
     (_data(rates=[1e9] * 3), r'worker_up_Bps: expected one value or 8'),
     (_data(rates=[0.0]), r'worker_up_Bps: expected more than 0'),
   )
-  def test_what_does_not_fit_is_named_before_anything_runs(self, data, message):
+  def test_inconsistent_fields_are_named_before_anything_runs(
+    self, data, message
+  ):
     with self.assertRaisesRegex(ValueError, message):
       self._advise(data)
 
@@ -229,7 +231,7 @@ class FileTest(parameterized.TestCase):
 
   def _advise(self, data):
     cluster = clusters.read(_file(data))
-    equal = dict.fromkeys(_FEW, Needed(1.0, 0.9, 1.1, 6, 8.0))
+    equal = dict.fromkeys(_FEW, ExamplesRatio(1.0, 0.9, 1.1, 6, 8.0))
     ranking.advise(cluster, simulating.Workload(4, 1), equal)
 
 

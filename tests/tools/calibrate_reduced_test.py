@@ -66,7 +66,7 @@ class PredictTest(parameterized.TestCase):
       )
 
   @parameterized.parameters('ring', 'double_tree')
-  def test_links_that_were_only_believed_to_be_equal_show(self, route):
+  def test_links_without_known_rates_are_fitted(self, route):
     calibration = calibrate.measure(_run(route, 'slow'))
     network = calibration.config.cluster.network
     for rates in (network.worker_up_Bps, network.worker_down_Bps):
@@ -75,12 +75,12 @@ class PredictTest(parameterized.TestCase):
     same_s = _pace_s(_run(route, 'slow'))
     np.testing.assert_allclose(found['iteration_s'], same_s, rtol=0.01)
 
-  def test_xla_is_predicted_by_itself(self):
+  def test_native_runs_predict_native_runs(self):
     folder = _run('native', 'slow')
     found = calibrate.predict(calibrate.measure(folder), folder)
     np.testing.assert_allclose(found['iteration_s'], _pace_s(folder), rtol=0.01)
 
-  def test_what_is_nearly_hidden_is_predicted(self):
+  def test_nearly_hidden_communication_is_predicted(self):
     folder = _run(
       'forest',
       'slow',
@@ -93,7 +93,7 @@ class PredictTest(parameterized.TestCase):
     text = calibrate.describe(calibration)
     self.assertRegex(text, '39 iterations took 40')
 
-  def test_the_written_config_is_that_cluster(self):
+  def test_the_written_config_has_the_measured_cluster(self):
     folder = pathlib.Path(tempfile.mkdtemp())
     calibration = calibrate.measure(_run('forest', 'slow'))
     calibrate.write(calibration, folder / 'cluster.py')
@@ -120,11 +120,13 @@ class HostsTest(parameterized.TestCase):
     # One is, and who receives can do more: it is who sends.
     ([8, 8, 2, 8], [8, 8, 2, 8], [8, 8, 8, 8]),
   )
-  def test_a_host_is_as_fast_both_ways_unless_it_shows(self, rates, up, down):
+  def test_rates_of_a_host_are_equal_unless_traffic_differs(
+    self, rates, up, down
+  ):
     found = allreduce.hosts_of(self._ring(rates), 4)
     np.testing.assert_allclose(found, (up, down))
 
-  def test_those_sent_to_at_once_share_a_link(self):
+  def test_simultaneous_receivers_share_a_link(self):
     links = {(0, 1): Link(300, 1.0, 1.0), (0, 2): Link(100, 0.5, 1.0)}
     links |= {(1, 0): Link(400, 1.0, 1.0), (2, 0): Link(0, 0.0, 1.0)}
     up, _ = allreduce.hosts_of(links, 3)
@@ -132,7 +134,7 @@ class HostsTest(parameterized.TestCase):
 
 
 class RefusalTest(absltest.TestCase):
-  def test_servers_are_another_matter(self):
+  def test_runs_with_servers_are_refused(self):
     calibration = calibrate.measure(_run('forest', 'slow'))
     config = small.timing(size_bytes=_SIZE, num_train=1280)
     with self.assertRaisesRegex(ValueError, 'config.route.name: expected serv'):

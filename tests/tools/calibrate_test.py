@@ -229,7 +229,7 @@ class PaceTest(absltest.TestCase):
     self.assertAlmostEqual(pace.iteration_s, expected)
     self.assertEqual(pace.waiting_share, 0)
 
-  def test_what_a_death_cuts_off_is_no_measurement(self):
+  def test_spans_ended_by_a_death_are_ignored(self):
     folder = clusters.run(
       'bsp', cluster__script=((5.5, 'leave', 3), (9.0, 'join', 3))
     )
@@ -250,7 +250,7 @@ class PaceTest(absltest.TestCase):
 
 
 class ConfigTest(absltest.TestCase):
-  def test_what_is_only_of_real_clusters_is_left_out(self):
+  def test_fields_of_real_clusters_are_omitted(self):
     def change(manifest):
       config = manifest['config']
       config['cluster'] |= {
@@ -289,7 +289,7 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'expected a run with manifest'):
       calibrate.measure(tempfile.mkdtemp())
 
-  def test_a_run_that_goes_on_is_refused(self):
+  def test_a_running_run_is_refused(self):
     folder = clusters.changed(clusters.run('asp'), lambda row: None)
     (folder / 'summary.json').unlink()
 
@@ -343,7 +343,7 @@ class CommandTest(absltest.TestCase):
     self.assertRegex(done.stdout, r'Medians: \|ratio - 1\| [0-4]\.\d%')
     self.assertTrue(out.exists() and out.with_suffix('.csv').exists())
 
-  def test_what_is_no_run_is_refused(self):
+  def test_the_command_refuses_a_folder_without_a_run(self):
     done = small.python('-m', 'tools.calibrate', '/none', '--out=/none/a.py')
 
     self.assertEqual(done.returncode, 1)

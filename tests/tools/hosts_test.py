@@ -42,7 +42,7 @@ def _devices(links):
       device = words[words.index('dev') + 1]
       rate[where, device] = int(most.removesuffix('bit'))
   graph = networkx.DiGraph()
-  node = lambda end: master.get(end, end[0].removeprefix('syn-000000-'))
+  node = lambda end: master.get(end, end[0].removeprefix('syn-000000-'))  # noqa: E731
   for near, far in peer.items():
     graph.add_edge(node(near), node(far), rate=rate[near] // 10**6)
   return graph

@@ -174,13 +174,13 @@ class RefusalTest(parameterized.TestCase):
     (['--hosts=2'], 'command: expected one after --'),
     (['--clean', '--', 'true'], 'command: .* none with --clean'),
   )
-  def test_what_flags_do_not_allow_is_refused(self, words, message):
+  def test_invalid_flags_are_refused(self, words, message):
     code, _, errors = _run(*words)
 
     self.assertEqual(code, 1)
     self.assertRegex(errors, f'^Refused: {message}')
 
-  def test_without_root_it_says_so(self):
+  def test_missing_root_rights_are_reported(self):
     with (
       mock.patch.object(os, 'geteuid', return_value=1000),
       self.assertRaisesRegex(ValueError, 'needs root'),
@@ -247,9 +247,7 @@ class LabTest(parameterized.TestCase):
     ([('host0', 'host1'), ('host2', 'host3')], [50.0, 20.0]),
   )
   @pytest.mark.soak  # Shares of a second differ on a busy machine.
-  def test_what_leaves_a_group_shares_its_link_and_what_stays_does_not(
-    self, pairs, expected
-  ):
+  def test_only_traffic_out_of_a_group_shares_its_link(self, pairs, expected):
     three = ['host0', 'host1', 'host2']
     group = {'hosts': three, 'up': '20mbit', 'down': '30mbit'}
     measure = [sys.executable, '-c', _AT_ONCE, json.dumps(pairs)]
@@ -276,7 +274,7 @@ class LabTest(parameterized.TestCase):
     self.assertEqual(out.split(), 2 * [expected])
 
   @parameterized.parameters(([], '0'), (['--slow_start_after_idle'], '1'))
-  def test_connections_start_slowly_after_pauses_if_asked_to(
+  def test_connections_start_slowly_after_pauses_with_the_flag(
     self, words, expected
   ):
     setting = 'cat /proc/sys/net/ipv4/tcp_slow_start_after_idle'

@@ -39,7 +39,7 @@ class LabelTest(parameterized.TestCase):
     runs[1].config['checkpoint']['every_s'] = 1.0  # Changes nothing in a run.
     self.assertEqual(self._labels(*runs), {'bsp': 2, 'asp': 1})
 
-  def test_what_differs_is_told_unless_most_runs_have_it(self):
+  def test_labels_have_fields_that_few_runs_share(self):
     runs = [
       _record(),
       _record(sync__name='asp'),
@@ -56,7 +56,7 @@ class LabelTest(parameterized.TestCase):
     labels = ['bsp, learning_rate=0.1', 'bsp, learning_rate=0.25']
     self.assertEqual(list(self._labels(*runs)), labels)
 
-  def test_settings_of_a_scheme_are_told_of_its_runs_alone(self):
+  def test_settings_of_a_scheme_are_in_labels_of_its_runs(self):
     runs = [
       _record(),
       _record(sync__name='ssp', sync__ssp__bound=1),

@@ -123,7 +123,7 @@ class RestartTest(parameterized.TestCase):
 
 class SignalTest(parameterized.TestCase):
   @parameterized.parameters(signal.SIGTERM, signal.SIGINT)
-  def test_the_lead_saves(self, number):
+  def test_the_coordinator_saves_a_checkpoint(self, number):
     fields = {'constants': _ALWAYS}
     with _launched('worker:0', _SAVES, **fields) as (process, folder):
       launches.wait_for(folder / 'ready')
@@ -134,7 +134,7 @@ class SignalTest(parameterized.TestCase):
       self.assertEqual(process.returncode, 128 + number)
       self.assertTrue((folder / 'saved').exists())
 
-  def test_another_waits_for_the_lead_to_stop_it(self):
+  def test_another_process_waits_for_the_coordinator(self):
     body = """
 signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
 touch('ready')
@@ -159,7 +159,7 @@ sys.exit(143)
   @parameterized.parameters(
     (['--grace_s=0.3'], False, {}), (['--grace_s=60'], True, _NOW)
   )
-  def test_it_does_not_wait_for_ever(self, words, twice, constants):
+  def test_the_wait_is_bounded(self, words, twice, constants):
     fields = {'words': words, 'constants': constants}
     with _launched('worker:1', 'deaf()', **fields) as (process, folder):
       launches.wait_for(folder / 'deaf-worker:1')

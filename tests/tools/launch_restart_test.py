@@ -112,7 +112,7 @@ until('back')
 
     self.assertEqual((code, launches.starts(rows)['worker:1']), (0, 8))
 
-  def test_what_a_dead_worker_has_started_does_not_outlive_it(self):
+  def test_descendants_of_a_dead_worker_end_with_it(self):
     body = """
 if role == 'worker:1' and not restarts:
   print(subprocess.Popen(['sleep', '20']).pid)

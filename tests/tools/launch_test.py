@@ -65,7 +65,7 @@ for other in ('server:0', 'worker:0', 'worker:1'):
     ({}, memory.ENVIRONMENT['GLIBC_TUNABLES']),
     ({'GLIBC_TUNABLES': 'glibc.malloc.check=0'}, 'glibc.malloc.check=0'),
   )
-  def test_processes_keep_memory_unless_told_otherwise(self, own, expected):
+  def test_processes_keep_memory_by_default(self, own, expected):
     body = "print(os.environ['GLIBC_TUNABLES'])"
     _, lines, _ = launches.run(body, workers=1, environ=own)
 
@@ -149,7 +149,7 @@ deaf()
     for number in numbers:
       self.assertFalse(launches.alive(number))
 
-  def test_the_others_may_end_by_themselves_after_the_lead(self):
+  def test_the_others_have_time_to_end_after_the_coordinator(self):
     body = """
 if role == 'worker:0':
   until('deaf-worker:3')
@@ -174,7 +174,9 @@ else:
   @parameterized.parameters(
     (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)
   )
-  def test_signals_let_the_lead_save(self, number, expected):
+  def test_the_coordinator_saves_a_checkpoint_after_a_signal(
+    self, number, expected
+  ):
     body = """
 def save(*_):
   signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
@@ -201,7 +203,7 @@ deaf()
       self.assertEqual(launches.codes(launches.rows(folder), 'server:0'), [143])
 
   @parameterized.parameters((0.3, False), (60, True))
-  def test_a_lead_that_does_not_end_is_ended(self, grace_s, twice):
+  def test_a_coordinator_that_does_not_end_is_killed(self, grace_s, twice):
     fields = {'workers': 2, 'grace_s': grace_s}
     with launches.launched('deaf()', **fields) as (process, folder):
       names = ('deaf-worker:0', 'deaf-worker:1')

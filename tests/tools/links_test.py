@@ -64,7 +64,7 @@ class LinksTest(parameterized.TestCase):
     ) / 2
     self.assertAlmostEqual(latency_s, 2e-3 + excess_s, delta=1e-3)
 
-  def test_latency_is_told_from_bytes(self):
+  def test_latency_and_rate_are_separated(self):
     folder = clusters.run('asp', cluster__network__server_latency_s=(0.03,))
 
     calibration = calibrate.measure(clusters.noisy(folder, 0.02))
@@ -72,7 +72,7 @@ class LinksTest(parameterized.TestCase):
     for each in (calibration.links.up, calibration.links.down):
       np.testing.assert_allclose(each.latency_s, 0.032, rtol=0.2)
 
-  def test_a_link_that_never_binds_is_at_least_what_it_carried(self):
+  def test_an_unbound_link_has_at_least_its_used_rate(self):
     # All pull at once, and nobody is slower than a quarter of the server.
     calibration = clusters.measured('bsp')
 

@@ -34,7 +34,7 @@ def _change(folder, name, **fields):
 
 
 class PackResultTest(parameterized.TestCase):
-  def test_a_result_has_what_the_run_says_and_the_checksums_of_its_files(self):
+  def test_a_result_has_the_summary_and_checksums_of_files(self):
     folder = _copy()
     out = folder.with_name('result.json')
     pack_result.write(pack_result.packed(folder), out)
@@ -61,9 +61,7 @@ class PackResultTest(parameterized.TestCase):
     ('manifest.json', {'git_changes': ' M train.py'}, 'git_changes.*train.py'),
     ('manifest.json', {'git_revision': None}, 'git_revision.*a commit'),
   )
-  def test_what_has_not_finished_or_was_changed_is_refused(
-    self, name, fields, message
-  ):
+  def test_unfinished_and_changed_runs_are_refused(self, name, fields, message):
     folder = _copy()
     _change(folder, name, **fields)
 
@@ -90,7 +88,7 @@ class PackResultTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'expected 0.9, as in summary.json'):
       pack_result.packed(folder)
 
-  def test_a_run_that_is_not_as_it_was_packed_before_is_refused(self):
+  def test_a_run_that_changed_after_packing_is_refused(self):
     folder = _copy()
     out = folder.with_name('result.json')
     result = pack_result.packed(folder)
@@ -162,7 +160,7 @@ class BenchmarkTest(parameterized.TestCase):
     ('row', {'value': 1.4}, "line 1: verdict: expected .*got 'held'"),
     ('row', {'value': None}, "line 1: verdict: expected .*got 'held'"),
   )
-  def test_what_was_changed_or_measured_nothing_is_refused(
+  def test_changed_and_empty_benchmarks_are_refused(
     self, name, fields, message
   ):
     with self.assertRaisesRegex(ValueError, message):

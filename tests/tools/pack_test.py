@@ -41,7 +41,7 @@ def _folder():
 
 
 class CommandTest(parameterized.TestCase):
-  def test_a_builder_is_packed_told_and_written(self):
+  def test_a_builder_is_packed_printed_and_written(self):
     out, drawn = _folder() / 'mesh.json', _folder() / 'mesh.dot'
     line = ('full_mesh(4, 25)', '--collective=allgather', '--baselines')
     done = _run(*line, f'--out={out}', f'--dot={drawn}')
@@ -66,7 +66,7 @@ class CommandTest(parameterized.TestCase):
     self.assertIn(slowest, rows['bottleneck'])
     cluster = shapes.full_mesh(4, 25)
     packed = topology.pack(cluster, collective='allgather')
-    for name, other in schemes.all_of(cluster, packed).items():
+    for name, other in schemes.build_all(cluster, packed).items():
       rate, ratio = map(float, rows[name].split())
       self.assertAlmostEqual(rate, float(other.rate_Bps / 10**9), delta=0.01)
       self.assertAlmostEqual(ratio, 100 / rate, delta=0.01)
@@ -132,7 +132,7 @@ class SizeTest(parameterized.TestCase):
   @parameterized.parameters(
     '', '0', 'MB', '-1MB', '1mb', '1e3', '0.1B', 'infGB'
   )
-  def test_what_is_no_size_is_refused(self, text):
+  def test_an_invalid_size_is_refused(self, text):
     with self.assertRaisesRegex(ValueError, f"size: expected .* got '{text}'"):
       pack.size_bytes(text)
 
@@ -148,14 +148,14 @@ class ReadTest(parameterized.TestCase):
     packed = topology.pack(cluster)
     file = self._file(json.dumps(export.to_json(cluster, packed)))
     self.assertEqual(files.read(file), (cluster, packed))
-    self.assertEqual(files.cluster(str(file)), cluster)
+    self.assertEqual(files.read_cluster(str(file)), cluster)
 
   def test_a_file_may_be_named_like_a_call(self):
     cluster = shapes.full_mesh(3, 25)
     file = _folder() / 'ring(4, 1)'
     file.write_text(json.dumps(clusters.to_json(cluster)))
-    self.assertEqual(files.cluster(str(file)), cluster)
-    self.assertLen(files.cluster('ring(4, 1)').workers, 4)
+    self.assertEqual(files.read_cluster(str(file)), cluster)
+    self.assertLen(files.read_cluster('ring(4, 1)').workers, 4)
 
   @parameterized.parameters(
     ('{', r'it.json: expected JSON, got '),

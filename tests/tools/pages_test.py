@@ -125,7 +125,7 @@ class SourcesTest(parameterized.TestCase):
     ]
     self.assertEqual(list(table.rows), expected)
 
-  def test_the_ledger_has_as_many_claims_of_each_verdict_as_it_counts(self):
+  def test_counts_of_verdicts_are_those_of_the_claims(self):
     folder = _ROOT / 'results'
     lines = (folder / 'RESULTS.md').read_text().splitlines()
     start = next(k for k, s in enumerate(lines) if s.startswith('| confirmed'))
@@ -141,7 +141,7 @@ class SourcesTest(parameterized.TestCase):
       dict(zip(names, map(int, counts), strict=True)),
     )
 
-  def test_runs_are_told_apart_by_the_fields_in_which_they_differ(self):
+  def test_names_of_runs_have_the_fields_in_which_they_differ(self):
     content = sources.read(_folders())
 
     (table,) = content.tables
@@ -160,7 +160,7 @@ class SourcesTest(parameterized.TestCase):
     ('rowless', r'rowless/results.csv.*got 0 rows'),
     ('claimless', r'claimless/RESULTS.md.*tables of claims, got none'),
   )
-  def test_what_cannot_be_shown_is_refused_before_anything_is_written(
+  def test_invalid_folders_are_refused_before_anything_is_written(
     self, name, message
   ):
     top = pathlib.Path(tempfile.mkdtemp())
@@ -248,8 +248,8 @@ class PageTest(absltest.TestCase):
     self.assertIn(str(_folders()[0]), names)
 
   def test_twenty_runs_are_of_a_size_that_opens_at_once(self):
-    one = len(page.made(sources.read(_folders()[:1])))
-    three = len(page.made(sources.read(_folders())))
+    one = len(page.render(sources.read(_folders()[:1])))
+    three = len(page.render(sources.read(_folders())))
 
     self.assertLess(three, 6e6)
     self.assertLess((three - one) / 2, 0.4e6)  # Of a run.
@@ -340,7 +340,7 @@ class BrowserTest(absltest.TestCase):
     self.assertEqual(self.browser.problems, [])
     self.assertFalse(self.browser.run('!!document.querySelector("img, td b")'))
 
-  def test_pictures_are_as_wide_as_asked_and_light_or_dark(self):
+  def test_pictures_have_the_width_and_theme_of_the_flags(self):
     out = pathlib.Path(tempfile.mkdtemp())
     for width in _WIDTHS:
       for dark in (False, True):

@@ -91,7 +91,9 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     (gpus.listed(2), 5, 3, ['0', '1', '0', '1', '0']),
     (gpus.listed(1, 2), 3, 2, [gpus.mig(0, n) for n in (0, 1, 0)]),
   )
-  def test_workers_share_gpus_when_asked(self, output, workers, share, masks):
+  def test_workers_share_gpus_with_the_flag(
+    self, output, workers, share, masks
+  ):
     plan = Plan(
       workers=workers,
       servers=0,

@@ -93,7 +93,7 @@ class PlanTest(parameterized.TestCase):
     self.assertLessEqual(len(tests), most)
 
   @parameterized.parameters(3, 8, 9, 32)
-  def test_nobody_is_in_two_pairs_at_once(self, hosts):
+  def test_no_host_is_in_two_simultaneous_pairs(self, hosts):
     for kind, pairs in trials.plan(hosts):
       if kind in ('up', 'down'):
         hub = 0 if kind == 'up' else 1
@@ -143,7 +143,7 @@ class EndpointTest(absltest.TestCase):
       )
     )
 
-  def test_counts_what_arrives_at_the_receiver(self):
+  def test_bytes_are_counted_at_the_receiver(self):
     for streams in (1, 3):
       self.connect(streams=streams)
       pings = self.both(lambda end, _: end.ping())
@@ -168,7 +168,7 @@ class EndpointTest(absltest.TestCase):
     self.assertEqual(sent, {})
     self.assertEqual([*received], [0])
 
-  def test_strangers_who_say_nothing_hold_nobody_up(self):
+  def test_silent_strangers_delay_no_process(self):
     with contextlib.ExitStack() as stack:
       for _ in range(3):
         stack.enter_context(socket.create_connection(self.peers[1][1:]))
@@ -181,11 +181,11 @@ class EndpointTest(absltest.TestCase):
         end.connect(1, to=[], of=[0], streams=1)
       self.assertLess(time.monotonic() - start, 4.5)  # Each of them: 6 s.
 
-  def test_who_does_not_come_is_named(self):
+  def test_a_missing_process_is_named(self):
     with self.assertRaisesRegex(transfers.Broken, 'host0: timed out'):
       self.impatient(1).connect(1, to=[], of=[0], streams=1)
 
-  def test_who_breaks_off_or_is_silent_is_named(self):
+  def test_a_lost_or_silent_process_is_named(self):
     for broken in (True, False):
       with socket.create_connection(self.peers[1][1:]) as sock:
         sock.sendall(transfers._HELLO.pack(_KEY, 1, 0) + bytes(1000))
@@ -200,7 +200,7 @@ class EndpointTest(absltest.TestCase):
           self.ends[1].transfer(0.1)
       self.ends[1]._disconnect()
 
-  def test_who_cannot_be_reached_is_named(self):
+  def test_an_unreachable_host_is_named(self):
     self.ends[1].__exit__()
     with self.assertRaisesRegex(transfers.Broken, 'host1: .*refused'):
       self.ends[0].connect(1, to=[1], of=[], streams=1)
@@ -210,7 +210,7 @@ class ContentTest(absltest.TestCase):
   def test_groups_are_in_the_file_the_graph_and_the_table(self):
     racks = [((0, 1, 2), 5e6, 8e6)]
     network = shared_links.Network([2e7] * 6, groups=racks)
-    run = lambda test: network.measure(test.pairs)
+    run = lambda test: network.measure(test.pairs)  # noqa: E731
     tests, groups = trials.explore(run, 6, tolerance=0.1)
     hosts = [{'hostname': f'h{n}', 'address': '10.0.0.1'} for n in range(6)]
     latency_s = dict.fromkeys(itertools.permutations(range(6), 2), 1e-4)

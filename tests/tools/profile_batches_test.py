@@ -48,7 +48,7 @@ class ProfileTest(parameterized.TestCase):
     )
     self.assertTrue(profile.device)
 
-  def test_a_file_gives_the_curve_back(self):
+  def test_a_curve_is_read_as_written(self):
     path = pathlib.Path(tempfile.mkdtemp()) / 'profile.json'
     profile_batches.write(_profile(), path)
     content = json.loads(path.read_text())
@@ -57,7 +57,7 @@ class ProfileTest(parameterized.TestCase):
     self.assertEqual(content['batches'], list(_BATCHES))
     np.testing.assert_allclose(content['seconds'], [0.02] * 3 + [0.064, 0.128])
 
-  def test_the_table_has_what_was_measured_and_fitted(self):
+  def test_the_table_has_measured_and_fitted_values(self):
     profile = _profile()._replace(seconds=[0.02, 0.02, 0.02, 0.08, 0.128])
     lines = profile_batches.describe(profile).splitlines()
     self.assertIn('a model on a device', lines[0])
@@ -90,7 +90,7 @@ class ProfileTest(parameterized.TestCase):
     ):
       profile_batches.measure(config, batches=[1, 2, 4], rounds=1)
 
-  def test_the_command_writes_what_it_measures(self):
+  def test_the_command_writes_its_measurements(self):
     folder = pathlib.Path(tempfile.mkdtemp())
     argv = ['-m', 'tools.profile_batches', '--config=configs/vgg16_bsp.py']
     argv += ['--config.model.name=mlp', '--config.model.mlp.hidden=(64,)']
@@ -103,7 +103,7 @@ class ProfileTest(parameterized.TestCase):
     self.assertTrue((folder / 'profile.png').exists())
 
   @pytest.mark.soak
-  def test_what_is_no_batch_is_refused(self):
+  def test_an_invalid_batch_is_refused(self):
     argv = ['-m', 'tools.profile_batches', '--config=configs/vgg16_bsp.py']
     done = small.python(*argv, '--batches=1,many', '--out=/no/file')
     self.assertEqual(done.returncode, 1)

@@ -42,14 +42,14 @@ class ProfileTest(parameterized.TestCase):
     sizes = [each.nbytes for each in _leaves(params)]
     self.assertCountEqual(sizes, [leaf.bytes for leaf in profile.layers])
 
-  def test_a_file_gives_the_layers_back(self):
+  def test_layers_are_read_as_written(self):
     path = pathlib.Path(tempfile.mkdtemp()) / 'profile.json'
     profile_layers.write(_PROFILE, path)
     found = layers.read('field', str(path))
     self.assertEqual([each[:2] for each in found], [(30, 0.5), (10, 0.75)])
     self.assertEqual(json.loads(path.read_text())['batch'], 8)
 
-  def test_the_table_has_what_was_measured(self):
+  def test_the_table_has_the_measurements(self):
     lines = profile_layers.describe(_PROFILE).splitlines()
     self.assertIn('a model, 8 examples in 100 ms, 2 leaves of 4e-05', lines[0])
     self.assertEqual(lines[2].split(), ['50.0%', '50', '75.0%', 'b'])

@@ -99,7 +99,7 @@ class SeveralDevicesTest(parameterized.TestCase):
     self.assertEqual([s['workers'] for s in starts], [{'0': two, '1': two}])
     self.assertEqual(difference, 0.0)
 
-  def test_a_process_with_fewer_devices_says_what_it_needs(self):
+  def test_a_process_with_fewer_devices_names_the_required_ones(self):
     *_, folder = _found('_of_two_devices', JAX_NUM_CPU_DEVICES='2')['server']
     with self.assertRaisesRegex(
       ValueError,
@@ -107,7 +107,7 @@ class SeveralDevicesTest(parameterized.TestCase):
     ):
       recompute.difference(pathlib.Path(folder))
 
-  def test_unlike_workers_are_told_recorded_and_refused(self):
+  def test_unlike_workers_are_logged_recorded_and_refused(self):
     warned, starts, folder = _found('_of_two_devices', JAX_NUM_CPU_DEVICES='2')[
       'unlike'
     ]
@@ -139,21 +139,6 @@ class OtherDevicesTest(absltest.TestCase):
       manifest['starts'][0]['workers'] = workers
 
     self._refused(message, on_gpu)
-
-    def older(manifest):
-      del manifest['starts']
-      manifest['devices'] = ['NVIDIA H100']
-
-    self._refused(message, older)
-
-  def test_a_run_of_an_earlier_version_is_the_same_to_the_last_bit(self):
-    def older(manifest):
-      del manifest['starts'], manifest['numerics']
-      del manifest['config']['deterministic']
-      del manifest['config']['precision']['matmul']
-
-    changed = small.changed(self._folder, 'manifest.json', older)
-    self.assertEqual(recompute.difference(changed), 0.0)
 
 
 class AcceleratorTest(parameterized.TestCase):

@@ -17,7 +17,7 @@ from tools.recomputing.sums import Sums
 
 
 class SumsTest(executors.TestCase):
-  def test_they_are_those_of_executors_to_the_last_bit(self):
+  def test_sums_equal_those_of_executors_to_the_last_bit(self):
     chunk, different = 256, 0
     for name, forest, workers in groups.forests(3):
       count = len(workers)
@@ -71,7 +71,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'how workers sum before the start'):
       recompute.difference(folder)
 
-  def test_so_is_one_of_chunks_in_half_of_float32(self):
+  def test_a_sparse_run_is_the_same_to_the_last_bit(self):
     self._check_wire(
       wire__name='sparse',
       wire__sparse__dtype='float16',
@@ -97,13 +97,13 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     },
   )
   @pytest.mark.soak
-  def test_so_are_those_of_other_wires(self, **fields):
+  def test_runs_of_other_codecs_are_the_same_to_the_last_bit(self, **fields):
     self._check_wire(**fields)
 
   def _check_wire(self, **fields):
     self.assertEqual(recompute.difference(_run(3, **fields)), 0.0)
 
-  def test_what_cannot_be_computed_again_is_refused(self):
+  def test_runs_that_cannot_be_recomputed_are_refused(self):
     folder = _run(1, model__mlp__hidden=())
     for expected, section, own in (
       ('wire: .* of float32, as XLA', 'route', {'name': 'native'}),
@@ -119,11 +119,11 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, expected):
         recompute.difference(changed)
 
-  def test_so_is_one_in_float16_with_skipped_pushes(self):
+  def test_a_float16_run_with_skipped_pushes_is_the_same(self):
     self._check_skipped(sync__name='asp')
 
   @pytest.mark.soak
-  def test_so_is_that_with_pipelined_servers(self):
+  def test_a_pipelined_float16_run_is_the_same(self):
     self._check_skipped(sync__name='bsp', route__server__pipelined=True)
 
   def _check_skipped(self, **fields):
@@ -158,7 +158,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     },
   )
   @pytest.mark.soak
-  def test_so_is_one_whose_workers_die_and_come_back(self, **fields):
+  def test_a_run_with_deaths_and_restarts_is_the_same(self, **fields):
     with processes.launched(
       workers=3,
       servers=0,

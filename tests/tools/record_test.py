@@ -67,7 +67,7 @@ class RecordTest(absltest.TestCase):
     )
     self.assertBetween(model.factor(1, 3), 0.01, 100)
 
-  def test_files_that_exist_are_kept(self):
+  def test_existing_files_are_not_overwritten(self):
     with tempfile.NamedTemporaryFile() as file:
       done = small.python('-m', 'tools.record', f'--out={file.name}')
     self.assertEqual(done.returncode, 1)

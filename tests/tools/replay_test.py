@@ -48,17 +48,6 @@ class ReplayTest(parameterized.TestCase):
       count = len((folder / 'events.jsonl').read_text().splitlines())
       self.assertEqual(line, f'{folder}: {count} events, the same decisions.')
 
-  @parameterized.parameters({'sync__elastic__bound': 1.0}, {})
-  def test_a_bound_is_that_of_the_run_and_none_if_it_is_older(self, **changed):
-    folder = _run('elastic', **changed)
-    path = folder / 'manifest.json'
-    manifest = json.loads(path.read_text())
-    bound = manifest['config']['sync']['elastic'].pop('bound')
-    self.assertEqual(bound, changed.get('sync__elastic__bound', 'inf'))
-    self.assertEqual(_replay(folder)[0], 0)
-    path.write_text(json.dumps(manifest))
-    self.assertEqual(_replay(folder)[0], 1 if changed else 0)
-
   def test_a_different_decision_is_shown(self):
     folder = _run('elastic')
     path = folder / 'events.jsonl'

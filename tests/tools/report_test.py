@@ -87,7 +87,7 @@ def _written(workers):
 
 class LoadTest(parameterized.TestCase):
   @parameterized.parameters(*_RUNS)
-  def test_a_run_is_what_its_files_say(self, scheme, seed):
+  def test_a_record_has_the_content_of_the_files(self, scheme, seed):
     folder = _stored(scheme, seed)
     run = records.load(folder)
 
@@ -304,7 +304,7 @@ class PictureTest(parameterized.TestCase):
     timelines = {'timeline-bsp-seed-0', 'timeline-bsp-seed-1'}
     self.assertEqual(drawn, {*_TOGETHER, *timelines})
 
-  def test_one_curve_is_shown_whole_and_of_several_what_differs(self):
+  def test_one_curve_is_shown_whole_and_several_from_their_limit(self):
     times = np.arange(10.0)
     found = {
       str(last): [curves.Curve(times, np.minimum(times / 5, last))]

@@ -41,7 +41,7 @@ class ResolveRequirementsTest(parameterized.TestCase):
     options = ['--no-index', f'--find-links={self.folder}', '--no-config']
     return tool.resolve(file, python=python, machine=machine, options=options)
 
-  def test_markers_are_those_of_the_python_that_is_asked_for(self):
+  def test_markers_are_those_of_the_requested_python(self):
     text = (
       "anywhere==1.0; python_version < '3.12'\n"
       "anywhere==2.0; python_version >= '3.12'\n"
@@ -57,10 +57,12 @@ class ResolveRequirementsTest(parameterized.TestCase):
     ('intel==1.0', '3.11', 'x86_64', 'cp311|cp312|Python'),
     ('anywhere==3.0', '3.12', 'x86_64', 'anywhere==3.0'),
   )
-  def test_what_does_not_resolve_says_why(self, text, python, machine, why):
+  def test_failed_resolutions_have_their_reason(
+    self, text, python, machine, why
+  ):
     self.assertRegex(self._problem(text, python, machine), why)
 
-  def test_without_an_index_nothing_is_said_to_resolve(self):
+  def test_a_missing_index_is_an_error(self):
     file = self.folder / 'requirements.txt'
     file.write_text('anywhere==1.0')
     with self.assertRaises(ConnectionError):

@@ -16,7 +16,7 @@ from tools import show_forest
 from tools.drawing import placing
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
-from topology.clusters.named import named
+from topology.clusters.builders import build_cluster
 from topology.forests import export
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def _named(cluster, name):
 
 class PictureTest(parameterized.TestCase):
   def test_an_allreduce_goes_up_and_down(self):
-    cluster = named('dgx_a100(1)')
+    cluster = build_cluster('dgx_a100(1)')
     packed = topology.pack(cluster)
     pixels = _pixels(cluster, packed)
     for color in (_UP, _DOWN, _ROOT_NODE):
@@ -74,7 +74,7 @@ class PictureTest(parameterized.TestCase):
     'tree([8, 8, 4], [8, 4, 1])',
   )
   def test_a_cluster_is_drawn_alone(self, spec):
-    pixels = _pixels(named(spec))
+    pixels = _pixels(build_cluster(spec))
     shades = (255 * pixels).astype(int) @ [2**16, 2**8, 1]
     self.assertGreater(len(np.unique(shades)), 5)
 
@@ -100,7 +100,7 @@ class PlacesTest(parameterized.TestCase):
     'wan([4, 4, 4], 25, [[3, 4, 1], [7, 8, 1]])',
   )
   def test_nodes_are_apart(self, spec):
-    cluster = named(spec)
+    cluster = build_cluster(spec)
     places = placing.places(cluster)
     self.assertCountEqual(places, cluster.nodes)
     points = np.stack([*places.values()])
@@ -120,8 +120,8 @@ class PlacesTest(parameterized.TestCase):
     xs = [places[worker][0] for worker in cluster.workers]
     self.assertEqual(xs, sorted(xs))
 
-  def test_rails_are_below_what_boxes_are_above(self):
-    places = placing.places(named('dgx_a100(2)'))
+  def test_rails_are_below_boxes(self):
+    places = placing.places(build_cluster('dgx_a100(2)'))
     heights = [np.sign(places[f's{k}'][1]) for k in range(4)]
     self.assertEqual(heights, [1, 1, -1, -1])
 
@@ -158,7 +158,7 @@ class CommandTest(parameterized.TestCase):
     pixels = image.imread(file.with_suffix('.png'))[..., :3]
     self.assertGreater(_count(pixels, _UP), 100)
 
-  def test_the_picture_goes_where_it_is_said(self):
+  def test_the_picture_is_written_to_the_path_of_the_flag(self):
     out = _folder() / 'picture.png'
     done = self._run(str(self._forest()), f'--out={out}', '--trees=1')
     self.assertEqual(done.returncode, 0, done.stderr)
@@ -171,7 +171,7 @@ class CommandTest(parameterized.TestCase):
     ((), r'Expected a file, got \[\]'),
   )
   @pytest.mark.soak
-  def test_so_is_other_bad_input(self, arguments, message):
+  def test_bad_flags_are_named(self, arguments, message):
     self._check_named(arguments, message)
 
   def test_bad_input_is_named(self):

@@ -22,7 +22,7 @@ for graph in (randomized.random_mesh(8, 1), shapes.bcube(3, 2, 10),
     show(graph, topology.pack(graph, collective=collective))
 show(graph, topology.pack(graph, max_trees=5))
 best = topology.pack(graph)
-for name, scheme in schemes.all_of(graph, best).items():
+for name, scheme in schemes.build_all(graph, best).items():
   print(name, scheme)
 for graph in (randomized.random_mesh(40, 1, symmetric=True),
               randomized.random_switched(18, 5, 1), machines.dgx_a100(3)):

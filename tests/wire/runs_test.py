@@ -1,4 +1,4 @@
-"""Tests of runs whose wires remember: nothing of a gradient gets lost."""
+"""Tests of runs with residuals: no part of a gradient is lost."""
 
 import functools
 import tempfile
@@ -97,7 +97,9 @@ class MassTest(parameterized.TestCase):
     ('elastic', 'topk', 0.6),
     ('asp', 'lowrank', 1.0),
   )
-  def test_sent_and_kept_are_all_gradients(self, scheme, wire, dies_s):
+  def test_messages_and_residuals_together_are_all_gradients(
+    self, scheme, wire, dies_s
+  ):
     watched = _Watched(
       sync__name=scheme,
       route__server__servers=2,
@@ -113,7 +115,7 @@ class MassTest(parameterized.TestCase):
       watched.arrived + kept, watched.pushed, atol=1e-5 * scale
     )
     self.assertGreater(np.abs(kept).max(), 1e-3 * scale)
-    # What a worker loses that dies is listed.
+    # The residual of a worker that dies is recorded as lost.
     rows = small.rows(watched.run, 'events.jsonl')
     (row,) = (row for row in rows if row['event'] == 'forgot')
     self.assertEqual((row['time'], row['worker']), (dies_s, 1))
@@ -126,7 +128,7 @@ class MassTest(parameterized.TestCase):
 
 class DenseTest(parameterized.TestCase):
   @parameterized.parameters('none', 'masked')
-  def test_without_sparsity_it_is_momentum_bit_for_bit(self, correction):
+  def test_no_sparsity_equals_dense_momentum_bit_for_bit(self, correction):
     run, summary = small.trained(
       optimizer__sgd__momentum=0.9,
       wire__name='sparse',
@@ -142,7 +144,7 @@ class DenseTest(parameterized.TestCase):
     each = summary['bytes'] / summary['iterations']
     self.assertEqual(each, 2 * small.size_bytes(run))
 
-  def test_momentum_of_workers_sums_up_to_that_of_the_optimiser(self):
+  def test_local_momentum_equals_that_of_the_optimiser(self):
     run, _ = small.trained(
       wire__name='sparse',
       wire__sparse__chunk=16,
@@ -159,7 +161,7 @@ class DenseTest(parameterized.TestCase):
 
 class RunTest(parameterized.TestCase):
   @parameterized.parameters('sparse', 'quantised')
-  def test_a_run_that_goes_on_gives_what_a_straight_one_does(self, wire):
+  def test_a_resumed_run_gives_the_results_of_an_uninterrupted_one(self, wire):
     fields = _WIRES.get(wire, {'wire__name': wire})
     expected, steps = stopping.straight('asp', epochs=2.0, **fields)
     config = stopping.eventful('asp', epochs=2.0, **fields)
@@ -175,7 +177,7 @@ class RunTest(parameterized.TestCase):
     for name in ('summary', 'events'):
       self.assertEqual(got[name], expected[name])
 
-  def test_bytes_are_those_of_each_stage(self):
+  def test_bytes_follow_the_stages_of_warm_up(self):
     config = small.timing(
       size_bytes=4 * 100,
       cluster__workers=1,
@@ -188,7 +190,7 @@ class RunTest(parameterized.TestCase):
     )
     summary = small.build(config)()
     # 24 iterations an epoch of 192 examples: 12 dense, 12 of 10 chunks of 20,
-    # and 24 of 4, each with its number.
+    # and 24 of 4, each with its index.
     self.assertEqual(summary['iterations'], 48)
     pushes = 12 * 400 + 12 * 4 * 10 * 6 + 24 * 4 * 4 * 6
     self.assertEqual(summary['bytes'], 48 * 400 + pushes)
@@ -224,11 +226,11 @@ class RunTest(parameterized.TestCase):
       'config.wire.quantised.chunk: expected at least 1, got 0',
     ),
   )
-  def test_settings_that_make_no_sense_are_refused(self, changed, message):
+  def test_rejects_settings_out_of_range(self, changed, message):
     with self.assertRaisesRegex(ValueError, message):
       small.build(small.config(**changed))
 
-  def test_shapes_that_nobody_knows_are_refused(self):
+  def test_rejects_lowrank_without_a_model(self):
     message = 'config.wire.lowrank.rank: expected vectors with matrices'
     with self.assertRaisesRegex(ValueError, message):
       small.build(small.timing(wire__name='lowrank'))

@@ -1,14 +1,14 @@
-"""Says which combination of when, how much, what and where pays on a cluster.
+"""Advises on scheme, batching, codec and route for a cluster.
 
   python -m tools.advise --model=vgg16 --cluster=FILE [--batch=32]
   python -m tools.advise --model=vgg16 --cluster=FILE --from-trace=CSV
   python -m tools.advise --from-run=DIR [--model=vgg16] [--batch=32]
 
-Simulates combinations in time alone, and ranks them by the predicted time to an
-accuracy: examples per second, over how many more examples than BSP they needed
-in the runs of the ledger.  FILE is JSON, as tools/advise/clusters.py says; CSV
-has speeds, and DIR, the folder of a run, speeds, links, bytes and batch, as
-tools/advise/recorded.py says.
+Simulates the times of combinations, and ranks them by the predicted time to an
+accuracy: examples per second, divided by the examples that they needed relative
+to BSP in the runs of the ledger.  FILE is JSON (tools/advise/clusters.py).  CSV
+has speeds; DIR, the folder of a run, has speeds, links, bytes and batch
+(tools/advise/recorded.py).
 """
 
 import pathlib
@@ -24,7 +24,7 @@ from tools.advise import clusters, needed, ranking, recorded
 from tools.advise.simulating import Workload
 
 _BATCH = 32
-# Parameters of the published networks for ImageNet; without auxiliary heads.
+# Numbers of parameters of networks for ImageNet, without auxiliary heads.
 MODELS = {
   'alexnet': 61_100_840,
   'inception_v3': 23_834_568,
@@ -34,22 +34,22 @@ MODELS = {
 
 
 def main(argv: list[str]) -> None:
-  """Prints the table and what follows from it."""
-  given = flags.FLAGS
+  """Prints the ranking and the advice."""
+  values = flags.FLAGS
   if len(argv) > 1:
     raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
   placement.use_cpu_only()
   try:
     with tempfile.TemporaryDirectory() as folder:
-      cluster, workload = asked(
+      cluster, workload = read_problem(
         pathlib.Path(folder),
-        model=given.model,
-        batch=given.batch,
-        file=given.cluster,
-        run=given['from-run'].value,
-        trace=given['from-trace'].value,
+        model=values.model,
+        batch=values.batch,
+        file=values.cluster,
+        run=values['from-run'].value,
+        trace=values['from-trace'].value,
       )
-      advice = ranking.advise(cluster, workload, needed.measured(), _tell)
+      advice = ranking.advise(cluster, workload, needed.read_ratios(), _log)
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
   except KeyboardInterrupt:
@@ -77,7 +77,7 @@ def size_bytes(model: str) -> int:
     ) from error
 
 
-def asked(
+def read_problem(
   folder: pathlib.Path,
   *,
   model: str | None = None,
@@ -85,24 +85,24 @@ def asked(
   file: str | None = None,
   run: str | None = None,
   trace: str | None = None,
-) -> tuple[clusters.Described, Workload]:
-  """Returns the cluster and what is trained there, as the flags say.
+) -> tuple[clusters.ClusterDescription, Workload]:
+  """Returns the cluster and the workload that the flags describe.
 
   Args:
-    folder: For what a run has shown; it has to stay as long as the cluster.
-    model: Flag of this name, as the others; None if it is not given.
+    folder: Folder for measurements of a run, needed as long as the cluster.
+    model: Value of --model; None without the flag, as below.
     batch: Examples of an iteration.
     file: --cluster.
     run: --from-run.
     trace: --from-trace.
 
   Raises:
-    ValueError: If they, or what they name, are wrong; names them.
+    ValueError: If a flag or its file is wrong; names it.
   """
   if run:
     alone = 'neither --cluster nor --from-trace beside it'
     require(not (file or trace), '--from-run', alone, file or trace)
-    cluster, own = recorded.of_run(run, folder)
+    cluster, own = recorded.read_run(run, folder)
     size = size_bytes(model) if model else own.size_bytes
     return cluster, Workload(size, batch or own.batch)
   beside = (
@@ -115,10 +115,10 @@ def asked(
   workload = Workload(size_bytes(model), batch or _BATCH)
   if not trace:
     return clusters.read(file), workload
-  return recorded.of_trace(trace, file, workload.batch), workload
+  return recorded.read_trace(trace, file, workload.batch), workload
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 

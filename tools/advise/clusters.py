@@ -1,9 +1,9 @@
-"""Reads the file of a cluster that advice is asked for.
+"""Reader of files that describe clusters for tools.advise.
 
-It is JSON, and its fields are those of config.cluster: `workers`, `speed`
-(`slowdown` at least), `network` (`worker_up_Bps` and `worker_down_Bps`; those
-of servers, if these have hosts of their own) and `links`, a file of nodes and
-links or a builder, among the workers.  Tuples are lists there.
+A file is JSON with fields of config.cluster: `workers`; `speed`, with at least
+`slowdown`; `network`, with `worker_up_Bps` and `worker_down_Bps`, and those of
+servers on hosts of their own; and `links` among the workers, a file of nodes
+and links or a builder.  Tuples are lists.
 """
 
 import json
@@ -19,18 +19,18 @@ from configs.checks import require
 _KNOWN = ('workers', 'speed', 'network', 'links')
 _WORKER = ('worker_up_Bps', 'worker_down_Bps')
 _SERVER = ('server_up_Bps', 'server_down_Bps')
-_MOST = 8  # Servers in workers: what their links share costs time to compute.
+_MOST = 8  # Servers in workers, to bound the time of a simulation.
 
 
-class Described(NamedTuple):
-  """A cluster as its file says.
+class ClusterDescription(NamedTuple):
+  """Cluster of a file.
 
   Attributes:
-    path: Of the file.
-    workers: How many.
+    path: Path of the file.
+    workers: Number of workers.
     speed: Fields of config.cluster.speed.
     network: Fields of config.cluster.network.
-    links: As config.cluster.links.
+    links: Value of config.cluster.links.
   """
 
   path: str
@@ -40,51 +40,54 @@ class Described(NamedTuple):
   links: str
 
   @property
-  def serves(self) -> bool:
-    """Whether it is known what links workers have to servers."""
+  def has_server_links(self) -> bool:
+    """True if the links between workers and servers are known."""
     return bool(set(_WORKER) & set(self.network))
 
   @property
   def dedicated(self) -> bool:
-    """Whether servers have hosts of their own."""
+    """True if servers have hosts of their own."""
     return bool(set(_SERVER) & set(self.network))
 
   @property
   def servers(self) -> int:
-    """How many: those of the file, or one in each of the first workers."""
+    """Number of servers: the file's, or one in each of the first workers."""
     if self.dedicated:
       return max(len(self.network[link]) for link in _SERVER)
     return min(self.workers, _MOST)
 
-  def put(self, config: ConfigDict, *, served: bool) -> None:
-    """Gives a config this cluster.
+  def apply(self, config: ConfigDict, *, uses_servers: bool) -> None:
+    """Sets the cluster of a config.
 
     Args:
-      config: To be changed.
-      served: Whether there are servers; without them `links` count.
+      config: Config, which is changed.
+      uses_servers: True for a route with servers; `links` are for others.
 
     Raises:
       ValueError: If a field is unknown or of another type; names it.
     """
     config.cluster.workers = self.workers
-    among = bool(self.links) and not served
+    among = bool(self.links) and not uses_servers
     config.cluster.links = self.links if among else ''
     for part in ('speed', 'network'):
-      _put(config.cluster[part], getattr(self, part), f'{self.path}: {part}')
+      _apply(config.cluster[part], getattr(self, part), f'{self.path}: {part}')
     network, defaults = config.cluster.network, default.get_config()
-    unused = (*(() if served else _SERVER), *(_WORKER if among else ()))
+    unused = (*(() if uses_servers else _SERVER), *(_WORKER if among else ()))
     for link in unused:
       network[link] = defaults.cluster.network[link]
-    if served:
+    if uses_servers:
       network.servers_in_workers = not self.dedicated
 
 
-def read(path: str, speed: Mapping[str, Any] | None = None) -> Described:
+def read(
+  path: str, speed: Mapping[str, Any] | None = None
+) -> ClusterDescription:
   """Returns the cluster of a file.
 
   Args:
-    path: Of the file.
-    speed: Fields of config.cluster.speed, if the file is to have none.
+    path: Path of the file.
+    speed: Fields of config.cluster.speed that replace those of the file; None
+      for those of the file.
 
   Raises:
     ValueError: If a field is missing, unknown or not of its kind; names it.
@@ -110,43 +113,43 @@ def read(path: str, speed: Mapping[str, Any] | None = None) -> Described:
     field, own = f'{path}: speed', data.get('speed')
     require(own is None, field, 'none, as a trace has the speeds', own)
   speed = data.get('speed', {}) if speed is None else speed
-  return checked(
-    Described(path, workers, speed, data.get('network', {}), links)
+  return check(
+    ClusterDescription(path, workers, speed, data.get('network', {}), links)
   )
 
 
-def checked(found: Described) -> Described:
-  """Returns a cluster that says enough.
+def check(description: ClusterDescription) -> ClusterDescription:
+  """Returns a description after checking that it is complete.
 
   Raises:
     ValueError: If a field is missing, unknown or not of its kind; names it.
   """
-  _check(found)
-  found.put(default.get_config(), served=False)  # Names what is unknown.
-  return found
+  _check_required(description)
+  description.apply(default.get_config(), uses_servers=False)
+  return description
 
 
-def _check(found: Described) -> None:
-  """Refuses what says too little."""
+def _check_required(found: ClusterDescription) -> None:
+  """Refuses a description without a required field."""
   speed, network = found.speed, found.network
-  expected = 'how much slower each worker is than the fastest'
+  expected = 'the slowdown of each worker relative to the fastest'
   known = speed.get('slowdown')
   require(known is not None, f'{found.path}: speed.slowdown', expected, known)
   expected = 'bytes per second, one value or one of each'
   needed = (
-    *(_WORKER if found.serves or not found.links else ()),
+    *(_WORKER if found.has_server_links or not found.links else ()),
     *(_SERVER if found.dedicated else ()),
   )
   for link in needed:
     field = f'{found.path}: network.{link}'
     require(link in network, field, expected, network.get(link))
-  if found.dedicated and not found.serves:
+  if found.dedicated and not found.has_server_links:
     field = f'{found.path}: network.worker_up_Bps'
     require(False, field, f'{expected}, as there are servers', None)
 
 
-def _put(section: ConfigDict, given: Mapping[str, Any], path: str) -> None:
-  """Puts plain data into a section.
+def _apply(section: ConfigDict, given: Mapping[str, Any], path: str) -> None:
+  """Sets the fields of a section from plain data.
 
   Raises:
     ValueError: If a field is unknown or of another type.
@@ -156,7 +159,7 @@ def _put(section: ConfigDict, given: Mapping[str, Any], path: str) -> None:
     require(field in section, where, f'one of {sorted(section)}', field)
     if isinstance(section[field], ConfigDict):
       require(isinstance(value, dict), where, 'a JSON object', value)
-      _put(section[field], value, where)
+      _apply(section[field], value, where)
       continue
     if isinstance(section[field], tuple):
       numbers = isinstance(value, list) and all(

@@ -1,6 +1,6 @@
-"""Measured examples to an accuracy of combinations, relative to BSP.
+"""Measured examples to an accuracy of each combination, relative to BSP.
 
-The measurements are those of the ledger of `reproduce.py`: eight workers on
+Measurements are results of `reproduce.py` (docs/ledger.md): eight workers on
 three clusters, with several seeds.  A run's examples to the accuracy are its
 time to the accuracy times its examples per second.  They are divided by those
 of BSP with equal batches and float32 on the same cluster and with the same
@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 FOLDER = pathlib.Path(__file__).parents[2] / 'results'
 SOURCES = ('combined_equal', 'combined_links', 'combined_workers')
 _TO = 'time_to.0.93'
-# In this order: needs curves; has larger steps the less equal a cluster is, so
-# that measurements on other clusters say little; diverges.
+# Omitted batching: lb_bsp_gpu needs curves; steps of r2sp grow with the
+# inequality of a cluster, so that measurements do not carry over; the last one
+# diverges.
 _SKIPPED = ('lb_bsp_gpu', 'r2sp', 'r2sp_released')
 
 
@@ -26,11 +27,11 @@ class Combination(NamedTuple):
   """Scheme, batching, dtype and route of a run.
 
   Attributes:
-    sync: As config.sync.name.
-    batching: As config.batching.name.
-    dtype: As config.wire.dense.dtype.
-    route: As config.route.name.
-    pipelined: As config.route.server.pipelined.
+    sync: Value of config.sync.name.
+    batching: Value of config.batching.name.
+    dtype: Value of config.wire.dense.dtype.
+    route: Value of config.route.name.
+    pipelined: Value of config.route.server.pipelined.
   """
 
   sync: str = 'bsp'
@@ -47,15 +48,15 @@ class Combination(NamedTuple):
 BSP = Combination()
 
 
-class Needed(NamedTuple):
-  """Examples to the accuracy over those of BSP.
+class ExamplesRatio(NamedTuple):
+  """Examples to the accuracy relative to those of BSP.
 
   Attributes:
-    median: Over clusters and seeds.
-    least: Of them.
-    most: Of them; infinite if a run never got there.
-    runs: How many there are.
-    staleness: The largest mean staleness of them, updates.
+    median: Median over clusters and seeds.
+    least: Smallest ratio.
+    most: Largest ratio; infinite if a run never reached the accuracy.
+    runs: Number of runs.
+    staleness: Largest mean staleness of a run, updates.
   """
 
   median: float
@@ -70,8 +71,10 @@ class Needed(NamedTuple):
     return max(1.0, self.median)
 
 
-def measured(folder: pathlib.Path = FOLDER) -> dict[Combination, Needed]:
-  """Returns the measured ratios of the ledger's combinations, by combination.
+def read_ratios(
+  folder: pathlib.Path = FOLDER,
+) -> dict[Combination, ExamplesRatio]:
+  """Returns the measured ratio of each combination in the results.
 
   A ratio is over the runs of all routes, because a route changes no update.
 
@@ -93,18 +96,20 @@ def measured(folder: pathlib.Path = FOLDER) -> dict[Combination, Needed]:
       ratios.setdefault(combination[:3], []).append(ratio)
       stale.setdefault(combination[:3], []).append(record['staleness_mean'])
   return {
-    combination: _summed(ratios[combination[:3]], stale[combination[:3]])
+    combination: _summarize(ratios[combination[:3]], stale[combination[:3]])
     for combination in sorted(found)
   }
 
 
-def _summed(ratios: list[float], stale: Iterable[float]) -> Needed:
+def _summarize(ratios: list[float], stale: Iterable[float]) -> ExamplesRatio:
   middle = statistics.median(ratios)
-  return Needed(middle, min(ratios), max(ratios), len(ratios), max(stale))
+  return ExamplesRatio(
+    middle, min(ratios), max(ratios), len(ratios), max(stale)
+  )
 
 
 def _records(path: pathlib.Path) -> list[Mapping[str, Any]]:
-  expected = 'results of the ledger'
+  expected = 'results of reproduce.py'
   try:
     records = json.loads(path.read_text())['records']
   except (OSError, ValueError, KeyError) as error:
@@ -124,4 +129,5 @@ def _of(record: Mapping[str, Any]) -> Combination:
 
 def _examples(record: Mapping[str, Any]) -> float:
   """Returns the examples of a run until the accuracy; inf if never reached."""
-  return (record.get(_TO) or math.inf) * record['examples_per_s']
+  time_s: float = record.get(_TO) or math.inf
+  return time_s * float(record['examples_per_s'])

@@ -1,50 +1,50 @@
-"""Which combination is the best one, why, and what would change that."""
+"""Ranking of combinations, its reasons, and its sensitivity."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from tools.advise import simulating
-from tools.advise.clusters import Described
-from tools.advise.needed import BSP, SOURCES, Combination, Needed
+from tools.advise.clusters import ClusterDescription
+from tools.advise.needed import BSP, SOURCES, Combination, ExamplesRatio
 from tools.advise.simulating import Pace, Workload
 
-_WORTH = 0.95  # Of BSP's time: less is a gain, as in the ledger.
-_FURTHER = 1.5  # Times the staleness that was measured: not known any more.
+_WORTH = 0.95  # Largest time relative to BSP that counts as a gain.
+_FURTHER = 1.5  # Largest staleness relative to the measured one.
 
 
-class Row(NamedTuple):
-  """A combination beside BSP.
+class RankedCombination(NamedTuple):
+  """A combination compared with BSP.
 
   Attributes:
-    combination: Which one.
-    pace: As simulated.
-    needed: Examples over those of BSP, as measured.
-    speed: Examples per second over those of BSP.
+    combination: The combination.
+    pace: Its simulated pace.
+    needed: Measured examples relative to those of BSP.
+    speed: Examples per second relative to those of BSP.
   """
 
   combination: Combination
   pace: Pace
-  needed: Needed
+  needed: ExamplesRatio
   speed: float
 
   @property
   def time(self) -> float:
-    """To an accuracy, over that of BSP."""
+    """Time to an accuracy relative to that of BSP."""
     return self.needed.used / self.speed
 
   @property
-  def covered(self) -> bool:
-    """Whether gradients about as stale were measured."""
+  def is_covered(self) -> bool:
+    """True if the measurements had gradients of about this staleness."""
     return self.pace.staleness <= max(1.0, _FURTHER * self.needed.staleness)
 
 
-class Why(NamedTuple):
-  """Where the time of an iteration of BSP goes, seconds.
+class IterationTime(NamedTuple):
+  """Parts of the time of an iteration of BSP, seconds.
 
   Attributes:
     compute_s: Computing, mean over workers.
-    waiting_s: Waiting for the slowest to have computed.
-    links_s: What links add.
+    waiting_s: Waiting for the gradient of the slowest worker.
+    links_s: Further time on links.
   """
 
   compute_s: float
@@ -53,41 +53,41 @@ class Why(NamedTuple):
 
   @property
   def limit(self) -> str:
-    """What takes the most of it."""
+    """Largest part."""
     return ('computing', 'waiting', 'links')[self.index(max(self))]
 
 
 class Advice(NamedTuple):
-  """What to run.
+  """Ranking and advice for a cluster.
 
   Attributes:
-    cluster: For which cluster.
-    rows: All combinations, the fastest to an accuracy first.
-    base: BSP's, with equal batches and float32.
-    best: That is advised.
-    why: What limits BSP.
+    cluster: The cluster.
+    rows: All combinations, sorted by the time to an accuracy.
+    base: BSP with equal batches and float32.
+    best: Advised combination.
+    iteration: Time of an iteration of BSP.
   """
 
-  cluster: Described
-  rows: list[Row]
-  base: Row
-  best: Row
-  why: Why
+  cluster: ClusterDescription
+  rows: list[RankedCombination]
+  base: RankedCombination
+  best: RankedCombination
+  iteration: IterationTime
 
 
 def advise(
-  cluster: Described,
+  cluster: ClusterDescription,
   workload: Workload,
-  needed: Mapping[Combination, Needed],
-  tell: Callable[[str], None] = lambda text: None,
+  needed: Mapping[Combination, ExamplesRatio],
+  log: Callable[[str], None] = lambda text: None,
 ) -> Advice:
-  """Simulates what a cluster can do, and ranks it.
+  """Simulates and ranks the combinations on a cluster.
 
   Args:
-    cluster: Which cluster.
-    workload: What is trained.
-    needed: From `needed.measured`.
-    tell: Is told what is going on.
+    cluster: The cluster.
+    workload: Model and batch.
+    needed: Ratios of `needed.read_ratios`.
+    log: Logs the progress.
 
   Raises:
     ValueError: If the cluster is wrong, before anything runs; names the field.
@@ -96,11 +96,11 @@ def advise(
   simulating.check(cluster, workload, choices)
   paces = {}
   for number, each in enumerate(choices, start=1):
-    tell(f'{number} of {len(choices)}: {each}')
-    paces[each] = simulating.pace(cluster, workload, each)
+    log(f'{number} of {len(choices)}: {each}')
+    paces[each] = simulating.simulate_pace(cluster, workload, each)
   plain = BSP if BSP in paces else BSP._replace(route='ring')
   rows = [
-    Row(
+    RankedCombination(
       each,
       pace,
       needed[each],
@@ -108,14 +108,16 @@ def advise(
     )
     for each, pace in paces.items()
   ]
-  # Of equals the one that changes the least comes first.
+  # Among equals the one with the fewest changes comes first.
   rows.sort(key=lambda row: (round(row.time, 3), _changes(row.combination)))
   base = next(row for row in rows if row.combination == plain)
-  best = next(row for row in rows if row.covered)
+  best = next(row for row in rows if row.is_covered)
   if best.time > _WORTH:
     best = base
-  free = simulating.unlimited(cluster, workload)
-  return Advice(cluster, rows, base, best, _why(cluster, workload, base, free))
+  free = simulating.simulate_unlimited(cluster, workload)
+  return Advice(
+    cluster, rows, base, best, _iteration_time(cluster, workload, base, free)
+  )
 
 
 def table(advice: Advice) -> str:
@@ -131,7 +133,7 @@ def table(advice: Advice) -> str:
         f'{place}',
         *(when, much, what, f'{where}, pipelined' if pipelined else where),
         f'{row.pace.examples_per_s:.4g}',
-        f'{row.pace.staleness:.1f}' + ('' if row.covered else '*'),
+        f'{row.pace.staleness:.1f}' + ('' if row.is_covered else '*'),
         f'{needed.median:.2f} ({needed.least:.2f} to {needed.most:.2f})',
         f'{row.time:.2f} ({low:.2f} to {high:.2f})',
         'advised' if row is advice.best else '',
@@ -144,7 +146,7 @@ def table(advice: Advice) -> str:
     ).rstrip()
     for row in rows
   ]
-  stars = [row for row in advice.rows if not row.covered]
+  stars = [row for row in advice.rows if not row.is_covered]
   if stars:
     lines.append(
       '* staler than what was measured: the examples it needs are not known, '
@@ -169,31 +171,37 @@ def explain(advice: Advice) -> str:
   return '\n\n'.join(parts)
 
 
-def _why(cluster: Described, workload: Workload, base: Row, free: Pace) -> Why:
+def _iteration_time(
+  cluster: ClusterDescription,
+  workload: Workload,
+  base: RankedCombination,
+  free: Pace,
+) -> IterationTime:
   whole_s, free_s = (
     cluster.workers * workload.batch / pace.examples_per_s
     for pace in (base.pace, free)
   )
   waiting_s = max(free_s - free.compute_s, 0.0)
-  return Why(free.compute_s, waiting_s, max(whole_s - free_s, 0.0))
+  return IterationTime(free.compute_s, waiting_s, max(whole_s - free_s, 0.0))
 
 
 def _reason(advice: Advice) -> str:
-  """Returns a sentence: what limits BSP here, and what is done about it."""
-  why, best = advice.why, advice.best
+  """Returns sentences on the limit of BSP and on the advice."""
+  parts, best = advice.iteration, advice.best
   shares = (
-    f'An iteration of BSP takes {sum(why):.3g} s: {why.compute_s:.3g} s of '
-    f'computing, {why.waiting_s:.3g} s of waiting for the slowest worker'
-    f'{_slowest(advice)} and {why.links_s:.3g} s of links{_thinnest(advice)}; '
+    f'An iteration of BSP takes {sum(parts):.3g} s: {parts.compute_s:.3g} s of '
+    f'computing, {parts.waiting_s:.3g} s of waiting for the slowest worker'
+    f'{_slowest(advice)} and {parts.links_s:.3g} s of links'
+    f'{_thinnest(advice)}; '
   )
   if best is advice.base:
     return (
-      f'{shares}it is limited by {why.limit}, and nothing that was measured '
+      f'{shares}it is limited by {parts.limit}, and nothing that was measured '
       f'gains {1 - _WORTH:.0%}: there is nothing to gain, stay with BSP.'
     )
   sure = best.needed.most / best.speed < 1
   return (
-    f'{shares}it is limited by {why.limit}. {best.combination} takes '
+    f'{shares}it is limited by {parts.limit}. {best.combination} takes '
     f'{best.time:.2f} of its time to an accuracy'
     + ('.' if sure else ', though not in every run that was measured.')
   )
@@ -207,9 +215,9 @@ def _slowest(advice: Advice) -> str:
 
 
 def _thinnest(advice: Advice) -> str:
-  """Returns whose link is below all others, or that servers' are."""
+  """Returns the worker with the slowest link, or the servers, as text."""
   cluster = advice.cluster
-  if cluster.links or advice.why.limit != 'links':
+  if cluster.links or advice.iteration.limit != 'links':
     return ''
   ways = [
     [*cluster.network[link]] * (1 if len(cluster.network[link]) > 1 else n)
@@ -235,10 +243,10 @@ def _thinnest(advice: Advice) -> str:
 
 
 def _changers(advice: Advice) -> list[str]:
-  """Returns from where on another combination would be the best."""
+  """Returns lines on the limits at which another combination is the best."""
   best, lines = advice.best, []
-  others = [row for row in advice.rows if row is not best and row.covered]
-  ahead = [row for row in advice.rows if not row.covered]
+  others = [row for row in advice.rows if row is not best and row.is_covered]
+  ahead = [row for row in advice.rows if not row.is_covered]
   ahead = [row for row in ahead if row.time < best.time]
   for row in (*others[:1], *ahead[:1]):
     limit = best.time * row.speed
@@ -248,7 +256,7 @@ def _changers(advice: Advice) -> list[str]:
     text += f'it is first if it needs less than {limit:.2f} times the examples '
     text += f'of BSP (measured {row.needed.median:.2f}, '
     text += f'{row.needed.least:.2f} to {row.needed.most:.2f}'
-    if not row.covered:
+    if not row.is_covered:
       text += f', at a staleness of {row.needed.staleness:.0f} at most, here '
       text += f'{row.pace.staleness:.0f}'
     lines.append(f'{text}).')

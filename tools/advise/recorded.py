@@ -1,7 +1,7 @@
-"""Clusters as runs have found them: speeds, and links where there is a run.
+"""Clusters as runs measured them: speeds, and the links of a run.
 
-Times of iterations are taken to be in proportion to the examples.  Each worker
-goes through its own again and again.
+Times of iterations are assumed proportional to their examples.  Each worker
+repeats its recorded times in a cycle.
 """
 
 import pathlib
@@ -13,7 +13,7 @@ from cluster.speed import traces
 from configs.checks import require
 from tools import calibrate
 from tools.advise import clusters
-from tools.advise.clusters import Described
+from tools.advise.clusters import ClusterDescription
 from tools.advise.simulating import Workload
 
 _COLUMNS = {
@@ -24,12 +24,14 @@ _COLUMNS = {
 _SERVER = ('server_up_Bps', 'server_down_Bps')
 
 
-def of_run(path: str, folder: pathlib.Path) -> tuple[Described, Workload]:
-  """Returns the cluster of a run and what it has trained: tools/calibrate.py.
+def read_run(
+  path: str, folder: pathlib.Path
+) -> tuple[ClusterDescription, Workload]:
+  """Returns cluster and workload of a run, measured by tools.calibrate.
 
   Args:
     path: Folder of the run.
-    folder: For what was measured; it has to stay as long as the cluster.
+    folder: Folder for measurements, needed as long as the cluster.
 
   Raises:
     ValueError: If there is no such run, or if it is too short.
@@ -58,27 +60,27 @@ def of_run(path: str, folder: pathlib.Path) -> tuple[Described, Workload]:
     if apart:
       network[field] = rates * (route.server.servers if len(rates) == 1 else 1)
   network.pop('server_latency_s')
-  found = Described(
+  found = ClusterDescription(
     path,
     config.cluster.workers,
     _speed(file.with_suffix('.csv'), batch),
     network,
     str(links) if links.exists() else '',
   )
-  return clusters.checked(found), Workload(measured.size_bytes, batch)
+  return clusters.check(found), Workload(measured.size_bytes, batch)
 
 
-def of_trace(path: str, file: str, batch: int) -> Described:
-  """Returns the cluster of a file whose speeds are recorded elsewhere.
+def read_trace(path: str, file: str, batch: int) -> ClusterDescription:
+  """Returns the cluster of a file, with the speeds of a trace.
 
   Args:
     path: CSV with the columns worker, iteration and compute_s, seconds, as
       tools.calibrate writes it.
-    file: Of the cluster; has no `speed`.
+    file: File of the cluster, without `speed`.
     batch: Examples of a recorded iteration.
 
   Raises:
-    ValueError: If either is not as it has to be; names file and field.
+    ValueError: If a file is wrong; names file and field.
     OSError: If the cluster's file cannot be read.
   """
   try:

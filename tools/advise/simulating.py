@@ -1,4 +1,4 @@
-"""How many examples per second a combination processes on a cluster."""
+"""Simulation of the examples per second of a combination on a cluster."""
 
 import json
 import math
@@ -11,21 +11,21 @@ import train
 from configs import default
 from outputs import console
 from sweeps import scratch
-from tools.advise.clusters import Described
+from tools.advise.clusters import ClusterDescription
 from tools.advise.needed import BSP, Combination
 
-_FLOWS = 5_000  # Of an iteration of all, times iterations; bounds the time.
+_FLOWS = 5_000  # Transfers of a simulation, to bound its time.
 _LEAST, _MOST = 8, 40  # Iterations of each worker.
-_SETTLED = 0.4  # Share of a run that is left out at its start.
+_SETTLED = 0.4  # Share of a run that is omitted at its start.
 
 
 class Pace(NamedTuple):
-  """How fast a simulated run was, once settled.
+  """Pace of a simulated run after its start phase.
 
   Attributes:
-    examples_per_s: Of all workers.
-    staleness: Mean, updates.
-    compute_s: Of an iteration, mean over workers.
+    examples_per_s: Examples per second of all workers.
+    staleness: Mean staleness, updates.
+    compute_s: Seconds of computing in an iteration, mean over workers.
   """
 
   examples_per_s: float
@@ -34,10 +34,10 @@ class Pace(NamedTuple):
 
 
 class Workload(NamedTuple):
-  """What is trained.
+  """Model size and batch of a training.
 
   Attributes:
-    size_bytes: Of the parameters, in float32.
+    size_bytes: Bytes of the parameters in float32.
     batch: Examples of a worker's iteration.
   """
 
@@ -46,39 +46,43 @@ class Workload(NamedTuple):
 
 
 def possible(
-  cluster: Described, combinations: Mapping[Combination, Any]
+  cluster: ClusterDescription, combinations: Mapping[Combination, Any]
 ) -> list[Combination]:
-  """Returns the combinations that a cluster's file says enough for."""
+  """Returns the combinations whose links the file of a cluster has."""
   return [
-    each for each in combinations if cluster.serves or each.route != 'server'
+    each
+    for each in combinations
+    if cluster.has_server_links or each.route != 'server'
   ]
 
 
 def check(
-  cluster: Described, workload: Workload, combinations: list[Combination]
+  cluster: ClusterDescription,
+  workload: Workload,
+  combinations: list[Combination],
 ) -> None:
-  """Refuses a cluster that is wrong, with servers and among workers.
+  """Checks a cluster for routes with servers and for those without.
 
   Raises:
     ValueError: If a value is out of its range; names the field.
   """
-  for served in (True, False):
-    same = [c for c in combinations if (c.route == 'server') == served]
+  for uses_servers in (True, False):
+    same = [c for c in combinations if (c.route == 'server') == uses_servers]
     plain = sorted(same, key=lambda c: (c.sync != 'bsp', c.route != 'ring'))
     if plain:
       with console.hidden():
         train.check(_config(cluster, workload, plain[0]))
 
 
-def pace(
-  cluster: Described, workload: Workload, combination: Combination
+def simulate_pace(
+  cluster: ClusterDescription, workload: Workload, combination: Combination
 ) -> Pace:
-  """Returns how fast a combination is on a cluster."""
-  return _paced(_config(cluster, workload, combination))
+  """Returns the pace of a combination on a cluster."""
+  return _simulate(_config(cluster, workload, combination))
 
 
-def unlimited(cluster: Described, workload: Workload) -> Pace:
-  """Returns how fast BSP would be over links without limits."""
+def simulate_unlimited(cluster: ClusterDescription, workload: Workload) -> Pace:
+  """Returns the pace of BSP over links of infinite rate."""
   config = _config(cluster, workload, BSP)
   network = config.cluster.network
   network.servers_in_workers = False
@@ -86,16 +90,18 @@ def unlimited(cluster: Described, workload: Workload) -> Pace:
   for host in ('worker', 'server'):
     network[f'{host}_up_Bps'] = network[f'{host}_down_Bps'] = (math.inf,)
     network[f'{host}_latency_s'] = (0.0,)
-  return _paced(config)
+  return _simulate(config)
 
 
-def flags(cluster: Described, combination: Combination) -> list[str]:
+def flags(cluster: ClusterDescription, combination: Combination) -> list[str]:
   """Returns the flags of main.py for a combination."""
   own = fields(cluster, combination)
   return [f'--config.{field}={value}' for field, value in own.items()]
 
 
-def fields(cluster: Described, combination: Combination) -> dict[str, Any]:
+def fields(
+  cluster: ClusterDescription, combination: Combination
+) -> dict[str, Any]:
   """Returns the fields of a config, by dotted name, for a combination."""
   own: dict[str, Any] = {'sync.name': combination.sync}
   own['batching.name'] = combination.batching
@@ -112,15 +118,15 @@ def fields(cluster: Described, combination: Combination) -> dict[str, Any]:
 
 
 def _config(
-  cluster: Described, workload: Workload, combination: Combination
+  cluster: ClusterDescription, workload: Workload, combination: Combination
 ) -> ConfigDict:
-  """Returns a run of time alone, without files that nobody reads."""
+  """Returns the config of a timing-only run with the fewest outputs."""
   config = default.get_config()
-  served = combination.route == 'server'
-  cluster.put(config, served=served)
+  uses_servers = combination.route == 'server'
+  cluster.apply(config, uses_servers=uses_servers)
   config.update_from_flattened_dict(fields(cluster, combination))
   config.batching.worker_batch = workload.batch
-  flows = cluster.workers * (cluster.servers if cluster.serves else 1)
+  flows = cluster.workers * (cluster.servers if cluster.has_server_links else 1)
   iterations = max(_LEAST, min(_MOST, _FLOWS // flows))
   config.model.name = 'none'
   config.model.none.size_bytes = workload.size_bytes
@@ -133,20 +139,20 @@ def _config(
   return config
 
 
-def _paced(config: ConfigDict) -> Pace:
+def _simulate(config: ConfigDict) -> Pace:
   with scratch.trained(config) as run:
     summary = run.summary
     text = (run.folder / 'metrics.jsonl').read_text()
   compute_s = summary['worker_seconds']['compute'] / summary['iterations']
-  rate = _settled([json.loads(line) for line in text.splitlines()])
+  rate = _settled_rate([json.loads(line) for line in text.splitlines()])
   return Pace(rate, summary['staleness_mean'], compute_s)
 
 
-def _settled(rows: list[dict[str, Any]]) -> float:
+def _settled_rate(rows: list[dict[str, Any]]) -> float:
   """Returns examples per second from a settled row to the last one.
 
-  Rows of barriers are exact where all workers meet; where there are few of
-  them, rows of the log are closer to each other.
+  Rows of barriers are exact if all workers meet there; if barriers are rare,
+  rows of the log have finer times.
   """
   logged = [row for row in rows if row['kind'] == 'log']
   barriers = [row for row in rows if row['kind'] == 'barrier']
@@ -154,4 +160,5 @@ def _settled(rows: list[dict[str, Any]]) -> float:
   last = used[-1]
   begun = _SETTLED * last['examples']
   first = next(row for row in used if row['examples'] >= begun)
-  return (last['examples'] - first['examples']) / (last['time'] - first['time'])
+  examples = last['examples'] - first['examples']
+  return float(examples / (last['time'] - first['time']))

@@ -22,18 +22,21 @@ from cluster.speed import layers
 from cluster.virtual.allreduce import Sums
 from configs.checks import require
 from route import ring
-from route.links import Links, equal
+from route.choosing import Latency
+from route.links import Links, make_equal
+from route.route import LATENCY_S
 from tools.calibrating import placement, tables
 from tools.calibrating.timeline import Timeline
 from tools.reading import traffic
 from tools.reading.traffic import Link, MembershipEpoch
-from topology.baselines.moved import moved
+from topology import Forest
+from topology.baselines.transfer_forest import transfer_forest
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.clusters.cluster import Cluster
 from topology.forests.dealing import CHUNK_BYTES
 
-SHARED = ()  # Any reduced route predicts any other.
+SHARED = ()  # Any allreduce route predicts any other.
 _LEAST = 8  # Iterations.
 _MOST = 64  # Of which times are compared.
 _RANGE = 1e4  # Of the factor.
@@ -41,18 +44,18 @@ _EXACT = 1.0005  # To which it is found.
 _SAME = 0.8  # Of a rate, from which on it is about that one.
 
 
-class Found(NamedTuple):
-  """What was measured.
+class AllreduceLinks(NamedTuple):
+  """Measured links of an allreduce run.
 
   Attributes:
-    size_bytes: Of what is summed.
+    size_bytes: Bytes of the summed vector.
     cluster: The links, content of a file; None for those of hosts, up and down.
-    up_Bps: Of each host, bytes per second; none if there is a cluster.
-    down_Bps: The same.
-    bound: Whether links ever held an iteration back.
+    up_Bps: Send rate of each host, bytes per second; () if there is a cluster.
+    down_Bps: Receive rate of each host, likewise.
+    bound: True if links ever limited an iteration.
     iteration_s: Mean seconds of the iterations that were compared.
-    fitted_s: The same as predicted.
-    used: How many they were.
+    fitted_s: Predicted mean seconds of these iterations.
+    used: Number of these iterations.
   """
 
   size_bytes: int
@@ -70,35 +73,35 @@ def measure(
   config: ConfigDict,
   run: Mapping[str, Any],
   times: Sequence[Sequence[float]],
-) -> Found:
+) -> AllreduceLinks:
   """Returns the links of a run, and puts them into a config.
 
   Args:
-    recorded: The run's.
-    config: Of the run, on the virtual clock; is changed.
+    recorded: Timeline of the run.
+    config: Config of the run under the virtual clock, which is changed.
     run: Not used.
     times: Not used.
 
   Raises:
-    ValueError: If it has no rows on links, or too few iterations of all
+    ValueError: If the run has no rows on links, or too few iterations of all
       workers.
   """
   del run, times
   path, workers = recorded.path, config.cluster.workers
-  generation = traffic.longest_epoch(path)
-  everyone = [*generation.members] == [*range(workers)]
-  require(everyone, f'{path}', 'iterations of all workers', generation.members)
-  planned = generation.plan
+  epoch = traffic.longest_epoch(path)
+  has_all = [*epoch.members] == [*range(workers)]
+  require(has_all, f'{path}', 'iterations of all workers', epoch.members)
+  planned = epoch.plan
   size_bytes = planned.size_bytes if planned else _size(recorded, workers)
-  shape = _shape(generation, workers)
-  model = _Model(shape, generation, config, size_bytes)
+  shape = _shape(epoch, workers)
+  model = _Model(shape, epoch, config, size_bytes)
   compute_s, took_s = _iterations(recorded, workers)
   require(len(took_s) >= _LEAST, f'{path}', f'{_LEAST} iterations', len(took_s))
   middle = slice(*_middle(len(took_s)))
   wanted_s = float(np.mean(took_s[middle]))
   factor, bound = _factor(model, compute_s[middle], wanted_s)
   scaled = model.scaled(factor)
-  found = Found(
+  found = AllreduceLinks(
     size_bytes=size_bytes,
     cluster=None,
     up_Bps=(),
@@ -117,9 +120,9 @@ def measure(
 
 
 def describe(
-  found: Found, config: ConfigDict, times: Sequence[Sequence[float]]
+  found: AllreduceLinks, config: ConfigDict, times: Sequence[Sequence[float]]
 ) -> str:
-  """Returns a table of what was measured, and what could not be."""
+  """Returns a table of the measurements, and warnings on missing ones."""
   del config
   off = found.fitted_s / found.iteration_s - 1
   lines = [
@@ -128,7 +131,7 @@ def describe(
     'these links.'
   ]
   if found.cluster:
-    rows = [('from', 'to', 'MB/s')]
+    rows: list[tuple[str, ...]] = [('from', 'to', 'MB/s')]
     rows += [
       (row['src'], row['dst'], f'{1e3 * float(row["GBps"]):.3g}')
       for row in found.cluster['links']
@@ -150,8 +153,8 @@ def describe(
     lines.append(tables.table([head, *rows]))
   if not found.bound:
     lines.append(
-      'WARNING: links never held an iteration back: they may be faster, and '
-      'what would\nuse them more may be faster than predicted.'
+      'WARNING: links never limited an iteration: they may be faster, and '
+      'routes that\nuse them more may be faster than predicted.'
     )
   return '\n'.join(lines)
 
@@ -162,27 +165,27 @@ class _Model:
   def __init__(
     self,
     shape: Cluster,
-    generation: MembershipEpoch,
+    epoch: MembershipEpoch,
     config: ConfigDict,
     size_bytes: int,
   ):
-    """Knows which links are slower than others.
+    """Initializes the model with relative rates of links.
 
     Args:
-      shape: Rates up to a factor; worker i is the i-th.
-      generation: Of all workers.
-      config: The run's.
-      size_bytes: Of what is summed.
+      shape: Links with rates up to a common factor.
+      epoch: Membership epoch of all workers.
+      config: Config of the run.
+      size_bytes: Bytes of the summed vector.
     """
-    self._shape, self._planned = shape, generation.plan
+    self._shape, self._planned = shape, epoch.plan
     many = config.route.bucket_bytes
     even = layers.in_proportion(layers.even(size_bytes, many))
     self._ranges = layers.ranges(even, many, 0)
     (self._host_s,) = config.cluster.network.worker_latency_s
-    self._overlap = config.route.overlap and generation.plan is not None
+    self._overlap = config.route.overlap and epoch.plan is not None
 
   def scaled(self, factor: float) -> Cluster:
-    """Returns the links, so many times as fast."""
+    """Returns the links with rates multiplied by a factor."""
     links = [
       link._replace(GBps=link.GBps * Fraction(factor).limit_denominator(10**9))
       for link in self._shape.links
@@ -193,7 +196,7 @@ class _Model:
     """Returns the mean seconds of iterations.
 
     Args:
-      factor: Of all rates.
+      factor: Factor of all rates.
       compute_s: Float [iterations, workers].
     """
     cluster = self.scaled(factor)
@@ -216,21 +219,23 @@ class _Model:
       sums.ends(began, dict(enumerate(own)), 0) for own in compute_s.tolist()
     )
 
-  def _forest(self, cluster: Cluster, *args: Any) -> Any:
+  def _forest(
+    self, cluster: Cluster, size_bytes: int, latency_s: Latency = LATENCY_S
+  ) -> Forest:
     """Returns the recorded forest, or XLA's ring, over links."""
     if self._planned is None:
-      return ring.in_order(cluster, *args)
+      return ring.build_in_order(cluster, size_bytes, latency_s)
     names = {
       node: cluster.workers[worker]
       for node, worker in self._planned.names.items()
     }
-    return moved(self._planned.forest, cluster, names)
+    return transfer_forest(self._planned.forest, cluster, names)
 
 
 def _factor(
   model: _Model, compute_s: np.ndarray, wanted_s: float
 ) -> tuple[float, bool]:
-  """Returns the factor of rates that fits, and whether they were a limit."""
+  """Returns the fitted factor, and True if links limited iterations."""
   least, most = 1 / _RANGE, _RANGE
   if model.mean_s(most, compute_s) >= wanted_s:
     return 1.0, False
@@ -243,14 +248,14 @@ def _factor(
   return most, True
 
 
-def _shape(generation: MembershipEpoch, workers: int) -> Cluster:
-  """Returns links whose rates are right up to a factor."""
-  planned = generation.plan
+def _shape(epoch: MembershipEpoch, workers: int) -> Cluster:
+  """Returns links with rates up to a common factor."""
+  planned = epoch.plan
   if planned and planned.has_rates:
     return planned.cluster
-  links = generation.sum_links()
+  links = epoch.sum_links()
   if not any(link.Bps for link in links.values()):
-    return equal(workers)
+    return make_equal(workers)
   up, down = hosts_of(links, workers)
   return shapes.star([_GBps(each) for each in up], [_GBps(x) for x in down])
 
@@ -258,18 +263,18 @@ def _shape(generation: MembershipEpoch, workers: int) -> Cluster:
 def hosts_of(
   links: Mapping[traffic.Ends, Link], workers: int
 ) -> tuple[list[float], list[float]]:
-  """Returns what hosts can send and receive, bytes per second, by traffic.
+  """Returns the send and receive rates of hosts, bytes per second, by traffic.
 
-  What a host sends to several at once shares its link: all its bytes over the
-  time of the one that took longest.  A host is taken to be as fast both ways,
-  unless it has sent less and nobody that it has sent to was a limit.
+  Simultaneous transfers of a host share its link: its rate is the sum of their
+  bytes over the longest time.  Both rates of a host are taken to be equal,
+  unless it has sent at a lower rate and no receiver was a limit.
 
   Args:
-    links: Between them.
-    workers: How many there are.
+    links: Traffic of the links between hosts.
+    workers: Number of workers.
   """
   out, into = ([0.0] * workers for _ in range(2))
-  slow: dict[int, int] = {}  # To whom a host has sent for the longest.
+  slow: dict[int, int] = {}  # Receiver of the longest transfer of a host.
   for found, own in ((out, 0), (into, 1)):
     for worker in range(workers):
       mine = {ends: x for ends, x in links.items() if ends[own] == worker}
@@ -285,16 +290,19 @@ def hosts_of(
     limited = limited or out[worker] >= _SAME * both[worker]
     if not limited:
       up[worker] = out[worker]
-  unknown = max(both)  # Of a host without any traffic.
+  unknown = max(both)  # Rate of a host without traffic.
   return [x or unknown for x in up], [x or unknown for x in both]
 
 
 def _iterations(
   recorded: Timeline, workers: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns of iterations of all workers what each computed, and their times.
+  """Returns compute times and durations of the iterations after the first.
 
-  Float [iterations, workers] and [iterations], seconds; but for the first.
+  Only iterations of all workers count.
+
+  Returns:
+    Float [iterations, workers] and float [iterations], seconds.
   """
   ends = sorted({e['time'] for e in recorded.events if e['event'] == 'push'})
   found: list[dict[int, float]] = [{} for _ in ends]
@@ -315,16 +323,17 @@ def _iterations(
 
 
 def _middle(count: int) -> tuple[int, int]:
-  """Returns from which to which iteration times are compared."""
+  """Returns the first iteration to compare, and the one after the last."""
   first = max(count - _MOST, 0) // 2
   return first, min(first + _MOST, count)
 
 
 def _size(recorded: Timeline, workers: int) -> int:
-  """Returns the bytes that are summed, of all that has crossed hops."""
+  """Returns the bytes of the summed vector, from all bytes on hops."""
   updates, hops = recorded.summary['updates'], 2 * (workers - 1)
   require(updates > 0 < hops, f'{recorded.path}', 'sums of several', updates)
-  return round(recorded.summary['bytes'] / (updates * hops))
+  size_bytes: int = round(recorded.summary['bytes'] / (updates * hops))
+  return size_bytes
 
 
 def _content(cluster: Cluster, links: Sequence[Any] = ()) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Finds the rates of links from when transfers began and how long they took.
+"""Fits the rates of links to the starts and durations of transfers.
 
-All transfers of one direction have one size; each uses its worker's link and
-the servers' links, which divide it equally, so that the servers count as one
+All transfers of one direction have one size.  Each uses its worker's link, and
+equal parts of it the servers' links, so that the servers count as one server
 with the sum of their rates.  The rates are those with which the fluid model of
 `cluster.virtual.network`, given the starts, comes closest to the durations:
 least squares by Levenberg and Marquardt (Marquardt, 1963) with weights of Huber
-(1964), so that single stalls count little.
+(1964), so that single stalls have little effect.
 """
 
 import math
@@ -17,27 +17,27 @@ from cluster.virtual.network import Network
 from configs.checks import require
 
 LEAST = 8  # Transfers of a worker, to find its link.
-_MOST = 2000  # Transfers that are replayed, in the middle of a run,
-_SHARE = 50  # or so many times the number of workers.
+_MOST = 2000  # Largest number of transfers to replay, from the middle,
+_SHARE = 50  # or this multiple of the number of workers.
 _ROUNDS = 40
-_EXACT = 1e-9  # Loss per transfer with which links fit well enough.
-_STEP = 0.02  # Of a logarithm of a rate, to see what the rate does.
-_CLIP = 0.5  # Largest change of one in a round.
-_APART = 0.05  # Of a duration: how far the latencies of two directions are,
-_LATENCY = 0.1  # and how large latencies are.
-_BINDS = 0.004  # Mean change of durations without the link's limit.
-_TOUCHES = 0.002  # The same, where a limit begins to be felt.
-_LAST_S = 1e18  # Later than anything.
-_UNLIMITED = 60.0  # Logarithm of a rate that is none: 1e26 bytes per second.
+_EXACT = 1e-9  # Loss per transfer at which the fit ends.
+_STEP = 0.02  # Step of a rate's logarithm for derivatives.
+_CLIP = 0.5  # Largest change of a logarithm in a round.
+_APART = 0.05  # Typical difference of latencies, as a share of a duration,
+_LATENCY = 0.1  # and typical latency.
+_BINDS = 0.004  # Mean change of durations without a link that limits them.
+_TOUCHES = 0.002  # Mean change at which a limit begins to have an effect.
+_LAST_S = 1e18  # Later than any event.
+_UNLIMITED = 60.0  # Logarithm of an unlimited rate: 1e26 bytes per second.
 
 
 class Transfers(NamedTuple):
   """Transfers in one direction, by their starts.
 
   Attributes:
-    worker: Int [T], whose.
-    start: Float [T], seconds, never falling.
-    seconds: Float [T], until it had arrived whole; more than 0.
+    worker: Int [T], index of the worker.
+    start: Float [T], seconds, sorted.
+    seconds: Float [T], duration until the last byte arrived, positive.
   """
 
   worker: np.ndarray
@@ -45,21 +45,20 @@ class Transfers(NamedTuple):
   seconds: np.ndarray
 
 
-class Links(NamedTuple):
-  """The links of one direction.
+class FittedLinks(NamedTuple):
+  """Links of one direction.
 
   Attributes:
-    worker_Bps: Float [N], of each worker, bytes per second.
-    worker_bound: Bool [N], whether the link ever held a transfer back.  If not,
-      its rate is the largest that was used, and it may be faster.
-    servers_Bps: Of all servers together, bytes per second.
-    servers_bound: As for a worker.
-    latency_s: Seconds that a transfer takes beside its bytes.
-    excess_s: Seconds, in the mean, that transfers took longer than all this:
-      stalls, which count little for the rates.
+    worker_Bps: Float [N], rate of each worker, bytes per second.
+    worker_bound: Bool [N], True if the link ever limited a transfer.  Otherwise
+      its rate is the largest that was used, and the link may be faster.
+    servers_Bps: Rate of all servers together, bytes per second.
+    servers_bound: True if the servers' links ever limited a transfer.
+    latency_s: Seconds of a transfer beside those of its bytes.
+    excess_s: Mean seconds of transfers beyond the fit, such as stalls.
     error: Float [N], median relative error of the durations of each worker.
-    errors: The same of all of them.
-    used: Int [N], transfers of each worker that the rates come from.
+    errors: Median relative error of all durations.
+    used: Int [N], number of transfers of each worker in the fit.
   """
 
   worker_Bps: np.ndarray
@@ -75,23 +74,23 @@ class Links(NamedTuple):
 
 def fit(
   down: Transfers, up: Transfers, *, num_workers: int, size_bytes: float
-) -> tuple[Links, Links]:
+) -> tuple[FittedLinks, FittedLinks]:
   """Returns the links that explain transfers best, of both directions.
 
-  Transfers that always go at once show the servers' rate only, and a worker's
-  link only if it is slower than its share.  What fits as well without a limit
-  counts as never bound, the workers' links first: one link of the servers is a
-  simpler reason than many.
+  Simultaneous transfers determine the servers' rate, and a worker's link only
+  if it is slower than its share.  A link without which the fit is as good
+  counts as unbound.  Workers' links are tried first: one link of the servers is
+  a simpler explanation than many.
 
-  Where transfers hardly meet, bytes and latency cannot be told apart, so that
-  the latency is a mean, by precision, of what the direction says, what the
-  other one says, and none.  Deterministic; O(T N) per round.
+  If few transfers overlap, rates and latency cannot be separated.  Therefore
+  the latency is a mean, weighted by precision, of the estimates of this
+  direction and the other one, and zero.  Deterministic; O(T N) per round.
 
   Args:
-    down: The pulls.
-    up: The pushes.
+    down: Pulls.
+    up: Pushes.
     num_workers: Number of workers, N.
-    size_bytes: Of each transfer.
+    size_bytes: Bytes of a transfer.
 
   Raises:
     ValueError: If a worker has fewer than `LEAST` transfers in a direction.
@@ -102,18 +101,18 @@ def fit(
   ]
   every = np.ones(num_workers + 2, bool)
   first = [_refine(problem, problem.guess(), every) for problem in problems]
-  said = [
+  estimates = [
     (logs[-1] * problem.unit_s, _uncertainty_s(problem, logs))
     for problem, logs in zip(problems, first, strict=True)
   ]
   found = []
   for problem, logs, own, other in zip(
-    problems, first, said, said[::-1], strict=True
+    problems, first, estimates, estimates[::-1], strict=True
   ):
     apart = (other[0], math.hypot(other[1], _APART * problem.unit_s))
     latency_s = _mean(own, apart, (0.0, _LATENCY * problem.unit_s))
     latency = min(latency_s / problem.unit_s, problem.most_latency)
-    found.append(_settled(problem, np.append(logs[:-1], latency)))
+    found.append(_fit_rates(problem, np.append(logs[:-1], latency)))
   return found[0], found[1]
 
 
@@ -125,14 +124,14 @@ def replay(
   latency_s: float,
   size_bytes: float,
 ) -> np.ndarray:
-  """Returns how long the transfers take in the fluid model, seconds [T].
+  """Returns the durations of transfers in the fluid model, seconds [T].
 
   Args:
-    transfers: Their starts count, their durations do not.
-    worker_Bps: Float [N].
-    servers_Bps: Of all servers together.
-    latency_s: Of a transfer.
-    size_bytes: Of a transfer.
+    transfers: Transfers, of which the starts are used.
+    worker_Bps: Float [N], rate of each worker.
+    servers_Bps: Rate of all servers together.
+    latency_s: Latency of a transfer.
+    size_bytes: Bytes of a transfer.
   """
   servers = len(worker_Bps)
   network = Network(
@@ -142,20 +141,21 @@ def replay(
   )
   ends = np.zeros(len(transfers.start))
 
-  def go_on(until_s: float) -> None:
+  def advance(until_s: float) -> None:
     while (time := network.next_time()) <= until_s:
       ends[network.advance(time)] = time
 
   pairs = zip(transfers.start.tolist(), transfers.worker.tolist(), strict=True)
   for start, worker in pairs:
-    go_on(start)
+    advance(start)
     network.start(start, worker, servers, size_bytes)  # Ids count from 0.
-  go_on(_LAST_S)
-  return ends - transfers.start
+  advance(_LAST_S)
+  durations: np.ndarray = ends - transfers.start
+  return durations
 
 
 class _Problem:
-  """Measured durations, and how far the model is from them.
+  """Measured durations, and the residuals of the model.
 
   Parameters are one vector: the logarithms of the workers' rates and of the
   servers', and the latency in units of the median duration.
@@ -165,7 +165,7 @@ class _Problem:
     self.transfers, self.workers, self.size = transfers, workers, size_bytes
     self.unit_s = float(np.median(transfers.seconds))
     first = np.unique(transfers.worker, return_index=True)[1]
-    # The first ones are warm-up, or shared links with some that are cut away.
+    # First transfers are warm-up, or shared links with omitted ones.
     self.counted = np.ones(len(transfers.start), bool)
     self.counted[first] = False
     self.own = [transfers.worker == worker for worker in range(workers)]
@@ -195,21 +195,22 @@ class _Problem:
 
   def residual(self, logs: np.ndarray) -> np.ndarray:
     missed = (self.seconds(logs) - self.transfers.seconds) / self.scale
-    return missed[self.counted]
+    counted: np.ndarray = missed[self.counted]
+    return counted
 
   def effect(self, logs: np.ndarray, link: int, log: float) -> float:
-    """Returns by how much durations on a link change with another rate."""
+    """Returns the mean relative change of durations with another rate."""
     other = logs.copy()
     other[link] = log
     on = self.own[link] if link < self.workers else slice(None)
     before, after = self.seconds(logs)[on], self.seconds(other)[on]
     return float(np.mean(np.abs(after / before - 1)))
 
-  def links(self, logs: np.ndarray, bound: np.ndarray) -> Links:
+  def links(self, logs: np.ndarray, bound: np.ndarray) -> FittedLinks:
     fitted, seconds = self.seconds(logs), self.transfers.seconds
     missed = np.where(self.counted, np.abs(fitted / seconds - 1), np.nan)
     rates = np.exp(logs[:-1])
-    return Links(
+    return FittedLinks(
       worker_Bps=rates[:-1],
       worker_bound=bound[:-1],
       servers_Bps=float(rates[-1]),
@@ -222,7 +223,7 @@ class _Problem:
     )
 
   def _throughput(self) -> float:
-    """Returns the best rate of a time in which something always went on."""
+    """Returns the best rate of an interval without idle time."""
     start = self.transfers.start
     ends = np.maximum.accumulate(start + self.transfers.seconds)
     begins = np.flatnonzero(np.append(True, start[1:] > ends[:-1]))
@@ -231,8 +232,8 @@ class _Problem:
     return float(np.max(self.size * (lasts - begins + 1) / took_s))
 
 
-def _settled(problem: _Problem, logs: np.ndarray) -> Links:
-  """Returns the links, of parameters that fit, with this latency."""
+def _fit_rates(problem: _Problem, logs: np.ndarray) -> FittedLinks:
+  """Returns the links that fit best with the latency of `logs`."""
   free = np.append(np.ones(problem.workers + 1, bool), False)
   logs = _refine(problem, logs, free)
   for links in (np.argsort(-logs[: problem.workers]), [problem.workers]):
@@ -241,7 +242,7 @@ def _settled(problem: _Problem, logs: np.ndarray) -> Links:
       if not free[link]:
         logs[link] = _UNLIMITED
     logs = _refine(problem, logs, free)
-  for link in np.flatnonzero(~free[:-1]):
+  for link in np.flatnonzero(~free[:-1]).tolist():
     logs[link] = _largest_used(problem, logs, link)
   return problem.links(logs, free[:-1])
 
@@ -249,7 +250,7 @@ def _settled(problem: _Problem, logs: np.ndarray) -> Links:
 def _refine(
   problem: _Problem, logs: np.ndarray, free: np.ndarray
 ) -> np.ndarray:
-  """Returns parameters, of which `free` were changed, that fit better."""
+  """Returns parameters with a better fit, of which only `free` differ."""
   logs, damping, slopes = logs.copy(), 0.01, None
   residual = problem.residual(logs)
   for _ in range(_ROUNDS):
@@ -295,8 +296,9 @@ def _huber(residual: np.ndarray, bend: float) -> float:
 
 
 def _largest_used(problem: _Problem, logs: np.ndarray, link: int) -> float:
-  """Returns the lowest rate, as a logarithm, that holds nothing back."""
-  low, high = problem.guess()[link] - 3, problem.guess()[link] + 6
+  """Returns the logarithm of the lowest rate that limits no transfer."""
+  guess = float(problem.guess()[link])
+  low, high = guess - 3, guess + 6
   for _ in range(12):
     middle = (low + high) / 2
     if problem.effect(logs, link, middle) > _TOUCHES:
@@ -315,20 +317,20 @@ def _uncertainty_s(problem: _Problem, logs: np.ndarray) -> float:
   return noise * math.sqrt(np.linalg.inv(square)[-1, -1]) * problem.unit_s
 
 
-def _mean(*said: tuple[float, float]) -> float:
+def _mean(*estimates: tuple[float, float]) -> float:
   """Returns the mean of (value, standard error) by precision."""
-  weights = [1 / error**2 for _, error in said]
-  values = [value for value, _ in said]
+  weights = [1 / error**2 for _, error in estimates]
+  values = [value for value, _ in estimates]
   return float(np.average(values, weights=weights))
 
 
 def _middle(name: str, transfers: Transfers, workers: int) -> Transfers:
-  """Returns the transfers in the middle of a run, if they are enough."""
+  """Returns the transfers in the middle of a run; refuses too few."""
   most = max(_MOST, _SHARE * workers)
   cut = max(len(transfers.start) - most, 0) // 2
-  kept = Transfers(*(values[cut : cut + most] for values in transfers))
-  counts = np.bincount(kept.worker, minlength=workers)
+  chosen = Transfers(*(values[cut : cut + most] for values in transfers))
+  counts = np.bincount(chosen.worker, minlength=workers)
   for worker, count in enumerate(counts.tolist()):
     expected = f'at least {LEAST} that ended'
     require(count >= LEAST, f'{name} of worker {worker}', expected, count)
-  return kept
+  return chosen

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from tools.calibrating import links, placement, tables, timeline
-from tools.calibrating.links import Links
+from tools.calibrating.links import FittedLinks
 from tools.calibrating.timeline import Timeline
 
 # What two runs must share so that one can predict the other, beside what all
@@ -15,18 +15,18 @@ from tools.calibrating.timeline import Timeline
 SHARED = ('route',)
 
 
-class Found(NamedTuple):
-  """What was measured.
+class ServerLinks(NamedTuple):
+  """Measured links of a run with servers.
 
   Attributes:
-    size_bytes: Of a push and of a pull.
+    size_bytes: Bytes of a push and of a pull.
     down: The links that pulls used.
     up: The links that pushes used.
   """
 
   size_bytes: int
-  down: Links
-  up: Links
+  down: FittedLinks
+  up: FittedLinks
 
   @property
   def cluster(self) -> None:
@@ -39,12 +39,12 @@ def measure(
   config: ConfigDict,
   run: Mapping[str, Any],
   times: Sequence[Sequence[float]],
-) -> Found:
+) -> ServerLinks:
   """Returns the links of a run, and puts them into a config.
 
   Args:
     recorded: The run's.
-    config: Of the run, on the virtual clock; is changed.
+    config: Config of the run under the virtual clock, which is changed.
     run: The run's own, as its manifest has it.
     times: Not used.
 
@@ -68,17 +68,17 @@ def measure(
   _put(config, down, up)
   if placement.in_workers(run):
     placement.put(config, down, up)
-  return Found(size_bytes, down, up)
+  return ServerLinks(size_bytes, down, up)
 
 
 def describe(
-  found: Found, config: ConfigDict, times: Sequence[Sequence[float]]
+  found: ServerLinks, config: ConfigDict, times: Sequence[Sequence[float]]
 ) -> str:
-  """Returns a table of what was measured, and what could not be."""
+  """Returns a table of the measurements, and warnings on missing ones."""
   up, down = found.up, found.down
   servers = config.route.server.servers
   head = ('host', 'up MB/s', 'down MB/s', 'compute s', 'error', 'transfers')
-  rows = [head]
+  rows: list[tuple[str, ...]] = [head]
   for worker, own in enumerate(times):
     rates = [
       tables.rate(each.worker_Bps[worker], each.worker_bound[worker])
@@ -94,10 +94,10 @@ def describe(
     tables.rate(each.servers_Bps / servers, each.servers_bound)
     for each in (down, up)
   ]
-  errors = ' '.join(f'{each.errors:.1%}' for each in (up, down))
-  used = ' '.join(f'{each.used.sum()}' for each in (up, down))
+  all_errors = ' '.join(f'{each.errors:.1%}' for each in (up, down))
+  all_used = ' '.join(f'{each.used.sum()}' for each in (up, down))
   name = 'server' if servers == 1 else f'each of {servers} servers'
-  rows.append((name, *rates, '', errors, used))
+  rows.append((name, *rates, '', all_errors, all_used))
   lines = [
     f'A transfer has {found.size_bytes / 1e6:.4g} MB and takes, beside '
     f'its time on the links, {1e3 * up.latency_s:.1f} ms (push)\nor '
@@ -120,7 +120,7 @@ def describe(
   return '\n'.join(lines)
 
 
-def _put(config: ConfigDict, down: Links, up: Links) -> None:
+def _put(config: ConfigDict, down: FittedLinks, up: FittedLinks) -> None:
   """Changes a config's cluster to one with these links."""
   servers = config.route.server.servers
   # One latency counts both ways, so an iteration has the sum of the two; with

@@ -7,25 +7,24 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from configs import default
-from tools.calibrating.links import Links
+from tools.calibrating.links import FittedLinks
 
 
 def in_workers(recorded: Mapping[str, Any]) -> bool:
   """Returns whether there was a server in each worker of a run.
 
-  With fewer, transfers of one size cross links with different parts of it,
-  which the fit knows nothing of: these servers count as if on hosts of their
-  own.
+  With fewer servers, a transfer crosses links with different parts of its
+  bytes, which the fit does not model: such servers count as dedicated ones.
   """
-  cluster, route = recorded['cluster'], recorded['route'].get('server', {})
-  if route.get('servers') != cluster['workers']:
+  cluster, route = recorded['cluster'], recorded['route']['server']
+  if route['servers'] != cluster['workers']:
     return False
   if cluster['runtime'] == 'virtual':
-    return cluster['network'].get('servers_in_workers', False)
-  return not route.get('dedicated', True)
+    return bool(cluster['network']['servers_in_workers'])
+  return not route['dedicated']
 
 
-def put(config: ConfigDict, down: Links, up: Links) -> None:
+def put(config: ConfigDict, down: FittedLinks, up: FittedLinks) -> None:
   """Changes a config's network to one whose servers have no links of their own.
 
   What a worker exchanges with the server of its own host crosses no link, so
@@ -34,8 +33,8 @@ def put(config: ConfigDict, down: Links, up: Links) -> None:
   workers = config.cluster.workers
   crossing = 1 - 1 / workers
   network = config.cluster.network
-  for field, own, served in (('up', up, down), ('down', down, up)):
-    rates = np.maximum(own.worker_Bps, served.servers_Bps / workers)
+  for field, own, other in (('up', up, down), ('down', down, up)):
+    rates = np.maximum(own.worker_Bps, other.servers_Bps / workers)
     network[f'worker_{field}_Bps'] = rounded(rates * crossing)
   # Both ends of a transfer have it now.
   network.worker_latency_s = rounded(np.array(network.worker_latency_s) / 2)

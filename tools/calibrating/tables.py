@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-  """Returns columns that are aligned at their right ends."""
+  """Returns rows as text, with right-aligned columns."""
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return '\n'.join(
     '  '.join(map(str.rjust, row, widths)).rstrip() for row in rows
@@ -12,5 +12,5 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def rate(rate_Bps: float, bound: bool) -> str:
-  """Returns a rate in MB/s; of one that never was a limit, at least that."""
+  """Returns a rate in MB/s, with >= if it never limited a transfer."""
   return f'{"" if bound else ">= "}{rate_Bps / 1e6:.3g}'

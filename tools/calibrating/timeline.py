@@ -1,4 +1,4 @@
-"""What the timeline of a run says: its transfers, compute times and pace."""
+"""Transfers, compute times and pace from the timeline of a run."""
 
 import bisect
 import itertools
@@ -14,21 +14,21 @@ from tools.calibrating.links import Transfers
 from tools.reading import records
 from tools.reading.records import Span
 
-# What begins when a phase has ended as it should.
+# Phases that follow a phase that has ended normally.
 _NEXT = {
   'pull': ('compute',),
-  'compute': ('push', 'wait'),  # For others, where workers sum.
+  'compute': ('push', 'wait'),  # Waits on allreduce routes.
   'push': ('wait', 'pull'),
 }
-_WARM = 3.0  # Times the median, from which first compute times are warm-up.
+_WARM = 3.0  # First compute times above this multiple of the median: warm-up.
 
 
 class Pace(NamedTuple):
-  """How fast a run went, from when all had pushed once to the last push.
+  """Pace of a run, from the first push of the last worker to the last push.
 
   Attributes:
-    iteration_s: Seconds of living workers per iteration.
-    waiting_share: Of the workers' time, 0 to 1.
+    iteration_s: Seconds of live workers per iteration.
+    waiting_share: Share of the workers' time spent on waiting, 0 to 1.
   """
 
   iteration_s: float
@@ -39,10 +39,10 @@ class Timeline(NamedTuple):
   """The timeline of a run that has ended.
 
   Attributes:
-    workers: The spans of each worker, in order.
-    events: Of events.jsonl.
-    summary: Of summary.json.
-    path: Its folder.
+    workers: Spans of each worker, in order.
+    events: Rows of events.jsonl.
+    summary: Content of summary.json.
+    path: Folder of the run.
   """
 
   workers: Sequence[Sequence[Span]]
@@ -55,7 +55,7 @@ def read(path: str | pathlib.Path) -> Timeline:
   """Returns the timeline of a run.
 
   Args:
-    path: Its folder.
+    path: Folder of the run.
 
   Raises:
     ValueError: If there is no run, if it has no summary yet, or if a file of it
@@ -77,10 +77,10 @@ def read(path: str | pathlib.Path) -> Timeline:
 
 
 def transfers(timeline: Timeline, phase: str) -> Transfers:
-  """Returns the transfers that have arrived whole.
+  """Returns the transfers that have arrived completely.
 
   Args:
-    timeline: Of a run.
+    timeline: Timeline of a run.
     phase: 'pull' or 'push'.
   """
   whole = sorted(
@@ -94,29 +94,31 @@ def transfers(timeline: Timeline, phase: str) -> Transfers:
 
 
 def size_bytes(timeline: Timeline) -> int:
-  """Returns the bytes of a push or pull: all bytes by all that arrived.
+  """Returns the mean bytes of the pushes and pulls that arrived.
 
   Raises:
-    ValueError: If there was none.
+    ValueError: If none has arrived.
   """
-  # Whoever computes has pulled, even if the run then ended.
+  # A worker that computes has pulled, even if the run ended meanwhile.
   pulls = sum(s.phase == 'compute' for spans in timeline.workers for s in spans)
   arrived = pulls + timeline.summary['iterations']
   require(arrived > 0, f'{timeline.path}', 'pulls that arrived', arrived)
-  return round(timeline.summary['bytes'] / arrived)
+  size_bytes: int = round(timeline.summary['bytes'] / arrived)
+  return size_bytes
 
 
 def compute_times(timeline: Timeline) -> list[list[float]]:
   """Returns the seconds that each worker computed, by iteration.
 
-  The first ones are left out as warm-up while they exceed three times their
+  The first ones are omitted as warm-up while they exceed three times their
   worker's median.
   """
   times = []
   for spans in _whole(timeline, 'compute'):
     own = [span.end - span.start for span in spans]
     limit = _WARM * float(np.median(own)) if own else 0.0
-    times.append(list(itertools.dropwhile(lambda s, m=limit: s > m, own)))
+    first = next((n for n, s in enumerate(own) if s <= limit), len(own))
+    times.append(own[first:])
   return times
 
 
@@ -133,19 +135,19 @@ def pace(timeline: Timeline) -> Pace:
   start = max(firsts.values(), default=0.0)
   end = pushes[-1]['time'] if pushes else 0.0
   count = sum(start < push['time'] for push in pushes)
-  expected = 'pushes after each worker has made one'
+  expected = 'pushes after the first one of each worker'
   require(count > 0, f'{timeline.path}', expected, count)
   seconds = dict.fromkeys((*_NEXT, 'wait'), 0.0)
   for span in itertools.chain(*timeline.workers):
     within = min(span.end, end) - max(span.start, start)
     seconds[span.phase] += max(within, 0.0)
   living_s = (end - start) * len(timeline.workers)
-  living_s -= _gone_s(timeline, start, end)
+  living_s -= _absent_s(timeline, start, end)
   return Pace(living_s / count, seconds['wait'] / sum(seconds.values()))
 
 
 def _whole(timeline: Timeline, phase: str) -> list[list[Span]]:
-  """Returns the spans of a phase that was not cut off, of each worker."""
+  """Returns the complete spans of a phase, by worker."""
   left: list[list[float]] = [[] for _ in timeline.workers]
   for event in timeline.events:
     if event['event'] == 'leave':
@@ -167,16 +169,17 @@ def _within(times: Sequence[float], start: float, end: float) -> bool:
   return place < len(times) and times[place] <= end
 
 
-def _gone_s(timeline: Timeline, start: float, end: float) -> float:
-  """Returns the seconds that workers were gone from start to end, summed."""
-  gone_s, since = 0.0, {}
+def _absent_s(timeline: Timeline, start: float, end: float) -> float:
+  """Returns the seconds that workers were absent from start to end, summed."""
+  absent_s = 0.0
+  since: dict[int, float] = {}
   for event in timeline.events:
     if event['event'] == 'leave':
       since[event['worker']] = event['time']
     elif event['event'] == 'join':
       left = since.pop(event['worker'])
-      gone_s += max(min(event['time'], end) - max(left, start), 0.0)
-  return gone_s + sum(max(end - max(t, start), 0.0) for t in since.values())
+      absent_s += max(min(event['time'], end) - max(left, start), 0.0)
+  return absent_s + sum(max(end - max(t, start), 0.0) for t in since.values())
 
 
 def _spans(file: pathlib.Path, workers: int) -> list[Span]:

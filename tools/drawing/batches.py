@@ -29,8 +29,8 @@ def draw(label: str, run: RunRecord) -> Figure | None:
   """Draws a run's batches against time, one line per worker.
 
   Args:
-    label: What the picture is called.
-    run: Whose batches.
+    label: Title of the picture.
+    run: Run whose batches are drawn.
 
   Returns:
     The picture; None if all batches are equal, or if there are none.

@@ -62,7 +62,7 @@ def draw(curves: Mapping[str, Sequence[Curve]], against: str) -> Figure:
   """Draws the median of the seeds by label, and the seeds of a few labels.
 
   Args:
-    curves: By label, of each seed.
+    curves: Curves of the seeds, by label.
     against: One of `AGAINST`.
   """
   figure = Figure((9.5, 5))
@@ -87,12 +87,13 @@ def draw(curves: Mapping[str, Sequence[Curve]], against: str) -> Figure:
 
 
 def _floor(medians: Collection[Curve]) -> float:
-  """Returns a percentage that all exceed in the second halves of their times.
+  """Returns a lower limit of percentages for all second halves of the curves.
 
-  Early accuracies, below it, would take the room of those to compare; of one
-  curve all is shown.
+  Lower, early accuracies would leave little room for the comparison.  A single
+  curve is shown completely.
   """
   if len(medians) == 1:
     return 0.0
   late = [v[2 * t >= t[-1]] for t, v in medians if len(t)]
-  return 100 * max(np.concatenate([[1.0], *late]).min() - 0.02, 0)
+  least = float(np.concatenate([[1.0], *late]).min())
+  return 100 * max(least - 0.02, 0)

@@ -29,7 +29,7 @@ def draw_breakdown(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
   """Draws a panel for each phase, with a bar per label and a line to its p95.
 
   Args:
-    found: By label, of each seed; their medians are drawn.
+    found: Measures of the seeds, by label; their medians are drawn.
   """
   figure = Figure((10, 1.3 + 0.36 * len(found)))
   grid = figure.subplots(1, len(PHASES), sharex=True, sharey=True)
@@ -71,10 +71,11 @@ def gaps(run: RunRecord) -> np.ndarray | None:
   pending: dict[int, int] = {}
   times: list[float] = []
   for row in records.read_events(run.path):
-    said = row['decision']
-    if 'into' in said:
-      pending[said['into']] = pending.get(said['into'], 0) + 1
-    for update in said.get('commit', ()):
+    decision = row['decision']
+    if 'into' in decision:
+      into = decision['into']
+      pending[into] = pending.get(into, 0) + 1
+    for update in decision.get('commit', ()):
       times += [row['time']] * pending.pop(update, 0)
   return np.diff(times) if len(times) > 1 else None
 
@@ -143,7 +144,7 @@ def draw_traffic(label: str, run: RunRecord) -> Figure | None:
   Each transfer's bytes are spread evenly over its time.
 
   Args:
-    label: What the picture is called.
+    label: Title of the picture.
     run: With spans.
 
   Returns:

@@ -1,7 +1,7 @@
 """Panels of a picture of a cluster: its links and loads, or a tree of hops."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -38,10 +38,10 @@ class Panel(NamedTuple):
 
   Attributes:
     axes: With a unit as long in both directions.
-    cluster: What is drawn.
-    places: Of its nodes, as of `placing.places`.
-    points: Of a unit, a point being 1/72 inch.
-    radius: Of a node.
+    cluster: Cluster to draw.
+    places: Places of its nodes, by `placing.places`.
+    points: Points of a unit, 1/72 inch each.
+    radius: Radius of a node.
   """
 
   axes: Axes
@@ -62,8 +62,8 @@ def on(axes: Axes, cluster: Cluster, places: placing.Places) -> Panel:
 
   Args:
     axes: Without anything in them.
-    cluster: What is to be drawn.
-    places: Of its nodes.
+    cluster: Cluster to draw.
+    places: Places of its nodes.
   """
   low, high = extent(places)
   box = axes.get_window_extent()
@@ -81,8 +81,8 @@ def draw_cluster(panel: Panel, forest: Forest | None) -> np.ndarray:
   """Draws every link, its load as color and its capacity as width.
 
   Args:
-    panel: Where.
-    forest: Whose loads and bottleneck; None draws the links alone.
+    panel: Panel of the cluster.
+    forest: Forest whose loads and bottleneck are drawn; None for links alone.
 
   Returns:
     Points of the lines, one per link of the cluster.
@@ -112,12 +112,12 @@ def draw_cluster(panel: Panel, forest: Forest | None) -> np.ndarray:
   return widths
 
 
-def draw_links(panel: Panel, colors: Sequence[object]) -> Sequence[np.ndarray]:
+def draw_links(panel: Panel, colors: Sequence[Any]) -> Sequence[np.ndarray]:
   """Draws every link, its capacity as width; returns the lines, [2, 2] each.
 
   Args:
-    panel: Where.
-    colors: One per link of the cluster.
+    panel: Panel of the cluster.
+    colors: Color of each link of the cluster.
   """
   if not panel.cluster.links:
     _draw_nodes(panel, None)
@@ -159,18 +159,19 @@ def _add_lines(
 
 
 def _widths(panel: Panel, links: Sequence[Link]) -> np.ndarray:
-  """Points of the lines of links, more for those of more capacity."""
+  """Returns widths of the lines of links, points; they grow with capacity."""
   most = max(0.035 * panel.points, 0.3) if len(links) < _DENSE else 0.15
   capacity = np.array([float(link.GBps) for link in links])
-  return min(most, 2.6) * (0.35 + 0.65 * np.sqrt(capacity / capacity.max()))
+  widths: np.ndarray = 0.35 + 0.65 * np.sqrt(capacity / capacity.max())
+  return min(most, 2.6) * widths
 
 
 def draw_tree(panel: Panel, tree: Tree) -> None:
   """Draws a tree over its cluster, a curve with an arrow per hop.
 
   Args:
-    panel: Where.
-    tree: Of a forest of the panel's cluster.
+    panel: Panel of the cluster.
+    tree: Tree of a forest of the cluster.
   """
   links = panel.cluster.links if len(panel.cluster.links) < _DENSE else ()
   pale = [_ends(panel, link.src, link.dst) for link in links]
@@ -198,18 +199,19 @@ def draw_tree(panel: Panel, tree: Tree) -> None:
 
 
 def _ends(panel: Panel, *nodes: str) -> np.ndarray:
-  """The line through nodes, [N, 2], from the rim of the first to the last's."""
+  """Returns the line between the rims of the first and last node, [N, 2]."""
   line = np.stack([panel.places[node] for node in nodes])
   for end, inner in ((0, 1), (-1, -2)):
     way = line[inner] - line[end]
-    line[end] += way * min(panel.radius / max(np.linalg.norm(way), 1e-9), 0.5)
+    length = max(float(np.linalg.norm(way)), 1e-9)
+    line[end] += way * min(panel.radius / length, 0.5)
   return line
 
 
 def _curve(panel: Panel, hop: Sequence[str], apart: float) -> np.ndarray:
-  """A hop as a smooth curve, which switches attract, so that hops differ.
+  """Returns a hop as a smooth curve near its switches.
 
-  By cutting corners (Chaikin, 1974), and on the right of its way.
+  Corners are cut (Chaikin, 1974), and the curve runs on the right side.
   """
   line = _ends(panel, *hop)
   for _ in range(4 if len(hop) > 2 else 0):
@@ -221,10 +223,12 @@ def _curve(panel: Panel, hop: Sequence[str], apart: float) -> np.ndarray:
 
 
 def _shifted(line: np.ndarray, apart: float) -> np.ndarray:
-  """The line, moved to the right of its way."""
+  """Returns a line moved to its right side."""
   way = np.gradient(line, axis=0)
   length = np.maximum(np.linalg.norm(way, axis=1, keepdims=True), 1e-9)
-  return line + apart * np.stack([way[:, 1], -way[:, 0]], axis=1) / length
+  right = np.stack([way[:, 1], -way[:, 0]], axis=1) / length
+  moved: np.ndarray = line + apart * right
+  return moved
 
 
 def _add_arrows(
@@ -236,7 +240,7 @@ def _add_arrows(
   for line, part in lines:
     tip = line[0] + part * (line[-1] - line[0]) if len(line) == 2 else line[-1]
     way = line[-1] - line[-2]
-    way = size * way / max(np.linalg.norm(way), 1e-9)
+    way = size * way / max(float(np.linalg.norm(way)), 1e-9)
     side = np.array([way[1], -way[0]]) / 2.4
     triangles.append([tip, tip - way + side, tip - way - side])
   panel.axes.add_collection(
@@ -257,7 +261,11 @@ def _draw_nodes(panel: Panel, root: str | None) -> None:
   for nodes, shape, color, across, line in kinds:
     if nodes:
       xs, ys = np.transpose([panel.places[node] for node in nodes])
-      look = {'edgecolors': 'black', 'linewidths': line, 'zorder': 3}
+      look: dict[str, Any] = {
+        'edgecolors': 'black',
+        'linewidths': line,
+        'zorder': 3,
+      }
       panel.axes.scatter(xs, ys, s=across**2, c=color, marker=shape, **look)
   _label(panel)
 
@@ -267,9 +275,9 @@ def _label(panel: Panel) -> None:
   longest = max(len(_short(node)) for node in panel.places)
   inside = 2 * panel.radius * panel.points / (0.75 * max(longest, 2))
   if inside >= _SMALLEST:
-    for node, place in panel.places.items():
-      text = {'ha': 'center', 'va': 'center', **_PLAIN}
-      panel.axes.text(*place, _short(node), fontsize=min(inside, 10), **text)
+    for node, (x, y) in panel.places.items():
+      text: dict[str, Any] = {'ha': 'center', 'va': 'center', **_PLAIN}
+      panel.axes.text(x, y, _short(node), fontsize=min(inside, 10), **text)
   elif longest > 4 and len(panel.places) <= _OUTSIDE:
     middle = sum(panel.axes.get_ylim()) / 2
     for node, (x, y) in panel.places.items():

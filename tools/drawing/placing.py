@@ -1,4 +1,4 @@
-"""Where the nodes of a cluster are drawn."""
+"""Places of the nodes of a cluster in a picture."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -112,9 +112,11 @@ def _in_rows(
   for row in order:
     nodes = [node for node in cluster.nodes if rows[node] == row]
     wanted = {
-      node: np.mean(
-        [across[n] for n in neighbors[node] if abs(rows[n]) < abs(row)]
-        or [width / 2]
+      node: float(
+        np.mean(
+          [across[n] for n in neighbors[node] if abs(rows[n]) < abs(row)]
+          or [width / 2]
+        )
       )
       for node in nodes
     }
@@ -129,7 +131,7 @@ def _in_rows(
 
 
 def _apart(wanted: Sequence[float], width: int) -> list[float]:
-  """Sorted positions, moved as little as spacing them out takes."""
+  """Returns sorted positions, moved apart if they are too close."""
   gap = 0.7 * width / len(wanted)
   if len(wanted) == 1 or min(np.diff(wanted)) >= gap:
     return list(wanted)
@@ -162,22 +164,23 @@ def _spread(cluster: Cluster, neighbors: Mapping[str, Sequence[str]]) -> Places:
 
 
 def _pulled(points: np.ndarray, pull: np.ndarray) -> np.ndarray:
-  """The right-hand side of a step of stress majorization."""
+  """Returns the right-hand side of a step of stress majorization."""
   apart = np.linalg.norm(points[:, None] - points[None], axis=2)
   ratio = pull / np.maximum(apart, 1e-9)
   np.fill_diagonal(ratio, 0)
-  return ratio.sum(axis=1)[:, None] * points - ratio @ points
+  pulled: np.ndarray = ratio.sum(axis=1)[:, None] * points - ratio @ points
+  return pulled
 
 
 def _unit(points: np.ndarray) -> float:
-  """What makes the usual distance to the nearest node 1."""
+  """Returns the factor that makes the median distance to the nearest node 1."""
   apart = np.linalg.norm(points[:, None] - points[None], axis=2)
   np.fill_diagonal(apart, np.inf)
   return 1 / float(np.median(apart.min(axis=1)))
 
 
 def _pushed(points: np.ndarray) -> np.ndarray:
-  """The points, moved out of each other's way."""
+  """Returns points moved apart to a minimal distance."""
   for _ in range(_PUSHES):
     way = points[:, None] - points[None]
     apart = np.linalg.norm(way, axis=2)

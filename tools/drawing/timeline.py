@@ -1,7 +1,8 @@
-"""Draws what every worker of a run did when."""
+"""Picture of the phases of every worker over time."""
 
 import collections
 import math
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,15 +20,19 @@ def draw(label: str, run: RunRecord) -> Figure:
   """Returns a picture of the middle of one run.
 
   Args:
-    label: What it is called.
-    run: With spans.
+    label: Title of the picture.
+    run: Run with spans.
   """
   figure = Figure((10, min(max(1.5 + 0.36 * len(run.workers), 2.6), 10)))
   axes = figure.subplots()
   _draw_spans(axes, run)
   if times := [row['time'] for row in run.rows if row['kind'] == 'barrier']:
     across = axes.get_xaxis_transform()
-    line = {'color': 'black', 'linewidth': 1, 'label': 'barrier'}
+    line: dict[str, Any] = {
+      'color': 'black',
+      'linewidth': 1,
+      'label': 'barrier',
+    }
     axes.vlines(times, 0, 1, transform=across, **line)
   workers = run.config['cluster']['workers']
   if len(run.workers) < workers:

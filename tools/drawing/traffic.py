@@ -1,8 +1,9 @@
-"""Draws what links of a reduced run have carried beside what was planned."""
+"""Pictures of planned and measured rates of links of an allreduce run."""
 
 import itertools
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from matplotlib import patheffects
@@ -17,7 +18,7 @@ from tools.reading.records import RunRecord
 from tools.reading.traffic import Ends, Link, MembershipEpoch
 from topology.clusters import cluster as clusters
 
-# Of measured over planned rates: below a half, as planned, twice.
+# Colors of measured over planned rates, from 0 to 2.
 RATIO = ScalarMappable(
   Normalize(0.0, 2.0),
   LinearSegmentedColormap.from_list(
@@ -25,22 +26,28 @@ RATIO = ScalarMappable(
     [(0.0, '#D55E00'), (0.35, '#E69F00'), (0.5, '#7F7F7F'), (1.0, '#0072B2')],
   ),
 )
-_LABELLED = 30  # Links of which each has its ratio beside it, at most.
-_TOLD = 10  # Workers of which each pair has its rates written, at most.
+_LABELLED = 30  # Largest number of links with ratios beside them.
+_WITH_RATES = 10  # Largest number of workers with rates in the matrix.
 _BARS = 16  # Links with a bar.
 _ASIDE = 11.0  # Points from a line to its ratio.
 _NONE = '#DDDDDD'
 
 
-def draw_graph(axes: Axes, generation: MembershipEpoch) -> None:
-  """Draws workers on a circle, and between them what they have sent.
+def rgba(ratio: float) -> np.ndarray:
+  """Returns the color of a ratio, float [4]."""
+  color: np.ndarray = RATIO.to_rgba(np.array([ratio]))[0]
+  return color
+
+
+def draw_graph(axes: Axes, epoch: MembershipEpoch) -> None:
+  """Draws workers on a circle, and the traffic between them.
 
   Args:
-    axes: Without anything in them.
-    generation: With what its links have carried.
+    axes: Empty axes.
+    epoch: Membership epoch with its traffic.
   """
-  links = generation.sum_links()
-  ids = [str(worker) for worker in generation.members]
+  links = epoch.sum_links()
+  ids = [str(worker) for worker in epoch.members]
   pairs = [
     (str(src), str(dst), Fraction(max(link.bytes, 1)))
     for (src, dst), link in links.items()
@@ -55,7 +62,7 @@ def draw_graph(axes: Axes, generation: MembershipEpoch) -> None:
   )
   panel = panels.on(axes, cluster, placing.circle(ids))
   ratios = [link.ratio for link in links.values()]
-  colors = [_NONE if r is None else RATIO.to_rgba(r) for r in ratios]
+  colors = [_NONE if r is None else rgba(r) for r in ratios]
   lines = panels.draw_links(panel, colors)
   if len(links) > _LABELLED:
     return
@@ -69,24 +76,24 @@ def draw_graph(axes: Axes, generation: MembershipEpoch) -> None:
     text.set(color=color, fontsize=7.5, zorder=4, path_effects=halo)
 
 
-def draw_matrix(axes: Axes, generation: MembershipEpoch) -> None:
+def draw_matrix(axes: Axes, epoch: MembershipEpoch) -> None:
   """Draws a field for each pair: measured over planned rates.
 
   Args:
-    axes: Without anything in them.
-    generation: With what its links have carried.
+    axes: Empty axes.
+    epoch: Membership epoch with its traffic.
   """
-  links, members = generation.sum_links(), generation.members
+  links, members = epoch.sum_links(), epoch.members
   place = {worker: row for row, worker in enumerate(members)}
   fields = np.ones((len(members), len(members), 4))
   for (src, dst), link in links.items():
     if link.ratio is not None:
-      color = np.array(RATIO.to_rgba(link.ratio))
+      color = np.array(rgba(link.ratio))
       fields[place[src], place[dst]] = 0.45 * color + 0.55  # Text is readable.
   axes.imshow(fields)
   name, unit = traffic.choose_unit(links.values())
   for (src, dst), link in links.items():
-    if len(members) <= _TOLD:
+    if len(members) <= _WITH_RATES:
       size = min(9.0, 56 / len(members))
       where = place[dst], place[src]
       measured = '?' if link.Bps is None else f'{link.Bps / unit:.3g}'
@@ -102,15 +109,15 @@ def draw_matrix(axes: Axes, generation: MembershipEpoch) -> None:
   axes.set_title(f'{name}, measured of planned', fontsize=9)
 
 
-def draw(label: str, run: RunRecord, generation: MembershipEpoch) -> Figure:
+def draw(label: str, run: RunRecord, epoch: MembershipEpoch) -> Figure:
   """Returns a picture of the slowest links, and of iterations.
 
   Args:
-    label: What it is called.
-    run: With spans.
-    generation: With what its links have carried.
+    label: Title of the picture.
+    run: Run with spans.
+    epoch: Membership epoch with its traffic.
   """
-  bars = traffic.slowest_links(generation.sum_links(), _BARS)
+  bars = traffic.slowest_links(epoch.sum_links(), _BARS)
   figure = Figure((10, 2.6 + 0.24 * len(bars)))
   if not bars:
     _draw_iterations(figure.subplots(), run)
@@ -119,7 +126,7 @@ def draw(label: str, run: RunRecord, generation: MembershipEpoch) -> Figure:
     upper, lower = figure.subplots(2, 1, gridspec_kw=heights)
     _draw_bars(upper, bars)
     _draw_iterations(lower, run)
-    more = len(generation.sum_links()) - len(bars)
+    more = len(epoch.sum_links()) - len(bars)
     label += f', the {len(bars)} slowest links against plan' if more > 0 else ''
   figure.axes[0].set_title(label, loc='left', fontsize='medium')
   return figure
@@ -130,23 +137,28 @@ def _draw_bars(axes: Axes, bars: Sequence[tuple[Ends, Link]]) -> None:
   name, unit = traffic.choose_unit(link for _, link in bars)
   measured = [(link.Bps or 0.0) / unit for _, link in bars]
   planned = [link.planned_Bps / unit for _, link in bars]
-  colors = [RATIO.to_rgba(link.ratio) for _, link in bars]
+  colors = [rgba(link.ratio or 0.0) for _, link in bars]
   axes.barh(rows, measured, height=0.6, color=colors, label='measured')
-  marks = {'color': 'black', 'marker': '|', 's': 130, 'zorder': 3}
+  marks: dict[str, Any] = {
+    'color': 'black',
+    'marker': '|',
+    's': 130,
+    'zorder': 3,
+  }
   axes.scatter(planned, rows, label='planned', **marks)
   for row, (_, link) in enumerate(bars):
     end = max(measured[row], planned[row])
     text = f'  {_percent(link.ratio)}'
     axes.text(end, row, text, va='center', fontsize='small')
   axes.set_yticks(rows, [f'{src} to {dst}' for (src, dst), _ in bars])
-  axes.set(xlabel=f'rate while something was on its way ({name})')
+  axes.set(xlabel=f'rate while bytes were in transit ({name})')
   axes.set_xlim(0, 1.12 * max(*measured, *planned))
   axes.set_ylim(len(bars) - 0.4, -0.6)
   axes.legend(loc='lower right', bbox_to_anchor=(1.0, 1.0), ncols=2)
 
 
 def _draw_iterations(axes: Axes, run: RunRecord) -> None:
-  """Draws what workers did in each iteration of the run's window, means."""
+  """Draws the mean phases of workers in each iteration of the window."""
   ends = [row['time'] for row in run.rows if row['kind'] == 'barrier']
   pairs = [
     (start, end)
@@ -166,7 +178,7 @@ def _draw_iterations(axes: Axes, run: RunRecord) -> None:
       ]
     ) / max(len(run.workers), 1)
     if heights.any():
-      look = {'bottom': bottom, 'color': color, 'width': 0.8}
+      look: dict[str, Any] = {'bottom': bottom, 'color': color, 'width': 0.8}
       axes.bar(range(len(pairs)), heights, label=_NAMES[phase], **look)
       bottom += heights
   axes.set(ylabel='seconds')

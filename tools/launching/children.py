@@ -1,9 +1,9 @@
-"""Child processes of one run: started, shown line by line, and ended.
+"""Child processes of one run, and the display of their output.
 
-Every child has a session of its own, so that what it starts is ended with it.
-None outlives this process, even if this one is killed: the kernel then kills
-the children (PR_SET_PDEATHSIG), and a guard, which reads a pipe until this
-process is gone, what they have started.  Needs Linux.
+Every child has a session of its own, so that its descendants end with it.  No
+child outlives this process, even if this one is killed: the kernel then kills
+the children (PR_SET_PDEATHSIG), and a guard process, which reads a pipe until
+this process ends, kills their sessions.  Needs Linux.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import IO, AnyStr, NamedTuple
 
 _PDEATHSIG = 1  # PR_SET_PDEATHSIG, in <sys/prctl.h>.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIMIT_S = 10.0
 _CHUNK = 2**20  # Bytes that a pipe holds at most.
-_LONGEST = 2**20  # Bytes after which a line is shown though it has no end.
-# Reads the numbers of sessions, each once when it begins and once when it ends.
-# Signals that go to all processes of a host are for those that it guards.
+_LONGEST = 2**20  # Bytes after which a line is shown without its end.
+# Reads ids of sessions, each once at its start and once at its end.  Ignores
+# signals, because those sent to all processes of a host are for the children.
 _GUARD = """
 import os, signal, sys
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
@@ -39,22 +39,22 @@ for session in live:
   except ProcessLookupError:
     pass
 """
-# What progress bars send beside text: to move, to erase, to hide the cursor.
+# Control sequences of progress bars: to move or hide the cursor, and to erase.
 _CONTROL = re.compile(rb'\x1b\[[0-9;?]*[A-HJKSTfhl]')
 _ERASE = b'\r\x1b[2K'
-# Where there is no terminal, what a bar overwrites is a line as well.
+# Without a terminal each state of a progress bar is a line.
 _ENDS = re.compile(rb'\r*\n|\r+(?=[^\r\n])')
 _COLOURS = (36, 32, 33, 35, 34, 31)
 
 
 class Exit(NamedTuple):
-  """The end of a child.
+  """End of a child process.
 
   Attributes:
-    name: Whose.
-    pid: Its number.
-    code: Exit code, or minus the number of the signal that has ended it.
-    lived_s: Seconds since its start.
+    name: Name of the child.
+    pid: Process id.
+    code: Exit code; the negative number of a signal that ended it.
+    lived_s: Seconds between its start and its end.
   """
 
   name: str
@@ -64,22 +64,22 @@ class Exit(NamedTuple):
 
 
 class Screen:
-  """Writes the lines of all children, whole, each behind its child's name.
+  """Display of the output of all children, in whole lines with their names.
 
-  One child may draw a line of progress, going back to where it began: on a
-  terminal it stays below the others, elsewhere each state of it is a line.
+  One child may redraw a line of progress: on a terminal it stays below the
+  other lines, elsewhere each state of it is a line.
 
   Attributes:
-    terminal: Whether lines go to one.
-    lost: Whether nobody takes lines any more; they are dropped.
+    terminal: True if standard output is a terminal.
+    lost: True if standard output is closed; lines are then dropped.
   """
 
   def __init__(self, names: Sequence[str], drawing: str):
-    """Writes nothing yet.
+    """Initializes the display, and writes nothing.
 
     Args:
-      names: Of all children.
-      drawing: The child that draws.
+      names: Names of all children.
+      drawing: Name of the child that draws progress.
     """
     self._names = list(names)
     self._drawing = drawing
@@ -91,24 +91,24 @@ class Screen:
     self._status = b''
 
   def environ(self, name: str) -> dict[str, str]:
-    """Returns the variables that tell a child what it may show."""
+    """Returns environment variables for the output of a child."""
     shown = {'PYTHONUNBUFFERED': '1'}
     if name == self._drawing and self.terminal:
       width = shutil.get_terminal_size().columns - len(f'[{name}] ')
       shown |= {'TTY_COMPATIBLE': '1', 'COLUMNS': str(max(width, 20))}
     return shown
 
-  def say(self, text: str) -> None:
-    """Writes a line of this process's own."""
+  def print_line(self, text: str) -> None:
+    """Writes a line of the launcher."""
     self._write(self._prefix('launch') + text.encode())
     self._flush()
 
   def feed(self, name: str, data: bytes) -> None:
-    """Takes output of a child and writes the lines that it completes."""
+    """Writes the lines that new output of a child completes."""
     data = self._rest[name] + data
     if self.terminal:
       *lines, rest = data.split(b'\n')
-      rest = b'\r'.join(rest.split(b'\r')[-2:])  # All that is to be seen.
+      rest = b'\r'.join(rest.split(b'\r')[-2:])  # The visible states.
     else:
       *lines, rest = _ENDS.split(data.lstrip(b'\r'))
     if len(rest) > _LONGEST:
@@ -123,7 +123,7 @@ class Screen:
     self._flush()
 
   def finish(self, name: str) -> None:
-    """Writes what a child has left without the end of a line."""
+    """Writes the last line of a child, which has no end."""
     rest, self._rest[name] = self._rest[name], b''
     if name == self._drawing:
       self._status = b''
@@ -146,7 +146,7 @@ class Screen:
     try:
       while data and not self.lost:
         data = data[os.write(sys.stdout.fileno(), data) :]
-    except OSError:  # The reader of a pipe is gone, or the terminal.
+    except OSError:  # The reader of the pipe, or the terminal, has closed.
       self.lost = True
 
   def _prefix(self, name: str) -> bytes:
@@ -157,26 +157,27 @@ class Screen:
 
 
 class _Child(NamedTuple):
-  popen: subprocess.Popen
+  popen: subprocess.Popen[bytes]
+  output: IO[bytes]
   start: float
 
 
 class Processes:
-  """The children that run; use as a context, which ends them all."""
+  """Running children; a context that ends them all."""
 
   def __init__(self, screen: Screen):
-    """Starts nothing yet.
+    """Initializes the object, and starts no child.
 
     Args:
-      screen: Shows what the children write.
+      screen: Display of the output of the children.
     """
     self._screen = screen
     self._children: dict[str, _Child] = {}
 
   def __enter__(self) -> 'Processes':
-    self._guard = _started_guard()
+    self._guard = _start_guard()
     self._selector = selectors.DefaultSelector()
-    # Any signal, such as that of a child's end, ends the wait for output.
+    # Any signal, such as SIGCHLD, ends the wait for output.
     self._woken, self._wake = os.pipe()
     for end in (self._woken, self._wake):
       os.set_blocking(end, False)
@@ -190,7 +191,7 @@ class Processes:
       os.killpg(child.popen.pid, signal.SIGKILL)
     for child in self._children.values():
       child.popen.wait(_LIMIT_S)
-      child.popen.stdout.close()
+      child.output.close()
     self._selector.close()
     signal.signal(signal.SIGCHLD, self._before)
     signal.set_wakeup_fd(-1)
@@ -199,18 +200,18 @@ class Processes:
     self._guard.communicate(timeout=_LIMIT_S)
 
   def names(self) -> list[str]:
-    """Returns the names of the children that run."""
+    """Returns the names of the running children."""
     return list(self._children)
 
   def start(
     self, name: str, argv: Sequence[str], environ: Mapping[str, str]
   ) -> int:
-    """Starts a child and returns its number.
+    """Starts a child and returns its process id.
 
     Args:
-      name: Of none that runs.
-      argv: Its command.
-      environ: Its environment.
+      name: Name of the child; no running child has it.
+      argv: Command.
+      environ: Environment of the child.
 
     Raises:
       OSError: If the command cannot be run.
@@ -223,21 +224,22 @@ class Processes:
       stderr=subprocess.STDOUT,
       bufsize=0,
       start_new_session=True,
-      preexec_fn=_bound_to(os.getpid()),  # Safe: there is one thread.
+      preexec_fn=_die_with(os.getpid()),  # Safe: there is one thread.
     )
-    self._children[name] = _Child(popen, time.monotonic())
-    self._tell_guard(popen.pid)
-    os.set_blocking(popen.stdout.fileno(), False)
-    self._selector.register(popen.stdout, selectors.EVENT_READ, name)
+    output = _pipe(popen.stdout)
+    self._children[name] = _Child(popen, output, time.monotonic())
+    self._notify_guard(popen.pid)
+    os.set_blocking(output.fileno(), False)
+    self._selector.register(output, selectors.EVENT_READ, name)
     return popen.pid
 
   def wait(self, timeout_s: float) -> list[Exit]:
-    """Shows output until a child ends, a signal comes or time is over.
+    """Shows output until a child ends, a signal comes or the time is over.
 
-    It also ends when the screen has lost its reader.
+    It also returns when standard output closes.
 
     Returns:
-      The children that have ended; all that they have written is shown.
+      The ends of children, whose output has been shown.
     """
     deadline = time.monotonic() + timeout_s
     signalled, lost = False, self._screen.lost
@@ -250,20 +252,20 @@ class Processes:
           signalled = bool(os.read(self._woken, _CHUNK))
         else:
           self._read(key.data)
-    return [self._bury(name) for name in ended]
+    return [self._remove(name) for name in ended]
 
   def signal(self, name: str, number: int) -> None:
-    """Sends a signal to a child that runs, but not to what it has started."""
+    """Sends a signal to a running child, but not to its descendants."""
     os.kill(self._children[name].popen.pid, number)
 
   def kill(self, names: Sequence[str]) -> list[Exit]:
-    """Ends children and what they have started at once.
+    """Kills children and their descendants.
 
     Args:
-      names: Of children; those that do not run are passed over.
+      names: Names of children; those that are not running are ignored.
 
     Returns:
-      Those that it has ended.
+      The ends of the children.
 
     Raises:
       TimeoutError: If the kernel does not end one.
@@ -276,58 +278,66 @@ class Processes:
       if time.monotonic() > deadline:
         raise TimeoutError(f'Expected {names} to end when killed.')
       time.sleep(0.01)
-    return [self._bury(name) for name in names]
+    return [self._remove(name) for name in names]
 
   def _has_ended(self, name: str) -> bool:
-    # It is left a zombie, so that nobody else gets the number of its session.
-    how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    # The child stays a zombie, so that its session id is not used again.
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     pid = self._children[name].popen.pid
-    return os.waitid(os.P_PID, pid, how) is not None
+    return os.waitid(os.P_PID, pid, options) is not None
 
-  def _bury(self, name: str) -> Exit:
-    """Forgets a child that has ended, and ends what it has started."""
-    popen, start = self._children[name]
+  def _remove(self, name: str) -> Exit:
+    """Removes a child that has ended, and kills its descendants."""
+    popen, output, start = self._children[name]
     os.killpg(popen.pid, signal.SIGKILL)
-    self._read(name)  # Once, as others may write to the same pipe for ever.
+    self._read(name)  # Only once: a descendant may keep writing to the pipe.
     self._screen.finish(name)
-    if not popen.stdout.closed:
-      self._selector.unregister(popen.stdout)
-      popen.stdout.close()
+    if not output.closed:
+      self._selector.unregister(output)
+      output.close()
     code = popen.wait()
     del self._children[name]
-    self._tell_guard(popen.pid)
+    self._notify_guard(popen.pid)
     return Exit(name, popen.pid, code, time.monotonic() - start)
 
   def _read(self, name: str) -> None:
-    stdout = self._children[name].popen.stdout
-    if stdout.closed:
+    output = self._children[name].output
+    if output.closed:
       return
     try:
-      data = os.read(stdout.fileno(), _CHUNK)
+      data = os.read(output.fileno(), _CHUNK)
     except BlockingIOError:
       return
     if data:
       self._screen.feed(name, data)
     else:
-      self._selector.unregister(stdout)
-      stdout.close()
+      self._selector.unregister(output)
+      output.close()
 
-  def _tell_guard(self, session: int) -> None:
+  def _notify_guard(self, session: int) -> None:
     sessions = [session]
     while sessions:
+      orders = _pipe(self._guard.stdin)
       try:
-        self._guard.stdin.write(''.join(f'{each}\n' for each in sessions))
-        self._guard.stdin.flush()
+        orders.write(''.join(f'{each}\n' for each in sessions))
+        orders.flush()
         return
-      except BrokenPipeError:  # Something has killed it.
+      except BrokenPipeError:  # The guard was killed.
         with contextlib.suppress(BrokenPipeError):
-          self._guard.stdin.close()
+          orders.close()
         self._guard.wait(_LIMIT_S)
-      self._guard = _started_guard()
+      self._guard = _start_guard()
       sessions = [child.popen.pid for child in self._children.values()]
 
 
-def _started_guard() -> subprocess.Popen:
+def _pipe(stream: IO[AnyStr] | None) -> IO[AnyStr]:
+  """Returns a pipe of a process that was started with one."""
+  if stream is None:
+    raise ValueError('stream: expected a pipe, got None.')
+  return stream
+
+
+def _start_guard() -> subprocess.Popen[str]:
   return subprocess.Popen(
     [sys.executable, '-I', '-S', '-c', _GUARD],
     stdin=subprocess.PIPE,
@@ -337,18 +347,18 @@ def _started_guard() -> subprocess.Popen:
   )
 
 
-def _bound_to(parent: int) -> Callable[[], None]:
-  """Returns what a new child calls to die with its parent."""
+def _die_with(parent: int) -> Callable[[], None]:
+  """Returns a function that binds a new child to its parent's life."""
 
   def bind() -> None:
     _LIBC.prctl(_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # It has died before.
+    if os.getppid() != parent:  # The parent has ended before.
       os.kill(os.getpid(), signal.SIGKILL)
 
   return bind
 
 
 def _visible(line: bytes) -> bytes:
-  """Returns what a terminal would show in the end, without cursor movements."""
+  """Returns the final text of a line, without control sequences."""
   states = [_CONTROL.sub(b'', state) for state in line.split(b'\r')]
   return next((state for state in reversed(states) if state), b'')

@@ -1,20 +1,21 @@
-"""What hosts of a lab are made of: links, addresses and the commands for them.
+"""Hosts of a lab: their links, addresses, and the commands that create them.
 
-Nothing here touches the machine; tools/lab.py does.
+This module changes nothing on the machine; tools/lab.py runs the commands.
 
 Each host is a network namespace with one interface, and a further namespace
 holds the bridge that joins them: the machine's own namespace gets neither an
 interface nor a route, so the addresses below cannot collide with its own.  HTB
-shapes what a host sends, as a whole and to one destination, at its end of the
-link, and what it receives at the other.  A group of hosts has a bridge of its
-own, and a shaped link from there to the bridge around it.  Rates count Ethernet
-frames; there is no delay but that of queues (1000 packets), and a host's way to
-itself is free.
-TCP's congestion control is that of the lab, whatever the machine's is: what a
-scheme gains depends on how evenly transfers share a link.  Unless asked for,
-connections do not start slowly again after a pause, as Linux has it by default:
-between its transfers a worker pauses for longer than TCP allows, and while
-acknowledgements wait in queues behind data a slow start takes seconds.
+limits the rate of a host's traffic, in total and to one destination, at its end
+of the link, and the rate of its received traffic at the other end.  A group of
+hosts has a bridge of its own, with a limited link to the bridge around it.
+Rates count Ethernet frames.  The only delay is that of queues (1000 packets),
+and traffic of a host to itself is not limited.
+
+The lab sets TCP's congestion control, because the gain of a scheme depends on
+how evenly transfers share a link.  By default it also disables Linux's slow
+start after idle periods: a worker pauses between transfers for longer than TCP
+allows, and while acknowledgements wait in queues behind data a slow start takes
+seconds.
 """
 
 import dataclasses
@@ -29,22 +30,22 @@ SWITCH = 'switch'
 _UNITS = {'k': 10**3, 'm': 10**6, 'g': 10**9}
 _RATE = re.compile(r'(\d{1,12}(?:\.\d{1,12})?)([kmg])bit')
 _LOWEST, _HIGHEST = 8_000, 10**11
-_BURST_S = 1e-3  # What may leave at once after a pause, as time at the rate.
-_PACKETS = 3028  # At least so many bytes of it: two full Ethernet frames.
+_BURST_S = 1e-3  # Burst after a pause, as time at the rate.
+_PACKETS = 3028  # Least bytes of a burst: two full Ethernet frames.
 _MOST = 250  # Hosts.
 _CONGESTION = re.compile('[a-z0-9_]{1,15}')
-_NETWORK = '10.213.0'  # Of the addresses, one /24.
+_NETWORK = '10.213.0'  # Prefix of the addresses, a /24 network.
 _OTHERS = 2  # HTB class of frames to hosts without a rate of their own.
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
-  """Hosts behind a link that they share; rates in bit/s.
+class HostGroup:
+  """Hosts behind a shared link; rates in bit/s.
 
   Attributes:
-    hosts: Their names.
-    up: What they may send to others, together.
-    down: What they may receive from others, together.
+    hosts: Names of the hosts.
+    up: Rate of their traffic to other hosts, in total.
+    down: Rate of traffic from other hosts, in total.
   """
 
   hosts: frozenset[str]
@@ -57,20 +58,20 @@ class Links:
   """Rates of all links, in bit/s, and how transfers share them.
 
   Attributes:
-    up: What each host may send, by name, in the order of the addresses.
-    down: What each host may receive, by name.
-    pairs: What a host may send to another, by sender and receiver.
+    up: Send rate of each host, by name, in the order of the addresses.
+    down: Receive rate of each host, by name.
+    pairs: Rate from one host to another, by sender and receiver.
     groups: Hosts behind shared links; of any two, one is within the other, or
       they have no host in common.
     congestion: TCP's congestion control, by the kernel's name.
-    slow_start_after_idle: Whether connections forget, in pauses, how much a
-      link carries; the kernel's name.
+    slow_start_after_idle: True if connections start slowly after pauses; the
+      kernel's name.
   """
 
   up: dict[str, int]
   down: dict[str, int]
   pairs: dict[tuple[str, str], int]
-  groups: list[Group]
+  groups: list[HostGroup]
   congestion: str
   slow_start_after_idle: bool
 
@@ -80,10 +81,10 @@ def parse_rate(text: object, field: str) -> int:
 
   Args:
     text: A number and kbit, mbit or gbit, from 8kbit to 100gbit.
-    field: Where the text is from.
+    field: Name of the field in error messages.
 
   Raises:
-    ValueError: If the text is none of these.
+    ValueError: If the text is no such rate.
   """
   match = _RATE.fullmatch(text) if isinstance(text, str) else None
   rate = round(float(match[1]) * _UNITS[match[2]]) if match else 0
@@ -102,14 +103,14 @@ def parse_links(
   """Returns the links of hosts named host0, host1 and so on.
 
   Args:
-    hosts: How many, from 2 to 250.
+    hosts: Number of hosts, 2 to 250.
     link: Rate of every link, both ways.
     text: Exceptions, as JSON: {"hosts": {NAME: {"up": RATE, "down": RATE}},
       "pairs": [{"from": NAME, "to": NAME, "rate": RATE}], "groups": [{"hosts":
       [NAME, ...], "up": RATE, "down": RATE}]}; all but the fields of a pair and
-      the hosts of a group may be left out.
+      the hosts of a group are optional.
     congestion: TCP's congestion control, by the kernel's name.
-    slow_start_after_idle: Whether connections start slowly after pauses.
+    slow_start_after_idle: True if connections start slowly after pauses.
 
   Raises:
     ValueError: If an argument is out of its range, or the text is not of this
@@ -151,11 +152,11 @@ def namespaces(lab: str, links: Links) -> list[str]:
 
 
 def commands(lab: str, links: Links) -> Iterator[str]:
-  """Yields what makes a lab's namespaces and links, in order.
+  """Yields the commands that create a lab's namespaces and links, in order.
 
   Args:
-    lab: Its name.
-    links: Of its hosts.
+    lab: Name of the lab.
+    links: Links of its hosts.
   """
   switch = f'{lab}-{SWITCH}'
   address = addresses(links)
@@ -174,7 +175,7 @@ def commands(lab: str, links: Links) -> Iterator[str]:
     yield f'ip -n {switch} link set {down} master {around} up'
   for host in links.up:
     own = f'{lab}-{host}'
-    # Both ends are born in their namespaces, never in the machine's.
+    # Both ends are created in their namespaces, never in the machine's.
     veth = f'link add {host} type veth peer name eth0 netns {own}'
     yield f'ip netns add {own}'
     yield f'ip -n {switch} {veth}'
@@ -197,13 +198,13 @@ def commands(lab: str, links: Links) -> Iterator[str]:
     yield f'ip -n {own} route add {route}'
 
 
-def changed(lab: str, host: str, rate: int) -> Iterator[str]:
-  """Yields what changes a host's rates, of one without rates of its own pairs.
+def change_commands(lab: str, host: str, rate: int) -> Iterator[str]:
+  """Yields the commands that change the rates of a host without pairs.
 
   Args:
     lab: Name of the lab.
     host: Name of the host.
-    rate: What it may send, and receive, from now on, bit/s.
+    rate: New send and receive rate, bit/s.
   """
   ends = (f'{lab}-{host}', 'eth0'), (f'{lab}-{SWITCH}', host)
   for namespace, device in ends:
@@ -213,12 +214,12 @@ def changed(lab: str, host: str, rate: int) -> Iterator[str]:
 
 
 def _bridge(links: Links, names: Set[str], *, own: bool = False) -> str:
-  """Returns the bridge that hosts hang on: that of the least group with more.
+  """Returns the bridge of hosts: that of the smallest group with more hosts.
 
   Args:
-    links: Of the lab.
-    names: The hosts.
-    own: Whether a group of just these hosts is one that they hang on.
+    links: Links of the lab.
+    names: Names of the hosts.
+    own: True to allow the group of exactly these hosts.
   """
   around = [
     (len(group.hosts), f'bridge{number}')
@@ -231,17 +232,17 @@ def _bridge(links: Links, names: Set[str], *, own: bool = False) -> str:
 def _shape(
   namespace: str, device: str, rate: int, pairs: Mapping[str, int]
 ) -> Iterator[str]:
-  """Yields what limits the frames that leave a device.
+  """Yields the commands that limit the traffic out of a device.
 
   Args:
-    namespace: Of the device.
-    device: Its name.
-    rate: Of all frames, in bit/s.
-    pairs: Rates to some addresses.
+    namespace: Namespace of the device.
+    device: Name of the device.
+    rate: Rate of all frames, bit/s.
+    pairs: Rates to single addresses, bit/s.
   """
   tc = f'tc -n {namespace}'
-  # HTB grants a leaf its rate whatever its parent may send, so that the rates
-  # of all leaves must not be above the parent's; up to `ceil` they borrow.
+  # HTB grants a leaf its rate even if its parent has less, so that the rates of
+  # all leaves must not exceed the parent's; they borrow up to `ceil`.
   share = rate // (len(pairs) + 1)
   yield f'{tc} qdisc add dev {device} root handle 1: htb default {_OTHERS}'
   yield _class(tc, device, '1:', 1, rate, rate)
@@ -311,7 +312,7 @@ def _read_groups(data: Any, links: Links, rate: int) -> None:
       way: parse_rate(group[way], f'{field}.{way}') if way in group else rate
       for way in ('up', 'down')
     }
-    links.groups.append(Group(own, **rates))
+    links.groups.append(HostGroup(own, **rates))
 
 
 def _known(name: object, field: str, links: Links) -> None:
@@ -330,5 +331,5 @@ def _fields(
     set(needed) <= set(data) <= {*needed, *optional}
   )
   parts = (('all', needed), ('some', optional))
-  said = [f'{kind} of the fields {[*names]}' for kind, names in parts if names]
-  require(valid, field, f'an object with {" and ".join(said)}', data)
+  texts = [f'{kind} of the fields {[*names]}' for kind, names in parts if names]
+  require(valid, field, f'an object with {" and ".join(texts)}', data)

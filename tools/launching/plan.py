@@ -1,4 +1,4 @@
-"""What the launcher starts, and where: processes, hosts of a lab, and GPUs."""
+"""Plans of launches: processes, their hosts in a lab, and their GPUs."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from cluster.process import devices
 from configs.checks import require
 
-# Flags that the launcher gives.
+# Flags that the launcher sets.
 _OWN = (
   *('workdir', 'role', 'coordinator'),
   *('config.cluster.runtime', 'config.cluster.workers'),
@@ -20,22 +20,21 @@ _OWN = (
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What is to be launched.
+  """Processes of a run to launch.
 
   Attributes:
     workers: Processes that train.
-    servers: Shards; in the first workers, or in processes of their own.  0 for
-      as many as the run takes by itself, at most one in each worker.
-    dedicated: Whether they have those.
+    servers: Number of shards, in the first workers or in processes of their
+      own; 0 for the number that the run chooses, at most one in each worker.
+    dedicated: True if servers are processes of their own.
     workdir: Folder of the run.
     arguments: Further flags of the program.
-    restarts: How often all may be started again.
-    grace_s: Seconds that the coordinator has to end after a signal.
-    devices_per_worker: GPUs of each; where there are none, CPU devices.
-    workers_per_gpu: Workers that share each GPU, and its memory.
-    only: The one process of the run that is launched here, as others launch
-      the others; '' for all.
-    told: Flags that tell it so, as far as the environment does not.
+    restarts: Most restarts of all processes.
+    grace_s: Seconds of the coordinator to end after a signal.
+    devices_per_worker: GPUs of each worker; CPU devices on hosts without GPUs.
+    workers_per_gpu: Workers that share each GPU and its memory.
+    only: Name of the one process to launch here; '' for all.
+    role_flags: Flags --role and --coordinator of that process, if it has any.
   """
 
   workers: int
@@ -48,18 +47,18 @@ class Plan:
   devices_per_worker: int = 1
   workers_per_gpu: int = 1
   only: str = ''
-  told: tuple[str, ...] = ()
+  role_flags: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
     for field in ('workers', 'devices_per_worker', 'workers_per_gpu'):
       value = getattr(self, field)
       require(value > 0, field, 'at least 1', value)
     least = int(self.dedicated)
-    some = f'at least {least}{" if they are dedicated" * least}'
-    require(self.servers >= least, 'servers', some, self.servers)
-    holders = f'at most the {self.workers} workers, unless dedicated'
+    expected = f'at least {least}{" if they are dedicated" * least}'
+    require(self.servers >= least, 'servers', expected, self.servers)
+    expected = f'at most the {self.workers} workers, unless dedicated'
     fits = self.dedicated or self.servers <= self.workers
-    require(fits, 'servers', holders, self.servers)
+    require(fits, 'servers', expected, self.servers)
     require(self.restarts >= 0, 'restarts', 'at least 0', self.restarts)
     limited = 0 <= self.grace_s < float('inf')
     require(limited, 'grace_s', 'seconds, at least 0', self.grace_s)
@@ -86,12 +85,13 @@ class Plan:
     return self._all[0]
 
   @property
-  def holders(self) -> list[str]:
-    """The processes without which a run cannot go on.
+  def shard_processes(self) -> list[str]:
+    """Processes whose loss ends the run until all are restarted.
 
-    Those that hold shards of the parameters, or the coordinator alone if all workers
-    have all of them, which is known once the run has begun.  XLA's collectives
-    need everybody.
+    With servers, these are the processes with shards of the parameters.  On
+    allreduce routes every worker has all parameters, and only the coordinator
+    is required; the native route requires all.  The manifest names the route
+    once the run has begun.
     """
     route = self._route()
     if route == 'server':
@@ -99,21 +99,21 @@ class Plan:
     return self._all if route == 'native' else [self.coordinator]
 
   def _route(self) -> str:
-    """Returns the run's route, as its folder says; 'server' before it does."""
+    """Returns the route in the run's manifest; 'server' without one."""
     try:
       manifest = json.loads((self.workdir / 'manifest.json').read_text())
-      return manifest['config']['route']['name']
+      return str(manifest['config']['route']['name'])
     except (OSError, ValueError, LookupError, TypeError):
       return 'server'
 
   @property
   def log(self) -> pathlib.Path:
-    """Where starts and ends are noted; hosts share no file to append to."""
+    """File of starts and ends; with --rank each process has its own."""
     name = f'launch-{self.only.replace(" ", "-")}' if self.only else 'launch'
     return self.workdir / f'{name}.jsonl'
 
   def flags(self) -> list[str]:
-    """Returns the flags that tell a process what the run is made of."""
+    """Returns the flags of a process that describe the run."""
     words = [
       '--config.cluster.runtime=distributed',
       f'--config.cluster.workers={self.workers}',

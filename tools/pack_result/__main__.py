@@ -51,7 +51,7 @@ def packed(folder: pathlib.Path) -> dict[str, Any]:
   """Returns a run's result.
 
   Args:
-    folder: Of the run, or of a benchmark.
+    folder: Folder of a run, or of a benchmark.
 
   Raises:
     ValueError: If it has not finished, if its code is not known, or if its
@@ -152,11 +152,11 @@ def _check_agreement(
     raise ValueError(f'{folder}/metrics.jsonl: expected rows, got none.')
   evaluated = [row for row in rows if row['accuracy'] is not None]
   if evaluated:
-    told = summary.get('final_accuracy')
+    accuracy = summary.get('final_accuracy')
     require(
-      evaluated[-1]['accuracy'] == told,
+      evaluated[-1]['accuracy'] == accuracy,
       f'{folder}/metrics.jsonl: accuracy of the last evaluation',
-      f'{told}, as in summary.json',
+      f'{accuracy}, as in summary.json',
       evaluated[-1]['accuracy'],
     )
   for name in _AGREE:

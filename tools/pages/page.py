@@ -21,14 +21,14 @@ def write(content: Content, out: str | pathlib.Path) -> pathlib.Path:
   """Writes the page; returns it.
 
   Args:
-    content: What it shows.
-    out: Folder, made if it is missing.
+    content: Content of the page.
+    out: Folder, created if it is missing.
 
   Raises:
     ValueError: If a file of a run is broken.
     OSError: If the page cannot be written.
   """
-  text = made(content)
+  text = render(content)
   out = pathlib.Path(out)
   out.mkdir(parents=True, exist_ok=True)
   path = out / NAME
@@ -36,7 +36,7 @@ def write(content: Content, out: str | pathlib.Path) -> pathlib.Path:
   return path
 
 
-def made(content: Content) -> str:
+def render(content: Content) -> str:
   """Returns the page."""
   data = {
     'tables': [table._asdict() for table in content.tables],

@@ -1,4 +1,4 @@
-"""What a page shows of a run, as plain data; long series are thinned."""
+"""Content of a page on a run as plain data, with long series thinned."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def of(name: str, run: RunRecord) -> dict[str, Any]:
   """Returns what is shown of a run that has ended; None where it has nothing.
 
   Args:
-    name: What it is called.
+    name: Name of the run on the page.
     run: With summary.
   """
   return {
@@ -54,11 +54,11 @@ def _accuracy(run: RunRecord) -> dict[str, Any] | None:
   first = found['time']
   if first is None:
     return None
-  kept = thinned(len(first.values))
+  chosen = thinned(len(first.values))
   axes = {
-    name: _shorts(each.times[kept]) for name, each in found.items() if each
+    name: _shorts(each.times[chosen]) for name, each in found.items() if each
   }
-  return axes | {'values': _shorts(first.values[kept])}
+  return axes | {'values': _shorts(first.values[chosen])}
 
 
 def _staleness(counts: Mapping[int, int]) -> dict[str, Any] | None:
@@ -104,7 +104,7 @@ def _timeline(run: RunRecord) -> dict[str, Any] | None:
     return None
   workers = [run.workers[k] for k in thinned(len(run.workers), _WORKERS)]
   start, end = run.window
-  spans: dict[str, dict[str, list]] = {
+  spans: dict[str, dict[str, list[Any]]] = {
     phase: {'worker': [], 'start': [], 'length': []} for phase in PHASES
   }
   for span in run.spans:
@@ -134,13 +134,13 @@ def _batches(run: RunRecord) -> list[dict[str, Any]]:
     times, sizes = zip(*found[worker], strict=True)
     # Of a step only its start counts.
     changed = np.flatnonzero(np.diff(sizes, prepend=-1))
-    kept = np.union1d(changed, [len(sizes) - 1])
-    kept = kept[thinned(len(kept))]
+    chosen = np.union1d(changed, [len(sizes) - 1])
+    chosen = chosen[thinned(len(chosen))]
     lines.append(
       {
         'worker': worker,
-        'time': _shorts(np.array(times)[kept]),
-        'examples': _shorts(np.array(sizes)[kept]),
+        'time': _shorts(np.array(times)[chosen]),
+        'examples': _shorts(np.array(sizes)[chosen]),
       }
     )
   return lines
@@ -151,18 +151,18 @@ def _links(run: RunRecord) -> dict[str, Any] | None:
   if run.config.get('route', {}).get('name', 'server') == 'server':
     return None
   try:
-    generation = traffic.longest_epoch(run.path)
+    epoch = traffic.longest_epoch(run.path)
   except ValueError as error:
     return {'missing': str(error)}
-  links = generation.sum_links()
+  links = epoch.sum_links()
   lagging = traffic.slowest_links(links, len(links))
   rest = [each for each in links.items() if each[1].ratio is None]
   shown = [*lagging, *rest][:_LINKS]
-  planned = generation.plan
+  planned = epoch.plan
   return {
-    'missing': None if links or planned else generation.reason,
+    'missing': None if links or planned else epoch.reason,
     'count': len(links),
-    'iterations': generation.iterations,
+    'iterations': epoch.iterations,
     'links': [
       {
         'src': src,
@@ -174,13 +174,13 @@ def _links(run: RunRecord) -> dict[str, Any] | None:
       }
       for (src, dst), link in shown
     ],
-    **_drawn(generation),
+    **_draw(epoch),
   }
 
 
-def _drawn(generation: MembershipEpoch) -> dict[str, Any]:
+def _draw(epoch: MembershipEpoch) -> dict[str, Any]:
   """Returns where nodes are, and the hops of the trees that carry the most."""
-  planned, ids = generation.plan, [*map(str, generation.members)]
+  planned, ids = epoch.plan, [*map(str, epoch.members)]
   ring = placing.circle(ids) if len(ids) <= _NODES else {}
   drawn = {'members': _nodes(ring, dict(zip(ids, ids, strict=True)))}
   if planned is None or len(planned.cluster.nodes) > _NODES:

@@ -34,7 +34,7 @@ class Table(NamedTuple):
     columns: Names of the columns.
     seen: Names of the columns that are shown at first.
     rows: Rows, each with a text, number, bool or None per column.
-    runs: For each row the index of its run in the page's runs, or None.
+    runs: Index of each row's run in the runs of the page, or None.
   """
 
   title: str
@@ -63,7 +63,7 @@ def read(folders: Iterable[str | pathlib.Path]) -> Content:
   stored results, any other that of a run.
 
   Args:
-    folders: At least one.
+    folders: Folders, at least one.
 
   Raises:
     ValueError: If a folder is none of these, is empty, or holds a run that has
@@ -105,7 +105,7 @@ def _sweep(folder: pathlib.Path, runs: list[tuple[str, RunRecord]]) -> Table:
   """Returns the table of a sweep, and adds to `runs` those that have ended."""
   path = folder / _RESULTS
   with path.open(encoding='utf-8', newline='') as file:
-    read = [list(map(cells.original, row)) for row in csv.reader(file)]
+    read = [list(map(cells.unescape, row)) for row in csv.reader(file)]
   columns, *rows = read or [[]]
   if not rows or columns[:2] != ['run', 'status']:
     raise ValueError(

@@ -1,8 +1,9 @@
-"""Processes that do, step by step, what one of them tells them.
+"""Processes that carry out orders of a leader in lockstep.
 
-The leader listens and everybody has a stream to it, itself included.  An order
-goes to all, and all answer before the next.  Nobody waits for ever: whoever
-fails or does not answer ends it for all, by name.
+The leader listens, and every process has a stream to it, the leader included.
+An order goes to all members, and all answer before the next one.  Every wait is
+bounded: a member that fails or does not answer ends the probe for all, with its
+name.
 """
 
 import contextlib
@@ -22,45 +23,45 @@ from cluster.network.streams import (
 )
 from cluster.probing.transfers import Broken, Failure
 
-# Of silences: a member reports another after one, the leader ends the wait for
-# both after two, and members think that it is lost after three.
+# Multiples of `timeout_s`: a member reports a silent one after one, the leader
+# ends the wait for both after two, and members give up the leader after three.
 _LEADER, _MEMBER = 2, 3
 
 
-class _Said(NamedTuple):
+class _Reply(NamedTuple):
   rank: int
   answer: Any = None
   problem: str = ''
 
 
 class Leader:
-  """Tells members what to do; `handle` is for `cluster.network.Listener`."""
+  """Leader of the members; `handle` is for `cluster.network.Listener`."""
 
   def __init__(self, members: int, *, timeout_s: float, start_s: float):
-    """Knows nobody yet.
+    """Initializes the leader without members.
 
     Args:
-      members: How many there will be.
-      timeout_s: Silence of a process after which it counts as lost.
-      start_s: Until all have to be there.
+      members: Number of members.
+      timeout_s: Silence of a process after which it counts as lost, seconds.
+      start_s: Seconds within which all members must connect.
     """
     self._members = members
     self._start_s = start_s
     self._timeout_s = timeout_s
     self._streams: dict[int, Stream] = {}
     self._names = [f'host{rank}' for rank in range(members)]
-    self._said: queue.SimpleQueue[_Said] = queue.SimpleQueue()
+    self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
     self._changing = threading.Lock()
 
   def handle(self, stream: Stream, hello: Any) -> None:
-    """Listens to a member until its stream has ended.
+    """Receives the answers of a member until its stream ends.
 
     Args:
-      stream: To the member.
-      hello: What it has said first, with its `rank` and `name`.
+      stream: Stream to the member.
+      hello: First message of the member, with its `rank` and `name`.
 
     Raises:
-      Closed: If there is no place for it.
+      Closed: If another member has its rank, or the rank is too large.
     """
     rank = hello['rank']
     with self._changing:
@@ -68,47 +69,49 @@ class Leader:
         raise Closed(f'{stream.peer}: there is no place for a host{rank}')
       self._names[rank] = hello['name']
       self._streams[rank] = stream
-    self._said.put(_Said(rank, hello))
+    self._replies.put(_Reply(rank, hello))
     try:
       while True:
-        said = stream.receive().header
-        self._said.put(_Said(rank, said['answer'], said['problem']))
+        header = stream.receive().header
+        self._replies.put(_Reply(rank, header['answer'], header['problem']))
     except TransportError as error:
-      self._said.put(_Said(rank, problem=f'{self._names[rank]}: {error}'))
+      self._replies.put(_Reply(rank, problem=f'{self._names[rank]}: {error}'))
 
   def gather(self) -> list[Any]:
-    """Returns what all members have said first, by rank, once they are there.
+    """Returns the first messages of all members, by rank.
 
     Raises:
-      Failure: If some do not come in time, or are lost meanwhile.
+      Failure: If a member does not connect in time, or is lost.
     """
     return self._collect(self._start_s)
 
-  def ask(self, orders: Sequence[Mapping], *, limit_s: float) -> list[Any]:
-    """Returns what members answer to their orders, by rank.
+  def ask(
+    self, orders: Sequence[Mapping[str, Any]], *, limit_s: float
+  ) -> list[Any]:
+    """Sends an order to each member; returns the answers by rank.
 
     Args:
-      orders: One for each, plain JSON.
-      limit_s: Seconds that they take at most, if nobody is silent.
+      orders: Order of each member, plain JSON.
+      limit_s: Largest time of the orders without lost members, seconds.
 
     Raises:
-      Failure: If one cannot carry it out, or does not answer in time.
+      Failure: If a member fails, or does not answer in time.
     """
     for rank, order in enumerate(orders):
-      with contextlib.suppress(Closed):  # `handle` says so, and why.
+      with contextlib.suppress(Closed):  # `handle` reports the reason.
         self._streams[rank].send({'order': order, 'limit_s': limit_s})
     return self._collect(limit_s + _LEADER * self._timeout_s)
 
   def dismiss(self, reason: str) -> None:
-    """Lets the members go.
+    """Ends the members.
 
     Args:
-      reason: Why it has ended too early; '' if it has not.
+      reason: Reason of an early end; '' for a normal end.
     """
     with self._changing:
       streams = list(self._streams.values())
     for stream in streams:
-      with contextlib.suppress(Closed):  # It has gone by itself.
+      with contextlib.suppress(Closed):  # The member has ended before.
         stream.send({'end': reason})
 
   def _collect(self, limit_s: float) -> list[Any]:
@@ -116,7 +119,7 @@ class Leader:
     answers: dict[int, Any] = {}
     while len(answers) < self._members:
       try:
-        said = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
+        reply = self._replies.get(timeout=max(0.0, deadline - time.monotonic()))
       except queue.Empty:
         missing = [
           name for rank, name in enumerate(self._names) if rank not in answers
@@ -124,37 +127,37 @@ class Leader:
         raise Failure(
           f'{", ".join(missing)}: no answer within {limit_s:g} s'
         ) from None
-      if said.problem:
-        raise Failure(said.problem)
-      answers[said.rank] = said.answer
+      if reply.problem:
+        raise Failure(reply.problem)
+      answers[reply.rank] = reply.answer
     return [answers[rank] for rank in range(self._members)]
 
 
 def follow(
   leader: str,
-  hello: Mapping,
+  hello: Mapping[str, Any],
   obey: Callable[[Any], Any],
   *,
   security: Security,
   timeout_s: float,
   start_s: float,
 ) -> str:
-  """Does what the leader says, until it lets this process go.
+  """Carries out the orders of a leader until it ends this member.
 
   Args:
-    leader: HOST:PORT where it listens.
-    hello: What it is to know first, with `rank` and `name`.
-    obey: Carries an order out and returns the answer, plain JSON; `Broken` is
-      answered as well.
-    security: Of the stream.
-    timeout_s: Silence of a process after which it counts as lost.
-    start_s: Until all have to be there.
+    leader: HOST:PORT where the leader listens.
+    hello: First message of this member, with `rank` and `name`.
+    obey: Carries out an order and returns the answer, plain JSON; an exception
+      `Broken` is reported to the leader.
+    security: Credentials of the stream.
+    timeout_s: Silence of a process after which it counts as lost, seconds.
+    start_s: Seconds within which all members must connect.
 
   Returns:
-    Why it has ended too early; '' if it has not.
+    Reason of an early end; '' for a normal end.
 
   Raises:
-    TransportError: If the leader is lost, or does not know the token.
+    TransportError: If the leader is lost, or refuses the token.
   """
   limit_s = start_s
   stream = connect(leader, hello, security, limit_s)
@@ -163,7 +166,7 @@ def follow(
       with within(stream, limit_s):
         message = stream.receive().header
       if 'end' in message:
-        return message['end']
+        return str(message['end'])
       answer, problem = None, ''
       try:
         answer = obey(message['order'])

@@ -1,4 +1,4 @@
-"""How a process takes part in the tests of tools.probe."""
+"""Member of a probe: one process in the tests of tools.probe."""
 
 import socket
 
@@ -17,22 +17,22 @@ def follow(
   timeout_s: float,
   start_s: float,
 ) -> str:
-  """Takes part in the tests.
+  """Carries out the tests that the leader orders.
 
   Args:
-    leader: HOST:PORT where it listens.
-    endpoint: Of this process.
-    rank: Of this process.
-    address: Of the endpoint, IPv4.
-    security: Of the stream to the leader.
-    timeout_s: Silence of a process after which it counts as lost.
-    start_s: Until all have to be there.
+    leader: HOST:PORT where the leader listens.
+    endpoint: Sender and receiver of this process.
+    rank: Rank of this process.
+    address: IPv4 address of the endpoint.
+    security: Credentials of the stream to the leader.
+    timeout_s: Silence of a process after which it counts as lost, seconds.
+    start_s: Seconds within which all members must connect.
 
   Returns:
-    Why they have ended too early; '' if they have not.
+    Reason of an early end; '' for a normal end.
 
   Raises:
-    TransportError: If the leader is lost, or does not know the token.
+    TransportError: If the leader is lost, or refuses the token.
   """
   hostname = socket.gethostname()
   hello = {

@@ -8,10 +8,10 @@ The folder has
 - `summary.json`: `ended`, `wall_s` and `verdicts`, the number of rows by
   verdict; written last.
 
-A verdict follows from value and aim, here alone, so that no file can say
-otherwise.  A value that could not be measured is null: its row has missed its
-aim after an error, and is not measured where the machine or the sizes of a dry
-run allow no verdict.
+A verdict follows from value and aim by the function `verdict`, and files with
+other verdicts are refused.  A value that could not be measured is null: after
+an error its row has missed its aim; on a machine, or with the sizes of a dry
+run, that allow no verdict, the row is not measured.
 """
 
 import collections
@@ -30,7 +30,7 @@ _FIELDS = ('job', 'row', 'quantity', 'aim', 'value', 'verdict', 'detail')
 
 
 class Aim(NamedTuple):
-  """Closed interval in which a value is to be.
+  """Closed interval of accepted values.
 
   Attributes:
     least: Lower end.
@@ -42,7 +42,7 @@ class Aim(NamedTuple):
 
   @classmethod
   def of(cls, ends: Sequence[float | None]) -> 'Aim':
-    """Returns the aim that `ends` has as JSON."""
+    """Returns the aim with these ends, as JSON has them."""
     least, most = ends
     return cls(
       -math.inf if least is None else least, math.inf if most is None else most
@@ -81,7 +81,7 @@ def verdict(value: float | None, aim: Aim) -> str:
 
   Args:
     value: Measured value; None without one.
-    aim: Where it is to be.
+    aim: Interval of accepted values.
   """
   if value is None:
     return UNMEASURED
@@ -95,7 +95,7 @@ def counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def is_benchmark(folder: pathlib.Path) -> bool:
-  """Returns whether a folder is a benchmark's and not a run's."""
+  """Returns True for the folder of a benchmark, False for that of a run."""
   try:
     return 'benchmark' in json.loads((folder / MANIFEST).read_text())
   except (OSError, ValueError, TypeError):

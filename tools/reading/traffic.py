@@ -24,7 +24,7 @@ class Link(NamedTuple):
   Attributes:
     bytes: Bytes sent.
     busy_s: Seconds in which bytes were in transit.
-    planned_Bps: Rate in the forest, bytes per second; 0 if it uses no such link.
+    planned_Bps: Rate in the forest, bytes per second; 0 without one.
   """
 
   bytes: int

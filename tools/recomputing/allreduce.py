@@ -22,7 +22,7 @@ from cluster.coordinator import Coordinator
 from configs.checks import require
 from learning import placement
 from learning.layout import FLOAT32, Layout
-from learning.learning import Learning
+from learning.learning import Learner, Learning
 from learning.scaling import Scaling, factor
 from outputs import checkpoints
 from tools.reading import manifests, records, traffic
@@ -37,7 +37,7 @@ from wire.codec import Wire
 from wire.multi_round import MultiRoundAllreduce
 
 _ITEM = 4  # Bytes of a float32.
-_ROUNDING = 2.0**-23  # Of a float32.
+_ROUNDING = 2.0**-23  # Relative spacing of float32 numbers.
 
 
 class Comparison(NamedTuple):
@@ -90,17 +90,25 @@ def compared(
   )
 
 
-class _Again:
-  """Coordinator (coordinator) driven by recorded events, with its learner."""
+class _RecomputedRun:
+  """A coordinator that is driven by recorded events, with its learner.
+
+  Attributes:
+    exact: Whether sums are in the order of the run's forests.
+    learner: Learner whose updates are recomputed.
+  """
 
   finished = False
+  exact: bool
+  learner: Learner
+  _sums: Sums
 
   def __init__(
     self,
     config: ConfigDict,
     learned: Learning,
     wire: Wire,
-    before: '_Again | None',
+    before: '_RecomputedRun | None',
   ):
     self.exact = before.exact if before else True
     self.learner = (
@@ -149,7 +157,7 @@ class _Again:
     return [self.learner.scaling] if self.learner.scaling else []
 
   def form(self, generation: MembershipEpoch) -> None:
-    """Sets the membership epoch (generation) that the workers sum in."""
+    """Sets the membership epoch in which the workers sum."""
     planned, wire = generation.plan, self._wire
     route = self._config.route
     lay = functools.partial(
@@ -186,20 +194,20 @@ class _Again:
     self._sums = Sums(generation)
     self._gradient = self._learned.streaming(self._layout, overlap=False)
 
-  def tell(self, row: Mapping[str, Any]) -> None:
+  def replay(self, row: Mapping[str, Any]) -> None:
     """Passes the event of a row of events.jsonl to the coordinator."""
-    told, time = row['event'], row['time']
-    if told == 'start':
+    event, time = row['event'], row['time']
+    if event == 'start':
       if self._before:
         self._coordinator.rejoin(self._before._coordinator.state(), time)
       self._coordinator.start(time)
-    elif told == 'push':
+    elif event == 'push':
       self._push(row)
-    elif told == 'wake':
+    elif event == 'wake':
       self._coordinator.wake(time)
-    elif told == 'join':
+    elif event == 'join':
       self._coordinator.join(row['worker'], time)
-    elif told == 'leave':
+    elif event == 'leave':
       if self._multi_round:
         self._multi_round.leave(row['worker'])
       self._coordinator.leave(row['worker'], time, '')
@@ -234,7 +242,7 @@ class _Again:
     )
 
   def add(
-    self, update: int, worker: int, examples: int, *, finite: bool
+    self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
     """Does nothing: `_push` has stored the push."""
 
@@ -278,9 +286,10 @@ def _until(
   learned: Learning,
   wire: Wire,
   version: int,
-) -> _Again:
-  """Returns the coordinator after the recorded events up to a version."""
-  again, generation = None, None
+) -> _RecomputedRun:
+  """Returns the run after the recorded events up to a version."""
+  again: _RecomputedRun | None = None
+  generation: Any = None
   for row in records.read_all_events(path):
     if row['event'] == 'links':
       if row['did'] == 'forest':
@@ -296,15 +305,17 @@ def _until(
       count, workers = len(row['decision']['release']), config.cluster.workers
       expected = f'{workers} workers at each start, as in manifest.json'
       require(count == workers, f'{path}', expected, count)
-      again = _Again(config, learned, wire, again)
+      again = _RecomputedRun(config, learned, wire, again)
       where = f'{path}/events.jsonl'
       known = generation is not None
       require(known, where, 'how workers sum before the start', generation)
       again.form(generation)
-    again.tell(row)
+    if again is None:
+      raise ValueError(f'{path}: expected a start before {row["event"]!r}.')
+    again.replay(row)
     if again.version == version:
       return again
-  got = again.version if again else 'no event'
+  got = f'{again.version}' if again else 'no event'
   raise ValueError(
     f'{path}: expected events up to version {version}, got {got}.'
   )
@@ -318,4 +329,5 @@ def _saved(path: pathlib.Path) -> dict[str, Any]:
   state = saved.restore()
   saved.close()
   require(state is not None, f'{path}', 'a run with a checkpoint', 'none')
-  return state['runtime']['store']['learner']
+  learner: dict[str, Any] = state['runtime']['store']['learner']
+  return learner

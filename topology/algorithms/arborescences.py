@@ -228,7 +228,7 @@ class _Packer:
     lessons = 0
     for sink in sorted(set(range(count)).difference(reached)):
       stopping.check(stop)
-      residual = flow.copied(network)
+      residual = flow.copy(network)
       missing = wanted - flow.augment(residual, source, sink, wanted)
       if missing:
         outside = set(flow.reach(residual, source))

@@ -24,7 +24,7 @@ def network(nodes: int, links: Iterable[tuple[int, int, int]]) -> Residual:
   return residual
 
 
-def copied(residual: Residual) -> Residual:
+def copy(residual: Residual) -> Residual:
   """Returns a copy that shares nothing with `residual`."""
   return [dict(row) for row in residual]
 

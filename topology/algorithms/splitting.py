@@ -71,7 +71,7 @@ class _Splitter:
     wanted = sum(units)
     for worker in workers:
       stopping.check(stop)
-      residual = flow.copied(network)
+      residual = flow.copy(network)
       if flow.augment(residual, nodes, worker, wanted) < wanted:
         raise ValueError(f'Expected {wanted} units into node {worker}.')
       self._flows.append(residual)
@@ -126,7 +126,7 @@ class _Splitter:
     if u != t:
       self.paths.setdefault((u, t), []).extend(
         (_joined(a, b), units)
-        for (a, b), units in weighted.aligned(first, second)
+        for (a, b), units in weighted.align(first, second)
       )
 
 

@@ -18,7 +18,9 @@ def multiple(value: Fraction, factor: int) -> int:
   return value.numerator * (factor // value.denominator)
 
 
-def aligned(*columns: Sequence[tuple[Any, Any]]) -> list[tuple[tuple, Any]]:
+def align(
+  *columns: Sequence[tuple[Any, Any]],
+) -> list[tuple[tuple[Any, ...], Any]]:
   """Returns weighted items side by side, cut so that a row has one weight.
 
   Args:
@@ -28,7 +30,7 @@ def aligned(*columns: Sequence[tuple[Any, Any]]) -> list[tuple[tuple, Any]]:
     Pairs of a tuple, of an item of each column, and their weight.
 
   Example:
-    >>> aligned([('a', 3)], [('b', 2), ('c', 1)])
+    >>> align([('a', 3)], [('b', 2), ('c', 1)])
     [(('a', 'b'), 2), (('a', 'c'), 1)]
   """
   rows = []

@@ -29,13 +29,13 @@ def naive_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
   An equal shard per worker goes once around up to it, and once down from it.
   """
-  return _ringed(cluster, best, [cluster.workers])
+  return _build_rings(cluster, best, [cluster.workers])
 
 
 def naive_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   """Returns the same with half of each shard in each direction."""
   order = cluster.workers
-  return _ringed(cluster, best, [order, order[::-1]])
+  return _build_rings(cluster, best, [order, order[::-1]])
 
 
 def best_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
@@ -44,7 +44,7 @@ def best_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   See `ring_orders.best_order`.
   """
   order = ring_orders.best_order(ways_of(cluster), both_ways=False)
-  return _ringed(cluster, best, [order])
+  return _build_rings(cluster, best, [order])
 
 
 def best_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
@@ -53,7 +53,7 @@ def best_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   In the order that is the fastest for this, which may be another one.
   """
   order = ring_orders.best_order(ways_of(cluster), both_ways=True)
-  return _ringed(cluster, best, [order, order[::-1]])
+  return _build_rings(cluster, best, [order, order[::-1]])
 
 
 def rotated_rings(cluster: Cluster, best: trees.Forest) -> trees.Forest:
@@ -76,7 +76,7 @@ def rotated_rings(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   count = len(cluster.workers)
   if len(groups) > 1:
     orders = [
-      [w for g, group in enumerate(groups) for w in _turned(group, k - g)]
+      [w for g, group in enumerate(groups) for w in _rotate(group, k - g)]
       for k in range(min(len(group) for group in groups))
     ]
   else:
@@ -85,7 +85,7 @@ def rotated_rings(cluster: Cluster, best: trees.Forest) -> trees.Forest:
       for k in range(1, max(count, 2))
       if math.gcd(k, count) == 1
     ]
-  return _ringed(cluster, best, orders[:_RINGS])
+  return _build_rings(cluster, best, orders[:_RINGS])
 
 
 def hierarchical(cluster: Cluster, best: trees.Forest) -> trees.Forest:
@@ -108,10 +108,10 @@ def hierarchical(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   columns = []
   for g, group in enumerate(groups):
     for rank, root in enumerate(group):
-      inside = [_turned(other, rank) for other in groups]
-      between = _turned([order[0] for order in inside], g)
+      inside = [_rotate(other, rank) for other in groups]
+      between = _rotate([order[0] for order in inside], g)
       ups, downs = zip(
-        *(_around(ways, order) for order in (between, *inside)), strict=True
+        *(_walk_ring(ways, order) for order in (between, *inside)), strict=True
       )
       up = itertools.chain(*ups[1:], ups[0])
       columns.append(trees.Column(root, 1, [*up], [*itertools.chain(*downs)]))
@@ -136,7 +136,7 @@ def double_binary_tree(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   second = order[1:] + order[:1] if count % 2 else order[::-1]
   further = range(1 if best.collective == 'allreduce' else count)
   columns = [
-    _binary(ways, _turned(first, k))
+    _build_binary_tree(ways, _rotate(first, k))
     for first in (order, second)
     for k in further
   ]
@@ -171,7 +171,7 @@ def single_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
     others = [worker for worker in workers if worker not in (server, root)]
     first = [(root, server)] if root != server else []
     edges = first + [(server, worker) for worker in others]
-    columns.append(_spanning(ways, root, edges))
+    columns.append(_build_tree(ways, root, edges))
   return _fit_forest(cluster, best, columns)
 
 
@@ -179,7 +179,7 @@ def sharded_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   """Returns a parameter server at each worker, for an equal shard each."""
   ways, workers = ways_of(cluster), cluster.workers
   columns = [
-    _spanning(ways, root, [(root, w) for w in workers if w != root])
+    _build_tree(ways, root, [(root, w) for w in workers if w != root])
     for root in workers
   ]
   return _fit_forest(cluster, best, columns)
@@ -201,14 +201,14 @@ def equal_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   # Trees come by root, in the same order in both.
   columns = [
     trees.Column(up.root, share, up.up, down.down)
-    for (up, down), share in weighted.aligned(
+    for (up, down), share in weighted.align(
       *([(tree, tree.share) for tree in f.trees] for f in (scatter, gather))
     )
   ]
   return trees.fit_forest(cluster, columns, best, overlap=False)
 
 
-def all_of(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
+def build_all(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
   """Returns all of the above by their names, from rings to `equal_shards`.
 
   Without `hierarchical` if there is one group of workers only, and without
@@ -241,7 +241,7 @@ def _fit_forest(
   return trees.fit_forest(cluster, [*columns], best)
 
 
-def _ringed(
+def _build_rings(
   cluster: Cluster, best: trees.Forest, orders: Iterable[Sequence[str]]
 ) -> trees.Forest:
   """Trees around each ring, one from each worker, which share their hops."""
@@ -259,18 +259,18 @@ def _ringed(
   return _fit_forest(cluster, best, columns)
 
 
-def _around(
+def _walk_ring(
   ways: Ways, order: Sequence[str]
 ) -> tuple[list[trees.Hop], list[trees.Hop]]:
   """Hops around a ring, up to its first worker and down from it."""
   up, down = (
     [ways.hop(a, b) for a, b in itertools.pairwise(passed)]
-    for passed in (_turned(order, 1), order)
+    for passed in (_rotate(order, 1), order)
   )
   return up, down
 
 
-def _spanning(
+def _build_tree(
   ways: Ways, root: str, edges: Sequence[tuple[str, str]]
 ) -> trees.Column:
   """A tree of edges from parent to child, those nearest to the root first."""
@@ -279,27 +279,27 @@ def _spanning(
   return trees.Column(root, 1, up, down)
 
 
-def _binary(ways: Ways, order: Sequence[str]) -> trees.Column:
+def _build_binary_tree(ways: Ways, order: Sequence[str]) -> trees.Column:
   """The workers as numbers 1 to N of a binary search tree, odd ones leaves.
 
   A number is as far from the leaves as 2 divides it: above i are i + b or
   i - b, where b is the largest power of 2 in it.
   """
-  numbers = sorted(range(1, len(order) + 1), key=_power, reverse=True)
+  numbers = sorted(range(1, len(order) + 1), key=_lowest_bit, reverse=True)
   edges = []
   for i in numbers[1:]:
-    above = (i ^ _power(i)) | 2 * _power(i)
+    above = (i ^ _lowest_bit(i)) | 2 * _lowest_bit(i)
     if above > len(order):
-      above = i ^ _power(i)
+      above = i ^ _lowest_bit(i)
     edges.append((order[above - 1], order[i - 1]))
-  return _spanning(ways, order[numbers[0] - 1], edges)
+  return _build_tree(ways, order[numbers[0] - 1], edges)
 
 
-def _power(number: int) -> int:
+def _lowest_bit(number: int) -> int:
   return number & -number
 
 
-def _turned(order: Sequence[str], by: int) -> list[str]:
+def _rotate(order: Sequence[str], by: int) -> list[str]:
   start = by % len(order)
   return [*order[start:], *order[:start]]
 

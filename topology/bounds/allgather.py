@@ -140,9 +140,9 @@ def _fed(
   links: Sequence[tuple[int, int, Fraction | int]],
   x: Fraction,
   stop: stopping.Stop,
-) -> feeding.Fed:
+) -> feeding.FeedNetwork:
   amounts = [(w, x) for w in graph.workers]
-  return feeding.fed(graph.nodes, links, amounts, stop)
+  return feeding.build_network(graph.nodes, links, amounts, stop)
 
 
 class _Program:

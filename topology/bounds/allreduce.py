@@ -26,7 +26,7 @@ class Optimum(NamedTuple):
 
   Attributes:
     rate_GBps: An allreduce of M GB takes M / rate_GBps seconds.
-    prices: The proof that none is faster, for `prices.proven`; None if the
+    prices: The proof that none is faster, for `prices.prove_rate`; None if the
       phases do not overlap.
     root_GBps: Per worker, the rate of the trees with their root there.
     up: What the trees towards the roots may use of each link.
@@ -171,7 +171,7 @@ class _Search:
         (b, a, z[self._up[i]]) if turned else (a, b, z[self._down[i]])
         for i, (a, b, _) in enumerate(graph.links)
       ]
-      network = feeding.fed(graph.nodes, links, fed)
+      network = feeding.build_network(graph.nodes, links, fed)
       for worker in graph.workers:
         side = network.missing(worker, stop)
         if side is not None and (turned, side) not in new:

@@ -35,7 +35,7 @@ class Cut(NamedTuple):
   switch_prices: tuple[tuple[str, Fraction], ...]
 
 
-def proven(
+def prove_time(
   cluster: Cluster, cut: Cut, stop: stopping.Stop = stopping.never
 ) -> Fraction:
   """Returns the seconds per GB that `cut` proves to be needed at least.

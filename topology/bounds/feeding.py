@@ -8,7 +8,7 @@ from typing import NamedTuple
 from topology.algorithms import flow, stopping
 
 
-class Fed(NamedTuple):
+class FeedNetwork(NamedTuple):
   """A network with a source that feeds the workers, without flow."""
 
   residual: (
@@ -24,7 +24,7 @@ class Fed(NamedTuple):
     `stop` says to give up.
     """
     stopping.check(stop)
-    residual = flow.copied(self.residual)
+    residual = flow.copy(self.residual)
     source = len(residual) - 1
     if flow.augment(residual, source, worker, self.wanted) == self.wanted:
       return None
@@ -32,12 +32,12 @@ class Fed(NamedTuple):
     return [node for node in range(source) if node not in behind]
 
 
-def fed(
+def build_network(
   nodes: int,
   links: Iterable[tuple[int, int, Fraction | int]],
   amounts: Iterable[tuple[int, Fraction | int]],
   stop: stopping.Stop = stopping.never,
-) -> Fed:
+) -> FeedNetwork:
   """Returns the network in which a source feeds what the workers have to send.
 
   All workers get all only if all that is fed can flow to each of them.  Links
@@ -50,4 +50,4 @@ def fed(
     (src, dst, int(c * scale)) for src, dst, c in stopping.iterate(arcs, stop)
   ]
   residual = flow.network(nodes + 1, stopping.iterate(exact, stop))
-  return Fed(residual, sum(residual[nodes].values()))
+  return FeedNetwork(residual, sum(residual[nodes].values()))

@@ -25,7 +25,7 @@ class Prices(NamedTuple):
   links: tuple[tuple[str, str, Fraction], ...]
 
 
-def proven(
+def prove_rate(
   cluster: Cluster, prices: Prices, stop: stopping.Stop = stopping.never
 ) -> Fraction:
   """Returns a rate, in GB/s, that `prices` show no allreduce to exceed.
@@ -41,10 +41,10 @@ def proven(
     ValueError: If it is no proof: a negative price, one for what is no link or
       that has one already, or a column that is free.
   """
-  return proven_units(cluster, _units(cluster, prices, stop), stop)
+  return prove_rate_of_units(cluster, _units(cluster, prices, stop), stop)
 
 
-def proven_units(
+def prove_rate_of_units(
   cluster: Cluster, units: Sequence[int], stop: stopping.Stop = stopping.never
 ) -> Fraction:
   """Returns what `proven` does, of the prices of all links in their order."""

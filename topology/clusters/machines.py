@@ -31,11 +31,11 @@ def dgx_1(gpu: str) -> Cluster:
   """
   if gpu not in ('v100', 'p100'):
     raise ValueError(f"gpu: expected 'v100' or 'p100', got {gpu!r}.")
-  names = parts.names('w', 8)
+  names = parts.make_names('w', 8)
   links = []
   for count, pairs in _pairs(_CUBE_MESH, names):
-    links += parts.both_ways(pairs, 25 * count if gpu == 'v100' else 20)
-  return parts.of(names, (), links)
+    links += parts.make_links(pairs, 25 * count if gpu == 'v100' else 20)
+  return parts.make_cluster(names, (), links)
 
 
 def dgx_a100(
@@ -81,15 +81,15 @@ def mi250(
     xgmi_GBps: Capacity of one link in a box; some dies share two or four.
     rail_GBps: Capacity of a worker's links to and from the switch.
   """
-  names = parts.names('w', 16 * parts.whole(boxes, 'boxes'))
-  unit = parts.positive(xgmi_GBps, 'xgmi_GBps')
+  names = parts.make_names('w', 16 * parts.check_integer(boxes, 'boxes'))
+  unit = parts.check_capacity(xgmi_GBps, 'xgmi_GBps')
   links = []
   for box in range(boxes):
     for count, pairs in _pairs(_MI250, names[16 * box :]):
-      links += parts.both_ways(pairs, count * unit)
-  rails = parts.both_ways([(w, 's0') for w in names], rail_GBps, 'rail_GBps')
+      links += parts.make_links(pairs, count * unit)
+  rails = parts.make_links([(w, 's0') for w in names], rail_GBps, 'rail_GBps')
   several = boxes > 1
-  return parts.of(names, ['s0'] * several, links + rails * several)
+  return parts.make_cluster(names, ['s0'] * several, links + rails * several)
 
 
 def pcie(
@@ -106,15 +106,15 @@ def pcie(
   each way; 10 GB/s between sockets is a round assumption.  Uplinks are those
   between a switch and its socket.
   """
-  names, switches = parts.names('w', 8), parts.names('s', 6)
+  names, switches = parts.make_names('w', 8), parts.make_names('s', 6)
   gpus = [(name, switches[i // 2]) for i, name in enumerate(names)]
   uplinks = [(switches[i], switches[4 + i // 2]) for i in range(4)]
   links = [
-    *parts.both_ways(gpus, gpu_GBps, 'gpu_GBps'),
-    *parts.both_ways(uplinks, uplink_GBps, 'uplink_GBps'),
-    *parts.both_ways([('s4', 's5')], socket_GBps, 'socket_GBps'),
+    *parts.make_links(gpus, gpu_GBps, 'gpu_GBps'),
+    *parts.make_links(uplinks, uplink_GBps, 'uplink_GBps'),
+    *parts.make_links([('s4', 's5')], socket_GBps, 'socket_GBps'),
   ]
-  return parts.of(names, switches, links)
+  return parts.make_cluster(names, switches, links)
 
 
 def _pairs(
@@ -132,11 +132,13 @@ def _switched(
   boxes: int, rails: int, box_GBps: Capacity, rail_GBps: Capacity
 ) -> Cluster:
   """Boxes of 8 around a switch; worker i of each is on rail i % rails."""
-  names = parts.names('w', 8 * parts.whole(boxes, 'boxes'))
+  names = parts.make_names('w', 8 * parts.check_integer(boxes, 'boxes'))
   inner = [(name, f's{i // 8}') for i, name in enumerate(names)]
   outer = [(name, f's{boxes + i % rails}') for i, name in enumerate(names)]
-  box = parts.both_ways(inner, box_GBps, 'box_GBps')
-  rail = parts.both_ways(outer, rail_GBps, 'rail_GBps')
+  box = parts.make_links(inner, box_GBps, 'box_GBps')
+  rail = parts.make_links(outer, rail_GBps, 'rail_GBps')
   if boxes == 1:
-    return parts.of(names, ['s0'], box)
-  return parts.of(names, parts.names('s', boxes + rails), [*box, *rail])
+    return parts.make_cluster(names, ['s0'], box)
+  return parts.make_cluster(
+    names, parts.make_names('s', boxes + rails), [*box, *rail]
+  )

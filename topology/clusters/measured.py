@@ -4,7 +4,7 @@ A test is a set of transfers that went on at the same time: bytes per second by
 (sender, receiver), hosts counted from 0.  The model: a host sends at most at
 its `up` rate, receives at most at its `down` rate, groups of hosts, such as
 those of a rack, do so together, and some pairs are slower than all that.
-`shortfalls` finds what the model does not explain; topology/clusters/shared.py
+`find_shortfalls` finds what the model does not explain; topology/clusters/shared.py
 finds the groups.
 """
 
@@ -129,10 +129,10 @@ def fit(
       f'{hosts} and {tolerance}.'
     )
   parties = [*((host,) for host in range(hosts)), *groups]
-  sent, received, carried = _seen(tests, hosts, parties)
+  sent, received, carried = _collect_rates(tests, hosts, parties)
   ends_Bps = [_best(totals, tolerance) for totals in (*sent, *received)]
   best = {pair: _best(rates, tolerance) for pair, rates in carried.items()}
-  ends_GBps = _snapped(ends_Bps, tolerance)
+  ends_GBps = _snap(ends_Bps, tolerance)
   ups, downs = ends_GBps[: len(parties)], ends_GBps[len(parties) :]
   shared = zip(groups, ups[hosts:], downs[hosts:], strict=True)
   rates = Rates(
@@ -149,7 +149,7 @@ def fit(
     if best[pair] < limit * rates.between(*pair) * _GB
     and (pair in alone or not rates.crossed(*pair))
   ]
-  slow_GBps = _snapped([best[pair] for pair in slow], tolerance)
+  slow_GBps = _snap([best[pair] for pair in slow], tolerance)
   pairs_GBps = {
     pair: GBps
     for pair, GBps in zip(slow, slow_GBps, strict=True)
@@ -158,7 +158,7 @@ def fit(
   return rates._replace(pairs_GBps=pairs_GBps)
 
 
-def graph(rates: Rates) -> Cluster:
+def build_cluster(rates: Rates) -> Cluster:
   """Returns the cluster: workers host0, host1 and so on, around switches.
 
   Without groups and slow pairs it is a star: from each host a link to 'net0'
@@ -218,7 +218,7 @@ def graph(rates: Rates) -> Cluster:
   return Cluster(tuple(nodes), tuple(names), tuple(links))
 
 
-def shortfalls(
+def find_shortfalls(
   test: Test, rates: Rates, *, tolerance: float
 ) -> dict[Ends, Fraction]:
   """Returns the transfers of a test that were slower than the rates explain.
@@ -239,7 +239,7 @@ def shortfalls(
   }
 
 
-def _seen(
+def _collect_rates(
   tests: Sequence[Test], hosts: int, parties: Sequence[tuple[int, ...]]
 ) -> tuple[list[list[float]], list[list[float]], dict[Ends, list[float]]]:
   """Returns, by test, what each party sent and received, and pairs carried.
@@ -359,7 +359,7 @@ def _wires(
         yield Link(i.src, j.dst, slow[i.host, j.host])
 
 
-def _snapped(rates_Bps: Sequence[float], tolerance: float) -> list[Fraction]:
+def _snap(rates_Bps: Sequence[float], tolerance: float) -> list[Fraction]:
   """Returns 1e9 bytes per second, of each what its class can promise."""
   snapped: dict[float, Fraction] = {}
   left = sorted(rates_Bps, reverse=True)

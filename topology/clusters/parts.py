@@ -11,7 +11,7 @@ Capacity = int | float | str | Fraction
 LinkTo = tuple[str, str, Fraction | int]  # src, dst, GBps.
 
 
-def whole(value: object, field: str, least: int = 1) -> int:
+def check_integer(value: object, field: str, least: int = 1) -> int:
   """Returns an integer of at least `least`, or raises ValueError."""
   if isinstance(value, numbers.Integral) and not isinstance(value, bool):
     exact = int(value)
@@ -22,7 +22,7 @@ def whole(value: object, field: str, least: int = 1) -> int:
   )
 
 
-def positive(value: object, field: str = 'GBps') -> Fraction:
+def check_capacity(value: object, field: str = 'GBps') -> Fraction:
   """Returns a capacity above 0; a float is the decimal that it prints as."""
   try:
     exact = Fraction(str(value))
@@ -33,7 +33,7 @@ def positive(value: object, field: str = 'GBps') -> Fraction:
   return exact
 
 
-def several(
+def check_list(
   values: object, field: str, check: Callable[[Any, str], Any] | None = None
 ) -> list[Any]:
   """Returns the values, one or more, each as `check` returns it, as a list."""
@@ -45,20 +45,20 @@ def several(
   return checked
 
 
-def names(prefix: str, count: int, start: int = 0) -> list[str]:
+def make_names(prefix: str, count: int, start: int = 0) -> list[str]:
   """Returns ids numbered from `start` on."""
   return [f'{prefix}{i}' for i in range(start, start + count)]
 
 
-def both_ways(
+def make_links(
   pairs: Iterable[tuple[str, str]], GBps: Capacity, field: str = 'GBps'
 ) -> list[LinkTo]:
   """Returns a link there and one back for each pair of nodes."""
-  exact = positive(GBps, field)
+  exact = check_capacity(GBps, field)
   return [link for a, b in pairs for link in ((a, b, exact), (b, a, exact))]
 
 
-def of(
+def make_cluster(
   workers: Sequence[str], switches: Sequence[str], links: Iterable[LinkTo]
 ) -> Cluster:
   """Returns the cluster of these parts, workers before switches."""

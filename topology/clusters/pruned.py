@@ -7,7 +7,7 @@ from fractions import Fraction
 from topology.clusters.cluster import Cluster, Ends, Link
 
 
-def without(
+def remove(
   cluster: Cluster,
   *,
   workers: Collection[str] = (),
@@ -42,17 +42,17 @@ def without(
     raise ValueError('workers: expected some to be left, got all of them.')
   links = [link for link in cluster.links if not {*link[:2]} & {*workers}]
   lost = [pair for pair in pairs if not {*pair} & {*workers}]
-  way_out, way_in = _unused(cluster)
+  way_out, way_in = _choose_suffixes(cluster)
   for sender in dict.fromkeys(src for src, _ in lost):
     barred = {dst for src, dst in lost if src == sender}
-    links = _barred(links, kept, sender, barred, way_out, way_in)
+    links = _bar_pairs(links, kept, sender, barred, way_out, way_in)
   ends = (end for link in links for end in link[:2])
   before = [node for node in cluster.nodes if node not in workers]
   nodes = dict.fromkeys([*before, *ends])
   return Cluster(tuple(nodes), tuple(kept), tuple(links))
 
 
-def _unused(cluster: Cluster) -> tuple[str, str]:
+def _choose_suffixes(cluster: Cluster) -> tuple[str, str]:
   """Returns what makes new ids of nodes of those of workers."""
   ends = '.out', '.in'
   while {w + end for w in cluster.workers for end in ends} & {*cluster.nodes}:
@@ -60,7 +60,7 @@ def _unused(cluster: Cluster) -> tuple[str, str]:
   return ends
 
 
-def _barred(
+def _bar_pairs(
   links: Sequence[Link],
   workers: Sequence[str],
   sender: str,
@@ -70,7 +70,7 @@ def _barred(
 ) -> list[Link]:
   """The links, but for those by which a worker reaches some others."""
   out = f'{sender}{way_out}'
-  width = _widest(links, workers, sender)
+  width = _find_widest(links, workers, sender)
   reached = [each for each in workers if each in width and each not in barred]
   kept = []
   up_GBps = Fraction(0)
@@ -93,7 +93,7 @@ def _barred(
   return [*kept, Link(sender, out, up_GBps), *ways, *ins]
 
 
-def _widest(
+def _find_widest(
   links: Sequence[Link], workers: Sequence[str], sender: str
 ) -> dict[str, Fraction]:
   """Returns the width of the widest way over switches, by worker reached."""

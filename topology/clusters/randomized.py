@@ -36,7 +36,7 @@ def random_mesh(
     high_GBps: Largest capacity; all integers between are equally likely.
   """
   rng = _rng(seed, density, low_GBps, high_GBps)
-  names = parts.names('w', parts.whole(workers, 'workers'))
+  names = parts.make_names('w', parts.check_integer(workers, 'workers'))
   links = []
   for i in range(workers):
     for j in range(i + 1, workers):
@@ -49,7 +49,7 @@ def random_mesh(
       )
       back = there if symmetric else back
       links += [(names[i], names[j], there), (names[j], names[i], back)]
-  return parts.of(names, (), links)
+  return parts.make_cluster(names, (), links)
 
 
 def random_switched(
@@ -70,8 +70,8 @@ def random_switched(
   are as of `random_mesh`.
   """
   rng = _rng(seed, density, low_GBps, high_GBps)
-  names = parts.names('w', parts.whole(workers, 'workers'))
-  inner = parts.names('s', parts.whole(switches, 'switches'))
+  names = parts.make_names('w', parts.check_integer(workers, 'workers'))
+  inner = parts.make_names('s', parts.check_integer(switches, 'switches'))
   pairs = [(name, rng.choice(inner)) for name in names]
   for i in range(1, switches):
     before = rng.randrange(i)
@@ -84,7 +84,7 @@ def random_switched(
   for a, b in pairs:
     there, back = (rng.randint(low_GBps, high_GBps) for _ in range(2))
     links += [(a, b, there), (b, a, there if symmetric else back)]
-  return parts.of(names, inner, links)
+  return parts.make_cluster(names, inner, links)
 
 
 def spread(
@@ -106,10 +106,10 @@ def spread(
   """
   if not isinstance(graph, Cluster):
     raise ValueError(f'graph: expected a cluster, got {graph!r}.')
-  exact = parts.positive(ratio, 'ratio')
+  exact = parts.check_capacity(ratio, 'ratio')
   if exact < 1:
     raise ValueError(f'ratio: expected at least 1, got {ratio!r}.')
-  rng = random.Random(parts.whole(seed, 'seed', 0))
+  rng = random.Random(parts.check_integer(seed, 'seed', 0))
 
   def key(link: Link) -> tuple[str, ...]:
     return tuple(sorted(link[:2])) if symmetric else link[:2]
@@ -136,9 +136,9 @@ def _factors(ratio: Fraction, count: int) -> list[Fraction]:
 
 def _rng(seed: int, density: float, low: int, high: int) -> random.Random:
   """A generator, if the arguments that random clusters share are right."""
-  parts.whole(seed, 'seed', 0)
+  parts.check_integer(seed, 'seed', 0)
   real = isinstance(density, numbers.Real)
   if not real or not 0 <= float(density) <= 1:
     raise ValueError(f'density: expected 0 to 1, got {density!r}.')
-  parts.whole(high, 'high_GBps', parts.whole(low, 'low_GBps'))
+  parts.check_integer(high, 'high_GBps', parts.check_integer(low, 'low_GBps'))
   return random.Random(seed)

@@ -17,24 +17,26 @@ from topology.clusters.parts import Capacity
 
 def full_mesh(workers: int, GBps: Capacity) -> Cluster:
   """Returns workers of which every ordered pair has a link of its own."""
-  names = parts.names('w', parts.whole(workers, 'workers'))
-  return parts.of(
-    names, (), parts.both_ways(itertools.combinations(names, 2), GBps)
+  names = parts.make_names('w', parts.check_integer(workers, 'workers'))
+  return parts.make_cluster(
+    names, (), parts.make_links(itertools.combinations(names, 2), GBps)
   )
 
 
 def ring(workers: int, GBps: Capacity, *, both_ways: bool = True) -> Cluster:
   """Returns workers each linked to the next, the last to the first."""
-  names = parts.names('w', parts.whole(workers, 'workers'))
+  names = parts.make_names('w', parts.check_integer(workers, 'workers'))
   pairs = [(names[i - 1], names[i]) for i in range(workers) if workers > 1]
-  links = parts.both_ways(pairs, GBps)
-  return parts.of(names, (), links if both_ways else links[::2])
+  links = parts.make_links(pairs, GBps)
+  return parts.make_cluster(names, (), links if both_ways else links[::2])
 
 
 def line(workers: int, GBps: Capacity) -> Cluster:
   """Returns workers each linked, both ways, to the next, the last to none."""
-  names = parts.names('w', parts.whole(workers, 'workers'))
-  return parts.of(names, (), parts.both_ways(itertools.pairwise(names), GBps))
+  names = parts.make_names('w', parts.check_integer(workers, 'workers'))
+  return parts.make_cluster(
+    names, (), parts.make_links(itertools.pairwise(names), GBps)
+  )
 
 
 def star(
@@ -45,18 +47,18 @@ def star(
   Per worker, with the capacity of its link to the switch and of that back; the
   same if only one is given.
   """
-  up = parts.several(up_GBps, 'up_GBps', parts.positive)
+  up = parts.check_list(up_GBps, 'up_GBps', parts.check_capacity)
   down = up
   if down_GBps is not None:
-    down = parts.several(down_GBps, 'down_GBps', parts.positive)
+    down = parts.check_list(down_GBps, 'down_GBps', parts.check_capacity)
   if len(up) != len(down):
     raise ValueError(
       f'down_GBps: expected as many as up, {len(up)}, got {len(down)}.'
     )
-  names = parts.names('w', len(up))
+  names = parts.make_names('w', len(up))
   links = [(w, 's0', c) for w, c in zip(names, up, strict=True)]
   links += [('s0', w, c) for w, c in zip(names, down, strict=True)]
-  return parts.of(names, ('s0',), links)
+  return parts.make_cluster(names, ('s0',), links)
 
 
 def tree(
@@ -78,8 +80,8 @@ def tree(
     >>> tree([2, 1], [[10, 20], 5]).links[3].GBps
     Fraction(20, 1)
   """
-  counts = parts.several(fanouts, 'fanouts', parts.whole)
-  levels = parts.several(GBps, 'GBps')
+  counts = parts.check_list(fanouts, 'fanouts', parts.check_integer)
+  levels = parts.check_list(GBps, 'GBps')
   if len(counts) != len(levels):
     raise ValueError(
       f'GBps: expected one per level, {len(counts)}, got {len(levels)}.'
@@ -89,7 +91,9 @@ def tree(
     count = len(above) * fanout
     leaves = depth == len(counts)
     below = (
-      parts.names('w', count) if leaves else parts.names('s', count, nodes)
+      parts.make_names('w', count)
+      if leaves
+      else parts.make_names('s', count, nodes)
     )
     nodes += count
     each = level if isinstance(level, list | tuple) else [level] * count
@@ -98,9 +102,11 @@ def tree(
         f'GBps: expected one per child, {count}, got {len(each)}.'
       )
     for i, (node, capacity) in enumerate(zip(below, each, strict=True)):
-      links += parts.both_ways([(above[i // fanout], node)], capacity)
+      links += parts.make_links([(above[i // fanout], node)], capacity)
     above = below
-  return parts.of(above, parts.names('s', nodes - len(above)), links)
+  return parts.make_cluster(
+    above, parts.make_names('s', nodes - len(above)), links
+  )
 
 
 def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
@@ -113,7 +119,7 @@ def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
     >>> len(torus([3, 3], 25).links)
     36
   """
-  sides = parts.several(sides, 'sides', parts.whole)
+  sides = parts.check_list(sides, 'sides', parts.check_integer)
   places = list(itertools.product(*(range(side) for side in sides)))
   name = {place: f'w{i}' for i, place in enumerate(places)}
   pairs = []
@@ -122,7 +128,9 @@ def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
       if side > 1:
         beside = (*place[:d], (place[d] + 1) % side, *place[d + 1 :])
         pairs.append((name[place], name[beside]))
-  return parts.of(list(name.values()), (), parts.both_ways(pairs, GBps))
+  return parts.make_cluster(
+    list(name.values()), (), parts.make_links(pairs, GBps)
+  )
 
 
 def hypercube(dimensions: int, GBps: Capacity) -> Cluster:
@@ -130,14 +138,16 @@ def hypercube(dimensions: int, GBps: Capacity) -> Cluster:
 
   It has the links of a torus of sides 2, but one instead of two parallel ones.
   """
-  names = parts.names('w', 2 ** parts.whole(dimensions, 'dimensions', 0))
+  names = parts.make_names(
+    'w', 2 ** parts.check_integer(dimensions, 'dimensions', 0)
+  )
   pairs = [
     (names[i], names[i | 1 << d])
     for i in range(len(names))
     for d in range(dimensions)
     if not i >> d & 1
   ]
-  return parts.of(names, (), parts.both_ways(pairs, GBps))
+  return parts.make_cluster(names, (), parts.make_links(pairs, GBps))
 
 
 def fat_tree(ports: int, GBps: Capacity) -> Cluster:
@@ -147,20 +157,22 @@ def fat_tree(ports: int, GBps: Capacity) -> Cluster:
   aggregation switches, with k / 2 workers at each edge switch, and (k / 2)^2
   core switches.
   """
-  if parts.whole(ports, 'ports', 2) % 2:
+  if parts.check_integer(ports, 'ports', 2) % 2:
     raise ValueError(f'ports: expected an even number, got {ports}.')
   half = ports // 2
-  names = parts.names('w', ports * half * half)
-  cores = parts.names('s', half * half)
-  edges = parts.names('s', ports * half, len(cores))
-  tops = parts.names('s', ports * half, len(cores) + len(edges))
+  names = parts.make_names('w', ports * half * half)
+  cores = parts.make_names('s', half * half)
+  edges = parts.make_names('s', ports * half, len(cores))
+  tops = parts.make_names('s', ports * half, len(cores) + len(edges))
   pairs = [(name, edges[i // half]) for i, name in enumerate(names)]
   for pod in range(ports):
     for i in range(half):
       top = tops[pod * half + i]
       pairs += [(edges[pod * half + j], top) for j in range(half)]
       pairs += [(top, cores[i * half + j]) for j in range(half)]
-  return parts.of(names, cores + edges + tops, parts.both_ways(pairs, GBps))
+  return parts.make_cluster(
+    names, cores + edges + tops, parts.make_links(pairs, GBps)
+  )
 
 
 def bcube(ports: int, levels: int, GBps: Capacity) -> Cluster:
@@ -170,16 +182,19 @@ def bcube(ports: int, levels: int, GBps: Capacity) -> Cluster:
   ports of a switch; on each level those that differ in one digit only share a
   switch.
   """
-  parts.whole(ports, 'ports')
-  names, pairs = parts.names('w', ports ** parts.whole(levels, 'levels')), []
-  switches = parts.names('s', levels * ports ** (levels - 1))
+  parts.check_integer(ports, 'ports')
+  names, pairs = (
+    parts.make_names('w', ports ** parts.check_integer(levels, 'levels')),
+    [],
+  )
+  switches = parts.make_names('s', levels * ports ** (levels - 1))
   for level in range(levels):
     base = ports**level
     for i, name in enumerate(names):
       # The number without its digit of this level.
       group = i // (base * ports) * base + i % base
       pairs.append((name, switches[level * ports ** (levels - 1) + group]))
-  return parts.of(names, switches, parts.both_ways(pairs, GBps))
+  return parts.make_cluster(names, switches, parts.make_links(pairs, GBps))
 
 
 def dcell(ports: int, levels: int, GBps: Capacity) -> Cluster:
@@ -194,9 +209,9 @@ def dcell(ports: int, levels: int, GBps: Capacity) -> Cluster:
     >>> len(dcell(3, 1, 10).workers)
     12
   """
-  workers = parts.whole(ports, 'ports')
+  workers = parts.check_integer(ports, 'ports')
   pairs: list[tuple[int, int]] = []
-  for _ in range(parts.whole(levels, 'levels', 0)):
+  for _ in range(parts.check_integer(levels, 'levels', 0)):
     cells = range(workers + 1)
     starts = [cell * workers for cell in cells]
     pairs = [(first + a, first + b) for first in starts for a, b in pairs]
@@ -205,11 +220,11 @@ def dcell(ports: int, levels: int, GBps: Capacity) -> Cluster:
       for i, j in itertools.combinations(cells, 2)
     ]
     workers *= len(cells)
-  names = parts.names('w', workers)
-  switches = parts.names('s', workers // ports)
+  names = parts.make_names('w', workers)
+  switches = parts.make_names('s', workers // ports)
   ends = [(name, switches[i // ports]) for i, name in enumerate(names)]
   ends += [(names[a], names[b]) for a, b in pairs]
-  return parts.of(names, switches, parts.both_ways(ends, GBps))
+  return parts.make_cluster(names, switches, parts.make_links(ends, GBps))
 
 
 def wan(
@@ -228,27 +243,27 @@ def wan(
     >>> [link.GBps for link in two.links if {*link[:2]} == {'w3', 'w4'}]
     [Fraction(1, 1), Fraction(1, 1)]
   """
-  sizes = parts.several(sites, 'sites', parts.whole)
+  sizes = parts.check_list(sites, 'sites', parts.check_integer)
   site_of = [site for site, size in enumerate(sizes) for _ in range(size)]
-  names = parts.names('w', len(site_of))
+  names = parts.make_names('w', len(site_of))
   inside = [
     (names[i], names[j])
     for i, j in itertools.combinations(range(len(names)), 2)
     if site_of[i] == site_of[j]
   ]
-  all_links = parts.both_ways(inside, GBps)
-  for link in parts.several(links, 'links'):
+  all_links = parts.make_links(inside, GBps)
+  for link in parts.check_list(links, 'links'):
     a, b, capacity = _between(link, site_of)
-    all_links += parts.both_ways([(names[a], names[b])], capacity, 'links')
-  return parts.of(names, (), all_links)
+    all_links += parts.make_links([(names[a], names[b])], capacity, 'links')
+  return parts.make_cluster(names, (), all_links)
 
 
 def _between(link: object, site_of: Sequence[int]) -> tuple[int, int, Capacity]:
   """The link's two workers, in different sites, and its capacity."""
-  row = parts.several(link, 'links')
+  row = parts.check_list(link, 'links')
   if len(row) != 3:
     raise ValueError(f'links: expected (worker, worker, GBps), got {row!r}.')
-  ends = [parts.whole(end, 'links', 0) for end in row[:2]]
+  ends = [parts.check_integer(end, 'links', 0) for end in row[:2]]
   if max(ends) >= len(site_of) or site_of[ends[0]] == site_of[ends[1]]:
     raise ValueError(
       f'links: expected two of {len(site_of)} workers in different sites, got '

@@ -18,7 +18,7 @@ Hosts = tuple[int, ...]  # Ascending.
 _GB = 10**9
 
 
-def fair_Bps(rates: Rates, pairs: Iterable[Ends]) -> dict[Ends, float]:
+def compute_fair_Bps(rates: Rates, pairs: Iterable[Ends]) -> dict[Ends, float]:
   """Returns the max-min fair rates of transfers that go on at the same time.
 
   The limit that leaves its transfers the least is filled, again and again;
@@ -49,7 +49,7 @@ def fair_Bps(rates: Rates, pairs: Iterable[Ends]) -> dict[Ends, float]:
   return fair
 
 
-def suspects(test: Test, rates: Rates, *, tolerance: float) -> list[Hosts]:
+def find_suspects(test: Test, rates: Rates, *, tolerance: float) -> list[Hosts]:
   """Returns sets of hosts that reach each other better than others.
 
   Of any two, one is within the other, or they have no host in common; larger
@@ -67,7 +67,7 @@ def suspects(test: Test, rates: Rates, *, tolerance: float) -> list[Hosts]:
   hosts = len(rates.up_GBps)
   formed: dict[Hosts, float] = {}
   found: list[Hosts] = []
-  for parts, value in _merged(_kinship(test, rates), hosts):
+  for parts, value in _merge_clusters(_measure_kinship(test, rates), hosts):
     whole = tuple(sorted(parts[0] + parts[1]))
     formed[whole] = value
     if len(whole) == hosts:
@@ -80,7 +80,7 @@ def suspects(test: Test, rates: Rates, *, tolerance: float) -> list[Hosts]:
   return sorted(found, key=lambda part: (-len(part), part))
 
 
-def loads(
+def choose_loads(
   group: Sequence[int], rates: Rates
 ) -> tuple[tuple[Ends, ...], tuple[Ends, ...]]:
   """Returns transfers that fill the link of a group: out of it, and into it.
@@ -106,7 +106,7 @@ def loads(
   return ways[0], ways[1]
 
 
-def nearest(test: Test, rates: Rates) -> tuple[Ends, ...]:
+def choose_control(test: Test, rates: Rates) -> tuple[Ends, ...]:
   """Returns transfers between hosts that reach each other best, one for each.
 
   They load hosts, but hardly the links that groups share: if not even they go
@@ -116,7 +116,7 @@ def nearest(test: Test, rates: Rates) -> tuple[Ends, ...]:
     test: In which all hosts send to all others.
     rates: Of the hosts.
   """
-  kinship = _kinship(test, rates)
+  kinship = _measure_kinship(test, rates)
   free = {*range(len(rates.up_GBps))}
   chosen: list[Ends] = []
   for pair in sorted(kinship, key=lambda pair: -kinship[pair]):
@@ -126,7 +126,7 @@ def nearest(test: Test, rates: Rates) -> tuple[Ends, ...]:
   return tuple(chosen)
 
 
-def confirmed(
+def confirm_groups(
   suspected: Sequence[Hosts],
   tests: Sequence[Test],
   *,
@@ -136,13 +136,13 @@ def confirmed(
   """Returns the suspects behind a link that matters.
 
   It does if its rate, the best that any test has shown, leaves transfers of
-  `loads` less than 1 - twice the tolerance of what the rates of hosts, pairs
+  `choose_loads` less than 1 - twice the tolerance of what the rates of hosts, pairs
   that were measured alone, and other groups let expect.  Larger suspects are
   looked at first, and again in the end, since smaller ones may explain them.
 
   Args:
     suspected: The suspects, the larger ones first.
-    tests: All, those of the `loads` of each suspect among them.
+    tests: All, those of the `choose_loads` of each suspect among them.
     hosts: How many there are.
     tolerance: Relative error of the measurements.
   """
@@ -154,7 +154,7 @@ def confirmed(
     )
     return any(
       _total(within, pairs) < (1 - 2 * tolerance) * _total(without, pairs)
-      for pairs in loads(group, without)
+      for pairs in choose_loads(group, without)
     )
 
   chosen: list[Hosts] = []
@@ -168,7 +168,7 @@ def confirmed(
   return chosen
 
 
-def explained(
+def explains_control(
   control: Test,
   groups: Sequence[Hosts],
   tests: Sequence[Test],
@@ -176,7 +176,7 @@ def explained(
   hosts: int,
   tolerance: float,
 ) -> bool:
-  """Returns whether a test of `nearest` has carried what it should.
+  """Returns whether a test of `choose_control` has carried what it should.
 
   If not, there is no telling what groups are: hosts that share a machine, for
   example, are all slow when many of them send.
@@ -209,17 +209,17 @@ def _rates(
 
 
 def _total(rates: Rates, pairs: Iterable[Ends]) -> float:
-  return sum(fair_Bps(rates, pairs).values())
+  return sum(compute_fair_Bps(rates, pairs).values())
 
 
-def _kinship(test: Test, rates: Rates) -> dict[Ends, float]:
+def _measure_kinship(test: Test, rates: Rates) -> dict[Ends, float]:
   """Returns how much of its fair share each two hosts got, of both ways."""
-  fair = fair_Bps(rates._replace(pairs_GBps={}, groups=()), test)
+  fair = compute_fair_Bps(rates._replace(pairs_GBps={}, groups=()), test)
   share = {pair: rate / fair[pair] for pair, rate in test.items()}
   return {(i, j): math.sqrt(share[i, j] * share[j, i]) for i, j in share}
 
 
-def _merged(
+def _merge_clusters(
   kinship: Mapping[Ends, float], hosts: int
 ) -> Iterator[tuple[list[Hosts], float]]:
   """Yields clusters that merge, the smaller one first, and at what kinship.

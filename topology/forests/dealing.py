@@ -65,7 +65,7 @@ def window(forest: Forest, *, chunk_bytes: int) -> int:
   return max(ahead, _LEAST_CHUNKS, _LEAST_PER_TREE * len(forest.trees))
 
 
-def dealt(shares: Sequence[float], sizes: Sequence[int]) -> list[int]:
+def deal(shares: Sequence[float], sizes: Sequence[int]) -> list[int]:
   """Returns the tree of each chunk, by smooth weighted round robin.
 
   That of nginx: always the tree that lags its share of the bytes the most, of

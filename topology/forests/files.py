@@ -5,8 +5,8 @@ import pathlib
 from typing import Any
 
 from topology.clusters import cluster as clusters
+from topology.clusters.builders import build_cluster
 from topology.clusters.cluster import Cluster
-from topology.clusters.named import named
 from topology.forests import export
 from topology.forests.trees import Forest
 
@@ -32,18 +32,18 @@ def read(path: str | pathlib.Path) -> tuple[Cluster, Forest | None]:
     raise ValueError(f'{path}: {error}') from error
 
 
-def cluster(spec: str) -> Cluster:
+def read_cluster(spec: str) -> Cluster:
   """Returns the cluster of a file, also of a forest's, or of a builder.
 
   Args:
-    spec: Path of a file as of `read`, or a call as of `named`.
+    spec: Path of a file as of `read`, or a call as of `build_cluster`.
 
   Raises:
     ValueError: If it is neither, or describes no cluster.
     OSError: If the file cannot be read.
   """
   if '(' in spec and not pathlib.Path(spec).exists():
-    return named(spec)
+    return build_cluster(spec)
   return read(spec)[0]
 
 

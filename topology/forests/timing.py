@@ -41,7 +41,7 @@ import numpy as np
 
 from topology.clusters.cluster import Cluster, Ends
 from topology.forests import trees
-from topology.forests.dealing import dealt
+from topology.forests.dealing import deal
 from topology.forests.trees import Forest, Hop, Tree
 
 Latency = float | Mapping[Ends, float]
@@ -303,7 +303,7 @@ class AllreduceTiming:
   ) -> None:
     sizes, shares = np.asarray(chunks, np.int64), self._shares
     if of_tree is None:
-      of_tree = np.array(dealt(shares, chunks) if shares else [], int)
+      of_tree = np.array(deal(shares, chunks) if shares else [], int)
     own = [np.flatnonzero(of_tree == t) for t in range(len(shares))]
     most = max(map(len, own), default=0)
     # Padding: chunks without bytes that are ready before all others.

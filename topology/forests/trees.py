@@ -47,7 +47,9 @@ class Tree:
   def depths(self) -> tuple[dict[str, int], dict[str, int]]:
     """Returns how many hops up, and down, each worker is below the root."""
     found = {self.root: 0}, {self.root: 0}
-    for depth, hops in zip(found, (turned(self.up), self.down), strict=True):
+    for depth, hops in zip(
+      found, (reverse_hops(self.up), self.down), strict=True
+    ):
       for hop in hops:
         depth[hop[-1]] = depth[hop[0]] + 1
     return found
@@ -69,8 +71,8 @@ class Forest:
     rate_Bps: Bytes per second of all trees together: M bytes take M / rate_Bps
       seconds without latency.  None for a single worker.
     bound_Bps: A rate that no forest can exceed; None for a single worker.
-    certificate: The proof of the bound: for `cuts.proven`, in the reversed
-      cluster if the collective is a reduce-scatter; for `prices.proven` if it
+    certificate: The proof of the bound: for `cuts.prove_time`, in the reversed
+      cluster if the collective is a reduce-scatter; for `prices.prove_rate` if it
       is an allreduce.  None for a single worker.
   """
 
@@ -125,12 +127,12 @@ class Forest:
     return loads((t.weight_Bps, (*t.up, *t.down)) for t in self.trees)
 
 
-def turned(hops: Sequence[Hop]) -> list[Hop]:
+def reverse_hops(hops: Sequence[Hop]) -> list[Hop]:
   """Returns the hops of a tree from the root to it instead, or the reverse."""
   return [hop[::-1] for hop in reversed(hops)]
 
 
-def centered(
+def center_tree(
   ends: Sequence[tuple[_Node, _Node]],
 ) -> tuple[_Node, list[tuple[int, bool]]]:
   """Returns the middle of a longest path in a tree, and the way from there.
@@ -169,7 +171,9 @@ def centered(
   return middle, [(i, back) for _, i, back in spread(middle).values()]
 
 
-def backwards(forest: Forest, stop: stopping.Stop = stopping.never) -> Forest:
+def reverse_forest(
+  forest: Forest, stop: stopping.Stop = stopping.never
+) -> Forest:
   """Returns an allgather as a reduce-scatter of the reversed cluster, or back.
 
   With the same certificate: it is always one of an allgather.  `stop` is asked
@@ -179,7 +183,7 @@ def backwards(forest: Forest, stop: stopping.Stop = stopping.never) -> Forest:
   trees = []
   for tree in forest.trees:
     stopping.check(stop)
-    up, down = turned(tree.down), turned(tree.up)
+    up, down = reverse_hops(tree.down), reverse_hops(tree.up)
     trees.append(dataclasses.replace(tree, up=up, down=down))
   collective = 'reduce_scatter' if gather else 'allgather'
   return dataclasses.replace(forest, collective=collective, trees=(*trees,))

@@ -17,7 +17,7 @@ def fractions_used(cluster: Cluster, forest: Forest) -> dict[Ends, Fraction]:
   }
 
 
-def between(forest: Forest) -> dict[Ends, Fraction]:
+def rates_between(forest: Forest) -> dict[Ends, Fraction]:
   """Returns the rate of each pair of workers, bytes per second.
 
   By their ids, whatever links are between them; those alone that do send.

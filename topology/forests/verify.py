@@ -181,14 +181,14 @@ def _check_bound(
   if not isinstance(forest.bound_Bps, Fraction):
     raise ValueError(f'The bound {forest.bound_Bps!r} is no fraction.')
   if isinstance(proof, prices.Prices):
-    bound = prices.proven(cluster, proof, stop) * 10**9
+    bound = prices.prove_rate(cluster, proof, stop) * 10**9
   else:
     backwards = forest.collective == 'reduce_scatter'
     there = cluster.reversed() if backwards else cluster
     named = proof.nodes in [nodes for _, nodes in proof.parts]
     if not named or proof.links != cuts.leaving(there, proof.nodes):
       raise ValueError('The bottleneck is none of the cuts of the proof.')
-    bound = len(cluster.workers) * 10**9 / cuts.proven(there, proof, stop)
+    bound = len(cluster.workers) * 10**9 / cuts.prove_time(there, proof, stop)
   if forest.bound_Bps != bound:
     raise ValueError(f'The bound is {bound} B/s, not {forest.bound_Bps}.')
   if forest.rate_Bps is None or forest.rate_Bps > bound:

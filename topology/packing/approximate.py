@@ -80,7 +80,7 @@ def allgather(
   """
   arrays = Arrays(cluster, paired=False, stop=end)
   workers = len(arrays.workers)
-  bound = float(1 / cuts.proven(cluster, cut, end))
+  bound = float(1 / cuts.prove_time(cluster, cut, end))
   last = min((max_trees or _ATTEMPTS * workers) // workers, _ATTEMPTS)
   search = _Search(cluster, arrays, max_trees, stop, end, one_way=True)
   for attempt in range(last):

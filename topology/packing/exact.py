@@ -13,7 +13,7 @@ from topology.algorithms import arborescences, splitting, stopping, weighted
 from topology.bounds.allgather import optimum as allgather_optimum
 from topology.bounds.allreduce import optimum as allreduce_optimum
 from topology.clusters.cluster import Cluster, Link
-from topology.forests.trees import Forest, Hop, Tree, centered, turned
+from topology.forests.trees import Forest, Hop, Tree, center_tree, reverse_hops
 
 _GB = 10**9
 _Hops = tuple[Hop, ...]
@@ -29,7 +29,7 @@ def allgather(cluster: Cluster, stop: stopping.Stop = stopping.never) -> Forest:
   """
   best = allgather_optimum(cluster, stop)
   count = len(cluster.workers)
-  packed = _packed(cluster, best.links, [1 / best.inv_x] * count, stop)
+  packed = _pack_trees(cluster, best.links, [1 / best.inv_x] * count, stop)
   rate = count / best.inv_x
   pairs: _Pairs = {
     root: [((), hops, weight) for hops, weight in packed[root]]
@@ -53,17 +53,17 @@ def allreduce(
   bound = best = allreduce_optimum(cluster, stop=stop)
   if not overlap:
     best = allreduce_optimum(cluster, overlap=False, stop=stop)
-  down = _packed(cluster, best.down, best.root_GBps, stop)
+  down = _pack_trees(cluster, best.down, best.root_GBps, stop)
   back = tuple(Link(b, a, c) for a, b, c in best.up)
   # As in all symmetric clusters.  In phases the root says when a hop is used.
   if overlap and set(back) == set(best.down):
     pairs = _both_ways(down)
   else:
-    up = _packed(cluster, back, best.root_GBps, stop)
+    up = _pack_trees(cluster, back, best.root_GBps, stop)
     pairs = {
       root: [
-        (turned(above), below, weight)
-        for (above, below), weight in weighted.aligned(up[root], down[root])
+        (reverse_hops(above), below, weight)
+        for (above, below), weight in weighted.align(up[root], down[root])
       ]
       for root in down
     }
@@ -91,16 +91,16 @@ def _both_ways(packed: _Packed) -> _Pairs:
   weight_of: dict[tuple[str, _Hops], Fraction] = {}
   for trees in packed.values():
     for hops, weight in trees:
-      root, ways = centered([(hop[0], hop[-1]) for hop in hops])
+      root, ways = center_tree([(hop[0], hop[-1]) for hop in hops])
       down = tuple(hops[i][::-1] if back else hops[i] for i, back in ways)
       weight_of[root, down] = weight_of.get((root, down), 0) + weight
   pairs: _Pairs = {}
   for (root, hops), weight in weight_of.items():
-    pairs.setdefault(root, []).append((turned(hops), hops, weight))
+    pairs.setdefault(root, []).append((reverse_hops(hops), hops, weight))
   return pairs
 
 
-def _packed(
+def _pack_trees(
   cluster: Cluster,
   links: Sequence[Link],
   rates: Sequence[Fraction],
@@ -124,7 +124,7 @@ def _packed(
       splitting.take(paths, (workers[a], workers[b]), branching.units)
       for a, b in branching.hops
     )
-    for copy, count in weighted.aligned(*taken):
+    for copy, count in weighted.align(*taken):
       hops = tuple(tuple(cluster.nodes[v] for v in path) for path in copy)
       root = cluster.workers[branching.root]
       trees.setdefault(root, []).append((hops, count / scale))

@@ -246,7 +246,7 @@ class Grower:
 
 def _centered(arrays: Arrays, hops: list[Hop]) -> Grown:
   """A tree of paired links with its root in the middle of a longest path."""
-  root, ways = trees.centered([(hop.src, hop.dst) for hop in hops])
+  root, ways = trees.center_tree([(hop.src, hop.dst) for hop in hops])
   back = [arrays.backwards(hop) for hop in hops]
   down = [back[i] if turn else hops[i] for i, turn in ways]
   up = [hops[i] if turn else back[i] for i, turn in ways]

@@ -21,8 +21,8 @@ from topology.forests.trees import (
   COLLECTIVES,
   Certificate,
   Forest,
-  backwards,
   fit_forest,
+  reverse_forest,
 )
 from topology.packing import approximate, exact, thinning
 
@@ -100,7 +100,7 @@ def pack(
   )
   try:
     forest = packer.run(cluster.reversed() if turn else cluster, times)
-    forest = backwards(forest, times.end) if turn else forest
+    forest = reverse_forest(forest, times.end) if turn else forest
     verify.check(cluster, forest, stop=times.end)
   except stopping.Stopped:
     raise TimeoutError(
@@ -189,18 +189,18 @@ class _Packer:
     return _REDUCE_ONE_WAY if cluster.switches else _REDUCE_ONE_WAY_MESH
 
   def _exact(self, cluster: Cluster, stop: stopping.Stop) -> Forest | None:
-    self._tell('packing exactly')
+    self._notify('packing exactly')
     try:
       if self.collective == 'allreduce':
         forest = exact.allreduce(cluster, stop, overlap=self.overlap)
       else:
         forest = exact.allgather(cluster, stop)
     except stopping.Stopped:
-      self._tell('not exact in time')
+      self._notify('not exact in time')
       return None
     if not self.overlap:
       return forest
-    self._tell('exact: looking for fewer and shallower trees')
+    self._notify('exact: looking for fewer and shallower trees')
     try:
       return thinning.thin(cluster, forest, stop)
     except stopping.Stopped:
@@ -215,21 +215,21 @@ class _Packer:
     proof: Certificate
     if self.collective == 'allreduce':
       columns, proof = approximate.allreduce(cluster, **wanted)
-      bound = prices.proven(cluster, proof, times.end)
+      bound = prices.prove_rate(cluster, proof, times.end)
     else:
       proof = _cut(cluster, times, known)
       columns = approximate.allgather(cluster, proof, **wanted)
-      bound = len(cluster.workers) / cuts.proven(cluster, proof, times.end)
+      bound = len(cluster.workers) / cuts.prove_time(cluster, proof, times.end)
     known = known or Forest(self.collective, (), None, bound * _GB, proof)
     return fit_forest(cluster, columns, known, stop=times.end)
 
   def _report(self, count: int, rate: float, bound: float) -> None:
-    self._tell(
+    self._notify(
       f'{count} trees: {rate:.4g} of {bound:.4g} GB/s, '
       f'gap {100 * (1 - rate / bound):.2g} %'
     )
 
-  def _tell(self, text: str) -> None:
+  def _notify(self, text: str) -> None:
     if self.progress is not None:
       self.progress(text)
 

@@ -89,7 +89,7 @@ class Bound:
       return
     try:
       units = self._units(prices)[self._arrays.use].tolist()
-      proven = certificates.proven_units(self._cluster, units, stop)
+      proven = certificates.prove_rate_of_units(self._cluster, units, stop)
     except ValueError:  # Some tree is free, so that they prove nothing.
       return
     except stopping.Stopped:

@@ -173,9 +173,9 @@ class _Grower:
     down = self._branches(root, up=False)
     up: list[trees.Hop] | None = []
     if down is not None and self._paired:
-      root, ways = trees.centered([(hop[0], hop[-1]) for hop in down])
+      root, ways = trees.center_tree([(hop[0], hop[-1]) for hop in down])
       down = [down[i][::-1] if back else down[i] for i, back in ways]
-      up = trees.turned(down)
+      up = trees.reverse_hops(down)
     elif self._both:
       up = self._branches(root, up=True)
     if down is None or up is None:

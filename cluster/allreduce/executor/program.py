@@ -15,7 +15,7 @@ from cluster.allreduce.executor.frames import DTYPES, FLOAT32
 from cluster.allreduce.executor.membership import Membership
 from configs.checks import require
 from topology.forests import dealing
-from topology.forests.dealing import dealt, window
+from topology.forests.dealing import deal, window
 from topology.forests.trees import Hop
 
 
@@ -187,7 +187,7 @@ def make_program(
     (stop - start) * DTYPES[code].itemsize
     for start, stop, code in zip(starts, stops, codes, strict=True)
   ]
-  trees = dealt(roles.shares, sizes)
+  trees = deal(roles.shares, sizes)
   hashed = np.array(
     [size, roles.chunk_bytes, roles.window, *stops, *trees, *codes], np.int64
   )

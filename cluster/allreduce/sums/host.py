@@ -153,7 +153,7 @@ class HostReducer:
     reduction = self._begin_sum(
       version, vector, self._ranges, self._dtypes, is_last=True
     )
-    ready = reduction.ready
+    ready: Callable[[int], None] = reduction.ready
     if self.simulates_time:
       passed = len(self._ranges) - len(self._layout.buckets)
       self._wait_as_computing(reduction, least_s)
@@ -210,7 +210,7 @@ class HostReducer:
     """Fills the rest of the layout."""
     if self._filling is None:
       raise RuntimeError('Expected a computed gradient, got none.')
-    self._filling.finish(self._stats, numbers)
+    self._filling.finish(self._stats, numbers.tolist())
 
   def total(self) -> tuple[list[float], bool]:
     """Waits until the whole layout is summed."""

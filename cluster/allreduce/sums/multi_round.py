@@ -109,7 +109,8 @@ class MultiRoundReducer(HostReducer):
     self._progress = 0, None
     self._number = version * (self._multi_round.most_rounds + 1)
     self._scale = factor(learner.scaling)
-    on_full, packer = _ignore, self._start_streaming()
+    packer = self._start_streaming()
+    on_full: Callable[[int], None] = _ignore
     if packer:
       if self.simulates_time:
         self._advance_as_computing(packer, least_s)

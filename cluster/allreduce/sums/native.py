@@ -453,7 +453,8 @@ def sum_over_workers(part: jax.Array, dtype: np.dtype, count: int) -> jax.Array:
     count: Number of workers.
   """
   if dtype == jnp.float32:
-    return jax.lax.psum(part, AXIS)
+    total: jax.Array = jax.lax.psum(part, AXIS)
+    return total
   shares = jnp.pad(part[0], (0, -part.size % count)).reshape(count, -1)
   mine = jax.lax.all_to_all(shares, AXIS, 0, 0, tiled=True)
   # XLA's sum along an axis is many times slower on CPUs.
@@ -462,7 +463,8 @@ def sum_over_workers(part: jax.Array, dtype: np.dtype, count: int) -> jax.Array:
     total = total + widen(mine[each], dtype)
   rounded = narrow(total, dtype)
   whole = jax.lax.all_gather(rounded, AXIS, tiled=True)
-  return whole[None, : part.size]
+  first: jax.Array = whole[None, : part.size]
+  return first
 
 
 def narrow(part: jax.Array, dtype: np.dtype) -> jax.Array:

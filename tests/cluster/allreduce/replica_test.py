@@ -138,7 +138,7 @@ class _ReplicaThread:
   def form(self, *others, generation=0, version=0, source=None):
     """Has it form a membership with others; does not wait."""
     own = (self, *others)
-    cluster = links.believed('', self.workers)
+    cluster = links.read_cluster('', self.workers)
     addresses = {p.replica.index: p.ready['executor'] for p in own}
     told = membership.describe(
       membership.Membership(

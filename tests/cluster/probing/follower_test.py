@@ -16,8 +16,8 @@ from cluster.allreduce.executor.executor import Usage
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.membership import checked
 from cluster.network.errors import Closed
-from cluster.probing.follower import Adaptation
-from cluster.probing.traffic import TRAFFIC, Sent, Telling, Windows
+from cluster.probing.follower import LinkFollower
+from cluster.probing.traffic import TRAFFIC, RateWindows, Sent, TrafficReporter
 from route import forest
 from tests.support import changing_links
 from tests.tools import lab_test
@@ -29,10 +29,10 @@ _SIZE = 5_000_000
 _FAST, _SLOW = ['0.025'] * 4, ['0.025'] * 3 + ['0.00625']
 
 
-def _found(rates):
-  """Returns what a measuring of hosts with such rates would write."""
+def _content(rates):
+  """Returns the content of a file of links of hosts with such rates."""
   up = tuple(map(Fraction, rates))
-  graph = measured.graph(measured.Rates(up, up, {}))
+  graph = measured.build_cluster(measured.Rates(up, up, {}))
   latency_s = [
     {'src': f'host{i}', 'dst': f'host{j}', 's': 1e-4}
     for i, j in itertools.permutations(range(len(rates)), 2)
@@ -40,21 +40,21 @@ def _found(rates):
   return clusters.to_json(graph) | {'latency_s': latency_s}
 
 
-class AdaptationTest(absltest.TestCase):
+class LinkFollowerTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    self.told, self.rows = queue.SimpleQueue(), []
+    self.events, self.rows = queue.SimpleQueue(), []
     self.formation = Rendezvous(
       shapes.star(_FAST),
-      forest.forest,
+      forest.build_forest,
       size_bytes=_SIZE,
     )
     for index in range(4):
-      self.formation.add(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
-    self.adaptation = Adaptation(
+      self.formation.came(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
+    self.follower = LinkFollower(
       self.formation,
       size_bytes=_SIZE,
-      tell=self.told.put,
+      tell=self.events.put,
       record=self.rows.append,
     )
     self.now_s = 0.0
@@ -66,15 +66,17 @@ class AdaptationTest(absltest.TestCase):
     self._iterate(40, took_s=0.3, rate=8e6)
     self.assertEmpty(self.rows)
     self._iterate(40, took_s=1.2, rate=2e6)
-    self.assertRegex(self.adaptation.turns, 'links are measured, as sums take')
-    self.assertTrue(self.adaptation.turned())
+    self.assertRegex(
+      self.follower.interruption, 'links are measured, as sums take'
+    )
+    self.assertTrue(self.follower.end_epoch())
     self._measure(_SLOW)
     self._form()  # With the forest of before, while another one is packed.
     self.assertIs(self.formation.packed, first)
     self._iterate(2, took_s=1.2, rate=2e6)
-    self.adaptation.packed(self.told.get(timeout=10), self.now_s)
-    self.assertRegex(self.adaptation.turns, 'another forest is faster')
-    self.assertFalse(self.adaptation.turned())
+    self.follower.take_forest(self.events.get(timeout=10), self.now_s)
+    self.assertRegex(self.follower.interruption, 'another forest is faster')
+    self.assertFalse(self.follower.end_epoch())
     self._form()
     second = self.formation.packed
     self.assertIsNot(second, first)
@@ -92,38 +94,38 @@ class AdaptationTest(absltest.TestCase):
     self.assertGreater(switch['old_s'], 1.1 * switch['new_s'])
     json.dumps(self.rows)
 
-  def test_what_does_not_gain_is_given_back(self):
+  def test_a_forest_that_saves_nothing_is_replaced_by_the_one_before(self):
     first = self.formation.packed
     self._switch()
     self._iterate(12, took_s=1.15, rate=3e6)
     self.assertEqual(self.rows[-1]['did'], 'back')
-    self.assertRegex(self.adaptation.turns, 'forest of before')
-    self.adaptation.turned()
+    self.assertRegex(self.follower.interruption, 'forest of before')
+    self.follower.end_epoch()
     self._form()
     self.assertIs(self.formation.packed, first)
 
-  def test_links_that_are_as_believed_change_nothing(self):
+  def test_links_with_the_expected_rates_change_nothing(self):
     self._iterate(40, took_s=0.5, rate=8e6)
-    self.assertTrue(self.adaptation.turned())
+    self.assertTrue(self.follower.end_epoch())
     self._measure(_FAST)
     self._form()
-    self.adaptation.packed(self.told.get(timeout=10), self.now_s)
-    self.assertEqual(self.adaptation.turns, '')
+    self.follower.take_forest(self.events.get(timeout=10), self.now_s)
+    self.assertEqual(self.follower.interruption, '')
     self.assertEqual([row['did'] for row in self.rows], ['measure', 'keep'])
 
-  def test_a_death_meanwhile_has_a_forest_packed_for_what_was_measured(self):
+  def test_after_a_death_the_forest_is_packed_for_the_measured_links(self):
     self._iterate(40, took_s=1.2, rate=2e6)
-    self.adaptation.turned()
+    self.follower.end_epoch()
     self._measure(_SLOW)
     self.formation.form([0, 1, 2], 1)
-    self.adaptation.formed()
+    self.follower.begin_epoch()
     self.assertLen(self.formation.packed.links.workers, 3)
     names = self.formation.packed.cluster.nodes
     self.assertIn('net0', names)
-    self.adaptation.packed(self.told.get(timeout=10), self.now_s)
-    self.assertEqual(self.adaptation.turns, '')
+    self.follower.take_forest(self.events.get(timeout=10), self.now_s)
+    self.assertEqual(self.follower.interruption, '')
 
-  def test_a_link_that_was_lost_and_is_lost_again_is_not_used(self):
+  def test_a_link_that_is_lost_a_second_time_is_not_used(self):
     self._lose(0, 1)
     self.assertNotIn((0, 1), self._pairs())
     self._switch()  # All pairs were measured: they can talk again.
@@ -131,10 +133,10 @@ class AdaptationTest(absltest.TestCase):
     self._lose(0, 1)
     self.assertNotIn((0, 1), self._pairs())
 
-  def test_a_measuring_that_fails_changes_nothing(self):
+  def test_a_failed_survey_changes_nothing(self):
     self._iterate(40, took_s=0.5, rate=8e6)
-    self.adaptation.turned()
-    self.adaptation.measured(self.now_s, None, 3.0)
+    self.follower.end_epoch()
+    self.follower.take_measurement(self.now_s, None, 3.0)
     self._form()
     self._iterate(40, took_s=0.5, rate=8e6)
     self.assertEqual([row['did'] for row in self.rows], ['measure'])
@@ -142,17 +144,17 @@ class AdaptationTest(absltest.TestCase):
   def _switch(self):
     self._iterate(40, took_s=0.3, rate=8e6)
     self._iterate(40, took_s=1.2, rate=2e6)
-    self.adaptation.turned()
+    self.follower.end_epoch()
     self._measure(_SLOW)
     self._form()
     self._iterate(2, took_s=1.2, rate=2e6)
-    self.adaptation.packed(self.told.get(timeout=10), self.now_s)
-    self.adaptation.turned()
+    self.follower.take_forest(self.events.get(timeout=10), self.now_s)
+    self.follower.end_epoch()
     self._form()
 
   def _form(self):
     self.formation.form([*range(4)], 0)
-    self.adaptation.formed()
+    self.follower.begin_epoch()
 
   def _lose(self, *pair):
     for _ in range(2):  # Once may be a mishap.
@@ -170,54 +172,54 @@ class AdaptationTest(absltest.TestCase):
 
   def _measure(self, rates):
     self.now_s += 3.0
-    self.adaptation.measured(self.now_s, _found(rates), 3.0)
+    self.follower.take_measurement(self.now_s, _content(rates), 3.0)
 
   def _iterate(self, count, *, took_s, rate):
     """Iterations until something is to be done."""
     for _ in range(count):
-      if self.adaptation.turns:
+      if self.follower.interruption:
         return
       self.now_s += took_s
       for (src, dst), (sent, busy_s) in self._sent.items():
         self._sent[src, dst] = sent + round(rate * took_s), busy_s + took_s
       for src in range(4):
         rows = [[d, *s] for (k, d), s in self._sent.items() if k == src]
-        self.adaptation.traffic({'worker': src, 'sent': rows})
-      self.adaptation.iterated(self.now_s, took_s, all_there=True)
+        self.follower.take_traffic({'worker': src, 'sent': rows})
+      self.follower.end_iteration(self.now_s, took_s, is_complete=True)
 
 
-class WindowsTest(absltest.TestCase):
-  def test_rates_are_bytes_over_the_time_in_which_there_were_some(self):
-    windows = Windows()
-    windows.told(0, [[1, 1000, 1.0]])
-    windows.told(1, [[0, 50, 0.5]])
-    self.assertIsNone(windows.iterated(1.0, (0, 1)))  # The first begins.
-    windows.told(0, [[1, 5000, 3.0]])
+class RateWindowsTest(absltest.TestCase):
+  def test_rates_are_bytes_over_the_time_of_sending(self):
+    windows = RateWindows()
+    windows.take(0, [[1, 1000, 1.0]])
+    windows.take(1, [[0, 50, 0.5]])
+    self.assertIsNone(windows.end_iteration(1.0, (0, 1)))  # The first begins.
+    windows.take(0, [[1, 5000, 3.0]])
     for at in (1.5, 2.0, 2.5):
-      self.assertIsNone(windows.iterated(at, (0, 1)))
-    windows.told(1, [[0, 70, 0.51]])  # Too short to show anything.
-    self.assertEqual(windows.iterated(3.5, (0, 1)), {(0, 1): 2000.0})
+      self.assertIsNone(windows.end_iteration(at, (0, 1)))
+    windows.take(1, [[0, 70, 0.51]])  # Too short to show anything.
+    self.assertEqual(windows.end_iteration(3.5, (0, 1)), {(0, 1): 2000.0})
 
-  def test_who_comes_back_begins_at_zero(self):
-    windows = Windows()
-    windows.told(0, [[1, 1000, 1.0]])
-    windows.iterated(1.0, (0,))
-    windows.told(0, [[1, 10, 0.1]])
+  def test_counts_of_a_worker_that_rejoins_begin_at_zero(self):
+    windows = RateWindows()
+    windows.take(0, [[1, 1000, 1.0]])
+    windows.end_iteration(1.0, (0,))
+    windows.take(0, [[1, 10, 0.1]])
     for at in (2.0, 3.0, 4.0):
-      windows.iterated(at, (0,))
-    self.assertEqual(windows.iterated(5.0, (0,)), {})
+      windows.end_iteration(at, (0,))
+    self.assertEqual(windows.end_iteration(5.0, (0,)), {})
 
-  def test_what_another_forest_did_does_not_count(self):
-    windows = Windows()
-    windows.told(0, [[1, 1000, 1.0]])
-    windows.iterated(1.0, (0,))
+  def test_traffic_of_another_forest_does_not_count(self):
+    windows = RateWindows()
+    windows.take(0, [[1, 1000, 1.0]])
+    windows.end_iteration(1.0, (0,))
     windows.clear()
     for at in (2.0, 3.0, 4.0, 9.0):
-      self.assertIsNone(windows.iterated(at, (0,)))
+      self.assertIsNone(windows.end_iteration(at, (0,)))
 
 
-class TellingTest(absltest.TestCase):
-  def test_tells_until_it_is_over_or_nobody_listens(self):
+class TrafficReporterTest(absltest.TestCase):
+  def test_reports_until_its_context_ends_or_the_stream_does(self):
     said, gone = queue.SimpleQueue(), threading.Event()
 
     def say(told):
@@ -226,7 +228,7 @@ class TellingTest(absltest.TestCase):
         gone.set()
         raise Closed('gone')
 
-    with Telling(lambda: {3: Usage(10, 20, 0.5)}, say, period_s=0.01):
+    with TrafficReporter(lambda: {3: Usage(10, 20, 0.5)}, say, period_s=0.01):
       self.assertTrue(gone.wait(10))
       time.sleep(0.05)
     self.assertEqual(said.qsize(), 3)
@@ -263,7 +265,7 @@ class LabTest(absltest.TestCase):
       self.skipTest(reason)
     self.out = pathlib.Path(tempfile.mkdtemp())
 
-  def test_a_throttled_link_is_recovered(self):
+  def test_the_rate_of_a_throttled_link_is_recovered(self):
     times = changing_links.throttled(self.out, 90)
     print(times)
     self.assertLess(times.adapted_s, 1.1 * times.fresh_s)

@@ -6,7 +6,7 @@ import random
 from absl.testing import absltest, parameterized
 
 from cluster.probing import repacking
-from cluster.probing.repacking import Adapting
+from cluster.probing.repacking import RepackingPolicy
 
 _SIZE, _HOSTS = 5e6, 4
 _PAIRS = frozenset(itertools.permutations(range(_HOSTS), 2))
@@ -29,13 +29,13 @@ class _Run:
   def __init__(self, rates, *, noise=0.0, seed=0, believed=None):
     self.rates, self._noise = [*rates], noise
     self._random = random.Random(seed)
-    self.adapting = Adapting()
+    self.policy = RepackingPolicy()
     self.forest = [*(believed or rates)]
     self.now_s = 0.0
     self.switched, self.measured, self.iterations = [], [], []
     self.kept, self.backs = [], []
     self.false_s = 1.0  # By which the prediction of a new forest is wrong.
-    self.adapting.formed(same=False)
+    self.policy.begin_epoch(same=False)
     self._window_at = _WINDOW_S
     self._before = None
 
@@ -45,7 +45,7 @@ class _Run:
       took_s = _time_s(self.forest, drawn)
       self.iterations.append(took_s)
       self.now_s += took_s
-      self.adapting.iterated(took_s)
+      self.policy.add_iteration(took_s)
       if self.now_s >= self._window_at:
         self._window_at = self.now_s + _WINDOW_S
         drawn = self._drawn()
@@ -53,7 +53,7 @@ class _Run:
           (i, j): min(drawn[i], drawn[j]) / (_HOSTS - 1)
           for i, j in _PAIRS - {*idle}
         }
-        self.adapting.window(shown)
+        self.policy.add_window(shown)
       self._decide()
 
   def _drawn(self):
@@ -63,23 +63,23 @@ class _Run:
     ]
 
   def _decide(self):
-    if judged := self.adapting.judge():
+    if judged := self.policy.judge():
       if not judged[0]:
         self.backs.append(len(self.iterations))
         self.forest = self._before
-        self.adapting.formed(same=False)
+        self.policy.begin_epoch(same=False)
       return
     believed_s = _time_s(
       self.forest, self.rates if self._noise else self.forest
     )
-    if not self.adapting.suspects(self.now_s, believed_s, _PAIRS):
+    if not self.policy.reason_to_measure(self.now_s, believed_s, _PAIRS):
       return
     self.measured.append(self.now_s)
     self.now_s += _MEASURING_S
-    self.adapting.measured(self.now_s, _MEASURING_S)
-    self.adapting.formed(same=True)
+    self.policy.note_measurement(self.now_s, _MEASURING_S)
+    self.policy.begin_epoch(same=True)
     found = self._drawn()
-    switch = self.adapting.decide(
+    switch = self.policy.decide(
       _time_s(self.forest, found),
       _time_s(found, found) * self.false_s,
       _FORMING_S,
@@ -87,7 +87,7 @@ class _Run:
     if switch.worth:
       self.switched.append(len(self.iterations))
       self._before, self.forest = self.forest, found
-      self.adapting.formed(same=False)
+      self.policy.begin_epoch(same=False)
     else:
       self.kept.append(switch)
 
@@ -97,7 +97,7 @@ def _time_s(forest, rates):
   return max(part / rate for part, rate in zip(parts, rates, strict=True))
 
 
-class AdaptingTest(parameterized.TestCase):
+class RepackingPolicyTest(parameterized.TestCase):
   @parameterized.product(seed=[0, 1, 2, 3, 4], rate=[2e6, 25e6])
   def test_noise_of_a_tenth_never_switches(self, seed, rate):
     run = _Run([rate] * _HOSTS, noise=0.1, seed=seed)
@@ -107,7 +107,7 @@ class AdaptingTest(parameterized.TestCase):
     self.assertLess(share, 0.05)
 
   @parameterized.product(seed=[0, 1, 2], noise=[0.0, 0.05])
-  def test_a_link_that_drops_is_followed_once_and_back_up_again(
+  def test_a_drop_and_a_recovery_of_a_link_change_the_forest_once_each(
     self, seed, noise
   ):
     run = _Run([2.5e6] * _HOSTS, noise=noise, seed=seed)
@@ -127,7 +127,7 @@ class AdaptingTest(parameterized.TestCase):
       run.iterations[-1], 1.1 * _time_s(run.rates, run.rates) + noise
     )
 
-  def test_links_that_change_all_the_time_are_not_followed_all_the_time(self):
+  def test_links_that_change_all_the_time_change_the_forest_rarely(self):
     run = _Run([2.5e6] * _HOSTS)
     for _ in range(60):
       run.rates[3] = 3.125e6 - run.rates[3]  # 2.5 and 0.625 in turn.
@@ -142,39 +142,39 @@ class AdaptingTest(parameterized.TestCase):
     run.run(100)
     self.assertLen(run.switched, 1)
 
-  def test_a_forest_that_does_not_gain_is_given_back(self):
+  def test_a_forest_that_saves_nothing_is_replaced_by_the_one_before(self):
     run = _Run([2.5e6] * _HOSTS)
     run.run(100)
-    decide, before = run.adapting.decide, run.forest
+    decide, before = run.policy.decide, run.forest
     promised = lambda old_s, new_s, cost_s: decide(  # noqa: E731
       2 * old_s, new_s, cost_s
     )
-    run.adapting.decide = promised
+    run.policy.decide = promised
     run.rates = [1.25e6] * _HOSTS  # All alike: no forest is faster.
     run.run(300)
     self.assertLen(run.switched, 1)
     self.assertLen(run.backs, 1)
     self.assertEqual(run.forest, before)
 
-  def test_what_does_not_pay_back_is_left(self):
+  def test_a_forest_that_does_not_pay_back_is_not_used(self):
     for cost_s, worth in ((100 * 0.1 + 0.01, False), (9.9, True)):
       run = _Run([2.5e6] * _HOSTS)
       run.run(60)
-      switch = run.adapting.decide(0.3, 0.2, cost_s)
+      switch = run.policy.decide(0.3, 0.2, cost_s)
       self.assertEqual(switch.worth, worth)
       self.assertEqual('not gained in 100' in switch.why, not worth)
 
-  def test_less_than_a_tenth_is_left(self):
+  def test_a_saving_of_less_than_a_tenth_is_not_used(self):
     run = _Run([2.5e6] * _HOSTS)
     run.run(60)
-    self.assertFalse(run.adapting.decide(1.0, 0.91, 0.01).worth)
+    self.assertFalse(run.policy.decide(1.0, 0.91, 0.01).worth)
 
-  def test_what_is_hidden_counts_for_nothing(self):
-    made = Adapting()
-    made.formed(same=False)
+  def test_hidden_communication_counts_for_nothing(self):
+    policy = RepackingPolicy()
+    policy.begin_epoch(same=False)
     for _ in range(11):
-      made.iterated(0.0)
-    self.assertFalse(made.decide(1.0, 0.1, 0.5).worth)
+      policy.add_iteration(0.0)
+    self.assertFalse(policy.decide(1.0, 0.1, 0.5).worth)
 
   def test_idle_links_are_measured_now_and_then(self):
     run = _Run([2.5e6] * _HOSTS)
@@ -184,15 +184,15 @@ class AdaptingTest(parameterized.TestCase):
     self.assertGreaterEqual(min(gaps), _MEASURING_S / repacking.IDLE_SHARE)
     self.assertEmpty(run.switched)
 
-  def test_a_single_window_that_is_off_is_no_change(self):
+  def test_a_single_deviating_window_is_no_change(self):
     run = _Run([2.5e6] * _HOSTS)
     run.run(100)
     for _ in range(2):
-      run.adapting.window(dict.fromkeys(_PAIRS, 1e5))
-    self.assertEqual(run.adapting.suspects(1e6, 0.0), '')
-    run.adapting.window(dict.fromkeys(_PAIRS, 1e5))
+      run.policy.add_window(dict.fromkeys(_PAIRS, 1e5))
+    self.assertEqual(run.policy.reason_to_measure(1e6, 0.0), '')
+    run.policy.add_window(dict.fromkeys(_PAIRS, 1e5))
     self.assertRegex(
-      run.adapting.suspects(1e6, 0.0), 'go 0.8 Mbit/s, not 6.667'
+      run.policy.reason_to_measure(1e6, 0.0), 'go 0.8 Mbit/s, not 6.667'
     )
 
 

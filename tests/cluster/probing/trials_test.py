@@ -193,7 +193,7 @@ class ExploreTest(parameterized.TestCase):
     ups, _, ((_, up, _),) = _RACKS[name]
     _, rates = _explore(_network(*_RACKS[name]), len(ups))
 
-    packed = topology.pack(measured.graph(rates))
+    packed = topology.pack(measured.build_cluster(rates))
 
     hosts = len(ups)
     star = Fraction(25 * _MB * hosts, 2 * (hosts - 1))

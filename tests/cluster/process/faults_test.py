@@ -1,6 +1,6 @@
-"""Tests for failures of real processes: each kind of them, in one scheme.
+"""Tests for injected failures of real processes, each kind in one scheme.
 
-`make soak` has every scheme with every kind.
+`make soak` tests every kind in every scheme.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tests.tools import lab_test
 
 _TIMEOUT_S = 3.0
 _EVERY = 320  # Examples between checkpoints.
-# Which worker, at which of its iterations.
+# Worker and iteration of each kind.
 _FAULTS = {
   'die': (1, 4),
   'stop': (2, 6),
@@ -45,14 +45,14 @@ def _but(scheme):
 
 
 class KindsTest(processes.TestCase, parameterized.TestCase):
-  """All kinds in one run, but for the one that needs gradients."""
+  """Injected failures of all kinds but `nan` in one run."""
 
-  def test_every_kind_has_the_outcome_that_it_should_have(self):
+  def test_every_kind_has_its_outcome(self):
     self._check_run('bsp')
 
   @parameterized.parameters(_but('bsp'))
   @pytest.mark.soak
-  def test_in_other_schemes(self, scheme):
+  def test_every_kind_has_its_outcome_in_other_schemes(self, scheme):
     self._check_run(scheme)
 
   def _check_run(self, scheme):
@@ -90,7 +90,9 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
 
   @parameterized.parameters(_but('bsp'))
   @pytest.mark.soak
-  def test_it_does_in_other_schemes(self, scheme):
+  def test_a_gradient_that_is_not_finite_ends_the_run_in_other_schemes(
+    self, scheme
+  ):
     self._check_nan(scheme)
 
   def _check_nan(self, scheme):
@@ -144,7 +146,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(self._starts(launch, 'worker:3'), 2)
 
   def _check_left(self, launch, why, since, timeouts):
-    """It is given up after so many timeouts, by the count of the coordinator."""
+    """Checks that the coordinator evicts it after a number of timeouts."""
     seconds = re.search(rf'{why} for ([0-9.]+) s', launch.text)[1]
     # On a busy machine beats come late, and so do looks, one in a beat.
     self.assertGreaterEqual(float(seconds), timeouts * _TIMEOUT_S)
@@ -168,7 +170,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
       self.assertNotEmpty(launch.times(f'Worker {worker} is back'))
 
   def _happened(self, launch, kind):
-    """Returns when it did."""
+    """Returns the time at which a failure of a kind happened."""
     worker, iteration = _FAULTS[kind]
     mark = launch.folder / 'faults' / f'{worker}-{iteration}-{kind}'
     return mark.stat().st_mtime
@@ -178,14 +180,14 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
     return sum((r['role'], r['event']) == (role, 'start') for r in rows)
 
 
-class LeadTest(processes.TestCase):
-  """The process that holds parameters dies: all start again."""
+class CoordinatorTest(processes.TestCase):
+  """Death of the process that holds parameters: all processes restart."""
 
   def test_no_more_than_a_checkpoint_interval_is_lost(self):
     self._check_run('ssp', dedicated=False, role='worker:0')
 
   @pytest.mark.soak
-  def test_nor_is_it_where_it_has_no_worker(self):
+  def test_no_more_than_a_checkpoint_interval_is_lost_without_a_worker(self):
     self._check_run('dssp', dedicated=True, role='server:0')
 
   def _check_run(self, scheme, *, dedicated, role):
@@ -219,10 +221,10 @@ class LeadTest(processes.TestCase):
 
 
 class HangTest(processes.TestCase):
-  """A worker hangs in a process that holds a shard, too."""
+  """A hanging worker in a process that also holds a shard."""
 
   @pytest.mark.soak
-  def test_the_others_go_on_and_the_process_ends_with_them(self):
+  def test_the_other_workers_continue_and_the_process_ends_with_them(self):
     with processes.launched(
       workers=2,
       servers=2,
@@ -243,19 +245,19 @@ class HangTest(processes.TestCase):
 
 
 class CutTest(processes.TestCase, parameterized.TestCase):
-  """A host that nobody reaches any more, in a lab."""
+  """A host that is cut off from all others, in a lab."""
 
   def setUp(self):
     super().setUp()
     if reason := lab_test._why_not():
       self.skipTest(reason)
 
-  def test_a_worker_that_is_cut_off_is_given_up(self):
+  def test_a_worker_that_is_cut_off_is_evicted(self):
     self._check_run('r2sp')
 
   @parameterized.parameters(_but('r2sp'))
   @pytest.mark.soak
-  def test_in_other_schemes(self, scheme):
+  def test_a_worker_that_is_cut_off_is_evicted_in_other_schemes(self, scheme):
     self._check_run(scheme)
 
   def _check_run(self, scheme):
@@ -287,7 +289,7 @@ class CutTest(processes.TestCase, parameterized.TestCase):
 
 @contextlib.contextmanager
 def _resumed(launch, worker):
-  """Lets a stopped worker go on once the coordinator has given it up."""
+  """Resumes a stopped worker once the coordinator has evicted it."""
 
   def resume():
     with contextlib.suppress(AssertionError):  # The test will see it.

@@ -1,4 +1,4 @@
-"""Tests of virtual runs whose workers sum by conversations."""
+"""Tests of virtual runs with a multi-round allreduce."""
 
 import functools
 import tempfile
@@ -32,7 +32,7 @@ def _dense():
 
 class DenseTest(parameterized.TestCase):
   @parameterized.parameters('none', 'masked')
-  def test_without_sparsity_it_is_momentum_bit_for_bit(self, correction):
+  def test_no_sparsity_equals_dense_momentum_bit_for_bit(self, correction):
     run, summary = small.trained(
       optimizer__sgd__momentum=0.9,
       **_SPARSE
@@ -61,7 +61,7 @@ class MassTest(parameterized.TestCase):
     ({'wire__sparse__select_lag': 1, 'wire__sparse__correction': 'none'},),
     ({'wire__name': 'lowrank', 'wire__lowrank__rank': 1},),
   )
-  def test_sent_and_kept_are_all_gradients(self, changed):
+  def test_sums_and_residuals_together_are_all_gradients(self, changed):
     fields = _SPARSE | changed
     if changed.get('wire__name') == 'lowrank':
       fields = {'route__name': 'ring'} | changed
@@ -74,7 +74,7 @@ class MassTest(parameterized.TestCase):
       run.runtime.coordinator.store,
       run.runtime.coordinator.store.learner,
     )
-    total = dict.fromkeys(('pushed', 'arrived', 'lost'), 0.0)
+    total = dict.fromkeys(('pushed', 'reduced', 'lost'), 0.0)
 
     def count(name, function, of):
       def counted(*args, **named):
@@ -87,27 +87,27 @@ class MassTest(parameterized.TestCase):
       each = store._pushes[update].values()
       return sum(_flat(push.gradient) for push, *_ in each)
 
-    def kept(worker, *_):
-      left = jax.tree.leaves(store._states[worker].residual)[0]
-      return _flat(store._layout.unflatten(np.asarray(left)))
+    def residual(worker, *_):
+      vector = jax.tree.leaves(store._states[worker].residual)[0]
+      return _flat(store._layout.leaves(np.asarray(vector)))
 
     with (
       mock.patch.object(store, 'commit', count('pushed', store.commit, pushes)),
       mock.patch.object(
         learner,
         'add',
-        count('arrived', learner.add, lambda _, p, *__: _flat(p.gradient)),
+        count('reduced', learner.add, lambda _, p, *__: _flat(p.gradient)),
       ),
-      mock.patch.object(store, 'forget', count('lost', store.forget, kept)),
+      mock.patch.object(store, 'forget', count('lost', store.forget, residual)),
     ):
       summary = run()
     self.assertEqual(summary['compilations'], 0)
-    left = sum(map(kept, range(3))) + total['lost']
+    unsent = sum(map(residual, range(3))) + total['lost']
     scale = np.abs(total['pushed']).max()
     np.testing.assert_allclose(
-      total['arrived'] + left, total['pushed'], atol=1e-5 * scale
+      total['reduced'] + unsent, total['pushed'], atol=1e-5 * scale
     )
-    self.assertGreater(np.abs(left).max(), 1e-3 * scale)
+    self.assertGreater(np.abs(unsent).max(), 1e-3 * scale)
     (row,) = (
       row for row in small.rows(run, 'events.jsonl') if row['event'] == 'forgot'
     )
@@ -118,7 +118,7 @@ class MassTest(parameterized.TestCase):
 
 
 class RunTest(parameterized.TestCase):
-  def test_a_run_that_goes_on_gives_what_a_straight_one_does(self):
+  def test_a_resumed_run_gives_the_results_of_an_uninterrupted_one(self):
     fields = _SPARSE | {'wire__sparse__select_lag': 1}
     expected, steps = stopping.straight('bsp', epochs=2.0, **fields)
     config = stopping.eventful('bsp', epochs=2.0, **fields)
@@ -134,8 +134,8 @@ class RunTest(parameterized.TestCase):
     for name in ('summary', 'events'):
       self.assertEqual(got[name], expected[name])
 
-  def test_rounds_travel_one_after_the_other(self):
-    # 64 chunks of 1,024 numbers, of which 16 travel: norms, and then values.
+  def test_rounds_are_sent_one_after_the_other(self):
+    # 64 chunks of 1,024 numbers, of which 16 are sent: norms, then values.
     def seconds(**changed):
       _, summary = sums.timed(
         4 * 65536,
@@ -165,8 +165,8 @@ class RunTest(parameterized.TestCase):
     # A second of computing is in both.
     self.assertAlmostEqual(took, norms + values - 1.0, places=6)
 
-  def test_what_is_known_before_travels_while_others_compute(self):
-    # Compute 1 s, of which the last 2/3 make 64 chunks; 16 of them travel.
+  def test_a_streamable_prefix_is_sent_while_workers_compute(self):
+    # The last 2/3 of 1 s compute 64 chunks; 16 of them are sent.
     def seconds(overlap, bucket_bytes):
       _, summary = sums.timed(
         4 * 64 * 1536,
@@ -190,11 +190,11 @@ class RunTest(parameterized.TestCase):
     alone_s = seconds(False, 1.0)
     self.assertAlmostEqual(alone_s - 1, 4 * (64 + 16 * 1536) / 3e5, delta=0.02)
     beside_s = seconds(True, 4 * 6144)
-    # All but the last four chunks have gone before.  These are one message,
-    # which goes to the other worker and back.
+    # All but the last four chunks were sent before.  These are one message to
+    # the other worker and back.
     self.assertAlmostEqual(beside_s - 1, 2 * 4 * 6144 / 3e5, delta=0.005)
 
-  def test_bytes_are_those_of_each_stage(self):
+  def test_bytes_follow_the_stages_of_warm_up(self):
     summary = small.build(
       small.timing(
         size_bytes=4 * 96,
@@ -213,7 +213,7 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(summary['bytes'], 4 * 4 * numbers)
 
   @parameterized.parameters((0, False), (1, True), (1, False))
-  def test_halves_are_half_of_the_values_bytes(self, lag, overlap):
+  def test_half_precision_halves_the_bytes_of_values(self, lag, overlap):
     def sent(dtype):
       _, summary = sums.timed(
         4 * 65536,
@@ -233,7 +233,7 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(sent('bfloat16'), 64 * 4 + 16 * 1024 * 2)
 
   @parameterized.parameters('topk', 'quantised')
-  def test_messages_that_cannot_be_summed_are_refused(self, wire):
+  def test_rejects_wires_without_an_allreduce(self, wire):
     message = (
       "config.route.name: expected 'server', as messages of "
       f'{wire} are not summed on their way, got .*ring'

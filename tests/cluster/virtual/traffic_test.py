@@ -11,7 +11,7 @@ import cluster.traffic
 from tests.support import small
 from tools.reading import records, traffic
 from topology import pack
-from topology.clusters.named import named
+from topology.clusters.builders import build_cluster
 from topology.forests import dealing
 
 _CHUNK = 3 * 2**14
@@ -46,7 +46,7 @@ def _sent(forest, names, sizes):
   """Bytes from worker to worker, hop by hop and chunk by chunk."""
   found = collections.Counter()
   shares = [float(tree.share) for tree in forest.trees]
-  for size, tree in zip(sizes, dealing.dealt(shares, sizes), strict=True):
+  for size, tree in zip(sizes, dealing.deal(shares, sizes), strict=True):
     for hop in (*forest.trees[tree].up, *forest.trees[tree].down):
       found[names[hop[0]], names[hop[-1]]] += size
   return found
@@ -182,7 +182,7 @@ class PlannedTest(absltest.TestCase):
       traffic.longest_epoch(run.files.workdir)
 
   def test_forests_are_written_as_they_are(self):
-    cluster = named('random_mesh(4, 7)')
+    cluster = build_cluster('random_mesh(4, 7)')
     packed = pack(cluster)
     run, _ = _run(10**8, 'forest', cluster__links='random_mesh(4, 7)')
     found = traffic.longest_epoch(run.files.workdir).plan

@@ -34,13 +34,13 @@ def _trace(*seconds):
 
 class RunTest(absltest.TestCase):
   def test_one_run_says_how_fast_another_scheme_is(self):
-    cluster, workload = recorded.of_run(str(known.run('asp')), _folder())
+    cluster, workload = recorded.read_run(str(known.run('asp')), _folder())
     self.assertEqual((cluster.workers, workload.batch), (4, 16))
     self.assertEqual(workload.size_bytes, 5_000_004)
-    self.assertTrue(cluster.serves and cluster.dedicated)
+    self.assertTrue(cluster.has_server_links and cluster.dedicated)
     summary = records.read_summary(known.run('bsp'))
     measured = summary['examples'] / summary['time_s']
-    pace = simulating.pace(cluster, workload, BSP)
+    pace = simulating.simulate_pace(cluster, workload, BSP)
     self.assertAlmostEqual(pace.examples_per_s / measured, 1.0, delta=0.05)
 
   def test_a_run_that_sums_among_workers_has_links_of_both_kinds(self):
@@ -57,8 +57,10 @@ class RunTest(absltest.TestCase):
       cluster__links='star([0.02, 0.02, 0.02, 0.02])',
       **network,
     )
-    cluster, workload = recorded.of_run(str(run), _folder())
-    ring = simulating.pace(cluster, workload, BSP._replace(route='ring'))
+    cluster, workload = recorded.read_run(str(run), _folder())
+    ring = simulating.simulate_pace(
+      cluster, workload, BSP._replace(route='ring')
+    )
     summary = records.read_summary(run)
     measured = summary['examples'] / summary['time_s']
     self.assertAlmostEqual(ring.examples_per_s / measured, 1.0, delta=0.05)
@@ -69,10 +71,10 @@ class TraceTest(absltest.TestCase):
     fast = {'worker_up_Bps': [1e12], 'worker_down_Bps': [1e12]}
     file = _file('cluster.json', {'workers': 3, 'network': fast})
     trace = _trace(0.1, 0.2, 0.4)
-    cluster, workload = command.asked(
+    cluster, workload = command.read_problem(
       _folder(), model='1MB', batch=8, file=file, trace=trace
     )
-    pace = simulating.pace(cluster, workload, BSP)
+    pace = simulating.simulate_pace(cluster, workload, BSP)
     self.assertAlmostEqual(pace.examples_per_s, 3 * 8 / 0.4, delta=0.2)
     self.assertAlmostEqual(pace.compute_s, 0.7 / 3, delta=1e-3)
 
@@ -104,7 +106,7 @@ class RefusalTest(parameterized.TestCase):
   )
   def test_flags_that_say_too_little_are_named(self, flags, message):
     with self.assertRaisesRegex(ValueError, message):
-      command.asked(_folder(), **flags)
+      command.read_problem(_folder(), **flags)
 
   @parameterized.named_parameters(
     (
@@ -135,7 +137,9 @@ class RefusalTest(parameterized.TestCase):
   def test_files_that_do_not_fit_are_named(self, trace, cluster, message):
     files = _file('cluster.json', cluster), _file('times.csv', trace)
     with self.assertRaisesRegex(ValueError, message):
-      command.asked(_folder(), model='1MB', file=files[0], trace=files[1])
+      command.read_problem(
+        _folder(), model='1MB', file=files[0], trace=files[1]
+      )
 
 
 if __name__ == '__main__':

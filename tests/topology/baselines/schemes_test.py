@@ -92,7 +92,7 @@ class SoundnessTest(parameterized.TestCase):
     graph = GRAPHS[name]
     best = topology.pack(graph, collective=collective)
 
-    made = schemes.all_of(graph, best)
+    made = schemes.build_all(graph, best)
 
     self.assertGreaterEqual(len(made), 8)
     for scheme in made.values():
@@ -106,7 +106,7 @@ class SoundnessTest(parameterized.TestCase):
     graph = machines.dgx_a100(2)
     best = topology.pack(graph, collective=collective)
 
-    made = schemes.all_of(graph, best)
+    made = schemes.build_all(graph, best)
 
     want = [
       'naive_ring',
@@ -141,13 +141,13 @@ class SoundnessTest(parameterized.TestCase):
       *(schemes.rotated_rings, schemes.hierarchical),
     ):
       self.assertIs(scheme(graph, best), best)
-    self.assertEqual(schemes.all_of(graph, best), {})
+    self.assertEqual(schemes.build_all(graph, best), {})
 
   def test_reversal_exchanges_allgather_and_reduce_scatter(self):
     graph = shapes.full_mesh(5, 3)
 
     gather, scatter = (
-      schemes.all_of(graph, topology.pack(graph, collective=collective))
+      schemes.build_all(graph, topology.pack(graph, collective=collective))
       for collective in ('allgather', 'reduce_scatter')
     )
 

@@ -61,7 +61,7 @@ class AllgatherTest(parameterized.TestCase):
     inv_x, cut = allgather.bound(graph)
 
     self.assertEqual(inv_x, Fraction(want))
-    self.assertEqual(cuts.proven(graph, cut), inv_x)
+    self.assertEqual(cuts.prove_time(graph, cut), inv_x)
 
   @parameterized.parameters(*range(5))
   def test_without_switches_the_bound_is_the_largest_of_all_cuts(self, seed):
@@ -131,7 +131,7 @@ class AllgatherTest(parameterized.TestCase):
         continue
       price = ('s0', Fraction(rng.randint(0, 9), 8))
       try:
-        proven = cuts.proven(
+        proven = cuts.prove_time(
           graph,
           cut._replace(parts=((Fraction(1), side),), switch_prices=(price,)),
         )
@@ -153,14 +153,14 @@ class AllgatherTest(parameterized.TestCase):
     )
 
     with self.assertRaisesRegex(ValueError, message):
-      cuts.proven(shapes.star([1, 1, 1]), cut)
+      cuts.prove_time(shapes.star([1, 1, 1]), cut)
 
   def test_floats_prove_nothing(self):
     graph = shapes.star([1, 1, 1])
     _, cut = allgather.bound(graph)
 
     with self.assertRaisesRegex(ValueError, 'Expected fractions'):
-      cuts.proven(graph, cut._replace(parts=((5e-324, ('w0',)),)))
+      cuts.prove_time(graph, cut._replace(parts=((5e-324, ('w0',)),)))
 
 
 if __name__ == '__main__':

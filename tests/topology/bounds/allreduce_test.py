@@ -19,7 +19,7 @@ class AllreduceTest(parameterized.TestCase):
   def test_optimum_is_proved_and_divides_each_link(self, graph):
     best = allreduce.optimum(graph)
 
-    self.assertEqual(prices.proven(graph, best.prices), best.rate_GBps)
+    self.assertEqual(prices.prove_rate(graph, best.prices), best.rate_GBps)
     self.assertEqual(sum(best.root_GBps), best.rate_GBps)
     used = dict.fromkeys([link[:2] for link in graph.links], 0)
     for src, dst, GBps in (*best.up, *best.down):
@@ -36,7 +36,7 @@ class OptimumTest(parameterized.TestCase):
     for graph in random_clusters.every(seed):
       best = allreduce.optimum(graph)
 
-      self.assertEqual(prices.proven(graph, best.prices), best.rate_GBps)
+      self.assertEqual(prices.prove_rate(graph, best.prices), best.rate_GBps)
 
   @parameterized.parameters(*range(2))
   def test_links_that_are_not_free_are_listed_in_order(self, seed):

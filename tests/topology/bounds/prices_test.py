@@ -21,7 +21,7 @@ class ProvenTest(parameterized.TestCase):
     graph = shapes.star([100] * 8)
     equal = prices.Prices(tuple((a, b, Fraction(3)) for a, b, _ in graph.links))
 
-    self.assertEqual(prices.proven(graph, equal), Fraction(400, 7))
+    self.assertEqual(prices.prove_rate(graph, equal), Fraction(400, 7))
 
   @parameterized.parameters(*range(6))
   def test_cheapest_of_all_columns_counts(self, seed):
@@ -34,7 +34,7 @@ class ProvenTest(parameterized.TestCase):
         )
       worth = sum(p * _capacity(graph)[a, b] for a, b, p in priced.links)
 
-      got = prices.proven(graph, priced)
+      got = prices.prove_rate(graph, priced)
 
       self.assertEqual(got, worth / _cheapest_column(graph, priced))
 
@@ -45,7 +45,7 @@ class ProvenTest(parameterized.TestCase):
       for other in range(5):
         priced = _random(graph, other, least=0)
         try:
-          self.assertGreaterEqual(prices.proven(graph, priced), rate_GBps)
+          self.assertGreaterEqual(prices.prove_rate(graph, priced), rate_GBps)
         except ValueError as error:  # With prices of 0.
           self.assertRegex(str(error), 'column|positive')
 
@@ -59,9 +59,9 @@ class ProvenTest(parameterized.TestCase):
     )
     worth = sum(p * _capacity(graph)[a, b] for a, b, p in priced.links)
 
-    got = prices.proven(graph, priced)
+    got = prices.prove_rate(graph, priced)
 
-    self.assertEqual(got, prices.proven(graph, mean))
+    self.assertEqual(got, prices.prove_rate(graph, mean))
     self.assertLessEqual(got, worth / _cheapest_column(graph, priced))
 
   def test_only_ratios_of_prices_count(self):
@@ -73,7 +73,7 @@ class ProvenTest(parameterized.TestCase):
           tuple((a, b, price * factor) for a, b, price in priced.links)
         )
         self.assertEqual(
-          prices.proven(graph, scaled), prices.proven(graph, priced)
+          prices.prove_rate(graph, scaled), prices.prove_rate(graph, priced)
         )
 
   @parameterized.named_parameters(
@@ -87,7 +87,7 @@ class ProvenTest(parameterized.TestCase):
   )
   def test_wrong_prices_are_no_proof(self, links, message):
     with self.assertRaisesRegex(ValueError, message):
-      prices.proven(shapes.star([1, 2, 3]), prices.Prices(tuple(links)))
+      prices.prove_rate(shapes.star([1, 2, 3]), prices.Prices(tuple(links)))
 
   @parameterized.parameters(True, False)
   def test_free_column_is_no_proof(self, symmetric):
@@ -98,17 +98,17 @@ class ProvenTest(parameterized.TestCase):
     priced = prices.Prices((('w0', 'w1', Fraction(1)),))
 
     with self.assertRaisesRegex(ValueError, 'column, got one that is free'):
-      prices.proven(graph, priced)
+      prices.prove_rate(graph, priced)
 
   def test_single_worker_has_nothing_to_prove(self):
     with self.assertRaisesRegex(ValueError, 'a positive price'):
-      prices.proven(shapes.line(1, 1), prices.Prices(()))
+      prices.prove_rate(shapes.line(1, 1), prices.Prices(()))
 
   def test_thousand_workers_are_fast_and_follow_the_closed_form(self):
     graph = shapes.torus([32, 32], 25)
     equal = prices.Prices(tuple((a, b, Fraction(1)) for a, b, _ in graph.links))
 
-    got = prices.proven(graph, equal)
+    got = prices.prove_rate(graph, equal)
 
     self.assertEqual(got, Fraction(25 * 2 * 1024, 1023))
 

@@ -233,7 +233,9 @@ class FitTest(parameterized.TestCase):
 class GraphTest(parameterized.TestCase):
   def test_without_slow_pairs_it_is_a_star(self):
     up = [Fraction(n, 100) for n in (3, 1, 2)]
-    graph = measured.graph(measured.Rates(tuple(up), tuple(up[::-1]), {}))
+    graph = measured.build_cluster(
+      measured.Rates(tuple(up), tuple(up[::-1]), {})
+    )
     star = shapes.star(up, up[::-1])
 
     names = {'w0': 'host0', 'w1': 'host1', 'w2': 'host2', 's0': 'net0'}
@@ -246,7 +248,7 @@ class GraphTest(parameterized.TestCase):
     self, hosts, slow, seed
   ):
     rates = _random_rates(hosts, seed, slow)
-    graph = measured.graph(rates)
+    graph = measured.build_cluster(rates)
     rng = np.random.default_rng(seed)
     demands = [np.ones((hosts, hosts))]
     demands += [rng.exponential(size=(hosts, hosts)) ** 3 for _ in range(3)]
@@ -266,7 +268,7 @@ class GraphTest(parameterized.TestCase):
   @parameterized.product(hosts=[2, 5, 12], slow=[0.0, 0.1, 0.5, 1.0])
   def test_it_is_as_small_as_promised(self, hosts, slow):
     rates = _random_rates(hosts, 0, slow)
-    graph = measured.graph(rates)
+    graph = measured.build_cluster(rates)
 
     sets = {
       tuple(j for j in range(hosts) if (i, j) in rates.pairs_GBps)
@@ -279,7 +281,7 @@ class GraphTest(parameterized.TestCase):
 
   @parameterized.parameters(range(3))
   def test_it_can_be_packed(self, seed):
-    packed = topology.pack(measured.graph(_random_rates(5, seed)))
+    packed = topology.pack(measured.build_cluster(_random_rates(5, seed)))
 
     self.assertEqual(packed.gap, 0)
 
@@ -313,7 +315,7 @@ class GroupsTest(parameterized.TestCase):
     network = shared_links.Network(
       rates.up_GBps, rates.down_GBps, rates.groups, inside
     )
-    graph = measured.graph(rates)
+    graph = measured.build_cluster(rates)
 
     for demand in (
       np.ones((5, 5)),
@@ -331,7 +333,7 @@ class GroupsTest(parameterized.TestCase):
     ends = (Fraction(1, 40),) * 4
     thin = Fraction(1, 100), Fraction(1, 200)
     rack = measured.Group((0, 1), *thin)
-    graph = measured.graph(measured.Rates(ends, ends, {}, (rack,)))
+    graph = measured.build_cluster(measured.Rates(ends, ends, {}, (rack,)))
 
     self.assertEqual(set(graph.switches), {'net0', 'group0.net0'})
     between = [link for link in graph.links if not {*link} & {*graph.workers}]
@@ -378,7 +380,7 @@ class GroupsTest(parameterized.TestCase):
     rates = measured.Rates(ends, ends, {}, (rack,))
     test = {(0, 2): 1e7, (1, 0): 5e7, (3, 1): 4e7}
 
-    short = measured.shortfalls(test, rates, tolerance=0.1)
+    short = measured.find_shortfalls(test, rates, tolerance=0.1)
 
     self.assertEqual(short, {(1, 0): Fraction(1, 2)})
 
@@ -390,7 +392,7 @@ class ShortfallsTest(absltest.TestCase):
     )
     test = {(0, 1): 5e7, (1, 0): 9.5e7, (2, 3): 2e7, (3, 2): 8e7}
 
-    short = measured.shortfalls(test, rates, tolerance=0.1)
+    short = measured.find_shortfalls(test, rates, tolerance=0.1)
 
     self.assertEqual(short, {(0, 1): Fraction(1, 2), (3, 2): Fraction(4, 5)})
 

@@ -7,14 +7,14 @@ from absl.testing import absltest, parameterized
 
 import topology
 from topology.clusters import measured, parts, shapes
-from topology.clusters.pruned import without
+from topology.clusters.pruned import remove
 
 
 class WithoutTest(parameterized.TestCase):
   def test_a_lost_worker_takes_its_links_with_it(self):
     star = shapes.star([4, 5, 6], [3, 2, 1])
 
-    left = without(star, workers=['w1'])
+    left = remove(star, workers=['w1'])
 
     self.assertEqual(left.workers, ('w0', 'w2'))
     ends = [('w0', 's0', 4), ('w2', 's0', 6), ('s0', 'w0', 3), ('s0', 'w2', 1)]
@@ -23,7 +23,7 @@ class WithoutTest(parameterized.TestCase):
   def test_a_lost_pair_of_a_mesh_is_a_link_less(self):
     mesh = shapes.full_mesh(3, 2)
 
-    left = without(mesh, pairs=[('w0', 'w2')])
+    left = remove(mesh, pairs=[('w0', 'w2')])
 
     self.assertEqual(set(mesh.links) - set(left.links), {('w0', 'w2', 2)})
 
@@ -34,7 +34,7 @@ class WithoutTest(parameterized.TestCase):
   )
   def test_lost_pairs_of_a_star_leave_what_measuring_would_show(self, pairs):
     up, down = [4, 3, 2, 1], [1, 2, 3, 5]
-    left = without(shapes.star(up, down), pairs=pairs)
+    left = remove(shapes.star(up, down), pairs=pairs)
 
     # An independent graph of the same: pairs that carry next to nothing.
     none = Fraction(1, 10**9)
@@ -43,14 +43,14 @@ class WithoutTest(parameterized.TestCase):
       tuple(map(Fraction, up)), tuple(map(Fraction, down)), slow
     )
     rate = topology.pack(left).rate_Bps
-    expected = topology.pack(measured.graph(rates)).rate_Bps
+    expected = topology.pack(measured.build_cluster(rates)).rate_Bps
     self.assertAlmostEqual(float(rate / expected), 1, places=6)
 
   def test_no_hop_of_a_forest_uses_a_lost_pair(self):
     lost = [('w0', 'w3'), ('w3', 'w0'), ('w1', 'w2')]
     tree = shapes.tree([2, 2], [1, 1])
 
-    packed = topology.pack(without(tree, pairs=lost))
+    packed = topology.pack(remove(tree, pairs=lost))
 
     hops = itertools.chain.from_iterable((*t.up, *t.down) for t in packed.trees)
     self.assertEmpty({(hop[0], hop[-1]) for hop in hops} & {*lost})
@@ -58,7 +58,9 @@ class WithoutTest(parameterized.TestCase):
   @parameterized.parameters('a.out', 'b.in', "a.out'")
   def test_switches_may_have_any_names(self, switch):
     links = [(w, switch, 1) for w in 'abc'] + [(switch, w, 1) for w in 'abc']
-    left = without(parts.of('abc', [switch], links), pairs=[('a', 'b')])
+    left = remove(
+      parts.make_cluster('abc', [switch], links), pairs=[('a', 'b')]
+    )
 
     # Only c is reached by a, whatever passes through no other worker.
     reached, ends = set(), {'a'}
@@ -76,7 +78,7 @@ class WithoutTest(parameterized.TestCase):
   )
   def test_what_cannot_be_is_refused(self, lost, message):
     with self.assertRaisesRegex(ValueError, message):
-      without(shapes.line(3, 1), **lost)
+      remove(shapes.line(3, 1), **lost)
 
 
 if __name__ == '__main__':

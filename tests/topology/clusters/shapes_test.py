@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 
 from topology.bounds import allgather
 from topology.clusters import cluster, machines, shapes
-from topology.clusters.named import BUILDERS, named
+from topology.clusters.builders import BUILDERS, build_cluster
 
 FOLDER = os.environ.get('SYNCOPATE_TOPOLOGIES')
 
@@ -114,7 +114,7 @@ class ShapesTest(parameterized.TestCase):
   def test_shape_has_so_many_parts(self, spec):
     workers, switches, links, symmetric = SHAPES[spec]
 
-    graph = named(spec)
+    graph = build_cluster(spec)
 
     self.assertLen(graph.workers, workers)
     self.assertLen(graph.switches, switches)
@@ -125,7 +125,7 @@ class ShapesTest(parameterized.TestCase):
 
   @parameterized.parameters(*SHAPES)
   def test_shape_is_written_and_read_back(self, spec):
-    graph = named(spec)
+    graph = build_cluster(spec)
 
     text = json.dumps(cluster.to_json(graph))
 
@@ -273,7 +273,7 @@ class NetworksTest(parameterized.TestCase):
   )
   def test_wrong_arguments_are_an_error(self, spec, message):
     with self.assertRaisesRegex(ValueError, message):
-      named(spec)
+      build_cluster(spec)
 
 
 class BoxesTest(parameterized.TestCase):

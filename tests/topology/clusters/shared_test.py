@@ -38,7 +38,7 @@ class FairTest(parameterized.TestCase):
     every = list(itertools.permutations(range(hosts), 2))
     some = random.Random(seed).sample(every, len(every) // 2)
     for pairs in (every, some, every[:1], []):
-      fair = shared.fair_Bps(rates, pairs)
+      fair = shared.compute_fair_Bps(rates, pairs)
 
       self.assertEqual(set(fair), set(pairs))
       for pair, want in network.shares(pairs).items():
@@ -52,7 +52,7 @@ class LoadsTest(parameterized.TestCase):
   def test_every_host_has_a_transfer_across_the_link(self, hosts, size):
     _, rates = _random_network(hosts, hosts)
     group = tuple(random.Random(size).sample(range(hosts), size))
-    out, into = shared.loads(group, rates)
+    out, into = shared.choose_loads(group, rates)
 
     for pairs, inside in ((out, 0), (into, 1)):
       self.assertLen(set(pairs), max(size, hosts - size))

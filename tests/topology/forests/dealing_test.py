@@ -17,14 +17,14 @@ class DealtTest(parameterized.TestCase):
     ([1, 1], 'abab'),
   )
   def test_shares_are_dealt_as_by_nginx(self, shares, dealt):
-    found = dealing.dealt(shares, [1] * len(dealt))
+    found = dealing.deal(shares, [1] * len(dealt))
     self.assertEqual(''.join('abc'[tree] for tree in found), dealt)
 
   def test_every_part_has_the_shares(self):
     rng = np.random.default_rng(0)
     shares = rng.dirichlet(np.ones(7))
     sizes = rng.integers(1, 100, 2000)
-    trees = np.array(dealing.dealt(shares, sizes))
+    trees = np.array(dealing.deal(shares, sizes))
     for start, stop in ((0, 2000), (300, 1300), (1500, 1600)):
       part = slice(start, stop)
       got = np.bincount(trees[part], sizes[part], minlength=7)
@@ -34,7 +34,7 @@ class DealtTest(parameterized.TestCase):
   def test_equal_chunks_give_everyone_its_share_at_any_time(self):
     shares = [1 / 2, 1 / 3, 1 / 6]
 
-    dealt = np.array(dealing.dealt(shares, [10] * 600))
+    dealt = np.array(dealing.deal(shares, [10] * 600))
 
     for tree, share in enumerate(shares):
       counts = np.cumsum(dealt == tree)

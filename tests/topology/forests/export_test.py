@@ -15,8 +15,8 @@ from absl.testing import absltest, parameterized
 import topology
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
+from topology.clusters.builders import build_cluster
 from topology.clusters.cluster import Cluster, Link
-from topology.clusters.named import named
 from topology.forests import dot, export, trees, usage
 
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
@@ -34,7 +34,7 @@ _STYLE = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
 
 
 def _written(spec, collective):
-  cluster = named(spec)
+  cluster = build_cluster(spec)
   packed = topology.pack(cluster, collective=collective)
   data = json.loads(json.dumps(export.to_json(cluster, packed)))
   return cluster, packed, data
@@ -261,7 +261,7 @@ class UsageTest(parameterized.TestCase):
 
 class DotTest(parameterized.TestCase):
   def test_nodes_and_capacities_are_those_of_the_cluster(self):
-    cluster = named('tree([2, 2], ["100/3", 25])')
+    cluster = build_cluster('tree([2, 2], ["100/3", 25])')
     nodes, edges = _parsed(dot.to_dot(cluster))
     self.assertEqual([*nodes], [*cluster.nodes])
     for node, style in nodes.items():
@@ -294,7 +294,7 @@ class DotTest(parameterized.TestCase):
 
   @parameterized.parameters(0, 1)
   def test_one_tree_is_told_hop_by_hop(self, number):
-    cluster = named('dgx_a100(1)')
+    cluster = build_cluster('dgx_a100(1)')
     packed = topology.pack(cluster)
     tree = packed.trees[number]
 
@@ -340,7 +340,7 @@ class DotTest(parameterized.TestCase):
   def test_graphviz_reads_it(self):
     if shutil.which('dot') is None:
       self.skipTest('Graphviz, whose program is dot, is not installed.')
-    cluster = named('dgx_a100(1)')
+    cluster = build_cluster('dgx_a100(1)')
     packed = topology.pack(cluster)
     texts = (
       dot.to_dot(self._odd()),

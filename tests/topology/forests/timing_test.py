@@ -97,7 +97,7 @@ class AllreduceTimingTest(parameterized.TestCase):
     latency_s = _latency(cluster)
     chunks = [*rng.integers(1, 9000, 40)]
     shares = [float(tree.share) for tree in forest.trees]
-    of_tree = np.array(dealing.dealt(shares, chunks))
+    of_tree = np.array(dealing.deal(shares, chunks))
     ready_s = rng.random((len(cluster.workers), 40)).cumsum(axis=1)
 
     timed = timing.AllreduceTiming(

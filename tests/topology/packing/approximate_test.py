@@ -14,8 +14,8 @@ import topology
 from topology.algorithms import stopping
 from topology.bounds import allgather, cuts, prices
 from topology.clusters import cluster, machines, randomized, shapes
+from topology.clusters.builders import build_cluster
 from topology.clusters.cluster import Cluster, Link
-from topology.clusters.named import named
 from topology.forests import trees, verify
 from topology.packing import approximate, exact
 
@@ -157,7 +157,7 @@ class LargeTest(parameterized.TestCase):
     self._assert_within(spec, collective)
 
   def _assert_within(self, spec, collective):
-    graph = named(spec)
+    graph = build_cluster(spec)
 
     packed = topology.pack(graph, collective=collective, gap=0.01)
 
@@ -274,7 +274,7 @@ class SameTest(parameterized.TestCase):
     self.assertEqual(gather.rate_Bps, scatter.rate_Bps)
     self.assertEqual(gather.bound_Bps, scatter.bound_Bps)
     for down, up in zip(gather.trees, scatter.trees, strict=True):
-      self.assertEqual(down.down, trees.turned(up.up))
+      self.assertEqual(down.down, trees.reverse_hops(up.up))
 
 
 def _clusters(seed, directed=True):
@@ -312,16 +312,16 @@ def _approximate(graph, collective, **wanted):
   }
   if collective == 'allreduce':
     columns, proof = approximate.allreduce(graph, **wanted)
-    bound = prices.proven(graph, proof)
+    bound = prices.prove_rate(graph, proof)
   else:
     backwards = collective == 'reduce_scatter'
     there = graph.reversed() if backwards else graph
     cut = allgather.optimum(there).cut
     columns, proof = approximate.allgather(there, cut, **wanted), cut
-    bound = len(graph.workers) / cuts.proven(there, proof)
+    bound = len(graph.workers) / cuts.prove_time(there, proof)
     if backwards:
       columns = [
-        column._replace(up=trees.turned(column.down), down=[])
+        column._replace(up=trees.reverse_hops(column.down), down=[])
         for column in columns
       ]
   known = trees.Forest(collective, (), None, bound * GB, proof)

@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 
 import topology
 from topology.clusters import randomized
-from topology.clusters.named import named
+from topology.clusters.builders import build_cluster
 from topology.forests import verify
 from topology.packing import pack
 
@@ -58,7 +58,7 @@ class TimeLimitTest(parameterized.TestCase):
     self._assert_kept(spec, collective)
 
   def _assert_kept(self, spec, collective):
-    graph = named(spec)
+    graph = build_cluster(spec)
     wanted = {} if len(spec) % 2 else {'gap': 0.01}
 
     # Of many workers, no forest at all is found in less, on a busy machine.
@@ -70,7 +70,7 @@ class TimeLimitTest(parameterized.TestCase):
 
   @parameterized.parameters(*COLLECTIVES)
   def test_few_trees_are_found_in_time(self, collective):
-    graph = named('mi250(2)')
+    graph = build_cluster('mi250(2)')
 
     packed = self._timed(graph, 0.3, collective=collective, max_trees=40)
 
@@ -93,13 +93,13 @@ class TimeLimitTest(parameterized.TestCase):
 
   @parameterized.parameters(*COLLECTIVES)
   def test_no_time_is_enough_for_small_clusters(self, collective):
-    for graph in (named('ring(6, 1)'), randomized.random_mesh(16, 1)):
+    for graph in (build_cluster('ring(6, 1)'), randomized.random_mesh(16, 1)):
       packed = self._timed(graph, 0, collective=collective)
 
       verify.check(graph, packed)
 
   def test_too_little_for_any_forest_is_an_error(self):
-    graph = named('torus([32, 32], 25)')  # A million hops.
+    graph = build_cluster('torus([32, 32], 25)')  # A million hops.
 
     with self.assertRaisesRegex(
       TimeoutError, 'time_limit_s: .* 1024 workers and 4096 links, got 0.2'
@@ -118,7 +118,7 @@ class TimeLimitTest(parameterized.TestCase):
   )
   @pytest.mark.soak
   def test_of_1024_workers_too(self, spec, collective, limit_s):
-    graph = named(spec)
+    graph = build_cluster(spec)
     try:
       packed = self._timed(graph, limit_s, collective=collective)
     except TimeoutError:

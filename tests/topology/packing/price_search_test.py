@@ -45,7 +45,7 @@ class BoundTest(parameterized.TestCase):
 
     bound = price_search.Bound(graph, network)
 
-    proved = prices.proven(graph, bound.certificate())
+    proved = prices.prove_rate(graph, bound.certificate())
     self.assertEqual(proved, allreduce.optimum(graph).rate_GBps)
 
   def test_search_for_prices_ends_when_told_to(self):
@@ -72,7 +72,7 @@ class BoundTest(parameterized.TestCase):
       bound.improve(generator.random(len(network.capacity)))
       self.assertLessEqual(bound.rate, before)
 
-    proved = prices.proven(graph, bound.certificate())
+    proved = prices.prove_rate(graph, bound.certificate())
 
     self.assertGreaterEqual(proved, optimum)
     self.assertLessEqual(proved, close * optimum)

@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 import topology
 from topology.algorithms import stopping
 from topology.clusters import machines, randomized, shapes
-from topology.clusters.named import named
+from topology.clusters.builders import build_cluster
 from topology.forests import verify
 from topology.packing import exact, pack, thinning
 
@@ -34,7 +34,7 @@ class ThinnedTest(parameterized.TestCase):
     collective=('allreduce', 'allgather'),
   )
   def test_never_more_nor_deeper_and_exactly_as_fast(self, spec, collective):
-    graph = named(spec)
+    graph = build_cluster(spec)
     whole = getattr(exact, collective)(graph)
 
     few = thinning.thin(graph, whole, stopping.never)
@@ -71,7 +71,7 @@ class ThinnedTest(parameterized.TestCase):
   def test_boxes_need_far_less_than_their_first_forest(
     self, spec, collective, trees, depth
   ):
-    packed = topology.pack(named(spec), collective=collective)
+    packed = topology.pack(build_cluster(spec), collective=collective)
 
     self.assertEqual(packed.gap, 0)
     self.assertLessEqual(_size(packed)[0], trees)

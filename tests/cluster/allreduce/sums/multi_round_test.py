@@ -205,7 +205,7 @@ class MultiRoundTest(parameterized.TestCase):
       return list(threads.map(function, members))
 
   def _form(self, generation, members):
-    cluster_of = links.believed('', len(members))
+    cluster_of = links.read_cluster('', len(members))
     description = membership.describe(
       membership.Membership(
         generation,

@@ -1,4 +1,4 @@
-"""Tests for measuring the links of a run: the coordinator's side and the workers'."""
+"""Tests for measuring the links of a run, on sockets and simulated networks."""
 
 import itertools
 import json
@@ -14,8 +14,8 @@ from absl.testing import absltest, parameterized
 from cluster.membership import checked
 from cluster.network.interfaces import card
 from cluster.probing import file_format, transfers, trials
-from cluster.probing.cache import Kept
-from cluster.probing.link_manager import Linking
+from cluster.probing.cache import LinkCache
+from cluster.probing.link_manager import LinkManager
 from cluster.probing.measurer import ANSWERED, Measurer
 from cluster.probing.surveyor import Surveyor
 from cluster.process.exits import Unmendable
@@ -41,7 +41,7 @@ class _Workers:
     for index in range(count):
       threading.Thread(target=self._work, args=[index], daemon=True).start()
     self.surveyor = Surveyor(
-      kept=Kept(workdir),
+      cache=LinkCache(workdir),
       send=lambda index, said: self._inboxes[index].put(said['measure']),
       tell=self.told.put,
       timeout_s=timeout_s,
@@ -62,7 +62,7 @@ class _Workers:
       answer = json.loads(json.dumps(self.measurers[index](said)))
       checked.words(answer, 'peer', {'event': {}}, {'answered': ANSWERED})
       if index not in self.silent:
-        self.surveyor.answered(answer | {'worker': index})
+        self.surveyor.take_answer(answer | {'worker': index})
     self.measurers[index].close()
 
 
@@ -79,11 +79,11 @@ class SurveyTest(absltest.TestCase):
     self.addCleanup(workers.close)
     return workers
 
-  def test_three_workers_measure_each_other_and_the_result_is_kept(self):
+  def test_three_workers_measure_each_other_and_the_result_is_cached(self):
     workers = self._workers(3)
     event = workers.measure()
     self.assertGreater(event['took_s'], 0)
-    found = workers.surveyor.ended(event)
+    found = workers.surveyor.finish(event)
     graph = cluster.from_json(found)
     self.assertEqual(graph.workers, ('host0', 'host1', 'host2'))
     kinds = [test['kind'] for test in found['measurements']['tests']]
@@ -95,11 +95,11 @@ class SurveyTest(absltest.TestCase):
 
     again = workers.measure()
     self.assertEqual(again['took_s'], 0.0)
-    self.assertEqual(workers.surveyor.ended(again)['links'], found['links'])
+    self.assertEqual(workers.surveyor.finish(again)['links'], found['links'])
     anew = workers.measure(anew=True)
     self.assertGreater(anew['took_s'], 0)
 
-  def test_a_worker_that_is_lost_ends_it_at_once(self):
+  def test_the_loss_of_a_worker_ends_a_survey_at_once(self):
     workers = self._workers(2, timeout_s=20.0)
     workers.silent.add(1)
     workers.surveyor.begin([0, 1])
@@ -108,7 +108,7 @@ class SurveyTest(absltest.TestCase):
     event = workers.told.get(timeout=10)
     self.assertLess(time.monotonic() - start, 10.0)
     self.assertTrue(event['lost'])
-    self.assertIsNone(workers.surveyor.ended(event))
+    self.assertIsNone(workers.surveyor.finish(event))
     self.assertFalse(workers.surveyor.busy)
     workers.silent.clear()
     self.assertIn('content', workers.measure())
@@ -124,12 +124,12 @@ class SurveyTest(absltest.TestCase):
 
     with mock.patch.object(transfers.Endpoint, 'connect', broken):
       first = workers.measure()
-      self.assertIsNone(workers.surveyor.ended(first))
+      self.assertIsNone(workers.surveyor.finish(first))
       second = workers.measure()
       with self.assertRaisesRegex(Unmendable, 'worker 0 with worker 1 at .*'):
-        workers.surveyor.ended(second)
+        workers.surveyor.finish(second)
 
-  def test_who_is_silent_is_named(self):
+  def test_a_silent_worker_is_named(self):
     workers = self._workers(2, timeout_s=1.0)
     workers.silent.add(1)
     event = workers.measure()
@@ -140,11 +140,11 @@ class SurveyTest(absltest.TestCase):
       time.sleep(0.01)
 
 
-class KeptTest(parameterized.TestCase):
+class LinkCacheTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.workdir = pathlib.Path(tempfile.mkdtemp(), 'run')
-    self.kept = Kept(self.workdir)
+    self.cache = LinkCache(self.workdir)
     latency_s = dict.fromkeys(itertools.permutations(range(3), 2), 1e-4)
     test = trials.Test('pairs', tuple(_equal(3)))
     found = trials.Found(_HOSTS, [(test, _equal(3))], latency_s, [])
@@ -152,53 +152,53 @@ class KeptTest(parameterized.TestCase):
     written = file_format.content(found, **fields)
     self.content = written | {'measured_at': time.time()}
 
-  def test_is_for_the_same_hosts_in_the_same_order_alone(self):
-    self.kept.save(_HOSTS, self.content)
-    found = Kept(self.workdir.with_name('another run')).load(_HOSTS)
+  def test_a_result_is_used_only_for_the_same_hosts_in_the_same_order(self):
+    self.cache.save(_HOSTS, self.content)
+    found = LinkCache(self.workdir.with_name('another run')).load(_HOSTS)
     self.assertEqual(found['links'], self.content['links'])
-    self.assertIsNone(self.kept.load(_HOSTS[::-1]))
-    self.assertIsNone(self.kept.load(_HOSTS[:2]))
+    self.assertIsNone(self.cache.load(_HOSTS[::-1]))
+    self.assertIsNone(self.cache.load(_HOSTS[:2]))
     for field in ('hostname', 'address', 'card'):
       other = [*_HOSTS[:2], _HOSTS[2] | {field: 'another'}]
-      self.assertIsNone(self.kept.load(other))
+      self.assertIsNone(self.cache.load(other))
 
-  def test_is_not_for_other_hosts_that_have_the_file_s_name(self):
-    self.kept.save(_HOSTS, self.content)
+  def test_a_result_is_not_used_for_other_hosts_with_the_same_file_name(self):
+    self.cache.save(_HOSTS, self.content)
     (file,) = (self.workdir.parent / '.links').iterdir()
     others = [host | {'card': 'ff'} for host in _HOSTS]
-    file.replace(self.kept._path(others))
-    self.assertIsNone(self.kept.load(others))
+    file.replace(self.cache._path(others))
+    self.assertIsNone(self.cache.load(others))
 
   @parameterized.parameters(-3600.0, 25 * 3600.0)
-  def test_is_not_for_ever_and_not_of_the_future(self, age_s):
+  def test_a_result_that_is_old_or_from_the_future_is_not_used(self, age_s):
     old = self.content | {'measured_at': time.time() - age_s}
-    self.kept.save(_HOSTS, old)
-    self.assertIsNone(self.kept.load(_HOSTS))
+    self.cache.save(_HOSTS, old)
+    self.assertIsNone(self.cache.load(_HOSTS))
 
   @parameterized.parameters('', '{}', '[]', '{"measured_at": "now"}')
-  def test_what_is_damaged_does_not_count(self, text):
-    self.kept.save(_HOSTS, self.content)
-    self.kept._path(_HOSTS).write_text(text)
-    self.assertIsNone(self.kept.load(_HOSTS))
+  def test_a_damaged_file_is_not_used(self, text):
+    self.cache.save(_HOSTS, self.content)
+    self.cache._path(_HOSTS).write_text(text)
+    self.assertIsNone(self.cache.load(_HOSTS))
 
   @parameterized.parameters('hosts', 'pairs', 'groups', 'latency_s', 'links')
-  def test_what_another_version_has_written_does_not_count(self, field):
+  def test_a_file_of_another_version_is_not_used(self, field):
     del self.content[field]
-    self.kept.save(_HOSTS, self.content)
-    self.assertIsNone(self.kept.load(_HOSTS))
+    self.cache.save(_HOSTS, self.content)
+    self.assertIsNone(self.cache.load(_HOSTS))
 
-  def test_what_cannot_be_kept_is_no_error(self):
-    Kept(pathlib.Path('/proc/nothing/run')).save(_HOSTS, self.content)
+  def test_a_cache_that_cannot_be_written_is_no_error(self):
+    LinkCache(pathlib.Path('/proc/nothing/run')).save(_HOSTS, self.content)
 
 
-class LinkingTest(parameterized.TestCase):
+class LinkManagerTest(parameterized.TestCase):
   @parameterized.parameters(
     (('127.0.0.1:7', '127.0.0.2:8'),), (('10.0.0.7:7', '10.0.0.7:8'),)
   )
   def test_links_within_a_host_are_equal_and_not_measured(self, addresses):
     formation, surveyor = self._made(addresses)
-    linking = Linking(formation, surveyor, None, workers=2)
-    self.assertFalse(linking.measures([0, 1]))
+    link_manager = LinkManager(formation, surveyor, None, workers=2)
+    self.assertFalse(link_manager.begin_survey([0, 1]))
     surveyor.begin.assert_not_called()
     ((graph, host_s), _) = formation.know.call_args
     self.assertEqual(len({link.GBps for link in graph.links}), 1)
@@ -208,20 +208,22 @@ class LinkingTest(parameterized.TestCase):
   def test_links_within_a_host_are_not_followed(self):
     formation, surveyor = self._made(('127.0.0.1:7', '127.0.0.1:8'))
     formation.knows, formation.members = True, (0, 1)
-    turns = 'links are measured, as 2 links are idle'
-    adaptation = mock.Mock(turns=turns, turned=lambda: True)
-    linking = Linking(formation, surveyor, adaptation, workers=2)
-    self.assertEqual(linking.turns, turns)
-    self.assertFalse(linking.measures([0, 1]))
-    self.assertEqual(linking.turns, '')  # It would stop the run for nothing.
+    reason = 'links are measured, as 2 links are idle'
+    follower = mock.Mock(interruption=reason, end_epoch=lambda: True)
+    link_manager = LinkManager(formation, surveyor, follower, workers=2)
+    self.assertEqual(link_manager.interruption, reason)
+    self.assertFalse(link_manager.begin_survey([0, 1]))
+    self.assertEqual(
+      link_manager.interruption, ''
+    )  # It would stop the run for nothing.
 
   def test_links_between_hosts_are_measured_unless_they_are_known(self):
     formation, surveyor = self._made(('10.0.0.1:7', '10.0.0.2:7'))
-    linking = Linking(formation, surveyor, None, workers=2)
-    self.assertTrue(linking.measures([0, 1]))
+    link_manager = LinkManager(formation, surveyor, None, workers=2)
+    self.assertTrue(link_manager.begin_survey([0, 1]))
     surveyor.begin.assert_called_once()
     formation.knows = True
-    self.assertFalse(linking.measures([0, 1]))
+    self.assertFalse(link_manager.begin_survey([0, 1]))
 
   def _made(self, addresses):
     formation = mock.Mock(knows=False)
@@ -269,7 +271,7 @@ class QuickTest(parameterized.TestCase):
     )
 
 
-class WordsTest(parameterized.TestCase):
+class AnswerTest(parameterized.TestCase):
   @parameterized.parameters(
     {'answer': 'text'},
     {'answer': [[0]]},
@@ -280,14 +282,14 @@ class WordsTest(parameterized.TestCase):
     {'number': -1},
     {'problem': None},
   )
-  def test_what_is_no_answer_is_refused(self, **wrong):
+  def test_a_malformed_answer_is_rejected(self, **wrong):
     said = {'event': 'answered', 'number': 1, 'answer': [], 'problem': ''}
     forms = {'event': {}}, {'answered': ANSWERED}
     checked.words(said, 'peer', *forms)
     with self.assertRaises(Exception):  # noqa: B017
       checked.words(said | wrong, 'peer', *forms)
 
-  def test_cards_are_told_apart_from_none(self):
+  def test_interfaces_with_and_without_a_card_are_distinguished(self):
     self.assertEqual(card('127.0.0.1'), '000000000000')
     self.assertEqual(card('203.0.113.7'), '')
 

@@ -1,8 +1,8 @@
-"""Which forest is the fastest for so many bytes, latency and chunks included.
+"""Candidate forests for a message, and the choice of the fastest by prediction.
 
-The highest rate is not what counts: many trees, and deep ones, take long to
-fill.  So forests of few and of shallow trees compete with those of the highest
-rate, and the predicted time decides.
+The rate alone does not decide: many trees, and deep trees, take long to fill.
+So forests of few and of shallow trees compete with those of the highest rate,
+and the predicted time with latency and chunks decides.
 """
 
 import collections
@@ -16,37 +16,38 @@ from typing import NamedTuple
 from topology import Cluster, Forest, Tree, pack
 from topology.baselines import schemes
 from topology.baselines.ways import Ways, ways_of
-from topology.bounds.prices import Prices, proven
+from topology.bounds.prices import Prices, prove_rate
 from topology.clusters.cluster import Ends
 from topology.forests import dealing, timing, trees
 from topology.forests.dealing import CHUNK_BYTES, ahead_s
 from topology.packing import approximate
 
-GOODPUT = 0.94  # Of a real link, beside the headers of TCP and IP.
-_GAP, _EXACT = 0.02, 64  # How near the bound, beyond so many workers.
-# Of the trees, from one forest that is tried to the next.
-_KEPT, _KEPT_OF_MANY = 0.8, 0.5
-_MOST = 32  # Trees of what is tried beside the packed forest.
-# What real hosts show and the model does not, as shares of the time.  Of those
-# that are predicted to be equal, with 8 hosts, forests of about three trees for
-# each worker are 3 % faster than those of half as many; 50 to 90 trees were
-# seen to lose 4 to 10 %.  Deep ones took up to 8 % more than predicted.
+GOODPUT = 0.94  # Share of a real link without headers of TCP and IP.
+# Gap to the bound at which packing ends, beyond so many workers.
+_GAP, _EXACT = 0.02, 64
+# Share of the trees that the next smaller candidate keeps.
+_SHARE, _SHARE_OF_MANY = 0.8, 0.5
+_MOST = 32  # Trees of a candidate other than the packed forest, at most.
+# Effects on real hosts that the model lacks, as shares of the time.  Among
+# forests with equal predictions, on 8 hosts, those of about three trees per
+# worker are 3 % faster than those of half as many; 50 to 90 trees lose 4 to
+# 10 %.  Deep trees take up to 8 % longer than predicted.
 _TREES_OF_EACH, _TREE_COST = 3, 0.0001
 _LEVELS, _LEVEL_COST = 2, 0.01
-# What each one costs, up to some, that sends to the same worker as another.
+# Cost of each further sender to the same worker, up to so many.
 _MEETING_COST, _MEETING = 0.005, 7
 _COLUMNS = 600  # Shallow trees among which weights are chosen, at most.
 
 Latency = float | Mapping[Ends, float]
 
 
-class Predicted(NamedTuple):
-  """A forest, and how long it takes.
+class Candidate(NamedTuple):
+  """A forest and its predicted time.
 
   Attributes:
-    name: Of what it is.
-    forest: An allreduce.
-    seconds: That it takes.
+    name: Description of the forest, for logs.
+    forest: Forest of an allreduce.
+    seconds: Predicted time of the allreduce.
   """
 
   name: str
@@ -54,12 +55,11 @@ class Predicted(NamedTuple):
   seconds: float
 
 
-def empty(cluster: Cluster) -> Forest:
-  """Returns an allreduce without trees yet, with a bound that is proved.
+def make_empty(cluster: Cluster) -> Forest:
+  """Returns an allreduce forest without trees, with a bound and its proof.
 
-  In every tree each worker but one sends up, and as many times something is
-  sent down: 2 (N - 1) times something leaves a worker, at most as fast as all
-  that workers can send.
+  In every tree each worker but one sends up, and there are as many sends down:
+  2 (N - 1) sends of workers, whose rate is at most the sum of their links.
   """
   if len(cluster.workers) == 1:
     return Forest('allreduce', (), None, None, None)
@@ -69,22 +69,29 @@ def empty(cluster: Cluster) -> Forest:
       (src, dst, Fraction(1)) for src, dst, _ in cluster.links if src in own
     )
   )
-  bound_Bps = proven(cluster, proof) * 10**9
+  bound_Bps = prove_rate(cluster, proof) * 10**9
   return Forest('allreduce', (), None, bound_Bps, proof)
 
 
-def predicted(
+def predict_time(
   name: str,
   cluster: Cluster,
   forest: Forest,
   size_bytes: int,
   latency_s: Latency,
-) -> Predicted:
-  """Returns how long a forest takes, in chunks of up to 48 KiB.
+) -> Candidate:
+  """Returns a candidate with its predicted time, in chunks of up to 48 KiB.
 
-  As `topology.forests.timing` predicts if all is ready at once.  Running ahead
-  hides how long ways are only where senders do not meet: those that meet at a
-  worker take its link from each other, as TCP has it and not in turns.
+  `topology.forests.timing` predicts the time if all data is ready at once.
+  Running ahead hides latency only where senders do not meet: senders to the
+  same worker share its link as TCP does, not in turns.
+
+  Args:
+    name: Description of the forest, for logs.
+    cluster: Links.
+    forest: Forest of an allreduce.
+    size_bytes: Bytes of the message.
+    latency_s: Latency of every link, or of each by its ends, seconds.
   """
   seconds = timing.all_ready_s(
     cluster,
@@ -96,13 +103,13 @@ def predicted(
       [float(tree.share) for tree in forest.trees],
       most=CHUNK_BYTES,
     ),
-    hidden_s=0.0 if _meeting(forest) else ahead_s(forest),
+    hidden_s=0.0 if _count_rivals(forest) else ahead_s(forest),
   )
-  return Predicted(name, forest, seconds)
+  return Candidate(name, forest, seconds)
 
 
-def _meeting(forest: Forest) -> int:
-  """Returns how many others send, beside one, to whom most do."""
+def _count_rivals(forest: Forest) -> int:
+  """Returns the number of senders to one worker, less one, at most."""
   hops = {
     (hop[-1], hop[0]) for tree in forest.trees for hop in (*tree.up, *tree.down)
   }
@@ -110,30 +117,30 @@ def _meeting(forest: Forest) -> int:
   return max(senders.values(), default=1) - 1
 
 
-def fastest(found: Sequence[Predicted]) -> Predicted:
-  """Returns what takes least, with what trees, levels and senders cost.
+def choose_fastest(candidates: Sequence[Candidate]) -> Candidate:
+  """Returns the candidate of the least time, corrected by measured effects.
 
-  Of equals the first.
+  The corrections count trees, levels and senders.  Ties: the first candidate.
   """
 
-  def cost(each: Predicted) -> float:
+  def cost(each: Candidate) -> float:
     own = each.forest.trees
     workers = max((len(tree.up) + 1 for tree in own), default=1)
-    off = abs(len(own) - _TREES_OF_EACH * workers)
+    excess = abs(len(own) - _TREES_OF_EACH * workers)
     deepest = max((tree.depth for tree in own), default=0)
     levels = max(deepest - _LEVELS, 0)
-    meeting = min(_meeting(each.forest), _MEETING)
-    costs = _TREE_COST * off, _LEVEL_COST * levels, _MEETING_COST * meeting
+    rivals = min(_count_rivals(each.forest), _MEETING)
+    costs = _TREE_COST * excess, _LEVEL_COST * levels, _MEETING_COST * rivals
     return each.seconds * (1 + sum(costs))
 
-  return min(found, key=cost)
+  return min(candidates, key=cost)
 
 
-def candidates(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
-  """Yields forests of two or more workers, with their names.
+def build_packed(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
+  """Yields packed forests of two or more workers, with their names.
 
-  The packed one, fewer of its trees, and trees of two levels at most: to the
-  root directly, or, where that is faster, through one other worker.
+  They are the packed forest, fewer of its trees, and trees of at most two
+  levels: to the root directly, or, where that is faster, through one relay.
   """
   small = len(cluster.workers) <= _EXACT
   best = pack(cluster, gap=0.0 if small else _GAP)
@@ -143,7 +150,7 @@ def candidates(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
     for tree in best.trees
   ]
   yield from _fewer(cluster, best, columns, 'packed')
-  # Other trees than those: the packed ones may be deep.
+  # The trees of the packed forest may be deep; these are others.
   few = pack(cluster, gap=_GAP, max_trees=len(cluster.workers))
   yield f'packed as {len(few.trees)} trees', few
   columns = list(itertools.islice(_shallow(cluster), _COLUMNS + 1))
@@ -157,10 +164,10 @@ def _fewer(
   columns: Sequence[trees.Column],
   name: str,
 ) -> Iterator[tuple[str, Forest]]:
-  """Yields some of the trees, then fewer and fewer, weighted anew each time.
+  """Yields forests of fewer and fewer of the trees, with new weights each.
 
-  The lightest are left out step by step: weights that are in the middle of all
-  optima are spread over many trees, and move to those that are left.
+  The lightest trees are left out step by step, as optimal weights are spread
+  over many trees and move to the remaining ones.
   """
   count = len(columns)
   while count:
@@ -173,8 +180,8 @@ def _fewer(
     if len(columns) <= _MOST:
       forest = trees.fit_forest(cluster, columns, best)
       yield f'{name}, {len(columns)} trees', forest
-    kept = _KEPT if len(columns) <= 2 * _MOST else _KEPT_OF_MANY
-    count = min(math.ceil(len(columns) * kept), len(columns) - 1)
+    share = _SHARE if len(columns) <= 2 * _MOST else _SHARE_OF_MANY
+    count = min(math.ceil(len(columns) * share), len(columns) - 1)
 
 
 def _shallow(cluster: Cluster) -> Iterator[trees.Column]:
@@ -201,7 +208,7 @@ def _shallow(cluster: Cluster) -> Iterator[trees.Column]:
 def _parents(
   root: str, workers: Sequence[str], width: Mapping[Ends, Fraction]
 ) -> dict[str, dict[str, str]]:
-  """By relay, to whom each worker sends; the root is the relay of none."""
+  """Returns, by relay, the parent of each worker; the root means no relay."""
   found = {root: {w: root for w in workers if w != root}}
   for relay in found[root]:
     through = {
@@ -217,28 +224,28 @@ def _parents(
 def _hops(
   ways: Ways, root: str, parents: Mapping[str, str], *, down: bool = False
 ) -> list[trees.Hop]:
-  """Hops to the root, those from the leaves first; or from it, turned."""
+  """Returns hops up to the root, or down from it, in executable order."""
   order = sorted(parents.items(), key=lambda each: each[1] == root)
   if down:
     return [ways.hop(parent, child) for child, parent in reversed(order)]
   return [ways.hop(child, parent) for child, parent in order]
 
 
-def rings(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
-  """Yields the rings in the fastest orders."""
-  template = empty(cluster)
+def build_rings(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
+  """Yields the fastest rings, in one direction and both, with their names."""
+  template = make_empty(cluster)
   yield 'ring', schemes.best_ring(cluster, template)
   yield 'ring both ways', schemes.best_ring_both_ways(cluster, template)
 
 
-def others(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
-  """Yields the double tree, and the hierarchy if there are groups."""
-  template = empty(cluster)
+def build_trees(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
+  """Yields the double tree and any hierarchy, with their names."""
+  template = make_empty(cluster)
   yield 'double tree', schemes.double_binary_tree(cluster, template)
   if len(ways_of(cluster).groups()) > 1:
     yield 'hierarchical', schemes.hierarchical(cluster, template)
 
 
-def sharded(cluster: Cluster) -> tuple[str, Forest]:
-  """Returns an equal shard of the sums in each worker."""
-  return 'sharded', schemes.sharded_server(cluster, empty(cluster))
+def build_shards(cluster: Cluster) -> tuple[str, Forest]:
+  """Returns the forest with an equal shard in each worker, with its name."""
+  return 'sharded', schemes.sharded_server(cluster, make_empty(cluster))

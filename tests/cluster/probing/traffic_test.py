@@ -7,44 +7,46 @@ import numpy as np
 from absl.testing import absltest
 
 from cluster.allreduce.rendezvous import Rendezvous
-from cluster.probing.traffic_log import Carrying
+from cluster.probing.traffic import TrafficLog
 from cluster.traffic import Traffic
 from outputs.accounting import Accounting
 from route import links, ring
 from tests.support import executors
-from topology.clusters.named import named
+from topology.clusters.builders import build_cluster
 from topology.forests import dealing, export
 from topology.packing.pack import pack
 
 _HEADER = 48  # Bytes of a frame's.
 
 
-class CarryingTest(absltest.TestCase):
+class TrafficLogTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.rows = []
     self.recorder = types.SimpleNamespace(
       accounting=Accounting(), links=self.rows.append, traffic=self.rows.append
     )
-    self._make(Rendezvous(links.equal(3), ring.in_order, size_bytes=1000))
+    self._make(
+      Rendezvous(links.make_equal(3), ring.build_in_order, size_bytes=1000)
+    )
 
   def _make(self, formation):
     self.formation = formation
     for index in range(3):
-      formation.add(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
-    self.carrying = Carrying(formation, Traffic(self.recorder))
+      formation.came(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
+    self.log = TrafficLog(formation, Traffic(self.recorder))
 
   def _form(self, time, version, members, sent, lives=(0, 0, 0)):
     self.formation.form(members, version)
     for index in members:
       event = {'worker': index, 'life': lives[index], 'sent': sent[index]}
-      self.carrying.forming(event)
-    self.carrying.formed(time, version, 'a worker joins')
+      self.log.take_connected(event)
+    self.log.begin_epoch(time, version, 'somebody has come')
 
   def _check(self, time, version, sent):
     for index, own in enumerate(sent):
       event = {'worker': index, 'life': 0, 'version': version, 'sent': own}
-      self.carrying.checked(event, time)
+      self.log.take_compared(event, time)
 
   def _rates(self, row):
     json.dumps(row)
@@ -54,7 +56,7 @@ class CarryingTest(absltest.TestCase):
       if 'bytes' in rate
     }
 
-  def test_a_row_is_of_what_has_been_sent_since_the_last(self):
+  def test_a_row_has_the_traffic_since_the_last_row(self):
     self._form(1.0, 5, [0, 1, 2], [[], [], []])
     self._check(3.0, 15, [[[1, 100, 0.5]], [[2, 80, 0.5]], [[0, 60, 0.0]]])
     self._check(4.0, 20, [[[1, 300, 1.0]], [[2, 80, 0.5]], [[0, 70, 0.1]]])
@@ -81,12 +83,12 @@ class CarryingTest(absltest.TestCase):
       self.assertEqual(ends, {(0, 1), (1, 2), (2, 0)})
       self.assertEqual({rate['planned_Bps'] for rate in row['rates']}, {125e6})
 
-  def test_nobody_tells_before_all_have(self):
+  def test_no_row_is_written_before_all_members_have_reported(self):
     self._form(1.0, 0, [0, 1, 2], [[], [], []])
     self._check(2.0, 4, [[], []])
     self.assertLen(self.rows, 1)
 
-  def test_a_generation_ends_with_what_those_have_sent_who_are_left(self):
+  def test_the_last_row_of_an_epoch_has_the_traffic_of_its_survivors(self):
     self._form(0.0, 0, [0, 1, 2], [[], [], []])
     self._form(2.0, 3, [0, 2], [[[1, 30, 0.1]], None, [[0, 10, 0.1]]])
     self._form(
@@ -121,7 +123,7 @@ class CarryingTest(absltest.TestCase):
     self.assertRegex(first['why'], 'the generation ends: a worker joins')
     self.assertEqual([row['generation'] for row in self.rows[::2]], 4 * [0])
 
-  def test_xla_tells_nothing(self):
+  def test_a_run_summed_by_xla_has_no_traffic(self):
     self._make(Rendezvous(None, None, size_bytes=1000))
     self._form(0.0, 0, [0, 1, 2], [[], [], []])
     self.recorder.accounting.iterations = 12
@@ -134,8 +136,8 @@ class CarryingTest(absltest.TestCase):
     self.assertEqual((row['compute_s'], row['wait_s']), (0.5, 0.0))
 
   def test_measured_links_are_known(self):
-    cluster = named('star([1, 1, 1])')
-    self._make(Rendezvous(cluster, ring.in_order, size_bytes=1000))
+    cluster = build_cluster('star([1, 1, 1])')
+    self._make(Rendezvous(cluster, ring.build_in_order, size_bytes=1000))
     self._form(0.0, 0, [0, 1, 2], [[], [], []])
     self.assertTrue(self.rows[0]['known'])
     self.assertEqual(self.rows[0]['rates'][0]['planned_Bps'], 1e9)
@@ -144,7 +146,7 @@ class CarryingTest(absltest.TestCase):
 class BytesTest(executors.TestCase):
   def test_executors_count_each_chunk_on_each_hop(self):
     size, chunk = 50_001, 1024
-    cluster = named('random_mesh(4, 3)')
+    cluster = build_cluster('random_mesh(4, 3)')
     forest = pack(cluster)
     made, group = self.connect_executors(
       4, (forest, cluster.workers), chunk_bytes=chunk
@@ -163,7 +165,7 @@ class BytesTest(executors.TestCase):
       ]
     wanted = {}
     shares = [float(tree.share) for tree in forest.trees]
-    for count, tree in zip(sizes, dealing.dealt(shares, sizes), strict=True):
+    for count, tree in zip(sizes, dealing.deal(shares, sizes), strict=True):
       for hop in (*forest.trees[tree].up, *forest.trees[tree].down):
         ends = group.names[hop[0]], group.names[hop[-1]]
         wanted[ends] = wanted.get(ends, 0) + 3 * (count + _HEADER)

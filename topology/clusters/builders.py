@@ -21,7 +21,7 @@ BUILDERS: dict[str, Callable[..., Cluster]] = {
 }
 
 
-def named(spec: str) -> Cluster:
+def build_cluster(spec: str) -> Cluster:
   """Returns the cluster that a call of a builder makes.
 
   That is, of `NAME(argument, key=argument)` in Python's syntax.  Arguments are
@@ -34,9 +34,9 @@ def named(spec: str) -> Cluster:
       does not take the arguments.
 
   Example:
-    >>> named('torus([4, 4], 12.5)') == shapes.torus([4, 4], '12.5')
+    >>> build_cluster('torus([4, 4], 12.5)') == shapes.torus([4, 4], '12.5')
     True
-    >>> len(named('spread(full_mesh(4, 25), ratio=100, seed=1)').links)
+    >>> len(build_cluster('spread(full_mesh(4, 25), ratio=100, seed=1)').links)
     12
   """
   expected = (
@@ -49,10 +49,10 @@ def named(spec: str) -> Cluster:
     raise ValueError(expected) from error
   if not isinstance(body, ast.Call):
     raise ValueError(expected)
-  return _built(body, spec.strip())
+  return _build(body, spec.strip())
 
 
-def _built(call: ast.Call, spec: str) -> Cluster:
+def _build(call: ast.Call, spec: str) -> Cluster:
   name = ast.get_source_segment(spec, call.func) or ''
   if name not in BUILDERS:
     raise ValueError(
@@ -88,7 +88,7 @@ def _value(node: ast.expr, spec: str) -> Any:
   if isinstance(node, ast.List | ast.Tuple):
     return [_value(item, spec) for item in node.elts]
   if isinstance(node, ast.Call):
-    return _built(node, spec)
+    return _build(node, spec)
   if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
     value = _value(node.operand, spec)
     if isinstance(value, int | Fraction) and not isinstance(value, bool):

@@ -8,7 +8,7 @@ from topology.clusters.cluster import Cluster
 from topology.forests import trees
 
 
-def moved(
+def transfer_forest(
   forest: trees.Forest, cluster: Cluster, name_of: Mapping[str, str]
 ) -> trees.Forest:
   """Returns the same trees as fast as other links let them be.

@@ -8,7 +8,7 @@ import networkx as nx
 from absl.testing import absltest, parameterized
 
 from topology.clusters import machines, randomized, shapes
-from topology.clusters.named import named
+from topology.clusters.builders import build_cluster
 
 
 class RandomTest(parameterized.TestCase):
@@ -75,7 +75,7 @@ class RandomTest(parameterized.TestCase):
 
   @parameterized.parameters('line(1, 5)', 'line(2, 5)')
   def test_spread_of_one_pair_changes_nothing(self, spec):
-    graph = named(spec)
+    graph = build_cluster(spec)
 
     self.assertEqual(randomized.spread(graph, 100, 0), graph)
 
@@ -98,7 +98,7 @@ class NamedTest(parameterized.TestCase):
     ),
   )
   def test_spec_gives_what_the_call_gives(self, spec, want):
-    self.assertEqual(named(spec), want)
+    self.assertEqual(build_cluster(spec), want)
 
   @parameterized.parameters(
     ('0.1', Fraction(1, 10)),
@@ -110,7 +110,7 @@ class NamedTest(parameterized.TestCase):
     ('10000000000000000000001', Fraction(10**22 + 1)),
   )
   def test_numbers_are_exact(self, text, want):
-    graph = named(f'line(2, {text})')
+    graph = build_cluster(f'line(2, {text})')
 
     self.assertEqual(graph.links[0].GBps, want)
 
@@ -142,7 +142,7 @@ class NamedTest(parameterized.TestCase):
   )
   def test_wrong_spec_is_an_error(self, spec, message):
     with self.assertRaisesRegex(ValueError, message):
-      named(spec)
+      build_cluster(spec)
 
 
 if __name__ == '__main__':

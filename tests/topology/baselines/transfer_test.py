@@ -4,7 +4,7 @@ from absl.testing import absltest
 
 import topology
 from topology.baselines import schemes
-from topology.baselines.moved import moved
+from topology.baselines.transfer import transfer_forest
 from topology.clusters import shapes
 
 
@@ -14,7 +14,9 @@ class MovedTest(absltest.TestCase):
     ring = schemes.naive_ring(star, topology.pack(star))
     expected = schemes.naive_ring(mesh, topology.pack(mesh))
 
-    found = moved(ring, mesh, {worker: worker for worker in star.workers})
+    found = transfer_forest(
+      ring, mesh, {worker: worker for worker in star.workers}
+    )
 
     self.assertEqual(found.trees, expected.trees)
     self.assertEqual(found.rate_Bps, expected.rate_Bps)
@@ -26,7 +28,7 @@ class MovedTest(absltest.TestCase):
     slow = shapes.star([3, 2, 1], [6, 4, 2])
     name_of = {'w0': 'w2', 'w1': 'w1', 'w2': 'w0'}
 
-    found = moved(packed, slow, name_of)
+    found = transfer_forest(packed, slow, name_of)
 
     self.assertEqual(
       [
@@ -40,7 +42,9 @@ class MovedTest(absltest.TestCase):
 
   def test_a_single_worker_stays_alone(self):
     alone = topology.Cluster(('a',), ('a',), ())
-    self.assertEqual(moved(topology.pack(alone), alone, {'a': 'a'}).trees, ())
+    self.assertEqual(
+      transfer_forest(topology.pack(alone), alone, {'a': 'a'}).trees, ()
+    )
 
 
 if __name__ == '__main__':
