@@ -176,7 +176,8 @@ def _encode(codec: Codec, leaf: jax.Array) -> Message:
 
 
 def _decode(codec: Codec, leaf: Any) -> jax.Array:
-  return codec.decode(leaf, leaf.size).vector
+  vector: jax.Array = codec.decode(leaf, leaf.size).vector
+  return vector
 
 
 def _is_float32(tree: Any) -> Any:

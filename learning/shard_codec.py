@@ -16,7 +16,7 @@ import numpy as np
 
 from learning.layout import Layout, concatenate
 from learning.residuals import Residuals, named_leaves
-from wire.codec import Message, Payload, State, Wire, scale_residual
+from wire.codec import Codec, Message, Payload, State, Wire, scale_residual
 
 _Compiled = Callable[..., Any]
 
@@ -114,7 +114,7 @@ class ShardCodec:
       stage: Index of the wire's stage.
     """
     params, stats = self.sizes[server]
-    codec = self._codecs[stage][server]
+    codec: Codec = self._codecs[stage][server]
     return codec.size_bytes(params) + self.wire.stats.size_bytes(stats)
 
   def pull_bytes(self, server: int) -> int:

@@ -18,7 +18,7 @@ from wire.multi_round import MultiRoundAllreduce
 class MultiRoundStore(LocalParameterStore):
   """A LocalParameterStore that runs the allreduce of all workers' pushes.
 
-  It holds the codec states of all workers.  Gradients are vectors in a layout, as
+  It holds the codec states of all workers.  Gradients are flat vectors, as
   between real hosts.
   """
 
@@ -39,7 +39,7 @@ class MultiRoundStore(LocalParameterStore):
     """
     super().__init__(learner, LocalCodec(), scalings=[], summed=True)
     self._multi_round, self._layout = multi_round, layout
-    self._looks |= multi_round.overflows
+    self._checks_finite |= multi_round.overflows
     self._states: dict[int, State] = dict(
       enumerate(map(multi_round.init, range(workers)))
     )
@@ -86,7 +86,9 @@ class MultiRoundStore(LocalParameterStore):
       for other in others:
         stats = self._add(stats, other)
       payload = self._payload(reduced, stats)
-      finite = not self._looks or bool(self._is_finite(payload.gradient))
+      finite = not self._checks_finite or bool(
+        self._is_finite(payload.gradient)
+      )
     if not finite:
       what = f'The sum of all gradients of version {self.version}'
       scaling.check(self.scalings, 0, what)

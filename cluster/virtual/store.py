@@ -1,4 +1,4 @@
-"""The learner in the process of the virtual runtime, and what travels of it."""
+"""Parameter store of virtual runs, in the process of all workers."""
 
 import functools
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from wire.codec import Message, Payload
 
 
 class LocalParameterStore:
-  """A ParameterStore: see `learning.learning`.
+  """A `ParameterStore` with its learner: see `learning.learning`.
 
   Attributes:
-    learner: Holds the parameters.
-    codec: What becomes of pushes and pulls on their way.
+    learner: Learner with the parameters.
+    codec: Encoder and decoder of pushes and pulls.
   """
 
   def __init__(
@@ -30,46 +30,52 @@ class LocalParameterStore:
     scalings: list[Scaling],
     summed: bool,
   ):
-    """Holds the learner.
+    """Stores learner and codec.
 
     Args:
-      learner: Its `scaling` is that of all workers if what they push is summed.
-      codec: What becomes of pushes and pulls on their way.
-      scalings: Of each worker that pushes to servers; [] without.
-      summed: Whether workers sum what they push: then sums are rounded, too.
+      learner: Learner, whose `scaling` is that of all workers in an allreduce.
+      codec: Encoder and decoder of pushes and pulls.
+      scalings: Loss scale of each worker that pushes to servers; [] without.
+      summed: Whether workers allreduce their gradients: sums are then rounded,
+        too, and workers pull no parameters.
     """
     self.learner = learner
     self.codec = codec
     self._scalings, self._summed = scalings, summed
-    # Losses tell soon enough of what is not finite but for float16.
+    # Without float16, losses show soon enough that numbers are not finite.
     scaled = bool(scalings or learner.scaling)
-    self._looks = scaled or codec.overflows
-    self._rounds = summed and (self._looks or codec.dtype != jnp.float32)
+    self._checks_finite = scaled or codec.overflows
+    self._rounds_sums = summed and (
+      self._checks_finite or codec.dtype != jnp.float32
+    )
     self._is_finite = jax.jit(_is_finite)
-    self._arrived: dict[int, Payload] = {}  # Pushes, by worker.
+    self._arrived: dict[int, Payload] = {}  # By worker.
     self._held: dict[int, tuple[Any, Any]] = {}
-    self._newest: tuple[Any, Any] = None, None  # Parameters; as workers get it.
+    self._newest: tuple[Any, Any] = None, None  # Decoded.
 
   @property
   def scalings(self) -> list[Scaling]:
-    """Loss scales: of each worker, or of all; [] without."""
+    """Loss scale of each worker, or one for all; [] without scaling."""
     own = self.learner.scaling
     return [own] if own else self._scalings
 
   def warm_up(self, payloads: list[Payload]) -> None:
-    """Compiles what pushes like these need, and updates."""
+    """Compiles the programs of pushes like these, and of updates."""
     for stage in range(self.codec.stages):
       state = self.codec.init(0)
-      for payload in (*payloads, payloads[-1]):  # Of what is remembered, too.
+      for payload in (*payloads, payloads[-1]):  # With a codec state, too.
         message, state = self.codec.encode(state, payload, stage, 1.0)
         arrived = jax.block_until_ready(self.codec.decode(message, stage))
-        if self._looks:
+        if self._checks_finite:
           self._is_finite(arrived.gradient)
       self.learner.warm_up(arrived)
 
   def pulled(self) -> Any:
-    """Returns the parameters as workers get them; once for each version."""
-    if self._summed:  # Nobody pulls: workers have them.
+    """Returns the parameters as workers receive them.
+
+    They are decoded once for each version.
+    """
+    if self._summed:  # Workers have them, and pull nothing.
       return self.learner.params
     if self._newest[0] is not self.learner.params:
       params = self.learner.params
@@ -77,20 +83,20 @@ class LocalParameterStore:
     return self._newest[1]
 
   def arrived(self, worker: int, message: Message, stage: int) -> bool:
-    """A worker's push has arrived whole; returns whether it is finite.
+    """Takes a worker's push, and returns whether it is finite.
 
     Args:
-      worker: Whose it is.
-      message: What has come.
-      stage: Of the wire.
+      worker: Index of the worker.
+      message: Message of the push.
+      stage: Index of the wire's stage.
     """
     self._arrived[worker] = payload = self.codec.decode(message, stage)
-    return not self._looks or bool(self._is_finite(payload.gradient))
+    return not self._checks_finite or bool(self._is_finite(payload.gradient))
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
-    """Sums the push of a worker, which has arrived, into an update."""
+    """Adds a worker's push, which has arrived, to an update."""
     payload = self._arrived.pop(worker)
     if not self._scalings:
       self.learner.add(update, payload, examples)
@@ -101,14 +107,15 @@ class LocalParameterStore:
       self.learner.add(update, payload, examples, scale=own.value)
 
   def commit(self, update: int) -> bool:
-    """Applies an update, or skips it; the version becomes one higher.
+    """Applies or skips an update, and increments the version.
 
     Raises:
-      FloatingPointError: If a sum is not finite, and that is not for its scale.
+      FloatingPointError: If a sum is not finite for another reason than its
+        loss scale.
     """
-    if self._rounds:
+    if self._rounds_sums:
       gradient = self.learner.replace(update, self._rounded).gradient
-      if self._looks and not self._is_finite(gradient):
+      if self._checks_finite and not self._is_finite(gradient):
         what = f'The sum of all gradients of version {self.version}'
         scaling.check(self.scalings, 0, what)
         self.learner.skip(update)
@@ -117,55 +124,58 @@ class LocalParameterStore:
     return True
 
   def forget(self, worker: int, states: Any) -> dict[str, float]:
-    """Forgets what a worker keeps; returns sums of it, by parameter.
+    """Drops the residuals of a worker that dies; returns their L1 norms.
 
     Args:
-      worker: Who dies.
-      states: What its codec remembers.
+      worker: Index of the worker.
+      states: Its codec states.
+
+    Returns:
+      Norms by parameter.
     """
     del worker
     return self.codec.residual_norms(states)
 
   def hold(self) -> int:
-    """Keeps this version's parameters and statistics; returns a number."""
+    """Keeps this version until `drop`, and returns its number."""
     held = max(self._held, default=0) + 1
     self._held[held] = self.learner.params, self.learner.stats
     return held
 
   def drop(self, held: int) -> None:
-    """Forgets a version that was held."""
+    """Drops a held version."""
     self._held.pop(held)
 
   def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
-    """Returns what gives a version that is held."""
+    """Returns a function that returns a held version."""
     return functools.partial(self._held.__getitem__, held)
 
   def state(self) -> dict[str, Any]:
-    """Returns what is to be kept of the learner and of scales."""
+    """Returns the states of the learner and of loss scales."""
     return {'learner': self.learner.state(), 'scalings': self._scalings}
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the store's from now on."""
+    """Restores the result of `state`; the store owns it from now on."""
     self.learner.restore(state['learner'])
     self._scalings = state['scalings']
 
   @property
   def version(self) -> int:
-    """Updates applied, or skipped."""
+    """Number of updates applied or skipped."""
     return self.learner.version
 
   @property
   def examples(self) -> int:
-    """Examples in them."""
+    """Number of examples in them."""
     return self.learner.examples
 
   @property
   def learning_rate(self) -> float | None:
-    """The learning rate of the next update; None if nothing is learned."""
+    """The learning rate of the next update; None without a model."""
     return self.learner.learning_rate
 
   def _rounded(self, payload: Payload) -> Payload:
-    """Returns what all workers get of a sum."""
+    """Returns a sum as all workers receive it."""
     message, _ = self.codec.encode(self.codec.init(0), payload, 0, 1.0)
     return self.codec.decode(message, 0)
 

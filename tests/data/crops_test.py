@@ -112,7 +112,7 @@ class CropTest(parameterized.TestCase):
     ({'crop_area': 0.5, 'crop_padding': 2}, 'crop_padding: expected 0 beside'),
     ({'crop_area': 0.5, 'input_shape': (7,)}, r'no crop_area .* \(7,\)'),
   )
-  def test_what_makes_no_sense_is_refused(self, changed, message):
+  def test_contradicting_settings_are_refused(self, changed, message):
     arguments = {
       'crop_padding': 0,
       'crop_area': 1.0,

@@ -172,7 +172,7 @@ class StreamTest(parameterized.TestCase):
         leased.append(_positions(stream.leases[worker]))
         self.assertLen(leased[-1], ahead * count)
 
-  def test_what_a_leaving_worker_held_goes_first(self):
+  def test_positions_of_a_leaving_worker_are_issued_first(self):
     stream = _stream(ahead=1)
     self.assertEqual(stream.take(0, 3), ((0, 3),))
     self.assertEqual(stream.take(1, 2), ((6, 8),))

@@ -67,7 +67,7 @@ class FlagsTest(parameterized.TestCase):
     (_OFF, False, _OFF),
     (f'{_OFF} {_ON}', True, f'{_OFF} {_ON}'),  # The last one counts.
   )
-  def test_they_are_those_of_the_config(self, given, deterministic, expected):
+  def test_flags_are_those_of_the_config(self, given, deterministic, expected):
     with _environ(given):
       compilations.configure(small.config(deterministic=deterministic))
       self.assertEqual(os.environ.get('XLA_FLAGS', ''), expected)
@@ -93,7 +93,7 @@ class FlagsTest(parameterized.TestCase):
       expected = f'--xla_dump_to=x --xla_dump_hlo_as_text {_ON}'
       self.assertEqual(os.environ['XLA_FLAGS'], expected)
 
-  def test_what_an_earlier_run_has_set_is_not_the_users(self):
+  def test_flags_of_an_earlier_run_do_not_count_as_the_users(self):
     with _environ('--xla_dump_to=x'):
       for deterministic in (True, False, True):
         compilations.configure(small.config(deterministic=deterministic))
@@ -105,7 +105,7 @@ class FlagsTest(parameterized.TestCase):
     ('', False, ''),
     (_ON, True, ''),
   )
-  def test_on_a_gpu_xla_must_not_have_started_with_others(
+  def test_on_a_gpu_other_flags_after_the_start_of_xla_are_refused(
     self, given, deterministic, message
   ):
     jax.devices()
@@ -120,7 +120,7 @@ class FlagsTest(parameterized.TestCase):
         compilations.configure(config)
 
   @parameterized.parameters(True, False)
-  def test_they_are_set_before_xla_starts(self, deterministic):
+  def test_flags_are_set_before_xla_starts(self, deterministic):
     done = small.python(
       '-c',
       _PRINTS.format(value=deterministic),
@@ -134,14 +134,14 @@ class FlagsTest(parameterized.TestCase):
 
 class PrecisionTest(parameterized.TestCase):
   @parameterized.parameters(*_NAMES)
-  def test_gradients_for_gpus_have_that_of_the_config(self, matmul):
+  def test_gradients_for_gpus_have_the_precision_of_the_config(self, matmul):
     text = _lowered(precision__matmul=matmul)
     for operation in ('dot_general', 'convolution'):
       found = _precisions(text, operation)
       self.assertGreater(len(found), 3)
       self.assertEqual({*found}, {_NAMES[matmul]}, operation)
 
-  def test_those_of_half_precision_are_as_jax_makes_them(self):
+  def test_half_precision_has_the_default_of_jax(self):
     text = _lowered(precision__dtype='bfloat16')
     self.assertEqual({*_precisions(text, 'convolution')}, {'DEFAULT'})
     self.assertNotRegex(text, r'(dot_general|convolution).*xf32')
@@ -154,7 +154,7 @@ class PrecisionTest(parameterized.TestCase):
         )
       )
 
-  def test_others_are_refused(self):
+  def test_unknown_precisions_are_refused(self):
     for matmul in ('default', 'highest', 'TF32_TF32_F32'):
       with self.assertRaisesRegex(
         ValueError, rf"config.precision.matmul: .*'float32'.*, got '{matmul}'"
@@ -162,7 +162,9 @@ class PrecisionTest(parameterized.TestCase):
         small.build(small.config(precision__matmul=matmul))
 
   @parameterized.parameters(*_NAMES)
-  def test_evaluations_have_it_and_nothing_else_does(self, matmul):
+  def test_evaluations_have_the_precision_and_other_programs_have_not(
+    self, matmul
+  ):
     seen = []
 
     def correct(params, stats, inputs, targets):
@@ -195,20 +197,20 @@ class PrecisionTest(parameterized.TestCase):
     ),
     ('bfloat16', _device('tpu', 'TPU v5'), 'bfloat16'),
   )
-  def test_what_a_device_makes_of_it_is_known(self, matmul, device, expected):
+  def test_precision_of_a_device_is_reported(self, matmul, device, expected):
     config = small.config(precision__matmul=matmul, deterministic=False)
     self.assertEqual(
       compilations.numerics(config.to_dict(), device),
       {'deterministic': device.platform == 'cpu', 'matmul': expected},
     )
 
-  def test_what_a_device_does_not_have_is_told(self):
+  def test_a_missing_precision_is_logged(self):
     with self.assertLogs('absl', 'WARNING') as logs:
       small.build(small.config(precision__matmul='tensorfloat32'))
     expected = "is 'tensorfloat32', but cpu multiplies in float32"
     self.assertIn(expected, ' '.join(logs.output))
 
-  def test_runs_differ_in_it(self):
+  def test_runs_of_different_precision_differ(self):
     made = []
     for fields in ({}, {'precision__matmul': 'tensorfloat32'}):
       run = small.build(small.config(**fields))
@@ -230,7 +232,7 @@ class PrecisionTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'deterministic: expected True'):
       train.build(small.config(deterministic=False), workdir=str(made[0]))
 
-  def test_fingerprints_differ_but_are_those_of_runs_without_the_fields(self):
+  def test_fingerprints_of_defaults_equal_those_without_the_fields(self):
     def fingerprint(config):
       return manifests.fingerprint(
         manifests.described(config, {'scheme': None})

@@ -229,14 +229,14 @@ def _in_a_process():
 
 
 class PushTest(parameterized.TestCase):
-  def test_it_is_that_of_one_device_to_rounding(self):
+  def test_push_equals_that_of_one_device_within_rounding(self):
     found = _in_a_process()['pushes']
     got, expected = found['batch 4'], found['batch 0']
     for one, other in zip(got['numbers'], expected['numbers'], strict=True):
       scale = np.abs(other).max()
       np.testing.assert_allclose(one, other, rtol=1e-5, atol=3e-6 * scale)
 
-  def test_one_device_is_to_the_last_bit_what_jax_chooses(self):
+  def test_one_device_equals_the_default_device_bit_for_bit(self):
     found = _in_a_process()['pushes']
     self.assertEqual(found['mask 1'], found['mask 0'])
 
@@ -247,13 +247,13 @@ class PushTest(parameterized.TestCase):
     self.assertEqual(got['numbers'][:1], expected['numbers'][:1])
     self.assertLen(set(expected['numbers'][0]), 7)  # The masks differ.
 
-  def test_it_is_on_one_device_and_nothing_is_compiled_late(self):
+  def test_push_is_on_one_device_and_nothing_is_compiled_late(self):
     found = _in_a_process()['pushes']
     for name, push in found.items():
       self.assertEqual(push['compilations'], 0, name)
       self.assertEqual(push['devices'], [0], name)
 
-  def test_it_is_handed_out_as_it_is_and_its_update_compiles_nothing(self):
+  def test_streamed_push_is_the_same_and_its_update_compiles_nothing(self):
     for name, push in _in_a_process()['pushes'].items():
       overlap = 'backward' if name.endswith(('0', '1')) else 'none'
       overlap = 'copies' if accelerators.is_fake() else overlap
@@ -312,7 +312,7 @@ class CheckTest(parameterized.TestCase):
       small.build(config)
 
   @parameterized.parameters(3, 32)
-  def test_gradients_check_them_too(self, count):
+  def test_gradients_check_numbers_of_devices_too(self, count):
     _, learned = next(_tasks())
     devices = jax.local_devices()[:1] * count
     message = f'devices: expected a power of two up to .* 16, got {count}'

@@ -45,7 +45,7 @@ def _gradient(task, examples, micro_batch=32):
 
 class MicroBatchTest(parameterized.TestCase):
   @parameterized.parameters(1, 2, 8, 64)
-  def test_they_cover_the_batch_with_little_padding(self, largest):
+  def test_micro_batches_cover_the_batch_with_little_padding(self, largest):
     for examples in range(1, 300):
       parts = micro_batches(examples, largest=largest)
       computed = [part for part, _ in parts]
@@ -65,13 +65,13 @@ class MicroBatchTest(parameterized.TestCase):
     (55, [(32, 32), (16, 16), (8, 7)]),
     (300, [(128, 128), (128, 128), (64, 44)]),
   )
-  def test_they_are_as_few_as_padding_allows(self, examples, expected):
+  def test_micro_batches_are_as_few_as_padding_allows(self, examples, expected):
     self.assertEqual(micro_batches(examples, largest=128), expected)
 
 
 class GradientTest(parameterized.TestCase):
   @parameterized.parameters(1, 7, 32, 33, 50, 63, 100)
-  def test_it_is_the_sum_over_the_batch(self, count):
+  def test_gradient_is_the_sum_over_the_batch(self, count):
     task = _task()
     inputs, targets = _examples(count)
     gradient = _gradient(task, _examples(count))
@@ -98,7 +98,7 @@ class GradientTest(parameterized.TestCase):
     real = sum(range(largest + 1))
     self.assertBetween(1 - real / gradient.computed, 0, 1 / 8)
 
-  def test_one_size_compiles_what_it_needs(self):
+  def test_a_warm_up_of_one_size_compiles_its_programs(self):
     task = _task()
     gradient = _gradient(task, _examples(100))
     before = compilations.count()
@@ -141,7 +141,7 @@ class GradientTest(parameterized.TestCase):
 
 class EvaluationTest(parameterized.TestCase):
   @parameterized.parameters(1, 7, 16, 100)
-  def test_it_counts_the_whole_split_once(self, batch):
+  def test_evaluation_counts_the_whole_split_once(self, batch):
     task = _task()
     inputs, targets = _examples(50)
     errors = inputs @ np.asarray(task.params['w']) + 0.5 - targets

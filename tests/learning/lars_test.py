@@ -59,7 +59,7 @@ def _by_hand(updates, arrived, *, skip_vectors):
 
 class LarsTest(parameterized.TestCase):
   @parameterized.product(skip_vectors=[False, True], waits=[False, True])
-  def test_it_is_as_by_hand(self, skip_vectors, waits):
+  def test_steps_equal_those_computed_by_hand(self, skip_vectors, waits):
     rng = np.random.default_rng(9)
     arrived = {
       name: rng.random(shape) < (0.5 if waits else 1.1)

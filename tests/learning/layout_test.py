@@ -364,7 +364,7 @@ def _transformer():
 
 class OrderTest(parameterized.TestCase):
   @parameterized.parameters(_vgg, _mlp, _resnet, _transformer)
-  def test_it_is_the_reverse_of_use(self, make):
+  def test_order_is_the_reverse_of_use(self, make):
     params, order, used = make()
     names = [
       jax.tree_util.keystr(path, simple=True, separator=' ')
@@ -372,7 +372,7 @@ class OrderTest(parameterized.TestCase):
     ]
     self.assertEqual([names[leaf] for leaf in order], used[::-1])
 
-  def test_calls_are_looked_into_and_loops_are_not(self):
+  def test_leaves_of_calls_are_ordered_and_those_of_loops_are_not(self):
     @jax.jit
     def called(p, x):
       return jnp.sin(jnp.sin(x * p['first']) * p['next'])
@@ -398,7 +398,7 @@ class OrderTest(parameterized.TestCase):
     self.assertCountEqual(got[1:3], ['fifth', 'fifth_too'])
     self.assertEqual(got[3:], ['a_fourth', 'third', 'next', 'first'])
 
-  def test_what_is_not_used_is_there_from_the_start(self):
+  def test_unused_leaves_are_in_the_order(self):
     order = backward_order(jax.grad(lambda p: p[0] * p[2]), [1.0, 2.0, 3.0])
     self.assertCountEqual(order, range(3))
 
@@ -442,7 +442,9 @@ class UpdateTest(parameterized.TestCase):
     ('momentum', 'sum'),
     ('adamw', 'barrier_mean'),
   )
-  def test_it_is_that_of_a_sum_to_the_last_bit(self, tx, reduction):
+  def test_update_of_a_buffer_equals_that_of_payloads_bit_for_bit(
+    self, tx, reduction
+  ):
     layout = _layout()
     replica, plain = (_learner(_TXS[tx](), reduction) for _ in 'ab')
     plain.warm_up()
@@ -461,7 +463,7 @@ class UpdateTest(parameterized.TestCase):
     self.assertEqual(replica.version, 5)
     self.assertEqual(compilations.count(), before)
 
-  def test_a_version_that_was_read_stays_as_it_was(self):
+  def test_a_version_that_was_read_does_not_change(self):
     layout, replica = _layout(), _learner(_TXS['adamw']())
     params, fork = replica.params, replica.fork()
     before = digest(fork.state())
@@ -471,7 +473,7 @@ class UpdateTest(parameterized.TestCase):
     jax.tree.map(np.testing.assert_array_equal, params, _trees(0)[0])
     self.assertEqual(digest(fork.state()), before)
 
-  def test_nothing_is_counted(self):
+  def test_a_learner_without_a_model_counts_updates(self):
     learner = NoLearner((), ())
     layout = Layout((), step_statistics=1)
     learner.warm_up_buffer(layout)
@@ -480,7 +482,7 @@ class UpdateTest(parameterized.TestCase):
 
 
 class DigestTest(absltest.TestCase):
-  def test_it_tells_every_bit(self):
+  def test_digest_depends_on_every_bit(self):
     state = _learner(_TXS['adamw']()).state()
     expected = digest(state)
     leaves, tree = jax.tree.flatten(state)
@@ -494,7 +496,7 @@ class DigestTest(absltest.TestCase):
       other = [*leaves[:number], changed, *leaves[number + 1 :]]
       self.assertNotEqual(digest(jax.tree.unflatten(tree, other)), expected)
 
-  def test_it_tells_signs_of_zero_shapes_and_names(self):
+  def test_digest_depends_on_signs_of_zero_shapes_and_names(self):
     zero = np.zeros(2, np.float32)
     states = {'a': zero}, {'a': -zero}, {'b': zero}, {'a': zero[None]}
     self.assertLen({digest(state) for state in states}, 4)

@@ -129,7 +129,7 @@ class UpdateTest(parameterized.TestCase):
       expected,
     )
 
-  def test_a_version_that_was_pulled_stays_as_it_was(self):
+  def test_a_version_that_was_pulled_does_not_change(self):
     server = _server(optimizer.adamw(**_ADAMW))
     server.warm_up()
     pulled = server.params
@@ -138,7 +138,7 @@ class UpdateTest(parameterized.TestCase):
       server.commit(update)
     jax.tree.map(np.testing.assert_array_equal, pulled, _tree(0))
 
-  def test_a_fork_goes_on_and_leaves_it_as_it_is(self):
+  def test_a_fork_is_independent(self):
     server, straight = (_server(optax.sgd(1.0, momentum=0.9)) for _ in 'ab')
     for each in (server, straight):
       each.add(0, _payload(_tree(1)), 8)
@@ -165,7 +165,7 @@ _STATES = {
 
 
 class ArrivedTest(parameterized.TestCase):
-  def test_momentum_of_what_has_not_arrived_waits(self):
+  def test_momentum_of_numbers_that_have_not_arrived_does_not_change(self):
     server = _server(optax.sgd(1.0, momentum=0.9), rate=0.5)
     rng = np.random.default_rng(0)
     params, momentum = jax.tree.map(np.array, _tree(0)), {'a': 0.0, 'b': 0.0}
@@ -191,7 +191,7 @@ class ArrivedTest(parameterized.TestCase):
         np.testing.assert_allclose(server.params[name], expected, atol=1e-5)
 
   @parameterized.parameters(*_STATES)
-  def test_what_has_arrived_whole_is_any_other_update(self, name):
+  def test_a_mask_of_all_numbers_changes_nothing(self, name):
     server, plain = (_server(_STATES[name]) for _ in 'ab')
     all_of = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, bool), _tree(0))
     none = jax.tree.map(jnp.logical_not, all_of)
@@ -275,7 +275,7 @@ class ScheduleTest(parameterized.TestCase):
       self._rates(made, (0, 50, 100, 200, 300)), [0.01, 0.5, 1.0, 2.0, 2.0]
     )
 
-  def test_updates_count_as_full_ones_where_asked(self):
+  def test_updates_count_as_full_ones_if_configured(self):
     shape = schedule.step(total_epochs=9.0, epochs=(1,), factor=0.5)
     made = _schedule(shape=shape, counts='updates', update=50)
     rates = [made(examples=10**6, updates=updates) for updates in (1, 2)]

@@ -31,7 +31,7 @@ def _config(**changed):
 
 
 class ScalingTest(parameterized.TestCase):
-  def test_it_halves_and_grows_back_after_some_that_are_finite(self):
+  def test_scale_halves_and_doubles_after_some_finite_gradients(self):
     now, seen = _FIRST, []
     for finite in (True, False, False, True, True, True, False, True, True):
       now = now.after(finite=finite)
@@ -39,7 +39,7 @@ class ScalingTest(parameterized.TestCase):
     want = [(15, 1), (14, 0), (13, 0), (13, 1), (14, 0), (14, 1), (13, 0)]
     self.assertEqual(seen, [*want, (13, 1), (14, 0)])
 
-  def test_it_stays_a_power_of_two_within_its_bounds(self):
+  def test_scale_is_a_power_of_two_within_bounds(self):
     low, high = _FIRST, _FIRST
     for _ in range(100):
       low, high = low.after(finite=False), high.after(finite=True)
@@ -47,7 +47,7 @@ class ScalingTest(parameterized.TestCase):
     self.assertFalse(low.can_fall)
     self.assertTrue(high.can_fall)
 
-  def test_what_no_smaller_scale_would_mend_is_an_error(self):
+  def test_overflow_at_the_smallest_scale_is_an_error(self):
     least = _FIRST._replace(value=2.0**-8)
     scaling.check([_FIRST, least], 0, 'This')
     scaling.check([_FIRST], 7, 'This')  # All have the same.
@@ -68,11 +68,11 @@ class ScalingTest(parameterized.TestCase):
       'grow_after: expected at least 1',
     ),
   )  # fmt: skip
-  def test_what_makes_no_sense_is_refused(self, changed, message):
+  def test_contradicting_settings_are_refused(self, changed, message):
     with self.assertRaisesRegex(ValueError, f'config.precision.{message}'):
       scaling.make(_config(**changed), own_task=False)
 
-  def test_what_is_not_asked_for_is_not_there(self):
+  def test_scaling_is_off_unless_configured(self):
     self.assertIsNone(scaling.make(_config(), own_task=False))
     without = _config(dtype='float16', loss_scaling='none')
     self.assertIsNone(scaling.make(without, own_task=False))
@@ -175,7 +175,7 @@ class LearnerTest(parameterized.TestCase):
     pairs = ([getattr(x, name) for name in names] for x in (one, other))
     jax.tree.map(np.testing.assert_array_equal, *pairs)
 
-  def test_each_push_by_its_own_scale_is_as_without(self):
+  def test_pushes_of_different_scales_give_the_unscaled_update(self):
     plain, scaled = _learner(), _learner(scaled=True)
     scaled.warm_up()
     for update in range(3):
@@ -186,7 +186,7 @@ class LearnerTest(parameterized.TestCase):
       scaled.commit(update)
     self._same(scaled, plain)
 
-  def test_sums_of_one_scale_are_as_without(self):
+  def test_sums_of_one_scale_give_the_unscaled_update(self):
     plain, scaled, pooled = _learner(), _learner(), _learner()
     scaled.scaling = pooled.scaling = _FIRST
     layout = Layout(
@@ -226,7 +226,7 @@ class LearnerTest(parameterized.TestCase):
     again.restore(after)
     self.assertEqual(again.scaling, learner.scaling)
 
-  def test_an_update_of_nothing_is_a_version(self):
+  def test_an_empty_update_increments_the_version(self):
     learner = _learner(scaled=True)
     learner.commit(5)
     self.assertEqual((learner.version, learner.examples), (1, 0))

@@ -85,7 +85,7 @@ class ShardCodecTest(parameterized.TestCase):
       sizes = [len(part) for part in parts]
       self.assertLessEqual(max(sizes) - min(sizes), 1)
 
-  def test_a_snapshot_is_exact(self):
+  def test_a_version_without_codec_is_exact(self):
     codec = _codec(_PARAMS, _STATS, 2, dense.make(dtype='bfloat16'))
     whole = [
       _carried(codec.initial_shard(k)).view(np.float32) for k in range(2)
@@ -95,7 +95,7 @@ class ShardCodecTest(parameterized.TestCase):
     jax.tree.map(np.testing.assert_array_equal, got, (_PARAMS, _STATS))
 
   @parameterized.parameters(np.nan, np.inf, -np.inf)
-  def test_what_is_not_finite_is_told(self, bad):
+  def test_numbers_that_are_not_finite_are_reported(self, bad):
     params = _PARAMS | {'leaf1': _PARAMS['leaf1'].at[3].set(bad)}
     params['empty'] = jnp.zeros(0)
     codec = _codec(params, (), 2)

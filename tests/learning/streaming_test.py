@@ -181,12 +181,14 @@ class StreamingTest(parameterized.TestCase):
   @parameterized.parameters(
     ('conv', 1), ('mlp', 0), ('mlp', 1), ('transformer', 1)
   )
-  def test_it_is_the_gradient_to_the_last_bit(self, kind, overlap):
+  def test_leaves_equal_the_gradient_bit_for_bit(self, kind, overlap):
     self._check_same(kind, overlap)
 
   @parameterized.parameters('conv', 'transformer')
   @pytest.mark.soak
-  def test_so_it_is_of_other_models_without_overlap(self, kind):
+  def test_leaves_of_other_models_without_overlap_equal_the_gradient(
+    self, kind
+  ):
     self._check_same(kind, 0)
 
   def _check_same(self, kind, overlap):
@@ -221,7 +223,7 @@ class StreamingTest(parameterized.TestCase):
       _streamed(streaming, gradient, layout, examples)
     self.assertEqual(compilations.count(), before)
 
-  def test_one_size_compiles_what_it_needs(self):
+  def test_a_warm_up_of_one_size_compiles_its_programs(self):
     for overlap in (True, False):
       gradient = _made.__wrapped__('mlp')
       layout = _layout(gradient)
@@ -234,7 +236,7 @@ class StreamingTest(parameterized.TestCase):
       self.assertEqual(compilations.count(), before)
 
   @parameterized.parameters(KeyError, KeyboardInterrupt)
-  def test_what_goes_wrong_outside_is_raised_as_it_is(self, kind):
+  def test_errors_of_the_sink_are_raised_unchanged(self, kind):
     class Into:
       def put(self, leaf, array):
         leaves.append(leaf)
@@ -285,7 +287,7 @@ class StreamingTest(parameterized.TestCase):
       np.testing.assert_array_equal(vector.view('u4'), expected.view('u4'))
     self.assertEqual(streaming.streamed, 0 if accelerators.is_fake() else 6)
 
-  def test_it_is_a_gradient_too(self):
+  def test_a_call_returns_the_gradient(self):
     gradient = _made('mlp')
     streaming = StreamingGradient(gradient, (), overlap=False)
     params, ranges = gradient.task.params, ((0, 4),)
@@ -357,7 +359,7 @@ class AcceleratorTest(parameterized.TestCase):
     self.assertEqual(kinds[: 2 * count], ['request'] * count + ['land'] * count)
     self.assertEqual({*kinds[2 * count :]}, {'send'})
 
-  def test_pools_are_those_of_the_cpu_to_the_last_bit(self):
+  def test_buffers_equal_those_of_the_cpu_bit_for_bit(self):
     fake = _in_a_process(**accelerators.environment(devices=2))
     cpu = _in_a_process(JAX_NUM_CPU_DEVICES='2', **accelerators.cpu())
     self.assertEqual((fake.pop('backend'), cpu.pop('backend')), ('fake', 'cpu'))
@@ -377,7 +379,7 @@ class AcceleratorTest(parameterized.TestCase):
     ('gpu', False, 'none', 'config.route.overlap is False'),
     ('cpu', False, 'none', 'config.route.overlap is False'),
   )
-  def test_what_overlaps_is_said(self, platform, wanted, overlap, sentence):
+  def test_overlap_is_described(self, platform, wanted, overlap, sentence):
     with mock.patch.object(jax, 'default_backend', lambda: platform):
       found, why = find_overlap(_made('mlp'), wanted=wanted)
     self.assertEqual(found, Overlap(overlap))
@@ -385,7 +387,7 @@ class AcceleratorTest(parameterized.TestCase):
 
 
 class NothingTest(absltest.TestCase):
-  def test_a_pool_of_nothing_is_as_large_and_full_at_once(self):
+  def test_a_buffer_without_a_model_is_as_large_and_complete_at_once(self):
     learning = NoLearning(size_bytes=4000, num_train=10, stream=None)
     layout = learning.layout(bucket_bytes=0, step_statistics=2)
     self.assertBetween(layout.size, 1002, 1017)

@@ -58,12 +58,12 @@ def _built(scheme, worker_batch=8, workdir=None, **changed):
 
 class StatisticsTest(parameterized.TestCase):
   @parameterized.parameters('bsp', 'asp', 'elastic')
-  def test_they_follow_those_of_the_pushed_batches(self, scheme):
+  def test_statistics_follow_those_of_the_pushed_batches(self, scheme):
     self._assert_follow(scheme)
 
   @parameterized.parameters('ssp', 'dssp', 'r2sp')
   @pytest.mark.soak
-  def test_they_do_with_the_other_schemes(self, scheme):
+  def test_statistics_follow_with_the_other_schemes(self, scheme):
     self._assert_follow(scheme)
 
   def _assert_follow(self, scheme):
@@ -108,7 +108,7 @@ class StatisticsTest(parameterized.TestCase):
     right = np.argmax(logits, axis=1) == dataset.test.targets
     self.assertAlmostEqual(summary['final_accuracy'], np.mean(right))
 
-  def test_they_are_in_checkpoints(self):
+  def test_statistics_are_in_checkpoints(self):
     never = {'checkpoint__every_examples': 10**9, 'epochs': 1.0}
     straight, _ = _built('elastic', **never)
     straight()
@@ -147,7 +147,7 @@ class StatisticsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'of momentum 0, .* got 0.99'):
       tasks.supervised(model, loss=None, correct=None)
 
-  def test_they_travel_with_parameters(self):
+  def test_statistics_travel_with_parameters(self):
     run, _ = _built('bsp')
     self.assertEqual(small.size_bytes(run), 4 * (48 * 10 + 10 + 2 * 3 + 2 * 3))
 

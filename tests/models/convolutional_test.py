@@ -23,7 +23,7 @@ class ResNetTest(parameterized.TestCase):
     self._assert_size(depth, kind, size)
 
   @pytest.mark.soak  # A second of tracing.
-  def test_so_has_the_deepest(self):
+  def test_the_deepest_network_has_the_published_size(self):
     self._assert_size(110, 'group', 1_727_962)
 
   def _assert_size(self, depth, kind, size):

@@ -99,7 +99,7 @@ class MaxPoolTest(parameterized.TestCase):
   @parameterized.product(
     name=[*_POOLS], special=[(), (np.nan, np.inf, -np.inf)]
   )
-  def test_it_is_to_the_last_bit_what_jax_has_on_cpus(self, name, special):
+  def test_max_pool_equals_that_of_jax_bit_for_bit_on_cpus(self, name, special):
     pixels, *how = _POOLS[name]
     rng = np.random.default_rng(1)
     inputs = rng.integers(-3, 3, (3, *pixels, 4)).astype(np.float32)
@@ -272,7 +272,7 @@ class CrossEntropyTest(parameterized.TestCase):
     gradient = (shares - ones) * cotangent[..., None]
     np.testing.assert_allclose(got, gradient, rtol=1e-5, atol=1e-6)
 
-  def test_it_is_to_the_last_bit_that_of_optax_on_cpus(self):
+  def test_cross_entropy_equals_that_of_optax_bit_for_bit_on_cpus(self):
     logits, targets, cotangent = self._case((64, 16), 37)
     arguments = logits, cotangent.astype(np.float32)
     got, expected = (

@@ -88,11 +88,11 @@ class ModelTest(parameterized.TestCase):
   @parameterized.parameters(
     ('alexnet', 5, 'bfloat16'), ('transformer', 6, 'float16')
   )
-  def test_they_are_within_rounding_of_float32(self, name, layers, dtype):
+  def test_gradients_are_within_rounding_of_float32(self, name, layers, dtype):
     self._check_rounding(name, layers, dtype)
 
   @pytest.mark.soak
-  def test_so_is_the_other_half(self):
+  def test_float16_of_alexnet_is_within_rounding_too(self):
     self._check_rounding('alexnet', 5, 'float16')
 
   def _check_rounding(self, name, layers, dtype):

@@ -24,7 +24,7 @@ class ReducedPool(NamedTuple):
   """The sum of all workers' pools.
 
   Attributes:
-    vector: Float32 [n], in the layout of a layout.
+    vector: Float32 [n], of the layout.
     arrived: As of `Payload`.
     finite: Whether no sum was too large for float16.
   """

@@ -69,7 +69,9 @@ class _ReplicaThread:
     self.hung = mock.Mock()
     layout = StatisticsLayout(workers, 0)
     security = Security()
-    layout = Layout((), blank=100, bucket_bytes=0, step_statistics=layout.size)
+    buffer_layout = Layout(
+      (), blank=100, bucket_bytes=0, step_statistics=layout.size
+    )
     gradient = gradient or NoGradient()
     faults = Faults(
       faults,
@@ -87,7 +89,7 @@ class _ReplicaThread:
         index,
         workers=workers,
         gradient=gradient,
-        layout=layout,
+        layout=buffer_layout,
         host=_HOST,
         security=security,
         timeout_s=5.0,

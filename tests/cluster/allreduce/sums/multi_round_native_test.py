@@ -49,7 +49,7 @@ class SingleWorkerTest(parameterized.TestCase):
     like = Payload(_PARAMS, ())
     worker = NativeMultiRoundReducer(
       *(None, layout, like),
-      books=_BOOKS,
+      step_statistics=_BOOKS,
       workers=1,
       combine_bytes=0.0,
       multi_round=multi_round,

@@ -48,12 +48,12 @@ class _Gradient:
       _PARAMS,
     )
 
-  def stream(self, params, ranges, *, worker, iteration, into, scale):
+  def stream(self, params, ranges, *, worker, iteration, sink, scale):
     del params, ranges
     leaves = jax.tree.leaves(self.of(worker, iteration))
     for number, leaf in reversed([*enumerate(leaves)]):
       self.events.append('leaf')
-      into.put(number, leaf * scale)
+      sink.put(number, leaf * scale)
     return (), 1.0
 
 
