@@ -20,6 +20,7 @@ from batching import build as batching
 from batching.batching import Batching
 from cluster import combinations
 from cluster.coordinator import Coordinator
+from cluster.milestones import Intervals, Milestones, SaveSchedule
 from cluster.process import devices
 from cluster.runtime import Parts, Site
 from cluster.speed import driving
@@ -33,10 +34,11 @@ from data.dataset import Dataset
 from learning import build as learning
 from learning import compilations, placement
 from learning.learning import Learning
+from outputs import serialization
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.manifests import manifest
-from outputs.recorder import Milestones, Recorder
+from outputs.recorder import Recorder
 from route import links
 from route.route import Allreduce, Plan, unused
 from sync.scheme import Scheme
@@ -98,7 +100,8 @@ def build(
       own_process=own_process,
     )
   if isinstance(run, Run):
-    run.checkpoints.check('scheme, task', run.runtime.state())
+    if run.save_schedule.is_enabled:
+      serialization.check('scheme, task', run.runtime.state())
     run.files.claim(described)
     with run.files.given_back():
       run.restore()
@@ -164,10 +167,10 @@ def _made(
     files=files,
     described=describe(_resolved(config, plan).to_dict(), own),
   )
-  milestones = _milestones(config, parts.learned.num_train)
+  intervals = _intervals(config, parts.learned.num_train)
   site = place.make(config, meeting, parts)
   run = (
-    _run(config, scheme, milestones, parts, site)
+    _run(config, scheme, intervals, parts, site)
     if site.is_coordinator
     else site
   )
@@ -177,26 +180,38 @@ def _made(
 def _run(
   config: ConfigDict,
   scheme: Scheme,
-  milestones: Milestones,
+  intervals: Intervals,
   parts: Parts,
   site: Site,
 ) -> Run:
   learned, files = parts.learned, parts.files
-  console = Console(target=milestones.target, clock=site.clock)
+  console = Console(target=intervals.target, clock=site.clock)
   recorder = Recorder(
-    milestones=milestones,
-    store=site.store,
-    evaluate=site.evaluate,
+    epoch=learned.num_train,
     files=files,
     console=console,
+    accuracies=config.time_to,
+    losses=config.time_to_loss,
+  )
+  milestones = Milestones(
+    intervals=intervals,
+    recorder=recorder,
+    store=site.store,
+    evaluate=site.evaluate,
     later=site.later,
   )
+  with named('config.checkpoint'):
+    save_schedule = SaveSchedule(
+      every_s=config.checkpoint.every_s,
+      every_examples=config.checkpoint.every_examples,
+    )
   coordinator = Coordinator(
     scheme=scheme,
     batching=parts.batching,
     store=site.store,
     stream=learned.stream,
     recorder=recorder,
+    milestones=milestones,
     num_workers=config.cluster.workers,
     ahead=isinstance(parts.plan, Allreduce),
     stage=functools.partial(parts.stage, site.store),
@@ -204,9 +219,11 @@ def _run(
   return Run(
     name=type(scheme).__name__.lower(),
     runtime=site.runtime(coordinator),
+    milestones=milestones,
     recorder=recorder,
     files=files,
     checkpoints=site.checkpoints,
+    save_schedule=save_schedule,
     console=console,
   )
 
@@ -277,14 +294,11 @@ def _batching(
   return made_
 
 
-def _milestones(config: ConfigDict, num_train: int) -> Milestones:
+def _intervals(config: ConfigDict, num_train: int) -> Intervals:
   target = round(config.epochs * num_train)
   require(target > 0, 'config.epochs', 'at least one example', config.epochs)
-  return Milestones(
+  return Intervals(
     target=target,
-    epoch=num_train,
     eval_every=max(round(config.eval_every * num_train), 1),
     log_every=config.log_every,
-    accuracies=config.time_to,
-    losses=config.time_to_loss,
   )

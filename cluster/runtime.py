@@ -84,9 +84,9 @@ class Runtime(Protocol):
     """
 
   def pause(self) -> bool:
-    """Returns whether `state` may be asked for; if not, steps coordinator there.
+    """Returns whether `state` may be called; if not, further steps lead to it.
 
-    The step after that goes on.
+    The step after that continues the run.
     """
 
   def state(self) -> dict[str, Any]:
@@ -103,33 +103,19 @@ class Runtime(Protocol):
 
 
 class Saving(Protocol):
-  """Writes, keeps and reads the checkpoints of a run.
-
-  Attributes:
-    wanted: Whether the run is to leave any.
-  """
-
-  @property
-  def wanted(self) -> bool:
-    """Whether the run is to leave any checkpoints."""
-
-  def check(self, name: str, value: Any) -> None:
-    """Checks that a checkpoint could hold a value, if there are to be any."""
+  """Writer and reader of a run's checkpoints: see `outputs.checkpoints`."""
 
   def restore(self) -> Any:
-    """Returns the newest state that can be read; None if there is none yet."""
+    """Returns the state of the newest readable checkpoint; None without one."""
 
-  def begin(self, examples: int) -> None:
-    """Starts counting time, and examples beyond these."""
+  def is_writing(self) -> bool:
+    """Returns whether a save has to be put off until the last one has ended."""
 
-  def due(self, examples: int) -> bool:
-    """Returns whether it is time for a checkpoint."""
-
-  def save(self, state: Any, *, examples: int) -> None:
+  def save(self, state: Any) -> None:
     """Writes a checkpoint while the run goes on."""
 
   def close(self) -> None:
-    """Finishes what is being written."""
+    """Waits for the checkpoint that is being written."""
 
 
 class Site(Protocol):

@@ -150,7 +150,7 @@ class Traffic:
         'forest': content,
       }
     row |= _of_links(Bps, {})
-    self._recorder.links(row)
+    self._recorder.record_links(row)
     self.window = Window(at, version, Bps)
 
   def carried(
@@ -172,7 +172,7 @@ class Traffic:
       spent_s = at.spent_s[phase] - start.spent_s[phase]
       row[f'{phase}_s'] = spent_s / iterations if iterations else None
     row |= _of_links(planned_Bps, sent)
-    self._recorder.traffic(row)
+    self._recorder.record_traffic(row)
     self.window = Window(at, version, planned_Bps)
 
   @property

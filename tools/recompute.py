@@ -34,14 +34,14 @@ from ml_collections import ConfigDict
 
 from batching import fixed
 from cluster.coordinator import Coordinator
-from cluster.parameter_server import checkpoints
+from cluster.parameter_server.checkpoints import read_servers
 from configs import default
 from configs.checks import require
 from learning import build as learning
 from learning import compilations, placement
 from learning.learning import Learning
 from learning.scaling import factor, of
-from outputs import manifests as manifests_of_runs
+from outputs import checkpoints
 from outputs.files import counted
 from tools import replay
 from tools.reading import manifests, records
@@ -83,18 +83,18 @@ def compared(path: pathlib.Path) -> Comparison:
 
   Arguments and errors are those of `difference`.
   """
-  manifest = manifests_of_runs.completed(records.manifest(path))
+  manifest = records.manifest(path)
   recorded = manifest['config']
   config = _config(path, recorded)
   _set_devices(path, manifest, config)
-  route = recorded['route'].get('name', 'server')
+  route = recorded['route']['name']
   if route != 'server':
     config.route = manifests.section(recorded, 'route')
     wire = _wire(recorded)
     if route == 'native':
       expected = 'of float32, as XLA may round halves and choose otherwise'
       require(wire.plain, f'{path}: wire', expected, recorded['wire']['name'])
-      dtype = recorded.get('precision', {}).get('dtype', 'float32')
+      dtype = recorded['precision']['dtype']
       field = f'{path}: precision.dtype'
       require(dtype == 'float32', field, 'float32, for the same reason', dtype)
     expected = 'none, as it is not recorded which iterations had which'
@@ -125,12 +125,9 @@ def _set_devices(
   """
   of_workers = [
     devices
-    for start in manifest.get('starts', ())
+    for start in manifest['starts']
     for devices in start.get('workers', {}).values()
   ]
-  if 'starts' not in manifest:  # Only the coordinator's are known.
-    count = manifest['config']['cluster'].get('devices_per_worker', 1)
-    of_workers = [manifest['devices'][:count]]
   own, *others = _unique(of_workers) or [['cpu']]
   expected = 'workers with devices of one kind and number, at all starts'
   got = ' and '.join(map(counted, [own, *others]))
@@ -190,9 +187,9 @@ def _wire(recorded: Mapping[str, Any]) -> Wire:
 def _saved(path: pathlib.Path, servers: int) -> list[np.ndarray]:
   """Returns the parameters of the newest checkpoint, by server."""
   directory = path / 'checkpoints'
-  steps = checkpoints.whole(directory)
+  steps = checkpoints.steps(directory)
   require(bool(steps), f'{directory}', 'the checkpoint of a run', 'none')
-  states = checkpoints.read_servers(directory, steps[-1], servers)
+  states = read_servers(directory, steps[-1], servers)
   return [state['params'] for state in states]
 
 
@@ -240,6 +237,7 @@ class _Again:
       store=self,
       stream=learned.stream,
       recorder=self,
+      milestones=self,
       num_workers=workers,
       stage=self._stage,
     )

@@ -232,12 +232,12 @@ class Generations(Leading):
     )
 
   def _record_drift(self, row: Mapping[str, Any]) -> None:
-    self.coordinator.recorder.drift({'time': self.time, **row})
+    self.coordinator.recorder.record_drift({'time': self.time, **row})
 
   def _forget(self, index: int) -> None:
     """Records that what a worker kept of gradients is lost, if it kept any."""
     if self._store.keeps:
-      self.coordinator.recorder.forgot(index, self.time, None)
+      self.coordinator.recorder.record_lost_residual(index, self.time, None)
 
   def _look_around(self) -> None:
     self._lose_silent()

@@ -171,7 +171,8 @@ class AllreduceRuntime(Generations):
 
   def _released(self, index: int) -> None:
     """Enters the phase `push`: replicas receive sums, and never pull."""
-    self.coordinator.workers[index].phase = 'push'
+    worker = self.coordinator.workers[index]
+    self.coordinator.enter(index, 'push', worker.since)
 
   def _ready(self, event: dict[str, Any]) -> None:
     if not self._admits(event):
@@ -214,7 +215,7 @@ class AllreduceRuntime(Generations):
     left, self._left = self._left, {}
     for index in sorted(left):
       if self._store.keeps:
-        self.coordinator.recorder.forgot(index, self.time, None)
+        self.coordinator.recorder.record_lost_residual(index, self.time, None)
       self.coordinator.leave(index, self.time, left[index])
 
   def _checked(self, event: dict[str, Any]) -> None:
@@ -313,5 +314,5 @@ class AllreduceRuntime(Generations):
 
   def _looks(self, examples: int) -> bool:
     """Returns whether the run is looked at after so many examples more."""
-    recorder = self.coordinator.recorder
-    return recorder.looks(recorder.accounting.examples + examples)
+    examples += self.coordinator.recorder.accounting.examples
+    return self.coordinator.milestones.will_evaluate(examples)

@@ -85,14 +85,14 @@ class AllreduceSite(Process):
     self._completed: Callable[[dict[str, Any]], None] | None = None
     self._replica = self._made()
     self.store = ReplicaStore(self._replica, learned.schedule, learned.scaling)
-    self._checkpoint = config.checkpoint.to_dict()
+    self._keep = config.checkpoint.keep
 
   @functools.cached_property
   def checkpoints(self) -> Checkpoints:
     """Checkpoints of the run, in the coordinator's process."""
     with named('config.checkpoint'):
       folder = self.parts.files.workdir / 'checkpoints'
-      return Checkpoints(folder, **self._checkpoint)
+      return Checkpoints(folder, keep=self._keep)
 
   @property
   def is_coordinator(self) -> bool:
@@ -118,7 +118,7 @@ class AllreduceSite(Process):
       formation,
       size_bytes=self._sizes[-1],
       tell=reception.events.put,
-      record=coordinator.recorder.links,
+      record=coordinator.recorder.record_links,
     )
     return AllreduceRuntime(
       coordinator=coordinator,

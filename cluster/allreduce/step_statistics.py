@@ -203,28 +203,19 @@ class Booking:
     self.exposed_s = time - last
     for index in members:
       moments = (
-        ('push', dealt_at),  # Its sums of before come, unless it waits for us.
+        ('wait', coordinator.workers[index].since),  # For us to deal.
+        ('push', dealt_at),  # Sums of the iteration before arrive.
         ('compute', began[index]),
         ('wait', computed[index]),  # For others to have computed.
         ('push', last),
       )
-      if dealt_at > coordinator.workers[index].since:
-        coordinator.workers[index].phase = 'wait'
-      self._enter(index, moments, time)
+      coordinator.enter_each(index, moments, time)
     for index in joining:
       coordinator.join(index, time)
-    coordinator.carried(self._iteration_bytes(len(members), stage))
+    size_bytes = self._iteration_bytes(len(members), stage)
+    coordinator.recorder.record_transfer(size_bytes)
     for index in members:
       self._push(index, *entries[index], time=time)
-
-  def _enter(
-    self, index: int, moments: Sequence[tuple[str, float]], time: float
-  ) -> None:
-    """Books phases; clocks are compared to within a round trip."""
-    since = self._coordinator.workers[index].since
-    for phase, at in moments:
-      since = min(max(since, at), time)
-      self._coordinator.enter(index, phase, since)
 
   def _push(
     self, index: int, entry: Entry, factors: tuple[float, ...], *, time: float

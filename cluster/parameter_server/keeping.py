@@ -16,7 +16,7 @@ import numpy as np
 from absl import logging
 
 from cluster.network.streams import TransportError, chunked
-from outputs import checkpoints, stores
+from outputs import checkpoints, serialization
 from wire.flat import views
 
 # Called with what happened, by name, and with bytes that belong to it.
@@ -32,6 +32,7 @@ class Keeping:
   def __init__(
     self,
     directory: pathlib.Path,
+    part: str,
     *,
     held: Mapping[int, tuple[Any, Any]],
     report: Report,
@@ -40,16 +41,17 @@ class Keeping:
     """Writes nothing yet.
 
     Args:
-      directory: Of the server's parts of checkpoints.
+      directory: Folder of the run's checkpoints.
+      part: Name of the server's part of each.
       held: Versions of its share, parameters and statistics, by number.
       report: Tells the coordinator what it has asked for; called from many threads.
       before: Called with the number of a checkpoint, before it is written.
     """
     self._before = before
-    self._directory = directory
+    self._directory, self._part = directory, part
     self._held = dict(held)
     self._report = report
-    self._pool = ThreadPoolExecutor(1, directory.name)
+    self._pool = ThreadPoolExecutor(1, part)
 
   def hold(self, held: int, params: Any, stats: Any) -> None:
     """Keeps a version under a number."""
@@ -77,16 +79,15 @@ class Keeping:
       step: Of the checkpoint.
       state: The learner's.
     """
-    tree = checkpoints.frozen(state | {'held': self._held})
-    path = self._directory / str(step)
-    saved = self._pool.submit(self._write, path, step, tree)
+    tree = serialization.freeze(state | {'held': self._held})
+    saved = self._pool.submit(self._write, step, tree)
     saved.add_done_callback(lambda saved: self._saved(number, saved))
 
   def _write(
-    self, path: pathlib.Path, step: int, tree: Callable[[], checkpoints.Tree]
+    self, step: int, tree: Callable[[], serialization.Tree]
   ) -> None:
     self._before(step)
-    stores.write(path, tree())
+    checkpoints.write(self._directory, step, self._part, tree())
 
   def _tell(self, number: int, whole: list[np.ndarray]) -> None:
     told = {'event': 'snapshot', 'id': number}

@@ -72,7 +72,7 @@ class ParameterServerSite(Process):
     require(not flips, 'config.cluster.faults', expected, config.cluster.faults)
     self._plan, learned = plan, parts.learned
     self._directory = parts.files.workdir / 'checkpoints'
-    self._checkpoint = config.checkpoint.to_dict()
+    self._keep = config.checkpoint.keep
     self._stuck = False  # Whether the worker hangs in a process that stays.
     with named(f'config.route.{config.route.name}'):
       check_servers(learned.elements, plan.servers)
@@ -99,7 +99,7 @@ class ParameterServerSite(Process):
         orders=self.store,
         num_servers=self._plan.servers,
         jobs=self.jobs,
-        **self._checkpoint,
+        keep=self._keep,
       )
 
   @functools.cached_property
@@ -270,7 +270,8 @@ class ParameterServerSite(Process):
       learner=learner,
       flat=self._flat,
       keeping=Keeping(
-        sharded.of_server(self._directory, index),
+        self._directory,
+        sharded.server_part(index),
         held=held,
         report=report,
         before=functools.partial(self._before_save, index),

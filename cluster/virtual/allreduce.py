@@ -267,7 +267,12 @@ class AllreduceTransfers:
     return Delivered(0, [index])
 
   def push(self, time: float, index: int, stage: int) -> list[int]:
-    """A worker has computed; returns who has waited for it, once all have."""
+    """Takes in that a worker has computed.
+
+    Returns:
+      All workers of the iteration, whose sums remain, once the last of them has
+      computed; none before.
+    """
     now = self._state.now
     now.computed[index] = time
     if len(now.computed) < len(now.started):
@@ -301,11 +306,11 @@ class AllreduceTransfers:
     if index not in before.started:
       return Left()
     self._state.now = _UnderWay()
-    waited = sorted(before.computed) if before.ends == math.inf else []
-    return Left(waited, sorted(before.started.keys() - {index}))
+    waiting = sorted(before.computed) if before.ends == math.inf else []
+    return Left(waiting, sorted(before.started.keys() - {index}))
 
-  def looked(self, time: float) -> None:
-    """An evaluation is due."""
+  def record_evaluation(self, time: float) -> None:
+    """Records what links have carried when an evaluation becomes due."""
     self._tell(self._traffic.mark(time), 'an evaluation is due')
 
   def state(self) -> _State:

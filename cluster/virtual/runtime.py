@@ -63,7 +63,7 @@ class VirtualRuntime:
     speed: Speed,
     transfers: Whole | Pipelined | AllreduceTransfers,
     script: Sequence[Scripted],
-    looked: Callable[[float], None],
+    evaluated: Callable[[float], None],
   ):
     """Sets the cluster up at time 0.
 
@@ -74,7 +74,8 @@ class VirtualRuntime:
       speed: How long workers compute.
       transfers: How long pushes and pulls take.
       script: Deaths and returns of workers.
-      looked: Called with the time once an evaluation has become due.
+      evaluated: Function that is called with the time once an evaluation has
+        become due.
     """
     self.time = 0.0
     self.coordinator = coordinator
@@ -84,7 +85,7 @@ class VirtualRuntime:
     count = len(coordinator.workers)
     self._workers = [_InFlight(store.trees.init(k)) for k in range(count)]
     self._transfers = transfers
-    self._looked = looked
+    self._evaluated = evaluated
     self._wake = 0  # Which wake is pending: later ones replace earlier ones.
     # (time, kind, worker or wake, life of the worker).
     kinds = {'leave': _LEAVE, 'join': _JOIN}
@@ -136,7 +137,7 @@ class VirtualRuntime:
       if delivered is not NOTHING:
         self._delivered(delivered)
         event = self._next_event()
-    self.time, looked = event, self.coordinator.recorder.looked
+    self.time, evaluations = event, self.coordinator.milestones.evaluations
     _, kind, number, _ = heapq.heappop(self._events)
     if kind == _COMPUTED:
       self._computed(number)
@@ -144,8 +145,8 @@ class VirtualRuntime:
       self._push(number)
     else:
       self._happened(kind, number)
-    if self.coordinator.recorder.looked > looked:
-      self._looked(self.time)
+    if self.coordinator.milestones.evaluations > evaluations:
+      self._evaluated(self.time)
 
   def pause(self) -> bool:
     """Returns True: whatever is under way is part of the state."""
@@ -235,9 +236,9 @@ class VirtualRuntime:
     worker.message, worker.codec = self._store.trees.encode(
       worker.codec, payload, known.stage, scale
     )
-    self.coordinator.enter(index, 'push', self.time)
-    for waited in self._transfers.push(self.time, index, known.stage):
-      self._waited(waited)
+    self.coordinator.enter(index, 'wait', self.time)  # Until its push starts.
+    for other in self._transfers.push(self.time, index, known.stage):
+      self.coordinator.enter(other, 'push', self.time)
 
   def _push(self, index: int) -> None:
     """A push has arrived whole."""
@@ -259,7 +260,7 @@ class VirtualRuntime:
 
   def _delivered(self, delivered: Delivered) -> None:
     if delivered.size_bytes:
-      self.coordinator.carried(delivered.size_bytes)
+      self.coordinator.recorder.record_transfer(delivered.size_bytes)
     for index in delivered.ended:
       if self.coordinator.workers[index].phase == 'push':
         self._schedule(self.time, _PUSH, index)
@@ -273,12 +274,6 @@ class VirtualRuntime:
     self._workers[index].compute_s = seconds
     self._schedule(self.time + seconds, _COMPUTED, index)
 
-  def _waited(self, index: int) -> None:
-    """Says that a worker which was to push has only waited so far."""
-    # Who waits for the scheme has pushed; this one has not, until now.
-    self.coordinator.workers[index].phase = 'wait'
-    self.coordinator.enter(index, 'push', self.time)
-
   def _again(self, index: int) -> None:
     """Lets a worker compute its iteration once more."""
     worker = self._workers[index]
@@ -287,13 +282,13 @@ class VirtualRuntime:
 
   def _leave(self, index: int) -> None:
     worker = self._workers[index]
-    lost = self.coordinator.workers[index].phase != 'wait'
+    lost = self.coordinator.workers[index].is_iterating
     left = self._transfers.leave(self.time, index, lost=lost)
-    for waited in left.waited:
-      self._waited(waited)
+    for other in left.waiting:
+      self.coordinator.enter(other, 'wait', self.time)  # Ends one wait.
     l1 = self._store.forget(index, _counted(worker))
     if any(l1.values()):
-      self.coordinator.recorder.forgot(index, self.time, l1)
+      self.coordinator.recorder.record_lost_residual(index, self.time, l1)
     codec = self._store.trees.init(index)
     self._workers[index] = _InFlight(codec, life=worker.life + 1)
     for other in left.again:

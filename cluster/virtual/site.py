@@ -91,7 +91,7 @@ class VirtualSite:
       self.store = _summing(parts, learner, self._talks, workers)
     with named('config.checkpoint'):
       self.checkpoints = Checkpoints(
-        parts.files.workdir / 'checkpoints', **config.checkpoint.to_dict()
+        parts.files.workdir / 'checkpoints', keep=config.checkpoint.keep
       )
     self._config, self._parts = config, parts
     self.evaluate = parts.learned.evaluate
@@ -101,7 +101,7 @@ class VirtualSite:
     config, parts = self._config, self._parts
     with named('config.cluster'):
       events = script.parse(config.cluster.script, config.cluster.workers)
-    moving, looked = self._moving(coordinator)
+    moving, evaluated = self._moving(coordinator)
     return VirtualRuntime(
       coordinator=coordinator,
       store=self.store,
@@ -109,7 +109,7 @@ class VirtualSite:
       speed=parts.speed,
       transfers=moving,
       script=events,
-      looked=looked,
+      evaluated=evaluated,
     )
 
   def __call__(self) -> None:
@@ -131,7 +131,7 @@ class VirtualSite:
     sums = allreduce.AllreduceTransfers(
       _sums(config, parts, made), Traffic(coordinator.recorder)
     )
-    return sums, sums.looked
+    return sums, sums.record_evaluation
 
 
 def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:

@@ -44,11 +44,11 @@ class Left(NamedTuple):
   """What the death of a worker does to others.
 
   Attributes:
-    waited: Workers that had computed, and have waited since.
+    waiting: Workers that have computed, and wait for others to compute.
     again: Workers that compute their iteration again.
   """
 
-  waited: Sequence[int] = ()
+  waiting: Sequence[int] = ()
   again: Sequence[int] = ()
 
 
@@ -93,9 +93,18 @@ class Whole:
     return NOTHING
 
   def push(self, time: float, index: int, stage: int) -> Sequence[int]:
-    """Starts the push of a worker, and returns that nobody waited for it."""
+    """Starts the push of a worker that has computed.
+
+    Args:
+      time: Seconds.
+      index: Index of the worker.
+      stage: Stage of the wire.
+
+    Returns:
+      The workers whose pushes start now.
+    """
     self._start(time, index, self._sizes.push[stage], pulls=False)
-    return ()
+    return (index,)
 
   def advance(self, time: float) -> Delivered:
     """Moves to `time`, at most the network's next, and returns what arrives."""
@@ -240,12 +249,12 @@ class Pipelined:
     return Delivered(size_bytes, [] if member.pulling else [index])
 
   def push(self, time: float, index: int, stage: int) -> Sequence[int]:
-    """Starts the push of a worker, which has its pull; see Whole."""
+    """Starts the push of a worker that has its pull; see Whole."""
     del stage
     self._members[index].pulled = self._none()
     for server in range(len(self._missing)):
       self._start(time, index, server, pulls=False)
-    return ()
+    return (index,)
 
   def advance(self, time: float) -> Delivered:
     """Moves to `time`, at most the network's next, and returns what arrives."""

@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 from batching import r2sp
 from batching.batching import Done
 from configs import default
-from outputs import plain
+from outputs import serialization
 from sync import asp, bsp, ssp
 from sync import r2sp as turn_scheme
 from tests.support import turns
@@ -291,7 +291,7 @@ class MembersTest(parameterized.TestCase):
   def test_a_checkpoint_holds_all_of_it(self):
     made, rng = _tuning(3), np.random.default_rng(0)
     _rounds(made, self._TIMES, 34, rng=rng)
-    again = plain.read(*plain.write(made))
+    again = serialization.load(*serialization.dump(made))
     self.assertEqual(again, made)
     for tuning, same in ((made, copy.deepcopy(rng)), (again, rng)):
       _rounds(tuning, self._TIMES, 33, rng=same)

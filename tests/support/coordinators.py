@@ -17,6 +17,7 @@ from batching import fixed
 from cluster import coordinator
 from cluster.membership import admission as reception_
 from cluster.membership.process import Settings
+from cluster.milestones import Intervals, Milestones
 from cluster.network.streams import Listener, Security, connect
 from cluster.parameter_server import worker as worker_
 from cluster.parameter_server.admission import ParameterServerReception
@@ -32,7 +33,7 @@ from cluster.process.faults import Faults
 from learning.nothing import NoGradient, NoLearner
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.recorder import Milestones, Recorder
+from outputs.recorder import Recorder
 from sync import asp
 from wire import dense
 from wire.flat import Flat
@@ -114,11 +115,15 @@ class Coordinator:
       flat=self._flat, schedule=None, num_workers=num_workers
     )
     recorder = Recorder(
-      milestones=Milestones(10**6, 10**6, 10**6, 10**6, ()),
-      store=self.orders,
-      evaluate=None,
+      epoch=10**6,
       files=mock.create_autospec(RunFiles, instance=True),
       console=Console(target=10**6, clock='real'),
+    )
+    milestones = Milestones(
+      intervals=Intervals(10**6, 10**6, 10**6),
+      recorder=recorder,
+      store=self.orders,
+      evaluate=None,
     )
     self.accounting = recorder.accounting
     asked = coordinator.Coordinator(
@@ -127,6 +132,7 @@ class Coordinator:
       store=self.orders,
       stream=data.stream.Stream(num_examples=10**6, seed=0, ahead=0),
       recorder=recorder,
+      milestones=milestones,
       num_workers=num_workers,
     )
     deadlines = Deadlines(timeout_s=TIMEOUT_S, start_s=start_s, windows=False)
@@ -174,7 +180,7 @@ class Coordinator:
       index,
       learner=self._learner(*self._flat.initial(index)),
       flat=self._flat,
-      keeping=Keeping(self._parts / str(index), held={}, report=report),
+      keeping=Keeping(self._parts, f'server{index}', held={}, report=report),
       report=report,
     )
     self.servers.append(server)

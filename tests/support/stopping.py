@@ -78,6 +78,6 @@ def stop(run, *, saved_at, killed_at):
   run_step = run.runtime.step
   with (
     mock.patch.object(run.runtime, 'step', step),
-    mock.patch.object(run.checkpoints, 'due', lambda _: done in saved_at),
+    mock.patch.object(run.save_schedule, 'is_due', lambda _: done in saved_at),
   ):
     run()

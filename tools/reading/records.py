@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from outputs import formats
+
 # Rows of events.jsonl that are no events of a scheme.
 _LINKS = 'links'
 _KEPT = ('forgot', 'recalled')  # Residuals of workers.
@@ -149,12 +151,17 @@ def config(path: pathlib.Path) -> dict[str, Any]:
 
 
 def manifest(path: pathlib.Path) -> dict[str, Any]:
-  """Returns a run's manifest; arguments and errors are those of `config`."""
+  """Returns a run's manifest; arguments and errors are those of `config`.
+
+  A folder of an earlier version is refused.
+  """
   file = path / 'manifest.json'
   if not file.is_file():
     got = 'a folder without one' if path.is_dir() else 'no folder'
     raise ValueError(f'{path}: expected a run with manifest.json, got {got}.')
-  return _read(file, _CONFIG)
+  found = _read(file, _CONFIG)
+  formats.check_run_folder(found, path)
+  return found
 
 
 def has_events(run: RunRecord) -> bool:
@@ -163,8 +170,8 @@ def has_events(run: RunRecord) -> bool:
 
 
 def _keeps(config: Mapping[str, Any], output: str) -> bool:
-  """Returns whether a run writes an output; older runs write all."""
-  return config.get('outputs', {}).get(output, True)
+  """Returns whether a run writes an output."""
+  return bool(config['outputs'][output])
 
 
 def events(

@@ -7,7 +7,6 @@ allreduce, if it has one.
 
 import functools
 import importlib
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -126,6 +125,7 @@ class _Again:
       store=self,
       stream=learned.stream,
       recorder=self,
+      milestones=self,
       num_workers=workers,
       ahead=True,
     )
@@ -295,10 +295,8 @@ def _until(
 
 def _saved(path: pathlib.Path) -> dict[str, Any]:
   """Returns the learner of the newest checkpoint."""
-  saved = checkpoints.Checkpoints(
-    path / 'checkpoints', every_s=math.inf, every_examples=0, keep=1
-  )
-  state = saved.restore()
-  saved.close()
-  require(state is not None, f'{path}', 'a run with a checkpoint', 'none')
+  directory = path / 'checkpoints'
+  steps = checkpoints.steps(directory)
+  require(bool(steps), f'{path}', 'a run with a checkpoint', 'none')
+  state = checkpoints.read(directory, steps[-1])[checkpoints.COORDINATOR]
   return state['runtime']['store']['learner']

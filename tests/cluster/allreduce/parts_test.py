@@ -15,6 +15,7 @@ from cluster import coordinator
 from cluster.allreduce.assignment import Dealing
 from cluster.allreduce.step_statistics import Booking, Books, Entry
 from cluster.membership.members import Member
+from cluster.milestones import Milestones
 from outputs.recorder import Recorder
 from sync import bsp
 
@@ -64,13 +65,15 @@ class BooksTest(parameterized.TestCase):
 def _coordinator(workers, *, ahead=True, batch=8):
   store = mock.Mock(version=0, scalings=[])
   stream = data.stream.Stream(num_examples=1000, seed=0, ahead=0)
-  recorder = mock.create_autospec(Recorder, instance=True, finished=False)
+  recorder = mock.create_autospec(Recorder, instance=True)
+  milestones = mock.create_autospec(Milestones, instance=True, finished=False)
   made = coordinator.Coordinator(
     scheme=bsp.make(num_workers=workers),
     batching=fixed.make(num_workers=workers, worker_batch=batch),
     store=store,
     stream=stream,
     recorder=recorder,
+    milestones=milestones,
     num_workers=workers,
     ahead=ahead,
   )
@@ -123,7 +126,7 @@ class BookingTest(parameterized.TestCase):
     }
     made, recorder = self._booked(entries, time=16.0, dealt_at=dealt_at)
     spans = {0: [], 1: [], 2: []}
-    for call in recorder.span.call_args_list:
+    for call in recorder.record_span.call_args_list:
       worker, phase, start, end, _ = call.args
       if end > start:
         spans[worker].append((phase, start, end))
@@ -137,12 +140,12 @@ class BookingTest(parameterized.TestCase):
     own = [('compute', 10.5, 14.0), ('push', 14.0, 16.0)]
     self.assertEqual(spans[1], first + own)
     self.assertIn(('compute', 11.0, 13.0), spans[2])
-    made.carried.assert_called_once_with(300)
+    recorder.record_transfer.assert_called_once_with(300)
 
   def test_clocks_that_differ_make_no_phase_negative(self):
     entries = {0: Entry(-3.0, 99.0, 1.0, 8, 0, math.nan, 1)}
     _, recorder = self._booked(entries, time=12.0, joining=(1, 2))
-    for call in recorder.span.call_args_list:
+    for call in recorder.record_span.call_args_list:
       _, _, start, end, _ = call.args
       self.assertLessEqual(10.0, start)
       self.assertLessEqual(start, end)

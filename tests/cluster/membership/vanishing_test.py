@@ -56,7 +56,7 @@ class VanishingTest(parameterized.TestCase):
       0,
       learner=NoLearner(*flat.initial(0)),
       flat=flat,
-      keeping=Keeping(pathlib.Path('none'), held={}, report=report),
+      keeping=Keeping(pathlib.Path('none'), 'server0', held={}, report=report),
       report=report,
     )
     self.server.open('127.0.0.1', Security())

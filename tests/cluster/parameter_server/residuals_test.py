@@ -16,7 +16,7 @@ from absl.testing import absltest
 from cluster.parameter_server import residuals
 from cluster.parameter_server.residuals import Remembered, Since
 from learning.nothing import NoGradient, NoLearner
-from outputs import stores
+from outputs import checkpoints
 from tests.support import coordinators, processes
 from tools import recompute
 from wire import sparse
@@ -102,8 +102,9 @@ class _Run:
     parts = self.coordinator.orders.save(step)
     there = [part.result(timeout=coordinators.START_S) for part in parts]
     found = residuals.in_checkpoint(self.directory, step)
-    folders = [residuals.of_worker(self.directory, k) for k in found]
-    kept = [stores.read(folder / str(step))['left:'] for folder in folders]
+    names = [residuals.worker_part(worker) for worker in found]
+    parts = checkpoints.read(self.directory, step, names).values()
+    kept = [part['left:'] for part in parts]
     return state, there[2:], np.sum(kept, axis=0, dtype=np.float64)
 
   def arrived(self):
@@ -199,14 +200,13 @@ class RememberedTest(absltest.TestCase):
     self.own.note(1, self._state(2))
     for step, after in ((3, 0), (4, 1)):
       self.own.answer({'save': step, 'since': [after, None, []]}, print)
-      folder = residuals.of_worker(self.directory, 1) / str(step)
-      np.testing.assert_array_equal(
-        stores.read(folder)['left:'], np.full(_SIZE, after + 1)
-      )
+      name = residuals.worker_part(1)
+      part = checkpoints.read(self.directory, step, [name])[name]
+      np.testing.assert_array_equal(part['left:'], np.full(_SIZE, after + 1))
 
   def test_a_full_disk_is_told(self):
     said = []
-    (self.directory / 'worker1').write_text('in the way')
+    (self.directory / '3').write_text('in the way')
     self.own.answer({'save': 3, 'since': [None, None, []]}, said.append)
     self.assertRegex(said[0]['error'], 'Error: ')
 

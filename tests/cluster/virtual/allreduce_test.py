@@ -54,7 +54,7 @@ class SameTest(parameterized.TestCase):
     runs = [
       small.trained(
         route__name='forest',
-        route__range_bytes=bucket_bytes,
+        route__bucket_bytes=bucket_bytes,
         route__overlap=overlap,
         **sums.links(1e4),
       )
@@ -98,7 +98,7 @@ class TimeTest(parameterized.TestCase):
       size,
       route__name='ring',
       route__overlap=False,
-      route__range_bytes=np.inf,
+      route__bucket_bytes=np.inf,
       cluster__speed__slowdown=(1.0,),
       cluster__network__worker_latency_s=(latency_s,),
       epochs=1.0,
@@ -125,7 +125,7 @@ class TimeTest(parameterized.TestCase):
         size,
         route__name='ring',
         route__overlap=False,
-        route__range_bytes=np.inf,
+        route__bucket_bytes=np.inf,
         cluster__speed__slowdown=(1.0,),
         wire__dense__dtype=each,
         epochs=1.0,
@@ -194,7 +194,7 @@ class TimeTest(parameterized.TestCase):
     backward_s = 2 * (n - 1) / n * size / _MB
     fields = {
       'route__name': 'forest',
-      'route__range_bytes': float(sums.CHUNK),
+      'route__bucket_bytes': float(sums.CHUNK),
       'cluster__speed__slowdown': (1.0,),
       'epochs': 1.0,
       **sums.constant(1.5 * backward_s, n),
@@ -225,7 +225,7 @@ class TimeTest(parameterized.TestCase):
       _, summary = sums.timed(
         size,
         route__name='forest',
-        route__range_bytes=0.0,
+        route__bucket_bytes=0.0,
         cluster__speed__layers=str(path),
         cluster__speed__slowdown=(1.0,),
         epochs=1.0,
@@ -288,7 +288,7 @@ class PhaseTest(parameterized.TestCase):
       run, _ = sums.timed(
         size,
         route__name='ring',
-        route__range_bytes=bucket_bytes,
+        route__bucket_bytes=bucket_bytes,
         cluster__speed__slowdown=(1.0, 1.0, slowest),
         epochs=1.0,
         **sums.constant(1.0, 3),

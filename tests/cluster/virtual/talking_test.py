@@ -172,7 +172,7 @@ class RunTest(parameterized.TestCase):
         4 * 64 * 1536,
         route__name='ring',
         route__overlap=overlap,
-        route__range_bytes=bucket_bytes,
+        route__bucket_bytes=bucket_bytes,
         wire__name='sparse',
         wire__sparse__chunk=1536,
         wire__sparse__sparsity=0.75,

@@ -64,7 +64,7 @@ class RowsTest(parameterized.TestCase):
   )
   def test_they_tell_what_each_link_has_carried(self, route, changed):
     size = 37 * _CHUNK + 400
-    run, summary = _run(size, route, route__range_bytes=float('inf'), **changed)
+    run, summary = _run(size, route, route__bucket_bytes=float('inf'), **changed)
 
     (formed,) = _links(run, 'forest')
     rows = _links(run, 'traffic')
