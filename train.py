@@ -1,8 +1,7 @@
 """Builds a run from a config.
 
-`build` checks the whole config and makes the scheme, the batching, the wire,
-the route, what is learned and the place where it is learned; calling what it
-returns trains.
+`build` checks the whole config, creates scheme, batching, wire, route, model,
+data and runtime, and returns a run; calling the run trains.
 """
 
 import copy
@@ -40,7 +39,7 @@ from outputs.files import RunFiles
 from outputs.manifests import manifest
 from outputs.recorder import Recorder
 from route import links
-from route.route import Allreduce, Plan, unused
+from route.route import Allreduce, ParameterServer, Plan, unused
 from sync.scheme import Scheme
 from wire.codec import Wire
 
@@ -67,23 +66,23 @@ def build(
   """Returns the run that a config describes, or this process's part in it.
 
   Args:
-    config: As made by a file of configs/; every field is checked first.
-    workdir: Folder for the outputs; None makes a new one under runs/.  If it
-      holds a run of the same config, that run goes on from its checkpoint.
-    scheme: Replaces the one that config.sync names.
-    task: Replaces the one of the model that config.model names.
-    dataset: Replaces the one that config.data names.
-    process: Which one of a distributed run this is: what `roles.find` takes as
-      role and coordinator, as far as the environment does not say it.
+    config: Config from a file of configs/; every field is checked first.
+    workdir: Folder for the outputs; None for a new one under runs/.  If it
+      holds a run of the same config, that run resumes from its checkpoint.
+    scheme: Scheme instead of the one that config.sync names.
+    task: Task instead of that of the model that config.model names.
+    dataset: Data set instead of the one that config.data names.
+    process: Role and coordinator of this process of a distributed run, as
+      `roles.find` takes them, unless the environment has them.
     own_process: Whether this process trains no model in another run: if this
-      run has none, JAX then starts without accelerators.
+      run has no model, JAX then starts without accelerators.
 
   Raises:
-    ValueError: If anything about the config is wrong; names the field, what
-      was expected and what came.  If `workdir` holds another run.
-    OSError: If the folder cannot be made.
-    Unmendable: If another process coordinates a distributed run, and has not written
-      in time where it is to be found; starting again may help.
+    ValueError: If a field of the config is wrong; names the field, what was
+      expected and what came.  If `workdir` holds another run.
+    OSError: If the folder cannot be created.
+    Unmendable: If another process coordinates a distributed run and has not
+      written its address in time; a restart may help.
   """
   own = {
     'scheme': scheme,
@@ -109,14 +108,14 @@ def build(
 
 
 def check(config: ConfigDict) -> Mapping[str, Any]:
-  """Checks the config of a virtual run in little time; makes no folder.
+  """Checks the config of a virtual run in little time; creates no folder.
 
-  It is refused as by `build`, but for what only a model and data show, which
-  take seconds to make: their own fields and files, and how many examples there
-  are.
+  The checks are those of `build` without those that need the model and the
+  data, which take seconds to create: their own fields and files, and the number
+  of examples.
 
   Returns:
-    The config with what the plan has decided.
+    The config with the choices of the plan.
 
   Raises:
     ValueError: As of `build`.
@@ -141,7 +140,7 @@ def _made(
   *,
   own_process: bool = False,
 ) -> tuple[Run | Site, Mapping[str, Any]]:
-  """Returns the run, or this process's part in it, and what describes it."""
+  """Returns the run, or this process's part in it, and its description."""
   placement.keep_cpu()
   scheme = copy.deepcopy(own['scheme']) or made(
     'sync', choose, num_workers=config.cluster.workers
@@ -229,7 +228,7 @@ def _run(
 
 
 def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
-  """Returns what chooses a section of the config, all of which is checked."""
+  """Checks the whole config; returns a function that selects a section."""
   defaults = default.get_config()
   sections.check_fields(config, defaults)
   sections.check_values(config)
@@ -242,13 +241,13 @@ def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
 def _plan(
   config: ConfigDict, choose: Choose, scheme: Scheme, wire: Wire
 ) -> Plan:
-  """Returns where everything travels, if scheme and wire can do so."""
+  """Returns the plan of the route, once scheme and wire are known to fit it."""
   route = config.route
   virtual = config.cluster.runtime == 'virtual'
   made_ = made('route', choose)
   known = links.virtual(config).cluster if virtual else None
   with named(f'config.route.{route.name}'):
-    plan = made_.plan(
+    plan: Plan = made_.plan(
       known,
       num_workers=config.cluster.workers,
       distributed=not virtual,
@@ -256,9 +255,9 @@ def _plan(
       bucket_bytes=sections.bucket_bytes(config),
       overlap=route.overlap,
     )
-    require(
-      isinstance(plan, Plan), 'plan', 'ParameterServer or Allreduce', plan
-    )
+    expected = 'ParameterServer or Allreduce'
+    is_plan = isinstance(plan, (ParameterServer, Allreduce))
+    require(is_plan, 'plan', expected, plan)
   reason = f'config.route.name is {route.name!r}'
   sections.check_default(config, default.get_config(), unused(plan), reason)
   combinations.check(config, plan, scheme, wire)
@@ -273,7 +272,7 @@ def _uses_accelerators(config: ConfigDict, plan: Plan) -> bool:
 
 
 def _resolved(config: ConfigDict, plan: Plan) -> ConfigDict:
-  """Returns a config that says what servers or ranges the plan has."""
+  """Returns the config with the servers or buckets that the plan has chosen."""
   resolved = copy.deepcopy(config)
   own = resolved.route[resolved.route.name]
   if isinstance(plan, Allreduce):

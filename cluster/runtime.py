@@ -136,7 +136,7 @@ class Site(Protocol):
   store: ParameterStore
   checkpoints: Saving
   evaluate: Evaluation | None
-  later: Callable[[Callable[[], Any]], Future] | None
+  later: Callable[[Callable[[], Any]], Future[Any]] | None
 
   def runtime(self, coordinator: Coordinator) -> Runtime:
     """Returns what runs the events, for the process that is the coordinator."""

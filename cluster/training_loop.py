@@ -87,12 +87,13 @@ class Run:
     if self.called:
       raise RuntimeError('A run runs once; build another one.')
     self.called = True
-    summary = self.files.finished()
-    if summary is None:
+    finished = self.files.finished()
+    if finished is None:
       summary = self._train()
     else:
       logging.info('The run in %s has finished before.', self.files.workdir)
       self.files.release()
+      summary = finished
     self.console.table(self.name, summary)
     logging.info('Outputs are in %s', self.files.workdir)
     return summary

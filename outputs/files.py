@@ -32,8 +32,7 @@ _HOSTS = (
 )
 _BOARD = 'events.out.tfevents.*'
 _APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
-_PLOTTED = ('accuracy', 'loss', 'learning_rate', 'waiting_share')
-_PLOTTED += ('loss_scale',)
+_PLOTTED = ('accuracy', 'loss', 'loss_scale', 'learning_rate', 'waiting_share')
 
 
 class RunFiles:
@@ -304,9 +303,13 @@ class RunFiles:
         self._plot(json.loads(line))
       return
     for worker in range(num_workers if self.timeline else 0):
-      name = {'name': f'worker {worker}'}
-      row = {'name': 'thread_name', 'ph': 'M', 'args': name}
-      row |= {'pid': 0, 'tid': worker}
+      row = {
+        'name': 'thread_name',
+        'ph': 'M',
+        'args': {'name': f'worker {worker}'},
+        'pid': 0,
+        'tid': worker,
+      }
       line = (',\n' if worker else '[\n') + _dumps(row)
       self._files['trace.json'].write(line)
 

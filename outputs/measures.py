@@ -77,7 +77,8 @@ class Spread:
   def rows(self) -> list[int]:
     """Returns the indices of the rows that have numbers, ascending."""
     self.fold()
-    return np.unique(self.keys // (_BINS * self.columns)).tolist()
+    rows = np.unique(self.keys // (_BINS * self.columns))
+    return [int(row) for row in rows]
 
   def quantiles(
     self, column: int, row: int | None = None, *, zeros: float = 0.0

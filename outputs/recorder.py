@@ -20,8 +20,10 @@ from sync import record
 from sync.scheme import Decision, Push
 
 # Attributes of a recorder that change during a run.
-_STATE = ('accounting', 'measures', '_losses', '_sums', '_thresholds')
-_STATE += ('_figures', '_wall_before_s')
+_STATE = (
+  *('accounting', 'measures', '_losses', '_sums', '_thresholds'),
+  *('_figures', '_wall_before_s'),
+)
 
 
 class PushLoss(NamedTuple):

@@ -21,7 +21,7 @@ import pickle
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +144,7 @@ def _checksum(tree: Mapping[str, np.ndarray]) -> int:
     leaf = np.ascontiguousarray(tree[name])
     header = f'{name} {leaf.dtype} {leaf.shape}'.encode()
     checksum = zlib.crc32(header, checksum)
-    checksum = zlib.crc32(leaf.reshape(-1).view(np.uint8), checksum)
+    checksum = zlib.crc32(leaf.reshape(-1).view(np.uint8).data, checksum)
   return checksum
 
 
@@ -171,7 +171,7 @@ class _Unpickler(pickle.Unpickler):
   def __init__(self, file: io.BytesIO, arrays: Sequence[jax.Array]):
     super().__init__(file)
     self._arrays = arrays
-    self._stand_ins: dict[type, type] = {}
+    self._stand_ins: dict[type | None, type] = {}
 
   def persistent_load(self, number: Any) -> jax.Array:
     if type(number) is not int or not 0 <= number < len(self._arrays):
@@ -213,8 +213,8 @@ def _stand_in(found: type | None, name: str) -> type:
     fields = vars(found).get('_fields')
     if isinstance(fields, tuple) and found.__bases__ == (tuple,):
       return _NotCalled(name, (), {'__new__': _tuple_of(found, len(fields))})
-  says = found is not None and vars(found).get('is_state') is True
-  if says and not hasattr(found, '__setstate__'):
+  is_state = found is not None and vars(found).get('is_state') is True
+  if found is not None and is_state and not hasattr(found, '__setstate__'):
     return _NotCalled(name, (), {'__new__': _instance_of(found)})
   raise pickle.UnpicklingError(
     f'Expected plain data, got {name}, which is neither a named tuple nor a '
@@ -252,7 +252,7 @@ def _blank(cls: Any, shape: tuple[int, ...], kind: bytes) -> np.ndarray:
   """Returns an empty array that NumPy fills afterwards."""
   if cls is not _ARRAY or shape != (0,):
     raise pickle.UnpicklingError(f'Expected an empty array, got {shape}.')
-  return np.ndarray(shape, kind)
+  return np.ndarray(shape, np.dtype(kind.decode()))
 
 
 def _scalar(dtype: np.dtype, data: bytes) -> Any:
@@ -260,14 +260,20 @@ def _scalar(dtype: np.dtype, data: bytes) -> Any:
 
 
 def _from_buffer(
-  data: Any, dtype: np.dtype, shape: tuple[int, ...], order: str
+  data: Any, dtype: np.dtype, shape: tuple[int, ...], order: Literal['C', 'F']
 ) -> np.ndarray:
-  return np.frombuffer(data, dtype).reshape(shape, order=order)
+  flat: np.ndarray = np.frombuffer(data, dtype)
+  return flat.reshape(shape, order=order)
+
+
+def _method(function: Any) -> Any:
+  """Returns the bound method that calls a function."""
+  return function.__call__
 
 
 _MOST_ITEM_BYTES = 1 << 12
 _ARRAY = object()  # An argument of `_reconstruct`; never called.
-# Calls of classes, not the classes: a pickle could change what these are.
+# Methods that call classes and functions, which a pickle cannot change.
 _CONSTRUCTED: dict[tuple[str, str], Any] = {
   (kind.__module__, kind.__name__): type.__call__.__get__(kind)
   for kind in (
@@ -276,8 +282,8 @@ _CONSTRUCTED: dict[tuple[str, str], Any] = {
   )
 } | {
   ('numpy', 'ndarray'): _ARRAY,
-  ('numpy', 'dtype'): _dtype.__call__,
-  ('numpy._core.multiarray', '_reconstruct'): _blank.__call__,
-  ('numpy._core.multiarray', 'scalar'): _scalar.__call__,
-  ('numpy._core.numeric', '_frombuffer'): _from_buffer.__call__,
+  ('numpy', 'dtype'): _method(_dtype),
+  ('numpy._core.multiarray', '_reconstruct'): _method(_blank),
+  ('numpy._core.multiarray', 'scalar'): _method(_scalar),
+  ('numpy._core.numeric', '_frombuffer'): _method(_from_buffer),
 }

@@ -343,7 +343,8 @@ class _Draws:
       key=np.array([self.seed, worker], np.uint64),
       counter=np.array([0, number, self.stream, 0], np.uint64),
     )
-    return getattr(np.random.Generator(philox), self.method)(_BLOCK).tolist()
+    draw = getattr(np.random.Generator(philox), self.method)
+    return [float(value) for value in draw(_BLOCK)]
 
 
 def _jitter(sigma: float, z: float) -> float:

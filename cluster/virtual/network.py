@@ -10,6 +10,7 @@ import bisect
 import heapq
 import math
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -280,7 +281,9 @@ class Network:
     holders = self._dirty | {index: None for _, index in self._drains}
     waiting = self._order.copy()  # It is ordered, and so a heap.
     levels: dict[int, float] = {}
-    held: dict[int, list] = {}  # Open links: flows held elsewhere, their rate.
+    held: dict[
+      int, list[Any]
+    ] = {}  # Open links: flows held elsewhere, their rate.
     free = len(self._flows)
     while free:
       bound, index = heapq.heappop(waiting)
@@ -372,4 +375,4 @@ def _vector(
   if array.shape != (hosts,) or not hosts or not valid.all():
     wanted = f'{hosts or 1} numbers {"in [0, inf)" if finite else "> 0"}'
     raise ValueError(f'{name}: expected {wanted}, got {values}.')
-  return array.tolist()
+  return [float(value) for value in array]

@@ -85,7 +85,7 @@ class PredictTest(parameterized.TestCase):
       'forest',
       'slow',
       cluster__speed__fixed_s=30.0,
-      route__range_bytes=40_000.0,
+      route__bucket_bytes=40_000.0,
     )
     calibration = calibrate.measure(folder)
     found = calibrate.predict(calibration, folder)

@@ -201,7 +201,7 @@ def _run(workers, **fields):
     checkpoint__every_examples=96,
     route__name='forest',
     route__forest__cluster=f'full_mesh({workers}, 1)',
-    route__range_bytes=20_000.0,
+    route__bucket_bytes=20_000.0,
     epochs=1.0,
     **{'model__mlp__hidden': (512,), 'optimizer__sgd__momentum': 0.9} | fields,
   )

@@ -1,4 +1,4 @@
-"""Tests for tools.replay: recorded runs give the same verdicts again."""
+"""Tests for tools.replay: recorded runs give the same decisions again."""
 
 import contextlib
 import io
@@ -46,7 +46,7 @@ class ReplayTest(parameterized.TestCase):
     lines = done.stdout.splitlines()
     for folder, line in zip(folders, lines, strict=True):
       count = len((folder / 'events.jsonl').read_text().splitlines())
-      self.assertEqual(line, f'{folder}: {count} events, the same verdicts.')
+      self.assertEqual(line, f'{folder}: {count} events, the same decisions.')
 
   @parameterized.parameters({'sync__elastic__bound': 1.0}, {})
   def test_a_bound_is_that_of_the_run_and_none_if_it_is_older(self, **changed):
