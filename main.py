@@ -34,8 +34,8 @@ _PROCESS = {
   ),
 }
 # The flag's name until November 2026.
-flags.DEFINE_alias('lead', 'coordinator')  # type: ignore[no-untyped-call]
-flags.mark_flag_as_required('config')
+flags.DEFINE_alias('lead', 'coordinator')
+flags.mark_flag_as_required('config')  # type: ignore[no-untyped-call]
 
 
 def main(argv: list[str]) -> None:

@@ -72,7 +72,7 @@ class AllreduceSite(Process):
       rest = talks.ITEM * (self._pool.size - self._pool.gradient)
       stages = range(len(self._talks.said))
       self._sizes = [sum(self._talks.size_bytes(n)) + rest for n in stages]
-    self._pace: Sequence[layers.Range] = ()
+    self._pace: Sequence[layers.Bucket] = ()
     early = self._talks is None or any(self._talks.early)
     if early and speed and learned.schedule is None:
       self._pace = layers.of_run(

@@ -68,7 +68,7 @@ class Remembered:
     self._begins = True
 
   def recall(self, since: Since) -> Any:
-    """Returns the codec states to continue with; fresh ones if these are gone."""
+    """Returns the codec states of an identity; fresh ones if they are gone."""
     states = self._find(since)
     self.recalled = self._begins and states is not None and since.any
     self._begins = False

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.speed.layers import Range
+from cluster.speed.layers import Bucket
 from cluster.traffic import Ends, Mark, Planned, Sent, Traffic, Window
 from cluster.virtual.transfers import Delivered, Left
 from route import links
@@ -54,7 +54,7 @@ class Sums:
     *,
     believed: Cluster | None,
     forest: Forests,
-    stages: Sequence[Sequence[Sequence[Range]]],
+    stages: Sequence[Sequence[Sequence[Bucket]]],
     overlap: bool,
     range_s: float,
     chunk_bytes: int,
@@ -137,7 +137,7 @@ class Sums:
     true, latency_s = self._true
     left = _left(true, members)
     # All stages use one forest: that of the last stage.
-    size = sum(each.bytes for ranges in self._stages[-1] for each in ranges)
+    size = sum(each.bytes for buckets in self._stages[-1] for each in buckets)
     if self._believed is None:
       own = {ends: latency_s[ends] for ends in left.capacity_Bps}
       believed, forest = left, self._forest(left, size, own)
@@ -162,13 +162,13 @@ class Sums:
     """Returns the timing of some workers in a stage of the wire."""
     planned, allreduce, Bps = self._forest_of(members)
     rounds = []
-    for ranges in self._stages[stage]:
+    for buckets in self._stages[stage]:
       chunk_bytes = dealing.chunk_bytes(
-        sum(each.bytes for each in ranges),
+        sum(each.bytes for each in buckets),
         [float(tree.share) for tree in planned.forest.trees],
         most=self._chunk_bytes,
       )
-      sizes, of_chunk = _chunks(ranges, chunk_bytes)
+      sizes, of_chunk = _chunks(buckets, chunk_bytes)
       begins = np.diff(of_chunk, prepend=-1) > 0
       through = allreduce.with_chunks(sizes, begin_s=self._range_s * begins)
       rounds.append((through, of_chunk))
@@ -185,11 +185,11 @@ class Sums:
 
 
 def _chunks(
-  ranges: Sequence[Range], chunk_bytes: int
+  buckets: Sequence[Bucket], chunk_bytes: int
 ) -> tuple[list[int], np.ndarray]:
   """Returns the bytes of each chunk, and its bucket, int [chunks]."""
   sizes, of_chunk = [], []
-  for number, each in enumerate(ranges):
+  for number, each in enumerate(buckets):
     whole, rest = divmod(each.bytes, chunk_bytes)
     chunks = [chunk_bytes] * whole + ([rest] if rest else [])
     sizes += chunks

@@ -15,7 +15,7 @@ from typing import Any
 from cluster.coordinator import Coordinator
 from cluster.speed.speed import Speed
 from cluster.virtual.allreduce import AllreduceTransfers
-from cluster.virtual.script import Scripted
+from cluster.virtual.script import ScriptEntry
 from cluster.virtual.store import LocalParameterStore
 from cluster.virtual.transfers import NOTHING, Delivered, Pipelined, Whole
 from learning import scaling
@@ -74,7 +74,7 @@ class VirtualRuntime:
     gradient: Gradient,
     speed: Speed,
     transfers: Whole | Pipelined | AllreduceTransfers,
-    script: Sequence[Scripted],
+    script: Sequence[ScriptEntry],
     evaluated: Callable[[float], None],
   ):
     """Creates a cluster at time 0.

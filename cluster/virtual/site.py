@@ -12,7 +12,7 @@ from cluster import talks
 from cluster.coordinator import Coordinator
 from cluster.runtime import Parts
 from cluster.speed import build
-from cluster.speed.layers import Range
+from cluster.speed.layers import Bucket
 from cluster.speed.speed import Speed
 from cluster.traffic import Traffic
 from cluster.virtual import allreduce, script, stages, transfers
@@ -194,7 +194,7 @@ def _summing(
 def _sums(
   config: ConfigDict,
   plan: Allreduce,
-  buckets: Sequence[Sequence[Sequence[Range]]],
+  buckets: Sequence[Sequence[Sequence[Bucket]]],
 ) -> allreduce.Sums:
   """Returns the durations of the run's allreduces.
 

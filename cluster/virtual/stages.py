@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from cluster import talks
 from cluster.speed import layers
-from cluster.speed.layers import Range
+from cluster.speed.layers import Bucket
 from learning.learning import Learning
 from learning.pool import FLOAT32
 from route.route import Allreduce
@@ -22,7 +22,7 @@ def of_run(
   talked: Talks | None,
   *,
   copy_Bps: float = math.inf,
-) -> list[list[list[Range]]]:
+) -> list[list[list[Bucket]]]:
   """Returns it by stage of the wire and round of a conversation.
 
   Args:
@@ -38,11 +38,11 @@ def of_run(
     dtype = wire.push.dtype
     return [[layers.of_run(config, learned, size, dtype, copy_Bps=copy_Bps)]]
   stats = talks.ITEM * learned.elements[1] + learned.other_bytes
-  rest = [Range(stats, 1.0)] if stats else []
+  rest = [Bucket(stats, 1.0)] if stats else []
   found = []
   for stage, early in enumerate(talked.early):
     sizes = talked.size_bytes(stage)
-    *rounds, last = ([Range(each, 1.0)] for each in sizes)
+    *rounds, last = ([Bucket(each, 1.0)] for each in sizes)
     if early and plan.overlap:
       count = early.count(talked.size) * early.chunk
       alone = talks.ITEM * (talked.said[stage][0] - count)
@@ -51,7 +51,7 @@ def of_run(
       dense = layers.of_run(config, learned, size, FLOAT32, copy_Bps=copy_Bps)
       # As if what is chosen lay evenly in the gradient.
       spread = layers.spread(dense, [each * (end - at) for at, end in parts])
-      rounds, last = [], [*spread, Range(alone, 1.0, spread[-1].copy_s)]
+      rounds, last = [], [*spread, Bucket(alone, 1.0, spread[-1].copy_s)]
     after = [each._replace(copy_s=last[-1].copy_s) for each in rest]
     found.append([*rounds, [*last, *after]])
   return found

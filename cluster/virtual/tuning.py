@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from cluster import talks
 from cluster.speed import build
-from cluster.speed.layers import Range
+from cluster.speed.layers import Bucket
 from cluster.virtual import stages
 from cluster.virtual.allreduce import Sums
 from configs import sections
@@ -76,7 +76,7 @@ def tuned(
     overlap, _ = learned.find_overlap(wanted=plan.overlap)
     overlaps = overlap != Overlap.NONE
     copy_Bps = _COPY_Bps if overlap == Overlap.COPIES else math.inf
-  made: dict[tuple[Range, ...], float] = {}
+  made: dict[tuple[Bucket, ...], float] = {}
   for size in _sizes(learned, talked):
     each = plan._replace(bucket_bytes=size)
     *_, (ranges,) = stages.of_run(

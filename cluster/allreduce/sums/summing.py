@@ -14,7 +14,7 @@ from cluster.allreduce.sums.memory import Memory, Nothing
 from cluster.network import memory
 from cluster.network.handshake import Security
 from cluster.process.faults import Fault, Faults, Kind
-from cluster.speed.layers import Range
+from cluster.speed.layers import Bucket
 from data.stream import Ranges
 from learning.learning import Learner, Streaming
 from learning.pool import FLOAT32, Filling, Pool
@@ -163,7 +163,7 @@ class HostSumming:
     security: Security,
     timeout_s: float,
     faults: Faults,
-    pace: Sequence[Range] = (),
+    pace: Sequence[Bucket] = (),
   ):
     """Listens to nobody yet.
 
