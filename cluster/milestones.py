@@ -1,4 +1,4 @@
-"""When a run is logged, evaluated, saved and complete.
+"""Milestones of a run: decides when it is logged, evaluated, saved and ended.
 
 The coordinator has `Milestones` review the run after each decision of the
 scheme, before it releases workers: an evaluation is of the version of exactly

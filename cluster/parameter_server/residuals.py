@@ -36,7 +36,7 @@ class Since(NamedTuple):
 
   @property
   def any(self) -> bool:
-    """Whether the residual can be other than 0."""
+    """True if the residual can be other than 0."""
     return self.after is not None or bool(self.workers)
 
 

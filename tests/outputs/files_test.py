@@ -131,9 +131,7 @@ class InterruptedWriteTest(parameterized.TestCase):
     self.assertEqual(stopping.results(run)['events'], expected['events'])
 
   @parameterized.parameters(0, 100)
-  def test_a_damaged_manifest_is_rewritten_if_the_lock_knows_it(
-    self, size
-  ):
+  def test_a_damaged_manifest_is_rewritten_if_the_lock_knows_it(self, size):
     expected, _ = stopping.straight('asp')
     self._stopped()
     path = self.folder / 'manifest.json'

@@ -16,7 +16,7 @@ _SHARES = {'median_s': 0.5, 'p95_s': 0.95}
 
 
 def _quantiles(values):
-  """What NumPy says."""
+  """Returns the quantiles by NumPy."""
   return {
     name: np.quantile(values, share, method='inverted_cdf')
     for name, share in _SHARES.items()
