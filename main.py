@@ -1,7 +1,7 @@
 """Runs one experiment: python main.py --config=configs/vgg16_elastic.py.
 
-Exit codes: 0, the run has finished; 1 and 2, for good, as no retry can mend it;
-75, what went wrong may pass, and the same command goes on; 130 and 143, SIGINT
+Exit codes: 0, the run has finished; 1 and 2, a permanent error; 75, an error
+that may pass, after which the same command resumes the run; 130 and 143, SIGINT
 and SIGTERM.
 """
 
@@ -33,8 +33,9 @@ _PROCESS = {
     'coordinator', '', 'HOST:PORT where the coordinator listens.'
   ),
 }
-flags.DEFINE_alias('lead', 'coordinator')  # Its name until November 2026.
-flags.mark_flag_as_required('config')
+# The flag's name until November 2026.
+flags.DEFINE_alias('lead', 'coordinator')
+flags.mark_flag_as_required('config')  # type: ignore[no-untyped-call]
 
 
 def main(argv: list[str]) -> None:
@@ -48,11 +49,11 @@ def main(argv: list[str]) -> None:
     sys.exit(130)
   except Unmendable as error:
     logging.error('%s', error)
-    end(LOST)  # Threads may wait for others for ever.
+    end(LOST)  # Threads may wait for other processes for ever.
 
 
 def _run(process: dict[str, str]) -> None:
-  """Trains; an error that may pass ends the process with LOST."""
+  """Trains; a transient error ends the process with the code LOST."""
   config = _CONFIG.value
   build = functools.partial(
     train.build,
@@ -75,7 +76,7 @@ def _run(process: dict[str, str]) -> None:
   except OSError as error:
     if not transient.is_transient(error):
       raise
-    logging.exception('The run has met an error that may pass')
+    logging.exception('The run has met a transient error')
     end(LOST)
 
 

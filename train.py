@@ -1,8 +1,7 @@
 """Builds a run from a config.
 
-`build` checks the whole config and makes the scheme, the batching, the wire,
-the route, what is learned and the place where it is learned; calling what it
-returns trains.
+`build` checks the whole config, creates scheme, batching, wire, route, model,
+data and runtime, and returns a run; calling the run trains.
 """
 
 import copy
@@ -20,6 +19,7 @@ from batching import build as batching
 from batching.batching import Batching
 from cluster import combinations
 from cluster.coordinator import Coordinator
+from cluster.milestones import Intervals, Milestones, SaveSchedule
 from cluster.process import devices
 from cluster.runtime import Parts, Site
 from cluster.speed import driving
@@ -33,12 +33,13 @@ from data.dataset import Dataset
 from learning import build as learning
 from learning import compilations, placement
 from learning.learning import Learning
+from outputs import serialization
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.manifests import manifest
-from outputs.recorder import Milestones, Recorder
+from outputs.recorder import Recorder
 from route import links
-from route.route import Allreduce, Plan, unused
+from route.route import Allreduce, ParameterServer, Plan, unused
 from sync.scheme import Scheme
 from wire.codec import Wire
 
@@ -65,23 +66,23 @@ def build(
   """Returns the run that a config describes, or this process's part in it.
 
   Args:
-    config: As made by a file of configs/; every field is checked first.
-    workdir: Folder for the outputs; None makes a new one under runs/.  If it
-      holds a run of the same config, that run goes on from its checkpoint.
-    scheme: Replaces the one that config.sync names.
-    task: Replaces the one of the model that config.model names.
-    dataset: Replaces the one that config.data names.
-    process: Which one of a distributed run this is: what `roles.find` takes as
-      role and coordinator, as far as the environment does not say it.
+    config: Config from a file of configs/; every field is checked first.
+    workdir: Folder for the outputs; None for a new one under runs/.  If it
+      holds a run of the same config, that run resumes from its checkpoint.
+    scheme: Scheme instead of the one that config.sync names.
+    task: Task instead of that of the model that config.model names.
+    dataset: Data set instead of the one that config.data names.
+    process: Role and coordinator of this process of a distributed run, as
+      `roles.find` takes them, unless the environment has them.
     own_process: Whether this process trains no model in another run: if this
-      run has none, JAX then starts without accelerators.
+      run has no model, JAX then starts without accelerators.
 
   Raises:
-    ValueError: If anything about the config is wrong; names the field, what
-      was expected and what came.  If `workdir` holds another run.
-    OSError: If the folder cannot be made.
-    Unmendable: If another process coordinates a distributed run, and has not written
-      in time where it is to be found; starting again may help.
+    ValueError: If a field of the config is wrong; names the field, what was
+      expected and what came.  If `workdir` holds another run.
+    OSError: If the folder cannot be created.
+    Unmendable: If another process coordinates a distributed run and has not
+      written its address in time; a restart may help.
   """
   own = {
     'scheme': scheme,
@@ -98,7 +99,8 @@ def build(
       own_process=own_process,
     )
   if isinstance(run, Run):
-    run.checkpoints.check('scheme, task', run.runtime.state())
+    if run.save_schedule.is_enabled:
+      serialization.check('scheme, task', run.runtime.state())
     run.files.claim(described)
     with run.files.given_back():
       run.restore()
@@ -106,14 +108,14 @@ def build(
 
 
 def check(config: ConfigDict) -> Mapping[str, Any]:
-  """Checks the config of a virtual run in little time; makes no folder.
+  """Checks the config of a virtual run in little time; creates no folder.
 
-  It is refused as by `build`, but for what only a model and data show, which
-  take seconds to make: their own fields and files, and how many examples there
-  are.
+  The checks are those of `build` without those that need the model and the
+  data, which take seconds to create: their own fields and files, and the number
+  of examples.
 
   Returns:
-    The config with what the plan has decided.
+    The config with the choices of the plan.
 
   Raises:
     ValueError: As of `build`.
@@ -138,7 +140,7 @@ def _made(
   *,
   own_process: bool = False,
 ) -> tuple[Run | Site, Mapping[str, Any]]:
-  """Returns the run, or this process's part in it, and what describes it."""
+  """Returns the run, or this process's part in it, and its description."""
   placement.keep_cpu()
   scheme = copy.deepcopy(own['scheme']) or build_section(
     'sync', choose, num_workers=config.cluster.workers
@@ -164,10 +166,10 @@ def _made(
     files=files,
     described=describe(_resolved(config, plan).to_dict(), own),
   )
-  milestones = _milestones(config, parts.learned.num_train)
+  intervals = _intervals(config, parts.learned.num_train)
   site = place.make(config, meeting, parts)
   run = (
-    _run(config, scheme, milestones, parts, site)
+    _run(config, scheme, intervals, parts, site)
     if site.is_coordinator
     else site
   )
@@ -177,26 +179,38 @@ def _made(
 def _run(
   config: ConfigDict,
   scheme: Scheme,
-  milestones: Milestones,
+  intervals: Intervals,
   parts: Parts,
   site: Site,
 ) -> Run:
   learned, files = parts.learned, parts.files
-  console = Console(target=milestones.target, clock=site.clock)
+  console = Console(target=intervals.target, clock=site.clock)
   recorder = Recorder(
-    milestones=milestones,
-    store=site.store,
-    evaluate=site.evaluate,
+    epoch=learned.num_train,
     files=files,
     console=console,
+    accuracies=config.time_to,
+    losses=config.time_to_loss,
+  )
+  milestones = Milestones(
+    intervals=intervals,
+    recorder=recorder,
+    store=site.store,
+    evaluate=site.evaluate,
     later=site.later,
   )
+  with error_prefix('config.checkpoint'):
+    save_schedule = SaveSchedule(
+      every_s=config.checkpoint.every_s,
+      every_examples=config.checkpoint.every_examples,
+    )
   coordinator = Coordinator(
     scheme=scheme,
     batching=parts.batching,
     store=site.store,
     stream=learned.stream,
     recorder=recorder,
+    milestones=milestones,
     num_workers=config.cluster.workers,
     ahead=isinstance(parts.plan, Allreduce),
     stage=functools.partial(parts.stage, site.store),
@@ -204,15 +218,17 @@ def _run(
   return Run(
     name=type(scheme).__name__.lower(),
     runtime=site.runtime(coordinator),
+    milestones=milestones,
     recorder=recorder,
     files=files,
     checkpoints=site.checkpoints,
+    save_schedule=save_schedule,
     console=console,
   )
 
 
 def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
-  """Returns what chooses a section of the config, all of which is checked."""
+  """Checks the whole config; returns a function that selects a section."""
   defaults = default.get_config()
   sections.check_fields(config, defaults)
   sections.check_values(config)
@@ -225,13 +241,13 @@ def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
 def _plan(
   config: ConfigDict, choose: Choose, scheme: Scheme, wire: Wire
 ) -> Plan:
-  """Returns where everything travels, if scheme and wire can do so."""
+  """Returns the plan of the route, once scheme and wire are known to fit it."""
   route = config.route
   virtual = config.cluster.runtime == 'virtual'
   made_ = build_section('route', choose)
   known = links.read_virtual(config).cluster if virtual else None
   with error_prefix(f'config.route.{route.name}'):
-    plan = made_.plan(
+    plan: Plan = made_.plan(
       known,
       num_workers=config.cluster.workers,
       distributed=not virtual,
@@ -239,9 +255,9 @@ def _plan(
       bucket_bytes=sections.bucket_bytes(config),
       overlap=route.overlap,
     )
-    require(
-      isinstance(plan, Plan), 'plan', 'ParameterServer or Allreduce', plan
-    )
+    expected = 'ParameterServer or Allreduce'
+    is_plan = isinstance(plan, (ParameterServer, Allreduce))
+    require(is_plan, 'plan', expected, plan)
   reason = f'config.route.name is {route.name!r}'
   sections.check_default(config, default.get_config(), unused(plan), reason)
   combinations.check(config, plan, scheme, wire)
@@ -256,7 +272,7 @@ def _uses_accelerators(config: ConfigDict, plan: Plan) -> bool:
 
 
 def _resolved(config: ConfigDict, plan: Plan) -> ConfigDict:
-  """Returns a config that has the servers or the bucket size of the plan."""
+  """Returns the config with the servers or buckets that the plan has chosen."""
   resolved = copy.deepcopy(config)
   own = resolved.route[resolved.route.name]
   if isinstance(plan, Allreduce):
@@ -277,14 +293,11 @@ def _batching(
   return made_
 
 
-def _milestones(config: ConfigDict, num_train: int) -> Milestones:
+def _intervals(config: ConfigDict, num_train: int) -> Intervals:
   target = round(config.epochs * num_train)
   require(target > 0, 'config.epochs', 'at least one example', config.epochs)
-  return Milestones(
+  return Intervals(
     target=target,
-    epoch=num_train,
     eval_every=max(round(config.eval_every * num_train), 1),
     log_every=config.log_every,
-    accuracies=config.time_to,
-    losses=config.time_to_loss,
   )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bench.launched import command_line
+from outputs import checkpoints
 from tools import recompute, replay
 from tools.reading import records
 
@@ -67,12 +68,13 @@ def check_parameters(path: pathlib.Path) -> Iterator[Check]:
   apart = recompute.difference(path)
   name = 'recomputed parameters are the same'
   yield Check(name, apart == 0, f'they differ by {apart:.3g} at most')
+  directory = path / 'checkpoints'
   parts = {
-    part.name: sorted(step.name for step in part.iterdir())
-    for part in (path / 'checkpoints').iterdir()
+    folder.name: checkpoints.part_names(directory, int(folder.name))
+    for folder in directory.iterdir()
   }
   alike = len(set(map(tuple, parts.values()))) == 1
-  yield Check('checkpoints are whole, and nothing beside', alike, f'{parts}')
+  yield Check('checkpoints have the same parts', alike, f'{parts}')
 
 
 def lost_of(

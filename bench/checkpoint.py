@@ -64,7 +64,8 @@ def _resume_s() -> float:
     command += [f'--workdir={folder}/run', '--config.log_every=1']
     command += ['--config.checkpoint.every_s=2']
     first = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    while not pathlib.Path(folder, 'run', 'checkpoints', '1').exists():
+    checkpoints = pathlib.Path(folder, 'run', 'checkpoints')
+  while not (checkpoints / '1' / 'coordinator.npz').exists():
       time.sleep(0.1)
     _kill(first)
     metrics = pathlib.Path(folder, 'run', 'metrics.jsonl')

@@ -34,7 +34,7 @@ from learning import drift, optimizer
 from learning.digest import digest
 from learning.layout import Layout
 from learning.learner import TaskLearner
-from outputs import plain
+from outputs import serialization
 
 _OLDER = {'XLA_FLAGS': '--xla_cpu_max_isa=AVX'}
 _AFTER = (10, 100, 1000)  # Updates before a comparison.
@@ -107,7 +107,7 @@ def _write_states(folder: pathlib.Path, updates: int) -> None:
       vector = rng.standard_normal(layout.size, np.float32)
       _apply(learner, layout, vector)
       if count in _AFTER or count == updates:
-        data, arrays = plain.write(jax.device_get(learner.state()))
+        data, arrays = serialization.dump(jax.device_get(learner.state()))
         np.savez(folder / f'{name}-{count}.npz', *arrays, data=data)
 
 
@@ -138,7 +138,7 @@ def _print_drift(updates: int) -> None:
 def _read(path: pathlib.Path) -> Any:
   with np.load(path, allow_pickle=False) as content:
     arrays = [content[f'arr_{k}'] for k in range(len(content.files) - 1)]
-    return plain.read(content['data'], arrays)
+    return serialization.load(content['data'], arrays)
 
 
 def _print_costs(numbers: int, workers: int) -> None:

@@ -33,7 +33,7 @@ import pyarrow as pa
 from bench import clusters
 from cluster.network import frames, handshake, messages, streams
 from cluster.network.streams import Security, Stream, TransportError
-from outputs import arrays
+from outputs import arrays, checkpoints
 
 _WORKERS = 2
 _FIELDS = {
@@ -65,9 +65,9 @@ _FIELDS_SAID = (
 
 def parameters(run: pathlib.Path) -> dict[str, np.ndarray]:
   """Returns the arrays of a server's newest checkpoint."""
-  steps = [p for p in (run / 'checkpoints' / 'server0').iterdir() if p.is_dir()]
-  newest = max(steps, key=lambda path: int(path.name))
-  tree = arrays.read(newest / 'arrays.npz')
+  directory = run / 'checkpoints'
+  newest = directory / str(checkpoints.steps(directory)[-1])
+  tree = arrays.read(newest / 'server0.npz')
   return {k: v for k, v in tree.items() if k.startswith('array')}
 
 

@@ -77,7 +77,8 @@ class _BareLoop:
       runtime.coordinator.store.learner.stats,
     )
     task = runtime.gradient.task
-    self._train, self._evaluate = runtime.gradient.train, run.recorder.evaluate
+    self._train = runtime.gradient.train
+    self._evaluate = run.milestones.evaluate
     self._steps = _steps(config, len(self._train.targets))
     self._examples = config.cluster.workers * config.batching.worker_batch
     sgd = config.optimizer.sgd

@@ -243,7 +243,7 @@ def allowed(
     alone: Step without overlap.
     bucket_bytes: Least bytes of a range.
   """
-  parts = layers.ranges(appear, bucket_bytes, 0)
+  parts = layers.buckets(appear, bucket_bytes, 0)
   total = sum(each.bytes for each in parts)
   travel_s = alone.step_s - alone.compute_s
   left = itertools.accumulate(each.bytes for each in parts[::-1])

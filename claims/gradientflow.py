@@ -24,7 +24,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from cluster.speed import layers, rooflines
-from cluster.speed.layers import Layer, Range
+from cluster.speed.layers import Bucket, Layer
 from cluster.virtual.allreduce import Sums
 from configs import gradientflow
 from route import hierarchical, ring
@@ -90,7 +90,7 @@ class Rung(NamedTuple):
     compute_s: Seconds of computing in an iteration.
   """
 
-  rounds: Sequence[Sequence[Range]]
+  rounds: Sequence[Sequence[Bucket]]
   compute_s: float
 
 
@@ -101,10 +101,10 @@ def ladder(
   rungs = {}
   for model in MODELS:
     own, alone_s = appear(assumed, model), compute_s(assumed, model)
-    parts = layers.ranges(own, assumed.bucket_bytes, 0)
+    parts = layers.buckets(own, assumed.bucket_bytes, 0)
     fused = [part._replace(ready=1.0) for part in parts]
     rungs[model] = {
-      'a tensor each': Rung([[Range(x.bytes, 1.0)] for x in own], alone_s),
+      'a tensor each': Rung([[Bucket(x.bytes, 1.0)] for x in own], alone_s),
       '+ fused': Rung([fused], alone_s),
       '+ half': Rung([_shorter(fused, 1 / 2)], alone_s),
       '+ overlap': overlapped(assumed, model),
@@ -116,14 +116,14 @@ def ladder(
 
 def overlapped(assumed: Assumed, model: str) -> Rung:
   """Returns float16 buckets, each sent as soon as it is complete."""
-  parts = layers.ranges(appear(assumed, model), assumed.bucket_bytes, 0)
+  parts = layers.buckets(appear(assumed, model), assumed.bucket_bytes, 0)
   return Rung([_shorter(parts, 1 / 2)], compute_s(assumed, model))
 
 
 def sparse(assumed: Assumed, model: str) -> Rung:
   """Returns float16 buckets of the chosen chunks, then all chunks' norms."""
   (parts,), alone_s = overlapped(assumed, model)
-  norms = Range(4 * _wire_chunks(assumed, model), 1.0)
+  norms = Bucket(4 * _wire_chunks(assumed, model), 1.0)
   return Rung(
     [[*_shorter(parts, 1 - assumed.sparsity), norms]],
     alone_s + _choose_s(assumed, model),
@@ -215,7 +215,7 @@ def cluster_of(assumed: Assumed, gpus: int) -> Links:
 
 
 def _sums(
-  assumed: Assumed, gpus: int, route: str, rounds: Sequence[Sequence[Range]]
+  assumed: Assumed, gpus: int, route: str, rounds: Sequence[Sequence[Bucket]]
 ) -> Sums:
   """Returns the simulator of an allreduce of each round."""
   links = cluster_of(assumed, gpus)
@@ -227,7 +227,7 @@ def _sums(
     del size_bytes, latency_s  # These routes depend on the cluster alone.
     return _forest(own, cluster)
 
-  def simulator(range_s: float, *each: Sequence[Range]) -> Sums:
+  def simulator(range_s: float, *each: Sequence[Bucket]) -> Sums:
     return Sums(
       links,
       believed=None,
@@ -240,7 +240,7 @@ def _sums(
 
   range_s = assumed.launch_s
   if assumed.apart:
-    range_s += _ends(simulator(0.0, [Range(4, 1.0)]), gpus, 0.0, 0)
+    range_s += _ends(simulator(0.0, [Bucket(4, 1.0)]), gpus, 0.0, 0)
   return simulator(range_s, *rounds)
 
 
@@ -258,10 +258,10 @@ def _sparse_here(assumed: Assumed, model: str) -> Rung:
   """Returns the buckets of config.wire.name='sparse' with select_lag=1."""
   chunks = _wire_chunks(assumed, model)
   sent = chunks - int(assumed.sparsity * chunks)
-  parts = layers.ranges(appear(assumed, model), assumed.bucket_bytes, 0)
+  parts = layers.buckets(appear(assumed, model), assumed.bucket_bytes, 0)
   said = layers.shortened(parts, 4 * sent * _WIRE_CHUNK)
   alone_s = compute_s(assumed, model) + _choose_s(assumed, model)
-  return Rung([[*said, Range(4 * chunks, 1.0)]], alone_s)
+  return Rung([[*said, Bucket(4 * chunks, 1.0)]], alone_s)
 
 
 def _choose_s(assumed: Assumed, model: str) -> float:
@@ -274,7 +274,7 @@ def _wire_chunks(assumed: Assumed, model: str) -> int:
   return math.ceil(size / 4 / _WIRE_CHUNK)
 
 
-def _shorter(parts: Sequence[Range], share: float) -> list[Range]:
+def _shorter(parts: Sequence[Bucket], share: float) -> list[Bucket]:
   """Returns buckets with a share of their bytes."""
   return [part._replace(bytes=round(part.bytes * share)) for part in parts]
 

@@ -1,4 +1,4 @@
-"""What cannot be combined: scheme, wire and route that do not go together."""
+"""Checks that reject combinations of scheme, wire and route."""
 
 from ml_collections import ConfigDict
 
@@ -9,26 +9,26 @@ from wire.codec import Wire
 
 
 def check(config: ConfigDict, plan: Plan, scheme: Scheme, wire: Wire) -> None:
-  """Checks that everything can travel as planned, and be averaged as said.
+  """Checks that scheme, wire, route and reduction can be combined.
 
   Args:
-    config: Checked field by field.
-    plan: Of the route.
-    scheme: That config.sync names, or one in its place.
-    wire: That config.wire names.
+    config: Config, whose fields are checked one by one.
+    plan: Plan of the route.
+    scheme: Scheme of the run.
+    wire: Wire of the run.
 
   Raises:
-    ValueError: If it cannot; names the field.
+    ValueError: If they cannot be combined; names the field.
   """
   _check_reduction(config, scheme)
   if isinstance(plan, ParameterServer):
-    _check_served(config, plan, scheme, wire)
+    _check_parameter_server(config, plan, scheme, wire)
   else:
-    _check_reduced(config, plan, scheme, wire)
+    _check_allreduce(config, plan, scheme, wire)
 
 
 def _check_reduction(config: ConfigDict, scheme: Scheme) -> None:
-  """Refuses an average over barriers alone where it is none or the mean."""
+  """Rejects an average over barriers for schemes without barriers or others."""
   name, reduction = type(scheme).__name__, config.optimizer.reduction
   if reduction != 'barrier_mean':
     return
@@ -41,30 +41,30 @@ def _check_reduction(config: ConfigDict, scheme: Scheme) -> None:
   )
 
 
-def _check_served(
+def _check_parameter_server(
   config: ConfigDict, plan: ParameterServer, scheme: Scheme, wire: Wire
 ) -> None:
   field = f'config.route.{config.route.name}.pipelined'
   name = type(scheme).__name__
-  together = getattr(scheme, 'is_synchronous', False) or not plan.pipelined
+  fits = getattr(scheme, 'is_synchronous', False) or not plan.pipelined
   expected = f'False, as {name} does not release all workers together'
-  require(together, field, expected, plan.pipelined)
+  require(fits, field, expected, plan.pipelined)
   elementwise = wire.elementwise or not plan.pipelined
   expected = f'False, as {config.wire.name} does not treat numbers one by one'
   require(elementwise, field, expected, plan.pipelined)
 
 
-def _check_reduced(
+def _check_allreduce(
   config: ConfigDict, plan: Allreduce, scheme: Scheme, wire: Wire
 ) -> None:
-  """Refuses what sums among workers cannot do."""
+  """Rejects schemes and codecs that do not fit an allreduce."""
   name, size = type(scheme).__name__, plan.bucket_bytes
   field = 'config.route.bucket_bytes'
-  require(size is None or size >= 0, field, 'at least 0', size)
-  together = getattr(scheme, 'is_synchronous', False)
+  require(size >= 0, field, 'at least 0', size)
+  fits = getattr(scheme, 'is_synchronous', False)
   expected = f"'server', as {name} does not release all workers together"
-  require(together, 'config.route.name', expected, plan.name)
-  push, own = wire.push, config.wire.name
-  expected = f"'server', as messages of {own} are not summed on their way"
-  summed = push.dtype is not None or push.allreduce is not None
-  require(summed, 'config.route.name', expected, plan.name)
+  require(fits, 'config.route.name', expected, plan.name)
+  push, name = wire.push, config.wire.name
+  expected = f"'server', as messages of {name} are not summed on their way"
+  can_sum = push.dtype is not None or push.allreduce is not None
+  require(can_sum, 'config.route.name', expected, plan.name)

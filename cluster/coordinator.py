@@ -1,8 +1,8 @@
-"""The coordinator: asks the scheme and carries out what it says, in every runtime.
+"""The coordinator, which asks the scheme and carries out its decisions.
 
-A runtime tells it what happens, with the time of its clock; the coordinator hands out
-examples, says which pushes are summed and applied, keeps the accounts, and
-calls the runtime back to let workers go on.
+A runtime reports events with times of its clock.  The coordinator hands out
+examples, has pushes summed and updates applied, keeps the accounts, and calls
+the runtime back to release workers.  It is the same in every runtime.
 """
 
 import dataclasses
@@ -12,10 +12,11 @@ from typing import Any
 from absl import logging
 
 from batching.batching import Batching, Measurement
+from cluster.milestones import Milestones
 from data.stream import Ranges, Stream, size
 from learning import scaling
 from learning.learning import ParameterStore
-from outputs.accounting import PHASES, Lost
+from outputs.accounting import PHASES, LostIteration
 from outputs.recorder import Recorder
 from sync import record
 from sync.scheme import Decision, Push, Scheme
@@ -26,27 +27,30 @@ _STATE = ('workers', '_scheme', 'batching', '_stream', '_pushes')
 
 @dataclasses.dataclass
 class Progress:
-  """What the coordinator knows of a worker's iteration.
+  """Progress of a worker, as the coordinator knows it.
 
   Attributes:
-    iteration: Number of its iterations before this one; -1 before the first.
-    phase: One of accounting.PHASES; None before the start and while it is gone.
-    since: When the phase began, seconds.
-    version: Of the parameters that the iteration started from.
-    stage: Of the wire: by which of its codecs the gradient travels.
-    ranges: Positions of its examples in the stream.
-    examples: How many they are.
-    batch: How many the last iteration that is dealt has.
-    ahead: Positions of the examples of its next iteration, if it is dealt
+    iteration: Number of the current iteration; -1 before the first.
+    is_iterating: Whether an iteration is under way: released and not pushed.
+    phase: One of accounting.PHASES; None before the start and while the worker
+      is gone.
+    since: Start of the phase, seconds.
+    version: Version of the parameters that the iteration starts from.
+    stage: Stage of the wire: index of the codec of the iteration's push.
+    ranges: Positions of the iteration's examples in the stream.
+    examples: Number of these examples.
+    batch: Number of examples of the newest iteration that is dealt.
+    ahead: Positions of the examples of the next iteration, if it is dealt
       before this one ends; () if not.
-    spent: Seconds in each phase since the iteration began.
-    pushed: Seconds of computing and driving factors of the iteration, once it
-      is pushed; until the worker goes on.
+    phases_s: Seconds in each phase since the iteration began.
+    computed: Seconds of computing and driving factors of the iteration, from
+      its push until the worker is released.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
   iteration: int = -1
+  is_iterating: bool = False
   phase: str | None = None
   since: float = 0.0
   version: int = 0
@@ -55,24 +59,26 @@ class Progress:
   examples: int = 0
   batch: int = 0
   ahead: Ranges = ()
-  spent: dict[str, float] = dataclasses.field(
+  phases_s: dict[str, float] = dataclasses.field(
     default_factory=lambda: dict.fromkeys(PHASES, 0.0)
   )
-  pushed: tuple[float, tuple[float, ...]] | None = None
+  computed: tuple[float, tuple[float, ...]] | None = None
 
 
 class Coordinator:
-  """Stands between a runtime and its scheme.
+  """Mediator between a runtime and a scheme.
 
   Attributes:
-    workers: All of them, dead or alive.
-    store: Sums pushes and applies updates.
-    batching: Says how many examples an iteration has.
-    recorder: Follows the run.
-    ahead: Whether iterations are dealt one ahead, so that who has ended one can
-      begin the next without asking: what is learnt of an iteration then changes
-      the batches of the next but one.
-    carried: Called with bytes of pushes and pulls that have arrived.
+    workers: Progress of every worker, alive or not.
+    store: Parameter store, which sums pushes and applies updates.
+    batching: Batching, which assigns the number of examples of an iteration.
+    recorder: Recorder of the run.
+    milestones: Milestones, which log and evaluate the run, and end it.
+    ahead: Whether iterations are dealt one ahead, so that a worker that has
+      ended one can begin the next without asking: an observed iteration then
+      changes the batches of the next but one.
+    stage: Function that returns the stage of the wire for iterations that begin
+      now.
   """
 
   def __init__(
@@ -83,30 +89,33 @@ class Coordinator:
     store: ParameterStore,
     stream: Stream,
     recorder: Recorder,
+    milestones: Milestones,
     num_workers: int,
     ahead: bool = False,
     stage: Callable[[], int] = lambda: 0,
   ):
-    """Tells the scheme nothing yet.
+    """Creates a coordinator that has told the scheme nothing yet.
 
     Args:
-      scheme: Says when a worker may go on.
-      batching: Says how many examples it computes.
-      store: Sums pushes and applies updates.
-      stream: Which examples an iteration uses.
-      recorder: Follows the run and says when it has finished.
+      scheme: Scheme, which decides when a worker may continue.
+      batching: Batching, which decides how many examples it computes.
+      store: Parameter store, which sums pushes and applies updates.
+      stream: Stream of examples.
+      recorder: Recorder of the run.
+      milestones: Milestones of the run.
       num_workers: Number of workers.
       ahead: Whether iterations are dealt one ahead.
-      stage: Returns that of the wire for iterations that begin now.
+      stage: Function that returns the stage of the wire for iterations that
+        begin now.
     """
     self.stage = stage
     self.ahead = ahead
     self.workers = [Progress() for _ in range(num_workers)]
     self.store = store
     self.recorder = recorder
-    self.carried = recorder.carried
-    self._scheme = scheme
+    self.milestones = milestones
     self.batching = batching
+    self._scheme = scheme
     self._stream = stream
     self._pushes = 0
 
@@ -116,12 +125,13 @@ class Coordinator:
     release: Callable[[int], None],
     wake_at: Callable[[float | None], None],
   ) -> None:
-    """Names the runtime's part; before `start` or `restore`.
+    """Connects the runtime, before `start` or `restore`.
 
     Args:
-      release: Called to let a worker pull and go on: `workers` says with what.
-      wake_at: Called with the time at which to call `wake`, None for never.
-        Each call replaces the one before.
+      release: Function that lets a worker pull and continue, with what
+        `workers` has for it.
+      wake_at: Function that sets the time at which the runtime calls `wake`;
+        None for never.  Each call replaces the one before.
     """
     self._release = release
     self._wake_at = wake_at
@@ -138,8 +148,8 @@ class Coordinator:
         f'scheme: expected the start to release all {len(self.workers)} '
         f'workers, got {decision.release}.'
       )
-    self.recorder.told('start', {'time': time}, decision)
-    self._obey(decision, time, starts=True)
+    self.recorder.record_decision('start', {'time': time}, decision)
+    self._carry_out(decision, time, starts=True)
 
   def push(
     self,
@@ -155,17 +165,18 @@ class Coordinator:
     """Takes in the push of a worker's iteration, which the store has.
 
     Args:
-      index: The worker.
-      time: Seconds at which it had arrived whole.
+      index: Index of the worker.
+      time: Time at which the push had arrived whole, seconds.
       compute_s: Seconds of computing alone.
       factors: Driving factors of the worker's next iteration; may be none.
-      loss: Summed over the examples; None if there is none.
-      computed: Examples that were computed, with padding.
-      finite: Whether loss and gradient are, as far as is known; if not, then
-        nothing of it is applied.
+      loss: Sum over the examples; None without one.
+      computed: Number of examples that were computed, with padding.
+      finite: Whether loss and gradient are finite, as far as is known; if not,
+        nothing of the push is applied.
 
     Raises:
-      FloatingPointError: If they are not, for another reason than their scale.
+      FloatingPointError: If they are not finite for another reason than their
+        scale.
     """
     if not finite:
       self.check(index, finite=finite, loss=loss)
@@ -174,11 +185,16 @@ class Coordinator:
     self._pushes += 1
     self._stream.done(index)
     self.enter(index, 'wait', time)
-    worker.pushed = compute_s, tuple(factors)
+    worker.is_iterating = False
+    worker.computed = compute_s, tuple(factors)
     decision = self._scheme.push(push)
-    self.recorder.told('push', push, decision)
+    if decision.into is None:
+      raise ValueError(
+        f'scheme: expected an update for each push, got {decision}.'
+      )
+    self.recorder.record_decision('push', push, decision)
     self.store.add(decision.into, index, push.examples, finite=finite)
-    self.recorder.pushed(
+    self.recorder.record_push(
       decision.into,
       push,
       iteration=worker.iteration,
@@ -187,15 +203,15 @@ class Coordinator:
       finite=finite,
       computed=computed,
     )
-    self._obey(decision, time)
+    self._carry_out(decision, time)
 
   def check(self, index: int, *, finite: bool, loss: Any) -> None:
-    """Raises FloatingPointError for what no smaller loss scale would mend.
+    """Raises FloatingPointError if a smaller loss scale would not help.
 
     Args:
-      index: Whose loss and gradient it is.
-      finite: Whether they are; then it does nothing.
-      loss: Summed over the examples; None if that is not known.
+      index: Index of the worker whose loss and gradient it is.
+      finite: Whether they are finite; then nothing is raised.
+      loss: Sum over the examples; None if it is not known.
     """
     if not finite:
       iteration = self.workers[index].iteration
@@ -206,62 +222,88 @@ class Coordinator:
       scaling.check(self.store.scalings, index, what)
 
   def wake(self, time: float) -> None:
-    """Lets the scheme look at the clock."""
+    """Lets the scheme decide by the clock."""
     self._tell('wake', time=time)
 
   def leave(self, index: int, time: float, reason: str) -> None:
-    """A worker is gone; others get the examples that it has not pushed.
+    """Removes a worker; other workers get the examples that it has not pushed.
 
     Args:
-      index: The worker.
-      time: Seconds.
-      reason: What the accounts say of an iteration that it was in.
+      index: Index of the worker.
+      time: Time at which it left, seconds.
+      reason: Reason, for the account of an iteration that it was in.
     """
-    self._lose(index, self.workers[index], time, reason)
+    worker = self.workers[index]
+    self._lose(index, worker, time, reason)
     self.enter(index, None, time)
-    self.workers[index].pushed = None
-    self.workers[index].ahead = ()
+    worker.is_iterating = False
+    worker.computed = None
+    worker.ahead = ()
     self.batching.leave(index)
     self._tell('leave', worker=index, time=time)
 
   def join(self, index: int, time: float) -> None:
-    """A worker that was gone is back."""
+    """Takes in a worker that was gone."""
     self.enter(index, 'wait', time)
     self.batching.join(index)
     self._tell('join', worker=index, time=time)
 
   def enter(self, index: int, phase: str | None, time: float) -> None:
-    """Ends a worker's phase and starts another."""
+    """Ends a worker's phase, which is recorded, and starts another.
+
+    Args:
+      index: Index of the worker.
+      phase: One of accounting.PHASES; None for a worker that is gone.
+      time: Seconds; at the start of the current phase, that phase is replaced.
+    """
     worker = self.workers[index]
     before, since = worker.phase, worker.since
     if before is not None and time != since:
-      self.recorder.span(index, before, since, time, worker.examples)
-      worker.spent[before] += time - since
+      self.recorder.record_span(index, before, since, time, worker.examples)
+      worker.phases_s[before] += time - since
     worker.phase = phase
     worker.since = time
 
+  def enter_each(
+    self, index: int, starts: Sequence[tuple[str, float]], time: float
+  ) -> None:
+    """Enters several phases in order, whose starts are known only now.
+
+    Clocks of hosts agree to within a round trip: a start before the current
+    phase, or after now, is moved to that limit.
+
+    Args:
+      index: Index of the worker.
+      starts: Phases and their starts, seconds.
+      time: Now, seconds.
+    """
+    since = self.workers[index].since
+    for phase, start in starts:
+      since = min(max(since, start), time)
+      self.enter(index, phase, since)
+
   def close(self, time: float) -> None:
-    """Ends what every worker is in the middle of, for the accounts."""
+    """Ends every worker's phase, to complete the accounts."""
     for index in range(len(self.workers)):
       self.enter(index, None, time)
 
   def state(self) -> dict[str, Any]:
-    """Returns all that events change here and in the scheme."""
+    """Returns the state of coordinator and scheme, for a checkpoint."""
     return {name: getattr(self, name) for name in _STATE}
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the coordinator's from now on."""
+    """Continues from the state of a checkpoint, which it takes over."""
     for name in _STATE:
       setattr(self, name, state[name])
 
   def rejoin(self, state: dict[str, Any], time: float) -> None:
-    """Goes on from where `state` was taken, with workers and a scheme anew.
+    """Continues from a checkpoint with a new scheme and perhaps other workers.
 
-    The batching goes on, too, if there are as many workers as before.
+    The batching continues as well if there are as many workers as before.
 
     Args:
-      state: From `state`, perhaps with another number of workers.
-      time: Seconds, then and now.
+      state: State of a coordinator, perhaps with another number of workers.
+      time: Time at which the state was taken and now, seconds.
     """
     self._stream, self._pushes = state['_stream'], state['_pushes']
     if len(state['workers']) == len(self.workers):
@@ -281,7 +323,7 @@ class Coordinator:
 
   @property
   def issued(self) -> int:
-    """How many positions of the stream were ever issued."""
+    """Number of positions of the stream that were ever issued."""
     return self._stream.cursor
 
   @property
@@ -296,28 +338,29 @@ class Coordinator:
   ) -> None:
     """Gives up an iteration that has not been pushed, if there is any."""
     self._stream.leave(index)
-    if worker.phase not in (None, 'wait'):
-      self.recorder.lost(
-        Lost(index, worker.iteration, worker.examples, time, reason)
+    if worker.is_iterating:
+      self.recorder.record_lost_iteration(
+        LostIteration(index, worker.iteration, worker.examples, time, reason)
       )
 
-  def _tell(self, told: str, **event: Any) -> None:
-    """Tells the scheme of an event that carries no gradient, and obeys it."""
-    decision = record.apply_event(self._scheme, told, **event)
-    self.recorder.told(told, event, decision)
-    self._obey(decision, event['time'])
+  def _tell(self, name: str, **event: Any) -> None:
+    """Tells the scheme of an event, and carries out its decision."""
+    decision = record.apply_event(self._scheme, name, **event)
+    self.recorder.record_decision(name, event, decision)
+    self._carry_out(decision, event['time'])
 
-  def _obey(
+  def _carry_out(
     self, decision: Decision, time: float, *, starts: bool = False
   ) -> None:
+    """Applies updates, has the run reviewed, and releases workers."""
     self._wake_at(decision.wake_at)
     for update in decision.commit:
       applied = self.store.commit(update)
-      self.recorder.committed(update, time, applied=applied)
-    self.recorder.reached(
+      self.recorder.record_update(update, time, applied=applied)
+    self.milestones.review(
       time, barrier=decision.barrier, notes=self.batching.report
     )
-    if not self.recorder.finished and decision.release:
+    if not self.milestones.finished and decision.release:
       self._assign(decision.release, time, all_stop=decision.barrier or starts)
       for index in decision.release:
         self._start_iteration(index, time)
@@ -325,23 +368,23 @@ class Coordinator:
   def _assign(
     self, released: Sequence[int], time: float, *, all_stop: bool
   ) -> None:
-    """Asks how many examples the next iterations have."""
+    """Has the batching assign examples to the next iterations."""
     for index in released:
       worker = self.workers[index]
       self.enter(index, 'wait', time)  # It has waited until now.
-      spent, worker.spent = worker.spent, dict.fromkeys(PHASES, 0.0)
-      if worker.pushed is None:  # It has just come.
+      phases_s, worker.phases_s = worker.phases_s, dict.fromkeys(PHASES, 0.0)
+      if worker.computed is None:  # It has just joined.
         continue
-      compute_s, factors = worker.pushed
-      worker.pushed = None
-      self.recorder.iterated(index, spent)
+      compute_s, factors = worker.computed
+      worker.computed = None
+      self.recorder.record_iteration(index, phases_s)
       self.batching.observe(
         Measurement(
           worker=index,
           time=time,
           compute_s=compute_s,
-          transfer_s=spent['pull'] + spent['push'],
-          waited_s=spent['wait'],
+          transfer_s=phases_s['pull'] + phases_s['push'],
+          waited_s=phases_s['wait'],
           examples=worker.examples,
           factors=factors,
         )
@@ -353,6 +396,7 @@ class Coordinator:
   def _start_iteration(self, index: int, time: float) -> None:
     worker = self.workers[index]
     worker.iteration += 1
+    worker.is_iterating = True
     worker.version = self.store.version
     worker.stage = self.stage()
     worker.examples = size(worker.ahead) or worker.batch

@@ -1,4 +1,4 @@
-"""What a runtime is: the interfaces between a run and where it takes place.
+"""Interfaces of runtimes, which carry out the events of a run.
 
 config.cluster.runtime is 'virtual' (`cluster.virtual.site`) or 'distributed'
 (`cluster.distributed`).  Both modules have three functions, which train.build
@@ -29,16 +29,16 @@ from wire.codec import Wire
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """What a site is made of.
+  """Components of a run, from which a site is made.
 
   Attributes:
-    learned: What is learned.
-    batching: How many examples iterations have.
-    wire: What travels.
-    plan: Where it travels.
-    speed: How long workers compute; None for as long as they really take.
-    files: Of the run.
-    described: Its manifest.
+    learned: Model, data and optimizer.
+    batching: Batching, which assigns examples.
+    wire: Codecs of pushes and pulls.
+    plan: Plan of the route.
+    speed: Model of compute times; None for real ones.
+    files: Writer of the run's files.
+    described: Manifest of the run.
   """
 
   learned: Learning
@@ -50,17 +50,17 @@ class Parts:
   described: Mapping[str, Any]
 
   def stage(self, store: ParameterStore) -> int:
-    """Returns which of the wire's codecs of gradients is used now."""
+    """Returns the index of the wire's codec for pushes that begin now."""
     done = {'examples': store.examples, 'updates': store.version}
     return self.wire.stage(self.learned.epochs(**done))
 
 
 class Runtime(Protocol):
-  """Tells the coordinator what happens, and carries out what it says.
+  """A runtime, which reports events and carries out decisions.
 
   Attributes:
-    time: Seconds since the start, of this process and those before it.
-    coordinator: Asks the scheme.
+    time: Seconds since the start, of this process and earlier ones.
+    coordinator: Coordinator, which gets the events.
   """
 
   time: float
@@ -73,76 +73,63 @@ class Runtime(Protocol):
     """Releases the first iterations; once, and not after `restore`."""
 
   def resume(self) -> None:
-    """Goes on after `restore`."""
+    """Continues after `restore`."""
 
   def step(self) -> None:
-    """Goes on to the next event and carries out all that follows from it.
+    """Handles the next event, or several.
 
     Raises:
-      RuntimeError: If nothing can happen any more.
+      RuntimeError: If no event can happen any more.
       FloatingPointError: If a loss or a gradient is not finite.
     """
 
   def pause(self) -> bool:
-    """Returns whether `state` may be asked for; if not, steps coordinator there.
+    """Returns whether `state` may be called; if not, further steps lead to it.
 
-    The step after that goes on.
+    The step after that continues the run.
     """
 
   def state(self) -> dict[str, Any]:
-    """Returns all that a step changes, as far as it is kept here."""
+    """Returns the state of this process, for a checkpoint."""
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the runtime's from now on."""
+    """Restores the state of a checkpoint, which the runtime takes over."""
 
   def close(self) -> None:
-    """Ends the run, however it went."""
+    """Ends the run, complete or not."""
 
   def summary(self) -> dict[str, Any]:
-    """Returns what summary.json says of this runtime alone."""
+    """Returns the fields of summary.json that only this runtime has."""
 
 
 class Saving(Protocol):
-  """Writes, keeps and reads the checkpoints of a run.
-
-  Attributes:
-    wanted: Whether the run is to leave any.
-  """
-
-  @property
-  def wanted(self) -> bool:
-    """Whether the run is to leave any checkpoints."""
-
-  def check(self, name: str, value: Any) -> None:
-    """Checks that a checkpoint could hold a value, if there are to be any."""
+  """Writer and reader of a run's checkpoints: see `outputs.checkpoints`."""
 
   def restore(self) -> Any:
-    """Returns the newest state that can be read; None if there is none yet."""
+    """Returns the state of the newest readable checkpoint; None without one."""
 
-  def begin(self, examples: int) -> None:
-    """Starts counting time, and examples beyond these."""
+  def is_writing(self) -> bool:
+    """Returns whether a save has to be put off until the last one has ended."""
 
-  def due(self, examples: int) -> bool:
-    """Returns whether it is time for a checkpoint."""
-
-  def save(self, state: Any, *, examples: int) -> None:
+  def save(self, state: Any) -> None:
     """Writes a checkpoint while the run goes on."""
 
   def close(self) -> None:
-    """Finishes what is being written."""
+    """Waits for the checkpoint that is being written."""
 
 
 class Site(Protocol):
-  """What one process has of a run, and its part in it.
+  """Part of one process in a run.
 
   Attributes:
-    is_coordinator: Whether it is the coordinator: others only call the site.
-    clock: What times are.
-    store: Of the learner.
-    checkpoints: Of the run.
-    evaluate: Gives the accuracy of a version; None if nothing is learned.
-    later: Calls a function in another thread, where time goes on meanwhile;
-      None to call it at once.
+    is_coordinator: Whether the coordinator is in this process; if not, the
+      caller only calls the site.
+    clock: Kind of the run's seconds.
+    store: Parameter store of the run.
+    checkpoints: Writer and reader of checkpoints.
+    evaluate: Evaluation of a version; None if nothing is learned.
+    later: Function that calls another one in a thread, where time goes on
+      meanwhile; None to call it at once.
   """
 
   is_coordinator: bool
@@ -150,10 +137,10 @@ class Site(Protocol):
   store: ParameterStore
   checkpoints: Saving
   evaluate: Evaluation | None
-  later: Callable[[Callable[[], Any]], Future] | None
+  later: Callable[[Callable[[], Any]], Future[Any]] | None
 
   def runtime(self, coordinator: Coordinator) -> Runtime:
-    """Returns what runs the events, for the process that is the coordinator."""
+    """Returns the runtime, in the coordinator's process."""
 
   def __call__(self) -> None:
-    """Takes part in a run that another process coordinates."""
+    """Takes part in a run whose coordinator is another process."""

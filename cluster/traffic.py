@@ -1,9 +1,8 @@
-"""What goes over the links of a reduced run, beside what was planned: rows.
+"""Rows of events.jsonl on the links of an allreduce run: planned and carried.
 
-A row of `did` 'forest' says over what workers sum from then on; one of
-'traffic' what each has sent to each other since the last row, and how an
-iteration of that time went.  Both runtimes write them, so that whoever reads
-them need not know which it was.
+A row with `did` 'forest' has the forest of the workers from then on.  A row
+with 'traffic' has the bytes between workers since the last row, and the phases
+of a mean iteration.  The virtual and the real runtime write the same rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,18 +12,18 @@ from outputs.recorder import Recorder
 from topology import Cluster, Forest
 from topology.forests import export, usage
 
-Ends = tuple[int, int]  # Workers: who sends, and who receives.
-_PHASES = ('compute', 'wait', 'push')  # Nobody pulls.
-_MOST = 1024  # Links of a row.
-_HOPS = 20_000  # Of a forest, to be written whole: about a megabyte.
+Ends = tuple[int, int]  # Sending and receiving worker.
+_PHASES = ('compute', 'wait', 'push')  # Workers never pull.
+_MOST = 1024  # Links in a row.
+_HOPS = 20_000  # Of a forest that is written whole: about a megabyte.
 
 
 class Sent(NamedTuple):
-  """From one worker to another.
+  """Traffic from one worker to another.
 
   Attributes:
-    bytes: How many.
-    busy_s: Seconds for which something was on its way.
+    bytes: Number of bytes.
+    busy_s: Seconds in which bytes were under way.
   """
 
   bytes: int
@@ -32,15 +31,16 @@ class Sent(NamedTuple):
 
 
 class Planned(NamedTuple):
-  """A forest, and what it was made for.
+  """A forest as it was planned.
 
   Attributes:
-    cluster: The links.
-    forest: Of them.
-    names: Worker by id of the cluster.
-    size_bytes: Of what is summed.
-    chunk_bytes: Of a chunk, at most.
-    known: Whether the rates of links are; if not, only that they are equal.
+    cluster: Links for which it was planned.
+    forest: The forest.
+    names: Index of each worker by its id in the cluster.
+    size_bytes: Bytes of a worker's contribution.
+    chunk_bytes: Bytes of a chunk, at most.
+    known: Whether the rates of the links are known; if not, they count as
+      equal.
   """
 
   cluster: Cluster
@@ -52,7 +52,7 @@ class Planned(NamedTuple):
 
   @property
   def Bps(self) -> dict[Ends, float]:
-    """What each worker is to send to each other, bytes per second."""
+    """Planned rate between each pair of workers, bytes per second."""
     return {
       (self.names[src], self.names[dst]): float(rate)
       for (src, dst), rate in usage.rates_between(self.forest).items()
@@ -60,12 +60,12 @@ class Planned(NamedTuple):
 
 
 class Mark(NamedTuple):
-  """A moment of a run, and what workers have done until then.
+  """A moment of a run, with its accounting.
 
   Attributes:
-    time: Seconds.
-    iterations: Of workers.
-    spent_s: Of workers, by phase.
+    time: Seconds on the run's clock.
+    iterations: Iterations of all workers until then.
+    spent_s: Seconds of all workers until then, by phase.
   """
 
   time: float
@@ -74,12 +74,12 @@ class Mark(NamedTuple):
 
 
 class Window(NamedTuple):
-  """Since the last row.
+  """Interval since the last row.
 
   Attributes:
-    start: When it began.
-    version: That all workers had.
-    planned_Bps: Of the links of the forest in use.
+    start: Moment at which it began.
+    version: Version that all workers had then.
+    planned_Bps: Planned rates of the links of the forest.
   """
 
   start: Mark
@@ -88,23 +88,23 @@ class Window(NamedTuple):
 
 
 class Traffic:
-  """Writes the rows of a run.
+  """Writer of a run's rows on links.
 
   Attributes:
-    window: Since the last one; None before the first.
+    window: Interval since the last row; None before the first.
   """
 
   def __init__(self, recorder: Recorder):
-    """Has written nothing.
+    """Creates a writer that has written nothing.
 
     Args:
-      recorder: Of the run.
+      recorder: Recorder of the run.
     """
     self.window: Window | None = None
     self._recorder = recorder
 
   def mark(self, time: float) -> Mark:
-    """Returns this moment."""
+    """Returns the current moment."""
     accounting = self._recorder.accounting
     spent_s = {phase: accounting.seconds[phase] for phase in _PHASES}
     return Mark(time, accounting.iterations, spent_s)
@@ -119,15 +119,15 @@ class Traffic:
     members: Sequence[int],
     planned: Planned | None,
   ) -> None:
-    """Workers sum together from now on.
+    """Writes that a set of workers begins to sum over a forest.
 
     Args:
-      at: When.
-      version: That all have.
-      why: They, or over another forest than before.
-      generation: Which one of the run.
-      members: Who they are.
-      planned: Over what; None if that is not known.
+      at: Moment of the beginning.
+      version: Version that all of them have.
+      why: Reason, as text.
+      generation: Number of the membership epoch.
+      members: Indices of the workers.
+      planned: Forest; None if it is not known.
     """
     row: dict[str, Any] = {'time': at.time, 'did': 'forest', 'why': why}
     row |= {'generation': generation, 'version': version}
@@ -150,19 +150,19 @@ class Traffic:
         'forest': content,
       }
     row |= _of_links(Bps, {})
-    self._recorder.links(row)
+    self._recorder.record_links(row)
     self.window = Window(at, version, Bps)
 
   def carried(
     self, at: Mark, *, version: int, why: str, sent: Mapping[Ends, Sent]
   ) -> None:
-    """All have come to a version; after `formed`.
+    """Writes the traffic until a version that all workers have.
 
     Args:
-      at: When.
-      version: Which one.
-      why: It is told.
-      sent: Since the last row.
+      at: Moment of the row.
+      version: The version.
+      why: Reason for the row, as text.
+      sent: Traffic since the last row.
     """
     start, before, planned_Bps = self._window
     iterations = at.iterations - start.iterations
@@ -172,20 +172,20 @@ class Traffic:
       spent_s = at.spent_s[phase] - start.spent_s[phase]
       row[f'{phase}_s'] = spent_s / iterations if iterations else None
     row |= _of_links(planned_Bps, sent)
-    self._recorder.traffic(row)
+    self._recorder.record_traffic(row)
     self.window = Window(at, version, planned_Bps)
 
   @property
   def _window(self) -> Window:
     if self.window is None:
-      raise RuntimeError('Expected workers that sum, got none.')
+      raise RuntimeError('Expected a forest before its traffic, got none.')
     return self.window
 
 
 def _of_links(
   planned_Bps: Mapping[Ends, float], sent: Mapping[Ends, Sent]
 ) -> dict[str, Any]:
-  """Returns the fields on links: those that lag their plan the most."""
+  """Returns the fields on links; if there are many, on the slowest."""
   rows = [
     _of_link(ends, planned_Bps.get(ends), sent.get(ends))
     for ends in sorted(planned_Bps.keys() | sent.keys())
@@ -206,6 +206,6 @@ def _of_link(
 
 
 def _lag(row: Mapping[str, Any]) -> float:
-  """Returns what is least where a link is the slowest against its plan."""
+  """Returns the measured rate of a link as a share of the planned one."""
   known = row.get('Bps') is not None and row['planned_Bps']
   return row['Bps'] / row['planned_Bps'] if known else 1.0

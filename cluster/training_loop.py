@@ -1,4 +1,10 @@
-"""One run from its first compilation to its summary, whatever the runtime."""
+"""Training loop: one run from its first compilation to its summary.
+
+The loop is the same for every runtime.  Each step of the runtime ends in
+decisions of the scheme, after which `cluster.milestones` logs and evaluates the
+run when that is due; between steps the loop saves checkpoints when they are
+due, and it ends at the target or after a signal.
+"""
 
 import contextlib
 import dataclasses
@@ -9,97 +15,104 @@ from typing import Any
 
 from absl import logging
 
+from cluster.milestones import Milestones, SaveSchedule
 from cluster.runtime import Runtime, Saving
 from learning import compilations
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.recorder import Recorder
 
-# What ends a run early: SLURM sends the first before it takes a node away.
+# Signals that end a run early: SLURM sends the first before it takes a node.
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-# Handlers: none that Python could restore, and to ignore the signal.
+# Handlers to leave alone: those that Python cannot restore, and "ignore".
 _UNTOUCHED = (None, signal.SIG_IGN)
 
 
 @dataclasses.dataclass
 class Run:
-  """A run that is ready to start or to go on; call it, once, to train.
+  """A run that is ready to start or to resume; call it, once, to train.
 
   Attributes:
-    name: The scheme's, for the table that ends the run.
-    runtime: Runs the events.
-    recorder: Follows the run.
-    files: Where its outputs go; the folder is claimed.
-    checkpoints: Of this run.
-    console: Where it is shown.
-    sizes: Of the files at the checkpoint that it goes on from; None if it
-      starts.
-    called: Whether the run was started.
+    name: Name of the scheme, for the table that ends the run.
+    runtime: Runtime, which carries out events.
+    milestones: Milestones, which log and evaluate the run, and end it.
+    recorder: Recorder of the run.
+    files: Writer of the run's files; the folder is claimed.
+    checkpoints: Writer and reader of the run's checkpoints.
+    save_schedule: Schedule of the checkpoints.
+    console: Display of the run.
+    sizes: Bytes of each file at the checkpoint to resume from; None for a run
+      that starts.
+    called: Whether the run has been called.
   """
 
   name: str
   runtime: Runtime
+  milestones: Milestones
   recorder: Recorder
   files: RunFiles
   checkpoints: Saving
+  save_schedule: SaveSchedule
   console: Console
   sizes: Mapping[str, int] | None = None
   called: bool = False
 
   def restore(self) -> None:
-    """Goes back to the newest checkpoint, if there is any.
+    """Restores the newest readable checkpoint, if there is any.
 
     Raises:
       ValueError: If there are checkpoints and none can be read, or if a file
-        lacks what was in it then.
+        has become shorter than it was at the checkpoint.
     """
     state = self.checkpoints.restore()
     if state is not None:
       self.runtime.restore(state['runtime'])
+      self.milestones.restore(state['milestones'])
       self.recorder.restore(state['recorder'])
       self.sizes = state['files']
-      self.files.check(self.sizes)
+      self.files.check(state['files'])
 
   def __call__(self) -> Mapping[str, Any]:
-    """Trains and returns what summary.json holds.
+    """Trains and returns the content of summary.json.
 
-    Whatever ends the run, summary.json is written and says what it was.  After
-    SIGTERM or SIGINT there is a checkpoint as well; a second one ends the run
-    at once.
+    The summary is written however the run ends, and says how.  After SIGTERM or
+    SIGINT a checkpoint is saved as well; a second signal ends the run at once.
 
     Raises:
       FloatingPointError: If a loss or a parameter is not finite.
-      RuntimeError: If nobody is left who could go on, or on a second call.
+      RuntimeError: If no event can happen any more, or on a second call.
       SystemExit: After SIGTERM.
       KeyboardInterrupt: After SIGINT.
     """
     if self.called:
       raise RuntimeError('A run runs once; build another one.')
     self.called = True
-    summary = self.files.finished()
-    if summary is None:
+    finished = self.files.finished()
+    if finished is None:
       summary = self._train()
     else:
       logging.info('The run in %s has finished before.', self.files.workdir)
       self.files.release()
+      summary = finished
     self.console.table(self.name, summary)
     logging.info('Outputs are in %s', self.files.workdir)
     return summary
 
   def _train(self) -> Mapping[str, Any]:
+    """Trains from warm-up to summary."""
     self.files.begin(
       num_workers=len(self.runtime.coordinator.workers),
       sizes=self.sizes,
-      examples=self.recorder.accounting.examples,
+      examples=self._examples,
     )
     ended, warm = 'interrupted', 0
     try:
-      logging.info('Compiling ...')
-      self.runtime.warm_up()
-      self.recorder.warm_up()
+      self._warm_up()
       warm = compilations.count()
-      with self.console, _stops() as stops:
-        self._loop(stops)
+      with self.console, _stop_signals() as signals:
+        self._loop(signals)
+        if signals:
+          self._stop(signals[0])
       ended = 'finished'
     except Exception as error:
       ended = f'{type(error).__name__}: {error}'
@@ -117,60 +130,101 @@ class Run:
       self.files.close(summary)
     return summary
 
-  def _loop(self, stops: list[int]) -> None:
-    recorder, checkpoints = self.recorder, self.checkpoints
-    (self.runtime.start if self.sizes is None else self.runtime.resume)()
-    with contextlib.closing(checkpoints):
-      checkpoints.begin(recorder.accounting.examples)
-      while not (recorder.finished or stops):
-        self.runtime.step()
-        if (
-          checkpoints.due(recorder.accounting.examples) and self.runtime.pause()
-        ):
+  def _warm_up(self) -> None:
+    """Compiles training and evaluation; the run's wall time starts after it."""
+    logging.info('Compiling ...')
+    self.runtime.warm_up()
+    self.milestones.warm_up()
+    self.recorder.start_wall_clock()
+
+  def _loop(self, signals: list[int]) -> None:
+    """Steps until the run is complete, or until a signal; saves checkpoints."""
+    if self.sizes is None:
+      self.runtime.start()
+    else:
+      self.runtime.resume()
+    with contextlib.closing(self.checkpoints):
+      self.save_schedule.restart(self._examples)
+      while not (self.milestones.finished or signals):
+        self.runtime.step()  # The milestones review every decision in it.
+        if self._is_save_possible() and self.runtime.pause():
           self._save()
-      if checkpoints.wanted:
+      if self.save_schedule.is_enabled:
         while not self.runtime.pause():
           self.runtime.step()
         self._save()
-    if stops:
-      logging.info(
-        'Stopped by %s; the same command with --workdir=%s %s.',
-        signal.Signals(stops[0]).name,
-        self.files.workdir,
-        'goes on' if checkpoints.wanted else 'starts anew',
+
+  def _is_save_possible(self) -> bool:
+    """Returns whether a checkpoint is due and the last one is on the disk.
+
+    Raises:
+      OSError: If the last one could not be written.
+    """
+    due = self.save_schedule.is_due(self._examples)
+    if not self.checkpoints.is_writing():
+      return due
+    if due:
+      logging.log_every_n_seconds(
+        logging.WARNING,
+        'A checkpoint is due, and the last one is still being written.',
+        30,
       )
-      if stops[0] == signal.SIGINT:
-        raise KeyboardInterrupt
-      raise SystemExit(128 + stops[0])
+    return False
 
   def _save(self) -> None:
-    state = {
-      'runtime': self.runtime.state(),
-      'recorder': self.recorder.state(),
-      'files': self.files.state(),
-    }
-    self.checkpoints.save(state, examples=self.recorder.accounting.examples)
+    """Saves a checkpoint, which is written while the run goes on."""
+    self.checkpoints.save(
+      {
+        'runtime': self.runtime.state(),
+        'milestones': self.milestones.state(),
+        'recorder': self.recorder.state(),
+        'files': self.files.state(),
+      }
+    )
+    self.save_schedule.restart(self._examples)
+
+  def _stop(self, number: int) -> None:
+    """Ends a run that a signal has stopped.
+
+    Raises:
+      KeyboardInterrupt: After SIGINT.
+      SystemExit: After any other signal.
+    """
+    logging.info(
+      'Stopped by %s; the same command with --workdir=%s %s.',
+      signal.Signals(number).name,
+      self.files.workdir,
+      'goes on' if self.save_schedule.is_enabled else 'starts anew',
+    )
+    if number == signal.SIGINT:
+      raise KeyboardInterrupt
+    raise SystemExit(128 + number)
+
+  @property
+  def _examples(self) -> int:
+    """Number of examples in applied updates."""
+    return self.recorder.accounting.examples
 
 
 @contextlib.contextmanager
-def _stops() -> Iterator[list[int]]:
-  """Yields a list that gets the signal which asks the process to stop."""
-  stops: list[int] = []
+def _stop_signals() -> Iterator[list[int]]:
+  """Yields a list to which the first signal that stops the process is added."""
+  signals: list[int] = []
   if threading.current_thread() is not threading.main_thread():
-    yield stops  # Only the main thread may handle signals.
+    yield signals  # Only the main thread may handle signals.
     return
 
   def stop(number: int, frame: object) -> None:
     del frame
-    stops.append(number)
+    signals.append(number)
     for each, handler in before.items():
       signal.signal(each, handler)  # The next one acts as it always did.
 
-  # What is ignored stays so: processes in the background get no SIGINT.
-  heeded = [n for n in _STOPS if signal.getsignal(n) not in _UNTOUCHED]
-  before = {number: signal.signal(number, stop) for number in heeded}
+  # An ignored signal stays so: processes in the background get no SIGINT.
+  handled = [n for n in _STOPS if signal.getsignal(n) not in _UNTOUCHED]
+  before = {number: signal.signal(number, stop) for number in handled}
   try:
-    yield stops
+    yield signals
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Accounts of a run: where the workers' time went, how stale updates were."""
+"""Accounting of a run: worker time by phase, examples, bytes and staleness."""
 
 import collections
 import dataclasses
@@ -9,15 +9,15 @@ from sync.scheme import Push
 PHASES = ('pull', 'compute', 'push', 'wait')
 
 
-class Lost(NamedTuple):
-  """An iteration whose gradient was not used; others get its examples.
+class LostIteration(NamedTuple):
+  """An iteration whose gradient is not used; other workers get its examples.
 
   Attributes:
-    worker: Whose it was.
-    iteration: Which one.
-    examples: How many it had.
-    time: When it was given up, seconds.
-    reason: Why.
+    worker: Index of the worker.
+    iteration: Number of the worker's iteration.
+    examples: Number of examples.
+    time: Time at which it was given up, seconds.
+    reason: Reason, as text.
   """
 
   worker: int
@@ -27,15 +27,15 @@ class Lost(NamedTuple):
   reason: str
 
 
-class Pending(NamedTuple):
-  """A push that was summed into an update which is not applied yet.
+class PendingPush(NamedTuple):
+  """A push that is summed into an update which is not applied yet.
 
   Attributes:
-    worker: Whose it is.
-    iteration: Which one.
-    pulled: Version that it was computed from.
+    worker: Index of the worker.
+    iteration: Number of the worker's iteration.
+    pulled: Version that the gradient was computed from.
     compute_s: Seconds of computing alone.
-    examples: How many it was computed from.
+    examples: Number of examples.
   """
 
   worker: int
@@ -47,24 +47,23 @@ class Pending(NamedTuple):
 
 @dataclasses.dataclass
 class Accounting:
-  """Sums over a run so far; plain data.
+  """Counts of a run so far; plain data.
 
   Attributes:
     seconds: Worker seconds in each phase; waiting is 'wait', transferring
       'pull' and 'push'.
     iterations: Pushes that arrived whole.
     updates: Updates applied, or skipped.
-    examples: Examples in them.
+    examples: Examples in applied pushes.
     bytes: Bytes delivered, both ways.
     pushed_examples: Examples in pushes that arrived whole.
-    computed_examples: The same, with padding.
+    computed_examples: Examples in these pushes, with padding.
     applied_s: Seconds of computing gradients that were applied.
-    staleness: Applied pushes by staleness, versions.
-    pending: Pushes by update not yet applied.
+    staleness: Number of applied pushes by staleness, versions.
+    pending: Pushes by update that is not yet applied.
     lost: Iterations that were given up.
-    skipped: Pushes that overflowed, or were of a sum that did, and so were not
-      applied.
-    skipped_examples: Examples in them.
+    skipped: Pushes that were not applied, because they or their sum overflowed.
+    skipped_examples: Examples in skipped pushes.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -82,16 +81,18 @@ class Accounting:
   staleness: collections.Counter[int] = dataclasses.field(
     default_factory=collections.Counter
   )
-  pending: dict[int, list[Pending]] = dataclasses.field(default_factory=dict)
-  lost: list[Lost] = dataclasses.field(default_factory=list)
+  pending: dict[int, list[PendingPush]] = dataclasses.field(
+    default_factory=dict
+  )
+  lost: list[LostIteration] = dataclasses.field(default_factory=list)
   skipped: int = 0
   skipped_examples: int = 0
 
-  def spent(self, phase: str, seconds: float) -> None:
-    """A worker has spent `seconds` in a phase."""
+  def add_time(self, phase: str, seconds: float) -> None:
+    """Counts seconds that a worker has spent in a phase."""
     self.seconds[phase] += seconds
 
-  def pushed(
+  def add_push(
     self,
     into: int,
     push: Push,
@@ -101,15 +102,15 @@ class Accounting:
     computed: int,
     finite: bool = True,
   ) -> None:
-    """A push computed from version `pulled` was summed into an update.
+    """Counts a push that is summed into an update.
 
     Args:
-      into: The update.
-      push: The push.
-      iteration: Of its worker.
-      pulled: Version that it was computed from.
-      computed: Its examples with padding; 0 if nothing is computed.
-      finite: Whether it is part of the update; else it was skipped.
+      into: Number of the update.
+      push: The push, as the scheme gets it.
+      iteration: Number of the worker's iteration.
+      pulled: Version that the gradient was computed from.
+      computed: Number of examples with padding; 0 if nothing is computed.
+      finite: Whether it is part of the update; if not, it is skipped.
     """
     self.iterations += 1
     self.pushed_examples += push.examples
@@ -119,11 +120,19 @@ class Accounting:
       self._skip(push.examples)
       return
     pushes.append(
-      Pending(push.worker, iteration, pulled, push.compute_s, push.examples)
+      PendingPush(push.worker, iteration, pulled, push.compute_s, push.examples)
     )
 
-  def committed(self, update: int, *, applied: bool = True) -> int:
-    """An update was applied, or skipped; returns how many pushes were."""
+  def add_update(self, update: int, *, applied: bool = True) -> int:
+    """Counts an update that was applied, or skipped with all of its pushes.
+
+    Args:
+      update: Number of the update.
+      applied: False if it was skipped.
+
+    Returns:
+      The number of pushes that were applied.
+    """
     pushes = self.pending.pop(update)
     for push in pushes:
       if not applied:
@@ -168,7 +177,7 @@ class Accounting:
     return max(self.staleness, default=None)
 
   def summary(self) -> dict[str, Any]:
-    """Returns the accounts' part of summary.json."""
+    """Returns the fields of summary.json that are counts."""
     pending = [push for pushes in self.pending.values() for push in pushes]
     return {
       'iterations': self.iterations,

@@ -1,6 +1,6 @@
-"""Reads what `numpy.savez` has written, in memory of no more than its size.
+"""Reads archives of `numpy.savez` in no more memory than the file's size.
 
-NumPy itself believes what a file says of sizes, and checks afterwards.
+NumPy itself trusts the sizes in a file, and checks them after allocation.
 """
 
 import math
@@ -22,9 +22,9 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
   """Returns the arrays of a file by name.
 
   Raises:
-    ValueError: If the file has been damaged; says where.
-    Exception: Of zipfile, the same.
-    OSError: If it cannot be read.
+    ValueError: If the file is damaged; says where.
+    Exception: From zipfile, if the file is damaged.
+    OSError: If the file cannot be read.
   """
   size = path.stat().st_size
   with zipfile.ZipFile(path) as archive:
@@ -38,7 +38,7 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
         info.filename.removesuffix('.npy'): _array(archive, info)
         for info in infos
       }
-    except EOFError as error:  # Of zipfile, which says no more.
+    except EOFError as error:  # From zipfile, without a message.
       raise ValueError(f'{path.name}: expected more, got its end.') from error
 
 
@@ -54,7 +54,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     require(valid, info.filename, expected, (shape, str(dtype)))
     array = np.empty(left, np.uint8)
     start = 0
-    # Past the end, where the checksum is compared.
+    # To the end, where zipfile compares the checksum.
     while data := file.read(_CHUNK_BYTES):
       array[start : start + len(data)] = np.frombuffer(data, np.uint8)
       start += len(data)

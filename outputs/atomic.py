@@ -2,8 +2,7 @@
 
 `write` writes a temporary file, flushes it to the disk, renames it to its final
 name and flushes the folder: an interruption leaves either the old file or the
-new one.  Earlier versions did not flush and may have left empty files, which
-`read_object` reports.
+new one.  `read_object` reports files that another writer has left incomplete.
 """
 
 import errno

@@ -1,293 +1,286 @@
-"""Checkpoints of a run, written while the run goes on.
+"""Checkpoints of a run: folders of parts, written while the run goes on.
 
-A run's state is plain data and arrays.  The plain data is pickled; each array
-that it refers to, however often, is one leaf of a tree that is written.
-Reading checks every byte, and runs no code but ours: see `outputs.plain`.
+Each checkpoint is a folder named by its number.  The processes of a run write
+parts into it, one file each: the coordinator always, servers and workers with
+codec state if the run has them.  The coordinator's part comes last, so that a
+folder that has it is complete, whichever process dies when.  A run in one
+process has this part only.
+
+  checkpoints/7/coordinator.npz   state of the run, and which parts it requires
+  checkpoints/7/server0.npz       state of a server's shard
+  checkpoints/7/worker2.npz       residual of a worker
+
+A part is an archive of NumPy arrays: a state from `outputs.serialization`.
+`read` is the only reader: runs resume with it, and tools inspect them with it.
 """
 
 import contextlib
-import functools
-import logging as log
-import math
+import os
 import pathlib
-import pickle
-import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
 from configs.checks import require
-from outputs import plain, stores
+from outputs import arrays, atomic, serialization
+from outputs.serialization import Tree
 
-Tree = dict[str, np.ndarray]
-
-_FORMAT = 7
-
-
-class Rhythm:
-  """When a run leaves checkpoints.
-
-  Attributes:
-    wanted: Whether there are to be any.
-  """
-
-  def __init__(self, *, every_s: float, every_examples: int):
-    """Begins now, at no examples.
-
-    Args:
-      every_s: Seconds of wall time between checkpoints; inf for none.
-      every_examples: Examples between checkpoints; 0 for none.
-
-    Raises:
-      ValueError: If an argument is out of range.
-    """
-    require(every_s > 0, 'every_s', 'more than 0 seconds', every_s)
-    require(every_examples >= 0, 'every_examples', 'at least 0', every_examples)
-    self._every_s = every_s
-    self._every_examples = every_examples or math.inf
-    self.wanted = min(self._every_s, self._every_examples) < math.inf
-    self.begin(0)
-
-  def begin(self, examples: int) -> None:
-    """Starts counting time, and examples beyond these."""
-    self._next_examples = examples + self._every_examples
-    self._next_s = time.monotonic() + self._every_s
-
-  def due(self, examples: int) -> bool:
-    """Returns whether it is time for a checkpoint."""
-    return examples >= self._next_examples or time.monotonic() >= self._next_s
-
-  def check(self, name: str, value: Any) -> None:
-    """Checks that a checkpoint could hold a value, if there are to be any.
-
-    Raises:
-      ValueError: If it is not plain data; names it.
-    """
-    if not self.wanted:
-      return
-    try:
-      data, arrays = plain.write(value)
-      plain.read(data, arrays)
-    # Pickle has many ways to say that it cannot.
-    except (AttributeError, TypeError, pickle.PickleError) as error:
-      raise ValueError(
-        f'{name}: expected plain data that a checkpoint can hold: {error}'
-      ) from error
-    if not all(array.size for array in arrays):
-      raise ValueError(f'{name}: expected arrays that are not empty.')
+COORDINATOR = 'coordinator'  # Part that makes a checkpoint complete.
+_SUFFIX = '.npz'
 
 
 class Checkpoints:
-  """Writes, keeps and reads the checkpoints of a run in one process.
+  """Writer and reader of a run's checkpoints, in the coordinator's process.
 
   Attributes:
-    wanted: As of `Rhythm`, and so are `check`, `begin` and `due`.
+    restored: Number and parts of the checkpoint that the run continues from;
+      None if it starts from scratch.
   """
 
   def __init__(
     self,
     directory: pathlib.Path,
     *,
-    every_s: float,
-    every_examples: int,
     keep: int,
+    required: Sequence[str] = (),
+    save_others: Callable[[int], Sequence[Future[Any]]] = lambda number: (),
+    job: Callable[
+      [], contextlib.AbstractContextManager[None]
+    ] = contextlib.nullcontext,
+    waits: bool = True,
   ):
-    """Creates nothing yet.
+    """Creates no file yet.
 
     Args:
-      directory: Of the run's checkpoints.
-      every_s: As of `Rhythm`.
-      every_examples: The same.
-      keep: How many of the newest are kept.
+      directory: Folder of the run's checkpoints, which all processes share.
+      keep: Number of the newest complete checkpoints that are kept.
+      required: Names of the parts of other processes without which a checkpoint
+        is of no use.
+      save_others: Function that has other processes write their parts of a
+        checkpoint; returns futures that end once these are on the disk.
+      job: Function that returns a context in which a checkpoint is written.
+      waits: Whether a save waits for the one before it; if not, it must not
+        begin while `is_writing` is true.
 
     Raises:
-      ValueError: If an argument is out of range.
+      ValueError: If `keep` is out of range.
     """
-    rhythm = Rhythm(every_s=every_s, every_examples=every_examples)
-    self.wanted, self.check = rhythm.wanted, rhythm.check
-    self.begin, self.due = rhythm.begin, rhythm.due
     require(keep >= 1, 'keep', 'at least 1', keep)
-    self._directory = directory.absolute()  # As Orbax wants it.
+    self.restored: tuple[int, Sequence[str]] | None = None
+    self._directory = directory
     self._keep = keep
-    logging.get_absl_logger().addFilter(_is_of_interest)
-    self._store = stores.Orbax()
-    self._saving: int | None = None
+    self._required = required
+    self._save_others = save_others
+    self._job = job
+    self._waits = waits
+    self._number = -1  # Of the newest checkpoint, complete or not.
+    self._pool = ThreadPoolExecutor(1, 'checkpoints')
+    self._writing: Future[None] | None = None
 
   def restore(self) -> Any:
-    """Returns the newest state that can be read; None if there is none yet.
+    """Returns the coordinator's state of the newest readable checkpoint.
 
-    What cannot be read is named in the log and left where it is.
+    A checkpoint that cannot be read is logged and left where it is.  Incomplete
+    ones are removed, and their numbers are not used again.
+
+    Returns:
+      The state; None if there is no checkpoint yet.
 
     Raises:
       ValueError: If there are checkpoints and none can be read.
     """
-    return newest(self._directory, stores.steps(self._directory), self._read)
+    self._number = max(_numbers(self._directory), default=-1)
+    complete, reason = steps(self._directory), ''
+    remove_all_but(self._directory, complete)
+    for number in reversed(complete):
+      try:
+        found = read(self._directory, number)
+      # What damaged files make zipfile and pickle raise is not documented.
+      except Exception as error:
+        text = str(error).partition('\n')[0]
+        logging.warning(
+          'Checkpoint %s cannot be read; it is left as it is, and the one '
+          'before it is tried.  %s: %s',
+          self._directory / str(number),
+          type(error).__name__,
+          text,
+        )
+        reason = reason or text
+      else:
+        folder = self._directory / str(number)
+        logging.info('Going on from checkpoint %s', folder)
+        self.restored = number, sorted(found)
+        return found[COORDINATOR]
+    if complete:
+      raise ValueError(
+        f'workdir: expected a checkpoint that can be read, got {complete} in '
+        f'{self._directory}; move that folder away to start anew.  {reason}'
+      )
+    return None
 
-  def save(self, state: Any, *, examples: int) -> None:
-    """Copies the state and writes it while the run goes on.
+  def is_writing(self) -> bool:
+    """Returns whether a save has to be put off until the last one has ended.
+
+    Raises:
+      OSError: If the last checkpoint could not be written.
+      Exception: As other processes fail to write their parts.
+    """
+    if self._waits:
+      return False
+    if self._writing and not self._writing.done():
+      return True
+    self._finish()
+    return False
+
+  def save(self, state: Any) -> None:
+    """Captures a state, and writes a checkpoint while the run goes on.
 
     Args:
-      state: Anything that pickles, and arrays of JAX.
-      examples: In it.
+      state: Coordinator's state: plain data and arrays.
 
     Raises:
       OSError: If the checkpoint before could not be written.
+      Exception: As other processes fail to write their parts.
     """
-    self._wait()
-    left = stores.folders(self._directory)
-    step = max(map(stores.number, left), default=-1) + 1
-    self._directory.mkdir(parents=True, exist_ok=True)
-    stores.remove_all_but(self._directory, stores.steps(self._directory))
-    self._saving = step
-    with self._explained(step):
-      self._store.save(self._directory / str(step), frozen(state)())
-    self.begin(examples)
+    self._finish()
+    self._number = max(self._number, *_numbers(self._directory), -1) + 1
+    tree = serialization.freeze({'parts': [*self._required], 'state': state})
+    others = self._save_others(self._number)
+    self._writing = self._pool.submit(self._write, self._number, tree, others)
 
   def close(self) -> None:
-    """Finishes what is being written.
-
-    Raises:
-      OSError: If it could not be written.
-    """
-    self._wait()
-    self._store.close()
-
-  def _read(self, step: int) -> Any:
-    return thawed(self._store.restore(self._directory / str(step)))
-
-  def _wait(self) -> None:
-    """Returns once the checkpoint that is being written is safe."""
-    step, self._saving = self._saving, None
-    if step is None:
-      return
-    with self._explained(step):
-      self._store.wait()
-    kept = stores.steps(self._directory)[-self._keep :]
-    stores.remove_all_but(self._directory, kept)
-
-  @contextlib.contextmanager
-  def _explained(self, step: int) -> Iterator[None]:
-    """Says which checkpoint could not be written, and leaves nothing of it."""
+    """Waits for the checkpoint that is being written; raises as `save`."""
     try:
-      yield
-    # What full disks make Orbax and its layers raise is not documented.
-    except Exception as error:
-      self._saving = None
-      stores.remove_all_but(self._directory, stores.steps(self._directory))
-      raise not_written(self._directory, step, error) from error
+      self._finish()
+    finally:
+      self._pool.shutdown()
+
+  def _finish(self) -> None:
+    writing, self._writing = self._writing, None
+    if writing:
+      writing.result()
+
+  def _write(
+    self,
+    number: int,
+    tree: Callable[[], Tree],
+    others: Sequence[Future[Any]],
+  ) -> None:
+    """Writes the coordinator's part once all others are on the disk."""
+    try:
+      with self._job():
+        wait(others)
+        for other in others:
+          other.result()
+        write(self._directory, number, COORDINATOR, tree())
+    except OSError as error:
+      remove_all_but(self._directory, steps(self._directory))
+      reason = str(error).partition('\n')[0]
+      raise OSError(
+        f'Checkpoint {number} in {self._directory} could not be written; those '
+        'before it are as they were, and the same command goes on from the '
+        f'newest.  {type(error).__name__}: {reason}'
+      ) from error
+    remove_all_but(self._directory, steps(self._directory)[-self._keep :])
 
 
-def newest(
-  directory: pathlib.Path, steps: Sequence[int], read: Callable[[int], Any]
-) -> Any:
-  """Returns what can be read of the newest checkpoint; None if there is none.
-
-  What cannot be read is named in the log and left where it is.
+def read(
+  directory: pathlib.Path, number: int, parts: Sequence[str] | None = None
+) -> dict[str, Any]:
+  """Returns states of a complete checkpoint, by part.
 
   Args:
-    directory: Of the run's checkpoints.
-    steps: Their numbers, ascending.
-    read: Returns one of them, or raises.
+    directory: Folder of the run's checkpoints.
+    number: Number of the checkpoint.
+    parts: Names of the parts to read; None for all.
 
   Raises:
-    ValueError: If there are checkpoints and none can be read.
+    ValueError: If a part is damaged, or has another format.
+    OSError: If a part is missing or cannot be read.
+    Exception: From zipfile or pickle, if a part is damaged.
   """
-  reason = ''
-  for step in reversed(steps):
+  if parts is not None:
+    return {name: _read(directory, number, name) for name in parts}
+  own = _read(directory, number, COORDINATOR)
+  names = {*own['parts'], *part_names(directory, number)} - {COORDINATOR}
+  return {COORDINATOR: own['state']} | read(directory, number, sorted(names))
+
+
+def write(directory: pathlib.Path, number: int, part: str, tree: Tree) -> None:
+  """Writes a part of a checkpoint, and replaces it if it is there.
+
+  Args:
+    directory: Folder of the run's checkpoints.
+    number: Number of the checkpoint.
+    part: Name of the part.
+    tree: Its state, from `serialization.freeze`.
+
+  Raises:
+    OSError: If it cannot be written; nothing of it is left then.
+  """
+  folder = directory / str(number)
+  folder.mkdir(parents=True, exist_ok=True)
+  atomic.sync_folder(directory)
+  path, new = _path(directory, number, part), folder / f'.{part}{_SUFFIX}.new'
+  try:
+    with new.open('wb') as file:
+      np.savez(file, **tree)  # type: ignore[arg-type]
+      file.flush()
+      os.fsync(file.fileno())
+    new.replace(path)
+    atomic.sync_folder(folder)
+  except OSError:  # The disk may be full.
+    new.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    raise
+
+
+def steps(directory: pathlib.Path) -> list[int]:
+  """Returns the numbers of the complete checkpoints, ascending."""
+  return [
+    number
+    for number in _numbers(directory)
+    if _path(directory, number, COORDINATOR).is_file()
+  ]
+
+
+def part_names(directory: pathlib.Path, number: int) -> list[str]:
+  """Returns the names of a checkpoint's parts that are there, ascending."""
+  found = (directory / str(number)).glob(f'[!.]*{_SUFFIX}')
+  return sorted(path.name.removesuffix(_SUFFIX) for path in found)
+
+
+def remove_all_but(directory: pathlib.Path, kept: Sequence[int]) -> None:
+  """Removes checkpoints with other numbers; logs those it cannot remove."""
+  for number in _numbers(directory):
+    if number in kept:
+      continue
     try:
-      state = read(step)
-    # What damaged files make Orbax and its layers raise is not documented.
-    except Exception as error:
-      logging.warning(
-        'Checkpoint %s cannot be read; it is left as it is, and the one '
-        'before it is tried.  %s: %s',
-        directory / str(step),
-        type(error).__name__,
-        str(error).partition('\n')[0],
-      )
-      reason = reason or str(error).partition('\n')[0]
-    else:
-      logging.info('Going on from checkpoint %s', directory / str(step))
-      return state
-  if steps:
-    raise ValueError(
-      f'workdir: expected a checkpoint that can be read, got {steps} in '
-      f'{directory}; move that folder away to start anew.  {reason}'
-    )
-  return None
+      _path(directory, number, COORDINATOR).unlink(missing_ok=True)
+      shutil.rmtree(directory / str(number))
+    except OSError as error:
+      folder = directory / str(number)
+      logging.warning('%s could not be removed: %s', folder, error)
 
 
-def not_written(
-  directory: pathlib.Path, step: int, error: Exception
-) -> OSError:
-  """Returns what to raise if a checkpoint could not be written."""
-  reason = str(error).partition('\n')[0]
-  return OSError(
-    f'Checkpoint {step} in {directory} could not be written; those before it '
-    'are as they were, and the same command goes on from the newest.  '
-    f'{type(error).__name__}: {reason}'
+def _read(directory: pathlib.Path, number: int, part: str) -> Any:
+  return serialization.thaw(arrays.read(_path(directory, number, part)))
+
+
+def _numbers(directory: pathlib.Path) -> list[int]:
+  """Returns the numbers of all checkpoints, complete or not, ascending."""
+  try:
+    found = list(directory.iterdir())
+  except FileNotFoundError:
+    return []
+  return sorted(
+    int(path.name) for path in found if path.name.isdecimal() and path.is_dir()
   )
 
 
-def frozen(state: Any) -> Callable[[], Tree]:
-  """Takes hold of a state; returns what makes a tree of it, in any thread.
-
-  Plain data is copied here and now.  Arrays are only referred to: XLA uses no
-  memory again for which there is a view of NumPy.
-
-  Args:
-    state: Anything that pickles, and arrays of JAX.
-  """
-  data, arrays = plain.write(state)
-  return functools.partial(_tree, data, jax.device_get(arrays))
-
-
-def thawed(tree: Tree) -> Any:
-  """Returns the state that a tree was made of.
-
-  Raises:
-    ValueError: If it is of another format or has another checksum.
-    Exception: Of pickle, if it holds anything but data.
-  """
-  form = tree.pop('format', np.zeros(0))
-  if form.shape != (2,) or 'plain' not in tree:
-    raise ValueError(f'Expected the arrays of a state, got {sorted(tree)}.')
-  written, checksum = form
-  if written != _FORMAT:
-    raise ValueError(
-      f'format: expected {_FORMAT}, got {written}; it was written by another '
-      'version of Syncopate.'
-    )
-  if checksum != _checksum(tree):
-    raise ValueError('Expected the bytes that were written, got others.')
-  data = tree.pop('plain')
-  arrays = [jnp.array(tree[f'array{number}']) for number in range(len(tree))]
-  return plain.read(data.tobytes(), arrays)
-
-
-def _is_of_interest(record: log.LogRecord) -> bool:
-  """Orbax tells of every thread that it starts and ends."""
-  parts = pathlib.PurePath(record.pathname).parts
-  return record.levelno >= log.WARNING or 'orbax' not in parts
-
-
-def _tree(data: bytes, arrays: Sequence[np.ndarray]) -> Tree:
-  tree = {f'array{number}': array for number, array in enumerate(arrays)}
-  tree['plain'] = np.frombuffer(data, np.uint8)
-  tree['format'] = np.array([_FORMAT, _checksum(tree)], np.uint32)
-  return tree
-
-
-def _checksum(tree: Mapping[str, np.ndarray]) -> int:
-  checksum = 0
-  for name in sorted(tree):
-    leaf = np.ascontiguousarray(tree[name])
-    header = f'{name} {leaf.dtype} {leaf.shape}'.encode()
-    checksum = zlib.crc32(header, checksum)
-    checksum = zlib.crc32(leaf.reshape(-1).view(np.uint8), checksum)
-  return checksum
+def _path(directory: pathlib.Path, number: int, part: str) -> pathlib.Path:
+  return directory / str(number) / f'{part}{_SUFFIX}'

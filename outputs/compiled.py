@@ -1,4 +1,4 @@
-"""A folder in which processes share the programs that JAX compiles for them.
+"""Folders in which processes share the programs that JAX compiles.
 
 JAX's persistent compilation cache needs no lock: a program that is cut short or
 read while it is written is compiled anew, with a warning.  Its keys name the
@@ -8,7 +8,8 @@ number of cores, on which the last bits of results depend.
 
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 _FOLDER = 'JAX_COMPILATION_CACHE_DIR'
 
@@ -16,13 +17,13 @@ _FOLDER = 'JAX_COMPILATION_CACHE_DIR'
 def variables(
   environ: Mapping[str, str], folder: pathlib.Path
 ) -> dict[str, str]:
-  """Returns variables with which JAX keeps in a folder all that it compiles.
+  """Returns environment variables that make a folder the compilation cache.
 
   JAX reads them when it is imported.
 
   Args:
-    environ: The environment; if it names another folder, there are none.
-    folder: Made if it does not exist.
+    environ: Environment; if it has a cache folder, the result is empty.
+    folder: Folder, which JAX creates.
   """
   if environ.get(_FOLDER):
     return {}
@@ -34,30 +35,29 @@ def variables(
 
 
 def use(folder: pathlib.Path, *, everything: bool) -> None:
-  """Keeps in a folder what JAX compiles in this process from now on.
-
-  Does nothing if JAX has another folder already.
+  """Makes a folder the compilation cache of this process, unless it has one.
 
   Args:
-    folder: Made if it does not exist.
-    everything: Whether programs are kept, too, that JAX by itself does not
-      keep, because they take less than a second to compile.
+    folder: Folder, which JAX creates.
+    everything: Whether to cache programs that compile in less than a second,
+      too.
   """
   import jax  # Launchers do without it.
 
   if jax.config.values['jax_compilation_cache_dir']:
     return
-  jax.config.update('jax_compilation_cache_dir', str(folder.absolute()))
+  set_option: Callable[[str, Any], None] = jax.config.update
+  set_option('jax_compilation_cache_dir', str(folder.absolute()))
   if everything:
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-    jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+    set_option('jax_persistent_cache_min_compile_time_secs', 0)
+    set_option('jax_persistent_cache_min_entry_size_bytes', -1)
 
 
 def here(folder: pathlib.Path) -> pathlib.Path:
-  """Returns the part of a folder for processes of this host, of as many cores.
+  """Returns the subfolder for this host and its number of cores.
 
   Args:
-    folder: Shared by hosts.
+    folder: Folder that hosts share.
   """
   cores = len(os.sched_getaffinity(0))
   return folder / f'{os.uname().nodename}-{cores}'

@@ -1,4 +1,4 @@
-"""What a run shows: a progress bar on a terminal, log lines elsewhere."""
+"""Display of a run: a progress bar on a terminal, log lines elsewhere."""
 
 import contextlib
 import io
@@ -12,18 +12,18 @@ from absl import logging
 
 
 class Console:
-  """Shows a run as it goes; use as a context."""
+  """Display of a run's progress; use as a context."""
 
   def __init__(self, *, target: int, clock: str):
-    """Shows nothing yet.
+    """Creates a display that shows nothing yet.
 
     Args:
       target: Examples after which the run ends.
-      clock: What kind of seconds the run counts: 'virtual' or 'real'.
+      clock: Kind of the run's seconds: 'virtual' or 'real'.
     """
     self._clock = clock
     self._console = rich.console.Console()
-    self._drawn = self._console.is_terminal
+    self._is_drawn = self._console.is_terminal
     self._bar = rich.progress.Progress(
       rich.progress.BarColumn(),
       rich.progress.TaskProgressColumn(),
@@ -34,18 +34,18 @@ class Console:
     self._task = self._bar.add_task('', total=target)
 
   def __enter__(self) -> 'Console':
-    if self._drawn:
+    if self._is_drawn:
       self._bar.start()
     return self
 
   def __exit__(self, *exception: object) -> None:
-    if self._drawn:
+    if self._is_drawn:
       self._bar.stop()
 
   def show(self, row: Mapping[str, Any], *, accuracy: float | None) -> None:
     """Shows a row of metrics.jsonl, and the newest accuracy, 0 to 1.
 
-    Log lines leave barriers out.
+    Rows of barriers are not logged.
     """
     text = (
       f'accuracy {_number(accuracy, ".2%")}  '
@@ -53,7 +53,7 @@ class Console:
       f'{row["wall_examples_per_s"]:.0f} examples/s  '
       f'waiting {_number(row["waiting_share"], ".1%")}'
     )
-    if self._drawn:
+    if self._is_drawn:
       self._bar.update(self._task, completed=row['examples'], description=text)
     elif row['kind'] != 'barrier':
       loss = '' if row['loss'] is None else f'  loss {row["loss"]:.4f}'
@@ -92,7 +92,7 @@ def _number(value: float | None, form: str) -> str:
 
 @contextlib.contextmanager
 def hidden() -> Iterator[None]:
-  """Hides what runs show of themselves, but for warnings."""
+  """Hides the displays of runs, except for warnings."""
   before = logging.get_verbosity()
   logging.set_verbosity(logging.WARNING)
   try:

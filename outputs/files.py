@@ -16,8 +16,8 @@ from typing import Any
 
 from absl import logging
 
-from outputs import atomic, manifests
-from outputs.manifests import FORMAT, LOCAL, fingerprint
+from outputs import atomic, formats, manifests
+from outputs.manifests import LOCAL, fingerprint
 from outputs.transient import LIVE_S, FolderLock, start_limit_s
 
 # Fields of a manifest that must be equal for bit-identical results.
@@ -32,8 +32,7 @@ _HOSTS = (
 )
 _BOARD = 'events.out.tfevents.*'
 _APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
-_PLOTTED = ('accuracy', 'loss', 'learning_rate', 'waiting_share')
-_PLOTTED += ('loss_scale',)
+_PLOTTED = ('accuracy', 'loss', 'loss_scale', 'learning_rate', 'waiting_share')
 
 
 class RunFiles:
@@ -115,9 +114,9 @@ class RunFiles:
     with self.given_back():
       self._check(manifest, lock.run)
       lock.record(fingerprint(manifest))
-    kept = manifest['config']['outputs']
-    self.events, self.timeline = kept['events'], kept['timeline']
-    self.board = kept['board']
+    written = manifest['config']['outputs']
+    self.events, self.timeline = written['events'], written['timeline']
+    self.board = written['board']
 
   @contextlib.contextmanager
   def given_back(self) -> Iterator[None]:
@@ -145,18 +144,13 @@ class RunFiles:
       self._check_known(run, fingerprint(manifest))
       self._open(manifest, [], manifest)
       return
-    if before.get('format') != FORMAT:
-      raise ValueError(
-        f'workdir: {self.workdir} holds a run of another version of Syncopate, '
-        'with which this one cannot go on; name a new folder.'
-      )
-    known = manifests.completed(before)
+    formats.check_run_folder(before, f'workdir: {self.workdir}')
     differing = [
       (field, line)
       for part in ('config', 'own')
-      for field, line in _differences(known[part], manifest[part], part)
+      for field, line in _differences(before[part], manifest[part], part)
     ]
-    both = known['config'], manifest['config']
+    both = before['config'], manifest['config']
     runtimes = {config['cluster']['runtime'] for config in both}
     free = _HOSTS if runtimes == {'distributed'} else ()
     for field, line in differing:
@@ -168,7 +162,7 @@ class RunFiles:
         f'workdir: {self.workdir} holds a run of another config.  '
         + '  '.join(refused)
       )
-    earlier = manifests.starts(before)
+    earlier = before.get('starts', [])  # A run may end before it begins.
     for field in _EXACT:
       if before[field] != manifest[field]:
         logging.warning(
@@ -192,21 +186,21 @@ class RunFiles:
 
   def _open(
     self,
-    kept: Mapping[str, Any],
+    known: Mapping[str, Any],
     earlier: Sequence[Mapping[str, Any]],
     manifest: Mapping[str, Any],
   ) -> None:
     """Writes the manifest of a new folder; prepares the entry of this start.
 
     Args:
-      kept: Manifest that the folder has, or is to have.
+      known: Manifest that the folder has, or is to have.
       earlier: Starts of the run so far.
       manifest: Manifest of this start.
     """
     if not earlier:
-      _write(self.workdir / 'manifest.json', kept)
+      _write(self.workdir / 'manifest.json', known)
     self._start = manifests.start_of(manifest)
-    self._manifest = {**kept, 'starts': [*earlier, self._start]}
+    self._manifest = {**known, 'starts': [*earlier, self._start]}
 
   def record_workers(self, workers: Mapping[int, Sequence[str]]) -> None:
     """Adds to the manifest on which devices workers compute, from now on.
@@ -287,8 +281,12 @@ class RunFiles:
     sizes = sizes or {}
     self._start['examples'] = examples
     self._write_manifest()
-    kept = dict(zip(_APPENDED, (True, self.events, self.timeline), strict=True))
-    names = [name for name in _APPENDED if kept[name]]
+    written = (True, self.events, self.timeline)
+    names = [
+      name
+      for name, is_written in zip(_APPENDED, written, strict=True)
+      if is_written
+    ]
     self._files = {name: (self.workdir / name).open('a') for name in names}
     for name, file in self._files.items():
       file.truncate(sizes.get(name, 0))
@@ -305,9 +303,13 @@ class RunFiles:
         self._plot(json.loads(line))
       return
     for worker in range(num_workers if self.timeline else 0):
-      name = {'name': f'worker {worker}'}
-      row = {'name': 'thread_name', 'ph': 'M', 'args': name}
-      row |= {'pid': 0, 'tid': worker}
+      row = {
+        'name': 'thread_name',
+        'ph': 'M',
+        'args': {'name': f'worker {worker}'},
+        'pid': 0,
+        'tid': worker,
+      }
       line = (',\n' if worker else '[\n') + _dumps(row)
       self._files['trace.json'].write(line)
 

@@ -1,4 +1,4 @@
-"""What is needed to repeat a run: manifest.json, and what tells runs apart."""
+"""Manifests, which have what it takes to repeat a run, and fingerprints."""
 
 import copy
 import functools
@@ -20,24 +20,16 @@ import numpy as np
 
 from data import embedded
 from learning import compilations
+from outputs import formats
 
-FORMAT = 2  # Of a run's folder.
-# Of a config: what each host may have in its own way.
+# Fields of a config that may differ between the hosts of a run.
 LOCAL = (
   *('config.cluster.interface', 'config.cluster.devices_per_worker'),
   *('config.cluster.token_file', 'config.cluster.certificate_file'),
   *('config.cluster.key_file', 'config.cluster.tls_name'),
   'config.cluster.workers_per_gpu',
 )
-# Of a config: fields that runs of before do not have, and their values there on
-# CPUs.  At these they are no part of a fingerprint, which so stays as it was.
-_YOUNGER = {
-  'deterministic': True,
-  'precision.matmul': 'float32',
-  'route.native.combine_bytes': 2.0**25,
-  'cluster.workers_per_gpu': 1,
-}
-# Of a manifest: what a start of a run may have in another way than the first.
+# Fields of a manifest that may differ between the starts of a run.
 START = (
   *('host', 'python', 'versions', 'devices', 'cores', 'xla_flags'),
   *('numerics', 'git_revision'),
@@ -48,15 +40,15 @@ _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
 def manifest(
   config: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns what is needed to repeat a run: config, command, versions.
+  """Returns the manifest of a run: config, command, versions.
 
   Args:
-    config: As a dictionary.
-    own: Parts that the config does not describe, by name: pytrees of arrays
-      and of what `repr` tells apart; None for those that it does.
+    config: Config as a dictionary.
+    own: Parts of the caller's own, by name, as pytrees of arrays and of values
+      that `repr` tells apart; None for a part that the config describes.
   """
   return {
-    'format': FORMAT,
+    'format': formats.RUN_FOLDER,
     **described(config, own),
     'seed': config['seed'],
     **environment(),
@@ -83,48 +75,15 @@ def environment() -> dict[str, Any]:
   }
 
 
-def completed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a manifest with the fields that are younger than its run.
-
-  They have the values at which runs of before were computed: kernels of GPUs
-  were deterministic, and products of float32 of JAX's own precision, TF32 on
-  GPUs.
-
-  Args:
-    manifest: Of this format, of any version.
-  """
-  found = copy.deepcopy(dict(manifest))
-  config = found['config']
-  values = dict(_YOUNGER)
-  on_cpus = set(found.get('devices', ['cpu'])) <= {'cpu'}
-  dtype = config.get('precision', {}).get('dtype', 'float32')
-  if not on_cpus and dtype == 'float32':
-    values['precision.matmul'] = 'tensorfloat32'
-  for field, value in values.items():
-    *above, name = field.split('.')
-    section = config
-    for each in above:
-      section = section.setdefault(each, {})
-    section.setdefault(name, value)
-  return found
-
-
-def starts(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns the starts of a run so far; earlier versions wrote the first."""
-  if 'starts' in manifest:
-    return list(manifest['starts'])
-  return [{'examples': 0} | start_of(manifest)]
-
-
 def start_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what a manifest says of the process that wrote it."""
+  """Returns the fields of a manifest on the process that wrote it."""
   return {name: manifest[name] for name in START if name in manifest}
 
 
 def described(
   config: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns what of a manifest tells a run from others; takes the same."""
+  """Returns the part of a manifest that identifies a run: see `manifest`."""
   prints = {k: v if v is None else _fingerprint(v) for k, v in own.items()}
   if _is_embedded(config):
     prints['text'] = embedded.sha256()
@@ -139,19 +98,19 @@ def _is_embedded(config: Mapping[str, Any]) -> bool:
 
 
 def fingerprint(described: Mapping[str, Any]) -> str:
-  """Returns what tells a run from others, of what `manifest` returns.
+  """Returns a short text that identifies a run.
 
-  What each host may have in its own way is no part of it.
+  Fields that may differ between hosts, and the frequency of checkpoints, have
+  no influence.
+
+  Args:
+    described: Result of `described`, or a manifest.
   """
   parts = {'config': copy.deepcopy(described['config'])}
   del parts['config']['checkpoint']
   for field in LOCAL:
     section, name = _section(parts, field)
     del section[name]
-  for field, value in _YOUNGER.items():
-    section, name = _section(parts['config'], field)
-    if section.get(name) == value:
-      del section[name]
   parts['own'] = described['own']
   return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
 
@@ -163,7 +122,7 @@ def _section(parts: Any, field: str) -> tuple[Any, str]:
 
 
 def _fingerprint(value: Any) -> str:
-  """Returns what tells a value from others: arrays by a sample of theirs."""
+  """Returns a text that identifies a value; arrays by a sample."""
   return ' '.join(map(_printed, jax.tree.leaves(value)))
 
 
@@ -186,7 +145,7 @@ def _output(command: list[str]) -> str | None:
 
 
 def _jsonable(value: Any) -> Any:
-  """Infinite numbers become text: JSON has none."""
+  """Returns a value for JSON, where infinite numbers are text."""
   if isinstance(value, Mapping):
     return {key: _jsonable(item) for key, item in value.items()}
   if isinstance(value, tuple):

@@ -1,7 +1,7 @@
-"""What papers plot of a run: phases of iterations, gaps, bandwidth over time.
+"""Distributions that papers plot: phases, gaps between updates, bandwidth.
 
-Of what the accounts are told anyway, in memory that does not grow with the
-run.  Quantiles are those of bins of relative width, as in Masson, Rim and Lee,
+Memory does not grow with the run.  Quantiles are those of bins of relative
+width, as in Masson, Rim and Lee,
 'DDSketch: a Fast and Fully-Mergeable Quantile Sketch with Relative-Error
 Guarantees' (VLDB 2019).
 """
@@ -25,18 +25,18 @@ _FIRST_S = 2.0**-10  # Length of a window at first.
 
 @dataclasses.dataclass
 class Spread:
-  """How numbers of at least 0 are spread, in some columns for some rows.
+  """Distributions of numbers >= 0, one for each pair of a row and a column.
 
-  They are counted in bins whose largest number is 1 % above the least.  A
-  quantile is the mean of the bin that it is in: exact where all numbers of the
-  bin are equal.  Adding takes O(1), amortised; memory is that of the bins.
+  Numbers are counted in bins whose largest number is 1 % above the least.  A
+  quantile is the mean of its bin: exact where all numbers of the bin are equal.
+  Adding takes O(1), amortised; memory is that of the bins.
 
   Attributes:
-    columns: How many.
-    held: Rows to be counted: which one, and a number for each column.
-    keys: Int64 [bins], ascending: of row, column and bin.
-    counts: Float64 [bins], numbers in each.
-    sums: Float64 [bins], their sums.
+    columns: Number of columns.
+    held: Numbers to be counted: a row's index, and one number for each column.
+    keys: Int64 [bins], ascending: row, column and bin in one number.
+    counts: Float64 [bins], how many numbers each bin has.
+    sums: Float64 [bins], sum of the numbers of each bin.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -50,13 +50,13 @@ class Spread:
   sums: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
 
   def add(self, row: tuple[float, ...]) -> None:
-    """Takes in a row's number, and a number for each column."""
+    """Adds a row's index, followed by a number for each column."""
     self.held.append(row)
     if len(self.held) >= _HELD:
       self.fold()
 
   def fold(self) -> None:
-    """Counts what is held."""
+    """Counts the held numbers into bins."""
     if not self.held:
       return
     held = np.array(self.held)
@@ -75,22 +75,23 @@ class Spread:
     self.sums = np.bincount(into, sums)
 
   def rows(self) -> list[int]:
-    """Returns the rows of which there are numbers, ascending."""
+    """Returns the indices of the rows that have numbers, ascending."""
     self.fold()
-    return np.unique(self.keys // (_BINS * self.columns)).tolist()
+    rows = np.unique(self.keys // (_BINS * self.columns))
+    return [int(row) for row in rows]
 
   def quantiles(
     self, column: int, row: int | None = None, *, zeros: float = 0.0
   ) -> dict[str, float | None]:
     """Returns the median and the 95th percentile of a column, seconds.
 
-    A quantile is the least number that so many are not above; None if there
-    are no numbers.
+    A quantile is the least number at or below which that share of the numbers
+    lies; None without numbers.
 
     Args:
-      column: Which one.
-      row: Of which row; None for all.
-      zeros: Numbers 0 that were not added, but belong to them.
+      column: Index of the column.
+      row: Index of the row; None for all rows.
+      zeros: Number of zeros that belong to the numbers but were not added.
     """
     self.fold()
     if row is None:
@@ -113,17 +114,17 @@ class Spread:
 
 @dataclasses.dataclass
 class Measures:
-  """What is measured of a run so far; plain data.
+  """Distributions of a run so far; plain data.
 
   Attributes:
-    phases: Seconds of an iteration in each phase, by worker.
+    phases: Seconds of an iteration in each phase, a row for each worker.
     gaps: Seconds from one update to the next; one row.
-    applied: Pushes in updates.
-    updates: With pushes in them.
-    updated: When the last one was applied, seconds; None before the first.
-    window_s: Length of a window.
-    windows: Bytes that arrived in each.
-    counted: Bytes in them.
+    applied: Number of pushes in updates.
+    updates: Number of updates with pushes.
+    updated: Time of the last of these updates, seconds; None before the first.
+    window_s: Length of a window, seconds.
+    windows: Bytes that arrived in each window.
+    counted: Bytes in all windows.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -139,17 +140,17 @@ class Measures:
   windows: list[int] = dataclasses.field(default_factory=list)
   counted: int = 0
 
-  def iterated(self, worker: int, spent: Mapping[str, float]) -> None:
-    """A worker goes on after an iteration with so many seconds by phase.
+  def add_iteration(self, worker: int, phases_s: Mapping[str, float]) -> None:
+    """Adds an iteration of a worker.
 
     Args:
-      worker: Which one.
-      spent: Seconds of all PHASES, in this order.
+      worker: Index of the worker.
+      phases_s: Seconds in each of PHASES, in this order.
     """
-    self.phases.add((worker, *spent.values()))
+    self.phases.add((worker, *phases_s.values()))
 
-  def committed(self, time: float, pushes: int) -> None:
-    """An update of so many pushes was applied."""
+  def add_update(self, time: float, pushes: int) -> None:
+    """Adds an update of so many pushes, applied at `time` seconds."""
     if not pushes:
       return
     if self.updated is not None:
@@ -158,8 +159,8 @@ class Measures:
     self.updates += 1
     self.applied += pushes
 
-  def arrived(self, time: float, size_bytes: int) -> None:
-    """So many bytes have arrived since the start."""
+  def add_bytes(self, time: float, size_bytes: int) -> None:
+    """Adds the bytes that have arrived between the start and `time` seconds."""
     window = int(time / self.window_s)
     while window >= _WINDOWS:
       pairs = [*self.windows, 0]
@@ -174,7 +175,7 @@ class Measures:
     self.counted = size_bytes
 
   def summary(self, time: float) -> dict[str, Any]:
-    """Returns the measures' part of summary.json at `time` seconds."""
+    """Returns the fields of summary.json that are distributions."""
     return {
       'breakdown': self._breakdown(None),
       'worker_breakdown': {
@@ -196,7 +197,7 @@ class Measures:
     }
 
   def _gaps(self, zeros: int) -> dict[str, float | None]:
-    """Returns how gaps are spread, with zeros that are not among them."""
+    """Returns quantiles of the gaps and of so many more gaps of 0 s."""
     found: dict[str, float | None] = {
       **self.gaps.quantiles(0, zeros=zeros),
       'zero_share': None,

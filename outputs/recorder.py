@@ -1,214 +1,194 @@
-"""Follows a run for both runtimes: accounts, evaluations, files, display, end.
+"""Record of a run: accounting, measures, rows of its files, display, summary.
 
-A runtime reports what happens; the recorder evaluates and logs when enough
-examples have been processed, stops the run on a loss that is not finite, and
-says when the run has finished.
+The recorder writes what it is given, and decides nothing: when a row is due,
+and when a run ends, is a matter of `cluster.milestones`.
 """
 
-import math
 import time as wall
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from learning.learning import Evaluation, ParameterStore
 from outputs import thresholds
-from outputs.accounting import Accounting, Lost
+from outputs.accounting import Accounting, LostIteration
 from outputs.console import Console
-from outputs.evaluations import Evaluations
 from outputs.files import RunFiles
 from outputs.measures import Measures
 from outputs.thresholds import Reached
 from sync import record
 from sync.scheme import Decision, Push
 
-# Attributes of a recorder that change while it follows a run.
+# Attributes of a recorder that change during a run.
 _STATE = (
-  'accounting',
-  'finished',
-  'looked',
-  '_next_eval',
-  '_next_log',
-  '_losses',
+  *('accounting', 'measures', '_losses', '_sums', '_thresholds'),
+  *('_figures', '_wall_before_s'),
 )
-_STATE += ('_since', '_thresholds', 'measures', '_accuracy', '_wall_before_s')
 
 
-class Milestones(NamedTuple):
-  """Length of a run, and intervals of its evaluations and log rows.
+class PushLoss(NamedTuple):
+  """Loss of a push.
 
   Attributes:
-    target: Examples after which the run ends.
-    epoch: Examples of one epoch.
-    eval_every: Examples between evaluations.
-    log_every: Iterations between log rows.
-    accuracies: Accuracies whose time of the first evaluation at or above is
-      reported.
-    losses: Losses whose time of the first ten iterations in a row below is
-      reported.
+    worker: Index of the worker.
+    iteration: Number of the worker's iteration.
+    examples: Number of examples.
+    loss: Sum over the examples; on a device until it is fetched.
+    at: Progress of the run when the push arrived.
   """
 
-  target: int
-  epoch: int
-  eval_every: int
-  log_every: int
-  accuracies: tuple[float, ...]
-  losses: tuple[float, ...] = ()
+  worker: int
+  iteration: int
+  examples: int
+  loss: Any
+  at: Reached
 
 
 class Recorder:
-  """Follows one run.
+  """Recorder of one run.
 
   Attributes:
-    accounting: The accounts.
-    measures: What papers plot.
-    finished: Whether the target is reached.
-    looked: How often an evaluation has been due.
-    evaluate: Gives the accuracy of a version; None if nothing is learned.
+    accounting: Counts of the run so far.
+    measures: Distributions of the run so far.
   """
 
   def __init__(
     self,
     *,
-    milestones: Milestones,
-    store: ParameterStore,
-    evaluate: Evaluation | None,
+    epoch: int,
     files: RunFiles,
     console: Console,
-    later: Callable[[Callable[[], Any]], Future] | None = None,
+    accuracies: Iterable[float] = (),
+    losses: Iterable[float] = (),
   ):
     """Creates a recorder that has recorded nothing.
 
     Args:
-      milestones: Length of the run, and intervals of evaluations and log rows.
-      store: Parameter store (store) whose versions are evaluated.
-      evaluate: Returns the accuracy of a version; None without a model.
+      epoch: Examples of one epoch.
       files: Writer of the run's files.
       console: Display of the run.
-      later: Calls a function in another thread, so that the run continues
-        meanwhile; None calls it at once.
+      accuracies: Accuracies for which the summary has the first evaluation at
+        or above.
+      losses: Losses for which the summary has the first ten iterations in a row
+        below.
     """
     self.accounting = Accounting()
-    self.finished = False
-    self.looked = 0
-    self._milestones = milestones
-    self._store = store
-    self.evaluate = evaluate
+    self.measures = Measures()
+    self._epoch = epoch
     self._files = files
     self._console = console
-    self._evaluations = Evaluations(store=store, evaluate=evaluate, later=later)
-    self._next_eval = milestones.eval_every
-    self._next_log = milestones.log_every
-    self._losses: list[tuple[Push, int, Any, Reached]] = []
+    self._losses: list[PushLoss] = []
     # Loss and examples since the last row of each kind.
-    self._since = {'log': (0.0, 0), 'evaluation': (0.0, 0)}
-    self._thresholds = thresholds.make(milestones.accuracies, milestones.losses)
-    self.measures = Measures()
-    self._accuracy: float | None = None
-    self._wall_before_s = 0.0  # Of the processes that ran it before.
+    self._sums = {'log': (0.0, 0), 'evaluation': (0.0, 0)}
+    self._thresholds = thresholds.make(accuracies, losses)
+    self._figures: dict[str, float] = {}  # Of the newest evaluation.
+    self._wall_before_s = 0.0  # Of earlier processes of the run.
     self._start = wall.perf_counter()
 
-  def warm_up(self) -> None:
-    """Compiles the evaluation; the run's wall time starts after it."""
-    if self.evaluate is not None:
-      self._evaluations.warm_up()
+  def start_wall_clock(self) -> None:
+    """Starts the wall time of this process."""
     self._start = wall.perf_counter()
 
   def state(self) -> dict[str, Any]:
-    """Returns what following a run changes."""
-    self._fetch_losses()
+    """Returns the state for a checkpoint."""
+    self.fetch_losses()
     state = {name: getattr(self, name) for name in _STATE}
-    state['evaluations'] = self._evaluations.state()
     return state | {'_wall_before_s': self._wall_s}
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the recorder's now."""
+    """Continues from the state of a checkpoint, which it takes over."""
     for name in _STATE:
       setattr(self, name, state[name])
-    self._evaluations.restore(state['evaluations'])
-    self._start = wall.perf_counter()
+    self.start_wall_clock()
 
-  def told(
-    self, told: str, event: Push | Mapping[str, Any], decision: Decision
+  def record_decision(
+    self, name: str, event: Push | Mapping[str, Any], decision: Decision
   ) -> None:
-    """Records what the scheme was told and said."""
+    """Records an event of the scheme, by name, and the scheme's decision."""
     if self._files.events:
       fields = event._asdict() if isinstance(event, Push) else dict(event)
-      self._files.event(record.encode_row(told, fields, decision))
+      self._files.event(record.encode_row(name, fields, decision))
 
-  def links(self, row: Mapping[str, Any]) -> None:
-    """Records what was found out about links, and what follows."""
+  def record_links(self, row: Mapping[str, Any]) -> None:
+    """Records measurements of links, or a forest made from them."""
     self._files.event({'event': 'links', **row})
 
-  def traffic(self, row: Mapping[str, Any]) -> None:
-    """Records what links have carried for some time."""
-    self.links(row)
+  def record_traffic(self, row: Mapping[str, Any]) -> None:
+    """Records the bytes that links have carried for some time."""
+    self.record_links(row)
     self._files.rates(row['since'], row['rates'])
 
-  def forgot(
+  def record_lost_residual(
     self, worker: int, time: float, l1: Mapping[str, float] | None
   ) -> None:
-    """Records that what a worker kept of gradients is lost with it.
+    """Records that a worker's residual is lost with it.
 
     Args:
-      worker: Which one.
-      time: Seconds.
-      l1: Sums of absolute numbers, by parameter; None if nobody knows.
+      worker: Index of the worker.
+      time: Seconds on the run's clock.
+      l1: Sum of the residual's absolute values, by parameter; None if unknown.
     """
     row = {'event': 'forgot', 'time': time, 'worker': worker, 'l1': l1}
     self._files.event(row)
 
-  def recalled(self, worker: int, time: float) -> None:
-    """Records that a worker has it again, or what others kept, and sends it."""
+  def record_recovered_residual(self, worker: int, time: float) -> None:
+    """Records that a worker sends a residual from before it was lost."""
     self._files.event({'event': 'recalled', 'time': time, 'worker': worker})
 
-  def drift(self, row: Mapping[str, Any]) -> None:
+  def record_drift(self, row: Mapping[str, Any]) -> None:
     """Records that a replica differed from the reference: see docs/files.md."""
     self._files.event({'event': 'drift', **row})
 
-  def computes_on(self, workers: Mapping[int, Sequence[str]]) -> None:
-    """Records kinds of the devices on which workers compute, by rank."""
+  def record_devices(self, workers: Mapping[int, Sequence[str]]) -> None:
+    """Records the kinds of the devices on which workers compute, by rank."""
     self._files.record_workers(workers)
 
-  def iterated(self, worker: int, spent: Mapping[str, float]) -> None:
-    """Counts an iteration of a worker, with its seconds by phase."""
-    self.measures.iterated(worker, spent)
+  def record_iteration(
+    self, worker: int, phases_s: Mapping[str, float]
+  ) -> None:
+    """Records the seconds of a worker's iteration, by phase."""
+    self.measures.add_iteration(worker, phases_s)
 
-  def span(
+  def record_span(
     self, worker: int, phase: str, start: float, end: float, examples: int
   ) -> None:
-    """Records that a worker spent the seconds from start to end in a phase.
+    """Records the phase of a worker between two times.
 
     Args:
-      worker: Which one.
+      worker: Index of the worker.
       phase: One of accounting.PHASES.
-      start: Seconds.
-      end: Seconds.
-      examples: Of the iteration that it is part of.
+      start: Seconds on the run's clock.
+      end: Seconds on the run's clock.
+      examples: Examples of the iteration that the phase is part of.
     """
-    self.accounting.spent(phase, end - start)
+    self.accounting.add_time(phase, end - start)
     if end > start and self._files.timeline:
       self._files.span(worker, phase, start, end, examples)
 
-  def pushed(
+  def record_push(
     self,
     into: int,
     push: Push,
     *,
     iteration: int,
     pulled: int,
-    loss: jax.Array | None,
+    loss: Any,
     computed: int,
     finite: bool = True,
   ) -> None:
-    """Records a push of version `pulled` and its summed loss, not yet known.
+    """Records a push.
 
-    What is not finite is not part of its update.
+    Args:
+      into: Update into which it is summed.
+      push: The push, as the scheme gets it.
+      iteration: Number of the worker's iteration.
+      pulled: Version that the gradient was computed from.
+      loss: Sum over the examples, perhaps still on a device; None without one.
+      computed: Number of examples with padding; 0 if nothing is computed.
+      finite: Whether it is part of the update; if not, it is skipped.
     """
     accounting = self.accounting
-    accounting.pushed(
+    accounting.add_push(
       into,
       push,
       iteration=iteration,
@@ -218,66 +198,135 @@ class Recorder:
     )
     if loss is not None:
       at = (accounting.iterations, accounting.updates, accounting.examples)
-      self._losses.append((push, iteration, loss, Reached(push.time, *at)))
+      self._losses.append(
+        PushLoss(
+          push.worker, iteration, push.examples, loss, Reached(push.time, *at)
+        )
+      )
 
-  def lost(self, lost: Lost) -> None:
-    """Records that an iteration was given up."""
+  def record_lost_iteration(self, lost: LostIteration) -> None:
+    """Records an iteration whose gradient is not used."""
     self.accounting.lost.append(lost)
 
-  def carried(self, size_bytes: int) -> None:
-    """Records that so many bytes of pushes and pulls have arrived."""
+  def record_transfer(self, size_bytes: int) -> None:
+    """Records that bytes of pushes and pulls have arrived."""
     self.accounting.bytes += size_bytes
 
-  def committed(
+  def record_bandwidth(self, time: float) -> None:
+    """Records the bytes that have arrived until a time, seconds."""
+    self.measures.add_bytes(time, self.accounting.bytes)
+
+  def record_update(
     self, update: int, time: float, *, applied: bool = True
   ) -> None:
     """Records that an update was applied, or skipped, at `time` seconds."""
-    self.measures.committed(
-      time, self.accounting.committed(update, applied=applied)
+    self.measures.add_update(
+      time, self.accounting.add_update(update, applied=applied)
     )
 
-  def looks(self, examples: int) -> bool:
-    """Returns whether `reached` will evaluate, or end the run, at so many."""
-    return examples >= min(self._next_eval, self._milestones.target)
+  def fetch_losses(self) -> list[PushLoss]:
+    """Returns the losses that have not been counted, as host numbers."""
+    if self._losses:
+      losses = jax.device_get([each.loss for each in self._losses])
+      self._losses = [
+        each._replace(loss=loss)
+        for each, loss in zip(self._losses, losses, strict=True)
+      ]
+    return self._losses
 
-  def reached(
-    self,
-    time: float,
-    *,
-    barrier: bool,
-    notes: Callable[[], Mapping[str, float]] = dict,
-  ) -> None:
-    """Looks at the run after a decision was carried out.
+  def count_losses(self, losses: Sequence[PushLoss]) -> None:
+    """Counts the first of the fetched losses, which are all finite."""
+    for each in losses:
+      self._thresholds.add_loss(float(each.loss) / each.examples, each.at)
+    new_loss = sum(float(each.loss) for each in losses)
+    new_examples = sum(each.examples for each in losses)
+    self._losses = self._losses[len(losses) :]
+    for kind, (loss, examples) in self._sums.items():
+      self._sums[kind] = loss + new_loss, examples + new_examples
+
+  def take_mean_loss(self, kind: str) -> float | None:
+    """Returns the mean loss per example since the last row of a kind.
+
+    The next mean of this kind begins here.
 
     Args:
-      time: Seconds.
-      barrier: Whether a superstep has ended.
-      notes: Returns what rows say of the batching.
-
-    Raises:
-      FloatingPointError: If a loss is not finite, and names worker and
-        iteration, or a parameter.
+      kind: 'log' or 'evaluation'.
     """
-    if self._evaluations.waiting:
-      self._fetch_accuracies()
+    loss, examples = self._sums[kind]
+    self._sums[kind] = 0.0, 0
+    return loss / examples if examples else None
+
+  def make_row(
+    self,
+    kind: str,
+    time: float,
+    *,
+    learning_rate: float | None,
+    loss_scales: Sequence[float],
+    **measured: float | None,
+  ) -> dict[str, Any]:
+    """Returns a row of metrics.jsonl on the run so far.
+
+    Args:
+      kind: 'barrier', 'log' or 'evaluation'.
+      time: Seconds on the run's clock.
+      learning_rate: Learning rate of the next update; None without one.
+      loss_scales: Loss scale of each worker; empty without scaling.
+      **measured: More fields, such as `loss`.
+    """
     accounting = self.accounting
-    self.measures.arrived(time, accounting.bytes)
-    self.finished = accounting.examples >= self._milestones.target
-    if barrier:
-      self._row('barrier', time, **notes())
-    if accounting.iterations >= self._next_log:
-      self._next_log += self._milestones.log_every
-      self._row('log', time, loss=self._mean_loss('log'), **notes())
-    if accounting.examples >= self._next_eval or self.finished:
-      while self._next_eval <= accounting.examples:
-        self._next_eval += self._milestones.eval_every
-      self._evaluated(time)
+    wall_s = self._wall_s
+    scaled = {}
+    if loss_scales:
+      scaled = {'loss_scale': min(loss_scales), 'skipped': accounting.skipped}
+    return {
+      'kind': kind,
+      'time': time,
+      'examples': accounting.examples,
+      'epoch': accounting.examples / self._epoch,
+      'iterations': accounting.iterations,
+      'updates': accounting.updates,
+      'loss': None,
+      'accuracy': None,
+      'learning_rate': learning_rate,
+      'waiting_share': accounting.waiting_share,
+      'staleness_mean': accounting.staleness_mean,
+      **scaled,
+      **measured,
+      'wall_s': wall_s,
+      'wall_examples_per_s': accounting.examples / wall_s,
+    }
+
+  def record_row(self, row: dict[str, Any]) -> None:
+    """Writes a row to metrics.jsonl, and shows it."""
+    self._files.metric(row)
+    self._console.show(row, accuracy=self._figures.get('accuracy'))
+
+  def record_evaluation(
+    self, row: dict[str, Any], figures: Mapping[str, float] | None
+  ) -> None:
+    """Completes and writes the row of an evaluation.
+
+    Args:
+      row: Row of the moment at which it became due.
+      figures: 'accuracy', and other figures by name; None if the evaluation was
+        left out.
+    """
+    if figures is not None:
+      self._figures = dict(figures)
+      row.update(figures)
+      at = [row[name] for name in ('iterations', 'updates', 'examples')]
+      self._thresholds.add_accuracy(
+        figures['accuracy'], Reached(row['time'], *at)
+      )
+    self.record_row(row)
 
   def summary(self, time: float, **more: Any) -> dict[str, Any]:
-    """Returns what summary.json holds at `time` seconds."""
+    """Returns the content of summary.json at `time` seconds."""
+    others = {k: v for k, v in self._figures.items() if k != 'accuracy'}
     return {
-      'final_accuracy': self._accuracy,
-      **{f'final_{name}': x for name, x in self._evaluations.newest.items()},
+      'final_accuracy': self._figures.get('accuracy'),
+      **{f'final_{name}': value for name, value in others.items()},
       **self._thresholds.summary(),
       'time_s': time,
       'wall_s': self._wall_s,
@@ -286,95 +335,7 @@ class Recorder:
       **more,
     }
 
-  def _evaluated(self, time: float) -> None:
-    self.looked += 1
-    row = self._made('evaluation', time, loss=self._mean_loss('evaluation'))
-    if self.evaluate is None:
-      self._write(row)
-      return
-    self._fetch_accuracies(wait=self.finished)  # Then none is left out.
-    self._evaluations.add(row)
-    self._fetch_accuracies(wait=self.finished)
-
-  def _fetch_accuracies(self, *, wait: bool = False) -> None:
-    """Writes the rows of evaluations that have ended, or of all."""
-    for row, accuracy in self._evaluations.fetch(wait=wait):
-      if accuracy is not None:
-        row['accuracy'] = self._accuracy = accuracy
-        at = [row[name] for name in ('iterations', 'updates', 'examples')]
-        self._thresholds.accuracy(accuracy, Reached(row['time'], *at))
-      self._write(row)
-
-  def _row(self, kind: str, time: float, **measured: float | None) -> None:
-    self._write(self._made(kind, time, **measured))
-
-  def _made(
-    self, kind: str, time: float, **measured: float | None
-  ) -> dict[str, Any]:
-    accounting = self.accounting
-    wall_s = self._wall_s
-    return {
-      'kind': kind,
-      'time': time,
-      'examples': accounting.examples,
-      'epoch': accounting.examples / self._milestones.epoch,
-      'iterations': accounting.iterations,
-      'updates': accounting.updates,
-      'loss': None,
-      'accuracy': None,
-      'learning_rate': self._store.learning_rate,
-      'waiting_share': accounting.waiting_share,
-      'staleness_mean': accounting.staleness_mean,
-      **self._scaled(),
-      **measured,
-      'wall_s': wall_s,
-      'wall_examples_per_s': accounting.examples / wall_s,
-    }
-
-  def _scaled(self) -> dict[str, float]:
-    """Returns what rows say of loss scales, if there are any."""
-    scales = [scaling.value for scaling in self._store.scalings]
-    if not scales:
-      return {}
-    return {'loss_scale': min(scales), 'skipped': self.accounting.skipped}
-
-  def _write(self, row: dict[str, Any]) -> None:
-    self._files.metric(row)
-    self._console.show(row, accuracy=self._accuracy)
-
   @property
   def _wall_s(self) -> float:
+    """Seconds of wall time, of this process and of earlier ones of the run."""
     return self._wall_before_s + wall.perf_counter() - self._start
-
-  def _mean_loss(self, kind: str) -> float | None:
-    """Returns the mean loss per example since the last row of a kind."""
-    self._fetch_losses()
-    for push, iteration, loss, at in self._losses:
-      if not math.isfinite(loss):
-        raise FloatingPointError(
-          f'The loss of worker {push.worker}, iteration {iteration}, is '
-          f'{float(loss)}: expected a finite number.  A smaller '
-          'config.optimizer.learning_rate may help.'
-        )
-      self._thresholds.loss(float(loss) / push.examples, at)
-    new = (
-      sum(float(loss) for _, _, loss, _ in self._losses),
-      sum(push.examples for push, *_ in self._losses),
-    )
-    self._losses.clear()
-    for each, (loss, examples) in self._since.items():
-      self._since[each] = loss + new[0], examples + new[1]
-    loss, examples = self._since[kind]
-    self._since[kind] = 0.0, 0
-    return loss / examples if examples else None
-
-  def _fetch_losses(self) -> None:
-    if not self._losses:
-      return
-    losses = jax.device_get([loss for _, _, loss, _ in self._losses])
-    self._losses = [
-      (push, iteration, loss, at)
-      for (push, iteration, _, at), loss in zip(
-        self._losses, losses, strict=True
-      )
-    ]

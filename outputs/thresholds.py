@@ -1,4 +1,4 @@
-"""When a run first reached accuracies and losses, and after how much of it."""
+"""Progress at which a run first reached given accuracies and losses."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -8,13 +8,13 @@ _IN_A_ROW = 10  # Iterations below a loss; as in R2SP (INFOCOM 2019).
 
 
 class Reached(NamedTuple):
-  """How far a run was.
+  """Progress of a run at one moment; None where a threshold is not reached.
 
   Attributes:
-    time_s: Seconds of its clock.
-    iterations: Pushes that had arrived whole.
-    updates: Applied by then.
-    examples: In them.
+    time_s: Seconds on the run's clock.
+    iterations: Number of pushes that had arrived whole.
+    updates: Number of updates applied.
+    examples: Number of examples in applied updates.
   """
 
   time_s: float | None = None
@@ -25,12 +25,12 @@ class Reached(NamedTuple):
 
 @dataclasses.dataclass
 class Thresholds:
-  """Accuracies and losses, by their texts; plain data.
+  """Accuracies and losses to reach, by their texts; plain data.
 
   Attributes:
-    accuracies: When an evaluation was at least that good.
-    losses: When the iterations before were below that, ten in a row.
-    below: Iterations in a row that are, up to now.
+    accuracies: Progress at the first evaluation at or above each accuracy.
+    losses: Progress at the first ten iterations in a row below each loss.
+    below: Number of iterations in a row below each loss, up to now.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -39,14 +39,14 @@ class Thresholds:
   losses: dict[str, Reached]
   below: dict[str, int]
 
-  def accuracy(self, value: float, now: Reached) -> None:
-    """An evaluation found an accuracy, of the version of that moment."""
+  def add_accuracy(self, value: float, now: Reached) -> None:
+    """Takes in the accuracy of an evaluation that became due at a moment."""
     for wanted, reached in self.accuracies.items():
       if reached.time_s is None and value >= float(wanted):
         self.accuracies[wanted] = now
 
-  def loss(self, value: float, now: Reached) -> None:
-    """The push of that moment had a mean loss per example."""
+  def add_loss(self, value: float, now: Reached) -> None:
+    """Takes in the mean loss per example of the push of a moment."""
     for wanted, reached in self.losses.items():
       if value >= float(wanted):
         self.below[wanted] = 0
@@ -56,7 +56,7 @@ class Thresholds:
           self.losses[wanted] = now
 
   def summary(self) -> dict[str, Any]:
-    """Returns the thresholds' part of summary.json."""
+    """Returns the fields of summary.json on thresholds."""
     return {
       'time_to': {k: v.time_s for k, v in self.accuracies.items()},
       'to_accuracy': _plain(self.accuracies),
@@ -65,7 +65,7 @@ class Thresholds:
 
 
 def make(accuracies: Iterable[float], losses: Iterable[float]) -> Thresholds:
-  """Returns thresholds of which none is reached."""
+  """Returns thresholds that are not reached yet."""
   below = {str(loss): 0 for loss in losses}
   return Thresholds(
     {str(accuracy): Reached() for accuracy in accuracies},

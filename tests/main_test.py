@@ -177,7 +177,7 @@ class PortTest(parameterized.TestCase):
 
 
 class RefusalTest(parameterized.TestCase):
-  """What no retry can mend ends a start at once, with 1."""
+  """A permanent error ends a start at once, with code 1."""
 
   def setUp(self):
     super().setUp()

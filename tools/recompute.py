@@ -32,7 +32,7 @@ from ml_collections import ConfigDict
 
 from batching import fixed
 from cluster.coordinator import Coordinator
-from cluster.parameter_server import checkpoints
+from cluster.parameter_server.checkpoints import read_servers
 from configs import default
 from configs.checks import require
 from learning import build as learning
@@ -40,11 +40,15 @@ from learning import compilations, placement
 from learning.learning import Learning, ParameterStore
 from learning.scaling import factor, worker_scaling
 from learning.shard_codec import ShardCodec
+from outputs import checkpoints
 from outputs.files import counted
 from tools.reading import checking, manifests, records
 from tools.recomputing import allreduce
 from tools.recomputing.allreduce import Comparison
-from tools.recomputing.silent_recorder import silent_recorder
+from tools.recomputing.silent_recorder import (
+  silent_milestones,
+  silent_recorder,
+)
 from wire.codec import Payload
 
 # Sections of the config that recomputing does not use.
@@ -178,9 +182,9 @@ def _recompute(
 def _read_params(path: pathlib.Path, servers: int) -> list[np.ndarray]:
   """Returns the parameters of the newest checkpoint, by server."""
   directory = path / 'checkpoints'
-  steps = checkpoints.whole(directory)
+  steps = checkpoints.steps(directory)
   require(bool(steps), f'{directory}', 'the checkpoint of a run', 'none')
-  states = checkpoints.read_servers(directory, steps[-1], servers)
+  states = read_servers(directory, steps[-1], servers)
   return [state['params'] for state in states]
 
 
@@ -231,6 +235,7 @@ class _RecomputedRun:
       store=cast(ParameterStore, self),  # Is never evaluated or saved.
       stream=learned.stream,
       recorder=silent_recorder(),
+      milestones=silent_milestones(),
       num_workers=workers,
       stage=self._stage,
     )

@@ -253,7 +253,7 @@ def _kill_after_checkpoint(
     RuntimeError: If it ends before.
   """
   checkpoints = folder / 'checkpoints'
-  while not any(checkpoints.glob('[0-9]*')):
+  while not any(checkpoints.glob('[0-9]*/coordinator.npz')):
     if process.poll() is not None:
       end = processes.tail(folder.with_suffix('.log'))
       raise RuntimeError(f'the run has ended before it was killed: {end}')

@@ -325,9 +325,9 @@ class MembershipEpochs:
       self.send(index, {'group': group})
 
   def _record_drift(self, row: Mapping[str, Any]) -> None:
-    self._coordinator.recorder.drift({'time': self._now(), **row})
+    self._coordinator.recorder.record_drift({'time': self._now(), **row})
 
   def _record_forgotten(self, index: int) -> None:
     """Records that a worker's residual is lost, if it had one."""
     if self._store.keeps:
-      self._coordinator.recorder.forgot(index, self._now(), None)
+      self._coordinator.recorder.record_lost_residual(index, self._now(), None)

@@ -225,7 +225,8 @@ class AllreduceRuntime(Leading):
 
   def _released(self, index: int) -> None:
     """Enters the phase `push`: replicas receive sums, and never pull."""
-    self.coordinator.workers[index].phase = 'push'
+    worker = self.coordinator.workers[index]
+    self.coordinator.enter(index, 'push', worker.since)
 
   def _lose(self, index: int, reason: str) -> None:
     """Evicts a worker that is lost."""
@@ -378,5 +379,5 @@ class AllreduceRuntime(Leading):
 
     It does to be evaluated or saved, or at its end.
     """
-    recorder = self.coordinator.recorder
-    return recorder.looks(recorder.accounting.examples + examples)
+    examples += self.coordinator.recorder.accounting.examples
+    return self.coordinator.milestones.will_evaluate(examples)

@@ -83,7 +83,7 @@ class AllreduceSite(Process):
       rest = FLOAT32.itemsize * (self._layout.size - self._layout.gradient_size)
       stages = range(len(own.codecs))
       self._sizes = [sum(own.size_bytes(n)) + rest for n in stages]
-    self._pace: Sequence[layers.Range] = ()
+    self._pace: Sequence[layers.Bucket] = ()
     streams = own is None or any(own.streamable)
     if streams and speed and learned.schedule is None:
       self._pace = layers.of_run(
@@ -96,14 +96,14 @@ class AllreduceSite(Process):
     self._completed: Callable[[dict[str, Any]], None] | None = None
     self._replica = self._make_replica()
     self.store = ReplicaStore(self._replica, learned.schedule, learned.scaling)
-    self._checkpoint = config.checkpoint.to_dict()
+    self._keep = config.checkpoint.keep
 
   @functools.cached_property
   def checkpoints(self) -> Checkpoints:
     """Checkpoints of the run, in the coordinator's process."""
     with error_prefix('config.checkpoint'):
       folder = self.parts.files.workdir / 'checkpoints'
-      return Checkpoints(folder, **self._checkpoint)
+      return Checkpoints(folder, keep=self._keep)
 
   @property
   def is_coordinator(self) -> bool:
@@ -129,7 +129,7 @@ class AllreduceSite(Process):
       rendezvous,
       size_bytes=self._sizes[-1],
       tell=reception.events.put,
-      record=coordinator.recorder.links,
+      record=coordinator.recorder.record_links,
     )
     return AllreduceRuntime(
       coordinator=coordinator,

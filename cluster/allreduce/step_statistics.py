@@ -222,29 +222,20 @@ class IterationRecorder:
     self.exposed_s = time - last
     for index in members:
       moments = (
-        # It receives earlier sums, unless it waits for the coordinator.
-        ('push', assigned_at),
+        # It waits for the coordinator, if that assigns examples late.
+        ('wait', coordinator.workers[index].since),
+        ('push', assigned_at),  # Sums of the iteration before arrive.
         ('compute', began[index]),
         ('wait', computed[index]),  # For others to have computed.
         ('push', last),
       )
-      if assigned_at > coordinator.workers[index].since:
-        coordinator.workers[index].phase = 'wait'
-      self._enter(index, moments, time)
+      coordinator.enter_each(index, moments, time)
     for index in joining:
       coordinator.join(index, time)
-    coordinator.carried(self._iteration_bytes(len(members), stage))
+    size_bytes = self._iteration_bytes(len(members), stage)
+    coordinator.recorder.record_transfer(size_bytes)
     for index in members:
       self._push(index, *reports[index], time=time)
-
-  def _enter(
-    self, index: int, moments: Sequence[tuple[str, float]], time: float
-  ) -> None:
-    """Records phases; clocks are synchronised to within a round trip."""
-    since = self._coordinator.workers[index].since
-    for phase, at in moments:
-      since = min(max(since, at), time)
-      self._coordinator.enter(index, phase, since)
 
   def _push(
     self,

@@ -96,7 +96,7 @@ class Leading:
 
   @property
   def _over(self) -> bool:
-    return self.coordinator.recorder.finished
+    return self.coordinator.milestones.finished
 
   def _wait(
     self,
@@ -213,7 +213,7 @@ class Leading:
       return
     before = {tuple(devices) for devices in self._devices.values()}
     self._devices |= changed
-    self.coordinator.recorder.computes_on(changed)
+    self.coordinator.recorder.record_devices(changed)
     found = {tuple(devices) for devices in self._devices.values()}
     if found != before:
       described = [f'{counted(each)} ({self._on(each)})' for each in found]

@@ -22,7 +22,7 @@ from cluster.network.streams import (
   chunked,
   connect,
 )
-from outputs import checkpoints
+from outputs import serialization
 
 # Bytes that have to come within a timeout, and of a chunk: many may share the
 # source's link, as all others do when a run goes on from a checkpoint.
@@ -70,7 +70,7 @@ class Handover:
       stream.send({'arrays': None, 'digest': digest})
       stream.receive(0)
       return
-    tree = checkpoints.frozen(state)()
+    tree = serialization.freeze(state)()
     arrays = {name: np.ascontiguousarray(tree[name]) for name in tree}
     # A contiguous array of no dimensions has one.
     told = [
@@ -140,14 +140,14 @@ def fetch(
     if start != body.size:
       raise Corrupt(f'{address}: expected {start} bytes, got {body.size}')
     stream.send(None)
-    return checkpoints.thawed(tree), message.header['digest']
+    return serialization.thaw(tree), message.header['digest']
   finally:
     stream.close()
 
 
 def copied(state: Any) -> Any:
   """Returns a state as `fetch` would give it, without another process."""
-  return checkpoints.thawed(dict(checkpoints.frozen(state)()))
+  return serialization.thaw(dict(serialization.freeze(state)()))
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

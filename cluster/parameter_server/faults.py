@@ -6,7 +6,6 @@ happen; `cluster.process.faults` describes the failures.  A run without
 """
 
 import functools
-import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -27,7 +26,7 @@ from cluster.process import faults as faults_
 from cluster.process.faults import Fault, Faults, Kind, Phase
 from cluster.runtime import Parts
 from configs.checks import require
-from outputs import checkpoints
+from outputs import serialization
 from route.route import ParameterServer
 from wire.codec import Payload
 
@@ -119,11 +118,9 @@ class FaultyKeeping(Keeping):
     super().__init__(*arguments, **given)
     self._server, self._faults = f'server:{server}', faults
 
-  def _write(
-    self, path: pathlib.Path, step: int, tree: Callable[[], checkpoints.Tree]
-  ) -> None:
+  def _write(self, step: int, tree: Callable[[], serialization.Tree]) -> None:
     self._faults.strike(self._server, step, Phase.CHECKPOINT)
-    super()._write(path, step, tree)
+    super()._write(step, tree)
 
 
 class FaultyParameterServerSite(FaultyProcess, ParameterServerSite):
@@ -152,8 +149,14 @@ class FaultyParameterServerSite(FaultyProcess, ParameterServerSite):
   def _make_keeping(
     self, index: int, held: Mapping[int, Any], report: Report
   ) -> Keeping:
-    folder = sharded.of_server(self._directory, index)
-    return FaultyKeeping(index, self.faults, folder, held=held, report=report)
+    return FaultyKeeping(
+      index,
+      self.faults,
+      self._directory,
+      sharded.server_part(index),
+      held=held,
+      report=report,
+    )
 
 
 def _corrupt_chunk(

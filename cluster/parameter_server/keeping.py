@@ -17,7 +17,7 @@ from absl import logging
 
 from cluster.network.streams import TransportError, chunked
 from learning.shard_codec import byte_views
-from outputs import checkpoints, stores
+from outputs import checkpoints, serialization
 
 # Called with what happened, by name, and with bytes that belong to it.
 Report = Callable[[dict[str, Any], Iterable[np.ndarray]], None]
@@ -33,6 +33,7 @@ class Keeping:
   def __init__(
     self,
     directory: pathlib.Path,
+    part: str,
     *,
     held: Mapping[int, tuple[Any, Any]],
     report: Report,
@@ -40,14 +41,15 @@ class Keeping:
     """Starts the thread that writes; writes nothing yet.
 
     Args:
-      directory: Folder of the server's parts of checkpoints.
+      directory: Folder of the run's checkpoints.
+      part: Name of the server's part of each.
       held: Held versions of its share, parameters and statistics, by number.
       report: Reports to the coordinator; called from many threads.
     """
-    self._directory = directory
+    self._directory, self._part = directory, part
     self._held = dict(held)
     self._report = report
-    self._pool = ThreadPoolExecutor(1, directory.name)
+    self._pool = ThreadPoolExecutor(1, part)
 
   def hold(self, held: int, params: Any, stats: Any) -> None:
     """Holds a version under a number."""
@@ -77,15 +79,12 @@ class Keeping:
       step: Number of the checkpoint.
       state: State of the learner.
     """
-    tree = checkpoints.frozen(state | {'held': self._held})
-    path = self._directory / str(step)
-    saved = self._pool.submit(self._write, path, step, tree)
+    tree = serialization.freeze(state | {'held': self._held})
+    saved = self._pool.submit(self._write, step, tree)
     saved.add_done_callback(lambda saved: self._saved(number, saved))
 
-  def _write(
-    self, path: pathlib.Path, step: int, tree: Callable[[], checkpoints.Tree]
-  ) -> None:
-    stores.write(path, tree())
+  def _write(self, step: int, tree: Callable[[], serialization.Tree]) -> None:
+    checkpoints.write(self._directory, step, self._part, tree())
 
   def _tell(self, number: int, whole: list[np.ndarray]) -> None:
     told = {'event': 'snapshot', 'id': number}

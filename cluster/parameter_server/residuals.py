@@ -1,9 +1,9 @@
-"""What a worker remembers of gradients, from life to life and in checkpoints.
+"""Residuals of one worker, from incarnation to incarnation and in checkpoints.
 
-It is that of pushes which counted: one that was lost on its way does not, as
-others compute its examples, and what its codec remembered before is remembered
-again.  So no part of a gradient is summed twice, and none gets lost with a
-connection.
+A worker's residual is what its codec has not sent of gradients.  It counts with
+the push that leaves it: if a push is lost, other workers compute its examples,
+and the worker returns to the residual before it.  So no part of a gradient is
+summed twice, and none is lost with a connection.
 """
 
 import contextlib
@@ -13,18 +13,20 @@ from typing import Any, NamedTuple
 
 from cluster.network.errors import TransportError
 from learning.shard_codec import ShardCodec
-from outputs import stores
+from outputs import checkpoints, serialization
 
-_LAST = 3  # Iterations whose states are there; an order to save may come late.
+_PART = 'worker'  # Prefix of the names of workers' parts.
+_NEWEST = 3  # Iterations whose states are held; an order to save may be late.
 
 
 class Since(NamedTuple):
-  """What a worker is to remember.
+  """Identity of a residual: when, or in which checkpoint, it was left.
 
   Attributes:
-    after: It is that after this iteration; None before the first that counted.
-    step: Of the checkpoint from which it starts then; None for no checkpoint.
-    workers: Of those in the checkpoint whose place it takes.
+    after: Iteration that left it; None before the first one that counts.
+    step: Number of the checkpoint that it starts from in that case; None
+      without one.
+    workers: Workers whose residuals in the checkpoint it is the sum of.
   """
 
   after: int | None = None
@@ -33,61 +35,62 @@ class Since(NamedTuple):
 
   @property
   def any(self) -> bool:
-    """Whether there is anything to remember."""
+    """True if the residual can be other than 0."""
     return self.after is not None or bool(self.workers)
 
 
 class Remembered:
-  """Of one worker.
+  """Newest codec states of one worker.
 
   Attributes:
-    recalled: Whether this life goes on with what was remembered before it.
+    recalled: Whether this incarnation continues with a residual of an earlier
+      one.
   """
 
   def __init__(self, codec: ShardCodec, index: int, directory: pathlib.Path):
-    """Remembers nothing.
+    """Creates a store without states.
 
     Args:
-      codec: Of what travels.
-      index: Which worker.
-      directory: Of the run's checkpoints.
+      codec: Layout of what travels.
+      index: Index of the worker.
+      directory: Folder of the run's checkpoints.
     """
     self._codec = codec
     self._index = index
     self._directory = directory
-    self._known: dict[int | None, Any] = {}
+    self._states: dict[int | None, Any] = {}
     self._begins = True
     self.recalled = False
 
   def begin(self) -> None:
-    """Begins a life."""
+    """Begins an incarnation."""
     self._begins = True
 
   def recall(self, since: Since) -> Any:
-    """Returns what is remembered; nothing, if what is meant is not known."""
-    states = self._of(since)
+    """Returns the codec states of an identity; fresh ones if they are gone."""
+    states = self._find(since)
     self.recalled = self._begins and states is not None and since.any
     self._begins = False
     if states is None:
       states = self._codec.init(self._index)
-    self._known.pop(since.after, None)  # It is the newest from here on.
-    self._known[since.after] = states
+    self._states.pop(since.after, None)  # It is the newest from here on.
+    self._states[since.after] = states
     return states
 
   def note(self, iteration: int, states: Any) -> None:
-    """Remembers what it is after an iteration that may count."""
-    known = {**self._known, iteration: states}
-    self._known = dict(list(known.items())[-_LAST:])
+    """Stores the codec states after an iteration that may count."""
+    newest = {**self._states, iteration: states}
+    self._states = dict(list(newest.items())[-_NEWEST:])
 
   def answer(
     self, asked: dict[str, Any], say: Callable[[dict[str, Any]], None]
   ) -> None:
-    """Writes what is kept into a checkpoint, and says whether it is there.
+    """Writes the residual into a checkpoint, and reports whether it is there.
 
     Args:
-      asked: `save`, the number of the checkpoint, and `since`, what is to be
-        remembered in it.
-      say: Tells the coordinator.
+      asked: `save`, the number of the checkpoint, and `since`, the identity of
+        the residual, as the fields of `Since`.
+      say: Function that sends a message to the coordinator.
     """
     step, known, error = asked['save'], False, None
     try:
@@ -98,37 +101,41 @@ class Remembered:
       say({'event': 'kept', 'step': step, 'known': known, 'error': error})
 
   def _save(self, step: int, since: Since) -> bool:
-    states = self._of(since)
+    states = self._find(since)
     if states is None:
       return False
-    tree = self._codec.residuals(states)
-    stores.write(of_worker(self._directory, self._index) / str(step), tree)
+    tree = serialization.freeze(self._codec.residuals(states))()
+    checkpoints.write(self._directory, step, worker_part(self._index), tree)
     return True
 
-  def _of(self, since: Since) -> Any:
+  def _find(self, since: Since) -> Any:
+    """Returns the codec states of an identity; None if they are gone."""
     if since.after is None:
-      return self._first(since)
-    return self._known.get(since.after)
+      return self._read(since)
+    return self._states.get(since.after)
 
-  def _first(self, since: Since) -> Any:
-    """Returns what a worker begins with; None if its checkpoint is gone."""
-    folders = [
-      of_worker(self._directory, worker) / str(since.step)
-      for worker in since.workers
-    ]
-    if not all(folder.is_dir() for folder in folders):
-      return None
+  def _read(self, since: Since) -> Any:
+    """Returns the states to begin with; None if their checkpoint is gone."""
+    residuals: list[dict[str, Any]] = []
+    if since.step is not None:
+      if not set(since.workers) <= {
+        *in_checkpoint(self._directory, since.step)
+      }:
+        return None
+      names = [worker_part(worker) for worker in since.workers]
+      parts = checkpoints.read(self._directory, since.step, names)
+      residuals = [*parts.values()]
     fresh = self._codec.init(self._index)
-    return self._codec.inherit(fresh, list(map(stores.read, folders)))
+    return self._codec.inherit(fresh, residuals)
 
 
 def shared(step: int, workers: Sequence[int], count: int) -> list[Since]:
-  """Returns what workers of today begin with: each part is somebody's.
+  """Returns the residuals that workers begin with, each assigned to one.
 
   Args:
     step: Number of the checkpoint.
-    workers: Who has parts in it.
-    count: How many workers there are today.
+    workers: Workers whose residuals are in it.
+    count: Number of workers now.
   """
   return [
     Since(None, step, [each for each in workers if each % count == index])
@@ -137,11 +144,13 @@ def shared(step: int, workers: Sequence[int], count: int) -> list[Since]:
 
 
 def in_checkpoint(directory: pathlib.Path, step: int) -> list[int]:
-  """Returns which workers have parts in a checkpoint, ascending."""
-  found = directory.glob(f'worker*/{step}')
-  return sorted(int(path.parent.name.removeprefix('worker')) for path in found)
+  """Returns the workers whose residuals are in a checkpoint, ascending."""
+  names = checkpoints.part_names(directory, step)
+  return sorted(
+    int(name.removeprefix(_PART)) for name in names if name.startswith(_PART)
+  )
 
 
-def of_worker(directory: pathlib.Path, index: int) -> pathlib.Path:
-  """Returns the folder of one worker's parts of checkpoints."""
-  return directory / f'worker{index}'
+def worker_part(index: int) -> str:
+  """Returns the name of a worker's part of checkpoints."""
+  return f'{_PART}{index}'

@@ -102,10 +102,10 @@ class ParameterServerRuntime(Leading):
       step, workers = found
       self._since = shared(step, workers, len(self._members))
       for index in sorted(set(self._keepers) - set(workers)):
-        self.coordinator.recorder.forgot(index, self.time, None)
+        self.coordinator.recorder.record_lost_residual(index, self.time, None)
     for update in self._orders.pending:
       self._orders.commit(update)
-      self.coordinator.recorder.committed(update, self.time)
+      self.coordinator.recorder.record_update(update, self.time)
     self.start()
 
   def step(self) -> None:
@@ -177,17 +177,17 @@ class ParameterServerRuntime(Leading):
     self.coordinator.check(index, finite=finite, loss=loss)
     member.compilations[event['life']] = event['compilations']
     if event['recalled'] and self._orders.keeps:
-      self.coordinator.recorder.recalled(index, self.time)
+      self.coordinator.recorder.record_recovered_residual(index, self.time)
     member.counted = event['iteration']
     examples = self.coordinator.workers[index].examples
     member.pace.computed.append((event['compute_s'], examples))
     stage = self.coordinator.workers[index].stage
-    self.coordinator.carried(self._orders.sizes_bytes[stage])
-    since = self.coordinator.workers[index].since
-    for phase, at in (('compute', 'pulled_at'), ('push', 'computed_at')):
-      # Clocks are compared to within a round trip.
-      since = min(max(since, event[at] - self._began), self.time)
-      self.coordinator.enter(index, phase, since)
+    self.coordinator.recorder.record_transfer(self._orders.sizes_bytes[stage])
+    starts = (
+      ('compute', event['pulled_at'] - self._began),
+      ('push', event['computed_at'] - self._began),
+    )
+    self.coordinator.enter_each(index, starts, self.time)
     self.coordinator.push(
       index,
       self.time,
@@ -214,7 +214,7 @@ class ParameterServerRuntime(Leading):
     self._orders.end(index, member.life)
     if self._started:
       if self._orders.keeps and self._remembers(index).any:
-        self.coordinator.recorder.forgot(index, self.time, None)
+        self.coordinator.recorder.record_lost_residual(index, self.time, None)
       self.coordinator.leave(index, self.time, reason)
 
   def _look_around(self) -> None:

@@ -70,7 +70,7 @@ class ParameterServerSite(Process):
     super().__init__(config, meeting, parts, windows=plan.pipelined)
     self._plan, learned = plan, parts.learned
     self._directory = parts.files.workdir / 'checkpoints'
-    self._checkpoint = config.checkpoint.to_dict()
+    self._keep = config.checkpoint.keep
     self._stuck = False  # Whether the worker hangs in a process that stays.
     with error_prefix(f'config.route.{config.route.name}'):
       check_servers(learned.elements, plan.servers)
@@ -97,7 +97,7 @@ class ParameterServerSite(Process):
         orders=self.store,
         num_servers=self._plan.servers,
         jobs=self.jobs,
-        **self._checkpoint,
+        keep=self._keep,
       )
 
   @functools.cached_property
@@ -273,8 +273,8 @@ class ParameterServerSite(Process):
   def _make_keeping(
     self, index: int, held: Mapping[int, Any], report: Report
   ) -> Keeping:
-    folder = sharded.of_server(self._directory, index)
-    return Keeping(folder, held=held, report=report)
+    part = sharded.server_part(index)
+    return Keeping(self._directory, part, held=held, report=report)
 
   def _share(
     self, index: int, restore: Sequence[int] | None

@@ -1,4 +1,4 @@
-"""Makes the speeds of a run's workers of its config."""
+"""Builds the model of compute times from a config."""
 
 from ml_collections import ConfigDict
 
@@ -8,7 +8,7 @@ from configs.sections import Choose, error_prefix
 
 
 def make(config: ConfigDict, choose: Choose) -> speeds.Speed:
-  """Returns how long workers compute, as config.cluster.speed says.
+  """Returns the model of compute times that config.cluster.speed describes.
 
   Raises:
     ValueError: If a setting is out of range; names the field.

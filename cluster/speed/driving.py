@@ -1,7 +1,7 @@
-"""Driving factors: what others leave of a worker's host.
+"""Driving factors: free shares of a worker's host.
 
-A worker's speed depends on them, and they can be known before an iteration,
-when its speed cannot: Chen et al., 'Semi-dynamic load balancing: efficient
+A worker's speed depends on them, and they are known before an iteration, when
+its speed is not: Chen et al., 'Semi-dynamic load balancing: efficient
 distributed learning in non-dedicated environments', SoCC 2020.
 """
 
@@ -17,12 +17,12 @@ _WINDOW_S = 0.1  # Over which a share of the processors is measured.
 
 
 class Driving:
-  """Follows the host of this process in a thread of its own."""
+  """Sampler of this host's load, in a thread of its own; use as a context."""
 
   def __init__(self) -> None:
     """Takes the first sample."""
-    kept = round(_WINDOW_S / _PERIOD_S) + 1
-    self._samples = collections.deque([_sample()], maxlen=kept)
+    count = round(_WINDOW_S / _PERIOD_S) + 1
+    self._samples = collections.deque([_sample()], maxlen=count)
     self._cores = psutil.cpu_count()
     self._closed = threading.Event()
     self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -36,7 +36,7 @@ class Driving:
     self._thread.join()
 
   def read(self) -> tuple[float, ...]:
-    """Returns the factors of `NAMES`, as they are now.
+    """Returns the current factors, in the order of `NAMES`.
 
     cpu: Share of the host's processors, 0 to 1, that other processes and other
     machines on it have left in the last tenth of a second.  memory: Share of
@@ -56,9 +56,9 @@ class Driving:
 
 
 def _sample() -> tuple[float, float]:
-  """Returns the time and for how long others have computed, seconds."""
+  """Returns the time, and the CPU time of other processes, seconds."""
   times = psutil.cpu_times()._asdict()
-  # Idle is idle, and guests are part of user and nice.
+  # Idle time, and guests, which are part of user and nice.
   left_out = ('idle', 'iowait', 'guest', 'guest_nice')
   busy_s = sum(s for name, s in times.items() if name not in left_out)
   return time.monotonic(), busy_s - time.process_time()

@@ -1,8 +1,8 @@
-"""When the gradients of layers appear while an iteration is computed.
+"""Times at which the gradients of layers become ready in an iteration.
 
 A profile has the leaves of a gradient in the order in which the backward pass
-makes them, each with its bytes and the part of the iteration's time after which
-it is there.
+computes them, each with its bytes and the share of the iteration's time after
+which it is ready.
 """
 
 import bisect
@@ -19,9 +19,9 @@ from cluster.speed import rooflines
 from configs.checks import require
 from configs.sections import error_prefix, read_json
 
-VERSION = 1  # Of what `parse` reads.
+VERSION = 1  # Of profiles.
 _ITEM = np.dtype(np.float32).itemsize
-_FORWARD = 1 / 3  # Of the time, before the first gradient can be there.
+_FORWARD = 1 / 3  # Share of the forward pass in the time.
 _ROOFLINE = re.compile(r'roofline\((\w+), *(\d{1,9})\)')
 _FIELDS = ('name', 'bytes', 'ready')
 
@@ -30,8 +30,8 @@ class Layer(NamedTuple):
   """A leaf of a gradient.
 
   Attributes:
-    bytes: Of its numbers.
-    ready: Part of the iteration's time after which it is there, 0 to 1.
+    bytes: Size, bytes.
+    ready: Share of the iteration's time after which it is ready, 0 to 1.
     copy_s: Seconds from then on until the host has it.
   """
 
@@ -40,13 +40,13 @@ class Layer(NamedTuple):
   copy_s: float = 0.0
 
 
-class Range(NamedTuple):
-  """A contiguous part of all that a worker adds.
+class Bucket(NamedTuple):
+  """A contiguous part of a worker's gradient buffer, which travels as one.
 
   Attributes:
-    bytes: Of its numbers.
-    ready: Part of the iteration's time after which all of it is there.
-    copy_s: Seconds from then on until the host has all of it.
+    bytes: Size, bytes.
+    ready: Share of the iteration's time after which it is complete, 0 to 1.
+    copy_s: Seconds from then on until the host has it.
   """
 
   bytes: int
@@ -55,13 +55,13 @@ class Range(NamedTuple):
 
 
 def in_proportion(sizes: Sequence[int]) -> list[Layer]:
-  """Returns layers that take as much of the backward pass as of the bytes.
+  """Returns layers whose shares of the backward pass are those of their bytes.
 
   The backward pass has the last two thirds of the time: it multiplies twice for
   each product of the forward pass.
 
   Args:
-    sizes: Bytes of each, in the order in which the backward pass makes them.
+    sizes: Bytes of each layer, in the order of the backward pass.
   """
   total = max(sum(sizes), 1)
   ends = itertools.accumulate(sizes)
@@ -75,13 +75,13 @@ def read(field: str, path: str) -> list[Layer]:
   """Returns the layers of a profile.
 
   Args:
-    field: For the message.
-    path: A file; or a call such as 'roofline(alexnet, 128)', of a model and how
-      many examples a worker has, for what `rooflines` computes.
+    field: Name of the config field, for the message.
+    path: Path of a file; or a call such as 'roofline(alexnet, 128)', with a
+      model of `rooflines` and a worker's number of examples.
 
   Raises:
-    ValueError: If the file cannot be read or holds none, or there is no such
-      model; names the field.
+    ValueError: If the file cannot be read or holds no profile, or if there is
+      no such model; names the field.
   """
   if call := _ROOFLINE.fullmatch(path):
     with error_prefix(field):
@@ -95,13 +95,13 @@ def read(field: str, path: str) -> list[Layer]:
 
 
 def parse(content: Any) -> list[Layer]:
-  """Returns the layers of a profile, as tools.profile_layers writes it.
+  """Returns the layers of a profile that tools.profile_layers has written.
 
   Args:
-    content: Of its JSON file, decoded.
+    content: Decoded content of the JSON file.
 
   Raises:
-    ValueError: If it is no profile, or of another version.
+    ValueError: If it is no profile, or one of another version.
   """
   profile = content if isinstance(content, Mapping) else {}
   rows, version = profile.get('layers'), profile.get('version')
@@ -122,7 +122,7 @@ def parse(content: Any) -> list[Layer]:
 
 
 def scaled(layers: Sequence[Layer], size_bytes: int) -> list[Layer]:
-  """Returns layers like these of so many bytes together, whole numbers of 4."""
+  """Returns layers scaled to a total size, each a multiple of 4 bytes."""
   before = list(
     itertools.accumulate((each.bytes for each in layers), initial=0)
   )
@@ -135,35 +135,35 @@ def scaled(layers: Sequence[Layer], size_bytes: int) -> list[Layer]:
   ]
 
 
-def ranges(
+def buckets(
   layers: Sequence[Layer], bucket_bytes: float, rest_bytes: int
-) -> list[Range]:
-  """Returns what travels as one: as many layers as make so many bytes.
+) -> list[Bucket]:
+  """Returns buckets of consecutive layers.
 
-  A range is closed as soon as it has at least `bucket_bytes`; 0 closes one for
-  each layer.  The last one has what is left open and what is ready at the end:
-  statistics, which are known after the gradient.
+  A bucket is closed as soon as it has at least `bucket_bytes`; 0 closes one for
+  each layer.  The last one also has what is ready at the end: statistics, which
+  are known after the gradient.
 
   Args:
-    layers: In the order in which the backward pass makes them.
-    bucket_bytes: At least 0; inf for all in one.
-    rest_bytes: Of what comes last.
+    layers: Layers in the order of the backward pass.
+    bucket_bytes: Size of a bucket, at least 0; inf for one bucket.
+    rest_bytes: Bytes that are ready at the end.
   """
   found, size, ready, copy_s = [], 0, 0.0, 0.0
   for layer in layers:
     size, ready = size + layer.bytes, max(ready, layer.ready)
     copy_s = max(copy_s, layer.copy_s)
     if size and size >= bucket_bytes:
-      found.append(Range(size, ready, copy_s))
+      found.append(Bucket(size, ready, copy_s))
       size, ready = 0, 0.0
   if size or rest_bytes or not found:
     ready = 1.0 if rest_bytes else ready
-    found.append(Range(size + rest_bytes, ready, copy_s))
+    found.append(Bucket(size + rest_bytes, ready, copy_s))
   return found
 
 
-def shortened(parts: Sequence[Range], size_bytes: int) -> list[Range]:
-  """Returns ranges of so many bytes together, ready at the same times."""
+def shortened(parts: Sequence[Bucket], size_bytes: int) -> list[Bucket]:
+  """Returns buckets of another total size, ready at the same times."""
   total = max(sum(each.bytes for each in parts), 1)
   ends = itertools.accumulate(each.bytes for each in parts)
   cuts = [0, *(size_bytes * end // total // _ITEM * _ITEM for end in ends)]
@@ -174,10 +174,10 @@ def shortened(parts: Sequence[Range], size_bytes: int) -> list[Range]:
   ]
 
 
-def spread(parts: Sequence[Range], sizes: Sequence[int]) -> list[Range]:
-  """Returns ranges of these sizes that lie evenly in others, end to end.
+def spread(parts: Sequence[Bucket], sizes: Sequence[int]) -> list[Bucket]:
+  """Returns buckets of other sizes, stretched over given ones end to end.
 
-  Each is ready once what lies before its end is.
+  Each is ready once all that lies before its end is ready.
   """
   total, sent = sum(each.bytes for each in parts), max(sum(sizes), 1)
   ends = [*itertools.accumulate(each.bytes for each in parts)]
@@ -186,12 +186,12 @@ def spread(parts: Sequence[Range], sizes: Sequence[int]) -> list[Range]:
   found = []
   for size, end in zip(sizes, itertools.accumulate(sizes), strict=True):
     place = bisect.bisect_left(ends, -(-end * total // sent))
-    found.append(Range(size, ready[place], copy_s[place]))
+    found.append(Bucket(size, ready[place], copy_s[place]))
   return found
 
 
 def even(size_bytes: int, bucket_bytes: float) -> list[int]:
-  """Returns the bytes of equal layers, as many as ranges if they are whole."""
+  """Returns the bytes of equal layers, as many as there are buckets."""
   if not 0 < bucket_bytes < size_bytes:
     return [size_bytes]
   count = math.ceil(size_bytes / bucket_bytes)
@@ -206,18 +206,18 @@ def of_run(
   dtype: np.dtype,
   *,
   copy_Bps: float = math.inf,
-) -> list[Range]:
-  """Returns what a worker adds, in the order in which it is ready.
+) -> list[Bucket]:
+  """Returns the buckets of a worker, in the order in which they are ready.
 
   Args:
-    config: Of the run; may name a profile.
-    learned: A `Learning`: what is learned.
-    bucket_bytes: As of `ranges`, of float32.
-    dtype: What gradients travel as; if that is not float32, what comes last is
-      a range by itself.
-    copy_Bps: If finite, an accelerator computes gradients: they are ready when
-      it has computed all, and are copied to the host at this rate, one after
-      the other.
+    config: Config of the run, which may name a profile.
+    learned: Model and data: a `Learning`.
+    bucket_bytes: Size of a bucket in float32: see `buckets`.
+    dtype: Type in which gradients travel; unless it is float32, statistics are
+      a bucket of their own.
+    copy_Bps: Rate of copies from an accelerator, bytes per second: its layers
+      are ready once it has computed all, and are copied one after the other;
+      inf without an accelerator.
 
   Raises:
     ValueError: If the profile is of another model; names the field.
@@ -241,11 +241,11 @@ def of_run(
     ]
   rest = stats + learned.other_bytes
   if dtype.itemsize == _ITEM:
-    return ranges(found, bucket_bytes, rest)
+    return buckets(found, bucket_bytes, rest)
   rounded = [
     each._replace(bytes=each.bytes // _ITEM * dtype.itemsize)
-    for each in ranges(found, bucket_bytes, 0)
+    for each in buckets(found, bucket_bytes, 0)
   ]
   if rest:
-    rounded.append(Range(rest, 1.0, rounded[-1].copy_s))
+    rounded.append(Bucket(rest, 1.0, rounded[-1].copy_s))
   return rounded

@@ -1,15 +1,15 @@
-"""When gradients of AlexNet and ResNet-50 appear, from what layers cost.
+"""Roofline model of the times at which gradients of two models appear.
 
-A layer multiplies once on its way forward, and twice on its way back, but for
-the first one, which has no gradient of its input to make.  A product takes as
-long as its multiplications or as its bytes (Williams et al., 'Roofline: An
-Insightful Visual Performance Model', 2009), of weights, inputs and outputs;
-normalisation and activation pass over the outputs.  Poolings, the loss and the
-optimiser are left out.
+The models are AlexNet and ResNet-50. A layer multiplies once in the forward
+pass, and twice in the backward pass; the first layer once, as it needs no
+gradient of its input. A product takes as long as its multiplications or as its
+bytes (Williams et al., 'Roofline: An Insightful Visual Performance Model',
+2009), of weights, inputs and outputs; normalisation and activation pass over
+the outputs. Poolings, the loss and the optimiser are left out.
 
-Only shares matter: whoever uses them says how long an iteration takes.  The GPU
-is a V100: 15.7e12 floating-point operations and 900e9 bytes a second, as its
-data sheet is recalled; numbers have two bytes.
+Only shares of an iteration's time are used.  The GPU is a V100: 15.7e12
+floating-point operations and 900e9 bytes a second, from memory of its data
+sheet; numbers have two bytes.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from configs.checks import require
 
 _FLOPS, _BPS = 15.7e12, 900e9
-_ITEM, _LEAF_ITEM = 2, 4  # Bytes of what layers compute in; of parameters.
+_ITEM, _LEAF_ITEM = 2, 4  # Bytes of a number in computations; of a parameter.
 _FORWARD_PASSES, _BACKWARD_PASSES = 3, 5  # Over the outputs.
 
 
@@ -27,10 +27,10 @@ class Op(NamedTuple):
   """A convolution with its normalisation, or a dense layer.
 
   Attributes:
-    leaves: Numbers of each of its parameters.
-    products: Multiplications of an example on the way forward.
-    inputs: Numbers of an example that go in.
-    outputs: That come out.
+    leaves: Size of each parameter, numbers.
+    products: Multiplications of an example in the forward pass.
+    inputs: Input numbers of an example.
+    outputs: Output numbers of an example.
   """
 
   leaves: Sequence[int]
@@ -40,12 +40,12 @@ class Op(NamedTuple):
 
 
 class Timed(NamedTuple):
-  """How long it takes, in parts of the iteration.
+  """Time of an operation, as shares of the iteration.
 
   Attributes:
-    op: Which one.
-    forward: On the way forward.
-    backward: On the way back.
+    op: The operation.
+    forward: Share of its forward pass.
+    backward: Share of its backward pass.
   """
 
   op: Op
@@ -56,7 +56,7 @@ class Timed(NamedTuple):
 def profile(
   model: str, batch: int, *, flops: float = _FLOPS
 ) -> list[tuple[int, float]]:
-  """Returns the bytes of each gradient, and when it is there.
+  """Returns the bytes of each gradient, and the time at which it is ready.
 
   In the order in which the backward pass makes them; in parts of the time of an
   iteration.
@@ -80,7 +80,7 @@ def profile(
 
 
 def timed(model: str, batch: int, *, flops: float = _FLOPS) -> list[Timed]:
-  """Returns what each layer takes, the first one first; see `profile`."""
+  """Returns the times of all layers, the first one first: see `profile`."""
   require(model in _MODELS, 'model', f'one of {[*_MODELS]}', model)
   require(batch >= 1, 'batch', 'at least 1', batch)
   seconds = []

@@ -1,10 +1,10 @@
-"""How long a worker computes: a cost per batch times a factor that varies.
+"""Models of compute times: a cost per batch times a factor that varies.
 
-The factors come from a model, made by a function of this module that the
-config names.  A factor depends on the seed, the worker and the iteration only,
-never on what was asked before: random ones are made with Philox, a generator
-that counts (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011).
-So a model has no state that a checkpoint must hold.
+The config names a function of this module, which returns the model of the
+factors.  A factor depends on the seed, the worker and the iteration only, never
+on earlier calls: random ones come from Philox, a counter-based generator
+(Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011).  So a model
+has no state that a checkpoint must hold.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ import numpy as np
 from cluster.speed import traces
 from configs.checks import require
 
-_BLOCK = 256  # Draws made at once, to spread the cost of a generator.
+_BLOCK = 256  # Draws at a time, to spread the cost of a generator.
 
 
 class Model(Protocol):
-  """What the functions below return.
+  """Model of the factors of all workers' compute times.
 
   Attributes:
     num_workers: Number of workers.
@@ -32,10 +32,10 @@ class Model(Protocol):
   num_driving: int = 0
 
   def factor(self, worker: int, iteration: int) -> float:
-    """Returns how many times as long as usual an iteration (from 0) takes."""
+    """Returns the factor of an iteration, numbered from 0."""
 
   def driving(self, worker: int, iteration: int) -> tuple[float, ...]:
-    """Returns what is read after an iteration, such as a share of a CPU."""
+    """Returns the driving factors that are read after an iteration."""
     return ()
 
 
@@ -44,12 +44,12 @@ class Speed:
   """Compute times of all workers.
 
   Attributes:
-    fixed_s: Seconds that an iteration takes whatever its batch.
-    per_example_s: Seconds that each example adds.
-    slowdown: Float [num_workers], how many times as long each worker takes.
-    least_s: Seconds that no iteration's base falls below: a small batch does
+    fixed_s: Seconds of an iteration that do not depend on its batch.
+    per_example_s: Seconds of each example.
+    slowdown: Float [num_workers], constant factor of each worker.
+    least_s: Least seconds of an iteration before factors: a small batch does
       not fill a GPU.
-    model: What varies from iteration to iteration.
+    model: Model of the factors that vary from iteration to iteration.
 
   Raises:
     ValueError: If a time is negative or not finite or both are 0, or if
@@ -78,12 +78,12 @@ class Speed:
     self.slowdown = [float(value) for value in self.slowdown]
 
   def seconds(self, worker: int, iteration: int, batch: int) -> float:
-    """Returns how long a worker computes one iteration.
+    """Returns the seconds that a worker computes in one iteration.
 
     Args:
       worker: Index of the worker.
-      iteration: Number of its iterations before this one.
-      batch: Examples in this one.
+      iteration: Number of the iteration, from 0.
+      batch: Number of examples in it.
 
     Raises:
       ValueError: If an argument is out of its range.
@@ -156,7 +156,7 @@ def regime(
     seed: Seed of the draws, from 0 to 2^64 - 1.
     factors: At least two factors.
     stay: Probability from 0 to 1.
-    sigma: Of what varies within a stretch, as in `lognormal`.
+    sigma: Sigma of a lognormal factor within a stretch, as in `lognormal`.
     noise: Standard deviation of the driving factor's logarithm.
 
   Raises:
@@ -207,8 +207,8 @@ def trace(
     num_workers: Number of workers.
     seed: Has no effect: nothing is random.
     path: CSV file with a header.
-    worker_column: Column that tells the workers apart.
-    order_column: Column of the numbers that put a worker's rows in order.
+    worker_column: Column that identifies the worker.
+    order_column: Column of numbers by which a worker's rows are sorted.
     value_column: Column of the times, in any unit.
     driving_columns: Columns of the driving factors, read after the iteration,
       with commas between them.
@@ -268,7 +268,7 @@ class _Regime(Model):
   jitter: '_Draws'
   readings: '_Draws'
   num_driving: int = 1
-  # What has been asked for of each chain, as places in `factors`.
+  # States of each worker's chain so far, as indices of `factors`.
   chains: dict[int, list[int]] = dataclasses.field(default_factory=dict)
 
   def factor(self, worker: int, iteration: int) -> float:
@@ -315,13 +315,13 @@ class _Trace(Model):
 
 @dataclasses.dataclass
 class _Draws:
-  """Random numbers, the latest block of each worker kept.
+  """Random numbers, with a cache of the newest block of each worker.
 
   Attributes:
     seed: First half of the generator's key; the worker is the second.
     method: Method of `numpy.random.Generator` that draws them.
-    stream: Sets draws of one seed and worker apart.
-    blocks: Number and draws of the block last used by each worker.
+    stream: Number that tells independent draws of a worker apart.
+    blocks: Number and draws of the newest block of each worker.
   """
 
   seed: int
@@ -343,7 +343,8 @@ class _Draws:
       key=np.array([self.seed, worker], np.uint64),
       counter=np.array([0, number, self.stream, 0], np.uint64),
     )
-    return getattr(np.random.Generator(philox), self.method)(_BLOCK).tolist()
+    draw = getattr(np.random.Generator(philox), self.method)
+    return [float(value) for value in draw(_BLOCK)]
 
 
 def _jitter(sigma: float, z: float) -> float:

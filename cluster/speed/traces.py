@@ -1,4 +1,4 @@
-"""Reads traces: how long iterations took, and what drove them, from CSV."""
+"""Reads traces of iterations and their driving factors from CSV files."""
 
 import csv
 import math
@@ -9,13 +9,13 @@ from configs.checks import require
 
 
 class Row(NamedTuple):
-  """An iteration.
+  """An iteration of a trace.
 
   Attributes:
-    worker: Whose it was.
-    order: Puts the rows of a worker in order.
-    value: How long it took, in any unit, > 0.
-    driving: Driving factors, read after it.
+    worker: Name of the worker.
+    order: Number by which a worker's rows are sorted.
+    value: Duration in any unit, > 0.
+    driving: Driving factors, read after the iteration.
   """
 
   worker: str
@@ -28,9 +28,9 @@ def rows(path: str, driving: Sequence[str], **columns: str) -> list[Row]:
   """Returns the rows of a CSV file.
 
   Args:
-    path: Of the file.
+    path: Path of the file.
     driving: Columns of the driving factors.
-    **columns: The others, in the order of the fields.
+    **columns: Columns of worker, order and value, in this order.
 
   Raises:
     ValueError: If the file cannot be read, lacks a column or has no rows, or if
@@ -43,8 +43,8 @@ def rows(path: str, driving: Sequence[str], **columns: str) -> list[Row]:
       found = [(reader.line_num, row) for row in reader]
   except (OSError, UnicodeDecodeError, csv.Error) as error:
     raise ValueError(f'path: expected a CSV file, got {error}.') from error
-  asked = [*columns.items(), *(('driving_columns', name) for name in driving)]
-  for name, column in asked:
+  wanted = [*columns.items(), *(('driving_columns', name) for name in driving)]
+  for name, column in wanted:
     require(column in header, name, f'one of {header} of {path}', column)
   require(bool(found), 'path', f'rows below the header of {path}', 'none')
   worker, order, value = columns.values()

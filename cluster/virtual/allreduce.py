@@ -1,11 +1,12 @@
-"""Sums among workers in the virtual runtime, as chunks over a forest.
+"""Allreduces in the virtual runtime, as chunks over a forest.
 
-Nobody pulls: who is released computes.  A worker's numbers become ready range
-by range, and travel at once; when all have computed it is known when all sums
-are everywhere.  Then all pushes arrive, and the scheme releases all workers.
+Workers never pull: a released worker computes at once.  Its gradient becomes
+ready bucket by bucket, and each bucket travels immediately.  Once all workers
+have computed, the end of the allreduce is known; then all pushes arrive, and
+the scheme releases all workers.
 
-A worker that dies leaves an iteration that nobody can finish: the others
-compute it again, and sum over a forest that is made for those that live.
+An iteration cannot end if a worker dies in it: the others compute it again, and
+sum over a new forest of the living workers.
 """
 
 import collections
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.speed.layers import Range
+from cluster.speed.layers import Bucket
 from cluster.traffic import Ends, Mark, Planned, Sent, Traffic, Window
 from cluster.virtual.transfers import Delivered, Left
 from route import links
@@ -29,14 +30,14 @@ from topology.forests import dealing, timing, usage
 from topology.forests.dealing import window
 
 
-class _Group(NamedTuple):
-  """How those that live sum.
+class _Timing(NamedTuple):
+  """Timing of the allreduce of a set of workers.
 
   Attributes:
-    rounds: Say, one after the other, when they are through; with each goes the
-      range of each chunk, int [chunks].
-    planned: The forest, as it was made.
-    carried: Of each link what an iteration sends over it, and for how long.
+    rounds: Timing of each round of the allreduce, in order, and the bucket of
+      each of its chunks, int [chunks].
+    planned: Forest as it was planned.
+    carried: Traffic of each link in one iteration.
   """
 
   rounds: Sequence[tuple[timing.AllreduceTiming, np.ndarray]]
@@ -45,7 +46,7 @@ class _Group(NamedTuple):
 
 
 class Sums:
-  """How long the sums of an iteration take, for any group of workers."""
+  """Durations of an iteration's allreduce, for any set of workers."""
 
   def __init__(
     self,
@@ -53,23 +54,24 @@ class Sums:
     *,
     believed: Cluster | None,
     forest: ForestBuilder,
-    stages: Sequence[Sequence[Sequence[Range]]],
+    stages: Sequence[Sequence[Sequence[Bucket]]],
     overlap: bool,
     range_s: float,
     chunk_bytes: int,
   ):
-    """Makes the forest of all workers.
+    """Plans the forest of all workers.
 
     Args:
-      true: The true links.
-      believed: Those that the forest is made for; None for the true ones.
-      forest: Makes it.
-      stages: What a worker adds, by the stage of the wire, round after round
-        of a conversation, as it becomes ready: of the first round while it
-        computes, of others once all has been heard of the round before.
-      overlap: Whether it travels before all is ready.
-      range_s: Seconds for which each range holds links up before its bytes go.
-      chunk_bytes: Of what one message carries.
+      true: True links of the cluster.
+      believed: Links for which the forest is planned; None for the true ones.
+      forest: Function that plans a forest.
+      stages: Buckets of a worker's contribution, by stage of the wire and round
+        of the allreduce, in the order in which they become ready: those of the
+        first round while the worker computes, those of later rounds once the
+        round before has ended.
+      overlap: Whether a bucket travels before the gradient is complete.
+      range_s: Seconds for which each bucket occupies links before its bytes go.
+      chunk_bytes: Bytes of one message, at most.
 
     Raises:
       ValueError: If there is no such forest over these links.
@@ -85,10 +87,10 @@ class Sums:
     ]
     self._stages = stages
     self._range_s, self._chunk_bytes = range_s, chunk_bytes
-    self._over = functools.cache(self._formed)
-    self._group = functools.cache(self._made)
+    self._forest_of = functools.cache(self._plan_forest)
+    self._timing = functools.cache(self._time)
     for stage in range(len(stages)):
-      self._group(tuple(range(len(true.cluster.workers))), stage)
+      self._timing(tuple(range(len(true.cluster.workers))), stage)
 
   def ends(
     self,
@@ -96,15 +98,15 @@ class Sums:
     computed: Mapping[int, float],
     stage: int,
   ) -> float:
-    """Returns when all sums are everywhere.
+    """Returns the time at which all workers have all sums, seconds.
 
     Args:
-      started: By worker of an iteration, when it began to compute.
-      computed: By worker, when it had; seconds.
-      stage: Of the wire.
+      started: Time at which each worker began to compute, seconds.
+      computed: Time at which each worker had computed, seconds.
+      stage: Stage of the wire.
     """
     members = tuple(sorted(started))
-    (first, of_chunk), *others = self._group(members, stage).rounds
+    (first, of_chunk), *others = self._timing(members, stage).rounds
     ready, copy_s = self._ready[stage], self._copy_s[stage]
     start_s, stop_s = (
       np.array([times[index] for index in members])[:, None]
@@ -118,21 +120,24 @@ class Sums:
     return end_s
 
   def planned(self, members: Sequence[int], stage: int) -> Planned:
-    """Returns over what these sum."""
-    return self._group(tuple(sorted(members)), stage).planned
+    """Returns the forest of some workers, as it was planned."""
+    return self._timing(tuple(sorted(members)), stage).planned
 
   def carried(self, members: Sequence[int], stage: int) -> Mapping[Ends, Sent]:
-    """Returns what each link carries in an iteration of these."""
-    return self._group(tuple(sorted(members)), stage).carried
+    """Returns the traffic of each link in an iteration of some workers."""
+    return self._timing(tuple(sorted(members)), stage).carried
 
-  def _formed(
+  def _plan_forest(
     self, members: tuple[int, ...]
-  ) -> tuple[Planned, timing.AllreduceTiming, Mapping[Ends, float]]:
-    """Returns a forest, an allreduce of nothing over it, and rates by index."""
+  ) -> tuple[Planned, timing.AllreduceTiming, Mapping[tuple[str, str], float]]:
+    """Returns a forest, the timing of an empty allreduce, and links' rates.
+
+    The rates are bytes per second, by the names of the cluster's workers.
+    """
     true, latency_s = self._true
     left = _left(true, members)
-    # All stages sum over the same forest: that for what travels in the end.
-    size = sum(each.bytes for ranges in self._stages[-1] for each in ranges)
+    # All stages use one forest: that of the last stage.
+    size = sum(each.bytes for buckets in self._stages[-1] for each in buckets)
     if self._believed is None:
       own = {ends: latency_s[ends] for ends in left.capacity_Bps}
       believed, forest = left, self._forest(left, size, own)
@@ -140,8 +145,8 @@ class Sums:
     else:
       believed = _left(self._believed, members)
       forest = self._forest(believed, size, LATENCY_S)
-      names = zip(believed.workers, left.workers, strict=True)
-      used = transfer_forest(forest, left, dict(names))
+      pairs = zip(believed.workers, left.workers, strict=True)
+      used = transfer_forest(forest, left, dict(pairs))
     chunk_bytes = self._chunk_bytes
     ahead_bytes = window(used, chunk_bytes=chunk_bytes) * chunk_bytes
     allreduce = timing.AllreduceTiming(
@@ -155,37 +160,38 @@ class Sums:
     }
     return planned, allreduce, Bps
 
-  def _made(self, members: tuple[int, ...], stage: int) -> _Group:
-    planned, allreduce, Bps = self._over(members)
+  def _time(self, members: tuple[int, ...], stage: int) -> _Timing:
+    """Returns the timing of some workers in a stage of the wire."""
+    planned, allreduce, Bps = self._forest_of(members)
     rounds = []
-    for ranges in self._stages[stage]:
+    for buckets in self._stages[stage]:
       chunk_bytes = dealing.chunk_bytes(
-        sum(each.bytes for each in ranges),
+        sum(each.bytes for each in buckets),
         [float(tree.share) for tree in planned.forest.trees],
         most=self._chunk_bytes,
       )
-      sizes, of_chunk = _chunks(ranges, chunk_bytes)
+      sizes, of_chunk = _chunks(buckets, chunk_bytes)
       begins = np.diff(of_chunk, prepend=-1) > 0
       through = allreduce.with_chunks(sizes, begin_s=self._range_s * begins)
       rounds.append((through, of_chunk))
     left = _left(self._true.cluster, members).workers
-    there = dict(zip(left, members, strict=True))
+    index_of = dict(zip(left, members, strict=True))
     total = collections.Counter[tuple[str, str]]()
     for each, _ in rounds:
       total.update(each.carried)
     carried = {
-      (there[src], there[dst]): Sent(many, many / Bps[src, dst])
+      (index_of[src], index_of[dst]): Sent(many, many / Bps[src, dst])
       for (src, dst), many in total.items()
     }
-    return _Group(rounds, planned, carried)
+    return _Timing(rounds, planned, carried)
 
 
 def _chunks(
-  ranges: Sequence[Range], chunk_bytes: int
+  buckets: Sequence[Bucket], chunk_bytes: int
 ) -> tuple[list[int], np.ndarray]:
-  """Returns the bytes of chunks, and the range of each."""
+  """Returns the bytes of each chunk, and its bucket, int [chunks]."""
   sizes, of_chunk = [], []
-  for number, each in enumerate(ranges):
+  for number, each in enumerate(buckets):
     whole, rest = divmod(each.bytes, chunk_bytes)
     chunks = [chunk_bytes] * whole + ([rest] if rest else [])
     sizes += chunks
@@ -194,21 +200,21 @@ def _chunks(
 
 
 def _left(cluster: Cluster, members: Sequence[int]) -> Cluster:
-  """The links of those that live."""
+  """Returns the links between some workers."""
   living = {cluster.workers[index] for index in members}
   gone = [worker for worker in cluster.workers if worker not in living]
   return remove(cluster, workers=gone) if gone else cluster
 
 
 @dataclasses.dataclass
-class _UnderWay:
-  """An iteration of all workers that were released.
+class _Iteration:
+  """An iteration under way, of all released workers.
 
   Attributes:
-    started: By worker, when it began to compute.
-    computed: By worker, when it had.
-    ends: When all sums are everywhere; inf until it is known.
-    begun: When the first of them began.
+    started: Time at which each worker began to compute, seconds.
+    computed: Time at which each worker had computed, seconds.
+    ends: Time at which all workers have all sums; inf until it is known.
+    begun: Moment at which the first worker began.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -220,24 +226,24 @@ class _UnderWay:
 
 
 @dataclasses.dataclass
-class _State:
-  """What events change.
+class _TransferState:
+  """State of the transfers, which events change.
 
   Attributes:
-    now: The iteration that is under way.
-    sums: How many have been summed.
-    told: The same, when links were told of last.
-    generation: How many groups have summed, less one.
-    members: The group that sums, or summed last.
-    stage: Of the wire, likewise.
-    window: Of the rows on links.
+    now: Iteration under way.
+    sums: Number of completed iterations.
+    recorded: The same number at the newest traffic row.
+    generation: Number of sets of workers so far, less one.
+    members: Workers of the current set, or of the newest one.
+    stage: Stage of the wire in the newest iteration.
+    window: Window of the next traffic row.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  now: _UnderWay = dataclasses.field(default_factory=_UnderWay)
+  now: _Iteration = dataclasses.field(default_factory=_Iteration)
   sums: int = 0
-  told: int = 0
+  recorded: int = 0
   generation: int = -1
   members: tuple[int, ...] = ()
   stage: int = 0
@@ -245,31 +251,36 @@ class _State:
 
 
 class AllreduceTransfers:
-  """Iterations that end with sums among all workers; used like `Whole`."""
+  """Transfers of iterations that end with an allreduce: see `Whole`."""
 
   def __init__(self, sums: Sums, traffic: Traffic):
-    """Starts nothing yet.
+    """Creates transfers without an iteration.
 
     Args:
-      sums: How long they take.
-      traffic: Is told of links.
+      sums: Durations of allreduces.
+      traffic: Recorder of what links carry.
     """
     self._sums, self._traffic = sums, traffic
-    self._state = _State()
+    self._state = _TransferState()
 
   def next_time(self) -> float:
-    """Returns when pushes arrive next; inf if that is not known."""
+    """Returns the time of the next arrivals, seconds; inf if unknown."""
     return self._state.now.ends
 
   def pull(self, time: float, index: int) -> Delivered:
-    """Lets a worker compute: it has the parameters."""
+    """Lets a worker compute at once, as it has the parameters."""
     now = self._state.now
     now.begun = now.begun or self._traffic.mark(time)
     now.started[index] = time
     return Delivered(0, [index])
 
   def push(self, time: float, index: int, stage: int) -> list[int]:
-    """A worker has computed; returns who has waited for it, once all have."""
+    """Takes in that a worker has computed.
+
+    Returns:
+      All workers of the iteration, whose sums remain, once the last of them has
+      computed; none before.
+    """
     now = self._state.now
     now.computed[index] = time
     if len(now.computed) < len(now.started):
@@ -277,8 +288,8 @@ class AllreduceTransfers:
     members = tuple(sorted(now.started))
     begun = now.begun or self._traffic.mark(time)
     if stage != self._state.stage:
-      if self._state.sums > self._state.told:
-        self._tell(begun, 'a stage of the wire begins')
+      if self._state.sums > self._state.recorded:
+        self._record(begun, 'a stage of the wire begins')
       self._state.stage = stage
     if members != self._state.members:
       self._form(begun, members)
@@ -286,10 +297,10 @@ class AllreduceTransfers:
     return [*members]
 
   def advance(self, time: float) -> Delivered:
-    """Returns the pushes that arrive: those of all workers."""
+    """Returns the arrival of all workers' pushes."""
     del time
     state = self._state
-    state.now = _UnderWay()
+    state.now = _Iteration()
     state.sums += 1
     carried = self._sums.carried(state.members, state.stage)
     return Delivered(
@@ -297,32 +308,32 @@ class AllreduceTransfers:
     )
 
   def leave(self, time: float, index: int, *, lost: bool) -> Left:
-    """Goes on without a worker that died; arguments are those of Whole."""
+    """Continues without a worker that died; arguments are those of Whole."""
     del time, lost
     before = self._state.now
     if index not in before.started:
       return Left()
-    self._state.now = _UnderWay()
-    waited = sorted(before.computed) if before.ends == math.inf else []
-    return Left(waited, sorted(before.started.keys() - {index}))
+    self._state.now = _Iteration()
+    waiting = sorted(before.computed) if before.ends == math.inf else []
+    return Left(waiting, sorted(before.started.keys() - {index}))
 
-  def looked(self, time: float) -> None:
-    """An evaluation is due."""
-    self._tell(self._traffic.mark(time), 'an evaluation is due')
+  def record_evaluation(self, time: float) -> None:
+    """Records what links have carried when an evaluation becomes due."""
+    self._record(self._traffic.mark(time), 'an evaluation is due')
 
-  def state(self) -> _State:
-    """Returns all that events change."""
+  def state(self) -> _TransferState:
+    """Returns the state for a checkpoint."""
     return dataclasses.replace(self._state, window=self._traffic.window)
 
-  def restore(self, state: _State) -> None:
-    """Goes back to where `state` was taken; it is its own from now on."""
+  def restore(self, state: _TransferState) -> None:
+    """Continues from the state of a checkpoint, which it takes over."""
     self._state, self._traffic.window = state, state.window
 
   def _form(self, at: Mark, members: tuple[int, ...]) -> None:
-    """Others sum from now on."""
+    """Forms a new set of workers, and records its forest."""
     state = self._state
-    if state.sums > state.told:
-      self._tell(at, 'others sum')
+    if state.sums > state.recorded:
+      self._record(at, 'others sum')
     why = 'others sum' if state.members else 'all sum'
     state.members = members
     state.generation += 1
@@ -335,10 +346,10 @@ class AllreduceTransfers:
       planned=self._sums.planned(members, state.stage),
     )
 
-  def _tell(self, at: Mark, why: str) -> None:
-    """Tells of what links have carried since the last time."""
+  def _record(self, at: Mark, why: str) -> None:
+    """Records what links have carried since the last traffic row."""
     state = self._state
-    count, state.told = state.sums - state.told, state.sums
+    count, state.recorded = state.sums - state.recorded, state.sums
     carried = self._sums.carried(state.members, state.stage)
     self._traffic.carried(
       at,

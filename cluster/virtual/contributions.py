@@ -5,7 +5,7 @@ import math
 from ml_collections import ConfigDict
 
 from cluster.speed import layers
-from cluster.speed.layers import Range
+from cluster.speed.layers import Bucket
 from learning.layout import FLOAT32
 from learning.learning import Learning
 from wire.codec import Wire
@@ -23,7 +23,7 @@ def of_run(
   bucket_bytes: float,
   overlap: bool,
   copy_Bps: float = math.inf,
-) -> list[list[list[Range]]]:
+) -> list[list[list[Bucket]]]:
   """Returns the contributions of an iteration, by stage of the wire and round.
 
   Args:
@@ -42,11 +42,11 @@ def of_run(
     )
     return [[ranges]]
   stats_bytes = _ITEM * learned.elements[1] + learned.other_bytes
-  stats = [Range(stats_bytes, 1.0)] if stats_bytes else []
+  stats = [Bucket(stats_bytes, 1.0)] if stats_bytes else []
   stages = []
   for stage, prefix in enumerate(multi_round.streamable):
     sizes = multi_round.size_bytes(stage)
-    *rounds, last = ([Range(size, 1.0)] for size in sizes)
+    *rounds, last = ([Bucket(size, 1.0)] for size in sizes)
     if prefix and overlap:
       chunks = prefix.count(multi_round.size)
       rest_bytes = _ITEM * (
@@ -64,7 +64,7 @@ def of_run(
           for first, end in prefix.buckets(multi_round.size, bucket_bytes)
         ],
       )
-      rest = Range(rest_bytes, 1.0, spread[-1].copy_s)
+      rest = Bucket(rest_bytes, 1.0, spread[-1].copy_s)
       rounds, last = [], [*spread, rest]
     after = [each._replace(copy_s=last[-1].copy_s) for each in stats]
     stages.append([*rounds, [*last, *after]])

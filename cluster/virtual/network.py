@@ -1,15 +1,16 @@
-"""Hosts whose flows share links: a fluid model of a network.
+"""Fluid model of a network: hosts whose flows share links.
 
 Flows divide links max-min fairly (Bertsekas and Gallager, 1992, section 6.5.2).
-Those that one link holds back run at its level.  A counter of the service that
-each has had, the virtual time of fair queueing (Parekh and Gallager, 1993),
-orders them by their ends.
+The flows that one link limits all run at its level.  A counter of the service
+that each of them has had, the virtual time of fair queueing (Parekh and
+Gallager, 1993), orders them by their ends.
 """
 
 import bisect
 import heapq
 import math
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -117,7 +118,7 @@ class Network:
       raise ValueError(f'flow: expected one that is in flight, got {flow}.')
 
   def next_time(self) -> float:
-    """Returns when a flow next drains or arrives; inf with none in flight."""
+    """Returns the time of the next drain or arrival; inf without flows."""
     if self._dirty:
       self._share()
     due = self._drains[0][0] if self._drains else math.inf
@@ -280,7 +281,8 @@ class Network:
     holders = self._dirty | {index: None for _, index in self._drains}
     waiting = self._order.copy()  # It is ordered, and so a heap.
     levels: dict[int, float] = {}
-    held: dict[int, list] = {}  # Open links: flows held elsewhere, their rate.
+    # Open links: number of flows that others hold back, and their total rate.
+    held: dict[int, list[Any]] = {}
     free = len(self._flows)
     while free:
       bound, index = heapq.heappop(waiting)
@@ -372,4 +374,4 @@ def _vector(
   if array.shape != (hosts,) or not hosts or not valid.all():
     wanted = f'{hosts or 1} numbers {"in [0, inf)" if finite else "> 0"}'
     raise ValueError(f'{name}: expected {wanted}, got {values}.')
-  return array.tolist()
+  return [float(value) for value in array]

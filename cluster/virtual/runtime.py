@@ -1,9 +1,9 @@
-"""The virtual runtime: a cluster as discrete events in one process.
+"""Virtual runtime: a cluster as discrete events in one process.
 
-Time is simulated, the gradients are real.  A released worker pulls the version
-of that moment, computes for as long as its speed says, and pushes; the bytes
-share links as `cluster.virtual.network` says.  Its gradient is computed when
-that time is over, from the very version that was pulled.
+Time is simulated, gradients are real.  A released worker pulls the version of
+that moment, computes for the time that the speed model gives, and pushes; bytes
+share links as in `cluster.virtual.network`.  Its gradient is computed at the
+end of that time, from the version that it has pulled.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import Any
 from cluster.coordinator import Coordinator
 from cluster.speed.speed import Speed
 from cluster.virtual.allreduce import AllreduceTransfers
-from cluster.virtual.script import Scripted
+from cluster.virtual.script import ScriptEntry
 from cluster.virtual.store import LocalParameterStore
 from cluster.virtual.transfers import NOTHING, Delivered, Pipelined, Whole
 from learning import scaling
@@ -31,17 +31,29 @@ _STATE = ('time', '_workers', '_wake', '_events')
 
 @dataclasses.dataclass
 class _InFlight:
-  """A worker's iteration in flight, beside what the coordinator knows of it."""
+  """State of a worker's iteration that the coordinator does not have.
+
+  Attributes:
+    codec: Codec state.
+    before: Codec state before the push that is under way; None without one.
+    life: Number of the worker's incarnation; events of earlier ones are
+      dropped.
+    params: Parameters as pulled, until the gradient is computed.
+    message: Message of the push, while it is under way.
+    loss: Sum of the losses of the examples.
+    computed: Number of computed examples, with padding.
+    compute_s: Seconds of computing.
+  """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  codec: Any  # What its codec remembers.
-  before: Any = None  # The same before its push, while that is on its way.
-  life: int = 0  # Events of an earlier life are dropped.
-  params: Any = None  # As pulled, until its gradient is computed.
-  message: Message = None  # Its push, on its way.
+  codec: Any
+  before: Any = None
+  life: int = 0
+  params: Any = None
+  message: Message = None
   loss: Any = None
-  computed: int = 0  # Examples of it, with padding.
+  computed: int = 0
   compute_s: float = 0.0
 
 
@@ -49,9 +61,9 @@ class VirtualRuntime:
   """Workers and servers under a virtual clock.
 
   Attributes:
-    time: Seconds since the start.
-    coordinator: Asks the scheme.
-    gradient: Computes the pushes.
+    time: Virtual seconds since the start.
+    coordinator: Coordinator of the run.
+    gradient: Gradient, which computes the pushes.
   """
 
   def __init__(
@@ -62,19 +74,20 @@ class VirtualRuntime:
     gradient: Gradient,
     speed: Speed,
     transfers: Whole | Pipelined | AllreduceTransfers,
-    script: Sequence[Scripted],
-    looked: Callable[[float], None],
+    script: Sequence[ScriptEntry],
+    evaluated: Callable[[float], None],
   ):
-    """Sets the cluster up at time 0.
+    """Creates a cluster at time 0.
 
     Args:
-      coordinator: Asks the scheme.
-      store: Of the learner, the coordinator's.
-      gradient: Computes pushes.
-      speed: How long workers compute.
-      transfers: How long pushes and pulls take.
+      coordinator: Coordinator of the run.
+      store: The coordinator's parameter store.
+      gradient: Gradient, which computes the pushes.
+      speed: Model of compute times.
+      transfers: Model of pushes and pulls.
       script: Deaths and returns of workers.
-      looked: Called with the time once an evaluation has become due.
+      evaluated: Function that is called with the time once an evaluation has
+        become due.
     """
     self.time = 0.0
     self.coordinator = coordinator
@@ -84,9 +97,9 @@ class VirtualRuntime:
     count = len(coordinator.workers)
     self._workers = [_InFlight(store.codec.init(k)) for k in range(count)]
     self._transfers = transfers
-    self._looked = looked
-    self._wake = 0  # Which wake is pending: later ones replace earlier ones.
-    # (time, kind, worker or wake, life of the worker).
+    self._evaluated = evaluated
+    self._wake = 0  # Number of the pending wake, which replaces earlier ones.
+    # Time, kind, number of a worker or a wake, incarnation of the worker.
     kinds = {'leave': _LEAVE, 'join': _JOIN}
     self._events = [
       (each.time, kinds[each.event], each.worker, -1) for each in script
@@ -115,15 +128,15 @@ class VirtualRuntime:
     self.coordinator.start(self.time)
 
   def resume(self) -> None:
-    """Goes on after `restore`: nothing to do."""
+    """Does nothing: after `restore` the next step continues the run."""
 
   def step(self) -> None:
-    """Goes on to the next event and carries out all that follows from it.
+    """Advances to the next event and handles it.
 
-    What only arrives is taken in on the way.
+    Arrivals before it are handled on the way.
 
     Raises:
-      RuntimeError: If nothing can happen any more.
+      RuntimeError: If no event can happen any more.
       FloatingPointError: If a loss or a gradient is not finite.
     """
     transfers = self._transfers
@@ -136,7 +149,7 @@ class VirtualRuntime:
       if delivered is not NOTHING:
         self._delivered(delivered)
         event = self._next_event()
-    self.time, looked = event, self.coordinator.recorder.looked
+    self.time, evaluations = event, self.coordinator.milestones.evaluations
     _, kind, number, _ = heapq.heappop(self._events)
     if kind == _COMPUTED:
       self._computed(number)
@@ -144,15 +157,15 @@ class VirtualRuntime:
       self._push(number)
     else:
       self._happened(kind, number)
-    if self.coordinator.recorder.looked > looked:
-      self._looked(self.time)
+    if self.coordinator.milestones.evaluations > evaluations:
+      self._evaluated(self.time)
 
   def pause(self) -> bool:
-    """Returns True: whatever is under way is part of the state."""
+    """Returns True, as everything under way is part of the state."""
     return True
 
   def state(self) -> dict[str, Any]:
-    """Returns all that a step changes, here, in the learner and below."""
+    """Returns the state of cluster, coordinator and store, for a checkpoint."""
     return {
       **{name: getattr(self, name) for name in _STATE},
       '_transfers': self._transfers.state(),
@@ -161,7 +174,7 @@ class VirtualRuntime:
     }
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken; it is the cluster's from now on."""
+    """Continues from the state of a checkpoint, which it takes over."""
     for name in _STATE:
       setattr(self, name, state[name])
     self._transfers.restore(state['_transfers'])
@@ -169,13 +182,13 @@ class VirtualRuntime:
     self._store.restore(state)
 
   def close(self) -> None:
-    """Ends what every worker is in the middle of, for the accounts."""
+    """Ends the workers' phases, to complete the accounts."""
     self.coordinator.close(self.time)
 
   def summary(self) -> dict[str, Any]:
-    """Returns what summary.json says of this runtime alone.
+    """Returns the fields of summary.json that only this runtime has.
 
-    It names the entries of the script that the run ended before.
+    `script_unreached` has the entries of the script after the end of the run.
     """
     names = {_LEAVE: 'leave', _JOIN: 'join'}
     return {
@@ -188,7 +201,7 @@ class VirtualRuntime:
     }
 
   def _next_event(self) -> float:
-    """Drops events that do not count any more; returns when the next one is."""
+    """Drops obsolete events; returns the time of the next one, seconds."""
     events = self._events
     while events:
       time, kind, number, life = events[0]
@@ -219,7 +232,7 @@ class VirtualRuntime:
     self._delivered(self._transfers.pull(self.time, index))
 
   def _computed(self, index: int) -> None:
-    """A worker has its gradient and sends it."""
+    """Computes and encodes a worker's gradient, and starts its push."""
     worker, known = self._workers[index], self.coordinator.workers[index]
     before, scalings = self.gradient.computed, self._store.scalings
     scale = (
@@ -239,15 +252,15 @@ class VirtualRuntime:
     worker.message, worker.codec = self._store.codec.encode(
       worker.codec, payload, known.stage, scale
     )
-    self.coordinator.enter(index, 'push', self.time)
-    for waited in self._transfers.push(self.time, index, known.stage):
-      self._waited(waited)
+    self.coordinator.enter(index, 'wait', self.time)  # Until its push starts.
+    for other in self._transfers.push(self.time, index, known.stage):
+      self.coordinator.enter(other, 'push', self.time)
 
   def _push(self, index: int) -> None:
-    """A push has arrived whole."""
+    """Passes a push that has arrived whole to the coordinator."""
     worker, known = self._workers[index], self.coordinator.workers[index]
     finite = self._store.arrived(index, worker.message, known.stage)
-    if not finite:  # It does not count.
+    if not finite:  # The push is not applied.
       worker.codec = worker.before
     loss, worker.loss = worker.loss, None
     worker.message = worker.before = None
@@ -263,7 +276,7 @@ class VirtualRuntime:
 
   def _delivered(self, delivered: Delivered) -> None:
     if delivered.size_bytes:
-      self.coordinator.carried(delivered.size_bytes)
+      self.coordinator.recorder.record_transfer(delivered.size_bytes)
     for index in delivered.ended:
       if self.coordinator.workers[index].phase == 'push':
         self._schedule(self.time, _PUSH, index)
@@ -277,27 +290,21 @@ class VirtualRuntime:
     self._workers[index].compute_s = seconds
     self._schedule(self.time + seconds, _COMPUTED, index)
 
-  def _waited(self, index: int) -> None:
-    """Says that a worker which was to push has only waited so far."""
-    # Who waits for the scheme has pushed; this one has not, until now.
-    self.coordinator.workers[index].phase = 'wait'
-    self.coordinator.enter(index, 'push', self.time)
-
   def _again(self, index: int) -> None:
-    """Lets a worker compute its iteration once more."""
+    """Makes a worker compute its iteration once more."""
     worker = self._workers[index]
     self._workers[index] = _InFlight(_counted(worker), life=worker.life + 1)
     self._pull(index)
 
   def _leave(self, index: int) -> None:
     worker = self._workers[index]
-    lost = self.coordinator.workers[index].phase != 'wait'
+    lost = self.coordinator.workers[index].is_iterating
     left = self._transfers.leave(self.time, index, lost=lost)
-    for waited in left.waited:
-      self._waited(waited)
+    for other in left.waiting:
+      self.coordinator.enter(other, 'wait', self.time)  # Ends one wait.
     l1 = self._store.forget(index, _counted(worker))
     if any(l1.values()):
-      self.coordinator.recorder.forgot(index, self.time, l1)
+      self.coordinator.recorder.record_lost_residual(index, self.time, l1)
     codec = self._store.codec.init(index)
     self._workers[index] = _InFlight(codec, life=worker.life + 1)
     for other in left.again:
@@ -312,11 +319,11 @@ class VirtualRuntime:
   def _stuck(self) -> str:
     phases = [worker.phase or 'gone' for worker in self.coordinator.workers]
     return (
-      f'Nothing can happen after {self.time} s: the workers are {phases}.  A '
-      'run whose workers all leave needs a join in config.cluster.script.'
+      f'Nothing can happen after {self.time} s: the workers are {phases}.  '
+      'A run whose workers all leave needs a join in config.cluster.script.'
     )
 
 
 def _counted(worker: _InFlight) -> Any:
-  """Returns what is remembered of the pushes that have arrived."""
+  """Returns the codec state after the pushes that have arrived."""
   return worker.codec if worker.before is None else worker.before

@@ -1,17 +1,17 @@
-"""Deaths and returns of virtual workers, as config.cluster.script has them."""
+"""Deaths and returns of virtual workers, from config.cluster.script."""
 
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
-class Scripted(NamedTuple):
+class ScriptEntry(NamedTuple):
   """A worker's death or return.
 
   Attributes:
     time: Seconds.
     event: 'leave' or 'join'.
-    worker: Which one.
+    worker: Index of the worker.
   """
 
   time: float
@@ -19,26 +19,28 @@ class Scripted(NamedTuple):
   worker: int
 
 
-def parse(entries: Sequence[Sequence[Any]], num_workers: int) -> list[Scripted]:
-  """Returns the entries once they have been checked.
+def parse(
+  entries: Sequence[Sequence[Any]], num_workers: int
+) -> list[ScriptEntry]:
+  """Returns the entries of a script, once they have been checked.
 
   Args:
-    entries: As Scripted has them.
-    num_workers: How many there are.
+    entries: Fields of each entry.
+    num_workers: Number of workers.
 
   Raises:
-    ValueError: If an entry names no such worker, a time before 0, or lets a
-      worker die or return twice in a row.
+    ValueError: If an entry has an unknown worker or a time before 0, or if a
+      worker dies or returns twice in a row.
   """
   if not isinstance(entries, tuple):
     raise ValueError(f'script: expected a tuple of tuples, got {entries!r}.')
   for entry in entries:
-    if not _is_scripted(entry, num_workers):
+    if not _is_entry(entry, num_workers):
       raise ValueError(
         "script: expected (seconds >= 0, 'leave' or 'join', worker below "
         f'{num_workers}), got {entry!r}.'
       )
-  script = [Scripted(*entry) for entry in entries]
+  script = [ScriptEntry(*entry) for entry in entries]
   gone: set[int] = set()
   for entry in sorted(script, key=lambda s: (s.time, s.event == 'join')):
     if (entry.event == 'join') != (entry.worker in gone):
@@ -51,8 +53,8 @@ def parse(entries: Sequence[Sequence[Any]], num_workers: int) -> list[Scripted]:
   return script
 
 
-def _is_scripted(entry: Any, num_workers: int) -> bool:
-  if not isinstance(entry, tuple) or len(entry) != len(Scripted._fields):
+def _is_entry(entry: Any, num_workers: int) -> bool:
+  if not isinstance(entry, tuple) or len(entry) != len(ScriptEntry._fields):
     return False
   time, event, worker = entry
   return (

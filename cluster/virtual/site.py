@@ -1,4 +1,4 @@
-"""The virtual runtime's part of a run: all of it, in one process."""
+"""Site of the virtual runtime, which builds a whole run in one process."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ from cluster import multi_round
 from cluster.coordinator import Coordinator
 from cluster.runtime import Parts
 from cluster.speed import build
-from cluster.speed.layers import Range
+from cluster.speed.layers import Bucket
 from cluster.speed.speed import Speed
 from cluster.traffic import Traffic
 from cluster.virtual import allreduce, contributions, script, transfers
@@ -29,18 +29,18 @@ from learning.local_codec import LocalCodec
 from outputs.checkpoints import Checkpoints
 from outputs.files import RunFiles
 from route import links, ring
-from route.route import ParameterServer, Plan
+from route.route import Allreduce, ParameterServer, Plan
 from topology.forests.dealing import CHUNK_BYTES
 from wire.multi_round import MultiRoundAllreduce
 
 _OF_SERVERS = ('cluster.network.server*',)
 
 
-class Alone(NamedTuple):
+class SingleProcess(NamedTuple):
   """The only process of a run.
 
   Attributes:
-    devices: How many it computes gradients on.
+    devices: Number of devices on which it computes gradients.
   """
 
   devices: int
@@ -52,33 +52,44 @@ def meet(
   *,
   files: RunFiles,
   process: Mapping[str, str],
-) -> Alone:
-  """Meets nobody: checks that no other process is named."""
+) -> SingleProcess:
+  """Returns this process, once no other process is named.
+
+  Raises:
+    ValueError: If a role or a coordinator is given.
+  """
   del plan, files
   require(not process, 'process', 'nothing in the virtual runtime', process)
-  return Alone(config.cluster.devices_per_worker)
+  return SingleProcess(config.cluster.devices_per_worker)
 
 
 def speed(config: ConfigDict, choose: Choose) -> Speed:
-  """Returns how long workers compute."""
+  """Returns the model of the workers' compute times."""
   return build.make(config, choose)
 
 
 class VirtualSite:
-  """See `cluster.runtime`."""
+  """Site of a virtual run: see `Site` of `cluster.runtime`."""
 
   is_coordinator = True
   clock: Literal['virtual'] = 'virtual'
   later = None
 
   def __init__(self, config: ConfigDict, parts: Parts):
-    """Makes the store of the learner, and the checkpoints."""
+    """Creates the parameter store and the checkpoints of a run.
+
+    Args:
+      config: Config of the run.
+      parts: Components of the run.
+
+    Raises:
+      ValueError: If a setting is wrong; names the field.
+    """
     learned, plan = parts.learned, parts.plan
-    served = isinstance(plan, ParameterServer)
     params, stats = learned.params, learned.stats
     learner, scaling = learned.learner(params, stats), learned.scaling
     workers, self._multi_round = config.cluster.workers, None
-    if served:
+    if isinstance(plan, ParameterServer):
       travel, self._sizes = _travel(config, parts, plan.servers)
       each = [scaling] * workers if scaling else []
       self.store = LocalParameterStore(
@@ -90,17 +101,19 @@ class VirtualSite:
       self.store = _allreduce_store(parts, learner, self._multi_round, workers)
     with error_prefix('config.checkpoint'):
       self.checkpoints = Checkpoints(
-        parts.files.workdir / 'checkpoints', **config.checkpoint.to_dict()
+        parts.files.workdir / 'checkpoints', keep=config.checkpoint.keep
       )
     self._config, self._parts = config, parts
     self.evaluate = parts.learned.evaluate
 
   def runtime(self, coordinator: Coordinator) -> VirtualRuntime:
-    """Returns what runs the events."""
+    """Returns the runtime, with its transfers and its script."""
     config, parts = self._config, self._parts
     with error_prefix('config.cluster'):
       events = script.parse(config.cluster.script, config.cluster.workers)
-    moving, looked = self._moving(coordinator)
+    if parts.speed is None:
+      raise RuntimeError('A virtual run has a speed model.')
+    moving, evaluated = self._transfers(coordinator)
     return VirtualRuntime(
       coordinator=coordinator,
       store=self.store,
@@ -108,38 +121,41 @@ class VirtualSite:
       speed=parts.speed,
       transfers=moving,
       script=events,
-      looked=looked,
+      evaluated=evaluated,
     )
 
   def __call__(self) -> None:
-    """Does nothing: there is no other process that is the coordinator."""
+    """Does nothing, as the coordinator is always in this process."""
 
-  def _moving(
+  def _transfers(
     self, coordinator: Coordinator
   ) -> tuple[
     transfers.Whole | transfers.Pipelined | allreduce.AllreduceTransfers,
     Callable[[float], None],
   ]:
-    """Returns how it travels, and what follows when an evaluation is due."""
+    """Returns the transfers, and a function to call at each evaluation."""
     config, parts = self._config, self._parts
-    if isinstance(parts.plan, ParameterServer):
-      return _served(config, parts, self._sizes), lambda time: None
+    plan = parts.plan
+    if isinstance(plan, ParameterServer):
+      return _server_transfers(config, plan, self._sizes), lambda time: None
     stages = contributions.of_run(
       config,
       parts.learned,
       parts.wire,
       self._multi_round,
-      bucket_bytes=parts.plan.chosen_bucket_bytes,
-      overlap=parts.plan.overlap,
+      bucket_bytes=plan.chosen_bucket_bytes,
+      overlap=plan.overlap,
     )
     sums = allreduce.AllreduceTransfers(
-      _sums(config, parts, stages), Traffic(coordinator.recorder)
+      _sums(config, plan, stages), Traffic(coordinator.recorder)
     )
-    return sums, sums.looked
+    return sums, sums.record_evaluation
 
 
-def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
-  """Returns the site.
+def make(
+  config: ConfigDict, meeting: SingleProcess, parts: Parts
+) -> VirtualSite:
+  """Returns the site of a run.
 
   Raises:
     ValueError: If a setting is out of range; names the field.
@@ -151,7 +167,7 @@ def make(config: ConfigDict, meeting: Alone, parts: Parts) -> VirtualSite:
 def _travel(
   config: ConfigDict, parts: Parts, servers: int
 ) -> tuple[LocalCodec, transfers.Sizes]:
-  """Returns what becomes of pushes and pulls, and how long they are."""
+  """Returns the encoding of pushes and pulls, and their sizes."""
   learned = parts.learned
   if not parts.wire.elementwise:
     with error_prefix(f'config.route.{config.route.name}'):
@@ -184,15 +200,15 @@ def _allreduce_store(
 
 def _sums(
   config: ConfigDict,
-  parts: Parts,
-  stages: Sequence[Sequence[Sequence[Range]]],
+  plan: Allreduce,
+  stages: Sequence[Sequence[Sequence[Bucket]]],
 ) -> allreduce.Sums:
-  """Returns how gradients are summed among the workers.
+  """Returns the durations of the run's allreduces.
 
   Raises:
-    ValueError: If a setting is wrong, or is of servers; names the field.
+    ValueError: If a setting is wrong, or concerns servers; names the field.
   """
-  plan, true = parts.plan, links.read_virtual(config)
+  true = links.read_virtual(config)
   range_s = config.cluster.network.range_s
   field = 'config.cluster.network.range_s'
   require(0 <= range_s < math.inf, field, 'finite seconds, >= 0', range_s)
@@ -210,13 +226,13 @@ def _sums(
     )
 
 
-def _served(
-  config: ConfigDict, parts: Parts, sizes: transfers.Sizes
+def _server_transfers(
+  config: ConfigDict, plan: ParameterServer, sizes: transfers.Sizes
 ) -> transfers.Whole | transfers.Pipelined:
-  """Returns how pushes and pulls travel to servers and back."""
-  moving = transfers.Pipelined if parts.plan.pipelined else transfers.Whole
-  network, servers = _network(config, parts.plan.servers)
-  return moving(
+  """Returns the transfers between workers and servers."""
+  kind = transfers.Pipelined if plan.pipelined else transfers.Whole
+  network, servers = _network(config, plan.servers)
+  return kind(
     network,
     num_workers=config.cluster.workers,
     servers=servers,
@@ -225,7 +241,7 @@ def _served(
 
 
 def _network(config: ConfigDict, count: int) -> tuple[Network, list[int]]:
-  """Returns the network and, of so many servers, the hosts."""
+  """Returns the network, and the indices of the servers' hosts."""
   network, workers = config.cluster.network, config.cluster.workers
   kinds = {'worker': workers, 'server': count}
   servers = list(range(workers, workers + count))
@@ -258,9 +274,9 @@ def _sizes(parts: Parts, travel: LocalCodec, servers: int) -> transfers.Sizes:
 def _shares(
   parts: Parts, servers: int, size_bytes: Callable[[int, int], int]
 ) -> list[int]:
-  """Returns how much travels to or from each server."""
+  """Returns the bytes that travel to or from each server."""
   elements = parts.learned.elements
-  if parts.wire.elementwise:  # Any part of a message is one.
+  if parts.wire.elementwise:  # Messages can be cut anywhere.
     return split_evenly(
       size_bytes(*elements) + parts.learned.other_bytes, servers
     )

@@ -1,6 +1,6 @@
 """Pushes and pulls under way in the virtual runtime, as flows of its network.
 
-`Whole` moves every share whole.  `Pipelined` moves it in pieces, and serves
+`Whole` moves every shard whole.  `Pipelined` moves it in pieces, and serves
 the sum of a piece as soon as the last worker has pushed it: on links that carry
 both directions at once, the pulls of a barrier then overlap with its pushes.
 """
@@ -15,10 +15,10 @@ from learning.layout import split_evenly
 
 
 class Sizes(NamedTuple):
-  """How much travels.
+  """Sizes of pushes and pulls.
 
   Attributes:
-    push: Bytes of a push at each server, by the stage of the wire.
+    push: Bytes of a push to each server, by stage of the wire.
     pull: Bytes of a pull from each server.
   """
 
@@ -27,11 +27,11 @@ class Sizes(NamedTuple):
 
 
 class Delivered(NamedTuple):
-  """What has arrived.
+  """Arrivals of one moment.
 
   Attributes:
     size_bytes: Bytes of pushes and pulls.
-    ended: Workers whose push or pull is now whole.
+    ended: Workers whose push or pull is now complete.
   """
 
   size_bytes: int
@@ -42,22 +42,22 @@ NOTHING = Delivered(0, ())
 
 
 class Left(NamedTuple):
-  """What the death of a worker does to others.
+  """Effects of a worker's death on other workers.
 
   Attributes:
-    waited: Workers that had computed, and have waited since.
+    waiting: Workers that have computed, and wait for others to compute.
     again: Workers that compute their iteration again.
   """
 
-  waited: Sequence[int] = ()
+  waiting: Sequence[int] = ()
   again: Sequence[int] = ()
 
 
 class Whole:
-  """Pushes and pulls of whole shares, which a worker makes in turns.
+  """Transfers of whole shards: a worker pulls and pushes in turns.
 
   Attributes:
-    network: Its first hosts are the workers.
+    network: Network, whose first hosts are the workers.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -70,13 +70,13 @@ class Whole:
     servers: Sequence[int],
     sizes: Sizes,
   ):
-    """Starts nothing yet.
+    """Creates transfers without a flow.
 
     Args:
-      network: Its first hosts are the workers.
+      network: Network, whose first hosts are the workers.
       num_workers: Number of workers.
       servers: Hosts of the servers, which may be those of workers.
-      sizes: Of pushes and pulls.
+      sizes: Sizes of pushes and pulls.
     """
     self.network = network
     self._hosts = servers
@@ -85,21 +85,30 @@ class Whole:
     self._flows: dict[int, tuple[int, int]] = {}  # To (worker, bytes).
 
   def next_time(self) -> float:
-    """Returns until when nothing can arrive."""
+    """Returns the time before which nothing arrives, seconds."""
     return self.network.next_time()
 
   def pull(self, time: float, index: int) -> Delivered:
-    """Starts the pull of a worker, and returns that nothing has arrived."""
+    """Starts the pull of a worker; returns that nothing has arrived."""
     self._start(time, index, self._sizes.pull, pulls=True)
     return NOTHING
 
   def push(self, time: float, index: int, stage: int) -> Sequence[int]:
-    """Starts the push of a worker, and returns that nobody waited for it."""
+    """Starts the push of a worker that has computed.
+
+    Args:
+      time: Seconds.
+      index: Index of the worker.
+      stage: Stage of the wire.
+
+    Returns:
+      The workers whose pushes start now.
+    """
     self._start(time, index, self._sizes.push[stage], pulls=False)
-    return ()
+    return (index,)
 
   def advance(self, time: float) -> Delivered:
-    """Moves to `time`, at most the network's next, and returns what arrives."""
+    """Advances to `time`, at most the next one; returns the arrivals."""
     if not (arrived := self.network.advance(time)):
       return NOTHING
     size_bytes, ended = 0, []
@@ -113,14 +122,14 @@ class Whole:
     return Delivered(size_bytes, ended)
 
   def leave(self, time: float, index: int, *, lost: bool) -> Left:
-    """Takes back what a worker that died was transferring.
+    """Cancels the transfers of a worker that died.
 
     Args:
       time: Seconds.
-      index: The worker.
-      lost: Whether it had an iteration that was not pushed whole.
+      index: Index of the worker.
+      lost: Whether an iteration of it had not been pushed whole.
     """
-    del lost  # Nobody else has got anything of it.
+    del lost  # No other worker has a part of its push.
     for flow in sorted(self._pending[index]):
       self.network.cancel(time, flow)
       del self._flows[flow]
@@ -128,11 +137,11 @@ class Whole:
     return Left()
 
   def state(self) -> 'Whole':
-    """Returns all that events change, which is itself."""
+    """Returns the state for a checkpoint: this object itself."""
     return self
 
   def restore(self, state: 'Whole') -> None:
-    """Goes back to where `state` was taken; it is its own from now on."""
+    """Continues from the state of a checkpoint, which it takes over."""
     vars(self).update(vars(state))
 
   def _start(
@@ -150,10 +159,10 @@ class _Member:
   """A worker of the superstep.
 
   Attributes:
-    pushed: Pieces of its push that have arrived, by server.
-    pulled: Pieces that have arrived of the pull that answers it, by server.
-    pulling: Whether it was released and its pull is not yet whole.
-    flows: Those under way, by whether they are pulls, and server.
+    pushed: Number of pieces of its push that have arrived, by server.
+    pulled: Number of pieces of the following pull that have arrived, by server.
+    pulling: Whether it was released and its pull is not yet complete.
+    flows: Flows under way, by whether they are pulls, and server.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -173,25 +182,25 @@ class _Flow(NamedTuple):
 
 
 class Pipelined:
-  """Pushes and pulls in pieces, for schemes whose every release is a barrier.
+  """Transfers in pieces, for schemes that release all workers at barriers.
 
   Between a worker and a server one piece at a time is under way each way; the
   next one starts when it has arrived.  A piece is served to the workers of a
   superstep when all of them have pushed it, before the scheme has released
-  them.  Who was not among them, because it starts or is back, pulls shares
-  whole.
+  them.  A worker that was not among them, because it starts or rejoins, pulls
+  whole shards.
 
   With N equal workers that compute for C seconds, one server of B bytes/s each
-  way, a share of S bytes and l seconds of latency, a superstep costs
+  way, a shard of S bytes and l seconds of latency, a superstep costs
   C + N (S + c) / B + (P + 1) l, where c is the largest of its P pieces.
 
-  A worker that dies in the middle of its push does not count, although its part
-  may be in sums that were served: these are void, and served anew without it.
-  What arrives before the release counts as delivered when the release makes a
-  pull of it.
+  The push of a worker that dies in the middle of it does not count, although
+  pieces of it may be in sums that were served: these sums are void, and served
+  again without it.  Pieces that arrive before the release count as delivered at
+  the release, which makes a pull of them.
 
   Attributes:
-    network: Its first hosts are the workers.
+    network: Network, whose first hosts are the workers.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -204,7 +213,7 @@ class Pipelined:
     servers: Sequence[int],
     sizes: Sizes,
   ):
-    """Starts nothing yet; arguments are those of Whole."""
+    """Creates transfers without a flow; arguments are those of Whole."""
     del num_workers
     self.network = network
     self._hosts = servers
@@ -219,11 +228,11 @@ class Pipelined:
     self._flows: dict[int, _Flow] = {}
 
   def next_time(self) -> float:
-    """Returns until when nothing can arrive."""
+    """Returns the time before which nothing arrives, seconds."""
     return self.network.next_time()
 
   def pull(self, time: float, index: int) -> Delivered:
-    """Lets a worker have its pull and returns what it has of it already."""
+    """Starts the pull of a worker; returns what has arrived of it already."""
     for missing in self._missing:
       missing[:] = [count + 1 for count in missing]
     if index not in self._members:
@@ -241,15 +250,15 @@ class Pipelined:
     return Delivered(size_bytes, [] if member.pulling else [index])
 
   def push(self, time: float, index: int, stage: int) -> Sequence[int]:
-    """Starts the push of a worker, which has its pull; see Whole."""
+    """Starts the push of a worker that has its pull; see Whole."""
     del stage
     self._members[index].pulled = self._none()
     for server in range(len(self._missing)):
       self._start(time, index, server, pulls=False)
-    return ()
+    return (index,)
 
   def advance(self, time: float) -> Delivered:
-    """Moves to `time`, at most the network's next, and returns what arrives."""
+    """Advances to `time`, at most the next one; returns the arrivals."""
     size_bytes, ended = 0, []
     for number in self.network.advance(time):
       flow = self._flows.pop(number)
@@ -263,7 +272,7 @@ class Pipelined:
     return Delivered(size_bytes, ended)
 
   def leave(self, time: float, index: int, *, lost: bool) -> Left:
-    """Goes on without a worker that died; arguments are those of Whole."""
+    """Continues without a worker that died; arguments are those of Whole."""
     member = self._members.pop(index, None)
     if member is None:
       return Left()
@@ -279,15 +288,15 @@ class Pipelined:
     return Left()
 
   def state(self) -> 'Pipelined':
-    """Returns all that events change, which is itself."""
+    """Returns the state for a checkpoint: this object itself."""
     return self
 
   def restore(self, state: 'Pipelined') -> None:
-    """Goes back to where `state` was taken; it is its own from now on."""
+    """Continues from the state of a checkpoint, which it takes over."""
     vars(self).update(vars(state))
 
   def _pushed(self, time: float, flow: _Flow, member: _Member) -> bool:
-    """Goes on after a piece of a push, and returns whether it was the last."""
+    """Handles a piece of a push; returns whether the push is complete."""
     server, piece = flow.server, member.pushed[flow.server]
     member.pushed[server] += 1
     self._missing[server][piece] -= 1
@@ -298,7 +307,7 @@ class Pipelined:
     return min(member.pushed) == self._count
 
   def _pulled(self, time: float, flow: _Flow, member: _Member) -> bool:
-    """Goes on after a piece of a pull; returns whether a worker has it now."""
+    """Handles a piece of a pull; returns whether the pull is complete."""
     member.pulled[flow.server] += flow.pieces
     self._serve(time, flow.worker, flow.server)
     ended = member.pulling and min(member.pulled) == self._count
@@ -310,7 +319,7 @@ class Pipelined:
       self._serve(time, index, server)
 
   def _serve(self, time: float, index: int, server: int) -> None:
-    """Starts the next piece of a pull, if it is time."""
+    """Starts the next piece of a pull, if it can be served."""
     member = self._members[index]
     piece = member.pulled[server]
     if piece == self._count or (True, server) in member.flows:

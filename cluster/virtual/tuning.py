@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from cluster import multi_round
 from cluster.speed import build
-from cluster.speed.layers import Range
+from cluster.speed.layers import Bucket
 from cluster.virtual import contributions
 from cluster.virtual.allreduce import Sums
 from configs import sections
@@ -76,7 +76,7 @@ def choose_bucket_bytes(
     overlaps = overlap != Overlap.NONE
     copy_Bps = _COPY_Bps if overlap == Overlap.COPIES else math.inf
   # By the last stage's buckets: the largest size that makes them.
-  sizes: dict[tuple[Range, ...], float] = {}
+  sizes: dict[tuple[Bucket, ...], float] = {}
   for size in _candidates(learned, own):
     *_, (ranges,) = contributions.of_run(
       config,

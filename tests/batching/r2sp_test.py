@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 from batching import r2sp
 from batching.batching import Measurement
 from configs import default
-from outputs import plain
+from outputs import serialization
 from sync import asp, bsp, ssp
 from sync import r2sp as turn_scheme
 from tests.support import turns
@@ -293,7 +293,7 @@ class MembersTest(parameterized.TestCase):
   def test_a_checkpoint_holds_the_whole_state(self):
     policy, rng = _tuning(3), np.random.default_rng(0)
     _rounds(policy, self._TIMES, 34, rng=rng)
-    restored = plain.read(*plain.write(policy))
+    restored = serialization.load(*serialization.dump(policy))
     self.assertEqual(restored, policy)
     for tuning, same in ((policy, copy.deepcopy(rng)), (restored, rng)):
       _rounds(tuning, self._TIMES, 33, rng=same)

@@ -7,7 +7,7 @@ from absl.testing import absltest, parameterized
 import train
 from claims import gradientflow
 from claims.gradientflow import Assumed, Rung
-from cluster.speed.layers import Range
+from cluster.speed.layers import Bucket
 from configs import gradientflow as recipes
 
 
@@ -23,7 +23,7 @@ class LadderTest(parameterized.TestCase):
   @parameterized.parameters(2, 8, 16, 64)
   def test_one_allreduce_takes_the_time_of_the_closed_form(self, gpus):
     assumed, size, alone_s = Assumed(), 10**8, 0.5
-    rungs = {'alexnet': {'one': Rung([[Range(size, 1.0)]], alone_s)}}
+    rungs = {'alexnet': {'one': Rung([[Bucket(size, 1.0)]], alone_s)}}
 
     found = gradientflow.speedups(assumed, gpus, 'ring', rungs)
     own_s = gpus * gradientflow.compute_s(assumed, 'alexnet')
@@ -43,7 +43,7 @@ class LadderTest(parameterized.TestCase):
 
   def test_tensors_one_after_the_other_take_the_sum(self):
     assumed = Assumed()
-    parts = [Range(10**6, 1.0), Range(10**7, 1.0), Range(10**6, 1.0)]
+    parts = [Bucket(10**6, 1.0), Bucket(10**7, 1.0), Bucket(10**6, 1.0)]
     rungs = {'each': Rung([[part] for part in parts], 0.5)}
     rungs |= {str(n): Rung([[part]], 0.5) for n, part in enumerate(parts)}
     found = gradientflow.speedups(assumed, 16, 'ring', {'alexnet': rungs})

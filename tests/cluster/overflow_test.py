@@ -11,6 +11,7 @@ from absl.testing import absltest, parameterized
 import train
 from data.dataset import Dataset
 from learning.digest import digest
+from outputs import checkpoints
 from tests.support import overflows, processes, small, sums, together
 
 _RING = {'route__name': 'ring', **sums.links(1e6)}
@@ -138,18 +139,10 @@ def _summary(run):
 
 
 def _back(folder):
-  """Lets a run that has ended go on from its last checkpoint but one."""
+  """Makes a run that has ended resume from its last checkpoint but one."""
   (folder / 'summary.json').unlink()
-  found = [
-    path
-    for depth in ('*', '*/*')  # A part of each process, perhaps.
-    for path in (folder / 'checkpoints').glob(depth)
-    if path.name.isdigit()
-  ]
-  newest = max(int(path.name) for path in found)
-  for path in found:
-    if int(path.name) == newest:
-      shutil.rmtree(path)
+  directory = folder / 'checkpoints'
+  shutil.rmtree(directory / str(checkpoints.steps(directory)[-1]))
 
 
 if __name__ == '__main__':

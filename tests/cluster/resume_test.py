@@ -1,4 +1,4 @@
-"""Tests for checkpoints: a run that was stopped anywhere goes on exactly."""
+"""Tests of resumed runs: a run that was stopped anywhere continues exactly."""
 
 import json
 import os
@@ -21,6 +21,7 @@ import train
 from configs import default
 from data import synthetic
 from models import mlp, task
+from outputs import checkpoints
 from sync import asp, bsp
 from tests.support import small, stopping
 
@@ -30,7 +31,7 @@ _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
-# Once it has saved, it goes on so slowly that it has not ended when it is told.
+# After its first checkpoint the run is so slow that a signal finds it running.
 _CONFIG = """
 import time
 from cluster.training_loop import Run
@@ -55,16 +56,14 @@ def _long():
 
 class ResumeTest(parameterized.TestCase):
   @parameterized.parameters(*_SCHEMES)
-  def test_a_run_that_was_killed_gives_what_an_uninterrupted_one_does(
-    self, scheme
-  ):
+  def test_a_killed_run_gives_the_results_of_an_uninterrupted_one(self, scheme):
     expected, steps = stopping.straight(scheme)
     cuts = sorted(random.Random(scheme).sample(range(1, steps - 1), 2))
     workdir = pathlib.Path(tempfile.mkdtemp()) / 'run'
     run = train.build(stopping.eventful(scheme), workdir=str(workdir))
     with self.assertRaises(stopping.Killed):
       stopping.stop(run, saved_at=cuts, killed_at=steps - 1)
-    for number in (1, 0):  # Of the newest checkpoint that there is.
+    for number in (1, 0):  # Of the newest checkpoint.
       again = shutil.copytree(workdir, f'{tempfile.mkdtemp()}/run')
       if number == 0:
         shutil.rmtree(f'{again}/checkpoints/1')
@@ -77,7 +76,7 @@ class ResumeTest(parameterized.TestCase):
   @parameterized.parameters(
     (signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)
   )
-  def test_a_signal_stops_a_run_behind_a_checkpoint(self, number, raised):
+  def test_a_signal_stops_a_run_after_a_checkpoint(self, number, raised):
     run = small.build(stopping.eventful('asp'))
     step = run.runtime.step
     with (
@@ -93,14 +92,14 @@ class ResumeTest(parameterized.TestCase):
     run()
     self._check(stopping.results(run), stopping.straight('asp')[0])
 
-  def test_batches_and_predictions_are_part_of_it(self):
+  def test_batches_and_predictions_are_restored(self):
     self._check_balanced('bsp', 'narx')
 
   @pytest.mark.soak
-  def test_so_they_are_where_barriers_move(self):
+  def test_batches_and_predictions_are_restored_where_barriers_move(self):
     self._check_balanced('elastic', 'ema')
 
-  def test_so_are_the_windows_of_tuned_batches(self):
+  def test_windows_of_tuned_batches_are_restored(self):
     config = small.timing(
       sync__name='r2sp',
       batching__name='r2sp',
@@ -146,7 +145,7 @@ class ResumeTest(parameterized.TestCase):
     self.assertEqual(summary['compilations'], 0)
     self._check(stopping.results(run), expected)
 
-  def test_it_may_be_stopped_again_and_again(self):
+  def test_a_run_can_be_stopped_again_and_again(self):
     expected, steps = stopping.straight('elastic')
     workdir = f'{tempfile.mkdtemp()}/run'
     for _ in range(4):
@@ -166,7 +165,7 @@ class ResumeTest(parameterized.TestCase):
     self._check(stopping.results(again), stopping.results(run))
 
   @parameterized.parameters('scheme', 'task', 'dataset')
-  def test_other_parts_of_ones_own_are_refused(self, part):
+  def test_other_parts_of_the_callers_own_are_rejected(self, part):
     def built(number, workdir):
       dataset = synthetic.make(
         directory=None,
@@ -231,7 +230,7 @@ class ResumeTest(parameterized.TestCase):
       config.sync = default.get_config().sync
       small.build(config, scheme=scheme)
 
-  def test_how_often_it_is_saved_may_change(self):
+  def test_the_frequency_of_checkpoints_may_change(self):
     run = small.build(stopping.eventful('bsp'))
     run()
     config = stopping.eventful(
@@ -239,7 +238,7 @@ class ResumeTest(parameterized.TestCase):
     )
     train.build(config, workdir=str(run.files.workdir))
 
-  def test_another_machine_or_version_is_told(self):
+  def test_another_machine_or_version_is_logged(self):
     run = small.build(stopping.eventful('bsp'))
     run()
     path = run.files.workdir / 'manifest.json'
@@ -320,11 +319,12 @@ class ProcessTest(parameterized.TestCase):
     return process.returncode, log
 
   def _saved(self):
-    """Returns the newest checkpoint."""
-    found = (self.folder / 'run' / 'checkpoints').glob('*')
-    return max((int(p.name) for p in found if p.name.isdigit()), default=0)
+    """Returns the number of the newest complete checkpoint."""
+    return max(
+      checkpoints.steps(self.folder / 'run' / 'checkpoints'), default=0
+    )
 
-  def test_the_same_command_goes_on_after_any_signal(self):
+  def test_the_same_command_resumes_after_any_signal(self):
     code, log = self._stop(signal.SIGKILL)
     self.assertEqual(code, -9, log)
     code, log = self._stop(signal.SIGINT)

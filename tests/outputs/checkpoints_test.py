@@ -1,25 +1,23 @@
-"""Tests for cluster.checkpoints: damage, safety, and when they are made."""
+"""Tests of checkpoints: damage, deaths while one is written, schedules."""
 
 import functools
-import gc
-import os
+import itertools
 import pathlib
-import pickle
 import shutil
-import subprocess
 import tempfile
 import threading
-import time
 from unittest import mock
 
-import jax
+import jax.numpy as jnp
 import numpy as np
-import pytest
 from absl.testing import absltest, parameterized
 
 import train
-from outputs import checkpoints
-from tests.support import small, stopping
+from outputs import checkpoints, serialization
+from outputs.checkpoints import Checkpoints
+from tests.support import crashes, small, stopping
+
+_KEEP = 2
 
 
 @functools.cache
@@ -29,126 +27,185 @@ def _stopped():
   try:
     stopping.stop(run, saved_at=[30, 60], killed_at=70)
   except stopping.Killed:
+    run.checkpoints.close()
     return run.files.workdir
   raise AssertionError('It has ended.')
 
 
-# Orbax leaves the other reads that it began to the garbage collector.
-@pytest.mark.filterwarnings(
-  'ignore::pytest.PytestUnraisableExceptionWarning',
-)
 class DamageTest(parameterized.TestCase):
   """The newest checkpoint cannot be read."""
 
   def setUp(self):
     super().setUp()
-    gc.freeze()  # Collections find what this test leaves, and that soon.
     self.workdir = pathlib.Path(tempfile.mkdtemp()) / 'run'
     shutil.copytree(_stopped(), self.workdir)
-    self.newest = self.workdir / 'checkpoints' / '1'
-
-  def tearDown(self):
-    for _ in range(3):  # Here, where what that finds is filtered.
-      gc.collect()
-      time.sleep(0.05)
-    gc.unfreeze()
-    super().tearDown()
+    self.part = self.workdir / 'checkpoints' / '1' / 'coordinator.npz'
 
   def _cut(self):
-    for path, content in _content(self.newest / 'd'):
-      path.write_bytes(content[: len(content) // 2])
+    content = self.part.read_bytes()
+    self.part.write_bytes(content[: len(content) // 2])
 
   def _flip(self):
-    for path in self.newest.rglob('d/*'):
-      content = bytearray(path.read_bytes())
-      for place in range(0, len(content), 50):
-        content[place] ^= 4
-      path.write_bytes(content)
+    content = bytearray(self.part.read_bytes())
+    for place in range(0, len(content), 50):
+      content[place] ^= 4
+    self.part.write_bytes(content)
 
-  def _empty_metadata(self):
-    for path in self.newest.rglob('_*METADATA'):
-      path.write_bytes(b'')
+  def _empty(self):
+    self.part.write_bytes(b'')
 
-  def _remove_data(self):
-    shutil.rmtree(self.newest / 'd')
-
-  @parameterized.parameters(
-    ('_cut',), ('_flip',), ('_empty_metadata',), ('_remove_data',)
-  )
-  def test_the_one_before_it_is_used(self, damage):
+  @parameterized.parameters(('_cut',), ('_flip',), ('_empty',))
+  def test_the_checkpoint_before_a_damaged_one_is_used(self, damage):
     getattr(self, damage)()
-    before = _content(self.newest)
+    before = self.part.read_bytes()
 
     with self.assertLogs('absl', 'WARNING') as logs:
       run = train.build(stopping.eventful('asp'), workdir=str(self.workdir))
 
-    self.assertIn(f'{self.newest} cannot be read; it is', str(logs.output))
-    self.assertEqual(_content(self.newest), before)
+    self.assertIn('checkpoints/1 cannot be read; it is', str(logs.output))
+    self.assertEqual(self.part.read_bytes(), before)
     run()
     results = stopping.results(run)
     np.testing.assert_equal(results, stopping.straight('asp')[0])
 
-  def test_without_any_that_can_be_read_the_run_is_refused(self):
+  def test_a_run_without_any_readable_checkpoint_is_refused(self):
     self._flip()
-    self.newest = self.workdir / 'checkpoints' / '0'
+    self.part = self.workdir / 'checkpoints' / '0' / 'coordinator.npz'
     self._cut()
     with self.assertRaisesRegex(ValueError, r'workdir: .* got \[0, 1\]'):
       train.build(stopping.eventful('asp'), workdir=str(self.workdir))
 
-  def test_what_was_being_written_is_ignored(self):
-    shutil.copytree(self.newest, f'{self.newest}.orbax-checkpoint-tmp')
-    self.newest.rename(f'{self.newest.parent}/2.orbax-checkpoint-tmp')
+  def test_an_incomplete_checkpoint_is_ignored_and_removed(self):
+    (self.workdir / 'checkpoints' / '2').mkdir()
+    (self.workdir / 'checkpoints' / '2' / '.coordinator.npz.new').touch()
     run = train.build(stopping.eventful('asp'), workdir=str(self.workdir))
+    self.assertFalse((self.workdir / 'checkpoints' / '2').exists())
     run()
     np.testing.assert_equal(stopping.results(run), stopping.straight('asp')[0])
 
 
-def _content(folder):
-  files = [path for path in sorted(folder.rglob('*')) if path.is_file()]
-  return [(path, path.read_bytes()) for path in files]
+class DeathTest(absltest.TestCase):
+  """A process dies, or a disk is full, while a checkpoint is written."""
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(tempfile.mkdtemp()) / 'checkpoints'
+
+  def test_a_death_at_any_step_of_a_save_leaves_a_complete_checkpoint(self):
+    for step in itertools.count():
+      error = self._crash(step)
+      if error is None:
+        break
+      self.assertIsInstance(error, crashes.Killed)
+      self._check_continues()
+      shutil.rmtree(self.directory)
+    self.assertGreater(step, 8)
+
+  def test_a_full_disk_ends_a_run_with_one_message_and_loses_nothing(self):
+    for step in range(1, 7):
+      error = self._crash(step, crashes.full(self.directory))
+      expected = r'Checkpoint 2 in .* could not be written; .*No space left'
+      self.assertRegex(str(error), expected)
+      self.assertEqual(self._names(), ['0', '1'])
+      self._check_continues()
+      shutil.rmtree(self.directory)
+
+  def test_a_folder_that_has_vanished_is_made_again(self):
+    writer = self._writer()
+    self._save(writer, 1)
+    writer.close()
+    shutil.rmtree(self.directory)
+    writer = self._writer()
+    self._save(writer, 2, 3)
+    writer.close()
+    self.assertEqual(self._names(), ['0', '1'])
+
+  def test_a_checkpoint_that_cannot_be_removed_is_logged(self):
+    writer = self._writer()
+    fails = mock.patch.object(shutil, 'rmtree', side_effect=PermissionError)
+    self._save(writer, 1, 2)
+    with fails, self.assertLogs('absl', 'WARNING') as logs:
+      self._save(writer, 3)
+      writer.close()
+    self.assertIn('checkpoints/0 could not be removed', str(logs.output))
+    self.assertEqual(checkpoints.steps(self.directory), [1, 2])
+
+  def _crash(self, step, error=None):
+    """Returns the error of a third save, in which a step fails."""
+    writer = self._writer()
+    self._save(writer, 1, 2)
+    writer._finish()
+    crash = crashes.Crash(
+      self.directory, at=step, dies=lambda thread: True, error=error
+    )
+    with crashes.crashing(crash):
+      try:
+        self._save(writer, 3)
+        writer.close()
+      except (crashes.Killed, OSError) as raised:
+        self.assertTrue(crash.happened)
+        return raised
+    return None
+
+  def _check_continues(self):
+    """Checks that the newest checkpoint is complete, and later ones succeed."""
+    left = max(int(name) for name in self._names())
+    writer = self._writer()
+    state = writer.restore()
+    self.assertIn(state['version'], (2, 3))
+    np.testing.assert_array_equal(state['array'], np.full(5, state['version']))
+    self._save(writer, 4, 5, 6)
+    writer.close()
+    self.assertEqual(self._names(), [str(left + 2), str(left + 3)])
+    self.assertEqual(self._writer().restore()['version'], 6)
+
+  def _writer(self):
+    return Checkpoints(self.directory, keep=_KEEP)
+
+  def _save(self, writer, *versions):
+    for version in versions:
+      writer.save({'version': version, 'array': jnp.full(5, version)})
+
+  def _names(self):
+    return sorted(path.name for path in self.directory.iterdir())
 
 
-class _Evil:
-  def __reduce__(self):
-    return os.mkdir, ('evil',)
+class ReadTest(absltest.TestCase):
+  def test_all_parts_of_a_checkpoint_are_read_by_one_function(self):
+    directory = pathlib.Path(tempfile.mkdtemp())
+    for part in ('server0', 'worker3'):
+      tree = serialization.freeze({'name': part})()
+      checkpoints.write(directory, 0, part, tree)
+    self.assertEqual(checkpoints.steps(directory), [])
+    writer = Checkpoints(directory, keep=1, required=['server0'])
+    tree = serialization.freeze({'parts': ['server0'], 'state': 7})()
+    checkpoints.write(directory, 0, checkpoints.COORDINATOR, tree)
 
+    found = checkpoints.read(directory, 0)
+    self.assertEqual(
+      found,
+      {
+        'coordinator': 7,
+        'server0': {'name': 'server0'},
+        'worker3': {'name': 'worker3'},
+      },
+    )
+    self.assertEqual(writer.restore(), 7)
+    self.assertEqual(
+      writer.restored, (0, ['coordinator', 'server0', 'worker3'])
+    )
+    writer.close()
 
-class PackingTest(parameterized.TestCase):
-  def test_an_array_that_is_referred_to_twice_is_stored_once(self):
-    array = jax.numpy.arange(5.0)
-    tree = checkpoints.frozen({'a': [array, array], 'b': (array, None)})()
-    self.assertEqual(sorted(tree), ['array0', 'format', 'plain'])
-    state = checkpoints.thawed(tree)
-    self.assertIs(state['a'][0], state['b'][0])
-    np.testing.assert_array_equal(state['a'][1], np.arange(5.0))
-
-  @parameterized.parameters(
-    (_Evil(),), (train.build,), (subprocess.Popen,), ([{'a': os.system}],)
-  )
-  def test_reading_runs_nothing(self, value):
-    tree = checkpoints.frozen(value)()
-    with self.assertRaisesRegex(pickle.UnpicklingError, 'Expected plain data'):
-      checkpoints.thawed(tree)
-
-  def test_other_formats_are_refused(self):
-    tree = checkpoints.frozen(1)()
-    tree['format'][0] += 1
-    with self.assertRaisesRegex(ValueError, 'format: expected 7, got 8; it'):
-      checkpoints.thawed(tree)
-
-  @parameterized.parameters(
-    ({'every_s': 0.0}, 'every_s: expected more than 0 seconds, got 0.0'),
-    ({'every_examples': -1}, 'every_examples: expected at least 0, got -1'),
-    ({'keep': 0}, 'keep: expected at least 1, got 0'),
-  )
-  def test_fields_are_checked(self, changed, message):
-    fields = {f'checkpoint__{name}': value for name, value in changed.items()}
-    with self.assertRaisesRegex(ValueError, f'config.checkpoint.{message}'):
-      small.build(small.config(**fields))
+  def test_a_checkpoint_without_a_required_part_is_not_readable(self):
+    directory = pathlib.Path(tempfile.mkdtemp())
+    tree = serialization.freeze({'parts': ['server0'], 'state': 7})()
+    checkpoints.write(directory, 0, checkpoints.COORDINATOR, tree)
+    with self.assertRaisesRegex(OSError, 'server0.npz'):
+      checkpoints.read(directory, 0)
 
 
 class ScheduleTest(parameterized.TestCase):
-  def test_examples_and_the_newest_are_counted(self):
+  def test_checkpoints_are_saved_by_examples_and_the_newest_are_kept(self):
     run = small.build(
       stopping.eventful(
         'asp', checkpoint__every_examples=100, checkpoint__keep=3
@@ -158,17 +215,34 @@ class ScheduleTest(parameterized.TestCase):
       run.checkpoints, 'save', wraps=run.checkpoints.save
     ) as save:
       run()
-    examples = [call.kwargs['examples'] for call in save.call_args_list]
-    self.assertEqual(examples, [104, 208, 312, 416, 520, 576])
-    kept = (run.files.workdir / 'checkpoints').iterdir()
-    self.assertEqual(sorted(path.name for path in kept), ['3', '4', '5'])
+    self.assertEqual(save.call_count, 6)
+    directory = run.files.workdir / 'checkpoints'
+    found = [
+      checkpoints.read(directory, step)['coordinator']['recorder']
+      for step in checkpoints.steps(directory)
+    ]
+    self.assertEqual(
+      [state['accounting'].examples for state in found], [416, 520, 576]
+    )
+    names = sorted(path.name for path in directory.iterdir())
+    self.assertEqual(names, ['3', '4', '5'])
 
-  def test_a_run_may_leave_none(self):
+  def test_a_run_may_save_no_checkpoint(self):
     run = small.build(stopping.eventful('asp', checkpoint__every_examples=0))
     run()
     self.assertFalse((run.files.workdir / 'checkpoints').exists())
 
-  def test_other_threads_run_without_handling_signals(self):
+  @parameterized.parameters(
+    ({'every_s': 0.0}, 'every_s: expected more than 0 seconds, got 0.0'),
+    ({'every_examples': -1}, 'every_examples: expected at least 0, got -1'),
+    ({'keep': 0}, 'keep: expected at least 1, got 0'),
+  )
+  def test_fields_out_of_range_are_rejected(self, changed, message):
+    fields = {f'checkpoint__{name}': value for name, value in changed.items()}
+    with self.assertRaisesRegex(ValueError, f'config.checkpoint.{message}'):
+      small.build(small.config(**fields))
+
+  def test_a_run_in_another_thread_handles_no_signals(self):
     run = small.build(stopping.eventful('asp'))
     thread = threading.Thread(target=run)
     thread.start()

@@ -1,4 +1,4 @@
-"""Tests for outputs.files: what tells a run from others."""
+"""Tests of run folders: fingerprints, damaged manifests, locks, formats."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ class FingerprintTest(parameterized.TestCase):
     {'cluster__certificate_file': 'a.pem', 'cluster__key_file': 'b.pem'},
     {'checkpoint__keep': 7},
   )
-  def test_what_is_local_to_a_host_is_no_part_of_it(self, **changed):
+  def test_fields_of_one_host_do_not_change_it(self, **changed):
     self.assertEqual(_fingerprint(**changed), _fingerprint())
 
   @parameterized.parameters(
@@ -40,7 +40,7 @@ class FingerprintTest(parameterized.TestCase):
     {'route__server__pipelined': True},
     {'cluster__timeout_s': 3.0},
   )
-  def test_all_else_is(self, **changed):
+  def test_other_fields_change_it(self, **changed):
     self.assertNotEqual(_fingerprint(**changed), _fingerprint())
 
 
@@ -49,7 +49,7 @@ class TextTest(absltest.TestCase):
     config = small.config(**changed).to_dict()
     return manifests.manifest(config, {})['own']
 
-  def test_a_text_that_comes_with_python_is_told_by_its_hash(self):
+  def test_the_text_that_comes_with_python_is_identified_by_its_hash(self):
     joined = '\n'.join(topics.values()).encode()
     changed = {'data__name': 'text', 'model__name': 'transformer'}
     own = self._own(**changed)
@@ -131,13 +131,13 @@ class InterruptedWriteTest(parameterized.TestCase):
     self.assertEqual(stopping.results(run)['events'], expected['events'])
 
   @parameterized.parameters(0, 100)
-  def test_a_manifest_is_written_anew_where_the_lock_knows_the_run(self, size):
+  def test_a_damaged_manifest_is_rewritten_if_the_lock_knows_it(self, size):
     expected, _ = stopping.straight('asp')
     self._stopped()
     path = self.folder / 'manifest.json'
     before = path.read_text()
     path.write_text(before[:size])
-    # As often as it is saved is nothing that tells runs apart.
+    # The frequency of checkpoints does not identify a run.
     run = self._build(checkpoint__keep=3)
     self.assertIsNotNone(run.sizes)
     run()
@@ -147,17 +147,17 @@ class InterruptedWriteTest(parameterized.TestCase):
       json.loads(before)['config']['sync'],
     )
 
-  def test_the_run_of_another_config_is_not_taken_over(self):
+  def test_a_damaged_manifest_of_another_config_is_refused(self):
     self._stopped()
     path = self.folder / 'manifest.json'
     path.write_text('')
-    for _ in range(2):  # A refusal leaves what tells the run.
+    for _ in range(2):  # A refusal leaves the lock as it is.
       with self.assertRaisesRegex(ValueError, 'manifest.json cannot be read'):
         self._build(seed=7)
     self.assertEqual(path.read_text(), '')
     self.assertIsNotNone(self._build().sizes)
 
-  def test_nor_is_one_of_which_nobody_knows_the_config(self):
+  def test_a_damaged_manifest_of_an_unknown_config_is_refused(self):
     self._stopped()
     (self.folder / '.lock').write_text('')  # As earlier versions left it.
     (self.folder / 'manifest.json').write_text('')
@@ -166,7 +166,7 @@ class InterruptedWriteTest(parameterized.TestCase):
       self._build()
     self.assertEqual((self.folder / 'metrics.jsonl').read_text(), rows)
 
-  def test_a_run_that_has_left_nothing_starts(self):
+  def test_a_folder_of_empty_files_starts_a_run(self):
     self.folder.mkdir()
     for name in ('manifest.json', 'metrics.jsonl', 'events.jsonl', '.lock'):
       (self.folder / name).touch()
@@ -176,7 +176,7 @@ class InterruptedWriteTest(parameterized.TestCase):
 
 
 class BusyTest(absltest.TestCase):
-  def test_a_virtual_run_tells_of_a_live_one_and_does_not_wait_long(self):
+  def test_a_virtual_run_waits_a_short_time_for_a_live_process(self):
     folder = pathlib.Path(tempfile.mkdtemp(), 'run')
     with (
       locks.held(folder) as pid,
@@ -191,9 +191,15 @@ class BusyTest(absltest.TestCase):
 class VersionTest(absltest.TestCase):
   def test_a_folder_of_an_earlier_version_is_refused(self):
     folder = tempfile.mkdtemp()
-    old = {'config': {}, 'own': {}}
-    pathlib.Path(folder, 'manifest.json').write_text(json.dumps(old))
-    with self.assertRaisesRegex(ValueError, 'another version of Syncopate'):
+    path = pathlib.Path(folder, 'manifest.json')
+    for old in ({'config': {}, 'own': {}}, {'format': 2}):
+      path.write_text(json.dumps(old))
+      with self.assertRaisesRegex(
+        ValueError, 'of format 3, got format .*: the last commit .* is 0045af2'
+      ):
+        train.build(small.config(), workdir=folder)
+    path.write_text(json.dumps({'format': 4}))
+    with self.assertRaisesRegex(ValueError, 'written by a later version'):
       train.build(small.config(), workdir=folder)
 
 

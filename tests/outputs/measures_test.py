@@ -16,7 +16,7 @@ _SHARES = {'median_s': 0.5, 'p95_s': 0.95}
 
 
 def _quantiles(values):
-  """What NumPy says."""
+  """Returns the quantiles by NumPy."""
   return {
     name: np.quantile(values, share, method='inverted_cdf')
     for name, share in _SHARES.items()
@@ -70,7 +70,7 @@ class BandwidthTest(parameterized.TestCase):
     measures, total = Measures(), 0
     for step in range(1000):
       total += step
-      measures.arrived((step + 1) * length_s, total)
+      measures.add_bytes((step + 1) * length_s, total)
     found = measures.summary(1000 * length_s + 1e-9)['bandwidth']
     self.assertBetween(len(found['Bps']), 1, 257)
     whole = found['window_s'] * sum(found['Bps'][:-1])
@@ -84,7 +84,9 @@ class ThresholdsTest(absltest.TestCase):
     found = thresholds.make((), (0.5,))
     losses = [0.4] * 9 + [0.5] + [0.4] * 12
     for number, loss in enumerate(losses):
-      found.loss(loss, Reached(float(number), number, 2 * number, 3 * number))
+      found.add_loss(
+        loss, Reached(float(number), number, 2 * number, 3 * number)
+      )
     self.assertEqual(
       found.summary()['to_loss'],
       {
@@ -178,9 +180,9 @@ class RunTest(parameterized.TestCase):
   def test_measures_go_through_a_checkpoint(self):
     measures = Measures()
     for step in range(100):
-      measures.iterated(step % 3, dict.fromkeys(PHASES, 0.1 * step))
-      measures.committed(float(step), 1)
-      measures.arrived(float(step), 10 * step)
+      measures.add_iteration(step % 3, dict.fromkeys(PHASES, 0.1 * step))
+      measures.add_update(float(step), 1)
+      measures.add_bytes(float(step), 10 * step)
     again = pickle.loads(pickle.dumps(measures))
     self.assertEqual(
       json.dumps(again.summary(99.0)), json.dumps(measures.summary(99.0))

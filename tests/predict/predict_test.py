@@ -2,7 +2,6 @@
 
 import copy
 import importlib
-import pathlib
 import pickle
 
 import numpy as np
@@ -11,7 +10,7 @@ from absl.testing import absltest, parameterized
 
 from configs import default
 from learning import compilations
-from outputs import checkpoints
+from outputs import serialization
 from predict import gate
 
 _TRAINED = ('narx', 'rnn', 'lstm')
@@ -107,11 +106,7 @@ class EveryPredictorTest(parameterized.TestCase):
   def test_the_state_can_be_saved_in_a_checkpoint(self, name):
     predictor = _make(name)
     _walk(predictor, *_series(25))
-    saver = checkpoints.Checkpoints(
-      pathlib.Path('none'), every_s=60.0, every_examples=0, keep=1
-    )
-    saver.check('predictor', predictor)
-    saver.close()
+    serialization.check('predictor', predictor)
 
   @parameterized.parameters(*_NAMES)
   def test_repeated_predictions_are_equal(self, name):

@@ -17,6 +17,7 @@ from batching import fixed
 from cluster import coordinator
 from cluster.membership import admission as reception_
 from cluster.membership.process import Settings
+from cluster.milestones import Intervals, Milestones
 from cluster.network.streams import Listener, Security, connect
 from cluster.parameter_server import worker as worker_
 from cluster.parameter_server.admission import ParameterServerReception
@@ -32,7 +33,7 @@ from learning.nothing import NoGradient, NoLearner
 from learning.shard_codec import ShardCodec
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.recorder import Milestones, Recorder
+from outputs.recorder import Recorder
 from sync import asp
 from wire import dense
 
@@ -113,11 +114,15 @@ class Coordinator:
       codec=self._codec, schedule=None, num_workers=num_workers
     )
     recorder = Recorder(
-      milestones=Milestones(10**6, 10**6, 10**6, 10**6, ()),
-      store=self.orders,
-      evaluate=None,
+      epoch=10**6,
       files=mock.create_autospec(RunFiles, instance=True),
       console=Console(target=10**6, clock='real'),
+    )
+    milestones = Milestones(
+      intervals=Intervals(10**6, 10**6, 10**6),
+      recorder=recorder,
+      store=self.orders,
+      evaluate=None,
     )
     self.accounting = recorder.accounting
     asked = coordinator.Coordinator(
@@ -126,6 +131,7 @@ class Coordinator:
       store=self.orders,
       stream=data.stream.Stream(num_examples=10**6, seed=0, ahead=0),
       recorder=recorder,
+      milestones=milestones,
       num_workers=num_workers,
     )
     deadlines = Deadlines(timeout_s=TIMEOUT_S, start_s=start_s, windows=False)

@@ -20,6 +20,7 @@ import data.stream
 from batching import fixed
 from cluster.coordinator import Coordinator
 from cluster.membership.members import Member
+from cluster.milestones import Intervals, Milestones
 from cluster.network.errors import Closed
 from cluster.parameter_server import worker
 from cluster.parameter_server.pieces import Pieces
@@ -33,7 +34,7 @@ from learning.learner import TaskLearner
 from learning.shard_codec import ShardCodec
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.recorder import Milestones, Recorder
+from outputs.recorder import Recorder
 from sync import bsp
 from tests.support import pipes
 from wire import dense
@@ -88,11 +89,15 @@ class Cluster:
     self._errors = []
     self._over = False
     recorder = Recorder(
-      milestones=Milestones(_NEVER, _NEVER, _NEVER, _NEVER, ()),
-      store=self.orders,
-      evaluate=None,
+      epoch=_NEVER,
       files=mock.create_autospec(RunFiles, instance=True),
       console=Console(target=_NEVER, clock='real'),
+    )
+    milestones = Milestones(
+      intervals=Intervals(_NEVER, _NEVER, _NEVER),
+      recorder=recorder,
+      store=self.orders,
+      evaluate=None,
     )
     self.accounting = recorder.accounting
     self.coordinator = Coordinator(
@@ -101,6 +106,7 @@ class Cluster:
       store=self.orders,
       stream=data.stream.Stream(num_examples=_EXAMPLES, seed=0, ahead=0),
       recorder=recorder,
+      milestones=milestones,
       num_workers=workers,
     )
     push = self.coordinator.push

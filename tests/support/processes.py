@@ -21,8 +21,7 @@ from typing import Any
 
 from absl.testing import absltest
 
-from cluster.parameter_server import checkpoints as sharded
-from outputs import checkpoints, stores
+from outputs import checkpoints
 from tests.support import accelerators
 from tools import replay
 
@@ -282,9 +281,9 @@ def newest(folder: pathlib.Path) -> tuple[dict[str, Any], list[Any]]:
   for name in (*(f'sync.{scheme}' for scheme in SCHEMES), *_CLASSES):
     importlib.import_module(name)
   directory = folder / 'checkpoints'
-  step = stores.steps(directory / 'coordinator')[-1]
-  state = checkpoints.thawed(stores.read(directory / 'coordinator' / str(step)))
-  return state, sharded.read_servers(directory, step, state['num_servers'])
+  parts = checkpoints.read(directory, checkpoints.steps(directory)[-1])
+  state = parts.pop(checkpoints.COORDINATOR)
+  return state, [parts[name] for name in parts if name.startswith('server')]
 
 
 class TestCase(absltest.TestCase):

@@ -19,13 +19,14 @@ from cluster.allreduce.runtime import AllreduceRuntime
 from cluster.allreduce.step_statistics import StatisticsLayout, StepStatistics
 from cluster.allreduce.store import ReplicaStore
 from cluster.allreduce.sums.codec_state import NoCodecState
+from cluster.milestones import Intervals, Milestones
 from cluster.probing.link_manager import Linking
 from cluster.probing.surveyor import Surveyor
 from cluster.process.deadlines import Deadlines
 from learning.learning import Overlap
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.recorder import Milestones, Recorder
+from outputs.recorder import Recorder
 from route import links, ring
 from sync import bsp
 from tests.support import lives
@@ -72,14 +73,18 @@ class SimulatedRun:
     evaluate = mock.Mock(return_value={'accuracy': 0.5})
     evaluate.is_finite.return_value = True
     recorder = Recorder(
-      milestones=Milestones(target, 10**6, eval_every, 10**6, ()),
-      store=store,
-      evaluate=evaluate,
+      epoch=10**6,
       files=mock.create_autospec(RunFiles, instance=True),
       console=Console(target=10**6, clock='real'),
     )
+    milestones = Milestones(
+      intervals=Intervals(target, eval_every, 10**6),
+      recorder=recorder,
+      store=store,
+      evaluate=evaluate,
+    )
     self.accounting, self.drift = recorder.accounting, mock.Mock()
-    recorder.drift = self.drift
+    recorder.record_drift = self.drift
     self.stream = data.stream.Stream(num_examples=10**6, seed=0, ahead=0)
     self.coordinator = coordinator.Coordinator(
       scheme=bsp.make(num_workers=workers),
@@ -87,6 +92,7 @@ class SimulatedRun:
       store=store,
       stream=self.stream,
       recorder=recorder,
+      milestones=milestones,
       num_workers=workers,
       ahead=True,
     )

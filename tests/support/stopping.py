@@ -1,4 +1,4 @@
-"""Runs that are stopped, for tests of what goes on after them."""
+"""Runs that are stopped, for tests of resumed runs."""
 
 import functools
 import json
@@ -12,11 +12,11 @@ from tests.support import small
 
 
 class Killed(BaseException):
-  """Nobody catches it, as nobody catches SIGKILL."""
+  """Exception that no code catches, as SIGKILL cannot be caught."""
 
 
 def eventful(scheme, **changed):
-  """A config in which something of every kind is in flight at any moment."""
+  """Returns a config with all kinds of events in flight at any moment."""
   fields = {
     'sync__name': scheme,
     'epochs': 3.0,
@@ -39,7 +39,7 @@ def eventful(scheme, **changed):
 
 @functools.cache
 def straight(scheme, **changed):
-  """The results of a run that is not stopped, and its number of steps."""
+  """Returns the results and the number of steps of an uninterrupted run."""
   run = small.build(eventful(scheme, **changed))
   with mock.patch.object(run.runtime, 'step', wraps=run.runtime.step) as step:
     run()
@@ -47,7 +47,7 @@ def straight(scheme, **changed):
 
 
 def results(run):
-  """All that a run leaves, wall times aside."""
+  """Returns all results of a run except for wall times."""
   folder = pathlib.Path(run.files.workdir)
   summary = json.loads((folder / 'summary.json').read_text())
   return {
@@ -78,6 +78,6 @@ def stop(run, *, saved_at, killed_at):
   run_step = run.runtime.step
   with (
     mock.patch.object(run.runtime, 'step', step),
-    mock.patch.object(run.checkpoints, 'due', lambda _: done in saved_at),
+    mock.patch.object(run.save_schedule, 'is_due', lambda _: done in saved_at),
   ):
     run()

@@ -180,7 +180,7 @@ class _Model:
     self._shape, self._planned = shape, epoch.plan
     many = config.route.bucket_bytes
     even = layers.in_proportion(layers.even(size_bytes, many))
-    self._ranges = layers.ranges(even, many, 0)
+    self._ranges = layers.buckets(even, many, 0)
     (self._host_s,) = config.cluster.network.worker_latency_s
     self._overlap = config.route.overlap and epoch.plan is not None
 

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from outputs import formats
+
 # Values of `event` in rows of events.jsonl that are no events of a scheme.
 _LINKS = 'links'
 _RESIDUALS = ('forgot', 'recalled')  # Residuals of workers, lost or recovered.
@@ -168,7 +170,9 @@ def read_manifest(path: pathlib.Path) -> dict[str, Any]:
   if not file.is_file():
     got = 'a folder without one' if path.is_dir() else 'no folder'
     raise ValueError(f'{path}: expected a run with manifest.json, got {got}.')
-  return _read(file, _CONFIG)
+  found = _read(file, _CONFIG)
+  formats.check_run_folder(found, path)
+  return found
 
 
 def has_events(run: RunRecord) -> bool:

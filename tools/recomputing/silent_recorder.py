@@ -1,13 +1,14 @@
-"""Recorder without files, for coordinators of recorded runs."""
+"""Recorder and milestones that do nothing, for coordinators of recorded runs."""
 
 from collections.abc import Callable
 from typing import Any, cast
 
+from cluster.milestones import Milestones
 from outputs.recorder import Recorder
 
 
-class _SilentRecorder:
-  """Object with every method of a recorder; none of them does anything."""
+class _Silent:
+  """Object with every method; none of them does anything."""
 
   finished = False
 
@@ -17,5 +18,11 @@ class _SilentRecorder:
 
 def silent_recorder() -> Recorder:
   """Returns a recorder of a run that never ends, which writes no file."""
-  recorder: Any = _SilentRecorder()
+  recorder: Any = _Silent()
   return cast(Recorder, recorder)
+
+
+def silent_milestones() -> Milestones:
+  """Returns milestones of a run that is never evaluated, logged or ended."""
+  milestones: Any = _Silent()
+  return cast(Milestones, milestones)

@@ -13,7 +13,7 @@ from cluster.allreduce.executor.executor import Executor, Reduction, Usage
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.network import memory
 from cluster.network.handshake import Security
-from cluster.speed.layers import Range
+from cluster.speed.layers import Bucket
 from data.stream import Ranges
 from learning.gradient_buffer import BucketFiller
 from learning.layout import FLOAT32, Layout
@@ -38,7 +38,7 @@ class HostReducer:
     host: str,
     security: Security,
     timeout_s: float,
-    pace: Sequence[Range] = (),
+    pace: Sequence[Bucket] = (),
   ):
     """Creates a reducer that does not listen yet.
 

@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import json
-import math
 import os
 import random
 import signal
@@ -42,13 +41,9 @@ def _restore_newest(launch):
   """Returns states of learner and coordinator, of the newest checkpoint."""
   for name in _CLASSES:
     importlib.import_module(name)
-  saved = checkpoints.Checkpoints(
-    launch.folder / 'checkpoints',
-    every_s=math.inf,
-    every_examples=10**9,
-    keep=2,
-  )
-  state = saved.restore()['runtime']
+  directory = launch.folder / 'checkpoints'
+  parts = checkpoints.read(directory, checkpoints.steps(directory)[-1])
+  state = parts[checkpoints.COORDINATOR]['runtime']
   return state['store']['learner'], state['coordinator']
 
 

@@ -54,7 +54,7 @@ class MembersTest(parameterized.TestCase):
     coordinator.step_for(0.1)
     for _ in range(3):
       coordinator.reception.events.put({'event': 'here'})
-    coordinator.cluster.coordinator.recorder.finished = True
+    coordinator.cluster.coordinator.milestones.finished = True
     coordinator.cluster.step()
     self.assertEqual(coordinator.reception.events.qsize(), 2)
 

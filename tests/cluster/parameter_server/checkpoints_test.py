@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import tempfile
 import threading
+import time
 from unittest import mock
 
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from cluster.parameter_server.servers import Orders
 from cluster.process.deadlines import Deadlines, Jobs
 from learning.layout import reshard
 from learning.shard_codec import ShardCodec
-from outputs import stores
+from outputs import checkpoints
 from tests.support import crashes
 from wire import dense
 
@@ -68,8 +69,6 @@ class _Life:
       orders=self.orders,
       num_servers=num_servers,
       jobs=_JOBS,
-      every_s=float('inf'),
-      every_examples=1,
       keep=_KEEP,
     )
     self.state = self.checkpoints.restore()
@@ -80,8 +79,9 @@ class _Life:
         found = sharded.read_servers(directory, *self.checkpoints.found)
         learner.restore(reshard(found, codec.sizes, index))
       report = self._reporter(index)
-      folder = sharded.of_server(directory, index)
-      self._keeping.append(Keeping(folder, held={}, report=report))
+      part = sharded.server_part(index)
+      keeping = Keeping(directory, part, held={}, report=report)
+      self._keeping.append(keeping)
       self._servers.append(
         Server(
           index,
@@ -114,7 +114,7 @@ class _Life:
     self.orders.flush()
 
   def save(self):
-    self.checkpoints.save({'orders': self.orders.state()}, examples=1)
+    self.checkpoints.save({'orders': self.orders.state()})
 
   def end(self):
     """Ends what is still alive."""
@@ -184,9 +184,10 @@ class DeathTest(parameterized.TestCase):
     return crash.happened
 
   def test_full_disks_end_a_run_with_one_message_and_take_nothing(self):
-    # The coordinator's follow those of its server; the first is to find the folder.
-    steps = [(0, step) for step in (*range(1, 8), *range(9, 15))]
-    for process, step in [*steps, *((1, step) for step in range(1, 8))]:
+    # Each part takes seven steps, of which the first may find the folder; the
+    # coordinator's follow those of its server.
+    steps = [(0, step) for step in (*range(1, 7), *range(8, 14))]
+    for process, step in [*steps, *((1, step) for step in range(1, 7))]:
       life = _Life(self.directory, 2)
       before = life.orders.version
       self._saved(life, 2)
@@ -208,7 +209,8 @@ class DeathTest(parameterized.TestCase):
       again = _Life(self.directory, 2)
       self.assertEqual(again.versions(), {before + 2})
       again.end()
-      self.assertEmpty(list(self.directory.glob(f'*/*{stores.UNFINISHED}')))
+      self.assertEmpty(list(self.directory.glob('*/.*')))
+      self.assertEqual(self._numbers(), {*checkpoints.steps(self.directory)})
 
   def test_a_folder_that_has_vanished_is_made_again(self):
     life = _Life(self.directory, 2)
@@ -223,55 +225,51 @@ class DeathTest(parameterized.TestCase):
     life = _Life(self.directory, 2)
     self._saved(life, 3)
     life.end()
-    shutil.rmtree(self.directory / 'server1' / '2')
+    (self.directory / '2' / 'server1.npz').unlink()
     with self.assertLogs('absl', 'WARNING') as logs:
       life = _Life(self.directory, 2)
     self.assertLen(logs.output, 1)
-    self.assertIn('coordinator/2 cannot be read', logs.output[0])
+    self.assertIn('checkpoints/2 cannot be read', logs.output[0])
     self.assertEqual(life.versions(), {2})
     self._saved(life, 1)
-    self.assertEqual(stores.steps(self.directory / 'coordinator'), [2, 3])
+    self.assertEqual(checkpoints.steps(self.directory), [2, 3])
     life.end()
 
-  def test_none_is_due_before_the_last_one_is_safe(self):
+  def test_a_checkpoint_is_being_written_until_all_parts_are_on_the_disk(self):
     life = _Life(self.directory, 2)
     release = threading.Event()
     life._keeping[1]._pool.submit(release.wait)
-    self.assertTrue(life.checkpoints.due(1))
+    self.assertFalse(life.checkpoints.is_writing())
     life.train()
     life.save()
-    with self.assertLogs('absl', 'WARNING') as logs:
-      self.assertFalse(life.checkpoints.due(5))
-    self.assertIn('is due, and 0 is still being written', logs.output[0])
-    self.assertEmpty(stores.steps(self.directory / 'coordinator'))
+    self.assertTrue(life.checkpoints.is_writing())
+    self.assertEmpty(checkpoints.steps(self.directory))
     release.set()
-    life.checkpoints._wait()
-    self.assertTrue(life.checkpoints.due(5))
+    life.checkpoints.close()
+    self.assertFalse(life.checkpoints.is_writing())
+    self.assertEqual(checkpoints.steps(self.directory), [0])
     life.end()
 
   def _saved(self, life, times):
     for _ in range(times):
       life.train()
       life.save()
-    life.checkpoints._wait()
+      while life.checkpoints.is_writing():
+        time.sleep(0.001)
 
   def _numbers(self):
-    return {stores.number(path) for path in self.directory.glob('*/*')}
+    return {int(path.name) for path in self.directory.iterdir()}
 
   def _check_left(self, servers, version):
     """Checks that there is what there is to be, and nothing else."""
-    kept = stores.steps(self.directory / 'coordinator')
-    self.assertLen(kept, _KEEP)
-    found = {
-      part.name: sorted(path.name for path in part.iterdir())
-      for part in self.directory.iterdir()
-    }
-    for name in (
-      'coordinator',
-      *(f'server{index}' for index in range(servers)),
-    ):
-      self.assertEqual(found.pop(name), [str(step) for step in kept])
-    self.assertEqual(set(map(tuple, found.values())) - {()}, set())
+    steps = checkpoints.steps(self.directory)
+    self.assertLen(steps, _KEEP)
+    self.assertEqual(self._numbers(), set(steps))
+    parts = ['coordinator', *(f'server{index}' for index in range(servers))]
+    for step in steps:
+      self.assertEqual(checkpoints.part_names(self.directory, step), parts)
+      found = (self.directory / str(step)).iterdir()
+      self.assertLen(list(found), len(parts))
     life = _Life(self.directory, 1)
     self.assertEqual(life.versions(), {version})
     life.end()

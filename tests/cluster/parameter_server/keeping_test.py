@@ -22,7 +22,7 @@ from cluster.process.deadlines import Deadlines, Jobs
 from learning.layout import reshard
 from learning.learner import TaskLearner
 from learning.shard_codec import ShardCodec
-from outputs import checkpoints, stores
+from outputs import checkpoints, serialization
 from wire import dense
 from wire.codec import Payload
 
@@ -72,8 +72,8 @@ class _Lead:
         state = reshard(states, self.codec.sizes, index)
         held = state.pop('held')
         learner.restore(state)
-      folder = sharded.of_server(directory, index)
-      keeping = Keeping(folder, held=held, report=reporter(index))
+      part = sharded.server_part(index)
+      keeping = Keeping(directory, part, held=held, report=reporter(index))
       server = Server(
         index,
         learner=learner,
@@ -193,7 +193,7 @@ class KeepingTest(absltest.TestCase):
     coordinator = self._coordinator(1)
     full = OSError(28, 'No space left on device')
     with (
-      mock.patch.object(stores, 'write', side_effect=full),
+      mock.patch.object(checkpoints, 'write', side_effect=full),
       self.assertRaisesRegex(OSError, 'Server 0: OSError: .*No space left'),
     ):
       coordinator.orders.save(0)[0].result(_LIMIT_S)
@@ -202,7 +202,7 @@ class KeepingTest(absltest.TestCase):
   def test_arrays_that_are_frozen_outlive_their_donation(self):
     # What all of this relies on.
     array = jnp.arange(1000.0)
-    tree = checkpoints.frozen([array])
+    tree = serialization.freeze([array])
     used = jax.jit(lambda a: a * 2, donate_argnums=0)(array)
     np.testing.assert_array_equal(tree()['array0'], np.arange(1000.0))
     np.testing.assert_array_equal(used, 2 * np.arange(1000.0))

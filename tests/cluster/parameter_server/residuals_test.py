@@ -206,7 +206,7 @@ class RememberedTest(absltest.TestCase):
 
   def test_a_full_disk_is_told(self):
     said = []
-    (self.directory / 'worker1').write_text('in the way')
+    (self.directory / '3').write_text('in the way')
     self.own.answer({'save': 3, 'since': [None, None, []]}, said.append)
     self.assertRegex(said[0]['error'], 'Error: ')
 

@@ -24,7 +24,9 @@ class TrafficLogTest(absltest.TestCase):
     super().setUp()
     self.rows = []
     self.recorder = types.SimpleNamespace(
-      accounting=Accounting(), links=self.rows.append, traffic=self.rows.append
+      accounting=Accounting(),
+      record_links=self.rows.append,
+      record_traffic=self.rows.append,
     )
     self._make(
       Rendezvous(links.make_equal(3), ring.build_in_order, size_bytes=1000)

@@ -7,7 +7,7 @@ import random
 from absl.testing import absltest, parameterized
 
 from cluster.speed import layers
-from cluster.speed.layers import Layer, Range
+from cluster.speed.layers import Bucket, Layer
 
 _LAYERS = [Layer(10, 0.5), Layer(30, 0.4), Layer(20, 0.9)]
 
@@ -24,8 +24,8 @@ class RangesTest(parameterized.TestCase):
   def test_one_is_closed_as_soon_as_it_is_large_enough(
     self, bucket_bytes, rest, expected
   ):
-    found = layers.ranges(_LAYERS, bucket_bytes, rest)
-    self.assertEqual(found, [Range(*each) for each in expected])
+    found = layers.buckets(_LAYERS, bucket_bytes, rest)
+    self.assertEqual(found, [Bucket(*each) for each in expected])
 
   def test_whatever_the_layers_all_bytes_are_in_some_range(self):
     rng = random.Random(1)
@@ -36,7 +36,7 @@ class RangesTest(parameterized.TestCase):
       ]
       rest = rng.choice((0, 8))
       size = rng.choice((0, 5, 500, math.inf))
-      found = layers.ranges(some, size, rest)
+      found = layers.buckets(some, size, rest)
       total = sum(each.bytes for each in some)
       self.assertEqual(sum(each.bytes for each in found), total + rest)
       for each in found[:-1]:
@@ -51,8 +51,8 @@ class RangesTest(parameterized.TestCase):
   def test_what_lies_evenly_is_ready_with_what_is_before_its_end(
     self, sizes, ready
   ):
-    parts = [Range(*each) for each in _LAYERS]
-    expected = [Range(*each) for each in zip(sizes, ready, strict=True)]
+    parts = [Bucket(*each) for each in _LAYERS]
+    expected = [Bucket(*each) for each in zip(sizes, ready, strict=True)]
     self.assertEqual(layers.spread(parts, sizes), expected)
 
 

@@ -19,7 +19,7 @@ _MB = 1e6
 
 
 class SameTest(parameterized.TestCase):
-  """What is learned does not depend on the route, to the last bit."""
+  """Parameters do not depend on the route, to the last bit."""
 
   @parameterized.parameters('native', 'ring', 'forest')
   def test_every_route_learns_what_one_server_does(self, route):

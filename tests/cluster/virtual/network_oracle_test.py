@@ -143,7 +143,7 @@ def _replay(net, schedule, finish=True, ask=False):
 
 
 def _simulate(links, schedule):
-  """What `_replay` should return, with all rates anew at every event."""
+  """Returns the expected result of `_replay`: new rates at every event."""
   left, ends, times = {}, {}, {}
   now, started, steps = 0.0, 0, list(schedule)
   while left or steps:

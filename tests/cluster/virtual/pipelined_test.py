@@ -130,7 +130,7 @@ class _Oracle:
     )
 
   def pushed(self, worker):
-    """When the chunks of a push arrive."""
+    """Returns the arrival times of the chunks of a push."""
     return self.starts[worker] + np.cumsum(self.chunks) / self.up[worker]
 
   def barrier(self, not_before=0.0):

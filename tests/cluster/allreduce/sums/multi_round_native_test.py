@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import math
 
 import jax
 import numpy as np
@@ -135,11 +134,9 @@ def _learned(route, *, epochs=0.75, **fields):
       raise AssertionError(launch.text)
   for name in ('optax', 'batching.fixed', 'sync.bsp', 'train'):
     importlib.import_module(name)  # Checkpoints hold their classes.
-  saved = checkpoints.Checkpoints(
-    launch.folder / 'checkpoints', every_s=math.inf, every_examples=0, keep=1
-  )
-  learner = saved.restore()['runtime']['store']['learner']
-  saved.close()
+  directory = launch.folder / 'checkpoints'
+  parts = checkpoints.read(directory, checkpoints.steps(directory)[-1])
+  learner = parts[checkpoints.COORDINATOR]['runtime']['store']['learner']
   return jax.tree.leaves(learner['params'])
 
 

@@ -1,22 +1,24 @@
-"""Tests for evaluations that take longer than what goes on meanwhile."""
+"""Tests of evaluations that end after later events of the run."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 from absl.testing import absltest
 
+from cluster.evaluations import Evaluations
+from cluster.milestones import Intervals, Milestones
 from outputs.console import Console
-from outputs.evaluations import Evaluations
 from outputs.files import RunFiles
-from outputs.recorder import Milestones, Recorder
+from outputs.recorder import Recorder
 from sync.scheme import Push
 
 _LIMIT_S = 10.0
 
 
-class _Holder:
-  """Versions are their own parameters; counts those that it holds."""
+class _Store:
+  """A parameter store whose parameters are their version."""
 
   learning_rate = 0.1
   scalings = ()
@@ -41,7 +43,7 @@ class _Holder:
 
 
 class _Slow:
-  """An evaluation that begins when it is told to; accuracy is version / 100."""
+  """An evaluation that waits for a turn; its accuracy is version / 100."""
 
   def __init__(self):
     self.turns = threading.Semaphore(0)
@@ -63,18 +65,23 @@ class _Slow:
 
 
 class _Run:
-  """A recorder in which each push is an update and comes to an evaluation."""
+  """A run in which an evaluation is due after each push."""
 
   def __init__(self, *, held=None, target=10**6):
-    self.store, self.slow = _Holder(held), _Slow()
+    self.store, self.slow = _Store(held), _Slow()
     self.files = mock.create_autospec(RunFiles, instance=True)
     self.pool = ThreadPoolExecutor(4)  # More than are to be used.
     self.recorder = Recorder(
-      milestones=Milestones(target, 8, 8, 10**6, (0.02, 0.04)),
-      store=self.store,
-      evaluate=self.slow,
+      epoch=8,
       files=self.files,
       console=Console(target=target, clock='real'),
+      accuracies=(0.02, 0.04),
+    )
+    self.milestones = Milestones(
+      intervals=Intervals(target, 8, 10**6),
+      recorder=self.recorder,
+      store=self.store,
+      evaluate=self.slow,
       later=self.pool.submit,
     )
 
@@ -82,20 +89,29 @@ class _Run:
     for _ in range(times):
       version = self.store.version
       push = Push(version, 0, float(version), 1.0, 8)
-      self.recorder.pushed(
+      self.recorder.record_push(
         version, push, iteration=version, pulled=0, loss=None, computed=8
       )
-      self.recorder.committed(version, float(version))
+      self.recorder.record_update(version, float(version))
       self.store.version += 1
-      self.recorder.reached(float(self.store.version), barrier=False)
+      self.milestones.review(float(self.store.version), barrier=False)
 
-  def let(self, count):
-    """Lets so many evaluations end."""
+  def finish(self, count):
+    """Lets so many evaluations end, and records them."""
     for _ in range(count):
-      due = self.recorder._evaluations._due[0]
+      before, deadline = len(self.rows()), time.monotonic() + _LIMIT_S
       self.slow.turns.release()
-      due.accuracy.result(timeout=_LIMIT_S)
-      self.recorder._fetch_accuracies()
+      while len(self.rows()) == before:
+        if time.monotonic() > deadline:
+          raise TimeoutError
+        self.milestones.record_evaluations()
+
+  def state(self):
+    return self.recorder.state(), self.milestones.state()
+
+  def restore(self, state):
+    self.recorder.restore(state[0])
+    self.milestones.restore(state[1])
 
   def rows(self):
     rows = [call.args[0] for call in self.files.metric.call_args_list]
@@ -113,14 +129,14 @@ class EvaluationsTest(absltest.TestCase):
     run = self._run()
     with self.assertLogs('absl', 'WARNING') as logs:
       run.push(5)
-    state = run.recorder.state()
+    state, _ = run.state()
     self.assertEqual(state['accounting'].updates, 5)
     self.assertEqual(run.rows(), [])
     self.assertIn('that of version 2, at 16 examples, is left', logs.output[0])
     self.assertEqual(list(run.store.held.values()), [1, 5])
-    run.let(2)
+    run.finish(2)
     run.push(1)
-    run.let(1)
+    run.finish(1)
     # Every row is there, in order, with the accuracy of its own version.
     expected = [(1, 0.01), (2, None), (3, None), (4, None), (5, 0.05)]
     self.assertEqual(run.rows(), [*expected, (6, 0.06)])
@@ -134,29 +150,29 @@ class EvaluationsTest(absltest.TestCase):
   def test_what_is_due_is_done_again_after_a_checkpoint(self):
     straight = self._run()
     straight.push(2)
-    straight.let(2)
+    straight.finish(2)
     straight.push(1)
-    straight.let(1)
+    straight.finish(1)
 
     run = self._run()
     run.push(2)
-    state = run.recorder.state()
+    state = run.state()
     again = self._run(held=run.store.held)
-    again.recorder.restore(state)
+    again.restore(state)
     again.store.version = 2
     again.push(1)  # While the first two are due, the second waits.
     self.assertEqual(again.rows(), [])
-    again.let(2)
+    again.finish(2)
     self.assertEqual(again.slow.seen, [1, 3])
     self.assertEqual(again.rows(), [(1, 0.01), (2, None), (3, 0.03)])
 
     again = self._run(held={1: 1, 2: 2})
-    again.recorder.restore(self._run_state(2))
+    again.restore(self._run_state(2))
     again.store.version = 2
-    again.recorder._fetch_accuracies()
-    again.let(2)
+    again.milestones.record_evaluations()
+    again.finish(2)
     again.push(1)
-    again.let(1)
+    again.finish(1)
     self.assertEqual(again.rows(), straight.rows())
     self.assertEqual(
       again.recorder.summary(9.0)['time_to'],
@@ -166,14 +182,14 @@ class EvaluationsTest(absltest.TestCase):
   def _run_state(self, pushes):
     run = self._run()
     run.push(pushes)
-    return run.recorder.state()
+    return run.state()
 
   def test_the_end_waits_for_all_and_leaves_none_out(self):
     run = self._run(target=24)
     run.slow.turns.release(3)
     run.push(3)
     self.assertEqual(run.rows(), [(1, 0.01), (2, 0.02), (3, 0.03)])
-    self.assertTrue(run.recorder.finished)
+    self.assertTrue(run.milestones.finished)
 
   def test_parameters_that_are_not_finite_end_the_run(self):
     run = self._run()
@@ -181,19 +197,19 @@ class EvaluationsTest(absltest.TestCase):
     run.recorder.accounting.updates = 12
     with self.assertRaisesRegex(FloatingPointError, 'version 13 is not finite'):
       run.push(1)
-      run.let(1)
+      run.finish(1)
 
   def test_without_another_thread_each_is_done_at_once(self):
-    store, slow = _Holder(), _Slow()
+    store, slow = _Store(), _Slow()
     slow.turns.release(5)
     evaluations = Evaluations(store=store, evaluate=slow, later=None)
     evaluations.warm_up()
     for version in range(1, 4):
       store.version = version
       evaluations.add({'version': version})
-      (got,) = evaluations.fetch(wait=False)
-      row = {'version': version, 'top5_accuracy': version / 50}
-      self.assertEqual(got, (row, version / 100))
+      (got,) = evaluations.take(wait=False)
+      figures = {'accuracy': version / 100, 'top5_accuracy': version / 50}
+      self.assertEqual(got, ({'version': version}, figures))
       self.assertEqual(evaluations.state(), [])
     self.assertEqual(store.held, {})
 

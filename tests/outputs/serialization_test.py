@@ -1,11 +1,14 @@
-"""Tests for outputs.plain: what crafted pickles cannot do."""
+"""Tests of serialized states: round trips, and crafted pickles."""
 
 import collections
 import dataclasses
 import os
+import pathlib
 import pickle
 import struct
+import subprocess
 import sys
+import tempfile
 import typing
 
 import jax.numpy as jnp
@@ -14,10 +17,10 @@ from absl.testing import absltest, parameterized
 
 from cluster.network.streams import Listener, Security
 from cluster.speed.speed import Speed
-from outputs import plain
+from outputs import arrays, formats, serialization
 from sync import scheme
 
-_RAN = []
+_CALLS = []
 
 
 class _Named(typing.NamedTuple):
@@ -32,31 +35,31 @@ class _State:
   value: object
 
   def __post_init__(self):
-    _RAN.append('post_init')
+    _CALLS.append('post_init')
 
 
-class _Heir(_State):
-  """Does not say itself that it is plain data."""
+class _Subclass(_State):
+  """A subclass whose own body has no is_state."""
 
 
 @dataclasses.dataclass
-class _Unsaid:
+class _NoState:
   value: int
 
 
-class _Setting:
+class _WithSetState:
   is_state = True
 
   def __setstate__(self, state):
-    _RAN.append('setstate')
+    _CALLS.append('setstate')
 
 
 class ReadTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    _RAN.clear()
+    _CALLS.clear()
 
-  def test_plain_data_comes_back(self):
+  def test_plain_data_survives_a_round_trip(self):
     array = jnp.arange(3.0)
     shared = _State([1, 2])
     values = {
@@ -83,9 +86,9 @@ class ReadTest(parameterized.TestCase):
       'twice': [shared, shared],
       'members': scheme.make_members(3),
     }
-    data, arrays = plain.write([values, array, array])
-    _RAN.clear()
-    read, one, other = plain.read(data, arrays)
+    data, arrays = serialization.dump([values, array, array])
+    _CALLS.clear()
+    read, one, other = serialization.load(data, arrays)
     np.testing.assert_equal(
       {k: v for k, v in read.items() if k not in ('twice', 'members')},
       {k: v for k, v in values.items() if k not in ('twice', 'members')},
@@ -97,36 +100,36 @@ class ReadTest(parameterized.TestCase):
     self.assertIsInstance(read['tuples'], _Named)
     self.assertIs(one, other)
     self.assertLen(arrays, 1)
-    self.assertEmpty(_RAN)
+    self.assertEmpty(_CALLS)
 
   @parameterized.parameters(
-    (_Heir(1),),
-    (_Unsaid(1),),
-    (_Setting(),),
+    (_Subclass(1),),
+    (_NoState(1),),
+    (_WithSetState(),),
     (Speed,),
     (Listener,),
     (os.system,),
-    (plain.read,),
+    (serialization.load,),
     (pickle.Unpickler,),
     (ValueError('x'),),
     (range(3),),
     (type,),
     (np.array([object()]),),
   )
-  def test_other_classes_are_refused(self, value):
+  def test_instances_of_other_classes_are_rejected(self, value):
     data, arrays = pickle.dumps(value), ()
-    _RAN.clear()
+    _CALLS.clear()
     with self.assertRaisesRegex(pickle.UnpicklingError, 'Expected .*got'):
-      plain.read(data, arrays)
-    self.assertEmpty(_RAN)
+      serialization.load(data, arrays)
+    self.assertEmpty(_CALLS)
 
-  def test_tuples_are_data_whoever_they_are_of(self):
-    # Of Optax, for example.
-    data, arrays = plain.write(Security(token='x'))
-    self.assertEqual(plain.read(data, arrays), Security(token='x'))
+  def test_named_tuples_of_any_package_are_plain_data(self):
+    # Such as those of Optax.
+    data, arrays = serialization.dump(Security(token='x'))
+    self.assertEqual(serialization.load(data, arrays), Security(token='x'))
 
   @parameterized.parameters(
-    # Calls of what may be named.
+    # Calls of permitted names.
     (_State, (1,), pickle.REDUCE),
     (_Named, (1, 2), pickle.REDUCE),
     (scheme.Members, (1, 2, 3), pickle.REDUCE),
@@ -134,50 +137,98 @@ class ReadTest(parameterized.TestCase):
     (_State, (1,), pickle.NEWOBJ),
     (_Named, (1,), pickle.NEWOBJ),
     (_Named, (1, 2, 3), pickle.NEWOBJ),
-    # Attributes of what may be named.
+    # Attributes of permitted names.
     (_State, ({'__init__': 1},), pickle.TUPLE1 + pickle.BUILD),
     (_State, (None, {'is_state': False}), pickle.BUILD),
     (_Named, (None, {'_fields': ()}), pickle.BUILD),
     (collections.Counter, (None, {'update': 1}), pickle.BUILD),
     (collections.OrderedDict, (None, {'x': 1}), pickle.BUILD),
     (np.dtype, (None, {'x': 1}), pickle.BUILD),
-    # Large arrays of which nothing is there.
+    # Large arrays without content.
     (np.ndarray, ((2**50,),), pickle.REDUCE),
     (np.dtype, ('V2000000000',), pickle.REDUCE),
     (np.dtype, ('O',), pickle.REDUCE),
   )
-  def test_pickles_that_nobody_writes(self, named, arguments, how):
+  def test_crafted_pickles_call_and_change_nothing(self, named, arguments, how):
     body = pickle.dumps(arguments, 2)[2:-1]
     name = f'c{named.__module__}\n{named.__name__}\n'.encode()
     before = dict(vars(collections.Counter)), dict(vars(_State))
     with self.assertRaises((pickle.UnpicklingError, TypeError, AttributeError)):
-      plain.read(b'\x80\x02' + name + body + how + b'.', ())
+      serialization.load(b'\x80\x02' + name + body + how + b'.', ())
     self.assertEqual(
       before, (dict(vars(collections.Counter)), dict(vars(_State)))
     )
-    self.assertEmpty(_RAN)
+    self.assertEmpty(_CALLS)
 
   @parameterized.parameters(1, -1, 2**40, '0', None, True)
-  def test_arrays_that_there_are_not(self, number):
+  def test_references_to_missing_arrays_are_rejected(self, number):
     data = pickle.dumps(number, 2)[:-1] + pickle.BINPERSID + b'.'
     with self.assertRaisesRegex(pickle.UnpicklingError, 'Expected an array'):
-      plain.read(data, [jnp.zeros(1)])
+      serialization.load(data, [jnp.zeros(1)])
 
-  def test_modules_are_not_imported(self):
+  def test_reading_imports_no_module(self):
     name = 'antigravity'
     with self.assertRaisesRegex(pickle.UnpicklingError, name):
-      plain.read(f'c{name}\nfly\n.'.encode(), ())
+      serialization.load(f'c{name}\nfly\n.'.encode(), ())
     self.assertNotIn(name, sys.modules)
     with self.assertRaises(pickle.UnpicklingError):
-      plain.read(b'\x80\x04\x8c\x02os\x8c\x0bpath.exists\x93.', ())
+      serialization.load(b'\x80\x04\x8c\x02os\x8c\x0bpath.exists\x93.', ())
 
-  def test_sizes_that_are_not_there(self):
+  def test_sizes_beyond_the_end_are_rejected(self):
     for code in (b'B', b'X', b'T'):
       with self.assertRaises((pickle.UnpicklingError, ValueError)):
-        plain.read(code + struct.pack('<I', 2**31 - 1) + b'abc.', ())
+        serialization.load(code + struct.pack('<I', 2**31 - 1) + b'abc.', ())
     for code in (b'\x8e', b'\x8d', b'\x96', b'\x95'):
       with self.assertRaises((pickle.UnpicklingError, MemoryError)):
-        plain.read(b'\x80\x05' + code + struct.pack('<Q', 2**62) + b'abc.', ())
+        serialization.load(
+          b'\x80\x05' + code + struct.pack('<Q', 2**62) + b'abc.', ()
+        )
+
+
+class _Evil:
+  def __reduce__(self):
+    return os.mkdir, ('evil',)
+
+
+class FreezeTest(parameterized.TestCase):
+  def test_an_array_that_is_referred_to_twice_is_stored_once(self):
+    array = jnp.arange(5.0)
+    tree = serialization.freeze({'a': [array, array], 'b': (array, None)})()
+    self.assertEqual(sorted(tree), ['array0', 'format', 'plain'])
+    state = serialization.thaw(tree)
+    self.assertIs(state['a'][0], state['b'][0])
+    np.testing.assert_array_equal(state['a'][1], np.arange(5.0))
+
+  @parameterized.parameters('bfloat16', 'float16', 'float8_e4m3fn', 'uint32')
+  def test_types_of_arrays_survive_a_file(self, dtype):
+    array = jnp.arange(6.0).astype(dtype).reshape(2, 3)
+    file = pathlib.Path(tempfile.mkdtemp(), 'arrays.npz')
+    np.savez(file, **serialization.freeze([array, jnp.ones(())])())
+    found, one = serialization.thaw(arrays.read(file))
+    self.assertEqual((found.dtype, found.shape), (array.dtype, (2, 3)))
+    np.testing.assert_array_equal(found, array)
+    self.assertEqual(one, 1)
+
+  @parameterized.parameters(
+    (_Evil(),), (os.mkdir,), (subprocess.Popen,), ([{'a': os.system}],)
+  )
+  def test_reading_runs_no_code(self, value):
+    tree = serialization.freeze(value)()
+    with self.assertRaisesRegex(pickle.UnpicklingError, 'Expected plain data'):
+      serialization.thaw(tree)
+
+  def test_other_formats_are_rejected_by_name(
+    self,
+  ):
+    tree = serialization.freeze(1)()
+    tree['format'][0] = formats.CHECKPOINT - 1
+    with self.assertRaisesRegex(
+      ValueError, 'format: expected 8, got 7: the last commit .* is 0045af2'
+    ):
+      serialization.thaw(tree)
+    tree['format'][0] = formats.CHECKPOINT + 1
+    with self.assertRaisesRegex(ValueError, 'written by a later version'):
+      serialization.thaw(tree)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,221 @@
+"""Milestones of a run: decides when it is logged, evaluated, saved and ended.
+
+The coordinator has `Milestones` review the run after each decision of the
+scheme, before it releases workers: an evaluation is of the version of exactly
+that moment.  The training loop asks `SaveSchedule` after each step.  What the
+milestones decide is written by `outputs.recorder`, which decides nothing.
+"""
+
+import itertools
+import math
+import time as wall
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from cluster.evaluations import Evaluations, Later
+from configs.checks import require
+from learning.learning import Evaluation, ParameterStore
+from outputs.recorder import Recorder
+
+# Attributes of milestones that change during a run.
+_STATE = ('finished', 'evaluations', '_next_eval', '_next_log')
+
+
+class Intervals(NamedTuple):
+  """Length of a run, and intervals of its evaluations and log rows.
+
+  Attributes:
+    target: Examples after which the run is complete.
+    eval_every: Examples between evaluations.
+    log_every: Iterations between log rows.
+  """
+
+  target: int
+  eval_every: int
+  log_every: int
+
+
+class Milestones:
+  """Decides when a run is logged and evaluated, and when it ends.
+
+  Attributes:
+    finished: True once the target is reached.
+    evaluations: Number of evaluations that have become due.
+    evaluate: Evaluation of a version; None if nothing is learned.
+  """
+
+  def __init__(
+    self,
+    *,
+    intervals: Intervals,
+    recorder: Recorder,
+    store: ParameterStore,
+    evaluate: Evaluation | None,
+    later: Later | None = None,
+  ):
+    """Creates the milestones of a run that starts.
+
+    Args:
+      intervals: Length of the run, and intervals of evaluations and log rows.
+      recorder: Recorder of the run, whose accounting is reviewed.
+      store: Parameter store whose versions are evaluated.
+      evaluate: Evaluation of a version; None if nothing is learned.
+      later: Function that calls another one in a thread, so that the run
+        continues meanwhile; None to call it at once.
+    """
+    self.finished = False
+    self.evaluations = 0
+    self.evaluate = evaluate
+    self._intervals = intervals
+    self._next_eval = intervals.eval_every
+    self._next_log = intervals.log_every
+    self._recorder = recorder
+    self._store = store
+    self._queue: Evaluations | None = None
+    if evaluate is not None:
+      self._queue = Evaluations(store=store, evaluate=evaluate, later=later)
+
+  def warm_up(self) -> None:
+    """Compiles the evaluation."""
+    if self._queue is not None:
+      self._queue.warm_up()
+
+  def will_evaluate(self, examples: int) -> bool:
+    """Returns whether a review after so many examples evaluates the run."""
+    return examples >= min(self._next_eval, self._intervals.target)
+
+  def review(
+    self,
+    time: float,
+    *,
+    barrier: bool,
+    notes: Callable[[], Mapping[str, float]] = dict,
+  ) -> None:
+    """Logs and evaluates the run if it is time, and notes if it is complete.
+
+    Args:
+      time: Seconds on the run's clock.
+      barrier: Whether a superstep has ended.
+      notes: Function that returns figures of the batching, for the rows.
+
+    Raises:
+      FloatingPointError: If a loss is not finite, which names worker and
+        iteration, or a parameter.
+    """
+    recorder, accounting = self._recorder, self._recorder.accounting
+    if self._queue:
+      self.record_evaluations()
+    recorder.record_bandwidth(time)
+    self.finished = accounting.examples >= self._intervals.target
+    if barrier:
+      recorder.record_row(self._row('barrier', time, **notes()))
+    if accounting.iterations >= self._next_log:
+      self._next_log += self._intervals.log_every
+      loss = self._mean_loss('log')
+      recorder.record_row(self._row('log', time, loss=loss, **notes()))
+    if accounting.examples >= self._next_eval or self.finished:
+      while self._next_eval <= accounting.examples:
+        self._next_eval += self._intervals.eval_every
+      self._evaluate(time)
+
+  def record_evaluations(self, *, wait: bool = False) -> None:
+    """Records the evaluations that have ended.
+
+    Args:
+      wait: True to wait for all others, too.
+
+    Raises:
+      FloatingPointError: If a parameter is not finite.
+    """
+    if self._queue is not None:
+      for row, figures in self._queue.take(wait=wait):
+        self._recorder.record_evaluation(row, figures)
+
+  def state(self) -> dict[str, Any]:
+    """Returns the state for a checkpoint."""
+    state = {name: getattr(self, name) for name in _STATE}
+    return state | {'queue': self._queue.state() if self._queue else []}
+
+  def restore(self, state: dict[str, Any]) -> None:
+    """Continues from the state of a checkpoint, which it takes over."""
+    for name in _STATE:
+      setattr(self, name, state[name])
+    if self._queue is not None:
+      self._queue.restore(state['queue'])
+
+  def _evaluate(self, time: float) -> None:
+    """Evaluates the current version, now or in a thread."""
+    self.evaluations += 1
+    loss = self._mean_loss('evaluation')
+    row = self._row('evaluation', time, loss=loss)
+    if self._queue is None:
+      self._recorder.record_row(row)
+      return
+    self.record_evaluations(wait=self.finished)  # The last leaves none out.
+    self._queue.add(row)
+    self.record_evaluations(wait=self.finished)
+
+  def _row(
+    self, kind: str, time: float, **measured: float | None
+  ) -> dict[str, Any]:
+    return self._recorder.make_row(
+      kind,
+      time,
+      learning_rate=self._store.learning_rate,
+      loss_scales=[scaling.value for scaling in self._store.scalings],
+      **measured,
+    )
+
+  def _mean_loss(self, kind: str) -> float | None:
+    """Returns the mean loss per example since the last row of a kind.
+
+    Raises:
+      FloatingPointError: If a loss is not finite.
+    """
+    losses = self._recorder.fetch_losses()
+    finite = list(
+      itertools.takewhile(lambda each: math.isfinite(each.loss), losses)
+    )
+    self._recorder.count_losses(finite)
+    if len(finite) < len(losses):
+      first = losses[len(finite)]
+      raise FloatingPointError(
+        f'The loss of worker {first.worker}, iteration {first.iteration}, is '
+        f'{float(first.loss)}: expected a finite number.  A smaller '
+        'config.optimizer.learning_rate may help.'
+      )
+    return self._recorder.take_mean_loss(kind)
+
+
+class SaveSchedule:
+  """Decides when a checkpoint is saved.
+
+  Attributes:
+    is_enabled: Whether the run saves checkpoints at all.
+  """
+
+  def __init__(self, *, every_s: float, every_examples: int):
+    """Creates a schedule that counts from now on, and from 0 examples.
+
+    Args:
+      every_s: Seconds of wall time between checkpoints; inf for none.
+      every_examples: Examples between checkpoints; 0 for none.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    require(every_s > 0, 'every_s', 'more than 0 seconds', every_s)
+    require(every_examples >= 0, 'every_examples', 'at least 0', every_examples)
+    self._every_s = every_s
+    self._every_examples = every_examples or math.inf
+    self.is_enabled = min(self._every_s, self._every_examples) < math.inf
+    self.restart(0)
+
+  def restart(self, examples: int) -> None:
+    """Counts from now on, and from so many examples."""
+    self._next_examples = examples + self._every_examples
+    self._next_s = wall.monotonic() + self._every_s
+
+  def is_due(self, examples: int) -> bool:
+    """Returns whether it is time for a checkpoint."""
+    return examples >= self._next_examples or wall.monotonic() >= self._next_s
