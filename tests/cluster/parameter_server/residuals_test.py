@@ -17,7 +17,7 @@ from cluster.parameter_server import residuals
 from cluster.parameter_server.residuals import Remembered, Since
 from learning.nothing import NoGradient, NoLearner
 from learning.shard_codec import ShardCodec
-from outputs import stores
+from outputs import checkpoints
 from tests.support import coordinators, processes
 from tools import recompute
 from wire import sparse
@@ -102,8 +102,9 @@ class _Run:
     parts = self.coordinator.orders.save(step)
     there = [part.result(timeout=coordinators.START_S) for part in parts]
     found = residuals.in_checkpoint(self.directory, step)
-    folders = [residuals.of_worker(self.directory, k) for k in found]
-    kept = [stores.read(folder / str(step))['unsent:'] for folder in folders]
+    names = [residuals.worker_part(worker) for worker in found]
+    parts = checkpoints.read(self.directory, step, names).values()
+    kept = [part['unsent:'] for part in parts]
     return state, there[2:], np.sum(kept, axis=0, dtype=np.float64)
 
   def arrived(self):
@@ -199,10 +200,9 @@ class RememberedTest(absltest.TestCase):
     self.own.note(1, self._state(2))
     for step, after in ((3, 0), (4, 1)):
       self.own.answer({'save': step, 'since': [after, None, []]}, print)
-      folder = residuals.of_worker(self.directory, 1) / str(step)
-      np.testing.assert_array_equal(
-        stores.read(folder)['unsent:'], np.full(_SIZE, after + 1)
-      )
+      name = residuals.worker_part(1)
+      part = checkpoints.read(self.directory, step, [name])[name]
+      np.testing.assert_array_equal(part['unsent:'], np.full(_SIZE, after + 1))
 
   def test_a_full_disk_is_told(self):
     said = []
