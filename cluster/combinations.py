@@ -60,7 +60,7 @@ def _check_allreduce(
   """Rejects schemes and codecs that do not fit an allreduce."""
   name, size = type(scheme).__name__, plan.bucket_bytes
   field = 'config.route.bucket_bytes'
-  require(size >= 0, field, 'at least 0', size)
+  require(size is None or size >= 0, field, 'at least 0', size)
   fits = getattr(scheme, 'is_synchronous', False)
   expected = f"'server', as {name} does not release all workers together"
   require(fits, 'config.route.name', expected, plan.name)
