@@ -35,7 +35,7 @@ _PROCESS = {
 }
 # The flag's name until November 2026.
 flags.DEFINE_alias('lead', 'coordinator')
-flags.mark_flag_as_required('config')  # type: ignore[no-untyped-call]
+flags.mark_flag_as_required('config')
 
 
 def main(argv: list[str]) -> None:

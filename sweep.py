@@ -70,7 +70,7 @@ def _parse(argv: list[str]) -> list[str]:
       'Config that the runs share, FILE.py or FILE.py:VARIANT; '
       '--config.SECTION.FIELD=VALUE changes a field.',
     )
-    flags.mark_flag_as_required('config')  # type: ignore[no-untyped-call]
+    flags.mark_flag_as_required('config')
     return app.parse_flags_with_usage(argv)
 
 

@@ -136,7 +136,7 @@ def parse_config(arguments: Sequence[str]) -> ConfigDict:
   Raises:
     ValueError: If they cannot be parsed.
   """
-  values = flags.FlagValues()  # type: ignore[no-untyped-call]
+  values = flags.FlagValues()
   argv = ['main.py', *arguments]
   config_flags.DEFINE_config_file(
     'config', None, '', flag_values=values, sys_argv=argv

@@ -100,7 +100,10 @@ def measure(config: ConfigDict, *, batch: int | None, rounds: int) -> Profile:
   shown = _Shown(gradient.task.loss, compilations.matmul(config))
   train = gradient.train
   parts = [
-    tuple(np.resize(each, (size, *each.shape[1:])) for each in train)
+    tuple(
+      np.resize(np.asarray(each[:size]), (size, *each.shape[1:]))
+      for each in train
+    )
     for size, _ in micro_batches(batch, largest=config.batching.micro_batch)
   ]
   for part in parts:
@@ -185,7 +188,7 @@ class _Shown:
     start_s = time.perf_counter()
     with jax.default_matmul_precision(self._matmul):
       gradient = self._gradient(params, inputs, targets)
-      jax.block_until_ready(gradient)  # type: ignore[no-untyped-call]
+      jax.block_until_ready(gradient)
     whole_s = time.perf_counter() - start_s
     count = len(jax.tree.leaves(params))
     seen_s = [self._seen_s.get(n, start_s + whole_s) for n in range(count)]
@@ -217,7 +220,7 @@ def _parse(argv: list[str]) -> list[str]:
   )
   with sections.reject_unknown_flags(argv):
     config_flags.DEFINE_config_file('config', None, text)
-    flags.mark_flag_as_required('config')  # type: ignore[no-untyped-call]
+    flags.mark_flag_as_required('config')
     return app.parse_flags_with_usage(argv)
 
 

@@ -122,7 +122,7 @@ def _step(batch: int) -> Callable[[], None]:
     )
     learner.add(number, payload, batch)
     learner.commit(number)
-    jax.block_until_ready(learner.params)  # type: ignore[no-untyped-call]
+    jax.block_until_ready(learner.params)
 
   for _ in range(2):  # Compiles.
     step()

@@ -105,6 +105,7 @@ class _RecomputedRun:
   exact: bool
   learner: Learner
   _sums: Sums
+  _layout: Layout
 
   def __init__(
     self,
@@ -127,7 +128,6 @@ class _RecomputedRun:
       self._multi_round = before._multi_round
       with placement.on_cpu():
         self._multi_round.restart(before._sums)
-    self._layout: Layout | None = None
     self._pushed: dict[int, tuple[np.ndarray, int]] = {}
     self._finite = True
     self._before = before
@@ -227,7 +227,7 @@ class _RecomputedRun:
       sink=filling,
       scale=factor(self.learner.scaling),
     )
-    finite = filling.finite and bool(np.isfinite(loss))
+    finite = filling.finite and bool(np.isfinite(np.asarray(loss)))
     self._finite = self._finite and finite
     filling.finish(stats, [0.0] * layout.step_statistics(vector).size)
     self._pushed[index] = vector, worker.examples
