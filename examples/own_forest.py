@@ -1,11 +1,11 @@
-"""The fastest allreduce of a cluster of one's own, and the proof that it is.
+"""The fastest allreduce of a custom cluster, with a proof.
 
   python -m examples.own_forest [--out=forest.json] [--cluster=FILE.json]
 
 The cluster is a dictionary of nodes and links: two boxes of three workers, each
 with a switch, and one slow cable between them; or FILE, in the same form.
 Packs a forest, checks it from scratch, and prints its rate, the bound that no
-forest can exceed, what the best ring would reach, the links that hold it back,
+forest can exceed, the rate of the best ring, the links that limit the forest,
 and every tree with its root and its share of the data.  Takes about a second.
 """
 
@@ -48,7 +48,7 @@ CLUSTER = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Packs, checks and prints; writes the forest if it is asked to."""
+  """Packs, checks and prints a forest, and writes it if --out is given."""
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
   parser.add_argument('--out', help='File for the forest, as JSON.')
   parser.add_argument('--cluster', help='File with nodes and links, JSON.')

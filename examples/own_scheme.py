@@ -1,11 +1,11 @@
-"""A scheme of one's own, beside BSP and ASP: K-async.
+"""A custom scheme, K-async, compared to BSP and ASP.
 
   python -m examples.own_scheme [--epochs=8] [--k=2]
 
-K-async applies every k pushes together and lets the workers that made them go
-on (Dutta et al., 'Slow and Stale Gradients Can Win the Race', AISTATS 2018).
+K-async applies every k pushes as one update and then releases their workers
+(Dutta et al., 'Slow and Stale Gradients Can Win the Race', AISTATS 2018).
 Four virtual workers, the slowest three times slower, train a small perceptron
-on digits.  Prints, behind the tables of the runs, one of all: accuracy, virtual
+on digits.  Prints, after the table of each run, one of all runs: accuracy, virtual
 seconds, updates, share of waiting and mean staleness.  Takes about 5 s on two
 cores.
 """
@@ -54,11 +54,11 @@ class KAsync:
     return self._update(Decision(into=self.updates))
 
   def wake(self, time: float) -> Decision:
-    """Nothing to do."""
+    """Changes nothing: K-async requests no wakes."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Stops expecting the worker, which may be an update."""
+    """Removes the worker, and may commit an update of fewer pushes."""
     self.members.leave(worker)
     return self._update(Decision())
 
@@ -68,7 +68,7 @@ class KAsync:
     return Decision(release=self.members.release((worker,)))
 
   def _update(self, decision: Decision) -> Decision:
-    # If fewer than k are left, those have to do.
+    # An update has fewer than k pushes if no worker is left that could push.
     if not self.pushed or (self.pushed < self.k and self.members.running):
       return decision
     self.pushed, self.updates = 0, self.updates + 1
@@ -87,7 +87,7 @@ def make(*, num_workers: int, k: int) -> KAsync:
 
 
 def config(epochs: float) -> ml_collections.ConfigDict:
-  """Returns what the runs have in common."""
+  """Returns the config that all runs share."""
   result = default.get_config()
   result.epochs = epochs
   result.model.name = 'mlp'

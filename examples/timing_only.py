@@ -6,10 +6,10 @@
 
 An iteration takes half a second, three times that in slow phases, in which each
 worker spends half of its time; phases last 1 / (1 - stay) iterations in the
-mean.  Every eighth worker is `slow` times slower anyway.  `bound` is the
+mean.  Every eighth worker is `slow` times slower in all phases.  `bound` is the
 largest lead between barriers of ElasticBSP.  Workers push 100 MB to eight
-servers and pull as much, over links of 10 Gbit/s.  Prints, behind the tables of
-the runs, one of all: examples per second, share of waiting, mean and largest
+servers and pull as much, over links of 10 Gbit/s.  Prints, after the table of
+each run, one of all runs: examples per second, share of waiting, mean and largest
 staleness, and goodput.  Takes two seconds per scheme on two cores.
 """
 
@@ -40,7 +40,7 @@ def config(
   stay: float,
   bound: float = math.inf,
 ) -> ml_collections.ConfigDict:
-  """Returns a run of about so many iterations of each worker."""
+  """Returns the config of a run of about `iterations` for each worker."""
   result = default.get_config()
   result.sync.name = scheme
   if scheme == 'elastic':
@@ -69,7 +69,7 @@ def config(
 
 
 def row(summary: Mapping[str, Any]) -> tuple[str, ...]:
-  """Returns what the table says of a run."""
+  """Returns the cells of a run's row in the table."""
   return (
     f'{summary["examples"] / summary["virtual_s"]:.0f}',
     f'{summary["waiting_share"]:.1%}',
