@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = json.loads(pathlib.Path(given.cluster).read_text())
   cluster = topology.from_json(data)
   packed = topology.pack(cluster)
-  topology.check(cluster, packed)  # As pack has done: recomputed from scratch.
+  topology.check(cluster, packed)  # Recomputes rate and proof.
   ring = schemes.best_ring(cluster, packed)
   print(f'rate    {_GBps(packed.rate_Bps)}')
   print(f'bound   {_GBps(packed.bound_Bps)}')

@@ -5,9 +5,9 @@
 K-async applies every k pushes as one update and then releases their workers
 (Dutta et al., 'Slow and Stale Gradients Can Win the Race', AISTATS 2018).
 Four virtual workers, the slowest three times slower, train a small perceptron
-on digits.  Prints, after the table of each run, one of all runs: accuracy, virtual
-seconds, updates, share of waiting and mean staleness.  Takes about 5 s on two
-cores.
+on digits.  Prints, after the table of each run, one of all runs: accuracy,
+virtual seconds, updates, share of waiting and mean staleness.  Takes about 5 s
+on two cores.
 """
 
 import argparse

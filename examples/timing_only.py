@@ -9,8 +9,8 @@ worker spends half of its time; phases last 1 / (1 - stay) iterations in the
 mean.  Every eighth worker is `slow` times slower in all phases.  `bound` is the
 largest lead between barriers of ElasticBSP.  Workers push 100 MB to eight
 servers and pull as much, over links of 10 Gbit/s.  Prints, after the table of
-each run, one of all runs: examples per second, share of waiting, mean and largest
-staleness, and goodput.  Takes two seconds per scheme on two cores.
+each run, one of all runs: examples per second, share of waiting, mean and
+largest staleness, and goodput.  Takes two seconds per scheme on two cores.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""The commands of docs/clusters.md, as the page prints them, train.
+"""Tests that the commands of docs/clusters.md train.
 
-Those of a host by hand and of the launcher run in a lab of two hosts, those of
-SLURM in a SLURM of two hosts (`tests.support.slurm`), which .ci/run starts as a
-step of its own.  Paths are replaced by those of a test, and flags that make the
-run short are added; all else is the page's.  What Kubernetes would start is
-parsed by tests/cluster/process/schedulers_test.py.
+Commands for single hosts and for the launcher run in a lab of two hosts, those
+for SLURM in a SLURM of two hosts (`tests.support.slurm`), which .ci/run starts
+as a step of its own.  The tests replace paths and add flags that shorten the
+run, and change nothing else.  tests/cluster/process/schedulers_test.py parses
+the commands for Kubernetes.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from tests.support import certificates, labs, slurm
 from tools import lab
 
 _PAGE = pages.ROOT / 'docs/clusters.md'
-_LIMIT_S = 200.0  # Only what hangs takes longer, on a busy machine, too.
+_LIMIT_S = 200.0  # Longer than any run, also on a busy machine.
 _QUICK = (
   '--config.model.name=mlp --config.epochs=1 --config.cluster.timeout_s=10 '
   '--config.cluster.start_s=100'
@@ -36,13 +36,13 @@ _SHARED = '/shared/run'
 _ENVIRON = {
   'JAX_PLATFORMS': 'cpu',
   'PATH': f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}',
-  # submitit, where it is installed for the tests alone.
+  # Has submitit if it is installed for the tests alone.
   'PYTHONPATH': os.environ.get('PYTHONPATH', ''),
 }
 
 
 def _block(*words: str) -> str:
-  """Returns the one block of the page that has all words."""
+  """Returns the only block of the page that has all words."""
   found = [
     block.text
     for block in pages.blocks(_PAGE)
@@ -57,8 +57,8 @@ def _quick(command: str, more: str = '') -> str:
   return f'{command.rstrip()} {_QUICK} {more}'
 
 
-def _here() -> pathlib.Path:
-  """Returns a new folder that looks like the repository, with its runs/."""
+def _link_repository() -> pathlib.Path:
+  """Returns a folder with links to the repository, a .venv and runs/."""
   folder = pathlib.Path(tempfile.mkdtemp())
   for path in pages.ROOT.iterdir():
     if path.name not in ('runs', '.git', '.venv'):
@@ -72,14 +72,14 @@ def _here() -> pathlib.Path:
 
 
 class _Case(parameterized.TestCase):
-  def check(self, run, workers, said='', *, token='token'):
-    """Checks that a run has finished, and all its workers took part."""
+  def check(self, run, workers, output='', *, token='token'):
+    """Checks that a run has finished with all its workers."""
     path = run / 'summary.json'
-    self.assertTrue(path.exists(), f'{os.listdir(run.parent)}: {said}')
+    self.assertTrue(path.exists(), f'{os.listdir(run.parent)}: {output}')
     summary = json.loads(path.read_text())
-    self.assertEqual(summary['ended'], 'finished', said)
+    self.assertEqual(summary['ended'], 'finished', output)
     self.assertLen(summary['lives'], workers)
-    self.assertEmpty(summary['lost'], said)
+    self.assertEmpty(summary['lost'], output)
     if token:
       mode = (run / token).stat().st_mode
       self.assertEqual(stat.S_IMODE(mode), 0o600)
@@ -93,7 +93,7 @@ class HandTest(_Case):
     if reason := labs.why_not():
       self.skipTest(reason)
     stack = self.enterContext(contextlib.ExitStack())
-    self.folder = _here()
+    self.folder = _link_repository()
     self.lab = stack.enter_context(labs.started(2))
 
   def _start(self, host, command):
@@ -108,17 +108,17 @@ class HandTest(_Case):
     )
 
   def _run(self, commands):
-    """Runs a command on each host, by its name; returns what they have said."""
+    """Runs a command on each host, by the host's name; returns their output."""
     processes = []
     try:
       for host, command in commands.items():
         processes.append(self._start(host, command))
-      said = [each.communicate(timeout=_LIMIT_S)[0] for each in processes]
+      output = [each.communicate(timeout=_LIMIT_S)[0] for each in processes]
     finally:
       for each in processes:
         each.kill()
         each.communicate()
-    whole = '\n'.join(said)
+    whole = '\n'.join(output)
     self.assertEqual([each.returncode for each in processes], [0, 0], whole)
     return whole
 
@@ -128,10 +128,10 @@ class HandTest(_Case):
     commands = dict(zip(parts[::2], map(_quick, parts[1::2]), strict=True))
     self.assertEqual(list(commands), ['host0', 'host1'])
     run = self.folder / 'run'
-    said = self._run(
+    output = self._run(
       {h: c.replace(_SHARED, str(run)) for h, c in commands.items()}
     )
-    self.check(run, 2, said)
+    self.check(run, 2, output)
 
   def test_by_hand_with_a_launcher_for_each(self):
     block = _block(
@@ -143,14 +143,14 @@ class HandTest(_Case):
     first = command.replace('--role=worker:1', '--role=worker:0')
     self.check(run, 2, self._run({'host1': command, 'host0': first}))
 
-  def test_what_torchrun_says(self):
-    """Its store listens at MASTER_PORT, on the host of rank 0."""
+  def test_variables_of_torchrun_start_a_run(self):
+    """torchrun's store listens at MASTER_PORT, on the host of rank 0."""
     block = _block('# On host0', '# On host1').split('# On host1')[0]
     block = block.replace('--coordinator=host0:61500 --role=worker:0', '')
     block = block.rstrip().removesuffix('\\').replace('# On host0', '')
     run = self.folder / 'run'
     command = _quick(block.replace(_SHARED, str(run)))
-    # In the background of rank 0's shell, which ends it.
+    # Runs in the background of rank 0's shell, which ends it.
     store = f'{sys.executable} -m http.server 29500 > /dev/null 2>&1 &'
     commands = {}
     for rank, host in enumerate(('host0', 'host1')):
@@ -158,29 +158,29 @@ class HandTest(_Case):
       own += ' MASTER_ADDR=host0 MASTER_PORT=29500'
       beside = f'{store}\ntrap "kill $!" EXIT' if rank == 0 else ''
       commands[host] = f'{own}\n{beside}\n{command}'
-    said = self._run(commands)
-    self.check(run, 2, said)
-    self.assertIn('10.213.0.1:29501', said)
+    output = self._run(commands)
+    self.check(run, 2, output)
+    self.assertIn('10.213.0.1:29501', output)
     self.assertFalse((run / 'rendezvous.json').exists())
 
-  def test_a_lead_that_does_not_listen_there_says_so_at_once(self):
+  def test_a_coordinator_at_another_address_is_refused_at_once(self):
     block = _block('# On host0', '# On host1')
     command = block.split('# On host1')[0].replace('host0:61500', 'host1:61500')
     start = time.monotonic()
     with self._start('host0', _quick(command)) as process:
-      said = process.communicate(timeout=_LIMIT_S)[0]
-    self.assertEqual(process.returncode, 1, said)
+      output = process.communicate(timeout=_LIMIT_S)[0]
+    self.assertEqual(process.returncode, 1, output)
     self.assertRegex(
-      said,
-      'Refused: --coordinator, .*: expected 10.213.0.1, where this process, which '
-      "leads, listens, .*; host1 is 10.213.0.2, got 'host1:61500'",
+      output,
+      'Refused: --coordinator, .*: expected 10.213.0.1, at which this process, '
+      "the coordinator, listens .*; host1 is 10.213.0.2, got 'host1:61500'",
     )
     self.assertLess(time.monotonic() - start, 60.0)
 
 
 class LauncherTest(_Case):
   def test_on_one_machine(self):
-    folder = _here()
+    folder = _link_repository()
     command = _quick(_block('--workers=4 -- --config=configs/vgg16_elastic.py'))
     done = subprocess.run(
       ['bash', '-c', command],
@@ -207,10 +207,10 @@ class SlurmTest(_Case):
 
   def setUp(self):
     super().setUp()
-    self.folder = _here()
+    self.folder = _link_repository()
 
   def _run(self, command, **environ):
-    """Runs a command on host0; returns what it has said, once it is over."""
+    """Runs a command on host0; returns its output once it has ended."""
     done = self.slurm.run(
       ['bash', '-c', command],
       cwd=self.folder,
@@ -224,8 +224,8 @@ class SlurmTest(_Case):
   def _sbatch(self, command, flags='', **environ):
     """Submits the script and checks its run; returns rendezvous.json of it."""
     command = command.replace('sbatch ', f'sbatch {flags} ', 1)
-    said = self._run(_quick(command), **environ)
-    (job,) = re.findall(r'Submitted batch job (\d+)', said)
+    output = self._run(_quick(command), **environ)
+    (job,) = re.findall(r'Submitted batch job (\d+)', output)
     deadline = time.monotonic() + _LIMIT_S
     while self._run(f'squeue --noheader --jobs={job} --states=all -o %T') in (
       *('PENDING\n', 'CONFIGURING\n', 'RUNNING\n', 'COMPLETING\n'),
@@ -247,7 +247,7 @@ class SlurmTest(_Case):
     met = self._sbatch(command)
     self.assertStartsWith(met['address'], '10.213.0.1:')
 
-  def test_sbatch_on_gpus_over_a_network_that_no_name_stands_for(self):
+  def test_sbatch_on_gpus_over_a_network_without_host_names(self):
     command = _block('sbatch --ntasks=4 --gpus-per-task=1')
     met = self._sbatch(command, '--partition=gpu', INTERFACE='ib0')
     self.assertStartsWith(met['address'], f'{slurm.SECOND}.1:')
@@ -256,11 +256,11 @@ class SlurmTest(_Case):
     command = _quick(_block('srun --ntasks=4', 'tools.launch --rank'))
     file = self.folder / 'command.sh'
     file.write_text(command)
-    said = self._run(f'salloc --nodes=2 --ntasks=4 bash {file}')
+    output = self._run(f'salloc --nodes=2 --ntasks=4 bash {file}')
     run = self.folder / 'runs/mine'
-    self.check(run, 4, said)
+    self.check(run, 4, output)
     token = (run / 'token').read_text()
-    # The same command goes on: all find that the run has finished.
+    # The same command resumes: all processes find that the run has finished.
     self.assertIn('The run has finished before', self._run(command))
     self.assertEqual((run / 'token').read_text(), token)
 
@@ -272,10 +272,10 @@ class SlurmTest(_Case):
     quick = f'{last[:-3]} {_QUICK}"""'
     file = self.folder / 'submit.py'
     file.write_text(code.replace(last, quick) + '\nprint(job.results())\n')
-    said = self._run(f'.venv/bin/python {file}')
-    self.check(self.folder / 'runs/mine', 4, said)
+    output = self._run(f'.venv/bin/python {file}')
+    self.check(self.folder / 'runs/mine', 4, output)
 
-  def test_tls_with_a_network_and_a_secret_of_ones_own(self):
+  def test_tls_with_a_network_and_a_given_secret(self):
     command = _quick(_block('--config.cluster.certificate_file'))
     secret = self.folder / 'secret'
     secret.mkdir()
@@ -288,8 +288,8 @@ class SlurmTest(_Case):
       path.chmod(0o600)
     run = self.folder / 'run'
     command = command.replace('/secret/', f'{secret}/')
-    said = self._run(command.replace(_SHARED, str(run)))
-    self.check(run, 4, said, token='')
+    output = self._run(command.replace(_SHARED, str(run)))
+    self.check(run, 4, output, token='')
 
 
 if __name__ == '__main__':

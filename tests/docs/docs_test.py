@@ -1,11 +1,11 @@
-"""What README.md and docs/ show is so: commands are checked, code is run.
+"""Tests for README.md and docs/: code is executed, commands are checked.
 
-Every block of Python is executed; those of a page share a namespace, and one
-that begins with the name of a module, such as `# sync/kasync.py`, is that
-module from there on.  Of every command the flags are parsed.  Runs of main.py
-are built, with a small model in the place of VGG; those without a model, and
-those on pages that define a part of their own, run for a tenth of an epoch.
-Only parsed are commands that need other processes, data sets, root or minutes.
+The tests execute every block of Python.  Blocks of a page share a namespace,
+and a block that begins with the name of a module, such as `# sync/kasync.py`,
+becomes that module.  The tests parse the flags of every command.  They build
+runs of main.py, with a small model in place of VGG, and run those without a
+model, and those on pages that define a part, for a tenth of an epoch.  Commands
+that need other processes, data sets, root or minutes are only parsed.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ import tempfile
 import types
 from unittest import mock
 
-# What runs import late has to be there before pages are given modules of their
-# own: NumPy cannot be loaded twice.
+# Modules that runs import late are imported before pages add their modules:
+# NumPy cannot be loaded twice.
 import orbax.checkpoint  # noqa: F401
 import tensorboardX  # noqa: F401
 from absl.testing import absltest, parameterized
@@ -40,8 +40,8 @@ _MODULE = re.compile(r'# ([a-z]\w*)/(\w+)\.py\n')
 _TARGETS = re.findall(
   r'^([a-z]+):', (pages.ROOT / 'Makefile').read_text(), re.MULTILINE
 )
-# What commands before would have made.
-_MADE = {
+# Files that earlier commands of a page would have written, with examples.
+_EARLIER_FILES = {
   'mine.csv': 'bench/recorded.csv',
   'runs/calibrated.py': 'configs/vgg16_ssp.py',
   'runs/measured.py': 'configs/vgg16_bsp.py',
@@ -50,33 +50,33 @@ _PROFILE = """{"version": 1, "curve":
 {"flat_s": 0.01, "intercept_s": 0.0, "slope_s": 0.001, "most": null}}"""
 _LAYERS = """{"version": 1, "layers":
 [{"name": "last", "bytes": 4, "ready": 0.5}]}"""
-# Commands of this project that others start, and programs of others.
-_OTHERS = ('sbatch', 'sysctl', 'kubectl', 'git', 'cd')
+# Programs that do not belong to this project.
+_FOREIGN = ('sbatch', 'sysctl', 'kubectl', 'git', 'cd')
 
 
-def _here() -> str:
-  """Returns a folder that looks like the repository, to write into."""
+def _link_repository() -> str:
+  """Returns a writable folder with links to the files of the repository."""
   folder = pathlib.Path(tempfile.mkdtemp())
   for path in pages.ROOT.iterdir():
     if path.name not in ('runs', '.git', '.venv'):
       (folder / path.name).symlink_to(path)
   (folder / 'runs').mkdir()
-  for made, like in _MADE.items():
-    shutil.copy(pages.ROOT / like, folder / made)
+  for file, example in _EARLIER_FILES.items():
+    shutil.copy(pages.ROOT / example, folder / file)
   (folder / 'profile.json').write_text(_PROFILE)
   (folder / 'layers.json').write_text(_LAYERS)
   return str(folder)
 
 
 class _Page:
-  """A page that is gone through from its top to its end."""
+  """Executor of the blocks of one page, from top to bottom."""
 
   def __init__(self, path: pathlib.Path, stack: contextlib.ExitStack):
     self._stack = stack
-    stack.enter_context(contextlib.chdir(_here()))
+    stack.enter_context(contextlib.chdir(_link_repository()))
     stack.enter_context(mock.patch.dict(sys.modules))
     self.submitit = sys.modules['submitit'] = mock.MagicMock()
-    self.defines = False  # Whether it has defined a module.
+    self.defines_module = False
     self._module = types.ModuleType(f'page_{path.stem}')
     sys.modules[self._module.__name__] = self._module
 
@@ -89,7 +89,7 @@ class _Page:
     elif found[1] == 'configs':
       self._add_fields(block.text)
     else:
-      self.defines = True
+      self.defines_module = True
       module = types.ModuleType(f'{found[1]}.{found[2]}')
       sys.modules[module.__name__] = module
       exec(compile(code, module.__name__, 'exec'), vars(module))
@@ -110,14 +110,14 @@ class _Page:
 
 
 def _check(words: list[str], *, runs: bool = False) -> str:
-  """Checks a command, and returns what was done with it.
+  """Checks a command and returns the kind of check.
 
   Args:
-    words: Of the command.
-    runs: Whether a run of main.py shall really run.
+    words: Words of the command.
+    runs: True to execute a run of main.py, briefly.
 
   Raises:
-    ValueError: If there is no such command, or if it would be refused.
+    ValueError: If the command is unknown or would be refused.
   """
   match words:
     case ['make', target]:
@@ -138,13 +138,13 @@ def _check(words: list[str], *, runs: bool = False) -> str:
       return _check(words[words.index('.venv/bin/python') :])
     case ['.venv/bin/python' | '.venv/bin/pip' | '.venv/bin/ruff', *_]:
       return 'known'
-    case [program, *arguments] if program in _OTHERS:
+    case [program, *arguments] if program in _FOREIGN:
       if program == 'sbatch':
         script = next(a for a in arguments if not a.startswith('--'))
         if not (pages.ROOT / script).exists():
           raise ValueError(f'sbatch: expected a file, got {script!r}.')
         return _check_run(arguments[arguments.index(script) + 1 :])
-      return 'of others'
+      return 'foreign'
   raise ValueError(f'Expected a known command, got {words}.')
 
 
@@ -152,17 +152,17 @@ def _check_run(arguments: list[str], runs: bool = False) -> str:
   """Builds the run that flags of main.py describe, or runs it for a moment."""
   config, others = pages.config(arguments)
   if config.cluster.runtime == 'distributed':
-    return _check_fields(config)  # Other processes would be waited for.
+    return _check_fields(config)  # The run would wait for other processes.
   if config.data.name not in ('digits', 'synthetic'):
-    return _check_fields(config)  # Needs files.
+    return _check_fields(config)  # The run needs files.
   config.unlock()
   config.epochs = 0.1
-  if config.model.name == 'vgg' and not _changed(config.model.vgg):
-    config.model.name = 'mlp'  # VGG takes seconds to make.
+  if config.model.name == 'vgg' and not _differs(config.model.vgg):
+    config.model.name = 'mlp'  # VGG takes seconds to build.
   if config.model.name == 'none':
-    held = config.data.ahead + 1
+    iterations = config.data.ahead + 1
     batch = config.cluster.workers * config.batching.worker_batch
-    config.model.none.num_train = held * batch
+    config.model.none.num_train = iterations * batch
   run = train.build(
     config,
     workdir=f'{tempfile.mkdtemp()}/run',
@@ -191,12 +191,13 @@ def _check_sweep(arguments: list[str]) -> str:
   return 'checked'
 
 
-def _changed(vgg) -> bool:
+def _differs(vgg) -> bool:
+  """Returns whether settings of VGG differ from the defaults."""
   return vgg.to_dict() != default.get_config().model.vgg.to_dict()
 
 
 def _check_fields(config) -> str:
-  """Checks all fields of a config, and returns that this was done."""
+  """Checks all fields of a config; returns the kind of check."""
   defaults = default.get_config()
   sections.check_fields(config, defaults)
   sections.check_values(config)
@@ -206,9 +207,9 @@ def _check_fields(config) -> str:
 
 def _check_tool(module: str, arguments: list[str]) -> str:
   """Checks the flags of a command of tools/, bench/ or examples/."""
-  room, *_ = module.split('.')
-  if room not in ('tools', 'bench', 'examples'):
-    return 'of others'  # pytest, sphinx.
+  package, *_ = module.split('.')
+  if package not in ('tools', 'bench', 'examples'):
+    return 'foreign'  # pytest, sphinx.
   file = pages.ROOT / f'{module.replace(".", "/")}.py'
   if not file.exists():
     file = file.with_suffix('') / '__main__.py'
@@ -229,7 +230,7 @@ def _check_tool(module: str, arguments: list[str]) -> str:
 
 
 def _check_started(module: str, words: list[str], own: str) -> None:
-  """Checks what a command starts behind its --."""
+  """Checks the command that follows `--`."""
   if module == 'tools.lab':
     if words[0] == 'python':
       _check(words)
@@ -246,7 +247,7 @@ class PageTest(parameterized.TestCase):
   @parameterized.named_parameters(
     (pages.name(path), path) for path in pages.pages()
   )
-  def test_what_a_page_shows_is_so(self, path):
+  def test_code_and_commands_of_a_page_are_valid(self, path):
     with contextlib.ExitStack() as stack:
       page = _Page(path, stack)
       stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
@@ -256,11 +257,11 @@ class PageTest(parameterized.TestCase):
         elif block.language == 'sh':
           for words in pages.commands(block.text):
             with self.subTest(line=block.line, command=' '.join(words)):
-              _check(words, runs=page.defines)
+              _check(words, runs=page.defines_module)
       for call in page.submitit.helpers.CommandFunction.call_args_list:
         self.assertEqual(_check(*call.args), 'parsed')
 
-  def test_links_between_pages_lead_somewhere(self):
+  def test_links_between_pages_name_existing_files(self):
     # Sphinx checks anchors; README.md is not a page of it.
     for path in pages.pages():
       for target in re.findall(r'\]\(([^)#:]+)[)#]', path.read_text()):
@@ -295,14 +296,14 @@ class PageTest(parameterized.TestCase):
       section = section[part]
 
 
-# Fields that pages name as those of before.
+# Former fields that pages name.
 _RENAMED = ('sync.bsp.pipelined',)
-# Modules that readers are told to write.
+# Modules that pages ask readers to write.
 _PLANNED = ('sync/kasync.py', 'batching/shares.py')
 
 
 class ReadmeTest(absltest.TestCase):
-  def test_it_is_short(self):
+  def test_readme_has_at_most_200_lines(self):
     text = (pages.ROOT / 'README.md').read_text()
     self.assertLessEqual(len(text.splitlines()), 200)
 
@@ -345,7 +346,7 @@ class FilesTest(absltest.TestCase):
 
 
 class PictureTest(absltest.TestCase):
-  def test_the_picture_of_a_gradient_is_what_its_script_draws(self):
+  def test_the_script_draws_the_picture_of_a_gradient(self):
     path = pages.ROOT / 'docs/images/gradient.py'
     spec = importlib.util.spec_from_file_location('gradient', path)
     gradient = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Programs of examples/ and commands print what is said of them."""
+"""Tests for the output of examples/ and of the commands on forests."""
 
 import contextlib
 import io
@@ -17,15 +17,15 @@ from tests.docs import pages
 
 
 class ExampleTest(absltest.TestCase):
-  """Each program says in its docstring what it prints."""
+  """Tests for the output that each program's docstring describes."""
 
-  def _printed(self, program, *arguments):
+  def _run(self, program, *arguments):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
       program.main(arguments)
     return printed.getvalue()
 
   def test_own_scheme_compares_three_schemes(self):
-    rows = self._printed(own_scheme, '--epochs=0.4', '--k=3').splitlines()[-4:]
+    rows = self._run(own_scheme, '--epochs=0.4', '--k=3').splitlines()[-4:]
     self.assertEqual(
       [row.split()[0] for row in rows], ['scheme', 'bsp', 'asp', '3-async']
     )
@@ -33,14 +33,14 @@ class ExampleTest(absltest.TestCase):
     self.assertEqual(updates[1] // 3, updates[2])
 
   def test_own_model_learns(self):
-    printed = self._printed(own_model, '--epochs=3', '--scheme=asp')
+    printed = self._run(own_model, '--epochs=3', '--scheme=asp')
     accuracy = float(re.search(r'^accuracy ([\d.]+)%', printed, re.M)[1])
     self.assertGreater(accuracy, 50)
     self.assertIn("['last']['kernel']: (16, 4)", printed)
 
   def test_timing_only_has_a_row_for_each_scheme(self):
     arguments = ('--workers=8', '--iterations=10', '--slow=4', '--stay=1')
-    printed = self._printed(timing_only, *arguments)
+    printed = self._run(timing_only, *arguments)
     rows = [row.split() for row in printed.splitlines()[-6:]]
     names = ['bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp']
     self.assertEqual([row[0] for row in rows], names)
@@ -49,10 +49,10 @@ class ExampleTest(absltest.TestCase):
 
   def test_own_forest_reaches_its_bound_and_is_read_back(self):
     out = f'{tempfile.mkdtemp()}/forest.json'
-    printed = self._printed(own_forest, f'--out={out}')
+    printed = self._run(own_forest, f'--out={out}')
     self.assertRegex(printed, r'gap +0\.00%')
     self.assertTrue(os.path.exists(out))
-    again = self._printed(own_forest, f'--cluster={_cluster_of(out)}')
+    again = self._run(own_forest, f'--cluster={_write_cluster(out)}')
     self.assertEqual(again, printed)
 
   def test_the_commands_on_forests_print_what_the_page_shows(self):
@@ -72,8 +72,8 @@ class ExampleTest(absltest.TestCase):
         self.assertIn(row, done.stdout)
 
 
-def _cluster_of(forest: str) -> str:
-  """Writes the cluster of a forest's file beside it, and returns where."""
+def _write_cluster(forest: str) -> str:
+  """Writes the cluster of a forest's file beside it; returns its path."""
   path = pathlib.Path(forest)
   cluster = path.with_name('cluster.json')
   cluster.write_text(json.dumps(json.loads(path.read_text())['cluster']))

@@ -1,4 +1,4 @@
-"""What README.md and the pages of docs/ show: blocks of code, and commands."""
+"""Blocks of code and commands of README.md, CONTRIBUTING.md and docs/."""
 
 import ast
 import pathlib
@@ -23,12 +23,12 @@ _MAIN = ('workdir', 'role', 'coordinator')
 
 
 class Block(NamedTuple):
-  """A block of code.
+  """A block of code on a page.
 
   Attributes:
-    language: As the page says.
-    text: Of the block.
-    line: Of the page, where it begins.
+    language: Language that the page names.
+    text: Content of the block.
+    line: Number of its first line on the page.
   """
 
   language: str
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 def pages() -> list[pathlib.Path]:
-  """Returns README.md and every page of docs/ that somebody wrote."""
+  """Returns README.md, CONTRIBUTING.md and all pages that are not generated."""
   written = [
     path
     for path in sorted((ROOT / 'docs').rglob('*.md'))
@@ -47,7 +47,7 @@ def pages() -> list[pathlib.Path]:
 
 
 def name(path: pathlib.Path) -> str:
-  """Returns what a page is called in messages."""
+  """Returns the path of a page for messages."""
   return str(path.relative_to(ROOT))
 
 
@@ -74,21 +74,21 @@ def config(arguments: list[str]) -> tuple[ConfigDict, dict[str, str]]:
   """Returns the config that flags describe, and the other flags of main.py.
 
   Args:
-    arguments: As they follow `python main.py`; files are relative to ROOT.
+    arguments: Arguments of `python main.py`; files are relative to ROOT.
 
   Raises:
-    SystemExit: If a flag names a field that there is not.
-    absl.flags.Error: If a flag is unknown or has no such value.
+    SystemExit: If a flag names an unknown field.
+    absl.flags.Error: If a flag is unknown or its value is invalid.
   """
   values = flags.FlagValues()
   config_flags.DEFINE_config_file('config', None, '', flag_values=values)
   for flag in _MAIN:
     flags.DEFINE_string(flag, None, '', flag_values=values)
   with warnings.catch_warnings(), sections.reject_unknown_flags(arguments):
-    # Of ml_collections, which loads the file in an old way.
+    # ml_collections loads the file in a deprecated way.
     warnings.filterwarnings('ignore', 'the load_module', DeprecationWarning)
     argv = ['main.py', *arguments]
-    with mock.patch.object(sys, 'argv', argv):  # Where it looks for fields.
+    with mock.patch.object(sys, 'argv', argv):  # ml_collections reads it.
       rest = values(argv)
   if rest[1:]:
     raise flags.Error(f'Expected only flags, got {rest[1:]}.')
