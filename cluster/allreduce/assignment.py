@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from cluster.coordinator import Coordinator
+from cluster.network.messages import Assignment
 
 
 class Dealing:
@@ -15,7 +15,9 @@ class Dealing:
   """
 
   def __init__(
-    self, coordinator: Coordinator, say: Callable[[int, dict[str, Any]], None]
+    self,
+    coordinator: Coordinator,
+    say: Callable[[int, Assignment], None],
   ):
     """Creates a dealer that has assigned nothing yet.
 
@@ -56,15 +58,17 @@ class Dealing:
     now, stage = time.monotonic(), self._coordinator.stage()
     self.newest, self._at[version] = version, (now, stage)
     for index in members:
-      deal = {
-        'generation': generation,
-        'version': version,
-        'iteration': workers[index].iteration + ahead,
-        'ranges': ranges[index],
-        'examples': sizes[index],
-        'total': sum(sizes.values()),
-        'members': members,
-        'stage': stage,
-        'at': now,
-      }
-      self._say(index, {'deal': deal})
+      self._say(
+        index,
+        Assignment(
+          epoch=generation,
+          version=version,
+          iteration=workers[index].iteration + ahead,
+          ranges=ranges[index],
+          examples=sizes[index],
+          total=sum(sizes.values()),
+          members=members,
+          stage=stage,
+          assigned_at=now,
+        ),
+      )

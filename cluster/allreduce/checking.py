@@ -23,6 +23,7 @@ from absl import logging
 
 from cluster.allreduce.agreement import Agreement
 from cluster.allreduce.formation import Formation
+from cluster.network.messages import CheckState, CompareState, ToReplica
 from cluster.process.exits import Unmendable
 from learning import drift
 
@@ -38,7 +39,7 @@ class StateCheck:
     self,
     formation: Formation,
     *,
-    say: Callable[[int, Mapping[str, Any]], None],
+    say: Callable[[int, ToReplica], None],
     lose: Callable[[int, str], None],
     record: Callable[[Mapping[str, Any]], None],
     forget: Callable[[int], None],
@@ -100,7 +101,7 @@ class StateCheck:
     self._asked_at = time.monotonic()
     if digests is None:
       for index in self.agreement.awaited:
-        self._say(index, {'check': self._formation.generation})
+        self._say(index, CheckState(self._formation.generation))
     else:
       for index, digest in [*digests.items()]:
         self.add_digest(index, version, digest)
@@ -180,14 +181,12 @@ class StateCheck:
     for index, source in sources.items():
       self._say(
         index,
-        {
-          'compare': {
-            'generation': self._formation.generation,
-            'version': self.agreement.version,
-            'source': source,
-            'replace': replace,
-          }
-        },
+        CompareState(
+          epoch=self._formation.generation,
+          version=self.agreement.version,
+          source=source,
+          replaces=replace,
+        ),
       )
 
   def _judge(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from cluster.allreduce import group
+from cluster.network.messages import ConnectMembers, MemberForest
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
 from route.route import LATENCY_S, Forests
@@ -101,7 +102,9 @@ class Formation:
     self._executors: dict[int, str] = {}
     self._handovers: dict[int, str] = {}
     self._gone: dict[int, str] = {}  # Members that are lost, and why.
-    self._told: dict[int, tuple[int, list[float]]] = {}  # Versions and books.
+    self._told: dict[
+      int, tuple[int, Sequence[float]]
+    ] = {}  # Versions and books.
     self._digests: dict[int, str] = {}  # Of those who are connected.
     self._failed = failed or FailedLinks(timeout_s=math.inf)
     # Who have the newest version.  At first the coordinator has what was restored, or
@@ -250,11 +253,11 @@ class Formation:
     self._state = _State.STOPPING
     return True
 
-  def stopped(self, index: int, version: int, books: list[float]) -> None:
+  def stopped(self, index: int, version: int, books: Sequence[float]) -> None:
     """A member has stopped, with this version, after these books."""
     self._told[index] = version, books
 
-  def ended(self) -> tuple[int, list[float]] | None:
+  def ended(self) -> tuple[int, Sequence[float]] | None:
     """Returns the newest version of the living members once all have stopped.
 
     Returns:
@@ -295,7 +298,7 @@ class Formation:
 
   def form(
     self, members: Sequence[int], version: int
-  ) -> list[tuple[int, dict[str, Any]]]:
+  ) -> list[tuple[int, ConnectMembers]]:
     """Begins a generation; returns what to tell each member.
 
     Args:
@@ -313,11 +316,14 @@ class Formation:
     self._state = _State.FORMING
     if (failed := self._failed.failed_worker(members)) is not None:
       raise self._excluded(failed, 'has an executor that fails')
-    said = self._described() if self.mends else {'generation': self.generation}
+    forest = self._described() if self.mends else None
     sources = {index: self._given(index, version) for index in members}
     self.fetched = {index for index in members if sources[index]}
     return [
-      (index, said | {'version': version, 'source': sources[index]})
+      (
+        index,
+        ConnectMembers(self.generation, version, sources[index], forest),
+      )
       for index in members
     ]
 
@@ -339,11 +345,10 @@ class Formation:
       raise self._excluded(index or sources[0])
     return reached[0], self._handovers[reached[0]]
 
-  def _described(self) -> dict[str, Any]:
-    """Returns what members are told, after a forest of them was packed."""
+  def _described(self) -> MemberForest:
+    """Returns the members and their forest, once it is packed."""
     packed = self._packed()
     return group.described(
-      self.generation,
       {index: self._executors[index] for index in self.members},
       packed.cluster.workers,
       packed.links,

@@ -2,8 +2,8 @@
 
 import collections
 import threading
-from collections.abc import Mapping
-from typing import Any
+
+from cluster.network.messages import Assignment, ToReplica
 
 
 class Inbox:
@@ -11,22 +11,24 @@ class Inbox:
 
   def __init__(self) -> None:
     """There is nothing."""
-    self._told: collections.deque[dict[str, Any]] = collections.deque()
+    self._told: collections.deque[ToReplica | None] = collections.deque()
     self._some = threading.Condition()
 
-  def put(self, told: dict[str, Any]) -> None:
-    """Adds what the coordinator has said; {} to wake up who waits."""
+  def put(self, told: ToReplica | None) -> None:
+    """Adds a message of the coordinator; None to wake up who waits."""
     with self._some:
       self._told.append(told)
       self._some.notify()
 
-  def take(self) -> dict[str, Any]:
+  def take(self) -> ToReplica | None:
     """Waits for the next."""
     with self._some:
       self._some.wait_for(lambda: self._told)
       return self._told.popleft()
 
-  def next_deal(self) -> Mapping[str, Any] | None:
+  def next_deal(self) -> Assignment | None:
     """Returns the next iteration that is dealt, if it is known; leaves it."""
     with self._some:
-      return next((each['deal'] for each in self._told if 'deal' in each), None)
+      return next(
+        (each for each in self._told if isinstance(each, Assignment)), None
+      )

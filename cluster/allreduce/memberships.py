@@ -13,7 +13,7 @@ differ from the reference are repaired: see `checking`.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -24,12 +24,25 @@ from cluster.allreduce.checking import StateCheck
 from cluster.allreduce.formation import Cut, Formation
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
-from cluster.membership.event_loop import Leading
+from cluster.membership.event_loop import EventLoop
+from cluster.membership.events import WorkerLost
+from cluster.membership.process import Settings
+from cluster.network.messages import (
+  Connected,
+  ConnectionLost,
+  EpochStopped,
+  StateCompared,
+  StateDigest,
+  StopEpoch,
+  ToReplica,
+)
+from cluster.probing.events import LinksMeasured
 from cluster.probing.link_manager import Linking
+from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable
 
 
-class Generations(Leading):
+class Generations(EventLoop):
   """The part of a `AllreduceRuntime` that begins and ends generations."""
 
   def __init__(
@@ -39,11 +52,19 @@ class Generations(Leading):
     store: ReplicaStore,
     reception: AllreduceReception,
     formation: Formation,
-    linking: Callable[[Callable[[int, dict[str, Any]], None]], Linking],
-    **of_leading: Any,
+    linking: Callable[[Callable[[int, ToReplica], None]], Linking],
+    settings: Settings,
+    deadlines: Deadlines,
+    local: Callable[[str], Callable[[], object]] | None,
   ):
     """There is none yet; arguments as of `AllreduceRuntime`."""
-    super().__init__(coordinator=coordinator, reception=reception, **of_leading)
+    super().__init__(
+      coordinator=coordinator,
+      reception=reception,
+      settings=settings,
+      deadlines=deadlines,
+      local=local,
+    )
     self._store = store
     self._formation = formation
     self._linking = linking(self._say)
@@ -61,7 +82,7 @@ class Generations(Leading):
     self._gently = False  # Whether members were told to end an iteration first.
     # Books of an iteration that the coordinator's replica has not ended, but another;
     # and who took part in it.
-    self._owed: tuple[list[float], tuple[int, ...]] | None = None
+    self._owed: tuple[Sequence[float], tuple[int, ...]] | None = None
     self._left: dict[
       int, str
     ] = {}  # Lost workers that the coordinator still counts.
@@ -71,9 +92,9 @@ class Generations(Leading):
     """True if no iteration that was assigned is still running."""
     return self._running and self._dealing.newest < self._store.version
 
-  def _say(self, index: int, header: Mapping[str, Any]) -> None:
+  def _say(self, index: int, message: ToReplica) -> None:
     if stream := self._members[index].stream:
-      self._reception.send(stream, dict(header))
+      self._reception.send(stream, message)
 
   @property
   def _newcomers(self) -> list[int]:
@@ -104,10 +125,11 @@ class Generations(Leading):
     """Returns whether a worker is one for the scheme."""
     return self.coordinator.workers[index].phase is not None
 
-  def _failed(self, event: dict[str, Any]) -> None:
-    index, member = event['worker'], self._members[event['worker']]
-    if event['life'] == member.life and member.stream is not None:
-      self._lose(index, event['reason'])
+  def _failed(self, event: WorkerLost) -> None:
+    index, member = event.worker, self._members[event.worker]
+    is_newest = event.incarnation == member.incarnation
+    if is_newest and member.stream is not None:
+      self._lose(index, event.reason)
 
   def _lose(self, index: int, reason: str) -> None:
     """A worker is gone, or as good as gone."""
@@ -142,20 +164,20 @@ class Generations(Leading):
       self._running, self._why = False, why
     if begins or (self._gently and not ends):
       self._gently = ends
-      self._ask({'stop': self._formation.generation, 'ends': ends})
+      self._ask(StopEpoch(self._formation.generation, ends))
     self._go_on()
 
-  def _ask(self, header: Mapping[str, Any]) -> None:
+  def _ask(self, message: ToReplica) -> None:
     """Tells all members something that they are to answer from now on."""
     for index in self._formation.awaited:
       pace = self._members[index].pace
       if not pace.computes:
         pace.moved = time.monotonic()
-      self._say(index, header)
+      self._say(index, message)
 
-  def _stopped(self, event: dict[str, Any]) -> None:
-    if self._is_current(event):
-      self._formation.stopped(event['worker'], event['version'], event['books'])
+  def _stopped(self, index: int, message: EpochStopped) -> None:
+    if self._is_current(index, message):
+      self._formation.stopped(index, message.version, message.statistics)
       self._go_on()
 
   def _go_on(self) -> None:
@@ -198,38 +220,39 @@ class Generations(Leading):
     except Cut as cut:
       self._lose(cut.worker, str(cut))
       return
-    for index, said in groups:
+    for index, message in groups:
       self._members[index].pace.moved = time.monotonic()
-      self._say(index, {'group': said})
+      self._say(index, message)
 
-  def _measured(self, event: dict[str, Any]) -> None:
+  def _measured(self, event: LinksMeasured) -> None:
     """Goes on with what is known of the links now."""
     self._linking.measured(event, self.time)
     self._bury()
     self._form()
 
-  def _broken(self, event: dict[str, Any]) -> None:
-    if not self._is_current(event):
+  def _broken(self, index: int, message: ConnectionLost) -> None:
+    if not self._is_current(index, message):
       return
     logging.warning(
-      'Worker %d has lost worker %s: %s',
-      event['worker'],
-      event['peer'],
-      event['reason'],
+      'Worker %d has lost worker %s: %s', index, message.peer, message.reason
     )
     if not self._formation.mends:
-      raise Unmendable(f'Worker {event["worker"]}: {event["reason"]}')
-    self._formation.suspect(event['worker'], event['peer'])
+      raise Unmendable(f'Worker {index}: {message.reason}')
+    self._formation.suspect(index, message.peer)
     self._stop('a connection is lost')
 
-  def _is_current(self, event: dict[str, Any]) -> bool:
-    """Returns whether it is of a member of this generation, that lives."""
-    index = event['worker']
-    return (
-      event['generation'] == self._formation.generation
-      and event['life'] == self._members[index].life
-      and self._members[index].stream is not None
-    )
+  def _is_current(
+    self,
+    index: int,
+    message: Connected
+    | ConnectionLost
+    | EpochStopped
+    | StateCompared
+    | StateDigest,
+  ) -> bool:
+    """Returns whether a message is of this generation and a living member."""
+    is_living = self._members[index].stream is not None
+    return is_living and message.epoch == self._formation.generation
 
   def _record_drift(self, row: Mapping[str, Any]) -> None:
     self.coordinator.recorder.drift({'time': self.time, **row})
@@ -239,7 +262,7 @@ class Generations(Leading):
     if self._store.keeps:
       self.coordinator.recorder.forgot(index, self.time, None)
 
-  def _look_around(self) -> None:
+  def _check_processes(self) -> None:
     self._lose_silent()
     self._lose_overdue()
 

@@ -20,6 +20,7 @@ import numpy as np
 from absl import logging
 
 from batching.batching import Batching
+from cluster.allreduce.admission import IterationCompleted, ResidualsCollected
 from cluster.allreduce.executor.errors import (
   Abandoned,
   Damaged,
@@ -32,7 +33,8 @@ from cluster.allreduce.sums.memory import Memory, Nothing
 from cluster.allreduce.sums.summing import Summing
 from cluster.membership import handover
 from cluster.membership.process import Settings
-from cluster.membership.session import Session, explained
+from cluster.membership.session import Session, exit_on_error
+from cluster.network import messages
 from cluster.network.errors import TransportError
 from cluster.network.heartbeat import BEATS
 from cluster.probing import traffic
@@ -72,7 +74,7 @@ class Replica:
     faults: Faults,
     settings: Settings,
     hung: Callable[[str], None],
-    completed: Callable[[dict[str, Any]], None],
+    completed: Callable[[IterationCompleted | ResidualsCollected], None],
   ):
     """Connects to nobody yet.
 
@@ -141,37 +143,38 @@ class Replica:
         refuses this worker.
     """
     self._coordinator = coordinator
-    with explained(self.index), self._host:
-      while (verdict := self._session())['end'] != 'over':
+    with exit_on_error(self.index), self._host:
+      while (end := self._session()).kind != 'over':
         logging.info('Worker %d joins again.', self.index)
-    return verdict['finished']
+    return end.is_finished
 
-  def _session(self) -> dict[str, Any]:
+  def _session(self) -> messages.SessionEnd:
     """Works until the coordinator ends it, or is lost; returns what it has said."""
     self._pace, self._inbox, self._fresh = Pace(), Inbox(), True
     self._generation = self._stopped = -1
     with (
-      Session(
+      Session[messages.ToReplica](
         self._coordinator,
         self.index,
         self._settings,
-        with_beats=self._with_beats,
+        schema=messages.TO_REPLICA,
+        progress=self._progress,
+        receive=self._take,
         hung=self._hung,
-        told=self._told,
-        ending=self._end,
-        deaf=lambda: self._together and not self._summing.heeds,
+        on_end=self._end,
+        is_blocked=lambda: self._together and not self._summing.heeds,
       ) as life,
-      life.lived(self._faults),
+      life.suppress_errors(self._faults),
     ):
       self._prepare(life)
-      while not life.heart.ended.is_set():
+      while not life.heartbeat.ended.is_set():
         self._heed(life, self._inbox.take())
-    return life.heart.verdict
+    return life.heartbeat.end
 
-  def _prepare(self, life: Session) -> None:
+  def _prepare(self, life: Session[messages.ToReplica]) -> None:
     """Gets ready for a new life."""
     if not self._warm:
-      life.say({'doing': 'compiling'})
+      life.send(messages.Activity('compiling'))
       self.warm_up()
       self._warm = True
     settings = self._settings
@@ -182,90 +185,103 @@ class Replica:
     address = self._summing.open()
     life.stack.callback(self._summing.close)
     if settings.adapt:
-      telling = traffic.Telling(self._summing.traffic, life.say)
+      telling = traffic.Telling(self._summing.traffic, life.send)
       life.stack.enter_context(telling)
     life.stack.callback(self._measurer.close)
-    self._faults.happen(self._faults.due(self.index, life.number, Phase.START))
-    life.say(
-      {
-        'ready': True,
-        'devices': list(settings.devices),
-        'executor': address or giving.address,
-        'handover': giving.address,
-      }
+    self._faults.happen(
+      self._faults.due(self.index, life.incarnation, Phase.START)
+    )
+    life.send(
+      messages.ReplicaReady(
+        executor=address or giving.address,
+        handover=giving.address,
+        devices=settings.devices,
+      )
     )
 
-  def _told(self, told: dict[str, Any]) -> None:
-    """Takes in what the coordinator says; in a thread of the heart."""
-    if 'stop' in told and not told['ends']:
-      self._stopped = told['stop']
-      self._summing.abandon(before=told['stop'])
-    self._inbox.put(told)
+  def _take(self, message: messages.ToReplica) -> None:
+    """Takes in what the coordinator says; in a thread of the heartbeat."""
+    if isinstance(message, messages.StopEpoch) and not message.completes:
+      self._stopped = message.epoch
+      self._summing.abandon(before=message.epoch)
+    self._inbox.put(message)
 
   def _end(self) -> None:
     """Wakes all waits of this session; runs in a thread of the heartbeat."""
-    self._inbox.put({})
-    # What hangs must not keep the heart from ending this process.
+    self._inbox.put(None)
+    # What hangs must not keep the heartbeat from ending this process.
     threading.Thread(target=self._summing.abandon, daemon=True).start()
 
-  def _with_beats(self) -> dict[str, Any]:
+  def _progress(self) -> messages.Progress:
     # Others cannot tell who it is that holds up a sum.
     if self._summing.unanswered() > _HANGS:
       self._hung('executor')
     self._pace.follow(lambda: self._summing.steps)
     return self._pace.told()
 
-  def _heed(self, life: Session, told: dict[str, Any]) -> None:
+  def _heed(
+    self,
+    life: Session[messages.ToReplica],
+    message: messages.ToReplica | None,
+  ) -> None:
     """Does what the coordinator has said."""
-    if 'group' in told:
-      self._form(life, told['group'])
-    elif 'deal' in told:
-      deal = told['deal']
-      # What was dealt ahead is of no use after an iteration that has failed.
-      at = self._generation, self.learner.version
-      if at == (deal['generation'], deal['version']) and at[0] >= self._stopped:
-        self._iterate(life, deal)
-    elif 'measure' in told:
-      life.say(self._measurer(told['measure']))
-    elif 'check' in told:
-      if told['check'] == self._generation >= self._stopped:
-        self._tell_digest(life, told['check'])
-    elif 'compare' in told:
-      self._compare(life, told['compare'])
-    elif 'collect' in told:
-      self._collect(life, told['collect'])
-    elif 'stop' in told:
-      self._stopped = told['stop']
-      self._summing.abandon(before=told['stop'])
-      # What it has brought from elsewhere is not of this run's line.
-      life.say(
-        {
-          'event': 'stopped',
-          'generation': told['stop'],
-          'version': 0 if self._fresh else self.learner.version,
-          'books': [] if self._fresh else self._last,
-        }
-      )
+    match message:
+      case messages.ConnectMembers():
+        self._form(life, message)
+      case messages.Assignment():
+        # What was dealt ahead is of no use after an iteration that has failed.
+        at = self._generation, self.learner.version
+        current = at == (message.epoch, message.version)
+        if current and at[0] >= self._stopped:
+          self._iterate(life, message)
+      case messages.ProbeOrder():
+        life.send(self._measurer(message))
+      case messages.CheckState():
+        if message.epoch == self._generation >= self._stopped:
+          life.send(messages.StateDigest(*self._digest_report()))
+      case messages.CompareState():
+        self._compare(life, message)
+      case messages.CollectResiduals():
+        self._collect(life, message.epoch)
+      case messages.StopEpoch():
+        self._stopped = message.epoch
+        self._summing.abandon(before=message.epoch)
+        # What it has brought from elsewhere is not of this run's line.
+        life.send(
+          messages.EpochStopped(
+            epoch=message.epoch,
+            version=0 if self._fresh else self.learner.version,
+            statistics=[] if self._fresh else self._last,
+          )
+        )
 
-  def _form(self, life: Session, said: Mapping[str, Any]) -> None:
+  def _form(
+    self,
+    life: Session[messages.ToReplica],
+    order: messages.ConnectMembers,
+  ) -> None:
     """Connects to the others of a generation, with the learner of its version.
 
     Everybody checks the forest: it has come over the network.
     """
-    settings, generation = self._settings, said['generation']
+    settings, generation = self._settings, order.epoch
     self._generation = generation
-    self._pace.begin(said['version'])
+    self._pace.begin(order.version)
     self._pace.transfer()
     with self._telling(life, generation):
-      if said['source']:
-        self._fetch(life, said['version'], *said['source'])
+      if order.source:
+        self._fetch(life, order.version, *order.source)
       self._fresh = False
       self._pace.reach(_FETCHED)
-      self._summing.form(said, max(settings.start_s, settings.timeout_s))
-      self._tell_digest(life, generation, 'formed')
+      self._summing.form(order, max(settings.start_s, settings.timeout_s))
+      life.send(messages.Connected(*self._digest_report()))
 
   def _fetch(
-    self, life: Session, version: int, worker: int, address: str
+    self,
+    life: Session[messages.ToReplica],
+    version: int,
+    worker: int,
+    address: str,
   ) -> None:
     """Takes over the state of another worker, unless it has the same.
 
@@ -295,7 +311,7 @@ class Replica:
 
   def _fetched(
     self,
-    life: Session,
+    life: Session[messages.ToReplica],
     version: int,
     worker: int,
     address: str,
@@ -313,7 +329,8 @@ class Replica:
     Raises:
       PeerLost: If it cannot be had whole.
     """
-    life.say({'doing': f'fetching version {version} from {address}'})
+    text = f'fetching version {version} from {address}'
+    life.send(messages.Activity(text))
     settings = self._settings
     try:
       state, expected = handover.fetch(
@@ -342,37 +359,41 @@ class Replica:
       self.memory.recall(version, state['common'])
       self._digested = None
 
-  def _compare(self, life: Session, order: Mapping[str, Any]) -> None:
+  def _compare(
+    self,
+    life: Session[messages.ToReplica],
+    order: messages.CompareState,
+  ) -> None:
     """Compares its state with the reference, and takes that over.
 
     Args:
       life: Whose coordinator is told.
-      order: Generation and version; rank and address of the source; and whether
-        the state is replaced even if it differs by more than rounding.
+      order: The order of the coordinator.
     """
-    generation, version = order['generation'], order['version']
+    generation, version = order.epoch, order.version
     if generation != self._generation or generation < self._stopped:
       return
     self._pace.transfer()
     with self._telling(life, generation):
-      state = self._fetched(life, version, *order['source'])
+      state = self._fetched(life, version, *order.source)
       apart = _apart(self._shared(), state)
-      if order['replace']:
+      if order.replaces:
         self.memory.forget()
-      if order['replace'] or apart <= drift.BOUND:
+      if order.replaces or apart <= drift.BOUND:
         self._take_over(version, state)
-      life.say(
-        {
-          'event': 'compared',
-          'generation': generation,
-          'version': version,
-          'digest': self._digest(),
-          'difference': apart if math.isfinite(apart) else None,
-        }
+      life.send(
+        messages.StateCompared(
+          epoch=generation,
+          version=version,
+          digest=self._digest(),
+          difference=apart if math.isfinite(apart) else None,
+        )
       )
 
   @contextlib.contextmanager
-  def _telling(self, life: Session, generation: int) -> Iterator[None]:
+  def _telling(
+    self, life: Session[messages.ToReplica], generation: int
+  ) -> Iterator[None]:
     """Tells the coordinator if what others take part in fails; nothing follows."""
     self._together = True
     with contextlib.suppress(Abandoned):
@@ -382,62 +403,58 @@ class Replica:
         peer = None
         if isinstance(error, PeerLost | Damaged | ExecutorFailed):
           peer = error.worker
-        told = {'event': 'broken', 'generation': generation}
-        life.say(told | {'peer': peer, 'reason': str(error)[:200]})
+        life.send(messages.ConnectionLost(generation, peer, str(error)[:200]))
     self._together = False
 
-  def _iterate(self, life: Session, deal: Mapping[str, Any]) -> None:
+  def _iterate(
+    self, life: Session[messages.ToReplica], deal: messages.Assignment
+  ) -> None:
     """Takes part in one iteration."""
     if self._compiled is None:
       self._compiled = compilations.count()
-    with self._telling(life, deal['generation']):
+    with self._telling(life, deal.epoch):
       self._compute(life, deal)
       if following := self._inbox.next_deal():
-        ranges = tuple(map(tuple, following['ranges']))
         self._preparing = threading.Thread(
-          target=self._gradient.prepare, args=[ranges], daemon=True
+          target=self._gradient.prepare, args=[following.ranges], daemon=True
         )
         self._preparing.start()
       self._last = self._books.marked(*self._summing.total())
       self._apply(deal)
 
-  def _collect(self, life: Session, generation: int) -> None:
+  def _collect(
+    self, life: Session[messages.ToReplica], generation: int
+  ) -> None:
     """Sums what all keep, for a checkpoint."""
     if generation != self._generation or generation < self._stopped:
       return
     version = self.learner.version
     with self._telling(life, generation):
       self._summing.collect(version)
-      self._completed({'event': 'collected', 'version': version})
+      self._completed(ResidualsCollected(version=version))
 
-  def _tell_digest(
-    self, life: Session, generation: int, told: str = 'checked'
+  def _digest_report(self) -> tuple[int, int, str, messages.Traffic]:
+    """Returns epoch, version and digest of its state, and its traffic."""
+    sent = traffic.rows(self._summing.traffic())
+    return self._generation, self.learner.version, self._digest(), sent
+
+  def _compute(
+    self, life: Session[messages.ToReplica], deal: messages.Assignment
   ) -> None:
-    """Tells the digest of its state, and what it has sent."""
-    life.say(
-      {
-        'event': told,
-        'generation': generation,
-        'version': self.learner.version,
-        'digest': self._digest(),
-        'sent': traffic.rows(self._summing.traffic()),
-      }
-    )
-
-  def _compute(self, life: Session, deal: Mapping[str, Any]) -> None:
     """Computes a gradient, parts of which may travel at once."""
-    iteration, lead_time = deal['iteration'], life.heart.lead_time
-    self._pace.begin(deal['version'])
+    iteration = deal.iteration
+    coordinator_time = life.heartbeat.coordinator_time
+    self._pace.begin(deal.version)
     self._pace.compute()
     if not self._summing.travels:
       self._faults.happen(self._faults.due(self.index, iteration, Phase.PULL))
     began = time.monotonic()
-    ranges = tuple(map(tuple, deal['ranges']))
+    ranges = deal.ranges
     if self._preparing:  # Perhaps something else, of what was dealt ahead.
       self._preparing.join()
     self._gradient.prepare(ranges)
     start = time.monotonic()
-    examples, before = deal['examples'], self._gradient.computed
+    examples, before = deal.examples, self._gradient.computed
     least_s = self._host.least_s(iteration, examples)
     if not self._summing.paced:
       # What a config adds comes before the computation, as far as is known.
@@ -448,12 +465,12 @@ class Replica:
     if fault and fault.kind == Kind.FLIP:
       self._flip()
     loss, finite = self._summing.compute(
-      deal['version'],
+      deal.version,
       self.learner,
       ranges,
       worker=self.index,
       iteration=iteration,
-      stage=deal['stage'],
+      stage=deal.stage,
       fault=fault,
       least_s=least_s,
     )
@@ -461,8 +478,8 @@ class Replica:
     self._host.delay(iteration, examples, start)
     end = time.monotonic()
     entry = Entry(
-      began=lead_time(began) - deal['at'],
-      computed=lead_time(end) - deal['at'],
+      began=coordinator_time(began) - deal.assigned_at,
+      computed=coordinator_time(end) - deal.assigned_at,
       compute_s=end - start,
       examples=self._gradient.computed - before,
       compilations=compilations.count() - self._compiled,
@@ -474,17 +491,20 @@ class Replica:
     self._pace.transfer()
     self._summing.finish(numbers)
 
-  def _apply(self, deal: Mapping[str, Any]) -> None:
+  def _apply(self, deal: messages.Assignment) -> None:
     """Makes the next version of the sum, or skips what is not finite."""
-    if self._books.are_finite(self._last, deal['members']):
+    if self._books.are_finite(self._last, deal.members):
       self._summing.apply(
-        self.learner, examples=deal['total'], pushes=len(deal['members'])
+        self.learner, examples=deal.total, pushes=len(deal.members)
       )
     else:
       self.learner.skip()
       self.memory.note(self.learner.version)
-    told = {'event': 'completed', 'version': deal['version']}
-    self._completed(told | {'books': self._last, 'at': time.monotonic()})
+    self._completed(
+      IterationCompleted(
+        at=time.monotonic(), version=deal.version, statistics=self._last
+      )
+    )
 
   def _flip(self) -> None:
     """Changes a bit of the parameters, as damaged memory would."""

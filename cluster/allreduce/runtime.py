@@ -11,11 +11,29 @@ from typing import Any
 
 from absl import logging
 
-from cluster.allreduce.admission import AllreduceReception
+from cluster.allreduce.admission import (
+  AllreduceReception,
+  IterationCompleted,
+  ResidualsCollected,
+)
+from cluster.allreduce.formation import Formation
 from cluster.allreduce.memberships import Generations
 from cluster.allreduce.step_statistics import Booking, Books
+from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
+from cluster.membership.events import (
+  Event,
+  WorkerJoined,
+  WorkerLost,
+  WorkerMessage,
+)
+from cluster.membership.process import Settings
+from cluster.network import messages
+from cluster.network.messages import ToReplica
+from cluster.probing.events import ForestPacked, LinksMeasured
+from cluster.probing.link_manager import Linking
 from cluster.probing.traffic_log import Carrying
+from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable
 from cluster.traffic import Traffic
 from learning.learning import Overlap
@@ -37,7 +55,12 @@ class AllreduceRuntime(Generations):
     books: Books,
     overlap: Overlap,
     iteration_bytes: Callable[[int, int], int],
-    **of_generations: Any,
+    store: ReplicaStore,
+    formation: Formation,
+    linking: Callable[[Callable[[int, ToReplica], None]], Linking],
+    settings: Settings,
+    deadlines: Deadlines,
+    local: Callable[[str], Callable[[], object]] | None,
   ):
     """Listens to nobody yet.
 
@@ -47,12 +70,23 @@ class AllreduceRuntime(Generations):
       books: Of iterations.
       overlap: What sending gradients overlaps with in the coordinator's process.
       iteration_bytes: As of `Booking`.
-      **of_generations: `store`, of the learner, the coordinator's; `formation`, which
-        makes groups; `linking`, which makes what knows the links, given what
-        sends to a worker; and what `Leading` takes.
+      store: Parameter store, of the coordinator's replica.
+      formation: Membership epochs.
+      linking: Creates the link manager, given the function that sends a message
+        to a worker.
+      settings: As of `EventLoop`.
+      deadlines: As of `EventLoop`.
+      local: As of `EventLoop`.
     """
     super().__init__(
-      coordinator=coordinator, reception=reception, **of_generations
+      coordinator=coordinator,
+      reception=reception,
+      store=store,
+      formation=formation,
+      linking=linking,
+      settings=settings,
+      deadlines=deadlines,
+      local=local,
     )
     self._carrying = Carrying(self._formation, Traffic(coordinator.recorder))
     self._booking = Booking(
@@ -63,23 +97,8 @@ class AllreduceRuntime(Generations):
     # version all have, and in which generation they were asked, and when.
     self._collected = 0
     self._asked: tuple[int, float] | None = None
-    self._sent: list[dict[str, Any]] = []  # By members, as of the last check.
-    self._reactions = {
-      'ready': self._ready,
-      'failed': self._failed,
-      'unmendable': self._unmendable,
-      'formed': self._formed,
-      'broken': self._broken,
-      'stopped': self._stopped,
-      'checked': self._checked,
-      'compared': self._compared,
-      'completed': self._completed,
-      'collected': self._has_collected,
-      'answered': self._linking.answered,
-      'measured': self._measured,
-      'traffic': self._linking.traffic,
-      'packed': lambda event: self._linking.packed(event, self.time),
-    }
+    # Traffic of members, as of the last check.
+    self._sent: list[tuple[int, int, messages.StateDigest]] = []
     coordinator.attach(release=self._released, wake_at=lambda time: None)
 
   def warm_up(self) -> None:
@@ -121,7 +140,7 @@ class AllreduceRuntime(Generations):
       if self._asked is None or self._asked[0] < generation:
         self._asked = generation, time.monotonic()
         for index in self._formation.members:
-          self._say(index, {'collect': generation})
+          self._say(index, messages.CollectResiduals(generation))
       return False
     self._pausing, self._asked = False, None
     return True
@@ -135,8 +154,8 @@ class AllreduceRuntime(Generations):
     """
     if not self._pausing and self._still:
       self._deal()  # After a pause.
-    self._take(max(self._look_at - time.monotonic(), 0.0))
-    self._look()
+    self._take(max(self._check_at - time.monotonic(), 0.0))
+    self._check_progress()
     if self._asked and time.monotonic() - self._asked[1] > self._start_s:
       raise Unmendable('Workers do not say what they keep of gradients.')
 
@@ -146,7 +165,7 @@ class AllreduceRuntime(Generations):
       'time': self.time,
       'coordinator': self.coordinator.state(),
       'store': self._store.state(),
-      'lives': [member.lives for member in self._members],
+      'lives': [member.admissions for member in self._members],
       'drift': self._check.agreement.totals,
     }
 
@@ -156,7 +175,7 @@ class AllreduceRuntime(Generations):
     self._before = state['coordinator']
     self._store.restore(state['store'])
     for member, lives in zip(self._members, state['lives'], strict=False):
-      member.lives = lives
+      member.admissions = lives
     self._collected = self._store.version
     self._check.agreement.totals |= state.get('drift', {})
 
@@ -173,11 +192,48 @@ class AllreduceRuntime(Generations):
     """Enters the phase `push`: replicas receive sums, and never pull."""
     self.coordinator.workers[index].phase = 'push'
 
-  def _ready(self, event: dict[str, Any]) -> None:
-    if not self._admits(event):
+  def _handle(self, event: Event) -> None:
+    match event:
+      case WorkerJoined():
+        self._ready(event)
+      case WorkerLost():
+        self._failed(event)
+      case WorkerMessage():
+        self._take_message(event.worker, event.message)
+      case IterationCompleted():
+        self._completed(event)
+      case ResidualsCollected():
+        self._collected = event.version
+      case LinksMeasured():
+        self._measured(event)
+      case ForestPacked():
+        self._linking.packed(event, self.time)
+
+  def _take_message(
+    self, index: int, message: messages.FromWorker | messages.FromReplica
+  ) -> None:
+    match message:
+      case messages.Connected():
+        self._formed(index, message)
+      case messages.ConnectionLost():
+        self._broken(index, message)
+      case messages.EpochStopped():
+        self._stopped(index, message)
+      case messages.StateDigest():
+        self._checked(index, message)
+      case messages.StateCompared():
+        self._compared(index, message)
+      case messages.ProbeAnswer():
+        self._linking.answered(index, message)
+      case messages.TrafficReport():
+        self._linking.traffic(index, message)
+
+  def _ready(self, event: WorkerJoined) -> None:
+    if not self._admit(event):
       return
-    index = event['worker']
-    self._formation.came(index, event['executor'], event['handover'])
+    index, ready = event.worker, event.ready
+    if isinstance(ready, messages.ReplicaReady):
+      self._formation.came(index, ready.executor, ready.handover)
     if not self._started:
       if self._formation.waits:
         self._form()
@@ -186,13 +242,13 @@ class AllreduceRuntime(Generations):
     if self._still:  # Nobody would take it in.
       self._deal()
 
-  def _formed(self, event: dict[str, Any]) -> None:
-    if not self._is_current(event):
+  def _formed(self, index: int, message: messages.Connected) -> None:
+    if not self._is_current(index, message):
       return
-    self._carrying.forming(event)
-    if self._formation.formed(event['worker'], event['digest']):
+    self._carrying.forming(index, self._members[index].incarnation, message)
+    if self._formation.formed(index, message.digest):
       self._check.begin(
-        event['version'], self._begin_generation, self._formation.digests
+        message.version, self._begin_generation, self._formation.digests
       )
 
   def _begin_generation(self) -> None:
@@ -217,50 +273,46 @@ class AllreduceRuntime(Generations):
         self.coordinator.recorder.forgot(index, self.time, None)
       self.coordinator.leave(index, self.time, left[index])
 
-  def _checked(self, event: dict[str, Any]) -> None:
+  def _checked(self, index: int, message: messages.StateDigest) -> None:
     """Takes in what a member holds, and has sent."""
-    if self._is_current(event):
-      self._sent.append(event)
-      self._check.add_digest(event['worker'], event['version'], event['digest'])
+    if self._is_current(index, message):
+      self._sent.append((index, self._members[index].incarnation, message))
+      self._check.add_digest(index, message.version, message.digest)
 
-  def _compared(self, event: dict[str, Any]) -> None:
+  def _compared(self, index: int, message: messages.StateCompared) -> None:
     """Takes in how far a member's state was from the reference."""
-    if self._is_current(event):
+    if self._is_current(index, message):
       self._check.add_difference(
-        event['worker'], event['version'], event['difference'], event['digest']
+        index, message.version, message.difference, message.digest
       )
 
-  def _completed(self, event: dict[str, Any]) -> None:
+  def _completed(self, event: IterationCompleted) -> None:
     """An iteration has been summed, and applied.
 
     Before it is evaluated, or is the last one, replicas are compared: what is
     looked at, all have.
     """
     version, members = self._store.version, self._formation.members
-    if event['version'] != version:
+    if event.version != version:
       return
     self._formation.summed()
     if self._looks(sum(self.coordinator.workers[k].examples for k in members)):
       if not self._running:
         return  # The generation ends: it is booked when the next has formed.
       self._sent.clear()
-      self._check.begin(version + 1, lambda: self._agreed(event['books']))
+      self._check.begin(version + 1, lambda: self._agreed(event.statistics))
     else:
-      self._book(event['books'], members)
+      self._book(event.statistics, members)
       self._deal()
 
-  def _agreed(self, numbers: list[float]) -> None:
+  def _agreed(self, numbers: Sequence[float]) -> None:
     """Goes on with an iteration after which all hold the same state."""
     self._book(numbers, self._formation.members)
-    for event in self._sent:
-      self._carrying.checked(event, self.time)
+    for index, incarnation, message in self._sent:
+      self._carrying.checked(index, incarnation, message, self.time)
     self._deal()
 
-  def _has_collected(self, event: dict[str, Any]) -> None:
-    """Notes that the residuals of all workers are known."""
-    self._collected = event['version']
-
-  def _book(self, numbers: list[float], members: Sequence[int]) -> None:
+  def _book(self, numbers: Sequence[float], members: Sequence[int]) -> None:
     """Tells the scheme of an iteration that has been ended.
 
     Args:

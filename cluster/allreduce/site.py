@@ -3,13 +3,16 @@
 import faulthandler
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from absl import logging
 from ml_collections import ConfigDict
 
 from cluster import talks
-from cluster.allreduce.admission import AllreduceReception
+from cluster.allreduce.admission import (
+  AllreduceReception,
+  IterationCompleted,
+  ResidualsCollected,
+)
 from cluster.allreduce.formation import Formation
 from cluster.allreduce.replica import Replica
 from cluster.allreduce.runtime import AllreduceRuntime
@@ -82,7 +85,9 @@ class AllreduceSite(Process):
         self._pace = [part._replace(ready=1.0) for part in self._pace]
     self._combine_bytes = config.route.native.combine_bytes
     self._overlap = self._find_overlap(config.wire.name)
-    self._completed: Callable[[dict[str, Any]], None] | None = None
+    self._completed: (
+      Callable[[IterationCompleted | ResidualsCollected], None] | None
+    ) = None
     self._replica = self._made()
     self.store = ReplicaStore(self._replica, learned.schedule, learned.scaling)
     self._checkpoint = config.checkpoint.to_dict()
@@ -104,7 +109,9 @@ class AllreduceSite(Process):
     reception = AllreduceReception(
       num_workers=self._workers,
       reserved={0: self.settings.process},
-      **self._of_reception,
+      settings=self.settings,
+      port=self._port,
+      jobs=self.jobs,
     )
     self._completed = reception.events.put
     formation = Formation(
@@ -140,7 +147,8 @@ class AllreduceSite(Process):
       overlap=self._overlap,
       local=lambda coordinator: functools.partial(self._replica, coordinator),
       iteration_bytes=lambda n, stage: 2 * (n - 1) * self._sizes[stage],
-      **self._of_leading,
+      settings=self.settings,
+      deadlines=self.deadlines,
     )
 
   def _find_overlap(self, wire: str) -> Overlap:
@@ -222,9 +230,9 @@ class AllreduceSite(Process):
       completed=self._tell,
     )
 
-  def _tell(self, told: dict[str, Any]) -> None:
+  def _tell(self, event: IterationCompleted | ResidualsCollected) -> None:
     if self._completed:
-      self._completed(told)
+      self._completed(event)
 
   def _hung(self, said: str) -> None:
     """Ends a process whose worker hangs: all begin again if it is the coordinator."""

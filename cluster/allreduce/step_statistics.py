@@ -230,7 +230,7 @@ class Booking:
     self, index: int, entry: Entry, factors: tuple[float, ...], *, time: float
   ) -> None:
     member, coordinator = self._members[index], self._coordinator
-    member.compilations[member.life] = entry.compilations
+    member.compilations[member.incarnation] = entry.compilations
     examples = coordinator.workers[index].examples
     member.pace.computed.append((entry.compute_s, examples))
     coordinator.push(

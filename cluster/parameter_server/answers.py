@@ -1,11 +1,11 @@
 """What servers answer to the coordinator, which may come in parts."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
 from cluster.network import memory
+from cluster.network.messages import ShareSaved, VersionPart
 from cluster.network.streams import Corrupt
 from cluster.parameter_server.servers import Orders
 
@@ -24,34 +24,37 @@ class Answers:
     self._snapshots: dict[tuple[int, int], tuple[np.ndarray, int]] = {}
 
   def take(
-    self, server: int, event: Mapping[str, Any], body: Iterable[np.ndarray]
+    self,
+    server: int,
+    answer: ShareSaved | VersionPart,
+    body: Iterable[np.ndarray],
   ) -> None:
-    """Takes in an answer, or a part of one.
+    """Handles an answer, or a part of one.
 
     Args:
-      server: Which one.
-      event: 'event' is 'saved', with the 'error' if there was one, or
-        'snapshot', with its 'size_bytes'; 'id' is the question's.
-      body: Bytes of the snapshot; others' messages may come between them.
+      server: Rank of the server.
+      answer: The answer.
+      body: Bytes of a version; other messages may come between its parts.
 
     Raises:
       Corrupt: If it answers something else than it was asked.
     """
-    if not self._orders.asks(server, event['id']):
+    if not self._orders.asks(server, answer.question):
       raise Corrupt(f'Server {server} answers what it was not asked.')
-    if event['event'] == 'saved':
-      failed = event.get('error') is not None
-      answer = OSError(f'Server {server}: {event["error"]}') if failed else None
-      self._orders.answer(server, event['id'], answer)
+    if isinstance(answer, VersionPart):
+      self._take(server, answer, body)
     else:
-      self._take(server, event, body)
+      error = None
+      if answer.error is not None:
+        error = OSError(f'Server {server}: {answer.error}')
+      self._orders.answer(server, answer.question, error)
 
   def _take(
-    self, server: int, event: Mapping[str, Any], body: Iterable[np.ndarray]
+    self, server: int, part: VersionPart, body: Iterable[np.ndarray]
   ) -> None:
-    key, size = (server, event['id']), self._orders.held_bytes(server)
-    if event['size_bytes'] != size:
-      raise Corrupt(f'Expected {size} bytes, got {event["size_bytes"]}.')
+    key, size = (server, part.question), self._orders.held_bytes(server)
+    if part.size_bytes != size:
+      raise Corrupt(f'Expected {size} bytes, got {part.size_bytes}.')
     if key not in self._snapshots:
       self._snapshots[key] = memory.aligned(size), 0
     vector, start = self._snapshots[key]
@@ -64,4 +67,4 @@ class Answers:
     self._snapshots[key] = vector, start
     if start == size:
       del self._snapshots[key]
-      self._orders.answer(server, event['id'], vector.view(np.float32))
+      self._orders.answer(server, part.question, vector.view(np.float32))

@@ -22,12 +22,13 @@ from absl import logging
 
 from cluster.membership import handover
 from cluster.membership.process import Settings
+from cluster.network import messages
 from cluster.network.errors import Corrupt, TransportError
 from cluster.process.deadlines import Deadlines
 from learning.digest import digest
 from learning.learning import Evaluation
 
-Say = Callable[[dict[str, Any]], None]
+Say = Callable[[messages.FromWorker], None]
 
 
 class Lost(Exception):
@@ -163,22 +164,20 @@ class Evaluator:
     """Compiles the evaluation."""
     self._evaluate.warm_up(*self._like)
 
-  def answer(self, asked: Mapping[str, Any], say: Say) -> None:
+  def answer(self, request: messages.Evaluate, say: Say) -> None:
     """Evaluates, and tells the coordinator the figures, or why there are none.
 
     Args:
-      asked: `evaluate`, number of the evaluation, and `address`, where its
-        version can be fetched.
+      request: The request of the coordinator.
       say: Sends a message to the coordinator.
     """
-    number, figures, error = asked['evaluate'], None, None
+    figures, error = None, None
     try:
-      figures = self._figures(number, asked['address'])
+      figures = self._figures(request.number, request.address)
     except (TransportError, jax.errors.JaxRuntimeError) as failed:
       error = f'{type(failed).__name__}: {failed}'
-    said = {'event': 'evaluated', 'number': number}
     with contextlib.suppress(TransportError):  # The coordinator notices, too.
-      say(said | {'figures': figures, 'error': error})
+      say(messages.Evaluated(request.number, figures, error))
 
   def _figures(self, number: int, address: str) -> dict[str, float]:
     settings = self._settings

@@ -2,23 +2,28 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from absl import logging
 
 from cluster.membership.joining import RankHeld, join
 from cluster.membership.process import Settings
-from cluster.network.heartbeat import Heart
-from cluster.network.streams import Refused, TransportError, chunked
+from cluster.network import messages
+from cluster.network.heartbeat import Heartbeat
+from cluster.network.streams import (
+  Corrupt,
+  Refused,
+  TransportError,
+  chunked,
+)
 from cluster.parameter_server.server import Report, Server
 from cluster.process.exits import Unmendable
 
 
 def host(
   index: int,
-  make: Callable[[Report, Mapping[str, Any]], Server],
+  make: Callable[[Report, tuple[int, int] | None], Server],
   coordinator: str,
   settings: Settings,
 ) -> bool:
@@ -28,7 +33,8 @@ def host(
 
   Args:
     index: Which server.
-    make: Makes it, given how it reports and what the coordinator greets it with.
+    make: Creates it, given the function for its reports and the checkpoint to
+      resume from.
     coordinator: HOST:PORT of the coordinator.
     settings: What all processes agree on.
 
@@ -42,31 +48,32 @@ def host(
   """
   address, security = settings.address, settings.security
   timeout_s, start_s = settings.timeout_s, settings.start_s
-  hello = {
-    'server': index,
-    'process': settings.process,
-    'fingerprint': settings.fingerprint,
-  }
+  hello = messages.ServerHello(index, settings.process, settings.fingerprint)
   server: Server | None = None
-  first: Mapping[str, Any] = {}
+  first: messages.ServerAdmitted | None = None
   ordered = threading.Event()
 
-  def report(event: dict[str, Any], body: Iterable[np.ndarray]) -> None:
+  def report(
+    message: messages.ServerReport, body: Iterable[np.ndarray]
+  ) -> None:
     parts = list(body)
-    stream.send(event, chunked(parts), sum(part.size for part in parts))
+    stream.send(message, chunked(parts), sum(part.size for part in parts))
 
-  def beside() -> dict[str, Any]:
-    return {'orders': server.doing} if server else {}
+  def beat(now: float) -> messages.ServerHeartbeat:
+    return messages.ServerHeartbeat(now, server.progress if server else None)
 
-  def order(told: dict[str, Any]) -> None:
+  def order(message: messages.Orders) -> None:
+    if server is None:
+      raise Corrupt('Expected orders after the address was sent, got some.')
     ordered.set()
-    server.order(told['sequence'], told['orders'])
+    server.order(message.sequence, message.orders)
 
   while True:
     try:
-      stream, greeting = join(
+      stream, admission = join(
         coordinator,
         hello,
+        messages.SERVER_ADMISSION,
         security=security,
         timeout_s=timeout_s,
         start_s=start_s,
@@ -79,30 +86,31 @@ def host(
       raise Unmendable(
         f'Server {index} has lost the coordinator: {error}'
       ) from error
-    heart = Heart(
+    heartbeat = Heartbeat(
       stream,
+      schema=messages.TO_SERVER,
       timeout_s=timeout_s,
-      ending=lambda: None,
-      told=order,
-      with_beats=beside,
+      beat=beat,
+      receive=order,
+      on_end=lambda: None,
     )
-    with contextlib.suppress(TransportError):  # The heart notices, too.
+    with contextlib.suppress(TransportError):  # The heartbeat meets it, too.
       if server is None:
-        stream.send({'doing': 'compiling'})
-        server, first = make(report, greeting), greeting
+        stream.send(messages.Activity('compiling'))
+        server, first = make(report, admission.restore), admission
         server.open(address, security)
-      if greeting == first:
-        stream.send({'address': server.address})
-        heart.ended.wait()
-    if heart.verdict['end'] != 'lost':
+      if admission == first:
+        stream.send(messages.ServerAddress(server.address))
+        heartbeat.ended.wait()
+    if heartbeat.end.kind != 'lost':
       break
     stream.cancel()  # Orders may wait for it to take in a snapshot.
-    if ordered.is_set() or greeting != first:
+    if ordered.is_set() or admission != first:
       server.close(timeout_s)
-      reason = heart.verdict['reason'] or 'another one is there'
+      reason = heartbeat.end.reason or 'another one is there'
       raise Unmendable(f'Server {index} has lost the coordinator: {reason}')
     stream.close()
-    logging.info('Server %d comes again: %s', index, heart.verdict['reason'])
+    logging.info('Server %d comes again: %s', index, heartbeat.end.reason)
   server.close(timeout_s)
   stream.close()
-  return heart.verdict['finished']
+  return heartbeat.end.is_finished

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from cluster.network.messages import ServerReport, ShareSaved, VersionPart
 from cluster.network.streams import TransportError, chunked
 from outputs import checkpoints, stores
 from wire.flat import views
 
-# Called with what happened, by name, and with bytes that belong to it.
-Report = Callable[[dict[str, Any], Iterable[np.ndarray]], None]
+# Called with a report of a server, and with bytes that belong to it.
+Report = Callable[[ServerReport, Iterable[np.ndarray]], None]
 
 # Between messages that others may come between: locks are not fair.
 _GAP_S = 1e-3
@@ -89,19 +90,18 @@ class Keeping:
     stores.write(path, tree())
 
   def _tell(self, number: int, whole: list[np.ndarray]) -> None:
-    told = {'event': 'snapshot', 'id': number}
-    told['size_bytes'] = sum(part.size for part in whole)
+    part = VersionPart(number, sum(each.size for each in whole))
     # The coordinator knows whom it has lost.
     with contextlib.suppress(TransportError):
-      self._report(told, ())
+      self._report(part, ())
       for chunk in chunked(whole):
-        self._report(told, [chunk])
+        self._report(part, [chunk])
         time.sleep(_GAP_S)
 
   def _saved(self, number: int, saved: Future) -> None:
-    told = {'event': 'saved', 'id': number}
+    reason = None
     if error := saved.exception():
       logging.error('A part of a checkpoint could not be written: %s', error)
-      told['error'] = f'{type(error).__name__}: {error}'
+      reason = f'{type(error).__name__}: {error}'
     with contextlib.suppress(TransportError):
-      self._report(told, ())
+      self._report(ShareSaved(number, reason), ())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cluster.network.errors import TransportError
+from cluster.network.messages import FromWorker, ResidualSaved, SaveResidual
 from outputs import stores
 from wire import kept
 from wire.flat import Flat
@@ -81,22 +82,21 @@ class Remembered:
     self._known = dict(list(known.items())[-_LAST:])
 
   def answer(
-    self, asked: dict[str, Any], say: Callable[[dict[str, Any]], None]
+    self, request: SaveResidual, say: Callable[[FromWorker], None]
   ) -> None:
     """Writes what is kept into a checkpoint, and says whether it is there.
 
     Args:
-      asked: `save`, the number of the checkpoint, and `since`, what is to be
-        remembered in it.
+      request: The request of the coordinator.
       say: Tells the coordinator.
     """
-    step, known, error = asked['save'], False, None
+    step, known, error = request.step, False, None
     try:
-      known = self._save(step, Since(*asked['since']))
+      known = self._save(step, Since(*request.residual))
     except OSError as failed:
       error = f'{type(failed).__name__}: {failed}'
     with contextlib.suppress(TransportError):  # The coordinator notices, too.
-      say({'event': 'kept', 'step': step, 'known': known, 'error': error})
+      say(ResidualSaved(step, known, error))
 
   def _save(self, step: int, since: Since) -> bool:
     states = self._of(since)

@@ -7,25 +7,32 @@ scheme says.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from absl import logging
 
 from cluster.coordinator import Coordinator
-from cluster.membership.event_loop import Leading
-from cluster.parameter_server.admission import ParameterServerReception
+from cluster.membership.event_loop import EventLoop
+from cluster.membership.events import Event, WorkerJoined, WorkerLost
+from cluster.membership.process import Settings
+from cluster.network.messages import Pull
+from cluster.parameter_server.admission import (
+  ParameterServerReception,
+  PushReceived,
+)
 from cluster.parameter_server.residuals import Since, shared
 from cluster.parameter_server.server import Report, Server
 from cluster.parameter_server.servers import Orders
+from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable
 from learning.scaling import factor, of
 
 _MOST = 64  # Events whose orders wait for one another.
 
 
-class ParameterServerRuntime(Leading):
+class ParameterServerRuntime(EventLoop):
   """Real workers and servers.
 
   Attributes:
@@ -39,10 +46,12 @@ class ParameterServerRuntime(Leading):
     coordinator: Coordinator,
     orders: Orders,
     reception: ParameterServerReception,
-    server: Callable[[Report, Mapping[str, Any]], Server],
+    server: Callable[[Report, tuple[int, int] | None], Server],
     num_servers: int,
     kept: Callable[[], tuple[int, list[int]] | None],
-    **of_leading: Any,
+    settings: Settings,
+    deadlines: Deadlines,
+    local: Callable[[str], Callable[[], object]] | None,
   ):
     """Listens to nobody yet.
 
@@ -50,13 +59,22 @@ class ParameterServerRuntime(Leading):
       coordinator: Asks the scheme.
       orders: For all servers; the coordinator's store.
       reception: Talks to workers and servers.
-      server: Makes server 0, given how it reports and how servers are greeted.
+      server: Creates server 0, given the function for its reports and the
+        checkpoint to resume from.
       num_servers: Number of servers.
       kept: Returns, if the run goes on from a checkpoint, its number and the
         workers who have parts in it.
-      **of_leading: As of `Leading`.
+      settings: As of `EventLoop`.
+      deadlines: As of `EventLoop`.
+      local: As of `EventLoop`.
     """
-    super().__init__(coordinator=coordinator, reception=reception, **of_leading)
+    super().__init__(
+      coordinator=coordinator,
+      reception=reception,
+      settings=settings,
+      deadlines=deadlines,
+      local=local,
+    )
     self._orders = orders
     self._reception: ParameterServerReception = reception
     self._server = server
@@ -67,13 +85,6 @@ class ParameterServerRuntime(Leading):
     self._since = [Since()] * count  # Before an iteration has counted.
     self._wake: float | None = None
     self._alone_since = math.inf
-    self._reactions = {
-      'here': lambda event: None,
-      'ready': self._ready,
-      'arrived': self._arrived,
-      'failed': self._failed,
-      'unmendable': self._unmendable,
-    }
     coordinator.attach(release=self._release, wake_at=self._wake_at)
 
   def warm_up(self) -> None:
@@ -114,7 +125,7 @@ class ParameterServerRuntime(Leading):
       Unmendable: If a server is lost, or if no worker has been there for long.
       FloatingPointError: If a loss or a gradient is not finite.
     """
-    wait_s = self._look_at - time.monotonic()
+    wait_s = self._check_at - time.monotonic()
     if self._wake is not None:
       wait_s = min(wait_s, self._wake - self._now())
     for _ in range(_MOST):
@@ -128,7 +139,7 @@ class ParameterServerRuntime(Leading):
       self._wake = None
       self.time = max(self.time, self._now())
       self.coordinator.wake(self.time)
-    self._look()
+    self._check_progress()
     self._orders.flush()
 
   def pause(self) -> bool:
@@ -156,53 +167,64 @@ class ParameterServerRuntime(Leading):
     """True if the time at which the scheme asked to be woken has come."""
     return self._wake is not None and self._now() >= self._wake
 
-  def _ready(self, event: dict[str, Any]) -> None:
-    if not self._admits(event):
+  def _handle(self, event: Event) -> None:
+    match event:
+      case WorkerJoined():
+        self._ready(event)
+      case PushReceived():
+        self._arrived(event)
+      case WorkerLost():
+        self._failed(event)
+
+  def _ready(self, event: WorkerJoined) -> None:
+    if not self._admit(event):
       return
-    index, member = event['worker'], self._members[event['worker']]
-    self._orders.lives[index] = event['life']
+    index, member = event.worker, self._members[event.worker]
+    self._orders.lives[index] = event.incarnation
     member.arrived = 0
     if self._started:
       logging.info('Worker %d is back.', index)
       self.coordinator.join(index, self.time)
 
-  def _arrived(self, event: dict[str, Any]) -> None:
-    index, member = event['worker'], self._members[event['worker']]
+  def _arrived(self, event: PushReceived) -> None:
+    index, member = event.worker, self._members[event.worker]
+    report = event.report
     member.arrived += 1
     if member.arrived < self._num_servers:
       return
     member.arrived = 0
-    loss, finite = event['loss'], event['finite']
+    loss, finite = report.loss, report.is_finite
     self.coordinator.check(index, finite=finite, loss=loss)
-    member.compilations[event['life']] = event['compilations']
-    if event['recalled'] and self._orders.keeps:
+    member.compilations[event.incarnation] = report.compilations
+    if report.has_recalled and self._orders.keeps:
       self.coordinator.recorder.recalled(index, self.time)
-    member.counted = event['iteration']
+    member.counted = report.iteration
     examples = self.coordinator.workers[index].examples
-    member.pace.computed.append((event['compute_s'], examples))
+    member.pace.computed.append((report.compute_s, examples))
     stage = self.coordinator.workers[index].stage
     self.coordinator.carried(self._orders.sizes_bytes[stage])
     since = self.coordinator.workers[index].since
-    for phase, at in (('compute', 'pulled_at'), ('push', 'computed_at')):
+    moments = ('compute', report.pulled_at), ('push', report.computed_at)
+    for phase, at in moments:
       # Clocks are compared to within a round trip.
-      since = min(max(since, event[at] - self._began), self.time)
+      since = min(max(since, at - (self._began or 0.0)), self.time)
       self.coordinator.enter(index, phase, since)
     self.coordinator.push(
       index,
       self.time,
-      compute_s=event['compute_s'],
-      factors=event['factors'],
-      computed=event['computed'],
+      compute_s=report.compute_s,
+      factors=report.factors,
+      computed=report.computed,
       loss=loss,
       finite=finite,
     )
 
-  def _failed(self, event: dict[str, Any]) -> None:
-    index, member = event['worker'], self._members[event['worker']]
-    if event['life'] == member.life and member.stream is not None:
-      self._lose(index, event['reason'])
-    elif event['life'] != member.life:
-      self._orders.end(index, event['life'])  # Servers may wait for it.
+  def _failed(self, event: WorkerLost) -> None:
+    index, member = event.worker, self._members[event.worker]
+    if event.incarnation != member.incarnation:
+      self._orders.end(index, event.incarnation)  # Servers may wait for it.
+    elif member.stream is not None:
+      self._lose(index, event.reason)
 
   def _lose(self, index: int, reason: str) -> None:
     """A worker is gone, or as good as gone."""
@@ -210,13 +232,13 @@ class ParameterServerRuntime(Leading):
     logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
     self._reception.evict(index, stream, reason)
-    self._orders.end(index, member.life)
+    self._orders.end(index, member.incarnation)
     if self._started:
       if self._orders.keeps and self._remembers(index).any:
         self.coordinator.recorder.forgot(index, self.time, None)
       self.coordinator.leave(index, self.time, reason)
 
-  def _look_around(self) -> None:
+  def _check_processes(self) -> None:
     """Gives up who is silent or does not go on, and if nobody is left."""
     self._lose_silent()
     self._lose_overdue()
@@ -246,15 +268,15 @@ class ParameterServerRuntime(Leading):
     pace.moved, pace.after = time.monotonic(), self._orders.sequence + 1
     self._orders.release(
       index,
-      {
-        'iteration': worker.iteration,
-        'ranges': worker.ranges,
-        'examples': worker.examples,
-        'scale': factor(of(self._orders.scalings, index)),
-        'next': self.coordinator.upcoming(index),
-        'stage': worker.stage,
-        'since': self._remembers(index),
-      },
+      Pull(
+        iteration=worker.iteration,
+        ranges=worker.ranges,
+        examples=worker.examples,
+        scale=factor(of(self._orders.scalings, index)),
+        upcoming=self.coordinator.upcoming(index),
+        stage=worker.stage,
+        residual=self._remembers(index),
+      ),
     )
 
   def _remembers(self, index: int) -> Since:

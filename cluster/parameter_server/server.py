@@ -10,15 +10,15 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import jax
+import msgspec
 import numpy as np
 from absl import logging
 
-from cluster.membership import checked
-from cluster.network import memory
+from cluster.network import memory, messages
+from cluster.network.messages import Order, OrderProgress
 from cluster.network.streams import (
   Incoming,
   Listener,
@@ -48,7 +48,10 @@ class _Port:
 
   def __init__(self, stream: Stream) -> None:
     self.stream = stream
-    self.releases: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+    # The next iteration, and the parameters unless the worker has all pieces.
+    self.releases: queue.SimpleQueue[
+      tuple[messages.Pull, list[np.ndarray] | None] | None
+    ] = queue.SimpleQueue()
     self.ended = False
 
 
@@ -95,20 +98,12 @@ class Server:
     self._pieces = learner if isinstance(learner, Pieces) else None
     self._lock = threading.Lock()
     self._current: tuple[int, list[np.ndarray]] = -1, []  # Version, its bytes.
-    self._orders: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+    self._orders: queue.SimpleQueue[tuple[int, Sequence[Order]] | None] = (
+      queue.SimpleQueue()
+    )
     self._sequence = self._done = 0
     self._order: tuple[str, float] = '', 0.0  # And since when.
     self._longest: dict[str, float] = {}  # Seconds of orders, by name.
-    self._obeyed = {
-      'add': self._add,
-      'commit': self._commit,
-      'release': self._release,
-      'end': self._end,
-      'hold': self._hold,
-      'drop': keeping.drop,
-      'send': keeping.send,
-      'save': self._save,
-    }
     self._listener: Listener | None = None
     self._thread = threading.Thread(target=self._execute, daemon=True)
     self._thread.start()
@@ -131,34 +126,22 @@ class Server:
     self.address = self._listener.address
 
   @property
-  def doing(self) -> dict[str, Any]:
-    """Progress of the orders, which every heartbeat carries to the coordinator.
-
-    'obeyed': number of calls of `order` whose orders have all been executed;
-    'order': name of the order that is being executed, or ''; 'since_s': seconds
-    since its start; 'usual_s': seconds of the longest earlier order of that
-    name, or None.
-    """
+  def progress(self) -> OrderProgress:
+    """Progress of the orders, which every heartbeat carries to the coordinator."""
     name, start = self._order
-    return {
-      'obeyed': self._done,
-      'order': name,
-      'since_s': time.monotonic() - start,
-      'usual_s': self._longest.get(name),
-    }
+    return OrderProgress(
+      executed=self._done,
+      order=name,
+      since_s=time.monotonic() - start,
+      usual_s=self._longest.get(name),
+    )
 
-  def order(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
-    """Takes orders that are carried out after those of lower numbers.
+  def order(self, sequence: int, orders: Sequence[Order]) -> None:
+    """Takes orders, which are executed after those of lower numbers.
 
     Args:
-      sequence: Higher by one than the last.
-      orders: 'add', worker, life, update, examples, scale: sums a push that has
-        arrived whole, and is to be divided by its scale, or forgets it if the
-        examples are 0; 'commit', update; 'release', worker, life, header: sends
-        the version of this moment; 'end', worker, life: ends a stream;
-        'hold', held: keeps the version of this moment under a number; 'drop',
-        held: forgets it; 'send', id, held: reports it; 'save', id, step: writes
-        a part of a checkpoint and reports that it is safe.
+      sequence: Number of these orders, higher by one than the last.
+      orders: The orders.
     """
     self._orders.put((sequence, orders))
 
@@ -181,35 +164,34 @@ class Server:
     if before is not None:  # Its worker had lost the connection.
       before.releases.put(None)
       before.stream.cancel('its worker has connected again')
-    key = {'worker': worker, 'life': life}
     try:
       pieces = self._pieces.piece_bytes() if self._pieces else []
-      stream.send({'pieces': pieces})
+      stream.send(messages.PieceSizes(pieces))
       sender = None  # Of pieces.
       while (release := port.releases.get()) is not None:
         if sender:
           sender.join()
-        header, sent = release
+        pull, sent = release
         if sent is None:
-          stream.send(header)  # It has all pieces.
+          stream.send(messages.Released(pull))  # It has all pieces.
         else:
-          stream.send(header, chunked(sent), self._pull_bytes)
+          stream.send(messages.Released(pull), chunked(sent), self._pull_bytes)
           del sent, release
-        message = stream.receive()
-        self._check(message, header['iteration'], header['stage'])
+        message = stream.receive(messages.PUSH)
+        self._check(message, pull.iteration, pull.stage)
         payload: Payload | Key = (worker, life)
         if self._pieces:
           sender = self._pipe(stream, message, payload)
         else:
-          payload = self._taken(message, header['stage'])
+          payload = self._taken(message, pull.stage)
         with self._lock:
           if not port.ended:  # Else nobody would take it out again.
             self._payloads[worker, life] = payload
-        self._report(message.header | {'event': 'arrived'} | key, ())
+        self._report(messages.PushArrived(worker, life, message.header), ())
     except (TransportError, WrongPush) as error:
       reason = f'{type(error).__name__}: {error}'
       if self._ports.get((worker, life)) is port:
-        self._report({'event': 'failed'} | key | {'reason': reason}, ())
+        self._report(messages.WorkerFailed(worker, life, reason), ())
       raise
     finally:
       with self._lock:
@@ -233,8 +215,12 @@ class Server:
     if self._listener:
       self._listener.close(grace_s)
 
-  def _welcome(self, stream: Stream, hello: Mapping[str, Any]) -> None:
-    self.serve(stream, *checked.key(hello))
+  def _welcome(self, stream: Stream, hello: msgspec.Raw) -> None:
+    try:
+      worker = messages.WORKER_CONNECTION.decode(hello)
+    except ValueError as error:
+      raise Refused(f'sent another hello: {error}') from error
+    self.serve(stream, worker.worker, worker.incarnation)
 
   def _warm_up(self, stage: int) -> None:
     """Compiles what pushes of a stage of the wire need."""
@@ -243,17 +229,19 @@ class Server:
     payload = jax.block_until_ready(self._payload(sent, stage))
     self.learner.warm_up(payload)
 
-  def _check(self, message: Incoming, iteration: int, stage: int) -> None:
-    if wrong := checked.wrong_in_report(message.header):
-      raise WrongPush(wrong)
-    got = message.header['iteration']
+  def _check(
+    self, message: Incoming[messages.PushReport], iteration: int, stage: int
+  ) -> None:
+    got = message.header.iteration
     if got != iteration:
       raise WrongPush(f'Expected iteration {iteration}, got {got}.')
     size = self._flat.push_bytes(self.index, stage)
     if message.size_bytes != size:
       raise WrongPush(f'Expected {size} bytes, got {message.size_bytes}.')
 
-  def _taken(self, message: Incoming, stage: int) -> Payload:
+  def _taken(
+    self, message: Incoming[messages.PushReport], stage: int
+  ) -> Payload:
     """Returns the payload of a push once it has arrived whole."""
     sent = memory.aligned(self._flat.push_bytes(self.index, stage))
     message.read(sent)
@@ -266,7 +254,7 @@ class Server:
     return self._flat.taken(message, self.index, stage)
 
   def _pipe(
-    self, stream: Stream, message: Incoming, key: Key
+    self, stream: Stream, message: Incoming[messages.PushReport], key: Key
   ) -> threading.Thread:
     """Takes a push in pieces; returns the thread that sends them back."""
     pieces = self._pieces.served(key)
@@ -276,7 +264,7 @@ class Server:
     sender.start()
     with self._lock:
       self._piped.add(key)
-    if not message.header['finite']:
+    if not message.header.is_finite:
       self._pieces.void(key)
     with placement.on_cpu():
       for number, chunk in enumerate(message.chunks):
@@ -292,53 +280,70 @@ class Server:
       reason = f'{type(error).__name__}: {error}'
       logging.exception('Server %d has failed', self.index)
       with contextlib.suppress(TransportError):
-        self._report({'event': 'unmendable', 'reason': reason}, ())
+        self._report(messages.ServerFailed(reason), ())
 
-  def _obey(self, sequence: int, orders: Sequence[Sequence[Any]]) -> None:
+  def _obey(self, sequence: int, orders: Sequence[Order]) -> None:
     if sequence != self._sequence:
       raise RuntimeError(f'Expected orders {self._sequence}, got {sequence}.')
     self._sequence += 1
     # Whoever is released at once makes a superstep.
-    for name, group in itertools.groupby(orders, lambda order: order[0]):
-      alike = [arguments for _, *arguments in group]
-      if name == 'release':
+    for kind, group in itertools.groupby(orders, type):
+      alike, name = list(group), kind.__name__
+      releases = [each for each in alike if isinstance(each, messages.Release)]
+      if releases:
         # Servers begin with different workers.
-        alike.sort(key=lambda each: (each[0] <= self.index, each[0]))
+        releases.sort(key=lambda each: (each.worker <= self.index, each.worker))
+        alike = [*releases]
         if self._pieces:
-          self._expect(alike)
-      for arguments in alike:
+          self._expect(releases)
+      for order in alike:
         start = time.monotonic()
         self._order = name, start
-        self._obeyed[name](*arguments)
+        self._obey_one(order)
         self._order = '', 0.0
         seconds = time.monotonic() - start
         self._longest[name] = max(seconds, self._longest.get(name, 0.0))
     self._done = self._sequence
 
-  def _add(
-    self, worker: int, life: int, update: int, examples: int, scale: float
-  ) -> None:
-    with self._lock:
-      payload = self._payloads.pop((worker, life))
-    if examples:
-      self.learner.add(update, payload, examples, scale=scale)
+  def _obey_one(self, order: Order) -> None:
+    match order:
+      case messages.Add():
+        self._add(order)
+      case messages.Commit():
+        self.learner.commit(order.update)
+      case messages.Release():
+        self._release(order)
+      case messages.EndWorker():
+        self._end(order.worker, order.incarnation)
+      case messages.Hold():
+        self._hold(order.version)
+      case messages.Drop():
+        self._keeping.drop(order.version)
+      case messages.SendVersion():
+        self._keeping.send(order.question, order.version)
+      case messages.SaveShare():
+        self._save(order.question, order.step)
 
-  def _commit(self, update: int) -> None:
-    self.learner.commit(update)
-
-  def _release(self, worker: int, life: int, header: dict[str, Any]) -> None:
+  def _add(self, order: messages.Add) -> None:
     with self._lock:
-      port = self._ports.get((worker, life))
-      has_all = (worker, life) in self._piped
-      self._piped.discard((worker, life))
+      payload = self._payloads.pop((order.worker, order.incarnation))
+    if order.examples:
+      self.learner.add(order.update, payload, order.examples, scale=order.scale)
+
+  def _release(self, order: messages.Release) -> None:
+    key = order.worker, order.incarnation
+    with self._lock:
+      port = self._ports.get(key)
+      has_all = key in self._piped
+      self._piped.discard(key)
     if port is not None:  # Its stream may just have ended.
-      port.releases.put((header, None if has_all else self._outgoing()))
+      port.releases.put((order.pull, None if has_all else self._outgoing()))
 
-  def _expect(self, releases: Sequence[Sequence[Any]]) -> None:
+  def _expect(self, releases: Sequence[messages.Release]) -> None:
     """Prepares for the pushes of all workers that are released at once."""
     expected = {
-      (worker, life): (header['examples'], header['scale'])
-      for worker, life, header in releases
+      (each.worker, each.incarnation): (each.pull.examples, each.pull.scale)
+      for each in releases
     }
     if not self._pieces.expect(expected):
       with self._lock:
@@ -378,4 +383,4 @@ class Server:
 def _sent(stream: Stream, pieces: Iterator[np.ndarray], size: int) -> None:
   # Who receives from the stream meets the error, too, and tells of it.
   with contextlib.suppress(TransportError, ValueError):
-    stream.send({}, pieces, size)
+    stream.send(messages.PulledPieces(), pieces, size)

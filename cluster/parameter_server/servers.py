@@ -6,12 +6,13 @@ coordinator wants into numbered orders that all of them carry out in the same se
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
 
+from cluster.network import messages
 from learning.scaling import Scaling, factor, of
 from learning.schedule import Schedule
 from wire.flat import Flat
@@ -23,7 +24,7 @@ Key = tuple[int, int]  # A worker and which life of it.
 class Ordered(Protocol):
   """A server: here, or at the other end of a stream."""
 
-  def order(self, sequence: int, orders: list[list[Any]]) -> None:
+  def order(self, sequence: int, orders: Sequence[messages.Order]) -> None:
     """Takes orders that are carried out after those of lower numbers."""
 
 
@@ -61,7 +62,7 @@ class Orders:
     self._flat = flat
     self._schedule = schedule
     self._servers: list[Ordered] = []
-    self._orders: list[list[Any]] = []
+    self._orders: list[messages.Order] = []
     self.sequence = 0
     self._number = 0  # Of the last question, or version that is held.
     self._questions: dict[int, list[Future]] = {}
@@ -88,7 +89,7 @@ class Orders:
     """Sums a worker's push, which all servers have, into an update."""
     own, examples = of(self.scalings, worker), examples if finite else 0
     self._orders.append(
-      ['add', worker, self.lives[worker], update, examples, factor(own)]
+      messages.Add(worker, self.lives[worker], update, examples, factor(own))
     )
     if own:
       self.scalings[worker] = own.after(finite=finite)
@@ -96,18 +97,18 @@ class Orders:
 
   def commit(self, update: int) -> bool:
     """Applies an update; the version becomes one higher."""
-    self._orders.append(['commit', update])
+    self._orders.append(messages.Commit(update))
     self.examples += self._sums.pop(update)
     self.version += 1
     return True
 
-  def release(self, worker: int, header: Mapping[str, Any]) -> None:
+  def release(self, worker: int, pull: messages.Pull) -> None:
     """Sends this version to a worker."""
-    self._orders.append(['release', worker, self.lives[worker], header])
+    self._orders.append(messages.Release(worker, self.lives[worker], pull))
 
   def end(self, worker: int, life: int) -> None:
     """Ends a worker's streams and forgets a push of it that was not added."""
-    self._orders.append(['end', worker, life])
+    self._orders.append(messages.EndWorker(worker, life))
 
   def save(self, step: int) -> list[Future]:
     """Has every server write its part of a checkpoint, and what it holds.
@@ -119,7 +120,7 @@ class Orders:
       Of each server, and of who writes beside them: is done once its part is
       safe.
     """
-    return self._ask('save', step) + self._beside(step)
+    return self._ask(lambda k: messages.SaveShare(k, step)) + self._beside(step)
 
   def flush(self) -> None:
     """Gives the orders so far to the servers."""
@@ -133,12 +134,12 @@ class Orders:
   def hold(self) -> int:
     """Keeps this version's parameters and statistics; returns a number."""
     number = self._next()
-    self._orders.append(['hold', number])
+    self._orders.append(messages.Hold(number))
     return number
 
   def drop(self, held: int) -> None:
     """Forgets a version that was held."""
-    self._orders.append(['drop', held])
+    self._orders.append(messages.Drop(held))
 
   def held_bytes(self, server: int) -> int:
     """Returns how long a version of a server's share is, when it is sent."""
@@ -146,7 +147,7 @@ class Orders:
 
   def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
     """Returns what gives a version that is held; it waits for the servers."""
-    parts = self._ask('send', held)
+    parts = self._ask(lambda k: messages.SendVersion(k, held))
     return lambda: self._flat.joined(
       [
         self._flat.split(part.result(), server)
@@ -188,14 +189,14 @@ class Orders:
     self._number += 1
     return self._number
 
-  def _ask(self, name: str, *arguments: Any) -> list[Future]:
+  def _ask(self, order: Callable[[int], messages.Order]) -> list[Future]:
     number = self._next()
     futures = [Future() for _ in self._servers]
     with self._answering:
       if self._error is not None:
         raise self._error
       self._questions[number] = futures
-    self._orders.append([name, number, *arguments])
+    self._orders.append(order(number))
     self.flush()  # Who waits for an answer may be the caller.
     return futures
 

@@ -10,7 +10,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -127,9 +127,11 @@ class ParameterServerSite(Process):
       num_servers=self._plan.servers,
       dedicated=self._plan.dedicated,
       reserved={} if self._plan.dedicated else {0: self.settings.process},
-      greeting=lambda: {'restore': self.checkpoints.found},
+      restore=lambda: self.checkpoints.found,
       deadlines=self.deadlines,
-      **self._of_reception,
+      settings=self.settings,
+      port=self._port,
+      jobs=self.jobs,
     )
     if isinstance(self.evaluate, RemoteEvaluation):
       self.evaluate.attach(reception)
@@ -141,7 +143,8 @@ class ParameterServerSite(Process):
       num_servers=self._plan.servers,
       kept=self._kept,
       local=None if self._plan.dedicated else self._worker,
-      **self._of_leading,
+      settings=self.settings,
+      deadlines=self.deadlines,
     )
 
   def _take_part(self) -> bool:
@@ -261,10 +264,10 @@ class ParameterServerSite(Process):
     end(code)
 
   def _server(
-    self, index: int, report: Report, greeting: Mapping[str, Any]
+    self, index: int, report: Report, restore: tuple[int, int] | None
   ) -> Server:
     with placement.on_cpu():
-      learner, held = self._share(index, greeting['restore'])
+      learner, held = self._share(index, restore)
     return Server(
       index,
       learner=learner,

@@ -19,15 +19,15 @@ from absl import logging
 
 from batching.batching import Batching
 from cluster.membership.process import Settings
-from cluster.membership.session import explained
-from cluster.network import memory
+from cluster.membership.session import exit_on_error
+from cluster.network import memory, messages
+from cluster.network.calls import Spoil
 from cluster.network.errors import Corrupt, TransportError
-from cluster.network.heartbeat import Heart
-from cluster.network.messages import Spoil
+from cluster.network.heartbeat import Heartbeat
 from cluster.network.streams import Stream, chunked
 from cluster.parameter_server.evaluation import Evaluator
 from cluster.parameter_server.residuals import Remembered, Since
-from cluster.parameter_server.session import ParameterServerSession
+from cluster.parameter_server.session import ParameterServerSession, Send
 from cluster.parameter_server.window import Window
 from cluster.process.deadlines import Pace
 from cluster.process.faults import Fault, Faults, Kind, Phase, corrupted, spoilt
@@ -124,12 +124,12 @@ class Worker:
       SystemExit: With LOST if the coordinator is lost for too long, with 1 if it
         refuses this worker.
     """
-    with explained(self.index), self._host:
-      while (verdict := self._session())['end'] != 'over':
+    with exit_on_error(self.index), self._host:
+      while (end := self._session()).kind != 'over':
         logging.info('Worker %d joins again.', self.index)
-    return verdict['finished']
+    return end.is_finished
 
-  def _session(self) -> dict[str, Any]:
+  def _session(self) -> messages.SessionEnd:
     """Works until the coordinator ends it, or is lost; returns what it has said."""
     pace = self._pace = Pace()
     with (
@@ -137,43 +137,46 @@ class Worker:
         self._coordinator,
         self.index,
         self._settings,
-        with_beats=pace.told,
+        progress=pace.told,
         hung=self._hung,
         save=functools.partial(self._pool.submit, self._remembered.answer),
         evaluate=functools.partial(self._pool.submit, self._evaluates),
       ) as life,
-      life.lived(self._faults),
+      life.suppress_errors(self._faults),
     ):
       self._prepare(life)
       life.meet()
       self._windows = list(map(Window, life.pieces))
-      start = self._faults.due(self.index, life.number, Phase.START)
+      start = self._faults.due(self.index, life.incarnation, Phase.START)
       self._faults.happen(start)
       self._report_ready(life)
-      while not life.heart.ended.is_set():
-        self._iterate(life.streams, life.heart)
-    return life.heart.verdict
+      while not life.heartbeat.ended.is_set():
+        self._iterate(life.streams, life.heartbeat)
+    return life.heartbeat.end
 
   def _prepare(self, life: ParameterServerSession) -> None:
     """Gets ready for a new life."""
     if not self._warm:
-      life.say({'doing': 'compiling'})
+      life.send(messages.Activity('compiling'))
       self.warm_up()
       self._warm = True
-    life.say({'doing': 'waiting for servers'})
+    life.send(messages.Activity('waiting for servers'))
     self._doing = []
     self._remembered.begin()
 
   def _report_ready(self, life: ParameterServerSession) -> None:
-    life.say(
-      {
-        'ready': True,
-        'devices': list(self._settings.devices),
-        'accelerator': self._evaluator is not None,
-      }
+    life.send(
+      messages.WorkerReady(
+        devices=self._settings.devices,
+        has_accelerator=self._evaluator is not None,
+      )
     )
 
-  def _iterate(self, streams: Sequence[Stream], heart: Heart) -> None:
+  def _iterate(
+    self,
+    streams: Sequence[Stream],
+    heartbeat: Heartbeat[messages.ToWorker],
+  ) -> None:
     late = self._faults.due(self.index, self._iteration + 1, Phase.PULL)
     pulls = [
       self._pool.submit(_pull, *each)
@@ -185,15 +188,15 @@ class Worker:
         strict=True,
       )
     ]
-    header = [one.result() for one in pulls].pop()
+    pull = [one.result() for one in pulls].pop()
     for done in self._doing:
       done.result()
     self._pace.compute()
     if self._compiled is None:  # A server of this process compiles, too.
       self._compiled = compilations.count()
-    pulled_at = heart.lead_time(time.monotonic())
-    self._iteration = iteration = header['iteration']
-    ranges = tuple(map(tuple, header['ranges']))
+    pulled_at = heartbeat.coordinator_time(time.monotonic())
+    self._iteration = iteration = pull.iteration
+    ranges = pull.ranges
     # What was not foreseen is not part of the speed.
     self._gradient.prepare(ranges)
     start = time.monotonic()
@@ -204,37 +207,35 @@ class Worker:
       ranges,
       worker=self.index,
       iteration=iteration,
-      scale=header['scale'],
+      scale=pull.scale,
     )
     fault = self._faults.due(self.index, iteration)
     self._faults.happen(fault)
     payload = spoilt(fault, payload)
-    states = self._remembered.recall(Since(*header['since']))
-    messages, after, finite = self._flat.encode(
-      states, payload, header['stage'], header['scale']
+    states = self._remembered.recall(Since(*pull.residual))
+    pushes, after, finite = self._flat.encode(
+      states, payload, pull.stage, pull.scale
     )
-    messages = list(map(views, messages))
+    parts = list(map(views, pushes))
     loss = None if loss is None else float(loss)
     lost = loss is not None and not math.isfinite(loss)
     finite = bool(finite) and not lost
     self._remembered.note(iteration, after if finite else states)
-    self._host.delay(iteration, header['examples'], start)
+    self._host.delay(iteration, pull.examples, start)
     end = time.monotonic()
-    report = {
-      'iteration': iteration,
-      'pulled_at': pulled_at,
-      'computed_at': heart.lead_time(end),
-      'compute_s': end - start,
-      'factors': self._host.factors(iteration),
-      'loss': None if lost else loss,  # No form has what is not finite.
-      'finite': finite,
-      'computed': self._gradient.computed - before,
-      'compilations': compilations.count() - self._compiled,
-      'recalled': self._remembered.recalled,
-    }
-    preparing = self._pool.submit(
-      self._gradient.prepare, tuple(map(tuple, header['next']))
+    report = messages.PushReport(
+      iteration=iteration,
+      pulled_at=pulled_at,
+      computed_at=heartbeat.coordinator_time(end),
+      compute_s=end - start,
+      factors=self._host.factors(iteration),
+      loss=None if lost else loss,  # Messages hold finite numbers only.
+      is_finite=finite,
+      computed=self._gradient.computed - before,
+      compilations=compilations.count() - self._compiled,
+      has_recalled=self._remembered.recalled,
     )
+    preparing = self._pool.submit(self._gradient.prepare, pull.upcoming)
     self._pace.begin(iteration)
     self._pace.transfer()
     moments = [
@@ -246,24 +247,22 @@ class Worker:
       corrupt=corrupted(fault, *moments),
       short=fault is not None and fault.kind == Kind.WRONG_SIZE,
     )
-    pushes = [
+    sends = [
       functools.partial(send, stream, report, *each)
       for stream, *each in zip(
-        streams, messages, self._windows, self._ways(*moments), strict=True
+        streams, parts, self._windows, self._ways(*moments), strict=True
       )
     ]
     # The next pull may begin before all of it is sent.  Workers begin with
     # different servers: who sends to the same one has but a part of its link.
-    first = (self.index + 1) % len(pushes)
-    turned = [*pushes[first:], *pushes[:first]]
+    first = (self.index + 1) % len(sends)
+    turned = [*sends[first:], *sends[:first]]
     self._doing = [preparing, *map(self._pool.submit, turned)]
 
-  def _evaluates(
-    self, asked: dict[str, Any], say: Callable[[dict[str, Any]], None]
-  ) -> None:
+  def _evaluates(self, request: messages.Evaluate, send: Send) -> None:
     """Evaluates a version; the coordinator asks those that say they can."""
     if self._evaluator:
-      self._evaluator.answer(asked, say)
+      self._evaluator.answer(request, send)
 
   def _ways(self, *moments: Fault | None) -> list[Through]:
     """Returns what chunks from or to each server go through.
@@ -288,16 +287,16 @@ class Worker:
 
   def _pulled(self) -> Any:
     """Returns the parameters of which the buffers hold the messages."""
-    messages = [
+    pulls = [
       self._flat.pull_of(buffer, server)
       for server, buffer in enumerate(self._buffers)
     ]
-    return self._flat.pulled(messages)[0]
+    return self._flat.pulled(pulls)[0]
 
 
 def _pull(
   stream: Stream, buffer: np.ndarray, window: Window, through: Through = iter
-) -> dict[str, Any]:
+) -> messages.Pull:
   """Returns the header of a version, which is in the buffer then.
 
   Args:
@@ -310,22 +309,25 @@ def _pull(
     TransportError: If the stream has ended, or what came is something else.
   """
   try:
-    message = stream.receive()
+    message = stream.receive(messages.PULL)
     header, start = message.header, 0
+    in_pieces = isinstance(header, messages.PulledPieces)
     for chunk in through(message.chunks):
       buffer[start : start + chunk.size] = chunk
       start += chunk.size
       del chunk  # Before the next one arrives, which so takes its memory.
-      if not header:  # It comes in pieces, before the barrier.
+      if in_pieces:  # They come before the barrier.
         window.came()
     if start != buffer.size:
       raise Corrupt(f'Expected {buffer.size} bytes to pull, got {start}.')
-    if header:
-      return header
-    message = stream.receive()
+    if isinstance(header, messages.Released):
+      return header.pull
+    message = stream.receive(messages.PULL)
+    if isinstance(message.header, messages.PulledPieces):
+      raise Corrupt('Expected a release after all pieces, got pieces.')
     if message.size_bytes:  # They were void: somebody was lost meanwhile.
       message.read(buffer)
-    return message.header
+    return message.header.pull
   except TransportError:
     window.lose()
     raise
@@ -333,7 +335,7 @@ def _pull(
 
 def _push(
   stream: Stream,
-  report: dict[str, Any],
+  report: messages.PushReport,
   message: list[np.ndarray],
   window: Window,
   through: Through = iter,

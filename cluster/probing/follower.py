@@ -9,7 +9,10 @@ from typing import Any
 from absl import logging
 
 from cluster.allreduce.formation import Formation, Packed
+from cluster.membership.events import Event
+from cluster.network.messages import TrafficReport
 from cluster.probing import file_format
+from cluster.probing.events import ForestPacked, Packing
 from cluster.probing.repacking import Adapting, Ends, Switch
 from cluster.probing.traffic import Windows
 from route import choosing
@@ -29,7 +32,7 @@ class Adaptation:
     formation: Formation,
     *,
     size_bytes: int,
-    tell: Callable[[dict[str, Any]], None],
+    tell: Callable[[Event], None],
     record: Callable[[dict[str, Any]], None],
   ):
     """Has seen nothing yet.
@@ -52,9 +55,9 @@ class Adaptation:
     self._cost_s = _FORMING_S
     self.turns = ''
 
-  def traffic(self, event: Mapping[str, Any]) -> None:
+  def traffic(self, worker: int, report: TrafficReport) -> None:
     """A worker has told what it has sent."""
-    self._windows.told(event['worker'], event['sent'])
+    self._windows.told(worker, report.sent)
 
   def formed(self) -> None:
     """All members are connected."""
@@ -128,16 +131,17 @@ class Adaptation:
     args = running, cluster, host_s
     threading.Thread(target=self._pack, args=args, daemon=True).start()
 
-  def packed(self, event: Mapping[str, Any], now_s: float) -> None:
+  def packed(self, event: ForestPacked, now_s: float) -> None:
     """A forest has been packed, in this process."""
     self._packing = False
-    if error := event['error']:
-      logging.warning('No other forest: %s', error)
+    packing = event.packing
+    if packing is None:
+      logging.warning('No other forest: %s', event.error)
       return
-    new, running = event['new'], event['running']
+    new, running = packing.new, packing.running
     if self._packed is not running or self._formation.packed is not running:
       return  # Another generation runs, whose forest is for these links.
-    switch = self._adapting.decide(event['old_s'], event['new_s'], self._cost_s)
+    switch = self._adapting.decide(packing.old_s, packing.new_s, self._cost_s)
     did = 'switch' if switch.worth else 'keep'
     rows = self._pairs(running.cluster, new.cluster)
     self._note(now_s, did, switch.why, rates=rows, **_numbers(switch))
@@ -162,7 +166,6 @@ class Adaptation:
     self, running: Packed, cluster: Cluster, host_s: Mapping[str, float]
   ) -> None:
     """Packs, in a thread, and tells of it."""
-    event: dict[str, Any] = {'event': 'packed', 'error': ''}
     try:
       forest = self._formation.pack(cluster, host_s)
       # All pairs were measured: none is lost.
@@ -180,10 +183,11 @@ class Adaptation:
         ).seconds
         for each in (old, forest)
       )
-      event |= {'running': running, 'new': new, 'old_s': old_s, 'new_s': new_s}
+      packing = Packing(running=running, new=new, old_s=old_s, new_s=new_s)
+      event = ForestPacked(packing=packing)
     except Exception as error:  # The thread has nobody else to tell.
       logging.exception('Packing has failed.')
-      event['error'] = repr(error)
+      event = ForestPacked(error=repr(error))
     self._tell(event)
 
   def _note(self, now_s: float, did: str, why: str, **numbers: Any) -> None:

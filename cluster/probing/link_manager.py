@@ -1,14 +1,14 @@
 """Which links the coordinator believes in, and whether they are measured."""
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from absl import logging
 
 from cluster.allreduce.formation import Formation
 from cluster.network.interfaces import is_loopback
+from cluster.network.messages import ProbeAnswer, TrafficReport
 from cluster.probing import file_format
+from cluster.probing.events import ForestPacked, LinksMeasured
 from cluster.probing.follower import Adaptation
 from cluster.probing.surveyor import Surveyor
 from route import links
@@ -72,7 +72,7 @@ class Linking:
     self._surveyor.begin(members, anew=anew)
     return True
 
-  def measured(self, event: Mapping[str, Any], now_s: float) -> None:
+  def measured(self, event: LinksMeasured, now_s: float) -> None:
     """Takes in what was measured, if anything was.
 
     Args:
@@ -112,19 +112,19 @@ class Linking:
       whole = len(self._formation.members) == self._workers
       self._adaptation.iterated(now_s, exposed_s, all_there=whole)
 
-  def traffic(self, event: Mapping[str, Any]) -> None:
+  def traffic(self, worker: int, report: TrafficReport) -> None:
     """A worker has told what it has sent."""
     if self._adaptation:
-      self._adaptation.traffic(event)
+      self._adaptation.traffic(worker, report)
 
-  def packed(self, event: Mapping[str, Any], now_s: float) -> None:
+  def packed(self, event: ForestPacked, now_s: float) -> None:
     """Another forest has been packed."""
     if self._adaptation:
       self._adaptation.packed(event, now_s)
 
-  def answered(self, event: Mapping[str, Any]) -> None:
+  def answered(self, worker: int, answer: ProbeAnswer) -> None:
     """A worker has measured what it was told to."""
-    self._surveyor.answered(event)
+    self._surveyor.answered(worker, answer)
 
   def lose(self, index: int, reason: str) -> None:
     """A worker is gone."""

@@ -9,13 +9,23 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import logging
 
+from cluster.network.messages import (
+  CloseEndpoint,
+  HostDescription,
+  OpenEndpoint,
+  Probe,
+  ProbeAnswer,
+  ProbeOrder,
+  Rates,
+)
 from cluster.probing import file_format, transfers, trials
 from cluster.probing.cache import Kept
+from cluster.probing.events import LinksMeasured
 
 TOLERANCE = 0.1  # Relative error of a rate.
 _TRIES = 2  # Of each test, since a busy machine is late for a while.
@@ -33,7 +43,7 @@ class Survey:
     self,
     members: Sequence[int],
     *,
-    send: Callable[[int, dict[str, Any]], None],
+    send: Callable[[int, ProbeOrder], None],
     kept: Kept,
     anew: bool,
     timeout_s: float,
@@ -51,26 +61,30 @@ class Survey:
     self._send, self._kept, self._timeout_s = send, kept, timeout_s
     self._anew = anew
     self._number = -1
-    self._said: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+    # Answers by worker, or the loss of one.
+    self._said: queue.SimpleQueue[tuple[int, ProbeAnswer] | str] = (
+      queue.SimpleQueue()
+    )
 
-  def start(self, done: Callable[[dict[str, Any]], None]) -> None:
+  def start(self, done: Callable[[LinksMeasured], None]) -> None:
     """Measures in a thread.
 
     Args:
-      done: Called with `content` of a file, and `took_s` of it, 0 if it was
-        kept; or with `problem`, and `lost` if a worker is.
+      done: Called with the result.
     """
     threading.Thread(target=self._run, args=[done], daemon=True).start()
 
-  def answered(self, event: Mapping[str, Any]) -> None:
+  def answered(self, worker: int, answer: ProbeAnswer) -> None:
     """Takes in what a worker has answered; from any thread."""
-    self._said.put(event)
+    self._said.put((worker, answer))
 
   def lose(self, index: int, reason: str) -> None:
     """A worker is gone; from any thread."""
-    self._said.put({'lost': f'worker {index} is lost: {reason}'})
+    self._said.put(f'worker {index} is lost: {reason}')
 
-  def ask(self, orders: Sequence[Mapping], *, limit_s: float) -> list[Any]:
+  def ask(
+    self, orders: Sequence[Probe], *, limit_s: float
+  ) -> list[HostDescription | Rates]:
     """Returns what members answer: see `trials.Asking`.
 
     Raises:
@@ -79,54 +93,59 @@ class Survey:
     """
     self._number = number = next(_numbers)
     for index, order in zip(self._members, orders, strict=True):
-      self._send(index, {'measure': {'number': number, 'order': order}})
+      self._send(index, ProbeOrder(number, order))
     deadline = time.monotonic() + limit_s + 2 * self._timeout_s
-    answers: dict[int, Any] = {}
+    answers: dict[int, HostDescription | Rates | None] = {}
     problems: dict[int, str] = {}
     while len(answers) < len(self._members):
-      said = self._next(deadline)
-      if said is None:
+      found = self._next(deadline)
+      if found is None:
         missing = [k for k in self._members if k not in answers]
         raise transfers.Failure(f'no answer of workers {missing} in time')
-      if said['number'] != number:
+      worker, answer = found
+      if answer.number != number:
         continue  # Of a test that has failed.
-      answers[said['worker']] = said['answer']
-      if said['problem']:
-        problems[said['worker']] = said['problem']
+      answers[worker] = answer.answer
+      if answer.problem:
+        problems[worker] = answer.problem
+      elif answer.answer is None:
+        problems[worker] = f'worker {worker}: no answer'
     if problems:
       raise transfers.Failure('; '.join(problems[k] for k in sorted(problems)))
-    return [answers[index] for index in self._members]
+    given = (answers[index] for index in self._members)
+    return [answer for answer in given if answer is not None]
 
-  def _next(self, deadline: float) -> Mapping[str, Any] | None:
+  def _next(self, deadline: float) -> tuple[int, ProbeAnswer] | None:
     try:
       said = self._said.get(timeout=max(deadline - time.monotonic(), 0.0))
     except queue.Empty:
       return None
-    if 'lost' in said:
-      raise Lost(said['lost'])
+    if isinstance(said, str):
+      raise Lost(said)
     return said
 
-  def _run(self, done: Callable[[dict[str, Any]], None]) -> None:
+  def _run(self, done: Callable[[LinksMeasured], None]) -> None:
     try:
       result = self._measured()
     except Lost as error:
-      result = {'problem': str(error), 'lost': True}
+      result = LinksMeasured(problem=str(error), is_lost=True)
     except transfers.Failure as error:
-      result = {'problem': str(error), 'lost': False}
+      result = LinksMeasured(problem=str(error))
     except Exception as error:  # The thread has nobody else to tell.
       logging.exception('Measuring has failed.')
-      result = {'problem': repr(error), 'lost': False}
+      result = LinksMeasured(problem=repr(error))
     done(result)
 
-  def _measured(self) -> dict[str, Any]:
+  def _measured(self) -> LinksMeasured:
     begun = time.monotonic()
     count = len(self._members)
     try:
-      hosts = self.ask([{'do': 'open'}] * count, limit_s=0.0)
-      for index, host in zip(self._members, hosts, strict=True):
-        host['name'] = f'worker {index} at {host["address"]}'
+      answers = self.ask([OpenEndpoint()] * count, limit_s=0.0)
+      hosts = [
+        _described(*each) for each in zip(self._members, answers, strict=True)
+      ]
       if not self._anew and (known := self._kept.load(hosts)):
-        return {'content': known, 'took_s': 0.0}
+        return LinksMeasured(content=known)
       tests = trials.quick(count)
       found = trials.measure(
         self,
@@ -140,8 +159,7 @@ class Survey:
       )
     finally:
       for index in self._members:
-        order = {'number': next(_numbers), 'order': {'do': 'close'}}
-        self._send(index, {'measure': order})
+        self._send(index, ProbeOrder(next(_numbers), CloseEndpoint()))
     written = file_format.content(
       found,
       seconds=trials.QUICK_S,
@@ -153,4 +171,17 @@ class Survey:
       row['card'] = host['card']
     written['measured_at'] = time.time()
     self._kept.save(hosts, written)
-    return {'content': written, 'took_s': time.monotonic() - begun}
+    return LinksMeasured(content=written, took_s=time.monotonic() - begun)
+
+
+def _described(worker: int, host: HostDescription | Rates) -> dict[str, Any]:
+  """Returns the description of a worker's host, with a name for messages."""
+  if not isinstance(host, HostDescription):
+    raise transfers.Failure(f'worker {worker} has described no host')
+  return {
+    'hostname': host.hostname,
+    'address': host.address,
+    'card': host.card,
+    'port': host.port,
+    'name': f'worker {worker} at {host.address}',
+  }

@@ -5,8 +5,11 @@ from typing import Any
 
 from absl import logging
 
+from cluster.membership.events import Event
+from cluster.network.messages import ProbeAnswer, ProbeOrder
 from cluster.probing import file_format
 from cluster.probing.cache import Kept
+from cluster.probing.events import LinksMeasured
 from cluster.probing.schedule import Survey
 from cluster.process.exits import Unmendable
 
@@ -24,8 +27,8 @@ class Surveyor:
     self,
     *,
     kept: Kept,
-    send: Callable[[int, dict[str, Any]], None],
-    tell: Callable[[dict[str, Any]], None],
+    send: Callable[[int, ProbeOrder], None],
+    tell: Callable[[Event], None],
     timeout_s: float,
   ):
     """Measures nothing yet.
@@ -64,14 +67,12 @@ class Surveyor:
       anew=anew,
       timeout_s=self._timeout_s,
     )
-    self._survey.start(
-      lambda result: self._tell({'event': 'measured', **result})
-    )
+    self._survey.start(self._tell)
 
-  def answered(self, event: Mapping[str, Any]) -> None:
+  def answered(self, worker: int, answer: ProbeAnswer) -> None:
     """A worker has answered."""
     if self._survey:
-      self._survey.answered(event)
+      self._survey.answered(worker, answer)
 
   def lose(self, index: int, reason: str) -> None:
     """A worker is gone."""
@@ -79,8 +80,8 @@ class Surveyor:
       self._survey.lose(index, reason)
 
   def ended(
-    self, event: Mapping[str, Any], *, needed: bool = True
-  ) -> dict[str, Any] | None:
+    self, event: LinksMeasured, *, needed: bool = True
+  ) -> Mapping[str, Any] | None:
     """Returns what was measured: `content` of a file; None if nothing was.
 
     Args:
@@ -92,20 +93,20 @@ class Surveyor:
         says why.
     """
     self._survey = None
-    if problem := event.get('problem'):
-      self._failed = 0 if event['lost'] else self._failed + 1
-      said = f'Links could not be measured: {problem}'
+    found = event.content
+    if found is None:
+      self._failed = 0 if event.is_lost else self._failed + 1
+      said = f'Links could not be measured: {event.problem}'
       if needed and self._failed >= _TRIES:
         raise Unmendable(said)
       logging.warning('%s', said)
       return None
     self._failed = 0
-    found = event['content']
     path = self._kept.write(found)
-    if event['took_s']:
+    if event.took_s:
       logging.info(
         'Links measured in %.1f s: %s; %s',
-        event['took_s'],
+        event.took_s,
         file_format.summary(found),
         path,
       )

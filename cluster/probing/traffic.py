@@ -10,21 +10,20 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from cluster.membership import checked
 from cluster.network.errors import TransportError
+from cluster.network.messages import Traffic, TrafficReport
 from cluster.probing.repacking import Ends
 from cluster.traffic import Sent
 
 PERIOD_S = 2.0  # From one telling to the next, and least of a window.
 _ITERATIONS = 4  # Of a window, at least.
 _LEAST_S = 0.02  # Of something on its way; rates of less show nothing.
-_MOST = 4096  # Workers.
 
 
-def rows(traffic: Mapping[int, Any]) -> list[list[Any]]:
+def rows(traffic: Mapping[int, Any]) -> Traffic:
   """Returns what a worker tells of its traffic, as of an `Executor`."""
   return [
-    [worker, usage.sent_bytes, usage.busy_s]
+    (worker, usage.sent_bytes, usage.busy_s)
     for worker, usage in traffic.items()
   ]
 
@@ -35,7 +34,7 @@ class Telling:
   def __init__(
     self,
     traffic: Callable[[], Mapping[int, Any]],
-    say: Callable[[dict[str, Any]], None],
+    say: Callable[[TrafficReport], None],
     period_s: float = PERIOD_S,
   ):
     """Tells nothing yet.
@@ -58,27 +57,9 @@ class Telling:
   def _run(self) -> None:
     while not self._over.wait(self._period_s):
       try:
-        self._say({'event': 'traffic', 'sent': rows(self._traffic())})
+        self._say(TrafficReport(rows(self._traffic())))
       except TransportError:
         return  # Who listens has seen it too, and says why.
-
-
-def _is_sent(value: Any) -> bool:
-  return (
-    isinstance(value, list)
-    and len(value) <= _MOST
-    and all(
-      isinstance(row, list)
-      and len(row) == 3
-      and checked.is_count(row[0])
-      and checked.is_count(row[1])
-      and checked.is_number(row[2])
-      for row in value
-    )
-  )
-
-
-TRAFFIC: checked.Fields = {'sent': _is_sent}
 
 
 class Windows:
@@ -97,10 +78,10 @@ class Windows:
     self._since, self._iterations = None, 0
     self._told.clear()
 
-  def told(self, worker: int, sent: list[list[Any]]) -> None:
+  def told(self, worker: int, sent: Traffic) -> None:
     """Takes in what a worker has sent so far."""
     self._now[worker] = {
-      int(row[0]): Sent(int(row[1]), float(row[2])) for row in sent
+      peer: Sent(size_bytes, busy_s) for peer, size_bytes, busy_s in sent
     }
     self._told.add(worker)
 

@@ -5,9 +5,11 @@ they hold: then all have the same version, and nothing is on its way.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cluster.allreduce.formation import Formation
+from cluster.network import messages
+from cluster.network.messages import Connected, StateDigest
 from cluster.traffic import Ends, Planned, Sent, Traffic
 from route import links
 from topology.forests.dealing import CHUNK_BYTES
@@ -42,9 +44,9 @@ class Carrying:
     self._forming: dict[int, _Told] = {}
     self._checked: dict[int, dict[int, _Told]] = {}  # By version.
 
-  def forming(self, event: Mapping[str, Any]) -> None:
+  def forming(self, worker: int, incarnation: int, report: Connected) -> None:
     """A worker is connected to the others of a generation."""
-    self._forming[event['worker']] = _told(event)
+    self._forming[worker] = _told(incarnation, report.sent)
 
   def formed(self, time: float, version: int, why: str) -> None:
     """All are.
@@ -80,16 +82,20 @@ class Carrying:
       planned=planned,
     )
 
-  def checked(self, event: Mapping[str, Any], time: float) -> None:
+  def checked(
+    self, worker: int, incarnation: int, report: StateDigest, time: float
+  ) -> None:
     """A member has come to a version.
 
     Args:
-      event: That tells so.
+      worker: Rank of the member.
+      incarnation: Its incarnation.
+      report: Its report.
       time: Seconds of the run.
     """
-    version = event['version']
+    version = report.version
     found = self._checked.setdefault(version, {})
-    found[event['worker']] = _told(event)
+    found[worker] = _told(incarnation, report.sent)
     if len(found) == len(self._formation.members):
       self._checked.clear()
       self._carried(time, version, 'all have been compared', found)
@@ -112,9 +118,8 @@ class Carrying:
     self._traffic.carried(at, version=version, why=why, sent=sent)
 
 
-def _told(event: Mapping[str, Any]) -> _Told:
-  sent = {
-    int(worker): Sent(int(count), float(busy_s))
-    for worker, count, busy_s in event['sent']
-  }
-  return _Told(event['life'], sent)
+def _told(incarnation: int, sent: messages.Traffic) -> _Told:
+  return _Told(
+    incarnation,
+    {worker: Sent(count, busy_s) for worker, count, busy_s in sent},
+  )

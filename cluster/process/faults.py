@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from cluster.network.messages import Spoil
+from cluster.network.calls import Spoil
 from configs.checks import require
 from configs.sections import named
 

@@ -17,6 +17,7 @@ from batching import fixed
 from cluster import coordinator
 from cluster.membership import admission as reception_
 from cluster.membership.process import Settings
+from cluster.network import messages
 from cluster.network.streams import Listener, Security, connect
 from cluster.parameter_server import worker as worker_
 from cluster.parameter_server.admission import ParameterServerReception
@@ -137,13 +138,9 @@ class Coordinator:
       num_servers=num_servers,
       dedicated=dedicated,
       reserved=reserved,
-      host='127.0.0.1',
+      settings=_SETTINGS._replace(start_s=start_s),
       port=port,
-      greeting=dict,
-      fingerprint='ours',
-      security=Security(),
-      timeout_s=TIMEOUT_S,
-      start_s=start_s,
+      restore=lambda: None,
       deadlines=deadlines,
       jobs=self.jobs,
     )
@@ -154,8 +151,7 @@ class Coordinator:
       server=functools.partial(self._server, 0),
       num_servers=num_servers,
       kept=kept,
-      timeout_s=TIMEOUT_S,
-      start_s=start_s,
+      settings=_SETTINGS._replace(start_s=start_s),
       deadlines=deadlines,
       local=None,
     )
@@ -168,8 +164,8 @@ class Coordinator:
       elif index in hosted:
         self.host(index)
 
-  def _server(self, index, report, greeting):
-    del greeting
+  def _server(self, index, report, restore):
+    del restore
     server = Server(
       index,
       learner=self._learner(*self._flat.initial(index)),
@@ -194,23 +190,22 @@ class Coordinator:
     )
 
   def _silent(self, index):
-    hello = {'server': index, 'fingerprint': 'ours'}
-    hello['process'] = PROCESS
+    hello = messages.ServerHello(index, PROCESS, 'ours')
     stream = connect(self.address, hello, Security(), 10.0)
     self._members.append(stream)
-    stream.receive()
+    stream.receive(messages.SERVER_ADMISSION)
 
     # Somewhere that answers.
     def answer(stream, hello):
       del hello
-      stream.send({'pieces': []})
-      stream.receive()
+      stream.send(messages.PieceSizes([]))
+      stream.receive(messages.PUSH)
 
     listener = Listener('127.0.0.1', 0, answer, Security())
     self._closing.callback(listener.close, 0.0)
-    stream.send({'address': listener.address})
+    stream.send(messages.ServerAddress(listener.address))
     while not self._begun.wait(TIMEOUT_S / 5):
-      stream.send({'beat': 0.0})
+      stream.send(messages.ServerHeartbeat(0.0))
 
   def work(self, index, gradient=None, **settings):
     """Runs a whole worker; returns the Future of its end."""
@@ -291,32 +286,44 @@ class Worker:
   """The streams of a worker, without a worker behind them."""
 
   def __init__(self, address, index, process=PROCESS):
-    hello = {'worker': index, 'fingerprint': 'ours', 'process': process}
+    hello = messages.WorkerHello(index, process, 'ours')
     self.control = connect(address, hello, Security(), 10.0)
-    welcome = self.control.receive().header
-    key = {'worker': index, 'life': welcome['life']}
-    servers = self.control.receive().header['servers']
-    self._streams = [connect(each, key, Security(), 10.0) for each in servers]
+    admission = self.control.receive(messages.WORKER_ADMISSION).header
+    hello = messages.WorkerConnection(index, admission.incarnation)
+    servers = self.next().addresses
+    self._streams = [connect(each, hello, Security(), 10.0) for each in servers]
     for stream in self._streams:
-      stream.receive()
-    self.control.send({'ready': True})
+      stream.receive(messages.PIECE_SIZES)
+    self.control.send(messages.WorkerReady())
+
+  def next(self):
+    """Returns the next message of the coordinator."""
+    return self.control.receive(messages.TO_WORKER).header
 
   def pull(self):
     self._sizes = []
     for stream in self._streams:
-      message = stream.receive()
+      message = stream.receive(messages.PULL)
       message.read(np.empty(message.size_bytes, np.uint8))
       self._sizes.append(message.size_bytes)
-      self._iteration = message.header['iteration']
+      self._iteration = message.header.pull.iteration
 
-  def beat(self, pace):
-    self.control.send({'beat': 0.0, 'pace': pace})
+  def beat(self, progress):
+    self.control.send(messages.WorkerHeartbeat(0.0, tuple(progress)))
 
   def push(self, servers=(0, 1), compute_s=0.0):
-    report = {'iteration': self._iteration, 'loss': None, 'finite': True}
-    report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': compute_s}
-    report |= {'computed': 8, 'compilations': 0, 'factors': ()}
-    report['recalled'] = False
+    report = messages.PushReport(
+      iteration=self._iteration,
+      pulled_at=0.0,
+      computed_at=0.0,
+      compute_s=compute_s,
+      factors=(),
+      loss=None,
+      is_finite=True,
+      computed=8,
+      compilations=0,
+      has_recalled=False,
+    )
     for index in servers[: len(self._streams)]:
       body = np.zeros(self._sizes[index], np.uint8)
       self._streams[index].send(report, [body], body.size)

@@ -19,9 +19,14 @@ import optax
 import data.stream
 from batching import fixed
 from cluster.coordinator import Coordinator
+from cluster.membership.events import RunFailed, WorkerJoined, WorkerLost
 from cluster.membership.members import Member
+from cluster.membership.process import Settings
+from cluster.network import messages
 from cluster.network.errors import Closed
+from cluster.network.streams import Security
 from cluster.parameter_server import worker
+from cluster.parameter_server.admission import PushReceived
 from cluster.parameter_server.pieces import Pieces
 from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
@@ -121,8 +126,7 @@ class Cluster:
       server=None,
       num_servers=servers,
       kept=lambda: None,
-      timeout_s=_BEAT_S,
-      start_s=_NEVER,
+      settings=Settings('', '', Security(), _BEAT_S, _NEVER, ''),
       deadlines=Deadlines(timeout_s=_NEVER, start_s=_NEVER, windows=True),
       local=None,
     )
@@ -238,26 +242,54 @@ class Cluster:
     self._threads.shutdown()
 
   def _told(self, server, event):
-    death = self._deaths.get(event.get('worker'))
-    first = death and event['life'] == 0
-    arrived = event['event'] == 'arrived' and event['iteration'] == 1
-    unseen = first and arrived and server in death.unseen
-    if unseen or event['event'] == 'saved':
-      return
-    self._events.put(event | {'at': time.monotonic()})
+    now = time.monotonic()
+    match event:
+      case messages.PushArrived():
+        death = self._deaths.get(event.worker)
+        dies = death and (event.incarnation, event.report.iteration) == (0, 1)
+        if not (dies and server in death.unseen):
+          self._events.put(
+            PushReceived(
+              at=now,
+              worker=event.worker,
+              incarnation=event.incarnation,
+              server=server,
+              report=event.report,
+            )
+          )
+      case messages.WorkerFailed():
+        self._events.put(
+          WorkerLost(
+            at=now,
+            worker=event.worker,
+            incarnation=event.incarnation,
+            reason=event.reason,
+          )
+        )
+      case messages.ServerFailed():
+        self._events.put(RunFailed(reason=event.reason))
 
   def _join(self, index, life):
-    streams, key = [], {'worker': index, 'life': life}
+    streams = []
     for server in self.servers:
       here, there = pipes.pair()
       self._threads.submit(_quietly, server.serve, there, index, life)
       streams.append(here)
     self._streams += streams
-    windows = [Window(stream.receive().header['pieces']) for stream in streams]
+    windows = [
+      Window(stream.receive(messages.PIECE_SIZES).header.sizes)
+      for stream in streams
+    ]
     self._windows += windows
     self._threads.submit(self._work, index, life, streams, windows)
-    ready = {'event': 'ready', 'stream': object(), 'closed': threading.Event()}
-    self._events.put(key | ready)
+    self._events.put(
+      WorkerJoined(
+        worker=index,
+        incarnation=life,
+        stream=object(),
+        ready=messages.WorkerReady(),
+      )
+    )
 
   def _work(self, index, life, streams, windows):
     try:
@@ -279,11 +311,19 @@ class Cluster:
     header = [pull.result() for pull in pulls].pop()
     vector = np.concatenate(buffers).view(np.float32)
     self._pulled.append((self.coordinator.workers[index].version, vector))
-    gradient = self._gradient(tuple(map(tuple, header['ranges'])))
-    report = {'iteration': header['iteration'], 'loss': None, 'finite': True}
-    report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': 0.0}
-    report |= {'computed': BATCH, 'compilations': 0, 'factors': []}
-    report['recalled'] = False
+    gradient = self._gradient(header.ranges)
+    report = messages.PushReport(
+      iteration=header.iteration,
+      pulled_at=0.0,
+      computed_at=0.0,
+      compute_s=0.0,
+      factors=[],
+      loss=None,
+      is_finite=True,
+      computed=BATCH,
+      compilations=0,
+      has_recalled=False,
+    )
     death = self._deaths.get(index)
     if life or iteration != 1:
       death = None
@@ -344,8 +384,7 @@ class Cluster:
       stream.cancel()
     death.ready.set()
     # Its stream to the coordinator ends, too.
-    failed = {'event': 'failed', 'worker': index, 'life': 0, 'reason': 'died'}
-    self._events.put(failed)
+    self._events.put(WorkerLost(worker=index, incarnation=0, reason='died'))
     if death.back:
       _wait(lambda: self._reception.members[index].stream is None)
       self._join(index, 1)

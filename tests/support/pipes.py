@@ -5,8 +5,8 @@ import threading
 
 import numpy as np
 
+from cluster.network.calls import Incoming
 from cluster.network.errors import Closed
-from cluster.network.messages import Incoming
 
 
 def pair():
@@ -35,7 +35,8 @@ class _End:
       if sent != size_bytes:
         raise ValueError(f'Expected {size_bytes} bytes, got {sent}.')
 
-  def receive(self):
+  def receive(self, schema):
+    del schema
     header, size_bytes = self._get()
     return Incoming(header, size_bytes, self._body(size_bytes))
 

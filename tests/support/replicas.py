@@ -14,11 +14,15 @@ import numpy as np
 import data.stream
 from batching import fixed
 from cluster import coordinator
+from cluster.allreduce.admission import IterationCompleted
 from cluster.allreduce.formation import Formation
 from cluster.allreduce.runtime import AllreduceRuntime
 from cluster.allreduce.step_statistics import Books, Entry
 from cluster.allreduce.store import ReplicaStore
 from cluster.allreduce.sums.memory import Nothing
+from cluster.membership.events import Event
+from cluster.membership.process import Settings
+from cluster.network.streams import Security
 from cluster.probing.link_manager import Linking
 from cluster.probing.surveyor import Surveyor
 from cluster.process.deadlines import Deadlines
@@ -105,8 +109,7 @@ class World:
       ),
       books=self.books,
       overlap=Overlap.BACKWARD,
-      timeout_s=timeout_s,
-      start_s=timeout_s,
+      settings=Settings('', '', Security(), timeout_s, timeout_s, ''),
       deadlines=Deadlines(timeout_s=timeout_s, start_s=timeout_s, windows=True),
       local=None,
       iteration_bytes=lambda count, stage: count,
@@ -144,15 +147,15 @@ class World:
 
   def peers(self, group):
     """Returns the lives of a group, as they were when it was made."""
-    if 'addresses' not in group:  # XLA sums.
+    if group.members is None:  # XLA sums.
       return [*self.members.values()]
-    return [self.lives[address] for address in group['addresses'].values()]
+    return [self.lives[each] for each in group.members.addresses.values()]
 
   def replica_takes(self, life, deal):
     """Returns whether a replica takes part in what is dealt."""
     return (
-      deal['generation'] == life.generation >= life.stopped
-      and deal['version'] == life.version
+      deal.epoch == life.generation >= life.stopped
+      and deal.version == life.version
     )
 
   def written(self, index):
@@ -164,8 +167,9 @@ class World:
 
   def completed(self, version, books):
     """The coordinator's own replica tells without a message."""
-    said = {'event': 'completed', 'version': version, 'books': books, 'at': 0.0}
-    self.members[0].says.append(said)
+    self.members[0].says.append(
+      IterationCompleted(at=0.0, version=version, statistics=books)
+    )
 
   def begin(self, choose=None):
     """Lets all come, connect and begin."""
@@ -195,12 +199,12 @@ class World:
   def hear(self, life):
     """The coordinator hears the next thing of a member."""
     said = life.says.pop(0)
-    if 'ended' in said:
-      self.reception.lose(life.visit, said['ended'])
-    elif said.get('event') == 'completed':
+    if isinstance(said, str):
+      self.reception.lose(life.visit, said)
+    elif isinstance(said, Event):
       self.reception.events.put(said)
     else:
-      self.reception.hear(life.visit, said)
+      self.reception.handle(life.visit, said)
     if not self.reception.events.empty():
       self.take()
 
@@ -213,8 +217,7 @@ class World:
 
   def pass_by(self):
     """Lets the coordinator look around: what it hears is of long ago."""
-    said = {'event': 'broken', 'worker': 0, 'life': -1, 'generation': -1}
-    self.reception.events.put(said)
+    self.reception.events.put(Event())
     self.runtime.step()
 
   def go(self, choose=None, but=()):

@@ -9,10 +9,23 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from cluster.network.heartbeat import within
+from cluster.network.messages import (
+  PROBE_MEMBER,
+  PROBE_RESULT,
+  PROBE_STEP,
+  Probe,
+  ProbeEnd,
+  ProbeMember,
+  ProbeResult,
+  ProbeStep,
+  Rates,
+)
 from cluster.network.streams import (
   Closed,
   Security,
@@ -52,27 +65,31 @@ class Leader:
     self._said: queue.SimpleQueue[_Said] = queue.SimpleQueue()
     self._changing = threading.Lock()
 
-  def handle(self, stream: Stream, hello: Any) -> None:
+  def handle(self, stream: Stream, hello: msgspec.Raw) -> None:
     """Listens to a member until its stream has ended.
 
     Args:
       stream: To the member.
-      hello: What it has said first, with its `rank` and `name`.
+      hello: Its encoded first message.
 
     Raises:
       Closed: If there is no place for it.
     """
-    rank = hello['rank']
+    try:
+      member = PROBE_MEMBER.decode(hello)
+    except ValueError as error:
+      raise Closed(f'{stream.peer}: sent another hello: {error}') from error
+    rank = member.rank
     with self._changing:
-      if rank in self._streams or not 0 <= rank < self._members:
+      if rank in self._streams or rank >= self._members:
         raise Closed(f'{stream.peer}: there is no place for a host{rank}')
-      self._names[rank] = hello['name']
+      self._names[rank] = member.name
       self._streams[rank] = stream
-    self._said.put(_Said(rank, hello))
+    self._said.put(_Said(rank, _described(member)))
     try:
       while True:
-        said = stream.receive().header
-        self._said.put(_Said(rank, said['answer'], said['problem']))
+        said = stream.receive(PROBE_RESULT, 0).header
+        self._said.put(_Said(rank, said.rates, said.problem))
     except TransportError as error:
       self._said.put(_Said(rank, problem=f'{self._names[rank]}: {error}'))
 
@@ -84,11 +101,11 @@ class Leader:
     """
     return self._collect(self._start_s)
 
-  def ask(self, orders: Sequence[Mapping], *, limit_s: float) -> list[Any]:
+  def ask(self, orders: Sequence[Probe], *, limit_s: float) -> list[Any]:
     """Returns what members answer to their orders, by rank.
 
     Args:
-      orders: One for each, plain JSON.
+      orders: One for each.
       limit_s: Seconds that they take at most, if nobody is silent.
 
     Raises:
@@ -96,7 +113,7 @@ class Leader:
     """
     for rank, order in enumerate(orders):
       with contextlib.suppress(Closed):  # `handle` says so, and why.
-        self._streams[rank].send({'order': order, 'limit_s': limit_s})
+        self._streams[rank].send(ProbeStep(order, limit_s))
     return self._collect(limit_s + _LEADER * self._timeout_s)
 
   def dismiss(self, reason: str) -> None:
@@ -109,7 +126,7 @@ class Leader:
       streams = list(self._streams.values())
     for stream in streams:
       with contextlib.suppress(Closed):  # It has gone by itself.
-        stream.send({'end': reason})
+        stream.send(ProbeEnd(reason))
 
   def _collect(self, limit_s: float) -> list[Any]:
     deadline = time.monotonic() + limit_s
@@ -132,8 +149,8 @@ class Leader:
 
 def follow(
   leader: str,
-  hello: Mapping,
-  obey: Callable[[Any], Any],
+  member: ProbeMember,
+  obey: Callable[[Probe], Rates],
   *,
   security: Security,
   timeout_s: float,
@@ -143,9 +160,9 @@ def follow(
 
   Args:
     leader: HOST:PORT where it listens.
-    hello: What it is to know first, with `rank` and `name`.
-    obey: Carries an order out and returns the answer, plain JSON; `Broken` is
-      answered as well.
+    member: First message to the leader.
+    obey: Carries an order out and returns the answer; `Broken` is answered as
+      well.
     security: Of the stream.
     timeout_s: Silence of a process after which it counts as lost.
     start_s: Until all have to be there.
@@ -157,19 +174,28 @@ def follow(
     TransportError: If the leader is lost, or does not know the token.
   """
   limit_s = start_s
-  stream = connect(leader, hello, security, limit_s)
+  stream = connect(leader, member, security, limit_s)
   try:
     while True:
       with within(stream, limit_s):
-        message = stream.receive().header
-      if 'end' in message:
-        return message['end']
-      answer, problem = None, ''
+        message = stream.receive(PROBE_STEP, 0).header
+      if isinstance(message, ProbeEnd):
+        return message.reason
       try:
-        answer = obey(message['order'])
+        result = ProbeResult(obey(message.probe))
       except Broken as error:
-        problem = f'{error} (says {hello["name"]})'
-      stream.send({'answer': answer, 'problem': problem})
-      limit_s = message['limit_s'] + _MEMBER * timeout_s
+        result = ProbeResult(None, f'{error} (says {member.name})')
+      stream.send(result)
+      limit_s = message.limit_s + _MEMBER * timeout_s
   finally:
     stream.close()
+
+
+def _described(member: ProbeMember) -> dict[str, Any]:
+  host = member.host
+  return {
+    'name': member.name,
+    'hostname': host.hostname,
+    'address': host.address,
+    'port': host.port,
+  }

@@ -20,7 +20,7 @@ from cluster.allreduce.executor.loop import IN, Loop
 from cluster.network.admission import WAIT_S
 from cluster.network.errors import Closed, TransportError
 from cluster.network.handshake import Security
-from cluster.network.rate_limited_log import Sayings
+from cluster.network.rate_limited_log import RateLimitedLog
 
 _MOST = 256  # That greet, and that wait, if workers are not more.
 _PAUSE_S = 0.1  # Between two attempts to accept connections.
@@ -78,7 +78,7 @@ class Door:
     self._resume_s: float | None = None  # Monotonic; while accepting pauses.
     # Monotonic seconds of the first and last failure in a row to accept.
     self._failing_s: tuple[float, float] | None = None
-    self._sayings = Sayings()
+    self._refusals = RateLimitedLog()
     self._greetings: dict[Link, _Greeting] = {}
     self._waiting: dict[Link, Hello] = {}
 
@@ -151,7 +151,7 @@ class Door:
     """Refuses who knows the token, and says why in the log."""
     links.refuse(link)
     link.close()
-    self._sayings.say(f'{link.peer}: refused: {why}')
+    self._refusals.write(f'{link.peer}: refused: {why}')
 
   def hang_up(self) -> None:
     """Ends the greetings of this worker with others."""
@@ -180,7 +180,7 @@ class Door:
     self._sock.close()
     for link in [*self._greetings, *self._waiting]:
       self._drop(link)
-    self._sayings.close()
+    self._refusals.close()
 
   def _accept(self, events: int) -> None:
     del events
@@ -196,7 +196,7 @@ class Door:
       link = Link(sock, f'{host}:{port}', self._timeout_s)
     except OSError as error:
       sock.close()
-      self._sayings.say(f'{host}:{port}: refused: {error}')
+      self._refusals.write(f'{host}:{port}: refused: {error}')
       return
     steps = links.answer(
       link, self._security, self._contexts.listener, self.address
@@ -204,7 +204,7 @@ class Door:
 
     def failed(error: Exception) -> None:
       why = str(error).removeprefix(f'{link.peer}: ')
-      self._sayings.say(f'{link.peer}: refused: {why}')
+      self._refusals.write(f'{link.peer}: refused: {why}')
 
     strangers = [x for x, g in self._greetings.items() if g.inbound]
     if len(strangers) >= self._most:
@@ -220,7 +220,7 @@ class Door:
     waiting that are connected already.
     """
     now = time.monotonic()
-    self._sayings.say(f'{self.address}: no connection is accepted: {error}')
+    self._refusals.write(f'{self.address}: no connection is accepted: {error}')
     self._loop.forget(self._sock)
     self.reopen()
     first, last = self._failing_s or (now, now)

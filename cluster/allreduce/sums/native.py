@@ -32,6 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cluster.allreduce.sums.memory import Nothing
 from cluster.network import interfaces, sockets
 from cluster.network.errors import Closed
+from cluster.network.messages import ConnectMembers
 from cluster.process.exits import Unmendable
 from cluster.process.faults import Fault, spoilt
 from configs.checks import require
@@ -401,9 +402,9 @@ class NativeSumming:
   def close(self) -> None:
     """Does nothing: XLA's connections last as long as the process."""
 
-  def form(self, said: Mapping[str, Any], limit_s: float) -> None:
+  def form(self, order: ConnectMembers, limit_s: float) -> None:
     """Compiles the sum, with all others, who do the same now."""
-    del said, limit_s
+    del order, limit_s
     payload = jax.tree.map(jnp.zeros_like, self._like)
     self.finish(np.zeros_like(self._numbers))
     self._payload = self.placed(payload)

@@ -13,6 +13,7 @@ from cluster.allreduce.group import group_of
 from cluster.allreduce.sums.memory import Memory, Nothing
 from cluster.network import memory
 from cluster.network.handshake import Security
+from cluster.network.messages import ConnectMembers
 from cluster.process.faults import Fault, Faults, Kind
 from cluster.speed.layers import Range
 from data.stream import Ranges
@@ -61,11 +62,11 @@ class Summing(Protocol):
   def close(self) -> None:
     """Ends a life."""
 
-  def form(self, said: Mapping[str, Any], limit_s: float) -> None:
+  def form(self, order: ConnectMembers, limit_s: float) -> None:
     """Connects to the others of a generation, as the coordinator has told of it.
 
     Args:
-      said: What the coordinator has told.
+      order: The order of the coordinator.
       limit_s: Seconds that others may need to come: they may have to fetch the
         learner first.
 
@@ -238,9 +239,11 @@ class HostSumming:
     if executor:
       executor.close()
 
-  def form(self, said: Mapping[str, Any], limit_s: float) -> None:
+  def form(self, order: ConnectMembers, limit_s: float) -> None:
     """Connects; everybody checks the forest: it has come over the network."""
-    self._running.form(group_of(said), limit_s)
+    if order.members is None:
+      raise RuntimeError('Expected a forest, got none.')
+    self._running.form(group_of(order.epoch, order.members), limit_s)
 
   def unanswered(self) -> int:
     """Asks the executor."""

@@ -1,7 +1,7 @@
 """Sums by conversations, of XLA's collectives."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cluster.allreduce.sums import native
 from cluster.allreduce.sums.memory import Memory, Talking
 from cluster.allreduce.sums.native import AXIS, OPTIONS, NativeSumming
+from cluster.network.messages import ConnectMembers
 from learning.learning import Gradient, Learner
 from learning.pool import FLOAT32, Pool
 from learning.scaling import factor
@@ -65,9 +66,9 @@ class TalkingNative(NativeSumming):
       gradient, arrived = self._payload_of(summed)
       learner.warm_up(self._like._replace(gradient=gradient, arrived=arrived))
 
-  def form(self, said: Mapping[str, Any], limit_s: float) -> None:
+  def form(self, order: ConnectMembers, limit_s: float) -> None:
     """Compiles the sums, with all others, who do the same now."""
-    del said, limit_s
+    del order, limit_s
     zeros = self.placed(jax.tree.map(np.zeros_like, self._like))
     numbers = np.zeros_like(self._numbers)
     for stage in range(len(self.memory.talks.said)):

@@ -68,8 +68,8 @@ class FormationTest(parameterized.TestCase):
       for k in members:
         had = versions[k] == version and (version or k == source)
         expected = None if had else (source, f'2.2.2.2:{source + 1}')
-        self.assertEqual(said[k]['source'], expected)
-        self.assertEqual(said[k]['generation'], round_ + 1)
+        self.assertEqual(said[k].source, expected)
+        self.assertEqual(said[k].epoch, round_ + 1)
 
   def test_an_answer_of_before_is_none(self):
     formation = self._formation(2)
@@ -86,7 +86,7 @@ class FormationTest(parameterized.TestCase):
   def test_the_lead_gives_what_was_restored_or_what_it_begins_with(self, at):
     formation = self._formation(3)
     said = dict(formation.form((0, 1, 2), at))
-    sources = [said[k]['source'] for k in range(3)]
+    sources = [said[k].source for k in range(3)]
     self.assertEqual(sources, [None, (0, '2.2.2.2:1'), (0, '2.2.2.2:1')])
 
   def test_nobody_is_cut_off_by_what_it_does_not_need(self):
@@ -96,7 +96,7 @@ class FormationTest(parameterized.TestCase):
       formation.suspect(0, 2)
     said = dict(formation.form((0, 1, 2), 0))
     self.assertEqual(formation.packed.lost, {(0, 2), (2, 0)})
-    self.assertEqual(said[2]['source'], (1, '2.2.2.2:2'))
+    self.assertEqual(said[2].source, (1, '2.2.2.2:2'))
 
   def test_a_corrupt_state_is_given_to_nobody(self):
     formation = self._formation(3)
@@ -108,7 +108,7 @@ class FormationTest(parameterized.TestCase):
         formation.stopped(k, 5, [])
       formation.ended()
       said = dict(formation.form((0, 1, 2), 5))
-      self.assertEqual(said[2]['source'][0], source)
+      self.assertEqual(said[2].source[0], source)
       formation.trust(corrupt)
 
   def test_sources_are_spread_over_those_that_can_be_reached(self):
@@ -132,7 +132,7 @@ class FormationTest(parameterized.TestCase):
     formation.ended()
     formation.came(2, '1.1.1.1:9', '2.2.2.2:9')
     said = dict(formation.form((0, 1, 2), 5))
-    sources = [said[k]['source'] for k in range(3)]
+    sources = [said[k].source for k in range(3)]
     self.assertEqual(sources, [None, None, (0, '2.2.2.2:1')])
 
   def test_who_cannot_be_reached_by_anybody_is_named(self):

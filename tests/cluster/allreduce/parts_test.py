@@ -101,7 +101,10 @@ class BookingTest(parameterized.TestCase):
       books.write(own, worker, entry, ())
       numbers += own
     booking = Booking(
-      made, books, [Member(life=0) for _ in range(3)], lambda n, stage: 100 * n
+      made,
+      books,
+      [Member(incarnation=0) for _ in range(3)],
+      lambda n, stage: 100 * n,
     )
     booking(
       numbers.tolist(),
@@ -208,7 +211,7 @@ class DealingTest(parameterized.TestCase):
     made, _, _ = _coordinator(2)
     made.start(0.0)
     said = []
-    dealing = Dealing(made, lambda k, header: said.append((k, header['deal'])))
+    dealing = Dealing(made, lambda k, deal: said.append((k, deal)))
     dealing.begin(0)
     self.assertEqual(dealing.newest, -1)
     dealing.send(3, 0, (0, 1))
@@ -216,9 +219,9 @@ class DealingTest(parameterized.TestCase):
     for k in range(2):
       _push(made, k, 1.0)
     self.assertEqual(dealing.newest, 1)
-    self.assertEqual([deal['iteration'] for _, deal in said], [0, 0, 1, 1])
-    self.assertEqual({deal['total'] for _, deal in said}, {16})
-    ranges = [deal['ranges'] for _, deal in said]
+    self.assertEqual([deal.iteration for _, deal in said], [0, 0, 1, 1])
+    self.assertEqual({deal.total for _, deal in said}, {16})
+    ranges = [deal.ranges for _, deal in said]
     self.assertEqual(ranges[2:], [w.ranges for w in made.workers])
     positions = [p for each in ranges for r in each for p in range(*r)]
     self.assertCountEqual(positions, range(32))

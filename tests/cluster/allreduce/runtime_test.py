@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batching import lb_bsp
+from cluster.membership.events import WorkerMessage
+from cluster.network import messages
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
 from predict import ema
@@ -283,7 +285,7 @@ class OrdersTest(parameterized.TestCase):
   def test_lives_are_counted_on_from_a_checkpoint(self):
     world, other = _began(), replicas.World(4)
     for member, lives in zip(world.reception.members, (1, 3, 2), strict=True):
-      member.lives = lives
+      member.admissions = lives
     world.until(world.runtime.pause)
     with mock.patch.object(other.store, 'restore'):
       other.runtime.restore(world.runtime.state())
@@ -355,14 +357,13 @@ class RivalsTest(parameterized.TestCase):
     old.wire.clear()
     generation = world.formation.generation
     for said in (
-      {'event': 'stopped', 'version': 9**9, 'books': []},
-      {'event': 'broken', 'peer': 2, 'reason': 'x'},
-      {'event': 'formed', 'version': 9, 'digest': 'x', 'sent': []},
-      {'ready': True, 'executor': 'x', 'handover': 'x'},
+      messages.EpochStopped(generation, 9**9, []),
+      messages.ConnectionLost(generation, 2, 'x'),
+      messages.Connected(generation, 9, 'x', []),
+      messages.ReplicaReady('x', 'x'),
     ):
-      said |= {'generation': generation} if 'event' in said else {}
-      world.reception.hear(old.visit, said)
-    left = {'end': 'left', 'reason': 'it was silent'}
+      world.reception.handle(old.visit, said)
+    left = messages.SessionEnd('left', 'it was silent')
     self.assertEqual(old.wire, 4 * [left])
     world.gather()
     world.reach(world.store.version + 3)
@@ -372,7 +373,7 @@ class RivalsTest(parameterized.TestCase):
 
 def _is_ready(world, lives):
   member = world.reception.members[1]
-  return member.stream is not None and member.life == lives
+  return member.stream is not None and member.incarnation == lives
 
 
 def _apart(world):
@@ -508,7 +509,7 @@ class ReplicasTest(parameterized.TestCase):
   def test_a_source_that_dies_during_a_repair_is_replaced(self):
     world = _began(3, rounding={2: 2.0**-24}, eval_every=48)
     world.until(lambda: world.members[2].doing == 'comparing')
-    source = world.lives[world.members[2].order['source'][1]]
+    source = world.lives[world.members[2].order.source[1]]
     if source.index == 0:
       world.cut.append({0, 2})
     else:
@@ -578,7 +579,7 @@ class ReplicasTest(parameterized.TestCase):
     time.sleep(0.2)
     for member in silent:
       member.seen = time.monotonic()
-    world.runtime._look_at = 0.0
+    world.runtime._check_at = 0.0
     world.pass_by()
     self.assertIsNone(world.reception.members[2].stream)
 
@@ -737,23 +738,30 @@ class AllNeededTest(parameterized.TestCase):
 
   def test_one_has_lost_another(self):
     world = self._connecting()
-    broken = {
-      'event': 'broken',
-      'generation': 0,
-      'peer': None,
-      'reason': 'gone',
-    }
-    for generation, life in ((1, 0), (0, 1)):  # Which are not of today.
-      event = {'worker': 2, 'life': life, 'generation': generation}
-      world.runtime._broken(broken | event)
+
+    def lose(generation, incarnation):
+      world.runtime._react(
+        WorkerMessage(
+          worker=2,
+          incarnation=incarnation,
+          message=messages.ConnectionLost(generation, None, 'gone'),
+        )
+      )
+
+    for generation, incarnation in ((1, 0), (0, 1)):  # Not of today.
+      lose(generation, incarnation)
     with self.assertRaisesRegex(Unmendable, 'Worker 2: gone'):
-      world.runtime._broken(broken | {'worker': 2, 'life': 0})
+      lose(0, 0)
 
 
 def _stops(world, index):
   life = world.members[index]
   told = [*life.wire, *life.inbox]
-  return [{'ends': each['ends']} for each in told if 'stop' in each]
+  return [
+    {'ends': each.completes}
+    for each in told
+    if isinstance(each, messages.StopEpoch)
+  ]
 
 
 if __name__ == '__main__':

@@ -8,6 +8,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from cluster.parameter_server.admission import ServerJoined
 from cluster.process.exits import LOST, Unmendable
 from tests.support import coordinators
 
@@ -28,7 +29,7 @@ class MembersTest(parameterized.TestCase):
     coordinator.during(new.pull)
     new.push()
     coordinator.until(lambda: coordinator.accounting.iterations == 1)
-    self.assertEqual(old.control.receive().header['end'], 'left')
+    self.assertEqual(old.next().kind, 'left')
     self.assertEqual(coordinator.cluster.summary()['lives'], [2])
     self.assertLen(coordinator.accounting.lost, 1)
 
@@ -53,7 +54,7 @@ class MembersTest(parameterized.TestCase):
     coordinator.begin()
     coordinator.step_for(0.1)
     for _ in range(3):
-      coordinator.reception.events.put({'event': 'here'})
+      coordinator.reception.events.put(ServerJoined())
     coordinator.cluster.coordinator.recorder.finished = True
     coordinator.cluster.step()
     self.assertEqual(coordinator.reception.events.qsize(), 2)
@@ -68,7 +69,7 @@ class MembersTest(parameterized.TestCase):
     ) as asked:
       start, events = time.monotonic(), 0
       while time.monotonic() < start + _TIMEOUT_S / 2:
-        coordinator.reception.events.put({'event': 'here'})
+        coordinator.reception.events.put(ServerJoined())
         coordinator.cluster.step()
         events += 1
       beats = (time.monotonic() - start) / (_TIMEOUT_S / 5)
@@ -168,7 +169,7 @@ class MembersTest(parameterized.TestCase):
     server = next(s for s in coordinator.servers if s.index == index)
     server.learner.commit = lambda update: hangs.wait()
     worker.push()
-    reason = f"Server {index} .* order 'commit' for 2"
+    reason = f"Server {index} .* order 'Commit' for 2"
 
     def goes_on():
       worker.beat(['transfer', 1, 0])

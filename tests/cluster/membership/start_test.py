@@ -19,6 +19,7 @@ from absl.testing import absltest, parameterized
 
 from cluster.membership import event_loop
 from cluster.membership.roster import Roster
+from cluster.network import messages
 from cluster.network.streams import Security, connect
 from cluster.process.exits import Unmendable
 from learning.nothing import NoGradient
@@ -105,8 +106,12 @@ class StartTest(parameterized.TestCase):
     coordinator = self._coordinator(num_workers=2, num_servers=2, hosted=())
     worker = coordinator.work(0)
     gone = self._stranger(coordinator, 1)
-    gone.send({'address': '127.0.0.1:1'})  # Where nobody listens.
-    self._wait(lambda: any(v.told for v in coordinator.reception._visits))
+    gone.send(messages.ServerAddress('127.0.0.1:1'))  # Nothing listens there.
+    self._wait(
+      lambda: any(
+        each.has_addresses for each in coordinator.reception._incarnations
+      )
+    )
     gone.close()
     coordinator.host(1)
     self._check_runs(coordinator, [worker, coordinator.work(1)], [2, 1])
@@ -117,7 +122,8 @@ class StartTest(parameterized.TestCase):
     coordinator.begin()
     held = 'server 1 is held by the process at 127.0.0.1:.*, incarnation 0'
     stream = self._connected(coordinator, 1, process='1' * 32)
-    self.assertRegex(stream.receive().header['held'], held)
+    taken = stream.receive(messages.SERVER_ADMISSION).header
+    self.assertRegex(taken.reason, held)
     self._check_runs_on(coordinator, worker)
 
   def _check_runs_on(self, coordinator, worker):
@@ -142,7 +148,7 @@ class StartTest(parameterized.TestCase):
     slow = _Slow()
     coordinator.work(0, slow)
     self._wait(lambda: 'compiling' in coordinator.reception.missing())
-    hello = {'worker': 1, 'fingerprint': 'ours', 'process': '1' * 32}
+    hello = messages.WorkerHello(1, '1' * 32, 'ours')
     stream = connect(coordinator.address, hello, Security(), 10.0)
     self._wait(lambda: 'worker 1: conn' in coordinator.reception.missing())
     stream.cancel()
@@ -151,7 +157,7 @@ class StartTest(parameterized.TestCase):
     lines = coordinator.reception.missing().splitlines()
     slow.go.set()
     self.assertLen(lines, 4)
-    at = r'connected from 127.0.0.1:\d+ at \d\d:\d\d:\d\d, life 0'
+    at = r'connected from 127.0.0.1:\d+ at \d\d:\d\d:\d\d, incarnation 0'
     for line, expected in zip(
       lines,
       (
@@ -170,17 +176,17 @@ class StartTest(parameterized.TestCase):
     link = self._stack.enter_context(Link(coordinator.servers[0].address))
     link.cut()
     server = self._stranger(coordinator, 1)
-    server.send({'address': link.address})
+    server.send(messages.ServerAddress(link.address))
     coordinator.work(0)
     self._wait(lambda: 'connected to 1 of 2' in coordinator.reception.missing())
     for _ in range(10):  # Longer than an attempt.
       time.sleep(coordinators.TIMEOUT_S / 5)
-      server.send({'beat': 0.0})
+      server.send(messages.ServerHeartbeat(0.0))
     link.mend()
     coordinator.begin()
     self.assertEqual(coordinator.cluster.summary()['lives'], [1])
 
-  @mock.patch.object(event_loop, '_TELL_S', 0.1)
+  @mock.patch.object(event_loop, '_LOG_INTERVAL_S', 0.1)
   def test_the_start_has_a_limit_and_tells_who_is_missing(self):
     with self.assertLogs('absl', 'INFO') as logs:
       coordinator = self._coordinator(num_workers=2, start_s=3.0)
@@ -193,11 +199,11 @@ class StartTest(parameterized.TestCase):
 
   def _stranger(self, coordinator, index):
     stream = self._connected(coordinator, index)
-    stream.receive()
+    stream.receive(messages.SERVER_ADMISSION)
     return stream
 
   def _connected(self, coordinator, index, process='0' * 32):
-    hello = {'server': index, 'fingerprint': 'ours', 'process': process}
+    hello = messages.ServerHello(index, process, 'ours')
     stream = connect(coordinator.address, hello, Security(), 10.0)
     self.addCleanup(stream.close)
     self.addCleanup(stream.cancel)
@@ -278,24 +284,26 @@ class LabTest(processes.TestCase):
     self.assertLess(began - mended, 30)
 
 
-class RollTest(absltest.TestCase):
+class RosterTest(absltest.TestCase):
   def test_lines_say_what_is_known(self):
     now = [100.0]
-    roll = Roster(lambda: now[0])
-    roll.came('worker 1', 0, 'a:1')
+    roster = Roster(lambda: now[0])
+    roster.came('worker 1', 0, 'a:1')
     now[0] += 5
-    roll.seen('worker 1', 0, 'compiling')
+    roster.seen('worker 1', 0, 'compiling')
     now[0] += 7
-    roll.came('worker 2', 3, 'b:2')
-    roll.lost('worker 2', 2, 'an older life')
-    line, other = roll.describe(['worker 1', 'worker 2'], 4.0).splitlines()
+    roster.came('worker 2', 3, 'b:2')
+    roster.lost('worker 2', 2, 'an older life')
+    line, other = roster.describe(['worker 1', 'worker 2'], 4.0).splitlines()
     self.assertRegex(
-      line, r'a:1 at .*, life 0; compiling since 7 s; silent for 7'
+      line, r'a:1 at .*, incarnation 0; compiling since 7 s; silent for 7'
     )
-    self.assertRegex(other, r'b:2 at .*, life 3; connecting since 0 s$')
-    roll.lost('worker 2', 3, 'cut')
+    self.assertRegex(other, r'b:2 at .*, incarnation 3; connecting since 0 s$')
+    roster.lost('worker 2', 3, 'cut')
     now[0] += 2
-    self.assertEndsWith(roll.describe(['worker 2'], 4.0), 'lost since 2 s: cut')
+    self.assertEndsWith(
+      roster.describe(['worker 2'], 4.0), 'lost since 2 s: cut'
+    )
 
   def test_hundreds_are_counted(self):
     names = [f'worker {n}' for n in range(300)]

@@ -8,15 +8,16 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from cluster.network import admission as doors
+from cluster.network import admission as admission
 from cluster.network import sockets
 from cluster.network import streams as transport
-from cluster.network.rate_limited_log import Sayings
+from cluster.network.rate_limited_log import RateLimitedLog
 from cluster.network.streams import Closed, Security
 from tests.support.relays import Relay
 from tests.support.streams import (
   HOST,
   OPEN,
+  PLAIN,
   WAIT_S,
   TestCase,
   echo,
@@ -26,7 +27,7 @@ from tests.support.streams import (
 _OURS = Security(token='a secret that both ends know')
 
 
-class DoorTest(TestCase):
+class PendingConnectionsTest(TestCase):
   def listener(self, handle=echo, security=_OURS, wait_s=0.5):
     listener = transport.Listener(HOST, 0, handle, security, wait_s=wait_s)
     self.addCleanup(listener.close, 0.0)
@@ -43,9 +44,9 @@ class DoorTest(TestCase):
       with self._stranger(listener) as rude:
         rude.sendall(b'\x16' * 100)
         _read_to_the_end(rude)
-    self.assertIn('refused: it has not greeted within 0.5 s', logs.output[0])
+    self.assertIn('refused: no handshake within 0.5 s', logs.output[0])
     stream.send(1)
-    self.assertEqual(stream.receive().header, 1)
+    self.assertEqual(stream.receive(PLAIN).header, 1)
 
   def test_who_stops_while_it_greets_keeps_no_thread(self):
     listener = self.listener()
@@ -54,9 +55,9 @@ class DoorTest(TestCase):
 
     def stop(stream, *_):
       stream.send({'nonce': '0' * 64})
-      stream.receive()
+      stream.receive(PLAIN)
       stopped.wait(10.0)
-      stream.receive()
+      stream.receive(PLAIN)
 
     def connect():
       with contextlib.suppress(transport.TransportError):
@@ -67,9 +68,9 @@ class DoorTest(TestCase):
       for client in clients:
         client.start()
       server = listener._server
-      _until(lambda: server._door._calls == 8)
-      _until(lambda: not server._door._calls)
-    self.assertEqual(server._door._calls, 0)
+      _until(lambda: server._pending._calls == 8)
+      _until(lambda: not server._pending._calls)
+    self.assertEqual(server._pending._calls, 0)
     _until(lambda: len(server.open_streams()) == 1)
     self.assertLen(server.open_streams(), 1)
     stopped.set()
@@ -83,7 +84,7 @@ class DoorTest(TestCase):
     def flood(stream, *_):
       body = random_bytes(2**20)
       stream.send(0, (body for _ in range(whole >> 20)), whole)
-      stream.receive()
+      stream.receive(PLAIN)
 
     with Relay(listener.address) as relay:
       with (
@@ -96,14 +97,17 @@ class DoorTest(TestCase):
     self.assertIn('refused: ', logs.output[0])
 
   def test_the_oldest_of_too_many_are_cut_off(self):
-    with mock.patch.object(doors, '_MOST', 4), contextlib.ExitStack() as stack:
+    with (
+      mock.patch.object(admission, '_MOST', 4),
+      contextlib.ExitStack() as stack,
+    ):
       listener = self.listener(wait_s=60.0)
-      door, ends, seen = listener._server._door, [], set()
+      pending, ends, seen = listener._server._pending, [], set()
       for _ in range(7):
         ends.append(stack.enter_context(self._stranger(listener)))
         # One at a time: of those that come between two looks, any may be first.
-        _until(lambda: set(door._since) - seen)
-        seen.update(door._since)
+        _until(lambda: set(pending._since) - seen)
+        seen.update(pending._since)
       for end in ends[:3]:
         _read_to_the_end(end)
       for end in ends[3:]:
@@ -115,13 +119,13 @@ class DoorTest(TestCase):
 
   def test_calls_are_bounded_too(self):
     listener = self.listener()
-    listener._server._door._calls = doors._MOST
+    listener._server._pending._calls = admission._MOST
     with (
       self.assertLogs(level='WARNING') as logs,
       self.assertRaises(Closed),
     ):
       transport.connect(listener.address, None, _OURS, 0.2)
-    self.assertIn('too many are waiting to be let in', logs.output[0])
+    self.assertIn('too many handshakes are pending', logs.output[0])
 
   def test_the_kernel_tells_who_is_connected_to_a_port(self):
     listener = self.listener(wait_s=60.0)
@@ -133,7 +137,7 @@ class DoorTest(TestCase):
       _until(lambda: len(sockets.of_port(port)) == 4)
       ends = set()
       for number, name in sockets.numbers().items():
-        with contextlib.suppress(OSError), sockets.looked_at(name) as end:
+        with contextlib.suppress(OSError), sockets.opened(name) as end:
           if end.port == port and end.peer:
             ends.add(number)
       self.assertLen(ends, 4)
@@ -141,17 +145,17 @@ class DoorTest(TestCase):
 
   def test_files_are_looked_at_when_somebody_comes(self):
     listener = self.listener(wait_s=60.0)
-    door = listener._server._door
+    pending = listener._server._pending
     port = int(listener.address.rpartition(':')[2])
     self.connect(listener, None, _OURS)
-    _until(lambda: sockets.of_port(port) <= door._known)
+    _until(lambda: sockets.of_port(port) <= pending._checked)
     with mock.patch.object(
       sockets, 'numbers', wraps=sockets.numbers
     ) as numbers:
-      time.sleep(2 * doors._LOOK_S)
+      time.sleep(2 * admission._POLL_S)
       numbers.assert_not_called()
       with self._stranger(listener):
-        _until(lambda: door._since)
+        _until(lambda: pending._since)
       numbers.assert_called()
 
   def test_files_are_looked_at_if_the_kernel_does_not_tell(self):
@@ -169,7 +173,7 @@ class DoorTest(TestCase):
     def kept():
       found = []
       for name in sockets.numbers().values():
-        with contextlib.suppress(OSError), sockets.looked_at(name) as end:
+        with contextlib.suppress(OSError), sockets.opened(name) as end:
           if end.peer and port in (end.port, int(end.peer.split(':')[1])):
             found.append(
               [
@@ -192,15 +196,15 @@ class DoorTest(TestCase):
     return socket.create_connection((host, int(port)), WAIT_S)
 
 
-class SayingsTest(absltest.TestCase):
+class RateLimitedLogTest(absltest.TestCase):
   def test_a_line_a_second_says_how_many_there_were(self):
     times = iter([0.0, 0.0, 0.5, 0.9, 1.1, 1.1, 1.2])
-    sayings = Sayings(clock=lambda: next(times))
+    log = RateLimitedLog(clock=lambda: next(times))
     with self.assertLogs(level='WARNING') as logs:
       for n in range(5):
-        sayings.say(f'line {n}')
-      sayings.close()
-      sayings.close()
+        log.write(f'line {n}')
+      log.close()
+      log.close()
     self.assertEqual(
       [line.rpartition(':')[2] for line in logs.output],
       [

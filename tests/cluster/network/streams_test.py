@@ -19,6 +19,7 @@ from tests.support import certificates
 from tests.support.streams import (
   HOST,
   OPEN,
+  PLAIN,
   WAIT_S,
   TestCase,
   echo,
@@ -29,10 +30,10 @@ from tests.support.streams import (
 # Listens, and sends one message to each client.
 _LISTENER = """
 import sys, threading
-from cluster.network import streams as transport
+from cluster.network import messages, streams as transport
 def handle(stream, hello):
   stream.send('first')
-  stream.receive()
+  stream.receive(messages.NOTHING)
 listener = transport.Listener('127.0.0.1', 0, handle, transport.Security())
 print(listener.address, flush=True)
 sys.stdin.read()
@@ -40,14 +41,14 @@ sys.stdin.read()
 # Leaves a listener, a stream and a thread that receives to the interpreter.
 _LEAVER = """
 import threading
-from cluster.network import streams as transport
+from cluster.network import messages, streams as transport
 def handle(stream, hello):
-  stream.receive()
+  stream.receive(messages.NOTHING)
 listener = transport.Listener('127.0.0.1', 0, handle, transport.Security())
 stream = transport.connect(listener.address, 0, transport.Security(), 10.0)
 def receive():
   try:
-    stream.receive()
+    stream.receive(messages.NOTHING)
   except transport.Closed:
     pass
 threading.Thread(target=receive, daemon=True).start()
@@ -57,7 +58,7 @@ threading.Thread(target=receive, daemon=True).start()
 class EndTest(TestCase):
   def test_an_error_of_the_handler_is_told(self):
     def handle(stream, hello):
-      stream.receive()
+      stream.receive(PLAIN)
       raise RuntimeError('out of memory')
 
     stream = self.connect(self.listener(handle))
@@ -65,7 +66,7 @@ class EndTest(TestCase):
       stream.send(0)
       for _ in range(2):
         with self.assertRaisesRegex(Closed, 'RuntimeError: out of memory'):
-          stream.receive()
+          stream.receive(PLAIN)
     self.assertIn('out of memory', logs.output[0])
 
   def test_the_end_of_a_stream_further_on_is_told(self):
@@ -75,14 +76,14 @@ class EndTest(TestCase):
     further = self.listener(end)
 
     def relay(stream, hello):
-      self.connect(further).receive()
+      self.connect(further).receive(PLAIN)
 
     with (
       # The far end may fail before the near one is connected.
       self.assertLogs(level='ERROR'),
       self.assertRaisesRegex(Closed, 'out of memory'),
     ):
-      self.connect(self.listener(relay)).receive()
+      self.connect(self.listener(relay)).receive(PLAIN)
 
   def test_the_client_closes_and_says_why(self):
     seen = queue.SimpleQueue()
@@ -90,7 +91,7 @@ class EndTest(TestCase):
     def handle(stream, hello):
       try:
         while True:
-          seen.put(stream.receive().header)
+          seen.put(stream.receive(PLAIN).header)
       except Closed as error:
         seen.put(str(error))
 
@@ -100,7 +101,7 @@ class EndTest(TestCase):
     stream.close()
     self.assertEqual(seen.get(timeout=WAIT_S), 1)
     self.assertRegex(seen.get(timeout=WAIT_S), ': all epochs done$')
-    for call in (stream.receive, lambda: stream.send(0)):
+    for call in (lambda: stream.receive(PLAIN), lambda: stream.send(0)):
       with self.assertRaises(Closed):
         call()
 
@@ -111,7 +112,7 @@ class EndTest(TestCase):
 
     def receive():
       with self.assertRaises(Closed) as caught:
-        stream.receive()
+        stream.receive(PLAIN)
       seen.put(caught.exception)
 
     receiver = threading.Thread(target=receive)
@@ -136,9 +137,9 @@ class EndTest(TestCase):
       self.enterContext(unrelated)
     end.cancel('no heartbeat')
     with self.assertRaises(Closed):
-      one.receive()
+      one.receive(PLAIN)
     other.send(2)
-    self.assertEqual(other.receive().header, 2)
+    self.assertEqual(other.receive(PLAIN).header, 2)
 
   def test_a_killed_client_is_noticed(self):
     for sends in (False, True):
@@ -148,7 +149,7 @@ class EndTest(TestCase):
         try:
           while sends:
             stream.send(0, [random_bytes(10**6)], 10**6)
-          stream.receive()
+          stream.receive(PLAIN)
         except Closed:
           seen.put(time.monotonic())
 
@@ -162,12 +163,12 @@ class EndTest(TestCase):
     process = self.process(_LISTENER)
     address = process.stdout.readline().strip()
     stream = transport.connect(address, 0, OPEN, WAIT_S)
-    self.assertEqual(stream.receive().header, 'first')
+    self.assertEqual(stream.receive(PLAIN).header, 'first')
     timer = threading.Timer(0.2, process.kill)
     timer.start()
     start = time.monotonic()
     with self.assertRaises(Closed):
-      stream.receive()
+      stream.receive(PLAIN)
     self.assertLess(time.monotonic() - start, WAIT_S)
     with self.assertRaises(Closed):
       while True:
@@ -182,7 +183,7 @@ class EndTest(TestCase):
       try:
         while sends:
           stream.send(0, [random_bytes(10**6)], 10**6)
-        stream.receive()
+        stream.receive(PLAIN)
       finally:
         ended.set()
 
@@ -223,7 +224,7 @@ class ConnectTest(TestCase):
     timer.start()
     stream = transport.connect(f'{HOST}:{port}', None, OPEN, WAIT_S)
     stream.send('here')
-    self.assertEqual(stream.receive().header, 'here')
+    self.assertEqual(stream.receive(PLAIN).header, 'here')
     stream.close()
     listeners.get(timeout=WAIT_S).close(0.0)
 
@@ -264,7 +265,7 @@ class ConnectTest(TestCase):
     body = random_bytes(10**6)
     sender = threading.Thread(target=stream.send, args=(0, [body], body.size))
     sender.start()
-    np.testing.assert_array_equal(read(stream.receive()), body)
+    np.testing.assert_array_equal(read(stream.receive(PLAIN)), body)
     sender.join()
     stream.close()
     others = Security(token='secret'), certificates.certified('secret')
@@ -281,7 +282,7 @@ class ConnectTest(TestCase):
     named = security._replace(key=b'', tls_name='coordinator.example')
     stream = self.connect(listener, None, named)
     stream.send(1)
-    self.assertEqual(stream.receive().header, 1)
+    self.assertEqual(stream.receive(PLAIN).header, 1)
 
   def test_a_host_may_be_given_by_name(self):
     security = Security(token='a secret')
@@ -289,7 +290,7 @@ class ConnectTest(TestCase):
     address = address.replace(HOST, 'localhost')
     stream = transport.connect(address, None, security, WAIT_S)
     stream.send(1)
-    self.assertEqual(stream.receive().header, 1)
+    self.assertEqual(stream.receive(PLAIN).header, 1)
     stream.close()
     with self.assertRaisesRegex(Closed, 'within 0.2 s'):
       transport.connect('no.such.host.invalid:1', None, security, 0.2)

@@ -99,11 +99,11 @@ class _Life:
   def _reporter(self, server):
     def report(event, body):
       del body
-      if event.get('error', '').startswith('Killed'):
+      if (event.error or '').startswith('Killed'):
         self.orders.fail(RuntimeError(f'Server {server} is lost.'))
       else:
-        error = OSError(event['error']) if 'error' in event else None
-        self.orders.answer(server, event['id'], error)
+        error = OSError(event.error) if event.error else None
+        self.orders.answer(server, event.question, error)
 
     return report
 

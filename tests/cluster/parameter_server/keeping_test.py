@@ -12,6 +12,8 @@ import numpy as np
 import optax
 from absl.testing import absltest
 
+from cluster.membership.process import Settings
+from cluster.network.messages import VersionPart
 from cluster.network.streams import Security
 from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
@@ -45,22 +47,19 @@ class _Lead:
       num_workers=1,
       num_servers=num_servers,
       dedicated=True,
-      host='',
+      settings=Settings('', '', Security(), 1.0, 10.0, ''),
       port=0,
-      greeting=dict,
-      fingerprint='',
-      security=Security(),
-      timeout_s=1.0,
-      start_s=10.0,
+      restore=lambda: None,
+      reserved={},
       deadlines=deadlines,
       jobs=Jobs(deadlines),
     )
 
     def reporter(index):
       def report(event, body):
-        if event['event'] == 'snapshot':
+        if isinstance(event, VersionPart):
           self.reads.wait(_LIMIT_S)
-        reception.told(index, event, body)
+        reception.take_report(index, event, body)
 
       return report
 

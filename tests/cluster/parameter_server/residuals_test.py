@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest
 
+from cluster.network.messages import ResidualSaved, SaveResidual
 from cluster.parameter_server import residuals
 from cluster.parameter_server.residuals import Remembered, Since
 from learning.nothing import NoGradient, NoLearner
@@ -92,9 +93,9 @@ class _Run:
   def cut(self, worker):
     """Cuts a worker's stream, and waits until it is back."""
     member = self.coordinator.reception.members[worker]
-    life = member.life
+    life = member.incarnation
     member.stream.cancel()
-    self.coordinator.until(lambda: member.life > life)
+    self.coordinator.until(lambda: member.incarnation > life)
 
   def save(self, step):
     """Returns the coordinator's state, whether parts are there, and their sum."""
@@ -187,9 +188,8 @@ class RememberedTest(absltest.TestCase):
     self.assertEqual(self._left(Since(5)), 0)
     self.assertFalse(self.own.recalled)
     said = []
-    self.own.answer({'save': 3, 'since': [7, None, []]}, said.append)
-    answer = {'event': 'kept', 'step': 3, 'known': False, 'error': None}
-    self.assertEqual(said, [answer])
+    self.own.answer(SaveResidual(3, (7, None, [])), said.append)
+    self.assertEqual(said, [ResidualSaved(3, False)])
     self.assertEmpty(residuals.in_checkpoint(self.directory, 3))
 
   def test_a_checkpoint_is_of_the_iteration_that_is_meant(self):
@@ -198,7 +198,7 @@ class RememberedTest(absltest.TestCase):
     self._left(Since(0))
     self.own.note(1, self._state(2))
     for step, after in ((3, 0), (4, 1)):
-      self.own.answer({'save': step, 'since': [after, None, []]}, print)
+      self.own.answer(SaveResidual(step, (after, None, [])), print)
       folder = residuals.of_worker(self.directory, 1) / str(step)
       np.testing.assert_array_equal(
         stores.read(folder)['left:'], np.full(_SIZE, after + 1)
@@ -207,8 +207,8 @@ class RememberedTest(absltest.TestCase):
   def test_a_full_disk_is_told(self):
     said = []
     (self.directory / 'worker1').write_text('in the way')
-    self.own.answer({'save': 3, 'since': [None, None, []]}, said.append)
-    self.assertRegex(said[0]['error'], 'Error: ')
+    self.own.answer(SaveResidual(3, (None, None, [])), said.append)
+    self.assertRegex(said[0].error, 'Error: ')
 
   def test_each_part_is_somebodys(self):
     whole = residuals.shared(7, [0, 2, 3, 4], 2)

@@ -14,10 +14,11 @@ from absl.testing import absltest, parameterized
 
 from cluster.allreduce.executor.executor import Usage
 from cluster.allreduce.formation import Formation
-from cluster.membership import checked
+from cluster.network import messages
 from cluster.network.errors import Closed
+from cluster.network.messages import TrafficReport
 from cluster.probing.follower import Adaptation
-from cluster.probing.traffic import TRAFFIC, Sent, Telling, Windows
+from cluster.probing.traffic import Sent, Telling, Windows
 from route import forest
 from tests.support import changing_links
 from tests.tools import lab_test
@@ -182,7 +183,7 @@ class AdaptationTest(absltest.TestCase):
         self._sent[src, dst] = sent + round(rate * took_s), busy_s + took_s
       for src in range(4):
         rows = [[d, *s] for (k, d), s in self._sent.items() if k == src]
-        self.adaptation.traffic({'worker': src, 'sent': rows})
+        self.adaptation.traffic(src, TrafficReport(rows))
       self.adaptation.iterated(self.now_s, took_s, all_there=True)
 
 
@@ -221,7 +222,7 @@ class TellingTest(absltest.TestCase):
     said, gone = queue.SimpleQueue(), threading.Event()
 
     def say(told):
-      said.put(json.loads(json.dumps(told)))
+      said.put(messages.FROM_REPLICA.decode(messages.encode(told)))
       if said.qsize() > 2:
         gone.set()
         raise Closed('gone')
@@ -231,12 +232,7 @@ class TellingTest(absltest.TestCase):
       time.sleep(0.05)
     self.assertEqual(said.qsize(), 3)
     told = said.get()
-    self.assertEqual(told, {'event': 'traffic', 'sent': [[3, 10, 0.5]]})
-    checked.words(told, 'peer', {'event': {}}, {'traffic': TRAFFIC})
-    for sent in (None, [[1, 2]], [[1, -2, 0.0]], [['a', 1, 0.0]]):
-      with self.assertRaises(Closed):
-        wrong = told | {'sent': sent}
-        checked.words(wrong, 'peer', {'event': {}}, {'traffic': TRAFFIC})
+    self.assertEqual(told, TrafficReport([(3, 10, 0.5)]))
     self.assertEqual(Sent(1, 2.0)._fields, ('bytes', 'busy_s'))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from absl.testing import absltest
 
 from cluster.allreduce.formation import Formation
+from cluster.network.messages import Connected, StateDigest
 from cluster.probing.traffic_log import Carrying
 from cluster.traffic import Traffic
 from outputs.accounting import Accounting
@@ -37,14 +38,14 @@ class CarryingTest(absltest.TestCase):
   def _form(self, time, version, members, sent, lives=(0, 0, 0)):
     self.formation.form(members, version)
     for index in members:
-      event = {'worker': index, 'life': lives[index], 'sent': sent[index]}
-      self.carrying.forming(event)
+      report = Connected(0, version, '', sent[index])
+      self.carrying.forming(index, lives[index], report)
     self.carrying.formed(time, version, 'somebody has come')
 
   def _check(self, time, version, sent):
     for index, own in enumerate(sent):
-      event = {'worker': index, 'life': 0, 'version': version, 'sent': own}
-      self.carrying.checked(event, time)
+      report = StateDigest(0, version, '', own)
+      self.carrying.checked(index, 0, report, time)
 
   def _rates(self, row):
     json.dumps(row)

@@ -22,6 +22,7 @@ from cluster.allreduce.sums import summing
 from cluster.allreduce.sums.memory import Memory
 from cluster.allreduce.sums.talking import TalkingSumming
 from cluster.network.handshake import Security
+from cluster.network.messages import ConnectMembers
 from cluster.process.deadlines import Deadlines, Pace, Seen
 from cluster.process.faults import Faults
 from learning.pool import Pool
@@ -105,7 +106,7 @@ class _Beating:
   def beat(self, seconds=0.0):
     self.now += seconds
     self.pace.reach(self._worker.steps)
-    self._seen.tell(self.pace.told()['pace'], self.now)
+    self._seen.tell(self.pace.told(), self.now)
     self.overdue += self._deadlines.overdue(
       [(0, self._seen, 8)], now=self.now, obeyed=0
     )
@@ -216,8 +217,7 @@ class TalkingTest(parameterized.TestCase):
   def _form(self, generation, members):
     cluster = links.believed('', len(self.workers))
     cluster_of = links.believed('', len(members))
-    said = group.described(
-      generation,
+    members_of = group.described(
       {index: self.addresses[index] for index in members},
       [
         cluster.workers[members.index(k)] if k in members else ''
@@ -226,7 +226,8 @@ class TalkingTest(parameterized.TestCase):
       cluster_of,
       ring.in_order(cluster_of),
     )
-    self._each(lambda k: self.workers[k].form(said, 20.0), members)
+    order = ConnectMembers(generation, 0, None, members_of)
+    self._each(lambda k: self.workers[k].form(order, 20.0), members)
 
   def _compute(self, index, version, stage):
     worker, learner = self.workers[index], self.learners[index]
