@@ -2,8 +2,8 @@
 
 Each worker has a control stream to the coordinator.  Gradients and parameters
 travel over other connections.  One thread per stream reads it, and puts events
-into the queue of the event loop (`events`).  A worker that is lost may rejoin at
-any time, before and after the run begins.
+into the queue of the event loop (`events`).  A worker that is lost may rejoin
+at any time, before and after the run begins.
 
 A rank is the place of one worker or one server.  Each admission of a process to
 a rank is an incarnation, which has a number.  At most one incarnation of a rank

@@ -1,7 +1,7 @@
 """Event loop of the coordinator, common to both runtimes on real hosts.
 
-The loop takes events from the queue that the reception fills, and evicts workers
-that send no heartbeat.
+The loop takes events from the queue that the reception fills, and evicts
+workers that send no heartbeat.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """Transfer of a replica's state to another process, while no replica computes.
 
-The process that needs it asks a living replica, at the address that the
-coordinator names.  It may send the digest of what it holds: a source with the
-same state answers with its digest alone.  Whatever is transferred is verified
-by that digest.
+The process that needs the state requests it from a living replica, at the
+address that the coordinator sends.  The request may contain the digest of the
+state that the process has: a source with the same state answers with the digest
+alone.  A transferred state is verified by its digest.
 """
 
 import math
@@ -35,8 +35,8 @@ from cluster.network.streams import (
 )
 from outputs import checkpoints
 
-# Size of a chunk, and bytes that have to arrive within a timeout: many processes
-# may share the source's link, as all do when a run resumes from a checkpoint.
+# Size of a chunk, and bytes that have to arrive within a timeout: many
+# processes may share the source's link, as all do when a run resumes.
 _STEP = 1 << 18
 
 

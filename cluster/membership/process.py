@@ -151,12 +151,12 @@ class Process:
     return self.parts.learned.evaluate
 
   @functools.cached_property
-  def later(self) -> Callable[[Callable[[], Any]], Future]:
+  def later(self) -> Callable[[Callable[[], Any]], Future[Any]]:
     """Function that calls another one in a thread, for the coordinator."""
     pool = ThreadPoolExecutor(1)
-    return lambda call: pool.submit(self._evaluated, call)
+    return lambda call: pool.submit(self._evaluate, call)
 
-  def _evaluated(self, call: Callable[[], Any]) -> Any:
+  def _evaluate(self, call: Callable[[], Any]) -> Any:
     """Returns the result of an evaluation; run in a thread, as a job."""
     self.jobs.begin('an evaluation')
     try:

@@ -1,7 +1,7 @@
 """Startup roster: the last activity of each process while a run starts.
 
-A run starts once all processes have joined.  Until then the log names those that
-are missing, with their last activity.
+A run starts once all processes have joined.  Until then the log names those
+that are missing, with their last activity.
 """
 
 import dataclasses

@@ -23,11 +23,11 @@ from cluster.network.frames import CHUNK, END, HEADER, Frame
 from cluster.network.messages import Schema, encode_header
 from configs.checks import require
 
-# What Flight raises, from any of its layers.
+# Exceptions of Flight, from any of its layers.
 ERRORS = (pa.ArrowException, flight.FlightError, OSError)
 CHUNK_BYTES = 1 << 21  # The fastest on loopback.
-GRACE_S = 2.0  # For the other end to answer that a stream ends.
-_HEADER_BYTES = 2**24  # Orders to a thousand workers take a tenth of it.
+GRACE_S = 2.0  # Limit of the other end's answer when a stream ends.
+_HEADER_BYTES = 2**24  # Orders for a thousand workers take a tenth of it.
 Spoil = Literal['first', 'last']  # Chunk that is corrupted on purpose.
 _REASON = 300  # Characters of a peer's text that are logged.
 
@@ -39,11 +39,10 @@ class Incoming(NamedTuple, Generic[T]):
 
   Attributes:
     header: The decoded message.
-    size_bytes: Of the body.
-    chunks: uint8 [n], read-only, as they were sent and without a copy; valid
-      for as long as they are referred to.  To be consumed before the next
-      message is received, which skips what is left.  Raises what
-      `Stream.receive` does.
+    size_bytes: Size of the body.
+    chunks: uint8 [n], read-only, as they were sent and without a copy; each is
+      valid for as long as it is referred to.  The next `Stream.receive` skips
+      chunks that are left.  The iterator raises the errors of `Stream.receive`.
   """
 
   header: Any
@@ -54,8 +53,8 @@ class Incoming(NamedTuple, Generic[T]):
     """Copies the whole body into an array, uint8 [size_bytes].
 
     Raises:
-      ValueError: If the array is another one.
-      TransportError: As `Stream.receive`.
+      ValueError: If the array has another dtype or shape.
+      TransportError: As of `Stream.receive`.
     """
     valid = into.dtype == np.uint8 and into.shape == (self.size_bytes,)
     expected, got = f'uint8 [{self.size_bytes}]', (into.dtype, into.shape)
@@ -65,18 +64,18 @@ class Incoming(NamedTuple, Generic[T]):
       whole = slice(start, start + chunk.size)
       if chunk.size > frames.SMALL_BYTES:
         into[whole] = chunk
-      else:  # NumPy gives Python's lock away, and waits for it again.
+      else:  # NumPy would release Python's lock, and wait for it again.
         into.data[whole] = chunk.data
       start += chunk.size
-      del chunk  # Before the next one arrives, which so takes its warm memory.
+      del chunk  # Before the next one arrives, which so uses its memory.
 
 
 class Stream:
   """One end of a stream.
 
-  One thread may receive while others send.  Neither has a bound of its own: a
-  peer that is stopped or cut off, not dead, is noticed by whoever expects to
-  hear of it, and calls `cancel`.
+  One thread may receive while others send.  Neither has a time limit: a caller
+  that expects messages of a peer calls `cancel` if the peer is silent, since a
+  stopped process or a cut link raises no error.
 
   Attributes:
     peer: Address of the other end.
@@ -90,14 +89,14 @@ class Stream:
     cut: Callable[[], None],
     finish: Callable[[], None],
   ):
-    """For `connect` and `Listener`.
+    """Creates a stream of a call, for `connect` and `Listener`.
 
     Args:
-      reader: Of the call.
-      writer: Of the call.
+      reader: Flight's reader of the call.
+      writer: Flight's writer of the call.
       peer: Address of the other end.
       cut: Ends the call at once.
-      finish: Ends it after what has been sent.
+      finish: Ends the call after everything that was sent.
     """
     self.peer = peer
     self._reader = reader
@@ -109,9 +108,9 @@ class Stream:
     self._receiving = threading.Lock()
     self._closing = threading.Lock()
     self._sent = self._received = 0
-    self._held: Frame | None = None  # Read, but not part of the message.
+    self._held: Frame | None = None  # Read, but of the next message.
     self._returned: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    self._reason = ''  # Why the stream has ended.
+    self._reason = ''  # Reason for the end of the stream.
 
   def send(
     self,
@@ -121,22 +120,22 @@ class Stream:
     *,
     spoil: Spoil | None = None,
   ) -> None:
-    """Sends a message; each chunk is on its way before the next is asked for.
+    """Sends a message; each chunk is sent before the next is produced.
 
     Returns once the arrays may change again: all of them have been copied or
-    handed to the kernel.  If the body fails, then the stream ends.
+    handed to the kernel.  If producing the body fails, the stream ends.
 
     Args:
       header: A message of the schema.
       chunks: uint8 [n], contiguous, of any sizes above 0.
-      size_bytes: Their sum.
-      spoil: A bit of this chunk, or of the header if there is none, is flipped
-        after its checksum has been made.
+      size_bytes: Sum of their sizes.
+      spoil: Chunk of which a bit is flipped after its checksum was computed, or
+        of the header if there is no chunk; None for none.
 
     Raises:
       Closed: If the stream has ended.
-      ValueError: If the chunks or their sum are not as they should be.
-      Exception: Whatever `chunks` raises.
+      ValueError: If a chunk or the sum of sizes is invalid.
+      Exception: Exceptions of `chunks`.
     """
     text = encode_header(header, size_bytes)
     with self._sending:
@@ -151,14 +150,14 @@ class Stream:
   ) -> Incoming[T]:
     """Waits for the next message.
 
-    After Corrupt the stream can be used on, as the damaged message is skipped.
+    After Corrupt the stream is still usable: the damaged message is skipped.
 
     Args:
       schema: The messages that may come.
       most_bytes: Largest size of its body; None for no limit.
 
     Raises:
-      Closed: If the stream has ended, with the reason that the peer gave.
+      Closed: If the stream has ended; carries the peer's reason.
       Corrupt: If a checksum, a size or the order is wrong, or if the message is
         not one of the schema.
     """
@@ -167,7 +166,7 @@ class Stream:
     while frame.kind == CHUNK:
       frame = self._read()
     if frame.chunk is not None:
-      self._held = Frame(CHUNK, b'', frame.chunk)
+      self._held = Frame(CHUNK, memoryview(b''), frame.chunk)
     try:
       header, size_bytes = schema.decode_header(frame.text)
     except ValueError as error:
@@ -181,9 +180,9 @@ class Stream:
     return Incoming(header, size_bytes, self._body(size_bytes))
 
   def close(self, reason: str = '') -> None:
-    """Ends the stream after what has been sent; blocks for some seconds.
+    """Ends the stream after everything that was sent; blocks for some seconds.
 
-    What the peer has not received by then may be lost.
+    Messages that the peer has not received by then may be lost.
 
     Args:
       reason: Text that `receive` of the peer raises.
@@ -194,7 +193,7 @@ class Stream:
       self._finished = True
       timer = threading.Timer(GRACE_S, self.cancel)
       timer.start()
-      # A body that is not produced keeps the lock, but writes no more.
+      # A body that waits to be produced keeps the lock, but writes nothing.
       if self._sending.acquire(timeout=2 * GRACE_S):
         self._end(reason or 'closed')
         self._sending.release()
@@ -206,9 +205,9 @@ class Stream:
       self._cut = lambda: None
 
   def cancel(self, reason: str = 'cancelled') -> None:
-    """Ends the stream at once: what blocks on it raises Closed.
+    """Ends the stream at once: calls that block on it raise Closed.
 
-    May be called from any thread.  What was sent last may be lost.  The client
+    May be called from any thread.  The last messages may be lost.  The client
     still has to close the stream.
     """
     self._reason = self._reason or reason
@@ -222,7 +221,7 @@ class Stream:
     size_bytes: int,
     spoil: Spoil | None,
   ) -> None:
-    lent = []
+    lent: list[weakref.ref[np.ndarray]] = []
     sent = 0
     for chunk in chunks:
       first = not sent
@@ -233,14 +232,16 @@ class Stream:
       view = chunk.view()
       if chunk.size > frames.SMALL_BYTES:
         lent.append(weakref.ref(view, self._returned.put))
-      here = {'first': first, 'last': sent == size_bytes}
+      is_spoilt = (spoil == 'first' and first) or (
+        spoil == 'last' and sent == size_bytes
+      )
       kind, before = (HEADER, text) if first else (CHUNK, b'')
-      self._write(kind, before, view, spoil=here.get(spoil, False))
+      self._write(kind, before, view, spoil=is_spoilt)
       del view
     require(sent == size_bytes, 'chunks', f'{size_bytes} bytes', sent)
     if not sent:
       self._write(HEADER, text, spoil=spoil is not None)
-    # gRPC promises to write, not that it no longer reads the caller's memory.
+    # gRPC may still read the caller's memory after it has taken a write.
     for _ in lent:
       if self._returned.get() is None:
         raise Closed(f'{self.peer}: {self._reason}')
@@ -263,7 +264,7 @@ class Stream:
       else:
         self._writer.write_with_metadata(frames.batch(chunk), metadata)
     except ERRORS as error:
-      # Why is known to `receive`, which may have more to read before.
+      # `receive` knows the reason, and may have more to read before it.
       raise Closed(f'{self.peer}: cannot send: {error}') from error
 
   def _end(self, reason: str) -> None:
@@ -275,7 +276,8 @@ class Stream:
     while left:
       data = self._chunk(left)
       left -= data.size
-      # Not kept while the next one arrives, which so takes its warm memory.
+      # No reference is left while the next one arrives, which so can use the
+      # same memory.
       lent = [data]
       del data
       yield lent.pop()
@@ -283,10 +285,11 @@ class Stream:
   def _chunk(self, left: int) -> np.ndarray:
     frame = self._held or self._read()
     self._held = None
-    if frame.kind != CHUNK or frame.chunk.size > left:
+    chunk = frame.chunk
+    if frame.kind != CHUNK or chunk is None or chunk.size > left:
       self._held = frame
       raise Corrupt(f'{self.peer}: the body is not of the size announced')
-    return frame.chunk
+    return chunk
 
   def _read(self) -> Frame:
     with self._receiving:
@@ -346,8 +349,8 @@ def chunked(
   """Yields views of arrays, uint8 [n], one array after the other.
 
   Args:
-    arrays: What is to be sent.
-    chunk_bytes: Of each chunk, but the last of an array.
+    arrays: The arrays.
+    chunk_bytes: Size of each chunk but the last of an array.
   """
   for array in arrays:
     for start in range(0, array.size, chunk_bytes):
@@ -355,5 +358,5 @@ def chunked(
 
 
 def _printable(text: str) -> str:
-  """Returns text that takes one line."""
+  """Returns a text with unprintable characters replaced."""
   return ''.join(c if c.isprintable() else '?' for c in text)

@@ -10,7 +10,7 @@ class Closed(TransportError):
 
 
 class Corrupt(TransportError):
-  """The bytes that arrived are not those that were sent, or no valid message."""
+  """The bytes that arrived were not sent like this, or are no valid message."""
 
 
 class Refused(TransportError):

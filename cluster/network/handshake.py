@@ -72,7 +72,8 @@ def receive_hello(
   expected = proof(security.token, CLIENT, *numbers)
   if not hmac.compare_digest(answer.proof, expected):
     raise Refused('its token is not ours')
-  return answer.hello.copy()
+  hello: msgspec.Raw = answer.hello.copy()
+  return hello
 
 
 def send_hello(

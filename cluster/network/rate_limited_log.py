@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 from absl import logging
-from absl.logging import converter
 
 _INTERVAL_S = 1.0
 
@@ -48,13 +47,7 @@ class RateLimitedLog:
       self._next = self._clock() + self._interval_s
       count, self._suppressed = self._suppressed, 0
     more = f' ({count} more of these since the last line)' if count else ''
-    logging.log(
-      converter.standard_to_absl(level),
-      '%s%s',
-      text,
-      more,
-      exc_info=error,
-    )
+    logging.get_absl_logger().log(level, '%s%s', text, more, exc_info=error)
 
   def close(self) -> None:
     """Writes the number of lines that were only counted since the last one."""

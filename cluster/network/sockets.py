@@ -1,4 +1,4 @@
-"""Access to the sockets of this process, which Flight does not expose (Linux)."""
+"""Access to this process's sockets, which Flight does not expose (Linux)."""
 
 import contextlib
 import ipaddress
@@ -24,7 +24,7 @@ _OPEN = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8  # Established, or closed by one end.
 
 
 def numbers() -> dict[str, str]:
-  """Returns the file descriptor of each socket of this process, by its inode."""
+  """Returns the file descriptors of this process's sockets, by inode."""
   found = {}
   for name in os.listdir('/proc/self/fd'):
     with contextlib.suppress(OSError):  # The descriptor of the folder.
@@ -43,7 +43,7 @@ def of_port(port: int) -> set[str]:
   Raises:
     OSError: If the kernel does not support this.
   """
-  found = set()
+  found: set[str] = set()
   with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _DIAG) as kernel:
     request = _REQUEST.size, _OF_TCP, _DUMP, port.to_bytes(2, 'big'), _OPEN
     kernel.send(_REQUEST.pack(*request))
@@ -110,7 +110,8 @@ class End:
     info = self._handle.getsockopt(
       socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES
     )
-    return struct.unpack_from('=Q', info, _RECEIVED)[0]
+    (received,) = struct.unpack_from('=Q', info, _RECEIVED)
+    return int(received)
 
   def shut_down(self) -> None:
     """Ends the connection in both directions, at once."""

@@ -1,8 +1,8 @@
 """Long-lived streams of messages between processes, over Arrow Flight.
 
-One stream is one DoExchange call on a connection of its own.  `Listener` accepts
-streams and `connect` opens them; both complete the handshake.  The stream itself
-is in `calls`, and the messages on it are in `messages`.
+One stream is one DoExchange call on a connection of its own.  `Listener`
+accepts streams and `connect` opens them; both complete the handshake.  The
+stream itself is in `calls`, and the messages on it are in `messages`.
 """
 
 import atexit
@@ -142,7 +142,7 @@ class Listener:
         )
 
 
-class _Server(flight.FlightServerBase):
+class _Server(flight.FlightServerBase):  # type: ignore[misc]  # No stubs.
   def __init__(
     self,
     host: str,

@@ -5,8 +5,8 @@ from absl.testing import absltest
 from tests.support import coordinators
 
 
-class KindsTest(absltest.TestCase):
-  def test_all_are_recorded_at_the_start_and_when_another_comes(self):
+class DevicesTest(absltest.TestCase):
+  def test_devices_are_recorded_at_the_start_and_when_a_worker_joins(self):
     coordinator = coordinators.Coordinator(num_workers=3, num_servers=1)
     self.addCleanup(coordinator.close)
     recorded = coordinator.cluster.coordinator.recorder._files.record_workers

@@ -69,7 +69,7 @@ class _TestCase(parameterized.TestCase):
 class WorkersTest(_TestCase):
   """Streams that we beat by hand, to the coordinator of a parameter server."""
 
-  def test_another_process_is_refused_while_the_first_beats(self):
+  def test_another_process_is_refused_while_the_first_sends_heartbeats(self):
     coordinator = self._coordinator()
     first = coordinator.member(0)
     coordinator.begin()
@@ -88,7 +88,7 @@ class WorkersTest(_TestCase):
     self.assertEmpty(coordinator.accounting.lost)
     self.assertEqual(coordinator.cluster.summary()['lives'], [1])
 
-  def test_the_same_process_comes_again_at_once_at_the_start(self):
+  def test_the_same_process_rejoins_at_once_at_the_start(self):
     coordinator = self._coordinator()
     old, greeting = self._greeting(coordinator.address, _ONE, worker=0)
     self.assertEqual(greeting, messages.WorkerAdmitted(0))
@@ -120,7 +120,7 @@ class WorkersTest(_TestCase):
       time.monotonic() - start, 0.9 * _TIMEOUT_S, 3 * _TIMEOUT_S
     )
 
-  def test_what_was_silent_and_replaced_does_not_count(self):
+  def test_messages_of_a_replaced_process_are_ignored(self):
     coordinator = self._coordinator()
     old = coordinator.member(0)
     coordinator.begin()
@@ -151,7 +151,7 @@ class WorkersTest(_TestCase):
     with self.assertRaisesRegex(Closed, 'incarnation 0 of worker 0 is over'):
       stream.receive(messages.PIECE_SIZES)
 
-  def test_who_is_evicted_leaves_the_rank_to_others(self):
+  def test_an_evicted_process_frees_the_rank(self):
     coordinator = self._coordinator()
     old = coordinator.member(0)
     coordinator.begin()
@@ -168,7 +168,7 @@ class WorkersTest(_TestCase):
     coordinator.until(lambda: coordinator.accounting.iterations == 1)
     self.assertEqual(coordinator.reception.members[0].incarnation, 1)
 
-  def test_who_is_not_ready_in_time_leaves_the_rank(self):
+  def test_a_process_that_is_not_ready_in_time_frees_the_rank(self):
     coordinator = self._coordinator(num_workers=2, start_s=1.5)
     with contextlib.suppress(Unmendable):
       stream, _ = self._greeting(coordinator.address, _ONE, worker=0)
@@ -182,7 +182,7 @@ class WorkersTest(_TestCase):
       self.assertGreater(time.monotonic() - start, 1.0)
       coordinator.begin()
 
-  def test_whole_workers(self):
+  def test_a_second_worker_process_gives_up_and_costs_nothing(self):
     coordinator = self._coordinator(num_workers=2)
     workers = [coordinator.work(0), coordinator.work(1)]
     coordinator.begin()
@@ -205,7 +205,7 @@ class WorkersTest(_TestCase):
     for worker in workers:
       self.assertIs(worker.result(timeout=coordinators.START_S), False)
 
-  def test_who_waits_gets_in_once_the_holder_is_gone(self):
+  def test_a_waiting_process_is_admitted_once_the_holder_has_left(self):
     coordinator = self._coordinator()
     holder = coordinator.member(0)
     coordinator.begin()
@@ -229,7 +229,7 @@ class WorkersTest(_TestCase):
     coordinator.cluster.close()
     self.assertIs(other.result(timeout=coordinators.START_S), False)
 
-  def test_refusals_are_logged_once_in_a_while(self):
+  def test_refusals_are_logged_at_a_limited_rate(self):
     coordinator = self._coordinator()
     holder = coordinator.member(0)
     with self.assertLogs('absl', 'WARNING') as logs:
@@ -271,7 +271,7 @@ class ServersTest(_TestCase):
     coordinator.cluster.close()
     self.assertIs(worker.result(timeout=coordinators.START_S), False)
 
-  def test_a_silent_one_is_replaced_at_the_start_and_comes_no_more(self):
+  def test_a_silent_server_is_replaced_at_the_start_and_cannot_rejoin(self):
     coordinator = self._coordinator(num_servers=2, hosted=())
     worker = coordinator.work(0)
     old, _ = self._greeting(coordinator.address, _ONE, server=1)
@@ -287,7 +287,7 @@ class ServersTest(_TestCase):
     coordinator.cluster.close()
     self.assertIs(worker.result(timeout=coordinators.START_S), False)
 
-  def test_a_worker_and_the_server_beside_it_are_one_process(self):
+  def test_a_worker_and_its_server_are_one_process(self):
     coordinator = self._coordinator(
       num_workers=2, num_servers=2, hosted=(), dedicated=False, start_s=4.0
     )
@@ -324,7 +324,7 @@ class AllreduceTest(_TestCase):
     self.addCleanup(reception.close, finished=True)
     return reception, reception.listen()
 
-  def test_of_two_that_start_together_one_is_admitted(self):
+  def test_one_of_two_simultaneous_processes_is_admitted(self):
     reception, address = self._reception(workers=8)
     together = threading.Barrier(16)
     hellos = [
@@ -348,7 +348,7 @@ class AllreduceTest(_TestCase):
       stream.cancel()
       stream.close()
 
-  def test_the_worker_of_the_lead_is_no_other_process(self):
+  def test_the_rank_of_the_coordinators_worker_is_reserved(self):
     _, address = self._reception(reserved={0: _ONE})
     stream, greeting = self._greeting(address, _OTHER, worker=0)
     held = 'worker 0 is in the process of the coordinator'
@@ -358,7 +358,7 @@ class AllreduceTest(_TestCase):
     self.assertEqual(greeting, messages.WorkerAdmitted(0))
     stream.cancel()
 
-  def test_what_comes_over_an_old_session_is_ignored(self):
+  def test_messages_of_an_old_incarnation_are_ignored(self):
     reception, address = self._reception()
     ready = messages.ReplicaReady('127.0.0.1:1', '127.0.0.1:2')
     old, _ = self._greeting(address, _ONE, worker=1)
@@ -388,7 +388,7 @@ class AllreduceTest(_TestCase):
 
 
 class JoiningTest(_TestCase):
-  def test_attempts_get_rarer_and_then_end(self):
+  def test_attempts_back_off_and_then_end(self):
     for start_s, admits in ((3.0, False), (20.0, True)):
       with self.subTest(admits=admits):
         came = []
@@ -419,7 +419,7 @@ class JoiningTest(_TestCase):
         for n, gap in enumerate(gaps):
           self.assertGreater(gap, 0.5 * min(0.2 * 2**n, 0.5))
 
-  def test_an_attempt_cut_by_the_limit_does_not_hide_who_holds_the_rank(self):
+  def test_a_last_attempt_without_time_does_not_hide_the_holder(self):
     answers, over = itertools.count(), threading.Event()
     self.addCleanup(over.set)
 
@@ -436,7 +436,7 @@ class JoiningTest(_TestCase):
       over.set()
     self.assertEqual(next(answers), 2)
 
-  def test_processes_do_not_come_again_together(self):
+  def test_processes_do_not_retry_together(self):
     with (
       mock.patch.object(joining, 'connect'),
       mock.patch.object(
@@ -452,7 +452,7 @@ class JoiningTest(_TestCase):
     self.assertLessEqual(max(waits), 0.5)
     self.assertGreaterEqual(min(waits), 0.1)
 
-  def test_it_exits_as_what_may_be_started_again(self):
+  def test_a_held_rank_exits_with_the_code_for_a_restart(self):
     with self.assertRaises(SystemExit) as ended, session.exit_on_error(1):
       raise joining.RankHeld('worker 1 is held')
     self.assertEqual(ended.exception.code, LOST)
@@ -486,7 +486,9 @@ class RankTest(parameterized.TestCase):
     (_OTHER, 5.1, True, True),
     (_ONE, 0.0, True, False),
   )
-  def test_who_is_blocked(self, process, silent_s, final, blocked):
+  def test_a_holder_blocks_other_processes_until_it_is_silent(
+    self, process, silent_s, final, blocked
+  ):
     holder = Incarnation(mock.Mock(), 0, _ONE, 0, seen=100.0)
     rank = Rank(1, holder, final)
     self.assertIs(rank.blocks(process, 100.0 + silent_s, 5.0), blocked)
@@ -500,7 +502,7 @@ class LaunchedTest(processes.TestCase, parameterized.TestCase):
     {'servers': 1},
     {'servers': 0, 'route__name': 'ring'},
   )
-  def test_the_second_one_is_refused_and_costs_nothing(self, **fields):
+  def test_a_second_process_is_refused_and_costs_nothing(self, **fields):
     with processes.launched(
       workers=2,
       model=False,

@@ -72,7 +72,7 @@ class StartTest(parameterized.TestCase):
       self.assertIs(worker.result(timeout=coordinators.START_S), False)
 
   @parameterized.parameters('drop', 'cut')
-  def test_a_worker_that_is_lost_while_it_compiles_comes_again(self, how):
+  def test_a_worker_that_is_lost_while_it_compiles_rejoins(self, how):
     slow = _Slow()
     coordinator = self._coordinator(num_workers=2)
     workers = [coordinator.work(0), coordinator.work(1, slow)]
@@ -82,7 +82,7 @@ class StartTest(parameterized.TestCase):
     self._check_runs(coordinator, workers, [1, 2])
 
   @parameterized.parameters('drop', 'cut')
-  def test_a_worker_that_is_lost_while_it_waits_comes_again(self, how):
+  def test_a_worker_that_is_lost_while_it_waits_rejoins(self, how):
     coordinator = self._coordinator(num_workers=2)
     first = coordinator.work(0)
     members = coordinator.reception.members
@@ -91,7 +91,7 @@ class StartTest(parameterized.TestCase):
     self._check_runs(coordinator, [first, coordinator.work(1)], [2, 1])
 
   @parameterized.parameters('drop', 'cut')
-  def test_a_server_that_is_lost_comes_again(self, how):
+  def test_a_server_that_is_lost_rejoins(self, how):
     coordinator = self._coordinator(num_servers=3, hosted=[2])
     worker = coordinator.work(0)
     self._wait(lambda: coordinator.reception._remote)
@@ -102,7 +102,7 @@ class StartTest(parameterized.TestCase):
     # Nothing was made or compiled again.
     self.assertLen(coordinator.servers, 3)
 
-  def test_workers_connect_to_a_server_that_has_come_as_another_process(self):
+  def test_workers_reconnect_to_the_new_process_of_a_server(self):
     coordinator = self._coordinator(num_workers=2, num_servers=2, hosted=())
     worker = coordinator.work(0)
     gone = self._stranger(coordinator, 1)
@@ -116,7 +116,7 @@ class StartTest(parameterized.TestCase):
     coordinator.host(1)
     self._check_runs(coordinator, [worker, coordinator.work(1)], [2, 1])
 
-  def test_a_late_server_cannot_replace_one_of_a_run_that_goes(self):
+  def test_a_late_server_cannot_replace_one_of_a_running_run(self):
     coordinator = self._coordinator(num_servers=2)
     worker = coordinator.work(0)
     coordinator.begin()
@@ -131,7 +131,7 @@ class StartTest(parameterized.TestCase):
     coordinator.cluster.close()
     worker.result(timeout=coordinators.START_S)
 
-  def test_what_of_lost_lives_servers_have_is_forgotten(self):
+  def test_servers_discard_lost_incarnations(self):
     coordinator = self._coordinator(num_workers=2)
     coordinator.work(0)
     for _ in range(3):
@@ -141,7 +141,7 @@ class StartTest(parameterized.TestCase):
     coordinator.until(lambda: coordinator.accounting.iterations >= 5)
     coordinator.until(lambda: len(coordinator.servers[0]._ports) <= 2)
 
-  def test_who_is_missing_is_named(self):
+  def test_missing_processes_are_described(self):
     coordinator = self._coordinator(
       num_workers=3, num_servers=2, hosted=(), start_s=6.0
     )
@@ -170,7 +170,7 @@ class StartTest(parameterized.TestCase):
     ):
       self.assertRegex(line, f'^  {expected}$')
 
-  def test_a_server_that_a_worker_cannot_reach_is_tried_again(self):
+  def test_a_worker_retries_an_unreachable_server(self):
     coordinator = self._coordinator(num_servers=2, hosted=())
     self._wait(lambda: coordinator.servers and coordinator.servers[0].address)
     link = self._stack.enter_context(Link(coordinator.servers[0].address))
@@ -187,7 +187,7 @@ class StartTest(parameterized.TestCase):
     self.assertEqual(coordinator.cluster.summary()['lives'], [1])
 
   @mock.patch.object(event_loop, '_LOG_INTERVAL_S', 0.1)
-  def test_the_start_has_a_limit_and_tells_who_is_missing(self):
+  def test_the_start_has_a_limit_and_names_missing_processes(self):
     with self.assertLogs('absl', 'INFO') as logs:
       coordinator = self._coordinator(num_workers=2, start_s=3.0)
       self._wait(lambda: 'run waits for' in str(logs.output))
@@ -231,7 +231,7 @@ class StartTest(parameterized.TestCase):
 
 
 class LaunchedTest(processes.TestCase):
-  def test_a_worker_that_is_stopped_and_one_that_is_killed_at_the_start(self):
+  def test_a_run_starts_despite_a_stopped_and_a_killed_worker(self):
     fields = {'epochs': 2.0, 'cluster__timeout_s': 2.0}
     with processes.launched(
       workers=2, dedicated=True, model=False, **fields
@@ -256,7 +256,7 @@ class LabTest(processes.TestCase):
       self.skipTest(reason)
 
   @pytest.mark.soak
-  def test_a_link_that_is_cut_while_the_run_starts(self):
+  def test_a_run_starts_despite_a_cut_link(self):
     with processes.launched(
       before=(sys.executable, '-m', 'tools.lab', '--hosts=3', '--'),
       workers=2,
@@ -285,7 +285,7 @@ class LabTest(processes.TestCase):
 
 
 class RosterTest(absltest.TestCase):
-  def test_lines_say_what_is_known(self):
+  def test_a_line_describes_the_last_activity(self):
     now = [100.0]
     roster = Roster(lambda: now[0])
     roster.came('worker 1', 0, 'a:1')
@@ -305,7 +305,7 @@ class RosterTest(absltest.TestCase):
       roster.describe(['worker 2'], 4.0), 'lost since 2 s: cut'
     )
 
-  def test_hundreds_are_counted(self):
+  def test_lines_of_hundreds_of_processes_are_counted(self):
     names = [f'worker {n}' for n in range(300)]
     lines = Roster().describe(names, 1.0).splitlines()
     self.assertEqual(lines[0], '  worker 0: never seen')

@@ -35,7 +35,7 @@ _REPORT = messages.PushReport(
 )
 
 
-class VanishingTest(parameterized.TestCase):
+class VanishingWorkerTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     flat = Flat(
@@ -78,7 +78,7 @@ class VanishingTest(parameterized.TestCase):
     )
     self.server.order(sequence, [messages.Release(0, life, pull)])
 
-  def test_a_push_that_stops_keeps_neither_thread_nor_memory(self):
+  def test_an_interrupted_push_keeps_neither_thread_nor_memory(self):
     with Relay(self.server.address, most_bytes=10**6) as relay:
       stream = self._worker(relay.address)
       self._release(0)
@@ -101,7 +101,7 @@ class VanishingTest(parameterized.TestCase):
       self.assertFalse(pusher.is_alive())
     self._goes_on(2)
 
-  def test_who_never_reads_keeps_no_thread(self):
+  def test_a_worker_that_never_reads_keeps_no_thread(self):
     with Relay(self.server.address) as relay:
       self._worker(relay.address)
       relay._reads = False
@@ -111,7 +111,7 @@ class VanishingTest(parameterized.TestCase):
       self._is_free()
     self._goes_on(2)
 
-  def test_who_is_cancelled_stops_writing_to_nobody(self):
+  def test_a_cancelled_stream_stops_writing(self):
     chunk = np.zeros(2**22, np.uint8)
     with Relay(self.server.address) as relay:
       stream, other = (
@@ -127,14 +127,14 @@ class VanishingTest(parameterized.TestCase):
         self.assertIsInstance(sent.exception(_LIMIT_S), Closed)
       other.send(_REPORT)  # Its connection is another one.
 
-  def test_nobody_takes_the_place_of_another(self):
+  def test_an_older_incarnation_is_refused(self):
     stream = self._worker(self.server.address, life=1)
     with self.assertRaisesRegex(Closed, 'worker 0 is here already'):
       self._worker(self.server.address, life=0)
     self._release(0, life=1)
     self.assertEqual(stream.receive(messages.PULL).header.pull.iteration, 0)
 
-  def test_who_connects_again_takes_the_place_of_its_lost_connection(self):
+  def test_a_reconnection_replaces_the_lost_connection(self):
     lost = self._worker(self.server.address, life=1)
     stream = self._worker(self.server.address, life=1)
     with self.assertRaises(Closed):

@@ -33,7 +33,7 @@ class PendingConnectionsTest(TestCase):
     self.addCleanup(listener.close, 0.0)
     return listener
 
-  def test_who_says_nothing_is_cut_off_and_others_stay(self):
+  def test_a_silent_peer_is_cut_off_and_others_stay(self):
     listener = self.listener()
     stream = self.connect(listener, None, _OURS)
     with self.assertLogs(level='WARNING') as logs:
@@ -48,7 +48,7 @@ class PendingConnectionsTest(TestCase):
     stream.send(1)
     self.assertEqual(stream.receive(PLAIN).header, 1)
 
-  def test_who_stops_while_it_greets_keeps_no_thread(self):
+  def test_a_peer_that_stops_during_the_handshake_keeps_no_thread(self):
     listener = self.listener()
     self.connect(listener, None, _OURS)
     stopped = threading.Event()
@@ -117,7 +117,7 @@ class PendingConnectionsTest(TestCase):
       # Who knows the token gets in.
       self.connect(listener, None, _OURS)
 
-  def test_calls_are_bounded_too(self):
+  def test_pending_handshakes_are_bounded(self):
     listener = self.listener()
     listener._server._pending._calls = admission._MOST
     with (
@@ -127,7 +127,7 @@ class PendingConnectionsTest(TestCase):
       transport.connect(listener.address, None, _OURS, 0.2)
     self.assertIn('too many handshakes are pending', logs.output[0])
 
-  def test_the_kernel_tells_who_is_connected_to_a_port(self):
+  def test_the_kernel_lists_the_connections_of_a_port(self):
     listener = self.listener(wait_s=60.0)
     port = int(listener.address.rpartition(':')[2])
     with contextlib.ExitStack() as stack:
@@ -143,7 +143,7 @@ class PendingConnectionsTest(TestCase):
       self.assertLen(ends, 4)
       self.assertEqual(sockets.of_port(port), ends)
 
-  def test_files_are_looked_at_when_somebody_comes(self):
+  def test_sockets_are_only_checked_after_a_new_connection(self):
     listener = self.listener(wait_s=60.0)
     pending = listener._server._pending
     port = int(listener.address.rpartition(':')[2])
@@ -158,14 +158,14 @@ class PendingConnectionsTest(TestCase):
         _until(lambda: pending._since)
       numbers.assert_called()
 
-  def test_files_are_looked_at_if_the_kernel_does_not_tell(self):
+  def test_sockets_are_checked_if_the_kernel_has_no_list(self):
     with (
       mock.patch.object(sockets, 'of_port', side_effect=OSError),
       self._stranger(self.listener()) as silent,
     ):
       _read_to_the_end(silent)
 
-  def test_the_system_looks_after_who_is_in(self):
+  def test_admitted_connections_have_tcp_keepalive(self):
     listener = self.listener()
     stream = self.connect(listener, None, _OURS)
     port = int(listener.address.rpartition(':')[2])
@@ -197,7 +197,7 @@ class PendingConnectionsTest(TestCase):
 
 
 class RateLimitedLogTest(absltest.TestCase):
-  def test_a_line_a_second_says_how_many_there_were(self):
+  def test_a_line_per_interval_counts_the_suppressed_ones(self):
     times = iter([0.0, 0.0, 0.5, 0.9, 1.1, 1.1, 1.2])
     log = RateLimitedLog(clock=lambda: next(times))
     with self.assertLogs(level='WARNING') as logs:

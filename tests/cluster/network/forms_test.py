@@ -94,7 +94,7 @@ class FormTest(parameterized.TestCase):
     return str(refused.exception)
 
   @parameterized.parameters(0, 5, 1000)
-  def test_a_message_in_this_form_is_received(self, size):
+  def test_a_message_in_valid_frames_is_received(self, size):
     body = np.arange(size).astype(np.uint8)
     made = _Frames()
     made.add(b'H', _packed({'a': 1}, size), body.tobytes())
@@ -149,18 +149,18 @@ class FormTest(parameterized.TestCase):
     made.add(b'H', _packed(0, 0), size=4)
     self.assertIn('of up to 3 bytes, got 4', self._refused(made))
 
-  def test_a_large_chunk_is_none_of_a_text(self):
+  def test_a_large_chunk_must_not_follow_the_text(self):
     made = _Frames()
     made.add(b'H', _packed(0, 4), bytes(_SMALL_BYTES + 1))
     self.assertIn('expected a small chunk', self._refused(made))
 
-  def test_bytes_of_a_chunk_have_one_place(self):
+  def test_a_chunk_must_not_travel_twice(self):
     made = _Frames()
     made.add(b'H', _packed(0, 4), b'more', batch=np.zeros(4, np.uint8))
     self.assertIn('expected bytes', self._refused(made))
 
   @parameterized.parameters(0, 1, 5, 20)
-  def test_a_frame_may_be_too_short(self, size):
+  def test_a_frame_that_is_too_short_is_corrupt(self, size):
     made = _Frames()
     made.add_raw(bytes(size) or None)
     self.assertIn(f'expected a frame, got {size} bytes', self._refused(made))
@@ -177,7 +177,7 @@ class FormTest(parameterized.TestCase):
     for made in (apart, together):
       self.assertIn('not of the size announced', self._refused(made))
 
-  def test_a_frame_that_is_missing_is_noticed(self):
+  def test_a_missing_frame_is_noticed(self):
     made = _Frames()
     made.skip()
     made.add(b'H', _packed(0, 0))
@@ -195,7 +195,7 @@ class FormTest(parameterized.TestCase):
       made.stream().receive(PLAIN)
     self.assertEqual(str(closed.exception), f'peer: {shown}')
 
-  def test_checksums_are_of_the_bytes(self):
+  def test_a_wrong_checksum_is_corrupt(self):
     made, text = _Frames(), _packed(0, 0)
     made.add(b'H', text, checksum=xxhash.xxh3_64_intdigest(text) ^ 1)
     self.assertIn('another checksum', self._refused(made))

@@ -18,7 +18,7 @@ _OURS = Security(token=_TOKEN)
 
 
 class TokenTest(TestCase):
-  def test_who_knows_it_is_let_in(self):
+  def test_a_client_with_the_token_is_admitted(self):
     stream = self.connect(self.listener(security=_OURS), None, _OURS)
     stream.send(1)
     self.assertEqual(stream.receive(PLAIN).header, 1)
@@ -29,7 +29,9 @@ class TokenTest(TestCase):
     (_OURS, Security(token='a secret of others')),
     (_OURS, Security(token=_TOKEN + '2')),
   )
-  def test_others_are_refused_at_both_ends(self, theirs, ours):
+  def test_a_client_with_another_token_is_refused_at_both_ends(
+    self, theirs, ours
+  ):
     hellos = queue.SimpleQueue()
     listener = self.listener(lambda _, hello: hellos.put(hello), theirs)
     with self.assertLogs(level='WARNING') as logs:
@@ -42,7 +44,7 @@ class TokenTest(TestCase):
     )
     self.assertNotIn('secret', '\n'.join(logs.output))
 
-  def test_neither_end_sends_it(self):
+  def test_neither_end_sends_the_token(self):
     listener = self.listener(security=_OURS)
     with Relay(listener.address) as relay:
       # The listener is not where the client believes it to be.
@@ -55,7 +57,7 @@ class TokenTest(TestCase):
     self.assertIn(b'a hello', sent)
     self.assertNotIn(b'secret', sent)
 
-  def test_a_stranger_is_told_nothing(self):
+  def test_a_client_reveals_nothing_to_a_listener_without_the_token(self):
     listener = self.listener(security=OPEN)
     with Relay(listener.address) as relay:
       with self.assertRaises(Refused):
@@ -63,12 +65,12 @@ class TokenTest(TestCase):
       self.assertNotIn(b'a hello', bytes(relay.seen))
       self.assertNotIn(b'proof', bytes(relay.seen))
 
-  def test_who_only_passes_on_from_another_port_is_refused(self):
+  def test_a_relay_on_another_port_is_refused(self):
     listener = self.listener(security=_OURS)
     with Relay(listener.address) as relay, self.assertRaises(Refused):
       transport.connect(relay.address, None, _OURS, WAIT_S)
 
-  def test_what_was_said_once_is_of_no_use_later(self):
+  def test_a_recorded_handshake_is_refused(self):
     listener = self.listener(security=_OURS)
     said = []
 
@@ -87,7 +89,7 @@ class TokenTest(TestCase):
     self.assertLen(said, 2)
     self._is_refused(listener, replay)
 
-  def test_what_the_listener_has_said_cannot_be_said_to_it(self):
+  def test_proofs_of_the_listener_are_refused_from_a_client(self):
     def reflect(stream, security, address, hello):
       stream.send({'nonce': '0' * 64})
       answer = stream.receive(PLAIN).header
@@ -116,7 +118,7 @@ class TokenTest(TestCase):
       with self.assertRaises(Refused):
         transport.connect(listener.address, None, _OURS, WAIT_S)
 
-  def test_a_listener_that_asks_another_one_is_refused(self):
+  def test_a_listener_with_the_proof_of_another_one_is_refused(self):
     def ask(stream, security, address):
       # What a listener elsewhere, which knows the token, answers.
       theirs, ours = stream.receive(PLAIN).header['nonce'], '0' * 64
@@ -130,7 +132,7 @@ class TokenTest(TestCase):
       with self.assertRaises(Refused):
         transport.connect(listener.address, None, _OURS, WAIT_S)
 
-  def test_codes_are_of_role_numbers_and_address(self):
+  def test_proofs_depend_on_role_nonces_and_address(self):
     one, other = '0' * 64, '1' * 64
     codes = [
       handshake.proof(_TOKEN, role, *numbers, address)
@@ -152,7 +154,7 @@ class TokenTest(TestCase):
       transport._opened(listener.address, None, OPEN, time.monotonic() + WAIT_S)
 
 
-class FormTest(TestCase):
+class OtherHandshakeTest(TestCase):
   @parameterized.parameters(
     (None,),
     ('hello',),
@@ -165,7 +167,7 @@ class FormTest(TestCase):
     ({'nonce': ['0'] * 64},),
     ({'nonce': '٠' * 64},),
   )
-  def test_other_greetings_are_refused(self, said):
+  def test_other_first_messages_are_refused(self, said):
     def liar(stream, *_):
       stream.send(said)
       stream.receive(PLAIN)
@@ -178,7 +180,7 @@ class FormTest(TestCase):
     ):
       transport._opened(listener.address, None, OPEN, time.monotonic() + WAIT_S)
 
-  def test_who_leaves_is_nobody(self):
+  def test_a_client_that_leaves_during_the_handshake_is_not_handled(self):
     hellos = queue.SimpleQueue()
     listener = self.listener(lambda _, hello: hellos.put(hello))
 

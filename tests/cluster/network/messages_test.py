@@ -24,7 +24,7 @@ class MessageTest(TestCase):
     (2**14 + 1, 2**14 + 1),
     (2**15 + 1, 2**14 + 1),
   )
-  def test_what_arrives_is_what_was_sent(self, size, chunk_bytes):
+  def test_a_message_arrives_as_it_was_sent(self, size, chunk_bytes):
     stream = self.connect(self.listener())
     body = random_bytes(size)
     header = {'name': 'naïve', 'list': [1, 2.5, None], 'deep': {'a': True}}
@@ -42,7 +42,7 @@ class MessageTest(TestCase):
       self.assertLen(got, -(-size // chunk_bytes))
       np.testing.assert_array_equal(np.concatenate([body[:0], *got]), body)
 
-  def test_the_hello_and_the_peers_are_known(self):
+  def test_the_handler_gets_the_hello_and_the_peer(self):
     seen = queue.SimpleQueue()
     listener = self.listener(
       lambda stream, hello: seen.put((stream, PLAIN.decode(hello)))
@@ -77,7 +77,7 @@ class MessageTest(TestCase):
       arrived.get(timeout=WAIT_S), random_bytes(10, 3)
     )
 
-  def test_both_directions_at_once(self):
+  def test_both_ends_send_at_once(self):
     sizes = [10**6 + n for n in range(5)]
 
     def send(stream, seed):
@@ -152,7 +152,7 @@ class MessageTest(TestCase):
     got = [stream.receive(PLAIN).header for stream in streams]
     self.assertEqual(got, [*range(64)])
 
-  def test_what_is_left_of_a_body_is_skipped(self):
+  def test_the_rest_of_a_body_is_skipped(self):
     stream = self.connect(self.listener(lambda s, _: _twice(s)))
     next(stream.receive(PLAIN).chunks)
     message = stream.receive(PLAIN)
@@ -160,7 +160,7 @@ class MessageTest(TestCase):
     np.testing.assert_array_equal(read(message), random_bytes(100))
 
   @parameterized.parameters(0, 10**3, 10**6)
-  def test_a_flipped_bit_is_seen_and_the_next_message_is_good(self, size):
+  def test_a_flipped_bit_is_noticed_and_the_next_message_is_good(self, size):
     body = random_bytes(size)
 
     def handle(stream, hello):

@@ -56,7 +56,7 @@ threading.Thread(target=receive, daemon=True).start()
 
 
 class EndTest(TestCase):
-  def test_an_error_of_the_handler_is_told(self):
+  def test_an_error_of_the_handler_is_raised_at_the_client(self):
     def handle(stream, hello):
       stream.receive(PLAIN)
       raise RuntimeError('out of memory')
@@ -69,7 +69,7 @@ class EndTest(TestCase):
           stream.receive(PLAIN)
     self.assertIn('out of memory', logs.output[0])
 
-  def test_the_end_of_a_stream_further_on_is_told(self):
+  def test_an_error_behind_a_relay_is_raised_at_the_client(self):
     def end(stream, hello):
       raise RuntimeError('out of memory')
 
@@ -85,7 +85,7 @@ class EndTest(TestCase):
     ):
       self.connect(self.listener(relay)).receive(PLAIN)
 
-  def test_the_client_closes_and_says_why(self):
+  def test_the_reason_of_a_closing_client_is_raised_at_the_listener(self):
     seen = queue.SimpleQueue()
 
     def handle(stream, hello):
@@ -205,14 +205,14 @@ class EndTest(TestCase):
     stream.close()
     self.assertLess(time.monotonic() - start, WAIT_S)
 
-  def test_the_interpreter_exits_with_everything_open(self):
+  def test_the_interpreter_exits_with_open_streams(self):
     process = self.process(_LEAVER)
     self.assertEqual(process.communicate(timeout=WAIT_S)[0], '')
     self.assertEqual(process.returncode, 0)
 
 
 class ConnectTest(TestCase):
-  def test_it_waits_for_the_listener(self):
+  def test_connect_waits_for_the_listener(self):
     with socket.create_server((HOST, 0)) as probe:
       port = probe.getsockname()[1]
     listeners = queue.SimpleQueue()
@@ -228,7 +228,7 @@ class ConnectTest(TestCase):
     stream.close()
     listeners.get(timeout=WAIT_S).close(0.0)
 
-  def test_it_gives_up(self):
+  def test_connect_gives_up(self):
     with socket.create_server((HOST, 0)) as probe:
       address = f'{HOST}:{probe.getsockname()[1]}'
     start = time.monotonic()
@@ -236,7 +236,7 @@ class ConnectTest(TestCase):
       transport.connect(address, None, OPEN, 0.5)
     self.assertBetween(time.monotonic() - start, 0.3, WAIT_S)
 
-  def test_it_gives_up_on_a_listener_that_does_not_answer(self):
+  def test_connect_gives_up_on_a_listener_that_does_not_answer(self):
     with socket.create_server((HOST, 0)) as silent:
       address = f'{HOST}:{silent.getsockname()[1]}'
       start = time.monotonic()
@@ -258,7 +258,7 @@ class ConnectTest(TestCase):
     self.assertTrue(transient.is_transient(refused.exception))
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
-  def test_tls(self):
+  def test_streams_are_encrypted_and_authenticate_the_listener(self):
     security = certificates.certified('secret')
     listener = self.listener(security=security)
     stream = self.connect(listener, None, security._replace(key=b''))
@@ -306,7 +306,7 @@ class ConnectTest(TestCase):
 
 
 class InterfaceAddressTest(absltest.TestCase):
-  def test_loopback(self):
+  def test_the_loopback_interface_has_its_address(self):
     self.assertEqual(transport.interface_address('lo'), '127.0.0.1')
 
 
