@@ -1,4 +1,4 @@
-"""Membership of a run that sums by allreduce, and the events of its coordinator.
+"""Membership of an allreduce run, and the events of its coordinator.
 
 Beside the events of `cluster.membership.events`, the worker in the process of
 the coordinator reports its iterations, without a message.

@@ -72,8 +72,11 @@ class Handover:
   def _send(self, stream: Stream, hello: msgspec.Raw) -> None:
     try:
       request = STATE_REQUEST.decode(hello)
+    except ValueError as error:
+      raise Corrupt(f'sent another hello: {error}') from error
+    try:
       state, digest = self._state(request.version)
-    except (ValueError, LookupError) as error:
+    except LookupError as error:
       raise Closed(str(error)) from error
     if request.digest == digest:
       stream.send(SameState(digest))

@@ -35,7 +35,7 @@ Number = Annotated[float, Meta(gt=-_NUMBER, lt=_NUMBER)]
 Seconds = Annotated[float, Meta(ge=0, lt=_NUMBER)]
 Count = Annotated[int, Meta(ge=0, lt=_COUNT)]
 Rank = Annotated[int, Meta(ge=0, lt=_WORKERS)]
-Text = Annotated[str, Meta(max_length=2**16)]
+Text = Annotated[str, Meta(max_length=2**20)]
 Line = Annotated[str, Meta(max_length=200)]  # Shown in logs again and again.
 Address = Annotated[str, Meta(pattern=_ADDRESS)]  # 'IPv4 address:port'.
 Process = Annotated[str, Meta(pattern=r'\A[0-9a-f]{32}\Z')]

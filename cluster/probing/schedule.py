@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -141,7 +141,7 @@ class Survey:
     count = len(self._members)
     try:
       answers = self.ask([OpenEndpoint()] * count, limit_s=0.0)
-      hosts = [
+      hosts: list[Mapping[str, Any]] = [
         _described(*each) for each in zip(self._members, answers, strict=True)
       ]
       if not self._anew and (known := self._kept.load(hosts)):

@@ -47,7 +47,7 @@ _SETTINGS = Settings(
 
 
 class Coordinator:
-  """A coordinator and its servers in this process; members are streams of ours.
+  """A coordinator and its servers in this process, with streams as workers.
 
   Attributes:
     address: Of the coordinator.
@@ -82,8 +82,8 @@ class Coordinator:
       num_servers: Number of servers.
       hosted: Those that are hosted here, beside the coordinator's.
       silent: Those that give no sign of life once the run goes.
-      way: Returns the address by which hosted ones reach the coordinator, given its
-        own.
+      way: Returns the address by which hosted servers reach the coordinator,
+        given its own.
       start_s: Until all have to be there.
       wire: Of pushes and pulls of 16 numbers; None for a dense one.
       learner: Makes those of servers.
@@ -91,7 +91,7 @@ class Coordinator:
       kept: As of the runtime.
       dedicated: As of the reception.
       reserved: As of the reception.
-      exits: Whether a coordinator that hangs exits its process, as a real one does.
+      exits: Whether a coordinator that hangs exits, as real ones do.
     """
     self._learner = learner
     self.servers = []
@@ -237,13 +237,13 @@ class Coordinator:
       member.close()
 
   def member(self, index, **fields):
-    """Returns the streams of a worker, without one behind them."""
+    """Returns the streams of a worker that a test plays."""
     member = Worker(self.address, index, **fields)
     self._members.append(member)
     return member
 
   def during(self, task):
-    """Lets the coordinator work until a function in another thread has returned."""
+    """Runs the coordinator until a function in another thread has returned."""
     done = self._pool.submit(task)
     self.until(done.done)
     return done.result()
@@ -269,7 +269,7 @@ class Coordinator:
     end = time.monotonic() + START_S
     while not happened():
       if time.monotonic() > end:
-        raise AssertionError('It has not happened.')
+        raise AssertionError('The event did not happen in time.')
       self.cluster.step()
 
   def close(self):
@@ -283,7 +283,7 @@ class Coordinator:
 
 
 class Worker:
-  """The streams of a worker, without a worker behind them."""
+  """Streams of a worker that a test plays."""
 
   def __init__(self, address, index, process=PROCESS):
     hello = messages.WorkerHello(index, process, 'ours')

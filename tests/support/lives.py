@@ -1,4 +1,4 @@
-"""Played workers of reduced runs, for tests: see `replicas`."""
+"""Simulated workers of allreduce runs, for tests: see `replicas`."""
 
 from cluster.membership import admission
 from cluster.membership.process import Settings
@@ -11,7 +11,7 @@ BATCH = 8
 
 
 class Reception(admission.Reception):
-  """The real one, without a listener: lives are the streams."""
+  """The real reception, without a listener: sessions are the streams."""
 
   def __init__(self, workers):
     deadlines = Deadlines(timeout_s=1e6, start_s=1e6, windows=True)
@@ -36,18 +36,18 @@ class Reception(admission.Reception):
 
 
 class Session:
-  """A member's stream to the coordinator, from its first word to its last.
+  """A member's stream to the coordinator, from admission to end.
 
   Attributes:
     process: Identity of its process.
-    visit: Its session, as the reception has it; None if it was refused.
-    wire: What the coordinator has said and has not arrived.
-    says: What it has said and has not arrived.
+    visit: Its incarnation, as the reception has it; None if it was refused.
+    wire: Messages of the coordinator that have not arrived.
+    says: Its messages that have not arrived.
     index: Of the worker.
-    version: Updates that it has applied.
-    learned: They, each as version and who computed which examples.
-    doing: What it is at.
-    bits: By how much its parameters differ from exact ones.
+    version: Number of updates that it has applied.
+    learned: Its updates, each as version and examples by worker.
+    doing: Its present activity.
+    bits: Difference of its parameters from exact ones.
   """
 
   def __init__(self, world, index, process, learned):
@@ -89,13 +89,13 @@ class Session:
     self.says.append(message)
 
   def end(self):
-    """Its process dies, or its stream ends."""
+    """Ends its process or its stream."""
     if self.living:
       self.living, self.doing = False, 'nothing'
       self.say('the stream has ended')
 
   def arrive(self):
-    """Takes in the next thing that the coordinator has said, as its heart does."""
+    """Receives the next message of the coordinator."""
     told = self.wire.pop(0)
     if isinstance(told, messages.SessionEnd):
       self.end()
@@ -105,7 +105,7 @@ class Session:
     self.inbox.append(told)
 
   def actions(self):
-    """Yields what its main thread may do now."""
+    """Yields the functions that its main thread may call now."""
     if self.doing == 'nothing':
       if self.inbox:
         yield self.heed
@@ -200,7 +200,7 @@ class Session:
     self.say(messages.ConnectionLost(self.generation, peer, 'gone'))
 
   def cut_off(self):
-    """Returns a peer that it cannot reach over the forest; None for nobody."""
+    """Returns a peer that it cannot reach over the forest; None for none."""
     if {self.index} in self.world.cut:
       return self.index
     packed = self.world.formation.packed

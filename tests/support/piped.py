@@ -1,8 +1,7 @@
-"""A run in pieces in one process, whose workers die when a test says so.
+"""A pipelined run in one process, whose workers die when a test chooses.
 
-The coordinator, servers and workers are the real ones; streams are queues.  What they
-make is made again by one learner of all parameters, of the pushes that the coordinator
-says count.
+The coordinator and servers are the real ones; streams are queues.  The oracle
+is one learner of all parameters, to which the counted pushes are applied.
 """
 
 import contextlib
@@ -164,7 +163,7 @@ class Cluster:
       if self._errors:
         raise self._errors[0]
       if time.monotonic() > end:
-        raise AssertionError('It has not happened.')
+        raise AssertionError('The event did not happen in time.')
       for member in self._reception.members:
         member.seen = math.inf
       self.runtime.step()
@@ -420,7 +419,7 @@ def _wait(happened):
   end = time.monotonic() + _WAIT_S
   while not happened():
     if time.monotonic() > end:
-      raise AssertionError('It has not happened.')
+      raise AssertionError('The event did not happen in time.')
     time.sleep(0.001)
 
 

@@ -1,4 +1,7 @@
-"""Streams inside one process: what was sent before the end still arrives."""
+"""Streams inside one process, for tests.
+
+Messages that were sent before the end of a stream still arrive.
+"""
 
 import queue
 import threading
@@ -16,7 +19,7 @@ def pair():
 
 
 class _End:
-  """Has the methods of a Stream that workers and servers use."""
+  """One end of a stream, with the methods that workers and servers use."""
 
   def __init__(self, out, into):
     self.peer = 'here'

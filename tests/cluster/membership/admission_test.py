@@ -1,4 +1,4 @@
-"""Tests for the reception: who comes, goes and hangs, over raw streams."""
+"""Tests for processes that join, leave and hang, over raw streams."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ _STARTING_S = 3.0  # Enough on a busy machine, too.
 
 
 class EndOfStreamTest(parameterized.TestCase):
-  """What the coordinator does when streams end at any moment; processes of ours."""
+  """Reactions of the coordinator to streams that end at any moment."""
 
   def test_a_worker_rejoins_before_its_loss_was_noticed(self):
     coordinator = self._coordinator()
@@ -211,7 +211,7 @@ class EndOfStreamTest(parameterized.TestCase):
     coordinator.begin()
     start = time.monotonic()
     coordinator.cluster.close()
-    # The worker, the listener, and what this gives its handlers.
+    # Limits of the worker, the listener and its handlers.
     self.assertLess(time.monotonic() - start, coordinators.START_S)
 
   def _coordinator(self, **fields):
@@ -224,7 +224,7 @@ def _wait(happened):
   end = time.monotonic() + coordinators.START_S
   while not happened():
     if time.monotonic() > end:
-      raise AssertionError('It has not happened.')
+      raise AssertionError('The event did not happen in time.')
     time.sleep(0.01)
 
 

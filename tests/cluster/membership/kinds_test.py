@@ -1,4 +1,4 @@
-"""Tests for what the coordinator knows of the devices of its workers."""
+"""Tests for the record of the devices of workers."""
 
 from absl.testing import absltest
 
@@ -27,9 +27,9 @@ class DevicesTest(absltest.TestCase):
       coordinator.work(2, devices=('cpu', 'cpu'))
       coordinator.until(lambda: recorded.called)
     recorded.assert_called_once_with({2: ['cpu', 'cpu']})
-    said = ' '.join(logs.output)
-    self.assertIn('2 x cpu (worker 2) and NVIDIA A100 (workers 0, 1)', said)
-    self.assertIn('different kinds or numbers', said)
+    text = ' '.join(logs.output)
+    self.assertIn('2 x cpu (worker 2) and NVIDIA A100 (workers 0, 1)', text)
+    self.assertIn('different kinds or numbers', text)
 
 
 if __name__ == '__main__':

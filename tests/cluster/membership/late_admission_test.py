@@ -1,4 +1,4 @@
-"""Tests for ranks: one process holds one, and another of that rank waits."""
+"""Tests for ranks, each of which one process holds while others wait."""
 
 import contextlib
 import functools
@@ -67,7 +67,7 @@ class _TestCase(parameterized.TestCase):
 
 
 class WorkersTest(_TestCase):
-  """Streams that we beat by hand, to the coordinator of a parameter server."""
+  """Streams with heartbeats of a test, to a parameter server's coordinator."""
 
   def test_another_process_is_refused_while_the_first_sends_heartbeats(self):
     coordinator = self._coordinator()
@@ -125,11 +125,10 @@ class WorkersTest(_TestCase):
     old = coordinator.member(0)
     coordinator.begin()
     old.pull()
-    time.sleep(
-      1.2 * _TIMEOUT_S
-    )  # It is stopped, and so is the coordinator's thread.
+    # The process is stopped, and so is the coordinator's thread.
+    time.sleep(1.2 * _TIMEOUT_S)
     new = coordinator.member(0, process=_ONE)
-    old.push()  # It goes on.
+    old.push()  # The process continues.
     old.beat(['compute', 0, 1])
     coordinator.until(lambda: coordinator.accounting.lost)
     coordinator.during(new.pull)
@@ -158,7 +157,7 @@ class WorkersTest(_TestCase):
     old.pull()
 
     def lost():
-      old.beat(['transfer', 0, 0])  # It lives and moves no byte.
+      old.beat(['transfer', 0, 0])  # Alive, without progress.
       return coordinator.accounting.lost
 
     coordinator.until(lost)
@@ -310,7 +309,7 @@ class ServersTest(_TestCase):
 
 
 class AllreduceTest(_TestCase):
-  """Streams that we beat by hand, to the coordinator of an allreduce."""
+  """Streams with heartbeats of a test, to an allreduce's coordinator."""
 
   def _reception(self, workers=2, **fields):
     deadlines = Deadlines(timeout_s=30.0, start_s=30.0, windows=True)
@@ -339,8 +338,8 @@ class AllreduceTest(_TestCase):
     with ThreadPoolExecutor(16) as pool:
       came = list(pool.map(come, hellos))
     for worker in range(8):
-      two = {type(said) for _, said in came[2 * worker : 2 * worker + 2]}
-      self.assertEqual(two, {messages.WorkerAdmitted, messages.RankTaken})
+      kinds = {type(each) for _, each in came[2 * worker : 2 * worker + 2]}
+      self.assertEqual(kinds, {messages.WorkerAdmitted, messages.RankTaken})
     self.assertEqual(
       [member.admissions for member in reception.members], 8 * [1]
     )
@@ -358,6 +357,25 @@ class AllreduceTest(_TestCase):
     self.assertEqual(greeting, messages.WorkerAdmitted(0))
     stream.cancel()
 
+  @parameterized.parameters(
+    (messages.WorkerHello(2, _ONE, 'ours'), 'got worker 2'),
+    (messages.ServerHello(1, _ONE, 'ours'), 'got server 1'),
+    (messages.WorkerHello(0, _ONE, 'theirs'), 'config: expected the same'),
+    ({'type': 'WorkerHello', 'worker': 0}, 'missing required field'),
+    ({'worker': 0, 'process': _ONE}, 'sent another hello'),
+    (None, 'sent another hello'),
+  )
+  def test_another_hello_is_refused_for_good(self, hello, reason):
+    reception, address = self._reception(workers=2)
+    with self.assertLogs('absl', 'WARNING') as logs:
+      stream = connect(address, hello, Security(), 10.0)
+      self.addCleanup(stream.close)
+      answer = stream.receive(messages.WORKER_ADMISSION).header
+      self.assertIsInstance(answer, messages.Rejected)
+      self.assertIn(reason, answer.reason)
+      self._until(lambda: reason in str(logs.output))
+    self.assertTrue(all(not member.admissions for member in reception.members))
+
   def test_messages_of_an_old_incarnation_are_ignored(self):
     reception, address = self._reception()
     ready = messages.ReplicaReady('127.0.0.1:1', '127.0.0.1:2')
@@ -371,12 +389,12 @@ class AllreduceTest(_TestCase):
     lost = reception.events.get(timeout=5.0)
     self.assertIsInstance(lost, WorkerLost)
     self.assertEqual(lost.incarnation, 0)
-    for said in (
+    for message in (
       ready,
       messages.ConnectionLost(0, 0, 'x'),
       messages.EpochStopped(1, 2, []),
     ):
-      old.send(said)
+      old.send(message)
       end = old.receive(messages.TO_REPLICA).header
       self.assertEqual(end.kind, 'left')
     new.send(ready)
@@ -425,7 +443,7 @@ class JoiningTest(_TestCase):
 
     def handle(stream, hello):
       del hello
-      if next(answers):  # It is too late for another answer.
+      if next(answers):  # Too late for another answer.
         over.wait()
       stream.send(messages.RankTaken('by another'))
 
@@ -524,8 +542,8 @@ class LaunchedTest(processes.TestCase, parameterized.TestCase):
     self._check_nothing_left(launch)
     self.assertRegex(second.text, 'for up to .* s: ' + _HELD.format(1, 0))
     self.assertRegex(launch.text, 'refused for now: ' + _HELD.format(1, 0))
-    told = {row['event'] for row in launch.rows('events.jsonl')}
-    self.assertNoCommonElements(told, {'leave', 'join'})
+    kinds = {row['event'] for row in launch.rows('events.jsonl')}
+    self.assertNoCommonElements(kinds, {'leave', 'join'})
     self.assertEqual(launch.summary['lives'], [1, 1])
     self.assertEmpty(launch.summary['lost'])
 

@@ -1,4 +1,4 @@
-"""Tests for what a process does in its run's folder before it is built."""
+"""Tests for the start of a process in its run's folder."""
 
 import json
 import os

@@ -86,8 +86,8 @@ class MeetTest(_Case):
     self.assertEqual(place.token_file, stale.token_file)
     self.assertRegex(
       '\n'.join(logs.output),
-      rf'Waiting for the address of the coordinator in {self.address}, which .* '
-      "since 1 s of 30 s: it is of another launch, 'slurm job 7 step 0",
+      rf'Waiting for the address of the coordinator in {self.address}, which '
+      ".* since 1 s of 30 s: it is of another launch, 'slurm job 7 step 0",
     )
 
   @parameterized.parameters(
@@ -107,7 +107,7 @@ class MeetTest(_Case):
   def test_the_end_of_a_wait_names_the_file(self):
     message = f'Expected the token of the run in {self.token} within 0.3 s.*'
     message += (
-      'it is not there. The coordinator has not started, or has another'
+      'it does not exist. The coordinator has not started, or has another'
     )
     start = time.monotonic()
     with self.assertRaisesRegex(Unmendable, message):

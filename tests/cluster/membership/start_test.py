@@ -1,7 +1,7 @@
-"""Tests for the start of a run: processes that are late, lost, and come again.
+"""Tests for the start of a run: processes that are late, lost, and rejoin.
 
-Whatever happens before the run has begun, it begins once all are there, and
-nobody has to be started again whose process lives.
+A run begins once all processes have joined, whatever happens before, and no
+process that is alive has to be restarted.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _CUT_S = 2.5 * coordinators.TIMEOUT_S
 
 
 class _Slow(NoGradient):
-  """Compiles until it is let go."""
+  """A gradient that compiles until a test ends it."""
 
   def __init__(self):
     self.compiling = threading.Event()
@@ -210,7 +210,7 @@ class StartTest(parameterized.TestCase):
     return stream
 
   def _lose(self, link, how):
-    """Breaks a link; waits until who is behind it comes again."""
+    """Breaks a link; waits until the process behind it has reconnected."""
     made = link.made
     self._break(link, how)
     self._wait(lambda: link.made > made)
@@ -226,7 +226,7 @@ class StartTest(parameterized.TestCase):
     end = time.monotonic() + coordinators.START_S
     while not condition():
       if time.monotonic() > end:
-        raise AssertionError('It has not happened.')
+        raise AssertionError('The event did not happen in time.')
       time.sleep(0.01)
 
 

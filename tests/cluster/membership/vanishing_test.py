@@ -44,10 +44,10 @@ class VanishingWorkerTest(parameterized.TestCase):
       servers=1,
       wire=dense.make(dtype='float32'),
     )
-    self.told = queue.SimpleQueue()
+    self.reports = queue.SimpleQueue()
 
     def report(event, body):
-      self.told.put(event)
+      self.reports.put(event)
 
     self.server = Server(
       0,
@@ -174,14 +174,14 @@ class VanishingWorkerTest(parameterized.TestCase):
       time.sleep(0.01)
 
   def _goes_on(self, sequence):
-    """The next life of the worker is served."""
+    """Checks that the next incarnation of the worker is served."""
     stream = self._worker(self.server.address, life=1)
     self._release(sequence, life=1)
     pull = stream.receive(messages.PULL)
     pull.read(np.empty(pull.size_bytes, np.uint8))
     stream.send(_REPORT, [np.zeros(pull.size_bytes, np.uint8)], pull.size_bytes)
     while not isinstance(
-      report := self.told.get(timeout=_LIMIT_S), messages.PushArrived
+      report := self.reports.get(timeout=_LIMIT_S), messages.PushArrived
     ):
       self.assertIsInstance(report, messages.WorkerFailed)
     self.assertEqual(report.incarnation, 1)

@@ -1,4 +1,4 @@
-"""Tests for cluster.network.admission: who connects and is never let in."""
+"""Tests for cluster.network.admission: connections without a handshake."""
 
 import contextlib
 import socket
@@ -114,7 +114,7 @@ class PendingConnectionsTest(TestCase):
         end.settimeout(0.05)
         with self.assertRaises(TimeoutError):
           _read_to_the_end(end)
-      # Who knows the token gets in.
+      # A client with the token is admitted.
       self.connect(listener, None, _OURS)
 
   def test_pending_handshakes_are_bounded(self):

@@ -1,4 +1,4 @@
-"""Tests for cluster.network.credentials and interfaces: what a config asks for."""
+"""Tests for cluster.network.credentials and cluster.network.interfaces."""
 
 import os
 import pathlib

@@ -53,7 +53,7 @@ class DescriptorsTest(absltest.TestCase):
     plan = ParameterServer(servers=1, dedicated=False, pipelined=False)
     with (
       tempfile.TemporaryDirectory() as folder,
-      # It waits for the others next.
+      # The process waits for the others next.
       mock.patch.object(
         distributed.rendezvous, 'join', side_effect=InterruptedError
       ),

@@ -1,4 +1,4 @@
-"""Tests for cluster.network.handshake: who knows the token, and who lies."""
+"""Tests for cluster.network.handshake: clients with and without the token."""
 
 import contextlib
 import queue
@@ -72,21 +72,21 @@ class TokenTest(TestCase):
 
   def test_a_recorded_handshake_is_refused(self):
     listener = self.listener(security=_OURS)
-    said = []
+    recorded = []
 
     def overheard(stream, security, address, hello):
-      with mock.patch.object(stream, 'send', _copying(stream.send, said)):
+      with mock.patch.object(stream, 'send', _copying(stream.send, recorded)):
         handshake.send_hello(stream, security, address, hello)
 
     def replay(stream, security, address, hello):
-      stream.send(said[0])
+      stream.send(recorded[0])
       stream.receive(PLAIN)
-      stream.send(said[1])
+      stream.send(recorded[1])
       stream.receive(PLAIN)
 
     with mock.patch.object(transport, 'send_hello', overheard):
       transport.connect(listener.address, None, _OURS, WAIT_S).close()
-    self.assertLen(said, 2)
+    self.assertLen(recorded, 2)
     self._is_refused(listener, replay)
 
   def test_proofs_of_the_listener_are_refused_from_a_client(self):
@@ -109,8 +109,8 @@ class TokenTest(TestCase):
 
   def test_a_listener_that_reflects_is_refused(self):
     def reflect(stream, security, address):
-      said = stream.receive(PLAIN).header
-      stream.send({'nonce': said['nonce'], 'proof': said['nonce']})
+      nonce = stream.receive(PLAIN).header['nonce']
+      stream.send({'nonce': nonce, 'proof': nonce})
       return stream.receive(PLAIN).header
 
     with mock.patch.object(transport, 'receive_hello', reflect):
@@ -120,7 +120,7 @@ class TokenTest(TestCase):
 
   def test_a_listener_with_the_proof_of_another_one_is_refused(self):
     def ask(stream, security, address):
-      # What a listener elsewhere, which knows the token, answers.
+      # The answer of another listener, which knows the token.
       theirs, ours = stream.receive(PLAIN).header['nonce'], '0' * 64
       numbers = theirs, ours, '127.0.0.1:1'
       proof = handshake.proof(_TOKEN, b'listener', *numbers)
@@ -205,9 +205,9 @@ def _at(address):
   return send
 
 
-def _copying(send, said):
+def _copying(send, recorded):
   def copying(header, *arguments):
-    said.append(header)
+    recorded.append(header)
     send(header, *arguments)
 
   return copying

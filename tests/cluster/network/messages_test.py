@@ -1,4 +1,4 @@
-"""Tests for cluster.messages."""
+"""Tests for cluster.network.calls: messages with bodies."""
 
 import queue
 import threading
@@ -19,7 +19,7 @@ class MessageTest(TestCase):
     (1000, 999),
     (10**6, 10**4),
     (2**24, 2**24),
-    # Around what travels within a frame.
+    # Around the largest chunk that travels within a frame.
     (2**14, 2**14),
     (2**14 + 1, 2**14 + 1),
     (2**15 + 1, 2**14 + 1),

@@ -1,4 +1,4 @@
-"""Tests for cluster.network."""
+"""Tests for cluster.network.streams."""
 
 import os
 import queue
