@@ -16,7 +16,7 @@ is valid at a time:
   * A process that reconnects to its own rank is admitted at once.
 
 A new admission ends the incarnation before.  Later messages of that incarnation
-are ignored; its process is only told to leave.
+are ignored; its process is only sent the end of its session.
 """
 
 import contextlib
@@ -211,7 +211,7 @@ class Reception:
   ) -> None:
     """Handles a message of a worker's process.
 
-    A process whose incarnation has ended is only told to leave.
+    A process whose incarnation has ended is only sent the end of its session.
 
     Args:
       incarnation: Incarnation of the process.
@@ -219,7 +219,7 @@ class Reception:
 
     Raises:
       TransportError: If the process cannot be answered, or if the message
-        answers a question that was not asked.
+        answers a request that was not sent.
     """
     index, stream = incarnation.index, incarnation.stream
     incarnation.seen = time.monotonic()
@@ -302,7 +302,8 @@ class Reception:
       data: The encoded message.
 
     Raises:
-      Refused: If it is invalid or of another run; the process has been told.
+      Refused: If it is invalid or of another run; the process has been sent the
+        reason.
     """
     try:
       try:
@@ -390,7 +391,8 @@ class Reception:
 
     Returns:
       The new session, and that of the incarnation before if it has not ended.
-      None if another process holds one of the ranks; this one has been told.
+      None if another process holds one of the ranks; this one has been sent the
+      reason.
     """
     with self._lock:
       obstacle = self._find_holder(process, ranks)

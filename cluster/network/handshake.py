@@ -8,7 +8,7 @@ to another listener.  The listener proves itself first: until then a client
 reveals no more than that it exists.
 
 The handshake authenticates the peers.  It does not protect what they send
-afterwards from somebody in between: TLS does, which is set up before it.
+afterwards from a third party: TLS does, which is set up before it.
 """
 
 import hmac

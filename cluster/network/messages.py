@@ -73,7 +73,7 @@ class Message(
 
 
 class Untagged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """Base of what is told apart by its place in a stream or in a message."""
+  """Base of structs whose place in a stream or message determines the class."""
 
 
 class ClientNonce(Untagged, frozen=True):
@@ -526,7 +526,7 @@ class ServerFailed(Message, frozen=True):
 
 
 class VersionPart(Message, frozen=True):
-  """Part of a version that the coordinator has asked for; the body is bytes.
+  """Part of a requested version; the bytes are the body.
 
   Attributes:
     question: Number in the order.

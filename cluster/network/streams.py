@@ -211,7 +211,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # No stubs.
       return str(error)
     except TransportError as error:
       return _log_refusal(self._failures, stream, error)
-    # Flight would swallow it: both ends are told here.
+    # Flight would swallow it: it is logged here, and sent to the client.
     except Exception as error:
       text = f'{stream.peer}: the handler of the stream failed'
       self._failures.write(text, level=log.ERROR, error=error)
