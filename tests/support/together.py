@@ -43,7 +43,7 @@ def run(
     for index, each in enumerate(configs)
   ]
   # Signals are for main threads.
-  with mock.patch.object(process, '_leave_it_to_the_lead'):
+  with mock.patch.object(process, '_defer_to_coordinator'):
     threads = [threading.Thread(target=part) for part in parts[1:]]
     for thread in threads:
       thread.start()
