@@ -47,7 +47,7 @@ docs: .venv/docs
 	@echo 'Pages: docs/_build/html/index.html'
 
 clean:
-	rm -rf .venv .venv-peers runs docs/_build docs/api/rooms .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers runs docs/_build docs/api/packages .pytest_cache .ruff_cache .hypothesis
 
 $(RUN): $(REQUIREMENTS) requirements-cpu.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one with make PYTHON=...")'

@@ -1,8 +1,8 @@
-"""How `make docs` builds these pages: Sphinx, MyST, the book theme.
+"""Configuration of Sphinx for `make docs`, with MyST and the book theme.
 
-The pages of docs/api/rooms/ are written here, before Sphinx reads the rest: one
-for each room, with every module of it, so that no list of modules can be out
-of date.  No network is used.
+Before Sphinx reads the pages, this module writes those of docs/api/packages/:
+one for each package, with every module of it, so that no list of modules can be
+out of date.  No network is used.
 """
 
 import pathlib
@@ -30,7 +30,7 @@ extensions = [
   'sphinx.ext.viewcode',
 ]
 exclude_patterns = ['_build']
-# Names that a module hands on are documented where they are, and there again.
+# Names that a module re-exports are documented in both modules.
 suppress_warnings = ['ref.python']
 
 # Backquotes are code in our docstrings.
@@ -61,27 +61,27 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 
-# Rooms of the code, each with what it holds.  Packages in them follow.
-ROOMS = {
-  'sync': 'When may a worker go on?',
-  'batching': 'How much does each worker compute?',
-  'wire': 'What travels?',
-  'route': 'Where does it travel?',
-  'predict': 'How fast will each worker be?',
+# First sentence of each package's page.
+PACKAGES = {
+  'sync': 'Schemes decide when a worker may continue.',
+  'batching': 'Batchings decide how much each worker computes.',
+  'wire': 'Codecs decide what is sent.',
+  'route': 'Routes decide where it travels.',
+  'predict': 'Predictors of worker speeds.',
   'topology': 'Clusters as graphs, forests and their bounds.',
-  'learning': 'What is learned, whoever does it.',
-  'models': 'Flax NNX models, and what a model is to a run.',
+  'learning': 'Gradients, their layout, updates and evaluations.',
+  'models': 'Flax NNX models, and the interface of tasks.',
   'data': 'Data sets and the stream of examples.',
-  'outputs': 'What a run leaves.',
-  'cluster': 'Who runs it: the lead, the virtual clock, real hosts.',
+  'outputs': 'Files that a run writes: rows, checkpoints, summary.',
+  'cluster': 'Coordinator, training loop, virtual clock and real hosts.',
 }
 # Words that begin a section of a docstring.
 _SECTIONS = ('Args', 'Attributes', 'Example', 'Raises', 'Returns', 'Yields')
 
 
-def modules(room: str) -> list[str]:
-  """Returns a room's packages that say what they are, and its modules."""
-  files = sorted((_ROOT / room).rglob('*.py'), key=_order)
+def modules(package: str) -> list[str]:
+  """Returns the names of a package's subpackages and modules."""
+  files = sorted((_ROOT / package).rglob('*.py'), key=_order)
   names = [
     '.'.join(path.relative_to(_ROOT).with_suffix('').parts) for path in files
   ]
@@ -89,62 +89,63 @@ def modules(room: str) -> list[str]:
 
 
 def _order(path: pathlib.Path) -> tuple:
-  """A package comes before its modules, of which that of its name is first."""
+  """Returns a sort key: packages first, then the module named like it."""
   packages, name = path.parts[:-1], path.stem
   return packages, name != '__init__', name != packages[-1], name
 
 
-def _write_rooms(app: Sphinx) -> None:
+def _write_packages(app: Sphinx) -> None:
+  """Writes the page of each package, unless it has not changed."""
   del app
-  folder = _DOCS / 'api' / 'rooms'
+  folder = _DOCS / 'api' / 'packages'
   folder.mkdir(exist_ok=True)
-  for room, what in ROOMS.items():
-    lines = [f'# {room}', '', what, '']
-    for name in modules(room):
+  for package, sentence in PACKAGES.items():
+    lines = [f'# {package}', '', sentence, '']
+    for name in modules(package):
       lines += [f'## {name}', '', '```{eval-rst}', f'.. automodule:: {name}']
       if (_ROOT / name.replace('.', '/')).is_dir():
-        lines += ['   :no-members:']  # They are where they are defined.
+        lines += ['   :no-members:']  # Their own modules document them.
       lines += ['```', '']
     text = '\n'.join(lines)
-    page = folder / f'{room}.md'
+    page = folder / f'{package}.md'
     if not page.exists() or page.read_text() != text:
       page.write_text(text)
 
 
 def _as_rst(
-  app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
+  app: Sphinx, kind: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-  """Shows blocks that a docstring indents as they stand: most are tables.
+  """Makes literal blocks of indented lines, most of which are tables.
 
-  They come before the sections of a docstring, which are left as they are.
+  The sections of a docstring, which follow them, do not change.
   """
-  del app, what, name, obj, options
-  told, literal = [], False
+  del app, kind, name, obj, options
+  rst, literal = [], False
   for number, line in enumerate(lines):
     if line.rstrip(':') in _SECTIONS:
-      told += lines[number:]
+      rst += lines[number:]
       break
     if literal and line and not line.startswith('  '):
       literal = False
     indented = line.startswith('  ')
-    if line and not indented and told and told[-1].startswith('  '):
-      told.append('')
-    starts = indented and (not told or not told[-1].strip())
+    if line and not indented and rst and rst[-1].startswith('  '):
+      rst.append('')
+    starts = indented and (not rst or not rst[-1].strip())
     if starts and not literal:
-      told += ['::', '']
+      rst += ['::', '']
       literal = True
-    told.append(line if literal else _escaped(line))
-  lines[:] = told
+    rst.append(line if literal else _escape(line))
+  lines[:] = rst
 
 
-def _escaped(line: str) -> str:
-  """Stars are products, and code may have letters right behind it."""
+def _escape(line: str) -> str:
+  """Returns a line of reST: stars as text, code that letters may follow."""
   parts = re.split(r'(`[^`]+`)', line)
   parts[::2] = [text.replace('*', r'\*') for text in parts[::2]]
   return re.sub(r'(`[^`]+`)(?=\w)', r'\1\\ ', ''.join(parts))
 
 
 def setup(app: Sphinx) -> None:
-  """Registers both."""
-  app.connect('builder-inited', _write_rooms)
+  """Registers the hooks of this module."""
+  app.connect('builder-inited', _write_packages)
   app.connect('autodoc-process-docstring', _as_rst, priority=400)

@@ -1,6 +1,9 @@
-"""Draws gradient.svg: the way of one gradient through both runtimes.
+"""Draws gradient.svg: the path of one gradient through both runtimes.
 
-python docs/images/gradient.py
+  python docs/images/gradient.py
+
+The picture belongs to docs/architecture.md; a test compares the files that it
+names with the repository.
 """
 
 import html
@@ -20,30 +23,50 @@ _FILL = {
 
 
 class Box(NamedTuple):
-  """A station: where it is, what happens, which module does it."""
+  """A station of the gradient.
+
+  Attributes:
+    column: Column, from the left.
+    row: Row, from the top.
+    action: Text of what happens to the gradient.
+    module: Files with the code, separated by commas.
+    question: Question that the station answers, a key of _FILL.
+  """
 
   column: int
   row: int
-  what: str
+  action: str
   module: str
   question: str = ''
 
 
 class Arrow(NamedTuple):
-  """From one station to the next; stations by number."""
+  """A connection between two stations, by their numbers.
+
+  Attributes:
+    start: Number of the first station.
+    end: Number of the second station.
+    text: Label; '' for none.
+  """
 
   start: int
   end: int
   text: str = ''
 
 
-# Columns: worker, way, coordinator and learner.
+# Columns: worker, links, coordinator and learner.
 VIRTUAL = (
   Box(0, 0, 'pulls a version', 'cluster/virtual/runtime.py'),
-  Box(0, 1, 'its gradient', 'learning/gradient.py', 'how much'),
-  Box(0, 2, 'becomes a message', 'wire/trees.py', 'what'),
-  Box(1, 2, 'takes its time on links', 'cluster/virtual/transfers.py', 'where'),
-  Box(2, 2, 'arrives whole', 'cluster/virtual/runtime.py'),
+  Box(0, 1, 'computes its gradient', 'learning/gradient.py', 'how much'),
+  Box(0, 2, 'encodes a message', 'learning/local_codec.py, wire/', 'what'),
+  Box(
+    1,
+    2,
+    'transfer takes simulated time',
+    'cluster/virtual/transfers.py',
+    'where',
+  ),
+  Box(2, 2, 'the whole push arrives', 'cluster/virtual/runtime.py'),
   Box(
     2,
     1,
@@ -51,15 +74,15 @@ VIRTUAL = (
     'cluster/coordinator.py, sync/',
     'when',
   ),
-  Box(2, 0, 'summed, applied', 'learning/learner.py'),
-  Box(1, 0, 'counted and recorded', 'outputs/recorder.py'),
+  Box(2, 0, 'update sums and applies it', 'learning/learner.py'),
+  Box(1, 0, 'accounts and rows', 'outputs/recorder.py'),
 )
 REAL = (
   Box(0, 0, 'pulls a version', 'cluster/parameter_server/worker.py'),
-  Box(0, 1, 'its gradient', 'learning/gradient.py', 'how much'),
-  Box(0, 2, 'becomes messages', 'wire/flat.py', 'what'),
+  Box(0, 1, 'computes its gradient', 'learning/gradient.py', 'how much'),
+  Box(0, 2, 'encodes messages', 'learning/shard_codec.py, wire/', 'what'),
   Box(1, 2, 'stream to every server', 'cluster/network/streams.py', 'where'),
-  Box(2, 2, 'arrive at all servers', 'cluster/parameter_server/server.py'),
+  Box(2, 2, 'all shards arrive', 'cluster/parameter_server/server.py'),
   Box(
     2,
     1,
@@ -67,17 +90,22 @@ REAL = (
     'cluster/coordinator.py, sync/',
     'when',
   ),
-  Box(2, 0, 'ordered, summed, applied', 'served/orders.py, learner.py'),
-  Box(1, 0, 'counted and recorded', 'outputs/recorder.py'),
+  Box(
+    2,
+    0,
+    'servers sum and apply it in order',
+    'cluster/parameter_server/servers.py',
+  ),
+  Box(1, 0, 'accounts and rows', 'outputs/recorder.py'),
 )
-_WAYS = (
+_ARROWS = (
   *(Arrow(0, 1), Arrow(1, 2), Arrow(2, 3, 'push'), Arrow(3, 4)),
   *(Arrow(4, 5, 'header'), Arrow(5, 6, 'decision'), Arrow(6, 7)),
   Arrow(7, 0, 'release'),
 )
 
 
-def drawn() -> str:
+def draw() -> str:
   """Returns the picture as SVG."""
   lanes = (
     ('Virtual clock: one process', VIRTUAL),
@@ -88,7 +116,7 @@ def drawn() -> str:
   lines = [
     f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
     'font-family="Helvetica, Arial, sans-serif" font-size="13" role="img">',
-    '<title>The way of one gradient through both runtimes</title>',
+    '<title>The path of one gradient through both runtimes</title>',
     '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" '
     'markerWidth="8" markerHeight="8" orient="auto-start-reverse">'
     '<path d="M0 0 L8 4 L0 8 z" fill="#444"/></marker></defs>',
@@ -100,7 +128,7 @@ def drawn() -> str:
       f'<text x="20" y="{top + 28}" font-size="15" font-weight="bold">'
       f'{title}</text>'
     )
-    for arrow in _WAYS:
+    for arrow in _ARROWS:
       lines += _arrow(boxes, arrow, top + 44)
     for box in boxes:
       lines += _box(box, top + 44)
@@ -120,7 +148,7 @@ def _box(box: Box, top: int) -> Iterator[str]:
     f'fill="{_FILL[box.question]}" stroke="#888"/>'
   )
   middle = x + _BOX / 2
-  for dy, size, text in ((21, 13, box.what), (40, 10.5, box.module)):
+  for dy, size, text in ((21, 13, box.action), (40, 10.5, box.module)):
     family = ' font-family="monospace"' if size < 12 else ''
     yield (
       f'<text x="{middle:g}" y="{y + dy}" font-size="{size}"{family} '
@@ -166,4 +194,4 @@ def _legend(top: int) -> Iterator[str]:
 
 
 if __name__ == '__main__':
-  pathlib.Path(__file__).with_suffix('.svg').write_text(drawn())
+  pathlib.Path(__file__).with_suffix('.svg').write_text(draw())

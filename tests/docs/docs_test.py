@@ -351,7 +351,7 @@ class PictureTest(absltest.TestCase):
     gradient = importlib.util.module_from_spec(spec)
     with mock.patch.dict(sys.modules, gradient=gradient):
       spec.loader.exec_module(gradient)
-    self.assertEqual(gradient.drawn(), path.with_suffix('.svg').read_text())
+    self.assertEqual(gradient.draw(), path.with_suffix('.svg').read_text())
     for box in (*gradient.VIRTUAL, *gradient.REAL):
       for module in box.module.split(', '):
         found = [*pages.ROOT.glob(f'**/{module}')]

@@ -41,7 +41,7 @@ def pages() -> list[pathlib.Path]:
   written = [
     path
     for path in sorted((ROOT / 'docs').rglob('*.md'))
-    if not {'_build', 'rooms'} & set(path.parts)
+    if not {'_build', 'packages'} & set(path.parts)
   ]
   return [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *written]
 
