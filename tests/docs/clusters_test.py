@@ -172,8 +172,8 @@ class HandTest(_Case):
     self.assertEqual(process.returncode, 1, said)
     self.assertRegex(
       said,
-      'Refused: --coordinator, .*: expected 10.213.0.1, where this process, which '
-      "leads, listens, .*; host1 is 10.213.0.2, got 'host1:61500'",
+      'Refused: --coordinator, .*: expected 10.213.0.1, at which this process, '
+      "the coordinator, listens .*; host1 is 10.213.0.2, got 'host1:61500'",
     )
     self.assertLess(time.monotonic() - start, 60.0)
 

@@ -21,7 +21,7 @@ def run(
   devices: Sequence[int] = (),
   **own: Any,
 ) -> list[Any]:
-  """Returns the parts of a run that has ended; that of the coordinator comes first.
+  """Returns the parts of a finished run, the coordinator's first.
 
   Args:
     config: Of workers who sum among themselves.
