@@ -65,7 +65,7 @@ def _resume_s() -> float:
     command += ['--config.checkpoint.every_s=2']
     first = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     checkpoints = pathlib.Path(folder, 'run', 'checkpoints')
-  while not (checkpoints / '1' / 'coordinator.npz').exists():
+    while not (checkpoints / '1' / 'coordinator.npz').exists():
       time.sleep(0.1)
     _kill(first)
     metrics = pathlib.Path(folder, 'run', 'metrics.jsonl')

@@ -36,6 +36,7 @@ from ml_collections import ConfigDict
 
 import train
 from cluster.membership import rendezvous
+from cluster.network import messages
 from cluster.network.streams import Security, Stream, TransportError, connect
 from cluster.process import roles
 from configs import default
@@ -222,7 +223,7 @@ def _drive(indices: range, coordinator: str, workdir: str) -> None:
   security = Security(token=token)
   controls, process = [], secrets.token_hex(16)
   for index in indices:
-    hello = {'worker': index, 'process': process, 'fingerprint': print_of}
+    hello = messages.WorkerHello(index, process, print_of)
     controls.append(connect(coordinator, hello, security, _START_S))
     work = threading.Thread(target=_work, args=(index, controls[-1], security))
     work.start()
@@ -231,35 +232,35 @@ def _drive(indices: range, coordinator: str, workdir: str) -> None:
 
 def _work(index: int, control: Stream, security: Security) -> None:
   with contextlib.suppress(TransportError):
-    life = control.receive().header['life']
-    servers = control.receive().header['servers']
-    key = {'worker': index, 'life': life}
+    admission = control.receive(messages.WORKER_ADMISSION).header
+    servers = control.receive(messages.TO_WORKER).header.addresses
+    key = messages.WorkerConnection(index, admission.incarnation)
     streams = [connect(each, key, security, _START_S) for each in servers]
     for stream in streams:
-      stream.receive()
+      stream.receive(messages.PIECE_SIZES)
     threading.Thread(target=_heed, args=(control,), daemon=True).start()
-    control.send({'ready': True})
+    control.send(messages.WorkerReady())
     buffers: list[np.ndarray | None] = [None] * len(streams)
     while True:
       for k, stream in enumerate(streams):
-        message = stream.receive()
+        message = stream.receive(messages.PULL)
         if buffers[k] is None:
           buffers[k] = np.zeros(message.size_bytes, np.uint8)
         message.read(buffers[k])
-        header = message.header
+        pull = message.header.pull
       now = time.monotonic()
-      report = {
-        'iteration': header['iteration'],
-        'pulled_at': now,
-        'computed_at': now,
-        'compute_s': 0.0,
-        'factors': (),
-        'loss': None,
-        'finite': True,
-        'computed': 0,
-        'compilations': 0,
-        'recalled': False,
-      }
+      report = messages.PushReport(
+        iteration=pull.iteration,
+        pulled_at=now,
+        computed_at=now,
+        compute_s=0.0,
+        factors=(),
+        loss=None,
+        is_finite=True,
+        computed=0,
+        compilations=0,
+        has_recalled=False,
+      )
       for stream, buffer in zip(streams, buffers, strict=True):
         stream.send(report, [buffer], buffer.size)
 
@@ -267,7 +268,9 @@ def _work(index: int, control: Stream, security: Security) -> None:
 def _heed(control: Stream) -> None:
   """Ends this process when the coordinator ends one of its workers."""
   with contextlib.suppress(TransportError):
-    while 'end' not in control.receive().header:
+    while not isinstance(
+      control.receive(messages.TO_WORKER).header, messages.SessionEnd
+    ):
       pass
   os._exit(0)
 
@@ -279,7 +282,8 @@ def _beat(controls: list[Stream]) -> None:
     steps += 1
     for control in controls:
       with contextlib.suppress(TransportError):
-        control.send({'beat': 0.0, 'pace': ['transfer', 0, steps]})
+        beat = messages.WorkerHeartbeat(0.0, ('transfer', 0, steps))
+        control.send(beat)
 
 
 def _launches(processes: int, supersteps: int, schemes: list[str]) -> None:

@@ -32,6 +32,7 @@ import pyarrow.flight as flight
 from bench import clusters
 from cluster.network import memory
 from cluster.network import streams as transport
+from cluster.network.messages import NOTHING
 from configs import default
 from tools.reading import records
 
@@ -160,7 +161,7 @@ def _ask(pipe: Connection, size: int, chunk: int) -> None:
   bare, address = pipe.recv()
   vector, landed = _vector(size), np.zeros(size, np.uint8)
   with flight.FlightClient(f'grpc://{bare}') as client:
-    stream = transport.connect(address, {}, transport.Security(), 10.0)
+    stream = transport.connect(address, None, transport.Security(), 10.0)
     while kind := pipe.recv():
       start = time.perf_counter()
       if kind == 'stream':
@@ -179,12 +180,12 @@ def _ask(pipe: Connection, size: int, chunk: int) -> None:
 
 def _push(stream: transport.Stream, vector: np.ndarray, chunk: int) -> None:
   stream.send(None, transport.chunked([vector], chunk), vector.size)
-  stream.receive()  # It has arrived.
+  stream.receive(NOTHING)  # It has arrived.
 
 
 def _pull(stream: transport.Stream, landed: np.ndarray) -> None:
   stream.send(None)
-  stream.receive().read(landed)
+  stream.receive(NOTHING).read(landed)
 
 
 def _put(client: flight.FlightClient, vector: np.ndarray, kind: str) -> None:
@@ -237,9 +238,9 @@ def _serve(pipe: Connection, size: int, chunk: int) -> None:
 
   def handle(stream: Any, hello: Any) -> None:
     while True:
-      stream.receive().read(landed)
+      stream.receive(NOTHING).read(landed)
       stream.send(None)
-      stream.receive()
+      stream.receive(NOTHING)
       stream.send(None, transport.chunked([landed], chunk), size)
 
   with (

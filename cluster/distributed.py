@@ -1,4 +1,7 @@
-"""A process's part of a run on real hosts: see `cluster.runtime`."""
+"""The 'distributed' runtime: a process's part of a run on real hosts.
+
+See `cluster.runtime` for the interface.
+"""
 
 import dataclasses
 import os
@@ -35,24 +38,24 @@ def meet(
   files: RunFiles,
   process: Mapping[str, str],
 ) -> Meeting:
-  """Returns which process this is, and where the others are.
+  """Returns the role of this process, and how to connect to the others.
 
-  Processes are no part of jax.distributed: nobody runs a collective, and its
-  coordination service would end processes whose run can go on.  So each names
-  its own devices, before XLA starts.
+  Processes are not part of jax.distributed (except on the `native` route): its
+  coordination service would end processes whose run can continue.  So each
+  selects its own devices, before XLA starts.
 
   Raises:
     ValueError: If a setting is wrong; names the field.
     OSError: If the coordinator cannot write to the run's folder.
-    Unmendable: If the coordinator has not done so in time.
+    Unmendable: If the coordinator has not written its address there in time.
   """
   workers, count = config.cluster.workers, config.cluster.devices_per_worker
   is_native = isinstance(plan, Allreduce) and plan.forest is None
   share, ids = config.cluster.workers_per_gpu, range(0)
   alone = f'1, as config.route.name is {config.route.name!r}: NCCL refuses'
   require(share == 1 or not is_native, _SHARE, f'{alone} a GPU twice', share)
-  the_same = 'the folder that all processes of the run share'
-  require(files.named, 'workdir', the_same, None)
+  shared = 'the folder that all processes of the run share'
+  require(files.named, 'workdir', shared, None)
   with error_prefix('config.cluster'):
     address = streams.interface_address(config.cluster.interface)
   dedicated = _dedicated(plan)
@@ -73,15 +76,17 @@ def meet(
   elif seen := _gpus():
     ids = devices.claim(os.environ, seen, count=count, share=share)
     if len(ids) < len(seen):
-      jax.config.update('jax_cuda_visible_devices', ','.join(map(str, ids)))
+      visible = ','.join(map(str, ids))
+      jax.config.update('jax_cuda_visible_devices', visible)
   else:
     require(share == 1, _SHARE, '1, as no GPU is seen here', share)
   security = Security()
   if finished:
+    # No process will connect to it.
     unused = role.coordinator or f'{address}:0'
     role = dataclasses.replace(role, coordinator=unused)
   else:
-    role, security = _found(config, role, dedicated, address, files)
+    role, security = _rendezvous(config, role, dedicated, address, files)
     if is_native:
       with error_prefix('config.cluster'):
         native.use_interface(config.cluster.interface)
@@ -101,17 +106,17 @@ def _gpus() -> list[str]:
   return [] if placement.is_cpu_only() else devices.gpus(os.environ)
 
 
-def _found(
+def _rendezvous(
   config: ConfigDict,
   role: roles.Role,
   dedicated: int,
   address: str,
   files: RunFiles,
 ) -> tuple[roles.Role, Security]:
-  """Returns the role with the coordinator's address, and the security of streams.
+  """Returns the role with the coordinator's address, and the credentials.
 
-  What flags, config and environment do not say is in the run's folder, where
-  the coordinator writes it.
+  An address or a token that flags, config and environment do not give is in the
+  run's folder, where the coordinator writes it.
   """
   place = rendezvous.Place(role.coordinator, config.cluster.token_file)
   if f'{role.kind} {role.index}' == roles.leading(dedicated):
@@ -134,19 +139,19 @@ def _found(
 
 
 def speed(config: ConfigDict, choose: Choose) -> Speed | None:
-  """Returns how long workers compute at least; None for as long as they do."""
+  """Returns the injected speed of workers; None for their real speed."""
   injected = config.cluster.speed.injected
   return build.make(config, choose) if injected else None
 
 
 def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
-  """Returns the site.
+  """Returns the site of this process: see `cluster.runtime`.
 
   Raises:
     ValueError: If a setting is wrong; names the field.
   """
   if config.cluster.interface != 'lo':
-    tcp_idle.tell()
+    tcp_idle.log_advice()
   served, reduced = _site_types(config)
   site: ParameterServerSite | AllreduceSite
   if isinstance(parts.plan, ParameterServer):
@@ -173,7 +178,7 @@ def _site_types(
 
 
 def _dedicated(plan: Plan) -> int:
-  """Returns how many servers have processes of their own."""
+  """Returns the number of servers that have processes of their own."""
   return (
     plan.servers if isinstance(plan, ParameterServer) and plan.dedicated else 0
   )

@@ -119,25 +119,31 @@ class Saving(Protocol):
 
 
 class Site(Protocol):
-  """Part of one process in a run.
+  """Part of one process in a run."""
 
-  Attributes:
-    is_coordinator: Whether the coordinator is in this process; if not, the
-      caller only calls the site.
-    clock: Kind of the run's seconds.
-    store: Parameter store of the run.
-    checkpoints: Writer and reader of checkpoints.
-    evaluate: Evaluation of a version; None if nothing is learned.
-    later: Function that calls another one in a thread, where time goes on
-      meanwhile; None to call it at once.
-  """
+  @property
+  def is_coordinator(self) -> bool:
+    """True if the coordinator is here; other processes only call the site."""
 
-  is_coordinator: bool
-  clock: Literal['real', 'virtual']
-  store: ParameterStore
-  checkpoints: Saving
-  evaluate: Evaluation | None
-  later: Callable[[Callable[[], Any]], Future[Any]] | None
+  @property
+  def clock(self) -> Literal['real', 'virtual']:
+    """Kind of the run's seconds."""
+
+  @property
+  def store(self) -> ParameterStore:
+    """Parameter store of the run."""
+
+  @property
+  def checkpoints(self) -> Saving:
+    """Writer and reader of checkpoints."""
+
+  @property
+  def evaluate(self) -> Evaluation | None:
+    """Evaluation of a version; None if nothing is learned."""
+
+  @property
+  def later(self) -> Callable[[Callable[[], Any]], Future[Any]] | None:
+    """Calls a function in a thread beside the run; None to call it at once."""
 
   def runtime(self, coordinator: Coordinator) -> Runtime:
     """Returns the runtime, in the coordinator's process."""

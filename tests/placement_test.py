@@ -14,9 +14,9 @@ from tests.support import accelerators, processes, small
 # Of workers: the gradient, its random key, its message, what they pull.
 _OF_WORKERS = {
   *('jit_part', 'jit_stage', 'jit__threefry_seed'),
-  *('jit__init', 'jit__encode', 'jit__pulled'),
+  *('jit__init', 'jit__encode', 'jit__decode_pulls'),
 }
-_OF_EVALUATIONS = {'jit_right', 'jit_is_finite', 'jit__joined'}
+_OF_EVALUATIONS = {'jit_count_correct', 'jit_is_finite', 'jit__join'}
 # Of a replica, which updates its own parameters: the optimizer, and copies.
 _OF_REPLICAS = {
   *('jit_part', 'jit_stage', 'jit__threefry_seed'),
@@ -25,7 +25,7 @@ _OF_REPLICAS = {
 # Of a server: the optimizer, sums of pushes, and messages.
 _OF_SERVERS = {
   *('jit_init_fn', 'jit_apply', 'jit_add_trees'),
-  *('jit_decode', 'jit_outgoing'),
+  *('jit__decode', 'jit__encode_pull'),
 }
 _PREDICTOR = 'jit__fit_and_predict'
 _INITIAL = 'jit__truncated_normal'  # Draws parameters.
@@ -86,7 +86,7 @@ class VirtualTest(_TestCase):
     for name in (_PREDICTOR, _INITIAL):
       self.assertIn(name, cpu.computations)
       self.assertNotIn(name, fake.computations)
-    for name in ('jit_part', 'jit_apply', 'jit_right'):
+    for name in ('jit_part', 'jit_apply', 'jit_count_correct'):
       self.assertIn(name, fake.computations)
       self.assertNotIn(name, cpu.computations)
 
@@ -120,11 +120,11 @@ class ServerTest(_TestCase):
     for role in ('server:0', 'server:1'):
       (record,) = found[role]
       self.assertEqual(set(record.clients), {'cpu'})
-      self.assertNotIn('jit_right', record.clients['cpu'].computations)
+      self.assertNotIn('jit_count_correct', record.clients['cpu'].computations)
     for role in ('worker:0', 'worker:1'):
       (record,) = found[role]
       fake = record.clients['fake'].computations
-      self.assertIn('jit_right', fake)
+      self.assertIn('jit_count_correct', fake)
       self.assertEqual(set(fake) - _OF_WORKERS - _OF_EVALUATIONS, set())
 
   def test_without_a_model_no_accelerator_starts(self):

@@ -1,74 +1,43 @@
-"""Messages of allreduce workers to the coordinator, besides heartbeats.
+"""Control streams of an allreduce run, and events of the coordinator's replica.
 
-  ready      addresses of the worker's executor and handover
-  formed     connected to the members of an epoch: epoch, version and digest of
-             its learner; its traffic
-  broken     lost a connection to a member: epoch, peer, reason; the peer is the
-             worker itself if its executor cannot take part
-  stopped    stopped an epoch: epoch, version, and the step statistics of the
-             last iteration that it has applied
-  checked    epoch, version and digest of its learner; its traffic
-  compared   compared its state with the reference: epoch, version, digest
-             afterwards, difference
-  answered   result of a link measurement: number, answer, problem
-  traffic    bytes sent to each other worker since the start, and seconds during
-             which some were on their way; sent repeatedly if links are followed
-
-The worker in the coordinator's process reports each iteration, without a
-message:
-
-  completed  version before it, step statistics, time (monotonic seconds)
-
-Threads that have links measured, and that pack another forest, report:
-
-  measured   see `cluster.probing.surveyor`
-  packed     see `cluster.probing.follower`
+The replica in the coordinator's process reports each iteration by an event,
+without a message.  Other events: see `cluster.membership.events` and
+`cluster.probing.events`.
 """
 
-from typing import Any
+import dataclasses
+from collections.abc import Sequence
 
-from cluster.membership import checked
 from cluster.membership.admission import Reception
-from cluster.probing.measurer import ANSWERED
-from cluster.probing.traffic import TRAFFIC
+from cluster.membership.events import Event
+from cluster.network import messages
 
 
-def _is_list(value: Any) -> bool:
-  return isinstance(value, list) and all(map(checked.is_number, value))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IterationCompleted(Event):
+  """An iteration that the coordinator's replica has applied.
+
+  Attributes:
+    version: Version before the iteration.
+    statistics: Its step statistics, summed over the members.
+  """
+
+  version: int
+  statistics: Sequence[float]
 
 
-_OF_EPOCH: checked.Fields = {
-  'generation': checked.is_count,
-  'version': checked.is_count,
-}
-_DIGEST: checked.Fields = {'digest': checked.is_text}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResidualsCollected(Event):
+  """The residuals of all replicas have been summed, for a checkpoint.
+
+  Attributes:
+    version: Version of the replicas.
+  """
+
+  version: int
 
 
 class AllreduceReception(Reception):
-  """Control streams to the workers of an allreduce run."""
+  """The coordinator's control streams to all replicas."""
 
-  _words = dict(checked.OF_WORKERS) | {
-    'ready': {
-      **checked.OF_WORKERS['ready'],
-      'executor': checked.is_address,
-      'handover': checked.is_address,
-    },
-    'event': {'event': lambda value: False},  # See `_told`.
-  }
-  _told = {
-    'formed': {**_OF_EPOCH, **_DIGEST, **TRAFFIC},
-    'checked': {**_OF_EPOCH, **_DIGEST, **TRAFFIC},
-    'compared': {
-      **_OF_EPOCH,
-      **_DIGEST,
-      'difference': lambda value: value is None or checked.is_number(value),
-    },
-    'answered': ANSWERED,
-    'traffic': TRAFFIC,
-    'stopped': {**_OF_EPOCH, 'books': _is_list},
-    'broken': {
-      'generation': checked.is_count,
-      'peer': lambda value: value is None or checked.is_count(value),
-      'reason': checked.is_text,
-    },
-  }
+  _schema = messages.FROM_REPLICA

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from cluster.coordinator import Coordinator
+from cluster.network.messages import Assignment
 
 
 class IterationAssigner:
@@ -16,7 +16,7 @@ class IterationAssigner:
   """
 
   def __init__(
-    self, coordinator: Coordinator, send: Callable[[int, dict[str, Any]], None]
+    self, coordinator: Coordinator, send: Callable[[int, Assignment], None]
   ):
     """Creates an assigner that has assigned nothing yet.
 
@@ -59,15 +59,15 @@ class IterationAssigner:
     now, stage = time.monotonic(), self._coordinator.stage()
     self.newest, self._assigned[version] = version, (now, stage)
     for index in members:
-      deal = {
-        'generation': membership_epoch,
-        'version': version,
-        'iteration': workers[index].iteration + ahead,
-        'ranges': ranges[index],
-        'examples': sizes[index],
-        'total': sum(sizes.values()),
-        'members': members,
-        'stage': stage,
-        'at': now,
-      }
-      self._send(index, {'deal': deal})
+      assignment = Assignment(
+        membership_epoch=membership_epoch,
+        version=version,
+        iteration=workers[index].iteration + ahead,
+        ranges=ranges[index],
+        examples=sizes[index],
+        total=sum(sizes.values()),
+        members=members,
+        stage=stage,
+        assigned_at=now,
+      )
+      self._send(index, assignment)

@@ -24,6 +24,7 @@ from absl import logging
 
 from cluster.allreduce.agreement import Agreement
 from cluster.allreduce.rendezvous import Rendezvous
+from cluster.network.messages import CheckState, CompareState, ToReplica
 from cluster.process.exits import Unmendable
 from learning import drift
 
@@ -39,7 +40,7 @@ class StateCheck:
     self,
     rendezvous: Rendezvous,
     *,
-    send: Callable[[int, Mapping[str, Any]], None],
+    send: Callable[[int, ToReplica], None],
     evict: Callable[[int, str], None],
     record: Callable[[Mapping[str, Any]], None],
     forget: Callable[[int], None],
@@ -105,7 +106,7 @@ class StateCheck:
     self._asked_at = time.monotonic()
     if digests is None:
       for index in self.agreement.awaited:
-        self._send(index, {'check': self._rendezvous.membership_epoch})
+        self._send(index, CheckState(self._rendezvous.membership_epoch))
     else:
       for index, digest in [*digests.items()]:
         self.add_digest(index, version, digest)
@@ -185,14 +186,12 @@ class StateCheck:
     for index, source in sources.items():
       self._send(
         index,
-        {
-          'compare': {
-            'generation': self._rendezvous.membership_epoch,
-            'version': self.agreement.version,
-            'source': source,
-            'replace': replace,
-          }
-        },
+        CompareState(
+          membership_epoch=self._rendezvous.membership_epoch,
+          version=self.agreement.version,
+          source=source,
+          replaces=replace,
+        ),
       )
 
   def _judge(self) -> None:

@@ -6,7 +6,7 @@ happen; `cluster.process.faults` describes the failures.  A run without
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,10 +29,10 @@ from cluster.allreduce.sums.native import NativeReducer
 from cluster.membership.faults import FaultyProcess, strike_end
 from cluster.membership.process import Meeting
 from cluster.membership.session import Session
+from cluster.network import messages
 from cluster.process import faults as faults_
 from cluster.process.faults import Fault, Faults, Kind, Phase
 from cluster.runtime import Parts
-from data.stream import Ranges
 from learning.learning import Learner
 from route.route import Allreduce
 
@@ -250,26 +250,28 @@ class FaultyReplica(Replica):
     super().__init__(index, **arguments)
     self._faults = faults
 
-  def _report_ready(self, session: Session, *addresses: str) -> None:
-    self._faults.strike(self.index, session.number, Phase.START)
-    super()._report_ready(session, *addresses)
+  def _report_ready(
+    self, session: Session[messages.ToReplica], executor: str, handover_: str
+  ) -> None:
+    self._faults.strike(self.index, session.incarnation, Phase.START)
+    super()._report_ready(session, executor, handover_)
 
-  def _log_end(self, session: Session) -> None:
+  def _log_end(self, session: Session[messages.ToReplica]) -> None:
     super()._log_end(session)
     strike_end(self._faults, self.index, session)
 
-  def _begin(self, assignment: Mapping[str, Any]) -> None:
+  def _begin(self, assignment: messages.Assignment) -> None:
     super()._begin(assignment)
     if isinstance(self._summing, NativeReducer):  # It shows no chunks.
-      self._faults.strike(self.index, assignment['iteration'], Phase.PULL)
+      self._faults.strike(self.index, assignment.iteration, Phase.PULL)
 
   def _compute_gradient(
-    self, assignment: Mapping[str, Any], ranges: Ranges, least_s: float
+    self, assignment: messages.Assignment, least_s: float
   ) -> tuple[float | None, bool]:
-    push = self._faults.strike_push(self.index, assignment['iteration'])
+    push = self._faults.strike_push(self.index, assignment.iteration)
     if push and push.kind == Kind.FLIP:
       self._flip()
-    return super()._compute_gradient(assignment, ranges, least_s)
+    return super()._compute_gradient(assignment, least_s)
 
   def _flip(self) -> None:
     """Changes a bit of the parameters, as damaged memory would."""

@@ -2,8 +2,8 @@
 
 import collections
 import threading
-from collections.abc import Mapping
-from typing import Any
+
+from cluster.network.messages import Assignment, ToReplica
 
 
 class Inbox:
@@ -11,22 +11,23 @@ class Inbox:
 
   def __init__(self) -> None:
     """Creates an empty queue."""
-    self._messages: collections.deque[dict[str, Any]] = collections.deque()
+    self._messages: collections.deque[ToReplica | None] = collections.deque()
     self._has_messages = threading.Condition()
 
-  def put(self, message: dict[str, Any]) -> None:
-    """Adds a message; {} only wakes the thread that waits in `take`."""
+  def put(self, message: ToReplica | None) -> None:
+    """Adds a message; None only wakes the thread that waits in `take`."""
     with self._has_messages:
       self._messages.append(message)
       self._has_messages.notify()
 
-  def take(self) -> dict[str, Any]:
+  def take(self) -> ToReplica | None:
     """Waits for the next message, and removes it."""
     with self._has_messages:
       self._has_messages.wait_for(lambda: self._messages)
       return self._messages.popleft()
 
-  def peek_assignment(self) -> Mapping[str, Any] | None:
+  def peek_assignment(self) -> Assignment | None:
     """Returns the next assignment, without removing it; None for none."""
     with self._has_messages:
-      return next((m['deal'] for m in self._messages if 'deal' in m), None)
+      assignments = (m for m in self._messages if isinstance(m, Assignment))
+      return next(assignments, None)

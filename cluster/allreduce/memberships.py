@@ -23,6 +23,16 @@ from cluster.allreduce.rendezvous import Rendezvous, Unreachable
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
 from cluster.membership.admission import Reception
+from cluster.network.messages import (
+  Connected,
+  ConnectionLost,
+  EpochStopped,
+  StateCompared,
+  StateDigest,
+  StopEpoch,
+  ToReplica,
+)
+from cluster.probing.events import LinksMeasured
 from cluster.probing.link_manager import LinkManager
 from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable
@@ -47,7 +57,7 @@ class MembershipEpochs:
     store: ReplicaStore,
     reception: Reception,
     rendezvous: Rendezvous,
-    links: Callable[[Callable[[int, dict[str, Any]], None]], LinkManager],
+    links: Callable[[Callable[[int, ToReplica], None]], LinkManager],
     deadlines: Deadlines,
     check_s: float,
     now: Callable[[], float],
@@ -85,7 +95,7 @@ class MembershipEpochs:
     self._ends_iteration = False
     # Step statistics and members of an iteration that other replicas have
     # ended, but not the coordinator's.
-    self._unrecorded: tuple[list[float], tuple[int, ...]] | None = None
+    self._unrecorded: tuple[Sequence[float], tuple[int, ...]] | None = None
     # Lost workers that the scheme still counts, with the reasons.
     self._departed: dict[int, str] = {}
 
@@ -93,19 +103,24 @@ class MembershipEpochs:
     """Marks the start of the run: lost workers leave the scheme from here."""
     self._has_started = True
 
-  def send(self, index: int, header: Mapping[str, Any]) -> None:
+  def send(self, index: int, message: ToReplica) -> None:
     """Sends a message to a worker, unless it is lost."""
     if stream := self._members[index].stream:
-      self._reception.send(stream, dict(header))
+      self._reception.send(stream, message)
 
-  def is_current(self, event: Mapping[str, Any]) -> bool:
-    """Returns whether an event is of a living member of the current epoch."""
-    index = event['worker']
-    return (
-      event['generation'] == self.rendezvous.membership_epoch
-      and event['life'] == self._members[index].life
-      and self._members[index].stream is not None
-    )
+  def is_current(
+    self,
+    index: int,
+    message: Connected
+    | ConnectionLost
+    | EpochStopped
+    | StateCompared
+    | StateDigest,
+  ) -> bool:
+    """Returns whether a message is of a living member of the current epoch."""
+    is_living = self._members[index].stream is not None
+    number = self.rendezvous.membership_epoch
+    return is_living and message.membership_epoch == number
 
   def in_scheme(self, index: int) -> bool:
     """Returns whether the scheme counts a worker."""
@@ -207,40 +222,35 @@ class MembershipEpochs:
     if is_first or (self._ends_iteration and not ends):
       self._ends_iteration = ends
       number = self.rendezvous.membership_epoch
-      self._request({'stop': number, 'ends': ends})
+      self._request(StopEpoch(membership_epoch=number, completes=ends))
     self._proceed()
 
-  def add_stopped(self, event: Mapping[str, Any]) -> None:
+  def add_stopped(self, index: int, message: EpochStopped) -> None:
     """Handles the report of a member that has stopped."""
-    if self.is_current(event):
-      self.rendezvous.add_stopped(
-        event['worker'], event['version'], event['books']
-      )
+    if self.is_current(index, message):
+      self.rendezvous.add_stopped(index, message.version, message.statistics)
       self._proceed()
 
-  def handle_measured(self, event: Mapping[str, Any]) -> None:
+  def handle_measured(self, event: LinksMeasured) -> None:
     """Forms an epoch after its links were measured."""
     self.links.take_survey(event, self._now())
     self._remove_lost()
     self._form()
 
-  def handle_broken(self, event: Mapping[str, Any]) -> None:
+  def handle_broken(self, index: int, message: ConnectionLost) -> None:
     """Handles the report of a member that has lost a connection.
 
     Raises:
       Unmendable: If XLA sums.
     """
-    if not self.is_current(event):
+    if not self.is_current(index, message):
       return
     logging.warning(
-      'Worker %d has lost worker %s: %s',
-      event['worker'],
-      event['peer'],
-      event['reason'],
+      'Worker %d has lost worker %s: %s', index, message.peer, message.reason
     )
     if not self.rendezvous.tolerates_loss:
-      raise Unmendable(f'Worker {event["worker"]}: {event["reason"]}')
-    self.rendezvous.suspect(event['worker'], event['peer'])
+      raise Unmendable(f'Worker {index}: {message.reason}')
+    self.rendezvous.suspect(index, message.peer)
     self.stop('a connection is lost')
 
   def evict_overdue(self, *, is_idle: bool) -> None:
@@ -272,13 +282,13 @@ class MembershipEpochs:
     for index, reason in overdue:
       self.lose(index, reason)
 
-  def _request(self, header: Mapping[str, Any]) -> None:
+  def _request(self, message: ToReplica) -> None:
     """Sends all members a message that they have to answer from now on."""
     for index in self.rendezvous.awaited:
       pace = self._members[index].pace
       if not pace.computes:
         pace.moved = time.monotonic()
-      self.send(index, header)
+      self.send(index, message)
 
   def _proceed(self) -> None:
     """Forms the next epoch once all living members have stopped."""
@@ -316,13 +326,13 @@ class MembershipEpochs:
       return
     try:
       version = self._store.version + (self._unrecorded is not None)
-      groups = self.rendezvous.form(members, version)
+      orders = self.rendezvous.form(members, version)
     except Unreachable as error:
       self.lose(error.worker, str(error))
       return
-    for index, group in groups:
+    for index, order in orders:
       self._members[index].pace.moved = time.monotonic()
-      self.send(index, {'group': group})
+      self.send(index, order)
 
   def _record_drift(self, row: Mapping[str, Any]) -> None:
     self._coordinator.recorder.record_drift({'time': self._now(), **row})

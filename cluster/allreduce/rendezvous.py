@@ -13,12 +13,13 @@ import contextlib
 import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from absl import logging
 
 from cluster.allreduce.executor import membership
 from cluster.allreduce.executor.membership import Membership
+from cluster.network.messages import ConnectMembers, MemberForest
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
 from route.route import LATENCY_S, ForestBuilder
@@ -112,7 +113,7 @@ class Rendezvous:
     self._handovers: dict[int, str] = {}
     self._lost_members: dict[int, str] = {}  # With the reason.
     # Version and step statistics of the members that have stopped.
-    self._answers: dict[int, tuple[int, list[float]]] = {}
+    self._answers: dict[int, tuple[int, Sequence[float]]] = {}
     self._digests: dict[int, str] = {}  # Of members that are connected.
     self._failed = failed or FailedLinks(timeout_s=math.inf)
     # Members with the newest version.  At first the coordinator's worker, which
@@ -272,7 +273,7 @@ class Rendezvous:
     return True
 
   def add_stopped(
-    self, index: int, version: int, statistics: list[float]
+    self, index: int, version: int, statistics: Sequence[float]
   ) -> None:
     """Records that a member has stopped.
 
@@ -283,7 +284,7 @@ class Rendezvous:
     """
     self._answers[index] = version, statistics
 
-  def find_newest(self) -> tuple[int, list[float]] | None:
+  def find_newest(self) -> tuple[int, Sequence[float]] | None:
     """Returns the newest version of the living members once all have stopped.
 
     Returns:
@@ -325,7 +326,7 @@ class Rendezvous:
 
   def form(
     self, members: Iterable[int], version: int
-  ) -> list[tuple[int, dict[str, Any]]]:
+  ) -> list[tuple[int, ConnectMembers]]:
     """Begins an epoch; returns the message to each member.
 
     Args:
@@ -344,13 +345,19 @@ class Rendezvous:
     self._phase = _Phase.CONNECTING
     if (failed := self._failed.failed_worker(members)) is not None:
       raise self._exclude(failed, 'has an executor that fails')
-    group = {'generation': self.membership_epoch}
-    if self.tolerates_loss:
-      group = self._describe()
+    forest = self._describe() if self.tolerates_loss else None
     sources = {index: self._assign_source(index, version) for index in members}
     self.fetching = {index for index in members if sources[index]}
     return [
-      (index, group | {'version': version, 'source': sources[index]})
+      (
+        index,
+        ConnectMembers(
+          membership_epoch=self.membership_epoch,
+          version=version,
+          source=sources[index],
+          members=forest,
+        ),
+      )
       for index in members
     ]
 
@@ -377,8 +384,8 @@ class Rendezvous:
       raise self._exclude(index or sources[0])
     return reachable[0], self._handovers[reachable[0]]
 
-  def _describe(self) -> dict[str, Any]:
-    """Returns the message about the members, after their forest was packed."""
+  def _describe(self) -> MemberForest:
+    """Returns the members and their forest, after it was packed."""
     packed = self._find_forest()
     workers = packed.cluster.workers
     addresses = {index: self._executors[index] for index in self.members}

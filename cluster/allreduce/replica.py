@@ -21,6 +21,7 @@ import numpy as np
 from absl import logging
 
 from batching.batching import Batching
+from cluster.allreduce.admission import IterationCompleted, ResidualsCollected
 from cluster.allreduce.executor.errors import (
   Abandoned,
   Damaged,
@@ -33,7 +34,8 @@ from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.membership import handover
 from cluster.membership.process import Settings
-from cluster.membership.session import Session, explained
+from cluster.membership.session import Session, exit_on_error
+from cluster.network import messages
 from cluster.network.errors import TransportError
 from cluster.network.heartbeat import BEATS
 from cluster.probing import traffic
@@ -41,7 +43,6 @@ from cluster.probing.measurer import Measurer
 from cluster.process.deadlines import Pace
 from cluster.process.host import Host
 from cluster.speed.speed import Speed
-from data.stream import Ranges
 from learning import compilations, drift
 from learning.digest import digest
 from learning.learning import Gradient, Learner
@@ -73,7 +74,7 @@ class Replica:
     speed: Speed | None,
     settings: Settings,
     hung: Callable[[str], None],
-    completed: Callable[[dict[str, Any]], None],
+    completed: Callable[[IterationCompleted | ResidualsCollected], None],
   ):
     """Creates a replica without connections.
 
@@ -142,36 +143,41 @@ class Replica:
         it refuses this worker.
     """
     self._coordinator = coordinator
-    with explained(self.index), self._host:
-      while (verdict := self._run_session())['end'] != 'over':
+    with exit_on_error(self.index), self._host:
+      while (end := self._run_session()).kind != 'over':
         logging.info('Worker %d joins again.', self.index)
-    return bool(verdict['finished'])
+    return end.is_finished
 
-  def _run_session(self) -> dict[str, Any]:
-    """Works until the session ends; returns the coordinator's last message."""
+  def _run_session(self) -> messages.SessionEnd:
+    """Works until the session ends; returns how it has ended."""
     self._progress, self._inbox, self._is_new = Pace(), Inbox(), True
     self._epoch = self._stop_epoch = -1
-    with Session(
+    with Session[messages.ToReplica](
       self._coordinator,
       self.index,
       self._settings,
-      with_beats=self._heartbeat,
+      schema=messages.TO_REPLICA,
+      progress=self._report_progress,
+      receive=self._receive,
       hung=self._hung,
-      told=self._receive,
-      ending=self._end,
-      deaf=lambda: self._may_wait_for_others and not self._summing.can_abandon,
+      on_end=self._end,
+      is_blocked=self._is_blocked,
     ) as session:
-      with session.lived():
+      with session.suppress_errors():
         self._prepare(session)
-        while not session.heart.ended.is_set():
+        while not session.heartbeat.ended.is_set():
           self._handle(session, self._inbox.take())
       self._log_end(session)
-    return session.heart.verdict
+    return session.heartbeat.end
 
-  def _prepare(self, session: Session) -> None:
+  def _is_blocked(self) -> bool:
+    """Returns whether the replica waits for others, without a way out."""
+    return self._may_wait_for_others and not self._summing.can_abandon
+
+  def _prepare(self, session: Session[messages.ToReplica]) -> None:
     """Compiles, opens the executor, and reports that the replica is ready."""
     if not self._is_compiled:
-      session.say({'doing': 'compiling'})
+      session.send(messages.Activity('compiling'))
       self.warm_up()
       self._is_compiled = True
     settings = self._settings
@@ -182,82 +188,81 @@ class Replica:
     address = self._summing.open()
     session.stack.callback(self._summing.close)
     if settings.adapt:
-      reports = traffic.TrafficReporter(self._summing.traffic, session.say)
+      reports = traffic.TrafficReporter(self._summing.traffic, session.send)
       session.stack.enter_context(reports)
     session.stack.callback(self._measurer.close)
     self._report_ready(session, address or source.address, source.address)
 
   def _report_ready(
-    self, session: Session, executor: str, handover_: str
+    self, session: Session[messages.ToReplica], executor: str, handover_: str
   ) -> None:
     """Reports to the coordinator that this worker can join an allreduce."""
-    session.say(
-      {
-        'ready': True,
-        'devices': list(self._settings.devices),
-        'executor': executor,
-        'handover': handover_,
-      }
+    session.send(
+      messages.ReplicaReady(
+        executor=executor, handover=handover_, devices=self._settings.devices
+      )
     )
 
-  def _log_end(self, session: Session) -> None:
+  def _log_end(self, session: Session[messages.ToReplica]) -> None:
     """Logs why the coordinator has ended a session."""
-    logging.info('Worker %d: %s', self.index, session.heart.verdict)
+    logging.info('Worker %d: %s', self.index, session.heartbeat.end)
 
-  def _receive(self, message: dict[str, Any]) -> None:
+  def _receive(self, message: messages.ToReplica) -> None:
     """Queues a message of the coordinator; runs in the heartbeat's thread."""
-    if 'stop' in message and not message['ends']:
-      self._stop_epoch = message['stop']
-      self._summing.abandon(before=message['stop'])
+    if isinstance(message, messages.StopEpoch) and not message.completes:
+      self._stop_epoch = message.membership_epoch
+      self._summing.abandon(before=message.membership_epoch)
     self._inbox.put(message)
 
   def _end(self) -> None:
     """Wakes all waits of this session; runs in the heartbeat's thread."""
-    self._inbox.put({})
+    self._inbox.put(None)
     # A hanging executor must not keep the heartbeat from ending the process.
     threading.Thread(target=self._summing.abandon, daemon=True).start()
 
-  def _heartbeat(self) -> dict[str, Any]:
-    """Returns the payload of a heartbeat: the progress."""
+  def _report_progress(self) -> messages.Progress:
+    """Returns the progress, for a heartbeat."""
     # Other workers cannot tell which of them delays a sum.
     if self._summing.count_unanswered() > _MAX_UNANSWERED:
       self._hung('executor')
     self._progress.follow(lambda: self._summing.steps)
     return self._progress.told()
 
-  def _handle(self, session: Session, message: dict[str, Any]) -> None:
-    """Executes a message of the coordinator."""
-    if 'group' in message:
-      self._form(session, message['group'])
-    elif 'deal' in message:
-      assignment = message['deal']
-      # An iteration that was assigned ahead is void after one that has failed.
-      if self._is_current(assignment['generation'], assignment['version']):
-        self._iterate(session, assignment)
-    elif 'measure' in message:
-      session.say(self._measurer(message['measure']))
-    elif 'check' in message:
-      if self._is_current(message['check']):
-        self._report_digest(session, message['check'])
-    elif 'compare' in message:
-      order = message['compare']
-      if self._is_current(order['generation']):
-        self._compare(session, order)
-    elif 'collect' in message:
-      if self._is_current(message['collect']):
-        self._collect(session, message['collect'])
-    elif 'stop' in message:
-      self._stop_epoch = message['stop']
-      self._summing.abandon(before=message['stop'])
-      # The state that a new process brings is not of this run.
-      session.say(
-        {
-          'event': 'stopped',
-          'generation': message['stop'],
-          'version': 0 if self._is_new else self.learner.version,
-          'books': [] if self._is_new else self._statistics,
-        }
-      )
+  def _handle(
+    self,
+    session: Session[messages.ToReplica],
+    message: messages.ToReplica | None,
+  ) -> None:
+    """Executes a message of the coordinator; None has no effect."""
+    match message:
+      case messages.ConnectMembers():
+        self._form(session, message)
+      case messages.Assignment():
+        # An assignment ahead of an iteration that has failed is void.
+        if self._is_current(message.membership_epoch, message.version):
+          self._iterate(session, message)
+      case messages.ProbeOrder():
+        session.send(self._measurer(message))
+      case messages.CheckState():
+        if self._is_current(message.membership_epoch):
+          session.send(messages.StateDigest(*self._digest_report()))
+      case messages.CompareState():
+        if self._is_current(message.membership_epoch):
+          self._compare(session, message)
+      case messages.CollectResiduals():
+        if self._is_current(message.membership_epoch):
+          self._collect(session, message)
+      case messages.StopEpoch():
+        self._stop_epoch = message.membership_epoch
+        self._summing.abandon(before=message.membership_epoch)
+        # The state that a new process brings is not of this run.
+        session.send(
+          messages.EpochStopped(
+            membership_epoch=message.membership_epoch,
+            version=0 if self._is_new else self.learner.version,
+            statistics=[] if self._is_new else self._statistics,
+          )
+        )
 
   def _is_current(
     self, membership_epoch: int, version: int | None = None
@@ -267,27 +272,35 @@ class Replica:
       return False
     return membership_epoch == self._epoch >= self._stop_epoch
 
-  def _form(self, session: Session, group: Mapping[str, Any]) -> None:
+  def _form(
+    self,
+    session: Session[messages.ToReplica],
+    order: messages.ConnectMembers,
+  ) -> None:
     """Connects to the other members of an epoch, with the state of its version.
 
     Args:
       session: Session with the coordinator.
-      group: Message of the coordinator: see `Rendezvous.form`.
+      order: Order of the coordinator: see `Rendezvous.form`.
     """
-    settings, membership_epoch = self._settings, group['generation']
+    settings, membership_epoch = self._settings, order.membership_epoch
     self._epoch = membership_epoch
-    self._progress.begin(group['version'])
+    self._progress.begin(order.version)
     self._progress.transfer()
     with self._reporting_loss(session, membership_epoch):
-      if group['source']:
-        self._update(session, group['version'], *group['source'])
+      if order.source:
+        self._update(session, order.version, *order.source)
       self._is_new = False
       self._progress.reach(_FETCHED)
-      self._summing.form(group, max(settings.start_s, settings.timeout_s))
-      self._report_digest(session, membership_epoch, 'formed')
+      self._summing.form(order, max(settings.start_s, settings.timeout_s))
+      session.send(messages.Connected(*self._digest_report()))
 
   def _update(
-    self, session: Session, version: int, worker: int, address: str
+    self,
+    session: Session[messages.ToReplica],
+    version: int,
+    worker: int,
+    address: str,
   ) -> None:
     """Adopts the state of another worker, unless this one has the same.
 
@@ -316,7 +329,7 @@ class Replica:
 
   def _fetch(
     self,
-    session: Session,
+    session: Session[messages.ToReplica],
     version: int,
     worker: int,
     address: str,
@@ -334,7 +347,8 @@ class Replica:
     Raises:
       PeerLost: If it cannot be fetched completely.
     """
-    session.say({'doing': f'fetching version {version} from {address}'})
+    text = f'fetching version {version} from {address}'
+    session.send(messages.Activity(text))
     settings = self._settings
     try:
       state, expected = handover.fetch(
@@ -363,36 +377,36 @@ class Replica:
       self.codec_state.resume(version, state['replicated'])
       self._known_digest = None
 
-  def _compare(self, session: Session, order: Mapping[str, Any]) -> None:
+  def _compare(
+    self, session: Session[messages.ToReplica], order: messages.CompareState
+  ) -> None:
     """Compares the state with the reference, and adopts the reference.
 
     Args:
       session: Session with the coordinator.
-      order: Membership epoch and version; rank and address of the source; and
-        whether the state is replaced even if it differs by more than rounding.
+      order: Order of the coordinator.
     """
-    membership_epoch, version = order['generation'], order['version']
+    membership_epoch, version = order.membership_epoch, order.version
     self._progress.transfer()
     with self._reporting_loss(session, membership_epoch):
-      state = self._fetch(session, version, *order['source'])
+      state = self._fetch(session, version, *order.source)
       difference = _relative_difference(self._shared_state(), state)
-      if order['replace']:
+      if order.replaces:
         self.codec_state.reset()
-      if order['replace'] or difference <= drift.BOUND:
+      if order.replaces or difference <= drift.BOUND:
         self._adopt(version, state)
-      session.say(
-        {
-          'event': 'compared',
-          'generation': membership_epoch,
-          'version': version,
-          'digest': self._digest(),
-          'difference': difference if math.isfinite(difference) else None,
-        }
+      session.send(
+        messages.StateCompared(
+          membership_epoch=membership_epoch,
+          version=version,
+          digest=self._digest(),
+          difference=difference if math.isfinite(difference) else None,
+        )
       )
 
   @contextlib.contextmanager
   def _reporting_loss(
-    self, session: Session, membership_epoch: int
+    self, session: Session[messages.ToReplica], membership_epoch: int
   ) -> Iterator[None]:
     """Reports transport errors of a joint operation, and suppresses them."""
     self._may_wait_for_others = True
@@ -403,81 +417,76 @@ class Replica:
         peer = None
         if isinstance(error, PeerLost | Damaged | ExecutorFailed):
           peer = error.worker
-        event = {'event': 'broken', 'generation': membership_epoch}
-        session.say(event | {'peer': peer, 'reason': str(error)[:200]})
+        reason = str(error)[:200]
+        session.send(messages.ConnectionLost(membership_epoch, peer, reason))
     self._may_wait_for_others = False
 
-  def _iterate(self, session: Session, assignment: Mapping[str, Any]) -> None:
+  def _iterate(
+    self, session: Session[messages.ToReplica], assignment: messages.Assignment
+  ) -> None:
     """Takes part in one iteration."""
     if self._warm_compilations is None:
       self._warm_compilations = compilations.count()
-    with self._reporting_loss(session, assignment['generation']):
+    with self._reporting_loss(session, assignment.membership_epoch):
       self._compute(session, assignment, self._warm_compilations)
       if following := self._inbox.peek_assignment():
-        ranges = tuple(map(tuple, following['ranges']))
         self._preparation = threading.Thread(
-          target=self._gradient.prepare, args=[ranges], daemon=True
+          target=self._gradient.prepare, args=[following.ranges], daemon=True
         )
         self._preparation.start()
       self._statistics = self._layout.mark_sum(*self._summing.total())
       self._apply(assignment)
 
-  def _collect(self, session: Session, membership_epoch: int) -> None:
+  def _collect(
+    self,
+    session: Session[messages.ToReplica],
+    order: messages.CollectResiduals,
+  ) -> None:
     """Sums the residuals of all workers, for a checkpoint."""
     version = self.learner.version
-    with self._reporting_loss(session, membership_epoch):
+    with self._reporting_loss(session, order.membership_epoch):
       self._summing.collect(version)
-      self._completed({'event': 'collected', 'version': version})
+      self._completed(ResidualsCollected(version=version))
 
-  def _report_digest(
-    self, session: Session, membership_epoch: int, event: str = 'checked'
-  ) -> None:
-    """Reports the digest of the state, and the traffic so far."""
-    session.say(
-      {
-        'event': event,
-        'generation': membership_epoch,
-        'version': self.learner.version,
-        'digest': self._digest(),
-        'sent': traffic.rows(self._summing.traffic()),
-      }
-    )
+  def _digest_report(self) -> tuple[int, int, str, messages.Traffic]:
+    """Returns epoch, version, digest of the state, and traffic so far."""
+    sent = traffic.rows(self._summing.traffic())
+    return self._epoch, self.learner.version, self._digest(), sent
 
   def _compute(
     self,
-    session: Session,
-    assignment: Mapping[str, Any],
+    session: Session[messages.ToReplica],
+    assignment: messages.Assignment,
     warm_compilations: int,
   ) -> None:
     """Computes a gradient, whose buckets may be sent meanwhile.
 
     Args:
       session: Session with the coordinator.
-      assignment: Message of the coordinator: see `IterationAssigner`.
+      assignment: Order of the coordinator: see `IterationAssigner`.
       warm_compilations: Number of XLA compilations up to the first iteration.
     """
-    iteration = assignment['iteration']
-    lead_time = session.heart.lead_time
+    iteration = assignment.iteration
+    coordinator_time = session.heartbeat.coordinator_time
     self._begin(assignment)
     began = time.monotonic()
-    ranges = tuple(map(tuple, assignment['ranges']))
     if self._preparation:  # It may be for an assignment that is void now.
       self._preparation.join()
-    self._gradient.prepare(ranges)
+    self._gradient.prepare(assignment.ranges)
     start = time.monotonic()
-    examples, before = assignment['examples'], self._gradient.computed
+    examples, before = assignment.examples, self._gradient.computed
     least_s = self._host.least_s(iteration, examples)
     if not self._summing.simulates_time:
       # The configured delay comes before the computation, as far as known.
       time.sleep(max(least_s - self._took_s, 0.0))
     computation_start = time.monotonic()
-    loss, finite = self._compute_gradient(assignment, ranges, least_s)
+    loss, finite = self._compute_gradient(assignment, least_s)
     self._took_s = time.monotonic() - computation_start
     self._host.delay(iteration, examples, start)
     end = time.monotonic()
     statistics = StepStatistics(
-      began=lead_time(began) - assignment['at'],
-      computed=lead_time(end) - assignment['at'],
+      began=coordinator_time(began) - assignment.assigned_at,
+      computed=coordinator_time(end) - assignment.assigned_at,
       compute_s=end - start,
       examples=self._gradient.computed - before,
       compilations=compilations.count() - warm_compilations,
@@ -490,37 +499,42 @@ class Replica:
     self._progress.transfer()
     self._summing.finish(numbers)
 
-  def _begin(self, assignment: Mapping[str, Any]) -> None:
+  def _begin(self, assignment: messages.Assignment) -> None:
     """Begins an iteration: from here on its progress has a deadline."""
-    self._progress.begin(assignment['version'])
+    self._progress.begin(assignment.version)
     self._progress.compute()
 
   def _compute_gradient(
-    self, assignment: Mapping[str, Any], ranges: Ranges, least_s: float
+    self, assignment: messages.Assignment, least_s: float
   ) -> tuple[float | None, bool]:
     """Returns the loss, and True if the gradient is finite: see `Reducer`."""
     return self._summing.compute(
-      assignment['version'],
+      assignment.version,
       self.learner,
-      ranges,
+      assignment.ranges,
       worker=self.index,
-      iteration=assignment['iteration'],
-      stage=assignment['stage'],
+      iteration=assignment.iteration,
+      stage=assignment.stage,
       least_s=least_s,
     )
 
-  def _apply(self, assignment: Mapping[str, Any]) -> None:
+  def _apply(self, assignment: messages.Assignment) -> None:
     """Applies the sum to the learner, or skips one that is not finite."""
-    members = assignment['members']
+    members = assignment.members
     if self._layout.are_finite(self._statistics, members):
       self._summing.apply(
-        self.learner, examples=assignment['total'], pushes=len(members)
+        self.learner, examples=assignment.total, pushes=len(members)
       )
     else:
       self.learner.skip()
       self.codec_state.keep(self.learner.version)
-    event = {'event': 'completed', 'version': assignment['version']}
-    self._completed(event | {'books': self._statistics, 'at': time.monotonic()})
+    self._completed(
+      IterationCompleted(
+        at=time.monotonic(),
+        version=assignment.version,
+        statistics=self._statistics,
+      )
+    )
 
   def _digest(self) -> str:
     """Returns the digest of the state, which is computed once."""

@@ -12,7 +12,11 @@ from typing import Any
 
 from absl import logging
 
-from cluster.allreduce.admission import AllreduceReception
+from cluster.allreduce.admission import (
+  AllreduceReception,
+  IterationCompleted,
+  ResidualsCollected,
+)
 from cluster.allreduce.assignment import IterationAssigner
 from cluster.allreduce.memberships import MembershipEpochs
 from cluster.allreduce.rendezvous import Rendezvous
@@ -22,7 +26,17 @@ from cluster.allreduce.step_statistics import (
 )
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
-from cluster.membership.event_loop import Leading
+from cluster.membership.event_loop import EventLoop
+from cluster.membership.events import (
+  Event,
+  WorkerJoined,
+  WorkerLost,
+  WorkerMessage,
+)
+from cluster.membership.process import Settings
+from cluster.network import messages
+from cluster.network.messages import ToReplica
+from cluster.probing.events import ForestPacked, LinksMeasured
 from cluster.probing.link_manager import LinkManager
 from cluster.probing.traffic import TrafficLog
 from cluster.process.deadlines import Deadlines
@@ -31,7 +45,7 @@ from cluster.traffic import Traffic
 from learning.learning import Overlap
 
 
-class AllreduceRuntime(Leading):
+class AllreduceRuntime(EventLoop):
   """A `Runtime` whose workers are replicas of the learner.
 
   Attributes:
@@ -47,12 +61,11 @@ class AllreduceRuntime(Leading):
     store: ReplicaStore,
     reception: AllreduceReception,
     rendezvous: Rendezvous,
-    links: Callable[[Callable[[int, dict[str, Any]], None]], LinkManager],
+    links: Callable[[Callable[[int, ToReplica], None]], LinkManager],
     layout: StatisticsLayout,
     overlap: Overlap,
     iteration_bytes: Callable[[int, int], int],
-    timeout_s: float,
-    start_s: float,
+    settings: Settings,
     deadlines: Deadlines,
     local: Callable[[str], Callable[[], object]] | None,
   ):
@@ -70,8 +83,7 @@ class AllreduceRuntime(Leading):
         coordinator's process.
       iteration_bytes: Returns the bytes that cross the network in an iteration,
         given the number of workers and the stage of the codec.
-      timeout_s: Silence after which a process counts as lost.
-      start_s: Seconds within which all processes have to join.
+      settings: Settings of the coordinator's process.
       deadlines: Progress deadlines of the workers.
       local: Makes the worker of this process, to be called in a thread, given
         the address to connect to; None if it has none.
@@ -79,8 +91,7 @@ class AllreduceRuntime(Leading):
     super().__init__(
       coordinator=coordinator,
       reception=reception,
-      timeout_s=timeout_s,
-      start_s=start_s,
+      settings=settings,
       deadlines=deadlines,
       local=local,
     )
@@ -92,7 +103,7 @@ class AllreduceRuntime(Leading):
       rendezvous=rendezvous,
       links=links,
       deadlines=deadlines,
-      check_s=max(start_s, 2 * timeout_s),
+      check_s=max(settings.start_s, 2 * settings.timeout_s),
       now=lambda: self.time,
     )
     self._links, self._check = self.epochs.links, self.epochs.check
@@ -106,24 +117,9 @@ class AllreduceRuntime(Leading):
     # and the membership epoch and monotonic time of the request.
     self._collected_version = 0
     self._collection: tuple[int, float] | None = None
-    # Reports of traffic by members, as of the last check.
-    self._sent: list[dict[str, Any]] = []
-    self._reactions = {
-      'ready': self._ready,
-      'failed': self._failed,
-      'unmendable': self._unmendable,
-      'formed': self._formed,
-      'broken': self.epochs.handle_broken,
-      'stopped': self.epochs.add_stopped,
-      'checked': self._checked,
-      'compared': self._compared,
-      'completed': self._completed,
-      'collected': self._has_collected,
-      'answered': self._links.take_answer,
-      'measured': self.epochs.handle_measured,
-      'traffic': self._links.take_traffic,
-      'packed': lambda event: self._links.take_forest(event, self.time),
-    }
+    # Members, their incarnations and digests with their traffic, as of the last
+    # check.
+    self._sent: list[tuple[int, int, messages.StateDigest]] = []
     coordinator.attach(release=self._released, wake_at=lambda time: None)
 
   def warm_up(self) -> None:
@@ -167,7 +163,7 @@ class AllreduceRuntime(Leading):
       if self._collection is None or self._collection[0] < number:
         self._collection = number, time.monotonic()
         for index in self._rendezvous.members:
-          self.epochs.send(index, {'collect': number})
+          self.epochs.send(index, messages.CollectResiduals(number))
       return False
     self._is_pausing, self._collection = False, None
     return True
@@ -181,8 +177,8 @@ class AllreduceRuntime(Leading):
     """
     if not self._is_pausing and self._is_idle:
       self._assign()  # After a pause.
-    self._take(max(self._look_at - time.monotonic(), 0.0))
-    self._look()
+    self._take(max(self._check_at - time.monotonic(), 0.0))
+    self._check_progress()
     collection = self._collection
     if collection and time.monotonic() - collection[1] > self._start_s:
       raise Unmendable('Workers do not report their residuals.')
@@ -193,7 +189,7 @@ class AllreduceRuntime(Leading):
       'time': self.time,
       'coordinator': self.coordinator.state(),
       'store': self._store.state(),
-      'lives': [member.lives for member in self._members],
+      'lives': [member.admissions for member in self._members],
       'drift': self._check.agreement.totals,
     }
 
@@ -203,7 +199,7 @@ class AllreduceRuntime(Leading):
     self._before = state['coordinator']
     self._store.restore(state['store'])
     for member, lives in zip(self._members, state['lives'], strict=False):
-      member.lives = lives
+      member.admissions = lives
     self._collected_version = self._store.version
     self._check.agreement.totals |= state.get('drift', {})
 
@@ -232,33 +228,75 @@ class AllreduceRuntime(Leading):
     """Evicts a worker that is lost."""
     self.epochs.lose(index, reason)
 
-  def _look_around(self) -> None:
+  def _check_processes(self) -> None:
+    """Evicts workers that are silent or delay the others."""
     self._lose_silent()
     self.epochs.evict_overdue(is_idle=self._is_idle)
 
-  def _ready(self, event: dict[str, Any]) -> None:
-    if not self._admits(event):
+  def _handle(self, event: Event) -> None:
+    """Handles an event of the workers, of the links or of this process."""
+    match event:
+      case WorkerJoined():
+        self._ready(event)
+      case WorkerLost():
+        self._failed(event)
+      case WorkerMessage():
+        self._handle_message(event.worker, event.message)
+      case IterationCompleted():
+        self._completed(event)
+      case ResidualsCollected():
+        self._collected_version = event.version
+      case LinksMeasured():
+        self.epochs.handle_measured(event)
+      case ForestPacked():
+        self._links.take_forest(event, self.time)
+
+  def _handle_message(
+    self, index: int, message: messages.FromWorker | messages.FromReplica
+  ) -> None:
+    """Handles a message of a worker that takes part."""
+    match message:
+      case messages.Connected():
+        self._connected(index, message)
+      case messages.ConnectionLost():
+        self.epochs.handle_broken(index, message)
+      case messages.EpochStopped():
+        self.epochs.add_stopped(index, message)
+      case messages.StateDigest():
+        self._checked(index, message)
+      case messages.StateCompared():
+        self._compared(index, message)
+      case messages.ProbeAnswer():
+        self._links.take_answer(index, message)
+      case messages.TrafficReport():
+        self._links.take_traffic(index, message)
+
+  def _ready(self, event: WorkerJoined) -> None:
+    if not self._admit(event):
       return
-    index = event['worker']
-    self.epochs.add(index, event['executor'], event['handover'])
+    index, ready = event.worker, event.ready
+    if isinstance(ready, messages.ReplicaReady):
+      self.epochs.add(index, ready.executor, ready.handover)
     if self._started:
       logging.info('Worker %d is back.', index)
       if self._is_idle:  # No iteration ends that would let it join.
         self._assign()
 
-  def _failed(self, event: dict[str, Any]) -> None:
-    index, member = event['worker'], self._members[event['worker']]
-    if event['life'] == member.life and member.stream is not None:
-      self._lose(index, event['reason'])
+  def _failed(self, event: WorkerLost) -> None:
+    index, member = event.worker, self._members[event.worker]
+    is_newest = event.incarnation == member.incarnation
+    if is_newest and member.stream is not None:
+      self._lose(index, event.reason)
 
-  def _formed(self, event: dict[str, Any]) -> None:
+  def _connected(self, index: int, message: messages.Connected) -> None:
     """Handles the report of a member that is connected to the others."""
-    if not self.epochs.is_current(event):
+    if not self.epochs.is_current(index, message):
       return
-    self._traffic_log.take_connected(event)
-    if self._rendezvous.add_connected(event['worker'], event['digest']):
+    incarnation = self._members[index].incarnation
+    self._traffic_log.take_connected(index, incarnation, message)
+    if self._rendezvous.add_connected(index, message.digest):
       self._check.begin(
-        event['version'], self._begin_epoch, self._rendezvous.digests
+        message.version, self._begin_epoch, self._rendezvous.digests
       )
 
   def _begin_epoch(self) -> None:
@@ -272,48 +310,44 @@ class AllreduceRuntime(Leading):
       self._assign()
     self._traffic_log.begin_epoch(self.time, version, self.epochs.reason)
 
-  def _checked(self, event: dict[str, Any]) -> None:
+  def _checked(self, index: int, message: messages.StateDigest) -> None:
     """Handles a member's digest of its state, and its traffic."""
-    if self.epochs.is_current(event):
-      self._sent.append(event)
-      self._check.add_digest(event['worker'], event['version'], event['digest'])
+    if self.epochs.is_current(index, message):
+      self._sent.append((index, self._members[index].incarnation, message))
+      self._check.add_digest(index, message.version, message.digest)
 
-  def _compared(self, event: dict[str, Any]) -> None:
+  def _compared(self, index: int, message: messages.StateCompared) -> None:
     """Handles the difference of a member's state from the reference."""
-    if self.epochs.is_current(event):
+    if self.epochs.is_current(index, message):
       self._check.add_difference(
-        event['worker'], event['version'], event['difference'], event['digest']
+        index, message.version, message.difference, message.digest
       )
 
-  def _completed(self, event: dict[str, Any]) -> None:
+  def _completed(self, event: IterationCompleted) -> None:
     """Handles the end of an iteration at the coordinator's replica.
 
     Replicas are compared before a version that is evaluated, saved or the last:
     all of them have that state.
     """
     version, members = self._store.version, self._rendezvous.members
-    if event['version'] != version:
+    if event.version != version:
       return
     self._rendezvous.mark_summed()
     if self._looks(sum(self.coordinator.workers[k].examples for k in members)):
       if not self.epochs.is_running:
         return  # The epoch ends: the iteration is recorded in the next.
       self._sent.clear()
-      self._check.begin(version + 1, lambda: self._agreed(event['books']))
+      self._check.begin(version + 1, lambda: self._agreed(event.statistics))
     else:
-      self._record(event['books'], members)
+      self._record(event.statistics, members)
       self._assign()
 
-  def _agreed(self, statistics: list[float]) -> None:
+  def _agreed(self, statistics: Sequence[float]) -> None:
     """Records an iteration after which all members have the same state."""
     self._record(statistics, self._rendezvous.members)
-    for event in self._sent:
-      self._traffic_log.take_compared(event, self.time)
+    for index, incarnation, message in self._sent:
+      self._traffic_log.take_compared(index, incarnation, message, self.time)
     self._assign()
-
-  def _has_collected(self, event: dict[str, Any]) -> None:
-    """Notes that the sum of all workers' residuals is known."""
-    self._collected_version = event['version']
 
   def _record(
     self, statistics: Sequence[float], members: Sequence[int]

@@ -3,13 +3,16 @@
 import faulthandler
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from absl import logging
 from ml_collections import ConfigDict
 
 from cluster import multi_round
-from cluster.allreduce.admission import AllreduceReception
+from cluster.allreduce.admission import (
+  AllreduceReception,
+  IterationCompleted,
+  ResidualsCollected,
+)
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.replica import Replica
 from cluster.allreduce.runtime import AllreduceRuntime
@@ -93,7 +96,9 @@ class AllreduceSite(Process):
         self._pace = [part._replace(ready=1.0) for part in self._pace]
     self._combine_bytes = config.route.native.combine_bytes
     self._overlap = self._find_overlap(config.wire.name)
-    self._completed: Callable[[dict[str, Any]], None] | None = None
+    self._completed: (
+      Callable[[IterationCompleted | ResidualsCollected], None] | None
+    ) = None
     self._replica = self._make_replica()
     self.store = ReplicaStore(self._replica, learned.schedule, learned.scaling)
     self._keep = config.checkpoint.keep
@@ -115,7 +120,9 @@ class AllreduceSite(Process):
     reception = AllreduceReception(
       num_workers=self._workers,
       reserved={0: self.settings.process},
-      **self._of_reception,
+      settings=self.settings,
+      port=self._port,
+      jobs=self.jobs,
     )
     self._completed = reception.events.put
     rendezvous = Rendezvous(
@@ -151,7 +158,8 @@ class AllreduceSite(Process):
       overlap=self._overlap,
       local=lambda address: functools.partial(self._replica, address),
       iteration_bytes=lambda n, stage: 2 * (n - 1) * self._sizes[stage],
-      **self._of_leading,
+      settings=self.settings,
+      deadlines=self.deadlines,
     )
 
   def _find_overlap(self, wire: str) -> Overlap:
@@ -234,7 +242,9 @@ class AllreduceSite(Process):
       completed=self._report_completed,
     )
 
-  def _report_completed(self, event: dict[str, Any]) -> None:
+  def _report_completed(
+    self, event: IterationCompleted | ResidualsCollected
+  ) -> None:
     if self._completed:
       self._completed(event)
 

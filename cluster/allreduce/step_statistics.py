@@ -246,7 +246,7 @@ class IterationRecorder:
     time: float,
   ) -> None:
     member, coordinator = self._members[index], self._coordinator
-    member.compilations[member.life] = statistics.compilations
+    member.compilations[member.incarnation] = statistics.compilations
     examples = coordinator.workers[index].examples
     member.pace.computed.append((statistics.compute_s, examples))
     coordinator.push(

@@ -1,29 +1,22 @@
 """Membership of a run: the coordinator admits and evicts workers.
 
 Each worker has a control stream to the coordinator.  Gradients and parameters
-travel over other connections.  One thread per stream reads it and puts events
-into one queue, as dictionaries:
-
-  told 'ready'       a worker can begin: worker, life, stream
-  told 'failed'      the session of a worker has ended: worker, life, reason
-  told 'unmendable'  the run cannot continue: reason
-
-The receptions of the two kinds of routes add events of their own (`reception`
-of `served` and of `reduced`).  A worker that is lost may rejoin at any time,
-before and after the run begins.
+travel over other connections.  One thread per stream reads it, and puts events
+into the queue of the event loop (`events`).  A worker that is lost may rejoin
+at any time, before and after the run begins.
 
 A rank is the place of one worker or one server.  Each admission of a process to
-a rank has an incarnation number, in the field `life`.  At most one incarnation
-of a rank is valid at a time:
+a rank is an incarnation, which has a number.  At most one incarnation of a rank
+is valid at a time:
 
-  * While the admitted process sends heartbeats, another process that wants the
-    rank is refused, and retries (`joining`).
+  * While the admitted process sends heartbeats, another process that asks for
+    the rank is refused, and retries (`joining`).
   * Once the stream of the admitted process has ended, or the process is silent
     or was evicted, another process is admitted.
   * A process that reconnects to its own rank is admitted at once.
 
 A new admission ends the incarnation before.  Later messages of that incarnation
-are ignored; its process is only told to leave.
+are ignored; its process is only sent the end of its session.
 """
 
 import contextlib
@@ -33,19 +26,44 @@ import threading
 import time
 import types
 from collections.abc import Mapping
-from typing import Any
 
+import msgspec
 from absl import logging
 
-from cluster.membership import checked
+from cluster.membership.events import (
+  Event,
+  RunFailed,
+  WorkerJoined,
+  WorkerLost,
+  WorkerMessage,
+)
 from cluster.membership.members import Incarnation, Member, Rank
+from cluster.membership.process import Settings
 from cluster.membership.roster import Roster
 from cluster.network.heartbeat import BEATS, within
-from cluster.network.rate_limited_log import Sayings
+from cluster.network.messages import (
+  HELLO,
+  Activity,
+  FromReplica,
+  FromWorker,
+  HeartbeatReply,
+  Message,
+  RankTaken,
+  Rejected,
+  ReplicaReady,
+  Schema,
+  ServerHello,
+  SessionEnd,
+  WorkerAdmitted,
+  WorkerHeartbeat,
+  WorkerHello,
+  WorkerReady,
+)
+from cluster.network.rate_limited_log import RateLimitedLog
 from cluster.network.streams import (
+  Corrupt,
   Listener,
   Refused,
-  Security,
   Stream,
   TransportError,
 )
@@ -53,9 +71,9 @@ from cluster.process.deadlines import Jobs, exit_hung
 from cluster.process.exits import Unmendable
 from outputs import transient
 
-_BACK = 'It has connected again.'
+_RECONNECTED = 'It has connected again.'
 _REPLACED = 'It was silent, and another process has its rank now.'
-_TELL_S = 10.0  # Between two log lines on processes whose rank is held.
+_LOG_INTERVAL_S = 10.0  # Between two lines on processes whose rank is taken.
 
 
 class Reception:
@@ -68,19 +86,15 @@ class Reception:
       while it need not be.
   """
 
-  _words: checked.Words = checked.OF_WORKERS  # Valid messages of workers.
-  _told: checked.Words = {}  # Those with a field 'event', by its value.
+  _schema: Schema[FromWorker | FromReplica]  # Messages of workers.
+  _num_servers = 1  # The first is in the coordinator's process.
 
   def __init__(
     self,
     *,
     num_workers: int,
-    host: str,
+    settings: Settings,
     port: int,
-    fingerprint: str,
-    security: Security,
-    timeout_s: float,
-    start_s: float,
     jobs: Jobs,
     reserved: Mapping[int, str] = types.MappingProxyType({}),
   ):
@@ -88,31 +102,25 @@ class Reception:
 
     Args:
       num_workers: Number of workers.
-      host: Address to listen on.
+      settings: Settings of the coordinator's process.
       port: Port to listen on; 0 for any.
-      fingerprint: Hash of the config, which must be that of all processes.
-      security: Credentials of all streams.
-      timeout_s: Silence after which a process counts as lost.
-      start_s: Seconds within which all processes have to join.
       jobs: Evaluations and checkpoints beside the event loop.
       reserved: Identities of processes, by worker: no other process can have
         the rank of such a worker.
     """
     self.looked = math.inf
     self._jobs = jobs
-    self.events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     self.members = [Member() for _ in range(num_workers)]
-    self._host, self._port = host, port
-    self._fingerprint = fingerprint
-    self._security = security
-    self._timeout_s = timeout_s
-    self._start_s = start_s
-    self._roll = Roster()
+    self._settings, self._port = settings, port
+    self._timeout_s = settings.timeout_s
+    self._start_s = settings.start_s
+    self._roster = Roster()
     self._reserved = reserved
-    self._refusals = Sayings(apart_s=_TELL_S)
-    self._visits: set[Incarnation] = set()
+    self._refusals = RateLimitedLog(interval_s=_LOG_INTERVAL_S)
+    self._incarnations: set[Incarnation] = set()
     self._over = threading.Event()
-    self._end: dict[str, Any] = {}  # The last message to all.
+    self._end = SessionEnd('over', 'stopped')  # The last message to all.
     self._lock = threading.Lock()
     self._listener: Listener | None = None
 
@@ -125,7 +133,12 @@ class Reception:
     """
     try:
       self._listener = transient.retry(
-        lambda: Listener(self._host, self._port, self._handle, self._security),
+        lambda: Listener(
+          self._settings.address,
+          self._port,
+          self._handle,
+          self._settings.security,
+        ),
         limit_s=lambda: self._start_s,
         what='Listening',
       )
@@ -134,7 +147,8 @@ class Reception:
         raise
       raise Unmendable(f'The coordinator cannot listen: {error}') from error
     logging.info(
-      'Coordinator at %s; beats every %.3g s, lost after %.3g s, start within %.3g s',
+      'Coordinator at %s; heartbeats every %.3g s, lost after %.3g s, start '
+      'within %.3g s',
       self._listener.address,
       self._timeout_s / BEATS,
       self._timeout_s,
@@ -145,13 +159,13 @@ class Reception:
 
   def missing(self) -> str:
     """Returns a line on each process that has not joined: its last activity."""
-    return self._roll.describe(self._absent(), 2 * self._timeout_s / BEATS)
+    return self._roster.describe(self._absent(), 2 * self._timeout_s / BEATS)
 
-  def send(self, stream: Stream, header: dict[str, Any]) -> None:
+  def send(self, stream: Stream, message: Message) -> None:
     """Sends a message; ignores errors, which the stream's reader reports."""
     # A process that does not read must not block the caller.
     with contextlib.suppress(TransportError), within(stream, self._timeout_s):
-      stream.send(header)
+      stream.send(message)
 
   def evict(self, index: int, stream: Stream, reason: str) -> None:
     """Evicts a worker's process: ends its incarnation, which frees the rank.
@@ -164,80 +178,80 @@ class Reception:
     holder = self.members[index].holder
     if holder is not None and holder.stream is stream:
       self._end_incarnation(holder, reason)
-    self.send(stream, {'end': 'left', 'reason': reason})
+    self.send(stream, SessionEnd('left', reason))
 
-  def admit(
-    self, stream: Stream, hello: Mapping[str, Any]
-  ) -> Incarnation | None:
+  def admit(self, stream: Stream, hello: WorkerHello) -> Incarnation | None:
     """Admits the process of a worker, unless another one holds the rank.
 
     Args:
       stream: Control stream from the process.
-      hello: Its handshake, validated.
+      hello: Its first message.
 
     Returns:
-      The session, with a new incarnation number; the incarnation before has
-      been ended.  None if the process was refused; it has been told the reason.
+      The new incarnation; the one before has been ended.  None if the process
+      was refused; it has been sent the reason.
     """
-    index, process = hello['worker'], hello['process']
+    index, process = hello.worker, hello.process
     if self._reserved.get(index, process) != process:
-      stream.send(
-        {'held': f'worker {index} is in the process of the coordinator'}
-      )
+      reason = f'worker {index} is in the process of the coordinator'
+      stream.send(RankTaken(reason))
       return None
     taken = self._take_rank(stream, index, process, self._worker_ranks(index))
     if taken is None:
       return None
-    visit, before = taken
+    incarnation, before = taken
     if before is not None:
-      reason = _BACK if before.process == process else _REPLACED
-      self._end_incarnation(before, reason)
-    return visit
+      self._end_incarnation(
+        before, _RECONNECTED if before.process == process else _REPLACED
+      )
+    return incarnation
 
-  def hear(self, visit: Incarnation, said: dict[str, Any]) -> None:
+  def handle(
+    self, incarnation: Incarnation, message: FromWorker | FromReplica
+  ) -> None:
     """Handles a message of a worker's process.
 
-    A process whose incarnation has ended is only told to leave.
+    A process whose incarnation has ended is only sent the end of its session.
 
     Args:
-      visit: Session of the process.
-      said: The message, validated.
+      incarnation: Incarnation of the process.
+      message: The message.
 
     Raises:
       TransportError: If the process cannot be answered, or if the message
-        answers a question that was not asked.
+        answers a request that was not sent.
     """
-    index, life, stream = visit.index, visit.life, visit.stream
-    visit.seen = time.monotonic()
-    self._roll.seen(f'worker {index}', life, said.get('doing', ''))
-    event = {'worker': index, 'life': life}
-    if visit.evicted:
-      self.send(stream, {'end': 'left', 'reason': visit.evicted})
-    elif 'ready' in said:
-      self._take_ready(visit, event | said)
-    elif 'beat' in said:
+    index, stream = incarnation.index, incarnation.stream
+    incarnation.seen = time.monotonic()
+    activity = message.text if isinstance(message, Activity) else ''
+    self._roster.seen(f'worker {index}', incarnation.number, activity)
+    if incarnation.evicted:
+      self.send(stream, SessionEnd('left', incarnation.evicted))
+    elif isinstance(message, WorkerReady | ReplicaReady):
+      self._take_ready(incarnation, message)
+    elif isinstance(message, WorkerHeartbeat):
       member = self.members[index]
-      if life == member.life:
-        member.seen = visit.seen
-        member.pace.tell(said['pace'], visit.seen)
-      stream.send({'beat': said['beat'], 'clock': time.monotonic()})
-    elif 'event' in said:
-      self._tell(event | said)
+      if incarnation.number == member.incarnation:
+        member.seen = incarnation.seen
+        member.pace.tell(message.progress, incarnation.seen)
+      stream.send(HeartbeatReply(message.sent, time.monotonic()))
+    elif not isinstance(message, Activity):
+      self._take_message(incarnation, message)
 
-  def lose(self, visit: Incarnation, reason: str) -> None:
-    """Ends the session of a worker's process whose stream has ended.
+  def lose(self, incarnation: Incarnation, reason: str) -> None:
+    """Ends the incarnation of a worker's process whose stream has ended.
 
     Args:
-      visit: The session.
+      incarnation: The incarnation.
       reason: Reason for the end, for logs.
     """
     with self._lock:
-      self._visits.discard(visit)
-      if self.members[visit.index].holder is visit:
-        self.members[visit.index].holder = None
-      self._tell_lost(visit, reason)
-    self._gone(visit.index, visit.life)
-    visit.closed.set()
+      self._incarnations.discard(incarnation)
+      if self.members[incarnation.index].holder is incarnation:
+        self.members[incarnation.index].holder = None
+      self._put_lost(incarnation, reason)
+    self._on_incarnation_end(incarnation.index, incarnation.number)
+    incarnation.closed.set()
 
   def give_up(self, reason: str) -> None:
     """Makes the event loop end the run with `Unmendable`; from any thread.
@@ -245,26 +259,26 @@ class Reception:
     Args:
       reason: Message of the exception.
     """
-    self.events.put({'event': 'unmendable', 'reason': reason})
+    self.events.put(RunFailed(reason=reason))
 
   def close(self, *, finished: bool) -> None:
-    """Tells all processes that the run is over, and waits until they leave.
+    """Ends the sessions of all processes, and waits until they have left.
 
     Args:
       finished: Whether the run is complete; if not, it can be resumed from a
         checkpoint.
     """
     reason = 'finished' if finished else 'stopped'
-    self._end = {'end': 'over', 'reason': reason, 'finished': finished}
+    self._end = SessionEnd('over', reason, finished)
     self._over.set()
     with self._lock:
-      visits = list(self._visits)
-    for visit in visits:
-      self.send(visit.stream, self._end)
+      incarnations = list(self._incarnations)
+    for each in incarnations:
+      self.send(each.stream, self._end)
     deadline = time.monotonic() + self._timeout_s
-    for visit in visits:
-      if not visit.closed.wait(max(deadline - time.monotonic(), 0.0)):
-        logging.warning('The worker at %s has not ended.', visit.stream.peer)
+    for each in incarnations:
+      if not each.closed.wait(max(deadline - time.monotonic(), 0.0)):
+        logging.warning('The worker at %s has not ended.', each.stream.peer)
     deadline = time.monotonic() + self._timeout_s
     self._close_others()
     self._refusals.close()
@@ -278,51 +292,83 @@ class Reception:
     """Returns the names of the processes that have not joined."""
     return [f'worker {k}' for k, m in enumerate(self.members) if not m.stream]
 
-  def _greeted(self, stream: Stream, hello: Any) -> Mapping[str, Any]:
-    """Returns the validated handshake of a process.
+  def _decode_hello(
+    self, stream: Stream, data: msgspec.Raw
+  ) -> WorkerHello | ServerHello:
+    """Returns the first message of a process.
+
+    Args:
+      stream: Stream from the process.
+      data: The encoded message.
 
     Raises:
-      Refused: If it is invalid or of another run; the process has been told.
+      Refused: If it is invalid or of another run; the process has been sent the
+        reason.
     """
     try:
-      hello = self._checked(hello)
-      if hello['fingerprint'] != self._fingerprint:
+      try:
+        hello = HELLO.decode(data)
+      except ValueError as error:
+        raise Refused(f'sent another hello: {error}') from error
+      self._check_rank(hello)
+      if hello.fingerprint != self._settings.fingerprint:
         raise Refused(
-          f'config: expected the same as that of the coordinator, got another from '
-          f'{stream.peer}.'
+          'config: expected the same as that of the coordinator, got another '
+          f'from {stream.peer}.'
         )
     except Refused as error:
-      stream.send({'refused': str(error)})
+      stream.send(Rejected(str(error)))
       raise
     return hello
 
-  def _checked(self, hello: Any) -> dict[str, Any]:
-    return checked.hello(hello, workers=len(self.members), servers=1)
+  def _check_rank(self, hello: WorkerHello | ServerHello) -> None:
+    """Checks that a process asks for a rank of this run.
 
-  def _handle(self, stream: Stream, hello: Any) -> None:
+    Raises:
+      Refused: If it does not.
+    """
+    if isinstance(hello, WorkerHello):
+      got, is_known = f'worker {hello.worker}', hello.worker < len(self.members)
+    else:
+      got, is_known = f'server {hello.server}', hello.server < self._num_servers
+    if not is_known:
+      raise Refused(
+        f'expected one of {len(self.members)} workers or '
+        f'{self._num_servers - 1} servers, got {got}'
+      )
+
+  def _handle(self, stream: Stream, hello: msgspec.Raw) -> None:
     """Serves the control stream of a process until it ends; in its thread."""
-    self._serve_worker(stream, self._greeted(stream, hello))
+    decoded = self._decode_hello(stream, hello)
+    if isinstance(decoded, WorkerHello):
+      self._serve_worker(stream, decoded)
+    else:
+      self._serve_server(stream, decoded)
 
-  def _serve_worker(self, stream: Stream, hello: Mapping[str, Any]) -> None:
-    visit = self.admit(stream, hello)
-    if visit is None:
+  def _serve_server(self, stream: Stream, hello: ServerHello) -> None:
+    """Serves the control stream of a server; in its thread."""
+    raise NotImplementedError
+
+  def _serve_worker(self, stream: Stream, hello: WorkerHello) -> None:
+    incarnation = self.admit(stream, hello)
+    if incarnation is None:
       return
     reason = 'Its handler has failed.'
     try:
-      stream.send({'life': visit.life})
+      stream.send(WorkerAdmitted(incarnation.number))
       with self._lock:
-        self._visits.add(visit)
-      self._came()
+        self._incarnations.add(incarnation)
+      self._on_admission()
       if self._over.is_set():
         self.send(stream, self._end)
       while True:
-        header = stream.receive(0).header
-        said = checked.words(header, stream.peer, self._words, self._told)
-        self.hear(visit, said)
+        self.handle(incarnation, stream.receive(self._schema, 0).header)
     except TransportError as error:
       reason = str(error)
+      if isinstance(error, Corrupt):
+        raise  # The listener logs it, and tells the process.
     finally:
-      self.lose(visit, reason)
+      self.lose(incarnation, reason)
 
   def _worker_ranks(self, index: int) -> dict[str, Rank]:
     """Returns a worker's rank, then other ranks of its process, by name."""
@@ -345,26 +391,27 @@ class Reception:
 
     Returns:
       The new session, and that of the incarnation before if it has not ended.
-      None if another process holds one of the ranks; this one has been told.
+      None if another process holds one of the ranks; this one has been sent the
+      reason.
     """
     with self._lock:
-      held = self._held(process, ranks)
-      if not held:
+      obstacle = self._find_holder(process, ranks)
+      if not obstacle:
         name, rank = next(iter(ranks.items()))
-        visit = Incarnation(stream, index, process, rank.lives)
-        before, rank.holder = rank.holder, visit
-        rank.lives += 1
-        self._roll.came(name, visit.life, stream.peer)
-        return visit, before
-    self._refusals.say(f'{stream.peer}: refused for now: {held}')
-    stream.send({'held': held})
+        new = Incarnation(stream, index, process, rank.admissions)
+        before, rank.holder = rank.holder, new
+        rank.admissions += 1
+        self._roster.came(name, new.number, stream.peer)
+        return new, before
+    self._refusals.write(f'{stream.peer}: refused for now: {obstacle}')
+    stream.send(RankTaken(obstacle))
     return None
 
-  def _held(self, process: str, ranks: Mapping[str, Rank]) -> str:
-    """Returns which other process holds one of some ranks; '' if none does.
+  def _find_holder(self, process: str, ranks: Mapping[str, Rank]) -> str:
+    """Returns which other process holds one of some ranks; '' for none.
 
     Args:
-      process: Identity of the process that wants the ranks.
+      process: Identity of the process that asks for the ranks.
       ranks: The ranks, by name.
     """
     now = time.monotonic()
@@ -373,54 +420,72 @@ class Reception:
       if holder and rank.blocks(process, now, self._timeout_s):
         return (
           f'{name} is held by the process at {holder.stream.peer}, '
-          f'incarnation {holder.life}, which was heard of '
+          f'incarnation {holder.number}, whose last message came '
           f'{now - holder.seen:.1f} s ago'
         )
     return ''
 
-  def _end_incarnation(self, visit: Incarnation, reason: str) -> None:
+  def _end_incarnation(self, incarnation: Incarnation, reason: str) -> None:
     """Ends the incarnation of a worker's process; its messages are ignored.
 
     Does nothing if the incarnation has been ended before.
 
     Args:
-      visit: Session of the process.
-      reason: Reason that the process is told.
+      incarnation: The incarnation.
+      reason: Reason that the process is sent.
     """
     with self._lock:
-      if visit.evicted:
+      if incarnation.evicted:
         return
-      visit.evicted = reason
-      if self.members[visit.index].holder is visit:
-        self.members[visit.index].holder = None
-      self._tell_lost(visit, reason)
-    self._gone(visit.index, visit.life)
+      incarnation.evicted = reason
+      if self.members[incarnation.index].holder is incarnation:
+        self.members[incarnation.index].holder = None
+      self._put_lost(incarnation, reason)
+    self._on_incarnation_end(incarnation.index, incarnation.number)
 
-  def _tell_lost(self, visit: Incarnation, reason: str) -> None:
-    """Puts the end of a worker's session into the queue; under the lock."""
-    self._roll.lost(f'worker {visit.index}', visit.life, reason)
-    event = {'worker': visit.index, 'life': visit.life}
-    self.events.put(event | {'event': 'failed', 'reason': reason})
+  def _put_lost(self, incarnation: Incarnation, reason: str) -> None:
+    """Puts the end of an incarnation into the queue; under the lock."""
+    index, number = incarnation.index, incarnation.number
+    self._roster.lost(f'worker {index}', number, reason)
+    self.events.put(WorkerLost(worker=index, incarnation=number, reason=reason))
 
-  def _take_ready(self, visit: Incarnation, event: dict[str, Any]) -> None:
-    """Puts the event into the queue, unless the worker has been evicted."""
+  def _take_ready(
+    self, incarnation: Incarnation, ready: WorkerReady | ReplicaReady
+  ) -> None:
+    """Puts a ready worker into the queue, unless it has been evicted."""
     with self._lock:
-      visit.ready = True
-      if not visit.evicted:
-        self.events.put(event | {'event': 'ready', 'stream': visit.stream})
+      incarnation.is_ready = True
+      if not incarnation.evicted:
+        self.events.put(
+          WorkerJoined(
+            worker=incarnation.index,
+            incarnation=incarnation.number,
+            stream=incarnation.stream,
+            ready=ready,
+          )
+        )
 
-  def _came(self) -> None:
+  def _on_admission(self) -> None:
     """Called once a worker has been admitted."""
 
-  def _tell(self, event: dict[str, Any]) -> None:
-    """Handles a worker's message with a field 'event'.
+  def _take_message(
+    self, incarnation: Incarnation, message: FromWorker | FromReplica
+  ) -> None:
+    """Handles a worker's message that is not about its session.
 
     Args:
-      event: The message, with the fields `worker` and `life` added.
+      incarnation: Incarnation of the worker.
+      message: The message.
     """
-    self.events.put(event)
+    self.events.put(
+      WorkerMessage(
+        worker=incarnation.index,
+        incarnation=incarnation.number,
+        message=message,
+      )
+    )
 
-  def _gone(self, index: int, life: int) -> None:
+  def _on_incarnation_end(self, index: int, number: int) -> None:
     """Called once an incarnation of a worker has ended."""
 
   def _watch(self) -> None:
@@ -431,20 +496,20 @@ class Reception:
     while not self._over.wait(self._timeout_s / BEATS):
       now = time.monotonic()
       with self._lock:
-        visits = list(self._visits)
-      for visit in visits:
+        incarnations = list(self._incarnations)
+      for each in incarnations:
         # The process ends the stream itself after 1 timeout, if it can.
-        if now - visit.seen > 2 * self._timeout_s:
-          visit.stream.cancel('It was silent for too long.')
-        elif not visit.ready and now - visit.began > self._start_s:
+        if now - each.seen > 2 * self._timeout_s:
+          each.stream.cancel('It was silent for too long.')
+        elif not each.is_ready and now - each.began > self._start_s:
           late = f'It was not ready within {self._start_s:g} s.'
-          self.evict(visit.index, visit.stream, late)
+          self.evict(each.index, each.stream, late)
       self._watch_others(now)
       if hanging := self._jobs.overdue():
         exit_hung(*hanging)
-      # The event loop may wait for one of the jobs, which have more time.
+      # The event loop may wait for one of the jobs, which may take longer.
       if now - self.looked > self._start_s and not self._jobs:
         exit_hung('events', now - self.looked)
 
   def _watch_others(self, now: float) -> None:
-    """Looks for hanging processes that are no workers, in the same thread."""
+    """Looks for other hanging processes than workers, in the same thread."""

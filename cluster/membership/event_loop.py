@@ -1,7 +1,7 @@
-"""Event loop of the coordinator, common to the runtimes on real hosts.
+"""Event loop of the coordinator, common to both runtimes on real hosts.
 
-Takes events from the queue that the reception fills, and evicts processes that
-send no heartbeat.
+The loop takes events from the queue that the reception fills, and evicts
+workers that send no heartbeat.
 """
 
 import contextlib
@@ -9,65 +9,69 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import logging
 
 from cluster.coordinator import Coordinator
 from cluster.membership.admission import Reception
+from cluster.membership.events import (
+  Event,
+  RunFailed,
+  WorkerEvent,
+  WorkerJoined,
+  WorkerLost,
+)
+from cluster.membership.process import Settings
 from cluster.network.heartbeat import BEATS
 from cluster.process.deadlines import Deadlines, Seen
 from cluster.process.exits import Unmendable
 from outputs.files import counted
 
-_TELL_S = 10.0  # Between two lines on who is not there.
+_LOG_INTERVAL_S = 10.0  # Between two lines on missing processes.
 
 
-class Leading:
-  """Part of a `Runtime`: see `cluster.runtime`.
+class EventLoop:
+  """Base of the runtimes on real hosts: see `Runtime` of `cluster.runtime`.
 
   Attributes:
-    time: Seconds since the start, of this process and those before it.
-    coordinator: Asks the scheme.
+    time: Seconds since the start of the run, over all its processes.
+    coordinator: Coordinator, which asks the scheme.
   """
-
-  # What follows from an event, by what is told.
-  _reactions: Mapping[str, Callable[[dict[str, Any]], None]]
 
   def __init__(
     self,
     *,
     coordinator: Coordinator,
     reception: Reception,
-    timeout_s: float,
-    start_s: float,
+    settings: Settings,
     deadlines: Deadlines,
     local: Callable[[str], Callable[[], object]] | None,
   ):
-    """Listens to nobody yet.
+    """Creates the loop; the reception does not listen yet.
 
     Args:
-      coordinator: Asks the scheme.
-      reception: Talks to workers.
-      timeout_s: Silence after which a process counts as lost.
-      start_s: Until all have to be there, or one again if all were lost.
-      deadlines: After which one that does not go on counts as lost.
-      local: Makes the worker of this process, to be called in a thread, given
-        the address to connect to; None if it has none.
+      coordinator: Coordinator, which asks the scheme.
+      reception: Control streams to the workers.
+      settings: Settings of the coordinator's process.
+      deadlines: Progress deadlines, after which a process counts as lost.
+      local: Creates the worker of this process, which is called in a thread,
+        given the address of the coordinator; None if it has no worker.
     """
     self.time = 0.0
     self.coordinator = coordinator
     self._reception = reception
     self._members = reception.members
-    self._timeout_s, self._start_s = timeout_s, start_s
+    self._timeout_s = settings.timeout_s
+    self._start_s = settings.start_s
     self._deadlines = deadlines
     self._local = local
     self._started = False
     self._began: float | None = None  # Monotonic seconds.
-    self._before: dict[str, Any] = {}  # The coordinator's state to go on from.
-    self._look_at = 0.0  # Monotonic seconds.
-    # Kinds of devices of workers, as they have been recorded.
+    self._before: dict[str, Any] = {}  # The coordinator's restored state.
+    self._check_at = 0.0  # Monotonic seconds.
+    # Kinds of the workers' devices, as they were recorded last.
     self._devices: dict[int, list[str]] = {}
 
   def start(self) -> None:
@@ -78,17 +82,17 @@ class Leading:
     self.coordinator.start(self.time)
 
   def close(self) -> None:
-    """Ends the run for all processes, however it went."""
+    """Ends the run for all processes, also after an error."""
     self._reception.looked = math.inf
     self.coordinator.close(self.time)
     self._started = False
     self._reception.close(finished=self._over)
 
   def summary(self) -> dict[str, Any]:
-    """Returns what summary.json says of this runtime alone."""
+    """Returns the entries of summary.json that this runtime alone has."""
     return {
       'virtual_s': None,
-      'lives': [member.lives for member in self._members],
+      'lives': [member.admissions for member in self._members],
       'late_compilations': sum(
         sum(member.compilations.values()) for member in self._members
       ),
@@ -105,104 +109,125 @@ class Leading:
     done: Callable[[], object],
     missing: Callable[[], str],
   ) -> None:
-    """Starts the worker of this process, and waits until all are there.
+    """Starts the worker of this process, and waits until all have joined.
 
     Args:
-      address: That workers connect to.
-      done: Returns whether they are.
-      missing: Returns what is known of what is not, lines.
+      address: Address of the coordinator.
+      done: Returns whether all have joined.
+      missing: Returns lines on the processes that have not, for the log.
 
     Raises:
       Unmendable: If it takes too long.
     """
     if self._local:
-      worker = self._telling()(self._local(address))
+      worker = self._report_failure()(self._local(address))
       threading.Thread(target=worker, daemon=True).start()
     now = time.monotonic()
-    deadline, tell_at = now + self._start_s, now + _TELL_S
+    deadline, log_at = now + self._start_s, now + _LOG_INTERVAL_S
     while not done():
-      next_s = min(deadline, tell_at, now + self._timeout_s / BEATS) - now
+      next_s = min(deadline, log_at, now + self._timeout_s / BEATS) - now
       self._take(next_s)
       self._lose_silent()
-      now, what = time.monotonic(), missing()
+      now, lines = time.monotonic(), missing()
       if now >= deadline:
         raise Unmendable(
-          f'Not all were there within {self._start_s:g} s:\n{what}'
+          f'Not all were there within {self._start_s:g} s:\n{lines}'
         )
-      if now >= tell_at and what:
-        tell_at = now + _TELL_S
-        logging.info('The run waits for\n%s', what)
+      if now >= log_at and lines:
+        log_at = now + _LOG_INTERVAL_S
+        logging.info('The run waits for\n%s', lines)
 
   @contextlib.contextmanager
-  def _telling(self) -> Iterator[None]:
-    """Tells the coordinator of what the worker of this process raises."""
+  def _report_failure(self) -> Iterator[None]:
+    """Ends the run if the worker of this process raises an exception."""
     try:
       yield
-    except BaseException as error:  # The thread has nobody else to tell.
+    except BaseException as error:  # No caller of the thread would see it.
       self._reception.give_up(
         f'The worker of the coordinator failed: {error!r}'
       )
       raise
 
   def _take(self, wait_s: float) -> None:
-    """Deals with the next event, if one comes in time."""
+    """Handles the next event, if one comes in time.
+
+    Args:
+      wait_s: Longest wait, seconds.
+    """
     if event := self._next(wait_s):
       self._react(event)
 
-  def _react(self, event: dict[str, Any]) -> None:
-    """Does what follows from an event, unless its incarnation is over."""
-    if self._counts(event):
-      self._reactions[event['event']](event)
+  def _react(self, event: Event) -> None:
+    """Handles an event, unless it is of an incarnation that takes no part.
 
-  def _counts(self, event: dict[str, Any]) -> bool:
+    Raises:
+      Unmendable: If the run cannot continue.
+    """
+    if isinstance(event, RunFailed):
+      raise Unmendable(event.reason)
+    if self._is_valid(event):
+      self._handle(event)
+
+  def _handle(self, event: Event) -> None:
+    """Handles an event of one of the kinds that the runtime knows."""
+    raise NotImplementedError
+
+  def _is_valid(self, event: Event) -> bool:
     """Returns whether an event is of no worker, or of one that takes part."""
-    if 'life' not in event or event['event'] in ('ready', 'failed'):
+    if not isinstance(event, WorkerEvent):
       return True
-    member = self._members[event['worker']]
-    return event['life'] == member.life and member.stream is not None
+    if isinstance(event, WorkerJoined | WorkerLost):
+      return True
+    member = self._members[event.worker]
+    is_newest = event.incarnation == member.incarnation
+    return is_newest and member.stream is not None
 
-  def _next(self, wait_s: float) -> dict[str, Any] | None:
-    """Returns the next event, if one comes in time; it is then."""
+  def _next(self, wait_s: float) -> Event | None:
+    """Returns the next event, if one comes in time; sets the run's time to it.
+
+    Args:
+      wait_s: Longest wait, seconds.
+    """
     try:
       event = self._reception.events.get(timeout=max(wait_s, 0.0))
     except queue.Empty:
       self.time = max(self.time, self._now())
       return None
-    at = event.get('at', time.monotonic())
+    at = time.monotonic() if event.at is None else event.at
     if self._began is not None:
       self.time = max(self.time, at - self._began)
     return event
 
-  def _look(self) -> None:
-    """Looks around, once in a beat: who has hundreds of workers has events."""
-    if time.monotonic() >= self._look_at:
-      self._look_around()
-      self._look_at = time.monotonic() + self._timeout_s / BEATS
+  def _check_progress(self) -> None:
+    """Checks all processes once per heartbeat interval, not at every event."""
+    if time.monotonic() >= self._check_at:
+      self._check_processes()
+      self._check_at = time.monotonic() + self._timeout_s / BEATS
     self._reception.looked = math.inf if self._over else time.monotonic()
 
-  def _look_around(self) -> None:
-    """Gives up who is silent or does not go on."""
+  def _check_processes(self) -> None:
+    """Evicts workers that are silent or make no progress."""
     raise NotImplementedError
 
-  def _admits(self, event: dict[str, Any]) -> bool:
-    """Takes in a worker that is ready; returns False if it is an old life."""
-    index, member = event['worker'], self._members[event['worker']]
+  def _admit(self, event: WorkerJoined) -> bool:
+    """Makes a worker that is ready take part; returns False for an old one."""
+    index, member = event.worker, self._members[event.worker]
     reason = 'A newer incarnation of it is there.'
-    if event['life'] < member.life:
-      self._reception.evict(index, event['stream'], reason)
+    if event.incarnation < member.incarnation:
+      self._reception.evict(index, event.stream, reason)
       return False
     if member.stream is not None:
       self._lose(index, reason)
-    member.life = event['life']
-    member.stream, member.seen = event['stream'], time.monotonic()
+    member.incarnation = event.incarnation
+    member.stream, member.seen = event.stream, time.monotonic()
     member.pace = Seen(moved=member.seen)
-    member.devices = event.get('devices') or ()
+    member.devices = event.ready.devices
     if self._started:
       self._record_devices()
     return True
 
   def _record_devices(self) -> None:
-    """Records on which devices workers compute, and logs it once it changes."""
+    """Records the devices on which workers compute, and logs changes."""
     kinds = {k: list(m.devices) for k, m in enumerate(self._members)}
     changed = {
       k: devices
@@ -216,7 +241,9 @@ class Leading:
     self.coordinator.recorder.record_devices(changed)
     found = {tuple(devices) for devices in self._devices.values()}
     if found != before:
-      described = [f'{counted(each)} ({self._on(each)})' for each in found]
+      described = [
+        f'{counted(each)} ({self._describe(each)})' for each in found
+      ]
       logging.info('Workers compute on %s.', ' and '.join(sorted(described)))
     if len(found) > 1 and found != before:
       logging.warning(
@@ -224,21 +251,24 @@ class Leading:
         'compute differs by rounding.'
       )
 
-  def _on(self, kinds: tuple[str, ...]) -> str:
-    """Returns which workers compute on some devices, as text."""
+  def _describe(self, kinds: tuple[str, ...]) -> str:
+    """Returns the workers that compute on some kinds of devices, as text."""
     on = [k for k, devices in self._devices.items() if tuple(devices) == kinds]
     if len(on) == 1:
       return f'worker {on[0]}'
     return 'workers ' + ', '.join(map(str, sorted(on)))
 
-  def _unmendable(self, event: dict[str, Any]) -> None:
-    raise Unmendable(event['reason'])
-
   def _lose(self, index: int, reason: str) -> None:
-    """A worker is gone, or as good as gone."""
+    """Evicts a worker.
+
+    Args:
+      index: Rank of the worker.
+      reason: Text for logs.
+    """
     raise NotImplementedError
 
   def _lose_silent(self) -> None:
+    """Evicts workers that have sent no heartbeat for too long."""
     now = time.monotonic()
     for index, member in enumerate(self._members):
       if member.stream is not None and now - member.seen > self._timeout_s:

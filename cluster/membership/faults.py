@@ -21,17 +21,17 @@ class FaultyProcess(Process):
 
   faults: Faults
 
-  def _evaluated(self, call: Callable[[], Any]) -> Any:
+  def _evaluate(self, call: Callable[[], Any]) -> Any:
     """Returns the result of an evaluation, after the failure that is due."""
 
     def evaluate() -> Any:
       self.faults.strike_evaluation()
       return call()
 
-    return super()._evaluated(evaluate)
+    return super()._evaluate(evaluate)
 
 
-def strike_end(faults: Faults, worker: int, session: Session) -> None:
+def strike_end(faults: Faults, worker: int, session: Session[Any]) -> None:
   """Carries out what is due at the end of a run that has finished."""
-  if session.heart.verdict.get('finished'):
+  if session.heartbeat.end.is_finished:
     faults.strike(worker, -1, Phase.END)

@@ -1,18 +1,29 @@
 """Transfer of a replica's state to another process, while no replica computes.
 
-The process that needs it asks a living replica, at the address that the
-coordinator names.  It may send the digest of what it holds: a source with the
-same state answers with its digest alone.  Whatever is transferred is verified
-by that digest.
+The process that needs the state requests it from a living replica, at the
+address that the coordinator sends.  The request may contain the digest of the
+state that the process has: a source with the same state answers with the digest
+alone.  A transferred state is verified by its digest.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from cluster.network import memory
 from cluster.network.heartbeat import within
+from cluster.network.messages import (
+  DONE,
+  STATE,
+  STATE_REQUEST,
+  Done,
+  SameState,
+  StateArrays,
+  StateRequest,
+)
 from cluster.network.streams import (
   Closed,
   Corrupt,
@@ -24,16 +35,16 @@ from cluster.network.streams import (
 )
 from outputs import serialization
 
-# Bytes that have to come within a timeout, and of a chunk: many may share the
-# source's link, as all others do when a run goes on from a checkpoint.
+# Size of a chunk, and bytes that have to arrive within a timeout: many
+# processes may share the source's link, as all do when a run resumes.
 _STEP = 1 << 18
 
 
 class Handover:
-  """Gives the learner's state to who asks for it.
+  """Listener that sends the learner's state to processes that request it.
 
   Attributes:
-    address: Where.
+    address: 'IPv4 address:port' of the listener.
   """
 
   def __init__(
@@ -42,48 +53,49 @@ class Handover:
     security: Security,
     state: Callable[[int], tuple[Any, str]],
   ):
-    """Listens from here on.
+    """Starts to listen.
 
     Args:
       host: Address to listen on.
-      security: Of the streams.
+      security: Credentials of the streams.
       state: Returns the state of a version and its digest; called in other
-        threads.  Raises LookupError if there is another version.
+        threads.  Raises LookupError if this process has another version.
     """
     self._state = state
-    self._listener = Listener(host, 0, self._give, security)
+    self._listener = Listener(host, 0, self._send, security)
     self.address = self._listener.address
 
   def close(self) -> None:
-    """Listens no more."""
+    """Stops to listen."""
     self._listener.close(0.0)
 
-  def _give(self, stream: Stream, hello: Any) -> None:
-    version = hello.get('version') if isinstance(hello, dict) else None
-    if type(version) is not int:
-      raise Closed('expected a version, got another hello')
+  def _send(self, stream: Stream, hello: msgspec.Raw) -> None:
     try:
-      state, digest = self._state(version)
+      request = STATE_REQUEST.decode(hello)
+    except ValueError as error:
+      raise Corrupt(f'sent another hello: {error}') from error
+    try:
+      state, digest = self._state(request.version)
     except LookupError as error:
       raise Closed(str(error)) from error
-    if hello.get('digest') == digest:
-      stream.send({'arrays': None, 'digest': digest})
-      stream.receive(0)
+    if request.digest == digest:
+      stream.send(SameState(digest))
+      stream.receive(DONE, 0)
       return
     tree = serialization.freeze(state)()
     arrays = {name: np.ascontiguousarray(tree[name]) for name in tree}
-    # A contiguous array of no dimensions has one.
-    told = [
-      [name, str(array.dtype), list(np.shape(tree[name]))]
+    # `ascontiguousarray` gives an array of no dimensions one.
+    described = [
+      (name, str(array.dtype), np.shape(tree[name]))
       for name, array in arrays.items()
     ]
     parts = [_bytes(array) for array in arrays.values() if array.size]
     stream.send(
-      {'arrays': told, 'digest': digest},
+      StateArrays(described, digest),
       chunked(parts, _STEP),
       sum(p.size for p in parts),
     )
-    stream.receive(0)  # Until it has it all.
+    stream.receive(DONE, 0)  # The receiver has all of it.
 
 
 def fetch(
@@ -98,28 +110,29 @@ def fetch(
   """Returns the learner's state of a version, and its digest.
 
   Args:
-    address: Of the `Handover` of a replica.
-    version: Which one.
-    security: Of the stream.
-    timeout_s: Of connecting, and of each 256 KiB.
-    step: Called after each of them.
-    known: Digest of the state that the caller has.
+    address: Address of the `Handover` of a replica.
+    version: Number of the version.
+    security: Credentials of the stream.
+    timeout_s: Limit of the connection, and of each 256 KiB, seconds.
+    step: Called after each 256 KiB.
+    known: Digest of the state that the caller has; '' for none.
 
   Returns:
-    The state, whose digest the caller has to verify once its arrays are where
-    they belong; None if it is the one that is known.
+    The state, whose digest the caller has to verify once its arrays are placed,
+    and the digest.  The state is None if the caller has the same one.
 
   Raises:
-    TransportError: If it cannot be had.
+    TransportError: If the state cannot be fetched.
   """
-  hello = {'version': version, 'digest': known}
-  stream = connect(address, hello, security, timeout_s)
+  request = StateRequest(version, known)
+  stream = connect(address, request, security, timeout_s)
   try:
     with within(stream, timeout_s):
-      message = stream.receive()
-    if message.header['arrays'] is None:
-      stream.send(None)
-      return None, message.header['digest']
+      message = stream.receive(STATE)
+    header = message.header
+    if isinstance(header, SameState):
+      stream.send(Done())
+      return None, header.digest
     body, start = memory.aligned(message.size_bytes), 0
     chunks = iter(message.chunks)
     while start < body.size:
@@ -133,20 +146,26 @@ def fetch(
       step()
     next(chunks, None)
     tree, start = {}, 0
-    for name, dtype, shape in message.header['arrays']:
-      size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-      part = body[start : start + size].view(np.dtype(dtype))
+    for name, dtype, shape in header.arrays:
+      try:
+        kind = np.dtype(dtype)
+      except TypeError as error:
+        raise Corrupt(f'{address}: {error}') from error
+      size = math.prod(shape) * kind.itemsize
+      if start + size > body.size:
+        raise Corrupt(f'{address}: expected {body.size} bytes, got more')
+      part = body[start : start + size].view(kind)
       tree[name], start = part.reshape(shape), start + size
     if start != body.size:
       raise Corrupt(f'{address}: expected {start} bytes, got {body.size}')
-    stream.send(None)
-    return serialization.thaw(tree), message.header['digest']
+    stream.send(Done())
+    return serialization.thaw(tree), header.digest
   finally:
     stream.close()
 
 
 def copied(state: Any) -> Any:
-  """Returns a state as `fetch` would give it, without another process."""
+  """Returns a copy of a state as `fetch` returns it, without a transfer."""
   return serialization.thaw(dict(serialization.freeze(state)()))
 
 

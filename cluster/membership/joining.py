@@ -6,11 +6,18 @@ by a process that is about to end.  All of this is retried until a deadline.
 
 import random
 import time
-from typing import Any
+from typing import TypeVar
 
 from absl import logging
 
 from cluster.network.heartbeat import within
+from cluster.network.messages import (
+  RankTaken,
+  Rejected,
+  Schema,
+  ServerHello,
+  WorkerHello,
+)
 from cluster.network.streams import (
   Refused,
   Security,
@@ -20,7 +27,9 @@ from cluster.network.streams import (
 )
 
 _BACKOFF_S = 0.2  # Longest first wait; doubles with each attempt.
-_TELL_S = 30.0  # Between two log lines that say that the rank is held.
+_LOG_INTERVAL_S = 30.0  # Between two lines on a rank that is held.
+
+T = TypeVar('T')
 
 
 class RankHeld(TransportError):
@@ -29,13 +38,14 @@ class RankHeld(TransportError):
 
 def join(
   address: str,
-  hello: dict[str, Any],
+  hello: WorkerHello | ServerHello,
+  schema: Schema[T | RankTaken | Rejected],
   *,
   security: Security,
   timeout_s: float,
   start_s: float,
-) -> tuple[Stream, dict[str, Any]]:
-  """Returns a stream to the coordinator, and the coordinator's first message.
+) -> tuple[Stream, T]:
+  """Returns a stream to the coordinator, and its admission of this process.
 
   Retries until `start_s` have passed: a link may be down, the coordinator may
   start later or restart, and another process that holds the rank may end.  Each
@@ -48,7 +58,8 @@ def join(
 
   Args:
     address: HOST:PORT of the coordinator.
-    hello: The handshake: run, identity and rank of this process.
+    hello: Request for admission.
+    schema: Answers of the coordinator.
     security: Credentials of the stream.
     timeout_s: Limit of one attempt, seconds.
     start_s: Limit of all attempts, seconds.
@@ -59,14 +70,14 @@ def join(
     TransportError: If the last attempt failed otherwise; says why.
   """
   deadline = time.monotonic() + start_s
-  backoff_s, tell_at = _BACKOFF_S, 0.0
+  backoff_s, log_at = _BACKOFF_S, 0.0
   before: TransportError | None = None
   while True:
     limit_s = max(min(timeout_s, deadline - time.monotonic()), 0.0)
     wait_s, stream = 0.0, None
     try:
       stream = connect(address, hello, security, limit_s)
-      return stream, _greeted(stream, timeout_s)
+      return stream, _receive_admission(stream, schema, timeout_s)
     except Refused:
       raise
     except TransportError as error:
@@ -82,21 +93,23 @@ def join(
       before = error
       if not isinstance(error, RankHeld):
         logging.info('Still waiting for the coordinator: %s', error)
-      elif now >= tell_at:
-        tell_at = now + _TELL_S
+      elif now >= log_at:
+        log_at = now + _LOG_INTERVAL_S
         left_s = deadline - now
         logging.warning('Tries again for up to %.0f s: %s', left_s, error)
     time.sleep(wait_s)
 
 
-def dropped(stream: Stream) -> None:
+def drop(stream: Stream) -> None:
   """Cancels and closes a stream, without waiting for the other end."""
   stream.cancel()
   stream.close()
 
 
-def _greeted(stream: Stream, limit_s: float) -> dict[str, Any]:
-  """Returns the coordinator's answer to the handshake; closes it on errors.
+def _receive_admission(
+  stream: Stream, schema: Schema[T | RankTaken | Rejected], limit_s: float
+) -> T:
+  """Returns the coordinator's admission; closes the stream on errors.
 
   Raises:
     Refused: If the coordinator rejects this process permanently.
@@ -105,12 +118,13 @@ def _greeted(stream: Stream, limit_s: float) -> dict[str, Any]:
   """
   try:
     with within(stream, limit_s):
-      greeting = stream.receive().header
-    if 'refused' in greeting:
-      raise Refused(greeting['refused'])
-    if 'held' in greeting:
-      raise RankHeld(greeting['held'])
-    return greeting
+      answer = stream.receive(schema).header
+    if isinstance(answer, Rejected):
+      raise Refused(answer.reason)
+    if isinstance(answer, RankTaken):
+      raise RankHeld(answer.reason)
+    admission: T = answer
+    return admission
   except TransportError:
-    dropped(stream)
+    drop(stream)
     raise

@@ -1,15 +1,15 @@
-"""The coordinator's (coordinator's) record of worker and server processes.
+"""Records of worker and server processes, for the coordinator.
 
 A rank is the place of one worker or server in the run.  Each admission of a
-process to a rank starts a session with a new incarnation number.
+process to a rank is an incarnation, which has a number.
 """
 
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from cluster.network.messages import Order, OrderProgress, Orders
 from cluster.network.streams import Stream, TransportError
 from cluster.process.deadlines import Seen
 from cluster.process.exits import Unmendable
@@ -17,32 +17,33 @@ from cluster.process.exits import Unmendable
 
 @dataclasses.dataclass(eq=False)
 class Incarnation:
-  """A session: one admission of a process as a worker or a server.
+  """One admission of a process as a worker or a server.
 
   Attributes:
     stream: Control stream between its process and the coordinator.
     index: Number of the worker or server.
     process: Random identity of the process.
-    life: Incarnation number: how many admissions to the rank came before.
+    number: Number of admissions to the rank before this one.
     seen: Time of the last message, monotonic seconds.
     closed: Set once the stream has ended.
-    told: Whether the worker was sent the addresses of the servers.
+    has_addresses: Whether the worker was sent the addresses of the servers.
     began: Time of the admission, monotonic seconds.
-    ready: Whether the worker has reported that it can begin.
-    accelerator: Whether the worker has reported that it computes on one.
+    is_ready: Whether the worker has reported that it can begin.
+    has_accelerator: Whether the worker has reported that it can evaluate on an
+      accelerator.
     evicted: Reason for which its messages are ignored; '' while they count.
   """
 
   stream: Stream
   index: int
   process: str
-  life: int
+  number: int
   seen: float = dataclasses.field(default_factory=time.monotonic)
   closed: threading.Event = dataclasses.field(default_factory=threading.Event)
-  told: bool = False
+  has_addresses: bool = False
   began: float = dataclasses.field(default_factory=time.monotonic)
-  ready: bool = False
-  accelerator: bool = False
+  is_ready: bool = False
+  has_accelerator: bool = False
   evicted: str = ''
 
 
@@ -51,14 +52,14 @@ class Rank:
   """The place of one worker or server, which one process holds at a time.
 
   Attributes:
-    lives: Number of admissions so far, which is the next incarnation number.
-    holder: Session of the process that holds the rank; None before the first,
+    admissions: Number of admissions so far, the number of the next incarnation.
+    holder: Incarnation that holds the rank; None before the first,
       and once the stream of the last has ended or its process was evicted.
     final: Whether no other process may take the rank from the holder, even if
       the holder is silent.
   """
 
-  lives: int = 0
+  admissions: int = 0
   holder: Incarnation | None = None
   final: bool = False
 
@@ -69,7 +70,7 @@ class Rank:
     final.
 
     Args:
-      process: Identity of the process that wants the rank.
+      process: Identity of the process that asks for the rank.
       now: Monotonic seconds.
       timeout_s: Silence after which a process counts as lost.
     """
@@ -86,8 +87,8 @@ class Member(Rank):
   """A worker, as the coordinator knows it.
 
   Attributes:
-    life: Number of the incarnation that takes part, or did so last; -1 before
-      the first.
+    incarnation: Number of the incarnation that takes part, or did so last; -1
+      before the first.
     stream: Control stream of the incarnation that takes part; None if none
       does.
     seen: Time of that incarnation's last heartbeat, monotonic seconds.
@@ -99,7 +100,7 @@ class Member(Rank):
     compilations: Number of XLA compilations after warm-up, by incarnation.
   """
 
-  life: int = -1
+  incarnation: int = -1
   stream: Stream | None = None
   seen: float = 0.0
   arrived: int = 0
@@ -113,34 +114,34 @@ class RemoteServer:
   """A parameter server in another process than the coordinator's.
 
   Attributes:
-    visit: Session of its process.
+    incarnation: Incarnation of its process.
     stream: Control stream to its process.
     address: 'IPv4 address:port' that workers connect to; '' before the server
       has reported it.
-    doing: Progress of its orders, from its last heartbeat: see `Server.doing`.
+    progress: Progress of its orders, from its last heartbeat.
   """
 
-  def __init__(self, visit: Incarnation):
+  def __init__(self, incarnation: Incarnation):
     """Creates the record of a server that has just been admitted.
 
     Args:
-      visit: Session of its process.
+      incarnation: Incarnation of its process.
     """
-    self.visit, self.stream = visit, visit.stream
+    self.incarnation, self.stream = incarnation, incarnation.stream
     self.address = ''
-    self.doing: Mapping[str, Any] = {'obeyed': 0, 'order': ''}
+    self.progress = OrderProgress()
 
-  def order(self, sequence: int, orders: list[list[Any]]) -> None:
+  def order(self, sequence: int, orders: Sequence[Order]) -> None:
     """Sends orders, which the server executes in the order of their numbers.
 
     Args:
       sequence: Number of these orders, higher by one than the last.
-      orders: The orders: see `Server.order`.
+      orders: The orders.
 
     Raises:
       Unmendable: If the server cannot be reached.
     """
     try:
-      self.stream.send({'sequence': sequence, 'orders': orders})
+      self.stream.send(Orders(sequence, orders))
     except TransportError as error:
       raise Unmendable(f'The server at {self.address}: {error}') from error

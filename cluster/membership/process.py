@@ -26,8 +26,8 @@ class Meeting(NamedTuple):
   Attributes:
     role: Role of this process, with the address of the coordinator.
     address: IPv4 address of this host to listen on.
-    finished: Whether the run has finished before, so that no process of it is
-      to be reached.
+    finished: Whether the run has finished before, so that none of its processes
+      can be reached.
     devices: Number of devices on which this process computes gradients.
     security: Credentials of all streams.
   """
@@ -125,7 +125,7 @@ class Process:
     if self.meeting.finished:
       logging.info('The run has finished before.')
       return
-    _leave_it_to_the_lead()
+    _defer_to_coordinator()
     if not self._take_part():
       sys.exit(STOPPED)
 
@@ -134,27 +134,9 @@ class Process:
     raise NotImplementedError
 
   @property
-  def _of_reception(self) -> dict[str, Any]:
-    """Arguments of a `Reception`, without the number of workers."""
-    settings = self.settings
-    return {
-      'host': settings.address,
-      'port': int(self.meeting.role.coordinator.rpartition(':')[2]),
-      'fingerprint': settings.fingerprint,
-      'security': settings.security,
-      'timeout_s': settings.timeout_s,
-      'start_s': settings.start_s,
-      'jobs': self.jobs,
-    }
-
-  @property
-  def _of_leading(self) -> dict[str, Any]:
-    """Time limits, as arguments of a `Leading`."""
-    return {
-      'timeout_s': self.settings.timeout_s,
-      'start_s': self.settings.start_s,
-      'deadlines': self.deadlines,
-    }
+  def _port(self) -> int:
+    """Port that the coordinator listens on."""
+    return int(self.meeting.role.coordinator.rpartition(':')[2])
 
   @property
   def evaluate(self) -> Evaluation | None:
@@ -162,12 +144,12 @@ class Process:
     return self.parts.learned.evaluate
 
   @functools.cached_property
-  def later(self) -> Callable[[Callable[[], Any]], Future]:
+  def later(self) -> Callable[[Callable[[], Any]], Future[Any]]:
     """Function that calls another one in a thread, for the coordinator."""
     pool = ThreadPoolExecutor(1)
-    return lambda call: pool.submit(self._evaluated, call)
+    return lambda call: pool.submit(self._evaluate, call)
 
-  def _evaluated(self, call: Callable[[], Any]) -> Any:
+  def _evaluate(self, call: Callable[[], Any]) -> Any:
     """Returns the result of an evaluation; run in a thread, as a job."""
     self.jobs.begin('an evaluation')
     try:
@@ -176,16 +158,16 @@ class Process:
       self.jobs.end('an evaluation')
 
 
-def _leave_it_to_the_lead() -> None:
+def _defer_to_coordinator() -> None:
   """Ignores the first SIGTERM.
 
   If a scheduler sends it to all processes, the coordinator saves a checkpoint
   and then ends the others.
   """
-  signal.signal(signal.SIGTERM, _wait_for_the_lead)
+  signal.signal(signal.SIGTERM, _log_first_sigterm)
 
 
-def _wait_for_the_lead(number: int, frame: object) -> None:
+def _log_first_sigterm(number: int, frame: object) -> None:
   del frame
   logging.info('SIGTERM: it is for the coordinator to end the run.')
   signal.signal(number, signal.SIG_DFL)

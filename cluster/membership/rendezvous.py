@@ -32,8 +32,8 @@ from outputs import atomic
 
 TOKEN, ADDRESS = 'token', 'rendezvous.json'
 _TOKEN_BYTES = 32
-_LOOK_S = 0.1
-_TELL_S = 10.0  # Between two log lines of a wait.
+_POLL_S = 0.1
+_LOG_INTERVAL_S = 10.0  # Between two log lines of a wait.
 _FLAGS = '--coordinator, SYNCOPATE_COORDINATOR or MASTER_ADDR'
 
 
@@ -178,17 +178,16 @@ def check_address(coordinator: str, address: str) -> None:
     )
     require(not name.startswith('['), _FLAGS, 'a name or IPv4 address', name)
     return
-  there = sorted({each[4][0] for each in found})
+  there = sorted({str(each[4][0]) for each in found})
   own = name.partition('.')[0] == socket.gethostname().partition('.')[0]
   if own and all(ipaddress.IPv4Address(each).is_loopback for each in there):
     return
   expected = (
-    f'{address}, where this process, which is_coordinator, listens, as '
+    f'{address}, at which this process, the coordinator, listens as '
+    f'config.cluster.interface says, or a name of it; {name} is '
+    f'{", ".join(there)}'
   )
-  expected += f'config.cluster.interface says, or a name of it; {name} is '
-  require(
-    address in there, _FLAGS, f'{expected}{", ".join(there)}', coordinator
-  )
+  require(address in there, _FLAGS, expected, coordinator)
 
 
 def _publish(
@@ -267,9 +266,9 @@ def _wait(
     ValueError: If this user may not read the file.
   """
   start = time.monotonic()
-  tell_at = start + min(_TELL_S, 1.0)
+  log_at = start + min(_LOG_INTERVAL_S, 1.0)
   while True:
-    found, why = '', 'it is not there'
+    found, why = '', 'it does not exist'
     try:
       # NFS caches that a file is missing; listing its folder ends that.
       os.listdir(path.parent)
@@ -288,22 +287,22 @@ def _wait(
     now = time.monotonic()
     if now >= deadline:
       raise Unmendable(
-        f'Expected {what} in {path} within {limit_s:g} s, which the coordinator '
-        f'writes: {why}. The coordinator has not started, or has another --workdir, '
-        'or this host does not share the folder.'
+        f'Expected {what} in {path} within {limit_s:g} s, which the '
+        f'coordinator writes: {why}. The coordinator has not started, or has '
+        'another --workdir, or this host does not share the folder.'
       )
-    if now >= tell_at:
-      tell_at = now + _TELL_S
+    if now >= log_at:
+      log_at = now + _LOG_INTERVAL_S
       logging.info(
-        'Waiting for %s in %s, which the coordinator writes, since %.0f s of %g s: '
-        '%s.',
+        'Waiting for %s in %s, which the coordinator writes, since %.0f s of '
+        '%g s: %s.',
         what,
         path,
         now - start,
         limit_s,
         why,
       )
-    time.sleep(max(min(_LOOK_S, deadline - now), 0.0))
+    time.sleep(max(min(_POLL_S, deadline - now), 0.0))
 
 
 def _write_once(path: pathlib.Path, text: str) -> None:
@@ -334,7 +333,7 @@ def _linked(new: pathlib.Path, path: pathlib.Path) -> bool:
   try:
     path.hardlink_to(new)
   except FileExistsError:
-    logging.info('%s has been made by another process.', path)
+    logging.info('%s was created by another process.', path)
   except OSError as error:
     if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
       raise

@@ -1,6 +1,7 @@
-"""What is known of the processes of a run while it starts.
+"""Startup roster: the last activity of each process while a run starts.
 
-A run starts once all are there.  Who is not is named, with what it did last.
+A run starts once all processes have joined.  Until then the log names those
+that are missing, with their last activity.
 """
 
 import dataclasses
@@ -12,64 +13,89 @@ _SHOWN = 16  # Processes of a run of hundreds; the others are counted.
 
 
 @dataclasses.dataclass
-class _Known:
-  life: int
+class _Entry:
+  """State of one process.
+
+  Attributes:
+    incarnation: Number of its last incarnation.
+    since: Text on its last connection.
+    activity: Its last activity; the reason of its loss if it is lost.
+    at: Time of the last activity, seconds of the clock.
+    seen: Time of its last message, seconds of the clock.
+    is_lost: Whether its connection has ended.
+  """
+
+  incarnation: int
   since: str
-  doing: str
+  activity: str
   at: float
   seen: float
-  lost: bool = False
+  is_lost: bool = False
 
 
 class Roster:
-  """Notes what processes say of themselves; from any thread."""
+  """Last activities of processes; for any thread."""
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
-    """Knows of nobody.
+    """Creates an empty roster.
 
     Args:
       clock: Returns seconds.
     """
     self._clock = clock
-    self._known: dict[str, _Known] = {}
+    self._entries: dict[str, _Entry] = {}
     self._lock = threading.Lock()
 
-  def came(self, name: str, life: int, peer: str) -> None:
-    """Notes a connection.
+  def came(self, name: str, incarnation: int, peer: str) -> None:
+    """Records an admission.
 
     Args:
-      name: Whose.
-      life: Which connection of it, ascending: of others nothing is noted.
-      peer: Address it has come from.
+      name: Name of the process.
+      incarnation: Number of its incarnation; later calls about earlier ones are
+        ignored.
+      peer: Address of the process.
     """
-    since = f'connected from {peer} at {time.strftime("%X")}, life {life}'
+    when = time.strftime('%X')
+    since = f'connected from {peer} at {when}, incarnation {incarnation}'
     now = self._clock()
     with self._lock:
-      self._known[name] = _Known(life, since, 'connecting', now, now)
+      self._entries[name] = _Entry(incarnation, since, 'connecting', now, now)
 
-  def seen(self, name: str, life: int, doing: str = '') -> None:
-    """Notes a sign of life, and what the process does from now on."""
-    with self._lock:
-      known = self._known[name]
-      if known.life == life:
-        known.seen = self._clock()
-        if doing:
-          known.doing, known.at = doing, known.seen
-
-  def lost(self, name: str, life: int, reason: str) -> None:
-    """Notes that a connection has ended."""
-    with self._lock:
-      known = self._known[name]
-      if known.life == life:
-        known.lost, known.doing, known.at = True, reason, self._clock()
-
-  def describe(self, names: Sequence[str], silence_s: float) -> str:
-    """Returns a line for each process, as far as there are not too many.
+  def seen(self, name: str, incarnation: int, activity: str = '') -> None:
+    """Records a message of a process.
 
     Args:
-      names: Of the processes.
-      silence_s: Seconds that one may give no sign of life without it being
-        said.
+      name: Name of the process.
+      incarnation: Number of its incarnation.
+      activity: Its activity from now on; '' for the same as before.
+    """
+    with self._lock:
+      entry = self._entries[name]
+      if entry.incarnation == incarnation:
+        entry.seen = self._clock()
+        if activity:
+          entry.activity, entry.at = activity, entry.seen
+
+  def lost(self, name: str, incarnation: int, reason: str) -> None:
+    """Records that the connection of a process has ended.
+
+    Args:
+      name: Name of the process.
+      incarnation: Number of its incarnation.
+      reason: Reason for the end.
+    """
+    with self._lock:
+      entry = self._entries[name]
+      if entry.incarnation == incarnation:
+        entry.is_lost = True
+        entry.activity, entry.at = reason, self._clock()
+
+  def describe(self, names: Sequence[str], silence_s: float) -> str:
+    """Returns a line for each process; the lines of hundreds are counted.
+
+    Args:
+      names: Names of the processes.
+      silence_s: Seconds without a message after which the line says so.
     """
     lines = [self._line(name, silence_s) for name in names[:_SHOWN]]
     if len(names) > _SHOWN:
@@ -78,13 +104,13 @@ class Roster:
 
   def _line(self, name: str, silence_s: float) -> str:
     with self._lock:
-      known, now = self._known.get(name), self._clock()
-      if known is None:
+      entry, now = self._entries.get(name), self._clock()
+      if entry is None:
         return f'{name}: never seen'
-      age = f'{now - known.at:.0f} s'
-      if known.lost:
-        return f'{name}: {known.since}; lost since {age}: {known.doing}'
-      line = f'{name}: {known.since}; {known.doing} since {age}'
-      if now - known.seen > silence_s:
-        line += f'; silent for {now - known.seen:.0f} s'
+      age = f'{now - entry.at:.0f} s'
+      if entry.is_lost:
+        return f'{name}: {entry.since}; lost since {age}: {entry.activity}'
+      line = f'{name}: {entry.since}; {entry.activity} since {age}'
+      if now - entry.seen > silence_s:
+        line += f'; silent for {now - entry.seen:.0f} s'
       return line

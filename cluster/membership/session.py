@@ -1,26 +1,39 @@
-"""A session of a worker: its control stream to the coordinator."""
+"""Session of a worker: its control stream to the coordinator."""
 
 import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Generic, Self, TypeVar
 
 from absl import logging
 
-from cluster.membership.joining import RankHeld, dropped, join
+from cluster.membership.joining import RankHeld, drop, join
 from cluster.membership.process import Settings
 from cluster.network.errors import Refused, TransportError
-from cluster.network.heartbeat import BEATS, Heart
+from cluster.network.heartbeat import BEATS, Heartbeat
+from cluster.network.messages import (
+  WORKER_ADMISSION,
+  FromReplica,
+  FromWorker,
+  HeartbeatReply,
+  Progress,
+  Schema,
+  SessionEnd,
+  WorkerHeartbeat,
+  WorkerHello,
+)
 from cluster.process.exits import LOST
 
+T = TypeVar('T')
 
-class Session:
+
+class Session(Generic[T]):
   """A context manager, within which the control stream is open.
 
   Attributes:
-    number: Incarnation number of the worker's process, from 0.
-    heart: Heartbeat on the stream.
+    incarnation: Number of the incarnation of the worker's process, from 0.
+    heartbeat: Heartbeat on the stream.
     stack: Resources that are closed with the session.
   """
 
@@ -30,11 +43,12 @@ class Session:
     index: int,
     settings: Settings,
     *,
-    with_beats: Callable[[], dict[str, Any]],
+    schema: Schema[HeartbeatReply | SessionEnd | T],
+    progress: Callable[[], Progress],
+    receive: Callable[[T], None],
     hung: Callable[[str], None],
-    told: Callable[[dict[str, Any]], None],
-    ending: Callable[[], None],
-    deaf: Callable[[], bool] = lambda: False,
+    on_end: Callable[[], None],
+    is_blocked: Callable[[], bool] = lambda: False,
   ):
     """Creates the session: connects to the coordinator.
 
@@ -42,62 +56,61 @@ class Session:
       coordinator: HOST:PORT of the coordinator.
       index: Rank of the worker.
       settings: Settings of all processes of the run.
-      with_beats: Returns the payload of every heartbeat.
+      schema: Messages that the coordinator may send.
+      progress: Returns the progress that every heartbeat carries.
+      receive: Called with every message of the coordinator that is not about
+        the session, from another thread.
       hung: Called from another thread if the context does not exit after the
         session has ended, with the coordinator's reason: 'left', 'over' or
         'lost'.
-      told: Called with every other message of the coordinator, from another
-        thread.
-      ending: Called from another thread once the coordinator has ended the
+      on_end: Called from another thread once the coordinator has ended the
         session, or is lost; must unblock everything that the context waits for.
-      deaf: Returns whether the context waits for what `ending` cannot unblock;
-        `hung` is then called sooner, unless the run has finished: the other
-        workers end such a wait then.
+      is_blocked: Returns whether the context waits for something that `on_end`
+        cannot unblock; `hung` is then called sooner, unless the run has
+        finished: the other workers end such a wait then.
 
     Raises:
       TransportError: If the coordinator cannot be reached.
     """
     timeout_s = settings.timeout_s
-    self._control, welcome = join(
+    self._control, admission = join(
       coordinator,
-      {
-        'worker': index,
-        'process': settings.process,
-        'fingerprint': settings.fingerprint,
-      },
+      WorkerHello(index, settings.process, settings.fingerprint),
+      WORKER_ADMISSION,
       security=settings.security,
       timeout_s=timeout_s,
       start_s=settings.start_s,
     )
-    self.number = welcome['life']
+    self.incarnation = admission.incarnation
     self._index, self._timeout_s = index, timeout_s
     self._hung = hung
-    self._ending, self._deaf = ending, deaf
-    self._heeded = threading.Event()
+    self._on_end, self._is_blocked = on_end, is_blocked
+    self._exited = threading.Event()
     self.stack = contextlib.ExitStack()
-    self.stack.callback(dropped, self._control)
-    self.heart = Heart(
+    self.stack.callback(drop, self._control)
+    self.heartbeat = Heartbeat(
       self._control,
+      schema=schema,
       timeout_s=timeout_s,
-      ending=self._cut,
-      told=told,
-      with_beats=with_beats,
+      beat=lambda now: WorkerHeartbeat(now, progress()),
+      receive=receive,
+      on_end=self._unblock,
     )
 
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(self, *exception: Any) -> None:
-    self._heeded.set()
+  def __exit__(self, *exception: object) -> None:
+    self._exited.set()
     self.stack.close()
 
-  def say(self, header: dict[str, Any]) -> None:
+  def send(self, message: FromWorker | FromReplica) -> None:
     """Sends a message to the coordinator, unless the session has ended."""
-    if not self.heart.ended.is_set():
-      self._control.send(header)
+    if not self.heartbeat.ended.is_set():
+      self._control.send(message)
 
   @contextlib.contextmanager
-  def lived(self) -> Iterator[None]:
+  def suppress_errors(self) -> Iterator[None]:
     """Suppresses transport errors at the end of the session.
 
     Raises:
@@ -109,28 +122,28 @@ class Session:
       raise
     except TransportError as error:
       # The coordinator may know the reason, and sends it.
-      self.heart.ended.wait(self._timeout_s / BEATS)
+      self.heartbeat.ended.wait(self._timeout_s / BEATS)
       logging.info('Worker %d: %s', self._index, error)
 
-  def _cut(self) -> None:
+  def _unblock(self) -> None:
     """Unblocks the context, in the heartbeat's thread, once the session ends.
 
     Calls `hung` if the context has not exited within `timeout_s`, or, if it is
-    `deaf`, within a heartbeat.
+    blocked by others, within a heartbeat.
     """
-    self._ending()
-    verdict = self.heart.verdict
+    self._on_end()
+    end = self.heartbeat.end
     for _ in range(BEATS):
-      if self._heeded.wait(self._timeout_s / BEATS):
+      if self._exited.wait(self._timeout_s / BEATS):
         return
-      if self._deaf() and not verdict.get('finished'):
+      if self._is_blocked() and not end.is_finished:
         self._control.cancel('It waits for others.')
         break
-    self._hung(verdict['end'])
+    self._hung(end.kind)
 
 
 @contextlib.contextmanager
-def explained(index: int) -> Iterator[None]:
+def exit_on_error(index: int) -> Iterator[None]:
   """Turns fatal errors of a worker into exit codes.
 
   Args:

@@ -1,9 +1,10 @@
-"""Who has connected to a listener and has not been let in yet.
+"""Limits on connections that have not completed the handshake.
 
-gRPC takes in a connection, and the whole of its first message, before anybody
-here hears of it.  So a thread looks at the sockets: who has not shown in time
-that it may come in, or sends more than that takes, is cut off, as are the
-oldest if there are too many.  Who is let in is looked after by the system.
+gRPC accepts a connection, and reads its whole first message, before the program
+is called.  So a thread watches the sockets of a listener.  It cuts off a peer
+that has not completed the handshake in time, or has sent more than that takes,
+and the oldest ones if there are too many.  TCP keepalive watches the admitted
+ones.
 """
 
 import contextlib
@@ -13,117 +14,122 @@ from collections import Counter
 from collections.abc import Iterator
 
 from cluster.network import sockets
-from cluster.network.rate_limited_log import Sayings
+from cluster.network.rate_limited_log import RateLimitedLog
 
-WAIT_S = 20.0  # From connecting to being let in; whoever waits tries again.
-_MOST_BYTES = 1 << 17  # Until then: of TLS, HTTP/2, the schema and the hello.
-_MOST = 512  # Connections, and calls on them, that are not let in yet.
-_LOOK_S = 0.2
+WAIT_S = 20.0  # Limit of the handshake; clients try again.
+_MOST_BYTES = 1 << 17  # Of TLS, HTTP/2, the schema and the hello.
+_MOST = 512  # Pending connections, and pending calls on them.
+_POLL_S = 0.2
 
 
-class Door:
-  """Of one listener; it has a thread."""
+class PendingConnections:
+  """Pending connections of one listener, watched by a thread."""
 
-  def __init__(self, port: int, sayings: Sayings, wait_s: float):
-    """Looks after the connections of a port.
+  def __init__(self, port: int, log: RateLimitedLog, wait_s: float):
+    """Starts to watch the connections of a port.
 
     Args:
-      port: That is listened on.
-      sayings: Logs who was cut off.
-      wait_s: From connecting to being let in.
+      port: Port of the listener.
+      log: Log of the connections that are cut off.
+      wait_s: Limit from the connection to the end of the handshake, seconds.
     """
     self._port = port
-    self._sayings = sayings
+    self._log = log
     self._wait_s = wait_s
     self._lock = threading.Lock()
-    self._calls = 0  # That greet.
-    self._inside: Counter[str] = Counter()  # Streams, by peer.
-    self._left = False  # Whether one has ended since the last look.
-    self._since: dict[str, float] = {}  # Strangers, by number of the socket.
-    self._known: set[str] = set()  # Sockets that need no other look.
+    self._calls = 0  # Number of handshakes that are running.
+    self._admitted: Counter[str] = Counter()  # Streams, by peer.
+    self._has_ended = False  # Whether a stream has ended since the last check.
+    self._since: dict[str, float] = {}  # Start of each pending, by socket.
+    self._checked: set[str] = set()  # Sockets that need no other check.
     self._closed = threading.Event()
     threading.Thread(target=self._watch, daemon=True).start()
 
   @contextlib.contextmanager
-  def outside(self) -> Iterator[bool]:
-    """Counts a call that is not let in yet; gives whether it may try."""
+  def count_handshake(self) -> Iterator[bool]:
+    """Counts a handshake; yields False if too many are running."""
     with self._lock:
       self._calls += 1
-      may = self._calls <= _MOST
+      is_allowed = self._calls <= _MOST
     try:
-      yield may
+      yield is_allowed
     finally:
       with self._lock:
         self._calls -= 1
 
   @contextlib.contextmanager
-  def inside(self, peer: str) -> Iterator[None]:
-    """Lets a peer in for as long as a stream of it goes on."""
+  def admit(self, peer: str) -> Iterator[None]:
+    """Admits a peer's connection while one of its streams is open."""
     with self._lock:
-      self._inside[peer] += 1
+      self._admitted[peer] += 1
     try:
       yield
     finally:
       with self._lock:
-        self._inside[peer] -= 1
-        self._inside += Counter()  # Without those of which none is left.
-        self._left = True
+        self._admitted[peer] -= 1
+        self._admitted += Counter()  # Drops peers without a stream.
+        self._has_ended = True
 
   def close(self) -> None:
-    """Looks no more."""
+    """Stops to watch."""
     self._closed.set()
 
   def _watch(self) -> None:
-    while not self._closed.wait(_LOOK_S):
-      self._look(time.monotonic())
+    while not self._closed.wait(_POLL_S):
+      self._check(time.monotonic())
 
-  def _look(self, now: float) -> None:
-    """Cuts off who is to be."""
+  def _check(self, now: float) -> None:
+    """Checks all connections, and cuts off those beyond the limits."""
     with self._lock:
-      if self._left:  # Its connection may go on without a stream.
-        self._known.clear()
-        self._left = False
-    # Who does not tell has to be looked at.
+      if self._has_ended:  # Its connection may stay open without a stream.
+        self._checked.clear()
+        self._has_ended = False
+    # A kernel without this list makes all sockets be looked at.
     with contextlib.suppress(OSError):
-      if sockets.of_port(self._port) <= self._known:
+      if sockets.of_port(self._port) <= self._checked:
         self._since = {}
         return
     files = sockets.numbers()
-    self._known &= files.keys()
-    strangers = {}
-    for number in files.keys() - self._known:
+    self._checked &= files.keys()
+    pending = {}
+    for number in files.keys() - self._checked:
       since = self._since.get(number, now)
-      # It may have gone, or be one of another family.
+      # It may be closed by now, or be of another family.
       with contextlib.suppress(OSError):
-        if self._may_stay(files[number], now - since):
-          self._known.add(number)
+        if self._is_settled(files[number], now - since):
+          self._checked.add(number)
         else:
-          strangers[number] = since
-    oldest = sorted(strangers, key=strangers.__getitem__)
+          pending[number] = since
+    oldest = sorted(pending, key=pending.__getitem__)
     for number in oldest[: max(len(oldest) - _MOST, 0)]:
       with (
         contextlib.suppress(OSError),
-        sockets.looked_at(files[number]) as end,
+        sockets.opened(files[number]) as end,
       ):
-        self._cut(end, f'there are {len(oldest)} who wait')
-    self._since = strangers
+        self._cut(end, f'{len(oldest)} connections are pending')
+    self._since = pending
 
-  def _may_stay(self, file: str, waited_s: float) -> bool:
-    """Returns whether a socket needs no other look; cuts it off if it must."""
-    with sockets.looked_at(file) as end:
+  def _is_settled(self, file: str, waited_s: float) -> bool:
+    """Returns whether a socket needs no other check; may cut it off.
+
+    Args:
+      file: File descriptor of the socket.
+      waited_s: Seconds since the connection was seen first.
+    """
+    with sockets.opened(file) as end:
       if end.port != self._port or not end.peer:
         return True
-      sent = end.received_bytes
+      received = end.received_bytes
       with self._lock:
-        inside = self._inside[end.peer] > 0
-      if inside:
+        is_admitted = self._admitted[end.peer] > 0
+      if is_admitted:
         end.keep_alive()
-      elif sent > _MOST_BYTES:
-        self._cut(end, f'it has sent {sent} bytes before it was let in')
+      elif received > _MOST_BYTES:
+        self._cut(end, f'it has sent {received} bytes before its admission')
       elif waited_s > self._wait_s:
-        self._cut(end, f'it has not greeted within {self._wait_s:g} s')
-      return inside
+        self._cut(end, f'no handshake within {self._wait_s:g} s')
+      return is_admitted
 
   def _cut(self, end: sockets.End, why: str) -> None:
-    self._sayings.say(f'{end.peer}: refused: {why}')
+    self._log.write(f'{end.peer}: refused: {why}')
     end.shut_down()

@@ -25,7 +25,7 @@ def security(cluster: Any, address: str, token_file: str = '') -> Security:
 
   Only logs a warning if other users may read a secret.  On some file systems,
   such as those of Kubernetes secrets, file modes mean nothing: an error there
-  would coordinator users to run without a secret.
+  would make users run without a secret.
 
   Args:
     cluster: `config.cluster`.

@@ -1,27 +1,32 @@
-"""What goes wrong with streams."""
+"""Errors of streams between processes."""
 
 
 class TransportError(Exception):
-  """Something is wrong with a stream."""
+  """Base of all errors of streams."""
 
 
 class Closed(TransportError):
-  """The other end ended the stream, died or cannot be reached."""
+  """The other end has ended the stream, has died or cannot be reached."""
 
 
 class Corrupt(TransportError):
-  """What arrived is not what was sent."""
+  """The bytes that arrived were not sent like this, or are no valid message."""
 
 
 class Refused(TransportError):
-  """One end does not know the token, or what it has said is not accepted."""
+  """One end does not know the token, or rejects the other end's hello."""
 
 
 def ended(peer: str, why: Exception | str) -> TransportError:
-  """Returns what to raise when a stream has ended, or could not begin."""
+  """Returns the error to raise if a stream has ended or could not begin.
+
+  Args:
+    peer: Address of the other end.
+    why: Reason of the end, or the error of Flight.
+  """
   text = str(why)
   if isinstance(why, Exception):
-    # Flight wraps what gRPC says in what nobody needs.
+    # Flight wraps gRPC's message in details for its own developers.
     text = text.partition('. gRPC client debug context')[0]
     text = text.rpartition(' with message: ')[2]
   return Closed(f'{peer}: {text}')

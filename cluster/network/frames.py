@@ -1,9 +1,9 @@
-"""Frames: what travels at once on a call of Arrow Flight.
+"""Frames: the units in which messages travel on a call of Arrow Flight.
 
-A frame has a text and perhaps a chunk of bytes.  A small chunk follows the text
-in Flight's metadata; a large one is a record batch beside it, without a copy.
-Such a batch costs many times what it costs to copy little: five calls that give
-Python's lock away, and wait for it again.
+A frame has a text and at most one chunk of bytes.  A small chunk follows the
+text in Flight's metadata; a large one travels beside it as a record batch,
+without a copy.  A record batch costs much more than the copy of a small chunk:
+five calls that release Python's lock and wait for it again.
 """
 
 import struct
@@ -14,24 +14,25 @@ import pyarrow as pa
 import xxhash
 
 SCHEMA = pa.schema([pa.field('bytes', pa.uint8(), nullable=False)])
-# Kind, number within the stream, checksum, how long the text is.
+# Kind, number within the stream, checksum, size of the text.
 FORM = struct.Struct('<cQQI')
 HEADER, CHUNK, END = b'H', b'C', b'E'
-SMALL_BYTES = 1 << 14  # Of a chunk that is copied.
-BATCH_BYTES = 2**31 - 1  # What one record batch of Flight can hold.
+SMALL_BYTES = 1 << 14  # Largest chunk that is copied.
+BATCH_BYTES = 2**31 - 1  # Largest record batch of Flight.
 
 
 class Frame(NamedTuple):
-  """What has arrived.
+  """A frame that has arrived.
 
   Attributes:
     kind: HEADER, CHUNK or END.
     text: View of bytes.
-    chunk: uint8 [n]; of a header the first one, if it has a body.
+    chunk: uint8 [n]; None if there is none.  That of a header is the first of
+      the body.
   """
 
   kind: bytes
-  text: Any
+  text: memoryview
   chunk: np.ndarray | None
 
 
@@ -43,12 +44,12 @@ def packed(
   *,
   spoil: bool = False,
 ) -> tuple[pa.Buffer, np.ndarray | None]:
-  """Returns metadata, and the chunk if it is to travel beside it.
+  """Returns the metadata of a frame, and the chunk if it travels beside them.
 
   Args:
     kind: HEADER, CHUNK or END.
-    number: Of the frame within the stream.
-    text: Of any size.
+    number: Number of the frame within the stream.
+    text: The text, of any size.
     chunk: uint8 [n], contiguous, or None.
     spoil: Whether to flip a bit, of the chunk if there is one.
   """
@@ -64,25 +65,30 @@ def packed(
   return pa.py_buffer(form + text), chunk
 
 
-def checksum(text: Any, chunk: np.ndarray | None) -> int:
-  """Returns that of a text and what follows it."""
-  of = xxhash.xxh3_64(text)
+def checksum(text: bytes | memoryview, chunk: np.ndarray | None) -> int:
+  """Returns the checksum (XXH3) of a text and the chunk that follows it."""
+  hashed = xxhash.xxh3_64(text)
   if chunk is not None:
-    of.update(chunk)
-  return of.intdigest()
+    hashed.update(chunk.data)
+  return hashed.intdigest()
 
 
 def batch(chunk: np.ndarray) -> pa.RecordBatch:
-  """Returns what a large chunk travels as."""
+  """Returns the record batch as which a large chunk travels."""
   buffers = [None, pa.py_buffer(chunk)]
   column = pa.Array.from_buffers(pa.uint8(), chunk.size, buffers, 0)
   return pa.RecordBatch.from_arrays([column], schema=SCHEMA)
 
 
-def unbatched(batch: pa.RecordBatch | None) -> np.ndarray | None:
-  """Returns the bytes of a chunk, without padding; None if it is none."""
-  valid = batch is not None and batch.schema == SCHEMA and batch.num_rows
-  buffer = batch.column(0).buffers()[1] if valid else None
+def unbatched(batch: Any) -> np.ndarray | None:
+  """Returns the chunk of a record batch; None if it is no such batch.
+
+  Args:
+    batch: `pyarrow.RecordBatch` or None, as Flight hands it over.
+  """
+  if batch is None or batch.schema != SCHEMA or not batch.num_rows:
+    return None
+  buffer = batch.column(0).buffers()[1]  # Padded.
   if buffer is None or buffer.size < batch.num_rows:
     return None
   return np.frombuffer(buffer, np.uint8)[: batch.num_rows]

@@ -1,23 +1,25 @@
-"""How two ends of a stream find out that both know the token.
+"""Handshake by which both ends of a stream prove that they know the token.
 
-Neither sends it.  Each sends a number of its own that was never used before,
-and shows that it can make a code of both numbers, of its role and of the
-address that the client has connected to, of which the token is the key (HMAC,
-RFC 2104; in three passes, as ISO/IEC 9798-4 has it).  So what one end has said
-can neither be said again to it, nor sent on to another listener or at another
-time.  The listener is first: to a stranger a client says no more than that it
-is there.
+Neither end sends the token.  Each sends a random number that was never used
+before, and an HMAC (RFC 2104) of both numbers, its role and the address that
+the client has connected to, whose key is the token; in three passes, as in
+ISO/IEC 9798-4.  A recorded handshake is therefore of no use at another time or
+to another listener.  The listener proves itself first: until then a client
+reveals no more than that it exists.
 
-It shows who the other end is, not that nobody between them changes what is said
-afterwards: that is what TLS is for, which is there before.
+The handshake authenticates the peers.  It does not protect what they send
+afterwards from a third party: TLS does, which is set up before it.
 """
 
 import hmac
 import secrets
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
+
+from cluster.network import messages
+from cluster.network.calls import Stream
 from cluster.network.errors import Refused
-from cluster.network.messages import Stream
 
 NONCE_BYTES = 32
 LISTENER, CLIENT = b'listener', b'client'
@@ -25,15 +27,15 @@ _PURPOSE = b'syncopate stream 1'
 
 
 class Security(NamedTuple):
-  """What both ends need to trust each other.
+  """Credentials of one end of a stream.
 
   Attributes:
     token: Secret, the same at both ends, that neither sends; '' for none.
-    certificate: PEM, the listener's, which must name the address that clients
-      connect to; b'' for no encryption.
-    key: PEM, of the certificate; listeners only.
-    tls_name: What the certificate names in the place of the address; '' for
-      the address.  Clients only.
+    certificate: PEM of the listener's certificate, which must name the address
+      that clients connect to; b'' for no encryption.
+    key: PEM of the certificate's key; listeners only.
+    tls_name: Name in the certificate in place of the address; '' for the
+      address.  Clients only.
   """
 
   token: str = ''
@@ -42,61 +44,65 @@ class Security(NamedTuple):
   tls_name: str = ''
 
   def __repr__(self) -> str:
-    """Returns what may be in a log: no secret."""
+    """Returns the names of the credentials, without their values, for logs."""
     parts = [field for field in self._fields if getattr(self, field)]
     return f'Security({", ".join(parts)})'
 
 
-def receive_hello(stream: Stream, security: Security, address: str) -> Any:
-  """Returns the hello of a client that knows the token.
+def receive_hello(
+  stream: Stream, security: Security, address: str
+) -> msgspec.Raw:
+  """Returns the encoded hello of a client that knows the token.
 
   Args:
-    stream: New, from the client.
-    security: The listener's.
+    stream: New stream from the client.
+    security: Credentials of the listener.
     address: IPv4 'address:port' of the listener.
 
   Raises:
-    Refused: If it does not know the token.
-    TransportError: If it says something else, or goes.
+    Refused: If the client does not know the token.
+    TransportError: If it sends another message, or the stream ends.
   """
-  theirs = _field(_said(stream), 'nonce')
+  theirs = stream.receive(messages.CLIENT_NONCE, 0).header.nonce
   ours = secrets.token_hex(NONCE_BYTES)
   numbers = theirs, ours, address
   code = proof(security.token, LISTENER, *numbers)
-  stream.send({'nonce': ours, 'proof': code})
-  answer = _said(stream)
+  stream.send(messages.ListenerProof(nonce=ours, proof=code))
+  answer = stream.receive(messages.CLIENT_PROOF, 0).header
   expected = proof(security.token, CLIENT, *numbers)
-  if not hmac.compare_digest(_field(answer, 'proof'), expected):
+  if not hmac.compare_digest(answer.proof, expected):
     raise Refused('its token is not ours')
-  return answer.get('hello')
+  hello: msgspec.Raw = answer.hello.copy()
+  return hello
 
 
 def send_hello(
-  stream: Stream, security: Security, address: str, hello: Any
+  stream: Stream, security: Security, address: str, hello: object
 ) -> None:
-  """Says hello to a listener, if it knows the token; waits for its answer.
+  """Sends a hello to a listener that knows the token; waits for its answer.
 
   Args:
-    stream: New, to the listener.
-    security: The client's.
+    stream: New stream to the listener.
+    security: Credentials of the client.
     address: IPv4 'address:port' that the client has connected to.
-    hello: Plain JSON.
+    hello: Message for the listener's handler.
 
   Raises:
-    Refused: If the listener does not know the token, or says that we do not.
-    TransportError: If it says something else, or goes.
+    Refused: If the listener does not know the token, or refuses ours.
+    TransportError: If it sends another message, or the stream ends.
   """
   ours = secrets.token_hex(NONCE_BYTES)
-  stream.send({'nonce': ours})
-  answer = _said(stream)
-  numbers = ours, _field(answer, 'nonce'), address
+  stream.send(messages.ClientNonce(nonce=ours))
+  answer = stream.receive(messages.LISTENER_PROOF, 0).header
+  numbers = ours, answer.nonce, address
   expected = proof(security.token, LISTENER, *numbers)
-  if not hmac.compare_digest(_field(answer, 'proof'), expected):
+  if not hmac.compare_digest(answer.proof, expected):
     stream.close('its token is not ours')
     raise Refused(f'{stream.peer}: the token is not that of the listener')
   code = proof(security.token, CLIENT, *numbers)
-  stream.send({'proof': code, 'hello': hello})
-  stream.receive(most_bytes=0)
+  encoded = msgspec.Raw(messages.encode(hello))
+  stream.send(messages.ClientProof(proof=code, hello=encoded))
+  stream.receive(messages.NOTHING, 0)
 
 
 def proof(
@@ -108,38 +114,22 @@ def proof(
   *,
   purpose: bytes = _PURPOSE,
 ) -> str:
-  """Returns the code of who knows the token, in hex.
+  """Returns the code that proves knowledge of the token, in hex.
 
   All parts but the last have fixed lengths.
 
   Args:
     token: The key.
-    role: LISTENER or CLIENT: whose code it is.
-    client: The client's number, in hex.
-    listener: The listener's number, in hex.
-    address: That the client has connected to, and whatever else both know.
-    purpose: What the code is for, of a fixed length for each: one that was made
-      for something else shows nothing.
+    role: LISTENER or CLIENT, the end that proves itself.
+    client: The client's random number, in hex.
+    listener: The listener's random number, in hex.
+    address: Address that the client has connected to, and whatever else both
+      ends know.
+    purpose: Kind of the handshake, so that a code of another kind is invalid.
   """
-  if not token:  # There is nobody to be kept out: tunnels may be used.
+  if not token:  # Without a secret, connections through tunnels are allowed.
     address = ''
   role = role.ljust(len(LISTENER))
   numbers = bytes.fromhex(client) + bytes.fromhex(listener)
   message = purpose + role + numbers + address.encode()
   return hmac.digest(token.encode(), message, 'sha256').hex()
-
-
-def _said(stream: Stream) -> dict[str, Any]:
-  header = stream.receive(most_bytes=0).header
-  if not isinstance(header, dict):
-    raise Refused('it does not greet')
-  return header
-
-
-def _field(said: dict[str, Any], name: str) -> str:
-  """Returns a number of 32 bytes, in hex, of what was said."""
-  text = said.get(name)
-  valid = isinstance(text, str) and len(text) == 2 * NONCE_BYTES
-  if not valid or set(text) - set('0123456789abcdef'):
-    raise Refused('it does not greet')
-  return text

@@ -1,19 +1,38 @@
-"""Whether the other end still lives, and what time it is there."""
+"""Heartbeats: whether the coordinator is alive, and what its clock shows.
+
+A process sends heartbeats to the coordinator, which answers each with its
+clock.  The answer with the shortest round trip gives the offset between the two
+clocks (as in NTP, RFC 5905).
+"""
 
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Generic, TypeVar
 
+from cluster.network.messages import (
+  HeartbeatReply,
+  Schema,
+  ServerHeartbeat,
+  SessionEnd,
+  WorkerHeartbeat,
+)
 from cluster.network.streams import Stream, TransportError
 
-BEATS = 5  # Of a process, in the time after which it counts as lost.
+BEATS = 5  # Heartbeats within the silence after which a process is lost.
+
+T = TypeVar('T')
 
 
 @contextlib.contextmanager
 def within(stream: Stream, limit_s: float) -> Iterator[None]:
-  """Cancels a stream if the body takes longer, which so has an end."""
+  """Cancels a stream if the body takes longer than a limit, which ends waits.
+
+  Args:
+    stream: The stream.
+    limit_s: The limit, seconds.
+  """
   timer = threading.Timer(limit_s, stream.cancel, ['no answer in time'])
   timer.start()
   try:
@@ -22,88 +41,91 @@ def within(stream: Stream, limit_s: float) -> Iterator[None]:
     timer.cancel()
 
 
-class Heart:
-  """Keeps a worker's or a server's stream to the coordinator alive.
-
-  The coordinator answers each beat with its clock: the answer that came back fastest
-  tells how far the clocks are apart (as in NTP, RFC 5905).
+class Heartbeat(Generic[T]):
+  """Heartbeats on a stream to the coordinator, which has threads for them.
 
   Attributes:
-    ended: Set once the coordinator has said that it is over, or is lost.
-    verdict: What it has said; 'lost' if nothing.
+    ended: Set once the coordinator has ended the session, or is lost.
+    end: The coordinator's last message; of the kind 'lost' if there is none.
   """
 
   def __init__(
     self,
     stream: Stream,
     *,
+    schema: Schema[HeartbeatReply | SessionEnd | T],
     timeout_s: float,
-    ending: Callable[[], None],
-    told: Callable[[Any], None] | None = None,
-    with_beats: Callable[[], dict[str, Any]] = dict,
+    beat: Callable[[float], WorkerHeartbeat | ServerHeartbeat],
+    receive: Callable[[T], None],
+    on_end: Callable[[], None],
   ):
-    """Starts to beat.
+    """Starts to send heartbeats.
 
     Args:
-      stream: To the coordinator.
-      timeout_s: Silence of the coordinator after which it counts as lost.
-      ending: Called when `ended` is set, from another thread.
-      told: Called with every message that is neither an answer nor an end.
-      with_beats: Returns what every beat says beside the time.
+      stream: Stream to the coordinator.
+      schema: Messages that the coordinator may send.
+      timeout_s: Silence of the coordinator after which it counts as lost,
+        seconds.
+      beat: Returns a heartbeat, given the time of this process's clock.
+      receive: Called with all other messages, from another thread.
+      on_end: Called once `ended` is set, from another thread.
     """
     self.ended = threading.Event()
-    self.verdict: dict[str, Any] = {'end': 'lost', 'reason': ''}
-    self._stream = stream
+    self.end = SessionEnd('lost', '')
+    self._stream, self._schema = stream, schema
     self._timeout_s = timeout_s
-    self._ending = ending
-    self._told = told
-    self._with_beats = with_beats
-    self._unanswered = 0  # Beats.
-    self._round_s, self._offset_s = float('inf'), 0.0
-    for target in (self._beat, self._listen):
+    self._on_end = on_end
+    self._receive = receive
+    self._beat = beat
+    self._unanswered = 0  # Heartbeats.
+    self._round_trip_s, self._offset_s = float('inf'), 0.0
+    for target in (self._send, self._listen):
       threading.Thread(target=target, daemon=True).start()
 
-  def lead_time(self, here: float) -> float:
-    """Returns what the coordinator's clock said when `time.monotonic` said `here`."""
+  def coordinator_time(self, here: float) -> float:
+    """Returns the coordinator's clock at a time of this process's clock.
+
+    Args:
+      here: Time as `time.monotonic` gives it.
+    """
     return here + self._offset_s
 
-  def _beat(self) -> None:
+  def _send(self) -> None:
     while not self.ended.wait(self._timeout_s / BEATS):
-      # Beats, not seconds: this process itself may have been stopped.
+      # Counts heartbeats, not seconds: this process may have been stopped.
       self._unanswered += 1
       if self._unanswered >= BEATS:
-        reason = f'no answer for {self._timeout_s:g} s'
-        self._end({'end': 'lost', 'reason': reason})
+        self._finish(SessionEnd('lost', f'no answer for {self._timeout_s:g} s'))
         return
       try:
-        self._stream.send({'beat': time.monotonic()} | self._with_beats())
+        self._stream.send(self._beat(time.monotonic()))
       except TransportError:
-        return  # Who listens has seen it too, and says why.
+        return  # `_listen` meets the error, too, and reports it.
 
   def _listen(self) -> None:
     try:
-      self._stream.send({'beat': time.monotonic()} | self._with_beats())
+      self._stream.send(self._beat(time.monotonic()))
       while True:
-        message = self._stream.receive()
-        header = message.header
+        message = self._stream.receive(self._schema).header
         self._unanswered = 0
-        if 'beat' in header:
-          self._compare(header['beat'], header['clock'], time.monotonic())
-        elif 'end' in header:
-          self._end(header)
+        if isinstance(message, HeartbeatReply):
+          self._compare(message, time.monotonic())
+        elif isinstance(message, SessionEnd):
+          self._finish(message)
           return
-        elif self._told:
-          self._told(header)
+        else:
+          self._receive(message)
     except TransportError as error:
-      self._end({'end': 'lost', 'reason': str(error)})
+      self._finish(SessionEnd('lost', str(error)))
 
-  def _compare(self, sent: float, clock: float, received: float) -> None:
-    if received - sent < self._round_s:
-      self._round_s = received - sent
-      self._offset_s = clock - (sent + received) / 2
+  def _compare(self, reply: HeartbeatReply, received: float) -> None:
+    round_trip_s = received - reply.sent
+    if round_trip_s < self._round_trip_s:
+      self._round_trip_s = round_trip_s
+      self._offset_s = reply.clock - (reply.sent + received) / 2
 
-  def _end(self, verdict: dict[str, Any]) -> None:
+  def _finish(self, end: SessionEnd) -> None:
     if not self.ended.is_set():
-      self.verdict = verdict
+      self.end = end
       self.ended.set()
-      self._ending()
+      self._on_end()

@@ -1,4 +1,4 @@
-"""Which address of this host to listen on (Linux)."""
+"""IPv4 addresses of this host's network interfaces (Linux)."""
 
 import contextlib
 import fcntl
@@ -12,16 +12,16 @@ _SIOCGIFADDR, _SIOCGIFHWADDR = 0x8915, 0x8927
 
 
 def interface_address(name: str) -> str:
-  """Returns the IPv4 address of this host that an interface or network means.
+  """Returns the IPv4 address of an interface, or this host's in a network.
 
   Args:
-    name: Of an interface, such as 'eth0', or a network such as '10.0.0.0/8':
-      the one address of this host in it.  What is the same on all hosts, the
-      network, is so even where interfaces have other names.
+    name: Name of an interface, such as 'eth0', or a network, such as
+      '10.0.0.0/8'.  A network can be the same on all hosts, even if their
+      interfaces have different names.
 
   Raises:
-    ValueError: If there is no such interface or it has no such address, or if
-      not just one address is in the network; lists those that there are.
+    ValueError: If there is no such interface or it has no IPv4 address, or if
+      not exactly one address is in the network; lists the addresses.
   """
   found = _addresses()
   if '/' not in name:
@@ -34,18 +34,18 @@ def interface_address(name: str) -> str:
       f'interface: expected a network such as 10.0.0.0/8, got {name!r}: '
       f'{error}.'
     ) from error
-  mine = sorted(
+  own = sorted(
     {a for a in found.values() if ipaddress.IPv4Address(a) in network}
   )
   expected = f'a network with one address of {found}'
-  if len(mine) > 1:
-    expected = f'a smaller network than one with {mine}'
-  require(len(mine) == 1, 'interface', expected, name)
-  return mine[0]
+  if len(own) > 1:
+    expected = f'a smaller network than one with {own}'
+  require(len(own) == 1, 'interface', expected, name)
+  return own[0]
 
 
 def interface_name(name: str) -> str:
-  """Returns the interface of this host that an interface or network means.
+  """Returns the name of an interface, or of this host's in a network.
 
   Args:
     name: As of `interface_address`.
@@ -56,7 +56,7 @@ def interface_name(name: str) -> str:
   address = interface_address(name)
   if '/' not in name:
     return name
-  return min(own for own, found in _addresses().items() if found == address)
+  return min(key for key, found in _addresses().items() if found == address)
 
 
 def is_loopback(address: str) -> bool:
@@ -83,7 +83,7 @@ def _addresses() -> dict[str, str]:
   with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
     for _, interface in socket.if_nameindex():
       request = struct.pack('256s', interface.encode())
-      with contextlib.suppress(OSError):  # It has no IPv4 address.
+      with contextlib.suppress(OSError):  # No IPv4 address.
         reply = fcntl.ioctl(probe, _SIOCGIFADDR, request)
         found[interface] = socket.inet_ntoa(reply[20:24])
   return found

@@ -1,4 +1,4 @@
-"""Memory for large vectors: used again, and as XLA takes it without a copy."""
+"""Memory for large vectors, which XLA takes without a copy."""
 
 import os
 from collections.abc import Mapping
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 import numpy as np
 from absl import logging
 
-# For a process that moves large vectors.  glibc would give freed blocks back to
-# the kernel, and every new one, of XLA or of gRPC, would cost a page fault for
-# each 4 KiB, which takes longer than to fill it.  With these it keeps them, in
-# one heap for all threads, of huge pages where the kernel has them.  It reads
-# them when a process starts; other C libraries do not.
+# Settings of glibc for processes that move large vectors.  By default it gives
+# freed blocks back to the kernel, so that every new one of XLA or gRPC costs a
+# page fault for each 4 KiB, which takes longer than filling it.  With these
+# settings it retains them, in one heap for all threads, of huge pages if the
+# kernel has them.  It reads the settings when a process starts; other C
+# libraries ignore them.
 ENVIRONMENT: Mapping[str, str] = {
   'GLIBC_TUNABLES': ':'.join(
     [
@@ -21,18 +22,18 @@ ENVIRONMENT: Mapping[str, str] = {
     ]
   )
 }
-_XLA_ALIGNMENT = 64  # Bytes; XLA copies, slowly, what begins elsewhere.
+_XLA_ALIGNMENT = 64  # Bytes; XLA copies other arrays, slowly.
 
 
 def advise() -> None:
-  """Logs how this process could keep its memory, if nobody has seen to it."""
+  """Logs the settings in `ENVIRONMENT` that this process lacks."""
   for name, value in ENVIRONMENT.items():
     if name not in os.environ:
       logging.info('Large vectors move faster with %s=%s', name, value)
 
 
 def aligned(size_bytes: int) -> np.ndarray:
-  """Returns an array, uint8 [size_bytes], that XLA takes without a copy."""
+  """Returns an array, uint8 [size_bytes], which XLA takes without a copy."""
   whole = np.empty(size_bytes + _XLA_ALIGNMENT, np.uint8)
   start = -whole.ctypes.data % _XLA_ALIGNMENT
   return whole[start : start + size_bytes]

@@ -1,370 +1,1165 @@
-"""Messages on one call of Arrow Flight, between two processes.
+"""The schema of the messages between the processes of a run.
 
-A message is a header, plain JSON, and a body in chunks of bytes, each with a
-checksum; the header travels with the first of them.  Chunks travel as soon as
-they are sent and are handed over as soon as they arrive.  Both are without a
-copy of ours, but for small chunks.
+Every message is one of the classes here, encoded as MessagePack by msgspec.  A
+`Schema` names the classes that a process accepts at one point of a stream, and
+decodes them.  A process that knows the token may still run another version or
+be faulty, so all constraints are checked when a message is decoded: a message
+that violates one is never seen by the code that acts on messages, and ends the
+stream of its sender.
+
+Numbers are finite, counts are not negative, and texts are bounded.  What only
+the receiver knows, such as the number of workers, is checked there.  Arrays are
+not part of messages: they travel as the body of a message (`calls`).
 """
 
-import contextlib
-import json
-import queue
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.flight as flight
+import msgspec
+from msgspec import Meta
 
-from cluster.network import frames
-from cluster.network.errors import Closed, Corrupt, TransportError, ended
-from cluster.network.frames import CHUNK, END, HEADER, Frame
-from configs.checks import require
+T_co = TypeVar('T_co', covariant=True)
 
-# What Flight raises, from any of its layers.
-ERRORS = (pa.ArrowException, flight.FlightError, OSError)
-CHUNK_BYTES = 1 << 21  # The fastest on loopback.
-GRACE_S = 2.0  # For the other end to answer that a stream ends.
-_HEADER_BYTES = 2**24  # Orders to a thousand workers take a tenth of it.
-Spoil = Literal['first', 'last']  # Which chunk is corrupt, on purpose.
-_REASON = 300  # Characters that a peer can have logged.
+_NUMBER = 2.0**1000  # Exclusive bound of numbers.
+_COUNT = 2**53  # Exclusive bound of counts, which floats then hold exactly.
+_WORKERS = 2**16  # Exclusive bound of ranks.
+_DEVICES = 1024  # Of one process.
+_OCTET = '(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])'
+_PORT = (
+  '(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}'
+  '|[1-9][0-9]{0,3})'
+)
+_ADDRESS = rf'\A(?!0\.0\.0\.0:){_OCTET}(?:\.{_OCTET}){{3}}:{_PORT}\Z'
 
+Number = Annotated[float, Meta(gt=-_NUMBER, lt=_NUMBER)]
+Seconds = Annotated[float, Meta(ge=0, lt=_NUMBER)]
+Count = Annotated[int, Meta(ge=0, lt=_COUNT)]
+Rank = Annotated[int, Meta(ge=0, lt=_WORKERS)]
+Text = Annotated[str, Meta(max_length=2**20)]
+Line = Annotated[str, Meta(max_length=200)]  # Shown in logs again and again.
+Address = Annotated[str, Meta(pattern=_ADDRESS)]  # 'IPv4 address:port'.
+Process = Annotated[str, Meta(pattern=r'\A[0-9a-f]{32}\Z')]
+Nonce = Annotated[str, Meta(pattern=r'\A[0-9a-f]{64}\Z')]
 
-class Incoming(NamedTuple):
-  """A message whose body may still be on its way.
-
-  Attributes:
-    header: Plain JSON.
-    size_bytes: Of the body.
-    chunks: uint8 [n], read-only, as they were sent and without a copy; valid
-      for as long as they are referred to.  To be consumed before the next
-      message is received, which skips what is left.  Raises what
-      `Stream.receive` does.
-  """
-
-  header: Any
-  size_bytes: int
-  chunks: Iterator[np.ndarray]
-
-  def read(self, into: np.ndarray) -> None:
-    """Copies the whole body into an array, uint8 [size_bytes].
-
-    Raises:
-      ValueError: If the array is another one.
-      TransportError: As `Stream.receive`.
-    """
-    valid = into.dtype == np.uint8 and into.shape == (self.size_bytes,)
-    expected, got = f'uint8 [{self.size_bytes}]', (into.dtype, into.shape)
-    require(valid, 'into', expected, got)
-    start = 0
-    for chunk in self.chunks:
-      whole = slice(start, start + chunk.size)
-      if chunk.size > frames.SMALL_BYTES:
-        into[whole] = chunk
-      else:  # NumPy gives Python's lock away, and waits for it again.
-        into.data[whole] = chunk.data
-      start += chunk.size
-      del chunk  # Before the next one arrives, which so takes its warm memory.
+# First and last example, exclusive, of each range.
+Ranges = tuple[tuple[Count, Count], ...]
+# Phase, iteration (-1 before the first) and number of its chunks so far.
+Progress = tuple[
+  Literal['transfer', 'compute'],
+  Annotated[int, Meta(ge=-1, lt=_COUNT)],
+  Count,
+]
+# Rank and address of a process that gives its state to others.
+Source = tuple[Rank, Address]
+# See `cluster.parameter_server.residuals.Since`.
+ResidualSource = tuple[Count | None, Count | None, Sequence[Rank]]
+# Receiver, bytes sent to it, and seconds for which some were on their way.
+Traffic = Annotated[
+  Sequence[tuple[Rank, Count, Seconds]], Meta(max_length=_WORKERS)
+]
+Devices = Annotated[Sequence[Line], Meta(max_length=_DEVICES)]
 
 
-class Stream:
-  """One end of a stream.
+def _check_printable(*lines: str) -> None:
+  for line in lines:
+    if not line.isprintable():
+      raise ValueError(f'Expected a printable line, got {line[:200]!r}')
 
-  One thread may receive while others send.  Neither has a bound of its own: a
-  peer that is stopped or cut off, not dead, is noticed by whoever expects to
-  hear of it, and calls `cancel`.
+
+class Message(
+  msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
+):
+  """Base of all messages; a field 'type' holds the name of the class."""
+
+
+class Untagged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+  """Base of structs whose place in a stream or message determines the class."""
+
+
+class ClientNonce(Untagged, frozen=True):
+  """First message of a client to a listener.
 
   Attributes:
-    peer: Address of the other end.
+    nonce: The client's random number, in hex.
   """
 
-  def __init__(
-    self,
-    reader: Any,
-    writer: Any,
-    peer: str,
-    cut: Callable[[], None],
-    finish: Callable[[], None],
-  ):
-    """For `connect` and `Listener`.
-
-    Args:
-      reader: Of the call.
-      writer: Of the call.
-      peer: Address of the other end.
-      cut: Ends the call at once.
-      finish: Ends it after what has been sent.
-    """
-    self.peer = peer
-    self._reader = reader
-    self._writer = writer
-    self._cut = cut
-    self._finish = finish
-    self._finished = False
-    self._sending = threading.Lock()
-    self._receiving = threading.Lock()
-    self._closing = threading.Lock()
-    self._sent = self._received = 0
-    self._held: Frame | None = None  # Read, but not part of the message.
-    self._returned: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    self._reason = ''  # Why the stream has ended.
-
-  def send(
-    self,
-    header: Any,
-    chunks: Iterable[np.ndarray] = (),
-    size_bytes: int = 0,
-    *,
-    spoil: Spoil | None = None,
-  ) -> None:
-    """Sends a message; each chunk is on its way before the next is asked for.
-
-    Returns once the arrays may change again: all of them have been copied or
-    handed to the kernel.  If the body fails, then the stream ends.
-
-    Args:
-      header: Plain JSON.
-      chunks: uint8 [n], contiguous, of any sizes above 0.
-      size_bytes: Their sum.
-      spoil: A bit of this chunk, or of the header if there is none, is flipped
-        after its checksum has been made.
-
-    Raises:
-      Closed: If the stream has ended.
-      ValueError: If the chunks or their sum are not as they should be.
-      Exception: Whatever `chunks` raises.
-    """
-    text = _ENCODER.encode([header, size_bytes]).encode()
-    with self._sending:
-      try:
-        self._send(text, chunks, size_bytes, spoil)
-      except BaseException as error:
-        self._end(f'{type(error).__name__}: {error}')
-        raise
-
-  def receive(self, most_bytes: int | None = None) -> Incoming:
-    """Waits for the next message.
-
-    After Corrupt the stream can be used on, as the damaged message is skipped.
-
-    Args:
-      most_bytes: Of its body; None for any.
-
-    Raises:
-      Closed: If the stream has ended, with the reason that the peer gave.
-      Corrupt: If a checksum, a size, the order or the form is wrong.
-    """
-    frame = self._held or self._read()
-    self._held = None
-    while frame.kind == CHUNK:
-      frame = self._read()
-    if frame.chunk is not None:
-      self._held = Frame(CHUNK, b'', frame.chunk)
-    header, size_bytes = self._unpacked(frame.text)
-    if most_bytes is not None and size_bytes > most_bytes:
-      raise Corrupt(
-        f'{self.peer}: expected a body of at most {most_bytes} bytes, got one '
-        f'of {size_bytes}'
-      )
-    return Incoming(header, size_bytes, self._body(size_bytes))
-
-  def close(self, reason: str = '') -> None:
-    """Ends the stream after what has been sent; blocks for some seconds.
-
-    What the peer has not received by then may be lost.
-
-    Args:
-      reason: Text that `receive` of the peer raises.
-    """
-    with self._closing:
-      if self._finished:
-        return
-      self._finished = True
-      timer = threading.Timer(GRACE_S, self.cancel)
-      timer.start()
-      # A body that is not produced keeps the lock, but writes no more.
-      if self._sending.acquire(timeout=2 * GRACE_S):
-        self._end(reason or 'closed')
-        self._sending.release()
-      with self._receiving:
-        self._finish()
-        self._reason = self._reason or 'closed'
-      timer.cancel()
-      # Another stream may have the same address from here on.
-      self._cut = lambda: None
-
-  def cancel(self, reason: str = 'cancelled') -> None:
-    """Ends the stream at once: what blocks on it raises Closed.
-
-    May be called from any thread.  What was sent last may be lost.  The client
-    still has to close the stream.
-    """
-    self._reason = self._reason or reason
-    self._returned.put(None)
-    self._cut()
-
-  def _send(
-    self,
-    text: bytes,
-    chunks: Iterable[np.ndarray],
-    size_bytes: int,
-    spoil: Spoil | None,
-  ) -> None:
-    lent = []
-    sent = 0
-    for chunk in chunks:
-      first = not sent
-      sent += chunk.size
-      valid = 0 < chunk.nbytes == chunk.size <= frames.BATCH_BYTES
-      require(valid, 'chunks', 'uint8 [n], n > 0', (chunk.dtype, chunk.shape))
-      require(sent <= size_bytes, 'chunks', f'{size_bytes} bytes', sent)
-      view = chunk.view()
-      if chunk.size > frames.SMALL_BYTES:
-        lent.append(weakref.ref(view, self._returned.put))
-      here = {'first': first, 'last': sent == size_bytes}
-      kind, before = (HEADER, text) if first else (CHUNK, b'')
-      self._write(kind, before, view, spoil=here.get(spoil, False))
-      del view
-    require(sent == size_bytes, 'chunks', f'{size_bytes} bytes', sent)
-    if not sent:
-      self._write(HEADER, text, spoil=spoil is not None)
-    # gRPC promises to write, not that it no longer reads the caller's memory.
-    for _ in lent:
-      if self._returned.get() is None:
-        raise Closed(f'{self.peer}: {self._reason}')
-
-  def _write(
-    self,
-    kind: bytes,
-    text: bytes,
-    chunk: np.ndarray | None = None,
-    *,
-    spoil: bool = False,
-  ) -> None:
-    if self._reason:
-      raise Closed(f'{self.peer}: {self._reason}')
-    metadata, chunk = frames.packed(kind, self._sent, text, chunk, spoil=spoil)
-    self._sent += 1
-    try:
-      if chunk is None:
-        self._writer.write_metadata(metadata)
-      else:
-        self._writer.write_with_metadata(frames.batch(chunk), metadata)
-    except ERRORS as error:
-      # Why is known to `receive`, which may have more to read before.
-      raise Closed(f'{self.peer}: cannot send: {error}') from error
-
-  def _end(self, reason: str) -> None:
-    with contextlib.suppress(Closed):
-      self._write(END, reason.encode())
-      self._reason = reason
-
-  def _body(self, left: int) -> Iterator[np.ndarray]:
-    while left:
-      data = self._chunk(left)
-      left -= data.size
-      # Not kept while the next one arrives, which so takes its warm memory.
-      lent = [data]
-      del data
-      yield lent.pop()
-
-  def _chunk(self, left: int) -> np.ndarray:
-    frame = self._held or self._read()
-    self._held = None
-    if frame.kind != CHUNK or frame.chunk.size > left:
-      self._held = frame
-      raise Corrupt(f'{self.peer}: the body is not of the size announced')
-    return frame.chunk
-
-  def _unpacked(self, text: Any) -> tuple[Any, int]:
-    """Returns a header and the size of the body that belongs to it."""
-    try:
-      parts = _DECODER.decode(str(text, 'utf-8'))
-    # Also of what is not UTF-8, and of what is too deep.
-    except (ValueError, RecursionError) as error:
-      raise Corrupt(f'{self.peer}: expected JSON, got {error}') from error
-    match parts:
-      case [header, int(size)] if size >= 0 and not isinstance(size, bool):
-        return header, size
-    raise Corrupt(f'{self.peer}: expected a header and the size of a body')
-
-  def _read(self) -> Frame:
-    with self._receiving:
-      if self._reason:
-        raise Closed(f'{self.peer}: {self._reason}')
-      try:
-        read = self._reader.read_chunk()
-      except StopIteration:
-        raise self._lost('the connection ended') from None
-      except ERRORS as error:
-        raise self._lost(error) from error
-    frame = self._parsed(read)
-    if frame.kind == END:
-      raise self._lost(
-        _printable(str(frame.text[:_REASON], 'utf-8', 'replace'))
-      )
-    return frame
-
-  def _parsed(self, read: flight.FlightStreamChunk) -> Frame:
-    metadata = memoryview(read.app_metadata or b'')
-    expected, self._received = self._received, self._received + 1
-    if len(metadata) < frames.FORM.size:
-      raise Corrupt(f'{self.peer}: expected a frame, got {len(metadata)} bytes')
-    kind, number, checksum, size = frames.FORM.unpack_from(metadata)
-    if number != expected:
-      self._received = number + 1
-      raise Corrupt(f'{self.peer}: expected frame {expected}, got {number}')
-    sent = metadata[frames.FORM.size :]
-    most = min(len(sent), _HEADER_BYTES)
-    if size > most or kind not in (HEADER, CHUNK, END):
-      raise Corrupt(
-        f'{self.peer}: expected a header, a chunk or an end of up to {most} '
-        f'bytes, got {size} in frame {number}'
-      )
-    chunk, small = None, len(sent) > size
-    if len(sent) - size > frames.SMALL_BYTES:
-      raise Corrupt(f'{self.peer}: expected a small chunk in frame {number}')
-    if read.data is not None or (kind == CHUNK and not small):
-      chunk = None if small else frames.unbatched(read.data)
-      if chunk is None:
-        raise Corrupt(f'{self.peer}: expected bytes in frame {number}')
-    if frames.checksum(sent, chunk) != checksum:
-      raise Corrupt(f'{self.peer}: frame {number} has another checksum')
-    if small:
-      chunk = np.frombuffer(sent[size:], np.uint8)
-    return Frame(kind, sent[:size], chunk)
-
-  def _lost(self, why: Exception | str) -> TransportError:
-    error = ended(self.peer, self._reason or why)
-    self._reason = self._reason or str(error).partition(': ')[2]
-    return error
+  nonce: Nonce
 
 
-def _refuse_constant(text: str) -> None:
-  raise ValueError(f'{text}, which is not JSON')
+class ListenerProof(Untagged, frozen=True):
+  """Answer of a listener.
 
-
-# Made once: to make them takes longer than to use them.
-_ENCODER = json.JSONEncoder(allow_nan=False, separators=(',', ':'))
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
-def chunked(
-  arrays: Iterable[np.ndarray], chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[np.ndarray]:
-  """Yields views of arrays, uint8 [n], one array after the other.
-
-  Args:
-    arrays: What is to be sent.
-    chunk_bytes: Of each chunk, but the last of an array.
+  Attributes:
+    nonce: The listener's random number, in hex.
+    proof: Code by which the listener shows that it knows the token.
   """
-  for array in arrays:
-    for start in range(0, array.size, chunk_bytes):
-      yield array[start : start + chunk_bytes]
+
+  nonce: Nonce
+  proof: Nonce
 
 
-def _printable(text: str) -> str:
-  """Returns text that takes one line."""
-  return ''.join(c if c.isprintable() else '?' for c in text)
+class ClientProof(Untagged, frozen=True):
+  """Answer of a client, which completes the handshake.
+
+  Attributes:
+    proof: Code by which the client shows that it knows the token.
+    hello: Encoded message that the listener's handler decodes.
+  """
+
+  proof: Nonce
+  hello: msgspec.Raw
+
+
+class WorkerHello(Message, frozen=True):
+  """Request of a worker for admission by the coordinator.
+
+  Attributes:
+    worker: Rank of the worker.
+    process: Random identity of its process.
+    fingerprint: Hash of its config.
+  """
+
+  worker: Rank
+  process: Process
+  fingerprint: Text
+
+
+class ServerHello(Message, frozen=True):
+  """Request of a parameter server for admission by the coordinator.
+
+  Attributes:
+    server: Rank of the server; 0 is in the coordinator's process.
+    process: Random identity of its process.
+    fingerprint: Hash of its config.
+  """
+
+  server: Annotated[int, Meta(ge=1, lt=_WORKERS)]
+  process: Process
+  fingerprint: Text
+
+
+class WorkerAdmitted(Message, frozen=True):
+  """Admission of a worker.
+
+  Attributes:
+    incarnation: Number of admissions to the rank before.
+  """
+
+  incarnation: Count
+
+
+class ServerAdmitted(Message, frozen=True):
+  """Admission of a parameter server.
+
+  Attributes:
+    coordinator: Random identity of the coordinator's process.
+    restore: Number of a checkpoint to resume from, and of the servers in it;
+      None to start from scratch.
+  """
+
+  coordinator: Text
+  restore: tuple[Count, Count] | None = None
+
+
+class RankTaken(Message, frozen=True):
+  """Refusal for now: another process holds the rank.
+
+  Attributes:
+    reason: Text for logs.
+  """
+
+  reason: Text
+
+
+class Rejected(Message, frozen=True):
+  """Permanent refusal.
+
+  Attributes:
+    reason: Text for logs.
+  """
+
+  reason: Text
+
+
+class WorkerHeartbeat(Message, frozen=True):
+  """Sign of life of a worker.
+
+  Attributes:
+    sent: Time of the worker's clock, seconds.
+    progress: Progress of its iteration.
+  """
+
+  sent: Number
+  progress: Progress
+
+
+class OrderProgress(Untagged, frozen=True):
+  """Progress of a parameter server's orders.
+
+  Attributes:
+    executed: Number of `Orders` that have been executed whole.
+    order: Name of the order that is being executed; '' for none.
+    since_s: Seconds since the start of that order.
+    usual_s: Seconds of the longest earlier order of that name; None for none.
+  """
+
+  executed: Count = 0
+  order: Line = ''
+  since_s: Number = 0.0
+  usual_s: Number | None = None
+
+  def __post_init__(self) -> None:
+    """Checks that the name is printable."""
+    _check_printable(self.order)
+
+
+class ServerHeartbeat(Message, frozen=True):
+  """Sign of life of a parameter server.
+
+  Attributes:
+    sent: Time of the server's clock, seconds.
+    orders: Progress of its orders; None before it can execute any.
+  """
+
+  sent: Number
+  orders: OrderProgress | None = None
+
+
+class HeartbeatReply(Message, frozen=True):
+  """Answer of the coordinator to a heartbeat.
+
+  Attributes:
+    sent: Time in the heartbeat.
+    clock: Time of the coordinator's clock, seconds.
+  """
+
+  sent: Number
+  clock: Number
+
+
+class SessionEnd(Message, frozen=True):
+  """End of the session of a process.
+
+  Attributes:
+    kind: 'left' if the process was evicted, and may rejoin; 'over' if the run
+      has ended; 'lost' if the coordinator is lost, which the process itself
+      concludes.
+    reason: Text for logs.
+    is_finished: Whether the run is complete.
+  """
+
+  kind: Literal['left', 'over', 'lost']
+  reason: Text
+  is_finished: bool = False
+
+
+class Activity(Message, frozen=True):
+  """Present activity of a process that starts, for logs.
+
+  Attributes:
+    text: One printable line.
+  """
+
+  text: Line
+
+  def __post_init__(self) -> None:
+    """Checks that the text is printable."""
+    _check_printable(self.text)
+
+
+class WorkerReady(Message, frozen=True):
+  """Report of a worker that it has connected to all parameter servers.
+
+  Attributes:
+    devices: Kinds of its devices.
+    has_accelerator: Whether it can evaluate on an accelerator.
+  """
+
+  devices: Devices = ()
+  has_accelerator: bool = False
+
+  def __post_init__(self) -> None:
+    """Checks that the devices are printable."""
+    _check_printable(*self.devices)
+
+
+class ReplicaReady(Message, frozen=True):
+  """Report of a replica that other replicas can connect to it.
+
+  Attributes:
+    executor: Address of its allreduce executor.
+    handover: Address at which it gives its state to others.
+    devices: Kinds of its devices.
+  """
+
+  executor: Address
+  handover: Address
+  devices: Devices = ()
+
+  def __post_init__(self) -> None:
+    """Checks that the devices are printable."""
+    _check_printable(*self.devices)
+
+
+# Orders to parameter servers.
+
+
+class Pull(Untagged, frozen=True):
+  """A worker's next iteration, sent with the parameters.
+
+  Attributes:
+    iteration: Number of the iteration, of this worker.
+    ranges: Its examples.
+    examples: Number of its examples.
+    scale: Factor of the loss.
+    upcoming: Examples of the iteration after it, as far as they are known.
+    stage: Index of the codec of gradients.
+    residual: Source of the codec state that the worker continues with.
+  """
+
+  iteration: Count
+  ranges: Ranges
+  examples: Count
+  scale: Number
+  upcoming: Ranges
+  stage: Count
+  residual: ResidualSource
+
+
+class Add(Message, frozen=True):
+  """Order to sum a push, which has arrived whole, into an update.
+
+  Attributes:
+    worker: Rank of the worker.
+    incarnation: Its incarnation.
+    update: Number of the update.
+    examples: Weight of the push; 0 to discard it.
+    scale: Factor by which the push is divided.
+  """
+
+  worker: Rank
+  incarnation: Count
+  update: Count
+  examples: Count
+  scale: Number
+
+
+class Commit(Message, frozen=True):
+  """Order to apply an update.
+
+  Attributes:
+    update: Number of the update.
+  """
+
+  update: Count
+
+
+class Release(Message, frozen=True):
+  """Order to send the present version to a worker.
+
+  Attributes:
+    worker: Rank of the worker.
+    incarnation: Its incarnation.
+    pull: What the worker receives with the version.
+  """
+
+  worker: Rank
+  incarnation: Count
+  pull: Pull
+
+
+class EndWorker(Message, frozen=True):
+  """Order to end the stream of a worker's incarnation.
+
+  Attributes:
+    worker: Rank of the worker.
+    incarnation: Its incarnation.
+  """
+
+  worker: Rank
+  incarnation: Count
+
+
+class Hold(Message, frozen=True):
+  """Order to keep the present version under a number.
+
+  Attributes:
+    version: The number.
+  """
+
+  version: Count
+
+
+class Drop(Message, frozen=True):
+  """Order to discard a version that is held.
+
+  Attributes:
+    version: Its number.
+  """
+
+  version: Count
+
+
+class SendVersion(Message, frozen=True):
+  """Order to send a version that is held to the coordinator.
+
+  Attributes:
+    question: Number of the answer.
+    version: Number of the version.
+  """
+
+  question: Count
+  version: Count
+
+
+class SaveShare(Message, frozen=True):
+  """Order to write a server's part of a checkpoint.
+
+  Attributes:
+    question: Number of the answer.
+    step: Number of the checkpoint.
+  """
+
+  question: Count
+  step: Count
+
+
+Order = (
+  Add | Commit | Release | EndWorker | Hold | Drop | SendVersion | SaveShare
+)
+
+
+class Orders(Message, frozen=True):
+  """Orders to a parameter server, which executes them in sequence.
+
+  Attributes:
+    sequence: Number of these orders, higher by one than that of the last.
+    orders: The orders.
+  """
+
+  sequence: Count
+  orders: Sequence[Order]
+
+
+# Messages of parameter servers to the coordinator.
+
+
+class ServerAddress(Message, frozen=True):
+  """Report of a parameter server that workers can connect to it.
+
+  Attributes:
+    address: Its address.
+  """
+
+  address: Address
+
+
+class PushReport(Untagged, frozen=True):
+  """A worker's report on an iteration, sent with the gradient.
+
+  Attributes:
+    iteration: Number of the iteration, of this worker.
+    pulled_at: Time at which it had all parameters, by the coordinator's clock.
+    computed_at: Time at which it had computed, by the coordinator's clock.
+    compute_s: Seconds of computing.
+    factors: Driving factors of its next iteration.
+    loss: Loss summed over the examples; None for none or a non-finite one.
+    is_finite: Whether loss and gradient are finite.
+    computed: Number of examples that were computed, with padding.
+    compilations: Number of XLA compilations since the first pull.
+    has_recalled: Whether this incarnation continues with an earlier residual.
+  """
+
+  iteration: Count
+  pulled_at: Number
+  computed_at: Number
+  compute_s: Number
+  factors: Sequence[Number]
+  loss: Number | None
+  is_finite: bool
+  computed: Count
+  compilations: Count
+  has_recalled: bool
+
+  def __post_init__(self) -> None:
+    """Checks what msgspec does not check in integers that become floats."""
+    if self.compute_s < 0:
+      raise ValueError(f'Expected compute_s >= 0, got {self.compute_s}')
+
+
+class PushArrived(Message, frozen=True):
+  """Report that a server has received a whole push.
+
+  Attributes:
+    worker: Rank of the worker.
+    incarnation: Its incarnation.
+    report: The worker's report.
+  """
+
+  worker: Rank
+  incarnation: Count
+  report: PushReport
+
+
+class WorkerFailed(Message, frozen=True):
+  """Report that the stream of a worker to a server has failed.
+
+  Attributes:
+    worker: Rank of the worker.
+    incarnation: Its incarnation.
+    reason: Text for logs.
+  """
+
+  worker: Rank
+  incarnation: Count
+  reason: Text
+
+
+class ServerFailed(Message, frozen=True):
+  """Report of a server that it cannot continue.
+
+  Attributes:
+    reason: Text for logs.
+  """
+
+  reason: Text
+
+
+class VersionPart(Message, frozen=True):
+  """Part of a requested version; the bytes are the body.
+
+  Attributes:
+    question: Number in the order.
+    size_bytes: Size of the whole version.
+  """
+
+  question: Count
+  size_bytes: Count
+
+
+class ShareSaved(Message, frozen=True):
+  """Answer to `SaveShare`.
+
+  Attributes:
+    question: Number in the order.
+    error: Reason for which it could not be written; None for none.
+  """
+
+  question: Count
+  error: Text | None = None
+
+
+# Between workers and parameter servers.
+
+
+class WorkerConnection(Message, frozen=True):
+  """First message of a worker to a parameter server.
+
+  Attributes:
+    worker: Rank of the worker.
+    incarnation: Its incarnation.
+  """
+
+  worker: Rank
+  incarnation: Count
+
+
+class PieceSizes(Message, frozen=True):
+  """Answer of a parameter server to a worker that has connected.
+
+  Attributes:
+    sizes: Bytes of the pieces in which pushes travel; empty if they travel
+      whole.
+  """
+
+  sizes: Sequence[Count]
+
+
+class PulledPieces(Message, frozen=True):
+  """Parameters in pieces, sent before the worker is released."""
+
+
+class Released(Message, frozen=True):
+  """Release of a worker, with the parameters unless it has all pieces.
+
+  Attributes:
+    pull: The next iteration.
+  """
+
+  pull: Pull
+
+
+# Messages of the coordinator to workers of parameter servers, and answers.
+
+
+class ServerAddresses(Message, frozen=True):
+  """Addresses of all parameter servers, in the order of their shares.
+
+  Attributes:
+    addresses: The addresses.
+  """
+
+  addresses: Sequence[Address]
+
+
+class SaveResidual(Message, frozen=True):
+  """Request to write a worker's part of a checkpoint.
+
+  Attributes:
+    step: Number of the checkpoint.
+    residual: Source of the codec state to write.
+  """
+
+  step: Count
+  residual: ResidualSource
+
+
+class ResidualSaved(Message, frozen=True):
+  """Answer to `SaveResidual`.
+
+  Attributes:
+    step: Number of the checkpoint.
+    is_known: Whether the worker has that codec state.
+    error: Reason for which it could not be written; None for none.
+  """
+
+  step: Count
+  is_known: bool
+  error: Text | None = None
+
+
+class Evaluate(Message, frozen=True):
+  """Request for an evaluation.
+
+  Attributes:
+    number: Number of the evaluation.
+    address: Address of the handover of the version to evaluate.
+  """
+
+  number: Count
+  address: Address
+
+
+class Evaluated(Message, frozen=True):
+  """Answer to `Evaluate`.
+
+  Attributes:
+    number: Number of the evaluation.
+    figures: Results by name; None for none.
+    error: Reason for which there are none; None for none.
+  """
+
+  number: Count
+  figures: dict[Text, Number] | None
+  error: Text | None = None
+
+
+# Messages of the coordinator to replicas, and answers.
+
+
+class MemberForest(Untagged, frozen=True):
+  """Members of an epoch, and the forest over which they sum.
+
+  Attributes:
+    addresses: Address of each member's executor, by rank.
+    names: Rank of each member, by its name in the forest.
+    forest: Forest and links as `topology.forests.export` writes them.
+  """
+
+  addresses: dict[Rank, Address]
+  names: dict[Text, Rank]
+  forest: dict[str, Any]
+
+
+class ConnectMembers(Message, frozen=True):
+  """Order to connect to the other members of a new epoch.
+
+  Attributes:
+    membership_epoch: Number of the membership epoch.
+    version: Version that all members must have.
+    source: Member from which to fetch the state of that version; None if it is
+      this one.
+    members: The members and their forest; None where XLA sums.
+  """
+
+  membership_epoch: Count
+  version: Count
+  source: Source | None = None
+  members: MemberForest | None = None
+
+
+class Connected(Message, frozen=True):
+  """Report of a replica that it is connected to the members of an epoch.
+
+  Attributes:
+    membership_epoch: Number of the membership epoch.
+    version: Version of its state.
+    digest: Digest of its state.
+    sent: Its traffic since it started.
+  """
+
+  membership_epoch: Count
+  version: Count
+  digest: Text
+  sent: Traffic
+
+
+class ConnectionLost(Message, frozen=True):
+  """Report of a replica that it has lost another one.
+
+  Attributes:
+    membership_epoch: Number of the membership epoch.
+    peer: Rank of the lost replica; its own if its executor has failed; None if
+      it is unknown.
+    reason: Text for logs.
+  """
+
+  membership_epoch: Count
+  peer: Rank | None
+  reason: Text
+
+
+class Assignment(Message, frozen=True):
+  """Examples of one iteration of a replica.
+
+  Attributes:
+    membership_epoch: Number of the membership epoch.
+    version: Version to which the gradient is applied.
+    iteration: Number of the iteration, of this replica.
+    ranges: Its examples.
+    examples: Number of its examples.
+    total: Number of examples of all members.
+    members: Ranks of the members, ascending.
+    stage: Index of the codec of gradients.
+    assigned_at: Time of the assignment, seconds of the coordinator's clock.
+  """
+
+  membership_epoch: Count
+  version: Count
+  iteration: Count
+  ranges: Ranges
+  examples: Count
+  total: Count
+  members: Sequence[Rank]
+  stage: Count
+  assigned_at: Number
+
+
+class StopEpoch(Message, frozen=True):
+  """Order to end a membership epoch.
+
+  Attributes:
+    membership_epoch: Number of the next membership epoch.
+    completes: Whether members complete the present iteration first.
+  """
+
+  membership_epoch: Count
+  completes: bool
+
+
+class EpochStopped(Message, frozen=True):
+  """Answer to `StopEpoch`.
+
+  Attributes:
+    membership_epoch: Number of the next membership epoch.
+    version: Version of the replica's state.
+    statistics: Step statistics of the last iteration that it has applied.
+  """
+
+  membership_epoch: Count
+  version: Count
+  statistics: Sequence[Number]
+
+
+class CheckState(Message, frozen=True):
+  """Request for a digest of a replica's state.
+
+  Attributes:
+    membership_epoch: Number of the membership epoch.
+  """
+
+  membership_epoch: Count
+
+
+class StateDigest(Message, frozen=True):
+  """Answer to `CheckState`.
+
+  Attributes:
+    membership_epoch: Number of the membership epoch.
+    version: Version of the state.
+    digest: Digest of the state.
+    sent: The replica's traffic since it started.
+  """
+
+  membership_epoch: Count
+  version: Count
+  digest: Text
+  sent: Traffic
+
+
+class CompareState(Message, frozen=True):
+  """Order to compare a replica's state with the reference, and to adopt it.
+
+  Attributes:
+    membership_epoch: Number of the membership epoch.
+    version: Version of the states.
+    source: Member that has the reference state.
+    replaces: Whether the reference is adopted whatever the difference.
+  """
+
+  membership_epoch: Count
+  version: Count
+  source: Source
+  replaces: bool
+
+
+class StateCompared(Message, frozen=True):
+  """Answer to `CompareState`.
+
+  Attributes:
+    membership_epoch: Number of the membership epoch.
+    version: Version of the states.
+    digest: Digest of the replica's state afterwards.
+    difference: Relative difference; None if it is not finite.
+  """
+
+  membership_epoch: Count
+  version: Count
+  digest: Text
+  difference: Number | None
+
+
+class CollectResiduals(Message, frozen=True):
+  """Order to sum the residuals of all replicas, for a checkpoint.
+
+  Attributes:
+    membership_epoch: Number of the membership epoch.
+  """
+
+  membership_epoch: Count
+
+
+class TrafficReport(Message, frozen=True):
+  """A replica's traffic.
+
+  Attributes:
+    sent: Its traffic since it started.
+  """
+
+  sent: Traffic
+
+
+# Probing of links.
+
+
+class OpenEndpoint(Message, frozen=True):
+  """Order to listen for transfers."""
+
+
+class CloseEndpoint(Message, frozen=True):
+  """Order to end all transfers."""
+
+
+class MeetPeers(Message, frozen=True):
+  """Addresses of all processes that take part in transfers.
+
+  Attributes:
+    peers: Name, IPv4 address and port of each.
+    own: Index of the receiver of this message.
+    key: Secret of the connections, in hex.
+  """
+
+  peers: Annotated[
+    Sequence[tuple[Text, Text, Annotated[int, Meta(ge=1, lt=2**16)]]],
+    Meta(max_length=_WORKERS),
+  ]
+  own: Rank
+  key: Process
+
+
+class OpenTransfers(Message, frozen=True):
+  """Order to open the connections of a test.
+
+  Attributes:
+    number: Number of the test.
+    receivers: Indices of the processes to send to.
+    senders: Indices of the processes to receive from.
+    streams: Connections for each of them.
+    pings: Whether to measure round trips.
+  """
+
+  number: Count
+  receivers: Sequence[Rank]
+  senders: Sequence[Rank]
+  streams: Annotated[int, Meta(ge=1, lt=2**16)]
+  pings: bool
+
+
+class TransferFor(Message, frozen=True):
+  """Order to send and receive over the connections of a test.
+
+  Attributes:
+    seconds: Seconds for which arriving bytes are counted.
+    late_s: Seconds by which another process may begin later.
+  """
+
+  seconds: Seconds
+  late_s: Seconds
+
+
+Probe = OpenEndpoint | CloseEndpoint | MeetPeers | OpenTransfers | TransferFor
+
+
+class HostDescription(Message, frozen=True):
+  """Answer to `OpenEndpoint`.
+
+  Attributes:
+    hostname: Name of the host.
+    address: IPv4 address that the process listens on.
+    card: Hardware address of the network card, in hex; '' if it is unknown.
+    port: Port that the process listens on.
+  """
+
+  hostname: Line
+  address: Line
+  card: Line
+  port: Annotated[int, Meta(ge=0, lt=2**16)]
+
+  def __post_init__(self) -> None:
+    """Checks that the texts are printable."""
+    _check_printable(self.hostname, self.address, self.card)
+
+
+# Index of another process, and seconds of a round trip or bytes per second.
+Rates = Annotated[Sequence[tuple[Rank, Number]], Meta(max_length=_WORKERS)]
+
+
+class ProbeOrder(Message, frozen=True):
+  """Order to a replica to take part in a measurement of links.
+
+  Attributes:
+    number: Number of the answer.
+    probe: The order.
+  """
+
+  number: Count
+  probe: Probe
+
+
+class ProbeAnswer(Message, frozen=True):
+  """Answer to `ProbeOrder`.
+
+  Attributes:
+    number: Number in the order.
+    answer: Host, or rates by process; None if the order has failed.
+    problem: Reason for which it has failed; '' for none.
+  """
+
+  number: Count
+  answer: HostDescription | Rates | None
+  problem: Text
+
+
+class ProbeMember(Message, frozen=True):
+  """First message of a process of tools.probe to its leader.
+
+  Attributes:
+    rank: Rank of the process.
+    name: Name for logs.
+    host: Its host.
+  """
+
+  rank: Rank
+  name: Line
+  host: HostDescription
+
+
+class ProbeStep(Message, frozen=True):
+  """Order of the leader of tools.probe.
+
+  Attributes:
+    probe: The order.
+    limit_s: Seconds that it takes at most.
+  """
+
+  probe: Probe
+  limit_s: Seconds
+
+
+class ProbeResult(Message, frozen=True):
+  """Answer to `ProbeStep`.
+
+  Attributes:
+    rates: Rates by process; None if the order has failed.
+    problem: Reason for which it has failed; '' for none.
+  """
+
+  rates: Rates | None
+  problem: Text = ''
+
+
+class ProbeEnd(Message, frozen=True):
+  """End of the measurement of tools.probe.
+
+  Attributes:
+    reason: Reason for which it ends too early; '' for none.
+  """
+
+  reason: Text
+
+
+# Handover of states between processes.
+
+
+class StateRequest(Message, frozen=True):
+  """First message of a process that fetches the state of another.
+
+  Attributes:
+    version: Version of the state.
+    digest: Digest of the state that it has; '' for none.
+  """
+
+  version: Annotated[int, Meta(gt=-_COUNT, lt=_COUNT)]
+  digest: Text = ''
+
+
+class SameState(Message, frozen=True):
+  """Answer to `StateRequest`: the requesting process has the same state.
+
+  Attributes:
+    digest: Digest of the state.
+  """
+
+  digest: Text
+
+
+class StateArrays(Message, frozen=True):
+  """Answer to `StateRequest`; the arrays are the body, one after the other.
+
+  Attributes:
+    arrays: Name, NumPy dtype and shape of each.
+    digest: Digest of the state.
+  """
+
+  arrays: Sequence[tuple[Text, Line, Sequence[Count]]]
+  digest: Text
+
+
+class Done(Message, frozen=True):
+  """Receipt of a whole state."""
+
+
+class Schema(Generic[T_co]):
+  """The messages that a process accepts at one point of a stream."""
+
+  def __init__(self, kind: Any):
+    """Creates the decoder.
+
+    Args:
+      kind: A message class, a union of some, or another type of msgspec.
+    """
+    self._message = msgspec.msgpack.Decoder(kind)
+    self._header = msgspec.msgpack.Decoder(tuple[kind, Count])
+
+  def decode(self, data: Any) -> T_co:
+    """Returns the message that some bytes encode.
+
+    Raises:
+      ValueError: If they encode none of these messages; says why.
+    """
+    message: T_co = _decoded(self._message, data)
+    return message
+
+  def decode_header(self, data: Any) -> tuple[T_co, int]:
+    """Returns a message and the size of its body, bytes.
+
+    Raises:
+      ValueError: If the bytes encode none of these messages; says why.
+    """
+    header: tuple[T_co, int] = _decoded(self._header, data)
+    return header
+
+
+def encode_header(message: Any, size_bytes: int) -> bytes:
+  """Returns the bytes of a message and of the size of its body."""
+  return _ENCODER.encode((message, size_bytes))
+
+
+def encode(message: Any) -> bytes:
+  """Returns the bytes of a message, which `Schema.decode` reads."""
+  return _ENCODER.encode(message)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: Any) -> Any:
+  try:
+    return decoder.decode(data)
+  except (ValueError, RecursionError) as error:
+    shown = str(error).replace(f'matching regex {_ADDRESS!r}', 'IPv4:PORT')
+    raise ValueError(shown) from error
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+FromWorker = (
+  WorkerHeartbeat | Activity | WorkerReady | ResidualSaved | Evaluated
+)
+FromReplica = (
+  WorkerHeartbeat
+  | Activity
+  | ReplicaReady
+  | Connected
+  | ConnectionLost
+  | EpochStopped
+  | StateDigest
+  | StateCompared
+  | ProbeAnswer
+  | TrafficReport
+)
+ServerReport = (
+  PushArrived | WorkerFailed | ServerFailed | VersionPart | ShareSaved
+)
+FromServer = ServerHeartbeat | Activity | ServerAddress | ServerReport
+ToWorker = ServerAddresses | SaveResidual | Evaluate
+ToReplica = (
+  ConnectMembers
+  | Assignment
+  | StopEpoch
+  | CheckState
+  | CompareState
+  | CollectResiduals
+  | ProbeOrder
+)
+
+CLIENT_NONCE: Schema[ClientNonce] = Schema(ClientNonce)
+LISTENER_PROOF: Schema[ListenerProof] = Schema(ListenerProof)
+CLIENT_PROOF: Schema[ClientProof] = Schema(ClientProof)
+NOTHING: Schema[None] = Schema(None)
+HELLO: Schema[WorkerHello | ServerHello] = Schema(WorkerHello | ServerHello)
+WORKER_ADMISSION: Schema[WorkerAdmitted | RankTaken | Rejected] = Schema(
+  WorkerAdmitted | RankTaken | Rejected
+)
+SERVER_ADMISSION: Schema[ServerAdmitted | RankTaken | Rejected] = Schema(
+  ServerAdmitted | RankTaken | Rejected
+)
+FROM_WORKER: Schema[FromWorker] = Schema(FromWorker)
+FROM_REPLICA: Schema[FromReplica] = Schema(FromReplica)
+FROM_SERVER: Schema[FromServer] = Schema(FromServer)
+TO_WORKER: Schema[HeartbeatReply | SessionEnd | ToWorker] = Schema(
+  HeartbeatReply | SessionEnd | ToWorker
+)
+TO_REPLICA: Schema[HeartbeatReply | SessionEnd | ToReplica] = Schema(
+  HeartbeatReply | SessionEnd | ToReplica
+)
+TO_SERVER: Schema[HeartbeatReply | SessionEnd | Orders] = Schema(
+  HeartbeatReply | SessionEnd | Orders
+)
+WORKER_CONNECTION: Schema[WorkerConnection] = Schema(WorkerConnection)
+PIECE_SIZES: Schema[PieceSizes] = Schema(PieceSizes)
+PULL: Schema[PulledPieces | Released] = Schema(PulledPieces | Released)
+PUSH: Schema[PushReport] = Schema(PushReport)
+STATE_REQUEST: Schema[StateRequest] = Schema(StateRequest)
+STATE: Schema[SameState | StateArrays] = Schema(SameState | StateArrays)
+DONE: Schema[Done] = Schema(Done)
+PROBE_MEMBER: Schema[ProbeMember] = Schema(ProbeMember)
+PROBE_STEP: Schema[ProbeStep | ProbeEnd] = Schema(ProbeStep | ProbeEnd)
+PROBE_RESULT: Schema[ProbeResult] = Schema(ProbeResult)

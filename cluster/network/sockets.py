@@ -1,4 +1,4 @@
-"""The sockets of this process, which Flight does not show (Linux)."""
+"""Access to this process's sockets, which Flight does not expose (Linux)."""
 
 import contextlib
 import ipaddress
@@ -9,26 +9,25 @@ from collections.abc import Iterator
 
 from configs.checks import require
 
-# A connection whose other end says nothing at all is over after a minute: gRPC
-# would ask after two hours, and at one end alone.
-_IDLE_S, _APART_S, _PROBES = 20, 10, 4
+# TCP keepalive ends a connection to a dead host after a minute.  gRPC would
+# probe after two hours, and at one end alone.
+_IDLE_S, _INTERVAL_S, _PROBES = 20, 10, 4
 _RECEIVED = 128  # Offset of tcpi_bytes_received in struct tcp_info, u64.
 _INFO_BYTES = 256
-# What sock_diag(7) is asked: netlink's header, then a struct inet_diag_req, of
-# all families; and of what it answers the header, and the inode in a struct
-# inet_diag_msg.
+# Request to sock_diag(7): netlink's header, then a struct inet_diag_req of all
+# families.  Of its answers the header, and the inode of a struct inet_diag_msg.
 _DIAG, _OF_TCP, _DUMP = 4, 18, 0x301
-_ASKED = struct.Struct('=IHH12x2s46xI4x')
+_REQUEST = struct.Struct('=IHH12x2s46xI4x')
 _ANSWER, _INODE = struct.Struct('=IH'), struct.Struct('=84xI')
 _DONE, _FAILED = 3, 2
 _OPEN = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8  # Established, or closed by one end.
 
 
 def numbers() -> dict[str, str]:
-  """Returns the sockets of this process: numbers in the system, and files."""
+  """Returns the file descriptors of this process's sockets, by inode."""
   found = {}
   for name in os.listdir('/proc/self/fd'):
-    with contextlib.suppress(OSError):  # That of the folder is closed again.
+    with contextlib.suppress(OSError):  # The descriptor of the folder.
       number = os.readlink(f'/proc/self/fd/{name}')
       if number.startswith('socket:'):
         found[number] = name
@@ -36,17 +35,18 @@ def numbers() -> dict[str, str]:
 
 
 def of_port(port: int) -> set[str]:
-  """Returns the numbers of open connections of a port of this host.
+  """Returns the inodes of the open connections of a port of this host.
 
-  Those of `numbers`, and of other processes, without a look at every file.
+  They are those in `numbers` and those of other processes, found without a look
+  at every file.
 
   Raises:
-    OSError: If the kernel does not tell.
+    OSError: If the kernel does not support this.
   """
-  found = set()
+  found: set[str] = set()
   with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _DIAG) as kernel:
-    asked = _ASKED.size, _OF_TCP, _DUMP, port.to_bytes(2, 'big'), _OPEN
-    kernel.send(_ASKED.pack(*asked))
+    request = _REQUEST.size, _OF_TCP, _DUMP, port.to_bytes(2, 'big'), _OPEN
+    kernel.send(_REQUEST.pack(*request))
     while True:
       data, start = kernel.recv(1 << 16), 0
       while start < len(data):
@@ -60,16 +60,16 @@ def of_port(port: int) -> set[str]:
 
 
 @contextlib.contextmanager
-def looked_at(name: str) -> Iterator['End']:
-  """Gives a socket of this process.
+def opened(name: str) -> Iterator['End']:
+  """Yields a view of a socket of this process.
 
   Args:
-    name: Of its file.
+    name: File descriptor of the socket, as text.
 
   Raises:
-    OSError: If it is gone, or is not one of IPv4.
+    OSError: If it has been closed, or has no IPv4 or IPv6 address.
   """
-  # Another handle, so that no other file can take its place.
+  # A duplicate, so that no other file can take its number meanwhile.
   duplicate = os.dup(int(name))
   try:
     handle = socket.socket(fileno=duplicate)
@@ -83,7 +83,7 @@ def looked_at(name: str) -> Iterator['End']:
 
 
 class End:
-  """A socket of this process, valid within the context of `looked_at`.
+  """A socket of this process, valid within the context of `opened`.
 
   Attributes:
     port: Local port.
@@ -101,7 +101,7 @@ class End:
     self.peer = ''
     with contextlib.suppress(OSError):  # It is not connected.
       address, port, *_ = handle.getpeername()
-      # gRPC has sockets of IPv6, in which these are mapped.
+      # gRPC uses IPv6 sockets, which show IPv4 peers as mapped addresses.
       self.peer = f'{address.removeprefix("::ffff:")}:{port}'
 
   @property
@@ -110,7 +110,8 @@ class End:
     info = self._handle.getsockopt(
       socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES
     )
-    return struct.unpack_from('=Q', info, _RECEIVED)[0]
+    (received,) = struct.unpack_from('=Q', info, _RECEIVED)
+    return int(received)
 
   def shut_down(self) -> None:
     """Ends the connection in both directions, at once."""
@@ -118,13 +119,13 @@ class End:
 
   def keep_alive(self) -> None:
     """Turns on TCP keepalive: a dead peer ends the connection in a minute."""
-    whole_ms = 1000 * (_IDLE_S + _PROBES * _APART_S)
+    limit_ms = 1000 * (_IDLE_S + _PROBES * _INTERVAL_S)
     self._handle.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
       (socket.TCP_KEEPIDLE, _IDLE_S),
-      (socket.TCP_KEEPINTVL, _APART_S),
+      (socket.TCP_KEEPINTVL, _INTERVAL_S),
       (socket.TCP_KEEPCNT, _PROBES),
-      (socket.TCP_USER_TIMEOUT, whole_ms),
+      (socket.TCP_USER_TIMEOUT, limit_ms),
     ):
       self._handle.setsockopt(socket.IPPROTO_TCP, option, value)
 
@@ -132,30 +133,30 @@ class End:
 def shut_down(port: int, peer: str) -> None:
   """Shuts down the connection of a port of this process to a peer.
 
-  Flight has no way to end a call at the side of the server.
+  Flight cannot end a call on the side of the server.
   """
   for name in numbers().values():
-    with contextlib.suppress(OSError), looked_at(name) as end:
+    with contextlib.suppress(OSError), opened(name) as end:
       if (end.port, end.peer) == (port, peer):
         end.shut_down()
 
 
 def to(peer: str) -> set[str]:
-  """Returns the numbers of the sockets that are connected to a peer."""
+  """Returns the inodes of the sockets that are connected to a peer."""
   found = set()
   for number, name in numbers().items():
-    with contextlib.suppress(OSError), looked_at(name) as end:
+    with contextlib.suppress(OSError), opened(name) as end:
       if end.peer == peer:
         found.add(number)
   return found
 
 
-def shut_down_to(peer: str, some: set[str]) -> None:
+def shut_down_to(peer: str, inodes: set[str]) -> None:
   """Shuts down those of some sockets that are connected to a peer."""
   for number, name in numbers().items():
-    if number in some:
-      # Its number may have gone to another one.
-      with contextlib.suppress(OSError), looked_at(name) as end:
+    if number in inodes:
+      # The inode may belong to another socket by now.
+      with contextlib.suppress(OSError), opened(name) as end:
         if end.peer == peer:
           end.shut_down()
 
@@ -163,7 +164,7 @@ def shut_down_to(peer: str, some: set[str]) -> None:
 def keep_alive(peer: str) -> None:
   """Turns on TCP keepalive for all connections to a peer."""
   for name in numbers().values():
-    with contextlib.suppress(OSError), looked_at(name) as end:
+    with contextlib.suppress(OSError), opened(name) as end:
       if end.peer == peer:
         end.keep_alive()
 
@@ -175,11 +176,11 @@ def refusal(host: str, port: int) -> OSError | None:
     host: IPv4 address; '' for all addresses of this host, those of IPv6 too.
     port: 0 for any.
   """
-  # A socket of IPv6 has the port of IPv4 as well, but for its own.
+  # A dual-stack IPv6 socket occupies the port of IPv4 as well.
   both = not host and socket.has_dualstack_ipv6()
   try:
     with socket.socket(socket.AF_INET6 if both else socket.AF_INET) as probe:
-      # As of those who listen: connections that were closed do not count.
+      # As listeners do: ports of closed connections may be used.
       probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
       if both:
         probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -201,8 +202,8 @@ def resolved(address: str) -> str:
   """Returns 'IPv4 address:port' of 'host:port'.
 
   Raises:
-    OSError: If the host is not known.
-    ValueError: If it is not such an address.
+    OSError: If the name of the host cannot be resolved.
+    ValueError: If the address has another form.
   """
   host, _, port = address.rpartition(':')
   valid = bool(host) and port.isascii() and port.isdecimal()

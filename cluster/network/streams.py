@@ -1,8 +1,8 @@
 """Long-lived streams of messages between processes, over Arrow Flight.
 
-One stream is one DoExchange call on a connection of its own.  A message is a
-header, plain JSON, and a body in chunks of bytes, each with a checksum; chunks
-travel as soon as they are sent and are handed over as soon as they arrive.
+One stream is one DoExchange call on a connection of its own.  `Listener`
+accepts streams and `connect` opens them; both complete the handshake.  The
+stream itself is in `calls`, and the messages on it are in `messages`.
 """
 
 import atexit
@@ -16,11 +16,13 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pyarrow.flight as flight
 from absl import logging
 
 from cluster.network import sockets
-from cluster.network.admission import WAIT_S, Door
+from cluster.network.admission import WAIT_S, PendingConnections
+from cluster.network.calls import ERRORS, GRACE_S, Incoming, Stream, chunked
 from cluster.network.errors import (
   Closed,
   Corrupt,
@@ -31,8 +33,7 @@ from cluster.network.errors import (
 from cluster.network.frames import SCHEMA
 from cluster.network.handshake import Security, receive_hello, send_hello
 from cluster.network.interfaces import interface_address
-from cluster.network.messages import ERRORS, GRACE_S, Incoming, Stream, chunked
-from cluster.network.rate_limited_log import Sayings
+from cluster.network.rate_limited_log import RateLimitedLog
 from configs.checks import require
 
 __all__ = [
@@ -49,8 +50,8 @@ __all__ = [
   'interface_address',
 ]
 
-# gRPC would log what strangers send as it comes, control characters too.  What
-# is refused is said here.
+# gRPC would log bytes of unknown peers as they are, control characters too.
+# Refusals are logged here.
 os.environ.setdefault('GRPC_VERBOSITY', 'NONE')
 _RETRY_S = 0.05
 _calling = threading.Lock()  # So that new sockets are those of one call.
@@ -60,28 +61,28 @@ class Listener:
   """Accepts streams on one address; a context manager.
 
   Attributes:
-    address: 'host:port' that is listened on.
+    address: 'host:port' of the listener.
   """
 
   def __init__(
     self,
     host: str,
     port: int,
-    handle: Callable[[Stream, Any], None],
+    handle: Callable[[Stream, msgspec.Raw], None],
     security: Security,
     *,
     wait_s: float = WAIT_S,
   ):
-    """Listens from here on.
+    """Starts to listen.
 
     Args:
       host: IPv4 address to listen on, and no other.
-      port: 0 for any that is free.
-      handle: Called with each stream and the hello of its peer, in a thread of
-        its own.  The stream ends when it returns; what it raises is logged,
-        and raised at the peer as Closed.
-      security: Both `certificate` and `key`, or neither.
-      wait_s: How long a peer may take to be let in.
+      port: Port to listen on; 0 for any that is free.
+      handle: Called with each stream and the encoded hello of its peer, in a
+        thread of its own.  The stream ends when it returns; its exceptions are
+        logged, and raised at the peer as Closed.
+      security: Credentials with both `certificate` and `key`, or neither.
+      wait_s: Limit of the handshake, seconds.
 
     Raises:
       TransportError: If the address cannot be listened on; raised from the
@@ -113,11 +114,11 @@ class Listener:
     self.close(GRACE_S)
 
   def close(self, grace_s: float) -> None:
-    """Accepts no more streams and ends all that there are.
+    """Stops to accept streams, and ends all that are open.
 
     Args:
-      grace_s: Seconds that they are given to end by themselves.  Up to 2 s
-        more are given to threads of `handle` that do not wait for a stream.
+      grace_s: Seconds that they are given to end by themselves.  Threads of
+        `handle` that do not wait for a stream are given up to 2 s more.
     """
     with self._closing:
       if self._thread is not None:
@@ -141,12 +142,12 @@ class Listener:
         )
 
 
-class _Server(flight.FlightServerBase):
+class _Server(flight.FlightServerBase):  # type: ignore[misc]  # No stubs.
   def __init__(
     self,
     host: str,
     port: int,
-    handle: Callable,
+    handle: Callable[[Stream, msgspec.Raw], None],
     security: Security,
     wait_s: float,
   ):
@@ -158,9 +159,9 @@ class _Server(flight.FlightServerBase):
     self._address = f'{host}:{self.port}'
     self._handle = handle
     self._security = security
-    self._sayings, self._failures = Sayings(), Sayings()
-    self._ends = Sayings()
-    self._door = Door(self.port, self._sayings, wait_s)
+    self._refusals, self._failures = RateLimitedLog(), RateLimitedLog()
+    self._ends = RateLimitedLog()
+    self._pending = PendingConnections(self.port, self._refusals, wait_s)
     self._streams: set[Stream] = set()
     self._changing = threading.Lock()
 
@@ -170,8 +171,8 @@ class _Server(flight.FlightServerBase):
 
   def shutdown(self) -> None:
     super().shutdown()
-    self._door.close()
-    self._sayings.close()
+    self._pending.close()
+    self._refusals.close()
     self._failures.close()
 
   def do_exchange(
@@ -184,49 +185,49 @@ class _Server(flight.FlightServerBase):
       self._streams.add(stream)
     try:
       writer.begin(SCHEMA)
-      stream.close(self._handled(stream))
+      stream.close(self._serve(stream))
     except ERRORS as error:
-      self._sayings.say(f'{peer}: {error}')
+      self._refusals.write(f'{peer}: {error}')
       raise
     finally:
       with self._changing:
         self._streams.remove(stream)
 
-  def _handled(self, stream: Stream) -> str:
-    """Returns why the handler of a stream has ended."""
+  def _serve(self, stream: Stream) -> str:
+    """Calls the handler of a stream; returns the reason of its end."""
     try:
-      with self._door.outside() as may:
-        if not may:
-          raise Closed('too many are waiting to be let in')
+      with self._pending.count_handshake() as is_allowed:
+        if not is_allowed:
+          raise Closed('too many handshakes are pending')
         hello = receive_hello(stream, self._security, self._address)
     except TransportError as error:
-      return _told(self._sayings, stream, error)
+      return _log_refusal(self._refusals, stream, error)
     try:
-      with self._door.inside(stream.peer):
+      with self._pending.admit(stream.peer):
         stream.send(None)
         self._handle(stream, hello)
     except Closed as error:
-      self._ends.say(str(error), level=log.INFO)
+      self._ends.write(str(error), level=log.INFO)
       return str(error)
     except TransportError as error:
-      return _told(self._failures, stream, error)
-    # Nobody above would see it: it is told to both sides here.
+      return _log_refusal(self._failures, stream, error)
+    # Flight would swallow it: it is logged here, and sent to the client.
     except Exception as error:
       text = f'{stream.peer}: the handler of the stream failed'
-      self._failures.say(text, level=log.ERROR, error=error)
+      self._failures.write(text, level=log.ERROR, error=error)
       return f'{type(error).__name__}: {error}'
     return ''
 
 
 def connect(
-  address: str, hello: Any, security: Security, timeout_s: float
+  address: str, hello: object, security: Security, timeout_s: float
 ) -> Stream:
-  """Returns a stream, once the listener is there.
+  """Returns a stream to a listener, waiting for the listener if need be.
 
   Args:
     address: 'host:port' of the listener.
-    hello: Plain JSON that its handler is called with.
-    security: `key` is not used.
+    hello: Message that its handler is called with.
+    security: Credentials of this process, of which `key` is not used.
     timeout_s: Seconds to wait for the listener and for its answer.
 
   Raises:
@@ -244,14 +245,14 @@ def connect(
 
 
 def _opened(
-  address: str, hello: Any, security: Security, deadline: float
+  address: str, hello: object, security: Security, deadline: float
 ) -> Stream:
   left_s = max(0.0, deadline - time.monotonic())
   host = address.rpartition(':')[0]
   if not (sockets.is_specific(host) or security.tls_name):
     security = security._replace(tls_name=host)
   try:
-    # By its number, as that is what the listener knows of itself.
+    # As a number, by which the listener knows itself.
     there = sockets.resolved(address)
   except OSError as error:
     raise ended(address, error) from error
@@ -270,12 +271,12 @@ def _opened(
 
 
 def call(address: str, security: Security, wait_s: float) -> Stream:
-  """Returns a stream on which neither end has shown who it is.
+  """Returns a stream whose handshake has not begun.
 
   Args:
     address: IPv4 'address:port' of the listener.
-    security: Of the encryption; the token is not used.
-    wait_s: Seconds that a connection may take.
+    security: Credentials of the encryption; the token is not used.
+    wait_s: Limit of the connection, seconds.
 
   Raises:
     Closed: If there is no connection.
@@ -288,12 +289,12 @@ def call(address: str, security: Security, wait_s: float) -> Stream:
       # A connection for each stream, of which the listener may cut one.
       ('grpc.use_local_subchannel_pool', 1),
       ('grpc.enable_http_proxy', 0),
-      # For connecting, too, which is otherwise given 20 s.
+      # Also the limit of a connection, which is 20 s otherwise.
       ('grpc.min_reconnect_backoff_ms', int(1e3 * wait_s)),
     ],
   )
   if not _calling.acquire(timeout=wait_s):
-    raise Closed(f'{address}: others connect')
+    raise Closed(f'{address}: other connections are being opened')
   try:
     before = sockets.to(address)
     writer, reader = client.do_exchange(
@@ -309,17 +310,19 @@ def call(address: str, security: Security, wait_s: float) -> Stream:
 
   def cut() -> None:
     reader.cancel()
-    # gRPC waits for what it has begun to write, if need be for ever.
+    # gRPC would wait for writes that it has begun, without a limit.
     sockets.shut_down_to(address, mine)
 
   finish = functools.partial(_finish, reader, writer, client)
   return Stream(reader, writer, address, cut, finish)
 
 
-def _told(sayings: Sayings, stream: Stream, error: TransportError) -> str:
-  """Logs why a stream ends, and returns it."""
+def _log_refusal(
+  refusals: RateLimitedLog, stream: Stream, error: TransportError
+) -> str:
+  """Logs the error for which a stream ends; returns it as text."""
   why = str(error).removeprefix(f'{stream.peer}: ')
-  sayings.say(f'{stream.peer}: refused: {why}')
+  refusals.write(f'{stream.peer}: refused: {why}')
   return why
 
 

@@ -1,9 +1,10 @@
-"""Whether TCP of this host forgets, in pauses, how much its links carry.
+"""Check of TCP's slow start after idle times (Linux).
 
-By Linux's default it does: a connection that has been idle for longer than its
-retransmission timeout starts slowly again.  A worker's is, between its pull and
-its push.  Where acknowledgements queue behind what others send, each doubling
-takes as long as that queue, and a slow link is not filled for seconds.
+By default, a connection that was idle for longer than its retransmission
+timeout returns to slow start.  A worker's connection is idle between its pull
+and its push.  Where acknowledgements queue behind other traffic, each doubling
+of the window takes as long as that queue, and a slow link is not filled for
+seconds.
 """
 
 import pathlib
@@ -14,11 +15,11 @@ _SETTING = 'net.ipv4.tcp_slow_start_after_idle'
 _FILE = pathlib.Path('/proc/sys', *_SETTING.split('.'))
 
 
-def tell(file: pathlib.Path = _FILE) -> None:
-  """Logs what to do if TCP starts slowly after pauses.
+def log_advice(file: pathlib.Path = _FILE) -> None:
+  """Logs advice if TCP returns to slow start after idle times.
 
   Args:
-    file: Where the kernel has the setting; other systems than Linux lack it.
+    file: File of the kernel's setting; other systems than Linux lack it.
   """
   if file.exists() and file.read_text().strip() != '0':
     logging.info(

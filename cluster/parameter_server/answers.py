@@ -1,67 +1,70 @@
-"""What servers answer to the coordinator, which may come in parts."""
+"""Answers of servers to questions of the coordinator, which come in parts."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
 from cluster.network import memory
+from cluster.network.messages import ShareSaved, VersionPart
 from cluster.network.streams import Corrupt
-from cluster.parameter_server.servers import Orders
+from cluster.parameter_server.store import ShardedParameterStore
 
 
 class Answers:
-  """Takes in what servers were asked; for each server from one thread."""
+  """Collects the servers' answers; those of one server in one thread."""
 
-  def __init__(self, orders: Orders):
-    """Has nothing yet.
+  def __init__(self, store: ShardedParameterStore):
+    """Starts without answers.
 
     Args:
-      orders: Asks, and gets the answers.
+      store: Parameter store, which asks the questions and gets the answers.
     """
-    self._orders = orders
-    # What has arrived of them, and how many bytes: by server and question.
-    self._snapshots: dict[tuple[int, int], tuple[np.ndarray, int]] = {}
+    self._store = store
+    # Bytes of versions so far, and their number, by server and question.
+    self._versions: dict[tuple[int, int], tuple[np.ndarray, int]] = {}
 
   def take(
-    self, server: int, event: Mapping[str, Any], body: Iterable[np.ndarray]
+    self,
+    server: int,
+    answer: ShareSaved | VersionPart,
+    body: Iterable[np.ndarray],
   ) -> None:
-    """Takes in an answer, or a part of one.
+    """Handles an answer, or a part of one.
 
     Args:
-      server: Which one.
-      event: 'event' is 'saved', with the 'error' if there was one, or
-        'snapshot', with its 'size_bytes'; 'id' is the question's.
-      body: Bytes of the snapshot; others' messages may come between them.
+      server: Rank of the server.
+      answer: The answer.
+      body: Bytes of a version; other messages may come between its parts.
 
     Raises:
-      Corrupt: If it answers something else than it was asked.
+      Corrupt: If the server was not asked, or the version has another size.
     """
-    if not self._orders.asks(server, event['id']):
+    if not self._store.awaits(server, answer.question):
       raise Corrupt(f'Server {server} answers what it was not asked.')
-    if event['event'] == 'saved':
-      failed = event.get('error') is not None
-      answer = OSError(f'Server {server}: {event["error"]}') if failed else None
-      self._orders.answer(server, event['id'], answer)
+    if isinstance(answer, VersionPart):
+      self._collect(server, answer, body)
     else:
-      self._take(server, event, body)
+      error = None
+      if answer.error is not None:
+        error = OSError(f'Server {server}: {answer.error}')
+      self._store.answer(server, answer.question, error)
 
-  def _take(
-    self, server: int, event: Mapping[str, Any], body: Iterable[np.ndarray]
+  def _collect(
+    self, server: int, part: VersionPart, body: Iterable[np.ndarray]
   ) -> None:
-    key, size = (server, event['id']), self._orders.held_bytes(server)
-    if event['size_bytes'] != size:
-      raise Corrupt(f'Expected {size} bytes, got {event["size_bytes"]}.')
-    if key not in self._snapshots:
-      self._snapshots[key] = memory.aligned(size), 0
-    vector, start = self._snapshots[key]
+    key, size = (server, part.question), self._store.held_bytes(server)
+    if part.size_bytes != size:
+      raise Corrupt(f'Expected {size} bytes, got {part.size_bytes}.')
+    if key not in self._versions:
+      self._versions[key] = memory.aligned(size), 0
+    vector, start = self._versions[key]
     for chunk in body:
       if start + chunk.size > size:
         raise Corrupt(f'Expected {size} bytes, got more.')
       vector[start : start + chunk.size] = chunk
       start += chunk.size
-      del chunk  # Before the next one arrives, which so takes its warm memory.
-    self._snapshots[key] = vector, start
+      del chunk  # Before the next one arrives, which so takes its memory.
+    self._versions[key] = vector, start
     if start == size:
-      del self._snapshots[key]
-      self._orders.answer(server, event['id'], vector.view(np.float32))
+      del self._versions[key]
+      self._store.answer(server, part.question, vector.view(np.float32))

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from cluster.parameter_server.servers import Orders
+from cluster.parameter_server.store import ShardedParameterStore
 from cluster.process.deadlines import Jobs
 from outputs import checkpoints
 
@@ -23,7 +23,7 @@ class ShardedCheckpoints(checkpoints.Checkpoints):
     self,
     directory: pathlib.Path,
     *,
-    orders: Orders,
+    store: ShardedParameterStore,
     num_servers: int,
     jobs: Jobs,
     keep: int,
@@ -32,7 +32,7 @@ class ShardedCheckpoints(checkpoints.Checkpoints):
 
     Args:
       directory: Folder of the run's checkpoints, which all processes share.
-      orders: Orders to the servers, by which they write their parts.
+      store: Parameter store, which makes the servers write their parts.
       num_servers: Number of servers.
       jobs: Register of long jobs, which excuses the coordinator while a
         checkpoint is written.
@@ -54,7 +54,7 @@ class ShardedCheckpoints(checkpoints.Checkpoints):
       directory,
       keep=keep,
       required=[server_part(index) for index in range(num_servers)],
-      save_others=orders.save,
+      save_others=store.save,
       job=job,
       waits=False,
     )

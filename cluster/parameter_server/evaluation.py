@@ -1,19 +1,18 @@
 """Evaluation on a worker's accelerator, where the coordinator has none.
 
-Dedicated servers, and so the coordinator, have a CPU alone.  It collects
-the version that is due, and asks the first worker that has an accelerator,
-which fetches the version (`cluster.membership.handover`) and evaluates it
-beside its iterations, as a worker in the coordinator's process does on other
-runs.  If that worker is lost, fails or is too slow, the next one is asked, and
-in the end the coordinator evaluates by itself: the figures are of the same
-version in any case.
+Dedicated servers, and with them the coordinator, have only a CPU.  The
+coordinator collects the version that is due, and asks the first worker that has
+an accelerator.  That worker fetches the version (`cluster.membership.handover`)
+and evaluates it beside its iterations.  If it is lost, fails or is too slow,
+the next one is asked; after the last one the coordinator evaluates by itself.
+The figures are of the same version in any case.
 """
 
 import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -22,126 +21,140 @@ from absl import logging
 
 from cluster.membership import handover
 from cluster.membership.process import Settings
+from cluster.network import messages
 from cluster.network.errors import Corrupt, TransportError
+from cluster.parameter_server.session import Send
 from cluster.process.deadlines import Deadlines
 from learning.digest import digest
 from learning.learning import Evaluation
 
-Say = Callable[[dict[str, Any]], None]
+
+class EvaluationLost(Exception):
+  """Raised if a worker cannot evaluate; carries the reason."""
 
 
-class Lost(Exception):
-  """Raised if a worker will not answer; says why."""
-
-
-class Asked(NamedTuple):
-  """A question to a worker.
+class PendingEvaluation(NamedTuple):
+  """An evaluation that a worker was asked for.
 
   Attributes:
     worker: Rank of the worker.
-    life: Its incarnation number.
-    answer: What is evaluated, by name; `Lost` if it will not come.
+    incarnation: Its incarnation.
+    figures: Future of the results by name; raises `EvaluationLost` if the
+      worker cannot evaluate.
   """
 
   worker: int
-  life: int
-  answer: Future
+  incarnation: int
+  figures: Future[Mapping[str, float]]
 
 
 class Evaluators(Protocol):
-  """Workers that can evaluate, as the coordinator's reception knows them."""
+  """Workers that can evaluate: see `ParameterServerReception`."""
 
-  def ask(
-    self, number: int, address: str, passed: set[tuple[int, int]]
-  ) -> Asked | None:
+  def request_evaluation(
+    self, number: int, address: str, excluded: set[tuple[int, int]]
+  ) -> PendingEvaluation | None:
     """Asks the first worker that has an accelerator for an evaluation.
 
     Args:
       number: Number of the evaluation, under which its version is fetched.
-      address: Address where it is fetched.
-      passed: Workers and incarnations that are not asked.
+      address: Address from which the version is fetched.
+      excluded: Workers and incarnations that are not asked.
 
     Returns:
-      The question; None if there is no such worker.
+      The request; None if there is no such worker.
     """
 
 
 class RemoteEvaluation:
-  """Evaluation, by workers with accelerators; see `learning.learning`."""
+  """Evaluation by workers with accelerators; see `learning.learning`."""
 
   def __init__(
-    self, own: Evaluation, *, settings: Settings, deadlines: Deadlines
+    self, local: Evaluation, *, settings: Settings, deadlines: Deadlines
   ):
-    """Knows no workers yet.
+    """Creates the evaluation without workers.
 
     Args:
-      own: Evaluates in this process.
+      local: Evaluates in this process.
       settings: Settings of this process.
-      deadlines: Say how long an evaluation may take.
+      deadlines: Limits of the duration of an evaluation.
     """
-    self._own = own
+    self._local = local
     self._settings, self._deadlines = settings, deadlines
     self._evaluators: Evaluators | None = None
     self._numbers = itertools.count()
-    self._passed: set[tuple[int, int]] = set()
-    self._longest_s = 0.0
-    self._asked = False
+    self._excluded: set[tuple[int, int]] = set()
+    self._longest_s: float | None = None
+    self._has_asked = False
 
   def attach(self, evaluators: Evaluators) -> None:
-    """Names the workers."""
+    """Sets the workers."""
     self._evaluators = evaluators
 
   def is_finite(self, params: Any) -> bool:
     """Returns whether all parameters are finite."""
-    return self._own.is_finite(params)
+    return self._local.is_finite(params)
+
+  def warm_up(self, params: Any, stats: Any) -> None:
+    """Compiles the evaluation in this process."""
+    self._local.warm_up(params, stats)
 
   def __call__(self, params: Any, stats: Any) -> Mapping[str, float]:
-    """Returns accuracy, 0 to 1, and what else is evaluated, by name."""
-    state = {'params': params, 'stats': stats}
-    number = next(self._numbers)
-    found = digest(state)
-    with contextlib.closing(
-      handover.Handover(
-        self._settings.address,
-        self._settings.security,
-        functools.partial(_given, number, (state, found)),
+    """Returns the accuracy, 0 to 1, and other measures by name."""
+    if self._evaluators is not None:
+      figures = self._evaluate(
+        self._evaluators, {'params': params, 'stats': stats}
       )
-    ) as giving:
-      while asked := self._evaluators.ask(number, giving.address, self._passed):
-        self._asked = True
-        start = time.monotonic()
-        try:
-          figures = asked.answer.result(self._limit_s())
-        except TimeoutError:
-          reason = f'no answer for {time.monotonic() - start:.1f} s'
-        except Lost as error:
-          reason = str(error)
-        else:
-          took_s = time.monotonic() - start
-          self._longest_s = max(self._longest_s, took_s)
-          return figures
-        self._passed.add((asked.worker, asked.life))
-        logging.warning(
-          'Worker %d does not evaluate, which another process does now: %s',
-          asked.worker,
-          reason,
-        )
-    if self._asked:
+      if figures is not None:
+        return figures
+    if self._has_asked:
       logging.warning(
         'The coordinator evaluates on its CPU: no worker with an accelerator '
         'can.'
       )
-    return self._own(params, stats)
+    return self._local(params, stats)
 
-  def _limit_s(self) -> float:
-    return self._deadlines.evaluation_s(self._longest_s or None)
+  def _evaluate(
+    self, evaluators: Evaluators, state: dict[str, Any]
+  ) -> Mapping[str, float] | None:
+    """Returns the figures from a worker; None if no worker can evaluate."""
+    number = next(self._numbers)
+    find = functools.partial(_find_version, number, (state, digest(state)))
+    with contextlib.closing(
+      handover.Handover(self._settings.address, self._settings.security, find)
+    ) as source:
+      while pending := evaluators.request_evaluation(
+        number, source.address, self._excluded
+      ):
+        self._has_asked = True
+        start = time.monotonic()
+        limit_s = self._deadlines.evaluation_s(self._longest_s)
+        try:
+          figures = pending.figures.result(limit_s)
+        except TimeoutError:
+          reason = f'no answer for {time.monotonic() - start:.1f} s'
+        except EvaluationLost as error:
+          reason = str(error)
+        else:
+          elapsed_s = time.monotonic() - start
+          self._longest_s = max(self._longest_s or 0.0, elapsed_s)
+          return figures
+        self._excluded.add((pending.worker, pending.incarnation))
+        logging.warning(
+          'Worker %d does not evaluate, which another process does now: %s',
+          pending.worker,
+          reason,
+        )
+    return None
 
 
-def _given(number: int, state: tuple[Any, str], wanted: int) -> tuple[Any, str]:
+def _find_version(
+  number: int, version: tuple[Any, str], wanted: int
+) -> tuple[Any, str]:
   """Returns the state and digest of an evaluation, for a `Handover`."""
   if wanted != number:
     raise LookupError(f'expected evaluation {number}, got {wanted}')
-  return state
+  return version
 
 
 class Evaluator:
@@ -150,7 +163,7 @@ class Evaluator:
   def __init__(
     self, evaluate: Evaluation, like: tuple[Any, Any], settings: Settings
   ):
-    """Evaluates nothing yet.
+    """Creates the evaluator; compiles nothing yet.
 
     Args:
       evaluate: Evaluates on JAX's default device.
@@ -163,22 +176,20 @@ class Evaluator:
     """Compiles the evaluation."""
     self._evaluate.warm_up(*self._like)
 
-  def answer(self, asked: Mapping[str, Any], say: Say) -> None:
-    """Evaluates, and tells the coordinator the figures, or why there are none.
+  def answer(self, request: messages.Evaluate, send: Send) -> None:
+    """Evaluates a version, and sends the figures or the reason for none.
 
     Args:
-      asked: `evaluate`, number of the evaluation, and `address`, where its
-        version can be fetched.
-      say: Sends a message to the coordinator.
+      request: The request of the coordinator.
+      send: Sends a message to the coordinator.
     """
-    number, figures, error = asked['evaluate'], None, None
+    figures, error = None, None
     try:
-      figures = self._figures(number, asked['address'])
-    except (TransportError, jax.errors.JaxRuntimeError) as failed:
-      error = f'{type(failed).__name__}: {failed}'
-    said = {'event': 'evaluated', 'number': number}
+      figures = self._figures(request.number, request.address)
+    except (TransportError, jax.errors.JaxRuntimeError) as failure:
+      error = f'{type(failure).__name__}: {failure}'
     with contextlib.suppress(TransportError):  # The coordinator notices, too.
-      say(said | {'figures': figures, 'error': error})
+      send(messages.Evaluated(request.number, figures, error))
 
   def _figures(self, number: int, address: str) -> dict[str, float]:
     settings = self._settings

@@ -15,12 +15,13 @@ from ml_collections import ConfigDict
 
 from cluster.membership.faults import FaultyProcess, strike_end
 from cluster.membership.process import Meeting
-from cluster.network.messages import Spoil
+from cluster.network import messages
+from cluster.network.calls import Spoil
 from cluster.network.streams import Stream, chunked
 from cluster.parameter_server import checkpoints as sharded
-from cluster.parameter_server.keeping import Keeping, Report
 from cluster.parameter_server.session import ParameterServerSession
 from cluster.parameter_server.site import ParameterServerSite
+from cluster.parameter_server.versions import Report, ShardVersions
 from cluster.parameter_server.worker import Worker
 from cluster.process import faults as faults_
 from cluster.process.faults import Fault, Faults, Kind, Phase
@@ -46,15 +47,15 @@ class FaultyWorker(Worker):
     self._first: Fault | None = None
     self._last: Fault | None = None
 
-  def _report_ready(self, life: ParameterServerSession) -> None:
-    self._faults.strike(self.index, life.number, Phase.START)
-    super()._report_ready(life)
+  def _report_ready(self, session: ParameterServerSession) -> None:
+    self._faults.strike(self.index, session.incarnation, Phase.START)
+    super()._report_ready(session)
 
-  def _note_end(self, life: ParameterServerSession) -> None:
-    super()._note_end(life)
-    strike_end(self._faults, self.index, life)
+  def _note_end(self, session: ParameterServerSession) -> None:
+    super()._note_end(session)
+    strike_end(self._faults, self.index, session)
 
-  def _pull(self, streams: Sequence[Stream]) -> dict[str, Any]:
+  def _pull(self, streams: Sequence[Stream]) -> messages.Pull:
     due = self._faults.due
     self._late = due(self.index, self._iteration + 1, Phase.PULL)
     return super()._pull(streams)
@@ -66,8 +67,8 @@ class FaultyWorker(Worker):
       chunks = self._faults.during(chunks, self._late, None)
     return super()._incoming(server, chunks)
 
-  def _compute(self, header: dict[str, Any]) -> tuple[Payload, Any]:
-    payload, loss = super()._compute(header)
+  def _compute(self, pull: messages.Pull) -> tuple[Payload, Any]:
+    payload, loss = super()._compute(pull)
     push = self._faults.strike_push(self.index, self._iteration)
     return faults_.to_nan(push, payload), loss
 
@@ -83,14 +84,14 @@ class FaultyWorker(Worker):
     self,
     server: int,
     stream: Stream,
-    report: dict[str, Any],
-    message: list[np.ndarray],
+    report: messages.PushReport,
+    push: list[np.ndarray],
   ) -> None:
-    push = self._faults.push
-    if push is None or push.kind != Kind.WRONG_SIZE:
-      super()._send(server, stream, report, message)
+    fault = self._faults.push
+    if fault is None or fault.kind != Kind.WRONG_SIZE:
+      super()._send(server, stream, report, push)
       return
-    halves = [part[: part.size // 2] for part in message]
+    halves = [part[: part.size // 2] for part in push]
     size_bytes = sum(part.size for part in halves)
     self._transmit(server, stream, report, chunked(halves), size_bytes)
 
@@ -98,7 +99,7 @@ class FaultyWorker(Worker):
     self,
     server: int,
     stream: Stream,
-    report: dict[str, Any],
+    report: messages.PushReport,
     chunks: Iterable[np.ndarray],
     size_bytes: int,
   ) -> None:
@@ -108,13 +109,13 @@ class FaultyWorker(Worker):
     stream.send(report, self._counted(chunks), size_bytes, spoil=corrupt)
 
 
-class FaultyKeeping(Keeping):
+class FaultyShardVersions(ShardVersions):
   """A server's part of checkpoints, before whose writing failures happen."""
 
   def __init__(
     self, server: int, faults: Faults, *arguments: Any, **given: Any
   ):
-    """Creates the part of a server: see `Keeping`."""
+    """Creates the part of a server: see `ShardVersions`."""
     super().__init__(*arguments, **given)
     self._server, self._faults = f'server:{server}', faults
 
@@ -146,10 +147,10 @@ class FaultyParameterServerSite(FaultyProcess, ParameterServerSite):
     self._worker_type = functools.partial(FaultyWorker, faults=self.faults)
     ParameterServerSite.__init__(self, config, meeting, parts, plan)
 
-  def _make_keeping(
+  def _make_versions(
     self, index: int, held: Mapping[int, Any], report: Report
-  ) -> Keeping:
-    return FaultyKeeping(
+  ) -> ShardVersions:
+    return FaultyShardVersions(
       index,
       self.faults,
       self._directory,

@@ -22,11 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from cluster.network import memory
-from cluster.parameter_server.servers import Key
+from cluster.parameter_server.store import Key
 from learning.layout import reshard, split_evenly
 from learning.learning import Learner
 from learning.shard_codec import byte_views
-from wire.codec import Payload, Wire
+from wire.codec import Payload, State, Wire
 
 _ITEM = np.dtype(np.float32).itemsize
 
@@ -95,9 +95,11 @@ class Pieces:
     self._update = 0  # update of this number.
     self._void = False  # Whether a piece was sent back and then undone.
     self._changed = threading.Condition()
-    self._encode = jax.jit(lambda params: wire.pull.encode((), params)[0])
+    self._encode = jax.jit(lambda params: wire.pull.encode(State(), params)[0])
     one = jax.ShapeDtypeStruct((1,), jnp.float32)
-    pushed = jax.eval_shape(lambda vector: wire.push.encode((), vector)[0], one)
+    pushed = jax.eval_shape(
+      lambda vector: wire.push.encode(State(), vector)[0], one
+    )
     self._dtype = pushed.dtype  # Dtype of encoded pushes.
     for piece in self._pieces:
       self._renew(piece)
@@ -189,13 +191,13 @@ class Pieces:
       piece.learner.warm_up()
       self._renew(piece)
 
-  def add(
-    self, update: int, payload: Key, examples: int, *, scale: float
-  ) -> None:
-    """Adds a worker's push, all of whose pieces are here, to an update."""
-    del scale  # `take` has divided the pieces by it.
+  def add(self, update: int, key: Key) -> None:
+    """Adds a worker's push, all of whose pieces are here, to an update.
+
+    `take` has divided its pieces by the loss scale.
+    """
     with self._changed:
-      self._counted.add(payload)
+      self._counted.add(key)
       self._update = update
 
   def commit(self, update: int) -> None:

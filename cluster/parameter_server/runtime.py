@@ -1,127 +1,135 @@
-"""The distributed runtime, as its coordinator runs it.
+"""The runtime of parameter servers on real hosts, in the coordinator's process.
 
-The coordinator has server 0 in its process.  One thread takes what happens out of the
-queue of the reception, tells the scheme, and orders all servers to do what the
-scheme says.
+Server 0 is in the same process.  One thread takes events from the queue of the
+reception, passes them to the scheme, and gives all servers the orders that
+carry out the scheme's decisions.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from absl import logging
 
 from cluster.coordinator import Coordinator
-from cluster.membership.event_loop import Leading
-from cluster.parameter_server.admission import ParameterServerReception
-from cluster.parameter_server.keeping import Report
-from cluster.parameter_server.residuals import Since, shared
+from cluster.membership.event_loop import EventLoop
+from cluster.membership.events import Event, WorkerJoined, WorkerLost
+from cluster.membership.process import Settings
+from cluster.network.messages import Pull
+from cluster.parameter_server.admission import (
+  ParameterServerReception,
+  PushReceived,
+)
+from cluster.parameter_server.residuals import ResidualId, assign_residuals
 from cluster.parameter_server.server import Server
-from cluster.parameter_server.servers import Orders
+from cluster.parameter_server.store import ShardedParameterStore
+from cluster.parameter_server.versions import Report
+from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable
 from learning.scaling import factor, worker_scaling
 
-_MOST = 64  # Events whose orders wait for one another.
+_MAX_EVENTS = 64  # Whose orders are sent together.
 
 
-class ParameterServerRuntime(Leading):
-  """Real workers and servers.
-
-  Attributes:
-    time: Seconds since the start, of this process and those before it.
-    coordinator: Asks the scheme.
-  """
+class ParameterServerRuntime(EventLoop):
+  """Event loop of a run with parameter servers: see `EventLoop`."""
 
   def __init__(
     self,
     *,
     coordinator: Coordinator,
-    orders: Orders,
+    store: ShardedParameterStore,
     reception: ParameterServerReception,
-    server: Callable[[Report, Mapping[str, Any]], Server],
+    server: Callable[[Report, tuple[int, int] | None], Server],
     num_servers: int,
-    kept: Callable[[], tuple[int, list[int]] | None],
-    **of_leading: Any,
+    find_residuals: Callable[[], tuple[int, list[int]] | None],
+    settings: Settings,
+    deadlines: Deadlines,
+    local: Callable[[str], Callable[[], object]] | None,
   ):
-    """Listens to nobody yet.
+    """Creates the runtime; the reception does not listen yet.
 
     Args:
-      coordinator: Asks the scheme.
-      orders: For all servers; the coordinator's store.
-      reception: Talks to workers and servers.
-      server: Makes server 0, given how it reports and how servers are greeted.
+      coordinator: Coordinator, which asks the scheme.
+      store: Parameter store of the coordinator, which gives the orders.
+      reception: Control streams to workers and servers.
+      server: Creates server 0, given the function for its reports and the
+        checkpoint to resume from.
       num_servers: Number of servers.
-      kept: Returns, if the run goes on from a checkpoint, its number and the
-        workers who have parts in it.
-      **of_leading: As of `Leading`.
+      find_residuals: Returns the number of the checkpoint to resume from, and
+        the workers whose residuals are in it; None to start from scratch.
+      settings: As of `EventLoop`.
+      deadlines: As of `EventLoop`.
+      local: As of `EventLoop`.
     """
-    super().__init__(coordinator=coordinator, reception=reception, **of_leading)
-    self._orders = orders
+    super().__init__(
+      coordinator=coordinator,
+      reception=reception,
+      settings=settings,
+      deadlines=deadlines,
+      local=local,
+    )
+    self._store = store
     self._reception: ParameterServerReception = reception
     self._server = server
     self._num_servers = num_servers
-    self._kept = kept
-    self._keepers: list[int] = []  # Who is to have parts in it.
+    self._find_residuals = find_residuals
+    # Workers whose residuals the checkpoint should have.
+    self._with_residuals: list[int] = []
     count = len(coordinator.workers)
-    self._since = [Since()] * count  # Before an iteration has counted.
+    # Residuals before the first iteration that counts, by worker.
+    self._initial = [ResidualId()] * count
     self._wake: float | None = None
     self._alone_since = math.inf
-    self._reactions = {
-      'here': lambda event: None,
-      'ready': self._ready,
-      'arrived': self._arrived,
-      'failed': self._failed,
-      'unmendable': self._unmendable,
-    }
     coordinator.attach(release=self._release, wake_at=self._wake_at)
 
   def warm_up(self) -> None:
     """Waits until all servers and workers have compiled and connected.
 
     Raises:
-      Unmendable: If one does not; says what is known of it.
+      Unmendable: If one does not in time; carries their last activities.
     """
     self._wait(
       self._reception.open(self._server),
       done=self._reception.begin,
       missing=self._reception.missing,
     )
-    self._orders.attach(self._reception.begin(), self._save)
+    self._store.attach(self._reception.begin(), self._save_residuals)
 
   def start(self) -> None:
     """Releases the first iterations."""
     super().start()
-    self._orders.flush()
+    self._store.flush()
 
   def resume(self) -> None:
-    """Goes on from a checkpoint as from a barrier, with today's workers."""
+    """Continues after `restore`, with the workers that are there now."""
     self.coordinator.rejoin(self._before, self.time)
-    if (found := self._kept()) and self._orders.keeps:
+    if (found := self._find_residuals()) and self._store.has_residuals:
       step, workers = found
-      self._since = shared(step, workers, len(self._members))
-      for index in sorted(set(self._keepers) - set(workers)):
+      self._initial = assign_residuals(step, workers, len(self._members))
+      for index in sorted(set(self._with_residuals) - set(workers)):
         self.coordinator.recorder.record_lost_residual(index, self.time, None)
-    for update in self._orders.pending:
-      self._orders.commit(update)
+    for update in self._store.pending:
+      self._store.commit(update)
       self.coordinator.recorder.record_update(update, self.time)
     self.start()
 
   def step(self) -> None:
-    """Waits for events, at most for a beat, and does what follows.
+    """Handles events, after waiting for the first for at most a heartbeat.
 
     Raises:
-      Unmendable: If a server is lost, or if no worker has been there for long.
+      Unmendable: If a server is lost, or if there was no worker for `start_s`.
       FloatingPointError: If a loss or a gradient is not finite.
     """
-    wait_s = self._look_at - time.monotonic()
+    wait_s = self._check_at - time.monotonic()
     if self._wake is not None:
       wait_s = min(wait_s, self._wake - self._now())
-    for _ in range(_MOST):
+    for _ in range(_MAX_EVENTS):
       if event := self._next(wait_s):
         self._react(event)
-      # What has happened meanwhile, too: its orders go out in one message.
+      # The orders of all events so far are sent in one message.
       if self._reception.events.empty() or self._due or self._over:
         break
       wait_s = 0.0
@@ -129,96 +137,113 @@ class ParameterServerRuntime(Leading):
       self._wake = None
       self.time = max(self.time, self._now())
       self.coordinator.wake(self.time)
-    self._look()
-    self._orders.flush()
+    self._check_progress()
+    self._store.flush()
 
   def pause(self) -> bool:
     """Returns True: pushes under way are lost, and their examples are not."""
     return True
 
   def state(self) -> dict[str, Any]:
-    """Returns what the coordinator has to keep; the servers save the rest."""
+    """Returns the coordinator's state; the servers save theirs."""
     return {
       'time': self.time,
       'coordinator': self.coordinator.state(),
-      'servers': self._orders.state(),
-      'keepers': self._living() if self._orders.keeps else [],
+      'servers': self._store.state(),
+      'keepers': self._live_workers() if self._store.has_residuals else [],
     }
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Goes back to where `state` was taken, with other workers perhaps."""
+    """Restores a state; the number of workers may have changed."""
     self.time = state['time']
     self._before = state['coordinator']
-    self._orders.restore(state['servers'])
-    self._keepers = state['keepers']
+    self._store.restore(state['servers'])
+    self._with_residuals = state['keepers']
 
   @property
   def _due(self) -> bool:
     """True if the time at which the scheme asked to be woken has come."""
     return self._wake is not None and self._now() >= self._wake
 
-  def _ready(self, event: dict[str, Any]) -> None:
-    if not self._admits(event):
+  def _handle(self, event: Event) -> None:
+    match event:
+      case WorkerJoined():
+        self._handle_joined(event)
+      case PushReceived():
+        self._handle_push(event)
+      case WorkerLost():
+        self._handle_lost(event)
+
+  def _handle_joined(self, event: WorkerJoined) -> None:
+    if not self._admit(event):
       return
-    index, member = event['worker'], self._members[event['worker']]
-    self._orders.lives[index] = event['life']
+    index, member = event.worker, self._members[event.worker]
+    self._store.incarnations[index] = event.incarnation
     member.arrived = 0
     if self._started:
       logging.info('Worker %d is back.', index)
       self.coordinator.join(index, self.time)
 
-  def _arrived(self, event: dict[str, Any]) -> None:
-    index, member = event['worker'], self._members[event['worker']]
+  def _handle_push(self, event: PushReceived) -> None:
+    index, member = event.worker, self._members[event.worker]
+    report = event.report
     member.arrived += 1
     if member.arrived < self._num_servers:
       return
     member.arrived = 0
-    loss, finite = event['loss'], event['finite']
+    loss, finite = report.loss, report.is_finite
     self.coordinator.check(index, finite=finite, loss=loss)
-    member.compilations[event['life']] = event['compilations']
-    if event['recalled'] and self._orders.keeps:
+    member.compilations[event.incarnation] = report.compilations
+    if report.has_recalled and self._store.has_residuals:
       self.coordinator.recorder.record_recovered_residual(index, self.time)
-    member.counted = event['iteration']
+    member.counted = report.iteration
     examples = self.coordinator.workers[index].examples
-    member.pace.computed.append((event['compute_s'], examples))
+    member.pace.computed.append((report.compute_s, examples))
     stage = self.coordinator.workers[index].stage
-    self.coordinator.recorder.record_transfer(self._orders.sizes_bytes[stage])
+    self.coordinator.recorder.record_transfer(self._store.sizes_bytes[stage])
+    began = self._began or 0.0
     starts = (
-      ('compute', event['pulled_at'] - self._began),
-      ('push', event['computed_at'] - self._began),
+      ('compute', report.pulled_at - began),
+      ('push', report.computed_at - began),
     )
     self.coordinator.enter_each(index, starts, self.time)
     self.coordinator.push(
       index,
       self.time,
-      compute_s=event['compute_s'],
-      factors=event['factors'],
-      computed=event['computed'],
+      compute_s=report.compute_s,
+      factors=report.factors,
+      computed=report.computed,
       loss=loss,
       finite=finite,
     )
 
-  def _failed(self, event: dict[str, Any]) -> None:
-    index, member = event['worker'], self._members[event['worker']]
-    if event['life'] == member.life and member.stream is not None:
-      self._lose(index, event['reason'])
-    elif event['life'] != member.life:
-      self._orders.end(index, event['life'])  # Servers may wait for it.
+  def _handle_lost(self, event: WorkerLost) -> None:
+    index, member = event.worker, self._members[event.worker]
+    if event.incarnation != member.incarnation:
+      self._store.end(index, event.incarnation)  # Servers may wait for it.
+    elif member.stream is not None:
+      self._lose(index, event.reason)
 
   def _lose(self, index: int, reason: str) -> None:
-    """A worker is gone, or as good as gone."""
     member = self._members[index]
     logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
-    self._reception.evict(index, stream, reason)
-    self._orders.end(index, member.life)
+    if stream is not None:
+      self._reception.evict(index, stream, reason)
+    self._store.end(index, member.incarnation)
     if self._started:
-      if self._orders.keeps and self._remembers(index).any:
+      if (
+        self._store.has_residuals and self._residual(index).can_differ_from_zero
+      ):
         self.coordinator.recorder.record_lost_residual(index, self.time, None)
       self.coordinator.leave(index, self.time, reason)
 
-  def _look_around(self) -> None:
-    """Gives up who is silent or does not go on, and if nobody is left."""
+  def _check_processes(self) -> None:
+    """Evicts workers that are silent or make no progress.
+
+    Raises:
+      Unmendable: If there was no worker for `start_s`.
+    """
     self._lose_silent()
     self._lose_overdue()
     now = time.monotonic()
@@ -227,7 +252,7 @@ class ParameterServerRuntime(Leading):
       return
     self._alone_since = min(self._alone_since, now)
     if now - self._alone_since > self._start_s:
-      raise Unmendable('No worker has come back.')
+      raise Unmendable('No worker has rejoined.')
 
   def _lose_overdue(self) -> None:
     workers = self.coordinator.workers
@@ -237,44 +262,44 @@ class ParameterServerRuntime(Leading):
       if member.stream and workers[index].phase not in (None, 'wait')
     ]
     overdue = self._deadlines.overdue(
-      running, now=time.monotonic(), obeyed=self._reception.obeyed
+      running, now=time.monotonic(), obeyed=self._reception.executed
     )
     for index, reason in overdue:
       self._lose(index, reason)
 
   def _release(self, index: int) -> None:
     worker, pace = self.coordinator.workers[index], self._members[index].pace
-    pace.moved, pace.after = time.monotonic(), self._orders.sequence + 1
-    self._orders.release(
+    pace.moved, pace.after = time.monotonic(), self._store.sequence + 1
+    self._store.release(
       index,
-      {
-        'iteration': worker.iteration,
-        'ranges': worker.ranges,
-        'examples': worker.examples,
-        'scale': factor(worker_scaling(self._orders.scalings, index)),
-        'next': self.coordinator.upcoming(index),
-        'stage': worker.stage,
-        'since': self._remembers(index),
-      },
+      Pull(
+        iteration=worker.iteration,
+        ranges=worker.ranges,
+        examples=worker.examples,
+        scale=factor(worker_scaling(self._store.scalings, index)),
+        upcoming=self.coordinator.upcoming(index),
+        stage=worker.stage,
+        residual=self._residual(index),
+      ),
     )
 
-  def _remembers(self, index: int) -> Since:
-    """Returns what a worker is to remember when it goes on."""
+  def _residual(self, index: int) -> ResidualId:
+    """Returns the residual with which a worker continues."""
     counted = self._members[index].counted
-    return self._since[index] if counted is None else Since(counted)
+    return self._initial[index] if counted is None else ResidualId(counted)
 
-  def _living(self) -> list[int]:
+  def _live_workers(self) -> list[int]:
     return [k for k, member in enumerate(self._members) if member.stream]
 
-  def _save(self, step: int) -> list[Future]:
+  def _save_residuals(self, step: int) -> list[Future[bool]]:
     """Asks the workers to write their codec states into a checkpoint.
 
     Returns:
-      A future of each part: see `ParameterServerReception.save`.
+      A future of each part: see `ParameterServerReception.save_residual`.
     """
     return [
-      self._reception.save(index, step, self._remembers(index))
-      for index in (self._living() if self._orders.keeps else [])
+      self._reception.save_residual(index, step, self._residual(index))
+      for index in (self._live_workers() if self._store.has_residuals else [])
     ]
 
   def _wake_at(self, time: float | None) -> None:

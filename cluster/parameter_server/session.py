@@ -1,15 +1,26 @@
-"""A worker's life in a served run: its streams to the coordinator and all servers."""
+"""Session of a worker: its streams to the coordinator and to all servers."""
 
 import queue
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from absl import logging
 
-from cluster.membership.joining import dropped
+from cluster.membership.joining import drop
 from cluster.membership.process import Settings
 from cluster.membership.session import Session
 from cluster.network.heartbeat import within
+from cluster.network.messages import (
+  PIECE_SIZES,
+  TO_WORKER,
+  Activity,
+  Evaluate,
+  FromWorker,
+  Progress,
+  SaveResidual,
+  ServerAddresses,
+  ToWorker,
+  WorkerConnection,
+)
 from cluster.network.streams import (
   Closed,
   Refused,
@@ -18,13 +29,17 @@ from cluster.network.streams import (
   connect,
 )
 
+# Sends a message to the coordinator.
+Send = Callable[[FromWorker], None]
 
-class ParameterServerSession(Session):
-  """See `Session`.
+
+class ParameterServerSession(Session[ToWorker]):
+  """A session that also has a stream to each server: see `Session`.
 
   Attributes:
-    streams: To the servers.
-    pieces: Bytes of the pieces in which each server takes pushes; may be none.
+    streams: Streams to the servers, in the order of their shares.
+    piece_sizes: Bytes of the pieces of pushes to each server; empty for a
+      server that takes pushes as a whole.
   """
 
   def __init__(
@@ -33,77 +48,82 @@ class ParameterServerSession(Session):
     index: int,
     settings: Settings,
     *,
-    save: Callable[[dict[str, Any], Callable[[dict[str, Any]], None]], Any],
-    evaluate: Callable[[dict[str, Any], Callable[[dict[str, Any]], None]], Any],
-    **of_life: Any,
+    save: Callable[[SaveResidual, Send], object],
+    evaluate: Callable[[Evaluate, Send], object],
+    progress: Callable[[], Progress],
+    hung: Callable[[str], None],
   ):
-    """Joins the coordinator: see `Session`.
+    """Creates the session: connects to the coordinator.
 
     Args:
-      coordinator: HOST:PORT.
-      index: Of the worker.
-      settings: What all processes of the run agree on.
-      save: Called with what the coordinator says of a checkpoint that is to be made,
-        and what answers, in a thread of the heart.
-      evaluate: Called likewise, with what it says of an evaluation.
-      **of_life: As of `Session`.
+      coordinator: HOST:PORT of the coordinator.
+      index: Rank of the worker.
+      settings: Settings of all processes of the run.
+      save: Called with a request to write a part of a checkpoint, and the
+        function that sends the answer, in a thread of the heartbeat.
+      evaluate: Called likewise with a request for an evaluation.
+      progress: Returns the progress that every heartbeat carries.
+      hung: As of `Session`.
 
     Raises:
-      TransportError: If it cannot be joined.
+      TransportError: If the coordinator cannot be reached.
     """
-    self._servers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    self._addresses: queue.SimpleQueue[ServerAddresses] = queue.SimpleQueue()
     self._settings, self._save, self._evaluate = settings, save, evaluate
     self.streams: list[Stream] = []
-    self.pieces: list[list[int]] = []
+    self.piece_sizes: list[Sequence[int]] = []
     super().__init__(
       coordinator,
       index,
       settings,
-      told=self._told,
-      ending=self._cancel,
-      **of_life,
+      schema=TO_WORKER,
+      progress=progress,
+      receive=self._take,
+      hung=hung,
+      on_end=self._cancel,
     )
-    self._key = {'worker': index, 'life': self.number}
+    self._hello = WorkerConnection(index, self.incarnation)
 
-  def meet(self) -> None:
-    """Connects to all servers, once the coordinator has said where they are.
+  def connect(self) -> None:
+    """Connects to all servers, once the coordinator has sent their addresses.
 
     Raises:
-      TransportError: If the coordinator has ended this life meanwhile.
+      TransportError: If the coordinator has ended the session meanwhile.
     """
-    servers = self._servers.get().get('servers', ())
-    for address in servers:
-      stream = self._connected(address)
-      self.stack.callback(dropped, stream)
+    addresses = self._addresses.get().addresses
+    for address in addresses:
+      stream = self._connect(address)
+      self.stack.callback(drop, stream)
       with within(stream, self._timeout_s):
-        self.pieces.append(stream.receive().header['pieces'])
+        self.piece_sizes.append(stream.receive(PIECE_SIZES).header.sizes)
       self.streams.append(stream)
-      met = f'connected to {len(self.streams)} of {len(servers)} servers'
-      self.say({'doing': met})
+      connected = f'{len(self.streams)} of {len(addresses)} servers'
+      self.send(Activity(f'connected to {connected}'))
 
-  def _connected(self, address: str) -> Stream:
+  def _connect(self, address: str) -> Stream:
     """Returns a stream to a server, as soon as it can be reached."""
-    while not self.heart.ended.is_set():
+    settings = self._settings
+    while not self.heartbeat.ended.is_set():
       try:
-        settings = self._settings
         return connect(
-          address, self._key, settings.security, settings.timeout_s
+          address, self._hello, settings.security, settings.timeout_s
         )
       except Refused:
         raise
       except TransportError as error:
         logging.info('Still waiting for a server: %s', error)
-    raise Closed('The coordinator has ended this life.')
+    raise Closed('The coordinator has ended the session.')
 
-  def _told(self, told: dict[str, Any]) -> None:
-    if 'save' in told:
-      self._save(told, self.say)
-    elif 'evaluate' in told:
-      self._evaluate(told, self.say)
-    else:
-      self._servers.put(told)
+  def _take(self, message: ToWorker) -> None:
+    match message:
+      case SaveResidual():
+        self._save(message, self.send)
+      case Evaluate():
+        self._evaluate(message, self.send)
+      case ServerAddresses():
+        self._addresses.put(message)
 
   def _cancel(self) -> None:
-    self._servers.put({})
+    self._addresses.put(ServerAddresses(()))
     for stream in list(self.streams):
       stream.cancel()

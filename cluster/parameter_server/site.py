@@ -1,8 +1,7 @@
 """A process of a run with parameter servers: worker, server or coordinator.
 
 Servers are threads of the workers' processes, server k in that of worker k, or
-have processes of their own.  the coordinator is in the process of
-server 0.
+have processes of their own.  The coordinator is in the process of server 0.
 """
 
 import faulthandler
@@ -24,12 +23,15 @@ from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.evaluation import Evaluator, RemoteEvaluation
 from cluster.parameter_server.hosting import host
-from cluster.parameter_server.keeping import Keeping, Report
 from cluster.parameter_server.pieces import Pieces
-from cluster.parameter_server.residuals import Remembered, in_checkpoint
+from cluster.parameter_server.residuals import (
+  ResidualHistory,
+  workers_in_checkpoint,
+)
 from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
-from cluster.parameter_server.servers import Orders
+from cluster.parameter_server.store import ShardedParameterStore
+from cluster.parameter_server.versions import Report, ShardVersions
 from cluster.parameter_server.worker import Worker
 from cluster.pipelining import pieces_per_share
 from cluster.process.exits import LOST, STOPPED, Unmendable, end
@@ -71,12 +73,12 @@ class ParameterServerSite(Process):
     self._plan, learned = plan, parts.learned
     self._directory = parts.files.workdir / 'checkpoints'
     self._keep = config.checkpoint.keep
-    self._stuck = False  # Whether the worker hangs in a process that stays.
+    self._has_hung = False  # Whether the worker hangs in a process that stays.
     with error_prefix(f'config.route.{config.route.name}'):
       check_servers(learned.elements, plan.servers)
     with error_prefix(f'config.wire.{config.wire.name}'):
       self._codec = learned.shard_codec(servers=plan.servers, wire=parts.wire)
-    self.store = Orders(
+    self.store = ShardedParameterStore(
       codec=self._codec,
       schedule=learned.schedule,
       num_workers=config.cluster.workers,
@@ -84,9 +86,10 @@ class ParameterServerSite(Process):
     )
     if self.is_coordinator:
       where = 'processes of their own' if plan.dedicated else 'workers'
-      whole = ', as config.optimizer.clip_norm needs whole updates'
-      why = whole if config.optimizer.clip_norm < math.inf else ''
-      logging.info('Servers: %d, in %s%s.', plan.servers, where, why)
+      reason = ''
+      if config.optimizer.clip_norm < math.inf:
+        reason = ', as config.optimizer.clip_norm needs whole updates'
+      logging.info('Servers: %d, in %s%s.', plan.servers, where, reason)
 
   @functools.cached_property
   def checkpoints(self) -> sharded.ShardedCheckpoints:
@@ -94,7 +97,7 @@ class ParameterServerSite(Process):
     with error_prefix('config.checkpoint'):
       return sharded.ShardedCheckpoints(
         self._directory,
-        orders=self.store,
+        store=self.store,
         num_servers=self._plan.servers,
         jobs=self.jobs,
         keep=self._keep,
@@ -103,11 +106,11 @@ class ParameterServerSite(Process):
   @functools.cached_property
   def evaluate(self) -> Evaluation | None:
     """Evaluation of versions, in the coordinator's process."""
-    own = self.parts.learned.evaluate
-    if own is None or not self._plan.dedicated:
-      return own
+    local = self.parts.learned.evaluate
+    if local is None or not self._plan.dedicated:
+      return local
     return RemoteEvaluation(
-      own, settings=self.settings, deadlines=self.deadlines
+      local, settings=self.settings, deadlines=self.deadlines
     )
 
   @property
@@ -120,51 +123,54 @@ class ParameterServerSite(Process):
   def runtime(self, coordinator: Coordinator) -> ParameterServerRuntime:
     """Returns the runtime with the event loop, for the coordinator."""
     reception = ParameterServerReception(
-      orders=self.store,
+      store=self.store,
       num_workers=len(coordinator.workers),
       num_servers=self._plan.servers,
       dedicated=self._plan.dedicated,
       reserved={} if self._plan.dedicated else {0: self.settings.process},
-      greeting=lambda: {'restore': self.checkpoints.found},
+      restore=lambda: self.checkpoints.found,
       deadlines=self.deadlines,
-      **self._of_reception,
+      settings=self.settings,
+      port=self._port,
+      jobs=self.jobs,
     )
     if isinstance(self.evaluate, RemoteEvaluation):
       self.evaluate.attach(reception)
     return ParameterServerRuntime(
       coordinator=coordinator,
-      orders=self.store,
+      store=self.store,
       reception=reception,
       server=functools.partial(self._server, 0),
       num_servers=self._plan.servers,
-      kept=self._kept,
+      find_residuals=self._find_residuals,
       local=None if self._plan.dedicated else self._worker,
-      **self._of_leading,
+      settings=self.settings,
+      deadlines=self.deadlines,
     )
 
   def _take_part(self) -> bool:
     role, plan = self.meeting.role, self._plan
     if role.kind == 'server':
       return self._host()
-    beside = None
+    server = None
     if not plan.dedicated and role.index < plan.servers:
-      beside = threading.Thread(target=self._host_beside, daemon=True)
-      beside.start()
+      server = threading.Thread(target=self._host_in_thread, daemon=True)
+      server.start()
     finished = self._worker(role.coordinator)()
-    if beside:
-      beside.join(self.settings.start_s)
+    if server:
+      server.join(self.settings.start_s)
     return finished
 
-  def _kept(self) -> tuple[int, list[int]] | None:
-    """Returns the checkpoint to resume from; None to start from scratch.
+  def _find_residuals(self) -> tuple[int, list[int]] | None:
+    """Returns the residuals to resume from; None to start from scratch.
 
     Returns:
-      Its number, and the workers whose codec states are in it.
+      Number of the checkpoint, and the workers whose residuals are in it.
     """
     if self.checkpoints.found is None:
       return None
     step, _ = self.checkpoints.found
-    return step, in_checkpoint(self._directory, step)
+    return step, workers_in_checkpoint(self._directory, step)
 
   def _worker(self, coordinator: str) -> Worker:
     return self._worker_type(
@@ -172,7 +178,7 @@ class ParameterServerSite(Process):
       gradient=self.parts.learned.gradient,
       codec=self._codec,
       batching=self.parts.batching,
-      remembered=Remembered(
+      residuals=ResidualHistory(
         self._codec, self.meeting.role.index, self._directory
       ),
       speed=self.parts.speed,
@@ -183,9 +189,9 @@ class ParameterServerSite(Process):
     )
 
   def _evaluator(self) -> Evaluator | None:
-    """Returns an evaluator, if the coordinator has no accelerator as this has.
+    """Returns an evaluator if only this process has an accelerator.
 
-    It has none where servers have processes of their own.
+    The coordinator has none where servers have processes of their own.
     """
     learned = self.parts.learned
     if not self._plan.dedicated or learned.evaluate is None:
@@ -195,16 +201,16 @@ class ParameterServerSite(Process):
     like = learned.params, learned.stats
     return Evaluator(learned.evaluate, like, self.settings)
 
-  def _hung(self, said: str) -> None:
+  def _hung(self, reason: str) -> None:
     """Exits the process of a worker that hangs, unless others need it.
 
     Args:
-      said: Why the worker's session has ended: 'left', 'over' or 'lost'.
+      reason: Why the worker's session has ended: 'left', 'over' or 'lost'.
     """
     index, plan = self.meeting.role.index, self._plan
     holds = not plan.dedicated and index < plan.servers
-    needed = self.is_coordinator or (holds and said == 'left')
-    self._stuck = needed
+    needed = self.is_coordinator or (holds and reason == 'left')
+    self._has_hung = needed
     stays = ', and stays away: others need its process' if needed else ''
     logging.error('Worker %d hangs%s.', index, stays)
     faulthandler.dump_traceback()
@@ -235,7 +241,7 @@ class ParameterServerSite(Process):
     except Refused as error:
       sys.exit(f'Refused: {error}')
 
-  def _host_beside(self) -> None:
+  def _host_in_thread(self) -> None:
     """Serves parameters in a thread beside a worker; an error ends the process.
 
     Without this, the worker would rejoin again and again without its server.
@@ -245,7 +251,7 @@ class ParameterServerSite(Process):
     code = 1
     try:
       finished = self._host()
-      if not self._stuck:
+      if not self._has_hung:
         return
       code = 0 if finished else STOPPED
     except SystemExit as ended:
@@ -258,23 +264,23 @@ class ParameterServerSite(Process):
     end(code)
 
   def _server(
-    self, index: int, report: Report, greeting: Mapping[str, Any]
+    self, index: int, report: Report, restore: tuple[int, int] | None
   ) -> Server:
     with placement.on_cpu():
-      learner, held = self._share(index, greeting['restore'])
+      learner, held = self._share(index, restore)
     return Server(
       index,
       learner=learner,
       codec=self._codec,
-      keeping=self._make_keeping(index, held, report),
+      versions=self._make_versions(index, held, report),
       report=report,
     )
 
-  def _make_keeping(
+  def _make_versions(
     self, index: int, held: Mapping[int, Any], report: Report
-  ) -> Keeping:
+  ) -> ShardVersions:
     part = sharded.server_part(index)
-    return Keeping(self._directory, part, held=held, report=report)
+    return ShardVersions(self._directory, part, held=held, report=report)
 
   def _share(
     self, index: int, restore: Sequence[int] | None
@@ -288,6 +294,7 @@ class ParameterServerSite(Process):
     """
     params, stats = self._codec.initial_shard(index)
     make = self.parts.learned.learner
+    learner: Learner | Pieces
     if self._plan.pipelined:
       servers = self._plan.servers
       push_bytes = sum(map(self._codec.push_bytes, range(servers)))

@@ -19,14 +19,14 @@ from absl import logging
 
 from batching.batching import Batching
 from cluster.membership.process import Settings
-from cluster.membership.session import explained
-from cluster.network import memory
+from cluster.membership.session import exit_on_error
+from cluster.network import memory, messages
 from cluster.network.errors import Corrupt, TransportError
-from cluster.network.heartbeat import Heart
+from cluster.network.heartbeat import Heartbeat
 from cluster.network.streams import Stream, chunked
 from cluster.parameter_server.evaluation import Evaluator
-from cluster.parameter_server.residuals import Remembered, Since
-from cluster.parameter_server.session import ParameterServerSession
+from cluster.parameter_server.residuals import ResidualHistory, ResidualId
+from cluster.parameter_server.session import ParameterServerSession, Send
 from cluster.parameter_server.window import Window
 from cluster.process.deadlines import Pace
 from cluster.process.host import Host
@@ -47,7 +47,7 @@ class Worker:
     gradient: Gradient,
     codec: ShardCodec,
     batching: Batching,
-    remembered: Remembered,
+    residuals: ResidualHistory,
     speed: Speed | None,
     coordinator: str,
     settings: Settings,
@@ -59,9 +59,9 @@ class Worker:
     Args:
       index: Rank of the worker.
       gradient: Computes gradients.
-      codec: Of what travels.
+      codec: Codec of pushes and pulls.
       batching: Batch sizes of the run.
-      remembered: Codec states of recent iterations.
+      residuals: Residuals after recent iterations.
       speed: Model of the least time of iterations; None for their real time.
       coordinator: HOST:PORT of the coordinator.
       settings: Settings of this process.
@@ -72,7 +72,7 @@ class Worker:
     self.index = index
     self._gradient = gradient
     self._codec = codec
-    self._remembered = remembered
+    self._residuals = residuals
     self._batching = batching
     self._coordinator, self._settings = coordinator, settings
     self._hung = hung
@@ -117,95 +117,97 @@ class Worker:
       SystemExit: With LOST if the coordinator is lost for too long, with 1 if
         it refuses this worker.
     """
-    with explained(self.index), self._host:
-      while (verdict := self._session())['end'] != 'over':
+    with exit_on_error(self.index), self._host:
+      while (end := self._session()).kind != 'over':
         logging.info('Worker %d joins again.', self.index)
-    return verdict['finished']
+    return end.is_finished
 
-  def _session(self) -> dict[str, Any]:
+  def _session(self) -> messages.SessionEnd:
     """Runs a session; returns how and why it has ended."""
     pace = self._pace = Pace()
     with ParameterServerSession(
       self._coordinator,
       self.index,
       self._settings,
-      with_beats=pace.told,
+      progress=pace.told,
       hung=self._hung,
-      save=functools.partial(self._pool.submit, self._remembered.answer),
-      evaluate=functools.partial(self._pool.submit, self._evaluates),
-    ) as life:
-      with life.lived():
-        self._prepare(life)
-        life.meet()
-        self._windows = list(map(Window, life.pieces))
-        self._report_ready(life)
-        while not life.heart.ended.is_set():
-          self._iterate(life.streams, life.heart)
-      self._note_end(life)
-    return life.heart.verdict
+      save=functools.partial(self._pool.submit, self._residuals.answer),
+      evaluate=functools.partial(self._pool.submit, self._evaluate),
+    ) as session:
+      with session.suppress_errors():
+        self._prepare(session)
+        session.connect()
+        self._windows = list(map(Window, session.piece_sizes))
+        self._report_ready(session)
+        while not session.heartbeat.ended.is_set():
+          self._iterate(session.streams, session.heartbeat)
+      self._note_end(session)
+    return session.heartbeat.end
 
-  def _prepare(self, life: ParameterServerSession) -> None:
+  def _prepare(self, session: ParameterServerSession) -> None:
     """Prepares for the first iteration of a session."""
     if not self._warm:
-      life.say({'doing': 'compiling'})
+      session.send(messages.Activity('compiling'))
       self.warm_up()
       self._warm = True
-    life.say({'doing': 'waiting for servers'})
+    session.send(messages.Activity('waiting for servers'))
     self._pushing = []
-    self._remembered.begin()
+    self._residuals.begin()
 
-  def _report_ready(self, life: ParameterServerSession) -> None:
-    life.say(
-      {
-        'ready': True,
-        'devices': list(self._settings.devices),
-        'accelerator': self._evaluator is not None,
-      }
+  def _report_ready(self, session: ParameterServerSession) -> None:
+    """Reports that the worker has connected to all servers."""
+    session.send(
+      messages.WorkerReady(
+        devices=self._settings.devices,
+        has_accelerator=self._evaluator is not None,
+      )
     )
 
-  def _note_end(self, life: ParameterServerSession) -> None:
+  def _note_end(self, session: ParameterServerSession) -> None:
     """Logs why the coordinator has ended a session."""
-    logging.info('Worker %d: %s', self.index, life.heart.verdict)
+    logging.info('Worker %d: %s', self.index, session.heartbeat.end)
 
-  def _iterate(self, streams: Sequence[Stream], heart: Heart) -> None:
+  def _iterate(
+    self,
+    streams: Sequence[Stream],
+    heartbeat: Heartbeat[messages.ToWorker],
+  ) -> None:
     """Pulls a version, computes a gradient, and begins to push that."""
-    header = self._pull(streams)
+    pull = self._pull(streams)
     for done in self._pushing:
       done.result()
     self._pace.compute()
     if self._compiled is None:  # A server of this process compiles, too.
       self._compiled = compilations.count()
-    pulled_at = heart.lead_time(time.monotonic())
-    self._iteration = iteration = header['iteration']
+    pulled_at = heartbeat.coordinator_time(time.monotonic())
+    self._iteration = iteration = pull.iteration
     # Gathering examples that were not announced is not part of the speed.
-    self._gradient.prepare(tuple(map(tuple, header['ranges'])))
+    self._gradient.prepare(pull.ranges)
     start = time.monotonic()
     before = self._gradient.computed
-    payload, loss = self._compute(header)
-    messages, loss, finite = self._encode(header, payload, loss)
-    self._host.delay(iteration, header['examples'], start)
+    payload, loss = self._compute(pull)
+    parts, loss, finite = self._encode(pull, payload, loss)
+    self._host.delay(iteration, pull.examples, start)
     end = time.monotonic()
-    report = {
-      'iteration': iteration,
-      'pulled_at': pulled_at,
-      'computed_at': heart.lead_time(end),
-      'compute_s': end - start,
-      'factors': self._host.factors(iteration),
-      'loss': loss,
-      'finite': finite,
-      'computed': self._gradient.computed - before,
-      'compilations': compilations.count() - self._compiled,
-      'recalled': self._remembered.recalled,
-    }
-    preparing = self._pool.submit(
-      self._gradient.prepare, tuple(map(tuple, header['next']))
+    report = messages.PushReport(
+      iteration=iteration,
+      pulled_at=pulled_at,
+      computed_at=heartbeat.coordinator_time(end),
+      compute_s=end - start,
+      factors=self._host.factors(iteration),
+      loss=loss,
+      is_finite=finite,
+      computed=self._gradient.computed - before,
+      compilations=compilations.count() - self._compiled,
+      has_recalled=self._residuals.has_recalled,
     )
+    preparing = self._pool.submit(self._gradient.prepare, pull.upcoming)
     self._pace.begin(iteration)
     self._pace.transfer()
-    self._pushing = [preparing, *self._push(streams, report, messages)]
+    self._pushing = [preparing, *self._push(streams, report, parts)]
 
-  def _pull(self, streams: Sequence[Stream]) -> dict[str, Any]:
-    """Returns the header of the next version, whose shares are in the buffers.
+  def _pull(self, streams: Sequence[Stream]) -> messages.Pull:
+    """Pulls a version into the buffers; returns the next iteration.
 
     Raises:
       TransportError: If a stream has ended, or a share has another size.
@@ -214,65 +216,64 @@ class Worker:
       self._pool.submit(self._receive, server, stream)
       for server, stream in enumerate(streams)
     ]
-    return [pull.result() for pull in pulls].pop()
+    pull: messages.Pull = [each.result() for each in pulls].pop()
+    return pull
 
-  def _compute(self, header: dict[str, Any]) -> tuple[Payload, Any]:
+  def _compute(self, pull: messages.Pull) -> tuple[Payload, Any]:
     """Returns the gradient of the examples of an iteration, and their loss."""
     return self._gradient(
       self._pulled(),
-      tuple(map(tuple, header['ranges'])),
+      pull.ranges,
       worker=self.index,
-      iteration=header['iteration'],
-      scale=header['scale'],
+      iteration=pull.iteration,
+      scale=pull.scale,
     )
 
   def _encode(
-    self, header: dict[str, Any], payload: Payload, loss: Any
+    self, pull: messages.Pull, payload: Payload, loss: Any
   ) -> tuple[list[list[np.ndarray]], float | None, bool]:
     """Encodes a gradient for each server, and keeps the residual.
 
     Returns:
-      The messages, uint8 [n] each; the loss, None if it is not finite; and
-      whether loss and gradient are finite.
+      The push of each server, uint8 [n] each; the loss, None if it is not
+      finite; and whether loss and gradient are finite.
     """
-    states = self._remembered.recall(Since(*header['since']))
-    messages, after, finite = self._codec.encode(
-      states, payload, header['stage'], header['scale']
+    states = self._residuals.recall(ResidualId(*pull.residual))
+    encoded, after, finite = self._codec.encode(
+      states, payload, pull.stage, pull.scale
     )
-    messages = list(map(byte_views, messages))
+    pushes = list(map(byte_views, encoded))
     loss = None if loss is None else float(loss)
     lost = loss is not None and not math.isfinite(loss)
     finite = bool(finite) and not lost
-    self._remembered.note(header['iteration'], after if finite else states)
-    return messages, None if lost else loss, finite
+    self._residuals.record(pull.iteration, after if finite else states)
+    return pushes, None if lost else loss, finite
 
   def _push(
     self,
     streams: Sequence[Stream],
-    report: dict[str, Any],
-    messages: Sequence[list[np.ndarray]],
+    report: messages.PushReport,
+    pushes: Sequence[list[np.ndarray]],
   ) -> list[Future[None]]:
     """Begins to send a push; the next pull may begin before all is sent.
 
     Returns:
       A future of each server's part.
     """
-    pushes = [
-      functools.partial(self._send, server, stream, report, message)
-      for server, (stream, message) in enumerate(
-        zip(streams, messages, strict=True)
-      )
+    sends = [
+      functools.partial(self._send, server, stream, report, push)
+      for server, (stream, push) in enumerate(zip(streams, pushes, strict=True))
     ]
     # Workers begin with different servers: two that send to the same one share
     # its link.
-    first = (self.index + 1) % len(pushes)
-    return list(map(self._pool.submit, [*pushes[first:], *pushes[:first]]))
+    first = (self.index + 1) % len(sends)
+    return list(map(self._pool.submit, [*sends[first:], *sends[:first]]))
 
-  def _receive(self, server: int, stream: Stream) -> dict[str, Any]:
+  def _receive(self, server: int, stream: Stream) -> messages.Pull:
     """Receives a server's share of a version into its buffer.
 
     Returns:
-      The header of the version.
+      The next iteration.
 
     Raises:
       TransportError: If the stream has ended, or the share has another size.
@@ -288,8 +289,8 @@ class Worker:
     self,
     server: int,
     stream: Stream,
-    report: dict[str, Any],
-    message: list[np.ndarray],
+    report: messages.PushReport,
+    push: list[np.ndarray],
   ) -> None:
     """Sends a server its part of a push.
 
@@ -297,14 +298,14 @@ class Worker:
       server: Rank of the server.
       stream: Stream to the server.
       report: Header of the push.
-      message: uint8 [n] each.
+      push: uint8 [n] each.
 
     Raises:
       Closed: If the stream has ended.
     """
     window = self._windows[server]
-    chunks = window.cut(*message) if window.pieces else chunked(message)
-    size_bytes = sum(part.size for part in message)
+    chunks = window.cut(*push) if window.pieces else chunked(push)
+    size_bytes = sum(part.size for part in push)
     self._transmit(server, stream, report, chunks, size_bytes)
 
   def _incoming(
@@ -318,7 +319,7 @@ class Worker:
     self,
     server: int,
     stream: Stream,
-    report: dict[str, Any],
+    report: messages.PushReport,
     chunks: Iterable[np.ndarray],
     size_bytes: int,
   ) -> None:
@@ -333,20 +334,18 @@ class Worker:
       del chunk  # Before the next one arrives, which so takes its memory.
       self._pace.step()
 
-  def _evaluates(
-    self, asked: dict[str, Any], say: Callable[[dict[str, Any]], None]
-  ) -> None:
+  def _evaluate(self, request: messages.Evaluate, send: Send) -> None:
     """Evaluates a version for the coordinator."""
     if self._evaluator:
-      self._evaluator.answer(asked, say)
+      self._evaluator.answer(request, send)
 
   def _pulled(self) -> Any:
     """Decodes the parameters of the version in the buffers."""
-    messages = [
+    pulls = [
       self._codec.pull_message(buffer, server)
       for server, buffer in enumerate(self._buffers)
     ]
-    return self._codec.decode_pulls(messages)[0]
+    return self._codec.decode_pulls(pulls)[0]
 
 
 def receive_version(
@@ -354,7 +353,7 @@ def receive_version(
   buffer: np.ndarray,
   window: Window,
   count: Callable[[Iterable[np.ndarray]], Iterable[np.ndarray]] = iter,
-) -> dict[str, Any]:
+) -> messages.Pull:
   """Receives a server's share of a version into a buffer.
 
   Args:
@@ -364,28 +363,30 @@ def receive_version(
     count: Returns the chunks that it is given, and counts them.
 
   Returns:
-    The header of the version.
+    The next iteration.
 
   Raises:
     TransportError: If the stream has ended, or the share has another size.
   """
   try:
-    message = stream.receive()
+    message = stream.receive(messages.PULL)
     header, start = message.header, 0
+    in_pieces = isinstance(header, messages.PulledPieces)
     for chunk in count(message.chunks):
       buffer[start : start + chunk.size] = chunk
       start += chunk.size
       del chunk  # Before the next one arrives, which so takes its memory.
-      if not header:  # Pieces arrive before the barrier.
+      if in_pieces:  # Pieces arrive before the barrier.
         window.came()
     if start != buffer.size:
       raise Corrupt(f'Expected {buffer.size} bytes to pull, got {start}.')
-    if header:
-      return header
-    message = stream.receive()
-    if message.size_bytes:  # A worker was lost: pieces before were void.
+    if in_pieces:
+      message = stream.receive(messages.PULL)
+    if not isinstance(message.header, messages.Released):
+      raise Corrupt('Expected a release after all pieces, got pieces.')
+    if in_pieces and message.size_bytes:  # A worker was lost: pieces were void.
       message.read(buffer)
-    return message.header
+    return message.header.pull
   except TransportError:
     window.lose()
     raise

@@ -13,7 +13,10 @@ from typing import Any
 from absl import logging
 
 from cluster.allreduce.rendezvous import PackedForest, Rendezvous
+from cluster.membership.events import Event
+from cluster.network.messages import TrafficReport
 from cluster.probing import file_format
+from cluster.probing.events import ForestPacked, Packing
 from cluster.probing.repacking import Ends, RepackingPolicy, Switch
 from cluster.probing.traffic import RateWindows
 from route import selection
@@ -38,7 +41,7 @@ class LinkFollower:
     formation: Rendezvous,
     *,
     size_bytes: int,
-    tell: Callable[[dict[str, Any]], None],
+    tell: Callable[[Event], None],
     record: Callable[[dict[str, Any]], None],
   ):
     """Creates the follower, without any measurements.
@@ -63,9 +66,9 @@ class LinkFollower:
     self._cost_s = _FORMING_S
     self.interruption = ''
 
-  def take_traffic(self, event: Mapping[str, Any]) -> None:
+  def take_traffic(self, worker: int, report: TrafficReport) -> None:
     """Takes in the traffic of a worker since its start."""
-    self._windows.take(event['worker'], event['sent'])
+    self._windows.take(worker, report.sent)
 
   def begin_epoch(self) -> None:
     """Records that all members have connected in a new membership epoch."""
@@ -139,17 +142,17 @@ class LinkFollower:
     args = running, cluster, host_s
     threading.Thread(target=self._pack, args=args, daemon=True).start()
 
-  def take_forest(self, event: Mapping[str, Any], now_s: float) -> None:
+  def take_forest(self, event: ForestPacked, now_s: float) -> None:
     """Decides whether to use a forest that has been packed."""
     self._is_packing = False
-    if error := event['error']:
-      logging.warning('No other forest: %s', error)
+    packing = event.packing
+    if packing is None:
+      logging.warning('No other forest: %s', event.error)
       return
-    new: PackedForest = event['new']
-    running: PackedForest = event['running']
+    new, running = packing.new, packing.running
     if self._packed is not running or self._formation.packed is not running:
       return  # The forest of another epoch is for these links already.
-    switch = self._policy.decide(event['old_s'], event['new_s'], self._cost_s)
+    switch = self._policy.decide(packing.old_s, packing.new_s, self._cost_s)
     did = 'switch' if switch.worth else 'keep'
     rows = self._pairs(running.cluster, new.cluster)
     self._note(now_s, did, switch.why, rates=rows, **_numbers(switch))
@@ -175,7 +178,6 @@ class LinkFollower:
     self, running: PackedForest, cluster: Cluster, host_s: Mapping[str, float]
   ) -> None:
     """Packs a forest, in a thread, and puts it into the coordinator's queue."""
-    event: dict[str, Any] = {'event': 'packed', 'error': ''}
     try:
       forest = self._formation.pack(cluster, host_s)
       # All pairs were measured: no link is lost.
@@ -193,10 +195,11 @@ class LinkFollower:
         ).seconds
         for each in (old, forest)
       )
-      event |= {'running': running, 'new': new, 'old_s': old_s, 'new_s': new_s}
+      packing = Packing(running=running, new=new, old_s=old_s, new_s=new_s)
+      event = ForestPacked(packing=packing)
     except Exception as error:  # The coordinator goes on without.
       logging.exception('Packing has failed.')
-      event['error'] = repr(error)
+      event = ForestPacked(error=repr(error))
     self._tell(event)
 
   def _note(self, now_s: float, did: str, why: str, **numbers: Any) -> None:

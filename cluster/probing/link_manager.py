@@ -1,14 +1,14 @@
 """The coordinator's knowledge of the links: when to measure and to adapt."""
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from absl import logging
 
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.network.interfaces import is_loopback
+from cluster.network.messages import ProbeAnswer, TrafficReport
 from cluster.probing import file_format
+from cluster.probing.events import ForestPacked, LinksMeasured
 from cluster.probing.follower import LinkFollower
 from cluster.probing.surveyor import Surveyor
 from route import links
@@ -57,8 +57,7 @@ class LinkManager:
         measured.
 
     Returns:
-      Whether links are measured: an event 'measured' follows, for
-      `take_survey`.
+      Whether links are measured: `LinksMeasured` follows, for `take_survey`.
     """
     if self._surveyor.busy:
       return True
@@ -79,11 +78,11 @@ class LinkManager:
     self._surveyor.begin(members, anew=anew)
     return True
 
-  def take_survey(self, event: Mapping[str, Any], now_s: float) -> None:
+  def take_survey(self, event: LinksMeasured, now_s: float) -> None:
     """Takes in the result of a survey.
 
     Args:
-      event: Event 'measured'.
+      event: The result.
       now_s: Seconds of the run.
 
     Raises:
@@ -119,19 +118,19 @@ class LinkManager:
       is_complete = len(self._formation.members) == self._workers
       self._follower.end_iteration(now_s, exposed_s, is_complete=is_complete)
 
-  def take_traffic(self, event: Mapping[str, Any]) -> None:
+  def take_traffic(self, worker: int, report: TrafficReport) -> None:
     """Takes in the traffic of a worker since its start."""
     if self._follower:
-      self._follower.take_traffic(event)
+      self._follower.take_traffic(worker, report)
 
-  def take_forest(self, event: Mapping[str, Any], now_s: float) -> None:
+  def take_forest(self, event: ForestPacked, now_s: float) -> None:
     """Takes in a forest that was packed for changed links."""
     if self._follower:
       self._follower.take_forest(event, now_s)
 
-  def take_answer(self, event: Mapping[str, Any]) -> None:
+  def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
     """Takes in the answer of a worker to an order of a survey."""
-    self._surveyor.take_answer(event)
+    self._surveyor.take_answer(worker, answer)
 
   def lose(self, index: int, reason: str) -> None:
     """Ends a survey, as a worker is lost."""

@@ -15,8 +15,19 @@ from typing import Any
 
 from absl import logging
 
+from cluster.membership.events import Event
+from cluster.network.messages import (
+  CloseEndpoint,
+  HostDescription,
+  OpenEndpoint,
+  Probe,
+  ProbeAnswer,
+  ProbeOrder,
+  Rates,
+)
 from cluster.probing import file_format, transfers, trials
 from cluster.probing.cache import LinkCache
+from cluster.probing.events import LinksMeasured
 from cluster.process.exits import Unmendable
 
 TOLERANCE = 0.1  # Relative error of a rate.
@@ -32,8 +43,8 @@ class Surveyor:
     self,
     *,
     cache: LinkCache,
-    send: Callable[[int, dict[str, Any]], None],
-    tell: Callable[[dict[str, Any]], None],
+    send: Callable[[int, ProbeOrder], None],
+    tell: Callable[[Event], None],
     timeout_s: float,
   ):
     """Creates the surveyor; measures nothing yet.
@@ -57,7 +68,7 @@ class Surveyor:
   def begin(self, members: list[int], *, anew: bool = False) -> None:
     """Begins to measure, unless a survey is under way.
 
-    The result is an event 'measured', which `finish` takes.
+    The result is an event `LinksMeasured`, which `finish` takes.
 
     Args:
       members: Ranks of at least two workers, ascending.
@@ -72,14 +83,12 @@ class Surveyor:
       anew=anew,
       timeout_s=self._timeout_s,
     )
-    self._survey.start(
-      lambda result: self._tell({'event': 'measured', **result})
-    )
+    self._survey.start(self._tell)
 
-  def take_answer(self, event: Mapping[str, Any]) -> None:
+  def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
     """Takes in the answer of a worker."""
     if self._survey:
-      self._survey.take_answer(event)
+      self._survey.take_answer(worker, answer)
 
   def lose(self, index: int, reason: str) -> None:
     """Ends the survey, as a worker is lost."""
@@ -87,12 +96,12 @@ class Surveyor:
       self._survey.lose(index, reason)
 
   def finish(
-    self, event: Mapping[str, Any], *, needed: bool = True
-  ) -> dict[str, Any] | None:
+    self, event: LinksMeasured, *, needed: bool = True
+  ) -> Mapping[str, Any] | None:
     """Takes in the result of a survey.
 
     Args:
-      event: Event 'measured'.
+      event: The result.
       needed: Whether the run cannot continue without a result.
 
     Returns:
@@ -103,20 +112,20 @@ class Surveyor:
         was lost; gives the reason.
     """
     self._survey = None
-    if problem := event.get('problem'):
-      self._failed = 0 if event['lost'] else self._failed + 1
-      message = f'Links could not be measured: {problem}'
+    found = event.content
+    if found is None:
+      self._failed = 0 if event.is_lost else self._failed + 1
+      message = f'Links could not be measured: {event.problem}'
       if needed and self._failed >= _TRIES:
         raise Unmendable(message)
       logging.warning('%s', message)
       return None
     self._failed = 0
-    found: dict[str, Any] = event['content']
     path = self._cache.write(found)
-    if event['took_s']:
+    if event.took_s:
       logging.info(
         'Links measured in %.1f s: %s; %s',
-        event['took_s'],
+        event.took_s,
         file_format.summary(found),
         path,
       )
@@ -136,7 +145,7 @@ class _Survey:
     self,
     members: Sequence[int],
     *,
-    send: Callable[[int, dict[str, Any]], None],
+    send: Callable[[int, ProbeOrder], None],
     cache: LinkCache,
     anew: bool,
     timeout_s: float,
@@ -153,29 +162,30 @@ class _Survey:
     self._members = tuple(members)
     self._send, self._cache, self._timeout_s = send, cache, timeout_s
     self._anew = anew
-    self._answers: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+    # Answers by worker, or a text about the loss of one.
+    self._answers: queue.SimpleQueue[tuple[int, ProbeAnswer] | str] = (
+      queue.SimpleQueue()
+    )
 
-  def start(self, done: Callable[[dict[str, Any]], None]) -> None:
+  def start(self, done: Callable[[LinksMeasured], None]) -> None:
     """Measures in a thread.
 
     Args:
-      done: Called with `content` of a file of links, and with `took_s`, the
-        seconds of measuring, 0 if the cache had it; or with `problem`, a text,
-        and `lost`, whether a worker was lost.
+      done: Called with the result.
     """
     threading.Thread(target=self._run, args=[done], daemon=True).start()
 
-  def take_answer(self, event: Mapping[str, Any]) -> None:
+  def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
     """Takes in the answer of a worker; from any thread."""
-    self._answers.put(event)
+    self._answers.put((worker, answer))
 
   def lose(self, index: int, reason: str) -> None:
     """Ends the survey, as a worker is lost; from any thread."""
-    self._answers.put({'lost': f'worker {index} is lost: {reason}'})
+    self._answers.put(f'worker {index} is lost: {reason}')
 
   def ask(
-    self, orders: Sequence[Mapping[str, Any]], *, limit_s: float
-  ) -> list[Any]:
+    self, orders: Sequence[Probe], *, limit_s: float
+  ) -> list[HostDescription | Rates]:
     """Returns the answers of all members: see `trials.Asking`.
 
     Raises:
@@ -184,55 +194,60 @@ class _Survey:
     """
     number = next(_numbers)
     for index, order in zip(self._members, orders, strict=True):
-      self._send(index, {'measure': {'number': number, 'order': order}})
+      self._send(index, ProbeOrder(number, order))
     deadline = time.monotonic() + limit_s + 2 * self._timeout_s
-    answers: dict[int, Any] = {}
+    answers: dict[int, HostDescription | Rates | None] = {}
     problems: dict[int, str] = {}
     while len(answers) < len(self._members):
-      answer = self._next(deadline)
-      if answer is None:
+      received = self._next(deadline)
+      if received is None:
         missing = [k for k in self._members if k not in answers]
         raise transfers.Failure(f'no answer of workers {missing} in time')
-      if answer['number'] != number:
+      worker, answer = received
+      if answer.number != number:
         continue  # An answer to a test that has failed.
-      answers[answer['worker']] = answer['answer']
-      if answer['problem']:
-        problems[answer['worker']] = answer['problem']
+      answers[worker] = answer.answer
+      if answer.problem:
+        problems[worker] = answer.problem
+      elif answer.answer is None:
+        problems[worker] = f'worker {worker}: no answer'
     if problems:
       raise transfers.Failure('; '.join(problems[k] for k in sorted(problems)))
-    return [answers[index] for index in self._members]
+    given = (answers[index] for index in self._members)
+    return [answer for answer in given if answer is not None]
 
-  def _next(self, deadline: float) -> Mapping[str, Any] | None:
+  def _next(self, deadline: float) -> tuple[int, ProbeAnswer] | None:
     try:
       wait_s = max(deadline - time.monotonic(), 0.0)
       answer = self._answers.get(timeout=wait_s)
     except queue.Empty:
       return None
-    if 'lost' in answer:
-      raise _Lost(answer['lost'])
+    if isinstance(answer, str):
+      raise _Lost(answer)
     return answer
 
-  def _run(self, done: Callable[[dict[str, Any]], None]) -> None:
+  def _run(self, done: Callable[[LinksMeasured], None]) -> None:
     try:
       result = self._measure()
     except _Lost as error:
-      result = {'problem': str(error), 'lost': True}
+      result = LinksMeasured(problem=str(error), is_lost=True)
     except transfers.Failure as error:
-      result = {'problem': str(error), 'lost': False}
+      result = LinksMeasured(problem=str(error))
     except Exception as error:  # The coordinator decides what follows.
       logging.exception('Measuring has failed.')
-      result = {'problem': repr(error), 'lost': False}
+      result = LinksMeasured(problem=repr(error))
     done(result)
 
-  def _measure(self) -> dict[str, Any]:
+  def _measure(self) -> LinksMeasured:
     start = time.monotonic()
     count = len(self._members)
     try:
-      hosts = self.ask([{'do': 'open'}] * count, limit_s=0.0)
-      for index, host in zip(self._members, hosts, strict=True):
-        host['name'] = f'worker {index} at {host["address"]}'
+      answers = self.ask([OpenEndpoint()] * count, limit_s=0.0)
+      hosts: list[Mapping[str, Any]] = [
+        _describe(*each) for each in zip(self._members, answers, strict=True)
+      ]
       if not self._anew and (known := self._cache.load(hosts)):
-        return {'content': known, 'took_s': 0.0}
+        return LinksMeasured(content=known)
       tests = trials.quick(count)
       found = trials.measure(
         self,
@@ -246,8 +261,7 @@ class _Survey:
       )
     finally:
       for index in self._members:
-        order = {'number': next(_numbers), 'order': {'do': 'close'}}
-        self._send(index, {'measure': order})
+        self._send(index, ProbeOrder(next(_numbers), CloseEndpoint()))
     written = file_format.content(
       found,
       seconds=trials.QUICK_S,
@@ -259,4 +273,17 @@ class _Survey:
       row['card'] = host['card']
     written['measured_at'] = time.time()
     self._cache.save(hosts, written)
-    return {'content': written, 'took_s': time.monotonic() - start}
+    return LinksMeasured(content=written, took_s=time.monotonic() - start)
+
+
+def _describe(worker: int, host: HostDescription | Rates) -> dict[str, Any]:
+  """Returns the description of a worker's host, with a name for messages."""
+  if not isinstance(host, HostDescription):
+    raise transfers.Failure(f'worker {worker} has described no host')
+  return {
+    'hostname': host.hostname,
+    'address': host.address,
+    'card': host.card,
+    'port': host.port,
+    'name': f'worker {worker} at {host.address}',
+  }

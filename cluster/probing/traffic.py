@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 from cluster.allreduce.rendezvous import Rendezvous
-from cluster.membership import checked
+from cluster.network import messages
 from cluster.network.errors import TransportError
+from cluster.network.messages import Connected, StateDigest, TrafficReport
 from cluster.probing.repacking import Ends
 from cluster.traffic import Planned, Sent, Traffic
 from route import links
@@ -25,18 +26,17 @@ from topology.forests.dealing import CHUNK_BYTES
 PERIOD_S = 2.0  # Time between reports, and least length of a window.
 _ITERATIONS = 4  # Least number of iterations of a window.
 _LEAST_S = 0.02  # Least time of sending in a window that has a rate.
-_MOST = 4096  # Workers.
 _NATIVE = 'XLA sums, and does not tell what goes over which link'
 
 
-def rows(traffic: Mapping[int, Any]) -> list[list[Any]]:
+def rows(traffic: Mapping[int, Any]) -> messages.Traffic:
   """Returns a worker's traffic as in its reports.
 
   Args:
     traffic: Usage of the connection to each worker, of an `Executor`.
   """
   return [
-    [worker, usage.sent_bytes, usage.busy_s]
+    (worker, usage.sent_bytes, usage.busy_s)
     for worker, usage in traffic.items()
   ]
 
@@ -47,17 +47,17 @@ class TrafficReporter:
   def __init__(
     self,
     traffic: Callable[[], Mapping[int, Any]],
-    say: Callable[[dict[str, Any]], None],
+    send: Callable[[TrafficReport], None],
     period_s: float = PERIOD_S,
   ):
     """Creates the reporter, which reports within its context.
 
     Args:
       traffic: Returns the usage of each connection of an `Executor`.
-      say: Sends a message to the coordinator.
+      send: Sends a message to the coordinator.
       period_s: Time between reports.
     """
-    self._traffic, self._say, self._period_s = traffic, say, period_s
+    self._traffic, self._send, self._period_s = traffic, send, period_s
     self._over = threading.Event()
 
   def __enter__(self) -> Self:
@@ -70,27 +70,9 @@ class TrafficReporter:
   def _run(self) -> None:
     while not self._over.wait(self._period_s):
       try:
-        self._say({'event': 'traffic', 'sent': rows(self._traffic())})
+        self._send(TrafficReport(rows(self._traffic())))
       except TransportError:
         return  # The session meets the error, too, and logs it.
-
-
-def _is_sent(value: Any) -> bool:
-  return (
-    isinstance(value, list)
-    and len(value) <= _MOST
-    and all(
-      isinstance(row, list)
-      and len(row) == 3
-      and checked.is_count(row[0])
-      and checked.is_count(row[1])
-      and checked.is_number(row[2])
-      for row in value
-    )
-  )
-
-
-TRAFFIC: checked.Fields = {'sent': _is_sent}
 
 
 class RateWindows:
@@ -109,10 +91,10 @@ class RateWindows:
     self._since, self._iterations = None, 0
     self._reporters.clear()
 
-  def take(self, worker: int, sent: list[list[Any]]) -> None:
+  def take(self, worker: int, sent: messages.Traffic) -> None:
     """Takes in a report of a worker's traffic."""
     self._now[worker] = {
-      int(row[0]): Sent(int(row[1]), float(row[2])) for row in sent
+      peer: Sent(size_bytes, busy_s) for peer, size_bytes, busy_s in sent
     }
     self._reporters.add(worker)
 
@@ -160,11 +142,11 @@ class _Report(NamedTuple):
   """The traffic of a worker at one moment.
 
   Attributes:
-    life: Incarnation of the worker.
+    incarnation: Incarnation of the worker.
     sent: Traffic to each other worker, since the incarnation began.
   """
 
-  life: int
+  incarnation: int
   sent: Mapping[int, Sent]
 
 
@@ -183,9 +165,11 @@ class TrafficLog:
     self._joining: dict[int, _Report] = {}
     self._compared: dict[int, dict[int, _Report]] = {}  # By version.
 
-  def take_connected(self, event: Mapping[str, Any]) -> None:
+  def take_connected(
+    self, worker: int, incarnation: int, report: Connected
+  ) -> None:
     """Takes in the report of a worker that has connected in a new epoch."""
-    self._joining[event['worker']] = _report(event)
+    self._joining[worker] = _report(incarnation, report.sent)
 
   def begin_epoch(self, time: float, version: int, why: str) -> None:
     """Writes rows about an epoch in which all members have connected.
@@ -221,19 +205,22 @@ class TrafficLog:
       planned=planned,
     )
 
-  def take_compared(self, event: Mapping[str, Any], time: float) -> None:
+  def take_compared(
+    self, worker: int, incarnation: int, report: StateDigest, time: float
+  ) -> None:
     """Takes in the report of a member whose state is compared at a version.
 
     Args:
-      event: Report of the member.
+      worker: Rank of the member.
+      incarnation: Its incarnation.
+      report: Its report.
       time: Seconds of the run.
     """
-    version = event['version']
-    reports = self._compared.setdefault(version, {})
-    reports[event['worker']] = _report(event)
+    reports = self._compared.setdefault(report.version, {})
+    reports[worker] = _report(incarnation, report.sent)
     if len(reports) == len(self._formation.members):
       self._compared.clear()
-      self._write(time, version, 'all have been compared', reports)
+      self._write(time, report.version, 'all have been compared', reports)
       self._start = reports
 
   def _write(
@@ -243,7 +230,7 @@ class TrafficLog:
     sent: dict[Ends, Sent] = {}
     for src, now in reports.items():
       before = self._start.get(src)
-      if before and before.life == now.life:
+      if before and before.incarnation == now.incarnation:
         for dst, total in now.sent.items():
           count, busy_s = before.sent.get(dst, Sent(0, 0.0))
           difference = Sent(total.bytes - count, total.busy_s - busy_s)
@@ -253,9 +240,8 @@ class TrafficLog:
     self._traffic.carried(at, version=version, why=why, sent=sent)
 
 
-def _report(event: Mapping[str, Any]) -> _Report:
-  sent = {
-    int(worker): Sent(int(count), float(busy_s))
-    for worker, count, busy_s in event['sent']
-  }
-  return _Report(event['life'], sent)
+def _report(incarnation: int, sent: messages.Traffic) -> _Report:
+  return _Report(
+    incarnation,
+    {worker: Sent(count, busy_s) for worker, count, busy_s in sent},
+  )

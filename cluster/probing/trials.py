@@ -10,6 +10,14 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from cluster.network.messages import (
+  HostDescription,
+  MeetPeers,
+  OpenTransfers,
+  Probe,
+  Rates,
+  TransferFor,
+)
 from cluster.probing import transfers
 from topology.clusters import measured, shared
 from topology.clusters.measured import Ends
@@ -58,12 +66,12 @@ class Asking(Protocol):
   """Sends orders to the processes that measure, and collects the answers."""
 
   def ask(
-    self, orders: Sequence[Mapping[str, Any]], *, limit_s: float
-  ) -> list[Any]:
+    self, orders: Sequence[Probe], *, limit_s: float
+  ) -> list[HostDescription | Rates]:
     """Returns the answers of all processes to their orders.
 
     Args:
-      orders: One for each, plain JSON.
+      orders: One for each.
       limit_s: Longest time of executing them, seconds.
 
     Raises:
@@ -206,8 +214,7 @@ def measure(
   hosts = len(met)
   key = secrets.token_hex(16)
   peers = [(each['name'], each['address'], each['port']) for each in met]
-  meet = {'do': 'meet', 'peers': peers, 'key': key}
-  asking.ask([meet | {'own': own} for own in range(hosts)], limit_s=0.0)
+  asking.ask([MeetPeers(peers, own, key) for own in range(hosts)], limit_s=0.0)
   tests = tests or plan(hosts)
   whole_s = sum(
     transfers.duration_s(_counted_s(test, seconds), late_s) for test in tests
@@ -217,25 +224,30 @@ def measure(
   latency_s: dict[Ends, float] = {}
 
   def attempt(test: Test) -> measured.Test:
-    connect = {'do': 'connect', 'number': next(numbers), 'streams': streams}
+    number = next(numbers)
     orders = [
-      {
-        'to': [j for i, j in test.pairs if i == rank],
-        'of': [i for i, j in test.pairs if j == rank],
-        'ping': test.kind == 'pairs',
-        **connect,
-      }
+      OpenTransfers(
+        number=number,
+        receivers=[j for i, j in test.pairs if i == rank],
+        senders=[i for i, j in test.pairs if j == rank],
+        streams=streams,
+        pings=test.kind == 'pairs',
+      )
       for rank in range(hosts)
     ]
     answers = asking.ask(orders, limit_s=transfers.PINGS_S * streams)
-    pings = {(i, j): s for i, each in enumerate(answers) for j, s in each}
+    pings = {
+      (i, j): s for i, each in enumerate(answers) for j, s in _rates(each)
+    }
     latency_s.update(pings)
     far_s = max(latency_s.get(pair, 0.0) for pair in test.pairs)
     test_s = max(_counted_s(test, seconds), min(_ONE_WAYS * far_s, _LONGEST_S))
-    order = {'do': 'transfer', 'seconds': test_s, 'late_s': late_s}
+    order = TransferFor(test_s, late_s)
     limit_s = transfers.duration_s(test_s, late_s)
     answers = asking.ask([order] * hosts, limit_s=limit_s)
-    return {(i, j): Bps for j, each in enumerate(answers) for i, Bps in each}
+    return {
+      (i, j): Bps for j, each in enumerate(answers) for i, Bps in _rates(each)
+    }
 
   def run(test: Test) -> measured.Test:
     if test.kind == 'all':
@@ -254,9 +266,7 @@ def measure(
   return Found(met, found, latency_s, groups)
 
 
-def carry_out(
-  order: Mapping[str, Any], endpoint: transfers.Endpoint
-) -> list[tuple[int, float]]:
+def carry_out(order: Probe, endpoint: transfers.Endpoint) -> Rates:
   """Executes an order, and returns the answer.
 
   Args:
@@ -266,15 +276,27 @@ def carry_out(
   Raises:
     Broken: If a transfer fails.
   """
-  if order['do'] == 'meet':
-    peers = [transfers.Peer(*peer) for peer in order['peers']]
-    endpoint.meet(peers, own=order['own'], key=bytes.fromhex(order['key']))
-    return []
-  if order['do'] == 'transfer':
-    return [*endpoint.transfer(order['seconds'], order['late_s']).items()]
-  ends = {'to': order['to'], 'of': order['of']}
-  endpoint.connect(order['number'], **ends, streams=order['streams'])
-  return [*endpoint.ping().items()] if order['ping'] else []
+  match order:
+    case MeetPeers():
+      peers = [transfers.Peer(*peer) for peer in order.peers]
+      endpoint.meet(peers, own=order.own, key=bytes.fromhex(order.key))
+    case TransferFor():
+      return [*endpoint.transfer(order.seconds, order.late_s).items()]
+    case OpenTransfers():
+      endpoint.connect(
+        order.number,
+        to=order.receivers,
+        of=order.senders,
+        streams=order.streams,
+      )
+      return [*endpoint.ping().items()] if order.pings else []
+  return []
+
+
+def _rates(answer: HostDescription | Rates) -> Rates:
+  if isinstance(answer, HostDescription):
+    raise transfers.Failure('a process has answered another order')
+  return answer
 
 
 def _are_independent(

@@ -31,10 +31,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from absl import logging
 
+from cluster.network.messages import Progress
 from cluster.process.exits import LOST
 
 _TIMEOUTS, _LONGEST = 2, 4
@@ -50,7 +51,8 @@ class Pace:
 
   def __init__(self) -> None:
     """Starts with no progress recorded."""
-    self._doing, self._iteration, self._steps = 'transfer', -1, 0
+    self._doing: Literal['transfer', 'compute'] = 'transfer'
+    self._iteration, self._steps = -1, 0
     self._lock = threading.Lock()
 
   def compute(self) -> None:
@@ -85,9 +87,9 @@ class Pace:
     with self._lock:  # `begin` must not come between count and record.
       self._steps = max(self._steps, count())
 
-  def told(self) -> dict[str, Any]:
-    """Returns the progress as a field of a heartbeat."""
-    return {'pace': [self._doing, self._iteration, self._steps]}
+  def told(self) -> Progress:
+    """Returns the progress, which a heartbeat carries."""
+    return self._doing, self._iteration, self._steps
 
 
 @dataclasses.dataclass

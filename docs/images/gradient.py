@@ -94,7 +94,7 @@ REAL = (
     2,
     0,
     'servers sum and apply it in order',
-    'cluster/parameter_server/servers.py',
+    'cluster/parameter_server/store.py',
   ),
   Box(1, 0, 'accounts and rows', 'outputs/recorder.py'),
 )

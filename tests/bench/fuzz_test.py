@@ -9,7 +9,14 @@ from absl.testing import absltest
 from bench import fuzz
 from cluster.network import streams as transport
 from cluster.network.streams import Closed, Refused, Security
-from tests.support.streams import HOST, TestCase, echo, random_bytes, read
+from tests.support.streams import (
+  HOST,
+  PLAIN,
+  TestCase,
+  echo,
+  random_bytes,
+  read,
+)
 
 _TOKEN = 'a secret that both ends know'
 _OURS = Security(token=_TOKEN)
@@ -20,7 +27,7 @@ class FuzzTest(TestCase):
     hellos = queue.SimpleQueue()
 
     def handle(stream, hello):
-      if hello != 'ours':
+      if PLAIN.decode(hello) != 'ours':
         hellos.put(hello)
         raise Refused('not ours')
       echo(stream, hello)
@@ -34,7 +41,7 @@ class FuzzTest(TestCase):
       while not over.is_set():
         body = random_bytes(10**5)
         stream.send('word', [body], body.size)
-        if not np.array_equal(read(stream.receive()), body):
+        if not np.array_equal(read(stream.receive(PLAIN)), body):
           wrong.append(body)
 
     talker = threading.Thread(target=talk)

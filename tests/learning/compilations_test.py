@@ -146,7 +146,7 @@ class PrecisionTest(parameterized.TestCase):
     self.assertEqual({*_precisions(text, 'convolution')}, {'DEFAULT'})
     self.assertNotRegex(text, r'(dot_general|convolution).*xf32')
     with self.assertRaisesRegex(
-      ValueError, "precision.matmul: .* because .*dtype is 'bfloat16'"
+      ValueError, "precision.matmul: .* .*config.precision.dtype 'bfloat16'"
     ):
       small.build(
         small.config(

@@ -40,14 +40,14 @@ exec(code.partition('---')[2])
 _RESULTS = """
 from claims import store
 ---
-store.write(folder, 'x', store.Stored('quick', {}, {}, [{'status': 'new'}]))
+store.write(folder, 'x', store.Results('quick', {}, {}, [{'status': 'new'}]))
 """
 _PAGE = """
 from unittest import mock
-from claims import page, whole
-page.made = lambda folder: 'new'
+from claims import commands, page
+page.render = lambda folder: 'new'
 ---
-whole.paged(str(folder))
+commands.write_page(str(folder))
 """
 _PLAIN = """
 from outputs import atomic

@@ -1,4 +1,4 @@
-"""Certificates for tests, each with a key of its own; made by openssl."""
+"""Certificates for tests, each with a key of its own, created by openssl."""
 
 import pathlib
 import subprocess
@@ -10,7 +10,7 @@ _LOOPBACK = 'IP:127.0.0.1'
 
 
 def written(folder: pathlib.Path, name: str = _LOOPBACK) -> list[pathlib.Path]:
-  """Returns the files of a new certificate, of a name, and of its key."""
+  """Returns the files of a new certificate of a name, and of its key."""
   certificate, key = folder / 'certificate', folder / 'key'
   command = (
     'openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes '
@@ -22,7 +22,7 @@ def written(folder: pathlib.Path, name: str = _LOOPBACK) -> list[pathlib.Path]:
 
 
 def certified(token: str, name: str = _LOOPBACK) -> Security:
-  """Returns a security with a token and a new certificate."""
+  """Returns credentials with a token and a new certificate."""
   with tempfile.TemporaryDirectory() as folder:
     files = written(pathlib.Path(folder), name)
     return Security(token, *(file.read_bytes() for file in files))

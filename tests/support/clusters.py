@@ -68,7 +68,7 @@ def run(scheme: str, servers: int = 1, **changed: Any) -> pathlib.Path:
 
 @functools.cache
 def measured(scheme: str, servers: int = 1) -> calibrate.Calibration:
-  """Returns what was measured in a run."""
+  """Returns the calibration that was measured in a run."""
   return calibrate.measure(run(scheme, servers))
 
 

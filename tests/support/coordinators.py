@@ -18,15 +18,17 @@ from cluster import coordinator
 from cluster.membership import admission as reception_
 from cluster.membership.process import Settings
 from cluster.milestones import Intervals, Milestones
+from cluster.network import messages
 from cluster.network.streams import Listener, Security, connect
 from cluster.parameter_server import worker as worker_
 from cluster.parameter_server.admission import ParameterServerReception
+from cluster.parameter_server.checkpoints import server_part
 from cluster.parameter_server.hosting import host
-from cluster.parameter_server.keeping import Keeping
-from cluster.parameter_server.residuals import Remembered
+from cluster.parameter_server.residuals import ResidualHistory
 from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
-from cluster.parameter_server.servers import Orders
+from cluster.parameter_server.store import ShardedParameterStore
+from cluster.parameter_server.versions import ShardVersions
 from cluster.process import roles
 from cluster.process.deadlines import Deadlines, Jobs
 from learning.nothing import NoGradient, NoLearner
@@ -37,20 +39,20 @@ from outputs.recorder import Recorder
 from sync import asp
 from wire import dense
 
-TIMEOUT_S = 1.0  # Of what is in this process.
+TIMEOUT_S = 1.0  # Of processes that tests play.
 START_S = 20.0
-PROCESS = '0' * 32  # Of what is in this process.
+PROCESS = '0' * 32  # Identity of this process.
 _SETTINGS = Settings(
   '127.0.0.1', 'ours', Security(), TIMEOUT_S, START_S, process=PROCESS
 )
 
 
 class Coordinator:
-  """A coordinator and its servers in this process; members are streams of ours.
+  """A coordinator and its servers in this process, with streams as workers.
 
   Attributes:
     address: Of the coordinator.
-    orders: Of the servers.
+    store: Parameter store, which gives orders to the servers.
     reception: Of the coordinator.
     cluster: The runtime.
     accounting: Its accounts.
@@ -69,7 +71,7 @@ class Coordinator:
     wire=None,
     learner=NoLearner,
     directory=None,
-    kept=lambda: None,
+    find_residuals=lambda: None,
     dedicated=True,
     reserved=types.MappingProxyType({}),
     exits=False,
@@ -80,17 +82,17 @@ class Coordinator:
       num_workers: Number of workers.
       num_servers: Number of servers.
       hosted: Those that are hosted here, beside the coordinator's.
-      silent: Those that give no sign of life once the run goes.
-      way: Returns the address by which hosted ones reach the coordinator, given its
-        own.
+      silent: Those that send no heartbeats once the run has begun.
+      way: Returns the address by which hosted servers reach the coordinator,
+        given its own.
       start_s: Until all have to be there.
       wire: Of pushes and pulls of 16 numbers; None for a dense one.
       learner: Makes those of servers.
       directory: Of workers' parts of checkpoints; None for a new one.
-      kept: As of the runtime.
+      find_residuals: As of the runtime.
       dedicated: As of the reception.
       reserved: As of the reception.
-      exits: Whether a coordinator that hangs exits its process, as a real one does.
+      exits: Whether a coordinator that hangs exits, as real ones do.
     """
     self._learner = learner
     self.servers = []
@@ -110,7 +112,7 @@ class Coordinator:
       servers=num_servers,
       wire=wire or dense.make(dtype='float32'),
     )
-    self.orders = Orders(
+    self.store = ShardedParameterStore(
       codec=self._codec, schedule=None, num_workers=num_workers
     )
     recorder = Recorder(
@@ -121,14 +123,14 @@ class Coordinator:
     milestones = Milestones(
       intervals=Intervals(10**6, 10**6, 10**6),
       recorder=recorder,
-      store=self.orders,
+      store=self.store,
       evaluate=None,
     )
     self.accounting = recorder.accounting
     asked = coordinator.Coordinator(
       scheme=asp.make(num_workers=num_workers),
       batching=fixed.make(num_workers=num_workers, worker_batch=8),
-      store=self.orders,
+      store=self.store,
       stream=data.stream.Stream(num_examples=10**6, seed=0, ahead=0),
       recorder=recorder,
       milestones=milestones,
@@ -137,30 +139,25 @@ class Coordinator:
     deadlines = Deadlines(timeout_s=TIMEOUT_S, start_s=start_s, windows=False)
     self.jobs = Jobs(deadlines)
     self.reception = ParameterServerReception(
-      orders=self.orders,
+      store=self.store,
       num_workers=num_workers,
       num_servers=num_servers,
       dedicated=dedicated,
       reserved=reserved,
-      host='127.0.0.1',
+      settings=_SETTINGS._replace(start_s=start_s),
       port=port,
-      greeting=dict,
-      fingerprint='ours',
-      security=Security(),
-      timeout_s=TIMEOUT_S,
-      start_s=start_s,
+      restore=lambda: None,
       deadlines=deadlines,
       jobs=self.jobs,
     )
     self.cluster = ParameterServerRuntime(
       coordinator=asked,
-      orders=self.orders,
+      store=self.store,
       reception=self.reception,
       server=functools.partial(self._server, 0),
       num_servers=num_servers,
-      kept=kept,
-      timeout_s=TIMEOUT_S,
-      start_s=start_s,
+      find_residuals=find_residuals,
+      settings=_SETTINGS._replace(start_s=start_s),
       deadlines=deadlines,
       local=None,
     )
@@ -173,13 +170,15 @@ class Coordinator:
       elif index in hosted:
         self.host(index)
 
-  def _server(self, index, report, greeting):
-    del greeting
+  def _server(self, index, report, restore):
+    del restore
     server = Server(
       index,
       learner=self._learner(*self._codec.initial_shard(index)),
       codec=self._codec,
-      keeping=Keeping(self._parts / str(index), held={}, report=report),
+      versions=ShardVersions(
+        self._parts, server_part(index), held={}, report=report
+      ),
       report=report,
     )
     self.servers.append(server)
@@ -199,23 +198,22 @@ class Coordinator:
     )
 
   def _silent(self, index):
-    hello = {'server': index, 'fingerprint': 'ours'}
-    hello['process'] = PROCESS
+    hello = messages.ServerHello(index, PROCESS, 'ours')
     stream = connect(self.address, hello, Security(), 10.0)
     self._members.append(stream)
-    stream.receive()
+    stream.receive(messages.SERVER_ADMISSION)
 
     # Somewhere that answers.
     def answer(stream, hello):
       del hello
-      stream.send({'pieces': []})
-      stream.receive()
+      stream.send(messages.PieceSizes([]))
+      stream.receive(messages.PUSH)
 
     listener = Listener('127.0.0.1', 0, answer, Security())
     self._closing.callback(listener.close, 0.0)
-    stream.send({'address': listener.address})
+    stream.send(messages.ServerAddress(listener.address))
     while not self._begun.wait(TIMEOUT_S / 5):
-      stream.send({'beat': 0.0})
+      stream.send(messages.ServerHeartbeat(0.0))
 
   def work(self, index, gradient=None, **settings):
     """Runs a whole worker; returns the Future of its end."""
@@ -224,7 +222,7 @@ class Coordinator:
       gradient=gradient or NoGradient(),
       codec=self._codec,
       batching=fixed.make(num_workers=index + 1, worker_batch=8),
-      remembered=Remembered(self._codec, index, self._parts),
+      residuals=ResidualHistory(self._codec, index, self._parts),
       speed=None,
       coordinator=self._way(self.address),
       settings=_SETTINGS._replace(**settings),
@@ -238,19 +236,19 @@ class Coordinator:
       member.close()
 
   def member(self, index, **fields):
-    """Returns the streams of a worker, without one behind them."""
+    """Returns the streams of a worker that a test plays."""
     member = Worker(self.address, index, **fields)
     self._members.append(member)
     return member
 
   def during(self, task):
-    """Lets the coordinator work until a function in another thread has returned."""
+    """Runs the coordinator until a function in another thread has returned."""
     done = self._pool.submit(task)
     self.until(done.done)
     return done.result()
 
   def begin(self, state=None):
-    """Starts the run, once all are there, or goes on from a state."""
+    """Starts the run once all have joined, or resumes it from a state."""
     self._warm.result(timeout=START_S)
     self._begun.set()
     if state is None:
@@ -270,7 +268,7 @@ class Coordinator:
     end = time.monotonic() + START_S
     while not happened():
       if time.monotonic() > end:
-        raise AssertionError('It has not happened.')
+        raise AssertionError('The event did not happen in time.')
       self.cluster.step()
 
   def close(self):
@@ -284,35 +282,47 @@ class Coordinator:
 
 
 class Worker:
-  """The streams of a worker, without a worker behind them."""
+  """Streams of a worker that a test plays."""
 
   def __init__(self, address, index, process=PROCESS):
-    hello = {'worker': index, 'fingerprint': 'ours', 'process': process}
+    hello = messages.WorkerHello(index, process, 'ours')
     self.control = connect(address, hello, Security(), 10.0)
-    welcome = self.control.receive().header
-    key = {'worker': index, 'life': welcome['life']}
-    servers = self.control.receive().header['servers']
-    self._streams = [connect(each, key, Security(), 10.0) for each in servers]
+    admission = self.control.receive(messages.WORKER_ADMISSION).header
+    hello = messages.WorkerConnection(index, admission.incarnation)
+    servers = self.next().addresses
+    self._streams = [connect(each, hello, Security(), 10.0) for each in servers]
     for stream in self._streams:
-      stream.receive()
-    self.control.send({'ready': True})
+      stream.receive(messages.PIECE_SIZES)
+    self.control.send(messages.WorkerReady())
+
+  def next(self):
+    """Returns the next message of the coordinator."""
+    return self.control.receive(messages.TO_WORKER).header
 
   def pull(self):
     self._sizes = []
     for stream in self._streams:
-      message = stream.receive()
+      message = stream.receive(messages.PULL)
       message.read(np.empty(message.size_bytes, np.uint8))
       self._sizes.append(message.size_bytes)
-      self._iteration = message.header['iteration']
+      self._iteration = message.header.pull.iteration
 
-  def beat(self, pace):
-    self.control.send({'beat': 0.0, 'pace': pace})
+  def beat(self, progress):
+    self.control.send(messages.WorkerHeartbeat(0.0, tuple(progress)))
 
   def push(self, servers=(0, 1), compute_s=0.0):
-    report = {'iteration': self._iteration, 'loss': None, 'finite': True}
-    report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': compute_s}
-    report |= {'computed': 8, 'compilations': 0, 'factors': ()}
-    report['recalled'] = False
+    report = messages.PushReport(
+      iteration=self._iteration,
+      pulled_at=0.0,
+      computed_at=0.0,
+      compute_s=compute_s,
+      factors=(),
+      loss=None,
+      is_finite=True,
+      computed=8,
+      compilations=0,
+      has_recalled=False,
+    )
     for index in servers[: len(self._streams)]:
       body = np.zeros(self._sizes[index], np.uint8)
       self._streams[index].send(report, [body], body.size)

@@ -1,4 +1,4 @@
-"""A process without file descriptors, for tests."""
+"""Exhausted file descriptors, for tests."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import resource
 
 @contextlib.contextmanager
 def exhausted(left=0):
-  """Leaves this process so many descriptors, for as long as the context."""
+  """Leaves this process a number of descriptors within the context."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   taken = []
   resource.setrlimit(resource.RLIMIT_NOFILE, (_highest() + 16, hard))

@@ -38,7 +38,7 @@ def forests(seed):
 
 def two_groups(size):
   """Returns a cluster of two groups of workers, with slow links across."""
-  names = parts.names('w', 2 * size)
+  names = parts.make_names('w', 2 * size)
   links = [
     (a, b, 10 if (i < size) == (j < size) else 1)
     for i, a in enumerate(names)

@@ -17,7 +17,7 @@ class Link:
   """
 
   def __init__(self, address):
-    """Forwards from here on."""
+    """Starts to forward."""
     host, _, port = address.partition(':')
     self._target = host, int(port)
     self._listener = socket.create_server(('127.0.0.1', 0))
@@ -37,11 +37,11 @@ class Link:
     self.drop()
 
   def cut(self):
-    """Lets nothing through any more; connections stay, silent."""
+    """Stops to forward; connections stay open."""
     self._whole.clear()
 
   def mend(self):
-    """Lets everything through again."""
+    """Forwards again."""
     self._whole.set()
 
   def drop(self):

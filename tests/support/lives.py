@@ -1,6 +1,8 @@
-"""Played workers of reduced runs, for tests: see `replicas`."""
+"""Simulated workers of allreduce runs, for tests: see `replicas`."""
 
 from cluster.membership import admission
+from cluster.membership.process import Settings
+from cluster.network import messages
 from cluster.network.streams import Security
 from cluster.process.deadlines import Deadlines, Jobs
 from learning import drift
@@ -9,23 +11,19 @@ BATCH = 8
 
 
 class Reception(admission.Reception):
-  """The real one, without a listener: lives are the streams."""
+  """The real reception, without a listener: sessions are the streams."""
 
   def __init__(self, workers):
     deadlines = Deadlines(timeout_s=1e6, start_s=1e6, windows=True)
     super().__init__(
       num_workers=workers,
-      host='',
+      settings=Settings('', '', Security(), 1e6, 1e6, ''),
       port=0,
-      fingerprint='',
-      security=Security(),
-      timeout_s=1e6,
-      start_s=1e6,
       jobs=Jobs(deadlines),
     )
 
-  def send(self, stream, header):
-    stream.send(header)
+  def send(self, stream, message):
+    stream.send(message)
 
   def missing(self):
     return ''
@@ -38,18 +36,18 @@ class Reception(admission.Reception):
 
 
 class Session:
-  """A member's stream to the coordinator, from its first word to its last.
+  """A member's stream to the coordinator, from admission to end.
 
   Attributes:
     process: Identity of its process.
-    visit: Its session, as the reception has it; None if it was refused.
-    wire: What the coordinator has said and has not arrived.
-    says: What it has said and has not arrived.
+    visit: Its incarnation, as the reception has it; None if it was refused.
+    wire: Messages of the coordinator that have not arrived.
+    says: Its messages that have not arrived.
     index: Of the worker.
-    version: Updates that it has applied.
-    learned: They, each as version and who computed which examples.
-    doing: What it is at.
-    bits: By how much its parameters differ from exact ones.
+    version: Number of updates that it has applied.
+    learned: Its updates, each as version and examples by worker.
+    doing: Its present activity.
+    bits: Difference of its parameters from exact ones.
   """
 
   def __init__(self, world, index, process, learned):
@@ -61,17 +59,17 @@ class Session:
     self.generation = self.stopped = -1
     self.living = True
     self.doing, self.deal, self.group = 'nothing', None, None
-    hello = {'worker': index, 'process': process}
+    hello = messages.WorkerHello(index, process, '')
     self.visit = world.reception.admit(self, hello)
     if self.visit is None:
       self.living = False
       return
-    self.number = self.visit.life
+    self.number = self.visit.number
     self.address = f'{index}/{self.number}'
-    self.say(ready=True, executor=self.address, handover=self.address)
+    self.say(messages.ReplicaReady(self.address, self.address))
 
-  def send(self, header):
-    self.wire.append(header)
+  def send(self, message):
+    self.wire.append(message)
 
   @property
   def version(self):
@@ -87,27 +85,27 @@ class Session:
   def state(self):
     return list(self.learned)
 
-  def say(self, **said):
-    self.says.append({'worker': self.index, 'life': self.number} | said)
+  def say(self, message):
+    self.says.append(message)
 
   def end(self):
-    """Its process dies, or its stream ends."""
+    """Ends its process or its stream."""
     if self.living:
       self.living, self.doing = False, 'nothing'
-      self.say(ended='the stream has ended')
+      self.say('the stream has ended')
 
   def arrive(self):
-    """Takes in the next thing that the coordinator has said, as its heart does."""
+    """Receives the next message of the coordinator."""
     told = self.wire.pop(0)
-    if 'end' in told:
+    if isinstance(told, messages.SessionEnd):
       self.end()
       return
-    if 'stop' in told and not told['ends']:
-      self.stopped = max(self.stopped, told['stop'])
+    if isinstance(told, messages.StopEpoch) and not told.completes:
+      self.stopped = max(self.stopped, told.membership_epoch)
     self.inbox.append(told)
 
   def actions(self):
-    """Yields what its main thread may do now."""
+    """Yields the functions that its main thread may call now."""
     if self.doing == 'nothing':
       if self.inbox:
         yield self.heed
@@ -129,7 +127,7 @@ class Session:
       yield self.compute
     elif self.doing == 'waiting':
       peers = self.world.peers(self.group)
-      parts = self.world.parts[self.generation, self.deal['version']]
+      parts = self.world.parts[self.generation, self.deal.version]
       lost = any(not p.living or p.stopped > self.generation for p in peers)
       if len(parts) == len(peers) and self.stopped <= self.generation:
         yield self.apply
@@ -144,39 +142,40 @@ class Session:
 
   def heed(self):
     told = self.inbox.pop(0)
-    if 'group' in told:
-      self.group, self.generation = told['group'], told['group']['generation']
-      source, version = self.group['source'], self.group['version']
-      if source and (self.version != version or self.fresh):
-        self.doing = 'fetching'
-      else:
-        self.join()
-    elif 'deal' in told:
-      deal = told['deal']
-      if self.world.replica_takes(self, deal):
-        self.doing, self.deal = 'computing', deal
-    elif 'check' in told:
-      self.check(told['check'])
-    elif 'compare' in told:
-      if told['compare']['generation'] == self.generation >= self.stopped:
-        self.doing, self.order = 'comparing', told['compare']
-    elif 'stop' in told:
-      self.stopped = max(self.stopped, told['stop'])
-      version, last = self.version, self.last
-      if self.fresh:
-        version, last = 0, []
-      self.say(
-        event='stopped', generation=told['stop'], version=version, books=last
-      )
+    match told:
+      case messages.ConnectMembers():
+        self.group, self.generation = told, told.membership_epoch
+        if told.source and (self.version != told.version or self.fresh):
+          self.doing = 'fetching'
+        else:
+          self.join()
+      case messages.Assignment():
+        if self.world.replica_takes(self, told):
+          self.doing, self.deal = 'computing', told
+      case messages.CheckState():
+        self.say(messages.StateDigest(told.membership_epoch, *self.report))
+      case messages.CompareState():
+        if told.membership_epoch == self.generation >= self.stopped:
+          self.doing, self.order = 'comparing', told
+      case messages.StopEpoch():
+        self.stopped = max(self.stopped, told.membership_epoch)
+        version, last = self.version, self.last
+        if self.fresh:
+          version, last = 0, []
+        self.say(messages.EpochStopped(told.membership_epoch, version, last))
+
+  @property
+  def report(self):
+    return self.version, self.digest, []
 
   def join(self):
     self.fresh, self.doing = False, 'forming'
     self.joined.add(self.generation)
 
   def fetch(self):
-    source = self.world.lives[self.group['source'][1]]
+    source = self.world.lives[self.group.source[1]]
     cut = {self.index, source.index} in self.world.cut
-    given = source.living and source.version == self.group['version']
+    given = source.living and source.version == self.group.version
     if given and not cut:
       self.learned, self.last = list(source.learned), []
       self.bits = source.bits
@@ -186,13 +185,7 @@ class Session:
 
   def connect(self):
     self.doing = 'nothing'
-    self.say(
-      event='formed',
-      generation=self.generation,
-      version=self.version,
-      digest=self.digest,
-      sent=[],
-    )
+    self.say(messages.Connected(self.generation, *self.report))
 
   def give_up(self):
     self.doing = 'nothing'
@@ -204,12 +197,10 @@ class Session:
       if not lost:  # They have left: no death.
         return
       peer = lost[0]
-    self.say(
-      event='broken', generation=self.generation, peer=peer, reason='gone'
-    )
+    self.say(messages.ConnectionLost(self.generation, peer, 'gone'))
 
   def cut_off(self):
-    """Returns a peer that it cannot reach over the forest; None for nobody."""
+    """Returns a peer that it cannot reach over the forest; None for none."""
     if {self.index} in self.world.cut:
       return self.index
     packed = self.world.rendezvous.packed
@@ -226,42 +217,29 @@ class Session:
   def lose_cut(self):
     self.lose(self.cut_off())
 
-  def check(self, generation):
-    self.say(
-      event='checked',
-      generation=generation,
-      version=self.version,
-      digest=self.digest,
-      sent=[],
-    )
-
   def compare(self):
     self.doing = 'nothing'
-    source = self.world.lives[self.order['source'][1]]
+    source = self.world.lives[self.order.source[1]]
     cut = {self.index, source.index} in self.world.cut
-    if not source.living or source.version != self.order['version'] or cut:
+    if not source.living or source.version != self.order.version or cut:
       self.lose(source.index)
       return
     apart = abs(self.bits - source.bits)
-    if self.order['replace'] or apart <= drift.BOUND:
+    if self.order.replaces or apart <= drift.BOUND:
       self.bits = source.bits
     self.say(
-      event='compared',
-      generation=self.generation,
-      version=self.version,
-      digest=self.digest,
-      difference=apart,
+      messages.StateCompared(self.generation, self.version, self.digest, apart)
     )
 
   def compute(self):
     parts = self.world.parts.setdefault(
-      (self.generation, self.deal['version']), {}
+      (self.generation, self.deal.version), {}
     )
-    parts[self.index] = self.deal['ranges']
+    parts[self.index] = self.deal.ranges
     self.doing = 'waiting'
 
   def apply(self):
-    version = self.deal['version']
+    version = self.deal.version
     if version != self.version:
       raise AssertionError(f'{version} applied to {self.version}')
     parts = self.world.parts[self.generation, version]

@@ -1,8 +1,7 @@
-"""A run in pieces in one process, whose workers die when a test says so.
+"""A pipelined run in one process, whose workers die when a test chooses.
 
-The coordinator, servers and workers are the real ones; streams are queues.  What they
-make is made again by one learner of all parameters, of the pushes that the coordinator
-says count.
+The coordinator and servers are the real ones; streams are queues.  The oracle
+is one learner of all parameters, to which the counted pushes are applied.
 """
 
 import contextlib
@@ -19,14 +18,19 @@ import optax
 import data.stream
 from batching import fixed
 from cluster.coordinator import Coordinator
+from cluster.membership.events import RunFailed, WorkerJoined, WorkerLost
 from cluster.membership.members import Member
+from cluster.membership.process import Settings
 from cluster.milestones import Intervals, Milestones
+from cluster.network import messages
 from cluster.network.errors import Closed
+from cluster.network.streams import Security
 from cluster.parameter_server import worker
+from cluster.parameter_server.admission import PushReceived
 from cluster.parameter_server.pieces import Pieces
 from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
-from cluster.parameter_server.servers import Orders
+from cluster.parameter_server.store import ShardedParameterStore
 from cluster.parameter_server.window import Window
 from cluster.pipelining import AHEAD, MAX_PIECES
 from cluster.process.deadlines import Deadlines
@@ -78,11 +82,13 @@ class Cluster:
     self._params = rng.normal(size=size).astype(np.float32)
     self._codec = ShardCodec(self._params, (), servers=servers, wire=_WIRE)
     self._ends = np.cumsum([size for size, _ in self._codec.sizes])[:-1]
-    self.orders = Orders(codec=self._codec, schedule=None, num_workers=workers)
+    self.store = ShardedParameterStore(
+      codec=self._codec, schedule=None, num_workers=workers
+    )
     self.counted = {}  # Examples of each push that counts, by update.
     self.saved = None
     self._asked = threading.Event()
-    self._pulled = []  # Versions and what was pulled.
+    self._pulled = []  # Versions, and the vectors pulled.
     self._deaths = {}
     self._sent = np.zeros((workers, servers), int)
     self._threads = ThreadPoolExecutor(8 * workers * servers)
@@ -96,14 +102,14 @@ class Cluster:
     milestones = Milestones(
       intervals=Intervals(_NEVER, _NEVER, _NEVER),
       recorder=recorder,
-      store=self.orders,
+      store=self.store,
       evaluate=None,
     )
     self.accounting = recorder.accounting
     self.coordinator = Coordinator(
       scheme=bsp.make(num_workers=workers),
       batching=fixed.make(num_workers=workers, worker_batch=BATCH),
-      store=self.orders,
+      store=self.store,
       stream=data.stream.Stream(num_examples=_EXAMPLES, seed=0, ahead=0),
       recorder=recorder,
       milestones=milestones,
@@ -112,24 +118,23 @@ class Cluster:
     push = self.coordinator.push
 
     def counted(index, *args, **kwargs):
-      pushes = self.counted.setdefault(self.orders.version, [])
+      pushes = self.counted.setdefault(self.store.version, [])
       pushes.append(self.coordinator.workers[index].ranges)
       push(index, *args, **kwargs)
 
     self.coordinator.push = counted
     self._reception = mock.Mock()
     self._reception.members = [Member() for _ in range(workers)]
-    self._reception.obeyed = _NEVER
+    self._reception.executed = _NEVER
     self._reception.events = self._events = queue.SimpleQueue()
     self.runtime = ParameterServerRuntime(
       coordinator=self.coordinator,
-      orders=self.orders,
+      store=self.store,
       reception=self._reception,
       server=None,
       num_servers=servers,
-      kept=lambda: None,
-      timeout_s=_BEAT_S,
-      start_s=_NEVER,
+      find_residuals=lambda: None,
+      settings=Settings('', '', Security(), _BEAT_S, _NEVER, ''),
       deadlines=Deadlines(timeout_s=_NEVER, start_s=_NEVER, windows=True),
       local=None,
     )
@@ -138,12 +143,12 @@ class Cluster:
         index,
         learner=self.pieces(index),
         codec=self._codec,
-        keeping=_Keeping(self, index),
+        versions=_ShardVersions(self, index),
         report=lambda event, body, k=index: self._told(k, event),
       )
       for index in range(servers)
     ]
-    self.orders.attach(self.servers)
+    self.store.attach(self.servers)
     self._streams, self._windows = [], []
 
   def pieces(self, index):
@@ -159,7 +164,7 @@ class Cluster:
         self._join(index, 0)
       self.until(lambda: all(m.stream for m in self._reception.members))
       self.runtime.start()
-    self.until(lambda: self.orders.version >= version)
+    self.until(lambda: self.store.version >= version)
 
   def until(self, happened):
     end = time.monotonic() + _WAIT_S
@@ -167,7 +172,7 @@ class Cluster:
       if self._errors:
         raise self._errors[0]
       if time.monotonic() > end:
-        raise AssertionError('It has not happened.')
+        raise AssertionError('The event did not happen in time.')
       for member in self._reception.members:
         member.seen = math.inf
       self.runtime.step()
@@ -193,16 +198,16 @@ class Cluster:
 
   def check(self, test, *, lost):
     """Checks accounts, parameters and all that was pulled."""
-    orders = self.orders
+    store = self.store
     self.until(
-      lambda: all(s.learner.version == orders.version for s in self.servers)
+      lambda: all(s.learner.version == store.version for s in self.servers)
     )
-    version = orders.version
+    version = store.version
     whole = self.whole(version)
     for index, server in enumerate(self.servers):
       assert_close(server.learner.params, self.share(whole.params, index))
-      test.assertEqual(server.learner.examples, self.orders.examples)
-    test.assertEqual(whole.examples, self.orders.examples)
+      test.assertEqual(server.learner.examples, self.store.examples)
+    test.assertEqual(whole.examples, self.store.examples)
     test.assertLen(self.accounting.lost, lost)
     applied = [
       p for each in self.counted.values() for r in each for p in _all(r)
@@ -224,13 +229,13 @@ class Cluster:
     _wait(lambda: self.saved and all(self.saved[1]))
 
   def _save(self):
-    self.saved = self.orders.version, [None] * len(self.servers)
+    self.saved = self.store.version, [None] * len(self.servers)
     self.counted_then = {
       update: list(pushes)
       for update, pushes in self.counted.items()
-      if update >= self.orders.version
+      if update >= self.store.version
     }
-    self.orders.save(0)
+    self.store.save(0)
 
   def close(self):
     self._over = True
@@ -245,37 +250,65 @@ class Cluster:
     self._threads.shutdown()
 
   def _told(self, server, event):
-    death = self._deaths.get(event.get('worker'))
-    first = death and event['life'] == 0
-    arrived = event['event'] == 'arrived' and event['iteration'] == 1
-    unseen = first and arrived and server in death.unseen
-    if unseen or event['event'] == 'saved':
-      return
-    self._events.put(event | {'at': time.monotonic()})
+    now = time.monotonic()
+    match event:
+      case messages.PushArrived():
+        death = self._deaths.get(event.worker)
+        dies = death and (event.incarnation, event.report.iteration) == (0, 1)
+        if not (dies and server in death.unseen):
+          self._events.put(
+            PushReceived(
+              at=now,
+              worker=event.worker,
+              incarnation=event.incarnation,
+              server=server,
+              report=event.report,
+            )
+          )
+      case messages.WorkerFailed():
+        self._events.put(
+          WorkerLost(
+            at=now,
+            worker=event.worker,
+            incarnation=event.incarnation,
+            reason=event.reason,
+          )
+        )
+      case messages.ServerFailed():
+        self._events.put(RunFailed(reason=event.reason))
 
-  def _join(self, index, life):
-    streams, key = [], {'worker': index, 'life': life}
+  def _join(self, index, incarnation):
+    streams = []
     for server in self.servers:
       here, there = pipes.pair()
-      self._threads.submit(_quietly, server.serve, there, index, life)
+      self._threads.submit(_quietly, server.serve, there, index, incarnation)
       streams.append(here)
     self._streams += streams
-    windows = [Window(stream.receive().header['pieces']) for stream in streams]
+    windows = [
+      Window(stream.receive(messages.PIECE_SIZES).header.sizes)
+      for stream in streams
+    ]
     self._windows += windows
-    self._threads.submit(self._work, index, life, streams, windows)
-    ready = {'event': 'ready', 'stream': object(), 'closed': threading.Event()}
-    self._events.put(key | ready)
+    self._threads.submit(self._work, index, incarnation, streams, windows)
+    self._events.put(
+      WorkerJoined(
+        worker=index,
+        incarnation=incarnation,
+        stream=object(),
+        ready=messages.WorkerReady(),
+      )
+    )
 
-  def _work(self, index, life, streams, windows):
+  def _work(self, index, incarnation, streams, windows):
     try:
       for iteration in range(_NEVER):
-        self._iterate(index, life, iteration, streams, windows)
+        self._iterate(index, incarnation, iteration, streams, windows)
     except Closed:
       pass
     except Exception as error:
       self._errors.append(error)
 
-  def _iterate(self, index, life, iteration, streams, windows):
+  def _iterate(self, index, incarnation, iteration, streams, windows):
     buffers = [
       np.zeros(self._codec.pull_bytes(k), np.uint8) for k in range(len(streams))
     ]
@@ -286,13 +319,21 @@ class Cluster:
     header = [pull.result() for pull in pulls].pop()
     vector = np.concatenate(buffers).view(np.float32)
     self._pulled.append((self.coordinator.workers[index].version, vector))
-    gradient = self._gradient(tuple(map(tuple, header['ranges'])))
-    report = {'iteration': header['iteration'], 'loss': None, 'finite': True}
-    report |= {'pulled_at': 0.0, 'computed_at': 0.0, 'compute_s': 0.0}
-    report |= {'computed': BATCH, 'compilations': 0, 'factors': []}
-    report['recalled'] = False
+    gradient = self._gradient(header.ranges)
+    report = messages.PushReport(
+      iteration=header.iteration,
+      pulled_at=0.0,
+      computed_at=0.0,
+      compute_s=0.0,
+      factors=[],
+      loss=None,
+      is_finite=True,
+      computed=BATCH,
+      compilations=0,
+      has_recalled=False,
+    )
     death = self._deaths.get(index)
-    if life or iteration != 1:
+    if incarnation or iteration != 1:
       death = None
     self._sent[index] = 0
     for server, part in enumerate(np.split(gradient, self._ends)):
@@ -351,8 +392,7 @@ class Cluster:
       stream.cancel()
     death.ready.set()
     # Its stream to the coordinator ends, too.
-    failed = {'event': 'failed', 'worker': index, 'life': 0, 'reason': 'died'}
-    self._events.put(failed)
+    self._events.put(WorkerLost(worker=index, incarnation=0, reason='died'))
     if death.back:
       _wait(lambda: self._reception.members[index].stream is None)
       self._join(index, 1)
@@ -362,10 +402,10 @@ class Cluster:
     return self._gradients[positions].sum(axis=0)
 
 
-class _Keeping:
-  """Takes what a server would write."""
+class _ShardVersions:
+  """Collects the states that a server would write."""
 
-  hold = drop = send = None  # Nobody reads versions here.
+  hold = drop = send = None  # No test reads versions.
 
   def __init__(self, cluster, index):
     self._cluster, self._index = cluster, index
@@ -388,7 +428,7 @@ def _wait(happened):
   end = time.monotonic() + _WAIT_S
   while not happened():
     if time.monotonic() > end:
-      raise AssertionError('It has not happened.')
+      raise AssertionError('The event did not happen in time.')
     time.sleep(0.001)
 
 

@@ -1,12 +1,15 @@
-"""Streams inside one process: what was sent before the end still arrives."""
+"""Streams inside one process, for tests.
+
+Messages that were sent before the end of a stream still arrive.
+"""
 
 import queue
 import threading
 
 import numpy as np
 
+from cluster.network.calls import Incoming
 from cluster.network.errors import Closed
-from cluster.network.messages import Incoming
 
 
 def pair():
@@ -16,7 +19,7 @@ def pair():
 
 
 class _End:
-  """Has the methods of a Stream that workers and servers use."""
+  """One end of a stream, with the methods that workers and servers use."""
 
   def __init__(self, out, into):
     self.peer = 'here'
@@ -35,7 +38,8 @@ class _End:
       if sent != size_bytes:
         raise ValueError(f'Expected {size_bytes} bytes, got {sent}.')
 
-  def receive(self):
+  def receive(self, schema):
+    del schema
     header, size_bytes = self._get()
     return Incoming(header, size_bytes, self._body(size_bytes))
 

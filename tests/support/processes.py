@@ -27,7 +27,7 @@ from tools import replay
 
 SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
 BATCH = 8  # Of small.config.
-# Checkpoints hold classes of these, and of what train imports.
+# Checkpoints contain classes of these modules.
 _CLASSES = (
   'batching.fixed',
   'batching.lb_bsp',
@@ -50,8 +50,8 @@ for role, flags in {flags!r}.items():
   if f'--role={{role}}' in sys.argv:
     os.environ['XLA_FLAGS'] = flags
 """
-# In a lab: runs a command on each host, as SLURM would, which ends all if one
-# fails; hosts are told by --role.
+# In a lab: runs a command on each host, as SLURM does, which ends all if one
+# fails; --role tells hosts apart.
 _RANKS = """
 import os, subprocess, sys, time
 from tools import lab
@@ -98,12 +98,12 @@ def config_file(
 
 @dataclasses.dataclass
 class Launch:
-  """A launcher and what comes of it.
+  """A launcher and its output.
 
   Attributes:
     process: The launcher.
     folder: Of the run.
-    lines: What it has printed so far: Unix time and text.
+    lines: Lines of its output so far: Unix time and text.
   """
 
   process: subprocess.Popen
@@ -111,7 +111,7 @@ class Launch:
   lines: list[tuple[float, str]] = dataclasses.field(default_factory=list)
 
   def read(self) -> None:
-    """Takes in lines until there are no more; in a thread."""
+    """Reads lines until the end; in a thread."""
     for line in self.process.stdout:
       self.lines.append((time.time(), line.rstrip('\n')))
 
@@ -121,11 +121,11 @@ class Launch:
     return '\n'.join(line for _, line in self.lines)
 
   def times(self, pattern: str) -> list[float]:
-    """Returns when lines came that match."""
+    """Returns the times of lines that match."""
     return [at for at, line in self.lines if re.search(pattern, line)]
 
   def until(self, pattern: str, count: int = 1) -> float:
-    """Waits until so many lines have come that match; returns when."""
+    """Waits until a number of lines match; returns the time."""
     deadline = time.monotonic() + _LIMIT_S
     while len(self.times(pattern)) < count:
       if self.process.poll() is not None or time.monotonic() > deadline:
@@ -134,7 +134,7 @@ class Launch:
     return self.times(pattern)[count - 1]
 
   def reach(self, examples: int) -> None:
-    """Waits until a row of metrics.jsonl is of so many examples."""
+    """Waits until metrics.jsonl has a row with a number of examples."""
     deadline = time.monotonic() + _LIMIT_S
     while self._reached() < examples:
       if self.process.poll() is not None or time.monotonic() > deadline:
@@ -158,11 +158,11 @@ class Launch:
 
   @property
   def summary(self) -> dict[str, Any]:
-    """What summary.json holds."""
+    """Content of summary.json."""
     return json.loads((self.folder / 'summary.json').read_text())
 
   def pid(self, role: str, log: str = 'launch.jsonl') -> int:
-    """Returns the number of a role's newest process, of a launcher's file."""
+    """Returns the process id of a role's newest process."""
     rows = self.rows(log)
     return [
       row['pid']
@@ -183,7 +183,7 @@ def launched(
   environ: Mapping[str, str] | None = None,
   **fields: Any,
 ) -> Iterator[Launch]:
-  """Starts a run and ends it in the end, if it has not ended by then.
+  """Starts a run, and ends it with the context if it has not ended.
 
   Args:
     workers: Number of workers.
@@ -237,7 +237,7 @@ def ranks(
 
 @contextlib.contextmanager
 def alone(folder: pathlib.Path, *flags: str, **fields: Any) -> Iterator[Launch]:
-  """Starts main.py without a launcher, and ends it in the end."""
+  """Starts main.py without a launcher, and ends it with the context."""
   argv = [sys.executable, 'main.py', f'--config={config_file(**fields)}']
   with _running([*argv, f'--workdir={folder}', *flags], folder, {}) as launch:
     yield launch
@@ -245,7 +245,7 @@ def alone(folder: pathlib.Path, *flags: str, **fields: Any) -> Iterator[Launch]:
 
 @contextlib.contextmanager
 def again(launch: Launch, role: str) -> Iterator[Launch]:
-  """Starts the newest process of a role a second time; kills it in the end."""
+  """Starts a second process of a role, and kills it with the context."""
   command = pathlib.Path(f'/proc/{launch.pid(role)}/cmdline').read_bytes()
   argv = [word.decode() for word in command.split(b'\0')[:-1]]
   with _running(argv, launch.folder, {}) as second:
@@ -270,14 +270,14 @@ def _running(
   try:
     yield launch
   finally:
-    process.kill()  # The kernel ends what it has started.
+    process.kill()  # The kernel ends its children.
     process.wait()
     reader.join()
     process.stdout.close()
 
 
 def newest(folder: pathlib.Path) -> tuple[dict[str, Any], list[Any]]:
-  """Returns the coordinator's and the servers' states of the newest checkpoint."""
+  """Returns the states of coordinator and servers in the newest checkpoint."""
   for name in (*(f'sync.{scheme}' for scheme in SCHEMES), *_CLASSES):
     importlib.import_module(name)
   directory = folder / 'checkpoints'
@@ -287,10 +287,10 @@ def newest(folder: pathlib.Path) -> tuple[dict[str, Any], list[Any]]:
 
 
 class TestCase(absltest.TestCase):
-  """Checks that hold after every run."""
+  """Base of tests, with checks that hold after every run."""
 
   def check(self, launch: Launch) -> None:
-    """Checks accounts, record and that nothing is left of a run."""
+    """Checks accounts and records of a run, and that no process is left."""
     self._check_nothing_left(launch)
     self._check_accounts(launch)
     with self.assertRaises(SystemExit) as done:
@@ -308,8 +308,8 @@ class TestCase(absltest.TestCase):
 
   def _check_accounts(self, launch: Launch) -> None:
     summary = launch.summary
-    told = launch.rows('events.jsonl')
-    pushed = [event['examples'] for event in told if event['event'] == 'push']
+    events = launch.rows('events.jsonl')
+    pushed = [event['examples'] for event in events if event['event'] == 'push']
     self.assertLen(pushed, summary['iterations'])
     self.assertEqual(
       sum(pushed), summary['examples'] + summary['examples_pending']
@@ -347,7 +347,7 @@ class TestCase(absltest.TestCase):
 
 
 def _size_bytes(folder: pathlib.Path) -> int:
-  """Returns the bytes of a push: of 4 x 4 pixels, 16 and 10 units."""
+  """Returns the bytes of a push of a model with 4x4 pixels, 16 and 10 units."""
   config = json.loads((folder / 'manifest.json').read_text())['config']
   if config['model']['name'] == 'none':
     return config['model']['none']['size_bytes']

@@ -1,4 +1,4 @@
-"""Somebody between two ends of a connection, for tests."""
+"""A relay between two ends of a connection, for tests."""
 
 import contextlib
 import socket
@@ -7,22 +7,23 @@ import time
 
 
 class Relay:
-  """Passes on what it gets, on a port of its own; use as a context.
+  """Forwards bytes on a port of its own; a context manager.
 
   Attributes:
     address: 'host:port' to connect to.
-    passed: Bytes that clients have sent so far, passed on or not.
-    seen: What they were.
+    passed: Number of bytes that clients have sent, forwarded or not.
+    seen: These bytes.
   """
 
   def __init__(self, address, most_bytes=None, reads=True, back_Bps=None):
-    """Listens.
+    """Starts to listen.
 
     Args:
-      address: Where to pass it on to.
-      most_bytes: Of a client; all that comes later is swallowed.  None: any.
-      reads: Whether what the listener sends is read.
-      back_Bps: Bytes per second that clients get at most; None for any.
+      address: Address to forward to.
+      most_bytes: Bytes of a client that are forwarded; later ones are dropped.
+        None for no limit.
+      reads: Whether bytes of the listener are read.
+      back_Bps: Largest rate towards clients, bytes per second; None for any.
     """
     host, _, port = address.rpartition(':')
     self._there = host, int(port)
@@ -39,7 +40,7 @@ class Relay:
     return self
 
   def stall(self):
-    """Reads no more, of nobody."""
+    """Stops to read from either end."""
     self._stalled.set()
 
   def __exit__(self, *exception):
@@ -61,7 +62,7 @@ class Relay:
   def _pass(self, source, target):
     towards = target.getpeername() == self._there
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-      # Whoever is cut off at one end is told at the other.
+      # A connection that ends on one side ends on the other.
       stack.callback(source.shutdown, socket.SHUT_RDWR)
       while towards or self._reads:
         data = source.recv(65536)

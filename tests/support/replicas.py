@@ -14,13 +14,17 @@ import numpy as np
 import data.stream
 from batching import fixed
 from cluster import coordinator
+from cluster.allreduce.admission import IterationCompleted
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.runtime import AllreduceRuntime
 from cluster.allreduce.step_statistics import StatisticsLayout, StepStatistics
 from cluster.allreduce.store import ReplicaStore
 from cluster.allreduce.sums.codec_state import NoCodecState
+from cluster.membership.events import Event
+from cluster.membership.process import Settings
 from cluster.milestones import Intervals, Milestones
-from cluster.probing.link_manager import Linking
+from cluster.network.streams import Security
+from cluster.probing.link_manager import LinkManager
 from cluster.probing.surveyor import Surveyor
 from cluster.process.deadlines import Deadlines
 from learning.learning import Overlap
@@ -108,13 +112,12 @@ class SimulatedRun:
       store=store,
       reception=self.reception,
       rendezvous=self.rendezvous,
-      links=lambda send: Linking(
+      links=lambda send: LinkManager(
         self.rendezvous, surveyor, None, workers=workers
       ),
       layout=self.layout,
       overlap=Overlap.BACKWARD,
-      timeout_s=timeout_s,
-      start_s=timeout_s,
+      settings=Settings('', '', Security(), timeout_s, timeout_s, ''),
       deadlines=Deadlines(timeout_s=timeout_s, start_s=timeout_s, windows=True),
       local=None,
       iteration_bytes=lambda count, stage: count,
@@ -152,15 +155,15 @@ class SimulatedRun:
 
   def peers(self, group):
     """Returns the sessions of a membership's workers."""
-    if 'addresses' not in group:  # XLA sums.
+    if group.members is None:  # XLA sums.
       return [*self.members.values()]
-    return [self.lives[address] for address in group['addresses'].values()]
+    return [self.lives[each] for each in group.members.addresses.values()]
 
   def replica_takes(self, life, deal):
     """Returns whether a replica accepts an assignment."""
     return (
-      deal['generation'] == life.generation >= life.stopped
-      and deal['version'] == life.version
+      deal.membership_epoch == life.generation >= life.stopped
+      and deal.version == life.version
     )
 
   def written(self, index):
@@ -170,14 +173,9 @@ class SimulatedRun:
     self.layout.write(numbers, index, statistics, ())
     return numbers
 
-  def completed(self, version, books):
+  def completed(self, version, statistics):
     """Has the coordinator's own replica report an iteration."""
-    event = {
-      'event': 'completed',
-      'version': version,
-      'books': books,
-      'at': 0.0,
-    }
+    event = IterationCompleted(at=0.0, version=version, statistics=statistics)
     self.members[0].says.append(event)
 
   def begin(self, choose=None):
@@ -208,12 +206,12 @@ class SimulatedRun:
   def deliver(self, life):
     """Delivers the next message of a member to the coordinator."""
     message = life.says.pop(0)
-    if 'ended' in message:
-      self.reception.lose(life.visit, message['ended'])
-    elif message.get('event') == 'completed':
+    if isinstance(message, str):
+      self.reception.lose(life.visit, message)
+    elif isinstance(message, Event):
       self.reception.events.put(message)
     else:
-      self.reception.hear(life.visit, message)
+      self.reception.handle(life.visit, message)
     if not self.reception.events.empty():
       self.take()
 
@@ -225,9 +223,8 @@ class SimulatedRun:
       self.runtime.step()
 
   def check_deadlines(self):
-    """Has the coordinator check its deadlines, by an outdated event."""
-    event = {'event': 'broken', 'worker': 0, 'life': -1, 'generation': -1}
-    self.reception.events.put(event)
+    """Has the coordinator check its deadlines, by an event without effect."""
+    self.reception.events.put(Event())
     self.runtime.step()
 
   def step(self, choose=None, but=()):

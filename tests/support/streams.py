@@ -3,26 +3,30 @@
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 from absl.testing import parameterized
 
 from cluster.network import streams as transport
+from cluster.network.messages import Schema
 from cluster.network.streams import Security
 
 _ROOT = pathlib.Path(__file__).parents[2]
 HOST = '127.0.0.1'
 OPEN = Security()
+PLAIN = Schema(Any)  # Of anything.
 WAIT_S = 15.0  # Longer than anything here should take.
 # Connects, says so, and receives until the stream ends.
 _CLIENT = """
 import sys
-from cluster.network import streams as transport
+from typing import Any
+from cluster.network import messages, streams as transport
 stream = transport.connect(sys.argv[1], 'hello', transport.Security(), 10.0)
 print('connected', flush=True)
 try:
   while True:
-    for _ in stream.receive().chunks:
+    for _ in stream.receive(messages.Schema(Any)).chunks:
       pass
 except transport.Closed as error:
   print(error, flush=True)
@@ -37,7 +41,7 @@ def random_bytes(size, seed=0):
 def echo(stream, hello):
   """Sends back what arrives, each chunk before it asks for the next."""
   while True:
-    message = stream.receive()
+    message = stream.receive(PLAIN)
     stream.send(message.header, message.chunks, message.size_bytes)
 
 

@@ -21,7 +21,7 @@ def run(
   devices: Sequence[int] = (),
   **own: Any,
 ) -> list[Any]:
-  """Returns the parts of a run that has ended; that of the coordinator comes first.
+  """Returns the parts of a finished run, the coordinator's first.
 
   Args:
     config: Of workers who sum among themselves.
@@ -43,7 +43,7 @@ def run(
     for index, each in enumerate(configs)
   ]
   # Signals are for main threads.
-  with mock.patch.object(process, '_leave_it_to_the_lead'):
+  with mock.patch.object(process, '_defer_to_coordinator'):
     threads = [threading.Thread(target=part) for part in parts[1:]]
     for thread in threads:
       thread.start()

@@ -59,7 +59,7 @@ class PlanTest(parameterized.TestCase):
   @parameterized.named_parameters(
     ('unknown', 'sync.nam=bsp', 'unknown field.*--config.sync.nam=bsp'),
     ('no_section', 'snc.name=bsp', 'unknown field.*--config.snc.name'),
-    ('renamed', 'sync.bsp.pipelined=True', 'is called'),
+    ('renamed', 'sync.bsp.pipelined=True', 'was renamed'),
     ('type', 'seed=one', 'seed'),
     ('fraction', 'cluster.workers=2.5', 'cluster.workers'),
     ('tuple', 'cluster.speed.slowdown=fast', 'slowdown'),

@@ -128,7 +128,7 @@ class PlanTest(parameterized.TestCase):
     bounds = {config.sync.name: config.sync.ssp.bound for config in configs}
     self.assertEqual(bounds, {'bsp': 3, 'ssp': 5})
     for config in configs:
-      sections.chosen(config, default.get_config(), 'sync')
+      sections.choose_section(config, default.get_config(), 'sync')
 
   def test_n_times_the_rate_undoes_the_mean(self):
     changed = {'cluster.workers': '4', 'cluster.speed.slowdown': '(1.0,)'}

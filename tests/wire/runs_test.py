@@ -211,7 +211,7 @@ class RunTest(parameterized.TestCase):
         'wire__sparse__correction': 'local',
         'wire__sparse__momentum': 0.9,
       },
-      "config.optimizer: expected 'sgd' without momentum, as workers have it",
+      "config.optimizer: expected 'sgd' .*momentum, as .*workers apply it",
     ),
     (
       {'wire__name': 'topk', 'route__server__servers': 443},

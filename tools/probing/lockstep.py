@@ -10,10 +10,23 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from cluster.network.heartbeat import within
+from cluster.network.messages import (
+  PROBE_MEMBER,
+  PROBE_RESULT,
+  PROBE_STEP,
+  Probe,
+  ProbeEnd,
+  ProbeMember,
+  ProbeResult,
+  ProbeStep,
+  Rates,
+)
 from cluster.network.streams import (
   Closed,
   Security,
@@ -53,27 +66,31 @@ class Leader:
     self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
     self._changing = threading.Lock()
 
-  def handle(self, stream: Stream, hello: Any) -> None:
+  def handle(self, stream: Stream, hello: msgspec.Raw) -> None:
     """Receives the answers of a member until its stream ends.
 
     Args:
       stream: Stream to the member.
-      hello: First message of the member, with its `rank` and `name`.
+      hello: Encoded first message of the member.
 
     Raises:
       Closed: If another member has its rank, or the rank is too large.
     """
-    rank = hello['rank']
+    try:
+      member = PROBE_MEMBER.decode(hello)
+    except ValueError as error:
+      raise Closed(f'{stream.peer}: sent another hello: {error}') from error
+    rank = member.rank
     with self._changing:
-      if rank in self._streams or not 0 <= rank < self._members:
+      if rank in self._streams or rank >= self._members:
         raise Closed(f'{stream.peer}: there is no place for a host{rank}')
-      self._names[rank] = hello['name']
+      self._names[rank] = member.name
       self._streams[rank] = stream
-    self._replies.put(_Reply(rank, hello))
+    self._replies.put(_Reply(rank, _describe(member)))
     try:
       while True:
-        header = stream.receive().header
-        self._replies.put(_Reply(rank, header['answer'], header['problem']))
+        result = stream.receive(PROBE_RESULT, 0).header
+        self._replies.put(_Reply(rank, result.rates, result.problem))
     except TransportError as error:
       self._replies.put(_Reply(rank, problem=f'{self._names[rank]}: {error}'))
 
@@ -85,13 +102,11 @@ class Leader:
     """
     return self._collect(self._start_s)
 
-  def ask(
-    self, orders: Sequence[Mapping[str, Any]], *, limit_s: float
-  ) -> list[Any]:
+  def ask(self, orders: Sequence[Probe], *, limit_s: float) -> list[Any]:
     """Sends an order to each member; returns the answers by rank.
 
     Args:
-      orders: Order of each member, plain JSON.
+      orders: Order of each member.
       limit_s: Largest time of the orders without lost members, seconds.
 
     Raises:
@@ -99,7 +114,7 @@ class Leader:
     """
     for rank, order in enumerate(orders):
       with contextlib.suppress(Closed):  # `handle` reports the reason.
-        self._streams[rank].send({'order': order, 'limit_s': limit_s})
+        self._streams[rank].send(ProbeStep(order, limit_s))
     return self._collect(limit_s + _LEADER * self._timeout_s)
 
   def dismiss(self, reason: str) -> None:
@@ -112,7 +127,7 @@ class Leader:
       streams = list(self._streams.values())
     for stream in streams:
       with contextlib.suppress(Closed):  # The member has ended before.
-        stream.send({'end': reason})
+        stream.send(ProbeEnd(reason))
 
   def _collect(self, limit_s: float) -> list[Any]:
     deadline = time.monotonic() + limit_s
@@ -135,8 +150,8 @@ class Leader:
 
 def follow(
   leader: str,
-  hello: Mapping[str, Any],
-  obey: Callable[[Any], Any],
+  member: ProbeMember,
+  obey: Callable[[Probe], Rates],
   *,
   security: Security,
   timeout_s: float,
@@ -146,9 +161,9 @@ def follow(
 
   Args:
     leader: HOST:PORT where the leader listens.
-    hello: First message of this member, with `rank` and `name`.
-    obey: Carries out an order and returns the answer, plain JSON; an exception
-      `Broken` is reported to the leader.
+    member: First message to the leader.
+    obey: Carries out an order and returns the answer; an exception `Broken` is
+      reported to the leader.
     security: Credentials of the stream.
     timeout_s: Silence of a process after which it counts as lost, seconds.
     start_s: Seconds within which all members must connect.
@@ -160,19 +175,28 @@ def follow(
     TransportError: If the leader is lost, or refuses the token.
   """
   limit_s = start_s
-  stream = connect(leader, hello, security, limit_s)
+  stream = connect(leader, member, security, limit_s)
   try:
     while True:
       with within(stream, limit_s):
-        message = stream.receive().header
-      if 'end' in message:
-        return str(message['end'])
-      answer, problem = None, ''
+        message = stream.receive(PROBE_STEP, 0).header
+      if isinstance(message, ProbeEnd):
+        return message.reason
       try:
-        answer = obey(message['order'])
+        result = ProbeResult(obey(message.probe))
       except Broken as error:
-        problem = f'{error} (says {hello["name"]})'
-      stream.send({'answer': answer, 'problem': problem})
-      limit_s = message['limit_s'] + _MEMBER * timeout_s
+        result = ProbeResult(None, f'{error} (says {member.name})')
+      stream.send(result)
+      limit_s = message.limit_s + _MEMBER * timeout_s
   finally:
     stream.close()
+
+
+def _describe(member: ProbeMember) -> dict[str, Any]:
+  host = member.host
+  return {
+    'name': member.name,
+    'hostname': host.hostname,
+    'address': host.address,
+    'port': host.port,
+  }

@@ -2,6 +2,7 @@
 
 import socket
 
+from cluster.network.messages import HostDescription, ProbeMember
 from cluster.network.streams import Security
 from cluster.probing import transfers, trials
 from tools.probing import lockstep
@@ -35,13 +36,13 @@ def follow(
     TransportError: If the leader is lost, or refuses the token.
   """
   hostname = socket.gethostname()
-  hello = {
-    'rank': rank,
-    'name': f'host{rank} ({hostname})',
-    'hostname': hostname,
-    'address': address,
-    'port': endpoint.port,
-  }
+  hello = ProbeMember(
+    rank=rank,
+    name=f'host{rank} ({hostname})',
+    host=HostDescription(
+      hostname=hostname, address=address, card='', port=endpoint.port
+    ),
+  )
   return lockstep.follow(
     leader,
     hello,

@@ -1,4 +1,4 @@
-"""Recorder and milestones that do nothing, for coordinators of recorded runs."""
+"""Recorder and milestones that do nothing, for recorded runs."""
 
 from collections.abc import Callable
 from typing import Any, cast

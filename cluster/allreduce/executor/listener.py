@@ -20,7 +20,7 @@ from cluster.allreduce.executor.socket_loop import IN, SocketLoop
 from cluster.network.admission import WAIT_S
 from cluster.network.errors import Closed, TransportError
 from cluster.network.handshake import Security
-from cluster.network.rate_limited_log import Sayings
+from cluster.network.rate_limited_log import RateLimitedLog
 
 # Least limits of running handshakes, and of clients that wait.
 _LIMIT = 256
@@ -90,7 +90,7 @@ class ExecutorListener:
     self._resume_s: float | None = None  # Monotonic; while accepting pauses.
     # Monotonic seconds of the first and last failure in a row to accept.
     self._failing_s: tuple[float, float] | None = None
-    self._log = Sayings()
+    self._log = RateLimitedLog()
     self._handshakes: dict[Connection, _Handshake] = {}
     self._waiting: dict[Connection, Hello] = {}
 
@@ -178,7 +178,7 @@ class ExecutorListener:
     """Refuses a client that knows the token, and logs the reason."""
     handshake.refuse(connection)
     connection.close()
-    self._log.say(f'{connection.peer}: refused: {reason}')
+    self._log.write(f'{connection.peer}: refused: {reason}')
 
   def refuse_outdated(self, connection: Connection, hello: Hello) -> None:
     """Refuses a client of a membership epoch that has ended."""
@@ -229,7 +229,7 @@ class ExecutorListener:
       connection = Connection(sock, f'{host}:{port}', self._timeout_s)
     except OSError as error:
       sock.close()
-      self._log.say(f'{host}:{port}: refused: {error}')
+      self._log.write(f'{host}:{port}: refused: {error}')
       return
     steps = handshake.answer(
       connection, self._security, self._contexts.listener, self.address
@@ -237,7 +237,7 @@ class ExecutorListener:
 
     def log_refusal(error: Exception) -> None:
       reason = str(error).removeprefix(f'{connection.peer}: ')
-      self._log.say(f'{connection.peer}: refused: {reason}')
+      self._log.write(f'{connection.peer}: refused: {reason}')
 
     inbound = [c for c, each in self._handshakes.items() if each.is_inbound]
     if len(inbound) >= self._limit:
@@ -255,7 +255,7 @@ class ExecutorListener:
     the peers that are connected already.
     """
     now = time.monotonic()
-    self._log.say(f'{self.address}: no connection is accepted: {error}')
+    self._log.write(f'{self.address}: no connection is accepted: {error}')
     self._loop.forget(self._sock)
     self.reopen()
     first, last = self._failing_s or (now, now)

@@ -1,12 +1,13 @@
 """Membership of an epoch: the workers that sum together, and their forest.
 
-The coordinator describes it as plain data; every member checks the forest that
-it receives, as it has come over the network.
+The coordinator sends it in a message; every member checks the forest that it
+receives, as it has come over the network.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from cluster.network.messages import MemberForest
 from topology import Cluster, Forest
 from topology.forests import export
 
@@ -27,34 +28,29 @@ class Membership(NamedTuple):
   names: Mapping[str, int]
 
 
-def describe(membership: Membership, cluster: Cluster) -> dict[str, Any]:
-  """Returns a membership as plain data, for a message.
+def describe(membership: Membership, cluster: Cluster) -> MemberForest:
+  """Returns the members and the forest of a membership, for a message.
 
   Args:
     membership: The membership.
     cluster: Links among its members, which its forest was packed for.
   """
-  return {
-    'generation': membership.membership_epoch,
-    'addresses': {str(k): each for k, each in membership.addresses.items()},
-    'names': dict(membership.names),
-    'forest': export.to_json(cluster, membership.forest),
-  }
+  return MemberForest(
+    addresses=dict(membership.addresses),
+    names=dict(membership.names),
+    forest=export.to_json(cluster, membership.forest),
+  )
 
 
-def parse(description: Mapping[str, Any]) -> Membership:
+def parse(membership_epoch: int, members: MemberForest) -> Membership:
   """Returns the membership of a message, after its forest was checked.
 
   Args:
-    description: Result of `describe`.
+    membership_epoch: Number of the epoch.
+    members: Result of `describe`.
 
   Raises:
     ValueError: If the forest is not sound, or not one of the members.
   """
-  _, forest = export.from_json(description['forest'])
-  addresses = {
-    int(index): address for index, address in description['addresses'].items()
-  }
-  return Membership(
-    description['generation'], addresses, forest, description['names']
-  )
+  _, forest = export.from_json(members.forest)
+  return Membership(membership_epoch, members.addresses, forest, members.names)

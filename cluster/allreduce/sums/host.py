@@ -13,6 +13,7 @@ from cluster.allreduce.executor.executor import Executor, Reduction, Usage
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.network import memory
 from cluster.network.handshake import Security
+from cluster.network.messages import ConnectMembers
 from cluster.speed.layers import Bucket
 from data.stream import Ranges
 from learning.gradient_buffer import BucketFiller
@@ -116,9 +117,12 @@ class HostReducer:
     if executor:
       executor.close()
 
-  def form(self, description: Mapping[str, Any], limit_s: float) -> None:
+  def form(self, order: ConnectMembers, limit_s: float) -> None:
     """Connects; each worker checks the forest, which came over the network."""
-    self._running.form(membership.parse(description), limit_s)
+    if order.members is None:
+      raise RuntimeError('Expected a forest, got none.')
+    parsed = membership.parse(order.membership_epoch, order.members)
+    self._running.form(parsed, limit_s)
 
   def count_unanswered(self) -> int:
     """Returns the executor's count; 0 without one."""

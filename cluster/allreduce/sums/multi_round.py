@@ -219,7 +219,7 @@ class MultiRoundReducer(HostReducer):
     return packer
 
   def _advance_when_full(self, packer: ChunkPacker) -> Callable[[int], None]:
-    """Returns a function to be called with each bucket of the layout that is full."""
+    """Returns a function to call with each bucket that is full."""
     bounds = [bucket.bounds for bucket in self._layout.buckets]
     filled = FilledPrefix(bounds, self._layout.gradient_size)
     return lambda bucket: packer.advance(filled.mark_full(bucket))

@@ -1,7 +1,7 @@
 """Multi-round allreduce of gradients by XLA's collectives."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cluster.allreduce.sums import native
 from cluster.allreduce.sums.codec_state import CodecState, WorkerRounds
 from cluster.allreduce.sums.native import AXIS, OPTIONS, NativeReducer
+from cluster.network.messages import ConnectMembers
 from learning.layout import FLOAT32, Layout
 from learning.learning import Gradient, Learner
 from learning.scaling import factor
@@ -67,9 +68,9 @@ class NativeMultiRoundReducer(NativeReducer):
       gradient, arrived = self._as_leaves(reduced)
       learner.warm_up(self._like._replace(gradient=gradient, arrived=arrived))
 
-  def form(self, description: Mapping[str, Any], limit_s: float) -> None:
+  def form(self, order: ConnectMembers, limit_s: float) -> None:
     """Compiles the sums, while all other workers do the same."""
-    del description, limit_s
+    del order, limit_s
     zeros = self.placed(jax.tree.map(np.zeros_like, self._like))
     numbers = np.zeros_like(self._numbers)
     for stage in range(len(self._multi_round.codecs)):

@@ -32,6 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.network import interfaces, sockets
 from cluster.network.errors import Closed
+from cluster.network.messages import ConnectMembers
 from cluster.process.exits import Unmendable
 from configs.checks import require
 from data.stream import Ranges
@@ -365,9 +366,9 @@ class NativeReducer:
   def close(self) -> None:
     """Does nothing: XLA's connections last as long as the process."""
 
-  def form(self, description: Mapping[str, Any], limit_s: float) -> None:
+  def form(self, order: ConnectMembers, limit_s: float) -> None:
     """Compiles the sum, while all other workers do the same."""
-    del description, limit_s
+    del order, limit_s
     payload = jax.tree.map(jnp.zeros_like, self._like)
     self.finish(np.zeros_like(self._numbers))
     self._payload = self.placed(payload)

@@ -8,6 +8,7 @@ import numpy as np
 
 from cluster.allreduce.executor.executor import Usage
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
+from cluster.network.messages import ConnectMembers
 from data.stream import Ranges
 from learning.learning import Learner
 
@@ -49,11 +50,11 @@ class Reducer(Protocol):
   def close(self) -> None:
     """Ends a session."""
 
-  def form(self, description: Mapping[str, Any], limit_s: float) -> None:
+  def form(self, order: ConnectMembers, limit_s: float) -> None:
     """Connects to the other members of an epoch.
 
     Args:
-      description: The coordinator's description of the epoch.
+      order: The coordinator's order, with the members of the epoch.
       limit_s: Seconds to wait for others, which may have to fetch the learner
         first.
 

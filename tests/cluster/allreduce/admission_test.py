@@ -1,28 +1,22 @@
-"""Tests of the messages that the coordinator accepts from allreduce workers."""
+"""Tests of the messages of replicas to the coordinator over real streams."""
 
+import msgspec
 from absl.testing import absltest, parameterized
 
 from cluster.allreduce.admission import AllreduceReception
+from cluster.membership.events import WorkerJoined, WorkerLost, WorkerMessage
+from cluster.membership.process import Settings
+from cluster.network import messages
 from cluster.network.streams import Closed, Security, connect
 from cluster.process.deadlines import Deadlines, Jobs
 
-_READY = {
-  'ready': True,
-  'executor': '127.0.0.1:1',
-  'handover': '127.0.0.1:65535',
-}
-_REPORTS = (
-  {'event': 'formed', 'generation': 0, 'version': 0, 'digest': 'a', 'sent': []},
-  {
-    'event': 'checked',
-    'generation': 0,
-    'version': 0,
-    'digest': 'a',
-    'sent': [],
-  },
-  {'event': 'stopped', 'generation': 1, 'version': 2, 'books': [0.5, 1]},
-  {'event': 'broken', 'generation': 1, 'peer': None, 'reason': 'gone'},
-  {'event': 'broken', 'generation': 1, 'peer': 0, 'reason': 'gone'},
+_READY = messages.ReplicaReady('127.0.0.1:1', '127.0.0.1:65535', [])
+_MESSAGES = (
+  messages.Connected(0, 0, 'a', []),
+  messages.StateDigest(0, 0, 'a', [(1, 5, 0.5)]),
+  messages.EpochStopped(1, 2, [0.5, 1.0]),
+  messages.ConnectionLost(1, None, 'gone'),
+  messages.ConnectionLost(1, 0, 'gone'),
 )
 
 
@@ -32,49 +26,48 @@ class ReceptionTest(parameterized.TestCase):
     deadlines = Deadlines(timeout_s=5.0, start_s=5.0, windows=True)
     self.reception = AllreduceReception(
       num_workers=2,
-      host='127.0.0.1',
+      settings=Settings('127.0.0.1', 'ours', Security(), 5.0, 5.0, ''),
       port=0,
-      fingerprint='ours',
-      security=Security(),
-      timeout_s=5.0,
-      start_s=5.0,
       jobs=Jobs(deadlines),
     )
     address = self.reception.listen()
     self.addCleanup(self.reception.close, finished=True)
-    hello = {'worker': 1, 'fingerprint': 'ours', 'process': '0' * 32}
+    hello = messages.WorkerHello(1, '0' * 32, 'ours')
     self.stream = connect(address, hello, Security(), 5.0)
     self.addCleanup(self.stream.close)
-    self.stream.receive()
+    self.stream.receive(messages.WORKER_ADMISSION)
 
   def _event(self):
     return self.reception.events.get(timeout=5.0)
 
-  def test_the_stream_not_the_message_identifies_the_sender(self):
-    wrong = {'worker': 0, 'life': 7, 'at': 1e9}
-    for message in (_READY, *_REPORTS):
-      self.stream.send(message | wrong)
-      event = self._event()
-      event.pop('stream', None)
-      kind = {'event': 'ready'} if message is _READY else {}
-      self.assertEqual(event, message | kind | {'worker': 1, 'life': 0})
+  def test_messages_become_events_of_their_sender(self):
+    self.stream.send(_READY)
+    event = self._event()
+    self.assertIsInstance(event, WorkerJoined)
+    self.assertEqual((event.worker, event.incarnation), (1, 0))
+    self.assertEqual(event.ready, _READY)
+    for message in _MESSAGES:
+      self.stream.send(message)
+      event = WorkerMessage(worker=1, incarnation=0, message=message)
+      self.assertEqual(self._event(), event)
 
   @parameterized.parameters(
-    *(
-      _READY | {'executor': f'127.0.0.1:{port}'}
-      for port in (0, 65536, '9' * 9999)
-    ),
-    _READY | {'handover': '127.0.0.1'},
-    *(message | {'generation': -1} for message in _REPORTS),
-    {'event': 'stopped', 'generation': 1, 'version': 2, 'books': ['x']},
-    {'event': 'completed', 'version': 0, 'books': []},
+    *((_READY, {'executor': f'127.0.0.1:{p}'}) for p in (0, 65536, '9' * 99)),
+    (_READY, {'handover': '127.0.0.1'}),
+    *((message, {'membership_epoch': -1}) for message in _MESSAGES),
+    *((message, {'worker': 0}) for message in _MESSAGES),
+    (_MESSAGES[2], {'statistics': ['x']}),
+    (_MESSAGES[0], {'type': 'IterationCompleted'}),
   )
-  def test_invalid_messages_end_the_stream(self, **message):
-    self.stream.send(message)
-    event = self._event()
-    self.assertEqual((event['event'], event['worker']), ('failed', 1))
-    with self.assertRaises(Closed):
-      self.stream.receive()
+  def test_another_message_ends_the_stream(self, message, wrong):
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self.stream.send(msgspec.to_builtins(message) | wrong)
+      event = self._event()
+      self.assertIsInstance(event, WorkerLost)
+      self.assertEqual(event.worker, 1)
+      with self.assertRaisesRegex(Closed, 'sent another message'):
+        self.stream.receive(messages.TO_REPLICA)
+    self.assertRegex(logs.output[0], r'refused: sent another message: .*`\$')
 
 
 if __name__ == '__main__':

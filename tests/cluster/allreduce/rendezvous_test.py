@@ -25,8 +25,8 @@ class RendezvousTest(parameterized.TestCase):
   def _make_rendezvous(self, workers):
     self.now = 0.0
     rendezvous = Rendezvous(
-      links.believed('', workers),
-      ring.in_order,
+      links.read_cluster('', workers),
+      ring.build_in_order,
       size_bytes=1000,
       failed=FailedLinks(timeout_s=10.0, clock=lambda: self.now),
     )
@@ -69,8 +69,8 @@ class RendezvousTest(parameterized.TestCase):
       for k in members:
         had = versions[k] == version and (version or k == source)
         expected = None if had else (source, f'2.2.2.2:{source + 1}')
-        self.assertEqual(messages[k]['source'], expected)
-        self.assertEqual(messages[k]['generation'], round_ + 1)
+        self.assertEqual(messages[k].source, expected)
+        self.assertEqual(messages[k].membership_epoch, round_ + 1)
 
   def test_an_earlier_answer_is_not_awaited_again(self):
     rendezvous = self._make_rendezvous(2)
@@ -87,7 +87,7 @@ class RendezvousTest(parameterized.TestCase):
   def test_the_coordinators_state_is_the_first_source(self, at):
     rendezvous = self._make_rendezvous(3)
     messages = dict(rendezvous.form((0, 1, 2), at))
-    sources = [messages[k]['source'] for k in range(3)]
+    sources = [messages[k].source for k in range(3)]
     self.assertEqual(sources, [None, (0, '2.2.2.2:1'), (0, '2.2.2.2:1')])
 
   def test_a_lost_link_to_the_source_is_avoided_at_version_0(self):
@@ -97,7 +97,7 @@ class RendezvousTest(parameterized.TestCase):
       rendezvous.suspect(0, 2)
     messages = dict(rendezvous.form((0, 1, 2), 0))
     self.assertEqual(rendezvous.packed.lost, {(0, 2), (2, 0)})
-    self.assertEqual(messages[2]['source'], (1, '2.2.2.2:2'))
+    self.assertEqual(messages[2].source, (1, '2.2.2.2:2'))
 
   def test_a_corrupt_replica_is_not_a_source(self):
     rendezvous = self._make_rendezvous(3)
@@ -109,7 +109,7 @@ class RendezvousTest(parameterized.TestCase):
         rendezvous.add_stopped(k, 5, [])
       rendezvous.find_newest()
       messages = dict(rendezvous.form((0, 1, 2), 5))
-      self.assertEqual(messages[2]['source'][0], expected)
+      self.assertEqual(messages[2].source[0], expected)
       rendezvous.mark_sound(corrupt)
 
   def test_members_use_different_reachable_sources(self):
@@ -133,7 +133,7 @@ class RendezvousTest(parameterized.TestCase):
     rendezvous.find_newest()
     rendezvous.add(2, '1.1.1.1:9', '2.2.2.2:9')
     messages = dict(rendezvous.form((0, 1, 2), 5))
-    sources = [messages[k]['source'] for k in range(3)]
+    sources = [messages[k].source for k in range(3)]
     self.assertEqual(sources, [None, None, (0, '2.2.2.2:1')])
 
   def test_an_unreachable_worker_is_named(self):
@@ -227,7 +227,7 @@ class RendezvousTest(parameterized.TestCase):
     def none(*args):
       raise ValueError('none')
 
-    rendezvous = Rendezvous(links.believed('', 2), none, size_bytes=1)
+    rendezvous = Rendezvous(links.read_cluster('', 2), none, size_bytes=1)
     for k in (0, 1):
       rendezvous.add(k, '1.1.1.1:1', '')
     with self.assertRaisesRegex(Unmendable, 'There is no forest'):

@@ -11,11 +11,13 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from batching import fixed
+from cluster.allreduce.admission import IterationCompleted
 from cluster.allreduce.executor import membership
 from cluster.allreduce.faults import FaultyHostReducer, FaultyReplica
 from cluster.allreduce.step_statistics import StatisticsLayout
 from cluster.membership import session
 from cluster.membership.process import Settings
+from cluster.network import messages
 from cluster.network.streams import Security
 from cluster.probing import traffic
 from cluster.process.faults import Faults
@@ -28,20 +30,21 @@ from tests.support import descriptors
 _HOST, _WAIT_S = '127.0.0.1', 20.0
 
 
-class _Heart:
+class _Heartbeat:
   """Heartbeat of a session that the test ends."""
 
-  def __init__(self, stream, *, told, ending, **_):
-    self.ended, self.told, self._ending = threading.Event(), told, ending
-    self.verdict = {'end': 'over', 'finished': True}
-    stream.heart = self
+  def __init__(self, stream, *, receive, on_end, **_):
+    self.ended, self.receive = threading.Event(), receive
+    self._on_end = on_end
+    self.end = messages.SessionEnd('over', '', True)
+    stream.heartbeat = self
 
-  def lead_time(self, here):
+  def coordinator_time(self, here):
     return here
 
-  def end(self):
+  def finish(self):
     self.ended.set()
-    self._ending()
+    self._on_end()
 
 
 class _Learner(NoLearner):
@@ -60,12 +63,12 @@ class _ReplicaThread:
 
   Attributes:
     replica: The real replica.
-    messages: Messages that it has sent.
+    sent: Messages and events that it has sent.
     ready: Its first message, with its addresses.
   """
 
   def __init__(self, index, *, workers, gradient=None, adapt=False, faults=()):
-    self.messages, self.workers = queue.SimpleQueue(), workers
+    self.sent, self.workers = queue.SimpleQueue(), workers
     self.hung = mock.Mock()
     layout = StatisticsLayout(workers, 0)
     security = Security()
@@ -101,71 +104,75 @@ class _ReplicaThread:
       faults=faults,
       settings=Settings(_HOST, '', security, 5.0, 5.0, '', adapt=adapt),
       hung=self.hung,
-      completed=self.messages.put,
+      completed=self.sent.put,
     )
     with (
-      mock.patch.object(session, 'join', lambda *_, **__: (self, {'life': 0})),
-      mock.patch.object(session, 'Heart', _Heart),
+      mock.patch.object(
+        session, 'join', lambda *_, **__: (self, messages.WorkerAdmitted(0))
+      ),
+      mock.patch.object(session, 'Heartbeat', _Heartbeat),
     ):
       self._thread = threading.Thread(target=self.replica, args=['coordinator'])
       self._thread.start()
-      self.ready = self.receive('ready')
+      self.ready = self.receive(messages.ReplicaReady)
 
   def end(self):
-    self.heart.end()
+    self.heartbeat.finish()
     self._thread.join()
 
   # Methods of the stream, for the session of the replica.
 
-  def send(self, header):
-    self.messages.put(header)
+  def send(self, message):
+    self.sent.put(message)
 
   def cancel(self, *reason):
     """Does nothing: no thread waits for the stream."""
 
   close = cancel
 
-  def send_message(self, **message):
-    self.heart.told(message)
+  def send_message(self, message):
+    self.heartbeat.receive(message)
 
-  def receive(self, name, value=None):
-    """Returns the next message that has a field, with a value if given."""
+  def receive(self, kind, **fields):
+    """Returns the next message of a kind whose fields have some values."""
     while True:
-      message = self.messages.get(timeout=_WAIT_S)
-      if name in message and value in (None, message[name]):
+      message = self.sent.get(timeout=_WAIT_S)
+      if isinstance(message, kind) and all(
+        getattr(message, name) == value for name, value in fields.items()
+      ):
         return message
 
   def form(self, *others, generation=0, version=0, source=None):
     """Has it form a membership with others; does not wait."""
     members = (self, *others)
     cluster = links.read_cluster('', self.workers)
-    addresses = {p.replica.index: p.ready['executor'] for p in members}
-    group = membership.describe(
+    addresses = {p.replica.index: p.ready.executor for p in members}
+    described = membership.describe(
       membership.Membership(
         generation,
         dict(sorted(addresses.items())),
-        ring.in_order(cluster),
+        ring.build_in_order(cluster),
         {cluster.workers[index]: index for index in sorted(addresses)},
       ),
       cluster,
     )
-    group |= {'version': version, 'source': source}
+    order = messages.ConnectMembers(generation, version, source, described)
     for node in members:
-      node.send_message(group=group)
+      node.send_message(order)
 
   def assign(self, version, ranges, *, generation=0):
     self.send_message(
-      deal={
-        'generation': generation,
-        'version': version,
-        'iteration': version,
-        'ranges': ranges,
-        'examples': 8,
-        'total': 8 * self.workers,
-        'members': [*range(self.workers)],
-        'stage': 0,
-        'at': 0.0,
-      }
+      messages.Assignment(
+        membership_epoch=generation,
+        version=version,
+        iteration=version,
+        ranges=ranges,
+        examples=8,
+        total=8 * self.workers,
+        members=[*range(self.workers)],
+        stage=0,
+        assigned_at=0.0,
+      )
     )
 
 
@@ -176,18 +183,20 @@ class ReplicaTest(parameterized.TestCase):
     return node
 
   def test_a_replica_reports_its_traffic_if_links_are_followed(self):
-    with mock.patch.object(traffic.Telling.__init__, '__defaults__', (0.01,)):
+    with mock.patch.object(
+      traffic.TrafficReporter.__init__, '__defaults__', (0.01,)
+    ):
       nodes = [self._open_replica(k, workers=2, adapt=True) for k in range(2)]
     nodes[0].form(nodes[1])
     for node in nodes:
-      node.receive('event', 'formed')
-      node.assign(0, [[0, 8]])
+      node.receive(messages.Connected)
+      node.assign(0, ((0, 8),))
     for node in nodes:
-      node.receive('books')
+      node.receive(IterationCompleted)
     # Earlier reports have no connection yet, or one that was just opened.
     sent = []
     while not sent or sent[0][1] < 4 * 100:
-      sent = nodes[0].receive('event', 'traffic')['sent']
+      sent = nodes[0].receive(messages.TrafficReport).sent
     self.assertEqual([worker for worker, _, _ in sent], [1])
 
   def test_a_replica_without_descriptors_reports_it_and_joins_the_next_epoch(
@@ -197,20 +206,21 @@ class ReplicaTest(parameterized.TestCase):
     with descriptors.exhausted():
       nodes[0].form(nodes[1])
       for index, node in enumerate(nodes):
-        message = node.receive('event', 'broken')
-        self.assertEqual((message['peer'], message['generation']), (index, 0))
-        self.assertRegex(message['reason'], 'Too many open files')
+        message = node.receive(messages.ConnectionLost)
+        lost = message.peer, message.membership_epoch
+        self.assertEqual(lost, (index, 0))
+        self.assertRegex(message.reason, 'Too many open files')
     nodes[0].form(nodes[1], generation=1)
     for node in nodes:
-      node.receive('event', 'formed')
+      node.receive(messages.Connected)
 
   def test_the_state_of_an_earlier_coordinator_is_replaced(self):
     nodes = [self._open_replica(k, workers=2) for k in range(2)]
     nodes[1].replica.learner.version = 7
-    nodes[0].form(nodes[1], source=(0, nodes[0].ready['handover']))
-    formed = [node.receive('event', 'formed') for node in nodes]
-    self.assertEqual([message['version'] for message in formed], [0, 0])
-    self.assertEqual(formed[0]['digest'], formed[1]['digest'])
+    nodes[0].form(nodes[1], source=(0, nodes[0].ready.handover))
+    formed = [node.receive(messages.Connected) for node in nodes]
+    self.assertEqual([message.version for message in formed], [0, 0])
+    self.assertEqual(formed[0].digest, formed[1].digest)
 
   def test_all_replicas_adopt_the_initial_state_of_one(self):
     nodes = [self._open_replica(k, workers=2) for k in range(2)]
@@ -218,9 +228,9 @@ class ReplicaTest(parameterized.TestCase):
     # Unlike processors initialise different last bits.
     for value, learner in enumerate(learners):
       learner.params = {'w': np.float32([1, 1 + value * 2**-23])}
-    nodes[0].form(nodes[1], source=(0, nodes[0].ready['handover']))
-    formed = [node.receive('event', 'formed') for node in nodes]
-    self.assertEqual(formed[0]['digest'], formed[1]['digest'])
+    nodes[0].form(nodes[1], source=(0, nodes[0].ready.handover))
+    formed = [node.receive(messages.Connected) for node in nodes]
+    self.assertEqual(formed[0].digest, formed[1].digest)
     np.testing.assert_array_equal(learners[1].params['w'], [1, 1])
 
   def test_a_process_without_its_source_reports_it(self):
@@ -228,8 +238,8 @@ class ReplicaTest(parameterized.TestCase):
     nodes[0].form(
       nodes[1], source=(0, f'{_HOST}:1')
     )  # No process listens there.
-    broken = nodes[1].receive('event', 'broken')
-    self.assertEqual(broken['peer'], 0)
+    lost = nodes[1].receive(messages.ConnectionLost)
+    self.assertEqual(lost.peer, 0)
 
   @parameterized.parameters(
     (2**-23, False, True), (0.5, False, False), (0.5, True, True)
@@ -238,28 +248,28 @@ class ReplicaTest(parameterized.TestCase):
     self, difference, replace, same
   ):
     nodes = [self._open_replica(k, workers=2) for k in range(2)]
-    nodes[0].form(nodes[1], source=(0, nodes[0].ready['handover']))
+    nodes[0].form(nodes[1], source=(0, nodes[0].ready.handover))
     for node in nodes:
-      node.receive('event', 'formed')
+      node.receive(messages.Connected)
     learners = [node.replica.learner for node in nodes]
     for value, learner in enumerate(learners):
       learner.params = {'w': np.float32([1 + value * difference, 0])}
       node = nodes[value]
       node.replica._known_digest = None
-      node.send_message(check=0)
-    digests = [p.receive('event', 'checked')['digest'] for p in nodes]
+      node.send_message(messages.CheckState(0))
+    digests = [p.receive(messages.StateDigest).digest for p in nodes]
     self.assertNotEqual(*digests)
     nodes[1].send_message(
-      compare={
-        'generation': 0,
-        'version': 0,
-        'source': (0, nodes[0].ready['handover']),
-        'replace': replace,
-      }
+      messages.CompareState(
+        membership_epoch=0,
+        version=0,
+        source=(0, nodes[0].ready.handover),
+        replaces=replace,
+      )
     )
-    compared = nodes[1].receive('event', 'compared')
-    self.assertAlmostEqual(compared['difference'], difference)
-    self.assertEqual(compared['digest'] == digests[0], same)
+    compared = nodes[1].receive(messages.StateCompared)
+    self.assertAlmostEqual(compared.difference, difference)
+    self.assertEqual(compared.digest == digests[0], same)
     self.assertEqual(learners[1].params['w'][0] == 1, same)
 
   def test_a_flipped_bit_changes_the_digest(self):
@@ -267,26 +277,26 @@ class ReplicaTest(parameterized.TestCase):
     node = self._open_replica(faults=faults)
     node.replica.learner.params = {'w': np.float32([0.5, 0.25])}
     node.form()
-    node.receive('event', 'formed')
+    node.receive(messages.Connected)
     for version, expected in enumerate(([0.5, 0.25], [0.5 / 16, 0.25])):
-      node.assign(version, [[8 * version, 8 * version + 8]])
-      node.receive('event', 'completed')
+      node.assign(version, ((8 * version, 8 * version + 8),))
+      node.receive(IterationCompleted)
       params = node.replica.learner.params['w']
       self.assertEqual(params.tolist(), expected)
-      node.send_message(check=0)
-      reported = node.receive('event', 'checked')['digest']
-      state = {'learner': node.replica.learner.state(), 'common': ()}
+      node.send_message(messages.CheckState(0))
+      reported = node.receive(messages.StateDigest).digest
+      state = {'learner': node.replica.learner.state(), 'replicated': ()}
       self.assertEqual(reported, digest.digest(state))
 
   def test_one_thread_at_a_time_prepares_examples(self):
     gradient = _SlowGradient()
     node = self._open_replica(gradient=gradient)
     node.form()
-    node.receive('event', 'formed')
+    node.receive(messages.Connected)
     for version in range(3):
-      node.assign(version, [[8 * version, 8 * version + 8]])
+      node.assign(version, ((8 * version, 8 * version + 8),))
     for version in range(3):
-      node.receive('version', version)
+      node.receive(IterationCompleted, version=version)
     self.assertEqual(gradient.most, 1)
     self.assertEqual(
       [*dict.fromkeys(gradient.gathered)],
@@ -300,20 +310,21 @@ class ReplicaTest(parameterized.TestCase):
       node = _ReplicaThread(0, workers=1)
       summing, waits = node.replica._summing, threading.Event()
       node.form()
-      node.receive('event', 'formed')
+      node.receive(messages.Connected)
       total = summing.total
       with (
         mock.patch.object(summing, 'can_abandon', False),
         mock.patch.object(
           summing, 'total', lambda total=total, on=waits: on.wait() and total()
         ),
-        mock.patch.object(node.heart, 'verdict', {'finished': finished}),
+        mock.patch.object(
+          node.heartbeat, 'end', messages.SessionEnd('over', '', finished)
+        ),
       ):
-        node.assign(0, [[0, 8]])
+        node.assign(0, ((0, 8),))
         while not node.replica._may_wait_for_others:
           time.sleep(0.01)
-        node.heart.verdict['end'] = 'over'
-        ending = threading.Thread(target=node.heart.end)
+        ending = threading.Thread(target=node.heartbeat.finish)
         began = time.monotonic()
         ending.start()
         ending.join(2.5)  # Of 5 s that a session may take to end.

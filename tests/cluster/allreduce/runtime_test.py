@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batching import lb_bsp
+from cluster.membership.events import WorkerMessage
+from cluster.network import messages
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
 from predict import ema
@@ -212,9 +214,9 @@ class OrdersTest(parameterized.TestCase):
       )
     )
     wait = {('2/0', 'apply'), ('2/0', 'lose')}
-    world.run_until(lambda: {'ends': True} in _stops(world, 2), but=wait)
+    world.run_until(lambda: {'completes': True} in _stops(world, 2), but=wait)
     world.members[3].end()
-    world.run_until(lambda: {'ends': False} in _stops(world, 2), but=wait)
+    world.run_until(lambda: {'completes': False} in _stops(world, 2), but=wait)
     world.run_until(lambda: world.rendezvous.members == (0, 1, 2), but=wait)
     world.reach(store.version + 2)
     world.check()
@@ -289,7 +291,7 @@ class OrdersTest(parameterized.TestCase):
   def test_admissions_are_counted_across_checkpoints(self):
     world, other = _start(), replicas.SimulatedRun(4)
     for member, lives in zip(world.reception.members, (1, 3, 2), strict=True):
-      member.lives = lives
+      member.admissions = lives
     world.run_until(world.runtime.pause)
     with mock.patch.object(other.store, 'restore'):
       other.runtime.restore(world.runtime.state())
@@ -363,14 +365,13 @@ class RivalsTest(parameterized.TestCase):
     old.wire.clear()
     epoch = world.rendezvous.membership_epoch
     for message in (
-      {'event': 'stopped', 'version': 9**9, 'books': []},
-      {'event': 'broken', 'peer': 2, 'reason': 'x'},
-      {'event': 'formed', 'version': 9, 'digest': 'x', 'sent': []},
-      {'ready': True, 'executor': 'x', 'handover': 'x'},
+      messages.EpochStopped(epoch, 9**9, []),
+      messages.ConnectionLost(epoch, 2, 'x'),
+      messages.Connected(epoch, 9, 'x', []),
+      messages.ReplicaReady('x', 'x'),
     ):
-      message |= {'generation': epoch} if 'event' in message else {}
-      world.reception.hear(old.visit, message)
-    left = {'end': 'left', 'reason': 'it was silent'}
+      world.reception.handle(old.visit, message)
+    left = messages.SessionEnd('left', 'it was silent')
     self.assertEqual(old.wire, 4 * [left])
     world.gather()
     world.reach(world.store.version + 3)
@@ -380,7 +381,7 @@ class RivalsTest(parameterized.TestCase):
 
 def _is_ready(world, lives):
   member = world.reception.members[1]
-  return member.stream is not None and member.life == lives
+  return member.stream is not None and member.incarnation == lives
 
 
 def _drift_rows(world):
@@ -516,7 +517,7 @@ class ReplicasTest(parameterized.TestCase):
   def test_a_source_that_dies_during_a_repair_is_replaced(self):
     world = _start(3, rounding={2: 2.0**-24}, eval_every=48)
     world.run_until(lambda: world.members[2].doing == 'comparing')
-    source = world.lives[world.members[2].order['source'][1]]
+    source = world.lives[world.members[2].order.source[1]]
     if source.index == 0:
       world.cut.append({0, 2})
     else:
@@ -745,23 +746,24 @@ class AllNeededTest(parameterized.TestCase):
 
   def test_the_loss_of_a_connection_ends_the_run(self):
     world = self._connecting()
-    broken = {
-      'event': 'broken',
-      'generation': 0,
-      'peer': None,
-      'reason': 'gone',
-    }
-    for generation, life in ((1, 0), (0, 1)):  # Outdated reports.
-      event = {'worker': 2, 'life': life, 'generation': generation}
-      world.runtime.epochs.handle_broken(broken | event)
+
+    def report(membership_epoch, incarnation):
+      message = messages.ConnectionLost(membership_epoch, None, 'gone')
+      world.runtime._react(
+        WorkerMessage(worker=2, incarnation=incarnation, message=message)
+      )
+
+    for outdated in ((1, 0), (0, 1)):
+      report(*outdated)
     with self.assertRaisesRegex(Unmendable, 'Worker 2: gone'):
-      world.runtime.epochs.handle_broken(broken | {'worker': 2, 'life': 0})
+      report(0, 0)
 
 
 def _stops(world, index):
   life = world.members[index]
-  messages = [*life.wire, *life.inbox]
-  return [{'ends': each['ends']} for each in messages if 'stop' in each]
+  received = [*life.wire, *life.inbox]
+  stops = [each for each in received if isinstance(each, messages.StopEpoch)]
+  return [{'completes': each.completes} for each in stops]
 
 
 if __name__ == '__main__':

@@ -19,6 +19,7 @@ from cluster.allreduce.step_statistics import (
 )
 from cluster.coordinator import Coordinator
 from cluster.membership.members import Member
+from cluster.milestones import Milestones
 from outputs.recorder import Recorder
 from sync import bsp
 
@@ -71,13 +72,15 @@ class StatisticsLayoutTest(parameterized.TestCase):
 def _make_coordinator(workers, *, ahead=True, batch=8):
   store = mock.Mock(version=0, scalings=[])
   stream = data.stream.Stream(num_examples=1000, seed=0, ahead=0)
-  recorder = mock.create_autospec(Recorder, instance=True, finished=False)
+  recorder = mock.create_autospec(Recorder, instance=True)
+  milestones = mock.create_autospec(Milestones, instance=True, finished=False)
   coordinator = Coordinator(
     scheme=bsp.make(num_workers=workers),
     batching=fixed.make(num_workers=workers, worker_batch=batch),
     store=store,
     stream=stream,
     recorder=recorder,
+    milestones=milestones,
     num_workers=workers,
     ahead=ahead,
   )
@@ -110,7 +113,7 @@ class IterationRecorderTest(parameterized.TestCase):
     reporter = IterationRecorder(
       coordinator,
       layout,
-      [Member(life=0) for _ in range(3)],
+      [Member(incarnation=0) for _ in range(3)],
       lambda n, stage: 100 * n,
     )
     reporter.record(
@@ -131,11 +134,9 @@ class IterationRecorderTest(parameterized.TestCase):
       1: StepStatistics(0.5 + late, 4.0 + late, 3.5, 8, 0, 1.0, 1),
       2: StepStatistics(1.0 + late, 3.0 + late, 2.0, 8, 0, 1.0, 1),
     }
-    coordinator, recorder = self._record(
-      reports, time=16.0, assigned_at=assigned_at
-    )
+    _, recorder = self._record(reports, time=16.0, assigned_at=assigned_at)
     spans = {0: [], 1: [], 2: []}
-    for call in recorder.span.call_args_list:
+    for call in recorder.record_span.call_args_list:
       worker, phase, start, end, _ = call.args
       if end > start:
         spans[worker].append((phase, start, end))
@@ -149,12 +150,12 @@ class IterationRecorderTest(parameterized.TestCase):
     rest = [('compute', 10.5, 14.0), ('push', 14.0, 16.0)]
     self.assertEqual(spans[1], first + rest)
     self.assertIn(('compute', 11.0, 13.0), spans[2])
-    coordinator.carried.assert_called_once_with(300)
+    recorder.record_transfer.assert_called_once_with(300)
 
   def test_unsynchronised_clocks_cause_no_negative_phase(self):
     reports = {0: StepStatistics(-3.0, 99.0, 1.0, 8, 0, math.nan, 1)}
     _, recorder = self._record(reports, time=12.0, joining=(1, 2))
-    for call in recorder.span.call_args_list:
+    for call in recorder.record_span.call_args_list:
       _, _, start, end, _ = call.args
       self.assertLessEqual(10.0, start)
       self.assertLessEqual(start, end)
@@ -227,7 +228,7 @@ class IterationAssignerTest(parameterized.TestCase):
     coordinator.start(0.0)
     messages = []
     assigner = IterationAssigner(
-      coordinator, lambda k, header: messages.append((k, header['deal']))
+      coordinator, lambda k, message: messages.append((k, message))
     )
     assigner.begin(0)
     self.assertEqual(assigner.newest, -1)
@@ -236,9 +237,9 @@ class IterationAssignerTest(parameterized.TestCase):
     for k in range(2):
       _push(coordinator, k, 1.0)
     self.assertEqual(assigner.newest, 1)
-    self.assertEqual([deal['iteration'] for _, deal in messages], [0, 0, 1, 1])
-    self.assertEqual({deal['total'] for _, deal in messages}, {16})
-    ranges = [deal['ranges'] for _, deal in messages]
+    self.assertEqual([each.iteration for _, each in messages], [0, 0, 1, 1])
+    self.assertEqual({each.total for _, each in messages}, {16})
+    ranges = [each.ranges for _, each in messages]
     self.assertEqual(ranges[2:], [w.ranges for w in coordinator.workers])
     positions = [p for each in ranges for r in each for p in range(*r)]
     self.assertCountEqual(positions, range(32))

@@ -1,4 +1,4 @@
-"""Tests for the reception: who comes, goes and hangs, over raw streams."""
+"""Tests for processes that join, leave and hang, over raw streams."""
 
 import os
 import threading
@@ -8,6 +8,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from cluster.parameter_server.admission import ServerJoined
 from cluster.process.exits import LOST, Unmendable
 from tests.support import coordinators
 
@@ -15,10 +16,10 @@ _TIMEOUT_S = coordinators.TIMEOUT_S
 _STARTING_S = 3.0  # Enough on a busy machine, too.
 
 
-class MembersTest(parameterized.TestCase):
-  """What the coordinator does when streams end at any moment; processes of ours."""
+class EndOfStreamTest(parameterized.TestCase):
+  """Reactions of the coordinator to streams that end at any moment."""
 
-  def test_who_comes_back_before_its_end_was_noticed_goes_on(self):
+  def test_a_worker_rejoins_before_its_loss_was_noticed(self):
     coordinator = self._coordinator()
     old = coordinator.member(0)
     coordinator.begin()
@@ -28,11 +29,11 @@ class MembersTest(parameterized.TestCase):
     coordinator.during(new.pull)
     new.push()
     coordinator.until(lambda: coordinator.accounting.iterations == 1)
-    self.assertEqual(old.control.receive().header['end'], 'left')
+    self.assertEqual(old.next().kind, 'left')
     self.assertEqual(coordinator.cluster.summary()['lives'], [2])
     self.assertLen(coordinator.accounting.lost, 1)
 
-  def test_what_has_happened_is_ordered_at_once(self):
+  def test_orders_of_simultaneous_events_are_one_message(self):
     coordinator = self._coordinator(num_workers=3)
     workers = [coordinator.member(index) for index in range(3)]
     coordinator.begin()
@@ -40,25 +41,25 @@ class MembersTest(parameterized.TestCase):
       worker.pull()
       worker.push()
     _wait(lambda: coordinator.reception.events.qsize() == 3)
-    before = coordinator.orders.sequence
+    before = coordinator.store.sequence
     coordinator.cluster.step()
     self.assertEqual(coordinator.accounting.iterations, 3)
-    self.assertEqual(coordinator.orders.sequence, before + 1)
+    self.assertEqual(coordinator.store.sequence, before + 1)
     for worker in workers:
       worker.pull()  # And each is released.
 
-  def test_what_comes_after_the_end_is_not_heeded(self):
+  def test_events_after_the_end_are_not_handled(self):
     coordinator = self._coordinator()
     coordinator.member(0)
     coordinator.begin()
     coordinator.step_for(0.1)
     for _ in range(3):
-      coordinator.reception.events.put({'event': 'here'})
+      coordinator.reception.events.put(ServerJoined())
     coordinator.cluster.coordinator.milestones.finished = True
     coordinator.cluster.step()
     self.assertEqual(coordinator.reception.events.qsize(), 2)
 
-  def test_deadlines_cost_nothing_at_events(self):
+  def test_deadlines_are_checked_per_heartbeat_not_per_event(self):
     coordinator = self._coordinator()
     coordinator.member(0)
     coordinator.begin()
@@ -68,7 +69,7 @@ class MembersTest(parameterized.TestCase):
     ) as asked:
       start, events = time.monotonic(), 0
       while time.monotonic() < start + _TIMEOUT_S / 2:
-        coordinator.reception.events.put({'event': 'here'})
+        coordinator.reception.events.put(ServerJoined())
         coordinator.cluster.step()
         events += 1
       beats = (time.monotonic() - start) / (_TIMEOUT_S / 5)
@@ -76,7 +77,7 @@ class MembersTest(parameterized.TestCase):
     self.assertBetween(asked.call_count, 1, beats + 1)
     self.assertGreaterEqual(events, asked.call_count)
 
-  def test_a_push_that_some_servers_have_is_given_up_at_all(self):
+  def test_a_push_that_only_some_servers_have_is_discarded(self):
     coordinator = self._coordinator(num_servers=2)
     worker = coordinator.member(0)
     coordinator.begin()
@@ -102,22 +103,22 @@ class MembersTest(parameterized.TestCase):
       with self.assertRaisesRegex(Unmendable, 'Server 0: .* orders 1, got 99'):
         coordinator.step_for(2.0)
 
-  def test_who_waits_for_a_server_that_is_silent_is_told(self):
+  def test_a_wait_for_a_silent_server_raises(self):
     coordinator = self._coordinator(num_servers=2, silent=[1])
     coordinator.member(0)
     coordinator.begin()
     with ThreadPoolExecutor(1) as pool:
-      read = pool.submit(coordinator.orders.read(coordinator.orders.hold()))
+      read = pool.submit(coordinator.store.read(coordinator.store.hold()))
       with self.assertRaisesRegex(
         Unmendable, 'Server 1 is lost: It was silent'
       ):
         read.result(timeout=coordinators.START_S)
     with self.assertRaisesRegex(Unmendable, 'Server 1'):
-      coordinator.orders.read(1)
+      coordinator.store.read(1)
     with self.assertRaisesRegex(Unmendable, 'Server 1'):
       coordinator.step_for(2.0)
 
-  def test_who_lives_and_does_not_go_on_is_given_up(self):
+  def test_a_worker_without_progress_is_evicted(self):
     for doing, limit_s, words in (
       ('transfer', 2 * _TIMEOUT_S, 'moved no byte'),
       ('compute', 2 * _TIMEOUT_S + 4 * 0.1, 'computed'),
@@ -141,7 +142,7 @@ class MembersTest(parameterized.TestCase):
         self.assertGreaterEqual(time.monotonic() - start, limit_s)
         self.assertIn(words, coordinator.accounting.lost[0].reason)
 
-  def test_who_goes_on_slowly_is_not_given_up(self):
+  def test_a_worker_with_slow_progress_is_not_evicted(self):
     coordinator = self._coordinator()
     worker = coordinator.member(0)
     coordinator.begin()
@@ -155,7 +156,7 @@ class MembersTest(parameterized.TestCase):
     self.assertEmpty(coordinator.accounting.lost)
 
   @parameterized.parameters(0, 1)
-  def test_a_server_that_lives_and_obeys_no_more_ends_the_run(self, index):
+  def test_a_server_that_executes_no_orders_ends_the_run(self, index):
     coordinator = self._coordinator(num_servers=2)
     worker = coordinator.member(0)
     coordinator.begin()
@@ -168,7 +169,7 @@ class MembersTest(parameterized.TestCase):
     server = next(s for s in coordinator.servers if s.index == index)
     server.learner.commit = lambda update: hangs.wait()
     worker.push()
-    reason = f"Server {index} .* order 'commit' for 2"
+    reason = f"Server {index} .* order 'Commit' for 2"
 
     def goes_on():
       worker.beat(['transfer', 1, 0])
@@ -176,7 +177,7 @@ class MembersTest(parameterized.TestCase):
     with self.assertRaisesRegex(Unmendable, reason):
       coordinator.until(goes_on)
 
-  def test_a_lead_that_does_not_go_on_ends_its_process(self):
+  def test_a_coordinator_that_hangs_exits(self):
     ended = self.enterContext(mock.patch.object(os, '_exit'))
     coordinator = self._coordinator(exits=True, start_s=_STARTING_S)
     coordinator.member(0)
@@ -187,7 +188,7 @@ class MembersTest(parameterized.TestCase):
     ended.assert_called_with(LOST)
     self.assertIn('The coordinator has been at events for', logged.output[0])
 
-  def test_so_does_one_whose_checkpoint_hangs(self):
+  def test_a_coordinator_whose_checkpoint_hangs_exits(self):
     ended = self.enterContext(mock.patch.object(os, '_exit'))
     coordinator = self._coordinator(exits=True, start_s=_STARTING_S)
     coordinator.member(0)
@@ -204,13 +205,13 @@ class MembersTest(parameterized.TestCase):
     self.assertGreaterEqual(value, low)
     self.assertLessEqual(value, high)
 
-  def test_the_end_does_not_wait_for_who_hangs(self):
+  def test_the_end_does_not_wait_for_a_hanging_worker(self):
     coordinator = self._coordinator()
     coordinator.member(0)
     coordinator.begin()
     start = time.monotonic()
     coordinator.cluster.close()
-    # The worker, the listener, and what this gives its handlers.
+    # Limits of the worker, the listener and its handlers.
     self.assertLess(time.monotonic() - start, coordinators.START_S)
 
   def _coordinator(self, **fields):
@@ -223,7 +224,7 @@ def _wait(happened):
   end = time.monotonic() + coordinators.START_S
   while not happened():
     if time.monotonic() > end:
-      raise AssertionError('It has not happened.')
+      raise AssertionError('The event did not happen in time.')
     time.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""Tests for ranks: one process holds one, and another of that rank waits."""
+"""Tests for ranks, each of which one process holds while others wait."""
 
 import contextlib
 import functools
@@ -13,7 +13,10 @@ from absl.testing import absltest, parameterized
 
 from cluster.allreduce.admission import AllreduceReception
 from cluster.membership import joining, session
+from cluster.membership.events import WorkerJoined, WorkerLost
 from cluster.membership.members import Incarnation, Rank
+from cluster.membership.process import Settings
+from cluster.network import messages
 from cluster.network.streams import (
   Closed,
   Listener,
@@ -29,7 +32,7 @@ _TIMEOUT_S = coordinators.TIMEOUT_S
 _ONE, _OTHER = '1' * 32, '2' * 32
 _HELD = (
   r'worker {} is held by the process at 127\.0\.0\.1:\d+, incarnation {}, '
-  r'which was heard of \d+\.\d s ago'
+  r'whose last message came \d+\.\d s ago'
 )
 
 
@@ -39,13 +42,22 @@ class _TestCase(parameterized.TestCase):
     self.addCleanup(coordinator.close)
     return coordinator
 
-  def _greeting(self, address, process, **rank):
-    """Returns a stream of a process and the first thing that the coordinator says."""
-    hello = {'fingerprint': 'ours', 'process': process, **rank}
+  def _greeting(self, address, process, *, worker=None, server=None):
+    """Returns a stream of a process and the coordinator's first message."""
+    if server is None:
+      hello = messages.WorkerHello(worker, process, 'ours')
+      schema = messages.WORKER_ADMISSION
+    else:
+      hello = messages.ServerHello(server, process, 'ours')
+      schema = messages.SERVER_ADMISSION
     stream = connect(address, hello, Security(), 10.0)
     self.addCleanup(stream.close)
     self.addCleanup(stream.cancel)
-    return stream, stream.receive().header
+    return stream, stream.receive(schema).header
+
+  def _is_admitted(self, coordinator, process, worker):
+    _, greeting = self._greeting(coordinator.address, process, worker=worker)
+    return isinstance(greeting, messages.WorkerAdmitted)
 
   def _until(self, happened):
     end = time.monotonic() + coordinators.START_S
@@ -55,9 +67,9 @@ class _TestCase(parameterized.TestCase):
 
 
 class WorkersTest(_TestCase):
-  """Streams that we beat by hand, to the coordinator of a parameter server."""
+  """Streams with heartbeats of a test, to a parameter server's coordinator."""
 
-  def test_another_process_is_refused_while_the_first_beats(self):
+  def test_another_process_is_refused_while_the_first_sends_heartbeats(self):
     coordinator = self._coordinator()
     first = coordinator.member(0)
     coordinator.begin()
@@ -68,7 +80,7 @@ class WorkersTest(_TestCase):
       first.beat(['compute', 0, 0])
       coordinator.step_for(_TIMEOUT_S / 5)
       _, greeting = self._greeting(coordinator.address, _ONE, worker=0)
-      self.assertRegex(greeting['held'], _HELD.format(0, 0))
+      self.assertRegex(greeting.reason, _HELD.format(0, 0))
       refused += 1
     self.assertGreater(refused, 3)
     first.push()
@@ -76,20 +88,21 @@ class WorkersTest(_TestCase):
     self.assertEmpty(coordinator.accounting.lost)
     self.assertEqual(coordinator.cluster.summary()['lives'], [1])
 
-  def test_the_same_process_comes_again_at_once_at_the_start(self):
+  def test_the_same_process_rejoins_at_once_at_the_start(self):
     coordinator = self._coordinator()
     old, greeting = self._greeting(coordinator.address, _ONE, worker=0)
-    self.assertEqual(greeting, {'life': 0})
+    self.assertEqual(greeting, messages.WorkerAdmitted(0))
     start = time.monotonic()
     _, greeting = self._greeting(coordinator.address, _ONE, worker=0)
-    self.assertEqual(greeting, {'life': 1})
+    self.assertEqual(greeting, messages.WorkerAdmitted(1))
     self.assertLess(time.monotonic() - start, _TIMEOUT_S)
-    self._until(lambda: 'servers' in old.receive().header)
-    old.send({'ready': True})
-    self.assertEqual(old.receive().header['end'], 'left')
+    old.receive(messages.TO_WORKER)  # Addresses.
+    old.send(messages.WorkerReady())
+    end = old.receive(messages.TO_WORKER).header
+    self.assertEqual(end.kind, 'left')
     coordinator.member(0, process=_ONE)
     coordinator.begin()
-    self.assertEqual(coordinator.reception.members[0].life, 2)
+    self.assertEqual(coordinator.reception.members[0].incarnation, 2)
 
   def test_the_end_of_a_stream_frees_the_rank_at_once(self):
     coordinator = self._coordinator()
@@ -107,16 +120,15 @@ class WorkersTest(_TestCase):
       time.monotonic() - start, 0.9 * _TIMEOUT_S, 3 * _TIMEOUT_S
     )
 
-  def test_what_was_silent_and_replaced_does_not_count(self):
+  def test_messages_of_a_replaced_process_are_ignored(self):
     coordinator = self._coordinator()
     old = coordinator.member(0)
     coordinator.begin()
     old.pull()
-    time.sleep(
-      1.2 * _TIMEOUT_S
-    )  # It is stopped, and so is the coordinator's thread.
+    # The process is stopped, and so is the coordinator's thread.
+    time.sleep(1.2 * _TIMEOUT_S)
     new = coordinator.member(0, process=_ONE)
-    old.push()  # It goes on.
+    old.push()  # The process continues.
     old.beat(['compute', 0, 1])
     coordinator.until(lambda: coordinator.accounting.lost)
     coordinator.during(new.pull)
@@ -124,28 +136,28 @@ class WorkersTest(_TestCase):
     coordinator.until(lambda: coordinator.accounting.iterations >= 1)
     self.assertEqual(coordinator.accounting.iterations, 1)
     self.assertLen(coordinator.accounting.lost, 1)
-    self.assertEqual(old.control.receive().header['end'], 'left')
+    self.assertEqual(_end(old).kind, 'left')
     # Neither at the coordinator nor at a server is there a place for it.
     new.beat(['transfer', 1, 0])
     _, greeting = self._greeting(
       coordinator.address, coordinators.PROCESS, worker=0
     )
-    self.assertRegex(greeting['held'], _HELD.format(0, 1))
+    self.assertRegex(greeting.reason, _HELD.format(0, 1))
     (server,) = coordinator.servers
-    key = {'worker': 0, 'life': 0}
-    stream = connect(server.address, key, Security(), 10.0)
+    hello = messages.WorkerConnection(0, 0)
+    stream = connect(server.address, hello, Security(), 10.0)
     self.addCleanup(stream.close)
     with self.assertRaisesRegex(Closed, 'incarnation 0 of worker 0 is over'):
-      stream.receive()
+      stream.receive(messages.PIECE_SIZES)
 
-  def test_who_is_evicted_leaves_the_rank_to_others(self):
+  def test_an_evicted_process_frees_the_rank(self):
     coordinator = self._coordinator()
     old = coordinator.member(0)
     coordinator.begin()
     old.pull()
 
     def lost():
-      old.beat(['transfer', 0, 0])  # It lives and moves no byte.
+      old.beat(['transfer', 0, 0])  # Alive, without progress.
       return coordinator.accounting.lost
 
     coordinator.until(lost)
@@ -153,21 +165,23 @@ class WorkersTest(_TestCase):
     coordinator.during(new.pull)
     new.push()
     coordinator.until(lambda: coordinator.accounting.iterations == 1)
-    self.assertEqual(coordinator.reception.members[0].life, 1)
+    self.assertEqual(coordinator.reception.members[0].incarnation, 1)
 
-  def test_who_is_not_ready_in_time_leaves_the_rank(self):
+  def test_a_process_that_is_not_ready_in_time_frees_the_rank(self):
     coordinator = self._coordinator(num_workers=2, start_s=1.5)
     with contextlib.suppress(Unmendable):
       stream, _ = self._greeting(coordinator.address, _ONE, worker=0)
       start = time.monotonic()
-      while 'end' not in (said := stream.receive().header):
-        stream.send({'beat': 0.0, 'pace': ['transfer', -1, 0]})
-      self.assertIn('not ready within 1.5 s', said['reason'])
+      while not isinstance(
+        said := stream.receive(messages.TO_WORKER).header, messages.SessionEnd
+      ):
+        stream.send(messages.WorkerHeartbeat(0.0, ('transfer', -1, 0)))
+      self.assertIn('not ready within 1.5 s', said.reason)
       self.assertTrue(self._comes(coordinator, _OTHER))
       self.assertGreater(time.monotonic() - start, 1.0)
       coordinator.begin()
 
-  def test_whole_workers(self):
+  def test_a_second_worker_process_gives_up_and_costs_nothing(self):
     coordinator = self._coordinator(num_workers=2)
     workers = [coordinator.work(0), coordinator.work(1)]
     coordinator.begin()
@@ -190,7 +204,7 @@ class WorkersTest(_TestCase):
     for worker in workers:
       self.assertIs(worker.result(timeout=coordinators.START_S), False)
 
-  def test_who_waits_gets_in_once_the_holder_is_gone(self):
+  def test_a_waiting_process_is_admitted_once_the_holder_has_left(self):
     coordinator = self._coordinator()
     holder = coordinator.member(0)
     coordinator.begin()
@@ -214,7 +228,7 @@ class WorkersTest(_TestCase):
     coordinator.cluster.close()
     self.assertIs(other.result(timeout=coordinators.START_S), False)
 
-  def test_refusals_are_logged_once_in_a_while(self):
+  def test_refusals_are_logged_at_a_limited_rate(self):
     coordinator = self._coordinator()
     holder = coordinator.member(0)
     with self.assertLogs('absl', 'WARNING') as logs:
@@ -225,7 +239,7 @@ class WorkersTest(_TestCase):
     self.assertRegex(logs.output[0], 'refused for now: ' + _HELD.format(0, 0))
 
   def _comes(self, coordinator, process):
-    return 'life' in self._greeting(coordinator.address, process, worker=0)[1]
+    return self._is_admitted(coordinator, process, 0)
 
   def assertBetween(self, value, low, high):
     self.assertGreaterEqual(value, low)
@@ -243,7 +257,7 @@ class ServersTest(_TestCase):
       coordinator.until(lambda: coordinator.accounting.iterations >= 3)
     held = r'server 1 is held by the process at 127.0.0.1:\d+, incarnation 0'
     _, greeting = self._greeting(coordinator.address, _ONE, server=1)
-    self.assertRegex(greeting['held'], held)
+    self.assertRegex(greeting.reason, held)
     other = coordinator.host(1, process=_OTHER, start_s=0.5)
     with self.assertRaisesRegex(Unmendable, 'Server 1 gives up: ' + held):
       coordinator.during(
@@ -256,7 +270,7 @@ class ServersTest(_TestCase):
     coordinator.cluster.close()
     self.assertIs(worker.result(timeout=coordinators.START_S), False)
 
-  def test_a_silent_one_is_replaced_at_the_start_and_comes_no_more(self):
+  def test_a_silent_server_is_replaced_at_the_start_and_cannot_rejoin(self):
     coordinator = self._coordinator(num_servers=2, hosted=())
     worker = coordinator.work(0)
     old, _ = self._greeting(coordinator.address, _ONE, server=1)
@@ -265,121 +279,134 @@ class ServersTest(_TestCase):
     coordinator.begin()
     with self.assertRaises(TransportError):
       while True:
-        old.receive()
+        old.receive(messages.TO_SERVER)
     coordinator.until(lambda: coordinator.accounting.iterations >= 5)
     _, greeting = self._greeting(coordinator.address, _ONE, server=1)
-    self.assertRegex(greeting['held'], 'server 1 is held by')
+    self.assertRegex(greeting.reason, 'server 1 is held by')
     coordinator.cluster.close()
     self.assertIs(worker.result(timeout=coordinators.START_S), False)
 
-  def test_a_worker_and_the_server_beside_it_are_one_process(self):
+  def test_a_worker_and_its_server_are_one_process(self):
     coordinator = self._coordinator(
       num_workers=2, num_servers=2, hosted=(), dedicated=False, start_s=4.0
     )
     self._greeting(coordinator.address, _ONE, worker=1)
     held = r'{} 1 is held by the process at 127.0.0.1:\d+, incarnation 0'
     _, greeting = self._greeting(coordinator.address, _OTHER, server=1)
-    self.assertRegex(greeting['held'], held.format('worker'))
+    self.assertRegex(greeting.reason, held.format('worker'))
     stream, greeting = self._greeting(coordinator.address, _ONE, server=1)
-    self.assertIn('coordinator', greeting)
+    self.assertIsInstance(greeting, messages.ServerAdmitted)
     worker, greeting = self._greeting(coordinator.address, _ONE, worker=1)
-    self.assertEqual(greeting, {'life': 1})
+    self.assertEqual(greeting, messages.WorkerAdmitted(1))
     worker.cancel()
     worker.close()
     self._until(lambda: coordinator.reception.members[1].holder is None)
     _, greeting = self._greeting(coordinator.address, _OTHER, worker=1)
-    self.assertRegex(greeting['held'], held.format('server'))
+    self.assertRegex(greeting.reason, held.format('server'))
     stream.cancel()
     stream.close()
-    self._until(
-      lambda: 'life' in self._greeting(coordinator.address, _OTHER, worker=1)[1]
-    )
+    self._until(lambda: self._is_admitted(coordinator, _OTHER, 1))
 
 
 class AllreduceTest(_TestCase):
-  """Streams that we beat by hand, to the coordinator of an allreduce."""
+  """Streams with heartbeats of a test, to an allreduce's coordinator."""
 
   def _reception(self, workers=2, **fields):
     deadlines = Deadlines(timeout_s=30.0, start_s=30.0, windows=True)
     reception = AllreduceReception(
       num_workers=workers,
-      host='127.0.0.1',
+      settings=Settings('127.0.0.1', 'ours', Security(), 30.0, 30.0, ''),
       port=0,
-      fingerprint='ours',
-      security=Security(),
-      timeout_s=30.0,
-      start_s=30.0,
       jobs=Jobs(deadlines),
       **fields,
     )
     self.addCleanup(reception.close, finished=True)
     return reception, reception.listen()
 
-  def test_of_two_that_start_together_one_is_admitted(self):
+  def test_one_of_two_simultaneous_processes_is_admitted(self):
     reception, address = self._reception(workers=8)
     together = threading.Barrier(16)
     hellos = [
-      {'worker': n // 2, 'process': f'{n:032x}', 'fingerprint': 'ours'}
-      for n in range(16)
+      messages.WorkerHello(n // 2, f'{n:032x}', 'ours') for n in range(16)
     ]
 
     def come(hello):
       together.wait()
       stream = connect(address, hello, Security(), 30.0)
-      return stream, stream.receive().header
+      return stream, stream.receive(messages.WORKER_ADMISSION).header
 
     with ThreadPoolExecutor(16) as pool:
       came = list(pool.map(come, hellos))
     for worker in range(8):
-      two = [tuple(said) for _, said in came[2 * worker : 2 * worker + 2]]
-      self.assertCountEqual(two, [('life',), ('held',)])
-    self.assertEqual([member.lives for member in reception.members], 8 * [1])
+      kinds = {type(each) for _, each in came[2 * worker : 2 * worker + 2]}
+      self.assertEqual(kinds, {messages.WorkerAdmitted, messages.RankTaken})
+    self.assertEqual(
+      [member.admissions for member in reception.members], 8 * [1]
+    )
     for stream, _ in came:
       stream.cancel()
       stream.close()
 
-  def test_the_worker_of_the_lead_is_no_other_process(self):
+  def test_the_rank_of_the_coordinators_worker_is_reserved(self):
     _, address = self._reception(reserved={0: _ONE})
     stream, greeting = self._greeting(address, _OTHER, worker=0)
     held = 'worker 0 is in the process of the coordinator'
-    self.assertEqual(greeting, {'held': held})
+    self.assertEqual(greeting, messages.RankTaken(held))
     stream.close()
     stream, greeting = self._greeting(address, _ONE, worker=0)
-    self.assertEqual(greeting, {'life': 0})
+    self.assertEqual(greeting, messages.WorkerAdmitted(0))
     stream.cancel()
 
-  def test_what_comes_over_an_old_session_is_ignored(self):
+  @parameterized.parameters(
+    (messages.WorkerHello(2, _ONE, 'ours'), 'got worker 2'),
+    (messages.ServerHello(1, _ONE, 'ours'), 'got server 1'),
+    (messages.WorkerHello(0, _ONE, 'theirs'), 'config: expected the same'),
+    ({'type': 'WorkerHello', 'worker': 0}, 'missing required field'),
+    ({'worker': 0, 'process': _ONE}, 'sent another hello'),
+    (None, 'sent another hello'),
+  )
+  def test_another_hello_is_refused_for_good(self, hello, reason):
+    reception, address = self._reception(workers=2)
+    with self.assertLogs('absl', 'WARNING') as logs:
+      stream = connect(address, hello, Security(), 10.0)
+      self.addCleanup(stream.close)
+      answer = stream.receive(messages.WORKER_ADMISSION).header
+      self.assertIsInstance(answer, messages.Rejected)
+      self.assertIn(reason, answer.reason)
+      self._until(lambda: reason in str(logs.output))
+    self.assertTrue(all(not member.admissions for member in reception.members))
+
+  def test_messages_of_an_old_incarnation_are_ignored(self):
     reception, address = self._reception()
-    ready = {
-      'ready': True,
-      'executor': '127.0.0.1:1',
-      'handover': '127.0.0.1:2',
-    }
+    ready = messages.ReplicaReady('127.0.0.1:1', '127.0.0.1:2')
     old, _ = self._greeting(address, _ONE, worker=1)
     old.send(ready)
-    self.assertEqual(reception.events.get(timeout=5.0)['event'], 'ready')
+    self.assertIsInstance(reception.events.get(timeout=5.0), WorkerJoined)
     _, greeting = self._greeting(address, _OTHER, worker=1)
-    self.assertRegex(greeting['held'], _HELD.format(1, 0))
+    self.assertRegex(greeting.reason, _HELD.format(1, 0))
     new, greeting = self._greeting(address, _ONE, worker=1)
-    self.assertEqual(greeting, {'life': 1})
-    failed = reception.events.get(timeout=5.0)
-    self.assertEqual((failed['event'], failed['life']), ('failed', 0))
-    for said in (
+    self.assertEqual(greeting, messages.WorkerAdmitted(1))
+    lost = reception.events.get(timeout=5.0)
+    self.assertIsInstance(lost, WorkerLost)
+    self.assertEqual(lost.incarnation, 0)
+    for message in (
       ready,
-      {'event': 'broken', 'generation': 0, 'peer': 0, 'reason': 'x'},
-      {'event': 'stopped', 'generation': 1, 'version': 2, 'books': []},
+      messages.ConnectionLost(0, 0, 'x'),
+      messages.EpochStopped(1, 2, []),
     ):
-      old.send(said)
-      self.assertEqual(old.receive().header['end'], 'left')
+      old.send(message)
+      end = old.receive(messages.TO_REPLICA).header
+      self.assertEqual(end.kind, 'left')
     new.send(ready)
     event = reception.events.get(timeout=5.0)
-    self.assertEqual((event['event'], event['life']), ('ready', 1))
+    self.assertIsInstance(event, WorkerJoined)
+    self.assertEqual(event.incarnation, 1)
     for stream in (old, new):
       stream.cancel()
 
 
 class JoiningTest(_TestCase):
-  def test_attempts_get_rarer_and_then_end(self):
+  def test_attempts_back_off_and_then_end(self):
     for start_s, admits in ((3.0, False), (20.0, True)):
       with self.subTest(admits=admits):
         came = []
@@ -388,14 +415,18 @@ class JoiningTest(_TestCase):
           del hello
           came.append(time.monotonic())
           last = admits and len(came) == 6
-          stream.send({'life': 0} if last else {'held': 'by another'})
+          stream.send(
+            messages.WorkerAdmitted(0)
+            if last
+            else messages.RankTaken('by another')
+          )
 
         with Listener('127.0.0.1', 0, handle, Security()) as listener:
           start = time.monotonic()
           join = self._join(listener.address, start_s)
           if admits:
             _, greeting = join()
-            self.assertEqual(greeting, {'life': 0})
+            self.assertEqual(greeting, messages.WorkerAdmitted(0))
           else:
             with self.assertRaisesRegex(joining.RankHeld, 'by another'):
               join()
@@ -406,15 +437,15 @@ class JoiningTest(_TestCase):
         for n, gap in enumerate(gaps):
           self.assertGreater(gap, 0.5 * min(0.2 * 2**n, 0.5))
 
-  def test_an_attempt_cut_by_the_limit_does_not_hide_who_holds_the_rank(self):
+  def test_a_last_attempt_without_time_does_not_hide_the_holder(self):
     answers, over = itertools.count(), threading.Event()
     self.addCleanup(over.set)
 
     def handle(stream, hello):
       del hello
-      if next(answers):  # It is too late for another answer.
+      if next(answers):  # Too late for another answer.
         over.wait()
-      stream.send({'held': 'by another'})
+      stream.send(messages.RankTaken('by another'))
 
     with Listener('127.0.0.1', 0, handle, Security()) as listener:
       join = self._join(listener.address, 0.5)
@@ -423,10 +454,12 @@ class JoiningTest(_TestCase):
       over.set()
     self.assertEqual(next(answers), 2)
 
-  def test_processes_do_not_come_again_together(self):
+  def test_processes_do_not_retry_together(self):
     with (
       mock.patch.object(joining, 'connect'),
-      mock.patch.object(joining, '_greeted', side_effect=joining.RankHeld('x')),
+      mock.patch.object(
+        joining, '_receive_admission', side_effect=joining.RankHeld('x')
+      ),
       mock.patch.object(joining.time, 'sleep') as slept,
       mock.patch.object(joining.time, 'monotonic', side_effect=range(10**6)),
       self.assertRaises(joining.RankHeld),
@@ -437,19 +470,31 @@ class JoiningTest(_TestCase):
     self.assertLessEqual(max(waits), 0.5)
     self.assertGreaterEqual(min(waits), 0.1)
 
-  def test_it_exits_as_what_may_be_started_again(self):
-    with self.assertRaises(SystemExit) as ended, session.explained(1):
+  def test_a_held_rank_exits_with_the_code_for_a_restart(self):
+    with self.assertRaises(SystemExit) as ended, session.exit_on_error(1):
       raise joining.RankHeld('worker 1 is held')
     self.assertEqual(ended.exception.code, LOST)
 
   def _join(self, address, start_s):
     return lambda: joining.join(
-      address, {}, security=Security(), timeout_s=1.0, start_s=start_s
+      address,
+      messages.WorkerHello(0, _ONE, ''),
+      messages.WORKER_ADMISSION,
+      security=Security(),
+      timeout_s=1.0,
+      start_s=start_s,
     )
 
   def assertBetween(self, value, low, high):
     self.assertGreaterEqual(value, low)
     self.assertLessEqual(value, high)
+
+
+def _end(member):
+  """Returns the end of a worker's session, skipping answers to heartbeats."""
+  while not isinstance(message := member.next(), messages.SessionEnd):
+    pass
+  return message
 
 
 class RankTest(parameterized.TestCase):
@@ -459,7 +504,9 @@ class RankTest(parameterized.TestCase):
     (_OTHER, 5.1, True, True),
     (_ONE, 0.0, True, False),
   )
-  def test_who_is_blocked(self, process, silent_s, final, blocked):
+  def test_a_holder_blocks_other_processes_until_it_is_silent(
+    self, process, silent_s, final, blocked
+  ):
     holder = Incarnation(mock.Mock(), 0, _ONE, 0, seen=100.0)
     rank = Rank(1, holder, final)
     self.assertIs(rank.blocks(process, 100.0 + silent_s, 5.0), blocked)
@@ -473,7 +520,7 @@ class LaunchedTest(processes.TestCase, parameterized.TestCase):
     {'servers': 1},
     {'servers': 0, 'route__name': 'ring'},
   )
-  def test_the_second_one_is_refused_and_costs_nothing(self, **fields):
+  def test_a_second_process_is_refused_and_costs_nothing(self, **fields):
     with processes.launched(
       workers=2,
       model=False,
@@ -495,8 +542,8 @@ class LaunchedTest(processes.TestCase, parameterized.TestCase):
     self._check_nothing_left(launch)
     self.assertRegex(second.text, 'for up to .* s: ' + _HELD.format(1, 0))
     self.assertRegex(launch.text, 'refused for now: ' + _HELD.format(1, 0))
-    told = {row['event'] for row in launch.rows('events.jsonl')}
-    self.assertNoCommonElements(told, {'leave', 'join'})
+    kinds = {row['event'] for row in launch.rows('events.jsonl')}
+    self.assertNoCommonElements(kinds, {'leave', 'join'})
     self.assertEqual(launch.summary['lives'], [1, 1])
     self.assertEmpty(launch.summary['lost'])
 

@@ -1,4 +1,4 @@
-"""Tests for what a process does in its run's folder before it is built."""
+"""Tests for the start of a process in its run's folder."""
 
 import json
 import os
@@ -48,7 +48,7 @@ class MeetingTest(absltest.TestCase):
     summary = {'ended': 'finished'}
     (self.folder / 'summary.json').write_text(json.dumps(summary))
 
-  def test_all_have_the_address_and_the_token_of_the_lead(self):
+  def test_all_processes_find_the_coordinators_address_and_token(self):
     run = self._build(0)
     self.addCleanup(run.files.release)
     site = self._build(1)
@@ -58,7 +58,7 @@ class MeetingTest(absltest.TestCase):
     token = (self.folder / 'token').read_text().strip()
     self.assertEqual(site.settings.security.token, token)
 
-  def test_one_who_waits_in_vain_may_be_started_again(self):
+  def test_a_process_without_a_coordinator_exits_for_a_restart(self):
     with self.assertRaisesRegex(
       Unmendable, 'the token of the run in .*run/tok'
     ):
@@ -77,14 +77,14 @@ class MeetingTest(absltest.TestCase):
     self.assertEqual(done.returncode, LOST, done.stderr)
     self.assertIn('Expected the token of the run in', done.stderr)
 
-  def test_nobody_waits_in_a_run_that_has_finished(self):
+  def test_no_process_waits_in_a_finished_run(self):
     self._finish()
     start = time.monotonic()
     self._build(1)()
     self.assertLess(time.monotonic() - start, 60.0)
     self.assertEqual(os.listdir(self.folder), ['summary.json'])
 
-  def test_who_does_not_hold_the_folder_leaves_its_files(self):
+  def test_a_second_coordinator_leaves_the_files_unchanged(self):
     other = RunFiles(str(self.folder))
     other.hold({'runtime': 'distributed', 'start_s': 0.2})
     self.addCleanup(other.release)
@@ -92,7 +92,7 @@ class MeetingTest(absltest.TestCase):
       self._build(0, cluster__start_s=0.2)
     self.assertEqual(os.listdir(self.folder), ['.lock'])
 
-  def test_the_folder_is_free_again_if_the_run_cannot_be_built(self):
+  def test_the_folder_is_unlocked_if_the_run_cannot_be_built(self):
     with self.assertRaisesRegex(ValueError, 'config.cluster.key_file'):
       self._build(0, cluster__key_file='/no/file')
     other = RunFiles(str(self.folder))

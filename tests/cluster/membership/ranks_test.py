@@ -37,7 +37,7 @@ class RanksTest(processes.TestCase):
     ]
 
   @pytest.mark.soak
-  def test_a_worker_is_killed_and_then_the_lead(self):
+  def test_a_run_survives_killed_worker_and_coordinator(self):
     with processes.ranks(workers=3, servers=1, **_FIELDS) as launch:
       launch.reach(200)
       self._kill(launch, 'worker:2')
@@ -51,7 +51,7 @@ class RanksTest(processes.TestCase):
     self.assertEqual(self._starts(launch), [2, 1, 2])
 
   @pytest.mark.soak
-  def test_one_that_holds_a_shard_is_killed(self):
+  def test_a_run_survives_a_killed_server(self):
     with processes.ranks(workers=3, servers=2, **_FIELDS) as launch:
       launch.reach(200)
       self._kill(launch, 'worker:1')

@@ -47,7 +47,7 @@ class _Case(parameterized.TestCase):
 
 
 class MeetTest(_Case):
-  def test_others_wait_for_what_the_lead_writes(self):
+  def test_processes_wait_for_the_coordinators_files(self):
     with ThreadPoolExecutor(3) as pool:
       joined = [pool.submit(self._join) for _ in range(3)]
       time.sleep(0.3)
@@ -58,20 +58,20 @@ class MeetTest(_Case):
     names = sorted(os.listdir(self.folder))
     self.assertEqual(names, ['rendezvous.json', 'token'])
 
-  def test_what_is_given_is_neither_written_nor_waited_for(self):
+  def test_given_values_are_neither_written_nor_awaited(self):
     given = Place(f'{_HERE}:61500', '/secret/token')
     self.assertEqual(self._host(given), given)
     self.assertEqual(self._join(given, limit_s=0.0), given)
     self.assertEmpty(os.listdir(self.folder))
 
-  def test_a_lead_that_is_started_again_has_the_same_address(self):
+  def test_a_restarted_coordinator_keeps_its_address(self):
     first = self._host()
     self.assertEqual(self._host(), first)
     self.assertNotEqual(
       self._host(address='10.0.0.8').coordinator, first.coordinator
     )
 
-  def test_an_address_of_an_earlier_launch_misleads_nobody(self):
+  def test_an_address_of_an_earlier_launch_is_ignored(self):
     stale, launch = self._host(), 'slurm job 7 step 0 restart 1'
     with (
       ThreadPoolExecutor(1) as pool,
@@ -86,14 +86,14 @@ class MeetTest(_Case):
     self.assertEqual(place.token_file, stale.token_file)
     self.assertRegex(
       '\n'.join(logs.output),
-      rf'Waiting for the address of the coordinator in {self.address}, which .* '
-      "since 1 s of 30 s: it is of another launch, 'slurm job 7 step 0",
+      rf'Waiting for the address of the coordinator in {self.address}, which '
+      ".* since 1 s of 30 s: it is of another launch, 'slurm job 7 step 0",
     )
 
   @parameterized.parameters(
     ('', 'holds no'), ('{"addr', 'no'), ('[]', 'no'), ('{"address": 7}', 'no')
   )
-  def test_what_is_no_address_is_waited_out_and_replaced(self, text, why):
+  def test_an_invalid_address_is_awaited_and_replaced(self, text, why):
     self.address.write_text(text)
     self._host(Place(f'{_HERE}:1', ''))
     with self.assertRaisesRegex(Unmendable, f'within 0.2 s, .* {why}'):
@@ -104,10 +104,10 @@ class MeetTest(_Case):
       json.loads(self.address.read_text())['address'], coordinator
     )
 
-  def test_waiting_has_an_end_which_says_for_what(self):
+  def test_the_end_of_a_wait_names_the_file(self):
     message = f'Expected the token of the run in {self.token} within 0.3 s.*'
     message += (
-      'it is not there. The coordinator has not started, or has another'
+      'it does not exist. The coordinator has not started, or has another'
     )
     start = time.monotonic()
     with self.assertRaisesRegex(Unmendable, message):
@@ -118,7 +118,7 @@ class MeetTest(_Case):
     with self.assertRaisesRegex(Unmendable, message):
       self._join(limit_s=0.0)
 
-  def test_a_file_that_shows_late_or_is_replaced_is_waited_for(self):
+  def test_a_file_that_appears_late_or_is_replaced_is_awaited(self):
     """On NFS, a file may be empty or stale for a while."""
     self.token.touch()
     read, stale = pathlib.Path.read_text, OSError(errno.ESTALE, 'Stale handle')
@@ -148,7 +148,7 @@ class MeetTest(_Case):
 
 
 class TokenTest(_Case):
-  def test_it_is_made_once_and_for_the_user_alone(self):
+  def test_a_token_is_created_once_and_only_the_user_can_read_it(self):
     before = os.umask(0)
     try:
       # In a thread of its own, as Python makes its umask known to all.
@@ -163,13 +163,13 @@ class TokenTest(_Case):
     other = rendezvous.make_token(self.folder / 'other')
     self.assertNotEqual(other.read_text(), self.token.read_text())
 
-  def test_a_usable_one_stays(self):
+  def test_a_valid_token_is_kept(self):
     self.token.write_text(_SECRET)
     self.assertEqual(rendezvous.make_token(self.token), self.token)
     self.assertEqual(self.token.read_text(), _SECRET)
 
   @parameterized.parameters('', ' \n', 'short')
-  def test_a_broken_one_is_replaced(self, text):
+  def test_a_broken_token_is_replaced(self, text):
     self.token.write_text(text)
     self.token.chmod(0o644)
     with self.assertLogs(level='WARNING') as logs:
@@ -179,7 +179,7 @@ class TokenTest(_Case):
     self.assertEqual(stat.S_IMODE(self.token.stat().st_mode), 0o600)
     self.assertEqual(os.listdir(self.folder), ['token'])
 
-  def test_who_makes_one_at_the_same_time_takes_the_first(self):
+  def test_simultaneous_processes_use_the_first_token(self):
     link = pathlib.Path.hardlink_to
 
     def late(path, target):
@@ -191,14 +191,14 @@ class TokenTest(_Case):
     self.assertEqual(self.token.read_text(), _SECRET)
     self.assertEqual(os.listdir(self.folder), ['token'])
 
-  def test_file_systems_without_links_will_do(self):
+  def test_file_systems_without_hard_links_are_supported(self):
     error = OSError(errno.EPERM, 'Operation not permitted')
     with mock.patch.object(pathlib.Path, 'hardlink_to', side_effect=error):
       rendezvous.make_token(self.token)
     self.assertLen(self.token.read_text(), 65)
     self.assertEqual(os.listdir(self.folder), ['token'])
 
-  def test_readers_see_it_whole_or_not_at_all(self):
+  def test_readers_see_a_whole_token_or_none(self):
     stop, seen = threading.Event(), set()
 
     def watch():
@@ -239,11 +239,11 @@ class AddressTest(parameterized.TestCase):
     ('host0', '127.0.1.1'),  # Debian's own name.
     ('other', _HERE),
   )
-  def test_names_of_where_the_lead_listens(self, name, there):
+  def test_names_of_the_coordinators_address_are_accepted(self, name, there):
     self._names(**{name: there})
     rendezvous.check_address(f'{name}:61500', _HERE)
 
-  def test_others_may_know_a_name_that_this_host_does_not(self):
+  def test_a_name_unknown_to_this_host_is_accepted(self):
     self._names()
     with self.assertLogs('absl', level='INFO') as logs:
       rendezvous.check_address('pod-0.run:8476', _HERE)

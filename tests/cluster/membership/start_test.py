@@ -1,7 +1,7 @@
-"""Tests for the start of a run: processes that are late, lost, and come again.
+"""Tests for the start of a run: processes that are late, lost, and rejoin.
 
-Whatever happens before the run has begun, it begins once all are there, and
-nobody has to be started again whose process lives.
+A run begins once all processes have joined, whatever happens before, and no
+process that is alive has to be restarted.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from absl.testing import absltest, parameterized
 
 from cluster.membership import event_loop
 from cluster.membership.roster import Roster
+from cluster.network import messages
 from cluster.network.streams import Security, connect
 from cluster.process.exits import Unmendable
 from learning.nothing import NoGradient
@@ -30,7 +31,7 @@ _CUT_S = 2.5 * coordinators.TIMEOUT_S
 
 
 class _Slow(NoGradient):
-  """Compiles until it is let go."""
+  """A gradient that compiles until a test ends it."""
 
   def __init__(self):
     self.compiling = threading.Event()
@@ -59,19 +60,19 @@ class StartTest(parameterized.TestCase):
     self.links.append(link)
     return link.address
 
-  def _check_runs(self, coordinator, workers, lives):
+  def _check_runs(self, coordinator, workers, incarnations):
     coordinator.begin()
     coordinator.until(
       lambda: coordinator.accounting.iterations >= 5 * len(workers)
     )
-    self.assertEqual(coordinator.cluster.summary()['lives'], lives)
+    self.assertEqual(coordinator.cluster.summary()['lives'], incarnations)
     self.assertEmpty(coordinator.accounting.lost)
     coordinator.cluster.close()
     for worker in workers:
       self.assertIs(worker.result(timeout=coordinators.START_S), False)
 
   @parameterized.parameters('drop', 'cut')
-  def test_a_worker_that_is_lost_while_it_compiles_comes_again(self, how):
+  def test_a_worker_that_is_lost_while_it_compiles_rejoins(self, how):
     slow = _Slow()
     coordinator = self._coordinator(num_workers=2)
     workers = [coordinator.work(0), coordinator.work(1, slow)]
@@ -81,7 +82,7 @@ class StartTest(parameterized.TestCase):
     self._check_runs(coordinator, workers, [1, 2])
 
   @parameterized.parameters('drop', 'cut')
-  def test_a_worker_that_is_lost_while_it_waits_comes_again(self, how):
+  def test_a_worker_that_is_lost_while_it_waits_rejoins(self, how):
     coordinator = self._coordinator(num_workers=2)
     first = coordinator.work(0)
     members = coordinator.reception.members
@@ -90,7 +91,7 @@ class StartTest(parameterized.TestCase):
     self._check_runs(coordinator, [first, coordinator.work(1)], [2, 1])
 
   @parameterized.parameters('drop', 'cut')
-  def test_a_server_that_is_lost_comes_again(self, how):
+  def test_a_server_that_is_lost_rejoins(self, how):
     coordinator = self._coordinator(num_servers=3, hosted=[2])
     worker = coordinator.work(0)
     self._wait(lambda: coordinator.reception._remote)
@@ -101,23 +102,28 @@ class StartTest(parameterized.TestCase):
     # Nothing was made or compiled again.
     self.assertLen(coordinator.servers, 3)
 
-  def test_workers_connect_to_a_server_that_has_come_as_another_process(self):
+  def test_workers_reconnect_to_the_new_process_of_a_server(self):
     coordinator = self._coordinator(num_workers=2, num_servers=2, hosted=())
     worker = coordinator.work(0)
     gone = self._stranger(coordinator, 1)
-    gone.send({'address': '127.0.0.1:1'})  # Where nobody listens.
-    self._wait(lambda: any(v.told for v in coordinator.reception._visits))
+    gone.send(messages.ServerAddress('127.0.0.1:1'))  # Nothing listens there.
+    self._wait(
+      lambda: any(
+        each.has_addresses for each in coordinator.reception._incarnations
+      )
+    )
     gone.close()
     coordinator.host(1)
     self._check_runs(coordinator, [worker, coordinator.work(1)], [2, 1])
 
-  def test_a_late_server_cannot_replace_one_of_a_run_that_goes(self):
+  def test_a_late_server_cannot_replace_one_of_a_running_run(self):
     coordinator = self._coordinator(num_servers=2)
     worker = coordinator.work(0)
     coordinator.begin()
     held = 'server 1 is held by the process at 127.0.0.1:.*, incarnation 0'
     stream = self._connected(coordinator, 1, process='1' * 32)
-    self.assertRegex(stream.receive().header['held'], held)
+    taken = stream.receive(messages.SERVER_ADMISSION).header
+    self.assertRegex(taken.reason, held)
     self._check_runs_on(coordinator, worker)
 
   def _check_runs_on(self, coordinator, worker):
@@ -125,7 +131,7 @@ class StartTest(parameterized.TestCase):
     coordinator.cluster.close()
     worker.result(timeout=coordinators.START_S)
 
-  def test_what_of_lost_lives_servers_have_is_forgotten(self):
+  def test_servers_discard_lost_incarnations(self):
     coordinator = self._coordinator(num_workers=2)
     coordinator.work(0)
     for _ in range(3):
@@ -135,14 +141,14 @@ class StartTest(parameterized.TestCase):
     coordinator.until(lambda: coordinator.accounting.iterations >= 5)
     coordinator.until(lambda: len(coordinator.servers[0]._ports) <= 2)
 
-  def test_who_is_missing_is_named(self):
+  def test_missing_processes_are_described(self):
     coordinator = self._coordinator(
       num_workers=3, num_servers=2, hosted=(), start_s=6.0
     )
     slow = _Slow()
     coordinator.work(0, slow)
     self._wait(lambda: 'compiling' in coordinator.reception.missing())
-    hello = {'worker': 1, 'fingerprint': 'ours', 'process': '1' * 32}
+    hello = messages.WorkerHello(1, '1' * 32, 'ours')
     stream = connect(coordinator.address, hello, Security(), 10.0)
     self._wait(lambda: 'worker 1: conn' in coordinator.reception.missing())
     stream.cancel()
@@ -151,7 +157,7 @@ class StartTest(parameterized.TestCase):
     lines = coordinator.reception.missing().splitlines()
     slow.go.set()
     self.assertLen(lines, 4)
-    at = r'connected from 127.0.0.1:\d+ at \d\d:\d\d:\d\d, life 0'
+    at = r'connected from 127.0.0.1:\d+ at \d\d:\d\d:\d\d, incarnation 0'
     for line, expected in zip(
       lines,
       (
@@ -164,24 +170,24 @@ class StartTest(parameterized.TestCase):
     ):
       self.assertRegex(line, f'^  {expected}$')
 
-  def test_a_server_that_a_worker_cannot_reach_is_tried_again(self):
+  def test_a_worker_retries_an_unreachable_server(self):
     coordinator = self._coordinator(num_servers=2, hosted=())
     self._wait(lambda: coordinator.servers and coordinator.servers[0].address)
     link = self._stack.enter_context(Link(coordinator.servers[0].address))
     link.cut()
     server = self._stranger(coordinator, 1)
-    server.send({'address': link.address})
+    server.send(messages.ServerAddress(link.address))
     coordinator.work(0)
     self._wait(lambda: 'connected to 1 of 2' in coordinator.reception.missing())
     for _ in range(10):  # Longer than an attempt.
       time.sleep(coordinators.TIMEOUT_S / 5)
-      server.send({'beat': 0.0})
+      server.send(messages.ServerHeartbeat(0.0))
     link.mend()
     coordinator.begin()
     self.assertEqual(coordinator.cluster.summary()['lives'], [1])
 
-  @mock.patch.object(event_loop, '_TELL_S', 0.1)
-  def test_the_start_has_a_limit_and_tells_who_is_missing(self):
+  @mock.patch.object(event_loop, '_LOG_INTERVAL_S', 0.1)
+  def test_the_start_has_a_limit_and_names_missing_processes(self):
     with self.assertLogs('absl', 'INFO') as logs:
       coordinator = self._coordinator(num_workers=2, start_s=3.0)
       self._wait(lambda: 'run waits for' in str(logs.output))
@@ -193,18 +199,18 @@ class StartTest(parameterized.TestCase):
 
   def _stranger(self, coordinator, index):
     stream = self._connected(coordinator, index)
-    stream.receive()
+    stream.receive(messages.SERVER_ADMISSION)
     return stream
 
   def _connected(self, coordinator, index, process='0' * 32):
-    hello = {'server': index, 'fingerprint': 'ours', 'process': process}
+    hello = messages.ServerHello(index, process, 'ours')
     stream = connect(coordinator.address, hello, Security(), 10.0)
     self.addCleanup(stream.close)
     self.addCleanup(stream.cancel)
     return stream
 
   def _lose(self, link, how):
-    """Breaks a link; waits until who is behind it comes again."""
+    """Breaks a link; waits until the process behind it has reconnected."""
     made = link.made
     self._break(link, how)
     self._wait(lambda: link.made > made)
@@ -220,12 +226,12 @@ class StartTest(parameterized.TestCase):
     end = time.monotonic() + coordinators.START_S
     while not condition():
       if time.monotonic() > end:
-        raise AssertionError('It has not happened.')
+        raise AssertionError('The event did not happen in time.')
       time.sleep(0.01)
 
 
 class LaunchedTest(processes.TestCase):
-  def test_a_worker_that_is_stopped_and_one_that_is_killed_at_the_start(self):
+  def test_a_run_starts_despite_a_stopped_and_a_killed_worker(self):
     fields = {'epochs': 2.0, 'cluster__timeout_s': 2.0}
     with processes.launched(
       workers=2, dedicated=True, model=False, **fields
@@ -250,7 +256,7 @@ class LabTest(processes.TestCase):
       self.skipTest(reason)
 
   @pytest.mark.soak
-  def test_a_link_that_is_cut_while_the_run_starts(self):
+  def test_a_run_starts_despite_a_cut_link(self):
     with processes.launched(
       before=(sys.executable, '-m', 'tools.lab', '--hosts=3', '--'),
       workers=2,
@@ -278,26 +284,28 @@ class LabTest(processes.TestCase):
     self.assertLess(began - mended, 30)
 
 
-class RollTest(absltest.TestCase):
-  def test_lines_say_what_is_known(self):
+class RosterTest(absltest.TestCase):
+  def test_a_line_describes_the_last_activity(self):
     now = [100.0]
-    roll = Roster(lambda: now[0])
-    roll.came('worker 1', 0, 'a:1')
+    roster = Roster(lambda: now[0])
+    roster.came('worker 1', 0, 'a:1')
     now[0] += 5
-    roll.seen('worker 1', 0, 'compiling')
+    roster.seen('worker 1', 0, 'compiling')
     now[0] += 7
-    roll.came('worker 2', 3, 'b:2')
-    roll.lost('worker 2', 2, 'an older life')
-    line, other = roll.describe(['worker 1', 'worker 2'], 4.0).splitlines()
+    roster.came('worker 2', 3, 'b:2')
+    roster.lost('worker 2', 2, 'an older incarnation')
+    line, other = roster.describe(['worker 1', 'worker 2'], 4.0).splitlines()
     self.assertRegex(
-      line, r'a:1 at .*, life 0; compiling since 7 s; silent for 7'
+      line, r'a:1 at .*, incarnation 0; compiling since 7 s; silent for 7'
     )
-    self.assertRegex(other, r'b:2 at .*, life 3; connecting since 0 s$')
-    roll.lost('worker 2', 3, 'cut')
+    self.assertRegex(other, r'b:2 at .*, incarnation 3; connecting since 0 s$')
+    roster.lost('worker 2', 3, 'cut')
     now[0] += 2
-    self.assertEndsWith(roll.describe(['worker 2'], 4.0), 'lost since 2 s: cut')
+    self.assertEndsWith(
+      roster.describe(['worker 2'], 4.0), 'lost since 2 s: cut'
+    )
 
-  def test_hundreds_are_counted(self):
+  def test_lines_of_hundreds_of_processes_are_counted(self):
     names = [f'worker {n}' for n in range(300)]
     lines = Roster().describe(names, 1.0).splitlines()
     self.assertEqual(lines[0], '  worker 0: never seen')

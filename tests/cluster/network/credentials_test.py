@@ -1,4 +1,4 @@
-"""Tests for cluster.network.credentials and interfaces: what a config asks for."""
+"""Tests for cluster.network.credentials and cluster.network.interfaces."""
 
 import os
 import pathlib
@@ -18,7 +18,7 @@ _KEY = '-----BEGIN PRIVATE KEY-----\nx\n-----END PRIVATE KEY-----\n'
 _ETH0 = '192.0.2.1'
 
 
-class TrustTest(parameterized.TestCase):
+class CredentialsTest(parameterized.TestCase):
   def _security(self, address='127.0.0.1', tls_name='', **contents):
     folder = pathlib.Path(tempfile.mkdtemp())
     cluster = default.get_config().cluster
@@ -44,14 +44,14 @@ class TrustTest(parameterized.TestCase):
       (_SECRET, _CERTIFICATE.encode(), _KEY.encode(), 'coordinator.example'),
     )
 
-  def test_nothing_is_needed_where_nobody_else_is(self):
+  def test_loopback_needs_no_token(self):
     self.assertEqual(tuple(self._security()), ('', b'', b'', ''))
     self.assertTrue(self._security(certificate=_CERTIFICATE).certificate)
 
   @parameterized.product(
     name=('token', 'certificate', 'key'), content=('', ' \n\t\n', None)
   )
-  def test_an_empty_or_missing_file_is_not_a_run_without(self, name, content):
+  def test_an_empty_or_missing_file_is_an_error(self, name, content):
     message = f'^config.cluster.{name}_file: expected a file'
     with self.assertRaisesRegex(ValueError, message):
       self._security(**{name: content})
@@ -69,12 +69,14 @@ class TrustTest(parameterized.TestCase):
     ({'address': _ETH0}, f'token_file: .*others can reach {_ETH0} .*openssl'),
     ({'address': '10.0.0.1', 'certificate': _CERTIFICATE}, 'token_file: '),
   )
-  def test_other_things_are_refused_by_name(self, given, message):
+  def test_other_contents_are_refused_by_the_name_of_the_field(
+    self, given, message
+  ):
     with self.assertRaisesRegex(ValueError, f'^config.cluster.{message}'):
       self._security(**given)
 
   @parameterized.parameters(0o644, 0o640, 0o602)
-  def test_what_others_may_read_is_said(self, mode):
+  def test_a_file_that_others_may_read_is_warned_of(self, mode):
     cluster = default.get_config().cluster
     path = pathlib.Path(tempfile.mkdtemp(), 'token')
     path.write_text(_SECRET)
@@ -87,7 +89,7 @@ class TrustTest(parameterized.TestCase):
     )
     self.assertNotIn(_SECRET, logs.output[0])
 
-  def test_a_token_of_the_run_is_used_where_the_config_names_none(self):
+  def test_the_token_of_the_run_is_the_default(self):
     path = pathlib.Path(tempfile.mkdtemp(), 'token')
     path.write_text(_SECRET)
     path.chmod(0o600)
@@ -100,7 +102,7 @@ class TrustTest(parameterized.TestCase):
     self.assertEqual(found.token, _SECRET)
 
   @unittest.skipIf(os.geteuid(), 'Only root can give files away.')
-  def test_a_file_of_another_user_is_said(self):
+  def test_a_file_of_another_user_is_warned_of(self):
     path = pathlib.Path(tempfile.mkdtemp(), 'token')
     path.write_text(_SECRET)
     path.chmod(0o600)
@@ -126,7 +128,9 @@ class InterfaceAddressTest(parameterized.TestCase):
     ('10.1.0.4/32', 'ib0', '10.1.0.4'),
     ('127.0.0.0/8', 'lo', '127.0.0.1'),
   )
-  def test_by_name_or_network(self, name, interface, address):
+  def test_an_address_is_found_by_interface_or_network(
+    self, name, interface, address
+  ):
     self.assertEqual(interface_address(name), address)
     self.assertEqual(interface_name(name), interface)
 
@@ -138,7 +142,7 @@ class InterfaceAddressTest(parameterized.TestCase):
     ('fd00::/8', 'a network such as'),
     ('/', 'a network such as'),
   )
-  def test_others_are_refused_and_those_that_there_are_listed(self, name, why):
+  def test_other_names_are_refused_with_a_list_of_addresses(self, name, why):
     with self.assertRaisesRegex(ValueError, f'interface: expected {why}'):
       interface_address(name)
 

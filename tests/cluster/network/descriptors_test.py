@@ -24,12 +24,12 @@ class DescriptorsTest(absltest.TestCase):
       self.skipTest('This system has no limit of open files.')
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(self.hard, 900), self.hard))
 
-  def test_a_process_may_open_as_many_as_the_hard_limit_says(self):
+  def test_the_soft_limit_is_raised_to_the_hard_limit(self):
     with self.assertNoLogs(level='WARNING'):
       descriptors.raise_limit(1)
     self._check_raised()
 
-  def test_too_few_for_the_workers_are_told_with_the_number(self):
+  def test_a_limit_too_low_for_the_workers_is_warned_of(self):
     workers = self.hard
     with self.assertLogs(level='WARNING') as logs:
       descriptors.raise_limit(workers)
@@ -38,7 +38,7 @@ class DescriptorsTest(absltest.TestCase):
     self.assertIn(f'may need {descriptors.needed(workers)}', line)
     self._check_raised()
 
-  def test_a_limit_that_cannot_be_raised_ends_nothing(self):
+  def test_a_limit_that_cannot_be_raised_is_no_error(self):
     with (
       mock.patch.object(resource, 'setrlimit', side_effect=ValueError('no')),
       self.assertLogs(level='WARNING') as logs,
@@ -46,14 +46,14 @@ class DescriptorsTest(absltest.TestCase):
       descriptors.raise_limit(1)
     self.assertRegex(logs.output[0], f'stays at 900, not {self.hard}: no')
 
-  def test_every_real_process_does_it_at_the_start(self):
+  def test_every_process_of_a_real_run_raises_its_limit(self):
     config = default.get_config()
     config.cluster.runtime = 'distributed'
     config.cluster.workers = 2
     plan = ParameterServer(servers=1, dedicated=False, pipelined=False)
     with (
       tempfile.TemporaryDirectory() as folder,
-      # It waits for the others next.
+      # The process waits for the others next.
       mock.patch.object(
         distributed.rendezvous, 'join', side_effect=InterruptedError
       ),

@@ -1,4 +1,4 @@
-"""Tests for cluster.network.handshake: who knows the token, and who lies."""
+"""Tests for cluster.network.handshake: clients with and without the token."""
 
 import contextlib
 import queue
@@ -11,17 +11,17 @@ from cluster.network import handshake
 from cluster.network import streams as transport
 from cluster.network.streams import Closed, Corrupt, Refused, Security
 from tests.support.relays import Relay
-from tests.support.streams import OPEN, WAIT_S, TestCase, echo
+from tests.support.streams import OPEN, PLAIN, WAIT_S, TestCase, echo
 
 _TOKEN = 'a secret that both ends know'
 _OURS = Security(token=_TOKEN)
 
 
 class TokenTest(TestCase):
-  def test_who_knows_it_is_let_in(self):
+  def test_a_client_with_the_token_is_admitted(self):
     stream = self.connect(self.listener(security=_OURS), None, _OURS)
     stream.send(1)
-    self.assertEqual(stream.receive().header, 1)
+    self.assertEqual(stream.receive(PLAIN).header, 1)
 
   @parameterized.parameters(
     (_OURS, OPEN),
@@ -29,7 +29,9 @@ class TokenTest(TestCase):
     (_OURS, Security(token='a secret of others')),
     (_OURS, Security(token=_TOKEN + '2')),
   )
-  def test_others_are_refused_at_both_ends(self, theirs, ours):
+  def test_a_client_with_another_token_is_refused_at_both_ends(
+    self, theirs, ours
+  ):
     hellos = queue.SimpleQueue()
     listener = self.listener(lambda _, hello: hellos.put(hello), theirs)
     with self.assertLogs(level='WARNING') as logs:
@@ -42,20 +44,20 @@ class TokenTest(TestCase):
     )
     self.assertNotIn('secret', '\n'.join(logs.output))
 
-  def test_neither_end_sends_it(self):
+  def test_neither_end_sends_the_token(self):
     listener = self.listener(security=_OURS)
     with Relay(listener.address) as relay:
       # The listener is not where the client believes it to be.
       with mock.patch.object(transport, 'send_hello', _at(listener.address)):
         stream = transport.connect(relay.address, 'a hello', _OURS, WAIT_S)
       stream.send('a word')
-      self.assertEqual(stream.receive().header, 'a word')
+      self.assertEqual(stream.receive(PLAIN).header, 'a word')
       stream.close()
       sent = bytes(relay.seen)
     self.assertIn(b'a hello', sent)
     self.assertNotIn(b'secret', sent)
 
-  def test_a_stranger_is_told_nothing(self):
+  def test_a_client_reveals_nothing_to_a_listener_without_the_token(self):
     listener = self.listener(security=OPEN)
     with Relay(listener.address) as relay:
       with self.assertRaises(Refused):
@@ -63,74 +65,74 @@ class TokenTest(TestCase):
       self.assertNotIn(b'a hello', bytes(relay.seen))
       self.assertNotIn(b'proof', bytes(relay.seen))
 
-  def test_who_only_passes_on_from_another_port_is_refused(self):
+  def test_a_relay_on_another_port_is_refused(self):
     listener = self.listener(security=_OURS)
     with Relay(listener.address) as relay, self.assertRaises(Refused):
       transport.connect(relay.address, None, _OURS, WAIT_S)
 
-  def test_what_was_said_once_is_of_no_use_later(self):
+  def test_a_recorded_handshake_is_refused(self):
     listener = self.listener(security=_OURS)
-    said = []
+    recorded = []
 
     def overheard(stream, security, address, hello):
-      with mock.patch.object(stream, 'send', _copying(stream.send, said)):
+      with mock.patch.object(stream, 'send', _copying(stream.send, recorded)):
         handshake.send_hello(stream, security, address, hello)
 
     def replay(stream, security, address, hello):
-      stream.send(said[0])
-      stream.receive()
-      stream.send(said[1])
-      stream.receive()
+      stream.send(recorded[0])
+      stream.receive(PLAIN)
+      stream.send(recorded[1])
+      stream.receive(PLAIN)
 
     with mock.patch.object(transport, 'send_hello', overheard):
       transport.connect(listener.address, None, _OURS, WAIT_S).close()
-    self.assertLen(said, 2)
+    self.assertLen(recorded, 2)
     self._is_refused(listener, replay)
 
-  def test_what_the_listener_has_said_cannot_be_said_to_it(self):
+  def test_proofs_of_the_listener_are_refused_from_a_client(self):
     def reflect(stream, security, address, hello):
       stream.send({'nonce': '0' * 64})
-      answer = stream.receive().header
+      answer = stream.receive(PLAIN).header
       stream.send({'proof': answer['proof'], 'hello': None})
-      stream.receive()
+      stream.receive(PLAIN)
 
     self._is_refused(self.listener(security=_OURS), reflect)
 
     def mirror(stream, security, address, hello):
       stream.send({'nonce': '0' * 64})
-      first = stream.receive().header
-      # Its own number and its own proof, in a stream beside.
-      stream.send({'nonce': first['nonce'], 'proof': first['proof']})
-      stream.receive()
+      first = stream.receive(PLAIN).header
+      # The listener's own number instead of a proof.
+      stream.send({'proof': first['nonce'], 'hello': None})
+      stream.receive(PLAIN)
 
     self._is_refused(self.listener(security=_OURS), mirror)
 
   def test_a_listener_that_reflects_is_refused(self):
     def reflect(stream, security, address):
-      said = stream.receive().header
-      stream.send({'nonce': said['nonce'], 'proof': said['nonce']})
-      return stream.receive().header
+      nonce = stream.receive(PLAIN).header['nonce']
+      stream.send({'nonce': nonce, 'proof': nonce})
+      return stream.receive(PLAIN).header
 
     with mock.patch.object(transport, 'receive_hello', reflect):
       listener = self.listener(security=OPEN)
       with self.assertRaises(Refused):
         transport.connect(listener.address, None, _OURS, WAIT_S)
 
-  def test_a_listener_that_asks_another_one_is_refused(self):
+  def test_a_listener_with_the_proof_of_another_one_is_refused(self):
     def ask(stream, security, address):
-      # What a listener elsewhere, which knows the token, answers.
-      theirs, ours = stream.receive().header['nonce'], '0' * 64
+      # The answer of another listener, which knows the token.
+      theirs, ours = stream.receive(PLAIN).header['nonce'], '0' * 64
       numbers = theirs, ours, '127.0.0.1:1'
       proof = handshake.proof(_TOKEN, b'listener', *numbers)
       stream.send({'nonce': ours, 'proof': proof})
-      return stream.receive().header
+      return stream.receive(PLAIN).header
 
     with mock.patch.object(transport, 'receive_hello', ask):
       listener = self.listener(security=OPEN)
       with self.assertRaises(Refused):
         transport.connect(listener.address, None, _OURS, WAIT_S)
 
-  def test_codes_are_of_role_numbers_and_address(self):
+  def test_proofs_depend_on_role_nonces_and_address(self):
     one, other = '0' * 64, '1' * 64
     codes = [
       handshake.proof(_TOKEN, role, *numbers, address)
@@ -152,7 +154,7 @@ class TokenTest(TestCase):
       transport._opened(listener.address, None, OPEN, time.monotonic() + WAIT_S)
 
 
-class FormTest(TestCase):
+class OtherHandshakeTest(TestCase):
   @parameterized.parameters(
     (None,),
     ('hello',),
@@ -165,20 +167,20 @@ class FormTest(TestCase):
     ({'nonce': ['0'] * 64},),
     ({'nonce': '٠' * 64},),
   )
-  def test_other_greetings_are_refused(self, said):
+  def test_other_first_messages_are_refused(self, said):
     def liar(stream, *_):
       stream.send(said)
-      stream.receive()
+      stream.receive(PLAIN)
 
     listener = self.listener(echo)
     with (
       mock.patch.object(transport, 'send_hello', liar),
       self.assertLogs(level='WARNING'),
-      self.assertRaisesRegex(Closed, 'it does not greet'),
+      self.assertRaisesRegex(Closed, 'sent another message'),
     ):
       transport._opened(listener.address, None, OPEN, time.monotonic() + WAIT_S)
 
-  def test_who_leaves_is_nobody(self):
+  def test_a_client_that_leaves_during_the_handshake_is_not_handled(self):
     hellos = queue.SimpleQueue()
     listener = self.listener(lambda _, hello: hellos.put(hello))
 
@@ -192,7 +194,7 @@ class FormTest(TestCase):
       ):
         transport.connect(listener.address, None, OPEN, 1.0)
     self.connect(listener, 'hello')
-    self.assertEqual(hellos.get(timeout=WAIT_S), 'hello')
+    self.assertEqual(PLAIN.decode(hellos.get(timeout=WAIT_S)), 'hello')
     self.assertTrue(hellos.empty())
 
 
@@ -203,9 +205,9 @@ def _at(address):
   return send
 
 
-def _copying(send, said):
+def _copying(send, recorded):
   def copying(header, *arguments):
-    said.append(header)
+    recorded.append(header)
     send(header, *arguments)
 
   return copying

@@ -57,7 +57,7 @@ class EnvironmentTest(absltest.TestCase):
     self.assertGreater(_faults({}), pages * 0.9)
     self.assertLess(_faults(dict(memory.ENVIRONMENT)), pages * 0.01)
 
-  def test_who_has_not_seen_to_it_is_told(self):
+  def test_missing_settings_are_logged(self):
     (name,) = memory.ENVIRONMENT
     with (
       mock.patch.dict(os.environ, {name: ''}),
@@ -75,7 +75,7 @@ class EnvironmentTest(absltest.TestCase):
 
 class AlignedTest(parameterized.TestCase):
   @parameterized.parameters(1, 64, 100, 10**6)
-  def test_xla_takes_it_without_a_copy(self, size):
+  def test_xla_takes_aligned_arrays_without_a_copy(self, size):
     array = memory.aligned(size)
 
     self.assertEqual((array.dtype, array.shape), (np.uint8, (size,)))

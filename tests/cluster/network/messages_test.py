@@ -1,4 +1,4 @@
-"""Tests for cluster.messages."""
+"""Tests for cluster.network.calls: messages with bodies."""
 
 import queue
 import threading
@@ -8,7 +8,7 @@ from absl.testing import absltest, parameterized
 
 from cluster.network import streams as transport
 from cluster.network.streams import Closed, Corrupt
-from tests.support.streams import WAIT_S, TestCase, random_bytes, read
+from tests.support.streams import PLAIN, WAIT_S, TestCase, random_bytes, read
 
 
 class MessageTest(TestCase):
@@ -19,12 +19,12 @@ class MessageTest(TestCase):
     (1000, 999),
     (10**6, 10**4),
     (2**24, 2**24),
-    # Around what travels within a frame.
+    # Around the largest chunk that travels within a frame.
     (2**14, 2**14),
     (2**14 + 1, 2**14 + 1),
     (2**15 + 1, 2**14 + 1),
   )
-  def test_what_arrives_is_what_was_sent(self, size, chunk_bytes):
+  def test_a_message_arrives_as_it_was_sent(self, size, chunk_bytes):
     stream = self.connect(self.listener())
     body = random_bytes(size)
     header = {'name': 'naïve', 'list': [1, 2.5, None], 'deep': {'a': True}}
@@ -34,7 +34,7 @@ class MessageTest(TestCase):
         target=stream.send, args=(header, chunks, body.size)
       )
       sender.start()
-      message = stream.receive()
+      message = stream.receive(PLAIN)
       got = [chunk.copy() for chunk in message.chunks]
       sender.join()
       self.assertEqual(message.header, header)
@@ -42,9 +42,11 @@ class MessageTest(TestCase):
       self.assertLen(got, -(-size // chunk_bytes))
       np.testing.assert_array_equal(np.concatenate([body[:0], *got]), body)
 
-  def test_the_hello_and_the_peers_are_known(self):
+  def test_the_handler_gets_the_hello_and_the_peer(self):
     seen = queue.SimpleQueue()
-    listener = self.listener(lambda stream, hello: seen.put((stream, hello)))
+    listener = self.listener(
+      lambda stream, hello: seen.put((stream, PLAIN.decode(hello)))
+    )
     stream = self.connect(listener, {'worker': 3})
     server_end, hello = seen.get(timeout=WAIT_S)
     self.assertEqual(hello, {'worker': 3})
@@ -64,7 +66,7 @@ class MessageTest(TestCase):
         yield random_bytes(10, seed)
 
     def receive():
-      for chunk in stream.receive().chunks:
+      for chunk in stream.receive(PLAIN).chunks:
         arrived.put(chunk)
 
     receiver = threading.Thread(target=receive)
@@ -75,7 +77,7 @@ class MessageTest(TestCase):
       arrived.get(timeout=WAIT_S), random_bytes(10, 3)
     )
 
-  def test_both_directions_at_once(self):
+  def test_both_ends_send_at_once(self):
     sizes = [10**6 + n for n in range(5)]
 
     def send(stream, seed):
@@ -86,7 +88,7 @@ class MessageTest(TestCase):
     def receive(stream, seed):
       for size in sizes:
         np.testing.assert_array_equal(
-          read(stream.receive()), random_bytes(size, seed)
+          read(stream.receive(PLAIN)), random_bytes(size, seed)
         )
 
     def handle(stream, hello):
@@ -95,14 +97,14 @@ class MessageTest(TestCase):
       receive(stream, 2)
       sender.join()
       stream.send('received')
-      stream.receive()
+      stream.receive(PLAIN)
 
     stream = self.connect(self.listener(handle))
     sender = threading.Thread(target=send, args=(stream, 2))
     sender.start()
     receive(stream, 1)
     sender.join()
-    self.assertEqual(stream.receive().header, 'received')
+    self.assertEqual(stream.receive(PLAIN).header, 'received')
 
   def test_threads_may_send_at_once(self):
     stream = self.connect(self.listener())
@@ -117,7 +119,7 @@ class MessageTest(TestCase):
       thread.start()
     seen = []
     for _ in threads:
-      message = stream.receive()
+      message = stream.receive(PLAIN)
       seen.append(message.header)
       np.testing.assert_array_equal(read(message), message.header)
     for thread in threads:
@@ -132,46 +134,46 @@ class MessageTest(TestCase):
       body[:] = n
       stream.send(n, transport.chunked([body], size // 10), body.size)
       body[:] = 255
-    self.assertEqual(stream.receive().header, [[n] for n in range(20)])
+    self.assertEqual(stream.receive(PLAIN).header, [[n] for n in range(20)])
 
   def test_64_streams_block_at_once(self):
     everyone = threading.Barrier(64)
 
     def handle(stream, hello):
-      stream.receive()
+      stream.receive(PLAIN)
       everyone.wait(WAIT_S)
-      stream.send(hello)
-      stream.receive()
+      stream.send(PLAIN.decode(hello))
+      stream.receive(PLAIN)
 
     listener = self.listener(handle)
     streams = [self.connect(listener, n) for n in range(64)]
     for stream in streams:
       stream.send('go')
-    got = [stream.receive().header for stream in streams]
+    got = [stream.receive(PLAIN).header for stream in streams]
     self.assertEqual(got, [*range(64)])
 
-  def test_what_is_left_of_a_body_is_skipped(self):
+  def test_the_rest_of_a_body_is_skipped(self):
     stream = self.connect(self.listener(lambda s, _: _twice(s)))
-    next(stream.receive().chunks)
-    message = stream.receive()
+    next(stream.receive(PLAIN).chunks)
+    message = stream.receive(PLAIN)
     self.assertEqual(message.header, 1)
     np.testing.assert_array_equal(read(message), random_bytes(100))
 
   @parameterized.parameters(0, 10**3, 10**6)
-  def test_a_flipped_bit_is_seen_and_the_next_message_is_good(self, size):
+  def test_a_flipped_bit_is_noticed_and_the_next_message_is_good(self, size):
     body = random_bytes(size)
 
     def handle(stream, hello):
       for spoil in ('first', None):
         chunks = transport.chunked([body], 10**5)
         stream.send('header', chunks, size, spoil=spoil)
-      stream.receive()
+      stream.receive(PLAIN)
 
     stream = self.connect(self.listener(handle))
     with self.assertRaisesRegex(Corrupt, 'checksum'):
-      read(stream.receive())
+      read(stream.receive(PLAIN))
     np.testing.assert_array_equal(body, random_bytes(size))
-    np.testing.assert_array_equal(read(stream.receive()), body)
+    np.testing.assert_array_equal(read(stream.receive(PLAIN)), body)
 
   @parameterized.parameters(
     ([3, 3], 7, 'expected 7 bytes, got 6'),
@@ -190,7 +192,7 @@ class MessageTest(TestCase):
 
     def handle(stream, hello):
       try:
-        read(stream.receive())
+        read(stream.receive(PLAIN))
       except Closed as error:
         seen.put(str(error))
 
@@ -208,20 +210,20 @@ class MessageTest(TestCase):
     stream = self.connect(self.listener())
     stream.send(0, [random_bytes(4)], 4)
     with self.assertRaisesRegex(ValueError, r'into: expected uint8 \[4\]'):
-      stream.receive().read(np.zeros(size, dtype))
+      stream.receive(PLAIN).read(np.zeros(size, dtype))
 
 
 def _collect(stream):
   """Sends the values that each of 20 bodies consists of."""
-  bodies = [read(stream.receive()) for _ in range(20)]
+  bodies = [read(stream.receive(PLAIN)) for _ in range(20)]
   stream.send([np.unique(body).tolist() for body in bodies])
-  stream.receive()
+  stream.receive(PLAIN)
 
 
 def _twice(stream):
   for n in range(2):
     stream.send(n, transport.chunked([random_bytes(100)], 10), 100)
-  stream.receive()
+  stream.receive(PLAIN)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Tests for cluster.network."""
+"""Tests for cluster.network.streams."""
 
 import os
 import queue
@@ -19,6 +19,7 @@ from tests.support import certificates
 from tests.support.streams import (
   HOST,
   OPEN,
+  PLAIN,
   WAIT_S,
   TestCase,
   echo,
@@ -29,10 +30,10 @@ from tests.support.streams import (
 # Listens, and sends one message to each client.
 _LISTENER = """
 import sys, threading
-from cluster.network import streams as transport
+from cluster.network import messages, streams as transport
 def handle(stream, hello):
   stream.send('first')
-  stream.receive()
+  stream.receive(messages.NOTHING)
 listener = transport.Listener('127.0.0.1', 0, handle, transport.Security())
 print(listener.address, flush=True)
 sys.stdin.read()
@@ -40,14 +41,14 @@ sys.stdin.read()
 # Leaves a listener, a stream and a thread that receives to the interpreter.
 _LEAVER = """
 import threading
-from cluster.network import streams as transport
+from cluster.network import messages, streams as transport
 def handle(stream, hello):
-  stream.receive()
+  stream.receive(messages.NOTHING)
 listener = transport.Listener('127.0.0.1', 0, handle, transport.Security())
 stream = transport.connect(listener.address, 0, transport.Security(), 10.0)
 def receive():
   try:
-    stream.receive()
+    stream.receive(messages.NOTHING)
   except transport.Closed:
     pass
 threading.Thread(target=receive, daemon=True).start()
@@ -55,9 +56,9 @@ threading.Thread(target=receive, daemon=True).start()
 
 
 class EndTest(TestCase):
-  def test_an_error_of_the_handler_is_told(self):
+  def test_an_error_of_the_handler_is_raised_at_the_client(self):
     def handle(stream, hello):
-      stream.receive()
+      stream.receive(PLAIN)
       raise RuntimeError('out of memory')
 
     stream = self.connect(self.listener(handle))
@@ -65,32 +66,32 @@ class EndTest(TestCase):
       stream.send(0)
       for _ in range(2):
         with self.assertRaisesRegex(Closed, 'RuntimeError: out of memory'):
-          stream.receive()
+          stream.receive(PLAIN)
     self.assertIn('out of memory', logs.output[0])
 
-  def test_the_end_of_a_stream_further_on_is_told(self):
+  def test_an_error_behind_a_relay_is_raised_at_the_client(self):
     def end(stream, hello):
       raise RuntimeError('out of memory')
 
     further = self.listener(end)
 
     def relay(stream, hello):
-      self.connect(further).receive()
+      self.connect(further).receive(PLAIN)
 
     with (
       # The far end may fail before the near one is connected.
       self.assertLogs(level='ERROR'),
       self.assertRaisesRegex(Closed, 'out of memory'),
     ):
-      self.connect(self.listener(relay)).receive()
+      self.connect(self.listener(relay)).receive(PLAIN)
 
-  def test_the_client_closes_and_says_why(self):
+  def test_the_reason_of_a_closing_client_is_raised_at_the_listener(self):
     seen = queue.SimpleQueue()
 
     def handle(stream, hello):
       try:
         while True:
-          seen.put(stream.receive().header)
+          seen.put(stream.receive(PLAIN).header)
       except Closed as error:
         seen.put(str(error))
 
@@ -100,7 +101,7 @@ class EndTest(TestCase):
     stream.close()
     self.assertEqual(seen.get(timeout=WAIT_S), 1)
     self.assertRegex(seen.get(timeout=WAIT_S), ': all epochs done$')
-    for call in (stream.receive, lambda: stream.send(0)):
+    for call in (lambda: stream.receive(PLAIN), lambda: stream.send(0)):
       with self.assertRaises(Closed):
         call()
 
@@ -111,7 +112,7 @@ class EndTest(TestCase):
 
     def receive():
       with self.assertRaises(Closed) as caught:
-        stream.receive()
+        stream.receive(PLAIN)
       seen.put(caught.exception)
 
     receiver = threading.Thread(target=receive)
@@ -136,9 +137,9 @@ class EndTest(TestCase):
       self.enterContext(unrelated)
     end.cancel('no heartbeat')
     with self.assertRaises(Closed):
-      one.receive()
+      one.receive(PLAIN)
     other.send(2)
-    self.assertEqual(other.receive().header, 2)
+    self.assertEqual(other.receive(PLAIN).header, 2)
 
   def test_a_killed_client_is_noticed(self):
     for sends in (False, True):
@@ -148,7 +149,7 @@ class EndTest(TestCase):
         try:
           while sends:
             stream.send(0, [random_bytes(10**6)], 10**6)
-          stream.receive()
+          stream.receive(PLAIN)
         except Closed:
           seen.put(time.monotonic())
 
@@ -162,12 +163,12 @@ class EndTest(TestCase):
     process = self.process(_LISTENER)
     address = process.stdout.readline().strip()
     stream = transport.connect(address, 0, OPEN, WAIT_S)
-    self.assertEqual(stream.receive().header, 'first')
+    self.assertEqual(stream.receive(PLAIN).header, 'first')
     timer = threading.Timer(0.2, process.kill)
     timer.start()
     start = time.monotonic()
     with self.assertRaises(Closed):
-      stream.receive()
+      stream.receive(PLAIN)
     self.assertLess(time.monotonic() - start, WAIT_S)
     with self.assertRaises(Closed):
       while True:
@@ -182,7 +183,7 @@ class EndTest(TestCase):
       try:
         while sends:
           stream.send(0, [random_bytes(10**6)], 10**6)
-        stream.receive()
+        stream.receive(PLAIN)
       finally:
         ended.set()
 
@@ -204,14 +205,14 @@ class EndTest(TestCase):
     stream.close()
     self.assertLess(time.monotonic() - start, WAIT_S)
 
-  def test_the_interpreter_exits_with_everything_open(self):
+  def test_the_interpreter_exits_with_open_streams(self):
     process = self.process(_LEAVER)
     self.assertEqual(process.communicate(timeout=WAIT_S)[0], '')
     self.assertEqual(process.returncode, 0)
 
 
 class ConnectTest(TestCase):
-  def test_it_waits_for_the_listener(self):
+  def test_connect_waits_for_the_listener(self):
     with socket.create_server((HOST, 0)) as probe:
       port = probe.getsockname()[1]
     listeners = queue.SimpleQueue()
@@ -223,11 +224,11 @@ class ConnectTest(TestCase):
     timer.start()
     stream = transport.connect(f'{HOST}:{port}', None, OPEN, WAIT_S)
     stream.send('here')
-    self.assertEqual(stream.receive().header, 'here')
+    self.assertEqual(stream.receive(PLAIN).header, 'here')
     stream.close()
     listeners.get(timeout=WAIT_S).close(0.0)
 
-  def test_it_gives_up(self):
+  def test_connect_gives_up(self):
     with socket.create_server((HOST, 0)) as probe:
       address = f'{HOST}:{probe.getsockname()[1]}'
     start = time.monotonic()
@@ -235,7 +236,7 @@ class ConnectTest(TestCase):
       transport.connect(address, None, OPEN, 0.5)
     self.assertBetween(time.monotonic() - start, 0.3, WAIT_S)
 
-  def test_it_gives_up_on_a_listener_that_does_not_answer(self):
+  def test_connect_gives_up_on_a_listener_that_does_not_answer(self):
     with socket.create_server((HOST, 0)) as silent:
       address = f'{HOST}:{silent.getsockname()[1]}'
       start = time.monotonic()
@@ -257,14 +258,14 @@ class ConnectTest(TestCase):
     self.assertTrue(transient.is_transient(refused.exception))
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
-  def test_tls(self):
+  def test_streams_are_encrypted_and_authenticate_the_listener(self):
     security = certificates.certified('secret')
     listener = self.listener(security=security)
     stream = self.connect(listener, None, security._replace(key=b''))
     body = random_bytes(10**6)
     sender = threading.Thread(target=stream.send, args=(0, [body], body.size))
     sender.start()
-    np.testing.assert_array_equal(read(stream.receive()), body)
+    np.testing.assert_array_equal(read(stream.receive(PLAIN)), body)
     sender.join()
     stream.close()
     others = Security(token='secret'), certificates.certified('secret')
@@ -281,7 +282,7 @@ class ConnectTest(TestCase):
     named = security._replace(key=b'', tls_name='coordinator.example')
     stream = self.connect(listener, None, named)
     stream.send(1)
-    self.assertEqual(stream.receive().header, 1)
+    self.assertEqual(stream.receive(PLAIN).header, 1)
 
   def test_a_host_may_be_given_by_name(self):
     security = Security(token='a secret')
@@ -289,7 +290,7 @@ class ConnectTest(TestCase):
     address = address.replace(HOST, 'localhost')
     stream = transport.connect(address, None, security, WAIT_S)
     stream.send(1)
-    self.assertEqual(stream.receive().header, 1)
+    self.assertEqual(stream.receive(PLAIN).header, 1)
     stream.close()
     with self.assertRaisesRegex(Closed, 'within 0.2 s'):
       transport.connect('no.such.host.invalid:1', None, security, 0.2)
@@ -305,7 +306,7 @@ class ConnectTest(TestCase):
 
 
 class InterfaceAddressTest(absltest.TestCase):
-  def test_loopback(self):
+  def test_the_loopback_interface_has_its_address(self):
     self.assertEqual(transport.interface_address('lo'), '127.0.0.1')
 
 

@@ -1,4 +1,4 @@
-"""Tests for checkpoints of many processes: who dies when, and what is left."""
+"""Tests for checkpoints that processes write while some of them die."""
 
 import functools
 import itertools
@@ -14,9 +14,9 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from cluster.parameter_server import checkpoints as sharded
-from cluster.parameter_server.keeping import Keeping
 from cluster.parameter_server.server import Server
-from cluster.parameter_server.servers import Orders
+from cluster.parameter_server.store import ShardedParameterStore
+from cluster.parameter_server.versions import ShardVersions
 from cluster.process.deadlines import Deadlines, Jobs
 from learning.layout import reshard
 from learning.shard_codec import ShardCodec
@@ -58,21 +58,23 @@ def _codec(servers):
 _JOBS = Jobs(Deadlines(timeout_s=1.0, start_s=10.0, windows=False))
 
 
-class _Life:
+class _Run:
   """A coordinator and its servers, from a start to a death."""
 
   def __init__(self, directory, num_servers):
     codec = _codec(num_servers)
-    self.orders = Orders(codec=codec, schedule=None, num_workers=1)
+    self.store = ShardedParameterStore(
+      codec=codec, schedule=None, num_workers=1
+    )
     self.checkpoints = sharded.ShardedCheckpoints(
       directory,
-      orders=self.orders,
+      store=self.store,
       num_servers=num_servers,
       jobs=_JOBS,
       keep=_KEEP,
     )
     self.state = self.checkpoints.restore()
-    self._servers, self._keeping = [], []
+    self._servers, self._versions = [], []
     for index in range(num_servers):
       learner = _Learner(codec.initial_shard(index)[0])
       if self.state:
@@ -80,48 +82,48 @@ class _Life:
         learner.restore(reshard(found, codec.sizes, index))
       report = self._reporter(index)
       part = sharded.server_part(index)
-      keeping = Keeping(directory, part, held={}, report=report)
-      self._keeping.append(keeping)
+      versions = ShardVersions(directory, part, held={}, report=report)
+      self._versions.append(versions)
       self._servers.append(
         Server(
           index,
           learner=learner,
           codec=codec,
-          keeping=self._keeping[-1],
+          versions=self._versions[-1],
           report=report,
         )
       )
     if self.state:
-      self.orders.restore(self.state['orders'])
+      self.store.restore(self.state['store'])
     for server in self._servers:
       server._payloads = mock.MagicMock()  # Every push has arrived.
-    self.orders.attach(self._servers)
+    self.store.attach(self._servers)
 
   def _reporter(self, server):
     def report(event, body):
       del body
-      if event.get('error', '').startswith('Killed'):
-        self.orders.fail(RuntimeError(f'Server {server} is lost.'))
+      if (event.error or '').startswith('Killed'):
+        self.store.fail(RuntimeError(f'Server {server} is lost.'))
       else:
-        error = OSError(event['error']) if 'error' in event else None
-        self.orders.answer(server, event['id'], error)
+        error = OSError(event.error) if event.error else None
+        self.store.answer(server, event.question, error)
 
     return report
 
   def train(self):
-    self.orders.add(0, 0, 1)
-    self.orders.commit(0)
-    self.orders.flush()
+    self.store.add(0, 0, 1)
+    self.store.commit(0)
+    self.store.flush()
 
   def save(self):
-    self.checkpoints.save({'orders': self.orders.state()})
+    self.checkpoints.save({'store': self.store.state()})
 
   def end(self):
-    """Ends what is still alive."""
+    """Ends all threads."""
     for server in self._servers:
       server.close(0.0)
-    for keeping in self._keeping:
-      keeping._pool.shutdown()
+    for versions in self._versions:
+      versions._pool.shutdown()
     self.checkpoints._pool.shutdown()
 
   def versions(self):
@@ -129,7 +131,10 @@ class _Life:
 
 
 def _dies(process):
-  """Returns whose thread a name is: the coordinator has server 0 and the main one."""
+  """Returns whether a thread belongs to a process, given the thread's name.
+
+  The coordinator's process, 0, has the main thread and that of server 0.
+  """
 
   def dies(thread):
     name = thread.partition('_')[0]
@@ -159,26 +164,26 @@ class DeathTest(parameterized.TestCase):
 
   def _died(self, servers, dead, step, again):
     """Runs until a process dies at a step, and then once more."""
-    life = _Life(self.directory, servers)
-    self._saved(life, 2)
+    run = _Run(self.directory, servers)
+    self._saved(run, 2)
     crash = crashes.Crash(self.directory, at=step, dies=_dies(dead))
     with crashes.crashing(crash):
-      life.train()
+      run.train()
       try:
-        life.save()
-        life.checkpoints.close()
+        run.save()
+        run.checkpoints.close()
       except (crashes.Killed, RuntimeError):
         self.assertTrue(crash.happened)
-      life.end()
+      run.end()
     newest = max(self._numbers())
-    life = _Life(self.directory, again)
-    version = life.orders.version
+    run = _Run(self.directory, again)
+    version = run.store.version
     self.assertIn(version, (2, 3))
-    self.assertEqual(life.versions(), {version})
-    self.assertEqual(version, life.state['orders'][0][0])
-    self._saved(life, 3)
-    life.checkpoints.close()
-    life.end()
+    self.assertEqual(run.versions(), {version})
+    self.assertEqual(version, run.state['store'][0][0])
+    self._saved(run, 3)
+    run.checkpoints.close()
+    run.end()
     self._check_left(again, version + 3)
     self.assertEqual(self._numbers(), {newest + 2, newest + 3})
     return crash.happened
@@ -188,9 +193,9 @@ class DeathTest(parameterized.TestCase):
     # coordinator's follow those of its server.
     steps = [(0, step) for step in (*range(1, 7), *range(8, 14))]
     for process, step in [*steps, *((1, step) for step in range(1, 7))]:
-      life = _Life(self.directory, 2)
-      before = life.orders.version
-      self._saved(life, 2)
+      run = _Run(self.directory, 2)
+      before = run.store.version
+      self._saved(run, 2)
       crash = crashes.Crash(
         self.directory,
         at=step,
@@ -198,70 +203,70 @@ class DeathTest(parameterized.TestCase):
         error=crashes.full(self.directory),
       )
       with crashes.crashing(crash):
-        life.train()
-        life.save()
+        run.train()
+        run.save()
         with self.assertRaisesRegex(
           OSError, r'Checkpoint \d+ in .* could not be written; .*No space left'
         ):
-          life.checkpoints.close()
-        life.checkpoints.close()  # It was said.
-      life.end()
-      again = _Life(self.directory, 2)
+          run.checkpoints.close()
+        run.checkpoints.close()  # It was reported.
+      run.end()
+      again = _Run(self.directory, 2)
       self.assertEqual(again.versions(), {before + 2})
       again.end()
       self.assertEmpty(list(self.directory.glob('*/.*')))
       self.assertEqual(self._numbers(), {*checkpoints.steps(self.directory)})
 
   def test_a_folder_that_has_vanished_is_made_again(self):
-    life = _Life(self.directory, 2)
-    self._saved(life, 2)
+    run = _Run(self.directory, 2)
+    self._saved(run, 2)
     shutil.rmtree(self.directory)
-    self._saved(life, 3)
-    life.checkpoints.close()
-    life.end()
+    self._saved(run, 3)
+    run.checkpoints.close()
+    run.end()
     self._check_left(2, 5)
 
   def test_a_part_that_is_damaged_makes_the_one_before_count(self):
-    life = _Life(self.directory, 2)
-    self._saved(life, 3)
-    life.end()
+    run = _Run(self.directory, 2)
+    self._saved(run, 3)
+    run.end()
     (self.directory / '2' / 'server1.npz').unlink()
     with self.assertLogs('absl', 'WARNING') as logs:
-      life = _Life(self.directory, 2)
+      run = _Run(self.directory, 2)
     self.assertLen(logs.output, 1)
     self.assertIn('checkpoints/2 cannot be read', logs.output[0])
-    self.assertEqual(life.versions(), {2})
-    self._saved(life, 1)
+    self.assertEqual(run.versions(), {2})
+    self._saved(run, 1)
     self.assertEqual(checkpoints.steps(self.directory), [2, 3])
-    life.end()
+    run.end()
 
   def test_a_checkpoint_is_being_written_until_all_parts_are_on_the_disk(self):
-    life = _Life(self.directory, 2)
+    run = _Run(self.directory, 2)
     release = threading.Event()
-    life._keeping[1]._pool.submit(release.wait)
-    self.assertFalse(life.checkpoints.is_writing())
-    life.train()
-    life.save()
-    self.assertTrue(life.checkpoints.is_writing())
+    run._versions[1]._pool.submit(release.wait)
+    self.assertFalse(run.checkpoints.is_writing())
+    run.train()
+    run.save()
+    self.assertTrue(run.checkpoints.is_writing())
     self.assertEmpty(checkpoints.steps(self.directory))
     release.set()
-    life.checkpoints.close()
-    self.assertFalse(life.checkpoints.is_writing())
+    run.checkpoints.close()
+    self.assertFalse(run.checkpoints.is_writing())
     self.assertEqual(checkpoints.steps(self.directory), [0])
-    life.end()
+    run.end()
 
-  def _saved(self, life, times):
+  def _saved(self, run, times):
     for _ in range(times):
-      life.train()
-      life.save()
-      while life.checkpoints.is_writing():
+      run.train()
+      run.save()
+      while run.checkpoints.is_writing():
         time.sleep(0.001)
 
   def _numbers(self):
     return {int(path.name) for path in self.directory.iterdir()}
 
   def _check_left(self, servers, version):
-    """Checks that there is what there is to be, and nothing else."""
+    """Checks that the expected files are there, and no others."""
     steps = checkpoints.steps(self.directory)
     self.assertLen(steps, _KEEP)
     self.assertEqual(self._numbers(), set(steps))
@@ -270,9 +275,9 @@ class DeathTest(parameterized.TestCase):
       self.assertEqual(checkpoints.part_names(self.directory, step), parts)
       found = (self.directory / str(step)).iterdir()
       self.assertLen(list(found), len(parts))
-    life = _Life(self.directory, 1)
-    self.assertEqual(life.versions(), {version})
-    life.end()
+    run = _Run(self.directory, 1)
+    self.assertEqual(run.versions(), {version})
+    run.end()
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Tests of evaluations by workers: the same figures, whoever is lost."""
+"""Tests for evaluations by workers, some of which are lost."""
 
 import threading
 import time
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from absl.testing import absltest
 
+from cluster.network import messages
 from cluster.network.errors import TransportError
 from cluster.network.streams import Security, connect
 from cluster.parameter_server import evaluation
@@ -21,7 +22,7 @@ _STATS = (jnp.float32(7.0),)
 
 
 class _Figures:
-  """An evaluation whose figures tell versions apart; counts its calls."""
+  """An evaluation whose figures differ between versions; counts its calls."""
 
   def __init__(self):
     self.calls = 0
@@ -39,18 +40,18 @@ class _Figures:
 
 
 class _Evaluators:
-  """Workers of this process, each with what it does when it is asked."""
+  """Workers of this process, each with a function that answers requests."""
 
   def __init__(self, *workers):
     self.workers, self.asked = workers, []
 
-  def ask(self, number, address, passed):
+  def request_evaluation(self, number, address, excluded):
     for index, answer in enumerate(self.workers):
-      if (index, 0) not in passed:
+      if (index, 0) not in excluded:
         self.asked.append(index)
-        asked = evaluation.Asked(index, 0, Future())
-        question = {'evaluate': number, 'address': address}
-        threading.Thread(target=answer, args=(question, asked.answer)).start()
+        asked = evaluation.PendingEvaluation(index, 0, Future())
+        question = messages.Evaluate(number, address)
+        threading.Thread(target=answer, args=(question, asked.figures)).start()
         return asked
     return None
 
@@ -60,19 +61,19 @@ def _able(figures):
   evaluator = evaluation.Evaluator(figures, (_PARAMS, _STATS), _SETTINGS)
 
   def answer(question, future):
-    def say(said):
-      if said['figures'] is None:
-        future.set_exception(evaluation.Lost(said['error']))
+    def send(message):
+      if message.figures is None:
+        future.set_exception(evaluation.EvaluationLost(message.error))
       else:
-        future.set_result(said['figures'])
+        future.set_result(message.figures)
 
-    evaluator.answer(question, say)
+    evaluator.answer(question, send)
 
   return answer
 
 
 def _dies(question, future):
-  future.set_exception(evaluation.Lost('it is lost'))
+  future.set_exception(evaluation.EvaluationLost('it is lost'))
 
 
 def _hangs(question, future):
@@ -156,65 +157,62 @@ class ReceptionTest(absltest.TestCase):
     self.addCleanup(self.coordinator.close)
 
   def _worker(self, index, process, **ready):
-    hello = {'fingerprint': 'ours', 'process': process, 'worker': index}
+    hello = messages.WorkerHello(index, process, 'ours')
     stream = connect(self.coordinator.address, hello, Security(), 10.0)
     self.addCleanup(stream.close)
     self.addCleanup(stream.cancel)
-    self.assertIn('life', stream.receive().header)
-    self.assertIn('servers', stream.receive().header)
-    stream.send({'ready': True, **ready})
-    # Once it is answered, the one before has been heard.
-    stream.send({'beat': 0.0, 'pace': ['transfer', -1, 0]})
-    self.assertIn('beat', stream.receive().header)
+    stream.receive(messages.WORKER_ADMISSION)
+    stream.receive(messages.TO_WORKER)  # Addresses.
+    stream.send(messages.WorkerReady((), **ready))
+    # Once it is answered, the message before has been handled.
+    stream.send(messages.WorkerHeartbeat(0.0, ('transfer', -1, 0)))
+    reply = stream.receive(messages.TO_WORKER).header
+    self.assertIsInstance(reply, messages.HeartbeatReply)
     return stream
 
-  def _ask(self, number=5, passed=()):
-    return self.coordinator.reception.ask(number, '127.0.0.1:1', set(passed))
+  def _ask(self, number=5, excluded=()):
+    return self.coordinator.reception.request_evaluation(
+      number, '127.0.0.1:1', set(excluded)
+    )
 
   def test_the_first_worker_with_an_accelerator_is_asked(self):
-    self._worker(0, _ONE, accelerator=False)
-    stream = self._worker(1, _OTHER, accelerator=True)
+    self._worker(0, _ONE, has_accelerator=False)
+    stream = self._worker(1, _OTHER, has_accelerator=True)
     asked = self._ask()
-    said = {'evaluate': 5, 'address': '127.0.0.1:1'}
-    self.assertEqual(stream.receive().header, said)
+    request = stream.receive(messages.TO_WORKER).header
+    self.assertEqual(request, messages.Evaluate(5, '127.0.0.1:1'))
     figures = {'accuracy': 0.5}
-    stream.send(
-      {'event': 'evaluated', 'number': 5, 'figures': figures, 'error': None}
-    )
-    self.assertEqual(asked.answer.result(10.0), figures)
-    self.assertEqual((asked.worker, asked.life), (1, 0))
-    self.assertIsNone(self._ask(passed={(1, 0)}))
+    stream.send(messages.Evaluated(5, figures))
+    self.assertEqual(asked.figures.result(10.0), figures)
+    self.assertEqual((asked.worker, asked.incarnation), (1, 0))
+    self.assertIsNone(self._ask(excluded={(1, 0)}))
 
   def test_workers_that_do_not_say_it_are_not_asked(self):
     self._worker(0, _ONE)
     self.assertIsNone(self._ask())
 
   def test_the_loss_of_a_worker_ends_the_wait(self):
-    stream = self._worker(0, _ONE, accelerator=True)
+    stream = self._worker(0, _ONE, has_accelerator=True)
     asked = self._ask()
     stream.cancel()
-    with self.assertRaisesRegex(evaluation.Lost, 'it is lost'):
-      asked.answer.result(10.0)
+    with self.assertRaisesRegex(evaluation.EvaluationLost, 'it is lost'):
+      asked.figures.result(10.0)
     self.assertIsNone(self._ask())
 
   def test_an_answer_that_was_not_asked_for_ends_the_session(self):
-    stream = self._worker(0, _ONE, accelerator=True)
-    stream.send(
-      {'event': 'evaluated', 'number': 3, 'figures': {}, 'error': None}
-    )
+    stream = self._worker(0, _ONE, has_accelerator=True)
+    stream.send(messages.Evaluated(3, {}))
     with self.assertRaises(TransportError):
       while True:
-        stream.receive()
+        stream.receive(messages.TO_WORKER)
 
   def test_figures_that_are_no_numbers_end_the_session(self):
-    stream = self._worker(0, _ONE, accelerator=True)
+    stream = self._worker(0, _ONE, has_accelerator=True)
     asked = self._ask()
     figures = {'accuracy': 'high'}
-    stream.send(
-      {'event': 'evaluated', 'number': 5, 'figures': figures, 'error': None}
-    )
-    with self.assertRaises(evaluation.Lost):
-      asked.answer.result(10.0)
+    stream.send(messages.Evaluated(5, figures))
+    with self.assertRaises(evaluation.EvaluationLost):
+      asked.figures.result(10.0)
 
 
 if __name__ == '__main__':

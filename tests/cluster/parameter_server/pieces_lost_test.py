@@ -1,4 +1,4 @@
-"""Tests that nobody waits for workers which die, and what they sent is void."""
+"""Tests that no server waits for dead workers, whose pieces become void."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ class LostTest(parameterized.TestCase):
     cluster.die(1, after=[62, 0], back=True)
     cluster.until_version(3)
     cluster.until(lambda: cluster.coordinator.workers[1].phase is not None)
-    cluster.until_version(cluster.orders.version + 3)
+    cluster.until_version(cluster.store.version + 3)
     cluster.check(self, lost=1)
 
   @parameterized.parameters(0, 1)

@@ -67,7 +67,7 @@ class PiecesTest(absltest.TestCase):
         thread.join(10)
         self.assertFalse(thread.is_alive())
       for key in _KEYS:
-        pipe.add(step, key, 4, scale=1.0)
+        pipe.add(step, key)
       pipe.commit(step)
       total = jnp.array(pushes.sum(axis=0))  # Integers: any order is exact.
       whole.add(step, Payload(total, ()), 12)
@@ -110,7 +110,7 @@ class PiecesTest(absltest.TestCase):
     for key, push in zip(_KEYS, pushes, strict=True):
       _send(pipe, key, push)
     for key, push in zip(_KEYS[:2], pushes, strict=False):
-      pipe.add(7, key, 4, scale=1.0)
+      pipe.add(7, key)
       whole.add(7, Payload(jnp.array(push), ()), 4)
     state = pipe.state()
     jax.tree.map(np.testing.assert_array_equal, state, whole.state())
@@ -138,7 +138,7 @@ class PiecesTest(absltest.TestCase):
     self.assertLen(list(pieces[_KEYS[0]]), MAX_PIECES - 1)
     self.assertEmpty(list(pieces[_KEYS[2]]))
     for key in _KEYS[:2]:
-      pipe.add(0, key, 4, scale=1.0)
+      pipe.add(0, key)
     pipe.commit(0)
     self.assertFalse(pipe.expect(dict.fromkeys(_KEYS[:2], (4, 1.0))))
     self.assertFalse((ahead == _vector(pipe)[: ahead.size]).all())
@@ -161,7 +161,7 @@ class PiecesTest(absltest.TestCase):
     pipe = _made()
     pipe.expect({(0, 0): (4, 1.0)})
     _send(pipe, (0, 0), _pushes(1)[0])
-    pipe.add(0, (0, 0), 4, scale=1.0)
+    pipe.add(0, (0, 0))
     pipe.commit(0)
     whole = _server(_params(), ())
     whole.restore(pipe.state())

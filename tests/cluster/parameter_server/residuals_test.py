@@ -1,7 +1,7 @@
-"""Tests of what workers on real hosts remember: nothing counts twice or never.
+"""Tests for residuals of workers on real hosts: each counts exactly once.
 
-Servers sum what arrives, and gradients are known, so that what was sent, what
-is kept and what was pushed can be compared.
+Servers sum all pushes, and gradients are known, so that the sums of what was
+sent, of the residuals and of the gradients can be compared.
 """
 
 import pathlib
@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from absl.testing import absltest
 
+from cluster.network.messages import ResidualSaved, SaveResidual
 from cluster.parameter_server import residuals
-from cluster.parameter_server.residuals import Remembered, Since
+from cluster.parameter_server.residuals import ResidualHistory, ResidualId
 from learning.nothing import NoGradient, NoLearner
 from learning.shard_codec import ShardCodec
 from outputs import checkpoints
@@ -44,6 +45,12 @@ def _gradient(worker, iteration):
   return rng.integers(-9, 10, _SIZE).astype(np.float32)
 
 
+def _residual(directory, step, worker):
+  """Returns a worker's residual in a checkpoint."""
+  part = residuals.worker_part(worker)
+  return checkpoints.read(directory, step, [part])[part]['unsent:']
+
+
 class _Gradient(NoGradient):
   def __call__(self, params, ranges, *, worker, iteration, scale=1.0):
     return Payload(jnp.asarray(_gradient(worker, iteration)), ()), None
@@ -63,7 +70,9 @@ class _Sum(NoLearner):
 class _Run:
   """A coordinator, two servers and workers, in this process."""
 
-  def __init__(self, directory, workers, *, state=None, kept=lambda: None):
+  def __init__(
+    self, directory, workers, *, state=None, find_residuals=lambda: None
+  ):
     self.directory = directory
     self.coordinator = coordinators.Coordinator(
       num_workers=workers,
@@ -71,7 +80,7 @@ class _Run:
       wire=_wire(),
       learner=_Sum,
       directory=directory,
-      kept=kept,
+      find_residuals=find_residuals,
     )
     self.counted = np.zeros(_SIZE)
     push = self.coordinator.cluster.coordinator.push
@@ -92,33 +101,31 @@ class _Run:
   def cut(self, worker):
     """Cuts a worker's stream, and waits until it is back."""
     member = self.coordinator.reception.members[worker]
-    life = member.life
+    before = member.incarnation
     member.stream.cancel()
-    self.coordinator.until(lambda: member.life > life)
+    self.coordinator.until(lambda: member.incarnation > before)
 
   def save(self, step):
-    """Returns the coordinator's state, whether parts are there, and their sum."""
+    """Returns the coordinator's state, the workers' answers, and their sum."""
     state = self.coordinator.cluster.state()
-    parts = self.coordinator.orders.save(step)
+    parts = self.coordinator.store.save(step)
     there = [part.result(timeout=coordinators.START_S) for part in parts]
-    found = residuals.in_checkpoint(self.directory, step)
-    names = [residuals.worker_part(worker) for worker in found]
-    parts = checkpoints.read(self.directory, step, names).values()
-    kept = [part['unsent:'] for part in parts]
-    return state, there[2:], np.sum(kept, axis=0, dtype=np.float64)
+    found = residuals.workers_in_checkpoint(self.directory, step)
+    left = [_residual(self.directory, step, worker) for worker in found]
+    return state, there[2:], np.sum(left, axis=0, dtype=np.float64)
 
   def arrived(self):
-    """Returns the sum of what servers have been sent, of all orders so far."""
+    """Returns the sum of all pushes that servers have added so far."""
     servers = sorted(self.coordinator.servers, key=lambda server: server.index)
     sums = [np.asarray(server.learner.params) for server in servers]
     return np.concatenate(sums)
 
-  def rows(self, told):
+  def rows(self, event):
     calls = (
       self.coordinator.cluster.coordinator.recorder._files.event.call_args_list
     )
     rows = [call.args[0] for call in calls]
-    return [row['worker'] for row in rows if row['event'] == told]
+    return [row['worker'] for row in rows if row['event'] == event]
 
 
 class RunTest(absltest.TestCase):
@@ -130,34 +137,36 @@ class RunTest(absltest.TestCase):
     for worker in (0, 2):
       run.cut(worker)
       run.until(run.coordinator.accounting.iterations + 12)
-    state, there, kept = run.save(7)
+    state, there, residual = run.save(7)
     self.assertEqual(there, [True] * 3)
-    np.testing.assert_array_equal(run.arrived() + kept, run.counted)
-    self.assertGreater(np.abs(kept).sum(), 0)
-    for told in ('forgot', 'recalled'):
-      self.assertEqual(run.rows(told), [0, 2])
+    np.testing.assert_array_equal(run.arrived() + residual, run.counted)
+    self.assertGreater(np.abs(residual).sum(), 0)
+    for event in ('forgot', 'recalled'):
+      self.assertEqual(run.rows(event), [0, 2])
 
-    found = residuals.in_checkpoint(directory, 7)
+    found = residuals.workers_in_checkpoint(directory, 7)
     self.assertEqual(found, [0, 1, 2])
-    again = _Run(directory, 2, state=state, kept=lambda: (7, found))
+    again = _Run(directory, 2, state=state, find_residuals=lambda: (7, found))
     self.addCleanup(again.coordinator.close)
     again.until(run.coordinator.accounting.iterations + 12)
     _, there, left = again.save(8)
     self.assertEqual(there, [True] * 2)
-    np.testing.assert_array_equal(again.arrived() + left, again.counted + kept)
+    np.testing.assert_array_equal(
+      again.arrived() + left, again.counted + residual
+    )
     self.assertEqual(sorted(again.rows('recalled')), [0, 1])
     self.assertEmpty(again.rows('forgot'))
-    # Who begins anew says nothing of it.
+    # Workers without an earlier residual do not report one.
     self.assertEqual(run.rows('recalled'), [0, 2])
 
 
-class RememberedTest(absltest.TestCase):
+class ResidualHistoryTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     zeros = np.zeros(_SIZE, np.float32)
     self.codec = ShardCodec(zeros, (), servers=1, wire=_wire())
     self.directory = pathlib.Path(tempfile.mkdtemp())
-    self.own = Remembered(self.codec, 1, self.directory)
+    self.own = ResidualHistory(self.codec, 1, self.directory)
     self.own.begin()
 
   def _state(self, value):
@@ -169,55 +178,59 @@ class RememberedTest(absltest.TestCase):
     return float(np.unique(state.residual['unsent']).item())
 
   def test_it_is_that_of_the_last_iteration_that_counted(self):
-    self.assertEqual(self._left(Since()), 0)
-    self.own.note(0, self._state(1))
+    self.assertEqual(self._left(ResidualId()), 0)
+    self.own.record(0, self._state(1))
     self.own.begin()  # The push was lost.
-    self.assertEqual(self._left(Since()), 0)
-    self.assertFalse(self.own.recalled)
-    self.own.note(1, self._state(2))
+    self.assertEqual(self._left(ResidualId()), 0)
+    self.assertFalse(self.own.has_recalled)
+    self.own.record(1, self._state(2))
     self.own.begin()  # It has counted.
-    self.assertEqual(self._left(Since(1)), 2)
-    self.assertTrue(self.own.recalled)
-    self.own.note(2, self._state(3))
-    self.assertEqual(self._left(Since(2)), 3)
-    self.assertFalse(self.own.recalled)  # But in the first one of a life.
-    self.own.note(3, self._state(4))
-    self.assertEqual(self._left(Since(2)), 3)
+    self.assertEqual(self._left(ResidualId(1)), 2)
+    self.assertTrue(self.own.has_recalled)
+    self.own.record(2, self._state(3))
+    self.assertEqual(self._left(ResidualId(2)), 3)
+    # Only in the first iteration of an incarnation.
+    self.assertFalse(self.own.has_recalled)
+    self.own.record(3, self._state(4))
+    self.assertEqual(self._left(ResidualId(2)), 3)
 
-  def test_another_process_has_forgotten_and_says_so(self):
-    self.assertEqual(self._left(Since(5)), 0)
-    self.assertFalse(self.own.recalled)
-    said = []
-    self.own.answer({'save': 3, 'since': [7, None, []]}, said.append)
-    answer = {'event': 'kept', 'step': 3, 'known': False, 'error': None}
-    self.assertEqual(said, [answer])
-    self.assertEmpty(residuals.in_checkpoint(self.directory, 3))
+  def test_another_process_reports_that_it_lacks_the_residual(self):
+    self.assertEqual(self._left(ResidualId(5)), 0)
+    self.assertFalse(self.own.has_recalled)
+    answers = []
+    self.own.answer(SaveResidual(3, (7, None, [])), answers.append)
+    self.assertEqual(answers, [ResidualSaved(3, False)])
+    self.assertEmpty(residuals.workers_in_checkpoint(self.directory, 3))
 
   def test_a_checkpoint_is_of_the_iteration_that_is_meant(self):
-    self._left(Since())
-    self.own.note(0, self._state(1))
-    self._left(Since(0))
-    self.own.note(1, self._state(2))
+    self._left(ResidualId())
+    self.own.record(0, self._state(1))
+    self._left(ResidualId(0))
+    self.own.record(1, self._state(2))
     for step, after in ((3, 0), (4, 1)):
-      self.own.answer({'save': step, 'since': [after, None, []]}, print)
-      name = residuals.worker_part(1)
-      part = checkpoints.read(self.directory, step, [name])[name]
-      np.testing.assert_array_equal(part['unsent:'], np.full(_SIZE, after + 1))
+      self.own.answer(SaveResidual(step, (after, None, [])), print)
+      np.testing.assert_array_equal(
+        _residual(self.directory, step, 1), np.full(_SIZE, after + 1)
+      )
 
-  def test_a_full_disk_is_told(self):
-    said = []
+  def test_a_full_disk_is_reported(self):
+    answers = []
     (self.directory / '3').write_text('in the way')
-    self.own.answer({'save': 3, 'since': [None, None, []]}, said.append)
-    self.assertRegex(said[0]['error'], 'Error: ')
+    self.own.answer(SaveResidual(3, (None, None, [])), answers.append)
+    self.assertRegex(answers[0].error, 'Error: ')
 
-  def test_each_part_is_somebodys(self):
-    whole = residuals.shared(7, [0, 2, 3, 4], 2)
-    self.assertEqual(whole, [Since(None, 7, [0, 2, 4]), Since(None, 7, [3])])
-    self.assertFalse(residuals.shared(7, [0], 2)[1].any)
+  def test_each_part_is_assigned_to_one_worker(self):
+    whole = residuals.assign_residuals(7, [0, 2, 3, 4], 2)
+    self.assertEqual(
+      whole, [ResidualId(None, 7, [0, 2, 4]), ResidualId(None, 7, [3])]
+    )
+    self.assertFalse(
+      residuals.assign_residuals(7, [0], 2)[1].can_differ_from_zero
+    )
 
   def test_parts_that_are_gone_are_not_remembered(self):
-    self.assertEqual(self._left(Since(None, 9, [0, 1])), 0)
-    self.assertFalse(self.own.recalled)
+    self.assertEqual(self._left(ResidualId(None, 9, [0, 1])), 0)
+    self.assertFalse(self.own.has_recalled)
 
 
 class ProcessTest(processes.TestCase):

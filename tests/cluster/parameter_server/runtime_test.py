@@ -32,7 +32,7 @@ def _flat(tree):
 
 
 class SameTest(processes.TestCase):
-  """What is learned is what the virtual runtime learns."""
+  """Real runs learn the same parameters as virtual runs."""
 
   @pytest.mark.soak
   def test_one_worker_and_one_server(self):
@@ -153,7 +153,7 @@ class ResumeTest(processes.TestCase):
     self.assertGreaterEqual(after['examples'], 10 * 192)
     self.assertGreater(after['iterations'], before['iterations'])
     self.assertGreater(after['final_accuracy'], 0.8)
-    # What was in the middle then was given up, and is listed.
+    # Pushes that were under way then are listed as lost.
     reasons = [lost['reason'] for lost in after['lost']]
     self.assertContainsSubset(reasons, ['The run was started again.'])
 
@@ -169,7 +169,7 @@ class ResumeTest(processes.TestCase):
 
 
 def _kind(row):
-  """Returns what orders rows by kind and then by when they were due."""
+  """Returns a key that orders rows by kind and then by the time due."""
   return row['kind'], row['examples']
 
 

@@ -14,10 +14,11 @@ from absl.testing import absltest, parameterized
 
 from cluster.allreduce.executor.executor import Usage
 from cluster.allreduce.rendezvous import Rendezvous
-from cluster.membership import checked
+from cluster.network import messages
 from cluster.network.errors import Closed
+from cluster.network.messages import TrafficReport
 from cluster.probing.follower import LinkFollower
-from cluster.probing.traffic import TRAFFIC, RateWindows, Sent, TrafficReporter
+from cluster.probing.traffic import RateWindows, Sent, TrafficReporter
 from route import forest
 from tests.support import changing_links
 from tests.tools import lab_test
@@ -50,7 +51,7 @@ class LinkFollowerTest(absltest.TestCase):
       size_bytes=_SIZE,
     )
     for index in range(4):
-      self.formation.came(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
+      self.formation.add(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
     self.follower = LinkFollower(
       self.formation,
       size_bytes=_SIZE,
@@ -184,7 +185,7 @@ class LinkFollowerTest(absltest.TestCase):
         self._sent[src, dst] = sent + round(rate * took_s), busy_s + took_s
       for src in range(4):
         rows = [[d, *s] for (k, d), s in self._sent.items() if k == src]
-        self.follower.take_traffic({'worker': src, 'sent': rows})
+        self.follower.take_traffic(src, TrafficReport(rows))
       self.follower.end_iteration(self.now_s, took_s, is_complete=True)
 
 
@@ -223,7 +224,7 @@ class TrafficReporterTest(absltest.TestCase):
     said, gone = queue.SimpleQueue(), threading.Event()
 
     def say(told):
-      said.put(json.loads(json.dumps(told)))
+      said.put(messages.FROM_REPLICA.decode(messages.encode(told)))
       if said.qsize() > 2:
         gone.set()
         raise Closed('gone')
@@ -233,12 +234,7 @@ class TrafficReporterTest(absltest.TestCase):
       time.sleep(0.05)
     self.assertEqual(said.qsize(), 3)
     told = said.get()
-    self.assertEqual(told, {'event': 'traffic', 'sent': [[3, 10, 0.5]]})
-    checked.words(told, 'peer', {'event': {}}, {'traffic': TRAFFIC})
-    for sent in (None, [[1, 2]], [[1, -2, 0.0]], [['a', 1, 0.0]]):
-      with self.assertRaises(Closed):
-        wrong = told | {'sent': sent}
-        checked.words(wrong, 'peer', {'event': {}}, {'traffic': TRAFFIC})
+    self.assertEqual(told, TrafficReport([(3, 10, 0.5)]))
     self.assertEqual(Sent(1, 2.0)._fields, ('bytes', 'busy_s'))
 
 

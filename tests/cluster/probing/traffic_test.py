@@ -7,6 +7,7 @@ import numpy as np
 from absl.testing import absltest
 
 from cluster.allreduce.rendezvous import Rendezvous
+from cluster.network.messages import Connected, StateDigest
 from cluster.probing.traffic import TrafficLog
 from cluster.traffic import Traffic
 from outputs.accounting import Accounting
@@ -35,20 +36,20 @@ class TrafficLogTest(absltest.TestCase):
   def _make(self, formation):
     self.formation = formation
     for index in range(3):
-      formation.came(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
+      formation.add(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
     self.log = TrafficLog(formation, Traffic(self.recorder))
 
   def _form(self, time, version, members, sent, lives=(0, 0, 0)):
     self.formation.form(members, version)
     for index in members:
-      event = {'worker': index, 'life': lives[index], 'sent': sent[index]}
-      self.log.take_connected(event)
-    self.log.begin_epoch(time, version, 'somebody has come')
+      report = Connected(0, version, '', sent[index])
+      self.log.take_connected(index, lives[index], report)
+    self.log.begin_epoch(time, version, 'a worker joins')
 
   def _check(self, time, version, sent):
     for index, own in enumerate(sent):
-      event = {'worker': index, 'life': 0, 'version': version, 'sent': own}
-      self.log.take_compared(event, time)
+      report = StateDigest(0, version, '', own)
+      self.log.take_compared(index, 0, report, time)
 
   def _rates(self, row):
     json.dumps(row)

@@ -50,9 +50,9 @@ class DeadlinesTest(parameterized.TestCase):
       for change in (here.step, here.transfer, here.compute, here.transfer):
         change()
         self.now += 19.0
-        seen.tell(here.told()['pace'], self.now)
+        seen.tell(here.told(), self.now)
         # The same again is not news.
-        seen.tell(here.told()['pace'], self.now)
+        seen.tell(here.told(), self.now)
         self.now += 0.5
         self.assertEmpty(
           deadlines.overdue([(0, seen, 1)], now=self.now, obeyed=0)
@@ -71,10 +71,10 @@ class DeadlinesTest(parameterized.TestCase):
 
     here.follow(count)
     counts[0].join()
-    self.assertEqual(here.told(), {'pace': ['transfer', 2, 0]})
+    self.assertEqual(here.told(), ('transfer', 2, 0))
     here.follow(lambda: 1)
     here.follow(lambda: 0)
-    self.assertEqual(here.told(), {'pace': ['transfer', 2, 1]})
+    self.assertEqual(here.told(), ('transfer', 2, 1))
 
   def test_nobody_is_blamed_for_servers_that_have_not_obeyed(self):
     deadlines = self._deadlines()

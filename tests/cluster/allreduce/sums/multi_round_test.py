@@ -19,6 +19,7 @@ from cluster.allreduce.sums import host
 from cluster.allreduce.sums.codec_state import CodecState
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.network.handshake import Security
+from cluster.network.messages import ConnectMembers
 from cluster.process.deadlines import Deadlines, Pace, Seen
 from learning.layout import Layout
 from route import links, ring
@@ -103,7 +104,7 @@ class _Heartbeats:
   def beat(self, seconds=0.0):
     self.now += seconds
     self.pace.reach(self._worker.steps)
-    self._seen.tell(self.pace.told()['pace'], self.now)
+    self._seen.tell(self.pace.told(), self.now)
     self.overdue += self._deadlines.overdue(
       [(0, self._seen, 8)], now=self.now, obeyed=0
     )
@@ -206,16 +207,17 @@ class MultiRoundTest(parameterized.TestCase):
 
   def _form(self, generation, members):
     cluster_of = links.read_cluster('', len(members))
-    description = membership.describe(
+    described = membership.describe(
       membership.Membership(
         generation,
         {index: self.addresses[index] for index in members},
-        ring.in_order(cluster_of),
+        ring.build_in_order(cluster_of),
         {cluster_of.workers[members.index(k)]: k for k in members},
       ),
       cluster_of,
     )
-    self._each(lambda k: self.workers[k].form(description, 20.0), members)
+    order = ConnectMembers(generation, 0, None, described)
+    self._each(lambda k: self.workers[k].form(order, 20.0), members)
 
   def _compute(self, index, version, stage):
     worker, learner = self.workers[index], self.learners[index]

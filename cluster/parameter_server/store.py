@@ -7,12 +7,13 @@ sequence.
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
 
+from cluster.network import messages
 from learning.scaling import Scaling, factor, worker_scaling
 from learning.schedule import Schedule
 from learning.shard_codec import ShardCodec
@@ -21,14 +22,14 @@ _ITEM = np.dtype(np.float32).itemsize
 Key = tuple[int, int]  # Rank of a worker, and number of its incarnation.
 
 
-class Ordered(Protocol):
+class OrderedServer(Protocol):
   """A server: in this process, or at the other end of a stream."""
 
-  def order(self, sequence: int, orders: list[list[Any]]) -> None:
+  def order(self, sequence: int, orders: Sequence[messages.Order]) -> None:
     """Takes orders, which follow those of lower numbers."""
 
 
-class Orders:
+class ShardedParameterStore:
   """A ParameterStore whose parameters are on servers: see `learning.learning`.
 
   Attributes:
@@ -36,7 +37,7 @@ class Orders:
     examples: Number of examples in them.
     scalings: Loss scaling of each worker; [] without.
     sequence: Number of batches of orders given to the servers.
-    lives: Number of the last incarnation of each worker.
+    incarnations: Number of the last incarnation of each worker.
   """
 
   def __init__(
@@ -57,61 +58,64 @@ class Orders:
     """
     self.scalings = [scaling] * num_workers if scaling else []
     self.version = self.examples = 0
-    self.lives = [-1] * num_workers
+    self.incarnations = [-1] * num_workers
     self._sums: dict[int, int] = {}  # Examples of updates to be applied.
     self._codec = codec
     self._schedule = schedule
-    self._servers: Sequence[Ordered] = []
-    self._orders: list[list[Any]] = []
+    self._servers: Sequence[OrderedServer] = []
+    self._orders: list[messages.Order] = []
     self.sequence = 0
     self._number = 0  # Number of the last question or held version.
     self._questions: dict[int, list[Future[Any]]] = {}
-    self._beside: Callable[[int], list[Future[Any]]] = lambda step: []
+    self._save_residuals: Callable[[int], list[Future[Any]]] = lambda step: []
     self._answering = threading.Lock()
     self._error: Exception | None = None
 
   def attach(
     self,
-    servers: Sequence[Ordered],
-    beside: Callable[[int], list[Future[Any]]] = lambda step: [],
+    servers: Sequence[OrderedServer],
+    save_residuals: Callable[[int], list[Future[Any]]] = lambda step: [],
   ) -> None:
     """Sets the servers.
 
     Args:
       servers: Servers in the order of their shares.
-      beside: Makes the workers write their parts of a checkpoint.
+      save_residuals: Makes the workers write their parts of a checkpoint, given
+        its number; returns a future of each.
     """
-    self._servers, self._beside = servers, beside
+    self._servers, self._save_residuals = servers, save_residuals
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
     """Adds a worker's push, which all servers have received, to an update."""
-    own, examples = (
-      worker_scaling(self.scalings, worker),
-      examples if finite else 0,
-    )
+    scaling = worker_scaling(self.scalings, worker)
+    examples = examples if finite else 0
     self._orders.append(
-      ['add', worker, self.lives[worker], update, examples, factor(own)]
+      messages.Add(
+        worker, self.incarnations[worker], update, examples, factor(scaling)
+      )
     )
-    if own:
-      self.scalings[worker] = own.after(finite=finite)
+    if scaling:
+      self.scalings[worker] = scaling.after(finite=finite)
     self._sums[update] = self._sums.get(update, 0) + examples
 
   def commit(self, update: int) -> bool:
     """Applies an update; the version becomes one higher."""
-    self._orders.append(['commit', update])
+    self._orders.append(messages.Commit(update))
     self.examples += self._sums.pop(update)
     self.version += 1
     return True
 
-  def release(self, worker: int, header: Mapping[str, Any]) -> None:
+  def release(self, worker: int, pull: messages.Pull) -> None:
     """Sends this version to a worker."""
-    self._orders.append(['release', worker, self.lives[worker], header])
+    self._orders.append(
+      messages.Release(worker, self.incarnations[worker], pull)
+    )
 
-  def end(self, worker: int, life: int) -> None:
+  def end(self, worker: int, incarnation: int) -> None:
     """Ends a worker's streams and drops its push, if it was not added."""
-    self._orders.append(['end', worker, life])
+    self._orders.append(messages.EndWorker(worker, incarnation))
 
   def save(self, step: int) -> list[Future[Any]]:
     """Makes servers and workers write their parts of a checkpoint.
@@ -122,7 +126,8 @@ class Orders:
     Returns:
       A future of each part, which is done once the part is on disk.
     """
-    return self._ask('save', step) + self._beside(step)
+    shares = self._ask(lambda number: messages.SaveShare(number, step))
+    return shares + self._save_residuals(step)
 
   def flush(self) -> None:
     """Sends all collected orders to the servers."""
@@ -136,12 +141,12 @@ class Orders:
   def hold(self) -> int:
     """Makes servers hold the current version; returns its number."""
     number = self._next()
-    self._orders.append(['hold', number])
+    self._orders.append(messages.Hold(number))
     return number
 
   def drop(self, held: int) -> None:
     """Makes servers drop a version that they hold."""
-    self._orders.append(['drop', held])
+    self._orders.append(messages.Drop(held))
 
   def held_bytes(self, server: int) -> int:
     """Returns the bytes of a held version of a server's share."""
@@ -157,7 +162,7 @@ class Orders:
       A function that waits for the servers; it returns parameters and
       statistics.
     """
-    parts = self._ask('send', held)
+    parts = self._ask(lambda number: messages.SendVersion(number, held))
     return lambda: self._codec.join(
       [
         self._codec.split_shard(part.result(), server)
@@ -165,7 +170,7 @@ class Orders:
       ]
     )
 
-  def asks(self, server: int, number: int) -> bool:
+  def awaits(self, server: int, number: int) -> bool:
     """Returns whether a server may answer a question.
 
     True if its answer is awaited, or no answer is awaited after an error.
@@ -176,7 +181,7 @@ class Orders:
       return waits or self._error is not None
 
   def answer(self, server: int, number: int, answer: Any) -> None:
-    """Takes in a server's answer to a question; from any thread."""
+    """Records a server's answer to a question; from any thread."""
     with self._answering:
       if self._error is not None:
         return  # `fail` has answered all questions.
@@ -202,14 +207,14 @@ class Orders:
     self._number += 1
     return self._number
 
-  def _ask(self, name: str, *arguments: Any) -> list[Future[Any]]:
+  def _ask(self, order: Callable[[int], messages.Order]) -> list[Future[Any]]:
     number = self._next()
     futures: list[Future[Any]] = [Future() for _ in self._servers]
     with self._answering:
       if self._error is not None:
         raise self._error
       self._questions[number] = futures
-    self._orders.append([name, number, *arguments])
+    self._orders.append(order(number))
     self.flush()  # The caller may wait for an answer.
     return futures
 
@@ -239,7 +244,7 @@ class Orders:
     return self._schedule(examples=self.examples, updates=self.version)
 
   @property
-  def keeps(self) -> bool:
+  def has_residuals(self) -> bool:
     """True if workers keep residuals of their gradients."""
     return self._codec.has_residual
 

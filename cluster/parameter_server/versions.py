@@ -15,19 +15,20 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from cluster.network.messages import ServerReport, ShareSaved, VersionPart
 from cluster.network.streams import TransportError, chunked
 from learning.shard_codec import byte_views
 from outputs import checkpoints, serialization
 
-# Called with what happened, by name, and with bytes that belong to it.
-Report = Callable[[dict[str, Any], Iterable[np.ndarray]], None]
+# Called with a report of a server, and with bytes that belong to it.
+Report = Callable[[ServerReport, Iterable[np.ndarray]], None]
 
 # Pause between the messages of a version, in which other threads can send:
 # locks are not fair.
 _GAP_S = 1e-3
 
 
-class Keeping:
+class ShardVersions:
   """The checkpoints and held versions of one server."""
 
   def __init__(
@@ -68,8 +69,8 @@ class Keeping:
       number: Number of the coordinator's question.
       held: Number of the version.
     """
-    told = number, byte_views(self._held[held])
-    threading.Thread(target=self._tell, args=told, daemon=True).start()
+    arguments = number, byte_views(self._held[held])
+    threading.Thread(target=self._send, args=arguments, daemon=True).start()
 
   def save(self, number: int, step: int, state: dict[str, Any]) -> None:
     """Writes a part of a checkpoint in a thread, and reports the outcome.
@@ -80,26 +81,24 @@ class Keeping:
       state: State of the learner.
     """
     tree = serialization.freeze(state | {'held': self._held})
-    saved = self._pool.submit(self._write, step, tree)
-    saved.add_done_callback(lambda saved: self._saved(number, saved))
+    written = self._pool.submit(self._write, step, tree)
+    written.add_done_callback(lambda done: self._report_saved(number, done))
 
   def _write(self, step: int, tree: Callable[[], serialization.Tree]) -> None:
     checkpoints.write(self._directory, step, self._part, tree())
 
-  def _tell(self, number: int, whole: list[np.ndarray]) -> None:
-    told = {'event': 'snapshot', 'id': number}
-    told['size_bytes'] = sum(part.size for part in whole)
-    # The coordinator knows whom it has lost.
-    with contextlib.suppress(TransportError):
-      self._report(told, ())
-      for chunk in chunked(whole):
-        self._report(told, [chunk])
+  def _send(self, number: int, arrays: list[np.ndarray]) -> None:
+    part = VersionPart(number, sum(array.size for array in arrays))
+    with contextlib.suppress(TransportError):  # The coordinator notices, too.
+      self._report(part, ())
+      for chunk in chunked(arrays):
+        self._report(part, [chunk])
         time.sleep(_GAP_S)
 
-  def _saved(self, number: int, saved: Future[None]) -> None:
-    told = {'event': 'saved', 'id': number}
-    if error := saved.exception():
+  def _report_saved(self, number: int, written: Future[None]) -> None:
+    reason = None
+    if error := written.exception():
       logging.error('A part of a checkpoint could not be written: %s', error)
-      told['error'] = f'{type(error).__name__}: {error}'
+      reason = f'{type(error).__name__}: {error}'
     with contextlib.suppress(TransportError):
-      self._report(told, ())
+      self._report(ShareSaved(number, reason), ())

@@ -12,12 +12,14 @@ import numpy as np
 import optax
 from absl.testing import absltest
 
+from cluster.membership.process import Settings
+from cluster.network.messages import VersionPart
 from cluster.network.streams import Security
 from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
-from cluster.parameter_server.keeping import Keeping
 from cluster.parameter_server.server import Server
-from cluster.parameter_server.servers import Orders
+from cluster.parameter_server.store import ShardedParameterStore
+from cluster.parameter_server.versions import ShardVersions
 from cluster.process.deadlines import Deadlines, Jobs
 from learning.layout import reshard
 from learning.learner import TaskLearner
@@ -38,30 +40,29 @@ class _Lead:
     wire = dense.make(dtype='float32')
     self.codec = ShardCodec(params, (), servers=num_servers, wire=wire)
     self.reads = threading.Event()
-    self.orders = Orders(codec=self.codec, schedule=None, num_workers=1)
+    self.store = ShardedParameterStore(
+      codec=self.codec, schedule=None, num_workers=1
+    )
     self.learners, self.servers = [], []
     deadlines = Deadlines(timeout_s=1.0, start_s=10.0, windows=False)
     reception = ParameterServerReception(
-      orders=self.orders,
+      store=self.store,
       num_workers=1,
       num_servers=num_servers,
       dedicated=True,
-      host='',
+      settings=Settings('', '', Security(), 1.0, 10.0, ''),
       port=0,
-      greeting=dict,
-      fingerprint='',
-      security=Security(),
-      timeout_s=1.0,
-      start_s=10.0,
+      restore=lambda: None,
+      reserved={},
       deadlines=deadlines,
       jobs=Jobs(deadlines),
     )
 
     def reporter(index):
       def report(event, body):
-        if event['event'] == 'snapshot':
+        if isinstance(event, VersionPart):
           self.reads.wait(_LIMIT_S)
-        reception.told(index, event, body)
+        reception.take_report(index, event, body)
 
       return report
 
@@ -73,29 +74,31 @@ class _Lead:
         held = state.pop('held')
         learner.restore(state)
       part = sharded.server_part(index)
-      keeping = Keeping(directory, part, held=held, report=reporter(index))
+      versions = ShardVersions(
+        directory, part, held=held, report=reporter(index)
+      )
       server = Server(
         index,
         learner=learner,
         codec=self.codec,
-        keeping=keeping,
+        versions=versions,
         report=reporter(index),
       )
       self.learners.append(learner)
       self.servers.append(server)
-    self.orders.attach(self.servers)
+    self.store.attach(self.servers)
 
   def train(self, times):
     """Has so many updates made, and waits for them."""
     for _ in range(times):
-      version = self.orders.version
+      version = self.store.version
       for index, server in enumerate(self.servers):
         size = self.codec.sizes[index][0]
         gradient = jnp.full(size, 0.1 * (version + 1))
         server._payloads[0, -1] = Payload(gradient, ())
-      self.orders.add(version, 0, 8)
-      self.orders.commit(version)
-      self.orders.flush()
+      self.store.add(version, 0, 8)
+      self.store.commit(version)
+      self.store.flush()
       deadline = time.monotonic() + _LIMIT_S
       while any(each.version <= version for each in self.learners):
         if time.monotonic() > deadline:
@@ -123,7 +126,7 @@ def _learner(params):
   )
 
 
-class KeepingTest(absltest.TestCase):
+class ShardVersionsTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.directory = pathlib.Path(tempfile.mkdtemp())
@@ -137,10 +140,10 @@ class KeepingTest(absltest.TestCase):
     coordinator = self._coordinator(2)
     coordinator.train(2)
     expected = coordinator.params()
-    held = coordinator.orders.hold()
-    read = coordinator.orders.read(held)
+    held = coordinator.store.hold()
+    read = coordinator.store.read(held)
     coordinator.train(3)
-    coordinator.orders.drop(held)
+    coordinator.store.drop(held)
     coordinator.train(1)
     self.assertFalse(np.array_equal(coordinator.params(), expected))
     coordinator.reads.set()
@@ -157,7 +160,7 @@ class KeepingTest(absltest.TestCase):
       save(*args, **kwargs)
 
     with mock.patch.object(np, 'savez', slowly):
-      saved = coordinator.orders.save(0)
+      saved = coordinator.store.save(0)
       coordinator.train(4)  # Which use the optimiser's memory again.
       self.assertFalse(any(future.done() for future in saved))
       proceeds.set()
@@ -173,19 +176,19 @@ class KeepingTest(absltest.TestCase):
     coordinator = self._coordinator(2)
     coordinator.train(1)
     expected = coordinator.params()
-    held = coordinator.orders.hold()
+    held = coordinator.store.hold()
     coordinator.train(2)
-    state = coordinator.orders.state()
-    for future in coordinator.orders.save(0):
+    state = coordinator.store.state()
+    for future in coordinator.store.save(0):
       future.result(_LIMIT_S)
     for servers in (1, 3):
       again = self._coordinator(servers, 0)
-      again.orders.restore(state)
+      again.store.restore(state)
       again.reads.set()
       np.testing.assert_array_equal(again.params(), coordinator.params())
-      other = again.orders.hold()
+      other = again.store.hold()
       self.assertNotEqual(other, held)
-      read = again.orders.read(held), again.orders.read(other)
+      read = again.store.read(held), again.store.read(other)
       np.testing.assert_array_equal(read[0]()[0], expected)
       np.testing.assert_array_equal(read[1]()[0], again.params())
 
@@ -196,11 +199,11 @@ class KeepingTest(absltest.TestCase):
       mock.patch.object(checkpoints, 'write', side_effect=full),
       self.assertRaisesRegex(OSError, 'Server 0: OSError: .*No space left'),
     ):
-      coordinator.orders.save(0)[0].result(_LIMIT_S)
+      coordinator.store.save(0)[0].result(_LIMIT_S)
     coordinator.train(1)
 
   def test_arrays_that_are_frozen_outlive_their_donation(self):
-    # What all of this relies on.
+    # All of this relies on it.
     array = jnp.arange(1000.0)
     tree = serialization.freeze([array])
     used = jax.jit(lambda a: a * 2, donate_argnums=0)(array)
