@@ -89,7 +89,7 @@ class MassTest(parameterized.TestCase):
 
     def residual(worker, *_):
       vector = jax.tree.leaves(store._states[worker].residual)[0]
-      return _flat(store._layout.leaves(np.asarray(vector)))
+      return _flat(store._layout.unflatten(np.asarray(vector)))
 
     with (
       mock.patch.object(store, 'commit', count('pushed', store.commit, pushes)),
