@@ -129,7 +129,7 @@ def _make_tree(data: bytes, arrays: Sequence[np.ndarray]) -> Tree:
   tree = {}
   for number, array in enumerate(arrays):
     dtype = array.dtype
-    if dtype.kind == 'V':  # Such as bfloat16, which NumPy's files do not know.
+    if dtype.kind == 'V':  # Such as uint4, which Orbax does not write.
       tree[f'array{number}:{dtype.name}'] = array.view(f'u{dtype.itemsize}')
     else:
       tree[f'array{number}'] = array

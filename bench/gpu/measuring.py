@@ -252,8 +252,7 @@ def _kill_after_checkpoint(
   Raises:
     RuntimeError: If it ends before.
   """
-  checkpoints = folder / 'checkpoints'
-  while not any(checkpoints.glob('[0-9]*/coordinator.npz')):
+  while not checkpoints.steps(folder / 'checkpoints'):
     if process.poll() is not None:
       end = processes.tail(folder.with_suffix('.log'))
       raise RuntimeError(f'the run has ended before it was killed: {end}')

@@ -32,6 +32,15 @@ def _stopped():
   raise AssertionError('It has ended.')
 
 
+def _contents(part):
+  return {file: file.read_bytes() for file in part.rglob('*') if file.is_file()}
+
+
+def _largest(part):
+  contents = _contents(part)
+  return max(contents, key=lambda file: len(contents[file]))
+
+
 class DamageTest(parameterized.TestCase):
   """The newest checkpoint cannot be read."""
 
@@ -39,47 +48,53 @@ class DamageTest(parameterized.TestCase):
     super().setUp()
     self.workdir = pathlib.Path(tempfile.mkdtemp()) / 'run'
     shutil.copytree(_stopped(), self.workdir)
-    self.part = self.workdir / 'checkpoints' / '1' / 'coordinator.npz'
+    self.part = self.workdir / 'checkpoints' / '1' / 'coordinator'
+    self.file = _largest(self.part)
 
   def _cut(self):
-    content = self.part.read_bytes()
-    self.part.write_bytes(content[: len(content) // 2])
+    content = self.file.read_bytes()
+    self.file.write_bytes(content[: len(content) // 2])
 
   def _flip(self):
-    content = bytearray(self.part.read_bytes())
+    content = bytearray(self.file.read_bytes())
     for place in range(0, len(content), 50):
       content[place] ^= 4
-    self.part.write_bytes(content)
+    self.file.write_bytes(content)
 
   def _empty(self):
-    self.part.write_bytes(b'')
+    for file in _contents(self.part):
+      file.write_bytes(b'')
 
-  @parameterized.parameters(('_cut',), ('_flip',), ('_empty',))
+  def _lose(self):
+    self.file.unlink()
+
+  @parameterized.parameters(('_cut',), ('_flip',), ('_empty',), ('_lose',))
   def test_the_checkpoint_before_a_damaged_one_is_used(self, damage):
     getattr(self, damage)()
-    before = self.part.read_bytes()
+    before = _contents(self.part)
 
     with self.assertLogs('absl', 'WARNING') as logs:
       run = train.build(stopping.eventful('asp'), workdir=str(self.workdir))
 
     self.assertIn('checkpoints/1 cannot be read; it is', str(logs.output))
-    self.assertEqual(self.part.read_bytes(), before)
+    self.assertEqual(_contents(self.part), before)
     run()
     results = stopping.results(run)
     np.testing.assert_equal(results, stopping.straight('asp')[0])
 
   def test_a_run_without_any_readable_checkpoint_is_refused(self):
     self._flip()
-    self.part = self.workdir / 'checkpoints' / '0' / 'coordinator.npz'
-    self._cut()
+    self.part = self.workdir / 'checkpoints' / '0' / 'coordinator'
+    self._empty()
     with self.assertRaisesRegex(ValueError, r'workdir: .* got \[0, 1\]'):
       train.build(stopping.eventful('asp'), workdir=str(self.workdir))
 
   def test_an_incomplete_checkpoint_is_ignored_and_removed(self):
-    (self.workdir / 'checkpoints' / '2').mkdir()
-    (self.workdir / 'checkpoints' / '2' / '.coordinator.npz.new').touch()
+    for name in ('2/server0', '2/.coordinator.new', '1/.worker0.new'):
+      (self.workdir / 'checkpoints' / name / 'd').mkdir(parents=True)
     run = train.build(stopping.eventful('asp'), workdir=str(self.workdir))
     self.assertFalse((self.workdir / 'checkpoints' / '2').exists())
+    self.assertFalse((self.workdir / 'checkpoints/1/.worker0.new').exists())
     run()
     np.testing.assert_equal(stopping.results(run), stopping.straight('asp')[0])
 
@@ -200,7 +215,7 @@ class ReadTest(absltest.TestCase):
     directory = pathlib.Path(tempfile.mkdtemp())
     tree = serialization.freeze({'parts': ['server0'], 'state': 7})()
     checkpoints.write(directory, 0, checkpoints.COORDINATOR, tree)
-    with self.assertRaisesRegex(OSError, 'server0.npz'):
+    with self.assertRaisesRegex(OSError, 'server0'):
       checkpoints.read(directory, 0)
 
 

@@ -230,7 +230,7 @@ class DeathTest(parameterized.TestCase):
     run = _Run(self.directory, 2)
     self._saved(run, 3)
     run.end()
-    (self.directory / '2' / 'server1.npz').unlink()
+    shutil.rmtree(self.directory / '2' / 'server1')
     with self.assertLogs('absl', 'WARNING') as logs:
       run = _Run(self.directory, 2)
     self.assertLen(logs.output, 1)
