@@ -1,20 +1,28 @@
-"""Folders of named arrays, written and read by Orbax.
+"""Folders of named arrays, written and read by Orbax, with checksums.
 
 Every part of a checkpoint is such a folder: an Orbax checkpoint of one flat
 dictionary of NumPy arrays, which `orbax.checkpoint.PyTreeCheckpointer` reads.
-Orbax is imported by the first call, as that takes a third of a second.
+`checksums.json` lists the size and the checksum (XXH3) of each of its files.
+They are compared before Orbax reads: damage that Orbax meets makes it print
+tracebacks of its own.  Orbax is imported by the first call, as that takes a
+third of a second.
 """
 
 import functools
+import json
 import logging as log
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import xxhash
 from absl import logging
 
 from configs.checks import require
+
+_CHECKSUMS = 'checksums.json'
+_READ_BYTES = 1 << 20
 
 
 def write(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -39,25 +47,48 @@ def write(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
   # The errors of Orbax and TensorStore on a full disk are not documented.
   except Exception as error:
     raise OSError(f'{folder}: {error}') from error
+  text = json.dumps(_file_checksums(folder), indent=2)
+  (folder / _CHECKSUMS).write_text(text)
 
 
 def read(folder: pathlib.Path) -> dict[str, np.ndarray]:
   """Returns the arrays of a folder by name.
 
   Raises:
-    ValueError: If there is anything but arrays of NumPy.
-    OSError: If files are missing.
-    Exception: From Orbax, if files are damaged.
+    ValueError: If a file is missing or differs from the one that was written.
+    OSError: If the folder or a file cannot be read.
+    Exception: From Orbax, if it cannot read what it has written.
   """
   import orbax.checkpoint as ocp
 
+  try:
+    expected = json.loads((folder / _CHECKSUMS).read_text())
+  except ValueError as error:
+    raise ValueError(f'{folder / _CHECKSUMS}: {error}') from error
+  found = _file_checksums(folder)
+  require(isinstance(expected, dict), _CHECKSUMS, 'an object', expected)
+  for name, checksum in expected.items():
+    if found.get(name) != checksum:
+      raise ValueError(
+        f'{folder / name}: expected the file that was written, of '
+        f'[size, checksum] {checksum}, got {found.get(name, "no file")}.'
+      )
   arguments = ocp.args.PyTreeRestore()
-  found = _checkpointer().restore(folder.absolute(), args=arguments)
-  is_flat = isinstance(found, dict) and all(
-    isinstance(array, np.ndarray) for array in found.values()
-  )
-  require(is_flat, str(folder), 'arrays by name', type(found).__name__)
-  return dict(found)
+  return dict(_checkpointer().restore(folder.absolute(), args=arguments))
+
+
+def _file_checksums(folder: pathlib.Path) -> dict[str, list[object]]:
+  """Returns size in bytes and checksum in hex of all files but the list."""
+  found: dict[str, list[object]] = {}
+  for path in sorted(folder.rglob('*')):
+    if path.is_file() and path.name != _CHECKSUMS:
+      checksum = xxhash.xxh3_64()
+      with path.open('rb') as file:
+        while data := file.read(_READ_BYTES):
+          checksum.update(data)
+      name = path.relative_to(folder).as_posix()
+      found[name] = [path.stat().st_size, checksum.hexdigest()]
+  return found
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from bench import routes
 from bench.gpu import processes, training
 from bench.gpu.processes import Context, Stepper
 from cluster.process import devices, roles
+from outputs import checkpoints
 from tools import same
 
 _ROOT = pathlib.Path(__file__).parents[2]
