@@ -243,7 +243,14 @@ class Coordinator:
     self._tell('leave', worker=index, time=time)
 
   def join(self, index: int, time: float) -> None:
-    """Takes in a worker that was gone."""
+    """Readmits a worker that had left the run; it waits for a release.
+
+    Batching and scheme get the event.
+
+    Args:
+      index: Index of the worker, which must not be a member.
+      time: Time of its return, seconds on the run's clock.
+    """
     self.enter(index, 'wait', time)
     self.batching.join(index)
     self._tell('join', worker=index, time=time)

@@ -105,7 +105,16 @@ class Stream:
     return self.upcoming(worker, count)
 
   def upcoming(self, worker: int, count: int) -> Ranges:
-    """Returns the result of the next `take`, as far as the lease has it."""
+    """Returns the worker's next `count` positions without taking them.
+
+    Only positions that the worker has leased are returned, which may be fewer
+    than `count`.  They are positions in the stream, not numbers of examples:
+    see `indices`.
+
+    Args:
+      worker: Index of the worker.
+      count: Number of positions, at least 1.
+    """
     return _merged(_cut(self.leases.get(worker, ()), count)[0])
 
   def indices(self, ranges: Ranges) -> np.ndarray:

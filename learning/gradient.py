@@ -148,7 +148,7 @@ class TaskGradient:
 
   @property
   def is_spread(self) -> bool:
-    """Whether several devices compute it together."""
+    """Whether each gradient is computed on several devices of this process."""
     return self._spread is not None
 
   def part(
@@ -290,7 +290,19 @@ class TaskGradient:
     return payloads
 
   def batches(self, examples: int | None, *, changing: bool) -> list[int]:
-    """Returns sizes of batches that need every program; as of `warm_up`."""
+    """Returns batch sizes that together use every program of a run.
+
+    Computing one gradient of each size compiles all programs, so that none is
+    compiled later.
+
+    Args:
+      examples: Examples of a batch, the largest one if batches change; None if
+        there is no bound.
+      changing: Whether later batches may be smaller.
+
+    Raises:
+      ValueError: If `examples` is None although batches do not change.
+    """
     if not changing:
       if examples is None:
         raise ValueError(

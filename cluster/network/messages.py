@@ -1086,7 +1086,14 @@ def encode_header(message: Any, size_bytes: int) -> bytes:
 
 
 def encode(message: Any) -> bytes:
-  """Returns the bytes of a message, which `Schema.decode` reads."""
+  """Returns the bytes of a message that has no body, for `Schema.decode`.
+
+  Only messages of a handshake are sent in this way; for messages on a stream,
+  which may have a body, see `encode_header`.
+
+  Args:
+    message: Struct of this module.
+  """
   return _ENCODER.encode(message)
 
 

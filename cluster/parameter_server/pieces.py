@@ -232,7 +232,7 @@ class Pieces:
 
   @property
   def examples(self) -> int:
-    """Number of examples in these updates."""
+    """Number of examples in applied updates."""
     return self._pieces[0].learner.examples
 
   @property

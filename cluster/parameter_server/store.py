@@ -34,7 +34,7 @@ class ShardedParameterStore:
 
   Attributes:
     version: Number of updates applied or skipped.
-    examples: Number of examples in them.
+    examples: Number of examples in applied updates.
     scalings: Loss scaling of each worker; [] without.
     sequence: Number of batches of orders given to the servers.
     incarnations: Number of the last incarnation of each worker.

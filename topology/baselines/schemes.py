@@ -209,10 +209,15 @@ def equal_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
 
 def build_all(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
-  """Returns all of the above by their names, from rings to `equal_shards`.
+  """Returns the published ways to sum or gather on a cluster, by name.
 
-  Without `hierarchical` if there is one group of workers only, and without
-  `equal_shards` unless `best` is an allreduce.  None for a single worker.
+  These are the functions of this module, from rings to `equal_shards`.  A dict
+  without `hierarchical` if the cluster has only one group of workers, without
+  `equal_shards` unless `best` is an allreduce; empty for a single worker.
+
+  Args:
+    cluster: Workers, switches and links.
+    best: Packed forest, whose collective the others do as well.
   """
   if len(cluster.workers) == 1:
     return {}

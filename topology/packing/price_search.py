@@ -78,7 +78,11 @@ class Bound:
       self._try((prices >= level).astype(float))
 
   def certificate(self) -> certificates.Prices:
-    """Returns the best prices, as integers."""
+    """Returns the link prices that prove the lowest bound so far.
+
+    Rounded to integers, so that `prove_rate` can check the bound on the rate of
+    any allreduce exactly; free links are left out.
+    """
     return self._exact(self._prices)
 
   def _try(self, prices: np.ndarray) -> None:

@@ -173,7 +173,16 @@ class CodecState:
     return {'residual': residual, 'replicated': self._state.replicated}
 
   def restore(self, version: int, saved: dict[str, Any] | None) -> None:
-    """Takes over the sum of all workers' residuals from a checkpoint."""
+    """Replaces this worker's residual by the sum of all workers' residuals.
+
+    Only the worker in the coordinator's process calls this, when a run resumes
+    from a checkpoint; the residuals of the other workers start at zero.
+
+    Args:
+      version: Version of the learner in the checkpoint.
+      saved: Result of `saved`; None if no residuals had been collected, which
+        then start at zero.
+    """
     self.reset()
     self.version = version
     if saved is not None:
