@@ -325,7 +325,10 @@ class Coordinator:
           self.batching.join(index)
 
   def upcoming(self, index: int) -> Ranges:
-    """Returns the positions that a worker is likely to use next."""
+    """Returns the positions of the stream that a worker has leased for later.
+
+    At most as many as its current batch.
+    """
     return self._stream.upcoming(index, self.workers[index].batch)
 
   @property

@@ -94,7 +94,7 @@ class Stream:
     return taken
 
   def reserve(self, worker: int, count: int) -> Ranges:
-    """Returns the result of the next `take`, and leases its positions.
+    """Leases the positions of the worker's next `take`, and returns them.
 
     Args:
       worker: Index of the worker.
@@ -173,7 +173,7 @@ def _tuples(ranges: Iterable[Iterable[int]]) -> Ranges:
 
 
 def size(ranges: Ranges) -> int:
-  """Returns the number of positions in ranges."""
+  """Returns the total number of positions in ranges."""
   total = 0
   for start, stop in ranges:  # Called for each push, and faster than sum().
     total += stop - start

@@ -192,7 +192,7 @@ class TaskGradient:
   def parts(
     self, ranges: Ranges, *, worker: int, iteration: int, scale: float
   ) -> list[tuple[Any, ...]]:
-    """Returns the arguments of `part` behind `params`, for each micro-batch."""
+    """Returns the arguments of `part` but `params`, for each micro-batch."""
     last = (np.float32(scale),) if self._scaled else ()
     self.prepare(ranges)
     micro_batches = self._gathered
@@ -243,7 +243,12 @@ class TaskGradient:
     return backward_order(gradient, params, inputs, targets, np.int32(1), stamp)
 
   def prepare(self, ranges: Ranges) -> None:
-    """Gathers the examples of a later call, unless that was done before."""
+    """Gathers the examples of the next call that has these positions.
+
+    Args:
+      ranges: Positions in the stream; nothing happens if they were gathered
+        last.
+    """
     if self._prepared != ranges:
       self._prepared, self._gathered = ranges, list(self._gather(ranges))
 

@@ -271,7 +271,7 @@ class TaskLearner:
       )
 
   def state(self) -> dict[str, Any]:
-    """Returns everything that commits and sums change."""
+    """Returns the learner's state for a checkpoint, with sums of pushes."""
     return {name: getattr(self, name) for name in _STATE}
 
   def restore(self, state: dict[str, Any]) -> None:

@@ -202,7 +202,7 @@ class Learner(Protocol):
     """Compiles every program that `apply_buffer` needs."""
 
   def state(self) -> dict[str, Any]:
-    """Returns everything that commits and sums change."""
+    """Returns the learner's state for a checkpoint, with sums of pushes."""
 
   def restore(self, state: dict[str, Any]) -> None:
     """Restores the result of `state`."""
@@ -264,9 +264,10 @@ class ParameterStore(Protocol):
     """
 
   def hold(self) -> int:
-    """Keeps this version until `drop`, and returns its number.
+    """Keeps the current version for `read` until `drop`; returns its number.
 
-    Held versions are part of checkpoints if time passes while they are read.
+    Checkpoints include held versions, unless they are read at once, as under
+    the virtual clock.
     """
 
   def drop(self, held: int) -> None:
@@ -333,7 +334,10 @@ class Learning(Protocol):
 
   @property
   def other_bytes(self) -> int:
-    """Bytes of their other numbers, which codecs leave as they are."""
+    """Bytes of parameters and statistics that are not float32.
+
+    Codecs leave these numbers as they are.
+    """
 
   @property
   def leaf_bytes(self) -> Sequence[int]:

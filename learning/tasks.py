@@ -54,7 +54,7 @@ class TaskLearning:
 
   @property
   def other_bytes(self) -> int:
-    """Bytes of their other numbers."""
+    """Bytes of parameters and statistics that are not float32."""
     return other_bytes((self.params, self.stats))
 
   @property

@@ -120,7 +120,7 @@ class RunFiles:
 
   @contextlib.contextmanager
   def given_back(self) -> Iterator[None]:
-    """Releases the folder if the body of the `with` statement fails."""
+    """Yields a context that releases the folder's lock if its body fails."""
     try:
       yield
     except BaseException:

@@ -136,7 +136,7 @@ class Recorder:
     self._files.event({'event': 'recalled', 'time': time, 'worker': worker})
 
   def record_drift(self, row: Mapping[str, Any]) -> None:
-    """Writes to events.jsonl that a worker's replica differs from the reference.
+    """Writes to events.jsonl that a replica differs from the reference state.
 
     Nothing is written if the run records no events.
 

@@ -100,7 +100,7 @@ def group_by_label(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def shares(amounts: Iterable[Mapping[Any, float]]) -> dict[Any, float]:
-  """Returns the share of each key, in order, in amounts that are not all 0."""
+  """Returns each key's share of the sum of some amounts, sorted by key."""
   sums: collections.Counter[Any] = collections.Counter()
   for each in amounts:
     sums.update(each)

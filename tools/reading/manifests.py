@@ -45,7 +45,7 @@ def restore_config(path: pathlib.Path) -> ConfigDict:
 
 
 def restore_section(recorded: Mapping[str, Any], name: str) -> ConfigDict:
-  """Returns a section of a recorded config.
+  """Returns a section of a recorded config as a ConfigDict.
 
   Args:
     recorded: Config of a manifest.

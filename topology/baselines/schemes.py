@@ -33,24 +33,26 @@ def naive_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
 
 def naive_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
-  """Returns the same with half of each shard in each direction."""
+  """Returns `naive_ring` with half of each shard in each direction."""
   order = cluster.workers
   return _build_rings(cluster, best, [order, order[::-1]])
 
 
 def best_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
-  """Returns a ring in the fastest order: above 8 workers, one that was found.
+  """Returns a ring through the workers in the fastest order.
 
-  See `ring_orders.best_order`.
+  Above 8 workers the order is the best that a heuristic finds: see
+  `ring_orders.best_order`.
   """
   order = ring_orders.best_order(ways_of(cluster), both_ways=False)
   return _build_rings(cluster, best, [order])
 
 
 def best_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
-  """Returns the same with half of each shard in each direction.
+  """Returns the fastest ring with half of each shard in each direction.
 
-  In the order that is the fastest for this, which may be another one.
+  The order of the workers is the fastest for both directions at once, which can
+  differ from that of `best_ring`.
   """
   order = ring_orders.best_order(ways_of(cluster), both_ways=True)
   return _build_rings(cluster, best, [order, order[::-1]])
