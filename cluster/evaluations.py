@@ -127,7 +127,7 @@ class Evaluations:
     return [(entry.row, entry.version, entry.held) for entry in self._queue]
 
   def restore(self, state: list[tuple[Row, int, int | None]]) -> None:
-    """Replaces the queue by that of a checkpoint; all evaluations start anew."""
+    """Replaces the queue by that of a checkpoint; evaluations start again."""
     self._queue = [_Entry(*entry) for entry in state]
 
   def _start_first(self) -> None:

@@ -27,9 +27,9 @@ class Graph(NamedTuple):
     return [v for v in range(self.nodes) if v != node]
 
   def cut(self, side: Iterable[int]) -> tuple[int, list[int], list[int]]:
-    """Returns the workers in a set of nodes, counted, and the links at its edge.
+    """Returns the number of workers in a set of nodes, and its outer links.
 
-    The links are two lists of indices: links out of the set, and links into it.
+    Links are given by their indices, in two lists: out of the set, and into it.
     """
     inside = [False] * self.nodes
     for node in side:
