@@ -1086,10 +1086,10 @@ def encode_header(message: Any, size_bytes: int) -> bytes:
 
 
 def encode(message: Any) -> bytes:
-  """Returns the bytes of a message that has no body, for `Schema.decode`.
+  """Returns the bytes of a message without a body, for `Schema.decode`.
 
-  Only messages of a handshake are sent in this way; for messages on a stream,
-  which may have a body, see `encode_header`.
+  A handshake carries its hello in this form.  `Stream.send` encodes messages
+  with the size of their body: see `encode_header`.
 
   Args:
     message: Struct of this module.

@@ -62,8 +62,8 @@ class Pace:
   def transfer(self) -> None:
     """Enters the phase in which the worker sends, receives or waits.
 
-    In this phase each chunk is progress; the coordinator evicts the worker
-    after two timeouts without one.
+    In this phase each chunk is progress; the coordinator may evict a worker
+    that makes none for two timeouts.
     """
     self._doing = 'transfer'
 
