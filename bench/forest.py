@@ -177,11 +177,13 @@ def print_spread(seeds: Sequence[int] = _SEEDS) -> None:
 
 
 def print_times() -> None:
-  """Prints the seconds that packing trees takes, one row per cluster.
+  """Prints the seconds that packing trees takes, by cluster and collective.
 
-  Packs the clusters of `topologies.TIMES` one after the other, and prints each
-  row as soon as its forest is found: rate, gap to the bound, number of trees,
-  wall time and processor time.
+  Packs each cluster of `topologies.TIMES` once for each collective that is
+  listed with it, and prints a row as soon as the forest is found: rate in GB/s,
+  requested and reached gap as shares of the bound on the rate, number of trees,
+  seconds of wall time and of the processor.  Some rows end with the seconds of
+  another program, which were measured beforehand.
   """
   print(
     '\nSeconds of packing, and of the processor, for a gap of at most that '

@@ -280,9 +280,10 @@ def travels(rung: str, size_bytes: int) -> int:
 def print_codec(size_bytes: int) -> None:
   """Prints the milliseconds that compressing a gradient takes on this host.
 
-  One row each: rounding to bfloat16, back to float32, and both sides of a
-  sparse allreduce without sending, in float32 and in bfloat16.  Medians of 20,
-  wall time, random numbers.
+  Four rows: rounding to bfloat16; the way back to float32; and all that one
+  worker computes in a sparse allreduce, from its gradient to the sum, once in
+  float32 and once in bfloat16.  Nothing is sent.  Medians of 20, wall time;
+  random numbers, of which the sparse allreduce selects a tenth.
 
   Args:
     size_bytes: Bytes of the gradient in float32.

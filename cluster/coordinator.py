@@ -245,11 +245,16 @@ class Coordinator:
   def join(self, index: int, time: float) -> None:
     """Readmits a worker that had left the run; it waits for a release.
 
-    Batching and scheme get the event.
+    The batching adds the worker.  The scheme decides which updates to apply and
+    which workers to release, perhaps this one, and its decision is carried out
+    before this method returns.
 
     Args:
-      index: Index of the worker, which must not be a member.
+      index: Index of the worker.
       time: Time of its return, seconds on the run's clock.
+
+    Raises:
+      ValueError: If the worker has not left.
     """
     self.enter(index, 'wait', time)
     self.batching.join(index)

@@ -371,9 +371,10 @@ class RunFiles:
   def close(self, summary: Mapping[str, Any]) -> None:
     """Ends a run's files: writes summary.json and releases the folder.
 
-    Also called after an error, which the summary names.  All other files are
-    flushed to the disk before the summary is written, so that a folder with a
-    summary has complete files even if this process is killed meanwhile.
+    Also called after an error, which the summary names.  metrics.jsonl,
+    events.jsonl and trace.json are flushed to the disk before the summary is
+    written, so that they are complete in a folder with a summary, even if this
+    process is killed meanwhile.  TensorBoard's file is completed only after it.
 
     Args:
       summary: Content of summary.json.

@@ -141,8 +141,10 @@ class Recorder:
     Nothing is written if the run records no events.
 
     Args:
-      row: `time`, `worker`, `version`, `reference`, `difference` and `corrupt`,
-        as docs/files.md describes them.
+      row: `time`, seconds on the run's clock; `worker`, index of the differing
+        worker; `version` of the states; `reference`, indices of the workers
+        with the reference state; `difference`, relative, None if it is not
+        finite; `corrupt`, True if the difference is more than rounding.
     """
     self._files.event({'event': 'drift', **row})
 

@@ -47,7 +47,7 @@ class Bsp:
     return decision if self.members.running else self._barrier(decision)
 
   def wake(self, time: float) -> Decision:
-    """Ignores the wake: this scheme requests none."""
+    """Returns an empty Decision: this scheme sets no timer (`wake_at`)."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:

@@ -78,7 +78,7 @@ class Dssp:
     )
 
   def wake(self, time: float) -> Decision:
-    """Ignores the wake: this scheme requests none."""
+    """Returns an empty Decision: this scheme sets no timer (`wake_at`)."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:

@@ -97,7 +97,7 @@ class Elastic:
     )
 
   def wake(self, time: float) -> Decision:
-    """Ignores the wake: this scheme requests none."""
+    """Returns an empty Decision: this scheme sets no timer (`wake_at`)."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:

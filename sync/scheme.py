@@ -76,7 +76,7 @@ class Scheme(Protocol):
     """Records a gradient that has arrived."""
 
   def wake(self, time: float) -> Decision:
-    """Handles a wake at `wake_at` or later, or one that was not requested."""
+    """Handles the timer of `Decision.wake_at`; it may be late or spurious."""
 
   def leave(self, worker: int, time: float) -> Decision:
     """Records that a worker has left.  Its earlier pushes still count."""

@@ -144,14 +144,19 @@ class Session(Generic[T]):
 
 @contextlib.contextmanager
 def exit_on_error(index: int) -> Iterator[None]:
-  """Turns fatal errors of a worker into exit codes.
+  """Turns fatal transport errors of a worker into exit codes.
+
+  Exceptions other than TransportError pass through.
 
   Args:
-    index: Rank of the worker.
+    index: Rank of the worker, for logs.
 
   Raises:
-    SystemExit: With LOST if the coordinator is lost, or another process holds
-      the rank, for too long; with 1 if the coordinator refuses this worker.
+    SystemExit: Exit code LOST if the worker could not join for
+      `config.cluster.start_s` seconds, because the coordinator did not answer
+      or another process held the rank, and after any other TransportError.
+      Exit code 1, with the reason as the message, if the coordinator or a
+      server refuses the worker.
   """
   try:
     yield

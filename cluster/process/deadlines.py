@@ -62,8 +62,9 @@ class Pace:
   def transfer(self) -> None:
     """Enters the phase in which the worker sends, receives or waits.
 
-    In this phase each chunk is progress; the coordinator may evict a worker
-    that makes none for two timeouts.
+    In this phase each chunk that is received or sent is progress.  The
+    coordinator may evict a worker that makes none for twice
+    `config.cluster.timeout_s`, unless the worker waits to be released.
     """
     self._doing = 'transfer'
 

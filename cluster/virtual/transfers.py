@@ -87,7 +87,8 @@ class Whole:
   def next_time(self) -> float:
     """Returns the earliest time at which a transfer can arrive, seconds.
 
-    Infinite without transfers; nothing may have arrived at that time.
+    Infinite without transfers.  The time is a lower bound: `advance` to it may
+    find that nothing has arrived yet.
     """
     return self.network.next_time()
 
@@ -237,7 +238,8 @@ class Pipelined:
   def next_time(self) -> float:
     """Returns the earliest time at which a piece can arrive, seconds.
 
-    Infinite without transfers; nothing may have arrived at that time.
+    Infinite without transfers.  The time is a lower bound: `advance` to it may
+    find that nothing has arrived yet.
     """
     return self.network.next_time()
 

@@ -86,13 +86,14 @@ class Plan:
 
   @property
   def shard_processes(self) -> list[str]:
-    """Names of processes whose loss stops the run until all are restarted.
+    """Names of processes whose loss makes a launcher restart all its processes.
 
-    With servers, these are the processes with shards of the parameters.  On
-    allreduce routes every worker has all parameters, and only the coordinator
-    is required; the route `native`, on which XLA sums, requires all processes.
-    The route is that of the run's manifest; before there is one, 'server' is
-    assumed.
+    With servers, these are the processes that may have shards of the
+    parameters: those of the servers, or all workers if the run chooses how many
+    of them are servers.  On allreduce routes every worker has all parameters,
+    and only the coordinator is required; the route `native`, on which XLA sums,
+    requires all processes.  The route is that of the run's manifest; before
+    there is one, 'server' is assumed.
     """
     route = self._route()
     if route == 'server':

@@ -28,6 +28,12 @@ def dgx_1(gpu: str) -> Cluster:
   no switch.  Shape and capacities are NVIDIA's ("DGX-1 System Architecture",
   white paper WP-08437-001, 2017): 20 GB/s each way over each of the P100's 4
   NVLinks, 25 over each of the V100's 6, of which some are doubled.
+
+  Args:
+    gpu: 'p100' or 'v100'.
+
+  Raises:
+    ValueError: If `gpu` is another text.
   """
   if gpu not in ('v100', 'p100'):
     raise ValueError(f"gpu: expected 'v100' or 'p100', got {gpu!r}.")

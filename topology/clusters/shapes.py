@@ -178,9 +178,14 @@ def fat_tree(ports: int, GBps: Capacity) -> Cluster:
 def bcube(ports: int, levels: int, GBps: Capacity) -> Cluster:
   """Returns the BCube of Guo et al., SIGCOMM 2009, links both ways.
 
-  Workers are numbers of so many digits as there are levels, to the base of the
-  ports of a switch; on each level those that differ in one digit only share a
-  switch.
+  A worker's number has `levels` digits to the base `ports`, of which level 0 is
+  the last.  A switch of a level joins the `ports` workers whose numbers differ
+  in the digit of that level alone.
+
+  Args:
+    ports: Workers at each switch, at least 1.
+    levels: Switches at each worker, at least 1.
+    GBps: Capacity of each link in each direction.
   """
   parts.check_integer(ports, 'ports')
   names, pairs = (

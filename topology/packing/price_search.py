@@ -80,8 +80,10 @@ class Bound:
   def certificate(self) -> certificates.Prices:
     """Returns the link prices that prove the lowest bound so far.
 
-    Rounded to integers, so that `prove_rate` can check the bound on the rate of
-    any allreduce exactly; free links are left out.
+    Prices are rounded to integers, and links of price 0 are left out.
+    `prove_rate` computes from them, in exact arithmetic, a rate that no
+    allreduce can exceed: `rate`, up to the rounding.  There is always one, as
+    the constructor has tried equal prices for all links.
     """
     return self._exact(self._prices)
 

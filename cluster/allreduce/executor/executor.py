@@ -145,7 +145,8 @@ class Executor:
     """Upper bound on the memory for chunks that wait to be added, bytes.
 
     A chunk waits if it has arrived before the numbers to which it is added.
-    The bound holds for the current membership; 0 outside of one.
+    The bound is that of the last membership that `form` was called for, also
+    after it was left; 0 before the first.
     """
     roles = self._roles
     if roles is None:

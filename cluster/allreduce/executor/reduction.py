@@ -80,7 +80,8 @@ class Reduction(_Future):
     """Declares that a bucket of the buffer has this worker's numbers.
 
     May be called from any thread, in any order of buckets.  From then on the
-    bucket belongs to the executor until `wait` returns or raises.
+    bucket belongs to the executor until the allreduce ends: `wait` then returns
+    or raises an error, but after a TimeoutError the allreduce continues.
 
     Raises:
       ValueError: If there is no such bucket, or it was ready before.
@@ -104,6 +105,7 @@ class Reduction(_Future):
       ExecutorFailed: If this worker's executor cannot continue.
       Abandoned: If this or another worker has abandoned the membership.
       TimeoutError: If it took longer; names the workers that are waited for.
+        The allreduce continues.
     """
     if not self.wait_for_end(timeout_s):
       raise TimeoutError(

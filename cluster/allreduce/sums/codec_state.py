@@ -187,9 +187,10 @@ class CodecState:
     from a checkpoint; the residuals of the other workers start at zero.
 
     Args:
-      version: Version of the learner in the checkpoint.
-      saved: Result of `saved`; None if no residuals had been collected, which
-        then start at zero.
+      version: Version of the learner in the checkpoint, to which the state then
+        belongs: `resume` at another version resets the residual.
+      saved: Result of `saved`, whose replicated part is restored, too; None if
+        no residuals had been collected: the state is then reset.
     """
     self.reset()
     self.version = version
