@@ -40,7 +40,7 @@ from cluster.network.errors import TransportError
 from cluster.network.heartbeat import BEATS
 from cluster.probing import traffic
 from cluster.probing.measurer import Measurer
-from cluster.process.deadlines import Pace
+from cluster.process.deadlines import ProgressCounter
 from cluster.process.host import Host
 from cluster.speed.speed import Speed
 from learning import compilations, drift
@@ -103,7 +103,7 @@ class Replica:
     # Whether its state may be of another run's version of the same number.
     self._is_new = True
     self._preparation: threading.Thread | None = None
-    self._progress = Pace()
+    self._progress = ProgressCounter()
     self._inbox = Inbox()
     self._measurer = Measurer(index, settings.address, settings.timeout_s)
     # Numbers of the current membership epoch, and of the last that is to stop.
@@ -150,7 +150,7 @@ class Replica:
 
   def _run_session(self) -> messages.SessionEnd:
     """Works until the session ends; returns how it has ended."""
-    self._progress, self._inbox, self._is_new = Pace(), Inbox(), True
+    self._progress, self._inbox, self._is_new = ProgressCounter(), Inbox(), True
     self._epoch = self._stop_epoch = -1
     with Session[messages.ToReplica](
       self._coordinator,
@@ -226,7 +226,7 @@ class Replica:
     if self._summing.count_unanswered() > _MAX_UNANSWERED:
       self._hung('executor')
     self._progress.follow(lambda: self._summing.steps)
-    return self._progress.told()
+    return self._progress.read()
 
   def _handle(
     self,

@@ -398,7 +398,7 @@ class AllreduceRuntime(EventLoop):
       if self._is_pausing:
         return
       for index in members:
-        self._members[index].pace.moved = time.monotonic()
+        self._members[index].progress.last_change = time.monotonic()
       self._assigner.assign(number, version, members)
     examples = sum(
       self.coordinator.workers[index].examples for index in members

@@ -458,7 +458,7 @@ class ParameterServerReception(Reception):
     """Returns why a server has missed its deadline; '' if it has not."""
     if not progress.order:
       return ''
-    return self._deadlines.server(
+    return self._deadlines.explain_server(
       progress.order, progress.since_s, progress.usual_s
     )
 

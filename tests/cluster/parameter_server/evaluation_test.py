@@ -145,7 +145,7 @@ class RemoteEvaluationTest(absltest.TestCase):
     for longest_s in (1.0, 100.0, 1000.0):
       limit_s = deadlines.evaluation_s(longest_s)
       self.assertGreater(limit_s, 2 * longest_s)
-      self.assertFalse(deadlines.job(2 * limit_s, longest_s))
+      self.assertFalse(deadlines.is_job_overdue(2 * limit_s, longest_s))
 
 
 class ReceptionTest(absltest.TestCase):
