@@ -112,7 +112,7 @@ class Saving(Protocol):
     """Returns whether a save has to be put off until the last one has ended."""
 
   def save(self, state: Any) -> None:
-    """Writes a checkpoint while the run goes on."""
+    """Writes a checkpoint while the run continues."""
 
   def close(self) -> None:
     """Waits for the checkpoint that is being written."""

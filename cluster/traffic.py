@@ -115,7 +115,7 @@ class Traffic:
     *,
     version: int,
     why: str,
-    generation: int,
+    membership_epoch: int,
     members: Sequence[int],
     planned: Planned | None,
   ) -> None:
@@ -125,12 +125,12 @@ class Traffic:
       at: Moment of the beginning.
       version: Version that all of them have.
       why: Reason, as text.
-      generation: Number of the membership epoch.
+      membership_epoch: Number of the membership epoch.
       members: Indices of the workers.
       planned: Forest; None if it is not known.
     """
     row: dict[str, Any] = {'time': at.time, 'did': 'forest', 'why': why}
-    row |= {'generation': generation, 'version': version}
+    row |= {'membership_epoch': membership_epoch, 'version': version}
     row |= {'members': [*members], 'forest': None}
     Bps: dict[Ends, float] = {}
     if planned:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: folders of parts, written while the run goes on.
+"""Checkpoints of a run: folders of parts, written while the run continues.
 
 Each checkpoint is a folder named by its number.  The processes of a run write
 parts into it, one file each: the coordinator always, servers and workers with
@@ -112,13 +112,14 @@ class Checkpoints:
         reason = reason or text
       else:
         folder = self._directory / str(number)
-        logging.info('Going on from checkpoint %s', folder)
+        logging.info('Resuming from checkpoint %s', folder)
         self.restored = number, sorted(found)
         return found[COORDINATOR]
     if complete:
       raise ValueError(
         f'workdir: expected a checkpoint that can be read, got {complete} in '
-        f'{self._directory}; move that folder away to start anew.  {reason}'
+        f'{self._directory}; move that folder away to start from scratch.  '
+        f'{reason}'
       )
     return None
 
@@ -137,7 +138,7 @@ class Checkpoints:
     return False
 
   def save(self, state: Any) -> None:
-    """Captures a state, and writes a checkpoint while the run goes on.
+    """Captures a state, and writes a checkpoint while the run continues.
 
     Args:
       state: Coordinator's state: plain data and arrays.
@@ -182,7 +183,7 @@ class Checkpoints:
       reason = str(error).partition('\n')[0]
       raise OSError(
         f'Checkpoint {number} in {self._directory} could not be written; those '
-        'before it are as they were, and the same command goes on from the '
+        'before it are as they were, and the same command resumes from the '
         f'newest.  {type(error).__name__}: {reason}'
       ) from error
     remove_all_but(self._directory, steps(self._directory)[-self._keep :])

@@ -155,7 +155,7 @@ class RunFiles:
     free = _HOSTS if runtimes == {'distributed'} else ()
     for field, line in differing:
       if field in free:
-        logging.warning('The run goes on with another %s', line)
+        logging.warning('The run continues with another %s', line)
     refused = [line for field, line in differing if field not in free]
     if refused:
       raise ValueError(
@@ -166,7 +166,7 @@ class RunFiles:
     for field in _EXACT:
       if before[field] != manifest[field]:
         logging.warning(
-          'The run began with %s %s and goes on with %s: its results may '
+          'The run began with %s %s and continues with %s: its results may '
           'differ in the last bits from those of an uninterrupted one.',
           field,
           before[field],
@@ -417,7 +417,7 @@ class RunFiles:
         f'workdir: {self.workdir}/manifest.json cannot be read.  Expected a '
         f'folder of this run, {own}, got that of run {left}; name a new folder.'
       )
-    logging.warning('%s/manifest.json is written anew.', self.workdir)
+    logging.warning('%s/manifest.json is rewritten.', self.workdir)
 
   def _check_free(self) -> None:
     for pattern in (*_APPENDED, 'summary.json', 'checkpoints', _BOARD):

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-RUN_FOLDER = 3  # `format` in manifest.json.
-CHECKPOINT = 8  # In every part of a checkpoint.
+RUN_FOLDER = 4  # `format` in manifest.json.
+CHECKPOINT = 9  # In every part of a checkpoint.
 
-_LAST_COMMIT = '0045af2'  # Reads run folders of format 2, checkpoints of 7.
+# Last commits that read earlier formats, latest format first: run folders of
+# 3 and 2, checkpoints of 8 and 7.
+_LAST_COMMITS = ('8a71d1c', '0045af2')
 
 
 def check_run_folder(manifest: Mapping[str, Any], folder: object) -> None:
@@ -23,12 +25,19 @@ def check_run_folder(manifest: Mapping[str, Any], folder: object) -> None:
   if found != RUN_FOLDER:
     raise ValueError(
       f'{folder}: expected a run folder of format {RUN_FOLDER}, got format '
-      f'{found}: {other(found, RUN_FOLDER)}'
+      f'{found}: {explain_mismatch(found, RUN_FOLDER)}'
     )
 
 
-def other(found: Any, expected: int) -> str:
-  """Returns which version of Syncopate reads another format, as a sentence."""
-  if isinstance(found, int) and found > expected:
+def explain_mismatch(found: Any, expected: int) -> str:
+  """Returns which version of Syncopate reads a format, as a sentence.
+
+  Args:
+    found: Format that was read, of any type.
+    expected: Format of this version, another one.
+  """
+  age = expected - found if isinstance(found, int) else len(_LAST_COMMITS)
+  if age < 0:
     return 'it was written by a later version of Syncopate.'
-  return f'the last commit of Syncopate that reads it is {_LAST_COMMIT}.'
+  commit = _LAST_COMMITS[min(age, len(_LAST_COMMITS)) - 1]
+  return f'the last commit of Syncopate that reads it is {commit}.'

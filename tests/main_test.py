@@ -226,7 +226,7 @@ class InterruptedWriteTest(parameterized.TestCase):
     (folder / 'manifest.json').touch()
     code, said = _main(flags)
     self.assertEqual(code, 0, said)
-    self.assertIn(f'{folder}/manifest.json is written anew', said)
+    self.assertIn(f'{folder}/manifest.json is rewritten', said)
     json.loads((folder / 'manifest.json').read_text())
 
     (folder / 'summary.json').write_text('{"ended": "fini')

@@ -278,7 +278,7 @@ class AllreduceRuntime(EventLoop):
     if isinstance(ready, messages.ReplicaReady):
       self.epochs.add(index, ready.executor, ready.handover)
     if self._started:
-      logging.info('Worker %d is back.', index)
+      logging.info('Worker %d has rejoined.', index)
       if self._is_idle:  # No iteration ends that would let it join.
         self._assign()
 

@@ -181,7 +181,7 @@ class ParameterServerRuntime(EventLoop):
     self._store.incarnations[index] = event.incarnation
     member.arrived = 0
     if self._started:
-      logging.info('Worker %d is back.', index)
+      logging.info('Worker %d has rejoined.', index)
       self.coordinator.join(index, self.time)
 
   def _handle_push(self, event: PushReceived) -> None:

@@ -183,7 +183,7 @@ class TrafficLog:
     reports, self._joining = self._joining, {}
     self._compared.clear()
     if self._start:
-      self._write(time, version, f'the generation ends: {why}', reports)
+      self._write(time, version, f'the membership epoch ends: {why}', reports)
     self._start = reports
     planned = None
     if packed:
@@ -200,7 +200,7 @@ class TrafficLog:
       self._traffic.mark(time),
       version=version,
       why=why if packed else _NATIVE,
-      generation=formation.membership_epoch,
+      membership_epoch=formation.membership_epoch,
       members=formation.members,
       planned=planned,
     )

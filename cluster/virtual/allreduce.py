@@ -233,7 +233,8 @@ class _TransferState:
     now: Iteration under way.
     sums: Number of completed iterations.
     recorded: The same number at the newest traffic row.
-    generation: Number of sets of workers so far, less one.
+    membership_epoch: Number of the current membership epoch; -1 before the
+      first.
     members: Workers of the current set, or of the newest one.
     stage: Stage of the wire in the newest iteration.
     window: Window of the next traffic row.
@@ -244,7 +245,7 @@ class _TransferState:
   now: _Iteration = dataclasses.field(default_factory=_Iteration)
   sums: int = 0
   recorded: int = 0
-  generation: int = -1
+  membership_epoch: int = -1
   members: tuple[int, ...] = ()
   stage: int = 0
   window: Window | None = None
@@ -336,12 +337,12 @@ class AllreduceTransfers:
       self._record(at, 'others sum')
     why = 'others sum' if state.members else 'all sum'
     state.members = members
-    state.generation += 1
+    state.membership_epoch += 1
     self._traffic.formed(
       at,
       version=state.sums,
       why=why,
-      generation=state.generation,
+      membership_epoch=state.membership_epoch,
       members=members,
       planned=self._sums.planned(members, state.stage),
     )

@@ -247,7 +247,7 @@ class ResumeTest(parameterized.TestCase):
     with self.assertLogs('absl', 'WARNING') as logs:
       train.build(stopping.eventful('bsp'), workdir=str(run.files.workdir))
     self.assertLen(logs.output, 1)
-    self.assertIn('began with cores 999 and goes on with', logs.output[0])
+    self.assertIn('began with cores 999 and continues with', logs.output[0])
 
   def test_two_runs_cannot_share_a_folder(self):
     run = small.build(stopping.eventful('bsp'))
@@ -329,14 +329,14 @@ class ProcessTest(parameterized.TestCase):
     self.assertEqual(code, -9, log)
     code, log = self._stop(signal.SIGINT)
     self.assertEqual(code, 130, log)
-    self.assertIn('Going on from checkpoint', log)
+    self.assertIn('Resuming from checkpoint', log)
     self.assertIn('the same command with --workdir=', log)
     summary = json.loads((self.folder / 'run/summary.json').read_text())
     self.assertEqual(summary['ended'], 'interrupted')
 
     with self.assertLogs('absl', 'INFO') as logs:
       train.build(_long(), workdir=str(self.folder / 'run'))()
-    self.assertIn('Going on from checkpoint', '\n'.join(logs.output))
+    self.assertIn('Resuming from checkpoint', '\n'.join(logs.output))
     train.build(_long(), workdir=str(self.folder / 'straight'))()
 
     for name in ('events.jsonl', 'trace.json', 'metrics.jsonl', 'summary.json'):

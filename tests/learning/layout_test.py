@@ -15,7 +15,7 @@ from learning.digest import digest
 from learning.gradient_buffer import BucketFiller, backward_order
 from learning.layout import Layout, concatenate, reshard, split_evenly
 from learning.learner import TaskLearner
-from learning.nothing import NoLearner
+from learning.timing_only import TimingOnlyLearner
 from models import mlp, resnet, task, transformer, vgg
 from tests.support import drawn
 from wire.codec import Payload
@@ -474,7 +474,7 @@ class UpdateTest(parameterized.TestCase):
     self.assertEqual(digest(fork.state()), before)
 
   def test_a_learner_without_a_model_counts_updates(self):
-    learner = NoLearner((), ())
+    learner = TimingOnlyLearner((), ())
     layout = Layout((), step_statistics=1)
     learner.warm_up_buffer(layout)
     learner.apply_buffer(layout, np.zeros(1, np.float32), 24, pushes=3)

@@ -21,8 +21,8 @@ from learning.gradient import TaskGradient
 from learning.gradient_buffer import BucketFiller
 from learning.layout import Layout
 from learning.learning import Overlap
-from learning.nothing import NoLearning
 from learning.streaming import StreamingGradient, find_overlap
+from learning.timing_only import TimingOnlyLearning
 from models import mlp, norm, task, transformer
 from models.task import Task
 from tests.support import accelerators, drawn, small
@@ -388,7 +388,7 @@ class AcceleratorTest(parameterized.TestCase):
 
 class NothingTest(absltest.TestCase):
   def test_a_buffer_without_a_model_is_as_large_and_complete_at_once(self):
-    learning = NoLearning(size_bytes=4000, num_train=10, stream=None)
+    learning = TimingOnlyLearning(size_bytes=4000, num_train=10, stream=None)
     layout = learning.layout(bucket_bytes=0, step_statistics=2)
     self.assertBetween(layout.size, 1002, 1017)
     streaming = learning.streaming(layout, overlap=True)

@@ -192,13 +192,18 @@ class VersionTest(absltest.TestCase):
   def test_a_folder_of_an_earlier_version_is_refused(self):
     folder = tempfile.mkdtemp()
     path = pathlib.Path(folder, 'manifest.json')
-    for old in ({'config': {}, 'own': {}}, {'format': 2}):
+    for old, commit in (
+      ({'config': {}, 'own': {}}, '0045af2'),
+      ({'format': 2}, '0045af2'),
+      ({'format': 3}, '8a71d1c'),
+    ):
       path.write_text(json.dumps(old))
       with self.assertRaisesRegex(
-        ValueError, 'of format 3, got format .*: the last commit .* is 0045af2'
+        ValueError,
+        f'of format 4, got format .*: the last commit .* is {commit}',
       ):
         train.build(small.config(), workdir=folder)
-    path.write_text(json.dumps({'format': 4}))
+    path.write_text(json.dumps({'format': 5}))
     with self.assertRaisesRegex(ValueError, 'written by a later version'):
       train.build(small.config(), workdir=folder)
 

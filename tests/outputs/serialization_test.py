@@ -223,7 +223,7 @@ class FreezeTest(parameterized.TestCase):
     tree = serialization.freeze(1)()
     tree['format'][0] = formats.CHECKPOINT - 1
     with self.assertRaisesRegex(
-      ValueError, 'format: expected 8, got 7: the last commit .* is 0045af2'
+      ValueError, 'format: expected 9, got 8: the last commit .* is 8a71d1c'
     ):
       serialization.thaw(tree)
     tree['format'][0] = formats.CHECKPOINT + 1

@@ -88,7 +88,7 @@ class MultiRoundReducer(HostReducer):
       learner.warm_up_buffer(self._layout, self._leaves(reduced.arrived))
 
   def close(self) -> None:
-    """Ends the executor; the codec starts anew in the next session."""
+    """Ends the executor, and resets the codec state for the next session."""
     super().close()
     self.codec_state.reset()
 

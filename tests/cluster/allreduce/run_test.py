@@ -81,7 +81,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       epochs=1000.0,
       cluster__faults=((1, 10, 'die', 'last'),),
     ) as launch:
-      launch.until('Worker 1 is back')
+      launch.until('Worker 1 has rejoined')
       launch.until('Membership epoch 2 begins: a worker joins')
       rows = len(launch.rows('events.jsonl'))
       while len(launch.rows('events.jsonl')) < rows + 30:

@@ -22,7 +22,7 @@ from cluster.membership.roster import Roster
 from cluster.network import messages
 from cluster.network.streams import Security, connect
 from cluster.process.exits import Unmendable
-from learning.nothing import NoGradient
+from learning.timing_only import TimingOnlyGradient
 from tests.support import coordinators, launches, processes
 from tests.support.link import Link
 from tests.tools import lab_test
@@ -30,7 +30,7 @@ from tests.tools import lab_test
 _CUT_S = 2.5 * coordinators.TIMEOUT_S
 
 
-class _Slow(NoGradient):
+class _Slow(TimingOnlyGradient):
   """A gradient that compiles until a test ends it."""
 
   def __init__(self):

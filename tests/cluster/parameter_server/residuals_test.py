@@ -16,8 +16,8 @@ from absl.testing import absltest
 from cluster.network.messages import ResidualSaved, SaveResidual
 from cluster.parameter_server import residuals
 from cluster.parameter_server.residuals import ResidualHistory, ResidualId
-from learning.nothing import NoGradient, NoLearner
 from learning.shard_codec import ShardCodec
+from learning.timing_only import TimingOnlyGradient, TimingOnlyLearner
 from outputs import checkpoints
 from tests.support import coordinators, processes
 from tools import recompute
@@ -51,7 +51,7 @@ def _residual(directory, step, worker):
   return checkpoints.read(directory, step, [part])[part]['unsent:']
 
 
-class _Gradient(NoGradient):
+class _Gradient(TimingOnlyGradient):
   def __call__(self, params, ranges, *, worker, iteration, scale=1.0):
     return Payload(jnp.asarray(_gradient(worker, iteration)), ()), None
 
@@ -59,7 +59,7 @@ class _Gradient(NoGradient):
     return [Payload(jnp.zeros(_SIZE), ())]
 
 
-class _Sum(NoLearner):
+class _Sum(TimingOnlyLearner):
   """Its parameters are the sum of all pushes."""
 
   def add(self, update, payload, examples, *, pushes=1, scale=1.0):

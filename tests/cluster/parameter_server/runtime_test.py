@@ -146,7 +146,7 @@ class ResumeTest(processes.TestCase):
       self.assertEqual(launch.wait(), 0, launch.text)
     self.check(launch)
     for field in ('cluster.workers', 'server.servers', 'server.dedicated'):
-      self.assertRegex(launch.text, f'goes on with another config.*{field}')
+      self.assertRegex(launch.text, f'continues with another config.*{field}')
     starts = [r for r in launch.rows('events.jsonl') if r['event'] == 'start']
     self.assertEqual([len(r['decision']['release']) for r in starts], [2, 1])
     after = launch.summary

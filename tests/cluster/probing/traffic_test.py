@@ -123,8 +123,10 @@ class TrafficLogTest(absltest.TestCase):
     self.assertEqual(
       [row['iterations'] for row in (first, second, third)], [3, 4, 2]
     )
-    self.assertRegex(first['why'], 'the generation ends: a worker joins')
-    self.assertEqual([row['generation'] for row in self.rows[::2]], 4 * [0])
+    self.assertRegex(first['why'], 'the membership epoch ends: a worker joins')
+    self.assertEqual(
+      [row['membership_epoch'] for row in self.rows[::2]], 4 * [0]
+    )
 
   def test_a_run_summed_by_xla_has_no_traffic(self):
     self._make(Rendezvous(None, None, size_bytes=1000))

@@ -71,8 +71,8 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
     ):
       launch.until('Worker 3 is lost: It has computed for')
       for worker in (1, 2):
-        launch.until(f'Worker {worker} is back')
-      launch.until('Worker 3 is back', 2)
+        launch.until(f'Worker {worker} has rejoined')
+      launch.until('Worker 3 has rejoined', 2)
       launch.process.send_signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
 
@@ -123,12 +123,12 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
     self.assertEmpty(launch.times('Worker 1 is lost: It was silent'))
     self.assertGreaterEqual(launch.times('Worker 1 is lost')[0], died)
     self.assertGreater(started[1], ended[0])
-    self.assertGreater(launch.times('Worker 1 is back')[0], started[1])
+    self.assertGreater(launch.times('Worker 1 has rejoined')[0], started[1])
 
   def _check_stop(self, launch):
     stopped = self._happened(launch, 'stop')
     self._check_left(launch, 'Worker 2 is lost: It was silent', stopped, 1)
-    back = launch.times('Worker 2 is back')
+    back = launch.times('Worker 2 has rejoined')
     self.assertLen(back, 1)
     # The same process: it was not started again.
     self.assertEqual(self._starts(launch, 'worker:2'), 1)
@@ -167,7 +167,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
       ]
       self.assertRegex(lost['reason'], reason)
       self.assertEqual(lost['examples'], BATCH)
-      self.assertNotEmpty(launch.times(f'Worker {worker} is back'))
+      self.assertNotEmpty(launch.times(f'Worker {worker} has rejoined'))
 
   def _happened(self, launch, kind):
     """Returns the time at which a failure of a kind happened."""
@@ -213,7 +213,7 @@ class CoordinatorTest(processes.TestCase):
     # A push more than what is said of the last log row may be in it.
     self.assertGreater(kept, 0)
     self.assertLessEqual(reached - kept, _EVERY + 0.1 * _EVERY)
-    self.assertLen(launch.times('Going on from checkpoint'), 1)
+    self.assertLen(launch.times('Resuming from checkpoint'), 1)
     self.assertEqual(launch.summary['ended'], 'finished')
     self.assertGreaterEqual(launch.summary['examples'], 8 * 192)
     starts = [r for r in launch.rows('events.jsonl') if r['event'] == 'start']

@@ -88,17 +88,17 @@ class RowsTest(parameterized.TestCase):
 
     planned = _links(run, 'forest')[0]['rates']
     loads = collections.Counter()
-    generation = traffic.longest_epoch(run.files.workdir)
-    for tree in generation.plan.forest.trees:
+    epoch = traffic.longest_epoch(run.files.workdir)
+    for tree in epoch.plan.forest.trees:
       for hop in (*tree.up, *tree.down):
-        ends = tuple(generation.plan.names[hop[k]] for k in (0, -1))
+        ends = tuple(epoch.plan.names[hop[k]] for k in (0, -1))
         loads[ends] += tree.weight_Bps
     wanted = {ends: float(load) for ends, load in loads.items()}
     self.assertEqual(_by_ends(planned, 'planned_Bps'), wanted)
     for row in _links(run, 'traffic'):
       for rate in row['rates']:
         np.testing.assert_allclose(rate['Bps'], rate['planned_Bps'])
-    self.assertTrue(generation.plan.has_rates)
+    self.assertTrue(epoch.plan.has_rates)
 
   def test_links_that_are_slower_than_believed_show(self):
     run, _ = _run(
@@ -171,9 +171,9 @@ class PlannedTest(absltest.TestCase):
     run, _ = _run(
       10**6, 'ring', cluster__network__worker_up_Bps=(1e6, 4e6, 2e6, 2e6)
     )
-    generation = traffic.longest_epoch(run.files.workdir)
-    self.assertFalse(generation.plan.has_rates)
-    links = generation.sum_links()
+    epoch = traffic.longest_epoch(run.files.workdir)
+    self.assertFalse(epoch.plan.has_rates)
+    links = epoch.sum_links()
     self.assertAlmostEqual(max(link.ratio for link in links.values()), 1.0)
     self.assertLen(links, 4)
     path = run.files.workdir / 'events.jsonl'

@@ -213,18 +213,18 @@ class MultiRoundTest(parameterized.TestCase):
     with ThreadPoolExecutor(len(members)) as threads:
       return list(threads.map(function, members))
 
-  def _form(self, generation, members):
+  def _form(self, epoch, members):
     cluster_of = links.read_cluster('', len(members))
     described = membership.describe(
       membership.Membership(
-        generation,
+        epoch,
         {index: self.addresses[index] for index in members},
         ring.build_in_order(cluster_of),
         {cluster_of.workers[members.index(k)]: k for k in members},
       ),
       cluster_of,
     )
-    order = ConnectMembers(generation, 0, None, described)
+    order = ConnectMembers(epoch, 0, None, described)
     self._each(lambda k: self.workers[k].form(order, 20.0), members)
 
   def _compute(self, index, version, stage):
