@@ -55,7 +55,7 @@ def meet(
   alone = f'1, as config.route.name is {config.route.name!r}: NCCL refuses'
   require(share == 1 or not is_native, _SHARE, f'{alone} a GPU twice', share)
   shared = 'the folder that all processes of the run share'
-  require(files.named, 'workdir', shared, None)
+  require(files.has_given_folder, 'workdir', shared, None)
   with error_prefix('config.cluster'):
     address = streams.interface_address(config.cluster.interface)
   dedicated = _dedicated(plan)
@@ -66,7 +66,7 @@ def meet(
     here=address,
     **process,
   )
-  finished = files.finished() is not None
+  finished = files.read_summary() is not None
   if not finished:
     descriptors.raise_limit(workers)
     memory.advise()

@@ -149,4 +149,4 @@ class Site(Protocol):
     """Returns the runtime, in the coordinator's process."""
 
   def __call__(self) -> None:
-    """Takes part in a run whose coordinator is another process."""
+    """Runs this process's part of a run whose coordinator is elsewhere."""

@@ -87,7 +87,7 @@ class Run:
     if self.called:
       raise RuntimeError('A run runs once; build another one.')
     self.called = True
-    finished = self.files.finished()
+    finished = self.files.read_summary()
     if finished is None:
       summary = self._train()
     else:

@@ -264,7 +264,7 @@ class ParameterStore(Protocol):
     """
 
   def hold(self) -> int:
-    """Keeps this version until `drop`, and returns its number.
+    """Holds the current version until `drop`; returns its number.
 
     Held versions are part of checkpoints if time passes while they are read.
     """

@@ -77,7 +77,9 @@ class Checkpoints:
     self._save_others = save_others
     self._job = job
     self._waits = waits
-    self._number = -1  # Of the newest checkpoint, complete or not.
+    self._number = (
+      -1
+    )  # Number of the newest checkpoint, even an incomplete one.
     self._pool = ThreadPoolExecutor(1, 'checkpoints')
     self._writing: Future[None] | None = None
 
@@ -99,7 +101,7 @@ class Checkpoints:
     for number in reversed(complete):
       try:
         found = read(self._directory, number)
-      # What damaged files make zipfile and pickle raise is not documented.
+      # zipfile and pickle do not document their exceptions for damaged files.
       except Exception as error:
         text = str(error).partition('\n')[0]
         logging.warning(

@@ -40,13 +40,13 @@ class Thresholds:
   below: dict[str, int]
 
   def add_accuracy(self, value: float, now: Reached) -> None:
-    """Takes in the accuracy of an evaluation that became due at a moment."""
+    """Records which accuracies an evaluation, due at `now`, has reached."""
     for wanted, reached in self.accuracies.items():
       if reached.time_s is None and value >= float(wanted):
         self.accuracies[wanted] = now
 
   def add_loss(self, value: float, now: Reached) -> None:
-    """Takes in the mean loss per example of the push of a moment."""
+    """Records which losses a push at `now` has reached, by its mean loss."""
     for wanted, reached in self.losses.items():
       if value >= float(wanted):
         self.below[wanted] = 0

@@ -122,7 +122,7 @@ class Setup:
 
 
 def probe(setup: Setup) -> str:
-  """Takes part in a probe; rank 0 also writes the file and prints tables.
+  """Measures links with the other ranks; rank 0 writes and prints the result.
 
   Returns:
     Reason of the leader for an early end, in any rank but 0; else ''.
@@ -212,7 +212,7 @@ def describe(content: Mapping[str, Any]) -> str:
   return '\n\n'.join(parts)
 
 
-def _content(setup: Setup, found: trials.Found) -> dict[str, Any]:
+def _content(setup: Setup, found: trials.Findings) -> dict[str, Any]:
   """Returns the content of the file."""
   return file_format.content(
     found,

@@ -62,12 +62,12 @@ def main(argv: list[str]) -> None:
       print(f'Page: {page.write(sources.read(argv[1:]), given.out or ".")}')
       return
     runs = [records.load(path) for path in argv[1:]]
-    draw(labelled(runs), given.out)
+    draw(label_runs(runs), given.out)
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
 
 
-def labelled(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+def label_runs(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
   """Returns the runs by label, in order; one label's are a config's seeds.
 
   A label is the scheme and the fields in which runs differ, apart from seed and
@@ -236,7 +236,7 @@ def _over_workers(groups: Groups) -> dict[str, list[RunRecord]]:
     by_count.setdefault(run.config['cluster']['workers'], []).append(run)
   found: dict[str, list[RunRecord]] = {}
   for runs in by_count.values():
-    for label, each in labelled(runs).items():
+    for label, each in label_runs(runs).items():
       found.setdefault(label, []).extend(each)
   return found
 

@@ -312,7 +312,7 @@ class MembershipEpochs:
       self._departed = lost | self._departed
 
   def _form(self) -> None:
-    """Has all members connect over a forest that is packed for them."""
+    """Orders all members to connect over a forest that is packed for them."""
     members = [
       index
       for index, member in enumerate(self._members)

@@ -156,7 +156,7 @@ class ParameterServerReception(Reception):
   def save_residual(
     self, index: int, step: int, residual: ResidualId
   ) -> Future[bool]:
-    """Asks a worker to write its part of a checkpoint.
+    """Requests a worker's part of a checkpoint, which it writes itself.
 
     Args:
       index: The worker.
@@ -182,7 +182,7 @@ class ParameterServerReception(Reception):
   def request_evaluation(
     self, number: int, address: str, excluded: set[Key]
   ) -> evaluation.PendingEvaluation | None:
-    """Asks the first worker that has an accelerator for an evaluation.
+    """Requests an evaluation from the first worker that has an accelerator.
 
     Args:
       number: Number of the evaluation, under which its version is fetched.
@@ -272,7 +272,7 @@ class ParameterServerReception(Reception):
     return min(server.progress.executed for server in self._servers())
 
   def give_up(self, reason: str) -> None:
-    """Makes the event loop end the run with `Unmendable`; from any thread.
+    """Ends the run: the event loop will raise `Unmendable`; from any thread.
 
     Waits for answers of servers end with the same exception.
 
@@ -320,11 +320,11 @@ class ParameterServerReception(Reception):
       while True:
         incoming = stream.receive(messages.FROM_SERVER)
         message = incoming.header
-        incarnation.seen = time.monotonic()
+        incarnation.last_heartbeat = time.monotonic()
         activity = ''
         if isinstance(message, messages.Activity):
           activity = message.text
-        self._roster.seen(name, number, activity)
+        self._roster.record_message(name, number, activity)
         if isinstance(message, messages.ServerHeartbeat):
           server.progress = message.orders or server.progress
           stream.send(messages.HeartbeatReply(message.sent, time.monotonic()))
@@ -335,7 +335,7 @@ class ParameterServerReception(Reception):
           chunks = _count_as_heartbeats(incoming.chunks, incarnation)
           self.take_report(index, message, chunks)
     except TransportError as error:
-      self._roster.lost(name, number, str(error))
+      self._roster.record_loss(name, number, str(error))
       with self._lock:
         if rank.holder is incarnation:
           rank.holder = None
@@ -436,7 +436,7 @@ class ParameterServerReception(Reception):
         )
 
   def _has_existed(self, worker: int, incarnation: int) -> bool:
-    """Returns whether an incarnation, as a worker has named it, has existed."""
+    """Returns whether the incarnation in a worker's request has existed."""
     if worker >= len(self.members):
       return False
     return incarnation < self.members[worker].admissions
@@ -445,7 +445,7 @@ class ParameterServerReception(Reception):
     with self._lock:
       servers = list(self._remote.items())
     for index, server in servers:
-      silent = now - server.incarnation.seen > self._timeout_s
+      silent = now - server.incarnation.last_heartbeat > self._timeout_s
       reason = 'It was silent for too long.' if silent else ''
       if reason := reason or self._find_overdue(server.progress):
         if self._begun:
@@ -468,5 +468,5 @@ def _count_as_heartbeats(
 ) -> Iterator[np.ndarray]:
   """Yields chunks; each counts as a heartbeat, which it may delay."""
   for chunk in chunks:
-    incarnation.seen = time.monotonic()
+    incarnation.last_heartbeat = time.monotonic()
     yield chunk

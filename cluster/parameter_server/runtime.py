@@ -104,7 +104,7 @@ class ParameterServerRuntime(EventLoop):
     self._store.flush()
 
   def resume(self) -> None:
-    """Continues after `restore`, with the workers that are there now."""
+    """Continues after `restore`, with the workers that are connected."""
     self.coordinator.rejoin(self._before, self.time)
     if (found := self._find_residuals()) and self._store.has_residuals:
       step, workers = found

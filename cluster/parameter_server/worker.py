@@ -103,12 +103,12 @@ class Worker:
         _, state, _ = jax.block_until_ready(sent)
     for buffer in self._buffers:
       buffer[:] = 0
-    jax.block_until_ready(self._pulled())
+    jax.block_until_ready(self._decode_pull())
     if self._evaluator:
       self._evaluator.warm_up()
 
   def __call__(self) -> bool:
-    """Takes part in the run until it is over.
+    """Joins the coordinator, and works until the run is over.
 
     Returns:
       Whether the run has finished; if not, a checkpoint resumes it.
@@ -222,7 +222,7 @@ class Worker:
   def _compute(self, pull: messages.Pull) -> tuple[Payload, Any]:
     """Returns the gradient of the examples of an iteration, and their loss."""
     return self._gradient(
-      self._pulled(),
+      self._decode_pull(),
       pull.ranges,
       worker=self.index,
       iteration=pull.iteration,
@@ -313,7 +313,7 @@ class Worker:
   ) -> Iterable[np.ndarray]:
     """Yields the chunks that come from a server, and counts them."""
     del server
-    return self._counted(chunks)
+    return self._count_chunks(chunks)
 
   def _transmit(
     self,
@@ -325,9 +325,9 @@ class Worker:
   ) -> None:
     """Sends chunks to a server, and counts them."""
     del server
-    stream.send(report, self._counted(chunks), size_bytes)
+    stream.send(report, self._count_chunks(chunks), size_bytes)
 
-  def _counted(self, chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+  def _count_chunks(self, chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """Yields chunks, each of which counts as progress."""
     for chunk in chunks:
       yield chunk
@@ -339,7 +339,7 @@ class Worker:
     if self._evaluator:
       self._evaluator.answer(request, send)
 
-  def _pulled(self) -> Any:
+  def _decode_pull(self) -> Any:
     """Decodes the parameters of the version in the buffers."""
     pulls = [
       self._codec.pull_message(buffer, server)
@@ -377,7 +377,7 @@ def receive_version(
       start += chunk.size
       del chunk  # Before the next one arrives, which so takes its memory.
       if in_pieces:  # Pieces arrive before the barrier.
-        window.came()
+        window.widen()
     if start != buffer.size:
       raise Corrupt(f'Expected {buffer.size} bytes to pull, got {start}.')
     if in_pieces:

@@ -67,7 +67,7 @@ class LinkFollower:
     self.interruption = ''
 
   def take_traffic(self, worker: int, report: TrafficReport) -> None:
-    """Takes in the traffic of a worker since its start."""
+    """Records a report of a worker's traffic since its start."""
     self._windows.take(worker, report.sent)
 
   def begin_epoch(self) -> None:
@@ -90,7 +90,7 @@ class LinkFollower:
   def end_iteration(
     self, now_s: float, exposed_s: float, *, is_complete: bool
   ) -> None:
-    """Records an iteration, and decides what follows from it.
+    """Records an iteration; decides whether to measure links or switch back.
 
     Args:
       now_s: Seconds of the run.
@@ -137,7 +137,7 @@ class LinkFollower:
     cluster = clusters.from_json(found)
     host_s = file_format.host_latency_s(found)
     running = self._packed
-    self._formation.know(cluster, host_s)
+    self._formation.set_links(cluster, host_s)
     self._is_packing = True
     args = running, cluster, host_s
     threading.Thread(target=self._pack, args=args, daemon=True).start()
@@ -197,7 +197,7 @@ class LinkFollower:
       )
       packing = Packing(running=running, new=new, old_s=old_s, new_s=new_s)
       event = ForestPacked(packing=packing)
-    except Exception as error:  # The coordinator goes on without.
+    except Exception as error:  # The run continues with its forest.
       logging.exception('Packing has failed.')
       event = ForestPacked(error=repr(error))
     self._tell(event)

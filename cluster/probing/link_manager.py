@@ -41,7 +41,7 @@ class LinkManager:
     self._formation, self._surveyor = formation, surveyor
     self._follower = follower
     self._workers = workers
-    self._start = 0.0  # Of the last survey, monotonic seconds.
+    self._start = 0.0  # Time of the last survey, monotonic seconds.
 
   @property
   def awaited(self) -> str:
@@ -62,7 +62,7 @@ class LinkManager:
     if self._surveyor.busy:
       return True
     anew = bool(self._follower and self._follower.end_epoch())
-    if self._formation.knows and not anew:
+    if self._formation.has_links and not anew:
       return False
     if len(members) < self._workers:
       return False  # A forest needs the links of all workers.
@@ -71,15 +71,15 @@ class LinkManager:
       state = 'neither measured nor followed' if follows else 'not measured'
       logging.info('Links are %s: all workers share one host.', state)
       self._follower = None
-      if not self._formation.knows:
-        self._formation.know(links.make_equal(self._workers), {})
+      if not self._formation.has_links:
+        self._formation.set_links(links.make_equal(self._workers), {})
       return False
     self._start = time.monotonic()
     self._surveyor.begin(members, anew=anew)
     return True
 
   def take_survey(self, event: LinksMeasured, now_s: float) -> None:
-    """Takes in the result of a survey.
+    """Sets the links to the result of a survey, or reports its failure.
 
     Args:
       event: The result.
@@ -88,14 +88,14 @@ class LinkManager:
     Raises:
       Unmendable: If it has failed again, and the links are not known.
     """
-    is_known = self._formation.knows
+    is_known = self._formation.has_links
     found = self._surveyor.finish(event, needed=not is_known)
     if is_known and self._follower:
       took_s = time.monotonic() - self._start
       self._follower.take_measurement(now_s, found, took_s)
     elif found:
       cluster = clusters.from_json(found)
-      self._formation.know(cluster, file_format.host_latency_s(found))
+      self._formation.set_links(cluster, file_format.host_latency_s(found))
 
   @property
   def interruption(self) -> str:
@@ -119,17 +119,17 @@ class LinkManager:
       self._follower.end_iteration(now_s, exposed_s, is_complete=is_complete)
 
   def take_traffic(self, worker: int, report: TrafficReport) -> None:
-    """Takes in the traffic of a worker since its start."""
+    """Records a report of a worker's traffic since its start."""
     if self._follower:
       self._follower.take_traffic(worker, report)
 
   def take_forest(self, event: ForestPacked, now_s: float) -> None:
-    """Takes in a forest that was packed for changed links."""
+    """Passes on a forest that was packed for changed links."""
     if self._follower:
       self._follower.take_forest(event, now_s)
 
   def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
-    """Takes in the answer of a worker to an order of a survey."""
+    """Passes on a worker's answer to an order of a survey."""
     self._surveyor.take_answer(worker, answer)
 
   def lose(self, index: int, reason: str) -> None:

@@ -86,7 +86,7 @@ class Surveyor:
     self._survey.start(self._tell)
 
   def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
-    """Takes in the answer of a worker."""
+    """Passes a worker's answer to the running survey."""
     if self._survey:
       self._survey.take_answer(worker, answer)
 
@@ -98,7 +98,7 @@ class Surveyor:
   def finish(
     self, event: LinksMeasured, *, needed: bool = True
   ) -> Mapping[str, Any] | None:
-    """Takes in the result of a survey.
+    """Ends a survey with its result.
 
     Args:
       event: The result.
@@ -176,7 +176,7 @@ class _Survey:
     threading.Thread(target=self._run, args=[done], daemon=True).start()
 
   def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
-    """Takes in the answer of a worker; from any thread."""
+    """Queues a worker's answer for the survey's thread; from any thread."""
     self._answers.put((worker, answer))
 
   def lose(self, index: int, reason: str) -> None:

@@ -30,7 +30,7 @@ _NATIVE = 'XLA sums, and does not tell what goes over which link'
 
 
 def rows(traffic: Mapping[int, Any]) -> messages.Traffic:
-  """Returns a worker's traffic as in its reports.
+  """Returns a worker's traffic as rows of its reports.
 
   Args:
     traffic: Usage of the connection to each worker, of an `Executor`.
@@ -92,7 +92,7 @@ class RateWindows:
     self._reporters.clear()
 
   def take(self, worker: int, sent: messages.Traffic) -> None:
-    """Takes in a report of a worker's traffic."""
+    """Adds a report of a worker's traffic to the current window."""
     self._now[worker] = {
       peer: Sent(size_bytes, busy_s) for peer, size_bytes, busy_s in sent
     }
@@ -168,7 +168,7 @@ class TrafficLog:
   def take_connected(
     self, worker: int, incarnation: int, report: Connected
   ) -> None:
-    """Takes in the report of a worker that has connected in a new epoch."""
+    """Stores the report of a worker that has connected in a new epoch."""
     self._joining[worker] = _report(incarnation, report.sent)
 
   def begin_epoch(self, time: float, version: int, why: str) -> None:
@@ -196,7 +196,7 @@ class TrafficLog:
         CHUNK_BYTES,
         known=packed.cluster is not links.make_equal(len(workers)),
       )
-    self._traffic.formed(
+    self._traffic.record_epoch(
       self._traffic.mark(time),
       version=version,
       why=why if packed else _NATIVE,
@@ -208,7 +208,7 @@ class TrafficLog:
   def take_compared(
     self, worker: int, incarnation: int, report: StateDigest, time: float
   ) -> None:
-    """Takes in the report of a member whose state is compared at a version.
+    """Stores a member's report at a state check; writes a row after the last.
 
     Args:
       worker: Rank of the member.
@@ -237,7 +237,7 @@ class TrafficLog:
           if difference.bytes:
             sent[src, dst] = difference
     at = self._traffic.mark(time)
-    self._traffic.carried(at, version=version, why=why, sent=sent)
+    self._traffic.record_traffic(at, version=version, why=why, sent=sent)
 
 
 def _report(incarnation: int, sent: messages.Traffic) -> _Report:

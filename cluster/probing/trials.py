@@ -46,7 +46,7 @@ class Test(NamedTuple):
   pairs: tuple[Ends, ...]
 
 
-class Found(NamedTuple):
+class Findings(NamedTuple):
   """The results of all tests.
 
   Attributes:
@@ -88,7 +88,7 @@ def quick(hosts: int) -> list[Test]:
   """
   rounds = _both_ways(_tournament(hosts))
   pairs = [Test('pairs', each) for each in rounds]
-  # Of two hosts these tests already give the rates of sending and receiving.
+  # With two hosts these tests already give the rates of sending and receiving.
   return pairs if hosts == 2 else [*pairs, *_hubs(hosts)]
 
 
@@ -192,7 +192,7 @@ def measure(
   late_s: float = transfers.LATE_S,
   tries: int = 1,
   tell: Callable[[str], None] = lambda text: None,
-) -> Found:
+) -> Findings:
   """Measures the links between processes, by orders to all of them.
 
   Args:
@@ -263,7 +263,7 @@ def measure(
     found, groups = explore(run, hosts, tolerance=tolerance, tests=tests)
   except ValueError as error:
     raise transfers.Failure(str(error)) from error
-  return Found(met, found, latency_s, groups)
+  return Findings(met, found, latency_s, groups)
 
 
 def carry_out(order: Probe, endpoint: transfers.Endpoint) -> Rates:

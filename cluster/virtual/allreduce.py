@@ -119,11 +119,13 @@ class Sums:
       end_s = allreduce(np.full((len(members), len(of_chunk)), end_s))
     return end_s
 
-  def planned(self, members: Sequence[int], stage: int) -> Planned:
-    """Returns the forest of some workers, as it was planned."""
+  def plan_for(self, members: Sequence[int], stage: int) -> Planned:
+    """Returns the forest of some workers, with the rates that it assumes."""
     return self._timing(tuple(sorted(members)), stage).planned
 
-  def carried(self, members: Sequence[int], stage: int) -> Mapping[Ends, Sent]:
+  def traffic_of(
+    self, members: Sequence[int], stage: int
+  ) -> Mapping[Ends, Sent]:
     """Returns the traffic of each link in an iteration of some workers."""
     return self._timing(tuple(sorted(members)), stage).carried
 
@@ -135,7 +137,7 @@ class Sums:
     The rates are bytes per second, by the names of the cluster's workers.
     """
     true, latency_s = self._true
-    left = _left(true, members)
+    left = _find_links(true, members)
     # All stages use one forest: that of the last stage.
     size = sum(each.bytes for buckets in self._stages[-1] for each in buckets)
     if self._believed is None:
@@ -143,7 +145,7 @@ class Sums:
       believed, forest = left, self._forest(left, size, own)
       used = forest
     else:
-      believed = _left(self._believed, members)
+      believed = _find_links(self._believed, members)
       forest = self._forest(believed, size, LATENCY_S)
       pairs = zip(believed.workers, left.workers, strict=True)
       used = transfer_forest(forest, left, dict(pairs))
@@ -174,7 +176,7 @@ class Sums:
       begins = np.diff(of_chunk, prepend=-1) > 0
       through = allreduce.with_chunks(sizes, begin_s=self._range_s * begins)
       rounds.append((through, of_chunk))
-    left = _left(self._true.cluster, members).workers
+    left = _find_links(self._true.cluster, members).workers
     index_of = dict(zip(left, members, strict=True))
     total = collections.Counter[tuple[str, str]]()
     for each, _ in rounds:
@@ -199,8 +201,8 @@ def _chunks(
   return sizes, np.array(of_chunk, int)
 
 
-def _left(cluster: Cluster, members: Sequence[int]) -> Cluster:
-  """Returns the links between some workers."""
+def _find_links(cluster: Cluster, members: Sequence[int]) -> Cluster:
+  """Returns the links between some workers, without those of others."""
   living = {cluster.workers[index] for index in members}
   gone = [worker for worker in cluster.workers if worker not in living]
   return remove(cluster, workers=gone) if gone else cluster
@@ -276,7 +278,7 @@ class AllreduceTransfers:
     return Delivered(0, [index])
 
   def push(self, time: float, index: int, stage: int) -> list[int]:
-    """Takes in that a worker has computed.
+    """Records the end of a worker's computation, after which it waits.
 
     Returns:
       All workers of the iteration, whose sums remain, once the last of them has
@@ -303,7 +305,7 @@ class AllreduceTransfers:
     state = self._state
     state.now = _Iteration()
     state.sums += 1
-    carried = self._sums.carried(state.members, state.stage)
+    carried = self._sums.traffic_of(state.members, state.stage)
     return Delivered(
       sum(each.bytes for each in carried.values()), [*state.members]
     )
@@ -331,28 +333,28 @@ class AllreduceTransfers:
     self._state, self._traffic.window = state, state.window
 
   def _form(self, at: Mark, members: tuple[int, ...]) -> None:
-    """Forms a new set of workers, and records its forest."""
+    """Begins a membership epoch, and records its forest."""
     state = self._state
     if state.sums > state.recorded:
       self._record(at, 'others sum')
     why = 'others sum' if state.members else 'all sum'
     state.members = members
     state.membership_epoch += 1
-    self._traffic.formed(
+    self._traffic.record_epoch(
       at,
       version=state.sums,
       why=why,
       membership_epoch=state.membership_epoch,
       members=members,
-      planned=self._sums.planned(members, state.stage),
+      planned=self._sums.plan_for(members, state.stage),
     )
 
   def _record(self, at: Mark, why: str) -> None:
     """Records what links have carried since the last traffic row."""
     state = self._state
     count, state.recorded = state.sums - state.recorded, state.sums
-    carried = self._sums.carried(state.members, state.stage)
-    self._traffic.carried(
+    carried = self._sums.traffic_of(state.members, state.stage)
+    self._traffic.record_traffic(
       at,
       version=state.sums,
       why=why,

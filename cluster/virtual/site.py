@@ -125,7 +125,7 @@ class VirtualSite:
     )
 
   def __call__(self) -> None:
-    """Does nothing, as the coordinator is always in this process."""
+    """Returns at once, as the coordinator is always in this process."""
 
   def _transfers(
     self, coordinator: Coordinator

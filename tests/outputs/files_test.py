@@ -94,7 +94,7 @@ class EndTest(absltest.TestCase):
       self.assertRaises(KeyboardInterrupt),
     ):
       files.close({'ended': 'finished'})
-    self.assertIsNone(files.finished())
+    self.assertIsNone(files.read_summary())
 
 
 class InterruptedWriteTest(parameterized.TestCase):

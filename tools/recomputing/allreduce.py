@@ -244,7 +244,7 @@ class _RecomputedRun:
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
-    """Does nothing: `_push` has stored the push."""
+    """Returns at once: `_push` has stored the push."""
 
   def commit(self, update: int) -> bool:
     """Applies the sum of the pushes if it is finite; returns whether it did."""

@@ -13,13 +13,16 @@ class Components:
     self._members = [[node] for node in range(nodes)]
 
   def join(self, a: int, b: int) -> bool:
-    """Makes one of two sets, O(n log n) for all; says whether they were two."""
-    kept, lost = self.label[a], self.label[b]
-    if kept == lost:
+    """Merges the sets of two nodes; returns False if they are in one set.
+
+    All merges together take O(n log n).
+    """
+    larger, smaller = self.label[a], self.label[b]
+    if larger == smaller:
       return False
-    if len(self._members[kept]) < len(self._members[lost]):
-      kept, lost = lost, kept
-    for node in self._members[lost]:
-      self.label[node] = kept
-    self._members[kept] += self._members[lost]
+    if len(self._members[larger]) < len(self._members[smaller]):
+      larger, smaller = smaller, larger
+    for node in self._members[smaller]:
+      self.label[node] = larger
+    self._members[larger] += self._members[smaller]
     return True

@@ -38,11 +38,11 @@ def push(residual: Residual, path: Sequence[int], amount: int) -> None:
 
 
 def augment(residual: Residual, source: int, sink: int, limit: int) -> int:
-  """Adds as much flow from source to sink as there is room for.
+  """Adds as much flow from source to sink as capacities allow.
 
   By Dinic's algorithm (1970): blocking flows along shortest paths, O(n^2 m)
   for m links, and far less on the graphs met here.  The network is changed in
-  place; a link with no room left, or with a negative rest, is not used.
+  place; a link with no capacity left, or a negative one, is not used.
   Returns the flow added, at most `limit`.
   """
   added = 0
@@ -55,7 +55,7 @@ def augment(residual: Residual, source: int, sink: int, limit: int) -> int:
 
 
 def detour(residual: Residual, source: int, sink: int, limit: int) -> int:
-  """Does the same for small amounts, which mostly have a short way.
+  """Adds flow as `augment` does, faster for small amounts on short paths.
 
   Path by path, each a shortest one that is searched for from both ends: O(n +
   m) for each path.
@@ -100,7 +100,7 @@ def _path(residual: Residual, source: int, sink: int) -> list[int] | None:
   """Returns the nodes of a shortest path with spare capacity, or None."""
   steps, ends = ({source: source}, {sink: sink}), [[source], [sink]]
   while all(ends):
-    # A step from the end that has fewer nodes to go on from.
+    # A step from the end with fewer nodes to continue from.
     back = len(ends[0]) > len(ends[1])
     known, met, deeper = steps[back], steps[not back], []
     for node in ends[back]:

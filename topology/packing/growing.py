@@ -43,21 +43,21 @@ class Costs:
     self.now: list[float] = start.tolist()
     self._factor: list[float] = factor.tolist()
 
-  def of(self, uses: Iterable[int]) -> float:
-    """Returns the price of a hop that uses all of these."""
+  def price(self, uses: Iterable[int]) -> float:
+    """Returns the price of a hop that uses some capacities."""
     now, total = self.now, 0.0
     for use in uses:  # Since Python 3.12 the built-in sum rounds otherwise.
       total += now[use]
     return total
 
   def raise_(self, uses: Iterable[int]) -> None:
-    """Makes them dearer, for one more hop."""
+    """Raises the prices of capacities that one more hop uses."""
     now, factor = self.now, self._factor
     for use in uses:
       now[use] = min(now[use] * factor[use], _DEAREST)
 
   def lower(self, uses: Iterable[int]) -> None:
-    """Makes them cheaper again, for one hop less."""
+    """Lowers the prices of capacities that one hop fewer uses."""
     for use in uses:
       self.now[use] /= self._factor[use]
 
@@ -106,7 +106,7 @@ class Grower:
     self._every, self._end = every, end
     self._costs = Costs(arrays, unit_GBps, full)
     self._turn = 0
-    # What was cheap lately.
+    # Hops that were cheap lately.
     self._recent: collections.deque[list[Hop]]
     self._recent = collections.deque(maxlen=_KEEP)
     self._few: list[Hop] = []
@@ -120,7 +120,7 @@ class Grower:
     """
     hops = self._candidates()
     if self._arrays.paired:
-      return _centered(self._arrays, self._spanning(hops))
+      return _center(self._arrays, self._spanning(hops))
     stopping.check(self._end)
     root = self._dearest(hops)
     stopping.check(self._end)
@@ -130,7 +130,7 @@ class Grower:
     return Grown(root, tuple(up), tuple(down))
 
   def down(self, root: int, *, hasty: bool = False) -> Grown:
-    """Returns a tree down from a root; if hasty, from few hops of the last."""
+    """Grows a tree down from a root; if hasty, from the last tree's hops."""
     if hasty:
       self._few = self._few or self._cheapest(self._recent[-1])
       tree = self._branching(root, self._few, up=False)
@@ -142,7 +142,7 @@ class Grower:
     return Grown(root, (), tuple(tree))
 
   def remove(self, tree: Grown) -> None:
-    """Makes the links of a tree cheaper again."""
+    """Removes a tree: lowers the prices of the capacities that it uses."""
     self._costs.lower(tree.uses(self._arrays))
 
   def _candidates(self) -> list[Hop]:
@@ -162,7 +162,7 @@ class Grower:
     """Returns the cheapest hops from each worker and to each worker."""
     count: collections.Counter[tuple[str, int]] = collections.Counter()
     few = []
-    for hop in sorted(hops, key=lambda hop: self._costs.of(hop.uses)):
+    for hop in sorted(hops, key=lambda hop: self._costs.price(hop.uses)):
       ends = ('src', hop.src), ('dst', hop.dst)
       if min(count[end] for end in ends) < _HASTY:
         few.append(hop)
@@ -172,7 +172,7 @@ class Grower:
   def _dearest(self, hops: Sequence[Hop]) -> int:
     least: dict[tuple[str, int], float] = {}
     for hop in hops:
-      cost = self._costs.of(hop.uses)
+      cost = self._costs.price(hop.uses)
       for side in (('src', hop.src), ('dst', hop.dst)):
         least[side] = min(cost, least.get(side, cost))
     return max(
@@ -182,7 +182,7 @@ class Grower:
 
   def _spanning(self, hops: Sequence[Hop]) -> list[Hop]:
     """Returns a tree for both directions, by Kruskal's algorithm."""
-    queue = [(self._costs.of(hop.uses), i) for i, hop in enumerate(hops)]
+    queue = [(self._costs.price(hop.uses), i) for i, hop in enumerate(hops)]
     heapq.heapify(queue)
     components = Components(self._arrays.nodes)
     label = components.label
@@ -218,7 +218,7 @@ class Grower:
       for i in beside.pop(node, ()):
         hop = hops[i]
         if (hop.src if up else hop.dst) not in reached:
-          heapq.heappush(queue, (costs.of(hop.uses), i))
+          heapq.heappush(queue, (costs.price(hop.uses), i))
       if queue:
         _, i = heapq.heappop(queue)
         hop = hops[i]
@@ -236,15 +236,15 @@ class Grower:
   def _put_back(
     self, queue: list[tuple[float, int]], hop: Hop, place: int
   ) -> bool:
-    """Puts a hop back if it is dearer than the next one; returns whether."""
-    now = self._costs.of(hop.uses)
+    """Returns whether a hop is dearer than the next one; then requeues it."""
+    now = self._costs.price(hop.uses)
     dearer = bool(queue) and now > queue[0][0] * _AGAIN
     if dearer:
       heapq.heappush(queue, (now, place))
     return dearer
 
 
-def _centered(arrays: Arrays, hops: list[Hop]) -> Grown:
+def _center(arrays: Arrays, hops: list[Hop]) -> Grown:
   """Returns a tree of paired links, with the root in its middle."""
   root, ways = trees.center_tree([(hop.src, hop.dst) for hop in hops])
   back = [arrays.backwards(hop) for hop in hops]

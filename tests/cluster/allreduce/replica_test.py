@@ -88,7 +88,7 @@ class _ReplicaThread:
       index,
       gradient=gradient,
       learner=_Learner((), ()),
-      summing=FaultyHostReducer(
+      reducer=FaultyHostReducer(
         index,
         workers=workers,
         gradient=gradient,
@@ -308,14 +308,14 @@ class ReplicaTest(parameterized.TestCase):
   ):
     for finished in (True, False):
       node = _ReplicaThread(0, workers=1)
-      summing, waits = node.replica._summing, threading.Event()
+      reducer, waits = node.replica._reducer, threading.Event()
       node.form()
       node.receive(messages.Connected)
-      total = summing.total
+      total = reducer.total
       with (
-        mock.patch.object(summing, 'can_abandon', False),
+        mock.patch.object(reducer, 'can_abandon', False),
         mock.patch.object(
-          summing, 'total', lambda total=total, on=waits: on.wait() and total()
+          reducer, 'total', lambda total=total, on=waits: on.wait() and total()
         ),
         mock.patch.object(
           node.heartbeat, 'end', messages.SessionEnd('over', '', finished)

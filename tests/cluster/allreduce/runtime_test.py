@@ -586,7 +586,7 @@ class ReplicasTest(parameterized.TestCase):
     self.assertTrue(world.runtime.epochs.check.is_running)
     time.sleep(0.2)
     for member in silent:
-      member.seen = time.monotonic()
+      member.last_heartbeat = time.monotonic()
     world.runtime._look_at = 0.0
     world.check_deadlines()
     self.assertIsNone(world.reception.members[2].stream)
@@ -624,7 +624,7 @@ class FailedLinksTest(parameterized.TestCase):
   def test_a_link_is_used_again_once_its_cut_is_over(self):
     world = self._start(4)
     self._break(world, (2, 3))
-    world.run_until(lambda: world.rendezvous.packed.lost)
+    world.run_until(lambda: world.rendezvous.packed.avoided_pairs)
     world.reach(world.store.version + 5)
     self.assertNotIn({2, 3}, self._hops(world))
     world.cut.clear()
@@ -639,7 +639,7 @@ class FailedLinksTest(parameterized.TestCase):
   def test_a_link_that_stays_cut_is_tried_less_and_less_often(self):
     world = self._start(4)
     self._break(world, (2, 3))
-    world.run_until(lambda: world.rendezvous.packed.lost)
+    world.run_until(lambda: world.rendezvous.packed.avoided_pairs)
     world.reach(world.store.version + 3)
     for backoff_s in (20, 40, 80, 160):
       self.now += backoff_s - 1

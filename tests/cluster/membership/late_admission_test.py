@@ -507,7 +507,7 @@ class RankTest(parameterized.TestCase):
   def test_a_holder_blocks_other_processes_until_it_is_silent(
     self, process, silent_s, final, blocked
   ):
-    holder = Incarnation(mock.Mock(), 0, _ONE, 0, seen=100.0)
+    holder = Incarnation(mock.Mock(), 0, _ONE, 0, last_heartbeat=100.0)
     rank = Rank(1, holder, final)
     self.assertIs(rank.blocks(process, 100.0 + silent_s, 5.0), blocked)
     self.assertFalse(Rank(1, None, final).blocks(process, 0.0, 5.0))

@@ -288,18 +288,18 @@ class RosterTest(absltest.TestCase):
   def test_a_line_describes_the_last_activity(self):
     now = [100.0]
     roster = Roster(lambda: now[0])
-    roster.came('worker 1', 0, 'a:1')
+    roster.record_admission('worker 1', 0, 'a:1')
     now[0] += 5
-    roster.seen('worker 1', 0, 'compiling')
+    roster.record_message('worker 1', 0, 'compiling')
     now[0] += 7
-    roster.came('worker 2', 3, 'b:2')
-    roster.lost('worker 2', 2, 'an older incarnation')
+    roster.record_admission('worker 2', 3, 'b:2')
+    roster.record_loss('worker 2', 2, 'an older incarnation')
     line, other = roster.describe(['worker 1', 'worker 2'], 4.0).splitlines()
     self.assertRegex(
       line, r'a:1 at .*, incarnation 0; compiling since 7 s; silent for 7'
     )
     self.assertRegex(other, r'b:2 at .*, incarnation 3; connecting since 0 s$')
-    roster.lost('worker 2', 3, 'cut')
+    roster.record_loss('worker 2', 3, 'cut')
     now[0] += 2
     self.assertEndsWith(
       roster.describe(['worker 2'], 4.0), 'lost since 2 s: cut'

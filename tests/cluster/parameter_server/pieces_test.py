@@ -54,7 +54,7 @@ class PiecesTest(absltest.TestCase):
       pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
       threads = []
       for key, push in zip(_KEYS, pushes, strict=True):
-        pieces = pipe.served(key)
+        pieces = pipe.stream_next(key)
         threads.append(
           threading.Thread(
             target=lambda k=key, p=pieces: served.update({k: list(p)})
@@ -84,7 +84,7 @@ class PiecesTest(absltest.TestCase):
   def test_a_piece_travels_back_before_the_next_is_sent(self):
     pipe = _made()
     pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
-    pieces = pipe.served(_KEYS[0])
+    pieces = pipe.stream_next(_KEYS[0])
     sizes = np.cumsum([0, *pipe.sizes])
     pushes = _pushes(3)
     for number in range(5):
@@ -126,7 +126,7 @@ class PiecesTest(absltest.TestCase):
   def test_who_leaves_is_not_waited_for_and_does_not_count(self):
     pipe = _made()
     self.assertTrue(pipe.expect(dict.fromkeys(_KEYS, (4, 1.0))))
-    pieces = {key: pipe.served(key) for key in _KEYS}
+    pieces = {key: pipe.stream_next(key) for key in _KEYS}
     start = np.asarray(pipe.params)
     for number in range(2):  # The third worker dies after two pieces.
       size = pipe.sizes[number]

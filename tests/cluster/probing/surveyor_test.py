@@ -148,7 +148,7 @@ class LinkCacheTest(parameterized.TestCase):
     self.cache = LinkCache(self.workdir)
     latency_s = dict.fromkeys(itertools.permutations(range(3), 2), 1e-4)
     test = trials.Test('pairs', tuple(_equal(3)))
-    found = trials.Found(_HOSTS, [(test, _equal(3))], latency_s, [])
+    found = trials.Findings(_HOSTS, [(test, _equal(3))], latency_s, [])
     fields = {'seconds': 1.0, 'streams': 1, 'tolerance': 0.1, 'command': ''}
     written = file_format.content(found, **fields)
     self.content = written | {'measured_at': time.time()}
@@ -201,14 +201,14 @@ class LinkManagerTest(parameterized.TestCase):
     link_manager = LinkManager(formation, surveyor, None, workers=2)
     self.assertFalse(link_manager.begin_survey([0, 1]))
     surveyor.begin.assert_not_called()
-    ((graph, host_s), _) = formation.know.call_args
+    ((graph, host_s), _) = formation.set_links.call_args
     self.assertEqual(len({link.GBps for link in graph.links}), 1)
     self.assertLen(graph.workers, 2)
     self.assertEqual(host_s, {})
 
   def test_links_within_a_host_are_not_followed(self):
     formation, surveyor = self._made(('127.0.0.1:7', '127.0.0.1:8'))
-    formation.knows, formation.members = True, (0, 1)
+    formation.has_links, formation.members = True, (0, 1)
     reason = 'links are measured, as 2 links are idle'
     follower = mock.Mock(interruption=reason, end_epoch=lambda: True)
     link_manager = LinkManager(formation, surveyor, follower, workers=2)
@@ -223,11 +223,11 @@ class LinkManagerTest(parameterized.TestCase):
     link_manager = LinkManager(formation, surveyor, None, workers=2)
     self.assertTrue(link_manager.begin_survey([0, 1]))
     surveyor.begin.assert_called_once()
-    formation.knows = True
+    formation.has_links = True
     self.assertFalse(link_manager.begin_survey([0, 1]))
 
   def _made(self, addresses):
-    formation = mock.Mock(knows=False)
+    formation = mock.Mock(has_links=False)
     formation.address = addresses.__getitem__
     return formation, mock.Mock(busy=False)
 

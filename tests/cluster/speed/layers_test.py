@@ -65,18 +65,18 @@ class LayersTest(parameterized.TestCase):
       self.assertAlmostEqual(each.ready, ready)
 
   def test_scaled_layers_keep_their_shares(self):
-    found = layers.scaled(_LAYERS, 6_000_000)
+    found = layers.scale(_LAYERS, 6_000_000)
     self.assertEqual(
       [each.bytes for each in found], [10**6, 3 * 10**6, 2 * 10**6]
     )
     self.assertEqual([each.ready for each in found], [0.5, 0.4, 0.9])
-    self.assertEqual(sum(x.bytes for x in layers.scaled(_LAYERS, 1004)), 1004)
+    self.assertEqual(sum(x.bytes for x in layers.scale(_LAYERS, 1004)), 1004)
 
   @parameterized.product(
     size=[4, 1000, 10**6], bucket_bytes=[0, 4, 300, math.inf]
   )
   def test_equal_layers_have_all_bytes(self, size, bucket_bytes):
-    found = layers.even(size, bucket_bytes)
+    found = layers.equal_sizes(size, bucket_bytes)
     self.assertEqual(sum(found), size)
     for one, other in itertools.pairwise(sorted(found)):
       self.assertLessEqual(other - one, 8)

@@ -157,7 +157,7 @@ class PricesTest(parameterized.TestCase):
     np.testing.assert_allclose(start, np.exp([2.0, 2.0 + 6.0]) / 10, rtol=0.01)
     np.testing.assert_allclose(prices.now[0], np.exp(6.0) / 10, rtol=0.01)
     self.assertEqual(prices.now[1], start[1])
-    np.testing.assert_allclose(prices.of([0, 1]), sum(prices.now))
+    np.testing.assert_allclose(prices.price([0, 1]), sum(prices.now))
 
   @parameterized.parameters(1e-12, 1.0, 1e12)
   def test_prices_of_links_however_thin_stay_finite(self, GBps):

@@ -62,7 +62,7 @@ class SingleWorkerTest(parameterized.TestCase):
       )
       books = rng.normal(size=_BOOKS).astype(np.float32)
       payload, statistics, rounds = worker.reduce(
-        worker.placed(Payload(gradient, ())), books, 0, 1.0
+        worker.place(Payload(gradient, ())), books, 0, 1.0
       )
       rounds.finish(version)
 

@@ -419,14 +419,14 @@ class MultiRoundTest(parameterized.TestCase):
     self._form(0, [0, 1, 2])
     self._iterate(0, [0, 1, 2])
     self._iterate(1, [0, 1, 2])
-    self.assertIsNone(self.workers[0].codec_state.saved())
+    self.assertIsNone(self.workers[0].codec_state.for_checkpoint())
     self._each(lambda k: self.workers[k].collect(2), [0, 1, 2])
     total = jax.tree.map(
       lambda *parts: sum(map(np.asarray, parts)),
       *(state.residual for state in self.states.values()),
     )
     self.assertGreater(np.abs(total['unsent']).max(), 0)
-    saved = self.workers[0].codec_state.saved()
+    saved = self.workers[0].codec_state.for_checkpoint()
     jax.tree.map(
       np.testing.assert_array_equal,
       saved['residual'],
@@ -439,7 +439,7 @@ class MultiRoundTest(parameterized.TestCase):
     np.testing.assert_array_equal(again.replicated, self.states[0].replicated)
     # Collecting residuals changes nothing for the workers.
     self._iterate(2, [0, 1, 2])
-    self.assertIsNone(self.workers[0].codec_state.saved())
+    self.assertIsNone(self.workers[0].codec_state.for_checkpoint())
 
   @parameterized.parameters(False, True)
   def test_steps_count_all_sums_of_an_iteration(self, overlap):
