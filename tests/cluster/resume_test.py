@@ -63,7 +63,7 @@ class ResumeTest(parameterized.TestCase):
     run = train.build(stopping.eventful(scheme), workdir=str(workdir))
     with self.assertRaises(stopping.Killed):
       stopping.stop(run, saved_at=cuts, killed_at=steps - 1)
-    for number in (1, 0):  # Of the newest checkpoint.
+    for number in (1, 0):  # Number of the newest checkpoint.
       again = shutil.copytree(workdir, f'{tempfile.mkdtemp()}/run')
       if number == 0:
         shutil.rmtree(f'{again}/checkpoints/1')
@@ -255,7 +255,7 @@ class ResumeTest(parameterized.TestCase):
       train.build(stopping.eventful('bsp'), workdir=str(run.files.workdir))
 
   def test_a_run_that_is_refused_gives_the_folder_back(self):
-    workdir = self._stopped()
+    workdir = self._stop()
     other = stopping.eventful('asp')
     other.seed = 7
     refusals = []  # They keep alive what raised them.
@@ -268,12 +268,12 @@ class ResumeTest(parameterized.TestCase):
       self.assertRegex(str(refusal), 'another config.*seed')
 
   def test_a_file_that_lost_its_end_is_named(self):
-    workdir = self._stopped()
+    workdir = self._stop()
     (workdir / 'events.jsonl').write_text('')
     with self.assertRaisesRegex(ValueError, 'events.jsonl to have .* got 0'):
       train.build(stopping.eventful('asp'), workdir=str(workdir))
 
-  def _stopped(self):
+  def _stop(self):
     workdir = pathlib.Path(tempfile.mkdtemp()) / 'run'
     with self.assertRaises(stopping.Killed):
       run = train.build(stopping.eventful('asp'), workdir=str(workdir))
@@ -308,17 +308,17 @@ class ProcessTest(parameterized.TestCase):
 
   def _stop(self, number):
     """Stops the run once it has saved; returns its exit code and log."""
-    before = self._saved()
+    before = self._newest_checkpoint()
     process = self._start('run')
     deadline = time.monotonic() + 60
-    while self._saved() == before and process.poll() is None:
+    while self._newest_checkpoint() == before and process.poll() is None:
       self.assertLess(time.monotonic(), deadline)
       time.sleep(0.01)
     process.send_signal(number)
     _, log = process.communicate(timeout=60)
     return process.returncode, log
 
-  def _saved(self):
+  def _newest_checkpoint(self):
     """Returns the number of the newest complete checkpoint."""
     return max(
       checkpoints.steps(self.folder / 'run' / 'checkpoints'), default=0

@@ -117,7 +117,7 @@ class InterruptedWriteTest(parameterized.TestCase):
     return train.build(config, workdir=str(self.folder))
 
   @parameterized.parameters(0, 1, 30)
-  def test_without_a_readable_summary_a_run_goes_on_from_its_checkpoint(
+  def test_without_a_readable_summary_a_run_resumes_from_its_checkpoint(
     self, size
   ):
     expected, _ = stopping.straight('asp')

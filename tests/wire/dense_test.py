@@ -1,4 +1,4 @@
-"""Tests for wire.dense: what is rounded, what is not, and its bytes."""
+"""Tests for wire.dense: rounding, and sizes of messages."""
 
 import jax
 import ml_dtypes
@@ -140,7 +140,7 @@ class SumTest(parameterized.TestCase):
 
 
 class RunTest(parameterized.TestCase):
-  def test_it_computes_what_plain_sgd_does_with_both_ways_rounded(self):
+  def test_a_run_equals_plain_sgd_with_pushes_and_pulls_rounded(self):
     task, dataset = _quadratic()
     run = _built(
       task, dataset, cluster__workers=1, cluster__speed__slowdown=(1.0,)
@@ -196,7 +196,7 @@ class RunTest(parameterized.TestCase):
     self.assertAlmostEqual(2 * half['virtual_s'], full['virtual_s'], places=6)
     self.assertEqual(half['compilations'], 0)
 
-  def test_evaluation_reads_what_the_server_holds(self):
+  def test_evaluation_reads_the_unrounded_parameters(self):
     _, dataset = _quadratic()
     task = Task(
       jnp.float32(1.001),
@@ -205,7 +205,7 @@ class RunTest(parameterized.TestCase):
     )
     self.assertEqual(_built(task, dataset)()['final_accuracy'], 1.0)
 
-  def test_a_run_that_goes_on_gives_what_a_straight_one_does(self):
+  def test_a_resumed_run_equals_an_uninterrupted_one(self):
     config = small.config(
       sync__name='asp',
       wire__dense__dtype='bfloat16',
@@ -225,7 +225,7 @@ class RunTest(parameterized.TestCase):
     ):
       np.testing.assert_array_equal(got, other)
 
-  def test_numbers_that_stand_for_nothing_are_rounded_too(self):
+  def test_numbers_of_a_timing_only_run_are_rounded_too(self):
     sizes = []
     for dtype in ('float32', 'bfloat16'):
       config = default.get_config()

@@ -32,9 +32,9 @@ class DeadlinesTest(parameterized.TestCase):
       for index, member in enumerate(self.world.reception.members):
         if member.stream:
           member.last_heartbeat = time.monotonic()
-          life = self.world.members[index]
+          peer = self.world.members[index]
           doing = 'compute' if index in hung else 'transfer'
-          steps = 1 if life.doing == 'fetching' else 2  # Less progress.
+          steps = 1 if peer.doing == 'fetching' else 2  # Less progress.
           steps = self._steps.get(index, steps)
           progress = (doing, self.world.store.version, steps)
           member.progress.update(progress, member.last_heartbeat)

@@ -296,7 +296,7 @@ class HandoverTest(parameterized.TestCase):
     with self.assertRaisesRegex(TransportError, 'expected to have version 4'):
       handover.fetch(source.address, 4, Security(), 5.0)
 
-  def test_a_source_that_is_gone_is_detected_in_time(self):
+  def test_a_source_that_has_left_is_detected_in_time(self):
     source = handover.Handover('127.0.0.1', Security(), self._state)
     source.close()
     start = time.monotonic()

@@ -126,7 +126,7 @@ class _ReplicaThread:
     self.sent.put(message)
 
   def cancel(self, *reason):
-    """Does nothing: no thread waits for the stream."""
+    """Returns at once: no thread waits for the stream."""
 
   close = cancel
 
@@ -143,7 +143,7 @@ class _ReplicaThread:
         return message
 
   def form(self, *others, epoch=0, version=0, source=None):
-    """Has it form a membership with others; does not wait."""
+    """Orders the replica to connect to others; does not wait."""
     members = (self, *others)
     cluster = links.read_cluster('', self.workers)
     addresses = {p.replica.index: p.ready.executor for p in members}
@@ -327,7 +327,7 @@ class ReplicaTest(parameterized.TestCase):
         ending = threading.Thread(target=node.heartbeat.finish)
         began = time.monotonic()
         ending.start()
-        ending.join(2.5)  # Of 5 s that a session may take to end.
+        ending.join(2.5)  # Less than the 5 s that a session may take to end.
         self.assertEqual(node.hung.called, not finished)
         if not finished:
           node.hung.assert_called_once_with('over')

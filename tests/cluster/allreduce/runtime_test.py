@@ -27,7 +27,7 @@ def _start(workers=3, **fields):
 
 
 def _disturb(seed, workers, moves, world, rate):
-  """Has members die and rejoin, in any order with all other steps."""
+  """Lets members die and rejoin, in random order with all other steps."""
   rng, saves = random.Random(seed), False
   for _ in range(moves):
     if rng.random() < rate and workers > 1:

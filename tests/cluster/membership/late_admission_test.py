@@ -504,7 +504,7 @@ class RankTest(parameterized.TestCase):
     (_OTHER, 5.1, True, True),
     (_ONE, 0.0, True, False),
   )
-  def test_a_holder_blocks_other_processes_until_it_is_silent(
+  def test_a_process_blocks_others_from_its_rank_until_it_is_silent(
     self, process, silent_s, final, blocked
   ):
     holder = Incarnation(mock.Mock(), 0, _ONE, 0, last_heartbeat=100.0)

@@ -121,7 +121,7 @@ class StartTest(parameterized.TestCase):
     worker = coordinator.work(0)
     coordinator.begin()
     held = 'server 1 is held by the process at 127.0.0.1:.*, incarnation 0'
-    stream = self._connected(coordinator, 1, process='1' * 32)
+    stream = self._connect(coordinator, 1, process='1' * 32)
     taken = stream.receive(messages.SERVER_ADMISSION).header
     self.assertRegex(taken.reason, held)
     self._check_runs_on(coordinator, worker)
@@ -198,11 +198,11 @@ class StartTest(parameterized.TestCase):
       coordinator.begin()
 
   def _stranger(self, coordinator, index):
-    stream = self._connected(coordinator, index)
+    stream = self._connect(coordinator, index)
     stream.receive(messages.SERVER_ADMISSION)
     return stream
 
-  def _connected(self, coordinator, index, process='0' * 32):
+  def _connect(self, coordinator, index, process='0' * 32):
     hello = messages.ServerHello(index, process, 'ours')
     stream = connect(coordinator.address, hello, Security(), 10.0)
     self.addCleanup(stream.close)

@@ -157,15 +157,15 @@ class DeathTest(parameterized.TestCase):
   ):
     again = itertools.cycle(after)
     for step in itertools.count():
-      if not self._died(servers, dead, step, next(again)):
+      if not self._run_with_death(servers, dead, step, next(again)):
         break
       shutil.rmtree(self.directory)
     self.assertGreaterEqual(step, 7)
 
-  def _died(self, servers, dead, step, again):
+  def _run_with_death(self, servers, dead, step, again):
     """Runs until a process dies at a step, and then once more."""
     run = _Run(self.directory, servers)
-    self._saved(run, 2)
+    self._save(run, 2)
     crash = crashes.Crash(self.directory, at=step, dies=_dies(dead))
     with crashes.crashing(crash):
       run.train()
@@ -181,7 +181,7 @@ class DeathTest(parameterized.TestCase):
     self.assertIn(version, (2, 3))
     self.assertEqual(run.versions(), {version})
     self.assertEqual(version, run.state['store'][0][0])
-    self._saved(run, 3)
+    self._save(run, 3)
     run.checkpoints.close()
     run.end()
     self._check_left(again, version + 3)
@@ -195,7 +195,7 @@ class DeathTest(parameterized.TestCase):
     for process, step in [*steps, *((1, step) for step in range(1, 7))]:
       run = _Run(self.directory, 2)
       before = run.store.version
-      self._saved(run, 2)
+      self._save(run, 2)
       crash = crashes.Crash(
         self.directory,
         at=step,
@@ -219,16 +219,16 @@ class DeathTest(parameterized.TestCase):
 
   def test_a_folder_that_has_vanished_is_made_again(self):
     run = _Run(self.directory, 2)
-    self._saved(run, 2)
+    self._save(run, 2)
     shutil.rmtree(self.directory)
-    self._saved(run, 3)
+    self._save(run, 3)
     run.checkpoints.close()
     run.end()
     self._check_left(2, 5)
 
   def test_a_part_that_is_damaged_makes_the_one_before_count(self):
     run = _Run(self.directory, 2)
-    self._saved(run, 3)
+    self._save(run, 3)
     run.end()
     (self.directory / '2' / 'server1.npz').unlink()
     with self.assertLogs('absl', 'WARNING') as logs:
@@ -236,7 +236,7 @@ class DeathTest(parameterized.TestCase):
     self.assertLen(logs.output, 1)
     self.assertIn('checkpoints/2 cannot be read', logs.output[0])
     self.assertEqual(run.versions(), {2})
-    self._saved(run, 1)
+    self._save(run, 1)
     self.assertEqual(checkpoints.steps(self.directory), [2, 3])
     run.end()
 
@@ -255,7 +255,7 @@ class DeathTest(parameterized.TestCase):
     self.assertEqual(checkpoints.steps(self.directory), [0])
     run.end()
 
-  def _saved(self, run, times):
+  def _save(self, run, times):
     for _ in range(times):
       run.train()
       run.save()

@@ -39,7 +39,7 @@ class _Run:
     pairs = set(itertools.combinations(self.members, 2))
     return pairs - self.failed.avoided_pairs
 
-  def go_on(self, until_s, step_s=1.0):
+  def advance(self, until_s, step_s=1.0):
     """Lets time pass; a link that is due ends the membership."""
     while self.now < until_s:
       self.now += step_s
@@ -70,11 +70,11 @@ class FailedLinksTest(parameterized.TestCase):
     self.assertLen(run.trials, 2)
     failed_s = run.now
     run.cut = set()
-    run.go_on(failed_s + 2 * _TIMEOUT_S - 1)
+    run.advance(failed_s + 2 * _TIMEOUT_S - 1)
     self.assertEqual(run.failed.avoided_pairs, {(0, 1), (1, 0)})
-    run.go_on(failed_s + 2 * _TIMEOUT_S)
+    run.advance(failed_s + 2 * _TIMEOUT_S)
     self.assertEmpty(run.failed.avoided_pairs)
-    run.go_on(failed_s + 1000 * _TIMEOUT_S)
+    run.advance(failed_s + 1000 * _TIMEOUT_S)
     self.assertEmpty(run.failed.avoided_pairs)
     self.assertLen(run.trials, 2)
 
@@ -82,7 +82,7 @@ class FailedLinksTest(parameterized.TestCase):
     run = _Run()
     run.cut = {(0, 1)}
     run.form()
-    run.go_on(1000 * _TIMEOUT_S)
+    run.advance(1000 * _TIMEOUT_S)
     starts = run.trials[1:]
     gaps = [
       round((after - before) / _TIMEOUT_S) - 1
@@ -101,16 +101,16 @@ class FailedLinksTest(parameterized.TestCase):
       run.form()
       run.cut, begun = set(), run.now
       while run.failed.avoided_pairs:
-        run.go_on(run.now + 1)
+        run.advance(run.now + 1)
       waits.append(round((run.now - begun) / _TIMEOUT_S))
     self.assertEqual(waits, [2, 4, 8, 16])
-    # One that was sound for long begins anew.
-    run.go_on(run.now + 17 * _TIMEOUT_S)
+    # After long success the backoff starts from its minimum.
+    run.advance(run.now + 17 * _TIMEOUT_S)
     run.cut = {(0, 1)}
     run.form()
     run.cut, begun = set(), run.now
     while run.failed.avoided_pairs:
-      run.go_on(run.now + 1)
+      run.advance(run.now + 1)
     self.assertEqual(round((run.now - begun) / _TIMEOUT_S), 2)
 
   def test_a_link_that_no_forest_uses_stays_on_trial(self):
@@ -124,7 +124,7 @@ class FailedLinksTest(parameterized.TestCase):
     run.failed.settle(run.members)
     self.assertEqual(run.failed.avoided_pairs, {(0, 1), (1, 0)})
 
-  def test_nobody_is_blamed_for_a_worker_that_has_died(self):
+  def test_the_death_of_a_worker_marks_no_link_as_failed(self):
     run = _Run()
     for _ in range(3):
       run.failed.suspect(1, 2)
@@ -142,7 +142,7 @@ class FailedLinksTest(parameterized.TestCase):
     self.assertTrue(run.failed.admits(2))
     run.failed.exclude(2)
     failed_s = run.now
-    run.failed.forget_losses(2, moved=False)  # Its process joins at once again.
+    run.failed.forget_losses(2, moved=False)  # Its process rejoins at once.
     for passed_s in (0, 1, 2 * _TIMEOUT_S - 1):
       run.now = failed_s + passed_s
       self.assertFalse(run.failed.admits(2))
@@ -203,10 +203,10 @@ class FailedLinksTest(parameterized.TestCase):
     for which, seconds in cuts:
       run.cut ^= {pairs[which]}
       run.form()
-      run.go_on(run.now + 10 * seconds)
+      run.advance(run.now + 10 * seconds)
     changes = len(cuts)
     run.cut, healed_s = set(), run.now
-    run.go_on(healed_s + 128 * _TIMEOUT_S + 1)
+    run.advance(healed_s + 128 * _TIMEOUT_S + 1)
     self.assertEmpty(run.failed.avoided_pairs)
     # Per link: two at first for each change, and one each time it doubles.
     self.assertLessEqual(len(run.trials), 2 * changes + 6 * 8 + run.now / 1e3)

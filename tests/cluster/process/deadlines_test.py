@@ -110,8 +110,8 @@ class DeadlinesTest(parameterized.TestCase):
   def test_only_the_slowest_of_interdependent_workers_is_overdue(self):
     deadlines = self._deadlines(windows=True)
     last, others = (
-      self._received(7, 20),
-      [self._received(7, 40), self._received(7, 44)],
+      self._make_received(7, 20),
+      [self._make_received(7, 40), self._make_received(7, 44)],
     )
     running = [(k, received, 1) for k, received in enumerate([others[0], last])]
     running.append((2, others[1], 1))
@@ -122,8 +122,8 @@ class DeadlinesTest(parameterized.TestCase):
   def test_a_worker_that_waits_for_a_computing_one_is_not_overdue(self):
     deadlines = self._deadlines(windows=True)
     waits, computes = (
-      self._received(7, 40),
-      self._received(7, 3, phase='compute'),
+      self._make_received(7, 40),
+      self._make_received(7, 3, phase='compute'),
     )
     computes.compute_times.append((50.0, 1))
     running = [(0, waits, 1), (1, computes, 1)]
@@ -175,7 +175,7 @@ class DeadlinesTest(parameterized.TestCase):
   def _deadlines(self, windows=False):
     return Deadlines(timeout_s=_TIMEOUT_S, start_s=_START_S, windows=windows)
 
-  def _received(self, iteration, steps, phase='transfer'):
+  def _make_received(self, iteration, steps, phase='transfer'):
     received = ReceivedProgress(last_change=self.now)
     received.update([phase, iteration, steps], self.now)
     return received

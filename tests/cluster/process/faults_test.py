@@ -67,7 +67,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
         cluster__faults=faults,
         **_FIELDS,
       ) as launch,
-      _resumed(launch, worker=2),
+      _resume(launch, worker=2),
     ):
       launch.until('Worker 3 is lost: It has computed for')
       for worker in (1, 2):
@@ -109,7 +109,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
     self._check_nothing_left(launch)
 
   def _check_die(self, launch):
-    died = self._happened(launch, 'die')
+    died = self._find_failure_time(launch, 'die')
     ended, started = (
       [
         row['time']
@@ -119,14 +119,14 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
       for event in ('exit', 'start')
     )
     self.assertGreaterEqual(ended[0], died)
-    # By the end of its stream: nobody has waited for its beats.
+    # By the end of its stream, before its heartbeats are missed.
     self.assertEmpty(launch.times('Worker 1 is lost: It was silent'))
     self.assertGreaterEqual(launch.times('Worker 1 is lost')[0], died)
     self.assertGreater(started[1], ended[0])
     self.assertGreater(launch.times('Worker 1 has rejoined')[0], started[1])
 
   def _check_stop(self, launch):
-    stopped = self._happened(launch, 'stop')
+    stopped = self._find_failure_time(launch, 'stop')
     self._check_left(launch, 'Worker 2 is lost: It was silent', stopped, 1)
     back = launch.times('Worker 2 has rejoined')
     self.assertLen(back, 1)
@@ -134,13 +134,13 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(self._starts(launch, 'worker:2'), 1)
 
   def _check_slow(self, launch):
-    self._happened(launch, 'slow')
+    self._find_failure_time(launch, 'slow')
     # Its losses are those by the push that was too short and by the hang.
     self.assertLen(launch.times('Worker 3 is lost'), 2)
     self.assertLen(launch.times('Worker 3 is lost: WrongPush'), 1)
 
   def _check_hang(self, launch):
-    hung = self._happened(launch, 'hang')
+    hung = self._find_failure_time(launch, 'hang')
     self._check_left(launch, 'Worker 3 is lost: It has computed', hung, 2)
     self.assertLen(launch.times('Worker 3 hangs.$'), 1)
     self.assertEqual(self._starts(launch, 'worker:3'), 2)
@@ -158,7 +158,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
       ('corrupt', 'Corrupt: .* has another checksum'),
       ('wrong_size', 'WrongPush: Expected 1768 bytes, got 884'),
     ):
-      self._happened(launch, kind)
+      self._find_failure_time(launch, kind)
       worker, iteration = _FAULTS[kind]
       (lost,) = [
         lost
@@ -169,7 +169,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
       self.assertEqual(lost['examples'], BATCH)
       self.assertNotEmpty(launch.times(f'Worker {worker} has rejoined'))
 
-  def _happened(self, launch, kind):
+  def _find_failure_time(self, launch, kind):
     """Returns the time at which a failure of a kind happened."""
     worker, iteration = _FAULTS[kind]
     mark = launch.folder / 'faults' / f'{worker}-{iteration}-{kind}'
@@ -210,7 +210,7 @@ class CoordinatorTest(processes.TestCase):
     self.check(launch)
     state, _ = processes.newest(copy)
     kept = state['recorder']['accounting'].examples
-    # A push more than what is said of the last log row may be in it.
+    # It may hold one push more than the last log row.
     self.assertGreater(kept, 0)
     self.assertLessEqual(reached - kept, _EVERY + 0.1 * _EVERY)
     self.assertLen(launch.times('Resuming from checkpoint'), 1)
@@ -288,7 +288,7 @@ class CutTest(processes.TestCase, parameterized.TestCase):
 
 
 @contextlib.contextmanager
-def _resumed(launch, worker):
+def _resume(launch, worker):
   """Resumes a stopped worker once the coordinator has evicted it."""
 
   def resume():

@@ -1,4 +1,4 @@
-"""Tests for cluster.speed.layers: what is ready when, as ranges."""
+"""Tests for cluster.speed.layers: times at which buckets are ready."""
 
 import itertools
 import math
@@ -21,13 +21,13 @@ class RangesTest(parameterized.TestCase):
     (math.inf, 0, [(60, 0.9)]),
     (math.inf, 5, [(65, 1.0)]),
   )
-  def test_one_is_closed_as_soon_as_it_is_large_enough(
+  def test_a_bucket_is_closed_once_it_is_large_enough(
     self, bucket_bytes, rest, expected
   ):
     found = layers.buckets(_LAYERS, bucket_bytes, rest)
     self.assertEqual(found, [Bucket(*each) for each in expected])
 
-  def test_whatever_the_layers_all_bytes_are_in_some_range(self):
+  def test_all_bytes_of_any_layers_are_in_some_bucket(self):
     rng = random.Random(1)
     for _ in range(200):
       some = [
@@ -48,7 +48,7 @@ class RangesTest(parameterized.TestCase):
     ([1, 3, 2], [0.5, 0.5, 0.9]),
     ([1, 4, 1], [0.5, 0.9, 0.9]),
   )
-  def test_what_lies_evenly_is_ready_with_what_is_before_its_end(
+  def test_evenly_spread_buckets_are_ready_with_the_layers_before_their_end(
     self, sizes, ready
   ):
     parts = [Bucket(*each) for each in _LAYERS]

@@ -45,7 +45,7 @@ class _Gradient:
     self.events = []
 
   @staticmethod
-  def of(worker, iteration):
+  def draw(worker, iteration):
     rng = np.random.default_rng((worker, iteration))
     return jax.tree.map(
       # More digits than 16 bits hold.
@@ -55,7 +55,7 @@ class _Gradient:
 
   def stream(self, params, ranges, *, worker, iteration, sink, scale):
     del params, ranges
-    leaves = jax.tree.leaves(self.of(worker, iteration))
+    leaves = jax.tree.leaves(self.draw(worker, iteration))
     for number, leaf in reversed([*enumerate(leaves)]):
       self.events.append('leaf')
       sink.put(number, leaf * scale)
@@ -158,7 +158,7 @@ class _FakeExecutor:
     return made
 
   def close(self):
-    """Does nothing."""
+    """Keeps the fake open."""
 
 
 def _record(events, begin, ranges):
@@ -204,7 +204,7 @@ class MultiRoundTest(parameterized.TestCase):
       self.addresses = [worker.open() for worker in self.workers]
     for worker in self.workers:
       self.addCleanup(worker.close)
-    # Of the same workers in this process.
+    # The same workers in this process.
     self.states = {k: self.multi_round.init(k) for k in range(count)}
     self.to_vector = jax.jit(layout.flatten)
     self.layout = layout
@@ -253,7 +253,7 @@ class MultiRoundTest(parameterized.TestCase):
     expected = [1.0 + k if k in members else 0.0 for k in range(_BOOKS)]
     for books, finite in self._each(take_part, members):
       self.assertEqual((books, finite), (expected, True))
-    vectors = {k: self.to_vector(_Gradient.of(k, version)) for k in members}
+    vectors = {k: self.to_vector(_Gradient.draw(k, version)) for k in members}
     reduced, next_states = self.multi_round.reduce(
       self.states, vectors, stage=stage, scale=1.0
     )
@@ -400,7 +400,7 @@ class MultiRoundTest(parameterized.TestCase):
 
     self._each(take_part, [0, 1])
     self.executors[1].observe = lambda begin, ranges: begin()
-    vectors = {k: self.to_vector(_Gradient.of(k, 1)) for k in (0, 1)}
+    vectors = {k: self.to_vector(_Gradient.draw(k, 1)) for k in (0, 1)}
     _, self.states = self.multi_round.reduce(
       self.states, vectors, stage=1, scale=1.0
     )
@@ -474,7 +474,7 @@ class MultiRoundTest(parameterized.TestCase):
         seen[index].clear()
 
   def test_a_slow_sum_of_few_chunks_counts_as_progress(self):
-    # Of the two sums of an iteration the first has more chunks.
+    # The first of an iteration's two sums has more chunks.
     self._open(
       1,
       make=lambda index, **_: _FakeExecutor(
