@@ -230,7 +230,7 @@ def _sums(
   def simulator(range_s: float, *each: Sequence[Bucket]) -> Sums:
     return Sums(
       links,
-      believed=None,
+      assumed=None,
       forest=forest,
       stages=[[parts] for parts in each],
       overlap=True,

@@ -159,7 +159,7 @@ class StateCheck:
     ]
 
   def _compare(self, members: list[int], *, replace: bool) -> None:
-    """Has members compare their state with the reference and adopt it.
+    """Orders members to compare their state with the reference and adopt it.
 
     Args:
       members: Members that differ; if there are none, the check ends.

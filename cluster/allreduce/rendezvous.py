@@ -58,7 +58,7 @@ class PackedForest(NamedTuple):
   Attributes:
     members: Workers that sum over it.
     avoided_pairs: Pairs of members, in both orders, that cannot communicate.
-    cluster: Links of all workers, as believed at the time.
+    cluster: Links of all workers that were assumed at the time.
     links: Links that were left of them.
     forest: Forest of these links.
   """

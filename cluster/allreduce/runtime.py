@@ -189,7 +189,7 @@ class AllreduceRuntime(EventLoop):
       'time': self.time,
       'coordinator': self.coordinator.state(),
       'store': self._store.state(),
-      'lives': [member.admissions for member in self._members],
+      'admissions': [member.admissions for member in self._members],
       'drift': self._check.agreement.totals,
     }
 
@@ -198,8 +198,8 @@ class AllreduceRuntime(EventLoop):
     self.time = state['time']
     self._before = state['coordinator']
     self._store.restore(state['store'])
-    for member, lives in zip(self._members, state['lives'], strict=False):
-      member.admissions = lives
+    for member, count in zip(self._members, state['admissions'], strict=False):
+      member.admissions = count
     self._collected_version = self._store.version
     self._check.agreement.totals |= state.get('drift', {})
 

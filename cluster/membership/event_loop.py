@@ -92,7 +92,7 @@ class EventLoop:
     """Returns the entries of summary.json that this runtime alone has."""
     return {
       'virtual_s': None,
-      'lives': [member.admissions for member in self._members],
+      'admissions': [member.admissions for member in self._members],
       'late_compilations': sum(
         sum(member.compilations.values()) for member in self._members
       ),

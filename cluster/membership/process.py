@@ -116,7 +116,7 @@ class Process:
     self.jobs = Jobs(self.deadlines)
 
   def __call__(self) -> None:
-    """Takes part in the run as a process other than the coordinator's.
+    """Runs this process's worker or server, beside another's coordinator.
 
     Raises:
       SystemExit: With LOST if the coordinator is lost, as a restart may help;

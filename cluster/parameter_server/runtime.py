@@ -298,7 +298,7 @@ class ParameterServerRuntime(EventLoop):
     return [k for k, member in enumerate(self._members) if member.stream]
 
   def _save_residuals(self, step: int) -> list[Future[bool]]:
-    """Asks the workers to write their codec states into a checkpoint.
+    """Requests the workers' codec states, which they write to a checkpoint.
 
     Returns:
       A future of each part: see `ParameterServerReception.save_residual`.

@@ -144,7 +144,7 @@ class Server:
     )
 
   def order(self, sequence: int, orders: Sequence[Order]) -> None:
-    """Takes orders, which follow those of lower numbers.
+    """Queues orders, which are executed after those of lower numbers.
 
     Args:
       sequence: Number of these orders, higher by one than the last.

@@ -118,7 +118,7 @@ class ShardedParameterStore:
     self._orders.append(messages.EndWorker(worker, incarnation))
 
   def save(self, step: int) -> list[Future[Any]]:
-    """Makes servers and workers write their parts of a checkpoint.
+    """Orders servers and workers to write their parts of a checkpoint.
 
     Args:
       step: Number of the checkpoint.

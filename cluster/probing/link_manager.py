@@ -61,8 +61,8 @@ class LinkManager:
     """
     if self._surveyor.busy:
       return True
-    anew = bool(self._follower and self._follower.end_epoch())
-    if self._formation.has_links and not anew:
+    skips_cache = bool(self._follower and self._follower.end_epoch())
+    if self._formation.has_links and not skips_cache:
       return False
     if len(members) < self._workers:
       return False  # A forest needs the links of all workers.
@@ -75,7 +75,7 @@ class LinkManager:
         self._formation.set_links(links.make_equal(self._workers), {})
       return False
     self._start = time.monotonic()
-    self._surveyor.begin(members, anew=anew)
+    self._surveyor.begin(members, skips_cache=skips_cache)
     return True
 
   def take_survey(self, event: LinksMeasured, now_s: float) -> None:

@@ -65,14 +65,14 @@ class Surveyor:
     """True while links are measured."""
     return self._survey is not None
 
-  def begin(self, members: list[int], *, anew: bool = False) -> None:
+  def begin(self, members: list[int], *, skips_cache: bool = False) -> None:
     """Begins to measure, unless a survey is under way.
 
     The result is an event `LinksMeasured`, which `finish` takes.
 
     Args:
       members: Ranks of at least two workers, ascending.
-      anew: Whether to measure even if the cache has a result.
+      skips_cache: Whether to measure even if the cache has a result.
     """
     if self._survey:
       return
@@ -80,7 +80,7 @@ class Surveyor:
       members,
       send=self._send,
       cache=self._cache,
-      anew=anew,
+      skips_cache=skips_cache,
       timeout_s=self._timeout_s,
     )
     self._survey.start(self._tell)
@@ -147,7 +147,7 @@ class _Survey:
     *,
     send: Callable[[int, ProbeOrder], None],
     cache: LinkCache,
-    anew: bool,
+    skips_cache: bool,
     timeout_s: float,
   ):
     """Creates the survey; sends no order yet.
@@ -156,12 +156,12 @@ class _Survey:
       members: Ranks of the workers, ascending.
       send: Sends a message to one of them.
       cache: Cache of results.
-      anew: Whether to measure even if the cache has a result.
+      skips_cache: Whether to measure even if the cache has a result.
       timeout_s: Silence after which a process counts as lost.
     """
     self._members = tuple(members)
     self._send, self._cache, self._timeout_s = send, cache, timeout_s
-    self._anew = anew
+    self._skips_cache = skips_cache
     # Answers by worker, or a text about the loss of one.
     self._answers: queue.SimpleQueue[tuple[int, ProbeAnswer] | str] = (
       queue.SimpleQueue()
@@ -246,7 +246,7 @@ class _Survey:
       hosts: list[Mapping[str, Any]] = [
         _describe(*each) for each in zip(self._members, answers, strict=True)
       ]
-      if not self._anew and (known := self._cache.load(hosts)):
+      if not self._skips_cache and (known := self._cache.load(hosts)):
         return LinksMeasured(content=known)
       tests = trials.quick(count)
       found = trials.measure(

@@ -52,7 +52,7 @@ class Sums:
     self,
     true: links.Links,
     *,
-    believed: Cluster | None,
+    assumed: Cluster | None,
     forest: ForestBuilder,
     stages: Sequence[Sequence[Sequence[Bucket]]],
     overlap: bool,
@@ -63,7 +63,7 @@ class Sums:
 
     Args:
       true: True links of the cluster.
-      believed: Links for which the forest is planned; None for the true ones.
+      assumed: Links for which the forest is planned; None for the true ones.
       forest: Function that plans a forest.
       stages: Buckets of a worker's contribution, by stage of the wire and round
         of the allreduce, in the order in which they become ready: those of the
@@ -77,7 +77,7 @@ class Sums:
       ValueError: If there is no such forest over these links.
     """
     self._true = true
-    self._believed, self._forest = believed, forest
+    self._assumed, self._forest = assumed, forest
     self._ready = [
       np.array([each.ready if overlap else 1.0 for each in first])
       for first, *_ in stages
@@ -140,23 +140,23 @@ class Sums:
     left = _find_links(true, members)
     # All stages use one forest: that of the last stage.
     size = sum(each.bytes for buckets in self._stages[-1] for each in buckets)
-    if self._believed is None:
+    if self._assumed is None:
       own = {ends: latency_s[ends] for ends in left.capacity_Bps}
-      believed, forest = left, self._forest(left, size, own)
+      assumed, forest = left, self._forest(left, size, own)
       used = forest
     else:
-      believed = _find_links(self._believed, members)
-      forest = self._forest(believed, size, LATENCY_S)
-      pairs = zip(believed.workers, left.workers, strict=True)
+      assumed = _find_links(self._assumed, members)
+      forest = self._forest(assumed, size, LATENCY_S)
+      pairs = zip(assumed.workers, left.workers, strict=True)
       used = transfer_forest(forest, left, dict(pairs))
     chunk_bytes = self._chunk_bytes
     ahead_bytes = window(used, chunk_bytes=chunk_bytes) * chunk_bytes
     allreduce = timing.AllreduceTiming(
       left, used, [], latency_s=latency_s, ahead_bytes=ahead_bytes
     )
-    names = dict(zip(believed.workers, members, strict=True))
-    known = self._believed is not links.make_equal(len(true.workers))
-    planned = Planned(believed, forest, names, size, chunk_bytes, known)
+    names = dict(zip(assumed.workers, members, strict=True))
+    known = self._assumed is not links.make_equal(len(true.workers))
+    planned = Planned(assumed, forest, names, size, chunk_bytes, known)
     Bps = {
       ends: float(each) for ends, each in usage.rates_between(used).items()
     }

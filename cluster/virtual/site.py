@@ -217,7 +217,7 @@ def _sums(
   with error_prefix(f'config.route.{plan.name}'):
     return allreduce.Sums(
       true,
-      believed=plan.cluster,
+      assumed=plan.cluster,
       forest=plan.forest or ring.build_in_order,
       stages=stages,
       overlap=plan.overlap,

@@ -20,7 +20,9 @@ from sync import scheme
 from tests.support import accelerators
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_MEMORY_BYTES = 2**33  # Of addresses; JAX itself takes half of it.
+_MEMORY_BYTES = (
+  2**33
+)  # Limit of the address space; JAX itself takes half of it.
 
 
 def state():
@@ -88,7 +90,7 @@ class ArraysTest(parameterized.TestCase):
       file.write_bytes(other)
       try:
         found = str(serialization.thaw(arrays.read(file)))
-      # What damaged files raise is shown as it is.
+      # The errors of damaged files are shown as they are.
       except Exception as error:
         messages[type(error).__name__] += 1
         self.assertNotEmpty(str(error))

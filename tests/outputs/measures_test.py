@@ -198,7 +198,7 @@ def _iterations(run):
   pushes = [r for r in small.rows(run, 'events.jsonl') if r['event'] == 'push']
   released = {}
   told = [r for r in small.rows(run, 'events.jsonl') if r['event'] != 'links']
-  for row in told[:-1]:  # Nobody goes on after the last one.
+  for row in told[:-1]:  # No iteration follows the last one.
     for worker in row['decision'].get('release', ()):
       released.setdefault(worker, []).append(row['time'])
   found = {}

@@ -97,7 +97,7 @@ def _sweep():
 
 
 def _data(text):
-  """What a page holds, as JSON."""
+  """Returns the JSON data of a page."""
   found = re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL)
   return json.loads(found[1])
 
@@ -252,7 +252,7 @@ class PageTest(absltest.TestCase):
     three = len(page.render(sources.read(_folders())))
 
     self.assertLess(three, 6e6)
-    self.assertLess((three - one) / 2, 0.4e6)  # Of a run.
+    self.assertLess((three - one) / 2, 0.4e6)  # Series of a run.
 
 
 @unittest.skipUnless(browser.path(), 'needs Chromium')
@@ -293,7 +293,7 @@ class BrowserTest(absltest.TestCase):
     self.assertEqual(self._column(1, 2), ['0', '10'])
     self._sort(1, 2)
     self.assertEqual(self._column(1, 2), ['10', '0'])
-    self._sort(1, 4)  # What is not known comes last.
+    self._sort(1, 4)  # Unknown values come last.
     self.assertEqual(self._column(1, 4), ['0.5', ''])
     self._sort(1, 4)
     self.assertEqual(self._column(1, 4), ['0.5', ''])

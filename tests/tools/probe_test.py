@@ -44,7 +44,7 @@ _RACKS = {
 
 
 @contextlib.contextmanager
-def _launched(*words, workers, before=()):
+def _launch(*words, workers, before=()):
   """Starts the probe on all workers; yields launcher and folder of the run."""
   folder = pathlib.Path(tempfile.mkdtemp())
   argv = [*before, sys.executable, '-W', 'error', '-m', 'tools.launch']
@@ -68,7 +68,7 @@ def _launched(*words, workers, before=()):
 
 def _run(*words, **fields):
   """Returns exit code, output and file of a whole run."""
-  with _launched(*words, **fields) as (process, folder):
+  with _launch(*words, **fields) as (process, folder):
     out, _ = process.communicate(timeout=60)
     file = folder / 'cluster.json'
     content = json.loads(file.read_text()) if file.exists() else None
@@ -174,7 +174,7 @@ class EndpointTest(absltest.TestCase):
         stack.enter_context(socket.create_connection(self.peers[1][1:]))
       start = time.monotonic()
       self.connect()
-      # One of them who was waited for would take 20 s.
+      # Waiting for one of them would take 20 s.
       self.assertLess(time.monotonic() - start, 10)
       end, start = self.impatient(1, 1.5), time.monotonic()
       with self.assertRaisesRegex(transfers.Broken, 'host0: timed out'):
@@ -263,7 +263,7 @@ class RunTest(parameterized.TestCase):
   @parameterized.parameters(signal.SIGKILL, signal.SIGSTOP)
   def test_a_host_that_is_lost_ends_the_run_by_its_name(self, number):
     words = '--seconds=0.3', '--config.cluster.timeout_s=0.5'
-    with _launched(*words, workers=3) as (process, folder):
+    with _launch(*words, workers=3) as (process, folder):
       _until(process, 'tests, about')
       lines = (folder / 'launch.jsonl').read_text().splitlines()
       pids = {row['role']: row['pid'] for row in map(json.loads, lines)}

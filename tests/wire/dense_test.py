@@ -174,7 +174,7 @@ class RunTest(parameterized.TestCase):
     )
     run = _built(task, dataset, sync__name=scheme)
     summary = run()
-    # Of the 8 bits of bfloat16 a step of 2^-12 from 1 changes none.
+    # A step of 2^-12 from 1 changes none of the 8 bits of bfloat16.
     left = 1 - summary['iterations'] * 2.0**-12
     np.testing.assert_array_equal(
       run.runtime.coordinator.store.learner.params, [left] * 3

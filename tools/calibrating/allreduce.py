@@ -1,10 +1,10 @@
-"""Links of runs whose workers sum among themselves.
+"""Estimates the links of a recorded allreduce run from its iteration times.
 
-Which of them are slower than others is what the run knew of them: what it had
-measured or was told.  If it only took them to be equal, it is what its traffic
-says of each host.  How fast they are follows from how long iterations took, by
-one factor: that with which iterations of the recorded compute times, over the
-recorded forest, take as long in the mean under the virtual clock.
+Ratios of rates are those that the run assumed: measured ones, or those of a
+file.  If it assumed equal links, they follow from the traffic of each host.
+One factor scales all rates.  It is chosen so that iterations of the recorded
+compute times, over the recorded forest, take as long in the mean under the
+virtual clock as they did.
 """
 
 import bisect
@@ -207,7 +207,7 @@ class _Model:
     }
     sums = Sums(
       Links(cluster, latency_s),
-      believed=None,
+      assumed=None,
       forest=self._forest,
       stages=[[self._ranges]],
       overlap=self._overlap,

@@ -88,8 +88,9 @@ class Grower:
   """Grows tree after tree, on links that become dearer.
 
   A tree carries `unit_GBps`; to begin with, the shares `full` of the links are
-  used, floats [c], or nothing.  After each `every` trees cheap hops are looked
-  for anew.  `both` raises `Stopped` once `end` says that there is no time left.
+  used, floats [c], or nothing.  After each `every` trees cheap hops are
+  searched for again.  `both` raises `Stopped` once `end` reports that there is
+  no time left.
   """
 
   def __init__(

@@ -89,7 +89,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       launch.process.send_signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self._check_run(launch, ended='interrupted')
-    self.assertEqual(launch.summary['lives'], [1, 2, 1])
+    self.assertEqual(launch.summary['admissions'], [1, 2, 1])
     self.assertLen(launch.summary['lost'], 1)
     events = launch.rows('events.jsonl')
     joined = [k for k, event in enumerate(events) if event['event'] == 'join']

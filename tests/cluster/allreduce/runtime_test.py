@@ -290,12 +290,12 @@ class OrdersTest(parameterized.TestCase):
 
   def test_admissions_are_counted_across_checkpoints(self):
     world, other = _start(), replicas.SimulatedRun(4)
-    for member, lives in zip(world.reception.members, (1, 3, 2), strict=True):
-      member.admissions = lives
+    for member, count in zip(world.reception.members, (1, 3, 2), strict=True):
+      member.admissions = count
     world.run_until(world.runtime.pause)
     with mock.patch.object(other.store, 'restore'):
       other.runtime.restore(world.runtime.state())
-    self.assertEqual(other.runtime.summary()['lives'], [1, 3, 2, 1])
+    self.assertEqual(other.runtime.summary()['admissions'], [1, 3, 2, 1])
 
 
 class RivalsTest(parameterized.TestCase):
@@ -307,7 +307,7 @@ class RivalsTest(parameterized.TestCase):
     return world
 
   def _lives(self, world):
-    return world.runtime.summary()['lives'][1]
+    return world.runtime.summary()['admissions'][1]
 
   def test_a_second_process_of_a_rank_delays_no_iteration(self):
     world, alone = self._world(), _start()
@@ -336,7 +336,7 @@ class RivalsTest(parameterized.TestCase):
       world.step(rng.choice)
     self.assertEqual(self._lives(world), 1 + losses)
     self.assertLessEqual(len(world.accounting.lost), losses)
-    self.assertEqual(world.runtime.summary()['lives'][::2], [1, 1])
+    self.assertEqual(world.runtime.summary()['admissions'][::2], [1, 1])
     world.gather(rng.choice)
     world.reach(world.store.version + 5, rng.choice)
     world.check()
@@ -379,9 +379,9 @@ class RivalsTest(parameterized.TestCase):
     self.assertEqual(world.rendezvous.address(1), world.members[1].address)
 
 
-def _is_ready(world, lives):
+def _is_ready(world, incarnation):
   member = world.reception.members[1]
-  return member.stream is not None and member.incarnation == lives
+  return member.stream is not None and member.incarnation == incarnation
 
 
 def _drift_rows(world):

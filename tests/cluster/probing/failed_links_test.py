@@ -21,7 +21,7 @@ class _Run:
     self.cut = set()
 
   def form(self):
-    """Forms memberships until one sums over all links that are believed in."""
+    """Forms memberships until one sums over all links assumed to work."""
     for _ in range(10):
       self.failed.settle(self.members)
       used = self.used()

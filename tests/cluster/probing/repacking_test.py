@@ -26,11 +26,11 @@ class _Run:
     iterations: Seconds of each.
   """
 
-  def __init__(self, rates, *, noise=0.0, seed=0, believed=None):
+  def __init__(self, rates, *, noise=0.0, seed=0, assumed=None):
     self.rates, self._noise = [*rates], noise
     self._random = random.Random(seed)
     self.policy = RepackingPolicy()
-    self.forest = [*(believed or rates)]
+    self.forest = [*(assumed or rates)]
     self.now_s = 0.0
     self.switched, self.measured, self.iterations = [], [], []
     self.kept, self.backs = [], []
@@ -138,7 +138,7 @@ class RepackingPolicyTest(parameterized.TestCase):
     self.assertLessEqual(share, repacking.SHARE)
 
   def test_links_that_were_wrong_from_the_start_are_measured(self):
-    run = _Run([2.5e6, 2.5e6, 2.5e6, 0.625e6], believed=[2.5e6] * _HOSTS)
+    run = _Run([2.5e6, 2.5e6, 2.5e6, 0.625e6], assumed=[2.5e6] * _HOSTS)
     run.run(100)
     self.assertLen(run.switched, 1)
 
