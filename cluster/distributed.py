@@ -152,12 +152,12 @@ def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
   """
   if config.cluster.interface != 'lo':
     tcp_idle.log_advice()
-  served, reduced = _site_types(config)
+  make_server_site, make_replica_site = _site_types(config)
   site: ParameterServerSite | AllreduceSite
   if isinstance(parts.plan, ParameterServer):
-    site = served(config, meeting, parts, parts.plan)
+    site = make_server_site(config, meeting, parts, parts.plan)
   else:
-    site = reduced(config, meeting, parts, parts.plan)
+    site = make_replica_site(config, meeting, parts, parts.plan)
   if site.is_coordinator:
     if not config.cluster.speed.injected:
       logging.info('Not used by real hosts: config.cluster.speed.')

@@ -159,7 +159,7 @@ def probe(setup: Setup) -> str:
           seconds=setup.seconds,
           streams=setup.streams,
           tolerance=setup.tolerance,
-          tell=functools.partial(print, flush=True),
+          log=functools.partial(print, flush=True),
         )
       except transfers.Failure as error:
         # Printed first: the others end now, and a lost one delays this one.

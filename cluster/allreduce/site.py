@@ -139,7 +139,7 @@ class AllreduceSite(Process):
     follower = LinkFollower(
       rendezvous,
       size_bytes=self._sizes[-1],
-      tell=reception.events.put,
+      put_event=reception.events.put,
       record=coordinator.recorder.record_links,
     )
     return AllreduceRuntime(
@@ -152,7 +152,7 @@ class AllreduceSite(Process):
         Surveyor(
           cache=cache,
           send=send,
-          tell=reception.events.put,
+          put_event=reception.events.put,
           timeout_s=self.settings.timeout_s,
         ),
         follower if self._plan.adapt else None,

@@ -100,7 +100,7 @@ class ParameterServerReception(Reception):
     self._dedicated = dedicated
     self._restore = restore
     self._deadlines = deadlines
-    self._own: Server | None = None
+    self._local: Server | None = None
     self._remote: dict[int, RemoteServer] = {}
     self._addresses: dict[int, str] = {}  # Last one of each server.
     self._server_ranks = [Rank() for _ in range(num_servers)]
@@ -129,10 +129,10 @@ class ParameterServerReception(Reception):
       secrets.token_hex(8), restore
     )
     address = self.listen()
-    own = make(functools.partial(self.take_report, 0), restore)
-    own.open(self._settings.address, self._settings.security)
+    server = make(functools.partial(self.take_report, 0), restore)
+    server.open(self._settings.address, self._settings.security)
     with self._lock:
-      self._own = own
+      self._local = server
     self._on_admission()
     return address
 
@@ -288,8 +288,8 @@ class ParameterServerReception(Reception):
     for server in servers:
       self.send(server.stream, self._end)
     self._store.fail(Unmendable('The run is over.'))
-    if self._own:
-      self._own.close(self._timeout_s)
+    if self._local:
+      self._local.close(self._timeout_s)
 
   def _absent(self) -> list[str]:
     with self._lock:
@@ -389,9 +389,12 @@ class ParameterServerReception(Reception):
 
   def _servers(self) -> list[Server | RemoteServer]:
     """Returns all servers, or none if one has not joined; under the lock."""
-    if self._own is None or len(self._remote) < self._num_servers - 1:
+    if self._local is None or len(self._remote) < self._num_servers - 1:
       return []
-    return [self._own, *(self._remote[k] for k in range(1, self._num_servers))]
+    return [
+      self._local,
+      *(self._remote[k] for k in range(1, self._num_servers)),
+    ]
 
   def take_report(
     self,
@@ -451,7 +454,7 @@ class ParameterServerReception(Reception):
         if self._begun:
           self.give_up(f'Server {index} is lost: {reason}')
         server.stream.cancel(reason)
-    if self._own and (reason := self._find_overdue(self._own.progress)):
+    if self._local and (reason := self._find_overdue(self._local.progress)):
       self.give_up(f'Server 0 is lost: {reason}')
 
   def _find_overdue(self, progress: OrderProgress) -> str:

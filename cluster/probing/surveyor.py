@@ -44,7 +44,7 @@ class Surveyor:
     *,
     cache: LinkCache,
     send: Callable[[int, ProbeOrder], None],
-    tell: Callable[[Event], None],
+    put_event: Callable[[Event], None],
     timeout_s: float,
   ):
     """Creates the surveyor; measures nothing yet.
@@ -52,10 +52,10 @@ class Surveyor:
     Args:
       cache: Cache of results.
       send: Sends a message to a worker.
-      tell: Puts an event into the queue of the coordinator.
+      put_event: Puts an event into the queue of the coordinator.
       timeout_s: Silence after which a process counts as lost.
     """
-    self._cache, self._send, self._tell = cache, send, tell
+    self._cache, self._send, self._put_event = cache, send, put_event
     self._timeout_s = timeout_s
     self._survey: _Survey | None = None
     self._failed = 0
@@ -83,7 +83,7 @@ class Surveyor:
       skips_cache=skips_cache,
       timeout_s=self._timeout_s,
     )
-    self._survey.start(self._tell)
+    self._survey.start(self._put_event)
 
   def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
     """Passes a worker's answer to the running survey."""
@@ -186,7 +186,7 @@ class _Survey:
   def ask(
     self, orders: Sequence[Probe], *, limit_s: float
   ) -> list[HostDescription | Rates]:
-    """Returns the answers of all members: see `trials.Asking`.
+    """Returns the answers of all members: see `trials.ProbeClient`.
 
     Raises:
       Failure: If a member cannot execute its order, or does not answer in time.
@@ -257,7 +257,7 @@ class _Survey:
         tests=tests,
         late_s=trials.QUICK_LATE_S,
         tries=_TEST_TRIES,
-        tell=logging.info,
+        log=logging.info,
       )
     finally:
       for index in self._members:

@@ -26,7 +26,7 @@ from topology.forests.dealing import CHUNK_BYTES
 PERIOD_S = 2.0  # Time between reports, and least length of a window.
 _ITERATIONS = 4  # Least number of iterations of a window.
 _LEAST_S = 0.02  # Least time of sending in a window that has a rate.
-_NATIVE = 'XLA sums, and does not tell what goes over which link'
+_NATIVE = 'XLA sums, and does not report the traffic of links'
 
 
 def rows(traffic: Mapping[int, Any]) -> messages.Traffic:

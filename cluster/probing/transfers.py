@@ -109,14 +109,19 @@ class Endpoint:
     self._peers, self._own, self._key = peers, own, key
 
   def connect(
-    self, number: int, *, to: Sequence[int], of: Sequence[int], streams: int
+    self,
+    number: int,
+    *,
+    receivers: Sequence[int],
+    senders: Sequence[int],
+    streams: int,
   ) -> None:
     """Opens the connections of a test, and closes those of an earlier test.
 
     Args:
       number: Number of the test, the same for all processes.
-      to: Indices of the processes to which this one sends.
-      of: Indices of the processes from which it receives.
+      receivers: Indices of the processes to which this one sends.
+      senders: Indices of the processes from which it receives.
       streams: Number of connections for each of them.
 
     Raises:
@@ -124,7 +129,7 @@ class Endpoint:
     """
     self._disconnect()
     hello = _HELLO.pack(self._key, number, self._own)
-    for peer in [peer for peer in to for _ in range(streams)]:
+    for peer in [peer for peer in receivers for _ in range(streams)]:
       with self._naming_peer(peer):
         address = self._peers[peer].host, self._peers[peer].port
         sock = socket.create_connection(address, self._timeout_s)
@@ -132,7 +137,7 @@ class Endpoint:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         sock.sendall(hello)
-    self._accept(number, Counter(dict.fromkeys(of, streams)))
+    self._accept(number, Counter(dict.fromkeys(senders, streams)))
 
   def ping(self) -> dict[int, float]:
     """Returns half of the shortest round trip, seconds, by receiver.

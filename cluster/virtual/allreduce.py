@@ -204,8 +204,8 @@ def _chunks(
 def _find_links(cluster: Cluster, members: Sequence[int]) -> Cluster:
   """Returns the links between some workers, without those of others."""
   living = {cluster.workers[index] for index in members}
-  gone = [worker for worker in cluster.workers if worker not in living]
-  return remove(cluster, workers=gone) if gone else cluster
+  absent = [worker for worker in cluster.workers if worker not in living]
+  return remove(cluster, workers=absent) if absent else cluster
 
 
 @dataclasses.dataclass

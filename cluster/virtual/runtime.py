@@ -319,7 +319,7 @@ class VirtualRuntime:
     heapq.heappush(self._events, (time, kind, index, incarnation))
 
   def _stuck(self) -> str:
-    phases = [worker.phase or 'gone' for worker in self.coordinator.workers]
+    phases = [worker.phase or 'absent' for worker in self.coordinator.workers]
     return (
       f'Nothing can happen after {self.time} s: the workers are {phases}.  '
       'A run whose workers all leave needs a join in config.cluster.script.'

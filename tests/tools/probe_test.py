@@ -139,7 +139,10 @@ class EndpointTest(absltest.TestCase):
   def connect(self, number=7, streams=1):
     self.both(
       lambda end, own: end.connect(
-        number, to=[1] * (own == 0), of=[0] * (own == 1), streams=streams
+        number,
+        receivers=[1] * (own == 0),
+        senders=[0] * (own == 1),
+        streams=streams,
       )
     )
 
@@ -178,18 +181,18 @@ class EndpointTest(absltest.TestCase):
       self.assertLess(time.monotonic() - start, 10)
       end, start = self.impatient(1, 1.5), time.monotonic()
       with self.assertRaisesRegex(transfers.Broken, 'host0: timed out'):
-        end.connect(1, to=[], of=[0], streams=1)
+        end.connect(1, receivers=[], senders=[0], streams=1)
       self.assertLess(time.monotonic() - start, 4.5)  # Each of them: 6 s.
 
   def test_a_missing_process_is_named(self):
     with self.assertRaisesRegex(transfers.Broken, 'host0: timed out'):
-      self.impatient(1).connect(1, to=[], of=[0], streams=1)
+      self.impatient(1).connect(1, receivers=[], senders=[0], streams=1)
 
   def test_a_lost_or_silent_process_is_named(self):
     for broken in (True, False):
       with socket.create_connection(self.peers[1][1:]) as sock:
         sock.sendall(transfers._HELLO.pack(_KEY, 1, 0) + bytes(1000))
-        self.ends[1].connect(1, to=[], of=[0], streams=1)
+        self.ends[1].connect(1, receivers=[], senders=[0], streams=1)
         if broken:
           sock.close()
         why = 'has broken off' if broken else 'timed out'
@@ -203,7 +206,7 @@ class EndpointTest(absltest.TestCase):
   def test_an_unreachable_host_is_named(self):
     self.ends[1].__exit__()
     with self.assertRaisesRegex(transfers.Broken, 'host1: .*refused'):
-      self.ends[0].connect(1, to=[1], of=[], streams=1)
+      self.ends[0].connect(1, receivers=[1], senders=[], streams=1)
 
 
 class ContentTest(absltest.TestCase):

@@ -55,7 +55,7 @@ class LinkFollowerTest(absltest.TestCase):
     self.follower = LinkFollower(
       self.formation,
       size_bytes=_SIZE,
-      tell=self.events.put,
+      put_event=self.events.put,
       record=self.rows.append,
     )
     self.now_s = 0.0

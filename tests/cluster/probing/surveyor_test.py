@@ -43,7 +43,7 @@ class _Workers:
     self.surveyor = Surveyor(
       cache=LinkCache(workdir),
       send=lambda index, order: self._inboxes[index].put(order),
-      tell=self.events.put,
+      put_event=self.events.put,
       timeout_s=timeout_s,
     )
 

@@ -136,7 +136,7 @@ class TrafficLogTest(absltest.TestCase):
     self._check(2.0, 4, [[], [], []])
     formed, row = self.rows
     self.assertIsNone(formed['forest'])
-    self.assertRegex(formed['why'], 'XLA sums, and does not tell')
+    self.assertRegex(formed['why'], 'XLA sums, and does not report')
     self.assertEqual((row['links'], row['rates']), (0, []))
     self.assertEqual((row['compute_s'], row['wait_s']), (0.5, 0.0))
 
