@@ -86,7 +86,7 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(summary['overlap'], 'none' if native else overlap)
     sentence = 'after' if native or fake else 'bucket by bucket while'
     self.assertLen(launch.times(f'{sentence} the backward pass'), _WORKERS)
-    self.assertEqual(summary['lives'], [1, 1])
+    self.assertEqual(summary['admissions'], [1, 1])
     self.assertEmpty(summary['lost'])
     self.assertEqual(summary['late_compilations'], 0, launch.text)
     rows = [r for r in launch.rows('events.jsonl') if r['event'] == 'drift']
@@ -135,7 +135,7 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
       corrupt > 0
     )  # The coordinator's state is replaced in place.
     summary = launch.summary
-    self.assertEqual(summary['lives'], lives)
+    self.assertEqual(summary['admissions'], lives)
     self.assertEqual(summary['drift']['corrupt'], 1)
     self.assertEqual(summary['ended'], 'finished')
     self.assertIn(f'Worker {corrupt} is corrupt', launch.text)

@@ -86,7 +86,7 @@ class WorkersTest(_TestCase):
     first.push()
     coordinator.until(lambda: coordinator.accounting.iterations == 1)
     self.assertEmpty(coordinator.accounting.lost)
-    self.assertEqual(coordinator.cluster.summary()['lives'], [1])
+    self.assertEqual(coordinator.cluster.summary()['admissions'], [1])
 
   def test_the_same_process_rejoins_at_once_at_the_start(self):
     coordinator = self._coordinator()
@@ -199,7 +199,7 @@ class WorkersTest(_TestCase):
     self.assertLen(tries, 1)
     coordinator.until(lambda: coordinator.accounting.iterations >= 20)
     self.assertEmpty(coordinator.accounting.lost)
-    self.assertEqual(coordinator.cluster.summary()['lives'], [1, 1])
+    self.assertEqual(coordinator.cluster.summary()['admissions'], [1, 1])
     coordinator.cluster.close()
     for worker in workers:
       self.assertIs(worker.result(timeout=coordinators.START_S), False)
@@ -224,7 +224,7 @@ class WorkersTest(_TestCase):
     start = time.monotonic()
     coordinator.until(lambda: coordinator.accounting.iterations >= 1)
     self.assertLess(time.monotonic() - start, 2 * _TIMEOUT_S)
-    self.assertEqual(coordinator.cluster.summary()['lives'], [2])
+    self.assertEqual(coordinator.cluster.summary()['admissions'], [2])
     coordinator.cluster.close()
     self.assertIs(other.result(timeout=coordinators.START_S), False)
 
@@ -544,7 +544,7 @@ class LaunchedTest(processes.TestCase, parameterized.TestCase):
     self.assertRegex(launch.text, 'refused for now: ' + _HELD.format(1, 0))
     kinds = {row['event'] for row in launch.rows('events.jsonl')}
     self.assertNoCommonElements(kinds, {'leave', 'join'})
-    self.assertEqual(launch.summary['lives'], [1, 1])
+    self.assertEqual(launch.summary['admissions'], [1, 1])
     self.assertEmpty(launch.summary['lost'])
 
   def _until_rows(self, launch, rows):

@@ -65,7 +65,7 @@ class StartTest(parameterized.TestCase):
     coordinator.until(
       lambda: coordinator.accounting.iterations >= 5 * len(workers)
     )
-    self.assertEqual(coordinator.cluster.summary()['lives'], incarnations)
+    self.assertEqual(coordinator.cluster.summary()['admissions'], incarnations)
     self.assertEmpty(coordinator.accounting.lost)
     coordinator.cluster.close()
     for worker in workers:
@@ -184,7 +184,7 @@ class StartTest(parameterized.TestCase):
       server.send(messages.ServerHeartbeat(0.0))
     link.mend()
     coordinator.begin()
-    self.assertEqual(coordinator.cluster.summary()['lives'], [1])
+    self.assertEqual(coordinator.cluster.summary()['admissions'], [1])
 
   @mock.patch.object(event_loop, '_LOG_INTERVAL_S', 0.1)
   def test_the_start_has_a_limit_and_names_missing_processes(self):

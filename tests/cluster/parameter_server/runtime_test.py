@@ -116,7 +116,7 @@ class SecurityTest(processes.TestCase):
         self.assertEqual(accepted.wait(), 0, accepted.text)
     self.check(coordinator)
     self.assertEqual(coordinator.summary['ended'], 'finished')
-    self.assertEqual(coordinator.summary['lives'], [1])
+    self.assertEqual(coordinator.summary['admissions'], [1])
 
 
 class ResumeTest(processes.TestCase):

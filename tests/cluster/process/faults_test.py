@@ -81,7 +81,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
     self._check_slow(launch)
     self._check_hang(launch)
     self._check_damaged(launch)
-    self.assertEqual(launch.summary['lives'], [2, 2, 2, 3])
+    self.assertEqual(launch.summary['admissions'], [2, 2, 2, 3])
     self.assertLen(launch.summary['lost'], 5)
     self.check(launch)
 
@@ -240,7 +240,7 @@ class HangTest(processes.TestCase):
     rows = launch.rows('launch.jsonl')
     self.assertLen([row for row in rows if row['event'] == 'start'], 2)
     self.assertEqual({row['code'] for row in rows}, {None, 0})
-    self.assertEqual(launch.summary['lives'], [1, 1])
+    self.assertEqual(launch.summary['admissions'], [1, 1])
     self.check(launch)
 
 
@@ -282,7 +282,7 @@ class CutTest(processes.TestCase, parameterized.TestCase):
     summary = launch.summary
     self.assertEqual(summary['ended'], 'finished')
     self.assertGreaterEqual(summary['examples'], 5 * 192)
-    self.assertEqual(summary['lives'], [1, 1])
+    self.assertEqual(summary['admissions'], [1, 1])
     self.assertEqual([lost['worker'] for lost in summary['lost']], [1])
     self.check(launch)
 
