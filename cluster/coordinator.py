@@ -250,14 +250,13 @@ class Coordinator:
     self._notify('leave', worker=index, time=time)
 
   def join(self, index: int, time: float) -> None:
-    """Lets a worker that has left take part again.
+    """Readmits a worker that had left the run; it waits for a release.
 
-    The batching gives it a share of the examples, and the scheme decides when
-    it may begin its next iteration.
+    Batching and scheme get the event.
 
     Args:
-      index: Index of the worker.
-      time: Time at which it rejoined, seconds.
+      index: Index of the worker, which must not be a member.
+      time: Time of its return, seconds on the run's clock.
     """
     self.enter(index, 'wait', time)
     self.batching.join(index)
@@ -335,7 +334,10 @@ class Coordinator:
           self.batching.join(index)
 
   def upcoming(self, index: int) -> Ranges:
-    """Returns the positions that a worker is likely to use next."""
+    """Returns the positions of the stream that a worker has leased for later.
+
+    At most as many as its current batch.
+    """
     return self._stream.upcoming(index, self.workers[index].batch)
 
   @property

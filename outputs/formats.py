@@ -3,12 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-RUN_FOLDER = 4  # `format` in manifest.json.
-CHECKPOINT = 9  # In every part of a checkpoint.
+RUN_FOLDER = 5  # `format` in manifest.json.
+CHECKPOINT = 10  # In every part of a checkpoint.
 
-# Last commits that read earlier formats, latest format first: run folders of
-# 3 and 2, checkpoints of 8 and 7.
-_LAST_COMMITS = ('8a71d1c', '0045af2')
+# Last commits that read earlier formats: of run folders, of checkpoints.
+_LAST_COMMITS = {
+  3: '8a71d1c',
+  4: 'c1fb79a',
+  8: '8a71d1c',
+  9: 'c1fb79a',
+}
+_FIRST_COMMIT = '0045af2'  # Reads all formats before these.
 
 
 def check_run_folder(manifest: Mapping[str, Any], folder: object) -> None:
@@ -36,8 +41,7 @@ def explain_mismatch(found: Any, expected: int) -> str:
     found: Format that was read, of any type.
     expected: Format of this version, another one.
   """
-  age = expected - found if isinstance(found, int) else len(_LAST_COMMITS)
-  if age < 0:
+  if isinstance(found, int) and found > expected:
     return 'it was written by a later version of Syncopate.'
-  commit = _LAST_COMMITS[min(age, len(_LAST_COMMITS)) - 1]
+  commit = _LAST_COMMITS.get(found, _FIRST_COMMIT)
   return f'the last commit of Syncopate that reads it is {commit}.'

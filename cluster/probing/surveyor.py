@@ -86,7 +86,7 @@ class Surveyor:
     self._survey.start(self._put_event)
 
   def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
-    """Passes a worker's answer to the running survey."""
+    """Handles a worker's answer to an order of the survey."""
     if self._survey:
       self._survey.take_answer(worker, answer)
 
@@ -98,7 +98,7 @@ class Surveyor:
   def finish(
     self, event: LinksMeasured, *, needed: bool = True
   ) -> Mapping[str, Any] | None:
-    """Ends a survey with its result.
+    """Ends a survey; returns its measurement of links.
 
     Args:
       event: The result.

@@ -278,7 +278,7 @@ class AllreduceTransfers:
     return Delivered(0, [index])
 
   def push(self, time: float, index: int, stage: int) -> list[int]:
-    """Records the end of a worker's computation, after which it waits.
+    """Records that a worker has computed its gradient.
 
     Returns:
       All workers of the iteration, whose sums remain, once the last of them has

@@ -196,14 +196,15 @@ class VersionTest(absltest.TestCase):
       ({'config': {}, 'own': {}}, '0045af2'),
       ({'format': 2}, '0045af2'),
       ({'format': 3}, '8a71d1c'),
+      ({'format': 4}, 'c1fb79a'),
     ):
       path.write_text(json.dumps(old))
       with self.assertRaisesRegex(
         ValueError,
-        f'of format 4, got format .*: the last commit .* is {commit}',
+        f'of format 5, got format .*: the last commit .* is {commit}',
       ):
         train.build(small.config(), workdir=folder)
-    path.write_text(json.dumps({'format': 5}))
+    path.write_text(json.dumps({'format': 6}))
     with self.assertRaisesRegex(ValueError, 'written by a later version'):
       train.build(small.config(), workdir=folder)
 

@@ -20,7 +20,7 @@ _NODES = 200  # Most nodes of a picture of links.
 
 
 def describe_run(name: str, run: RunRecord) -> dict[str, Any]:
-  """Returns the data of a run for the page; None for series without data.
+  """Returns the data of a run that a page draws; None where there are none.
 
   Args:
     name: Name of the run on the page.
@@ -43,7 +43,7 @@ def describe_run(name: str, run: RunRecord) -> dict[str, Any]:
 
 
 def choose_points(count: int, most: int = _POINTS) -> np.ndarray:
-  """Returns the indices of points to draw: both ends, and others evenly."""
+  """Returns the indices of at most `most` of `count` points, evenly spaced."""
   return np.unique(np.linspace(0, count - 1, min(count, most)).round()).astype(
     int
   )

@@ -15,7 +15,7 @@ class Components:
   def join(self, a: int, b: int) -> bool:
     """Merges the sets of two nodes; returns False if they are in one set.
 
-    All merges together take O(n log n).
+    O(n log n) for all calls together.
     """
     larger, smaller = self.label[a], self.label[b]
     if larger == smaller:
