@@ -89,12 +89,12 @@ def build(
     'task': task and (task.params, task.stats),
     'dataset': dataset,
   }
-  choose = _checked(config, own)
+  choose = _check_config(config, own)
   compilations.configure(config)  # Before anything starts XLA.
   learn = functools.partial(learning.make, task=task, dataset=dataset)
   files = RunFiles(workdir)
-  with files.given_back():
-    run, described = _made(
+  with files.releasing_on_error():
+    run, described = _assemble(
       *(config, choose, own, learn, manifest, files, process or {}),
       own_process=own_process,
     )
@@ -102,7 +102,7 @@ def build(
     if run.save_schedule.is_enabled:
       serialization.check('scheme, task', run.runtime.state())
     run.files.claim(described)
-    with run.files.given_back():
+    with run.files.releasing_on_error():
       run.restore()
   return run
 
@@ -121,15 +121,21 @@ def check(config: ConfigDict) -> Mapping[str, Any]:
     ValueError: As of `build`.
   """
   own = dict.fromkeys(('scheme', 'task', 'dataset'))
-  choose = _checked(config, own)
-  run, resolved = _made(
-    config, choose, own, learning.stand_in, lambda it, _: it, RunFiles(None), {}
+  choose = _check_config(config, own)
+  run, resolved = _assemble(
+    config,
+    choose,
+    own,
+    learning.stand_in,
+    lambda config, _: config,
+    RunFiles(None),
+    {},
   )
   run.checkpoints.close()
   return resolved
 
 
-def _made(
+def _assemble(
   config: ConfigDict,
   choose: Choose,
   own: Mapping[str, Any],
@@ -164,7 +170,7 @@ def _made(
     plan=plan,
     speed=speed,
     files=files,
-    described=describe(_resolved(config, plan).to_dict(), own),
+    described=describe(_resolve(config, plan).to_dict(), own),
   )
   intervals = _intervals(config, parts.learned.num_train)
   site = place.make(config, meeting, parts)
@@ -227,7 +233,7 @@ def _run(
   )
 
 
-def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
+def _check_config(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   """Checks the whole config; returns a function that selects a section."""
   defaults = default.get_config()
   sections.check_fields(config, defaults)
@@ -244,10 +250,10 @@ def _plan(
   """Returns the plan of the route, once scheme and wire are known to fit it."""
   route = config.route
   virtual = config.cluster.runtime == 'virtual'
-  made_ = build_section('route', choose)
+  route_ = build_section('route', choose)
   known = links.read_virtual(config).cluster if virtual else None
   with error_prefix(f'config.route.{route.name}'):
-    plan: Plan = made_.plan(
+    plan: Plan = route_.plan(
       known,
       num_workers=config.cluster.workers,
       distributed=not virtual,
@@ -271,7 +277,7 @@ def _uses_accelerators(config: ConfigDict, plan: Plan) -> bool:
   return config.model.name != 'none' or (real and native)
 
 
-def _resolved(config: ConfigDict, plan: Plan) -> ConfigDict:
+def _resolve(config: ConfigDict, plan: Plan) -> ConfigDict:
   """Returns the config with the servers or buckets that the plan has chosen."""
   resolved = copy.deepcopy(config)
   own = resolved.route[resolved.route.name]
@@ -286,11 +292,11 @@ def _batching(
   config: ConfigDict, choose: Choose, scheme: Scheme, speed: Speed | None
 ) -> Batching:
   factors = speed.model.num_driving if speed else len(driving.NAMES)
-  made_ = batching.make(config, choose, num_factors=factors)
-  fits = getattr(scheme, 'has_barriers', False) or not made_.needs_barriers
+  built = batching.make(config, choose, num_factors=factors)
+  fits = getattr(scheme, 'has_barriers', False) or not built.needs_barriers
   known = 'one that needs no barrier, as the scheme has none'
   require(fits, 'config.batching.name', known, config.batching.name)
-  return made_
+  return built
 
 
 def _intervals(config: ConfigDict, num_train: int) -> Intervals:

@@ -87,13 +87,13 @@ class Division:
     return dict(sizes)
 
   def leave(self, worker: int) -> None:
-    """Gives the worker's share to the others, from the next barrier on."""
+    """Divides the worker's share among the others from the next barrier."""
     self.members.leave(worker)
     self.sizes.pop(worker, None)
     self.changed = True
 
   def join(self, worker: int) -> None:
-    """Gives the worker a share, from the next barrier on."""
+    """Assigns the worker a share of the batch from the next barrier."""
     self.members.join(worker)
 
 

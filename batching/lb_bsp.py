@@ -97,7 +97,7 @@ class LbBsp:
     self.predictor.reset(worker)
 
   def join(self, worker: int) -> None:
-    """Gives the worker a share from the next barrier on."""
+    """Assigns the worker a share of the batch from the next barrier."""
     self.division.join(worker)
 
   def _update_predictor(self) -> None:

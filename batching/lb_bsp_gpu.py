@@ -96,7 +96,7 @@ class LbBspGpu:
     self.scales[worker] = math.nan
 
   def join(self, worker: int) -> None:
-    """Gives the worker a share from the next barrier on."""
+    """Assigns the worker a share of the batch from the next barrier."""
     self.division.join(worker)
 
 

@@ -84,11 +84,11 @@ class Windowed:
     return batching.summarize_sizes(self.division.sizes.values())
 
   def leave(self, worker: int) -> None:
-    """Gives the worker's share to the others, from the next barrier on."""
+    """Divides the worker's share among the others from the next barrier."""
     self.division.leave(worker)
 
   def join(self, worker: int) -> None:
-    """Gives the worker a share, from the next barrier on."""
+    """Assigns the worker a share of the batch from the next barrier."""
     self.division.join(worker)
 
   def _divide(self, workers: Sequence[int]) -> None:

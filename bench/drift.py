@@ -148,7 +148,7 @@ def _print_costs(numbers: int, workers: int) -> None:
   part = np.ones(share_pool.size, np.float32)
   # Copies, because updates reuse the memory of the learner's state.
   state, other = (
-    handover.copied({'learner': learner.state(), 'replicated': ()})
+    handover.copy_state({'learner': learner.state(), 'replicated': ()})
     for _ in range(2)
   )
   word = digest(state)

@@ -230,7 +230,7 @@ def _sums(
   def simulator(range_s: float, *each: Sequence[Bucket]) -> Sums:
     return Sums(
       links,
-      believed=None,
+      assumed=None,
       forest=forest,
       stages=[[parts] for parts in each],
       overlap=True,
@@ -259,7 +259,7 @@ def _sparse_here(assumed: Assumed, model: str) -> Rung:
   chunks = _wire_chunks(assumed, model)
   sent = chunks - int(assumed.sparsity * chunks)
   parts = layers.buckets(appear(assumed, model), assumed.bucket_bytes, 0)
-  said = layers.shortened(parts, 4 * sent * _WIRE_CHUNK)
+  said = layers.shorten(parts, 4 * sent * _WIRE_CHUNK)
   alone_s = compute_s(assumed, model) + _choose_s(assumed, model)
   return Rung([[*said, Bucket(4 * chunks, 1.0)]], alone_s)
 

@@ -33,14 +33,14 @@ class Progress:
     iteration: Number of the current iteration; -1 before the first.
     is_iterating: Whether an iteration is under way: released and not pushed.
     phase: One of accounting.PHASES; None before the start and while the worker
-      is gone.
+      does not take part.
     since: Start of the phase, seconds.
     version: Version of the parameters that the iteration starts from.
     stage: Stage of the wire: index of the codec of the iteration's push.
     ranges: Positions of the iteration's examples in the stream.
     examples: Number of these examples.
-    batch: Number of examples of the newest iteration that is dealt.
-    ahead: Positions of the examples of the next iteration, if it is dealt
+    batch: Number of examples of the newest iteration that was assigned.
+    ahead: Positions of the examples of the next iteration, if it is assigned
       before this one ends; () if not.
     phases_s: Seconds in each phase since the iteration began.
     computed: Seconds of computing and driving factors of the iteration, from
@@ -74,7 +74,7 @@ class Coordinator:
     batching: Batching, which assigns the number of examples of an iteration.
     recorder: Recorder of the run.
     milestones: Milestones, which log and evaluate the run, and end it.
-    ahead: Whether iterations are dealt one ahead, so that a worker that has
+    ahead: Whether iterations are assigned one ahead, so that a worker that has
       ended one can begin the next without asking: an observed iteration then
       changes the batches of the next but one.
     stage: Function that returns the stage of the wire for iterations that begin
@@ -94,7 +94,7 @@ class Coordinator:
     ahead: bool = False,
     stage: Callable[[], int] = lambda: 0,
   ):
-    """Creates a coordinator that has told the scheme nothing yet.
+    """Creates a coordinator; `attach` and `start` or `restore` follow.
 
     Args:
       scheme: Scheme, which decides when a worker may continue.
@@ -104,7 +104,7 @@ class Coordinator:
       recorder: Recorder of the run.
       milestones: Milestones of the run.
       num_workers: Number of workers.
-      ahead: Whether iterations are dealt one ahead.
+      ahead: Whether iterations are assigned one ahead.
       stage: Function that returns the stage of the wire for iterations that
         begin now.
     """
@@ -162,7 +162,10 @@ class Coordinator:
     computed: int,
     finite: bool = True,
   ) -> None:
-    """Takes in the push of a worker's iteration, which the store has.
+    """Handles a worker's push: adds it to an update that the scheme chooses.
+
+    Called once the store has all of the push.  Carries out the scheme's
+    decision: it may apply updates and release workers.
 
     Args:
       index: Index of the worker.
@@ -172,7 +175,7 @@ class Coordinator:
       loss: Sum over the examples; None without one.
       computed: Number of examples that were computed, with padding.
       finite: Whether loss and gradient are finite, as far as is known; if not,
-        nothing of the push is applied.
+        the push is not applied.
 
     Raises:
       FloatingPointError: If they are not finite for another reason than their
@@ -215,15 +218,19 @@ class Coordinator:
     """
     if not finite:
       iteration = self.workers[index].iteration
-      what = (
+      subject = (
         f'The loss ({loss}) or the gradient of worker {index}, iteration '
         f'{iteration},'
       )
-      scaling.check(self.store.scalings, index, what)
+      scaling.check(self.store.scalings, index, subject)
 
   def wake(self, time: float) -> None:
-    """Lets the scheme decide by the clock."""
-    self._tell('wake', time=time)
+    """Carries out the scheme's decision at the time for which it asked.
+
+    Args:
+      time: Time that `wake_at` was called with, seconds.
+    """
+    self._notify('wake', time=time)
 
   def leave(self, index: int, time: float, reason: str) -> None:
     """Removes a worker; other workers get the examples that it has not pushed.
@@ -240,7 +247,7 @@ class Coordinator:
     worker.computed = None
     worker.ahead = ()
     self.batching.leave(index)
-    self._tell('leave', worker=index, time=time)
+    self._notify('leave', worker=index, time=time)
 
   def join(self, index: int, time: float) -> None:
     """Readmits a worker that had left the run; it waits for a release.
@@ -258,14 +265,14 @@ class Coordinator:
     """
     self.enter(index, 'wait', time)
     self.batching.join(index)
-    self._tell('join', worker=index, time=time)
+    self._notify('join', worker=index, time=time)
 
   def enter(self, index: int, phase: str | None, time: float) -> None:
     """Ends a worker's phase, which is recorded, and starts another.
 
     Args:
       index: Index of the worker.
-      phase: One of accounting.PHASES; None for a worker that is gone.
+      phase: One of accounting.PHASES; None for a worker that has left.
       time: Seconds; at the start of the current phase, that phase is replaced.
     """
     worker = self.workers[index]
@@ -304,7 +311,7 @@ class Coordinator:
     return {name: getattr(self, name) for name in _STATE}
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Continues from the state of a checkpoint, which it takes over."""
+    """Continues from the state of a checkpoint, without copying it."""
     for name in _STATE:
       setattr(self, name, state[name])
 
@@ -321,7 +328,9 @@ class Coordinator:
     if len(state['workers']) == len(self.workers):
       self.batching = state['batching']
     else:
-      logging.info('Batches begin anew, with another number of workers.')
+      logging.info(
+        'Batch sizes start from scratch, as the number of workers differs.'
+      )
     for index, before in enumerate(state['workers']):
       self._lose(index, before, time, 'The run was started again.')
       if index < len(self.workers):
@@ -351,15 +360,15 @@ class Coordinator:
   def _lose(
     self, index: int, worker: Progress, time: float, reason: str
   ) -> None:
-    """Gives up an iteration that has not been pushed, if there is any."""
+    """Records a worker's iteration as lost if it has not been pushed."""
     self._stream.leave(index)
     if worker.is_iterating:
       self.recorder.record_lost_iteration(
         LostIteration(index, worker.iteration, worker.examples, time, reason)
       )
 
-  def _tell(self, name: str, **event: Any) -> None:
-    """Tells the scheme of an event, and carries out its decision."""
+  def _notify(self, name: str, **event: Any) -> None:
+    """Passes an event to the scheme, and carries out its decision."""
     decision = record.apply_event(self._scheme, name, **event)
     self.recorder.record_decision(name, event, decision)
     self._carry_out(decision, event['time'])
@@ -383,7 +392,7 @@ class Coordinator:
   def _assign(
     self, released: Sequence[int], time: float, *, all_stop: bool
   ) -> None:
-    """Has the batching assign examples to the next iterations."""
+    """Passes measurements to the batching; sets the next batch sizes."""
     for index in released:
       worker = self.workers[index]
       self.enter(index, 'wait', time)  # It has waited until now.

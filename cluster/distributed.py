@@ -55,7 +55,7 @@ def meet(
   alone = f'1, as config.route.name is {config.route.name!r}: NCCL refuses'
   require(share == 1 or not is_native, _SHARE, f'{alone} a GPU twice', share)
   shared = 'the folder that all processes of the run share'
-  require(files.named, 'workdir', shared, None)
+  require(files.has_given_folder, 'workdir', shared, None)
   with error_prefix('config.cluster'):
     address = streams.interface_address(config.cluster.interface)
   dedicated = _dedicated(plan)
@@ -66,7 +66,7 @@ def meet(
     here=address,
     **process,
   )
-  finished = files.finished() is not None
+  finished = files.read_summary() is not None
   if not finished:
     descriptors.raise_limit(workers)
     memory.advise()
@@ -160,12 +160,12 @@ def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
   """
   if config.cluster.interface != 'lo':
     tcp_idle.log_advice()
-  served, reduced = _site_types(config)
+  make_server_site, make_replica_site = _site_types(config)
   site: ParameterServerSite | AllreduceSite
   if isinstance(parts.plan, ParameterServer):
-    site = served(config, meeting, parts, parts.plan)
+    site = make_server_site(config, meeting, parts, parts.plan)
   else:
-    site = reduced(config, meeting, parts, parts.plan)
+    site = make_replica_site(config, meeting, parts, parts.plan)
   if site.is_coordinator:
     if not config.cluster.speed.injected:
       logging.info('Not used by real hosts: config.cluster.speed.')

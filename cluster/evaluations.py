@@ -1,6 +1,6 @@
 """Queue of evaluations: each of its own version, one computed at a time.
 
-Where time goes on during an evaluation, one is computed and at most one waits;
+Where time passes during an evaluation, one is computed and at most one waits;
 each holds its version in the parameter store.  An evaluation that becomes due
 meanwhile replaces the waiting one, whose row then has no accuracy.  The queue
 is part of checkpoints.  Only the end of a run waits for it.
@@ -15,7 +15,7 @@ from absl import logging
 
 from learning.learning import Evaluation, ParameterStore
 
-Row = dict[str, Any]  # Of metrics.jsonl.
+Row = dict[str, Any]  # A row of metrics.jsonl.
 Later = Callable[[Callable[[], Any]], Future[Any]]
 
 
@@ -52,7 +52,7 @@ class Evaluations:
     Args:
       store: Parameter store whose versions are evaluated.
       evaluate: Function from parameters and statistics to figures.
-      later: Function that calls another one in a thread, where time goes on
+      later: Function that calls another one in a thread, where time passes
         meanwhile; None to call it at once.
     """
     self._store = store

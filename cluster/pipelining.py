@@ -6,7 +6,7 @@ are few of them, and none is small.  Both runtimes use these numbers.
 
 # Most pieces of all shares together, and least bytes of one.
 MAX_PIECES, MIN_PIECE_BYTES = 64, 2**14
-# Pieces that a worker sends before the first of them has come back.  The limit
+# Pieces that a worker sends before the first one has come back.  The limit
 # keeps workers at the same piece, and queues at the links short.
 AHEAD = 4
 

@@ -112,7 +112,7 @@ class Saving(Protocol):
     """Returns whether a save has to be put off until the last one has ended."""
 
   def save(self, state: Any) -> None:
-    """Writes a checkpoint while the run goes on."""
+    """Writes a checkpoint while the run continues."""
 
   def close(self) -> None:
     """Waits for the checkpoint that is being written."""
@@ -149,4 +149,4 @@ class Site(Protocol):
     """Returns the runtime, in the coordinator's process."""
 
   def __call__(self) -> None:
-    """Takes part in a run whose coordinator is another process."""
+    """Runs this process's part of a run whose coordinator is elsewhere."""

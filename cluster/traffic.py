@@ -15,7 +15,7 @@ from topology.forests import export, usage
 Ends = tuple[int, int]  # Sending and receiving worker.
 _PHASES = ('compute', 'wait', 'push')  # Workers never pull.
 _MOST = 1024  # Links in a row.
-_HOPS = 20_000  # Of a forest that is written whole: about a megabyte.
+_HOPS = 20_000  # Hops of the largest forest that is written: about a megabyte.
 
 
 class Sent(NamedTuple):
@@ -95,7 +95,7 @@ class Traffic:
   """
 
   def __init__(self, recorder: Recorder):
-    """Creates a writer that has written nothing.
+    """Creates a writer before its first row.
 
     Args:
       recorder: Recorder of the run.
@@ -109,28 +109,28 @@ class Traffic:
     spent_s = {phase: accounting.seconds[phase] for phase in _PHASES}
     return Mark(time, accounting.iterations, spent_s)
 
-  def formed(
+  def record_epoch(
     self,
     at: Mark,
     *,
     version: int,
     why: str,
-    generation: int,
+    membership_epoch: int,
     members: Sequence[int],
     planned: Planned | None,
   ) -> None:
-    """Writes that a set of workers begins to sum over a forest.
+    """Writes a row about a new membership epoch and its forest.
 
     Args:
       at: Moment of the beginning.
       version: Version that all of them have.
       why: Reason, as text.
-      generation: Number of the membership epoch.
+      membership_epoch: Number of the membership epoch.
       members: Indices of the workers.
       planned: Forest; None if it is not known.
     """
     row: dict[str, Any] = {'time': at.time, 'did': 'forest', 'why': why}
-    row |= {'generation': generation, 'version': version}
+    row |= {'membership_epoch': membership_epoch, 'version': version}
     row |= {'members': [*members], 'forest': None}
     Bps: dict[Ends, float] = {}
     if planned:
@@ -153,10 +153,10 @@ class Traffic:
     self._recorder.record_links(row)
     self.window = Window(at, version, Bps)
 
-  def carried(
+  def record_traffic(
     self, at: Mark, *, version: int, why: str, sent: Mapping[Ends, Sent]
   ) -> None:
-    """Writes the traffic until a version that all workers have.
+    """Writes a row about the traffic since the previous row.
 
     Args:
       at: Moment of the row.

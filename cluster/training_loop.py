@@ -87,7 +87,7 @@ class Run:
     if self.called:
       raise RuntimeError('A run runs once; build another one.')
     self.called = True
-    finished = self.files.finished()
+    finished = self.files.read_summary()
     if finished is None:
       summary = self._train()
     else:
@@ -172,7 +172,7 @@ class Run:
     return False
 
   def _save(self) -> None:
-    """Saves a checkpoint, which is written while the run goes on."""
+    """Saves a checkpoint, which is written while the run continues."""
     self.checkpoints.save(
       {
         'runtime': self.runtime.state(),
@@ -194,7 +194,7 @@ class Run:
       'Stopped by %s; the same command with --workdir=%s %s.',
       signal.Signals(number).name,
       self.files.workdir,
-      'goes on' if self.save_schedule.is_enabled else 'starts anew',
+      'resumes it' if self.save_schedule.is_enabled else 'starts from scratch',
     )
     if number == signal.SIGINT:
       raise KeyboardInterrupt

@@ -179,24 +179,24 @@ def choose_section(
     ValueError: If there is no sub-section of that name, or if a field of
       another sub-section differs from its default: it would be ignored.
   """
-  mine, theirs = config, default
+  chosen, defaults = config, default
   for part in section.split('.'):
-    mine, theirs = mine[part], theirs[part]
-  options = [key for key in theirs if isinstance(theirs[key], ConfigDict)]
-  if mine.name not in options:
+    chosen, defaults = chosen[part], defaults[part]
+  options = [key for key in defaults if isinstance(defaults[key], ConfigDict)]
+  if chosen.name not in options:
     raise ValueError(
-      f'config.{section}.name: expected one of {options}, got {mine.name!r}.'
+      f'config.{section}.name: expected one of {options}, got {chosen.name!r}.'
     )
   for option in options:
-    for field, value in _iterate_fields(theirs[option]):
-      got = _read_field(mine[option], field)
-      if option != mine.name and got != value:
+    for field, value in _iterate_fields(defaults[option]):
+      got = _read_field(chosen[option], field)
+      if option != chosen.name and got != value:
         raise ValueError(
           f'config.{section}.{option}.{field}: expected the default {value!r}, '
-          f'because config.{section}.name is {mine.name!r} and would ignore '
+          f'because config.{section}.name is {chosen.name!r} and would ignore '
           f'it, got {got!r}.'
         )
-  return mine.name, mine[mine.name].to_dict()
+  return chosen.name, chosen[chosen.name].to_dict()
 
 
 def build_section(section: str, choose: Choose, **shared: Any) -> Any:

@@ -1,4 +1,4 @@
-"""VGG16 at 1/8 width with ASP: nobody waits.
+"""VGG16 at 1/8 width with ASP: no worker waits.
 
 Scheme: Dean et al., NIPS 2012.  Model: Simonyan and Zisserman, ICLR 2015.
 Four virtual workers, the slowest three times slower, 10 % jitter.

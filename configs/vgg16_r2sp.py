@@ -1,4 +1,4 @@
-"""VGG16 at 1/8 width with R2SP: workers go on in turns, evenly spaced.
+"""VGG16 at 1/8 width with R2SP: workers continue in turns, evenly spaced.
 
 Scheme: Chen et al., INFOCOM 2019.  Model: Simonyan and Zisserman, ICLR 2015.
 Four virtual workers, the slowest three times slower, 10 % jitter.

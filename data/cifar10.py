@@ -33,7 +33,7 @@ def make(
   The archive's md5 is checked before any of it is unpickled, and nothing is
   unpacked to disk.  An .npz file holds for each split, `train` and `test`,
   bytes `SPLIT_head` and `SPLIT_buf` and integers `SPLIT_len` and `SPLIT_y`:
-  image i is the JPEG file that starts with `head` and goes on with the next
+  image i is the JPEG file that starts with `head` and continues with the next
   `len[i]` bytes of `buf`, and `y[i]` is its class.
 
   Args:

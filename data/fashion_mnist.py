@@ -18,7 +18,7 @@ from data.files import locate_folder
 _NUM_CLASSES = 10
 _PIXELS = 28
 _MARGIN = 2  # Five poolings halve 32 pixels down to one, but not 28.
-_MEAN = (0.2190,)  # Of the training images with their margins.
+_MEAN = (0.2190,)  # Mean of the training images with their margins.
 _STD = (0.3318,)
 _UINT8 = 0x800  # The magic number is this plus the number of dimensions.
 

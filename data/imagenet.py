@@ -15,7 +15,7 @@ from PIL import Image
 from data.dataset import Dataset, Split
 from data.files import locate_folder
 
-_MEAN = (0.485, 0.456, 0.406)  # Of the official training images.
+_MEAN = (0.485, 0.456, 0.406)  # Mean of the official training images.
 _STD = (0.229, 0.224, 0.225)
 _SUFFIXES = ('.jpeg', '.jpg')
 _FORMATS = ('JPEG', 'PNG')  # One official file is a PNG in spite of its name.

@@ -115,7 +115,7 @@ def _write_packages(app: Sphinx) -> None:
 def _as_rst(
   app: Sphinx, kind: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-  """Makes literal blocks of indented lines, most of which are tables.
+  """Turns indented lines, most of which are tables, into literal blocks.
 
   The sections of a docstring, which follow them, do not change.
   """

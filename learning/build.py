@@ -13,7 +13,7 @@ from data.dataset import Dataset
 from data.stream import Stream
 from learning import compilations
 from learning.learning import Learning
-from learning.nothing import NoLearning
+from learning.timing_only import TimingOnlyLearning
 
 if TYPE_CHECKING:
   from models.task import Task
@@ -76,7 +76,7 @@ def stand_in(config: ConfigDict, choose: Choose, *, devices: int) -> Learning:
   choose('data')
   tasks.check(config, choose)
   stream = _stream(config, _STAND_IN_EXAMPLES)
-  return NoLearning(
+  return TimingOnlyLearning(
     size_bytes=_STAND_IN_BYTES, num_train=_STAND_IN_EXAMPLES, stream=stream
   )
 
@@ -97,11 +97,11 @@ def from_config(config: ConfigDict) -> Learning:
   return make(config, choose, None, None, config.cluster.devices_per_worker)
 
 
-def _no_model(config: ConfigDict, choose: Choose) -> NoLearning:
+def _no_model(config: ConfigDict, choose: Choose) -> TimingOnlyLearning:
   _, own = choose('model')
   stream = _stream(config, own['num_train'])
   with error_prefix('config.model.none'):
-    return NoLearning(stream=stream, **own)
+    return TimingOnlyLearning(stream=stream, **own)
 
 
 def _stream(config: ConfigDict, num_train: int) -> Stream:

@@ -27,7 +27,7 @@ DETERMINISTIC = '--xla_gpu_deterministic_ops'
 _EVENT = '/jax/core/compile/backend_compile_duration'
 _TF32 = 8  # Compute capability of the first NVIDIA GPUs with TF32.
 _TRUE, _FALSE = ('true', '1'), ('false', '0')  # As XLA reads them.
-_durations_s: list[float] = []  # Of every compilation.
+_durations_s: list[float] = []  # Durations of all compilations.
 
 
 def configure(config: ConfigDict) -> None:
@@ -97,7 +97,9 @@ def numerics(config: Mapping[str, Any], device: jax.Device) -> dict[str, Any]:
     found = 'float32'
   capability = str(getattr(device, 'compute_capability', ''))
   major = capability.partition('.')[0]
-  if found not in (None, 'float32') and major.isdecimal():  # Of NVIDIA.
+  if (
+    found not in (None, 'float32') and major.isdecimal()
+  ):  # A compute capability of NVIDIA.
     found = 'tensorfloat32' if int(major) >= _TF32 else 'float32'
   return {'deterministic': deterministic, 'matmul': found}
 

@@ -109,7 +109,9 @@ class TaskGradient:
     self.train = train
     self.computed = 0
     self._prepared: Ranges | None = None
-    self._gathered: list[_MicroBatch] = []  # Of the prepared call.
+    self._gathered: list[
+      _MicroBatch
+    ] = []  # Micro-batches that `prepare` loaded.
     self._indices = indices
     self._micro_batch = micro_batch
     self._root = jax.random.key(seed)

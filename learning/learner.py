@@ -49,7 +49,7 @@ class TaskLearner:
 
   Attributes:
     params: Pytree of arrays.  They are never changed in place, so that workers
-      may go on using a version that they have pulled.
+      may continue to use a version that they have pulled.
     stats: Running statistics, a pytree of arrays.
     version: Number of updates applied or skipped.
     examples: Number of examples in applied updates.

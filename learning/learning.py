@@ -1,8 +1,8 @@
 """Interfaces of what a run learns, as runtimes use it.
 
 `learning.build` creates a `Learning` for a config: with a model and its data
-(`learning.tasks`), or without a model (`learning.nothing`), which costs time
-and bytes alone.
+(`learning.tasks`), or without a model (`learning.timing_only`), which costs
+time and bytes alone.
 """
 
 import enum

@@ -40,7 +40,7 @@ class Scaling(NamedTuple):
 
   @property
   def can_fall(self) -> bool:
-    """Whether the value can still be halved."""
+    """True if the loss scale is above its minimum, so that it can be halved."""
     return self.value > _LEAST
 
   def after(self, *, finite: bool) -> 'Scaling':

@@ -165,7 +165,7 @@ class StreamingGradient:
       ranges, worker=worker, iteration=iteration, scale=scale
     )
     if self.overlap == Overlap.BACKWARD:
-      return self._overlapped(params, parts, sink)
+      return self._compute_overlapping(params, parts, sink)
     found = self._gradient.sum_parts(params, parts)
     if found is None:
       raise ValueError('ranges: expected at least one example, got none.')
@@ -196,7 +196,7 @@ class StreamingGradient:
     for leaf in order:
       yield leaf, np.asarray(leaves[leaf])
 
-  def _overlapped(
+  def _compute_overlapping(
     self, params: Any, parts: list[tuple[Any, ...]], sink: LeafSink
   ) -> tuple[Any, jax.Array]:
     *earlier, last = parts
@@ -276,4 +276,4 @@ class _NoSink:
   """A `LeafSink` for warm-ups, which need no leaves."""
 
   def put(self, leaf: int, array: np.ndarray) -> None:
-    """Does nothing."""
+    """Ignores the leaf."""

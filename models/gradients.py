@@ -132,7 +132,7 @@ def _max_pool_backward(
   chosen = _chosen(inputs, sizes, strides, pads, cotangent.shape)
   zero = np.zeros((), dtype)
   total: Any = None
-  # Of windows that hold an input, the first one holds it at the last offset.
+  # The first of the windows with an input has it at the last offset.
   for number, offset in reversed([*enumerate(np.ndindex(sizes))]):
     part = jnp.where(chosen == number, cotangent, zero)
     placed = jax.lax.pad(

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: folders of parts, written while the run goes on.
+"""Checkpoints of a run: folders of parts, written while the run continues.
 
 Each checkpoint is a folder named by its number.  The processes of a run write
 parts into it, one folder each: the coordinator always, servers and workers with
@@ -75,7 +75,9 @@ class Checkpoints:
     self._save_others = save_others
     self._job = job
     self._waits = waits
-    self._number = -1  # Of the newest checkpoint, complete or not.
+    self._number = (
+      -1
+    )  # Number of the newest checkpoint, even an incomplete one.
     self._pool = ThreadPoolExecutor(1, 'checkpoints')
     self._writing: Future[None] | None = None
 
@@ -112,13 +114,14 @@ class Checkpoints:
         reason = reason or text
       else:
         folder = self._directory / str(number)
-        logging.info('Going on from checkpoint %s', folder)
+        logging.info('Resuming from checkpoint %s', folder)
         self.restored = number, sorted(found)
         return found[COORDINATOR]
     if complete:
       raise ValueError(
         f'workdir: expected a checkpoint that can be read, got {complete} in '
-        f'{self._directory}; move that folder away to start anew.  {reason}'
+        f'{self._directory}; move that folder away to start from scratch.  '
+        f'{reason}'
       )
     return None
 
@@ -137,7 +140,7 @@ class Checkpoints:
     return False
 
   def save(self, state: Any) -> None:
-    """Captures a state, and writes a checkpoint while the run goes on.
+    """Captures a state, and writes a checkpoint while the run continues.
 
     Args:
       state: Coordinator's state: plain data and arrays.
@@ -182,7 +185,7 @@ class Checkpoints:
       reason = str(error).partition('\n')[0]
       raise OSError(
         f'Checkpoint {number} in {self._directory} could not be written; those '
-        'before it are as they were, and the same command goes on from the '
+        'before it are as they were, and the same command resumes from the '
         f'newest.  {type(error).__name__}: {reason}'
       ) from error
     remove_all_but(self._directory, steps(self._directory)[-self._keep :])

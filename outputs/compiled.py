@@ -1,7 +1,7 @@
 """Folders in which processes share the programs that JAX compiles.
 
 JAX's persistent compilation cache needs no lock: a program that is cut short or
-read while it is written is compiled anew, with a warning.  Its keys name the
+read while it is written is compiled again, with a warning.  Its keys name the
 program, the flags and the kind of device, but on CPUs neither the host nor the
 number of cores, on which the last bits of results depend.
 """
@@ -35,7 +35,7 @@ def variables(
 
 
 def use(folder: pathlib.Path, *, everything: bool) -> None:
-  """Makes a folder the compilation cache of this process, unless it has one.
+  """Sets the compilation cache of this process to a folder, unless it has one.
 
   Args:
     folder: Folder, which JAX creates.

@@ -40,7 +40,7 @@ class RunFiles:
 
   Attributes:
     workdir: Folder of the run.
-    named: True if the caller named the folder.
+    has_given_folder: True if the caller chose the folder.
     events: True if the run writes events.jsonl (config.outputs.events).
     timeline: True if the run writes trace.json (config.outputs.timeline).
     board: True if the run writes TensorBoard events (config.outputs.board).
@@ -60,17 +60,17 @@ class RunFiles:
     """
     if workdir == '':
       raise ValueError("workdir: expected the path of a folder, got ''.")
-    self.named = workdir is not None
+    self.has_given_folder = workdir is not None
     if workdir is None:
       now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
       workdir = f'runs/{now}-{os.getpid()}'
     self.workdir = pathlib.Path(workdir)
     self._lock: FolderLock | None = None
-    self._manifest: dict[str, Any] = {}  # Of the folder, with its starts.
-    self._start: dict[str, Any] = {}  # The last of them.
+    self._manifest: dict[str, Any] = {}  # Content of manifest.json.
+    self._start: dict[str, Any] = {}  # The last of its `starts`.
 
   def hold(self, cluster: Mapping[str, Any]) -> FolderLock:
-    """Makes the folder, and holds its lock until `close` or `release`.
+    """Creates the folder, and holds its lock until `close` or `release`.
 
     If another process holds the lock, this one waits, as that process may be
     ending: for `start_limit_s` at most, or, in a virtual run, for `LIVE_S` if
@@ -111,7 +111,7 @@ class RunFiles:
       ValueError: If it holds a run of another config; names the fields.
     """
     lock = self.hold(manifest['config']['cluster'])
-    with self.given_back():
+    with self.releasing_on_error():
       self._check(manifest, lock.run)
       lock.record(fingerprint(manifest))
     written = manifest['config']['outputs']
@@ -119,7 +119,7 @@ class RunFiles:
     self.board = written['board']
 
   @contextlib.contextmanager
-  def given_back(self) -> Iterator[None]:
+  def releasing_on_error(self) -> Iterator[None]:
     """Yields a context that releases the folder's lock if its body fails."""
     try:
       yield
@@ -155,7 +155,7 @@ class RunFiles:
     free = _HOSTS if runtimes == {'distributed'} else ()
     for field, line in differing:
       if field in free:
-        logging.warning('The run goes on with another %s', line)
+        logging.warning('The run continues with another %s', line)
     refused = [line for field, line in differing if field not in free]
     if refused:
       raise ValueError(
@@ -166,7 +166,7 @@ class RunFiles:
     for field in _EXACT:
       if before[field] != manifest[field]:
         logging.warning(
-          'The run began with %s %s and goes on with %s: its results may '
+          'The run began with %s %s and continues with %s: its results may '
           'differ in the last bits from those of an uninterrupted one.',
           field,
           before[field],
@@ -177,9 +177,9 @@ class RunFiles:
         logging.warning(
           'The run resumes on %s; %s on %s: its digits may differ from those '
           'of an uninterrupted one.',
-          counted(manifest['devices']),
+          describe_kinds(manifest['devices']),
           'it began' if start is earlier[0] else 'it was',
-          counted(start['devices']),
+          describe_kinds(start['devices']),
         )
         break
     self._open(before, earlier, manifest)
@@ -223,8 +223,8 @@ class RunFiles:
           'Worker %d computes on %s, and did so on %s before: digits may '
           'differ from those of an uninterrupted run.',
           worker,
-          counted(kinds),
-          counted(before[-1]),
+          describe_kinds(kinds),
+          describe_kinds(before[-1]),
         )
       known[str(worker)] = list(kinds)
     self._write_manifest()
@@ -232,7 +232,7 @@ class RunFiles:
   def _write_manifest(self) -> None:
     _write(self.workdir / 'manifest.json', self._manifest)
 
-  def finished(self) -> dict[str, Any] | None:
+  def read_summary(self) -> dict[str, Any] | None:
     """Returns the summary if the folder holds a run that has finished.
 
     A run without a readable summary has not finished.
@@ -425,7 +425,7 @@ class RunFiles:
         f'workdir: {self.workdir}/manifest.json cannot be read.  Expected a '
         f'folder of this run, {own}, got that of run {left}; name a new folder.'
       )
-    logging.warning('%s/manifest.json is written anew.', self.workdir)
+    logging.warning('%s/manifest.json is rewritten.', self.workdir)
 
   def _check_free(self) -> None:
     for pattern in (*_APPENDED, 'summary.json', 'checkpoints', _BOARD):
@@ -442,7 +442,7 @@ class RunFiles:
         self._board.add_scalar(field, value, row['examples'])
 
 
-def counted(kinds: Sequence[str]) -> str:
+def describe_kinds(kinds: Sequence[str]) -> str:
   """Returns kinds of devices as text, such as '2 x NVIDIA A100, cpu'."""
   numbers = collections.Counter(kinds)
   each = [f'{n} x {kind}' if n > 1 else kind for kind, n in numbers.items()]

@@ -3,11 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-RUN_FOLDER = 4  # `format` in manifest.json.
-CHECKPOINT = 9  # In every part of a checkpoint.
+RUN_FOLDER = 5  # `format` in manifest.json.
+CHECKPOINT = 10  # In every part of a checkpoint.
 
 # Last commits that read earlier formats: of run folders, of checkpoints.
-_LAST_COMMITS = {3: '8a71d1c', 8: '8a71d1c'}
+_LAST_COMMITS = {
+  3: '8a71d1c',
+  4: 'c1fb79a',
+  8: '8a71d1c',
+  9: 'c1fb79a',
+}
 _FIRST_COMMIT = '0045af2'  # Reads all formats before these.
 
 
@@ -25,12 +30,17 @@ def check_run_folder(manifest: Mapping[str, Any], folder: object) -> None:
   if found != RUN_FOLDER:
     raise ValueError(
       f'{folder}: expected a run folder of format {RUN_FOLDER}, got format '
-      f'{found}: {other(found, RUN_FOLDER)}'
+      f'{found}: {explain_mismatch(found, RUN_FOLDER)}'
     )
 
 
-def other(found: Any, expected: int) -> str:
-  """Returns which version of Syncopate reads another format, as a sentence."""
+def explain_mismatch(found: Any, expected: int) -> str:
+  """Returns which version of Syncopate reads a format, as a sentence.
+
+  Args:
+    found: Format that was read, of any type.
+    expected: Format of this version, another one.
+  """
   if isinstance(found, int) and found > expected:
     return 'it was written by a later version of Syncopate.'
   commit = _LAST_COMMITS.get(found, _FIRST_COMMIT)

@@ -15,7 +15,7 @@ import numpy as np
 
 from outputs.accounting import PHASES
 
-_STEP = math.log(1.01)  # Of bins, in logarithms.
+_STEP = math.log(1.01)  # Width of bins, in logarithms.
 _BINS, _ZERO = 1 << 16, 1 << 15  # Keys of a series; that of the number 1.
 _HELD = 4096  # Rows that are not in bins yet, at most.
 _QUANTILES = {'median_s': 0.5, 'p95_s': 0.95}

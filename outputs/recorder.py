@@ -81,8 +81,8 @@ class Recorder:
     # Loss and examples since the last row of each kind.
     self._sums = {'log': (0.0, 0), 'evaluation': (0.0, 0)}
     self._thresholds = thresholds.make(accuracies, losses)
-    self._figures: dict[str, float] = {}  # Of the newest evaluation.
-    self._wall_before_s = 0.0  # Of earlier processes of the run.
+    self._figures: dict[str, float] = {}  # Results of the newest evaluation.
+    self._wall_before_s = 0.0  # Wall time of earlier processes of the run.
     self._start = wall.perf_counter()
 
   def start_wall_clock(self) -> None:

@@ -62,7 +62,7 @@ def thaw(tree: Mapping[str, np.ndarray]) -> Any:
   if found != formats.CHECKPOINT:
     raise ValueError(
       f'format: expected {formats.CHECKPOINT}, got {found}: '
-      + formats.other(found, formats.CHECKPOINT)
+      + formats.explain_mismatch(found, formats.CHECKPOINT)
     )
   data = arrays.pop('plain')
   leaves = {}

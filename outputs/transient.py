@@ -33,7 +33,7 @@ WAIT_S = 100.0
 LIVE_S = 10.0
 _FIRST_S, _MOST_S = 0.1, 8.0  # First and largest backoff; it doubles.
 _LOOK_S = 1.0  # Longest interval between two attempts to take a lock.
-_TELL_S = 10.0  # Interval of log lines while waiting for a lock.
+_WARN_S = 10.0  # Interval of log lines while waiting for a lock.
 _PASSING = frozenset(
   {
     *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.ENOLCK),
@@ -191,39 +191,40 @@ class FolderLock:
       OSError: If the file cannot be written.
     """
     self.run = run
-    own = {'host': platform.node(), 'pid': os.getpid(), 'run': run}
-    data = json.dumps(own).encode() + b'\n'
+    holder = {'host': platform.node(), 'pid': os.getpid(), 'run': run}
+    data = json.dumps(holder).encode() + b'\n'
     os.pwrite(self._handle, data, 0)
     os.ftruncate(self._handle, len(data))
     os.fsync(self._handle)
 
   def _wait(self, limit_s: float, live_s: float) -> None:
     """Waits until this process has taken the lock."""
-    start, tell_at, wait_s = time.monotonic(), 0.0, _FIRST_S / 2
-    while not self._taken():
+    start, warn_at, wait_s = time.monotonic(), 0.0, _FIRST_S / 2
+    while not self._try_lock():
       holder = self._content()
       waited_s = time.monotonic() - start
       limit = min(limit_s, live_s) if _is_live(holder) else limit_s
       if holder.get('pid') == os.getpid() and _is_live(holder):
         limit = 0.0
-      who = 'a process'
+      other = 'a process'
       if holder:
-        who = f'process {holder.get("pid")} on {holder.get("host")}'
+        other = f'process {holder.get("pid")} on {holder.get("host")}'
       if waited_s >= limit:
         raise Busy(
-          f'{self._busy}: {who} has held {self._folder}/.lock for the '
+          f'{self._busy}: {other} has held {self._folder}/.lock for the '
           f'{waited_s:.1f} s that were waited.'
         )
-      if waited_s >= tell_at:
-        tell_at = waited_s + _TELL_S
+      if waited_s >= warn_at:
+        warn_at = waited_s + _WARN_S
         logging.warning(
-          'Waiting for %s to let go of %s/.lock, for %.3g s at most.',
-          *(who, self._folder, limit - waited_s),
+          'Waiting for %s to release %s/.lock, for %.3g s at most.',
+          *(other, self._folder, limit - waited_s),
         )
       time.sleep(min(wait_s, limit - waited_s))
       wait_s = min(2 * wait_s, _LOOK_S)
 
-  def _taken(self) -> bool:
+  def _try_lock(self) -> bool:
+    """Locks the file; returns False if another process holds the lock."""
     try:
       fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -265,7 +265,7 @@ def _fit_and_predict(
   gains: jax.Array,
   latest: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Makes the training steps of one observation, then predicts all workers.
+  """Trains on one observation, then predicts all workers' speeds.
 
   Args:
     architecture: Sizes of the network.

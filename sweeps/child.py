@@ -39,7 +39,7 @@ def python_path() -> str:
 
 
 def die_with_parent() -> None:
-  """Asks the kernel to kill this process when its parent ends (Linux)."""
+  """Has the kernel kill this process when its parent ends (Linux)."""
   ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
@@ -75,7 +75,7 @@ def run_module(
 
 
 def bind_to_sweep() -> None:
-  """Makes this process end with the sweep, and ignore the terminal's signals.
+  """Ties this process to the sweep; lets it ignore the terminal's signals.
 
   When the sweep ends, the kernel kills the server that forked this process (see
   `sweeps.server`), and then this process.

@@ -37,7 +37,9 @@ class Display:
     """
     self._count, self._left, self._left_at_start = len(runs), left, left
     self._folder, self._results = folder, results
-    self._started_s: dict[str, float] = {}  # Of running runs, by name.
+    self._started_s: dict[
+      str, float
+    ] = {}  # Start times of running runs, by name.
     self._terminal = sys.stdout.isatty()
     self._start_s = time.monotonic()
     self.failed: list[tuple[PlannedRun, Outcome]] = []

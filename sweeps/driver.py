@@ -179,7 +179,7 @@ def _execute(
   display.print_line(f'{len(left)} runs, {pool.describe_slots(slots)}')
   stop = pool.execute(left, folder, slots, display)
   if stop:
-    display.print_line('Stopped; the same command goes on.')
+    display.print_line('Stopped; the same command continues the sweep.')
   return stop and 128 + stop
 
 

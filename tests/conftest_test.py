@@ -18,7 +18,7 @@ class DevicesTest(absltest.TestCase):
     code, said = _pytest('tests/learning/drift_test.py', **own)
     self.assertEqual(code, 0, said)
 
-  def test_those_that_need_a_gpu_are_found_and_say_what_is_missing(self):
+  def test_tests_that_need_a_gpu_are_skipped_with_the_reason(self):
     own = {'JAX_PLATFORMS': 'cpu', 'SYNCOPATE_FAKE_GPU': ''}
     code, said = _pytest('-m', 'gpu', '-rs', 'tests/gpu_test.py', **own)
     self.assertEqual(code, 0, said)

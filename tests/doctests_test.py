@@ -21,7 +21,7 @@ def _modules() -> list[str]:
 
 
 class DocstringTest(absltest.TestCase):
-  def test_examples_give_what_they_say(self):
+  def test_examples_give_the_results_that_they_show(self):
     modules = _modules()
     self.assertGreater(len(modules), 5)
     for name in modules:

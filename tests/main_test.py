@@ -45,13 +45,13 @@ def _flags(folder, *, real=True, **fields):
 
 
 def _main(flags):
-  """Returns the exit code of main.py and what it said."""
+  """Returns the exit code of main.py and its output."""
   done = small.python('main.py', *flags, cwd=_ROOT)
   return done.returncode, done.stderr
 
 
 def _main_until(text, then, flags):
-  """Calls `then` once main.py has said a text; returns as `_main`."""
+  """Calls `then` once main.py has printed a text; returns as `_main`."""
   with subprocess.Popen(
     [sys.executable, 'main.py', *flags],
     cwd=_ROOT,
@@ -107,7 +107,7 @@ class LockTest(absltest.TestCase):
       self.assertIn(waiting, said)
       self.assertEqual(_ended(folder), 'finished')
 
-  def test_after_the_limit_it_ends_with_75_and_says_who_has_the_folder(self):
+  def test_after_the_limit_the_start_exits_75_and_names_the_holder(self):
     with locks.held(self.folder) as pid:
       start = time.monotonic()
       code, said = _main(_flags(self.folder, cluster__start_s=1.0))
@@ -157,19 +157,19 @@ class PortTest(parameterized.TestCase):
     flags = _flags(self.folder, route__name=route)
     with socket.create_server(('127.0.0.1', port + beside)) as server:
       code, said = _main_until(
-        'tried again', server.close, [*flags, f'--lead=127.0.0.1:{port}']
+        'tried again', server.close, [*flags, f'--coordinator=127.0.0.1:{port}']
       )
     self.assertEqual(code, 0, said)
     self.assertRegex(said, 'tried again for .*Address already in use')
     self.assertEqual(_ended(self.folder), 'finished')
 
   @parameterized.parameters(('server', 0), ('native', 1))
-  def test_after_the_limit_it_ends_with_75(self, route, beside):
+  def test_after_the_limit_the_start_exits_75(self, route, beside):
     port = _port()
     flags = _flags(self.folder, route__name=route, cluster__start_s=1.0)
     with socket.create_server(('127.0.0.1', port + beside)):
       start = time.monotonic()
-      code, said = _main([*flags, f'--lead=127.0.0.1:{port}'])
+      code, said = _main([*flags, f'--coordinator=127.0.0.1:{port}'])
       took_s = time.monotonic() - start
     self.assertEqual(code, 75, said)
     self.assertIn('Address already in use', said)
@@ -189,44 +189,44 @@ class RefusalTest(parameterized.TestCase):
     self.assertRegex(said, f'(?m)^Refused: {message}')
     self.assertNotIn('tried again', said)
 
-  def test_of_a_config(self):
+  def test_a_wrong_config_is_refused(self):
     flags = [*_flags(self.folder), '--config.cluster.timeout_s=-1.0']
     self._check(flags, '.*timeout_s: expected')
 
-  def test_of_a_data_file_that_is_missing(self):
+  def test_a_missing_data_file_is_refused(self):
     data = {'data__name': 'cifar10', 'data__dir': str(self.folder)}
     fields = {f'data__synthetic__{k}': v for k, v in _SYNTHETIC.items()}
     flags = _flags(self.folder, real=False, model=True, **data, **fields)
     self._check(flags, 'config.data.cifar10.file: expected')
 
-  def test_of_a_token_file(self):
+  def test_a_missing_token_file_is_refused(self):
     path = self.folder.parent / 'token'
     flags = [*_flags(self.folder), f'--config.cluster.token_file={path}']
     self._check(flags, 'config.cluster.token_file: expected a file')
     path.write_text('short')
     self._check(flags, 'config.cluster.token_file: expected a secret')
 
-  def test_of_a_path_that_is_a_file(self):
+  def test_a_workdir_that_is_a_file_is_refused(self):
     self.folder.write_text('mine')
     self._check(_flags(self.folder), '.*(File exists|Not a directory)')
     self.assertEqual(self.folder.read_text(), 'mine')
 
   @pytest.mark.skipif(os.geteuid() == 0, reason='Root may write anywhere.')
-  def test_of_a_folder_that_it_may_not_write(self):
+  def test_a_folder_without_write_permission_is_refused(self):
     self.folder.mkdir(mode=0o500)
     self._check(_flags(self.folder / 'run'), '.*Permission denied')
 
 
 class InterruptedWriteTest(parameterized.TestCase):
   @parameterized.parameters(False, True)
-  def test_empty_files_of_a_run_do_not_keep_it_from_starting(self, real):
+  def test_a_run_starts_over_empty_files_of_an_interrupted_write(self, real):
     folder = pathlib.Path(tempfile.mkdtemp(), 'run')
     flags = _flags(folder, real=real)
     folder.mkdir()
     (folder / 'manifest.json').touch()
     code, said = _main(flags)
     self.assertEqual(code, 0, said)
-    self.assertIn(f'{folder}/manifest.json is written anew', said)
+    self.assertIn(f'{folder}/manifest.json is rewritten', said)
     json.loads((folder / 'manifest.json').read_text())
 
     (folder / 'summary.json').write_text('{"ended": "fini')

@@ -11,18 +11,18 @@ from absl.testing import absltest, parameterized
 
 from tests.support import accelerators, processes, small
 
-# Of workers: the gradient, its random key, its message, what they pull.
+# Programs of workers: the gradient, its random key, its message, pulls.
 _OF_WORKERS = {
   *('jit_part', 'jit_stage', 'jit__threefry_seed'),
   *('jit__init', 'jit__encode', 'jit__decode_pulls'),
 }
 _OF_EVALUATIONS = {'jit_count_correct', 'jit_is_finite', 'jit__join'}
-# Of a replica, which updates its own parameters: the optimizer, and copies.
+# Programs of a replica, which updates its parameters: optimizer and copies.
 _OF_REPLICAS = {
   *('jit_part', 'jit_stage', 'jit__threefry_seed'),
   *('jit_init_fn', 'jit_apply', 'jit__lambda'),
 }
-# Of a server: the optimizer, sums of pushes, and messages.
+# Programs of a server: the optimizer, sums of pushes, and messages.
 _OF_SERVERS = {
   *('jit_init_fn', 'jit_apply', 'jit_add_trees'),
   *('jit__decode', 'jit__encode_pull'),
@@ -58,7 +58,7 @@ class _TestCase(parameterized.TestCase):
     (record,) = accelerators.records(self.folder / 'record')
     return record
 
-  def _launched(self, *, platforms='', **fields):
+  def _launch(self, *, platforms='', **fields):
     """Returns the records of a real run by role, and the launch, ended."""
     folder = self.folder / 'record'
     environ = accelerators.environment(folder, platforms=platforms)
@@ -99,7 +99,7 @@ class VirtualTest(_TestCase):
 class ServerTest(_TestCase):
   def test_servers_are_on_the_cpu_beside_workers_that_are_not(self):
     """Also after a restart, which restores their shares from a checkpoint."""
-    found, launch = self._launched(
+    found, launch = self._launch(
       servers=2,
       platforms='fake',
       checkpoint__every_examples=48,
@@ -116,7 +116,7 @@ class ServerTest(_TestCase):
         self.assertNotIn('jit_part', cpu.computations)
 
   def test_with_dedicated_servers_a_worker_evaluates(self):
-    found, _ = self._launched(servers=2, dedicated=True)
+    found, _ = self._launch(servers=2, dedicated=True)
     for role in ('server:0', 'server:1'):
       (record,) = found[role]
       self.assertEqual(set(record.clients), {'cpu'})
@@ -128,14 +128,14 @@ class ServerTest(_TestCase):
       self.assertEqual(set(fake) - _OF_WORKERS - _OF_EVALUATIONS, set())
 
   def test_without_a_model_no_accelerator_starts(self):
-    found, _ = self._launched(servers=1, model=False)
+    found, _ = self._launch(servers=1, model=False)
     for records in found.values():
       self.assertEqual([set(each.clients) for each in records], [{'cpu'}])
 
 
 class ReplicaTest(_TestCase):
   def test_replicas_update_where_their_gradients_are(self):
-    found, _ = self._launched(
+    found, _ = self._launch(
       servers=0,
       platforms='fake',
       route__name='ring',

@@ -122,7 +122,7 @@ class Setup:
 
 
 def probe(setup: Setup) -> str:
-  """Takes part in a probe; rank 0 also writes the file and prints tables.
+  """Measures links with the other ranks; rank 0 writes and prints the result.
 
   Returns:
     Reason of the leader for an early end, in any rank but 0; else ''.
@@ -159,7 +159,7 @@ def probe(setup: Setup) -> str:
           seconds=setup.seconds,
           streams=setup.streams,
           tolerance=setup.tolerance,
-          tell=functools.partial(print, flush=True),
+          log=functools.partial(print, flush=True),
         )
       except transfers.Failure as error:
         # Printed first: the others end now, and a lost one delays this one.
@@ -212,7 +212,7 @@ def describe(content: Mapping[str, Any]) -> str:
   return '\n\n'.join(parts)
 
 
-def _content(setup: Setup, found: trials.Found) -> dict[str, Any]:
+def _content(setup: Setup, found: trials.Findings) -> dict[str, Any]:
   """Returns the content of the file."""
   return file_format.content(
     found,

@@ -41,7 +41,7 @@ from learning.learning import Learning, ParameterStore
 from learning.scaling import factor, worker_scaling
 from learning.shard_codec import ShardCodec
 from outputs import checkpoints
-from outputs.files import counted
+from outputs.files import describe_kinds
 from tools.reading import checking, manifests, records
 from tools.recomputing import allreduce
 from tools.recomputing.allreduce import Comparison
@@ -126,16 +126,16 @@ def _set_devices(
   ]
   own, *others = _unique(of_workers) or [['cpu']]
   expected = 'workers with devices of one kind and number, at all starts'
-  got = ' and '.join(map(counted, [own, *others]))
+  got = ' and '.join(map(describe_kinds, [own, *others]))
   require(not others, f'{path}: devices', expected, got)
   config.cluster.devices_per_worker = len(own)
   compilations.configure(config)
   here = jax.local_devices()
   found = [device.device_kind for device in here][: len(own)]
   hint = f' (JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES={len(own)})'
-  expected = f'{counted(own)} in this process, as each worker had'
+  expected = f'{describe_kinds(own)} in this process, as each worker had'
   expected += hint if set(own) == {'cpu'} else ''
-  require(found == own, f'{path}: devices', expected, counted(found))
+  require(found == own, f'{path}: devices', expected, describe_kinds(found))
   is_exact = here[0].platform == 'cpu' or config.deterministic
   expected = 'True, because only then kernels of GPUs repeat bit for bit'
   field = f'{path}: config.deterministic'

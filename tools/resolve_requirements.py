@@ -25,13 +25,13 @@ from absl import app
 
 PYTHONS = ('3.11', '3.12')
 MACHINES = ('x86_64', 'aarch64')
-_GLIBC = 'manylinux_2_28'  # Of RHEL 8, Debian 10, Ubuntu 20.04 and later.
+_GLIBC = 'manylinux_2_28'  # glibc of RHEL 8, Debian 10, Ubuntu 20.04 and later.
 _ROOT = pathlib.Path(__file__).parents[1]
 FILES = tuple(
   _ROOT / f'requirements{name}.txt' for name in ('', '-cpu', '-dev', '-docs')
 )
 _LIMIT_S = 120.0
-# Of uv's output if it does not reach the index.
+# Texts in uv's output if it does not reach the index.
 _OFFLINE = ('error sending request', 'Failed to fetch', 'network was disabled')
 
 

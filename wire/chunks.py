@@ -35,7 +35,7 @@ class ChunkSettings(NamedTuple):
 
   @property
   def needs_norms(self) -> bool:
-    """Whether an allreduce sums norms before it can choose chunks."""
+    """True if an allreduce sums norms before it can choose chunks."""
     return bool(self.sparsity) and not self.lags
 
   def count_chunks(self, n: int) -> int:

@@ -84,9 +84,9 @@ class Rows(NamedTuple):
 
 
 class Workspace:
-  """NumPy arrays that one worker's allreduces use again and again.
+  """NumPy arrays that one worker's allreduces reuse.
 
-  Allocating them anew would cost more than the work that is done in them.
+  Allocating them each time would cost more than the work in them.
 
   Attributes:
     nonzero_rows: By name of an array: indices of the rows that may differ from
@@ -94,7 +94,7 @@ class Workspace:
   """
 
   def __init__(self, **arrays: np.ndarray):
-    """Takes existing arrays by name, which no other code may write to."""
+    """Creates a workspace of existing arrays, which no other code may write."""
     self._arrays = arrays
     self.nonzero_rows: dict[str, np.ndarray] = {}
 
@@ -248,12 +248,12 @@ class Wire(NamedTuple):
 
   @property
   def elementwise(self) -> bool:
-    """Whether all codecs encode each number by itself."""
+    """True if all codecs encode each number by itself."""
     return all(codec.elementwise for codec in self._codecs)
 
   @property
   def plain(self) -> bool:
-    """Whether all codecs return the very vector that they are given."""
+    """True if all codecs are the identity, and return their argument itself."""
     return self.elementwise and all(map(_is_identity, self._codecs))
 
   def push_bytes(self, params: int, stats: int, stage: int = -1) -> int:
@@ -271,6 +271,8 @@ class Wire(NamedTuple):
 
 
 def _is_identity(codec: Codec) -> bool:
-  vector = cast(jax.Array, np.zeros(1, np.float32))  # Which compiles nothing.
+  vector = cast(
+    jax.Array, np.zeros(1, np.float32)
+  )  # A NumPy array compiles nothing.
   message, _ = codec.encode(State(), vector)
   return message is vector and codec.decode(message, 1).vector is vector

@@ -17,7 +17,7 @@ _BLOCK = 2**15  # Numbers that stay in a core's cache while they are used.
 
 
 class NumpyFactors(FactorSettings):
-  """One worker's part of the allreduce."""
+  """NumPy implementation of a worker's part in the low-rank allreduce."""
 
   def allreduce(
     self, state: State, vector: np.ndarray, scale: float, workspace: Workspace

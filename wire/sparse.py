@@ -248,7 +248,7 @@ class _JaxChunks(ChunkSettings):
   def _extract(
     self, state: State, residual: Vectors, norms: Any
   ) -> tuple[jax.Array, jax.Array | None, State]:
-    """Takes the values that are sent out of a residual.
+    """Moves the values that are sent from a residual into an array.
 
     Args:
       state: State before the gradient.

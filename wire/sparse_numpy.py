@@ -19,7 +19,7 @@ Vectors = Mapping[str, np.ndarray]
 
 
 class NumpyChunks(ChunkSettings):
-  """One worker's part of the allreduce, and its streamable prefix."""
+  """NumPy implementation of a worker's part in the sparse allreduce."""
 
   def allreduce(
     self, state: State, vector: np.ndarray, scale: float, workspace: Workspace

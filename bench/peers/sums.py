@@ -20,7 +20,7 @@ def rows(
     rounds: Number of measurements, of which the median is taken.
     dtype: Dtype of DDP's messages; all_reduce sends float32.
   """
-  parts = layers.in_proportion(layers.even(size_bytes, _LAYER_BYTES))
+  parts = layers.in_proportion(layers.equal_sizes(size_bytes, _LAYER_BYTES))
   hook = 'none' if dtype == 'float32' else dtype
   jobs = [
     running.sum_of(size_bytes, rounds),

@@ -40,7 +40,7 @@ class Agreement:
   """
 
   def __init__(self) -> None:
-    """Starts with no check and nothing agreed."""
+    """Creates the state before the first check."""
     self.agreed = -1
     self.reference: tuple[int, ...] = ()
     self.differences: dict[int, float] = {}
@@ -58,7 +58,7 @@ class Agreement:
 
   @property
   def version(self) -> int:
-    """The version that is checked."""
+    """Version of the running check."""
     return self._version
 
   @property

@@ -65,7 +65,7 @@ class StateCheck:
     self._asked_at = 0.0
     self._on_agreed: Callable[[], None] = lambda: None
     self._is_replacing = False  # The state of worker 0, in place.
-    # Members that can connect to no holder of the reference yet.
+    # Members that cannot yet connect to a member with the reference state.
     self._unreached: list[int] = []
 
   @property
@@ -159,7 +159,7 @@ class StateCheck:
     ]
 
   def _compare(self, members: list[int], *, replace: bool) -> None:
-    """Has members compare their state with the reference and adopt it.
+    """Orders members to compare their state with the reference and adopt it.
 
     Args:
       members: Members that differ; if there are none, the check ends.

@@ -167,10 +167,10 @@ class _FaultyExecutor(Executor):
 
 
 class _NanFilling(CheckedFilling):
-  """A filling of a gradient that is not a number."""
+  """A bucket filler that writes not-a-number in place of a gradient."""
 
   def put(self, leaf: int, array: np.ndarray) -> None:
-    """Takes a leaf's numbers, as not-a-number."""
+    """Writes not-a-number in place of a leaf's numbers."""
     super().put(leaf, array * np.float32('nan'))
 
 
@@ -231,7 +231,7 @@ class _FaultyNativeReducer(NativeReducer):
     loss, is_finite = super().compute(version, learner, *args, **kwargs)
     push = self._faults.push
     if push and push.kind == Kind.NAN:
-      self._payload = self.placed(faults_.to_nan(push, self._payload))
+      self._payload = self.place(faults_.to_nan(push, self._payload))
       is_finite = bool(jax.device_get(self._is_finite(self._payload)))
     return loss, is_finite
 
@@ -262,7 +262,7 @@ class FaultyReplica(Replica):
 
   def _begin(self, assignment: messages.Assignment) -> None:
     super()._begin(assignment)
-    if isinstance(self._summing, NativeReducer):  # It shows no chunks.
+    if isinstance(self._reducer, NativeReducer):  # It shows no chunks.
       self._faults.strike(self.index, assignment.iteration, Phase.PULL)
 
   def _compute_gradient(
@@ -277,7 +277,7 @@ class FaultyReplica(Replica):
     """Changes a bit of the parameters, as damaged memory would."""
     state = self.learner.state()
     flipped = faults_.flip_bit(state['params'])
-    state |= {'params': self._summing.placed(flipped)}
+    state |= {'params': self._reducer.place(flipped)}
     with self._state_lock:
       self.learner.restore(state)
       self._known_digest = None

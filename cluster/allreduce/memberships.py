@@ -260,34 +260,36 @@ class MembershipEpochs:
       is_idle: Whether no iteration that was assigned is running.
     """
     if self.check.is_running:
-      moved = [member.pace.moved for member in self._members]
-      for index in self.check.overdue(moved.__getitem__):
+      changes = [member.progress.last_change for member in self._members]
+      for index in self.check.overdue(changes.__getitem__):
         self.lose(index, 'It did not compare its state in time.')
       return
     if is_idle:
       return
     rendezvous, workers = self.rendezvous, self._coordinator.workers
     active = [
-      (index, self._members[index].pace, workers[index].examples)
+      (index, self._members[index].progress, workers[index].examples)
       for index in (
         rendezvous.living if self.is_running else rendezvous.awaited
       )
     ]
     now = time.monotonic()
-    overdue = self._deadlines.overdue(active, now=now, obeyed=0)
-    if [index for index, _ in overdue] == [0] and not active[0][1].computes:
+    overdue = self._deadlines.overdue(active, now=now, executed_orders=0)
+    if [index for index, _ in overdue] == [0] and not active[0][1].is_computing:
       # If in doubt, evict a worker that can rejoin.
       others = [each for each in active if each[0]]
-      overdue = self._deadlines.overdue(others, now=now, obeyed=0) or overdue
+      overdue = (
+        self._deadlines.overdue(others, now=now, executed_orders=0) or overdue
+      )
     for index, reason in overdue:
       self.lose(index, reason)
 
   def _request(self, message: ToReplica) -> None:
     """Sends all members a message that they have to answer from now on."""
     for index in self.rendezvous.awaited:
-      pace = self._members[index].pace
-      if not pace.computes:
-        pace.moved = time.monotonic()
+      progress = self._members[index].progress
+      if not progress.is_computing:
+        progress.last_change = time.monotonic()
       self.send(index, message)
 
   def _proceed(self) -> None:
@@ -310,7 +312,7 @@ class MembershipEpochs:
       self._departed = lost | self._departed
 
   def _form(self) -> None:
-    """Has all members connect over a forest that is packed for them."""
+    """Orders all members to connect over a forest that is packed for them."""
     members = [
       index
       for index, member in enumerate(self._members)
@@ -331,7 +333,7 @@ class MembershipEpochs:
       self.lose(error.worker, str(error))
       return
     for index, order in orders:
-      self._members[index].pace.moved = time.monotonic()
+      self._members[index].progress.last_change = time.monotonic()
       self.send(index, order)
 
   def _record_drift(self, row: Mapping[str, Any]) -> None:

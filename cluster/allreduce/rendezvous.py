@@ -57,14 +57,14 @@ class PackedForest(NamedTuple):
 
   Attributes:
     members: Workers that sum over it.
-    lost: Ordered pairs of them that cannot communicate.
-    cluster: Links of all workers, as believed at the time.
+    avoided_pairs: Pairs of members, in both orders, that cannot communicate.
+    cluster: Links of all workers that were assumed at the time.
     links: Links that were left of them.
     forest: Forest of these links.
   """
 
   members: tuple[int, ...]
-  lost: frozenset[tuple[int, int]]
+  avoided_pairs: frozenset[tuple[int, int]]
   cluster: Cluster
   links: Cluster
   forest: Forest
@@ -114,7 +114,9 @@ class Rendezvous:
     self._lost_members: dict[int, str] = {}  # With the reason.
     # Version and step statistics of the members that have stopped.
     self._answers: dict[int, tuple[int, Sequence[float]]] = {}
-    self._digests: dict[int, str] = {}  # Of members that are connected.
+    self._digests: dict[
+      int, str
+    ] = {}  # State digests of the members that are connected.
     self._failed = failed or FailedLinks(timeout_s=math.inf)
     # Members with the newest version.  At first the coordinator's worker, which
     # has restored or initialised the state: a process that has left another
@@ -128,11 +130,11 @@ class Rendezvous:
     return self._pack is not None
 
   @property
-  def knows(self) -> bool:
+  def has_links(self) -> bool:
     """True if the rates of the links are known, or no forest needs them."""
     return self._cluster is not None or not self.tolerates_loss
 
-  def know(self, cluster: Cluster, host_s: Mapping[str, float]) -> None:
+  def set_links(self, cluster: Cluster, host_s: Mapping[str, float]) -> None:
     """Sets the rates of links for which later forests are packed.
 
     Members keep the forest that they have.
@@ -150,14 +152,14 @@ class Rendezvous:
     Pairs that can communicate in it are no longer considered lost.
     """
     self.packed = packed
-    self._failed.use(packed.lost)
+    self._failed.apply_measurement(packed.avoided_pairs)
 
   def pack(self, cluster: Cluster, host_s: Mapping[str, float]) -> Forest:
-    """Returns a forest for some links; from any thread.
+    """Returns a forest packed for some links; called from any thread.
 
     Args:
       cluster: The links.
-      host_s: Latencies of hosts, as of `know`.
+      host_s: Latencies of hosts, as of `set_links`.
 
     Raises:
       ValueError: If there is none.
@@ -197,7 +199,7 @@ class Rendezvous:
     """
     before = self._executors.get(index, executor)
     moved = before.rpartition(':')[0] != executor.rpartition(':')[0]
-    self._failed.came(index, moved=moved)
+    self._failed.forget_losses(index, moved=moved)
     self._executors[index], self._handovers[index] = executor, handover
     self._sources = [k for k in self._sources if k != index] or [0]
     self.mark_sound(index)
@@ -261,7 +263,7 @@ class Rendezvous:
 
   def mark_summed(self) -> None:
     """Records that an allreduce is complete: all links in use work."""
-    self._failed.summed(self._find_used_links)
+    self._failed.record_allreduce(self._find_used_links)
 
   def stop(self) -> bool:
     """Ends the epoch; returns False if that has been done before."""
@@ -363,7 +365,7 @@ class Rendezvous:
 
   def _find_reachable(self, index: int, holders: Iterable[int]) -> list[int]:
     """Returns those of some members to which another one can connect."""
-    return [k for k in holders if (k, index) not in self._failed.lost]
+    return [k for k in holders if (k, index) not in self._failed.avoided_pairs]
 
   def _assign_source(self, index: int, version: int) -> tuple[int, str] | None:
     """Returns rank and address of a member's source; None if it needs none.
@@ -402,19 +404,21 @@ class Rendezvous:
       Unreachable: If they cannot reach each other.
       Unmendable: If there is no forest of them.
     """
-    lost, cluster = self._failed.lost, self._cluster
-    current = self.packed
-    if current and (current.members, current.lost) == (self.members, lost):
+    needed = self.members, self._failed.avoided_pairs
+    cluster, current = self._cluster, self.packed
+    if current and (current.members, current.avoided_pairs) == needed:
       return current
     if cluster is None:
       raise RuntimeError('Expected links to be known, got none.')
     for packed in self._recent:
       is_same = packed.cluster is cluster
-      if is_same and (packed.members, packed.lost) == (self.members, lost):
+      if is_same and (packed.members, packed.avoided_pairs) == needed:
         self.packed = packed
         return packed
     workers = cluster.workers
-    pairs = [(workers[a], workers[b]) for a, b in sorted(lost)]
+    pairs = [
+      (workers[a], workers[b]) for a, b in sorted(self._failed.avoided_pairs)
+    ]
     absent = [w for k, w in enumerate(workers) if k not in self.members]
     try:
       links = pruned.remove(cluster, workers=absent, pairs=pairs)
@@ -424,7 +428,7 @@ class Rendezvous:
       forest = self._pack_without(links, {*pairs})
     except (ValueError, TimeoutError) as error:
       raise Unmendable(f'There is no forest of the workers: {error}') from error
-    self.packed = PackedForest(self.members, lost, cluster, links, forest)
+    self.packed = PackedForest(*needed, cluster, links, forest)
     self._recent.append(self.packed)
     return self.packed
 
@@ -476,7 +480,7 @@ class Rendezvous:
     """Excludes the member with the most lost connections; returns an error."""
     counts = collections.Counter(
       index
-      for pair in self._failed.lost
+      for pair in self._failed.avoided_pairs
       for index in pair
       if index and {*pair} <= {*self.members}
     )

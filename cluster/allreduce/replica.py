@@ -40,7 +40,7 @@ from cluster.network.errors import TransportError
 from cluster.network.heartbeat import BEATS
 from cluster.probing import traffic
 from cluster.probing.measurer import Measurer
-from cluster.process.deadlines import Pace
+from cluster.process.deadlines import ProgressCounter
 from cluster.process.host import Host
 from cluster.speed.speed import Speed
 from learning import compilations, drift
@@ -68,7 +68,7 @@ class Replica:
     *,
     gradient: Gradient,
     learner: Learner,
-    summing: Reducer,
+    reducer: Reducer,
     layout: StatisticsLayout,
     batching: Batching,
     speed: Speed | None,
@@ -82,7 +82,7 @@ class Replica:
       index: Index of the worker.
       gradient: Computes gradients.
       learner: Learner at the initial version, or one that was restored.
-      summing: Sums the gradients of all workers.
+      reducer: Sums the gradients of all workers.
       layout: Layout of step statistics at the end of the gradient buffer.
       batching: Batch sizes of the iterations.
       speed: Least duration of iterations; None for the actual one.
@@ -93,7 +93,7 @@ class Replica:
     """
     self.index = index
     self.learner = learner
-    self._gradient, self._summing = gradient, summing
+    self._gradient, self._reducer = gradient, reducer
     self._layout = layout
     self._batching = batching
     self._host = Host(index, batching, speed)
@@ -103,13 +103,13 @@ class Replica:
     # Whether its state may be of another run's version of the same number.
     self._is_new = True
     self._preparation: threading.Thread | None = None
-    self._progress = Pace()
+    self._progress = ProgressCounter()
     self._inbox = Inbox()
     self._measurer = Measurer(index, settings.address, settings.timeout_s)
     # Numbers of the current membership epoch, and of the last that is to stop.
     self._epoch = self._stop_epoch = -1
     self._may_wait_for_others = False
-    self._statistics: list[float] = []  # Of all workers, in the last iteration.
+    self._statistics: list[float] = []  # Sums of the last iteration.
     self._took_s = 0.0  # The last computation, without any delay.
     self._warm_compilations: int | None = None
     # Version and digest of the state, if it has been digested.
@@ -118,19 +118,19 @@ class Replica:
 
   def warm_up(self) -> None:
     """Compiles all functions of an iteration."""
-    batching, copy = self._batching, handover.copied(self._shared_state())
+    batching, copy = self._batching, handover.copy_state(self._shared_state())
     # The state is placed as a fetched one will be.
-    self.learner.restore(self._summing.placed(copy['learner']))
+    self.learner.restore(self._reducer.place(copy['learner']))
     changing = batching.is_adaptive
-    self._summing.warm_up(self.learner, batching.max_batch, changing=changing)
+    self._reducer.warm_up(self.learner, batching.max_batch, changing=changing)
 
   @property
   def codec_state(self) -> CodecState | NoCodecState:
     """The worker's codec state: residuals and replicated parts."""
-    return self._summing.codec_state
+    return self._reducer.codec_state
 
   def __call__(self, coordinator: str) -> bool:
-    """Takes part in the run until it is over.
+    """Joins the coordinator, and executes its orders until the run is over.
 
     Args:
       coordinator: HOST:PORT of the coordinator.
@@ -145,12 +145,12 @@ class Replica:
     self._coordinator = coordinator
     with exit_on_error(self.index), self._host:
       while (end := self._run_session()).kind != 'over':
-        logging.info('Worker %d joins again.', self.index)
+        logging.info('Worker %d rejoins.', self.index)
     return end.is_finished
 
   def _run_session(self) -> messages.SessionEnd:
-    """Works until the session ends; returns how it has ended."""
-    self._progress, self._inbox, self._is_new = Pace(), Inbox(), True
+    """Executes orders until the session ends; returns how it has ended."""
+    self._progress, self._inbox, self._is_new = ProgressCounter(), Inbox(), True
     self._epoch = self._stop_epoch = -1
     with Session[messages.ToReplica](
       self._coordinator,
@@ -172,7 +172,7 @@ class Replica:
 
   def _is_blocked(self) -> bool:
     """Returns whether the replica waits for others, without a way out."""
-    return self._may_wait_for_others and not self._summing.can_abandon
+    return self._may_wait_for_others and not self._reducer.can_abandon
 
   def _prepare(self, session: Session[messages.ToReplica]) -> None:
     """Compiles, opens the executor, and reports that the replica is ready."""
@@ -185,10 +185,10 @@ class Replica:
       settings.address, settings.security, self._state_of
     )
     session.stack.callback(source.close)
-    address = self._summing.open()
-    session.stack.callback(self._summing.close)
+    address = self._reducer.open()
+    session.stack.callback(self._reducer.close)
     if settings.adapt:
-      reports = traffic.TrafficReporter(self._summing.traffic, session.send)
+      reports = traffic.TrafficReporter(self._reducer.traffic, session.send)
       session.stack.enter_context(reports)
     session.stack.callback(self._measurer.close)
     self._report_ready(session, address or source.address, source.address)
@@ -208,25 +208,25 @@ class Replica:
     logging.info('Worker %d: %s', self.index, session.heartbeat.end)
 
   def _receive(self, message: messages.ToReplica) -> None:
-    """Queues a message of the coordinator; runs in the heartbeat's thread."""
+    """Queues a message of the coordinator; called by the heartbeat's thread."""
     if isinstance(message, messages.StopEpoch) and not message.completes:
       self._stop_epoch = message.membership_epoch
-      self._summing.abandon(before=message.membership_epoch)
+      self._reducer.abandon(before=message.membership_epoch)
     self._inbox.put(message)
 
   def _end(self) -> None:
-    """Wakes all waits of this session; runs in the heartbeat's thread."""
+    """Wakes all waits of this session; called by the heartbeat's thread."""
     self._inbox.put(None)
     # A hanging executor must not keep the heartbeat from ending the process.
-    threading.Thread(target=self._summing.abandon, daemon=True).start()
+    threading.Thread(target=self._reducer.abandon, daemon=True).start()
 
   def _report_progress(self) -> messages.Progress:
     """Returns the progress, for a heartbeat."""
     # Other workers cannot tell which of them delays a sum.
-    if self._summing.count_unanswered() > _MAX_UNANSWERED:
+    if self._reducer.count_unanswered() > _MAX_UNANSWERED:
       self._hung('executor')
-    self._progress.follow(lambda: self._summing.steps)
-    return self._progress.told()
+    self._progress.follow(lambda: self._reducer.steps)
+    return self._progress.read()
 
   def _handle(
     self,
@@ -254,7 +254,7 @@ class Replica:
           self._collect(session, message)
       case messages.StopEpoch():
         self._stop_epoch = message.membership_epoch
-        self._summing.abandon(before=message.membership_epoch)
+        self._reducer.abandon(before=message.membership_epoch)
         # The state that a new process brings is not of this run.
         session.send(
           messages.EpochStopped(
@@ -292,7 +292,7 @@ class Replica:
         self._update(session, order.version, *order.source)
       self._is_new = False
       self._progress.reach(_FETCHED)
-      self._summing.form(order, max(settings.start_s, settings.timeout_s))
+      self._reducer.form(order, max(settings.start_s, settings.timeout_s))
       session.send(messages.Connected(*self._digest_report()))
 
   def _update(
@@ -363,7 +363,7 @@ class Replica:
       raise PeerLost(worker, str(error)) from error
     if state is None:
       return None
-    state['learner'] = self._summing.placed(state['learner'])
+    state['learner'] = self._reducer.place(state['learner'])
     if (found := digest(state)) != expected:
       raise PeerLost(
         worker, f'expected a state of digest {expected}, got {found}'
@@ -424,7 +424,7 @@ class Replica:
   def _iterate(
     self, session: Session[messages.ToReplica], assignment: messages.Assignment
   ) -> None:
-    """Takes part in one iteration."""
+    """Computes a gradient, sums it with the others', and applies the sum."""
     if self._warm_compilations is None:
       self._warm_compilations = compilations.count()
     with self._reporting_loss(session, assignment.membership_epoch):
@@ -434,7 +434,7 @@ class Replica:
           target=self._gradient.prepare, args=[following.ranges], daemon=True
         )
         self._preparation.start()
-      self._statistics = self._layout.mark_sum(*self._summing.total())
+      self._statistics = self._layout.mark_sum(*self._reducer.total())
       self._apply(assignment)
 
   def _collect(
@@ -445,12 +445,12 @@ class Replica:
     """Sums the residuals of all workers, for a checkpoint."""
     version = self.learner.version
     with self._reporting_loss(session, order.membership_epoch):
-      self._summing.collect(version)
+      self._reducer.collect(version)
       self._completed(ResidualsCollected(version=version))
 
   def _digest_report(self) -> tuple[int, int, str, messages.Traffic]:
     """Returns epoch, version, digest of the state, and traffic so far."""
-    sent = traffic.rows(self._summing.traffic())
+    sent = traffic.rows(self._reducer.traffic())
     return self._epoch, self.learner.version, self._digest(), sent
 
   def _compute(
@@ -476,7 +476,7 @@ class Replica:
     start = time.monotonic()
     examples, before = assignment.examples, self._gradient.computed
     least_s = self._host.least_s(iteration, examples)
-    if not self._summing.simulates_time:
+    if not self._reducer.simulates_time:
       # The configured delay comes before the computation, as far as known.
       time.sleep(max(least_s - self._took_s, 0.0))
     computation_start = time.monotonic()
@@ -497,7 +497,7 @@ class Replica:
     factors = self._host.factors(iteration)
     self._layout.write(numbers, self.index, statistics, factors)
     self._progress.transfer()
-    self._summing.finish(numbers)
+    self._reducer.finish(numbers)
 
   def _begin(self, assignment: messages.Assignment) -> None:
     """Begins an iteration: from here on its progress has a deadline."""
@@ -508,7 +508,7 @@ class Replica:
     self, assignment: messages.Assignment, least_s: float
   ) -> tuple[float | None, bool]:
     """Returns the loss, and True if the gradient is finite: see `Reducer`."""
-    return self._summing.compute(
+    return self._reducer.compute(
       assignment.version,
       self.learner,
       assignment.ranges,
@@ -522,12 +522,12 @@ class Replica:
     """Applies the sum to the learner, or skips one that is not finite."""
     members = assignment.members
     if self._layout.are_finite(self._statistics, members):
-      self._summing.apply(
+      self._reducer.apply(
         self.learner, examples=assignment.total, pushes=len(members)
       )
     else:
       self.learner.skip()
-      self.codec_state.keep(self.learner.version)
+      self.codec_state.commit(self.learner.version)
     self._completed(
       IterationCompleted(
         at=time.monotonic(),

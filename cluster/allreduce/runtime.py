@@ -120,7 +120,7 @@ class AllreduceRuntime(EventLoop):
     # Members, their incarnations and digests with their traffic, as of the last
     # check.
     self._sent: list[tuple[int, int, messages.StateDigest]] = []
-    coordinator.attach(release=self._released, wake_at=lambda time: None)
+    coordinator.attach(release=self._enter_push, wake_at=lambda time: None)
 
   def warm_up(self) -> None:
     """Waits until all workers have compiled and are connected.
@@ -189,7 +189,7 @@ class AllreduceRuntime(EventLoop):
       'time': self.time,
       'coordinator': self.coordinator.state(),
       'store': self._store.state(),
-      'lives': [member.admissions for member in self._members],
+      'admissions': [member.admissions for member in self._members],
       'drift': self._check.agreement.totals,
     }
 
@@ -198,8 +198,8 @@ class AllreduceRuntime(EventLoop):
     self.time = state['time']
     self._before = state['coordinator']
     self._store.restore(state['store'])
-    for member, lives in zip(self._members, state['lives'], strict=False):
-      member.admissions = lives
+    for member, count in zip(self._members, state['admissions'], strict=False):
+      member.admissions = count
     self._collected_version = self._store.version
     self._check.agreement.totals |= state.get('drift', {})
 
@@ -219,8 +219,8 @@ class AllreduceRuntime(EventLoop):
       self.epochs.is_running and self._assigner.newest < self._store.version
     )
 
-  def _released(self, index: int) -> None:
-    """Enters the phase `push`: replicas receive sums, and never pull."""
+  def _enter_push(self, index: int) -> None:
+    """Enters the phase `push` for a released worker: replicas never pull."""
     worker = self.coordinator.workers[index]
     self.coordinator.enter(index, 'push', worker.since)
 
@@ -237,13 +237,13 @@ class AllreduceRuntime(EventLoop):
     """Handles an event of the workers, of the links or of this process."""
     match event:
       case WorkerJoined():
-        self._ready(event)
+        self._handle_ready(event)
       case WorkerLost():
-        self._failed(event)
+        self._handle_failed(event)
       case WorkerMessage():
         self._handle_message(event.worker, event.message)
       case IterationCompleted():
-        self._completed(event)
+        self._handle_completed(event)
       case ResidualsCollected():
         self._collected_version = event.version
       case LinksMeasured():
@@ -257,38 +257,38 @@ class AllreduceRuntime(EventLoop):
     """Handles a message of a worker that takes part."""
     match message:
       case messages.Connected():
-        self._connected(index, message)
+        self._handle_connected(index, message)
       case messages.ConnectionLost():
         self.epochs.handle_broken(index, message)
       case messages.EpochStopped():
         self.epochs.add_stopped(index, message)
       case messages.StateDigest():
-        self._checked(index, message)
+        self._handle_checked(index, message)
       case messages.StateCompared():
-        self._compared(index, message)
+        self._handle_compared(index, message)
       case messages.ProbeAnswer():
         self._links.take_answer(index, message)
       case messages.TrafficReport():
         self._links.take_traffic(index, message)
 
-  def _ready(self, event: WorkerJoined) -> None:
+  def _handle_ready(self, event: WorkerJoined) -> None:
     if not self._admit(event):
       return
     index, ready = event.worker, event.ready
     if isinstance(ready, messages.ReplicaReady):
       self.epochs.add(index, ready.executor, ready.handover)
     if self._started:
-      logging.info('Worker %d is back.', index)
+      logging.info('Worker %d has rejoined.', index)
       if self._is_idle:  # No iteration ends that would let it join.
         self._assign()
 
-  def _failed(self, event: WorkerLost) -> None:
+  def _handle_failed(self, event: WorkerLost) -> None:
     index, member = event.worker, self._members[event.worker]
     is_newest = event.incarnation == member.incarnation
     if is_newest and member.stream is not None:
       self._lose(index, event.reason)
 
-  def _connected(self, index: int, message: messages.Connected) -> None:
+  def _handle_connected(self, index: int, message: messages.Connected) -> None:
     """Handles the report of a member that is connected to the others."""
     if not self.epochs.is_current(index, message):
       return
@@ -300,7 +300,7 @@ class AllreduceRuntime(EventLoop):
       )
 
   def _begin_epoch(self) -> None:
-    """Begins to sum: all members are connected, and have the same state."""
+    """Begins the epoch's iterations, as all members are connected and alike."""
     version = self._check.agreement.agreed
     if unrecorded := self.epochs.take_unrecorded():
       self._record(*unrecorded)
@@ -310,20 +310,22 @@ class AllreduceRuntime(EventLoop):
       self._assign()
     self._traffic_log.begin_epoch(self.time, version, self.epochs.reason)
 
-  def _checked(self, index: int, message: messages.StateDigest) -> None:
+  def _handle_checked(self, index: int, message: messages.StateDigest) -> None:
     """Handles a member's digest of its state, and its traffic."""
     if self.epochs.is_current(index, message):
       self._sent.append((index, self._members[index].incarnation, message))
       self._check.add_digest(index, message.version, message.digest)
 
-  def _compared(self, index: int, message: messages.StateCompared) -> None:
+  def _handle_compared(
+    self, index: int, message: messages.StateCompared
+  ) -> None:
     """Handles the difference of a member's state from the reference."""
     if self.epochs.is_current(index, message):
       self._check.add_difference(
         index, message.version, message.difference, message.digest
       )
 
-  def _completed(self, event: IterationCompleted) -> None:
+  def _handle_completed(self, event: IterationCompleted) -> None:
     """Handles the end of an iteration at the coordinator's replica.
 
     Replicas are compared before a version that is evaluated, saved or the last:
@@ -337,12 +339,14 @@ class AllreduceRuntime(EventLoop):
       if not self.epochs.is_running:
         return  # The epoch ends: the iteration is recorded in the next.
       self._sent.clear()
-      self._check.begin(version + 1, lambda: self._agreed(event.statistics))
+      self._check.begin(
+        version + 1, lambda: self._record_agreement(event.statistics)
+      )
     else:
       self._record(event.statistics, members)
       self._assign()
 
-  def _agreed(self, statistics: Sequence[float]) -> None:
+  def _record_agreement(self, statistics: Sequence[float]) -> None:
     """Records an iteration after which all members have the same state."""
     self._record(statistics, self._rendezvous.members)
     for index, incarnation, message in self._sent:
@@ -398,7 +402,7 @@ class AllreduceRuntime(EventLoop):
       if self._is_pausing:
         return
       for index in members:
-        self._members[index].pace.moved = time.monotonic()
+        self._members[index].progress.last_change = time.monotonic()
       self._assigner.assign(number, version, members)
     examples = sum(
       self.coordinator.workers[index].examples for index in members

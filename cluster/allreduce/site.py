@@ -79,21 +79,25 @@ class AllreduceSite(Process):
       dtype=parts.wire.push.dtype or FLOAT32,
       multiple=parts.wire.push.padding,
     )
-    own = multi_round.build(config, plan, parts.wire, learned)
-    self._multi_round = own
+    rounds = multi_round.build(config, plan, parts.wire, learned)
+    self._multi_round = rounds
     self._sizes = [self._layout.size_bytes]
-    if own:
-      rest = FLOAT32.itemsize * (self._layout.size - self._layout.gradient_size)
-      stages = range(len(own.codecs))
-      self._sizes = [sum(own.size_bytes(n)) + rest for n in stages]
-    self._pace: Sequence[layers.Bucket] = ()
-    streams = own is None or any(own.streamable)
+    if rounds:
+      others_bytes = FLOAT32.itemsize * (
+        self._layout.size - self._layout.gradient_size
+      )
+      stages = range(len(rounds.codecs))
+      self._sizes = [sum(rounds.size_bytes(n)) + others_bytes for n in stages]
+    self._timed_parts: Sequence[layers.Bucket] = ()
+    streams = rounds is None or any(rounds.streamable)
     if streams and speed and learned.schedule is None:
-      self._pace = layers.of_run(
+      self._timed_parts = layers.of_run(
         config, learned, plan.chosen_bucket_bytes, self._layout.buckets[0].dtype
       )
       if not plan.overlap:
-        self._pace = [part._replace(ready=1.0) for part in self._pace]
+        self._timed_parts = [
+          part._replace(ready=1.0) for part in self._timed_parts
+        ]
     self._combine_bytes = config.route.native.combine_bytes
     self._overlap = self._find_overlap(config.wire.name)
     self._completed: (
@@ -135,7 +139,7 @@ class AllreduceSite(Process):
     follower = LinkFollower(
       rendezvous,
       size_bytes=self._sizes[-1],
-      tell=reception.events.put,
+      put_event=reception.events.put,
       record=coordinator.recorder.record_links,
     )
     return AllreduceRuntime(
@@ -148,7 +152,7 @@ class AllreduceSite(Process):
         Surveyor(
           cache=cache,
           send=send,
-          tell=reception.events.put,
+          put_event=reception.events.put,
           timeout_s=self.settings.timeout_s,
         ),
         follower if self._plan.adapt else None,
@@ -225,7 +229,7 @@ class AllreduceSite(Process):
         host=self.meeting.address,
         security=self.settings.security,
         timeout_s=self.settings.timeout_s,
-        pace=self._pace,
+        timed_parts=self._timed_parts,
       )
     learner = learned.learner(learned.params, learned.stats)
     learner.scaling = learned.scaling
@@ -233,7 +237,7 @@ class AllreduceSite(Process):
       self.meeting.role.index,
       gradient=gradient,
       learner=learner,
-      summing=reducer,
+      reducer=reducer,
       layout=self._statistics,
       batching=self.parts.batching,
       speed=self.parts.speed,

@@ -93,7 +93,7 @@ class ReplicaStore:
   def state(self) -> dict[str, Any]:
     """Returns the learner, the sum of residuals, and the counts."""
     return {
-      'codec': self._replica.codec_state.saved(),
+      'codec': self._replica.codec_state.for_checkpoint(),
       'learner': self._replica.learner.state(),
       'counts': (self.version, self.examples, self._pending),
       'held': self._held,

@@ -125,7 +125,7 @@ class Reception:
     self._listener: Listener | None = None
 
   def listen(self) -> str:
-    """Starts to listen; returns the address.
+    """Starts to listen for processes; returns the address.
 
     Raises:
       Unmendable: If another process has had the port for `start_s`.
@@ -222,9 +222,9 @@ class Reception:
         answers a request that was not sent.
     """
     index, stream = incarnation.index, incarnation.stream
-    incarnation.seen = time.monotonic()
+    incarnation.last_heartbeat = time.monotonic()
     activity = message.text if isinstance(message, Activity) else ''
-    self._roster.seen(f'worker {index}', incarnation.number, activity)
+    self._roster.record_message(f'worker {index}', incarnation.number, activity)
     if incarnation.evicted:
       self.send(stream, SessionEnd('left', incarnation.evicted))
     elif isinstance(message, WorkerReady | ReplicaReady):
@@ -232,8 +232,8 @@ class Reception:
     elif isinstance(message, WorkerHeartbeat):
       member = self.members[index]
       if incarnation.number == member.incarnation:
-        member.seen = incarnation.seen
-        member.pace.tell(message.progress, incarnation.seen)
+        member.last_heartbeat = incarnation.last_heartbeat
+        member.progress.update(message.progress, incarnation.last_heartbeat)
       stream.send(HeartbeatReply(message.sent, time.monotonic()))
     elif not isinstance(message, Activity):
       self._take_message(incarnation, message)
@@ -254,7 +254,7 @@ class Reception:
     incarnation.closed.set()
 
   def give_up(self, reason: str) -> None:
-    """Makes the event loop end the run with `Unmendable`; from any thread.
+    """Ends the run: the event loop will raise `Unmendable`; from any thread.
 
     Args:
       reason: Message of the exception.
@@ -381,7 +381,7 @@ class Reception:
     process: str,
     ranks: Mapping[str, Rank],
   ) -> tuple[Incarnation, Incarnation | None] | None:
-    """Gives a process a rank, with the rank's next incarnation number.
+    """Assigns a rank to a process, with the rank's next incarnation number.
 
     Args:
       stream: Control stream from the process.
@@ -401,7 +401,7 @@ class Reception:
         new = Incarnation(stream, index, process, rank.admissions)
         before, rank.holder = rank.holder, new
         rank.admissions += 1
-        self._roster.came(name, new.number, stream.peer)
+        self._roster.record_admission(name, new.number, stream.peer)
         return new, before
     self._refusals.write(f'{stream.peer}: refused for now: {obstacle}')
     stream.send(RankTaken(obstacle))
@@ -421,7 +421,7 @@ class Reception:
         return (
           f'{name} is held by the process at {holder.stream.peer}, '
           f'incarnation {holder.number}, whose last message came '
-          f'{now - holder.seen:.1f} s ago'
+          f'{now - holder.last_heartbeat:.1f} s ago'
         )
     return ''
 
@@ -444,15 +444,15 @@ class Reception:
     self._on_incarnation_end(incarnation.index, incarnation.number)
 
   def _put_lost(self, incarnation: Incarnation, reason: str) -> None:
-    """Puts the end of an incarnation into the queue; under the lock."""
+    """Queues the event that an incarnation has ended; under the lock."""
     index, number = incarnation.index, incarnation.number
-    self._roster.lost(f'worker {index}', number, reason)
+    self._roster.record_loss(f'worker {index}', number, reason)
     self.events.put(WorkerLost(worker=index, incarnation=number, reason=reason))
 
   def _take_ready(
     self, incarnation: Incarnation, ready: WorkerReady | ReplicaReady
   ) -> None:
-    """Puts a ready worker into the queue, unless it has been evicted."""
+    """Queues the event that a worker is ready, unless it has been evicted."""
     with self._lock:
       incarnation.is_ready = True
       if not incarnation.evicted:
@@ -499,7 +499,7 @@ class Reception:
         incarnations = list(self._incarnations)
       for each in incarnations:
         # The process ends the stream itself after 1 timeout, if it can.
-        if now - each.seen > 2 * self._timeout_s:
+        if now - each.last_heartbeat > 2 * self._timeout_s:
           each.stream.cancel('It was silent for too long.')
         elif not each.is_ready and now - each.began > self._start_s:
           late = f'It was not ready within {self._start_s:g} s.'

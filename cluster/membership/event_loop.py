@@ -25,9 +25,9 @@ from cluster.membership.events import (
 )
 from cluster.membership.process import Settings
 from cluster.network.heartbeat import BEATS
-from cluster.process.deadlines import Deadlines, Seen
+from cluster.process.deadlines import Deadlines, ReceivedProgress
 from cluster.process.exits import Unmendable
-from outputs.files import counted
+from outputs.files import describe_kinds
 
 _LOG_INTERVAL_S = 10.0  # Between two lines on missing processes.
 
@@ -92,7 +92,7 @@ class EventLoop:
     """Returns the entries of summary.json that this runtime alone has."""
     return {
       'virtual_s': None,
-      'lives': [member.admissions for member in self._members],
+      'admissions': [member.admissions for member in self._members],
       'late_compilations': sum(
         sum(member.compilations.values()) for member in self._members
       ),
@@ -210,7 +210,7 @@ class EventLoop:
     raise NotImplementedError
 
   def _admit(self, event: WorkerJoined) -> bool:
-    """Makes a worker that is ready take part; returns False for an old one."""
+    """Lets a ready worker take part; returns False for an old incarnation."""
     index, member = event.worker, self._members[event.worker]
     reason = 'A newer incarnation of it is there.'
     if event.incarnation < member.incarnation:
@@ -219,8 +219,8 @@ class EventLoop:
     if member.stream is not None:
       self._lose(index, reason)
     member.incarnation = event.incarnation
-    member.stream, member.seen = event.stream, time.monotonic()
-    member.pace = Seen(moved=member.seen)
+    member.stream, member.last_heartbeat = event.stream, time.monotonic()
+    member.progress = ReceivedProgress(last_change=member.last_heartbeat)
     member.devices = event.ready.devices
     if self._started:
       self._record_devices()
@@ -242,7 +242,7 @@ class EventLoop:
     found = {tuple(devices) for devices in self._devices.values()}
     if found != before:
       described = [
-        f'{counted(each)} ({self._describe(each)})' for each in found
+        f'{describe_kinds(each)} ({self._describe(each)})' for each in found
       ]
       logging.info('Workers compute on %s.', ' and '.join(sorted(described)))
     if len(found) > 1 and found != before:
@@ -271,8 +271,13 @@ class EventLoop:
     """Evicts workers that have sent no heartbeat for too long."""
     now = time.monotonic()
     for index, member in enumerate(self._members):
-      if member.stream is not None and now - member.seen > self._timeout_s:
-        self._lose(index, f'It was silent for {now - member.seen:.1f} s.')
+      if (
+        member.stream is not None
+        and now - member.last_heartbeat > self._timeout_s
+      ):
+        self._lose(
+          index, f'It was silent for {now - member.last_heartbeat:.1f} s.'
+        )
 
   def _now(self) -> float:
     return 0.0 if self._began is None else time.monotonic() - self._began

@@ -53,7 +53,7 @@ class Handover:
     security: Security,
     state: Callable[[int], tuple[Any, str]],
   ):
-    """Starts to listen.
+    """Starts to listen for requests.
 
     Args:
       host: Address to listen on.
@@ -66,7 +66,7 @@ class Handover:
     self.address = self._listener.address
 
   def close(self) -> None:
-    """Stops to listen."""
+    """Stops listening."""
     self._listener.close(0.0)
 
   def _send(self, stream: Stream, hello: msgspec.Raw) -> None:
@@ -164,8 +164,8 @@ def fetch(
     stream.close()
 
 
-def copied(state: Any) -> Any:
-  """Returns a copy of a state as `fetch` returns it, without a transfer."""
+def copy_state(state: Any) -> Any:
+  """Returns a copy of a state like one that `fetch` returns."""
   return serialization.thaw(dict(serialization.freeze(state)()))
 
 

@@ -11,20 +11,20 @@ from collections.abc import Sequence
 
 from cluster.network.messages import Order, OrderProgress, Orders
 from cluster.network.streams import Stream, TransportError
-from cluster.process.deadlines import Seen
+from cluster.process.deadlines import ReceivedProgress
 from cluster.process.exits import Unmendable
 
 
 @dataclasses.dataclass(eq=False)
 class Incarnation:
-  """One admission of a process as a worker or a server.
+  """An incarnation: one admission of a process as a worker or a server.
 
   Attributes:
     stream: Control stream between its process and the coordinator.
     index: Number of the worker or server.
     process: Random identity of the process.
     number: Number of admissions to the rank before this one.
-    seen: Time of the last message, monotonic seconds.
+    last_heartbeat: Time of the last message, monotonic seconds.
     closed: Set once the stream has ended.
     has_addresses: Whether the worker was sent the addresses of the servers.
     began: Time of the admission, monotonic seconds.
@@ -38,7 +38,7 @@ class Incarnation:
   index: int
   process: str
   number: int
-  seen: float = dataclasses.field(default_factory=time.monotonic)
+  last_heartbeat: float = dataclasses.field(default_factory=time.monotonic)
   closed: threading.Event = dataclasses.field(default_factory=threading.Event)
   has_addresses: bool = False
   began: float = dataclasses.field(default_factory=time.monotonic)
@@ -49,7 +49,7 @@ class Incarnation:
 
 @dataclasses.dataclass
 class Rank:
-  """The place of one worker or server, which one process holds at a time.
+  """A rank of the run: one process at a time holds it, as worker or server.
 
   Attributes:
     admissions: Number of admissions so far, the number of the next incarnation.
@@ -78,7 +78,7 @@ class Rank:
     return (
       holder is not None
       and holder.process != process
-      and (self.final or now - holder.seen <= timeout_s)
+      and (self.final or now - holder.last_heartbeat <= timeout_s)
     )
 
 
@@ -91,21 +91,24 @@ class Member(Rank):
       before the first.
     stream: Control stream of the incarnation that takes part; None if none
       does.
-    seen: Time of that incarnation's last heartbeat, monotonic seconds.
+    last_heartbeat: Time of that incarnation's last heartbeat, monotonic
+      seconds.
     arrived: Number of servers that have received its current push.
     counted: Last iteration whose push all servers have received; None if
       there was none.
-    pace: Its progress.
+    progress: Its progress, from its heartbeats.
     devices: Kinds of the devices on which it computes gradients.
     compilations: Number of XLA compilations after warm-up, by incarnation.
   """
 
   incarnation: int = -1
   stream: Stream | None = None
-  seen: float = 0.0
+  last_heartbeat: float = 0.0
   arrived: int = 0
   counted: int | None = None
-  pace: Seen = dataclasses.field(default_factory=Seen)
+  progress: ReceivedProgress = dataclasses.field(
+    default_factory=ReceivedProgress
+  )
   devices: Sequence[str] = ()
   compilations: dict[int, int] = dataclasses.field(default_factory=dict)
 

@@ -116,7 +116,7 @@ class Process:
     self.jobs = Jobs(self.deadlines)
 
   def __call__(self) -> None:
-    """Takes part in the run as a process other than the coordinator's.
+    """Runs this process's worker or server, beside another's coordinator.
 
     Raises:
       SystemExit: With LOST if the coordinator is lost, as a restart may help;
@@ -130,7 +130,7 @@ class Process:
       sys.exit(STOPPED)
 
   def _take_part(self) -> bool:
-    """Takes part until the run is over; returns whether it has finished."""
+    """Runs the worker or server; returns whether the run has finished."""
     raise NotImplementedError
 
   @property
@@ -150,7 +150,7 @@ class Process:
     return lambda call: pool.submit(self._evaluate, call)
 
   def _evaluate(self, call: Callable[[], Any]) -> Any:
-    """Returns the result of an evaluation; run in a thread, as a job."""
+    """Returns the result of an evaluation; called in a thread, as a job."""
     self.jobs.begin('an evaluation')
     try:
       return call()

@@ -310,14 +310,14 @@ def _write_once(path: pathlib.Path, text: str) -> None:
   new = path.with_name(f'.{path.name}.{secrets.token_hex(8)}')
   atomic.write(new, text, mode=0o600)
   try:
-    if not _linked(new, path):
+    if not _link(new, path):
       new.replace(path)
   finally:
     new.unlink(missing_ok=True)
   atomic.sync_folder(path.parent)
 
 
-def _linked(new: pathlib.Path, path: pathlib.Path) -> bool:
+def _link(new: pathlib.Path, path: pathlib.Path) -> bool:
   """Links a new file to a name, unless another process has created that.
 
   Args:

@@ -21,7 +21,7 @@ class _Entry:
     since: Text on its last connection.
     activity: Its last activity; the reason of its loss if it is lost.
     at: Time of the last activity, seconds of the clock.
-    seen: Time of its last message, seconds of the clock.
+    last_message: Time of its last message, seconds of the clock.
     is_lost: Whether its connection has ended.
   """
 
@@ -29,7 +29,7 @@ class _Entry:
   since: str
   activity: str
   at: float
-  seen: float
+  last_message: float
   is_lost: bool = False
 
 
@@ -46,7 +46,7 @@ class Roster:
     self._entries: dict[str, _Entry] = {}
     self._lock = threading.Lock()
 
-  def came(self, name: str, incarnation: int, peer: str) -> None:
+  def record_admission(self, name: str, incarnation: int, peer: str) -> None:
     """Records an admission.
 
     Args:
@@ -61,7 +61,9 @@ class Roster:
     with self._lock:
       self._entries[name] = _Entry(incarnation, since, 'connecting', now, now)
 
-  def seen(self, name: str, incarnation: int, activity: str = '') -> None:
+  def record_message(
+    self, name: str, incarnation: int, activity: str = ''
+  ) -> None:
     """Records a message of a process.
 
     Args:
@@ -72,11 +74,11 @@ class Roster:
     with self._lock:
       entry = self._entries[name]
       if entry.incarnation == incarnation:
-        entry.seen = self._clock()
+        entry.last_message = self._clock()
         if activity:
-          entry.activity, entry.at = activity, entry.seen
+          entry.activity, entry.at = activity, entry.last_message
 
-  def lost(self, name: str, incarnation: int, reason: str) -> None:
+  def record_loss(self, name: str, incarnation: int, reason: str) -> None:
     """Records that the connection of a process has ended.
 
     Args:
@@ -111,6 +113,6 @@ class Roster:
       if entry.is_lost:
         return f'{name}: {entry.since}; lost since {age}: {entry.activity}'
       line = f'{name}: {entry.since}; {entry.activity} since {age}'
-      if now - entry.seen > silence_s:
-        line += f'; silent for {now - entry.seen:.0f} s'
+      if now - entry.last_message > silence_s:
+        line += f'; silent for {now - entry.last_message:.0f} s'
       return line

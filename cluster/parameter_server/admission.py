@@ -100,7 +100,7 @@ class ParameterServerReception(Reception):
     self._dedicated = dedicated
     self._restore = restore
     self._deadlines = deadlines
-    self._own: Server | None = None
+    self._local: Server | None = None
     self._remote: dict[int, RemoteServer] = {}
     self._addresses: dict[int, str] = {}  # Last one of each server.
     self._server_ranks = [Rank() for _ in range(num_servers)]
@@ -129,10 +129,10 @@ class ParameterServerReception(Reception):
       secrets.token_hex(8), restore
     )
     address = self.listen()
-    own = make(functools.partial(self.take_report, 0), restore)
-    own.open(self._settings.address, self._settings.security)
+    server = make(functools.partial(self.take_report, 0), restore)
+    server.open(self._settings.address, self._settings.security)
     with self._lock:
-      self._own = own
+      self._local = server
     self._on_admission()
     return address
 
@@ -156,7 +156,7 @@ class ParameterServerReception(Reception):
   def save_residual(
     self, index: int, step: int, residual: ResidualId
   ) -> Future[bool]:
-    """Asks a worker to write its part of a checkpoint.
+    """Requests a worker's part of a checkpoint, which it writes itself.
 
     Args:
       index: The worker.
@@ -182,7 +182,7 @@ class ParameterServerReception(Reception):
   def request_evaluation(
     self, number: int, address: str, excluded: set[Key]
   ) -> evaluation.PendingEvaluation | None:
-    """Asks the first worker that has an accelerator for an evaluation.
+    """Requests an evaluation from the first worker that has an accelerator.
 
     Args:
       number: Number of the evaluation, under which its version is fetched.
@@ -272,7 +272,7 @@ class ParameterServerReception(Reception):
     return min(server.progress.executed for server in self._servers())
 
   def give_up(self, reason: str) -> None:
-    """Makes the event loop end the run with `Unmendable`; from any thread.
+    """Ends the run: the event loop will raise `Unmendable`; from any thread.
 
     Waits for answers of servers end with the same exception.
 
@@ -288,8 +288,8 @@ class ParameterServerReception(Reception):
     for server in servers:
       self.send(server.stream, self._end)
     self._store.fail(Unmendable('The run is over.'))
-    if self._own:
-      self._own.close(self._timeout_s)
+    if self._local:
+      self._local.close(self._timeout_s)
 
   def _absent(self) -> list[str]:
     with self._lock:
@@ -320,11 +320,11 @@ class ParameterServerReception(Reception):
       while True:
         incoming = stream.receive(messages.FROM_SERVER)
         message = incoming.header
-        incarnation.seen = time.monotonic()
+        incarnation.last_heartbeat = time.monotonic()
         activity = ''
         if isinstance(message, messages.Activity):
           activity = message.text
-        self._roster.seen(name, number, activity)
+        self._roster.record_message(name, number, activity)
         if isinstance(message, messages.ServerHeartbeat):
           server.progress = message.orders or server.progress
           stream.send(messages.HeartbeatReply(message.sent, time.monotonic()))
@@ -335,7 +335,7 @@ class ParameterServerReception(Reception):
           chunks = _count_as_heartbeats(incoming.chunks, incarnation)
           self.take_report(index, message, chunks)
     except TransportError as error:
-      self._roster.lost(name, number, str(error))
+      self._roster.record_loss(name, number, str(error))
       with self._lock:
         if rank.holder is incarnation:
           rank.holder = None
@@ -389,9 +389,12 @@ class ParameterServerReception(Reception):
 
   def _servers(self) -> list[Server | RemoteServer]:
     """Returns all servers, or none if one has not joined; under the lock."""
-    if self._own is None or len(self._remote) < self._num_servers - 1:
+    if self._local is None or len(self._remote) < self._num_servers - 1:
       return []
-    return [self._own, *(self._remote[k] for k in range(1, self._num_servers))]
+    return [
+      self._local,
+      *(self._remote[k] for k in range(1, self._num_servers)),
+    ]
 
   def take_report(
     self,
@@ -436,7 +439,7 @@ class ParameterServerReception(Reception):
         )
 
   def _has_existed(self, worker: int, incarnation: int) -> bool:
-    """Returns whether an incarnation, as a worker has named it, has existed."""
+    """Returns whether the incarnation in a worker's request has existed."""
     if worker >= len(self.members):
       return False
     return incarnation < self.members[worker].admissions
@@ -445,20 +448,20 @@ class ParameterServerReception(Reception):
     with self._lock:
       servers = list(self._remote.items())
     for index, server in servers:
-      silent = now - server.incarnation.seen > self._timeout_s
+      silent = now - server.incarnation.last_heartbeat > self._timeout_s
       reason = 'It was silent for too long.' if silent else ''
       if reason := reason or self._find_overdue(server.progress):
         if self._begun:
           self.give_up(f'Server {index} is lost: {reason}')
         server.stream.cancel(reason)
-    if self._own and (reason := self._find_overdue(self._own.progress)):
+    if self._local and (reason := self._find_overdue(self._local.progress)):
       self.give_up(f'Server 0 is lost: {reason}')
 
   def _find_overdue(self, progress: OrderProgress) -> str:
     """Returns why a server has missed its deadline; '' if it has not."""
     if not progress.order:
       return ''
-    return self._deadlines.server(
+    return self._deadlines.explain_server(
       progress.order, progress.since_s, progress.usual_s
     )
 
@@ -468,5 +471,5 @@ def _count_as_heartbeats(
 ) -> Iterator[np.ndarray]:
   """Yields chunks; each counts as a heartbeat, which it may delay."""
   for chunk in chunks:
-    incarnation.seen = time.monotonic()
+    incarnation.last_heartbeat = time.monotonic()
     yield chunk

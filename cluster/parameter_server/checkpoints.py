@@ -3,7 +3,7 @@
 The format is that of `outputs.checkpoints`.  Servers write their shards, and
 workers with a residual write that; the coordinator's part follows once all are
 on the disk.  A run can continue with another number of servers: shards are
-joined and cut anew.
+joined and split again.
 """
 
 import contextlib

@@ -34,7 +34,7 @@ class EvaluationLost(Exception):
 
 
 class PendingEvaluation(NamedTuple):
-  """An evaluation that a worker was asked for.
+  """An evaluation that was requested from a worker.
 
   Attributes:
     worker: Rank of the worker.
@@ -54,7 +54,7 @@ class Evaluators(Protocol):
   def request_evaluation(
     self, number: int, address: str, excluded: set[tuple[int, int]]
   ) -> PendingEvaluation | None:
-    """Asks the first worker that has an accelerator for an evaluation.
+    """Requests an evaluation from the first worker that has an accelerator.
 
     Args:
       number: Number of the evaluation, under which its version is fetched.
@@ -117,7 +117,7 @@ class RemoteEvaluation:
   def _evaluate(
     self, evaluators: Evaluators, state: dict[str, Any]
   ) -> Mapping[str, float] | None:
-    """Returns the figures from a worker; None if no worker can evaluate."""
+    """Returns a worker's results; None if no worker can evaluate."""
     number = next(self._numbers)
     find = functools.partial(_find_version, number, (state, digest(state)))
     with contextlib.closing(

@@ -42,7 +42,7 @@ class FaultyWorker(Worker):
     """Creates the worker: see `Worker`."""
     super().__init__(index, **arguments)
     self._faults = faults
-    # Of the pull, and after the first and before the last chunk of the push.
+    # Phases of the pull, and of the first and last chunk of the push.
     self._late: Fault | None = None
     self._first: Fault | None = None
     self._last: Fault | None = None
@@ -106,7 +106,7 @@ class FaultyWorker(Worker):
     if server == 0:
       chunks = self._faults.during(chunks, self._first, self._last)
     corrupt = _corrupt_chunk(self._faults.push, self._first, self._last)
-    stream.send(report, self._counted(chunks), size_bytes, spoil=corrupt)
+    stream.send(report, self._count_chunks(chunks), size_bytes, spoil=corrupt)
 
 
 class FaultyShardVersions(ShardVersions):

@@ -32,7 +32,7 @@ _ITEM = np.dtype(np.float32).itemsize
 
 
 class _Piece:
-  """One piece of a share.
+  """A piece of a server's share.
 
   Attributes:
     learner: The version that the coordinator has committed last.
@@ -70,7 +70,7 @@ class Pieces:
     wire: Wire,
     count: int,
   ):
-    """Cuts a share into pieces.
+    """Cuts a server's share into pieces.
 
     Args:
       make_learner: Returns a learner of parameters and statistics.
@@ -164,7 +164,7 @@ class Pieces:
         self._advance(piece)
       self._changed.notify_all()
 
-  def served(self, key: Key) -> Iterator[np.ndarray]:
+  def stream_next(self, key: Key) -> Iterator[np.ndarray]:
     """Yields the next version of each piece, uint8 [n], once it is complete.
 
     The iteration ends early if the worker leaves.
@@ -215,7 +215,7 @@ class Pieces:
   def state(self) -> Any:
     """Returns the state that a learner of the whole share would have."""
     with self._changed:
-      states = [self._summed(piece).state() for piece in self._pieces]
+      states = [self._add_counted(piece).state() for piece in self._pieces]
     return jax.tree.map(_joined, *states)
 
   def restore(self, state: Any) -> None:
@@ -260,7 +260,7 @@ class Pieces:
       self._renew(piece)
       self._void = True
 
-  def _summed(self, piece: _Piece) -> Learner:
+  def _add_counted(self, piece: _Piece) -> Learner:
     """Returns the last version's learner with the counted pushes added."""
     if not self._counted:
       return piece.learner

@@ -69,7 +69,7 @@ class ResidualHistory:
     self._begins = True
 
   def recall(self, residual: ResidualId) -> Any:
-    """Returns the codec states of an identity; fresh ones if they are gone."""
+    """Returns the codec states of an identity; initial ones without any."""
     states = self._find(residual)
     self.has_recalled = (
       self._begins and states is not None and residual.can_differ_from_zero
@@ -110,13 +110,13 @@ class ResidualHistory:
     return True
 
   def _find(self, residual: ResidualId) -> Any:
-    """Returns the codec states of an identity; None if they are gone."""
+    """Returns the codec states of an identity; None if they are not stored."""
     if residual.after is None:
       return self._read(residual)
     return self._states.get(residual.after)
 
   def _read(self, residual: ResidualId) -> Any:
-    """Returns the states to begin with; None if their checkpoint is gone."""
+    """Returns the states to begin with; None without their checkpoint."""
     residuals: list[dict[str, Any]] = []
     if residual.step is not None:
       if not set(residual.workers) <= {

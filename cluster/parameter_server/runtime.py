@@ -104,7 +104,7 @@ class ParameterServerRuntime(EventLoop):
     self._store.flush()
 
   def resume(self) -> None:
-    """Continues after `restore`, with the workers that are there now."""
+    """Continues after `restore`, with the workers that are connected."""
     self.coordinator.rejoin(self._before, self.time)
     if (found := self._find_residuals()) and self._store.has_residuals:
       step, workers = found
@@ -181,7 +181,7 @@ class ParameterServerRuntime(EventLoop):
     self._store.incarnations[index] = event.incarnation
     member.arrived = 0
     if self._started:
-      logging.info('Worker %d is back.', index)
+      logging.info('Worker %d has rejoined.', index)
       self.coordinator.join(index, self.time)
 
   def _handle_push(self, event: PushReceived) -> None:
@@ -198,7 +198,7 @@ class ParameterServerRuntime(EventLoop):
       self.coordinator.recorder.record_recovered_residual(index, self.time)
     member.counted = report.iteration
     examples = self.coordinator.workers[index].examples
-    member.pace.computed.append((report.compute_s, examples))
+    member.progress.compute_times.append((report.compute_s, examples))
     stage = self.coordinator.workers[index].stage
     self.coordinator.recorder.record_transfer(self._store.sizes_bytes[stage])
     began = self._began or 0.0
@@ -257,19 +257,25 @@ class ParameterServerRuntime(EventLoop):
   def _lose_overdue(self) -> None:
     workers = self.coordinator.workers
     running = [
-      (index, member.pace, workers[index].examples)
+      (index, member.progress, workers[index].examples)
       for index, member in enumerate(self._members)
       if member.stream and workers[index].phase not in (None, 'wait')
     ]
     overdue = self._deadlines.overdue(
-      running, now=time.monotonic(), obeyed=self._reception.executed
+      running, now=time.monotonic(), executed_orders=self._reception.executed
     )
     for index, reason in overdue:
       self._lose(index, reason)
 
   def _release(self, index: int) -> None:
-    worker, pace = self.coordinator.workers[index], self._members[index].pace
-    pace.moved, pace.after = time.monotonic(), self._store.sequence + 1
+    worker, progress = (
+      self.coordinator.workers[index],
+      self._members[index].progress,
+    )
+    progress.last_change, progress.orders_before = (
+      time.monotonic(),
+      self._store.sequence + 1,
+    )
     self._store.release(
       index,
       Pull(
@@ -292,7 +298,7 @@ class ParameterServerRuntime(EventLoop):
     return [k for k, member in enumerate(self._members) if member.stream]
 
   def _save_residuals(self, step: int) -> list[Future[bool]]:
-    """Asks the workers to write their codec states into a checkpoint.
+    """Requests the workers' codec states, which they write to a checkpoint.
 
     Returns:
       A future of each part: see `ParameterServerReception.save_residual`.

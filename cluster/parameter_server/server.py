@@ -144,7 +144,7 @@ class Server:
     )
 
   def order(self, sequence: int, orders: Sequence[Order]) -> None:
-    """Takes orders, which follow those of lower numbers.
+    """Queues orders, which are executed after those of lower numbers.
 
     Args:
       sequence: Number of these orders, higher by one than the last.
@@ -274,7 +274,7 @@ class Server:
     key: Key,
   ) -> threading.Thread:
     """Receives a push in pieces; returns the thread that sends them back."""
-    answer = stream, pieces.served(key), self._pull_bytes
+    answer = stream, pieces.stream_next(key), self._pull_bytes
     sender = threading.Thread(target=_send_pieces, args=answer, daemon=True)
     sender.start()
     with self._lock:

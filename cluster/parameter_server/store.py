@@ -26,7 +26,7 @@ class OrderedServer(Protocol):
   """A server: in this process, or at the other end of a stream."""
 
   def order(self, sequence: int, orders: Sequence[messages.Order]) -> None:
-    """Takes orders, which follow those of lower numbers."""
+    """Queues orders, which are executed after those of lower numbers."""
 
 
 class ShardedParameterStore:
@@ -101,14 +101,14 @@ class ShardedParameterStore:
     self._sums[update] = self._sums.get(update, 0) + examples
 
   def commit(self, update: int) -> bool:
-    """Applies an update; the version becomes one higher."""
+    """Orders servers to apply an update, which increments the version."""
     self._orders.append(messages.Commit(update))
     self.examples += self._sums.pop(update)
     self.version += 1
     return True
 
   def release(self, worker: int, pull: messages.Pull) -> None:
-    """Sends this version to a worker."""
+    """Orders servers to send the current version to a worker."""
     self._orders.append(
       messages.Release(worker, self.incarnations[worker], pull)
     )
@@ -118,7 +118,7 @@ class ShardedParameterStore:
     self._orders.append(messages.EndWorker(worker, incarnation))
 
   def save(self, step: int) -> list[Future[Any]]:
-    """Makes servers and workers write their parts of a checkpoint.
+    """Orders servers and workers to write their parts of a checkpoint.
 
     Args:
       step: Number of the checkpoint.
@@ -139,13 +139,13 @@ class ShardedParameterStore:
       self._orders = []
 
   def hold(self) -> int:
-    """Makes servers hold the current version; returns its number."""
+    """Orders servers to hold the current version; returns its number."""
     number = self._next()
     self._orders.append(messages.Hold(number))
     return number
 
   def drop(self, held: int) -> None:
-    """Makes servers drop a version that they hold."""
+    """Orders servers to drop a version that they hold."""
     self._orders.append(messages.Drop(held))
 
   def held_bytes(self, server: int) -> int:

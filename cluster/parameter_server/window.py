@@ -39,8 +39,8 @@ class Window:
           raise Closed('The stream was lost.')
       yield piece
 
-  def came(self) -> None:
-    """Opens the window by one piece, whose next version has been pulled."""
+  def widen(self) -> None:
+    """Widens the window by one piece, as its next version has been pulled."""
     with self._changed:
       self._answered += 1
       self._changed.notify_all()

@@ -28,7 +28,7 @@ from cluster.parameter_server.evaluation import Evaluator
 from cluster.parameter_server.residuals import ResidualHistory, ResidualId
 from cluster.parameter_server.session import ParameterServerSession, Send
 from cluster.parameter_server.window import Window
-from cluster.process.deadlines import Pace
+from cluster.process.deadlines import ProgressCounter
 from cluster.process.host import Host
 from cluster.speed.speed import Speed
 from learning import compilations
@@ -85,7 +85,7 @@ class Worker:
     # For a pull and a push of each server, the next input, a checkpoint and an
     # evaluation.
     self._pool = _Threads(2 * len(servers) + 3)
-    self._pace = Pace()
+    self._progress = ProgressCounter()
     self._iteration = -1  # Number of the last iteration, if any.
     self._pushing: list[Future[None]] = []  # Pushes, and the next input.
     self._compiled: int | None = None  # Compilations before the first pull.
@@ -103,12 +103,12 @@ class Worker:
         _, state, _ = jax.block_until_ready(sent)
     for buffer in self._buffers:
       buffer[:] = 0
-    jax.block_until_ready(self._pulled())
+    jax.block_until_ready(self._decode_pull())
     if self._evaluator:
       self._evaluator.warm_up()
 
   def __call__(self) -> bool:
-    """Takes part in the run until it is over.
+    """Joins the coordinator, and works until the run is over.
 
     Returns:
       Whether the run has finished; if not, a checkpoint resumes it.
@@ -124,12 +124,12 @@ class Worker:
 
   def _session(self) -> messages.SessionEnd:
     """Runs a session; returns how and why it has ended."""
-    pace = self._pace = Pace()
+    progress = self._progress = ProgressCounter()
     with ParameterServerSession(
       self._coordinator,
       self.index,
       self._settings,
-      progress=pace.told,
+      progress=progress.read,
       hung=self._hung,
       save=functools.partial(self._pool.submit, self._residuals.answer),
       evaluate=functools.partial(self._pool.submit, self._evaluate),
@@ -176,7 +176,7 @@ class Worker:
     pull = self._pull(streams)
     for done in self._pushing:
       done.result()
-    self._pace.compute()
+    self._progress.compute()
     if self._compiled is None:  # A server of this process compiles, too.
       self._compiled = compilations.count()
     pulled_at = heartbeat.coordinator_time(time.monotonic())
@@ -202,8 +202,8 @@ class Worker:
       has_recalled=self._residuals.has_recalled,
     )
     preparing = self._pool.submit(self._gradient.prepare, pull.upcoming)
-    self._pace.begin(iteration)
-    self._pace.transfer()
+    self._progress.begin(iteration)
+    self._progress.transfer()
     self._pushing = [preparing, *self._push(streams, report, parts)]
 
   def _pull(self, streams: Sequence[Stream]) -> messages.Pull:
@@ -222,7 +222,7 @@ class Worker:
   def _compute(self, pull: messages.Pull) -> tuple[Payload, Any]:
     """Returns the gradient of the examples of an iteration, and their loss."""
     return self._gradient(
-      self._pulled(),
+      self._decode_pull(),
       pull.ranges,
       worker=self.index,
       iteration=pull.iteration,
@@ -313,7 +313,7 @@ class Worker:
   ) -> Iterable[np.ndarray]:
     """Yields the chunks that come from a server, and counts them."""
     del server
-    return self._counted(chunks)
+    return self._count_chunks(chunks)
 
   def _transmit(
     self,
@@ -325,21 +325,21 @@ class Worker:
   ) -> None:
     """Sends chunks to a server, and counts them."""
     del server
-    stream.send(report, self._counted(chunks), size_bytes)
+    stream.send(report, self._count_chunks(chunks), size_bytes)
 
-  def _counted(self, chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+  def _count_chunks(self, chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """Yields chunks, each of which counts as progress."""
     for chunk in chunks:
       yield chunk
       del chunk  # Before the next one arrives, which so takes its memory.
-      self._pace.step()
+      self._progress.step()
 
   def _evaluate(self, request: messages.Evaluate, send: Send) -> None:
     """Evaluates a version for the coordinator."""
     if self._evaluator:
       self._evaluator.answer(request, send)
 
-  def _pulled(self) -> Any:
+  def _decode_pull(self) -> Any:
     """Decodes the parameters of the version in the buffers."""
     pulls = [
       self._codec.pull_message(buffer, server)
@@ -377,7 +377,7 @@ def receive_version(
       start += chunk.size
       del chunk  # Before the next one arrives, which so takes its memory.
       if in_pieces:  # Pieces arrive before the barrier.
-        window.came()
+        window.widen()
     if start != buffer.size:
       raise Corrupt(f'Expected {buffer.size} bytes to pull, got {start}.')
     if in_pieces:

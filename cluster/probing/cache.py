@@ -57,7 +57,7 @@ class LinkCache:
     if not is_same or not 0 <= age_s < self._age_s:
       return None
     logging.info(
-      'Links were measured %.2g h ago; without %s they are measured anew.',
+      'Links were measured %.2g h ago; without %s they are measured again.',
       age_s / 3600,
       path,
     )

@@ -72,7 +72,7 @@ class FailedLinks:
     self._excluded: dict[int, float] = {}  # Until when, by worker.
 
   @property
-  def lost(self) -> frozenset[Pair]:
+  def avoided_pairs(self) -> frozenset[Pair]:
     """Pairs of workers whose link forests avoid, in both orders."""
     out = [pair for pair, each in self._failures.items() if each.is_out]
     return frozenset(
@@ -98,7 +98,7 @@ class FailedLinks:
     now = self._clock()
     for pair, each in self._failures.items():
       if each.is_out and now >= each.retry_s and {*pair} <= {*members}:
-        logging.info('%s again.', _described(pair, 'tried'))
+        logging.info('%s again.', _describe(pair, 'tried'))
         each.is_out, each.on_trial = False, True
     for pair in sorted(self._suspects):
       if {*pair} <= {*members}:
@@ -108,8 +108,8 @@ class FailedLinks:
     self._doubted |= self._suspects
     self._suspects.clear()
 
-  def summed(self, used: Callable[[], Iterable[Pair]]) -> None:
-    """Records that an allreduce has completed, which ends trials with success.
+  def record_allreduce(self, used: Callable[[], Iterable[Pair]]) -> None:
+    """Ends the trials of links that a completed allreduce has used.
 
     Args:
       used: Returns the links that the allreduce has used, in any order.
@@ -124,7 +124,7 @@ class FailedLinks:
         self._failures[pair].on_trial = False
         self._failures[pair].sound_s = self._clock()
 
-  def use(self, lost: Collection[Pair]) -> None:
+  def apply_measurement(self, lost: Collection[Pair]) -> None:
     """Updates the failed links from a measurement of all links.
 
     Args:
@@ -137,8 +137,8 @@ class FailedLinks:
         each.is_out, each.on_trial = pair in pairs, False
         each.sound_s = None if each.is_out else now
 
-  def came(self, worker: int, *, moved: bool) -> None:
-    """Forgets the losses of a worker that has joined again.
+  def forget_losses(self, worker: int, *, moved: bool) -> None:
+    """Forgets the lost connections of a worker that has rejoined.
 
     Args:
       worker: The worker.
@@ -196,7 +196,7 @@ class FailedLinks:
       backoff_s = min(2 * before.backoff_s, most_s)
     self._failures[pair] = _Failure(backoff_s, now + backoff_s)
     logging.warning(
-      '%s; it is tried again in %.0f s.', _described(pair, 'lost'), backoff_s
+      '%s; it is tried again in %.0f s.', _describe(pair, 'lost'), backoff_s
     )
 
 
@@ -205,8 +205,8 @@ def _pair(a: int, b: int) -> Pair:
   return (a, b) if a <= b else (b, a)
 
 
-def _described(pair: Pair, did: str) -> str:
+def _describe(pair: Pair, state: str) -> str:
   """Returns the beginning of a log line about a link or an executor."""
   if pair[0] == pair[1]:
-    return f'The executor of worker {pair[0]} is {did}'
-  return 'The link between workers {} and {} is {}'.format(*pair, did)
+    return f'The executor of worker {pair[0]} is {state}'
+  return 'The link between workers {} and {} is {}'.format(*pair, state)

@@ -6,13 +6,13 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from cluster.probing.trials import Found
+from cluster.probing.trials import Findings
 from topology.clusters import cluster as clusters
 from topology.clusters import measured
 
 
 def content(
-  found: Found,
+  found: Findings,
   *,
   seconds: float,
   streams: int,

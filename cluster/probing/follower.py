@@ -41,7 +41,7 @@ class LinkFollower:
     formation: Rendezvous,
     *,
     size_bytes: int,
-    tell: Callable[[Event], None],
+    put_event: Callable[[Event], None],
     record: Callable[[dict[str, Any]], None],
   ):
     """Creates the follower, without any measurements.
@@ -49,11 +49,11 @@ class LinkFollower:
     Args:
       formation: Membership and forest of the run.
       size_bytes: Bytes of an allreduce.
-      tell: Puts an event into the queue of the coordinator.
+      put_event: Puts an event into the queue of the coordinator.
       record: Adds a row about links to the run's events.
     """
     self._formation, self._size_bytes = formation, size_bytes
-    self._tell, self._record = tell, record
+    self._put_event, self._record = put_event, record
     self._policy, self._windows = RepackingPolicy(), RateWindows()
     self._packed: PackedForest | None = None  # The forest of the running epoch.
     self._predicted_s = 0.0
@@ -90,7 +90,7 @@ class LinkFollower:
   def end_iteration(
     self, now_s: float, exposed_s: float, *, is_complete: bool
   ) -> None:
-    """Records an iteration, and decides what follows from it.
+    """Records an iteration; decides whether to measure links or switch back.
 
     Args:
       now_s: Seconds of the run.
@@ -137,7 +137,7 @@ class LinkFollower:
     cluster = clusters.from_json(found)
     host_s = file_format.host_latency_s(found)
     running = self._packed
-    self._formation.know(cluster, host_s)
+    self._formation.set_links(cluster, host_s)
     self._is_packing = True
     args = running, cluster, host_s
     threading.Thread(target=self._pack, args=args, daemon=True).start()
@@ -197,10 +197,10 @@ class LinkFollower:
       )
       packing = Packing(running=running, new=new, old_s=old_s, new_s=new_s)
       event = ForestPacked(packing=packing)
-    except Exception as error:  # The coordinator goes on without.
+    except Exception as error:  # The run continues with its forest.
       logging.exception('Packing has failed.')
       event = ForestPacked(error=repr(error))
-    self._tell(event)
+    self._put_event(event)
 
   def _note(self, now_s: float, did: str, why: str, **numbers: Any) -> None:
     logging.info('Links: %s, as %s.', did, why)

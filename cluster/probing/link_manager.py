@@ -41,7 +41,7 @@ class LinkManager:
     self._formation, self._surveyor = formation, surveyor
     self._follower = follower
     self._workers = workers
-    self._start = 0.0  # Of the last survey, monotonic seconds.
+    self._start = 0.0  # Time of the last survey, monotonic seconds.
 
   @property
   def awaited(self) -> str:
@@ -61,8 +61,8 @@ class LinkManager:
     """
     if self._surveyor.busy:
       return True
-    anew = bool(self._follower and self._follower.end_epoch())
-    if self._formation.knows and not anew:
+    skips_cache = bool(self._follower and self._follower.end_epoch())
+    if self._formation.has_links and not skips_cache:
       return False
     if len(members) < self._workers:
       return False  # A forest needs the links of all workers.
@@ -71,11 +71,11 @@ class LinkManager:
       state = 'neither measured nor followed' if follows else 'not measured'
       logging.info('Links are %s: all workers share one host.', state)
       self._follower = None
-      if not self._formation.knows:
-        self._formation.know(links.make_equal(self._workers), {})
+      if not self._formation.has_links:
+        self._formation.set_links(links.make_equal(self._workers), {})
       return False
     self._start = time.monotonic()
-    self._surveyor.begin(members, anew=anew)
+    self._surveyor.begin(members, skips_cache=skips_cache)
     return True
 
   def take_survey(self, event: LinksMeasured, now_s: float) -> None:
@@ -88,14 +88,14 @@ class LinkManager:
     Raises:
       Unmendable: If it has failed again, and the links are not known.
     """
-    is_known = self._formation.knows
+    is_known = self._formation.has_links
     found = self._surveyor.finish(event, needed=not is_known)
     if is_known and self._follower:
       took_s = time.monotonic() - self._start
       self._follower.take_measurement(now_s, found, took_s)
     elif found:
       cluster = clusters.from_json(found)
-      self._formation.know(cluster, file_format.host_latency_s(found))
+      self._formation.set_links(cluster, file_format.host_latency_s(found))
 
   @property
   def interruption(self) -> str:

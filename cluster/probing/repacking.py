@@ -70,8 +70,8 @@ class RepackingPolicy:
     self._since_switch = BETWEEN  # Iterations.
     self._spent_s, self._measured_at, self._cost_s = 0.0, 0.0, _COST_S
     self._only_idle = False  # Whether idle links were the only reason.
-    self._vain = 0  # Measurements and switches that saved nothing.
-    # Of the last switch: exposed seconds before, and predicted saving.
+    self._useless = 0  # Measurements and switches that saved nothing.
+    # Last switch: exposed seconds before it, and its predicted saving.
     self._judging: tuple[float, float] | None = None
 
   @property
@@ -81,7 +81,7 @@ class RepackingPolicy:
 
   @property
   def _recent_s(self) -> float:
-    """The same of half as many, which are all after a change of links."""
+    """Median of half as many iterations, all after a change of links."""
     last = [*self._exposed_s][-(JUDGED // 2) :]
     return statistics.median(last) if last else 0.0
 
@@ -113,7 +113,7 @@ class RepackingPolicy:
       self._exposed_s.clear()
 
   def forget_switch(self) -> None:
-    """Gives up judging the last switch, as other workers take part now."""
+    """Drops the last switch without judging it, as the members have changed."""
     self._judging = None
 
   def add_iteration(self, exposed_s: float) -> None:
@@ -157,7 +157,7 @@ class RepackingPolicy:
       return ''
     if len(self._exposed_s) < JUDGED:
       return ''
-    share = SHARE / 2 ** min(self._vain, _MOST_VAIN)
+    share = SHARE / 2 ** min(self._useless, _MOST_VAIN)
     if self._spent_s > share * now_s:
       return ''
     if why := self._difference(predicted_s):
@@ -193,12 +193,12 @@ class RepackingPolicy:
     elif gain_s * PAYBACK <= cost_s:
       why = f'{cost_s:.3g} s are not gained in {PAYBACK} iterations'
     else:
-      self._vain = 0
+      self._useless = 0
       self._since_switch = 0
       self._judging = exposed_s, gain_s
       self.begin_epoch(same=False)
       return Switch(old_s, new_s, gain_s, True, f'{gain_s:.3g} s an iteration')
-    self._vain += not self._only_idle
+    self._useless += not self._only_idle
     self.begin_epoch(same=False)  # The next windows are the reference.
     return Switch(old_s, new_s, gain_s, False, why)
 
@@ -216,7 +216,7 @@ class RepackingPolicy:
     gained_s = before_s - self.exposed_s
     good = gained_s >= gain_s / 2
     if not good:
-      self._vain += 1
+      self._useless += 1
       self._since_switch = 0
       self.begin_epoch(same=False)
     return good, gained_s, gain_s
@@ -224,7 +224,7 @@ class RepackingPolicy:
   def _difference(self, predicted_s: float) -> str:
     """Describes how rates or durations differ from their references."""
     slow_s = predicted_s * (1 + OFF)
-    if predicted_s and not self._vain and self.exposed_s > slow_s:
+    if predicted_s and not self._useless and self.exposed_s > slow_s:
       return f'sums take {self.exposed_s:.3g} s, not {predicted_s:.3g} s'
     if self._reference_s and self.exposed_s > self._reference_s * (1 + OFF):
       return f'sums take {self.exposed_s:.3g} s, not {self._reference_s:.3g} s'

@@ -44,7 +44,7 @@ class Surveyor:
     *,
     cache: LinkCache,
     send: Callable[[int, ProbeOrder], None],
-    tell: Callable[[Event], None],
+    put_event: Callable[[Event], None],
     timeout_s: float,
   ):
     """Creates the surveyor; measures nothing yet.
@@ -52,10 +52,10 @@ class Surveyor:
     Args:
       cache: Cache of results.
       send: Sends a message to a worker.
-      tell: Puts an event into the queue of the coordinator.
+      put_event: Puts an event into the queue of the coordinator.
       timeout_s: Silence after which a process counts as lost.
     """
-    self._cache, self._send, self._tell = cache, send, tell
+    self._cache, self._send, self._put_event = cache, send, put_event
     self._timeout_s = timeout_s
     self._survey: _Survey | None = None
     self._failed = 0
@@ -65,14 +65,14 @@ class Surveyor:
     """True while links are measured."""
     return self._survey is not None
 
-  def begin(self, members: list[int], *, anew: bool = False) -> None:
+  def begin(self, members: list[int], *, skips_cache: bool = False) -> None:
     """Begins to measure, unless a survey is under way.
 
     The result is an event `LinksMeasured`, which `finish` takes.
 
     Args:
       members: Ranks of at least two workers, ascending.
-      anew: Whether to measure even if the cache has a result.
+      skips_cache: Whether to measure even if the cache has a result.
     """
     if self._survey:
       return
@@ -80,10 +80,10 @@ class Surveyor:
       members,
       send=self._send,
       cache=self._cache,
-      anew=anew,
+      skips_cache=skips_cache,
       timeout_s=self._timeout_s,
     )
-    self._survey.start(self._tell)
+    self._survey.start(self._put_event)
 
   def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
     """Handles a worker's answer to an order of the survey."""
@@ -147,7 +147,7 @@ class _Survey:
     *,
     send: Callable[[int, ProbeOrder], None],
     cache: LinkCache,
-    anew: bool,
+    skips_cache: bool,
     timeout_s: float,
   ):
     """Creates the survey; sends no order yet.
@@ -156,12 +156,12 @@ class _Survey:
       members: Ranks of the workers, ascending.
       send: Sends a message to one of them.
       cache: Cache of results.
-      anew: Whether to measure even if the cache has a result.
+      skips_cache: Whether to measure even if the cache has a result.
       timeout_s: Silence after which a process counts as lost.
     """
     self._members = tuple(members)
     self._send, self._cache, self._timeout_s = send, cache, timeout_s
-    self._anew = anew
+    self._skips_cache = skips_cache
     # Answers by worker, or a text about the loss of one.
     self._answers: queue.SimpleQueue[tuple[int, ProbeAnswer] | str] = (
       queue.SimpleQueue()
@@ -176,7 +176,7 @@ class _Survey:
     threading.Thread(target=self._run, args=[done], daemon=True).start()
 
   def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
-    """Takes in the answer of a worker; from any thread."""
+    """Queues a worker's answer for the survey's thread; from any thread."""
     self._answers.put((worker, answer))
 
   def lose(self, index: int, reason: str) -> None:
@@ -186,7 +186,7 @@ class _Survey:
   def ask(
     self, orders: Sequence[Probe], *, limit_s: float
   ) -> list[HostDescription | Rates]:
-    """Returns the answers of all members: see `trials.Asking`.
+    """Returns the answers of all members: see `trials.ProbeClient`.
 
     Raises:
       Failure: If a member cannot execute its order, or does not answer in time.
@@ -246,7 +246,7 @@ class _Survey:
       hosts: list[Mapping[str, Any]] = [
         _describe(*each) for each in zip(self._members, answers, strict=True)
       ]
-      if not self._anew and (known := self._cache.load(hosts)):
+      if not self._skips_cache and (known := self._cache.load(hosts)):
         return LinksMeasured(content=known)
       tests = trials.quick(count)
       found = trials.measure(
@@ -257,7 +257,7 @@ class _Survey:
         tests=tests,
         late_s=trials.QUICK_LATE_S,
         tries=_TEST_TRIES,
-        tell=logging.info,
+        log=logging.info,
       )
     finally:
       for index in self._members:

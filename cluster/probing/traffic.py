@@ -26,11 +26,11 @@ from topology.forests.dealing import CHUNK_BYTES
 PERIOD_S = 2.0  # Time between reports, and least length of a window.
 _ITERATIONS = 4  # Least number of iterations of a window.
 _LEAST_S = 0.02  # Least time of sending in a window that has a rate.
-_NATIVE = 'XLA sums, and does not tell what goes over which link'
+_NATIVE = 'XLA sums, and does not report the traffic of links'
 
 
 def rows(traffic: Mapping[int, Any]) -> messages.Traffic:
-  """Returns a worker's traffic as in its reports.
+  """Returns a worker's traffic as rows of its reports.
 
   Args:
     traffic: Usage of the connection to each worker, of an `Executor`.
@@ -183,7 +183,7 @@ class TrafficLog:
     reports, self._joining = self._joining, {}
     self._compared.clear()
     if self._start:
-      self._write(time, version, f'the generation ends: {why}', reports)
+      self._write(time, version, f'the membership epoch ends: {why}', reports)
     self._start = reports
     planned = None
     if packed:
@@ -196,11 +196,11 @@ class TrafficLog:
         CHUNK_BYTES,
         known=packed.cluster is not links.make_equal(len(workers)),
       )
-    self._traffic.formed(
+    self._traffic.record_epoch(
       self._traffic.mark(time),
       version=version,
       why=why if packed else _NATIVE,
-      generation=formation.membership_epoch,
+      membership_epoch=formation.membership_epoch,
       members=formation.members,
       planned=planned,
     )
@@ -237,7 +237,7 @@ class TrafficLog:
           if difference.bytes:
             sent[src, dst] = difference
     at = self._traffic.mark(time)
-    self._traffic.carried(at, version=version, why=why, sent=sent)
+    self._traffic.record_traffic(at, version=version, why=why, sent=sent)
 
 
 def _report(incarnation: int, sent: messages.Traffic) -> _Report:

@@ -71,7 +71,7 @@ class Endpoint:
   """
 
   def __init__(self, host: str, *, timeout_s: float):
-    """Starts to listen.
+    """Starts to listen for connections.
 
     Args:
       host: The only IPv4 address to listen on.
@@ -109,14 +109,19 @@ class Endpoint:
     self._peers, self._own, self._key = peers, own, key
 
   def connect(
-    self, number: int, *, to: Sequence[int], of: Sequence[int], streams: int
+    self,
+    number: int,
+    *,
+    receivers: Sequence[int],
+    senders: Sequence[int],
+    streams: int,
   ) -> None:
     """Opens the connections of a test, and closes those of an earlier test.
 
     Args:
       number: Number of the test, the same for all processes.
-      to: Indices of the processes to which this one sends.
-      of: Indices of the processes from which it receives.
+      receivers: Indices of the processes to which this one sends.
+      senders: Indices of the processes from which it receives.
       streams: Number of connections for each of them.
 
     Raises:
@@ -124,15 +129,15 @@ class Endpoint:
     """
     self._disconnect()
     hello = _HELLO.pack(self._key, number, self._own)
-    for peer in [peer for peer in to for _ in range(streams)]:
-      with self._explained(peer):
+    for peer in [peer for peer in receivers for _ in range(streams)]:
+      with self._naming_peer(peer):
         address = self._peers[peer].host, self._peers[peer].port
         sock = socket.create_connection(address, self._timeout_s)
         self._out.append((peer, sock))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         sock.sendall(hello)
-    self._accept(number, Counter(dict.fromkeys(of, streams)))
+    self._accept(number, Counter(dict.fromkeys(senders, streams)))
 
   def ping(self) -> dict[int, float]:
     """Returns half of the shortest round trip, seconds, by receiver.
@@ -144,12 +149,12 @@ class Endpoint:
       Broken: If a connection breaks.
     """
     for peer, sock in self._in:
-      with self._explained(peer):
+      with self._naming_peer(peer):
         while _receive_exactly(sock, 1) != _LAST:
           sock.sendall(b'\0')
     shortest: dict[int, float] = {}
     for peer, sock in self._out:
-      with self._explained(peer):
+      with self._naming_peer(peer):
         one_way_s = _measure_round_trip_s(sock) / 2
         shortest[peer] = min(shortest.get(peer, one_way_s), one_way_s)
     return shortest
@@ -194,7 +199,7 @@ class Endpoint:
     return dict(rates)
 
   def _send(self, peer: int, sock: socket.socket, until: float) -> None:
-    with self._explained(peer):
+    with self._naming_peer(peer):
       while time.monotonic() < until:
         sock.send(_BLOCK)
       sock.sendall(_LAST)
@@ -209,7 +214,7 @@ class Endpoint:
     whole_s: float,
   ) -> float:
     deadline = start + whole_s + self._timeout_s
-    with self._explained(peer):
+    with self._naming_peer(peer):
       return _measure_rate_Bps(sock, start + seconds / 2, seconds, deadline)
 
   def _accept(self, number: int, missing: Counter[int]) -> None:
@@ -224,7 +229,7 @@ class Endpoint:
     deadline = time.monotonic() + self._timeout_s
     with _Arrivals(self._server) as arrivals:
       while +missing:
-        with self._explained(min(+missing)):
+        with self._naming_peer(min(+missing)):
           if (left_s := deadline - time.monotonic()) <= 0:
             raise TimeoutError('timed out')
           for sock, hello in arrivals.wait(left_s):
@@ -245,7 +250,7 @@ class Endpoint:
     return int(peer) if is_valid else None
 
   @contextlib.contextmanager
-  def _explained(self, peer: int) -> Iterator[None]:
+  def _naming_peer(self, peer: int) -> Iterator[None]:
     """Turns an error of a connection into one that names the peer."""
     try:
       yield

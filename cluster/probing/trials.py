@@ -46,7 +46,7 @@ class Test(NamedTuple):
   pairs: tuple[Ends, ...]
 
 
-class Found(NamedTuple):
+class Findings(NamedTuple):
   """The results of all tests.
 
   Attributes:
@@ -62,7 +62,7 @@ class Found(NamedTuple):
   groups: list[tuple[int, ...]]
 
 
-class Asking(Protocol):
+class ProbeClient(Protocol):
   """Sends orders to the processes that measure, and collects the answers."""
 
   def ask(
@@ -88,7 +88,7 @@ def quick(hosts: int) -> list[Test]:
   """
   rounds = _both_ways(_tournament(hosts))
   pairs = [Test('pairs', each) for each in rounds]
-  # Of two hosts these tests already give the rates of sending and receiving.
+  # With two hosts these tests already give the rates of sending and receiving.
   return pairs if hosts == 2 else [*pairs, *_hubs(hosts)]
 
 
@@ -182,8 +182,8 @@ def explore(
 
 
 def measure(
-  asking: Asking,
-  met: list[Mapping[str, Any]],
+  client: ProbeClient,
+  processes: list[Mapping[str, Any]],
   *,
   seconds: float,
   tolerance: float,
@@ -191,13 +191,13 @@ def measure(
   tests: Sequence[Test] | None = None,
   late_s: float = transfers.LATE_S,
   tries: int = 1,
-  tell: Callable[[str], None] = lambda text: None,
-) -> Found:
+  log: Callable[[str], None] = lambda text: None,
+) -> Findings:
   """Measures the links between processes, by orders to all of them.
 
   Args:
-    asking: Sends orders, which the processes execute by `carry_out`.
-    met: `name`, `address` and `port` of each process.
+    client: Sends orders, which the processes execute by `carry_out`.
+    processes: `name`, `address` and `port` of each process.
     seconds: Length of the window in which each transfer is counted; 3 times
       that where many take place at once, and longer where the latency is long.
     tolerance: Relative error of rates.
@@ -205,21 +205,21 @@ def measure(
     tests: First tests; those of `plan` by default.
     late_s: Greatest delay between the starts of two processes.
     tries: Attempts of each test, if it fails.
-    tell: Called with a line about the progress.
+    log: Called with a line about the progress.
 
   Raises:
     Failure: If a process fails or is lost, or a pair has carried nothing; says
       which.
   """
-  hosts = len(met)
+  hosts = len(processes)
   key = secrets.token_hex(16)
-  peers = [(each['name'], each['address'], each['port']) for each in met]
-  asking.ask([MeetPeers(peers, own, key) for own in range(hosts)], limit_s=0.0)
+  peers = [(each['name'], each['address'], each['port']) for each in processes]
+  client.ask([MeetPeers(peers, own, key) for own in range(hosts)], limit_s=0.0)
   tests = tests or plan(hosts)
   whole_s = sum(
     transfers.duration_s(_counted_s(test, seconds), late_s) for test in tests
   )
-  tell(f'{len(tests)} tests, about {whole_s:.0f} s')
+  log(f'{len(tests)} tests, about {whole_s:.0f} s')
   numbers = itertools.count()
   latency_s: dict[Ends, float] = {}
 
@@ -235,7 +235,7 @@ def measure(
       )
       for rank in range(hosts)
     ]
-    answers = asking.ask(orders, limit_s=transfers.PINGS_S * streams)
+    answers = client.ask(orders, limit_s=transfers.PINGS_S * streams)
     pings = {
       (i, j): s for i, each in enumerate(answers) for j, s in _rates(each)
     }
@@ -244,26 +244,26 @@ def measure(
     test_s = max(_counted_s(test, seconds), min(_ONE_WAYS * far_s, _LONGEST_S))
     order = TransferFor(test_s, late_s)
     limit_s = transfers.duration_s(test_s, late_s)
-    answers = asking.ask([order] * hosts, limit_s=limit_s)
+    answers = client.ask([order] * hosts, limit_s=limit_s)
     return {
       (i, j): Bps for j, each in enumerate(answers) for i, Bps in _rates(each)
     }
 
   def run(test: Test) -> measured.Test:
     if test.kind == 'all':
-      tell('Hosts may share links: some tests more')
+      log('Hosts may share links: some tests more')
     for _ in range(tries - 1):
       try:
         return attempt(test)
       except transfers.Failure as error:
-        tell(f'Once more: {error}')
+        log(f'Once more: {error}')
     return attempt(test)
 
   try:
     found, groups = explore(run, hosts, tolerance=tolerance, tests=tests)
   except ValueError as error:
     raise transfers.Failure(str(error)) from error
-  return Found(met, found, latency_s, groups)
+  return Findings(processes, found, latency_s, groups)
 
 
 def carry_out(order: Probe, endpoint: transfers.Endpoint) -> Rates:
@@ -285,8 +285,8 @@ def carry_out(order: Probe, endpoint: transfers.Endpoint) -> Rates:
     case OpenTransfers():
       endpoint.connect(
         order.number,
-        to=order.receivers,
-        of=order.senders,
+        receivers=order.receivers,
+        senders=order.senders,
         streams=order.streams,
       )
       return [*endpoint.ping().items()] if order.pings else []

@@ -42,7 +42,7 @@ _TIMEOUTS, _LONGEST = 2, 4
 _RECENT = 10  # Iterations.
 
 
-class Pace:
+class ProgressCounter:
   """Progress of a worker: written by its threads, sent with its heartbeats.
 
   Within an iteration the count never falls, whatever its sources do: a count
@@ -51,13 +51,13 @@ class Pace:
 
   def __init__(self) -> None:
     """Starts with no progress recorded."""
-    self._doing: Literal['transfer', 'compute'] = 'transfer'
+    self._phase: Literal['transfer', 'compute'] = 'transfer'
     self._iteration, self._steps = -1, 0
     self._lock = threading.Lock()
 
   def compute(self) -> None:
     """Enters the phase in which the worker computes a gradient."""
-    self._doing = 'compute'
+    self._phase = 'compute'
 
   def transfer(self) -> None:
     """Enters the phase in which the worker sends, receives or waits.
@@ -66,7 +66,7 @@ class Pace:
     coordinator may evict a worker that makes none for twice
     `config.cluster.timeout_s`, unless the worker waits to be released.
     """
-    self._doing = 'transfer'
+    self._phase = 'transfer'
 
   def begin(self, iteration: int) -> None:
     """Begins an iteration, with no chunk transferred yet."""
@@ -92,45 +92,46 @@ class Pace:
     with self._lock:  # `begin` must not come between count and record.
       self._steps = max(self._steps, count())
 
-  def told(self) -> Progress:
-    """Returns the progress, which a heartbeat carries."""
-    return self._doing, self._iteration, self._steps
+  def read(self) -> Progress:
+    """Returns phase, iteration and chunk count, which a heartbeat carries."""
+    return self._phase, self._iteration, self._steps
 
 
 @dataclasses.dataclass
-class Seen:
+class ReceivedProgress:
   """A worker's progress, as the coordinator has received it.
 
   Attributes:
-    pace: Phase, iteration and chunk count of the last heartbeat.
-    moved: Time of the last change, or of the worker's release; monotonic
+    latest: Phase, iteration and chunk count of the last heartbeat.
+    last_change: Time of the last change, or of the worker's release; monotonic
       seconds.
-    after: Number of orders that the servers have to execute before the worker
-      can continue.
-    computed: Seconds and examples of its last iterations in this incarnation.
+    orders_before: Number of orders that the servers have to execute before the
+      worker can continue.
+    compute_times: Seconds and examples of its last iterations in this
+      incarnation.
   """
 
-  pace: Sequence[Any] = ('transfer', -1, 0)
-  moved: float = 0.0
-  after: int = 0
-  computed: collections.deque[tuple[float, int]] = dataclasses.field(
+  latest: Sequence[Any] = ('transfer', -1, 0)
+  last_change: float = 0.0
+  orders_before: int = 0
+  compute_times: collections.deque[tuple[float, int]] = dataclasses.field(
     default_factory=lambda: collections.deque(maxlen=_RECENT)
   )
 
-  def tell(self, pace: Sequence[Any], now: float) -> None:
+  def update(self, progress: Sequence[Any], now: float) -> None:
     """Records the progress that a heartbeat carries."""
-    if tuple(pace) != tuple(self.pace):
-      self.pace, self.moved = tuple(pace), now
+    if tuple(progress) != tuple(self.latest):
+      self.latest, self.last_change = tuple(progress), now
 
   @property
-  def computes(self) -> bool:
+  def is_computing(self) -> bool:
     """True if the worker computes, False if it transfers or waits."""
-    return bool(self.pace[0] == 'compute')
+    return bool(self.latest[0] == 'compute')
 
   @property
-  def far(self) -> tuple[int, int]:
+  def position(self) -> tuple[int, int]:
     """Iteration and number of its chunks, comparable between workers."""
-    return self.pace[1], self.pace[2]
+    return self.latest[1], self.latest[2]
 
 
 class Deadlines:
@@ -153,10 +154,10 @@ class Deadlines:
 
   def overdue(
     self,
-    running: Iterable[tuple[int, Seen, int]],
+    running: Iterable[tuple[int, ReceivedProgress, int]],
     *,
     now: float,
-    obeyed: int,
+    executed_orders: int,
   ) -> list[tuple[int, str]]:
     """Returns the workers to evict, each with the reason.
 
@@ -164,34 +165,36 @@ class Deadlines:
       running: Workers that were released and have not pushed, with their
         progress and the number of examples of their iterations.
       now: Monotonic seconds.
-      obeyed: Number of orders that all servers have executed.
+      executed_orders: Number of orders that all servers have executed.
     """
     running = list(running)
-    for _, seen, _ in running:
-      if obeyed < seen.after:
-        seen.moved = now
+    for _, progress, _ in running:
+      if executed_orders < progress.orders_before:
+        progress.last_change = now
     found = [
-      (index, self._reason(seen, now - seen.moved), seen)
-      for index, seen, examples in running
-      if now - seen.moved > self._limit_s(seen, examples)
+      (index, self._reason(progress, now - progress.last_change), progress)
+      for index, progress, examples in running
+      if now - progress.last_change > self._limit_s(progress, examples)
     ]
     if self._windows:
-      found = self._first(found, [seen for _, seen, _ in running])
+      found = self._first(found, [progress for _, progress, _ in running])
     return [(index, reason) for index, reason, _ in found]
 
-  def server(self, obeying: str, still_s: float, usual_s: float | None) -> str:
+  def explain_server(
+    self, order: str, still_s: float, usual_s: float | None
+  ) -> str:
     """Returns why a server has missed its deadline; '' if it has not.
 
     Args:
-      obeying: Name of the order that it executes.
+      order: Name of the order that it executes.
       still_s: Seconds for which it has been executing it.
       usual_s: Longest earlier order of that name, seconds; None at first.
     """
     if still_s <= self._limit(usual_s):
       return ''
-    return f'It has been at the order {obeying!r} for {still_s:.1f} s.'
+    return f'It has been at the order {order!r} for {still_s:.1f} s.'
 
-  def job(self, still_s: float, longest_s: float) -> bool:
+  def is_job_overdue(self, still_s: float, longest_s: float) -> bool:
     """Returns whether an evaluation or a checkpoint has missed its deadline.
 
     Args:
@@ -214,21 +217,23 @@ class Deadlines:
     return max(self.start_s, self._limit(longest_s)) / 2
 
   def _first(
-    self, found: list[tuple[int, str, Seen]], running: Sequence[Seen]
-  ) -> list[tuple[int, str, Seen]]:
+    self,
+    found: list[tuple[int, str, ReceivedProgress]],
+    running: Sequence[ReceivedProgress],
+  ) -> list[tuple[int, str, ReceivedProgress]]:
     """Returns the overdue workers for which the others wait."""
-    alone = [each for each in found if each[2].computes]
-    if alone or any(seen.computes for seen in running):
+    alone = [each for each in found if each[2].is_computing]
+    if alone or any(progress.is_computing for progress in running):
       return alone
-    least = min((seen.far for seen in running), default=None)
-    return [each for each in found if each[2].far == least]
+    least = min((progress.position for progress in running), default=None)
+    return [each for each in found if each[2].position == least]
 
-  def _limit_s(self, seen: Seen, examples: int) -> float:
-    if not seen.computes:
+  def _limit_s(self, progress: ReceivedProgress, examples: int) -> float:
+    if not progress.is_computing:
       return _TIMEOUTS * self._timeout_s
     expected_s = [
       max(seconds, seconds / count * examples)
-      for seconds, count in seen.computed
+      for seconds, count in progress.compute_times
     ]
     return self._limit(max(expected_s, default=None))
 
@@ -237,9 +242,9 @@ class Deadlines:
       return max(self.start_s, _TIMEOUTS * self._timeout_s)
     return _TIMEOUTS * self._timeout_s + _LONGEST * usual_s
 
-  def _reason(self, seen: Seen, still_s: float) -> str:
-    doing = 'computed' if seen.computes else 'moved no byte'
-    return f'It has {doing} for {still_s:.1f} s, too long.'
+  def _reason(self, progress: ReceivedProgress, still_s: float) -> str:
+    activity = 'computed' if progress.is_computing else 'moved no byte'
+    return f'It has {activity} for {still_s:.1f} s, too long.'
 
 
 class Jobs:
@@ -268,7 +273,7 @@ class Jobs:
     """Returns a job that hangs, and its age in seconds; None if none does."""
     for name, begun in list(self._begun.items()):
       still_s = time.monotonic() - begun
-      if self._deadlines.job(still_s, self._longest.get(name, 0.0)):
+      if self._deadlines.is_job_overdue(still_s, self._longest.get(name, 0.0)):
         return name, still_s
     return None
 
@@ -277,15 +282,15 @@ class Jobs:
     return bool(self._begun)
 
 
-def exit_hung(doing: str, still_s: float) -> None:
+def exit_hung(activity: str, still_s: float) -> None:
   """Exits a coordinator's process that hangs, with the code LOST.
 
   Args:
-    doing: The activity that hangs, for the log.
+    activity: The activity that hangs, for the log.
     still_s: Its duration so far, seconds.
   """
   logging.error(
-    'The coordinator has been at %s for %.1f s, in:', doing, still_s
+    'The coordinator has been at %s for %.1f s, in:', activity, still_s
   )
   faulthandler.dump_traceback()
   os._exit(LOST)

@@ -87,7 +87,7 @@ def gpus(environ: Mapping[str, str]) -> list[str]:
     expected = f'nothing, as {MASK} says which GPUs are used'
     require(text == 'all', _JAX_MASK, expected, text)
     support = (
-      f'CUDA support, as {source} {counted(len(found))} '
+      f'CUDA support, as {source} {count_in_words(len(found))} '
       f'(pip install -r requirements.txt has it; {_NO_GPU})'
     )
     require(has_cuda(environ), 'jax', support, 'an installation without it')
@@ -224,7 +224,7 @@ def select(
   require(valid, variable, 'a number, at least 0', text)
   rank, places = int(text), seen // count
   expected = (
-    f'less than {places * share}, as {counted(seen)} '
+    f'less than {places * share}, as {count_in_words(seen)} '
     f'{"is" if seen == 1 else "are"} seen here, {_COUNT} is {count} and '
     f'{_SHARE} is {share} (start fewer workers on this host, let '
     f'{rank // places + 1} or more share a GPU with {_SHARE}, or use none '
@@ -303,6 +303,6 @@ def _query_nvidia_smi() -> list[str]:
   return [name for gpu, parts in mig_devices.items() for name in parts or [gpu]]
 
 
-def counted(number: int) -> str:
+def count_in_words(number: int) -> str:
   """Returns a number of GPUs in words."""
   return f'{number} GPU{"" if number == 1 else "s"}'

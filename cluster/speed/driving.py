@@ -20,7 +20,7 @@ class Driving:
   """Sampler of this host's load, in a thread of its own; use as a context."""
 
   def __init__(self) -> None:
-    """Takes the first sample."""
+    """Samples once, as the reference of the first `read`."""
     count = round(_WINDOW_S / _PERIOD_S) + 1
     self._samples = collections.deque([_sample()], maxlen=count)
     self._cores = psutil.cpu_count()

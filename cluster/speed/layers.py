@@ -121,7 +121,7 @@ def parse(content: Any) -> list[Layer]:
   return found
 
 
-def scaled(layers: Sequence[Layer], size_bytes: int) -> list[Layer]:
+def scale(layers: Sequence[Layer], size_bytes: int) -> list[Layer]:
   """Returns layers scaled to a total size, each a multiple of 4 bytes."""
   before = list(
     itertools.accumulate((each.bytes for each in layers), initial=0)
@@ -162,7 +162,7 @@ def buckets(
   return found
 
 
-def shortened(parts: Sequence[Bucket], size_bytes: int) -> list[Bucket]:
+def shorten(parts: Sequence[Bucket], size_bytes: int) -> list[Bucket]:
   """Returns buckets scaled to another total size, ready at the same times."""
   total = max(sum(each.bytes for each in parts), 1)
   ends = itertools.accumulate(each.bytes for each in parts)
@@ -190,7 +190,7 @@ def spread(parts: Sequence[Bucket], sizes: Sequence[int]) -> list[Bucket]:
   return found
 
 
-def even(size_bytes: int, bucket_bytes: float) -> list[int]:
+def equal_sizes(size_bytes: int, bucket_bytes: float) -> list[int]:
   """Returns the bytes of equal layers, one for each bucket."""
   if not 0 < bucket_bytes < size_bytes:
     return [size_bytes]
@@ -230,9 +230,9 @@ def of_run(
     got = sum(each.bytes for each in found)
     expected = f'a profile of the model, of {params} bytes in all'
     require(not sizes or got == params, field, expected, got)
-    found = found if sizes else scaled(found, params)
+    found = found if sizes else scale(found, params)
   else:
-    found = in_proportion(sizes or even(params, bucket_bytes))
+    found = in_proportion(sizes or equal_sizes(params, bucket_bytes))
   if copy_Bps < math.inf:
     ends = itertools.accumulate(each.bytes for each in found)
     found = [

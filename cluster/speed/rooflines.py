@@ -75,7 +75,7 @@ def profile(
   Raises:
     ValueError: If there is no such model, or no example.
   """
-  spent = timed(model, batch, flops=flops)
+  spent = time_layers(model, batch, flops=flops)
   left, found = sum(each.backward for each in spent), []
   for number, each in reversed([*enumerate(spent)]):
     left -= each.backward
@@ -84,7 +84,9 @@ def profile(
   return found
 
 
-def timed(model: str, batch: int, *, flops: float = _FLOPS) -> list[Timed]:
+def time_layers(
+  model: str, batch: int, *, flops: float = _FLOPS
+) -> list[Timed]:
   """Returns the times of all layers, the first one first: see `profile`."""
   require(model in _MODELS, 'model', f'one of {[*_MODELS]}', model)
   require(batch >= 1, 'batch', 'at least 1', batch)

@@ -52,7 +52,7 @@ class Sums:
     self,
     true: links.Links,
     *,
-    believed: Cluster | None,
+    assumed: Cluster | None,
     forest: ForestBuilder,
     stages: Sequence[Sequence[Sequence[Bucket]]],
     overlap: bool,
@@ -63,7 +63,7 @@ class Sums:
 
     Args:
       true: True links of the cluster.
-      believed: Links for which the forest is planned; None for the true ones.
+      assumed: Links for which the forest is planned; None for the true ones.
       forest: Function that plans a forest.
       stages: Buckets of a worker's contribution, by stage of the wire and round
         of the allreduce, in the order in which they become ready: those of the
@@ -77,7 +77,7 @@ class Sums:
       ValueError: If there is no such forest over these links.
     """
     self._true = true
-    self._believed, self._forest = believed, forest
+    self._assumed, self._forest = assumed, forest
     self._ready = [
       np.array([each.ready if overlap else 1.0 for each in first])
       for first, *_ in stages
@@ -119,11 +119,13 @@ class Sums:
       end_s = allreduce(np.full((len(members), len(of_chunk)), end_s))
     return end_s
 
-  def planned(self, members: Sequence[int], stage: int) -> Planned:
-    """Returns the forest of some workers, as it was planned."""
+  def plan_for(self, members: Sequence[int], stage: int) -> Planned:
+    """Returns the forest of some workers, with the rates that it assumes."""
     return self._timing(tuple(sorted(members)), stage).planned
 
-  def carried(self, members: Sequence[int], stage: int) -> Mapping[Ends, Sent]:
+  def traffic_of(
+    self, members: Sequence[int], stage: int
+  ) -> Mapping[Ends, Sent]:
     """Returns the traffic of each link in an iteration of some workers."""
     return self._timing(tuple(sorted(members)), stage).carried
 
@@ -135,26 +137,26 @@ class Sums:
     The rates are bytes per second, by the names of the cluster's workers.
     """
     true, latency_s = self._true
-    left = _left(true, members)
+    left = _find_links(true, members)
     # All stages use one forest: that of the last stage.
     size = sum(each.bytes for buckets in self._stages[-1] for each in buckets)
-    if self._believed is None:
+    if self._assumed is None:
       own = {ends: latency_s[ends] for ends in left.capacity_Bps}
-      believed, forest = left, self._forest(left, size, own)
+      assumed, forest = left, self._forest(left, size, own)
       used = forest
     else:
-      believed = _left(self._believed, members)
-      forest = self._forest(believed, size, LATENCY_S)
-      pairs = zip(believed.workers, left.workers, strict=True)
+      assumed = _find_links(self._assumed, members)
+      forest = self._forest(assumed, size, LATENCY_S)
+      pairs = zip(assumed.workers, left.workers, strict=True)
       used = transfer_forest(forest, left, dict(pairs))
     chunk_bytes = self._chunk_bytes
     ahead_bytes = window(used, chunk_bytes=chunk_bytes) * chunk_bytes
     allreduce = timing.AllreduceTiming(
       left, used, [], latency_s=latency_s, ahead_bytes=ahead_bytes
     )
-    names = dict(zip(believed.workers, members, strict=True))
-    known = self._believed is not links.make_equal(len(true.workers))
-    planned = Planned(believed, forest, names, size, chunk_bytes, known)
+    names = dict(zip(assumed.workers, members, strict=True))
+    known = self._assumed is not links.make_equal(len(true.workers))
+    planned = Planned(assumed, forest, names, size, chunk_bytes, known)
     Bps = {
       ends: float(each) for ends, each in usage.rates_between(used).items()
     }
@@ -174,7 +176,7 @@ class Sums:
       begins = np.diff(of_chunk, prepend=-1) > 0
       through = allreduce.with_chunks(sizes, begin_s=self._range_s * begins)
       rounds.append((through, of_chunk))
-    left = _left(self._true.cluster, members).workers
+    left = _find_links(self._true.cluster, members).workers
     index_of = dict(zip(left, members, strict=True))
     total = collections.Counter[tuple[str, str]]()
     for each, _ in rounds:
@@ -199,11 +201,11 @@ def _chunks(
   return sizes, np.array(of_chunk, int)
 
 
-def _left(cluster: Cluster, members: Sequence[int]) -> Cluster:
-  """Returns the links between some workers."""
+def _find_links(cluster: Cluster, members: Sequence[int]) -> Cluster:
+  """Returns the links between some workers, without those of others."""
   living = {cluster.workers[index] for index in members}
-  gone = [worker for worker in cluster.workers if worker not in living]
-  return remove(cluster, workers=gone) if gone else cluster
+  absent = [worker for worker in cluster.workers if worker not in living]
+  return remove(cluster, workers=absent) if absent else cluster
 
 
 @dataclasses.dataclass
@@ -233,7 +235,8 @@ class _TransferState:
     now: Iteration under way.
     sums: Number of completed iterations.
     recorded: The same number at the newest traffic row.
-    generation: Number of sets of workers so far, less one.
+    membership_epoch: Number of the current membership epoch; -1 before the
+      first.
     members: Workers of the current set, or of the newest one.
     stage: Stage of the wire in the newest iteration.
     window: Window of the next traffic row.
@@ -244,7 +247,7 @@ class _TransferState:
   now: _Iteration = dataclasses.field(default_factory=_Iteration)
   sums: int = 0
   recorded: int = 0
-  generation: int = -1
+  membership_epoch: int = -1
   members: tuple[int, ...] = ()
   stage: int = 0
   window: Window | None = None
@@ -302,7 +305,7 @@ class AllreduceTransfers:
     state = self._state
     state.now = _Iteration()
     state.sums += 1
-    carried = self._sums.carried(state.members, state.stage)
+    carried = self._sums.traffic_of(state.members, state.stage)
     return Delivered(
       sum(each.bytes for each in carried.values()), [*state.members]
     )
@@ -330,28 +333,28 @@ class AllreduceTransfers:
     self._state, self._traffic.window = state, state.window
 
   def _form(self, at: Mark, members: tuple[int, ...]) -> None:
-    """Forms a new set of workers, and records its forest."""
+    """Begins a membership epoch, and records its forest."""
     state = self._state
     if state.sums > state.recorded:
       self._record(at, 'others sum')
     why = 'others sum' if state.members else 'all sum'
     state.members = members
-    state.generation += 1
-    self._traffic.formed(
+    state.membership_epoch += 1
+    self._traffic.record_epoch(
       at,
       version=state.sums,
       why=why,
-      generation=state.generation,
+      membership_epoch=state.membership_epoch,
       members=members,
-      planned=self._sums.planned(members, state.stage),
+      planned=self._sums.plan_for(members, state.stage),
     )
 
   def _record(self, at: Mark, why: str) -> None:
     """Records what links have carried since the last traffic row."""
     state = self._state
     count, state.recorded = state.sums - state.recorded, state.sums
-    carried = self._sums.carried(state.members, state.stage)
-    self._traffic.carried(
+    carried = self._sums.traffic_of(state.members, state.stage)
+    self._traffic.record_traffic(
       at,
       version=state.sums,
       why=why,

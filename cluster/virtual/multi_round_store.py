@@ -29,7 +29,7 @@ class MultiRoundStore(LocalParameterStore):
     layout: Layout,
     workers: int,
   ):
-    """Starts with the first state of each worker's codec.
+    """Creates the store, with the initial state of each worker's codec.
 
     Args:
       learner: Learner whose `scaling` is that of all workers.
@@ -58,10 +58,10 @@ class MultiRoundStore(LocalParameterStore):
     for reduced in self._multi_round.warm_up(vector):
       self.learner.warm_up(self._payload(reduced, stats))
 
-  def arrived(self, worker: int, message: Payload, stage: int) -> bool:
-    """Takes the push of a worker; returns whether it is finite."""
+  def accept_push(self, worker: int, message: Payload, stage: int) -> bool:
+    """Stores a worker's push until `add`; returns whether it is finite."""
     self._stage = stage
-    return super().arrived(worker, message, 0)
+    return super().accept_push(worker, message, 0)
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
@@ -118,7 +118,7 @@ class MultiRoundStore(LocalParameterStore):
     self._states = state['codecs']
 
   def _replace_states(self, next_states: dict[int, State]) -> None:
-    """Takes workers' next states; others get their replicated part."""
+    """Sets workers' next states; other workers get the replicated part."""
     replicated = next(iter(next_states.values())).replicated
     self._states = {
       worker: next_states.get(worker, state._replace(replicated=replicated))

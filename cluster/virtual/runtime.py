@@ -36,7 +36,7 @@ class _InFlight:
   Attributes:
     codec: Codec state.
     before: Codec state before the push that is under way; None without one.
-    life: Number of the worker's incarnation; events of earlier ones are
+    incarnation: Number of the worker's incarnation; events of earlier ones are
       dropped.
     params: Parameters as pulled, until the gradient is computed.
     message: Message of the push, while it is under way.
@@ -49,7 +49,7 @@ class _InFlight:
 
   codec: Any
   before: Any = None
-  life: int = 0
+  incarnation: int = 0
   params: Any = None
   message: Message = None
   loss: Any = None
@@ -115,7 +115,7 @@ class VirtualRuntime:
       worker.message = self.gradient.place(worker.message)
       worker.codec = self.gradient.place(worker.codec)
     payloads = self.gradient.warm_up(
-      self._store.pulled(), batching.max_batch, changing=batching.is_adaptive
+      self._store.pull(), batching.max_batch, changing=batching.is_adaptive
     )
     self._store.warm_up(payloads)
 
@@ -128,7 +128,7 @@ class VirtualRuntime:
     self.coordinator.start(self.time)
 
   def resume(self) -> None:
-    """Does nothing: after `restore` the next step continues the run."""
+    """Returns at once: after `restore` the next step continues the run."""
 
   def step(self) -> None:
     """Advances to the next event and handles it.
@@ -147,16 +147,16 @@ class VirtualRuntime:
       self.time = arrival
       delivered = transfers.advance(arrival)
       if delivered is not NOTHING:
-        self._delivered(delivered)
+        self._deliver(delivered)
         event = self._next_event()
     self.time, evaluations = event, self.coordinator.milestones.evaluations
     _, kind, number, _ = heapq.heappop(self._events)
     if kind == _COMPUTED:
-      self._computed(number)
+      self._end_compute(number)
     elif kind == _PUSH:
       self._push(number)
     else:
-      self._happened(kind, number)
+      self._happen(kind, number)
     if self.coordinator.milestones.evaluations > evaluations:
       self._evaluated(self.time)
 
@@ -204,16 +204,16 @@ class VirtualRuntime:
     """Drops obsolete events; returns the time of the next one, seconds."""
     events = self._events
     while events:
-      time, kind, number, life = events[0]
+      time, kind, number, incarnation = events[0]
       if kind == _WAKE:
         if number == self._wake:
           return time
-      elif life in (-1, self._workers[number].life):
+      elif incarnation in (-1, self._workers[number].incarnation):
         return time
       heapq.heappop(events)
     return math.inf
 
-  def _happened(self, kind: int, number: int) -> None:
+  def _happen(self, kind: int, number: int) -> None:
     if kind == _WAKE:
       self.coordinator.wake(self.time)
     elif kind == _LEAVE:
@@ -228,10 +228,10 @@ class VirtualRuntime:
       heapq.heappush(self._events, event)
 
   def _pull(self, index: int) -> None:
-    self._workers[index].params = self._store.pulled()
-    self._delivered(self._transfers.pull(self.time, index))
+    self._workers[index].params = self._store.pull()
+    self._deliver(self._transfers.pull(self.time, index))
 
-  def _computed(self, index: int) -> None:
+  def _end_compute(self, index: int) -> None:
     """Computes and encodes a worker's gradient, and starts its push."""
     worker, known = self._workers[index], self.coordinator.workers[index]
     before, scalings = self.gradient.computed, self._store.scalings
@@ -259,7 +259,7 @@ class VirtualRuntime:
   def _push(self, index: int) -> None:
     """Passes a push that has arrived whole to the coordinator."""
     worker, known = self._workers[index], self.coordinator.workers[index]
-    finite = self._store.arrived(index, worker.message, known.stage)
+    finite = self._store.accept_push(index, worker.message, known.stage)
     if not finite:  # The push is not applied.
       worker.codec = worker.before
     loss, worker.loss = worker.loss, None
@@ -274,7 +274,7 @@ class VirtualRuntime:
       computed=worker.computed,
     )
 
-  def _delivered(self, delivered: Delivered) -> None:
+  def _deliver(self, delivered: Delivered) -> None:
     if delivered.size_bytes:
       self.coordinator.recorder.record_transfer(delivered.size_bytes)
     for index in delivered.ended:
@@ -290,10 +290,12 @@ class VirtualRuntime:
     self._workers[index].compute_s = seconds
     self._schedule(self.time + seconds, _COMPUTED, index)
 
-  def _again(self, index: int) -> None:
-    """Makes a worker compute its iteration once more."""
+  def _repeat(self, index: int) -> None:
+    """Restarts the computation of a worker's iteration."""
     worker = self._workers[index]
-    self._workers[index] = _InFlight(_counted(worker), life=worker.life + 1)
+    self._workers[index] = _InFlight(
+      _commit_pushes(worker), incarnation=worker.incarnation + 1
+    )
     self._pull(index)
 
   def _leave(self, index: int) -> None:
@@ -302,28 +304,28 @@ class VirtualRuntime:
     left = self._transfers.leave(self.time, index, lost=lost)
     for other in left.waiting:
       self.coordinator.enter(other, 'wait', self.time)  # Ends one wait.
-    l1 = self._store.forget(index, _counted(worker))
+    l1 = self._store.forget(index, _commit_pushes(worker))
     if any(l1.values()):
       self.coordinator.recorder.record_lost_residual(index, self.time, l1)
     codec = self._store.codec.init(index)
-    self._workers[index] = _InFlight(codec, life=worker.life + 1)
+    self._workers[index] = _InFlight(codec, incarnation=worker.incarnation + 1)
     for other in left.again:
       self.coordinator.enter(other, 'pull', self.time)
-      self._again(other)
+      self._repeat(other)
     self.coordinator.leave(index, self.time, 'config.cluster.script')
 
   def _schedule(self, time: float, kind: int, index: int) -> None:
-    life = self._workers[index].life
-    heapq.heappush(self._events, (time, kind, index, life))
+    incarnation = self._workers[index].incarnation
+    heapq.heappush(self._events, (time, kind, index, incarnation))
 
   def _stuck(self) -> str:
-    phases = [worker.phase or 'gone' for worker in self.coordinator.workers]
+    phases = [worker.phase or 'absent' for worker in self.coordinator.workers]
     return (
       f'Nothing can happen after {self.time} s: the workers are {phases}.  '
       'A run whose workers all leave needs a join in config.cluster.script.'
     )
 
 
-def _counted(worker: _InFlight) -> Any:
+def _commit_pushes(worker: _InFlight) -> Any:
   """Returns the codec state after the pushes that have arrived."""
   return worker.codec if worker.before is None else worker.before

@@ -41,15 +41,15 @@ def parse(
         f'{num_workers}), got {entry!r}.'
       )
   script = [ScriptEntry(*entry) for entry in entries]
-  gone: set[int] = set()
+  absent: set[int] = set()
   for entry in sorted(script, key=lambda s: (s.time, s.event == 'join')):
-    if (entry.event == 'join') != (entry.worker in gone):
-      state = 'gone' if entry.worker in gone else 'alive'
+    if (entry.event == 'join') != (entry.worker in absent):
+      state = 'absent' if entry.worker in absent else 'alive'
       raise ValueError(
         f'script: worker {entry.worker} is {state} at {entry.time} s, '
         f'got {tuple(entry)}.'
       )
-    (gone.remove if entry.event == 'join' else gone.add)(entry.worker)
+    (absent.remove if entry.event == 'join' else absent.add)(entry.worker)
   return script
 
 

@@ -125,7 +125,7 @@ class VirtualSite:
     )
 
   def __call__(self) -> None:
-    """Does nothing, as the coordinator is always in this process."""
+    """Returns at once, as the coordinator is always in this process."""
 
   def _transfers(
     self, coordinator: Coordinator
@@ -217,7 +217,7 @@ def _sums(
   with error_prefix(f'config.route.{plan.name}'):
     return allreduce.Sums(
       true,
-      believed=plan.cluster,
+      assumed=plan.cluster,
       forest=plan.forest or ring.build_in_order,
       stages=stages,
       overlap=plan.overlap,

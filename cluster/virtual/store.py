@@ -70,7 +70,7 @@ class LocalParameterStore:
           self._is_finite(arrived.gradient)
       self.learner.warm_up(arrived)
 
-  def pulled(self) -> Any:
+  def pull(self) -> Any:
     """Returns the parameters as workers receive them.
 
     They are decoded once for each version.
@@ -82,8 +82,8 @@ class LocalParameterStore:
       self._newest = params, self.codec.pull(params)
     return self._newest[1]
 
-  def arrived(self, worker: int, message: Message, stage: int) -> bool:
-    """Takes a worker's push, and returns whether it is finite.
+  def accept_push(self, worker: int, message: Message, stage: int) -> bool:
+    """Decodes and stores a worker's push; returns whether it is finite.
 
     Args:
       worker: Index of the worker.
@@ -114,7 +114,7 @@ class LocalParameterStore:
         loss scale.
     """
     if self._rounds_sums:
-      gradient = self.learner.replace(update, self._rounded).gradient
+      gradient = self.learner.replace(update, self._round).gradient
       if self._checks_finite and not self._is_finite(gradient):
         what = f'The sum of all gradients of version {self.version}'
         scaling.check(self.scalings, 0, what)
@@ -137,7 +137,7 @@ class LocalParameterStore:
     return self.codec.residual_norms(states)
 
   def hold(self) -> int:
-    """Keeps this version until `drop`, and returns its number."""
+    """Holds the current version until `drop`; returns its number."""
     held = max(self._held, default=0) + 1
     self._held[held] = self.learner.params, self.learner.stats
     return held
@@ -174,7 +174,7 @@ class LocalParameterStore:
     """The learning rate of the next update; None without a model."""
     return self.learner.learning_rate
 
-  def _rounded(self, payload: Payload) -> Payload:
+  def _round(self, payload: Payload) -> Payload:
     """Returns a sum as all workers receive it."""
     message, _ = self.codec.encode(self.codec.init(0), payload, 0, 1.0)
     return self.codec.decode(message, 0)

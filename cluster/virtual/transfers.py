@@ -278,7 +278,7 @@ class Pipelined:
       del member.flows[flow.pulls, flow.server]
       if member.pulling or not flow.pulls:
         size_bytes += flow.size_bytes
-      arrived = self._pulled if flow.pulls else self._pushed
+      arrived = self._handle_pull if flow.pulls else self._handle_push
       if arrived(time, flow, member):
         ended.append(flow.worker)
     return Delivered(size_bytes, ended)
@@ -307,7 +307,7 @@ class Pipelined:
     """Continues from the state of a checkpoint, which it takes over."""
     vars(self).update(vars(state))
 
-  def _pushed(self, time: float, flow: _Flow, member: _Member) -> bool:
+  def _handle_push(self, time: float, flow: _Flow, member: _Member) -> bool:
     """Handles a piece of a push; returns whether the push is complete."""
     server, piece = flow.server, member.pushed[flow.server]
     member.pushed[server] += 1
@@ -318,7 +318,7 @@ class Pipelined:
       self._serve_all(time, server)
     return min(member.pushed) == self._count
 
-  def _pulled(self, time: float, flow: _Flow, member: _Member) -> bool:
+  def _handle_pull(self, time: float, flow: _Flow, member: _Member) -> bool:
     """Handles a piece of a pull; returns whether the pull is complete."""
     member.pulled[flow.server] += flow.pieces
     self._serve(time, flow.worker, flow.server)

@@ -90,7 +90,7 @@ def choose_bucket_bytes(
     sizes[tuple(ranges)] = size
   sums = Sums(
     _links(config, plan),
-    believed=plan.cluster if virtual else None,
+    assumed=plan.cluster if virtual else None,
     forest=forest,
     stages=[[ranges] for ranges in sizes],
     overlap=overlaps,

@@ -40,7 +40,7 @@ _WIRES = {
 }
 _NO_SUMS = ('topk\n(1 %)', 'quantised\n(8 bits)')  # Parameter servers only.
 _ROUTES = {'server': '#56B4E9', 'ring': '#0072B2'}  # And their colors.
-_WIDTH = 0.4  # Of a bar.
+_WIDTH = 0.4  # Width of a bar.
 _SHOWN_S = (2.0, 4.0)  # Interval of the timelines, virtual seconds.
 
 

@@ -378,7 +378,7 @@ class RealTest(processes.TestCase):
       'epochs': 100.0,
     }
     with processes.launched(workers=2, **fields) as launch:
-      launch.until('Worker 1 is back')
+      launch.until('Worker 1 has rejoined')
       launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 5 * 28)
       launch.process.send_signal(signal.SIGTERM)
       launch.wait()

@@ -125,7 +125,7 @@ class EvaluationsTest(absltest.TestCase):
     self.addCleanup(run.slow.turns.release, 100)
     return run
 
-  def test_pushes_and_checkpoints_go_on_while_one_is_computed(self):
+  def test_pushes_and_checkpoints_continue_during_an_evaluation(self):
     run = self._run()
     with self.assertLogs('absl', 'WARNING') as logs:
       run.push(5)
@@ -147,7 +147,7 @@ class EvaluationsTest(absltest.TestCase):
     self.assertEqual(run.store.held, {})
     self.assertEqual((run.slow.most, run.store.most), (1, 2))
 
-  def test_what_is_due_is_done_again_after_a_checkpoint(self):
+  def test_a_restored_run_repeats_its_queued_evaluations(self):
     straight = self._run()
     straight.push(2)
     straight.finish(2)
@@ -184,7 +184,7 @@ class EvaluationsTest(absltest.TestCase):
     run.push(pushes)
     return run.state()
 
-  def test_the_end_waits_for_all_and_leaves_none_out(self):
+  def test_the_end_of_a_run_waits_for_all_evaluations(self):
     run = self._run(target=24)
     run.slow.turns.release(3)
     run.push(3)
@@ -199,7 +199,7 @@ class EvaluationsTest(absltest.TestCase):
       run.push(1)
       run.finish(1)
 
-  def test_without_another_thread_each_is_done_at_once(self):
+  def test_without_another_thread_each_evaluation_runs_at_once(self):
     store, slow = _Store(), _Slow()
     slow.turns.release(5)
     evaluations = Evaluations(store=store, evaluate=slow, later=None)

@@ -1,4 +1,4 @@
-"""Tests for runs of which some gradients overflow: who skips what, and when."""
+"""Tests for runs in which some gradients overflow: updates that are skipped."""
 
 import json
 import pathlib
@@ -18,9 +18,9 @@ _RING = {'route__name': 'ring', **sums.links(1e6)}
 
 
 class TestCase(parameterized.TestCase):
-  def check(self, run, **told):
+  def check(self, run, **fields):
     """Compares a run with what must come of its events; returns that."""
-    want = overflows.expected(small.rows(run, 'events.jsonl'), **told)
+    want = overflows.expected(small.rows(run, 'events.jsonl'), **fields)
     self.assertTrue(overflows.fell_and_grew(want))
     store, summary = run.runtime.coordinator.store, _summary(run)
     got = [[each.value, each.good] for each in store.scalings]
@@ -49,7 +49,9 @@ class TestCase(parameterized.TestCase):
 
 class VirtualTest(TestCase):
   @parameterized.parameters(('bsp', {}), ('asp', {}), ('bsp', _RING))
-  def test_what_overflows_is_skipped_and_scales_follow(self, scheme, fields):
+  def test_overflowing_updates_are_skipped_and_scales_follow(
+    self, scheme, fields
+  ):
     config = overflows.config(sync__name=scheme, log_every=1, **fields)
     run = small.build(config, **overflows.own())
     self.assertEqual(run()['compilations'], 0)
@@ -57,9 +59,7 @@ class VirtualTest(TestCase):
     self.check_params(run.runtime.coordinator.store.learner.params, want)
 
   @parameterized.parameters(('asp', {}), ('bsp', _RING))
-  def test_a_run_that_goes_on_gives_what_a_straight_one_does(
-    self, scheme, fields
-  ):
+  def test_a_resumed_run_equals_an_uninterrupted_one(self, scheme, fields):
     config = overflows.config(
       sync__name=scheme, checkpoint__every_examples=100, **fields
     )
@@ -139,7 +139,7 @@ def _summary(run):
 
 
 def _back(folder):
-  """Makes a run that has ended resume from its last checkpoint but one."""
+  """Lets a run that has ended resume from its last checkpoint but one."""
   (folder / 'summary.json').unlink()
   directory = folder / 'checkpoints'
   shutil.rmtree(directory / str(checkpoints.steps(directory)[-1]))

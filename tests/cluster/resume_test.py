@@ -63,7 +63,7 @@ class ResumeTest(parameterized.TestCase):
     run = train.build(stopping.eventful(scheme), workdir=str(workdir))
     with self.assertRaises(stopping.Killed):
       stopping.stop(run, saved_at=cuts, killed_at=steps - 1)
-    for number in (1, 0):  # Of the newest checkpoint.
+    for number in (1, 0):  # Number of the newest checkpoint.
       again = shutil.copytree(workdir, f'{tempfile.mkdtemp()}/run')
       if number == 0:
         shutil.rmtree(f'{again}/checkpoints/1')
@@ -247,7 +247,7 @@ class ResumeTest(parameterized.TestCase):
     with self.assertLogs('absl', 'WARNING') as logs:
       train.build(stopping.eventful('bsp'), workdir=str(run.files.workdir))
     self.assertLen(logs.output, 1)
-    self.assertIn('began with cores 999 and goes on with', logs.output[0])
+    self.assertIn('began with cores 999 and continues with', logs.output[0])
 
   def test_two_runs_cannot_share_a_folder(self):
     run = small.build(stopping.eventful('bsp'))
@@ -255,7 +255,7 @@ class ResumeTest(parameterized.TestCase):
       train.build(stopping.eventful('bsp'), workdir=str(run.files.workdir))
 
   def test_a_run_that_is_refused_gives_the_folder_back(self):
-    workdir = self._stopped()
+    workdir = self._stop()
     other = stopping.eventful('asp')
     other.seed = 7
     refusals = []  # They keep alive what raised them.
@@ -268,12 +268,12 @@ class ResumeTest(parameterized.TestCase):
       self.assertRegex(str(refusal), 'another config.*seed')
 
   def test_a_file_that_lost_its_end_is_named(self):
-    workdir = self._stopped()
+    workdir = self._stop()
     (workdir / 'events.jsonl').write_text('')
     with self.assertRaisesRegex(ValueError, 'events.jsonl to have .* got 0'):
       train.build(stopping.eventful('asp'), workdir=str(workdir))
 
-  def _stopped(self):
+  def _stop(self):
     workdir = pathlib.Path(tempfile.mkdtemp()) / 'run'
     with self.assertRaises(stopping.Killed):
       run = train.build(stopping.eventful('asp'), workdir=str(workdir))
@@ -308,17 +308,17 @@ class ProcessTest(parameterized.TestCase):
 
   def _stop(self, number):
     """Stops the run once it has saved; returns its exit code and log."""
-    before = self._saved()
+    before = self._newest_checkpoint()
     process = self._start('run')
     deadline = time.monotonic() + 60
-    while self._saved() == before and process.poll() is None:
+    while self._newest_checkpoint() == before and process.poll() is None:
       self.assertLess(time.monotonic(), deadline)
       time.sleep(0.01)
     process.send_signal(number)
     _, log = process.communicate(timeout=60)
     return process.returncode, log
 
-  def _saved(self):
+  def _newest_checkpoint(self):
     """Returns the number of the newest complete checkpoint."""
     return max(
       checkpoints.steps(self.folder / 'run' / 'checkpoints'), default=0
@@ -329,14 +329,14 @@ class ProcessTest(parameterized.TestCase):
     self.assertEqual(code, -9, log)
     code, log = self._stop(signal.SIGINT)
     self.assertEqual(code, 130, log)
-    self.assertIn('Going on from checkpoint', log)
+    self.assertIn('Resuming from checkpoint', log)
     self.assertIn('the same command with --workdir=', log)
     summary = json.loads((self.folder / 'run/summary.json').read_text())
     self.assertEqual(summary['ended'], 'interrupted')
 
     with self.assertLogs('absl', 'INFO') as logs:
       train.build(_long(), workdir=str(self.folder / 'run'))()
-    self.assertIn('Going on from checkpoint', '\n'.join(logs.output))
+    self.assertIn('Resuming from checkpoint', '\n'.join(logs.output))
     train.build(_long(), workdir=str(self.folder / 'straight'))()
 
     for name in ('events.jsonl', 'trace.json', 'metrics.jsonl', 'summary.json'):

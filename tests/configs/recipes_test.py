@@ -171,7 +171,7 @@ class FileTest(parameterized.TestCase):
     for section in ('cluster', 'batching', 'wire', 'route', 'sync'):
       one, other = config[section].to_dict(), trained[section].to_dict()
       one.pop('micro_batch', None), other.pop('micro_batch', None)
-      # What is trained has layers of its own.
+      # The trained model has layers of its own.
       for each in (one, other):
         each.get('speed', {}).pop('layers', None)
       self.assertEqual(one, other)

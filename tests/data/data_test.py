@@ -73,7 +73,7 @@ class DigitsTest(absltest.TestCase):
     targets = np.concatenate([train.targets, test.targets])
     # A digit's mean tells it from all others of its class but a few.
     found = sorted(zip(targets, both.mean(axis=(1, 2, 3)), strict=True))
-    images = _enlarged(self.original.images / 16)
+    images = _enlarge(self.original.images / 16)
     means = images.mean(axis=(1, 2))
     expected = sorted(zip(self.original.target, means, strict=True))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -92,8 +92,8 @@ class DigitsTest(absltest.TestCase):
         made.test.targets, made.test.inputs.mean(axis=(1, 2, 3)), strict=True
       )
       sizes.append(np.bincount(made.test.targets))
-    self.assertLess(np.ptp(sizes, axis=0).max(), 2)  # Of each class.
-    means = _enlarged(self.original.images / 16).mean(axis=(1, 2))
+    self.assertLess(np.ptp(sizes, axis=0).max(), 2)  # Images of each class.
+    means = _enlarge(self.original.images / 16).mean(axis=(1, 2))
     expected = sorted(zip(self.original.target, means, strict=True))
     np.testing.assert_allclose(sorted(tested), expected, rtol=1e-5)
 
@@ -104,7 +104,7 @@ class DigitsTest(absltest.TestCase):
   def test_digits_are_enlarged_bilinearly(self):
     targets = self.original.target
     first = np.flatnonzero(targets == 0)[0]
-    expected = _enlarged(self.original.images[first : first + 1] / 16)
+    expected = _enlarge(self.original.images[first : first + 1] / 16)
     np.testing.assert_allclose(
       self.dataset.test.inputs[:1, ..., 0], expected, atol=1e-6
     )
@@ -115,7 +115,7 @@ class DigitsTest(absltest.TestCase):
     self.assertAlmostEqual(float(prepared.std()), 1, places=4)
 
 
-def _enlarged(images: np.ndarray) -> np.ndarray:
+def _enlarge(images: np.ndarray) -> np.ndarray:
   shape = (len(images), 32, 32)
   return np.asarray(jax.image.resize(images, shape, method='bilinear'))
 
@@ -188,7 +188,7 @@ class _Python2Pickler(pickle._Pickler):
   dispatch = pickle._Pickler.dispatch | {bytes: _save_bytes, bool: _save_bool}
 
 
-def _pickled(value) -> bytes:
+def _pickle(value) -> bytes:
   file = io.BytesIO()
   _Python2Pickler(file, protocol=2).dump(value)
   return file.getvalue().replace(b'cnumpy._core', b'cnumpy.core')
@@ -226,7 +226,7 @@ class ArchiveTest(absltest.TestCase):
     labels = {name: rng.integers(0, 10, 3).tolist() for name in names}
     other = {'batches.meta': b'not read', 'readme.html': b'not read'}
     batches = {
-      name: _pickled({b'data': data[name], b'labels': labels[name]})
+      name: _pickle({b'data': data[name], b'labels': labels[name]})
       for name in names
     }
 
@@ -275,7 +275,7 @@ class NpzTest(parameterized.TestCase):
       arrays[f'{split}_buf'] = np.frombuffer(b''.join(bodies), np.uint8)
       arrays[f'{split}_len'] = np.array([len(b) for b in bodies], np.uint16)
       arrays[f'{split}_y'] = (np.arange(size) % 10).astype(np.uint8)
-      images[split] = np.stack([np.asarray(_opened(jpeg)) for jpeg in encoded])
+      images[split] = np.stack([np.asarray(_open(jpeg)) for jpeg in encoded])
     return arrays, images
 
   def _jpeg(self, image) -> bytes:
@@ -347,7 +347,7 @@ class MissingFileTest(parameterized.TestCase):
       cifar10.make(directory=None, file='cifar.zip')
 
 
-def _opened(jpeg: bytes) -> Image.Image:
+def _open(jpeg: bytes) -> Image.Image:
   return Image.open(io.BytesIO(jpeg))
 
 

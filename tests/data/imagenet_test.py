@@ -59,7 +59,9 @@ class ImagenetTest(parameterized.TestCase):
     self.assertLen(dataset.test.inputs, 6)
     for row, name in enumerate(('n01/n01_0', 'n01/n01_1', 'n02/n02_0')):
       path = self.directory / 'photos' / 'val' / f'{name}.JPEG'
-      np.testing.assert_array_equal(dataset.test.inputs[row], _shown(path))
+      np.testing.assert_array_equal(
+        dataset.test.inputs[row], _resize_and_crop(path)
+      )
 
   def test_neither_classes_nor_images_keep_the_order_of_the_disk(self):
     rng = np.random.default_rng(2)
@@ -78,7 +80,9 @@ class ImagenetTest(parameterized.TestCase):
     pixels = np.random.default_rng(1).integers(0, 256, (9, 9, 3), np.uint8)
     image = Image.fromarray(pixels).resize((width, height))
     path = self._save(image, 'val/n01/n01_0.JPEG')
-    np.testing.assert_array_equal(self._make().test.inputs[0], _shown(path))
+    np.testing.assert_array_equal(
+      self._make().test.inputs[0], _resize_and_crop(path)
+    )
 
   @parameterized.parameters(
     ('L', 'JPEG', 99), ('CMYK', 'JPEG', (9, 99, 200, 0)), ('P', 'PNG', 3)
@@ -186,7 +190,7 @@ class ImagenetTest(parameterized.TestCase):
       imagenet.make(**arguments)
 
 
-def _shown(path: pathlib.Path) -> np.ndarray:
+def _resize_and_crop(path: pathlib.Path) -> np.ndarray:
   """Resizes to a shorter side of 32, then crops the central 28 pixels."""
   with Image.open(path) as image:
     scale = 32 / min(image.size)

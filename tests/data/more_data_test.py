@@ -276,14 +276,14 @@ class AugmentTest(parameterized.TestCase):
       jax.numpy_rank_promotion('raise'),
       jax.numpy_dtype_promotion('strict'),
     ):
-      found = _augmented(images, 3, padding=padding, flip=flip)
+      found = _augment(images, 3, padding=padding, flip=flip)
     self.assertEqual((found.shape, found.dtype), (images.shape, images.dtype))
     for choice in _choices(images, np.asarray(found), padding, flip):
       self.assertIsNotNone(choice)
 
   def test_all_choices_are_equally_likely(self):
     images = self._images(batch=2000)
-    found = _augmented(images, 0, padding=2)
+    found = _augment(images, 0, padding=2)
     choices = np.array(_choices(images, np.asarray(found), 2, True))
     counts = np.zeros((2, 5, 5))
     np.add.at(counts, tuple(choices.T), 1)
@@ -320,7 +320,7 @@ class AugmentTest(parameterized.TestCase):
       augment.flip_and_crop(inputs, jax.random.key(0), padding=padding)
 
 
-def _augmented(images, seed, **changed) -> jax.Array:
+def _augment(images, seed, **changed) -> jax.Array:
   change = functools.partial(augment.flip_and_crop, **changed)
   return small_models.jit(change)(images, jax.random.key(seed))
 

@@ -60,7 +60,7 @@ class _Model:
     return sorted(itertools.chain(*held))
 
 
-# What happens to a worker: it leaves now and then; else it takes if it can,
+# Random events of a worker: it leaves now and then; else it takes if it can,
 # and is done if not.
 _EVENTS = st.lists(
   st.tuples(
@@ -166,7 +166,7 @@ class StreamTest(parameterized.TestCase):
       for worker, count in enumerate((2, 5)):
         taken = stream.take(worker, count)
         if len(leased) >= 2 * ahead and ahead:
-          # What is used now was known `ahead` iterations ago.
+          # These examples were known `ahead` iterations ago.
           self.assertContainsSubset(_positions(taken), leased[-2 * ahead])
         stream.done(worker)
         leased.append(_positions(stream.leases[worker]))
@@ -179,7 +179,7 @@ class StreamTest(parameterized.TestCase):
     stream.leave(0)
     self.assertEqual(stream.returned, ((0, 6),))
     stream.done(1)
-    # Worker 1 goes on with its lease and tops it up with what was returned.
+    # Worker 1 continues with its lease and tops it up with what was returned.
     self.assertEqual(stream.take(1, 2), ((8, 10),))
     self.assertEqual(stream.leases[1], ((0, 2),))
     self.assertEqual(stream.take(2, 4), ((2, 6),))

@@ -78,7 +78,7 @@ class _Case(parameterized.TestCase):
     self.assertTrue(path.exists(), f'{os.listdir(run.parent)}: {output}')
     summary = json.loads(path.read_text())
     self.assertEqual(summary['ended'], 'finished', output)
-    self.assertLen(summary['lives'], workers)
+    self.assertLen(summary['admissions'], workers)
     self.assertEmpty(summary['lost'], output)
     if token:
       mode = (run / token).stat().st_mode

@@ -135,14 +135,14 @@ class FlagsTest(parameterized.TestCase):
 class PrecisionTest(parameterized.TestCase):
   @parameterized.parameters(*_NAMES)
   def test_gradients_for_gpus_have_the_precision_of_the_config(self, matmul):
-    text = _lowered(precision__matmul=matmul)
+    text = _lower(precision__matmul=matmul)
     for operation in ('dot_general', 'convolution'):
       found = _precisions(text, operation)
       self.assertGreater(len(found), 3)
       self.assertEqual({*found}, {_NAMES[matmul]}, operation)
 
   def test_half_precision_has_the_default_of_jax(self):
-    text = _lowered(precision__dtype='bfloat16')
+    text = _lower(precision__dtype='bfloat16')
     self.assertEqual({*_precisions(text, 'convolution')}, {'DEFAULT'})
     self.assertNotRegex(text, r'(dot_general|convolution).*xf32')
     with self.assertRaisesRegex(
@@ -250,7 +250,7 @@ class PrecisionTest(parameterized.TestCase):
     self.assertLen({*found}, 3)
 
 
-def _lowered(**fields):
+def _lower(**fields):
   """Returns the program of a small convolutional model's gradient, for CUDA."""
   config = small.config(
     data__synthetic__pixels=32,

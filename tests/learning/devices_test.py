@@ -106,13 +106,13 @@ def _pushes():
         'numbers': [np.ravel(leaf).tolist() for leaf in leaves],
         'compilations': compilations.count() - before,
         'devices': sorted({d.id for leaf in leaves for d in leaf.devices()}),
-        'updated': _updated(gradient, params, results[0][0]),
+        'updated': _update(gradient, params, results[0][0]),
       }
   return found
 
 
-def _updated(gradient, params, expected):
-  """Returns how streams and updates of pools differ, and compile late."""
+def _update(gradient, params, expected):
+  """Returns differences of streams and updates, and late compilations."""
   learned, order = gradient.task, gradient.order(params)
   layout = Layout(
     params, learned.stats, order=order, bucket_bytes=0, step_statistics=0
@@ -181,8 +181,8 @@ def _runs():
   return found
 
 
-def _resumed():
-  """Returns what a run compiles late that goes on with pushes in flight."""
+def _resume():
+  """Returns the late compilations of a run resumed with pushes in flight."""
   config = stopping.eventful(
     'asp', cluster__devices_per_worker=2, epochs=1.0, cluster__script=()
   )
@@ -195,8 +195,8 @@ def _resumed():
   return {'in_flight': in_flight, 'compilations': run()['compilations']}
 
 
-def _found(folder):
-  """Returns what both functions give, and the programs of the first."""
+def _run_all(folder):
+  """Returns the results of both functions, and the programs of the first."""
   pushes = _pushes()
   programs = pathlib.Path(folder).glob('*after_optimizations.txt')
   texts = [program.read_text() for program in programs]
@@ -204,13 +204,13 @@ def _found(folder):
     'pushes': pushes,
     'programs': texts,
     'runs': _runs(),
-    'resumed': _resumed(),
+    'resumed': _resume(),
   }
 
 
 @functools.cache
 def _in_a_process():
-  """Returns what `_found` gives in a process with four devices."""
+  """Returns what `_run_all` gives in a process with four devices."""
   folder = tempfile.mkdtemp()
   dump = f'--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_part'
   dump += ' --xla_backend_optimization_level=0'  # It compiles a lot.
@@ -219,7 +219,7 @@ def _in_a_process():
     'tests.learning.devices_test',
     folder,
     XLA_FLAGS=f'--xla_force_host_platform_device_count=4 {dump}',
-    # Of its own: what others compiled is not dumped.
+    # A process of its own, so that no earlier program is dumped.
     JAX_COMPILATION_CACHE_DIR=tempfile.mkdtemp(),
     **(accelerators.environment(devices=4) if accelerators.is_fake() else {}),
   )
@@ -263,7 +263,7 @@ class PushTest(parameterized.TestCase):
   def test_devices_exchange_sums_and_no_examples(self):
     programs = _in_a_process()['programs']
     spread = [text for text in programs if 'all-reduce' in text]
-    # Of 8 examples: two tasks on 4 devices, one on 2; one of 4 on 4.
+    # With 8 examples: two tasks on 4 devices, one on 2; one of 4 on 4.
     self.assertLen(spread, 4)
     for text in programs:
       for other in ('all-gather', 'all-to-all', 'collective-permute'):
@@ -324,6 +324,6 @@ class CheckTest(parameterized.TestCase):
 
 if __name__ == '__main__':
   if len(sys.argv) == 2 and pathlib.Path(sys.argv[1]).is_dir():
-    print(json.dumps(_found(sys.argv[1])))
+    print(json.dumps(_run_all(sys.argv[1])))
   else:
     absltest.main()

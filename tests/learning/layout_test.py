@@ -15,7 +15,7 @@ from learning.digest import digest
 from learning.gradient_buffer import BucketFiller, backward_order
 from learning.layout import Layout, concatenate, reshard, split_evenly
 from learning.learner import TaskLearner
-from learning.nothing import NoLearner
+from learning.timing_only import TimingOnlyLearner
 from models import mlp, resnet, task, transformer, vgg
 from tests.support import drawn
 from wire.codec import Payload
@@ -33,7 +33,7 @@ def _trees(seed):
 
 
 _ORDER = (4, 2, 3, 0, 1)
-_BYTES = (64, 520, 0, 84, 4)  # Of the leaves in that order.
+_BYTES = (64, 520, 0, 84, 4)  # Sizes of the leaves in that order.
 
 
 def _layout(bucket_bytes=0.0, step_statistics=3):
@@ -45,7 +45,7 @@ def _layout(bucket_bytes=0.0, step_statistics=3):
   )
 
 
-def _filled(layout, seed):
+def _fill(layout, seed):
   """Returns a buffer with the numbers of a payload, and the payload.
 
   It starts at a multiple of 64 bytes, so that XLA reads it without a copy.
@@ -63,7 +63,7 @@ def _filled(layout, seed):
 class LayoutTest(parameterized.TestCase):
   def test_a_buffer_has_what_was_written_and_zeros(self):
     layout = _layout()
-    vector, payload = _filled(layout, 1)
+    vector, payload = _fill(layout, 1)
     layout.step_statistics(vector)[...] = 1, 2, 3
     leaves = jax.tree.leaves(payload.gradient)
     numbers = [leaves[leaf] for leaf in _ORDER]
@@ -73,7 +73,7 @@ class LayoutTest(parameterized.TestCase):
 
   def test_a_payload_is_views_and_the_same_when_compiled(self):
     layout = _layout()
-    vector, expected = _filled(layout, 2)
+    vector, expected = _fill(layout, 2)
     payload = layout.payload(vector)
     jax.tree.map(np.testing.assert_array_equal, payload, expected)
     for leaf in jax.tree.leaves(payload):
@@ -227,7 +227,9 @@ class LayoutTest(parameterized.TestCase):
 
 class ReshardTest(parameterized.TestCase):
   @parameterized.product(before=[1, 2, 3, 5], now=[1, 2, 4])
-  def test_states_are_joined_and_cut_anew(self, before, now):
+  def test_states_are_joined_and_split_for_another_number_of_shards(
+    self, before, now
+  ):
     whole = {
       'params': np.arange(11.0),
       'stats': np.arange(100.0, 106.0),
@@ -269,7 +271,7 @@ class BucketFillerTest(parameterized.TestCase):
   @parameterized.parameters(0, 100, math.inf)
   def test_a_bucket_is_reported_once_when_it_is_complete(self, bucket_bytes):
     layout = _layout(bucket_bytes)
-    expected, payload = _filled(layout, 3)
+    expected, payload = _fill(layout, 3)
     layout.step_statistics(expected)[...] = 4
     leaves = jax.tree.leaves(payload.gradient)
     for seed in range(5):
@@ -296,7 +298,7 @@ class BucketFillerTest(parameterized.TestCase):
       self.assertCountEqual(reported, range(len(layout.buckets)))
 
 
-def _classified(make, shape, targets=(), dtype=np.float32):
+def _classify(make, shape, targets=(), dtype=np.float32):
   learned = task.classification(drawn.model(make), lambda x: x, lambda x, _: x)
   args = (
     jax.ShapeDtypeStruct((4, *shape), dtype),
@@ -321,7 +323,7 @@ def _vgg():
           for m in range(most)]  # fmt: skip
   used += ['hidden 0', 'hidden 1', 'logits']
   both = [f'{name} {part}' for name in used for part in ('kernel', 'bias')]
-  return *_classified(make, shape), both
+  return *_classify(make, shape), both
 
 
 def _mlp():
@@ -329,7 +331,7 @@ def _mlp():
     mlp.make, input_shape=(4, 4, 1), num_classes=3, seed=0, hidden=(5, 6)
   )
   both = [f'layers {n} {p}' for n in range(3) for p in ('kernel', 'bias')]
-  return *_classified(make, (4, 4, 1)), both
+  return *_classify(make, (4, 4, 1)), both
 
 
 def _resnet():
@@ -342,7 +344,7 @@ def _resnet():
   parts = ('conv kernel', 'norm scale', 'norm bias')
   used = [f'{name} {part}' for name in ['stem', *layers] for part in parts]
   used += ['logits kernel', 'logits bias']
-  return *_classified(make, shape), used
+  return *_classify(make, shape), used
 
 
 def _transformer():
@@ -359,7 +361,7 @@ def _transformer():
            for name, parts in layer for part in parts]  # fmt: skip
   used += [f'norm {part}' for part in norm]
   used += [f'logits {part}' for part in dense]
-  return *_classified(make, (6,), (6,), np.int32), used
+  return *_classify(make, (6,), (6,), np.int32), used
 
 
 class OrderTest(parameterized.TestCase):
@@ -452,7 +454,7 @@ class UpdateTest(parameterized.TestCase):
     before = compilations.count()
     for update in range(5):
       examples, pushes = 20 + 3 * update, 1 + update % 3
-      vector, payload = _filled(layout, update)
+      vector, payload = _fill(layout, update)
       payload = jax.tree.map(jnp.array, payload)
       replica.apply_buffer(layout, vector, examples, pushes=pushes)
       plain.add(update, payload, examples, pushes=pushes)
@@ -468,13 +470,13 @@ class UpdateTest(parameterized.TestCase):
     params, fork = replica.params, replica.fork()
     before = digest(fork.state())
     for update in range(3):
-      vector, _ = _filled(layout, update)
+      vector, _ = _fill(layout, update)
       replica.apply_buffer(layout, vector, 8, pushes=1)
     jax.tree.map(np.testing.assert_array_equal, params, _trees(0)[0])
     self.assertEqual(digest(fork.state()), before)
 
   def test_a_learner_without_a_model_counts_updates(self):
-    learner = NoLearner((), ())
+    learner = TimingOnlyLearner((), ())
     layout = Layout((), step_statistics=1)
     learner.warm_up_buffer(layout)
     learner.apply_buffer(layout, np.zeros(1, np.float32), 24, pushes=3)

@@ -106,16 +106,16 @@ def _gradient(dtype='float32', scaled=True):
   )
 
 
-def _of(gradient, **scale):
+def _make(gradient, **scale):
   ranges = ((0, 12),)  # In two parts.
   return gradient(gradient.task.params, ranges, worker=0, iteration=0, **scale)
 
 
 class GradientTest(parameterized.TestCase):
   def test_a_power_of_two_changes_no_bit_but_the_exponent(self):
-    plain, loss = _of(_gradient(scaled=False))
-    one, _ = _of(_gradient())
-    scaled, same = _of(_gradient(), scale=2.0**15)
+    plain, loss = _make(_gradient(scaled=False))
+    one, _ = _make(_gradient())
+    scaled, same = _make(_gradient(), scale=2.0**15)
     jax.tree.map(np.testing.assert_array_equal, one, plain)
     unscaled = jax.tree.map(lambda leaf: leaf / 2.0**15, scaled.gradient)
     jax.tree.map(np.testing.assert_array_equal, unscaled, plain.gradient)
@@ -126,9 +126,9 @@ class GradientTest(parameterized.TestCase):
   # one at the logits' derivative; relative, of the norm.
   @parameterized.parameters(('bfloat16', 2.0**-7), ('float16', 2.0**-10))
   def test_half_precision_is_within_its_rounding_of_float32(self, dtype, eps):
-    exact, loss = _of(_gradient())
+    exact, loss = _make(_gradient())
     for scale in (1.0, 2.0**10):
-      found, near = _of(_gradient(dtype), scale=scale)
+      found, near = _make(_gradient(dtype), scale=scale)
       for got, want in zip(
         *map(jax.tree.leaves, (found.gradient, exact.gradient)), strict=True
       ):
@@ -139,10 +139,10 @@ class GradientTest(parameterized.TestCase):
       self.assertAlmostEqual(near / loss, 1, delta=6.5 * eps)
 
   def test_float16_overflows_and_a_smaller_scale_does_not(self):
-    large, _ = _of(_gradient('float16'), scale=2.0**20)
+    large, _ = _make(_gradient('float16'), scale=2.0**20)
     leaves = jax.tree.leaves(large.gradient)
     self.assertFalse(all(np.isfinite(leaf).all() for leaf in leaves))
-    small, _ = _of(_gradient('float16'), scale=2.0**8)
+    small, _ = _make(_gradient('float16'), scale=2.0**8)
     leaves = jax.tree.leaves(small.gradient)
     self.assertTrue(all(np.isfinite(leaf).all() for leaf in leaves))
 
@@ -170,7 +170,7 @@ def _payload(seed, scale=1.0):
 
 
 class LearnerTest(parameterized.TestCase):
-  def _same(self, one, other):
+  def _assert_same(self, one, other):
     names = ('params', 'stats', 'version', 'examples', '_state')
     pairs = ([getattr(x, name) for name in names] for x in (one, other))
     jax.tree.map(np.testing.assert_array_equal, *pairs)
@@ -184,7 +184,7 @@ class LearnerTest(parameterized.TestCase):
         scaled.add(update, _payload(seed, scale), 8, scale=scale)
       plain.commit(update)
       scaled.commit(update)
-    self._same(scaled, plain)
+    self._assert_same(scaled, plain)
 
   def test_sums_of_one_scale_give_the_unscaled_update(self):
     plain, scaled, pooled = _learner(), _learner(), _learner()
@@ -204,8 +204,8 @@ class LearnerTest(parameterized.TestCase):
       plain.add(update, _payload(update), 16, pushes=2)
       for each in (plain, scaled):
         each.commit(update)
-    self._same(scaled, plain)
-    self._same(pooled, plain)
+    self._assert_same(scaled, plain)
+    self._assert_same(pooled, plain)
     self.assertEqual(pooled.scaling, (2.0**16, 1, 2))
     self.assertEqual(digest(pooled.state()), digest(scaled.state()))
 

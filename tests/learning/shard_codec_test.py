@@ -18,7 +18,7 @@ def _tree(seed, *shapes):
   }
 
 
-def _ravelled(tree):
+def _ravel(tree):
   leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(tree)]
   return np.concatenate(leaves) if leaves else np.zeros(0, np.float32)
 
@@ -32,7 +32,7 @@ def _codec(params, stats, servers, wire=None):
   return ShardCodec(params, stats, servers=servers, wire=wire)
 
 
-def _carried(message):
+def _carry(message):
   """Returns the bytes of a message, as a receiver has them."""
   return np.concatenate([np.empty(0, np.uint8), *byte_views(message)])
 
@@ -52,13 +52,13 @@ class ShardCodecTest(parameterized.TestCase):
     messages, _, finite = codec.encode(codec.init(0), payload)
 
     self.assertTrue(finite)
-    sent = [_carried(message) for message in messages]
+    sent = [_carry(message) for message in messages]
     pushed = [
       codec.decode(codec.push_message(bytes_, k), k)
       for k, bytes_ in enumerate(sent)
     ]
     pulls = [
-      _carried(codec.encode_pull(*codec.initial_shard(server)))
+      _carry(codec.encode_pull(*codec.initial_shard(server)))
       for server in range(servers)
     ]
     pulled = codec.decode_pulls(
@@ -81,15 +81,13 @@ class ShardCodecTest(parameterized.TestCase):
     for parts, whole in zip(
       zip(*shares, strict=True), (_PARAMS, _STATS), strict=True
     ):
-      np.testing.assert_array_equal(np.concatenate(parts), _ravelled(whole))
+      np.testing.assert_array_equal(np.concatenate(parts), _ravel(whole))
       sizes = [len(part) for part in parts]
       self.assertLessEqual(max(sizes) - min(sizes), 1)
 
   def test_a_version_without_codec_is_exact(self):
     codec = _codec(_PARAMS, _STATS, 2, dense.make(dtype='bfloat16'))
-    whole = [
-      _carried(codec.initial_shard(k)).view(np.float32) for k in range(2)
-    ]
+    whole = [_carry(codec.initial_shard(k)).view(np.float32) for k in range(2)]
     parts = [codec.split_shard(vector, k) for k, vector in enumerate(whole)]
     got = codec.join(parts)
     jax.tree.map(np.testing.assert_array_equal, got, (_PARAMS, _STATS))

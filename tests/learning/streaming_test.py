@@ -21,8 +21,8 @@ from learning.gradient import TaskGradient
 from learning.gradient_buffer import BucketFiller
 from learning.layout import Layout
 from learning.learning import Overlap
-from learning.nothing import NoLearning
 from learning.streaming import StreamingGradient, find_overlap
+from learning.timing_only import TimingOnlyLearning
 from models import mlp, norm, task, transformer
 from models.task import Task
 from tests.support import accelerators, drawn, small
@@ -31,7 +31,7 @@ _EXAMPLES = 16
 _MODULE = 'tests.learning.streaming_test'
 
 
-# What may overlap on the devices of all tests.
+# Overlaps that the devices of all tests allow.
 _OVERLAP = 'copies' if accelerators.is_fake() else 'backward'
 
 
@@ -65,7 +65,7 @@ def _gradient(learned, inputs, targets, micro_batch=4, devices=()):
 
 
 @functools.cache
-def _made(kind, devices=()):
+def _make_gradient(kind, devices=()):
   rng = np.random.default_rng(0)
   inputs = rng.normal(size=(_EXAMPLES, 6, 6, 1)).astype(np.float32)
   targets = rng.integers(5, size=_EXAMPLES).astype(np.int32)
@@ -88,7 +88,7 @@ def _digests():
   """Returns digests of pools that streams have filled, by model and devices."""
   found = {'backend': jax.default_backend()}
   for kind, count in (('conv', 1), ('mlp', 2)):
-    gradient = _made(kind, tuple(jax.local_devices()[:count]))
+    gradient = _make_gradient(kind, tuple(jax.local_devices()[:count]))
     layout = _layout(gradient, bucket_bytes=100.0)
     streaming = StreamingGradient(
       gradient, [each.leaves for each in layout.buckets], overlap=True
@@ -96,7 +96,7 @@ def _digests():
     params = gradient.place(gradient.task.params)
     streaming.warm_up_stream(params, 15, changing=False)
     before = compilations.count()
-    vector, told = _streamed(streaming, gradient, layout, 15)
+    vector, told = _stream(streaming, gradient, layout, 15)
     found[f'{kind} {count}'] = {
       'digest': hashlib.sha256(vector.tobytes()).hexdigest(),
       'some': int(np.count_nonzero(vector)),
@@ -122,7 +122,7 @@ class _Copied:
     self.log, self.may_land = log, may_land
 
   def copy_to_host_async(self):
-    """Asks for the copy."""
+    """Requests the copy."""
     self.log.append(('request', self.leaf))
 
   def __array__(self, dtype=None, copy=None):
@@ -155,8 +155,8 @@ def _layout(gradient, bucket_bytes=0.0):
   return Layout(learned.params, learned.stats, order=order, **sizes)
 
 
-def _streamed(streaming, gradient, layout, examples):
-  """Returns the buffer after a call, and which ranges were told of when."""
+def _stream(streaming, gradient, layout, examples):
+  """Returns the buffer after a call, and which buckets were reported when."""
   vector, told = np.zeros(layout.size, np.float32), []
   filling = BucketFiller(layout, vector, told.append)
   call = {'worker': 1, 'iteration': examples, 'sink': filling}
@@ -166,7 +166,7 @@ def _streamed(streaming, gradient, layout, examples):
   return vector, told
 
 
-def _expected(gradient, layout, examples):
+def _compute_expected(gradient, layout, examples):
   vector = np.zeros(layout.size, np.float32)
   call = {'worker': 1, 'iteration': examples}
   payload, loss = gradient(gradient.task.params, ((0, examples),), **call)
@@ -192,15 +192,15 @@ class StreamingTest(parameterized.TestCase):
     self._check_same(kind, 0)
 
   def _check_same(self, kind, overlap):
-    gradient = _made(kind)
+    gradient = _make_gradient(kind)
     layout = _layout(gradient, bucket_bytes=100.0)
     streaming = StreamingGradient(
       gradient, [each.leaves for each in layout.buckets], overlap=overlap
     )
     self.assertEqual(streaming.overlap, _OVERLAP if overlap else 'none')
-    for examples in (4, 15, 7):  # Of 4 each: few programs.
-      vector, told = _streamed(streaming, gradient, layout, examples)
-      expected = _expected(gradient, layout, examples)
+    for examples in (4, 15, 7):  # Parts of 4 each: few programs.
+      vector, told = _stream(streaming, gradient, layout, examples)
+      expected = _compute_expected(gradient, layout, examples)
       np.testing.assert_array_equal(vector.view('u4'), expected.view('u4'))
       self.assertCountEqual(told, range(len(layout.buckets)))
       self.assertGreater(np.count_nonzero(vector), layout.size // 2)
@@ -209,7 +209,7 @@ class StreamingTest(parameterized.TestCase):
     self.assertEqual(streaming.streamed, 3 * leaves if streams else 0)
 
   def test_nothing_is_compiled_late(self):
-    gradient = _made('mlp')
+    gradient = _make_gradient('mlp')
     layout = _layout(gradient, math.inf)
     streaming = StreamingGradient(
       gradient, [each.leaves for each in layout.buckets], overlap=True
@@ -220,19 +220,19 @@ class StreamingTest(parameterized.TestCase):
     self.assertEqual(streaming.computed, computed)
     before = compilations.count()
     for examples in range(1, 7):
-      _streamed(streaming, gradient, layout, examples)
+      _stream(streaming, gradient, layout, examples)
     self.assertEqual(compilations.count(), before)
 
   def test_a_warm_up_of_one_size_compiles_its_programs(self):
     for overlap in (True, False):
-      gradient = _made.__wrapped__('mlp')
+      gradient = _make_gradient.__wrapped__('mlp')
       layout = _layout(gradient)
       streaming = StreamingGradient(
         gradient, [each.leaves for each in layout.buckets], overlap=overlap
       )
       streaming.warm_up_stream(gradient.task.params, 8, changing=False)
       before = compilations.count()
-      _streamed(streaming, gradient, layout, 8)
+      _stream(streaming, gradient, layout, 8)
       self.assertEqual(compilations.count(), before)
 
   @parameterized.parameters(KeyError, KeyboardInterrupt)
@@ -243,7 +243,7 @@ class StreamingTest(parameterized.TestCase):
         if len(leaves) == 2:
           raise raised
 
-    gradient = _made('mlp')
+    gradient = _make_gradient('mlp')
     layout = _layout(gradient)
     streaming = StreamingGradient(
       gradient, [each.leaves for each in layout.buckets], overlap=True
@@ -254,8 +254,10 @@ class StreamingTest(parameterized.TestCase):
       streaming.stream(gradient.task.params, ((0, 4),), **call)
     self.assertIs(caught.exception, raised)
     self.assertLen(leaves, 2)
-    vector, _ = _streamed(streaming, gradient, layout, 4)  # It goes on.
-    np.testing.assert_array_equal(vector, _expected(gradient, layout, 4))
+    vector, _ = _stream(streaming, gradient, layout, 4)  # A later call works.
+    np.testing.assert_array_equal(
+      vector, _compute_expected(gradient, layout, 4)
+    )
 
   def test_tied_parameters_loops_and_remat(self):
     def loss(params, inputs, targets, key):
@@ -282,13 +284,13 @@ class StreamingTest(parameterized.TestCase):
       gradient, [each.leaves for each in layout.buckets], overlap=True
     )
     for examples in (4, 7):
-      vector, _ = _streamed(streaming, gradient, layout, examples)
-      expected = _expected(gradient, layout, examples)
+      vector, _ = _stream(streaming, gradient, layout, examples)
+      expected = _compute_expected(gradient, layout, examples)
       np.testing.assert_array_equal(vector.view('u4'), expected.view('u4'))
     self.assertEqual(streaming.streamed, 0 if accelerators.is_fake() else 6)
 
   def test_a_call_returns_the_gradient(self):
-    gradient = _made('mlp')
+    gradient = _make_gradient('mlp')
     streaming = StreamingGradient(gradient, (), overlap=False)
     params, ranges = gradient.task.params, ((0, 4),)
     streaming.prepare(ranges)
@@ -302,7 +304,7 @@ class StreamingTest(parameterized.TestCase):
 class AcceleratorTest(parameterized.TestCase):
   @mock.patch.object(jax, 'default_backend', lambda: 'fake')
   def test_a_bucket_is_sent_before_later_copies_land(self):
-    gradient = _made('transformer')
+    gradient = _make_gradient('transformer')
     layout = _layout(gradient, bucket_bytes=300.0)
     buckets = [
       leaves for leaves in [each.leaves for each in layout.buckets] if leaves
@@ -334,12 +336,12 @@ class AcceleratorTest(parameterized.TestCase):
     for number, leaves in enumerate([each.leaves for each in layout.buckets]):
       events += [('land', leaf) for leaf in leaves] + [('send', number)]
     self.assertEqual(log[count:], events)
-    expected = _expected(gradient, layout, 7)
+    expected = _compute_expected(gradient, layout, 7)
     np.testing.assert_array_equal(vector.view('u4'), expected.view('u4'))
 
   @mock.patch.object(jax, 'default_backend', lambda: 'fake')
   def test_without_overlap_all_copies_land_before_the_first_is_sent(self):
-    gradient = _made('mlp')
+    gradient = _make_gradient('mlp')
     layout = _layout(gradient)
     log, may_land = [], [threading.Event() for _ in layout.order]
     for event in may_land:
@@ -381,14 +383,14 @@ class AcceleratorTest(parameterized.TestCase):
   )
   def test_overlap_is_described(self, platform, wanted, overlap, sentence):
     with mock.patch.object(jax, 'default_backend', lambda: platform):
-      found, why = find_overlap(_made('mlp'), wanted=wanted)
+      found, why = find_overlap(_make_gradient('mlp'), wanted=wanted)
     self.assertEqual(found, Overlap(overlap))
     self.assertRegex(why, sentence)
 
 
 class NothingTest(absltest.TestCase):
   def test_a_buffer_without_a_model_is_as_large_and_complete_at_once(self):
-    learning = NoLearning(size_bytes=4000, num_train=10, stream=None)
+    learning = TimingOnlyLearning(size_bytes=4000, num_train=10, stream=None)
     layout = learning.layout(bucket_bytes=0, step_statistics=2)
     self.assertBetween(layout.size, 1002, 1017)
     streaming = learning.streaming(layout, overlap=True)

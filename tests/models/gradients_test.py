@@ -22,7 +22,7 @@ _POOLS = {
 }
 
 
-def _pulled(function, primal, cotangent):
+def _pull_back(function, primal, cotangent):
   """Returns a function's value and the gradient of one argument."""
   value, pull = jax.vjp(function, primal)
   return value, pull(cotangent)[0]
@@ -91,7 +91,7 @@ class MaxPoolTest(parameterized.TestCase):
       return gradients.max_pool(inputs, window, strides, padding)
 
     arguments = jnp.asarray(inputs, dtype), jnp.asarray(cotangent, dtype)
-    maxima, got = jit(_pulled, static_argnums=0)(pool, *arguments)
+    maxima, got = jit(_pull_back, static_argnums=0)(pool, *arguments)
     self.assertEqual((maxima.dtype, got.dtype), (dtype, dtype))
     np.testing.assert_array_equal(np.asarray(maxima, np.float64), expected)
     np.testing.assert_array_equal(np.asarray(got, np.float64), gradient)
@@ -109,25 +109,25 @@ class MaxPoolTest(parameterized.TestCase):
     shape = jax.eval_shape(lambda x: nnx.max_pool(x, *how), inputs).shape
     cotangent = jnp.asarray(rng.normal(size=shape), jnp.float32)
     got, expected = (
-      jit(_pulled, static_argnums=0)(_pooling(pool, *how), inputs, cotangent)
+      jit(_pull_back, static_argnums=0)(_pooling(pool, *how), inputs, cotangent)
       for pool in (gradients.max_pool, nnx.max_pool)
     )
     for one, other in zip(got, expected, strict=True):
       np.testing.assert_array_equal(one, other)
 
   @parameterized.parameters(*_HALVES)
-  def test_halves_are_summed_in_float32_and_rounded_once(self, dtype):
+  def test_16_bit_gradients_are_summed_in_float32_and_rounded_once(self, dtype):
     inputs = jnp.ones((1, 3, 3, 1), dtype).at[0, 1, 1].set(2)
     tiny = float(jnp.finfo(dtype).eps) / 4
     cotangent = jnp.asarray([1, tiny, tiny, tiny], dtype).reshape(1, 2, 2, 1)
-    _, got = jit(_pulled, static_argnums=0)(
+    _, got = jit(_pull_back, static_argnums=0)(
       lambda inputs: gradients.max_pool(inputs, (2, 2)), inputs, cotangent
     )
     once = jnp.asarray(1 + 3 * tiny, dtype)
     self.assertGreater(once, 1)
     self.assertEqual(got[0, 1, 1, 0], once)
 
-  def test_other_numbers_of_axes(self):
+  def test_max_pool_takes_other_numbers_of_axes(self):
     rng = np.random.default_rng(2)
     row = jnp.asarray(rng.normal(size=(4, 9, 3)), jnp.float32)
     cube = jnp.asarray(rng.normal(size=(2, 4, 4, 6, 3)), jnp.float32)
@@ -140,7 +140,7 @@ class MaxPoolTest(parameterized.TestCase):
       (got,), (expected,) = one[1](one[0]), other[1](one[0])
       np.testing.assert_array_equal(got, expected)
 
-  def test_under_vmap_it_is_that_of_each(self):
+  def test_the_gradient_under_vmap_equals_that_of_each(self):
     rng = np.random.default_rng(3)
     inputs = jnp.asarray(rng.integers(-2, 2, (3, 2, 5, 5, 2)), jnp.float32)
 
@@ -196,7 +196,7 @@ class EmbedTest(parameterized.TestCase):
     def embed(table):
       return gradients.embed(table, tokens, dtype)
 
-    rows, got = jit(_pulled, static_argnums=0)(embed, table, cotangent)
+    rows, got = jit(_pull_back, static_argnums=0)(embed, table, cotangent)
     expected = np.zeros((11, 6))
     np.add.at(expected, tokens, np.asarray(cotangent, np.float64))
     np.testing.assert_array_equal(rows, jnp.asarray(table, dtype)[tokens])
@@ -204,10 +204,10 @@ class EmbedTest(parameterized.TestCase):
     # Float32 sums of up to 40 numbers, whatever the type.
     np.testing.assert_allclose(got, expected, rtol=0, atol=4e-6)
 
-  def test_many_equal_tokens_lose_nothing_in_halves(self):
+  def test_many_equal_tokens_lose_nothing_in_16_bits(self):
     tokens = np.zeros(4096, np.int32)
     cotangent = jnp.ones((4096, 1), jnp.bfloat16)
-    _, got = _pulled(
+    _, got = _pull_back(
       lambda table: gradients.embed(table, tokens, jnp.bfloat16),
       jnp.zeros((3, 1)),
       cotangent,
@@ -224,7 +224,7 @@ class EmbedTest(parameterized.TestCase):
     tokens, cotangent = jnp.zeros(4, int), jnp.ones((4, 2))
     with jax.default_matmul_precision('bfloat16'):
       lowered = jax.jit(
-        lambda table: _pulled(
+        lambda table: _pull_back(
           lambda table: gradients.embed(table, tokens, 'float32'),
           *(table, cotangent),
         )
@@ -235,7 +235,7 @@ class EmbedTest(parameterized.TestCase):
     self.assertLen(products, 1)
     self.assertIn('HIGHEST', products[0])
 
-  def test_under_vmap_it_is_that_of_each(self):
+  def test_the_gradient_under_vmap_equals_that_of_each(self):
     rng = np.random.default_rng(1)
     tables = jnp.asarray(rng.normal(size=(3, 5, 2)), jnp.float32)
     tokens = jnp.asarray(rng.integers(0, 5, (3, 6)))
@@ -263,7 +263,7 @@ class CrossEntropyTest(parameterized.TestCase):
     exact = logits.astype(np.float64)
     shares = np.exp(exact - np.logaddexp.reduce(exact, -1, keepdims=True))
     ones = np.eye(classes)[targets]
-    losses, got = jit(_pulled, static_argnums=0)(
+    losses, got = jit(_pull_back, static_argnums=0)(
       lambda logits: gradients.softmax_cross_entropy(logits, targets),
       *(logits, cotangent.astype(np.float32)),
     )
@@ -276,7 +276,7 @@ class CrossEntropyTest(parameterized.TestCase):
     logits, targets, cotangent = self._case((64, 16), 37)
     arguments = logits, cotangent.astype(np.float32)
     got, expected = (
-      jax.jit(_pulled, static_argnums=0)(
+      jax.jit(_pull_back, static_argnums=0)(
         lambda logits, loss=loss: loss(logits, targets), *arguments
       )
       for loss in (

@@ -1,4 +1,4 @@
-"""Tests for outputs.atomic, and that whatever is stored is written by it."""
+"""Tests for outputs.atomic, and that all stored files are written by it."""
 
 import json
 import os
@@ -69,7 +69,7 @@ class KillTest(parameterized.TestCase):
     ('RESULTS.md', 'old', _PAGE),
     ('r.json', '{"files": {}}', _PACKED),
   )
-  def test_a_kill_in_the_middle_leaves_the_old_file_whole(
+  def test_a_kill_during_a_write_leaves_the_old_file_complete(
     self, name, old, code
   ):
     folder = pathlib.Path(tempfile.mkdtemp())
@@ -82,7 +82,7 @@ class KillTest(parameterized.TestCase):
     done = small.python('-c', _KILLED, str(folder), '2', code)
     self.assertEqual(done.returncode, -signal.SIGKILL, done.stderr)
     self.assertNotEqual((folder / name).read_text(), old)
-    # What is left is hidden, and does not keep the next one from writing.
+    # The remaining file is hidden, and does not prevent the next write.
     shown = [p.name for p in folder.iterdir() if p.name[0] != '.']
     self.assertEqual(shown, [name])
     done = small.python('-c', _KILLED, str(folder), '9', code)
@@ -105,7 +105,7 @@ class WriteTest(absltest.TestCase):
       atomic.write(path, b'new')
     self.assertEqual(seen, [(False, False), (True, True)])
 
-  def test_what_cannot_be_written_leaves_the_old_file_alone(self):
+  def test_a_failed_write_leaves_the_old_file_unchanged(self):
     path = self.folder / 'file'
     atomic.write(path, 'old')
     with (
@@ -132,7 +132,7 @@ class WriteTest(absltest.TestCase):
     )
     self.assertEqual(done.stdout, b'decision')
 
-  def test_what_an_interrupted_write_left_is_named_and_is_nothing(self):
+  def test_the_remains_of_an_interrupted_write_are_named_and_ignored(self):
     path = self.folder / 'summary.json'
     self.assertIsNone(atomic.read_object(path))
     whole = json.dumps({'ended': 'finished', 'é': 1.5}, ensure_ascii=False)

@@ -19,7 +19,9 @@ from sync import scheme
 from tests.support import accelerators
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_MEMORY_BYTES = 2**33  # Of addresses; JAX itself takes half of it.
+_MEMORY_BYTES = (
+  2**33
+)  # Limit of the address space; JAX itself takes half of it.
 
 
 def state():

@@ -94,7 +94,7 @@ class EndTest(absltest.TestCase):
       self.assertRaises(KeyboardInterrupt),
     ):
       files.close({'ended': 'finished'})
-    self.assertIsNone(files.finished())
+    self.assertIsNone(files.read_summary())
 
 
 class InterruptedWriteTest(parameterized.TestCase):
@@ -117,7 +117,7 @@ class InterruptedWriteTest(parameterized.TestCase):
     return train.build(config, workdir=str(self.folder))
 
   @parameterized.parameters(0, 1, 30)
-  def test_without_a_readable_summary_a_run_goes_on_from_its_checkpoint(
+  def test_without_a_readable_summary_a_run_resumes_from_its_checkpoint(
     self, size
   ):
     expected, _ = stopping.straight('asp')
@@ -192,13 +192,19 @@ class VersionTest(absltest.TestCase):
   def test_a_folder_of_an_earlier_version_is_refused(self):
     folder = tempfile.mkdtemp()
     path = pathlib.Path(folder, 'manifest.json')
-    for old in ({'config': {}, 'own': {}}, {'format': 2}):
+    for old, commit in (
+      ({'config': {}, 'own': {}}, '0045af2'),
+      ({'format': 2}, '0045af2'),
+      ({'format': 3}, '8a71d1c'),
+      ({'format': 4}, 'c1fb79a'),
+    ):
       path.write_text(json.dumps(old))
       with self.assertRaisesRegex(
-        ValueError, 'of format 4, got format .*: the last commit .* is 0045af2'
+        ValueError,
+        f'of format 5, got format .*: the last commit .* is {commit}',
       ):
         train.build(small.config(), workdir=folder)
-    path.write_text(json.dumps({'format': 5}))
+    path.write_text(json.dumps({'format': 6}))
     with self.assertRaisesRegex(ValueError, 'written by a later version'):
       train.build(small.config(), workdir=folder)
 

@@ -94,7 +94,7 @@ class ThresholdsTest(absltest.TestCase):
       },
     )
 
-  def test_what_was_not_reached_is_null(self):
+  def test_a_threshold_that_was_not_reached_is_null(self):
     found = thresholds.make((0.9,), (0.5,)).summary()
     blank = dict.fromkeys(('time_s', 'iterations', 'updates', 'examples'))
     self.assertEqual(found['to_accuracy'], {'0.9': blank})
@@ -165,7 +165,7 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(reached['examples'], 8 * (tenth - 1))
     self.assertIsNone(summary['to_loss']['1e-09']['time_s'])
 
-  def test_what_is_left_out_changes_nothing_else(self):
+  def test_outputs_that_are_off_change_no_others(self):
     whole = small.build(small.timing())
     left_out = {f'outputs__{name}': False for name in _OUTPUTS}
     bare = small.build(small.timing(**left_out))
@@ -198,7 +198,7 @@ def _iterations(run):
   pushes = [r for r in small.rows(run, 'events.jsonl') if r['event'] == 'push']
   released = {}
   told = [r for r in small.rows(run, 'events.jsonl') if r['event'] != 'links']
-  for row in told[:-1]:  # Nobody goes on after the last one.
+  for row in told[:-1]:  # No iteration follows the last one.
     for worker in row['decision'].get('release', ()):
       released.setdefault(worker, []).append(row['time'])
   found = {}

@@ -223,7 +223,7 @@ class FreezeTest(parameterized.TestCase):
     tree = serialization.freeze(1)()
     tree['format'][0] = formats.CHECKPOINT - 1
     with self.assertRaisesRegex(
-      ValueError, 'format: expected 9, got 8: the last commit .* is 8a71d1c'
+      ValueError, 'format: expected 10, got 9: the last commit .* is c1fb79a'
     ):
       serialization.thaw(tree)
     tree['format'][0] = formats.CHECKPOINT + 1

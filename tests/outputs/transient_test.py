@@ -1,4 +1,4 @@
-"""Tests for outputs.transient: what passes, and how a start waits for it."""
+"""Tests for outputs.transient: kinds of errors, and waits of a start."""
 
 import errno
 import fcntl
@@ -34,7 +34,7 @@ class IsTransientTest(parameterized.TestCase):
     *('EADDRINUSE', 'EAGAIN', 'EMFILE', 'ENFILE', 'ENOSPC', 'EIO', 'ESTALE'),
     *('ETIMEDOUT', 'EDQUOT', 'ENOMEM', 'ENOLCK', 'ECONNREFUSED'),
   )
-  def test_a_state_of_the_system_passes(self, name):
+  def test_a_state_of_the_system_is_transient(self, name):
     error = OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
     self.assertTrue(transient.is_transient(error))
 
@@ -42,11 +42,11 @@ class IsTransientTest(parameterized.TestCase):
     *('ENOENT', 'EACCES', 'EPERM', 'EEXIST', 'ENOTDIR', 'EISDIR', 'EROFS'),
     *('EINVAL', 'ENAMETOOLONG', 'EADDRNOTAVAIL'),
   )
-  def test_what_somebody_has_to_change_does_not(self, name):
+  def test_an_error_that_a_user_has_to_correct_is_not_transient(self, name):
     error = OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
     self.assertFalse(transient.is_transient(error))
 
-  def test_what_it_was_raised_from_decides(self):
+  def test_the_cause_of_an_error_decides(self):
     wrong = ValueError('config.epochs: expected')
     self.assertFalse(transient.is_transient(wrong))
     self.assertTrue(transient.is_transient(_raised(wrong, _no_space())))
@@ -61,7 +61,7 @@ class IsTransientTest(parameterized.TestCase):
     later = socket.gaierror(socket.EAI_AGAIN, 'Try again')
     self.assertTrue(transient.is_transient(later))
 
-  def test_codes_tell_launchers_which_it_is(self):
+  def test_exit_codes_tell_launchers_whether_an_error_is_transient(self):
     for error, code in ((_no_space(), 75), (ValueError('wrong'), 1)):
       with self.assertRaises(SystemExit) as left:
         transient.leave(error)
@@ -69,7 +69,7 @@ class IsTransientTest(parameterized.TestCase):
 
 
 class RetryTest(absltest.TestCase):
-  def test_it_is_tried_again_until_it_works(self):
+  def test_a_transient_error_is_retried_until_success(self):
     errors = [_no_space(), OSError(errno.EMFILE, 'Too many open files')]
 
     def call():
@@ -83,7 +83,7 @@ class RetryTest(absltest.TestCase):
     self.assertLen(logs.output, 2)
     self.assertIn('The start failed, and is tried again', logs.output[0])
 
-  def test_it_has_an_end(self):
+  def test_retries_end_at_the_limit(self):
     def call():
       raise _no_space()
 
@@ -92,7 +92,7 @@ class RetryTest(absltest.TestCase):
       transient.retry(call, limit_s=lambda: 0.3, what='The start')
     self.assertBetween(time.monotonic() - start, 0.3, 5.0)
 
-  def test_what_does_not_pass_is_not_tried_again(self):
+  def test_a_permanent_error_is_not_retried(self):
     calls = []
 
     def call():
@@ -114,7 +114,7 @@ class FolderLockTest(absltest.TestCase):
       self.folder, busy='somebody has it', limit_s=limit_s, **more
     )
 
-  def test_it_waits_for_who_lets_go_and_says_for_whom(self):
+  def test_it_waits_for_the_release_and_logs_the_holder(self):
     with (
       locks.held(self.folder, for_s=0.5) as pid,
       self.assertLogs('absl', 'WARNING') as logs,
@@ -125,7 +125,7 @@ class FolderLockTest(absltest.TestCase):
     self.assertEqual(written['pid'], os.getpid())
     lock.release()
 
-  def test_it_waits_no_longer_than_it_may(self):
+  def test_it_waits_no_longer_than_its_limit(self):
     with locks.held(self.folder) as pid:
       with self.assertRaisesRegex(transient.Busy, f'has it: process {pid} on'):
         self._lock(0.3)
@@ -149,7 +149,7 @@ class FolderLockTest(absltest.TestCase):
           self._lock(0.6, live_s=0.0)
         self.assertGreaterEqual(time.monotonic() - start, 0.6)
 
-  def test_its_own_process_is_not_waited_for(self):
+  def test_a_lock_of_the_same_process_is_refused_at_once(self):
     lock = self._lock(60.0)
     start = time.monotonic()
     with self.assertRaisesRegex(transient.Busy, 'somebody has it'):
@@ -158,7 +158,7 @@ class FolderLockTest(absltest.TestCase):
     lock.release()
     self._lock(0.0).release()
 
-  def test_it_remembers_the_run_and_reads_what_is_no_json(self):
+  def test_it_stores_the_run_and_reads_invalid_json(self):
     lock = self._lock(0.0)
     self.assertEqual(lock.run, '')
     lock.record('5a5a5a5a')

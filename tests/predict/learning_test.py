@@ -40,7 +40,7 @@ def _error(name: str, speeds, factors, *, from_: int, **changed) -> float:
   return float(np.sqrt(np.mean((predicted - speeds)[from_:] ** 2)))
 
 
-def _driven(steps: int, workers: int, noise: float, seed: int = 0):
+def _draw_driven(steps: int, workers: int, noise: float, seed: int = 0):
   """Returns speeds and factors of a known NARX process with random factors.
 
     v[k] = 10 + 0.5 (v[k-1] - 10) - 4 / (1 + 9 c[k]) + e[k]
@@ -62,20 +62,20 @@ def _driven(steps: int, workers: int, noise: float, seed: int = 0):
 
 
 @functools.cache
-def _known(name: str) -> float:
+def _error_on_known(name: str) -> float:
   """Returns the error of a predictor on a known process."""
-  return _error(name, *_driven(800, 4, noise=0.2), from_=550)
+  return _error(name, *_draw_driven(800, 4, noise=0.2), from_=550)
 
 
 class NarxTest(absltest.TestCase):
   def test_the_error_on_a_known_process_is_close_to_its_noise(self):
-    self.assertLess(_known('narx'), 1.2 * 0.2)
+    self.assertLess(_error_on_known('narx'), 1.2 * 0.2)
     for other in ('last', 'ema'):
-      self.assertGreater(_known(other), 1.5 * _known('narx'))
+      self.assertGreater(_error_on_known(other), 1.5 * _error_on_known('narx'))
 
   def test_current_factors_reduce_the_error(self):
-    speeds, factors = _driven(800, 4, noise=0.2)
-    found = _known('narx')
+    speeds, factors = _draw_driven(800, 4, noise=0.2)
+    found = _error_on_known('narx')
     for blind in bench.ablated(bench.Trace(speeds, factors)).values():
       self.assertGreater(_error('narx', *blind, from_=550), 1.5 * found)
 
@@ -99,7 +99,7 @@ class RecurrentTest(parameterized.TestCase):
 
   def _check_beats_averages(self, name):
     for other in ('last', 'ema'):
-      self.assertGreater(_known(other), 1.5 * _known(name))
+      self.assertGreater(_error_on_known(other), 1.5 * _error_on_known(name))
 
 
 class ArimaTest(parameterized.TestCase):

@@ -31,8 +31,8 @@ from cluster.parameter_server.store import ShardedParameterStore
 from cluster.parameter_server.versions import ShardVersions
 from cluster.process import roles
 from cluster.process.deadlines import Deadlines, Jobs
-from learning.nothing import NoGradient, NoLearner
 from learning.shard_codec import ShardCodec
+from learning.timing_only import TimingOnlyGradient, TimingOnlyLearner
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.recorder import Recorder
@@ -69,7 +69,7 @@ class Coordinator:
     way=None,
     start_s=START_S,
     wire=None,
-    learner=NoLearner,
+    learner=TimingOnlyLearner,
     directory=None,
     find_residuals=lambda: None,
     dedicated=True,
@@ -219,7 +219,7 @@ class Coordinator:
     """Runs a whole worker; returns the Future of its end."""
     worker = worker_.Worker(
       index,
-      gradient=gradient or NoGradient(),
+      gradient=gradient or TimingOnlyGradient(),
       codec=self._codec,
       batching=fixed.make(num_workers=index + 1, worker_batch=8),
       residuals=ResidualHistory(self._codec, index, self._parts),

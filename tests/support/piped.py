@@ -174,7 +174,7 @@ class Cluster:
       if time.monotonic() > end:
         raise AssertionError('The event did not happen in time.')
       for member in self._reception.members:
-        member.seen = math.inf
+        member.last_heartbeat = math.inf
       self.runtime.step()
       if self._asked.is_set():
         self._asked.clear()

@@ -25,7 +25,7 @@ def _plan(text, shared=_SHARED):
 
 
 class PlanTest(parameterized.TestCase):
-  def test_a_run_is_the_one_that_main_makes_of_its_command(self):
+  def test_a_run_equals_the_run_of_main_with_its_command(self):
     text = 'cluster.speed.slowdown=(1.0,),(1,2.5); cluster.workers=2; seed=3'
     shared = plan.SharedConfig(f'{_FILE}:digits', _SHARED.overrides)
     _, run = _plan(text, shared)

@@ -65,7 +65,7 @@ class SweepTest(absltest.TestCase):
     said, _ = sweep.communicate()
     self.assertEqual(sweep.returncode, 128 + signal.SIGTERM, said)
     self.assertIn('SIGTERM: the runs end', said)
-    self.assertIn('the same command goes on', said)
+    self.assertIn('the same command continues the sweep', said)
     self.assertEmpty(sweeping.of_folder(out))
     stopped = sweeping.finished(out)
     self.assertLess(len(stopped), 4)

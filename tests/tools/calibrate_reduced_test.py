@@ -117,7 +117,7 @@ class HostsTest(parameterized.TestCase):
     # Both links of a host are slow.
     ([8, 8, 2, 2], [8, 8, 8, 2], [8, 8, 8, 2]),
     ([8, 8, 8, 8], [8, 8, 8, 8], [8, 8, 8, 8]),
-    # One is, and who receives can do more: it is who sends.
+    # One sender is slow: its receiver can receive faster.
     ([8, 8, 2, 8], [8, 8, 2, 8], [8, 8, 8, 8]),
   )
   def test_rates_of_a_host_are_equal_unless_traffic_differs(

@@ -18,7 +18,7 @@ from tools.calibrating import timeline
 from tools.reading import manifests
 
 
-def _rewritten(folder, name, change):
+def _rewrite(folder, name, change):
   """Returns a copy of a run with another content of a JSON file."""
   copy = clusters.changed(folder, lambda row: None)
   content = json.loads((copy / name).read_text())
@@ -208,7 +208,7 @@ class PaceTest(absltest.TestCase):
       for host in ('worker', 'server')
       for link in ('up', 'down')
     }
-    # An iteration takes a second and no transfer; worker 3 lives for 5.5 of 20.
+    # Iterations take a second and no transfer; worker 3 runs for 5.5 s of 20.
     folder = clusters.run(
       'asp',
       epochs=(3 * 20 + 5) * 16 / 10_000,
@@ -261,7 +261,7 @@ class ConfigTest(absltest.TestCase):
       }
       config['cluster']['speed']['injected'] = True
 
-    folder = _rewritten(clusters.run('asp'), 'manifest.json', change)
+    folder = _rewrite(clusters.run('asp'), 'manifest.json', change)
 
     config = manifests.restore_config(folder)
 
@@ -278,7 +278,7 @@ class ConfigTest(absltest.TestCase):
     def change(manifest):
       manifest['config']['wire']['bits'] = 8
 
-    folder = _rewritten(clusters.run('asp'), 'manifest.json', change)
+    folder = _rewrite(clusters.run('asp'), 'manifest.json', change)
 
     with self.assertRaisesRegex(ValueError, "config.wire.bits: .* got 'bits'"):
       calibrate.measure(folder)

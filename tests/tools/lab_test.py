@@ -19,7 +19,7 @@ from tools import lab
 _ROOT = pathlib.Path(__file__).parents[2]
 _LIMIT_S = 60.0  # Only what hangs takes longer.
 _LAB = (sys.executable, '-m', 'tools.lab')
-# What a lab does, in namespaces that end with it.
+# Commands of a lab, in namespaces that end with the test.
 _PROBE = """unshare --net --uts --mount sh -ec '
   mount --bind /etc/hosts /etc/hosts
   ip link add name br0 type bridge
@@ -63,7 +63,7 @@ for sender, receiver, size in json.loads(sys.argv[1]):
       rates.append(float(server.stdout.readline()))
 print(json.dumps(rates))
 """
-# Prints the bit/s of payload of each transfer while all go on, 1 s of 1.5 s.
+# Prints the bit/s of payload of each transfer while all run, 1 s of 1.5 s.
 _COUNT = """
 import socket, time
 with socket.create_server(('', 5000)) as server:
@@ -158,7 +158,7 @@ def _left(name):
 
 
 def _runs(pid):
-  """Returns whether a process runs; one that nobody waits for does not."""
+  """Returns whether a process runs; a zombie does not."""
   try:
     status = pathlib.Path('/proc', pid, 'status').read_text()
   except (FileNotFoundError, ProcessLookupError):

@@ -38,7 +38,7 @@ print(role, restarts, flags['coordinator'])
   @parameterized.parameters(
     (False, 1, 'worker:0'), (False, 2, 'worker:1'), (True, 2, 'server:1')
   )
-  def test_all_start_again_after_one_that_holds_a_shard(
+  def test_all_processes_restart_after_one_with_a_shard_fails(
     self, dedicated, servers, killed
   ):
     watched = ['worker:2', 'server:0'] if dedicated else ['worker:2']
@@ -98,7 +98,7 @@ rest()
       self.assertGreaterEqual(after - before, 0.02 * 2**n)
     self.assertEqual(launches.codes(rows, 'worker:0'), [143])
 
-  def test_longer_lives_do_not_count(self):
+  def test_failures_after_long_runs_do_not_count(self):
     body = """
 if role == 'worker:1':
   if restarts < 7:

@@ -274,7 +274,7 @@ if role == 'worker:1':
       known = {row['pid'] for row in launches.rows(folder)}
       (guard,) = self._children(process.pid) - known
       os.kill(guard, number)
-      (folder / 'go-worker:0').touch()  # Its end is told to the guard.
+      (folder / 'go-worker:0').touch()  # Its end is reported to the guard.
       (folder / 'go-worker:1').touch()
       launches.wait_for(folder / 'deaf-worker:1')
       out, errors = process.communicate(timeout=launches.LIMIT_S)
@@ -293,7 +293,7 @@ class LabTest(parameterized.TestCase):
     if reason := lab_test._why_not():
       raise unittest.SkipTest(reason)
 
-  def test_a_lab_that_is_stopped_says_nothing_of_broken_pipes(self):
+  def test_a_stopped_lab_prints_nothing_about_broken_pipes(self):
     before = [sys.executable, '-m', 'tools.lab', '--']
     with launches.launched(
       "touch(f'here-{role}'); rest()", workers=2, before=before

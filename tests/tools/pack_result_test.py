@@ -14,7 +14,7 @@ from tools.pack_result import __main__ as pack_result
 
 
 @functools.cache
-def _stored():
+def _store():
   run = small.build(small.timing())
   run()
   return run.files.workdir
@@ -23,7 +23,7 @@ def _stored():
 def _copy():
   """A run's folder, as of code that is committed."""
   folder = pathlib.Path(tempfile.mkdtemp()) / 'run'
-  shutil.copytree(_stored(), folder)
+  shutil.copytree(_store(), folder)
   _change(folder, 'manifest.json', git_revision='0123abc', git_changes='')
   return folder
 
@@ -166,7 +166,7 @@ class BenchmarkTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       pack_result.packed(_benchmark(**{name: fields}))
 
-  def test_one_that_was_cut_is_refused(self):
+  def test_a_truncated_file_is_refused(self):
     folder = _benchmark()
     (folder / 'summary.json').unlink()
     with self.assertRaisesRegex(ValueError, 'got one without summary.json'):

@@ -97,7 +97,7 @@ def _sweep():
 
 
 def _data(text):
-  """What a page holds, as JSON."""
+  """Returns the JSON data of a page."""
   found = re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL)
   return json.loads(found[1])
 
@@ -196,7 +196,7 @@ class SourcesTest(parameterized.TestCase):
 class SeriesTest(parameterized.TestCase):
   def test_a_run_is_shown_as_its_files_have_it(self):
     batches, forest = map(records.load, _folders()[1:])
-    shown = series.of('batches', batches)
+    shown = series.describe_run('batches', batches)
 
     rows = [row for row in batches.rows if row['accuracy'] is not None]
     times = [row['time'] for row in rows]
@@ -215,7 +215,7 @@ class SeriesTest(parameterized.TestCase):
     spans = sum(len(each['start']) for each in bars)
     self.assertEqual(spans, len(batches.spans))
 
-    links = series.of('forest', forest)['links']
+    links = series.describe_run('forest', forest)['links']
     self.assertLen(links['nodes'], 4)  # 3 workers and the switch between them.
     self.assertAlmostEqual(sum(t['share'] for t in links['trees']), 1, places=4)
     self.assertTrue(links['links'])
@@ -223,7 +223,7 @@ class SeriesTest(parameterized.TestCase):
 
   @parameterized.parameters((0, 5), (1, 5), (5, 5), (6, 5), (1000, 600))
   def test_thinned_points_keep_the_ends(self, count, most):
-    kept = series.thinned(count, most)
+    kept = series.choose_points(count, most)
 
     self.assertLen(kept, min(count, most))
     if count:
@@ -232,7 +232,7 @@ class SeriesTest(parameterized.TestCase):
   def test_bins_of_staleness_hold_all_pushes(self):
     run = records.load(_folders()[0])
     counts = {0: 10, 599: 20, 5000: 70}
-    shown = series.of('', run._replace(staleness=counts))['staleness']
+    shown = series.describe_run('', run._replace(staleness=counts))['staleness']
 
     self.assertEqual(shown['width'], 9)
     self.assertEqual(shown['versions'], [0, 594, 4995])
@@ -252,7 +252,7 @@ class PageTest(absltest.TestCase):
     three = len(page.render(sources.read(_folders())))
 
     self.assertLess(three, 6e6)
-    self.assertLess((three - one) / 2, 0.4e6)  # Of a run.
+    self.assertLess((three - one) / 2, 0.4e6)  # Series of a run.
 
 
 @unittest.skipUnless(browser.path(), 'needs Chromium')
@@ -293,7 +293,7 @@ class BrowserTest(absltest.TestCase):
     self.assertEqual(self._column(1, 2), ['0', '10'])
     self._sort(1, 2)
     self.assertEqual(self._column(1, 2), ['10', '0'])
-    self._sort(1, 4)  # What is not known comes last.
+    self._sort(1, 4)  # Unknown values come last.
     self.assertEqual(self._column(1, 4), ['0.5', ''])
     self._sort(1, 4)
     self.assertEqual(self._column(1, 4), ['0.5', ''])

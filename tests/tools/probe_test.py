@@ -44,7 +44,7 @@ _RACKS = {
 
 
 @contextlib.contextmanager
-def _launched(*words, workers, before=()):
+def _launch(*words, workers, before=()):
   """Starts the probe on all workers; yields launcher and folder of the run."""
   folder = pathlib.Path(tempfile.mkdtemp())
   argv = [*before, sys.executable, '-W', 'error', '-m', 'tools.launch']
@@ -68,7 +68,7 @@ def _launched(*words, workers, before=()):
 
 def _run(*words, **fields):
   """Returns exit code, output and file of a whole run."""
-  with _launched(*words, **fields) as (process, folder):
+  with _launch(*words, **fields) as (process, folder):
     out, _ = process.communicate(timeout=60)
     file = folder / 'cluster.json'
     content = json.loads(file.read_text()) if file.exists() else None
@@ -139,7 +139,10 @@ class EndpointTest(absltest.TestCase):
   def connect(self, number=7, streams=1):
     self.both(
       lambda end, own: end.connect(
-        number, to=[1] * (own == 0), of=[0] * (own == 1), streams=streams
+        number,
+        receivers=[1] * (own == 0),
+        senders=[0] * (own == 1),
+        streams=streams,
       )
     )
 
@@ -174,22 +177,22 @@ class EndpointTest(absltest.TestCase):
         stack.enter_context(socket.create_connection(self.peers[1][1:]))
       start = time.monotonic()
       self.connect()
-      # One of them who was waited for would take 20 s.
+      # Waiting for one of them would take 20 s.
       self.assertLess(time.monotonic() - start, 10)
       end, start = self.impatient(1, 1.5), time.monotonic()
       with self.assertRaisesRegex(transfers.Broken, 'host0: timed out'):
-        end.connect(1, to=[], of=[0], streams=1)
+        end.connect(1, receivers=[], senders=[0], streams=1)
       self.assertLess(time.monotonic() - start, 4.5)  # Each of them: 6 s.
 
   def test_a_missing_process_is_named(self):
     with self.assertRaisesRegex(transfers.Broken, 'host0: timed out'):
-      self.impatient(1).connect(1, to=[], of=[0], streams=1)
+      self.impatient(1).connect(1, receivers=[], senders=[0], streams=1)
 
   def test_a_lost_or_silent_process_is_named(self):
     for broken in (True, False):
       with socket.create_connection(self.peers[1][1:]) as sock:
         sock.sendall(transfers._HELLO.pack(_KEY, 1, 0) + bytes(1000))
-        self.ends[1].connect(1, to=[], of=[0], streams=1)
+        self.ends[1].connect(1, receivers=[], senders=[0], streams=1)
         if broken:
           sock.close()
         why = 'has broken off' if broken else 'timed out'
@@ -203,7 +206,7 @@ class EndpointTest(absltest.TestCase):
   def test_an_unreachable_host_is_named(self):
     self.ends[1].__exit__()
     with self.assertRaisesRegex(transfers.Broken, 'host1: .*refused'):
-      self.ends[0].connect(1, to=[1], of=[], streams=1)
+      self.ends[0].connect(1, receivers=[1], senders=[], streams=1)
 
 
 class ContentTest(absltest.TestCase):
@@ -263,7 +266,7 @@ class RunTest(parameterized.TestCase):
   @parameterized.parameters(signal.SIGKILL, signal.SIGSTOP)
   def test_a_host_that_is_lost_ends_the_run_by_its_name(self, number):
     words = '--seconds=0.3', '--config.cluster.timeout_s=0.5'
-    with _launched(*words, workers=3) as (process, folder):
+    with _launch(*words, workers=3) as (process, folder):
       _until(process, 'tests, about')
       lines = (folder / 'launch.jsonl').read_text().splitlines()
       pids = {row['role']: row['pid'] for row in map(json.loads, lines)}

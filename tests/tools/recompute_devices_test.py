@@ -78,7 +78,7 @@ def _of_an_accelerator(route):
 
 
 @functools.cache
-def _found(*words, **environment):
+def _run_process(*words, **environment):
   """Returns what a process yields that calls a function of this module."""
   done = small.python(
     *('-m', 'tests.tools.recompute_devices_test', *words),
@@ -92,15 +92,17 @@ def _found(*words, **environment):
 class SeveralDevicesTest(parameterized.TestCase):
   @parameterized.parameters('server', 'forest')
   def test_runs_of_several_devices_are_the_same_to_the_last_bit(self, route):
-    difference, starts, _ = _found('_of_two_devices', JAX_NUM_CPU_DEVICES='2')[
-      route
-    ]
+    difference, starts, _ = _run_process(
+      '_of_two_devices', JAX_NUM_CPU_DEVICES='2'
+    )[route]
     two = ['cpu', 'cpu']
     self.assertEqual([s['workers'] for s in starts], [{'0': two, '1': two}])
     self.assertEqual(difference, 0.0)
 
   def test_a_process_with_fewer_devices_names_the_required_ones(self):
-    *_, folder = _found('_of_two_devices', JAX_NUM_CPU_DEVICES='2')['server']
+    *_, folder = _run_process('_of_two_devices', JAX_NUM_CPU_DEVICES='2')[
+      'server'
+    ]
     with self.assertRaisesRegex(
       ValueError,
       'devices: expected 2 x cpu .*JAX_NUM_CPU_DEVICES=2.*, got .cpu',
@@ -108,9 +110,9 @@ class SeveralDevicesTest(parameterized.TestCase):
       recompute.difference(pathlib.Path(folder))
 
   def test_unlike_workers_are_logged_recorded_and_refused(self):
-    warned, starts, folder = _found('_of_two_devices', JAX_NUM_CPU_DEVICES='2')[
-      'unlike'
-    ]
+    warned, starts, folder = _run_process(
+      '_of_two_devices', JAX_NUM_CPU_DEVICES='2'
+    )['unlike']
     expected = {'0': ['cpu'], '1': ['cpu', 'cpu']}
     self.assertEqual([start['workers'] for start in starts], [expected])
     self.assertLen([x for x in warned if 'different kinds or numbers' in x], 1)
@@ -145,7 +147,7 @@ class AcceleratorTest(parameterized.TestCase):
   @parameterized.parameters('server', 'pipelined')
   def test_updates_of_servers_are_on_the_cpu(self, route):
     folder = pathlib.Path(tempfile.mkdtemp(), 'record')
-    found = _found(
+    found = _run_process(
       *('_of_an_accelerator', route),
       **accelerators.environment(folder, platforms='fake,cpu'),
     )

@@ -36,9 +36,9 @@ class SumsTest(executors.TestCase):
       vectors = dict(enumerate(pool.copy() for pool in pools))
       self.assertEqual(self.allreduce(made, 0, pools, ranges), [None] * count)
       planned = SumPlan(None, forest, group.names, 4 * size, chunk, True)
-      generation = MembershipEpoch(0, '', range(count), 0, planned, ())
+      epoch = MembershipEpoch(0, '', range(count), 0, planned, ())
 
-      found = Sums(generation)(vectors, ranges)
+      found = Sums(epoch)(vectors, ranges)
 
       np.testing.assert_array_equal(found, pools[0], err_msg=name)
       in_order = functools.reduce(np.add, vectors.values())
@@ -173,8 +173,8 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       **fields,
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
-    generations = traffic.read_epochs(launch.folder)
-    self.assertGreater(len(generations), 3)
+    epochs = traffic.read_epochs(launch.folder)
+    self.assertGreater(len(epochs), 3)
     self.assertEqual(recompute.difference(launch.folder), 0.0)
 
 

@@ -59,7 +59,7 @@ def _cut(file, share):
   return text[:end].splitlines()[:-1]
 
 
-def _written(workers):
+def _write_folder(workers):
   """A folder as a run would leave it; all workers wait and compute in turn."""
   files = RunFiles(f'{tempfile.mkdtemp()}/run')
   config = small.config(
@@ -139,7 +139,7 @@ class LoadTest(parameterized.TestCase):
     self.assertEqual((run.rows, run.spans), ((), ()))
 
   def test_of_many_workers_some_are_shown(self):
-    run = records.load(_written(workers=200))
+    run = records.load(_write_folder(workers=200))
 
     self.assertLen(set(run.workers), 64)
     self.assertEqual((run.workers[0], run.workers[-1]), (0, 199))
@@ -316,7 +316,7 @@ class PictureTest(parameterized.TestCase):
       self.assertAlmostEqual(axes.get_ylim()[0], floor)
 
   def test_runs_that_measured_no_accuracy_are_named(self):
-    folder = _written(workers=100)
+    folder = _write_folder(workers=100)
     with self.assertLogs(level='WARNING') as logs:
       drawn = self._draw([folder])
     self.assertEqual(drawn, {'waiting', 'timeline-bsp'})

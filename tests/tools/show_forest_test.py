@@ -34,12 +34,12 @@ def _pixels(cluster, packed=None, **options):
 
 
 def _count(pixels, color):
-  """How many pixels have a color."""
+  """Returns the number of pixels of a color."""
   distance = np.abs(pixels - np.array(colors.to_rgb(color))).max(axis=2)
   return int((distance < 0.02).sum())
 
 
-def _named(cluster, name):
+def _rename(cluster, name):
   """The cluster with other ids."""
   text = json.dumps(clusters.to_json(cluster))
   for number, node in enumerate(cluster.nodes):
@@ -54,7 +54,7 @@ class PictureTest(parameterized.TestCase):
     pixels = _pixels(cluster, packed)
     for color in (_UP, _DOWN, _ROOT_NODE):
       self.assertGreater(_count(pixels, color), 100, color)
-    # The cluster alone has no trees, and takes less room.
+    # The cluster alone has no trees, and is smaller.
     alone = _pixels(cluster, packed, trees=0)
     self.assertEqual(_count(alone, _DOWN), 0)
     self.assertLess(alone.size, pixels.size)
@@ -80,7 +80,7 @@ class PictureTest(parameterized.TestCase):
 
   @parameterized.parameters('gpu-host-{}.example.com', '$x_{}^', '"{}"\\')
   def test_ids_may_be_long_and_odd(self, name):
-    cluster = _named(shapes.star([10, 20, 30]), name)
+    cluster = _rename(shapes.star([10, 20, 30]), name)
     pixels = _pixels(cluster, topology.pack(cluster))
     self.assertGreater(_count(pixels, 'black'), 100)
 

@@ -1,4 +1,4 @@
-"""Tests for wire.dense: what is rounded, what is not, and its bytes."""
+"""Tests for wire.dense: rounding, and sizes of messages."""
 
 import jax
 import ml_dtypes
@@ -104,10 +104,10 @@ class LocalCodecTest(parameterized.TestCase):
   def test_a_version_is_rounded_once(self):
     run = small.build(small.config(wire__dense__dtype='bfloat16'))
     store = run.runtime.coordinator.store
-    one = store.pulled()
-    self.assertIs(store.pulled(), one)
+    one = store.pull()
+    self.assertIs(store.pull(), one)
     store.learner.params = jax.tree.map(jnp.zeros_like, store.learner.params)
-    self.assertFalse(np.any(jax.tree.leaves(store.pulled())[0]))
+    self.assertFalse(np.any(jax.tree.leaves(store.pull())[0]))
 
 
 class SumTest(parameterized.TestCase):
@@ -140,7 +140,7 @@ class SumTest(parameterized.TestCase):
 
 
 class RunTest(parameterized.TestCase):
-  def test_it_computes_what_plain_sgd_does_with_both_ways_rounded(self):
+  def test_a_run_equals_plain_sgd_with_pushes_and_pulls_rounded(self):
     task, dataset = _quadratic()
     run = _built(
       task, dataset, cluster__workers=1, cluster__speed__slowdown=(1.0,)
@@ -174,7 +174,7 @@ class RunTest(parameterized.TestCase):
     )
     run = _built(task, dataset, sync__name=scheme)
     summary = run()
-    # Of the 8 bits of bfloat16 a step of 2^-12 from 1 changes none.
+    # A step of 2^-12 from 1 changes none of the 8 bits of bfloat16.
     left = 1 - summary['iterations'] * 2.0**-12
     np.testing.assert_array_equal(
       run.runtime.coordinator.store.learner.params, [left] * 3
@@ -196,7 +196,7 @@ class RunTest(parameterized.TestCase):
     self.assertAlmostEqual(2 * half['virtual_s'], full['virtual_s'], places=6)
     self.assertEqual(half['compilations'], 0)
 
-  def test_evaluation_reads_what_the_server_holds(self):
+  def test_evaluation_reads_the_unrounded_parameters(self):
     _, dataset = _quadratic()
     task = Task(
       jnp.float32(1.001),
@@ -205,7 +205,7 @@ class RunTest(parameterized.TestCase):
     )
     self.assertEqual(_built(task, dataset)()['final_accuracy'], 1.0)
 
-  def test_a_run_that_goes_on_gives_what_a_straight_one_does(self):
+  def test_a_resumed_run_equals_an_uninterrupted_one(self):
     config = small.config(
       sync__name='asp',
       wire__dense__dtype='bfloat16',
@@ -225,7 +225,7 @@ class RunTest(parameterized.TestCase):
     ):
       np.testing.assert_array_equal(got, other)
 
-  def test_numbers_that_stand_for_nothing_are_rounded_too(self):
+  def test_numbers_of_a_timing_only_run_are_rounded_too(self):
     sizes = []
     for dtype in ('float32', 'bfloat16'):
       config = default.get_config()

@@ -28,7 +28,7 @@ _WIRES = {
 
 
 class _Watched:
-  """What goes into the wire of a run and what comes out, summed in float64."""
+  """Sums, in float64, of the vectors that a run encodes and decodes."""
 
   def __init__(self, **changed):
     self.pushed = self.arrived = self.lost = 0.0
@@ -58,23 +58,25 @@ class _Watched:
     def lose(index):
       worker = runtime._workers[index]
       before = worker.codec if worker.before is None else worker.before
-      self.lost += self.kept(before)
+      self.lost += self.sum_residuals(before)
       self._under_way.pop(index, None)
       leave(index)
 
     runtime._computed, store.arrived, runtime._leave = note, take, lose
 
   @staticmethod
-  def kept(states):
+  def sum_residuals(states):
     """Returns what is still to be sent, of all servers."""
     parts = [jax.tree.leaves(state.residual)[0] for state in states]
     return np.concatenate(parts).astype(np.float64)
 
-  def left(self):
+  def sum_unsent(self):
     """Returns what all workers have not sent, of pushes that have arrived."""
     workers = self.run.runtime._workers
     return sum(
-      self.kept(worker.codec if worker.before is None else worker.before)
+      self.sum_residuals(
+        worker.codec if worker.before is None else worker.before
+      )
       for worker in workers
     )
 
@@ -109,7 +111,7 @@ class MassTest(parameterized.TestCase):
     )
     summary = watched.run()
     self.assertEqual(summary['compilations'], 0)
-    kept = watched.left() + watched.lost
+    kept = watched.sum_unsent() + watched.lost
     scale = np.abs(watched.pushed).max()
     np.testing.assert_allclose(
       watched.arrived + kept, watched.pushed, atol=1e-5 * scale

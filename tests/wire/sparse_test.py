@@ -80,7 +80,7 @@ class ServerTest(parameterized.TestCase):
   def test_messages_and_residuals_match_loops_over_chunks(
     self, correction, select_lag
   ):
-    n, sent_chunks = 38, 4  # Of 10, of which the last one is half full.
+    n, sent_chunks = 38, 4  # Chunks of 10, of which the last one is half full.
     codec = _make(correction=correction, select_lag=select_lag).push
     rng, worker = np.random.default_rng(0), _Worker(n, 4, correction)
     state, norms = codec.init(n, 0), [0] * 10

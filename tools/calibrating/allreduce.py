@@ -1,10 +1,10 @@
-"""Links of runs whose workers sum among themselves.
+"""Estimates the links of a recorded allreduce run from its iteration times.
 
-Which of them are slower than others is what the run knew of them: what it had
-measured or was told.  If it only took them to be equal, it is what its traffic
-says of each host.  How fast they are follows from how long iterations took, by
-one factor: that with which iterations of the recorded compute times, over the
-recorded forest, take as long in the mean under the virtual clock.
+Ratios of rates are those that the run assumed: measured ones, or those of a
+file.  If it assumed equal links, they follow from the traffic of each host.
+One factor scales all rates.  It is chosen so that iterations of the recorded
+compute times, over the recorded forest, take as long in the mean under the
+virtual clock as they did.
 """
 
 import bisect
@@ -38,10 +38,10 @@ from topology.forests.dealing import CHUNK_BYTES
 
 SHARED = ()  # Any allreduce route predicts any other.
 _LEAST = 8  # Iterations.
-_MOST = 64  # Of which times are compared.
-_RANGE = 1e4  # Of the factor.
-_EXACT = 1.0005  # To which it is found.
-_SAME = 0.8  # Of a rate, from which on it is about that one.
+_MOST = 64  # Largest number of iterations whose times are compared.
+_RANGE = 1e4  # Range of the factor.
+_EXACT = 1.0005  # Ratio to which the factor is exact.
+_SAME = 0.8  # Share of a rate from which another one counts as about equal.
 
 
 class AllreduceLinks(NamedTuple):
@@ -100,7 +100,7 @@ def measure(
   middle = slice(*_middle(len(took_s)))
   wanted_s = float(np.mean(took_s[middle]))
   factor, bound = _factor(model, compute_s[middle], wanted_s)
-  scaled = model.scaled(factor)
+  scaled = model.scale(factor)
   found = AllreduceLinks(
     size_bytes=size_bytes,
     cluster=None,
@@ -179,12 +179,12 @@ class _Model:
     """
     self._shape, self._planned = shape, epoch.plan
     many = config.route.bucket_bytes
-    even = layers.in_proportion(layers.even(size_bytes, many))
+    even = layers.in_proportion(layers.equal_sizes(size_bytes, many))
     self._ranges = layers.buckets(even, many, 0)
     (self._host_s,) = config.cluster.network.worker_latency_s
     self._overlap = config.route.overlap and epoch.plan is not None
 
-  def scaled(self, factor: float) -> Cluster:
+  def scale(self, factor: float) -> Cluster:
     """Returns the links with rates multiplied by a factor."""
     links = [
       link._replace(GBps=link.GBps * Fraction(factor).limit_denominator(10**9))
@@ -199,7 +199,7 @@ class _Model:
       factor: Factor of all rates.
       compute_s: Float [iterations, workers].
     """
-    cluster = self.scaled(factor)
+    cluster = self.scale(factor)
     own = cluster.rank
     latency_s = {
       ends: self._host_s * sum(end in own for end in ends)
@@ -207,7 +207,7 @@ class _Model:
     }
     sums = Sums(
       Links(cluster, latency_s),
-      believed=None,
+      assumed=None,
       forest=self._forest,
       stages=[[self._ranges]],
       overlap=self._overlap,

@@ -10,8 +10,8 @@ from tools.calibrating import links, placement, tables, timeline
 from tools.calibrating.links import FittedLinks
 from tools.calibrating.timeline import Timeline
 
-# What two runs must share so that one can predict the other, beside what all
-# must.
+# Config sections in which two runs have to agree, besides those of all
+# families, so that one can predict the other.
 SHARED = ('route',)
 
 
@@ -89,7 +89,7 @@ def describe(
     mean = f'{statistics.fmean(own):.4g}'
     row = (f'worker {worker}', *rates, mean, ' '.join(errors), ' '.join(used))
     rows.append(row)
-  # What comes up from the workers goes down to the servers.
+  # Servers receive the bytes that workers send.
   rates = [
     tables.rate(each.servers_Bps / servers, each.servers_bound)
     for each in (down, up)

@@ -15,8 +15,8 @@ from tools.reading.records import RunRecord
 
 Groups = Mapping[str, Sequence[RunRecord]]
 
-_STEPS = 48  # Of a line of bandwidths, at most.
-_SHOWN = 0.99  # Of the gaps are drawn; the longest would take all the room.
+_STEPS = 48  # Most steps of a line of bandwidths.
+_SHOWN = 0.99  # Share of gaps that are drawn; the longest would fill the plot.
 
 
 def breakdown(run: RunRecord) -> Mapping[str, Any] | None:
@@ -118,7 +118,7 @@ def steps(found: Mapping[str, Any]) -> tuple[float, list[float]]:
     Length of a step, seconds, and the mean rate in each, MB/s.
   """
   # Windows may end between two barriers: what is drawn is of several.
-  # What is left over at the end is too short to tell a rate.
+  # The remainder at the end is too short for a rate.
   several = -(-len(found['Bps']) // _STEPS)
   whole = max(len(found['Bps']) // several, 1)
   rates = [
@@ -239,7 +239,7 @@ def draw_speed_ups(found: Mapping[str, Mapping[int, float]]) -> Figure:
 
 
 def _set_powers(axes: Axes, counts: Sequence[int]) -> None:
-  """Makes axes logarithmic, with the numbers of workers as ticks."""
+  """Sets logarithmic axes, with the numbers of workers as ticks."""
   for axis, set_scale in (
     (axes.xaxis, axes.set_xscale),
     (axes.yaxis, axes.set_yscale),

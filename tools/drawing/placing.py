@@ -7,7 +7,7 @@ import numpy as np
 
 from topology.clusters.cluster import Cluster
 
-_ROUNDS = 100  # Of the stress layout: positions then hardly move.
+_ROUNDS = 100  # Iterations of the stress layout; positions then hardly move.
 _NEAREST = 0.75  # Distance of nodes after it, where neighbors are 1 apart.
 _PUSHES = 30  # Rounds in which nodes are moved that far apart.
 _SHARED = 3  # Rows of switches next to the workers, at most.
@@ -78,7 +78,7 @@ def _rows(
   """The row of each node, workers 0, if all links join a row to another."""
   level = _distances(neighbors, cluster.workers)
   if len(level) < len(cluster.nodes):
-    return None  # Of switches without a way to any worker.
+    return None  # Switches without a way to any worker.
   if any(level[src] == level[dst] for src, dst, _ in cluster.links):
     return None
   top = max(level.values())

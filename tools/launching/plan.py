@@ -180,7 +180,7 @@ class Plan:
       none = '1, as no GPU is seen here'
       require(share == 1, 'workers_per_gpu', none, share)
       return
-    seen, cpu = devices.counted(len(gpus)), 'JAX_PLATFORMS=cpu uses none'
+    seen, cpu = devices.count_in_words(len(gpus)), 'JAX_PLATFORMS=cpu uses none'
     most = f'at most {len(gpus)}, as {seen} can be used here ({cpu})'
     require(count <= len(gpus), 'devices_per_worker', most, count)
     places = len(gpus) // count

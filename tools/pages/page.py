@@ -40,7 +40,7 @@ def render(content: Content) -> str:
   """Returns the page."""
   data = {
     'tables': [table._asdict() for table in content.tables],
-    'runs': [series.of(name, run) for name, run in content.runs],
+    'runs': [series.describe_run(name, run) for name, run in content.runs],
   }
   parts = {
     '/* style */': _file('page.css'),
@@ -48,7 +48,7 @@ def render(content: Content) -> str:
     '/* tables */': _file('tables.js'),
     '/* charts */': _file('charts.js'),
     '/* script */': _file('page.js'),
-    '/* data */': embedded(data),
+    '/* data */': embed_json(data),
   }
   text = _file('page.html')
   for place, part in parts.items():
@@ -57,7 +57,7 @@ def render(content: Content) -> str:
   return text
 
 
-def embedded(data: Any) -> str:
+def embed_json(data: Any) -> str:
   """Returns JSON for a script element of HTML, in which no text can end it."""
   text = json.dumps(data, separators=(',', ':'), allow_nan=False)
   return text.replace('<', '\\u003c').replace('>', '\\u003e')

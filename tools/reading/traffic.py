@@ -12,7 +12,14 @@ from topology.forests.trees import Forest
 
 Ends = tuple[int, int]  # Sending and receiving worker.
 _LISTED = 5  # Slowest links in a description.
-_FOREST = ('generation', 'version', 'members', 'forest', 'rates', 'links')
+_FOREST = (
+  'membership_epoch',
+  'version',
+  'members',
+  'forest',
+  'rates',
+  'links',
+)
 _TRAFFIC = ('since', 'iterations', 'compute_s', 'wait_s', 'push_s', 'rates')
 _PLANNED = ('names', 'size_bytes', 'chunk_bytes', 'known', 'hash')
 _RATE = ('src', 'dst', 'planned_Bps')
@@ -249,7 +256,12 @@ def parse_epoch(row: Mapping[str, Any], path: pathlib.Path) -> MembershipEpoch:
       raise ValueError(f'{path}/events.jsonl: {error}') from error
     plan = SumPlan(cluster, forest, *(row[name] for name in _PLANNED[:-1]))
   return MembershipEpoch(
-    row['generation'], row['why'], row['members'], row['version'], plan, ()
+    row['membership_epoch'],
+    row['why'],
+    row['members'],
+    row['version'],
+    plan,
+    (),
   )
 
 

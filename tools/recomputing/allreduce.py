@@ -156,9 +156,9 @@ class _RecomputedRun:
     """The loss scale of all workers, if there is one."""
     return [self.learner.scaling] if self.learner.scaling else []
 
-  def form(self, generation: MembershipEpoch) -> None:
+  def form(self, epoch: MembershipEpoch) -> None:
     """Sets the membership epoch in which the workers sum."""
-    planned, wire = generation.plan, self._wire
+    planned, wire = epoch.plan, self._wire
     route = self._config.route
     lay = functools.partial(
       self._learned.layout,
@@ -191,7 +191,7 @@ class _RecomputedRun:
           bucket_bytes=route.bucket_bytes,
           overlap=route.overlap,
         )
-    self._sums = Sums(generation)
+    self._sums = Sums(epoch)
     self._gradient = self._learned.streaming(self._layout, overlap=False)
 
   def replay(self, row: Mapping[str, Any]) -> None:
@@ -244,7 +244,7 @@ class _RecomputedRun:
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
-    """Does nothing: `_push` has stored the push."""
+    """Returns at once: `_push` has stored the push."""
 
   def commit(self, update: int) -> bool:
     """Applies the sum of the pushes if it is finite; returns whether it did."""
@@ -289,13 +289,13 @@ def _until(
 ) -> _RecomputedRun:
   """Returns the run after the recorded events up to a version."""
   again: _RecomputedRun | None = None
-  generation: Any = None
+  epoch: Any = None
   for row in records.read_all_events(path):
     if row['event'] == 'links':
       if row['did'] == 'forest':
-        generation = traffic.parse_epoch(row, path)
+        epoch = traffic.parse_epoch(row, path)
         if again:
-          again.form(generation)
+          again.form(epoch)
       continue
     drifted = row['event'] == records.DRIFT and row['version'] < version
     expected = 'replicas on like processors, that hold the same bits'
@@ -307,9 +307,9 @@ def _until(
       require(count == workers, f'{path}', expected, count)
       again = _RecomputedRun(config, learned, wire, again)
       where = f'{path}/events.jsonl'
-      known = generation is not None
-      require(known, where, 'how workers sum before the start', generation)
-      again.form(generation)
+      known = epoch is not None
+      require(known, where, 'how workers sum before the start', epoch)
+      again.form(epoch)
     if again is None:
       raise ValueError(f'{path}: expected a start before {row["event"]!r}.')
     again.replay(row)

@@ -44,7 +44,7 @@ class Sums:
   """
 
   def __init__(self, epoch: MembershipEpoch):
-    """Takes the record of an epoch; without a forest workers add in order."""
+    """Prepares the sums of an epoch; without a forest workers add in order."""
     self.members = tuple(epoch.members)
     self._planned = epoch.plan
     self._parts = functools.cache(self._find_parts)

@@ -68,19 +68,21 @@ class _Packer:
   ) -> None:
     self.trees: list[Branching] = []
     self._starts = list(starts)
-    self._room: list[dict[int, int]] = [{} for _ in range(nodes)]
+    self._capacity_left: list[dict[int, int]] = [{} for _ in range(nodes)]
     into = [0] * nodes
     for src, dst, capacity in links:
-      self._room[src][dst] = self._room[src].get(dst, 0) + capacity
+      self._capacity_left[src][dst] = (
+        self._capacity_left[src].get(dst, 0) + capacity
+      )
       into[dst] += capacity
     # Per node, the sets that hold it.  Per set, how often trees may enter it
-    # again after their first time, before the trees to come lack room.
+    # again after their first time, before the trees to come lack capacity.
     self._member = [0] * nodes
     self._spare: list[int] = []
     for v in range(nodes if nodes > 1 else 0):
       self._add([v], into[v] + starts[v] - sum(starts))
       others = [w for w in range(nodes) if w != v]
-      self._add(others, sum(self._room[v].values()) - starts[v])
+      self._add(others, sum(self._capacity_left[v].values()) - starts[v])
     self._check()
 
   def next_root(self) -> int | None:
@@ -118,7 +120,7 @@ class _Packer:
     for node in reached:
       inside[node] = True
     for src in reached:  # The list grows in the loop.
-      for dst, room in self._room[src].items():
+      for dst, room in self._capacity_left[src].items():
         if room < units or inside[dst]:
           continue
         again = member[dst] & ~member[src] & touched
@@ -140,7 +142,7 @@ class _Packer:
     inside = set(reached)
     best = 0
     for src in reached:
-      for dst, room in self._room[src].items():
+      for dst, room in self._capacity_left[src].items():
         if room <= best or dst in inside:
           continue
         again = self._member[dst] & ~self._member[src] & touched
@@ -173,7 +175,7 @@ class _Packer:
     units = sign * tree.units
     self._starts[tree.root] -= units
     for src, dst in tree.hops:
-      self._room[src][dst] -= units
+      self._capacity_left[src][dst] -= units
     for i, count in self._entered(tree.root, tree.hops)[1].items():
       self._spare[i] -= count * units
 
@@ -216,7 +218,7 @@ class _Packer:
     source, middle = count, count + 1
     links = [
       (src, dst, room)
-      for src, row in enumerate(self._room)
+      for src, row in enumerate(self._capacity_left)
       for dst, room in row.items()
     ]
     links += [(source, node, units) for node, units in enumerate(self._starts)]
@@ -279,6 +281,6 @@ def _increment(digits: list[int], mask: int) -> None:
 
 
 def _decrement(digits: list[int], mask: int) -> None:
-  """Takes 1 from each number in the mask, none of which is 0."""
+  """Subtracts 1 from each number in the mask, none of which is 0."""
   for k, digit in enumerate(digits):
     digits[k], mask = digit ^ mask, mask & ~digit

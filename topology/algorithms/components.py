@@ -17,12 +17,12 @@ class Components:
 
     O(n log n) for all calls together.
     """
-    kept, lost = self.label[a], self.label[b]
-    if kept == lost:
+    larger, smaller = self.label[a], self.label[b]
+    if larger == smaller:
       return False
-    if len(self._members[kept]) < len(self._members[lost]):
-      kept, lost = lost, kept
-    for node in self._members[lost]:
-      self.label[node] = kept
-    self._members[kept] += self._members[lost]
+    if len(self._members[larger]) < len(self._members[smaller]):
+      larger, smaller = smaller, larger
+    for node in self._members[smaller]:
+      self.label[node] = larger
+    self._members[larger] += self._members[smaller]
     return True

@@ -13,7 +13,7 @@ import numpy as np
 from topology.algorithms import stopping
 
 _DIGITS = 53  # Bits of an integer that a float holds exactly.
-_ROWS = 512  # Of a product at a time: more would leave less digits.
+_ROWS = 512  # Rows multiplied at a time: more would leave fewer digits.
 _BLOCK = 32  # Columns that are eliminated one by one.
 
 
@@ -51,7 +51,7 @@ class Gram:
       weighted *= factor
       total += self._whole[rows].T @ np.rint(weighted, out=weighted)
     total /= factor
-    # Of the two products the one whose column is the smaller is more exact.
+    # The product with the smaller column is the more exact one.
     total = np.where(factor >= factor[:, None], total, total.T)
     return (total + total.T) / 2
 
@@ -70,7 +70,7 @@ class Factor:
     count = -(-self._size // _BLOCK)
     self._lower = np.eye(count * _BLOCK)
     self._lower[: self._size, : self._size] = matrix
-    with np.errstate(all='ignore'):  # What is wrong shows in the diagonal.
+    with np.errstate(all='ignore'):  # Errors show in the diagonal.
       _eliminate(self._lower, stop)
     diagonal = self._lower.diagonal()
     if not (np.isfinite(diagonal).all() and (diagonal > 0).all()):
@@ -100,9 +100,9 @@ def times(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _eliminate(panel: np.ndarray, stop: stopping.Stop) -> None:
-  """Makes the left columns of a matrix, [rows, columns], those of its factor.
+  """Replaces the left columns of a matrix by those of its factor, in place.
 
-  Only what is not above the diagonal counts, in the beginning and in the end.
+  Numbers above the diagonal are neither read nor meaningful afterwards.
   """
   columns = panel.shape[1]
   if columns > _BLOCK:

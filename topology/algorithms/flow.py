@@ -42,7 +42,7 @@ def augment(residual: Residual, source: int, sink: int, limit: int) -> int:
 
   By Dinic's algorithm (1970): blocking flows along shortest paths, O(n^2 m)
   for m links, and far less on the graphs met here.  The network is changed in
-  place; a link with no room left, or with a negative rest, is not used.
+  place; a link with no capacity left, or a negative one, is not used.
   Returns the flow added, at most `limit`.
   """
   added = 0
@@ -104,7 +104,7 @@ def _path(residual: Residual, source: int, sink: int) -> list[int] | None:
   """Returns the nodes of a shortest path with spare capacity, or None."""
   steps, ends = ({source: source}, {sink: sink}), [[source], [sink]]
   while all(ends):
-    # A step from the end that has fewer nodes to go on from.
+    # A step from the end with fewer nodes to continue from.
     back = len(ends[0]) > len(ends[1])
     known, met, deeper = steps[back], steps[not back], []
     for node in ends[back]:

@@ -83,7 +83,7 @@ class _Splitter:
     entering = sum(self._capacity(u, switch) for u in sources)
     pairs = [(u, t) for t in sinks for u in sources]
     # Evenly at first, for links between many pairs and so for flat trees;
-    # then what is left; and what only comes back to where it was at last.
+    # then the rest; last the flow that would return to its own source.
     for u, t in pairs:
       if u != t:
         room = self._capacity(u, switch) * self._capacity(switch, t)

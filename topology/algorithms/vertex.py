@@ -17,7 +17,7 @@ from topology.algorithms import stopping
 
 _NONE = 1e-10  # A gain that is none, ...
 _FLAT = 1e-9  # ... and an entry that is no pivot.
-_SHIFT = 1e-9  # Of the limits, so that no two rows bind at once.
+_SHIFT = 1e-9  # Change of the limits, so that no two rows bind at once.
 _PIVOTS = 10  # For each row and variable, at most.
 _PRIME = 2**31 - 1
 

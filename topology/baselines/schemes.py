@@ -153,7 +153,7 @@ def single_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   reduce-scatter the server adds up all shards and sends each to its worker.
   """
   ways, workers = ways_of(cluster), cluster.workers
-  # What goes to the server and what comes from it, per hop.
+  # Shares sent to the server and from it, per hop.
   shards = len(workers) - 1
   inwards = shards if best.collective == 'reduce_scatter' else 1
   outwards = shards if best.collective == 'allgather' else 1

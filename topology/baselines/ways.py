@@ -101,7 +101,9 @@ class Ways:
     workers = cluster.graph.workers
     close = np.minimum(widest, widest.T)[np.ix_(workers, workers)]
     np.fill_diagonal(close, -1)
-    nearest = close.max(axis=1).min()  # What the last worker has a neighbor at.
+    nearest = close.max(
+      axis=1
+    ).min()  # Within which each worker has a neighbor.
     levels = np.unique(close)[1:].tolist()
     steps = [step for step in itertools.pairwise(levels) if step[1] <= nearest]
     if not steps:

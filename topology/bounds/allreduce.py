@@ -17,7 +17,7 @@ from topology.algorithms import simplex, stopping
 from topology.bounds import feeding, prices
 from topology.clusters.cluster import Cluster, Link
 
-_Row = tuple[list[int], int]  # Of a linear program, and its limit.
+_Row = tuple[list[int], int]  # Row of a linear program: columns, and limit.
 _Side = tuple[bool, list[int]]  # A cut, of the reversed links if True.
 
 
@@ -194,7 +194,7 @@ class _Search:
     proof = None
     if self._overlap:
       price_of = dict(zip(self._limited, of_row, strict=True))
-      # Of a link, or of its reverse, which shares its variable.
+      # Price of a link, or of its reverse, which shares its variable.
       paid = {self._down[i]: price for i, price in price_of.items()}
       paid |= {self._up[i]: price for i, price in price_of.items()}
       priced = zip(links, self._down, strict=True)

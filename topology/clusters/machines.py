@@ -1,8 +1,8 @@
 """Accelerator machines, alone and joined by their network cards.
 
 Workers are GPUs or the dies of one, in the order in which their makers number
-them.  Where a default capacity is the maker's figure, a nominal one, this is
-said; measure where it matters.  Arguments are as in `clusters.shapes`.
+them.  Docstrings name the default capacities that are nominal, the maker's
+figures; measure them where it matters.  Arguments are as in `clusters.shapes`.
 """
 
 from topology.clusters import parts

@@ -8,7 +8,7 @@ from topology.forests import trees, usage
 
 # Okabe and Ito's colors, which color-blind people can tell apart.
 _UP, _DOWN, _BOTTLENECK, _UNUSED = '#0072B2', '#D55E00', '#CC79A7', '#BBBBBB'
-_Styles = dict[Ends, dict[str, str]]  # Of links.
+_Styles = dict[Ends, dict[str, str]]  # Styles of links.
 
 
 def to_dot(

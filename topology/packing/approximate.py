@@ -25,7 +25,7 @@ _WHOLE = 2**36  # Weights are rounded to this part of their sum.
 _NEAR = 1 - 1e-6  # A rate that is as good as another.
 _ROUNDS = 128  # Spanning trees for the bound before the first attempt.
 
-Report = Callable[[int, float, float], None]  # Of trees, rate, bound in GB/s.
+Report = Callable[[int, float, float], None]  # Trees, rate and bound, GB/s.
 
 
 def allreduce(
@@ -180,7 +180,7 @@ class _Search:
     self._most = max_trees
     self._one_way = one_way
     self._trees: list[growing.Grown] = []
-    self._weight = np.zeros(0)  # Of all trees.
+    self._weight = np.zeros(0)  # Weights of all trees.
     self._kept: list[tuple[growing.Grown, float]] = []
     self.rate = 0.0
     self.prices = np.ones(len(arrays.capacity))
@@ -191,14 +191,14 @@ class _Search:
     return len(self._kept)
 
   def add(self, grown: Iterable[growing.Grown]) -> None:
-    """Adds trees, and weighs all anew."""
+    """Adds trees, and weighs all again."""
     new = list(dict.fromkeys(grown))
     if self._kept and self._stop():
       return
     self._trees = list(dict.fromkeys([*self._trees, *new]))
     self._weight, self.prices = self._weighed(self._trees)
     if self._stop() and self._weight.sum() < self.rate:
-      return  # What was found before is better than a search cut short.
+      return  # The earlier result is better than a search cut short.
     if self._most is None or np.count_nonzero(self._weight) <= self._most:
       self._keep(self._trees, self._weight)
       return

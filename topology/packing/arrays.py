@@ -26,7 +26,9 @@ class Hop(NamedTuple):
   src: int
   dst: int
   links: tuple[int, ...]  # On the way, as indices into `Arrays.src`.
-  uses: tuple[int, ...]  # What they take from, into `Arrays.capacity`.
+  uses: tuple[
+    int, ...
+  ]  # Indices of the capacities used, into `Arrays.capacity`.
 
 
 class Cells(NamedTuple):
@@ -88,7 +90,7 @@ class Arrays:
     self._switched = not self._is_worker.all()
     # Links that arms at switches always stand for; others only if cheap.
     self._access = np.flatnonzero(into ^ out).tolist()
-    # Of a pair one link will do: its hop is used in both directions.
+    # One link of a pair is enough: its hop is used in both directions.
     self._once = np.flatnonzero((self.src < self.dst) | (not paired))
     direct = np.intersect1d(np.flatnonzero(into & out), self._once)
     links = stopping.iterate(direct.tolist(), stop)

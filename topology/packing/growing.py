@@ -43,7 +43,7 @@ class Costs:
     self.now: list[float] = start.tolist()
     self._factor: list[float] = factor.tolist()
 
-  def of(self, uses: Iterable[int]) -> float:
+  def price(self, uses: Iterable[int]) -> float:
     """Returns the sum of the prices of the capacities that a hop uses."""
     now, total = self.now, 0.0
     for use in uses:  # Since Python 3.12 the built-in sum rounds otherwise.
@@ -91,8 +91,9 @@ class Grower:
   """Grows tree after tree, on links that become dearer.
 
   A tree carries `unit_GBps`; to begin with, the shares `full` of the links are
-  used, floats [c], or nothing.  After each `every` trees cheap hops are looked
-  for anew.  `both` raises `Stopped` once `end` says that there is no time left.
+  used, floats [c], or nothing.  After each `every` trees cheap hops are
+  searched for again.  `both` raises `Stopped` once `end` reports that there is
+  no time left.
   """
 
   def __init__(
@@ -109,7 +110,7 @@ class Grower:
     self._every, self._end = every, end
     self._costs = Costs(arrays, unit_GBps, full)
     self._turn = 0
-    # What was cheap lately.
+    # Hops that were cheap lately.
     self._recent: collections.deque[list[Hop]]
     self._recent = collections.deque(maxlen=_KEEP)
     self._few: list[Hop] = []
@@ -123,7 +124,7 @@ class Grower:
     """
     hops = self._candidates()
     if self._arrays.paired:
-      return _centered(self._arrays, self._spanning(hops))
+      return _center(self._arrays, self._spanning(hops))
     stopping.check(self._end)
     root = self._dearest(hops)
     stopping.check(self._end)
@@ -171,7 +172,7 @@ class Grower:
     """Returns the cheapest hops from each worker and to each worker."""
     count: collections.Counter[tuple[str, int]] = collections.Counter()
     few = []
-    for hop in sorted(hops, key=lambda hop: self._costs.of(hop.uses)):
+    for hop in sorted(hops, key=lambda hop: self._costs.price(hop.uses)):
       ends = ('src', hop.src), ('dst', hop.dst)
       if min(count[end] for end in ends) < _HASTY:
         few.append(hop)
@@ -181,7 +182,7 @@ class Grower:
   def _dearest(self, hops: Sequence[Hop]) -> int:
     least: dict[tuple[str, int], float] = {}
     for hop in hops:
-      cost = self._costs.of(hop.uses)
+      cost = self._costs.price(hop.uses)
       for side in (('src', hop.src), ('dst', hop.dst)):
         least[side] = min(cost, least.get(side, cost))
     return max(
@@ -191,7 +192,7 @@ class Grower:
 
   def _spanning(self, hops: Sequence[Hop]) -> list[Hop]:
     """Returns a tree for both directions, by Kruskal's algorithm."""
-    queue = [(self._costs.of(hop.uses), i) for i, hop in enumerate(hops)]
+    queue = [(self._costs.price(hop.uses), i) for i, hop in enumerate(hops)]
     heapq.heapify(queue)
     components = Components(self._arrays.nodes)
     label = components.label
@@ -227,7 +228,7 @@ class Grower:
       for i in beside.pop(node, ()):
         hop = hops[i]
         if (hop.src if up else hop.dst) not in reached:
-          heapq.heappush(queue, (costs.of(hop.uses), i))
+          heapq.heappush(queue, (costs.price(hop.uses), i))
       if queue:
         _, i = heapq.heappop(queue)
         hop = hops[i]
@@ -245,15 +246,15 @@ class Grower:
   def _put_back(
     self, queue: list[tuple[float, int]], hop: Hop, place: int
   ) -> bool:
-    """Puts a hop back if it is dearer than the next one; returns whether."""
-    now = self._costs.of(hop.uses)
+    """Returns whether a hop is dearer than the next one; then requeues it."""
+    now = self._costs.price(hop.uses)
     dearer = bool(queue) and now > queue[0][0] * _AGAIN
     if dearer:
       heapq.heappush(queue, (now, place))
     return dearer
 
 
-def _centered(arrays: Arrays, hops: list[Hop]) -> Grown:
+def _center(arrays: Arrays, hops: list[Hop]) -> Grown:
   """Returns a tree of paired links, with the root in its middle."""
   root, ways = trees.center_tree([(hop.src, hop.dst) for hop in hops])
   back = [arrays.backwards(hop) for hop in hops]

@@ -33,7 +33,7 @@ _GB = 10**9
 _GATHER, _GATHER_MESH = (2**14, 2**18), (2**18, 2**20)
 _REDUCE = 2**14, 2**18
 _REDUCE_ONE_WAY, _REDUCE_ONE_WAY_MESH = (2**12, 2**13), (2**12, 2**15)
-# Of the time limit: for the exact way, and for the search, after which weights
+# Shares of the time limit: the exact way, and the search, after which weights
 # are made whole and the forest is checked; and at most for all together.
 _EXACT_SHARE, _SEARCH_SHARE, _BOUND_SHARE = 0.5, 0.75, 0.3
 _MOST, _MORE_S = 1.15, 0.35
@@ -171,7 +171,7 @@ class _Packer:
       rival = fit_forest(cluster, columns, best, stop=times.end)
       found = max(found, rival, key=lambda forest: forest.rate_Bps or 0)
     if self.gap and found.gap > self.gap and not best and size <= large:
-      # What could not be reached in one way may be in the other.
+      # The exact way may reach a rate that the search does not.
       best = self._exact(cluster, times.search)
       if best and self._few_enough(best):
         return best

@@ -24,7 +24,7 @@ from topology.forests import trees
 _SMALL, _FEW = 32, 256  # Workers and trees up to which trees are grown, ...
 _GROWN = 32  # ... so many.
 _DEEP = 1.2  # How much fuller a link may be that is a hop nearer to the root.
-_RATE = 1e-4  # What depth costs at most, of the rate.
+_RATE = 1e-4  # Largest cost of depth, as a share of the rate.
 _STEEP = 14  # Doublings of that cost, from the shallowest tree on.
 _WORK = 2**27  # Rows times columns squared, at most: seconds.
 
@@ -86,7 +86,7 @@ class _Pool:
     rate = forest.rate_Bps or Fraction(0)
     limits = [*cluster.capacity_Bps.values()]
     limits += [rate / len(cluster.workers)] * (count - len(links))
-    # Of rows that are alike, the one that binds first.
+    # The first binding one of equal rows.
     rows: dict[bytes, int] = {}
     for i in np.flatnonzero(loads.any(1)).tolist():
       key = loads[i].tobytes()
@@ -154,7 +154,7 @@ class _Grower:
     self._paired = self._both and cluster.symmetric
     unit = (forest.rate_Bps or Fraction(0)) / _GROWN
     self._full = dict.fromkeys(cluster.capacity_Bps, 0.0)
-    # What a tree takes of each link.
+    # Share of each link that a tree uses.
     self._share = {e: float(unit / c) for e, c in cluster.capacity_Bps.items()}
     hops = dict.fromkeys(
       hop for tree in forest.trees for hop in (*tree.up, *tree.down)

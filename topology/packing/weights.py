@@ -104,7 +104,7 @@ class _State(NamedTuple):
   """Iterate of the interior-point method, with all values above 0."""
 
   x: np.ndarray  # Variables.
-  slack: np.ndarray  # Of rows.
+  slack: np.ndarray  # Slack of rows.
   y: np.ndarray  # Prices of rows.
   z: np.ndarray  # Losses of variables.
 
@@ -112,8 +112,8 @@ class _State(NamedTuple):
     """Returns the sum of variable times loss and slack times price."""
     return float((self.x * self.z).sum() + (self.slack * self.y).sum())
 
-  def moved(self, by: '_State', reach: float) -> '_State':
-    """After as much of a change as leaves all above 0, at most all."""
+  def move(self, by: '_State', reach: float) -> '_State':
+    """Returns the state after a step along `by` that keeps values positive."""
     room = [_room(now, change) for now, change in zip(self, by, strict=True)]
     primal = min(1.0, reach * min(room[:2]))
     dual = min(1.0, reach * min(room[2:]))
@@ -291,13 +291,13 @@ class _Program:
       return _State(dx, ds, (to_y - y * ds) / slack, (to_z - z * dx) / x)
 
     by = direction(-slack * y, -x * z)
-    predicted = state.moved(by, 1.0).products() / (total * mean)
+    predicted = state.move(by, 1.0).products() / (total * mean)
     # Products much smaller than the gap asked for only cost digits.
     target = max(predicted * predicted * predicted * mean, 0.1 * _GAP / total)
     by = direction(
       target - slack * y - by.slack * by.y, target - x * z - by.x * by.z
     )
-    return state.moved(by, max(_REACH, 1 - mean))
+    return state.move(by, max(_REACH, 1 - mean))
 
 
 def _distinct(rows: np.ndarray) -> np.ndarray:

@@ -25,19 +25,19 @@ class NoCodecState:
   replicated: Any = ()
 
   def reset(self) -> None:
-    """Does nothing."""
+    """Returns at once: there is no state to reset."""
 
   def resume(self, version: int, replicated: Any) -> None:
-    """Does nothing."""
+    """Returns at once: no state depends on the version."""
 
-  def keep(self, version: int) -> None:
-    """Does nothing."""
+  def commit(self, version: int) -> None:
+    """Returns at once: no state depends on the version."""
 
-  def saved(self) -> None:
+  def for_checkpoint(self) -> None:
     """Returns None: a checkpoint stores nothing of such a codec."""
 
   def restore(self, version: int, saved: None) -> None:
-    """Does nothing."""
+    """Returns at once: a checkpoint holds nothing of it."""
 
 
 class CodecState:
@@ -61,7 +61,7 @@ class CodecState:
     index: int,
     place_arrays: Callable[[Any], Any] = lambda tree: tree,
   ):
-    """Starts with the first state.
+    """Creates the state of a worker that has sent nothing.
 
     Args:
       multi_round: The allreduce.
@@ -75,7 +75,7 @@ class CodecState:
     self.reset()
 
   def reset(self) -> None:
-    """Returns to the first state, at version 0."""
+    """Returns to the initial state, at version 0."""
     self.version, self._state = 0, self._first()
     # State of the next version, if others have received all sums of an
     # iteration and this worker has not.
@@ -111,8 +111,8 @@ class CodecState:
       replicated: Replicated part of the state of the worker that it came from.
     """
     if version != self.version:
-      sent = self._unconfirmed if version == self.version + 1 else None
-      self._state = sent or self._first()
+      is_next = version == self.version + 1
+      self._state = (self._unconfirmed if is_next else None) or self._first()
       self.version = version
     self._state = self._state._replace(
       replicated=self._place_arrays(replicated)
@@ -120,18 +120,18 @@ class CodecState:
     self._unconfirmed = self.residual_sum = None
 
   def free_vector(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the first of some vectors in which no residual lies.
+    """Returns the first vector that shares no memory with the residual.
 
-    It is for a new iteration: by then all workers have received the sums of the
-    one before, or none has.
+    Called when a new iteration begins: by then all workers have received the
+    sums of the previous iteration, or none has.
     """
     self._unconfirmed = None
     leaves = jax.tree.leaves(self._state.residual)
-    own = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+    arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
     return next(
       vector
       for vector in vectors
-      if not any(np.may_share_memory(leaf, vector) for leaf in own)
+      if not any(np.may_share_memory(leaf, vector) for leaf in arrays)
     )
 
   def start(
@@ -151,11 +151,11 @@ class CodecState:
     )
 
   def note_unconfirmed(self, state: State) -> None:
-    """Stores the next state, in case others receive the sums of this one."""
+    """Stores the next state, in case other workers complete the iteration."""
     self._unconfirmed = state
 
-  def keep(self, version: int, state: State | None = None) -> None:
-    """Sets the state of a version; None for the state as it is."""
+  def commit(self, version: int, state: State | None = None) -> None:
+    """Moves to a version and its state; None if the state is unchanged."""
     self._state, self.version = state or self._state, version
     self._unconfirmed = self.residual_sum = None
 
@@ -169,7 +169,7 @@ class CodecState:
     leaves = jax.tree.leaves(self._state.residual)
     return np.concatenate([np.asarray(leaf) for leaf in leaves])
 
-  def saved(self) -> dict[str, Any] | None:
+  def for_checkpoint(self) -> dict[str, Any] | None:
     """Returns all workers' state for a checkpoint; None if not collected."""
     if self.residual_sum is None:
       return None
@@ -189,7 +189,7 @@ class CodecState:
     Args:
       version: Version of the learner in the checkpoint, to which the state then
         belongs: `resume` at another version resets the residual.
-      saved: Result of `saved`, whose replicated part is restored, too; None if
+      saved: Result of `for_checkpoint`, whose replicated part is restored, too; None if
         no residuals had been collected: the state is then reset.
     """
     self.reset()
@@ -212,7 +212,7 @@ class CodecState:
 
 
 class WorkerRounds:
-  """One worker's part of one multi-round allreduce, round by round."""
+  """Rounds of one multi-round allreduce, as one worker runs them."""
 
   def __init__(
     self,
@@ -223,7 +223,7 @@ class WorkerRounds:
     scale: float,
     workspace: Workspace,
   ):
-    """Starts; arguments as of `MultiRoundAllreduce.start`."""
+    """Starts an allreduce; arguments as of `MultiRoundAllreduce.start`."""
     self._codec_state = codec_state
     multi_round = codec_state.multi_round
     self._rounds = multi_round.start(
@@ -243,7 +243,7 @@ class WorkerRounds:
 
   @property
   def is_last(self) -> bool:
-    """Whether the current round is the last one."""
+    """True in the last round."""
     return self._remaining == 1
 
   def next_contribution(self, total: Any) -> Any:
@@ -274,12 +274,12 @@ class WorkerRounds:
 
   @property
   def reduced(self) -> PartialVector:
-    """The reduced vector, after the last round."""
+    """The result of the allreduce, after the last round."""
     return self._ended[0]
 
   def finish(self, version: int) -> None:
-    """Makes the next state that of a version: all workers have all sums."""
-    self._codec_state.keep(version, self._ended[1])
+    """Commits the next codec state, as all workers have received all sums."""
+    self._codec_state.commit(version, self._ended[1])
 
   @property
   def _ended(self) -> tuple[PartialVector, State]:

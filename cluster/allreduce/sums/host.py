@@ -39,7 +39,7 @@ class HostReducer:
     host: str,
     security: Security,
     timeout_s: float,
-    pace: Sequence[Bucket] = (),
+    timed_parts: Sequence[Bucket] = (),
   ):
     """Creates a reducer that does not listen yet.
 
@@ -51,20 +51,22 @@ class HostReducer:
       host: Address to listen on.
       security: Credentials of all connections.
       timeout_s: Seconds after which a silent peer is lost.
-      pace: Without a model: parts of the layout with the times at which they
-        become ready, as shares of an iteration's computing time.
+      timed_parts: Parts of the layout, in a run without a model, with the times
+        at which they become ready as shares of the computing time; () with a
+        model.
     """
     self.codec_state: CodecState | NoCodecState = NoCodecState()
-    self._index, self._pace = index, pace
-    self.simulates_time = bool(pace)
+    self._index, self._timed_parts = index, timed_parts
+    self.simulates_time = bool(timed_parts)
     self._ranges = [bucket.bounds for bucket in layout.buckets]
     self._dtypes = [bucket.dtype for bucket in layout.buckets]
-    if pace:
+    if timed_parts:
       first = layout.buckets[0].dtype
-      ends = itertools.accumulate(p.bytes // first.itemsize for p in pace[:-1])
+      sizes = (part.bytes // first.itemsize for part in timed_parts[:-1])
+      ends = itertools.accumulate(sizes)
       cuts = [0, *ends, *(bucket.end for bucket in layout.buckets)]
       self._ranges = list(itertools.pairwise(cuts))
-      self._dtypes = [*[first] * len(pace), *self._dtypes[1:]]
+      self._dtypes = [*[first] * len(timed_parts), *self._dtypes[1:]]
     self._gradient, self._layout = gradient, layout
     self._of_executor: dict[str, Any] = {
       'host': host,
@@ -95,16 +97,16 @@ class HostReducer:
   def warm_up(
     self, learner: Learner, examples: int | None, *, changing: bool
   ) -> None:
-    """Compiles everything."""
+    """Compiles gradient and update."""
     self._gradient.warm_up_stream(learner.params, examples, changing=changing)
     learner.warm_up_buffer(self._layout)
 
-  def placed(self, tree: Any) -> Any:
-    """Returns a tree with its arrays where those of pushes are."""
+  def place(self, tree: Any) -> Any:
+    """Returns a pytree with its arrays on the devices of gradients."""
     return self._gradient.place(tree)
 
   def open(self) -> str:
-    """Starts an executor; returns its address."""
+    """Starts an executor, which listens; returns its address."""
     self._executor = self._make_executor()
     return self._executor.address
 
@@ -112,30 +114,30 @@ class HostReducer:
     return Executor(self._index, **self._of_executor)
 
   def close(self) -> None:
-    """Ends the executor."""
+    """Ends the executor and its connections."""
     executor, self._executor = self._executor, None
     if executor:
       executor.close()
 
   def form(self, order: ConnectMembers, limit_s: float) -> None:
-    """Connects; each worker checks the forest, which came over the network."""
+    """Connects to the other members, after checking the forest of the order."""
     if order.members is None:
       raise RuntimeError('Expected a forest, got none.')
     parsed = membership.parse(order.membership_epoch, order.members)
     self._running.form(parsed, limit_s)
 
   def count_unanswered(self) -> int:
-    """Returns the executor's count; 0 without one."""
+    """Returns the unanswered pings of the executor; 0 without an executor."""
     executor = self._executor
     return executor.unanswered() if executor else 0
 
   def traffic(self) -> Mapping[int, Usage]:
-    """Returns the executor's traffic; {} without one."""
+    """Returns the bytes by worker; {} without an executor."""
     executor = self._executor
     return executor.traffic() if executor else {}
 
   def abandon(self, before: float = math.inf) -> None:
-    """Ends the sums that are under way."""
+    """Makes the running sums of earlier epochs raise `Abandoned`."""
     if executor := self._executor:
       executor.abandon(before)
 
@@ -150,7 +152,7 @@ class HostReducer:
     stage: int,
     least_s: float,
   ) -> tuple[float | None, bool]:
-    """Computes a gradient, whose buckets are sent once they are full."""
+    """Computes a gradient, and sends each bucket once it is full."""
     del stage
     self._vectors.reverse()
     vector = self._vectors[0]
@@ -193,8 +195,8 @@ class HostReducer:
       is_last: Whether the iteration has no sum after this one.
     """
     del is_last
-    given = None if {*dtypes} == {FLOAT32} else dtypes
-    return self._running.begin(number, vector, ranges, given)
+    sent_as = None if {*dtypes} == {FLOAT32} else dtypes
+    return self._running.begin(number, vector, ranges, sent_as)
 
   def _make_filling(
     self, vector: np.ndarray, ready: Callable[[int], None]
@@ -204,20 +206,20 @@ class HostReducer:
   def _wait_as_computing(self, reduction: Reduction, seconds: float) -> None:
     """Marks all ranges but the last as ready, each at its time."""
     start = time.monotonic()
-    for number, part in enumerate(self._pace[:-1]):
+    for number, part in enumerate(self._timed_parts[:-1]):
       rest_s = start + part.ready * seconds - time.monotonic()
       if rest_s > 0:
         time.sleep(rest_s)
       reduction.ready(number)
 
   def finish(self, numbers: np.ndarray) -> None:
-    """Fills the rest of the layout."""
+    """Adds statistics and step statistics to the buffer, which completes it."""
     if self._filling is None:
       raise RuntimeError('Expected a computed gradient, got none.')
     self._filling.finish(self._stats, numbers.tolist())
 
   def total(self) -> tuple[list[float], bool]:
-    """Waits until the whole layout is summed."""
+    """Waits until all buckets are summed; returns as `Reducer.total`."""
     _, reduction = self._progress
     if reduction is None:
       raise RuntimeError('Expected a sum that is under way, got none.')
@@ -230,13 +232,13 @@ class HostReducer:
     ).tolist(), reduction.finite
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
-    """Applies the summed layout to the learner."""
+    """Applies the summed buffer to the learner."""
     learner.apply_buffer(
       self._layout, self._vectors[0], examples=examples, pushes=pushes
     )
 
   def collect(self, version: int) -> None:
-    """Does nothing: there are no residuals."""
+    """Returns at once: there are no residuals."""
 
   @property
   def _running(self) -> Executor:
@@ -246,7 +248,7 @@ class HostReducer:
 
 
 class CheckedFilling(BucketFiller):
-  """A filling that checks that numbers are finite.
+  """A bucket filler that checks that numbers are finite.
 
   Attributes:
     finite: Whether all numbers so far are.

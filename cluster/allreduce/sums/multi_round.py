@@ -81,14 +81,14 @@ class MultiRoundReducer(HostReducer):
   def warm_up(
     self, learner: Learner, examples: int | None, *, changing: bool
   ) -> None:
-    """Compiles everything."""
+    """Compiles gradient, allreduce and update."""
     super().warm_up(learner, examples, changing=changing)
     vector = np.zeros(self._layout.gradient_size, np.float32)
     for reduced in self.codec_state.warm_up(vector):
       learner.warm_up_buffer(self._layout, self._leaves(reduced.arrived))
 
   def close(self) -> None:
-    """Ends the executor; the codec starts anew in the next session."""
+    """Ends the executor, and resets the codec state for the next session."""
     super().close()
     self.codec_state.reset()
 
@@ -128,7 +128,7 @@ class MultiRoundReducer(HostReducer):
     return None if loss is None else float(loss), filling.finite
 
   def total(self) -> tuple[list[float], bool]:
-    """Runs all rounds of the allreduce."""
+    """Runs all rounds of the allreduce; returns as `Reducer.total`."""
     try:
       return self._run_rounds()
     finally:
@@ -182,7 +182,7 @@ class MultiRoundReducer(HostReducer):
     self._ended.finish(learner.version)
 
   def collect(self, version: int) -> None:
-    """Sums all workers' residuals."""
+    """Sums all workers' residuals into `codec_state.residual_sum`."""
     number = version * (self._multi_round.most_rounds + 1) - 1
     residual = self.codec_state.flat_residual()
     try:
@@ -192,7 +192,7 @@ class MultiRoundReducer(HostReducer):
       self._progress = 0, None
 
   def _start_streaming(self) -> ChunkPacker | None:
-    """Begins the sum with the streamable prefix; returns what fills it."""
+    """Begins the sum of the streamable prefix; returns the bucket filler."""
     prefix = self._multi_round.streamable[self._stage]
     if prefix is None or not self._overlap:
       return None
@@ -227,7 +227,7 @@ class MultiRoundReducer(HostReducer):
   def _advance_as_computing(self, packer: ChunkPacker, seconds: float) -> None:
     """Advances through the gradient's parts, each at its time."""
     start, count = time.monotonic(), 0
-    for part in self._pace[:-1]:
+    for part in self._timed_parts[:-1]:
       rest_s = start + part.ready * seconds - time.monotonic()
       if rest_s > 0:
         time.sleep(rest_s)
@@ -241,7 +241,7 @@ class MultiRoundReducer(HostReducer):
     contribution: Any,
     rest: np.ndarray,
   ) -> np.ndarray:
-    """Sends what follows the prefix, and waits for the sum; returns it."""
+    """Sends the numbers after the prefix; waits for the sum and returns it."""
     self._streamed = None
     prefix, reduction, vector, last = streamed
     own, start = np.asarray(contribution), prefix.chunk
@@ -317,4 +317,4 @@ class MultiRoundReducer(HostReducer):
 
 
 def _ignore(bucket: int) -> None:
-  """Ignores that a bucket is full."""
+  """Ignores a full bucket: nothing is sent before the gradient is complete."""

@@ -38,7 +38,7 @@ class NativeMultiRoundReducer(NativeReducer):
     index: int,
     **native_arguments: Any,
   ):
-    """Compiles nothing yet.
+    """Creates a reducer; compiles nothing yet.
 
     Args:
       gradient: Computes gradients.
@@ -50,7 +50,7 @@ class NativeMultiRoundReducer(NativeReducer):
     """
     super().__init__(gradient, layout, like, **native_arguments)
     self._multi_round = multi_round
-    self.codec_state = CodecState(multi_round, layout, index, self.placed)
+    self.codec_state = CodecState(multi_round, layout, index, self.place)
     self._checks_sums |= multi_round.overflows
     self._stage, self._scale = 0, 1.0
     self._to_vector = jax.jit(layout.flatten)
@@ -71,7 +71,7 @@ class NativeMultiRoundReducer(NativeReducer):
   def form(self, order: ConnectMembers, limit_s: float) -> None:
     """Compiles the sums, while all other workers do the same."""
     del order, limit_s
-    zeros = self.placed(jax.tree.map(np.zeros_like, self._like))
+    zeros = self.place(jax.tree.map(np.zeros_like, self._like))
     numbers = np.zeros_like(self._numbers)
     for stage in range(len(self._multi_round.codecs)):
       for scale in (1.0, 2.0):
@@ -87,7 +87,7 @@ class NativeMultiRoundReducer(NativeReducer):
     return super().compute(version, learner, *args, stage=stage, **kwargs)
 
   def total(self) -> tuple[list[float], bool]:
-    """Runs all rounds of the allreduce."""
+    """Runs all rounds of the allreduce; returns as `Reducer.total`."""
     payload, numbers, self._ended = self.reduce(
       self._payload, self._numbers, self._stage, self._scale
     )
@@ -102,7 +102,7 @@ class NativeMultiRoundReducer(NativeReducer):
       self._ended.finish(learner.version)
 
   def collect(self, version: int) -> None:
-    """Sums all workers' residuals."""
+    """Sums all workers' residuals into `codec_state.residual_sum`."""
     del version
     self.codec_state.residual_sum = self._sum_residuals()
 
@@ -120,7 +120,7 @@ class NativeMultiRoundReducer(NativeReducer):
     Returns:
       The sums, and the worker's part of the allreduce, which has ended.
     """
-    rest, tree = jax.tree.flatten((payload.stats, self.placed(numbers)))
+    rest, tree = jax.tree.flatten((payload.stats, self.place(numbers)))
     vector = self._to_vector(payload.gradient)
     rounds = self.codec_state.start(
       vector, stage=stage, scale=scale, workspace=Workspace()
@@ -146,7 +146,7 @@ class NativeMultiRoundReducer(NativeReducer):
     return reduced, np.asarray(summed_numbers), rounds
 
   def _sum_residuals(self) -> np.ndarray:
-    residual = self.placed(self.codec_state.flat_residual())
+    residual = self.place(self.codec_state.flat_residual())
     (total,) = self._sum_arrays([residual], (FLOAT32,))
     return np.asarray(total)
 

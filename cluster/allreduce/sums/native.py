@@ -89,9 +89,12 @@ def join(
   """
   if jax.distributed.is_initialized():
     return  # By an earlier start that failed later on.
-  host, _, own = coordinator.rpartition(':')
-  port = port or int(own) + 1
-  expected = f'a port, as there is none after that of the coordinator, {own}'
+  host, _, coordinator_port = coordinator.rpartition(':')
+  port = port or int(coordinator_port) + 1
+  expected = (
+    'a port, as there is none after that of the coordinator, '
+    f'{coordinator_port}'
+  )
   require(port < 2**16, 'config.route.native.port', expected, 0)
   address = f'{host}:{port}'
   # JAX listens on all addresses.
@@ -111,9 +114,9 @@ def join(
 
 
 def use_interface(interface: str) -> None:
-  """Makes NCCL connect over the interface that the config names.
+  """Restricts NCCL to the network interface that the config names.
 
-  It has to be called before XLA starts.  A NCCL_SOCKET_IFNAME that the user has
+  Call it before XLA starts.  A NCCL_SOCKET_IFNAME that the user has
   set stays as it is.  Gloo has no such variable: it uses the address that the
   host's name resolves to.
 
@@ -124,14 +127,14 @@ def use_interface(interface: str) -> None:
     ValueError: If it names no interface of this host.
   """
   name = interfaces.interface_name(interface)
-  own = os.environ.get(_NCCL)
-  if not own:
+  configured = os.environ.get(_NCCL)
+  if not configured:
     os.environ[_NCCL] = f'={name}'
-  elif not _selects(own, name):
+  elif not _selects(configured, name):
     logging.warning(
       '%s is %r, which NCCL follows, and leaves out %s, the interface that '
       'config.cluster.interface=%r names.',
-      *(_NCCL, own, name, interface),
+      *(_NCCL, configured, name, interface),
     )
 
 
@@ -142,22 +145,22 @@ def _selects(filters: str, name: str) -> bool:
   names, after '^' names or prefixes that NCCL does not use (NCCL user guide,
   "Environment Variables").
   """
-  without = filters.startswith('^')
+  excludes = filters.startswith('^')
   listed = filters.removeprefix('^')
-  whole = listed.startswith('=')
+  is_exact = listed.startswith('=')
   texts = [each for each in listed.removeprefix('=').split(',') if each]
-  if whole:
-    found = name in texts
+  if is_exact:
+    is_listed = name in texts
   else:
-    found = any(name.startswith(each) for each in texts)
-  return found != without
+    is_listed = any(name.startswith(each) for each in texts)
+  return is_listed != excludes
 
 
 def _wait_for_next_run(coordinator: str, index: int, start_s: float) -> None:
-  """Waits while a coordinator listens, as all its workers have joined already.
+  """Waits until no coordinator of an earlier run listens at the address.
 
-  Another process of this rank is among them.  The coordination service would
-  end all of them if a rank joined twice.
+  A process of the same rank takes part in that run.  The coordination service
+  would end all its processes if a second one joined with this rank.
 
   Args:
     coordinator: Address 'host:port' on which the coordinator listens.
@@ -192,7 +195,7 @@ def _listens(address: str) -> bool:
 
 
 class CollectiveSum:
-  """Compiled sum of pools of all workers, on the first device of each.
+  """Compiled sum of all workers' gradient buffers, on each's first device.
 
   Attributes:
     buckets: Numbers that each collective sums, in order.
@@ -210,7 +213,7 @@ class CollectiveSum:
     *,
     combine_bytes: float = 0.0,
   ):
-    """Compiles nothing yet.
+    """Defines the programs, which are compiled when they are first called.
 
     Args:
       layout: Layout of gradient, statistics and step statistics.
@@ -268,11 +271,11 @@ class CollectiveSum:
   ) -> list[jax.Array]:
     """Returns the numbers of each bucket, [1, n], in the dtype that is sent.
 
-    Those of 16 bits are integers, which XLA does not convert.
+    16-bit numbers are sent as integers, which XLA does not convert.
     """
-    whole = self._layout.pack(payload, numbers)
+    vector = self._layout.pack(payload, numbers)
     return [
-      narrow(whole[None, each.start : each.end], each.dtype)
+      narrow(vector[None, each.start : each.end], each.dtype)
       for each in self.buckets
     ]
 
@@ -284,12 +287,12 @@ class CollectiveSum:
 
   def _join_buckets(self, sums: list[jax.Array]) -> tuple[Payload, jax.Array]:
     """Returns payload and step statistics of the sums of buckets, [1, n]."""
-    whole = jnp.zeros(self._layout.size, jnp.float32)
+    vector = jnp.zeros(self._layout.size, jnp.float32)
     for part, each in zip(sums, self.buckets, strict=True):
-      whole = jax.lax.dynamic_update_slice(
-        whole, widen(part[0], each.dtype), (each.start,)
+      vector = jax.lax.dynamic_update_slice(
+        vector, widen(part[0], each.dtype), (each.start,)
       )
-    return self._layout.payload(whole), self._layout.step_statistics(whole)
+    return self._layout.payload(vector), self._layout.step_statistics(vector)
 
 
 class NativeReducer:
@@ -310,7 +313,7 @@ class NativeReducer:
     workers: int,
     combine_bytes: float,
   ):
-    """Compiles nothing yet.
+    """Creates a reducer; compiles nothing yet.
 
     Args:
       gradient: Computes gradients.
@@ -340,15 +343,15 @@ class NativeReducer:
     """Compiles everything that needs no other worker."""
     # Programs are compiled again for arrays that are committed to a device, as
     # sums and the parameters after them are.
-    learner.restore(self.placed(learner.state()))
+    learner.restore(self.place(learner.state()))
     payloads = self._gradient.warm_up(
       learner.params, examples, changing=changing
     )
-    self._like = self.placed(payloads[-1])
+    self._like = self.place(payloads[-1])
     jax.block_until_ready(self._is_finite(self._like))
     learner.warm_up()
 
-  def placed(self, tree: Any) -> Any:
+  def place(self, tree: Any) -> Any:
     """Returns a tree with its arrays on the device that sums."""
     return jax.tree.map(
       lambda leaf: (
@@ -360,30 +363,30 @@ class NativeReducer:
     )
 
   def open(self) -> str:
-    """Returns '': XLA's processes know each other."""
+    """Returns '': jax.distributed has connected the processes already."""
     return ''
 
   def close(self) -> None:
-    """Does nothing: XLA's connections last as long as the process."""
+    """Returns at once: XLA's connections last as long as the process."""
 
   def form(self, order: ConnectMembers, limit_s: float) -> None:
     """Compiles the sum, while all other workers do the same."""
     del order, limit_s
     payload = jax.tree.map(jnp.zeros_like, self._like)
     self.finish(np.zeros_like(self._numbers))
-    self._payload = self.placed(payload)
+    self._payload = self.place(payload)
     self.total()
 
   def count_unanswered(self) -> int:
-    """Returns 0: there is no thread."""
+    """Returns 0: there is no executor whose thread could hang."""
     return 0
 
   def traffic(self) -> Mapping[int, Any]:
-    """Returns {}: XLA does not say what it sends."""
+    """Returns {}: XLA does not report its traffic."""
     return {}
 
   def abandon(self, before: float = math.inf) -> None:
-    """Does nothing: XLA waits until the process ends."""
+    """Returns at once: a collective of XLA cannot be interrupted."""
 
   def compute(
     self,
@@ -396,7 +399,7 @@ class NativeReducer:
     stage: int,
     least_s: float,
   ) -> tuple[float | None, bool]:
-    """Computes a gradient."""
+    """Computes a gradient; nothing is sent before `total`."""
     del version, stage, least_s
     payload, loss = self._gradient(
       learner.params,
@@ -405,16 +408,16 @@ class NativeReducer:
       iteration=iteration,
       scale=factor(learner.scaling),
     )
-    self._payload = self.placed(payload)
+    self._payload = self.place(payload)
     finite = self._is_finite(self._payload)
     return None if loss is None else float(loss), bool(finite)
 
   def finish(self, numbers: np.ndarray) -> None:
-    """Takes the step statistics."""
+    """Stores the step statistics, which `total` sums with the gradient."""
     self._numbers = numbers
 
   def total(self) -> tuple[list[float], bool]:
-    """Waits for the sums of all buckets."""
+    """Sums all buckets; returns as `Reducer.total`."""
     self._payload, numbers = self._sum(self._payload, self._numbers)
     finite = not self._checks_sums or bool(self._is_finite(self._payload))
     return numbers.tolist(), finite
@@ -426,12 +429,12 @@ class NativeReducer:
     jax.block_until_ready(learner.params)
 
   def collect(self, version: int) -> None:
-    """Does nothing: there are no residuals."""
+    """Returns at once: there are no residuals."""
 
 
 @contextlib.contextmanager
 def raising_closed() -> Iterator[None]:
-  """Raises XLA's errors, of which a lost process is one, as `Closed`."""
+  """Raises `Closed` for XLA's errors, such as the loss of a process."""
   try:
     yield
   except jax.errors.JaxRuntimeError as error:
@@ -457,26 +460,26 @@ def sum_over_workers(part: jax.Array, dtype: np.dtype, count: int) -> jax.Array:
     total: jax.Array = jax.lax.psum(part, AXIS)
     return total
   shares = jnp.pad(part[0], (0, -part.size % count)).reshape(count, -1)
-  mine = jax.lax.all_to_all(shares, AXIS, 0, 0, tiled=True)
+  received = jax.lax.all_to_all(shares, AXIS, 0, 0, tiled=True)
   # XLA's sum along an axis is many times slower on CPUs.
-  total = widen(mine[0], dtype)
+  total = widen(received[0], dtype)
   for each in range(1, count):
-    total = total + widen(mine[each], dtype)
+    total = total + widen(received[each], dtype)
   rounded = narrow(total, dtype)
-  whole = jax.lax.all_gather(rounded, AXIS, tiled=True)
-  first: jax.Array = whole[None, : part.size]
+  gathered = jax.lax.all_gather(rounded, AXIS, tiled=True)
+  first: jax.Array = gathered[None, : part.size]
   return first
 
 
 def narrow(part: jax.Array, dtype: np.dtype) -> jax.Array:
-  """Returns numbers as they are sent: rounded, as uint16, or unchanged."""
+  """Returns numbers in their sent form: 16-bit ones as uint16, or unchanged."""
   if dtype == jnp.float32:
     return part
   return jax.lax.bitcast_convert_type(part.astype(dtype), jnp.uint16)
 
 
 def widen(part: jax.Array, dtype: np.dtype) -> jax.Array:
-  """Returns numbers that were sent, float32."""
+  """Returns the float32 numbers that `narrow` has encoded."""
   if dtype == jnp.float32:
     return part
   return jax.lax.bitcast_convert_type(part, dtype).astype(jnp.float32)

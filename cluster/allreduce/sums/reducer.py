@@ -41,14 +41,14 @@ class Reducer(Protocol):
   ) -> None:
     """Compiles everything that needs no other worker."""
 
-  def placed(self, tree: Any) -> Any:
-    """Returns a tree with its arrays where a learner's have to be."""
+  def place(self, tree: Any) -> Any:
+    """Returns a pytree with its arrays on the devices of the learner."""
 
   def open(self) -> str:
     """Starts a session; returns the address for other workers, '' for none."""
 
   def close(self) -> None:
-    """Ends a session."""
+    """Ends a session, with its connections."""
 
   def form(self, order: ConnectMembers, limit_s: float) -> None:
     """Connects to the other members of an epoch.
@@ -65,7 +65,7 @@ class Reducer(Protocol):
     """
 
   def count_unanswered(self) -> int:
-    """Returns the calls of this function since a thread last noticed one."""
+    """Returns the calls since the executor's thread last answered one."""
 
   def traffic(self) -> Mapping[int, Usage]:
     """Returns the bytes sent to and received from each worker in this session.
@@ -111,7 +111,7 @@ class Reducer(Protocol):
     """
 
   def finish(self, numbers: np.ndarray) -> None:
-    """Adds step statistics, float32, to what is summed."""
+    """Adds this worker's step statistics, float32, to the vector to sum."""
 
   def total(self) -> tuple[list[float], bool]:
     """Waits for all sums of an iteration.
@@ -127,7 +127,10 @@ class Reducer(Protocol):
     """
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
-    """Applies the sum to the learner, which makes its next version."""
+    """Applies the sum to the learner, whose version increases by 1."""
 
   def collect(self, version: int) -> None:
-    """Sums all workers' residuals into `codec_state`; raises as `total`."""
+    """Sums all workers' residuals into `codec_state.residual_sum`.
+
+    Raises as `total`.
+    """

@@ -27,7 +27,7 @@ class ChunkPacker:
     scale: float,
     bucket_bytes: float,
   ):
-    """Starts with an empty vector.
+    """Creates a packer of an empty vector.
 
     Args:
       prefix: The codec's streamable prefix.
@@ -54,7 +54,7 @@ class ChunkPacker:
   def begin(
     self, contribution: np.ndarray, on_full: Callable[[int], None]
   ) -> None:
-    """Starts to write.
+    """Starts to encode a vector.
 
     Args:
       contribution: Float32 array that chunks are written to.
@@ -87,7 +87,7 @@ class FilledPrefix:
   """The length of a gradient's filled beginning, as buckets become full."""
 
   def __init__(self, ranges: Sequence[tuple[int, int]], size: int):
-    """Starts with no full bucket.
+    """Creates the state without a full bucket.
 
     Args:
       ranges: Start and end of each bucket, in order.

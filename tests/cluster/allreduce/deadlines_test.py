@@ -31,13 +31,13 @@ class DeadlinesTest(parameterized.TestCase):
       self._ahead_s += 1.0
       for index, member in enumerate(self.world.reception.members):
         if member.stream:
-          member.seen = time.monotonic()
-          life = self.world.members[index]
+          member.last_heartbeat = time.monotonic()
+          peer = self.world.members[index]
           doing = 'compute' if index in hung else 'transfer'
-          steps = 1 if life.doing == 'fetching' else 2  # Less progress.
+          steps = 1 if peer.doing == 'fetching' else 2  # Less progress.
           steps = self._steps.get(index, steps)
-          pace = (doing, self.world.store.version, steps)
-          member.pace.tell(pace, member.seen)
+          progress = (doing, self.world.store.version, steps)
+          member.progress.update(progress, member.last_heartbeat)
       self.world.check_deadlines()
 
   def test_a_worker_that_computes_may_answer_late(self):

@@ -96,7 +96,7 @@ class RendezvousTest(parameterized.TestCase):
       rendezvous.form((0, 1, 2), 0)
       rendezvous.suspect(0, 2)
     messages = dict(rendezvous.form((0, 1, 2), 0))
-    self.assertEqual(rendezvous.packed.lost, {(0, 2), (2, 0)})
+    self.assertEqual(rendezvous.packed.avoided_pairs, {(0, 2), (2, 0)})
     self.assertEqual(messages[2].source, (1, '2.2.2.2:2'))
 
   def test_a_corrupt_replica_is_not_a_source(self):
@@ -162,7 +162,7 @@ class RendezvousTest(parameterized.TestCase):
     for _ in range(2):
       rendezvous.suspect(1, 2)
       rendezvous.form((0, 1, 2), 0)
-    self.assertEqual(rendezvous.packed.lost, {(1, 2), (2, 1)})
+    self.assertEqual(rendezvous.packed.avoided_pairs, {(1, 2), (2, 1)})
     without = rendezvous.packed
     rendezvous.mark_summed()
     self.now = 19.9
@@ -183,7 +183,7 @@ class RendezvousTest(parameterized.TestCase):
     rendezvous.mark_summed()
     rendezvous.suspect(2, 1)  # The first failure after a success.
     rendezvous.form((0, 1, 2), 0)
-    self.assertEmpty(rendezvous.packed.lost)
+    self.assertEmpty(rendezvous.packed.avoided_pairs)
 
   def test_a_worker_whose_executor_fails_is_excluded_for_some_time(self):
     rendezvous = self._make_rendezvous(3)
@@ -196,7 +196,7 @@ class RendezvousTest(parameterized.TestCase):
     self.assertEqual(cut.exception.worker, 1)
     self.assertFalse(rendezvous.admits(1))
     rendezvous.form((0, 2), 0)
-    self.assertEmpty(rendezvous.packed.lost)
+    self.assertEmpty(rendezvous.packed.avoided_pairs)
     self.now = 20.0
     self.assertTrue(rendezvous.admits(1))
     rendezvous.form((0, 1, 2), 0)
@@ -207,7 +207,7 @@ class RendezvousTest(parameterized.TestCase):
     for _ in range(3):
       rendezvous.suspect(1, 2)
       rendezvous.form((0, 1, 2), 0)
-      self.assertEmpty(rendezvous.packed.lost)
+      self.assertEmpty(rendezvous.packed.avoided_pairs)
       rendezvous.mark_summed()
 
   def test_lost_links_of_lost_workers_do_not_count(self):
@@ -296,7 +296,7 @@ class HandoverTest(parameterized.TestCase):
     with self.assertRaisesRegex(TransportError, 'expected to have version 4'):
       handover.fetch(source.address, 4, Security(), 5.0)
 
-  def test_a_source_that_is_gone_is_detected_in_time(self):
+  def test_a_source_that_has_left_is_detected_in_time(self):
     source = handover.Handover('127.0.0.1', Security(), self._state)
     source.close()
     start = time.monotonic()

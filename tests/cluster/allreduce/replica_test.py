@@ -23,7 +23,7 @@ from cluster.probing import traffic
 from cluster.process.faults import Faults
 from learning import digest
 from learning.layout import Layout
-from learning.nothing import NoGradient, NoLearner
+from learning.timing_only import TimingOnlyGradient, TimingOnlyLearner
 from route import links, ring
 from tests.support import descriptors
 
@@ -47,7 +47,7 @@ class _Heartbeat:
     self._on_end()
 
 
-class _Learner(NoLearner):
+class _Learner(TimingOnlyLearner):
   """A learner whose parameters are part of its state."""
 
   def state(self):
@@ -75,7 +75,7 @@ class _ReplicaThread:
     buffer_layout = Layout(
       (), blank=100, bucket_bytes=0, step_statistics=layout.size
     )
-    gradient = gradient or NoGradient()
+    gradient = gradient or TimingOnlyGradient()
     faults = Faults(
       faults,
       num_workers=workers,
@@ -88,7 +88,7 @@ class _ReplicaThread:
       index,
       gradient=gradient,
       learner=_Learner((), ()),
-      summing=FaultyHostReducer(
+      reducer=FaultyHostReducer(
         index,
         workers=workers,
         gradient=gradient,
@@ -126,7 +126,7 @@ class _ReplicaThread:
     self.sent.put(message)
 
   def cancel(self, *reason):
-    """Does nothing: no thread waits for the stream."""
+    """Returns at once: no thread waits for the stream."""
 
   close = cancel
 
@@ -142,28 +142,28 @@ class _ReplicaThread:
       ):
         return message
 
-  def form(self, *others, generation=0, version=0, source=None):
-    """Has it form a membership with others; does not wait."""
+  def form(self, *others, epoch=0, version=0, source=None):
+    """Orders the replica to connect to others; does not wait."""
     members = (self, *others)
     cluster = links.read_cluster('', self.workers)
     addresses = {p.replica.index: p.ready.executor for p in members}
     described = membership.describe(
       membership.Membership(
-        generation,
+        epoch,
         dict(sorted(addresses.items())),
         ring.build_in_order(cluster),
         {cluster.workers[index]: index for index in sorted(addresses)},
       ),
       cluster,
     )
-    order = messages.ConnectMembers(generation, version, source, described)
+    order = messages.ConnectMembers(epoch, version, source, described)
     for node in members:
       node.send_message(order)
 
-  def assign(self, version, ranges, *, generation=0):
+  def assign(self, version, ranges, *, epoch=0):
     self.send_message(
       messages.Assignment(
-        membership_epoch=generation,
+        membership_epoch=epoch,
         version=version,
         iteration=version,
         ranges=ranges,
@@ -210,7 +210,7 @@ class ReplicaTest(parameterized.TestCase):
         lost = message.peer, message.membership_epoch
         self.assertEqual(lost, (index, 0))
         self.assertRegex(message.reason, 'Too many open files')
-    nodes[0].form(nodes[1], generation=1)
+    nodes[0].form(nodes[1], epoch=1)
     for node in nodes:
       node.receive(messages.Connected)
 
@@ -308,14 +308,14 @@ class ReplicaTest(parameterized.TestCase):
   ):
     for finished in (True, False):
       node = _ReplicaThread(0, workers=1)
-      summing, waits = node.replica._summing, threading.Event()
+      reducer, waits = node.replica._reducer, threading.Event()
       node.form()
       node.receive(messages.Connected)
-      total = summing.total
+      total = reducer.total
       with (
-        mock.patch.object(summing, 'can_abandon', False),
+        mock.patch.object(reducer, 'can_abandon', False),
         mock.patch.object(
-          summing, 'total', lambda total=total, on=waits: on.wait() and total()
+          reducer, 'total', lambda total=total, on=waits: on.wait() and total()
         ),
         mock.patch.object(
           node.heartbeat, 'end', messages.SessionEnd('over', '', finished)
@@ -327,7 +327,7 @@ class ReplicaTest(parameterized.TestCase):
         ending = threading.Thread(target=node.heartbeat.finish)
         began = time.monotonic()
         ending.start()
-        ending.join(2.5)  # Of 5 s that a session may take to end.
+        ending.join(2.5)  # Less than the 5 s that a session may take to end.
         self.assertEqual(node.hung.called, not finished)
         if not finished:
           node.hung.assert_called_once_with('over')
@@ -337,7 +337,7 @@ class ReplicaTest(parameterized.TestCase):
         node._thread.join()
 
 
-class _SlowGradient(NoGradient):
+class _SlowGradient(TimingOnlyGradient):
   """Records the prepared examples, and the number of concurrent threads."""
 
   def __init__(self):

@@ -48,7 +48,7 @@ def _restore_newest(launch):
 
 
 class RunTest(processes.TestCase, parameterized.TestCase):
-  def _launched(self, **fields):
+  def _launch(self, **fields):
     fields = {'route__name': 'ring', **_SLOW} | fields
     return processes.launched(servers=0, **fields)
 
@@ -75,13 +75,13 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(learner['examples'], stream.used)
 
   def test_a_worker_dies_and_rejoins(self):
-    with self._launched(
+    with self._launch(
       workers=3,
       model=False,
       epochs=1000.0,
       cluster__faults=((1, 10, 'die', 'last'),),
     ) as launch:
-      launch.until('Worker 1 is back')
+      launch.until('Worker 1 has rejoined')
       launch.until('Membership epoch 2 begins: a worker joins')
       rows = len(launch.rows('events.jsonl'))
       while len(launch.rows('events.jsonl')) < rows + 30:
@@ -89,7 +89,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       launch.process.send_signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self._check_run(launch, ended='interrupted')
-    self.assertEqual(launch.summary['lives'], [1, 2, 1])
+    self.assertEqual(launch.summary['admissions'], [1, 2, 1])
     self.assertLen(launch.summary['lost'], 1)
     events = launch.rows('events.jsonl')
     joined = [k for k, event in enumerate(events) if event['event'] == 'join']
@@ -118,7 +118,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       for k, phase in enumerate(phases)
       for worker, kind in ((1, 'die'), (2, 'die'), (3, 'hang'))
     ]
-    with self._launched(
+    with self._launch(
       workers=4,
       route__name=route,
       epochs=150.0,
@@ -138,7 +138,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
 
   @pytest.mark.soak
   def test_replicas_are_equal_while_batches_change(self):
-    with self._launched(
+    with self._launch(
       workers=3,
       epochs=40.0,
       eval_every=0.5,
@@ -162,7 +162,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
   def test_a_run_resumes_with_other_numbers_of_workers_after_kills(self):
     rng, folder = random.Random(7), None
     for workers in (3, 3, 2, 4, 3):
-      with self._launched(
+      with self._launch(
         workers=workers,
         folder=folder,
         epochs=30.0,
@@ -180,7 +180,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
               os.kill(row['pid'], signal.SIGKILL)
         launch.process.kill()
         launch.process.wait()
-    with self._launched(workers=3, folder=folder, epochs=30.0) as launch:
+    with self._launch(workers=3, folder=folder, epochs=30.0) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     self._check_run(launch)
     self._check_learner(launch)

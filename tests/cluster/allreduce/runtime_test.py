@@ -27,7 +27,7 @@ def _start(workers=3, **fields):
 
 
 def _disturb(seed, workers, moves, world, rate):
-  """Has members die and rejoin, in any order with all other steps."""
+  """Lets members die and rejoin, in random order with all other steps."""
   rng, saves = random.Random(seed), False
   for _ in range(moves):
     if rng.random() < rate and workers > 1:
@@ -290,12 +290,12 @@ class OrdersTest(parameterized.TestCase):
 
   def test_admissions_are_counted_across_checkpoints(self):
     world, other = _start(), replicas.SimulatedRun(4)
-    for member, lives in zip(world.reception.members, (1, 3, 2), strict=True):
-      member.admissions = lives
+    for member, count in zip(world.reception.members, (1, 3, 2), strict=True):
+      member.admissions = count
     world.run_until(world.runtime.pause)
     with mock.patch.object(other.store, 'restore'):
       other.runtime.restore(world.runtime.state())
-    self.assertEqual(other.runtime.summary()['lives'], [1, 3, 2, 1])
+    self.assertEqual(other.runtime.summary()['admissions'], [1, 3, 2, 1])
 
 
 class RivalsTest(parameterized.TestCase):
@@ -307,7 +307,7 @@ class RivalsTest(parameterized.TestCase):
     return world
 
   def _lives(self, world):
-    return world.runtime.summary()['lives'][1]
+    return world.runtime.summary()['admissions'][1]
 
   def test_a_second_process_of_a_rank_delays_no_iteration(self):
     world, alone = self._world(), _start()
@@ -336,7 +336,7 @@ class RivalsTest(parameterized.TestCase):
       world.step(rng.choice)
     self.assertEqual(self._lives(world), 1 + losses)
     self.assertLessEqual(len(world.accounting.lost), losses)
-    self.assertEqual(world.runtime.summary()['lives'][::2], [1, 1])
+    self.assertEqual(world.runtime.summary()['admissions'][::2], [1, 1])
     world.gather(rng.choice)
     world.reach(world.store.version + 5, rng.choice)
     world.check()
@@ -379,9 +379,9 @@ class RivalsTest(parameterized.TestCase):
     self.assertEqual(world.rendezvous.address(1), world.members[1].address)
 
 
-def _is_ready(world, lives):
+def _is_ready(world, incarnation):
   member = world.reception.members[1]
-  return member.stream is not None and member.incarnation == lives
+  return member.stream is not None and member.incarnation == incarnation
 
 
 def _drift_rows(world):
@@ -586,7 +586,7 @@ class ReplicasTest(parameterized.TestCase):
     self.assertTrue(world.runtime.epochs.check.is_running)
     time.sleep(0.2)
     for member in silent:
-      member.seen = time.monotonic()
+      member.last_heartbeat = time.monotonic()
     world.runtime._look_at = 0.0
     world.check_deadlines()
     self.assertIsNone(world.reception.members[2].stream)
@@ -624,7 +624,7 @@ class FailedLinksTest(parameterized.TestCase):
   def test_a_link_is_used_again_once_its_cut_is_over(self):
     world = self._start(4)
     self._break(world, (2, 3))
-    world.run_until(lambda: world.rendezvous.packed.lost)
+    world.run_until(lambda: world.rendezvous.packed.avoided_pairs)
     world.reach(world.store.version + 5)
     self.assertNotIn({2, 3}, self._hops(world))
     world.cut.clear()
@@ -639,7 +639,7 @@ class FailedLinksTest(parameterized.TestCase):
   def test_a_link_that_stays_cut_is_tried_less_and_less_often(self):
     world = self._start(4)
     self._break(world, (2, 3))
-    world.run_until(lambda: world.rendezvous.packed.lost)
+    world.run_until(lambda: world.rendezvous.packed.avoided_pairs)
     world.reach(world.store.version + 3)
     for backoff_s in (20, 40, 80, 160):
       self.now += backoff_s - 1

@@ -42,7 +42,7 @@ _ALL = tuple((r, f) for r in ('ring', 'forest', 'native') for f in _FIELDS)
 
 
 class UnlikeTest(processes.TestCase, parameterized.TestCase):
-  def _launched(self, iterations=_ITERATIONS, **fields):
+  def _launch(self, iterations=_ITERATIONS, **fields):
     of_an_epoch = _EXAMPLES / (_WORKERS * _BATCH)
     return processes.launched(
       **{
@@ -73,7 +73,7 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
       self.skipTest('Needs a processor with fused multiply-add.')
     if route == 'native':
       accelerators.skip_if_fake(accelerators.NATIVE)
-    with self._launched(
+    with self._launch(
       iterations, route__name=route, xla_flags=_LIMITED, **_FIELDS[fields]
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
@@ -86,7 +86,7 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(summary['overlap'], 'none' if native else overlap)
     sentence = 'after' if native or fake else 'bucket by bucket while'
     self.assertLen(launch.times(f'{sentence} the backward pass'), _WORKERS)
-    self.assertEqual(summary['lives'], [1, 1])
+    self.assertEqual(summary['admissions'], [1, 1])
     self.assertEmpty(summary['lost'])
     self.assertEqual(summary['late_compilations'], 0, launch.text)
     rows = [r for r in launch.rows('events.jsonl') if r['event'] == 'drift']
@@ -111,7 +111,7 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
         recompute.difference(launch.folder)
 
   def test_replicas_on_like_processors_stay_equal(self):
-    with self._launched(route__name='ring', **_FIELDS['sgd']) as launch:
+    with self._launch(route__name='ring', **_FIELDS['sgd']) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     drifted = {'repairs': 0, 'corrupt': 0, 'largest': 0.0}
     self.assertEqual(launch.summary['drift'], drifted)
@@ -119,7 +119,7 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
 
   @parameterized.parameters(0, 2)
   def test_a_replica_with_a_flipped_bit_is_replaced(self, corrupt):
-    with self._launched(
+    with self._launch(
       60,
       workers=3,
       route__name='ring',
@@ -135,14 +135,14 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
       corrupt > 0
     )  # The coordinator's state is replaced in place.
     summary = launch.summary
-    self.assertEqual(summary['lives'], lives)
+    self.assertEqual(summary['admissions'], lives)
     self.assertEqual(summary['drift']['corrupt'], 1)
     self.assertEqual(summary['ended'], 'finished')
     self.assertIn(f'Worker {corrupt} is corrupt', launch.text)
 
   def test_a_flipped_bit_restarts_all_where_xla_sums(self):
     accelerators.skip_if_fake(accelerators.NATIVE)
-    with self._launched(
+    with self._launch(
       40,
       route__name='native',
       checkpoint__every_examples=96,

@@ -30,7 +30,7 @@ class EndOfStreamTest(parameterized.TestCase):
     new.push()
     coordinator.until(lambda: coordinator.accounting.iterations == 1)
     self.assertEqual(old.next().kind, 'left')
-    self.assertEqual(coordinator.cluster.summary()['lives'], [2])
+    self.assertEqual(coordinator.cluster.summary()['admissions'], [2])
     self.assertLen(coordinator.accounting.lost, 1)
 
   def test_orders_of_simultaneous_events_are_one_message(self):

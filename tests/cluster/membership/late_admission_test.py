@@ -86,7 +86,7 @@ class WorkersTest(_TestCase):
     first.push()
     coordinator.until(lambda: coordinator.accounting.iterations == 1)
     self.assertEmpty(coordinator.accounting.lost)
-    self.assertEqual(coordinator.cluster.summary()['lives'], [1])
+    self.assertEqual(coordinator.cluster.summary()['admissions'], [1])
 
   def test_the_same_process_rejoins_at_once_at_the_start(self):
     coordinator = self._coordinator()
@@ -199,7 +199,7 @@ class WorkersTest(_TestCase):
     self.assertLen(tries, 1)
     coordinator.until(lambda: coordinator.accounting.iterations >= 20)
     self.assertEmpty(coordinator.accounting.lost)
-    self.assertEqual(coordinator.cluster.summary()['lives'], [1, 1])
+    self.assertEqual(coordinator.cluster.summary()['admissions'], [1, 1])
     coordinator.cluster.close()
     for worker in workers:
       self.assertIs(worker.result(timeout=coordinators.START_S), False)
@@ -224,7 +224,7 @@ class WorkersTest(_TestCase):
     start = time.monotonic()
     coordinator.until(lambda: coordinator.accounting.iterations >= 1)
     self.assertLess(time.monotonic() - start, 2 * _TIMEOUT_S)
-    self.assertEqual(coordinator.cluster.summary()['lives'], [2])
+    self.assertEqual(coordinator.cluster.summary()['admissions'], [2])
     coordinator.cluster.close()
     self.assertIs(other.result(timeout=coordinators.START_S), False)
 
@@ -504,10 +504,10 @@ class RankTest(parameterized.TestCase):
     (_OTHER, 5.1, True, True),
     (_ONE, 0.0, True, False),
   )
-  def test_a_holder_blocks_other_processes_until_it_is_silent(
+  def test_a_process_blocks_others_from_its_rank_until_it_is_silent(
     self, process, silent_s, final, blocked
   ):
-    holder = Incarnation(mock.Mock(), 0, _ONE, 0, seen=100.0)
+    holder = Incarnation(mock.Mock(), 0, _ONE, 0, last_heartbeat=100.0)
     rank = Rank(1, holder, final)
     self.assertIs(rank.blocks(process, 100.0 + silent_s, 5.0), blocked)
     self.assertFalse(Rank(1, None, final).blocks(process, 0.0, 5.0))
@@ -544,7 +544,7 @@ class LaunchedTest(processes.TestCase, parameterized.TestCase):
     self.assertRegex(launch.text, 'refused for now: ' + _HELD.format(1, 0))
     kinds = {row['event'] for row in launch.rows('events.jsonl')}
     self.assertNoCommonElements(kinds, {'leave', 'join'})
-    self.assertEqual(launch.summary['lives'], [1, 1])
+    self.assertEqual(launch.summary['admissions'], [1, 1])
     self.assertEmpty(launch.summary['lost'])
 
   def _until_rows(self, launch, rows):

@@ -41,7 +41,7 @@ class RanksTest(processes.TestCase):
     with processes.ranks(workers=3, servers=1, **_FIELDS) as launch:
       launch.reach(200)
       self._kill(launch, 'worker:2')
-      launch.until('Worker 2 is back')
+      launch.until('Worker 2 has rejoined')
       self._kill(launch, 'worker:0')
       launch.until('Coordinator at', 2)
       self.assertEqual(launch.wait(), 0, launch.text)

@@ -220,7 +220,7 @@ class TokenTest(_Case):
 
 class AddressTest(parameterized.TestCase):
   def _names(self, **names):
-    """Has names stand for addresses on this host, which is host0."""
+    """Resolves names to addresses on this host, which is host0."""
 
     def find(name, *_):
       if name not in names:

@@ -22,7 +22,7 @@ from cluster.membership.roster import Roster
 from cluster.network import messages
 from cluster.network.streams import Security, connect
 from cluster.process.exits import Unmendable
-from learning.nothing import NoGradient
+from learning.timing_only import TimingOnlyGradient
 from tests.support import coordinators, launches, processes
 from tests.support.link import Link
 from tests.tools import lab_test
@@ -30,7 +30,7 @@ from tests.tools import lab_test
 _CUT_S = 2.5 * coordinators.TIMEOUT_S
 
 
-class _Slow(NoGradient):
+class _Slow(TimingOnlyGradient):
   """A gradient that compiles until a test ends it."""
 
   def __init__(self):
@@ -65,7 +65,7 @@ class StartTest(parameterized.TestCase):
     coordinator.until(
       lambda: coordinator.accounting.iterations >= 5 * len(workers)
     )
-    self.assertEqual(coordinator.cluster.summary()['lives'], incarnations)
+    self.assertEqual(coordinator.cluster.summary()['admissions'], incarnations)
     self.assertEmpty(coordinator.accounting.lost)
     coordinator.cluster.close()
     for worker in workers:
@@ -121,7 +121,7 @@ class StartTest(parameterized.TestCase):
     worker = coordinator.work(0)
     coordinator.begin()
     held = 'server 1 is held by the process at 127.0.0.1:.*, incarnation 0'
-    stream = self._connected(coordinator, 1, process='1' * 32)
+    stream = self._connect(coordinator, 1, process='1' * 32)
     taken = stream.receive(messages.SERVER_ADMISSION).header
     self.assertRegex(taken.reason, held)
     self._check_runs_on(coordinator, worker)
@@ -184,7 +184,7 @@ class StartTest(parameterized.TestCase):
       server.send(messages.ServerHeartbeat(0.0))
     link.mend()
     coordinator.begin()
-    self.assertEqual(coordinator.cluster.summary()['lives'], [1])
+    self.assertEqual(coordinator.cluster.summary()['admissions'], [1])
 
   @mock.patch.object(event_loop, '_LOG_INTERVAL_S', 0.1)
   def test_the_start_has_a_limit_and_names_missing_processes(self):
@@ -198,11 +198,11 @@ class StartTest(parameterized.TestCase):
       coordinator.begin()
 
   def _stranger(self, coordinator, index):
-    stream = self._connected(coordinator, index)
+    stream = self._connect(coordinator, index)
     stream.receive(messages.SERVER_ADMISSION)
     return stream
 
-  def _connected(self, coordinator, index, process='0' * 32):
+  def _connect(self, coordinator, index, process='0' * 32):
     hello = messages.ServerHello(index, process, 'ours')
     stream = connect(coordinator.address, hello, Security(), 10.0)
     self.addCleanup(stream.close)
@@ -288,18 +288,18 @@ class RosterTest(absltest.TestCase):
   def test_a_line_describes_the_last_activity(self):
     now = [100.0]
     roster = Roster(lambda: now[0])
-    roster.came('worker 1', 0, 'a:1')
+    roster.record_admission('worker 1', 0, 'a:1')
     now[0] += 5
-    roster.seen('worker 1', 0, 'compiling')
+    roster.record_message('worker 1', 0, 'compiling')
     now[0] += 7
-    roster.came('worker 2', 3, 'b:2')
-    roster.lost('worker 2', 2, 'an older incarnation')
+    roster.record_admission('worker 2', 3, 'b:2')
+    roster.record_loss('worker 2', 2, 'an older incarnation')
     line, other = roster.describe(['worker 1', 'worker 2'], 4.0).splitlines()
     self.assertRegex(
       line, r'a:1 at .*, incarnation 0; compiling since 7 s; silent for 7'
     )
     self.assertRegex(other, r'b:2 at .*, incarnation 3; connecting since 0 s$')
-    roster.lost('worker 2', 3, 'cut')
+    roster.record_loss('worker 2', 3, 'cut')
     now[0] += 2
     self.assertEndsWith(
       roster.describe(['worker 2'], 4.0), 'lost since 2 s: cut'

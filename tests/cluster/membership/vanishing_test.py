@@ -14,8 +14,8 @@ from cluster.network import messages
 from cluster.network.streams import Closed, Security, connect
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.versions import ShardVersions
-from learning.nothing import NoLearner
 from learning.shard_codec import ShardCodec
+from learning.timing_only import TimingOnlyLearner
 from tests.support.relays import Relay
 from wire import dense
 
@@ -51,7 +51,7 @@ class VanishingWorkerTest(parameterized.TestCase):
 
     self.server = Server(
       0,
-      learner=NoLearner(*codec.initial_shard(0)),
+      learner=TimingOnlyLearner(*codec.initial_shard(0)),
       codec=codec,
       versions=ShardVersions(
         pathlib.Path('none'), 'server0', held={}, report=report

@@ -158,15 +158,15 @@ class DeathTest(parameterized.TestCase):
     again = itertools.cycle(after)
     # Every third step, from another one for each number of servers.
     for step in itertools.count(servers % 3, 3):
-      if not self._died(servers, dead, step, next(again)):
+      if not self._run_with_death(servers, dead, step, next(again)):
         break
       shutil.rmtree(self.directory)
     self.assertGreaterEqual(step, 7)
 
-  def _died(self, servers, dead, step, again):
+  def _run_with_death(self, servers, dead, step, again):
     """Runs until a process dies at a step, and then once more."""
     run = _Run(self.directory, servers)
-    self._saved(run, 2)
+    self._save(run, 2)
     crash = crashes.Crash(self.directory, at=step, dies=_dies(dead))
     with crashes.crashing(crash):
       run.train()
@@ -182,7 +182,7 @@ class DeathTest(parameterized.TestCase):
     self.assertIn(version, (2, 3))
     self.assertEqual(run.versions(), {version})
     self.assertEqual(version, run.state['store'][0][0])
-    self._saved(run, 3)
+    self._save(run, 3)
     run.checkpoints.close()
     run.end()
     self._check_left(again, version + 3)
@@ -203,7 +203,7 @@ class DeathTest(parameterized.TestCase):
     """Runs until a step of a process fails; returns if it was, and the save."""
     run = _Run(self.directory, 2)
     before = run.store.version
-    self._saved(run, 2)
+    self._save(run, 2)
     crash = crashes.Crash(
       self.directory,
       at=step,
@@ -232,16 +232,16 @@ class DeathTest(parameterized.TestCase):
 
   def test_a_folder_that_has_vanished_is_made_again(self):
     run = _Run(self.directory, 2)
-    self._saved(run, 2)
+    self._save(run, 2)
     shutil.rmtree(self.directory)
-    self._saved(run, 3)
+    self._save(run, 3)
     run.checkpoints.close()
     run.end()
     self._check_left(2, 5)
 
   def test_a_part_that_is_damaged_makes_the_one_before_count(self):
     run = _Run(self.directory, 2)
-    self._saved(run, 3)
+    self._save(run, 3)
     run.end()
     shutil.rmtree(self.directory / '2' / 'server1')
     with self.assertLogs('absl', 'WARNING') as logs:
@@ -249,7 +249,7 @@ class DeathTest(parameterized.TestCase):
     self.assertLen(logs.output, 1)
     self.assertIn('checkpoints/2 cannot be read', logs.output[0])
     self.assertEqual(run.versions(), {2})
-    self._saved(run, 1)
+    self._save(run, 1)
     self.assertEqual(checkpoints.steps(self.directory), [2, 3])
     run.end()
 
@@ -268,7 +268,7 @@ class DeathTest(parameterized.TestCase):
     self.assertEqual(checkpoints.steps(self.directory), [0])
     run.end()
 
-  def _saved(self, run, times):
+  def _save(self, run, times):
     for _ in range(times):
       run.train()
       run.save()

@@ -86,47 +86,47 @@ class RemoteEvaluationTest(absltest.TestCase):
     self.own, self.far = _Figures(), _Figures()
     self.expected = _Figures()(_PARAMS, _STATS)
 
-  def _made(self, *workers, timeout_s=5.0, start_s=20.0):
+  def _create(self, *workers, timeout_s=5.0, start_s=20.0):
     deadlines = Deadlines(timeout_s=timeout_s, start_s=start_s, windows=False)
-    made = evaluation.RemoteEvaluation(
+    evaluate = evaluation.RemoteEvaluation(
       self.own, settings=_SETTINGS, deadlines=deadlines
     )
     self.evaluators = _Evaluators(*workers)
-    made.attach(self.evaluators)
-    return made
+    evaluate.attach(self.evaluators)
+    return evaluate
 
   def test_a_worker_evaluates_the_same_version(self):
-    made = self._made(_able(self.far))
-    self.assertEqual(made(_PARAMS, _STATS), self.expected)
+    evaluate = self._create(_able(self.far))
+    self.assertEqual(evaluate(_PARAMS, _STATS), self.expected)
     self.assertEqual((self.far.calls, self.own.calls), (1, 0))
 
-  def test_the_next_worker_takes_the_place_of_one_that_is_lost(self):
-    made = self._made(_dies, _able(self.far))
+  def test_another_worker_evaluates_if_the_first_is_lost(self):
+    evaluate = self._create(_dies, _able(self.far))
     with self.assertLogs(level='WARNING') as logs:
-      self.assertEqual(made(_PARAMS, _STATS), self.expected)
+      self.assertEqual(evaluate(_PARAMS, _STATS), self.expected)
     self.assertIn('Worker 0 does not evaluate', logs.output[0])
     self.assertIn('it is lost', logs.output[0])
-    self.assertEqual(made(_PARAMS, _STATS), self.expected)
+    self.assertEqual(evaluate(_PARAMS, _STATS), self.expected)
     self.assertEqual(self.evaluators.asked, [0, 1, 1])
     self.assertEqual((self.far.calls, self.own.calls), (2, 0))
 
-  def test_in_the_end_the_coordinator_evaluates_and_says_so(self):
-    made = self._made(_dies, _dies)
+  def test_the_coordinator_evaluates_if_no_worker_can_and_logs_it(self):
+    evaluate = self._create(_dies, _dies)
     with self.assertLogs(level='WARNING') as logs:
-      self.assertEqual(made(_PARAMS, _STATS), self.expected)
+      self.assertEqual(evaluate(_PARAMS, _STATS), self.expected)
     self.assertIn('evaluates on its CPU', logs.output[-1])
     self.assertEqual(self.own.calls, 1)
 
   def test_without_accelerators_the_coordinator_evaluates_silently(self):
-    made = self._made()
+    evaluate = self._create()
     with self.assertNoLogs(level='WARNING'):
-      self.assertEqual(made(_PARAMS, _STATS), self.expected)
+      self.assertEqual(evaluate(_PARAMS, _STATS), self.expected)
 
-  def test_one_that_hangs_is_waited_for_until_its_deadline(self):
-    made = self._made(_hangs, _able(self.far), timeout_s=0.1, start_s=0.4)
+  def test_a_worker_that_hangs_is_awaited_until_its_deadline(self):
+    evaluate = self._create(_hangs, _able(self.far), timeout_s=0.1, start_s=0.4)
     start = time.monotonic()
     with self.assertLogs(level='WARNING') as logs:
-      self.assertEqual(made(_PARAMS, _STATS), self.expected)
+      self.assertEqual(evaluate(_PARAMS, _STATS), self.expected)
     self.assertGreaterEqual(time.monotonic() - start, 0.4)
     self.assertIn('no answer for', logs.output[0])
 
@@ -135,9 +135,9 @@ class RemoteEvaluationTest(absltest.TestCase):
       def __call__(self, params, stats):
         raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: memory')
 
-    made = self._made(_able(Full()))
+    evaluate = self._create(_able(Full()))
     with self.assertLogs(level='WARNING') as logs:
-      self.assertEqual(made(_PARAMS, _STATS), self.expected)
+      self.assertEqual(evaluate(_PARAMS, _STATS), self.expected)
     self.assertIn('RESOURCE_EXHAUSTED', logs.output[0])
 
   def test_later_deadlines_leave_time_for_another_process(self):
@@ -145,7 +145,7 @@ class RemoteEvaluationTest(absltest.TestCase):
     for longest_s in (1.0, 100.0, 1000.0):
       limit_s = deadlines.evaluation_s(longest_s)
       self.assertGreater(limit_s, 2 * longest_s)
-      self.assertFalse(deadlines.job(2 * limit_s, longest_s))
+      self.assertFalse(deadlines.is_job_overdue(2 * limit_s, longest_s))
 
 
 class ReceptionTest(absltest.TestCase):
@@ -187,7 +187,7 @@ class ReceptionTest(absltest.TestCase):
     self.assertEqual((asked.worker, asked.incarnation), (1, 0))
     self.assertIsNone(self._ask(excluded={(1, 0)}))
 
-  def test_workers_that_do_not_say_it_are_not_asked(self):
+  def test_workers_without_an_accelerator_are_not_asked(self):
     self._worker(0, _ONE)
     self.assertIsNone(self._ask())
 
@@ -199,14 +199,14 @@ class ReceptionTest(absltest.TestCase):
       asked.figures.result(10.0)
     self.assertIsNone(self._ask())
 
-  def test_an_answer_that_was_not_asked_for_ends_the_session(self):
+  def test_an_unrequested_answer_ends_the_session(self):
     stream = self._worker(0, _ONE, has_accelerator=True)
     stream.send(messages.Evaluated(3, {}))
     with self.assertRaises(TransportError):
       while True:
         stream.receive(messages.TO_WORKER)
 
-  def test_figures_that_are_no_numbers_end_the_session(self):
+  def test_results_that_are_no_numbers_end_the_session(self):
     stream = self._worker(0, _ONE, has_accelerator=True)
     asked = self._ask()
     figures = {'accuracy': 'high'}

@@ -13,12 +13,12 @@ _SOME = (0, 30, 61, 63)
 
 class LostTest(parameterized.TestCase):
   @parameterized.parameters(*_SOME)
-  def test_after_some_pieces(self, pieces):
+  def test_a_death_after_some_pieces_voids_them(self, pieces):
     self._check_one(pieces)
 
   @parameterized.parameters(*sorted({*range(MAX_PIECES)} - {*_SOME}))
   @pytest.mark.soak
-  def test_after_any_pieces(self, pieces):
+  def test_a_death_after_any_number_of_pieces_voids_them(self, pieces):
     self._check_one(pieces)
 
   def _check_one(self, pieces):
@@ -28,7 +28,7 @@ class LostTest(parameterized.TestCase):
     cluster.check(self, lost=1)
     self.assertEqual(cluster.accounting.lost[0].iteration, 1)
 
-  def test_after_all_pieces_it_counts(self):
+  def test_a_push_counts_if_its_worker_dies_after_all_pieces(self):
     cluster = self._cluster(workers=3, servers=1)
     cluster.die(2, after=[MAX_PIECES])
     cluster.until_version(3)
@@ -36,21 +36,21 @@ class LostTest(parameterized.TestCase):
     self.assertLen(cluster.counted[1], 3)
     self.assertEqual(cluster.accounting.lost[0].iteration, 2)
 
-  def test_all_pieces_of_which_the_lead_does_not_know_are_void(self):
+  def test_pieces_that_the_coordinator_does_not_know_of_are_void(self):
     cluster = self._cluster(workers=3, servers=2)
     cluster.die(2, after=[MAX_PIECES, MAX_PIECES], unseen=[1])
     cluster.until_version(3)
     cluster.check(self, lost=1)
 
   @parameterized.parameters((MAX_PIECES, 0), (63, 5))
-  def test_servers_of_which_some_have_more(self, *pieces):
+  def test_a_death_is_handled_if_some_servers_have_more_pieces(self, *pieces):
     cluster = self._cluster(workers=3, servers=2)
     cluster.die(2, after=pieces)
     cluster.until_version(3)
     cluster.check(self, lost=1)
 
   @parameterized.parameters((62, 63), (3, 62))
-  def test_two_workers(self, one, other):
+  def test_two_workers_may_die_in_one_superstep(self, one, other):
     cluster = self._cluster(workers=4, servers=1)
     cluster.die(1, after=[one])
     cluster.die(3, after=[other])
@@ -58,20 +58,20 @@ class LostTest(parameterized.TestCase):
     cluster.check(self, lost=2)
 
   @parameterized.parameters(0, 62)
-  def test_the_last_one_that_lives_comes_back(self, pieces):
+  def test_the_last_living_worker_may_die_and_rejoin(self, pieces):
     cluster = self._cluster(workers=1, servers=2)
     cluster.die(0, after=[pieces, pieces], back=True)
     cluster.until_version(3)
     cluster.check(self, lost=1)
 
-  def test_all_at_once_come_back(self):
+  def test_all_workers_may_die_and_rejoin_at_once(self):
     cluster = self._cluster(workers=2, servers=2)
     cluster.die(0, after=[62, 62], back=True)
     cluster.die(1, after=[MAX_PIECES, 62], back=True)
     cluster.until_version(3)
     cluster.check(self, lost=2)
 
-  def test_who_comes_back_takes_part_in_what_follows(self):
+  def test_a_worker_that_rejoins_takes_part_in_later_supersteps(self):
     cluster = self._cluster(workers=3, servers=2)
     cluster.die(1, after=[62, 0], back=True)
     cluster.until_version(3)
@@ -80,13 +80,13 @@ class LostTest(parameterized.TestCase):
     cluster.check(self, lost=1)
 
   @parameterized.parameters(0, 1)
-  def test_shares_of_one_piece(self, pieces):
+  def test_a_death_is_handled_in_shares_of_one_piece(self, pieces):
     cluster = self._cluster(workers=3, servers=2, size=2)
     cluster.die(2, after=[pieces, 0])
     cluster.until_version(3)
     cluster.check(self, lost=1)
 
-  def test_a_checkpoint_while_one_dies_holds_what_counts(self):
+  def test_a_checkpoint_during_a_death_holds_only_counted_pushes(self):
     cluster = self._cluster(workers=3, servers=2)
     # Both others count, and all pieces but two are ahead.
     cluster.die(2, after=[62, 62], meanwhile=cluster.save)

@@ -34,7 +34,7 @@ def _params():
   return jnp.array(rng.normal(size=100), jnp.float32)
 
 
-def _made():
+def _create_pieces():
   return Pieces(
     _server, _params(), wire=dense.make(dtype='float32'), count=MAX_PIECES
   )
@@ -46,15 +46,15 @@ def _pushes(count):
 
 
 class PiecesTest(absltest.TestCase):
-  def test_pieces_become_what_a_whole_server_would_be(self):
-    pipe, whole = _made(), _server(_params(), ())
+  def test_pieces_equal_a_server_without_pieces(self):
+    pipe, whole = _create_pieces(), _server(_params(), ())
     served = {}
     for step in range(3):
       pushes = _pushes(3) * (step + 1)
       pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
       threads = []
       for key, push in zip(_KEYS, pushes, strict=True):
-        pieces = pipe.served(key)
+        pieces = pipe.stream_next(key)
         threads.append(
           threading.Thread(
             target=lambda k=key, p=pieces: served.update({k: list(p)})
@@ -82,9 +82,9 @@ class PiecesTest(absltest.TestCase):
     jax.tree.map(_assert_close, pipe.state(), whole.state())
 
   def test_a_piece_travels_back_before_the_next_is_sent(self):
-    pipe = _made()
+    pipe = _create_pieces()
     pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
-    pieces = pipe.served(_KEYS[0])
+    pieces = pipe.stream_next(_KEYS[0])
     sizes = np.cumsum([0, *pipe.sizes])
     pushes = _pushes(3)
     for number in range(5):
@@ -93,8 +93,8 @@ class PiecesTest(absltest.TestCase):
         pipe.take(key, number, chunk.view(np.uint8))
       self.assertLen(next(pieces), 4 * pipe.sizes[number])
 
-  def test_what_is_ahead_is_no_version_before_the_lead_says_so(self):
-    pipe = _made()
+  def test_pieces_ahead_are_no_version_before_the_coordinator_commits(self):
+    pipe = _create_pieces()
     start = pipe.state()
     pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
     for key in _KEYS:
@@ -103,8 +103,8 @@ class PiecesTest(absltest.TestCase):
     jax.tree.map(np.testing.assert_array_equal, pipe.state(), start)
     self.assertFalse((_vector(pipe).view(np.float32) == pipe.params).any())
 
-  def test_a_checkpoint_holds_the_sum_of_what_counts(self):
-    pipe, whole = _made(), _server(_params(), ())
+  def test_a_checkpoint_holds_the_sum_of_counted_pushes(self):
+    pipe, whole = _create_pieces(), _server(_params(), ())
     pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
     pushes = _pushes(3)
     for key, push in zip(_KEYS, pushes, strict=True):
@@ -116,24 +116,24 @@ class PiecesTest(absltest.TestCase):
     jax.tree.map(np.testing.assert_array_equal, state, whole.state())
     pipe.leave(_KEYS[2])
     pipe.commit(7)
-    again = _made()
+    again = _create_pieces()
     again.restore(state)
     again.commit(7)
     for each in (pipe, again):
       np.testing.assert_array_equal(each.params, again.params)
       np.testing.assert_array_equal(_vector(each), _vector(again))
 
-  def test_who_leaves_is_not_waited_for_and_does_not_count(self):
-    pipe = _made()
+  def test_a_worker_that_leaves_is_not_awaited_and_does_not_count(self):
+    pipe = _create_pieces()
     self.assertTrue(pipe.expect(dict.fromkeys(_KEYS, (4, 1.0))))
-    pieces = {key: pipe.served(key) for key in _KEYS}
+    pieces = {key: pipe.stream_next(key) for key in _KEYS}
     start = np.asarray(pipe.params)
     for number in range(2):  # The third worker dies after two pieces.
       size = pipe.sizes[number]
       pipe.take(_KEYS[2], number, np.ones(size, np.float32).view(np.uint8))
     for key in _KEYS[:2]:
       _send(pipe, key, np.ones(100, np.float32))
-    ahead = next(pieces[_KEYS[0]])  # Of all three.
+    ahead = next(pieces[_KEYS[0]])  # Pieces of all three workers.
     pipe.leave(_KEYS[2])
     self.assertLen(list(pieces[_KEYS[0]]), MAX_PIECES - 1)
     self.assertEmpty(list(pieces[_KEYS[2]]))
@@ -146,8 +146,8 @@ class PiecesTest(absltest.TestCase):
     step = start - np.asarray(pipe.params)
     np.testing.assert_allclose(step, 2 / 8 * 8 * 0.1 / 4, rtol=1e-5)
 
-  def test_a_superstep_of_nobody_leaves_nothing(self):
-    pipe = _made()
+  def test_a_superstep_without_workers_changes_nothing(self):
+    pipe = _create_pieces()
     start = pipe.state()
     for _ in range(2):
       pipe.expect({(0, 0): (4, 1.0)})
@@ -157,15 +157,15 @@ class PiecesTest(absltest.TestCase):
       jax.tree.map(np.testing.assert_array_equal, pipe.state(), start)
       np.testing.assert_array_equal(_vector(pipe).view(np.float32), pipe.params)
 
-  def test_its_state_is_that_of_a_whole_server(self):
-    pipe = _made()
+  def test_its_state_equals_that_of_a_server_without_pieces(self):
+    pipe = _create_pieces()
     pipe.expect({(0, 0): (4, 1.0)})
     _send(pipe, (0, 0), _pushes(1)[0])
     pipe.add(0, (0, 0))
     pipe.commit(0)
     whole = _server(_params(), ())
     whole.restore(pipe.state())
-    again = _made()
+    again = _create_pieces()
     again.restore(whole.state())
     jax.tree.map(np.testing.assert_array_equal, again.state(), pipe.state())
     np.testing.assert_array_equal(_vector(again), _vector(pipe))

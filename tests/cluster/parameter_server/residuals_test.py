@@ -16,8 +16,8 @@ from absl.testing import absltest
 from cluster.network.messages import ResidualSaved, SaveResidual
 from cluster.parameter_server import residuals
 from cluster.parameter_server.residuals import ResidualHistory, ResidualId
-from learning.nothing import NoGradient, NoLearner
 from learning.shard_codec import ShardCodec
+from learning.timing_only import TimingOnlyGradient, TimingOnlyLearner
 from outputs import checkpoints
 from tests.support import coordinators, processes
 from tools import recompute
@@ -51,7 +51,7 @@ def _residual(directory, step, worker):
   return checkpoints.read(directory, step, [part])[part]['unsent:']
 
 
-class _Gradient(NoGradient):
+class _Gradient(TimingOnlyGradient):
   def __call__(self, params, ranges, *, worker, iteration, scale=1.0):
     return Payload(jnp.asarray(_gradient(worker, iteration)), ()), None
 
@@ -59,7 +59,7 @@ class _Gradient(NoGradient):
     return [Payload(jnp.zeros(_SIZE), ())]
 
 
-class _Sum(NoLearner):
+class _Sum(TimingOnlyLearner):
   """Its parameters are the sum of all pushes."""
 
   def add(self, update, payload, examples, *, pushes=1, scale=1.0):
@@ -99,7 +99,7 @@ class _Run:
     self.coordinator.until(lambda: accounting.iterations >= iterations)
 
   def cut(self, worker):
-    """Cuts a worker's stream, and waits until it is back."""
+    """Cuts a worker's stream, and waits until it has rejoined."""
     member = self.coordinator.reception.members[worker]
     before = member.incarnation
     member.stream.cancel()
@@ -114,7 +114,7 @@ class _Run:
     left = [_residual(self.directory, step, worker) for worker in found]
     return state, there[2:], np.sum(left, axis=0, dtype=np.float64)
 
-  def arrived(self):
+  def sum_applied(self):
     """Returns the sum of all pushes that servers have added so far."""
     servers = sorted(self.coordinator.servers, key=lambda server: server.index)
     sums = [np.asarray(server.learner.params) for server in servers]
@@ -139,7 +139,7 @@ class RunTest(absltest.TestCase):
       run.until(run.coordinator.accounting.iterations + 12)
     state, there, residual = run.save(7)
     self.assertEqual(there, [True] * 3)
-    np.testing.assert_array_equal(run.arrived() + residual, run.counted)
+    np.testing.assert_array_equal(run.sum_applied() + residual, run.counted)
     self.assertGreater(np.abs(residual).sum(), 0)
     for event in ('forgot', 'recalled'):
       self.assertEqual(run.rows(event), [0, 2])
@@ -152,7 +152,7 @@ class RunTest(absltest.TestCase):
     _, there, left = again.save(8)
     self.assertEqual(there, [True] * 2)
     np.testing.assert_array_equal(
-      again.arrived() + left, again.counted + residual
+      again.sum_applied() + left, again.counted + residual
     )
     self.assertEqual(sorted(again.rows('recalled')), [0, 1])
     self.assertEmpty(again.rows('forgot'))
@@ -173,39 +173,39 @@ class ResidualHistoryTest(absltest.TestCase):
     residual = {'unsent': np.full(_SIZE, value, np.float32)}
     return [state._replace(residual=residual) for state in self.codec.init(0)]
 
-  def _left(self, since):
+  def _unsent(self, since):
     (state,) = self.own.recall(since)
     return float(np.unique(state.residual['unsent']).item())
 
-  def test_it_is_that_of_the_last_iteration_that_counted(self):
-    self.assertEqual(self._left(ResidualId()), 0)
+  def test_the_residual_is_of_the_last_counted_iteration(self):
+    self.assertEqual(self._unsent(ResidualId()), 0)
     self.own.record(0, self._state(1))
     self.own.begin()  # The push was lost.
-    self.assertEqual(self._left(ResidualId()), 0)
+    self.assertEqual(self._unsent(ResidualId()), 0)
     self.assertFalse(self.own.has_recalled)
     self.own.record(1, self._state(2))
     self.own.begin()  # It has counted.
-    self.assertEqual(self._left(ResidualId(1)), 2)
+    self.assertEqual(self._unsent(ResidualId(1)), 2)
     self.assertTrue(self.own.has_recalled)
     self.own.record(2, self._state(3))
-    self.assertEqual(self._left(ResidualId(2)), 3)
+    self.assertEqual(self._unsent(ResidualId(2)), 3)
     # Only in the first iteration of an incarnation.
     self.assertFalse(self.own.has_recalled)
     self.own.record(3, self._state(4))
-    self.assertEqual(self._left(ResidualId(2)), 3)
+    self.assertEqual(self._unsent(ResidualId(2)), 3)
 
   def test_another_process_reports_that_it_lacks_the_residual(self):
-    self.assertEqual(self._left(ResidualId(5)), 0)
+    self.assertEqual(self._unsent(ResidualId(5)), 0)
     self.assertFalse(self.own.has_recalled)
     answers = []
     self.own.answer(SaveResidual(3, (7, None, [])), answers.append)
     self.assertEqual(answers, [ResidualSaved(3, False)])
     self.assertEmpty(residuals.workers_in_checkpoint(self.directory, 3))
 
-  def test_a_checkpoint_is_of_the_iteration_that_is_meant(self):
-    self._left(ResidualId())
+  def test_a_checkpoint_has_the_residual_of_its_iteration(self):
+    self._unsent(ResidualId())
     self.own.record(0, self._state(1))
-    self._left(ResidualId(0))
+    self._unsent(ResidualId(0))
     self.own.record(1, self._state(2))
     for step, after in ((3, 0), (4, 1)):
       self.own.answer(SaveResidual(step, (after, None, [])), print)
@@ -228,8 +228,8 @@ class ResidualHistoryTest(absltest.TestCase):
       residuals.assign_residuals(7, [0], 2)[1].can_differ_from_zero
     )
 
-  def test_parts_that_are_gone_are_not_remembered(self):
-    self.assertEqual(self._left(ResidualId(None, 9, [0, 1])), 0)
+  def test_a_removed_part_of_a_checkpoint_is_not_read(self):
+    self.assertEqual(self._unsent(ResidualId(None, 9, [0, 1])), 0)
     self.assertFalse(self.own.has_recalled)
 
 

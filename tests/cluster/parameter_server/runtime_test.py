@@ -88,9 +88,9 @@ class SameTest(processes.TestCase):
 
 class SecurityTest(processes.TestCase):
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
-  def test_who_has_another_token_or_config_is_refused_and_others_work(self):
+  def test_a_process_with_another_token_or_config_is_refused(self):
     folder = pathlib.Path(tempfile.mkdtemp())
-    fields = _secured(folder)
+    fields = _secure(folder)
     flag = f'--coordinator=127.0.0.1:{roles.free_ports(1)[0]}'
     run = folder / 'run'
 
@@ -116,11 +116,11 @@ class SecurityTest(processes.TestCase):
         self.assertEqual(accepted.wait(), 0, accepted.text)
     self.check(coordinator)
     self.assertEqual(coordinator.summary['ended'], 'finished')
-    self.assertEqual(coordinator.summary['lives'], [1])
+    self.assertEqual(coordinator.summary['admissions'], [1])
 
 
 class ResumeTest(processes.TestCase):
-  def test_a_stopped_run_goes_on_with_other_workers_and_servers(self):
+  def test_a_stopped_run_resumes_with_other_workers_and_servers(self):
     fields = {
       'sync__name': 'elastic',
       'epochs': 10.0,
@@ -146,7 +146,7 @@ class ResumeTest(processes.TestCase):
       self.assertEqual(launch.wait(), 0, launch.text)
     self.check(launch)
     for field in ('cluster.workers', 'server.servers', 'server.dedicated'):
-      self.assertRegex(launch.text, f'goes on with another config.*{field}')
+      self.assertRegex(launch.text, f'continues with another config.*{field}')
     starts = [r for r in launch.rows('events.jsonl') if r['event'] == 'start']
     self.assertEqual([len(r['decision']['release']) for r in starts], [2, 1])
     after = launch.summary
@@ -157,7 +157,7 @@ class ResumeTest(processes.TestCase):
     reasons = [lost['reason'] for lost in after['lost']]
     self.assertContainsSubset(reasons, ['The run was started again.'])
 
-  def test_what_is_learned_must_stay_the_same(self):
+  def test_a_run_does_not_resume_with_another_model_or_data(self):
     folder = f'{tempfile.mkdtemp()}/run'
     fields = {'cluster.speed.slowdown': (1.0,)}
     train.build(small.config(**fields), workdir=folder).files.release()
@@ -173,7 +173,7 @@ def _kind(row):
   return row['kind'], row['examples']
 
 
-def _secured(folder):
+def _secure(folder):
   """Returns the fields of a config with a token and a certificate."""
   certificate, key = certificates.written(folder)
   token = folder / 'token'
@@ -212,7 +212,7 @@ class RefusalTest(parameterized.TestCase):
     ),
     ('servers', {'servers': 3}, 'servers: expected at most .* got 3'),
   )
-  def test_what_cannot_be_is_refused(self, name, changed, message):
+  def test_an_impossible_config_is_refused(self, name, changed, message):
     del name
     config = small.config(
       cluster__runtime=changed.get('runtime', 'distributed'),

@@ -32,7 +32,7 @@ _SIZE = 1000
 _LIMIT_S = 10.0
 
 
-class _Lead:
+class _Coordinator:
   """Servers in this process, whose reports wait for `reads`."""
 
   def __init__(self, directory, num_servers, step=None):
@@ -89,7 +89,7 @@ class _Lead:
     self.store.attach(self.servers)
 
   def train(self, times):
-    """Has so many updates made, and waits for them."""
+    """Orders so many updates, and waits for them."""
     for _ in range(times):
       version = self.store.version
       for index, server in enumerate(self.servers):
@@ -132,7 +132,7 @@ class ShardVersionsTest(absltest.TestCase):
     self.directory = pathlib.Path(tempfile.mkdtemp())
 
   def _coordinator(self, *args):
-    coordinator = _Lead(self.directory, *args)
+    coordinator = _Coordinator(self.directory, *args)
     self.addCleanup(coordinator.close)
     return coordinator
 
@@ -152,7 +152,7 @@ class ShardVersionsTest(absltest.TestCase):
   def test_a_slow_disk_holds_up_no_orders_and_gets_the_right_version(self):
     coordinator = self._coordinator(2)
     coordinator.train(2)
-    expected = _copied([each.state() for each in coordinator.learners])
+    expected = _copy([each.state() for each in coordinator.learners])
     proceeds, save = threading.Event(), np.savez
 
     def slowly(*args, **kwargs):
@@ -172,7 +172,7 @@ class ShardVersionsTest(absltest.TestCase):
       self.assertEqual(got.pop('held'), {})
       jax.tree.map(np.testing.assert_array_equal, got, state)
 
-  def test_what_is_held_goes_on_with_other_numbers_of_servers(self):
+  def test_held_versions_resume_with_other_numbers_of_servers(self):
     coordinator = self._coordinator(2)
     coordinator.train(1)
     expected = coordinator.params()
@@ -192,7 +192,7 @@ class ShardVersionsTest(absltest.TestCase):
       np.testing.assert_array_equal(read[0]()[0], expected)
       np.testing.assert_array_equal(read[1]()[0], again.params())
 
-  def test_a_disk_that_is_full_is_told_to_the_lead(self):
+  def test_a_full_disk_is_reported_to_the_coordinator(self):
     coordinator = self._coordinator(1)
     full = OSError(28, 'No space left on device')
     with (
@@ -211,7 +211,7 @@ class ShardVersionsTest(absltest.TestCase):
     np.testing.assert_array_equal(used, 2 * np.arange(1000.0))
 
 
-def _copied(tree):
+def _copy(tree):
   return jax.tree.map(np.array, tree)
 
 

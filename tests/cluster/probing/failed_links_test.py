@@ -21,13 +21,13 @@ class _Run:
     self.cut = set()
 
   def form(self):
-    """Forms memberships until one sums over all links that are believed in."""
+    """Forms memberships until one sums over all links assumed to work."""
     for _ in range(10):
       self.failed.settle(self.members)
       used = self.used()
       broken = self.cut & used
       if not broken:
-        self.failed.summed(self.used)
+        self.failed.record_allreduce(self.used)
         return
       self.trials.append(self.now)
       self.now += _TIMEOUT_S
@@ -37,16 +37,16 @@ class _Run:
 
   def used(self):
     pairs = set(itertools.combinations(self.members, 2))
-    return pairs - self.failed.lost
+    return pairs - self.failed.avoided_pairs
 
-  def go_on(self, until_s, step_s=1.0):
+  def advance(self, until_s, step_s=1.0):
     """Lets time pass; a link that is due ends the membership."""
     while self.now < until_s:
       self.now += step_s
       if self.failed.due(self.members):
         self.form()
       else:
-        self.failed.summed(self.used)
+        self.failed.record_allreduce(self.used)
 
 
 class FailedLinksTest(parameterized.TestCase):
@@ -55,13 +55,13 @@ class FailedLinksTest(parameterized.TestCase):
     for _ in range(5):
       run.failed.suspect(1, 2)
       run.failed.settle(run.members)
-      self.assertEmpty(run.failed.lost)
-      run.failed.summed(run.used)
+      self.assertEmpty(run.failed.avoided_pairs)
+      run.failed.record_allreduce(run.used)
     run.failed.suspect(1, 2)
     run.failed.settle(run.members)
     run.failed.suspect(2, 1)
     run.failed.settle(run.members)
-    self.assertEqual(run.failed.lost, {(1, 2), (2, 1)})
+    self.assertEqual(run.failed.avoided_pairs, {(1, 2), (2, 1)})
 
   def test_a_short_cut_leaves_a_link_out_for_two_timeouts(self):
     run = _Run()
@@ -70,19 +70,19 @@ class FailedLinksTest(parameterized.TestCase):
     self.assertLen(run.trials, 2)
     failed_s = run.now
     run.cut = set()
-    run.go_on(failed_s + 2 * _TIMEOUT_S - 1)
-    self.assertEqual(run.failed.lost, {(0, 1), (1, 0)})
-    run.go_on(failed_s + 2 * _TIMEOUT_S)
-    self.assertEmpty(run.failed.lost)
-    run.go_on(failed_s + 1000 * _TIMEOUT_S)
-    self.assertEmpty(run.failed.lost)
+    run.advance(failed_s + 2 * _TIMEOUT_S - 1)
+    self.assertEqual(run.failed.avoided_pairs, {(0, 1), (1, 0)})
+    run.advance(failed_s + 2 * _TIMEOUT_S)
+    self.assertEmpty(run.failed.avoided_pairs)
+    run.advance(failed_s + 1000 * _TIMEOUT_S)
+    self.assertEmpty(run.failed.avoided_pairs)
     self.assertLen(run.trials, 2)
 
   def test_a_lasting_cut_is_tried_after_times_that_double_up_to_a_most(self):
     run = _Run()
     run.cut = {(0, 1)}
     run.form()
-    run.go_on(1000 * _TIMEOUT_S)
+    run.advance(1000 * _TIMEOUT_S)
     starts = run.trials[1:]
     gaps = [
       round((after - before) / _TIMEOUT_S) - 1
@@ -100,17 +100,17 @@ class FailedLinksTest(parameterized.TestCase):
       run.cut = {(0, 1)}
       run.form()
       run.cut, begun = set(), run.now
-      while run.failed.lost:
-        run.go_on(run.now + 1)
+      while run.failed.avoided_pairs:
+        run.advance(run.now + 1)
       waits.append(round((run.now - begun) / _TIMEOUT_S))
     self.assertEqual(waits, [2, 4, 8, 16])
-    # One that was sound for long begins anew.
-    run.go_on(run.now + 17 * _TIMEOUT_S)
+    # After long success the backoff starts from its minimum.
+    run.advance(run.now + 17 * _TIMEOUT_S)
     run.cut = {(0, 1)}
     run.form()
     run.cut, begun = set(), run.now
-    while run.failed.lost:
-      run.go_on(run.now + 1)
+    while run.failed.avoided_pairs:
+      run.advance(run.now + 1)
     self.assertEqual(round((run.now - begun) / _TIMEOUT_S), 2)
 
   def test_a_link_that_no_forest_uses_stays_on_trial(self):
@@ -119,21 +119,21 @@ class FailedLinksTest(parameterized.TestCase):
     run.form()
     run.now += 2 * _TIMEOUT_S
     run.failed.settle(run.members)
-    run.failed.summed(lambda: [(0, 2), (1, 2)])
+    run.failed.record_allreduce(lambda: [(0, 2), (1, 2)])
     run.failed.suspect(0, 1)  # Once is enough.
     run.failed.settle(run.members)
-    self.assertEqual(run.failed.lost, {(0, 1), (1, 0)})
+    self.assertEqual(run.failed.avoided_pairs, {(0, 1), (1, 0)})
 
-  def test_nobody_is_blamed_for_a_worker_that_has_died(self):
+  def test_the_death_of_a_worker_marks_no_link_as_failed(self):
     run = _Run()
     for _ in range(3):
       run.failed.suspect(1, 2)
       run.failed.settle([0, 1])
-    self.assertEmpty(run.failed.lost)
-    run.failed.came(2, moved=False)
+    self.assertEmpty(run.failed.avoided_pairs)
+    run.failed.forget_losses(2, moved=False)
     run.failed.suspect(1, 2)
     run.failed.settle(run.members)
-    self.assertEmpty(run.failed.lost)
+    self.assertEmpty(run.failed.avoided_pairs)
 
   def test_an_excluded_worker_waits_for_the_first_of_its_links(self):
     run = _Run()
@@ -142,23 +142,23 @@ class FailedLinksTest(parameterized.TestCase):
     self.assertTrue(run.failed.admits(2))
     run.failed.exclude(2)
     failed_s = run.now
-    run.failed.came(2, moved=False)  # Its process joins at once again.
+    run.failed.forget_losses(2, moved=False)  # Its process rejoins at once.
     for passed_s in (0, 1, 2 * _TIMEOUT_S - 1):
       run.now = failed_s + passed_s
       self.assertFalse(run.failed.admits(2))
     run.now = failed_s + 2 * _TIMEOUT_S
     self.assertTrue(run.failed.admits(2))
     run.failed.settle(run.members)
-    self.assertEmpty(run.failed.lost)
+    self.assertEmpty(run.failed.avoided_pairs)
 
   def test_a_worker_on_another_host_has_other_links(self):
     run = _Run()
     run.cut = {(0, 2), (1, 2)}
     run.form()
     run.failed.exclude(2)
-    run.failed.came(2, moved=True)
+    run.failed.forget_losses(2, moved=True)
     self.assertTrue(run.failed.admits(2))
-    self.assertEmpty(run.failed.lost)
+    self.assertEmpty(run.failed.avoided_pairs)
 
   def test_a_worker_that_fails_itself_is_named_and_tried_again(self):
     run = _Run()
@@ -167,7 +167,7 @@ class FailedLinksTest(parameterized.TestCase):
       run.failed.suspect(1, 1)
       run.failed.settle(run.members)
     self.assertEqual(run.failed.failed_worker(run.members), 1)
-    self.assertEmpty(run.failed.lost)  # It is no link.
+    self.assertEmpty(run.failed.avoided_pairs)  # It is no link.
     run.failed.exclude(1)
     self.assertFalse(run.failed.admits(1))
     run.now += 2 * _TIMEOUT_S
@@ -179,11 +179,11 @@ class FailedLinksTest(parameterized.TestCase):
     run = _Run()
     run.cut = {(0, 1), (1, 2)}
     run.form()
-    before = run.failed.lost
-    run.failed.use(())
-    self.assertEmpty(run.failed.lost)
-    run.failed.use(before)
-    self.assertEqual(run.failed.lost, before)
+    before = run.failed.avoided_pairs
+    run.failed.apply_measurement(())
+    self.assertEmpty(run.failed.avoided_pairs)
+    run.failed.apply_measurement(before)
+    self.assertEqual(run.failed.avoided_pairs, before)
 
   def test_without_a_timeout_nothing_is_tried_again(self):
     failed = FailedLinks(timeout_s=float('inf'), clock=lambda: 1e12)
@@ -191,7 +191,7 @@ class FailedLinksTest(parameterized.TestCase):
       failed.suspect(0, 1)
       failed.settle([0, 1])
     self.assertIsNone(failed.due([0, 1]))
-    self.assertLen(failed.lost, 2)
+    self.assertLen(failed.avoided_pairs, 2)
 
   @settings(deadline=None, max_examples=60)
   @given(
@@ -203,11 +203,11 @@ class FailedLinksTest(parameterized.TestCase):
     for which, seconds in cuts:
       run.cut ^= {pairs[which]}
       run.form()
-      run.go_on(run.now + 10 * seconds)
+      run.advance(run.now + 10 * seconds)
     changes = len(cuts)
     run.cut, healed_s = set(), run.now
-    run.go_on(healed_s + 128 * _TIMEOUT_S + 1)
-    self.assertEmpty(run.failed.lost)
+    run.advance(healed_s + 128 * _TIMEOUT_S + 1)
+    self.assertEmpty(run.failed.avoided_pairs)
     # Per link: two at first for each change, and one each time it doubles.
     self.assertLessEqual(len(run.trials), 2 * changes + 6 * 8 + run.now / 1e3)
 

@@ -1,4 +1,4 @@
-"""Tests for following links: traffic, packing anew, and what is recorded."""
+"""Tests for following links: traffic, repacking, and records."""
 
 import itertools
 import json
@@ -55,7 +55,7 @@ class LinkFollowerTest(absltest.TestCase):
     self.follower = LinkFollower(
       self.formation,
       size_bytes=_SIZE,
-      tell=self.events.put,
+      put_event=self.events.put,
       record=self.rows.append,
     )
     self.now_s = 0.0
@@ -129,7 +129,7 @@ class LinkFollowerTest(absltest.TestCase):
   def test_a_link_that_is_lost_a_second_time_is_not_used(self):
     self._lose(0, 1)
     self.assertNotIn((0, 1), self._pairs())
-    self._switch()  # All pairs were measured: they can talk again.
+    self._switch()  # All pairs were measured: they can connect again.
     self.assertIn((0, 1), self._pairs())
     self._lose(0, 1)
     self.assertNotIn((0, 1), self._pairs())
@@ -221,20 +221,20 @@ class RateWindowsTest(absltest.TestCase):
 
 class TrafficReporterTest(absltest.TestCase):
   def test_reports_until_its_context_ends_or_the_stream_does(self):
-    said, gone = queue.SimpleQueue(), threading.Event()
+    sent, gone = queue.SimpleQueue(), threading.Event()
 
-    def say(told):
-      said.put(messages.FROM_REPLICA.decode(messages.encode(told)))
-      if said.qsize() > 2:
+    def send(message):
+      sent.put(messages.FROM_REPLICA.decode(messages.encode(message)))
+      if sent.qsize() > 2:
         gone.set()
         raise Closed('gone')
 
-    with TrafficReporter(lambda: {3: Usage(10, 20, 0.5)}, say, period_s=0.01):
+    with TrafficReporter(lambda: {3: Usage(10, 20, 0.5)}, send, period_s=0.01):
       self.assertTrue(gone.wait(10))
       time.sleep(0.05)
-    self.assertEqual(said.qsize(), 3)
-    told = said.get()
-    self.assertEqual(told, TrafficReport([(3, 10, 0.5)]))
+    self.assertEqual(sent.qsize(), 3)
+    report = sent.get()
+    self.assertEqual(report, TrafficReport([(3, 10, 0.5)]))
     self.assertEqual(Sent(1, 2.0)._fields, ('bytes', 'busy_s'))
 
 

@@ -26,11 +26,11 @@ class _Run:
     iterations: Seconds of each.
   """
 
-  def __init__(self, rates, *, noise=0.0, seed=0, believed=None):
+  def __init__(self, rates, *, noise=0.0, seed=0, assumed=None):
     self.rates, self._noise = [*rates], noise
     self._random = random.Random(seed)
     self.policy = RepackingPolicy()
-    self.forest = [*(believed or rates)]
+    self.forest = [*(assumed or rates)]
     self.now_s = 0.0
     self.switched, self.measured, self.iterations = [], [], []
     self.kept, self.backs = [], []
@@ -41,14 +41,14 @@ class _Run:
 
   def run(self, iterations, *, idle=()):
     for _ in range(iterations):
-      drawn = self._drawn()
+      drawn = self._draw()
       took_s = _time_s(self.forest, drawn)
       self.iterations.append(took_s)
       self.now_s += took_s
       self.policy.add_iteration(took_s)
       if self.now_s >= self._window_at:
         self._window_at = self.now_s + _WINDOW_S
-        drawn = self._drawn()
+        drawn = self._draw()
         shown = {
           (i, j): min(drawn[i], drawn[j]) / (_HOSTS - 1)
           for i, j in _PAIRS - {*idle}
@@ -56,7 +56,7 @@ class _Run:
         self.policy.add_window(shown)
       self._decide()
 
-  def _drawn(self):
+  def _draw(self):
     spread = self._noise
     return [
       r * self._random.uniform(1 - spread, 1 + spread) for r in self.rates
@@ -78,7 +78,7 @@ class _Run:
     self.now_s += _MEASURING_S
     self.policy.note_measurement(self.now_s, _MEASURING_S)
     self.policy.begin_epoch(same=True)
-    found = self._drawn()
+    found = self._draw()
     switch = self.policy.decide(
       _time_s(self.forest, found),
       _time_s(found, found) * self.false_s,
@@ -120,7 +120,7 @@ class RepackingPolicyTest(parameterized.TestCase):
     fresh_s = _time_s(run.rates, run.rates)
     for took_s in run.iterations[-50:]:
       self.assertLess(took_s, fresh_s * (1.1 + 3 * noise))
-    run.rates[3] = 2.5e6  # What its connections carry shows it.
+    run.rates[3] = 2.5e6  # The traffic of its connections shows it.
     run.run(1500)
     self.assertLen(run.switched, 2)
     self.assertLess(
@@ -138,7 +138,7 @@ class RepackingPolicyTest(parameterized.TestCase):
     self.assertLessEqual(share, repacking.SHARE)
 
   def test_links_that_were_wrong_from_the_start_are_measured(self):
-    run = _Run([2.5e6, 2.5e6, 2.5e6, 0.625e6], believed=[2.5e6] * _HOSTS)
+    run = _Run([2.5e6, 2.5e6, 2.5e6, 0.625e6], assumed=[2.5e6] * _HOSTS)
     run.run(100)
     self.assertLen(run.switched, 1)
 

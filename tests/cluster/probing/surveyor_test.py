@@ -32,7 +32,7 @@ class _Workers:
   """Measurers with inboxes of their own, and who has them measure."""
 
   def __init__(self, count, workdir, timeout_s=20.0):
-    self.told = queue.SimpleQueue()
+    self.events = queue.SimpleQueue()
     self.silent = set()
     self.measurers = [
       Measurer(index, '127.0.0.1', timeout_s) for index in range(count)
@@ -43,7 +43,7 @@ class _Workers:
     self.surveyor = Surveyor(
       cache=LinkCache(workdir),
       send=lambda index, order: self._inboxes[index].put(order),
-      tell=self.told.put,
+      put_event=self.events.put,
       timeout_s=timeout_s,
     )
 
@@ -54,7 +54,7 @@ class _Workers:
   def measure(self, **fields):
     """Returns the event that tells of the end."""
     self.surveyor.begin([*range(len(self.measurers))], **fields)
-    return self.told.get(timeout=30)
+    return self.events.get(timeout=30)
 
   def _work(self, index):
     while order := self._inboxes[index].get():
@@ -97,7 +97,7 @@ class SurveyTest(absltest.TestCase):
     again = workers.measure()
     self.assertEqual(again.took_s, 0.0)
     self.assertEqual(workers.surveyor.finish(again)['links'], found['links'])
-    anew = workers.measure(anew=True)
+    anew = workers.measure(skips_cache=True)
     self.assertGreater(anew.took_s, 0)
 
   def test_the_loss_of_a_worker_ends_a_survey_at_once(self):
@@ -106,7 +106,7 @@ class SurveyTest(absltest.TestCase):
     workers.surveyor.begin([0, 1])
     start = time.monotonic()
     workers.surveyor.lose(1, 'gone')
-    event = workers.told.get(timeout=10)
+    event = workers.events.get(timeout=10)
     self.assertLess(time.monotonic() - start, 10.0)
     self.assertTrue(event.is_lost)
     self.assertIsNone(workers.surveyor.finish(event))
@@ -114,7 +114,7 @@ class SurveyTest(absltest.TestCase):
     workers.silent.clear()
     self.assertIsNotNone(workers.measure().content)
 
-  def test_a_pair_that_cannot_talk_is_named_and_ends_the_run_in_the_end(self):
+  def test_a_pair_that_cannot_connect_is_named_and_finally_ends_the_run(self):
     workers = self._workers(2, timeout_s=1.0)
     connect = transfers.Endpoint.connect
 
@@ -148,7 +148,7 @@ class LinkCacheTest(parameterized.TestCase):
     self.cache = LinkCache(self.workdir)
     latency_s = dict.fromkeys(itertools.permutations(range(3), 2), 1e-4)
     test = trials.Test('pairs', tuple(_equal(3)))
-    found = trials.Found(_HOSTS, [(test, _equal(3))], latency_s, [])
+    found = trials.Findings(_HOSTS, [(test, _equal(3))], latency_s, [])
     fields = {'seconds': 1.0, 'streams': 1, 'tolerance': 0.1, 'command': ''}
     written = file_format.content(found, **fields)
     self.content = written | {'measured_at': time.time()}
@@ -197,18 +197,18 @@ class LinkManagerTest(parameterized.TestCase):
     (('127.0.0.1:7', '127.0.0.2:8'),), (('10.0.0.7:7', '10.0.0.7:8'),)
   )
   def test_links_within_a_host_are_equal_and_not_measured(self, addresses):
-    formation, surveyor = self._made(addresses)
+    formation, surveyor = self._create(addresses)
     link_manager = LinkManager(formation, surveyor, None, workers=2)
     self.assertFalse(link_manager.begin_survey([0, 1]))
     surveyor.begin.assert_not_called()
-    ((graph, host_s), _) = formation.know.call_args
+    ((graph, host_s), _) = formation.set_links.call_args
     self.assertEqual(len({link.GBps for link in graph.links}), 1)
     self.assertLen(graph.workers, 2)
     self.assertEqual(host_s, {})
 
   def test_links_within_a_host_are_not_followed(self):
-    formation, surveyor = self._made(('127.0.0.1:7', '127.0.0.1:8'))
-    formation.knows, formation.members = True, (0, 1)
+    formation, surveyor = self._create(('127.0.0.1:7', '127.0.0.1:8'))
+    formation.has_links, formation.members = True, (0, 1)
     reason = 'links are measured, as 2 links are idle'
     follower = mock.Mock(interruption=reason, end_epoch=lambda: True)
     link_manager = LinkManager(formation, surveyor, follower, workers=2)
@@ -216,18 +216,18 @@ class LinkManagerTest(parameterized.TestCase):
     self.assertFalse(link_manager.begin_survey([0, 1]))
     self.assertEqual(
       link_manager.interruption, ''
-    )  # It would stop the run for nothing.
+    )  # The run would stop in vain.
 
   def test_links_between_hosts_are_measured_unless_they_are_known(self):
-    formation, surveyor = self._made(('10.0.0.1:7', '10.0.0.2:7'))
+    formation, surveyor = self._create(('10.0.0.1:7', '10.0.0.2:7'))
     link_manager = LinkManager(formation, surveyor, None, workers=2)
     self.assertTrue(link_manager.begin_survey([0, 1]))
     surveyor.begin.assert_called_once()
-    formation.knows = True
+    formation.has_links = True
     self.assertFalse(link_manager.begin_survey([0, 1]))
 
-  def _made(self, addresses):
-    formation = mock.Mock(knows=False)
+  def _create(self, addresses):
+    formation = mock.Mock(has_links=False)
     formation.address = addresses.__getitem__
     return formation, mock.Mock(busy=False)
 

@@ -123,8 +123,10 @@ class TrafficLogTest(absltest.TestCase):
     self.assertEqual(
       [row['iterations'] for row in (first, second, third)], [3, 4, 2]
     )
-    self.assertRegex(first['why'], 'the generation ends: a worker joins')
-    self.assertEqual([row['generation'] for row in self.rows[::2]], 4 * [0])
+    self.assertRegex(first['why'], 'the membership epoch ends: a worker joins')
+    self.assertEqual(
+      [row['membership_epoch'] for row in self.rows[::2]], 4 * [0]
+    )
 
   def test_a_run_summed_by_xla_has_no_traffic(self):
     self._make(Rendezvous(None, None, size_bytes=1000))
@@ -134,7 +136,7 @@ class TrafficLogTest(absltest.TestCase):
     self._check(2.0, 4, [[], [], []])
     formed, row = self.rows
     self.assertIsNone(formed['forest'])
-    self.assertRegex(formed['why'], 'XLA sums, and does not tell')
+    self.assertRegex(formed['why'], 'XLA sums, and does not report')
     self.assertEqual((row['links'], row['rates']), (0, []))
     self.assertEqual((row['compute_s'], row['wait_s']), (0.5, 0.0))
 

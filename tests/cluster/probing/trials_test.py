@@ -13,7 +13,7 @@ from tests.support import shared_links
 from topology.clusters import measured
 
 _MB = 10**6
-# Of what hosts do at once, in 1e6 bytes per second: (ups, downs, groups).
+# Limits of joint transfers, 1e6 bytes per second: (ups, downs, groups).
 _RACKS = {
   '2 x 2': ([25] * 4, None, [((0, 1), 6, 6)]),
   '2 x 3': ([25] * 6, None, [((0, 1, 2), 6, 6)]),
@@ -128,7 +128,7 @@ class ExploreTest(parameterized.TestCase):
     self.assertLessEqual(more, 4 + 2 * (len(ups) - 2))
 
   @parameterized.parameters(*range(12))
-  def test_groups_are_promised_what_can_leave_and_enter_them(self, seed):
+  def test_rates_of_groups_are_their_joint_upload_and_download(self, seed):
     network = _random(seed)
     hosts = len(network[0])
     fields = {'noise': 0.03, 'unfair': 0.3, 'seed': seed}

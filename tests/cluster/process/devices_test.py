@@ -1,4 +1,4 @@
-"""Tests for cluster/process/devices.py: who takes which GPUs."""
+"""Tests for cluster/process/devices.py: assignment of GPUs to processes."""
 
 import os
 import pathlib
@@ -20,7 +20,7 @@ _MODULE = 'tests.cluster.process.devices_test'
 
 
 class GpusTest(parameterized.TestCase):
-  """Of the CUDA programming guide, and of what nvidia-smi -L says."""
+  """Masks of the CUDA programming guide, and output of `nvidia-smi -L`."""
 
   @parameterized.parameters(
     ('', []),
@@ -80,7 +80,9 @@ class GpusTest(parameterized.TestCase):
       self.assertEmpty(devices.gpus({}))
       devices.require_cuda({})
 
-  def test_a_container_without_nvidia_smi_has_those_of_its_device_nodes(self):
+  def test_a_container_without_nvidia_smi_has_the_gpus_of_its_device_nodes(
+    self,
+  ):
     host = gpus.Host()
     for name in ('nvidia3', 'nvidia10', 'nvidiactl', 'nvidia-uvm'):
       host.has_node(name)
@@ -160,7 +162,7 @@ class MemoryTest(parameterized.TestCase):
     ({'XLA_PYTHON_CLIENT_MEM_FRACTION': '.1'},),
     ({'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'},),
   )
-  def test_what_a_user_has_set_stays(self, environ):
+  def test_variables_that_a_user_has_set_stay(self, environ):
     self.assertEmpty(devices.memory(environ, 4))
     self.assertNotEmpty(
       devices.memory({'XLA_PYTHON_CLIENT_PREALLOCATE': 'true'}, 4)
@@ -179,7 +181,7 @@ class OwnTest(parameterized.TestCase):
     ),
     count=(1, 2, 4),
   )
-  def test_tasks_that_see_all_take_different_ones(self, variable, count):
+  def test_tasks_that_see_all_gpus_take_different_ones(self, variable, count):
     tasks = 8 // count
     # SLURM says of how many GPUs the step has on the host: all.
     slurm = {'SLURM_GPUS_ON_NODE': '8'}
@@ -190,7 +192,7 @@ class OwnTest(parameterized.TestCase):
     self.assertEqual(sorted(n for own in taken for n in own), [*range(8)])
 
   @parameterized.parameters(
-    # As many as it needs, whoever has chosen them.
+    # As many as it needs, by whatever choice.
     ({}, 2, 2),
     ({'SLURM_LOCALID': '3', _MASK: '6,7'}, 2, 2),
     ({'LOCAL_RANK': '3', 'LOCAL_WORLD_SIZE': '4', _MASK: '3'}, 1, 1),
@@ -199,7 +201,7 @@ class OwnTest(parameterized.TestCase):
     ({'SLURM_LOCALID': '3', 'SLURM_GPUS_PER_TASK': 'a100:4'}, 4, 2),
     ({'JOB_COMPLETION_INDEX': '5'}, 8, 4),
   )
-  def test_what_a_scheduler_gives_a_task_alone_is_its_own(
+  def test_a_worker_takes_all_gpus_of_a_task_that_sees_its_own_only(
     self, environ, seen, count
   ):
     self.assertEqual(devices.select(environ, seen, count=count), range(count))
@@ -208,7 +210,7 @@ class OwnTest(parameterized.TestCase):
     ({}, 1, 2, r'at most 1, the GPUs seen here \(.*\), got 2'),
     ({}, 8, 1, 'all of the 8 GPUs seen here, or CUDA_VISIBLE_DEVICES or SYNC'),
   )
-  def test_too_few_or_unknown_ones_are_refused(
+  def test_too_few_or_unknown_gpus_are_refused(
     self, environ, seen, count, message
   ):
     field = 'config.cluster.devices_per_worker'
@@ -233,7 +235,7 @@ class OwnTest(parameterized.TestCase):
     # Not as many share one.
     ({'LOCAL_RANK': '6'}, 2, 1, 3, 6, 4),
   )
-  def test_workers_without_a_gpu_are_told_what_to_do(
+  def test_the_error_for_workers_without_a_gpu_names_the_remedies(
     self, environ, seen, count, share, places, needed
   ):
     variable, rank = next(iter(environ.items()))
@@ -249,7 +251,7 @@ class OwnTest(parameterized.TestCase):
   @parameterized.product(
     seen=(1, 2, 8), count=(1, 2), share=(1, 2, 4), hosts=(1, 2)
   )
-  def test_workers_that_share_are_spread_evenly(
+  def test_workers_that_share_gpus_are_spread_evenly(
     self, seen, count, share, hosts
   ):
     places = seen // count
@@ -285,7 +287,7 @@ class OwnTest(parameterized.TestCase):
 
 
 class MeetTest(parameterized.TestCase):
-  """What processes of a run do with it; no GPU is here."""
+  """GPUs that processes of a run claim; this host has none."""
 
   def setUp(self):
     super().setUp()
@@ -327,14 +329,14 @@ class MeetTest(parameterized.TestCase):
         self.mask = os.environ.get(_MASK)
         self.updated = [call.args for call in updated.call_args_list]
 
-  def test_a_worker_names_its_own_before_xla_starts(self):
+  def test_a_worker_selects_its_gpus_before_xla_starts(self):
     # XLA of this process has started long ago, with one CPU device.
     field = 'config.cluster.devices_per_worker'
     with self.assertRaisesRegex(ValueError, f'{field}: .* devices of this pro'):
       self._build(1)
     self.assertEqual(self.updated, [('jax_cuda_visible_devices', '2,3')])
 
-  def test_dedicated_servers_use_none_and_count_none(self):
+  def test_dedicated_servers_use_no_gpu(self):
     self._build(3)
     self.assertEqual(self.updated, [('jax_platforms', 'cpu')])
 

@@ -67,12 +67,12 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
         cluster__faults=faults,
         **_FIELDS,
       ) as launch,
-      _resumed(launch, worker=2),
+      _resume(launch, worker=2),
     ):
       launch.until('Worker 3 is lost: It has computed for')
       for worker in (1, 2):
-        launch.until(f'Worker {worker} is back')
-      launch.until('Worker 3 is back', 2)
+        launch.until(f'Worker {worker} has rejoined')
+      launch.until('Worker 3 has rejoined', 2)
       launch.process.send_signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
 
@@ -81,7 +81,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
     self._check_slow(launch)
     self._check_hang(launch)
     self._check_damaged(launch)
-    self.assertEqual(launch.summary['lives'], [2, 2, 2, 3])
+    self.assertEqual(launch.summary['admissions'], [2, 2, 2, 3])
     self.assertLen(launch.summary['lost'], 5)
     self.check(launch)
 
@@ -109,7 +109,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
     self._check_nothing_left(launch)
 
   def _check_die(self, launch):
-    died = self._happened(launch, 'die')
+    died = self._find_failure_time(launch, 'die')
     ended, started = (
       [
         row['time']
@@ -119,28 +119,28 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
       for event in ('exit', 'start')
     )
     self.assertGreaterEqual(ended[0], died)
-    # By the end of its stream: nobody has waited for its beats.
+    # By the end of its stream, before its heartbeats are missed.
     self.assertEmpty(launch.times('Worker 1 is lost: It was silent'))
     self.assertGreaterEqual(launch.times('Worker 1 is lost')[0], died)
     self.assertGreater(started[1], ended[0])
-    self.assertGreater(launch.times('Worker 1 is back')[0], started[1])
+    self.assertGreater(launch.times('Worker 1 has rejoined')[0], started[1])
 
   def _check_stop(self, launch):
-    stopped = self._happened(launch, 'stop')
+    stopped = self._find_failure_time(launch, 'stop')
     self._check_left(launch, 'Worker 2 is lost: It was silent', stopped, 1)
-    back = launch.times('Worker 2 is back')
+    back = launch.times('Worker 2 has rejoined')
     self.assertLen(back, 1)
     # The same process: it was not started again.
     self.assertEqual(self._starts(launch, 'worker:2'), 1)
 
   def _check_slow(self, launch):
-    self._happened(launch, 'slow')
+    self._find_failure_time(launch, 'slow')
     # Its losses are those by the push that was too short and by the hang.
     self.assertLen(launch.times('Worker 3 is lost'), 2)
     self.assertLen(launch.times('Worker 3 is lost: WrongPush'), 1)
 
   def _check_hang(self, launch):
-    hung = self._happened(launch, 'hang')
+    hung = self._find_failure_time(launch, 'hang')
     self._check_left(launch, 'Worker 3 is lost: It has computed', hung, 2)
     self.assertLen(launch.times('Worker 3 hangs.$'), 1)
     self.assertEqual(self._starts(launch, 'worker:3'), 2)
@@ -158,7 +158,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
       ('corrupt', 'Corrupt: .* has another checksum'),
       ('wrong_size', 'WrongPush: Expected 1768 bytes, got 884'),
     ):
-      self._happened(launch, kind)
+      self._find_failure_time(launch, kind)
       worker, iteration = _FAULTS[kind]
       (lost,) = [
         lost
@@ -167,9 +167,9 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
       ]
       self.assertRegex(lost['reason'], reason)
       self.assertEqual(lost['examples'], BATCH)
-      self.assertNotEmpty(launch.times(f'Worker {worker} is back'))
+      self.assertNotEmpty(launch.times(f'Worker {worker} has rejoined'))
 
-  def _happened(self, launch, kind):
+  def _find_failure_time(self, launch, kind):
     """Returns the time at which a failure of a kind happened."""
     worker, iteration = _FAULTS[kind]
     mark = launch.folder / 'faults' / f'{worker}-{iteration}-{kind}'
@@ -210,10 +210,10 @@ class CoordinatorTest(processes.TestCase):
     self.check(launch)
     state, _ = processes.newest(copy)
     kept = state['recorder']['accounting'].examples
-    # A push more than what is said of the last log row may be in it.
+    # It may hold one push more than the last log row.
     self.assertGreater(kept, 0)
     self.assertLessEqual(reached - kept, _EVERY + 0.1 * _EVERY)
-    self.assertLen(launch.times('Going on from checkpoint'), 1)
+    self.assertLen(launch.times('Resuming from checkpoint'), 1)
     self.assertEqual(launch.summary['ended'], 'finished')
     self.assertGreaterEqual(launch.summary['examples'], 8 * 192)
     starts = [r for r in launch.rows('events.jsonl') if r['event'] == 'start']
@@ -240,7 +240,7 @@ class HangTest(processes.TestCase):
     rows = launch.rows('launch.jsonl')
     self.assertLen([row for row in rows if row['event'] == 'start'], 2)
     self.assertEqual({row['code'] for row in rows}, {None, 0})
-    self.assertEqual(launch.summary['lives'], [1, 1])
+    self.assertEqual(launch.summary['admissions'], [1, 1])
     self.check(launch)
 
 
@@ -282,13 +282,13 @@ class CutTest(processes.TestCase, parameterized.TestCase):
     summary = launch.summary
     self.assertEqual(summary['ended'], 'finished')
     self.assertGreaterEqual(summary['examples'], 5 * 192)
-    self.assertEqual(summary['lives'], [1, 1])
+    self.assertEqual(summary['admissions'], [1, 1])
     self.assertEqual([lost['worker'] for lost in summary['lost']], [1])
     self.check(launch)
 
 
 @contextlib.contextmanager
-def _resumed(launch, worker):
+def _resume(launch, worker):
   """Resumes a stopped worker once the coordinator has evicted it."""
 
   def resume():

@@ -112,7 +112,7 @@ class RankTest(parameterized.TestCase):
     {'PMI_RANK': '3', 'PMI_SIZE': '4'},
     {'PMIX_RANK': '3', 'PMIX_NAMESPACE': 'slurm.pmix.4099.0'},
   )
-  def test_what_srun_tells_by_pmi_is_of_slurm(self, **environ):
+  def test_variables_of_pmi_under_srun_count_as_slurm(self, **environ):
     found = _find(_SLURM | {'SLURM_PROCID': '3'} | environ)
     self.assertEqual((found.kind, found.index), ('worker', 3))
     self.assertEqual(found.launch, _find(_SLURM).launch)
@@ -127,7 +127,7 @@ class RankTest(parameterized.TestCase):
       with socket.create_server(('127.0.0.1', _port(role.coordinator))):
         pass
 
-  def test_a_run_of_one_process_meets_where_it_listens(self):
+  def test_a_run_of_one_process_uses_the_address_where_it_listens(self):
     found = _find({}, workers=1, here='10.0.0.7')
     self.assertEqual(_host(found.coordinator), '10.0.0.7')
 

@@ -78,7 +78,7 @@ launch._BACKOFF_S, launch._MAIN = 0.01, pathlib.Path('main.py').resolve()
 app.run(launch.main, flags_parser=launch._parse)
 """
 # Stands in for main.py; ends as the variable ENDS says of its rank, or of its
-# rank and life.
+# rank and incarnation.
 _FAKE_MAIN = """
 import json, os, pathlib, signal, sys, time
 from cluster.distributed import roles
@@ -148,7 +148,7 @@ class SlurmTest(parameterized.TestCase):
     )
 
   def _run(self, **environ):
-    """Returns the exit code and what it has said."""
+    """Returns the exit code and the output."""
     with self._start(**environ) as process:
       _, errors = process.communicate(timeout=30)
     return process.returncode, errors
@@ -210,7 +210,7 @@ class SlurmTest(parameterized.TestCase):
   @parameterized.parameters(
     ('False', 0, 'pgid'), ('True', 2, 'cgroup'), ('False', 0, 'cgroup')
   )
-  def test_sigterm_lets_the_lead_save_and_requeues(
+  def test_sigterm_makes_the_coordinator_save_and_requeues(
     self, dedicated, coordinator, proctrack
   ):
     ends = json.dumps({str(rank): 'wait' for rank in range(3)})
@@ -283,7 +283,7 @@ class JobSetTest(parameterized.TestCase):
       self.assertRegex(found.coordinator, rf'^{re.escape(first)}:\d+\Z')
       self.assertEqual(found.launch, '')
 
-  def test_what_pods_run_is_parsed(self):
+  def test_commands_of_pods_are_parsed(self):
     jobset = yaml.safe_load((_ROOT / 'tools/jobset.yaml').read_text())
     (replicated,) = jobset['spec']['replicatedJobs']
     pod = replicated['template']['spec']['template']['spec']

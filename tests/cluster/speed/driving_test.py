@@ -25,7 +25,7 @@ class DrivingTest(absltest.TestCase):
     with driving.Driving() as host:
       self.assertTrue(any(_is_taken_from(host) for _ in range(4)))
 
-  def test_memory_is_what_the_kernel_says_is_available(self):
+  def test_memory_is_what_the_kernel_reports_as_available(self):
     with driving.Driving() as host:
       # Others take and give as well, so that one reading may miss both.
       self.assertTrue(any(_is_between(host) for _ in range(50)))

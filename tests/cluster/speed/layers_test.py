@@ -1,4 +1,4 @@
-"""Tests for cluster.speed.layers: what is ready when, as ranges."""
+"""Tests for cluster.speed.layers: times at which buckets are ready."""
 
 import itertools
 import math
@@ -21,13 +21,13 @@ class RangesTest(parameterized.TestCase):
     (math.inf, 0, [(60, 0.9)]),
     (math.inf, 5, [(65, 1.0)]),
   )
-  def test_one_is_closed_as_soon_as_it_is_large_enough(
+  def test_a_bucket_is_closed_once_it_is_large_enough(
     self, bucket_bytes, rest, expected
   ):
     found = layers.buckets(_LAYERS, bucket_bytes, rest)
     self.assertEqual(found, [Bucket(*each) for each in expected])
 
-  def test_whatever_the_layers_all_bytes_are_in_some_range(self):
+  def test_all_bytes_of_any_layers_are_in_some_bucket(self):
     rng = random.Random(1)
     for _ in range(200):
       some = [
@@ -48,7 +48,7 @@ class RangesTest(parameterized.TestCase):
     ([1, 3, 2], [0.5, 0.5, 0.9]),
     ([1, 4, 1], [0.5, 0.9, 0.9]),
   )
-  def test_what_lies_evenly_is_ready_with_what_is_before_its_end(
+  def test_evenly_spread_buckets_are_ready_with_the_layers_before_their_end(
     self, sizes, ready
   ):
     parts = [Bucket(*each) for each in _LAYERS]
@@ -65,18 +65,18 @@ class LayersTest(parameterized.TestCase):
       self.assertAlmostEqual(each.ready, ready)
 
   def test_scaled_layers_keep_their_shares(self):
-    found = layers.scaled(_LAYERS, 6_000_000)
+    found = layers.scale(_LAYERS, 6_000_000)
     self.assertEqual(
       [each.bytes for each in found], [10**6, 3 * 10**6, 2 * 10**6]
     )
     self.assertEqual([each.ready for each in found], [0.5, 0.4, 0.9])
-    self.assertEqual(sum(x.bytes for x in layers.scaled(_LAYERS, 1004)), 1004)
+    self.assertEqual(sum(x.bytes for x in layers.scale(_LAYERS, 1004)), 1004)
 
   @parameterized.product(
     size=[4, 1000, 10**6], bucket_bytes=[0, 4, 300, math.inf]
   )
   def test_equal_layers_have_all_bytes(self, size, bucket_bytes):
-    found = layers.even(size, bucket_bytes)
+    found = layers.equal_sizes(size, bucket_bytes)
     self.assertEqual(sum(found), size)
     for one, other in itertools.pairwise(sorted(found)):
       self.assertLessEqual(other - one, 8)

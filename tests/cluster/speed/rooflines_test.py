@@ -30,8 +30,10 @@ class RooflinesTest(parameterized.TestCase):
     self.assertEqual(collections.Counter(size for size, _ in found), expected)
 
   @parameterized.product(model=['alexnet', 'resnet50'], batch=[1, 64, 999])
-  def test_parts_are_the_whole_and_gradients_come_in_turn(self, model, batch):
-    spent = rooflines.timed(model, batch)
+  def test_shares_add_up_to_1_and_gradients_are_ready_in_order(
+    self, model, batch
+  ):
+    spent = rooflines.time_layers(model, batch)
     total = math.fsum(each.forward + each.backward for each in spent)
     self.assertAlmostEqual(total, 1.0, places=12)
 
@@ -45,7 +47,7 @@ class RooflinesTest(parameterized.TestCase):
     # Krizhevsky (2014): 0.7 billion.  He et al. (2016): 3.8 billion, with the
     # stride in the first 1x1 convolutions; 4.1 with it in the 3x3 ones.
     for model, billions in (('alexnet', 0.71), ('resnet50', 4.1)):
-      ops = [each.op for each in rooflines.timed(model, 1)]
+      ops = [each.op for each in rooflines.time_layers(model, 1)]
       self.assertAlmostEqual(
         sum(op.products for op in ops) / 1e9, billions, delta=0.02
       )
@@ -58,9 +60,9 @@ class RooflinesTest(parameterized.TestCase):
     self.assertEqual(firsts, [4 * 4096 * n for n in (1000, 4096, 9216)])
 
   def test_a_layer_takes_the_longer_one_of_products_and_bytes(self):
-    # Of one example, a dense layer is all weights; of many all products.
+    # With one example weights dominate a dense layer, with many products.
     for batch in (1, 10**6):
-      spent = rooflines.timed('alexnet', batch)
+      spent = rooflines.time_layers('alexnet', batch)
       (large,) = (x for x in spent if x.op.leaves == (9216 * 4096, 4096))
       other = next(x for x in spent if x.op.leaves == (4096 * 4096, 4096))
       ratio = large.forward / other.forward

@@ -56,7 +56,7 @@ class SpeedTest(parameterized.TestCase):
       speed.Speed(**(arguments | changes))
 
   @parameterized.parameters((-1, 0, 1), (2, 0, 1), (0, -1, 1), (0, 0, -1))
-  def test_rejects_what_is_no_iteration(self, *arguments):
+  def test_values_that_are_no_iteration_are_rejected(self, *arguments):
     model = speed.constant(num_workers=2, seed=0)
     times = speed.Speed(1.0, 1.0, [1.0, 1.0], model)
 
@@ -137,7 +137,7 @@ class RandomTest(parameterized.TestCase):
 
 
 class DrivingTest(parameterized.TestCase):
-  def test_a_regime_shows_what_the_next_iteration_has(self):
+  def test_driving_factors_of_a_regime_are_of_the_next_iteration(self):
     model = speed.regime(num_workers=3, seed=0, factors=(1.0, 4.0), stay=0.7)
 
     for worker, k in itertools.product(range(3), range(200)):

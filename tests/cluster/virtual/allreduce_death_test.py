@@ -1,4 +1,4 @@
-"""Tests of sums under the virtual clock when workers die and runs go on."""
+"""Tests of sums under the virtual clock when workers die and runs resume."""
 
 import tempfile
 
@@ -53,7 +53,7 @@ class DeathTest(parameterized.TestCase):
     extra_s = summary['updates'] * 2.0
     self.assertAlmostEqual(spent['wait'], waited_s + extra_s)
 
-  def test_who_comes_back_is_among_them_from_the_next_barrier_on(self):
+  def test_a_worker_that_rejoins_takes_part_from_the_next_barrier(self):
     size = 4 * 6 * sums.CHUNK
     script = (3.0, 'leave', 2), (3.5, 'join', 2)
     run, summary = sums.timed(size, **self._fields(*script))
@@ -75,7 +75,7 @@ class DeathTest(parameterized.TestCase):
     self.assertEqual([r['worker'] for r in pushes[:5]], [0, 2, 0, 2, 0])
     self.assertTrue(np.isfinite(sums.params(run)).all())
 
-  def test_all_may_leave_but_not_for_ever(self):
+  def test_all_workers_may_leave_but_not_for_ever(self):
     script = tuple((0.5, 'leave', worker) for worker in range(3))
     with self.assertRaisesRegex(RuntimeError, 'Nothing can happen after 0.5'):
       sums.timed(4000, **self._fields(*script))
@@ -84,7 +84,7 @@ class DeathTest(parameterized.TestCase):
 
 
 class ResumeTest(parameterized.TestCase):
-  def test_a_run_that_was_killed_gives_what_an_uninterrupted_one_does(self):
+  def test_a_killed_run_equals_an_uninterrupted_one_after_it_resumes(self):
     own = {
       'route__name': 'forest',
       'cluster__script': ((0.15, 'leave', 1), (0.4, 'join', 1)),

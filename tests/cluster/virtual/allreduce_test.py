@@ -1,4 +1,4 @@
-"""Tests for reduced routes in the virtual runtime, through config and train."""
+"""Tests for allreduce routes in the virtual runtime, by config and train."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ class SameTest(parameterized.TestCase):
   """Parameters do not depend on the route, to the last bit."""
 
   @parameterized.parameters('native', 'ring', 'forest')
-  def test_every_route_learns_what_one_server_does(self, route):
+  def test_every_route_learns_the_parameters_of_one_server(self, route):
     run, summary = small.trained(route__name=route, **sums.links(1e5))
     np.testing.assert_array_equal(sums.params(run), sums.served())
     self.assertEqual(summary['ended'], 'finished')
@@ -33,7 +33,9 @@ class SameTest(parameterized.TestCase):
     {'optimizer__sgd__momentum': 0.9, 'optimizer__clip_norm': 0.1},
     {'optimizer__name': 'lars', 'optimizer__reduction': 'mean'},
   )
-  def test_so_it_is_with_what_needs_whole_trees(self, **changed):
+  def test_optimizers_of_whole_trees_learn_the_parameters_of_one_server(
+    self, **changed
+  ):
     self._assert_same(**changed)
 
   @parameterized.parameters(
@@ -42,7 +44,7 @@ class SameTest(parameterized.TestCase):
     {'batching__micro_batch': 4},
   )
   @pytest.mark.soak
-  def test_so_it_is_with_other_batches(self, **changed):
+  def test_other_batches_learn_the_parameters_of_one_server(self, **changed):
     self._assert_same(**changed)
 
   def _assert_same(self, **changed):
@@ -81,7 +83,7 @@ class SameTest(parameterized.TestCase):
         np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
     self.assertEqual(summaries[0]['updates'], summaries[1]['updates'])
 
-  def test_recorded_events_give_the_recorded_verdicts(self):
+  def test_recorded_events_give_the_recorded_decisions(self):
     run, _ = small.trained(route__name='forest', **sums.links(1e5))
     rows = records.read_events(run.files.workdir)
     for recorded, replayed in record.replay(bsp.make(num_workers=3), rows):
@@ -118,7 +120,7 @@ class TimeTest(parameterized.TestCase):
     self.assertEqual(summary['bytes'], summary['updates'] * hops * size)
 
   @parameterized.parameters('bfloat16', 'float16')
-  def test_halves_take_half_as_long(self, dtype):
+  def test_16_bit_numbers_take_half_as_long(self, dtype):
     size, n = 4 * 4 * 16 * sums.CHUNK, 4
     summaries = [
       sums.timed(
@@ -168,7 +170,7 @@ class TimeTest(parameterized.TestCase):
     self.assertAlmostEqual(summary['virtual_s'], 0.5 * 192 / 8)
     self.assertEqual(summary['bytes'], 0)
 
-  def test_true_links_count_and_not_those_believed_in(self):
+  def test_times_follow_the_true_links_not_the_assumed_ones(self):
     times = {}
     for links, believed in itertools.product(
       ('star([1, 1, 1])', 'star([1, 1, "0.1"])'), ('probe', 'star([1, 1, 1])')
@@ -188,7 +190,7 @@ class TimeTest(parameterized.TestCase):
     self.assertGreater(unequal[0], equal[0])
     self.assertGreater(unequal[1], 1.2 * unequal[0])
 
-  def test_overlap_hides_what_is_ready_early(self):
+  def test_overlap_hides_the_transfer_of_early_buckets(self):
     # As long as the backward pass, which is two thirds of the time.
     size, n = 64 * sums.CHUNK, 4
     backward_s = 2 * (n - 1) / n * size / _MB
@@ -212,7 +214,7 @@ class TimeTest(parameterized.TestCase):
     np.testing.assert_allclose(over, expected, rtol=1e-9)
     np.testing.assert_allclose(apart, 2.5 * backward_s, rtol=1e-9)
 
-  def test_a_profile_says_when_gradients_appear(self):
+  def test_a_profile_sets_the_times_at_which_gradients_are_ready(self):
     size, n = 64 * sums.CHUNK, 4
     path = pathlib.Path(tempfile.mkdtemp(), 'layers.json')
     times = []
@@ -258,7 +260,7 @@ class TimeTest(parameterized.TestCase):
 
 
 class PhaseTest(parameterized.TestCase):
-  def test_who_is_early_waits_and_then_all_push(self):
+  def test_fast_workers_wait_and_then_all_push(self):
     size = 4 * 6 * sums.CHUNK
     run, summary = sums.timed(
       size,
@@ -280,7 +282,7 @@ class PhaseTest(parameterized.TestCase):
     self.assertAlmostEqual(sum(spent.values()), 3 * summary['virtual_s'])
 
   @parameterized.parameters(float('inf'), float(sums.CHUNK))
-  def test_what_a_slow_worker_has_before_the_end_travels_meanwhile(
+  def test_early_buckets_of_a_slow_worker_are_sent_while_it_computes(
     self, bucket_bytes
   ):
     size, step_s = 24 * sums.CHUNK, {}

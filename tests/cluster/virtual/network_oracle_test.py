@@ -70,7 +70,7 @@ class OracleTest(parameterized.TestCase):
 
 class StateTest(parameterized.TestCase):
   @parameterized.parameters(range(10))
-  def test_restored_network_goes_on_as_the_one_that_was_saved(self, seed):
+  def test_a_restored_network_continues_as_the_saved_one(self, seed):
     links, schedule = _scenario(seed)
     middle = len(schedule) // 2
 

@@ -31,7 +31,7 @@ class TimelineTest(parameterized.TestCase):
 
     self.assertEqual(networks.arrivals(net), {0: 14.0, 1: 12.0})
 
-  def test_what_a_slow_worker_leaves_goes_to_the_others(self):
+  def test_capacity_that_a_slow_worker_leaves_goes_to_the_others(self):
     net = networks.make(up=[2.0, INF, INF, 1.0], down=[1.0, 1.0, 1.0, 10.0])
 
     net.start(0.0, 0, 3, 20.0)  # At 2 throughout.

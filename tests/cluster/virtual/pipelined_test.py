@@ -17,7 +17,7 @@ from tests.support import small, stopping
 from tools.reading import manifests, records
 
 _CHUNKS = 64
-_BYTES = 1768  # Of the model of small.config.
+_BYTES = 1768  # Sizes of the model of small.config.
 _INF = math.inf
 
 
@@ -33,7 +33,7 @@ def tearDownModule():
   _PATCHED.stop()
 
 
-def _trained(**changed):
+def _train(**changed):
   return small.trained(route__server__pipelined=True, **changed)
 
 
@@ -152,12 +152,12 @@ class UnequalWorkersTest(parameterized.TestCase):
     self.oracle = _Oracle(small.size_bytes(built))
 
   def test_chunks_are_served_when_the_last_worker_has_pushed_them(self):
-    run, _ = _trained(**_Oracle.config)
+    run, _ = _train(**_Oracle.config)
 
     expected = [self.oracle.barrier() for _ in range(16)]
     np.testing.assert_allclose(_barriers(run), expected, rtol=1e-9)
 
-  def test_a_death_voids_what_was_served_and_a_return_pulls_whole(self):
+  def test_a_death_voids_sent_pieces_and_a_rejoining_worker_pulls_all(self):
     oracle = self.oracle
     # Worker 2 is the last to push; the others have pulled chunks by then.
     died = oracle.pushed(2)[20] + 1e-4
@@ -170,7 +170,7 @@ class UnequalWorkersTest(parameterized.TestCase):
     expected += [oracle.barrier() for _ in range(3)]
 
     script = ((float(died), 'leave', 2), (float(back), 'join', 2))
-    run, summary = _trained(**_Oracle.config, cluster__script=script)
+    run, summary = _train(**_Oracle.config, cluster__script=script)
 
     np.testing.assert_allclose(_barriers(run)[:5], expected, rtol=1e-9)
     self.assertLen(summary['lost'], 1)
@@ -179,7 +179,9 @@ class UnequalWorkersTest(parameterized.TestCase):
     self.assertEqual(used + outstanding, run.runtime.coordinator.issued)
 
   @parameterized.parameters(0, 5, 31)
-  def test_others_go_on_without_what_a_dead_worker_has_not_pushed(self, last):
+  def test_others_continue_without_the_unpushed_pieces_of_a_dead_worker(
+    self, last
+  ):
     oracle = self.oracle
     died = oracle.pushed(2)[last] - 1e-4  # Before chunk `last` is in.
     del oracle.starts[2]
@@ -187,13 +189,13 @@ class UnequalWorkersTest(parameterized.TestCase):
     expected += [oracle.barrier() for _ in range(3)]
 
     script = ((float(died), 'leave', 2),)
-    run, _ = _trained(**_Oracle.config, cluster__script=script)
+    run, _ = _train(**_Oracle.config, cluster__script=script)
 
     np.testing.assert_allclose(_barriers(run)[:4], expected, rtol=1e-9)
 
-  def test_a_push_that_was_whole_before_the_death_voids_nothing(self):
+  def test_a_push_that_was_complete_before_the_death_is_not_void(self):
     oracle = self.oracle
-    # Of the slowest two chunks are missing; what was served before stays.
+    # The slowest worker lacks two chunks; earlier pieces stay.
     died = oracle.pushed(2)[29] + 1e-4
     self.assertGreater(died, oracle.pushed(0)[-1])
     expected = [oracle.barrier()]
@@ -201,7 +203,7 @@ class UnequalWorkersTest(parameterized.TestCase):
     expected += [oracle.barrier() for _ in range(3)]
 
     script = ((float(died), 'leave', 0),)
-    run, summary = _trained(**_Oracle.config, cluster__script=script)
+    run, summary = _train(**_Oracle.config, cluster__script=script)
 
     np.testing.assert_allclose(_barriers(run)[:4], expected, rtol=1e-9)
     self.assertEqual(summary['lost'], [])
@@ -211,7 +213,7 @@ class SameNumbersTest(parameterized.TestCase):
   """Published BSP is the oracle of everything but times."""
 
   @parameterized.product(servers=[1, 2], dtype=['float32', 'bfloat16'])
-  def test_only_times_differ(self, servers, dtype):
+  def test_pipelining_changes_only_times(self, servers, dtype):
     changed = {
       'route__server__servers': servers,
       'wire__dense__dtype': dtype,
@@ -221,7 +223,7 @@ class SameNumbersTest(parameterized.TestCase):
       'cluster__network__server_down_Bps': (3e4,),
       'cluster__network__worker_latency_s': (1e-4,),
     }
-    run, summary = _trained(**changed)
+    run, summary = _train(**changed)
     published, expected = small.trained(**changed)
 
     for one, other in zip(_params(run), _params(published), strict=True):
@@ -241,7 +243,7 @@ class SameNumbersTest(parameterized.TestCase):
   def _column(self, run, name):
     return [r[name] for r in small.rows(run, 'metrics.jsonl') if name in r]
 
-  def test_without_limits_it_is_published_bsp(self):
+  def test_without_limits_times_are_those_of_plain_bsp(self):
     changed = {
       **_constant(0.25, 3),
       'cluster__speed__slowdown': (1.0, 1.0, 2.0),
@@ -254,7 +256,7 @@ class SameNumbersTest(parameterized.TestCase):
         (2.0, 'join', 0),
       ),
     }
-    (run, _), (published, _) = _trained(**changed), small.trained(**changed)
+    (run, _), (published, _) = _train(**changed), small.trained(**changed)
 
     for name in ('events.jsonl', 'trace.json'):
       one, other = (
@@ -266,7 +268,7 @@ class SameNumbersTest(parameterized.TestCase):
 
   def test_a_death_as_the_last_chunk_arrives_comes_before_the_push(self):
     # Worker 1 has no limits and dies at the very time of its push.
-    run, summary = _trained(
+    run, summary = _train(
       **_constant(0.25, 2),
       cluster__speed__slowdown=(1.0, 2.0),
       cluster__network__worker_up_Bps=(1e5, _INF),
@@ -313,7 +315,7 @@ class RecordTest(parameterized.TestCase):
       for name in ('metrics', 'summary', 'events', 'trace'):
         self.assertEqual(got[name], expected[name])
 
-  def test_the_recorded_events_give_the_recorded_verdicts(self):
+  def test_the_recorded_events_give_the_recorded_decisions(self):
     run = small.build(self._eventful())
     run()
     scheme = manifests.make_scheme(records.read_config(run.files.workdir), 3)

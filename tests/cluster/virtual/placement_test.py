@@ -78,7 +78,7 @@ class PlacementTest(parameterized.TestCase):
       _round_s(cluster__network__servers_in_workers=False, **infinite),
     )
 
-  def test_what_would_not_be_used_is_refused(self):
+  def test_fields_without_effect_are_refused(self):
     field = 'config.cluster.network.servers_in_workers: .* at most 3 servers'
     with self.assertRaisesRegex(ValueError, field):
       _round_s(cluster__workers=3, route__server__servers=4)

@@ -13,7 +13,7 @@ from data.stream import Stream
 from sync import asp, bsp, dssp, elastic, r2sp, record, ssp
 from tests.support import small
 
-_BYTES = 1768  # Of the model of small.config.
+_BYTES = 1768  # Sizes of the model of small.config.
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
 
 
@@ -48,7 +48,7 @@ def _starting_params(**changed):
 
 @functools.cache
 def _eventful(scheme):
-  """Returns a run that a worker leaves and comes back to, and its summary."""
+  """Returns a run that a worker leaves and rejoins, and its summary."""
   return small.trained(
     sync__name=scheme,
     cluster__speed__name='lognormal',
@@ -62,7 +62,7 @@ class NetworkTimeTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 4, 8)
   def test_bsp_takes_compute_plus_every_transfer_twice(self, workers):
-    run = self._timed(workers, 0.1, sync__name='bsp', epochs=1.0)
+    run = self._run_timed(workers, 0.1, sync__name='bsp', epochs=1.0)
 
     barriers = list(small.rows(run, 'metrics.jsonl'))
     times = [0.0] + [r['time'] for r in barriers if r['kind'] == 'barrier']
@@ -71,7 +71,7 @@ class NetworkTimeTest(parameterized.TestCase):
 
   @parameterized.product(workers=[4, 8], compute_s=[0.01, 0.05, 0.2])
   def test_r2sp_comes_near_its_bound(self, workers, compute_s):
-    run = self._timed(workers, compute_s, sync__name='r2sp', epochs=20.0)
+    run = self._run_timed(workers, compute_s, sync__name='r2sp', epochs=20.0)
 
     pushes = [
       r for r in small.rows(run, 'events.jsonl') if r['event'] == 'push'
@@ -83,7 +83,7 @@ class NetworkTimeTest(parameterized.TestCase):
     bound_s = max(compute_s + 2 * transfer_s, workers * transfer_s)
     self.assertBetween(mean_s, bound_s * (1 - 1e-9), bound_s * 1.15)
 
-  def _timed(self, workers, compute_s, **changed):
+  def _run_timed(self, workers, compute_s, **changed):
     """Returns a run that has ended: links are shared, nothing is learned."""
     fields = {
       'cluster__workers': workers,
@@ -118,7 +118,7 @@ class GradientVersionTest(parameterized.TestCase):
     self.assertEqual(summary['ended'], 'finished')
 
     averages = reduction == 'barrier_mean'
-    params = self._replayed(run, _starting_params(**changed), averages)
+    params = self._replay(run, _starting_params(**changed), averages)
 
     np.testing.assert_allclose(
       _leaves(run.runtime.coordinator.store.learner.params),
@@ -127,7 +127,7 @@ class GradientVersionTest(parameterized.TestCase):
       atol=1e-6,
     )
 
-  def _replayed(self, run, params, averages):
+  def _replay(self, run, params, averages):
     stream = Stream(num_examples=192, seed=0, ahead=2)
     mean = _gradient(run)
     pulled, taken = {}, {}
@@ -233,7 +233,7 @@ class RepetitionTest(parameterized.TestCase):
     (elastic, {'lookahead': 15, 'monitor_pushes': 2}),
     (r2sp, {'relaxation': 0.8, 'smoothing': 0.1}),
   )
-  def test_the_recorded_events_give_the_recorded_verdicts(self, module, own):
+  def test_the_recorded_events_give_the_recorded_decisions(self, module, own):
     run, _ = _eventful(module.__name__.split('.')[1])
 
     scheme = module.make(num_workers=3, **own)
@@ -244,7 +244,7 @@ class RepetitionTest(parameterized.TestCase):
 
 
 class AugmentationTest(parameterized.TestCase):
-  def test_it_changes_training_and_repeats_with_the_seed(self):
+  def test_augmentation_changes_training_and_repeats_with_the_seed(self):
     params = [
       _leaves(
         small.trained(**changed)[0].runtime.coordinator.store.learner.params
@@ -263,7 +263,9 @@ class AugmentationTest(parameterized.TestCase):
 
 class SimultaneousTest(parameterized.TestCase):
   @parameterized.parameters(*_SCHEMES)
-  def test_they_are_told_by_kind_and_then_by_worker(self, name):
+  def test_simultaneous_events_are_ordered_by_kind_and_then_by_worker(
+    self, name
+  ):
     run, _ = small.trained(
       sync__name=name,
       cluster__speed__fixed_s=0.25,

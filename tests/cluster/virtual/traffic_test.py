@@ -42,7 +42,7 @@ def _by_ends(rates, field):
   return {(row['src'], row['dst']): row[field] for row in rates}
 
 
-def _sent(forest, names, sizes):
+def _count_sent(forest, names, sizes):
   """Bytes from worker to worker, hop by hop and chunk by chunk."""
   found = collections.Counter()
   shares = [float(tree.share) for tree in forest.trees]
@@ -62,7 +62,7 @@ class RowsTest(parameterized.TestCase):
     ),
     ('native', {}),
   )
-  def test_they_tell_what_each_link_has_carried(self, route, changed):
+  def test_rows_have_the_bytes_of_each_link(self, route, changed):
     size = 37 * _CHUNK + 400
     run, summary = _run(
       size, route, route__bucket_bytes=float('inf'), **changed
@@ -74,7 +74,7 @@ class RowsTest(parameterized.TestCase):
     self.assertEqual(sum(row['iterations'] for row in rows), summary['updates'])
     planned = traffic.parse_epoch(formed, run.files.workdir).plan
     self.assertEqual((planned.size_bytes, planned.chunk_bytes), (size, _CHUNK))
-    each = _sent(planned.forest, planned.names, [_CHUNK] * 37 + [400])
+    each = _count_sent(planned.forest, planned.names, [_CHUNK] * 37 + [400])
     for row in rows:
       wanted = {ends: row['iterations'] * n for ends, n in each.items()}
       self.assertEqual(_by_ends(row['rates'], 'bytes'), wanted)
@@ -82,25 +82,25 @@ class RowsTest(parameterized.TestCase):
     total = sum(sum(_by_ends(row['rates'], 'bytes').values()) for row in rows)
     self.assertEqual(total, summary['bytes'])
 
-  def test_what_is_planned_is_what_goes_there_if_links_are_as_believed(self):
+  def test_traffic_is_as_planned_if_links_are_as_assumed(self):
     links = 'star([1, 2, 3, 1], [2, 1, 1, 1])'
     run, _ = _run(10**7, 'forest', cluster__links=links)
 
     planned = _links(run, 'forest')[0]['rates']
     loads = collections.Counter()
-    generation = traffic.longest_epoch(run.files.workdir)
-    for tree in generation.plan.forest.trees:
+    epoch = traffic.longest_epoch(run.files.workdir)
+    for tree in epoch.plan.forest.trees:
       for hop in (*tree.up, *tree.down):
-        ends = tuple(generation.plan.names[hop[k]] for k in (0, -1))
+        ends = tuple(epoch.plan.names[hop[k]] for k in (0, -1))
         loads[ends] += tree.weight_Bps
     wanted = {ends: float(load) for ends, load in loads.items()}
     self.assertEqual(_by_ends(planned, 'planned_Bps'), wanted)
     for row in _links(run, 'traffic'):
       for rate in row['rates']:
         np.testing.assert_allclose(rate['Bps'], rate['planned_Bps'])
-    self.assertTrue(generation.plan.has_rates)
+    self.assertTrue(epoch.plan.has_rates)
 
-  def test_links_that_are_slower_than_believed_show(self):
+  def test_links_that_are_slower_than_assumed_have_lower_rates(self):
     run, _ = _run(
       10**7,
       'forest',
@@ -112,7 +112,7 @@ class RowsTest(parameterized.TestCase):
     for link in links.values():
       self.assertAlmostEqual(link.ratio, 0.25)
 
-  def test_an_iteration_is_in_its_phases(self):
+  def test_phases_add_up_to_an_iteration(self):
     run, summary = _run(
       10**6, 'ring', cluster__speed__slowdown=(1.0, 1.0, 2.0, 4.0)
     )
@@ -123,7 +123,7 @@ class RowsTest(parameterized.TestCase):
         self.assertAlmostEqual(sum(parts), seconds)
     self.assertAlmostEqual(rows[0]['compute_s'], 0.5 * (1 + 1 + 2 + 4) / 4)
 
-  def test_who_is_left_has_another_forest(self):
+  def test_the_remaining_workers_have_another_forest(self):
     run, _ = _run(
       10**6, 'ring', cluster__script=((1.2, 'leave', 1), (2.4, 'join', 1))
     )
@@ -150,7 +150,7 @@ class RowsTest(parameterized.TestCase):
       self.assertRegex(row['name'], r'worker \d to \d, MB/s')
       self.assertGreater(row['args']['measured'], 0)
 
-  def test_who_has_many_links_tells_of_the_slowest(self):
+  def test_a_row_of_many_links_has_the_slowest(self):
     with mock.patch.object(cluster.traffic, '_MOST', 3):
       run, _ = _run(10**6, 'ring')
     rows = list(_links(run, 'traffic'))
@@ -158,7 +158,7 @@ class RowsTest(parameterized.TestCase):
     for row in rows:
       self.assertEqual((row['links'], len(row['rates'])), (4, 3))
 
-  def test_servers_have_none(self):
+  def test_a_run_with_servers_has_no_rows_on_links(self):
     run = small.build(small.timing())
     run()
     self.assertEqual(traffic.read_epochs(run.files.workdir), [])
@@ -171,9 +171,9 @@ class PlannedTest(absltest.TestCase):
     run, _ = _run(
       10**6, 'ring', cluster__network__worker_up_Bps=(1e6, 4e6, 2e6, 2e6)
     )
-    generation = traffic.longest_epoch(run.files.workdir)
-    self.assertFalse(generation.plan.has_rates)
-    links = generation.sum_links()
+    epoch = traffic.longest_epoch(run.files.workdir)
+    self.assertFalse(epoch.plan.has_rates)
+    links = epoch.sum_links()
     self.assertAlmostEqual(max(link.ratio for link in links.values()), 1.0)
     self.assertLen(links, 4)
     path = run.files.workdir / 'events.jsonl'

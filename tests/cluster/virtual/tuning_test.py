@@ -55,7 +55,7 @@ def _time_s(config: ConfigDict) -> float:
   return train.build(config, workdir=f'{tempfile.mkdtemp()}/run')()['time_s']
 
 
-def _predicted(overlap, dtype, Gbps, **fields):
+def _predict(overlap, dtype, Gbps, **fields):
   """Returns the size chosen for real hosts, and predicted times by size."""
   config = _config('auto', **fields)
   config.cluster.runtime = 'distributed'
@@ -142,9 +142,9 @@ class TuningTest(parameterized.TestCase):
     self, dtype, Gbps
   ):
     fields = {'cluster.network.range_s': 1e-4, 'cluster.speed.fixed_s': 0.05}
-    during, early_s = _predicted(Overlap.BACKWARD, dtype, Gbps, **fields)
-    copies, late_s = _predicted(Overlap.COPIES, dtype, Gbps, **fields)
-    none, none_s = _predicted(Overlap.NONE, dtype, Gbps, **fields)
+    during, early_s = _predict(Overlap.BACKWARD, dtype, Gbps, **fields)
+    copies, late_s = _predict(Overlap.COPIES, dtype, Gbps, **fields)
+    none, none_s = _predict(Overlap.NONE, dtype, Gbps, **fields)
 
     self.assertEqual(none, math.inf)
     self.assertLess(during, copies)

@@ -33,7 +33,7 @@ def _trace(*seconds):
 
 
 class RunTest(absltest.TestCase):
-  def test_one_run_says_how_fast_another_scheme_is(self):
+  def test_the_speed_of_another_scheme_is_predicted_from_one_run(self):
     cluster, workload = recorded.read_run(str(known.run('asp')), _folder())
     self.assertEqual((cluster.workers, workload.batch), (4, 16))
     self.assertEqual(workload.size_bytes, 5_000_004)
@@ -104,7 +104,7 @@ class RefusalTest(parameterized.TestCase):
       '--from-trace: path: expected a CSV file, got .*nowhere.csv',
     ),
   )
-  def test_flags_that_say_too_little_are_named(self, flags, message):
+  def test_missing_flags_are_named(self, flags, message):
     with self.assertRaisesRegex(ValueError, message):
       command.read_problem(_folder(), **flags)
 

@@ -18,7 +18,7 @@ from topology.forests import verify
 FOLDER = os.environ.get('SYNCOPATE_TOPOLOGIES')
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
 GB = 10**9
-NAMES = {  # Of the ground truth.
+NAMES = {  # Values of the ground truth.
   'ring_naive': 'naive_ring',
   'ring_naive_bidir': 'naive_ring_both_ways',
   'ring_best': 'best_ring',

@@ -64,7 +64,7 @@ class RandomTest(parameterized.TestCase):
       if i:  # The least is 1 / ratio as given; the others are decimals.
         self.assertEqual(capacity * 10**6 % 1, 0)
 
-  def test_spread_keeps_what_is_symmetric_and_what_is_not(self):
+  def test_spread_keeps_symmetric_and_asymmetric_links(self):
     graph = shapes.star([1, 2, 3], [2, 4, 6])
 
     links = randomized.spread(graph, 50, 0).links
@@ -97,7 +97,7 @@ class NamedTest(parameterized.TestCase):
       randomized.spread(shapes.tree([2, 2], [1, 1]), 10, 3),
     ),
   )
-  def test_spec_gives_what_the_call_gives(self, spec, want):
+  def test_a_spec_equals_the_call(self, spec, want):
     self.assertEqual(build_cluster(spec), want)
 
   @parameterized.parameters(

@@ -99,7 +99,7 @@ class GroundTruthTest(parameterized.TestCase):
     known = {row['name']: row for row in rows}
     for name, graph in KNOWN[file].items():
       with self.subTest(name):
-        self.assertEqual(graph, _renamed(known[name]))
+        self.assertEqual(graph, _rename(known[name]))
 
 
 class ShapesTest(parameterized.TestCase):
@@ -151,7 +151,7 @@ class NetworksTest(parameterized.TestCase):
     ),
   )
   def test_shape_is_that_of_networkx(self, graph, want):
-    self.assertTrue(nx.is_isomorphic(_undirected(graph), want))
+    self.assertTrue(nx.is_isomorphic(_as_undirected(graph), want))
 
   def test_hypercube_is_a_torus_without_parallel_links(self):
     self.assertEqual(shapes.hypercube(3, 2), shapes.torus([2, 2, 2], 1))
@@ -289,7 +289,7 @@ class BoxesTest(parameterized.TestCase):
     self.assertTrue(nx.is_isomorphic(ring, nx.cycle_graph(8)))
 
   @parameterized.named_parameters(
-    # What a worker receives over all its links limits these.
+    # The rate into a worker over all its links limits these.
     ('v100', machines.dgx_1('v100'), Fraction(7, 6 * 25)),
     ('p100', machines.dgx_1('p100'), Fraction(7, 4 * 20)),
     ('h100', machines.dgx_h100(1), Fraction(7, 450)),
@@ -336,7 +336,7 @@ class BoxesTest(parameterized.TestCase):
     self.assertEqual(capacity['s4', 's5'], 3)
 
 
-def _renamed(known):
+def _rename(known):
   """A ground-truth graph with our ids, and switches from the core down."""
   workers = [n['id'] for n in known['nodes'] if n['worker']]
   switches = [n['id'] for n in known['nodes'] if not n['worker']]
@@ -358,7 +358,7 @@ def _capacities(graph):
   return {link[:2]: link.GBps for link in graph.links}
 
 
-def _undirected(graph):
+def _as_undirected(graph):
   made = nx.Graph(link[:2] for link in graph.links)
   made.add_nodes_from(graph.nodes)
   return made
@@ -366,7 +366,7 @@ def _undirected(graph):
 
 def _hops(graph):
   """Per worker the links to each other worker."""
-  hops = dict(nx.all_pairs_shortest_path_length(_undirected(graph)))
+  hops = dict(nx.all_pairs_shortest_path_length(_as_undirected(graph)))
   return {a: {b: hops[a][b] for b in graph.workers} for a in graph.workers}
 
 

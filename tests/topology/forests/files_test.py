@@ -25,7 +25,7 @@ _GARBAGE = (
   *('nan', '0', '1/0', '1e999999999', 'w0', 's0', '\ud800', '9' * 5000, 'é'),
   *([], {}, [[]], [None], [{}], {'id': []}, {'src': {}}, _DEEP, ['w0', 'w1']),
 )
-# What a message may name: a field, or the ends of a link.
+# Subjects of messages: a field, or the ends of a link.
 _FIELD = (
   r'^(cluster: )?(\w+ to \w+|forest|(format|version|topology|cluster|nodes'
   r'|collective|rate_Bps|bound_Bps|gap|certificate|trees|links|workers'

@@ -15,7 +15,7 @@ LINE = shapes.line(3, 10)
 
 
 class CheckTest(parameterized.TestCase):
-  """One defect at a time."""
+  """Each case has one defect."""
 
   @parameterized.parameters(*trees.COLLECTIVES)
   def test_sound_forest_passes(self, collective):

@@ -77,7 +77,7 @@ class TreeTest(parameterized.TestCase):
       self.assertCountEqual(joined, network.workers)
 
   @parameterized.product(seed=SEEDS, kind=PRICES)
-  def test_loads_are_worth_what_the_tree_costs(self, seed, kind):
+  def test_loads_times_prices_equal_the_cost_of_the_tree(self, seed, kind):
     for network in _networks(seed, directed=False):
       prices = _prices(network, seed, kind)
       cells = network.cells(prices)

@@ -62,7 +62,7 @@ class OneWayTest(parameterized.TestCase):
       network = arrays.Arrays(graph, paired=False)
       full = np.linspace(0, 1, len(network.capacity))
 
-      trees = [*_down(network, GBps, full)]
+      trees = [*_grow_down(network, GBps, full)]
 
       self.assertEqual([tree.root for tree in trees], network.workers)
       for tree in trees:
@@ -84,7 +84,7 @@ class OneWayTest(parameterized.TestCase):
       reached = nx.descendants(hops, network.workers[0])
       lacking += len(reached) < len(network.workers) - 1
 
-      tree = next(_down(network, 1.0, full))
+      tree = next(_grow_down(network, 1.0, full))
 
       _assert_spans(network, tree)
     self.assertGreater(lacking, 0)
@@ -95,7 +95,7 @@ class OneWayTest(parameterized.TestCase):
       network = arrays.Arrays(graph, paired=False)
       full = np.zeros(len(network.capacity))
 
-      trees = [*_down(network, 1.0, full, hasty=True)]
+      trees = [*_grow_down(network, 1.0, full, hasty=True)]
 
       self.assertEqual([tree.root for tree in trees], network.workers)
       for tree in trees:
@@ -105,7 +105,7 @@ class OneWayTest(parameterized.TestCase):
     network = arrays.Arrays(shapes.star([1, 100, 100, 100]), paired=False)
     full = np.zeros(len(network.capacity))
 
-    tree = next(_down(network, 1.0, full))
+    tree = next(_grow_down(network, 1.0, full))
 
     self.assertLen([hop for hop in tree.down if hop.src == 0], 1)
 
@@ -157,7 +157,7 @@ class PricesTest(parameterized.TestCase):
     np.testing.assert_allclose(start, np.exp([2.0, 2.0 + 6.0]) / 10, rtol=0.01)
     np.testing.assert_allclose(prices.now[0], np.exp(6.0) / 10, rtol=0.01)
     self.assertEqual(prices.now[1], start[1])
-    np.testing.assert_allclose(prices.of([0, 1]), sum(prices.now))
+    np.testing.assert_allclose(prices.price([0, 1]), sum(prices.now))
 
   @parameterized.parameters(1e-12, 1.0, 1e12)
   def test_prices_of_links_however_thin_stay_finite(self, GBps):
@@ -179,7 +179,7 @@ class PricesTest(parameterized.TestCase):
         network = arrays.Arrays(thin, paired=False)
         full = np.zeros(len(network.capacity))
         grown = _both(network, 20, 1e3)
-        for tree in (*grown, *_down(network, 50.0, full)):
+        for tree in (*grown, *_grow_down(network, 50.0, full)):
           _assert_spans(network, tree)
 
 
@@ -190,7 +190,7 @@ def _both(network, count, GBps):
   return (grower.both() for _ in range(count))
 
 
-def _down(network, GBps, full, hasty=False):
+def _grow_down(network, GBps, full, hasty=False):
   """A tree for each root that carries so much."""
   grower = growing.Grower(network, GBps, full)
   return (

@@ -43,7 +43,7 @@ class TimeLimitTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    gc.freeze()  # What other tests have left is not looked through again.
+    gc.freeze()  # The garbage of other tests is not traversed again.
     self.addCleanup(gc.unfreeze)
 
   @parameterized.parameters(*_FEW)
@@ -61,9 +61,9 @@ class TimeLimitTest(parameterized.TestCase):
     graph = build_cluster(spec)
     wanted = {} if len(spec) % 2 else {'gap': 0.01}
 
-    # Of many workers, no forest at all is found in less, on a busy machine.
+    # A busy machine finds no forest of many workers in less.
     limit_s = 1.5 if spec.startswith(_LARGE) else 0.4
-    packed = self._timed(graph, limit_s, collective=collective, **wanted)
+    packed = self._time(graph, limit_s, collective=collective, **wanted)
 
     verify.check(graph, packed)
     self.assertBetween(packed.gap, 0, 1, msg=spec)
@@ -72,7 +72,7 @@ class TimeLimitTest(parameterized.TestCase):
   def test_few_trees_are_found_in_time(self, collective):
     graph = build_cluster('mi250(2)')
 
-    packed = self._timed(graph, 0.3, collective=collective, max_trees=40)
+    packed = self._time(graph, 0.3, collective=collective, max_trees=40)
 
     self.assertLessEqual(len(packed.trees), 40)
     verify.check(graph, packed)
@@ -87,14 +87,14 @@ class TimeLimitTest(parameterized.TestCase):
   def _check_ends(self, collective, workers):
     graph = randomized.random_mesh(workers, 1)
 
-    packed = self._timed(graph, 2, collective=collective)
+    packed = self._time(graph, 2, collective=collective)
 
     self.assertGreater(packed.gap, 0)
 
   @parameterized.parameters(*COLLECTIVES)
   def test_no_time_is_enough_for_small_clusters(self, collective):
     for graph in (build_cluster('ring(6, 1)'), randomized.random_mesh(16, 1)):
-      packed = self._timed(graph, 0, collective=collective)
+      packed = self._time(graph, 0, collective=collective)
 
       verify.check(graph, packed)
 
@@ -104,7 +104,7 @@ class TimeLimitTest(parameterized.TestCase):
     with self.assertRaisesRegex(
       TimeoutError, 'time_limit_s: .* 1024 workers and 4096 links, got 0.2'
     ):
-      self._timed(graph, 0.2, collective='allgather')
+      self._time(graph, 0.2, collective='allgather')
 
   @parameterized.product(
     spec=(
@@ -122,13 +122,13 @@ class TimeLimitTest(parameterized.TestCase):
   ):
     graph = build_cluster(spec)
     try:
-      packed = self._timed(graph, limit_s, collective=collective)
+      packed = self._time(graph, limit_s, collective=collective)
     except TimeoutError:
       self.assertNotEqual(collective, 'allreduce')
     else:
       self.assertBetween(packed.gap, 0, 1)
 
-  def _timed(self, graph, limit_s, **wanted):
+  def _time(self, graph, limit_s, **wanted):
     start_s = time.thread_time()
     try:
       return topology.pack(graph, time_limit_s=limit_s, **wanted)

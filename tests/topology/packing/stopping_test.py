@@ -1,4 +1,4 @@
-"""Long computations give control back when they are told to."""
+"""Long computations stop when they are asked to."""
 
 import itertools
 

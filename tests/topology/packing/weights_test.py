@@ -47,7 +47,7 @@ class BestTest(parameterized.TestCase):
     capacity = rng.integers(1, 4, 2000) * 25e9
     roots = np.arange(256) % 32 if rooted else np.zeros(256, int)
 
-    start_s = time.thread_time()  # What others do does not count.
+    start_s = time.thread_time()  # Loads of other workers do not count.
     found, prices = weights.best(loads, capacity, roots)
     took_s = time.thread_time() - start_s
 

@@ -17,7 +17,7 @@ from wire.codec import Payload
 from wire.multi_round import MultiRoundAllreduce
 
 _PARAMS = {'a': np.zeros((5, 4), np.float32), 'b': np.zeros(7, np.float32)}
-_BOOKS = 3
+_STATISTICS = 3
 _SPARSE = {
   'sparsity': 0.6,
   'chunk': 4,
@@ -39,7 +39,7 @@ class SingleWorkerTest(parameterized.TestCase):
       (),
       order=(1, 0),
       bucket_bytes=0,
-      step_statistics=_BOOKS,
+      step_statistics=_STATISTICS,
       multiple=4,
     )
     multi_round = MultiRoundAllreduce(
@@ -48,7 +48,7 @@ class SingleWorkerTest(parameterized.TestCase):
     like = Payload(_PARAMS, ())
     worker = NativeMultiRoundReducer(
       *(None, layout, like),
-      step_statistics=_BOOKS,
+      step_statistics=_STATISTICS,
       workers=1,
       combine_bytes=0.0,
       multi_round=multi_round,
@@ -60,9 +60,9 @@ class SingleWorkerTest(parameterized.TestCase):
       gradient = jax.tree.map(
         lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), _PARAMS
       )
-      books = rng.normal(size=_BOOKS).astype(np.float32)
+      numbers = rng.normal(size=_STATISTICS).astype(np.float32)
       payload, statistics, rounds = worker.reduce(
-        worker.placed(Payload(gradient, ())), books, 0, 1.0
+        worker.place(Payload(gradient, ())), numbers, 0, 1.0
       )
       rounds.finish(version)
 
@@ -76,7 +76,7 @@ class SingleWorkerTest(parameterized.TestCase):
       jax.tree.map(
         np.testing.assert_array_equal, worker.codec_state.state, states[0]
       )
-      np.testing.assert_array_equal(statistics, books)
+      np.testing.assert_array_equal(statistics, numbers)
       # Numbers that were sent have left rounding errors.
       sent = np.asarray(reduced.vector) != 0
       lost += float(
@@ -96,14 +96,14 @@ class ProcessesTest(processes.TestCase, parameterized.TestCase):
   @pytest.mark.soak
   def test_replicas_are_equal_and_as_those_of_a_ring(self, halves, whole):
     native, other, exact = (
-      _learned(route, **fields)
+      _train(route, **fields)
       for route, fields in (
         ('native', halves),
         ('ring', halves),
         ('ring', whole),
       )
     )
-    first = _learned('ring', **whole, epochs=0.1)
+    first = _train('ring', **whole, epochs=0.1)
     moved = max(map(_apart, exact, first))
     apart = functools.partial(map, _apart)
     # A rounding of a part, of another, and of the sum.
@@ -116,7 +116,7 @@ def _apart(one, other):
   return float(np.abs(one - other).max())
 
 
-def _learned(route, *, epochs=0.75, **fields):
+def _train(route, *, epochs=0.75, **fields):
   """Returns the parameters of the end of a run of two workers."""
   if fields.get('wire__name') == 'sparse':
     fields |= {'wire__sparse__chunk': 16, 'wire__sparse__sparsity': 0.5}

@@ -20,7 +20,11 @@ from cluster.allreduce.sums.codec_state import CodecState
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.network.handshake import Security
 from cluster.network.messages import ConnectMembers
-from cluster.process.deadlines import Deadlines, Pace, Seen
+from cluster.process.deadlines import (
+  Deadlines,
+  ProgressCounter,
+  ReceivedProgress,
+)
 from learning.layout import Layout
 from route import links, ring
 from wire import sparse
@@ -41,7 +45,7 @@ class _Gradient:
     self.events = []
 
   @staticmethod
-  def of(worker, iteration):
+  def draw(worker, iteration):
     rng = np.random.default_rng((worker, iteration))
     return jax.tree.map(
       # More digits than 16 bits hold.
@@ -51,7 +55,7 @@ class _Gradient:
 
   def stream(self, params, ranges, *, worker, iteration, sink, scale):
     del params, ranges
-    leaves = jax.tree.leaves(self.of(worker, iteration))
+    leaves = jax.tree.leaves(self.draw(worker, iteration))
     for number, leaf in reversed([*enumerate(leaves)]):
       self.events.append('leaf')
       sink.put(number, leaf * scale)
@@ -98,15 +102,19 @@ class _Heartbeats:
 
   def __init__(self, worker, deadlines):
     self.now, self.overdue = 0.0, []
-    self.pace = Pace()
-    self._worker, self._deadlines, self._seen = worker, deadlines, Seen()
+    self.progress = ProgressCounter()
+    self._worker, self._deadlines, self._received = (
+      worker,
+      deadlines,
+      ReceivedProgress(),
+    )
 
   def beat(self, seconds=0.0):
     self.now += seconds
-    self.pace.reach(self._worker.steps)
-    self._seen.tell(self.pace.told(), self.now)
+    self.progress.reach(self._worker.steps)
+    self._received.update(self.progress.read(), self.now)
     self.overdue += self._deadlines.overdue(
-      [(0, self._seen, 8)], now=self.now, obeyed=0
+      [(0, self._received, 8)], now=self.now, executed_orders=0
     )
 
 
@@ -150,7 +158,7 @@ class _FakeExecutor:
     return made
 
   def close(self):
-    """Does nothing."""
+    """Keeps the fake open."""
 
 
 def _record(events, begin, ranges):
@@ -196,7 +204,7 @@ class MultiRoundTest(parameterized.TestCase):
       self.addresses = [worker.open() for worker in self.workers]
     for worker in self.workers:
       self.addCleanup(worker.close)
-    # Of the same workers in this process.
+    # The same workers in this process.
     self.states = {k: self.multi_round.init(k) for k in range(count)}
     self.to_vector = jax.jit(layout.flatten)
     self.layout = layout
@@ -205,18 +213,18 @@ class MultiRoundTest(parameterized.TestCase):
     with ThreadPoolExecutor(len(members)) as threads:
       return list(threads.map(function, members))
 
-  def _form(self, generation, members):
+  def _form(self, epoch, members):
     cluster_of = links.read_cluster('', len(members))
     described = membership.describe(
       membership.Membership(
-        generation,
+        epoch,
         {index: self.addresses[index] for index in members},
         ring.build_in_order(cluster_of),
         {cluster_of.workers[members.index(k)]: k for k in members},
       ),
       cluster_of,
     )
-    order = ConnectMembers(generation, 0, None, described)
+    order = ConnectMembers(epoch, 0, None, described)
     self._each(lambda k: self.workers[k].form(order, 20.0), members)
 
   def _compute(self, index, version, stage):
@@ -245,7 +253,7 @@ class MultiRoundTest(parameterized.TestCase):
     expected = [1.0 + k if k in members else 0.0 for k in range(_BOOKS)]
     for books, finite in self._each(take_part, members):
       self.assertEqual((books, finite), (expected, True))
-    vectors = {k: self.to_vector(_Gradient.of(k, version)) for k in members}
+    vectors = {k: self.to_vector(_Gradient.draw(k, version)) for k in members}
     reduced, next_states = self.multi_round.reduce(
       self.states, vectors, stage=stage, scale=1.0
     )
@@ -392,7 +400,7 @@ class MultiRoundTest(parameterized.TestCase):
 
     self._each(take_part, [0, 1])
     self.executors[1].observe = lambda begin, ranges: begin()
-    vectors = {k: self.to_vector(_Gradient.of(k, 1)) for k in (0, 1)}
+    vectors = {k: self.to_vector(_Gradient.draw(k, 1)) for k in (0, 1)}
     _, self.states = self.multi_round.reduce(
       self.states, vectors, stage=1, scale=1.0
     )
@@ -411,14 +419,14 @@ class MultiRoundTest(parameterized.TestCase):
     self._form(0, [0, 1, 2])
     self._iterate(0, [0, 1, 2])
     self._iterate(1, [0, 1, 2])
-    self.assertIsNone(self.workers[0].codec_state.saved())
+    self.assertIsNone(self.workers[0].codec_state.for_checkpoint())
     self._each(lambda k: self.workers[k].collect(2), [0, 1, 2])
     total = jax.tree.map(
       lambda *parts: sum(map(np.asarray, parts)),
       *(state.residual for state in self.states.values()),
     )
     self.assertGreater(np.abs(total['unsent']).max(), 0)
-    saved = self.workers[0].codec_state.saved()
+    saved = self.workers[0].codec_state.for_checkpoint()
     jax.tree.map(
       np.testing.assert_array_equal,
       saved['residual'],
@@ -431,7 +439,7 @@ class MultiRoundTest(parameterized.TestCase):
     np.testing.assert_array_equal(again.replicated, self.states[0].replicated)
     # Collecting residuals changes nothing for the workers.
     self._iterate(2, [0, 1, 2])
-    self.assertIsNone(self.workers[0].codec_state.saved())
+    self.assertIsNone(self.workers[0].codec_state.for_checkpoint())
 
   @parameterized.parameters(False, True)
   def test_steps_count_all_sums_of_an_iteration(self, overlap):
@@ -466,7 +474,7 @@ class MultiRoundTest(parameterized.TestCase):
         seen[index].clear()
 
   def test_a_slow_sum_of_few_chunks_counts_as_progress(self):
-    # Of the two sums of an iteration the first has more chunks.
+    # The first of an iteration's two sums has more chunks.
     self._open(
       1,
       make=lambda index, **_: _FakeExecutor(
@@ -477,7 +485,7 @@ class MultiRoundTest(parameterized.TestCase):
     deadlines = Deadlines(timeout_s=10.0, start_s=300.0, windows=True)
     heartbeats = self.executors[0].heartbeats = _Heartbeats(worker, deadlines)
     for version in range(3):
-      heartbeats.pace.begin(version)
+      heartbeats.progress.begin(version)
       heartbeats.beat()
       self._compute(0, version, 1)
       worker.total()

@@ -43,7 +43,7 @@ _DEVICES = 8
 _SHAPES = ((3, 4), (700,), (5,), (40, 30), ())
 _BOOKS = 6
 _RANGES = (0.0, 2000.0, float('inf'))
-# Worker 0 goes on; worker 1 is refused once both have met.
+# Worker 0 continues; worker 1 is refused once both have met.
 _REFUSED = """
 import sys
 import time
@@ -72,7 +72,7 @@ def _numbers(seed):
   return Payload(leaves, leaves[1:3]), whole(size=_BOOKS).astype(np.float32)
 
 
-def _summed(bucket_bytes, dtype='float32', combine_bytes=0.0):
+def _sum_numbers(bucket_bytes, dtype='float32', combine_bytes=0.0):
   """Returns what a process of several devices makes of their numbers."""
   dtype = np.dtype(dtype)
   every = [_numbers(seed) for seed in range(_DEVICES)]
@@ -172,8 +172,8 @@ def _of_many(dtype, combine_bytes):
 
 
 @functools.cache
-def _found():
-  """Returns what `_summed` has found, by bytes of a range."""
+def _run_sums():
+  """Returns what `_sum_numbers` has found, by bytes of a range."""
   done = subprocess.run(
     [sys.executable, '-m', _MODULE, 'summed'],
     env=os.environ
@@ -200,20 +200,20 @@ class ProgramTest(parameterized.TestCase):
     wanted |= {'collectives': buckets, 'cuda': buckets}
     # Each on its own device, in the memory of what was given.
     wanted |= {'aliases': buckets, 'in_place': True, 'donated': True}
-    self.assertEqual(_found()[bucket_bytes], wanted)
+    self.assertEqual(_run_sums()[bucket_bytes], wanted)
 
   @parameterized.parameters('bfloat16', 'float16')
   def test_half_precision_is_summed_in_float32_and_rounded_once(self, dtype):
-    # Statistics and books stay as they are, in a range of their own.
+    # Statistics keep their dtype, in a bucket of their own.
     wanted = {'same': True, 'ranges': 4, 'collectives': 1, 'late': 0}
     wanted |= {'cuda': 1, 'aliases': 4, 'in_place': True, 'donated': True}
-    found = _found()[dtype]
+    found = _run_sums()[dtype]
     self.assertGreater(found.pop('changed'), 2)
     self.assertEqual(found, wanted)
 
   def test_gpus_use_few_collectives_for_an_update(self):
-    found = _found()['many']
-    # All-reduces, all-to-alls and all-gathers of 97 MiB; statistics and books
+    found = _run_sums()['many']
+    # All-reduces, all-to-alls and all-gathers of 97 MiB; statistics
     # are never rounded.
     self.assertEqual(found['float32 0'], [98, 0, 0])
     self.assertEqual(found['float32 default'], [4, 0, 0])
@@ -410,9 +410,11 @@ class ProcessesTest(parameterized.TestCase):
 
 if __name__ == '__main__':
   if sys.argv[1:] == ['summed']:
-    found = {str(each): _summed(each) for each in _RANGES}
-    found |= {each: _summed(2000.0, each) for each in ('bfloat16', 'float16')}
-    found['combined'] = _summed(0.0, combine_bytes=4000.0)
+    found = {str(each): _sum_numbers(each) for each in _RANGES}
+    found |= {
+      each: _sum_numbers(2000.0, each) for each in ('bfloat16', 'float16')
+    }
+    found['combined'] = _sum_numbers(0.0, combine_bytes=4000.0)
     size = default.get_config().route.native.combine_bytes
     found['many'] = {
       'float32 0': _of_many('float32', 0),

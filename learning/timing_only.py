@@ -1,4 +1,4 @@
-"""Learning without a model, for runs of time and bytes alone.
+"""Gradient, learner and learning of timing-only runs, which have no model.
 
 Parameters are float32 numbers without a meaning.  In real runs they are zeros;
 in a virtual run there are none, so that a thousand workers cost little.
@@ -21,8 +21,8 @@ from learning.shard_codec import ShardCodec
 from wire.codec import Payload, Wire
 
 
-class NoGradient:
-  """A `Gradient` and `Streaming` that computes nothing."""
+class TimingOnlyGradient:
+  """A `Gradient` and `Streaming` of a run without a model."""
 
   computed = 0
   overlap = Overlap.NONE
@@ -40,10 +40,10 @@ class NoGradient:
     return Payload(params, ()), None
 
   def prepare(self, ranges: Ranges) -> None:
-    """Does nothing."""
+    """Returns at once: there are no examples to load."""
 
   def place(self, tree: Any) -> Any:
-    """Returns the pytree."""
+    """Returns the pytree as it is: there is no device to place it on."""
     return tree
 
   def warm_up(
@@ -55,7 +55,7 @@ class NoGradient:
   def warm_up_stream(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> None:
-    """Does nothing."""
+    """Returns at once: there is no program to compile."""
 
   def stream(
     self,
@@ -71,7 +71,7 @@ class NoGradient:
     return (), None
 
 
-class NoLearner:
+class TimingOnlyLearner:
   """A `Learner` that counts versions of parameters that never change.
 
   Attributes:
@@ -87,23 +87,23 @@ class NoLearner:
   scaling: Scaling | None = None
 
   def __init__(self, params: Any, stats: Any):
-    """Starts at version 0."""
+    """Creates a learner at version 0, before any update."""
     self.params, self.stats = params, stats
     self.version = self.examples = 0
     self._sums: dict[int, int] = {}
 
-  def twin(self, params: Any, stats: Any) -> 'NoLearner':
+  def twin(self, params: Any, stats: Any) -> 'TimingOnlyLearner':
     """Returns a learner of other parameters."""
-    return NoLearner(params, stats)
+    return TimingOnlyLearner(params, stats)
 
-  def fork(self) -> 'NoLearner':
+  def fork(self) -> 'TimingOnlyLearner':
     """Returns an independent copy."""
     fork = copy.copy(self)
     fork._sums = dict(self._sums)
     return fork
 
   def warm_up(self, like: Payload | None = None) -> None:
-    """Does nothing."""
+    """Returns at once: there is no program to compile."""
 
   def add(
     self,
@@ -124,7 +124,7 @@ class NoLearner:
     return Payload((), ())
 
   def commit(self, update: int) -> None:
-    """Increments the version."""
+    """Increments the version, without an update of the parameters."""
     self.version += 1
     self.examples += self._sums.pop(update)
 
@@ -141,15 +141,15 @@ class NoLearner:
     pushes: int,
     arrived: Any = (),
   ) -> None:
-    """Increments the version."""
+    """Increments the version, without an update of the parameters."""
     self.version += 1
     self.examples += examples
 
   def warm_up_buffer(self, layout: Layout, arrived: Any = ()) -> None:
-    """Does nothing."""
+    """Returns at once: there is no program to compile."""
 
   def state(self) -> dict[str, Any]:
-    """Returns the counts."""
+    """Returns version, examples and open sums, for a checkpoint."""
     return {
       'version': self.version,
       'examples': self.examples,
@@ -157,12 +157,12 @@ class NoLearner:
     }
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Restores the result of `state`."""
+    """Sets version, examples and open sums to the result of `state`."""
     self.version, self.examples = state['version'], state['examples']
     self._sums = state['sums']
 
 
-class NoLearning:
+class TimingOnlyLearning:
   """A `Learning` without a model: see `learning.learning`."""
 
   evaluate: Evaluation | None = None
@@ -189,12 +189,12 @@ class NoLearning:
     whole = f'a multiple of {item}, the bytes of a float32'
     require(size_bytes % item == 0, 'size_bytes', whole, size_bytes)
     self.num_train, self.stream = num_train, stream
-    self.gradient = NoGradient()
+    self.gradient = TimingOnlyGradient()
     self.elements = size_bytes // item, 0
 
-  def learner(self, params: Any, stats: Any) -> NoLearner:
+  def learner(self, params: Any, stats: Any) -> TimingOnlyLearner:
     """Returns a learner that counts updates."""
-    return NoLearner(params, stats)
+    return TimingOnlyLearner(params, stats)
 
   def epochs(self, *, examples: int, updates: int) -> float:
     """Returns the progress of a run in epochs."""
@@ -244,7 +244,7 @@ class NoLearning:
       'gone by: config.route.overlap is False.'
     )
 
-  def streaming(self, layout: Layout, *, overlap: bool) -> NoGradient:
+  def streaming(self, layout: Layout, *, overlap: bool) -> TimingOnlyGradient:
     """Returns the gradient that hands over no leaf."""
     return self.gradient
 
