@@ -18,7 +18,7 @@ import numpy as np
 
 from bench import conditions
 from bench.conditions import Condition, Lab
-from bench.shaped import Case
+from bench.hosts import Case
 from claims.measures import answering
 from outputs import atomic
 

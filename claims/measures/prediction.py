@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bench import made, predict
+from bench import predict, synthetic
 from claims.measures import answering
 
 _KINDS = ('driven', 'bursts', 'regimes', 'idle factors')
@@ -19,7 +19,7 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
   """Returns root mean square errors by kind and predictor, and milliseconds."""
   found: list[Mapping[str, object]] = []
   for kind in _KINDS:
-    given = made.make(kind, seed=_SEED + seed, steps=_STEPS[scale])
+    given = synthetic.make(kind, seed=_SEED + seed, steps=_STEPS[scale])
     trace = predict.Trace(*given)
     errors = {name: predict.missed(name, trace) for name in _PREDICTORS}
     errors['yardstick'] = min(errors['last'], errors['ema'])

@@ -348,7 +348,7 @@ class BenchTest(absltest.TestCase):
       threshold=0.0,
     )
     rounds = summary['iterations'] // _WORKERS
-    pace = bench_batching.pace(batching, speed, rounds)
+    pace = bench_batching.simulate(batching, speed, rounds)
     expected = summary['examples'] / summary['time_s']
     self.assertAlmostEqual(pace / expected, 1.0, places=9)
 

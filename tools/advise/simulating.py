@@ -140,7 +140,7 @@ def _config(
 
 
 def _simulate(config: ConfigDict) -> Pace:
-  with scratch.trained(config) as run:
+  with scratch.execute(config) as run:
     summary = run.summary
     text = (run.folder / 'metrics.jsonl').read_text()
   compute_s = summary['worker_seconds']['compute'] / summary['iterations']
