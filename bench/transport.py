@@ -93,7 +93,8 @@ def main(argv: list[str] | None = None) -> float:
     'Last columns: the throughput of\nthe stream that retains freed memory, '
     f'and of a run ({1e3 * iteration_s:.0f} ms for an iteration), over '
     f'that\nof the row:\n\n{clusters.table(*rows)}\n\nstream over bare Flight '
-    f'with the default allocator that discards: {reached:.3f} (aim: at least {_AIM:.2f})'
+    f'with the default allocator that discards: {reached:.3f} '
+    f'(aim: at least {_AIM:.2f})'
   )
   return reached
 

@@ -21,11 +21,11 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
   for kind in _KINDS:
     given = synthetic.make(kind, seed=_SEED + seed, steps=_STEPS[scale])
     trace = predict.Trace(*given)
-    errors = {name: predict.missed(name, trace) for name in _PREDICTORS}
+    errors = {name: predict.error_of(name, trace) for name in _PREDICTORS}
     errors['yardstick'] = min(errors['last'], errors['ema'])
     if trace.factors.shape[-1]:
-      late = predict.ablated(trace)['narx, no current factors']
-      errors['narx, late'] = predict.missed('narx', late)
+      late = predict.ablations(trace)['narx, no current factors']
+      errors['narx, late'] = predict.error_of('narx', late)
     found += [
       {'kind': kind, 'predictor': name, 'rmse': error}
       for name, error in errors.items()

@@ -18,7 +18,7 @@ from tests.support import small
 def _workdir():
   """Returns the folder of a run whose workers have left and rejoined."""
   script = ((0.2, 'leave', 0), (0.7, 'join', 0), (0.9, 'leave', 2))
-  run, _ = small.trained(sync__name='elastic', cluster__script=script)
+  run, _ = small.execute(sync__name='elastic', cluster__script=script)
   return run.files.workdir
 
 
@@ -45,7 +45,7 @@ class SoakTest(parameterized.TestCase):
     def falsify(summary):
       summary[field] = change(summary[field])
 
-    falsified = small.changed(_workdir(), 'summary.json', falsify)
+    falsified = small.copy_with_change(_workdir(), 'summary.json', falsify)
     self.assertEqual(_failed_checks(falsified), [name])
 
   def test_a_remaining_process_fails_its_check(self):

@@ -88,7 +88,7 @@ def _updated():
 def _found():
   found = {'updated': _updated()}
   for name, fields in _RUNS.items():
-    run, summary = small.trained(epochs=1.0, **fields)
+    run, summary = small.execute(epochs=1.0, **fields)
     learner = run.runtime.coordinator.store.learner
     found[name] = _digest((learner.params, learner.stats))
     found[f'{name} compilations'] = summary['compilations']

@@ -81,7 +81,7 @@ class NormTest(parameterized.TestCase):
 
 class StatisticsTest(absltest.TestCase):
   def test_a_training_pass_leaves_the_statistics_of_its_batch(self):
-    model = small_models.drawn(small_models.make_resnet, norm='batch')
+    model = small_models.make_by_numpy(small_models.make_resnet, norm='batch')
     images = small_models.MODELS['resnet'][1]
     inner = references.f64(model.stem.conv(images))
     graph, params, rest = small_models.parts(model)

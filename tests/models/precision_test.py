@@ -29,7 +29,7 @@ _MODELS = {
 def _made(name, dtype):
   """Returns loss and gradient of parameters, and these."""
   make, inputs = _MODELS[name]
-  model = small_models.drawn(make, dtype=jnp.dtype(dtype))
+  model = small_models.make_by_numpy(make, dtype=jnp.dtype(dtype))
   learned = task.classification(model, lambda x: x, lambda x, _: x)
   targets = inputs if inputs.dtype == np.int32 else np.arange(len(inputs))
 

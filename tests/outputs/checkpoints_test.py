@@ -103,7 +103,7 @@ class DeathTest(absltest.TestCase):
 
   def test_a_full_disk_ends_a_run_with_one_message_and_loses_nothing(self):
     for step in range(1, 7):
-      error = self._crash(step, crashes.full(self.directory))
+      error = self._crash(step, crashes.disk_full(self.directory))
       expected = r'Checkpoint 2 in .* could not be written; .*No space left'
       self.assertRegex(str(error), expected)
       self.assertEqual(self._names(), ['0', '1'])
@@ -138,7 +138,7 @@ class DeathTest(absltest.TestCase):
     crash = crashes.Crash(
       self.directory, at=step, dies=lambda thread: True, error=error
     )
-    with crashes.crashing(crash):
+    with crashes.inject(crash):
       try:
         self._save(writer, 3)
         writer.close()

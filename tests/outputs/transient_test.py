@@ -116,7 +116,7 @@ class FolderLockTest(absltest.TestCase):
 
   def test_it_waits_for_who_lets_go_and_says_for_whom(self):
     with (
-      locks.held(self.folder, for_s=0.5) as pid,
+      locks.hold(self.folder, for_s=0.5) as pid,
       self.assertLogs('absl', 'WARNING') as logs,
     ):
       lock = self._lock(30.0)
@@ -126,7 +126,7 @@ class FolderLockTest(absltest.TestCase):
     lock.release()
 
   def test_it_waits_no_longer_than_it_may(self):
-    with locks.held(self.folder) as pid:
+    with locks.hold(self.folder) as pid:
       with self.assertRaisesRegex(transient.Busy, f'has it: process {pid} on'):
         self._lock(0.3)
       start = time.monotonic()

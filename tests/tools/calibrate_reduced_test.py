@@ -141,7 +141,9 @@ class RefusalTest(absltest.TestCase):
       calibrate.predict(calibration, config)
 
   def test_runs_without_rows_on_links_are_refused(self):
-    folder = small.changed(_run('ring', 'slow'), 'manifest.json', lambda _: 0)
+    folder = small.copy_with_change(
+      _run('ring', 'slow'), 'manifest.json', lambda _: 0
+    )
     path = folder / 'events.jsonl'
     rows = path.read_text().splitlines(keepends=True)
     path.write_text(''.join(row for row in rows if '"links"' not in row))

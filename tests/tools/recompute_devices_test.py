@@ -127,7 +127,7 @@ class OtherDevicesTest(absltest.TestCase):
     return _run('server')
 
   def _refused(self, message, change):
-    changed = small.changed(self._folder, 'manifest.json', change)
+    changed = small.copy_with_change(self._folder, 'manifest.json', change)
     with self.assertRaisesRegex(ValueError, message):
       recompute.difference(changed)
 

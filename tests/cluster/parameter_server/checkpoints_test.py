@@ -167,7 +167,7 @@ class DeathTest(parameterized.TestCase):
     run = _Run(self.directory, servers)
     self._saved(run, 2)
     crash = crashes.Crash(self.directory, at=step, dies=_dies(dead))
-    with crashes.crashing(crash):
+    with crashes.inject(crash):
       run.train()
       try:
         run.save()
@@ -200,9 +200,9 @@ class DeathTest(parameterized.TestCase):
         self.directory,
         at=step,
         dies=_dies(process),
-        error=crashes.full(self.directory),
+        error=crashes.disk_full(self.directory),
       )
-      with crashes.crashing(crash):
+      with crashes.inject(crash):
         run.train()
         run.save()
         with self.assertRaisesRegex(

@@ -6,7 +6,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from tests.support import clusters as known
+from tests.support import clusters
 from tools.advise import __main__ as command
 from tools.advise import recorded, simulating
 from tools.advise.needed import BSP
@@ -34,11 +34,11 @@ def _trace(*seconds):
 
 class RunTest(absltest.TestCase):
   def test_one_run_says_how_fast_another_scheme_is(self):
-    cluster, workload = recorded.read_run(str(known.run('asp')), _folder())
+    cluster, workload = recorded.read_run(str(clusters.run('asp')), _folder())
     self.assertEqual((cluster.workers, workload.batch), (4, 16))
     self.assertEqual(workload.size_bytes, 5_000_004)
     self.assertTrue(cluster.has_server_links and cluster.dedicated)
-    summary = records.read_summary(known.run('bsp'))
+    summary = records.read_summary(clusters.run('bsp'))
     measured = summary['examples'] / summary['time_s']
     pace = simulating.simulate_pace(cluster, workload, BSP)
     self.assertAlmostEqual(pace.examples_per_s / measured, 1.0, delta=0.05)
@@ -49,7 +49,7 @@ class RunTest(absltest.TestCase):
       for host in ('worker', 'server')
       for way in ('up', 'down')
     }
-    run = known.run(
+    run = clusters.run(
       'bsp',
       route__name='ring',
       route__server__servers=0,
