@@ -1,8 +1,8 @@
-"""Runs in this process whose files are needed for a moment only.
+"""Executes virtual runs in this process, and deletes their files afterwards.
 
-Predictions under the virtual clock take less time than the start of a process,
-so that programs which need many of them, such as tools.advise and
-tools.calibrate, train them here, one after the other.
+A prediction under the virtual clock takes less time than the start of a
+process.  Programs that need many predictions, such as tools.advise and
+tools.calibrate, therefore execute them here, one after the other.
 """
 
 import contextlib

@@ -122,7 +122,7 @@ class Setup:
 
 
 def probe(setup: Setup) -> str:
-  """Takes part in a probe; rank 0 also writes the file and prints tables.
+  """Runs one process of a probe; rank 0 also writes the file and the tables.
 
   Returns:
     Reason of the leader for an early end, in any rank but 0; else ''.

@@ -67,11 +67,11 @@ class RefusalTest(parameterized.TestCase):
     (
       'outside',
       _entry(_claim(**_RULE, shape=(0.5, 2.0))),
-      'confirms within that of the shape',
+      'confirming range within',
     ),
     ('no_runs', _entry(_claim(**_RULE), measurement=''), 'runs for its claims'),
   )
-  def test_nonsense_is_refused(self, entry, message):
+  def test_invalid_entries_are_rejected(self, entry, message):
     with self.assertRaisesRegex(ValueError, message):
       catalog.check('name', entry)
 

@@ -45,7 +45,7 @@ def _names(section):
 
 
 def _settings(section, name):
-  """Yields arguments of what a section chooses."""
+  """Yields the arguments of the choices of a config section."""
   defaults = default.get_config()[section][name].to_dict()
   for changed in [{}, *_OTHERS.get(name, [])]:
     yield defaults | changed
@@ -85,7 +85,7 @@ def _task(model, shape):
 
 
 class LoweringTest(parameterized.TestCase):
-  """The oracle: what JAX's own gradients are on a GPU."""
+  """Tests of the oracle: JAX's own gradients on a GPU."""
 
   def test_loops_are_found_and_counted(self):
     rows, windows = jnp.zeros((5, 3)), jnp.zeros((2, 6, 6, 4))

@@ -138,7 +138,7 @@ class AlexNetTest(parameterized.TestCase):
   def test_full_size_has_the_known_number_of_parameters(
     self, pixels, num_classes, size
   ):
-    """That of torchvision, and that of Caffe's cifar10_quick."""
+    """The counts are those of torchvision and of Caffe's cifar10_quick."""
     model = nnx.eval_shape(
       lambda: small_models.make_alexnet(
         width=1, input_shape=(pixels, pixels, 3), num_classes=num_classes
@@ -194,7 +194,7 @@ def _wide_inception(kind):
 
 class InceptionV3Test(parameterized.TestCase):
   def test_full_size_has_the_known_number_of_parameters(self):
-    """That of torchvision, less its auxiliary classifier."""
+    """The count is that of torchvision without its auxiliary classifier."""
     self._assert_size('batch', 2 * 17_216)
 
   @pytest.mark.soak  # Seconds of tracing.

@@ -1,4 +1,4 @@
-"""Tests of what must hold of every model: gradients, evaluation, seeds."""
+"""Tests of gradients, evaluation and seeds of every model."""
 
 import math
 

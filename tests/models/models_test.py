@@ -64,7 +64,7 @@ def _training(model, images):
 
 
 def _reference_vgg(model, depth, images) -> np.ndarray:
-  """The paper's layers one after the other in float64."""
+  """Returns logits by the paper's layers, one after the other, in float64."""
   convs = iter([conv for block in model.blocks for conv in block])
   x = images.astype(np.float64)
   for layer in _LAYERS[depth].split():
@@ -165,7 +165,7 @@ class VggTest(parameterized.TestCase):
 
   def test_dropout_keeps_the_expected_logits(self):
     model = small_models.make_by_numpy(_vgg, dropout=0.5)
-    # The logits are linear in what the last hidden layer drops alone.
+    # The logits are linear in the outputs of the last dropout.
     model.hidden = nnx.List([model.hidden[0]])
     images = _images((1, 32, 32, 3))
     train = _training(model, images)

@@ -1,4 +1,4 @@
-"""Tests for tools.calibrate after runs whose workers sum: known clusters."""
+"""Tests for tools.calibrate on allreduce runs on known clusters."""
 
 import functools
 import pathlib
@@ -117,7 +117,7 @@ class HostsTest(parameterized.TestCase):
     # Both links of a host are slow.
     ([8, 8, 2, 2], [8, 8, 8, 2], [8, 8, 8, 2]),
     ([8, 8, 8, 8], [8, 8, 8, 8], [8, 8, 8, 8]),
-    # One is, and who receives can do more: it is who sends.
+    # One link limits, and its receiver can do more: the sender is slow.
     ([8, 8, 2, 8], [8, 8, 2, 8], [8, 8, 8, 8]),
   )
   def test_rates_of_a_host_are_equal_unless_traffic_differs(

@@ -28,7 +28,7 @@ def _rewritten(folder, name, change):
 
 
 class ComputeTest(absltest.TestCase):
-  def test_every_worker_goes_through_its_own_times(self):
+  def test_every_worker_repeats_its_recorded_times(self):
     folder = pathlib.Path(tempfile.mkdtemp())
     calibration = clusters.calibration('asp')
 

@@ -22,7 +22,7 @@ _NESTED = {
 
 
 def _devices(links):
-  """Returns a graph of what frames pass, from the commands for a lab.
+  """Returns a graph of the devices that frames pass, from a lab's commands.
 
   Nodes are hosts and bridges, edges have the rates of the devices that send.
   """
@@ -166,7 +166,7 @@ class GroupsTest(parameterized.TestCase):
     for src, dst in itertools.permutations(links.up, 2):
       (path,) = networkx.all_simple_paths(graph, src, dst)
       rates = [graph.edges[ends]['rate'] for ends in itertools.pairwise(path)]
-      want = [100, 100]  # Of the hosts.
+      want = [100, 100]  # Rates of the hosts.
       for names, up, down in groups:
         want += [up] * (src in names and dst not in names)
         want += [down] * (dst in names and src not in names)

@@ -23,7 +23,7 @@ rest()
 _NOW, _ALWAYS = {'_SAME_S': 0.0}, {'_SAME_S': 60.0}
 
 
-def _launched(role, body, *, words=(), **fields):
+def _launch(role, body, *, words=(), **fields):
   """Starts a launcher of one of 3 workers; worker 0 leads."""
   given = ['--rank', '--workers=3', '--workdir=FOLDER', *words, '--', '--a=b']
   if role:
@@ -32,8 +32,8 @@ def _launched(role, body, *, words=(), **fields):
 
 
 def _run(role, body, **fields):
-  """Returns exit code, lines and rows of a launch, and what it has said."""
-  with _launched(role, body, **fields) as (process, folder):
+  """Runs a launch; returns exit code, lines, rows and messages."""
+  with _launch(role, body, **fields) as (process, folder):
     out, errors = process.communicate(timeout=launches.LIMIT_S)
     if errors:
       raise AssertionError(errors)
@@ -125,7 +125,7 @@ class SignalTest(parameterized.TestCase):
   @parameterized.parameters(signal.SIGTERM, signal.SIGINT)
   def test_the_coordinator_saves_a_checkpoint(self, number):
     fields = {'constants': _ALWAYS}
-    with _launched('worker:0', _SAVES, **fields) as (process, folder):
+    with _launch('worker:0', _SAVES, **fields) as (process, folder):
       launches.wait_for(folder / 'ready')
       process.send_signal(number)
       process.send_signal(number)  # As some schedulers do.
@@ -141,7 +141,7 @@ touch('ready')
 until('stopped')
 sys.exit(143)
 """
-    with _launched('worker:1', body) as (process, folder):
+    with _launch('worker:1', body) as (process, folder):
       launches.wait_for(folder / 'ready')
       process.terminate()
       launches.read_to(process, 'the run ends')
@@ -161,7 +161,7 @@ sys.exit(143)
   )
   def test_the_wait_is_bounded(self, words, twice, constants):
     fields = {'words': words, 'constants': constants}
-    with _launched('worker:1', 'ignore_sigterm()', **fields) as (
+    with _launch('worker:1', 'ignore_sigterm()', **fields) as (
       process,
       folder,
     ):
@@ -178,7 +178,7 @@ sys.exit(143)
 
   def test_nothing_is_started_after_a_signal(self):
     fields = {'constants': {'_BACKOFF_S': 30.0}}
-    with _launched('worker:1', 'die()', **fields) as (process, folder):
+    with _launch('worker:1', 'die()', **fields) as (process, folder):
       launches.read_to(process, 'starting it again')
       process.terminate()
       process.communicate(timeout=launches.LIMIT_S)

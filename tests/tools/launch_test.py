@@ -1,4 +1,4 @@
-"""Tests for tools/launch.py: what it prints, how a run ends, the lab's hosts.
+"""Tests for tools/launch.py: output, ends of runs, hosts of labs.
 
 Small programs stand in the place of main.py.
 """
@@ -274,7 +274,9 @@ if role == 'worker:1':
       known = {row['pid'] for row in launches.rows(folder)}
       (guard,) = self._children(process.pid) - known
       os.kill(guard, number)
-      (folder / 'go-worker:0').touch()  # Its end is told to the guard.
+      (
+        folder / 'go-worker:0'
+      ).touch()  # The guard receives the end of the process.
       (folder / 'go-worker:1').touch()
       launches.wait_for(folder / 'ignores-worker:1')
       out, errors = process.communicate(timeout=launches.LIMIT_S)
@@ -293,7 +295,7 @@ class LabTest(parameterized.TestCase):
     if reason := lab_test._why_not():
       raise unittest.SkipTest(reason)
 
-  def test_a_lab_that_is_stopped_says_nothing_of_broken_pipes(self):
+  def test_a_stopped_lab_prints_no_broken_pipes(self):
     before = [sys.executable, '-m', 'tools.lab', '--']
     with launches.launch(
       "touch(f'here-{role}'); rest()", workers=2, before=before

@@ -73,7 +73,7 @@ class LinksTest(parameterized.TestCase):
       np.testing.assert_allclose(each.latency_s, 0.032, rtol=0.2)
 
   def test_an_unbound_link_has_at_least_its_used_rate(self):
-    # All pull at once, and nobody is slower than a quarter of the server.
+    # All pull at once, and no worker is slower than a quarter of the server.
     calibration = clusters.calibration('bsp')
 
     self.assertFalse(calibration.links.down.worker_bound.any())

@@ -14,16 +14,16 @@ from tools.pack_result import __main__ as pack_result
 
 
 @functools.cache
-def _stored():
+def _run_folder():
   run = small.build(small.timing())
   run()
   return run.files.workdir
 
 
 def _copy():
-  """A run's folder, as of code that is committed."""
+  """Returns a copy of a run's folder, as from committed code."""
   folder = pathlib.Path(tempfile.mkdtemp()) / 'run'
-  shutil.copytree(_stored(), folder)
+  shutil.copytree(_run_folder(), folder)
   _change(folder, 'manifest.json', git_revision='0123abc', git_changes='')
   return folder
 
@@ -104,7 +104,7 @@ class PackResultTest(parameterized.TestCase):
 
 
 def _benchmark(**changed):
-  """A benchmark's folder with two rows, as of a GPU and committed code."""
+  """Returns a benchmark's folder with two rows, as from committed code."""
   folder = pathlib.Path(tempfile.mkdtemp()) / 'gpu'
   folder.mkdir()
   row = {
@@ -166,7 +166,7 @@ class BenchmarkTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       pack_result.pack(_benchmark(**{name: fields}))
 
-  def test_one_that_was_cut_is_refused(self):
+  def test_an_interrupted_benchmark_is_refused(self):
     folder = _benchmark()
     (folder / 'summary.json').unlink()
     with self.assertRaisesRegex(ValueError, 'got one without summary.json'):

@@ -70,7 +70,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     (3, 2, 2, 'workers: expected at most 1, .*per_worker is 2 .*, got 2'),
     (2, 1, 4, 'devices_per_worker: expected at most 2, as 2 GPUs .*, got 4'),
   )
-  def test_too_few_gpus_are_named_with_what_to_do(
+  def test_too_few_gpus_are_rejected_with_a_remedy(
     self, seen, workers, count, message
   ):
     plan = Plan(

@@ -49,7 +49,7 @@ def _run(route, **more):
 
 
 def _warnings(call):
-  """Returns the warnings of a call, and what it returns."""
+  """Returns the warnings of a call, and its result."""
   lines: list[str] = []
   handler = logging.Handler(logging.WARNING)
   handler.emit = lambda record: lines.append(record.getMessage())
@@ -62,7 +62,7 @@ def _warnings(call):
 
 
 def _of_two_devices():
-  """Yields what was found in a process with two devices, by name."""
+  """Yields the results of a process with two devices, by name."""
   for route in ('server', 'forest'):
     folder = _run(route, cluster__devices_per_worker=2)
     manifest = json.loads((folder / 'manifest.json').read_text())
@@ -78,8 +78,8 @@ def _of_an_accelerator(route):
 
 
 @functools.cache
-def _found(*words, **environment):
-  """Returns what a process yields that calls a function of this module."""
+def _call_in_process(*words, **environment):
+  """Returns the results of a function of this module in a new process."""
   done = small.python(
     *('-m', 'tests.tools.recompute_devices_test', *words),
     **{'JAX_PLATFORMS': 'cpu'} | environment,
@@ -92,15 +92,17 @@ def _found(*words, **environment):
 class SeveralDevicesTest(parameterized.TestCase):
   @parameterized.parameters('server', 'forest')
   def test_runs_of_several_devices_are_the_same_to_the_last_bit(self, route):
-    difference, starts, _ = _found('_of_two_devices', JAX_NUM_CPU_DEVICES='2')[
-      route
-    ]
+    difference, starts, _ = _call_in_process(
+      '_of_two_devices', JAX_NUM_CPU_DEVICES='2'
+    )[route]
     two = ['cpu', 'cpu']
     self.assertEqual([s['workers'] for s in starts], [{'0': two, '1': two}])
     self.assertEqual(difference, 0.0)
 
   def test_a_process_with_fewer_devices_names_the_required_ones(self):
-    *_, folder = _found('_of_two_devices', JAX_NUM_CPU_DEVICES='2')['server']
+    *_, folder = _call_in_process('_of_two_devices', JAX_NUM_CPU_DEVICES='2')[
+      'server'
+    ]
     with self.assertRaisesRegex(
       ValueError,
       'devices: expected 2 x cpu .*JAX_NUM_CPU_DEVICES=2.*, got .cpu',
@@ -108,9 +110,9 @@ class SeveralDevicesTest(parameterized.TestCase):
       recompute.difference(pathlib.Path(folder))
 
   def test_unlike_workers_are_logged_recorded_and_refused(self):
-    warned, starts, folder = _found('_of_two_devices', JAX_NUM_CPU_DEVICES='2')[
-      'unlike'
-    ]
+    warned, starts, folder = _call_in_process(
+      '_of_two_devices', JAX_NUM_CPU_DEVICES='2'
+    )['unlike']
     expected = {'0': ['cpu'], '1': ['cpu', 'cpu']}
     self.assertEqual([start['workers'] for start in starts], [expected])
     self.assertLen([x for x in warned if 'different kinds or numbers' in x], 1)
@@ -126,7 +128,7 @@ class OtherDevicesTest(absltest.TestCase):
   def _folder(self):
     return _run('server')
 
-  def _refused(self, message, change):
+  def _rejection(self, message, change):
     changed = small.copy_with_change(self._folder, 'manifest.json', change)
     with self.assertRaisesRegex(ValueError, message):
       recompute.difference(changed)
@@ -138,14 +140,14 @@ class OtherDevicesTest(absltest.TestCase):
       workers = {'0': ['NVIDIA H100'], '1': ['NVIDIA H100']}
       manifest['starts'][0]['workers'] = workers
 
-    self._refused(message, on_gpu)
+    self._rejection(message, on_gpu)
 
 
 class AcceleratorTest(parameterized.TestCase):
   @parameterized.parameters('server', 'pipelined')
   def test_updates_of_servers_are_on_the_cpu(self, route):
     folder = pathlib.Path(tempfile.mkdtemp(), 'record')
-    found = _found(
+    found = _call_in_process(
       *('_of_an_accelerator', route),
       **accelerators.environment(folder, platforms='fake,cpu'),
     )

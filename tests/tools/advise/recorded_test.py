@@ -27,17 +27,17 @@ def _file(name, content):
 
 
 def _trace(*seconds):
-  """Returns a file of so many workers, whose iterations are alike."""
+  """Returns a trace of some workers with equal iterations."""
   rows = [f'{w},{n},{s}' for w, s in enumerate(seconds) for n in range(3)]
   return _file('times.csv', '\n'.join([_HEAD, *rows]) + '\n')
 
 
 class RunTest(absltest.TestCase):
-  def test_one_run_says_how_fast_another_scheme_is(self):
+  def test_one_run_predicts_the_speed_of_another_scheme(self):
     cluster, workload = recorded.read_run(str(clusters.run('asp')), _folder())
     self.assertEqual((cluster.workers, workload.batch), (4, 16))
     self.assertEqual(workload.size_bytes, 5_000_004)
-    self.assertTrue(cluster.has_server_links and cluster.dedicated)
+    self.assertTrue(cluster.has_server_links and cluster.has_dedicated_servers)
     summary = records.read_summary(clusters.run('bsp'))
     measured = summary['examples'] / summary['time_s']
     pace = simulating.simulate_pace(cluster, workload, BSP)
@@ -131,7 +131,7 @@ class RefusalTest(parameterized.TestCase):
       'speeds_twice',
       f'{_HEAD}\n0,0,1\n1,0,2\n',
       {'workers': 2, 'network': _RATE, 'speed': {'slowdown': [1.0]}},
-      'cluster.json: speed: expected none, as a trace has the speeds',
+      'cluster.json: speed: expected none, because the trace has the speeds',
     ),
   )
   def test_files_that_do_not_fit_are_named(self, trace, cluster, message):
