@@ -381,10 +381,10 @@ class AcceleratorTest(parameterized.TestCase):
     ('cpu', False, 'none', 'config.route.overlap is False'),
   )
   def test_overlap_is_described(
-    self, platform, expected_parts, overlap, sentence
+    self, platform, wants_overlap, overlap, sentence
   ):
     with mock.patch.object(jax, 'default_backend', lambda: platform):
-      found, why = find_overlap(_make('mlp'), expected_parts=expected_parts)
+      found, why = find_overlap(_make('mlp'), wanted=wants_overlap)
     self.assertEqual(found, Overlap(overlap))
     self.assertRegex(why, sentence)
 
