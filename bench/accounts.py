@@ -1,18 +1,18 @@
-"""Invariants of all runs on real hosts, also of runs with faults."""
+"""Checks of the invariants of runs on real hosts, with and without faults."""
 
 import pathlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from bench.launched import command_line
+from bench.run_processes import command_line
 from outputs import checkpoints
 from tools import recompute, replay
 from tools.reading import records
 
 
 class Check(NamedTuple):
-  """Result of the check of an invariant.
+  """Result of checking one invariant of a run.
 
   Attributes:
     name: The invariant.
@@ -33,10 +33,10 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
   """
   summary, events = records.read_summary(path), list(records.read_events(path))
   pushed = sum(e['examples'] for e in events if e['event'] == 'push')
-  counted = summary['examples'] + summary['examples_pending']
+  accounted = summary['examples'] + summary['examples_pending']
   yield Check(
     'pushed examples are applied or pending',
-    pushed == counted,
+    pushed == accounted,
     f'{pushed} pushed, {summary["examples"]} applied, '
     f'{summary["examples_pending"]} pending',
   )
@@ -46,17 +46,17 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
     summary['issued'] == pushed + outstanding,
     f'{summary["issued"]} issued, {outstanding} outstanding',
   )
-  lost = [(row['worker'], row['iteration']) for row in summary['lost']]
+  listed = [(row['worker'], row['iteration']) for row in summary['lost']]
   yield Check(
     'lost iterations are listed',
-    lost == lost_of(events, summary['examples']),
-    f'{len(lost)}, in summary.json',
+    listed == find_lost(events, summary['examples']),
+    f'{len(listed)}, in summary.json',
   )
   same = [recorded == replayed for recorded, replayed in replay.pairs(path)]
   detail = f'{sum(same)} of {len(same)} decisions are the same'
   yield Check('events replay', all(same), detail)
-  left = _left(path)
-  yield Check('no process is left', not left, f'{left}')
+  remaining = _remaining_processes(path)
+  yield Check('no process is left', not remaining, f'{remaining}')
 
 
 def check_parameters(path: pathlib.Path) -> Iterator[Check]:
@@ -65,9 +65,9 @@ def check_parameters(path: pathlib.Path) -> Iterator[Check]:
   Args:
     path: Folder of the run.
   """
-  apart = recompute.difference(path)
+  difference = recompute.difference(path)
   name = 'recomputed parameters are the same'
-  yield Check(name, apart == 0, f'they differ by {apart:.3g} at most')
+  yield Check(name, difference == 0, f'they differ by {difference:.3g} at most')
   directory = path / 'checkpoints'
   parts = {
     folder.name: checkpoints.part_names(directory, int(folder.name))
@@ -77,22 +77,25 @@ def check_parameters(path: pathlib.Path) -> Iterator[Check]:
   yield Check('checkpoints have the same parts', alike, f'{parts}')
 
 
-def lost_of(
+def find_lost(
   events: list[Mapping[str, Any]], examples: int
 ) -> list[tuple[int, int]]:
-  """Returns the iterations that workers were in when they left, in order.
+  """Returns the iterations that ended with their worker, in order.
 
   Args:
     events: Events of a run.
     examples: Examples applied at the end, after which a released worker does
       not start an iteration, even if the run is restarted.
+
+  Returns:
+    Pairs of worker and iteration.
   """
   iteration, running, lost = Counter(), set(), []
   pending, applied = Counter(), 0
   for event in events:
     worker = event.get('worker')
     if event['event'] == 'start':  # A restart from a checkpoint.
-      lost += [(one, iteration[one] - 1) for one in sorted(running)]
+      lost += [(other, iteration[other] - 1) for other in sorted(running)]
       running.clear()
     if event['event'] == 'leave' and worker in running:
       lost.append((worker, iteration[worker] - 1))
@@ -102,15 +105,15 @@ def lost_of(
       pending[event['decision'].get('into')] += event['examples']
     for update in event['decision'].get('commit', ()):
       applied += pending.pop(update, 0)
-    over = applied == examples
-    for released in () if over else event['decision'].get('release', ()):
+    is_last = applied == examples
+    for released in () if is_last else event['decision'].get('release', ()):
       iteration[released] += 1
       running.add(released)
   return lost
 
 
-def _left(workdir: pathlib.Path) -> list[int]:
+def _remaining_processes(workdir: pathlib.Path) -> list[int]:
   """Returns the ids of processes with the folder in their command line."""
-  every = (path.name for path in pathlib.Path('/proc').iterdir())
-  numbers = [int(name) for name in every if name.isdecimal()]
+  entries = (path.name for path in pathlib.Path('/proc').iterdir())
+  numbers = [int(name) for name in entries if name.isdecimal()]
   return [n for n in numbers if f'{workdir} ' in f'{command_line(n)} ']

@@ -5,22 +5,23 @@
     [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Each host is a process with a
-host executor; all sum pools of float32 that hold whole numbers, and what comes
-out is compared with their sum.  A round is the time from the first start to the
-last end, the median of some, after one that does not count.  The optimum is of
-the nominal rates, of which frames and their headers leave 95.6 %; efficiency is
-the optimum's time over that of a round.  CPU is that of all processes, per GB
-that their executors send.
+host executor.  All hosts sum float32 buffers of whole numbers, and each checks
+the result against the expected sum.  The time of a round lasts from the first
+start to the last end; the table has the median of --rounds, after one warm-up
+round.  The optimum assumes nominal rates, of which frames and their headers
+leave 95.6 %; efficiency is the optimum's time over that of a round.  CPU is the
+time of all processes per GB that their executors send.
 
-forest: what the route of this name takes for so many bytes. ring: through the
-hosts in their order; best_ring: in the fastest order; sharded: each host the
-root of an equal shard. psum: XLA's gloo ring over jax.distributed in the same
-lab.  gloo: torch's all_reduce of the same bytes; ddp: a step of its DDP whose
-model computes nothing, 1 MiB in a layer; both need an interpreter that has
-torch (--peers, bench.peers).
+forest: the forest that the route of this name packs for the size.  ring: a ring
+through the hosts in their order; best_ring: in the fastest order; sharded: each
+host is the root of an equal shard.  psum: XLA's gloo ring over jax.distributed
+in the same lab.  gloo: torch's all_reduce of the same bytes; ddp: a step of its
+DDP whose model computes nothing, with layers of 1 MiB; both need an interpreter
+that has torch (--peers, bench.peers).
 
-With --dtype=bfloat16 or float16 all but psum and gloo sends halves of float32,
-and sizes are those of the pool; first comes what bench.packing shows of these.
+With --dtype=bfloat16 or float16 all schemes but psum and gloo send messages in
+half precision; sizes are those of the float32 buffer.  The table of
+bench.packing for this dtype comes first.
 """
 
 import argparse
@@ -39,10 +40,10 @@ from typing import Any
 
 import numpy as np
 
-from bench import clusters, packing, shaped
+from bench import clusters, hosts, packing
+from bench.hosts import Case
 from bench.peers import running as peers
 from bench.peers import sums
-from bench.shaped import Case
 from cluster.allreduce.executor.executor import Executor, Membership
 from cluster.allreduce.executor.frames import DTYPES
 from cluster.network.handshake import Security
@@ -54,9 +55,9 @@ from topology.forests.dealing import CHUNK_BYTES
 from topology.forests.trees import Forest
 from topology.packing.pack import pack
 
-_PLANNED = 0.94  # Of a nominal rate is left for what executors send.
+_USABLE = 0.94  # Share of a nominal rate that is left for payload.
 _TIMEOUT_S = 20.0
-_PREPARE_S, _PREPARE_S_PER_BYTE = 0.1, 2e-8  # For pools, before a round.
+_PREPARE_S, _PREPARE_S_PER_BYTE = 0.1, 2e-8  # To fill buffers before a round.
 _LIMIT_S = 600.0
 _SCHEMES = {
   'forest': None,
@@ -74,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(
     prog='bench.allreduce', description=__doc__.splitlines()[0]
   )
-  parser.add_argument('--cases', default=','.join(shaped.cases()))
+  parser.add_argument('--cases', default=','.join(hosts.cases()))
   parser.add_argument('--schemes', default=','.join([*_SCHEMES, _PSUM]))
   parser.add_argument('--sizes', default='5,25', help='MB')
   parser.add_argument('--rounds', type=int, default=5)
@@ -83,33 +84,33 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--peers', **peers.FLAG)
   parser.add_argument('--worker', help='for itself')
   parser.add_argument('--coordinator', help='for itself')
-  given = parser.parse_args(argv)
-  if given.worker:
-    _Worker(json.loads(given.worker)).run()
+  flags = parser.parse_args(argv)
+  if flags.worker:
+    _Worker(json.loads(flags.worker)).run()
     return
-  if given.coordinator:
-    _coordinator(pathlib.Path(given.coordinator))
+  if flags.coordinator:
+    _coordinator(pathlib.Path(flags.coordinator))
     return
-  chosen = given.schemes.split(',')
+  chosen = flags.schemes.split(',')
   unknown = set(chosen) - {*_SCHEMES, _PSUM}
-  if unknown or set(given.cases.split(',')) - {*shaped.cases()}:
+  if unknown or set(flags.cases.split(',')) - {*hosts.cases()}:
     parser.error(
-      f'expected cases of {[*shaped.cases()]}, schemes of {[*_SCHEMES]}'
+      f'expected cases of {[*hosts.cases()]}, schemes of {[*_SCHEMES]}'
     )
-  sizes = [round(float(size) * 1e6) for size in given.sizes.split(',')]
-  settings = {'chunk_bytes': given.chunk_bytes}
-  peers.require_torch(parser, given.peers)
-  packing.show(given.dtype, max(sizes), given.chunk_bytes, given.rounds)
-  for name in given.cases.split(','):
+  sizes = [round(float(size) * 1e6) for size in flags.sizes.split(',')]
+  settings = {'chunk_bytes': flags.chunk_bytes}
+  peers.require_torch(parser, flags.peers)
+  packing.print_table(flags.dtype, max(sizes), flags.chunk_bytes, flags.rounds)
+  for name in flags.cases.split(','):
     print_case(
       name,
-      shaped.cases()[name],
+      hosts.cases()[name],
       chosen,
       sizes,
-      given.rounds,
+      flags.rounds,
       settings,
-      given.dtype,
-      given.peers,
+      flags.dtype,
+      flags.peers,
     )
 
 
@@ -123,17 +124,18 @@ def print_case(
   dtype: str,
   python: str | None,
 ) -> None:
-  """Prints what a case takes.
+  """Prints the time of a round of every scheme on the hosts of a case.
 
   Args:
     name: Name of the case.
     case: Links of the case.
     chosen: Names of schemes.
-    sizes: Bytes of pools; schemes to compare with have the first one alone.
+    sizes: Bytes of buffers; only the forest is measured with all of them.
     rounds: Number of measurements, of which the median is taken.
     settings: Settings of the executors.
     dtype: Dtype of messages.
-    python: An interpreter that has torch, for what is beside it.
+    python: Path of an interpreter that has torch, for the rows of gloo and
+      DDP; None to omit them.
   """
   cluster = case.cluster
   best = pack(cluster)
@@ -143,10 +145,10 @@ def print_case(
     for size in (sizes if each == 'forest' else sizes[:1])
   ]
   forests = {
-    each: planned(
+    each: with_usable_rate(
       make(cluster, best)
       if (make := _SCHEMES.get(each))
-      else forest.build_forest(cluster, round(size / _PLANNED))
+      else forest.build_forest(cluster, round(size / _USABLE))
     )
     for each, size in jobs
     if each != _PSUM
@@ -165,7 +167,7 @@ def print_case(
     (path / 'task').write_bytes(pickle.dumps(task))
     words = [sys.executable, '-m', 'tools.lab', f'--hosts={len(case.up)}']
     words += [
-      f'--link={shaped.BASE_MBIT}mbit',
+      f'--link={hosts.BASE_MBIT}mbit',
       f'--links={path}/links.json',
       '--',
     ]
@@ -180,9 +182,9 @@ def print_case(
   rows[0] += ('CPU s/GB',)
   for (each, size), result in zip(jobs, results, strict=True):
     shape = ('', '')
-    if used := forests.get(each):
-      deepest = max(tree.depth for tree in used.trees)
-      shape = (str(len(used.trees)), str(deepest))
+    if forest_used := forests.get(each):
+      deepest = max(tree.depth for tree in forest_used.trees)
+      shape = (str(len(forest_used.trees)), str(deepest))
     share = 1.0 if each == _PSUM else _DTYPES[dtype].itemsize / 4
     optimum_s = share * size / float(best.bound_Bps or 1)
     cells = ('failed', '', '')
@@ -205,21 +207,25 @@ def print_case(
   print(f'\n{name}\n\n{clusters.table(*rows)}', flush=True)
 
 
-def planned(found: Forest) -> Forest:
-  """Returns the forest with what frames and chunks leave of its rate."""
-  share = Fraction(str(_PLANNED))
-  rate = (found.rate_Bps or Fraction(0)) * share
+def with_usable_rate(nominal: Forest) -> Forest:
+  """Returns a forest with the part of its rate that is left for payload."""
+  share = Fraction(str(_USABLE))
+  rate = (nominal.rate_Bps or Fraction(0)) * share
   return Forest(
-    found.collective, found.trees, rate, found.bound_Bps, found.certificate
+    nominal.collective,
+    nominal.trees,
+    rate,
+    nominal.bound_Bps,
+    nominal.certificate,
   )
 
 
 class _Worker:
-  """A host of the lab; takes orders from standard input, one a line."""
+  """Host of the lab that executes requests read from standard input."""
 
-  def __init__(self, given: dict[str, Any]):
-    self._index = given['index']
-    self._task = pickle.loads(pathlib.Path(given['task']).read_bytes())
+  def __init__(self, settings: dict[str, Any]):
+    self._index = settings['index']
+    self._task = pickle.loads(pathlib.Path(settings['task']).read_bytes())
     self._host = interface_address('eth0')
     self._executor = Executor(
       self._index,
@@ -234,13 +240,13 @@ class _Worker:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
   def run(self) -> None:
-    self._say(self._executor.address)
+    self._answer(self._executor.address)
     for line in sys.stdin:
-      order = json.loads(line)
-      self._say(getattr(self, f'_{order.pop("order")}')(**order))
+      request = json.loads(line)
+      self._answer(getattr(self, f'_{request.pop("request")}')(**request))
     self._executor.close()
 
-  def _say(self, answer: Any) -> None:
+  def _answer(self, answer: Any) -> None:
     print(json.dumps(answer), file=self._answers, flush=True)
 
   def _form(self, generation: int, scheme: str, addresses: list[str]) -> None:
@@ -251,30 +257,30 @@ class _Worker:
     self._members = len(members)
 
   def _sum(self, size: int, at_s: float) -> dict[str, float]:
-    dtype, own = _DTYPES[self._task['dtype']], np.arange(size // 4) % 1000
-    pool = (own + self._index).astype(np.float32)
+    dtype, base = _DTYPES[self._task['dtype']], np.arange(size // 4) % 1000
+    buffer = (base + self._index).astype(np.float32)
     self._iteration += 1
-    sent = self._sent()
+    sent = self._sent_bytes()
     time.sleep(max(at_s - time.monotonic(), 0.0))
     cpu_s, start_s = time.process_time(), time.monotonic()
-    ranges = [(0, pool.size)]
+    buckets = [(0, buffer.size)]
     dtypes = [dtype] if dtype.itemsize == 2 else None
     reduction = self._executor.begin(
-      self._iteration, pool, ranges, dtypes=dtypes
+      self._iteration, buffer, buckets, dtypes=dtypes
     )
     reduction.ready(0)
     reduction.wait(_LIMIT_S)
     end_s = time.monotonic()
     cpu_s = time.process_time() - cpu_s
     n = self._members
-    want = (own * n + n * (n - 1) // 2).astype(np.float32)
-    # In halves each part is rounded, and so is the sum of each hop.
-    if np.any(np.abs(pool - want) > n * want * _ROUNDING[dtype.name]):
+    expected = (base * n + n * (n - 1) // 2).astype(np.float32)
+    # Half precision rounds each contribution and the sum of each hop.
+    if np.any(np.abs(buffer - expected) > n * expected * _ROUNDING[dtype.name]):
       raise RuntimeError('The sum is wrong.')
-    sent = self._sent() - sent
+    sent = self._sent_bytes() - sent
     return {'start': start_s, 'end': end_s, 'cpu': cpu_s, 'sent': sent}
 
-  def _sent(self) -> int:
+  def _sent_bytes(self) -> int:
     return sum(u.sent_bytes for u in self._executor.traffic().values())
 
   def _psum(self, size: int, rounds: int, address: str) -> list[list[float]]:
@@ -298,13 +304,13 @@ def _psum(
       lambda x: jax.lax.psum(x, 'w'), mesh=mesh, in_specs=spec, out_specs=spec
     )
   )
-  own = np.full((1, size // 4), index, np.float32)
+  local = np.full((1, size // 4), index, np.float32)
   sharding = jax.sharding.NamedSharding(mesh, spec)
-  pool = jax.make_array_from_process_local_data(sharding, own)
+  values = jax.make_array_from_process_local_data(sharding, local)
   times = []
   for number in range(rounds + 1):
     start_s = time.monotonic()
-    result = jax.block_until_ready(total(pool))
+    result = jax.block_until_ready(total(values))
     if number:
       times.append([start_s, time.monotonic()])
   got = np.asarray(result.addressable_data(0))
@@ -314,7 +320,7 @@ def _psum(
 
 
 def _coordinator(folder: pathlib.Path) -> None:
-  """Starts the hosts of a lab and has them sum; in the lab."""
+  """Starts the hosts of a lab, sends them all jobs and writes the results."""
   task = pickle.loads((folder / 'task').read_bytes())
   workers = []
   for index, host in enumerate(os.environ['SYNCOPATE_HOSTS'].split(',')):
@@ -330,9 +336,9 @@ def _coordinator(folder: pathlib.Path) -> None:
     )
   addresses = [json.loads(worker.stdout.readline()) for worker in workers]
 
-  def order(name: str, **kwargs: Any) -> list[Any]:
+  def request(name: str, **kwargs: Any) -> list[Any]:
     for worker in workers:
-      worker.stdin.write(json.dumps({'order': name, **kwargs}) + '\n')
+      worker.stdin.write(json.dumps({'request': name, **kwargs}) + '\n')
       worker.stdin.flush()
     return [json.loads(worker.stdout.readline()) for worker in workers]
 
@@ -340,7 +346,7 @@ def _coordinator(folder: pathlib.Path) -> None:
   for generation, (scheme, size) in enumerate(task['jobs'], start=1):
     if scheme == _PSUM:
       host = addresses[0].rpartition(':')[0]
-      rounds = order(
+      rounds = request(
         'psum', size=size, rounds=task['rounds'], address=f'{host}:9999'
       )
       took = [
@@ -349,12 +355,12 @@ def _coordinator(folder: pathlib.Path) -> None:
       ]
       results.append({'took_s': took})
       continue
-    order('form', generation=generation, scheme=scheme, addresses=addresses)
+    request('form', generation=generation, scheme=scheme, addresses=addresses)
     each = []
     for _ in range(1 + task['rounds']):
-      # All have their pools by then, and start at once.
+      # By then all hosts have filled their buffers; they start together.
       at_s = time.monotonic() + _PREPARE_S + size * _PREPARE_S_PER_BYTE
-      each.append(order('sum', size=size, at_s=at_s))
+      each.append(request('sum', size=size, at_s=at_s))
     del each[0]
     parts = [part for some in each for part in some]
     results.append(
@@ -371,7 +377,8 @@ def _coordinator(folder: pathlib.Path) -> None:
   (folder / 'results').write_text(json.dumps(results))
   for worker in workers:
     worker.stdin.close()
-  for worker in workers:  # That end together, once JAX is among them.
+  # JAX ends its processes together, so all inputs are closed first.
+  for worker in workers:
     worker.wait()
 
 

@@ -1,4 +1,4 @@
-"""Measures the gain of balanced batches when workers are unequal.
+"""Measures the gain of balanced batches on workers of unequal speed.
 
   python -m bench.batching [--parts=constant,ratio,traces] [--lab] [--out=DIR]
     [--data=DIR]
@@ -8,9 +8,9 @@ per second over the sum of the workers' solo speeds, with equal batches and with
 LB-BSP.
 ratio: one slow worker among four.  The table has the speed-ups of LB-BSP over
 BSP, and of R2SP with tuned batches over R2SP without, beside published ones.
-traces: recorded speeds, and synthetic ones of bench/made.py.  An oracle knows
-the next speeds; the table has the share of its gain over equal batches that
-LB-BSP reaches with each predictor.
+traces: recorded speeds, and synthetic ones of bench/synthetic.py.  An oracle
+knows the next speeds; the table has the share of its gain over equal batches
+that LB-BSP reaches with each predictor.
 
 With --lab (root; 9 minutes more) the first two parts also run in a lab (see
 tools/lab.py), with injected compute times and links of 1 Gbit/s.  --data is the
@@ -33,7 +33,7 @@ import numpy as np
 import train
 from batching import allocation, fixed, lb_bsp
 from batching.batching import Batching, Measurement
-from bench import clusters, made, predict
+from bench import clusters, predict, synthetic
 from cluster.speed import speed as speeds
 from configs import default
 from tools.reading import records
@@ -47,7 +47,7 @@ _RATIOS = (1, 2, 4, 8)
 _SUPERSTEPS = 60
 _SKIPPED = 15  # Supersteps in which LB-BSP and R2SP find their batches.
 _PREDICTORS = ('last', 'ema', 'lstm', 'narx')
-_MADE = ('shifts', 'spikes', 'periodic', 'driven', 'regimes')
+_SYNTHETIC = ('shifts', 'spikes', 'periodic', 'driven', 'regimes')
 _CLAIMS = (
   'LB-BSP: up to 2x (poster, 2018), up to 54 % (SoCC 2020)',
   'R2SP: 40 % faster convergence by tuned batches (INFOCOM 2019)',
@@ -63,15 +63,15 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--lab', action='store_true', help='real hosts, too')
   parser.add_argument('--out', help='folder of the runs; a new one by default')
   parser.add_argument('--data', default=os.environ.get('SYNCOPATE_DATA'))
-  given = parser.parse_args(argv)
-  out = pathlib.Path(given.out or tempfile.mkdtemp())
-  for part in given.parts.split(','):
+  flags = parser.parse_args(argv)
+  out = pathlib.Path(flags.out or tempfile.mkdtemp())
+  for part in flags.parts.split(','):
     if part == 'constant':
-      print_constant(out / part, lab=given.lab)
+      print_constant(out / part, lab=flags.lab)
     elif part == 'ratio':
-      print_ratio(out / part, lab=given.lab)
+      print_ratio(out / part, lab=flags.lab)
     elif part == 'traces':
-      print_traces(given.data)
+      print_traces(flags.data)
     else:
       parser.error(f'--parts: expected some of {_PARTS}, got {part!r}.')
 
@@ -82,8 +82,8 @@ def print_constant(out: pathlib.Path, *, lab: bool) -> None:
   rows = [('batching', 'virtual', 'aim', 'lab', 'aim')]
   for name, aims in (('fixed', ('', '')), ('lb_bsp', ('0.95', '0.90'))):
     reached = [
-      f'{pace / alone:.3f}' if pace else '-'
-      for pace in _paces(out, 'bsp', name, _SLOWDOWN, lab=lab)
+      f'{rate / alone:.3f}' if rate else '-'
+      for rate in _measured_rates(out, 'bsp', name, _SLOWDOWN, lab=lab)
     ]
     rows.append((name, reached[0], aims[0], reached[1], aims[1]))
   print(
@@ -103,7 +103,7 @@ def print_ratio(out: pathlib.Path, *, lab: bool) -> None:
     cells = [f'{ratio}', f'{bound:.2f}']
     for sync, tuned in (('bsp', 'lb_bsp'), ('r2sp', 'r2sp')):
       base, balanced = (
-        _paces(out / f'{ratio}', sync, name, slowdown, lab=lab)
+        _measured_rates(out / f'{ratio}', sync, name, slowdown, lab=lab)
         for name in ('fixed', tuned)
       )
       cells += [
@@ -119,28 +119,30 @@ def print_ratio(out: pathlib.Path, *, lab: bool) -> None:
 
 
 def print_traces(data: str | None) -> None:
-  """Prints how much of an oracle's gain LB-BSP reaches on recorded speeds."""
+  """Prints the share of an oracle's gain that LB-BSP reaches, by trace."""
   traces = {
-    'recorded': _speed(predict.RECORDED, 'compute_s', 'iteration', 'cpu,memory')
+    'recorded': _read_speeds(
+      predict.RECORDED, 'compute_s', 'iteration', 'cpu,memory'
+    )
   }
   for job in ('job1', 'job3'):
     path = pathlib.Path(data or '', 'pai', f'{job}.csv')
     if path.exists():
-      traces[f'PAI {job}'] = _speed(path, 'batch_time_norm', 'time', '')
+      traces[f'PAI {job}'] = _read_speeds(path, 'batch_time_norm', 'time', '')
     else:
-      print(f'PAI {job}: left out, there is no {path}.')
-  traces |= {f'made, {kind}': _made(kind) for kind in _MADE}
+      print(f'PAI {job}: skipped, there is no {path}.')
+  traces |= {f'synthetic, {kind}': _synthetic(kind) for kind in _SYNTHETIC}
   rows = [('trace', 'fixed', 'oracle', *_PREDICTORS, 'aim')]
   for name, (speed, supersteps) in traces.items():
     workers = speed.model.num_workers
-    equal = pace(
+    equal = simulate(
       fixed.make(num_workers=workers, worker_batch=_BATCH), speed, supersteps
     )
-    oracle = pace(_Oracle(speed, workers * _BATCH), speed, supersteps)
-    alone = _alone(speed, supersteps)
+    oracle = simulate(_Oracle(speed, workers * _BATCH), speed, supersteps)
+    alone = _solo_rate(speed, supersteps)
     cells = [name, f'{equal / alone:.3f}', f'{oracle / alone:.3f}']
     for predictor in _PREDICTORS:
-      reached = pace(_lb_bsp(predictor, speed), speed, supersteps)
+      reached = simulate(_lb_bsp(predictor, speed), speed, supersteps)
       cells.append(
         f'{reached / alone:.3f} ({(reached - equal) / (oracle - equal):.0%})'
       )
@@ -152,8 +154,8 @@ def print_traces(data: str | None) -> None:
   )
 
 
-def pace(batching: Batching, speed: speeds.Speed, supersteps: int) -> float:
-  """Returns the examples per second of bulk-synchronous supersteps.
+def simulate(batching: Batching, speed: speeds.Speed, supersteps: int) -> float:
+  """Returns the examples per second of simulated BSP supersteps.
 
   Args:
     batching: Batching, which observes each superstep.
@@ -213,10 +215,10 @@ def _lb_bsp(name: str, speed: speeds.Speed) -> Batching:
   return lb_bsp.make(num_workers=workers, worker_batch=_BATCH, **section)
 
 
-def _speed(
+def _read_speeds(
   path: pathlib.Path, value: str, order: str, driving: str
 ) -> tuple[speeds.Speed, int]:
-  """Returns recorded speeds, and how many iterations all workers have."""
+  """Returns recorded speeds, and the iterations that every worker has."""
   columns = {'worker_column': 'worker', 'order_column': order}
   columns |= {'value_column': value, 'driving_columns': driving}
   with path.open(encoding='utf-8') as file:
@@ -235,28 +237,28 @@ def _speed(
   return speed, min(counts)
 
 
-def _made(kind: str) -> tuple[speeds.Speed, int]:
-  """Returns made speeds, and how many iterations there are."""
-  made_speeds, factors = made.make(kind, seed=300)
+def _synthetic(kind: str) -> tuple[speeds.Speed, int]:
+  """Returns synthetic speeds, and their number of iterations."""
+  generated, factors = synthetic.make(kind, seed=300)
   names = [f'factor{number}' for number in range(factors.shape[2])]
   with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder, 'made.csv')
+    path = pathlib.Path(folder, 'synthetic.csv')
     with path.open('w', encoding='utf-8') as file:
       writer = csv.writer(file)
       writer.writerow(['worker', 'iteration', 'time_s', *names])
-      for (step, worker), value in np.ndenumerate(made_speeds):
+      for (step, worker), value in np.ndenumerate(generated):
         writer.writerow([worker, step, 1 / value, *factors[step, worker]])
-    return _speed(path, 'time_s', 'iteration', ','.join(names))
+    return _read_speeds(path, 'time_s', 'iteration', ','.join(names))
 
 
-def _alone(speed: speeds.Speed, supersteps: int) -> float:
-  """Returns the mean sum of the workers' own speeds, examples/s."""
+def _solo_rate(speed: speeds.Speed, supersteps: int) -> float:
+  """Returns the mean sum of the workers' solo speeds, examples/s."""
   workers = range(speed.model.num_workers)
   took = [[speed.seconds(w, k, 1) for w in workers] for k in range(supersteps)]
   return float(np.mean(np.sum(1 / np.array(took), axis=1)))
 
 
-def _paces(
+def _measured_rates(
   out: pathlib.Path,
   sync: str,
   batching: str,
@@ -264,7 +266,7 @@ def _paces(
   *,
   lab: bool,
 ) -> tuple[float, float | None]:
-  """Returns the examples/s of a virtual run, and of a real one if asked for."""
+  """Returns the examples/s of a virtual run, and with `lab` of a real one."""
   fields = {
     'sync.name': sync,
     'batching.name': batching,
@@ -280,7 +282,7 @@ def _paces(
     'checkpoint.every_s': 'inf',
   }
   path = out / f'{sync}_{batching}'
-  virtual = _pace(_run(path / 'virtual', fields))
+  virtual = _examples_per_s(_run(path / 'virtual', fields))
   if not lab:
     return virtual, None
   real = clusters.run(
@@ -290,7 +292,7 @@ def _paces(
     workers=_WORKERS,
     link='1gbit',
   )
-  return virtual, _pace(real)
+  return virtual, _examples_per_s(real)
 
 
 def _run(path: pathlib.Path, fields: Mapping[str, Any]) -> pathlib.Path:
@@ -301,13 +303,13 @@ def _run(path: pathlib.Path, fields: Mapping[str, Any]) -> pathlib.Path:
     for part in section.split('.') if section else ():
       place = place[part]
     place[field] = float(value) if value == 'inf' else value
-  with contextlib.redirect_stdout(io.StringIO()):  # Its table.
+  with contextlib.redirect_stdout(io.StringIO()):  # Hides its table.
     train.build(config, workdir=str(path))()
   return path
 
 
-def _pace(path: pathlib.Path) -> float:
-  """Returns a run's examples/s after its first supersteps."""
+def _examples_per_s(path: pathlib.Path) -> float:
+  """Returns the examples/s of a run after the skipped supersteps."""
   pushes = [e for e in records.read_events(path) if e['event'] == 'push']
   pushes = pushes[_SKIPPED * _WORKERS - 1 :]
   examples = sum(push['examples'] for push in pushes[1:])

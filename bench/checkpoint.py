@@ -2,10 +2,11 @@
 
   python -m bench.checkpoint [--pairs=3] [--epochs=6]
 
-Cost: the same run with a checkpoint every second and with none, in turns; what
-one checkpoint adds, over 30 s, is the share of wall time that one per 30 s
-takes.  Resume: main.py is killed, started again, and timed from the start of
-the process to the first row of a new iteration.  VGG16 (1/8) on digits.
+Cost: the same run alternates between a checkpoint every second and none.  The
+seconds that one checkpoint adds, over 30 s, are the share of wall time of one
+checkpoint per 30 s.  Resume: main.py is killed, started again, and timed from
+the start of the process to the first row of a new iteration.  The model is
+VGG16 (1/8) on digits.
 """
 
 import argparse
@@ -38,8 +39,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _cost_s(pair: int, epochs: float) -> float:
-  without_s, _ = _timed(epochs, float('inf'))
-  with_s, saved = _timed(epochs, 1.0)
+  """Returns the seconds that one checkpoint adds to a run."""
+  without_s, _ = _run(epochs, float('inf'))
+  with_s, saved = _run(epochs, 1.0)
   cost_s = (with_s - without_s) / saved
   print(
     f'  pair {pair}: {with_s:.2f} s with {saved} checkpoints, '
@@ -48,18 +50,19 @@ def _cost_s(pair: int, epochs: float) -> float:
   return cost_s
 
 
-def _timed(epochs: float, every_s: float) -> tuple[float, int]:
+def _run(epochs: float, every_s: float) -> tuple[float, int]:
   """Returns the wall time of a run and its number of checkpoints."""
   config = vgg16_elastic.get_config()
   config.epochs = epochs
   config.checkpoint.every_s = every_s
-  with scratch.trained(config) as run:
+  with scratch.execute(config) as run:
     saved = run.folder.glob('checkpoints/*')
     numbers = [int(path.name) for path in saved if path.name.isdecimal()]
   return run.summary['wall_s'], max(numbers, default=-1) + 1
 
 
 def _resume_s() -> float:
+  """Returns the seconds from the restart of a run to a new iteration."""
   with tempfile.TemporaryDirectory() as folder:
     command = [sys.executable, 'main.py', '--config=configs/vgg16_elastic.py']
     command += [f'--workdir={folder}/run', '--config.log_every=1']

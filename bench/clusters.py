@@ -1,4 +1,4 @@
-"""Real runs, each of several processes, as benchmarks need them."""
+"""Commands and processes of the real runs that benchmarks start."""
 
 import os
 import pathlib
@@ -24,18 +24,18 @@ def command(
   options: Sequence[str] = (),
   restarts: int = 3,
 ) -> list[str]:
-  """Returns the command of a run.
+  """Returns the command line that launches a run.
 
   Args:
     workdir: Folder of the run.
     config: Path of its config.
     fields: Changed fields, by dotted name.
-    workers: Number of workers; each has a host of its own.
+    workers: Number of workers, each on its own host.
     servers: Number of servers.
-    dedicated: True if servers have hosts of their own, too.
+    dedicated: True if servers have their own hosts.
     link: Rate of all links of a lab, such as '200mbit'; '' for no lab.
-    options: Flags of tools.lab.
-    restarts: Most restarts of all processes.
+    options: Further flags of tools.lab.
+    restarts: Largest number of restarts of all processes.
   """
   python = [sys.executable, '-m']
   words = [*python, 'tools.launch', f'--workers={workers}']
@@ -51,7 +51,7 @@ def command(
 
 
 def start(words: list[str], log: pathlib.Path) -> subprocess.Popen:
-  """Starts a command, in a session of its own; its output goes to a file."""
+  """Starts a command in a new process session, with its output in a file."""
   log.parent.mkdir(parents=True, exist_ok=True)
   with log.open('wb') as file:
     return subprocess.Popen(
@@ -66,15 +66,15 @@ def start(words: list[str], log: pathlib.Path) -> subprocess.Popen:
 def finish(
   process: subprocess.Popen, log: pathlib.Path, limit_s: float = _LIMIT_S
 ) -> None:
-  """Waits until a command has ended well.
+  """Waits until a command has exited with code 0.
 
   Args:
     process: Process of `start`.
     log: File of its output.
-    limit_s: Seconds after which it is ended.
+    limit_s: Seconds after which it is stopped.
 
   Raises:
-    RuntimeError: If it fails or takes too long; shows the end of its output.
+    RuntimeError: If it fails or takes too long; has the end of its output.
   """
   try:
     code = process.wait(limit_s)
@@ -88,7 +88,7 @@ def finish(
 
 
 def end(process: subprocess.Popen) -> None:
-  """Ends a command that still runs, and with it what it has started."""
+  """Stops a running command by SIGTERM, and by SIGKILL after a grace time."""
   for number in (signal.SIGTERM, signal.SIGKILL):
     if process.poll() is None:
       process.send_signal(number)
@@ -98,24 +98,24 @@ def end(process: subprocess.Popen) -> None:
         continue
 
 
-def run(workdir: pathlib.Path, *given: Any, **fields: Any) -> pathlib.Path:
-  """Makes a run and returns its folder.
+def run(workdir: pathlib.Path, *args: Any, **kwargs: Any) -> pathlib.Path:
+  """Executes a run to its end and returns its folder.
 
   Args:
     workdir: New folder of the run; its output goes to a file beside it.
-    *given: Of `command`.
-    **fields: Of `command`.
+    *args: Positional arguments of `command` after the folder.
+    **kwargs: Keyword arguments of `command`.
 
   Raises:
     RuntimeError: If the run fails.
   """
   log = workdir.with_name(f'{workdir.name}.log')
-  finish(start(command(workdir, *given, **fields), log), log)
+  finish(start(command(workdir, *args, **kwargs), log), log)
   return workdir
 
 
 def table(*rows: tuple[str, ...]) -> str:
-  """Returns a table in Markdown; the first row is the head."""
+  """Returns a Markdown table; the first row is the header."""
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   lines = [
     '| ' + ' | '.join(map(str.ljust, row, widths)) + ' |' for row in rows

@@ -1,4 +1,4 @@
-"""Many short runs on real hosts of a lab, by processes that the runs share.
+"""Measures many short runs on hosts of a lab, in processes that they share.
 
 The start of its processes dominates the time of a short run: imports take
 longer than its iterations.  Therefore each host of a lab has one process that
@@ -7,7 +7,7 @@ servers than its index.  The same runs under the virtual clock are predictions.
 
   python -m tools.launch ... --module=bench.conditions -- --runs=FILE
 
-is the command of such a process; `measure` starts all of them, and needs root.
+is the command of such a process; `measure` starts all processes and needs root.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import train
 from bench import clusters
-from bench.routes import LEFT, write_links
-from bench.shaped import Case
+from bench.hosts import Case
+from bench.routes import USABLE, write_links
 from configs import default
 from sweeps import outcomes, scratch
 from tools.reading import records
 
-_SETTLED = 0.25  # Share of a run that is omitted at its start.
+_START_SHARE = 0.25  # Share of a run that is omitted at its start.
 _FIRST = 8  # Iterations of the prediction that sets the length of a run.
 _LEAST, _MOST = 16, 80  # Iterations of a run.
 _POLL_S = 0.05  # Interval of looking for the end of a run.
@@ -52,7 +52,7 @@ class Lab(NamedTuple):
 
 
 class Condition(NamedTuple):
-  """A kind of run, without its length and its links.
+  """Settings of a run, without its length and its links.
 
   Attributes:
     name: Name of the condition and of its folder.
@@ -93,7 +93,7 @@ def predict(lab: Lab, condition: Condition, iterations: int) -> float:
     fields = virtual_fields(lab, condition, iterations, pathlib.Path(folder))
     config = default.get_config()
     config.update_from_flattened_dict(fields)
-    with scratch.trained(config) as run:
+    with scratch.execute(config) as run:
       return iteration_s(run.folder, condition)
 
 
@@ -133,21 +133,21 @@ def measure(
     lab: Hosts and links.
     runs: Conditions, and iterations of each worker.
   """
-  measured: dict[str, float | str] = {}
+  results: dict[str, float | str] = {}
   attempt = 0
-  while left := [run for run in runs if run[0].name not in measured]:
+  while missing := [run for run in runs if run[0].name not in results]:
     folder, error = out / f'{lab.name}_{attempt}', ''
     attempt += 1
     if not folder.exists():
-      error = _train_on_lab(folder, lab, left) or 'there is no summary'
-    for condition, _ in left:
+      error = _train_on_lab(folder, lab, missing) or 'there is no summary'
+    for condition, _ in missing:
       path = folder / condition.name
       if outcomes.read_outcome(path).status == 'finished':
-        measured[condition.name] = iteration_s(path, condition)
+        results[condition.name] = iteration_s(path, condition)
       elif error:
-        measured[condition.name] = error
+        results[condition.name] = error
         break
-  return measured
+  return results
 
 
 def iteration_s(path: pathlib.Path, condition: Condition) -> float:
@@ -166,12 +166,12 @@ def iteration_s(path: pathlib.Path, condition: Condition) -> float:
     rows = map(json.loads, (path / 'metrics.jsonl').read_text().splitlines())
     times = [row['time'] for row in rows if row['kind'] == 'barrier']
     each = 1
-  first = round(_SETTLED * len(times) / each) * each
+  first = round(_START_SHARE * len(times) / each) * each
   return (times[-1] - times[first - 1]) / (len(times) - first) * each
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Takes part in all runs of a file, as one process of the lab."""
+  """Trains the runs of a file one after the other, as one process of a lab."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   for flag in ('runs', 'role', 'coordinator', 'workdir'):
     parser.add_argument(f'--{flag}', required=True)
@@ -294,7 +294,7 @@ def _link_fields(
     fields['cluster.links'] = str(links)
     return fields | _route_fields(condition, links)
   case = _first_hosts(lab.workers, condition.workers)
-  per_mbit = 1e6 / 8 * float(LEFT)
+  per_mbit = 1e6 / 8 * float(USABLE)
   for way in ('up', 'down'):
     rates = tuple(mbit * per_mbit for mbit in getattr(case, way))
     fields[f'cluster.network.worker_{way}_Bps'] = rates
@@ -309,7 +309,7 @@ def _link_fields(
 
 
 def _route_fields(condition: Condition, links: pathlib.Path) -> dict[str, Any]:
-  """Returns the fields that name the file of links to the route."""
+  """Returns the fields that give the route its file of links."""
   route = condition.fields['route.name']
   return {f'route.{route}.cluster': str(links)}
 

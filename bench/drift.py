@@ -1,4 +1,4 @@
-"""Measures the drift of replicas on unlike processors, and its repair's cost.
+"""Measures the drift of replicas on unlike processors and the cost of repair.
 
   python -m bench.drift [--numbers=4000000] [--updates=1000] [--workers=4]
 
@@ -53,12 +53,12 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--updates', type=int, default=1000)
   parser.add_argument('--workers', type=int, default=4)
   parser.add_argument('--into', help='for itself')
-  given = parser.parse_args(argv)
-  if given.into:
-    _write_states(pathlib.Path(given.into), given.updates)
+  flags = parser.parse_args(argv)
+  if flags.into:
+    _write_states(pathlib.Path(flags.into), flags.updates)
     return
-  _print_drift(given.updates)
-  _print_costs(given.numbers, given.workers)
+  _print_drift(flags.updates)
+  _print_costs(flags.numbers, flags.workers)
 
 
 def _optimizers() -> dict[str, optax.GradientTransformation]:
@@ -99,7 +99,7 @@ def _apply(learner: TaskLearner, layout: Layout, vector: np.ndarray) -> None:
 
 
 def _write_states(folder: pathlib.Path, updates: int) -> None:
-  """Applies fixed sums with each optimizer; writes states after some."""
+  """Applies fixed sums with each optimizer; writes the states to compare."""
   for name, tx in _optimizers().items():
     learner, layout = _learner(300_000, tx)
     rng = np.random.default_rng(1)
@@ -117,13 +117,13 @@ def _print_drift(updates: int) -> None:
     tempfile.TemporaryDirectory() as first,
     tempfile.TemporaryDirectory() as second,
   ):
-    for folder, flags in ((first, {}), (second, _OLDER)):
+    for folder, variables in ((first, {}), (second, _OLDER)):
       argv = [sys.executable, '-m', 'bench.drift', f'--into={folder}']
       argv += [f'--updates={updates}']
-      subprocess.run(argv, env=os.environ | flags, check=True)
+      subprocess.run(argv, env=os.environ | variables, check=True)
     print('relative difference after updates', *counts, sep='\t')
     for name in _optimizers():
-      apart = [
+      differences = [
         drift.relative_difference(
           *(
             _read(pathlib.Path(f, f'{name}-{count}.npz'))
@@ -132,7 +132,7 @@ def _print_drift(updates: int) -> None:
         )
         for count in counts
       ]
-      print(name, *(f'{each:.1e}' for each in apart), sep='\t')
+      print(name, *(f'{each:.1e}' for each in differences), sep='\t')
 
 
 def _read(path: pathlib.Path) -> Any:
@@ -143,24 +143,26 @@ def _read(path: pathlib.Path) -> Any:
 
 def _print_costs(numbers: int, workers: int) -> None:
   learner, layout = _learner(numbers, optimizer.sgd(**_SGD))
-  share, share_pool = _learner(numbers // workers, optimizer.sgd(**_SGD))
+  shard, shard_layout = _learner(numbers // workers, optimizer.sgd(**_SGD))
   vector = np.ones(layout.size, np.float32)
-  part = np.ones(share_pool.size, np.float32)
+  part = np.ones(shard_layout.size, np.float32)
   # Copies, because updates reuse the memory of the learner's state.
   state, other = (
     handover.copy_state({'learner': learner.state(), 'replicated': ()})
     for _ in range(2)
   )
-  word = digest(state)
-  giving = handover.Handover('127.0.0.1', Security(), lambda _: (state, word))
+  state_digest = digest(state)
+  source = handover.Handover(
+    '127.0.0.1', Security(), lambda _: (state, state_digest)
+  )
   calls = {
     'update of all numbers': lambda: _apply(learner, layout, vector),
     f'update of one of {workers} shares': lambda: _apply(
-      share, share_pool, part
+      shard, shard_layout, part
     ),
     'digest': lambda: digest(state),
     'transfer of the state': lambda: handover.fetch(
-      giving.address, 0, Security(), 30.0
+      source.address, 0, Security(), 30.0
     ),
     'comparison': lambda: drift.relative_difference(
       other['learner'], state['learner']
@@ -176,7 +178,7 @@ def _print_costs(numbers: int, workers: int) -> None:
       times[name].append(_took_s(call))
   for name, seconds in times.items():
     print(name, f'{1e3 * statistics.median(seconds):.1f}', sep='\t')
-  giving.close()
+  source.close()
 
 
 def _took_s(call: Callable[[], Any]) -> float:

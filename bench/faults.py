@@ -3,22 +3,24 @@
   python -m bench.faults [--runs=bsp,pipelined,ssp,elastic,r2sp,servers,
     ring,forest,native] [--out=DIR]
 
-Needs root, for links that are cut: hosts of a lab, six workers and a dedicated
-server.  In each run five of the workers die, hang, are slow and lose their
-links for 5 and 30 s (config.cluster.faults), in every phase of an iteration, at
-the start of a session and at the end of the run, and send corrupt pushes;
-checkpoints and evaluations run all the time.  In the run `servers`, of
+Needs root, to cut links in a lab with six workers and a dedicated server.  In
+each run five of the workers die, hang, are slow and lose their links for 5 and
+30 s (config.cluster.faults), in every phase of an iteration, at the start of a
+session and at the end of the run; the first worker sends corrupt pushes.
+Checkpoints and evaluations run all the time.  In the run `servers`, of
 ElasticBSP, the coordinator and another server have faults during checkpoints
-and evaluations.  In `ring` and `forest` there is no server, and phases are
-those of the allreduce: chunks that workers send each other.  In `native` nobody
-survives another's death: all begin again from the newest checkpoint, so that it
-has fewer faults, and limits of its own: 3 timeouts to notice, as elsewhere, and
-then as long as the first start of all took, which had everything to compile;
-nobody begins before a link that is cut is up again, and a start that hangs has
-config.cluster.start_s.  A cell is how often
-the fault happened, of how often it was to; below it stands what must hold of
-the run.  The exit code is 1 if anything does not.  About 3 minutes a run, 5
-that of servers.
+and evaluations.  The runs `ring` and `forest` have no server; their phases are
+those of the allreduce, in which workers send each other chunks.
+
+In `native` no process survives the death of another: all restart from the
+newest checkpoint.  This run has fewer faults, and a limit for each pause: 3
+timeouts to notice the fault, as elsewhere; then the duration of the first start
+of all processes, which compiles everything; the time until a cut link is up
+again; and config.cluster.start_s for a start that hangs.
+
+A cell of the table has the number of faults that happened over the number of
+faults that were planned; the checks of the run follow.  The exit code is 1 if a
+check fails.  A run takes about 3 minutes, that of servers 5.
 """
 
 import argparse
@@ -34,7 +36,7 @@ from typing import NamedTuple
 
 from bench import clusters
 from bench.accounts import Check, accounts, check_parameters
-from bench.launched import Launched
+from bench.run_processes import RunProcesses
 from cluster.process.faults import SLOWER
 from tools.reading import records
 
@@ -43,7 +45,7 @@ _RUNS = {
   'pipelined': {
     'sync.name': 'bsp',
     'route.server.pipelined': True,
-    'model.mlp.hidden': '(1024,)',  # Of several pieces.
+    'model.mlp.hidden': '(1024,)',  # Pushed in several pieces.
   },
   'ssp': {'sync.name': 'ssp'},
   'elastic': {'sync.name': 'elastic'},
@@ -57,21 +59,21 @@ _RUNS = {
   'forest': {'sync.name': 'bsp', 'route.name': 'forest'},
   'native': {'sync.name': 'bsp', 'route.name': 'native'},
 }
-_WORKERS = 6  # The first one is spared.
+_WORKERS = 6  # The first one has no faults but corrupt pushes.
 _KINDS = ('die', 'hang', 'slow', 'cut:5', 'cut:30')
-# And which iteration; of the start, which life.
+# Iteration of a fault by phase; for the start, the number of the session.
 _PHASES = {'compute': 20, 'first': 40, 'start': 1, 'pull': 60, 'last': 80}
-# Of the first worker, which goes on while all others are away.
+# Iterations of the first worker, which continues while all others are away.
 _CORRUPT = {'compute': 30, 'first': 350, 'last': 400}
 _APART = 3  # Iterations between the workers' faults.
-# Of servers: which checkpoint, and which evaluation of a life.
-_SERVED = {'checkpoint': range(40, 90, 10), 'evaluation': range(2, 7)}
+# Numbers of checkpoints, and of evaluations in a session, of servers.
+_SERVER_PHASES = {'checkpoint': range(40, 90, 10), 'evaluation': range(2, 7)}
 _Entry = tuple[int | str, int, str, str]
-_STANDSTILL = 3.0  # Timeouts.
-# Where all begin again: phases, and iterations between the workers' faults, of
-# which some must be saved.
-_ALL_AGAIN, _FURTHER = ('start', 'pull', 'compute', 'end'), 10
-_BACKOFF_S = 0.5  # Of the launcher.
+_STANDSTILL = 3.0  # Longest time without a push, in timeouts.
+# Where all processes restart: phases, and iterations between the workers'
+# faults, some of which must reach a checkpoint.
+_RESTART_PHASES, _RESTART_APART = ('start', 'pull', 'compute', 'end'), 10
+_BACKOFF_S = 0.5  # Pause of the launcher before a restart.
 _LIMIT_S, _POLL_S, _TIMEOUT_S = 900.0, 0.05, 2.0
 _FIELDS = {
   'model.name': 'mlp',
@@ -90,27 +92,27 @@ _FIELDS = {
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Makes the runs and prints their tables."""
+  """Executes the runs and prints their tables and checks."""
   parser = argparse.ArgumentParser(
     prog='bench.faults', description=__doc__.splitlines()[0]
   )
   parser.add_argument('--runs', default=','.join(_RUNS))
   parser.add_argument('--out', help='folder of the runs; a new one by default')
-  given = parser.parse_args(argv)
-  out = pathlib.Path(given.out or tempfile.mkdtemp()).resolve()
+  flags = parser.parse_args(argv)
+  out = pathlib.Path(flags.out or tempfile.mkdtemp()).resolve()
   print(f'runs are in {out}', flush=True)
-  holds = [_run(out / name, _RUNS[name]) for name in given.runs.split(',')]
+  holds = [_run(out / name, _RUNS[name]) for name in flags.runs.split(',')]
   sys.exit(0 if all(holds) else 1)
 
 
 class Pause(NamedTuple):
-  """A time without a push, where all begin again.
+  """Time without a push in a run whose processes all restart.
 
   Attributes:
-    seconds: Length of the run.
-    faults: Faults of the run.
-    starts: Number of starts of all processes.
-    cut_s: Seconds of cut links.
+    seconds: Length of the pause.
+    faults: Names of the faults in this time.
+    starts: Number of restarts of all processes.
+    cut_s: Seconds for which links were cut.
   """
 
   seconds: float
@@ -119,12 +121,12 @@ class Pause(NamedTuple):
   cut_s: float
 
   def limit_s(self, timeout_s: float, start_s: float, first_s: float) -> float:
-    """Returns how long it may be.
+    """Returns the longest acceptable pause, seconds.
 
     Args:
-      timeout_s: Of the run.
-      start_s: The same.
-      first_s: That the first start took until the first push.
+      timeout_s: config.cluster.timeout_s of the run.
+      start_s: config.cluster.start_s of the run.
+      first_s: Seconds from the first start to the first push.
     """
     hung, slow = (
       sum(name.endswith(f'-{kind}-start') for name in self.faults)
@@ -140,7 +142,7 @@ class Pause(NamedTuple):
 
 
 def _entries() -> list[_Entry]:
-  """Returns faults such that every worker meets each kind and each phase."""
+  """Returns faults such that every worker has each kind and each phase."""
   cells = [
     (
       worker,
@@ -161,52 +163,57 @@ def _entries() -> list[_Entry]:
   return [*cells, *ends, *corrupt]
 
 
-def _entries_of_native() -> list[_Entry]:
-  """Returns faults such that each has a pause of its own.
+def _native_entries() -> list[_Entry]:
+  """Returns faults such that each causes a separate pause.
 
-  Those of a start are of another life of each worker, as all have as many.
+  Faults at the start hit a different session of each worker, because all
+  workers have the same number of sessions.
   """
   places = {
     phase: first
-    for first, phase in zip(itertools.count(20, 60), _ALL_AGAIN, strict=False)
+    for first, phase in zip(
+      itertools.count(20, 60), _RESTART_PHASES, strict=False
+    )
   }
   return [
     (
       worker,
-      worker if phase == 'start' else places[phase] + (worker - 1) * _FURTHER,
+      worker
+      if phase == 'start'
+      else places[phase] + (worker - 1) * _RESTART_APART,
       kind,
       phase,
     )
     for worker, _, kind, phase in _entries()
-    if phase in _ALL_AGAIN and kind != 'corrupt'
+    if phase in _RESTART_PHASES and kind != 'corrupt'
   ]
 
 
-def _entries_of_servers() -> list[_Entry]:
+def _server_entries() -> list[_Entry]:
   """Returns faults of each kind during checkpoints and evaluations."""
   return [
     (f'server:{server}', number + server, kind, phase)
-    for phase, numbers in _SERVED.items()
+    for phase, numbers in _SERVER_PHASES.items()
     for server in range(2 if phase == 'checkpoint' else 1)
     for kind, number in zip(_KINDS, numbers, strict=False)
   ]
 
 
 def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
-  """Makes a run and prints what came of it; returns whether all holds."""
-  in_trouble = path.name == 'servers'  # The servers.
-  reduced = 'route.name' in fields
-  entries = _entries_of_servers() if in_trouble else _entries()
-  if all_again := path.name == 'native':
-    entries = _entries_of_native()
+  """Executes a run and prints table and checks; returns whether all hold."""
+  servers_fail = path.name == 'servers'
+  is_allreduce = 'route.name' in fields
+  entries = _server_entries() if servers_fail else _entries()
+  if all_restart := path.name == 'native':
+    entries = _native_entries()
   fields = _FIELDS | fields | {'cluster.interface': 'eth0'}
   words = clusters.command(
     path,
     'configs/default.py',
     fields | {'cluster.faults': repr(tuple(entries))},
     workers=_WORKERS,
-    servers=0 if reduced else 1 + in_trouble,
-    dedicated=not reduced,
+    servers=0 if is_allreduce else 1 + servers_fail,
+    dedicated=not is_allreduce,
     link='1gbit',
     restarts=len(entries),
   )
@@ -214,99 +221,108 @@ def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
     float(fields[f'cluster.{name}']) for name in ('timeout_s', 'start_s')
   )
   limit_s, pauses = _STANDSTILL * timeout_s, []
-  if all_again:
+  if all_restart:
     first_s, pauses = _pauses(path, words)
     limits_s = [each.limit_s(timeout_s, start_s, first_s) for each in pauses]
     still_s, limit_s = max(
       (
-        (each.seconds, most)
-        for each, most in zip(pauses, limits_s, strict=True)
+        (each.seconds, allowed_s)
+        for each, allowed_s in zip(pauses, limits_s, strict=True)
       ),
       key=lambda pair: pair[0] / pair[1],
     )
-    print(_shown(first_s, pauses, limits_s))
+    print(_pause_table(first_s, pauses, limits_s))
   else:
-    still_s = max(_starting_s(path, words), within_s(path))
-  happened = {file.name for file in (path / 'faults').iterdir()}
+    still_s = max(_restart_pause_s(path, words), longest_pause_s(path))
+  injected = {file.name for file in (path / 'faults').iterdir()}
   counts = collections.defaultdict(lambda: [0, 0])
-  for who, number, kind, phase in entries:
-    name = f'{who}-{-1 if phase == "end" else number}-{kind.split(":")[0]}'
+  for target, number, kind, phase in entries:
+    name = f'{target}-{-1 if phase == "end" else number}-{kind.split(":")[0]}'
     name += f'-{phase}' * (phase != 'compute')
-    counts[phase, kind][0] += name in happened
+    counts[phase, kind][0] += name in injected
     counts[phase, kind][1] += 1
   rows = [(path.name, *_KINDS, 'corrupt')]
   for phase in dict.fromkeys(phase for _, _, _, phase in entries):
     cells = [counts.get((phase, kind)) for kind in rows[0][1:]]
     rows.append((phase, *('{}/{}'.format(*c) if c else '-' for c in cells)))
   print(f'\n{clusters.table(*rows)}\n')
-  checks = list(_judged(path, counts, still_s, limit_s, reduced=reduced))
+  checks = list(
+    _checks(path, counts, still_s, limit_s, is_allreduce=is_allreduce)
+  )
   for check in checks:
     print(f'{"ok  " if check.holds else "FAIL"}  {check.name}: {check.detail}')
   sys.stdout.flush()
   return all(check.holds for check in checks)
 
 
-def _moves(
+def _pushes(
   path: pathlib.Path, words: list[str]
-) -> Iterator[tuple[float, Launched]]:
-  """Makes a run; yields whenever it has pushed, after how long, and its state.
+) -> Iterator[tuple[float, RunProcesses]]:
+  """Executes a run and yields at each new push.
 
-  At first since its processes were started.
+  Yields:
+    Seconds since the push before, or since the start of the first worker, and
+    the processes of the run.
   """
   log = path.with_name(f'{path.name}.log')
-  run, seen = clusters.start(words, log), Launched(path)
-  start, moved, pushes = time.monotonic(), 0.0, 0
+  run, processes = clusters.start(words, log), RunProcesses(path)
+  start, pushed_at, pushes = time.monotonic(), 0.0, 0
   try:
     while run.poll() is None and time.monotonic() - start < _LIMIT_S:
       time.sleep(_POLL_S)
-      seen.look()
+      processes.update()
       now = time.time()
-      if seen.pushes > pushes:
-        yield now - (moved or seen.living['worker:0'][1]), seen
-        moved, pushes = now, seen.pushes
+      if processes.pushes > pushes:
+        first_start = processes.alive['worker:0'][1]
+        yield now - (pushed_at or first_start), processes
+        pushed_at, pushes = now, processes.pushes
   finally:
     clusters.finish(run, log, 1.0)
 
 
-def _starting_s(path: pathlib.Path, words: list[str]) -> float:
-  """Makes a run; returns the longest time without a push in which all started.
+def _restart_pause_s(path: pathlib.Path, words: list[str]) -> float:
+  """Executes a run; returns its longest pause with a restart of all, seconds.
 
-  Less what the links of servers are cut for at that time: nobody can push.
+  The time for which links of servers are cut does not count, because no worker
+  can push then.
   """
-  starting_s, before = 0.0, {}
-  for still_s, seen in _moves(path, words):
-    # Or the coordinator among workers.
+  longest_s, before = 0.0, {}
+  for still_s, processes in _pushes(path, words):
+    # Without servers, worker 0 is the coordinator.
     servers = {
       role: process
-      for role, process in seen.living.items()
+      for role, process in processes.alive.items()
       if role[0] == 's' or role == 'worker:0'
     }
     if before and servers != before:
-      cut_s = sum(_of_cuts(_happened(path, still_s, 'server*')))
-      starting_s = max(starting_s, still_s - cut_s)
+      cut_s = sum(_cuts_s(_recent_faults(path, still_s, 'server*')))
+      longest_s = max(longest_s, still_s - cut_s)
     before = servers
-  return starting_s
+  return longest_s
 
 
 def _pauses(path: pathlib.Path, words: list[str]) -> tuple[float, list[Pause]]:
-  """Makes a run; returns how long the first start took, and pauses after it."""
+  """Executes a run; returns the seconds of its first start, and its pauses."""
   first_s, starts, pauses = None, _WORKERS, []
-  for still_s, seen in _moves(path, words):
+  for still_s, processes in _pushes(path, words):
     if first_s is None:
       first_s = still_s
       continue
-    files = _happened(path, still_s, '*')
-    again, starts = (seen.starts - starts) // _WORKERS, seen.starts
+    files = _recent_faults(path, still_s, '*')
+    restarts = (processes.starts - starts) // _WORKERS
+    starts = processes.starts
     names = tuple(file.name for file in files)
-    pauses.append(Pause(still_s, names, again, sum(_of_cuts(files))))
+    pauses.append(Pause(still_s, names, restarts, sum(_cuts_s(files))))
   if first_s is None:
     raise RuntimeError(f'{path}: expected pushes, got none.')
   return first_s, pauses
 
 
-def _shown(first_s: float, pauses: list[Pause], limits_s: list[float]) -> str:
-  """Returns a table of the pauses in which something happened."""
-  rows = [('what happened', 'starts', 's', 'links cut, s', 'at most, s')]
+def _pause_table(
+  first_s: float, pauses: list[Pause], limits_s: list[float]
+) -> str:
+  """Returns a table of the pauses with faults or restarts."""
+  rows = [('faults', 'restarts', 'pause, s', 'links cut, s', 'limit, s')]
   rows += [
     (
       ', '.join(pause.faults) or '-',
@@ -321,8 +337,8 @@ def _shown(first_s: float, pauses: list[Pause], limits_s: list[float]) -> str:
   return f'\nfirst start: {first_s:.1f} s\n\n{clusters.table(*rows)}'
 
 
-def within_s(path: pathlib.Path) -> float:
-  """Returns the longest time between two pushes while nothing started again."""
+def longest_pause_s(path: pathlib.Path) -> float:
+  """Returns the longest time between two pushes without a restart, seconds."""
   longest_s, last = 0.0, math.inf
   for event in records.read_events(path):
     if event['event'] == 'start':
@@ -333,36 +349,39 @@ def within_s(path: pathlib.Path) -> float:
   return longest_s
 
 
-def _happened(
-  path: pathlib.Path, last_s: float, who: str
+def _recent_faults(
+  path: pathlib.Path, last_s: float, pattern: str
 ) -> list[pathlib.Path]:
-  """Returns what has happened in these last seconds, in order."""
+  """Returns the files of the faults of the last seconds, in order."""
   since = time.time() - last_s - _POLL_S
-  found = [(file.stat().st_mtime, file) for file in (path / 'faults').glob(who)]
-  return [file for at, file in sorted(found) if at > since]
+  files = (path / 'faults').glob(pattern)
+  dated = sorted((file.stat().st_mtime, file) for file in files)
+  return [file for injected_at, file in dated if injected_at > since]
 
 
-def _of_cuts(files: list[pathlib.Path]) -> list[float]:
-  """Returns for how long links were cut, of what has happened."""
+def _cuts_s(files: list[pathlib.Path]) -> list[float]:
+  """Returns the seconds of each cut among the files of faults."""
   return [float(file.read_text()) for file in files if '-cut' in file.name]
 
 
-def _judged(
+def _checks(
   path: pathlib.Path,
   counts: dict,
   still_s: float,
   limit_s: float,
   *,
-  reduced: bool,
+  is_allreduce: bool,
 ) -> Iterator[Check]:
   summary = records.read_summary(path)
-  missing = [cell for cell, (was, due) in counts.items() if was < due]
+  missing = [
+    cell for cell, (count, planned) in counts.items() if count < planned
+  ]
   yield Check('all faults happened', not missing, f'all but {missing}')
   yield Check('ended', summary['ended'] == 'finished', summary['ended'])
   detail = f'{still_s:.1f} s between two pushes, {limit_s:g} s at most'
-  yield Check('goes on', still_s <= limit_s, detail)
+  yield Check('continues after faults', still_s <= limit_s, detail)
   yield from accounts(path)
-  if not reduced:  # Replicas compare what they have by themselves.
+  if not is_allreduce:  # Replicas compare their own states.
     yield from check_parameters(path)
 
 

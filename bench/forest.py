@@ -1,13 +1,13 @@
-"""Compares rates of packed forests with other schemes, and times packing.
+"""Compares the rates of packed forests with other schemes; times packing.
 
   python -m bench.forest [--parts=speedups,spread,times,trees,chunks]
     [--topologies=FOLDER]
 
 speedups: the best rate of an allreduce over that of every scheme of
 topology/baselines, per topology.  FOLDER (or $SYNCOPATE_TOPOLOGIES) holds
-JSON files, each with `topologies` and the optima that are known of them;
-without it, one of each kind that topology/clusters/ can build.
-spread: the same where links are more and more unequal, up to 1:100.
+JSON files, each with `topologies` and their known optima; without it, the part
+uses one topology of each kind that topology/clusters/ can build.
+spread: the same on links that are more and more unequal, up to 1:100.
 times: seconds of packing, with rates, gaps and trees.
 trees: the trees of the best forests before and after they are thinned; the
 share of the best rate that few trees, and phases one after the other, reach.
@@ -47,13 +47,13 @@ _BASELINES = {
   'sharded_server': 'sharded',
   'equal_shards': 'equal shards',
 }
-_EXACT = 64  # Workers up to which the table of speed-ups is exact,
-_GAP = 0.01  # and how far below the bound its forests may be above.
+_EXACT = 64  # Most workers for which the table of speed-ups is exact.
+_GAP = 0.01  # Largest gap to the bound for more workers.
 _RATIOS = (1, 3, 10, 30, 100)
 _SEEDS = (1, 2, 3)
 _CLAIM = 18.3
 _PEER_S = {'dgx_a100(2)': 9.1, 'mi250(2)': 65.0, 'dgx_a100(4)': 77.0}
-_THINNED = 2**17  # Workers times links.
+_THINNED = 2**17  # Most workers times links of a thinned forest.
 _FEW = (8, 16, 32, 64)
 _BOXES = 'dgx_a100(2)'
 _SIZES_MB = (1, 100, 1000)
@@ -69,10 +69,10 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--parts', default=','.join(_PARTS))
   default = os.environ.get('SYNCOPATE_TOPOLOGIES')
   parser.add_argument('--topologies', default=default)
-  given = parser.parse_args(argv)
-  for part in given.parts.split(','):
+  flags = parser.parse_args(argv)
+  for part in flags.parts.split(','):
     if part == 'speedups':
-      folder = given.topologies
+      folder = flags.topologies
       print_speedups(
         topologies.read(folder) if folder else topologies.built_in()
       )
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
       print_times()
     elif part == 'trees':
       print_thinned(
-        topologies.read(given.topologies) if given.topologies else ()
+        topologies.read(flags.topologies) if flags.topologies else ()
       )
       print_few()
       print_phases()
@@ -95,21 +95,23 @@ def main(argv: list[str] | None = None) -> None:
 def ratios(cluster: Cluster, best: trees.Forest) -> dict[str, float | None]:
   """Returns the rate of a forest over that of each baseline, by its name.
 
-  None for a hierarchy where all workers are in one group.
+  The value is None for a hierarchy where all workers are in one group.
   """
-  found = schemes.build_all(cluster, best)
+  forests = schemes.build_all(cluster, best)
   return {
-    name: float(best.rate_Bps / found[name].rate_Bps) if name in found else None
+    name: (
+      float(best.rate_Bps / forests[name].rate_Bps) if name in forests else None
+    )
     for name in _BASELINES
   }
 
 
-def print_speedups(given: Sequence[topologies.Topology]) -> None:
+def print_speedups(chosen: Sequence[topologies.Topology]) -> None:
   """Prints a row per topology: the rate, and its ratio to each baseline."""
   head = 'topology', 'workers', 'GB/s', 'optimum', 'gap'
   rows = [(*head, *_BASELINES.values())]
   equal = below = above = 0
-  for name, cluster, optimum in given:
+  for name, cluster, optimum in chosen:
     count = len(cluster.workers)
     best = topology.pack(cluster, gap=0 if count <= _EXACT else _GAP)
     rate = best.rate_Bps / 10**9
@@ -152,17 +154,19 @@ def print_spread(seeds: Sequence[int] = _SEEDS) -> None:
       runs = [
         _unequal(spec, ratio, s) for s in seeds[: None if ratio > 1 else 1]
       ]
-      found = {
+      ratios_of = {
         title: [run[key] for run in runs if run[key] is not None]
         for key, title in _BASELINES.items()
       }
-      mean = {title: statistics.fmean(v) for title, v in found.items() if v}
-      cells = [name, f'{ratio}', *map(_range, found.values())]
+      mean = {title: statistics.fmean(v) for title, v in ratios_of.items() if v}
+      cells = [name, f'{ratio}', *map(_range, ratios_of.values())]
       cells.append(_least(mean))
       mean.pop('equal shards')
       cells.append(_least(mean))
       rows.append(tuple(cells))
-      most = {title: max(values, default=0) for title, values in found.items()}
+      most = {
+        title: max(values, default=0) for title, values in ratios_of.items()
+      }
       over = [f'{t} {r:.3g}' for t, r in most.items() if r > _CLAIM]
       if over:
         above.append(f'{name}, 1 : {ratio}: {", ".join(over)}')
@@ -177,20 +181,13 @@ def print_spread(seeds: Sequence[int] = _SEEDS) -> None:
 
 
 def print_times() -> None:
-  """Prints the seconds that packing trees takes, by cluster and collective.
-
-  Packs each cluster of `topologies.TIMES` once for each collective that is
-  listed with it, and prints a row as soon as the forest is found: rate in GB/s,
-  requested and reached gap as shares of the bound on the rate, number of trees,
-  seconds of wall time and of the processor.  Some rows end with the seconds of
-  another program, which were measured beforehand.
-  """
+  """Prints seconds, rate, gap and trees of each packing as it ends."""
   print(
-    '\nSeconds of packing, and of the processor, for a gap of at most that '
-    "asked for; beside it\nForestColl's Python, measured beforehand on such a "
+    '\nSeconds of packing, and of the processor, for the largest gap that '
+    "is allowed;\nForestColl's Python was measured beforehand on such a "
     f'machine, not by this command:\n\n{"cluster":52}{"collective":16}'
-    f'{"N":>4}{"GB/s":>9}{"asked":>7}{"gap":>7}{"trees":>7}{"s":>8}{"CPU s":>8}'
-    f'{"ForestColl":>12}'
+    f'{"N":>4}{"GB/s":>9}{"allowed":>8}{"gap":>7}{"trees":>7}'
+    f'{"s":>8}{"CPU s":>8}{"ForestColl":>12}'
   )
   for specs, gap, collectives in topologies.TIMES:
     for spec, collective in itertools.product(specs, collectives):
@@ -202,22 +199,24 @@ def print_times() -> None:
       peer_s = _PEER_S.get(spec, '') if collective == 'allgather' else ''
       print(
         f'{spec:52}{collective:16}{len(cluster.workers):4}'
-        f'{float(best.rate_Bps) / 1e9:9.2f}{gap:7.0%}{_gap(best):>7}'
+        f'{float(best.rate_Bps) / 1e9:9.2f}{gap:8.0%}{_gap(best):>7}'
         f'{len(best.trees):7}{took_s:8.2f}{cpu_s:8.2f}{peer_s:>12}',
         flush=True,
       )
 
 
-def print_thinned(given: Sequence[topologies.Topology] = ()) -> None:
-  """Prints trees and depth of exact forests, as packed first and thinned.
+def print_thinned(chosen: Sequence[topologies.Topology] = ()) -> None:
+  """Prints trees and depth of exact forests, before and after thinning.
 
-  Of these topologies, and of all that are built for other tables, as long as
-  the exact way takes seconds.
+  Includes all clusters of other tables that are packed exactly within seconds.
+
+  Args:
+    chosen: Further topologies.
   """
-  known = {name: cluster for name, cluster, _ in given}
-  known |= {name: build_cluster(name) for name in topologies.exact()}
+  clusters = {name: cluster for name, cluster, _ in chosen}
+  clusters |= {name: build_cluster(name) for name in topologies.exact_specs()}
   rows = [('allreduce', 'workers', 'trees', 'depth', 's', 'thinning s')]
-  for name, cluster in known.items():
+  for name, cluster in clusters.items():
     if len(cluster.workers) * len(cluster.links) > _THINNED:
       continue
     start_s = time.process_time()
@@ -243,18 +242,18 @@ def print_few() -> None:
   for spec in topologies.FEW_OF:
     cluster = build_cluster(spec)
     best = topology.pack(cluster)
-    found = [topology.pack(cluster, max_trees=most) for most in _FEW]
-    parts = [f'{float(f.rate_Bps / best.rate_Bps):.3f}' for f in found]
+    forests = [topology.pack(cluster, max_trees=most) for most in _FEW]
+    parts = [f'{float(f.rate_Bps / best.rate_Bps):.3f}' for f in forests]
     few.append((spec, f'{len(best.trees)}', *parts))
   print(
-    '\nAllreduce: trees of the best forest, and the part of its rate with at '
-    f'most so many:\n\n{table(*few)}',
+    '\nAllreduce: trees of the best forest, and the share of its rate with a '
+    f'limited number:\n\n{table(*few)}',
     flush=True,
   )
 
 
 def print_phases() -> None:
-  """Prints what overlapping the ways up and down gains."""
+  """Prints the gain of overlapping reduction and broadcast."""
   rows = [('cluster', 'best shares', 'equal shards')]
   for spec in topologies.PHASES_OF:
     cluster = build_cluster(spec)
@@ -273,7 +272,7 @@ def print_phases() -> None:
 
 
 def print_chunks() -> None:
-  """Prints how long sizes take with latency, in the best chunks."""
+  """Prints the times of several sizes with latency, in the best chunks."""
   cluster = build_cluster(_BOXES)
   best = topology.pack(cluster)
   compared = {

@@ -1,31 +1,34 @@
-"""GradientFlow's ladder in a lab: what each technique saves of a step.
+"""Measures the step time of GradientFlow's techniques, one added at a time.
 
   python -m bench.ladder [--routes=ring,native,ddp,factors] [--hosts=4]
     [--mbit=200] [--slowest=200] [--megabytes=25] [--seconds=12] [--out=DIR]
     [--rungs=tensors,fused,...] [--peers=PYTHON]
 
-Needs root, for network namespaces (tools.lab).  Real runs of tools.launch whose
-computing is a sleep, so that links are the limit and processors are not: the
-gradient of AlexNet's layers, scaled, of which the dense layers come first in
-the backward pass and the convolutions take most of its time.
+Needs root, for network namespaces (tools.lab).  Executes real runs of
+tools.launch in which a sleep stands for the computation, so that links and not
+processors are the limit.  The gradient has AlexNet's layers, scaled: the dense
+layers come first in the backward pass, and the convolutions take most of its
+time.
 
-step: seconds from one update to the next, the median but for the first two.
-exposed: what of it nobody computes.  bound: what the bytes of a rung take at
-the nominal rates of a packed forest, which is 2 (n - 1) / n times each byte
-where links are equal, and two messages for each other host.  Rungs add up: one
-range for each tensor, ranges of 1 MiB, bfloat16, overlap, and in the place of
-bfloat16 a tenth of the chunks, chosen by the norms of before; these in
-bfloat16, too.  ahead and float16: overlap in float32 and in float16.
---slowest: rate of the last host's links, of which `forest` is told.
+step: median seconds from one update to the next, without the first two steps.
+exposed: the part of a step in which no worker computes.  bound: seconds for the
+bytes of a rung at the nominal rates of a packed forest (on equal links each
+byte travels 2 (n - 1) / n times), plus two messages to every other host.
+
+Rungs add up: tensors (one bucket per tensor), fused (buckets of 1 MiB), half
+(bfloat16), overlap.  sparse replaces bfloat16 by a tenth of the chunks, chosen
+by the norms of the step before; both adds bfloat16 again.  ahead and float16:
+overlap in float32 and in float16.  --slowest: rate of the last host's links,
+which the route `forest` receives in its file of links.
 
 ddp: the same layers and sleep in torch with DDP over gloo (--peers names an
-interpreter that has it, see bench.peers), by what its hooks send and the size
-of its buckets; all in one bucket leaves nothing to overlap, as fused and half.
-factors: `lowrank` and DDP's PowerSGD of the same rank, of the dense layers of
-bench.steps, which are computed.
+interpreter that has it, see bench.peers), by communication hook and size of
+buckets; a single bucket leaves nothing to overlap, as in fused and half.
+factors: `lowrank` and DDP's PowerSGD of the same rank, on the dense layers of
+bench.steps, which are really computed.
 
-codec: milliseconds that a worker needs beside sending, of random numbers:
-packing what travels, and taking in the sum; medians of 20.
+codec: milliseconds that a worker needs to encode and decode a gradient of
+random numbers, without sending; medians of 20.
 """
 
 import argparse
@@ -45,9 +48,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench import clusters, steps
+from bench.hosts import Case
 from bench.peers import running as peers
 from bench.routes import write_links
-from bench.shaped import Case
 from cluster.speed import layers
 from learning.layout import Layout
 from topology.packing.pack import pack
@@ -56,8 +59,8 @@ from wire.codec import Workspace
 from wire.multi_round import MultiRoundAllreduce
 
 # Thousands of parameters of AlexNet's layers, kernels and biases, in the order
-# of the backward pass, and the layer's part of its time (ours: dense layers
-# multiply as often as they have parameters, convolutions 55 to 3,025 times).
+# of the backward pass, and the layer's part of its time (our estimate: dense
+# layers use each parameter once per example, convolutions 55 to 3,025 times).
 _ALEXNET = (
   ((1, 4096), 0.02),
   ((4.1, 16777), 0.05),
@@ -69,7 +72,7 @@ _ALEXNET = (
   ((0.1, 23), 0.10),
 )
 _FORWARD = 1 / 3
-_LATENCY_S = 1e-4  # Of a message in the lab.
+_LATENCY_S = 1e-4  # Delay of a message in the lab.
 _SPARSE = {
   'wire.name': 'sparse',
   'wire.sparse.select_lag': 1,
@@ -91,18 +94,19 @@ _RUNGS: dict[str, dict[str, Any]] = {
   'sparse': {**_FUSED, **_SPARSE},
   'both': {**_FUSED, **_SPARSE, 'wire.sparse.dtype': 'bfloat16'},
 }
-_BESIDE = ('ddp', 'factors')
-_ROUTES = ('ring', 'native', *_BESIDE)
-_NATIVE = ('tensors', 'fused', 'half')  # XLA begins when all is computed.
+_OTHER_TABLES = ('ddp', 'factors')
+_ROUTES = ('ring', 'native', *_OTHER_TABLES)
+# Rungs without overlap: XLA begins when the whole gradient is computed.
+_NATIVE = ('tensors', 'fused', 'half')
 _HOOKS = ('none', 'bfloat16', 'float16')
 _BUCKETS = (0.0, 2.0**20, 2.0**22, None, math.inf)  # Bytes; None: default.
 _RANK = 4
-_STEPS = 4  # Of DDP, for each bucket.
-_NAMED = {0.0: 'tensors', None: 'default', math.inf: 'one'}
+_STEPS = 4  # Steps of DDP for each size of buckets.
+_BUCKET_NAMES = {0.0: 'tensors', None: 'default', math.inf: 'one'}
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Prints the tables."""
+  """Prints the tables of the chosen routes."""
   parser = argparse.ArgumentParser(
     prog='bench.ladder', description=__doc__.splitlines()[0]
   )
@@ -115,43 +119,43 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--seconds', type=float, default=12.0, help='of a run')
   parser.add_argument('--out', help='folder of the runs; a new one by default')
   parser.add_argument('--peers', **peers.FLAG)
-  given = parser.parse_args(argv)
-  routes = given.routes.split(',')
+  flags = parser.parse_args(argv)
+  routes = flags.routes.split(',')
   if {*routes} - {*_ROUTES, 'forest'}:
     parser.error(f'expected forest or some of {_ROUTES}, got {routes}')
-  if {*given.rungs.split(',')} - {*_RUNGS}:
-    parser.error(f'expected rungs of {[*_RUNGS]}, got {given.rungs}')
-  peers.require_torch(parser, given.peers)
-  out = pathlib.Path(given.out or tempfile.mkdtemp())
+  if {*flags.rungs.split(',')} - {*_RUNGS}:
+    parser.error(f'expected rungs of {[*_RUNGS]}, got {flags.rungs}')
+  peers.require_torch(parser, flags.peers)
+  out = pathlib.Path(flags.out or tempfile.mkdtemp())
   print(f'runs are in {out}', flush=True)
-  size_bytes = round(given.megabytes * 1e6) // 4 * 4
-  if {*routes} - {*_BESIDE}:
+  size_bytes = round(flags.megabytes * 1e6) // 4 * 4
+  if {*routes} - {*_OTHER_TABLES}:
     print_codec(size_bytes)
   for route in routes:
     if route == 'factors':
-      print_factors(out, given)
+      print_factors(out, flags)
     elif route != 'ddp':
-      print_ladder(out, route, given, size_bytes)
-    elif given.peers:
-      print_ddp(given, size_bytes)
+      print_ladder(out, route, flags, size_bytes)
+    elif flags.peers:
+      print_ddp(flags, size_bytes)
 
 
 def print_ladder(
-  out: pathlib.Path, route: str, given: argparse.Namespace, size_bytes: int
+  out: pathlib.Path, route: str, flags: argparse.Namespace, size_bytes: int
 ) -> None:
-  """Prints what a step takes, rung by rung.
+  """Prints the times of a step on a route, by rung.
 
   Args:
     out: Folder of all runs.
     route: Route of all rungs.
-    given: The flags.
+    flags: Parsed flags of the command line.
     size_bytes: Bytes of the gradient in float32.
   """
   profile = out / 'layers.json'
   out.mkdir(parents=True, exist_ok=True)
   profile.write_text(json.dumps(_profile(size_bytes)))
-  count, bound_s = given.hosts, _bound(given, size_bytes)
-  compute_s = _compute_s(given, size_bytes)
+  count, bound_s = flags.hosts, _bound(flags, size_bytes)
+  compute_s = _compute_s(flags, size_bytes)
   shared = {
     'model.name': 'none',
     'model.none.size_bytes': size_bytes,
@@ -164,35 +168,35 @@ def print_ladder(
     del shared['cluster.speed.layers']
   if route == 'forest':
     links = out / 'links.json'
-    write_links(links, _hosts(given).cluster)
+    write_links(links, _hosts(flags).cluster)
     shared['route.forest.cluster'] = str(links)
-  chosen = given.rungs.split(',')
+  chosen = flags.rungs.split(',')
   rows = [('rung', 'step s', 'exposed s', 'bound s', 'bound/exposed')]
   for rung, fields in _RUNGS.items():
     if rung not in chosen or (route == 'native' and rung not in _NATIVE):
       continue
     if route == 'native':
       fields = {k: v for k, v in fields.items() if k != 'route.overlap'}
-    took = steps.real(
+    took = steps.measure(
       out / f'{route}_{rung}',
-      _hosts(given),
+      _hosts(flags),
       {**shared, **fields},
       about_s=compute_s + bound_s,
-      seconds=given.seconds,
+      seconds=flags.seconds,
     )
-    own_s = _bound(given, travels(rung, size_bytes))
+    rung_bound_s = _bound(flags, message_bytes(rung, size_bytes))
     exposed_s = took.step_s - took.compute_s
     rows.append(
       (
         rung,
         f'{took.step_s:.3f}',
         f'{exposed_s:.3f}',
-        f'{own_s:.3f}',
-        f'{own_s / exposed_s:.3f}',
+        f'{rung_bound_s:.3f}',
+        f'{rung_bound_s / exposed_s:.3f}',
       )
     )
   print(
-    f'\n{route}, {count} hosts, {_rates(given)} Mbit/s, '
+    f'\n{route}, {count} hosts, {_rates(flags)} Mbit/s, '
     f'{size_bytes / 1e6:.1f} MB, computing {compute_s:.3f} s, load '
     f'{os.getloadavg()[0]:.1f}\n\n'
     f'{clusters.table(*rows)}',
@@ -200,27 +204,37 @@ def print_ladder(
   )
 
 
-def print_ddp(given: argparse.Namespace, size_bytes: int) -> None:
-  """Prints what the same step takes torch's DDP; arguments as above."""
-  compute_s = _compute_s(given, size_bytes)
+def print_ddp(flags: argparse.Namespace, size_bytes: int) -> None:
+  """Prints the times of the same step in torch's DDP.
+
+  Args:
+    flags: Parsed flags of the command line.
+    size_bytes: Bytes of the gradient in float32.
+  """
+  compute_s = _compute_s(flags, size_bytes)
   rows = layers.parse(_profile(size_bytes))
   chosen = [*itertools.product(_HOOKS, _BUCKETS)]
   jobs = [
-    peers.step_of(
-      peers.slept(rows, compute_s), steps=_STEPS, bucket_bytes=size, hook=hook
+    peers.step_job(
+      peers.sleeping_model(rows, compute_s),
+      steps=_STEPS,
+      bucket_bytes=size,
+      hook=hook,
     )
     for hook, size in chosen
   ]
-  took = peers.run(given.peers, _hosts(given), jobs)
+  took = peers.run(flags.peers, _hosts(flags), jobs)
   table = [('hook', 'buckets', 'step s', 'exposed s', 'bound/exposed', 'CPU s')]
   for (hook, size), each in zip(chosen, took, strict=True):
     share = 1 if hook == 'none' else 2
     exposed_s = each.step_s - each.compute_s
-    bound_s = _bound(given, size_bytes // share)
+    bound_s = _bound(flags, size_bytes // share)
     table.append(
       (
         hook,
-        _NAMED[size] if size in _NAMED else f'{size / 2**20:g} MiB',
+        _BUCKET_NAMES[size]
+        if size in _BUCKET_NAMES
+        else f'{size / 2**20:g} MiB',
         f'{each.step_s:.3f}',
         f'{exposed_s:.3f}',
         f'{bound_s / exposed_s:.3f}',
@@ -228,62 +242,62 @@ def print_ddp(given: argparse.Namespace, size_bytes: int) -> None:
       )
     )
   print(
-    f'\nddp, {given.hosts} hosts, {_rates(given)} Mbit/s, computing '
+    f'\nddp, {flags.hosts} hosts, {_rates(flags)} Mbit/s, computing '
     f'{compute_s:.3f} s, load {os.getloadavg()[0]:.1f}\n\n'
     f'{clusters.table(*table)}',
     flush=True,
   )
 
 
-def print_factors(out: pathlib.Path, given: argparse.Namespace) -> None:
-  """Prints steps of dense layers whose matrices travel as thin ones."""
+def print_factors(out: pathlib.Path, flags: argparse.Namespace) -> None:
+  """Prints the times of a step with low-rank gradients of dense layers."""
   fields = {'wire.name': 'lowrank', 'wire.lowrank.rank': _RANK}
-  own = steps.real(
+  lowrank = steps.measure(
     out / 'factors',
-    _hosts(given),
+    _hosts(flags),
     {**steps.MODELS['mlp'], **fields, 'route.name': 'ring'},
     about_s=0.2,
-    seconds=given.seconds,
+    seconds=flags.seconds,
   )
-  took: dict[str, Any] = {'lowrank, ring': own}
-  if given.peers:
-    # In one bucket: of several, the hook waits in gloo's two threads for what
-    # these would have to send.
-    job = peers.step_of(
+  took: dict[str, Any] = {'lowrank, ring': lowrank}
+  if flags.peers:
+    # One bucket: with several, the hook blocks gloo's two threads while it
+    # waits for messages that these threads would have to send.
+    job = peers.step_job(
       steps.torch_model('mlp'),
-      steps=math.ceil(given.seconds / own.step_s),
+      steps=math.ceil(flags.seconds / lowrank.step_s),
       batch=steps.BATCH,
       bucket_bytes=math.inf,
       hook='powersgd',
       rank=_RANK,
     )
-    (took['PowerSGD, ddp'],) = peers.run(given.peers, _hosts(given), [job])
+    (took['PowerSGD, ddp'],) = peers.run(flags.peers, _hosts(flags), [job])
   rows = [('factors', 'step s', 'computing s')]
   for name, each in took.items():
     rows.append((name, f'{each.step_s:.3f}', f'{each.compute_s:.3f}'))
   print(
-    f'\nrank {_RANK}, {_rates(given)} Mbit/s, load {os.getloadavg()[0]:.1f}\n\n'
+    f'\nrank {_RANK}, {_rates(flags)} Mbit/s, load {os.getloadavg()[0]:.1f}\n\n'
     f'{clusters.table(*rows)}',
     flush=True,
   )
 
 
-def travels(rung: str, size_bytes: int) -> int:
-  """Returns the bytes that are summed in a rung, without books."""
+def message_bytes(rung: str, size_bytes: int) -> int:
+  """Returns the bytes that a rung sums, without step statistics.
+
+  Args:
+    rung: Name of the rung.
+    size_bytes: Bytes of the gradient in float32.
+  """
   if rung in ('sparse', 'both'):
     dtype = 'bfloat16' if rung == 'both' else 'float32'
     return sum(_multi_round(size_bytes // 4, dtype).size_bytes(-1))
-  halves = ('half', 'overlap', 'float16')
-  return size_bytes // 2 if rung in halves else size_bytes
+  half_precision = ('half', 'overlap', 'float16')
+  return size_bytes // 2 if rung in half_precision else size_bytes
 
 
 def print_codec(size_bytes: int) -> None:
-  """Prints the milliseconds that compressing a gradient takes on this host.
-
-  Four rows: rounding to bfloat16; the way back to float32; and all that one
-  worker computes in a sparse allreduce, from its gradient to the sum, once in
-  float32 and once in bfloat16.  Nothing is sent.  Medians of 20, wall time;
-  random numbers, of which the sparse allreduce selects a tenth.
+  """Prints the milliseconds to encode and decode a gradient, by codec.
 
   Args:
     size_bytes: Bytes of the gradient in float32.
@@ -292,31 +306,31 @@ def print_codec(size_bytes: int) -> None:
   rng = np.random.default_rng(0)
   gradient = rng.normal(size=_multi_round(size).size).astype(np.float32)
 
-  half = jax.jit(lambda numbers: numbers.astype(jnp.bfloat16))
-  whole = jax.jit(lambda numbers: numbers.astype(jnp.float32))
+  to_half = jax.jit(lambda numbers: numbers.astype(jnp.bfloat16))
+  to_float = jax.jit(lambda numbers: numbers.astype(jnp.float32))
   vector = jnp.asarray(gradient)
-  packed = half(vector)
+  encoded = to_half(vector)
   rows = [('codec', 'ms')]
   for name, function in (
-    ('bfloat16, packing', lambda: jax.block_until_ready(half(vector))),
-    ('bfloat16, taking in', lambda: jax.block_until_ready(whole(packed))),
-    ('sparse, both', _conversing(size, gradient, 'float32')),
-    ('and bfloat16', _conversing(size, gradient, 'bfloat16')),
+    ('bfloat16, encoding', lambda: jax.block_until_ready(to_half(vector))),
+    ('bfloat16, decoding', lambda: jax.block_until_ready(to_float(encoded))),
+    ('sparse, both', _allreduce(size, gradient, 'float32')),
+    ('sparse in bfloat16, both', _allreduce(size, gradient, 'bfloat16')),
   ):
     rows.append((name, f'{_ms(function):.1f}'))
   print(f'\n{size_bytes / 1e6:.1f} MB\n\n{clusters.table(*rows)}', flush=True)
 
 
-def _conversing(
+def _allreduce(
   size: int, gradient: np.ndarray, dtype: str
 ) -> Callable[[], None]:
-  """Returns what a worker does in a sum, but for sending."""
+  """Returns a function that encodes and decodes one sparse allreduce."""
   multi_round, workspace = _multi_round(size, dtype), Workspace()
   state = multi_round.init(0)
-  # The residual lies in one of them.
+  # The codec keeps its residual in one of the two.
   vectors = [gradient.copy() for _ in range(2)]
 
-  def converse() -> None:
+  def allreduce() -> None:
     nonlocal state
     vectors.reverse()
     rounds = multi_round.start(
@@ -329,7 +343,7 @@ def _conversing(
     except StopIteration as end:
       _, state = end.value
 
-  return converse
+  return allreduce
 
 
 def _ms(function: Callable[[], object]) -> float:
@@ -353,39 +367,39 @@ def _multi_round(size: int, dtype: str = 'float32') -> MultiRoundAllreduce:
     warmup=(),
     warmup_epochs=1.0,
   )
-  of_pool = {'bucket_bytes': math.inf, 'step_statistics': 0}
+  layout = {'bucket_bytes': math.inf, 'step_statistics': 0}
   multiple = wire.push.padding
-  blank = Layout((), blank=size, multiple=multiple, **of_pool)
+  blank = Layout((), blank=size, multiple=multiple, **layout)
   return MultiRoundAllreduce(wire, blank.gradient_size, (), uses_numpy=True)
 
 
-def _bound(given: argparse.Namespace, size_bytes: int) -> float:
-  """Returns what a sum of so many bytes takes at least, seconds."""
-  rate_Bps = float(pack(_hosts(given).cluster).rate_Bps or 1)
-  return size_bytes / rate_Bps + 2 * (given.hosts - 1) * _LATENCY_S
+def _bound(flags: argparse.Namespace, size_bytes: int) -> float:
+  """Returns a lower bound on the seconds of an allreduce of a size."""
+  rate_Bps = float(pack(_hosts(flags).cluster).rate_Bps or 1)
+  return size_bytes / rate_Bps + 2 * (flags.hosts - 1) * _LATENCY_S
 
 
-def _compute_s(given: argparse.Namespace, size_bytes: int) -> float:
-  """Returns what a step computes.
+def _compute_s(flags: argparse.Namespace, size_bytes: int) -> float:
+  """Returns the seconds of computation in a step.
 
-  Its backward pass takes as long as communication in half of float32.
+  The backward pass takes as long as communication in half precision.
   """
-  return _bound(given, size_bytes) / 2 / (1 - _FORWARD)
+  return _bound(flags, size_bytes) / 2 / (1 - _FORWARD)
 
 
-def _hosts(given: argparse.Namespace) -> Case:
-  mbit = [given.mbit] * (given.hosts - 1) + [given.slowest or given.mbit]
+def _hosts(flags: argparse.Namespace) -> Case:
+  mbit = [flags.mbit] * (flags.hosts - 1) + [flags.slowest or flags.mbit]
   return Case(mbit, mbit, {})
 
 
-def _rates(given: argparse.Namespace) -> str:
-  one = f' (one {given.slowest})' if given.slowest else ''
-  return f'{given.mbit}{one}'
+def _rates(flags: argparse.Namespace) -> str:
+  slowest = f' (one {flags.slowest})' if flags.slowest else ''
+  return f'{flags.mbit}{slowest}'
 
 
 def _profile(size_bytes: int) -> dict[str, Any]:
-  """Returns AlexNet's layers as tools.profile_layers writes them."""
-  thousands: Sequence[float] = [n for own, _ in _ALEXNET for n in own]
+  """Returns a profile of AlexNet's layers, in the form of profile_layers."""
+  thousands: Sequence[float] = [size for layer, _ in _ALEXNET for size in layer]
   sizes = [
     round(size_bytes * n / sum(thousands)) // 4 * 4 for n in thousands[:-1]
   ]

@@ -1,4 +1,4 @@
-"""Measures the load that one coordinator sustains.
+"""Measures the load that one coordinator can sustain.
 
   python -m bench.lead [--pushes=10000]
   python -m bench.lead --processes=64 [--supersteps=100] [--schemes=bsp,elastic]
@@ -46,14 +46,14 @@ _ROWS = ((16, 1), (64, 1), (256, 1), (16, 4), (256, 4))  # Workers, servers.
 _CLIENTS = 2  # Processes of scripted workers.
 _SIZE_BYTES = 4096
 _TIMEOUT_S = 60.0
-_BEATS_S = 10.0
+_HEARTBEAT_S = 10.0
 _START_S = 600.0
 _MAIN = pathlib.Path(__file__).resolve().parents[1] / 'main.py'
 _MEMORY = re.compile(rb'^(Rss|Pss):\s+(\d+) kB', re.MULTILINE)
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Prints a table of either kind, in Markdown."""
+  """Prints a Markdown table of scripted workers or of real processes."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--pushes', type=int, default=10_000)
   parser.add_argument('--processes', type=int)
@@ -64,14 +64,14 @@ def main(argv: list[str] | None = None) -> None:
   if arguments.part:
     _take_part(**json.loads(arguments.part))
   elif arguments.processes:
-    _launches(
+    _print_processes(
       arguments.processes, arguments.supersteps, arguments.schemes.split(',')
     )
   else:
-    _scripted(arguments.pushes)
+    _print_scripted(arguments.pushes)
 
 
-def _scripted(pushes: int) -> None:
+def _print_scripted(pushes: int) -> None:
   print(
     '| workers | servers | pushes/s | process us/push | over first '
     '| deciding us/push | over first | peak MiB |'
@@ -80,7 +80,9 @@ def _scripted(pushes: int) -> None:
   first: list[float] = []
   for workers, servers in _ROWS:
     row = _row(workers, servers, pushes)
-    costs_us = [1e6 * row[of] / row['pushes'] for of in ('cpu_s', 'decided_s')]
+    costs_us = [
+      1e6 * row[key] / row['pushes'] for key in ('cpu_s', 'decided_s')
+    ]
     first = first or costs_us
     costs = ' | '.join(
       f'{cost_us:.0f} | {cost_us / before_us:.2f}'
@@ -94,7 +96,7 @@ def _scripted(pushes: int) -> None:
 
 
 def _row(workers: int, servers: int, pushes: int) -> dict[str, float]:
-  """Returns the measurements of one run's coordinator."""
+  """Returns times, pushes and memory of the coordinator of a run."""
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
     run = {
       'workers': workers,
@@ -103,17 +105,18 @@ def _row(workers: int, servers: int, pushes: int) -> dict[str, float]:
       'workdir': f'{folder}/run',
       'coordinator': f'127.0.0.1:{roles.free_ports(1)[0]}',
     }
-    measured = stack.enter_context(_started(run, role='server:0'))
+    coordinator = stack.enter_context(_start(run, role='server:0'))
     for index in range(1, servers):
-      stack.enter_context(_started(run, role=f'server:{index}'))
+      stack.enter_context(_start(run, role=f'server:{index}'))
     for index in range(_CLIENTS):
-      stack.enter_context(_started(run, client=index))
-    output, _ = measured.communicate(timeout=_START_S)
+      stack.enter_context(_start(run, client=index))
+    output, _ = coordinator.communicate(timeout=_START_S)
     return json.loads(output.splitlines()[-1])
 
 
 @contextlib.contextmanager
-def _started(run: dict[str, Any], **part: Any) -> Iterator[subprocess.Popen]:
+def _start(run: dict[str, Any], **part: Any) -> Iterator[subprocess.Popen]:
+  """Yields a process of a run, which is killed if the context fails."""
   command = [sys.executable, '-m', 'bench.lead', '--part']
   command.append(json.dumps(run | part))
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -134,7 +137,7 @@ def _take_part(
   role: str = '',
   client: int = 0,
 ) -> None:
-  """Runs one process of a run: a server, or some scripted workers."""
+  """Runs one process of a run: a server, or a share of the scripted workers."""
   config = _config(workers, servers, pushes)
   if not role:
     _drive(range(client, workers, _CLIENTS), coordinator, workdir)
@@ -144,32 +147,32 @@ def _take_part(
   if role != 'server:0':
     run()
     return
-  run.runtime = measured = _Measured(run.runtime)
+  run.runtime = timed = _TimedRuntime(run.runtime)
   summary = run()
   peak_MiB = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
   row = {'pushes': summary['iterations'], 'peak_MiB': peak_MiB}
-  print(json.dumps(row | measured.used()))
+  print(json.dumps(row | timed.elapsed()))
 
 
-class _Measured:
-  """Runtime that measures the times used between its start and its close."""
+class _TimedRuntime:
+  """Runtime that measures wall and CPU times from its start to its close."""
 
   def __init__(self, runtime: Any):
     self._runtime = runtime
-    self._began = self._ended = 0.0, 0.0, 0.0
+    self._start = self._end = 0.0, 0.0, 0.0
 
   def start(self) -> None:
-    self._began = _clocks()
+    self._start = _clocks()
     self._runtime.start()
 
   def close(self) -> None:
-    self._ended = _clocks()
+    self._end = _clocks()
     self._runtime.close()
 
-  def used(self) -> dict[str, float]:
-    """Returns seconds of wall time, and CPU seconds of process and thread."""
+  def elapsed(self) -> dict[str, float]:
+    """Returns wall seconds, and CPU seconds of the process and the thread."""
     spans = [
-      end - start for start, end in zip(self._began, self._ended, strict=True)
+      end - start for start, end in zip(self._start, self._end, strict=True)
     ]
     return dict(zip(('wall_s', 'cpu_s', 'decided_s'), spans, strict=True))
 
@@ -182,17 +185,17 @@ def _clocks() -> tuple[float, float, float]:
 
 
 def _config(workers: int, servers: int, pushes: int) -> ConfigDict:
-  config = _timing(workers)
+  config = _timing_config(workers)
   config.sync.name = 'asp'
   config.route.server.servers = servers
   config.route.server.dedicated = True
-  _last(config, pushes)
+  _set_length(config, pushes)
   config.cluster.timeout_s = _TIMEOUT_S
   return config
 
 
-def _timing(workers: int) -> ConfigDict:
-  """Returns a config without a model, on real hosts."""
+def _timing_config(workers: int) -> ConfigDict:
+  """Returns the config of a timing-only run of real processes."""
   config = default.get_config()
   config.model.name = 'none'
   config.model.none.size_bytes = _SIZE_BYTES
@@ -205,8 +208,8 @@ def _timing(workers: int) -> ConfigDict:
   return config
 
 
-def _last(config: ConfigDict, iterations: int) -> None:
-  """Sets the run's length to so many iterations, summed over the workers."""
+def _set_length(config: ConfigDict, iterations: int) -> None:
+  """Sets the length of a run to a number of iterations of all workers."""
   num_train = iterations * config.batching.worker_batch
   config.model.none.num_train = num_train
   config.epochs = config.eval_every = 1.0
@@ -218,16 +221,16 @@ def _drive(indices: range, coordinator: str, workdir: str) -> None:
   deadline = time.monotonic() + _START_S
   while not path.exists() and time.monotonic() < deadline:
     time.sleep(0.05)
-  print_of = fingerprint(json.loads(path.read_text()))
+  config_fingerprint = fingerprint(json.loads(path.read_text()))
   token = (pathlib.Path(workdir) / rendezvous.TOKEN).read_text().strip()
   security = Security(token=token)
   controls, process = [], secrets.token_hex(16)
   for index in indices:
-    hello = messages.WorkerHello(index, process, print_of)
+    hello = messages.WorkerHello(index, process, config_fingerprint)
     controls.append(connect(coordinator, hello, security, _START_S))
     work = threading.Thread(target=_work, args=(index, controls[-1], security))
     work.start()
-  _beat(controls)
+  _send_heartbeats(controls)
 
 
 def _work(index: int, control: Stream, security: Security) -> None:
@@ -238,7 +241,9 @@ def _work(index: int, control: Stream, security: Security) -> None:
     streams = [connect(each, key, security, _START_S) for each in servers]
     for stream in streams:
       stream.receive(messages.PIECE_SIZES)
-    threading.Thread(target=_heed, args=(control,), daemon=True).start()
+    threading.Thread(
+      target=_exit_at_session_end, args=(control,), daemon=True
+    ).start()
     control.send(messages.WorkerReady())
     buffers: list[np.ndarray | None] = [None] * len(streams)
     while True:
@@ -265,8 +270,8 @@ def _work(index: int, control: Stream, security: Security) -> None:
         stream.send(report, [buffer], buffer.size)
 
 
-def _heed(control: Stream) -> None:
-  """Ends this process when the coordinator ends one of its workers."""
+def _exit_at_session_end(control: Stream) -> None:
+  """Exits this process when the coordinator ends one of its sessions."""
   with contextlib.suppress(TransportError):
     while not isinstance(
       control.receive(messages.TO_WORKER).header, messages.SessionEnd
@@ -275,38 +280,43 @@ def _heed(control: Stream) -> None:
   os._exit(0)
 
 
-def _beat(controls: list[Stream]) -> None:
+def _send_heartbeats(controls: list[Stream]) -> None:
   steps = 0
   while True:
-    time.sleep(_BEATS_S)
+    time.sleep(_HEARTBEAT_S)
     steps += 1
     for control in controls:
       with contextlib.suppress(TransportError):
-        beat = messages.WorkerHeartbeat(0.0, ('transfer', 0, steps))
-        control.send(beat)
+        heartbeat = messages.WorkerHeartbeat(0.0, ('transfer', 0, steps))
+        control.send(heartbeat)
 
 
-def _launches(processes: int, supersteps: int, schemes: list[str]) -> None:
+def _print_processes(
+  processes: int, supersteps: int, schemes: list[str]
+) -> None:
   print(
     '| scheme | processes | ready s | supersteps | s each | '
-    'lead MiB (RSS, PSS) | worker MiB (RSS, PSS) |'
+    'coordinator MiB (RSS, PSS) | worker MiB (RSS, PSS) |'
   )
   print('| --- | ---: | ---: | ---: | ---: | ---: | ---: |')
   for scheme in schemes:
-    row = _launched(scheme, processes, supersteps)
+    row = _run_processes(scheme, processes, supersteps)
     print(
       f'| {scheme} | {processes} | {row["ready_s"]:.0f} | {supersteps} '
-      f'| {row["wall_s"] / supersteps:.2f} | {row["lead"]} | {row["worker"]} |',
+      f'| {row["wall_s"] / supersteps:.2f} | {row["coordinator"]} '
+      f'| {row["worker"]} |',
       flush=True,
     )
 
 
-def _launched(scheme: str, processes: int, supersteps: int) -> dict[str, Any]:
-  """Runs real processes; returns their times and memory."""
-  config = _timing(processes)
+def _run_processes(
+  scheme: str, processes: int, supersteps: int
+) -> dict[str, Any]:
+  """Executes a run of real processes; returns its times and memory."""
+  config = _timing_config(processes)
   with tempfile.TemporaryDirectory() as folder:
     workdir = pathlib.Path(folder) / 'run'
-    _last(config, processes * supersteps)
+    _set_length(config, processes * supersteps)
     fields = {
       'sync.name': scheme,
       'model.name': 'none',
@@ -324,17 +334,17 @@ def _launched(scheme: str, processes: int, supersteps: int) -> dict[str, Any]:
     command += ['--servers=1', f'--workdir={workdir}', '--']
     command += [f'--config={_MAIN.parent / "configs" / "default.py"}']
     command += [f'--config.{name}={value}' for name, value in fields.items()]
-    began = time.time()
+    start = time.time()
     with subprocess.Popen(command, stdout=sys.stderr) as launcher:
       try:
-        found = _memory_once(launcher, workdir)
+        memory = _memory_once(launcher, workdir)
         subprocess.CompletedProcess(command, launcher.wait()).check_returncode()
       finally:
-        launcher.terminate()  # It ends the others.
+        launcher.terminate()  # Also ends its children.
     path = workdir / 'summary.json'
     summary = json.loads(path.read_text())
-    ready_s = path.stat().st_mtime - summary['wall_s'] - began
-  return found | {'ready_s': ready_s, 'wall_s': summary['wall_s']}
+    ready_s = path.stat().st_mtime - summary['wall_s'] - start
+  return memory | {'ready_s': ready_s, 'wall_s': summary['wall_s']}
 
 
 def _memory_once(
@@ -344,18 +354,18 @@ def _memory_once(
   rows = workdir / 'metrics.jsonl'
   while not rows.exists() or not rows.stat().st_size:
     if launcher.poll() is not None:
-      raise RuntimeError('The run has ended before it has begun.')
+      raise RuntimeError('The run has ended before its first metrics.')
     time.sleep(0.2)
   pids: dict[str, int] = {}
   for line in (workdir / 'launch.jsonl').read_text().splitlines():
     row = json.loads(line)
     if row['event'] == 'start':
       pids[row['role']] = row['pid']
-  of = {role: _memory_MiB(pid) for role, pid in pids.items()}
-  coordinator = of.pop('worker:0')
-  mean = np.mean(list(of.values()), axis=0)
+  memory = {role: _memory_MiB(pid) for role, pid in pids.items()}
+  coordinator = memory.pop('worker:0')
+  mean = np.mean(list(memory.values()), axis=0)
   return {
-    'lead': f'{coordinator[0]:.0f}, {coordinator[1]:.0f}',
+    'coordinator': f'{coordinator[0]:.0f}, {coordinator[1]:.0f}',
     'worker': f'{mean[0]:.0f}, {mean[1]:.0f}',
   }
 
@@ -363,8 +373,8 @@ def _memory_once(
 def _memory_MiB(pid: int) -> tuple[float, float]:
   """Returns a process's resident and proportional set sizes, MiB."""
   text = pathlib.Path(f'/proc/{pid}/smaps_rollup').read_bytes()
-  found = {name: int(size) / 1024 for name, size in _MEMORY.findall(text)}
-  return found[b'Rss'], found[b'Pss']
+  sizes = {name: int(size) / 1024 for name, size in _MEMORY.findall(text)}
+  return sizes[b'Rss'], sizes[b'Pss']
 
 
 if __name__ == '__main__':

@@ -1,26 +1,28 @@
-"""Whole runs by route, on real hosts of a lab and under the virtual clock.
+"""Measures whole runs by route, in a lab and under the virtual clock.
 
   python -m bench.routes [--cases=equal4,slow4,groups6] [--sizes=5,25]
     [--routes=forest,ring,auto,native,server] [--ways=alone,beside] [--all]
     [--iterations=12] [--out=DIR] [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Each run is a real one of
-tools.launch that moves real bytes of no model; routes and the virtual clock are
-told the links in one file, of what frames and their headers leave of nominal
-rates.  Seconds of an iteration are medians, but for the first two.
+tools.launch that moves real bytes without a model.  Routes and the virtual
+clock read the links from one file, with the rates that frames and their headers
+leave of nominal ones.  Seconds of an iteration are medians without the first
+two iterations.
 
-alone: every iteration computes 10 ms, so that communication counts alone.
-beside: it computes as long as the optimum communicates, and what is ready
-travels meanwhile.  The optimum is the time of the bytes at the rate of the
-packed forest on nominal links; exposed is what an iteration takes beside
-computing.  Virtual hosts of servers know of no pairs of hosts, so that what
-they would take there is not said.
+alone: every iteration computes for 10 ms, so that communication dominates.
+beside: it computes as long as the optimum communicates, and buckets travel as
+soon as they are ready.  The optimum is the time of the bytes at the rate of the
+packed forest on nominal links; exposed is the time of an iteration minus its
+computation.  The virtual network of servers has no rates of pairs of hosts;
+cases with such rates have no virtual time for the route `server`.
 
-The first size is of all routes alone and of some beside computing, further
-sizes of the forest alone, which takes about 4 minutes; --all is of all.
+The first size is measured with all routes alone and with some beside
+computation, further sizes with the forest alone, in about 4 minutes; --all
+measures all combinations.
 
-ddp: steps of torch's DDP over gloo beside the first size's (--peers names an
-interpreter that has torch, see bench.peers), computing a sleep as well.
+ddp: steps of torch's DDP over gloo with the first size (--peers names an
+interpreter that has torch, see bench.peers); a sleep stands for computation.
 """
 
 import argparse
@@ -35,7 +37,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from bench import clusters, shaped
+from bench import clusters, hosts
 from bench.peers import running as peers
 from cluster.speed import layers
 from configs import default
@@ -46,19 +48,19 @@ from topology.packing.pack import pack
 
 _CASES = ('equal4', 'slow4', 'groups6')
 _ROUTES = ('forest', 'ring', 'auto', 'native', 'server')
-_TOLD = ('forest', 'ring', 'auto')  # Of the links.
+_WITH_LINKS = ('forest', 'ring', 'auto')  # Routes that read a file of links.
 _WAYS = ('alone', 'beside')
 _ALONE_S = 0.01
-LEFT = Fraction('0.957')  # Of a nominal rate, beside frames and their headers.
-_SKIPPED = 2  # Iterations.
-_FEWEST, _LIMIT_S = 5, 8.0  # Iterations of a run, and about how long they take.
+USABLE = Fraction('0.957')  # Share of a nominal rate left by frame headers.
+_SKIPPED = 2  # First iterations, which are not measured.
+_FEWEST, _LIMIT_S = 5, 8.0  # Iterations of a run, and their rough duration.
 
 
 class Run(NamedTuple):
   """Route, case and size of a run.
 
   Attributes:
-    case: The hosts.
+    case: Name of the hosts.
     size_bytes: Bytes of the summed vector.
     way: One of `_WAYS`.
     route: Value of config.route.name.
@@ -83,68 +85,71 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--iterations', type=int, default=12, help='at most')
   parser.add_argument('--out', help='folder of the runs; a new one by default')
   parser.add_argument('--peers', **peers.FLAG)
-  given = parser.parse_args(argv)
+  flags = parser.parse_args(argv)
   lists = [
     each.split(',')
-    for each in (given.cases, given.sizes, given.ways, given.routes)
+    for each in (flags.cases, flags.sizes, flags.ways, flags.routes)
   ]
   cases, sizes, ways, routes = lists
-  known = {*shaped.cases()}, {*_WAYS}, {*_ROUTES}
-  if any({*a} - b for a, b in zip((cases, ways, routes), known, strict=True)):
-    parser.error(f'expected cases, ways and routes of {[*map(sorted, known)]}')
-  out = pathlib.Path(given.out or tempfile.mkdtemp())
-  peers.require_torch(parser, given.peers)
+  allowed = {*hosts.cases()}, {*_WAYS}, {*_ROUTES}
+  if any({*a} - b for a, b in zip((cases, ways, routes), allowed, strict=True)):
+    parser.error(
+      f'expected cases, ways and routes of {[*map(sorted, allowed)]}'
+    )
+  out = pathlib.Path(flags.out or tempfile.mkdtemp())
+  peers.require_torch(parser, flags.peers)
   print(f'runs are in {out}', flush=True)
   for case, size, way in itertools.product(cases, sizes, ways):
     chosen = [
       each
       for each in routes
-      if given.all or _by_default(each, way, first=size == sizes[0])
+      if flags.all or _by_default(each, way, first=size == sizes[0])
     ]
     runs = [Run(case, round(float(size) * 1e6), way, each) for each in chosen]
     if runs:
-      beside = given.peers if given.all or size == sizes[0] else None
-      print_case(runs, out, given.iterations, beside)
+      beside = flags.peers if flags.all or size == sizes[0] else None
+      print_case(runs, out, flags.iterations, beside)
 
 
 def print_case(
   runs: Sequence[Run], out: pathlib.Path, iterations: int, python: str | None
 ) -> None:
-  """Prints what runs take that differ in their routes alone.
+  """Prints the times of runs that differ only in their routes.
 
   Args:
-    runs: One or more.
+    runs: One or more runs.
     out: Folder of all runs.
     iterations: Largest number of iterations; fewer if they are long.
-    python: An interpreter that has torch, for its DDP beside them.
+    python: Path of an interpreter that has torch, for a row of its DDP; None
+      to omit the row.
   """
   case, size_bytes, way, _ = runs[0]
-  hosts = shaped.cases()[case]
-  optimum_s = size_bytes / float(pack(hosts.cluster).rate_Bps or 1)
+  lab_hosts = hosts.cases()[case]
+  optimum_s = size_bytes / float(pack(lab_hosts.cluster).rate_Bps or 1)
   compute_s = _ALONE_S if way == 'alone' else optimum_s
   head = ('route', 'real s', 'virtual s', 'real/virtual', 'exposed/optimum')
-  rows, taken_s = [head], {}
+  rows, iteration_of = [head], {}
   for run in runs:
-    virtual_s = virtual(run, compute_s)
+    virtual_s = simulate(run, compute_s)
     about_s = virtual_s or 4 * optimum_s
     count = max(_FEWEST, min(iterations, math.ceil(_LIMIT_S / about_s)))
-    real_s = taken_s[run.route] = real(out, run, compute_s, count)
+    real_s = iteration_of[run.route] = measure(out, run, compute_s, count)
     cells = [f'{real_s:.4f}', '-', '-', '']
     if virtual_s:
       cells[1:3] = [f'{virtual_s:.4f}', f'{real_s / virtual_s:.3f}']
     cells[3] = f'{(real_s - compute_s) / optimum_s:.3f}'
     rows.append((run.route, *cells))
   if python:
-    parts = layers.equal_sizes(
-      size_bytes, default.get_config().route.bucket_bytes
+    parts = layers.even(size_bytes, default.get_config().route.bucket_bytes)
+    model = peers.sleeping_model(layers.in_proportion(parts), compute_s)
+    (step,) = peers.run(
+      python, lab_hosts, [peers.step_job(model, steps=_FEWEST)]
     )
-    model = peers.slept(layers.in_proportion(parts), compute_s)
-    (step,) = peers.run(python, hosts, [peers.step_of(model, steps=_FEWEST)])
     exposed = f'{(step.step_s - compute_s) / optimum_s:.3f}'
     rows.append(('ddp', f'{step.step_s:.4f}', '-', '-', exposed))
-  best = min(taken_s, key=taken_s.__getitem__)
-  if 'auto' in taken_s and len(taken_s) > 1:
-    ratio = taken_s['auto'] / taken_s[best]
+  best = min(iteration_of, key=iteration_of.__getitem__)
+  if 'auto' in iteration_of and len(iteration_of) > 1:
+    ratio = iteration_of['auto'] / iteration_of[best]
     chosen = f'\n\nauto takes {ratio:.3f} of the best, {best}'
   else:
     chosen = ''
@@ -156,52 +161,52 @@ def print_case(
   )
 
 
-def real(
+def measure(
   out: pathlib.Path, run: Run, compute_s: float, iterations: int
 ) -> float:
-  """Returns the seconds of an iteration on hosts of a lab.
+  """Returns the seconds of an iteration of a real run in a lab.
 
   Args:
     out: Folder of all runs.
     run: Route, case and size.
-    compute_s: Seconds of computing in an iteration.
+    compute_s: Seconds of computation in an iteration.
     iterations: Number of iterations.
 
   Raises:
     RuntimeError: If the run fails.
   """
-  hosts = shaped.cases()[run.case]
-  count = len(hosts.up)
+  lab_hosts = hosts.cases()[run.case]
+  count = len(lab_hosts.up)
   name = f'{run.case}_{run.size_bytes}_{run.way}_{run.route}'
   out.mkdir(parents=True, exist_ok=True)
   links, lab = out / f'{run.case}.json', out / f'{run.case}_lab.json'
-  write_links(links, hosts.cluster)
-  lab.write_text(json.dumps(hosts.links))
+  write_links(links, lab_hosts.cluster)
+  lab.write_text(json.dumps(lab_hosts.links))
   fields = {
-    **_moving(run, compute_s, iterations, count),
+    **_timing_fields(run, compute_s, iterations, count),
     'cluster.speed.injected': True,
     'cluster.timeout_s': 60.0,
   }
-  if run.route in _TOLD:
+  if run.route in _WITH_LINKS:
     fields[f'route.{run.route}.cluster'] = str(links)
-  path = in_lab(out / name, fields, hosts, lab, workers=count)
+  path = run_in_lab(out / name, fields, lab_hosts, lab, workers=count)
   return iteration_s(path)
 
 
-def in_lab(
+def run_in_lab(
   path: pathlib.Path,
   fields: dict[str, Any],
-  hosts: shaped.Case,
+  lab_hosts: hosts.Case,
   lab: pathlib.Path,
   *,
   workers: int,
 ) -> pathlib.Path:
-  """Runs workers that sum among themselves, one to a host; returns its folder.
+  """Executes an allreduce run, one worker per host; returns its folder.
 
   Args:
     path: Folder of the run.
     fields: Fields of its config.
-    hosts: Hosts of the lab.
+    lab_hosts: Hosts of the lab.
     lab: File of their links.
     workers: Number of workers.
   """
@@ -212,44 +217,49 @@ def in_lab(
     workers=workers,
     servers=0,
     dedicated=False,
-    link=f'{max(hosts.up)}mbit',
+    link=f'{max(lab_hosts.up)}mbit',
     options=[f'--links={lab}'],
   )
 
 
-def virtual(run: Run, compute_s: float) -> float | None:
+def simulate(run: Run, compute_s: float) -> float | None:
   """Returns the seconds of an iteration under the virtual clock.
 
-  None if there are links that it knows nothing of; arguments are those of
-  `real`.
+  Args:
+    run: Route, case and size.
+    compute_s: Seconds of computation in an iteration.
+
+  Returns:
+    The seconds; None for the route `server` on hosts whose pairs have rates,
+    which the virtual network of servers does not have.
   """
-  hosts = shaped.cases()[run.case]
-  count = len(hosts.up)
-  fields = _moving(run, compute_s, _FEWEST, count)
+  lab_hosts = hosts.cases()[run.case]
+  count = len(lab_hosts.up)
+  fields = _timing_fields(run, compute_s, _FEWEST, count)
   fields['cluster.workers'] = count
   with tempfile.TemporaryDirectory() as folder:
     if run.route == 'server':
-      if hosts.pairs:
+      if lab_hosts.pairs:
         return None
       fields |= {
         'route.server.servers': count,
         'cluster.network.servers_in_workers': True,
         **{
           f'cluster.network.worker_{way}_Bps': tuple(
-            mbit * 1e6 / 8 * float(LEFT) for mbit in getattr(hosts, way)
+            mbit * 1e6 / 8 * float(USABLE) for mbit in getattr(lab_hosts, way)
           )
           for way in ('up', 'down')
         },
       }
     else:
       links = pathlib.Path(folder, 'links.json')
-      write_links(links, hosts.cluster)
+      write_links(links, lab_hosts.cluster)
       fields['cluster.links'] = str(links)
-      if run.route in _TOLD:
+      if run.route in _WITH_LINKS:
         fields[f'route.{run.route}.cluster'] = str(links)
     config = default.get_config()
     config.update_from_flattened_dict(fields)
-    with scratch.trained(config) as simulated:
+    with scratch.execute(config) as simulated:
       return iteration_s(simulated.folder)
 
 
@@ -260,10 +270,10 @@ def _by_default(route: str, way: str, *, first: bool) -> bool:
   return first or route == 'forest'
 
 
-def _moving(
+def _timing_fields(
   run: Run, compute_s: float, iterations: int, workers: int
 ) -> dict[str, Any]:
-  """Returns what makes a config one that only moves bytes."""
+  """Returns the fields of a run that moves bytes but trains no model."""
   examples = iterations * workers * default.get_config().batching.worker_batch
   return {
     'epochs': 1.0,
@@ -282,14 +292,19 @@ def _moving(
 
 
 def write_links(path: pathlib.Path, nominal: Cluster) -> None:
-  """Writes links with what frames leave of them."""
-  links = [Link(src, dst, GBps * LEFT) for src, dst, GBps in nominal.links]
-  left = Cluster(nominal.nodes, nominal.workers, tuple(links))
-  path.write_text(json.dumps(topologies.to_json(left)))
+  """Writes a file of links with the rates that frame headers leave.
+
+  Args:
+    path: New file.
+    nominal: Cluster with nominal rates.
+  """
+  links = [Link(src, dst, GBps * USABLE) for src, dst, GBps in nominal.links]
+  usable = Cluster(nominal.nodes, nominal.workers, tuple(links))
+  path.write_text(json.dumps(topologies.to_json(usable)))
 
 
 def iteration_s(path: pathlib.Path) -> float:
-  """Returns the median of a run's iterations, but for the first ones."""
+  """Returns the median seconds of a run's iterations after the first ones."""
   rows = map(json.loads, (path / 'metrics.jsonl').read_text().splitlines())
   times = [row['time'] for row in rows if row['kind'] == 'barrier']
   took_s = [b - a for a, b in itertools.pairwise(times)]

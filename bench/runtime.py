@@ -3,9 +3,9 @@
   python -m bench.runtime [--pairs=5] [--epochs=2] [--data=digits]
     [--width=0.125] [--batch=16]
 
-Both do the gradients and updates of BSP on VGG16 and evaluate once at the end;
-the bare loop has no scheme, no clock, no network and no files.  They run in
-turns, and the ratio of each pair is printed: the tax.
+Both compute the gradients and updates of BSP on VGG16 and evaluate once at the
+end; the bare loop has no scheme, no clock, no network and no files.  They
+alternate, and the ratio of the times of each pair is printed.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> float:
 
 
 class _BareLoop:
-  """Synchronous SGD over the very batches that BSP uses, in plain JAX."""
+  """Synchronous SGD in plain JAX, on the same batches as the BSP run."""
 
   def __init__(self, config: ConfigDict):
     run = train.build(config, workdir=tempfile.mkdtemp())
@@ -105,7 +105,7 @@ class _BareLoop:
     self._apply = jax.jit(apply)
 
   def run(self):
-    """Returns the seconds that it took, and the parameters."""
+    """Returns the seconds of the loop, and the final parameters."""
     inputs, targets = self._train
     params, state = self._params, self._state
     examples = np.float32(self._examples)
@@ -121,7 +121,7 @@ class _BareLoop:
 
 
 def _steps(config: ConfigDict, num_examples: int) -> list[list[np.ndarray]]:
-  """The example indices of each worker in each superstep of BSP."""
+  """Returns the example indices of each worker in each superstep of BSP."""
   workers, batch = config.cluster.workers, config.batching.worker_batch
   stream = Stream(
     num_examples=num_examples, seed=config.seed, ahead=config.data.ahead
@@ -129,14 +129,15 @@ def _steps(config: ConfigDict, num_examples: int) -> list[list[np.ndarray]]:
   target = round(config.epochs * num_examples)
   steps = []
   for _ in range(-(-target // (workers * batch))):
-    taken = [stream.take(worker, batch) for worker in range(workers)]
-    steps.append([stream.indices(ranges) for ranges in taken])
+    ranges = [stream.take(worker, batch) for worker in range(workers)]
+    steps.append([stream.indices(each) for each in ranges])
     for worker in range(workers):
       stream.done(worker)
   return steps
 
 
 def _difference(one: Any, other: Any) -> float:
+  """Returns the largest absolute difference of two pytrees."""
   pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
   return max(float(jnp.abs(a - b).max()) for a, b in pairs)
 

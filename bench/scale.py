@@ -1,13 +1,14 @@
-"""Measures the virtual cluster in timing-only runs of many workers.
+"""Measures the cost of an iteration in timing-only runs of many workers.
 
   python -m bench.scale [--workers=1024] [--iterations=1000] [--bare]
 
-Each row is a run of its own process: wall time, peak memory, microseconds per
-iteration, their ratio to the first row of its scheme, and that of an event to
-one of a bare loop over `heapq`, with as many events and workers.  An iteration
-has four: a pull arrives, a gradient is ready, its push arrives, the scheme
-decides.  Links are unlimited, or all transfers share the links of one server.
-With --bare timeline, events and TensorBoard's are left out.
+Each row is a run in a new process: wall time, peak memory, microseconds per
+iteration, their ratio to the first row of the scheme, and the ratio of the time
+per event to that of a bare loop over `heapq` with as many events and workers.
+An iteration has four events: a pull arrives, a gradient is ready, its push
+arrives, the scheme decides.  Links are unlimited, or all transfers share the
+links of one server.  With --bare the runs write neither the timeline, nor
+events, nor TensorBoard's files.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from sweeps import scratch
 
 _SCHEMES = ('elastic', 'ssp')
 _UNLIMITED = float('inf')
-_EVENTS = 4  # Of an iteration.
+_EVENTS = 4  # Events of an iteration.
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -51,8 +52,8 @@ def main(argv: list[str] | None = None) -> None:
       (arguments.workers, _UNLIMITED),
       (arguments.workers, 1.25e9),
     ):
-      shown = [scheme, str(workers), str(server_Bps)]
-      row = _in_process(shown, arguments.iterations, bare=arguments.bare)
+      case = [scheme, str(workers), str(server_Bps)]
+      row = _run_in_process(case, arguments.iterations, bare=arguments.bare)
       cost_us = 1e6 * row['wall_s'] / row['iterations']
       first = first or cost_us
       network = 'unlimited' if server_Bps == _UNLIMITED else 'one server'
@@ -64,12 +65,13 @@ def main(argv: list[str] | None = None) -> None:
       )
 
 
-def _in_process(
-  shown: list[str], iterations: int, *, bare: bool
+def _run_in_process(
+  case: list[str], iterations: int, *, bare: bool
 ) -> dict[str, float]:
+  """Returns the measurements of one row, from a new process."""
   command = [sys.executable, '-m', 'bench.scale', f'--iterations={iterations}']
   done = subprocess.run(
-    [*command, *(['--bare'] if bare else []), '--one', *shown],
+    [*command, *(['--bare'] if bare else []), '--one', *case],
     check=True,
     stdout=subprocess.PIPE,
     text=True,
@@ -80,7 +82,7 @@ def _in_process(
 def _run(
   scheme: str, workers: int, server_Bps: float, iterations: int, *, bare: bool
 ) -> None:
-  """Runs one row, and prints it as JSON."""
+  """Executes the run of one row and prints its measurements as JSON."""
   config = default.get_config()
   config.sync.name = scheme
   if bare:
@@ -98,7 +100,7 @@ def _run(
   network = config.cluster.network
   network.worker_up_Bps = network.worker_down_Bps = (_UNLIMITED,)
   network.server_up_Bps = network.server_down_Bps = (server_Bps,)
-  with scratch.trained(config) as run:
+  with scratch.execute(config) as run:
     summary = run.summary
   row = {name: summary[name] for name in ('wall_s', 'iterations')}
   row['heapq_s'] = _heapq_s(_EVENTS * summary['iterations'], slowdown)
@@ -106,18 +108,18 @@ def _run(
 
 
 def _heapq_s(events: int, slowdown: list[float]) -> float:
-  """Returns how long a bare loop takes in which each event causes another."""
+  """Returns the seconds of a bare loop in which each event adds another."""
   queue = [(each, 0, worker, 0) for worker, each in enumerate(slowdown)]
   heapq.heapify(queue)
   start = time.perf_counter()
   for _ in range(events):
-    at, kind, worker, life = heapq.heappop(queue)
-    heapq.heappush(queue, (at + slowdown[worker], kind, worker, life))
+    at, kind, worker, number = heapq.heappop(queue)
+    heapq.heappush(queue, (at + slowdown[worker], kind, worker, number))
   return time.perf_counter() - start
 
 
 def _peak_MiB() -> float:
-  # Unlike ru_maxrss, this leaves out the process that started this one.
+  # Unlike ru_maxrss, VmHWM excludes the memory of the parent process.
   status = pathlib.Path('/proc/self/status').read_text()
   (peak_KiB,) = re.findall(r'VmHWM:\s+(\d+) kB', status)
   return int(peak_KiB) / 1024

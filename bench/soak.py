@@ -1,18 +1,18 @@
-"""Many killed processes in one run: python -m bench.soak, or `make soak`.
+"""Kills many processes of one run: python -m bench.soak, or `make soak`.
 
   python -m bench.soak [--kills=200] [--servers=0.1] [--mean_s=1.5] [--seed=0]
     [--out=DIR]
 
-ElasticBSP on this machine, with four workers and two dedicated servers, one of
-which is the coordinator.  Once the run has started, a random live process gets
-SIGKILL at random moments, --mean_s apart in the mean, also during its restart:
-a worker, or with the probability --servers a server or the coordinator, after
-which all processes resume from a checkpoint.  A process that has died several
-times in a row soon after its start is spared until it is older, because the
-launcher would end the run.  Pauses are longer while all processes restart.
+The run is ElasticBSP on this machine, with four workers and two dedicated
+servers, one of which is the coordinator.  After its start a random live process
+receives SIGKILL at random times, on average --mean_s apart, also during a
+restart.  The process is a worker, or with probability --servers a server or the
+coordinator, after which all processes resume from a checkpoint.  A process that
+has died several times in a row soon after its start is not killed again until
+it is older, because the launcher would end the run.  Pauses are longer while
+all processes restart.
 
-Everything that must hold afterwards is printed; the exit code is 1 if anything
-does not.
+The benchmark prints the checks of the run; the exit code is 1 if one fails.
 """
 
 import argparse
@@ -26,13 +26,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from bench import clusters, launched
+from bench import clusters
 from bench.accounts import Check, accounts, check_parameters
+from bench.run_processes import RunProcesses, listening_ports
 from tools.reading import records
 
 _WORKERS, _SERVERS = 4, 2
-_PUSHES = 45  # For each kill: the run lasts a little longer than they do.
-_EPOCH = 1437 / 16  # The same, of digits.
+_PUSHES = 45  # Pushes per kill, so that the run outlasts the kills a little.
+_EPOCH = 1437 / 16  # Pushes of an epoch of digits.
 _FIELDS = {
   'model.name': 'mlp',
   'eval_every': 10.0,
@@ -43,16 +44,16 @@ _FIELDS = {
   'cluster.speed.fixed_s': 0.05,
   'cluster.speed.per_example_s': 0.0,
 }
-_LIMIT_S = 6.0  # For each kill.
-_STILL_S = 90.0  # Without a push: then it hangs.
-_STARTING = 4  # Times longer are pauses while all start again.
+_LIMIT_S = 6.0  # Seconds of the run per kill.
+_STANDSTILL_S = 90.0  # Without a push for this long, the run hangs.
+_RESTART_FACTOR = 4  # Pauses are this much longer while all restart.
 _ACCURACY = 0.96
-_MORE = 64.0, 16  # MiB and open files that a process may come to have.
+_MAX_GROWTH = 64.0, 16  # MiB and open files of a process after warm-up.
 _POLL_S, _MEASURE_S = 0.05, 2.0
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Makes the run and prints what holds."""
+  """Executes the run and prints its checks."""
   parser = argparse.ArgumentParser(
     prog='bench.soak', description=__doc__.splitlines()[0]
   )
@@ -61,35 +62,38 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--mean_s', type=float, default=1.5)
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--out', help='folder of the run; a new one by default')
-  given = parser.parse_args(argv)
-  out = pathlib.Path(given.out or tempfile.mkdtemp()).resolve()
+  flags = parser.parse_args(argv)
+  out = pathlib.Path(flags.out or tempfile.mkdtemp()).resolve()
   print(f'the run is in {out}', flush=True)
   start = time.monotonic()
   words = clusters.command(
     out / 'run',
     'configs/vgg16_elastic.py',
-    _FIELDS | {'epochs': _PUSHES * given.kills / _EPOCH},
+    _FIELDS | {'epochs': _PUSHES * flags.kills / _EPOCH},
     workers=_WORKERS,
     servers=_SERVERS,
-    restarts=given.kills,
+    restarts=flags.kills,
   )
   run = clusters.start(words, out / 'run.log')
-  seen = launched.Launched(out / 'run')
+  processes = RunProcesses(out / 'run')
   try:
-    killed = Killing(run, seen, given)()
-    left_s = max(start + _LIMIT_S * given.kills - time.monotonic(), 60.0)
-    clusters.finish(run, out / 'run.log', left_s)
+    kills = Killer(run, processes, flags).run()
+    limit_s = max(start + _LIMIT_S * flags.kills - time.monotonic(), 60.0)
+    clusters.finish(run, out / 'run.log', limit_s)
   finally:
     clusters.end(run)
-  seen.look()
-  kinds = ', '.join(f'{count} of {kind}' for kind, count in killed.items())
+  processes.update()
+  kinds = ', '.join(f'{count} of {kind}' for kind, count in kills.items())
   print(
-    f'{killed.total()} kills ({kinds}), {seen.deaths} deaths, {seen.starts} '
+    f'{kills.total()} kills ({kinds}), {processes.deaths} deaths, '
+    f'{processes.starts} '
     f'starts, {time.monotonic() - start:.0f} s'
   )
   checks = [
-    Check('all kills made', killed.total() == given.kills, f'{killed.total()}'),
-    *judged(out / 'run', seen),
+    Check(
+      'all kills happened', kills.total() == flags.kills, f'{kills.total()}'
+    ),
+    *checks_of(out / 'run', processes),
     *check_parameters(out / 'run'),
   ]
   for check in checks:
@@ -97,15 +101,15 @@ def main(argv: list[str] | None = None) -> None:
   sys.exit(0 if all(check.holds for check in checks) else 1)
 
 
-def judged(
-  path: pathlib.Path, seen: launched.Launched, *, least: float = _ACCURACY
+def checks_of(
+  path: pathlib.Path, processes: RunProcesses, *, least: float = _ACCURACY
 ) -> Iterator[Check]:
-  """Yields what must hold of a run with kills.
+  """Yields the checks of a run with kills.
 
   Args:
     path: Folder of the run.
-    seen: Processes of the run.
-    least: Accuracy that it must have.
+    processes: Processes of the run.
+    least: Smallest acceptable final accuracy.
   """
   accuracy = records.read_summary(path)['final_accuracy']
   name = f'accuracy of at least {least:.0%}'
@@ -113,105 +117,110 @@ def judged(
   yield from accounts(path)
   events = Counter(event['event'] for event in records.read_events(path))
   yield Check(
-    'workers have come back',
+    'workers have rejoined',
     events['join'] > 0,
-    f'{events["leave"]} times left, {events["join"]} times back, '
-    f'{events["start"]} times all',
+    f'{events["leave"]} departures, {events["join"]} rejoins, '
+    f'{events["start"]} restarts of all',
   )
-  ports = sorted(seen.ports & launched.listening())
+  ports = sorted(processes.ports & listening_ports())
   yield Check(
     'no port is left',
     not ports,
-    f'{ports} of {len(seen.ports)} are listened on',
+    f'{ports} of {len(processes.ports)} have a listening socket',
   )
-  shown = {
+  growth = {
     role: f'{memory:.0f} MiB and {files} files'
-    for role, (memory, files) in sorted(seen.grown.items())
+    for role, (memory, files) in sorted(processes.growth.items())
   }
   yield Check(
     'no process grows',
     all(
-      memory <= _MORE[0] and n <= _MORE[1] for memory, n in seen.grown.values()
+      memory <= _MAX_GROWTH[0] and n <= _MAX_GROWTH[1]
+      for memory, n in processes.growth.values()
     ),
-    f'by at most {shown}',
+    f'by at most {growth}',
   )
 
 
-class Killing:
-  """Kills processes until it is enough or the run has ended."""
+class Killer:
+  """Killer of random processes of a run, at random times."""
 
   def __init__(
     self,
     run: subprocess.Popen,
-    seen: launched.Launched,
-    given: argparse.Namespace,
+    processes: RunProcesses,
+    flags: argparse.Namespace,
   ):
     """Initializes the object without kills.
 
     Args:
-      run: The launcher.
-      seen: What it has started.
-      given: The flags.
+      run: Process of the launcher.
+      processes: Processes that the launcher has started.
+      flags: Parsed flags of the command line.
     """
-    self._run, self._seen, self._given = run, seen, given
-    self._rng = random.Random(given.seed)
-    self._killed: Counter[str] = Counter()
+    self._run, self._processes, self._flags = run, processes, flags
+    self._rng = random.Random(flags.seed)
+    self._kills: Counter[str] = Counter()
 
-  def __call__(self) -> Counter[str]:
-    """Returns how many it has killed, of servers and of workers.
+  def run(self) -> Counter[str]:
+    """Kills processes until all kills are done or the run has ended.
+
+    Returns:
+      The number of kills by kind: coordinator, server, worker.
 
     Raises:
-      RuntimeError: If the run stands still.
+      RuntimeError: If the run hangs.
     """
-    given, seen = self._given, self._seen
-    start = moved = measured = time.monotonic()
-    due, pushes, again = math.inf, 0, -1
-    while self._killed.total() < given.kills and self._run.poll() is None:
+    flags, processes = self._flags, self._processes
+    start = pushed_at = measured_at = time.monotonic()
+    due, pushes, restart = math.inf, 0, -1
+    while self._kills.total() < flags.kills and self._run.poll() is None:
       time.sleep(_POLL_S)
-      seen.look()
+      processes.update()
       now = time.monotonic()
-      if now - measured > _MEASURE_S:
-        measured = now
-        seen.measure()
-      if seen.pushes > pushes:
-        moved, pushes = now, seen.pushes
-      if now - moved > _STILL_S:
-        raise RuntimeError(f'No push for {now - moved:.0f} s.')
-      # Before, no worker may be missing: it would wait for the last one.
+      if now - measured_at > _MEASURE_S:
+        measured_at = now
+        processes.measure()
+      if processes.pushes > pushes:
+        pushed_at, pushes = now, processes.pushes
+      if now - pushed_at > _STANDSTILL_S:
+        raise RuntimeError(f'No push for {now - pushed_at:.0f} s.')
+      # Before the first push, the run waits for a worker that is missing.
       if pushes and due == math.inf:
         due = now + self._pause_s()
       if now < due:
         continue
       if role := self._kill():
-        print(f'{now - start:6.1f} s: kill {self._killed.total()}, {role}')
+        print(f'{now - start:6.1f} s: kill {self._kills.total()}, {role}')
         sys.stdout.flush()
         if role.startswith('server'):
-          again = pushes
-        due = now + self._pause_s() * (_STARTING if pushes == again else 1)
-    return self._killed
+          restart = pushes
+        factor = _RESTART_FACTOR if pushes == restart else 1
+        due = now + self._pause_s() * factor
+    return self._kills
 
   def _kill(self) -> str:
-    """Returns the role of the killed process; '' without one."""
+    """Kills a process; returns its role, or '' if there is none to kill."""
     kinds = ['server', 'worker']
-    if self._rng.random() >= self._given.servers:
+    if self._rng.random() >= self._flags.servers:
       kinds.reverse()
     for kind in kinds:
-      if victims := self._seen.victims(kind):
+      if victims := self._processes.victims(kind):
         victim = self._rng.choice(victims)
-        if self._seen.kill(victim):
+        if self._processes.kill(victim):
           coordinator = 'coordinator' if victim == 'server:0' else kind
-          self._killed[coordinator] += 1
+          self._kills[coordinator] += 1
           return victim
         return ''
     return ''
 
   def _pause_s(self) -> float:
-    """Returns how long to wait, less if the run would be over before."""
-    given = self._given
-    run_left = max(1 - self._seen.pushes / (_PUSHES * given.kills), 0.1)
-    kills_left = 1 - self._killed.total() / given.kills
+    """Returns seconds to the next kill, fewer if the run would end before."""
+    flags = self._flags
+    run_left = max(1 - self._processes.pushes / (_PUSHES * flags.kills), 0.1)
+    kills_left = 1 - self._kills.total() / flags.kills
     return (
-      self._rng.expovariate(1 / (given.mean_s * min(run_left / kills_left, 1)))
+      self._rng.expovariate(1 / (flags.mean_s * min(run_left / kills_left, 1)))
       if kills_left
       else 0.0
     )

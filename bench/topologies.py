@@ -1,4 +1,4 @@
-"""The clusters of bench.forest: of files, and built by their name."""
+"""Clusters of bench.forest, read from files or built by name."""
 
 import json
 import pathlib
@@ -19,7 +19,7 @@ SPREAD = {
 }
 _TWO = ('allreduce', 'allgather')
 _ONE = ('allreduce',)
-TIMES = (  # Clusters with the gap and the collectives of all of them.
+TIMES = (  # Clusters, their gap and their collectives.
   (
     (
       'random_mesh(16, 1, symmetric=True)',
@@ -120,7 +120,7 @@ class Topology(NamedTuple):
   Attributes:
     name: Name in the table.
     cluster: Workers, switches and links.
-    optimum_GBps: The best rate of an allreduce, if it is known.
+    optimum_GBps: Best rate of an allreduce; None if it is unknown.
   """
 
   name: str
@@ -131,25 +131,29 @@ class Topology(NamedTuple):
 def read(folder: str | pathlib.Path) -> list[Topology]:
   """Returns the topologies of all JSON files of a folder.
 
-  Without those of a single worker and those that are not connected.
+  Topologies of a single worker and unconnected ones are skipped.
   """
-  found = []
+  topologies = []
   for path in sorted(pathlib.Path(folder).glob('*.json')):
     for row in json.loads(path.read_text(encoding='utf-8'))['topologies']:
       if row['feasible'] and len(row['nodes']) > 1:
         optimum = Fraction(row['allreduce']['rate_GBps'])
-        found.append(Topology(row['name'], clusters.from_json(row), optimum))
-  if not found:
+        topologies.append(
+          Topology(row['name'], clusters.from_json(row), optimum)
+        )
+  if not topologies:
     raise ValueError(f'--topologies: expected JSON files, got {folder}.')
-  return found
+  return topologies
 
 
-def exact() -> list[str]:
-  """Returns what is packed exactly in some table, by name."""
-  timed = [spec for specs, gap, _ in TIMES if not gap for spec in specs]
-  return list(dict.fromkeys([_STAR, *_BUILT_IN, *FEW_OF, *PHASES_OF, *timed]))
+def exact_specs() -> list[str]:
+  """Returns the specs of clusters that some table packs exactly."""
+  timed_specs = [spec for specs, gap, _ in TIMES if not gap for spec in specs]
+  return list(
+    dict.fromkeys([_STAR, *_BUILT_IN, *FEW_OF, *PHASES_OF, *timed_specs])
+  )
 
 
 def built_in() -> list[Topology]:
-  """Returns a topology of each kind that there are builders for."""
+  """Returns one topology of each kind that has a builder."""
   return [Topology(name, build_cluster(name), None) for name in _BUILT_IN]

@@ -20,7 +20,7 @@ from sync import zipline
 _WORKERS = (10, 30, 100, 300, 1000, 3000, 10000)
 _POINTS = (15, 150)
 _BUDGET_S = 5.0
-# By how much a method's cost grows at least when n grows by one: the power.
+# Least power of n with which the cost of a method grows.
 _POWER = {
   'sort': 1,
   'zipline': 2,
@@ -72,12 +72,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def published_times(
   rng: np.random.Generator, n: int, columns: int, pushes: int = 10
 ) -> np.ndarray:
-  """Predicted end times as in the paper's experiments on cost.
+  """Returns predicted end times as in the paper's experiments on cost.
 
   Every worker has one interval, a whole number of milliseconds from 1000 to
-  1500, and starts at a whole one below n.  It pushes `pushes` times and then
-  on until it has reached the last time of any other; its predictions are that
-  last push and the ones expected after it.
+  1500, and starts at a whole number of milliseconds below n.  It pushes
+  `pushes` times, and then until no worker has a later push; its predictions are
+  its last push and the expected pushes after it.
 
   Args:
     rng: Draws the intervals and the starts.
@@ -96,8 +96,8 @@ def published_times(
 
 
 def random_times(rng: np.random.Generator, n: int, columns: int) -> np.ndarray:
-  """Float64 [n, R], seconds, with uniform gaps from 0 to 1."""
-  # Subtracted from one, as a gap must not be zero.
+  """Returns end times with uniform gaps, float64 [n, R], seconds."""
+  # Subtracted from one, because a gap must not be zero.
   return np.cumsum(1.0 - rng.uniform(size=(n, columns)), axis=1)
 
 
@@ -140,7 +140,10 @@ def print_methods(columns: int, workers: Sequence[int]) -> None:
 def _costs(
   method: str, columns: int, workers: Sequence[int]
 ) -> dict[int, float]:
-  """Microseconds by number of workers, up to where the budget ends."""
+  """Returns the microseconds of a search by number of workers.
+
+  Stops at the first number whose search would exceed the budget.
+  """
   costs = {}
   for n in workers:
     if costs:
@@ -154,9 +157,10 @@ def _costs(
 
 
 def least_seconds(call: Callable[[], object]) -> float:
-  """The fastest of up to 21 runs, fewer where they take over 0.7 s in all.
+  """Returns the seconds of the fastest of up to 21 calls.
 
-  The fastest, as whatever else the machine does can only slow a run down.
+  There are fewer calls where they take over 0.7 s in all.  The fastest counts
+  because other load on the machine can only slow a call down.
   """
   seconds = [_seconds(call)]
   while len(seconds) < 21 and sum(seconds) < 0.7:
@@ -183,7 +187,7 @@ def _print_block(
 
 
 def _slope(row: dict[int, float]) -> str:
-  """The fitted power of n, or a dash for fewer than two numbers of workers."""
+  """Returns the fitted power of n; a dash for fewer than two numbers."""
   fitted = {n: value for n, value in row.items() if n >= 100}
   if len(fitted) < 2:
     return '-'

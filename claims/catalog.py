@@ -27,8 +27,8 @@ def path_of(name: str) -> pathlib.Path:
   Raises:
     ValueError: If no entry has this name.
   """
-  known = names()
-  require(name in known, 'NAME', f'one of {", ".join(known)}', name)
+  all_names = names()
+  require(name in all_names, 'NAME', f'one of {", ".join(all_names)}', name)
   return ENTRIES / f'{name}.py'
 
 
@@ -55,10 +55,10 @@ def find_all() -> dict[str, Entry]:
 
 
 def check(name: str, entry: Entry) -> None:
-  """Refuses an entry whose claims cannot be judged.
+  """Rejects an entry whose claims cannot be judged.
 
   Raises:
-    ValueError: Names the entry and the claim.
+    ValueError: If a claim cannot be judged; names the entry and the claim.
   """
   require(entry.family in FAMILIES, name, f'one of {FAMILIES}', entry.family)
   texts = [claim.text for claim in entry.claims]
@@ -66,7 +66,7 @@ def check(name: str, entry: Entry) -> None:
   for claim in entry.claims:
     _check_claim(f'{name}: {claim.text}', claim)
   needs_runs = any(claim.measure for claim in entry.claims)
-  has_runs = bool(entry.grids or entry.measured or entry.absent)
+  has_runs = bool(entry.grids or entry.measurement or entry.missing_reason)
   expected = 'runs for its claims'
   require(has_runs or not needs_runs, name, expected, entry.grids)
 
@@ -74,7 +74,7 @@ def check(name: str, entry: Entry) -> None:
 def _check_claim(field: str, claim: Claim) -> None:
   require(claim.mark in MARKS, field, f'one of {[*MARKS]}', claim.mark)
   has_either = (claim.measure is None) == bool(claim.unavailable)
-  expected = 'a measure, or why there is none'
+  expected = 'a measure, or a reason why there is none'
   require(has_either, field, expected, claim.unavailable)
   if claim.measure is None:
     return
@@ -87,7 +87,7 @@ def _check_claim(field: str, claim: Claim) -> None:
       claim.shape[0] <= claim.confirmed[0]
       and claim.confirmed[1] <= claim.shape[1]
     )
-    expected = 'the range that confirms within that of the shape'
+    expected = 'the confirming range within the range of the shape'
     require(is_within, field, expected, claim.shape)
 
 

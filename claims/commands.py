@@ -50,13 +50,13 @@ def reproduce(name: str, *, scale: str, seeds: int, out: str) -> int:
     The exit code: 1 if a run has failed.
 
   Raises:
-    ValueError: If anything is wrong, before anything runs.
+    ValueError: If an argument is wrong, before any run starts.
     OSError: If a file cannot be written.
   """
   entry = catalog.find(name)
   folder = pathlib.Path(out)
   if not _has_runs(entry, scale):
-    print(f'{name}: nothing to run at --scale={scale}. {entry.absent}')
+    print(f'{name}: nothing to run at --scale={scale}. {entry.missing_reason}')
     return _write_page(folder)
   count = seeds or entry.seeds[scale]
   require(
@@ -84,7 +84,7 @@ def reproduce(name: str, *, scale: str, seeds: int, out: str) -> int:
 
 
 def reproduce_all(*, scale: str, seeds: int, out: str) -> int:
-  """Runs every entry, each in a process of its own; returns the exit code.
+  """Runs every entry, each in a new process; returns the exit code.
 
   A failed entry does not stop the next ones; failures are listed at the end.
   """
@@ -95,7 +95,7 @@ def reproduce_all(*, scale: str, seeds: int, out: str) -> int:
     if child.run_module('reproduce', *words).returncode:
       failed.append(name)
   if failed:
-    print(f'Not all runs have finished of: {", ".join(failed)}')
+    print(f'Entries with unfinished runs: {", ".join(failed)}')
   return _UNFINISHED if failed else 0
 
 
@@ -117,9 +117,9 @@ def _write_page(folder: pathlib.Path) -> int:
 
 
 def _has_runs(entry: Entry, scale: str) -> bool:
-  """Returns True if an entry has anything to run at a scale."""
-  has = scale in entry.grids or bool(entry.measured)
-  return has and scale in entry.seeds
+  """Returns whether an entry has anything to run at a scale."""
+  has_runs = scale in entry.grids or bool(entry.measurement)
+  return has_runs and scale in entry.seeds
 
 
 def _provenance(name: str, scale: str, seeds: int) -> dict[str, Any]:

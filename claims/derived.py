@@ -16,8 +16,8 @@ _EVEN = 0.25  # Largest deviation of an even gap, as a share of T / N.
 def gaps(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, float]:
   """Returns the shares of gaps of updates and releases that are 0 or T / N.
 
-  The time of a push is that at which it is applied, so that pushes of one
-  update have gaps of zero.  T is the mean time of an iteration, and N the
+  The time of a push is that of its update, so pushes of one update have gaps
+  of zero.  T is the mean time of an iteration, and N the
   number of workers, as in figure 8 of R2SP's paper.
   """
   del config

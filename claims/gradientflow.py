@@ -3,7 +3,7 @@
 AlexNet and ResNet-50 as in configs/gradientflow.py, on hosts of 8 GPUs.  One
 iteration of identical workers is simulated by the virtual clock's model of an
 allreduce; speed-ups are over one GPU.  Sun et al. (2019) publish 2.5 with 64
-GPUs for open-source systems of then, whose names we could not read, and 410.2
+GPUs for open-source systems, whose names the abstract does not give, and 410.2
 with 512 for AlexNet with all techniques.
 
 `ladder` adds one technique at a time: one float32 allreduce for each tensor,
@@ -12,7 +12,7 @@ the backward pass; a tenth of the chunks, chosen by the norms of the iteration
 before, with all norms sent at the end.  Its last rung, `wire=sparse`, is the
 sparse wire of this project with select_lag=1, in float32.
 
-The fields of `Assumed` say which inputs are published, recalled or ours.
+The docstring of `Assumed` marks inputs as published, recalled or ours.
 """
 
 import collections
@@ -41,8 +41,9 @@ THETAS = (0.0, 1e6, 4e6, 8e6, 16e6, 32e6, 64e6, math.inf)
 _ROUTES = {'ring': ring.build_in_order, 'hierarchy': hierarchical.build_forest}
 _HOST = 8  # GPUs; recalled.
 _WIRE_CHUNK = 32768  # Numbers of a chunk of the sparse wire; recalled.
-_PASSES, _GPU_BPS = 4, 900e9  # Over float32 gradients, to choose; V100.
-_SPARSE_HERE = 'wire=sparse'
+# Passes over float32 gradients to choose chunks, and memory rate of a V100.
+_PASSES, _GPU_BPS = 4, 900e9
+_SPARSE_WIRE = 'wire=sparse'
 
 
 class Assumed(NamedTuple):
@@ -53,15 +54,15 @@ class Assumed(NamedTuple):
     host_GBps: Link of a GPU in its host: ours, PCI Express 3.0 x16.
     near_s: Latency between GPUs of a host: ours.
     far_s: Latency between hosts: ours.
-    launch_s: Time for which a collective holds links before it begins: ours.
-    apart: True if it also holds them until its first bytes have arrived, as
-      collectives one after the other do: ours.
+    launch_s: Time for which a collective occupies links before it starts: ours.
+    apart: True if it also occupies them until its first bytes have arrived, as
+      sequential collectives do: ours.
     rate: Factor on the examples per second of one GPU in
       configs/gradientflow.py: 3,297 for AlexNet, derived from published
       numbers; 340 for ResNet-50, ours.
-    profile: 'roofline' of layers, 'tensor' with eight times the operations per
-      second, or 'bytes': in proportion to them.  Ours.
-    sparsity: Share of chunks that wait; recalled.
+    profile: Times of layers: 'roofline', 'tensor' with eight times the
+      operations per second, or 'bytes' in proportion to their size.  Ours.
+    sparsity: Share of chunks that are not sent; recalled.
     choose: Passes over the gradients for norms and residuals, not overlapped
       with computing: ours.
     bucket_bytes: Bytes of a bucket in float32; ours.
@@ -87,7 +88,7 @@ class Rung(NamedTuple):
 
   Attributes:
     rounds: Buckets of each round; rounds follow one another.
-    compute_s: Seconds of computing in an iteration.
+    compute_s: Seconds of computation in an iteration.
   """
 
   rounds: Sequence[Sequence[Bucket]]
@@ -100,29 +101,34 @@ def ladder(
   """Returns the speed-up of each model with each rung."""
   rungs = {}
   for model in MODELS:
-    own, alone_s = appear(assumed, model), compute_s(assumed, model)
-    parts = layers.buckets(own, assumed.bucket_bytes, 0)
+    gradients = gradient_layers(assumed, model)
+    alone_s = compute_s(assumed, model)
+    parts = layers.buckets(gradients, assumed.bucket_bytes, 0)
     fused = [part._replace(ready=1.0) for part in parts]
     rungs[model] = {
-      'a tensor each': Rung([[Bucket(x.bytes, 1.0)] for x in own], alone_s),
+      'a tensor each': Rung(
+        [[Bucket(x.bytes, 1.0)] for x in gradients], alone_s
+      ),
       '+ fused': Rung([fused], alone_s),
       '+ half': Rung([_shorter(fused, 1 / 2)], alone_s),
-      '+ overlap': overlapped(assumed, model),
-      '+ sparse': sparse(assumed, model),
-      _SPARSE_HERE: _sparse_here(assumed, model),
+      '+ overlap': overlap_rung(assumed, model),
+      '+ sparse': sparse_rung(assumed, model),
+      _SPARSE_WIRE: _sparse_wire(assumed, model),
     }
   return speedups(assumed, gpus, route, rungs)
 
 
-def overlapped(assumed: Assumed, model: str) -> Rung:
+def overlap_rung(assumed: Assumed, model: str) -> Rung:
   """Returns float16 buckets, each sent as soon as it is complete."""
-  parts = layers.buckets(appear(assumed, model), assumed.bucket_bytes, 0)
+  parts = layers.buckets(
+    gradient_layers(assumed, model), assumed.bucket_bytes, 0
+  )
   return Rung([_shorter(parts, 1 / 2)], compute_s(assumed, model))
 
 
-def sparse(assumed: Assumed, model: str) -> Rung:
+def sparse_rung(assumed: Assumed, model: str) -> Rung:
   """Returns float16 buckets of the chosen chunks, then all chunks' norms."""
-  (parts,), alone_s = overlapped(assumed, model)
+  (parts,), alone_s = overlap_rung(assumed, model)
   norms = Bucket(4 * _wire_chunks(assumed, model), 1.0)
   return Rung(
     [[*_shorter(parts, 1 - assumed.sparsity), norms]],
@@ -144,7 +150,7 @@ def speedups(
     route: 'ring' or 'hierarchy'.
     rungs: Rungs by model and name.
   """
-  # Rounds are alike: each is simulated once.
+  # Equal rounds are simulated once.
   rounds = {
     tuple(each): number
     for number, each in enumerate(
@@ -162,10 +168,8 @@ def speedups(
     """Returns the time of an iteration; later rounds overlap with nothing."""
     first, *others = (rounds[tuple(each)] for each in rung.rounds)
     end_s = _ends(sums, gpus, rung.compute_s, first)
-    counted = collections.Counter(others)
-    return end_s + sum(
-      n * _ends(sums, gpus, 0.0, x) for x, n in counted.items()
-    )
+    counts = collections.Counter(others)
+    return end_s + sum(n * _ends(sums, gpus, 0.0, x) for x, n in counts.items())
 
   return {
     model: {
@@ -178,18 +182,18 @@ def speedups(
   }
 
 
-def appear(assumed: Assumed, model: str) -> list[Layer]:
-  """Returns the float32 bytes of each layer, and when its gradient is ready."""
+def gradient_layers(assumed: Assumed, model: str) -> list[Layer]:
+  """Returns float32 bytes and ready time of the gradient of each layer."""
   batch = _config(model).batching.worker_batch
   flops = {'tensor': 125e12}.get(assumed.profile, 15.7e12)
-  found = [Layer(*x) for x in rooflines.profile(model, batch, flops=flops)]
+  profile = [Layer(*x) for x in rooflines.profile(model, batch, flops=flops)]
   if assumed.profile == 'bytes':
-    return layers.in_proportion([each.bytes for each in found])
-  return found
+    return layers.in_proportion([each.bytes for each in profile])
+  return profile
 
 
 def compute_s(assumed: Assumed, model: str) -> float:
-  """Returns the seconds that one GPU computes in an iteration."""
+  """Returns the seconds of computation of one GPU in an iteration."""
   config = _config(model)
   per_example_s = config.cluster.speed.per_example_s
   batch = config.batching.worker_batch
@@ -197,7 +201,7 @@ def compute_s(assumed: Assumed, model: str) -> float:
 
 
 def cluster_of(assumed: Assumed, gpus: int) -> Links:
-  """Returns GPUs in hosts of 8 around a switch, and latencies of links."""
+  """Returns a cluster of GPUs in hosts of 8 at a switch, with latencies."""
   near, far = assumed.host_GBps, assumed.link_GBps
   if gpus <= _HOST:
     cluster = shapes.star([near] * gpus)
@@ -219,13 +223,13 @@ def _sums(
 ) -> Sums:
   """Returns the simulator of an allreduce of each round."""
   links = cluster_of(assumed, gpus)
-  own = route if gpus > _HOST else 'ring'  # One host has no hierarchy.
+  route = route if gpus > _HOST else 'ring'  # One host has no hierarchy.
 
   def forest(
     cluster: Cluster, size_bytes: int, latency_s: Latency = LATENCY_S
   ) -> Forest:
-    del size_bytes, latency_s  # These routes depend on the cluster alone.
-    return _forest(own, cluster)
+    del size_bytes, latency_s  # These routes depend only on the cluster.
+    return _forest(route, cluster)
 
   def simulator(range_s: float, *each: Sequence[Bucket]) -> Sums:
     return Sums(
@@ -250,27 +254,29 @@ def _forest(route: str, cluster: Cluster) -> Forest:
 
 
 def _ends(sums: Sums, gpus: int, computed_s: float, stage: int) -> float:
-  begun = dict.fromkeys(range(gpus), 0.0)
-  return sums.ends(begun, dict.fromkeys(begun, computed_s), stage)
+  starts = dict.fromkeys(range(gpus), 0.0)
+  return sums.ends(starts, dict.fromkeys(starts, computed_s), stage)
 
 
-def _sparse_here(assumed: Assumed, model: str) -> Rung:
+def _sparse_wire(assumed: Assumed, model: str) -> Rung:
   """Returns the buckets of config.wire.name='sparse' with select_lag=1."""
   chunks = _wire_chunks(assumed, model)
   sent = chunks - int(assumed.sparsity * chunks)
-  parts = layers.buckets(appear(assumed, model), assumed.bucket_bytes, 0)
-  said = layers.shorten(parts, 4 * sent * _WIRE_CHUNK)
+  parts = layers.buckets(
+    gradient_layers(assumed, model), assumed.bucket_bytes, 0
+  )
+  values = layers.shorten(parts, 4 * sent * _WIRE_CHUNK)
   alone_s = compute_s(assumed, model) + _choose_s(assumed, model)
-  return Rung([[*said, Bucket(4 * chunks, 1.0)]], alone_s)
+  return Rung([[*values, Bucket(4 * chunks, 1.0)]], alone_s)
 
 
 def _choose_s(assumed: Assumed, model: str) -> float:
-  size = sum(each.bytes for each in appear(assumed, model))
+  size = sum(each.bytes for each in gradient_layers(assumed, model))
   return assumed.choose * size / _GPU_BPS
 
 
 def _wire_chunks(assumed: Assumed, model: str) -> int:
-  size = sum(each.bytes for each in appear(assumed, model))
+  size = sum(each.bytes for each in gradient_layers(assumed, model))
   return math.ceil(size / 4 / _WIRE_CHUNK)
 
 

@@ -26,7 +26,7 @@ Record = Mapping[str, Any]
 
 
 class Judgement(NamedTuple):
-  """Verdict on a claim, and our numbers.
+  """Verdict on a claim, with our numbers.
 
   Attributes:
     verdict: One of VERDICTS.
@@ -71,12 +71,14 @@ def judge(claim: Claim, records: Sequence[Record]) -> Judgement:
     return Judgement(UNAVAILABLE, reason=claim.unavailable)
   pairs = read_pairs(claim.measure, records)
   values = [_value(claim.measure, *pair) for pair in pairs]
-  known = [value for value in values if value is not None]
-  missing = len(values) - len(known)
-  if 2 * len(known) <= len(values):
-    why = f'{missing} of {len(values)} seeds have no number'
-    return Judgement(UNDECIDED, seeds=len(known), missing=missing, reason=why)
-  median = median_of(known)
+  numbers = [value for value in values if value is not None]
+  missing = len(values) - len(numbers)
+  if 2 * len(numbers) <= len(values):
+    reason = f'{missing} of {len(values)} seeds have no number'
+    return Judgement(
+      UNDECIDED, seeds=len(numbers), missing=missing, reason=reason
+    )
+  median = median_of(numbers)
   verdict, reason, p = _apply_rule(claim, median), '', None
   if _compares(claim.measure):
     p = p_value(
@@ -90,9 +92,9 @@ def judge(claim: Claim, records: Sequence[Record]) -> Judgement:
   return Judgement(
     verdict,
     median,
-    min(known),
-    max(known),
-    len(known),
+    min(numbers),
+    max(numbers),
+    len(numbers),
     missing,
     ratio,
     p,
@@ -172,7 +174,7 @@ def _read(
     seed: The seed.
     records: Records of all runs of the entry.
   """
-  found = [
+  selected = [
     record
     for record in records
     if record['seed'] == seed
@@ -180,15 +182,17 @@ def _read(
   ]
   if not over:
     expected = f'one record of seed {seed} with {dict(measure.of)}'
-    require(len(found) == 1, 'results', expected, len(found))
-    return read_number(measure.field, found[0])
+    require(len(selected) == 1, 'results', expected, len(selected))
+    return read_number(measure.field, selected[0])
   expected = f'records of seed {seed} with {dict(measure.of)} and any {over}'
-  require(len({str(each[over]) for each in found}) > 1, 'results', expected, 0)
-  numbers = [read_number(measure.field, record) for record in found]
-  known = [number for number in numbers if number is not None]
-  if len(known) < len(numbers):
+  require(
+    len({str(each[over]) for each in selected}) > 1, 'results', expected, 0
+  )
+  numbers = [read_number(measure.field, record) for record in selected]
+  known_numbers = [number for number in numbers if number is not None]
+  if len(known_numbers) < len(numbers):
     return None
-  return _divide(max(known), min(known))
+  return _divide(max(known_numbers), min(known_numbers))
 
 
 def _as_json(value: Any) -> Any:

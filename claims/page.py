@@ -61,23 +61,25 @@ def read_judgements(
     results = store.read(folder, name, entry)
   except store.Stale:
     return None, judge_claims(entry, None, 'its rules have changed since')
-  return results, judge_claims(entry, results, entry.absent)
+  return results, judge_claims(entry, results, entry.missing_reason)
 
 
 def judge_claims(
-  entry: Entry, results: store.Results | None, absent: str
+  entry: Entry, results: store.Results | None, missing_reason: str
 ) -> dict[str, Judgement]:
   """Returns the judgements by the texts of claims.
 
   Args:
     entry: Entry with the claims.
     results: Its results, or None.
-    absent: Reason why there are none.
+    missing_reason: Reason why there are none.
   """
   verdict = (
-    judging.UNAVAILABLE if absent == entry.absent != '' else judging.NOT_RUN
+    judging.UNAVAILABLE
+    if missing_reason == entry.missing_reason != ''
+    else judging.NOT_RUN
   )
-  not_run = Judgement(verdict, reason=absent)
+  not_run = Judgement(verdict, reason=missing_reason)
   records = results.records if results else ()
   return {
     claim.text: not_run
@@ -102,10 +104,10 @@ def _section(
 ) -> str:
   text = f'### {entry.title}\n\n'
   for title, paragraph in (
-    ('Theirs', entry.theirs),
-    ('Ours', entry.ours),
-    ('What differs', entry.differs),
-    ('Seen', entry.seen),
+    ('Published set-up', entry.published_setup),
+    ('Our set-up', entry.our_setup),
+    ('Differences', entry.differences),
+    ('Observations', entry.observations),
   ):
     text += f'{title}: {paragraph}\n\n' if paragraph else ''
   text += f'{table(entry, judgements)}\n'
@@ -114,7 +116,7 @@ def _section(
   if results:
     text += _describe_runs(results)
   elif any(claim.measure for claim in entry.claims):
-    text += f'Not run: `python reproduce.py {name}`. {entry.absent}\n'
+    text += f'Not run: `python reproduce.py {name}`. {entry.missing_reason}\n'
   return text
 
 

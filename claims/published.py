@@ -15,17 +15,17 @@ MORE = 1.0, math.inf  # Ratios above 1.
 # Sources of a published number by certainty.  RESULTS.md prints these texts.
 MARKS = {
   'found': 'read in the paper, or in what its authors published',
-  'secondary': "read in somebody's notes on the paper",
+  'secondary': 'read in notes of others on the paper',
   'abstract': "read in the paper's abstract",
   'read off': 'read off a figure, to one or two per cent',
   'derived': 'our arithmetic from what was found',
-  'ours': 'nobody has published it',
+  'ours': 'our own claim, not published',
 }
 Range = tuple[float, float]
 
 
 class Measure(NamedTuple):
-  """A quantity with one number per seed, computed from the records of runs.
+  """Quantity with one number per seed, computed from the records of runs.
 
   Attributes:
     field: Field of the records that has the number.
@@ -46,7 +46,7 @@ class Measure(NamedTuple):
 
 
 class Claim(NamedTuple):
-  """A published statement, and the rule that judges it.
+  """Published statement, and the rule that judges it.
 
   Attributes:
     text: The statement, with the name of the measured quantity.
@@ -71,41 +71,41 @@ class Claim(NamedTuple):
 
 
 class Entry(NamedTuple):
-  """Claims that are judged by the same runs.
+  """Claims that the same runs judge.
 
   Attributes:
     family: System of the paper, one of `catalog.FAMILIES`.
     title: Title of the section of the page.
-    theirs: Description of the published experiment.
-    ours: Description of our experiment.
-    differs: Differences that may matter.
+    published_setup: Description of the published experiment.
+    our_setup: Description of our experiment.
+    differences: Differences that may matter.
     claims: Claims in the order of the page.
     grids: Grids of virtual runs without seeds, by scale, 'quick' and 'full';
       see docs/sweeps.md.
     derived: Function of claims/derived.py that adds fields to records, or ''.
-    measured: Module of claims/measures/ that makes records, or ''.
+    measurement: Module of claims/measures/ that makes records, or ''.
     seeds: Numbers of seeds, by scale.
     ranked: Fields of the page's ranking of all runs, which is sorted by the
       first; () for no ranking.
     listed: Fields that identify runs in the ranking if there are no grids.
-    absent: Reason why a scale has no runs, such as missing data.
-    seen: Observations on the results, and rules that proved to be wrong.
+    missing_reason: Reason why a scale has no runs, such as missing data.
+    observations: Observations on the results, and rules that were wrong.
   """
 
   family: str
   title: str
-  theirs: str
-  ours: str
-  differs: str
+  published_setup: str
+  our_setup: str
+  differences: str
   claims: tuple[Claim, ...]
   grids: Mapping[str, str] = {}
   derived: str = ''
-  measured: str = ''
+  measurement: str = ''
   seeds: Mapping[str, int] = {'quick': 6, 'full': 10}
   ranked: tuple[str, ...] = ()
   listed: tuple[str, ...] = ()
-  absent: str = ''
-  seen: str = ''
+  missing_reason: str = ''
+  observations: str = ''
 
 
 def near(value: float, share: float, within: Range = ANY) -> Range:

@@ -29,12 +29,15 @@ def table(entry: Entry, results: Results) -> str:
     fields += [f for f in running.varied_fields(points) if f != 'seed']
   for record in results.records:
     if entry.listed and entry.listed[0] not in record:
-      continue  # A record of all runs together.
+      continue  # The record summarises all runs.
     key = tuple(str(record.get(field)) for field in fields)
     runs.setdefault(key, []).append(record)
   rows = [
-    (key, [[read_number(f, each) for each in own] for f in entry.ranked])
-    for key, own in runs.items()
+    (
+      key,
+      [[read_number(f, record) for record in records] for f in entry.ranked],
+    )
+    for key, records in runs.items()
   ]
   rows.sort(key=lambda row: _order(row[1][0]))
   head = ('', *(field.removesuffix('.name') for field in fields))
@@ -51,8 +54,10 @@ def _order(values: Sequence[float | None]) -> float:
 
 
 def _cell(values: Sequence[float | None]) -> str:
-  known = [v for v in values if v is not None]
-  if not known:
+  numbers = [v for v in values if v is not None]
+  if not numbers:
     return _DASH
-  texts = [format(v, '.3g') for v in (median_of(known), min(known), max(known))]
+  texts = [
+    format(v, '.3g') for v in (median_of(numbers), min(numbers), max(numbers))
+  ]
   return texts[0] if len({*texts}) == 1 else '{} ({} to {})'.format(*texts)

@@ -1,4 +1,4 @@
-"""Runs of entries, and the records that their claims are judged by."""
+"""Executes the runs of entries, and creates the records of their claims."""
 
 import hashlib
 import json
@@ -39,14 +39,14 @@ def run_entry(
     out: Folder for the runs.
 
   Raises:
-    ValueError: If a run is refused, before any starts.
+    ValueError: If a run is rejected, before any starts.
     OSError: If a file cannot be written.
-    KeyboardInterrupt: If a signal has stopped them.
+    KeyboardInterrupt: If a signal has stopped the runs.
   """
   records: list[dict[str, Any]] = []
   if scale in entry.grids:
     records += _sweep(name, entry, scale, seeds, out / f'{name}-{scale}')
-  if entry.measured:
+  if entry.measurement:
     records += _measure(name, entry, scale, seeds, out / f'{name}-{scale}-own')
   return records
 
@@ -113,8 +113,8 @@ def make_record(
       f'{folder}: expected a manifest.json and a summary.json that can be read.'
     )
   config = manifest['config']
-  measured = [c.measure.field for c in entry.claims if c.measure]
-  measured += entry.ranked
+  needed = [c.measure.field for c in entry.claims if c.measure]
+  needed += entry.ranked
   record: dict[str, Any] = {'status': status}
   record |= {field: _config_value(config, field) for field in fields}
   record |= {f: summary[f] for f in _SUMMARY_FIELDS if f in summary}
@@ -127,7 +127,7 @@ def make_record(
     f'{quantity}_to.{level}': time_s and time_s * rate
     for level, time_s in summary.get('time_to', {}).items()
     for quantity, rate in rates.items()
-    if f'{quantity}_to.{level}' in measured
+    if f'{quantity}_to.{level}' in needed
   }
   record['iteration_s'] = iteration_s
   record['examples_per_s'] = examples_per_s
@@ -172,10 +172,12 @@ def _read_record(
     error = f'{path}/manifest.json cannot be read; move the folder away'
   else:
     error = summary['ended']
-  own: dict[str, Any] = {}
+  values: dict[str, Any] = {}
   if manifest:
-    own = {field: _config_value(manifest['config'], field) for field in fields}
-  return {'run': name, 'status': 'failed', **own, 'error': error}
+    values = {
+      field: _config_value(manifest['config'], field) for field in fields
+    }
+  return {'run': name, 'status': 'failed', **values, 'error': error}
 
 
 def _config_value(config: Mapping[str, Any], field: str) -> Any:
@@ -188,17 +190,17 @@ def _config_value(config: Mapping[str, Any], field: str) -> Any:
 def _measure(
   name: str, entry: Entry, scale: str, seeds: int, out: pathlib.Path
 ) -> Iterator[dict[str, Any]]:
-  """Yields records of measurements, each seed's by a process of its own.
+  """Yields the records of measurements, with a new process for each seed.
 
   Measurements that are complete are read from their files.
   """
   out.mkdir(parents=True, exist_ok=True)
   for seed in range(seeds):
-    words = [f'claims.measures.{entry.measured}', f'--seed={seed}']
+    words = [f'claims.measures.{entry.measurement}', f'--seed={seed}']
     words.append(f'--scale={scale}')
     path = out / f'{hashlib.sha256(" ".join(words).encode()).hexdigest()}.json'
-    measured = _read_measurements(path)
-    if measured is None:
+    rows = _read_measurements(path)
+    if rows is None:
       print(f'{name}: {" ".join(words)}', flush=True)
       folder = path.with_suffix('')
       folder.mkdir(exist_ok=True)
@@ -211,9 +213,9 @@ def _measure(
         error = ' / '.join(errors.splitlines()[-_LINES:])
         yield {'seed': seed, 'status': 'failed', 'error': error}
         continue
-      measured = json.loads(process.stdout)
+      rows = json.loads(process.stdout)
       atomic.write(path, process.stdout)
-    for record in measured:
+    for record in rows:
       yield {'seed': seed, 'status': 'finished', **record}
 
 

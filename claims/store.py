@@ -21,7 +21,7 @@ class Results(NamedTuple):
     scale: 'quick' or 'full'.
     about: Command, date, machine, versions and code.
     rules: Rules of the claims when the runs started.
-    records: Records of all runs, also of failed ones.
+    records: Records of all runs, including failed ones.
   """
 
   scale: str
@@ -51,14 +51,14 @@ def write(folder: pathlib.Path, name: str, results: Results) -> pathlib.Path:
 
 
 class Stale(ValueError):
-  """Refusal of results whose rules are not those of their entry."""
+  """Error of results whose rules differ from those of their entry."""
 
 
 def read(folder: pathlib.Path, name: str, entry: Entry) -> Results | None:
   """Returns the results of an entry, of full scale if possible, or None.
 
   Raises:
-    ValueError: If a file has another format, or is left of an interrupted
+    ValueError: If a file has another format, or comes from an interrupted
       write; names the file.
     Stale: If the rules of the entry have changed since.
   """
@@ -85,8 +85,8 @@ def _read(path: pathlib.Path, entry: Entry) -> Results:
       f'{path}: expected stored results, got what an interrupted write has '
       'left; remove it and run its entry again.'
     )
-  found = content.get('format')
-  require(found == _FORMAT, str(path), f'format {_FORMAT}', found)
+  version = content.get('format')
+  require(version == _FORMAT, str(path), f'format {_FORMAT}', version)
   rules = json.loads(json.dumps(catalog.rules(entry)))
   changed = sorted(
     text

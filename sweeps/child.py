@@ -75,7 +75,7 @@ def run_module(
 
 
 def bind_to_sweep() -> None:
-  """Ties this process to the sweep; lets it ignore the terminal's signals.
+  """Binds this process to the sweep, and detaches it from terminal signals.
 
   When the sweep ends, the kernel kills the server that forked this process (see
   `sweeps.server`), and then this process.

@@ -23,29 +23,31 @@ class Display:
   def __init__(
     self,
     runs: Sequence[PlannedRun],
-    left: int,
+    remaining: int,
     folder: SweepFolder,
     results: ResultsTable,
   ):
-    """Initializes the display, and shows nothing yet.
+    """Initializes the display without output.
 
     Args:
       runs: All runs of the sweep.
-      left: Number of runs without a final outcome.
+      remaining: Number of runs without a final outcome.
       folder: Folder of the sweep.
       results: Table that gets the outcomes.
     """
-    self._count, self._left, self._left_at_start = len(runs), left, left
+    self._count, self._remaining, self._remaining_at_start = (
+      len(runs),
+      remaining,
+      remaining,
+    )
     self._folder, self._results = folder, results
-    self._started_s: dict[
-      str, float
-    ] = {}  # Start times of running runs, by name.
+    self._started_s: dict[str, float] = {}  # Start of running runs, by name.
     self._terminal = sys.stdout.isatty()
     self._start_s = time.monotonic()
     self.failed: list[tuple[PlannedRun, Outcome]] = []
 
   def run_started(self, run: PlannedRun) -> None:
-    """Notes that a run has started."""
+    """Records the start of a run."""
     self._started_s[run.name] = time.monotonic()
     self.refresh()
 
@@ -55,20 +57,20 @@ class Display:
     self._results.update(run, outcome)
     if outcome.status == 'unfinished':
       return  # The sweep was stopped, and shows this once for all runs.
-    self._left -= 1
+    self._remaining -= 1
     if outcome.status != 'finished':
       self.failed.append((run, outcome))
     if not self._terminal or outcome.status != 'finished':
       duration = format_duration(duration_s)
       text = f'{run.name}: {outcome.status} after {duration}'
-      over = self._count - self._left
+      over = self._count - self._remaining
       self.print_line(f'[{over}/{self._count}] {text}{self._time_left}')
     self.refresh()
 
   def refresh(self) -> None:
     """Redraws the line of a terminal."""
     if self._terminal:
-      over = self._count - self._left
+      over = self._count - self._remaining
       failed = f', {len(self.failed)} failed' if self.failed else ''
       line = (
         f'{over} of {self._count} over{failed}, {len(self._started_s)} running'
@@ -95,11 +97,11 @@ class Display:
   @property
   def _time_left(self) -> str:
     """Text of the time left if the next runs take as long as those before."""
-    done = self._left_at_start - self._left
-    if not (done and self._left):
+    done = self._remaining_at_start - self._remaining
+    if not (done and self._remaining):
       return ''
     past_s = time.monotonic() - self._start_s
-    return f', about {format_duration(past_s / done * self._left)} left'
+    return f', about {format_duration(past_s / done * self._remaining)} left'
 
 
 def format_duration(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 They are forked from a server process that has imported the modules of a run and
 done nothing else: imports take a second, as long as a small run, and a fork
-20 ms.  Each run has a process of its own, so that a crash ends no other run.
+20 ms.  Each run has its own process, so a crash ends no other run.
 """
 
 import multiprocessing

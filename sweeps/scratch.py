@@ -1,8 +1,8 @@
-"""Runs in this process whose files are needed for a moment only.
+"""Executes virtual runs in this process, and deletes their files afterwards.
 
-Predictions under the virtual clock take less time than the start of a process,
-so that programs which need many of them, such as tools.advise and
-tools.calibrate, train them here, one after the other.
+A prediction under the virtual clock takes less time than the start of a
+process.  Programs that need many predictions, such as tools.advise and
+tools.calibrate, therefore execute them here, one after the other.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from outputs import console
 
 
 class ScratchRun(NamedTuple):
-  """A run that has ended.
+  """Summary and folder of a run that has ended.
 
   Attributes:
     summary: Content of its summary.json.
@@ -30,10 +30,10 @@ class ScratchRun(NamedTuple):
 
 
 @contextlib.contextmanager
-def trained(config: ConfigDict) -> Iterator[ScratchRun]:
-  """Trains a config in a temporary folder, and yields the run.
+def execute(config: ConfigDict) -> Iterator[ScratchRun]:
+  """Executes a virtual run in a temporary folder, and yields its result.
 
-  Shows nothing of the run but its warnings.
+  The console shows only the warnings of the run.
 
   Args:
     config: Config of a virtual run.

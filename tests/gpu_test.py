@@ -41,10 +41,8 @@ class GradientTest(parameterized.TestCase):
 
 class RunTest(absltest.TestCase):
   def test_equal_runs_have_equal_digests_and_accounts(self):
-    (one, account), (other, again) = (small.trained() for _ in range(2))
-    states = [
-      run.runtime.coordinator.store.learner.state() for run in (one, other)
-    ]
+    (one, account), (other, again) = (small.execute() for _ in range(2))
+    states = [run.runtime.lead.holder.learner.state() for run in (one, other)]
     self.assertEqual(*map(digest.digest, states))
     self.assertEqual(small.timeless(account), small.timeless(again))
 

@@ -96,7 +96,7 @@ class LockTest(absltest.TestCase):
   def test_a_run_starts_once_the_lock_of_its_folder_is_free(self):
     for real in (False, True):
       folder = self.folder / str(real)
-      with locks.held(folder) as pid:
+      with locks.hold(folder) as pid:
         waiting = f'Waiting for process {pid} on'
         code, said = _main_until(
           waiting,
@@ -108,7 +108,7 @@ class LockTest(absltest.TestCase):
       self.assertEqual(_ended(folder), 'finished')
 
   def test_after_the_limit_the_start_exits_75_and_names_the_holder(self):
-    with locks.held(self.folder) as pid:
+    with locks.hold(self.folder) as pid:
       start = time.monotonic()
       code, said = _main(_flags(self.folder, cluster__start_s=1.0))
       took_s = time.monotonic() - start

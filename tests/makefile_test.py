@@ -34,7 +34,7 @@ class RequirementsTest(absltest.TestCase):
     ).stdout
 
   def test_a_host_with_gpus_gets_cuda_where_one_without_was_first(self):
-    without, with_gpus = gpus.Host(), gpus.Host(gpus.listed(1))
+    without, with_gpus = gpus.Host(), gpus.Host(gpus.list_output(1))
     self.assertIn(_CPU, self._make(without, '-n'))
     (self.folder / '.venv').mkdir()
     # All stamps of a host without GPUs.

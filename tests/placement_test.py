@@ -62,7 +62,7 @@ class _TestCase(parameterized.TestCase):
     """Returns the records of a real run by role, and the launch, ended."""
     folder = self.folder / 'record'
     environ = accelerators.environment(folder, platforms=platforms)
-    with processes.launched(workers=2, environ=environ, **fields) as launch:
+    with processes.launch(workers=2, environ=environ, **fields) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     found = {}
     for record in accelerators.records(folder):

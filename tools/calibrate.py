@@ -250,7 +250,7 @@ def predict(
     links = pathlib.Path(folder, 'links.json')
     if _write_links(calibration, links):
       timed.cluster.links = str(links)
-    with scratch.trained(timed) as run:
+    with scratch.execute(timed) as run:
       pace = timeline.pace(timeline.read(run.folder))
   return dict(run.summary) | pace._asdict()
 

@@ -1,34 +1,34 @@
-"""Several hosts on one machine, with links that the kernel shapes.
+"""Runs several hosts on one machine, with links shaped by the kernel.
 
   python -m tools.lab --hosts=5 --link=200mbit [--links=FILE]
     [--congestion=cubic] [--slow_start_after_idle] -- COMMAND ...
   python -m tools.lab --exec=HOST -- COMMAND ...
   python -m tools.lab --clean
 
-The first makes a lab of host0, host1 and so on, runs COMMAND once, on host0,
-removes the lab and exits with COMMAND's code.  COMMAND finds in its environment
-SYNCOPATE_HOSTS, the names of the hosts with commas between them, and
-SYNCOPATE_LAB, the name of the lab.  The second, or `command` below, runs on
-another host: from inside the lab, or from anywhere with SYNCOPATE_LAB set to
-the name that the first has printed.  What still runs in the lab when COMMAND
-ends gets SIGTERM, and SIGKILL 3 seconds later.
+The first command creates a lab of host0, host1 and so on, runs COMMAND once on
+host0, removes the lab and exits with COMMAND's code.  The environment of
+COMMAND has SYNCOPATE_HOSTS, the names of the hosts separated by commas, and
+SYNCOPATE_LAB, the name of the lab.  The second command, or `command` below,
+runs COMMAND on another host: from inside the lab, or from anywhere with
+SYNCOPATE_LAB set to the name that the first one has printed.  Processes that
+still run in the lab when COMMAND ends receive SIGTERM, and SIGKILL 3 seconds
+later.
 
-FILE has the links that differ, as JSON:
+FILE describes the links that differ from --link, as JSON:
 
   {"hosts": {"host1": {"up": "100mbit", "down": "50mbit"}},
    "pairs": [{"from": "host0", "to": "host2", "rate": "10mbit"}],
    "groups": [{"hosts": ["host3", "host4"], "up": "50mbit", "down": "50mbit"}]}
 
-What leaves a group, or enters it, shares a link with these rates; what stays
-within does not.  Groups may be within others.
+Traffic into or out of a group shares a link with these rates; traffic within
+the group does not.  Groups may be nested.
 
-Hosts have files, processes and users in common with the machine, but names,
-/etc/hosts and a network of their own, without a way out (see
-tools/launching/hosts.py).
-All of it needs root.  A lab notes in /run/syncopate-lab-NAME.json what it makes
-before it makes it, and removes it at its end, after an error and on SIGINT,
-SIGTERM and SIGHUP; --clean removes what labs have left that were killed.  Only
-/run/netns stays, the folder that `ip netns` makes for all its users.
+Hosts share files, processes and users with the machine, but have their own
+names, /etc/hosts and an isolated network (see tools/launching/hosts.py).  Labs
+need root.  A lab lists its namespaces in /run/syncopate-lab-NAME.json before it
+creates them, and removes them at its end, after an error and on SIGINT, SIGTERM
+and SIGHUP; --clean removes the namespaces of killed labs.  Only /run/netns
+remains, the folder that `ip netns` creates for all its users.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ from configs.checks import require
 from tools.launching import hosts
 
 _STATES = pathlib.Path('/run')
-_NAMESPACES = pathlib.Path('/run/netns')  # Where `ip netns` has them.
+_NAMESPACES = pathlib.Path('/run/netns')  # Folder of `ip netns`.
 _NAME = re.compile('syn-[0-9a-f]{6}')
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GRACE_S = 3.0
@@ -125,8 +125,8 @@ def command(host: str, argv: Sequence[str], lab: str = '') -> list[str]:
   _check_machine()
   lab = lab or os.environ.get('SYNCOPATE_LAB', '')
   path = _state(lab)
-  known = bool(_NAME.fullmatch(lab)) and path.exists()
-  require(known, 'SYNCOPATE_LAB', 'the name of a running lab', lab)
+  is_running = bool(_NAME.fullmatch(lab)) and path.exists()
+  require(is_running, 'SYNCOPATE_LAB', 'the name of a running lab', lab)
   listed = json.loads(path.read_text())['namespaces']
   names = [name.removeprefix(f'{lab}-') for name in listed]
   names.remove(hosts.SWITCH)
@@ -152,8 +152,8 @@ def made(links: hosts.Links) -> Iterator[str]:
   lab = f'syn-{secrets.token_hex(3)}'
   names = hosts.namespaces(lab, links)
   for name in names:
-    taken = (_NAMESPACES / name).exists()
-    require(not taken, 'namespace', 'an unused name', name)
+    exists = (_NAMESPACES / name).exists()
+    require(not exists, 'namespace', 'an unused name', name)
   # The lock, which the kernel releases at the end of this process, tells
   # --clean that it is alive.
   with open(_state(lab), 'x', encoding='utf-8') as state:
@@ -170,7 +170,7 @@ def made(links: hosts.Links) -> Iterator[str]:
 
 
 def clean() -> None:
-  """Removes the rest of labs whose processes have died.
+  """Removes the namespaces and files of labs whose processes have died.
 
   Raises:
     ValueError: If a lab cannot be removed.
@@ -199,18 +199,20 @@ def _make(lab: str, links: hosts.Links) -> None:
 
 def _remove(lab: str, names: Sequence[str]) -> None:
   """Removes the listed namespaces of a lab that exist, and its files."""
-  own = _NAME.fullmatch(lab) and all(n.startswith(f'{lab}-') for n in names)
-  require(bool(own), str(_state(lab)), 'only names of the lab', names)
+  are_of_lab = _NAME.fullmatch(lab) and all(
+    name.startswith(f'{lab}-') for name in names
+  )
+  require(bool(are_of_lab), str(_state(lab)), 'only names of the lab', names)
   existing = [name for name in names if (_NAMESPACES / name).exists()]
-  _end(existing)
+  _kill_processes(existing)
   for name in existing:
     _call(f'ip netns del {name}')
   _hosts_file(lab).unlink(missing_ok=True)
   _state(lab).unlink(missing_ok=True)
 
 
-def _end(namespaces: Sequence[str]) -> None:
-  """Ends all processes of namespaces."""
+def _kill_processes(namespaces: Sequence[str]) -> None:
+  """Sends SIGTERM to all processes of namespaces, and SIGKILL if they stay."""
   start = time.monotonic()
   number: int = signal.SIGTERM
   while pids := [
@@ -218,14 +220,14 @@ def _end(namespaces: Sequence[str]) -> None:
     for name in namespaces
     for pid in _call(f'ip netns pids {name}').split()
   ]:
-    late = time.monotonic() - start
-    require(late < _LIMIT_S, 'processes', 'none after SIGKILL', pids)
-    if late > _GRACE_S:
+    duration_s = time.monotonic() - start
+    require(duration_s < _LIMIT_S, 'processes', 'none after SIGKILL', pids)
+    if duration_s > _GRACE_S:
       number = signal.SIGKILL
     for pid in pids:
       with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    number = 0  # A second signal tells many programs to hurry.
+    number = 0  # Many programs exit at once on a second SIGTERM.
     time.sleep(0.1)
 
 
@@ -239,11 +241,11 @@ def _call(line: str) -> str:
 
 def _check_machine() -> None:
   if os.geteuid() != 0:
-    raise ValueError('tools.lab makes network namespaces, which needs root.')
+    raise ValueError('tools.lab creates network namespaces, which needs root.')
   for tool in ('ip', 'tc', 'unshare', 'mount', 'sysctl'):
-    found = shutil.which(tool) is not None
+    exists = shutil.which(tool) is not None
     packages = 'iproute2, util-linux or procps'
-    require(found, 'PATH', f'{tool} (of {packages})', 'none')
+    require(exists, 'PATH', f'{tool} (of {packages})', 'none')
 
 
 def _state(lab: str) -> pathlib.Path:
@@ -271,9 +273,13 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_string('link', '1gbit', 'Rate of every link, both ways.')
   flags.DEFINE_string('links', None, 'JSON file of the links that differ.')
   flags.DEFINE_string('congestion', 'cubic', "TCP's congestion control.")
-  flags.DEFINE_bool('slow_start_after_idle', False, 'Of TCP; as Linux has it.')
+  flags.DEFINE_bool(
+    'slow_start_after_idle',
+    False,
+    "Enable TCP's slow start after idle periods, Linux's default.",
+  )
   flags.DEFINE_string('exec', None, 'Host of a lab to run the command on.')
-  flags.DEFINE_bool('clean', False, 'Remove what killed labs have left.')
+  flags.DEFINE_bool('clean', False, 'Remove the namespaces of killed labs.')
   return app.parse_flags_with_usage(argv)
 
 

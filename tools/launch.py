@@ -1,4 +1,4 @@
-"""Starts all processes of one distributed run on this machine, or one of them.
+"""Starts one or all processes of a distributed run on this machine.
 
   python -m tools.launch --workers=4 [--servers=1] [--dedicated] [--workdir=DIR]
     [--restarts=3] -- --config=configs/vgg16_elastic.py [flags of main.py]
@@ -10,7 +10,7 @@ The output of each process is shown line by line, after its name.  Only the
 coordinator draws progress: server 0 if servers are dedicated, else worker 0.
 --module names a module to run instead of main.py.  In a lab (tools/lab.py)
 dedicated servers run on the first hosts and workers on the next ones, in a
-circle.  Workers get GPUs of their own, or --workers_per_gpu of them share one.
+circle.  Each worker gets its own GPUs, or --workers_per_gpu of them share one.
 
 The end of a process has these consequences:
 
@@ -44,10 +44,11 @@ consequences:
   any other code             The launcher ends with this code; the program that
                              has started it ends the others.
 
-After a signal nothing is restarted.  Only the coordinator gets the signal; the
-others wait at most --grace_s for it to stop them.  All return 128 + the number.
+After a signal no process is restarted.  Only the coordinator gets the signal;
+the others wait at most --grace_s for it to stop them.  All return 128 + the
+number of the signal.
 A scheduler and a script may send the same signal twice: a second one counts if
-it comes more than a second later.  Rows are in launch-worker-2.jsonl.
+it arrives more than a second later.  Rows are in launch-worker-2.jsonl.
 """
 
 import datetime
@@ -166,7 +167,7 @@ class _Supervisor:
       if self._code is not None and not self._processes.names():
         return self._code
       for ended in self._processes.wait(next_s):
-        self._note(ended)
+        self._record_end(ended)
         self._handle_end(ended)
       while self.signals:
         self._handle_signal(self.signals.pop(0))
@@ -193,7 +194,7 @@ class _Supervisor:
     stopped = code == STOPPED and not coordinator
     if self._code is not None:
       if coordinator:
-        self._hurry()
+        self._shorten_deadlines()
     elif name in self._due:
       pass  # It is restarted with another one that ended at the same time.
     elif code == 0 or (stopped and not only):
@@ -264,25 +265,25 @@ class _Supervisor:
     self._kill_at = self._term_at + kill_s
     saves = self._plan.only or self._plan.coordinator
     if code and saves not in self._processes.names():
-      self._hurry()
+      self._shorten_deadlines()
 
-  def _hurry(self) -> None:
-    """Ends the other processes soon, as none saves a checkpoint any more."""
+  def _shorten_deadlines(self) -> None:
+    """Sets early times of the signals, when no process saves a checkpoint."""
     now = time.monotonic()
     self._term_at = min(self._term_at, now)
     self._kill_at = min(self._kill_at, now + _KILL_S)
 
   def _terminate(self, name: str) -> None:
-    """Sends SIGTERM once, as a second one tells many programs to hurry."""
+    """Sends SIGTERM once, because many programs abort at a second one."""
     if name not in self._terminated:
       self._terminated.add(name)
       self._processes.signal(name, signal.SIGTERM)
 
   def _kill(self, names: Sequence[str]) -> None:
     for ended in self._processes.kill(names):
-      self._note(ended)
+      self._record_end(ended)
 
-  def _note(self, ended: Exit) -> None:
+  def _record_end(self, ended: Exit) -> None:
     """Writes the row of an end, whatever its cause."""
     if ended.lived_s >= _QUICK_S:
       self._short[ended.name] = 0

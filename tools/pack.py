@@ -1,14 +1,13 @@
-"""Packs the fastest forest of a cluster, and says how good it is.
+"""Packs the fastest forest of a cluster, and prints its rate and its bound.
 
   python -m tools.pack FILE|BUILDER [--collective=allreduce] [--out=FILE.json]
     [--gap=0] [--max_trees=N] [--time_limit_s=S] [--baselines] [--dot=FILE.dot]
     [--size=100MB --latency_us=5 --message_us=0]
 
 FILE is a cluster as JSON, BUILDER a call of a function that
-topology/clusters/builders.py knows, such as 'dgx_a100(2)'.  Prints a table: the
-rate, the bound that no forest can exceed, the trees, what holds them back and,
-with --baselines, the rates of other schemes; with --size the time for that many
-bytes.
+topology/clusters/builders.py has, such as 'dgx_a100(2)'.  Prints a table: the
+rate, the bound that no forest can exceed, the trees, their bottleneck and, with
+--baselines, the rates of other schemes; with --size the time for that size.
 """
 
 import contextlib
@@ -34,7 +33,7 @@ from topology.forests.trees import Forest
 
 _UNITS = {'B': 1, 'kB': 10**3, 'MB': 10**6, 'GB': 10**9}
 _UNITS |= {'KiB': 2**10, 'MiB': 2**20, 'GiB': 2**30}
-_NAMED = 6  # Links and nodes of the bottleneck, at most.
+_MAX_NAMES = 6  # Links and nodes of the bottleneck, at most.
 _EVERY_S = 1.0  # Between two progress lines in a file.
 _ERASE = '\r\x1b[2K'
 
@@ -142,9 +141,9 @@ def bottleneck(cluster: Cluster, packed: Forest) -> str:
   inside = set(packed.certificate.nodes)
   near = [worker for worker in cluster.workers if worker in inside]
   far = [worker for worker in cluster.workers if worker not in inside]
-  side = f'all workers but {_listed(far)}'
+  side = f'all workers but {_join_names(far)}'
   if len(near) <= len(far):
-    side = _listed(near)
+    side = _join_names(near)
   way = 'into' if packed.collective == 'reduce_scatter' else 'out of'
   return f'{_ends(cut)}: the {float(total):.4g} GB/s {way} {side}'
 
@@ -202,23 +201,23 @@ def compared(
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-  """Yields a function that shows a text on stderr, in the place of the last.
+  """Yields a function that shows a text on stderr, replacing the last one.
 
   If stderr is no terminal, the function prints lines, at most one per second.
   """
-  terminal, told_s = sys.stderr.isatty(), -math.inf
+  terminal, printed_s = sys.stderr.isatty(), -math.inf
 
-  def tell(text: str) -> None:
-    nonlocal told_s
+  def show(text: str) -> None:
+    nonlocal printed_s
     now_s = time.monotonic()
     if terminal:
       print(f'{_ERASE}{text}', end='', file=sys.stderr, flush=True)
-    elif now_s - told_s >= _EVERY_S:
+    elif now_s - printed_s >= _EVERY_S:
       print(text, file=sys.stderr, flush=True)
-      told_s = now_s
+      printed_s = now_s
 
   try:
-    yield tell
+    yield show
   finally:
     if terminal:
       print(_ERASE, end='', file=sys.stderr, flush=True)
@@ -234,15 +233,15 @@ def _size(text: str | None, latency_us: float, message_us: float) -> int | None:
 
 
 def _write(
-  cluster: Cluster, packed: Forest, out: str | None, drawn: str | None
+  cluster: Cluster, packed: Forest, out: str | None, dot_file: str | None
 ) -> None:
   """Writes the requested files, and prints their paths and the next steps."""
-  if drawn is not None:
+  if dot_file is not None:
     text = dot.to_dot(cluster, packed)
-    atomic.write(drawn, text)
-    print(f'\nGraph: {drawn} (dot -Tsvg -O {drawn})')
+    atomic.write(dot_file, text)
+    print(f'\nGraph: {dot_file} (dot -Tsvg -O {dot_file})')
   if out is None:
-    print('\n--out=FILE.json keeps the forest.')
+    print('\n--out=FILE.json saves the forest.')
     return
   text = json.dumps(export.to_json(cluster, packed))
   atomic.write(out, text + '\n')
@@ -252,8 +251,8 @@ def _write(
 def _check_folder(flag: str, path: str | None) -> None:
   """Raises ValueError unless the folder of a file exists; None passes."""
   if path is not None:
-    there = pathlib.Path(path).parent.is_dir()
-    require(there, flag, 'a file in a folder that exists', path)
+    exists = pathlib.Path(path).parent.is_dir()
+    require(exists, flag, 'a file in a folder that exists', path)
 
 
 def _GBps(Bps: Any) -> str:
@@ -261,13 +260,13 @@ def _GBps(Bps: Any) -> str:
 
 
 def _ends(links: Sequence[tuple[str, str]]) -> str:
-  return _listed([f'{src} to {dst}' for src, dst in links])
+  return _join_names([f'{src} to {dst}' for src, dst in links])
 
 
-def _listed(names: Sequence[str]) -> str:
-  more = len(names) - _NAMED
+def _join_names(names: Sequence[str]) -> str:
+  more = len(names) - _MAX_NAMES
   rest = f' and {more} more' if more > 0 else ''
-  return ', '.join(names[:_NAMED]) + rest
+  return ', '.join(names[:_MAX_NAMES]) + rest
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
@@ -284,14 +283,16 @@ def _table(rows: Sequence[tuple[str, ...]]) -> str:
 
 if __name__ == '__main__':
   flags.DEFINE_enum(
-    'collective', 'allreduce', trees.COLLECTIVES, 'What to pack.'
+    'collective', 'allreduce', trees.COLLECTIVES, 'Collective to pack.'
   )
-  flags.DEFINE_float('gap', 0.0, 'How far below the bound is good enough.')
-  flags.DEFINE_integer('max_trees', None, 'Trees, at most.')
-  flags.DEFINE_float('time_limit_s', None, 'Seconds, for the best until then.')
+  flags.DEFINE_float('gap', 0.0, 'Largest gap to the bound.')
+  flags.DEFINE_integer('max_trees', None, 'Largest number of trees.')
+  flags.DEFINE_float(
+    'time_limit_s', None, 'Seconds after which the best forest is used.'
+  )
   flags.DEFINE_string('out', None, 'File for the forest as JSON.')
   flags.DEFINE_string('dot', None, 'File for the graph in the DOT language.')
-  flags.DEFINE_bool('baselines', False, 'Whether to compare other schemes.')
+  flags.DEFINE_bool('baselines', False, 'Compare other schemes.')
   flags.DEFINE_string('size', None, 'Bytes to time, such as 100MB.')
   flags.DEFINE_float('latency_us', 0.0, 'Microseconds of every link.')
   flags.DEFINE_float('message_us', 0.0, 'Microseconds for each chunk and hop.')

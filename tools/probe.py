@@ -122,7 +122,7 @@ class Setup:
 
 
 def probe(setup: Setup) -> str:
-  """Measures links with the other ranks; rank 0 writes and prints the result.
+  """Runs one process of a probe; rank 0 also writes the file and the tables.
 
   Returns:
     Reason of the leader for an early end, in any rank but 0; else ''.

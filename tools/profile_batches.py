@@ -1,11 +1,11 @@
-"""Measures how long batches take on this device, and fits a curve.
+"""Measures the compute times of batches on this device, and fits a curve.
 
   python -m tools.profile_batches --config=FILE.py --out=FILE.json
     [--batches=1,2,3,4,6,8,...] [--rounds=9] [--plot=FILE.png]
 
-Batches of the config's model and data are computed as a worker computes them,
-in micro-batches of compiled shapes.  FILE.json is what
-config.batching.lb_bsp_gpu.curves takes.
+The command computes batches of the config's model and data like a worker, in
+micro-batches of compiled shapes.  FILE.json is a value for
+config.batching.lb_bsp_gpu.curves.
 """
 
 import itertools
@@ -73,13 +73,12 @@ def main(argv: list[str]) -> None:
 def measure(
   config: ConfigDict, *, batches: Sequence[int], rounds: int
 ) -> Profile:
-  """Returns how long batches take on the device of this process.
+  """Returns the compute times of batches on the device of this process.
 
-  Every round measures each batch once, so that load that comes and goes slows
-  all of them.
+  Every round measures each batch once, so temporary load slows all batches.
 
   Args:
-    config: Names the model and the data; every field is checked.
+    config: Config with the model and the data; every field is checked.
     batches: Examples, ascending, at least three; () for a default, up to twice
       the largest micro-batch.
     rounds: Number of measurements of each batch.
@@ -128,8 +127,8 @@ def write(profile: Profile, path: str | pathlib.Path) -> None:
 
 
 def describe(profile: Profile) -> str:
-  """Returns a table of what was measured and fitted."""
-  curve, found = profile.curve, _errors(profile)
+  """Returns a table of measured and fitted times."""
+  curve, errors = profile.curve, _errors(profile)
   lines = [
     f'{profile.model} on {profile.device}, micro-batches up to '
     f'{profile.micro_batch}',
@@ -139,19 +138,19 @@ def describe(profile: Profile) -> str:
     f'{batch:8}  {1e3 * seconds:11.2f}  {1e3 * curve.seconds(batch):9.2f}  '
     f'{error:+6.1%}'
     for batch, seconds, error in zip(
-      profile.batches, profile.seconds, found, strict=True
+      profile.batches, profile.seconds, errors, strict=True
     )
   ]
   lines.append(
     f'max({1e3 * curve.flat_s:.4g}, {1e3 * curve.intercept_s:.4g} + '
-    f'{1e3 * curve.slope_s:.4g} x) ms; error {np.abs(found).mean():.1%} in the '
-    f'mean, {np.abs(found).max():.1%} at most'
+    f'{1e3 * curve.slope_s:.4g} x) ms; error {np.abs(errors).mean():.1%} '
+    f'in the mean, {np.abs(errors).max():.1%} at most'
   )
   return '\n'.join(lines)
 
 
 def draw(profile: Profile, path: str | pathlib.Path) -> None:
-  """Draws what was measured and fitted.
+  """Draws measured and fitted times.
 
   Raises:
     OSError: If the file cannot be written.

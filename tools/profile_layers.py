@@ -1,12 +1,13 @@
-"""Measures when the gradients of layers appear during an iteration.
+"""Measures the times at which gradients of layers are ready in an iteration.
 
   python -m tools.profile_layers --config=FILE.py --out=FILE.json
     [--batch=N] [--rounds=15]
 
-A batch of the config's model and data is computed as a worker computes it, in
-micro-batches, of which the last one shows each leaf of its gradient as soon as
-the backward pass has made it.  FILE.json is what config.cluster.speed.layers
-takes.  On CPUs: what is computed elsewhere is seen too late.
+The command computes a batch of the config's model and data like a worker, in
+micro-batches.  In the last one, a callback records the time at which the
+backward pass has computed each leaf of the gradient.  FILE.json is a value for
+config.cluster.speed.layers.  Times are exact only on CPUs: callbacks of other
+devices run too late.
 """
 
 import json
@@ -115,7 +116,7 @@ def measure(config: ConfigDict, *, batch: int | None, rounds: int) -> Profile:
     whole.append(earlier_s + last_s)
     times.append([(earlier_s + each) / whole[-1] for each in seen_s])
   paths = jax.tree_util.tree_leaves_with_path(params)
-  found = [
+  leaves = [
     Leaf(jax.tree_util.keystr(path), leaf.nbytes, statistics.median(each))
     for (path, leaf), each in zip(paths, zip(*times, strict=True), strict=True)
     if leaf.dtype == jnp.float32
@@ -124,7 +125,7 @@ def measure(config: ConfigDict, *, batch: int | None, rounds: int) -> Profile:
     model=f'{config.model.name} of {config.data.name}',
     batch=batch,
     seconds=statistics.median(whole),
-    layers=sorted(found, key=lambda leaf: leaf.ready),
+    layers=sorted(leaves, key=lambda leaf: leaf.ready),
   )
 
 
@@ -171,7 +172,7 @@ class _Shown:
 
     def total(params: Any, inputs: Any, targets: Any) -> jax.Array:
       leaves, tree = jax.tree.flatten(params)
-      leaves = [self._noted(n)(leaf) for n, leaf in enumerate(leaves)]
+      leaves = [self._record_time(n)(leaf) for n, leaf in enumerate(leaves)]
       params = jax.tree.unflatten(tree, leaves)
       return jnp.sum(loss(params, inputs, targets, jax.random.key(0))[0])
 
@@ -194,8 +195,10 @@ class _Shown:
     seen_s = [self._seen_s.get(n, start_s + whole_s) for n in range(count)]
     return whole_s, [min(each - start_s, whole_s) for each in seen_s]
 
-  def _noted(self, leaf: int) -> Callable[[jax.Array], jax.Array]:
-    def note(context: Any, results: Any, cotangent: Any) -> None:
+  def _record_time(self, leaf: int) -> Callable[[jax.Array], jax.Array]:
+    """Returns an identity whose backward pass records the time of a leaf."""
+
+    def record(context: Any, results: Any, cotangent: Any) -> None:
       del context, results, cotangent
       self._seen_s[leaf] = time.perf_counter()
 
@@ -204,7 +207,7 @@ class _Shown:
       return array
 
     def backward(_: None, cotangent: jax.Array) -> tuple[jax.Array]:
-      buffer_callback(note, (), has_side_effect=True)(cotangent)
+      buffer_callback(record, (), has_side_effect=True)(cotangent)
       return (cotangent,)
 
     identity.defvjp(lambda array: (array, None), backward)
@@ -213,8 +216,10 @@ class _Shown:
 
 def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_string('out', None, 'JSON file to write.', required=True)
-  flags.DEFINE_integer('batch', None, 'Examples; as configured if none.')
-  flags.DEFINE_integer('rounds', 15, 'How often each leaf is measured.')
+  flags.DEFINE_integer(
+    'batch', None, 'Examples; those of the config by default.'
+  )
+  flags.DEFINE_integer('rounds', 15, 'Number of measurements of each leaf.')
   text = (
     'Config of model and data; --config.SECTION.FIELD=VALUE changes a field.'
   )

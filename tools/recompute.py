@@ -70,7 +70,7 @@ def difference(path: pathlib.Path) -> float:
     ValueError: If the run cannot be recomputed; names the expectation.
     OSError: If the run cannot be read.
   """
-  return compare(path).apart
+  return compare(path).difference
 
 
 def compare(path: pathlib.Path) -> Comparison:
@@ -95,15 +95,15 @@ def compare(path: pathlib.Path) -> Comparison:
     expected = 'none, as it is not recorded which iterations had which'
     stages = len(wire.pushes) - 1
     require(not stages, f'{path}: stages of the wire before', expected, stages)
-    return allreduce.compared(path, config, learning.from_config(config), wire)
+    return allreduce.compare(path, config, learning.from_config(config), wire)
   recomputed = _recompute(path, config, recorded)
   saved = _read_params(path, len(recomputed.learners))
   pairs = zip(recomputed.learners, saved, strict=True)
-  apart = max(
+  difference = max(
     float(np.abs(np.asarray(learner.params) - params).max())
     for learner, params in pairs
   )
-  return Comparison(apart, 0.0, 'sums are in the order of events')
+  return Comparison(difference, 0.0, 'sums are in the order of events')
 
 
 def _set_devices(
@@ -124,18 +124,20 @@ def _set_devices(
     for start in manifest['starts']
     for devices in start.get('workers', {}).values()
   ]
-  own, *others = _unique(of_workers) or [['cpu']]
+  devices, *others = _unique(of_workers) or [['cpu']]
   expected = 'workers with devices of one kind and number, at all starts'
-  got = ' and '.join(map(describe_kinds, [own, *others]))
+  got = ' and '.join(map(describe_kinds, [devices, *others]))
   require(not others, f'{path}: devices', expected, got)
-  config.cluster.devices_per_worker = len(own)
+  config.cluster.devices_per_worker = len(devices)
   compilations.configure(config)
   here = jax.local_devices()
-  found = [device.device_kind for device in here][: len(own)]
-  hint = f' (JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES={len(own)})'
-  expected = f'{describe_kinds(own)} in this process, as each worker had'
-  expected += hint if set(own) == {'cpu'} else ''
-  require(found == own, f'{path}: devices', expected, describe_kinds(found))
+  present = [device.device_kind for device in here][: len(devices)]
+  hint = f' (JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES={len(devices)})'
+  expected = f'{describe_kinds(devices)} in this process, as each worker had'
+  expected += hint if set(devices) == {'cpu'} else ''
+  require(
+    present == devices, f'{path}: devices', expected, describe_kinds(present)
+  )
   is_exact = here[0].platform == 'cpu' or config.deterministic
   expected = 'True, because only then kernels of GPUs repeat bit for bit'
   field = f'{path}: config.deterministic'
@@ -147,11 +149,11 @@ def _unique(workers: Iterable[Sequence[str]]) -> list[list[str]]:
 
 
 def _check(path: pathlib.Path) -> bool:
-  """Prints the difference of a run; returns True if it is small enough."""
-  apart, tolerance, why = compare(path)
-  within = f'; {tolerance:.3g} may be, as {why}' if tolerance else ''
-  print(f'{path}: parameters differ by {apart:.3g} at most{within}.')
-  return apart <= tolerance
+  """Prints the difference of a run; returns whether it is small enough."""
+  difference, tolerance, reason = compare(path)
+  allowed = f'; {tolerance:.3g} is allowed: {reason}' if tolerance else ''
+  print(f'{path}: parameters differ by {difference:.3g} at most{allowed}.')
+  return difference <= tolerance
 
 
 def _recompute(
@@ -162,9 +164,9 @@ def _recompute(
   wire = manifests.make_wire(manifests.restore_section(recorded, 'wire'))
   route = recorded['route']['server']
   codec = learned.shard_codec(servers=route['servers'], wire=wire)
-  own = jax.tree.leaves([state.local for state in codec.init(0)])
+  local_state = jax.tree.leaves([state.local for state in codec.init(0)])
   expected = 'a run whose codec has no local state but residuals'
-  require(not own, f'{path}', expected, 'another one')
+  require(not local_state, f'{path}', expected, 'another one')
   run: _RecomputedRun | None = None
   for row in records.read_events(path, with_residuals=True):
     if row['event'] == 'start':
@@ -318,7 +320,7 @@ class _RecomputedRun:
       return
     with placement.on_cpu():
       if pieces is not None:
-        divided = [_divided(share, factor(own)) for share in shares]
+        divided = [_divide(share, factor(own)) for share in shares]
         pieces[worker] = divided, examples
         return
       for learner, share in zip(self.learners, shares, strict=True):
@@ -356,7 +358,7 @@ class _RecomputedRun:
     self._released[index] = params, worker.ranges, worker.iteration
 
 
-def _divided(payload: Payload, scale: float) -> Payload:
+def _divide(payload: Payload, scale: float) -> Payload:
   return payload._replace(gradient=payload.gradient / np.float32(scale))
 
 
@@ -376,9 +378,11 @@ def _training_config(
   for name, value in config.items():
     if name in _UNUSED or name not in recorded:
       continue
-    known = isinstance(value, ConfigDict)
+    is_section = isinstance(value, ConfigDict)
     config[name] = (
-      manifests.restore_section(recorded, name) if known else recorded[name]
+      manifests.restore_section(recorded, name)
+      if is_section
+      else recorded[name]
     )
   config.cluster.workers = recorded['cluster']['workers']
   return config

@@ -1,12 +1,12 @@
-"""Draws a forest: the cluster with its loads and bottleneck, and its trees.
+"""Draws a forest: loads and bottleneck of the cluster, and the trees.
 
   python -m tools.show_forest FILE [--out=FILE.png] [--trees=4]
   python -m tools.show_forest RUN_DIR [--out=FILE.png] [--trees=4]
 
-FILE is a forest as JSON, as tools.pack writes it, or a cluster, which is then
-drawn alone.  Of a run it is the forest over which workers have summed the most
-iterations, and beside what it was planned to carry what it has.  Of the trees
-those are drawn that carry the most.
+FILE is a forest in the JSON of tools.pack, or a cluster, which is then drawn
+alone.  For a run, the picture shows the forest with the most iterations, and
+its measured traffic beside the planned one.  Single panels show the trees that
+carry the most.
 """
 
 import math
@@ -36,31 +36,31 @@ _Box = tuple[float, float, float, float]  # Left, bottom, width, height: inches.
 
 
 def main(argv: list[str]) -> None:
-  """Draws the file that the command line names."""
-  given = flags.FLAGS
+  """Draws the file or the run of the command line."""
+  values = flags.FLAGS
   if len(argv) != 2:
     raise app.UsageError(f'Expected a file, got {argv[1:]}.')
   path = pathlib.Path(argv[1])
   beside = path / 'forest.png' if path.is_dir() else path.with_suffix('.png')
-  out = given.out or str(beside)
+  out = values.out or str(beside)
   try:
-    require(given.trees >= 0, 'trees', 'at least 0', given.trees)
-    drawn(path, trees=given.trees).savefig(out)
+    require(values.trees >= 0, 'trees', 'at least 0', values.trees)
+    draw_path(path, trees=values.trees).savefig(out)
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
   print(f'Picture: {out}')
 
 
-def drawn(path: pathlib.Path, *, trees: int) -> Figure:
-  """Returns the picture of a file, or of a run.
+def draw_path(path: pathlib.Path, *, trees: int) -> Figure:
+  """Returns the picture of a file or of a run.
 
   Args:
     path: File of a forest or a cluster, or folder of an allreduce run.
     trees: Largest number of panels of single trees.
 
   Raises:
-    ValueError: If the path is none of them; gives the reason.
-    OSError: If it cannot be read.
+    ValueError: If the path has no forest, cluster or run; gives the reason.
+    OSError: If the path cannot be read.
   """
   if path.is_dir():
     epoch = reading.longest_epoch(path)
@@ -71,11 +71,11 @@ def drawn(path: pathlib.Path, *, trees: int) -> Figure:
 
 
 def draw_run(epoch: MembershipEpoch, *, trees: int = 4) -> Figure:
-  """Returns the picture of what links have carried, and of the trees.
+  """Returns the picture of the traffic of links and of the trees.
 
   Args:
     epoch: Membership epoch with a known forest.
-    trees: Panels of single trees, at most.
+    trees: Largest number of panels of single trees.
   """
   planned = epoch.plan
   if planned is None:
@@ -307,6 +307,8 @@ def _mark(shape: str, color: str, label: str) -> Line2D:
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('out', None, 'File for the picture; beside FILE if none.')
-  flags.DEFINE_integer('trees', 4, 'Panels of single trees, at most.')
+  flags.DEFINE_string(
+    'out', None, 'File for the picture; next to FILE by default.'
+  )
+  flags.DEFINE_integer('trees', 4, 'Largest number of panels of trees.')
   app.run(main)

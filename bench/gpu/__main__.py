@@ -1,16 +1,17 @@
-"""First run on a GPU: ten minutes of rows, each with its aim and verdict.
+"""Measures a first run on a GPU in ten minutes, by rows with aim and verdict.
 
   python -m bench.gpu [--out=DIR] [--jobs=vgg16,virtual,...] [--dry_run]
 
-DIR, a new folder under runs/ by default, gets manifest.json, rows.jsonl with a
-row as soon as it is measured, the logs of all jobs, and summary.json at the
-end; then DIR.result.json is packed as docs/submitting.md wants it.  Each job
-is a process with a share of the time; one that fails or takes longer misses its
-aims, and the others go on.  docs/benchmarks.md says what every row means.
+The command writes to DIR, by default a new folder under runs/: manifest.json,
+rows.jsonl with each row as soon as it is measured, the logs of all jobs, and
+summary.json at the end; then it packs DIR.result.json for docs/submitting.md.
+Each job is a process with a share of the time.  A job that fails or takes
+longer misses its aims, and the other jobs continue.  docs/benchmarks.md
+explains every row.
 
-Without a GPU this says so and does a dry run on the CPU: the same rows with
-tiny sizes, so that the program is tried.  A dry run is no result: rows that
-depend on sizes get no verdict, and tools.pack_result refuses its folder.
+Without a GPU the command prints the reason and does a dry run on the CPU: the
+same rows with tiny sizes, to test the program.  A dry run is not a result: rows
+that depend on sizes get no verdict, and tools.pack_result refuses its folder.
 
 The exit code is 1 if a row has missed its aim.
 """
@@ -33,7 +34,7 @@ from tools.pack_result import __main__ as pack_result
 from tools.reading import benchmarks
 from tools.reading.benchmarks import Aim
 
-_DRY_S = 300.0  # Of each job in a dry run, which takes seconds if quiet.
+_DRY_S = 300.0  # Limit of a job in a dry run, which usually takes seconds.
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -48,37 +49,37 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--job', help=argparse.SUPPRESS)
   parser.add_argument('--values', help=argparse.SUPPRESS)
   parser.add_argument('--limit_s', type=float, help=argparse.SUPPRESS)
-  given = parser.parse_args(argv)
-  if given.job:
-    _measure(given)
+  flags = parser.parse_args(argv)
+  if flags.job:
+    _measure(flags)
     return
-  chosen = given.jobs.split(',')
+  chosen = flags.jobs.split(',')
   if {*chosen} - {*names}:
-    parser.error(f'--jobs: expected some of {names}, got {given.jobs!r}')
+    parser.error(f'--jobs: expected some of {names}, got {flags.jobs!r}')
   now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
-  out = pathlib.Path(given.out or f'runs/gpu-{now}').resolve()
+  out = pathlib.Path(flags.out or f'runs/gpu-{now}').resolve()
   try:
     out.mkdir(parents=True)
   except FileExistsError:
     parser.error(f'--out: expected a new folder, got {out}')
   jobs = [job for job in JOBS if job.name in chosen]
   try:
-    found = machine.find()
+    description = machine.find()
   except RuntimeError as error:
     sys.exit(str(error))
-  if machine.is_gpu(found):  # All of this is for one GPU.
+  if machine.is_gpu(description):  # All jobs run on one GPU.
     names = devices.gpus(os.environ)
     os.environ.update(devices.mask(os.environ, names[:1]))
-  elif not machine.is_accelerator(found):
+  elif not machine.is_accelerator(description):
     # Runs refuse a CPU where there are GPUs that JAX cannot use.
     os.environ['JAX_PLATFORMS'] = 'cpu'
-  sys.exit(bench(jobs, out, found, is_dry=given.dry_run))
+  sys.exit(bench(jobs, out, description, is_dry=flags.dry_run))
 
 
 def bench(
   jobs: Sequence[Job],
   out: pathlib.Path,
-  found: Mapping[str, Any],
+  description: Mapping[str, Any],
   *,
   is_dry: bool,
 ) -> int:
@@ -87,11 +88,11 @@ def bench(
   Args:
     jobs: Jobs to run.
     out: Folder of the result, a new one.
-    found: The machine, of `machine.find`.
+    description: Description of the machine, of `machine.find`.
     is_dry: True for a dry run, which is the default without a GPU.
   """
   start = time.monotonic()
-  has_gpu = machine.is_gpu(found)
+  has_gpu = machine.is_gpu(description)
   is_dry = is_dry or not has_gpu
   _write(
     out / benchmarks.MANIFEST,
@@ -99,28 +100,28 @@ def bench(
       'benchmark': 'bench.gpu',
       'dry_run': is_dry,
       'jobs': [job.name for job in jobs],
-      **found,
+      **description,
       'command': sys.argv,
     },
   )
   if not has_gpu:
-    print(f'No GPU: {machine.without_gpu(found)}.')
+    print(f'No GPU: {machine.without_gpu(description)}.')
   if is_dry:
     print('DRY RUN: tiny sizes; nothing here is a result.')
   print(
-    f'{", ".join(found["devices"])}; rows and logs are in {out}\n\n'
+    f'{", ".join(description["devices"])}; rows and logs are in {out}\n\n'
     '| job | row | aim | value | verdict | |\n'
     '| --- | --- | --- | --- | --- | --- |',
     flush=True,
   )
   rows = []
   with (out / benchmarks.ROWS).open('a', encoding='utf-8') as file:
-    for row in _rows(jobs, out, found, is_dry=is_dry):
+    for row in _rows(jobs, out, description, is_dry=is_dry):
       rows.append(row)
       file.write(f'{json.dumps(row)}\n')
       file.flush()
       os.fsync(file.fileno())
-      print(_shown(row), flush=True)
+      print(_table_row(row), flush=True)
   counts = benchmarks.counts(rows)
   summary = {
     'ended': 'finished',
@@ -141,23 +142,26 @@ def bench(
 def _rows(
   jobs: Sequence[Job],
   out: pathlib.Path,
-  found: Mapping[str, Any],
+  description: Mapping[str, Any],
   *,
   is_dry: bool,
 ) -> Iterator[dict[str, Any]]:
   """Yields the rows of all jobs as they are measured."""
   deadline = time.monotonic() + 60 * MINUTES
-  gpu, accelerator = machine.is_gpu(found), machine.is_accelerator(found)
-  has = {'': True, GPU: gpu, ACCELERATOR: accelerator}
+  gpu, accelerator = (
+    machine.is_gpu(description),
+    machine.is_accelerator(description),
+  )
+  is_available = {'': True, GPU: gpu, ACCELERATOR: accelerator}
   logs = out / 'logs'
   logs.mkdir()
   for job in jobs:
-    left_s = deadline - time.monotonic()
-    limit_s = _DRY_S if is_dry else min(job.share_s, left_s)
-    if not has[job.needs]:
-      yield from running.unmeasured(job, 'needs a GPU')
+    remaining_s = deadline - time.monotonic()
+    limit_s = _DRY_S if is_dry else min(job.share_s, remaining_s)
+    if not is_available[job.needs]:
+      yield from running.skip(job, 'needs a GPU')
     elif limit_s <= 0 and not is_dry:
-      yield from running.unmeasured(job, f'the {MINUTES:g} minutes are over')
+      yield from running.skip(job, f'the {MINUTES:g} minutes are over')
     else:
       folder = out / benchmarks.SCRATCH / job.name
       folder.mkdir(parents=True)
@@ -172,32 +176,32 @@ def _rows(
       )
 
 
-def _measure(given: argparse.Namespace) -> None:
-  """Measures one job, in its own process."""
+def _measure(flags: argparse.Namespace) -> None:
+  """Measures one job in this process."""
   context = processes.Context(
-    folder=pathlib.Path(given.out),
-    deadline=time.monotonic() + given.limit_s,
-    is_dry=given.dry_run,
-    report=running.Report(pathlib.Path(given.values)),
+    folder=pathlib.Path(flags.out),
+    deadline=time.monotonic() + flags.limit_s,
+    is_dry=flags.dry_run,
+    report=running.Report(pathlib.Path(flags.values)),
   )
   try:
-    measuring.measure(given.job, context)
+    measuring.measure(flags.job, context)
   except RuntimeError as error:
     sys.exit(str(error))
 
 
-def _shown(row: Mapping[str, Any]) -> str:
-  """Returns a row of the table."""
+def _table_row(row: Mapping[str, Any]) -> str:
+  """Returns a row of the printed table."""
   value = '-' if row['value'] is None else f'{row["value"]:.4g}'
   words = [row['job'], row['row'], str(Aim.of(row['aim'])), value]
   return f'| {" | ".join([*words, row["verdict"], row["detail"]])} |'
 
 
 def _pack(out: pathlib.Path) -> None:
-  """Packs the result, or says why others could not use it."""
+  """Packs the result, or prints why it cannot be packed."""
   path = out.with_name(f'{out.name}.result.json')
   try:
-    pack_result.write(pack_result.packed(out), path)
+    pack_result.write(pack_result.pack(out), path)
   except (OSError, ValueError) as error:
     print(f'Not packed: {error}')
   else:

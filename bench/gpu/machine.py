@@ -2,10 +2,10 @@
 
   python -m bench.gpu.machine
 
-writes a line of JSON: command, machine, versions and code, as manifests have
-them, `platform`, the default one of JAX, and `driver`, of nvidia-smi.  The
-process that runs the jobs must not start XLA itself: it would keep most of the
-GPU's memory.
+writes a line of JSON: command, machine, versions and code, as in manifests,
+`platform`, the default one of JAX, and `driver`, from nvidia-smi.  The process
+that runs the jobs must not start XLA itself, because XLA would occupy most of
+the GPU's memory.
 """
 
 import json
@@ -25,10 +25,10 @@ _LIMIT_S = 60.0
 
 
 def find() -> dict[str, Any]:
-  """Returns what `main` writes, of a process of its own.
+  """Returns the description of this machine, which a new process writes.
 
   Raises:
-    RuntimeError: If JAX does not start there, with the end of its output.
+    RuntimeError: If JAX does not start; has the end of its output.
   """
   try:
     done = subprocess.run(
@@ -49,29 +49,29 @@ def find() -> dict[str, Any]:
   return json.loads(done.stdout.splitlines()[-1])
 
 
-def is_gpu(found: dict[str, Any]) -> bool:
+def is_gpu(description: dict[str, Any]) -> bool:
   """Returns whether the default platform is CUDA's."""
-  return found['platform'] in _CUDA
+  return description['platform'] in _CUDA
 
 
-def is_accelerator(found: dict[str, Any]) -> bool:
+def is_accelerator(description: dict[str, Any]) -> bool:
   """Returns whether the default platform is any but the CPU."""
-  return found['platform'] != 'cpu'
+  return description['platform'] != 'cpu'
 
 
-def without_gpu(found: dict[str, Any]) -> str:
-  """Returns why there is no GPU, with what helps."""
-  if found['driver']:
+def without_gpu(description: dict[str, Any]) -> str:
+  """Returns the reason why JAX uses no GPU, and a remedy."""
+  if description['driver']:
     return (
-      f'nvidia-smi lists {found["driver"]}, but JAX runs on '
-      f'{found["platform"]!r}: install requirements.txt, which has JAX for '
-      'CUDA, and leave JAX_PLATFORMS unset'
+      f'nvidia-smi lists {description["driver"]}, but JAX runs on '
+      f'{description["platform"]!r}: install requirements.txt, which has JAX '
+      'for CUDA, and leave JAX_PLATFORMS unset'
     )
-  return f'JAX runs on {found["platform"]!r}, and there is no nvidia-smi'
+  return f'JAX runs on {description["platform"]!r}, and there is no nvidia-smi'
 
 
 def _driver() -> str:
-  """Returns what nvidia-smi says of the GPUs; '' without any."""
+  """Returns the GPUs that nvidia-smi lists; '' without any."""
   if shutil.which('nvidia-smi') is None:
     return ''
   done = subprocess.run(
@@ -85,13 +85,13 @@ def _driver() -> str:
 
 
 def main() -> None:
-  """Writes what is found."""
-  found = {
+  """Writes the description of this machine."""
+  description = {
     **manifests.environment(),
     'platform': jax.default_backend(),
     'driver': _driver(),
   }
-  print(json.dumps(found))
+  print(json.dumps(description))
 
 
 if __name__ == '__main__':

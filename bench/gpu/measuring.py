@@ -1,6 +1,6 @@
 """Measures the rows of each job; `JOBS` of bench.gpu.rows has their aims.
 
-A function measures a job, and reports each value as soon as it has it.
+One function measures each job, and reports each value as soon as it is known.
 """
 
 import json
@@ -26,10 +26,10 @@ from outputs import checkpoints
 from tools import same
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_PART_S = 0.5  # Of a turn of steps.
-_TURNS = 3, 9  # Least and most.
-_LATE_S = 6.0  # Before a job's deadline, when no turn begins any more.
-# Whatever time they take to compile, so that numbers of them can be compared.
+_PART_S = 0.5  # Duration of a turn of steps.
+_TURNS = 3, 9  # Least and most turns.
+_LATE_S = 6.0  # No turn starts in this time before a job's deadline.
+# The cache stores programs of any compile time, so that they can be counted.
 _ALL_PROGRAMS = {
   'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
   'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
@@ -70,7 +70,7 @@ MODELS: dict[str, dict[str, Any]] = {
     'wire.name': 'topk',
   },
 }
-# Of a dry run, in which convolutions would take a minute to compile.
+# Sizes of a dry run, in which convolutions would take a minute to compile.
 _TINY = {'model.name': 'mlp', 'model.mlp.hidden': (16,)}
 _DRY: dict[str, dict[str, Any]] = {
   **{
@@ -105,14 +105,13 @@ def measure(name: str, context: Context) -> None:
     context: Context of the job.
 
   Raises:
-    RuntimeError: If a process that it starts fails; what it has reported by
-      then counts.
+    RuntimeError: If a process of the job fails; values reported before count.
   """
   MEASURES[name](context)
 
 
 def model(name: str, *, is_dry: bool) -> dict[str, Any]:
-  """Returns the fields of a model and its data, which differ from defaults.
+  """Returns the config fields of a model and its data.
 
   Args:
     name: Name of a job that measures steps.
@@ -122,71 +121,71 @@ def model(name: str, *, is_dry: bool) -> dict[str, Any]:
 
 
 def _steps(context: Context) -> None:
-  """Measures steps of a model with and without determinism, and a bare loop."""
+  """Measures steps with and without determinism, and those of a bare loop."""
   name = context.folder.name
   fields = model(name, is_dry=context.is_dry)
   env = processes.environ(2)
-  with_, without = (
+  deterministic, default = (
     Stepper(context, str(flag), {**fields, 'deterministic': flag}, env)
     for flag in (True, False)
   )
   took = _turns(
     context,
     {
-      'with': (with_, 'product'),
-      'bare': (with_, 'bare'),
-      'without': (without, 'product'),
+      'with': (deterministic, 'product'),
+      'bare': (deterministic, 'bare'),
+      'without': (default, 'product'),
     },
   )
-  ratio, shown = _ratio(took['with'], took['without'])
-  context.report('determinism', ratio, shown)
-  ratio, shown = _ratio(took['bare'], took['with'])
-  context.report('bare loop', ratio, shown)
-  with_.close()
-  without.close()
+  ratio, detail = _ratio(took['with'], took['without'])
+  context.report('determinism', ratio, detail)
+  ratio, detail = _ratio(took['bare'], took['with'])
+  context.report('bare loop', ratio, detail)
+  deterministic.close()
+  default.close()
 
 
 def _turns(
   context: Context, ways: Mapping[str, tuple[Stepper, str]]
 ) -> dict[str, list[float]]:
-  """Returns seconds of a step by way and turn; ways take turns.
+  """Returns the seconds of a step by way and turn; the ways alternate.
 
   Args:
     context: Context of the job.
     ways: Processes and their requests, by name.
   """
   few = 2
-  for process, order in ways.values():  # Compiles.
-    process.ask(order, few)
-  first_s = max(process.ask(order, few) for process, order in ways.values())
+  for process, request in ways.values():  # Compiles.
+    process.ask(request, few)
+  first_s = max(process.ask(request, few) for process, request in ways.values())
   part_s = _PART_S / 10 if context.is_dry else _PART_S
   steps = max(round(part_s * few / first_s), few)
   least, most = _TURNS
   took: dict[str, list[float]] = {name: [] for name in ways}
   for turn in range(most):
-    late = time.monotonic() > context.deadline - _LATE_S
-    if turn >= least and (late or context.is_dry):
+    is_late = time.monotonic() > context.deadline - _LATE_S
+    if turn >= least and (is_late or context.is_dry):
       break
-    for name, (process, order) in ways.items():
-      took[name].append(process.ask(order, steps) / steps)
+    for name, (process, request) in ways.items():
+      took[name].append(process.ask(request, steps) / steps)
   return took
 
 
 def _ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, str]:
-  """Returns the median of ratios of turns, and both medians as text."""
+  """Returns the median ratio of all turns, and both medians as text."""
   ratio = statistics.median(a / b for a, b in zip(over, under, strict=True))
   above, below = (1e3 * statistics.median(times) for times in (over, under))
   return ratio, f'{above:.3g} ms over {below:.3g} ms, {len(over)} turns'
 
 
 def _precision(context: Context) -> None:
-  """Measures errors and steps of a model in all precisions."""
+  """Measures gradient errors and step times of a model in all precisions."""
   fields = model('vgg16_full', is_dry=context.is_dry)
   env = processes.environ(len(_PRECISIONS))
   cpu = processes.environ(JAX_PLATFORMS='cpu')
   steppers = {
-    name: Stepper(context, name, fields | own, env)
-    for name, own in _PRECISIONS.items()
+    name: Stepper(context, name, fields | precision, env)
+    for name, precision in _PRECISIONS.items()
   }
   reference = Stepper(context, 'reference', fields, cpu)
   expected = _gradient(context, 'reference', reference)
@@ -214,7 +213,7 @@ def _gradient(context: Context, name: str, stepper: Stepper) -> np.ndarray:
 
 
 def _virtual(context: Context) -> None:
-  """Compares two equal virtual runs, and one that is killed and resumed."""
+  """Compares two equal virtual runs, and a killed and resumed one."""
   fields: dict[str, Any] = {
     'epochs': 20.0,
     'log_every': 10,
@@ -222,27 +221,29 @@ def _virtual(context: Context) -> None:
   }
   if context.is_dry:
     fields |= {**_TINY, 'epochs': 12.0}
-  # Without a cache each process chooses its kernels anew.
+  # Without a cache each process selects its kernels again.
   env = processes.environ(3, JAX_ENABLE_COMPILATION_CACHE='false')
 
-  def begun(name: str) -> subprocess.Popen:
+  def start(name: str) -> subprocess.Popen:
     folder = context.folder / name
     words = ['bench.gpu.training', f'--workdir={folder}']
     words += [f'--report={folder}.reports', *training.flags(fields)]
     return processes.start(words, folder.with_suffix('.log'), env)
 
-  first, second, killed = map(begun, ('first', 'second', 'killed'))
+  first, second, killed = map(start, ('first', 'second', 'killed'))
   folder = context.folder / 'killed'
   _kill_after_checkpoint(killed, folder)
-  resumed = begun('killed')
+  resumed = start('killed')
   for name, process in (
     *(('first', first), ('second', second), ('killed', resumed)),
   ):
     processes.finish(process, context.folder / f'{name}.log')
     if name != 'first':
       row = 'equal runs' if name == 'second' else 'kill and resume'
-      apart = _differences(context.folder / 'first', context.folder / name)
-      context.report(row, len(apart), '; '.join(apart))
+      differences = _differences(
+        context.folder / 'first', context.folder / name
+      )
+      context.report(row, len(differences), '; '.join(differences))
 
 
 def _kill_after_checkpoint(
@@ -251,7 +252,7 @@ def _kill_after_checkpoint(
   """Kills a run between its first checkpoint and its end.
 
   Raises:
-    RuntimeError: If it ends before.
+    RuntimeError: If the run ends before.
   """
   while not checkpoints.steps(folder / 'checkpoints'):
     if process.poll() is not None:
@@ -265,16 +266,16 @@ def _kill_after_checkpoint(
 
 
 def _differences(one: pathlib.Path, other: pathlib.Path) -> list[str]:
-  """Returns what differs between two virtual runs."""
-  found = list(same.differences(one, other))
+  """Returns the differences between the files of two virtual runs."""
+  differences = list(same.differences(one, other))
   digests = {processes.reports(run)[-1]['digest'] for run in (one, other)}
   if len(digests) > 1:
-    found.append(f'digests {" and ".join(sorted(map(str, digests)))}')
-  return found
+    differences.append(f'digests {" and ".join(sorted(map(str, digests)))}')
+  return differences
 
 
 def _digits(context: Context) -> None:
-  """Runs `make train` to its end."""
+  """Measures accuracy and compilations of `make train`."""
   fields = {'epochs': 2.0, **_TINY} if context.is_dry else {}
   folder = context.folder / 'run'
   words = ['bench.gpu.training', f'--workdir={folder}']
@@ -283,21 +284,21 @@ def _digits(context: Context) -> None:
   processes.run([*words, *training.flags(fields)], log, processes.environ())
   (report,) = processes.reports(folder)
   summary = report['summary']
-  shown = f'{summary["wall_s"]:.1f} s of {summary["iterations"]} iterations'
-  context.report('accuracy', summary['final_accuracy'], shown)
+  detail = f'{summary["wall_s"]:.1f} s of {summary["iterations"]} iterations'
+  context.report('accuracy', summary['final_accuracy'], detail)
   context.report('compilations', summary['compilations'])
 
 
 def _server(context: Context) -> None:
-  """Recomputes a run with a parameter server."""
+  """Compares a parameter-server run with its recomputation."""
   fields = _real(context)
-  folder = processes.launched(context, 'run', fields, workers=2, servers=1)
-  apart, _ = _recomputed(context, folder)
-  context.report('recompute', apart)
+  folder = processes.launch(context, 'run', fields, workers=2, servers=1)
+  difference, _ = _recompute(context, folder)
+  context.report('recompute', difference)
 
 
-def _real(context: Context, **more: Any) -> dict[str, Any]:
-  """Returns the fields of a short run of real processes."""
+def _real(context: Context, **changes: Any) -> dict[str, Any]:
+  """Returns the config fields of a short run of real processes."""
   fields: dict[str, Any] = {
     'epochs': 4.0,
     'cluster.timeout_s': 30.0,
@@ -306,39 +307,40 @@ def _real(context: Context, **more: Any) -> dict[str, Any]:
   }
   if context.is_dry:
     fields |= {**_TINY, 'epochs': 1.0}
-  return fields | more
+  return fields | changes
 
 
-def _recomputed(context: Context, folder: pathlib.Path) -> tuple[float, int]:
-  """Returns how much a run's parameters differ when it is recomputed.
+def _recompute(context: Context, folder: pathlib.Path) -> tuple[float, int]:
+  """Recomputes a run and compares its parameters.
 
   Returns:
-    The largest difference, and the exit code, which is 1 if that is more than
-    rounding.
+    The largest difference, and the exit code, which is 1 if the difference
+    exceeds rounding.
 
   Raises:
-    RuntimeError: If the run is refused.
+    RuntimeError: If tools.recompute rejects the run.
   """
   log = context.folder / 'recompute.log'
   env = processes.environ()
   code = processes.start(['tools.recompute', str(folder)], log, env).wait()
-  found = _DIFFERS.search(log.read_text())
-  if not found:
+  match = _DIFFERS.search(log.read_text())
+  if not match:
     raise RuntimeError(f'tools.recompute: code {code}: {processes.tail(log)}')
-  return float(found[1]), code
+  return float(match[1]), code
 
 
 def _native(context: Context) -> None:
-  """Recomputes a run of one worker whose sums are XLA's."""
+  """Compares a run of one worker with XLA's psum with its recomputation."""
   fields = _real(context, **{'route.name': 'native'})
-  folder = processes.launched(context, 'run', fields, workers=1)
-  apart, code = _recomputed(context, folder)
+  folder = processes.launch(context, 'run', fields, workers=1)
+  difference, code = _recompute(context, folder)
   within = 'within rounding' if code == 0 else 'beyond rounding'
-  context.report('recompute', apart if code else 0.0, f'{apart:.3g}, {within}')
+  detail = f'{difference:.3g}, {within}'
+  context.report('recompute', difference if code else 0.0, detail)
 
 
-def _mixed(context: Context) -> None:
-  """Trains replicas on a GPU and on a CPU."""
+def _gpu_and_cpu(context: Context) -> None:
+  """Measures the drift of replicas on a GPU and on a CPU."""
   fields = _real(
     context,
     **{
@@ -349,17 +351,17 @@ def _mixed(context: Context) -> None:
   )
   folder = context.folder / 'run'
   (port,) = roles.free_ports(1)
-  started = []
+  workers = []
   for worker, platform in enumerate(({}, {'JAX_PLATFORMS': 'cpu'})):
     words = ['bench.gpu.training', f'--workdir={folder}']
     words += [f'--report={folder}.reports', f'--coordinator=127.0.0.1:{port}']
     words += [f'--role=worker:{worker}', *training.flags(fields)]
     log = context.folder / f'worker{worker}.log'
-    started.append(
+    workers.append(
       (processes.start(words, log, processes.environ(**platform)), log)
     )
-  for each in started:
-    processes.finish(*each)
+  for process, log in workers:
+    processes.finish(process, log)
   summary = json.loads((folder / 'summary.json').read_text())
   drift = summary['drift']
   context.report('drift', drift['largest'], f'{drift["repairs"]} repairs')
@@ -369,14 +371,14 @@ def _mixed(context: Context) -> None:
 
 
 def _ring(context: Context) -> None:
-  """Measures copies and overlap of two processes on one device."""
+  """Measures copies and overlap of two processes that share a device."""
   rates = _copies(context)
   ratios = [each['buckets'] / each['whole'] for each in rates]
-  shown = ', '.join(
+  detail = ', '.join(
     f'{each["buckets"] / 1e9:.2f} over {each["whole"] / 1e9:.2f} GB/s'
     for each in rates
   )
-  context.report('copy to host', min(ratios), shown)
+  context.report('copy to host', min(ratios), detail)
   to_device = sum(each['to_device'] for each in rates) / 1e9
   context.report('copy to device', to_device, 'sum of both')
   fields = _real(
@@ -387,20 +389,20 @@ def _ring(context: Context) -> None:
     del fields['model.vgg.width']
   took: dict[bool, list[float]] = {True: [], False: []}
   for turn, overlap in enumerate((True, False, True)):
-    own = {**fields, 'route.overlap': overlap}
-    folder = processes.launched(context, f'run{turn}', own, workers=2)
+    run_fields = {**fields, 'route.overlap': overlap}
+    folder = processes.launch(context, f'run{turn}', run_fields, workers=2)
     took[overlap].append(routes.iteration_s(folder))
   summary = json.loads((folder / 'summary.json').read_text())
   ratio = statistics.mean(took[True]) / took[False][0]
-  with_, without = (
+  overlapped, separate = (
     ' and '.join(f'{1e3 * s:.3g} ms' for s in took[overlap])
     for overlap in (True, False)
   )
-  context.report('overlap time', ratio, f'{with_} over {without}')
+  context.report('overlap time', ratio, f'{overlapped} over {separate}')
   kind = summary['overlap']
   context.report('overlap', float(kind != 'none'), f'of sending and {kind}')
-  apart, _ = _recomputed(context, folder)
-  context.report('recompute', apart)
+  difference, _ = _recompute(context, folder)
+  context.report('recompute', difference)
 
 
 def _copies(context: Context) -> list[dict[str, float]]:
@@ -429,7 +431,7 @@ def _copies(context: Context) -> list[dict[str, float]]:
 
 
 def _sweep(context: Context) -> None:
-  """Runs a sweep of several runs at a time on one device, and one of one."""
+  """Compares a sweep of parallel runs on one device with a sweep of one run."""
   jobs, fields = 4, {'epochs': 1.0}
   if context.is_dry:
     jobs, fields = 2, {**_TINY, 'epochs': 0.2}
@@ -439,12 +441,12 @@ def _sweep(context: Context) -> None:
     words = ['sweep', '--config=configs/default.py', f'--out={out}']
     words += [f'--jobs={count}', *training.flags(fields)]
     words += [f'--grid=seed={",".join(map(str, range(count)))}']
-    cache, own = out / 'compiled', dict(_ALL_PROGRAMS)
-    if not devices.gpus(os.environ):  # Sweeps share programs on GPUs alone.
+    cache, variables = out / 'compiled', dict(_ALL_PROGRAMS)
+    if not devices.gpus(os.environ):  # Sweeps share programs only on GPUs.
       cache = context.folder / f'compiled{count}'
-      own['JAX_COMPILATION_CACHE_DIR'] = str(cache)
+      variables['JAX_COMPILATION_CACHE_DIR'] = str(cache)
     log, start = out.with_suffix('.log'), time.monotonic()
-    processes.start(words, log, processes.environ(**own)).wait()
+    processes.start(words, log, processes.environ(**variables)).wait()
     took[count] = time.monotonic() - start
     finished += sum(
       json.loads(path.read_text())['ended'] == 'finished'
@@ -453,16 +455,16 @@ def _sweep(context: Context) -> None:
     programs[count] = len([*cache.rglob('*-cache')])
   share = finished / (jobs + 1)
   context.report('finished', share, '' if share == 1 else processes.tail(log))
-  more = programs[jobs] - programs[1]
-  shown = f'{programs[jobs]} of {jobs} runs, {programs[1]} of one'
-  known = share == 1 and programs[1] > 0
-  context.report('compiled again', more if known else math.nan, shown)
+  additional = programs[jobs] - programs[1]
+  detail = f'{programs[jobs]} of {jobs} runs, {programs[1]} of one'
+  is_known = share == 1 and programs[1] > 0
+  context.report('compiled again', additional if is_known else math.nan, detail)
   times = f'{took[jobs]:.1f} s of {jobs} runs, {took[1]:.1f} s of one'
   context.report('time', took[jobs] / (jobs * took[1]), times)
 
 
 def _placement(context: Context) -> None:
-  """Counts accelerators that are started where none is needed."""
+  """Counts accelerators that processes start without a need."""
   timing = {
     'model.name': 'none',
     'model.none.num_train': 2048,
@@ -477,7 +479,7 @@ def _placement(context: Context) -> None:
     processes.run(words, log, processes.environ())
     _report_started(context, row, processes.reports(folder))
   fields = _real(context, **_TINY, epochs=1.0)
-  folder = processes.launched(
+  folder = processes.launch(
     context, 'servers', fields, workers=1, servers=2, dedicated=True
   )
   roles_of = {
@@ -488,22 +490,22 @@ def _placement(context: Context) -> None:
     ]
     for kind in ('server', 'worker')
   }
-  if not any(_started(report) for report in roles_of['worker']):
+  if not any(_accelerators(report) for report in roles_of['worker']):
     raise RuntimeError('servers: the worker has started no accelerator either')
   _report_started(context, 'servers', roles_of['server'])
 
 
 def _report_started(
-  context: Context, row: str, found: Sequence[Mapping[str, Any]]
+  context: Context, row: str, reports: Sequence[Mapping[str, Any]]
 ) -> None:
-  """Reports how many platforms but the CPU's have been started."""
-  if not found:
+  """Reports the number of accelerators that processes have started."""
+  if not reports:
     raise RuntimeError(f'{row}: no process has written a report')
-  started = [name for report in found for name in _started(report)]
-  context.report(row, len(started), ', '.join(started))
+  names = [name for report in reports for name in _accelerators(report)]
+  context.report(row, len(names), ', '.join(names))
 
 
-def _started(report: Mapping[str, Any]) -> list[str]:
+def _accelerators(report: Mapping[str, Any]) -> list[str]:
   """Returns the accelerators that a process has started."""
   return [
     f'{name} with {arrays} arrays'
@@ -533,15 +535,15 @@ def _pytest(context: Context) -> None:
       stderr=subprocess.STDOUT,
       env=processes.environ(),
     )
-  shown = processes.tail(log)
-  if 'No module named pytest' in shown:
+  end = processes.tail(log)
+  if 'No module named pytest' in end:
     context.report('failures', None, 'pytest is not installed')
   elif process.returncode == _NO_TESTS:
     context.report('failures', None, 'no test has the marker gpu')
   else:
-    failed = re.search(r'(\d+) (?:failed|error)', shown)
-    count = int(failed[1]) if failed else int(process.returncode != 0)
-    context.report('failures', count, shown)
+    failures = re.search(r'(\d+) (?:failed|error)', end)
+    count = int(failures[1]) if failures else int(process.returncode != 0)
+    context.report('failures', count, end)
 
 
 MEASURES: dict[str, Callable[[Context], None]] = {
@@ -549,7 +551,7 @@ MEASURES: dict[str, Callable[[Context], None]] = {
   'virtual': _virtual,
   'digits': _digits,
   'server': _server,
-  'mixed': _mixed,
+  'mixed': _gpu_and_cpu,
   'precision': _precision,
   'ring': _ring,
   'sweep': _sweep,

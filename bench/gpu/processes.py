@@ -1,8 +1,8 @@
-"""Processes that a job starts: they end with it, and write to logs of its own.
+"""Starts the processes of a job, which end with it and write to its logs.
 
-Those that share the GPU have shares of its memory, of which JAX takes three
-quarters when it starts: here for processes of one virtual run each, by
-config.cluster.workers_per_gpu for real runs.
+JAX allocates three quarters of a GPU's memory when it starts.  Processes that
+share the GPU therefore receive shares of its memory: from this module for
+virtual runs, and from config.cluster.workers_per_gpu for real runs.
 """
 
 import json
@@ -24,10 +24,10 @@ class Context(NamedTuple):
   """Context of a job.
 
   Attributes:
-    folder: Folder of its runs and logs, a new one.
-    deadline: When it is killed, on the clock of time.monotonic.
+    folder: New folder of the runs and logs of the job.
+    deadline: Time at which the job is killed, on the clock of time.monotonic.
     is_dry: True for the tiny sizes of a dry run.
-    report: Takes the values of its rows.
+    report: Receiver of the values of its rows.
   """
 
   folder: pathlib.Path
@@ -36,26 +36,29 @@ class Context(NamedTuple):
   report: Report
 
 
-def environ(sharing: int = 1, **own: str) -> dict[str, str]:
+def environ(sharing: int = 1, **variables: str) -> dict[str, str]:
   """Returns the environment of a process.
 
   Args:
-    sharing: Processes that use the GPU at the same time.
-    **own: Further variables.
+    sharing: Number of processes that use the GPU at the same time.
+    **variables: Further variables.
   """
   share = devices.memory(os.environ, sharing)
   path = {'PYTHONPATH': child.python_path()}
-  return {**os.environ, **path, **share, **own}
+  return {**os.environ, **path, **share, **variables}
 
 
 def start(
-  words: Sequence[str], log: pathlib.Path, env: Mapping[str, str], **own: Any
+  words: Sequence[str],
+  log: pathlib.Path,
+  env: Mapping[str, str],
+  **options: Any,
 ) -> subprocess.Popen:
-  """Starts `python -m WORDS`, whose output goes to a log."""
+  """Starts `python -m WORDS` with its output in a log."""
   with log.open('ab') as file:
-    given = {'stdin': subprocess.DEVNULL, 'stdout': file, **own}
+    options = {'stdin': subprocess.DEVNULL, 'stdout': file, **options}
     return subprocess.Popen(
-      child.bound_command(*words), env=env, stderr=file, **given
+      child.bound_command(*words), env=env, stderr=file, **options
     )
 
 
@@ -63,7 +66,7 @@ def finish(process: subprocess.Popen, log: pathlib.Path) -> None:
   """Waits for the end of a process; the job's limit bounds the wait.
 
   Raises:
-    RuntimeError: If it fails; with the end of its log.
+    RuntimeError: If the process fails; has the end of its log.
   """
   if code := process.wait():
     raise RuntimeError(f'exit code {code}: {tail(log)}')
@@ -77,12 +80,12 @@ def run(
 
 
 def tail(log: pathlib.Path) -> str:
-  """Returns the last lines of a log as one."""
+  """Returns the last lines of a log as one line."""
   lines = log.read_text(errors='replace').splitlines()
   return ' | '.join(filter(None, map(str.strip, lines[-_TAIL:])))
 
 
-def launched(
+def launch(
   context: Context,
   name: str,
   fields: Mapping[str, Any],
@@ -91,17 +94,17 @@ def launched(
   servers: int = 0,
   dedicated: bool = False,
 ) -> pathlib.Path:
-  """Runs real processes on this machine; returns the folder of the run.
+  """Executes a run of real processes on this machine; returns its folder.
 
-  Their reports, as of `bench.gpu.training`, are in the folder NAME.reports.
+  The reports of `bench.gpu.training` are in the folder NAME.reports.
 
   Args:
     context: Context of the job.
     name: Name of the run.
     fields: Fields of its config.
-    workers: Processes that train, which share the GPU.
-    servers: Shards of the parameters.
-    dedicated: True if servers have processes of their own.
+    workers: Number of processes that train and share the GPU.
+    servers: Number of shards of the parameters.
+    dedicated: True if servers have their own processes.
 
   Raises:
     RuntimeError: If the run fails.
@@ -113,7 +116,7 @@ def launched(
   words += [f'--{"" if dedicated else "no"}dedicated', '--restarts=0']
   words += [f'--workdir={folder}', '--module=bench.gpu.training', '--']
   words += [f'--report={folder}.reports', *training.flags(fields)]
-  # Runs of one job have the same programs.
+  # Runs of one job compile the same programs.
   cache = {'JAX_COMPILATION_CACHE_DIR': str(context.folder / 'compiled')}
   run(words, folder.with_suffix('.log'), environ(**cache))
   return folder
@@ -126,7 +129,7 @@ def reports(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 class Stepper:
-  """A process of `bench.gpu.stepping`, which performs steps on request."""
+  """Process of `bench.gpu.stepping`, which performs steps on request."""
 
   def __init__(
     self,
@@ -135,7 +138,7 @@ class Stepper:
     fields: Mapping[str, Any],
     env: Mapping[str, str],
   ):
-    """Starts the process; the first answer comes once it has compiled."""
+    """Starts the process, which compiles before its first answer."""
     self._log = context.folder / f'{name}.log'
     words = ['bench.gpu.stepping', f'--workdir={context.folder / name}']
     self._process = start(
@@ -147,24 +150,24 @@ class Stepper:
       text=True,
     )
 
-  def ask(self, order: str, value: Any) -> float:
-    """Returns the answer to an order, seconds.
+  def ask(self, request: str, value: Any) -> float:
+    """Returns the answer to a request, seconds.
 
     Raises:
-      RuntimeError: If the process has ended, with the end of its log.
+      RuntimeError: If the process has ended; has the end of its log.
     """
     try:
-      print(order, value, file=self._process.stdin, flush=True)
+      print(request, value, file=self._process.stdin, flush=True)
       answer = self._process.stdout.readline()
     except BrokenPipeError:
       answer = ''
     if not answer:
       finish(self._process, self._log)
-      raise RuntimeError(f'no answer to {order!r}: {tail(self._log)}')
+      raise RuntimeError(f'no answer to {request!r}: {tail(self._log)}')
     return json.loads(answer)
 
   def close(self) -> None:
-    """Ends the process."""
+    """Closes the streams of the process and waits for its end."""
     self._process.stdin.close()
     self._process.stdout.close()
     self._process.wait()

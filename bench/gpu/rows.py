@@ -1,9 +1,9 @@
-"""Jobs of the benchmark: their rows, each with its aim, and shares of time.
+"""Jobs of the GPU benchmark, with their rows, aims and shares of time.
 
-A job is one process, so that one that fails or hangs takes no other with it.
-Aims are of ratios within a job or of differences that must be 0, because
-absolute times differ between machines.  The shares leave some seconds of the
-ten minutes for finding the machine.
+A job is one process, so that its failure or hang affects no other job.  Aims
+limit ratios within a job, or require differences of 0, because absolute times
+differ between machines.  The shares leave some seconds of the ten minutes for
+the description of the machine.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from learning import drift
 from tools.reading.benchmarks import Aim
 
 MINUTES = 10.0
-GPU = 'GPU'  # What a job may need: a GPU,
-ACCELERATOR = 'accelerator'  # or any device that is not the default CPU.
+GPU = 'GPU'  # A job that needs a GPU.
+ACCELERATOR = 'accelerator'  # A job that needs any device but the CPU.
 
 DETERMINISM = Aim(most=1.3)  # Time with determinism over without it.
 LOOP = Aim(least=0.98)  # Speed over that of a bare jitted loop.
@@ -22,7 +22,7 @@ NONE = Aim(0.0, 0.0)
 
 
 class Row(NamedTuple):
-  """One line of the result.
+  """Row of the result: a measured quantity and its aim.
 
   Attributes:
     name: Name within its job.
@@ -39,11 +39,11 @@ class Row(NamedTuple):
 
 
 class Job(NamedTuple):
-  """Rows that one process measures.
+  """Job of one process, which measures some rows.
 
   Attributes:
     name: Name of the job, for --jobs.
-    share_s: Seconds that it may take, of `MINUTES`.
+    share_s: Largest seconds of the job, of `MINUTES`.
     rows: Rows of the job.
     needs: Required device, `GPU` or `ACCELERATOR`; '' for none.
   """
@@ -54,20 +54,20 @@ class Job(NamedTuple):
   needs: str = ''
 
 
-def _steps(name: str, share_s: float, what: str) -> Job:
+def _steps(name: str, share_s: float, setup: str) -> Job:
   return Job(
     name,
     share_s,
     (
       Row(
         'determinism',
-        f'{what}: step time with determinism over without',
+        f'{setup}: step time with determinism over without',
         DETERMINISM,
         sized=True,
       ),
       Row(
         'bare loop',
-        f'{what}: steps per second over those of a bare jitted loop',
+        f'{setup}: steps per second over those of a bare jitted loop',
         LOOP,
         sized=True,
       ),
@@ -76,7 +76,7 @@ def _steps(name: str, share_s: float, what: str) -> Job:
 
 
 def _precision(name: str, error: float, *, base: bool = False) -> list[Row]:
-  """Returns the rows of a precision; others are compared with the base."""
+  """Returns the rows of a precision; only the base has no row of its time."""
   rows = [
     Row(
       f'{name} error',
@@ -85,8 +85,8 @@ def _precision(name: str, error: float, *, base: bool = False) -> list[Row]:
     )
   ]
   if not base:
-    faster = f'step time in {name} over float32'
-    rows.append(Row(f'{name} time', faster, Aim(most=1.0), sized=True))
+    quantity = f'step time in {name} over float32'
+    rows.append(Row(f'{name} time', quantity, Aim(most=1.0), sized=True))
   return rows
 
 

@@ -1,8 +1,8 @@
-"""Runs jobs, each in a process of its own, and judges their rows.
+"""Runs jobs in separate processes, and gives their rows verdicts.
 
-A job appends a line of JSON for each value to a file as soon as it has it.
-This process turns lines into rows with verdicts.  At the job's limit its whole
-process group is killed; values that it has reported by then count.
+A job appends each value to a file as a line of JSON as soon as it is measured.
+This process turns lines into rows with verdicts.  At the limit of a job its
+whole process group is killed; values that were reported before count.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.gpu.rows import Job, Row
-from bench.launched import Lines
+from bench.run_processes import Lines
 from sweeps import child
 from tools.reading.benchmarks import MISSED, UNMEASURED, verdict
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _TAIL = 3  # Lines of a log that explain a failure.
 
 
 class Report:
-  """Values of a running job, as the job writes them.
+  """Writer of the values of a running job.
 
   Attributes:
     path: File of the values.
@@ -41,8 +41,8 @@ class Report:
     Args:
       row: Name of the row.
       value: Measured value; None if the row cannot be measured here.
-      detail: What a reader needs beside the value, such as both times of a
-        ratio, or why there is none.
+      detail: Further information, such as both times of a ratio, or the reason
+        why there is no value.
     """
     if value is not None and not math.isfinite(value):
       value, detail = None, f'{value}; {detail}'
@@ -53,15 +53,15 @@ class Report:
       file.write(f'{json.dumps(line)}\n')
 
 
-def unmeasured(job: Job, why: str) -> Iterator[dict[str, Any]]:
+def skip(job: Job, reason: str) -> Iterator[dict[str, Any]]:
   """Yields the rows of a job that is not run.
 
   Args:
     job: The job.
-    why: Reason.
+    reason: Reason why the job is not run.
   """
   for row in job.rows:
-    yield _row(job, row, None, UNMEASURED, why)
+    yield _row(job, row, None, UNMEASURED, reason)
 
 
 def measure(
@@ -80,31 +80,31 @@ def measure(
       added.
     log: File for its output.
     limit_s: Seconds after which it is killed.
-    is_dry: True for the sizes of a dry run.
+    is_dry: True for a dry run with tiny sizes.
 
   Yields:
     Each row of the job once.
   """
   values = log.with_suffix('.jsonl')
   values.unlink(missing_ok=True)
-  left = {row.name: row for row in job.rows}
+  missing = {row.name: row for row in job.rows}
   start = time.monotonic()
-  ended = ''
+  reason = ''
   for line in _lines(words, values, log, start + limit_s):
     if isinstance(line, str):
-      ended = line
-    elif row := left.pop(line['row'], None):
-      yield _judged(job, row, line, is_dry=is_dry)
+      reason = line
+    elif row := missing.pop(line['row'], None):
+      yield _with_verdict(job, row, line, is_dry=is_dry)
   values.unlink(missing_ok=True)
-  for row in left.values():
-    yield _row(job, row, None, MISSED, ended)
+  for row in missing.values():
+    yield _row(job, row, None, MISSED, reason)
 
 
 def _lines(
   words: list[str], values: pathlib.Path, log: pathlib.Path, deadline: float
 ) -> Iterator[Mapping[str, Any] | str]:
-  """Yields the values of a process, and at last how it has ended."""
-  lines, begun = Lines(values), time.monotonic()
+  """Yields the values of a process, and finally the way in which it ended."""
+  lines, start = Lines(values), time.monotonic()
   with log.open('wb') as output:
     process = subprocess.Popen(
       child.bound_command('bench.gpu', *words, f'--values={values}'),
@@ -118,15 +118,15 @@ def _lines(
     ended = ''
     while not ended:
       try:
-        code = process.wait(_LOOK_S)
+        code = process.wait(_POLL_S)
         ended = f'the job gave no value: exit code {code}, {_end(log)}'
       except subprocess.TimeoutExpired:
         if time.monotonic() > deadline:
-          ended = f'not within its {deadline - begun:.0f} s'
+          ended = f'not within its {deadline - start:.0f} s'
       for line in lines.more():
         yield json.loads(line)
   finally:
-    # What the job has started is in its group, and may outlive it.
+    # Children of the job are in its process group, and may outlive it.
     with contextlib.suppress(ProcessLookupError):
       os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -135,20 +135,20 @@ def _lines(
   yield ended
 
 
-def _judged(
+def _with_verdict(
   job: Job, row: Row, line: Mapping[str, Any], *, is_dry: bool
 ) -> dict[str, Any]:
   value = line['value']
   if 'failed' in line:
     return _row(job, row, value, MISSED, line['failed'])
   if is_dry and row.sized and value is not None:
-    why = f'sizes of a dry run say nothing; {line["detail"]}'.rstrip('; ')
-    return _row(job, row, value, UNMEASURED, why)
+    reason = f'sizes of a dry run say nothing; {line["detail"]}'
+    return _row(job, row, value, UNMEASURED, reason.rstrip('; '))
   return _row(job, row, value, verdict(value, row.aim), line['detail'])
 
 
 def _row(
-  job: Job, row: Row, value: float | None, judged: str, detail: str
+  job: Job, row: Row, value: float | None, row_verdict: str, detail: str
 ) -> dict[str, Any]:
   return {
     'job': job.name,
@@ -156,7 +156,7 @@ def _row(
     'quantity': row.quantity,
     'aim': row.aim.ends,
     'value': value,
-    'verdict': judged,
+    'verdict': row_verdict,
     'detail': detail,
   }
 

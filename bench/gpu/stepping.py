@@ -9,11 +9,11 @@ It reads lines from standard input and answers each with a line of JSON:
   gradient F  0, once the gradient of the first batch is in the file F (.npz);
               before any step
 
-Processes that differ in flags of XLA, which a process reads once, take turns
-so.  The run is a virtual one of one worker, and pauses inside its gradient, so
-that all that a step costs there is counted.  The bare loop is written in plain
-JAX: one jitted function of loss, gradient and update, which gives its arguments
-away.
+Processes with different flags of XLA, which a process reads only once, can
+alternate in this way.  The run is a virtual one of one worker that pauses
+inside its gradient, so that the measured time includes all costs of a step.
+The bare loop is written in plain JAX: one jitted function of loss, gradient and
+update, with donated arguments.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from bench.gpu import training
 from data.dataset import Split
 from models.task import Task
 
-_SCALE = 2.0**10  # Of losses in float16.
+_SCALE = 2.0**10  # Scale of losses in float16.
 _FIELDS = {
   'cluster.workers': 1,
   'cluster.speed.slowdown': (1.0,),
@@ -47,61 +47,63 @@ _FIELDS = {
 }
 
 
-class _Over(Exception):
-  """Standard input has ended."""
+class _EndOfInput(Exception):
+  """End of standard input, which ends the run."""
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Takes steps until standard input ends."""
+  """Performs the requested steps until standard input ends."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--workdir', required=True)
-  given, words = parser.parse_known_args(argv)
-  # What runs print is not for who reads the answers.
+  flags, words = parser.parse_known_args(argv)
+  # Standard output carries only answers; output of the run goes elsewhere.
   answers, sys.stdout = sys.stdout, sys.stderr
   config = training.config('default', [*training.flags(_FIELDS), *words])
-  run = train.build(config, workdir=given.workdir)
-  run.runtime.gradient = _Paced(run.runtime.gradient, config, answers)
-  with contextlib.suppress(_Over):
+  run = train.build(config, workdir=flags.workdir)
+  run.runtime.gradient = _RequestedGradient(
+    run.runtime.gradient, config, answers
+  )
+  with contextlib.suppress(_EndOfInput):
     run()
 
 
-class _Paced:
-  """A gradient that waits for orders before it computes.
+class _RequestedGradient:
+  """Gradient that computes only as many steps as are requested.
 
-  All else is the gradient's.
+  All other attributes are those of the wrapped gradient.
   """
 
   def __init__(self, gradient: Any, config: ConfigDict, answers: TextIO):
     self._gradient, self._config, self._answers = gradient, config, answers
-    self._left, self._start = 0, 0.0
+    self._remaining, self._start = 0, 0.0
     self._bare: Iterator[None] | None = None
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._gradient, name)
 
-  def __call__(self, params: Any, ranges: Any, **of_call: Any) -> Any:
-    """Waits until all earlier requests have been computed."""
-    if self._left == 0:
-      jax.block_until_ready(params)  # The last update's.
+  def __call__(self, params: Any, ranges: Any, **arguments: Any) -> Any:
+    """Computes a gradient; first waits for a request when none remain."""
+    if self._remaining == 0:
+      jax.block_until_ready(params)  # Result of the last update.
       if self._start:
         self._answer(time.perf_counter() - self._start)
-      self._left = self._ordered(params, ranges)
+      self._remaining = self._await_steps(params, ranges)
       self._start = time.perf_counter()
-    self._left -= 1
-    return self._gradient(params, ranges, **of_call)
+    self._remaining -= 1
+    return self._gradient(params, ranges, **arguments)
 
-  def _ordered(self, params: Any, ranges: Any) -> int:
-    """Carries out orders up to one for steps; returns how many."""
+  def _await_steps(self, params: Any, ranges: Any) -> int:
+    """Executes requests up to one for steps; returns the number of steps."""
     for line in sys.stdin:
-      order, value = line.split(maxsplit=1)
-      if order == 'product':
+      request, value = line.split(maxsplit=1)
+      if request == 'product':
         return int(value)
-      if order == 'bare':
+      if request == 'bare':
         self._answer(self._take_bare(params, int(value)))
       else:
         self._save(params, ranges, value.strip())
         self._answer(0.0)
-    raise _Over
+    raise _EndOfInput
 
   def _answer(self, seconds: float) -> None:
     print(json.dumps(seconds), file=self._answers, flush=True)
@@ -134,13 +136,13 @@ def bare_loop(
 ) -> Iterator[Any]:
   """Yields parameters after each step of SGD in plain JAX.
 
-  With wire `topk`, gradients are the largest numbers of what has not been
-  applied yet, as with error feedback.
+  With wire `topk`, an update applies only the largest numbers of gradient plus
+  residual, as with error feedback.
 
   Args:
     task: Task of the model.
     data: Training examples.
-    params: Initial parameters, which stay as they are.
+    params: Initial parameters, which are copied.
     config: Config of the run to compare with.
   """
   tx = optax.sgd(config.optimizer.learning_rate)
@@ -148,8 +150,8 @@ def bare_loop(
   root = jax.random.key(config.seed)
   params = jax.tree.map(jnp.copy, params)
   vector, unravel = jax.flatten_util.ravel_pytree(params)
-  sparse = _largest(config, vector.size)
-  residual = jnp.zeros_like(vector) if sparse else None
+  split = _make_split(config, vector.size)
+  residual = jnp.zeros_like(vector) if split else None
   del vector
 
   @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
@@ -160,8 +162,8 @@ def bare_loop(
     gradient = jax.grad(
       lambda params: jnp.mean(task.loss(params, inputs, targets, key)[0])
     )(params)
-    if sparse:
-      vector, residual = sparse(
+    if split:
+      vector, residual = split(
         residual + jax.flatten_util.ravel_pytree(gradient)[0]
       )
       gradient = unravel(vector)
@@ -182,20 +184,23 @@ def bare_loop(
       yield params
 
 
-def _largest(
+def _make_split(
   config: ConfigDict, size: int
 ) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]] | None:
-  """Returns what parts a vector in its largest numbers and the rest."""
+  """Returns a function that splits a vector into largest numbers and residual.
+
+  None without wire `topk`.
+  """
   if config.wire.name != 'topk':
     return None
   count = round((1 - config.wire.topk.sparsity) * size)
 
-  def parted(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def split(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
     _, places = jax.lax.top_k(jnp.abs(vector), count)
-    left = vector.at[places].set(0, unique_indices=True)
-    return vector - left, left
+    residual = vector.at[places].set(0, unique_indices=True)
+    return vector - residual, residual
 
-  return parted
+  return split
 
 
 if __name__ == '__main__':

@@ -1,13 +1,13 @@
-"""One process of a run, which reports what it has ended with.
+"""Runs one process of a run, and reports its summary and its state.
 
   python -m bench.gpu.training --report=DIR --workdir=DIR
     [--config=vgg16_elastic] [--role=worker:0 --coordinator=HOST:PORT]
     [--config.SECTION.FIELD=VALUE ...]
 
-tools.launch starts it with --module in the place of main.py.  The report is
-DIR/PID.json: role, summary, digest of parameters and optimizer state, and the
-platforms that JAX has started in this process, each with the number of arrays
-that live on it at the end.
+tools.launch starts this module in place of main.py with --module.  The report
+is DIR/PID.json: role, summary, digest of parameters and optimizer state, and
+the platforms that JAX has started in this process, each with the number of its
+arrays at the end.
 """
 
 import argparse
@@ -31,42 +31,42 @@ _FIELD = '--config.'
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Trains and writes the report."""
+  """Trains the run and writes the report."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--report', required=True)
   parser.add_argument('--workdir', required=True)
   parser.add_argument('--config', default='default')
   parser.add_argument('--role', default='')
   parser.add_argument('--coordinator', default='')
-  given, words = parser.parse_known_args(argv)
-  process = {'role': given.role, 'coordinator': given.coordinator}
+  args, words = parser.parse_known_args(argv)
+  process = {'role': args.role, 'coordinator': args.coordinator}
   run = train.build(
-    config(given.config, words),
-    workdir=given.workdir,
+    config(args.config, words),
+    workdir=args.workdir,
     process={name: value for name, value in process.items() if value},
     own_process=True,
   )
   result = run()
   report = {
-    'role': given.role,
+    'role': args.role,
     'summary': result if isinstance(result, dict) else None,
     'digest': _digest(run),
     'platforms': platforms(),
   }
-  folder = pathlib.Path(given.report)
+  folder = pathlib.Path(args.report)
   folder.mkdir(parents=True, exist_ok=True)
   atomic.write(folder / f'{os.getpid()}.json', json.dumps(report))
 
 
 def config(name: str, words: Sequence[str]) -> ConfigDict:
-  """Returns a config of configs/ with the fields that flags change.
+  """Returns a config of configs/ with fields changed by flags.
 
   Args:
     name: Module of configs/.
     words: Flags, --config.SECTION.FIELD=VALUE.
 
   Raises:
-    ValueError: If one is no such flag.
+    ValueError: If a flag has another form.
   """
   config = importlib.import_module(f'configs.{name}').get_config()
   fields = {}
@@ -80,12 +80,12 @@ def config(name: str, words: Sequence[str]) -> ConfigDict:
 
 
 def flags(fields: dict[str, Any]) -> list[str]:
-  """Returns flags that `config` reads."""
+  """Returns the flags of config fields, in the form that `config` reads."""
   return [f'{_FIELD}{name}={value}' for name, value in fields.items()]
 
 
 def platforms() -> dict[str, int]:
-  """Returns the number of live arrays by platform that JAX has started."""
+  """Returns the number of live arrays by platform in this process."""
   return {
     name: len(client.live_arrays())
     for name, client in xla_bridge._backends.items()
@@ -101,7 +101,7 @@ def _value(text: str) -> Any:
 
 def _digest(run: Any) -> str | None:
   """Returns the digest of the parameters in this process; None without any."""
-  store = getattr(run, 'store', None)  # Of workers that do not coordinate.
+  store = getattr(run, 'store', None)  # For workers other than the coordinator.
   if isinstance(run, train.Run):
     store = run.runtime.coordinator.store
   replica = getattr(store, '_replica', store)

@@ -1,8 +1,8 @@
-"""A rank of PyTorch's gloo: sums, and steps of DistributedDataParallel.
+"""Measures one rank of PyTorch's gloo: sums, and steps of DDP.
 
-Runs under another interpreter, which has torch and NumPy but nothing of this
-project: python -P ddp.py FOLDER RANK.  FOLDER/task.json says what is done, see
-running.py; what comes out is written to FOLDER/RANK.json.
+The program runs under another interpreter, which has torch and NumPy but
+nothing of this project: python -P ddp.py FOLDER RANK.  It reads its jobs from
+FOLDER/task.json, see running.py, and writes their times to FOLDER/RANK.json.
 """
 
 import functools
@@ -25,8 +25,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.nn.parallel import DistributedDataParallel
 
 _MIB = 2**20
-_SKIPPED = 3  # Steps: after the first, DDP makes its buckets anew.
-_PREPARE_S = 0.2  # Until all ranks begin a sum together.
+_SKIPPED = 3  # First steps; after the first one DDP rebuilds its buckets.
+_PREPARE_S = 0.2  # Time until all ranks start a sum together.
 _CLASSES, _IMAGE = 10, (3, 32, 32)
 
 
@@ -48,22 +48,22 @@ def main(folder: str, rank: str) -> None:
 
 
 def _sum(*, bytes: int, rounds: int) -> dict[str, Any]:
-  """Returns start and end of sums of float32, but for the first, and costs."""
+  """Returns start and end of float32 sums after the first one, and costs."""
   rank, ranks = dist.get_rank(), dist.get_world_size()
-  own = torch.arange(bytes // 4).remainder(1000).float()
-  want = own * ranks + ranks * (ranks - 1) // 2
-  times, before = [], _spent()
+  base = torch.arange(bytes // 4).remainder(1000).float()
+  expected = base * ranks + ranks * (ranks - 1) // 2
+  times, before = [], _usage()
   for number in range(rounds + 1):
-    pool = own + rank
+    values = base + rank
     at_s = torch.tensor(time.monotonic() + _PREPARE_S, dtype=torch.float64)
     dist.broadcast(at_s, 0)
     if number == 1:
-      before = _spent()
+      before = _usage()
     time.sleep(max(at_s.item() - time.monotonic(), 0.0))
     start_s = time.monotonic()
-    dist.all_reduce(pool)
+    dist.all_reduce(values)
     times.append((start_s, time.monotonic()))
-    if not torch.equal(pool, want):
+    if not torch.equal(values, expected):
       raise RuntimeError('The sum is wrong.')
   return {'rounds': times[1:], **_costs(before, rounds)}
 
@@ -77,33 +77,34 @@ def _step(
   hook: str,
   rank: int,
 ) -> dict[str, Any]:
-  """Returns what steps take, but for the first ones.
+  """Returns the times and costs of steps after the first ones.
 
   Args:
     model: Name and sizes of the model.
     steps: Number of measured steps.
     batch: Examples of a step.
-    bucket_bytes: Of DDP's buckets; 0: one for each tensor; None: as they are by
+    bucket_bytes: Size of DDP's buckets; 0 for one per tensor, None for DDP's
       default.
     hook: 'none', 'float16', 'bfloat16' or 'powersgd'.
     rank: Rank of PowerSGD.
   """
-  given = dict(model)
-  net = {'slept': _Slept, 'vgg': _vgg, 'mlp': _mlp}[given.pop('name')](**given)
+  arguments = dict(model)
+  models = {'sleeping': _SleepingModel, 'vgg': _vgg, 'mlp': _mlp}
+  net = models[arguments.pop('name')](**arguments)
   inputs = torch.randn(batch, *_IMAGE)
   labels = torch.randint(_CLASSES, (batch,))
   alone = None
-  if not isinstance(net, _Slept):  # Computing alone, on all hosts at once.
-    alone = _timed(lambda: _backward(net, inputs, labels), steps)
+  if not isinstance(net, _SleepingModel):  # Without DDP, on all hosts at once.
+    alone = _measure(lambda: _backward(net, inputs, labels), steps)
     net.zero_grad()
   cap = bucket_bytes
-  if cap is not None:  # At least a byte, and no more than all can be.
+  if cap is not None:  # Between a byte and more than any model.
     cap = min(max(cap, 1.0), 2.0**40) / _MIB
   wrapped = DistributedDataParallel(
     net, bucket_cap_mb=cap, gradient_as_bucket_view=True
   )
   _register(wrapped, hook, rank)
-  # A model that is slept has nothing to learn.
+  # A sleeping model has nothing to learn.
   rate = 0.0 if alone is None else 1e-4
   optimizer = torch.optim.SGD(net.parameters(), lr=rate)
 
@@ -115,12 +116,12 @@ def _step(
 
   for _ in range(_SKIPPED):
     step()
-  before, computed_s = _spent(), []
+  before, computed_s = _usage(), []
   times = [time.monotonic()]
   for _ in range(steps):
     step()
     times.append(time.monotonic())
-    if isinstance(net, _Slept):
+    if isinstance(net, _SleepingModel):
       computed_s.append(net.computed_s)
   return {
     'steps_s': [b - a for a, b in itertools.pairwise(times)],
@@ -130,8 +131,8 @@ def _step(
   }
 
 
-def _timed(function: Callable[[], object], times: int) -> list[float]:
-  """Returns the seconds of calls, but for the first ones."""
+def _measure(function: Callable[[], object], times: int) -> list[float]:
+  """Returns the seconds of calls after the first ones."""
   took = []
   for _ in range(_SKIPPED + times):
     start_s = time.monotonic()
@@ -160,21 +161,28 @@ def _register(net: DistributedDataParallel, hook: str, rank: int) -> None:
     )
     net.register_comm_hook(state, power.powerSGD_hook)
   elif hook != 'none':
-    raise ValueError(f'hook: expected one that is known, got {hook!r}.')
+    raise ValueError(f'hook: expected a known name, got {hook!r}.')
 
 
-class _Slept(nn.Module):
-  """Layers whose gradients are there after parts of a time that is slept.
+class _SleepingModel(nn.Module):
+  """Layers whose gradients are ready after parts of a sleep.
 
   Attributes:
-    start_s: Of the step.
-    computed_s: From there to the last gradient.
+    start_s: Start of the step, on the clock of time.monotonic.
+    computed_s: Seconds from the start of the step to the last gradient.
   """
 
   def __init__(self, layers: Sequence[tuple[int, float]], seconds: float):
-    """Makes parameters of so many bytes, in the order of the backward pass."""
+    """Creates a parameter for each layer.
+
+    Args:
+      layers: Bytes of each layer, and the part of the step after which its
+        gradient is ready, in the order of the backward pass.
+      seconds: Seconds of the sleep.
+    """
     super().__init__()
-    # DDP takes what is named first for the start of the network.
+    # DDP assumes that parameters are registered in the order of the forward
+    # pass.
     self.parts = nn.ParameterList(
       nn.Parameter(torch.zeros(size // 4)) for size, _ in reversed(layers)
     )
@@ -182,7 +190,7 @@ class _Slept(nn.Module):
     self.start_s = self.computed_s = 0.0
 
   def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-    """Returns a number whose gradient goes through all parts."""
+    """Returns a number whose gradient depends on all parameters."""
     del inputs
     self.start_s = time.monotonic()
     x = torch.zeros((), requires_grad=True)
@@ -196,7 +204,7 @@ class _Slept(nn.Module):
 
 
 class _Part(torch.autograd.Function):
-  """Passes on what comes; its parameter's gradient waits."""
+  """Identity whose backward pass waits until its gradient is ready."""
 
   @staticmethod
   def forward(
@@ -235,15 +243,16 @@ def _dense(features: int, hidden: Sequence[int]) -> list[nn.Module]:
   return [*parts, nn.Linear(features, _CLASSES)]
 
 
-def _spent() -> tuple[float, int]:
-  """Returns CPU seconds of this process, and bytes that its host has sent."""
+def _usage() -> tuple[float, int]:
+  """Returns the CPU seconds of this process, and the bytes sent by its host."""
   rows = pathlib.Path('/proc/self/net/dev').read_text().splitlines()[2:]
   sent = {row.split(':')[0].strip(): int(row.split()[9]) for row in rows}
   return time.process_time(), sent.get(os.environ['GLOO_SOCKET_IFNAME'], 0)
 
 
 def _costs(before: tuple[float, int], times: int) -> dict[str, float]:
-  now = _spent()
+  """Returns the CPU seconds and sent bytes per repetition since `before`."""
+  now = _usage()
   return {
     'cpu_s': (now[0] - before[0]) / times,
     'sent_bytes': (now[1] - before[1]) / times,

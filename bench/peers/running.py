@@ -1,7 +1,7 @@
-"""PyTorch's DDP over gloo on hosts of a lab, for benchmarks to stand beside.
+"""Runs PyTorch's gloo and DDP on hosts of a lab, for comparison.
 
-torch has an environment of its own (requirements-peers.txt, `make peers`), so
-that what uses it is a program of that interpreter: ddp.py.
+torch has its own environment (requirements-peers.txt, `make peers`); the
+program ddp.py runs under the interpreter of that environment.
 """
 
 import argparse
@@ -17,15 +17,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bench import clusters
-from bench.shaped import Case
+from bench.hosts import Case
 from cluster.speed.layers import Layer
 from tools import lab
 
-# Of --peers, of which `require_torch` tells.
+# Arguments of the flag --peers; `require_torch` checks its value.
 FLAG = {'metavar': 'PYTHON', 'help': 'an interpreter that has torch'}
 _PROGRAM = pathlib.Path(__file__).with_name('ddp.py')
 _LIMIT_S = 600.0
-_INTERFACE = 'eth0'  # Of a lab's hosts.
+_INTERFACE = 'eth0'  # Interface of the hosts of a lab.
 _ENVIRON = {
   'MASTER_PORT': '29500',
   'GLOO_SOCKET_IFNAME': _INTERFACE,
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
 
 def require_torch(parser: argparse.ArgumentParser, python: str | None) -> None:
-  """Prints whether peers are measured, and of which version.
+  """Prints whether torch is measured, and its version.
 
   Args:
     parser: Parser that reports an interpreter without torch.
@@ -77,13 +77,13 @@ def require_torch(parser: argparse.ArgumentParser, python: str | None) -> None:
   """
   if not python:
     print(
-      'DDP of torch is left out: --peers=.venv-peers/bin/python measures it, '
-      'after make peers.',
+      'DDP of torch is not measured: run make peers, and then use '
+      '--peers=.venv-peers/bin/python.',
       flush=True,
     )
     return
   try:
-    print(f'Beside it: torch {version(python)}, DDP over gloo.', flush=True)
+    print(f'Compared with torch {version(python)}, DDP over gloo.', flush=True)
   except ValueError as error:
     parser.error(str(error))
 
@@ -98,24 +98,24 @@ def version(python: str) -> str:
   words += 'print(torch.__version__ if d.is_gloo_available() else "")'
   try:
     done = subprocess.run([python, '-c', words], capture_output=True, text=True)
-    got = done.stderr.strip().splitlines()[-1:] or ['torch without gloo']
-    found = done.stdout.strip()
+    lines = done.stderr.strip().splitlines()[-1:] or ['torch without gloo']
+    result = done.stdout.strip()
   except OSError as error:
-    found, got = '', [str(error)]
-  if not found:
+    result, lines = '', [str(error)]
+  if not result:
     raise ValueError(
       '--peers: expected an interpreter that has torch with gloo (make peers), '
-      f'got {python}: {got[0]}'
+      f'got {python}: {lines[0]}'
     )
-  return found
+  return result
 
 
-def sum_of(size_bytes: int, rounds: int) -> dict[str, Any]:
-  """Returns a job: all_reduce of float32; its result is a `Sum`."""
+def sum_job(size_bytes: int, rounds: int) -> dict[str, Any]:
+  """Returns a job of all_reduce of float32, with a `Sum` as result."""
   return {'kind': 'sum', 'bytes': size_bytes, 'rounds': rounds}
 
 
-def step_of(
+def step_job(
   model: Mapping[str, Any],
   *,
   steps: int,
@@ -124,17 +124,17 @@ def step_of(
   hook: str = 'none',
   rank: int = 1,
 ) -> dict[str, Any]:
-  """Returns a job: steps of DDP; its result is a `Step`.
+  """Returns a job of steps of DDP, with a `Step` as result.
 
   Args:
-    model: As of `slept`; or {'name': 'vgg', 'blocks': channels of each block's
-      convolutions, 'hidden': width} or {'name': 'mlp', 'hidden': widths}, for
-      images of 32 x 32 x 3 and ten classes, updated by plain SGD.
+    model: Value of `sleeping_model`; or {'name': 'vgg', 'blocks': channels of
+      each block's convolutions, 'hidden': width} or {'name': 'mlp', 'hidden':
+      widths}, for images of 32 x 32 x 3 and ten classes, with plain SGD.
     steps: Number of measured steps.
     batch: Examples of a rank in a step.
-    bucket_bytes: Of DDP's buckets; 0: one for each tensor; None: 1 MiB and then
-      25, DDP's default.
-    hook: Messages: 'none' (float32), 'float16', 'bfloat16', 'powersgd'.
+    bucket_bytes: Size of DDP's buckets; 0 for one per tensor, None for DDP's
+      default of 1 MiB and then 25.
+    hook: Kind of messages: 'none' (float32), 'float16', 'bfloat16', 'powersgd'.
     rank: Rank of PowerSGD.
   """
   return {
@@ -148,10 +148,15 @@ def step_of(
   }
 
 
-def slept(layers: Sequence[Layer], seconds: float) -> dict[str, Any]:
-  """Returns a model of these layers, whose computing is a sleep."""
+def sleeping_model(layers: Sequence[Layer], seconds: float) -> dict[str, Any]:
+  """Returns a model in which a sleep stands for computation.
+
+  Args:
+    layers: Layers in the order of the backward pass.
+    seconds: Seconds of the sleep.
+  """
   rows = [(each.bytes, each.ready) for each in layers]
-  return {'name': 'slept', 'layers': rows, 'seconds': seconds}
+  return {'name': 'sleeping', 'layers': rows, 'seconds': seconds}
 
 
 def run(
@@ -160,23 +165,23 @@ def run(
   jobs: Sequence[Mapping[str, Any]],
   limit_s: float = _LIMIT_S,
 ) -> list[Any]:
-  """Returns what jobs take on hosts of a new lab, one rank on each.
+  """Returns the times of jobs on hosts of a new lab, with one rank per host.
 
-  Ranks have an equal part of this machine's processors as threads, at least
-  one.
+  Each rank has as many threads as its equal part of this machine's processors,
+  at least one.
 
   Args:
-    python: The interpreter, which has torch.
-    hosts: Their links.
-    jobs: Jobs by `sum_of` and `step_of`.
-    limit_s: Seconds after which all is ended.
+    python: Path of an interpreter that has torch.
+    hosts: Hosts of the lab and their links.
+    jobs: Jobs of `sum_job` and `step_job`.
+    limit_s: Seconds after which all processes are stopped.
 
   Returns:
     A `Sum` or `Step` for each job.
 
   Raises:
-    RuntimeError: If a rank fails or takes too long; shows the end of what all
-      have written.
+    RuntimeError: If a rank fails or takes too long; has the end of the output
+      of all ranks.
   """
   count = len(hosts.up)
   task = {
@@ -230,7 +235,7 @@ def _costs(ranks: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def _coordinator(python: str, folder: str) -> int:
-  """Starts the ranks, in the lab; returns the code of one that has failed."""
+  """Starts the ranks in the lab; returns 1 if a rank fails, else 0."""
   names = os.environ['SYNCOPATE_HOSTS'].split(',')
   ranks = [
     subprocess.Popen(
@@ -238,7 +243,7 @@ def _coordinator(python: str, folder: str) -> int:
     )
     for rank, host in enumerate(names)
   ]
-  # One that fails leaves the others waiting: the lab's end is theirs, too.
+  # The other ranks wait for a failed one; the end of the lab kills them.
   while (codes := [each.poll() for each in ranks]).count(0) < len(ranks):
     if any(codes):
       return 1

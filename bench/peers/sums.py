@@ -1,7 +1,7 @@
-"""Rows of torch for the tables of bench.allreduce."""
+"""Measures the rows of torch in the tables of bench.allreduce."""
 
+from bench.hosts import Case
 from bench.peers import running
-from bench.shaped import Case
 from cluster.speed import layers
 from topology.packing.pack import pack
 
@@ -11,11 +11,11 @@ _LAYER_BYTES = 2.0**20
 def rows(
   python: str, case: Case, size_bytes: int, rounds: int, dtype: str
 ) -> list[tuple[str, ...]]:
-  """Returns a row of all_reduce, and one of a step of DDP.
+  """Returns a row of torch's all_reduce and a row of a step of its DDP.
 
   Args:
-    python: An interpreter that has torch.
-    case: The links.
+    python: Path of an interpreter that has torch.
+    case: Hosts and their links.
     size_bytes: Bytes of the summed vector in float32.
     rounds: Number of measurements, of which the median is taken.
     dtype: Dtype of DDP's messages; all_reduce sends float32.
@@ -23,8 +23,8 @@ def rows(
   parts = layers.in_proportion(layers.equal_sizes(size_bytes, _LAYER_BYTES))
   hook = 'none' if dtype == 'float32' else dtype
   jobs = [
-    running.sum_of(size_bytes, rounds),
-    running.step_of(running.slept(parts, 0), steps=rounds, hook=hook),
+    running.sum_job(size_bytes, rounds),
+    running.step_job(running.sleeping_model(parts, 0), steps=rounds, hook=hook),
   ]
   total, step = running.run(python, case, jobs)
   half = hook != 'none'
@@ -45,7 +45,7 @@ def _row(
   return (
     name,
     f'{size_bytes / 1e6:g}',
-    *('', ''),  # Of trees.
+    *('', ''),  # Number and depth of trees.
     f'{optimum_s:.3f}',
     f'{took_s:.3f}',
     f'{optimum_s / took_s:.3f}',

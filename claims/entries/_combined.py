@@ -1,4 +1,4 @@
-"""Combinations of scheme, batching, dtype and route to compare; no entry.
+"""Combinations of scheme, batching, dtype and route; not an entry.
 
 Half precision is combined only with the schemes, batchings and routes that are
 fastest on some cluster.
@@ -21,7 +21,7 @@ _FIELDS = (
   'route.server.pipelined',
   'cluster.network.servers_in_workers',
 )
-_SERVED = (  # Scheme, batching, pipelined; all in float32.
+_WITH_SERVERS = (  # Scheme, batching, pipelined; all in float32.
   ('bsp', 'fixed', False),
   ('bsp', 'fixed', True),
   ('bsp', 'lb_bsp', False),
@@ -36,32 +36,35 @@ _SERVED = (  # Scheme, batching, pipelined; all in float32.
   ('r2sp', 'r2sp', False),
   ('r2sp', 'r2sp_released', False),
 )
-_SERVED_HALF = (
+_WITH_SERVERS_HALF = (
   ('bsp', 'fixed', False),
   ('asp', 'fixed', False),
   ('elastic', 'fixed', False),
 )
-_REDUCED = tuple(  # Batching, route.
+_ALLREDUCE = tuple(  # Batching, route.
   (batching, route)
   for batching in ('fixed', 'lb_bsp')
   for route in ('ring', 'double_tree', 'forest')
 )
-_REDUCED_HALF = ('fixed', 'ring'), ('fixed', 'forest'), ('lb_bsp', 'forest')
+_ALLREDUCE_HALF = ('fixed', 'ring'), ('fixed', 'forest'), ('lb_bsp', 'forest')
 
 
 def _values(
-  dtype: str, served: tuple[Any, ...], reduced: tuple[Any, ...]
+  dtype: str, with_servers: tuple[Any, ...], allreduce: tuple[Any, ...]
 ) -> list[str]:
-  """Returns values of the fields; fields without use in a route are empty."""
+  """Returns the values of the fields; unused fields of a route are empty."""
   return [
-    *(f'{dtype} & {s} & {b} & server & 8 & {p} & True' for s, b, p in served),
-    *(f'{dtype} & bsp & {b} & {r} & & &' for b, r in reduced),
+    *(
+      f'{dtype} & {s} & {b} & server & 8 & {p} & True'
+      for s, b, p in with_servers
+    ),
+    *(f'{dtype} & bsp & {b} & {r} & & &' for b, r in allreduce),
   ]
 
 
 _VALUES = [
-  *_values('float32', _SERVED, _REDUCED),
-  *_values('bfloat16', _SERVED_HALF, _REDUCED_HALF),
+  *_values('float32', _WITH_SERVERS, _ALLREDUCE),
+  *_values('bfloat16', _WITH_SERVERS_HALF, _ALLREDUCE_HALF),
 ]
 GRID = f'{" & ".join(_FIELDS)} = {", ".join(_VALUES)}'
 _LINK_BPS = 2e7
@@ -80,15 +83,15 @@ def config(
     links_Bps: Bandwidth of the workers' links in both directions, bytes per
       second: one for each worker, or one for all.
   """
-  made = _shared.digits(epochs=6.0)
-  made.optimizer.learning_rate = 0.005
-  made.cluster.workers = 8
-  made.cluster.speed.slowdown = slowdown
-  network = made.cluster.network
+  result = _shared.digits(epochs=6.0)
+  result.optimizer.learning_rate = 0.005
+  result.cluster.workers = 8
+  result.cluster.speed.slowdown = slowdown
+  network = result.cluster.network
   for host in ('worker', 'server'):
     for way in ('up', 'down'):
       network[f'{host}_{way}_Bps'] = links_Bps if host == 'worker' else (125e6,)
-  return made
+  return result
 
 
 def of(
@@ -115,7 +118,7 @@ def less(
   field: str = TO,
   confirmed: tuple[float, float] = (0.0, 0.95),
 ) -> Claim:
-  """Returns the claim that a field, such as time, is less of `of` than `by`."""
+  """Returns the claim that a field is less for `of` than for `by`."""
   return Claim(
     text=text,
     source='ours: what docs/choosing.md advises',
@@ -126,18 +129,20 @@ def less(
   )
 
 
-def entry(cluster: str, claims: tuple[Claim, ...], seen: str = '') -> Entry:
+def entry(
+  cluster: str, claims: tuple[Claim, ...], observations: str = ''
+) -> Entry:
   """Returns the entry of a cluster."""
   return Entry(
     family='combinations',
     title=f'When, how much, what and where: {cluster}',
-    theirs='nobody has published such a table',
-    ours='8 virtual workers, .06 s of computing for 16 examples with 10 % '
-    'jitter, a dense layer of 128 on digits (530 kB), links of 20 MB/s, rate '
-    '.005, 6 epochs; servers, if any, are in the workers',
-    differs='',
+    published_setup='no published table',
+    our_setup='8 virtual workers, .06 s of computing for 16 examples with 10 '
+    '% jitter, a dense layer of 128 on digits (530 kB), links of 20 MB/s, '
+    'rate .005, 6 epochs; servers, if any, are in the workers',
+    differences='',
     claims=claims,
     grids={'quick': GRID, 'full': GRID},
-    seen=seen,
+    observations=observations,
     ranked=(TO, 'time_to.0.9', 'examples_per_s', 'final_accuracy'),
   )

@@ -11,7 +11,7 @@ EQUAL = (1.0,)
 UNEQUAL = (1.0, 1.5, 2.0, 3.0)
 
 
-def timed(
+def timing(
   *,
   workers: int,
   iterations: int,
@@ -21,7 +21,7 @@ def timed(
   worker_Bps: float = BPS,
   server_Bps: float = BPS,
 ) -> ml_collections.ConfigDict:
-  """Returns a run of time alone, of equal workers with 10 % jitter.
+  """Returns the config of a timing-only run of equal workers with 10 % jitter.
 
   Args:
     workers: Number of workers.
@@ -29,8 +29,8 @@ def timed(
     size_bytes: Bytes of a push and of a pull.
     compute_s: Seconds of an iteration, half of them independent of the batch.
     servers: Number of servers.
-    worker_Bps: Rate of each worker's link, both ways.
-    server_Bps: Rate of each server's link, both ways.
+    worker_Bps: Rate of each worker's link in each direction, bytes per second.
+    server_Bps: The same for each server's link.
   """
   config = default.get_config()
   config.model.name = 'none'
@@ -46,15 +46,15 @@ def timed(
   cluster.speed.per_example_s = compute_s / 64
   _set_links(config, worker_Bps, server_Bps)
   config.checkpoint.every_s = math.inf
-  config.checkpoint.every_examples = 10**9  # Sweeps want some.
+  config.checkpoint.every_examples = 10**9  # Sweeps require a number.
   return config
 
 
 def digits(*, epochs: float) -> ml_collections.ConfigDict:
-  """Returns a dense layer of 128 on digits, evaluated each eighth epoch.
+  """Returns the config of a dense layer of 128 on digits.
 
-  Four workers with batches of 16, which compute .06 s with 10 % jitter, and
-  links of 10 Gbit/s, which take a thirtieth of that.
+  Evaluations take place every eighth of an epoch.  Four workers with batches of
+  16 compute for .06 s with 10 % jitter; links of 10 Gbit/s add a thirtieth.
   """
   config = default.get_config()
   config.model.name = 'mlp'

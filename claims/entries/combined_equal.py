@@ -7,7 +7,7 @@ from claims.entries._combined import less, of
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share."""
+  """Returns the config that all runs share."""
   return _combined.config((1.0,), (2e7,))
 
 
@@ -54,8 +54,7 @@ ENTRY = _combined.entry(
       confirmed=(0.9, 1.1),
     ),
   ),
-  seen='With a server in each worker both directions of all links are in use '
-  'already: rings, forests and pipelines have nothing to gain, and what is '
-  'left to gain is smaller messages. Differences between schemes are within '
-  'noise.',
+  observations='With a server in each worker both directions of all links are '
+  'busy: rings, forests and pipelines gain nothing, and only smaller messages '
+  'do. Differences between schemes are within noise.',
 )

@@ -14,8 +14,8 @@ _GRID = f"""
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: 4 workers, 200 iterations in the mean."""
-  return _shared.timed(
+  """Returns the shared config: 4 workers, 200 iterations in the mean."""
+  return _shared.timing(
     workers=4, iterations=200, size_bytes=400_000, compute_s=0.1
   )
 
@@ -23,11 +23,11 @@ def get_config() -> ml_collections.ConfigDict:
 ENTRY = Entry(
   family='DSSP',
   title='Largest leads',
-  theirs='a worker may lead by s to s + r iterations, 3 to 15',
-  ours='time alone, 4 workers with 10 % jitter, one of them 3, 10 or 30 times '
-  'as slow',
-  differs='as printed, their pseudo-code lets the fastest worker go on by one '
-  'more iteration, and anew whenever it asks; ours never leads by more than 15',
+  published_setup='a worker may lead by s to s + r iterations, 3 to 15',
+  our_setup='timing-only, 4 workers with 10 % jitter, one of them 3, 10 or 30 '
+  'times as slow',
+  differences='the published pseudo-code gives the fastest worker one more '
+  'iteration at each request; ours never lets a worker lead by more than 15',
   claims=tuple(
     Claim(
       text=f'largest lead, slowest {n} times as slow',
@@ -43,8 +43,8 @@ ENTRY = Entry(
     )
     for n in _SLOWEST
   ),
-  seen='A lead is counted as a push arrives, whose worker has to wait then: it '
-  'is 16 then.',
+  observations='A lead is measured when a push arrives: it is 16 at a push '
+  'whose worker must then wait.',
   grids={'quick': _GRID, 'full': _GRID},
   derived='leads',
 )

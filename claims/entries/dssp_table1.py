@@ -24,7 +24,7 @@ _PAPER: dict[str | int, float] = {
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: two workers, one twice as slow."""
+  """Returns the shared config: two workers, one twice as slow."""
   config = _shared.digits(epochs=6.0)
   config.optimizer.learning_rate = 0.01
   config.cluster.workers = 2
@@ -62,23 +62,23 @@ def _claim(
 ENTRY = Entry(
   family='DSSP',
   title='DSSP on two unequal workers',
-  theirs='MXNet, two containers with a GTX 1060 and a GTX 1080 Ti, ResNet-110 '
-  'on CIFAR-100, 300 epochs, batch 128; SSP of bounds 3, 6, 15, DSSP of 3 to 15'
-  '',
-  ours='virtual, two workers, one twice as slow, 10 % jitter; a dense layer on '
-  'digits, 6 epochs, rate .01; .9 is their .67 and .93 their .68',
-  differs='model and data: what is about accuracy is in shape at most',
+  published_setup='MXNet, two containers with a GTX 1060 and a GTX 1080 Ti, '
+  'ResNet-110 on CIFAR-100, 300 epochs, batch 128; SSP of bounds 3, 6, 15, '
+  'DSSP of 3 to 15',
+  our_setup='virtual, two workers, one twice as slow, 10 % jitter; a dense '
+  'layer on digits, 6 epochs, rate .01; .9 is their .67 and .93 their .68',
+  differences='model and data, so claims about accuracy are in shape at most',
   claims=(
     *(
       _claim(
-        f'time to an accuracy over BSP, {_said}',
+        f'time to an accuracy over BSP, {_label}',
         _of(_scheme),
         _BSP,
         _paper,
         shape=(0.0, 0.8) if _paper < 0.8 else (0.8, 1.0),
       )
       for _scheme, _paper in _PAPER.items()
-      for _said in [f'SSP({_scheme})' if _scheme in (3, 6, 15) else _scheme]
+      for _label in [f'SSP({_scheme})' if _scheme in (3, 6, 15) else _scheme]
     ),
     _claim(
       'time to an accuracy, DSSP over ASP',
@@ -131,11 +131,11 @@ ENTRY = Entry(
       unavailable='needs CIFAR-100, two kinds of GPUs and 300 epochs',
     ),
   ),
-  seen='DSSP is no faster than SSP(3) in time, as both end up at the slower '
-  "worker's pace once their leads are used up. Theirs went at the pace of"
-  ' ASP, which no bound of 15 allows for long: their pseudo-code gives '
-  'the fastest worker new iterations whenever it asks, so that nothing '
-  "bounds it. SSP's times to an accuracy are half of BSP's here, as BSP "
-  'takes means: half of the rate.',
+  observations='DSSP is no faster than SSP(3), because both run at the pace '
+  'of the slower worker once their leads are used up. The published DSSP runs '
+  'at the pace of ASP, which a bound of 15 does not allow for long: its '
+  'pseudo-code gives the fastest worker new iterations at each request, '
+  "without a bound. SSP's times to an accuracy are half of BSP's here, "
+  'because BSP takes means, which halves the rate.',
   grids={'quick': _GRID, 'full': _GRID},
 )

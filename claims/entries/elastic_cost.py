@@ -3,7 +3,7 @@
 from claims.published import LESS, MORE, Claim, Entry, Measure, Range, near
 
 _TABLE, _FIGURE = 'ElasticBSP, table II', 'ElasticBSP, figure of variants'
-# Of 100 and 400 workers, or 100 and 1,000 in table II: powers of n.
+# Powers of n between 100 and 400 workers, or 100 and 1,000 in table II.
 _SLOPES = (
   ('zipline', 15, 1.80, _FIGURE),
   ('zipline', 150, 1.52, _FIGURE),
@@ -61,7 +61,7 @@ def _ratio(
 
 
 def _side(paper: float) -> Range:
-  """Returns what has the shape: on the same side of 1, if it is clearly so."""
+  """Returns the range of the shape: the same side of 1 if clearly off 1."""
   if 0.85 < paper < 1.18:
     return paper / 2, 2 * paper
   return LESS if paper < 1 else MORE
@@ -70,14 +70,14 @@ def _side(paper: float) -> Range:
 ENTRY = Entry(
   family='ElasticBSP',
   title='The cost of the search for a barrier',
-  theirs='C++11, 24 x Xeon E5-2620v3, means of 10 trials; n to 1,000, R 15, 150'
-  '',
-  ours='the published algorithms in Python and NumPy, one core, the fastest of '
-  'up to 21; times drawn as their generator draws them; a stable sort of the '
-  'same points beside each, as a control',
-  differs='the language: absolute times say nothing, so powers and ratios are '
-  'judged. GridScans are vectorised, the others are loops, which favours '
-  'GridScans. At most 400 workers, not 1,000.',
+  published_setup='C++11, 24 x Xeon E5-2620v3, means of 10 trials; n to '
+  '1,000, R 15, 150',
+  our_setup='the published algorithms in Python and NumPy, one core, the '
+  'fastest of up to 21 calls; times drawn as by the published generator; a '
+  'stable sort of the same points as a control',
+  differences='the language, so only powers and ratios are judged, not '
+  'absolute times. GridScans are vectorised and the others are loops, which '
+  'favours GridScans. At most 400 workers, not 1,000.',
   claims=(
     Claim(
       text='ZipLine finds the least wait: share of 40 small searches',
@@ -108,8 +108,8 @@ ENTRY = Entry(
       text='all of table II at n = 1,000 in absolute times',
       source=_TABLE,
       mark='found',
-      unavailable='their C++ was never published, nor have we their machine',
+      unavailable='the C++ was not published, and the machine is not available',
     ),
   ),
-  measured='zipline',
+  measurement='zipline',
 )

@@ -1,4 +1,4 @@
-"""ElasticBSP's ResNet-50 on CIFAR-100 and VGG16 on ImageNet: time alone."""
+"""ElasticBSP's ResNet-50 on CIFAR-100 and VGG16 on ImageNet: times only."""
 
 import ml_collections
 
@@ -23,8 +23,8 @@ _GRID = f"""
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: 100 Gbit/s, .35 s of computing."""
-  return _shared.timed(
+  """Returns the shared config: 100 Gbit/s, .35 s of computing."""
+  return _shared.timing(
     workers=4,
     iterations=200,
     size_bytes=1,
@@ -36,15 +36,15 @@ def get_config() -> ml_collections.ConfigDict:
 
 def _claim(model: str, scheme: str, paper: float) -> Claim:
   size = {'model.none.size_bytes': _MODELS[model]}
-  own = {'sync.name': scheme, **size}
+  fields = {'sync.name': scheme, **size}
   if scheme == 'elastic':
-    own['sync.elastic.lookahead'] = 15
+    fields['sync.elastic.lookahead'] = 15
   return Claim(
     text=f'{model}: time of all epochs, {scheme} over BSP',
     source=_FIGURES[model],
     mark='read off',
     paper=paper,
-    measure=Measure('time_s', own, {'sync.name': 'bsp', **size}),
+    measure=Measure('time_s', fields, {'sync.name': 'bsp', **size}),
     confirmed=near(paper, 0.05),
     shape=(0.8, 1.05)
     if scheme == 'elastic'
@@ -67,12 +67,12 @@ def _imagenet(
 ENTRY = Entry(
   family='ElasticBSP',
   title='Large models: the time of all epochs',
-  theirs='4 workers of P100, InfiniBand of 100 Gbit/s; ResNet-50 on CIFAR-100 '
-  '(300 epochs), VGG16 on ImageNet (19 epochs)',
-  ours='time alone, 4 equal workers with 10 % jitter, .35 s of computing, 95 '
-  'and 552 MB, one server at 100 Gbit/s, 200 iterations of each',
-  differs='how long theirs computed, and how they shared links, is not known; '
-  'computing times are invented',
+  published_setup='4 workers of P100, InfiniBand of 100 Gbit/s; ResNet-50 on '
+  'CIFAR-100 (300 epochs), VGG16 on ImageNet (19 epochs)',
+  our_setup='timing-only, 4 equal workers with 10 % jitter, .35 s of '
+  'computing, 95 and 552 MB, one server at 100 Gbit/s, 200 iterations of each',
+  differences='the published compute times and sharing of links are not '
+  'known; ours are assumed',
   claims=(
     *(
       _claim(model, scheme, paper)
@@ -125,9 +125,9 @@ ENTRY = Entry(
       'epochs of ResNet-50 on GPUs',
     ),
   ),
-  seen='Theirs took longer with ASP and SSP than with BSP for ResNet-50; here '
-  'nothing can make that so: servers apply an update in no time, however '
-  'many there are. It may be what updates cost their servers; that was '
-  'not tried.',
+  observations='The published ResNet-50 takes longer with ASP and SSP than '
+  'with BSP. That cannot occur here, because servers apply any number of '
+  'updates in no time. The cost of updates may explain it; that was not '
+  'tested.',
   grids={'quick': _GRID, 'full': _GRID},
 )

@@ -17,8 +17,8 @@ _GRID = f"""
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: 4 workers, 200 iterations in the mean."""
-  return _shared.timed(
+  """Returns the shared config: 4 workers, 200 iterations in the mean."""
+  return _shared.timing(
     workers=4, iterations=200, size_bytes=400_000, compute_s=0.1
   )
 
@@ -45,12 +45,12 @@ _BOUNDED = {'sync.name': 'elastic', 'sync.elastic.bound': 15.0}
 ENTRY = Entry(
   family='ElasticBSP',
   title='Largest leads',
-  theirs='said in the text: R bounds the difference of iterations, which the '
-  'proof of convergence rests on',
-  ours='time alone, 4 workers with 10 % jitter, one of them 3, 10 or 30 times '
-  'as slow; R = 15',
-  differs='nothing that is known: a search needs two pushes of each worker '
-  'since the last barrier, and nothing bounds leads until then',
+  published_setup='according to the text, R bounds the difference of '
+  'iterations, which the proof of convergence requires',
+  our_setup='timing-only, 4 workers with 10 % jitter, one of them 3, 10 or 30 '
+  'times as slow; R = 15',
+  differences='no known difference: a search needs two pushes of each worker '
+  'since the last barrier, and leads are not bounded until then',
   claims=(
     *(
       _claim('R = 15 bounds leads', 'ElasticBSP, text', n, _ELASTIC)
@@ -61,8 +61,8 @@ ENTRY = Entry(
       for n in _SLOWEST
     ),
   ),
-  seen='Leads were counted over the whole run at first, which nothing bounds; '
-  'that was changed after the runs.',
+  observations='The first rule measured leads over the whole run, which have '
+  'no bound; it was changed after the runs.',
   grids={'quick': _GRID, 'full': _GRID},
   derived='leads',
 )

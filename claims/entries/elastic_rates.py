@@ -18,7 +18,7 @@ _GRID = f"""
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: digits, unequal workers, 4 epochs."""
+  """Returns the shared config: digits, unequal workers, 4 epochs."""
   config = _shared.digits(epochs=4.0)
   config.cluster.speed.slowdown = _shared.UNEQUAL
   return config
@@ -31,11 +31,12 @@ def _spread(scheme: str, rate: float) -> dict[str, Any]:
 ENTRY = Entry(
   family='ElasticBSP',
   title="SSP's bound and ElasticBSP's look-ahead over learning rates",
-  theirs='said in the text: s has to be tuned, R has little effect',
-  ours='digits as in the entry of accuracy, workers 1, 1.5, 2 and 3 times as '
-  'slow, 4 epochs, rates .01, .04 and .16; s = 1, 3, 10, 30 and R = 15, 60, 240'
-  '',
-  differs='model and data',
+  published_setup='according to the text, s has to be tuned and R has little '
+  'effect',
+  our_setup='digits as in the entry of accuracy, workers 1, 1.5, 2 and 3 '
+  'times as slow, 4 epochs, rates .01, .04 and .16; s = 1, 3, 10, 30 and R = '
+  '15, 60, 240',
+  differences='model and data',
   claims=tuple(
     Claim(
       text=f'at rate {rate}: slowest over fastest time to .93, of R over that '
@@ -68,7 +69,7 @@ ENTRY = Entry(
     )
     for rate in _RATES
   ),
-  seen='At rate .16 no run got to .93, and few verdicts are sure at .04: '
-  'spreads over R are noise of one time to an accuracy each.',
+  observations='At rate .16 no run reached .93, and few verdicts are certain '
+  'at .04: spreads over R are the noise of single times to an accuracy.',
   grids={'quick': _GRID, 'full': _GRID},
 )

@@ -1,4 +1,4 @@
-"""A rate that drops by updates, as was published, or by examples."""
+"""A learning rate that drops by updates, as published, or by examples."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _GRID = """
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: the rate drops at 2/3 of 6 epochs."""
+  """Returns the shared config: the rate drops at 2/3 of 6 epochs."""
   config = _shared.digits(epochs=6.0)
   config.optimizer.learning_rate = 0.01
   config.schedule.name = 'step'
@@ -34,12 +34,13 @@ def _of(scheme: str, counts: str) -> dict[str, Any]:
 ENTRY = Entry(
   family='ElasticBSP',
   title='Schedules that count updates',
-  theirs='ResNet-50 on CIFAR-100, rate times .1 at epoch 200 of 300; jumps in '
-  "the figure's curves of ASP, SSP and DSSP come at 17 % of the run, those of "
-  'BSP and ElasticBSP at 66 %: the schedule counts updates of the server',
-  ours='digits, 4 equal workers, rate .01 times .1 at 2/3 of 6 epochs, counted '
-  'by updates (a superstep of BSP being one) or by examples',
-  differs='model and data; that it was so is read off a figure',
+  published_setup='ResNet-50 on CIFAR-100, rate times .1 at epoch 200 of 300; '
+  "jumps in the figure's curves of ASP, SSP and DSSP come at 17 % of the run, "
+  'those of BSP and ElasticBSP at 66 %: the schedule counts updates of the '
+  'server',
+  our_setup='digits, 4 equal workers, rate .01 times .1 at 2/3 of 6 epochs, '
+  'counted by updates (a superstep of BSP being one) or by examples',
+  differences='model and data; the published schedule is read off a figure',
   claims=(
     Claim(
       text='ASP loses accuracy if the rate drops by updates: by updates minus '
@@ -84,7 +85,8 @@ ENTRY = Entry(
       confirmed=(-0.01, 0.01),
     ),
   ),
-  seen='Here ElasticBSP loses as much as ASP, as each push is an update of its'
-  ' own between barriers; theirs seems to have counted supersteps.',
+  observations='Here ElasticBSP loses as much as ASP, because each push '
+  'between barriers is an update; the published one seems to count '
+  'supersteps.',
   grids={'quick': _GRID, 'full': _GRID},
 )

@@ -9,7 +9,7 @@ _GRID = 'wire.dense.dtype = float32, float16, bfloat16'
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: digits, BSP, 8 epochs."""
+  """Returns the shared config: digits, BSP, 8 epochs."""
   config = _shared.digits(epochs=8.0)
   config.optimizer.learning_rate = 0.01
   _shared.reduce(config, 'ring')
@@ -23,10 +23,11 @@ def _of(dtype: str) -> dict[str, object]:
 ENTRY = Entry(
   family='GradientFlow',
   title='Accuracy with messages of half precision',
-  theirs='gradients in half precision with a master copy in float32; ImageNet',
-  ours='BSP, a ring of 4 virtual workers, a dense layer of 128 on digits, 8 '
-  'epochs, rate .01; messages of 32 and 16 bits, sums in float32',
-  differs='model and data',
+  published_setup='gradients in half precision with a master copy in float32; '
+  'ImageNet',
+  our_setup='BSP, a ring of 4 virtual workers, a dense layer of 128 on '
+  'digits, 8 epochs, rate .01; messages of 32 and 16 bits, sums in float32',
+  differences='model and data',
   claims=(
     *(
       Claim(

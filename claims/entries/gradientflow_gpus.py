@@ -22,23 +22,29 @@ def _of(
   route: str = 'ring',
   host_GBps: float | None = None,
 ) -> dict[str, object]:
-  own = {'model': model, 'route': route, 'gpus': gpus, 'technique': technique}
-  return {**own, 'host_GBps': host_GBps}
+  fields = {
+    'model': model,
+    'route': route,
+    'gpus': gpus,
+    'technique': technique,
+  }
+  return {**fields, 'host_GBps': host_GBps}
 
 
 ENTRY = Entry(
   family='GradientFlow',
   title='Speed-ups on 64 and 512 GPUs, computed',
-  theirs='AlexNet on ImageNet, 56 Gbit/s, 410.2 times one GPU with 512; '
-  'open-source systems, which their abstract does not name, 2.5 times with 64',
-  ours='an iteration is simulated as the virtual clock does: AlexNet (128 '
-  'images a GPU) and ResNet-50 (64), hosts of 8 GPUs, a ring through all or '
-  'rings in hosts and between; one allreduce per tensor in float32 after '
-  'computing, then one technique more at a time; '
-  '`claims/gradientflow.py` says what is assumed',
-  differs='computed: no GPU was used. The rate of one GPU is derived from the '
-  'published 410.2, so that no speed-up can confirm it; latencies, launches '
-  'and when gradients appear are ours',
+  published_setup='AlexNet on ImageNet, 56 Gbit/s, 410.2 times one GPU with '
+  '512; open-source systems, which their abstract does not name, 2.5 times '
+  'with 64',
+  our_setup='an iteration simulated by the virtual clock: AlexNet (128 images '
+  'per GPU) and ResNet-50 (64), hosts of 8 GPUs, a ring through all or rings '
+  'within and between hosts; one allreduce per tensor in float32 after '
+  'computing, then one more technique at a time; `claims/gradientflow.py` '
+  'lists the assumptions',
+  differences='computed: no GPU was used. The rate of one GPU is derived from '
+  'the published 410.2, so no speed-up can confirm it; latencies, launches '
+  'and times of gradients are assumed',
   claims=(
     Claim(
       text='speed-up of systems before, 64 GPUs: AlexNet, a tensor each',
@@ -69,7 +75,7 @@ ENTRY = Entry(
     ),
     *(
       Claim(
-        text=f'each technique gains: {said}, {_NAMES[model]}, 512 GPUs, ring: '
+        text=f'each technique gains: {label}, {_NAMES[model]}, 512 GPUs, ring: '
         'speed-up over the one before',
         source=_PAPER,
         mark='abstract',
@@ -78,11 +84,11 @@ ENTRY = Entry(
         shape=MORE,
       )
       for model in _NAMES
-      for rung, said in _RUNGS.items()
+      for rung, label in _RUNGS.items()
     ),
     *(
       Claim(
-        text=f'a best theta is in between: over {said}, {_NAMES[model]}, '
+        text=f'a best theta is in between: over {label}, {_NAMES[model]}, '
         f'{gpus} GPUs, ring: speed-up of the best over that',
         source='GradientFlow, text',
         mark='derived',
@@ -92,15 +98,15 @@ ENTRY = Entry(
       )
       for model in _NAMES
       for gpus in (64, 512)
-      for field, said in (
+      for field, label in (
         ('over_tensors', 'tensor by tensor'),
         ('over_one', 'all in one'),
       )
     ),
   ),
-  measured='gradientflow',
+  measurement='gradientflow',
   seeds={'quick': 1, 'full': 1},
-  seen='The numbers of this model were known before it was an entry; its rules '
-  'are those of other entries. 2.5 is not what it gives where systems have the '
-  'whole link.',
+  observations='The numbers of this model were known before the entry was '
+  'written; its rules are those of other entries. With the whole link the '
+  'model does not give 2.5.',
 )

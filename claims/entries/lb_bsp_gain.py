@@ -1,4 +1,4 @@
-"""LB-BSP's speed-up over BSP, by how unequal workers are."""
+"""LB-BSP's speed-up over BSP, by the inequality of workers."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ _GRID = f"""
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: 4 workers, 300 supersteps."""
-  config = _shared.timed(
+  """Returns the shared config: 4 workers, 300 supersteps."""
+  config = _shared.timing(
     workers=4, iterations=300, size_bytes=400_000, compute_s=0.1
   )
   speed = config.cluster.speed
@@ -66,16 +66,16 @@ def _gain(
 
 ENTRY = Entry(
   family='LB-BSP',
-  title='Speed-up against how unequal workers are',
-  theirs='CPU and GPU clusters that are shared with others; CifarNet, '
-  'ResNet-32, Inception-v3, SVM; TensorFlow, MXNet, PyTorch. Which cluster the '
-  'largest gains are of was not found.',
-  ours='time alone, 4 workers, one of them 1, 2, 4 or 8 times as slow, batches '
-  'of 32 in the mean, .004 s an example, 2 % jitter, 400 kB over 10 Gbit/s; '
-  'or, of clusters that are shared, each worker twice as slow half of the '
-  'time, in phases of 50 iterations; after 90 of 300 supersteps',
-  differs='the clusters: "up to" is compared with what a cluster of one slow '
-  'worker gives',
+  title='Speed-up by the inequality of workers',
+  published_setup='CPU and GPU clusters that are shared with others; '
+  'CifarNet, ResNet-32, Inception-v3, SVM; TensorFlow, MXNet, PyTorch. The '
+  'cluster of the largest gains was not found.',
+  our_setup='timing-only, 4 workers, one of them 1, 2, 4 or 8 times as slow, '
+  'batches of 32 in the mean, .004 s an example, 2 % jitter, 400 kB over 10 '
+  'Gbit/s; or, for shared clusters, each worker twice as slow half of the '
+  'time, in phases of 50 iterations; measured after 90 of 300 supersteps',
+  differences='the clusters: "up to" is compared with the gain on a cluster '
+  'with one slow worker',
   claims=(
     _gain(
       'up to 2 times as fast; slowest 4 times as slow',

@@ -18,23 +18,24 @@ def _of(kind: str, predictor: str) -> dict[str, object]:
 ENTRY = Entry(
   family='LB-BSP',
   title='Prediction of speeds by NARX, and by others',
-  theirs='NARX of past speeds and of past and current CPU and memory, beside '
-  'others; which ones, and the errors, were not found',
-  ours='made traces of 4 workers, 300 iterations (bench/made.py), root mean '
-  'squares over the last 30 % of each; our NARX, whose weight a gate decides',
-  differs='traces, and hyper-parameters: ours were chosen on other seeds of '
-  'such traces',
+  published_setup='NARX of past speeds and of past and current CPU and '
+  'memory, beside others, whose names and errors were not found',
+  our_setup='synthetic traces of 4 workers, 300 iterations '
+  '(bench/synthetic.py), root mean squares over the last 30 % of each; our '
+  'NARX, which a gate weighs',
+  differences='traces and hyper-parameters, which were chosen on other seeds '
+  'of such traces',
   claims=(
     *(
       Claim(
-        text=f'{said}: error, NARX over {other}',
+        text=f'{label}: error, NARX over {other}',
         source='LB-BSP, SoCC 2020: NARX beside others',
         mark='secondary',
         measure=Measure('rmse', _of(kind, 'narx'), _of(kind, other)),
         confirmed=(0.0, 0.95),
         shape=LESS,
       )
-      for kind, said in _KINDS.items()
+      for kind, label in _KINDS.items()
       for other in _OTHERS
       if kind != 'idle factors'
     ),
@@ -69,8 +70,8 @@ ENTRY = Entry(
       shape=(0.0, 20.0),
     ),
   ),
-  seen='The second trace was called regimes that CPU shows at first; it has no '
-  'factors, and NARX is as good as LSTM and RNN there. It is now called so, '
-  'and bursts were added, both after those runs.',
-  measured='prediction',
+  observations='The second trace was first named as regimes that CPU load '
+  'shows; it has no factors, and NARX is as good as LSTM and RNN there. The '
+  'name was corrected and bursts were added after those runs.',
+  measurement='prediction',
 )

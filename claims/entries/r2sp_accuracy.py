@@ -21,7 +21,7 @@ _SLOW = {'cluster.network.server_up_Bps': (1.6e7,)}
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: 16 equal workers, rates as in the paper.
+  """Returns the shared config: 16 equal workers, rates as in the paper.
 
   With 'sum', BSP makes one step of 16 times the rate, the others 16 steps.
   """
@@ -39,16 +39,17 @@ def _of(scheme: str, links: dict[str, Any]) -> dict[str, Any]:
 ENTRY = Entry(
   family='R2SP',
   title='Figure 7: iterations and time to converge',
-  theirs='the same cluster A as above; converged: loss below .25 (ResNet32), '
+  published_setup='cluster A as above; converged: loss below .25 (ResNet32), '
   '.5 (AlexNet), 2.3 (VGG16), 6 (Inception-v3) for 10 iterations; BSP at N '
   'times the rate, averaged',
-  ours='16 equal virtual workers with batches of 8, a dense layer of 128 on '
-  'digits, rate .005, 12 epochs; converged: 90 % of test digits. Iterations '
-  'are '
-  "compared where links cost nothing and only R2SP's gaps differ; time where "
-  'communication takes some three quarters of an iteration.',
-  differs='model, data and what converged means; so in shape at most. '
-  'Iterations to converge are times to converge over times of an iteration.',
+  our_setup='16 equal virtual workers with batches of 8, a dense layer of 128 '
+  'on digits, rate .005, 12 epochs; converged: 90 % of test digits. '
+  "Iterations are compared with free links, where only R2SP's gaps differ, "
+  'and times with links on which communication takes about three quarters of '
+  'an iteration.',
+  differences='model, data and definition of convergence, so in shape at '
+  'most. Iterations to converge are times to converge over times of an '
+  'iteration.',
   claims=(
     *(
       Claim(
@@ -107,7 +108,7 @@ ENTRY = Entry(
       unavailable='needs 16 GPUs; Inception-v3 needs ImageNet',
     ),
   ),
-  seen='At rate .02, tried first, BSP itself got there with one seed of six; a '
-  'quarter of it was then taken.',
+  observations='At rate .02, which was tried first, BSP converged with one '
+  'seed of six; the rate was then reduced to a quarter.',
   grids={'quick': _GRID, 'full': _GRID},
 )

@@ -1,4 +1,4 @@
-"""R2SP's figure 11: what it gains as links get slower."""
+"""R2SP's figure 11: the gain on slower links."""
 
 import ml_collections
 
@@ -19,22 +19,23 @@ _GRID = f'{_FIELDS} = {_VALUES}; sync.name = bsp, r2sp'
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: 16 workers, 4 servers, 60 iterations each."""
+  """Returns the shared config: 16 workers, 4 servers, 60 iterations each."""
   return _r2sp.base(workers=16, servers=4, iterations=60)
 
 
 def _of(model: str, gbps: int, scheme: str) -> dict[str, object]:
   rate = (gbps / 10 * _r2sp.WORKLOADS[model].server_Bps,)
-  own = {'cluster.network.server_up_Bps': rate, 'sync.name': scheme}
-  return _r2sp.of(model, **own)
+  fields = {'cluster.network.server_up_Bps': rate, 'sync.name': scheme}
+  return _r2sp.of(model, **fields)
 
 
 ENTRY = Entry(
   family='R2SP',
   title='Figure 11: slower links',
-  theirs=_r2sp.THEIRS + "; servers' links of 10 to 2 Gbit/s",
-  ours='as figure 7; rates of links as calibrated from table I, times .2 to 1',
-  differs=_r2sp.DIFFERS,
+  published_setup=_r2sp.PUBLISHED_SETUP + "; servers' links of 10 to 2 Gbit/s",
+  our_setup='as figure 7; rates of links as calibrated from table I, times .2 '
+  'to 1',
+  differences=_r2sp.DIFFERENCES,
   claims=(
     *(
       Claim(
@@ -71,7 +72,7 @@ ENTRY = Entry(
       for model, papers in _PAPER.items()
     ),
   ),
-  seen='the last two rows had another rule at first, of 2 Gbit/s alone, which '
-  'said no more than the rows above, and were changed after the runs',
+  observations='The first rule of the last two rows used 2 Gbit/s only, which '
+  'repeats the rows above; it was changed after the runs.',
   grids={'quick': _GRID, 'full': _GRID},
 )

@@ -8,10 +8,10 @@ from claims.entries import _shared
 from claims.published import MORE, Claim, Entry, Measure, near
 
 _SPEEDS = 429, 628, 917  # Examples per second: g2, p2, g3.
-_KINDS = 0, 0, 1, 1, 2, 2, 2, 2  # Of cluster B's workers.
+_KINDS = 0, 0, 1, 1, 2, 2, 2, 2  # Kinds of cluster B's workers.
 _SLOWDOWN = tuple(_SPEEDS[0] / _SPEEDS[kind] for kind in _KINDS)
 _TUNED = {0: 512, 2: 901, 4: 1264}
-_JITTERS = 0.02, 0.1  # Sigmas; the first is beside the paper.
+_JITTERS = 0.02, 0.1  # Sigmas; the first is compared with the paper.
 _GRID = f"""
   batching.name = fixed, r2sp, r2sp_released;
   cluster.speed.lognormal.sigma = {', '.join(map(str, _JITTERS))}
@@ -19,8 +19,8 @@ _GRID = f"""
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: cluster B, 1.19 s of computing at most."""
-  config = _shared.timed(
+  """Returns the shared config: cluster B, 1.19 s of computing at most."""
+  config = _shared.timing(
     workers=8, iterations=1, size_bytes=1_900_000, compute_s=1.0
   )
   config.sync.name = 'r2sp'
@@ -37,7 +37,7 @@ def _of(batching: str, sigma: float = _JITTERS[0]) -> dict[str, Any]:
 
 
 def _equal(worker: int) -> float:
-  """Returns what batches of equal times are over the initial one."""
+  """Returns the batch of equal times over the initial one."""
   return 1 / _SLOWDOWN[worker]
 
 
@@ -61,11 +61,12 @@ def _of_table(name: str, prefix: str, source: str) -> tuple[Claim, ...]:
 ENTRY = Entry(
   family='R2SP',
   title='Table II: batches for unequal workers',
-  theirs='cluster B: 2 g2.2xlarge, 2 p2.xlarge, 4 g3.4xlarge, 2 servers; '
-  'ResNet32, batch 512',
-  ours='time alone, 8 workers of the same speeds (429, 628 and 917 examples/s) '
-  'with 2 % jitter, and 10 %, 1.9 MB, batches of 512 at first, R2SP',
-  differs='speeds are taken from table II: what its arithmetic gives is '
+  published_setup='cluster B: 2 g2.2xlarge, 2 p2.xlarge, 4 g3.4xlarge, 2 '
+  'servers; ResNet32, batch 512',
+  our_setup='timing-only, 8 workers of the same speeds (429, 628 and 917 '
+  'examples/s) with 2 % and with 10 % jitter, 1.9 MB, batches of 512 at '
+  'first, R2SP',
+  differences='speeds are those of table II, so only its arithmetic is '
   'compared',
   claims=(
     *_of_table('r2sp', '', 'R2SP, table II'),
@@ -112,10 +113,11 @@ ENTRY = Entry(
       for sigma in _JITTERS
     ),
   ),
-  seen='Batches are smaller than theirs by as much as iterations are shorter: '
-  '.62 and .82 s of blocking in table II say that theirs took 1.4 s, of '
-  'which computing is 1.19. As released, batches of the two slowest grow with '
-  '10 % jitter: only the one that is slowest at the moment is spared.',
+  observations='Batches are smaller than the published ones in proportion to '
+  'iterations: with .62 and .82 s of blocking in table II, published ones '
+  'took 1.4 s, of which 1.19 s is computing. As released, the batches of the '
+  'two slowest workers grow with 10 % jitter, because only that of the '
+  'momentarily slowest one stays.',
   grids={'quick': _GRID, 'full': _GRID},
   derived='batches',
 )

@@ -1,4 +1,4 @@
-"""R2SP's figure 10: what tuned batches gain until a model has converged."""
+"""R2SP's figure 10: the gain of tuned batches until convergence."""
 
 import ml_collections
 
@@ -6,7 +6,7 @@ from claims.entries import _shared
 from claims.published import LESS, Claim, Entry, Measure
 
 _SPEEDS = 429, 628, 917  # Examples per second: g2, p2, g3.
-_KINDS = 0, 0, 1, 1, 2, 2, 2, 2  # Of cluster B's workers.
+_KINDS = 0, 0, 1, 1, 2, 2, 2, 2  # Kinds of cluster B's workers.
 _RATES = 0.02, 0.005
 _GRID = """
   optimizer.learning_rate = 0.02, 0.005;
@@ -16,7 +16,7 @@ _TO = 'time_to.0.93'
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: cluster B, batches of 8, 12 epochs."""
+  """Returns the shared config: cluster B, batches of 8, 12 epochs."""
   config = _shared.digits(epochs=12.0)
   config.sync.name = 'r2sp'
   config.batching.worker_batch = 8
@@ -36,11 +36,11 @@ def _of(batching: str, rate: float) -> dict[str, object]:
 ENTRY = Entry(
   family='R2SP',
   title='Figure 10: tuned batches until convergence',
-  theirs='cluster B, ResNet32, batches of 512 at first, loss of .5',
-  ours='8 virtual workers of the same speeds, batches of 8 at first whose '
-  'examples take 64 times as long; a dense layer of 128 on digits, rate .02, '
-  '12 epochs, 93 % of test digits',
-  differs='model and data, so in shape at most',
+  published_setup='cluster B, ResNet32, batches of 512 at first, loss of .5',
+  our_setup='8 virtual workers of the same speeds, batches of 8 at first '
+  'whose examples take 64 times as long; a dense layer of 128 on digits, rate '
+  '.02, 12 epochs, 93 % of test digits',
+  differences='model and data, so in shape at most',
   claims=(
     *(
       Claim(
@@ -78,8 +78,9 @@ ENTRY = Entry(
       for rate in _RATES
     ),
   ),
-  seen='At rate .02, tried first, tuned batches took 2.5 times as long: steps '
-  'grow with batches, and were too long then. Rate .005 was added after that. '
-  'Jitter is 2 %, with which the tuning as released does not diverge.',
+  observations='At rate .02, which was tried first, tuned batches took 2.5 '
+  'times as long, because steps grow with batches and were too long. Rate '
+  '.005 was added afterwards. With the jitter of 2 % the tuning as released '
+  'does not diverge.',
   grids={'quick': _GRID, 'full': _GRID},
 )

@@ -13,7 +13,7 @@ _GRID = f"""
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share: VGG16, 16 workers, 4 servers."""
+  """Returns the shared config: VGG16, 16 workers, 4 servers."""
   config = _r2sp.base(workers=16, servers=4, iterations=60)
   config.sync.name = 'r2sp'
   return config
@@ -26,9 +26,9 @@ def _of(relaxation: float) -> dict[str, object]:
 ENTRY = Entry(
   family='R2SP',
   title='Figure 12: the relaxation',
-  theirs=_r2sp.THEIRS + '; VGG16',
-  ours='as figure 7, VGG16 with 10 % jitter, r = 0 to 1',
-  differs=_r2sp.DIFFERS,
+  published_setup=_r2sp.PUBLISHED_SETUP + '; VGG16',
+  our_setup='as figure 7, VGG16 with 10 % jitter, r = 0 to 1',
+  differences=_r2sp.DIFFERENCES,
   claims=(
     *(
       Claim(
@@ -53,8 +53,8 @@ ENTRY = Entry(
       shape=LESS,
     ),
   ),
-  seen='Without jitter of links there is no cost of small gaps until r = 0, '
-  'where nobody waits and all transfers meet; r = .8 is best within '
+  observations='Without jitter of links, small gaps have no cost until r = 0, '
+  'where no worker waits and all transfers coincide; r = .8 is best within '
   'noise, as are .4 and .6.',
   grids={'quick': _GRID, 'full': _GRID},
 )

@@ -1,4 +1,4 @@
-"""Command line of measurements: flags of their process, records as JSON."""
+"""Command line of measurements, which print their records as JSON."""
 
 import argparse
 import json
@@ -23,6 +23,6 @@ def print_records(
   parser.add_argument('--scale', required=True)
   parser.add_argument('--folder', type=pathlib.Path, required=uses_folder)
   args = parser.parse_args()
-  more = {'folder': args.folder} if uses_folder else {}
-  records = measure(seed=args.seed, scale=args.scale, **more)
+  options = {'folder': args.folder} if uses_folder else {}
+  records = measure(seed=args.seed, scale=args.scale, **options)
   print(json.dumps([*records]))

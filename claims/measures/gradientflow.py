@@ -37,12 +37,12 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, Any]]:
 
 
 def _rungs(
-  assumed: Assumed, route: str, gpus: int, **more: float
+  assumed: Assumed, route: str, gpus: int, **fields: float
 ) -> Iterator[Mapping[str, Any]]:
   """Yields a record per model and technique, with its gain."""
-  for model, own in gradientflow.ladder(assumed, gpus, route).items():
+  for model, speedups in gradientflow.ladder(assumed, gpus, route).items():
     before = None
-    for technique, speedup in own.items():
+    for technique, speedup in speedups.items():
       yield {
         'model': model,
         'route': route,
@@ -50,7 +50,7 @@ def _rungs(
         'technique': technique,
         'speedup': speedup,
         'over_before': before and speedup / before,
-        **more,
+        **fields,
       }
       before = speedup
 
@@ -59,23 +59,23 @@ def _by_theta(route: str, gpus: int) -> Iterator[Mapping[str, Any]]:
   """Yields a record per model with the best bucket size and its gain."""
   curves = {
     model: {
-      str(theta): gradientflow.overlapped(Assumed(bucket_bytes=theta), model)
+      str(theta): gradientflow.overlap_rung(Assumed(bucket_bytes=theta), model)
       for theta in gradientflow.THETAS
     }
     for model in gradientflow.MODELS
   }
-  found = gradientflow.speedups(Assumed(), gpus, route, curves)
-  for model, own in found.items():
-    best = max(own, key=own.__getitem__)
+  speedups = gradientflow.speedups(Assumed(), gpus, route, curves)
+  for model, by_theta in speedups.items():
+    best = max(by_theta, key=by_theta.__getitem__)
     yield {
       'model': model,
       'route': route,
       'gpus': gpus,
       'technique': 'theta',
       'best_MB': float(best) / 1e6,
-      'over_tensors': own[best] / own[str(0.0)],
-      'over_one': own[best] / own[str(math.inf)],
-      **{f'speedup at {theta}': x for theta, x in own.items()},
+      'over_tensors': by_theta[best] / by_theta[str(0.0)],
+      'over_one': by_theta[best] / by_theta[str(math.inf)],
+      **{f'speedup at {theta}': x for theta, x in by_theta.items()},
     }
 
 

@@ -1,8 +1,8 @@
-"""Seconds of an iteration in a lab and under the virtual clock.  Needs root.
+"""Measures iterations in a lab and predicts them by the virtual clock.
 
-Conditions are drawn with a fixed seed from the valid ones; workers sleep for
-their compute times.  No parameter is fitted: virtual links have the nominal
-rates without the share of frame headers, and no latency.
+Labs need root.  Conditions are drawn with a fixed seed from the valid ones;
+workers sleep for their compute times.  No parameter is fitted: virtual links
+have the nominal rates without the share of frame headers, and no latency.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import numpy as np
 
 from bench import conditions
 from bench.conditions import Condition, Lab
-from bench.shaped import Case
+from bench.hosts import Case
 from claims.measures import answering
 from outputs import atomic
 
@@ -66,8 +66,8 @@ def measure(
   with contextlib.redirect_stdout(sys.stderr):  # Progress of the runs.
     records = [
       record
-      for lab, own in draw_conditions(scale)
-      for record in _compare(lab, own, folder, _RUN_S[scale])
+      for lab, of_lab in draw_conditions(scale)
+      for record in _compare(lab, of_lab, folder, _RUN_S[scale])
     ]
   misses = [each['miss'] for each in records if each['status'] == 'finished']
   return [
@@ -88,15 +88,15 @@ def draw_conditions(scale: str) -> list[tuple[Lab, list[Condition]]]:
   pairs: list[tuple[Lab, Condition]] = []
   for lab in LABS:
     count = _WITH_SERVERS if lab.servers else 0
-    own = [_draw_parameter_server(rng) for _ in range(count)]
+    of_lab = [_draw_parameter_server(rng) for _ in range(count)]
     routes = _ROUTES if lab.servers else _GROUPED
     count = _WITHOUT_SERVERS if lab.servers else _IN_GROUPS
-    own += [
+    of_lab += [
       _draw_allreduce(rng, routes[n % len(routes)], len(lab.workers.up))
       for n in range(count)
     ]
     pairs += [
-      (lab, each) for each in {each.name: each for each in own}.values()
+      (lab, each) for each in {each.name: each for each in of_lab}.values()
     ]
   if scale == 'quick':
     pairs = rng.sample(pairs, _QUICK)
@@ -148,8 +148,8 @@ def _condition(
     words.append('bfloat16')
   if is_unequal:
     words.append('unequal')
-    own = [_UNEQUAL[n % len(_UNEQUAL)] for n in range(placement[0])]
-    fields['cluster.speed.slowdown'] = tuple(own)
+    slowdown = [_UNEQUAL[n % len(_UNEQUAL)] for n in range(placement[0])]
+    fields['cluster.speed.slowdown'] = tuple(slowdown)
     if has_barriers and rng.random() < 0.6:
       words.append('lb_bsp')
       fields['batching.name'] = 'lb_bsp'
@@ -158,10 +158,10 @@ def _condition(
 
 
 def _compare(
-  lab: Lab, own: Sequence[Condition], folder: pathlib.Path, seconds: float
+  lab: Lab, of_lab: Sequence[Condition], folder: pathlib.Path, seconds: float
 ) -> Iterator[Mapping[str, Any]]:
   """Yields a record for each condition of a lab."""
-  for condition, count, real_s in _measure(lab, own, folder, seconds):
+  for condition, count, real_s in _measure(lab, of_lab, folder, seconds):
     record = {
       'lab': lab.name,
       'condition': condition.name,
@@ -178,23 +178,24 @@ def _compare(
 
 
 def _measure(
-  lab: Lab, own: Sequence[Condition], folder: pathlib.Path, seconds: float
+  lab: Lab, of_lab: Sequence[Condition], folder: pathlib.Path, seconds: float
 ) -> list[tuple[Condition, int, float | str]]:
   """Returns conditions, iterations, and measured seconds or an error.
 
-  They are measured once, and then read from a file of the folder.
+  Conditions are measured once, and then read from a file of the folder.
   """
   path = folder / f'{lab.name}.json'
   if not path.exists():
     runs = [
-      (each, conditions.choose_iterations(lab, each, seconds)) for each in own
+      (each, conditions.choose_iterations(lab, each, seconds))
+      for each in of_lab
     ]
     out = pathlib.Path(tempfile.mkdtemp(dir=folder))
-    measured = conditions.measure(out, lab, runs)
-    rows = {each.name: (count, measured[each.name]) for each, count in runs}
+    results = conditions.measure(out, lab, runs)
+    rows = {each.name: (count, results[each.name]) for each, count in runs}
     atomic.write(path, json.dumps(rows))
   rows = json.loads(path.read_text())
-  return [(each, *rows[each.name]) for each in own]
+  return [(each, *rows[each.name]) for each in of_lab]
 
 
 if __name__ == '__main__':

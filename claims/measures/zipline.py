@@ -1,7 +1,7 @@
-"""What the search for a barrier costs, and how good what it finds is.
+"""Measures cost and exactness of the search for a barrier, by method.
 
-Times are the fastest of several, with a stable sort of the same points beside
-them in the same window as a control.
+Times are the fastest of several calls.  A stable sort of the same points, timed
+alongside, is a control.
 """
 
 import functools
@@ -16,16 +16,16 @@ from sync import zipline
 _METHODS = ('sort', 'zipline', 'opt', 'opt_bs', 'grid_scan', 'full_grid_scan')
 _WORKERS = {'quick': (10, 100, 400), 'full': (10, 100, 1000)}
 _POINTS = (15, 150)
-_SMALL = 40  # Searches beside brute force.
+_SMALL = 40  # Searches to compare with brute force.
 
 
 def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
-  """Returns a record per method, workers and points, and those of slopes."""
-  found: list[Mapping[str, object]] = [_found(seed)]
+  """Returns the records of costs, of their slopes and of exactness."""
+  records: list[Mapping[str, object]] = [_exactness(seed)]
   for points in _POINTS:
     costs = {n: _costs(seed, n, points, scale) for n in _WORKERS[scale]}
     for n, each in costs.items():
-      found += [
+      records += [
         {
           'method': method,
           'n': n,
@@ -36,7 +36,7 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
         for method, us in each.items()
       ]
     large = max(_WORKERS[scale])
-    found += [
+    records += [
       {
         'method': method,
         'slope_of': points,
@@ -48,7 +48,7 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
       for method in _METHODS
       if method in costs[large]
     ]
-  return found
+  return records
 
 
 def _costs(seed: int, n: int, points: int, scale: str) -> dict[str, float]:
@@ -56,17 +56,17 @@ def _costs(seed: int, n: int, points: int, scale: str) -> dict[str, float]:
   sort = functools.partial(np.sort, times.ravel(), kind='stable')
   costs = {'control': 1e6 * bench.least_seconds(sort)}
   for method in _METHODS:
-    # Grows as n^2 R^2: 4 s of NumPy at n = 400, R = 150.
-    long = method == 'full_grid_scan' and n * points > 100 * 150
-    if long and scale == 'quick':
+    # Cost grows as n^2 R^2: 4 s of NumPy at n = 400, R = 150.
+    is_long = method == 'full_grid_scan' and n * points > 100 * 150
+    if is_long and scale == 'quick':
       continue
     search = functools.partial(zipline.search, times, method=method)
     costs[method] = 1e6 * bench.least_seconds(search)
   return costs
 
 
-def _found(seed: int) -> Mapping[str, object]:
-  """Returns shares of small searches that find the smallest wait there is."""
+def _exactness(seed: int) -> Mapping[str, object]:
+  """Returns the share of small searches that find the least wait, by method."""
   rng = np.random.default_rng(seed)
   hits = dict.fromkeys(_METHODS, 0)
   for _ in range(_SMALL):

@@ -160,7 +160,7 @@ def draw_where(runs: pathlib.Path) -> Figure:
     '--config.cluster.links=random_mesh(6, 1, symmetric=True)',
     '--config.route.name=forest',
   )
-  return show_forest.drawn(folder, trees=3)
+  return show_forest.draw_path(folder, trees=3)
 
 
 def main() -> None:

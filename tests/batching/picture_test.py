@@ -19,7 +19,7 @@ _CHANGING = {
 
 class PictureTest(absltest.TestCase):
   def test_a_run_with_changing_batches_has_a_picture(self):
-    run, _ = small.trained(**_CHANGING)
+    run, _ = small.execute(**_CHANGING)
     figure = batches.draw('a run', records.load(run.files.workdir))
 
     (axes,) = figure.axes
@@ -33,7 +33,7 @@ class PictureTest(absltest.TestCase):
     np.testing.assert_array_equal(axes.lines[1].get_ydata(), mine)
 
   def test_a_run_with_fixed_batches_has_no_picture(self):
-    run, _ = small.trained(sync__name='bsp')
+    run, _ = small.execute(sync__name='bsp')
     self.assertIsNone(batches.draw('a run', records.load(run.files.workdir)))
 
 

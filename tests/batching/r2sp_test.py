@@ -135,7 +135,7 @@ class NoiseTest(parameterized.TestCase):
     sizes = turns.simulate(
       policy, times, sigma=sigma, iterations=500, seed=seed
     )
-    expected = times.equal(_BATCH)
+    expected = times.equalizing_batches(_BATCH)
     self._check_within(sizes[_SETTLED:], expected, 0.15)
     np.testing.assert_allclose(sizes[-1], expected, rtol=0.08)
 
@@ -145,7 +145,7 @@ class NoiseTest(parameterized.TestCase):
     sizes = turns.simulate(
       _tuning(4), times, sigma=sigma, iterations=600, seed=0
     )
-    self._check_within(sizes[300:], times.equal(_BATCH), 0.15)
+    self._check_within(sizes[300:], times.equalizing_batches(_BATCH), 0.15)
 
   def test_one_pause_of_a_worker_changes_nothing(self):
     times, rng = _times([1.0] * 4, [0.01] * 4), np.random.default_rng(0)
@@ -179,17 +179,25 @@ class ChangeTest(parameterized.TestCase):
     before = _times([1.0, 1.0, 2.0, 3.0], [0.01] * 4)
     after = _times([2.0, 1.0, 2.0, 3.0], [0.01] * 4)
     sizes = self._changed(before, after, seed=0)
-    np.testing.assert_allclose(sizes[299], before.equal(_BATCH), rtol=0.15)
+    np.testing.assert_allclose(
+      sizes[299], before.equalizing_batches(_BATCH), rtol=0.15
+    )
     self.assertLess(sizes[325, 0], 0.8 * sizes[299, 0])
-    np.testing.assert_allclose(sizes[420], after.equal(_BATCH), rtol=0.15)
-    np.testing.assert_allclose(sizes[-1], after.equal(_BATCH), rtol=0.1)
+    np.testing.assert_allclose(
+      sizes[420], after.equalizing_batches(_BATCH), rtol=0.15
+    )
+    np.testing.assert_allclose(
+      sizes[-1], after.equalizing_batches(_BATCH), rtol=0.1
+    )
 
   def test_a_worker_that_becomes_the_slowest_returns_to_its_initial_batch(self):
     before = _times([1.0, 1.0, 2.0, 3.0], [0.01] * 4)
     after = _times([6.0, 1.0, 2.0, 3.0], [0.01] * 4)
     sizes = self._changed(before, after, seed=1)
     self.assertEqual(sizes[400, 0], _BATCH)
-    np.testing.assert_allclose(sizes[420], after.equal(_BATCH), rtol=0.15)
+    np.testing.assert_allclose(
+      sizes[420], after.equalizing_batches(_BATCH), rtol=0.15
+    )
 
   def test_all_shrink_when_the_slowest_is_as_fast_as_they_are(self):
     before = _times([1.0, 1.0, 1.0, 4.0], [0.01] * 4)
@@ -217,7 +225,9 @@ class ChangeTest(parameterized.TestCase):
       changes={200: after},
     )
     self.assertLess(sizes[230, 1], 0.8 * sizes[199, 1])
-    np.testing.assert_allclose(sizes[-1], after.equal(_BATCH), rtol=0.1)
+    np.testing.assert_allclose(
+      sizes[-1], after.equalizing_batches(_BATCH), rtol=0.1
+    )
 
 
 class MembersTest(parameterized.TestCase):
@@ -270,7 +280,7 @@ class MembersTest(parameterized.TestCase):
     policy.join(0)
     sizes = _rounds(policy, times, 100, rng=rng)
     np.testing.assert_allclose(
-      list(sizes.values()), times.equal(_BATCH), rtol=0.1
+      list(sizes.values()), times.equalizing_batches(_BATCH), rtol=0.1
     )
 
   def test_batches_shrink_when_the_slowest_worker_joins(self):
@@ -281,7 +291,7 @@ class MembersTest(parameterized.TestCase):
     policy.join(2)
     sizes = _rounds(policy, self._TIMES, 60, rng=rng)
     np.testing.assert_allclose(
-      list(sizes.values()), self._TIMES.equal(_BATCH), rtol=0.15
+      list(sizes.values()), self._TIMES.equalizing_batches(_BATCH), rtol=0.15
     )
 
   def test_one_worker_alone_keeps_its_batch(self):

@@ -152,8 +152,8 @@ class PooledTest(parameterized.TestCase):
 class VirtualTest(parameterized.TestCase):
   def test_equal_speeds_give_the_parameters_of_bsp(self):
     equal = {'cluster__speed__slowdown': (1.0,), 'sync__name': 'bsp'}
-    fixed, _ = small.trained(**equal)
-    balanced, _ = small.trained(**equal, batching__name='lb_bsp')
+    fixed, _ = small.execute(**equal)
+    balanced, _ = small.execute(**equal, batching__name='lb_bsp')
 
     for one, other in zip(
       jax.tree.leaves(fixed.runtime.coordinator.store.learner.params),
@@ -163,7 +163,7 @@ class VirtualTest(parameterized.TestCase):
       np.testing.assert_array_equal(one, other)
 
   def test_batches_are_proportional_to_speeds(self):
-    run, _ = small.trained(
+    run, _ = small.execute(
       **_CHANGING
       | {
         'cluster__speed__name': 'constant',
@@ -182,14 +182,14 @@ class VirtualTest(parameterized.TestCase):
   def test_the_global_batch_stays_while_workers_leave_and_rejoin(self, scheme):
     script = ((0.2, 'leave', 1), (2.0, 'join', 1), (4.0, 'leave', 3))
     fields = {'sync__name': scheme, 'cluster__script': script, 'epochs': 50.0}
-    run, _ = small.trained(**_CHANGING | fields)
+    run, _ = small.execute(**_CHANGING | fields)
 
     rounds = _rounds(run.files.workdir, _WORKERS * _BATCH)
     members = {tuple(sorted(batch)) for batch in rounds}
     self.assertContainsSubset({(0, 1, 2, 3), (0, 2, 3), (0, 1, 2)}, members)
 
   def test_rows_report_batches_and_predictions_without_history(self):
-    run, _ = small.trained(
+    run, _ = small.execute(
       **_CHANGING | {'batching__lb_bsp__predictor__name': 'narx'}
     )
     rows = small.rows(run, 'metrics.jsonl')
@@ -274,7 +274,7 @@ class VirtualTest(parameterized.TestCase):
       content = {'version': 1, 'curve': curve | {'most': None}}
       path.write_text(json.dumps(content))
       fields = {'batching__lb_bsp_gpu__curves': str(path), 'epochs': 5.0}
-    run, _ = small.trained(
+    run, _ = small.execute(
       sync__name='bsp',
       batching__name='lb_bsp_gpu',
       batching__worker_batch=20,
@@ -300,7 +300,7 @@ class VirtualTest(parameterized.TestCase):
       for worker in range(2):
         for k in range(40):
           writer.writerow([worker, k, 1.0 + worker + k % 2, worker + k / 64])
-    run, _ = small.trained(
+    run, _ = small.execute(
       **_CHANGING
       | {
         'cluster__workers': 2,
@@ -332,7 +332,7 @@ class BenchTest(absltest.TestCase):
     self.assertGreaterEqual(float(reached), 0.95)
 
   def test_rounds_of_the_benchmark_are_those_of_the_runtime(self):
-    run, summary = small.trained(**_CHANGING)
+    run, summary = small.execute(**_CHANGING)
     speed = run.runtime._speed
     batching = lb_bsp.make(
       num_workers=_WORKERS,
@@ -348,7 +348,7 @@ class BenchTest(absltest.TestCase):
       threshold=0.0,
     )
     rounds = summary['iterations'] // _WORKERS
-    pace = bench_batching.pace(batching, speed, rounds)
+    pace = bench_batching.simulate(batching, speed, rounds)
     expected = summary['examples'] / summary['time_s']
     self.assertAlmostEqual(pace / expected, 1.0, places=9)
 
@@ -377,7 +377,7 @@ class RealTest(processes.TestCase):
       'data__ahead': 1,
       'epochs': 100.0,
     }
-    with processes.launched(workers=2, **fields) as launch:
+    with processes.launch(workers=2, **fields) as launch:
       launch.until('Worker 1 has rejoined')
       launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 5 * 28)
       launch.process.send_signal(signal.SIGTERM)
@@ -393,9 +393,7 @@ class RealTest(processes.TestCase):
       return
 
     before = launch.summary['examples']
-    with processes.launched(
-      workers=2, folder=launch.folder, **fields
-    ) as launch:
+    with processes.launch(workers=2, folder=launch.folder, **fields) as launch:
       launch.reach(before + 5 * 28)
       launch.process.send_signal(signal.SIGTERM)
       launch.wait()
@@ -424,7 +422,7 @@ class RealTest(processes.TestCase):
       'data__ahead': 1,
       'epochs': 1200 / 192,
     }
-    with processes.launched(workers=2, **fields) as launch:
+    with processes.launch(workers=2, **fields) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     last = {p['worker']: p['examples'] for p in _pushes(launch.folder)}
     self.assertEqual(last[1], 10)
@@ -434,7 +432,7 @@ class RealTest(processes.TestCase):
   def test_real_workers_report_driving_factors(self):
     fields = {'sync__name': 'bsp', 'batching__name': 'lb_bsp', 'epochs': 2.5}
     fields['batching__lb_bsp__predictor__narx__needed'] = 60  # Averages alone.
-    with processes.launched(workers=1, model=False, **fields) as launch:
+    with processes.launch(workers=1, model=False, **fields) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     self.check(launch)
 

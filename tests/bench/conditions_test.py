@@ -9,11 +9,11 @@ from absl.testing import absltest, parameterized
 
 from bench import conditions
 from bench.conditions import Condition, Lab
-from bench.shaped import Case
+from bench.hosts import Case
 
 _LAB = Lab('lab', Case([100, 200, 100], [100] * 3, {}), 2, 100)
 _S, _B = 1_000_000, 100e6 / 8
-_ALIKE = {
+_EQUAL = {
   'cluster.speed.name': 'constant',
   'cluster.speed.fixed_s': 0.05,
   'model.none.size_bytes': _S,
@@ -22,31 +22,30 @@ _ALIKE = {
 
 class VirtualTest(parameterized.TestCase):
   @parameterized.parameters(
-    # All bytes pass one server's link both ways, or half of them each of two.
+    # All bytes cross the link of one server, or half of them those of two.
     ((3, 1, True), 'server', 2 * 3 * _S / _B),
     ((3, 2, True), 'server', 2 * 3 * _S / _B / 2),
-    # Two parts of each third come in and go out.
+    # Each host sends and receives two thirds of the bytes twice.
     ((3, 3, False), 'server', 2 * 2 / 3 * _S / _B),
     ((3, 0, False), 'ring', 2 * 2 / 3 * _S / _B),
   )
   def test_equal_workers_take_the_time_of_their_bytes(
     self, placed, route, took_s
   ):
-    own = {'route.name': route}
-    condition = Condition('c', *placed, _ALIKE | own)
-    found_s = conditions.predict(_LAB, condition, 8)
-    self.assertAlmostEqual(found_s, 0.05 + took_s / 0.957, delta=0.01)
+    condition = Condition('c', *placed, _EQUAL | {'route.name': route})
+    predicted_s = conditions.predict(_LAB, condition, 8)
+    self.assertAlmostEqual(predicted_s, 0.05 + took_s / 0.957, delta=0.01)
 
 
 class RealTest(absltest.TestCase):
   def test_new_processes_train_the_runs_after_a_failed_one(self):
-    runs = [(Condition(name, 3, 1, True, _ALIKE), 16) for name in 'abcd']
+    runs = [(Condition(name, 3, 1, True, _EQUAL), 16) for name in 'abcd']
     sessions = []
 
-    def session(folder, lab, left):
+    def session(folder, lab, remaining):
       self.assertIs(lab, _LAB)
-      sessions.append([condition.name for condition, _ in left])
-      for condition, _ in left:
+      sessions.append([condition.name for condition, _ in remaining])
+      for condition, _ in remaining:
         if condition.name == 'b':
           return 'b is broken'
         path = folder / condition.name
@@ -60,12 +59,12 @@ class RealTest(absltest.TestCase):
       mock.patch.object(conditions, '_train_on_lab', session),
       mock.patch.object(conditions, 'iteration_s', lambda *_: 0.3),
     ):
-      found = conditions.measure(out, _LAB, runs)
+      results = conditions.measure(out, _LAB, runs)
       again = conditions.measure(out, _LAB, runs[:1])
     self.assertEqual(again, {'a': 0.3})
     self.assertEqual(sessions, [['a', 'b', 'c', 'd'], ['c', 'd']])
     failed = {'b': 'b is broken', 'd': 'there is no summary'}
-    self.assertEqual(found, {'a': 0.3, 'c': 0.3} | failed)
+    self.assertEqual(results, {'a': 0.3, 'c': 0.3} | failed)
 
 
 if __name__ == '__main__':

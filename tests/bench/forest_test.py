@@ -1,4 +1,4 @@
-"""Tests for what bench.forest computes for its tables, and that it prints."""
+"""Tests for the tables of bench.forest."""
 
 import contextlib
 import io
@@ -16,23 +16,23 @@ from topology.clusters import cluster, shapes
 from topology.clusters.builders import build_cluster
 
 
-def _printed(*args):
+def _print(*args):
   with contextlib.redirect_stdout(io.StringIO()) as out:
     bench.main([*args])
   return out.getvalue()
 
 
 def _folder(**optima):
-  """A folder of full meshes of 3 with links of 2 GB/s, and what they reach."""
+  """Returns a folder of meshes of 3 with links of 2 GB/s, and given optima."""
   mesh = cluster.to_json(shapes.full_mesh(3, 2))
   rows = [
     mesh | {'name': name, 'feasible': True, 'allreduce': {'rate_GBps': rate}}
     for name, rate in optima.items()
   ]
   alone = {'name': 'alone', 'feasible': True, 'nodes': mesh['nodes'][:1]}
-  parted = {'name': 'parted', 'feasible': False, 'nodes': mesh['nodes']}
+  split = {'name': 'split', 'feasible': False, 'nodes': mesh['nodes']}
   folder = pathlib.Path(tempfile.mkdtemp())
-  text = json.dumps({'topologies': [*rows, alone, parted]})
+  text = json.dumps({'topologies': [*rows, alone, split]})
   (folder / 'known.json').write_text(text)
   return folder
 
@@ -49,13 +49,13 @@ class BenchForestTest(absltest.TestCase):
     self.assertEqual(ratio['equal_shards'], 1)
     self.assertIsNone(ratio['hierarchical'])
 
-  def test_rates_are_counted_beside_known_optima(self):
-    found = topologies.read(_folder(right='3', low='5/2', high='4'))
-    self.assertEqual([each.name for each in found], ['right', 'low', 'high'])
-    self.assertEqual(found[1].optimum_GBps, Fraction(5, 2))
+  def test_rates_are_compared_with_known_optima(self):
+    read = topologies.read(_folder(right='3', low='5/2', high='4'))
+    self.assertEqual([each.name for each in read], ['right', 'low', 'high'])
+    self.assertEqual(read[1].optimum_GBps, Fraction(5, 2))
 
     folder = _folder(right='3', low='5/2', high='4', higher='5')
-    text = _printed('--parts=speedups', f'--topologies={folder}')
+    text = _print('--parts=speedups', f'--topologies={folder}')
 
     self.assertIn('Of 4 known optima, rates equal 1, ', text)
     self.assertIn('are below 2 and above 1.', text)
@@ -67,7 +67,7 @@ class BenchForestTest(absltest.TestCase):
     with self.assertRaises(SystemExit), contextlib.redirect_stderr(None):
       bench.main(['--parts=none'])
 
-  def test_every_named_cluster_can_be_built(self):
+  def test_every_cluster_of_a_table_can_be_built(self):
     *groups, _ = topologies.TIMES  # The largest take seconds to build.
     specs = {*topologies.SPREAD.values(), *topologies.FEW_OF}
     specs |= {*topologies.PHASES_OF}
@@ -78,7 +78,7 @@ class BenchForestTest(absltest.TestCase):
     self.assertLen(topologies.built_in(), 19)
 
   def test_chunks_are_printed(self):
-    self.assertIn('| forest ', _printed('--parts=chunks'))
+    self.assertIn('| forest ', _print('--parts=chunks'))
 
 
 if __name__ == '__main__':

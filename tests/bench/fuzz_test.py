@@ -1,4 +1,4 @@
-"""Tests for bench.fuzz, and of a listener that it is let loose on."""
+"""Tests for bench.fuzz, and for a listener that it fuzzes."""
 
 import queue
 import threading
@@ -19,7 +19,7 @@ from tests.support.streams import (
 )
 
 _TOKEN = 'a secret that both ends know'
-_OURS = Security(token=_TOKEN)
+_SECURITY = Security(token=_TOKEN)
 
 
 class FuzzTest(TestCase):
@@ -32,35 +32,35 @@ class FuzzTest(TestCase):
         raise Refused('not ours')
       echo(stream, hello)
 
-    listener = self.listener(handle, _OURS)
+    listener = self.listener(handle, _SECURITY)
     port = int(listener.address.rpartition(':')[2])
-    stream = self.connect(listener, 'ours', _OURS)
-    over, wrong = threading.Event(), []
+    stream = self.connect(listener, 'ours', _SECURITY)
+    stop, wrong = threading.Event(), []
 
-    def talk():
-      while not over.is_set():
+    def exchange():
+      while not stop.is_set():
         body = random_bytes(10**5)
         stream.send('word', [body], body.size)
         if not np.array_equal(read(stream.receive(PLAIN)), body):
           wrong.append(body)
 
-    talker = threading.Thread(target=talk)
-    talker.start()
+    exchanges = threading.Thread(target=exchange)
+    exchanges.start()
     with self.assertLogs(level='WARNING') as logs:
-      nonsense = fuzz.Fuzz([port], _TOKEN, seed=1)
+      client = fuzz.Fuzz([port], _TOKEN, seed=1)
       for _ in range(200):
-        nonsense.send()
-      nonsense.close()
-    over.set()
-    talker.join()
+        client.send()
+      client.close()
+    stop.set()
+    exchanges.join()
     self.assertEmpty(wrong)
-    self.assertEqual(nonsense.sent.total(), 200)
-    self.assertGreater(hellos.qsize(), 10)  # With the token some come in.
+    self.assertEqual(client.sent.total(), 200)
+    self.assertGreater(hellos.qsize(), 10)  # Some hellos have the token.
     self.assertLess(len(logs.output), 50)
     self.assertNotIn(_TOKEN, '\n'.join(logs.output))
     with self.assertRaises(Closed):
-      transport.connect(f'{HOST}:1', None, _OURS, 0.1)
-    self.connect(listener, 'ours', _OURS)
+      transport.connect(f'{HOST}:1', None, _SECURITY, 0.1)
+    self.connect(listener, 'ours', _SECURITY)
 
   def test_parameters_are_compared_bit_for_bit(self):
     one = {'array0': np.zeros(3, np.float32)}

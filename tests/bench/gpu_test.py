@@ -24,9 +24,9 @@ from tools.reading.benchmarks import Aim
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FAKE = _ROOT / 'tests/support/fake_gpu'
-_FOUND = {'platform': 'gpu', 'driver': '', 'devices': ['H100']}
-# What is to be measured at least, by job and row.
-_ASKED = {
+_MACHINE = {'platform': 'gpu', 'driver': '', 'devices': ['H100']}
+# Rows that must be measured, with their aims, by job.
+_REQUIRED = {
   **{
     name: {'determinism': Aim(most=1.3), 'bare loop': Aim(least=0.98)}
     for name in (
@@ -64,8 +64,8 @@ def report(row, value):
   with open(path, 'a') as file:
     file.write(json.dumps({'row': row, 'value': value, 'detail': ''}) + '\\n')
 """
-# What processes of jobs do, by name.
-_DO = {
+# Programs of jobs, by name.
+_PROGRAMS = {
   'good': "report('one', 0.5); report('two', 2.0)",
   'failing': "report('two', 1.0); sys.exit('no such kernel')",
   'hanging': """
@@ -79,26 +79,26 @@ time.sleep(99)
 
 
 def _job(name, **fields):
-  some = (Row('one', '', Aim(0, 1)), Row('two', '', Aim(0, 1)))
-  return Job(name, **({'share_s': 60.0, 'rows': some} | fields))
+  default_rows = (Row('one', '', Aim(0, 1)), Row('two', '', Aim(0, 1)))
+  return Job(name, **({'share_s': 60.0, 'rows': default_rows} | fields))
 
 
-def _bench(jobs, found=_FOUND, *, is_dry=False, before=lambda _: None):
-  """Returns exit code, folder and output; processes do what `_DO` says."""
+def _bench(jobs, description=_MACHINE, *, is_dry=False, before=lambda _: None):
+  """Returns exit code, folder and output of jobs that run `_PROGRAMS`."""
   out = pathlib.Path(tempfile.mkdtemp())
 
   def command(module, *words):
     del module
     name = words[0].removeprefix('--job=')
     before(name)
-    return [sys.executable, '-c', _REPORT + _DO[name], *words]
+    return [sys.executable, '-c', _REPORT + _PROGRAMS[name], *words]
 
   printed = io.StringIO()
   with (
     mock.patch.object(running.child, 'bound_command', command),
     contextlib.redirect_stdout(printed),
   ):
-    code = gpu.bench(jobs, out, found, is_dry=is_dry)
+    code = gpu.bench(jobs, out, description, is_dry=is_dry)
   return code, out, printed.getvalue()
 
 
@@ -116,9 +116,9 @@ class RowsTest(parameterized.TestCase):
     aims = {
       job.name: {row.name: row.aim for row in job.rows} for job in rows.JOBS
     }
-    self.assertEqual(aims.keys(), _ASKED.keys())
-    for job, asked in _ASKED.items():
-      self.assertEqual(aims[job], aims[job] | asked, job)
+    self.assertEqual(aims.keys(), _REQUIRED.keys())
+    for job, required in _REQUIRED.items():
+      self.assertEqual(aims[job], aims[job] | required, job)
     for job in rows.JOBS:
       for row in job.rows:
         self.assertNotEqual(row.aim.ends, [None, None], f'{job.name} {row}')
@@ -128,13 +128,13 @@ class RowsTest(parameterized.TestCase):
     self.assertLessEqual(sum(job.share_s for job in rows.JOBS), 600.0)
 
   @parameterized.parameters(*measuring.MODELS)
-  def test_steps_are_of_configs_that_can_be_run(self, name):
+  def test_configs_of_steps_can_be_run(self, name):
     for is_dry in (False, True):
       config = default.get_config()
       fields = measuring.model(name, is_dry=is_dry)
       config.update_from_flattened_dict({'cluster.workers': 1, **fields})
       config.cluster.speed.slowdown = (1.0,)
-      train.check(config)  # Or it raises.
+      train.check(config)  # Raises for a config that cannot run.
 
   @parameterized.parameters(
     (0.98, Aim(least=0.98), 'held'),
@@ -172,24 +172,26 @@ class LimitsTest(parameterized.TestCase):
       summary['verdicts'], {'held': 2, 'missed': 2, 'not measured': 0}
     )
 
-  def test_a_slow_job_is_ended_with_its_descendants(self):
+  def test_a_slow_job_is_killed_with_its_descendants(self):
     start = time.monotonic()
-    # Long enough for what it reports before it hangs.
+    # Long enough for the report before the hang.
     _, out, _ = _bench([_job('hanging', share_s=4.0), _job('good')])
 
     self.assertLess(time.monotonic() - start, 60.0)
-    found = _rows(out)
-    self.assertEqual(found['hanging', 'one']['verdict'], 'held')
-    self.assertEqual(found['hanging', 'two']['verdict'], 'missed')
-    self.assertIn('not within its 4 s', found['hanging', 'two']['detail'])
-    self.assertEqual(found['good', 'one']['verdict'], 'held')
+    measured_rows = _rows(out)
+    self.assertEqual(measured_rows['hanging', 'one']['verdict'], 'held')
+    self.assertEqual(measured_rows['hanging', 'two']['verdict'], 'missed')
+    self.assertIn(
+      'not within its 4 s', measured_rows['hanging', 'two']['detail']
+    )
+    self.assertEqual(measured_rows['good', 'one']['verdict'], 'held')
     pid = int((out / 'logs/hanging.log').read_text())
     path = pathlib.Path(f'/proc/{pid}/cmdline')
     while path.exists() and path.read_bytes():
       self.assertLess(time.monotonic() - start, 60.0)
       time.sleep(0.05)
 
-  def test_after_ten_minutes_nothing_else_is_begun(self):
+  def test_after_ten_minutes_no_job_starts(self):
     with mock.patch.object(gpu, 'MINUTES', 0.0):
       code, out, _ = _bench([_job('good')])
 
@@ -198,24 +200,24 @@ class LimitsTest(parameterized.TestCase):
     self.assertEqual(row['verdict'], 'not measured')
     self.assertIn('minutes are over', row['detail'])
 
-  def test_a_benchmark_that_is_cut_keeps_its_rows(self):
+  def test_an_interrupted_benchmark_has_its_measured_rows(self):
     out = []
 
-    def cut(name):
+    def interrupt(name):
       if name == 'hanging':
         raise KeyboardInterrupt
 
     with (
-      mock.patch.object(tempfile, 'mkdtemp', _kept(out)),
+      mock.patch.object(tempfile, 'mkdtemp', _recording_mkdtemp(out)),
       self.assertRaises(KeyboardInterrupt),
     ):
-      _bench([_job('good'), _job('hanging')], before=cut)
+      _bench([_job('good'), _job('hanging')], before=interrupt)
 
     self.assertEqual(
       _verdicts(out[0]), {('good', 'one'): 'held', ('good', 'two'): 'missed'}
     )
     with self.assertRaisesRegex(ValueError, 'has finished'):
-      pack_result.packed(out[0])
+      pack_result.pack(out[0])
 
   @parameterized.parameters(
     ('gpu', {'', rows.ACCELERATOR, rows.GPU}),
@@ -227,15 +229,15 @@ class LimitsTest(parameterized.TestCase):
       _job('good', needs=needs) for needs in ('', rows.ACCELERATOR, rows.GPU)
     ]
     for job in jobs:
-      found = {**_FOUND, 'platform': platform}
-      _, out, printed = _bench([job], found)
+      description = {**_MACHINE, 'platform': platform}
+      _, out, printed = _bench([job], description)
       row = _rows(out)['good', 'one']
       self.assertEqual(row['verdict'] == 'held', job.needs in has)
       if job.needs not in has:
         self.assertEqual(row['detail'], 'needs a GPU')
       self.assertEqual('DRY RUN' in printed, platform != 'gpu')
 
-  def test_a_dry_run_judges_nothing_that_depends_on_sizes(self):
+  def test_a_dry_run_gives_no_verdict_on_rows_that_depend_on_sizes(self):
     timed = Row('one', '', Aim(0, 1), sized=True)
     job = _job('good', rows=(timed, Row('two', '', Aim(0, 1))))
     code, out, _ = _bench([job], is_dry=True)
@@ -247,11 +249,11 @@ class LimitsTest(parameterized.TestCase):
     )
     self.assertEqual(_rows(out)['good', 'one']['value'], 0.5)
     with self.assertRaisesRegex(ValueError, 'dry run measures nothing'):
-      pack_result.packed(out)
+      pack_result.pack(out)
 
   def test_results_of_a_gpu_are_packed(self):
     code = {'git_revision': '0123abc', 'git_changes': ''}
-    _, out, printed = _bench([_job('good')], {**_FOUND, **code})
+    _, out, printed = _bench([_job('good')], {**_MACHINE, **code})
 
     result = out.with_name(f'{out.name}.result.json')
     self.assertIn(f'Result: {result}', printed)
@@ -259,22 +261,22 @@ class LimitsTest(parameterized.TestCase):
     self.assertEqual(packed['rows'], [*_rows(out).values()])
     self.assertIn('logs/good.log', packed['files'])
 
-  def test_a_gpu_without_jax_support_is_named(self):
-    found = {'platform': 'cpu', 'driver': 'NVIDIA H100, 80 GB, 560.1'}
+  def test_the_reason_without_jax_support_names_the_gpu(self):
+    description = {'platform': 'cpu', 'driver': 'NVIDIA H100, 80 GB, 560.1'}
     self.assertRegex(
-      machine.without_gpu(found), "lists NVIDIA H100.*'cpu': install req"
+      machine.without_gpu(description), "lists NVIDIA H100.*'cpu': install req"
     )
 
 
-def _kept(folders):
-  """Returns mkdtemp, which also notes the folders that it makes."""
-  make = tempfile.mkdtemp
+def _recording_mkdtemp(folders):
+  """Returns mkdtemp that also appends new folders to a list."""
+  create = tempfile.mkdtemp
 
-  def made(*given, **named):
-    folders.append(pathlib.Path(make(*given, **named)))
+  def mkdtemp(*args, **kwargs):
+    folders.append(pathlib.Path(create(*args, **kwargs)))
     return str(folders[-1])
 
-  return made
+  return mkdtemp
 
 
 class DryRunTest(absltest.TestCase):
@@ -301,15 +303,15 @@ class DryRunTest(absltest.TestCase):
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     self.assertIn("No GPU: JAX runs on 'fake'", done.stdout)
     self.assertEqual(done.stdout.count('DRY RUN'), 2)
-    found = _rows(out)
+    measured_rows = _rows(out)
     expected = {
       (job.name, row.name)
       for job in rows.JOBS
       for row in job.rows
       if job.name in jobs
     }
-    self.assertEqual(found.keys(), expected)
-    for (job, _), row in found.items():
+    self.assertEqual(measured_rows.keys(), expected)
+    for (job, _), row in measured_rows.items():
       if job == 'topk':
         self.assertGreater(row['value'], 0.0)
         self.assertEqual(row['verdict'], 'not measured')
@@ -321,7 +323,7 @@ class DryRunTest(absltest.TestCase):
     manifest = json.loads((out / 'manifest.json').read_text())
     self.assertTrue(manifest['dry_run'])
     with self.assertRaisesRegex(ValueError, 'dry_run: expected false'):
-      pack_result.packed(out)
+      pack_result.pack(out)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
-"""Tests for what benchmarks have of torch, and of torch if there is one.
+"""Tests for bench.peers; some need an interpreter that has torch.
 
-SYNCOPATE_PEERS names an interpreter that has it, such as that of `make peers`.
+SYNCOPATE_PEERS is the path of one, such as that of `make peers`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import jax
 from absl.testing import absltest, parameterized
 from flax import nnx
 
-from bench import allreduce, ladder, routes, shaped, steps
+from bench import allreduce, hosts, ladder, routes, steps
 from bench.peers import running
 from cluster.speed.layers import Layer
 from models import mlp, vgg
@@ -35,8 +35,8 @@ def _parameters(net) -> int:
   return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
-def _of_torch(model) -> int:
-  """Returns how many parameters a model of torch has."""
+def _count_torch_parameters(model) -> int:
+  """Returns the number of parameters of a model of ddp.py."""
   count, features = 0, 3
   for block in model.get('blocks', ()):
     for out in block:
@@ -65,22 +65,27 @@ class RunningTest(parameterized.TestCase):
     python = pathlib.Path(folder, 'python')
     python.write_text('#!/bin/sh\necho No module named torch >&2; exit 1\n')
     python.chmod(stat.S_IRWXU)
-    for path, said in ((python, 'No module named torch'), ('/no/x', 'No such')):
+    for path, reason in (
+      (python, 'No module named torch'),
+      ('/no/x', 'No such'),
+    ):
       with (
         contextlib.redirect_stderr(io.StringIO()) as printed,
         self.assertRaises(SystemExit),
       ):
         bench.main([f'--peers={path}'])
-      expected = rf'(?s)--peers: expected an interpreter.*{path}.*{said}'
+      expected = rf'(?s)--peers: expected an interpreter.*{path}.*{reason}'
       self.assertRegex(printed.getvalue(), expected)
 
-  def test_without_one_a_line_says_how_to_get_it(self):
+  def test_without_an_interpreter_a_line_explains_how_to_install_torch(self):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
       running.require_torch(mock.Mock(), None)
-    self.assertRegex(printed.getvalue(), 'DDP of torch is left out.*make peers')
+    self.assertRegex(
+      printed.getvalue(), 'DDP of torch is not measured.*make peers'
+    )
 
   @parameterized.parameters(*steps.MODELS)
-  def test_models_of_torch_have_as_many_parameters(self, name):
+  def test_models_of_torch_have_as_many_parameters_as_ours(self, name):
     fields = steps.MODELS[name]
     if name == 'mlp':
       hidden = fields['model.mlp.hidden']
@@ -89,9 +94,11 @@ class RunningTest(parameterized.TestCase):
       width = fields['model.vgg.width']
       sizes = {'depth': 16, 'width': width, 'dropout': 0.0}
       net = functools.partial(vgg.make, **sizes, **_IMAGE)
-    self.assertEqual(_of_torch(steps.torch_model(name)), _parameters(net))
+    self.assertEqual(
+      _count_torch_parameters(steps.torch_model(name)), _parameters(net)
+    )
 
-  def test_results_are_those_of_all_ranks(self):
+  def test_results_combine_the_times_of_all_ranks(self):
     costs = {'cpu_s': 0.5, 'sent_bytes': 1000.0}
     step = {'steps_s': [3.0, 1.0, 2.0], 'parameters': 7, **costs}
     ranks = [
@@ -110,14 +117,14 @@ class RunningTest(parameterized.TestCase):
       for rank, results in enumerate(ranks):
         (folder / f'{rank}.json').write_text(json.dumps(results))
 
-    hosts = shaped.Case([200, 200], [200, 200], {})
-    model = running.slept([Layer(8, 0.5), Layer(4, 1.0)], 0.1)
-    jobs = [running.sum_of(8, 2), running.step_of(model, steps=3)]
+    case = hosts.Case([200, 200], [200, 200], {})
+    model = running.sleeping_model([Layer(8, 0.5), Layer(4, 1.0)], 0.1)
+    jobs = [running.sum_job(8, 2), running.step_job(model, steps=3)]
     with (
       mock.patch.object(running.clusters, 'start', start),
       mock.patch.object(running.clusters, 'finish', autospec=True),
     ):
-      total, took = running.run('torch', hosts, jobs)
+      total, took = running.run('torch', case, jobs)
 
     self.assertEqual(total, running.Sum(4.0, 1.0, 2000.0))
     self.assertEqual(took, running.Step(2.0, 1.0, 1.0, 2000.0, 7))
@@ -135,8 +142,10 @@ class TorchTest(absltest.TestCase):
     except ValueError as error:
       self.skipTest(f'SYNCOPATE_PEERS: {error}')
 
-  def test_ranks_sum_and_step(self):
-    model = running.slept([Layer(40_000, 0.5), Layer(400_000, 1.0)], 0.05)
+  def test_ranks_measure_sums_and_steps(self):
+    model = running.sleeping_model(
+      [Layer(40_000, 0.5), Layer(400_000, 1.0)], 0.05
+    )
     net = {'name': 'mlp', 'hidden': [8]}
     small = {'name': 'vgg', 'blocks': [[2], [2]], 'hidden': 4}
     task = {
@@ -148,11 +157,13 @@ class TorchTest(absltest.TestCase):
         'GLOO_SOCKET_IFNAME': 'lo',
       },
       'jobs': [
-        running.sum_of(4000, 3),
-        running.step_of(model, steps=3, bucket_bytes=0.0),
-        running.step_of(model, steps=3, bucket_bytes=math.inf, hook='bfloat16'),
-        running.step_of(small, steps=3, hook='float16', batch=4),
-        running.step_of(
+        running.sum_job(4000, 3),
+        running.step_job(model, steps=3, bucket_bytes=0.0),
+        running.step_job(
+          model, steps=3, bucket_bytes=math.inf, hook='bfloat16'
+        ),
+        running.step_job(small, steps=3, hook='float16', batch=4),
+        running.step_job(
           net, steps=3, hook='powersgd', batch=4, bucket_bytes=math.inf
         ),
       ],
@@ -177,8 +188,10 @@ class TorchTest(absltest.TestCase):
       self.assertEqual(each['parameters'], 110_000)
       self.assertBetween(each['compute_s'], 0.05, 0.2)
       self.assertGreaterEqual(min(each['steps_s']), 0.05)
-    self.assertEqual(convs['parameters'], _of_torch(small | {'pixels': 8}))
-    self.assertEqual(factors['parameters'], _of_torch(net))
+    self.assertEqual(
+      convs['parameters'], _count_torch_parameters(small | {'pixels': 8})
+    )
+    self.assertEqual(factors['parameters'], _count_torch_parameters(net))
 
 
 if __name__ == '__main__':

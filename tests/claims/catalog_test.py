@@ -1,4 +1,4 @@
-"""Tests for claims.catalog, and of what claims/entries/ says."""
+"""Tests for claims.catalog and the entries of claims/entries/."""
 
 from absl.testing import absltest, parameterized
 
@@ -10,8 +10,11 @@ _RULE = {'measure': Measure('x', {}), 'confirmed': (0.0, 1.0)}
 
 
 def _entry(*claims, **fields):
-  own = {'family': 'R2SP', 'title': '', 'theirs': '', 'ours': '', 'differs': ''}
-  return Entry(**{**own, 'measured': 'zipline', **fields}, claims=claims)
+  texts = dict.fromkeys(
+    ('title', 'published_setup', 'our_setup', 'differences'), ''
+  )
+  defaults = {'family': 'R2SP', **texts, 'measurement': 'zipline'}
+  return Entry(**{**defaults, **fields}, claims=claims)
 
 
 def _claim(**fields):
@@ -20,10 +23,10 @@ def _claim(**fields):
 
 class TablesTest(absltest.TestCase):
   def test_every_paper_has_entries_with_claims_that_are_judged(self):
-    found = catalog.find_all()
+    all_entries = catalog.find_all().values()
     for paper in _PAPERS:
-      own = [entry for entry in found.values() if entry.family == paper]
-      self.assertTrue(any(c.measure for e in own for c in e.claims), paper)
+      entries = [entry for entry in all_entries if entry.family == paper]
+      self.assertTrue(any(c.measure for e in entries for c in e.claims), paper)
 
   def test_claims_measure_fields_in_which_runs_differ(self):
     for name, entry in catalog.find_all().items():
@@ -31,17 +34,17 @@ class TablesTest(absltest.TestCase):
         fields = running.varied_fields(running.entry_points(entry, scale, [0]))
         for claim in entry.claims:
           parts = (claim.measure or Measure('', {}))[1:4]
-          asked = {key for part in parts for key in part or ()}
-          self.assertContainsSubset(asked, fields, f'{name}: {claim.text}')
+          selected = {key for part in parts for key in part or ()}
+          self.assertContainsSubset(selected, fields, f'{name}: {claim.text}')
 
   def test_every_entry_describes_both_experiments(self):
     for name, entry in catalog.find_all().items():
-      self.assertTrue(entry.theirs and entry.ours, name)
+      self.assertTrue(entry.published_setup and entry.our_setup, name)
       self.assertTrue(all(c.source for c in entry.claims), name)
 
 
 class RefusalTest(parameterized.TestCase):
-  def test_an_unknown_name_is_refused_with_those_that_there_are(self):
+  def test_an_unknown_name_is_rejected_with_all_names(self):
     with self.assertRaisesRegex(ValueError, "elastic_cost.*got 'elastic'"):
       catalog.find('elastic')
 
@@ -49,8 +52,12 @@ class RefusalTest(parameterized.TestCase):
     ('family', _entry(family='x'), "one of .* got 'x'"),
     ('mark', _entry(_claim(mark='sure', **_RULE)), "got 'sure'"),
     ('twice', _entry(_claim(**_RULE), _claim(**_RULE)), 'claims that differ'),
-    ('nothing', _entry(_claim()), 'a measure, or why there is none'),
-    ('both', _entry(_claim(**_RULE, unavailable='x')), 'or why there is none'),
+    ('nothing', _entry(_claim()), 'a measure, or a reason'),
+    (
+      'both',
+      _entry(_claim(**_RULE, unavailable='x')),
+      'or a reason why there is none',
+    ),
     ('no_rule', _entry(_claim(measure=Measure('x', {}))), 'a range at least'),
     (
       'reversed',
@@ -60,18 +67,20 @@ class RefusalTest(parameterized.TestCase):
     (
       'outside',
       _entry(_claim(**_RULE, shape=(0.5, 2.0))),
-      'confirms within that of the shape',
+      'confirming range within',
     ),
-    ('no_runs', _entry(_claim(**_RULE), measured=''), 'runs for its claims'),
+    ('no_runs', _entry(_claim(**_RULE), measurement=''), 'runs for its claims'),
   )
-  def test_nonsense_is_refused(self, entry, message):
+  def test_invalid_entries_are_rejected(self, entry, message):
     with self.assertRaisesRegex(ValueError, message):
       catalog.check('name', entry)
 
   def test_claims_without_data_have_a_reason(self):
-    entry = _entry(_claim(**_RULE), measured='')._replace(absent='Needs data.')
+    entry = _entry(_claim(**_RULE), measurement='')._replace(
+      missing_reason='Needs data.'
+    )
     catalog.check('name', entry)
-    rows = page.judge_claims(entry, None, entry.absent)
+    rows = page.judge_claims(entry, None, entry.missing_reason)
     found = [(each.verdict, each.reason) for each in rows.values()]
     self.assertEqual(found, [(judging.UNAVAILABLE, 'Needs data.')])
 

@@ -25,22 +25,22 @@ def _claim(measure, **rule):
 
 
 def _brute_force(ours, others):
-  """The share of signs with which ranks sum to as much, by counting."""
-  apart = [abs(math.log(a / b)) for a, b in zip(ours, others, strict=True)]
+  """Returns the share of signs whose rank sum is as large, by enumeration."""
+  distances = [abs(math.log(a / b)) for a, b in zip(ours, others, strict=True)]
   signs = [(a > b) - (a < b) for a, b in zip(ours, others, strict=True)]
-  kept = [(d, s) for d, s in zip(apart, signs, strict=True) if s]
-  ranks = stats.rankdata([d for d, _ in kept])
-  found = abs(sum(r * s for r, (_, s) in zip(ranks, kept, strict=True)))
+  unequal = [(d, s) for d, s in zip(distances, signs, strict=True) if s]
+  ranks = stats.rankdata([d for d, _ in unequal])
+  observed = abs(sum(r * s for r, (_, s) in zip(ranks, unequal, strict=True)))
   sums = [
     abs(sum(r * s for r, s in zip(ranks, each, strict=True)))
-    for each in itertools.product((-1, 1), repeat=len(kept))
+    for each in itertools.product((-1, 1), repeat=len(unequal))
   ]
-  return sum(each >= found - 1e-9 for each in sums) / len(sums)
+  return sum(each >= observed - 1e-9 for each in sums) / len(sums)
 
 
 class PValueTest(parameterized.TestCase):
   @parameterized.product(n=[1, 2, 5, 6, 9, 13], seed=[0, 1, 2])
-  def test_is_that_of_scipy_without_ties(self, n, seed):
+  def test_p_value_equals_scipy_without_ties(self, n, seed):
     ours, others = np.random.default_rng(seed).uniform(1, 2, (2, n))
 
     test = stats.wilcoxon(np.log(ours), np.log(others), method='exact')
@@ -48,7 +48,7 @@ class PValueTest(parameterized.TestCase):
     self.assertAlmostEqual(judging.p_value(ours, others), test.pvalue)
 
   @parameterized.parameters(*range(5))
-  def test_is_that_of_all_signs_with_ties(self, seed):
+  def test_p_value_equals_brute_force_with_ties(self, seed):
     rng = np.random.default_rng(seed)
     others = np.full(8, 4.0)
     ours = others * rng.choice([0.5, 1.0, 2.0, 4.0], 8)
@@ -58,16 +58,16 @@ class PValueTest(parameterized.TestCase):
 
     self.assertAlmostEqual(p, _brute_force(ours, others))
 
-  def test_six_seeds_that_agree_are_the_fewest_that_are_sure(self):
+  def test_six_agreeing_seeds_are_the_fewest_that_are_significant(self):
     self.assertEqual(judging.p_value([1] * 5, [2, 3, 4, 5, 6]), 2 / 2**5)
     self.assertEqual(judging.p_value([1] * 6, [2, 3, 4, 5, 6, 7]), 2 / 2**6)
 
   def test_equal_values_do_not_differ(self):
     self.assertEqual(judging.p_value([1.0, _INF], [1.0, _INF]), 1.0)
 
-  def test_never_is_the_furthest_apart(self):
+  def test_an_infinite_time_is_the_most_distant(self):
     ours, others = [1.0, 2.0, 3.0], [_INF, 1.9, 2.8]
-    # Ranks 3, 1, 2 of signs -, +, +: nothing is as far from 0 as 0.
+    # Ranks 3, 1, 2 with signs -, +, + sum to 0: all sums are as large.
     self.assertEqual(judging.p_value(ours, others), 1.0)
 
   def test_too_many_seeds_are_refused(self):
@@ -86,12 +86,14 @@ class JudgeTest(parameterized.TestCase):
   def test_the_median_is_judged(self, values, verdict):
     claim = _claim(Measure('x', {}), confirmed=(1.5, 2.5), shape=(1.0, 4.0))
 
-    found = judging.judge(claim, _records(values))
+    judgement = judging.judge(claim, _records(values))
 
-    self.assertEqual(found.verdict, verdict)
-    self.assertEqual(found.median, np.median(values))
-    self.assertEqual((found.least, found.most), (min(values), max(values)))
-    self.assertIsNone(found.p)
+    self.assertEqual(judgement.verdict, verdict)
+    self.assertEqual(judgement.median, np.median(values))
+    self.assertEqual(
+      (judgement.least, judgement.most), (min(values), max(values))
+    )
+    self.assertIsNone(judgement.p)
 
   def _compare(self, ours, others, **rule):
     records = _records(ours, scheme='a') + _records(others, scheme='b')
@@ -106,25 +108,29 @@ class JudgeTest(parameterized.TestCase):
     noise = self._compare([1, 3, 1, 3, 1, 3], [2] * 6, confirmed=(0.0, 0.6))
     self.assertEqual(noise.verdict, judging.UNDECIDED)
 
-  def test_that_there_is_no_difference_needs_none(self):
+  def test_a_claim_of_no_difference_needs_no_significance(self):
     same = self._compare([2.0] * 6, [2.0] * 6, confirmed=(0.9, 1.1))
     self.assertEqual((same.verdict, same.p), (judging.CONFIRMED, 1.0))
     other = self._compare([2.0] * 6, [1.0] * 6, confirmed=(0.9, 1.1))
     self.assertEqual(other.verdict, judging.REFUTED)
 
-  def test_ratios_are_of_pairs(self):
-    found = self._compare([2.0, 9.0, 4.0], [1.0, 3.0, 4.0], shape=(0.5, 9.0))
-    self.assertEqual((found.least, found.median, found.most), (1, 2, 3))
+  def test_ratios_are_those_of_pairs_of_one_seed(self):
+    judgement = self._compare(
+      [2.0, 9.0, 4.0], [1.0, 3.0, 4.0], shape=(0.5, 9.0)
+    )
+    self.assertEqual(
+      (judgement.least, judgement.median, judgement.most), (1, 2, 3)
+    )
 
-  def test_differences_are_compared_with_none(self):
+  def test_differences_are_judged_by_a_rule_around_zero(self):
     records = _records([0.9] * 6, s='a') + _records([0.8] * 6, s='b')
     measure = Measure('x', {'s': 'a'}, minus={'s': 'b'})
     claim = _claim(measure, confirmed=(0.05, 0.2))
-    found = judging.judge(claim, records)
-    self.assertEqual(found.verdict, judging.CONFIRMED)
-    self.assertAlmostEqual(found.median, 0.1)
+    judgement = judging.judge(claim, records)
+    self.assertEqual(judgement.verdict, judging.CONFIRMED)
+    self.assertAlmostEqual(judgement.median, 0.1)
 
-  def test_spreads_are_the_largest_over_the_smallest(self):
+  def test_spreads_are_largest_over_smallest_numbers(self):
     records = [
       {'seed': 0, 'status': 'finished', 's': s, 'r': r, 'x': x}
       for s, r, x in (
@@ -142,27 +148,33 @@ class JudgeTest(parameterized.TestCase):
     for record in records[2:]:
       record['status'] = 'diverged'
     claim = _claim(Measure('x', {}), confirmed=(0.5, 1.5))
-    found = judging.judge(claim, records)
-    self.assertEqual((found.verdict, found.missing), (judging.UNDECIDED, 2))
+    judgement = judging.judge(claim, records)
+    self.assertEqual(
+      (judgement.verdict, judgement.missing), (judging.UNDECIDED, 2)
+    )
     records[2]['status'] = 'finished'
-    found = judging.judge(claim, records)
-    self.assertEqual((found.verdict, found.missing), (judging.CONFIRMED, 1))
+    judgement = judging.judge(claim, records)
+    self.assertEqual(
+      (judgement.verdict, judgement.missing), (judging.CONFIRMED, 1)
+    )
 
-  def test_never_reached_is_infinitely_late_unless_the_run_failed(self):
+  def test_an_unreached_level_has_an_infinite_time_unless_the_run_failed(self):
     record = {'seed': 0, 'status': 'finished', 'time_to.0.9': None}
     for status, expected in (
       ('finished', _INF),
       ('diverged', _INF),
       ('failed', None),
     ):
-      found = judging.read_number('time_to.0.9', record | {'status': status})
-      self.assertEqual(found, expected)
+      judgement = judging.read_number(
+        'time_to.0.9', record | {'status': status}
+      )
+      self.assertEqual(judgement, expected)
 
   def test_an_unavailable_claim_has_its_reason(self):
     claim = Claim('it is so', 'a paper', 'found', unavailable='needs GPUs')
-    found = judging.judge(claim, [])
-    self.assertEqual(found.verdict, judging.UNAVAILABLE)
-    self.assertEqual(found.reason, 'needs GPUs')
+    judgement = judging.judge(claim, [])
+    self.assertEqual(judgement.verdict, judging.UNAVAILABLE)
+    self.assertEqual(judgement.reason, 'needs GPUs')
 
   @parameterized.named_parameters(
     ('none', Measure('x', {'s': 'c'}), 'one record of seed 0 .* got 0'),

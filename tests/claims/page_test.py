@@ -1,4 +1,4 @@
-"""Tests for claims.page, store, ranking, whole, and of what is stored."""
+"""Tests for claims.page, store, ranking and running, and stored results."""
 
 import io
 import json
@@ -34,7 +34,7 @@ _ABOUT = {
 
 def _entry(least: float = 1.0, **fields) -> Entry:
   claim = Claim(
-    'x is as it is',
+    'x is 2',
     'a paper',
     'found',
     2.0,
@@ -44,12 +44,12 @@ def _entry(least: float = 1.0, **fields) -> Entry:
   return Entry(
     *('R2SP', 'Planted', 'a', 'b', 'c'),
     claims=(claim, Claim('y', 'a paper', 'found', unavailable='needs GPUs')),
-    measured='zipline',
+    measurement='zipline',
     **fields,
   )
 
 
-def _stored(records, entry):
+def _results(records, entry):
   return store.Results('quick', _ABOUT, catalog.rules(entry), records)
 
 
@@ -72,16 +72,16 @@ class StoredTest(absltest.TestCase):
   def test_results_are_read_as_written(self):
     entry = _entry()
     records = [{'seed': 0, 'status': 'finished', 'x': 3.0}]
-    store.write(self.folder, 'planted', _stored(records, entry))
-    found = store.read(self.folder, 'planted', entry)
-    self.assertEqual(found.records, records)
+    store.write(self.folder, 'planted', _results(records, entry))
+    results = store.read(self.folder, 'planted', entry)
+    self.assertEqual(results.records, records)
     self.assertIsNone(store.read(self.folder, 'another', entry))
 
-  def test_rules_that_changed_after_the_runs_show(self):
+  def test_the_page_shows_rules_that_changed_after_the_runs(self):
     records = [{'seed': 0, 'status': 'finished', 'x': 3.0}]
-    store.write(self.folder, 'planted', _stored(records, _entry()))
+    store.write(self.folder, 'planted', _results(records, _entry()))
     other = _entry(least=2.0)
-    with self.assertRaisesRegex(store.Stale, "others of .'x is as it is'"):
+    with self.assertRaisesRegex(store.Stale, "others of .'x is 2'"):
       store.read(self.folder, 'planted', other)
     stored, rows = page.read_judgements(self.folder, 'planted', other)
     self.assertIsNone(stored)
@@ -90,20 +90,20 @@ class StoredTest(absltest.TestCase):
     self.assertEqual(first.reason, 'its rules have changed since')
     self.assertEqual(second.verdict, judging.UNAVAILABLE)
 
-  def test_runs_that_failed_stay_in(self):
+  def test_the_page_lists_failed_runs(self):
     entry = _entry()
     records = [
       {'seed': 0, 'status': 'finished', 'x': 3.0},
       {'seed': 1, 'status': 'failed', 'run': 'a-seed1', 'error': 'no room'},
     ]
-    store.write(self.folder, 'planted', _stored(records, entry))
+    store.write(self.folder, 'planted', _results(records, entry))
     with mock.patch.object(catalog, 'find_all', lambda: {'planted': entry}):
       text = page.render(self.folder)
     self.assertIn('2 records, 1 of them not finished', text)
     self.assertIn('- a-seed1: failed. no room', text)
     self.assertIn('needs GPUs', text)
 
-  def test_ranks_are_by_medians_and_never_is_last(self):
+  def test_ranks_follow_medians_and_unreached_levels_are_last(self):
     fields = {
       'grids': {'quick': 'sync.name=bsp,asp,ssp'},
       'ranked': ('time_to.0.9',),
@@ -115,11 +115,11 @@ class StoredTest(absltest.TestCase):
       for seed, t in enumerate(each)
     ]
     entry = _entry(**fields)
-    rows = ranking.table(entry, _stored(records, entry)).splitlines()
+    rows = ranking.table(entry, _results(records, entry)).splitlines()
     self.assertEqual(rows[2], '| 1 | bsp | 5.5 (5 to 6) |')
     self.assertEqual([row.split()[3] for row in rows[3:]], ['asp', 'ssp'])
 
-  def test_measurements_are_ranked_by_their_own_fields(self):
+  def test_measurements_are_ranked_by_the_listed_fields(self):
     records = [
       {'where': 'a', 'seed': 0, 'status': 'finished', 'x': 2.0},
       {'where': 'b', 'seed': 0, 'status': 'failed', 'error': 'broken'},
@@ -127,13 +127,13 @@ class StoredTest(absltest.TestCase):
       {'part': 'all', 'seed': 0, 'status': 'finished', 'most': 2.0},
     ]
     entry = _entry(ranked=('x',), listed=('where',))
-    rows = ranking.table(entry, _stored(records, entry)).splitlines()
+    rows = ranking.table(entry, _results(records, entry)).splitlines()
     self.assertEqual(rows[0], '|  | where | x |')
     self.assertEqual(
       rows[2:], ['| 1 | c | 1 |', '| 2 | a | 2 |', '| 3 | b | - |']
     )
 
-  def test_a_folder_that_is_not_there_has_no_page(self):
+  def test_a_missing_folder_is_rejected(self):
     with self.assertRaisesRegex(ValueError, '--out: expected a folder'):
       commands.write_page(str(self.folder / 'none'))
 
@@ -148,7 +148,7 @@ class RecordsTest(absltest.TestCase):
     else:
       (path / 'log.txt').write_text('one\nno memory\n')
 
-  def test_records_are_of_every_run_of_a_sweep(self):
+  def test_every_run_of_a_sweep_has_a_record(self):
     folder = pathlib.Path(tempfile.mkdtemp())
     names = {'1': 'whole', '2': 'diverged', '3': 'error', '4': 'killed'}
     (folder / 'sweep.json').write_text(json.dumps({'runs': names}))
@@ -163,18 +163,18 @@ class RecordsTest(absltest.TestCase):
     }
     errors = ('finished', 'FloatingPointError: NaN', 'ValueError: odd', None)
     for name, ended in zip(names.values(), errors, strict=True):
-      own = ended and summary | {'ended': ended}
-      self._run(folder, name, own, config)
-    asked = ('iterations_to.0.9', 'examples_to.0.9', 'time_to.0.9')
-    found = running.read_records(_entry(ranked=asked), ['seed'], folder)
-    statuses = [record['status'] for record in found]
+      run_summary = ended and summary | {'ended': ended}
+      self._run(folder, name, run_summary, config)
+    levels = ('iterations_to.0.9', 'examples_to.0.9', 'time_to.0.9')
+    records = running.read_records(_entry(ranked=levels), ['seed'], folder)
+    statuses = [record['status'] for record in records]
     self.assertEqual(statuses, ['finished', 'diverged', 'failed', 'failed'])
-    self.assertEqual(found[2]['error'], 'ValueError: odd')
-    self.assertEqual(found[3]['error'], 'one / no memory')
-    first = found[0]
+    self.assertEqual(records[2]['error'], 'ValueError: odd')
+    self.assertEqual(records[3]['error'], 'one / no memory')
+    first = records[0]
     self.assertEqual((first['seed'], first['iteration_s']), (7, 0.5))
     self.assertEqual(first['examples_per_s'], 64.0)
-    self.assertEqual([first[name] for name in asked], [4.0, 128.0, 2.0])
+    self.assertEqual([first[name] for name in levels], [4.0, 128.0, 2.0])
 
 
 class InterruptedWriteTest(absltest.TestCase):
@@ -182,9 +182,9 @@ class InterruptedWriteTest(absltest.TestCase):
     super().setUp()
     self.folder = pathlib.Path(tempfile.mkdtemp())
 
-  def test_stored_results_that_were_cut_short_are_named(self):
+  def test_truncated_results_are_rejected_with_their_path(self):
     entry = _entry()
-    path = store.write(self.folder, 'x', _stored([], entry))
+    path = store.write(self.folder, 'x', _results([], entry))
     whole = path.read_text()
     for size in (0, 40):
       path.write_text(whole[:size])
@@ -204,37 +204,37 @@ class InterruptedWriteTest(absltest.TestCase):
     with self.assertLogs('absl', 'WARNING') as logs:
       found = running.read_records(_entry(), ['seed'], self.folder)
     self.assertEqual([each['status'] for each in found], 2 * ['failed'])
-    said = '\n'.join(logs.output)
-    self.assertIn(f'{self.folder}/summary/summary.json', said)
-    self.assertIn(f'{self.folder}/manifest/manifest.json', said)
+    text = '\n'.join(logs.output)
+    self.assertIn(f'{self.folder}/summary/summary.json', text)
+    self.assertIn(f'{self.folder}/manifest/manifest.json', text)
     self.assertIn('manifest.json cannot be read', found[1]['error'])
 
   def test_truncated_measurements_are_repeated(self):
     entry = _entry()
-    asked = mock.Mock(return_value=mock.Mock(returncode=0, stdout='[{"x": 2}]'))
-    with mock.patch.object(child.subprocess, 'run', asked):
-      for left in (None, '', '[{"x"', '[{"x": 3}]'):
+    run = mock.Mock(return_value=mock.Mock(returncode=0, stdout='[{"x": 2}]'))
+    with mock.patch.object(child.subprocess, 'run', run):
+      for content in (None, '', '[{"x"', '[{"x": 3}]'):
         for path in self.folder.glob('x-quick-own/*.json'):
-          path.write_text(left)
+          path.write_text(content)
         (record,) = running.run_entry(
           'x', entry, scale='quick', seeds=1, out=self.folder
         )
-    self.assertEqual(asked.call_count, 3)
+    self.assertEqual(run.call_count, 3)
     self.assertEqual(record, {'seed': 0, 'status': 'finished', 'x': 3})
 
 
 class CommandTest(absltest.TestCase):
-  def _said(self, *words):
+  def _run_command(self, *words):
     out, error = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(error):
       code = reproduce.main([*words])
     return code, out.getvalue(), error.getvalue()
 
   def test_the_list_has_entries_with_their_verdicts(self):
-    code, said, _ = self._said('--list', f'--out={_RESULTS}')
+    code, output, _ = self._run_command('--list', f'--out={_RESULTS}')
     self.assertEqual(code, 0)
     for name in catalog.names():
-      self.assertIn(name, said)
+      self.assertIn(name, output)
 
   def test_wrong_flags_are_refused_before_anything_runs(self):
     out = f'--out={tempfile.mkdtemp()}'
@@ -243,7 +243,7 @@ class CommandTest(absltest.TestCase):
       (('elastic_cost', '--seeds=17'), '--seeds: expected 1 to 16, got 17'),
       (('elastic_cost', '--seeds=-1'), '--seeds: expected 1 to 16, got -1'),
     ):
-      code, _, error = self._said(*words, out)
+      code, _, error = self._run_command(*words, out)
       self.assertEqual(code, 1)
       self.assertRegex(error, f'Refused: {message}')
 
@@ -252,27 +252,27 @@ class CommandTest(absltest.TestCase):
     run = mock.Mock(
       side_effect=lambda *_, **__: mock.Mock(returncode=next(codes))
     )
-    known = dict.fromkeys(('one', 'two', 'three'))
+    entries = dict.fromkeys(('one', 'two', 'three'))
     with (
-      mock.patch.object(catalog, 'find_all', lambda: known),
+      mock.patch.object(catalog, 'find_all', lambda: entries),
       mock.patch.object(child.subprocess, 'run', run),
     ):
-      code, said, _ = self._said('--all', '--seeds=2', '--out=o')
+      code, output, _ = self._run_command('--all', '--seeds=2', '--out=o')
     self.assertEqual(code, 1)
-    self.assertIn('Not all runs have finished of: two\n', said)
+    self.assertIn('Entries with unfinished runs: two\n', output)
     words = [call.args[0][4:] for call in run.call_args_list]
     more = ['--scale=quick', '--seeds=2', '--out=o']
-    self.assertEqual(words, [[name, *more] for name in known])
+    self.assertEqual(words, [[name, *more] for name in entries])
 
   def test_a_failed_measurement_is_stored_and_reported(self):
     out = tempfile.mkdtemp()
-    entry = _entry()._replace(measured='none_such', seeds={'quick': 1})
+    entry = _entry()._replace(measurement='none_such', seeds={'quick': 1})
     with (
       mock.patch.object(catalog, 'find', lambda name: entry),
       mock.patch.object(catalog, 'find_all', lambda: {'planted': entry}),
     ):
-      code, said, error = self._said('planted', f'--out={out}')
-    self.assertEqual(code, 1, said)
+      code, output, error = self._run_command('planted', f'--out={out}')
+    self.assertEqual(code, 1, output)
     self.assertIn('No module named', error)
     self.assertIn(
       '1 of them not finished', (pathlib.Path(out) / page.NAME).read_text()

@@ -1,4 +1,4 @@
-"""Tests that runs of each family, made again, give the stored verdicts."""
+"""Tests that repeated runs of each family give the stored verdicts."""
 
 import math
 import pathlib
@@ -13,9 +13,9 @@ from sweeps import plan
 
 _RESULTS = catalog.ROOT / 'results'
 _SCALE = 'quick'
-# What depends on the machine: libraries of mathematics, and XLA.
+# Relative tolerance for mathematical libraries and XLA on other machines.
 _NEAR = 1e-6
-# Of each family, an entry and which of a seed's runs are made again.
+# An entry of each family, and the places of the runs of a seed to repeat.
 _CHEAP = {
   'elastic_large': (0, 4),
   'dssp_lead': (0,),
@@ -23,11 +23,11 @@ _CHEAP = {
   'lb_bsp_gain': (2,),
   'gradientflow_fusion': (0,),
 }
-_TRAINED = 'accuracy', '_to.'  # Parts of fields that XLA decides.
+_TRAINED = 'accuracy', '_to.'  # Parts of names of fields that XLA affects.
 
 
-def _again(name, entry, point):
-  """Makes a run again in this process; returns its record."""
+def _repeat(name, entry, point):
+  """Repeats a run in this process; returns its record."""
   words = [f'--config.{field}={value}' for field, value in point.items()]
   config = plan.parse_config([f'--config={running.config_file(name)}', *words])
   folder = pathlib.Path(tempfile.mkdtemp()) / 'run'
@@ -35,7 +35,8 @@ def _again(name, entry, point):
   return running.make_record(entry, [*point], folder, 'finished')
 
 
-def _same(new, old):
+def _difference(new, old):
+  """Returns a text on the first different field; '' if there is none."""
   for field, value in new.items():
     if any(part in field for part in _TRAINED):
       continue
@@ -57,13 +58,13 @@ class VerdictsTest(parameterized.TestCase):
     before = page.judge_claims(entry, stored, '')
     points = running.entry_points(entry, _SCALE, [0])
     for place in places:
-      new = _again(name, entry, points[place])
+      new = _repeat(name, entry, points[place])
       old = next(
         each
         for each in stored.records
         if all(each.get(field) == new[field] for field in points[place])
       )
-      self.assertEqual(_same(new, old), '', str(points[place]))
+      self.assertEqual(_difference(new, old), '', str(points[place]))
       old.update(new)
     after = page.judge_claims(entry, stored, '')
     self.assertEqual(
@@ -81,7 +82,7 @@ class VerdictsTest(parameterized.TestCase):
         if each['seed'] == 0
         and (each['network'], each['ratio']) == (new['network'], new['ratio'])
       )
-      self.assertEqual(_same(new, old), '', new)
+      self.assertEqual(_difference(new, old), '', new)
 
 
 if __name__ == '__main__':

@@ -20,8 +20,8 @@ _RING = {'route__name': 'ring', **sums.links(1e6)}
 class TestCase(parameterized.TestCase):
   def check(self, run, **fields):
     """Compares a run with what must come of its events; returns that."""
-    want = overflows.expected(small.rows(run, 'events.jsonl'), **fields)
-    self.assertTrue(overflows.fell_and_grew(want))
+    want = overflows.compute_expected(small.rows(run, 'events.jsonl'), **fields)
+    self.assertTrue(overflows.has_fallen_and_grown(want))
     store, summary = run.runtime.coordinator.store, _summary(run)
     got = [[each.value, each.good] for each in store.scalings]
     self.assertEqual(got, want.scales)
@@ -53,9 +53,9 @@ class VirtualTest(TestCase):
     self, scheme, fields
   ):
     config = overflows.config(sync__name=scheme, log_every=1, **fields)
-    run = small.build(config, **overflows.own())
+    run = small.build(config, **overflows.build_arguments())
     self.assertEqual(run()['compilations'], 0)
-    want = self.check(run, summed=bool(fields))
+    want = self.check(run, is_allreduce=bool(fields))
     self.check_params(run.runtime.coordinator.store.learner.params, want)
 
   @parameterized.parameters(('asp', {}), ('bsp', _RING))
@@ -63,11 +63,13 @@ class VirtualTest(TestCase):
     config = overflows.config(
       sync__name=scheme, checkpoint__every_examples=100, **fields
     )
-    straight = small.build(config, **overflows.own())
+    straight = small.build(config, **overflows.build_arguments())
     summary = straight()
     folder = straight.files.workdir
     _back(folder)
-    run = train.build(config, workdir=str(folder), **overflows.own())
+    run = train.build(
+      config, workdir=str(folder), **overflows.build_arguments()
+    )
     middle = [each.value for each in run.runtime.coordinator.store.scalings]
     self.assertNotEqual({*middle}, {2.0**15})
     self.assertLess(run.recorder.accounting.examples, summary['examples'])
@@ -83,7 +85,8 @@ class VirtualTest(TestCase):
     inputs[:, 0] = 1e30  # More than float16 holds, at any scale.
     split = full.train._replace(inputs=inputs)
     run = small.build(
-      overflows.config(**fields), **overflows.own(Dataset(split, split))
+      overflows.config(**fields),
+      **overflows.build_arguments(Dataset(split, split)),
     )
     with self.assertRaisesRegex(
       FloatingPointError,
@@ -102,7 +105,7 @@ class RealTest(TestCase):
   def test_replicas_decide_alike(self):
     for parts in self._runs('bsp', (2, 3), route__name='ring'):
       run, *others = parts
-      want = self.check(run, summed=True, ahead=True)
+      want = self.check(run, is_allreduce=True, ahead=True)
       learners = [run.runtime.coordinator.store._replica.learner]
       learners += [each._replica.learner for each in others]
       self.check_params(learners[0].params, want)
@@ -111,7 +114,7 @@ class RealTest(TestCase):
 
   def test_servers_follow_each_worker(self):
     for run, *_ in self._runs('asp', (3, 2), route__server__servers=1):
-      want = self.check(run, summed=False)
+      want = self.check(run, is_allreduce=False)
       _, servers = processes.newest(run.files.workdir)
       shares = [server['params'] for server in servers]
       self.check_params(np.concatenate(shares), want)
@@ -131,7 +134,7 @@ class RealTest(TestCase):
         log_every=1,
         **fields,
       )
-      yield together.run(config, folder, **overflows.own())
+      yield together.run(config, folder, **overflows.build_arguments())
 
 
 def _summary(run):

@@ -1,4 +1,4 @@
-"""Tests for crops of random size: beside Pillow, and what is drawn."""
+"""Tests for crops of random size, with Pillow as oracle."""
 
 import functools
 

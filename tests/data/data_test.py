@@ -92,7 +92,7 @@ class DigitsTest(absltest.TestCase):
         made.test.targets, made.test.inputs.mean(axis=(1, 2, 3)), strict=True
       )
       sizes.append(np.bincount(made.test.targets))
-    self.assertLess(np.ptp(sizes, axis=0).max(), 2)  # Images of each class.
+    self.assertLess(np.ptp(sizes, axis=0).max(), 2)  # Counts of each class.
     means = _enlarge(self.original.images / 16).mean(axis=(1, 2))
     expected = sorted(zip(self.original.target, means, strict=True))
     np.testing.assert_allclose(sorted(tested), expected, rtol=1e-5)
@@ -176,7 +176,7 @@ class SyntheticTest(parameterized.TestCase):
 
 
 class _Python2Pickler(pickle._Pickler):
-  """Writes what Python 2 and NumPy 1 wrote, as the official files hold."""
+  """Pickler of the format of Python 2 and NumPy 1, as in the official files."""
 
   def _save_bytes(self, value):
     self.write(pickle.BINSTRING + struct.pack('<i', len(value)) + value)

@@ -1,4 +1,4 @@
-"""Tests for data.imagenet, on small folders made here."""
+"""Tests for data.imagenet, on small new folders."""
 
 import io
 import pathlib

@@ -71,7 +71,7 @@ _EVENTS = st.lists(
 
 
 def _play(stream, events):
-  """Yields (event, worker, count, what take returned) of each event."""
+  """Yields (event, worker, count, result of take) of each event."""
   busy = set()
   for worker, count, leaves in events:
     if leaves:
@@ -179,7 +179,7 @@ class StreamTest(parameterized.TestCase):
     stream.leave(0)
     self.assertEqual(stream.returned, ((0, 6),))
     stream.done(1)
-    # Worker 1 continues with its lease and tops it up with what was returned.
+    # Worker 1 continues with its lease and adds the returned examples to it.
     self.assertEqual(stream.take(1, 2), ((8, 10),))
     self.assertEqual(stream.leases[1], ((0, 2),))
     self.assertEqual(stream.take(2, 4), ((2, 6),))

@@ -94,7 +94,7 @@ class HandTest(_Case):
       self.skipTest(reason)
     stack = self.enterContext(contextlib.ExitStack())
     self.folder = _link_repository()
-    self.lab = stack.enter_context(labs.started(2))
+    self.lab = stack.enter_context(labs.start(2))
 
   def _start(self, host, command):
     return subprocess.Popen(
@@ -203,7 +203,7 @@ class SlurmTest(_Case):
     super().setUpClass()
     if reason := slurm.why_not():
       raise unittest.SkipTest(reason)
-    cls.slurm = cls.enterClassContext(slurm.started())
+    cls.slurm = cls.enterClassContext(slurm.start())
 
   def setUp(self):
     super().setUp()
@@ -279,7 +279,7 @@ class SlurmTest(_Case):
     command = _quick(_block('--config.cluster.certificate_file'))
     secret = self.folder / 'secret'
     secret.mkdir()
-    files = certificates.written(secret, 'DNS:syncopate')
+    files = certificates.write(secret, 'DNS:syncopate')
     for path, name in zip(files, ('cert.pem', 'key.pem'), strict=True):
       path.rename(secret / name)
     token = secret / 'token'

@@ -268,7 +268,7 @@ def _lower(**fields):
 
 
 def _precisions(text, operation):
-  """Returns what all operations of a kind say of their operands' precision."""
+  """Returns the precisions of the operands of all operations of a kind."""
   lines = [line for line in text.splitlines() if f'.{operation}' in line]
   found = []
   for line in lines:

@@ -1,6 +1,6 @@
-"""Tests for workers of several devices: what they push is as with one.
+"""Tests that workers of several devices push the same as those of one.
 
-The numbers come from a process of its own, which has four CPU devices.
+The numbers come from a separate process with four CPU devices.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class _Model(nnx.Module):
 
 
 class _Mask(nnx.Module):
-  """Its gradient by parameter j is the sum of the kept inputs j, doubled."""
+  """Model whose gradient by parameter j is twice the sum of active inputs j."""
 
   def __init__(self):
     self.weights = nnx.Param(np.ones(7, np.float32))
@@ -106,13 +106,13 @@ def _pushes():
         'numbers': [np.ravel(leaf).tolist() for leaf in leaves],
         'compilations': compilations.count() - before,
         'devices': sorted({d.id for leaf in leaves for d in leaf.devices()}),
-        'updated': _update(gradient, params, results[0][0]),
+        'updated': _apply_update(gradient, params, results[0][0]),
       }
   return found
 
 
-def _update(gradient, params, expected):
-  """Returns differences of streams and updates, and late compilations."""
+def _apply_update(gradient, params, expected):
+  """Returns how streams and updates of pools differ, and compile late."""
   learned, order = gradient.task, gradient.order(params)
   layout = Layout(
     params, learned.stats, order=order, bucket_bytes=0, step_statistics=0
@@ -148,7 +148,7 @@ def _update(gradient, params, expected):
 
 
 def _runs():
-  """Returns what runs of 1 and 2 devices give; one was resumed."""
+  """Returns the results of runs with 1 and 2 devices; one was resumed."""
   found = {}
   for name, changed in {
     'one': {},
@@ -181,7 +181,7 @@ def _runs():
   return found
 
 
-def _resume():
+def _late_compilations():
   """Returns the late compilations of a run resumed with pushes in flight."""
   config = stopping.eventful(
     'asp', cluster__devices_per_worker=2, epochs=1.0, cluster__script=()
@@ -195,7 +195,7 @@ def _resume():
   return {'in_flight': in_flight, 'compilations': run()['compilations']}
 
 
-def _run_all(folder):
+def _results(folder):
   """Returns the results of both functions, and the programs of the first."""
   pushes = _pushes()
   programs = pathlib.Path(folder).glob('*after_optimizations.txt')
@@ -204,13 +204,13 @@ def _run_all(folder):
     'pushes': pushes,
     'programs': texts,
     'runs': _runs(),
-    'resumed': _resume(),
+    'resumed': _late_compilations(),
   }
 
 
 @functools.cache
 def _in_a_process():
-  """Returns what `_run_all` gives in a process with four devices."""
+  """Returns the result of `_results` in a process with four devices."""
   folder = tempfile.mkdtemp()
   dump = f'--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_part'
   dump += ' --xla_backend_optimization_level=0'  # It compiles a lot.
@@ -219,7 +219,7 @@ def _in_a_process():
     'tests.learning.devices_test',
     folder,
     XLA_FLAGS=f'--xla_force_host_platform_device_count=4 {dump}',
-    # A process of its own, so that no earlier program is dumped.
+    # A new cache, because XLA does not dump cached programs.
     JAX_COMPILATION_CACHE_DIR=tempfile.mkdtemp(),
     **(accelerators.environment(devices=4) if accelerators.is_fake() else {}),
   )
@@ -263,7 +263,7 @@ class PushTest(parameterized.TestCase):
   def test_devices_exchange_sums_and_no_examples(self):
     programs = _in_a_process()['programs']
     spread = [text for text in programs if 'all-reduce' in text]
-    # With 8 examples: two tasks on 4 devices, one on 2; one of 4 on 4.
+    # 8 examples: two micro-batches on 4 devices, one on 2; 4 examples: one.
     self.assertLen(spread, 4)
     for text in programs:
       for other in ('all-gather', 'all-to-all', 'collective-permute'):
@@ -324,6 +324,6 @@ class CheckTest(parameterized.TestCase):
 
 if __name__ == '__main__':
   if len(sys.argv) == 2 and pathlib.Path(sys.argv[1]).is_dir():
-    print(json.dumps(_run_all(sys.argv[1])))
+    print(json.dumps(_results(sys.argv[1])))
   else:
     absltest.main()

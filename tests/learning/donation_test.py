@@ -1,6 +1,6 @@
 """Tests that updates on accelerators use the memory of gradients again.
 
-The accelerator is a fake one, in a process of its own.
+The accelerator is fake, in a separate process.
 """
 
 import hashlib
@@ -58,8 +58,8 @@ def _digest(tree):
   return hashlib.sha256(b''.join(leaves)).hexdigest()
 
 
-def _update():
-  """Returns results of updates by payload and by buffer, and deletions."""
+def _apply_updates():
+  """Returns the results of updates by payload and by buffer, and deletions."""
   learner, other = _learner(), _learner()
   stats = {'mean': np.full(3, 5.0, np.float32)}
   layout = Layout(
@@ -80,15 +80,15 @@ def _update():
   return {
     'deleted': sum(leaf.is_deleted() for leaf in given) / len(given),
     'kept': kept,  # The buffer is not written to.
-    'digest': _digest(pulled),  # A version that was pulled stays valid.
+    'digest': _digest(pulled),  # A pulled version stays valid.
     'same': _digest(learner.state()) == _digest(other.state()),
   }
 
 
-def _run_all():
-  found = {'updated': _update()}
+def _results():
+  found = {'updated': _apply_updates()}
   for name, fields in _RUNS.items():
-    run, summary = small.trained(epochs=1.0, **fields)
+    run, summary = small.execute(epochs=1.0, **fields)
     learner = run.runtime.coordinator.store.learner
     found[name] = _digest((learner.params, learner.stats))
     found[f'{name} compilations'] = summary['compilations']
@@ -102,7 +102,7 @@ class DonationTest(parameterized.TestCase):
     done = small.python('-W', 'error', '-m', _MODULE, 'found', **environ)
     self.assertEqual(done.returncode, 0, done.stderr)
     fake = json.loads(done.stdout.splitlines()[-1])
-    cpu = _run_all()
+    cpu = _results()
     deleted = fake['updated'].pop('deleted'), cpu['updated'].pop('deleted')
     self.assertEqual(deleted, (1, 0))
     self.assertTrue(fake['updated']['kept'])
@@ -112,6 +112,6 @@ class DonationTest(parameterized.TestCase):
 
 if __name__ == '__main__':
   if sys.argv[1:] == ['found']:
-    print(json.dumps(_run_all()))
+    print(json.dumps(_results()))
   else:
     absltest.main()

@@ -156,7 +156,9 @@ class EvaluationTest(parameterized.TestCase):
     rng = np.random.default_rng(0)
     logits = rng.integers(5, size=(50, *places, 6)).astype(np.float32)  # Ties.
     targets = rng.integers(6, size=(50, *places)).astype(np.int32)
-    learned = classification(_Given(), lambda x: x, lambda x, _: x, top=top)
+    learned = classification(
+      _IdentityModel(), lambda x: x, lambda x, _: x, top=top
+    )
     evaluate = TaskEvaluation(learned, Split(logits, targets), batch=16)
     found = evaluate(learned.params, learned.stats)
     ranked = np.argsort(-logits, axis=-1, kind='stable')
@@ -167,8 +169,8 @@ class EvaluationTest(parameterized.TestCase):
       self.assertAlmostEqual(share, want, places=6)
 
 
-class _Given(nnx.Module):
-  """A model whose logits are its inputs."""
+class _IdentityModel(nnx.Module):
+  """Model whose logits are its inputs."""
 
   def __call__(self, inputs, *, rngs=None):
     return inputs

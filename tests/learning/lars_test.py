@@ -49,7 +49,7 @@ def _by_hand(updates, arrived, *, skip_vectors):
       g = np.where(here, gradient[name].astype(np.float64), 0)
       if w.ndim > 1 or not skip_vectors:
         g = g + _DECAY * w
-        # Norms of whole layers, whatever has arrived.
+        # Norms of whole layers, independent of the arrived part.
         long, step = np.sqrt((w**2).sum()), np.sqrt((g**2).sum())
         g = g * (_TRUST * long / step if long * step else 1.0)
       moved[name] = np.where(here, _KEPT * moved[name] + g, moved[name])

@@ -33,7 +33,7 @@ def _trees(seed):
 
 
 _ORDER = (4, 2, 3, 0, 1)
-_BYTES = (64, 520, 0, 84, 4)  # Sizes of the leaves in that order.
+_BYTES = (64, 520, 0, 84, 4)  # Bytes of the leaves in that order.
 
 
 def _layout(bucket_bytes=0.0, step_statistics=3):
@@ -61,7 +61,7 @@ def _fill(layout, seed):
 
 
 class LayoutTest(parameterized.TestCase):
-  def test_a_buffer_has_what_was_written_and_zeros(self):
+  def test_a_buffer_has_the_written_values_and_zeros(self):
     layout = _layout()
     vector, payload = _fill(layout, 1)
     layout.step_statistics(vector)[...] = 1, 2, 3
@@ -120,7 +120,7 @@ class LayoutTest(parameterized.TestCase):
         if sum(size for _, size in leaves) >= bucket_bytes:
           buckets.append({leaf for leaf, _ in leaves})
           leaves = []
-    # The last bucket has what is left.
+    # The last bucket has the remaining leaves.
     buckets.append({leaf for leaf, _ in leaves})
     got = [set(bucket.leaves) - {3} for bucket in layout.buckets]  # 3 is empty.
     self.assertEqual(got, buckets)

@@ -171,7 +171,7 @@ class ArrivedTest(parameterized.TestCase):
     params, momentum = jax.tree.map(np.array, _tree(0)), {'a': 0.0, 'b': 0.0}
     for update in range(4):
       gradient = _tree(update + 1)
-      # Two pushes, each of some numbers: what one has, has arrived.
+      # Two sparse pushes: numbers of either push have arrived.
       masks = [
         jax.tree.map(lambda leaf: rng.random(leaf.shape) < 0.4, gradient)
         for _ in range(2)

@@ -121,7 +121,7 @@ class GradientTest(parameterized.TestCase):
     jax.tree.map(np.testing.assert_array_equal, unscaled, plain.gradient)
     self.assertEqual(loss, same)
 
-  # A layer rounds its inputs, its parameters and what it computes, on the way
+  # A layer rounds its inputs, its parameters and its results, on the way
   # there and back: 6 roundings of at most eps / 2 in each of two layers, and
   # one at the logits' derivative; relative, of the norm.
   @parameterized.parameters(('bfloat16', 2.0**-7), ('float16', 2.0**-10))

@@ -45,7 +45,7 @@ def _names(section):
 
 
 def _settings(section, name):
-  """Yields arguments of what a section chooses."""
+  """Yields the arguments of the choices of a config section."""
   defaults = default.get_config()[section][name].to_dict()
   for changed in [{}, *_OTHERS.get(name, [])]:
     yield defaults | changed
@@ -59,7 +59,7 @@ def _built(name, shape):
     if isinstance(own.get('width'), float):
       own = own | {'width': 1 / 32}
     try:
-      return small_models.drawn(make, **of_all, **own)
+      return small_models.make_by_numpy(make, **of_all, **own)
     except ValueError as error:
       if 'input_shape' not in str(error):
         raise
@@ -85,7 +85,7 @@ def _task(model, shape):
 
 
 class LoweringTest(parameterized.TestCase):
-  """The oracle: what JAX's own gradients are on a GPU."""
+  """Tests of the oracle: JAX's own gradients on a GPU."""
 
   def test_loops_are_found_and_counted(self):
     rows, windows = jnp.zeros((5, 3)), jnp.zeros((2, 6, 6, 4))
@@ -116,7 +116,7 @@ class LoweringTest(parameterized.TestCase):
     )
 
   def test_jitted_functions_are_lowered_instead_of_run(self):
-    with lowering.instead_of_runs() as programs:
+    with lowering.lower_instead_of_running() as programs:
       rows = jax.jit(lambda rows, at: rows.at[at].add(1.0))(
         jnp.ones((5, 3)), jnp.zeros(4, int)
       )
@@ -142,7 +142,10 @@ class NoLoopTest(parameterized.TestCase):
       if model is None:
         continue
       task, examples = _task(model, shape), _examples(shape)
-      with self.subTest(shape=shape), lowering.instead_of_runs() as programs:
+      with (
+        self.subTest(shape=shape),
+        lowering.lower_instead_of_running() as programs,
+      ):
         gradient = TaskGradient(
           task,
           examples,
@@ -161,7 +164,7 @@ class NoLoopTest(parameterized.TestCase):
   def test_no_loop_in_updates_of(self, name):
     own = default.get_config().optimizer[name].to_dict()
     params = {'kernel': jnp.ones((5, 4)), 'bias': jnp.ones(4)}
-    with lowering.instead_of_runs() as programs:
+    with lowering.lower_instead_of_running() as programs:
       learner = TaskLearner(
         params=params,
         stats={'mean': jnp.ones(4)},
@@ -184,7 +187,7 @@ class NoLoopTest(parameterized.TestCase):
       if 'chunk' in own:
         own = own | {'chunk': 8}
       wire = importlib.import_module(f'wire.{name}').make(**own)
-      with self.subTest(**own), lowering.instead_of_runs() as programs:
+      with self.subTest(**own), lowering.lower_instead_of_running() as programs:
         codec = ShardCodec(params, stats, servers=2, wire=wire)
         states = codec.init(0)
         for stage in range(len(wire.pushes)):

@@ -1,4 +1,4 @@
-"""Tests for learning.streaming: what is handed out is what is returned."""
+"""Tests that learning.streaming streams the returned gradient by buckets."""
 
 import functools
 import hashlib
@@ -65,7 +65,7 @@ def _gradient(learned, inputs, targets, micro_batch=4, devices=()):
 
 
 @functools.cache
-def _make_gradient(kind, devices=()):
+def _make(kind, devices=()):
   rng = np.random.default_rng(0)
   inputs = rng.normal(size=(_EXAMPLES, 6, 6, 1)).astype(np.float32)
   targets = rng.integers(5, size=_EXAMPLES).astype(np.int32)
@@ -88,7 +88,7 @@ def _digests():
   """Returns digests of pools that streams have filled, by model and devices."""
   found = {'backend': jax.default_backend()}
   for kind, count in (('conv', 1), ('mlp', 2)):
-    gradient = _make_gradient(kind, tuple(jax.local_devices()[:count]))
+    gradient = _make(kind, tuple(jax.local_devices()[:count]))
     layout = _layout(gradient, bucket_bytes=100.0)
     streaming = StreamingGradient(
       gradient, [each.leaves for each in layout.buckets], overlap=True
@@ -96,11 +96,11 @@ def _digests():
     params = gradient.place(gradient.task.params)
     streaming.warm_up_stream(params, 15, changing=False)
     before = compilations.count()
-    vector, told = _stream(streaming, gradient, layout, 15)
+    vector, reported = _stream(streaming, gradient, layout, 15)
     found[f'{kind} {count}'] = {
       'digest': hashlib.sha256(vector.tobytes()).hexdigest(),
       'some': int(np.count_nonzero(vector)),
-      'in_order': told == sorted(told),
+      'in_order': reported == sorted(reported),
       'overlap': streaming.overlap,
       'late': compilations.count() - before,
     }
@@ -114,8 +114,8 @@ def _in_a_process(**environ):
   return json.loads(done.stdout.splitlines()[-1])
 
 
-class _Copied:
-  """A leaf on an accelerator, whose copy to the host lands when it may."""
+class _DelayedCopy:
+  """Leaf on an accelerator, whose copy to the host a test can delay."""
 
   def __init__(self, leaf, array, log, may_land):
     self.leaf, self.array = leaf, np.asarray(array)
@@ -134,14 +134,15 @@ class _Copied:
 
 
 def _with_copies(gradient, log, may_land):
-  """Returns what makes a gradient that has to be copied to the host."""
+  """Returns a factory of gradients that must be copied to the host."""
   sum_parts = gradient.sum_parts
 
   def wrapped(params, parts):
     payload, loss = sum_parts(params, parts)
     leaves, tree = jax.tree.flatten(payload.gradient)
     copied = [
-      _Copied(leaf, array, log, may_land) for leaf, array in enumerate(leaves)
+      _DelayedCopy(leaf, array, log, may_land)
+      for leaf, array in enumerate(leaves)
     ]
     return payload._replace(gradient=jax.tree.unflatten(tree, copied)), loss
 
@@ -156,14 +157,14 @@ def _layout(gradient, bucket_bytes=0.0):
 
 
 def _stream(streaming, gradient, layout, examples):
-  """Returns the buffer after a call, and which buckets were reported when."""
-  vector, told = np.zeros(layout.size, np.float32), []
-  filling = BucketFiller(layout, vector, told.append)
+  """Returns the buffer after a call, and the order of reported buckets."""
+  vector, reported = np.zeros(layout.size, np.float32), []
+  filling = BucketFiller(layout, vector, reported.append)
   call = {'worker': 1, 'iteration': examples, 'sink': filling}
   params = gradient.task.params
   stats, loss = streaming.stream(params, ((0, examples),), **call)
   filling.finish(stats, [loss])
-  return vector, told
+  return vector, reported
 
 
 def _compute_expected(gradient, layout, examples):
@@ -192,24 +193,24 @@ class StreamingTest(parameterized.TestCase):
     self._check_same(kind, 0)
 
   def _check_same(self, kind, overlap):
-    gradient = _make_gradient(kind)
+    gradient = _make(kind)
     layout = _layout(gradient, bucket_bytes=100.0)
     streaming = StreamingGradient(
       gradient, [each.leaves for each in layout.buckets], overlap=overlap
     )
     self.assertEqual(streaming.overlap, _OVERLAP if overlap else 'none')
-    for examples in (4, 15, 7):  # Parts of 4 each: few programs.
-      vector, told = _stream(streaming, gradient, layout, examples)
+    for examples in (4, 15, 7):  # Micro-batches of 4 need few programs.
+      vector, reported = _stream(streaming, gradient, layout, examples)
       expected = _compute_expected(gradient, layout, examples)
       np.testing.assert_array_equal(vector.view('u4'), expected.view('u4'))
-      self.assertCountEqual(told, range(len(layout.buckets)))
+      self.assertCountEqual(reported, range(len(layout.buckets)))
       self.assertGreater(np.count_nonzero(vector), layout.size // 2)
     leaves = len(layout.order) - (kind == 'conv')  # One is not used.
     streams = overlap and not accelerators.is_fake()
     self.assertEqual(streaming.streamed, 3 * leaves if streams else 0)
 
   def test_nothing_is_compiled_late(self):
-    gradient = _make_gradient('mlp')
+    gradient = _make('mlp')
     layout = _layout(gradient, math.inf)
     streaming = StreamingGradient(
       gradient, [each.leaves for each in layout.buckets], overlap=True
@@ -225,7 +226,7 @@ class StreamingTest(parameterized.TestCase):
 
   def test_a_warm_up_of_one_size_compiles_its_programs(self):
     for overlap in (True, False):
-      gradient = _make_gradient.__wrapped__('mlp')
+      gradient = _make.__wrapped__('mlp')
       layout = _layout(gradient)
       streaming = StreamingGradient(
         gradient, [each.leaves for each in layout.buckets], overlap=overlap
@@ -243,7 +244,7 @@ class StreamingTest(parameterized.TestCase):
         if len(leaves) == 2:
           raise raised
 
-    gradient = _make_gradient('mlp')
+    gradient = _make('mlp')
     layout = _layout(gradient)
     streaming = StreamingGradient(
       gradient, [each.leaves for each in layout.buckets], overlap=True
@@ -254,7 +255,7 @@ class StreamingTest(parameterized.TestCase):
       streaming.stream(gradient.task.params, ((0, 4),), **call)
     self.assertIs(caught.exception, raised)
     self.assertLen(leaves, 2)
-    vector, _ = _stream(streaming, gradient, layout, 4)  # A later call works.
+    vector, _ = _stream(streaming, gradient, layout, 4)  # The stream continues.
     np.testing.assert_array_equal(
       vector, _compute_expected(gradient, layout, 4)
     )
@@ -290,7 +291,7 @@ class StreamingTest(parameterized.TestCase):
     self.assertEqual(streaming.streamed, 0 if accelerators.is_fake() else 6)
 
   def test_a_call_returns_the_gradient(self):
-    gradient = _make_gradient('mlp')
+    gradient = _make('mlp')
     streaming = StreamingGradient(gradient, (), overlap=False)
     params, ranges = gradient.task.params, ((0, 4),)
     streaming.prepare(ranges)
@@ -304,7 +305,7 @@ class StreamingTest(parameterized.TestCase):
 class AcceleratorTest(parameterized.TestCase):
   @mock.patch.object(jax, 'default_backend', lambda: 'fake')
   def test_a_bucket_is_sent_before_later_copies_land(self):
-    gradient = _make_gradient('transformer')
+    gradient = _make('transformer')
     layout = _layout(gradient, bucket_bytes=300.0)
     buckets = [
       leaves for leaves in [each.leaves for each in layout.buckets] if leaves
@@ -341,7 +342,7 @@ class AcceleratorTest(parameterized.TestCase):
 
   @mock.patch.object(jax, 'default_backend', lambda: 'fake')
   def test_without_overlap_all_copies_land_before_the_first_is_sent(self):
-    gradient = _make_gradient('mlp')
+    gradient = _make('mlp')
     layout = _layout(gradient)
     log, may_land = [], [threading.Event() for _ in layout.order]
     for event in may_land:
@@ -381,9 +382,11 @@ class AcceleratorTest(parameterized.TestCase):
     ('gpu', False, 'none', 'config.route.overlap is False'),
     ('cpu', False, 'none', 'config.route.overlap is False'),
   )
-  def test_overlap_is_described(self, platform, wanted, overlap, sentence):
+  def test_overlap_is_described(
+    self, platform, wants_overlap, overlap, sentence
+  ):
     with mock.patch.object(jax, 'default_backend', lambda: platform):
-      found, why = find_overlap(_make_gradient('mlp'), wanted=wanted)
+      found, why = find_overlap(_make('mlp'), wanted=wants_overlap)
     self.assertEqual(found, Overlap(overlap))
     self.assertRegex(why, sentence)
 
@@ -395,15 +398,15 @@ class NothingTest(absltest.TestCase):
     self.assertBetween(layout.size, 1002, 1017)
     streaming = learning.streaming(layout, overlap=True)
     streaming.warm_up_stream((), 4, changing=True)
-    vector, told = np.zeros(layout.size, np.float32), []
-    filling = BucketFiller(layout, vector, told.append)
+    vector, reported = np.zeros(layout.size, np.float32), []
+    filling = BucketFiller(layout, vector, reported.append)
     stats, loss = streaming.stream(
       (), ((0, 4),), worker=0, iteration=0, sink=filling
     )
     self.assertIsNone(loss)
-    self.assertEqual(told, [])
+    self.assertEqual(reported, [])
     filling.finish(stats, (1, 2))
-    self.assertEqual(told, [0])
+    self.assertEqual(reported, [0])
     np.testing.assert_array_equal(vector[-2:], [1, 2])
     self.assertFalse(vector[:-2].any())
 

@@ -69,8 +69,8 @@ class ResNetTest(parameterized.TestCase):
 
   @parameterized.parameters('group', 'batch', 'none')
   def test_logits_match_the_layers_of_the_paper(self, kind):
-    model = small_models.moved(
-      small_models.drawn(small_models.make_resnet, norm=kind)
+    model = small_models.perturb(
+      small_models.make_by_numpy(small_models.make_resnet, norm=kind)
     )
     images = small_models.MODELS['resnet'][1][:2]
 
@@ -85,12 +85,12 @@ class ResNetTest(parameterized.TestCase):
       x = references.relu(branch + x)
     expected = references.dense(model.logits, x.mean((1, 2)))
 
-    logits = small_models.evaluated(model, images)
+    logits = small_models.evaluate(model, images)
     self.assertEqual((logits.shape, logits.dtype), ((2, 10), np.float32))
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
 
   def test_logits_match_bottleneck_layers(self):
-    model = small_models.moved(nnx.merge(*small_models.made('resnet50')))
+    model = small_models.perturb(nnx.merge(*small_models.parts_of('resnet50')))
     images = small_models.MODELS['resnet50'][1][:2]
 
     x = references.relu(references.conv(model.stem, images))
@@ -104,12 +104,14 @@ class ResNetTest(parameterized.TestCase):
       x = references.relu(references.conv(expand, inner) + x)
     expected = references.dense(model.logits, x.mean((1, 2)))
 
-    logits = small_models.evaluated(model, images)
+    logits = small_models.evaluate(model, images)
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3)
 
   def test_without_normalisation_many_blocks_keep_the_scale(self):
-    model = small_models.drawn(small_models.make_resnet, depth=110, norm='none')
-    logits = small_models.evaluated(model, small_models.MODELS['resnet'][1])
+    model = small_models.make_by_numpy(
+      small_models.make_resnet, depth=110, norm='none'
+    )
+    logits = small_models.evaluate(model, small_models.MODELS['resnet'][1])
     self.assertBetween(np.sqrt(np.mean(logits**2)), 0.03, 30)
 
   @parameterized.parameters(
@@ -136,7 +138,7 @@ class AlexNetTest(parameterized.TestCase):
   def test_full_size_has_the_known_number_of_parameters(
     self, pixels, num_classes, size
   ):
-    """Compares with torchvision, and with Caffe's cifar10_quick."""
+    """The counts are those of torchvision and of Caffe's cifar10_quick."""
     model = nnx.eval_shape(
       lambda: small_models.make_alexnet(
         width=1, input_shape=(pixels, pixels, 3), num_classes=num_classes
@@ -146,8 +148,8 @@ class AlexNetTest(parameterized.TestCase):
 
   @parameterized.parameters(224, 32)
   def test_logits_match_the_layers(self, pixels):
-    model = small_models.moved(
-      small_models.drawn(
+    model = small_models.perturb(
+      small_models.make_by_numpy(
         small_models.make_alexnet, input_shape=(pixels, pixels, 3)
       )
     )
@@ -168,7 +170,7 @@ class AlexNetTest(parameterized.TestCase):
       x = references.relu(references.dense(dense, x))
     expected = references.dense(model.logits, x)
 
-    logits = small_models.evaluated(model, images)
+    logits = small_models.evaluate(model, images)
     self.assertEqual((logits.shape, logits.dtype), ((2, 10), np.float32))
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
 
@@ -192,7 +194,7 @@ def _wide_inception(kind):
 
 class InceptionV3Test(parameterized.TestCase):
   def test_full_size_has_the_known_number_of_parameters(self):
-    """Compares with torchvision, without its auxiliary classifier."""
+    """The count is that of torchvision without its auxiliary classifier."""
     self._assert_size('batch', 2 * 17_216)
 
   @pytest.mark.soak  # Seconds of tracing.

@@ -1,4 +1,4 @@
-"""Tests of what must hold of every model: gradients, evaluation, seeds."""
+"""Tests of gradients, evaluation and seeds of every model."""
 
 import math
 
@@ -16,7 +16,7 @@ def _gradient(name):
 
   The arguments are no constants, which would be folded when it is compiled.
   """
-  graph, params, rest = small_models.made(name)
+  graph, params, rest = small_models.parts_of(name)
 
   def loss(params, inputs, key):
     model = nnx.merge(graph, params, rest)
@@ -31,7 +31,7 @@ def _gradient(name):
 @parameterized.parameters(*small_models.MODELS)
 class EveryModelTest(parameterized.TestCase):
   def test_training_gives_float32_gradients_and_promotes_nothing(self, name):
-    rest = small_models.made(name)[2]
+    rest = small_models.parts_of(name)[2]
     function, arguments = _gradient(name)
     with (
       jax.numpy_rank_promotion('raise'),
@@ -43,7 +43,7 @@ class EveryModelTest(parameterized.TestCase):
     self.assertEqual(jax.tree.structure(stats), jax.tree.structure(rest))
 
   def test_kernels_have_the_variance_of_he(self, name):
-    _, params, _ = small_models.made(name)
+    _, params, _ = small_models.parts_of(name)
     kernels = [
       np.asarray(leaf)
       for path, leaf in jax.tree.leaves_with_path(params)
@@ -67,7 +67,7 @@ class EvaluationTest(parameterized.TestCase):
 
   def _assert_deterministic(self, name):
     inputs = small_models.MODELS[name][1]
-    graph, params, rest = small_models.made(name)
+    graph, params, rest = small_models.parts_of(name)
     logits = small_models.jit(
       lambda inputs: nnx.merge(graph, params, rest)(inputs)
     )
@@ -100,7 +100,7 @@ class DropoutTest(parameterized.TestCase):
   @parameterized.parameters('alexnet', 'transformer')
   def test_follows_the_key_and_is_off_in_evaluation(self, name):
     make, inputs = small_models.MODELS[name]
-    graph, params, rest = small_models.made(name)
+    graph, params, rest = small_models.parts_of(name)
     plain, *_ = nnx.split(nnx.eval_shape(lambda: make(dropout=0.0)))
 
     @small_models.jit
@@ -111,8 +111,8 @@ class DropoutTest(parameterized.TestCase):
     np.testing.assert_array_equal(train(keys[0]), train(keys[0]))
     self.assertFalse(np.array_equal(train(keys[0]), train(keys[1])))
     np.testing.assert_array_equal(
-      small_models.evaluated(nnx.merge(graph, params, rest), inputs),
-      small_models.evaluated(nnx.merge(plain, params, rest), inputs),
+      small_models.evaluate(nnx.merge(graph, params, rest), inputs),
+      small_models.evaluate(nnx.merge(plain, params, rest), inputs),
     )
 
   @parameterized.parameters('alexnet', 'transformer')
@@ -121,7 +121,8 @@ class DropoutTest(parameterized.TestCase):
     first, again, other = (
       jax.tree.leaves(small_models.parts(model)[1])
       for model in (
-        small_models.drawn(make, keyed=True, seed=seed) for seed in (0, 0, 1)
+        small_models.make_by_numpy(make, keyed=True, seed=seed)
+        for seed in (0, 0, 1)
       )
     )
     for one, two, three in zip(first, again, other, strict=True):

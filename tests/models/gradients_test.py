@@ -140,7 +140,7 @@ class MaxPoolTest(parameterized.TestCase):
       (got,), (expected,) = one[1](one[0]), other[1](one[0])
       np.testing.assert_array_equal(got, expected)
 
-  def test_the_gradient_under_vmap_equals_that_of_each(self):
+  def test_vmap_equals_separate_calls(self):
     rng = np.random.default_rng(3)
     inputs = jnp.asarray(rng.integers(-2, 2, (3, 2, 5, 5, 2)), jnp.float32)
 
@@ -158,7 +158,7 @@ class MaxPoolTest(parameterized.TestCase):
     last = jit(jax.vmap(gradient, in_axes=(4, None), out_axes=4))(inputs, 1.0)
     np.testing.assert_array_equal(last[..., 1], gradient(inputs[..., 1], 1.0))
 
-  def test_second_derivatives_are_right_and_forward_ones_refused(self):
+  def test_second_derivatives_are_exact_and_forward_ones_refused(self):
     inputs = jnp.asarray(np.random.default_rng(4).normal(size=(1, 4, 4, 1)))
 
     def total(inputs):
@@ -220,7 +220,7 @@ class EmbedTest(parameterized.TestCase):
     )
     np.testing.assert_array_equal(np.isnan(rows[:, 0]), [0, 1, 0, 1])
 
-  def test_its_product_has_full_precision_whatever_others_have(self):
+  def test_the_product_has_full_precision_in_any_precision_mode(self):
     tokens, cotangent = jnp.zeros(4, int), jnp.ones((4, 2))
     with jax.default_matmul_precision('bfloat16'):
       lowered = jax.jit(
@@ -235,7 +235,7 @@ class EmbedTest(parameterized.TestCase):
     self.assertLen(products, 1)
     self.assertIn('HIGHEST', products[0])
 
-  def test_the_gradient_under_vmap_equals_that_of_each(self):
+  def test_vmap_equals_separate_calls(self):
     rng = np.random.default_rng(1)
     tables = jnp.asarray(rng.normal(size=(3, 5, 2)), jnp.float32)
     tokens = jnp.asarray(rng.integers(0, 5, (3, 6)))

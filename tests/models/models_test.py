@@ -64,7 +64,7 @@ def _training(model, images):
 
 
 def _reference_vgg(model, depth, images) -> np.ndarray:
-  """The paper's layers one after the other in float64."""
+  """Returns logits by the paper's layers, one after the other, in float64."""
   convs = iter([conv for block in model.blocks for conv in block])
   x = images.astype(np.float64)
   for layer in _LAYERS[depth].split():
@@ -135,10 +135,10 @@ class VggTest(parameterized.TestCase):
 
   @parameterized.parameters(11, 16, 19)
   def test_logits_match_the_layers_of_the_paper(self, depth):
-    model = _with_random_biases(small_models.drawn(_vgg, depth=depth))
+    model = _with_random_biases(small_models.make_by_numpy(_vgg, depth=depth))
     images = _images((2, 32, 32, 3))
 
-    logits = small_models.evaluated(model, images)
+    logits = small_models.evaluate(model, images)
 
     self.assertEqual((logits.shape, logits.dtype), ((2, 10), np.float32))
     expected = _reference_vgg(model, depth, images)
@@ -154,8 +154,8 @@ class VggTest(parameterized.TestCase):
 
   def test_dropout_follows_the_key_and_is_off_in_evaluation(self):
     images = _images((2, 32, 32, 3))
-    plain = small_models.drawn(_vgg)
-    dropping = small_models.drawn(_vgg, dropout=0.5)
+    plain = small_models.make_by_numpy(_vgg)
+    dropping = small_models.make_by_numpy(_vgg, dropout=0.5)
     train = _training(dropping, images)
 
     np.testing.assert_array_equal(_training(plain, images)(None), train(None))
@@ -164,8 +164,8 @@ class VggTest(parameterized.TestCase):
     self.assertFalse(np.array_equal(train(0), train(None)))
 
   def test_dropout_keeps_the_expected_logits(self):
-    model = small_models.drawn(_vgg, dropout=0.5)
-    # The logits are linear in what the last hidden layer drops alone.
+    model = small_models.make_by_numpy(_vgg, dropout=0.5)
+    # The logits are linear in the outputs of the last dropout.
     model.hidden = nnx.List([model.hidden[0]])
     images = _images((1, 32, 32, 3))
     train = _training(model, images)
@@ -224,10 +224,10 @@ class HeNormalTest(parameterized.TestCase):
 class MlpTest(parameterized.TestCase):
   @parameterized.parameters(((),), ((7,),), ((7, 6),), ((1, 9, 2),))
   def test_logits_match_matrix_products(self, hidden):
-    model = _with_random_biases(small_models.drawn(_mlp, hidden=hidden))
+    model = _with_random_biases(small_models.make_by_numpy(_mlp, hidden=hidden))
     inputs = _images((8, 4, 5, 2))
 
-    logits = small_models.evaluated(model, inputs)
+    logits = small_models.evaluate(model, inputs)
 
     self.assertEqual((logits.shape, logits.dtype), ((8, 3), np.float32))
     expected = _reference_dense(model.layers, inputs)
@@ -252,14 +252,16 @@ class MlpTest(parameterized.TestCase):
 )
 class EveryModelTest(parameterized.TestCase):
   def test_state_is_parameters_alone(self, make):
-    _, params, rest = nnx.split(small_models.drawn(make), nnx.Param, ...)
+    _, params, rest = nnx.split(
+      small_models.make_by_numpy(make), nnx.Param, ...
+    )
     self.assertNotEmpty(jax.tree.leaves(params))
     self.assertEmpty(jax.tree.leaves(rest))
 
   def test_parameters_follow_the_seed(self, make):
     first, again, other = (
       jax.tree.leaves(
-        nnx.split(small_models.drawn(make, keyed=True, seed=seed))[1]
+        nnx.split(small_models.make_by_numpy(make, keyed=True, seed=seed))[1]
       )
       for seed in (0, 0, 1)
     )
@@ -273,7 +275,7 @@ class EveryModelTest(parameterized.TestCase):
 
   def test_training_promotes_no_type_or_rank(self, make):
     shape = (32, 32, 3) if make is not _mlp else (4, 5, 2)
-    graph, params = nnx.split(small_models.drawn(make))
+    graph, params = nnx.split(small_models.make_by_numpy(make))
 
     def loss(params, inputs, key):
       rngs = nnx.Rngs(dropout=key)

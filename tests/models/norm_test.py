@@ -31,7 +31,7 @@ class NormTest(parameterized.TestCase):
     expected = (wide - wide.mean(axes)) / np.sqrt(wide.var(axes) + 1e-5)
     np.testing.assert_allclose(normalised, expected, rtol=1e-4, atol=1e-4)
 
-  def test_batch_evaluates_with_the_statistics_that_it_holds(self):
+  def test_batch_norm_evaluates_with_its_running_statistics(self):
     layer = norm.make('batch', 3, nnx.Rngs(0))
     layer.mean[...] += 2
     layer.var[...] += 3
@@ -51,7 +51,7 @@ class NormTest(parameterized.TestCase):
       layer(inputs, train=True), layer(inputs, train=False)
     )
 
-  def test_none_is_the_identity(self):
+  def test_norm_none_is_the_identity(self):
     inputs = small_models.images((2, 4, 4, 6))
     layer = norm.make('none', 6, nnx.Rngs(0))
     np.testing.assert_array_equal(layer(inputs, train=True), inputs)
@@ -81,7 +81,7 @@ class NormTest(parameterized.TestCase):
 
 class StatisticsTest(absltest.TestCase):
   def test_a_training_pass_leaves_the_statistics_of_its_batch(self):
-    model = small_models.drawn(small_models.make_resnet, norm='batch')
+    model = small_models.make_by_numpy(small_models.make_resnet, norm='batch')
     images = small_models.MODELS['resnet'][1]
     inner = references.f64(model.stem.conv(images))
     graph, params, rest = small_models.parts(model)
@@ -97,7 +97,7 @@ class StatisticsTest(absltest.TestCase):
     axes = (0, 1, 2)
     np.testing.assert_allclose(stem['mean'], inner.mean(axes), atol=1e-5)
     np.testing.assert_allclose(stem['var'], inner.var(axes), rtol=1e-5)
-    # Nothing is left of what was there before.
+    # Earlier statistics have no effect.
     zeros = jax.tree.map(np.zeros_like, rest)
     jax.tree.map(
       np.testing.assert_array_equal, stats, statistics(params, zeros)

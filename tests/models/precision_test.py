@@ -26,10 +26,10 @@ _MODELS = {
 
 
 @functools.cache
-def _make_loss(name, dtype):
+def _make(name, dtype):
   """Returns loss and gradient of parameters, and these."""
   make, inputs = _MODELS[name]
-  model = small_models.drawn(make, dtype=jnp.dtype(dtype))
+  model = small_models.make_by_numpy(make, dtype=jnp.dtype(dtype))
   learned = task.classification(model, lambda x: x, lambda x, _: x)
   targets = inputs if inputs.dtype == np.int32 else np.arange(len(inputs))
 
@@ -43,7 +43,7 @@ def _make_loss(name, dtype):
 @functools.cache
 def _compute(name, dtype):
   """Returns loss, gradient as one vector, and statistics."""
-  function, arguments = _make_loss(name, dtype)
+  function, arguments = _make(name, dtype)
   (loss, stats), gradient = small_models.jit(function)(*arguments)
   leaves = jax.tree.leaves(gradient)
   return float(loss), np.concatenate([np.ravel(x) for x in leaves]), stats
@@ -63,7 +63,7 @@ def _equations(jaxpr):
 class ModelTest(parameterized.TestCase):
   @parameterized.product(name=[*_MODELS], dtype=[*_EPS])
   def test_layers_compute_in_halves_and_norms_in_float32(self, name, dtype):
-    function, arguments = _make_loss(name, dtype)
+    function, arguments = _make(name, dtype)
     jaxpr, ((loss, stats), gradient) = jax.make_jaxpr(
       function, return_shape=True
     )(*arguments)
@@ -83,7 +83,7 @@ class ModelTest(parameterized.TestCase):
         found['norm'] |= dtypes
     self.assertEqual(found, {'layer': {dtype}, 'norm': {'float32'}})
 
-  # A layer rounds its inputs, its parameters and what it computes, on the way
+  # A layer rounds its inputs, its parameters and its results, on the way
   # there and back: 6 roundings of at most eps / 2.
   @parameterized.parameters(
     ('alexnet', 5, 'bfloat16'), ('transformer', 6, 'float16')
@@ -111,7 +111,7 @@ class ModelTest(parameterized.TestCase):
     )
 
   @parameterized.parameters('group', 'batch')
-  def test_norms_take_numbers_whose_squares_overflow_float16(self, kind):
+  def test_norms_accept_numbers_whose_square_overflows_float16(self, kind):
     inputs = np.float16(300) * small_models.images((4, 2, 2, 8))
     layer = norm.make(kind, 8, nnx.Rngs(0))
     found = layer(jnp.asarray(inputs, jnp.float16), train=True)

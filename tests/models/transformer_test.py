@@ -25,17 +25,17 @@ class TransformerTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 5, 8)
   def test_short_inputs_give_the_logits_of_a_start(self, length):
-    model = nnx.merge(*small_models.made('transformer'))
+    model = nnx.merge(*small_models.parts_of('transformer'))
     tokens = small_models.tokens((4, 8))
     np.testing.assert_allclose(
-      small_models.evaluated(model, tokens[:, :length]),
-      small_models.evaluated(model, tokens)[:, :length],
+      small_models.evaluate(model, tokens[:, :length]),
+      small_models.evaluate(model, tokens)[:, :length],
       rtol=1e-4,
       atol=1e-5,
     )
 
   def test_a_token_changes_no_logits_before_it(self):
-    graph, params, rest = small_models.made('transformer')
+    graph, params, rest = small_models.parts_of('transformer')
     logits = small_models.jit(
       lambda tokens: nnx.merge(graph, params, rest)(tokens)
     )
@@ -52,7 +52,9 @@ class TransformerTest(parameterized.TestCase):
       self.assertTrue(differs[:, t:].all())
 
   def test_logits_match_attention_by_hand(self):
-    model = small_models.moved(nnx.merge(*small_models.made('transformer')))
+    model = small_models.perturb(
+      nnx.merge(*small_models.parts_of('transformer'))
+    )
     tokens = small_models.tokens((4, 8))
 
     x = references.f64(model.tokens.embedding)[tokens] + references.f64(
@@ -70,7 +72,7 @@ class TransformerTest(parameterized.TestCase):
       model.logits, references.layer_norm(model.norm, x)
     )
 
-    logits = small_models.evaluated(model, tokens)
+    logits = small_models.evaluate(model, tokens)
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
 
   @parameterized.parameters(

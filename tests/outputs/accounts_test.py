@@ -11,7 +11,7 @@ _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
 
 class AccountTest(parameterized.TestCase):
   def test_bsp_waits_for_the_slowest(self):
-    run, summary = small.trained(
+    run, summary = small.execute(
       epochs=1.0, cluster__speed__slowdown=(1.0, 2.0, 4.0)
     )
 
@@ -25,7 +25,7 @@ class AccountTest(parameterized.TestCase):
     self.assertEqual(summary['padding_share'], 0)
 
   def test_asp_never_waits_and_its_staleness_is_counted(self):
-    _, summary = small.trained(
+    _, summary = small.execute(
       sync__name='asp',
       epochs=0.5,
       cluster__speed__fixed_s=0.25,
@@ -43,7 +43,7 @@ class AccountTest(parameterized.TestCase):
 
   @parameterized.parameters(*_SCHEMES)
   def test_all_time_is_spent_in_some_phase(self, name):
-    _, summary = small.trained(
+    _, summary = small.execute(
       sync__name=name,
       cluster__network__server_up_Bps=(1e6,),
       cluster__network__worker_latency_s=(0.01, 0.0, 0.02),
@@ -56,7 +56,7 @@ class AccountTest(parameterized.TestCase):
 
   @parameterized.parameters(*_SCHEMES)
   def test_every_example_is_used_once_or_listed(self, name):
-    run, summary = small.trained(
+    run, summary = small.execute(
       sync__name=name,
       cluster__script=((0.2, 'leave', 0), (0.7, 'join', 0), (0.9, 'leave', 2)),
     )
@@ -68,7 +68,7 @@ class AccountTest(parameterized.TestCase):
     self.assertGreaterEqual(summary['examples'], 2 * 192)
 
   def test_the_timeline_is_one_chrome_trace(self):
-    run, summary = small.trained(epochs=1.0)
+    run, summary = small.execute(epochs=1.0)
 
     trace = json.loads((run.files.workdir / 'trace.json').read_text())
     names = [e['args']['name'] for e in trace if e['ph'] == 'M']
@@ -78,7 +78,7 @@ class AccountTest(parameterized.TestCase):
     self.assertAlmostEqual(total_s, 3 * summary['virtual_s'])
 
   def test_schedules_count_examples_of_the_whole_cluster(self):
-    run, _ = small.trained(
+    run, _ = small.execute(
       epochs=2.0,
       schedule__name='step',
       schedule__step__epochs=(0.5, 1.0),
@@ -89,7 +89,7 @@ class AccountTest(parameterized.TestCase):
       self.assertAlmostEqual(row['learning_rate'], 0.01 * 0.1**drops)
 
   def test_counting_updates_makes_asynchronous_rates_drop_early(self):
-    run, _ = small.trained(
+    run, _ = small.execute(
       epochs=1.0,
       log_every=1,
       schedule__name='step',
@@ -102,7 +102,7 @@ class AccountTest(parameterized.TestCase):
     self.assertAlmostEqual(min(early), 0.5 / 3)
 
   def test_time_to_an_accuracy_is_its_first_evaluation(self):
-    run, summary = small.trained(
+    run, summary = small.execute(
       epochs=4.0,
       eval_every=0.25,
       time_to=(0.3, 1.0),

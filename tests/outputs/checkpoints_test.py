@@ -120,7 +120,7 @@ class DeathTest(absltest.TestCase):
     failures = 0
     for step in itertools.count(1):
       self.directory = pathlib.Path(tempfile.mkdtemp()) / 'checkpoints'
-      happened, error = self._crash(step, crashes.full(self.directory))
+      happened, error = self._crash(step, crashes.disk_full(self.directory))
       if not happened:
         break
       if error is None:  # Nothing that the checkpoint needs is missing.
@@ -165,7 +165,7 @@ class DeathTest(absltest.TestCase):
     crash = crashes.Crash(
       self.directory, at=step, dies=lambda thread: True, error=error
     )
-    with crashes.crashing(crash):
+    with crashes.inject(crash):
       try:
         self._save(writer, 3)
         writer.close()

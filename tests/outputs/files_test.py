@@ -179,7 +179,7 @@ class BusyTest(absltest.TestCase):
   def test_a_virtual_run_waits_a_short_time_for_a_live_process(self):
     folder = pathlib.Path(tempfile.mkdtemp(), 'run')
     with (
-      locks.held(folder) as pid,
+      locks.hold(folder) as pid,
       mock.patch.object(outputs.files, 'LIVE_S', 0.5),
       self.assertLogs('absl', 'WARNING') as logs,
       self.assertRaisesRegex(ValueError, f'another run writes.*process {pid}'),

@@ -132,7 +132,7 @@ class RunTest(parameterized.TestCase):
       self.assertAlmostEqual(got[name], expected, delta=0.01 * expected + 1e-9)
 
   def test_bytes_of_all_windows_are_all_bytes(self):
-    _, summary = small.trained(epochs=1.0)
+    _, summary = small.execute(epochs=1.0)
     found = summary['bandwidth']
     sizes = [rate * found['window_s'] for rate in found['Bps'][:-1]]
     start = found['window_s'] * len(sizes)
@@ -140,7 +140,7 @@ class RunTest(parameterized.TestCase):
     self.assertAlmostEqual(sum(sizes), summary['bytes'], places=3)
 
   def test_how_far_a_run_was_at_an_accuracy_and_a_loss(self):
-    run, summary = small.trained(
+    run, summary = small.execute(
       epochs=4.0,
       eval_every=0.25,
       log_every=1,

@@ -116,7 +116,7 @@ class FolderLockTest(absltest.TestCase):
 
   def test_it_waits_for_the_release_and_logs_the_holder(self):
     with (
-      locks.held(self.folder, for_s=0.5) as pid,
+      locks.hold(self.folder, for_s=0.5) as pid,
       self.assertLogs('absl', 'WARNING') as logs,
     ):
       lock = self._lock(30.0)
@@ -126,7 +126,7 @@ class FolderLockTest(absltest.TestCase):
     lock.release()
 
   def test_it_waits_no_longer_than_its_limit(self):
-    with locks.held(self.folder) as pid:
+    with locks.hold(self.folder) as pid:
       with self.assertRaisesRegex(transient.Busy, f'has it: process {pid} on'):
         self._lock(0.3)
       start = time.monotonic()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
-from bench import made
 from bench import predict as bench
+from bench import synthetic
 from configs import default
 from predict import arima
 
@@ -172,20 +172,20 @@ class BoundTest(parameterized.TestCase):
     self._assert_bounded(kind, name)
 
   def _assert_bounded(self, kind, name):
-    trace = bench.Trace(*made.make(kind, seed=400, steps=400))
+    trace = bench.Trace(*synthetic.make(kind, seed=400, steps=400))
     (ratio,) = bench.excess([name], trace)
     self.assertLess(ratio, 1.02)
 
   @parameterized.parameters(('driven', 0.5), ('noise', 0.9), ('regimes', 0.98))
   def test_networks_beat_averages_on_predictable_traces(self, kind, most):
-    trace = bench.Trace(*made.make(kind, seed=401, steps=400))
+    trace = bench.Trace(*synthetic.make(kind, seed=401, steps=400))
     (ratio,) = bench.excess(['narx'], trace)
     self.assertLess(ratio, most)
 
   @parameterized.parameters(1, 9)
   def test_the_bound_holds_for_any_number_of_workers(self, workers):
     trace = bench.Trace(
-      *made.make('shifts', seed=402, steps=300, workers=workers)
+      *synthetic.make('shifts', seed=402, steps=300, workers=workers)
     )
     (ratio,) = bench.excess(['narx'], trace)
     self.assertLess(ratio, 1.02)
@@ -199,7 +199,7 @@ class TraceTest(parameterized.TestCase):
     path = pathlib.Path(os.environ.get('SYNCOPATE_DATA', ''), f'pai/{job}.csv')
     if not path.exists():
       self.skipTest(f'There is no {path}.')
-    (ratio,) = bench.excess([name], bench.pai(path))
+    (ratio,) = bench.excess([name], bench.read_pai(path))
     self.assertLess(ratio, 1.02)
 
   @parameterized.parameters(('job1', 13.8), ('job3', 31.2))
@@ -207,7 +207,7 @@ class TraceTest(parameterized.TestCase):
     path = pathlib.Path(os.environ.get('SYNCOPATE_DATA', ''), f'pai/{job}.csv')
     if not path.exists():
       self.skipTest(f'There is no {path}.')
-    found = bench.missed('last', bench.pai(path))
+    found = bench.error_of('last', bench.read_pai(path))
     self.assertAlmostEqual(found, yardstick, delta=0.05)
 
   def test_current_factors_help_narx_on_the_recording(self):
@@ -218,13 +218,13 @@ class TraceTest(parameterized.TestCase):
     self._assert_factors_help(None)
 
   def _assert_factors_help(self, steps):
-    values, factors = bench.recorded(bench.RECORDED)
+    values, factors = bench.read_recording(bench.RECORDED)
     trace = bench.Trace(values[:steps], factors[:steps])
-    found = bench.missed('narx', trace)
-    least = min(bench.missed(name, trace) for name in ('last', 'ema'))
+    found = bench.error_of('narx', trace)
+    least = min(bench.error_of(name, trace) for name in ('last', 'ema'))
     self.assertLess(found, 0.98 * least)
-    for blind in bench.ablated(trace).values():
-      self.assertGreater(bench.missed('narx', blind), 1.01 * found)
+    for blind in bench.ablations(trace).values():
+      self.assertGreater(bench.error_of('narx', blind), 1.01 * found)
 
 
 class BenchTest(absltest.TestCase):
@@ -257,7 +257,7 @@ class BenchTest(absltest.TestCase):
         'worker,iteration,time,compute_s,cpu,memory\n'
         '0,0,1.0,0.5,0.9,0.8\n0,1,2.0,0.25,0.7,0.6\n1,0,3.0,0.125,0.5,0.4\n'
       )
-      trace = bench.recorded(str(path))
+      trace = bench.read_recording(str(path))
     np.testing.assert_array_equal(trace.values, [[2, 8], [4, np.nan]])
     np.testing.assert_array_equal(trace.factors[:, 0], [[0.9, 0.8], [0.7, 0.6]])
     np.testing.assert_array_equal(trace.factors[0, 1], [0.5, 0.4])

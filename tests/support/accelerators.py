@@ -1,8 +1,8 @@
-"""Processes that have an accelerator without there being one, and their arrays.
+"""Fake accelerators of processes, and records of the arrays on them.
 
-Tests start processes with `environment(folder)`, and afterwards ask `records`
-which client of JAX has compiled what in each of them, and how many bytes it was
-given.  See `tests/support/fake_gpu/sitecustomize.py`.
+Tests start processes with `environment(folder)`.  Afterwards `records` returns
+the programs that each client of JAX has compiled and the bytes that it has
+received, by process.  See `tests/support/fake_gpu/sitecustomize.py`.
 """
 
 import collections
@@ -23,26 +23,28 @@ def environment(
   """Returns the variables that give a Python process a fake accelerator.
 
   Args:
-    record: Folder, made here, for the records of processes; None for none.
+    record: Folder for the records of processes, which is created; None for no
+      records.
     devices: Number of the accelerator's devices.
     platforms: JAX_PLATFORMS; empty for the default, as on a host with a GPU.
   """
-  own = {
+  variables = {
     'PYTHONPATH': f'{FOLDER}{os.pathsep}{_ROOT}',
     'SYNCOPATE_FAKE_GPU': str(devices),
     'JAX_PLATFORMS': platforms,
-    'CUDA_VISIBLE_DEVICES': '',  # Real ones take no part.
+    'CUDA_VISIBLE_DEVICES': '',  # Hides real GPUs.
   }
   if record is not None:
     record.mkdir(parents=True, exist_ok=True)
-    own['SYNCOPATE_FAKE_GPU_RECORD'] = str(record)
-  return own
+    variables['SYNCOPATE_FAKE_GPU_RECORD'] = str(record)
+  return variables
 
 
 def inherited() -> dict[str, str]:
-  """Returns the variables of a process that has this one's kind of devices.
+  """Returns the variables of a process with the devices of this process.
 
-  The CPU; the fake accelerator if all tests have it (see `tests/conftest.py`).
+  These are the CPU, or the fake accelerator if all tests use it (see
+  `tests/conftest.py`).
   """
   if is_fake():
     return {'PYTHONPATH': f'{FOLDER}{os.pathsep}{_ROOT}', 'JAX_PLATFORMS': ''}
@@ -50,29 +52,29 @@ def inherited() -> dict[str, str]:
 
 
 def cpu() -> dict[str, str]:
-  """Returns the variables of a process that has the CPU alone, in all tests."""
-  own = {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
-  return own | {'SYNCOPATE_FAKE_GPU': ''}
+  """Returns the variables of a process that has only the CPU, in all tests."""
+  variables = {'PYTHONPATH': str(_ROOT), 'JAX_PLATFORMS': 'cpu'}
+  return variables | {'SYNCOPATE_FAKE_GPU': ''}
 
 
 def is_fake() -> bool:
-  """Returns whether all tests have the fake accelerator."""
+  """Returns whether all tests use the fake accelerator."""
   return bool(os.environ.get('SYNCOPATE_FAKE_GPU'))
 
 
 def skip_if_fake(reason: str) -> None:
-  """Skips a test that the fake accelerator cannot have."""
+  """Skips a test that the fake accelerator does not support."""
   if is_fake():
     raise unittest.SkipTest(f'With the fake accelerator: {reason}')
 
 
 @dataclasses.dataclass
 class Client:
-  """One client of JAX in one process.
+  """Client of JAX for a platform, in one process.
 
   Attributes:
-    computations: Names of what has been compiled for it, with counts.
-    bytes: Sizes of the arrays that it was given explicitly, in order.
+    computations: Names of the programs compiled for it, with counts.
+    bytes: Sizes of the arrays explicitly put on its devices, in order.
   """
 
   computations: collections.Counter[str] = dataclasses.field(
@@ -81,18 +83,18 @@ class Client:
   bytes: list[int] = dataclasses.field(default_factory=list)
 
   @property
-  def used(self) -> bool:
-    """Whether it has ever held an array."""
+  def has_arrays(self) -> bool:
+    """True if the client has ever held an array."""
     return bool(self.computations or self.bytes)
 
 
 @dataclasses.dataclass
 class Record:
-  """A process that has started clients of JAX.
+  """Record of a process that has started clients of JAX.
 
   Attributes:
-    argv: Its command line.
-    clients: Those that have started, by platform: 'cpu', 'fake'.
+    argv: Command line of the process.
+    clients: Started clients by platform: 'cpu', 'fake'.
   """
 
   argv: list[str]

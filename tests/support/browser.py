@@ -1,4 +1,4 @@
-"""A headless Chromium that a test drives, over its debugging pipe."""
+"""Headless Chromium, controlled over its debugging pipe, for tests."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ _FLAGS = (
   *('--disable-dev-shm-usage', '--disable-background-networking'),
   '--remote-debugging-pipe',
 )
-_END = b'\0'  # Of a message.
+_END = b'\0'  # End of a message.
 
 
 def path() -> str | None:
@@ -25,7 +25,7 @@ def path() -> str | None:
 
 
 class Browser:
-  """One page of a browser that lives until `close`.
+  """Browser with one page, which runs until `close`.
 
   Attributes:
     problems: Errors of the page and of its console so far.
@@ -51,14 +51,14 @@ class Browser:
     self._session: dict[str, str] = {}
     targets = self._call('Target.getTargets')['targetInfos']
     page = next(each for each in targets if each['type'] == 'page')
-    told = {'targetId': page['targetId'], 'flatten': True}
-    found = self._call('Target.attachToTarget', **told)
-    self._session = {'sessionId': found['sessionId']}
+    arguments = {'targetId': page['targetId'], 'flatten': True}
+    answer = self._call('Target.attachToTarget', **arguments)
+    self._session = {'sessionId': answer['sessionId']}
     for domain in ('Page', 'Runtime', 'Log'):
       self._call(f'{domain}.enable')
 
   def show(self, width: int, height: int, *, dark: bool) -> None:
-    """Makes the page so many pixels wide and high, light or dark."""
+    """Sets the size of the page in pixels, and its color scheme."""
     self._call(
       'Emulation.setDeviceMetricsOverride',
       width=width,
@@ -71,7 +71,7 @@ class Browser:
     self._call('Emulation.setEmulatedMedia', features=[feature])
 
   def open(self, file: pathlib.Path) -> None:
-    """Opens a file, and waits until its script says that it is ready."""
+    """Opens a file, and waits until its script marks the page as ready."""
     self._call('Page.navigate', url=file.resolve().as_uri())
     self.until('document.documentElement?.dataset.ready')
 
@@ -79,7 +79,7 @@ class Browser:
     """Waits until an expression is true.
 
     Raises:
-      TimeoutError: If that takes too long.
+      TimeoutError: If the expression is false for `timeout_s`.
     """
     end = time.monotonic() + timeout_s
     while not self.run(f'Boolean({expression})'):
@@ -88,23 +88,27 @@ class Browser:
       time.sleep(0.05)
 
   def run(self, expression: str) -> Any:
-    """Returns what an expression of JavaScript comes to, as JSON."""
-    found = self._call(
+    """Returns the value of an expression of JavaScript."""
+    answer = self._call(
       'Runtime.evaluate', expression=expression, returnByValue=True
     )
-    if 'exceptionDetails' in found:
-      raise ValueError(f'{expression}: {found["exceptionDetails"]}')
-    return found['result'].get('value')
+    if 'exceptionDetails' in answer:
+      raise ValueError(f'{expression}: {answer["exceptionDetails"]}')
+    return answer['result'].get('value')
 
   def picture(self, *, whole: bool = False) -> bytes:
-    """Returns what is seen as PNG; `whole` also what is below."""
-    found = self._call(
+    """Returns a picture of the page as PNG.
+
+    Args:
+      whole: True for the whole page, not only the visible part.
+    """
+    answer = self._call(
       'Page.captureScreenshot', format='png', captureBeyondViewport=whole
     )
-    return base64.b64decode(found['data'])
+    return base64.b64decode(answer['data'])
 
   def close(self) -> None:
-    """Ends the browser."""
+    """Closes the browser and waits for the end of its process."""
     self._session = {}
     os.write(self._write, b'{"id":0,"method":"Browser.close"}\0')
     try:
@@ -116,9 +120,9 @@ class Browser:
     os.close(self._read)
     self._home.cleanup()
 
-  def _call(self, method: str, **told: Any) -> dict[str, Any]:
+  def _call(self, method: str, **params: Any) -> dict[str, Any]:
     self._number += 1
-    message = {'id': self._number, 'method': method, 'params': told}
+    message = {'id': self._number, 'method': method, 'params': params}
     os.write(self._write, json.dumps(message | self._session).encode() + _END)
     while True:
       answer = self._message()
@@ -126,17 +130,17 @@ class Browser:
         if 'error' in answer:
           raise ValueError(f'{method}: {answer["error"]}')
         return answer['result']
-      self._note(answer)
+      self._record_problem(answer)
 
-  def _note(self, event: dict[str, Any]) -> None:
-    told = event.get('params', {})
+  def _record_problem(self, event: dict[str, Any]) -> None:
+    params = event.get('params', {})
     match event.get('method'):
       case 'Runtime.exceptionThrown':
-        self.problems.append(str(told['exceptionDetails']))
-      case 'Runtime.consoleAPICalled' if told['type'] in ('error', 'warning'):
-        self.problems.append(str(told['args']))
-      case 'Log.entryAdded' if told['entry']['level'] in ('error', 'warning'):
-        self.problems.append(str(told['entry']))
+        self.problems.append(str(params['exceptionDetails']))
+      case 'Runtime.consoleAPICalled' if params['type'] in ('error', 'warning'):
+        self.problems.append(str(params['args']))
+      case 'Log.entryAdded' if params['entry']['level'] in ('error', 'warning'):
+        self.problems.append(str(params['entry']))
 
   def _message(self) -> dict[str, Any]:
     while _END not in self._buffer:

@@ -50,7 +50,7 @@ class Fields(NamedTuple):
   dtype: int
   body: bytes
 
-  def packed(self):
+  def pack(self):
     """Returns the bytes of the frame, with valid checksums."""
     fields = _HEADER.pack(
       self.membership_epoch,
@@ -66,9 +66,9 @@ class Fields(NamedTuple):
     return fields + checksum + self.body
 
 
-def unpacked(data):
+def unpack(data):
   """Returns the fields of the complete frames at the beginning of `data`."""
-  found, start = [], 0
+  frames, start = [], 0
   while len(data) - start >= HEADER_BYTES:
     membership_epoch, iteration, layout, chunk, size, kind, dtype, _ = (
       _HEADER.unpack_from(data, start)
@@ -77,11 +77,11 @@ def unpacked(data):
     if end > len(data):
       break
     body = bytes(data[start + HEADER_BYTES : end])
-    found.append(
+    frames.append(
       Fields(membership_epoch, iteration, layout, chunk, kind, dtype, body)
     )
     start = end
-  return found
+  return frames
 
 
 class Peer:
@@ -111,42 +111,42 @@ class Peer:
     self._open, self._closed = [], False
     self._base = self._sent_bytes = 0
 
-  def meet(self, made, membership_epoch, own=0):
+  def meet(self, node, membership_epoch, receiver=0):
     """Accepts the connection of an executor, and connects to it."""
     self.hang_up()
     self.accept()
-    self.connect(made, membership_epoch, own)
+    self.connect(node, membership_epoch, receiver)
     if _exactly(self._out, 1) != b'\1':
-      raise AssertionError('The executor does not let us in.')
-    self._sent_bytes, self._base = 0, _received_bytes(made, self.index)
+      raise AssertionError('The executor rejects the connection.')
+    self._sent_bytes, self._base = 0, _received_bytes(node, self.index)
 
-  def connect(self, made, membership_epoch, own=0):
+  def connect(self, node, membership_epoch, receiver=0):
     """Connects to an executor, and sends the hello without its answer."""
-    out = socket.create_connection(parts(made.address), executors.WAIT_S)
+    out = socket.create_connection(parts(node.address), executors.WAIT_S)
     self._keep(out)
     out.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if context := self._contexts.client:
       out = self._keep(context.wrap_socket(out, server_hostname=self._name))
-    ours = secrets.token_bytes(32)
-    out.sendall(_MAGIC + ours)
-    theirs = _exactly(out, 64)[:32]
-    hello = _HELLO.pack(membership_epoch, self.index, own)
-    out.sendall(_proof('client', ours + theirs) + hello)
+    nonce = secrets.token_bytes(32)
+    out.sendall(_MAGIC + nonce)
+    listener_nonce = _exactly(out, 64)[:32]
+    hello = _HELLO.pack(membership_epoch, self.index, receiver)
+    out.sendall(_proof('client', nonce + listener_nonce) + hello)
     self._out = out
 
   def accept(self):
     """Accepts the connection of an executor, and starts to receive."""
-    own = self._keep(self._listener.accept()[0])
-    own.settimeout(executors.WAIT_S)
+    conn = self._keep(self._listener.accept()[0])
+    conn.settimeout(executors.WAIT_S)
     if context := self._contexts.listener:
-      own = self._keep(context.wrap_socket(own, server_side=True))
-    nonce = _exactly(own, 40)[8:]
-    ours = secrets.token_bytes(32)
-    own.sendall(ours + _proof('listener', nonce + ours))
-    _exactly(own, 32 + _HELLO.size)
-    own.sendall(b'\1')
-    self._in, self.received = own, bytearray()
-    args = own, self.received
+      conn = self._keep(context.wrap_socket(conn, server_side=True))
+    client_nonce = _exactly(conn, 40)[8:]
+    nonce = secrets.token_bytes(32)
+    conn.sendall(nonce + _proof('listener', client_nonce + nonce))
+    _exactly(conn, 32 + _HELLO.size)
+    conn.sendall(b'\1')
+    self._in, self.received = conn, bytearray()
+    args = conn, self.received
     threading.Thread(target=_drain, args=args, daemon=True).start()
 
   def send(self, data):
@@ -158,19 +158,19 @@ class Peer:
     """Sends bytes on the connection over which the executor sends frames."""
     self._in.sendall(data)
 
-  def unread_bytes(self, made):
+  def unread_bytes(self, node):
     """Returns the number of sent bytes that the executor has not read."""
-    return self._base + self._sent_bytes - _received_bytes(made, self.index)
+    return self._base + self._sent_bytes - _received_bytes(node, self.index)
 
-  def settle(self, made):
+  def settle(self, node):
     """Waits until the executor has read all sent bytes, `_SETTLE_S` at most."""
     end = time.monotonic() + _SETTLE_S
-    while self.unread_bytes(made) and time.monotonic() < end:
+    while self.unread_bytes(node) and time.monotonic() < end:
       time.sleep(0.0005)
 
   def frames(self):
     """Returns the complete frames that the executor has sent so far."""
-    return unpacked(bytes(self.received))
+    return unpack(bytes(self.received))
 
   def await_part(self, iteration, chunk):
     """Waits until the executor has sent its partial sum of a chunk."""
@@ -218,7 +218,7 @@ class Membership:
 
   def __init__(
     self,
-    made,
+    node,
     count,
     *,
     size,
@@ -230,20 +230,20 @@ class Membership:
     """Creates the peers, without connections.
 
     Args:
-      made: Executor of worker 0.
+      node: Executor of worker 0.
       count: Number of workers.
       size: Number of elements of a gradient buffer.
       chunk_bytes: Bytes of a chunk, as given to the executor.
-      ranges: Buckets of the buffer; None for a single one.
+      buckets: Buckets of the buffer; None for a single one.
       rate_Bps: Rate of the forest, bytes per second; 1 has the smallest window.
       security: Credentials, as given to the executor.
     """
-    self.executor, self.membership_epoch = made, 0
+    self.executor, self.membership_epoch = node, 0
     self.peers = {index: Peer(index, security) for index in range(1, count)}
     self.size, self.buckets = size, buckets or [(0, size)]
     forest, workers = executors.star(count)
     self._forest = dataclasses.replace(forest, rate_Bps=rate_Bps), workers
-    addresses = {0: made.address}
+    addresses = {0: node.address}
     addresses |= {index: peer.address for index, peer in self.peers.items()}
     self.group = groups.make_membership(*self._forest, addresses)
     roles = program.find_roles(self.group, 0, chunk_bytes=chunk_bytes)
@@ -253,21 +253,21 @@ class Membership:
     """Forms the next membership epoch, and connects all peers."""
     self.membership_epoch += 1
     group = self.group._replace(membership_epoch=self.membership_epoch)
-    failed = []
+    results = []
 
     def form():
-      failed.extend(executors.parallel([lambda: self.executor.form(group)]))
+      results.extend(executors.parallel([lambda: self.executor.form(group)]))
 
     thread = threading.Thread(target=form)
     thread.start()
     for peer in self.peers.values():
       peer.meet(self.executor, self.membership_epoch)
     thread.join()
-    if failed != [None]:
-      raise AssertionError(failed)
+    if results != [None]:
+      raise AssertionError(results)
 
   def chunks(self, *, root):
-    """Returns the numbers of the chunks of which worker `root` is the root."""
+    """Returns the numbers of the chunks whose root is worker `root`."""
     trees = self._forest[0].trees
     names = self.group.names
     return [
@@ -293,13 +293,13 @@ class Membership:
     )
 
   def take_part(self, iteration, numbers, total):
-    """Sends the only peer's parts, and the sums of chunks that it roots."""
+    """Sends the parts of the only peer, and the sums of its chunks as root."""
     (peer,) = self.peers.values()
     for chunk in self.chunks(root=0):
-      peer.send(self.fields(iteration, chunk, UP, numbers).packed())
+      peer.send(self.fields(iteration, chunk, UP, numbers).pack())
     for chunk in self.chunks(root=peer.index):
       peer.await_part(iteration, chunk)
-      peer.send(self.fields(iteration, chunk, DOWN, total).packed())
+      peer.send(self.fields(iteration, chunk, DOWN, total).pack())
 
   def close(self):
     """Closes all connections of the peers."""
@@ -307,8 +307,8 @@ class Membership:
       peer.close()
 
 
-def _received_bytes(made, index):
-  usage = made.traffic().get(index)
+def _received_bytes(node, index):
+  usage = node.traffic().get(index)
   return usage.received_bytes if usage else 0
 
 

@@ -1,4 +1,4 @@
-"""Certificates for tests, each with a key of its own, created by openssl."""
+"""Certificates for tests, each with a new key, created by openssl."""
 
 import pathlib
 import subprocess
@@ -9,8 +9,8 @@ from cluster.network.handshake import Security
 _LOOPBACK = 'IP:127.0.0.1'
 
 
-def written(folder: pathlib.Path, name: str = _LOOPBACK) -> list[pathlib.Path]:
-  """Returns the files of a new certificate of a name, and of its key."""
+def write(folder: pathlib.Path, name: str = _LOOPBACK) -> list[pathlib.Path]:
+  """Writes a new certificate of a name and its key; returns both files."""
   certificate, key = folder / 'certificate', folder / 'key'
   command = (
     'openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes '
@@ -21,8 +21,8 @@ def written(folder: pathlib.Path, name: str = _LOOPBACK) -> list[pathlib.Path]:
   return [certificate, key]
 
 
-def certified(token: str, name: str = _LOOPBACK) -> Security:
+def make_security(token: str, name: str = _LOOPBACK) -> Security:
   """Returns credentials with a token and a new certificate."""
   with tempfile.TemporaryDirectory() as folder:
-    files = written(pathlib.Path(folder), name)
+    files = write(pathlib.Path(folder), name)
     return Security(token, *(file.read_bytes() for file in files))

@@ -1,10 +1,11 @@
 """Real allreduce runs in a lab whose links change during the run.
 
-`throttled` slows the last host from 200 to 50 Mbit/s, both ways, 12 s after
-the first iteration, and compares a run that repacks its forest with one that
-does not, and with one whose links are slow from the start.  `noisy` draws the
-rates of every host anew each second, from 90 to 110 % of 200 Mbit/s.  Workers
-compute nothing, so that an iteration is one allreduce.  Labs need root.
+`measure_throttling` slows the last host from 200 to 50 Mbit/s in both
+directions, 12 s after the first iteration.  It compares a run that repacks its
+forest with one that does not, and with one whose links are slow from the start.
+`run_with_noise` draws new rates of every host each second, from 90 to 110 % of
+200 Mbit/s.  Workers compute nothing, so an iteration is one allreduce.  Labs
+need root.
 
 This module also runs inside the lab, as a command that changes links beside
 the run: `python -m tests.support.changing_links CHANGE RUN COMMAND ...`.
@@ -34,12 +35,12 @@ _HOSTS = 4
 _SIZE_BYTES = 5_000_000
 
 
-class Throttled(NamedTuple):
+class Throttling(NamedTuple):
   """Median seconds of an iteration after a link has become slow.
 
   Attributes:
     before_s: With fast links.
-    fixed_s: With the forest of before.
+    fixed_s: With the forest for fast links.
     adapted_s: With a repacked forest.
     fresh_s: With a forest packed for slow links at the start.
   """
@@ -50,7 +51,7 @@ class Throttled(NamedTuple):
   fresh_s: float
 
 
-def throttled(out: pathlib.Path, iterations: int) -> Throttled:
+def measure_throttling(out: pathlib.Path, iterations: int) -> Throttling:
   """Slows a link in the middle of two runs, and from the start of a third.
 
   Args:
@@ -64,10 +65,10 @@ def throttled(out: pathlib.Path, iterations: int) -> Throttled:
   fixed = _iterations_s(_run(out, 'fixed', 'throttle', _LAST + 50, False))
   adapted = _iterations_s(_run(out, 'adapted', 'throttle', iterations, True))
   last = (statistics.median(each[-_LAST:]) for each in (fixed, adapted, fresh))
-  return Throttled(statistics.median(adapted[3:13]), *last)
+  return Throttling(statistics.median(adapted[3:13]), *last)
 
 
-def noisy(out: pathlib.Path, iterations: int) -> list[str]:
+def run_with_noise(out: pathlib.Path, iterations: int) -> list[str]:
   """Returns the decisions of a run that adapts to noise of 10 %.
 
   Args:
@@ -116,10 +117,10 @@ def _run(
   )
   lab = [sys.executable, '-m', 'tools.lab', f'--hosts={_HOSTS}']
   lab += [f'--link={_RATE // 10**6}mbit', '--']
-  own = [sys.executable, '-m', 'tests.support.changing_links']
-  own += [change, str(path)]
+  changer = [sys.executable, '-m', 'tests.support.changing_links']
+  changer += [change, str(path)]
   log = path.parent / 'log'
-  clusters.finish(clusters.start([*lab, *own, *words], log), log, _LIMIT_S)
+  clusters.finish(clusters.start([*lab, *changer, *words], log), log, _LIMIT_S)
   return path
 
 

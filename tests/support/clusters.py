@@ -1,6 +1,6 @@
-"""Runs on clusters whose links and compute times are known, for tests.
+"""Timing-only runs on clusters with known links and compute times, for tests.
 
-Without a model, they have the files of real runs and take no time.
+The runs write the files of real runs and take almost no time.
 """
 
 import functools
@@ -19,7 +19,7 @@ from tools import calibrate
 
 UP = (20e6, 60e6, 40e6, 25e6)
 DOWN = (50e6, 25e6, 60e6, 30e6)
-SERVERS = {'down': 80e6, 'up': 70e6}  # All of them together.
+SERVERS = {'down': 80e6, 'up': 70e6}  # Sum of all servers.
 ITERATIONS = 240
 _CLUSTER = {
   'epochs': ITERATIONS * 16 / 10_000,
@@ -33,9 +33,9 @@ _CLUSTER = {
   'cluster.network.worker_latency_s': (2e-3,),
   'batching.worker_batch': 16,
   'model.name': 'none',
-  'model.none.size_bytes': 5_000_004,  # 4 x no multiple of the servers.
+  'model.none.size_bytes': 5_000_004,  # Not a multiple of 4 times the servers.
   'model.none.num_train': 10_000,
-  # Without a model these are at their defaults.
+  # Fields that must have their defaults without a model.
   'data.name': 'digits',
   'data.synthetic.num_train': 1024,
   'data.synthetic.num_test': 256,
@@ -52,8 +52,8 @@ def config(scheme: str, servers: int = 1, **changed: Any) -> ConfigDict:
     f'cluster.network.server_{link}_Bps': (SERVERS[link] / servers,)
     for link in ('up', 'down')
   }
-  own = {'sync.name': scheme, 'route.server.servers': servers}
-  fields = _CLUSTER | shares | own
+  selection = {'sync.name': scheme, 'route.server.servers': servers}
+  fields = _CLUSTER | shares | selection
   fields |= {name.replace('__', '.'): value for name, value in changed.items()}
   return small.config(**fields)
 
@@ -61,21 +61,21 @@ def config(scheme: str, servers: int = 1, **changed: Any) -> ConfigDict:
 @functools.cache
 def run(scheme: str, servers: int = 1, **changed: Any) -> pathlib.Path:
   """Returns the folder of a run that has ended."""
-  made = small.build(config(scheme, servers, **changed))
-  made()
-  return made.files.workdir
+  built = small.build(config(scheme, servers, **changed))
+  built()
+  return built.files.workdir
 
 
 @functools.cache
-def measured(scheme: str, servers: int = 1) -> calibrate.Calibration:
-  """Returns the calibration that was measured in a run."""
+def calibration(scheme: str, servers: int = 1) -> calibrate.Calibration:
+  """Returns the calibration measured from a run."""
   return calibrate.measure(run(scheme, servers))
 
 
-def changed(
+def with_timeline(
   folder: pathlib.Path, change: Callable[[dict], object]
 ) -> pathlib.Path:
-  """Returns a copy of a run with other rows in its timeline."""
+  """Returns a copy of a run with changed rows in its timeline."""
   copy = pathlib.Path(tempfile.mkdtemp(), 'copy')
   shutil.copytree(folder, copy)
   rows = json.loads((copy / 'trace.json').read_text())
@@ -87,11 +87,11 @@ def changed(
   return copy
 
 
-def noisy(folder: pathlib.Path, deviation: float) -> pathlib.Path:
-  """Returns a copy of a run with errors of durations, as a share of them."""
+def with_noise(folder: pathlib.Path, deviation: float) -> pathlib.Path:
+  """Returns a copy of a run with relative errors of durations."""
   generator = random.Random(0)
 
   def change(row):
     row['dur'] *= 1 + generator.gauss(0, deviation)
 
-  return changed(folder, change)
+  return with_timeline(folder, change)

@@ -8,8 +8,8 @@ from wire.codec import Wire, Workspace
 from wire.multi_round import MultiRoundAllreduce
 
 
-def jitted(codec):
-  """Returns a codec that is compiled, which is quicker than tracing again."""
+def jit_codec(codec):
+  """Returns a codec whose functions are compiled once."""
   return codec._replace(
     encode=jit(codec.encode), decode=jit(codec.decode, static_argnums=1)
   )
@@ -22,7 +22,7 @@ def allreduce(codec, states, vectors, *, uses_numpy=False):
     codec: Codec of gradients, with an allreduce.
     states: States of all workers.
     vectors: Gradients of all workers, float32 [workers, n].
-    uses_numpy: Whether hosts reduce NumPy arrays, and not XLA its own.
+    uses_numpy: True to reduce NumPy arrays, False for arrays of XLA.
 
   Returns:
     Each worker's reduced vector and next state, and the bytes of a worker's

@@ -1,4 +1,4 @@
-"""A coordinator with its servers in this process, for tests."""
+"""Coordinator with its servers in this process, for tests."""
 
 import contextlib
 import functools
@@ -39,7 +39,7 @@ from outputs.recorder import Recorder
 from sync import asp
 from wire import dense
 
-TIMEOUT_S = 1.0  # Of processes that tests play.
+TIMEOUT_S = 1.0  # Timeout of processes that tests simulate.
 START_S = 20.0
 PROCESS = '0' * 32  # Identity of this process.
 _SETTINGS = Settings(
@@ -48,15 +48,16 @@ _SETTINGS = Settings(
 
 
 class Coordinator:
-  """A coordinator and its servers in this process, with streams as workers.
+  """Coordinator and servers in this process, with streams as workers.
 
   Attributes:
-    address: Of the coordinator.
-    store: Parameter store, which gives orders to the servers.
-    reception: Of the coordinator.
-    cluster: The runtime.
-    accounting: Its accounts.
-    servers: Those that are made.
+    address: HOST:PORT of the coordinator.
+    store: Parameter store, which controls the servers.
+    jobs: Deadlines of the coordinator's jobs.
+    reception: Reception of the coordinator.
+    cluster: Runtime of the coordinator.
+    accounting: Accounting of examples.
+    servers: Servers created so far.
   """
 
   def __init__(
@@ -66,7 +67,7 @@ class Coordinator:
     num_servers=1,
     hosted=(1,),
     silent=(),
-    way=None,
+    route_to=None,
     start_s=START_S,
     wire=None,
     learner=TimingOnlyLearner,
@@ -76,33 +77,33 @@ class Coordinator:
     reserved=types.MappingProxyType({}),
     exits=False,
   ):
-    """Starts to wait for all.
+    """Starts to wait for all workers and servers.
 
     Args:
       num_workers: Number of workers.
       num_servers: Number of servers.
-      hosted: Those that are hosted here, beside the coordinator's.
-      silent: Those that send no heartbeats once the run has begun.
-      way: Returns the address by which hosted servers reach the coordinator,
-        given its own.
-      start_s: Until all have to be there.
-      wire: Of pushes and pulls of 16 numbers; None for a dense one.
-      learner: Makes those of servers.
-      directory: Of workers' parts of checkpoints; None for a new one.
-      find_residuals: As of the runtime.
-      dedicated: As of the reception.
-      reserved: As of the reception.
-      exits: Whether a coordinator that hangs exits, as real ones do.
+      hosted: Indices of the servers that run here, beside the coordinator's.
+      silent: Indices of servers that send no heartbeats after the start.
+      route_to: Maps the address of the coordinator to the one that workers and
+        servers connect to; None for the same.
+      start_s: Seconds until all members must have joined.
+      wire: Wire of pushes and pulls of 16 numbers; None for a dense one.
+      learner: Creates the learner of a server.
+      directory: Folder of workers' parts of checkpoints; None for a new one.
+      find_residuals: Argument of the runtime.
+      dedicated: Argument of the reception.
+      reserved: Argument of the reception.
+      exits: True if a coordinator that hangs exits, as real ones do.
     """
     self._learner = learner
     self.servers = []
     self._members = []
     self._closing = contextlib.ExitStack()
-    if not exits:  # A test that waits for too long fails, and no other does.
+    if not exits:  # A hang fails its test, not the whole process.
       self._closing.enter_context(
         mock.patch.object(reception_, 'exit_hung', self._hung)
       )
-    self._begun = threading.Event()
+    self._has_started = threading.Event()
     self._parts = directory or pathlib.Path(tempfile.mkdtemp())
     (port,) = roles.free_ports(1)
     self.address = f'127.0.0.1:{port}'
@@ -127,7 +128,7 @@ class Coordinator:
       evaluate=None,
     )
     self.accounting = recorder.accounting
-    asked = coordinator.Coordinator(
+    driver = coordinator.Coordinator(
       scheme=asp.make(num_workers=num_workers),
       batching=fixed.make(num_workers=num_workers, worker_batch=8),
       store=self.store,
@@ -151,7 +152,7 @@ class Coordinator:
       jobs=self.jobs,
     )
     self.cluster = ParameterServerRuntime(
-      coordinator=asked,
+      coordinator=driver,
       store=self.store,
       reception=self.reception,
       server=functools.partial(self._server, 0),
@@ -161,12 +162,12 @@ class Coordinator:
       deadlines=deadlines,
       local=None,
     )
-    self._way = way or (lambda address: address)
-    self._pool = ThreadPoolExecutor(8)
-    self._warm = self._pool.submit(self.cluster.warm_up)
+    self._route_to = route_to or (lambda address: address)
+    self._threads = ThreadPoolExecutor(8)
+    self._warm = self._threads.submit(self.cluster.warm_up)
     for index in range(1, num_servers):
       if index in silent:
-        self._pool.submit(self._silent, index)
+        self._threads.submit(self._silent, index)
       elif index in hosted:
         self.host(index)
 
@@ -185,9 +186,9 @@ class Coordinator:
     return server
 
   def host(self, index, **settings):
-    """Hosts a server; returns the Future of its end."""
-    address = self._way(self.address)
-    return self._pool.submit(self._host, index, address, settings)
+    """Runs a server in a thread; returns its Future."""
+    address = self._route_to(self.address)
+    return self._threads.submit(self._host, index, address, settings)
 
   def _host(self, index, address, settings):
     return host(
@@ -203,7 +204,7 @@ class Coordinator:
     self._members.append(stream)
     stream.receive(messages.SERVER_ADMISSION)
 
-    # Somewhere that answers.
+    # A server that answers but sends no heartbeats.
     def answer(stream, hello):
       del hello
       stream.send(messages.PieceSizes([]))
@@ -212,11 +213,11 @@ class Coordinator:
     listener = Listener('127.0.0.1', 0, answer, Security())
     self._closing.callback(listener.close, 0.0)
     stream.send(messages.ServerAddress(listener.address))
-    while not self._begun.wait(TIMEOUT_S / 5):
+    while not self._has_started.wait(TIMEOUT_S / 5):
       stream.send(messages.ServerHeartbeat(0.0))
 
   def work(self, index, gradient=None, **settings):
-    """Runs a whole worker; returns the Future of its end."""
+    """Runs a real worker in a thread; returns its Future."""
     worker = worker_.Worker(
       index,
       gradient=gradient or TimingOnlyGradient(),
@@ -224,33 +225,33 @@ class Coordinator:
       batching=fixed.make(num_workers=index + 1, worker_batch=8),
       residuals=ResidualHistory(self._codec, index, self._parts),
       speed=None,
-      coordinator=self._way(self.address),
+      coordinator=self._route_to(self.address),
       settings=_SETTINGS._replace(**settings),
       hung=print,
     )
-    return self._pool.submit(worker)
+    return self._threads.submit(worker)
 
-  def _hung(self, doing, still_s):
-    del doing, still_s
+  def _hung(self, activity, duration_s):
+    del activity, duration_s
     for member in self._members:
       member.close()
 
   def member(self, index, **fields):
-    """Returns the streams of a worker that a test plays."""
+    """Returns the streams of a worker that a test simulates."""
     member = Worker(self.address, index, **fields)
     self._members.append(member)
     return member
 
   def during(self, task):
     """Runs the coordinator until a function in another thread has returned."""
-    done = self._pool.submit(task)
+    done = self._threads.submit(task)
     self.until(done.done)
     return done.result()
 
   def begin(self, state=None):
     """Starts the run once all have joined, or resumes it from a state."""
     self._warm.result(timeout=START_S)
-    self._begun.set()
+    self._has_started.set()
     if state is None:
       self.cluster.start()
     else:
@@ -258,31 +259,31 @@ class Coordinator:
       self.cluster.resume()
 
   def step_for(self, seconds):
-    """Lets the coordinator work for a while."""
+    """Runs steps of the coordinator for a number of seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
       self.cluster.step()
 
-  def until(self, happened):
-    """Lets the coordinator work until something has happened."""
+  def until(self, condition):
+    """Runs steps of the coordinator until a condition holds."""
     end = time.monotonic() + START_S
-    while not happened():
+    while not condition():
       if time.monotonic() > end:
         raise AssertionError('The event did not happen in time.')
       self.cluster.step()
 
   def close(self):
-    """Ends everything."""
-    self._begun.set()
+    """Closes all streams, servers and the coordinator."""
+    self._has_started.set()
     for member in self._members:
       member.close()
     self._closing.close()
     self.cluster.close()
-    self._pool.shutdown()
+    self._threads.shutdown()
 
 
 class Worker:
-  """Streams of a worker that a test plays."""
+  """Streams of a worker that a test simulates."""
 
   def __init__(self, address, index, process=PROCESS):
     hello = messages.WorkerHello(index, process, 'ours')

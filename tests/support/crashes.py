@@ -1,7 +1,7 @@
-"""Deaths in the middle of writing: at the n-th thing done to the disk.
+"""Crashes of a process before its n-th write to a folder, for tests.
 
-An audit hook sees what Python does to files, whoever does it; those who are
-killed do nothing more.
+An audit hook observes all file operations of this Python process.  After the
+crash every further write of the process fails, as after SIGKILL.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ _EVENTS = ('open', 'os.mkdir', 'os.rename', 'os.remove', 'os.rmdir')
 
 
 class Killed(BaseException):
-  """Nobody catches it, as nobody catches SIGKILL."""
+  """Exception that no code catches, as SIGKILL cannot be caught."""
 
 
 class Crash:
-  """What happens to the processes of a run.
+  """Crash of a process of a run at one of its writes.
 
   Attributes:
-    happened: Whether it has.
+    happened: True after the crash.
   """
 
   def __init__(
@@ -35,75 +35,76 @@ class Crash:
     dies: Callable[[str], bool],
     error: BaseException | None = None,
   ):
-    """Waits for its moment.
+    """Initializes a crash that has not happened.
 
     Args:
-      directory: What is done elsewhere does not count.
-      at: Before which thing that it does to the directory.
-      dies: Whether a thread, by its name, is part of the process that dies.
-      error: What is raised then, once; None kills.
+      directory: Folder whose writes count.
+      at: Number of writes before the crash.
+      dies: Returns whether a thread, by its name, belongs to the process that
+        crashes.
+      error: Exception that is raised once instead of the crash; None to crash.
     """
     self.happened = False
     self._directory = str(directory)
-    self._left = at
+    self._remaining = at
     self._dies = dies
     self._error = error
     self._lock = threading.Lock()
 
-  def do(self, path: str) -> None:
-    """Something is done to a path."""
+  def write(self, path: str) -> None:
+    """Counts a write to a path, and raises if the process crashes at it."""
     name = threading.current_thread().name
     if not path.startswith(self._directory) or not self._dies(name):
       return
     with self._lock:
-      self._left -= 1
-      now = self._left < 0
-      if not now or (self.happened and self._error):
+      self._remaining -= 1
+      is_due = self._remaining < 0
+      if not is_due or (self.happened and self._error):
         return
       self.happened = True
     raise self._error or Killed
 
 
 _crash: list[Crash] = []
-_hooked: list[bool] = []
+_hooks: list[bool] = []
 
 
 @contextlib.contextmanager
-def crashing(crash: Crash) -> Iterator[Crash]:
-  """Lets it happen."""
-  if not _hooked:
-    sys.addaudithook(_seen)  # For ever.
-    _hooked.append(True)
+def inject(crash: Crash) -> Iterator[Crash]:
+  """Injects a crash within the context."""
+  if not _hooks:
+    sys.addaudithook(_audit)  # Audit hooks cannot be removed.
+    _hooks.append(True)
 
   _crash.append(crash)
   try:
-    with _unsynced(crash):
+    with _watch_fsync(crash):
       yield crash
   finally:
     _crash.clear()
 
 
-def full(path: pathlib.Path) -> OSError:
-  """Returns what a full disk raises."""
+def disk_full(path: pathlib.Path) -> OSError:
+  """Returns the error of a full disk."""
   return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 @contextlib.contextmanager
-def _unsynced(crash: Crash) -> Iterator[None]:
-  def synced(handle):
-    crash.do(os.readlink(f'/proc/self/fd/{handle}'))
+def _watch_fsync(crash: Crash) -> Iterator[None]:
+  def fsync(handle):
+    crash.write(os.readlink(f'/proc/self/fd/{handle}'))
 
-  with mock.patch.object(os, 'fsync', synced):
+  with mock.patch.object(os, 'fsync', fsync):
     yield
 
 
-def _seen(event: str, arguments: tuple) -> None:
+def _audit(event: str, arguments: tuple) -> None:
   if (
     _crash and event in _EVENTS and isinstance(arguments[0], (str, os.PathLike))
   ):
-    read = event == 'open' and not _writes(arguments)
-    if not read:
-      _crash[0].do(os.fspath(arguments[0]))
+    is_read = event == 'open' and not _writes(arguments)
+    if not is_read:
+      _crash[0].write(os.fspath(arguments[0]))
 
 
 def _writes(arguments: tuple) -> bool:

@@ -6,22 +6,22 @@ import resource
 
 
 @contextlib.contextmanager
-def exhausted(left=0):
-  """Leaves this process a number of descriptors within the context."""
+def exhaust(free=0):
+  """Occupies all file descriptors but `free` within the context."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  taken = []
+  occupied = []
   resource.setrlimit(resource.RLIMIT_NOFILE, (_highest() + 16, hard))
   try:
     with contextlib.suppress(OSError):
       while True:
-        taken.append(os.dup(0))
-    for number in taken[:left]:
+        occupied.append(os.dup(0))
+    for number in occupied[:free]:
       os.close(number)
-    del taken[:left]
+    del occupied[:free]
     yield
   finally:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    for number in taken:
+    for number in occupied:
       os.close(number)
 
 

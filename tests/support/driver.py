@@ -1,4 +1,4 @@
-"""Driver of a scheme, with workers that only take time: no network, no model.
+"""Driver of a scheme, whose workers have compute times but no model.
 
 The driver records workers, pushes and updates independently of the scheme, and
 fails on any decision that no runtime could carry out: it is the oracle for the
@@ -17,7 +17,7 @@ _LEAVE, _JOIN, _PUSH, _WAKE = range(4)
 
 
 class Step(NamedTuple):
-  """One event, its fields, and the decision of the scheme."""
+  """Event, its fields, and the decision of the scheme."""
 
   kind: str
   event: dict[str, Any]

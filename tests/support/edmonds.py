@@ -1,4 +1,4 @@
-"""Oracle: Edmonds' condition for trees to fit, checked for every set."""
+"""Oracle for tree packing: Edmonds' condition, checked for every node set."""
 
 import itertools
 

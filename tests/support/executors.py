@@ -71,12 +71,12 @@ class TestCase(parameterized.TestCase):
     return nodes, membership
 
   def form(self, nodes, membership):
-    """Has all executors form a membership, at once."""
+    """Makes all executors form a membership at the same time."""
     calls = [lambda each=each: each.form(membership) for each in nodes]
     self.assertEqual(parallel(calls), [None] * len(nodes))
 
   def wait(self, nodes, reduction):
-    """Waits for sums; has all executors abandon them if some are damaged."""
+    """Waits for sums; abandons them on all executors if one is damaged."""
     try:
       reduction.wait(WAIT_S)
     except Damaged:

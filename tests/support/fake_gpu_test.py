@@ -42,7 +42,7 @@ class FakeGpuTest(parameterized.TestCase):
     super().setUp()
     self.folder = pathlib.Path(tempfile.mkdtemp())
 
-  def test_arrays_without_a_device_are_on_it_and_are_recorded(self):
+  def test_arrays_without_a_device_are_on_the_fake_and_are_recorded(self):
     code = _PLACES.format(default='fake')
     _run('-c', code, environ=accelerators.environment(self.folder))
 
@@ -53,14 +53,14 @@ class FakeGpuTest(parameterized.TestCase):
     self.assertIn(28, fake.bytes)
     self.assertNotIn(28, cpu.bytes)
 
-  def test_is_not_started_where_platforms_exclude_it(self):
+  def test_the_fake_does_not_start_where_platforms_exclude_it(self):
     code = _PLACES.format(default='cpu')
     environ = accelerators.environment(self.folder, platforms='cpu')
     _run('-c', code, environ=environ)
     (record,) = accelerators.records(self.folder)
     self.assertEqual(set(record.clients), {'cpu'})
 
-  def test_has_as_many_devices_as_asked(self):
+  def test_the_fake_has_the_requested_number_of_devices(self):
     environ = accelerators.environment(devices=3)
     code = 'import jax; print(len(jax.devices()), len(jax.devices("cpu")))'
     self.assertEqual(_run('-c', code, environ=environ), '3 1\n')
@@ -71,7 +71,7 @@ class FakeGpuTest(parameterized.TestCase):
     with self.assertRaisesRegex(AssertionError, 'Unknown backend cpu'):
       _run('-c', code, environ=environ)
 
-  def test_runs_the_sitecustomize_that_it_hides(self):
+  def test_the_hidden_sitecustomize_runs(self):
     (self.folder / 'sitecustomize.py').write_text('print("a site\'s own")')
     environ = accelerators.environment()
     environ['PYTHONPATH'] += f':{self.folder}'
@@ -82,19 +82,19 @@ class FakeGpuTest(parameterized.TestCase):
     environ = accelerators.environment()
     self.assertEqual(_run('-c', code, environ=environ), 'False\n')
 
-  def test_children_of_a_fork_server_have_it(self):
+  def test_children_of_a_fork_server_have_the_fake(self):
     path = self.folder / 'program.py'
     path.write_text(_FORKED)
     output = _run(str(path), environ=accelerators.environment())
     self.assertEqual(output, 'fake\n')
 
-  def test_is_nothing_without_its_variable(self):
+  def test_without_its_variable_the_fake_is_missing(self):
     environ = accelerators.environment()
-    own = {'PYTHONPATH': environ['PYTHONPATH'], 'JAX_PLATFORMS': ''}
+    variables = {'PYTHONPATH': environ['PYTHONPATH'], 'JAX_PLATFORMS': ''}
     code = 'import jax; print(jax.default_backend())'
     line = [sys.executable, '-c', code]
     done = subprocess.run(
-      line, env=own, capture_output=True, text=True, check=True
+      line, env=variables, capture_output=True, text=True, check=True
     )
     self.assertNotIn('fake', done.stdout)
 

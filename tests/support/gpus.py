@@ -1,7 +1,7 @@
 """Hosts that seem to have GPUs: nvidia-smi and JAX's CUDA plugin as fakes.
 
 The plugin registers no platform, so that JAX computes on the CPU.  When JAX
-starts, it writes what a CUDA client would read then.
+starts, the plugin writes the settings that a CUDA client would read.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from unittest import mock
 from cluster.process import devices
 
 ROOT = pathlib.Path(__file__).parents[2]
-_SEEN = (
+_RECORDED = (
   *('CUDA_VISIBLE_DEVICES', 'CUDA_DEVICE_ORDER', 'XLA_CLIENT_MEM_FRACTION'),
   *('XLA_PYTHON_CLIENT_MEM_FRACTION', 'JAX_COMPILATION_CACHE_DIR'),
 )
@@ -24,7 +24,7 @@ _PLUGIN = f"""
 import json, os, pathlib
 import jax
 def initialize():
-  seen = {{name: os.environ.get(name, '') for name in {_SEEN}}}
+  seen = {{name: os.environ.get(name, '') for name in {_RECORDED}}}
   seen['positions'] = jax.config.read('jax_cuda_visible_devices')
   seen['cores'] = len(os.sched_getaffinity(0))
   path = pathlib.Path(os.environ['FAKE_CUDA'], f'{{os.getpid()}}.json')
@@ -32,8 +32,13 @@ def initialize():
 """
 
 
-def listed(count: int, parts: int = 0) -> str:
-  """Returns what nvidia-smi -L says of GPUs, each divided into MIG devices."""
+def list_output(count: int, parts: int = 0) -> str:
+  """Returns the output of nvidia-smi -L for GPUs with MIG devices.
+
+  Args:
+    count: Number of GPUs.
+    parts: Number of MIG devices of each GPU.
+  """
   lines = []
   for gpu in range(count):
     lines.append(f'GPU {gpu}: NVIDIA H100 80GB HBM3 (UUID: GPU-{gpu}a-b)')
@@ -49,19 +54,19 @@ def mig(gpu: int, part: int) -> str:
 
 
 class Host:
-  """A folder with the fakes.
+  """Host with fake GPUs, as a folder of programs and modules.
 
   Attributes:
-    environ: Variables of processes on the host.
+    environ: Environment variables of processes on the host.
   """
 
   def __init__(self, output: str = '', *, code: int = 0, cuda: bool = True):
-    """Writes the fakes.
+    """Writes the fake programs and modules.
 
     Args:
-      output: Of nvidia-smi; '' for a host without it.
-      code: Its exit code.
-      cuda: Whether JAX has a CUDA plugin.
+      output: Output of nvidia-smi; '' for a host without it.
+      code: Exit code of nvidia-smi.
+      cuda: True if JAX has a CUDA plugin.
     """
     self._folder = pathlib.Path(tempfile.mkdtemp())
     if output:
@@ -86,7 +91,7 @@ class Host:
 
   @contextlib.contextmanager
   def here(self, **environ: str) -> Iterator[None]:
-    """A context in which this process is on the host.
+    """Context in which this process is on the host.
 
     Args:
       **environ: Further variables; CUDA_VISIBLE_DEVICES is not set otherwise.
@@ -96,13 +101,13 @@ class Host:
       mock.patch.object(devices, 'has_cuda', lambda _: self._cuda),
       mock.patch.object(devices, '_DEVICE_NODES', self._folder),
     ):
-      for name in _SEEN:
+      for name in _RECORDED:
         if name not in environ:
           os.environ.pop(name, None)
       yield
 
-  def seen(self) -> list[dict[str, Any]]:
-    """Returns what each process saw as its JAX started, in any order."""
+  def startups(self) -> list[dict[str, Any]]:
+    """Returns the settings that each process read when JAX started."""
     return [
       json.loads(path.read_text())
       for path in pathlib.Path(self.environ['FAKE_CUDA']).glob('*.json')
@@ -110,9 +115,9 @@ class Host:
 
   def variables(self, **environ: str) -> dict[str, str]:
     """Returns the whole environment of a process on the host."""
-    own = {k: v for k, v in os.environ.items() if k not in _SEEN}
-    return own | self.environ | environ
+    inherited = {k: v for k, v in os.environ.items() if k not in _RECORDED}
+    return inherited | self.environ | environ
 
   def has_node(self, name: str) -> None:
-    """Makes a file of /dev, such as nvidia0, on the host."""
+    """Creates a file of /dev, such as nvidia0, on the host."""
     (self._folder / name).touch()

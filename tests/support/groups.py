@@ -1,4 +1,4 @@
-"""Memberships of executors for tests, over forests of all kinds."""
+"""Memberships of executors over forests of all kinds, for tests."""
 
 import random
 

@@ -11,7 +11,7 @@ from topology.clusters.cluster import Cluster
 Priced = tuple[int, int, int]
 
 
-def numbered(graph: Cluster, seed: int) -> tuple[list[bool], list[Priced]]:
+def random_prices(graph: Cluster, seed: int) -> tuple[list[bool], list[Priced]]:
   """Returns a mask of workers, and links with random prices, some of them 0."""
   rng = random.Random(seed)
   links = [(a, b, rng.randint(0, 9)) for a, b, _ in graph.graph.links]
@@ -21,11 +21,11 @@ def numbered(graph: Cluster, seed: int) -> tuple[list[bool], list[Priced]]:
 def between(
   worker: Sequence[bool], links: Sequence[Priced]
 ) -> dict[tuple[int, int], int]:
-  """Returns the price between workers that a path through switches connects.
+  """Returns the least prices between workers, over paths through switches.
 
-  Without the links out of all other workers.
+  Paths do not pass through other workers.
   """
-  found = {}
+  prices = {}
   for src in np.flatnonzero(worker).tolist():
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(worker)))
@@ -35,5 +35,5 @@ def between(
     lengths = nx.single_source_dijkstra_path_length(graph, src)
     for dst, length in lengths.items():
       if dst != src and worker[dst]:
-        found[src, dst] = length
-  return found
+        prices[src, dst] = length
+  return prices

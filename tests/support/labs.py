@@ -13,7 +13,7 @@ _LIMIT_S = 60.0
 
 
 @contextlib.contextmanager
-def started(hosts: int) -> Iterator[str]:
+def start(hosts: int) -> Iterator[str]:
   """Creates a lab; removes it at the end, with all processes in it.
 
   Args:

@@ -1,6 +1,6 @@
-"""Launches of small programs in the place of main.py, for tests.
+"""Launches of small programs instead of main.py, for tests.
 
-The launcher waits less than it does for real runs, and ends with its test.
+The launcher has shorter waits than in real runs, and ends with its test.
 """
 
 import collections
@@ -19,7 +19,7 @@ from tests.support import accelerators
 from tests.tools import lab_test
 
 _ROOT = pathlib.Path(__file__).parents[2]
-# Launches a program as the launcher's own main does, or through that.
+# Launches a program by `launch.launch`, or by `launch.main` with flags.
 _DRIVER = """
 import json, pathlib, sys
 from absl import app
@@ -34,7 +34,7 @@ if words:
 fields['workdir'] = pathlib.Path(fields['workdir'])
 sys.exit(launch.launch(Plan(**fields), [sys.executable, '-S', program]))
 """
-# What every program begins with.
+# Start of every program.
 _PROGRAM = """
 import os, pathlib, signal, subprocess, sys, time
 flags = dict(word[2:].split('=', 1) for word in sys.argv[1:])
@@ -49,28 +49,28 @@ def until(name):
     time.sleep(0.01)
   sys.exit(f'no {name}')
 def until_ended(name):
-  # As the launcher has noted.
+  # According to the file of the launcher.
   for _ in range(6000):
     for line in (folder / 'launch.jsonl').read_text().splitlines():
       if f'"role": "{name}"' in line and '"exit"' in line:
         return
     time.sleep(0.01)
-  sys.exit(f'{name} goes on')
+  sys.exit(f'{name} still runs')
 def rest():
-  # In steps: a signal may come just before a sleep, and is heeded after it.
+  # Short sleeps: a signal just before a sleep is handled after it.
   for _ in range(1200):
     time.sleep(0.05)
 def die(number=signal.SIGKILL):
   os.kill(os.getpid(), number)
   rest()
-def deaf():
+def ignore_sigterm():
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
-  touch(f'deaf-{role}')
+  touch(f'ignores-{role}')
   rest()
 """
-# A life is short on a busy machine, too.
+# Every process counts as short-lived, on a busy machine, too.
 _FAST = {'_BACKOFF_S': 0.02, '_FINISH_S': 0.2, '_KILL_S': 0.2, '_QUICK_S': 60.0}
-LIMIT_S = 60.0  # Only what hangs takes longer, on a busy machine, too.
+LIMIT_S = 60.0  # Only a hang takes longer, on a busy machine, too.
 
 
 def new_folder() -> pathlib.Path:
@@ -79,7 +79,7 @@ def new_folder() -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def launched(
+def launch(
   body: str,
   *,
   constants: Any = (),
@@ -91,29 +91,34 @@ def launched(
   """Starts a launcher; yields its process and the folder of the run.
 
   Args:
-    body: What each process does.
-    constants: Of the module.
-    words: Command line, to go through the launcher's flags; FOLDER stands for
-      the folder of the run.
+    body: Program of each process.
+    constants: Constants of the module to replace.
+    words: Command line of the launcher, to use its flags; FOLDER stands for the
+      folder of the run.
     cwd: Working directory.
     before: Command that runs the launcher.
-    **fields: Of the plan; 'environ' and 'stdout' are of the process.
+    **fields: Fields of the plan; 'environ' and 'stdout' of the process.
   """
   folder = new_folder()
   (folder / 'program.py').write_text(_PROGRAM + body)
-  own = ('SYNCOPATE_', 'CUDA_')
+  excluded = ('SYNCOPATE_', 'CUDA_')
   words = [word.replace('FOLDER', str(folder / 'run')) for word in words]
-  environ = {k: v for k, v in os.environ.items() if not k.startswith(own)}
+  environ = {k: v for k, v in os.environ.items() if not k.startswith(excluded)}
   environ.pop('GLIBC_TUNABLES', None)
   environ |= accelerators.inherited()
   environ |= fields.pop('environ', {})
   stdout = fields.pop('stdout', subprocess.PIPE)
   fields = {'servers': 1, 'dedicated': False} | fields
   fields['workdir'] = str(folder / 'run')
-  given = [fields, str(folder / 'program.py'), _FAST | dict(constants), words]
+  arguments = [
+    fields,
+    str(folder / 'program.py'),
+    _FAST | dict(constants),
+    words,
+  ]
   argv = [*before, sys.executable, '-W', 'error', '-c', _DRIVER]
   process = subprocess.Popen(
-    [*argv, json.dumps(given)],
+    [*argv, json.dumps(arguments)],
     cwd=cwd,
     env=environ,
     stdout=stdout,
@@ -128,8 +133,8 @@ def launched(
 
 
 def run(body: str, **fields: Any) -> tuple[int, list[str], list[Any]]:
-  """Returns exit code, lines and rows of launch.jsonl of a whole launch."""
-  with launched(body, **fields) as (process, folder):
+  """Runs a launch to its end; returns exit code, lines and launch.jsonl."""
+  with launch(body, **fields) as (process, folder):
     out, errors = process.communicate(timeout=LIMIT_S)
     if errors:
       raise AssertionError(errors)
@@ -137,11 +142,11 @@ def run(body: str, **fields: Any) -> tuple[int, list[str], list[Any]]:
 
 
 def read_to(process: subprocess.Popen, text: str) -> None:
-  """Reads lines of a launcher until one has a text."""
+  """Reads lines of a launcher until one contains a text."""
   for line in process.stdout:
     if text in line:
       return
-  raise AssertionError(f'It has not said {text!r}.')
+  raise AssertionError(f'The launcher has not printed {text!r}.')
 
 
 def rows(
@@ -159,11 +164,11 @@ def codes(rows: list[dict[str, Any]], role: str) -> list[int]:
 
 
 def starts(rows: list[dict[str, Any]]) -> collections.Counter[str]:
-  """Returns how often each role has been started."""
+  """Returns the number of starts of each role."""
   return collections.Counter(r['role'] for r in rows if r['event'] == 'start')
 
 
-def said(lines: list[str], name: str) -> list[str]:
+def lines_of(lines: list[str], name: str) -> list[str]:
   """Returns the lines of one process."""
   prefix = f'[{name}] '
   return [line.removeprefix(prefix) for line in lines if prefix in line]
@@ -172,12 +177,12 @@ def said(lines: list[str], name: str) -> list[str]:
 def wait_for(
   *paths: pathlib.Path, condition: Callable[[], bool] = lambda: True
 ) -> None:
-  """Waits until files are there and a condition holds."""
+  """Waits until files exist and a condition holds."""
   for _ in range(6000):
     if all(path.exists() for path in paths) and condition():
       return
     time.sleep(0.01)
-  raise AssertionError(f'Waited in vain for {paths}.')
+  raise AssertionError(f'Expected {paths}, and they do not appear.')
 
 
 def alive(pid: int | str) -> bool:

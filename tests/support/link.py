@@ -1,4 +1,4 @@
-"""A link between processes of this host that can be cut, for tests."""
+"""Link between processes of this host that can be cut, for tests."""
 
 import contextlib
 import select
@@ -13,16 +13,16 @@ class Link:
 
   Attributes:
     address: HOST:PORT to connect to.
-    made: Connections so far.
+    connections: Number of connections so far.
   """
 
   def __init__(self, address):
-    """Starts to forward."""
+    """Starts to forward connections to an address."""
     host, _, port = address.partition(':')
     self._target = host, int(port)
     self._listener = socket.create_server(('127.0.0.1', 0))
     self.address = f'127.0.0.1:{self._listener.getsockname()[1]}'
-    self.made = 0
+    self.connections = 0
     self._ends = []
     self._whole = threading.Event()
     self._whole.set()
@@ -37,7 +37,7 @@ class Link:
     self.drop()
 
   def cut(self):
-    """Stops to forward; connections stay open."""
+    """Stops forwarding; connections stay open."""
     self._whole.clear()
 
   def mend(self):
@@ -45,7 +45,7 @@ class Link:
     self._whole.set()
 
   def drop(self):
-    """Ends all connections."""
+    """Closes all connections."""
     for end in self._ends:
       with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
@@ -56,7 +56,7 @@ class Link:
         here, _ = self._listener.accept()
       except OSError:
         return
-      self.made += 1
+      self.connections += 1
       threading.Thread(target=self._carry, args=[here], daemon=True).start()
 
   def _carry(self, here):

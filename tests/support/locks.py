@@ -19,12 +19,12 @@ time.sleep(float(sys.argv[2]))
 
 
 @contextlib.contextmanager
-def held(folder: pathlib.Path, *, for_s: float = 600.0) -> Iterator[int]:
+def hold(folder: pathlib.Path, *, for_s: float = 600.0) -> Iterator[int]:
   """Starts a process that holds a folder's lock, and kills it at the end.
 
   Args:
     folder: Folder; created if it is missing.
-    for_s: Seconds after which the process ends by itself.
+    for_s: Seconds after which the process exits.
 
   Yields:
     The ID of the process.

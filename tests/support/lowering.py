@@ -1,9 +1,9 @@
-"""Lowers programs for CUDA, without a GPU, and finds their sequential loops.
+"""Lowers programs for CUDA without a GPU, and finds their sequential loops.
 
-With `--xla_gpu_deterministic_ops` XLA makes a loop with one trip for each index
-of a scatter whose result depends on the order of its updates, and so of a
-`select_and_scatter`, one trip for each window.  The order is of no consequence
-where indices are unique, and in sums of integers, which are exact; `sort`,
+With `--xla_gpu_deterministic_ops` XLA compiles a scatter whose result depends
+on the order of its updates to a loop with one trip per index, and a
+`select_and_scatter` to a loop with one trip per window.  The order does not
+matter for unique indices and for sums of integers, which are exact; `sort`,
 `top_k`, gathers and reductions stay parallel.
 """
 
@@ -21,11 +21,11 @@ _INDICES = 'stablehlo.scatter'
 
 
 class Loop(NamedTuple):
-  """An operation that becomes a sequential loop.
+  """Operation that becomes a sequential loop.
 
   Attributes:
-    operation: Its name, and the types of its operands.
-    trips: Of the loop.
+    operation: Name, and types of the operands.
+    trips: Number of trips of the loop.
   """
 
   operation: str
@@ -38,21 +38,21 @@ def loops(
   """Returns the sequential loops of a function's program on a GPU.
 
   Args:
-    function: Pure; it is not run.
+    function: Pure function, which is not run.
     *args: Arrays or `jax.ShapeDtypeStruct`s.
     **static: Arguments of `jax.jit`.
   """
-  return _loops(_lowered(jax.jit(function, **static), *args))
+  return _loops(_lower(jax.jit(function, **static), *args))
 
 
 @contextlib.contextmanager
-def instead_of_runs() -> Iterator[dict[str, list[Loop]]]:
-  """Functions that are jitted in this context are lowered, and return zeros.
+def lower_instead_of_running() -> Iterator[dict[str, list[Loop]]]:
+  """Replaces `jax.jit` by a function that lowers and returns zeros.
 
   Yields:
-    The loops of each one that has been called, by its qualified name.
+    The loops of each called function, by its qualified name.
   """
-  found: dict[str, list[Loop]] = {}
+  loops_of: dict[str, list[Loop]] = {}
   real = jax.jit
 
   def jit(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -60,8 +60,8 @@ def instead_of_runs() -> Iterator[dict[str, list[Loop]]]:
     name = getattr(function, '__qualname__', repr(function))
 
     def call(*args: Any) -> Any:
-      lowered = _lowered(jitted, *args)
-      found.setdefault(name, []).extend(_loops(lowered))
+      lowered = _lower(jitted, *args)
+      loops_of.setdefault(name, []).extend(_loops(lowered))
       return jax.tree.map(
         lambda leaf: np.zeros(leaf.shape, leaf.dtype), lowered.out_info
       )
@@ -69,10 +69,10 @@ def instead_of_runs() -> Iterator[dict[str, list[Loop]]]:
     return call
 
   with mock.patch.object(jax, 'jit', jit):
-    yield found
+    yield loops_of
 
 
-def _lowered(jitted: Any, *args: Any) -> Any:
+def _lower(jitted: Any, *args: Any) -> Any:
   return jitted.trace(*args).lower(lowering_platforms=('cuda',))
 
 
@@ -97,11 +97,11 @@ def _loop(operation: Any) -> Loop | None:
   if operation.name not in (_WINDOWS, _INDICES):
     return None
   operands = [operand.type for operand in operation.operands]
-  described = f'{operation.name} of {", ".join(map(str, operands))}'
+  description = f'{operation.name} of {", ".join(map(str, operands))}'
   if operation.name == _WINDOWS:
-    return Loop(described, math.prod(operands[1].shape))
+    return Loop(description, math.prod(operands[1].shape))
   is_unique = operation.attributes['unique_indices'].value
   if is_unique or str(operands[0].element_type).startswith(('i', 'ui')):
     return None
   *indices, _ = operands[1].shape
-  return Loop(described, math.prod(indices))
+  return Loop(description, math.prod(indices))

@@ -1,4 +1,4 @@
-"""Simulated networks for tests, and when their flows arrive."""
+"""Simulated networks and the arrival times of their flows, for tests."""
 
 import math
 
@@ -11,14 +11,14 @@ def make(
   down: list[float] | None,
   latency: list[float] | None = None,
 ) -> network.Network:
-  """Returns a network; down is as up and latency 0 where not given."""
+  """Returns a network; by default down equals up and latency is 0."""
   return network.Network(
     up_Bps=up, down_Bps=down or up, latency_s=latency or [0.0] * len(up)
   )
 
 
 def arrivals(net: network.Network) -> dict[int, float]:
-  """Lets everything arrive; returns the time of each flow."""
+  """Runs the network until all flows have arrived; returns their times."""
   times = {}
   while net.next_time() < math.inf:
     time = net.next_time()

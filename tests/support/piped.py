@@ -1,4 +1,4 @@
-"""A pipelined run in one process, whose workers die when a test chooses.
+"""Pipelined run in one process, whose workers die when a test chooses.
 
 The coordinator and servers are the real ones; streams are queues.  The oracle
 is one learner of all parameters, to which the counted pushes are applied.
@@ -45,7 +45,7 @@ from wire import dense
 from wire.codec import Payload
 
 BATCH = 2
-_EXAMPLES = 64  # Different ones.
+_EXAMPLES = 64  # Different examples.
 _WAIT_S = 20.0
 _BEAT_S = 1.0
 _WIRE = dense.make(dtype='float32')
@@ -63,11 +63,11 @@ _LEARNER = TaskLearner(
 
 
 class _Death:
-  """When a worker dies: in its second superstep, after so many pieces."""
+  """Death of a worker in its second superstep, after a number of pieces."""
 
-  def __init__(self, after, unseen, back, meanwhile):
+  def __init__(self, after, unseen, rejoins, before_death):
     self.after, self.unseen = after, unseen
-    self.back, self.meanwhile = back, meanwhile
+    self.rejoins, self.before_death = rejoins, before_death
     self.ready = threading.Event()
 
   def counts(self, servers):
@@ -76,6 +76,8 @@ class _Death:
 
 
 class Cluster:
+  """Real coordinator and servers, with workers that a test can kill."""
+
   def __init__(self, *, workers, servers, size=3 * MAX_PIECES + 5):
     rng = np.random.default_rng(7)
     self._gradients = rng.integers(-8, 8, (_EXAMPLES, size)).astype(np.float32)
@@ -85,15 +87,15 @@ class Cluster:
     self.store = ShardedParameterStore(
       codec=self._codec, schedule=None, num_workers=workers
     )
-    self.counted = {}  # Examples of each push that counts, by update.
+    self.pushes_of = {}  # Examples of each counted push, by update.
     self.saved = None
-    self._asked = threading.Event()
+    self._must_save = threading.Event()
     self._pulled = []  # Versions, and the vectors pulled.
     self._deaths = {}
     self._sent = np.zeros((workers, servers), int)
     self._threads = ThreadPoolExecutor(8 * workers * servers)
     self._errors = []
-    self._over = False
+    self._is_closed = False
     recorder = Recorder(
       epoch=_NEVER,
       files=mock.create_autospec(RunFiles, instance=True),
@@ -117,12 +119,12 @@ class Cluster:
     )
     push = self.coordinator.push
 
-    def counted(index, *args, **kwargs):
-      pushes = self.counted.setdefault(self.store.version, [])
+    def count_push(index, *args, **kwargs):
+      pushes = self.pushes_of.setdefault(self.store.version, [])
       pushes.append(self.coordinator.workers[index].ranges)
       push(index, *args, **kwargs)
 
-    self.coordinator.push = counted
+    self.coordinator.push = count_push
     self._reception = mock.Mock()
     self._reception.members = [Member() for _ in range(workers)]
     self._reception.executed = _NEVER
@@ -144,7 +146,7 @@ class Cluster:
         learner=self.pieces(index),
         codec=self._codec,
         versions=_ShardVersions(self, index),
-        report=lambda event, body, k=index: self._told(k, event),
+        report=lambda event, body, k=index: self._report(k, event),
       )
       for index in range(servers)
     ]
@@ -155,8 +157,17 @@ class Cluster:
     params, _ = self._codec.initial_shard(index)
     return Pieces(_LEARNER.twin, params, wire=_WIRE, count=MAX_PIECES)
 
-  def die(self, index, *, after, unseen=(), back=False, meanwhile=None):
-    self._deaths[index] = _Death(after, unseen, back, meanwhile)
+  def die(self, index, *, after, unseen=(), rejoins=False, before_death=None):
+    """Schedules the death of a worker.
+
+    Args:
+      index: Index of the worker.
+      after: Pieces that it sends before, for each server.
+      unseen: Servers whose report of the push does not arrive.
+      rejoins: True if the worker rejoins.
+      before_death: Function that is called just before; None for none.
+    """
+    self._deaths[index] = _Death(after, unseen, rejoins, before_death)
 
   def until_version(self, version):
     if not self._streams:
@@ -166,9 +177,9 @@ class Cluster:
       self.runtime.start()
     self.until(lambda: self.store.version >= version)
 
-  def until(self, happened):
+  def until(self, condition):
     end = time.monotonic() + _WAIT_S
-    while not happened():
+    while not condition():
       if self._errors:
         raise self._errors[0]
       if time.monotonic() > end:
@@ -176,15 +187,15 @@ class Cluster:
       for member in self._reception.members:
         member.last_heartbeat = math.inf
       self.runtime.step()
-      if self._asked.is_set():
-        self._asked.clear()
+      if self._must_save.is_set():
+        self._must_save.clear()
         self._save()
 
   def whole(self, version):
-    """Returns the learner of all parameters, made of the pushes that count."""
+    """Returns a learner of all parameters after the counted pushes."""
     whole = _LEARNER.twin(self._params, ())
     for update in range(version):
-      pushes = self.counted[update]
+      pushes = self.pushes_of[update]
       payload = Payload(self.total(pushes), ())
       whole.add(update, payload, BATCH * len(pushes))
       whole.commit(update)
@@ -197,7 +208,7 @@ class Cluster:
     return np.split(np.asarray(vector), self._ends)[index]
 
   def check(self, test, *, lost):
-    """Checks accounts, parameters and all that was pulled."""
+    """Checks accounting, parameters and all pulled versions."""
     store = self.store
     self.until(
       lambda: all(s.learner.version == store.version for s in self.servers)
@@ -210,35 +221,35 @@ class Cluster:
     test.assertEqual(whole.examples, self.store.examples)
     test.assertLen(self.accounting.lost, lost)
     applied = [
-      p for each in self.counted.values() for r in each for p in _all(r)
+      p for each in self.pushes_of.values() for r in each for p in _all(r)
     ]
-    left = [
+    outstanding = [
       p
       for start, stop in self.coordinator.outstanding
       for p in range(start, stop)
     ]
-    test.assertCountEqual(applied + left, range(self.coordinator.issued))
+    test.assertCountEqual(applied + outstanding, range(self.coordinator.issued))
     versions = {v: self.whole(v).params for v, _ in self._pulled}
     test.assertGreater(len(versions), 2)
     for pulled, vector in self._pulled:
       assert_close(vector, versions[pulled])
 
   def save(self):
-    """Has the coordinator save a checkpoint, from a thread of a worker."""
-    self._asked.set()
+    """Makes the coordinator save a checkpoint, from a thread of a worker."""
+    self._must_save.set()
     _wait(lambda: self.saved and all(self.saved[1]))
 
   def _save(self):
     self.saved = self.store.version, [None] * len(self.servers)
-    self.counted_then = {
+    self.pushes_at_save = {
       update: list(pushes)
-      for update, pushes in self.counted.items()
+      for update, pushes in self.pushes_of.items()
       if update >= self.store.version
     }
     self.store.save(0)
 
   def close(self):
-    self._over = True
+    self._is_closed = True
     for stream in self._streams:
       stream.cancel()
     for window in self._windows:
@@ -249,7 +260,7 @@ class Cluster:
       death.ready.set()
     self._threads.shutdown()
 
-  def _told(self, server, event):
+  def _report(self, server, event):
     now = time.monotonic()
     match event:
       case messages.PushArrived():
@@ -349,28 +360,28 @@ class Cluster:
       for each in zip(streams, buffers, windows, strict=True):
         self._threads.submit(_quietly, worker.receive_version, *each)
       self._die(index, death, streams)
-      raise Closed('here: it has died')
+      raise Closed('here: the worker has died')
 
   def _cut(self, index, server, window, part, death):
     pieces = window.cut(part.view(np.uint8))
     for number, piece in enumerate(pieces):
       if death and number == death.after[server]:
         death.ready.wait()
-        raise Closed('here: it has died')
+        raise Closed('here: the worker has died')
       yield piece
       self._sent[index, server] += 1
 
   def _die(self, index, death, streams):
-    """Cuts the streams once the others can do no more without this worker."""
+    """Cuts the streams once other workers cannot continue without this one."""
     fewest = [
       min(each)
       for each in zip(*(d.after for d in self._deaths.values()), strict=True)
     ]
-    wanted = []
+    reachable = []
     for server, few in enumerate(fewest):
       pieces = len(self.servers[server].learner.sizes)
       most = min(pieces, few + AHEAD) if few < pieces else pieces
-      wanted.append(
+      reachable.append(
         [
           min(most, self._deaths[w].after[server])
           if w in self._deaths
@@ -378,22 +389,28 @@ class Cluster:
           for w in range(len(self._sent))
         ]
       )
-    _wait(lambda: (self._sent >= np.transpose(wanted)).all() or self._over)
+    _wait(
+      lambda: (self._sent >= np.transpose(reachable)).all() or self._is_closed
+    )
     whole = [
       index
       for index in range(len(self._sent))
       if index not in self._deaths or self._deaths[index].counts(self.servers)
     ]
-    if all(few > MAX_PIECES - AHEAD for few in fewest):  # They push it whole.
-      _wait(lambda: len(self.counted.get(1, ())) >= len(whole) or self._over)
-    if death.meanwhile:
-      death.meanwhile()
+    if all(
+      few > MAX_PIECES - AHEAD for few in fewest
+    ):  # The whole push arrives.
+      _wait(
+        lambda: len(self.pushes_of.get(1, ())) >= len(whole) or self._is_closed
+      )
+    if death.before_death:
+      death.before_death()
     for stream in streams:
       stream.cancel()
     death.ready.set()
-    # Its stream to the coordinator ends, too.
+    # The stream to the coordinator ends, too.
     self._events.put(WorkerLost(worker=index, incarnation=0, reason='died'))
-    if death.back:
+    if death.rejoins:
       _wait(lambda: self._reception.members[index].stream is None)
       self._join(index, 1)
 
@@ -403,7 +420,7 @@ class Cluster:
 
 
 class _ShardVersions:
-  """Collects the states that a server would write."""
+  """Collector of the states that a server would write."""
 
   hold = drop = send = None  # No test reads versions.
 
@@ -424,9 +441,9 @@ def _quietly(function, *args):
     function(*args)
 
 
-def _wait(happened):
+def _wait(condition):
   end = time.monotonic() + _WAIT_S
-  while not happened():
+  while not condition():
     if time.monotonic() > end:
       raise AssertionError('The event did not happen in time.')
     time.sleep(0.001)

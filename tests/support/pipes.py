@@ -1,6 +1,6 @@
 """Streams inside one process, for tests.
 
-Messages that were sent before the end of a stream still arrive.
+Messages sent before the end of a stream still arrive.
 """
 
 import queue
@@ -19,7 +19,7 @@ def pair():
 
 
 class _End:
-  """One end of a stream, with the methods that workers and servers use."""
+  """End of a stream, with the methods that workers and servers use."""
 
   def __init__(self, out, into):
     self.peer = 'here'
@@ -49,10 +49,10 @@ class _End:
     for way in (self._out, self._in):
       way.put(None)
 
-  def _body(self, left):
-    while left:
+  def _body(self, size_bytes):
+    while size_bytes:
       chunk = self._get()
-      left -= chunk.size
+      size_bytes -= chunk.size
       yield chunk
 
   def _put(self, frame):

@@ -1,6 +1,6 @@
 """Runs of real processes, through the launcher, for tests.
 
-Every one has a time limit, and leaves no process and no port.
+Every run has a time limit, and leaves no process and no port.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tests.support import accelerators
 from tools import replay
 
 SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
-BATCH = 8  # Of small.config.
+BATCH = 8  # Worker batch of small.config.
 # Checkpoints contain classes of these modules.
 _CLASSES = (
   'batching.fixed',
@@ -44,14 +44,14 @@ from tests.support import small
 def get_config():
   return small.{kind}(**{fields!r})
 """
-_UNLIKE = """
+_XLA_FLAGS = """
 import os, sys
 for role, flags in {flags!r}.items():
   if f'--role={{role}}' in sys.argv:
     os.environ['XLA_FLAGS'] = flags
 """
-# In a lab: runs a command on each host, as SLURM does, which ends all if one
-# fails; --role tells hosts apart.
+# Runs a command on each host of a lab.  Like SLURM, ends all commands if one
+# fails; --role distinguishes hosts.
 _RANKS = """
 import os, subprocess, sys, time
 from tools import lab
@@ -82,27 +82,27 @@ def config_file(
   xla_flags: Mapping[str, str] | None = None,
   **fields: Any,
 ) -> str:
-  """Returns the path of a new config: small.config(**fields), on real hosts.
+  """Returns the path of a new file with small.config(**fields), for real hosts.
 
   Args:
-    model: Whether there is one; without it, it is of small.timing.
-    xla_flags: XLA_FLAGS by role, such as 'worker:1', as unlike hosts have.
-    **fields: Of the config.
+    model: False for small.timing, which has no model.
+    xla_flags: XLA_FLAGS by role, such as 'worker:1', for hosts that differ.
+    **fields: Fields of the config.
   """
   path = pathlib.Path(tempfile.mkdtemp(), 'config.py')
   kind = 'config' if model else 'timing'
   content = _CONFIG.format(kind=kind, fields=_FIELDS | fields)
-  path.write_text(content + _UNLIKE.format(flags=xla_flags or {}))
+  path.write_text(content + _XLA_FLAGS.format(flags=xla_flags or {}))
   return str(path)
 
 
 @dataclasses.dataclass
 class Launch:
-  """A launcher and its output.
+  """Launcher and its output.
 
   Attributes:
-    process: The launcher.
-    folder: Of the run.
+    process: Process of the launcher.
+    folder: Folder of the run.
     lines: Lines of its output so far: Unix time and text.
   """
 
@@ -111,13 +111,13 @@ class Launch:
   lines: list[tuple[float, str]] = dataclasses.field(default_factory=list)
 
   def read(self) -> None:
-    """Reads lines until the end; in a thread."""
+    """Reads lines until the end of the output; runs in a thread."""
     for line in self.process.stdout:
       self.lines.append((time.time(), line.rstrip('\n')))
 
   @property
   def text(self) -> str:
-    """All lines so far."""
+    """Text of all lines so far."""
     return '\n'.join(line for _, line in self.lines)
 
   def times(self, pattern: str) -> list[float]:
@@ -125,7 +125,7 @@ class Launch:
     return [at for at, line in self.lines if re.search(pattern, line)]
 
   def until(self, pattern: str, count: int = 1) -> float:
-    """Waits until a number of lines match; returns the time."""
+    """Waits until a number of lines match; returns the time of the last one."""
     deadline = time.monotonic() + _LIMIT_S
     while len(self.times(pattern)) < count:
       if self.process.poll() is not None or time.monotonic() > deadline:
@@ -136,18 +136,18 @@ class Launch:
   def reach(self, examples: int) -> None:
     """Waits until metrics.jsonl has a row with a number of examples."""
     deadline = time.monotonic() + _LIMIT_S
-    while self._reached() < examples:
+    while self._recorded_examples() < examples:
       if self.process.poll() is not None or time.monotonic() > deadline:
         raise AssertionError(f'Not {examples} examples in:\n{self.text}')
       time.sleep(0.02)
 
-  def _reached(self) -> int:
+  def _recorded_examples(self) -> int:
     path = self.folder / 'metrics.jsonl'
     whole = path.read_text().rpartition('\n')[0] if path.exists() else ''
     return json.loads(whole.splitlines()[-1])['examples'] if whole else 0
 
   def wait(self) -> int:
-    """Returns the exit code, within the limit."""
+    """Waits for the end of the launcher; returns its exit code."""
     self.process.wait(_LIMIT_S)
     return self.process.returncode
 
@@ -172,7 +172,7 @@ class Launch:
 
 
 @contextlib.contextmanager
-def launched(
+def launch(
   *,
   workers: int,
   servers: int = 1,
@@ -183,24 +183,24 @@ def launched(
   environ: Mapping[str, str] | None = None,
   **fields: Any,
 ) -> Iterator[Launch]:
-  """Starts a run, and ends it with the context if it has not ended.
+  """Starts a run, and kills it with the context if it has not ended.
 
   Args:
     workers: Number of workers.
     servers: Number of servers.
-    dedicated: Whether they have processes of their own.
-    folder: Of the run; None for a new one.
-    flags: Of each process.
+    dedicated: True if servers have their own processes.
+    folder: Folder of the run; None for a new one.
+    flags: Flags of each process.
     before: Command that runs the launcher.
-    environ: Variables.
-    **fields: Of the config.
+    environ: Environment variables.
+    **fields: Fields of the config.
   """
   folder = folder or pathlib.Path(tempfile.mkdtemp(), 'run')
   argv = [*before, sys.executable, '-m', 'tools.launch']
   argv += [f'--workers={workers}', f'--servers={servers}', '--grace_s=20']
   argv += [f'--workdir={folder}', *(['--dedicated'] if dedicated else [])]
   argv += ['--', f'--config={config_file(**fields)}', *flags]
-  with _running(argv, folder, environ or {}) as launch:
+  with _start(argv, folder, environ or {}) as launch:
     yield launch
 
 
@@ -208,13 +208,13 @@ def launched(
 def ranks(
   *, workers: int, servers: int, restarts: int = 3, **fields: Any
 ) -> Iterator[Launch]:
-  """Starts a run in a lab, each worker on a host and by a launcher of its own.
+  """Starts a run in a lab, in which each host has a worker and a launcher.
 
   Args:
     workers: Number of workers.
     servers: Number of servers, in workers' processes.
-    restarts: Of each.
-    **fields: Of the config.
+    restarts: Largest number of restarts of each launcher.
+    **fields: Fields of the config.
   """
   folder = pathlib.Path(tempfile.mkdtemp(), 'run')
   argv = [sys.executable, '-m', 'tools.lab', f'--hosts={workers}', '--']
@@ -229,17 +229,15 @@ def ranks(
   argv += [f'--workers={workers}', f'--servers={servers}']
   argv += [f'--restarts={restarts}', f'--workdir={folder}', '--']
   argv += [f'--config={config_file(**fields)}']
-  with _running(
-    [*argv, '--config.cluster.interface=eth0'], folder, {}
-  ) as launch:
+  with _start([*argv, '--config.cluster.interface=eth0'], folder, {}) as launch:
     yield launch
 
 
 @contextlib.contextmanager
 def alone(folder: pathlib.Path, *flags: str, **fields: Any) -> Iterator[Launch]:
-  """Starts main.py without a launcher, and ends it with the context."""
+  """Starts main.py without a launcher, and kills it with the context."""
   argv = [sys.executable, 'main.py', f'--config={config_file(**fields)}']
-  with _running([*argv, f'--workdir={folder}', *flags], folder, {}) as launch:
+  with _start([*argv, f'--workdir={folder}', *flags], folder, {}) as launch:
     yield launch
 
 
@@ -248,12 +246,12 @@ def again(launch: Launch, role: str) -> Iterator[Launch]:
   """Starts a second process of a role, and kills it with the context."""
   command = pathlib.Path(f'/proc/{launch.pid(role)}/cmdline').read_bytes()
   argv = [word.decode() for word in command.split(b'\0')[:-1]]
-  with _running(argv, launch.folder, {}) as second:
+  with _start(argv, launch.folder, {}) as second:
     yield second
 
 
 @contextlib.contextmanager
-def _running(
+def _start(
   argv: list[str], folder: pathlib.Path, environ: Mapping[str, str]
 ) -> Iterator[Launch]:
   process = subprocess.Popen(
@@ -287,10 +285,10 @@ def newest(folder: pathlib.Path) -> tuple[dict[str, Any], list[Any]]:
 
 
 class TestCase(absltest.TestCase):
-  """Base of tests, with checks that hold after every run."""
+  """Base of test cases, with checks that hold after every run."""
 
   def check(self, launch: Launch) -> None:
-    """Checks accounts and records of a run, and that no process is left."""
+    """Checks accounting and records of a run, and that no process is left."""
     self._check_nothing_left(launch)
     self._check_accounts(launch)
     with self.assertRaises(SystemExit) as done:
@@ -325,14 +323,14 @@ class TestCase(absltest.TestCase):
     state, servers = newest(launch.folder)
     stream = state['runtime']['coordinator']['_stream']
     accounting = state['recorder']['accounting']
-    held = sum(stop - start for start, stop in stream.outstanding())
+    outstanding = sum(stop - start for start, stop in stream.outstanding())
     pending = [
       push for pushes in accounting.pending.values() for push in pushes
     ]
     self.assertEqual(
       stream.used, accounting.examples + sum(push.examples for push in pending)
     )
-    self.assertEqual(stream.used + held, stream.cursor)
+    self.assertEqual(stream.used + outstanding, stream.cursor)
     for server in servers:
       self.assertEqual(server['version'], accounting.updates)
       self.assertEqual(server['examples'], accounting.examples)

@@ -1,4 +1,4 @@
-"""Small random clusters, symmetric or not, with switches or without."""
+"""Small random clusters with and without symmetry and switches, for tests."""
 
 import itertools
 import random

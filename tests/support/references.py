@@ -1,6 +1,6 @@
-"""Layers in float64 with NumPy, as the papers have them, for tests of models.
+"""Reference layers in float64 with NumPy, after the papers, for tests.
 
-Each takes a layer of the model, for its variables, and the inputs.
+Each function takes a layer of the model, for its variables, and the inputs.
 """
 
 import itertools
@@ -19,7 +19,7 @@ def f64(variable: Any) -> np.ndarray:
 def conv(
   layer: Any, x: np.ndarray, strides: int = 1, padding: int | None = None
 ) -> np.ndarray:
-  """A norm.Conv in evaluation, with the zeros around the image spelt out."""
+  """Returns the result of a norm.Conv in evaluation, with explicit padding."""
   kernel = f64(layer.conv.kernel)
   size = kernel.shape[0]
   padding = size // 2 if padding is None else padding
@@ -33,7 +33,7 @@ def conv(
 
 
 def norm(layer: Any, x: np.ndarray) -> np.ndarray:
-  """Batch normalisation with the statistics held, or group normalisation."""
+  """Returns batch normalisation in evaluation, or group normalisation."""
   if 'mean' in vars(layer):
     mean, var = f64(layer.mean), f64(layer.var)
   else:
@@ -48,17 +48,17 @@ def norm(layer: Any, x: np.ndarray) -> np.ndarray:
 
 
 def dense(layer: Any, x: np.ndarray) -> np.ndarray:
-  """A linear layer with bias."""
+  """Returns the result of a linear layer with bias."""
   return x @ f64(layer.kernel) + f64(layer.bias)
 
 
 def relu(x: np.ndarray) -> np.ndarray:
-  """The positive part."""
+  """Returns the positive part."""
   return np.maximum(x, 0)
 
 
 def pool(reduce: Callable[..., np.ndarray], x: np.ndarray) -> np.ndarray:
-  """3x3 windows two pixels apart; a last one may reach over the edge."""
+  """Returns reduced 3x3 windows with stride 2; the last may cross the edge."""
   size = math.ceil((x.shape[1] - 3) / 2) + 1
   pooled = np.empty((len(x), size, size, x.shape[-1]))
   for i, j in itertools.product(range(size), repeat=2):
@@ -68,14 +68,14 @@ def pool(reduce: Callable[..., np.ndarray], x: np.ndarray) -> np.ndarray:
 
 
 def layer_norm(layer: Any, x: np.ndarray) -> np.ndarray:
-  """Normalisation of each position over its units."""
+  """Returns each position normalised over its units."""
   x = x - x.mean(-1, keepdims=True)
   x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
   return x * f64(layer.scale) + f64(layer.bias)
 
 
 def attention(layer: Any, x: np.ndarray, heads: int) -> np.ndarray:
-  """Head by head, and query by query: each sees what is not after it."""
+  """Returns causal self-attention, computed by head and by query."""
   normal = layer_norm(layer.attention_norm, x)
   parts = np.split(dense(layer.queries_keys_values, normal), 3, -1)
   mixed = np.zeros_like(x)

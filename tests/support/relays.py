@@ -1,4 +1,4 @@
-"""A relay between two ends of a connection, for tests."""
+"""Relay between two ends of a connection, for tests."""
 
 import contextlib
 import socket
@@ -7,22 +7,22 @@ import time
 
 
 class Relay:
-  """Forwards bytes on a port of its own; a context manager.
+  """Relay that forwards bytes to an address; a context manager.
 
   Attributes:
     address: 'host:port' to connect to.
     passed: Number of bytes that clients have sent, forwarded or not.
-    seen: These bytes.
+    received: These bytes.
   """
 
   def __init__(self, address, most_bytes=None, reads=True, back_Bps=None):
-    """Starts to listen.
+    """Starts to listen on a free port.
 
     Args:
       address: Address to forward to.
       most_bytes: Bytes of a client that are forwarded; later ones are dropped.
         None for no limit.
-      reads: Whether bytes of the listener are read.
+      reads: True to read bytes of the listener.
       back_Bps: Largest rate towards clients, bytes per second; None for any.
     """
     host, _, port = address.rpartition(':')
@@ -31,7 +31,7 @@ class Relay:
     self._reads, self._back_Bps = reads, back_Bps
     self._socket = socket.create_server(('127.0.0.1', 0))
     self.address = f'127.0.0.1:{self._socket.getsockname()[1]}'
-    self.passed, self.seen = 0, bytearray()
+    self.passed, self.received = 0, bytearray()
     self._open = [self._socket]
     self._stalled, self._closed = threading.Event(), threading.Event()
     threading.Thread(target=self._accept, daemon=True).start()
@@ -40,7 +40,7 @@ class Relay:
     return self
 
   def stall(self):
-    """Stops to read from either end."""
+    """Stops reading from either end."""
     self._stalled.set()
 
   def __exit__(self, *exception):
@@ -73,9 +73,10 @@ class Relay:
           stack.pop_all()
           return
         if towards:
-          self.seen += data
-          left, self.passed = self._most - self.passed, self.passed + len(data)
-          data = data[: int(min(max(left, 0), len(data)))]
+          self.received += data
+          allowed = max(self._most - self.passed, 0)
+          self.passed += len(data)
+          data = data[: int(min(allowed, len(data)))]
         elif self._back_Bps:
           time.sleep(len(data) / self._back_Bps)
         target.sendall(data)

@@ -1,8 +1,8 @@
-"""Simulated allreduce runs: real coordinator and runtime, simulated members.
+"""Simulated allreduce runs with a real coordinator and simulated members.
 
-Everything happens in one thread, step by step, in an order that a test chooses:
-messages are delayed, members die and rejoin between any two steps.  The state
-of a member is the list of all updates that it has applied.
+All steps run in one thread, in an order that a test chooses: messages are
+delayed, members die and rejoin between any two steps.  The state of a member is
+the list of its applied updates.
 """
 
 import functools
@@ -33,13 +33,13 @@ from outputs.files import RunFiles
 from outputs.recorder import Recorder
 from route import links, ring
 from sync import bsp
-from tests.support import lives
+from tests.support import members
 
 BATCH = 8
 
 
 class SimulatedRun:
-  """A run whose members a test controls.
+  """Allreduce run whose members a test controls.
 
   Attributes:
     runtime: The real runtime, with the real coordinator.
@@ -65,12 +65,12 @@ class SimulatedRun:
     failed=None,
   ):
     self.workers = workers
-    self.lives, self.joined, self.parts = {}, {}, {}
+    self.sessions, self.joined, self.parts = {}, {}, {}
     self.members, self.rivals, self.cut = {}, [], []
     self.rounding = rounding or {}
     self._clock, self._moved = 0, {}
     self.layout = StatisticsLayout(workers, 0)
-    self.reception = lives.Reception(workers)
+    self.reception = members.Reception(workers)
     replica = types.SimpleNamespace(learner=None, codec_state=NoCodecState())
     self._replica = replica
     store = ReplicaStore(replica, None)
@@ -127,56 +127,56 @@ class SimulatedRun:
       self.join(index)
 
   def join(self, index, *, keeps=False, process='one'):
-    """Has a process join as a worker, or rejoin.
+    """Makes a process join as a worker, or rejoin.
 
     Args:
       index: Index of the worker.
-      keeps: Whether it has the state of its last session.
+      keeps: True if the process has the state of its last session.
       process: Identity of the process.
 
     Returns:
-      Whether it was admitted: another process may hold the rank.
+      True if the process was admitted; another process may have the rank.
     """
     before = self.members.get(index)
     learned = list(before.learned) if keeps else []
-    life = lives.Session(self, index, process, learned)
-    if life.visit is None:
+    session = members.Session(self, index, process, learned)
+    if session.incarnation is None:
       return False
-    self.joined[life.address] = set()
-    self.members[index] = self.lives[life.address] = life
+    self.joined[session.address] = set()
+    self.members[index] = self.sessions[session.address] = session
     if index == 0:
-      self._replica.learner = life
+      self._replica.learner = session
     return True
 
   @property
-  def agreed(self):
-    """The last version at which all members had the same state."""
+  def agreed_version(self):
+    """Last version at which all members had the same state."""
     return self.runtime.epochs.check.agreement.agreed
 
   def peers(self, group):
     """Returns the sessions of a membership's workers."""
-    if group.members is None:  # XLA sums.
+    if group.members is None:  # The route `native`.
       return [*self.members.values()]
-    return [self.lives[each] for each in group.members.addresses.values()]
+    return [self.sessions[each] for each in group.members.addresses.values()]
 
-  def replica_takes(self, life, deal):
-    """Returns whether a replica accepts an assignment."""
+  def accepts(self, session, assignment):
+    """Returns whether a member accepts an assignment."""
     return (
-      deal.membership_epoch == life.generation >= life.stopped
-      and deal.version == life.version
+      assignment.membership_epoch == session.membership_epoch >= session.stopped
+      and assignment.version == session.version
     )
 
-  def written(self, index):
-    """Returns the step statistics that a worker writes."""
+  def write_statistics(self, index):
+    """Returns the step statistics of a worker."""
     numbers = np.empty(self.layout.size, np.float32)
     statistics = StepStatistics(0.0, 0.0, 1.0 + index, BATCH, 0, 1.0, 1)
     self.layout.write(numbers, index, statistics, ())
     return numbers
 
-  def completed(self, version, statistics):
-    """Has the coordinator's own replica report an iteration."""
+  def complete(self, version, statistics):
+    """Makes the coordinator's replica report an iteration."""
     event = IterationCompleted(at=0.0, version=version, statistics=statistics)
-    self.members[0].says.append(event)
+    self.members[0].to_coordinator.append(event)
 
   def begin(self, choose=None):
     """Runs until all members are connected, and starts the run."""
@@ -186,44 +186,46 @@ class SimulatedRun:
   def moves(self):
     """Returns all possible next steps: actor, name and function."""
     steps = []
-    for life in self.lives.values():
-      name = life.address
-      if life.says:
-        steps.append((name, 'say', functools.partial(self.deliver, life)))
-      if life.living:
-        if life.wire:
-          steps.append((name, 'arrive', life.arrive))
-        steps += [(name, each.__name__, each) for each in life.actions()]
-    living = {(x.index, x.process) for x in self.lives.values() if x.living}
+    for session in self.sessions.values():
+      name = session.address
+      if session.to_coordinator:
+        steps.append(
+          (name, 'deliver', functools.partial(self.deliver, session))
+        )
+      if session.is_alive:
+        if session.to_member:
+          steps.append((name, 'arrive', session.arrive))
+        steps += [(name, each.__name__, each) for each in session.actions()]
+    alive = {(x.index, x.process) for x in self.sessions.values() if x.is_alive}
     for index, process in self.rivals:
-      if (index, process) not in living:
+      if (index, process) not in alive:
         join = functools.partial(self.join, index, process=process)
         steps.append((f'{index}: {process}', 'join', join))
     if not self.reception.events.empty():
       steps.append(('coordinator', 'take', self.take))
     return steps
 
-  def deliver(self, life):
+  def deliver(self, session):
     """Delivers the next message of a member to the coordinator."""
-    message = life.says.pop(0)
+    message = session.to_coordinator.pop(0)
     if isinstance(message, str):
-      self.reception.lose(life.visit, message)
+      self.reception.lose(session.incarnation, message)
     elif isinstance(message, Event):
       self.reception.events.put(message)
     else:
-      self.reception.handle(life.visit, message)
+      self.reception.handle(session.incarnation, message)
     if not self.reception.events.empty():
       self.take()
 
   def take(self):
-    """Has the coordinator handle the next event."""
+    """Makes the coordinator handle the next event."""
     if self.runtime._began is None:
       self.runtime._take(0.0)
     else:
       self.runtime.step()
 
   def check_deadlines(self):
-    """Has the coordinator check its deadlines, by an event without effect."""
+    """Makes the coordinator check its deadlines, by an event without effect."""
     self.reception.events.put(Event())
     self.runtime.step()
 
@@ -233,7 +235,7 @@ class SimulatedRun:
     Args:
       choose: Returns one of a list of steps; None to choose the actor that has
         waited longest.
-      but: Steps that are excluded: a session, as '1/0', and the step's name.
+      but: Excluded steps, as session, such as '1/0', and name of the step.
     """
     moves = [move for move in self.moves() if move[:2] not in but]
     if not moves:
@@ -248,15 +250,20 @@ class SimulatedRun:
     return True
 
   def run_until(self, condition, choose=None, but=(), limit=20000):
-    """Executes steps until a condition holds; arguments as of `step`."""
+    """Executes steps until a condition holds; arguments are those of `step`."""
     for _ in range(limit):
       if condition():
         return
       if not self.step(choose, but):
         break
     states = {
-      life.address: (life.doing, life.generation, life.stopped, life.version)
-      for life in self.members.values()
+      session.address: (
+        session.doing,
+        session.membership_epoch,
+        session.stopped,
+        session.version,
+      )
+      for session in self.members.values()
     }
     raise AssertionError(
       f'The condition does not hold: {states}, epoch '
@@ -290,11 +297,11 @@ class SimulatedRun:
       raise AssertionError(
         'The coordinator has recorded updates that it has not applied.'
       )
-    for life in self.members.values():
-      if life.living and not life.fresh:
-        both = min(life.version, len(learned))
-        if life.learned[:both] != learned[:both]:
-          raise AssertionError(f'{life.address} has learned something else.')
+    for session in self.members.values():
+      if session.is_alive and not session.is_fresh:
+        both = min(session.version, len(learned))
+        if session.learned[:both] != learned[:both]:
+          raise AssertionError(f'{session.address} has other updates.')
     positions = [
       position
       for _, parts in learned

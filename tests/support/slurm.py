@@ -76,7 +76,7 @@ class Slurm:
   """
 
   def __init__(self, folder: pathlib.Path, name: str):
-    """Creates the object of a cluster that `started` starts."""
+    """Initializes a cluster, which `start` starts."""
     self.folder, self.name = folder, name
 
   def run(
@@ -101,11 +101,11 @@ class Slurm:
     Raises:
       subprocess.TimeoutExpired: If the command takes longer.
     """
-    own = {'SLURM_CONF': str(self.folder / 'slurm.conf'), 'PATH': _path()}
+    variables = {'SLURM_CONF': str(self.folder / 'slurm.conf'), 'PATH': _path()}
     return subprocess.run(
       lab.command(HOSTS[0], argv, self.name),
       cwd=cwd,
-      env=os.environ | own | environ,
+      env=os.environ | variables | environ,
       stdin=subprocess.DEVNULL,
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
@@ -123,7 +123,7 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def started() -> Iterator[Slurm]:
+def start() -> Iterator[Slurm]:
   """Starts a lab and SLURM in it; ends both at the end.
 
   Yields:
@@ -136,7 +136,7 @@ def started() -> Iterator[Slurm]:
   folder = pathlib.Path(tempfile.mkdtemp(prefix='slurm-', dir='/tmp'))
   with contextlib.ExitStack() as stack:
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    slurm = Slurm(folder, stack.enter_context(labs.started(len(HOSTS))))
+    slurm = Slurm(folder, stack.enter_context(labs.start(len(HOSTS))))
     _configure(slurm)
     _start(slurm, stack)
     yield slurm
@@ -154,9 +154,9 @@ def _configure(slurm: Slurm) -> None:
   lines = [_CONF.format(folder=folder)]
   for n, _ in enumerate(HOSTS):
     for kind, port in (('host', 6818), ('gpu', 6819)):
-      given = {'name': f'{kind}{n}', 'n': n, 'address': n + 1, 'port': port}
+      values = {'name': f'{kind}{n}', 'n': n, 'address': n + 1, 'port': port}
       gres = f' Gres=gpu:{_GPUS}' if kind == 'gpu' else ''
-      lines.append(_NODE.format(**given) + gres)
+      lines.append(_NODE.format(**values) + gres)
   rest = 'MaxTime=INFINITE State=UP'
   lines.append(f'PartitionName=cpu Nodes=host[0-1] Default=YES {rest}')
   lines.append(f'PartitionName=gpu Nodes=gpu[0-1] {rest}')

@@ -1,4 +1,4 @@
-"""Small runs for tests: an MLP on synthetic data, through config and train."""
+"""Small runs of an MLP on synthetic data, for tests."""
 
 import json
 import os
@@ -20,14 +20,17 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 def config(**changed: Any) -> ConfigDict:
-  """Returns a config of seconds; fields by dotted name, '.' written '__'.
+  """Returns the config of a run of some seconds.
 
   Speeds are constant and unequal, links are unlimited, and learning is plain
   SGD, so that runs can be compared with closed forms.
+
+  Args:
+    **changed: Changed fields by dotted name, with '__' for '.'.
   """
-  made = default.get_config()
-  served = changed.get('route__name', 'server') == 'server'
-  hosts = ('worker', 'server') if served else ('worker',)
+  result = default.get_config()
+  has_servers = changed.get('route__name', 'server') == 'server'
+  hosts = ('worker', 'server') if has_servers else ('worker',)
   ideal = {'up_Bps': float('inf'), 'down_Bps': float('inf'), 'latency_s': 0.0}
   fields = {
     'epochs': 2.0,
@@ -51,28 +54,28 @@ def config(**changed: Any) -> ConfigDict:
     'optimizer.learning_rate': 0.01,
     **{name.replace('__', '.'): value for name, value in changed.items()},
   }
-  made.update_from_flattened_dict(fields)
-  return made
+  result.update_from_flattened_dict(fields)
+  return result
 
 
 def timing(
   *, size_bytes: int = 1768, num_train: int = 192, **changed: Any
 ) -> ConfigDict:
-  """Returns `config(**changed)` without a model: of times and bytes alone."""
-  made, defaults = config(**changed), default.get_config()
+  """Returns `config(**changed)` without a model, for a timing-only run."""
+  result, defaults = config(**changed), default.get_config()
   for section in ('data', 'optimizer', 'model'):
-    made[section] = defaults[section]
-  made.model.name = 'none'
-  made.model.none.update({'size_bytes': size_bytes, 'num_train': num_train})
-  made.update_from_flattened_dict(
+    result[section] = defaults[section]
+  result.model.name = 'none'
+  result.model.none.update({'size_bytes': size_bytes, 'num_train': num_train})
+  result.update_from_flattened_dict(
     {name.replace('__', '.'): value for name, value in changed.items()}
   )
-  return made
+  return result
 
 
-def build(config_: ConfigDict, **own: Any) -> train.Run:
-  """Returns a run in a new temporary folder; `own` is for train.build."""
-  return train.build(config_, workdir=f'{tempfile.mkdtemp()}/run', **own)
+def build(config_: ConfigDict, **arguments: Any) -> train.Run:
+  """Returns a run in a new temporary folder; arguments are of train.build."""
+  return train.build(config_, workdir=f'{tempfile.mkdtemp()}/run', **arguments)
 
 
 def size_bytes(run: train.Run) -> int:
@@ -88,8 +91,8 @@ def rows(run: train.Run, name: str) -> list[dict[str, Any]]:
   return [json.loads(line) for line in lines]
 
 
-def trained(**changed: Any) -> tuple[train.Run, dict[str, Any]]:
-  """Returns a run with `config(**changed)` that has ended, and its summary."""
+def execute(**changed: Any) -> tuple[train.Run, dict[str, Any]]:
+  """Executes a run with `config(**changed)`; returns it and its summary."""
   run = build(config(**changed))
   return run, run()
 
@@ -99,8 +102,8 @@ def timeless(row: dict[str, Any]) -> dict[str, Any]:
   return {k: v for k, v in row.items() if not k.startswith('wall_')}
 
 
-def printed(code: str, *seeds: str) -> set[str]:
-  """Returns what code prints, run once with each seed of Python's hashes."""
+def outputs_of(code: str, *seeds: str) -> set[str]:
+  """Returns the outputs of code, run once with each seed of Python's hashes."""
   outputs = set()
   for seed in seeds:
     process = python('-c', code, PYTHONHASHSEED=seed)
@@ -112,7 +115,7 @@ def printed(code: str, *seeds: str) -> set[str]:
 def python(
   *argv: str, cwd: pathlib.Path = _ROOT, **environment: str
 ) -> subprocess.CompletedProcess:
-  """Runs Python in a process of its own, which finds the project's modules."""
+  """Runs Python in a new process that finds the project's modules."""
   return subprocess.run(
     [sys.executable, *argv],
     cwd=cwd,
@@ -124,8 +127,8 @@ def python(
   )
 
 
-def changed(folder, name, change):
-  """Returns a copy of a run with another content of a JSON file."""
+def copy_with_change(folder, name, change):
+  """Returns a copy of a run with changed content of a JSON file."""
   copy = pathlib.Path(tempfile.mkdtemp(), 'copy')
   shutil.copytree(folder, copy)
   content = json.loads((copy / name).read_text())

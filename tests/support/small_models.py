@@ -1,4 +1,4 @@
-"""Small models for tests, quick to make and to run, with inputs."""
+"""Small models with inputs, quick to create and to run, for tests."""
 
 import functools
 import math
@@ -92,7 +92,7 @@ def tokens(shape: tuple[int, ...]) -> np.ndarray:
   return np.random.default_rng(0).integers(0, 11, shape, np.int32)
 
 
-# By name: a function that makes each, and inputs.
+# Function that creates the model, and inputs, by name.
 MODELS = {
   'resnet': (make_resnet, images((4, 32, 32, 3))),
   'resnet50': (make_resnet50, images((4, 32, 32, 3))),
@@ -109,7 +109,7 @@ def size(model: nnx.Module, kind: Any = nnx.Param) -> int:
 
 
 def logits_shape(model: nnx.Module, *shape: int) -> tuple[int, ...]:
-  """Returns the shape of the logits of images, and computes none."""
+  """Returns the shape of the logits of images without computing them."""
   inputs = jax.ShapeDtypeStruct(shape, np.float32)
   logits = nnx.eval_shape(lambda model, x: model(x), model, inputs)
   return logits.shape
@@ -121,21 +121,22 @@ def parts(model: nnx.Module) -> tuple[Any, Any, Any]:
   return graph, nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
 
-def drawn(
+def make_by_numpy(
   make: Callable[..., nnx.Module], *, keyed: bool = False, **changed: Any
 ) -> nnx.Module:
-  """Returns a model made from draws of NumPy, which compiles nothing.
+  """Returns a model with parameters drawn by NumPy, without compilation.
 
   Args:
-    make: Makes the model.
-    keyed: Whether the draws follow the keys of JAX.
+    make: Creates the model.
+    keyed: True if the draws depend on the keys of JAX.
     **changed: Arguments of `make`.
   """
-  one = np.random.default_rng(0)
+  shared_rng = np.random.default_rng(0)
 
   def draw(key, lower, upper, shape, dtype):
-    own = np.asarray(jax.random.key_data(key)) if keyed else None
-    rng = np.random.default_rng(own) if keyed else one
+    rng = shared_rng
+    if keyed:
+      rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     row = rng.standard_normal((math.prod(shape), 8)).astype(dtype)
     inside = (lower < row) & (row < upper)
     return row[np.arange(len(row)), inside.argmax(axis=1)].reshape(shape)
@@ -145,12 +146,12 @@ def drawn(
 
 
 @functools.cache
-def made(name: str) -> tuple[Any, Any, Any]:
+def parts_of(name: str) -> tuple[Any, Any, Any]:
   """Returns the parts of one of MODELS."""
-  return parts(drawn(MODELS[name][0]))
+  return parts(make_by_numpy(MODELS[name][0]))
 
 
-def moved(model: nnx.Module) -> nnx.Module:
+def perturb(model: nnx.Module) -> nnx.Module:
   """Returns a model whose scales, biases and statistics are not 0 or 1."""
   graph, params, rest = parts(model)
   rng = np.random.default_rng(1)
@@ -163,7 +164,7 @@ def moved(model: nnx.Module) -> nnx.Module:
   return nnx.merge(graph, *jax.tree.map(move, (params, rest)))
 
 
-def evaluated(model: nnx.Module, inputs: np.ndarray) -> np.ndarray:
+def evaluate(model: nnx.Module, inputs: np.ndarray) -> np.ndarray:
   """Returns the logits in evaluation."""
   graph, params, rest = parts(model)
   logits = jit(lambda *arrays: nnx.merge(graph, *arrays)(inputs))

@@ -1,4 +1,4 @@
-"""Runs that are stopped, for tests of resumed runs."""
+"""Interrupted and uninterrupted runs, for tests of resumed runs."""
 
 import functools
 import json
@@ -16,7 +16,7 @@ class Killed(BaseException):
 
 
 def eventful(scheme, **changed):
-  """Returns a config with all kinds of events in flight at any moment."""
+  """Returns a config with all kinds of events in flight at any time."""
   fields = {
     'sync__name': scheme,
     'epochs': 3.0,
@@ -65,7 +65,13 @@ def results(run):
 
 
 def stop(run, *, saved_at, killed_at):
-  """Runs until it is killed after `killed_at` steps."""
+  """Executes a run until it is killed after `killed_at` steps.
+
+  Args:
+    run: The run.
+    saved_at: Numbers of steps after which a checkpoint is saved.
+    killed_at: Number of steps.
+  """
   done = 0
 
   def step():

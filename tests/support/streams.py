@@ -15,9 +15,9 @@ from cluster.network.streams import Security
 _ROOT = pathlib.Path(__file__).parents[2]
 HOST = '127.0.0.1'
 OPEN = Security()
-PLAIN = Schema(Any)  # Of anything.
-WAIT_S = 15.0  # Longer than anything here should take.
-# Connects, says so, and receives until the stream ends.
+PLAIN = Schema(Any)  # Accepts any message.
+WAIT_S = 15.0  # Longer than any operation of a test.
+# Connects, prints a line, and receives until the stream ends.
 _CLIENT = """
 import sys
 from typing import Any
@@ -39,7 +39,7 @@ def random_bytes(size, seed=0):
 
 
 def echo(stream, hello):
-  """Sends back what arrives, each chunk before it asks for the next."""
+  """Sends back all messages, each chunk before it reads the next one."""
   while True:
     message = stream.receive(PLAIN)
     stream.send(message.header, message.chunks, message.size_bytes)

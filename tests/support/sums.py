@@ -7,11 +7,11 @@ import numpy as np
 
 from tests.support import small
 
-CHUNK = 3 * 2**14  # Bytes of the payload of a message.
+CHUNK = 3 * 2**14  # Payload of a message, bytes.
 
 
 def links(Bps):
-  """Returns config fields of equal links of all workers, each way."""
+  """Returns config fields of equal links of all workers, in both directions."""
   return {
     'cluster__network__worker_up_Bps': (Bps,),
     'cluster__network__worker_down_Bps': (Bps,),
@@ -27,14 +27,14 @@ def constant(compute_s, workers):
   }
 
 
-def timed(size_bytes, **changed):
-  """Returns a finished run without a model, and its summary."""
+def execute_timing(size_bytes, **changed):
+  """Executes a timing-only run; returns it and its summary."""
   run = small.build(small.timing(size_bytes=size_bytes, **changed))
   return run, run()
 
 
 def barriers(run):
-  """Returns the times at which updates were complete, and a leading 0."""
+  """Returns the times of completed updates, after a leading 0."""
   rows = small.rows(run, 'metrics.jsonl')
   return [0.0] + [row['time'] for row in rows if row['kind'] == 'barrier']
 
@@ -46,6 +46,6 @@ def params(run):
 
 
 @functools.cache
-def served(**changed):
+def server_params(**changed):
   """Returns the parameters of a finished run with one server."""
-  return params(small.trained(**changed)[0])
+  return params(small.execute(**changed)[0])

@@ -1,4 +1,4 @@
-"""Starts sweep.py as users do, and looks at what it has left."""
+"""Starts sweep.py as users do, and reads the files that it writes."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def command(out: pathlib.Path, grid: str, *more: str) -> list[str]:
-  """A sweep of runs of two workers without a model, a moment each."""
+  """Returns the command of a sweep of short timing-only runs."""
   flags = (
     *('--config=configs/vgg16_bsp.py', '--config.model.name=none'),
     *('--config.cluster.workers=2', '--config.cluster.speed.slowdown=(1.0,)'),
@@ -24,7 +24,7 @@ def command(out: pathlib.Path, grid: str, *more: str) -> list[str]:
 
 
 def start(words: list[str]) -> subprocess.Popen:
-  """A sweep that goes on by itself."""
+  """Starts a sweep in the background."""
   return subprocess.Popen(
     words,
     cwd=ROOT,
@@ -34,8 +34,8 @@ def start(words: list[str]) -> subprocess.Popen:
   )
 
 
-def finished(out: pathlib.Path) -> dict[str, int]:
-  """Runs that have finished, and when their summaries were written, ns."""
+def finished_runs(out: pathlib.Path) -> dict[str, int]:
+  """Returns finished runs, with the times of their summaries, ns."""
   return {
     path.parent.name: path.stat().st_mtime_ns
     for path in out.glob('*/summary.json')
@@ -44,29 +44,29 @@ def finished(out: pathlib.Path) -> dict[str, int]:
 
 
 def wait_for(condition, limit_s: float = 60.0) -> None:
-  """Returns once a condition holds."""
+  """Waits until a condition holds."""
   deadline = time.monotonic() + limit_s
   while not condition():
     if time.monotonic() > deadline:
-      raise TimeoutError('Expected it to come about.')
+      raise TimeoutError('The condition does not hold in time.')
     time.sleep(0.01)
 
 
-def of_folder(out: pathlib.Path) -> list[int]:
-  """Processes that have a file open below a folder."""
-  found = []
+def processes_of(out: pathlib.Path) -> list[int]:
+  """Returns the processes that have a file open below a folder."""
+  processes = []
   for process in pathlib.Path('/proc').glob('[0-9]*'):
     try:
       names = [str(path.readlink()) for path in (process / 'fd').iterdir()]
-    except OSError:  # It has ended.
+    except OSError:  # The process has ended.
       continue
     if any(name.startswith(f'{out}/') for name in names):
-      found.append(int(process.name))
-  return found
+      processes.append(int(process.name))
+  return processes
 
 
 def starts(out: pathlib.Path) -> dict[str, int]:
-  """How often each run began to compile, by its log."""
+  """Returns how often each run started to compile, according to its log."""
   return {
     path.parent.name: path.read_text().count('Compiling ...')
     for path in out.glob('*/log.txt')
@@ -74,6 +74,6 @@ def starts(out: pathlib.Path) -> dict[str, int]:
 
 
 def kill(sweep: subprocess.Popen) -> None:
-  """Kills a sweep, and nothing that it has started."""
+  """Kills only the process of a sweep, not its children."""
   sweep.send_signal(signal.SIGKILL)
-  sweep.communicate(timeout=10.0)  # All that it has started ends, too.
+  sweep.communicate(timeout=10.0)  # Its children end, too.

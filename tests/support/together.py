@@ -1,4 +1,4 @@
-"""Runs on real hosts whose processes are threads of this one, for tests."""
+"""Runs with a real network whose processes are threads, for tests."""
 
 import copy
 import pathlib
@@ -19,15 +19,15 @@ def run(
   folder: pathlib.Path,
   *,
   devices: Sequence[int] = (),
-  **own: Any,
+  **arguments: Any,
 ) -> list[Any]:
-  """Returns the parts of a finished run, the coordinator's first.
+  """Executes a run; returns its parts, the coordinator's first.
 
   Args:
-    config: Of workers who sum among themselves.
-    folder: Of the run.
-    devices: Of each worker's process; by default as the config has it.
-    **own: Of train.build.
+    config: Config of an allreduce run.
+    folder: Folder of the run.
+    devices: Devices of each worker's process; by default those of the config.
+    **arguments: Arguments of train.build.
   """
   coordinator = f'127.0.0.1:{roles.free_ports(1)[0]}'
   configs = [copy.deepcopy(config) for _ in range(config.cluster.workers)]
@@ -38,11 +38,11 @@ def run(
       each,
       workdir=str(folder),
       process={'role': f'worker:{index}', 'coordinator': coordinator},
-      **own,
+      **arguments,
     )
     for index, each in enumerate(configs)
   ]
-  # Signals are for main threads.
+  # Only main threads can handle signals.
   with mock.patch.object(process, '_defer_to_coordinator'):
     threads = [threading.Thread(target=part) for part in parts[1:]]
     for thread in threads:

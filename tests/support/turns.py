@@ -34,11 +34,11 @@ class Times:
     """Returns the compute time of a worker's batch, seconds."""
     return self.fixed_s + examples * self.per_example_s[worker]
 
-  def equal(self, worker_batch: int) -> np.ndarray:
-    """Returns the batches with which all workers take the slowest one's time.
+  def equalizing_batches(self, worker_batch: int) -> np.ndarray:
+    """Returns the batches with which all workers take the time of the slowest.
 
     Args:
-      worker_batch: Initial batch, which the slowest worker keeps.
+      worker_batch: Batch of the slowest worker.
 
     Returns:
       Float [num_workers], examples.

@@ -35,13 +35,13 @@ class SlotsTest(parameterized.TestCase):
       self.assertNotIn('JAX_PLATFORMS', variables)
 
   @parameterized.parameters(
-    (gpus.listed(8), '4,6', 4, ['4', '6', '4', '6'], '0.3750'),
-    (gpus.listed(8), '4,-1,6', 2, ['4', '4'], '0.3750'),
-    (gpus.listed(1), None, 8, ['0'] * 8, '0.0937'),
-    (gpus.listed(8), None, 8, [*'01234567'], None),
+    (gpus.list_output(8), '4,6', 4, ['4', '6', '4', '6'], '0.3750'),
+    (gpus.list_output(8), '4,-1,6', 2, ['4', '4'], '0.3750'),
+    (gpus.list_output(1), None, 8, ['0'] * 8, '0.0937'),
+    (gpus.list_output(8), None, 8, [*'01234567'], None),
     # A run alone on a GPU gets no more than the others.
-    (gpus.listed(2), None, 3, ['0', '1', '0'], '0.3750'),
-    (gpus.listed(1, 2), None, 2, [gpus.mig(0, 0), gpus.mig(0, 1)], None),
+    (gpus.list_output(2), None, 3, ['0', '1', '0'], '0.3750'),
+    (gpus.list_output(1, 2), None, 2, [gpus.mig(0, 0), gpus.mig(0, 1)], None),
     ('', None, 2, [None, None], None),
   )
   def test_runs_with_a_model_share_gpus(
@@ -66,9 +66,9 @@ class SlotsTest(parameterized.TestCase):
   def test_the_division_is_described(self):
     for output, jobs, expected in (
       ('', 2, '2 at a time, 4 cores each'),
-      (gpus.listed(2), 2, '2 at a time, 4 cores each, on 2 GPUs'),
+      (gpus.list_output(2), 2, '2 at a time, 4 cores each, on 2 GPUs'),
       (
-        gpus.listed(1),
+        gpus.list_output(1),
         8,
         '8 at a time, 1 core each, on 1 GPU, 8 on each with 9% of its memory '
         'each',

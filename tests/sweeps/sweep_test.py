@@ -51,29 +51,31 @@ class SweepTest(absltest.TestCase):
     out = pathlib.Path(tempfile.mkdtemp()) / 'out'
     words = sweeping.command(out, _GRID, '--jobs=1')
     sweep = sweeping.start(words)
-    sweeping.wait_for(lambda: sweeping.finished(out))
+    sweeping.wait_for(lambda: sweeping.finished_runs(out))
     # A run that ends only if somebody ends it.
-    sweeping.wait_for(lambda: self._stops(sweeping.of_folder(out), sweep.pid))
+    sweeping.wait_for(
+      lambda: self._stops(sweeping.processes_of(out), sweep.pid)
+    )
     sweeping.kill(sweep)
-    killed = sweeping.finished(out)
-    self.assertEmpty(sweeping.of_folder(out))
+    killed = sweeping.finished_runs(out)
+    self.assertEmpty(sweeping.processes_of(out))
 
     sweep = sweeping.start(words)
-    sweeping.wait_for(lambda: len(sweeping.finished(out)) > len(killed))
+    sweeping.wait_for(lambda: len(sweeping.finished_runs(out)) > len(killed))
     time.sleep(0.1)
     sweep.send_signal(signal.SIGTERM)
     said, _ = sweep.communicate()
     self.assertEqual(sweep.returncode, 128 + signal.SIGTERM, said)
     self.assertIn('SIGTERM: the runs end', said)
-    self.assertIn('the same command continues the sweep', said)
-    self.assertEmpty(sweeping.of_folder(out))
-    stopped = sweeping.finished(out)
+    self.assertIn('the same command goes on', said)
+    self.assertEmpty(sweeping.processes_of(out))
+    stopped = sweeping.finished_runs(out)
     self.assertLess(len(stopped), 4)
 
     done = subprocess.run(
       words, cwd=sweeping.ROOT, capture_output=True, text=True, check=False
     )
-    ended = sweeping.finished(out)
+    ended = sweeping.finished_runs(out)
     self.assertLen(ended, 4, done)
     self.assertEqual(stopped | killed, {n: ended[n] for n in stopped | killed})
     for name in killed | stopped:
@@ -146,14 +148,14 @@ class SweepTest(absltest.TestCase):
       time.sleep(draw.uniform(0.3, 5.0))
       sweeping.kill(sweep)
       # Those that it has started are not waited for.
-      new = sweeping.finished(out)
+      new = sweeping.finished_runs(out)
       self.assertEqual(known, {name: new.get(name) for name in known})
       known = new
     done = subprocess.run(
       words, cwd=sweeping.ROOT, capture_output=True, text=True, check=False
     )
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-    ended = sweeping.finished(out)
+    ended = sweeping.finished_runs(out)
     self.assertLen(ended, 36)
     self.assertEqual(known, {name: ended[name] for name in known})
     for path in out.glob('*/log.txt'):
@@ -171,7 +173,7 @@ class InterruptedWriteTest(absltest.TestCase):
     out = pathlib.Path(tempfile.mkdtemp()) / 'out'
     words = sweeping.command(out, 'seed=0,1', '--jobs=2')
     subprocess.run(words, cwd=sweeping.ROOT, check=True, capture_output=True)
-    ended = sweeping.finished(out)
+    ended = sweeping.finished_runs(out)
     cut, whole = sorted(ended)
     summary = out / cut / 'summary.json'
     summary.write_text(summary.read_text()[:99])
@@ -184,7 +186,7 @@ class InterruptedWriteTest(absltest.TestCase):
     for path in (summary, out / 'sweep.json'):
       self.assertIn(f'{path} is left of an interrupted write', done.stderr)
     self.assertIn('1 of 2 runs are over already', done.stdout)
-    again = sweeping.finished(out)
+    again = sweeping.finished_runs(out)
     self.assertEqual(again[whole], ended[whole])
     self.assertGreater(again[cut], ended[cut])
     names = json.loads((out / 'sweep.json').read_text())['runs'].values()
@@ -218,7 +220,7 @@ words = sys.argv[1:]
 child._main([*words, '--workdir={out}/a'], pathlib.Path('{out}/a'))
 """
     flags = sweeping.command(out, '')[4:]
-    with locks.held(out / 'a') as pid:
+    with locks.hold(out / 'a') as pid:
       done = small.python('-c', code, *flags)
     self.assertEqual(done.returncode, 75)
     state = folder.SweepFolder(str(out)).outcome_of_process('a', 75, 0)
@@ -229,7 +231,7 @@ child._main([*words, '--workdir={out}/a'], pathlib.Path('{out}/a'))
 
 class GpusTest(absltest.TestCase):
   def test_runs_on_one_gpu_share_its_memory_and_their_programs(self):
-    host = gpus.Host(gpus.listed(2))
+    host = gpus.Host(gpus.list_output(2))
     out = pathlib.Path(tempfile.mkdtemp()) / 'out'
     fields = {
       'model.name': 'mlp',
@@ -253,8 +255,8 @@ class GpusTest(absltest.TestCase):
     )
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     self.assertIn('on 1 GPU, 2 on each with 38% of its memory', done.stdout)
-    self.assertLen(sweeping.finished(out), 2)
-    runs = [seen for seen in host.seen() if seen['XLA_CLIENT_MEM_FRACTION']]
+    self.assertLen(sweeping.finished_runs(out), 2)
+    runs = [seen for seen in host.startups() if seen['XLA_CLIENT_MEM_FRACTION']]
     self.assertLen(runs, 2)
     for seen in runs:
       self.assertEqual(seen['CUDA_VISIBLE_DEVICES'], '1')
@@ -265,7 +267,7 @@ class GpusTest(absltest.TestCase):
     self.assertEndsWith(cache.name, f'-{runs[0]["cores"]}')
 
   def test_jobs_of_this_host_share_gpus_and_those_of_slurm_have_theirs(self):
-    with gpus.Host(gpus.listed(1)).here():
+    with gpus.Host(gpus.list_output(1)).here():
       local = submit._commands(2, 'local', uses_model=True)
       slurm = submit._commands(2, 'slurm', uses_model=True)
       os.environ.pop('JAX_PLATFORMS')
@@ -281,9 +283,9 @@ class GpusTest(absltest.TestCase):
   def test_programs_are_shared_on_hosts_with_gpus_alone(self):
     out = pathlib.Path(tempfile.mkdtemp())
     for listed, given, expected in (
-      (gpus.listed(1), None, [str(out / 'compiled')]),
+      (gpus.list_output(1), None, [str(out / 'compiled')]),
       # The user's own stays, and CPUs have none.
-      (gpus.listed(1), '/own', []),
+      (gpus.list_output(1), '/own', []),
       ('', None, []),
     ):
       values = {'jax_compilation_cache_dir': given}
@@ -452,7 +454,7 @@ class SubmitTest(absltest.TestCase):
       words, cwd=sweeping.ROOT, capture_output=True, text=True, check=False
     )
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-    self.assertLen(sweeping.finished(out), 2)
+    self.assertLen(sweeping.finished_runs(out), 2)
     self.assertTrue((out / 'results.csv').exists())
 
 

@@ -52,7 +52,7 @@ def _advise(size_bytes=8_000_000, few=_FEW, **data):
 
 
 class PlantedTest(absltest.TestCase):
-  """Clusters of which it is known what pays."""
+  """Tests on clusters with a known best combination."""
 
   def test_equal_workers_and_fast_links_have_nothing_to_gain(self):
     advice = _advise()
@@ -70,7 +70,7 @@ class PlantedTest(absltest.TestCase):
     advice = _advise(slowdown=[1.0] * 7 + [10.0])
     best = advice.best.combination
     self.assertIn(best.sync, ('asp', 'elastic'))
-    # Each at its own pace, over all at that of the slowest.
+    # Sum of all speeds over the speed of all at the slowest pace.
     self.assertAlmostEqual(1 / advice.best.time, 7.1 / 0.8, delta=0.9)
     why = advice.iteration
     mean_s = _COMPUTE_S * 17 / 8

@@ -1,4 +1,4 @@
-"""Tests for tools.calibrate after runs whose workers sum: known clusters."""
+"""Tests for tools.calibrate on allreduce runs on known clusters."""
 
 import functools
 import pathlib
@@ -117,7 +117,7 @@ class HostsTest(parameterized.TestCase):
     # Both links of a host are slow.
     ([8, 8, 2, 2], [8, 8, 8, 2], [8, 8, 8, 2]),
     ([8, 8, 8, 8], [8, 8, 8, 8], [8, 8, 8, 8]),
-    # One sender is slow: its receiver can receive faster.
+    # One link limits, and its receiver can do more: the sender is slow.
     ([8, 8, 2, 8], [8, 8, 2, 8], [8, 8, 8, 8]),
   )
   def test_rates_of_a_host_are_equal_unless_traffic_differs(
@@ -141,7 +141,9 @@ class RefusalTest(absltest.TestCase):
       calibrate.predict(calibration, config)
 
   def test_runs_without_rows_on_links_are_refused(self):
-    folder = small.changed(_run('ring', 'slow'), 'manifest.json', lambda _: 0)
+    folder = small.copy_with_change(
+      _run('ring', 'slow'), 'manifest.json', lambda _: 0
+    )
     path = folder / 'events.jsonl'
     rows = path.read_text().splitlines(keepends=True)
     path.write_text(''.join(row for row in rows if '"links"' not in row))

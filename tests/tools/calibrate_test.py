@@ -20,7 +20,7 @@ from tools.reading import manifests
 
 def _rewrite(folder, name, change):
   """Returns a copy of a run with another content of a JSON file."""
-  copy = clusters.changed(folder, lambda row: None)
+  copy = clusters.with_timeline(folder, lambda row: None)
   content = json.loads((copy / name).read_text())
   change(content)
   (copy / name).write_text(json.dumps(content))
@@ -28,9 +28,9 @@ def _rewrite(folder, name, change):
 
 
 class ComputeTest(absltest.TestCase):
-  def test_every_worker_goes_through_its_own_times(self):
+  def test_every_worker_repeats_its_recorded_times(self):
     folder = pathlib.Path(tempfile.mkdtemp())
-    calibration = clusters.measured('asp')
+    calibration = clusters.calibration('asp')
 
     calibrate.write(calibration, folder / 'cluster.py')
 
@@ -67,11 +67,11 @@ class ComputeTest(absltest.TestCase):
         row['dur'] *= 10
 
     calibration = calibrate.measure(
-      clusters.changed(clusters.run('asp'), change)
+      clusters.with_timeline(clusters.run('asp'), change)
     )
 
     for times, all_times in zip(
-      calibration.compute_s, clusters.measured('asp').compute_s, strict=True
+      calibration.compute_s, clusters.calibration('asp').compute_s, strict=True
     ):
       self.assertSequenceEqual(times, all_times[1:])
 
@@ -92,7 +92,7 @@ class PredictTest(parameterized.TestCase):
     folder = clusters.run(scheme, servers)
     true = timeline.pace(timeline.read(folder))
 
-    found = calibrate.predict(clusters.measured('asp', servers), folder)
+    found = calibrate.predict(clusters.calibration('asp', servers), folder)
 
     np.testing.assert_allclose(
       found['iteration_s'], true.iteration_s, rtol=0.05
@@ -128,14 +128,18 @@ class PredictTest(parameterized.TestCase):
       manifest['config']['route']['server']['dedicated'] = True
       manifest['config']['cluster']['runtime'] = 'distributed'
 
-    real = small.changed(clusters.run('r2sp'), 'manifest.json', dedicate)
+    real = small.copy_with_change(
+      clusters.run('r2sp'), 'manifest.json', dedicate
+    )
     calibration = calibrate.measure(real)
     (check,) = calibrate.check(calibration, [real])
     ratio = check.predicted.iteration_s / check.measured.iteration_s
     self.assertAlmostEqual(ratio, 1, delta=0.02)
 
   def test_a_noisy_run_predicts_as_well(self):
-    calibration = calibrate.measure(clusters.noisy(clusters.run('r2sp'), 0.02))
+    calibration = calibrate.measure(
+      clusters.with_noise(clusters.run('r2sp'), 0.02)
+    )
     schemes = ('bsp', 'ssp', 'elastic', 'r2sp', 'asp')
 
     checks = calibrate.check(
@@ -148,7 +152,7 @@ class PredictTest(parameterized.TestCase):
       self.assertBetween(ratio, 0.95, 1.05, each)
 
   def test_a_config_is_predicted_as_well_as_a_run_of_it(self):
-    calibration = clusters.measured('asp')
+    calibration = clusters.calibration('asp')
     config = clusters.config('ssp', sync__ssp__bound=1)
 
     found = calibrate.predict(calibration, config)
@@ -161,7 +165,7 @@ class PredictTest(parameterized.TestCase):
 
   def test_written_config_runs_in_main(self):
     folder = pathlib.Path(tempfile.mkdtemp())
-    calibration = clusters.measured('asp')
+    calibration = clusters.calibration('asp')
     calibrate.write(calibration, folder / 'cluster.py')
 
     done = small.python(
@@ -270,8 +274,8 @@ class ConfigTest(absltest.TestCase):
     self.assertEqual(config.cluster.workers, 4)
     self.assertEqual(config.checkpoint.every_s, float('inf'))
     self.assertEqual(config.time_to, (0.9, 0.95))
-    found = calibrate.predict(clusters.measured('asp'), folder)
-    true = calibrate.predict(clusters.measured('asp'), clusters.run('asp'))
+    found = calibrate.predict(clusters.calibration('asp'), folder)
+    true = calibrate.predict(clusters.calibration('asp'), clusters.run('asp'))
     self.assertEqual(found['iteration_s'], true['iteration_s'])
 
   def test_other_unknown_fields_are_refused(self):
@@ -290,7 +294,7 @@ class RefusalTest(parameterized.TestCase):
       calibrate.measure(tempfile.mkdtemp())
 
   def test_a_running_run_is_refused(self):
-    folder = clusters.changed(clusters.run('asp'), lambda row: None)
+    folder = clusters.with_timeline(clusters.run('asp'), lambda row: None)
     (folder / 'summary.json').unlink()
 
     with self.assertRaisesRegex(ValueError, 'expected a run that has ended'):
@@ -303,7 +307,9 @@ class RefusalTest(parameterized.TestCase):
       calibrate.measure(folder)
 
   def test_a_broken_timeline_is_refused(self):
-    folder = clusters.changed(clusters.run('asp'), lambda row: row.pop('dur'))
+    folder = clusters.with_timeline(
+      clusters.run('asp'), lambda row: row.pop('dur')
+    )
 
     with self.assertRaisesRegex(ValueError, "a timeline, got KeyError.'dur'"):
       timeline.read(folder)
@@ -312,11 +318,11 @@ class RefusalTest(parameterized.TestCase):
     folder = clusters.run('asp', batching__worker_batch=32)
 
     with self.assertRaisesRegex(ValueError, f'{folder}: config.batching: exp'):
-      calibrate.check(clusters.measured('asp'), [folder])
+      calibrate.check(clusters.calibration('asp'), [folder])
 
   def test_a_config_is_a_python_file(self):
     with self.assertRaisesRegex(ValueError, "out: .* .py file, got 'a.json'"):
-      calibrate.write(clusters.measured('asp'), 'a.json')
+      calibrate.write(clusters.calibration('asp'), 'a.json')
 
 
 class CommandTest(absltest.TestCase):

@@ -1,4 +1,4 @@
-"""Tests for tools.compare, on small runs and on made-up summaries."""
+"""Tests for tools.compare, on small runs and on planted summaries."""
 
 import json
 import pathlib
@@ -120,7 +120,7 @@ class PlanTest(parameterized.TestCase):
       config.seed = 5
       self.assertEqual(config.to_dict(), configs[0].to_dict())
 
-  def test_settings_of_a_scheme_are_for_its_own_runs(self):
+  def test_settings_of_a_scheme_apply_only_to_runs_with_it(self):
     shared = {**_SMALL, 'sync.name': 'ssp', 'sync.ssp.bound': '5'}
     variants = compare.find_variants(['bsp', 'ssp'])
     _, configs = _configs(shared, variants, seeds=1)

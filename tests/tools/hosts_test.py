@@ -22,7 +22,7 @@ _NESTED = {
 
 
 def _devices(links):
-  """Returns a graph of what frames pass, from the commands for a lab.
+  """Returns a graph of the devices that frames pass, from a lab's commands.
 
   Nodes are hosts and bridges, edges have the rates of the devices that send.
   """

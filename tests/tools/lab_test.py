@@ -1,4 +1,4 @@
-"""Tests for tools.lab and what hosts are made of; real labs need root."""
+"""Tests for tools.lab and its hosts; real labs need root."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from absl.testing import absltest, parameterized
 from tools import lab
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_LIMIT_S = 60.0  # Only what hangs takes longer.
+_LIMIT_S = 60.0  # Only a hang takes longer.
 _LAB = (sys.executable, '-m', 'tools.lab')
 # Commands of a lab, in namespaces that end with the test.
 _PROBE = """unshare --net --uts --mount sh -ec '

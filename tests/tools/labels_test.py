@@ -1,4 +1,4 @@
-"""Tests of how tools.report names runs by what differs between them."""
+"""Tests for the labels of tools.report, which name differences of runs."""
 
 import json
 import pathlib
@@ -32,9 +32,7 @@ def _record(seed=0, **changed):
 
 class LabelTest(parameterized.TestCase):
   def _labels(self, *runs):
-    return {
-      key: len(value) for key, value in report.group_by_label(runs).items()
-    }
+    return {key: len(value) for key, value in report.label_runs(runs).items()}
 
   def test_seeds_are_one_group(self):
     runs = [_record(0), _record(1), _record(0, sync__name='asp')]

@@ -28,11 +28,11 @@ def _launch(role, body, *, words=(), **fields):
   given = ['--rank', '--workers=3', '--workdir=FOLDER', *words, '--', '--a=b']
   if role:
     given = [f'--role={role}', '--coordinator=host0:1234', *given]
-  return launches.launched(body, words=given, **fields)
+  return launches.launch(body, words=given, **fields)
 
 
 def _run(role, body, **fields):
-  """Returns exit code, lines and rows of a launch, and its output."""
+  """Runs a launch; returns exit code, lines, rows and messages."""
   with _launch(role, body, **fields) as (process, folder):
     out, errors = process.communicate(timeout=launches.LIMIT_S)
     if errors:
@@ -66,7 +66,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     code, lines, rows = _run('', body, words=words, environ=own)
 
     self.assertEqual(code, 0)
-    flags, variables = launches.said(lines, name)
+    flags, variables = launches.lines_of(lines, name)
     # It finds its role and the address as the launcher has.
     self.assertNotIn('--role', flags)
     self.assertNotIn('--coordinator', flags)
@@ -80,7 +80,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     self.assertEqual(variables, 'cpu ' if server else ' None')
     self.assertEqual(launches.starts(rows), {name.replace(' ', ':'): 1})
     leads = name == 'worker 0'
-    self.assertEqual(bool(launches.said(lines, 'launch')), leads)
+    self.assertEqual(bool(launches.lines_of(lines, 'launch')), leads)
 
   @parameterized.parameters(
     (
@@ -92,7 +92,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     (('--rank', '--workdir=FOLDER', '--role=worker:4'), 'expected worker:R, R'),
   )
   def test_refuses(self, words, message):
-    with launches.launched('', words=words) as (process, _):
+    with launches.launch('', words=words) as (process, _):
       _, errors = process.communicate(timeout=launches.LIMIT_S)
     self.assertEqual(process.returncode, 1)
     self.assertStartsWith(errors, 'Refused: ')
@@ -161,8 +161,11 @@ sys.exit(143)
   )
   def test_the_wait_is_bounded(self, words, twice, constants):
     fields = {'words': words, 'constants': constants}
-    with _launch('worker:1', 'deaf()', **fields) as (process, folder):
-      launches.wait_for(folder / 'deaf-worker:1')
+    with _launch('worker:1', 'ignore_sigterm()', **fields) as (
+      process,
+      folder,
+    ):
+      launches.wait_for(folder / 'ignores-worker:1')
       process.terminate()
       if twice:
         launches.read_to(process, 'the run ends')

@@ -29,7 +29,7 @@ print(role, restarts, flags['coordinator'])
     number = {'die()': -9, 'sys.exit(75)': 75}.get(end, -6)
     self.assertEqual(launches.codes(rows, 'worker:1'), [number, number, 0])
     (_, _, address), (role, restarts, same) = (
-      launches.said(lines, f'worker {n}')[0].split() for n in (0, 1)
+      launches.lines_of(lines, f'worker {n}')[0].split() for n in (0, 1)
     )
     self.assertEqual((role, restarts, same), ('worker:1', '2', address))
     for row in rows:
@@ -58,7 +58,7 @@ rest()
     self.assertEqual(code, 137)
     self.assertEqual(set(launches.starts(rows).values()), {3})
     for name in watched:
-      said = launches.said(lines, name.replace(':', ' '))
+      said = launches.lines_of(lines, name.replace(':', ' '))
       self.assertLen(set(said), 3)
 
   def test_worker_0_starts_again_alone_beside_dedicated_servers(self):
@@ -78,7 +78,7 @@ until('back')
     roles = {'server:0': 1, 'worker:0': 2, 'worker:1': 1}
     self.assertEqual(launches.starts(rows), roles)
     names = [role.replace(':', ' ') for role in roles]
-    said = {line for name in names for line in launches.said(lines, name)}
+    said = {line for name in names for line in launches.lines_of(lines, name)}
     self.assertLen(said, 1)
 
   def test_deaths_at_the_start_are_for_good_after_five(self):
@@ -93,7 +93,7 @@ rest()
 
     self.assertEqual(code, 137)
     self.assertEqual(launches.starts(rows), {'worker:0': 1, 'worker:1': 5})
-    times = [float(line) for line in launches.said(lines, 'worker 1')]
+    times = [float(line) for line in launches.lines_of(lines, 'worker 1')]
     for n, (before, after) in enumerate(itertools.pairwise(times), start=1):
       self.assertGreaterEqual(after - before, 0.02 * 2**n)
     self.assertEqual(launches.codes(rows, 'worker:0'), [143])
@@ -121,7 +121,7 @@ if role == 'worker:1':
   touch('back')
 until('back')
 """
-    with launches.launched(body, workers=2) as (process, folder):
+    with launches.launch(body, workers=2) as (process, folder):
       while '[worker 1] ' not in (line := process.stdout.readline()):
         pass
 

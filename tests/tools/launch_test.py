@@ -1,4 +1,4 @@
-"""Tests for tools/launch.py: what it prints, how a run ends, the lab's hosts.
+"""Tests for tools/launch.py: output, ends of runs, hosts of labs.
 
 Small programs stand in the place of main.py.
 """
@@ -59,7 +59,7 @@ for other in ('server:0', 'worker:0', 'worker:1'):
     for name in names:
       role = name.replace(' ', ':')
       expected = [f'{role} {n} {"x" * (n % 90)}' for n in range(3000)]
-      self.assertEqual(launches.said(lines, name), [*expected, 'no end'])
+      self.assertEqual(launches.lines_of(lines, name), [*expected, 'no end'])
 
   @parameterized.parameters(
     ({}, memory.ENVIRONMENT['GLIBC_TUNABLES']),
@@ -69,7 +69,7 @@ for other in ('server:0', 'worker:0', 'worker:1'):
     body = "print(os.environ['GLIBC_TUNABLES'])"
     _, lines, _ = launches.run(body, workers=1, environ=own)
 
-    self.assertEqual(launches.said(lines, 'worker 0'), [expected])
+    self.assertEqual(launches.lines_of(lines, 'worker 0'), [expected])
 
   def test_progress_is_lines_where_there_is_no_terminal(self):
     body = r"""
@@ -81,7 +81,7 @@ if role == 'worker:0':
     _, lines, _ = launches.run(body, workers=1)
 
     self.assertEqual(
-      launches.said(lines, 'worker 0'), [' 10%', ' 20%', ' 30%', 'next', '']
+      launches.lines_of(lines, 'worker 0'), [' 10%', ' 20%', ' 30%', 'next', '']
     )
 
   def test_progress_stays_below_the_lines_on_a_terminal(self):
@@ -104,7 +104,7 @@ write('\nthe end\n')
 """
     ours, theirs = pty.openpty()
     environ = {'COLUMNS': '60', 'NO_COLOR': ''}
-    with launches.launched(body, workers=2, stdout=theirs, environ=environ) as (
+    with launches.launch(body, workers=2, stdout=theirs, environ=environ) as (
       process,
       _,
     ):
@@ -130,12 +130,12 @@ class EndTest(parameterized.TestCase):
     body = """
 print(os.getpid())
 if role == 'worker:2':
-  until('deaf-worker:1')
-  until('deaf-worker:0')
+  until('ignores-worker:1')
+  until('ignores-worker:0')
   sys.exit(3)
 child = subprocess.Popen(['sleep', '20'])
 print(child.pid)
-deaf()
+ignore_sigterm()
 """
     code, lines, rows = launches.run(body, workers=3, grace_s=0.3)
 
@@ -143,7 +143,7 @@ deaf()
     self.assertEqual(launches.codes(rows, 'worker:0'), [-9])
     self.assertEqual(launches.codes(rows, 'worker:1'), [-9])
     numbers = [
-      n for name in (0, 1) for n in launches.said(lines, f'worker {name}')
+      n for name in (0, 1) for n in launches.lines_of(lines, f'worker {name}')
     ]
     self.assertLen(numbers, 4)
     for number in numbers:
@@ -152,7 +152,7 @@ deaf()
   def test_the_others_have_time_to_end_after_the_coordinator(self):
     body = """
 if role == 'worker:0':
-  until('deaf-worker:3')
+  until('ignores-worker:3')
   until('ready')
   until('up')
 elif role == 'worker:1':
@@ -163,7 +163,7 @@ elif role == 'worker:2':
   touch('ready')
   rest()
 else:
-  deaf()
+  ignore_sigterm()
 """
     code, _, rows = launches.run(body, workers=4, constants={'_FINISH_S': 2.0})
 
@@ -187,11 +187,11 @@ if role == 'server:0':
   signal.signal(signal.SIGTERM, save)
   touch('ready')
   rest()
-deaf()
+ignore_sigterm()
 """
     fields = {'workers': 2, 'dedicated': True}
-    with launches.launched(body, **fields) as (process, folder):
-      names = ('ready', 'deaf-worker:0', 'deaf-worker:1')
+    with launches.launch(body, **fields) as (process, folder):
+      names = ('ready', 'ignores-worker:0', 'ignores-worker:1')
       launches.wait_for(*(folder / name for name in names))
       start = time.monotonic()
       process.send_signal(number)
@@ -205,8 +205,8 @@ deaf()
   @parameterized.parameters((0.3, False), (60, True))
   def test_a_coordinator_that_does_not_end_is_killed(self, grace_s, twice):
     fields = {'workers': 2, 'grace_s': grace_s}
-    with launches.launched('deaf()', **fields) as (process, folder):
-      names = ('deaf-worker:0', 'deaf-worker:1')
+    with launches.launch('ignore_sigterm()', **fields) as (process, folder):
+      names = ('ignores-worker:0', 'ignores-worker:1')
       launches.wait_for(*(folder / name for name in names))
       process.terminate()
       if twice:
@@ -223,14 +223,14 @@ deaf()
     body = """
 child = subprocess.Popen(['sleep', '60'])
 (folder / f'child-{role}').write_text(str(child.pid))
-deaf()
+ignore_sigterm()
 """
-    with launches.launched(body, workers=2, dedicated=True) as (
+    with launches.launch(body, workers=2, dedicated=True) as (
       process,
       folder,
     ):
       roles = ('server:0', 'worker:0', 'worker:1')
-      launches.wait_for(*(folder / f'deaf-{role}' for role in roles))
+      launches.wait_for(*(folder / f'ignores-{role}' for role in roles))
       pids = [row['pid'] for row in launches.rows(folder)]
       pids += [(folder / f'child-{role}').read_text() for role in roles]
       self.assertTrue(all(map(launches.alive, pids)))
@@ -247,7 +247,7 @@ signal.signal(signal.SIGTERM, save)
 while True:
   print('y' * 1000)
 """
-    with launches.launched(body, workers=1) as (process, folder):
+    with launches.launch(body, workers=1) as (process, folder):
       process.stdout.readline()
       process.stdout.close()
       process.wait(launches.LIMIT_S)
@@ -267,16 +267,18 @@ child = subprocess.Popen(['sleep', '60'])
 touch(f'here-{role}')
 until(f'go-{role}')
 if role == 'worker:1':
-  deaf()
+  ignore_sigterm()
 """
-    with launches.launched(body, workers=2) as (process, folder):
+    with launches.launch(body, workers=2) as (process, folder):
       launches.wait_for(folder / 'here-worker:0', folder / 'here-worker:1')
       known = {row['pid'] for row in launches.rows(folder)}
       (guard,) = self._children(process.pid) - known
       os.kill(guard, number)
-      (folder / 'go-worker:0').touch()  # Its end is reported to the guard.
+      (
+        folder / 'go-worker:0'
+      ).touch()  # The guard receives the end of the process.
       (folder / 'go-worker:1').touch()
-      launches.wait_for(folder / 'deaf-worker:1')
+      launches.wait_for(folder / 'ignores-worker:1')
       out, errors = process.communicate(timeout=launches.LIMIT_S)
     self.assertEqual((process.returncode, errors), (0, ''), out)
     self.assertEqual(launches.codes(launches.rows(folder), 'worker:0'), [0])
@@ -293,9 +295,9 @@ class LabTest(parameterized.TestCase):
     if reason := lab_test._why_not():
       raise unittest.SkipTest(reason)
 
-  def test_a_stopped_lab_prints_nothing_about_broken_pipes(self):
+  def test_a_stopped_lab_prints_no_broken_pipes(self):
     before = [sys.executable, '-m', 'tools.lab', '--']
-    with launches.launched(
+    with launches.launch(
       "touch(f'here-{role}'); rest()", workers=2, before=before
     ) as (process, folder):
       launches.wait_for(folder / 'here-worker:0', folder / 'here-worker:1')
@@ -325,18 +327,20 @@ if role == 'server:0':
 else:
   until('listening')
   socket.create_connection((name, int(port)))
-deaf()
+ignore_sigterm()
 """
     before = [sys.executable, '-m', 'tools.lab', '--hosts=3', '--']
     fields = {'workers': 3, 'dedicated': True, 'before': before}
-    with launches.launched(body, **fields) as (process, folder):
+    with launches.launch(body, **fields) as (process, folder):
       places = {
         'server:0': 'host0',
         'worker:0': 'host1',
         'worker:1': 'host2',
         'worker:2': 'host0',
       }
-      launches.wait_for(folder / 'met', *(folder / f'deaf-{r}' for r in places))
+      launches.wait_for(
+        folder / 'met', *(folder / f'ignores-{r}' for r in places)
+      )
       for role, host in places.items():
         self.assertEqual((folder / f'host-{role}').read_text(), host)
       rows = launches.rows(folder)
@@ -349,7 +353,7 @@ deaf()
 
       self.assertEqual(process.returncode, 137)
       self.assertFalse(any(map(launches.alive, pids)))
-      (said,) = launches.said(out.splitlines(), 'worker 2')
+      (said,) = launches.lines_of(out.splitlines(), 'worker 2')
       self.assertRegex(said, r'^host0:\d{5} eth0 9$')
 
 

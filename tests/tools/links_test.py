@@ -22,7 +22,7 @@ class LinksTest(parameterized.TestCase):
 
   @parameterized.product(scheme=['asp', 'r2sp'], servers=[1, 2])
   def test_links_that_bind_are_found(self, scheme, servers):
-    calibration = clusters.measured(scheme, servers)
+    calibration = clusters.calibration(scheme, servers)
 
     self.assert_rates(calibration, 0.01)
     self.assertEqual(calibration.size_bytes, 5_000_004)
@@ -36,7 +36,7 @@ class LinksTest(parameterized.TestCase):
   @parameterized.parameters(1, 2)
   def test_noise_of_2_percent_moves_rates_by_less_than_5(self, servers):
     calibration = calibrate.measure(
-      clusters.noisy(clusters.run('asp', servers), 0.02)
+      clusters.with_noise(clusters.run('asp', servers), 0.02)
     )
 
     self.assert_rates(calibration, 0.05)
@@ -49,7 +49,7 @@ class LinksTest(parameterized.TestCase):
       if row['name'] in ('pull', 'push') and generator.random() < 0.03:
         row['dur'] *= 4
 
-    folder = clusters.changed(clusters.run('asp'), change)
+    folder = clusters.with_timeline(clusters.run('asp'), change)
     calibration = calibrate.measure(folder)
 
     self.assert_rates(calibration, 0.05)
@@ -67,14 +67,14 @@ class LinksTest(parameterized.TestCase):
   def test_latency_and_rate_are_separated(self):
     folder = clusters.run('asp', cluster__network__server_latency_s=(0.03,))
 
-    calibration = calibrate.measure(clusters.noisy(folder, 0.02))
+    calibration = calibrate.measure(clusters.with_noise(folder, 0.02))
 
     for each in (calibration.links.up, calibration.links.down):
       np.testing.assert_allclose(each.latency_s, 0.032, rtol=0.2)
 
   def test_an_unbound_link_has_at_least_its_used_rate(self):
-    # All pull at once, and each worker gets at least a quarter of the server.
-    calibration = clusters.measured('bsp')
+    # All pull at once, and no worker is slower than a quarter of the server.
+    calibration = clusters.calibration('bsp')
 
     self.assertFalse(calibration.links.down.worker_bound.any())
     np.testing.assert_allclose(
@@ -87,7 +87,7 @@ class LinksTest(parameterized.TestCase):
     table = calibrate.describe(calibration)
     self.assertRegex(table, r'worker 0 +20 +>= 17\.\d')
     self.assertIn('WARNING: >= marks links that never held', table)
-    self.assertNotIn('>=', calibrate.describe(clusters.measured('asp')))
+    self.assertNotIn('>=', calibrate.describe(clusters.calibration('asp')))
 
   @parameterized.parameters(1, 2)
   def test_model_with_true_links_gives_the_durations_of_a_run(self, servers):

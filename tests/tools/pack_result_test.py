@@ -14,16 +14,16 @@ from tools.pack_result import __main__ as pack_result
 
 
 @functools.cache
-def _store():
+def _run_folder():
   run = small.build(small.timing())
   run()
   return run.files.workdir
 
 
 def _copy():
-  """A run's folder, as of code that is committed."""
+  """Returns a copy of a run's folder, as from committed code."""
   folder = pathlib.Path(tempfile.mkdtemp()) / 'run'
-  shutil.copytree(_store(), folder)
+  shutil.copytree(_run_folder(), folder)
   _change(folder, 'manifest.json', git_revision='0123abc', git_changes='')
   return folder
 
@@ -37,7 +37,7 @@ class PackResultTest(parameterized.TestCase):
   def test_a_result_has_the_summary_and_checksums_of_files(self):
     folder = _copy()
     out = folder.with_name('result.json')
-    pack_result.write(pack_result.packed(folder), out)
+    pack_result.write(pack_result.pack(folder), out)
 
     result = json.loads(out.read_text())
     for part in ('manifest', 'summary'):
@@ -66,14 +66,14 @@ class PackResultTest(parameterized.TestCase):
     _change(folder, name, **fields)
 
     with self.assertRaisesRegex(ValueError, message):
-      pack_result.packed(folder)
+      pack_result.pack(folder)
 
   def test_a_run_without_summary_is_refused(self):
     folder = _copy()
     (folder / 'summary.json').unlink()
 
     with self.assertRaisesRegex(ValueError, 'got one without summary.json'):
-      pack_result.packed(folder)
+      pack_result.pack(folder)
 
   def test_an_accuracy_that_no_row_has_is_refused(self):
     folder = _copy()
@@ -82,29 +82,29 @@ class PackResultTest(parameterized.TestCase):
     last = json.dumps(json.loads(last) | {'accuracy': 0.5})
     path.write_text(''.join(f'{row}\n' for row in [*rows, last]))
     _change(folder, 'summary.json', final_accuracy=0.5)
-    pack_result.packed(folder)
+    pack_result.pack(folder)
 
     _change(folder, 'summary.json', final_accuracy=0.9)
     with self.assertRaisesRegex(ValueError, 'expected 0.9, as in summary.json'):
-      pack_result.packed(folder)
+      pack_result.pack(folder)
 
   def test_a_run_that_changed_after_packing_is_refused(self):
     folder = _copy()
     out = folder.with_name('result.json')
-    result = pack_result.packed(folder)
+    result = pack_result.pack(folder)
     pack_result.write(result, out)
     pack_result.write(result, out)
     _change(folder, 'manifest.json', command=['another'])
 
     with self.assertRaisesRegex(ValueError, 'others of manifest.json'):
-      pack_result.write(pack_result.packed(folder), out)
+      pack_result.write(pack_result.pack(folder), out)
     out.write_text('[]')
     with self.assertRaisesRegex(ValueError, 'a result or no file'):
       pack_result.write(result, out)
 
 
 def _benchmark(**changed):
-  """A benchmark's folder with two rows, as of a GPU and committed code."""
+  """Returns a benchmark's folder with two rows, as from committed code."""
   folder = pathlib.Path(tempfile.mkdtemp()) / 'gpu'
   folder.mkdir()
   row = {
@@ -142,7 +142,7 @@ class BenchmarkTest(parameterized.TestCase):
   def test_a_result_has_its_rows_and_no_scratch(self):
     folder = _benchmark()
     out = folder.with_name('result.json')
-    pack_result.write(pack_result.packed(folder), out)
+    pack_result.write(pack_result.pack(folder), out)
 
     result = json.loads(out.read_text())
     self.assertEqual([row['value'] for row in result['rows']], [1.1, None])
@@ -164,13 +164,13 @@ class BenchmarkTest(parameterized.TestCase):
     self, name, fields, message
   ):
     with self.assertRaisesRegex(ValueError, message):
-      pack_result.packed(_benchmark(**{name: fields}))
+      pack_result.pack(_benchmark(**{name: fields}))
 
-  def test_a_truncated_file_is_refused(self):
+  def test_an_interrupted_benchmark_is_refused(self):
     folder = _benchmark()
     (folder / 'summary.json').unlink()
     with self.assertRaisesRegex(ValueError, 'got one without summary.json'):
-      pack_result.packed(folder)
+      pack_result.pack(folder)
 
 
 if __name__ == '__main__':

@@ -31,7 +31,7 @@ def _run(*arguments):
 
 
 def _rows(text):
-  """The rows of a table, by their first column."""
+  """Returns the rows of a table, by their first column."""
   rows = (re.split(r' {2,}', line, maxsplit=1) for line in text.splitlines())
   return {row[0]: row[1] for row in rows if len(row) == 2}
 

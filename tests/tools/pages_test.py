@@ -1,4 +1,4 @@
-"""Tests for tools/pages: what a page holds, and how it behaves in a browser."""
+"""Tests for tools/pages: content of a page, and its behaviour in a browser."""
 
 import csv
 import functools
@@ -40,7 +40,7 @@ _LEDGER = """# Published claims
 
 
 def _ran(folder, **changed):
-  """A run of times alone, with accuracies made up, in a folder."""
+  """Executes a timing-only run; returns its folder with planted accuracies."""
   run = small.build(small.timing(epochs=8.0, **changed))
   run()
   shutil.copytree(run.files.workdir, folder)
@@ -97,7 +97,7 @@ def _sweep():
 
 
 def _data(text):
-  """Returns the JSON data of a page."""
+  """Returns the data of a page, parsed from JSON."""
   found = re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.DOTALL)
   return json.loads(found[1])
 
@@ -194,7 +194,7 @@ class SourcesTest(parameterized.TestCase):
 
 
 class SeriesTest(parameterized.TestCase):
-  def test_a_run_is_shown_as_its_files_have_it(self):
+  def test_the_series_of_a_run_equal_its_files(self):
     batches, forest = map(records.load, _folders()[1:])
     shown = series.describe_run('batches', batches)
 
@@ -223,7 +223,7 @@ class SeriesTest(parameterized.TestCase):
 
   @parameterized.parameters((0, 5), (1, 5), (5, 5), (6, 5), (1000, 600))
   def test_thinned_points_keep_the_ends(self, count, most):
-    kept = series.choose_points(count, most)
+    kept = series.thin(count, most)
 
     self.assertLen(kept, min(count, most))
     if count:
@@ -252,7 +252,7 @@ class PageTest(absltest.TestCase):
     three = len(page.render(sources.read(_folders())))
 
     self.assertLess(three, 6e6)
-    self.assertLess((three - one) / 2, 0.4e6)  # Series of a run.
+    self.assertLess((three - one) / 2, 0.4e6)  # Bytes of a run.
 
 
 @unittest.skipUnless(browser.path(), 'needs Chromium')

@@ -17,9 +17,9 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
 """
     words = ['--workers=2', '--servers=2', '--dedicated', '--', '--a=b']
     folder = launches.new_folder()
-    environ = gpus.Host(gpus.listed(2)).environ
+    environ = gpus.Host(gpus.list_output(2)).environ
     fields = {'words': words, 'cwd': folder, 'environ': environ}
-    with launches.launched(body, **fields) as (process, _):
+    with launches.launch(body, **fields) as (process, _):
       out, errors = process.communicate(timeout=30)
 
     self.assertEqual((process.returncode, errors), (0, ''))
@@ -36,7 +36,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     devices |= {'worker 0': ' 0', 'worker 1': ' 1'}
     found = set()
     for name, expected in devices.items():
-      given, variables = launches.said(lines, name)
+      given, variables = launches.lines_of(lines, name)
       role = f'--role={name.replace(" ", ":")}'
       self.assertStartsWith(given, f'{shared} {role} ')
       rest = given.removeprefix(f'{shared} {role} ')
@@ -53,7 +53,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
       workdir=pathlib.Path(),
       devices_per_worker=2,
     )
-    with gpus.Host(gpus.listed(8)).here():
+    with gpus.Host(gpus.list_output(8)).here():
       given = plan.devices({'CUDA_VISIBLE_DEVICES': '4,5,6,7,0'})
       for worker, mine in enumerate(('4,5', '6,7')):
         own = {'CUDA_VISIBLE_DEVICES': mine, 'SYNCOPATE_LOCAL_RANK': '0'}
@@ -70,7 +70,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     (3, 2, 2, 'workers: expected at most 1, .*per_worker is 2 .*, got 2'),
     (2, 1, 4, 'devices_per_worker: expected at most 2, as 2 GPUs .*, got 4'),
   )
-  def test_the_error_for_too_few_gpus_names_the_remedies(
+  def test_too_few_gpus_are_rejected_with_a_remedy(
     self, seen, workers, count, message
   ):
     plan = Plan(
@@ -80,16 +80,16 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
       workdir=pathlib.Path(),
       devices_per_worker=count,
     )
-    with gpus.Host(gpus.listed(seen)).here():
+    with gpus.Host(gpus.list_output(seen)).here():
       with self.assertRaisesRegex(ValueError, f'^{message}') as caught:
         plan.devices({})
       self.assertIn('JAX_PLATFORMS=cpu', str(caught.exception))
       self.assertLen(plan.devices({'JAX_PLATFORMS': 'cpu'}), workers)
 
   @parameterized.parameters(
-    (gpus.listed(1), 4, 4, ['0'] * 4),
-    (gpus.listed(2), 5, 3, ['0', '1', '0', '1', '0']),
-    (gpus.listed(1, 2), 3, 2, [gpus.mig(0, n) for n in (0, 1, 0)]),
+    (gpus.list_output(1), 4, 4, ['0'] * 4),
+    (gpus.list_output(2), 5, 3, ['0', '1', '0', '1', '0']),
+    (gpus.list_output(1, 2), 3, 2, [gpus.mig(0, n) for n in (0, 1, 0)]),
   )
   def test_workers_share_gpus_with_the_flag(
     self, output, workers, share, masks
@@ -141,7 +141,7 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
       Plan(workdir=pathlib.Path(), **plan)
 
   def test_flags_are_refused_by_name(self):
-    with launches.launched('', words=['--workers=0'], workers=1) as (
+    with launches.launch('', words=['--workers=0'], workers=1) as (
       process,
       _,
     ):

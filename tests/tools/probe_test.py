@@ -1,4 +1,4 @@
-"""Tests for tools/probe.py and what it measures with; one needs root."""
+"""Tests for tools/probe.py and tools/probing; one needs root."""
 
 import contextlib
 import itertools
@@ -29,7 +29,7 @@ from topology.clusters import cluster
 _ROOT = pathlib.Path(__file__).parents[2]
 _LAB = (sys.executable, '-m', 'tools.lab')
 _KEY = bytes(range(16))
-# The kernel counts frames: 1448 of 1514 bytes are what is sent.
+# The kernel counts frames: 1448 of 1514 bytes are payload.
 _PAYLOAD = 1448 / 1514
 _UNEQUAL = {
   'hosts': {
@@ -48,7 +48,7 @@ def _launch(*words, workers, before=()):
   """Starts the probe on all workers; yields launcher and folder of the run."""
   folder = pathlib.Path(tempfile.mkdtemp())
   argv = [*before, sys.executable, '-W', 'error', '-m', 'tools.launch']
-  # No process holds what others cannot do without.
+  # No process has a shard that others need.
   argv += [f'--workers={workers}', '--servers=1', '--module=tools.probe']
   argv += [f'--workdir={folder}', '--', *words]
   process = subprocess.Popen(
@@ -62,7 +62,7 @@ def _launch(*words, workers, before=()):
   try:
     yield process, folder
   finally:
-    process.kill()  # The kernel ends what it has started.
+    process.kill()  # The kernel kills its children.
     process.communicate()
 
 
@@ -127,7 +127,7 @@ class EndpointTest(absltest.TestCase):
       end.meet(self.peers, own=own, key=_KEY)
 
   def both(self, call):
-    """Returns what a call returns at both ends, at the same time."""
+    """Calls a function at both ends at the same time; returns both results."""
     with futures.ThreadPoolExecutor(2) as pool:
       return [*pool.map(call, self.ends, (0, 1))]
 
@@ -177,7 +177,7 @@ class EndpointTest(absltest.TestCase):
         stack.enter_context(socket.create_connection(self.peers[1][1:]))
       start = time.monotonic()
       self.connect()
-      # Waiting for one of them would take 20 s.
+      # A wait for one of them would take 20 s.
       self.assertLess(time.monotonic() - start, 10)
       end, start = self.impatient(1, 1.5), time.monotonic()
       with self.assertRaisesRegex(transfers.Broken, 'host0: timed out'):
@@ -264,7 +264,7 @@ class RunTest(parameterized.TestCase):
       self.assertRegex(link['GBps'], r'^[0-9.]+$')
 
   @parameterized.parameters(signal.SIGKILL, signal.SIGSTOP)
-  def test_a_host_that_is_lost_ends_the_run_by_its_name(self, number):
+  def test_a_lost_host_ends_the_probe_with_its_name(self, number):
     words = '--seconds=0.3', '--config.cluster.timeout_s=0.5'
     with _launch(*words, workers=3) as (process, folder):
       _until(process, 'tests, about')
@@ -323,14 +323,14 @@ class LabTest(absltest.TestCase):
     # the same: whatever is so in one of three is there to be found.
     found, wrong = [], None
     for seconds in (0.2, 0.5, 1.0):
-      found.append(self._wrong(seconds))
+      found.append(self._differences(seconds))
       wrong = set.intersection(*found)
       if not wrong:
         return
     self.fail(f'Never as they should be: {wrong} of {found}.')
 
-  def _wrong(self, seconds):
-    """Returns what is found otherwise than it was made."""
+  def _differences(self, seconds):
+    """Returns the differences between measured and planted links."""
     file = pathlib.Path(tempfile.mkdtemp(), 'links.json')
     file.write_text(json.dumps(_UNEQUAL))
     lab = [*_LAB, '--hosts=4', '--link=200mbit', f'--links={file}', '--']

@@ -66,7 +66,7 @@ class ProfileTest(parameterized.TestCase):
       lines[7], 'max(20, 0 + 1 x) ms; error 4.0% in the mean, 20.0% at most'
     )
 
-  def test_a_picture_shows_it(self):
+  def test_a_picture_is_written(self):
     path = pathlib.Path(tempfile.mkdtemp()) / 'profile.png'
     profile_batches.draw(_profile(), path)
     self.assertGreater(np.std(image.imread(path)), 0.05)

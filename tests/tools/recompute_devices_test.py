@@ -49,7 +49,7 @@ def _run(route, **more):
 
 
 def _warnings(call):
-  """Returns the warnings of a call, and what it returns."""
+  """Returns the warnings of a call, and its result."""
   lines: list[str] = []
   handler = logging.Handler(logging.WARNING)
   handler.emit = lambda record: lines.append(record.getMessage())
@@ -62,7 +62,7 @@ def _warnings(call):
 
 
 def _of_two_devices():
-  """Yields what was found in a process with two devices, by name."""
+  """Yields the results of a process with two devices, by name."""
   for route in ('server', 'forest'):
     folder = _run(route, cluster__devices_per_worker=2)
     manifest = json.loads((folder / 'manifest.json').read_text())
@@ -78,8 +78,8 @@ def _of_an_accelerator(route):
 
 
 @functools.cache
-def _run_process(*words, **environment):
-  """Returns what a process yields that calls a function of this module."""
+def _call_in_process(*words, **environment):
+  """Returns the results of a function of this module in a new process."""
   done = small.python(
     *('-m', 'tests.tools.recompute_devices_test', *words),
     **{'JAX_PLATFORMS': 'cpu'} | environment,
@@ -92,7 +92,7 @@ def _run_process(*words, **environment):
 class SeveralDevicesTest(parameterized.TestCase):
   @parameterized.parameters('server', 'forest')
   def test_runs_of_several_devices_are_the_same_to_the_last_bit(self, route):
-    difference, starts, _ = _run_process(
+    difference, starts, _ = _call_in_process(
       '_of_two_devices', JAX_NUM_CPU_DEVICES='2'
     )[route]
     two = ['cpu', 'cpu']
@@ -100,7 +100,7 @@ class SeveralDevicesTest(parameterized.TestCase):
     self.assertEqual(difference, 0.0)
 
   def test_a_process_with_fewer_devices_names_the_required_ones(self):
-    *_, folder = _run_process('_of_two_devices', JAX_NUM_CPU_DEVICES='2')[
+    *_, folder = _call_in_process('_of_two_devices', JAX_NUM_CPU_DEVICES='2')[
       'server'
     ]
     with self.assertRaisesRegex(
@@ -110,7 +110,7 @@ class SeveralDevicesTest(parameterized.TestCase):
       recompute.difference(pathlib.Path(folder))
 
   def test_unlike_workers_are_logged_recorded_and_refused(self):
-    warned, starts, folder = _run_process(
+    warned, starts, folder = _call_in_process(
       '_of_two_devices', JAX_NUM_CPU_DEVICES='2'
     )['unlike']
     expected = {'0': ['cpu'], '1': ['cpu', 'cpu']}
@@ -128,8 +128,8 @@ class OtherDevicesTest(absltest.TestCase):
   def _folder(self):
     return _run('server')
 
-  def _refused(self, message, change):
-    changed = small.changed(self._folder, 'manifest.json', change)
+  def _rejection(self, message, change):
+    changed = small.copy_with_change(self._folder, 'manifest.json', change)
     with self.assertRaisesRegex(ValueError, message):
       recompute.difference(changed)
 
@@ -140,14 +140,14 @@ class OtherDevicesTest(absltest.TestCase):
       workers = {'0': ['NVIDIA H100'], '1': ['NVIDIA H100']}
       manifest['starts'][0]['workers'] = workers
 
-    self._refused(message, on_gpu)
+    self._rejection(message, on_gpu)
 
 
 class AcceleratorTest(parameterized.TestCase):
   @parameterized.parameters('server', 'pipelined')
   def test_updates_of_servers_are_on_the_cpu(self, route):
     folder = pathlib.Path(tempfile.mkdtemp(), 'record')
-    found = _run_process(
+    found = _call_in_process(
       *('_of_an_accelerator', route),
       **accelerators.environment(folder, platforms='fake,cpu'),
     )

@@ -62,7 +62,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     def other(manifest):
       manifest['config']['seed'] = 1
 
-    changed = small.changed(folder, 'manifest.json', other)
+    changed = small.copy_with_change(folder, 'manifest.json', other)
     self.assertGreater(recompute.difference(changed), 1e-3)
     path = folder / 'events.jsonl'
     rows = list(map(json.loads, path.read_text().splitlines()))
@@ -115,7 +115,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
         config['wire'] = {'name': 'dense', 'dense': {'dtype': 'bfloat16'}}
         config[section] = config[section] | own
 
-      changed = small.changed(folder, 'manifest.json', other)
+      changed = small.copy_with_change(folder, 'manifest.json', other)
       with self.assertRaisesRegex(ValueError, expected):
         recompute.difference(changed)
 
@@ -159,7 +159,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
   )
   @pytest.mark.soak
   def test_a_run_with_deaths_and_restarts_is_the_same(self, **fields):
-    with processes.launched(
+    with processes.launch(
       workers=3,
       servers=0,
       route__name='ring',

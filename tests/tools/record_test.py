@@ -1,4 +1,4 @@
-"""Tests for tools.record: what it writes, and what it leaves behind."""
+"""Tests for tools.record: its file, and its processes."""
 
 import collections
 import csv

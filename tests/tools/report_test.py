@@ -1,4 +1,4 @@
-"""Tests for tools/report.py and records.py, on small and on made-up runs."""
+"""Tests for tools/report.py and records.py, on small and on planted runs."""
 
 import functools
 import json
@@ -31,8 +31,8 @@ _ROWS = (
 
 
 @functools.cache
-def _stored(scheme, seed):
-  """The folder of a small run, not to be changed."""
+def _run_folder(scheme, seed):
+  """Returns the folder of a small run, which tests must not change."""
   config = small.config(sync__name=scheme, seed=seed, eval_every=0.25)
   run = small.build(config)
   run()
@@ -41,7 +41,7 @@ def _stored(scheme, seed):
 
 def _copy(scheme='elastic', seed=0, without=()):
   folder = pathlib.Path(tempfile.mkdtemp()) / 'copy'
-  shutil.copytree(_stored(scheme, seed), folder)
+  shutil.copytree(_run_folder(scheme, seed), folder)
   for name in without:
     (folder / name).unlink()
   return folder
@@ -59,8 +59,8 @@ def _cut(file, share):
   return text[:end].splitlines()[:-1]
 
 
-def _write_folder(workers):
-  """A folder as a run would leave it; all workers wait and compute in turn."""
+def _write_run(workers):
+  """Writes a run's folder, in which workers wait and compute alternately."""
   files = RunFiles(f'{tempfile.mkdtemp()}/run')
   config = small.config(
     cluster__workers=workers, cluster__speed__slowdown=(1.0,)
@@ -88,7 +88,7 @@ def _write_folder(workers):
 class LoadTest(parameterized.TestCase):
   @parameterized.parameters(*_RUNS)
   def test_a_record_has_the_content_of_the_files(self, scheme, seed):
-    folder = _stored(scheme, seed)
+    folder = _run_folder(scheme, seed)
     run = records.load(folder)
 
     summary = json.loads((folder / 'summary.json').read_text())
@@ -102,7 +102,7 @@ class LoadTest(parameterized.TestCase):
 
   @parameterized.parameters(*_RUNS)
   def test_the_spans_are_those_that_overlap_the_window(self, scheme, seed):
-    folder = _stored(scheme, seed)
+    folder = _run_folder(scheme, seed)
     run = records.load(folder)
 
     start, end = run.window
@@ -139,7 +139,7 @@ class LoadTest(parameterized.TestCase):
     self.assertEqual((run.rows, run.spans), ((), ()))
 
   def test_of_many_workers_some_are_shown(self):
-    run = records.load(_write_folder(workers=200))
+    run = records.load(_write_run(workers=200))
 
     self.assertLen(set(run.workers), 64)
     self.assertEqual((run.workers[0], run.workers[-1]), (0, 199))
@@ -184,7 +184,7 @@ class RefusalTest(parameterized.TestCase):
 
 class CurveTest(parameterized.TestCase):
   def test_accuracy_is_that_of_the_evaluations(self):
-    folder = _stored('bsp', 0)
+    folder = _run_folder('bsp', 0)
     rows = _jsonl(folder / 'metrics.jsonl')
     rows = [row for row in rows if row['kind'] == 'evaluation']
 
@@ -217,7 +217,7 @@ class CurveTest(parameterized.TestCase):
     np.testing.assert_allclose(shown, expected)
 
   def test_shares_are_of_all_seeds_together(self):
-    folders = [_stored('bsp', 0), _stored('elastic', 0)]
+    folders = [_run_folder('bsp', 0), _run_folder('elastic', 0)]
     runs = [records.load(folder) for folder in folders]
     sums = [json.loads((f / 'summary.json').read_text()) for f in folders]
 
@@ -238,7 +238,7 @@ class PictureTest(parameterized.TestCase):
   def _draw(self, folders):
     out = pathlib.Path(tempfile.mkdtemp()) / 'new' / 'pictures'
     runs = [records.load(folder) for folder in folders]
-    drawn = report.draw(report.group_by_label(runs), out)
+    drawn = report.draw(report.label_runs(runs), out)
     self.assertCountEqual(drawn, out.iterdir())
     for picture in drawn:
       self.assertEqual(picture.read_bytes()[:8], b'\x89PNG\r\n\x1a\n')
@@ -248,7 +248,7 @@ class PictureTest(parameterized.TestCase):
     return {picture.stem for picture in drawn}
 
   def test_every_picture_is_drawn(self):
-    drawn = self._draw([_stored(*run) for run in _RUNS])
+    drawn = self._draw([_run_folder(*run) for run in _RUNS])
     timelines = ['bsp-seed-0', 'bsp-seed-1', 'elastic']
     self.assertEqual(
       drawn,
@@ -262,7 +262,7 @@ class PictureTest(parameterized.TestCase):
     with self.assertLogs(level='WARNING') as logs:
       drawn = self._draw([run.files.workdir])
     self.assertEqual(drawn, _TOGETHER - {'gaps'})
-    self.assertIn('left out of gaps.png', '\n'.join(logs.output))
+    self.assertIn('omitted from gaps.png', '\n'.join(logs.output))
     with self.assertRaisesRegex(ValueError, 'with config.outputs.events=False'):
       list(records.read_events(run.files.workdir))
 
@@ -284,7 +284,7 @@ class PictureTest(parameterized.TestCase):
     self.assertIn('speed-up', self._draw(folders))
 
   def test_a_run_given_twice_has_two_timelines(self):
-    drawn = self._draw([_stored('bsp', 0)] * 2)
+    drawn = self._draw([_run_folder('bsp', 0)] * 2)
     self.assertLen([name for name in drawn if name.startswith('timeline')], 2)
 
   def test_an_interrupted_run_is_drawn(self):
@@ -294,13 +294,15 @@ class PictureTest(parameterized.TestCase):
     with self.assertLogs(level='WARNING') as logs:
       drawn = self._draw([folder])
     self.assertEqual(drawn, {*_ACCURACIES, 'gaps', 'timeline-elastic'})
-    self.assertIn(f'{folder}: drawn as far as it goes', logs.output[0])
-    self.assertIn(f'{folder}: left out of staleness.png', logs.output[1])
-    self.assertIn(f'{folder}: left out of waiting.png', logs.output[2])
+    self.assertIn(f'{folder}: drawn up to its last row', logs.output[0])
+    self.assertIn(f'{folder}: omitted from staleness.png', logs.output[1])
+    self.assertIn(f'{folder}: omitted from waiting.png', logs.output[2])
 
   def test_an_interrupted_seed_is_left_out_of_sums_alone(self):
     with self.assertLogs(level='WARNING'):
-      drawn = self._draw([_stored('bsp', 0), _copy('bsp', 1, ['summary.json'])])
+      drawn = self._draw(
+        [_run_folder('bsp', 0), _copy('bsp', 1, ['summary.json'])]
+      )
     timelines = {'timeline-bsp-seed-0', 'timeline-bsp-seed-1'}
     self.assertEqual(drawn, {*_TOGETHER, *timelines})
 
@@ -316,12 +318,12 @@ class PictureTest(parameterized.TestCase):
       self.assertAlmostEqual(axes.get_ylim()[0], floor)
 
   def test_runs_that_measured_no_accuracy_are_named(self):
-    folder = _write_folder(workers=100)
+    folder = _write_run(workers=100)
     with self.assertLogs(level='WARNING') as logs:
       drawn = self._draw([folder])
     self.assertEqual(drawn, {'waiting', 'timeline-bsp'})
-    self.assertIn(f'{folder}: left out of accuracy.png', logs.output[0])
-    self.assertIn(f'{folder}: left out of staleness.png', logs.output[1])
+    self.assertIn(f'{folder}: omitted from accuracy.png', logs.output[0])
+    self.assertIn(f'{folder}: omitted from staleness.png', logs.output[1])
 
   def test_seeds_that_measured_at_different_times_are_drawn(self):
     folders = [_copy('bsp', 0), _copy('bsp', 1)]
@@ -336,7 +338,9 @@ class PictureTest(parameterized.TestCase):
     folder = _copy(without=names)
     with self.assertLogs(level='WARNING') as logs:
       self.assertEmpty(self._draw([folder]))
-    self.assertIn(f'{folder}: left out of accuracy.png', '\n'.join(logs.output))
+    self.assertIn(
+      f'{folder}: omitted from accuracy.png', '\n'.join(logs.output)
+    )
     self.assertIn(f'{folder}: has no timeline', '\n'.join(logs.output))
 
 
@@ -352,7 +356,7 @@ class CommandTest(absltest.TestCase):
 
   def test_a_refused_run_draws_nothing_of_the_others(self):
     out = pathlib.Path(tempfile.mkdtemp()) / 'out'
-    done = self._run(str(_stored('bsp', 0)), '/no/such', f'--out={out}')
+    done = self._run(str(_run_folder('bsp', 0)), '/no/such', f'--out={out}')
     self.assertEqual(done.returncode, 1)
     message = 'Refused: /no/such: expected a run with manifest.json, got no'
     self.assertEqual(done.stderr.strip(), f'{message} folder.')
@@ -360,7 +364,7 @@ class CommandTest(absltest.TestCase):
 
   def test_a_run_is_drawn(self):
     out = pathlib.Path(tempfile.mkdtemp())
-    done = self._run(str(_stored('bsp', 0)), f'--out={out}')
+    done = self._run(str(_run_folder('bsp', 0)), f'--out={out}')
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertTrue((out / 'timeline-bsp.png').exists())
 

@@ -15,14 +15,14 @@ class SameTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    run, _ = small.trained(epochs=0.5)
+    run, _ = small.execute(epochs=0.5)
     cls.folder = pathlib.Path(run.files.workdir)
 
   def _copy(self):
     return pathlib.Path(shutil.copytree(self.folder, f'{tempfile.mkdtemp()}/a'))
 
   def test_two_runs_of_a_config_are_the_same(self):
-    run, _ = small.trained(epochs=0.5)
+    run, _ = small.execute(epochs=0.5)
     other = pathlib.Path(run.files.workdir)
     self.assertEqual(list(same.differences(self.folder, other)), [])
 

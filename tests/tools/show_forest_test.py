@@ -39,8 +39,8 @@ def _count(pixels, color):
   return int((distance < 0.02).sum())
 
 
-def _rename(cluster, name):
-  """The cluster with other ids."""
+def _rename_nodes(cluster, name):
+  """Returns the cluster with other names of nodes."""
   text = json.dumps(clusters.to_json(cluster))
   for number, node in enumerate(cluster.nodes):
     text = text.replace(f'"{node}"', json.dumps(name.format(number)))
@@ -80,7 +80,7 @@ class PictureTest(parameterized.TestCase):
 
   @parameterized.parameters('gpu-host-{}.example.com', '$x_{}^', '"{}"\\')
   def test_ids_may_be_long_and_odd(self, name):
-    cluster = _rename(shapes.star([10, 20, 30]), name)
+    cluster = _rename_nodes(shapes.star([10, 20, 30]), name)
     pixels = _pixels(cluster, topology.pack(cluster))
     self.assertGreater(_count(pixels, 'black'), 100)
 

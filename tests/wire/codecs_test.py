@@ -7,7 +7,7 @@ from absl.testing import absltest, parameterized
 
 from learning.shard_codec import ShardCodec, byte_views
 from tests.support import collectives
-from tests.support.collectives import jitted as _jitted
+from tests.support.collectives import jit_codec
 from wire import lowrank, quantised, topk
 from wire.codec import Payload, Rows
 from wire.multi_round import MultiRoundAllreduce
@@ -24,7 +24,7 @@ def _size_bytes(message):
 
 class TopKTest(parameterized.TestCase):
   def test_the_largest_numbers_are_sent_and_others_stay_in_the_residual(self):
-    n, count, codec = 50, 5, _jitted(topk.make(sparsity=0.9).push)
+    n, count, codec = 50, 5, jit_codec(topk.make(sparsity=0.9).push)
     state, left = codec.init(n, 0), np.zeros(n, np.float32)
     pushed, arrived = np.zeros(n), np.zeros(n)
     for gradient in _vectors(0, 8, n):
@@ -44,7 +44,7 @@ class TopKTest(parameterized.TestCase):
     np.testing.assert_allclose(arrived + left, pushed, atol=1e-6)
 
   def test_the_whole_vector_is_sent_without_sparsity(self):
-    codec = _jitted(topk.make(sparsity=0.0).push)
+    codec = jit_codec(topk.make(sparsity=0.0).push)
     message, state = codec.encode(codec.init(9, 0), jnp.arange(9.0))
     np.testing.assert_array_equal(
       codec.decode(message, 9).vector, np.arange(9.0)
@@ -60,7 +60,7 @@ class TopKTest(parameterized.TestCase):
 
 class QuantisedTest(parameterized.TestCase):
   def test_numbers_are_rounded_to_a_neighbouring_step(self):
-    n, codec = 23, _jitted(quantised.make(chunk=5, seed=3).push)
+    n, codec = 23, jit_codec(quantised.make(chunk=5, seed=3).push)
     vector = _vectors(0, n)
     message, state = codec.encode(codec.init(n, 0), jnp.asarray(vector))
     scales = np.array(
@@ -102,7 +102,7 @@ class QuantisedTest(parameterized.TestCase):
     self.assertGreater(np.std(found, axis=0).max(), 0.3 * scale)
 
   def test_whole_steps_and_zeros_are_exact(self):
-    codec = _jitted(quantised.make(chunk=4, seed=0).push)
+    codec = jit_codec(quantised.make(chunk=4, seed=0).push)
     vector = jnp.array([127.0, -127.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     state = codec.init(8, 0)
     for _ in range(20):
@@ -127,7 +127,7 @@ def _power_step(matrix, right):
 
 class LowRankTest(parameterized.TestCase):
   def test_factors_follow_a_power_iteration_in_float64(self):
-    codec = _jitted(lowrank.make(rank=1).for_matrices(_ROWS).push)
+    codec = jit_codec(lowrank.make(rank=1).for_matrices(_ROWS).push)
     state, kept = codec.init(_N, 0), np.zeros(_N)
     rights = [np.asarray(each, np.float64) for each in state.replicated]
     for gradient in _vectors(0, 4, _N).astype(np.float64):
@@ -153,7 +153,7 @@ class LowRankTest(parameterized.TestCase):
     rng = np.random.default_rng(rank)
     matrix = rng.normal(size=(20, rank)) @ rng.normal(size=(rank, 10))
     vector = jnp.asarray(matrix.reshape(-1), jnp.float32)
-    codec = _jitted(
+    codec = jit_codec(
       lowrank.make(rank=rank).for_matrices([Rows(0, 20, 10)]).push
     )
     state, arrived = codec.init(200, 0), 0.0
@@ -164,7 +164,7 @@ class LowRankTest(parameterized.TestCase):
     np.testing.assert_allclose(state.residual, 0, atol=1e-5)
 
   def test_the_power_iteration_recovers_from_zeros(self):
-    codec = _jitted(lowrank.make(rank=1).for_matrices([Rows(0, 4, 4)]).push)
+    codec = jit_codec(lowrank.make(rank=1).for_matrices([Rows(0, 4, 4)]).push)
     _, state = codec.encode(codec.init(16, 0), jnp.zeros(16))
     vector = jnp.asarray(
       np.outer([1, 2, 3, 4], [4, 3, 2, 1]).reshape(-1), jnp.float32
@@ -176,7 +176,7 @@ class LowRankTest(parameterized.TestCase):
 
   @parameterized.parameters(False, True)
   def test_an_allreduce_is_a_power_step_of_the_summed_matrix(self, uses_numpy):
-    codec = _jitted(lowrank.make(rank=2).for_matrices(_ROWS[:1]).push)
+    codec = jit_codec(lowrank.make(rank=2).for_matrices(_ROWS[:1]).push)
     states = [codec.init(_N, k) for k in range(3)]
     right = np.asarray(states[0].replicated[0], np.float64)
     kept = np.zeros((3, _N))

@@ -190,8 +190,8 @@ class RunTest(parameterized.TestCase):
       'cluster__speed__fixed_s': 1e-9,
       'cluster__speed__per_example_s': 0.0,
     }
-    _, full = small.trained(sync__name=scheme, **slow)
-    _, half = small.trained(sync__name=scheme, wire__dense__dtype=dtype, **slow)
+    _, full = small.execute(sync__name=scheme, **slow)
+    _, half = small.execute(sync__name=scheme, wire__dense__dtype=dtype, **slow)
     self.assertEqual(2 * half['bytes'], full['bytes'])
     self.assertAlmostEqual(2 * half['virtual_s'], full['virtual_s'], places=6)
     self.assertEqual(half['compilations'], 0)

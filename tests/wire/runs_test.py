@@ -88,7 +88,7 @@ def _flat(tree):
 
 @functools.cache
 def _dense(**changed):
-  run, _ = small.trained(optimizer__sgd__momentum=0.9, **changed)
+  run, _ = small.execute(optimizer__sgd__momentum=0.9, **changed)
   return jax.device_get(run.runtime.coordinator.store.learner.params)
 
 
@@ -131,7 +131,7 @@ class MassTest(parameterized.TestCase):
 class DenseTest(parameterized.TestCase):
   @parameterized.parameters('none', 'masked')
   def test_no_sparsity_equals_dense_momentum_bit_for_bit(self, correction):
-    run, summary = small.trained(
+    run, summary = small.execute(
       optimizer__sgd__momentum=0.9,
       wire__name='sparse',
       wire__sparse__chunk=16,
@@ -147,7 +147,7 @@ class DenseTest(parameterized.TestCase):
     self.assertEqual(each, 2 * small.size_bytes(run))
 
   def test_local_momentum_equals_that_of_the_optimiser(self):
-    run, _ = small.trained(
+    run, _ = small.execute(
       wire__name='sparse',
       wire__sparse__chunk=16,
       wire__sparse__sparsity=0.0,

@@ -31,7 +31,7 @@ def _make(**changed):
     'warmup_epochs': 1.0,
   }
   wire = sparse.make(**fields | changed)
-  return wire._replace(push=collectives.jitted(wire.push))
+  return wire._replace(push=collectives.jit_codec(wire.push))
 
 
 @dataclasses.dataclass

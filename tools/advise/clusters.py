@@ -1,9 +1,9 @@
-"""Reader of files that describe clusters for tools.advise.
+"""Reads files that describe clusters for tools.advise.
 
 A file is JSON with fields of config.cluster: `workers`; `speed`, with at least
 `slowdown`; `network`, with `worker_up_Bps` and `worker_down_Bps`, and those of
-servers on hosts of their own; and `links` among the workers, a file of nodes
-and links or a builder.  Tuples are lists.
+dedicated servers; and `links` among the workers, a file of nodes and links or a
+builder.  Tuples are lists.
 """
 
 import json
@@ -16,14 +16,14 @@ from ml_collections import ConfigDict
 from configs import default
 from configs.checks import require
 
-_KNOWN = ('workers', 'speed', 'network', 'links')
+_ALLOWED = ('workers', 'speed', 'network', 'links')
 _WORKER = ('worker_up_Bps', 'worker_down_Bps')
 _SERVER = ('server_up_Bps', 'server_down_Bps')
 _MOST = 8  # Servers in workers, to bound the time of a simulation.
 
 
 class ClusterDescription(NamedTuple):
-  """Cluster of a file.
+  """Description of a cluster, read from a file.
 
   Attributes:
     path: Path of the file.
@@ -45,14 +45,14 @@ class ClusterDescription(NamedTuple):
     return bool(set(_WORKER) & set(self.network))
 
   @property
-  def dedicated(self) -> bool:
-    """True if servers have hosts of their own."""
+  def has_dedicated_servers(self) -> bool:
+    """True if servers have their own hosts."""
     return bool(set(_SERVER) & set(self.network))
 
   @property
   def servers(self) -> int:
-    """Number of servers: the file's, or one in each of the first workers."""
-    if self.dedicated:
+    """Number of servers of the file, or one in each of the first workers."""
+    if self.has_dedicated_servers:
       return max(len(self.network[link]) for link in _SERVER)
     return min(self.workers, _MOST)
 
@@ -76,7 +76,7 @@ class ClusterDescription(NamedTuple):
     for link in unused:
       network[link] = defaults.cluster.network[link]
     if uses_servers:
-      network.servers_in_workers = not self.dedicated
+      network.servers_in_workers = not self.has_dedicated_servers
 
 
 def read(
@@ -99,19 +99,23 @@ def read(
     raise ValueError(f'{path}: expected JSON, got {error}.') from error
   require(isinstance(data, dict), path, 'a JSON object', data)
   for field in data:
-    require(field in _KNOWN, path, f'fields among {list(_KNOWN)}', field)
+    require(field in _ALLOWED, path, f'fields among {list(_ALLOWED)}', field)
   workers = data.get('workers')
   valid = type(workers) is int and workers > 1
   require(valid, f'{path}: workers', 'an integer of at least 2', workers)
   for part in ('speed', 'network'):
-    own = data.get(part, {})
-    require(isinstance(own, dict), f'{path}: {part}', 'a JSON object', own)
+    section = data.get(part, {})
+    require(
+      isinstance(section, dict), f'{path}: {part}', 'a JSON object', section
+    )
   links = data.get('links', '')
   expected = "a file of nodes and links, or a builder such as 'star([1, 1])'"
   require(isinstance(links, str), f'{path}: links', expected, links)
   if speed is not None:
-    field, own = f'{path}: speed', data.get('speed')
-    require(own is None, field, 'none, as a trace has the speeds', own)
+    field, section = f'{path}: speed', data.get('speed')
+    require(
+      section is None, field, 'none, because the trace has the speeds', section
+    )
   speed = data.get('speed', {}) if speed is None else speed
   return check(
     ClusterDescription(path, workers, speed, data.get('network', {}), links)
@@ -129,22 +133,23 @@ def check(description: ClusterDescription) -> ClusterDescription:
   return description
 
 
-def _check_required(found: ClusterDescription) -> None:
-  """Refuses a description without a required field."""
-  speed, network = found.speed, found.network
+def _check_required(description: ClusterDescription) -> None:
+  """Rejects a description without a required field."""
+  speed, network = description.speed, description.network
   expected = 'the slowdown of each worker relative to the fastest'
-  known = speed.get('slowdown')
-  require(known is not None, f'{found.path}: speed.slowdown', expected, known)
+  slowdown = speed.get('slowdown')
+  field = f'{description.path}: speed.slowdown'
+  require(slowdown is not None, field, expected, slowdown)
   expected = 'bytes per second, one value or one of each'
   needed = (
-    *(_WORKER if found.has_server_links or not found.links else ()),
-    *(_SERVER if found.dedicated else ()),
+    *(_WORKER if description.has_server_links or not description.links else ()),
+    *(_SERVER if description.has_dedicated_servers else ()),
   )
   for link in needed:
-    field = f'{found.path}: network.{link}'
+    field = f'{description.path}: network.{link}'
     require(link in network, field, expected, network.get(link))
-  if found.dedicated and not found.has_server_links:
-    field = f'{found.path}: network.worker_up_Bps'
+  if description.has_dedicated_servers and not description.has_server_links:
+    field = f'{description.path}: network.worker_up_Bps'
     require(False, field, f'{expected}, as there are servers', None)
 
 

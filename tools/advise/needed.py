@@ -66,8 +66,8 @@ class ExamplesRatio(NamedTuple):
   staleness: float
 
   @property
-  def used(self) -> float:
-    """Ratio for predictions: at least 1, as no gain by staleness is assumed."""
+  def predicted(self) -> float:
+    """Ratio for predictions, at least 1: staleness should gain nothing."""
     return max(1.0, self.median)
 
 

@@ -30,7 +30,7 @@ class RankedCombination(NamedTuple):
   @property
   def time(self) -> float:
     """Time to an accuracy relative to that of BSP."""
-    return self.needed.used / self.speed
+    return self.needed.predicted / self.speed
 
   @property
   def is_covered(self) -> bool:
@@ -227,7 +227,7 @@ def _thinnest(advice: Advice) -> str:
     )
   ]
   rates = [min(pair) for pair in zip(*ways, strict=True)]
-  if cluster.dedicated:
+  if cluster.has_dedicated_servers:
     own = min(
       sum(rate) if len(rate) > 1 else cluster.servers * rate[0]
       for rate in (

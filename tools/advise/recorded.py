@@ -37,13 +37,13 @@ def read_run(
     ValueError: If there is no such run, or if it is too short.
     OSError: If a file cannot be read.
   """
-  there = pathlib.Path(path, 'manifest.json').exists()
+  exists = pathlib.Path(path, 'manifest.json').exists()
   expected = 'the folder of a run, with its manifest.json'
-  require(there, '--from-run', expected, path)
-  measured = calibrate.measure(path)
+  require(exists, '--from-run', expected, path)
+  calibration = calibrate.measure(path)
   file = folder / 'measured.py'
-  calibrate.write(measured, file)
-  config = measured.config
+  calibrate.write(calibration, file)
+  config = calibration.config
   batch = config.batching.worker_batch
   links = file.with_suffix('.json')
   network = {
@@ -60,14 +60,14 @@ def read_run(
     if apart:
       network[field] = rates * (route.server.servers if len(rates) == 1 else 1)
   network.pop('server_latency_s')
-  found = ClusterDescription(
+  description = ClusterDescription(
     path,
     config.cluster.workers,
-    _speed(file.with_suffix('.csv'), batch),
+    _read_speed(file.with_suffix('.csv'), batch),
     network,
     str(links) if links.exists() else '',
   )
-  return clusters.check(found), Workload(measured.size_bytes, batch)
+  return clusters.check(description), Workload(calibration.size_bytes, batch)
 
 
 def read_trace(path: str, file: str, batch: int) -> ClusterDescription:
@@ -84,17 +84,17 @@ def read_trace(path: str, file: str, batch: int) -> ClusterDescription:
     OSError: If the cluster's file cannot be read.
   """
   try:
-    speed, workers = _speed(pathlib.Path(path), batch), _workers(path)
+    speed, workers = _read_speed(pathlib.Path(path), batch), _workers(path)
   except ValueError as error:
     raise ValueError(f'--from-trace: {error}') from error
-  found = clusters.read(file, speed)
+  description = clusters.read(file, speed)
   expected = f'{workers}, as {path} has'
-  same = found.workers == workers
-  require(same, f'{file}: workers', expected, found.workers)
-  return found
+  is_same = description.workers == workers
+  require(is_same, f'{file}: workers', expected, description.workers)
+  return description
 
 
-def _speed(path: pathlib.Path, batch: int) -> Mapping[str, Any]:
+def _read_speed(path: pathlib.Path, batch: int) -> Mapping[str, Any]:
   times = [row.value for row in traces.rows(str(path), (), **_COLUMNS)]
   return {
     'name': 'trace',

@@ -48,7 +48,7 @@ class Workload(NamedTuple):
 def possible(
   cluster: ClusterDescription, combinations: Mapping[Combination, Any]
 ) -> list[Combination]:
-  """Returns the combinations whose links the file of a cluster has."""
+  """Returns the combinations for which a cluster has links."""
   return [
     each
     for each in combinations
@@ -95,26 +95,26 @@ def simulate_unlimited(cluster: ClusterDescription, workload: Workload) -> Pace:
 
 def flags(cluster: ClusterDescription, combination: Combination) -> list[str]:
   """Returns the flags of main.py for a combination."""
-  own = fields(cluster, combination)
-  return [f'--config.{field}={value}' for field, value in own.items()]
+  values = fields(cluster, combination)
+  return [f'--config.{field}={value}' for field, value in values.items()]
 
 
 def fields(
   cluster: ClusterDescription, combination: Combination
 ) -> dict[str, Any]:
   """Returns the fields of a config, by dotted name, for a combination."""
-  own: dict[str, Any] = {'sync.name': combination.sync}
-  own['batching.name'] = combination.batching
+  values: dict[str, Any] = {'sync.name': combination.sync}
+  values['batching.name'] = combination.batching
   if combination.batching == 'lb_bsp':
-    own['batching.lb_bsp.predictor.name'] = 'ema'
-  own['wire.dense.dtype'] = combination.dtype
-  own['route.name'] = combination.route
+    values['batching.lb_bsp.predictor.name'] = 'ema'
+  values['wire.dense.dtype'] = combination.dtype
+  values['route.name'] = combination.route
   if combination.route == 'server':
-    own['route.server.servers'] = cluster.servers
-    own['route.server.pipelined'] = combination.pipelined
-    inside = not cluster.dedicated
-    own['cluster.network.servers_in_workers'] = inside
-  return own
+    values['route.server.servers'] = cluster.servers
+    values['route.server.pipelined'] = combination.pipelined
+    inside = not cluster.has_dedicated_servers
+    values['cluster.network.servers_in_workers'] = inside
+  return values
 
 
 def _config(
@@ -140,7 +140,7 @@ def _config(
 
 
 def _simulate(config: ConfigDict) -> Pace:
-  with scratch.trained(config) as run:
+  with scratch.execute(config) as run:
     summary = run.summary
     text = (run.folder / 'metrics.jsonl').read_text()
   compute_s = summary['worker_seconds']['compute'] / summary['iterations']

@@ -1,10 +1,9 @@
-"""Estimates the links of a recorded allreduce run from its iteration times.
+"""Calibrates the links of allreduce runs.
 
-Ratios of rates are those that the run assumed: measured ones, or those of a
-file.  If it assumed equal links, they follow from the traffic of each host.
-One factor scales all rates.  It is chosen so that iterations of the recorded
-compute times, over the recorded forest, take as long in the mean under the
-virtual clock as they did.
+The ratios of the links are those that the run measured or read from a file.  If
+the run assumed equal links, the ratios follow from the traffic of each host.
+One factor scales all rates: the one with which simulated iterations, with the
+recorded compute times and forest, take the measured time in the mean.
 """
 
 import bisect
@@ -37,11 +36,11 @@ from topology.clusters.cluster import Cluster
 from topology.forests.dealing import CHUNK_BYTES
 
 SHARED = ()  # Any allreduce route predicts any other.
-_LEAST = 8  # Iterations.
-_MOST = 64  # Largest number of iterations whose times are compared.
+_LEAST = 8  # Fewest iterations.
+_MOST = 64  # Most iterations whose times are compared.
 _RANGE = 1e4  # Range of the factor.
-_EXACT = 1.0005  # Ratio to which the factor is exact.
-_SAME = 0.8  # Share of a rate from which another one counts as about equal.
+_EXACT = 1.0005  # Ratio of the bounds at which the search for it ends.
+_SAME = 0.8  # Share of a rate above which another counts as the same.
 
 
 class AllreduceLinks(NamedTuple):
@@ -49,7 +48,7 @@ class AllreduceLinks(NamedTuple):
 
   Attributes:
     size_bytes: Bytes of the summed vector.
-    cluster: The links, content of a file; None for those of hosts, up and down.
+    cluster: Content of a file of links; None for rates of hosts, up and down.
     up_Bps: Send rate of each host, bytes per second; () if there is a cluster.
     down_Bps: Receive rate of each host, likewise.
     bound: True if links ever limited an iteration.
@@ -74,7 +73,7 @@ def measure(
   run: Mapping[str, Any],
   times: Sequence[Sequence[float]],
 ) -> AllreduceLinks:
-  """Returns the links of a run, and puts them into a config.
+  """Returns the links of a run, and sets them in a config.
 
   Args:
     recorded: Timeline of the run.
@@ -98,25 +97,25 @@ def measure(
   compute_s, took_s = _iterations(recorded, workers)
   require(len(took_s) >= _LEAST, f'{path}', f'{_LEAST} iterations', len(took_s))
   middle = slice(*_middle(len(took_s)))
-  wanted_s = float(np.mean(took_s[middle]))
-  factor, bound = _factor(model, compute_s[middle], wanted_s)
-  scaled = model.scale(factor)
-  found = AllreduceLinks(
+  measured_s = float(np.mean(took_s[middle]))
+  factor, bound = _factor(model, compute_s[middle], measured_s)
+  cluster = model.scale(factor)
+  result = AllreduceLinks(
     size_bytes=size_bytes,
     cluster=None,
     up_Bps=(),
     down_Bps=(),
     bound=bound,
-    iteration_s=wanted_s,
+    iteration_s=measured_s,
     fitted_s=model.mean_s(factor, compute_s[middle]),
     used=len(took_s[middle]),
   )
   if planned and planned.has_rates:
-    return found._replace(cluster=_content(scaled))
-  up, down = _hosts(scaled)
-  config.cluster.network.worker_up_Bps = placement.rounded(up)
-  config.cluster.network.worker_down_Bps = placement.rounded(down)
-  return found._replace(up_Bps=up, down_Bps=down)
+    return result._replace(cluster=_content(cluster))
+  up, down = _hosts(cluster)
+  config.cluster.network.worker_up_Bps = placement.round_values(up)
+  config.cluster.network.worker_down_Bps = placement.round_values(down)
+  return result._replace(up_Bps=up, down_Bps=down)
 
 
 def describe(
@@ -200,9 +199,9 @@ class _Model:
       compute_s: Float [iterations, workers].
     """
     cluster = self.scale(factor)
-    own = cluster.rank
+    rank = cluster.rank
     latency_s = {
-      ends: self._host_s * sum(end in own for end in ends)
+      ends: self._host_s * sum(end in rank for end in ends)
       for ends in cluster.capacity_Bps
     }
     sums = Sums(
@@ -214,9 +213,9 @@ class _Model:
       range_s=0.0,
       chunk_bytes=CHUNK_BYTES,
     )
-    began = dict.fromkeys(range(compute_s.shape[1]), 0.0)
+    starts = dict.fromkeys(range(compute_s.shape[1]), 0.0)
     return statistics.fmean(
-      sums.ends(began, dict(enumerate(own)), 0) for own in compute_s.tolist()
+      sums.ends(starts, dict(enumerate(row)), 0) for row in compute_s.tolist()
     )
 
   def _forest(

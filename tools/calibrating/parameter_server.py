@@ -129,11 +129,11 @@ def _put(config: ConfigDict, down: FittedLinks, up: FittedLinks) -> None:
   latency_s = max(sum(beside_s) / 2, 0.0)
   config.cluster.network.update(
     {
-      'worker_up_Bps': placement.rounded(up.worker_Bps),
-      'worker_down_Bps': placement.rounded(down.worker_Bps),
-      'worker_latency_s': placement.rounded([latency_s]),
-      'server_up_Bps': placement.rounded([down.servers_Bps / servers]),
-      'server_down_Bps': placement.rounded([up.servers_Bps / servers]),
+      'worker_up_Bps': placement.round_values(up.worker_Bps),
+      'worker_down_Bps': placement.round_values(down.worker_Bps),
+      'worker_latency_s': placement.round_values([latency_s]),
+      'server_up_Bps': placement.round_values([down.servers_Bps / servers]),
+      'server_down_Bps': placement.round_values([up.servers_Bps / servers]),
       'server_latency_s': (0.0,),
     }
   )

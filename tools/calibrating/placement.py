@@ -1,4 +1,4 @@
-"""Networks of runs whose servers were in the processes of the workers."""
+"""Calibrates networks of runs with servers in the processes of workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,19 +25,21 @@ def in_workers(recorded: Mapping[str, Any]) -> bool:
 
 
 def put(config: ConfigDict, down: FittedLinks, up: FittedLinks) -> None:
-  """Changes a config's network to one whose servers have no links of their own.
+  """Sets a config's network for servers that use the links of workers.
 
-  What a worker exchanges with the server of its own host crosses no link, so
-  that rates are lower than transfers seem.
+  Traffic between a worker and the server of its host crosses no link, so the
+  rates of links are lower than those of transfers.
   """
   workers = config.cluster.workers
   crossing = 1 - 1 / workers
   network = config.cluster.network
-  for field, own, other in (('up', up, down), ('down', down, up)):
-    rates = np.maximum(own.worker_Bps, other.servers_Bps / workers)
-    network[f'worker_{field}_Bps'] = rounded(rates * crossing)
-  # Both ends of a transfer have it now.
-  network.worker_latency_s = rounded(np.array(network.worker_latency_s) / 2)
+  for field, links, other in (('up', up, down), ('down', down, up)):
+    rates = np.maximum(links.worker_Bps, other.servers_Bps / workers)
+    network[f'worker_{field}_Bps'] = round_values(rates * crossing)
+  # Both ends of a transfer now add their latency.
+  network.worker_latency_s = round_values(
+    np.array(network.worker_latency_s) / 2
+  )
   unused = default.get_config().cluster.network
   for name in unused:
     if name.startswith('server_'):
@@ -45,6 +47,6 @@ def put(config: ConfigDict, down: FittedLinks, up: FittedLinks) -> None:
   network.servers_in_workers = True
 
 
-def rounded(values: Sequence[float] | np.ndarray) -> tuple[float, ...]:
-  """Returns values as configs have them, to six digits."""
+def round_values(values: Sequence[float] | np.ndarray) -> tuple[float, ...]:
+  """Returns values rounded to six digits, in the form of configs."""
   return tuple(float(f'{value:.6g}') for value in values)

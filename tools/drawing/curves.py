@@ -71,7 +71,7 @@ def draw(curves: Mapping[str, Sequence[Curve]], against: str) -> Figure:
   for index, (label, (times, values)) in enumerate(medians.items()):
     look_ = look.line(index)
     axes.plot(
-      times, 100 * values, label=look.wrapped(label), linewidth=1.8, **look_
+      times, 100 * values, label=look.wrap(label), linewidth=1.8, **look_
     )
     for times, values in curves[label] if len(curves) <= _SEEDS else ():
       color = look_['color']

@@ -25,6 +25,6 @@ def line(index: int) -> dict[str, Any]:
   return {'color': COLORS[index % len(COLORS)], 'linestyle': style}
 
 
-def wrapped(label: str) -> str:
+def wrap(label: str) -> str:
   """Returns a label in lines that fit beside a picture."""
   return textwrap.fill(label, 30)

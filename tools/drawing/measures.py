@@ -1,4 +1,4 @@
-"""Draws what papers plot: phases of iterations, gaps, bandwidth, speed-up."""
+"""Draws phases of iterations, gaps, bandwidth and speed-up, as papers do."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from tools.reading.records import RunRecord
 Groups = Mapping[str, Sequence[RunRecord]]
 
 _STEPS = 48  # Most steps of a line of bandwidths.
-_SHOWN = 0.99  # Share of gaps that are drawn; the longest would fill the plot.
+_SHOWN = 0.99  # Share of the gaps that is drawn, without the longest ones.
 
 
 def breakdown(run: RunRecord) -> Mapping[str, Any] | None:
@@ -51,7 +51,7 @@ def draw_breakdown(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     axes.grid(axis='x', alpha=0.3)
     axes.locator_params(axis='x', nbins=4)
     axes.tick_params(axis='y', length=0)
-  grid[0].set_yticks(places, map(look.wrapped, found))
+  grid[0].set_yticks(places, map(look.wrap, found))
   grid[0].invert_yaxis()
   grid[0].set_xlim(left=0)
   figure.supxlabel(
@@ -81,7 +81,7 @@ def gaps(run: RunRecord) -> np.ndarray | None:
 
 
 def draw_gaps(found: Mapping[str, Sequence[np.ndarray]]) -> Figure:
-  """Draws how gaps are distributed, a line per label; seeds together."""
+  """Draws the distribution of gaps, with a line per label for all seeds."""
   figure = Figure((9.5, 4.6))
   axes = figure.subplots()
   together = {label: np.concatenate(each) for label, each in found.items()}
@@ -90,7 +90,7 @@ def draw_gaps(found: Mapping[str, Sequence[np.ndarray]]) -> Figure:
     shares = 100 * np.arange(1, len(ordered) + 1) / len(ordered)
     at = np.concatenate([[0.0], ordered])
     share = np.concatenate([[0.0], shares])
-    name = look.wrapped(label)
+    name = look.wrap(label)
     axes.step(at, share, where='post', label=name, **look.line(index))
   most = max(np.quantile(values, _SHOWN) for values in together.values())
   axes.set_xlim(-0.015 * most, 1.02 * most or 1.0)
@@ -109,16 +109,9 @@ def bandwidth(run: RunRecord) -> Mapping[str, Any] | None:
 
 
 def steps(found: Mapping[str, Any]) -> tuple[float, list[float]]:
-  """Returns the bandwidth of a run as steps of equal length, for a line.
-
-  Args:
-    found: Result of `bandwidth`.
-
-  Returns:
-    Length of a step, seconds, and the mean rate in each, MB/s.
-  """
-  # Windows may end between two barriers: what is drawn is of several.
-  # The remainder at the end is too short for a rate.
+  """Returns the seconds of a step of bandwidths, and the MB/s of each step."""
+  # Windows may end between two barriers, so a step combines several windows.
+  # Windows that do not fill the last step are omitted.
   several = -(-len(found['Bps']) // _STEPS)
   whole = max(len(found['Bps']) // several, 1)
   rates = [
@@ -135,7 +128,7 @@ def draw_bandwidth(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
   for index, (label, (first, *_)) in enumerate(found.items()):
     step_s, rates = steps(first)
     edges = step_s * np.arange(len(rates) + 1)
-    name = f'{look.wrapped(label)}\n(mean {np.mean(first["Bps"]) / 1e6:.3g})'
+    name = f'{look.wrap(label)}\n(mean {np.mean(first["Bps"]) / 1e6:.3g})'
     axes.stairs(rates, edges, label=name, baseline=None, **look.line(index))
   axes.set(xlabel='time (s)', ylabel='pushes and pulls that arrive (MB/s)')
   axes.set_xlim(left=0)
@@ -189,14 +182,14 @@ def _rates(
 
 
 def speed_ups(groups: Groups) -> dict[str, dict[int, float]]:
-  """Returns the speed-ups of several workers over one worker, by label.
+  """Returns the speed-up over one worker, by label and number of workers.
 
-  Runs of a label differ in their number of workers.  The speed is that of
-  examples in updates per second of the run's clock, the median over seeds;
-  what it is divided by is a worker's share in the run of the fewest.
+  Runs of a label differ in their number of workers.  The speed counts examples
+  in updates per second of the run's clock, as a median over seeds.  The speed
+  of one worker is its share in the run with the fewest workers.
 
   Args:
-    groups: Runs by what they share beside the number of workers.
+    groups: Runs by label, without the number of workers.
   """
   found: dict[str, dict[int, float]] = {}
   for label, runs in groups.items():
@@ -216,13 +209,13 @@ def speed_ups(groups: Groups) -> dict[str, dict[int, float]]:
 
 
 def draw_speed_ups(found: Mapping[str, Mapping[int, float]]) -> Figure:
-  """Draws speed-ups against the number of workers, beside what is ideal."""
+  """Draws speed-ups against the number of workers, with the ideal line."""
   figure = Figure((7.5, 4.6))
   axes = figure.subplots()
   counts = sorted({count for each in found.values() for count in each})
   axes.plot(counts, counts, color='#999999', linewidth=1, label='ideal')
   for index, (label, ratios) in enumerate(found.items()):
-    name = look.wrapped(label)
+    name = look.wrap(label)
     axes.plot(
       [*ratios],
       [*ratios.values()],

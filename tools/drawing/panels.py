@@ -21,13 +21,13 @@ LOAD = LinearSegmentedColormap.from_list(
   'load', ['#C6DBEF', '#6BAED6', '#2171B5', '#08306B']
 )
 _UNUSED = '#DDDDDD'
-_ARROWS = 600  # Links with an arrow each, at most.
-_DENSE = 2000  # Links from which on they are thin, and left out of trees.
-_RADIUS = 0.24  # Largest radius of a node; neighbors are 1 apart.
-_LARGEST, _LEAST = 15.0, 1.0  # Points of the radius.
-_LEAST_ROOT = 5.0  # Points across it.
-_SMALLEST = 5.0  # Points of a label.
-_OUTSIDE = 40  # Nodes with labels beside them, at most.
+_ARROWS = 600  # Most links with an arrow each.
+_DENSE = 2000  # Number of links above which they are thin and not in trees.
+_RADIUS = 0.24  # Largest radius of a node, where neighbors have distance 1.
+_LARGEST, _LEAST = 15.0, 1.0  # Largest and least radius, points.
+_LEAST_ROOT = 5.0  # Least diameter of a root, points.
+_SMALLEST = 5.0  # Least size of a label, points.
+_OUTSIDE = 40  # Most nodes with labels beside them.
 _MARGIN = 0.7  # Around the nodes.
 _INCH = 72  # Points.
 _PLAIN = {'zorder': 5, 'parse_math': False}  # Ids may have any characters.
@@ -136,7 +136,7 @@ def _lines(panel: Panel) -> tuple[np.ndarray, list[np.ndarray]]:
   links = panel.cluster.links
   widths = _widths(panel, links)
   apart = (widths.max() / 2 + 1.2) / panel.points
-  lines = [_shifted(_ends(panel, link.src, link.dst), apart) for link in links]
+  lines = [_shift(_ends(panel, link.src, link.dst), apart) for link in links]
   return widths, lines
 
 
@@ -219,16 +219,16 @@ def _curve(panel: Panel, hop: Sequence[str], apart: float) -> np.ndarray:
     cut = np.stack([0.75 * before + 0.25 * after, 0.25 * before + 0.75 * after])
     inner = cut.transpose(1, 0, 2).reshape(-1, 2)
     line = np.concatenate([line[:1], inner[1:-1], line[-1:]])
-  return _shifted(line, apart)
+  return _shift(line, apart)
 
 
-def _shifted(line: np.ndarray, apart: float) -> np.ndarray:
+def _shift(line: np.ndarray, apart: float) -> np.ndarray:
   """Returns a line moved to its right side."""
   way = np.gradient(line, axis=0)
   length = np.maximum(np.linalg.norm(way, axis=1, keepdims=True), 1e-9)
   right = np.stack([way[:, 1], -way[:, 0]], axis=1) / length
-  moved: np.ndarray = line + apart * right
-  return moved
+  result: np.ndarray = line + apart * right
+  return result
 
 
 def _add_arrows(

@@ -1,4 +1,4 @@
-"""Places of the nodes of a cluster in a picture."""
+"""Computes positions of the nodes of a cluster in a picture."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -7,10 +7,10 @@ import numpy as np
 
 from topology.clusters.cluster import Cluster
 
-_ROUNDS = 100  # Iterations of the stress layout; positions then hardly move.
-_NEAREST = 0.75  # Distance of nodes after it, where neighbors are 1 apart.
-_PUSHES = 30  # Rounds in which nodes are moved that far apart.
-_SHARED = 3  # Rows of switches next to the workers, at most.
+_ROUNDS = 100  # Rounds of the stress layout, after which nodes hardly move.
+_NEAREST = 0.75  # Least distance of nodes, where neighbors have distance 1.
+_PUSHES = 30  # Rounds in which nodes are moved to this distance.
+_SHARED = 3  # Most rows of switches next to the workers.
 
 Places = dict[str, np.ndarray]
 
@@ -42,15 +42,15 @@ def places(cluster: Cluster) -> Places:
 
 
 def _neighbors(cluster: Cluster) -> dict[str, list[str]]:
-  """The nodes that links join to each, whatever the direction."""
-  joined: dict[str, dict[str, None]] = {node: {} for node in cluster.nodes}
+  """Returns the neighbors of each node, by links of either direction."""
+  neighbors: dict[str, dict[str, None]] = {node: {} for node in cluster.nodes}
   for src, dst, _ in cluster.links:
-    joined[src][dst] = joined[dst][src] = None
-  return {node: list(others) for node, others in joined.items()}
+    neighbors[src][dst] = neighbors[dst][src] = None
+  return {node: list(others) for node, others in neighbors.items()}
 
 
 def circle(nodes: Sequence[str]) -> Places:
-  """Returns positions on a circle: the first node on top, then clockwise."""
+  """Returns positions on a circle: the first on top, the others clockwise."""
   angles = 2 * np.pi * np.arange(len(nodes)) / len(nodes)
   radius = max(len(nodes) / (2 * np.pi), 1.0)
   points = radius * np.stack([np.sin(angles), np.cos(angles)], axis=1)
@@ -60,7 +60,7 @@ def circle(nodes: Sequence[str]) -> Places:
 def _distances(
   neighbors: Mapping[str, Sequence[str]], starts: Sequence[str]
 ) -> dict[str, int]:
-  """The links from the nearest of `starts` to each node that they reach."""
+  """Returns the number of links from the nearest of `starts` to each node."""
   distance = dict.fromkeys(starts, 0)
   queue = collections.deque(starts)
   while queue:
@@ -75,10 +75,10 @@ def _distances(
 def _rows(
   cluster: Cluster, neighbors: Mapping[str, Sequence[str]]
 ) -> dict[str, int] | None:
-  """The row of each node, workers 0, if all links join a row to another."""
+  """Returns the row of each node, 0 for workers; None if rows do not fit."""
   level = _distances(neighbors, cluster.workers)
   if len(level) < len(cluster.nodes):
-    return None  # Switches without a way to any worker.
+    return None  # Some switches have no path to a worker.
   if any(level[src] == level[dst] for src, dst, _ in cluster.links):
     return None
   top = max(level.values())
@@ -87,12 +87,12 @@ def _rows(
   for switch in cluster.switches:
     if level[switch] > 1:
       continue
-    own = {n for n in neighbors[switch] if level[n] == 0}
-    shared = [bool(group & own) for group in groups]
+    below = {n for n in neighbors[switch] if level[n] == 0}
+    shared = [bool(group & below) for group in groups]
     place = shared.index(False) if False in shared else len(groups)
     if place == len(groups):
       groups.append(set())
-    groups[place] |= own
+    groups[place] |= below
     row[switch] = 1 if place == 0 else -place
   few = len(groups) == 1 or (top == 1 and len(groups) <= _SHARED)
   return row if few else None
@@ -103,7 +103,7 @@ def _in_rows(
   neighbors: Mapping[str, Sequence[str]],
   rows: Mapping[str, int],
 ) -> Places:
-  """Workers in their order, each switch above the middle of what it joins."""
+  """Returns positions in rows, with switches above their neighbors' middle."""
   across = {worker: float(i) for i, worker in enumerate(cluster.workers)}
   width = max(collections.Counter(rows.values()).values())
   stretch = (width - 1) / max(len(cluster.workers) - 1, 1)
@@ -111,7 +111,7 @@ def _in_rows(
   order = sorted(set(rows.values()) - {0}, key=abs)
   for row in order:
     nodes = [node for node in cluster.nodes if rows[node] == row]
-    wanted = {
+    middles = {
       node: float(
         np.mean(
           [across[n] for n in neighbors[node] if abs(rows[n]) < abs(row)]
@@ -120,8 +120,8 @@ def _in_rows(
       )
       for node in nodes
     }
-    nodes.sort(key=wanted.__getitem__)
-    xs = _apart([wanted[node] for node in nodes], width)
+    nodes.sort(key=middles.__getitem__)
+    xs = _apart([middles[node] for node in nodes], width)
     across.update(zip(nodes, xs, strict=True))
   height = max(width / (3.5 * max(len(order), 1)), 1.2)
   return {
@@ -130,46 +130,47 @@ def _in_rows(
   }
 
 
-def _apart(wanted: Sequence[float], width: int) -> list[float]:
+def _apart(positions: Sequence[float], width: int) -> list[float]:
   """Returns sorted positions, moved apart if they are too close."""
-  gap = 0.7 * width / len(wanted)
-  if len(wanted) == 1 or min(np.diff(wanted)) >= gap:
-    return list(wanted)
-  middle = (len(wanted) - 1) / 2
-  center = float(np.mean(wanted))
-  step = (width - 1) / len(wanted)
-  return [center + step * (i - middle) for i in range(len(wanted))]
+  count = len(positions)
+  gap = 0.7 * width / count
+  if count == 1 or min(np.diff(positions)) >= gap:
+    return list(positions)
+  middle = (count - 1) / 2
+  center = float(np.mean(positions))
+  step = (width - 1) / count
+  return [center + step * (i - middle) for i in range(count)]
 
 
 def _spread(cluster: Cluster, neighbors: Mapping[str, Sequence[str]]) -> Places:
   nodes = cluster.nodes
-  far = len(nodes)  # Between nodes that are not joined at all.
-  wanted = np.array(
+  far = len(nodes)  # Distance of nodes without a path.
+  distances = np.array(
     [
-      [found.get(other, far) for other in nodes]
-      for found in (_distances(neighbors, [node]) for node in nodes)
+      [row.get(other, far) for other in nodes]
+      for row in (_distances(neighbors, [node]) for node in nodes)
     ],
     dtype=float,
   )
   points = np.random.default_rng(0).normal(size=(len(nodes), 2))
   points += np.stack([*circle(nodes).values()])
-  weights = 1 / (wanted + np.eye(len(nodes))) ** 2
+  weights = 1 / (distances + np.eye(len(nodes))) ** 2
   np.fill_diagonal(weights, 0)
   laplacian = np.diag(weights.sum(axis=1)) - weights
   inverse = np.linalg.pinv(laplacian)
   for _ in range(_ROUNDS):
-    points = inverse @ _pulled(points, weights * wanted)
-  points = _pushed(points * _unit(points))
+    points = inverse @ _pull(points, weights * distances)
+  points = _push_apart(points * _unit(points))
   return dict(zip(nodes, points, strict=True))
 
 
-def _pulled(points: np.ndarray, pull: np.ndarray) -> np.ndarray:
+def _pull(points: np.ndarray, pull: np.ndarray) -> np.ndarray:
   """Returns the right-hand side of a step of stress majorization."""
   apart = np.linalg.norm(points[:, None] - points[None], axis=2)
   ratio = pull / np.maximum(apart, 1e-9)
   np.fill_diagonal(ratio, 0)
-  pulled: np.ndarray = ratio.sum(axis=1)[:, None] * points - ratio @ points
-  return pulled
+  result: np.ndarray = ratio.sum(axis=1)[:, None] * points - ratio @ points
+  return result
 
 
 def _unit(points: np.ndarray) -> float:
@@ -179,7 +180,7 @@ def _unit(points: np.ndarray) -> float:
   return 1 / float(np.median(apart.min(axis=1)))
 
 
-def _pushed(points: np.ndarray) -> np.ndarray:
+def _push_apart(points: np.ndarray) -> np.ndarray:
   """Returns points moved apart to a minimal distance."""
   for _ in range(_PUSHES):
     way = points[:, None] - points[None]

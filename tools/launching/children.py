@@ -234,20 +234,20 @@ class Processes:
     return popen.pid
 
   def wait(self, timeout_s: float) -> list[Exit]:
-    """Shows output until a child ends, a signal comes or the time is over.
+    """Shows output until a child ends, a signal arrives or the time is over.
 
-    It also returns when standard output closes.
+    Also returns when standard output closes.
 
     Returns:
-      The ends of children, whose output has been shown.
+      The ends of children, after all their output.
     """
     deadline = time.monotonic() + timeout_s
     signalled, lost = False, self._screen.lost
     while not (ended := [n for n in self.names() if self._has_ended(n)]):
-      left = deadline - time.monotonic()
-      if signalled or left <= 0 or self._screen.lost != lost:
+      remaining_s = deadline - time.monotonic()
+      if signalled or remaining_s <= 0 or self._screen.lost != lost:
         break
-      for key, _ in self._selector.select(left):
+      for key, _ in self._selector.select(remaining_s):
         if key.data is None:
           signalled = bool(os.read(self._woken, _CHUNK))
         else:

@@ -7,7 +7,7 @@ holds the bridge that joins them: the machine's own namespace gets neither an
 interface nor a route, so the addresses below cannot collide with its own.  HTB
 limits the rate of a host's traffic, in total and to one destination, at its end
 of the link, and the rate of its received traffic at the other end.  A group of
-hosts has a bridge of its own, with a limited link to the bridge around it.
+hosts has its own bridge, with a limited link to the bridge around it.
 Rates count Ethernet frames.  The only delay is that of queues (1000 packets),
 and traffic of a host to itself is not limited.
 
@@ -35,7 +35,7 @@ _PACKETS = 3028  # Least bytes of a burst: two full Ethernet frames.
 _MOST = 250  # Hosts.
 _CONGESTION = re.compile('[a-z0-9_]{1,15}')
 _NETWORK = '10.213.0'  # Prefix of the addresses, a /24 network.
-_OTHERS = 2  # HTB class of frames to hosts without a rate of their own.
+_OTHERS = 2  # HTB class of frames to hosts without a special rate.
 
 
 @dataclasses.dataclass(frozen=True)

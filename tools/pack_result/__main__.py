@@ -41,13 +41,13 @@ def main(argv: list[str]) -> None:
   folder = pathlib.Path(argv[1])
   out = flags.FLAGS.out or f'{folder.resolve()}.result.json'
   try:
-    write(packed(folder), pathlib.Path(out))
+    write(pack(folder), pathlib.Path(out))
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
   print(f'Result: {out}')
 
 
-def packed(folder: pathlib.Path) -> dict[str, Any]:
+def pack(folder: pathlib.Path) -> dict[str, Any]:
   """Returns a run's result.
 
   Args:

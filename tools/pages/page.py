@@ -48,7 +48,7 @@ def render(content: Content) -> str:
     '/* tables */': _file('tables.js'),
     '/* charts */': _file('charts.js'),
     '/* script */': _file('page.js'),
-    '/* data */': embed_json(data),
+    '/* data */': embed(data),
   }
   text = _file('page.html')
   for place, part in parts.items():
@@ -57,8 +57,8 @@ def render(content: Content) -> str:
   return text
 
 
-def embed_json(data: Any) -> str:
-  """Returns JSON for a script element of HTML, in which no text can end it."""
+def embed(data: Any) -> str:
+  """Returns JSON that is safe within a script element."""
   text = json.dumps(data, separators=(',', ':'), allow_nan=False)
   return text.replace('<', '\\u003c').replace('>', '\\u003e')
 

@@ -42,8 +42,8 @@ def describe_run(name: str, run: RunRecord) -> dict[str, Any]:
   }
 
 
-def choose_points(count: int, most: int = _POINTS) -> np.ndarray:
-  """Returns the indices of at most `most` of `count` points, evenly spaced."""
+def thin(count: int, most: int = _POINTS) -> np.ndarray:
+  """Returns which of `count` points stay: the ends, and others evenly."""
   return np.unique(np.linspace(0, count - 1, min(count, most)).round()).astype(
     int
   )
@@ -54,7 +54,7 @@ def _accuracy(run: RunRecord) -> dict[str, Any] | None:
   first = found['time']
   if first is None:
     return None
-  chosen = choose_points(len(first.values))
+  chosen = thin(len(first.values))
   axes = {
     name: _shorts(each.times[chosen]) for name, each in found.items() if each
   }
@@ -84,7 +84,7 @@ def _by_worker(run: RunRecord) -> dict[str, Any] | None:
   ids = sorted(found, key=int)
   if not ids:
     return None
-  ids = [ids[k] for k in choose_points(len(ids), 4 * _WORKERS)]
+  ids = [ids[k] for k in thin(len(ids), 4 * _WORKERS)]
   phases = {
     phase: [found[each][phase]['median_s'] for each in ids] for phase in PHASES
   }
@@ -102,7 +102,7 @@ def _bandwidth(run: RunRecord) -> dict[str, Any] | None:
 def _timeline(run: RunRecord) -> dict[str, Any] | None:
   if not run.spans:
     return None
-  workers = [run.workers[k] for k in choose_points(len(run.workers), _WORKERS)]
+  workers = [run.workers[k] for k in thin(len(run.workers), _WORKERS)]
   start, end = run.window
   spans: dict[str, dict[str, list[Any]]] = {
     phase: {'worker': [], 'start': [], 'length': []} for phase in PHASES
@@ -132,10 +132,10 @@ def _batches(run: RunRecord) -> list[dict[str, Any]]:
   lines = []
   for worker in sorted(found)[:_BATCHES]:
     times, sizes = zip(*found[worker], strict=True)
-    # Only the start of a step counts.
+    # Only the start of a step is drawn.
     changed = np.flatnonzero(np.diff(sizes, prepend=-1))
     chosen = np.union1d(changed, [len(sizes) - 1])
-    chosen = chosen[choose_points(len(chosen))]
+    chosen = chosen[thin(len(chosen))]
     lines.append(
       {
         'worker': worker,
@@ -147,7 +147,7 @@ def _batches(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def _links(run: RunRecord) -> dict[str, Any] | None:
-  """Returns links and trees of a run whose workers sum; None of another."""
+  """Returns links and trees of an allreduce run; None for another run."""
   if run.config.get('route', {}).get('name', 'server') == 'server':
     return None
   try:

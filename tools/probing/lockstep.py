@@ -118,7 +118,7 @@ class Leader:
     return self._collect(limit_s + _LEADER * self._timeout_s)
 
   def dismiss(self, reason: str) -> None:
-    """Ends the members.
+    """Sends all members the end of the probe.
 
     Args:
       reason: Reason of an early end; '' for a normal end.

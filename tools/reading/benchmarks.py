@@ -8,10 +8,10 @@ The folder has
 - `summary.json`: `ended`, `wall_s` and `verdicts`, the number of rows by
   verdict; written last.
 
-A verdict follows from value and aim by the function `verdict`, and files with
-other verdicts are refused.  A value that could not be measured is null: after
-an error its row has missed its aim; on a machine, or with the sizes of a dry
-run, that allow no verdict, the row is not measured.
+The function `verdict` gives the verdict on a value and an aim; files with other
+verdicts are rejected.  A value that could not be measured is null.  After an
+error the row has missed its aim; if the machine or the sizes of a dry run allow
+no verdict, the row is not measured.
 """
 
 import collections
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from configs.checks import require
 
 HELD, MISSED, UNMEASURED = 'held', 'missed', 'not measured'
-SCRATCH = 'scratch'  # Folder of runs and caches, no part of a result.
+SCRATCH = 'scratch'  # Folder of runs and caches, not part of a result.
 MANIFEST, ROWS, SUMMARY = 'manifest.json', 'rows.jsonl', 'summary.json'
 _FIELDS = ('job', 'row', 'quantity', 'aim', 'value', 'verdict', 'detail')
 
@@ -90,8 +90,8 @@ def verdict(value: float | None, aim: Aim) -> str:
 
 def counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
   """Returns the number of rows by verdict."""
-  found = collections.Counter(row['verdict'] for row in rows)
-  return {name: found[name] for name in (HELD, MISSED, UNMEASURED)}
+  counter = collections.Counter(row['verdict'] for row in rows)
+  return {name: counter[name] for name in (HELD, MISSED, UNMEASURED)}
 
 
 def is_benchmark(folder: pathlib.Path) -> bool:
@@ -107,7 +107,7 @@ def load(folder: pathlib.Path) -> Benchmark:
 
   Raises:
     ValueError: If the benchmark has not finished, if a row has other fields, or
-      if a verdict or a count is not that of the values.
+      if a verdict or a count does not follow from the values.
     OSError: If a file cannot be read.
   """
   if not (folder / SUMMARY).exists():
@@ -122,20 +122,25 @@ def load(folder: pathlib.Path) -> Benchmark:
   rows = [*map(json.loads, (folder / ROWS).read_text().splitlines())]
   for number, row in enumerate(rows, start=1):
     _check(row, f'{folder}/{ROWS}, line {number}')
-  counted = counts(rows)
-  same = summary.get('verdicts') == counted
+  expected_counts = counts(rows)
+  same = summary.get('verdicts') == expected_counts
   field = f'{folder}/{SUMMARY}: verdicts'
-  require(same, field, f'{counted}, as in {ROWS}', summary.get('verdicts'))
+  require(
+    same, field, f'{expected_counts}, as in {ROWS}', summary.get('verdicts')
+  )
   return Benchmark(manifest, rows, summary)
 
 
 def _check(row: Mapping[str, Any], where: str) -> None:
-  """Refuses a row without its fields, or with another verdict than its own."""
+  """Rejects a row without its fields, or with a wrong verdict."""
   missing = [name for name in _FIELDS if name not in row]
   require(not missing, where, f'the fields {_FIELDS}', sorted(row))
-  # An error leaves no value and misses the aim; a dry run judges no size.
-  own = {verdict(row['value'], Aim.of(row['aim'])), UNMEASURED}
+  # An error leaves no value and misses the aim; a dry run gives no verdict on
+  # rows that depend on sizes.
+  allowed = {verdict(row['value'], Aim.of(row['aim'])), UNMEASURED}
   if row['value'] is None:
-    own.add(MISSED)
-  expected = f'one of {sorted(own)}'
-  require(row['verdict'] in own, f'{where}: verdict', expected, row['verdict'])
+    allowed.add(MISSED)
+  expected = f'one of {sorted(allowed)}'
+  require(
+    row['verdict'] in allowed, f'{where}: verdict', expected, row['verdict']
+  )

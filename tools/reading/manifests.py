@@ -70,17 +70,17 @@ def make_scheme(recorded: Mapping[str, Any], num_workers: int) -> Scheme:
     ValueError: If the scheme has an unknown field.
   """
   name = recorded['sync']['name']
-  own = restore_section(recorded, 'sync')[name].to_dict()
+  arguments = restore_section(recorded, 'sync')[name].to_dict()
   scheme: Scheme = importlib.import_module(f'sync.{name}').make(
-    num_workers=num_workers, **own
+    num_workers=num_workers, **arguments
   )
   return scheme
 
 
 def make_wire(section: ConfigDict) -> Wire:
   """Returns the codecs that a section config.wire describes."""
-  own = section[section.name].to_dict()
-  wire: Wire = importlib.import_module(f'wire.{section.name}').make(**own)
+  arguments = section[section.name].to_dict()
+  wire: Wire = importlib.import_module(f'wire.{section.name}').make(**arguments)
   return wire
 
 
@@ -168,15 +168,15 @@ def _restore(
     if isinstance(value, Mapping) and field in section:
       _restore(section[field], value, f'{path}.')
     elif path in _SHARED or not any(fnmatch.fnmatch(path, p) for p in _REAL):
-      known = f'one of {sorted(section)}'
-      require(field in section, f'config.{path}', known, field)
-      section[field] = _typed(value, section[field])
+      expected = f'one of {sorted(section)}'
+      require(field in section, f'config.{path}', expected, field)
+      section[field] = _convert(value, section[field])
 
 
-def _typed(value: Any, example: Any) -> Any:
+def _convert(value: Any, example: Any) -> Any:
   """Returns a value of a manifest in the type of a config's field."""
   if isinstance(example, tuple):
-    return tuple(_typed(item, 0.0) for item in value)
+    return tuple(_convert(item, 0.0) for item in value)
   if isinstance(example, float) and isinstance(value, str):
     return float(value)
   return value

@@ -47,17 +47,17 @@ class Comparison(NamedTuple):
   """Difference between the parameters of a run and recomputed ones.
 
   Attributes:
-    apart: Largest absolute difference.
-    tolerance: Largest absolute difference that is allowed.
-    why: Reason for the tolerance.
+    difference: Largest absolute difference.
+    tolerance: Largest allowed absolute difference.
+    reason: Reason for the tolerance.
   """
 
-  apart: float
+  difference: float
   tolerance: float
-  why: str
+  reason: str
 
 
-def compared(
+def compare(
   path: pathlib.Path, config: ConfigDict, learned: Learning, wire: Wire
 ) -> Comparison:
   """Returns the difference between a run's parameters and recomputed ones.
@@ -69,35 +69,35 @@ def compared(
     wire: Codecs of the run.
 
   Raises:
-    ValueError: If the run has no record of how it summed, or no checkpoint;
-      says what was expected.
+    ValueError: If the run has no record of its sums, or no checkpoint; states
+      the expectation.
     OSError: If a file of the run cannot be read.
   """
   importlib.import_module(f'sync.{config.sync.name}')  # Its class is in there.
-  saved = _saved(path)
+  saved = _read_learner(path)
   again = _until(path, config, learned, wire, saved['version'])
-  mine, its = (
+  recomputed, original = (
     [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     for tree in (again.learner.params, saved['params'])
   )
-  pairs = list(zip(mine, its, strict=True))
-  apart = max(float(np.abs(a - b).max()) for a, b in pairs)
+  pairs = list(zip(recomputed, original, strict=True))
+  difference = max(float(np.abs(a - b).max()) for a, b in pairs)
   if again.exact:
-    return Comparison(apart, 0.0, 'sums are in the order of the forests')
-  largest = max(float(np.abs(leaf).max()) for leaf in its)
+    return Comparison(difference, 0.0, 'sums are in the order of the forests')
+  largest = max(float(np.abs(leaf).max()) for leaf in original)
   return Comparison(
-    apart,
+    difference,
     _ROUNDING * largest * saved['version'],
-    f'XLA sums in an order of its own: a last bit of the largest parameter, '
+    f'XLA chooses the order of sums: a last bit of the largest parameter, '
     f'{largest:.3g}, for each of {saved["version"]} updates',
   )
 
 
 class _RecomputedRun:
-  """A coordinator that is driven by recorded events, with its learner.
+  """Coordinator driven by recorded events, with its learner.
 
   Attributes:
-    exact: Whether sums are in the order of the run's forests.
+    exact: True if sums are in the order of the run's forests.
     learner: Learner whose updates are recomputed.
   """
 
@@ -244,7 +244,7 @@ class _RecomputedRun:
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
   ) -> None:
-    """Returns at once: `_push` has stored the push."""
+    """Ignores the push, because `_push` has stored it."""
 
   def commit(self, update: int) -> bool:
     """Applies the sum of the pushes if it is finite; returns whether it did."""
@@ -307,8 +307,8 @@ def _until(
       require(count == workers, f'{path}', expected, count)
       again = _RecomputedRun(config, learned, wire, again)
       where = f'{path}/events.jsonl'
-      known = epoch is not None
-      require(known, where, 'how workers sum before the start', epoch)
+      is_known = epoch is not None
+      require(is_known, where, 'a row on links before the start', epoch)
       again.form(epoch)
     if again is None:
       raise ValueError(f'{path}: expected a start before {row["event"]!r}.')
@@ -321,7 +321,7 @@ def _until(
   )
 
 
-def _saved(path: pathlib.Path) -> dict[str, Any]:
+def _read_learner(path: pathlib.Path) -> dict[str, Any]:
   """Returns the learner of the newest checkpoint."""
   directory = path / 'checkpoints'
   steps = checkpoints.steps(directory)

@@ -21,13 +21,13 @@ from wire.sparse_numpy import round_to
 
 
 class _TreePart(NamedTuple):
-  """The numbers of one dtype that a tree carries.
+  """Numbers of one dtype that a tree carries.
 
   Attributes:
     indices: Positions of the numbers.
     dtype: Dtype that they are sent as.
     root: Worker at the root of the tree.
-    children: By worker: the workers whose parts it adds, in order.
+    children: Workers whose parts each worker adds, in order.
   """
 
   indices: np.ndarray
@@ -37,14 +37,17 @@ class _TreePart(NamedTuple):
 
 
 class Sums:
-  """The sums of one membership epoch.
+  """Sums of one membership epoch, in the order of its forest.
 
   Attributes:
-    members: Its workers.
+    members: Workers of the epoch.
   """
 
   def __init__(self, epoch: MembershipEpoch):
-    """Prepares the sums of an epoch; without a forest workers add in order."""
+    """Initializes sums from the record of an epoch.
+
+    Without a forest, workers are added in order.
+    """
     self.members = tuple(epoch.members)
     self._planned = epoch.plan
     self._parts = functools.cache(self._find_parts)

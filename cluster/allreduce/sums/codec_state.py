@@ -189,8 +189,8 @@ class CodecState:
     Args:
       version: Version of the learner in the checkpoint, to which the state then
         belongs: `resume` at another version resets the residual.
-      saved: Result of `for_checkpoint`, whose replicated part is restored, too; None if
-        no residuals had been collected: the state is then reset.
+      saved: Result of `for_checkpoint`, whose replicated part is restored, too;
+        None if no residuals had been collected: the state is then reset.
     """
     self.reset()
     self.version = version

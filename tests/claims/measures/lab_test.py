@@ -13,38 +13,39 @@ from claims.measures import lab
 from configs import default
 
 
-class DrawnTest(absltest.TestCase):
+class DrawingTest(absltest.TestCase):
   def test_conditions_are_the_same_at_every_call(self):
     full, quick = lab.draw_conditions('full'), lab.draw_conditions('quick')
     self.assertEqual(full, lab.draw_conditions('full'))
-    names = [(at.name, each.name) for at, own in full for each in own]
+    names = [(at.name, each.name) for at, drawn in full for each in drawn]
     self.assertLen({*names}, len(names))
     self.assertGreaterEqual(len(names), 40)
-    some = [(at.name, each.name) for at, own in quick for each in own]
-    self.assertContainsSubset(some, names)
+    sample = [(at.name, each.name) for at, drawn in quick for each in drawn]
+    self.assertContainsSubset(sample, names)
 
   def test_configs_of_a_sample_pass_all_checks(self):
     folder = pathlib.Path(tempfile.mkdtemp())
-    for at, own in lab.draw_conditions('quick'):
-      for each in own[:3]:
+    for at, drawn in lab.draw_conditions('quick'):
+      for each in drawn[:3]:
         fields = conditions.virtual_fields(at, each, 16, folder)
         config = default.get_config()
         config.update_from_flattened_dict(fields)
-        train.check(config)  # Or it raises.
+        train.check(config)  # Raises for an invalid config.
 
 
-class ComparedTest(absltest.TestCase):
+class ComparisonTest(absltest.TestCase):
   def test_a_failed_condition_has_a_record(self):
-    at, own = lab.draw_conditions('quick')[0]
+    at, drawn = lab.draw_conditions('quick')[0]
     folder = pathlib.Path(tempfile.mkdtemp())
-    times = {each.name: 2.0 for each in own} | {own[0].name: 'it broke'}
+    times = {each.name: 2.0 for each in drawn}
+    times[drawn[0].name] = 'broken'
     with (
       mock.patch.object(conditions, 'predict', lambda *_: 1.9),
       mock.patch.object(conditions, 'choose_iterations', lambda *_: 20),
       mock.patch.object(conditions, 'measure', lambda *_: times),
     ):
-      first, *others = lab._compare(at, own, folder, 3.0)
-    self.assertEqual((first['status'], first['error']), ('failed', 'it broke'))
+      first, *others = lab._compare(at, drawn, folder, 3.0)
+    self.assertEqual((first['status'], first['error']), ('failed', 'broken'))
     for record in others:
       self.assertAlmostEqual(record['miss'], 0.05)
     self.assertLen([*folder.glob('*.json')], 1)

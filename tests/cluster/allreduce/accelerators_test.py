@@ -21,7 +21,7 @@ class OverlapTest(processes.TestCase, parameterized.TestCase):
     self._check(dtype, devices)
 
   def _check(self, dtype, devices=1):
-    with processes.launched(
+    with processes.launch(
       workers=2,
       servers=0,
       environ=accelerators.environment(devices=devices),

@@ -50,7 +50,7 @@ class DeadlinesTest(parameterized.TestCase):
     world.reach(5)
     self.assertEqual(world.rendezvous.members, (0, 2))
 
-  @parameterized.parameters('arrive', 'heed', 'connect')
+  @parameterized.parameters('arrive', 'handle', 'connect')
   def test_a_worker_that_does_not_answer_is_evicted(self, action):
     world, late = self.world, {('2/0', action)}
     world.members[1].end()

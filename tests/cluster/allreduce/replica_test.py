@@ -203,7 +203,7 @@ class ReplicaTest(parameterized.TestCase):
     self,
   ):
     nodes = [self._open_replica(k, workers=2) for k in range(2)]
-    with descriptors.exhausted():
+    with descriptors.exhaust():
       nodes[0].form(nodes[1])
       for index, node in enumerate(nodes):
         message = node.receive(messages.ConnectionLost)

@@ -50,7 +50,7 @@ def _restore_newest(launch):
 class RunTest(processes.TestCase, parameterized.TestCase):
   def _launch(self, **fields):
     fields = {'route__name': 'ring', **_SLOW} | fields
-    return processes.launched(servers=0, **fields)
+    return processes.launch(servers=0, **fields)
 
   def _check_run(self, launch, *, ended='finished'):
     """Checks the accounting, the replay, and that no resource is left."""

@@ -32,7 +32,7 @@ def _disturb(seed, workers, moves, world, rate):
   for _ in range(moves):
     if rng.random() < rate and workers > 1:
       index = rng.randrange(1, workers)
-      if world.members[index].living:
+      if world.members[index].is_alive:
         world.members[index].end()
       else:
         world.join(index, keeps=rng.random() < 0.5)
@@ -46,7 +46,7 @@ def _disturb(seed, workers, moves, world, rate):
     world.run_until(world.runtime.pause, rng.choice)
     world.check_deadlines()
   for index in range(1, workers):
-    if not world.members[index].living:
+    if not world.members[index].is_alive:
       world.join(index, keeps=rng.random() < 0.5)
   return rng
 
@@ -105,7 +105,7 @@ class AnyOrderTest(parameterized.TestCase):
     for _ in range(60):
       if rng.random() < 0.1:
         index = rng.randrange(1, 3)
-        if world.members[index].living:
+        if world.members[index].is_alive:
           world.members[index].end()
         else:
           world.join(index)
@@ -113,7 +113,7 @@ class AnyOrderTest(parameterized.TestCase):
         break
       world.step(rng.choice)
     for index in (1, 2):
-      if not world.members[index].living:
+      if not world.members[index].is_alive:
         world.join(index)
     world.begin(rng.choice)
     world.reach(5, rng.choice)
@@ -257,7 +257,7 @@ class OrdersTest(parameterized.TestCase):
       world.run_until(lambda: world.members[2].doing in ('waiting', 'forming'))
       world.members[2].lose(peer=3)
       world.run_until(
-        lambda times=times: world.members[2].generation == times,
+        lambda times=times: world.members[2].membership_epoch == times,
         but={('0/0', 'apply')},
       )
     world.reach(3)
@@ -362,7 +362,7 @@ class RivalsTest(parameterized.TestCase):
     old = world.members[1]
     world.runtime.epochs.lose(1, 'it was silent')
     self.assertTrue(world.join(1, process='two'))
-    old.wire.clear()
+    old.to_member.clear()
     epoch = world.rendezvous.membership_epoch
     for message in (
       messages.EpochStopped(epoch, 9**9, []),
@@ -370,9 +370,9 @@ class RivalsTest(parameterized.TestCase):
       messages.Connected(epoch, 9, 'x', []),
       messages.ReplicaReady('x', 'x'),
     ):
-      world.reception.handle(old.visit, message)
+      world.reception.handle(old.incarnation, message)
     left = messages.SessionEnd('left', 'it was silent')
-    self.assertEqual(old.wire, 4 * [left])
+    self.assertEqual(old.to_member, 4 * [left])
     world.gather()
     world.reach(world.store.version + 3)
     world.check()
@@ -396,7 +396,7 @@ class ReplicasTest(parameterized.TestCase):
     world = _start(4)
     world.reach(20)
     self.assertEmpty(_drift_rows(world))
-    self.assertGreater(world.agreed, 10)
+    self.assertGreater(world.agreed_version, 10)
     self.assertEqual(world.runtime.summary()['drift']['repairs'], 0)
 
   @settings(max_examples=20, deadline=None)
@@ -410,8 +410,8 @@ class ReplicasTest(parameterized.TestCase):
     rng = random.Random(seed)
     world.reach(20, rng.choice)
     world.run_until(world.runtime.pause, rng.choice)
-    self.assertEqual(world.agreed, world.store.version)
-    living = [life for life in world.members.values() if life.living]
+    self.assertEqual(world.agreed_version, world.store.version)
+    living = [life for life in world.members.values() if life.is_alive]
     self.assertLen({life.bits for life in living}, 1)
     self.assertLen(living, workers)  # None of them was evicted.
     rows = _drift_rows(world)
@@ -448,13 +448,13 @@ class ReplicasTest(parameterized.TestCase):
     )
     self.assertEqual(_drift_rows(world)[0]['difference'], 0.5)
     if corrupt:
-      world.run_until(lambda: not before.living, rng.choice)
+      world.run_until(lambda: not before.is_alive, rng.choice)
       world.join(corrupt)
     world.gather(rng.choice)
     world.reach(world.store.version + 8, rng.choice)
     world.run_until(world.runtime.pause, rng.choice)
     self.assertEqual([m.bits for m in world.members.values()], [0.0] * 3)
-    self.assertEqual(world.members[0].living, True)
+    self.assertEqual(world.members[0].is_alive, True)
     self.assertLen(_drift_rows(world), 1)
     totals = world.runtime.summary()['drift']
     self.assertEqual((totals['corrupt'], totals['largest']), (1, 0.0))
@@ -465,7 +465,7 @@ class ReplicasTest(parameterized.TestCase):
     world.reach(3)
     world.members[3].bits += 0.25
     world.run_until(lambda: any(row['corrupt'] for row in _drift_rows(world)))
-    world.run_until(lambda: not world.members[3].living)
+    world.run_until(lambda: not world.members[3].is_alive)
     world.join(3)
     world.gather()
     world.reach(world.store.version + 8)
@@ -478,7 +478,7 @@ class ReplicasTest(parameterized.TestCase):
     world.reach(3)
     for index in (0, 4):
       world.members[index].bits += 0.5 + index
-    world.run_until(lambda: not world.members[4].living)
+    world.run_until(lambda: not world.members[4].is_alive)
     world.join(4)
     world.gather()
     world.reach(world.store.version + 8)
@@ -512,12 +512,12 @@ class ReplicasTest(parameterized.TestCase):
     world.members[0].bits += 0.5
     world.run_until(world.runtime.pause)
     self.assertEqual(world.members[0].bits, 0.0)
-    self.assertEqual(world.agreed, world.store.version)
+    self.assertEqual(world.agreed_version, world.store.version)
 
   def test_a_source_that_dies_during_a_repair_is_replaced(self):
     world = _start(3, rounding={2: 2.0**-24}, eval_every=48)
     world.run_until(lambda: world.members[2].doing == 'comparing')
-    source = world.lives[world.members[2].order.source[1]]
+    source = world.sessions[world.members[2].comparison.source[1]]
     if source.index == 0:
       world.cut.append({0, 2})
     else:
@@ -547,13 +547,13 @@ class ReplicasTest(parameterized.TestCase):
 
   def test_no_check_begins_in_an_epoch_that_ends(self):
     world = _start(3, eval_every=24)
-    holds = {('0/0', 'say'), ('1/0', 'apply')}
+    holds = {('0/0', 'deliver'), ('1/0', 'apply')}
     world.run_until(lambda: world.members[0].version == 1, but=holds)
     world.members[1].end()
-    while world.members[1].says:
+    while world.members[1].to_coordinator:
       world.deliver(world.members[1])
     self.assertFalse(world.runtime.epochs.is_running)
-    while world.members[0].says:
+    while world.members[0].to_coordinator:
       world.deliver(world.members[0])
     self.assertFalse(world.runtime.epochs.check.is_running)
     world.reach(6)
@@ -579,7 +579,7 @@ class ReplicasTest(parameterized.TestCase):
 
   def test_a_member_that_does_not_answer_is_evicted(self):
     world = _start(3, eval_every=48, timeout_s=0.05)
-    hangs = ('2/0', 'heed')
+    hangs = ('2/0', 'handle')
     world.run_until(lambda: world.runtime.epochs.check.is_running)
     silent = list(world.reception.members)
     world.run_without(but={hangs})
@@ -660,7 +660,7 @@ class FailedLinksTest(parameterized.TestCase):
     world.reach(world.store.version + 5)
     self.assertEqual(self._count_epochs(world, 20), 0)
     self.now += 20.0  # It is tried again, and fails.
-    world.run_until(lambda: not world.members[1].living)
+    world.run_until(lambda: not world.members[1].is_alive)
     world.join(1)
     world.reach(world.store.version + 5)
     self.now += 39.0
@@ -677,7 +677,7 @@ class FailedLinksTest(parameterized.TestCase):
     failed = FailedLinks(timeout_s=10.0, clock=lambda: self.now)
     world = replicas.SimulatedRun(2, failed=failed)
     world.cut.append({0, 1})
-    world.run_until(lambda: not world.members[1].living)
+    world.run_until(lambda: not world.members[1].is_alive)
     world.join(1)
     while world.step():
       self.assertFalse(world.runtime.epochs.try_connect())
@@ -710,7 +710,7 @@ class FailedLinksTest(parameterized.TestCase):
           if world.members[ends[0]].doing == 'waiting':
             world.members[ends[0]].lose(ends[-1])
       for index, life in world.members.items():
-        if not life.living:
+        if not life.is_alive:
           world.join(index, keeps=True)
       world.step(rng.choice)
     world.reach(world.store.version + 3, rng.choice)
@@ -761,7 +761,7 @@ class AllNeededTest(parameterized.TestCase):
 
 def _stops(world, index):
   life = world.members[index]
-  received = [*life.wire, *life.inbox]
+  received = [*life.to_member, *life.inbox]
   stops = [each for each in received if isinstance(each, messages.StopEpoch)]
   return [{'completes': each.completes} for each in stops]
 

@@ -44,7 +44,7 @@ _ALL = tuple((r, f) for r in ('ring', 'forest', 'native') for f in _FIELDS)
 class UnlikeTest(processes.TestCase, parameterized.TestCase):
   def _launch(self, iterations=_ITERATIONS, **fields):
     of_an_epoch = _EXAMPLES / (_WORKERS * _BATCH)
-    return processes.launched(
+    return processes.launch(
       **{
         'workers': _WORKERS,
         'servers': 0,

@@ -521,7 +521,7 @@ class LaunchedTest(processes.TestCase, parameterized.TestCase):
     {'servers': 0, 'route__name': 'ring'},
   )
   def test_a_second_process_is_refused_and_costs_nothing(self, **fields):
-    with processes.launched(
+    with processes.launch(
       workers=2,
       model=False,
       epochs=1000.0,

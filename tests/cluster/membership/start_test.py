@@ -50,7 +50,7 @@ class StartTest(parameterized.TestCase):
     self._stack = self.enterContext(contextlib.ExitStack())  # Left last.
 
   def _coordinator(self, **fields):
-    coordinator = coordinators.Coordinator(way=self._way, **fields)
+    coordinator = coordinators.Coordinator(route_to=self._way, **fields)
     self.addCleanup(coordinator.close)
     return coordinator
 
@@ -211,9 +211,9 @@ class StartTest(parameterized.TestCase):
 
   def _lose(self, link, how):
     """Breaks a link; waits until the process behind it has reconnected."""
-    made = link.made
+    made = link.connections
     self._break(link, how)
-    self._wait(lambda: link.made > made)
+    self._wait(lambda: link.connections > made)
 
   def _break(self, link, how):
     if how == 'drop':
@@ -233,7 +233,7 @@ class StartTest(parameterized.TestCase):
 class LaunchedTest(processes.TestCase):
   def test_a_run_starts_despite_a_stopped_and_a_killed_worker(self):
     fields = {'epochs': 2.0, 'cluster__timeout_s': 2.0}
-    with processes.launched(
+    with processes.launch(
       workers=2, dedicated=True, model=False, **fields
     ) as launch:
       launch.until('Coordinator at')
@@ -257,7 +257,7 @@ class LabTest(processes.TestCase):
 
   @pytest.mark.soak
   def test_a_run_starts_despite_a_cut_link(self):
-    with processes.launched(
+    with processes.launch(
       before=(sys.executable, '-m', 'tools.lab', '--hosts=3', '--'),
       workers=2,
       dedicated=True,

@@ -53,7 +53,7 @@ class TokenTest(TestCase):
       stream.send('a word')
       self.assertEqual(stream.receive(PLAIN).header, 'a word')
       stream.close()
-      sent = bytes(relay.seen)
+      sent = bytes(relay.received)
     self.assertIn(b'a hello', sent)
     self.assertNotIn(b'secret', sent)
 
@@ -62,8 +62,8 @@ class TokenTest(TestCase):
     with Relay(listener.address) as relay:
       with self.assertRaises(Refused):
         transport.connect(relay.address, 'a hello', _OURS, WAIT_S)
-      self.assertNotIn(b'a hello', bytes(relay.seen))
-      self.assertNotIn(b'proof', bytes(relay.seen))
+      self.assertNotIn(b'a hello', bytes(relay.received))
+      self.assertNotIn(b'proof', bytes(relay.received))
 
   def test_a_relay_on_another_port_is_refused(self):
     listener = self.listener(security=_OURS)

@@ -259,7 +259,7 @@ class ConnectTest(TestCase):
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_streams_are_encrypted_and_authenticate_the_listener(self):
-    security = certificates.certified('secret')
+    security = certificates.make_security('secret')
     listener = self.listener(security=security)
     stream = self.connect(listener, None, security._replace(key=b''))
     body = random_bytes(10**6)
@@ -268,14 +268,14 @@ class ConnectTest(TestCase):
     np.testing.assert_array_equal(read(stream.receive(PLAIN)), body)
     sender.join()
     stream.close()
-    others = Security(token='secret'), certificates.certified('secret')
+    others = Security(token='secret'), certificates.make_security('secret')
     for other in (*others, security._replace(tls_name='other.example')):
       with self.assertRaisesRegex(Closed, 'within 0.5 s'):
         transport.connect(listener.address, None, other, 0.5)
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_a_certificate_may_name_something_that_is_no_address(self):
-    security = certificates.certified('secret', 'DNS:coordinator.example')
+    security = certificates.make_security('secret', 'DNS:coordinator.example')
     listener = self.listener(security=security)
     with self.assertRaisesRegex(Closed, 'within 0.5 s'):
       transport.connect(listener.address, None, security, 0.5)

@@ -168,7 +168,7 @@ class DeathTest(parameterized.TestCase):
     run = _Run(self.directory, servers)
     self._save(run, 2)
     crash = crashes.Crash(self.directory, at=step, dies=_dies(dead))
-    with crashes.crashing(crash):
+    with crashes.inject(crash):
       run.train()
       try:
         run.save()
@@ -208,10 +208,10 @@ class DeathTest(parameterized.TestCase):
       self.directory,
       at=step,
       dies=_dies(process),
-      error=crashes.full(self.directory),
+      error=crashes.disk_full(self.directory),
     )
     error = None
-    with crashes.crashing(crash):
+    with crashes.inject(crash):
       run.train()
       run.save()
       try:

@@ -33,7 +33,7 @@ class LostTest(parameterized.TestCase):
     cluster.die(2, after=[MAX_PIECES])
     cluster.until_version(3)
     cluster.check(self, lost=1)
-    self.assertLen(cluster.counted[1], 3)
+    self.assertLen(cluster.pushes_of[1], 3)
     self.assertEqual(cluster.accounting.lost[0].iteration, 2)
 
   def test_pieces_that_the_coordinator_does_not_know_of_are_void(self):
@@ -60,20 +60,20 @@ class LostTest(parameterized.TestCase):
   @parameterized.parameters(0, 62)
   def test_the_last_living_worker_may_die_and_rejoin(self, pieces):
     cluster = self._cluster(workers=1, servers=2)
-    cluster.die(0, after=[pieces, pieces], back=True)
+    cluster.die(0, after=[pieces, pieces], rejoins=True)
     cluster.until_version(3)
     cluster.check(self, lost=1)
 
   def test_all_workers_may_die_and_rejoin_at_once(self):
     cluster = self._cluster(workers=2, servers=2)
-    cluster.die(0, after=[62, 62], back=True)
-    cluster.die(1, after=[MAX_PIECES, 62], back=True)
+    cluster.die(0, after=[62, 62], rejoins=True)
+    cluster.die(1, after=[MAX_PIECES, 62], rejoins=True)
     cluster.until_version(3)
     cluster.check(self, lost=2)
 
   def test_a_worker_that_rejoins_takes_part_in_later_supersteps(self):
     cluster = self._cluster(workers=3, servers=2)
-    cluster.die(1, after=[62, 0], back=True)
+    cluster.die(1, after=[62, 0], rejoins=True)
     cluster.until_version(3)
     cluster.until(lambda: cluster.coordinator.workers[1].phase is not None)
     cluster.until_version(cluster.store.version + 3)
@@ -89,12 +89,12 @@ class LostTest(parameterized.TestCase):
   def test_a_checkpoint_during_a_death_holds_only_counted_pushes(self):
     cluster = self._cluster(workers=3, servers=2)
     # Both others count, and all pieces but two are ahead.
-    cluster.die(2, after=[62, 62], meanwhile=cluster.save)
+    cluster.die(2, after=[62, 62], before_death=cluster.save)
     cluster.until_version(3)
     cluster.check(self, lost=1)
     version, states = cluster.saved
     again = cluster.whole(version)
-    for update, pushes in cluster.counted_then.items():
+    for update, pushes in cluster.pushes_at_save.items():
       total = cluster.total(pushes)
       again.add(update, Payload(total, ()), piped.BATCH * len(pushes))
       again.commit(update)

@@ -248,12 +248,12 @@ class ProcessTest(processes.TestCase):
       'wire__sparse__chunk': 16,
       'wire__sparse__warmup': (0.0, 0.5),
     }
-    with processes.launched(workers=3, servers=2, **fields) as launch:
+    with processes.launch(workers=3, servers=2, **fields) as launch:
       launch.reach(5 * 192)
       launch.process.send_signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self.assertEqual(recompute.difference(launch.folder), 0.0)
-    with processes.launched(
+    with processes.launch(
       workers=3, servers=2, folder=launch.folder, **fields
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)

@@ -21,7 +21,7 @@ from tools import recompute
 
 def _virtual(**fields):
   """Returns a run in one process that has ended."""
-  run, _ = small.trained(
+  run, _ = small.execute(
     **{'cluster__speed__slowdown': (1.0,), 'log_every': 4} | fields
   )
   return run
@@ -37,7 +37,7 @@ class SameTest(processes.TestCase):
   @pytest.mark.soak
   def test_one_worker_and_one_server(self):
     fields = {'optimizer__sgd__momentum': 0.9}
-    with processes.launched(workers=1, **fields) as launch:
+    with processes.launch(workers=1, **fields) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     self.check(launch)
     self._check_same(launch, cluster__workers=1, **fields)
@@ -51,7 +51,7 @@ class SameTest(processes.TestCase):
 
   def _check_two(self, *, dedicated):
     fields = {'optimizer__sgd__momentum': 0.9}
-    with processes.launched(
+    with processes.launch(
       workers=2, servers=2, dedicated=dedicated, **fields
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
@@ -131,7 +131,7 @@ class ResumeTest(processes.TestCase):
       'cluster__speed__fixed_s': 0.01,
       'cluster__speed__per_example_s': 0.0,
     }
-    with processes.launched(workers=2, servers=2, **fields) as launch:
+    with processes.launch(workers=2, servers=2, **fields) as launch:
       launch.reach(2 * 192)
       launch.process.send_signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
@@ -140,7 +140,7 @@ class ResumeTest(processes.TestCase):
     self.assertEqual(before['ended'], 'interrupted')
     self.assertLess(before['examples'], 10 * 192)
 
-    with processes.launched(
+    with processes.launch(
       workers=1, servers=1, dedicated=True, folder=launch.folder, **fields
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
@@ -175,7 +175,7 @@ def _kind(row):
 
 def _secure(folder):
   """Returns the fields of a config with a token and a certificate."""
-  certificate, key = certificates.written(folder)
+  certificate, key = certificates.write(folder)
   token = folder / 'token'
   token.write_text('a secret of this run\n')
   token.chmod(0o600)

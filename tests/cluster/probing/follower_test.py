@@ -262,13 +262,13 @@ class LabTest(absltest.TestCase):
     self.out = pathlib.Path(tempfile.mkdtemp())
 
   def test_the_rate_of_a_throttled_link_is_recovered(self):
-    times = changing_links.throttled(self.out, 90)
+    times = changing_links.measure_throttling(self.out, 90)
     print(times)
     self.assertLess(times.adapted_s, 1.1 * times.fresh_s)
     self.assertLess(times.adapted_s, 0.9 * times.fixed_s)
 
   def test_noise_of_a_tenth_changes_nothing(self):
-    self.assertNotIn('switch', changing_links.noisy(self.out, 500))
+    self.assertNotIn('switch', changing_links.run_with_noise(self.out, 500))
 
 
 if __name__ == '__main__':

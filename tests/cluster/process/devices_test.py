@@ -42,13 +42,13 @@ class GpusTest(parameterized.TestCase):
     ('1,GPU-8932f937', ['1']),
   )
   def test_a_mask_is_read_as_cuda_reads_it(self, given, expected):
-    with gpus.Host(gpus.listed(8)).here():
+    with gpus.Host(gpus.list_output(8)).here():
       self.assertEqual(devices.gpus({_MASK: given}), expected)
 
   @parameterized.parameters('0,1,0', 'GPU-a,GPU-a', '0;1', 'gpu0')
   def test_a_mask_that_shows_no_gpu_by_mistake_is_refused(self, given):
     with (
-      gpus.Host(gpus.listed(8)).here(),
+      gpus.Host(gpus.list_output(8)).here(),
       self.assertRaisesRegex(
         ValueError, f'^{_MASK}: expected .*, got .{given}'
       ),
@@ -56,13 +56,13 @@ class GpusTest(parameterized.TestCase):
       devices.gpus({_MASK: given})
 
   @parameterized.parameters(
-    (gpus.listed(1), ['0']),
-    (gpus.listed(8), [*'01234567']),
-    (gpus.listed(11), [str(gpu) for gpu in range(11)]),
-    (gpus.listed(2, 2), [gpus.mig(g, p) for g in (0, 1) for p in (0, 1)]),
+    (gpus.list_output(1), ['0']),
+    (gpus.list_output(8), [*'01234567']),
+    (gpus.list_output(11), [str(gpu) for gpu in range(11)]),
+    (gpus.list_output(2, 2), [gpus.mig(g, p) for g in (0, 1) for p in (0, 1)]),
     # Some are divided, others are not.
     (
-      f'{gpus.listed(1, 1)}\n{gpus.listed(2).splitlines()[1]}',
+      f'{gpus.list_output(1, 1)}\n{gpus.list_output(2).splitlines()[1]}',
       [gpus.mig(0, 0), '1'],
     ),
   )
@@ -103,14 +103,14 @@ class GpusTest(parameterized.TestCase):
   def test_a_mask_of_jax_alone_is_refused(self):
     own = {'JAX_CUDA_VISIBLE_DEVICES': '1'}
     message = f'JAX_CUDA_VISIBLE_DEVICES: expected nothing, as {_MASK}'
-    with gpus.Host(gpus.listed(2)).here():
+    with gpus.Host(gpus.list_output(2)).here():
       with self.assertRaisesRegex(ValueError, message):
         devices.gpus(own)
       self.assertLen(devices.gpus({'JAX_CUDA_VISIBLE_DEVICES': 'all'}), 2)
 
   @parameterized.parameters(
-    (gpus.listed(2), {}, 'as nvidia-smi lists 2 GPUs '),
-    (gpus.listed(8), {_MASK: '3'}, f'as {_MASK} names 1 GPU '),
+    (gpus.list_output(2), {}, 'as nvidia-smi lists 2 GPUs '),
+    (gpus.list_output(8), {_MASK: '3'}, f'as {_MASK} names 1 GPU '),
   )
   def test_gpus_of_a_jax_without_cuda_are_named(self, output, own, message):
     with gpus.Host(output, cuda=False).here():
@@ -292,7 +292,7 @@ class MeetTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     folder = pathlib.Path(tempfile.mkdtemp())
-    self.host = gpus.Host(gpus.listed(8))
+    self.host = gpus.Host(gpus.list_output(8))
     self.environ = {
       'SLURM_JOB_ID': '7',
       'SLURM_NTASKS': '4',
@@ -341,7 +341,7 @@ class MeetTest(parameterized.TestCase):
     self.assertEqual(self.updated, [('jax_platforms', 'cpu')])
 
   def test_workers_that_share_have_a_part_of_the_memory(self):
-    self.host = gpus.Host(gpus.listed(1))
+    self.host = gpus.Host(gpus.list_output(1))
     self._build(1, count=1, share=2, SLURM_GPUS_ON_NODE='1')
     self.assertEqual(self.memory, '0.3750')
     self._build(1, count=1, share=2, XLA_CLIENT_MEM_FRACTION='.2')
@@ -350,7 +350,7 @@ class MeetTest(parameterized.TestCase):
       self._build(1, count=1, SLURM_GPUS_ON_NODE='1')
 
   def test_a_mig_device_is_selected_by_name(self):
-    self.host = gpus.Host(gpus.listed(1, 7))
+    self.host = gpus.Host(gpus.list_output(1, 7))
     self._build(1, count=1, SLURM_GPUS_ON_NODE='7')
     self.assertEqual(self.mask, gpus.mig(0, 1))
     self.assertEqual(self.updated, [('jax_cuda_visible_devices', '0')])
@@ -377,7 +377,7 @@ class MainTest(absltest.TestCase):
     )
 
   def test_a_model_is_not_trained_beside_gpus_by_a_jax_without_cuda(self):
-    host = gpus.Host(gpus.listed(2), cuda=False)
+    host = gpus.Host(gpus.list_output(2), cuda=False)
     done = self._run(host, '--config.epochs=0.01')
     self.assertEqual(done.returncode, 1)
     message = 'Refused: jax: expected CUDA support, as nvidia-smi lists 2 GPUs'
@@ -437,7 +437,7 @@ class NativeTest(parameterized.TestCase):
     ),
   )
   def test_jax_takes_the_gpus_of_the_worker(self, environ, count, expected):
-    host = gpus.Host(gpus.listed(8))
+    host = gpus.Host(gpus.list_output(8))
     coordinator = f'127.0.0.1:{roles.free_ports(1)[0]}'
     done = subprocess.run(
       [sys.executable, '-m', _MODULE, count, coordinator],
@@ -448,7 +448,7 @@ class NativeTest(parameterized.TestCase):
       timeout=100,
     )
     self.assertEqual(done.returncode, 0, done.stderr)
-    (seen,) = host.seen()
+    (seen,) = host.startups()
     self.assertEqual(seen['positions'], expected)
 
   def test_a_gpu_is_not_shared_where_nccl_sums(self):

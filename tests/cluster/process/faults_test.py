@@ -58,7 +58,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
   def _check_run(self, scheme):
     faults = tuple((*where, kind) for kind, where in _FAULTS.items())
     with (
-      processes.launched(
+      processes.launch(
         workers=4,
         dedicated=True,
         sync__name=scheme,
@@ -96,7 +96,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
     self._check_nan(scheme)
 
   def _check_nan(self, scheme):
-    with processes.launched(
+    with processes.launch(
       workers=1,
       sync__name=scheme,
       cluster__faults=((0, 4, 'nan'),),
@@ -192,7 +192,7 @@ class CoordinatorTest(processes.TestCase):
 
   def _check_run(self, scheme, *, dedicated, role):
     copy = pathlib.Path(tempfile.mkdtemp(), 'copy')
-    with processes.launched(
+    with processes.launch(
       workers=2,
       dedicated=dedicated,
       model=False,
@@ -225,7 +225,7 @@ class HangTest(processes.TestCase):
 
   @pytest.mark.soak
   def test_the_other_workers_continue_and_the_process_ends_with_them(self):
-    with processes.launched(
+    with processes.launch(
       workers=2,
       servers=2,
       sync__name='bsp',
@@ -261,7 +261,7 @@ class CutTest(processes.TestCase, parameterized.TestCase):
     self._check_run(scheme)
 
   def _check_run(self, scheme):
-    with processes.launched(
+    with processes.launch(
       before=(sys.executable, '-m', 'tools.lab', '--hosts=3', '--'),
       workers=2,
       dedicated=True,

@@ -294,7 +294,7 @@ class JobSetTest(parameterized.TestCase):
     own, given = words[2:split], words[split + 1 :]
     environ = {e['name']: e['value'] for e in container['env']}
     environ['JOB_COMPLETION_INDEX'] = '3'
-    with launches.launched(
+    with launches.launch(
       'print(*sys.argv[1:])',
       words=[re.sub('^--workdir=.*', '--workdir=FOLDER', w) for w in own]
       + ['--', *given],

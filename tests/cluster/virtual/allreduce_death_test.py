@@ -29,8 +29,8 @@ class DeathTest(parameterized.TestCase):
     self, died
   ):
     size = 4 * 6 * sums.CHUNK
-    run, summary = sums.timed(size, **self._fields((died, 'leave', 0)))
-    _, alone = sums.timed(
+    run, summary = sums.execute_timing(size, **self._fields((died, 'leave', 0)))
+    _, alone = sums.execute_timing(
       size,
       **self._fields()
       | sums.constant(1.0, 2)
@@ -56,7 +56,7 @@ class DeathTest(parameterized.TestCase):
   def test_a_worker_that_rejoins_takes_part_from_the_next_barrier(self):
     size = 4 * 6 * sums.CHUNK
     script = (3.0, 'leave', 2), (3.5, 'join', 2)
-    run, summary = sums.timed(size, **self._fields(*script))
+    run, summary = sums.execute_timing(size, **self._fields(*script))
 
     pushes = [
       r for r in small.rows(run, 'events.jsonl') if r['event'] == 'push'
@@ -66,7 +66,7 @@ class DeathTest(parameterized.TestCase):
 
   def test_gradients_are_those_of_a_run_with_servers(self):
     script = ((0.05, 'leave', 1), (0.2, 'join', 1))
-    run, _ = small.trained(
+    run, _ = small.execute(
       route__name='forest', cluster__script=script, **sums.links(1e6)
     )
     pushes = [
@@ -78,8 +78,10 @@ class DeathTest(parameterized.TestCase):
   def test_all_workers_may_leave_but_not_for_ever(self):
     script = tuple((0.5, 'leave', worker) for worker in range(3))
     with self.assertRaisesRegex(RuntimeError, 'Nothing can happen after 0.5'):
-      sums.timed(4000, **self._fields(*script))
-    _, summary = sums.timed(4000, **self._fields(*script, (0.7, 'join', 1)))
+      sums.execute_timing(4000, **self._fields(*script))
+    _, summary = sums.execute_timing(
+      4000, **self._fields(*script, (0.7, 'join', 1))
+    )
     self.assertEqual(summary['ended'], 'finished')
 
 

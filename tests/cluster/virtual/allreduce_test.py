@@ -23,8 +23,8 @@ class SameTest(parameterized.TestCase):
 
   @parameterized.parameters('native', 'ring', 'forest')
   def test_every_route_learns_the_parameters_of_one_server(self, route):
-    run, summary = small.trained(route__name=route, **sums.links(1e5))
-    np.testing.assert_array_equal(sums.params(run), sums.served())
+    run, summary = small.execute(route__name=route, **sums.links(1e5))
+    np.testing.assert_array_equal(sums.params(run), sums.server_params())
     self.assertEqual(summary['ended'], 'finished')
     self.assertEqual(summary['compilations'], 0)
     self.assertEqual(summary['staleness_max'], 0)
@@ -48,13 +48,15 @@ class SameTest(parameterized.TestCase):
     self._assert_same(**changed)
 
   def _assert_same(self, **changed):
-    run, _ = small.trained(route__name='ring', **changed, **sums.links(1e5))
-    np.testing.assert_array_equal(sums.params(run), sums.served(**changed))
+    run, _ = small.execute(route__name='ring', **changed, **sums.links(1e5))
+    np.testing.assert_array_equal(
+      sums.params(run), sums.server_params(**changed)
+    )
 
   @parameterized.parameters(0.0, 600.0, float('inf'))
   def test_ranges_and_overlap_change_times_only(self, bucket_bytes):
     runs = [
-      small.trained(
+      small.execute(
         route__name='forest',
         route__bucket_bytes=bucket_bytes,
         route__overlap=overlap,
@@ -63,7 +65,7 @@ class SameTest(parameterized.TestCase):
       for overlap in (False, True)
     ]
     for run, _ in runs:
-      np.testing.assert_array_equal(sums.params(run), sums.served())
+      np.testing.assert_array_equal(sums.params(run), sums.server_params())
     apart, over = (summary['virtual_s'] for _, summary in runs)
     self.assertLessEqual(over, apart)
     self.assertEqual(over < apart, bucket_bytes < float('inf'))
@@ -84,7 +86,7 @@ class SameTest(parameterized.TestCase):
     self.assertEqual(summaries[0]['updates'], summaries[1]['updates'])
 
   def test_recorded_events_give_the_recorded_decisions(self):
-    run, _ = small.trained(route__name='forest', **sums.links(1e5))
+    run, _ = small.execute(route__name='forest', **sums.links(1e5))
     rows = records.read_events(run.files.workdir)
     for recorded, replayed in record.replay(bsp.make(num_workers=3), rows):
       self.assertEqual(recorded, replayed)
@@ -96,7 +98,7 @@ class TimeTest(parameterized.TestCase):
   @parameterized.product(n=[2, 4, 8], latency_s=[0.0, 0.003, 0.1])
   def test_a_ring_sends_twice_nearly_all_and_fills_once(self, n, latency_s):
     size = 4 * n * 2 * sums.CHUNK
-    run, summary = sums.timed(
+    run, summary = sums.execute_timing(
       size,
       route__name='ring',
       route__overlap=False,
@@ -123,7 +125,7 @@ class TimeTest(parameterized.TestCase):
   def test_16_bit_numbers_take_half_as_long(self, dtype):
     size, n = 4 * 4 * 16 * sums.CHUNK, 4
     summaries = [
-      sums.timed(
+      sums.execute_timing(
         size,
         route__name='ring',
         route__overlap=False,
@@ -145,7 +147,7 @@ class TimeTest(parameterized.TestCase):
 
   def test_shards_on_equal_links_take_as_long_as_all_bytes(self):
     size, n = 8 * 4 * sums.CHUNK, 4
-    run, _ = sums.timed(
+    run, _ = sums.execute_timing(
       size,
       route__name='forest',
       route__overlap=False,
@@ -160,7 +162,7 @@ class TimeTest(parameterized.TestCase):
     np.testing.assert_allclose(np.diff(sums.barriers(run)), expected, rtol=1e-9)
 
   def test_one_worker_only_computes(self):
-    _, summary = sums.timed(
+    _, summary = sums.execute_timing(
       4000,
       route__name='ring',
       cluster__speed__slowdown=(1.0,),
@@ -175,7 +177,7 @@ class TimeTest(parameterized.TestCase):
     for links, believed in itertools.product(
       ('star([1, 1, 1])', 'star([1, 1, "0.1"])'), ('probe', 'star([1, 1, 1])')
     ):
-      _, summary = sums.timed(
+      _, summary = sums.execute_timing(
         40_000_000,
         route__name='forest',
         route__forest__cluster=believed,
@@ -204,7 +206,9 @@ class TimeTest(parameterized.TestCase):
     }
     over, apart = (
       np.diff(
-        sums.barriers(sums.timed(size, route__overlap=overlap, **fields)[0])
+        sums.barriers(
+          sums.execute_timing(size, route__overlap=overlap, **fields)[0]
+        )
       )
       for overlap in (True, False)
     )
@@ -224,7 +228,7 @@ class TimeTest(parameterized.TestCase):
         {'name': 'b', 'bytes': 10, 'ready': 1.0},
       ]
       path.write_text(json.dumps({'version': 1, 'layers': rows}))
-      _, summary = sums.timed(
+      _, summary = sums.execute_timing(
         size,
         route__name='forest',
         route__bucket_bytes=0.0,
@@ -262,7 +266,7 @@ class TimeTest(parameterized.TestCase):
 class PhaseTest(parameterized.TestCase):
   def test_fast_workers_wait_and_then_all_push(self):
     size = 4 * 6 * sums.CHUNK
-    run, summary = sums.timed(
+    run, summary = sums.execute_timing(
       size,
       route__name='ring',
       route__overlap=False,
@@ -287,7 +291,7 @@ class PhaseTest(parameterized.TestCase):
   ):
     size, step_s = 24 * sums.CHUNK, {}
     for slowest in (1.0, 3.0):
-      run, _ = sums.timed(
+      run, _ = sums.execute_timing(
         size,
         route__name='ring',
         route__bucket_bytes=bucket_bytes,

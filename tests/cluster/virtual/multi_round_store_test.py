@@ -26,14 +26,14 @@ def _flat(tree):
 
 @functools.cache
 def _dense():
-  run, summary = small.trained(route__name='ring', optimizer__sgd__momentum=0.9)
+  run, summary = small.execute(route__name='ring', optimizer__sgd__momentum=0.9)
   return jax.device_get(run.runtime.coordinator.store.learner.params), summary
 
 
 class DenseTest(parameterized.TestCase):
   @parameterized.parameters('none', 'masked')
   def test_no_sparsity_equals_dense_momentum_bit_for_bit(self, correction):
-    run, summary = small.trained(
+    run, summary = small.execute(
       optimizer__sgd__momentum=0.9,
       **_SPARSE
       | {
@@ -137,7 +137,7 @@ class RunTest(parameterized.TestCase):
   def test_rounds_are_sent_one_after_the_other(self):
     # 64 chunks of 1,024 numbers, of which 16 are sent: norms, then values.
     def seconds(**changed):
-      _, summary = sums.timed(
+      _, summary = sums.execute_timing(
         4 * 65536,
         route__name='ring',
         route__overlap=False,
@@ -168,7 +168,7 @@ class RunTest(parameterized.TestCase):
   def test_a_streamable_prefix_is_sent_while_workers_compute(self):
     # The last 2/3 of 1 s compute 64 chunks; 16 of them are sent.
     def seconds(overlap, bucket_bytes):
-      _, summary = sums.timed(
+      _, summary = sums.execute_timing(
         4 * 64 * 1536,
         route__name='ring',
         route__overlap=overlap,
@@ -215,7 +215,7 @@ class RunTest(parameterized.TestCase):
   @parameterized.parameters((0, False), (1, True), (1, False))
   def test_half_precision_halves_the_bytes_of_values(self, lag, overlap):
     def sent(dtype):
-      _, summary = sums.timed(
+      _, summary = sums.execute_timing(
         4 * 65536,
         route__name='ring',
         route__overlap=overlap,

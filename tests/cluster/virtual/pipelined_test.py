@@ -34,7 +34,7 @@ def tearDownModule():
 
 
 def _train(**changed):
-  return small.trained(route__server__pipelined=True, **changed)
+  return small.execute(route__server__pipelined=True, **changed)
 
 
 def _barriers(run):
@@ -224,7 +224,7 @@ class SameNumbersTest(parameterized.TestCase):
       'cluster__network__worker_latency_s': (1e-4,),
     }
     run, summary = _train(**changed)
-    published, expected = small.trained(**changed)
+    published, expected = small.execute(**changed)
 
     for one, other in zip(_params(run), _params(published), strict=True):
       np.testing.assert_array_equal(one, other)
@@ -256,7 +256,7 @@ class SameNumbersTest(parameterized.TestCase):
         (2.0, 'join', 0),
       ),
     }
-    (run, _), (published, _) = _train(**changed), small.trained(**changed)
+    (run, _), (published, _) = _train(**changed), small.execute(**changed)
 
     for name in ('events.jsonl', 'trace.json'):
       one, other = (

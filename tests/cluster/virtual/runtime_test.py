@@ -49,7 +49,7 @@ def _starting_params(**changed):
 @functools.cache
 def _eventful(scheme):
   """Returns a run that a worker leaves and rejoins, and its summary."""
-  return small.trained(
+  return small.execute(
     sync__name=scheme,
     cluster__speed__name='lognormal',
     cluster__script=((0.5, 'leave', 1), (1.1, 'join', 1)),
@@ -114,7 +114,7 @@ class GradientVersionTest(parameterized.TestCase):
       'cluster__speed__name': 'lognormal',
       'optimizer__reduction': reduction,
     }
-    run, summary = small.trained(**changed)
+    run, summary = small.execute(**changed)
     self.assertEqual(summary['ended'], 'finished')
 
     averages = reduction == 'barrier_mean'
@@ -152,7 +152,7 @@ class GradientVersionTest(parameterized.TestCase):
   @parameterized.parameters(*_SCHEMES)
   def test_one_worker_is_sequential_sgd(self, name):
     one = {'cluster__workers': 1, 'cluster__speed__slowdown': (1.0,)}
-    run, _ = small.trained(sync__name=name, **one)
+    run, _ = small.execute(sync__name=name, **one)
 
     params = _starting_params(**one)
     stream = Stream(num_examples=192, seed=0, ahead=2)
@@ -172,7 +172,7 @@ class GradientVersionTest(parameterized.TestCase):
 class EquivalenceTest(parameterized.TestCase):
   def _params(self, **changed):
     return _leaves(
-      small.trained(**changed)[0].runtime.coordinator.store.learner.params
+      small.execute(**changed)[0].runtime.coordinator.store.learner.params
     )
 
   def test_ssp_of_bound_0_is_bsp_with_sums(self):
@@ -247,7 +247,7 @@ class AugmentationTest(parameterized.TestCase):
   def test_augmentation_changes_training_and_repeats_with_the_seed(self):
     params = [
       _leaves(
-        small.trained(**changed)[0].runtime.coordinator.store.learner.params
+        small.execute(**changed)[0].runtime.coordinator.store.learner.params
       )
       for changed in (
         {},
@@ -266,7 +266,7 @@ class SimultaneousTest(parameterized.TestCase):
   def test_simultaneous_events_are_ordered_by_kind_and_then_by_worker(
     self, name
   ):
-    run, _ = small.trained(
+    run, _ = small.execute(
       sync__name=name,
       cluster__speed__fixed_s=0.25,
       cluster__speed__per_example_s=0.0,
@@ -294,7 +294,7 @@ class SimultaneousTest(parameterized.TestCase):
 class DeathTest(parameterized.TestCase):
   @parameterized.parameters(*_SCHEMES)
   def test_a_run_survives_deaths_and_returns(self, name):
-    _, summary = small.trained(
+    _, summary = small.execute(
       sync__name=name,
       cluster__script=(
         (0.1, 'leave', 0),
@@ -317,7 +317,7 @@ class DeathTest(parameterized.TestCase):
     }
     size = small.size_bytes(small.build(small.config(**changed)))
     half = 0.1 + size / 1e6  # Both have pushed half of their bytes.
-    run, summary = small.trained(
+    run, summary = small.execute(
       **changed, cluster__script=((half, 'leave', 1), (9.0, 'join', 1))
     )
 

@@ -1,25 +1,25 @@
-"""Registers a second CPU client that takes the place of an accelerator.
+"""Registers a second CPU client as a fake accelerator.
 
-Used by Python processes that start with SYNCOPATE_FAKE_GPU=N, at least 1, and
-with this folder on PYTHONPATH.  JAX then finds a platform 'fake' with N
-devices, which it prefers to the CPU as it would prefer a GPU, so that arrays
-and computations without a device of their own are there.  `JAX_PLATFORMS`
-chooses among 'cpu' and 'fake' as usual.  The devices themselves are CPUs, and
-call themselves so; `jax.default_backend()` says 'fake'.
+Python processes use this module if SYNCOPATE_FAKE_GPU=N, at least 1, is set and
+this folder is on PYTHONPATH.  JAX then finds a platform 'fake' with N devices,
+which it prefers to the CPU like a GPU: arrays and computations without an
+explicit device are placed there.  `JAX_PLATFORMS` selects 'cpu' and 'fake' as
+usual.  The devices are CPUs and report themselves as CPUs;
+`jax.default_backend()` returns 'fake'.
 
-If SYNCOPATE_FAKE_GPU_RECORD names a folder, a file there named after the
-process takes one JSON object per line, written when it happens:
+If SYNCOPATE_FAKE_GPU_RECORD is a folder, the process writes events to a file
+there, one JSON object per line:
 
   {"argv": [...]}                      first, the command line
   {"client": NAME, "started": N}       a client of N devices has started
   {"client": NAME, "computation": F}   F was compiled, or read from the cache
   {"client": NAME, "bytes": B}         B bytes went to a device explicitly
 
-A jitted call compiles before it runs, and what places arrays without one is
-recorded by its bytes, so that a client without lines of the last two kinds has
-never held an array.  `tests.support.accelerators` reads the files.
+A jitted call compiles before it runs, and other placements of arrays are
+recorded with their bytes.  A client without lines of the last two kinds has
+therefore never held an array.  `tests.support.accelerators` reads the files.
 
-JAX is not imported here: registration follows its import, if there is one.
+This module does not import JAX; it registers the client when a process does.
 """
 
 import importlib.abc
@@ -30,11 +30,11 @@ import os
 import sys
 
 _NAME = 'fake'
-_PRIORITY = 500  # Of CUDA: 200.
+_PRIORITY = 500  # CUDA has 200.
 
 
 class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Calls functions with modules once these have been imported."""
+  """Import hook that calls functions with newly imported modules."""
 
   def __init__(self, functions):
     self._functions = functions
@@ -43,7 +43,7 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   def find_spec(self, name, path=None, target=None):
     if name not in self._functions or name in self._loaders:
       return None
-    self._loaders[name] = None  # The next call is of the line below.
+    self._loaders[name] = None  # The line below calls this method again.
     spec = importlib.util.find_spec(name)
     if spec is not None:
       self._loaders[name], spec.loader = spec.loader, self
@@ -60,11 +60,11 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _register(bridge):
-  """Registers the platform; records which clients start, and their arrays."""
+  """Registers the platform; records started clients and their arrays."""
   count = int(os.environ['SYNCOPATE_FAKE_GPU'])
   client = bridge.xla_client
 
-  def make():
+  def make_client():
     state = bridge.distributed.global_state
     return client.make_cpu_client(
       asynchronous=True,
@@ -75,19 +75,19 @@ def _register(bridge):
     )
 
   bridge.register_backend_factory(
-    _NAME, make, priority=_PRIORITY, fail_quietly=False
+    _NAME, make_client, priority=_PRIORITY, fail_quietly=False
   )
 
   def default_backend():
     return _name(bridge, bridge.get_backend())
 
   bridge.default_backend = default_backend
-  started = bridge._init_backend
+  init_backend = bridge._init_backend
 
   def _init_backend(platform):
-    made = started(platform)
-    _record({'client': platform, 'started': made.local_device_count()})
-    return made
+    backend = init_backend(platform)
+    _record({'client': platform, 'started': backend.local_device_count()})
+    return backend
 
   bridge._init_backend = _init_backend
   put = client.batched_device_put
@@ -150,7 +150,7 @@ def _record(row):
 
 
 def _run_hidden():
-  """Runs the sitecustomize that Python would have found without this one."""
+  """Runs the sitecustomize module that this one hides."""
   here = os.path.dirname(os.path.abspath(__file__))
   path = [each for each in sys.path if os.path.abspath(each) != here]
   spec = importlib.machinery.PathFinder.find_spec('sitecustomize', path)

@@ -6,7 +6,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from tests.support import clusters as known
+from tests.support import clusters
 from tools.advise import __main__ as command
 from tools.advise import recorded, simulating
 from tools.advise.needed import BSP
@@ -27,18 +27,18 @@ def _file(name, content):
 
 
 def _trace(*seconds):
-  """Returns a file of so many workers, whose iterations are alike."""
+  """Returns a trace of some workers with equal iterations."""
   rows = [f'{w},{n},{s}' for w, s in enumerate(seconds) for n in range(3)]
   return _file('times.csv', '\n'.join([_HEAD, *rows]) + '\n')
 
 
 class RunTest(absltest.TestCase):
-  def test_the_speed_of_another_scheme_is_predicted_from_one_run(self):
-    cluster, workload = recorded.read_run(str(known.run('asp')), _folder())
+  def test_one_run_predicts_the_speed_of_another_scheme(self):
+    cluster, workload = recorded.read_run(str(clusters.run('asp')), _folder())
     self.assertEqual((cluster.workers, workload.batch), (4, 16))
     self.assertEqual(workload.size_bytes, 5_000_004)
-    self.assertTrue(cluster.has_server_links and cluster.dedicated)
-    summary = records.read_summary(known.run('bsp'))
+    self.assertTrue(cluster.has_server_links and cluster.has_dedicated_servers)
+    summary = records.read_summary(clusters.run('bsp'))
     measured = summary['examples'] / summary['time_s']
     pace = simulating.simulate_pace(cluster, workload, BSP)
     self.assertAlmostEqual(pace.examples_per_s / measured, 1.0, delta=0.05)
@@ -49,7 +49,7 @@ class RunTest(absltest.TestCase):
       for host in ('worker', 'server')
       for way in ('up', 'down')
     }
-    run = known.run(
+    run = clusters.run(
       'bsp',
       route__name='ring',
       route__server__servers=0,
@@ -131,7 +131,7 @@ class RefusalTest(parameterized.TestCase):
       'speeds_twice',
       f'{_HEAD}\n0,0,1\n1,0,2\n',
       {'workers': 2, 'network': _RATE, 'speed': {'slowdown': [1.0]}},
-      'cluster.json: speed: expected none, as a trace has the speeds',
+      'cluster.json: speed: expected none, because the trace has the speeds',
     ),
   )
   def test_files_that_do_not_fit_are_named(self, trace, cluster, message):

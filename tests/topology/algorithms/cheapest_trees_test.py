@@ -21,7 +21,7 @@ class CheapestTest(parameterized.TestCase):
     graph = randomized.random_switched(
       rng.randint(2, 12), rng.randint(1, 9), seed, symmetric=True
     )
-    worker, links = hop_prices.numbered(graph, seed)
+    worker, links = hop_prices.random_prices(graph, seed)
     there = [(a, b, price) for a, b, price in links if a < b]
     alike = [*there, *((b, a, price) for a, b, price in there)]
     closure = nx.Graph()
@@ -46,7 +46,7 @@ class CheapestTest(parameterized.TestCase):
   @parameterized.parameters(*range(4))
   def test_hops_are_shortest_paths_through_switches(self, seed):
     for graph in random_clusters.every(seed, most=7):
-      worker, links = hop_prices.numbered(graph, seed)
+      worker, links = hop_prices.random_prices(graph, seed)
       for factor in (1, 10**20):
         large = [(a, b, price * factor) for a, b, price in links]
 
@@ -64,7 +64,7 @@ class CheapestTest(parameterized.TestCase):
   @parameterized.product(seed=(0, 1, 2, 3), factor=(1, 10**20))
   def test_arborescences_are_the_cheapest_of_each_root(self, seed, factor):
     for graph in random_clusters.every(seed, most=8):
-      worker, links = hop_prices.numbered(graph, seed)
+      worker, links = hop_prices.random_prices(graph, seed)
       price = cheapest_trees.hops(worker, links)
       far = price[0, 0]
       count = len(price)

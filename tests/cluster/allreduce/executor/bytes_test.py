@@ -76,11 +76,11 @@ class _Case(executors.TestCase):
       for chunk in membership.chunks(root=0):
         if (index, chunk) not in sent:
           fields = membership.fields(iteration, chunk, UP, numbers[index])
-          peer.send(fields.packed())
+          peer.send(fields.pack())
       for chunk in membership.chunks(root=index):
         peer.await_part(iteration, chunk)
         fields = membership.fields(iteration, chunk, DOWN, total)
-        peer.send(fields.packed())
+        peer.send(fields.pack())
 
   def _check_sound(self, membership):
     """Checks that the executor takes part in the next membership."""
@@ -117,7 +117,7 @@ class UpwardTest(_Case):
       numbers = self._numbers(membership, iteration)
       peer = membership.peers[1]
       fields = membership.fields(iteration, chunk, UP, numbers[1])
-      data = fields.packed()
+      data = fields.pack()
       peer.send(data[:iteration])
       peer.settle(membership.executor)
       buffer, reduction = self._begin(membership, iteration, numbers)
@@ -137,7 +137,7 @@ class UpwardTest(_Case):
     for split in [*range(0, HEADER_BYTES, 7), *range(HEADER_BYTES, whole + 1)]:
       membership.form()
       fields = membership.fields(0, chunk, UP, numbers[1])
-      data = _UP_FAULTS[name](fields).packed()
+      data = _UP_FAULTS[name](fields).pack()
       self._check_refused(membership, data, split, numbers)
     self._check_sound(membership)
 
@@ -147,7 +147,7 @@ class UpwardTest(_Case):
     numbers = self._numbers(membership)
     for split in range(0, 2 * (HEADER_BYTES + _CHUNK_BYTES) + 1, 3):
       membership.form()
-      data = 2 * membership.fields(0, chunk, UP, numbers[1]).packed()
+      data = 2 * membership.fields(0, chunk, UP, numbers[1]).pack()
       self._check_refused(membership, data, split, numbers)
     self._check_sound(membership)
 
@@ -160,9 +160,9 @@ class UpwardTest(_Case):
     buffer, reduction = self._begin(membership, 0, first)
     peer.await_part(0, down)
     # The last frame of this sum and the first of the next, split anywhere.
-    data = membership.fields(0, up, UP, first[1]).packed()
-    data += membership.fields(0, down, DOWN, first.sum(0)).packed()
-    data += membership.fields(1, up, UP, second[1]).packed()
+    data = membership.fields(0, up, UP, first[1]).pack()
+    data += membership.fields(0, down, DOWN, first.sum(0)).pack()
+    data += membership.fields(1, up, UP, second[1]).pack()
     for start in range(0, len(data), 11):
       peer.send(data[start : start + 11])
       peer.settle(node)
@@ -180,7 +180,7 @@ class UpwardTest(_Case):
     numbers = self._numbers(membership)
     _, reduction = self._begin(membership, 0, numbers)
     fields = membership.fields(1, chunk, UP, numbers[1])
-    membership.peers[1].send(fields.packed())
+    membership.peers[1].send(fields.pack())
     self._check_damaged(reduction, 1)
     self._check_sound(membership)
 
@@ -190,7 +190,7 @@ class UpwardTest(_Case):
     (up,) = membership.chunks(root=0)
     numbers = self._numbers(membership)
     peer = membership.peers[1]
-    peer.send(membership.fields(5, up, UP, numbers[1]).packed())
+    peer.send(membership.fields(5, up, UP, numbers[1]).pack())
     peer.settle(membership.executor)
     empty = membership.executor.begin(4, np.zeros(0, np.float32), [])
     empty.wait(executors.WAIT_S)
@@ -207,17 +207,17 @@ class UpwardTest(_Case):
     # As many as may be on the way at once from both peers.
     for chunk in chunks[: 2 * membership.program.roles.window]:
       fields = membership.fields(0, chunk, UP, numbers[1])
-      membership.peers[1].send(fields.packed())
+      membership.peers[1].send(fields.pack())
     membership.peers[1].settle(membership.executor)
     fields = membership.fields(0, chunks[0], UP, numbers[2])
-    membership.peers[2].send(fields.packed())
+    membership.peers[2].send(fields.pack())
     membership.peers[2].settle(membership.executor)
     _, reduction = self._begin(membership, 0, numbers)
     self._check_damaged(reduction, 1)
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_all_parts_in_one_tls_record_are_received(self):
-    security = certificates.certified('')
+    security = certificates.make_security('')
     membership = self._membership(
       count=2, size=200, security=security, rate_Bps=10**9
     )
@@ -227,7 +227,7 @@ class UpwardTest(_Case):
     peer, chunks = membership.peers[1], membership.chunks(root=0)
     peer.send(
       b''.join(
-        membership.fields(0, chunk, UP, numbers[1]).packed() for chunk in chunks
+        membership.fields(0, chunk, UP, numbers[1]).pack() for chunk in chunks
       )
     )
     peer.settle(membership.executor)
@@ -266,7 +266,7 @@ class DownwardTest(_Case):
       _, reduction = self._begin(membership, 0, numbers)
       peer.await_part(0, chunk)
       fields = membership.fields(0, chunk, DOWN, numbers.sum(0))
-      data = change(fields).packed()
+      data = change(fields).pack()
       peer.send(data[:split])
       peer.settle(membership.executor)
       peer.send(data[split:])
@@ -281,7 +281,7 @@ class DownwardTest(_Case):
     _, reduction = self._begin(membership, 0, numbers)
     membership.peers[1].await_part(0, chunk)
     fields = membership.fields(0, chunk, DOWN, numbers.sum(0))
-    membership.peers[2].send(fields.packed())
+    membership.peers[2].send(fields.pack())
     self._check_damaged(reduction, 2)
     self._check_sound(membership)
 
@@ -293,7 +293,7 @@ class DownwardTest(_Case):
     peer = membership.peers[1]
     _, reduction = self._begin(membership, 0, numbers)
     peer.await_part(0, chunk)
-    data = membership.fields(0, chunk, DOWN, numbers.sum(0)).packed()
+    data = membership.fields(0, chunk, DOWN, numbers.sum(0)).pack()
     peer.send(2 * data)
     self._check_damaged(reduction, 1)
     self._check_sound(membership)
@@ -306,7 +306,7 @@ class DownwardTest(_Case):
     for split in range(HEADER_BYTES, HEADER_BYTES + _CHUNK_BYTES + 1):
       membership.form()
       peer = membership.peers[1]
-      data = membership.fields(0, chunk, DOWN, numbers.sum(0)).packed()
+      data = membership.fields(0, chunk, DOWN, numbers.sum(0)).pack()
       if begun:
         _, reduction = self._begin(membership, 0, numbers, ready=False)
       peer.send(data[:split])
@@ -328,7 +328,7 @@ class DownwardTest(_Case):
     # The window keeps parts of later chunks back until sums have come.
     chunk = membership.chunks(root=1)[-1]
     fields = membership.fields(0, chunk, DOWN, numbers.sum(0))
-    peer.send(fields.packed())
+    peer.send(fields.pack())
     self._check_damaged(reduction, 1)
 
 
@@ -346,7 +346,7 @@ class DeparturesTest(_Case):
       left = byte_peers.Fields(
         membership.membership_epoch, 0, 0, 0, LEFT, 0, b''
       )
-      data = left.packed()
+      data = left.pack()
       getattr(peer, way)(data[:split])
       peer.settle(membership.executor)
       getattr(peer, way)(data[split:])
@@ -360,7 +360,7 @@ class DeparturesTest(_Case):
     _, reduction = self._begin(membership, 0, numbers)
     chunk = membership.chunks(root=0)[0]
     fields = membership.fields(0, chunk, UP, numbers[1])
-    membership.peers[1].answer(fields.packed())
+    membership.peers[1].answer(fields.pack())
     self._check_damaged(reduction, 1)
 
 
@@ -393,7 +393,7 @@ class AnyOrderTest(_Case):
           frames[place] = frames[place]._replace(chunk=other)
         else:
           frames[place] = _UP_FAULTS[fault](frames[place])
-      ways[index] = b''.join(frame.packed() for frame in frames)
+      ways[index] = b''.join(frame.pack() for frame in frames)
       del peer
     begun = False
     while any(ways.values()) or not begun:

@@ -54,7 +54,7 @@ class DescriptorsTest(_Case):
     membership = self._membership()
     members = membership.group._replace(membership_epoch=5)
     membership.membership_epoch = 5
-    with descriptors.exhausted():
+    with descriptors.exhaust():
       start = time.monotonic()
       with self.assertRaisesRegex(ExecutorFailed, 'Too many open files') as got:
         membership.executor.form(members)
@@ -76,7 +76,7 @@ class DescriptorsTest(_Case):
       with (
         self.assertLogs(level='WARNING') as logs,
         mock.patch.object(time, 'sleep', noted),
-        descriptors.exhausted(),
+        descriptors.exhaust(),
       ):
         sock.connect((host, int(port)))
         for _ in range(10):
@@ -101,7 +101,7 @@ class DescriptorsTest(_Case):
       )
       thread.start()
       membership.peers[1].accept()
-      with descriptors.exhausted():
+      with descriptors.exhaust():
         sock.connect_ex(byte_peers.parts(membership.executor.address))
         thread.join()
     self.assertIsInstance(forming[0], ExecutorFailed)
@@ -111,7 +111,7 @@ class DescriptorsTest(_Case):
   def test_a_constructor_without_descriptors_leaks_none(self, left):
     before = len(os.listdir('/proc/self/fd'))
     with (
-      descriptors.exhausted(left),
+      descriptors.exhaust(left),
       self.assertRaisesRegex(TransportError, 'Too many open files'),
     ):
       executor.Executor(
@@ -162,7 +162,7 @@ class UnexpectedTest(_Case):
       reduction.ready(0)
       chunk = membership.chunks(root=0)[0]
       up = membership.fields(0, chunk, byte_peers.UP, numbers)
-      membership.peers[1].send(up.packed())
+      membership.peers[1].send(up.pack())
       with self.assertRaisesRegex(
         ExecutorFailed, 'RuntimeError: no such thing'
       ):

@@ -194,7 +194,7 @@ class ListenerTest(executors.TestCase):
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_tls(self):
-    security = certificates.certified('secret')
+    security = certificates.make_security('secret')
     nodes, _ = self.connect_executors(3, security=security)
     buffers = np.ones((3, 100_000), np.float32)
     for iteration in range(2):
@@ -207,7 +207,7 @@ class ListenerTest(executors.TestCase):
     for each in (nodes[0], nodes[2]):
       with self.assertRaises(Abandoned):
         each.begin(2, buffers[0], [(0, 100_000)]).wait(executors.WAIT_S)
-    for other in (Security('secret'), certificates.certified('secret')):
+    for other in (Security('secret'), certificates.make_security('secret')):
       strange = self.open_executor(0, other, timeout_s=1.0)
       addresses = {0: strange.address, 1: nodes[1].address}
       with self.assertRaises(Closed):

@@ -120,7 +120,7 @@ def _train(route, *, epochs=0.75, **fields):
   """Returns the parameters of the end of a run of two workers."""
   if fields.get('wire__name') == 'sparse':
     fields |= {'wire__sparse__chunk': 16, 'wire__sparse__sparsity': 0.5}
-  with processes.launched(
+  with processes.launch(
     workers=2,
     servers=0,
     route__name=route,

@@ -361,7 +361,7 @@ class ProcessesTest(parameterized.TestCase):
 
   @pytest.mark.soak
   def test_replicas_skip_overflows_together(self):
-    with processes.launched(
+    with processes.launch(
       workers=2,
       servers=0,
       route__name='native',
@@ -393,7 +393,7 @@ class ProcessesTest(parameterized.TestCase):
     )
 
   def _check(self, workers):
-    with processes.launched(
+    with processes.launch(
       workers=workers, servers=0, route__name='native', epochs=2.0
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)

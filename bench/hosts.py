@@ -1,4 +1,4 @@
-"""Hosts of labs with links of several shapes, as clusters and for tools.lab."""
+"""Hosts of labs with equal and unequal links, as clusters and for tools.lab."""
 
 import random
 from collections.abc import Sequence
@@ -17,8 +17,9 @@ class Case(NamedTuple):
   Attributes:
     up: Send rate of each host.
     down: Receive rate of each host.
-    pairs: Lower rates from one host to another.
-    groups: Hosts that share a link to all others, and its rate each way.
+    pairs: Lower rates from one host to another, by both indices.
+    groups: Hosts that share a link to all others, and its rate in each
+      direction.
   """
 
   up: Sequence[int]
@@ -28,7 +29,7 @@ class Case(NamedTuple):
 
   @property
   def cluster(self) -> Cluster:
-    """The hosts with nominal rates."""
+    """Cluster of the hosts with nominal rates."""
     return measured.build_cluster(
       measured.Rates(
         tuple(map(_GBps, self.up)),
@@ -54,17 +55,17 @@ class Case(NamedTuple):
     ]
     groups = [
       {
-        'hosts': [f'host{n}' for n in some],
+        'hosts': [f'host{n}' for n in members],
         'up': f'{rate}mbit',
         'down': f'{rate}mbit',
       }
-      for some, rate in self.groups
+      for members, rate in self.groups
     ]
     return {'hosts': hosts, 'pairs': pairs, 'groups': groups}
 
 
 def cases() -> dict[str, Case]:
-  """Returns what is measured."""
+  """Returns the cases that benchmarks measure, by name."""
   cross = {(a, b): 20 for a in range(6) for b in range(6) if (a < 3) != (b < 3)}
   return {
     'equal4': _hosts(4),

@@ -1,9 +1,9 @@
-"""Made traces of worker speeds, to see where a predictor is worse than none.
+"""Synthetic traces of worker speeds, on which predictors are compared.
 
-Each kind is a process whose nature is known: noise, walks, regimes, outages,
-periods, spikes, with and without driving factors.  predict/gate.py was chosen
-on the kinds of `DESIGN`, with seeds below 200; those of `HELD_OUT` were made
-afterwards, to see how far that holds.
+They show where a predictor is worse than none.  Each kind is a known random
+process: noise, walks, regimes, outages, periods, spikes, with and without
+driving factors.  predict/gate.py was chosen on the kinds of `DESIGN`, with
+seeds below 200; the kinds of `HELD_OUT` were added afterwards as its test set.
 """
 
 import dataclasses
@@ -13,22 +13,22 @@ import numpy as np
 
 # Speeds of workers at rest.
 _LEVELS = np.array([100.0, 40.0, 250.0, 70.0])
-_LATE = 0.7  # Share of the trace before something new begins.
+_LATE = 0.7  # Share of the trace before its process changes.
 
-Made = tuple[np.ndarray, np.ndarray]
+Trace = tuple[np.ndarray, np.ndarray]
 
 
-def make(kind: str, *, seed: int, steps: int = 600, workers: int = 4) -> Made:
+def make(kind: str, *, seed: int, steps: int = 600, workers: int = 4) -> Trace:
   """Returns speeds, float64 [steps, workers], and factors [.., .., F].
 
-  Factors are read after the iteration, as a predictor is told them.  Speeds are
-  NaN where a worker has not ended an iteration.
+  Factors are read after the iteration, as predictors observe them.  Speeds are
+  NaN where a worker has not completed an iteration.
 
   Args:
     kind: One of `DESIGN` or `HELD_OUT`.
     seed: Seed of the random numbers.
-    steps: Iterations.
-    workers: Workers, whose draws differ.
+    steps: Number of iterations.
+    workers: Number of workers, whose draws differ.
 
   Raises:
     ValueError: If there is no such kind.
@@ -58,7 +58,7 @@ class _Draws:
     return len(self.times), self.workers
 
   @property
-  def early(self) -> np.ndarray:
+  def is_early(self) -> np.ndarray:
     return self.times < _LATE * len(self.times)
 
   def white(self, sigma: float) -> np.ndarray:
@@ -67,9 +67,16 @@ class _Draws:
   def uniform(self, low: float = 0.0, high: float = 1.0) -> np.ndarray:
     return self.random.uniform(low, high, self.size)
 
-  def stays(self, often: float, values: Callable[[], np.ndarray]) -> np.ndarray:
-    """What changes to another of some values with a probability per step."""
-    changes = self.uniform() < often
+  def piecewise_constant(
+    self, probability: float, values: Callable[[], np.ndarray]
+  ) -> np.ndarray:
+    """Returns values that change with a probability per step, [T, workers].
+
+    Args:
+      probability: Probability of a change in a step.
+      values: Returns the possible values at all times.
+    """
+    changes = self.uniform() < probability
     changes[0] = True
     since = np.maximum.accumulate(np.where(changes, self.times, 0), axis=0)
     return np.take_along_axis(values(), since, axis=0)
@@ -87,7 +94,7 @@ def _walk(draws: _Draws) -> _Kind:
 
 
 def _shifts(draws: _Draws) -> _Kind:
-  level = draws.stays(0.02, lambda: draws.uniform(0.3, 1))
+  level = draws.piecewise_constant(0.02, lambda: draws.uniform(0.3, 1))
   return level + draws.white(0.02), None
 
 
@@ -103,8 +110,8 @@ def _periodic(draws: _Draws) -> _Kind:
 
 
 def _driven(draws: _Draws) -> _Kind:
-  load = draws.stays(0.1, draws.uniform)
-  return 1 / (1 + load) + draws.white(0.02), _read(load)
+  load = draws.piecewise_constant(0.1, draws.uniform)
+  return 1 / (1 + load) + draws.white(0.02), _leading_factors(load)
 
 
 def _constant(draws: _Draws) -> _Kind:
@@ -117,23 +124,23 @@ def _drift(draws: _Draws) -> _Kind:
 
 
 def _outages(draws: _Draws) -> _Kind:
-  down = draws.stays(0.03, lambda: draws.uniform() < 0.15)
+  down = draws.piecewise_constant(0.03, lambda: draws.uniform() < 0.15)
   shares = np.where(down, 0.05, 1.0) * (1 + draws.white(0.03))
   shares[draws.uniform() < 0.05] = np.nan
   return shares, None
 
 
 def _late_shifts(draws: _Draws) -> _Kind:
-  return np.where(draws.early, 0.7, _shifts(draws)[0]), None
+  return np.where(draws.is_early, 0.7, _shifts(draws)[0]), None
 
 
 def _late_spikes(draws: _Draws) -> _Kind:
   calm = 1 + draws.white(0.02)
-  return np.where(draws.early, calm, _spikes(draws)[0]), None
+  return np.where(draws.is_early, calm, _spikes(draws)[0]), None
 
 
 def _volatile(draws: _Draws) -> _Kind:
-  sigma = draws.stays(0.02, lambda: draws.uniform(0, 0.15))
+  sigma = draws.piecewise_constant(0.02, lambda: draws.uniform(0, 0.15))
   return 1 + sigma * draws.white(1.0), None
 
 
@@ -144,7 +151,7 @@ def _sawtooth(draws: _Draws) -> _Kind:
 
 
 def _switching(draws: _Draws) -> _Kind:
-  slow = draws.stays(0.3, lambda: draws.uniform() < 0.5)
+  slow = draws.piecewise_constant(0.3, lambda: draws.uniform() < 0.5)
   return np.where(slow, 0.5, 1.0) + draws.white(0.03), None
 
 
@@ -168,20 +175,22 @@ def _idle_factors(draws: _Draws) -> _Kind:
   return shares, draws.random.uniform(size=(*draws.size, 2))
 
 
-def _misled(draws: _Draws) -> _Kind:
+def _misleading_factors(draws: _Draws) -> _Kind:
   shares, factors = _driven(draws)
-  return np.where(draws.early, shares, _driven(draws)[0]), factors
+  return np.where(draws.is_early, shares, _driven(draws)[0]), factors
 
 
 def _upside_down(draws: _Draws) -> _Kind:
   shares, factors = _driven(draws)
-  return np.where(draws.early, shares, 1.5 - shares), factors
+  return np.where(draws.is_early, shares, 1.5 - shares), factors
 
 
 def _bursts(draws: _Draws) -> _Kind:
-  load = draws.stays(0.05, lambda: draws.random.exponential(0.5, draws.size))
-  seen = _read(load) + 0.2 * draws.white(1.0)[..., None]
-  return np.exp(-load) + draws.white(0.02), seen
+  load = draws.piecewise_constant(
+    0.05, lambda: draws.random.exponential(0.5, draws.size)
+  )
+  factors = _leading_factors(load) + 0.2 * draws.white(1.0)[..., None]
+  return np.exp(-load) + draws.white(0.02), factors
 
 
 def _square(draws: _Draws) -> _Kind:
@@ -190,8 +199,8 @@ def _square(draws: _Draws) -> _Kind:
   return np.where(loaded, 0.6, 1.0) + draws.white(0.04), None
 
 
-def _throttled(draws: _Draws) -> _Kind:
-  hot = draws.stays(0.04, lambda: draws.uniform() < 0.5)
+def _throttling(draws: _Draws) -> _Kind:
+  hot = draws.piecewise_constant(0.04, lambda: draws.uniform() < 0.5)
   heat = np.zeros(draws.size)
   for k in range(1, len(heat)):
     heat[k] = heat[k - 1] + 0.1 * (hot[k] - heat[k - 1])
@@ -199,8 +208,10 @@ def _throttled(draws: _Draws) -> _Kind:
 
 
 def _regimes(draws: _Draws) -> _Kind:
-  level = draws.stays(0.01, lambda: draws.random.lognormal(0, 0.3, draws.size))
-  sigma = draws.stays(0.01, lambda: draws.uniform(0.01, 0.1))
+  level = draws.piecewise_constant(
+    0.01, lambda: draws.random.lognormal(0, 0.3, draws.size)
+  )
+  sigma = draws.piecewise_constant(0.01, lambda: draws.uniform(0.01, 0.1))
   return level * np.exp(sigma * draws.white(1.0)), None
 
 
@@ -212,12 +223,12 @@ def _jumping_walk(draws: _Draws) -> _Kind:
 
 def _late_noise(draws: _Draws) -> _Kind:
   walk, noise = _walk(draws)[0], draws.white(0.05)
-  return np.where(draws.early, walk, 1 + noise), None
+  return np.where(draws.is_early, walk, 1 + noise), None
 
 
 def _late_walk(draws: _Draws) -> _Kind:
   walk, noise = _walk(draws)[0], draws.white(0.05)
-  return np.where(draws.early, 1 + noise, walk), None
+  return np.where(draws.is_early, 1 + noise, walk), None
 
 
 def _crowd(draws: _Draws) -> _Kind:
@@ -226,18 +237,22 @@ def _crowd(draws: _Draws) -> _Kind:
 
 
 def _hidden_load(draws: _Draws) -> _Kind:
-  seen, hidden = (draws.stays(0.05, draws.uniform) for _ in range(2))
-  return 1 / (1 + seen + hidden) + draws.white(0.02), _read(seen)
+  visible, hidden = (
+    draws.piecewise_constant(0.05, draws.uniform) for _ in range(2)
+  )
+  return 1 / (1 + visible + hidden) + draws.white(0.02), _leading_factors(
+    visible
+  )
 
 
 def _lost_factors(draws: _Draws) -> _Kind:
   shares, factors = _driven(draws)
-  lost = (draws.times < len(draws.times) / 2)[..., None]
-  return shares, np.where(lost, factors, np.nan)
+  is_read = (draws.times < len(draws.times) / 2)[..., None]
+  return shares, np.where(is_read, factors, np.nan)
 
 
-def _read(load: np.ndarray) -> np.ndarray:
-  """The factor of the next iteration is read after this one."""
+def _leading_factors(load: np.ndarray) -> np.ndarray:
+  """Returns factors [T, workers, 1] that precede the load by an iteration."""
   return np.concatenate([load[1:], load[-1:]])[..., None]
 
 
@@ -260,13 +275,13 @@ DESIGN = {
   'heavy tails': _heavy_tails,
   'noisy walk': _noisy_walk,
   'idle factors': _idle_factors,
-  'misled': _misled,
+  'misled': _misleading_factors,
   'upside down': _upside_down,
   'bursts': _bursts,
 }
 HELD_OUT = {
   'square': _square,
-  'throttled': _throttled,
+  'throttled': _throttling,
   'regimes': _regimes,
   'jumping walk': _jumping_walk,
   'late noise': _late_noise,
