@@ -89,20 +89,26 @@ def build(
     'task': task and (task.params, task.stats),
     'dataset': dataset,
   }
-  choose = _checked(config, own)
+  choose = _check_config(config, own)
   compilations.configure(config)  # Before anything starts XLA.
   learn = functools.partial(learning.make, task=task, dataset=dataset)
   files = RunFiles(workdir)
-  with files.given_back():
-    run, described = _made(
-      *(config, choose, own, learn, manifest, files, process or {}),
+  with files.release_on_error():
+    run, description = _assemble(
+      config,
+      choose,
+      own,
+      learn=learn,
+      describe=manifest,
+      files=files,
+      process=process or {},
       own_process=own_process,
     )
   if isinstance(run, Run):
     if run.save_schedule.is_enabled:
       serialization.check('scheme, task', run.runtime.state())
-    run.files.claim(described)
-    with run.files.given_back():
+    run.files.claim(description)
+    with run.files.release_on_error():
       run.restore()
   return run
 
@@ -121,26 +127,47 @@ def check(config: ConfigDict) -> Mapping[str, Any]:
     ValueError: As of `build`.
   """
   own = dict.fromkeys(('scheme', 'task', 'dataset'))
-  choose = _checked(config, own)
-  run, resolved = _made(
-    config, choose, own, learning.stand_in, lambda it, _: it, RunFiles(None), {}
+  choose = _check_config(config, own)
+  run, resolved = _assemble(
+    config,
+    choose,
+    own,
+    learn=learning.stand_in,
+    describe=lambda resolved, _: resolved,
+    files=RunFiles(None),
+    process={},
   )
   run.checkpoints.close()
   return resolved
 
 
-def _made(
+def _assemble(
   config: ConfigDict,
   choose: Choose,
   own: Mapping[str, Any],
+  *,
   learn: Callable[..., Learning],
   describe: Callable[..., Mapping[str, Any]],
   files: RunFiles,
   process: Mapping[str, str],
-  *,
   own_process: bool = False,
 ) -> tuple[Run | Site, Mapping[str, Any]]:
-  """Returns the run, or this process's part in it, and its description."""
+  """Returns the run, or this process's part in it, and its description.
+
+  Where the coordinator is, this is a `Run`, which drives the site's runtime.
+  In every other process it is the `Site` itself.
+
+  Args:
+    config: Checked config.
+    choose: Function that selects a section of the config.
+    own: Scheme, task and data set that replace those of the config; None each
+      for none.
+    learn: Function that creates the model and the data.
+    describe: Function from the resolved config and `own` to the description.
+    files: Writer of the run's files.
+    process: As of `build`.
+    own_process: As of `build`.
+  """
   placement.keep_cpu()
   scheme = copy.deepcopy(own['scheme']) or build_section(
     'sync', choose, num_workers=config.cluster.workers
@@ -164,19 +191,19 @@ def _made(
     plan=plan,
     speed=speed,
     files=files,
-    described=describe(_resolved(config, plan).to_dict(), own),
+    described=describe(_resolve_config(config, plan).to_dict(), own),
   )
   intervals = _intervals(config, parts.learned.num_train)
   site = place.make(config, meeting, parts)
   run = (
-    _run(config, scheme, intervals, parts, site)
+    _make_run(config, scheme, intervals, parts, site)
     if site.is_coordinator
     else site
   )
   return run, parts.described
 
 
-def _run(
+def _make_run(
   config: ConfigDict,
   scheme: Scheme,
   intervals: Intervals,
@@ -227,7 +254,7 @@ def _run(
   )
 
 
-def _checked(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
+def _check_config(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   """Checks the whole config; returns a function that selects a section."""
   defaults = default.get_config()
   sections.check_fields(config, defaults)
@@ -244,10 +271,10 @@ def _plan(
   """Returns the plan of the route, once scheme and wire are known to fit it."""
   route = config.route
   virtual = config.cluster.runtime == 'virtual'
-  made_ = build_section('route', choose)
+  chosen = build_section('route', choose)
   known = links.read_virtual(config).cluster if virtual else None
   with error_prefix(f'config.route.{route.name}'):
-    plan: Plan = made_.plan(
+    plan: Plan = chosen.plan(
       known,
       num_workers=config.cluster.workers,
       distributed=not virtual,
@@ -271,7 +298,7 @@ def _uses_accelerators(config: ConfigDict, plan: Plan) -> bool:
   return config.model.name != 'none' or (real and native)
 
 
-def _resolved(config: ConfigDict, plan: Plan) -> ConfigDict:
+def _resolve_config(config: ConfigDict, plan: Plan) -> ConfigDict:
   """Returns the config with the servers or buckets that the plan has chosen."""
   resolved = copy.deepcopy(config)
   own = resolved.route[resolved.route.name]
@@ -286,11 +313,11 @@ def _batching(
   config: ConfigDict, choose: Choose, scheme: Scheme, speed: Speed | None
 ) -> Batching:
   factors = speed.model.num_driving if speed else len(driving.NAMES)
-  made_ = batching.make(config, choose, num_factors=factors)
-  fits = getattr(scheme, 'has_barriers', False) or not made_.needs_barriers
+  chosen = batching.make(config, choose, num_factors=factors)
+  fits = getattr(scheme, 'has_barriers', False) or not chosen.needs_barriers
   known = 'one that needs no barrier, as the scheme has none'
   require(fits, 'config.batching.name', known, config.batching.name)
-  return made_
+  return chosen
 
 
 def _intervals(config: ConfigDict, num_train: int) -> Intervals:

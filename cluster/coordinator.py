@@ -68,6 +68,14 @@ class Progress:
 class Coordinator:
   """Mediator between a runtime and a scheme.
 
+  Order of calls: the runtime first calls `attach` with its own functions, then
+  either `start`, or `restore` (the virtual runtime), or `rejoin` and `start`
+  (real hosts).  From then on it reports `push`, `leave`, `join` and `wake`.
+  Each of them asks the scheme, and carries out the decision: the store adds
+  the push and commits updates, `milestones` review the run, the batching
+  assigns examples, and `release` of the runtime is called for every worker
+  that may continue, before the report returns.
+
   Attributes:
     workers: Progress of every worker, alive or not.
     store: Parameter store, which sums pushes and applies updates.
@@ -118,6 +126,8 @@ class Coordinator:
     self._scheme = scheme
     self._stream = stream
     self._pushes = 0
+    self._release: Callable[[int], None]  # Both are set by `attach`.
+    self._wake_at: Callable[[float | None], None]
 
   def attach(
     self,

@@ -111,7 +111,7 @@ class RunFiles:
       ValueError: If it holds a run of another config; names the fields.
     """
     lock = self.hold(manifest['config']['cluster'])
-    with self.given_back():
+    with self.release_on_error():
       self._check(manifest, lock.run)
       lock.record(fingerprint(manifest))
     written = manifest['config']['outputs']
@@ -119,7 +119,7 @@ class RunFiles:
     self.board = written['board']
 
   @contextlib.contextmanager
-  def given_back(self) -> Iterator[None]:
+  def release_on_error(self) -> Iterator[None]:
     """Releases the folder if the body of the `with` statement fails."""
     try:
       yield

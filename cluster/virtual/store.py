@@ -70,7 +70,7 @@ class LocalParameterStore:
           self._is_finite(arrived.gradient)
       self.learner.warm_up(arrived)
 
-  def pulled(self) -> Any:
+  def pull(self) -> Any:
     """Returns the parameters as workers receive them.
 
     They are decoded once for each version.
@@ -82,7 +82,7 @@ class LocalParameterStore:
       self._newest = params, self.codec.pull(params)
     return self._newest[1]
 
-  def arrived(self, worker: int, message: Message, stage: int) -> bool:
+  def take_push(self, worker: int, message: Message, stage: int) -> bool:
     """Takes a worker's push, and returns whether it is finite.
 
     Args:

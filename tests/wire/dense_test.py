@@ -104,10 +104,10 @@ class LocalCodecTest(parameterized.TestCase):
   def test_a_version_is_rounded_once(self):
     run = small.build(small.config(wire__dense__dtype='bfloat16'))
     store = run.runtime.coordinator.store
-    one = store.pulled()
-    self.assertIs(store.pulled(), one)
+    one = store.pull()
+    self.assertIs(store.pull(), one)
     store.learner.params = jax.tree.map(jnp.zeros_like, store.learner.params)
-    self.assertFalse(np.any(jax.tree.leaves(store.pulled())[0]))
+    self.assertFalse(np.any(jax.tree.leaves(store.pull())[0]))
 
 
 class SumTest(parameterized.TestCase):
