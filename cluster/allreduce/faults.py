@@ -262,7 +262,7 @@ class FaultyReplica(Replica):
 
   def _begin(self, assignment: messages.Assignment) -> None:
     super()._begin(assignment)
-    if isinstance(self._summing, NativeReducer):  # It shows no chunks.
+    if isinstance(self._reducer, NativeReducer):  # It shows no chunks.
       self._faults.strike(self.index, assignment.iteration, Phase.PULL)
 
   def _compute_gradient(
@@ -277,7 +277,7 @@ class FaultyReplica(Replica):
     """Changes a bit of the parameters, as damaged memory would."""
     state = self.learner.state()
     flipped = faults_.flip_bit(state['params'])
-    state |= {'params': self._summing.placed(flipped)}
+    state |= {'params': self._reducer.placed(flipped)}
     with self._state_lock:
       self.learner.restore(state)
       self._known_digest = None

@@ -53,6 +53,8 @@ _FETCHED = 2**40
 # Pings that the executor may leave unanswered: less than 2 timeouts.
 _MAX_UNANSWERED = round(1.8 * BEATS)
 
+Completed = Callable[[IterationCompleted | ResidualsCollected], None]
+
 
 class Replica:
   """A worker with a copy of the learner, from compilation to the end.
@@ -68,13 +70,12 @@ class Replica:
     *,
     gradient: Gradient,
     learner: Learner,
-    summing: Reducer,
+    reducer: Reducer,
     layout: StatisticsLayout,
     batching: Batching,
     speed: Speed | None,
     settings: Settings,
     hung: Callable[[str], None],
-    completed: Callable[[IterationCompleted | ResidualsCollected], None],
   ):
     """Creates a replica without connections.
 
@@ -82,23 +83,23 @@ class Replica:
       index: Index of the worker.
       gradient: Computes gradients.
       learner: Learner at the initial version, or one that was restored.
-      summing: Sums the gradients of all workers.
+      reducer: Sums the gradients of all workers.
       layout: Layout of step statistics at the end of the gradient buffer.
       batching: Batch sizes of the iterations.
       speed: Least duration of iterations; None for the actual one.
       settings: Settings of all processes of the run.
       hung: Called from another thread if this worker does not react: with
         'left', 'lost' or 'over', as the session has ended, or with 'executor'.
-      completed: Called with an event after each iteration is applied.
     """
     self.index = index
     self.learner = learner
-    self._gradient, self._summing = gradient, summing
+    self._gradient, self._reducer = gradient, reducer
     self._layout = layout
     self._batching = batching
     self._host = Host(index, batching, speed)
     self._coordinator, self._settings = '', settings
-    self._hung, self._completed = hung, completed
+    self._hung = hung
+    self._completed: Completed = _ignore
     self._is_compiled = False
     # Whether its state may be of another run's version of the same number.
     self._is_new = True
@@ -120,20 +121,24 @@ class Replica:
     """Compiles all functions of an iteration."""
     batching, copy = self._batching, handover.copied(self._shared_state())
     # The state is placed as a fetched one will be.
-    self.learner.restore(self._summing.placed(copy['learner']))
+    self.learner.restore(self._reducer.placed(copy['learner']))
     changing = batching.is_adaptive
-    self._summing.warm_up(self.learner, batching.max_batch, changing=changing)
+    self._reducer.warm_up(self.learner, batching.max_batch, changing=changing)
 
   @property
   def codec_state(self) -> CodecState | NoCodecState:
     """The worker's codec state: residuals and replicated parts."""
-    return self._summing.codec_state
+    return self._reducer.codec_state
 
-  def __call__(self, coordinator: str) -> bool:
+  def __call__(
+    self, coordinator: str, *, completed: Completed | None = None
+  ) -> bool:
     """Takes part in the run until it is over.
 
     Args:
       coordinator: HOST:PORT of the coordinator.
+      completed: Called with an event after each iteration is applied; None
+        except in the coordinator's process.
 
     Returns:
       Whether the run has finished; if not, it may resume from a checkpoint.
@@ -143,6 +148,8 @@ class Replica:
         it refuses this worker.
     """
     self._coordinator = coordinator
+    if completed is not None:
+      self._completed = completed
     with exit_on_error(self.index), self._host:
       while (end := self._run_session()).kind != 'over':
         logging.info('Worker %d joins again.', self.index)
@@ -172,7 +179,7 @@ class Replica:
 
   def _is_blocked(self) -> bool:
     """Returns whether the replica waits for others, without a way out."""
-    return self._may_wait_for_others and not self._summing.can_abandon
+    return self._may_wait_for_others and not self._reducer.can_abandon
 
   def _prepare(self, session: Session[messages.ToReplica]) -> None:
     """Compiles, opens the executor, and reports that the replica is ready."""
@@ -185,10 +192,10 @@ class Replica:
       settings.address, settings.security, self._state_of
     )
     session.stack.callback(source.close)
-    address = self._summing.open()
-    session.stack.callback(self._summing.close)
+    address = self._reducer.open()
+    session.stack.callback(self._reducer.close)
     if settings.adapt:
-      reports = traffic.TrafficReporter(self._summing.traffic, session.send)
+      reports = traffic.TrafficReporter(self._reducer.traffic, session.send)
       session.stack.enter_context(reports)
     session.stack.callback(self._measurer.close)
     self._report_ready(session, address or source.address, source.address)
@@ -211,21 +218,21 @@ class Replica:
     """Queues a message of the coordinator; runs in the heartbeat's thread."""
     if isinstance(message, messages.StopEpoch) and not message.completes:
       self._stop_epoch = message.membership_epoch
-      self._summing.abandon(before=message.membership_epoch)
+      self._reducer.abandon(before=message.membership_epoch)
     self._inbox.put(message)
 
   def _end(self) -> None:
     """Wakes all waits of this session; runs in the heartbeat's thread."""
     self._inbox.put(None)
     # A hanging executor must not keep the heartbeat from ending the process.
-    threading.Thread(target=self._summing.abandon, daemon=True).start()
+    threading.Thread(target=self._reducer.abandon, daemon=True).start()
 
   def _report_progress(self) -> messages.Progress:
     """Returns the progress, for a heartbeat."""
     # Other workers cannot tell which of them delays a sum.
-    if self._summing.count_unanswered() > _MAX_UNANSWERED:
+    if self._reducer.count_unanswered() > _MAX_UNANSWERED:
       self._hung('executor')
-    self._progress.follow(lambda: self._summing.steps)
+    self._progress.follow(lambda: self._reducer.steps)
     return self._progress.told()
 
   def _handle(
@@ -254,7 +261,7 @@ class Replica:
           self._collect(session, message)
       case messages.StopEpoch():
         self._stop_epoch = message.membership_epoch
-        self._summing.abandon(before=message.membership_epoch)
+        self._reducer.abandon(before=message.membership_epoch)
         # The state that a new process brings is not of this run.
         session.send(
           messages.EpochStopped(
@@ -292,7 +299,7 @@ class Replica:
         self._update(session, order.version, *order.source)
       self._is_new = False
       self._progress.reach(_FETCHED)
-      self._summing.form(order, max(settings.start_s, settings.timeout_s))
+      self._reducer.form(order, max(settings.start_s, settings.timeout_s))
       session.send(messages.Connected(*self._digest_report()))
 
   def _update(
@@ -363,7 +370,7 @@ class Replica:
       raise PeerLost(worker, str(error)) from error
     if state is None:
       return None
-    state['learner'] = self._summing.placed(state['learner'])
+    state['learner'] = self._reducer.placed(state['learner'])
     if (found := digest(state)) != expected:
       raise PeerLost(
         worker, f'expected a state of digest {expected}, got {found}'
@@ -434,7 +441,7 @@ class Replica:
           target=self._gradient.prepare, args=[following.ranges], daemon=True
         )
         self._preparation.start()
-      self._statistics = self._layout.mark_sum(*self._summing.total())
+      self._statistics = self._layout.mark_sum(*self._reducer.total())
       self._apply(assignment)
 
   def _collect(
@@ -445,12 +452,12 @@ class Replica:
     """Sums the residuals of all workers, for a checkpoint."""
     version = self.learner.version
     with self._reporting_loss(session, order.membership_epoch):
-      self._summing.collect(version)
+      self._reducer.collect(version)
       self._completed(ResidualsCollected(version=version))
 
   def _digest_report(self) -> tuple[int, int, str, messages.Traffic]:
     """Returns epoch, version, digest of the state, and traffic so far."""
-    sent = traffic.rows(self._summing.traffic())
+    sent = traffic.rows(self._reducer.traffic())
     return self._epoch, self.learner.version, self._digest(), sent
 
   def _compute(
@@ -476,7 +483,7 @@ class Replica:
     start = time.monotonic()
     examples, before = assignment.examples, self._gradient.computed
     least_s = self._host.least_s(iteration, examples)
-    if not self._summing.simulates_time:
+    if not self._reducer.simulates_time:
       # The configured delay comes before the computation, as far as known.
       time.sleep(max(least_s - self._took_s, 0.0))
     computation_start = time.monotonic()
@@ -497,7 +504,7 @@ class Replica:
     factors = self._host.factors(iteration)
     self._layout.write(numbers, self.index, statistics, factors)
     self._progress.transfer()
-    self._summing.finish(numbers)
+    self._reducer.finish(numbers)
 
   def _begin(self, assignment: messages.Assignment) -> None:
     """Begins an iteration: from here on its progress has a deadline."""
@@ -508,7 +515,7 @@ class Replica:
     self, assignment: messages.Assignment, least_s: float
   ) -> tuple[float | None, bool]:
     """Returns the loss, and True if the gradient is finite: see `Reducer`."""
-    return self._summing.compute(
+    return self._reducer.compute(
       assignment.version,
       self.learner,
       assignment.ranges,
@@ -522,7 +529,7 @@ class Replica:
     """Applies the sum to the learner, or skips one that is not finite."""
     members = assignment.members
     if self._layout.are_finite(self._statistics, members):
-      self._summing.apply(
+      self._reducer.apply(
         self.learner, examples=assignment.total, pushes=len(members)
       )
     else:
@@ -564,6 +571,10 @@ class Replica:
     """Returns the state that all replicas share."""
     replicated = self.codec_state.replicated
     return {'learner': self.learner.state(), 'replicated': replicated}
+
+
+def _ignore(event: IterationCompleted | ResidualsCollected) -> None:
+  """Does nothing: the coordinator is in another process."""
 
 
 def _relative_difference(

@@ -8,11 +8,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster import multi_round
-from cluster.allreduce.admission import (
-  AllreduceReception,
-  IterationCompleted,
-  ResidualsCollected,
-)
+from cluster.allreduce.admission import AllreduceReception
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.replica import Replica
 from cluster.allreduce.runtime import AllreduceRuntime
@@ -86,19 +82,18 @@ class AllreduceSite(Process):
       rest = FLOAT32.itemsize * (self._layout.size - self._layout.gradient_size)
       stages = range(len(own.codecs))
       self._sizes = [sum(own.size_bytes(n)) + rest for n in stages]
-    self._pace: Sequence[layers.Bucket] = ()
+    self._simulated_parts: Sequence[layers.Bucket] = ()
     streams = own is None or any(own.streamable)
     if streams and speed and learned.schedule is None:
-      self._pace = layers.of_run(
+      self._simulated_parts = layers.of_run(
         config, learned, plan.chosen_bucket_bytes, self._layout.buckets[0].dtype
       )
       if not plan.overlap:
-        self._pace = [part._replace(ready=1.0) for part in self._pace]
+        self._simulated_parts = [
+          part._replace(ready=1.0) for part in self._simulated_parts
+        ]
     self._combine_bytes = config.route.native.combine_bytes
     self._overlap = self._find_overlap(config.wire.name)
-    self._completed: (
-      Callable[[IterationCompleted | ResidualsCollected], None] | None
-    ) = None
     self._replica = self._make_replica()
     self.store = ReplicaStore(self._replica, learned.schedule, learned.scaling)
     self._keep = config.checkpoint.keep
@@ -124,7 +119,6 @@ class AllreduceSite(Process):
       port=self._port,
       jobs=self.jobs,
     )
-    self._completed = reception.events.put
     rendezvous = Rendezvous(
       self._plan.cluster,
       self._plan.forest,
@@ -143,11 +137,11 @@ class AllreduceSite(Process):
       store=self.store,
       reception=reception,
       rendezvous=rendezvous,
-      links=lambda send: LinkManager(
+      links=LinkManager(
         rendezvous,
         Surveyor(
           cache=cache,
-          send=send,
+          send=reception.send_to_worker,
           tell=reception.events.put,
           timeout_s=self.settings.timeout_s,
         ),
@@ -156,7 +150,9 @@ class AllreduceSite(Process):
       ),
       layout=self._statistics,
       overlap=self._overlap,
-      local=lambda address: functools.partial(self._replica, address),
+      make_local_worker=lambda address: functools.partial(
+        self._replica, address, completed=reception.events.put
+      ),
       iteration_bytes=lambda n, stage: 2 * (n - 1) * self._sizes[stage],
       settings=self.settings,
       deadlines=self.deadlines,
@@ -225,7 +221,7 @@ class AllreduceSite(Process):
         host=self.meeting.address,
         security=self.settings.security,
         timeout_s=self.settings.timeout_s,
-        pace=self._pace,
+        simulated_parts=self._simulated_parts,
       )
     learner = learned.learner(learned.params, learned.stats)
     learner.scaling = learned.scaling
@@ -233,20 +229,13 @@ class AllreduceSite(Process):
       self.meeting.role.index,
       gradient=gradient,
       learner=learner,
-      summing=reducer,
+      reducer=reducer,
       layout=self._statistics,
       batching=self.parts.batching,
       speed=self.parts.speed,
       settings=self.settings._replace(adapt=self._plan.adapt),
       hung=self._hung,
-      completed=self._report_completed,
     )
-
-  def _report_completed(
-    self, event: IterationCompleted | ResidualsCollected
-  ) -> None:
-    if self._completed:
-      self._completed(event)
 
   def _hung(self, end_kind: str) -> None:
     """Ends a process whose worker hangs; with the coordinator's, all restart.

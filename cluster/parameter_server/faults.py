@@ -51,8 +51,8 @@ class FaultyWorker(Worker):
     self._faults.strike(self.index, session.incarnation, Phase.START)
     super()._report_ready(session)
 
-  def _note_end(self, session: ParameterServerSession) -> None:
-    super()._note_end(session)
+  def _log_end(self, session: ParameterServerSession) -> None:
+    super()._log_end(session)
     strike_end(self._faults, self.index, session)
 
   def _pull(self, streams: Sequence[Stream]) -> messages.Pull:

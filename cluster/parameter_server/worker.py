@@ -38,7 +38,13 @@ from wire.codec import Payload
 
 
 class Worker:
-  """A worker, from its first compilation to the end of the run."""
+  """A worker, from its first compilation to the end of the run.
+
+  A call runs sessions until one ends with the run.  In a session, `_iterate`
+  passes each gradient through `_pull`, `_compute`, `_encode` and `_push`; the
+  last returns before all is sent.  `cluster.parameter_server.faults` overrides
+  `_incoming`, `_transmit` and others to inject failures.
+  """
 
   def __init__(
     self,
@@ -118,11 +124,11 @@ class Worker:
         it refuses this worker.
     """
     with exit_on_error(self.index), self._host:
-      while (end := self._session()).kind != 'over':
+      while (end := self._run_session()).kind != 'over':
         logging.info('Worker %d joins again.', self.index)
     return end.is_finished
 
-  def _session(self) -> messages.SessionEnd:
+  def _run_session(self) -> messages.SessionEnd:
     """Runs a session; returns how and why it has ended."""
     pace = self._pace = Pace()
     with ParameterServerSession(
@@ -141,7 +147,7 @@ class Worker:
         self._report_ready(session)
         while not session.heartbeat.ended.is_set():
           self._iterate(session.streams, session.heartbeat)
-      self._note_end(session)
+      self._log_end(session)
     return session.heartbeat.end
 
   def _prepare(self, session: ParameterServerSession) -> None:
@@ -163,7 +169,7 @@ class Worker:
       )
     )
 
-  def _note_end(self, session: ParameterServerSession) -> None:
+  def _log_end(self, session: ParameterServerSession) -> None:
     """Logs why the coordinator has ended a session."""
     logging.info('Worker %d: %s', self.index, session.heartbeat.end)
 

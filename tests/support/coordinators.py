@@ -154,12 +154,12 @@ class Coordinator:
       coordinator=asked,
       store=self.store,
       reception=self.reception,
-      server=functools.partial(self._server, 0),
+      make_server=functools.partial(self._server, 0),
       num_servers=num_servers,
       find_residuals=find_residuals,
       settings=_SETTINGS._replace(start_s=start_s),
       deadlines=deadlines,
-      local=None,
+      make_local_worker=None,
     )
     self._way = way or (lambda address: address)
     self._pool = ThreadPoolExecutor(8)

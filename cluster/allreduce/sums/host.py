@@ -39,7 +39,7 @@ class HostReducer:
     host: str,
     security: Security,
     timeout_s: float,
-    pace: Sequence[Bucket] = (),
+    simulated_parts: Sequence[Bucket] = (),
   ):
     """Creates a reducer that does not listen yet.
 
@@ -51,20 +51,22 @@ class HostReducer:
       host: Address to listen on.
       security: Credentials of all connections.
       timeout_s: Seconds after which a silent peer is lost.
-      pace: Without a model: parts of the layout with the times at which they
-        become ready, as shares of an iteration's computing time.
+      simulated_parts: Without a model: parts of the layout with the times at
+        which they become ready, as shares of an iteration's computing time.
     """
     self.codec_state: CodecState | NoCodecState = NoCodecState()
-    self._index, self._pace = index, pace
-    self.simulates_time = bool(pace)
+    self._index, self._simulated_parts = index, simulated_parts
+    self.simulates_time = bool(simulated_parts)
     self._ranges = [bucket.bounds for bucket in layout.buckets]
     self._dtypes = [bucket.dtype for bucket in layout.buckets]
-    if pace:
+    if simulated_parts:
       first = layout.buckets[0].dtype
-      ends = itertools.accumulate(p.bytes // first.itemsize for p in pace[:-1])
+      ends = itertools.accumulate(
+        p.bytes // first.itemsize for p in simulated_parts[:-1]
+      )
       cuts = [0, *ends, *(bucket.end for bucket in layout.buckets)]
       self._ranges = list(itertools.pairwise(cuts))
-      self._dtypes = [*[first] * len(pace), *self._dtypes[1:]]
+      self._dtypes = [*[first] * len(simulated_parts), *self._dtypes[1:]]
     self._gradient, self._layout = gradient, layout
     self._of_executor: dict[str, Any] = {
       'host': host,
@@ -204,7 +206,7 @@ class HostReducer:
   def _wait_as_computing(self, reduction: Reduction, seconds: float) -> None:
     """Marks all ranges but the last as ready, each at its time."""
     start = time.monotonic()
-    for number, part in enumerate(self._pace[:-1]):
+    for number, part in enumerate(self._simulated_parts[:-1]):
       rest_s = start + part.ready * seconds - time.monotonic()
       if rest_s > 0:
         time.sleep(rest_s)

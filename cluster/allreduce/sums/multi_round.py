@@ -227,7 +227,7 @@ class MultiRoundReducer(HostReducer):
   def _advance_as_computing(self, packer: ChunkPacker, seconds: float) -> None:
     """Advances through the gradient's parts, each at its time."""
     start, count = time.monotonic(), 0
-    for part in self._pace[:-1]:
+    for part in self._simulated_parts[:-1]:
       rest_s = start + part.ready * seconds - time.monotonic()
       if rest_s > 0:
         time.sleep(rest_s)

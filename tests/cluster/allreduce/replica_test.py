@@ -88,7 +88,7 @@ class _ReplicaThread:
       index,
       gradient=gradient,
       learner=_Learner((), ()),
-      summing=FaultyHostReducer(
+      reducer=FaultyHostReducer(
         index,
         workers=workers,
         gradient=gradient,
@@ -104,7 +104,6 @@ class _ReplicaThread:
       faults=faults,
       settings=Settings(_HOST, '', security, 5.0, 5.0, '', adapt=adapt),
       hung=self.hung,
-      completed=self.sent.put,
     )
     with (
       mock.patch.object(
@@ -112,7 +111,11 @@ class _ReplicaThread:
       ),
       mock.patch.object(session, 'Heartbeat', _Heartbeat),
     ):
-      self._thread = threading.Thread(target=self.replica, args=['coordinator'])
+      self._thread = threading.Thread(
+        target=self.replica,
+        args=['coordinator'],
+        kwargs={'completed': self.sent.put},
+      )
       self._thread.start()
       self.ready = self.receive(messages.ReplicaReady)
 
@@ -308,14 +311,14 @@ class ReplicaTest(parameterized.TestCase):
   ):
     for finished in (True, False):
       node = _ReplicaThread(0, workers=1)
-      summing, waits = node.replica._summing, threading.Event()
+      reducer, waits = node.replica._reducer, threading.Event()
       node.form()
       node.receive(messages.Connected)
-      total = summing.total
+      total = reducer.total
       with (
-        mock.patch.object(summing, 'can_abandon', False),
+        mock.patch.object(reducer, 'can_abandon', False),
         mock.patch.object(
-          summing, 'total', lambda total=total, on=waits: on.wait() and total()
+          reducer, 'total', lambda total=total, on=waits: on.wait() and total()
         ),
         mock.patch.object(
           node.heartbeat, 'end', messages.SessionEnd('over', '', finished)

@@ -749,7 +749,7 @@ class AllNeededTest(parameterized.TestCase):
 
     def report(membership_epoch, incarnation):
       message = messages.ConnectionLost(membership_epoch, None, 'gone')
-      world.runtime._react(
+      world.runtime._dispatch(
         WorkerMessage(worker=2, incarnation=incarnation, message=message)
       )
 
