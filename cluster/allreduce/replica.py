@@ -40,7 +40,7 @@ from cluster.network.errors import TransportError
 from cluster.network.heartbeat import BEATS
 from cluster.probing import traffic
 from cluster.probing.measurer import Measurer
-from cluster.process.deadlines import Pace
+from cluster.process.deadlines import ProgressCounter
 from cluster.process.host import Host
 from cluster.speed.speed import Speed
 from learning import compilations, drift
@@ -104,7 +104,7 @@ class Replica:
     # Whether its state may be of another run's version of the same number.
     self._is_new = True
     self._preparation: threading.Thread | None = None
-    self._progress = Pace()
+    self._progress = ProgressCounter()
     self._inbox = Inbox()
     self._measurer = Measurer(index, settings.address, settings.timeout_s)
     # Numbers of the current membership epoch, and of the last that is to stop.
@@ -157,7 +157,7 @@ class Replica:
 
   def _run_session(self) -> messages.SessionEnd:
     """Works until the session ends; returns how it has ended."""
-    self._progress, self._inbox, self._is_new = Pace(), Inbox(), True
+    self._progress, self._inbox, self._is_new = ProgressCounter(), Inbox(), True
     self._epoch = self._stop_epoch = -1
     with Session[messages.ToReplica](
       self._coordinator,
@@ -233,7 +233,7 @@ class Replica:
     if self._reducer.count_unanswered() > _MAX_UNANSWERED:
       self._hung('executor')
     self._progress.follow(lambda: self._reducer.steps)
-    return self._progress.told()
+    return self._progress.report()
 
   def _handle(
     self,
@@ -292,8 +292,8 @@ class Replica:
     """
     settings, membership_epoch = self._settings, order.membership_epoch
     self._epoch = membership_epoch
-    self._progress.begin(order.version)
-    self._progress.transfer()
+    self._progress.begin_iteration(order.version)
+    self._progress.enter_transfer()
     with self._reporting_loss(session, membership_epoch):
       if order.source:
         self._update(session, order.version, *order.source)
@@ -363,7 +363,7 @@ class Replica:
         version,
         settings.security,
         settings.timeout_s,
-        step=self._progress.step,
+        step=self._progress.count_chunk,
         known=known,
       )
     except TransportError as error:
@@ -394,7 +394,7 @@ class Replica:
       order: Order of the coordinator.
     """
     membership_epoch, version = order.membership_epoch, order.version
-    self._progress.transfer()
+    self._progress.enter_transfer()
     with self._reporting_loss(session, membership_epoch):
       state = self._fetch(session, version, *order.source)
       difference = _relative_difference(self._shared_state(), state)
@@ -503,13 +503,13 @@ class Replica:
     numbers = np.zeros(self._layout.size, np.float32)
     factors = self._host.factors(iteration)
     self._layout.write(numbers, self.index, statistics, factors)
-    self._progress.transfer()
+    self._progress.enter_transfer()
     self._reducer.finish(numbers)
 
   def _begin(self, assignment: messages.Assignment) -> None:
     """Begins an iteration: from here on its progress has a deadline."""
-    self._progress.begin(assignment.version)
-    self._progress.compute()
+    self._progress.begin_iteration(assignment.version)
+    self._progress.enter_compute()
 
   def _compute_gradient(
     self, assignment: messages.Assignment, least_s: float

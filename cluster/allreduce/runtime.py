@@ -18,7 +18,7 @@ from cluster.allreduce.admission import (
   ResidualsCollected,
 )
 from cluster.allreduce.assignment import IterationAssigner
-from cluster.allreduce.memberships import MembershipEpochs
+from cluster.allreduce.epochs import MembershipEpochs
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.step_statistics import (
   IterationRecorder,
@@ -413,7 +413,7 @@ class AllreduceRuntime(EventLoop):
       if self._is_pausing:
         return
       for index in members:
-        self._members[index].pace.moved = time.monotonic()
+        self._members[index].progress.moved = time.monotonic()
       self._assigner.assign(number, version, members)
     examples = sum(
       self.coordinator.workers[index].examples for index in members

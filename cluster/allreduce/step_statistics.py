@@ -248,7 +248,7 @@ class IterationRecorder:
     member, coordinator = self._members[index], self._coordinator
     member.compilations[member.incarnation] = statistics.compilations
     examples = coordinator.workers[index].examples
-    member.pace.computed.append((statistics.compute_s, examples))
+    member.progress.computed.append((statistics.compute_s, examples))
     coordinator.push(
       index,
       time,

@@ -247,7 +247,7 @@ class Reception:
       member = self.members[index]
       if incarnation.number == member.incarnation:
         member.seen = incarnation.seen
-        member.pace.tell(message.progress, incarnation.seen)
+        member.progress.record(message.progress, incarnation.seen)
       stream.send(HeartbeatReply(message.sent, time.monotonic()))
     elif not isinstance(message, Activity):
       self._take_message(incarnation, message)

@@ -23,7 +23,7 @@ from cluster.membership.events import (
 )
 from cluster.membership.process import Settings
 from cluster.network.heartbeat import BEATS
-from cluster.process.deadlines import Deadlines, Seen
+from cluster.process.deadlines import Deadlines, ReportedProgress
 from cluster.process.exits import Unmendable
 from outputs.files import counted
 
@@ -228,7 +228,7 @@ class EventLoop:
       self._lose(index, reason)
     member.incarnation = event.incarnation
     member.stream, member.seen = event.stream, time.monotonic()
-    member.pace = Seen(moved=member.seen)
+    member.progress = ReportedProgress(moved=member.seen)
     member.devices = event.ready.devices
     if self._started:
       self._record_devices()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cluster.network.messages import Order, OrderProgress, Orders
 from cluster.network.streams import Stream, TransportError
-from cluster.process.deadlines import Seen
+from cluster.process.deadlines import ReportedProgress
 from cluster.process.exits import Unmendable
 
 
@@ -95,7 +95,7 @@ class Member(Rank):
     arrived: Number of servers that have received its current push.
     counted: Last iteration whose push all servers have received; None if
       there was none.
-    pace: Its progress.
+    progress: Its progress, as its heartbeats carry it.
     devices: Kinds of the devices on which it computes gradients.
     compilations: Number of XLA compilations after warm-up, by incarnation.
   """
@@ -105,7 +105,9 @@ class Member(Rank):
   seen: float = 0.0
   arrived: int = 0
   counted: int | None = None
-  pace: Seen = dataclasses.field(default_factory=Seen)
+  progress: ReportedProgress = dataclasses.field(
+    default_factory=ReportedProgress
+  )
   devices: Sequence[str] = ()
   compilations: dict[int, int] = dataclasses.field(default_factory=dict)
 

@@ -200,7 +200,7 @@ class ParameterServerRuntime(EventLoop):
       self.coordinator.recorder.record_recovered_residual(index, self.time)
     member.counted = report.iteration
     examples = self.coordinator.workers[index].examples
-    member.pace.computed.append((report.compute_s, examples))
+    member.progress.computed.append((report.compute_s, examples))
     stage = self.coordinator.workers[index].stage
     self.coordinator.recorder.record_transfer(self._store.sizes_bytes[stage])
     began = self._began or 0.0
@@ -259,7 +259,7 @@ class ParameterServerRuntime(EventLoop):
   def _lose_overdue(self) -> None:
     workers = self.coordinator.workers
     running = [
-      (index, member.pace, workers[index].examples)
+      (index, member.progress, workers[index].examples)
       for index, member in enumerate(self._members)
       if member.stream and workers[index].phase not in (None, 'wait')
     ]
@@ -270,8 +270,10 @@ class ParameterServerRuntime(EventLoop):
       self._lose(index, reason)
 
   def _release(self, index: int) -> None:
-    worker, pace = self.coordinator.workers[index], self._members[index].pace
-    pace.moved, pace.after = time.monotonic(), self._store.sequence + 1
+    worker = self.coordinator.workers[index]
+    progress = self._members[index].progress
+    progress.moved = time.monotonic()
+    progress.after = self._store.sequence + 1
     self._store.release(
       index,
       Pull(

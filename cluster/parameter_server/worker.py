@@ -28,7 +28,7 @@ from cluster.parameter_server.evaluation import Evaluator
 from cluster.parameter_server.residuals import ResidualHistory, ResidualId
 from cluster.parameter_server.session import ParameterServerSession, Send
 from cluster.parameter_server.window import Window
-from cluster.process.deadlines import Pace
+from cluster.process.deadlines import ProgressCounter
 from cluster.process.host import Host
 from cluster.speed.speed import Speed
 from learning import compilations
@@ -91,7 +91,7 @@ class Worker:
     # For a pull and a push of each server, the next input, a checkpoint and an
     # evaluation.
     self._pool = _Threads(2 * len(servers) + 3)
-    self._pace = Pace()
+    self._progress = ProgressCounter()
     self._iteration = -1  # Number of the last iteration, if any.
     self._pushing: list[Future[None]] = []  # Pushes, and the next input.
     self._compiled: int | None = None  # Compilations before the first pull.
@@ -130,12 +130,12 @@ class Worker:
 
   def _run_session(self) -> messages.SessionEnd:
     """Runs a session; returns how and why it has ended."""
-    pace = self._pace = Pace()
+    progress = self._progress = ProgressCounter()
     with ParameterServerSession(
       self._coordinator,
       self.index,
       self._settings,
-      progress=pace.told,
+      progress=progress.report,
       hung=self._hung,
       save=functools.partial(self._pool.submit, self._residuals.answer),
       evaluate=functools.partial(self._pool.submit, self._evaluate),
@@ -182,7 +182,7 @@ class Worker:
     pull = self._pull(streams)
     for done in self._pushing:
       done.result()
-    self._pace.compute()
+    self._progress.enter_compute()
     if self._compiled is None:  # A server of this process compiles, too.
       self._compiled = compilations.count()
     pulled_at = heartbeat.coordinator_time(time.monotonic())
@@ -208,8 +208,8 @@ class Worker:
       has_recalled=self._residuals.has_recalled,
     )
     preparing = self._pool.submit(self._gradient.prepare, pull.upcoming)
-    self._pace.begin(iteration)
-    self._pace.transfer()
+    self._progress.begin_iteration(iteration)
+    self._progress.enter_transfer()
     self._pushing = [preparing, *self._push(streams, report, parts)]
 
   def _pull(self, streams: Sequence[Stream]) -> messages.Pull:
@@ -338,7 +338,7 @@ class Worker:
     for chunk in chunks:
       yield chunk
       del chunk  # Before the next one arrives, which so takes its memory.
-      self._pace.step()
+      self._progress.count_chunk()
 
   def _evaluate(self, request: messages.Evaluate, send: Send) -> None:
     """Evaluates a version for the coordinator."""

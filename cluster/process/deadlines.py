@@ -42,7 +42,7 @@ _TIMEOUTS, _LONGEST = 2, 4
 _RECENT = 10  # Iterations.
 
 
-class Pace:
+class ProgressCounter:
   """Progress of a worker: written by its threads, sent with its heartbeats.
 
   Within an iteration the count never falls, whatever its sources do: a count
@@ -55,20 +55,20 @@ class Pace:
     self._iteration, self._steps = -1, 0
     self._lock = threading.Lock()
 
-  def compute(self) -> None:
+  def enter_compute(self) -> None:
     """Enters the phase in which the worker computes a gradient."""
     self._doing = 'compute'
 
-  def transfer(self) -> None:
+  def enter_transfer(self) -> None:
     """Enters the phase in which it sends, receives or waits for a release."""
     self._doing = 'transfer'
 
-  def begin(self, iteration: int) -> None:
+  def begin_iteration(self, iteration: int) -> None:
     """Begins an iteration, with no chunk transferred yet."""
     with self._lock:
       self._iteration, self._steps = iteration, 0
 
-  def step(self) -> None:
+  def count_chunk(self) -> None:
     """Counts a chunk that was received or sent."""
     self._steps += 1  # Threads may count one chunk for two; it still grows.
 
@@ -78,26 +78,26 @@ class Pace:
       self._steps = max(self._steps, steps)
 
   def follow(self, count: Callable[[], int]) -> None:
-    """Raises the count to that of a source; for one thread beside `begin`'s.
+    """Raises the count to that of a source; for one thread beside the worker's.
 
     Args:
       count: Returns the number of chunks that were received or sent in this
-        iteration, of all its sums; 0 before `begin` is called.
+        iteration, of all its sums; 0 before `begin_iteration`.
     """
-    with self._lock:  # `begin` must not come between count and record.
+    with self._lock:  # No iteration may begin between count and record.
       self._steps = max(self._steps, count())
 
-  def told(self) -> Progress:
+  def report(self) -> Progress:
     """Returns the progress, which a heartbeat carries."""
     return self._doing, self._iteration, self._steps
 
 
 @dataclasses.dataclass
-class Seen:
+class ReportedProgress:
   """A worker's progress, as the coordinator has received it.
 
   Attributes:
-    pace: Phase, iteration and chunk count of the last heartbeat.
+    latest: Phase, iteration and chunk count of the last heartbeat.
     moved: Time of the last change, or of the worker's release; monotonic
       seconds.
     after: Number of orders that the servers have to execute before the worker
@@ -105,27 +105,27 @@ class Seen:
     computed: Seconds and examples of its last iterations in this incarnation.
   """
 
-  pace: Sequence[Any] = ('transfer', -1, 0)
+  latest: Sequence[Any] = ('transfer', -1, 0)
   moved: float = 0.0
   after: int = 0
   computed: collections.deque[tuple[float, int]] = dataclasses.field(
     default_factory=lambda: collections.deque(maxlen=_RECENT)
   )
 
-  def tell(self, pace: Sequence[Any], now: float) -> None:
+  def record(self, progress: Sequence[Any], now: float) -> None:
     """Records the progress that a heartbeat carries."""
-    if tuple(pace) != tuple(self.pace):
-      self.pace, self.moved = tuple(pace), now
+    if tuple(progress) != tuple(self.latest):
+      self.latest, self.moved = tuple(progress), now
 
   @property
   def computes(self) -> bool:
     """True if the worker computes, False if it transfers or waits."""
-    return bool(self.pace[0] == 'compute')
+    return bool(self.latest[0] == 'compute')
 
   @property
   def far(self) -> tuple[int, int]:
     """Iteration and number of its chunks, comparable between workers."""
-    return self.pace[1], self.pace[2]
+    return self.latest[1], self.latest[2]
 
 
 class Deadlines:
@@ -148,7 +148,7 @@ class Deadlines:
 
   def overdue(
     self,
-    running: Iterable[tuple[int, Seen, int]],
+    running: Iterable[tuple[int, ReportedProgress, int]],
     *,
     now: float,
     obeyed: int,
@@ -209,8 +209,10 @@ class Deadlines:
     return max(self.start_s, self._limit(longest_s)) / 2
 
   def _first(
-    self, found: list[tuple[int, str, Seen]], running: Sequence[Seen]
-  ) -> list[tuple[int, str, Seen]]:
+    self,
+    found: list[tuple[int, str, ReportedProgress]],
+    running: Sequence[ReportedProgress],
+  ) -> list[tuple[int, str, ReportedProgress]]:
     """Returns the overdue workers for which the others wait."""
     alone = [each for each in found if each[2].computes]
     if alone or any(seen.computes for seen in running):
@@ -218,7 +220,7 @@ class Deadlines:
     least = min((seen.far for seen in running), default=None)
     return [each for each in found if each[2].far == least]
 
-  def _limit_s(self, seen: Seen, examples: int) -> float:
+  def _limit_s(self, seen: ReportedProgress, examples: int) -> float:
     if not seen.computes:
       return _TIMEOUTS * self._timeout_s
     expected_s = [
@@ -232,7 +234,7 @@ class Deadlines:
       return max(self.start_s, _TIMEOUTS * self._timeout_s)
     return _TIMEOUTS * self._timeout_s + _LONGEST * usual_s
 
-  def _reason(self, seen: Seen, still_s: float) -> str:
+  def _reason(self, seen: ReportedProgress, still_s: float) -> str:
     doing = 'computed' if seen.computes else 'moved no byte'
     return f'It has {doing} for {still_s:.1f} s, too long.'
 

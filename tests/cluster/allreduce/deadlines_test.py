@@ -36,8 +36,8 @@ class DeadlinesTest(parameterized.TestCase):
           doing = 'compute' if index in hung else 'transfer'
           steps = 1 if life.doing == 'fetching' else 2  # Less progress.
           steps = self._steps.get(index, steps)
-          pace = (doing, self.world.store.version, steps)
-          member.pace.tell(pace, member.seen)
+          progress = (doing, self.world.store.version, steps)
+          member.progress.record(progress, member.seen)
       self.world.check_deadlines()
 
   def test_a_worker_that_computes_may_answer_late(self):

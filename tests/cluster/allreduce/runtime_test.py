@@ -587,7 +587,7 @@ class ReplicasTest(parameterized.TestCase):
     time.sleep(0.2)
     for member in silent:
       member.seen = time.monotonic()
-    world.runtime._look_at = 0.0
+    world.runtime._check_at = 0.0
     world.check_deadlines()
     self.assertIsNone(world.reception.members[2].stream)
 

@@ -6,7 +6,11 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 from cluster.process import deadlines
-from cluster.process.deadlines import Deadlines, Pace, Seen
+from cluster.process.deadlines import (
+  Deadlines,
+  ProgressCounter,
+  ReportedProgress,
+)
 
 _TIMEOUT_S, _START_S = 10.0, 300.0
 
@@ -31,8 +35,8 @@ class DeadlinesTest(parameterized.TestCase):
   )
   def test_limits(self, doing, before, examples, limit_s):
     deadlines = self._deadlines()
-    seen = Seen(moved=self.now)
-    seen.tell([doing, 3, 7], self.now)
+    seen = ReportedProgress(moved=self.now)
+    seen.record([doing, 3, 7], self.now)
     seen.computed.extend(before)
     self.now += limit_s
     running = [(5, seen, examples)]
@@ -43,27 +47,32 @@ class DeadlinesTest(parameterized.TestCase):
     self.assertIn(f'for {limit_s + 0.1:.1f} s', reason)
 
   def test_what_grows_is_not_overdue(self):
-    deadlines, here = self._deadlines(), Pace()
-    seen = Seen(moved=self.now)
+    deadlines, here = self._deadlines(), ProgressCounter()
+    seen = ReportedProgress(moved=self.now)
     for iteration in range(3):
-      here.begin(iteration)
-      for change in (here.step, here.transfer, here.compute, here.transfer):
+      here.begin_iteration(iteration)
+      for change in (
+        here.count_chunk,
+        here.enter_transfer,
+        here.enter_compute,
+        here.enter_transfer,
+      ):
         change()
         self.now += 19.0
-        seen.tell(here.told(), self.now)
+        seen.record(here.report(), self.now)
         # The same again is not news.
-        seen.tell(here.told(), self.now)
+        seen.record(here.report(), self.now)
         self.now += 0.5
         self.assertEmpty(
           deadlines.overdue([(0, seen, 1)], now=self.now, obeyed=0)
         )
 
   def test_a_count_of_the_iteration_before_hides_no_progress(self):
-    here, counts = Pace(), []
-    here.begin(1)
+    here, counts = ProgressCounter(), []
+    here.begin_iteration(1)
 
     def count():  # The next iteration begins while a beat looks at this one.
-      thread = threading.Thread(target=here.begin, args=[2])
+      thread = threading.Thread(target=here.begin_iteration, args=[2])
       thread.start()
       thread.join(0.05)
       counts.append(thread)
@@ -71,14 +80,14 @@ class DeadlinesTest(parameterized.TestCase):
 
     here.follow(count)
     counts[0].join()
-    self.assertEqual(here.told(), ('transfer', 2, 0))
+    self.assertEqual(here.report(), ('transfer', 2, 0))
     here.follow(lambda: 1)
     here.follow(lambda: 0)
-    self.assertEqual(here.told(), ('transfer', 2, 1))
+    self.assertEqual(here.report(), ('transfer', 2, 1))
 
   def test_nobody_is_blamed_for_servers_that_have_not_obeyed(self):
     deadlines = self._deadlines()
-    seen = Seen(moved=self.now, after=4)
+    seen = ReportedProgress(moved=self.now, after=4)
     self.now += 100.0
     self.assertEmpty(deadlines.overdue([(0, seen, 1)], now=self.now, obeyed=3))
     self.now += 20.0
@@ -145,8 +154,8 @@ class DeadlinesTest(parameterized.TestCase):
     return Deadlines(timeout_s=_TIMEOUT_S, start_s=_START_S, windows=windows)
 
   def _seen(self, iteration, steps, doing='transfer'):
-    seen = Seen(moved=self.now)
-    seen.tell([doing, iteration, steps], self.now)
+    seen = ReportedProgress(moved=self.now)
+    seen.record([doing, iteration, steps], self.now)
     return seen
 
 

@@ -20,7 +20,11 @@ from cluster.allreduce.sums.codec_state import CodecState
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.network.handshake import Security
 from cluster.network.messages import ConnectMembers
-from cluster.process.deadlines import Deadlines, Pace, Seen
+from cluster.process.deadlines import (
+  Deadlines,
+  ProgressCounter,
+  ReportedProgress,
+)
 from learning.layout import Layout
 from route import links, ring
 from wire import sparse
@@ -98,13 +102,17 @@ class _Heartbeats:
 
   def __init__(self, worker, deadlines):
     self.now, self.overdue = 0.0, []
-    self.pace = Pace()
-    self._worker, self._deadlines, self._seen = worker, deadlines, Seen()
+    self.progress = ProgressCounter()
+    self._worker, self._deadlines, self._seen = (
+      worker,
+      deadlines,
+      ReportedProgress(),
+    )
 
   def beat(self, seconds=0.0):
     self.now += seconds
-    self.pace.reach(self._worker.steps)
-    self._seen.tell(self.pace.told(), self.now)
+    self.progress.reach(self._worker.steps)
+    self._seen.record(self.progress.report(), self.now)
     self.overdue += self._deadlines.overdue(
       [(0, self._seen, 8)], now=self.now, obeyed=0
     )
@@ -477,7 +485,7 @@ class MultiRoundTest(parameterized.TestCase):
     deadlines = Deadlines(timeout_s=10.0, start_s=300.0, windows=True)
     heartbeats = self.executors[0].heartbeats = _Heartbeats(worker, deadlines)
     for version in range(3):
-      heartbeats.pace.begin(version)
+      heartbeats.progress.begin_iteration(version)
       heartbeats.beat()
       self._compute(0, version, 1)
       worker.total()

@@ -254,7 +254,7 @@ class MembershipEpochs:
       is_idle: Whether no iteration that was assigned is running.
     """
     if self.check.is_running:
-      moved = [member.pace.moved for member in self._members]
+      moved = [member.progress.moved for member in self._members]
       for index in self.check.overdue(moved.__getitem__):
         self.lose(index, 'It did not compare its state in time.')
       return
@@ -262,7 +262,7 @@ class MembershipEpochs:
       return
     rendezvous, workers = self.rendezvous, self._coordinator.workers
     active = [
-      (index, self._members[index].pace, workers[index].examples)
+      (index, self._members[index].progress, workers[index].examples)
       for index in (
         rendezvous.living if self.is_running else rendezvous.awaited
       )
@@ -279,9 +279,9 @@ class MembershipEpochs:
   def _request(self, message: ToReplica) -> None:
     """Sends all members a message that they have to answer from now on."""
     for index in self.rendezvous.awaited:
-      pace = self._members[index].pace
-      if not pace.computes:
-        pace.moved = time.monotonic()
+      progress = self._members[index].progress
+      if not progress.computes:
+        progress.moved = time.monotonic()
       self._reception.send_to_worker(index, message)
 
   def _proceed(self) -> None:
@@ -325,7 +325,7 @@ class MembershipEpochs:
       self.lose(error.worker, str(error))
       return
     for index, order in orders:
-      self._members[index].pace.moved = time.monotonic()
+      self._members[index].progress.moved = time.monotonic()
       self._reception.send_to_worker(index, order)
 
   def _record_drift(self, row: Mapping[str, Any]) -> None:
