@@ -179,9 +179,9 @@ def _assemble(
   if config.cluster.runtime == 'virtual' and config.model.name != 'none':
     platforms = {'JAX_PLATFORMS': jax.config.values['jax_platforms'] or ''}
     devices.require_cuda({**os.environ, **platforms})
-  place = importlib.import_module(_RUNTIMES[config.cluster.runtime])
-  meeting = place.meet(config, plan, files=files, process=process)
-  speed = place.speed(config, choose)
+  runtime = importlib.import_module(_RUNTIMES[config.cluster.runtime])
+  meeting = runtime.meet(config, plan, files=files, process=process)
+  speed = runtime.speed(config, choose)
   learned = learn(config, choose, devices=meeting.devices)
   plan = tuning.choose_bucket_bytes(config, choose, plan, learned, wire)
   parts = Parts(
@@ -191,16 +191,16 @@ def _assemble(
     plan=plan,
     speed=speed,
     files=files,
-    described=describe(_resolve_config(config, plan).to_dict(), own),
+    manifest=describe(_resolve_config(config, plan).to_dict(), own),
   )
   intervals = _intervals(config, parts.learned.num_train)
-  site = place.make(config, meeting, parts)
+  site = runtime.make(config, meeting, parts)
   run = (
     _make_run(config, scheme, intervals, parts, site)
     if site.is_coordinator
     else site
   )
-  return run, parts.described
+  return run, parts.manifest
 
 
 def _make_run(
@@ -224,7 +224,7 @@ def _make_run(
     recorder=recorder,
     store=site.store,
     evaluate=site.evaluate,
-    later=site.later,
+    run_in_thread=site.run_in_thread,
   )
   with error_prefix('config.checkpoint'):
     save_schedule = SaveSchedule(
@@ -240,7 +240,7 @@ def _make_run(
     milestones=milestones,
     num_workers=config.cluster.workers,
     ahead=isinstance(parts.plan, Allreduce),
-    stage=functools.partial(parts.stage, site.store),
+    find_stage=functools.partial(parts.find_stage, site.store),
   )
   return Run(
     name=type(scheme).__name__.lower(),

@@ -85,8 +85,8 @@ class Coordinator:
     ahead: Whether iterations are dealt one ahead, so that a worker that has
       ended one can begin the next without asking: an observed iteration then
       changes the batches of the next but one.
-    stage: Function that returns the stage of the wire for iterations that begin
-      now.
+    find_stage: Function that returns the stage of the wire for iterations that
+      begin now.
   """
 
   def __init__(
@@ -100,7 +100,7 @@ class Coordinator:
     milestones: Milestones,
     num_workers: int,
     ahead: bool = False,
-    stage: Callable[[], int] = lambda: 0,
+    find_stage: Callable[[], int] = lambda: 0,
   ):
     """Creates a coordinator that has told the scheme nothing yet.
 
@@ -113,10 +113,10 @@ class Coordinator:
       milestones: Milestones of the run.
       num_workers: Number of workers.
       ahead: Whether iterations are dealt one ahead.
-      stage: Function that returns the stage of the wire for iterations that
-        begin now.
+      find_stage: Function that returns the stage of the wire for iterations
+        that begin now.
     """
-    self.stage = stage
+    self.find_stage = find_stage
     self.ahead = ahead
     self.workers = [Progress() for _ in range(num_workers)]
     self.store = store
@@ -408,7 +408,7 @@ class Coordinator:
     worker.iteration += 1
     worker.is_iterating = True
     worker.version = self.store.version
-    worker.stage = self.stage()
+    worker.stage = self.find_stage()
     worker.examples = size(worker.ahead) or worker.batch
     worker.ranges = self._stream.take(index, worker.examples)
     if self.ahead:

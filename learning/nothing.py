@@ -192,7 +192,7 @@ class NoLearning:
     self.gradient = NoGradient()
     self.elements = size_bytes // item, 0
 
-  def learner(self, params: Any, stats: Any) -> NoLearner:
+  def make_learner(self, params: Any, stats: Any) -> NoLearner:
     """Returns a learner that counts updates."""
     return NoLearner(params, stats)
 

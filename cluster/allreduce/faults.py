@@ -26,7 +26,7 @@ from cluster.allreduce.sums.host import CheckedFilling, HostReducer
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
 from cluster.allreduce.sums.native import NativeReducer
-from cluster.membership.faults import FaultyProcess, strike_end
+from cluster.membership.faults import FaultyRealSite, strike_end
 from cluster.membership.process import Meeting
 from cluster.membership.session import Session
 from cluster.network import messages
@@ -283,7 +283,7 @@ class FaultyReplica(Replica):
       self._known_digest = None
 
 
-class FaultyAllreduceSite(FaultyProcess, AllreduceSite):
+class FaultyAllreduceSite(FaultyRealSite, AllreduceSite):
   """A site of a run whose replicas fail as `config.cluster.faults` says."""
 
   def __init__(

@@ -75,7 +75,7 @@ class Replica:
     batching: Batching,
     speed: Speed | None,
     settings: Settings,
-    hung: Callable[[str], None],
+    on_hang: Callable[[str], None],
   ):
     """Creates a replica without connections.
 
@@ -88,7 +88,7 @@ class Replica:
       batching: Batch sizes of the iterations.
       speed: Least duration of iterations; None for the actual one.
       settings: Settings of all processes of the run.
-      hung: Called from another thread if this worker does not react: with
+      on_hang: Called from another thread if this worker does not react: with
         'left', 'lost' or 'over', as the session has ended, or with 'executor'.
     """
     self.index = index
@@ -98,7 +98,7 @@ class Replica:
     self._batching = batching
     self._host = Host(index, batching, speed)
     self._coordinator, self._settings = '', settings
-    self._hung = hung
+    self._on_hang = on_hang
     self._completed: Completed = _ignore
     self._is_compiled = False
     # Whether its state may be of another run's version of the same number.
@@ -166,7 +166,7 @@ class Replica:
       schema=messages.TO_REPLICA,
       progress=self._report_progress,
       receive=self._receive,
-      hung=self._hung,
+      on_hang=self._on_hang,
       on_end=self._end,
       is_blocked=self._is_blocked,
     ) as session:
@@ -231,7 +231,7 @@ class Replica:
     """Returns the progress, for a heartbeat."""
     # Other workers cannot tell which of them delays a sum.
     if self._reducer.count_unanswered() > _MAX_UNANSWERED:
-      self._hung('executor')
+      self._on_hang('executor')
     self._progress.follow(lambda: self._reducer.steps)
     return self._progress.report()
 

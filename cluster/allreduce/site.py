@@ -20,7 +20,7 @@ from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
 from cluster.allreduce.sums.native import NativeReducer
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.coordinator import Coordinator
-from cluster.membership.process import Meeting, Process
+from cluster.membership.process import Meeting, RealSite
 from cluster.probing.cache import LinkCache
 from cluster.probing.failed_links import FailedLinks
 from cluster.probing.follower import LinkFollower
@@ -37,7 +37,7 @@ from route.route import Allreduce
 from wire.codec import Payload
 
 
-class AllreduceSite(Process):
+class AllreduceSite(RealSite):
   """A `Site` (see `cluster.runtime`): the parts of one process of a run."""
 
   # Injected faults replace these parts: see `cluster.allreduce.faults`.
@@ -223,7 +223,7 @@ class AllreduceSite(Process):
         timeout_s=self.settings.timeout_s,
         simulated_parts=self._simulated_parts,
       )
-    learner = learned.learner(learned.params, learned.stats)
+    learner = learned.make_learner(learned.params, learned.stats)
     learner.scaling = learned.scaling
     return self._replica_type(
       self.meeting.role.index,
@@ -234,10 +234,10 @@ class AllreduceSite(Process):
       batching=self.parts.batching,
       speed=self.parts.speed,
       settings=self.settings._replace(adapt=self._plan.adapt),
-      hung=self._hung,
+      on_hang=self._handle_hang,
     )
 
-  def _hung(self, end_kind: str) -> None:
+  def _handle_hang(self, end_kind: str) -> None:
     """Ends a process whose worker hangs; with the coordinator's, all restart.
 
     Args:

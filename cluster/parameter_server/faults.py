@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from cluster.membership.faults import FaultyProcess, strike_end
+from cluster.membership.faults import FaultyRealSite, strike_end
 from cluster.membership.process import Meeting
 from cluster.network import messages
 from cluster.network.calls import Spoil
@@ -124,7 +124,7 @@ class FaultyShardVersions(ShardVersions):
     super()._write(step, tree)
 
 
-class FaultyParameterServerSite(FaultyProcess, ParameterServerSite):
+class FaultyParameterServerSite(FaultyRealSite, ParameterServerSite):
   """A site whose worker and server fail as `config.cluster.faults` says."""
 
   def __init__(

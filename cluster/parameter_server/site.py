@@ -17,7 +17,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster.coordinator import Coordinator
-from cluster.membership.process import Meeting, Process
+from cluster.membership.process import Meeting, RealSite
 from cluster.network.streams import Refused
 from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
@@ -44,7 +44,7 @@ from learning.learning import Evaluation, Learner
 from route.route import ParameterServer
 
 
-class ParameterServerSite(Process):
+class ParameterServerSite(RealSite):
   """Site of a run with parameter servers: see `Site` of `cluster.runtime`.
 
   In the coordinator's process, `checkpoints.restore` is called before the
@@ -189,7 +189,7 @@ class ParameterServerSite(Process):
       speed=self.parts.speed,
       coordinator=coordinator,
       settings=self.settings,
-      hung=self._hung,
+      on_hang=self._handle_hang,
       evaluator=self._make_evaluator(),
     )
 
@@ -206,7 +206,7 @@ class ParameterServerSite(Process):
     like = learned.params, learned.stats
     return Evaluator(learned.evaluate, like, self.settings)
 
-  def _hung(self, reason: str) -> None:
+  def _handle_hang(self, reason: str) -> None:
     """Exits the process of a worker that hangs, unless others need it.
 
     Args:
@@ -298,7 +298,7 @@ class ParameterServerSite(Process):
         None to start from scratch.
     """
     params, stats = self._codec.initial_shard(index)
-    make = self.parts.learned.learner
+    make = self.parts.learned.make_learner
     learner: Learner | Pieces
     if self._plan.pipelined:
       servers = self._plan.servers

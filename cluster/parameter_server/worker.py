@@ -57,7 +57,7 @@ class Worker:
     speed: Speed | None,
     coordinator: str,
     settings: Settings,
-    hung: Callable[[str], None],
+    on_hang: Callable[[str], None],
     evaluator: Evaluator | None = None,
   ):
     """Creates the worker; connects to no process yet.
@@ -71,7 +71,7 @@ class Worker:
       speed: Model of the least time of iterations; None for their real time.
       coordinator: HOST:PORT of the coordinator.
       settings: Settings of this process.
-      hung: Called from another thread if this worker hangs after its session
+      on_hang: Called from another thread if this worker hangs after its session
         has ended, with the coordinator's reason: 'left', 'lost' or 'over'.
       evaluator: Evaluates for the coordinator; None if this worker does not.
     """
@@ -81,7 +81,7 @@ class Worker:
     self._residuals = residuals
     self._batching = batching
     self._coordinator, self._settings = coordinator, settings
-    self._hung = hung
+    self._on_hang = on_hang
     self._evaluator = evaluator
     self._warm = False
     self._host = Host(index, batching, speed)
@@ -136,7 +136,7 @@ class Worker:
       self.index,
       self._settings,
       progress=progress.report,
-      hung=self._hung,
+      on_hang=self._on_hang,
       save=functools.partial(self._pool.submit, self._residuals.answer),
       evaluate=functools.partial(self._pool.submit, self._evaluate),
     ) as session:

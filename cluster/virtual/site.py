@@ -73,7 +73,7 @@ class VirtualSite:
 
   is_coordinator = True
   clock: Literal['virtual'] = 'virtual'
-  later = None
+  run_in_thread = None
 
   def __init__(self, config: ConfigDict, parts: Parts):
     """Creates the parameter store and the checkpoints of a run.
@@ -87,7 +87,7 @@ class VirtualSite:
     """
     learned, plan = parts.learned, parts.plan
     params, stats = learned.params, learned.stats
-    learner, scaling = learned.learner(params, stats), learned.scaling
+    learner, scaling = learned.make_learner(params, stats), learned.scaling
     workers, self._multi_round = config.cluster.workers, None
     if isinstance(plan, ParameterServer):
       codec, self._sizes = _server_codec(config, parts, plan.servers)

@@ -226,7 +226,7 @@ class Coordinator:
       speed=None,
       coordinator=self._way(self.address),
       settings=_SETTINGS._replace(**settings),
-      hung=print,
+      on_hang=print,
     )
     return self._pool.submit(worker)
 

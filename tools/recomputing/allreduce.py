@@ -118,7 +118,7 @@ class _RecomputedRun:
     self.learner = (
       before.learner
       if before
-      else learned.learner(learned.params, learned.stats)
+      else learned.make_learner(learned.params, learned.stats)
     )
     if not before:
       self.learner.scaling = learned.scaling

@@ -103,7 +103,7 @@ class _ReplicaThread:
       speed=None,
       faults=faults,
       settings=Settings(_HOST, '', security, 5.0, 5.0, '', adapt=adapt),
-      hung=self.hung,
+      on_hang=self.hung,
     )
     with (
       mock.patch.object(
