@@ -41,7 +41,7 @@ from cluster.network.heartbeat import BEATS
 from cluster.probing import traffic
 from cluster.probing.measurer import Measurer
 from cluster.process.deadlines import ProgressCounter
-from cluster.process.host import Host
+from cluster.process.host import HostSpeed
 from cluster.speed.speed import Speed
 from learning import compilations, drift
 from learning.digest import digest
@@ -96,7 +96,7 @@ class Replica:
     self._gradient, self._reducer = gradient, reducer
     self._layout = layout
     self._batching = batching
-    self._host = Host(index, batching, speed)
+    self._host_speed = HostSpeed(index, batching, speed)
     self._coordinator, self._settings = '', settings
     self._on_hang = on_hang
     self._completed: Completed = _ignore
@@ -150,7 +150,7 @@ class Replica:
     self._coordinator = coordinator
     if completed is not None:
       self._completed = completed
-    with exit_on_error(self.index), self._host:
+    with exit_on_error(self.index), self._host_speed:
       while (end := self._run_session()).kind != 'over':
         logging.info('Worker %d joins again.', self.index)
     return end.is_finished
@@ -482,14 +482,14 @@ class Replica:
     self._gradient.prepare(assignment.ranges)
     start = time.monotonic()
     examples, before = assignment.examples, self._gradient.computed
-    least_s = self._host.least_s(iteration, examples)
+    least_s = self._host_speed.least_s(iteration, examples)
     if not self._reducer.simulates_time:
       # The configured delay comes before the computation, as far as known.
       time.sleep(max(least_s - self._took_s, 0.0))
     computation_start = time.monotonic()
     loss, finite = self._compute_gradient(assignment, least_s)
     self._took_s = time.monotonic() - computation_start
-    self._host.delay(iteration, examples, start)
+    self._host_speed.delay(iteration, examples, start)
     end = time.monotonic()
     statistics = StepStatistics(
       began=coordinator_time(began) - assignment.assigned_at,
@@ -501,7 +501,7 @@ class Replica:
       finite=int(finite and (loss is None or math.isfinite(loss))),
     )
     numbers = np.zeros(self._layout.size, np.float32)
-    factors = self._host.factors(iteration)
+    factors = self._host_speed.factors(iteration)
     self._layout.write(numbers, self.index, statistics, factors)
     self._progress.enter_transfer()
     self._reducer.finish(numbers)

@@ -22,7 +22,7 @@ from cluster.network.streams import Refused
 from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.evaluation import Evaluator, RemoteEvaluation
-from cluster.parameter_server.hosting import host
+from cluster.parameter_server.hosting import host_server
 from cluster.parameter_server.pieces import Pieces
 from cluster.parameter_server.residuals import (
   ResidualHistory,
@@ -234,7 +234,7 @@ class ParameterServerSite(RealSite):
     """
     role = self.meeting.role
     try:
-      return host(
+      return host_server(
         role.index,
         functools.partial(self._make_server, role.index),
         role.coordinator,

@@ -29,7 +29,7 @@ from cluster.parameter_server.residuals import ResidualHistory, ResidualId
 from cluster.parameter_server.session import ParameterServerSession, Send
 from cluster.parameter_server.window import Window
 from cluster.process.deadlines import ProgressCounter
-from cluster.process.host import Host
+from cluster.process.host import HostSpeed
 from cluster.speed.speed import Speed
 from learning import compilations
 from learning.learning import Gradient
@@ -84,7 +84,7 @@ class Worker:
     self._on_hang = on_hang
     self._evaluator = evaluator
     self._warm = False
-    self._host = Host(index, batching, speed)
+    self._host_speed = HostSpeed(index, batching, speed)
     servers = range(len(codec.sizes))
     self._buffers = [memory.aligned(codec.pull_bytes(k)) for k in servers]
     self._windows: list[Window] = []
@@ -123,7 +123,7 @@ class Worker:
       SystemExit: With LOST if the coordinator is lost for too long, with 1 if
         it refuses this worker.
     """
-    with exit_on_error(self.index), self._host:
+    with exit_on_error(self.index), self._host_speed:
       while (end := self._run_session()).kind != 'over':
         logging.info('Worker %d joins again.', self.index)
     return end.is_finished
@@ -193,14 +193,14 @@ class Worker:
     before = self._gradient.computed
     payload, loss = self._compute(pull)
     parts, loss, finite = self._encode(pull, payload, loss)
-    self._host.delay(iteration, pull.examples, start)
+    self._host_speed.delay(iteration, pull.examples, start)
     end = time.monotonic()
     report = messages.PushReport(
       iteration=iteration,
       pulled_at=pulled_at,
       computed_at=heartbeat.coordinator_time(end),
       compute_s=end - start,
-      factors=self._host.factors(iteration),
+      factors=self._host_speed.factors(iteration),
       loss=loss,
       is_finite=finite,
       computed=self._gradient.computed - before,

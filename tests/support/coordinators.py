@@ -23,7 +23,7 @@ from cluster.network.streams import Listener, Security, connect
 from cluster.parameter_server import worker as worker_
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.checkpoints import server_part
-from cluster.parameter_server.hosting import host
+from cluster.parameter_server.hosting import host_server
 from cluster.parameter_server.residuals import ResidualHistory
 from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
@@ -190,7 +190,7 @@ class Coordinator:
     return self._pool.submit(self._host, index, address, settings)
 
   def _host(self, index, address, settings):
-    return host(
+    return host_server(
       index,
       functools.partial(self._server, index),
       address,
