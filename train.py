@@ -93,16 +93,22 @@ def build(
   compilations.configure(config)  # Before anything starts XLA.
   learn = functools.partial(learning.make, task=task, dataset=dataset)
   files = RunFiles(workdir)
-  with files.releasing_on_error():
-    run, described = _assemble(
-      *(config, choose, own, learn, manifest, files, process or {}),
+  with files.release_on_error():
+    run, description = _assemble(
+      config,
+      choose,
+      own,
+      learn=learn,
+      describe=manifest,
+      files=files,
+      process=process or {},
       own_process=own_process,
     )
   if isinstance(run, Run):
     if run.save_schedule.is_enabled:
       serialization.check('scheme, task', run.runtime.state())
-    run.files.claim(described)
-    with run.files.releasing_on_error():
+    run.files.claim(description)
+    with run.files.release_on_error():
       run.restore()
   return run
 
@@ -126,10 +132,10 @@ def check(config: ConfigDict) -> Mapping[str, Any]:
     config,
     choose,
     own,
-    learning.stand_in,
-    lambda config, _: config,
-    RunFiles(None),
-    {},
+    learn=learning.stand_in,
+    describe=lambda resolved, _: resolved,
+    files=RunFiles(None),
+    process={},
   )
   run.checkpoints.close()
   return resolved
@@ -139,14 +145,29 @@ def _assemble(
   config: ConfigDict,
   choose: Choose,
   own: Mapping[str, Any],
+  *,
   learn: Callable[..., Learning],
   describe: Callable[..., Mapping[str, Any]],
   files: RunFiles,
   process: Mapping[str, str],
-  *,
   own_process: bool = False,
 ) -> tuple[Run | Site, Mapping[str, Any]]:
-  """Returns the run, or this process's part in it, and its description."""
+  """Returns the run, or this process's part in it, and its description.
+
+  Where the coordinator is, this is a `Run`, which drives the site's runtime.
+  In every other process it is the `Site` itself.
+
+  Args:
+    config: Checked config.
+    choose: Function that selects a section of the config.
+    own: Scheme, task and data set that replace those of the config; None each
+      for none.
+    learn: Function that creates the model and the data.
+    describe: Function from the resolved config and `own` to the description.
+    files: Writer of the run's files.
+    process: As of `build`.
+    own_process: As of `build`.
+  """
   placement.keep_cpu()
   scheme = copy.deepcopy(own['scheme']) or build_section(
     'sync', choose, num_workers=config.cluster.workers
@@ -158,9 +179,9 @@ def _assemble(
   if config.cluster.runtime == 'virtual' and config.model.name != 'none':
     platforms = {'JAX_PLATFORMS': jax.config.values['jax_platforms'] or ''}
     devices.require_cuda({**os.environ, **platforms})
-  place = importlib.import_module(_RUNTIMES[config.cluster.runtime])
-  meeting = place.meet(config, plan, files=files, process=process)
-  speed = place.speed(config, choose)
+  runtime = importlib.import_module(_RUNTIMES[config.cluster.runtime])
+  meeting = runtime.meet(config, plan, files=files, process=process)
+  speed = runtime.speed(config, choose)
   learned = learn(config, choose, devices=meeting.devices)
   plan = tuning.choose_bucket_bytes(config, choose, plan, learned, wire)
   parts = Parts(
@@ -170,19 +191,19 @@ def _assemble(
     plan=plan,
     speed=speed,
     files=files,
-    described=describe(_resolve(config, plan).to_dict(), own),
+    manifest=describe(_resolve_config(config, plan).to_dict(), own),
   )
   intervals = _intervals(config, parts.learned.num_train)
-  site = place.make(config, meeting, parts)
+  site = runtime.make(config, meeting, parts)
   run = (
-    _run(config, scheme, intervals, parts, site)
+    _make_run(config, scheme, intervals, parts, site)
     if site.is_coordinator
     else site
   )
-  return run, parts.described
+  return run, parts.manifest
 
 
-def _run(
+def _make_run(
   config: ConfigDict,
   scheme: Scheme,
   intervals: Intervals,
@@ -203,7 +224,7 @@ def _run(
     recorder=recorder,
     store=site.store,
     evaluate=site.evaluate,
-    later=site.later,
+    run_in_thread=site.run_in_thread,
   )
   with error_prefix('config.checkpoint'):
     save_schedule = SaveSchedule(
@@ -219,7 +240,7 @@ def _run(
     milestones=milestones,
     num_workers=config.cluster.workers,
     ahead=isinstance(parts.plan, Allreduce),
-    stage=functools.partial(parts.stage, site.store),
+    find_stage=functools.partial(parts.find_stage, site.store),
   )
   return Run(
     name=type(scheme).__name__.lower(),
@@ -250,10 +271,10 @@ def _plan(
   """Returns the plan of the route, once scheme and wire are known to fit it."""
   route = config.route
   virtual = config.cluster.runtime == 'virtual'
-  route_ = build_section('route', choose)
+  chosen = build_section('route', choose)
   known = links.read_virtual(config).cluster if virtual else None
   with error_prefix(f'config.route.{route.name}'):
-    plan: Plan = route_.plan(
+    plan: Plan = chosen.plan(
       known,
       num_workers=config.cluster.workers,
       distributed=not virtual,
@@ -277,7 +298,7 @@ def _uses_accelerators(config: ConfigDict, plan: Plan) -> bool:
   return config.model.name != 'none' or (real and native)
 
 
-def _resolve(config: ConfigDict, plan: Plan) -> ConfigDict:
+def _resolve_config(config: ConfigDict, plan: Plan) -> ConfigDict:
   """Returns the config with the servers or buckets that the plan has chosen."""
   resolved = copy.deepcopy(config)
   own = resolved.route[resolved.route.name]
@@ -292,11 +313,11 @@ def _batching(
   config: ConfigDict, choose: Choose, scheme: Scheme, speed: Speed | None
 ) -> Batching:
   factors = speed.model.num_driving if speed else len(driving.NAMES)
-  built = batching.make(config, choose, num_factors=factors)
-  fits = getattr(scheme, 'has_barriers', False) or not built.needs_barriers
+  chosen = batching.make(config, choose, num_factors=factors)
+  fits = getattr(scheme, 'has_barriers', False) or not chosen.needs_barriers
   known = 'one that needs no barrier, as the scheme has none'
   require(fits, 'config.batching.name', known, config.batching.name)
-  return built
+  return chosen
 
 
 def _intervals(config: ConfigDict, num_train: int) -> Intervals:

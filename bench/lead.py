@@ -35,7 +35,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import train
-from cluster.membership import rendezvous
+from cluster.membership import rendezvous_files
 from cluster.network import messages
 from cluster.network.streams import Security, Stream, TransportError, connect
 from cluster.process import roles
@@ -222,7 +222,7 @@ def _drive(indices: range, coordinator: str, workdir: str) -> None:
   while not path.exists() and time.monotonic() < deadline:
     time.sleep(0.05)
   config_fingerprint = fingerprint(json.loads(path.read_text()))
-  token = (pathlib.Path(workdir) / rendezvous.TOKEN).read_text().strip()
+  token = (pathlib.Path(workdir) / rendezvous_files.TOKEN).read_text().strip()
   security = Security(token=token)
   controls, process = [], secrets.token_hex(16)
   for index in indices:

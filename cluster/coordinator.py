@@ -68,6 +68,14 @@ class Progress:
 class Coordinator:
   """Mediator between a runtime and a scheme.
 
+  Order of calls: the runtime first calls `attach` with its own functions, then
+  either `start`, or `restore` (the virtual runtime), or `rejoin` and `start`
+  (real hosts).  From then on it reports `push`, `leave`, `join` and `wake`.
+  Each of them asks the scheme, and carries out the decision: the store adds
+  the push and commits updates, `milestones` review the run, the batching
+  assigns examples, and `release` of the runtime is called for every worker
+  that may continue, before the report returns.
+
   Attributes:
     workers: Progress of every worker, alive or not.
     store: Parameter store, which sums pushes and applies updates.
@@ -77,8 +85,8 @@ class Coordinator:
     ahead: Whether iterations are assigned one ahead, so that a worker that has
       ended one can begin the next without asking: an observed iteration then
       changes the batches of the next but one.
-    stage: Function that returns the stage of the wire for iterations that begin
-      now.
+    find_stage: Function that returns the stage of the wire for iterations that
+      begin now.
   """
 
   def __init__(
@@ -92,7 +100,7 @@ class Coordinator:
     milestones: Milestones,
     num_workers: int,
     ahead: bool = False,
-    stage: Callable[[], int] = lambda: 0,
+    find_stage: Callable[[], int] = lambda: 0,
   ):
     """Creates a coordinator; `attach` and `start` or `restore` follow.
 
@@ -105,10 +113,10 @@ class Coordinator:
       milestones: Milestones of the run.
       num_workers: Number of workers.
       ahead: Whether iterations are assigned one ahead.
-      stage: Function that returns the stage of the wire for iterations that
-        begin now.
+      find_stage: Function that returns the stage of the wire for iterations
+        that begin now.
     """
-    self.stage = stage
+    self.find_stage = find_stage
     self.ahead = ahead
     self.workers = [Progress() for _ in range(num_workers)]
     self.store = store
@@ -118,6 +126,8 @@ class Coordinator:
     self._scheme = scheme
     self._stream = stream
     self._pushes = 0
+    self._release: Callable[[int], None]  # Both are set by `attach`.
+    self._wake_at: Callable[[float | None], None]
 
   def attach(
     self,
@@ -422,7 +432,7 @@ class Coordinator:
     worker.iteration += 1
     worker.is_iterating = True
     worker.version = self.store.version
-    worker.stage = self.stage()
+    worker.stage = self.find_stage()
     worker.examples = size(worker.ahead) or worker.batch
     worker.ranges = self._stream.take(index, worker.examples)
     if self.ahead:

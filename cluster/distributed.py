@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from cluster.allreduce.site import AllreduceSite
 from cluster.allreduce.sums import native
-from cluster.membership import rendezvous
+from cluster.membership import rendezvous_files
 from cluster.membership.process import Meeting
 from cluster.network import credentials, descriptors, memory, streams, tcp_idle
 from cluster.network.handshake import Security
@@ -118,10 +118,10 @@ def _rendezvous(
   An address or a token that flags, config and environment do not give is in the
   run's folder, where the coordinator writes it.
   """
-  place = rendezvous.Place(role.coordinator, config.cluster.token_file)
+  place = rendezvous_files.Place(role.coordinator, config.cluster.token_file)
   if f'{role.kind} {role.index}' == roles.leading(dedicated):
     files.hold(config.cluster)
-    place = rendezvous.host(
+    place = rendezvous_files.host(
       files.workdir,
       place,
       address=address,
@@ -130,7 +130,7 @@ def _rendezvous(
     )
   else:
     limit_s = config.cluster.start_s
-    place = rendezvous.join(
+    place = rendezvous_files.join(
       files.workdir, place, launch=role.launch, limit_s=limit_s
     )
   security = credentials.security(config.cluster, address, place.token_file)

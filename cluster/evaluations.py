@@ -15,8 +15,8 @@ from absl import logging
 
 from learning.learning import Evaluation, ParameterStore
 
-Row = dict[str, Any]  # A row of metrics.jsonl.
-Later = Callable[[Callable[[], Any]], Future[Any]]
+Row = dict[str, Any]  # Of metrics.jsonl.
+RunInThread = Callable[[Callable[[], Any]], Future[Any]]
 
 
 @dataclasses.dataclass
@@ -45,19 +45,19 @@ class Evaluations:
     *,
     store: ParameterStore,
     evaluate: Evaluation,
-    later: Later | None,
+    run_in_thread: RunInThread | None,
   ):
     """Creates an empty queue.
 
     Args:
       store: Parameter store whose versions are evaluated.
       evaluate: Function from parameters and statistics to figures.
-      later: Function that calls another one in a thread, where time passes
-        meanwhile; None to call it at once.
+      run_in_thread: Function that calls another one in a thread, where time
+        passes meanwhile; None to call it at once.
     """
     self._store = store
     self._evaluate = evaluate
-    self._later = later or _call_now
+    self._run = run_in_thread or _call_now
     self._queue: list[_Entry] = []
 
   def __len__(self) -> int:
@@ -135,7 +135,7 @@ class Evaluations:
     entry = self._queue[0]
     if entry.held is not None and entry.figures is None:
       read = self._store.read(entry.held)
-      entry.figures = self._later(lambda: self._compute(entry.version, read))
+      entry.figures = self._run(lambda: self._compute(entry.version, read))
 
   def _compute(
     self, version: int, read: Callable[[], tuple[Any, Any]]

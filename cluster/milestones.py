@@ -12,7 +12,7 @@ import time as wall
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from cluster.evaluations import Evaluations, Later
+from cluster.evaluations import Evaluations, RunInThread
 from configs.checks import require
 from learning.learning import Evaluation, ParameterStore
 from outputs.recorder import Recorder
@@ -51,7 +51,7 @@ class Milestones:
     recorder: Recorder,
     store: ParameterStore,
     evaluate: Evaluation | None,
-    later: Later | None = None,
+    run_in_thread: RunInThread | None = None,
   ):
     """Creates the milestones of a run that starts.
 
@@ -60,8 +60,8 @@ class Milestones:
       recorder: Recorder of the run, whose accounting is reviewed.
       store: Parameter store whose versions are evaluated.
       evaluate: Evaluation of a version; None if nothing is learned.
-      later: Function that calls another one in a thread, so that the run
-        continues meanwhile; None to call it at once.
+      run_in_thread: Function that calls another one in a thread, so that the
+        run continues meanwhile; None to call it at once.
     """
     self.finished = False
     self.evaluations = 0
@@ -73,7 +73,9 @@ class Milestones:
     self._store = store
     self._queue: Evaluations | None = None
     if evaluate is not None:
-      self._queue = Evaluations(store=store, evaluate=evaluate, later=later)
+      self._queue = Evaluations(
+        store=store, evaluate=evaluate, run_in_thread=run_in_thread
+      )
 
   def warm_up(self) -> None:
     """Compiles the evaluation."""

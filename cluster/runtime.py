@@ -38,7 +38,7 @@ class Parts:
     plan: Plan of the route.
     speed: Model of compute times; None for real ones.
     files: Writer of the run's files.
-    described: Manifest of the run.
+    manifest: Manifest of the run.
   """
 
   learned: Learning
@@ -47,9 +47,9 @@ class Parts:
   plan: Plan
   speed: Speed | None
   files: RunFiles
-  described: Mapping[str, Any]
+  manifest: Mapping[str, Any]
 
-  def stage(self, store: ParameterStore) -> int:
+  def find_stage(self, store: ParameterStore) -> int:
     """Returns the index of the wire's codec for pushes that begin now."""
     done = {'examples': store.examples, 'updates': store.version}
     return self.wire.stage(self.learned.epochs(**done))
@@ -142,7 +142,7 @@ class Site(Protocol):
     """Evaluation of a version; None if nothing is learned."""
 
   @property
-  def later(self) -> Callable[[Callable[[], Any]], Future[Any]] | None:
+  def run_in_thread(self) -> Callable[[Callable[[], Any]], Future[Any]] | None:
     """Calls a function in a thread beside the run; None to call it at once."""
 
   def runtime(self, coordinator: Coordinator) -> Runtime:

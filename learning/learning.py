@@ -350,7 +350,7 @@ class Learning(Protocol):
   def devices(self) -> Sequence[str]:
     """Kinds of this process's devices that compute gradients; may be empty."""
 
-  def learner(self, params: Any, stats: Any) -> Learner:
+  def make_learner(self, params: Any, stats: Any) -> Learner:
     """Returns a learner that starts at these parameters and statistics."""
 
   def epochs(self, *, examples: int, updates: int) -> float:

@@ -44,7 +44,7 @@ class TaskLearning:
   scaling: Scaling | None
   params: Any
   stats: Any
-  learner: Callable[[Any, Any], TaskLearner]
+  make_learner: Callable[[Any, Any], TaskLearner]
   devices: Sequence[str]
 
   @property
@@ -148,7 +148,7 @@ def make(
     scaling=scaling,
     params=task.params,
     stats=task.stats,
-    learner=functools.partial(_learner, config, choose, schedule, scaled),
+    make_learner=functools.partial(_learner, config, choose, schedule, scaled),
     devices=[device.device_kind for device in jax.local_devices()[:devices]],
   )
 

@@ -192,7 +192,7 @@ class TimingOnlyLearning:
     self.gradient = TimingOnlyGradient()
     self.elements = size_bytes // item, 0
 
-  def learner(self, params: Any, stats: Any) -> TimingOnlyLearner:
+  def make_learner(self, params: Any, stats: Any) -> TimingOnlyLearner:
     """Returns a learner that counts updates."""
     return TimingOnlyLearner(params, stats)
 

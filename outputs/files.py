@@ -111,7 +111,7 @@ class RunFiles:
       ValueError: If it holds a run of another config; names the fields.
     """
     lock = self.hold(manifest['config']['cluster'])
-    with self.releasing_on_error():
+    with self.release_on_error():
       self._check(manifest, lock.run)
       lock.record(fingerprint(manifest))
     written = manifest['config']['outputs']
@@ -119,8 +119,8 @@ class RunFiles:
     self.board = written['board']
 
   @contextlib.contextmanager
-  def releasing_on_error(self) -> Iterator[None]:
-    """Yields a context that releases the folder's lock if its body fails."""
+  def release_on_error(self) -> Iterator[None]:
+    """Releases the folder if the body of the `with` statement fails."""
     try:
       yield
     except BaseException:

@@ -60,7 +60,7 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from cluster.membership import rendezvous
+from cluster.membership import rendezvous_files
 from cluster.network import credentials
 from cluster.network import streams as transport
 from cluster.probing import file_format, transfers, trials
@@ -253,7 +253,7 @@ def _setup(values: Any) -> Setup:
     coordinator=values.coordinator,
     here=address,
   )
-  place = rendezvous.Place(role.coordinator, config.token_file)
+  place = rendezvous_files.Place(role.coordinator, config.token_file)
   if values.workdir:
     place = _find_place(
       pathlib.Path(values.workdir), role, place, address, config
@@ -283,17 +283,17 @@ def _setup(values: Any) -> Setup:
 def _find_place(
   folder: pathlib.Path,
   role: roles.Role,
-  place: rendezvous.Place,
+  place: rendezvous_files.Place,
   address: str,
   config: Any,
-) -> rendezvous.Place:
+) -> rendezvous_files.Place:
   """Returns the place of the rendezvous, through files of a shared folder."""
   if role.index > 0:
-    return rendezvous.join(
+    return rendezvous_files.join(
       folder, place, launch=role.launch, limit_s=config.start_s
     )
   folder.mkdir(parents=True, exist_ok=True)
-  return rendezvous.host(
+  return rendezvous_files.host(
     folder,
     place,
     address=address,

@@ -213,7 +213,7 @@ class _RecomputedRun:
     self._learned = learned
     with placement.on_cpu():
       self.learners = [
-        learned.learner(*codec.initial_shard(server))
+        learned.make_learner(*codec.initial_shard(server))
         for server in range(len(codec.sizes))
       ]
     first = learned.scaling
@@ -239,7 +239,7 @@ class _RecomputedRun:
       recorder=silent_recorder(),
       milestones=silent_milestones(),
       num_workers=workers,
-      stage=self._stage,
+      find_stage=self._stage,
     )
     self._coordinator.attach(release=self._release, wake_at=lambda at: None)
 

@@ -111,7 +111,7 @@ def record(
 def _step(batch: int) -> Callable[[], None]:
   """Returns a function that performs a training step of the config's model."""
   learned = learning.from_config(flags.FLAGS.config)
-  learner = learned.learner(learned.params, learned.stats)
+  learner = learned.make_learner(learned.params, learned.stats)
   numbers = itertools.count()
 
   def step() -> None:

@@ -56,7 +56,7 @@ class IterationAssigner:
       k: workers[k].ahead if ahead else workers[k].ranges for k in members
     }
     sizes = {k: sum(end - start for start, end in ranges[k]) for k in members}
-    now, stage = time.monotonic(), self._coordinator.stage()
+    now, stage = time.monotonic(), self._coordinator.find_stage()
     self.newest, self._assigned[version] = version, (now, stage)
     for index in members:
       assignment = Assignment(

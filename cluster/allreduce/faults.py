@@ -22,11 +22,11 @@ from cluster.allreduce.executor.program import Roles
 from cluster.allreduce.executor.reduction import Reduction
 from cluster.allreduce.replica import Replica
 from cluster.allreduce.site import AllreduceSite
-from cluster.allreduce.sums.host import CheckedFilling, HostReducer
+from cluster.allreduce.sums.host import CheckedFiller, HostReducer
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
 from cluster.allreduce.sums.native import NativeReducer
-from cluster.membership.faults import FaultyProcess, strike_end
+from cluster.membership.faults import FaultyRealSite, strike_end
 from cluster.membership.process import Meeting
 from cluster.membership.session import Session
 from cluster.network import messages
@@ -166,8 +166,8 @@ class _FaultyExecutor(Executor):
     return connections
 
 
-class _NanFilling(CheckedFilling):
-  """A bucket filler that writes not-a-number in place of a gradient."""
+class _NanFiller(CheckedFiller):
+  """A filler of a gradient that is not a number."""
 
   def put(self, leaf: int, array: np.ndarray) -> None:
     """Writes not-a-number in place of a leaf's numbers."""
@@ -184,7 +184,7 @@ class FaultyHostReducer(HostReducer):
     self._planned: ChunkFaults | None = None
 
   def _make_executor(self) -> Executor:
-    return _FaultyExecutor(self._index, **self._of_executor)
+    return _FaultyExecutor(self._index, **self._executor_arguments)
 
   def compute(
     self, version: int, *args: Any, worker: int, iteration: int, **kwargs: Any
@@ -203,13 +203,13 @@ class FaultyHostReducer(HostReducer):
       executor.plan(number, self._planned)
     return super()._begin_sum(number, *args, is_last=is_last)
 
-  def _make_filling(
+  def _make_filler(
     self, vector: np.ndarray, ready: Callable[[int], None]
-  ) -> CheckedFilling:
+  ) -> CheckedFiller:
     push = self._faults.push
     if push and push.kind == Kind.NAN:
-      return _NanFilling(self._layout, vector, ready)
-    return super()._make_filling(vector, ready)
+      return _NanFiller(self._layout, vector, ready)
+    return super()._make_filler(vector, ready)
 
 
 class _FaultyMultiRoundReducer(FaultyHostReducer, MultiRoundReducer):
@@ -283,7 +283,7 @@ class FaultyReplica(Replica):
       self._known_digest = None
 
 
-class FaultyAllreduceSite(FaultyProcess, AllreduceSite):
+class FaultyAllreduceSite(FaultyRealSite, AllreduceSite):
   """A site of a run whose replicas fail as `config.cluster.faults` says."""
 
   def __init__(

@@ -5,7 +5,7 @@ joins.  It has ended once all its living members have reported their version of
 the learner.  Then the next begins, whose members connect over a forest that is
 packed for the links that still work.
 
-No messages, threads or clocks here: see `memberships`.
+No messages, threads or clocks here: see `epochs`, which alone changes it.
 """
 
 import collections
@@ -71,7 +71,11 @@ class PackedForest(NamedTuple):
 
 
 class Rendezvous:
-  """The membership epochs of a run, one after the other.
+  """Members, answers and forest of the current membership epoch.
+
+  `MembershipEpochs` calls, for each epoch: `form`, `add_connected` until all
+  members are connected, `stop`, `add_stopped` until `find_newest` returns a
+  version, and `remove_lost`.
 
   Attributes:
     membership_epoch: Number of the current epoch, from 0.

@@ -41,7 +41,7 @@ from cluster.network.heartbeat import BEATS
 from cluster.probing import traffic
 from cluster.probing.measurer import Measurer
 from cluster.process.deadlines import ProgressCounter
-from cluster.process.host import Host
+from cluster.process.host import HostSpeed
 from cluster.speed.speed import Speed
 from learning import compilations, drift
 from learning.digest import digest
@@ -52,6 +52,8 @@ from learning.learning import Gradient, Learner
 _FETCHED = 2**40
 # Pings that the executor may leave unanswered: less than 2 timeouts.
 _MAX_UNANSWERED = round(1.8 * BEATS)
+
+Completed = Callable[[IterationCompleted | ResidualsCollected], None]
 
 
 class Replica:
@@ -73,8 +75,7 @@ class Replica:
     batching: Batching,
     speed: Speed | None,
     settings: Settings,
-    hung: Callable[[str], None],
-    completed: Callable[[IterationCompleted | ResidualsCollected], None],
+    on_hang: Callable[[str], None],
   ):
     """Creates a replica without connections.
 
@@ -87,18 +88,18 @@ class Replica:
       batching: Batch sizes of the iterations.
       speed: Least duration of iterations; None for the actual one.
       settings: Settings of all processes of the run.
-      hung: Called from another thread if this worker does not react: with
+      on_hang: Called from another thread if this worker does not react: with
         'left', 'lost' or 'over', as the session has ended, or with 'executor'.
-      completed: Called with an event after each iteration is applied.
     """
     self.index = index
     self.learner = learner
     self._gradient, self._reducer = gradient, reducer
     self._layout = layout
     self._batching = batching
-    self._host = Host(index, batching, speed)
+    self._host_speed = HostSpeed(index, batching, speed)
     self._coordinator, self._settings = '', settings
-    self._hung, self._completed = hung, completed
+    self._on_hang = on_hang
+    self._completed: Completed = _ignore
     self._is_compiled = False
     # Whether its state may be of another run's version of the same number.
     self._is_new = True
@@ -129,11 +130,15 @@ class Replica:
     """The worker's codec state: residuals and replicated parts."""
     return self._reducer.codec_state
 
-  def __call__(self, coordinator: str) -> bool:
-    """Joins the coordinator, and executes its orders until the run is over.
+  def __call__(
+    self, coordinator: str, *, completed: Completed | None = None
+  ) -> bool:
+    """Takes part in the run until it is over.
 
     Args:
       coordinator: HOST:PORT of the coordinator.
+      completed: Called with an event after each iteration is applied; None
+        except in the coordinator's process.
 
     Returns:
       Whether the run has finished; if not, it may resume from a checkpoint.
@@ -143,13 +148,15 @@ class Replica:
         it refuses this worker.
     """
     self._coordinator = coordinator
-    with exit_on_error(self.index), self._host:
+    if completed is not None:
+      self._completed = completed
+    with exit_on_error(self.index), self._host_speed:
       while (end := self._run_session()).kind != 'over':
         logging.info('Worker %d rejoins.', self.index)
     return end.is_finished
 
   def _run_session(self) -> messages.SessionEnd:
-    """Executes orders until the session ends; returns how it has ended."""
+    """Works until the session ends; returns how it has ended."""
     self._progress, self._inbox, self._is_new = ProgressCounter(), Inbox(), True
     self._epoch = self._stop_epoch = -1
     with Session[messages.ToReplica](
@@ -159,7 +166,7 @@ class Replica:
       schema=messages.TO_REPLICA,
       progress=self._report_progress,
       receive=self._receive,
-      hung=self._hung,
+      on_hang=self._on_hang,
       on_end=self._end,
       is_blocked=self._is_blocked,
     ) as session:
@@ -224,7 +231,7 @@ class Replica:
     """Returns the progress, for a heartbeat."""
     # Other workers cannot tell which of them delays a sum.
     if self._reducer.count_unanswered() > _MAX_UNANSWERED:
-      self._hung('executor')
+      self._on_hang('executor')
     self._progress.follow(lambda: self._reducer.steps)
     return self._progress.read()
 
@@ -285,8 +292,8 @@ class Replica:
     """
     settings, membership_epoch = self._settings, order.membership_epoch
     self._epoch = membership_epoch
-    self._progress.begin(order.version)
-    self._progress.transfer()
+    self._progress.begin_iteration(order.version)
+    self._progress.enter_transfer()
     with self._reporting_loss(session, membership_epoch):
       if order.source:
         self._update(session, order.version, *order.source)
@@ -356,7 +363,7 @@ class Replica:
         version,
         settings.security,
         settings.timeout_s,
-        step=self._progress.step,
+        step=self._progress.count_chunk,
         known=known,
       )
     except TransportError as error:
@@ -387,7 +394,7 @@ class Replica:
       order: Order of the coordinator.
     """
     membership_epoch, version = order.membership_epoch, order.version
-    self._progress.transfer()
+    self._progress.enter_transfer()
     with self._reporting_loss(session, membership_epoch):
       state = self._fetch(session, version, *order.source)
       difference = _relative_difference(self._shared_state(), state)
@@ -475,14 +482,14 @@ class Replica:
     self._gradient.prepare(assignment.ranges)
     start = time.monotonic()
     examples, before = assignment.examples, self._gradient.computed
-    least_s = self._host.least_s(iteration, examples)
+    least_s = self._host_speed.least_s(iteration, examples)
     if not self._reducer.simulates_time:
       # The configured delay comes before the computation, as far as known.
       time.sleep(max(least_s - self._took_s, 0.0))
     computation_start = time.monotonic()
     loss, finite = self._compute_gradient(assignment, least_s)
     self._took_s = time.monotonic() - computation_start
-    self._host.delay(iteration, examples, start)
+    self._host_speed.delay(iteration, examples, start)
     end = time.monotonic()
     statistics = StepStatistics(
       began=coordinator_time(began) - assignment.assigned_at,
@@ -494,15 +501,15 @@ class Replica:
       finite=int(finite and (loss is None or math.isfinite(loss))),
     )
     numbers = np.zeros(self._layout.size, np.float32)
-    factors = self._host.factors(iteration)
+    factors = self._host_speed.factors(iteration)
     self._layout.write(numbers, self.index, statistics, factors)
-    self._progress.transfer()
+    self._progress.enter_transfer()
     self._reducer.finish(numbers)
 
   def _begin(self, assignment: messages.Assignment) -> None:
     """Begins an iteration: from here on its progress has a deadline."""
-    self._progress.begin(assignment.version)
-    self._progress.compute()
+    self._progress.begin_iteration(assignment.version)
+    self._progress.enter_compute()
 
   def _compute_gradient(
     self, assignment: messages.Assignment, least_s: float
@@ -564,6 +571,10 @@ class Replica:
     """Returns the state that all replicas share."""
     replicated = self.codec_state.replicated
     return {'learner': self.learner.state(), 'replicated': replicated}
+
+
+def _ignore(event: IterationCompleted | ResidualsCollected) -> None:
+  """Does nothing: the coordinator is in another process."""
 
 
 def _relative_difference(

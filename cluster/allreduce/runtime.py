@@ -18,7 +18,7 @@ from cluster.allreduce.admission import (
   ResidualsCollected,
 )
 from cluster.allreduce.assignment import IterationAssigner
-from cluster.allreduce.memberships import MembershipEpochs
+from cluster.allreduce.epochs import MembershipEpochs
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.step_statistics import (
   IterationRecorder,
@@ -35,7 +35,6 @@ from cluster.membership.events import (
 )
 from cluster.membership.process import Settings
 from cluster.network import messages
-from cluster.network.messages import ToReplica
 from cluster.probing.events import ForestPacked, LinksMeasured
 from cluster.probing.link_manager import LinkManager
 from cluster.probing.traffic import TrafficLog
@@ -47,6 +46,15 @@ from learning.learning import Overlap
 
 class AllreduceRuntime(EventLoop):
   """A `Runtime` whose workers are replicas of the learner.
+
+  A membership epoch passes these steps.  `epochs` sends `ConnectMembers`; once
+  all members have answered, `_handle_connected` begins a check of their states,
+  and the end of the check calls `_begin_epoch`.  Then `_assign` sends examples,
+  the replica of this process reports each iteration to `_handle_completed`, and
+  `_record` passes it to the coordinator's scheme.  Before a version that is
+  evaluated, saved or the last, a check of the states comes first, whose end
+  calls `_record_agreed`.  `epochs.stop` ends the epoch; once all living members
+  have stopped, `epochs` sends `ConnectMembers` again.
 
   Attributes:
     time: Seconds since the start, of this process and those before it.
@@ -61,13 +69,13 @@ class AllreduceRuntime(EventLoop):
     store: ReplicaStore,
     reception: AllreduceReception,
     rendezvous: Rendezvous,
-    links: Callable[[Callable[[int, ToReplica], None]], LinkManager],
+    links: LinkManager,
     layout: StatisticsLayout,
     overlap: Overlap,
     iteration_bytes: Callable[[int, int], int],
     settings: Settings,
     deadlines: Deadlines,
-    local: Callable[[str], Callable[[], object]] | None,
+    make_local_worker: Callable[[str], Callable[[], object]] | None,
   ):
     """Creates the runtime; it does not listen for workers yet.
 
@@ -76,8 +84,7 @@ class AllreduceRuntime(EventLoop):
       store: The learner of the coordinator.
       reception: Streams to the workers.
       rendezvous: Members of epochs, and their forests.
-      links: Makes the link manager, given a function that sends a message to a
-        worker.
+      links: Link manager of the run.
       layout: Layout of step statistics.
       overlap: Kind of overlap of communication and computation in the
         coordinator's process.
@@ -85,15 +92,15 @@ class AllreduceRuntime(EventLoop):
         given the number of workers and the stage of the codec.
       settings: Settings of the coordinator's process.
       deadlines: Progress deadlines of the workers.
-      local: Makes the worker of this process, to be called in a thread, given
-        the address to connect to; None if it has none.
+      make_local_worker: Makes the worker of this process, to be called in a
+        thread, given the address to connect to; None if it has none.
     """
     super().__init__(
       coordinator=coordinator,
       reception=reception,
       settings=settings,
       deadlines=deadlines,
-      local=local,
+      make_local_worker=make_local_worker,
     )
     self._store, self._rendezvous = store, rendezvous
     self.epochs = MembershipEpochs(
@@ -106,9 +113,9 @@ class AllreduceRuntime(EventLoop):
       check_s=max(settings.start_s, 2 * settings.timeout_s),
       now=lambda: self.time,
     )
-    self._links, self._check = self.epochs.links, self.epochs.check
+    self._links, self._check = links, self.epochs.check
     self._traffic_log = TrafficLog(rendezvous, Traffic(coordinator.recorder))
-    self._assigner = IterationAssigner(coordinator, self.epochs.send)
+    self._assigner = IterationAssigner(coordinator, reception.send_to_worker)
     self._recorder = IterationRecorder(
       coordinator, layout, reception.members, iteration_bytes
     )
@@ -120,7 +127,7 @@ class AllreduceRuntime(EventLoop):
     # Members, their incarnations and digests with their traffic, as of the last
     # check.
     self._sent: list[tuple[int, int, messages.StateDigest]] = []
-    coordinator.attach(release=self._enter_push, wake_at=lambda time: None)
+    coordinator.attach(release=self._release, wake_at=lambda time: None)
 
   def warm_up(self) -> None:
     """Waits until all workers have compiled and are connected.
@@ -128,7 +135,7 @@ class AllreduceRuntime(EventLoop):
     Raises:
       Unmendable: If one does not in time; names it.
     """
-    self._wait(
+    self._wait_for_processes(
       self._reception.listen(),
       done=self.epochs.try_connect,
       missing=lambda: self._reception.missing() or self._links.awaited,
@@ -159,11 +166,13 @@ class AllreduceRuntime(EventLoop):
       return False
     version = self._store.version
     number = self._rendezvous.membership_epoch
-    if self._store.keeps and self._collected_version < version:
+    if self._store.has_residuals and self._collected_version < version:
       if self._collection is None or self._collection[0] < number:
         self._collection = number, time.monotonic()
         for index in self._rendezvous.members:
-          self.epochs.send(index, messages.CollectResiduals(number))
+          self._reception.send_to_worker(
+            index, messages.CollectResiduals(number)
+          )
       return False
     self._is_pausing, self._collection = False, None
     return True
@@ -177,7 +186,7 @@ class AllreduceRuntime(EventLoop):
     """
     if not self._is_pausing and self._is_idle:
       self._assign()  # After a pause.
-    self._take(max(self._check_at - time.monotonic(), 0.0))
+    self._handle_next(max(self._check_at - time.monotonic(), 0.0))
     self._check_progress()
     collection = self._collection
     if collection and time.monotonic() - collection[1] > self._start_s:
@@ -219,8 +228,8 @@ class AllreduceRuntime(EventLoop):
       self.epochs.is_running and self._assigner.newest < self._store.version
     )
 
-  def _enter_push(self, index: int) -> None:
-    """Enters the phase `push` for a released worker: replicas never pull."""
+  def _release(self, index: int) -> None:
+    """Enters the phase `push`: replicas receive sums, and never pull."""
     worker = self.coordinator.workers[index]
     self.coordinator.enter(index, 'push', worker.since)
 
@@ -237,9 +246,9 @@ class AllreduceRuntime(EventLoop):
     """Handles an event of the workers, of the links or of this process."""
     match event:
       case WorkerJoined():
-        self._handle_ready(event)
+        self._handle_joined(event)
       case WorkerLost():
-        self._handle_failed(event)
+        self._handle_lost(event)
       case WorkerMessage():
         self._handle_message(event.worker, event.message)
       case IterationCompleted():
@@ -259,19 +268,19 @@ class AllreduceRuntime(EventLoop):
       case messages.Connected():
         self._handle_connected(index, message)
       case messages.ConnectionLost():
-        self.epochs.handle_broken(index, message)
+        self.epochs.handle_connection_lost(index, message)
       case messages.EpochStopped():
         self.epochs.add_stopped(index, message)
       case messages.StateDigest():
-        self._handle_checked(index, message)
+        self._handle_digest(index, message)
       case messages.StateCompared():
-        self._handle_compared(index, message)
+        self._handle_difference(index, message)
       case messages.ProbeAnswer():
         self._links.take_answer(index, message)
       case messages.TrafficReport():
         self._links.take_traffic(index, message)
 
-  def _handle_ready(self, event: WorkerJoined) -> None:
+  def _handle_joined(self, event: WorkerJoined) -> None:
     if not self._admit(event):
       return
     index, ready = event.worker, event.ready
@@ -282,7 +291,7 @@ class AllreduceRuntime(EventLoop):
       if self._is_idle:  # No iteration ends that would let it join.
         self._assign()
 
-  def _handle_failed(self, event: WorkerLost) -> None:
+  def _handle_lost(self, event: WorkerLost) -> None:
     index, member = event.worker, self._members[event.worker]
     is_newest = event.incarnation == member.incarnation
     if is_newest and member.stream is not None:
@@ -310,13 +319,13 @@ class AllreduceRuntime(EventLoop):
       self._assign()
     self._traffic_log.begin_epoch(self.time, version, self.epochs.reason)
 
-  def _handle_checked(self, index: int, message: messages.StateDigest) -> None:
+  def _handle_digest(self, index: int, message: messages.StateDigest) -> None:
     """Handles a member's digest of its state, and its traffic."""
     if self.epochs.is_current(index, message):
       self._sent.append((index, self._members[index].incarnation, message))
       self._check.add_digest(index, message.version, message.digest)
 
-  def _handle_compared(
+  def _handle_difference(
     self, index: int, message: messages.StateCompared
   ) -> None:
     """Handles the difference of a member's state from the reference."""
@@ -335,18 +344,20 @@ class AllreduceRuntime(EventLoop):
     if event.version != version:
       return
     self._rendezvous.mark_summed()
-    if self._looks(sum(self.coordinator.workers[k].examples for k in members)):
+    if self._pauses_after(
+      sum(self.coordinator.workers[k].examples for k in members)
+    ):
       if not self.epochs.is_running:
         return  # The epoch ends: the iteration is recorded in the next.
       self._sent.clear()
       self._check.begin(
-        version + 1, lambda: self._record_agreement(event.statistics)
+        version + 1, lambda: self._record_agreed(event.statistics)
       )
     else:
       self._record(event.statistics, members)
       self._assign()
 
-  def _record_agreement(self, statistics: Sequence[float]) -> None:
+  def _record_agreed(self, statistics: Sequence[float]) -> None:
     """Records an iteration after which all members have the same state."""
     self._record(statistics, self._rendezvous.members)
     for index, incarnation, message in self._sent:
@@ -388,7 +399,7 @@ class AllreduceRuntime(EventLoop):
   def _assign(self) -> None:
     """Assigns this iteration and the next, as far as possible."""
     epochs, number = self.epochs, self._rendezvous.membership_epoch
-    if not epochs.is_running or self._over or self._check.is_running:
+    if not epochs.is_running or self._is_finished or self._check.is_running:
       return
     version, members = self._store.version, self._rendezvous.members
     if self._assigner.newest < version:
@@ -407,12 +418,12 @@ class AllreduceRuntime(EventLoop):
     examples = sum(
       self.coordinator.workers[index].examples for index in members
     )
-    waits = self._is_pausing or self._looks(examples)
+    waits = self._is_pausing or self._pauses_after(examples)
     waits = waits or bool(epochs.newcomers) or bool(epochs.end_reason)
     if self._assigner.newest == version and not waits:
       self._assigner.assign(number, version + 1, members)
 
-  def _looks(self, examples: int) -> bool:
+  def _pauses_after(self, examples: int) -> bool:
     """Returns whether the run pauses after a number of further examples.
 
     It does to be evaluated or saved, or at its end.

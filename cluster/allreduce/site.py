@@ -8,11 +8,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster import multi_round
-from cluster.allreduce.admission import (
-  AllreduceReception,
-  IterationCompleted,
-  ResidualsCollected,
-)
+from cluster.allreduce.admission import AllreduceReception
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.replica import Replica
 from cluster.allreduce.runtime import AllreduceRuntime
@@ -24,7 +20,7 @@ from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
 from cluster.allreduce.sums.native import NativeReducer
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.coordinator import Coordinator
-from cluster.membership.process import Meeting, Process
+from cluster.membership.process import Meeting, RealSite
 from cluster.probing.cache import LinkCache
 from cluster.probing.failed_links import FailedLinks
 from cluster.probing.follower import LinkFollower
@@ -41,7 +37,7 @@ from route.route import Allreduce
 from wire.codec import Payload
 
 
-class AllreduceSite(Process):
+class AllreduceSite(RealSite):
   """A `Site` (see `cluster.runtime`): the parts of one process of a run."""
 
   # Injected faults replace these parts: see `cluster.allreduce.faults`.
@@ -88,21 +84,18 @@ class AllreduceSite(Process):
       )
       stages = range(len(rounds.codecs))
       self._sizes = [sum(rounds.size_bytes(n)) + others_bytes for n in stages]
-    self._timed_parts: Sequence[layers.Bucket] = ()
+    self._simulated_parts: Sequence[layers.Bucket] = ()
     streams = rounds is None or any(rounds.streamable)
     if streams and speed and learned.schedule is None:
-      self._timed_parts = layers.of_run(
+      self._simulated_parts = layers.of_run(
         config, learned, plan.chosen_bucket_bytes, self._layout.buckets[0].dtype
       )
       if not plan.overlap:
-        self._timed_parts = [
-          part._replace(ready=1.0) for part in self._timed_parts
+        self._simulated_parts = [
+          part._replace(ready=1.0) for part in self._simulated_parts
         ]
     self._combine_bytes = config.route.native.combine_bytes
     self._overlap = self._find_overlap(config.wire.name)
-    self._completed: (
-      Callable[[IterationCompleted | ResidualsCollected], None] | None
-    ) = None
     self._replica = self._make_replica()
     self.store = ReplicaStore(self._replica, learned.schedule, learned.scaling)
     self._keep = config.checkpoint.keep
@@ -128,7 +121,6 @@ class AllreduceSite(Process):
       port=self._port,
       jobs=self.jobs,
     )
-    self._completed = reception.events.put
     rendezvous = Rendezvous(
       self._plan.cluster,
       self._plan.forest,
@@ -147,11 +139,11 @@ class AllreduceSite(Process):
       store=self.store,
       reception=reception,
       rendezvous=rendezvous,
-      links=lambda send: LinkManager(
+      links=LinkManager(
         rendezvous,
         Surveyor(
           cache=cache,
-          send=send,
+          send=reception.send_to_worker,
           put_event=reception.events.put,
           timeout_s=self.settings.timeout_s,
         ),
@@ -160,7 +152,9 @@ class AllreduceSite(Process):
       ),
       layout=self._statistics,
       overlap=self._overlap,
-      local=lambda address: functools.partial(self._replica, address),
+      make_local_worker=lambda address: functools.partial(
+        self._replica, address, completed=reception.events.put
+      ),
       iteration_bytes=lambda n, stage: 2 * (n - 1) * self._sizes[stage],
       settings=self.settings,
       deadlines=self.deadlines,
@@ -229,9 +223,9 @@ class AllreduceSite(Process):
         host=self.meeting.address,
         security=self.settings.security,
         timeout_s=self.settings.timeout_s,
-        timed_parts=self._timed_parts,
+        simulated_parts=self._simulated_parts,
       )
-    learner = learned.learner(learned.params, learned.stats)
+    learner = learned.make_learner(learned.params, learned.stats)
     learner.scaling = learned.scaling
     return self._replica_type(
       self.meeting.role.index,
@@ -242,17 +236,10 @@ class AllreduceSite(Process):
       batching=self.parts.batching,
       speed=self.parts.speed,
       settings=self.settings._replace(adapt=self._plan.adapt),
-      hung=self._hung,
-      completed=self._report_completed,
+      on_hang=self._handle_hang,
     )
 
-  def _report_completed(
-    self, event: IterationCompleted | ResidualsCollected
-  ) -> None:
-    if self._completed:
-      self._completed(event)
-
-  def _hung(self, end_kind: str) -> None:
+  def _handle_hang(self, end_kind: str) -> None:
     """Ends a process whose worker hangs; with the coordinator's, all restart.
 
     Args:

@@ -86,7 +86,7 @@ class ReplicaStore:
     return lambda: version
 
   @property
-  def keeps(self) -> bool:
+  def has_residuals(self) -> bool:
     """True if workers have residuals."""
     return self._replica.codec_state.has_residual
 

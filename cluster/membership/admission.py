@@ -79,11 +79,19 @@ _LOG_INTERVAL_S = 10.0  # Between two lines on processes whose rank is taken.
 class Reception:
   """The coordinator's control streams to all workers.
 
+  In the thread of its stream, a worker passes `admit`, then `handle` for each
+  message, and `lose` once the stream ends.  These put events into the queue.
+  The event loop, in its own thread, decides which incarnation takes part: it
+  alone sets `stream` and `incarnation` of a member, and calls `evict`.
+
+  A subclass states the messages of its workers (`_schema`), and may serve other
+  processes (`_serve_server`, `_watch_others`, `_close_others`, `_absent`) and
+  react to workers (`_on_admission`, `_take_ready`, `_take_message`,
+  `_on_incarnation_end`).
+
   Attributes:
     events: Queue of events for the event loop.
     members: The workers, by rank.
-    looked: Time at which the event loop was last alive, monotonic seconds; inf
-      while it need not be.
   """
 
   _schema: Schema[FromWorker | FromReplica]  # Messages of workers.
@@ -108,7 +116,8 @@ class Reception:
       reserved: Identities of processes, by worker: no other process can have
         the rank of such a worker.
     """
-    self.looked = math.inf
+    # When the event loop was last alive, monotonic s; inf while not watched.
+    self._loop_alive_at = math.inf
     self._jobs = jobs
     self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     self.members = [Member() for _ in range(num_workers)]
@@ -166,6 +175,11 @@ class Reception:
     # A process that does not read must not block the caller.
     with contextlib.suppress(TransportError), within(stream, self._timeout_s):
       stream.send(message)
+
+  def send_to_worker(self, index: int, message: Message) -> None:
+    """Sends a message to the process that takes part as a worker, if any."""
+    if stream := self.members[index].stream:
+      self.send(stream, message)
 
   def evict(self, index: int, stream: Stream, reason: str) -> None:
     """Evicts a worker's process: ends its incarnation, which frees the rank.
@@ -252,6 +266,14 @@ class Reception:
       self._put_lost(incarnation, reason)
     self._on_incarnation_end(incarnation.index, incarnation.number)
     incarnation.closed.set()
+
+  def note_loop(self, *, is_watched: bool) -> None:
+    """Records that the event loop is alive; called by the loop.
+
+    Args:
+      is_watched: Whether the process is to exit if the loop hangs from now on.
+    """
+    self._loop_alive_at = time.monotonic() if is_watched else math.inf
 
   def give_up(self, reason: str) -> None:
     """Ends the run: the event loop will raise `Unmendable`; from any thread.
@@ -508,8 +530,8 @@ class Reception:
       if hanging := self._jobs.overdue():
         exit_hung(*hanging)
       # The event loop may wait for one of the jobs, which may take longer.
-      if now - self.looked > self._start_s and not self._jobs:
-        exit_hung('events', now - self.looked)
+      if now - self._loop_alive_at > self._start_s and not self._jobs:
+        exit_hung('events', now - self._loop_alive_at)
 
   def _watch_others(self, now: float) -> None:
     """Looks for other hanging processes than workers, in the same thread."""

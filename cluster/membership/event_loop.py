@@ -4,12 +4,10 @@ The loop takes events from the queue that the reception fills, and evicts
 workers that send no heartbeat.
 """
 
-import contextlib
-import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from absl import logging
@@ -35,6 +33,14 @@ _LOG_INTERVAL_S = 10.0  # Between two lines on missing processes.
 class EventLoop:
   """Base of the runtimes on real hosts: see `Runtime` of `cluster.runtime`.
 
+  `warm_up` of a runtime opens the reception and calls `_wait_for_processes`,
+  which starts this process's own worker and handles events until all workers
+  have joined.  `start` follows, or `resume`, which ends in `start`.  From then
+  on each event passes `_take_event`, which sets the time of the run,
+  `_dispatch`, and `_handle` of the runtime.  Once per heartbeat interval
+  `_check_progress` calls `_check_processes` of the runtime.  A worker that is
+  lost or overdue ends in `_lose` of the runtime, and may rejoin by an event.
+
   Attributes:
     time: Seconds since the start of the run, over all its processes.
     coordinator: Coordinator, which asks the scheme.
@@ -47,7 +53,7 @@ class EventLoop:
     reception: Reception,
     settings: Settings,
     deadlines: Deadlines,
-    local: Callable[[str], Callable[[], object]] | None,
+    make_local_worker: Callable[[str], Callable[[], object]] | None,
   ):
     """Creates the loop; the reception does not listen yet.
 
@@ -56,8 +62,9 @@ class EventLoop:
       reception: Control streams to the workers.
       settings: Settings of the coordinator's process.
       deadlines: Progress deadlines, after which a process counts as lost.
-      local: Creates the worker of this process, which is called in a thread,
-        given the address of the coordinator; None if it has no worker.
+      make_local_worker: Creates the worker of this process, which is called in
+        a thread, given the address of the coordinator; None if it has no
+        worker.
     """
     self.time = 0.0
     self.coordinator = coordinator
@@ -66,7 +73,7 @@ class EventLoop:
     self._timeout_s = settings.timeout_s
     self._start_s = settings.start_s
     self._deadlines = deadlines
-    self._local = local
+    self._make_local_worker = make_local_worker
     self._started = False
     self._began: float | None = None  # Monotonic seconds.
     self._before: dict[str, Any] = {}  # The coordinator's restored state.
@@ -83,10 +90,10 @@ class EventLoop:
 
   def close(self) -> None:
     """Ends the run for all processes, also after an error."""
-    self._reception.looked = math.inf
+    self._reception.note_loop(is_watched=False)
     self.coordinator.close(self.time)
     self._started = False
-    self._reception.close(finished=self._over)
+    self._reception.close(finished=self._is_finished)
 
   def summary(self) -> dict[str, Any]:
     """Returns the entries of summary.json that this runtime alone has."""
@@ -99,10 +106,10 @@ class EventLoop:
     }
 
   @property
-  def _over(self) -> bool:
+  def _is_finished(self) -> bool:
     return self.coordinator.milestones.finished
 
-  def _wait(
+  def _wait_for_processes(
     self,
     address: str,
     *,
@@ -119,14 +126,16 @@ class EventLoop:
     Raises:
       Unmendable: If it takes too long.
     """
-    if self._local:
-      worker = self._report_failure()(self._local(address))
-      threading.Thread(target=worker, daemon=True).start()
+    if self._make_local_worker:
+      worker = self._make_local_worker(address)
+      threading.Thread(
+        target=self._run_local_worker, args=[worker], daemon=True
+      ).start()
     now = time.monotonic()
     deadline, log_at = now + self._start_s, now + _LOG_INTERVAL_S
     while not done():
       next_s = min(deadline, log_at, now + self._timeout_s / BEATS) - now
-      self._take(next_s)
+      self._handle_next(next_s)
       self._lose_silent()
       now, lines = time.monotonic(), missing()
       if now >= deadline:
@@ -137,27 +146,26 @@ class EventLoop:
         log_at = now + _LOG_INTERVAL_S
         logging.info('The run waits for\n%s', lines)
 
-  @contextlib.contextmanager
-  def _report_failure(self) -> Iterator[None]:
-    """Ends the run if the worker of this process raises an exception."""
+  def _run_local_worker(self, worker: Callable[[], object]) -> None:
+    """Runs the worker of this process, in a thread; an error ends the run."""
     try:
-      yield
+      worker()
     except BaseException as error:  # No caller of the thread would see it.
       self._reception.give_up(
         f'The worker of the coordinator failed: {error!r}'
       )
       raise
 
-  def _take(self, wait_s: float) -> None:
+  def _handle_next(self, wait_s: float) -> None:
     """Handles the next event, if one comes in time.
 
     Args:
       wait_s: Longest wait, seconds.
     """
-    if event := self._next(wait_s):
-      self._react(event)
+    if event := self._take_event(wait_s):
+      self._dispatch(event)
 
-  def _react(self, event: Event) -> None:
+  def _dispatch(self, event: Event) -> None:
     """Handles an event, unless it is of an incarnation that takes no part.
 
     Raises:
@@ -182,7 +190,7 @@ class EventLoop:
     is_newest = event.incarnation == member.incarnation
     return is_newest and member.stream is not None
 
-  def _next(self, wait_s: float) -> Event | None:
+  def _take_event(self, wait_s: float) -> Event | None:
     """Returns the next event, if one comes in time; sets the run's time to it.
 
     Args:
@@ -203,7 +211,7 @@ class EventLoop:
     if time.monotonic() >= self._check_at:
       self._check_processes()
       self._check_at = time.monotonic() + self._timeout_s / BEATS
-    self._reception.looked = math.inf if self._over else time.monotonic()
+    self._reception.note_loop(is_watched=not self._is_finished)
 
   def _check_processes(self) -> None:
     """Evicts workers that are silent or make no progress."""

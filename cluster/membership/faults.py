@@ -7,12 +7,12 @@ the coordinator's evaluations; `cluster.process.faults` describes them.
 from collections.abc import Callable
 from typing import Any
 
-from cluster.membership.process import Process
+from cluster.membership.process import RealSite
 from cluster.membership.session import Session
 from cluster.process.faults import Faults, Phase
 
 
-class FaultyProcess(Process):
+class FaultyRealSite(RealSite):
   """A process whose evaluations fail as the config says.
 
   Attributes:

@@ -96,7 +96,7 @@ class Member(Rank):
     arrived: Number of servers that have received its current push.
     counted: Last iteration whose push all servers have received; None if
       there was none.
-    progress: Its progress, from its heartbeats.
+    progress: Its progress, as its heartbeats carry it.
     devices: Kinds of the devices on which it computes gradients.
     compilations: Number of XLA compilations after warm-up, by incarnation.
   """

@@ -65,7 +65,7 @@ class Settings(NamedTuple):
   adapt: bool = False
 
 
-class Process:
+class RealSite:
   """Common base of the sites of real runs: see `Site` of `cluster.runtime`.
 
   Attributes:
@@ -101,7 +101,7 @@ class Process:
     self.meeting, self.parts = meeting, parts
     self.settings = Settings(
       meeting.address,
-      fingerprint(parts.described),
+      fingerprint(parts.manifest),
       meeting.security,
       config.cluster.timeout_s,
       config.cluster.start_s,
@@ -144,7 +144,7 @@ class Process:
     return self.parts.learned.evaluate
 
   @functools.cached_property
-  def later(self) -> Callable[[Callable[[], Any]], Future[Any]]:
+  def run_in_thread(self) -> Callable[[Callable[[], Any]], Future[Any]]:
     """Function that calls another one in a thread, for the coordinator."""
     pool = ThreadPoolExecutor(1)
     return lambda call: pool.submit(self._evaluate, call)

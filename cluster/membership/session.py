@@ -46,7 +46,7 @@ class Session(Generic[T]):
     schema: Schema[HeartbeatReply | SessionEnd | T],
     progress: Callable[[], Progress],
     receive: Callable[[T], None],
-    hung: Callable[[str], None],
+    on_hang: Callable[[str], None],
     on_end: Callable[[], None],
     is_blocked: Callable[[], bool] = lambda: False,
   ):
@@ -60,13 +60,13 @@ class Session(Generic[T]):
       progress: Returns the progress that every heartbeat carries.
       receive: Called with every message of the coordinator that is not about
         the session, from another thread.
-      hung: Called from another thread if the context does not exit after the
+      on_hang: Called from another thread if the context does not exit after the
         session has ended, with the coordinator's reason: 'left', 'over' or
         'lost'.
       on_end: Called from another thread once the coordinator has ended the
         session, or is lost; must unblock everything that the context waits for.
       is_blocked: Returns whether the context waits for something that `on_end`
-        cannot unblock; `hung` is then called sooner, unless the run has
+        cannot unblock; `on_hang` is then called sooner, unless the run has
         finished: the other workers end such a wait then.
 
     Raises:
@@ -83,7 +83,7 @@ class Session(Generic[T]):
     )
     self.incarnation = admission.incarnation
     self._index, self._timeout_s = index, timeout_s
-    self._hung = hung
+    self._on_hang = on_hang
     self._on_end, self._is_blocked = on_end, is_blocked
     self._exited = threading.Event()
     self.stack = contextlib.ExitStack()
@@ -128,8 +128,8 @@ class Session(Generic[T]):
   def _unblock(self) -> None:
     """Unblocks the context, in the heartbeat's thread, once the session ends.
 
-    Calls `hung` if the context has not exited within `timeout_s`, or, if it is
-    blocked by others, within a heartbeat.
+    Calls `on_hang` if the context has not exited within `timeout_s`, or, if it
+    is blocked by others, within a heartbeat.
     """
     self._on_end()
     end = self.heartbeat.end
@@ -139,7 +139,7 @@ class Session(Generic[T]):
       if self._is_blocked() and not end.is_finished:
         self._control.cancel('It waits for others.')
         break
-    self._hung(end.kind)
+    self._on_hang(end.kind)
 
 
 @contextlib.contextmanager

@@ -139,7 +139,8 @@ class ParameterServerReception(Reception):
   def begin(self) -> list[Server | RemoteServer]:
     """Begins the run, if all workers and servers have joined.
 
-    From then on the loss of a server ends the run.
+    From then on the loss of a server ends the run, and further calls return
+    the same servers.
 
     Returns:
       The servers, in the order of their shares; none if the run cannot begin

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from cluster.membership.faults import FaultyProcess, strike_end
+from cluster.membership.faults import FaultyRealSite, strike_end
 from cluster.membership.process import Meeting
 from cluster.network import messages
 from cluster.network.calls import Spoil
@@ -51,8 +51,8 @@ class FaultyWorker(Worker):
     self._faults.strike(self.index, session.incarnation, Phase.START)
     super()._report_ready(session)
 
-  def _note_end(self, session: ParameterServerSession) -> None:
-    super()._note_end(session)
+  def _log_end(self, session: ParameterServerSession) -> None:
+    super()._log_end(session)
     strike_end(self._faults, self.index, session)
 
   def _pull(self, streams: Sequence[Stream]) -> messages.Pull:
@@ -124,7 +124,7 @@ class FaultyShardVersions(ShardVersions):
     super()._write(step, tree)
 
 
-class FaultyParameterServerSite(FaultyProcess, ParameterServerSite):
+class FaultyParameterServerSite(FaultyRealSite, ParameterServerSite):
   """A site whose worker and server fail as `config.cluster.faults` says."""
 
   def __init__(

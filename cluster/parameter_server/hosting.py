@@ -23,7 +23,7 @@ from cluster.parameter_server.versions import Report
 from cluster.process.exits import Unmendable
 
 
-def host(
+def host_server(
   index: int,
   make: Callable[[Report, tuple[int, int] | None], Server],
   coordinator: str,
@@ -48,10 +48,10 @@ def host(
       for too long.
     Refused: If the coordinator refuses this server.
   """
-  return _Host(index, make, coordinator, settings).run()
+  return _ServerHost(index, make, coordinator, settings).run()
 
 
-class _Host:
+class _ServerHost:
   """The sessions of a server with the coordinator."""
 
   def __init__(
@@ -71,7 +71,7 @@ class _Host:
     self._has_orders = threading.Event()
 
   def run(self) -> bool:
-    """Runs sessions until one ends the server: see `host`."""
+    """Runs sessions until one ends the server: see `host_server`."""
     timeout_s = self._settings.timeout_s
     while True:
       stream, admission = self._join()

@@ -42,12 +42,12 @@ class ParameterServerRuntime(EventLoop):
     coordinator: Coordinator,
     store: ShardedParameterStore,
     reception: ParameterServerReception,
-    server: Callable[[Report, tuple[int, int] | None], Server],
+    make_server: Callable[[Report, tuple[int, int] | None], Server],
     num_servers: int,
     find_residuals: Callable[[], tuple[int, list[int]] | None],
     settings: Settings,
     deadlines: Deadlines,
-    local: Callable[[str], Callable[[], object]] | None,
+    make_local_worker: Callable[[str], Callable[[], object]] | None,
   ):
     """Creates the runtime; the reception does not listen yet.
 
@@ -55,25 +55,25 @@ class ParameterServerRuntime(EventLoop):
       coordinator: Coordinator, which asks the scheme.
       store: Parameter store of the coordinator, which gives the orders.
       reception: Control streams to workers and servers.
-      server: Creates server 0, given the function for its reports and the
+      make_server: Creates server 0, given the function for its reports and the
         checkpoint to resume from.
       num_servers: Number of servers.
       find_residuals: Returns the number of the checkpoint to resume from, and
         the workers whose residuals are in it; None to start from scratch.
       settings: As of `EventLoop`.
       deadlines: As of `EventLoop`.
-      local: As of `EventLoop`.
+      make_local_worker: As of `EventLoop`.
     """
     super().__init__(
       coordinator=coordinator,
       reception=reception,
       settings=settings,
       deadlines=deadlines,
-      local=local,
+      make_local_worker=make_local_worker,
     )
     self._store = store
     self._reception: ParameterServerReception = reception
-    self._server = server
+    self._make_server = make_server
     self._num_servers = num_servers
     self._find_residuals = find_residuals
     # Workers whose residuals the checkpoint should have.
@@ -91,8 +91,8 @@ class ParameterServerRuntime(EventLoop):
     Raises:
       Unmendable: If one does not in time; carries their last activities.
     """
-    self._wait(
-      self._reception.open(self._server),
+    self._wait_for_processes(
+      self._reception.open(self._make_server),
       done=self._reception.begin,
       missing=self._reception.missing,
     )
@@ -127,13 +127,15 @@ class ParameterServerRuntime(EventLoop):
     if self._wake is not None:
       wait_s = min(wait_s, self._wake - self._now())
     for _ in range(_MAX_EVENTS):
-      if event := self._next(wait_s):
-        self._react(event)
+      if event := self._take_event(wait_s):
+        self._dispatch(event)
       # The orders of all events so far are sent in one message.
-      if self._reception.events.empty() or self._due or self._over:
+      if (
+        self._reception.events.empty() or self._is_wake_due or self._is_finished
+      ):
         break
       wait_s = 0.0
-    if self._due:
+    if self._is_wake_due:
       self._wake = None
       self.time = max(self.time, self._now())
       self.coordinator.wake(self.time)
@@ -161,7 +163,7 @@ class ParameterServerRuntime(EventLoop):
     self._with_residuals = state['keepers']
 
   @property
-  def _due(self) -> bool:
+  def _is_wake_due(self) -> bool:
     """True if the time at which the scheme asked to be woken has come."""
     return self._wake is not None and self._now() >= self._wake
 
@@ -268,14 +270,10 @@ class ParameterServerRuntime(EventLoop):
       self._lose(index, reason)
 
   def _release(self, index: int) -> None:
-    worker, progress = (
-      self.coordinator.workers[index],
-      self._members[index].progress,
-    )
-    progress.last_change, progress.orders_before = (
-      time.monotonic(),
-      self._store.sequence + 1,
-    )
+    worker = self.coordinator.workers[index]
+    progress = self._members[index].progress
+    progress.last_change = time.monotonic()
+    progress.orders_before = self._store.sequence + 1
     self._store.release(
       index,
       Pull(

@@ -65,6 +65,13 @@ class _Port:
 class Server:
   """A server: a share of the parameters, and a stream to each worker.
 
+  A gradient passes `serve`, in the thread of its worker's stream: a push is
+  received and decoded, and `report` notifies the coordinator
+  (`ParameterServerReception.take_report`; from another process by way of
+  `hosting`).  The coordinator answers by `order`, and the orders are executed
+  in the server's own thread: `Add`, then `Commit`, then `Release`, which lets
+  `serve` send the next version.
+
   Attributes:
     index: Rank of the server.
     learner: Learner of the share.

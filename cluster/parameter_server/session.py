@@ -51,7 +51,7 @@ class ParameterServerSession(Session[ToWorker]):
     save: Callable[[SaveResidual, Send], object],
     evaluate: Callable[[Evaluate, Send], object],
     progress: Callable[[], Progress],
-    hung: Callable[[str], None],
+    on_hang: Callable[[str], None],
   ):
     """Creates the session: connects to the coordinator.
 
@@ -63,7 +63,7 @@ class ParameterServerSession(Session[ToWorker]):
         function that sends the answer, in a thread of the heartbeat.
       evaluate: Called likewise with a request for an evaluation.
       progress: Returns the progress that every heartbeat carries.
-      hung: As of `Session`.
+      on_hang: As of `Session`.
 
     Raises:
       TransportError: If the coordinator cannot be reached.
@@ -79,7 +79,7 @@ class ParameterServerSession(Session[ToWorker]):
       schema=TO_WORKER,
       progress=progress,
       receive=self._take,
-      hung=hung,
+      on_hang=on_hang,
       on_end=self._cancel,
     )
     self._hello = WorkerConnection(index, self.incarnation)

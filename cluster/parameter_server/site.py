@@ -17,12 +17,12 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster.coordinator import Coordinator
-from cluster.membership.process import Meeting, Process
+from cluster.membership.process import Meeting, RealSite
 from cluster.network.streams import Refused
 from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.evaluation import Evaluator, RemoteEvaluation
-from cluster.parameter_server.hosting import host
+from cluster.parameter_server.hosting import host_server
 from cluster.parameter_server.pieces import Pieces
 from cluster.parameter_server.residuals import (
   ResidualHistory,
@@ -44,8 +44,13 @@ from learning.learning import Evaluation, Learner
 from route.route import ParameterServer
 
 
-class ParameterServerSite(Process):
-  """Site of a run with parameter servers: see `Site` of `cluster.runtime`."""
+class ParameterServerSite(RealSite):
+  """Site of a run with parameter servers: see `Site` of `cluster.runtime`.
+
+  In the coordinator's process, `checkpoints.restore` is called before the
+  runtime warms up: servers and workers resume from the one that it has found
+  (`checkpoints.found`).
+  """
 
   # Injected faults replace it: see `cluster.parameter_server.faults`.
   _worker_type: Callable[..., Worker] = Worker
@@ -140,10 +145,10 @@ class ParameterServerSite(Process):
       coordinator=coordinator,
       store=self.store,
       reception=reception,
-      server=functools.partial(self._server, 0),
+      make_server=functools.partial(self._make_server, 0),
       num_servers=self._plan.servers,
       find_residuals=self._find_residuals,
-      local=None if self._plan.dedicated else self._worker,
+      make_local_worker=None if self._plan.dedicated else self._make_worker,
       settings=self.settings,
       deadlines=self.deadlines,
     )
@@ -156,7 +161,7 @@ class ParameterServerSite(Process):
     if not plan.dedicated and role.index < plan.servers:
       server = threading.Thread(target=self._host_in_thread, daemon=True)
       server.start()
-    finished = self._worker(role.coordinator)()
+    finished = self._make_worker(role.coordinator)()
     if server:
       server.join(self.settings.start_s)
     return finished
@@ -172,7 +177,7 @@ class ParameterServerSite(Process):
     step, _ = self.checkpoints.found
     return step, workers_in_checkpoint(self._directory, step)
 
-  def _worker(self, coordinator: str) -> Worker:
+  def _make_worker(self, coordinator: str) -> Worker:
     return self._worker_type(
       self.meeting.role.index,
       gradient=self.parts.learned.gradient,
@@ -184,11 +189,11 @@ class ParameterServerSite(Process):
       speed=self.parts.speed,
       coordinator=coordinator,
       settings=self.settings,
-      hung=self._hung,
-      evaluator=self._evaluator(),
+      on_hang=self._handle_hang,
+      evaluator=self._make_evaluator(),
     )
 
-  def _evaluator(self) -> Evaluator | None:
+  def _make_evaluator(self) -> Evaluator | None:
     """Returns an evaluator if only this process has an accelerator.
 
     The coordinator has none where servers have processes of their own.
@@ -201,7 +206,7 @@ class ParameterServerSite(Process):
     like = learned.params, learned.stats
     return Evaluator(learned.evaluate, like, self.settings)
 
-  def _hung(self, reason: str) -> None:
+  def _handle_hang(self, reason: str) -> None:
     """Exits the process of a worker that hangs, unless others need it.
 
     Args:
@@ -229,9 +234,9 @@ class ParameterServerSite(Process):
     """
     role = self.meeting.role
     try:
-      return host(
+      return host_server(
         role.index,
-        functools.partial(self._server, role.index),
+        functools.partial(self._make_server, role.index),
         role.coordinator,
         self.settings,
       )
@@ -263,11 +268,11 @@ class ParameterServerSite(Process):
       logging.exception('The server has failed')
     end(code)
 
-  def _server(
+  def _make_server(
     self, index: int, report: Report, restore: tuple[int, int] | None
   ) -> Server:
     with placement.on_cpu():
-      learner, held = self._share(index, restore)
+      learner, held = self._make_share(index, restore)
     return Server(
       index,
       learner=learner,
@@ -282,7 +287,7 @@ class ParameterServerSite(Process):
     part = sharded.server_part(index)
     return ShardVersions(self._directory, part, held=held, report=report)
 
-  def _share(
+  def _make_share(
     self, index: int, restore: Sequence[int] | None
   ) -> tuple[Learner | Pieces, dict[int, Any]]:
     """Returns the learner of a server's share, and the versions it holds.
@@ -293,7 +298,7 @@ class ParameterServerSite(Process):
         None to start from scratch.
     """
     params, stats = self._codec.initial_shard(index)
-    make = self.parts.learned.learner
+    make = self.parts.learned.make_learner
     learner: Learner | Pieces
     if self._plan.pipelined:
       servers = self._plan.servers

@@ -76,7 +76,7 @@ class ShardedParameterStore:
     servers: Sequence[OrderedServer],
     save_residuals: Callable[[int], list[Future[Any]]] = lambda step: [],
   ) -> None:
-    """Sets the servers.
+    """Sets the servers, once all have joined and before the first order.
 
     Args:
       servers: Servers in the order of their shares.

@@ -29,7 +29,7 @@ from cluster.parameter_server.residuals import ResidualHistory, ResidualId
 from cluster.parameter_server.session import ParameterServerSession, Send
 from cluster.parameter_server.window import Window
 from cluster.process.deadlines import ProgressCounter
-from cluster.process.host import Host
+from cluster.process.host import HostSpeed
 from cluster.speed.speed import Speed
 from learning import compilations
 from learning.learning import Gradient
@@ -38,7 +38,13 @@ from wire.codec import Payload
 
 
 class Worker:
-  """A worker, from its first compilation to the end of the run."""
+  """A worker, from its first compilation to the end of the run.
+
+  A call runs sessions until one ends with the run.  In a session, `_iterate`
+  passes each gradient through `_pull`, `_compute`, `_encode` and `_push`; the
+  last returns before all is sent.  `cluster.parameter_server.faults` overrides
+  `_incoming`, `_transmit` and others to inject failures.
+  """
 
   def __init__(
     self,
@@ -51,7 +57,7 @@ class Worker:
     speed: Speed | None,
     coordinator: str,
     settings: Settings,
-    hung: Callable[[str], None],
+    on_hang: Callable[[str], None],
     evaluator: Evaluator | None = None,
   ):
     """Creates the worker; connects to no process yet.
@@ -65,7 +71,7 @@ class Worker:
       speed: Model of the least time of iterations; None for their real time.
       coordinator: HOST:PORT of the coordinator.
       settings: Settings of this process.
-      hung: Called from another thread if this worker hangs after its session
+      on_hang: Called from another thread if this worker hangs after its session
         has ended, with the coordinator's reason: 'left', 'lost' or 'over'.
       evaluator: Evaluates for the coordinator; None if this worker does not.
     """
@@ -75,10 +81,10 @@ class Worker:
     self._residuals = residuals
     self._batching = batching
     self._coordinator, self._settings = coordinator, settings
-    self._hung = hung
+    self._on_hang = on_hang
     self._evaluator = evaluator
     self._warm = False
-    self._host = Host(index, batching, speed)
+    self._host_speed = HostSpeed(index, batching, speed)
     servers = range(len(codec.sizes))
     self._buffers = [memory.aligned(codec.pull_bytes(k)) for k in servers]
     self._windows: list[Window] = []
@@ -117,12 +123,12 @@ class Worker:
       SystemExit: With LOST if the coordinator is lost for too long, with 1 if
         it refuses this worker.
     """
-    with exit_on_error(self.index), self._host:
-      while (end := self._session()).kind != 'over':
+    with exit_on_error(self.index), self._host_speed:
+      while (end := self._run_session()).kind != 'over':
         logging.info('Worker %d joins again.', self.index)
     return end.is_finished
 
-  def _session(self) -> messages.SessionEnd:
+  def _run_session(self) -> messages.SessionEnd:
     """Runs a session; returns how and why it has ended."""
     progress = self._progress = ProgressCounter()
     with ParameterServerSession(
@@ -130,7 +136,7 @@ class Worker:
       self.index,
       self._settings,
       progress=progress.read,
-      hung=self._hung,
+      on_hang=self._on_hang,
       save=functools.partial(self._pool.submit, self._residuals.answer),
       evaluate=functools.partial(self._pool.submit, self._evaluate),
     ) as session:
@@ -141,7 +147,7 @@ class Worker:
         self._report_ready(session)
         while not session.heartbeat.ended.is_set():
           self._iterate(session.streams, session.heartbeat)
-      self._note_end(session)
+      self._log_end(session)
     return session.heartbeat.end
 
   def _prepare(self, session: ParameterServerSession) -> None:
@@ -163,7 +169,7 @@ class Worker:
       )
     )
 
-  def _note_end(self, session: ParameterServerSession) -> None:
+  def _log_end(self, session: ParameterServerSession) -> None:
     """Logs why the coordinator has ended a session."""
     logging.info('Worker %d: %s', self.index, session.heartbeat.end)
 
@@ -176,7 +182,7 @@ class Worker:
     pull = self._pull(streams)
     for done in self._pushing:
       done.result()
-    self._progress.compute()
+    self._progress.enter_compute()
     if self._compiled is None:  # A server of this process compiles, too.
       self._compiled = compilations.count()
     pulled_at = heartbeat.coordinator_time(time.monotonic())
@@ -187,14 +193,14 @@ class Worker:
     before = self._gradient.computed
     payload, loss = self._compute(pull)
     parts, loss, finite = self._encode(pull, payload, loss)
-    self._host.delay(iteration, pull.examples, start)
+    self._host_speed.delay(iteration, pull.examples, start)
     end = time.monotonic()
     report = messages.PushReport(
       iteration=iteration,
       pulled_at=pulled_at,
       computed_at=heartbeat.coordinator_time(end),
       compute_s=end - start,
-      factors=self._host.factors(iteration),
+      factors=self._host_speed.factors(iteration),
       loss=loss,
       is_finite=finite,
       computed=self._gradient.computed - before,
@@ -202,8 +208,8 @@ class Worker:
       has_recalled=self._residuals.has_recalled,
     )
     preparing = self._pool.submit(self._gradient.prepare, pull.upcoming)
-    self._progress.begin(iteration)
-    self._progress.transfer()
+    self._progress.begin_iteration(iteration)
+    self._progress.enter_transfer()
     self._pushing = [preparing, *self._push(streams, report, parts)]
 
   def _pull(self, streams: Sequence[Stream]) -> messages.Pull:
@@ -332,7 +338,7 @@ class Worker:
     for chunk in chunks:
       yield chunk
       del chunk  # Before the next one arrives, which so takes its memory.
-      self._progress.step()
+      self._progress.count_chunk()
 
   def _evaluate(self, request: messages.Evaluate, send: Send) -> None:
     """Evaluates a version for the coordinator."""

@@ -18,13 +18,13 @@ from topology.clusters import cluster as clusters
 class LinkManager:
   """Decides when links are measured; for the coordinator's thread.
 
-  Results go to the formation, which packs forests for them, or to the follower,
-  if forests are adapted to links that change.
+  Results go to the rendezvous, which packs forests for them, or to the
+  follower, if forests are adapted to links that change.
   """
 
   def __init__(
     self,
-    formation: Rendezvous,
+    rendezvous: Rendezvous,
     surveyor: Surveyor,
     follower: LinkFollower | None,
     *,
@@ -33,12 +33,12 @@ class LinkManager:
     """Creates the manager; measures nothing yet.
 
     Args:
-      formation: Membership and forest of the run.
+      rendezvous: Membership and forest of the run.
       surveyor: Measures links.
       follower: Adapts forests; None if links are assumed not to change.
       workers: Number of workers.
     """
-    self._formation, self._surveyor = formation, surveyor
+    self._rendezvous, self._surveyor = rendezvous, surveyor
     self._follower = follower
     self._workers = workers
     self._start = 0.0  # Time of the last survey, monotonic seconds.
@@ -62,7 +62,7 @@ class LinkManager:
     if self._surveyor.busy:
       return True
     skips_cache = bool(self._follower and self._follower.end_epoch())
-    if self._formation.has_links and not skips_cache:
+    if self._rendezvous.has_links and not skips_cache:
       return False
     if len(members) < self._workers:
       return False  # A forest needs the links of all workers.
@@ -71,8 +71,8 @@ class LinkManager:
       state = 'neither measured nor followed' if follows else 'not measured'
       logging.info('Links are %s: all workers share one host.', state)
       self._follower = None
-      if not self._formation.has_links:
-        self._formation.set_links(links.make_equal(self._workers), {})
+      if not self._rendezvous.has_links:
+        self._rendezvous.set_links(links.make_equal(self._workers), {})
       return False
     self._start = time.monotonic()
     self._surveyor.begin(members, skips_cache=skips_cache)
@@ -88,14 +88,14 @@ class LinkManager:
     Raises:
       Unmendable: If it has failed again, and the links are not known.
     """
-    is_known = self._formation.has_links
+    is_known = self._rendezvous.has_links
     found = self._surveyor.finish(event, needed=not is_known)
     if is_known and self._follower:
       took_s = time.monotonic() - self._start
       self._follower.take_measurement(now_s, found, took_s)
     elif found:
       cluster = clusters.from_json(found)
-      self._formation.set_links(cluster, file_format.host_latency_s(found))
+      self._rendezvous.set_links(cluster, file_format.host_latency_s(found))
 
   @property
   def interruption(self) -> str:
@@ -115,7 +115,7 @@ class LinkManager:
       exposed_s: Seconds of the iteration in which no worker computed.
     """
     if self._follower:
-      is_complete = len(self._formation.members) == self._workers
+      is_complete = len(self._rendezvous.members) == self._workers
       self._follower.end_iteration(now_s, exposed_s, is_complete=is_complete)
 
   def take_traffic(self, worker: int, report: TrafficReport) -> None:
@@ -138,6 +138,6 @@ class LinkManager:
 
   def _share_host(self, members: list[int]) -> bool:
     """Returns whether workers share a host, judged by their addresses."""
-    address = self._formation.address
+    address = self._rendezvous.address
     hosts = {address(index).rpartition(':')[0] for index in members}
     return len(hosts) == 1 or all(map(is_loopback, hosts))

@@ -153,14 +153,14 @@ class _Report(NamedTuple):
 class TrafficLog:
   """Writes a row of a run's traffic once all members have reported it."""
 
-  def __init__(self, formation: Rendezvous, traffic: Traffic):
+  def __init__(self, rendezvous: Rendezvous, traffic: Traffic):
     """Creates the log, without reports.
 
     Args:
-      formation: Membership and forest of the run.
+      rendezvous: Membership and forest of the run.
       traffic: Writes the rows.
     """
-    self._formation, self._traffic = formation, traffic
+    self._rendezvous, self._traffic = rendezvous, traffic
     self._start: dict[int, _Report] = {}  # Reports at the window's begin.
     self._joining: dict[int, _Report] = {}
     self._compared: dict[int, dict[int, _Report]] = {}  # By version.
@@ -179,7 +179,7 @@ class TrafficLog:
       version: Version of all members.
       why: Reason of the new epoch.
     """
-    formation, packed = self._formation, self._formation.packed
+    rendezvous, packed = self._rendezvous, self._rendezvous.packed
     reports, self._joining = self._joining, {}
     self._compared.clear()
     if self._start:
@@ -192,7 +192,7 @@ class TrafficLog:
         packed.links,
         packed.forest,
         {workers[index]: index for index in packed.members},
-        formation.size_bytes,
+        rendezvous.size_bytes,
         CHUNK_BYTES,
         known=packed.cluster is not links.make_equal(len(workers)),
       )
@@ -200,8 +200,8 @@ class TrafficLog:
       self._traffic.mark(time),
       version=version,
       why=why if packed else _NATIVE,
-      membership_epoch=formation.membership_epoch,
-      members=formation.members,
+      membership_epoch=rendezvous.membership_epoch,
+      members=rendezvous.members,
       planned=planned,
     )
 
@@ -218,7 +218,7 @@ class TrafficLog:
     """
     reports = self._compared.setdefault(report.version, {})
     reports[worker] = _report(incarnation, report.sent)
-    if len(reports) == len(self._formation.members):
+    if len(reports) == len(self._rendezvous.members):
       self._compared.clear()
       self._write(time, report.version, 'all have been compared', reports)
       self._start = reports

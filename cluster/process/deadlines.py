@@ -55,11 +55,11 @@ class ProgressCounter:
     self._iteration, self._steps = -1, 0
     self._lock = threading.Lock()
 
-  def compute(self) -> None:
+  def enter_compute(self) -> None:
     """Enters the phase in which the worker computes a gradient."""
     self._phase = 'compute'
 
-  def transfer(self) -> None:
+  def enter_transfer(self) -> None:
     """Enters the phase in which the worker sends, receives or waits.
 
     In this phase each chunk that is received or sent is progress.  The
@@ -68,12 +68,12 @@ class ProgressCounter:
     """
     self._phase = 'transfer'
 
-  def begin(self, iteration: int) -> None:
+  def begin_iteration(self, iteration: int) -> None:
     """Begins an iteration, with no chunk transferred yet."""
     with self._lock:
       self._iteration, self._steps = iteration, 0
 
-  def step(self) -> None:
+  def count_chunk(self) -> None:
     """Counts a chunk that was received or sent."""
     self._steps += 1  # Threads may count one chunk for two; it still grows.
 
@@ -83,13 +83,13 @@ class ProgressCounter:
       self._steps = max(self._steps, steps)
 
   def follow(self, count: Callable[[], int]) -> None:
-    """Raises the count to that of a source; for one thread beside `begin`'s.
+    """Raises the count to that of a source; for one thread beside the worker's.
 
     Args:
       count: Returns the number of chunks that were received or sent in this
-        iteration, of all its sums; 0 before `begin` is called.
+        iteration, of all its sums; 0 before `begin_iteration`.
     """
-    with self._lock:  # `begin` must not come between count and record.
+    with self._lock:  # No iteration may begin between count and record.
       self._steps = max(self._steps, count())
 
   def read(self) -> Progress:

@@ -9,7 +9,7 @@ from cluster.speed.driving import Driving
 from cluster.speed.speed import Speed
 
 
-class Host:
+class HostSpeed:
   """The speed of a worker's host; a context manager.
 
   Within the context the driving factors of the speed (processor and memory
@@ -17,7 +17,7 @@ class Host:
   """
 
   def __init__(self, index: int, batching: Batching, speed: Speed | None):
-    """Creates the host; samples nothing yet.
+    """Samples nothing yet.
 
     Args:
       index: Rank of the worker.

@@ -26,8 +26,8 @@ All processes connect to the address of the coordinator, HOST:PORT.  It is that
 of --coordinator, else of SYNCOPATE_COORDINATOR, else with torchrun MASTER_ADDR
 and the port after MASTER_PORT, where torchrun's own store listens.  Without any
 of these the coordinator writes its address into the run's folder
-(`cluster.membership.rendezvous`), with the name that SLURM or MPI has given to
-this launch, which distinguishes it from an earlier one.
+(`cluster.membership.rendezvous_files`), with the name that SLURM or MPI has
+given to this launch, which distinguishes it from an earlier one.
 """
 
 import contextlib

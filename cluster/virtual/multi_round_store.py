@@ -58,10 +58,10 @@ class MultiRoundStore(LocalParameterStore):
     for reduced in self._multi_round.warm_up(vector):
       self.learner.warm_up(self._payload(reduced, stats))
 
-  def accept_push(self, worker: int, message: Payload, stage: int) -> bool:
-    """Stores a worker's push until `add`; returns whether it is finite."""
+  def take_push(self, worker: int, message: Payload, stage: int) -> bool:
+    """Takes the push of a worker; returns whether it is finite."""
     self._stage = stage
-    return super().accept_push(worker, message, 0)
+    return super().take_push(worker, message, 0)
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True

@@ -60,6 +60,11 @@ class _InFlight:
 class VirtualRuntime:
   """Workers and servers under a virtual clock.
 
+  An iteration passes these methods; between them time goes by in `step`:
+  `_release` (by the coordinator), `_handle_arrivals` of the pull,
+  `_begin_computing`, `_finish_computing`, `_handle_arrivals` of the push, and
+  `_report_push`, in which the coordinator may release workers again.
+
   Attributes:
     time: Virtual seconds since the start.
     coordinator: Coordinator of the run.
@@ -75,7 +80,7 @@ class VirtualRuntime:
     speed: Speed,
     transfers: Whole | Pipelined | AllreduceTransfers,
     script: Sequence[ScriptEntry],
-    evaluated: Callable[[float], None],
+    record_evaluation: Callable[[float], None],
   ):
     """Creates a cluster at time 0.
 
@@ -86,8 +91,8 @@ class VirtualRuntime:
       speed: Model of compute times.
       transfers: Model of pushes and pulls.
       script: Deaths and returns of workers.
-      evaluated: Function that is called with the time once an evaluation has
-        become due.
+      record_evaluation: Function that is called with the time once an
+        evaluation has become due.
     """
     self.time = 0.0
     self.coordinator = coordinator
@@ -97,7 +102,7 @@ class VirtualRuntime:
     count = len(coordinator.workers)
     self._workers = [_InFlight(store.codec.init(k)) for k in range(count)]
     self._transfers = transfers
-    self._evaluated = evaluated
+    self._record_evaluation = record_evaluation
     self._wake = 0  # Number of the pending wake, which replaces earlier ones.
     # Time, kind, number of a worker or a wake, incarnation of the worker.
     kinds = {'leave': _LEAVE, 'join': _JOIN}
@@ -105,7 +110,7 @@ class VirtualRuntime:
       (each.time, kinds[each.event], each.worker, -1) for each in script
     ]
     heapq.heapify(self._events)
-    coordinator.attach(release=self._pull, wake_at=self._wake_at)
+    coordinator.attach(release=self._release, wake_at=self._wake_at)
 
   def warm_up(self) -> None:
     """Compiles everything that the run will need."""
@@ -147,18 +152,22 @@ class VirtualRuntime:
       self.time = arrival
       delivered = transfers.advance(arrival)
       if delivered is not NOTHING:
-        self._deliver(delivered)
+        self._handle_arrivals(delivered)
         event = self._next_event()
     self.time, evaluations = event, self.coordinator.milestones.evaluations
     _, kind, number, _ = heapq.heappop(self._events)
     if kind == _COMPUTED:
-      self._end_compute(number)
+      self._finish_computing(number)
     elif kind == _PUSH:
-      self._push(number)
+      self._report_push(number)
+    elif kind == _WAKE:
+      self.coordinator.wake(self.time)
+    elif kind == _LEAVE:
+      self._leave(number)
     else:
-      self._happen(kind, number)
+      self.coordinator.join(number, self.time)
     if self.coordinator.milestones.evaluations > evaluations:
-      self._evaluated(self.time)
+      self._record_evaluation(self.time)
 
   def pause(self) -> bool:
     """Returns True, as everything under way is part of the state."""
@@ -213,25 +222,18 @@ class VirtualRuntime:
       heapq.heappop(events)
     return math.inf
 
-  def _happen(self, kind: int, number: int) -> None:
-    if kind == _WAKE:
-      self.coordinator.wake(self.time)
-    elif kind == _LEAVE:
-      self._leave(number)
-    else:
-      self.coordinator.join(number, self.time)
-
   def _wake_at(self, time: float | None) -> None:
     self._wake += 1
     if time is not None:
       event = (max(time, self.time), _WAKE, self._wake, -1)
       heapq.heappush(self._events, event)
 
-  def _pull(self, index: int) -> None:
+  def _release(self, index: int) -> None:
+    """Starts the pull of a worker that the coordinator has released."""
     self._workers[index].params = self._store.pull()
-    self._deliver(self._transfers.pull(self.time, index))
+    self._handle_arrivals(self._transfers.pull(self.time, index))
 
-  def _end_compute(self, index: int) -> None:
+  def _finish_computing(self, index: int) -> None:
     """Computes and encodes a worker's gradient, and starts its push."""
     worker, known = self._workers[index], self.coordinator.workers[index]
     before, scalings = self.gradient.computed, self._store.scalings
@@ -256,10 +258,10 @@ class VirtualRuntime:
     for other in self._transfers.push(self.time, index, known.stage):
       self.coordinator.enter(other, 'push', self.time)
 
-  def _push(self, index: int) -> None:
+  def _report_push(self, index: int) -> None:
     """Passes a push that has arrived whole to the coordinator."""
     worker, known = self._workers[index], self.coordinator.workers[index]
-    finite = self._store.accept_push(index, worker.message, known.stage)
+    finite = self._store.take_push(index, worker.message, known.stage)
     if not finite:  # The push is not applied.
       worker.codec = worker.before
     loss, worker.loss = worker.loss, None
@@ -274,29 +276,31 @@ class VirtualRuntime:
       computed=worker.computed,
     )
 
-  def _deliver(self, delivered: Delivered) -> None:
+  def _handle_arrivals(self, delivered: Delivered) -> None:
+    """Handles arrivals: a whole push is an event, a whole pull starts work."""
     if delivered.size_bytes:
       self.coordinator.recorder.record_transfer(delivered.size_bytes)
     for index in delivered.ended:
       if self.coordinator.workers[index].phase == 'push':
         self._schedule(self.time, _PUSH, index)
       else:
-        self._compute(index)
+        self._begin_computing(index)
 
-  def _compute(self, index: int) -> None:
+  def _begin_computing(self, index: int) -> None:
+    """Schedules the end of a worker's computation."""
     known = self.coordinator.workers[index]
     self.coordinator.enter(index, 'compute', self.time)
     seconds = self._speed.seconds(index, known.iteration, known.examples)
     self._workers[index].compute_s = seconds
     self._schedule(self.time + seconds, _COMPUTED, index)
 
-  def _repeat(self, index: int) -> None:
-    """Restarts the computation of a worker's iteration."""
+  def _restart_iteration(self, index: int) -> None:
+    """Makes a worker compute its iteration once more."""
     worker = self._workers[index]
     self._workers[index] = _InFlight(
       _commit_pushes(worker), incarnation=worker.incarnation + 1
     )
-    self._pull(index)
+    self._release(index)
 
   def _leave(self, index: int) -> None:
     worker = self._workers[index]
@@ -311,7 +315,7 @@ class VirtualRuntime:
     self._workers[index] = _InFlight(codec, incarnation=worker.incarnation + 1)
     for other in left.again:
       self.coordinator.enter(other, 'pull', self.time)
-      self._repeat(other)
+      self._restart_iteration(other)
     self.coordinator.leave(index, self.time, 'config.cluster.script')
 
   def _schedule(self, time: float, kind: int, index: int) -> None:

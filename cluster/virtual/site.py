@@ -73,7 +73,7 @@ class VirtualSite:
 
   is_coordinator = True
   clock: Literal['virtual'] = 'virtual'
-  later = None
+  run_in_thread = None
 
   def __init__(self, config: ConfigDict, parts: Parts):
     """Creates the parameter store and the checkpoints of a run.
@@ -87,13 +87,13 @@ class VirtualSite:
     """
     learned, plan = parts.learned, parts.plan
     params, stats = learned.params, learned.stats
-    learner, scaling = learned.learner(params, stats), learned.scaling
+    learner, scaling = learned.make_learner(params, stats), learned.scaling
     workers, self._multi_round = config.cluster.workers, None
     if isinstance(plan, ParameterServer):
-      travel, self._sizes = _travel(config, parts, plan.servers)
+      codec, self._sizes = _server_codec(config, parts, plan.servers)
       each = [scaling] * workers if scaling else []
       self.store = LocalParameterStore(
-        learner, travel, scalings=each, summed=False
+        learner, codec, scalings=each, summed=False
       )
     else:
       learner.scaling = scaling
@@ -113,21 +113,21 @@ class VirtualSite:
       events = script.parse(config.cluster.script, config.cluster.workers)
     if parts.speed is None:
       raise RuntimeError('A virtual run has a speed model.')
-    moving, evaluated = self._transfers(coordinator)
+    carrier, record_evaluation = self._make_transfers(coordinator)
     return VirtualRuntime(
       coordinator=coordinator,
       store=self.store,
       gradient=parts.learned.gradient,
       speed=parts.speed,
-      transfers=moving,
+      transfers=carrier,
       script=events,
-      evaluated=evaluated,
+      record_evaluation=record_evaluation,
     )
 
   def __call__(self) -> None:
     """Returns at once, as the coordinator is always in this process."""
 
-  def _transfers(
+  def _make_transfers(
     self, coordinator: Coordinator
   ) -> tuple[
     transfers.Whole | transfers.Pipelined | allreduce.AllreduceTransfers,
@@ -164,7 +164,7 @@ def make(
   return VirtualSite(config, parts)
 
 
-def _travel(
+def _server_codec(
   config: ConfigDict, parts: Parts, servers: int
 ) -> tuple[LocalCodec, transfers.Sizes]:
   """Returns the encoding of pushes and pulls, and their sizes."""
@@ -173,10 +173,10 @@ def _travel(
     with error_prefix(f'config.route.{config.route.name}'):
       check_servers(learned.elements, servers)
   with error_prefix(f'config.wire.{config.wire.name}'):
-    travel = LocalCodec(
+    codec = LocalCodec(
       parts.wire, learned.params, learned.stats, servers=servers
     )
-    return travel, _sizes(parts, travel, servers)
+    return codec, _sizes(parts, codec, servers)
 
 
 def _allreduce_store(
@@ -192,10 +192,10 @@ def _allreduce_store(
       bucket_bytes=math.inf, step_statistics=0, multiple=wire.push.padding
     )
     return MultiRoundStore(learner, own, layout, workers)
-  travel = LocalCodec()
+  codec = LocalCodec()
   if own is None:
-    travel = LocalCodec(wire, learned.params, learned.stats, servers=1)
-  return LocalParameterStore(learner, travel, scalings=[], summed=True)
+    codec = LocalCodec(wire, learned.params, learned.stats, servers=1)
+  return LocalParameterStore(learner, codec, scalings=[], summed=True)
 
 
 def _sums(
@@ -261,10 +261,10 @@ def _network(config: ConfigDict, count: int) -> tuple[Network, list[int]]:
     return Network(**links), servers
 
 
-def _sizes(parts: Parts, travel: LocalCodec, servers: int) -> transfers.Sizes:
+def _sizes(parts: Parts, codec: LocalCodec, servers: int) -> transfers.Sizes:
   wire = parts.wire
   pushes = [
-    travel.push_bytes(stage)
+    codec.push_bytes(stage)
     or _shares(parts, servers, functools.partial(wire.push_bytes, stage=stage))
     for stage in range(len(wire.pushes))
   ]

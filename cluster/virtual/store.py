@@ -82,8 +82,8 @@ class LocalParameterStore:
       self._newest = params, self.codec.pull(params)
     return self._newest[1]
 
-  def accept_push(self, worker: int, message: Message, stage: int) -> bool:
-    """Decodes and stores a worker's push; returns whether it is finite.
+  def take_push(self, worker: int, message: Message, stage: int) -> bool:
+    """Takes a worker's push, and returns whether it is finite.
 
     Args:
       worker: Index of the worker.

@@ -82,7 +82,7 @@ class _Run:
       recorder=self.recorder,
       store=self.store,
       evaluate=self.slow,
-      later=self.pool.submit,
+      run_in_thread=self.pool.submit,
     )
 
   def push(self, times=1):
@@ -202,7 +202,7 @@ class EvaluationsTest(absltest.TestCase):
   def test_without_another_thread_each_evaluation_runs_at_once(self):
     store, slow = _Store(), _Slow()
     slow.turns.release(5)
-    evaluations = Evaluations(store=store, evaluate=slow, later=None)
+    evaluations = Evaluations(store=store, evaluate=slow, run_in_thread=None)
     evaluations.warm_up()
     for version in range(1, 4):
       store.version = version

@@ -23,7 +23,7 @@ from cluster.network.streams import Listener, Security, connect
 from cluster.parameter_server import worker as worker_
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.checkpoints import server_part
-from cluster.parameter_server.hosting import host
+from cluster.parameter_server.hosting import host_server
 from cluster.parameter_server.residuals import ResidualHistory
 from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
@@ -155,12 +155,12 @@ class Coordinator:
       coordinator=driver,
       store=self.store,
       reception=self.reception,
-      server=functools.partial(self._server, 0),
+      make_server=functools.partial(self._server, 0),
       num_servers=num_servers,
       find_residuals=find_residuals,
       settings=_SETTINGS._replace(start_s=start_s),
       deadlines=deadlines,
-      local=None,
+      make_local_worker=None,
     )
     self._route_to = route_to or (lambda address: address)
     self._threads = ThreadPoolExecutor(8)
@@ -191,7 +191,7 @@ class Coordinator:
     return self._threads.submit(self._host, index, address, settings)
 
   def _host(self, index, address, settings):
-    return host(
+    return host_server(
       index,
       functools.partial(self._server, index),
       address,
@@ -227,7 +227,7 @@ class Coordinator:
       speed=None,
       coordinator=self._route_to(self.address),
       settings=_SETTINGS._replace(**settings),
-      hung=print,
+      on_hang=print,
     )
     return self._threads.submit(worker)
 

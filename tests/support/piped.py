@@ -133,12 +133,12 @@ class Cluster:
       coordinator=self.coordinator,
       store=self.store,
       reception=self._reception,
-      server=None,
+      make_server=None,
       num_servers=servers,
       find_residuals=lambda: None,
       settings=Settings('', '', Security(), _BEAT_S, _NEVER, ''),
       deadlines=Deadlines(timeout_s=_NEVER, start_s=_NEVER, windows=True),
-      local=None,
+      make_local_worker=None,
     )
     self.servers = [
       Server(

@@ -112,14 +112,12 @@ class SimulatedRun:
       store=store,
       reception=self.reception,
       rendezvous=self.rendezvous,
-      links=lambda send: LinkManager(
-        self.rendezvous, surveyor, None, workers=workers
-      ),
+      links=LinkManager(self.rendezvous, surveyor, None, workers=workers),
       layout=self.layout,
       overlap=Overlap.BACKWARD,
       settings=Settings('', '', Security(), timeout_s, timeout_s, ''),
       deadlines=Deadlines(timeout_s=timeout_s, start_s=timeout_s, windows=True),
-      local=None,
+      make_local_worker=None,
       iteration_bytes=lambda count, stage: count,
     )
     self.store = store
@@ -220,7 +218,7 @@ class SimulatedRun:
   def take(self):
     """Makes the coordinator handle the next event."""
     if self.runtime._began is None:
-      self.runtime._take(0.0)
+      self.runtime._handle_next(0.0)
     else:
       self.runtime.step()
 

@@ -43,14 +43,15 @@ class _Watched:
       return encode(states, payload, stage, scale)
 
     store.codec.encode = watch
-    computed, arrived, leave = runtime._computed, store.arrived, runtime._leave
+    finish, take_push = runtime._finish_computing, store.take_push
+    leave = runtime._leave
 
     def note(index):
-      computed(index)
+      finish(index)
       self._under_way[index] = self._gradient
 
     def take(worker, message, stage):
-      finite = arrived(worker, message, stage)
+      finite = take_push(worker, message, stage)
       self.pushed += self._under_way.pop(worker)
       self.arrived += _flat(store._arrived[worker].gradient)
       return finite
@@ -62,7 +63,8 @@ class _Watched:
       self._under_way.pop(index, None)
       leave(index)
 
-    runtime._computed, store.arrived, runtime._leave = note, take, lose
+    runtime._finish_computing, store.take_push = note, take
+    runtime._leave = lose
 
   @staticmethod
   def sum_residuals(states):

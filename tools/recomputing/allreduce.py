@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from batching import fixed
-from cluster.allreduce.sums.host import CheckedFilling
+from cluster.allreduce.sums.host import CheckedFiller
 from cluster.coordinator import Coordinator
 from configs.checks import require
 from learning import placement
@@ -118,7 +118,7 @@ class _RecomputedRun:
     self.learner = (
       before.learner
       if before
-      else learned.learner(learned.params, learned.stats)
+      else learned.make_learner(learned.params, learned.stats)
     )
     if not before:
       self.learner.scaling = learned.scaling
@@ -218,18 +218,18 @@ class _RecomputedRun:
       self._coordinator.workers[index],
       np.zeros(layout.size, np.float32),
     )
-    filling = CheckedFilling(layout, vector, lambda number: None)
+    filler = CheckedFiller(layout, vector, lambda number: None)
     stats, loss = self._gradient.stream(
       self.learner.params,
       worker.ranges,
       worker=index,
       iteration=worker.iteration,
-      sink=filling,
+      sink=filler,
       scale=factor(self.learner.scaling),
     )
-    finite = filling.finite and bool(np.isfinite(np.asarray(loss)))
+    finite = filler.finite and bool(np.isfinite(np.asarray(loss)))
     self._finite = self._finite and finite
-    filling.finish(stats, [0.0] * layout.step_statistics(vector).size)
+    filler.finish(stats, [0.0] * layout.step_statistics(vector).size)
     self._pushed[index] = vector, worker.examples
     self._coordinator.push(
       index,

@@ -25,7 +25,14 @@ _ITEM = np.dtype(np.float32).itemsize
 
 
 class HostReducer:
-  """A `Reducer` that uses the executor of this process and host memory."""
+  """A `Reducer` that uses the executor of this process and host memory.
+
+  A gradient passes `compute`: its leaves are handed to a `CheckedFiller`, which
+  copies them into one of two buffers.  Each bucket that is full is marked as
+  ready (`Reduction.ready`), which lets the executor send it.  `finish` fills
+  the last bucket, `total` waits for the sum, and `apply` gives it to the
+  learner.
+  """
 
   can_abandon = True
 
@@ -39,7 +46,7 @@ class HostReducer:
     host: str,
     security: Security,
     timeout_s: float,
-    timed_parts: Sequence[Bucket] = (),
+    simulated_parts: Sequence[Bucket] = (),
   ):
     """Creates a reducer that does not listen yet.
 
@@ -51,24 +58,24 @@ class HostReducer:
       host: Address to listen on.
       security: Credentials of all connections.
       timeout_s: Seconds after which a silent peer is lost.
-      timed_parts: Parts of the layout, in a run without a model, with the times
-        at which they become ready as shares of the computing time; () with a
-        model.
+      simulated_parts: Without a model: parts of the layout with the times at
+        which they become ready, as shares of an iteration's computing time.
     """
     self.codec_state: CodecState | NoCodecState = NoCodecState()
-    self._index, self._timed_parts = index, timed_parts
-    self.simulates_time = bool(timed_parts)
+    self._index, self._simulated_parts = index, simulated_parts
+    self.simulates_time = bool(simulated_parts)
     self._ranges = [bucket.bounds for bucket in layout.buckets]
     self._dtypes = [bucket.dtype for bucket in layout.buckets]
-    if timed_parts:
+    if simulated_parts:
       first = layout.buckets[0].dtype
-      sizes = (part.bytes // first.itemsize for part in timed_parts[:-1])
-      ends = itertools.accumulate(sizes)
+      ends = itertools.accumulate(
+        p.bytes // first.itemsize for p in simulated_parts[:-1]
+      )
       cuts = [0, *ends, *(bucket.end for bucket in layout.buckets)]
       self._ranges = list(itertools.pairwise(cuts))
-      self._dtypes = [*[first] * len(timed_parts), *self._dtypes[1:]]
+      self._dtypes = [*[first] * len(simulated_parts), *self._dtypes[1:]]
     self._gradient, self._layout = gradient, layout
-    self._of_executor: dict[str, Any] = {
+    self._executor_arguments: dict[str, Any] = {
       'host': host,
       'security': security,
       'timeout_s': timeout_s,
@@ -85,7 +92,7 @@ class HostReducer:
     # Steps of this iteration's sums that have ended, and the running sum; one
     # value, as another thread reads it.
     self._progress: tuple[int, Reduction | None] = 0, None
-    self._filling: CheckedFilling | None = None
+    self._filler: CheckedFiller | None = None
     self._stats: Any = ()
 
   @property
@@ -111,7 +118,7 @@ class HostReducer:
     return self._executor.address
 
   def _make_executor(self) -> Executor:
-    return Executor(self._index, **self._of_executor)
+    return Executor(self._index, **self._executor_arguments)
 
   def close(self) -> None:
     """Ends the executor and its connections."""
@@ -164,17 +171,17 @@ class HostReducer:
       passed = len(self._ranges) - len(self._layout.buckets)
       self._wait_as_computing(reduction, least_s)
       ready = lambda number: reduction.ready(passed + number)  # noqa: E731
-    filling = self._make_filling(vector, ready)
-    self._progress, self._filling = (0, reduction), filling
+    filler = self._make_filler(vector, ready)
+    self._progress, self._filler = (0, reduction), filler
     self._stats, loss = self._gradient.stream(
       learner.params,
       ranges,
       worker=worker,
       iteration=iteration,
-      sink=filling,
+      sink=filler,
       scale=factor(learner.scaling),
     )
-    return None if loss is None else float(loss), filling.finite
+    return None if loss is None else float(loss), filler.finite
 
   def _begin_sum(
     self,
@@ -198,25 +205,25 @@ class HostReducer:
     sent_as = None if {*dtypes} == {FLOAT32} else dtypes
     return self._running.begin(number, vector, ranges, sent_as)
 
-  def _make_filling(
+  def _make_filler(
     self, vector: np.ndarray, ready: Callable[[int], None]
-  ) -> 'CheckedFilling':
-    return CheckedFilling(self._layout, vector, ready)
+  ) -> 'CheckedFiller':
+    return CheckedFiller(self._layout, vector, ready)
 
   def _wait_as_computing(self, reduction: Reduction, seconds: float) -> None:
     """Marks all ranges but the last as ready, each at its time."""
     start = time.monotonic()
-    for number, part in enumerate(self._timed_parts[:-1]):
+    for number, part in enumerate(self._simulated_parts[:-1]):
       rest_s = start + part.ready * seconds - time.monotonic()
       if rest_s > 0:
         time.sleep(rest_s)
       reduction.ready(number)
 
   def finish(self, numbers: np.ndarray) -> None:
-    """Adds statistics and step statistics to the buffer, which completes it."""
-    if self._filling is None:
+    """Fills the rest of the layout."""
+    if self._filler is None:
       raise RuntimeError('Expected a computed gradient, got none.')
-    self._filling.finish(self._stats, numbers.tolist())
+    self._filler.finish(self._stats, numbers.tolist())
 
   def total(self) -> tuple[list[float], bool]:
     """Waits until all buckets are summed; returns as `Reducer.total`."""
@@ -247,8 +254,8 @@ class HostReducer:
     return self._executor
 
 
-class CheckedFilling(BucketFiller):
-  """A bucket filler that checks that numbers are finite.
+class CheckedFiller(BucketFiller):
+  """A `BucketFiller` that checks whether all numbers are finite.
 
   Attributes:
     finite: Whether all numbers so far are.
@@ -260,7 +267,7 @@ class CheckedFilling(BucketFiller):
     vector: np.ndarray,
     ready: Callable[[int], None],
   ):
-    """Creates a filling of a layout that is still empty.
+    """Starts with an empty buffer.
 
     Args:
       layout: Layout of the vector.

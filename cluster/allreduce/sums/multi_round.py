@@ -115,17 +115,17 @@ class MultiRoundReducer(HostReducer):
       if self.simulates_time:
         self._advance_as_computing(packer, least_s)
       on_full = self._advance_when_full(packer)
-    filling = self._make_filling(self._vector, on_full)
-    self._filling = filling
+    filler = self._make_filler(self._vector, on_full)
+    self._filler = filler
     self._stats, loss = self._gradient.stream(
       learner.params,
       ranges,
       worker=worker,
       iteration=iteration,
-      sink=filling,
+      sink=filler,
       scale=self._scale,
     )
-    return None if loss is None else float(loss), filling.finite
+    return None if loss is None else float(loss), filler.finite
 
   def total(self) -> tuple[list[float], bool]:
     """Runs all rounds of the allreduce; returns as `Reducer.total`."""
@@ -227,7 +227,7 @@ class MultiRoundReducer(HostReducer):
   def _advance_as_computing(self, packer: ChunkPacker, seconds: float) -> None:
     """Advances through the gradient's parts, each at its time."""
     start, count = time.monotonic(), 0
-    for part in self._timed_parts[:-1]:
+    for part in self._simulated_parts[:-1]:
       rest_s = start + part.ready * seconds - time.monotonic()
       if rest_s > 0:
         time.sleep(rest_s)

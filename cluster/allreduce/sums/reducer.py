@@ -16,6 +16,11 @@ from learning.learning import Learner
 class Reducer(Protocol):
   """Allreduces one gradient after the other in a membership epoch.
 
+  Order of calls: `warm_up` once; `open` at the start of each session; `form` at
+  the start of each epoch; for each iteration `compute`, `finish`, `total` and
+  `apply`; between two iterations perhaps `collect`; `close` at the session's
+  end.
+
   The thread of a replica calls it, except for `abandon`, `steps`, `traffic` and
   `count_unanswered`.
 

@@ -103,8 +103,7 @@ class _ReplicaThread:
       speed=None,
       faults=faults,
       settings=Settings(_HOST, '', security, 5.0, 5.0, '', adapt=adapt),
-      hung=self.hung,
-      completed=self.sent.put,
+      on_hang=self.hung,
     )
     with (
       mock.patch.object(
@@ -112,7 +111,11 @@ class _ReplicaThread:
       ),
       mock.patch.object(session, 'Heartbeat', _Heartbeat),
     ):
-      self._thread = threading.Thread(target=self.replica, args=['coordinator'])
+      self._thread = threading.Thread(
+        target=self.replica,
+        args=['coordinator'],
+        kwargs={'completed': self.sent.put},
+      )
       self._thread.start()
       self.ready = self.receive(messages.ReplicaReady)
 

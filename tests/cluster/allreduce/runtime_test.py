@@ -587,7 +587,7 @@ class ReplicasTest(parameterized.TestCase):
     time.sleep(0.2)
     for member in silent:
       member.last_heartbeat = time.monotonic()
-    world.runtime._look_at = 0.0
+    world.runtime._check_at = 0.0
     world.check_deadlines()
     self.assertIsNone(world.reception.members[2].stream)
 
@@ -749,7 +749,7 @@ class AllNeededTest(parameterized.TestCase):
 
     def report(membership_epoch, incarnation):
       message = messages.ConnectionLost(membership_epoch, None, 'gone')
-      world.runtime._react(
+      world.runtime._dispatch(
         WorkerMessage(worker=2, incarnation=incarnation, message=message)
       )
 

@@ -56,12 +56,12 @@ class DeadlinesTest(parameterized.TestCase):
     deadlines, counter = self._deadlines(), ProgressCounter()
     received = ReceivedProgress(last_change=self.now)
     for iteration in range(3):
-      counter.begin(iteration)
+      counter.begin_iteration(iteration)
       for change in (
-        counter.step,
-        counter.transfer,
-        counter.compute,
-        counter.transfer,
+        counter.count_chunk,
+        counter.enter_transfer,
+        counter.enter_compute,
+        counter.enter_transfer,
       ):
         change()
         self.now += 19.0
@@ -75,10 +75,10 @@ class DeadlinesTest(parameterized.TestCase):
 
   def test_a_count_of_the_previous_iteration_hides_no_progress(self):
     counter, counts = ProgressCounter(), []
-    counter.begin(1)
+    counter.begin_iteration(1)
 
     def count():  # The next iteration begins during a heartbeat of this one.
-      thread = threading.Thread(target=counter.begin, args=[2])
+      thread = threading.Thread(target=counter.begin_iteration, args=[2])
       thread.start()
       thread.join(0.05)
       counts.append(thread)

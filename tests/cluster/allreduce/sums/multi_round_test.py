@@ -485,7 +485,7 @@ class MultiRoundTest(parameterized.TestCase):
     deadlines = Deadlines(timeout_s=10.0, start_s=300.0, windows=True)
     heartbeats = self.executors[0].heartbeats = _Heartbeats(worker, deadlines)
     for version in range(3):
-      heartbeats.progress.begin(version)
+      heartbeats.progress.begin_iteration(version)
       heartbeats.beat()
       self._compute(0, version, 1)
       worker.total()

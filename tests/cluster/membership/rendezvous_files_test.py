@@ -1,4 +1,4 @@
-"""Tests for cluster.membership.rendezvous: files by which processes meet."""
+"""Tests for cluster.membership.rendezvous_files."""
 
 import errno
 import itertools
@@ -15,8 +15,8 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from cluster.membership import rendezvous
-from cluster.membership.rendezvous import Place
+from cluster.membership import rendezvous_files
+from cluster.membership.rendezvous_files import Place
 from cluster.process.exits import Unmendable
 
 _SECRET = 'a secret of sixteen or more'
@@ -34,7 +34,7 @@ class _Case(parameterized.TestCase):
     self._ports = itertools.count(20000)
 
   def _host(self, place=_NOTHING, *, address=_HERE, launch=_LAUNCH):
-    return rendezvous.host(
+    return rendezvous_files.host(
       self.folder,
       place,
       address=address,
@@ -43,7 +43,9 @@ class _Case(parameterized.TestCase):
     )
 
   def _join(self, place=_NOTHING, *, launch=_LAUNCH, limit_s=30.0):
-    return rendezvous.join(self.folder, place, launch=launch, limit_s=limit_s)
+    return rendezvous_files.join(
+      self.folder, place, launch=launch, limit_s=limit_s
+    )
 
 
 class MeetTest(_Case):
@@ -153,19 +155,19 @@ class TokenTest(_Case):
     try:
       # In a thread of its own, as Python makes its umask known to all.
       with ThreadPoolExecutor(1) as pool:
-        list(pool.map(rendezvous.make_token, 3 * [self.token]))
+        list(pool.map(rendezvous_files.make_token, 3 * [self.token]))
       self._host()
     finally:
       os.umask(before)
     for path in (self.token, self.address):
       self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o600)
     self.assertRegex(self.token.read_text(), '^[0-9a-f]{64}\n$')
-    other = rendezvous.make_token(self.folder / 'other')
+    other = rendezvous_files.make_token(self.folder / 'other')
     self.assertNotEqual(other.read_text(), self.token.read_text())
 
   def test_a_valid_token_is_kept(self):
     self.token.write_text(_SECRET)
-    self.assertEqual(rendezvous.make_token(self.token), self.token)
+    self.assertEqual(rendezvous_files.make_token(self.token), self.token)
     self.assertEqual(self.token.read_text(), _SECRET)
 
   @parameterized.parameters('', ' \n', 'short')
@@ -173,7 +175,7 @@ class TokenTest(_Case):
     self.token.write_text(text)
     self.token.chmod(0o644)
     with self.assertLogs(level='WARNING') as logs:
-      rendezvous.make_token(self.token)
+      rendezvous_files.make_token(self.token)
     self.assertIn('is replaced: it has', logs.output[0])
     self.assertLen(self.token.read_text(), 65)
     self.assertEqual(stat.S_IMODE(self.token.stat().st_mode), 0o600)
@@ -187,14 +189,14 @@ class TokenTest(_Case):
       link(path, target)
 
     with mock.patch.object(pathlib.Path, 'hardlink_to', late):
-      rendezvous.make_token(self.token)
+      rendezvous_files.make_token(self.token)
     self.assertEqual(self.token.read_text(), _SECRET)
     self.assertEqual(os.listdir(self.folder), ['token'])
 
   def test_file_systems_without_hard_links_are_supported(self):
     error = OSError(errno.EPERM, 'Operation not permitted')
     with mock.patch.object(pathlib.Path, 'hardlink_to', side_effect=error):
-      rendezvous.make_token(self.token)
+      rendezvous_files.make_token(self.token)
     self.assertLen(self.token.read_text(), 65)
     self.assertEqual(os.listdir(self.folder), ['token'])
 
@@ -211,7 +213,7 @@ class TokenTest(_Case):
     with ThreadPoolExecutor(1) as pool:
       watching = pool.submit(watch)
       for _ in range(50):
-        rendezvous.make_token(self.token)
+        rendezvous_files.make_token(self.token)
         self.token.unlink()
       stop.set()
       watching.result()
@@ -241,12 +243,12 @@ class AddressTest(parameterized.TestCase):
   )
   def test_names_of_the_coordinators_address_are_accepted(self, name, there):
     self._names(**{name: there})
-    rendezvous.check_address(f'{name}:61500', _HERE)
+    rendezvous_files.check_address(f'{name}:61500', _HERE)
 
   def test_a_name_unknown_to_this_host_is_accepted(self):
     self._names()
     with self.assertLogs('absl', level='INFO') as logs:
-      rendezvous.check_address('pod-0.run:8476', _HERE)
+      rendezvous_files.check_address('pod-0.run:8476', _HERE)
     self.assertIn('pod-0.run is not known on this host', logs.output[0])
 
   @parameterized.parameters(
@@ -260,7 +262,7 @@ class AddressTest(parameterized.TestCase):
     with self.assertRaisesRegex(
       ValueError, rf'--coordinator, .*{message}.* got'
     ):
-      rendezvous.check_address(f'{name}:61500', _HERE)
+      rendezvous_files.check_address(f'{name}:61500', _HERE)
 
 
 if __name__ == '__main__':

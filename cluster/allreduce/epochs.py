@@ -57,7 +57,7 @@ class MembershipEpochs:
     store: ReplicaStore,
     reception: Reception,
     rendezvous: Rendezvous,
-    links: Callable[[Callable[[int, ToReplica], None]], LinkManager],
+    links: LinkManager,
     deadlines: Deadlines,
     check_s: float,
     now: Callable[[], float],
@@ -69,17 +69,16 @@ class MembershipEpochs:
       store: The learner of the coordinator.
       reception: Streams to the workers.
       rendezvous: Members of epochs, and their forests.
-      links: Makes the link manager, given a function that sends a message to a
-        worker.
+      links: Link manager of the run.
       deadlines: Progress deadlines of the workers.
       check_s: Seconds that a member may take to compare its state.
       now: Returns the time of the run, seconds.
     """
     self.rendezvous = rendezvous
-    self.links = links(self.send)
+    self.links = links
     self.check = StateCheck(
       rendezvous,
-      send=self.send,
+      send=reception.send_to_worker,
       evict=self.lose,
       record=self._record_drift,
       forget=self._record_forgotten,
@@ -102,11 +101,6 @@ class MembershipEpochs:
   def start(self) -> None:
     """Marks the start of the run: lost workers leave the scheme from here."""
     self._has_started = True
-
-  def send(self, index: int, message: ToReplica) -> None:
-    """Sends a message to a worker, unless it is lost."""
-    if stream := self._members[index].stream:
-      self._reception.send(stream, message)
 
   def is_current(
     self,
@@ -237,7 +231,7 @@ class MembershipEpochs:
     self._remove_lost()
     self._form()
 
-  def handle_broken(self, index: int, message: ConnectionLost) -> None:
+  def handle_connection_lost(self, index: int, message: ConnectionLost) -> None:
     """Handles the report of a member that has lost a connection.
 
     Raises:
@@ -260,8 +254,8 @@ class MembershipEpochs:
       is_idle: Whether no iteration that was assigned is running.
     """
     if self.check.is_running:
-      changes = [member.progress.last_change for member in self._members]
-      for index in self.check.overdue(changes.__getitem__):
+      moved = [member.progress.last_change for member in self._members]
+      for index in self.check.overdue(moved.__getitem__):
         self.lose(index, 'It did not compare its state in time.')
       return
     if is_idle:
@@ -290,7 +284,7 @@ class MembershipEpochs:
       progress = self._members[index].progress
       if not progress.is_computing:
         progress.last_change = time.monotonic()
-      self.send(index, message)
+      self._reception.send_to_worker(index, message)
 
   def _proceed(self) -> None:
     """Forms the next epoch once all living members have stopped."""
@@ -334,12 +328,12 @@ class MembershipEpochs:
       return
     for index, order in orders:
       self._members[index].progress.last_change = time.monotonic()
-      self.send(index, order)
+      self._reception.send_to_worker(index, order)
 
   def _record_drift(self, row: Mapping[str, Any]) -> None:
     self._coordinator.recorder.record_drift({'time': self._now(), **row})
 
   def _record_forgotten(self, index: int) -> None:
     """Records that a worker's residual is lost, if it had one."""
-    if self._store.keeps:
+    if self._store.has_residuals:
       self._coordinator.recorder.record_lost_residual(index, self._now(), None)
