@@ -76,7 +76,7 @@ class NarxTest(absltest.TestCase):
   def test_current_factors_reduce_the_error(self):
     speeds, factors = _draw_driven(800, 4, noise=0.2)
     found = _error_on_known('narx')
-    for blind in bench.ablated(bench.Trace(speeds, factors)).values():
+    for blind in bench.ablations(bench.Trace(speeds, factors)).values():
       self.assertGreater(_error('narx', *blind, from_=550), 1.5 * found)
 
   def test_past_speeds_alone_predict_a_periodic_process(self):

@@ -217,7 +217,7 @@ class ContentTest(absltest.TestCase):
     tests, groups = trials.explore(run, 6, tolerance=0.1)
     hosts = [{'hostname': f'h{n}', 'address': '10.0.0.1'} for n in range(6)]
     latency_s = dict.fromkeys(itertools.permutations(range(6), 2), 1e-4)
-    found = trials.Found(hosts, tests, latency_s, groups)
+    found = trials.Findings(hosts, tests, latency_s, groups)
     setup = mock.Mock(hosts=6, seconds=0.5, streams=1, tolerance=0.1)
 
     content = json.loads(json.dumps(probe._content(setup, found)))

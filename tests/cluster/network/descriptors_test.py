@@ -55,7 +55,7 @@ class DescriptorsTest(absltest.TestCase):
       tempfile.TemporaryDirectory() as folder,
       # The process waits for the others next.
       mock.patch.object(
-        distributed.rendezvous, 'join', side_effect=InterruptedError
+        distributed.rendezvous_files, 'join', side_effect=InterruptedError
       ),
       self.assertRaises(InterruptedError),
     ):
