@@ -29,6 +29,7 @@ import numpy as np
 import optax
 
 from cluster.membership import handover
+from cluster.network.port import Port
 from cluster.network.streams import Security
 from learning import drift, optimizer
 from learning.digest import digest
@@ -152,7 +153,9 @@ def _print_costs(numbers: int, workers: int) -> None:
     for _ in range(2)
   )
   word = digest(state)
-  giving = handover.Handover('127.0.0.1', Security(), lambda _: (state, word))
+  giving = handover.Handover(
+    Port('127.0.0.1', 0, Security()), lambda _: (state, word)
+  )
   calls = {
     'update of all numbers': lambda: _apply(learner, layout, vector),
     f'update of one of {workers} shares': lambda: _apply(

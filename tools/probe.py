@@ -132,7 +132,9 @@ def probe(setup: Setup) -> str:
     TransportError: If the leader is lost.
     OSError: If listening on an address or writing the file fails.
   """
-  with transfers.Endpoint(setup.address, timeout_s=setup.timeout_s) as endpoint:
+  number = 0 if setup.rank else int(setup.leader.rpartition(':')[2])
+  port = transport.Port(setup.address, number, setup.security)
+  with transfers.Endpoint(port, timeout_s=setup.timeout_s) as endpoint:
     part = functools.partial(
       member.follow,
       endpoint=endpoint,
@@ -147,9 +149,7 @@ def probe(setup: Setup) -> str:
     leader = lockstep.Leader(
       setup.hosts, timeout_s=setup.timeout_s, start_s=setup.start_s
     )
-    port = int(setup.leader.rpartition(':')[2])
-    listening = setup.address, port, leader.handle, setup.security
-    with transport.Listener(*listening) as listener:
+    with transport.Listener(port, leader.handle) as listener:
       own = threading.Thread(target=part, args=[listener.address], daemon=True)
       own.start()
       try:

@@ -105,7 +105,7 @@ class Replica:
     self._preparation: threading.Thread | None = None
     self._progress = Pace()
     self._inbox = Inbox()
-    self._measurer = Measurer(index, settings.address, settings.timeout_s)
+    self._measurer = Measurer(index, settings.port, settings.timeout_s)
     # Numbers of the current membership epoch, and of the last that is to stop.
     self._epoch = self._stop_epoch = -1
     self._may_wait_for_others = False
@@ -181,9 +181,7 @@ class Replica:
       self.warm_up()
       self._is_compiled = True
     settings = self._settings
-    source = handover.Handover(
-      settings.address, settings.security, self._state_of
-    )
+    source = handover.Handover(settings.port, self._state_of)
     session.stack.callback(source.close)
     address = self._summing.open()
     session.stack.callback(self._summing.close)

@@ -121,7 +121,6 @@ class AllreduceSite(Process):
       num_workers=self._workers,
       reserved={0: self.settings.process},
       settings=self.settings,
-      port=self._port,
       jobs=self.jobs,
     )
     self._completed = reception.events.put
@@ -222,8 +221,7 @@ class AllreduceSite(Process):
         workers=self._workers,
         gradient=gradient,
         layout=self._layout,
-        host=self.meeting.address,
-        security=self.settings.security,
+        port=self.settings.port,
         timeout_s=self.settings.timeout_s,
         pace=self._pace,
       )

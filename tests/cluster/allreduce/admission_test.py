@@ -7,6 +7,7 @@ from cluster.allreduce.admission import AllreduceReception
 from cluster.membership.events import WorkerJoined, WorkerLost, WorkerMessage
 from cluster.membership.process import Settings
 from cluster.network import messages
+from cluster.network.port import Port
 from cluster.network.streams import Closed, Security, connect
 from cluster.process.deadlines import Deadlines, Jobs
 
@@ -26,8 +27,7 @@ class ReceptionTest(parameterized.TestCase):
     deadlines = Deadlines(timeout_s=5.0, start_s=5.0, windows=True)
     self.reception = AllreduceReception(
       num_workers=2,
-      settings=Settings('127.0.0.1', 'ours', Security(), 5.0, 5.0, ''),
-      port=0,
+      settings=Settings(Port('127.0.0.1', 0, Security()), 'ours', 5.0, 5.0, ''),
       jobs=Jobs(deadlines),
     )
     address = self.reception.listen()

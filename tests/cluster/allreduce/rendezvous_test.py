@@ -13,6 +13,7 @@ from cluster.allreduce.faults import chunk_faults
 from cluster.allreduce.rendezvous import Rendezvous, Unreachable
 from cluster.membership import handover
 from cluster.network.errors import TransportError
+from cluster.network.port import Port
 from cluster.network.streams import Security
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
@@ -252,7 +253,7 @@ class HandoverTest(parameterized.TestCase):
     return self._TREE, 'digest'
 
   def test_a_fetched_state_is_equal_bit_for_bit(self):
-    source = handover.Handover('127.0.0.1', Security(), self._state)
+    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
     self.addCleanup(source.close)
     steps = []
     result, digest = handover.fetch(
@@ -269,7 +270,7 @@ class HandoverTest(parameterized.TestCase):
     self.assertGreater(len(steps), 1)
 
   def test_a_slow_transfer_with_progress_completes(self):
-    source = handover.Handover('127.0.0.1', Security(), self._state)
+    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
     self.addCleanup(source.close)
     steps = []
     with relays.Relay(source.address, back_Bps=4e6) as relay:
@@ -281,7 +282,7 @@ class HandoverTest(parameterized.TestCase):
     self.assertGreater(len(steps), 20)
 
   def test_a_known_state_is_not_transferred(self):
-    source = handover.Handover('127.0.0.1', Security(), self._state)
+    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
     self.addCleanup(source.close)
     for known, comes in (('digest', False), ('other', True)):
       state, digest = handover.fetch(
@@ -291,13 +292,13 @@ class HandoverTest(parameterized.TestCase):
       self.assertEqual(digest, 'digest')
 
   def test_another_version_is_refused(self):
-    source = handover.Handover('127.0.0.1', Security(), self._state)
+    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
     self.addCleanup(source.close)
     with self.assertRaisesRegex(TransportError, 'expected to have version 4'):
       handover.fetch(source.address, 4, Security(), 5.0)
 
   def test_a_source_that_is_gone_is_detected_in_time(self):
-    source = handover.Handover('127.0.0.1', Security(), self._state)
+    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
     source.close()
     start = time.monotonic()
     with self.assertRaises(TransportError):

@@ -18,6 +18,7 @@ from cluster.allreduce.step_statistics import StatisticsLayout
 from cluster.membership import session
 from cluster.membership.process import Settings
 from cluster.network import messages
+from cluster.network.port import Port
 from cluster.network.streams import Security
 from cluster.probing import traffic
 from cluster.process.faults import Faults
@@ -71,7 +72,7 @@ class _ReplicaThread:
     self.sent, self.workers = queue.SimpleQueue(), workers
     self.hung = mock.Mock()
     layout = StatisticsLayout(workers, 0)
-    security = Security()
+    port = Port(_HOST, 0, Security())
     buffer_layout = Layout(
       (), blank=100, bucket_bytes=0, step_statistics=layout.size
     )
@@ -93,8 +94,7 @@ class _ReplicaThread:
         workers=workers,
         gradient=gradient,
         layout=buffer_layout,
-        host=_HOST,
-        security=security,
+        port=port,
         timeout_s=5.0,
         faults=faults,
       ),
@@ -102,7 +102,7 @@ class _ReplicaThread:
       batching=fixed.make(num_workers=workers, worker_batch=8),
       speed=None,
       faults=faults,
-      settings=Settings(_HOST, '', security, 5.0, 5.0, '', adapt=adapt),
+      settings=Settings(port, '', 5.0, 5.0, '', adapt=adapt),
       hung=self.hung,
       completed=self.sent.put,
     )
