@@ -28,12 +28,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from bench import clusters
-from cluster.network import calls, frames, handshake, streams
+from cluster.network import frames, handshake
+from cluster.network.connection import Connection
 from cluster.network.messages import Schema
-from cluster.network.streams import Security, Stream, TransportError
+from cluster.network.streams import (
+  CONTROL,
+  PUSHES,
+  Security,
+  Stream,
+  TransportError,
+)
 from outputs import arrays, checkpoints
 
 _WORKERS = 2
@@ -107,9 +113,10 @@ class Fuzz:
       'random bytes': (3, self._bytes),
       'first messages, bytes flipped': (6, self._flipped),
       'first messages, cut': (3, self._cut),
-      'greetings of nobody': (3, self._greet),
-      'hellos of nobody, with the token': (3, self._hello),
-      'frames of nobody, with the token': (3, self._frames),
+      'handshakes without the token': (3, self._handshake),
+      'invalid hellos, with the token': (3, self._hello),
+      'invalid frames, with the token': (3, self._frames),
+      'invalid bytes to services, with the token': (2, self._service),
       'nothing': (1, self._nothing),
     }
 
@@ -118,7 +125,7 @@ class Fuzz:
     kinds = list(self._kinds)
     weights = [weight for weight, _ in self._kinds.values()]
     (kind,) = self._rng.choices(kinds, weights)
-    with contextlib.suppress(*calls.ERRORS, TransportError):
+    with contextlib.suppress(OSError, TransportError):
       self._kinds[kind][1](self._rng.randrange(len(self._ports)))
     self.sent[kind] += 1
 
@@ -159,57 +166,70 @@ class Fuzz:
     if len(self._silent) > _SILENT:
       self._silent.pop(0).close()
 
-  def _greet(self, where: int) -> None:
-    def greet(stream: Stream) -> None:
-      for _ in range(self._rng.choice((1, 2))):
-        stream.send(self._said())
-        stream.receive(_ANYTHING)
-
-    self._stream(where, greet)
+  def _handshake(self, where: int) -> None:
+    service = self._rng.choice((b'control ', b'pushes  ', bytes(8)))
+    version = self._rng.choice((b'syncope2', b'syncope1', bytes(8)))
+    with _connection(self._ports[where]) as end:
+      end.sendall(version + service + self._rng.randbytes(32))
+      end.settimeout(0.1)
+      with contextlib.suppress(TimeoutError):
+        if end.recv(64):
+          end.sendall(self._rng.randbytes(self._rng.choice((1, 32, 1000))))
+          end.recv(64)
 
   def _hello(self, where: int) -> None:
-    self._stream(where, lambda stream: self._let_in(stream, where))
+    self._stream(where, lambda stream: None)
 
   def _frames(self, where: int) -> None:
     def send(stream: Stream) -> None:
-      self._let_in(stream, where)
+      stream.send(self._invalid_header())
       for _ in range(3):
-        kind = self._rng.choice((b'H', b'C', b'E', b'X', b'\0'))
+        kind = self._rng.choice((0, 1, 2, 3, 9))
         data = self._rng.choice((b'', b'\x92\0\1', b'\x92\0\0', b'\xff' * 1000))
-        number, most = self._rng.choice((0, 1, 2, 3, 9)), len(data)
-        size = self._rng.choice((0, most, most // 2, most + 1, 2**32 - 1))
-        frame = frames.FORM.pack(kind, number, 0, size)
-        metadata = pa.py_buffer(frame + data)
-        if self._rng.random() < 0.5:
-          stream._writer.write_metadata(metadata)
-        else:
-          rows = pa.array(list(data[:8]), pa.uint8())
-          batch = pa.record_batch([rows], schema=frames.SCHEMA)
-          stream._writer.write_with_metadata(batch, metadata)
-      header = self._said()
+        number = self._rng.choice((0, 1, 2, 3, 9))
+        header = bytearray(frames.pack_header(kind, number, data))
+        if self._rng.random() < 0.3:
+          header[self._rng.randrange(len(header))] ^= 1
+        data = data[: self._rng.choice((None, len(data) // 2))]
+        stream._channel.send([header + data])
+      header = self._invalid_header()
       stream.send(header, [np.zeros(1000, np.uint8)], 1000, spoil='first')
 
     self._stream(where, send)
 
-  def _let_in(self, stream: Stream, where: int) -> None:
-    security = Security(token=self._token)
-    address = f'127.0.0.1:{self._ports[where]}'
-    handshake.send_hello(stream, security, address, self._said())
-    stream.send(self._said())
+  def _service(self, where: int) -> None:
+    """Sends random bytes after a valid handshake."""
+    with contextlib.closing(self._authenticated(where)) as connection:
+      connection.sock.settimeout(0.1)
+      size = self._rng.choice((1, 16, 100, 10**5))
+      connection.sock.sendall(self._rng.randbytes(size))
+      with contextlib.suppress(TimeoutError):
+        connection.sock.recv(4096)
 
-  def _said(self) -> Any:
+  def _authenticated(self, where: int) -> Connection:
+    service = self._rng.choice((CONTROL, CONTROL, CONTROL, PUSHES, 'sums'))
+    return handshake.open_connection(
+      f'127.0.0.1:{self._ports[where]}',
+      Security(token=self._token),
+      service,
+      timeout_s=2.0,
+    )
+
+  def _invalid_header(self) -> Any:
     if self._rng.random() < 0.2:
       return self._rng.choice(_WORDS)
     fields = self._rng.sample(_FIELDS_SAID, self._rng.randrange(1, 5))
     return {field: self._rng.choice(_WORDS) for field in fields}
 
   def _stream(self, where: int, talk: Callable[[Stream], None]) -> None:
-    address = f'127.0.0.1:{self._ports[where]}'
-    stream = streams.call(address, Security(), 2.0)
+    stream = Stream(self._authenticated(where))
     timer = threading.Timer(0.2, stream.cancel)
     timer.start()
     try:
+      stream.send(self._invalid_header())  # As the hello.
       talk(stream)
+      stream.receive(_ANYTHING)
+      stream.receive(_ANYTHING)
     finally:
       timer.cancel()
       stream.cancel()
@@ -228,13 +248,28 @@ def _recorded(port: int, token: str) -> bytes:
     passing.start()
     here = server.getsockname()[1]
     with contextlib.suppress(TransportError):
-      stream = streams.call(f'127.0.0.1:{here}', Security(), 2.0)
-      address = f'127.0.0.1:{port}'
-      with contextlib.suppress(TransportError):
-        handshake.send_hello(stream, Security(token=token), address, {})
-      stream.close()
+      # The proof is for the port that the relay forwards to.
+      _connect_at(f'127.0.0.1:{port}', here, Security(token=token))
     passing.join()
   return bytes(data)
+
+
+def _connect_at(address: str, port: int, security: Security) -> None:
+  """Sends a handshake for an address, and a hello, to another port."""
+  connection = Connection(_connection(port), address)
+  steps = handshake.initiate(
+    connection, security, None, '', handshake.name_service(CONTROL)
+  )
+  try:
+    handshake.run_steps(connection, steps, time.monotonic() + 2.0)
+  except (TransportError, OSError):
+    connection.close()
+    return
+  stream = Stream(connection)
+  with contextlib.suppress(TransportError):
+    stream.send({})
+    stream.receive(_ANYTHING)
+  stream.close()
 
 
 def _pass_on(server: socket.socket, port: int, data: bytearray) -> None:
@@ -249,7 +284,7 @@ def _pass_on(server: socket.socket, port: int, data: bytearray) -> None:
 
     thread = threading.Thread(target=back)
     thread.start()
-    near.settimeout(0.5)  # gRPC keeps a connection that it does not need.
+    near.settimeout(0.5)
     with contextlib.suppress(OSError):
       while sent := near.recv(65536):
         data += sent

@@ -1,7 +1,7 @@
-"""Measures streams of messages, and whole runs, relative to bare Flight.
+"""Measures streams of messages, and whole runs, beside bare Arrow Flight.
 
   python -m bench.transport [--mb=100] [--turns=30] [--chunk_kb=2048]
-    [--iterations=120]
+    [--iterations=120] [--round_trips=5000]
 
 A float32 vector goes to another process on the loopback interface and comes
 back.  A stream reads every byte once more at each end for the checksum, and
@@ -11,6 +11,10 @@ wire alone can do, drops it.  Both are measured in processes as they are and in
 processes that keep freed memory (`cluster.memory`), all in turns.  A run is one
 of tools.launch, without a model: one worker and one dedicated server; in one of
 its iterations the vector is pushed, the coordinator decides, and it is pulled.
+
+Round trips are of a heartbeat that comes back: on a stream, which encodes,
+checks and decodes it each time, and on a DoExchange of Flight, which passes its
+bytes alone.
 """
 
 import argparse
@@ -32,7 +36,7 @@ import pyarrow.flight as flight
 from bench import clusters
 from cluster.network import memory
 from cluster.network import streams as transport
-from cluster.network.messages import NOTHING
+from cluster.network.messages import NOTHING, Schema, WorkerHeartbeat, encode
 from configs import default
 from tools.reading import records
 
@@ -40,11 +44,14 @@ _HOST = '127.0.0.1'
 _BARE_CHUNK_BYTES = 2**21  # The fastest, of 128 KiB to one batch of it all.
 _KEEP = b'keep'  # The command of a DoPut whose receiver keeps what arrives.
 _SCHEMA = pa.schema([pa.field('bytes', pa.uint8())])
+_ROUND_TRIPS = {'beats': 'stream', 'exchange': 'bare Flight'}
 _NAMES = {
   'stream': 'stream: checked, in place',
   'keeps': 'bare Flight, keeps',
   'drops': 'bare Flight, drops',
 }
+_BEAT = WorkerHeartbeat(0.5, ('compute', 3, 1))
+_ANY: Schema[Any] = Schema(Any)
 _AIM = 0.8
 _COMPUTE_S = 0.001  # Of an iteration of a run.
 Turn = Callable[[str], tuple[float, float]]
@@ -59,6 +66,7 @@ def main(argv: list[str] | None = None) -> float:
   parser.add_argument('--turns', type=int, default=30)
   parser.add_argument('--chunk_kb', type=int, default=2048)
   parser.add_argument('--iterations', type=int, default=120)
+  parser.add_argument('--round_trips', type=int, default=5000)
   given = parser.parse_args(argv)
 
   size, chunk = 10**6 * given.mb, 2**10 * given.chunk_kb
@@ -67,6 +75,9 @@ def main(argv: list[str] | None = None) -> float:
     _pair(memory.ENVIRONMENT, size, chunk) as keeping,
   ):
     pairs = {'as it is': as_it_is, 'kept': keeping}
+    round_trips = {
+      kind: as_it_is(f'{kind} {given.round_trips}') for kind in _ROUND_TRIPS
+    }
     before = [_turn(pairs) for _ in range(given.turns // 2)]
     iteration_s = _iteration_s(size, given.iterations)
     turns = before + [_turn(pairs) for _ in range(given.turns - len(before))]
@@ -92,8 +103,14 @@ def main(argv: list[str] | None = None) -> float:
     f'run: the throughput of the\nstream that keeps freed memory, and of a run '
     f"({1e3 * iteration_s:.0f} ms for an iteration), over the\nline's:\n\n"
     f'{clusters.table(*rows)}\n\nstream over bare Flight as it is, which drops '
-    f'what arrives: {reached:.3f} (aim: at least {_AIM:.2f})'
+    f'what arrives: {reached:.3f} (aim: at least {_AIM:.2f})\n'
   )
+  rows = [('', 'round trips/s', 'CPU of the client')]
+  for kind, (took_s, cpu_s) in round_trips.items():
+    count = given.round_trips
+    us = f'{1e6 * cpu_s / count:.0f} us'
+    rows.append((_ROUND_TRIPS[kind], f'{count / took_s:.0f}', us))
+  print(clusters.table(*rows))
   return reached
 
 
@@ -163,6 +180,9 @@ def _ask(pipe: Connection, size: int, chunk: int) -> None:
   with flight.FlightClient(f'grpc://{bare}') as client:
     stream = transport.connect(address, None, transport.Security(), 10.0)
     while kind := pipe.recv():
+      if kind.partition(' ')[0] in _ROUND_TRIPS:
+        pipe.send(_round_trips(kind, stream, client))
+        continue
       start = time.perf_counter()
       if kind == 'stream':
         _push(stream, vector, chunk)
@@ -176,6 +196,28 @@ def _ask(pipe: Connection, size: int, chunk: int) -> None:
     if not np.array_equal(landed, vector):
       raise RuntimeError('What came back is not what was sent.')
     stream.close()
+
+
+def _round_trips(
+  order: str, stream: transport.Stream, client: flight.FlightClient
+) -> tuple[float, float]:
+  """Returns the seconds, and CPU seconds, of round trips of a heartbeat."""
+  kind, count = order.split()
+  data = pa.py_buffer(encode(_BEAT))
+  writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b''))
+  writer.begin(_SCHEMA)
+  start, cpu_start = time.perf_counter(), time.process_time()
+  for _ in range(int(count)):
+    if kind == 'beats':
+      stream.send(_BEAT)
+      stream.receive(_ANY)
+    else:
+      writer.write_metadata(data)
+      reader.read_chunk()
+  took = time.perf_counter() - start, time.process_time() - cpu_start
+  writer.done_writing()
+  writer.close()
+  return took
 
 
 def _push(stream: transport.Stream, vector: np.ndarray, chunk: int) -> None:
@@ -228,6 +270,13 @@ class _Bare(flight.FlightServerBase):
   ) -> None:
     _received(reader, descriptor.command == _KEEP)
 
+  def do_exchange(
+    self, context: Any, descriptor: Any, reader: Any, writer: Any
+  ) -> None:
+    writer.begin(_SCHEMA)
+    for chunk in reader:
+      writer.write_metadata(chunk.app_metadata)
+
   def do_get(self, context: Any, ticket: Any) -> flight.GeneratorStream:
     return flight.GeneratorStream(_SCHEMA, _batches(self._vector))
 
@@ -238,14 +287,19 @@ def _serve(pipe: Connection, size: int, chunk: int) -> None:
 
   def handle(stream: Any, hello: Any) -> None:
     while True:
-      stream.receive(NOTHING).read(landed)
-      stream.send(None)
-      stream.receive(NOTHING)
-      stream.send(None, transport.chunked([landed], chunk), size)
+      message = stream.receive(_ANY)
+      if message.header is not None:
+        stream.send(message.header)
+      elif message.size_bytes:
+        message.read(landed)
+        stream.send(None)
+      else:
+        stream.send(None, transport.chunked([landed], chunk), size)
 
+  port = transport.Port(_HOST, 0, transport.Security())
   with (
     _Bare(_vector(size)) as bare,
-    transport.Listener(_HOST, 0, handle, transport.Security()) as listener,
+    transport.Listener(port, handle) as listener,
   ):
     pipe.send((f'{_HOST}:{bare.port}', listener.address))
     pipe.recv()

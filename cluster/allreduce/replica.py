@@ -183,23 +183,19 @@ class Replica:
     settings = self._settings
     source = handover.Handover(settings.port, self._state_of)
     session.stack.callback(source.close)
-    address = self._summing.open()
+    self._summing.open()
     session.stack.callback(self._summing.close)
     if settings.adapt:
       reports = traffic.TrafficReporter(self._summing.traffic, session.send)
       session.stack.enter_context(reports)
     session.stack.callback(self._measurer.close)
-    self._report_ready(session, address or source.address, source.address)
+    self._report_ready(session, source.address)
 
   def _report_ready(
-    self, session: Session[messages.ToReplica], executor: str, handover_: str
+    self, session: Session[messages.ToReplica], address: str
   ) -> None:
     """Reports to the coordinator that this worker can join an allreduce."""
-    session.send(
-      messages.ReplicaReady(
-        executor=executor, handover=handover_, devices=self._settings.devices
-      )
-    )
+    session.send(messages.ReplicaReady(address, devices=self._settings.devices))
 
   def _log_end(self, session: Session[messages.ToReplica]) -> None:
     """Logs why the coordinator has ended a session."""

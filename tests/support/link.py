@@ -46,7 +46,7 @@ class Link:
 
   def drop(self):
     """Ends all connections."""
-    for end in self._ends:
+    for end in [*self._ends]:  # Not those of processes that reconnect.
       with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
 

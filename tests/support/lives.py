@@ -66,7 +66,7 @@ class Session:
       return
     self.number = self.visit.number
     self.address = f'{index}/{self.number}'
-    self.say(messages.ReplicaReady(self.address, self.address))
+    self.say(messages.ReplicaReady(self.address))
 
   def send(self, message):
     self.wire.append(message)

@@ -11,7 +11,7 @@ from cluster.network.port import Port
 from cluster.network.streams import Closed, Security, connect
 from cluster.process.deadlines import Deadlines, Jobs
 
-_READY = messages.ReplicaReady('127.0.0.1:1', '127.0.0.1:65535', [])
+_READY = messages.ReplicaReady('127.0.0.1:65535', [])
 _MESSAGES = (
   messages.Connected(0, 0, 'a', []),
   messages.StateDigest(0, 0, 'a', [(1, 5, 0.5)]),
@@ -52,8 +52,8 @@ class ReceptionTest(parameterized.TestCase):
       self.assertEqual(self._event(), event)
 
   @parameterized.parameters(
-    *((_READY, {'executor': f'127.0.0.1:{p}'}) for p in (0, 65536, '9' * 99)),
-    (_READY, {'handover': '127.0.0.1'}),
+    *((_READY, {'address': f'127.0.0.1:{p}'}) for p in (0, 65536, '9' * 99)),
+    (_READY, {'address': '127.0.0.1'}),
     *((message, {'membership_epoch': -1}) for message in _MESSAGES),
     *((message, {'worker': 0}) for message in _MESSAGES),
     (_MESSAGES[2], {'statistics': ['x']}),

@@ -146,7 +146,7 @@ class _ReplicaThread:
     """Has it form a membership with others; does not wait."""
     members = (self, *others)
     cluster = links.read_cluster('', self.workers)
-    addresses = {p.replica.index: p.ready.executor for p in members}
+    addresses = {p.replica.index: p.ready.address for p in members}
     described = membership.describe(
       membership.Membership(
         generation,
@@ -217,7 +217,7 @@ class ReplicaTest(parameterized.TestCase):
   def test_the_state_of_an_earlier_coordinator_is_replaced(self):
     nodes = [self._open_replica(k, workers=2) for k in range(2)]
     nodes[1].replica.learner.version = 7
-    nodes[0].form(nodes[1], source=(0, nodes[0].ready.handover))
+    nodes[0].form(nodes[1], source=(0, nodes[0].ready.address))
     formed = [node.receive(messages.Connected) for node in nodes]
     self.assertEqual([message.version for message in formed], [0, 0])
     self.assertEqual(formed[0].digest, formed[1].digest)
@@ -228,7 +228,7 @@ class ReplicaTest(parameterized.TestCase):
     # Unlike processors initialise different last bits.
     for value, learner in enumerate(learners):
       learner.params = {'w': np.float32([1, 1 + value * 2**-23])}
-    nodes[0].form(nodes[1], source=(0, nodes[0].ready.handover))
+    nodes[0].form(nodes[1], source=(0, nodes[0].ready.address))
     formed = [node.receive(messages.Connected) for node in nodes]
     self.assertEqual(formed[0].digest, formed[1].digest)
     np.testing.assert_array_equal(learners[1].params['w'], [1, 1])
@@ -248,7 +248,7 @@ class ReplicaTest(parameterized.TestCase):
     self, difference, replace, same
   ):
     nodes = [self._open_replica(k, workers=2) for k in range(2)]
-    nodes[0].form(nodes[1], source=(0, nodes[0].ready.handover))
+    nodes[0].form(nodes[1], source=(0, nodes[0].ready.address))
     for node in nodes:
       node.receive(messages.Connected)
     learners = [node.replica.learner for node in nodes]
@@ -263,7 +263,7 @@ class ReplicaTest(parameterized.TestCase):
       messages.CompareState(
         membership_epoch=0,
         version=0,
-        source=(0, nodes[0].ready.handover),
+        source=(0, nodes[0].ready.address),
         replaces=replace,
       )
     )

@@ -381,7 +381,7 @@ class AllreduceTest(_TestCase):
 
   def test_messages_of_an_old_incarnation_are_ignored(self):
     reception, address = self._reception()
-    ready = messages.ReplicaReady('127.0.0.1:1', '127.0.0.1:2')
+    ready = messages.ReplicaReady('127.0.0.1:1')
     old, _ = self._greeting(address, _ONE, worker=1)
     old.send(ready)
     self.assertIsInstance(reception.events.get(timeout=5.0), WorkerJoined)

@@ -69,9 +69,7 @@ class ServicesTest(_Case):
       answers[listener.address] = name
     self.assertLen(answers, 1)
     for name in ('control', 'pushes'):
-      stream = transport.connect(
-        own.address, None, _OURS, WAIT_S, service=name
-      )
+      stream = transport.connect(own.address, None, _OURS, WAIT_S, service=name)
       self.assertEqual(stream.receive(PLAIN).header, name)
       stream.close()
 
@@ -126,9 +124,7 @@ class ServicesTest(_Case):
         stream.send(0, transport.chunked([body], 10**5), body.size)
 
     def receive(stream):
-      return all(
-        (read(stream.receive(PLAIN)) == body).all() for body in bodies
-      )
+      return all((read(stream.receive(PLAIN)) == body).all() for body in bodies)
 
     def handle(stream, hello):
       sender = threading.Thread(target=send, args=[stream])
@@ -261,9 +257,7 @@ class StrangersTest(_Case):
     self.assertLess(len(logs.output), 30)
     for sock in opened:
       sock.close()
-    wait_until(
-      lambda: len(os.listdir('/proc/self/fd')) <= num_files + 1
-    )
+    wait_until(lambda: len(os.listdir('/proc/self/fd')) <= num_files + 1)
 
   def test_a_first_message_of_512_mib_costs_no_memory(self):
     listener, block = self.listener(), bytes(2**20)
@@ -307,16 +301,15 @@ class StrangersTest(_Case):
 
   def test_a_port_without_descriptors_recovers(self):
     listener = self.listener()
-    with self.assertLogs(level='WARNING') as logs:
-      with socket.socket() as sock:
-        with descriptors.exhausted():
-          sock.connect(_parts(listener.address))
-          wait_until(lambda: logs.output)
-        self.assertIn('no connection is accepted', logs.output[0])
-        sock.settimeout(WAIT_S)
-        sock.sendall(b'GET / HTTP/1.1' + bytes(100))
-        with contextlib.suppress(ConnectionResetError):
-          self.assertEqual(sock.recv(1), b'')
+    with self.assertLogs(level='WARNING') as logs, socket.socket() as sock:
+      with descriptors.exhausted():
+        sock.connect(_parts(listener.address))
+        wait_until(lambda: logs.output)
+      self.assertIn('no connection is accepted', logs.output[0])
+      sock.settimeout(WAIT_S)
+      sock.sendall(b'GET / HTTP/1.1' + bytes(100))
+      with contextlib.suppress(ConnectionResetError):
+        self.assertEqual(sock.recv(1), b'')
     self.check(listener)
 
 
