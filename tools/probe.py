@@ -40,9 +40,8 @@ which the graph cannot express: a host or a link cannot do both at once, pairs
 share a link, or TCP's acknowledgements wait behind data, as they do if up and
 down differ.
 
-Tests use plain TCP with one connection for each pair, or --streams, as
-collectives do, for which the graph is made.  Flight, which parameter servers
-use, is limited by the processor on fast links.
+Tests use TCP with one connection for each pair, or --streams, as collectives
+do, for which the graph is made; with TLS if the config names a certificate.
 """
 
 import dataclasses

@@ -76,17 +76,14 @@ class Port:
     Args:
       host: IPv4 or IPv6 address of one interface.
       port: Port to listen on; 0 for any that is free.
-      security: Credentials with both `certificate` and `key`, or neither.
+      security: Credentials of all connections.
       wait_s: Limit of a handshake, seconds.
 
     Raises:
-      ValueError: If `host` is not an address of one interface, or one of
-        `certificate` and `key` is missing.
+      ValueError: If `host` is not an address of one interface.
     """
     expected = 'the IPv4 or IPv6 address of an interface'
     require(sockets.is_specific(host), 'host', expected, host)
-    valid = bool(security.certificate) == bool(security.key)
-    require(valid, 'security', 'both certificate and key', 'one of them')
     self.host, self.security = host, security
     self.wait_s = wait_s
     self._port = port
@@ -123,8 +120,11 @@ class Port:
       TransportError: If the address cannot be listened on, or the process has
         no descriptors left.
       ssl.SSLError: If the certificate is invalid, or does not match the key.
-      ValueError: If the service is offered already.
+      ValueError: If the service is offered already, or one of `certificate` and
+        `key` is missing.
     """
+    valid = bool(self.security.certificate) == bool(self.security.key)
+    require(valid, 'security', 'both certificate and key', 'one of them')
     name = handshake.name_service(service)
     with self._changing:
       is_new = name not in self._services

@@ -307,7 +307,9 @@ class ConnectTest(TestCase):
 
   def test_a_certificate_without_its_key_is_refused(self):
     with self.assertRaisesRegex(ValueError, 'certificate and key'):
-      transport.Port(HOST, 0, Security(certificate=b'PEM'))
+      transport.Listener(
+        transport.Port(HOST, 0, Security(certificate=b'PEM')), echo
+      )
 
 
 class InterfaceAddressTest(absltest.TestCase):
