@@ -43,7 +43,7 @@ class Connection:
   """
 
   def __init__(self, sock: socket.socket, peer: str):
-    """Sets the options of a socket.
+    """Creates a connection of a socket, which will not block.
 
     Args:
       sock: Socket that is connected, or about to be.
@@ -52,6 +52,10 @@ class Connection:
     self.sock = sock
     self.peer = peer
     sock.setblocking(False)
+
+  def configure(self) -> None:
+    """Sets the options of the socket: no delay, and TCP keepalive."""
+    sock = self.sock
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
       (socket.TCP_NODELAY, 1),

@@ -172,6 +172,7 @@ def answer(
   """
   yield from connection.wait_for_bytes()
   on_first_bytes()
+  connection.configure()
   if context:
     yield from connection.encrypt(context, server_side=True)
   request = yield from receive_exactly(connection, REQUEST_BYTES)
@@ -228,6 +229,7 @@ def initiate(
     OSError: If there is no connection, or TLS fails.
   """
   yield from connected(connection)
+  connection.configure()
   try:
     verdict = yield from _initiate(
       connection, security, context, name, service, first
