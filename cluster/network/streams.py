@@ -509,11 +509,12 @@ class Listener:
       grace_s: Seconds that they are given to end by themselves.  Threads of
         `handle` that do not wait for a stream are given up to 2 s more.
     """
-    self._port.withdraw(self._service)
     with self._changed:
       if self._is_closed:
         return
       self._is_closed = True
+    self._port.withdraw(self._service)
+    with self._changed:
       self._changed.wait_for(lambda: not self._streams, grace_s)
       for stream in self._streams:
         stream.cancel('the listener has closed')
