@@ -18,6 +18,7 @@ import tempfile
 import time
 
 from configs import vgg16_elastic
+from outputs import checkpoints
 from sweeps import scratch
 
 _EVERY_S = 30
@@ -64,8 +65,8 @@ def _resume_s() -> float:
     command += [f'--workdir={folder}/run', '--config.log_every=1']
     command += ['--config.checkpoint.every_s=2']
     first = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    checkpoints = pathlib.Path(folder, 'run', 'checkpoints')
-    while not (checkpoints / '1' / 'coordinator.npz').exists():
+    directory = pathlib.Path(folder, 'run', 'checkpoints')
+    while 1 not in checkpoints.steps(directory):
       time.sleep(0.1)
     _kill(first)
     metrics = pathlib.Path(folder, 'run', 'metrics.jsonl')

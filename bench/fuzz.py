@@ -77,7 +77,7 @@ def parameters(run: pathlib.Path) -> dict[str, np.ndarray]:
   """Returns the arrays of a server's newest checkpoint."""
   directory = run / 'checkpoints'
   newest = directory / str(checkpoints.steps(directory)[-1])
-  tree = arrays.read(newest / 'server0.npz')
+  tree = arrays.read(newest / 'server0')
   return {k: v for k, v in tree.items() if k.startswith('array')}
 
 

@@ -2,7 +2,8 @@
 
 `write` writes a temporary file, flushes it to the disk, renames it to its final
 name and flushes the folder: an interruption leaves either the old file or the
-new one.  `read_object` reports files that another writer has left incomplete.
+new one.  `sync_tree` flushes a folder before it is renamed in the same way.
+`read_object` reports files that another writer has left incomplete.
 """
 
 import errno
@@ -69,6 +70,21 @@ def sync_folder(folder: pathlib.Path) -> None:
       raise
   finally:
     os.close(handle)
+
+
+def sync_tree(folder: pathlib.Path) -> None:
+  """Flushes a folder to the disk, with all files and folders in it.
+
+  Raises:
+    OSError: If a flush fails.
+  """
+  for path in folder.iterdir():
+    if path.is_dir():
+      sync_tree(path)
+    else:
+      with path.open('rb') as file:
+        os.fsync(file.fileno())
+  sync_folder(folder)
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any] | None:

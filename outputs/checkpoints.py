@@ -1,28 +1,27 @@
 """Checkpoints of a run: folders of parts, written while the run goes on.
 
 Each checkpoint is a folder named by its number.  The processes of a run write
-parts into it, one file each: the coordinator always, servers and workers with
+parts into it, one folder each: the coordinator always, servers and workers with
 codec state if the run has them.  The coordinator's part comes last, so that a
 folder that has it is complete, whichever process dies when.  A run in one
 process has this part only.
 
-  checkpoints/7/coordinator.npz   state of the run, and which parts it requires
-  checkpoints/7/server0.npz       state of a server's shard
-  checkpoints/7/worker2.npz       residual of a worker
+  checkpoints/7/coordinator/   state of the run, and which parts it requires
+  checkpoints/7/server0/       state of a server's shard
+  checkpoints/7/worker2/       residual of a worker
 
-A part is an archive of NumPy arrays: a state from `outputs.serialization`.
-`read` is the only reader: runs resume with it, and tools inspect them with it.
+A part is a state from `outputs.serialization`, whose arrays Orbax writes.  It
+is written under a hidden name, flushed to the disk and renamed.  `read` is the
+only reader: runs resume with it, and tools inspect them with it.
 """
 
 import contextlib
-import os
 import pathlib
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-import numpy as np
 from absl import logging
 
 from configs.checks import require
@@ -30,7 +29,6 @@ from outputs import arrays, atomic, serialization
 from outputs.serialization import Tree
 
 COORDINATOR = 'coordinator'  # Part that makes a checkpoint complete.
-_SUFFIX = '.npz'
 
 
 class Checkpoints:
@@ -96,10 +94,12 @@ class Checkpoints:
     self._number = max(_numbers(self._directory), default=-1)
     complete, reason = steps(self._directory), ''
     remove_all_but(self._directory, complete)
+    for number in complete:
+      _remove_hidden(self._directory / str(number), '*')
     for number in reversed(complete):
       try:
         found = read(self._directory, number)
-      # What damaged files make zipfile and pickle raise is not documented.
+      # What damaged files make Orbax and pickle raise is not documented.
       except Exception as error:
         text = str(error).partition('\n')[0]
         logging.warning(
@@ -201,7 +201,7 @@ def read(
   Raises:
     ValueError: If a part is damaged, or has another format.
     OSError: If a part is missing or cannot be read.
-    Exception: From zipfile or pickle, if a part is damaged.
+    Exception: From Orbax or pickle, if a part is damaged.
   """
   if parts is not None:
     return {name: _read(directory, number, name) for name in parts}
@@ -212,6 +212,8 @@ def read(
 
 def write(directory: pathlib.Path, number: int, part: str, tree: Tree) -> None:
   """Writes a part of a checkpoint, and replaces it if it is there.
+
+  A kill at any moment leaves either the whole part or none.
 
   Args:
     directory: Folder of the run's checkpoints.
@@ -225,17 +227,19 @@ def write(directory: pathlib.Path, number: int, part: str, tree: Tree) -> None:
   folder = directory / str(number)
   folder.mkdir(parents=True, exist_ok=True)
   atomic.sync_folder(directory)
-  path, new = _path(directory, number, part), folder / f'.{part}{_SUFFIX}.new'
+  path, new = folder / part, folder / f'.{part}.new'
   try:
-    with new.open('wb') as file:
-      np.savez(file, **tree)  # type: ignore[arg-type]
-      file.flush()
-      os.fsync(file.fileno())
-    new.replace(path)
+    _remove_hidden(folder, part)  # A process may have died here.
+    arrays.write(new, tree)
+    atomic.sync_tree(new)
+    _hide(path)
+    new.rename(path)
     atomic.sync_folder(folder)
+    _remove_hidden(folder, part)
   except OSError:  # The disk may be full.
-    new.unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+      _hide(path)
+    _remove_hidden(folder, part)
     raise
 
 
@@ -244,14 +248,13 @@ def steps(directory: pathlib.Path) -> list[int]:
   return [
     number
     for number in _numbers(directory)
-    if _path(directory, number, COORDINATOR).is_file()
+    if (directory / str(number) / COORDINATOR).is_dir()
   ]
 
 
 def part_names(directory: pathlib.Path, number: int) -> list[str]:
   """Returns the names of a checkpoint's parts that are there, ascending."""
-  found = (directory / str(number)).glob(f'[!.]*{_SUFFIX}')
-  return sorted(path.name.removesuffix(_SUFFIX) for path in found)
+  return sorted(p.name for p in (directory / str(number)).glob('[!.]*/'))
 
 
 def remove_all_but(directory: pathlib.Path, kept: Sequence[int]) -> None:
@@ -259,16 +262,35 @@ def remove_all_but(directory: pathlib.Path, kept: Sequence[int]) -> None:
   for number in _numbers(directory):
     if number in kept:
       continue
-    try:
-      _path(directory, number, COORDINATOR).unlink(missing_ok=True)
-      shutil.rmtree(directory / str(number))
-    except OSError as error:
-      folder = directory / str(number)
-      logging.warning('%s could not be removed: %s', folder, error)
+    folder = directory / str(number)
+    with contextlib.suppress(OSError):  # `_remove` will fail, too.
+      _hide(folder / COORDINATOR)  # First, as it makes the others count.
+    _remove(folder)
+
+
+def _hide(part: pathlib.Path) -> None:
+  """Renames a part, if it is there, so that it can be removed in any order."""
+  if part.exists():
+    part.rename(part.with_name(f'.{part.name}.old'))
+
+
+def _remove_hidden(folder: pathlib.Path, part: str) -> None:
+  """Removes what is unfinished or hidden of a part; '*' stands for any."""
+  for path in folder.glob(f'.{part}.*'):
+    _remove(path)
+
+
+def _remove(folder: pathlib.Path) -> None:
+  """Removes a folder; logs it if that fails."""
+  try:
+    shutil.rmtree(folder)
+  except OSError as error:
+    logging.warning('%s could not be removed: %s', folder, error)
 
 
 def _read(directory: pathlib.Path, number: int, part: str) -> Any:
-  return serialization.thaw(arrays.read(_path(directory, number, part)))
+  tree = arrays.read(directory / str(number) / part)
+  return serialization.thaw(tree)
 
 
 def _numbers(directory: pathlib.Path) -> list[int]:
@@ -280,7 +302,3 @@ def _numbers(directory: pathlib.Path) -> list[int]:
   return sorted(
     int(path.name) for path in found if path.name.isdecimal() and path.is_dir()
   )
-
-
-def _path(directory: pathlib.Path, number: int, part: str) -> pathlib.Path:
-  return directory / str(number) / f'{part}{_SUFFIX}'

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-RUN_FOLDER = 3  # `format` in manifest.json.
-CHECKPOINT = 8  # In every part of a checkpoint.
+RUN_FOLDER = 4  # `format` in manifest.json.
+CHECKPOINT = 9  # In every part of a checkpoint.
 
-_LAST_COMMIT = '0045af2'  # Reads run folders of format 2, checkpoints of 7.
+# Last commits that read earlier formats: of run folders, of checkpoints.
+_LAST_COMMITS = {3: '8a71d1c', 8: '8a71d1c'}
+_FIRST_COMMIT = '0045af2'  # Reads all formats before these.
 
 
 def check_run_folder(manifest: Mapping[str, Any], folder: object) -> None:
@@ -31,4 +33,5 @@ def other(found: Any, expected: int) -> str:
   """Returns which version of Syncopate reads another format, as a sentence."""
   if isinstance(found, int) and found > expected:
     return 'it was written by a later version of Syncopate.'
-  return f'the last commit of Syncopate that reads it is {_LAST_COMMIT}.'
+  commit = _LAST_COMMITS.get(found, _FIRST_COMMIT)
+  return f'the last commit of Syncopate that reads it is {commit}.'

@@ -22,6 +22,7 @@ from bench import routes
 from bench.gpu import processes, training
 from bench.gpu.processes import Context, Stepper
 from cluster.process import devices, roles
+from outputs import checkpoints
 from tools import same
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -252,8 +253,7 @@ def _kill_after_checkpoint(
   Raises:
     RuntimeError: If it ends before.
   """
-  checkpoints = folder / 'checkpoints'
-  while not any(checkpoints.glob('[0-9]*/coordinator.npz')):
+  while not checkpoints.steps(folder / 'checkpoints'):
     if process.poll() is not None:
       end = processes.tail(folder.with_suffix('.log'))
       raise RuntimeError(f'the run has ended before it was killed: {end}')

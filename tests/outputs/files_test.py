@@ -195,10 +195,10 @@ class VersionTest(absltest.TestCase):
     for old in ({'config': {}, 'own': {}}, {'format': 2}):
       path.write_text(json.dumps(old))
       with self.assertRaisesRegex(
-        ValueError, 'of format 3, got format .*: the last commit .* is 0045af2'
+        ValueError, 'of format 4, got format .*: the last commit .* is 0045af2'
       ):
         train.build(small.config(), workdir=folder)
-    path.write_text(json.dumps({'format': 4}))
+    path.write_text(json.dumps({'format': 5}))
     with self.assertRaisesRegex(ValueError, 'written by a later version'):
       train.build(small.config(), workdir=folder)
 

@@ -202,9 +202,9 @@ class FreezeTest(parameterized.TestCase):
   @parameterized.parameters('bfloat16', 'float16', 'float8_e4m3fn', 'uint32')
   def test_types_of_arrays_survive_a_file(self, dtype):
     array = jnp.arange(6.0).astype(dtype).reshape(2, 3)
-    file = pathlib.Path(tempfile.mkdtemp(), 'arrays.npz')
-    np.savez(file, **serialization.freeze([array, jnp.ones(())])())
-    found, one = serialization.thaw(arrays.read(file))
+    folder = pathlib.Path(tempfile.mkdtemp(), 'arrays')
+    arrays.write(folder, serialization.freeze([array, jnp.ones(())])())
+    found, one = serialization.thaw(arrays.read(folder))
     self.assertEqual((found.dtype, found.shape), (array.dtype, (2, 3)))
     np.testing.assert_array_equal(found, array)
     self.assertEqual(one, 1)
@@ -223,7 +223,7 @@ class FreezeTest(parameterized.TestCase):
     tree = serialization.freeze(1)()
     tree['format'][0] = formats.CHECKPOINT - 1
     with self.assertRaisesRegex(
-      ValueError, 'format: expected 8, got 7: the last commit .* is 0045af2'
+      ValueError, 'format: expected 9, got 8: the last commit .* is 8a71d1c'
     ):
       serialization.thaw(tree)
     tree['format'][0] = formats.CHECKPOINT + 1

@@ -127,7 +127,11 @@ class Executor:
 
   @property
   def bound_bytes(self) -> int:
-    """Most memory for chunks that cannot be added yet, in this membership."""
+    """Upper bound on the memory for chunks that wait to be added, bytes.
+
+    A chunk waits if it has arrived before the numbers to which it is added.
+    The bound holds for the current membership; 0 outside of one.
+    """
     roles = self._roles
     if roles is None:
       return 0

@@ -156,7 +156,8 @@ class DeathTest(parameterized.TestCase):
     self, servers, dead, after
   ):
     again = itertools.cycle(after)
-    for step in itertools.count():
+    # Every third step, from another one for each number of servers.
+    for step in itertools.count(servers % 3, 3):
       if not self._died(servers, dead, step, next(again)):
         break
       shutil.rmtree(self.directory)
@@ -189,33 +190,45 @@ class DeathTest(parameterized.TestCase):
     return crash.happened
 
   def test_full_disks_end_a_run_with_one_message_and_take_nothing(self):
-    # Each part takes seven steps, of which the first may find the folder; the
-    # coordinator's follow those of its server.
-    steps = [(0, step) for step in (*range(1, 7), *range(8, 14))]
-    for process, step in [*steps, *((1, step) for step in range(1, 7))]:
-      run = _Run(self.directory, 2)
-      before = run.store.version
-      self._saved(run, 2)
-      crash = crashes.Crash(
-        self.directory,
-        at=step,
-        dies=_dies(process),
-        error=crashes.full(self.directory),
-      )
-      with crashes.crashing(crash):
-        run.train()
-        run.save()
-        with self.assertRaisesRegex(
-          OSError, r'Checkpoint \d+ in .* could not be written; .*No space left'
-        ):
-          run.checkpoints.close()
-        run.checkpoints.close()  # It was reported.
-      run.end()
-      again = _Run(self.directory, 2)
-      self.assertEqual(again.versions(), {before + 2})
-      again.end()
+    failures = 0
+    for process in range(2):
+      for step in itertools.count(1 + process, 2):
+        happened, has_failed = self._fill_disk(process, step)
+        failures += has_failed
+        if not happened:
+          break
+    self.assertGreater(failures, 8)
+
+  def _fill_disk(self, process, step):
+    """Runs until a step of a process fails; returns if it was, and the save."""
+    run = _Run(self.directory, 2)
+    before = run.store.version
+    self._saved(run, 2)
+    crash = crashes.Crash(
+      self.directory,
+      at=step,
+      dies=_dies(process),
+      error=crashes.full(self.directory),
+    )
+    error = None
+    with crashes.crashing(crash):
+      run.train()
+      run.save()
+      try:
+        run.checkpoints.close()
+      except OSError as raised:
+        error = raised
+      run.checkpoints.close()  # It was reported.
+    run.end()
+    if error:
+      expected = r'Checkpoint \d+ in .* could not be written; .*No space left'
+      self.assertRegex(str(error), expected)
       self.assertEmpty(list(self.directory.glob('*/.*')))
-      self.assertEqual(self._numbers(), {*checkpoints.steps(self.directory)})
+    again = _Run(self.directory, 2)
+    self.assertEqual(again.versions(), {before + 2 + (not error)})
+    again.end()
+    self.assertEqual(self._numbers(), {*checkpoints.steps(self.directory)})
+    return crash.happened, error is not None
 
   def test_a_folder_that_has_vanished_is_made_again(self):
     run = _Run(self.directory, 2)
@@ -230,7 +243,7 @@ class DeathTest(parameterized.TestCase):
     run = _Run(self.directory, 2)
     self._saved(run, 3)
     run.end()
-    (self.directory / '2' / 'server1.npz').unlink()
+    shutil.rmtree(self.directory / '2' / 'server1')
     with self.assertLogs('absl', 'WARNING') as logs:
       run = _Run(self.directory, 2)
     self.assertLen(logs.output, 1)
