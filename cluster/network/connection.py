@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from cluster.network.errors import Closed
+from cluster.network.errors import Closed, Refused
 from cluster.network.socket_loop import IN, OUT
 
 _Result = TypeVar('_Result')
@@ -32,6 +32,9 @@ _INFO_BYTES, _BUSY_US = 256, 168  # Of struct tcp_info: tcpi_busy_time, u64.
 # TCP keepalive ends an idle connection to a dead host after a minute.
 _IDLE_S, _INTERVAL_S, _PROBES = 20, 10, 4
 _PART_BYTES = 1 << 18  # Given to TLS at once.
+# Of records of TLS (RFC 8446): type, version, size.
+_RECORD_HEADER = struct.Struct('>BHH')
+_HANDSHAKE_RECORD, _MAX_RECORD_BYTES = 22, 1 << 14
 
 
 class Connection:
@@ -113,9 +116,33 @@ class Connection:
     self.sock = sock
     yield from retry(sock.do_handshake)
 
-  def wait_for_bytes(self) -> Steps[None]:
-    """Waits until the peer has sent something, or has disconnected."""
+  def wait_for_bytes(self, count: int) -> Steps[None]:
+    """Waits until the system has some bytes of the peer; receives none.
+
+    Args:
+      count: Number of the bytes; fewer if the peer has disconnected.
+    """
+    self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
     yield IN
+    self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+  def wait_for_tls(self) -> Steps[None]:
+    """Waits until the system has the peer's first record of TLS.
+
+    Raises:
+      Refused: If the peer does not use TLS.
+    """
+    yield from self.wait_for_bytes(_RECORD_HEADER.size)
+    peek = functools.partial(
+      self.sock.recv, _RECORD_HEADER.size, socket.MSG_PEEK
+    )
+    header = yield from retry(peek)
+    if len(header) < _RECORD_HEADER.size:
+      raise Closed('it has disconnected during the handshake')
+    kind, _, size = _RECORD_HEADER.unpack(header)
+    if kind != _HANDSHAKE_RECORD or size > _MAX_RECORD_BYTES:
+      raise Refused('it does not use TLS')
+    yield from self.wait_for_bytes(_RECORD_HEADER.size + size)
 
   def certificate_digest(self) -> bytes:
     """Returns the SHA-256 of the peer's certificate in its DER form."""

@@ -9,7 +9,7 @@ use at another time, for another service, or to another listener.  The listener
 proves itself first: until then a client reveals no more than that it exists.
 
 All fields have fixed sizes: a peer that does not know the token can make the
-other end read no more than `REQUEST_BYTES` and `PROOF_BYTES`.
+other end read no more than 48 bytes and 32 bytes of a proof.
 
   client    version [8], service [8], nonce [32]
   listener  nonce [32], proof [32]
@@ -47,7 +47,6 @@ SERVICE_BYTES = 8
 LISTENER, CLIENT = b'listener', b'client'
 _NAME, _VERSION = b'syncope', b'2'
 _MAGIC = _NAME + _VERSION
-REQUEST_BYTES = len(_MAGIC) + SERVICE_BYTES + NONCE_BYTES
 _ADMITTED, _NO_SERVICE = b'\1', b'\2'
 RETRIES, RETRY_S = 10, 0.05  # Of connections that a listener drops.
 # Sent in place of a proof to a listener that does not know the token.
@@ -153,7 +152,7 @@ def answer(
   address: str,
   certificate: bytes,
   services: Collection[bytes],
-  on_first_bytes: Callable[[], None],
+  on_request: Callable[[], None],
 ) -> Steps[bytes]:
   """Authenticates a client, as the listener; returns its service.
 
@@ -164,26 +163,30 @@ def answer(
     address: Numeric address of the listener.
     certificate: Digest of the listener's certificate.
     services: Services that it offers; may change meanwhile.
-    on_first_bytes: Called once the client has sent something.
+    on_request: Called once the client's first field is there, or its first
+      record of TLS.
 
   Raises:
     TransportError: If the client does not know the token, or disconnects.
     OSError: If the connection is broken.
   """
-  yield from connection.wait_for_bytes()
-  on_first_bytes()
+  if context:
+    yield from connection.wait_for_tls()
+  else:
+    yield from connection.wait_for_bytes(len(_MAGIC))
+  on_request()
   connection.configure()
   if context:
     yield from connection.encrypt(context, server_side=True)
-  request = yield from receive_exactly(connection, REQUEST_BYTES)
-  magic = request[: len(_MAGIC)]
+  magic = yield from receive_exactly(connection, len(_MAGIC))
   if magic != _MAGIC:
     is_other = magic.startswith(_NAME)
     raise Refused('it is another version' if is_other else 'no handshake')
-  service = request[len(_MAGIC) : len(_MAGIC) + SERVICE_BYTES]
+  request = yield from receive_exactly(connection, SERVICE_BYTES + NONCE_BYTES)
+  service = request[:SERVICE_BYTES]
   transcript = Transcript(
     service,
-    request[-NONCE_BYTES:],
+    request[SERVICE_BYTES:],
     secrets.token_bytes(NONCE_BYTES),
     certificate,
     address,

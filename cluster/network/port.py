@@ -11,9 +11,9 @@ random pending one is dropped, of the address that has most: a flood of silent
 connections drops mostly its own.  A handshake takes a few milliseconds, so an
 authorised peer behind the same address succeeds at its first attempts.  (If the
 oldest were dropped, a flood that is faster than a round trip would drop all.)
-A pending connection holds at most `REQUEST_BYTES` of its peer's bytes.  TLS
-costs time and memory, so it starts once a peer has sent something, for a few at
-a time.  Refusals are logged at a limited rate.
+A pending connection holds at most 80 bytes of its peer.  TLS costs time and
+memory, so it starts once a peer's whole first record is there, for a few at a
+time.  Refusals are logged at a limited rate.
 """
 
 import random

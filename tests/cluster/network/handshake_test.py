@@ -173,7 +173,8 @@ class TokenTest(TestCase):
   @parameterized.parameters(
     (b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes(60), 'no handshake'),
     (b'GET / HTTP/1.1\r\n\r\n' + b'x' * 100, 'no handshake'),
-    (b'syncope1' + bytes(40), 'it is another version'),
+    (b'syncope1', 'it is another version'),
+    (b'syncred1' + bytes(32), 'no handshake'),
     (bytes(48), 'no handshake'),
   )
   def test_other_protocols_and_versions_are_refused_at_once(self, data, why):

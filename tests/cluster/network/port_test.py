@@ -285,6 +285,23 @@ class StrangersTest(_Case):
     wait_until(lambda: sum(map(_has_ended_tls, ends)) == 8)
     self.check(listener, security)
 
+  @_NEEDS_OPENSSL
+  @parameterized.parameters(
+    b'syncope2control ' + bytes(32),
+    b'\x16\x03\x01\xff\xff' + bytes(10),
+    b'\x16\x03\x01\x00\x20' + bytes(40),
+  )
+  def test_a_stranger_without_tls_is_refused_at_once(self, data):
+    security = certificates.certified(_OURS.token)
+    listener = self.listener(security=security)
+    with self.assertLogs(level='WARNING') as logs:
+      sock = self.stranger(listener)
+      sock.sendall(data)
+      _read_to_the_end(sock)
+      wait_until(lambda: logs.output)
+    self.assertRegex(logs.output[0], 'refused: .*TLS|refused: .*SSL')
+    self.check(listener, security)
+
   def test_nothing_is_left_of_closed_ports(self):
     self.check(self.listener())  # Starts the thread of time limits.
     gc.collect()
