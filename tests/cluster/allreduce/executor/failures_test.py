@@ -179,7 +179,6 @@ class UnexpectedTest(_Case):
     (peers.Peers, 'connect'),
     (peers.Peers, 'claim'),
     (peers.Peers, '_decide'),
-    (peers.Peers, 'tick'),
     (handshake, 'initiate'),
     (executor, 'Hello'),
   )
