@@ -62,16 +62,6 @@ def without_zone(address: str) -> str:
   return re.sub(r'%[^\]]*', '', address)
 
 
-def peer(sock: socket.socket) -> str:
-  """Returns the address of a socket's other end.
-
-  Raises:
-    OSError: If the socket is not connected.
-  """
-  host, port, *_ = sock.getpeername()
-  return join(host, port)
-
-
 def start_connecting(address: str) -> socket.socket:
   """Returns a non-blocking socket whose connection has begun.
 
