@@ -48,6 +48,7 @@ from cluster.allreduce.executor.executor import Executor, Membership
 from cluster.allreduce.executor.frames import DTYPES
 from cluster.network.handshake import Security
 from cluster.network.interfaces import interface_address
+from cluster.network.port import Port
 from route import forest
 from tools import lab
 from topology.baselines import schemes
@@ -229,8 +230,7 @@ class _Worker:
     self._host = interface_address('eth0')
     self._executor = Executor(
       self._index,
-      host=self._host,
-      security=Security('of the lab'),
+      port=Port(self._host, 0, Security('of the lab')),
       timeout_s=_TIMEOUT_S,
       **self._task['settings'],
     )

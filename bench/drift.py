@@ -29,6 +29,7 @@ import numpy as np
 import optax
 
 from cluster.membership import handover
+from cluster.network.port import Port
 from cluster.network.streams import Security
 from learning import drift, optimizer
 from learning.digest import digest
@@ -153,7 +154,7 @@ def _print_costs(numbers: int, workers: int) -> None:
   )
   state_digest = digest(state)
   source = handover.Handover(
-    '127.0.0.1', Security(), lambda _: (state, state_digest)
+    Port('127.0.0.1', 0, Security()), lambda _: (state, state_digest)
   )
   calls = {
     'update of all numbers': lambda: _apply(learner, layout, vector),

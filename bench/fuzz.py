@@ -28,12 +28,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from bench import clusters
-from cluster.network import calls, frames, handshake, streams
+from cluster.network import frames, handshake
+from cluster.network.connection import Connection
 from cluster.network.messages import Schema
-from cluster.network.streams import Security, Stream, TransportError
+from cluster.network.streams import (
+  CONTROL,
+  PUSHES,
+  Security,
+  Stream,
+  TransportError,
+)
 from outputs import arrays, checkpoints
 
 _WORKERS = 2
@@ -49,7 +55,7 @@ _FIELDS = {
   'checkpoint.every_s': float('inf'),
   'checkpoint.every_examples': 10**9,
 }
-_EPOCHS_PER_S = 64 / 1437 / 0.12  # On digits, in batches of 32.
+_EPOCHS_PER_S = 64 / 1437 / 0.12  # Of digits, in batches of 32.
 _MESSAGE_S = 0.006  # Expected seconds of a message.
 _LIMIT_S = 900.0
 _SILENT = 64  # Open connections that send nothing, at most.
@@ -59,7 +65,7 @@ _WORDS: tuple[Any, ...] = (
   *('WorkerHello', 'ServerHello', 'WorkerConnection', 'StateRequest'),
   *('WorkerHeartbeat', 'Activity', 'PushArrived', 'Connected'),
 )
-_FIELD_NAMES = (
+_FIELDS_SAID = (
   *('type', 'worker', 'server', 'incarnation', 'process', 'fingerprint'),
   *('address', 'sent', 'progress', 'orders', 'text', 'report', 'devices'),
   *('nonce', 'proof', 'hello', 'iteration', 'size_bytes', 'question'),
@@ -76,7 +82,7 @@ def parameters(run: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-  """Returns whether two sets of arrays are the same, bit for bit."""
+  """Returns whether two runs have the same parameters, bit for bit."""
   return one.keys() == other.keys() and all(
     one[name].tobytes() == other[name].tobytes() for name in one
   )
@@ -101,16 +107,17 @@ class Fuzz:
     self._ports = ports
     self._rng = random.Random(seed)
     self._token = token
-    self._hellos = [_record_hello(port, token) for port in ports]
+    self._recorded = [_recorded(port, token) for port in ports]
     self._silent: list[socket.socket] = []
     self._kinds: dict[str, tuple[int, Callable[[int], None]]] = {
-      'random bytes': (3, self._send_bytes),
-      'first messages, bytes flipped': (6, self._send_flipped),
-      'first messages, cut': (3, self._send_cut),
-      'messages without a hello': (3, self._send_messages),
-      'invalid hellos, with the token': (3, self._send_hello),
-      'invalid frames, with the token': (3, self._send_frames),
-      'nothing': (1, self._send_nothing),
+      'random bytes': (3, self._bytes),
+      'first messages, bytes flipped': (6, self._flipped),
+      'first messages, cut': (3, self._cut),
+      'handshakes without the token': (3, self._handshake),
+      'invalid hellos, with the token': (3, self._hello),
+      'invalid frames, with the token': (3, self._frames),
+      'invalid bytes to services, with the token': (2, self._service),
+      'nothing': (1, self._nothing),
     }
 
   def send(self) -> None:
@@ -118,7 +125,7 @@ class Fuzz:
     kinds = list(self._kinds)
     weights = [weight for weight, _ in self._kinds.values()]
     (kind,) = self._rng.choices(kinds, weights)
-    with contextlib.suppress(*calls.ERRORS, TransportError):
+    with contextlib.suppress(OSError, TransportError):
       self._kinds[kind][1](self._rng.randrange(len(self._ports)))
     self.sent[kind] += 1
 
@@ -127,91 +134,102 @@ class Fuzz:
     for end in self._silent:
       end.close()
 
-  def _send_raw(self, index: int, data: bytes) -> None:
-    with _connection(self._ports[index]) as end:
+  def _raw(self, where: int, data: bytes) -> None:
+    with _connection(self._ports[where]) as end:
       end.sendall(data)
       end.settimeout(0.01)
       with contextlib.suppress(TimeoutError):
         end.recv(4096)
 
-  def _send_bytes(self, index: int) -> None:
-    self._send_raw(
-      index, self._rng.randbytes(self._rng.choice((1, 100, 10**5)))
-    )
+  def _bytes(self, where: int) -> None:
+    self._raw(where, self._rng.randbytes(self._rng.choice((1, 100, 10**5))))
 
-  def _send_flipped(self, index: int) -> None:
-    data = bytearray(self._hellos[index])
+  def _flipped(self, where: int) -> None:
+    data = bytearray(self._recorded[where])
     for _ in range(self._rng.choice((1, 1, 3, 30))):
       data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
-    self._send_raw(index, bytes(data))
+    self._raw(where, bytes(data))
 
-  def _send_cut(self, index: int) -> None:
-    data = self._hellos[index]
+  def _cut(self, where: int) -> None:
+    data = self._recorded[where]
     data = data[: self._rng.randrange(len(data))]
-    if self._rng.random() < 0.1:  # Sends slowly.
-      with _connection(self._ports[index]) as end:
+    if self._rng.random() < 0.1:  # Slowly.
+      with _connection(self._ports[where]) as end:
         for start in range(0, min(len(data), 200), 20):
           end.sendall(data[start : start + 20])
           time.sleep(0.01)
     else:
-      self._send_raw(index, data + self._rng.randbytes(20))
+      self._raw(where, data + self._rng.randbytes(20))
 
-  def _send_nothing(self, index: int) -> None:
-    self._silent.append(_connection(self._ports[index]))
+  def _nothing(self, where: int) -> None:
+    self._silent.append(_connection(self._ports[where]))
     if len(self._silent) > _SILENT:
       self._silent.pop(0).close()
 
-  def _send_messages(self, index: int) -> None:
+  def _handshake(self, where: int) -> None:
+    service = self._rng.choice((b'control ', b'pushes  ', bytes(8)))
+    version = self._rng.choice((b'syncope2', b'syncope1', bytes(8)))
+    with _connection(self._ports[where]) as end:
+      end.sendall(version + service + self._rng.randbytes(32))
+      end.settimeout(0.1)
+      with contextlib.suppress(TimeoutError):
+        if end.recv(64):
+          end.sendall(self._rng.randbytes(self._rng.choice((1, 32, 1000))))
+          end.recv(64)
+
+  def _hello(self, where: int) -> None:
+    self._stream(where, lambda stream: None)
+
+  def _frames(self, where: int) -> None:
     def send(stream: Stream) -> None:
-      for _ in range(self._rng.choice((1, 2))):
-        stream.send(self._random_message())
-        stream.receive(_ANYTHING)
-
-    self._stream(index, send)
-
-  def _send_hello(self, index: int) -> None:
-    self._stream(index, lambda stream: self._authenticate(stream, index))
-
-  def _send_frames(self, index: int) -> None:
-    def send(stream: Stream) -> None:
-      self._authenticate(stream, index)
+      stream.send(self._invalid_header())
       for _ in range(3):
-        kind = self._rng.choice((b'H', b'C', b'E', b'X', b'\0'))
+        kind = self._rng.choice((0, 1, 2, 3, 9))
         data = self._rng.choice((b'', b'\x92\0\1', b'\x92\0\0', b'\xff' * 1000))
-        number, most = self._rng.choice((0, 1, 2, 3, 9)), len(data)
-        size = self._rng.choice((0, most, most // 2, most + 1, 2**32 - 1))
-        frame = frames.FORM.pack(kind, number, 0, size)
-        metadata = pa.py_buffer(frame + data)
-        if self._rng.random() < 0.5:
-          stream._writer.write_metadata(metadata)
-        else:
-          rows = pa.array(list(data[:8]), pa.uint8())
-          batch = pa.record_batch([rows], schema=frames.SCHEMA)
-          stream._writer.write_with_metadata(batch, metadata)
-      header = self._random_message()
+        number = self._rng.choice((0, 1, 2, 3, 9))
+        header = bytearray(frames.pack_header(kind, number, data))
+        if self._rng.random() < 0.3:
+          header[self._rng.randrange(len(header))] ^= 1
+        data = data[: self._rng.choice((None, len(data) // 2))]
+        stream._channel.send([header + data])
+      header = self._invalid_header()
       stream.send(header, [np.zeros(1000, np.uint8)], 1000, spoil='first')
 
-    self._stream(index, send)
+    self._stream(where, send)
 
-  def _authenticate(self, stream: Stream, index: int) -> None:
-    security = Security(token=self._token)
-    address = f'127.0.0.1:{self._ports[index]}'
-    handshake.send_hello(stream, security, address, self._random_message())
-    stream.send(self._random_message())
+  def _service(self, where: int) -> None:
+    """Sends random bytes after a valid handshake."""
+    with contextlib.closing(self._authenticated(where)) as connection:
+      connection.sock.settimeout(0.1)
+      size = self._rng.choice((1, 16, 100, 10**5))
+      connection.sock.sendall(self._rng.randbytes(size))
+      with contextlib.suppress(TimeoutError):
+        connection.sock.recv(4096)
 
-  def _random_message(self) -> Any:
+  def _authenticated(self, where: int) -> Connection:
+    service = self._rng.choice((CONTROL, CONTROL, CONTROL, PUSHES, 'sums'))
+    return handshake.open_connection(
+      f'127.0.0.1:{self._ports[where]}',
+      Security(token=self._token),
+      service,
+      timeout_s=2.0,
+    )
+
+  def _invalid_header(self) -> Any:
     if self._rng.random() < 0.2:
       return self._rng.choice(_WORDS)
-    fields = self._rng.sample(_FIELD_NAMES, self._rng.randrange(1, 5))
+    fields = self._rng.sample(_FIELDS_SAID, self._rng.randrange(1, 5))
     return {field: self._rng.choice(_WORDS) for field in fields}
 
-  def _stream(self, index: int, exchange: Callable[[Stream], None]) -> None:
-    address = f'127.0.0.1:{self._ports[index]}'
-    stream = streams.call(address, Security(), 2.0)
+  def _stream(self, where: int, talk: Callable[[Stream], None]) -> None:
+    stream = Stream(self._authenticated(where))
     timer = threading.Timer(0.2, stream.cancel)
     timer.start()
     try:
-      exchange(stream)
+      stream.send(self._invalid_header())  # As the hello.
+      talk(stream)
+      stream.receive(_ANYTHING)
+      stream.receive(_ANYTHING)
     finally:
       timer.cancel()
       stream.cancel()
@@ -222,36 +240,51 @@ def _connection(port: int) -> socket.socket:
   return socket.create_connection(('127.0.0.1', port), 2.0)
 
 
-def _record_hello(port: int, token: str) -> bytes:
+def _recorded(port: int, token: str) -> bytes:
   """Returns the bytes that a client with the token sends, up to its hello."""
   data = bytearray()
   with socket.create_server(('127.0.0.1', 0)) as server:
-    relay = threading.Thread(target=_relay, args=(server, port, data))
-    relay.start()
+    passing = threading.Thread(target=_pass_on, args=(server, port, data))
+    passing.start()
     here = server.getsockname()[1]
     with contextlib.suppress(TransportError):
-      stream = streams.call(f'127.0.0.1:{here}', Security(), 2.0)
-      address = f'127.0.0.1:{port}'
-      with contextlib.suppress(TransportError):
-        handshake.send_hello(stream, Security(token=token), address, {})
-      stream.close()
-    relay.join()
+      # The proof is for the port that the relay forwards to.
+      _connect_at(f'127.0.0.1:{port}', here, Security(token=token))
+    passing.join()
   return bytes(data)
 
 
-def _relay(server: socket.socket, port: int, data: bytearray) -> None:
+def _connect_at(address: str, port: int, security: Security) -> None:
+  """Sends a handshake for an address, and a hello, to another port."""
+  connection = Connection(_connection(port), address)
+  steps = handshake.initiate(
+    connection, security, None, '', handshake.name_service(CONTROL)
+  )
+  try:
+    handshake.run_steps(connection, steps, time.monotonic() + 2.0)
+  except (TransportError, OSError):
+    connection.close()
+    return
+  stream = Stream(connection)
+  with contextlib.suppress(TransportError):
+    stream.send({})
+    stream.receive(_ANYTHING)
+  stream.close()
+
+
+def _pass_on(server: socket.socket, port: int, data: bytearray) -> None:
   near, _ = server.accept()
   with near, _connection(port) as far:
 
-    def relay_answers() -> None:
+    def back() -> None:
       with contextlib.suppress(OSError):
         while answer := far.recv(65536):
           near.sendall(answer)
         near.shutdown(socket.SHUT_WR)
 
-    thread = threading.Thread(target=relay_answers)
+    thread = threading.Thread(target=back)
     thread.start()
-    near.settimeout(0.5)  # gRPC keeps unused connections open.
+    near.settimeout(0.5)
     with contextlib.suppress(OSError):
       while sent := near.recv(65536):
         data += sent
@@ -263,15 +296,15 @@ def _relay(server: socket.socket, port: int, data: bytearray) -> None:
 
 def listening(pid: int) -> list[int]:
   """Returns the TCP ports that a process listens on."""
-  sockets = set()
+  own = set()
   for path in pathlib.Path(f'/proc/{pid}/fd').iterdir():
     with contextlib.suppress(OSError):
-      sockets.add(str(path.readlink()))
+      own.add(str(path.readlink()))
   ports = set()
   for name in ('tcp', 'tcp6'):
     lines = pathlib.Path('/proc/net', name).read_text().splitlines()[1:]
     for row in map(str.split, lines):
-      if row[3] == '0A' and f'socket:[{row[9]}]' in sockets:
+      if row[3] == '0A' and f'socket:[{row[9]}]' in own:
         ports.add(int(row[1].rpartition(':')[2], 16))
   return sorted(ports)
 
@@ -291,7 +324,7 @@ def _rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 
 def attack(
-  run: pathlib.Path, count: int, seed: int, is_running: Callable[[], bool]
+  run: pathlib.Path, count: int, seed: int, going: Callable[[], bool]
 ) -> tuple[Fuzz, list[float]]:
   """Fuzzes the coordinator of a run.
 
@@ -299,20 +332,20 @@ def attack(
     run: Folder of the run.
     count: Number of messages.
     seed: Seed of the messages.
-    is_running: Returns whether the run still runs.
+    going: Returns whether the run continues.
 
   Returns:
     The client, and the resident memory of the coordinator's process, MiB, every
     100 messages.
   """
-  while not list(_rows(run / 'events.jsonl')) and is_running():
+  while not list(_rows(run / 'events.jsonl')) and going():
     time.sleep(0.1)
   starts = [r for r in _rows(run / 'launch.jsonl') if r['role'] == 'server:0']
   pid = starts[-1]['pid']
   token = (run / 'token').read_text().strip()
   fuzz = Fuzz(listening(pid), token, seed)
   memory = [_rss_MB(pid)]
-  while fuzz.sent.total() < count and is_running():
+  while fuzz.sent.total() < count and going():
     fuzz.send()
     if fuzz.sent.total() % 100 == 0:
       memory.append(_rss_MB(pid))
@@ -321,7 +354,7 @@ def attack(
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Executes both runs and prints counts, memory and the comparison."""
+  """Runs both runs and prints the table."""
   parser = argparse.ArgumentParser(
     prog='bench.fuzz', description=__doc__.splitlines()[0]
   )
@@ -329,9 +362,9 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--seconds', type=float, help='of the runs')
   parser.add_argument('--out', help='folder of the runs; a new one by default')
-  flags = parser.parse_args(argv)
-  out = pathlib.Path(flags.out or tempfile.mkdtemp()).resolve()
-  seconds = flags.seconds or flags.messages * _MESSAGE_S + 10.0
+  given = parser.parse_args(argv)
+  out = pathlib.Path(given.out or tempfile.mkdtemp()).resolve()
+  seconds = given.seconds or given.messages * _MESSAGE_S + 10.0
   fields = _FIELDS | {'epochs': seconds * _EPOCHS_PER_S}
   runs = {
     name: clusters.start(
@@ -345,8 +378,8 @@ def main(argv: list[str] | None = None) -> None:
   try:
     fuzz, memory = attack(
       out / 'fuzzed',
-      flags.messages,
-      flags.seed,
+      given.messages,
+      given.seed,
       lambda: runs['fuzzed'].poll() is None,
     )
     print(f'runs are in {out}')
@@ -362,12 +395,12 @@ def main(argv: list[str] | None = None) -> None:
   lines = lines.splitlines()
   refused = [line for line in lines if ': refused: ' in line]
   print(
-    f'memory of the fuzzed process: {memory[0]:.0f} MiB before, at most '
+    f'memory of the process that listens: {memory[0]:.0f} MiB before, at most '
     f'{max(memory):.0f} MiB'
   )
-  print(f'refusals in its log: {len(refused)} of {len(lines)}')
+  print(f'lines of its log that say so: {len(refused)} of {len(lines)}')
   equal = same(parameters(out / 'fuzzed'), parameters(out / 'calm'))
-  print(f'parameters: {"the same, bit for bit" if equal else "DIFFERENT"}')
+  print(f'parameters: {"the same, bit for bit" if equal else "ANOTHER"}')
   sys.exit(0 if equal else 1)
 
 

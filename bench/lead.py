@@ -37,7 +37,13 @@ from ml_collections import ConfigDict
 import train
 from cluster.membership import rendezvous_files
 from cluster.network import messages
-from cluster.network.streams import Security, Stream, TransportError, connect
+from cluster.network.streams import (
+  PUSHES,
+  Security,
+  Stream,
+  TransportError,
+  connect,
+)
 from cluster.process import roles
 from configs import default
 from outputs.manifests import fingerprint
@@ -238,7 +244,9 @@ def _work(index: int, control: Stream, security: Security) -> None:
     admission = control.receive(messages.WORKER_ADMISSION).header
     servers = control.receive(messages.TO_WORKER).header.addresses
     key = messages.WorkerConnection(index, admission.incarnation)
-    streams = [connect(each, key, security, _START_S) for each in servers]
+    streams = [
+      connect(each, key, security, _START_S, service=PUSHES) for each in servers
+    ]
     for stream in streams:
       stream.receive(messages.PIECE_SIZES)
     threading.Thread(

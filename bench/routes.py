@@ -140,7 +140,9 @@ def print_case(
     cells[3] = f'{(real_s - compute_s) / optimum_s:.3f}'
     rows.append((run.route, *cells))
   if python:
-    parts = layers.equal_sizes(size_bytes, default.get_config().route.bucket_bytes)
+    parts = layers.equal_sizes(
+      size_bytes, default.get_config().route.bucket_bytes
+    )
     model = peers.sleeping_model(layers.in_proportion(parts), compute_s)
     (step,) = peers.run(
       python, lab_hosts, [peers.step_job(model, steps=_FEWEST)]

@@ -1,17 +1,20 @@
-"""Measures message streams and whole runs relative to bare Flight.
+"""Measures streams of messages, and whole runs, beside bare Arrow Flight.
 
   python -m bench.transport [--mb=100] [--turns=30] [--chunk_kb=2048]
-    [--iterations=120]
+    [--iterations=120] [--round_trips=5000]
 
 A float32 vector goes to another process on the loopback interface and comes
 back.  A stream reads every byte once more at each end for the checksum, and
-copies it to its destination.  Bare Flight performs a DoPut and a DoGet in
-chunks of the fastest size, and collects the received batches (`read_all`) or
-discards them, which shows the rate of the connection alone.  Both are measured
-in processes with the default allocator and in processes that retain freed
-memory (`cluster.network.memory`), alternately.  The run is one of tools.launch
-without a model, with one worker and one dedicated server; in an iteration the
-worker pushes the vector, the coordinator decides, and the worker pulls it.
+copies it to where it belongs.  Bare Flight does a DoPut and a DoGet in chunks
+of the size that suits it, and keeps what arrives (`read_all`) or, for what the
+wire alone can do, drops it.  Both are measured in processes as they are and in
+processes that keep freed memory (`cluster.memory`), all in turns.  A run is one
+of tools.launch, without a model: one worker and one dedicated server; in one of
+its iterations the vector is pushed, the coordinator decides, and it is pulled.
+
+Round trips are of a heartbeat that comes back: on a stream, which encodes,
+checks and decodes it each time, and on a DoExchange of Flight, which passes its
+bytes alone.
 """
 
 import argparse
@@ -33,26 +36,29 @@ import pyarrow.flight as flight
 from bench import clusters
 from cluster.network import memory
 from cluster.network import streams as transport
-from cluster.network.messages import NOTHING
+from cluster.network.messages import NOTHING, Schema, WorkerHeartbeat, encode
 from configs import default
 from tools.reading import records
 
 _HOST = '127.0.0.1'
-_BARE_CHUNK_BYTES = 2**21  # Fastest size from 128 KiB to the whole vector.
-_COLLECT = b'collect'  # Command of a DoPut that collects its batches.
+_BARE_CHUNK_BYTES = 2**21  # The fastest, of 128 KiB to one batch of it all.
+_KEEP = b'keep'  # The command of a DoPut whose receiver keeps what arrives.
 _SCHEMA = pa.schema([pa.field('bytes', pa.uint8())])
+_ROUND_TRIPS = {'beats': 'stream', 'exchange': 'bare Flight'}
 _NAMES = {
   'stream': 'stream: checked, in place',
-  'collects': 'bare Flight, collects',
-  'discards': 'bare Flight, discards',
+  'keeps': 'bare Flight, keeps',
+  'drops': 'bare Flight, drops',
 }
+_BEAT = WorkerHeartbeat(0.5, ('compute', 3, 1))
+_ANY: Schema[Any] = Schema(Any)
 _AIM = 0.8
-_COMPUTE_S = 0.001  # Computation in an iteration of the run.
+_COMPUTE_S = 0.001  # Of an iteration of a run.
 Turn = Callable[[str], tuple[float, float]]
 
 
 def main(argv: list[str] | None = None) -> float:
-  """Prints rates; returns the stream's rate over that of discarding Flight."""
+  """Prints rates and ratios; returns the stream's to the aim's bare Flight."""
   parser = argparse.ArgumentParser(
     prog='bench.transport', description=__doc__.splitlines()[0]
   )
@@ -60,20 +66,24 @@ def main(argv: list[str] | None = None) -> float:
   parser.add_argument('--turns', type=int, default=30)
   parser.add_argument('--chunk_kb', type=int, default=2048)
   parser.add_argument('--iterations', type=int, default=120)
-  flags = parser.parse_args(argv)
+  parser.add_argument('--round_trips', type=int, default=5000)
+  given = parser.parse_args(argv)
 
-  size, chunk = 10**6 * flags.mb, 2**10 * flags.chunk_kb
+  size, chunk = 10**6 * given.mb, 2**10 * given.chunk_kb
   with (
-    _pair({}, size, chunk) as default_pair,
-    _pair(memory.ENVIRONMENT, size, chunk) as retaining_pair,
+    _pair({}, size, chunk) as as_it_is,
+    _pair(memory.ENVIRONMENT, size, chunk) as keeping,
   ):
-    pairs = {'default': default_pair, 'retained': retaining_pair}
-    before = [_turn(pairs) for _ in range(flags.turns // 2)]
-    iteration_s = _iteration_s(size, flags.iterations)
-    turns = before + [_turn(pairs) for _ in range(flags.turns - len(before))]
+    pairs = {'as it is': as_it_is, 'kept': keeping}
+    round_trips = {
+      kind: as_it_is(f'{kind} {given.round_trips}') for kind in _ROUND_TRIPS
+    }
+    before = [_turn(pairs) for _ in range(given.turns // 2)]
+    iteration_s = _iteration_s(size, given.iterations)
+    turns = before + [_turn(pairs) for _ in range(given.turns - len(before))]
 
-  stream = 'stream', 'retained'
-  rows = [('', 'freed memory', 'MB/s there', 'back', '/ stream', '/ run')]
+  stream = 'stream', 'kept'
+  rows = [('', 'freed memory', 'MB/s there', 'back', 'stream', 'run')]
   for key in turns[0]:
     there, back = (
       size / 1e6 / statistics.median(times)
@@ -86,35 +96,38 @@ def main(argv: list[str] | None = None) -> float:
     run = statistics.median(took_s) / iteration_s
     cells = f'{there:.0f}', f'{back:.0f}', f'{ratio:.3f}', f'{run:.3f}'
     rows.append((_NAMES[key[0]], key[1], *cells))
-    if key == ('discards', 'default'):
+    if key == ('drops', 'as it is'):
       reached = ratio
   print(
-    f'\n{flags.mb} MB there and back, medians of {flags.turns} turns.  '
-    'Last columns: the throughput of\nthe stream that retains freed memory, '
-    f'and of a run ({1e3 * iteration_s:.0f} ms for an iteration), over '
-    f'that\nof the row:\n\n{clusters.table(*rows)}\n\nstream over bare Flight '
-    f'with the default allocator that discards: {reached:.3f} '
-    f'(aim: at least {_AIM:.2f})'
+    f'\n{given.mb} MB there and back, medians of {given.turns} turns; stream, '
+    f'run: the throughput of the\nstream that keeps freed memory, and of a run '
+    f"({1e3 * iteration_s:.0f} ms for an iteration), over the\nline's:\n\n"
+    f'{clusters.table(*rows)}\n\nstream over bare Flight as it is, which drops '
+    f'what arrives: {reached:.3f} (aim: at least {_AIM:.2f})\n'
   )
+  rows = [('', 'round trips/s', 'CPU of the client')]
+  for kind, (took_s, cpu_s) in round_trips.items():
+    count = given.round_trips
+    us = f'{1e6 * cpu_s / count:.0f} us'
+    rows.append((_ROUND_TRIPS[kind], f'{count / took_s:.0f}', us))
+  print(clusters.table(*rows))
   return reached
 
 
 def _turn(pairs: Mapping[str, Turn]) -> dict[tuple[str, str], Any]:
-  """Returns the seconds there and back, by kind of transfer and allocator.
+  """Returns the seconds there and back, by what is done and with what memory.
 
   Args:
-    pairs: Transfers between two processes, by use of freed memory.
+    pairs: Pairs of processes, by what happens to freed memory.
   """
   return {
-    (kind, freed): turn(kind)
-    for kind in _NAMES
-    for freed, turn in pairs.items()
+    (kind, kept): turn(kind) for kind in _NAMES for kept, turn in pairs.items()
   }
 
 
 @contextlib.contextmanager
 def _pair(environ: Mapping[str, str], size: int, chunk: int) -> Iterator[Turn]:
-  """Yields a function that moves bytes between two new processes and back.
+  """Gives a function that moves bytes between two new processes and back.
 
   Args:
     environ: Further environment variables of the processes.
@@ -123,7 +136,7 @@ def _pair(environ: Mapping[str, str], size: int, chunk: int) -> Iterator[Turn]:
   """
   with (
     _process(environ, _serve, size, chunk) as server,
-    _process(environ, _request, size, chunk) as client,
+    _process(environ, _ask, size, chunk) as client,
   ):
     client.send(server.recv())
 
@@ -140,10 +153,10 @@ def _pair(environ: Mapping[str, str], size: int, chunk: int) -> Iterator[Turn]:
 def _process(
   environ: Mapping[str, str], target: Callable[..., None], *args: Any
 ) -> Iterator[Connection]:
-  """Yields a pipe to a new process, which ends with the context."""
-  parent_end, child_end = multiprocessing.Pipe()
+  """Gives the pipe of a new process, which ends with what is done with it."""
+  ours, theirs = multiprocessing.Pipe()
   process = multiprocessing.get_context('spawn').Process(
-    target=target, args=(child_end, *args), daemon=True
+    target=target, args=(theirs, *args), daemon=True
   )
   before = dict(os.environ)
   for name in memory.ENVIRONMENT:
@@ -154,46 +167,71 @@ def _process(
   finally:
     os.environ.clear()
     os.environ.update(before)
-  child_end.close()
-  yield parent_end
-  parent_end.send('')
+  theirs.close()
+  yield ours
+  ours.send('')
   process.join()
 
 
-def _request(pipe: Connection, size: int, chunk: int) -> None:
-  """Sends and fetches the vector on each request; the client of `_serve`."""
+def _ask(pipe: Connection, size: int, chunk: int) -> None:
+  """Sends and fetches, as often as it is told to; the client of `_serve`."""
   bare, address = pipe.recv()
-  vector, received = _vector(size), np.zeros(size, np.uint8)
+  vector, landed = _vector(size), np.zeros(size, np.uint8)
   with flight.FlightClient(f'grpc://{bare}') as client:
     stream = transport.connect(address, None, transport.Security(), 10.0)
     while kind := pipe.recv():
+      if kind.partition(' ')[0] in _ROUND_TRIPS:
+        pipe.send(_round_trips(kind, stream, client))
+        continue
       start = time.perf_counter()
       if kind == 'stream':
         _push(stream, vector, chunk)
         middle = time.perf_counter()
-        _pull(stream, received)
+        _pull(stream, landed)
       else:
         _put(client, vector, kind)
         middle = time.perf_counter()
-        _drain(client.do_get(flight.Ticket(b'')), kind == 'collects')
+        _received(client.do_get(flight.Ticket(b'')), kind == 'keeps')
       pipe.send((middle - start, time.perf_counter() - middle))
-    if not np.array_equal(received, vector):
-      raise RuntimeError('The vector has changed on its way.')
+    if not np.array_equal(landed, vector):
+      raise RuntimeError('What came back is not what was sent.')
     stream.close()
+
+
+def _round_trips(
+  order: str, stream: transport.Stream, client: flight.FlightClient
+) -> tuple[float, float]:
+  """Returns the seconds, and CPU seconds, of round trips of a heartbeat."""
+  kind, count = order.split()
+  data = pa.py_buffer(encode(_BEAT))
+  writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b''))
+  writer.begin(_SCHEMA)
+  start, cpu_start = time.perf_counter(), time.process_time()
+  for _ in range(int(count)):
+    if kind == 'beats':
+      stream.send(_BEAT)
+      stream.receive(_ANY)
+    else:
+      writer.write_metadata(data)
+      reader.read_chunk()
+  took = time.perf_counter() - start, time.process_time() - cpu_start
+  writer.done_writing()
+  writer.close()
+  return took
 
 
 def _push(stream: transport.Stream, vector: np.ndarray, chunk: int) -> None:
   stream.send(None, transport.chunked([vector], chunk), vector.size)
-  stream.receive(NOTHING)  # The vector has arrived.
+  stream.receive(NOTHING)  # It has arrived.
 
 
-def _pull(stream: transport.Stream, received: np.ndarray) -> None:
+def _pull(stream: transport.Stream, landed: np.ndarray) -> None:
   stream.send(None)
-  stream.receive(NOTHING).read(received)
+  stream.receive(NOTHING).read(landed)
 
 
 def _put(client: flight.FlightClient, vector: np.ndarray, kind: str) -> None:
-  command = _COLLECT if kind == 'collects' else b''
+  command = _KEEP if kind == 'keeps' else b''
   descriptor = flight.FlightDescriptor.for_command(command)
   writer, _ = client.do_put(descriptor, _SCHEMA)
   for batch in _batches(vector):
@@ -201,9 +239,9 @@ def _put(client: flight.FlightClient, vector: np.ndarray, kind: str) -> None:
   writer.close()
 
 
-def _drain(reader: Any, collects: bool) -> pa.Table | None:
-  """Reads all batches; returns them as one table if it collects them."""
-  if collects:
+def _received(reader: Any, keep: bool) -> pa.Table | None:
+  """What a reader brings, as a whole; or None when all has come and gone."""
+  if keep:
     return reader.read_all()
   for _ in reader:
     pass
@@ -223,8 +261,6 @@ def _batches(vector: np.ndarray) -> Iterator[pa.RecordBatch]:
 
 
 class _Bare(flight.FlightServerBase):
-  """Flight server that accepts and sends the vector."""
-
   def __init__(self, vector: np.ndarray):
     super().__init__(f'grpc://{_HOST}:0')
     self._vector = vector
@@ -232,26 +268,38 @@ class _Bare(flight.FlightServerBase):
   def do_put(
     self, context: Any, descriptor: Any, reader: Any, writer: Any
   ) -> None:
-    _drain(reader, descriptor.command == _COLLECT)
+    _received(reader, descriptor.command == _KEEP)
+
+  def do_exchange(
+    self, context: Any, descriptor: Any, reader: Any, writer: Any
+  ) -> None:
+    writer.begin(_SCHEMA)
+    for chunk in reader:
+      writer.write_metadata(chunk.app_metadata)
 
   def do_get(self, context: Any, ticket: Any) -> flight.GeneratorStream:
     return flight.GeneratorStream(_SCHEMA, _batches(self._vector))
 
 
 def _serve(pipe: Connection, size: int, chunk: int) -> None:
-  """Receives and returns the vector, as a stream and as bare Flight."""
-  received = np.zeros(size, np.uint8)
+  """Takes and gives back, as a stream and as bare Flight, until it is told."""
+  landed = np.zeros(size, np.uint8)
 
   def handle(stream: Any, hello: Any) -> None:
     while True:
-      stream.receive(NOTHING).read(received)
-      stream.send(None)
-      stream.receive(NOTHING)
-      stream.send(None, transport.chunked([received], chunk), size)
+      message = stream.receive(_ANY)
+      if message.header is not None:
+        stream.send(message.header)
+      elif message.size_bytes:
+        message.read(landed)
+        stream.send(None)
+      else:
+        stream.send(None, transport.chunked([landed], chunk), size)
 
+  port = transport.Port(_HOST, 0, transport.Security())
   with (
     _Bare(_vector(size)) as bare,
-    transport.Listener(_HOST, 0, handle, transport.Security()) as listener,
+    transport.Listener(port, handle) as listener,
   ):
     pipe.send((f'{_HOST}:{bare.port}', listener.address))
     pipe.recv()

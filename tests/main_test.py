@@ -120,7 +120,7 @@ class LockTest(absltest.TestCase):
 
 class VirtualTest(parameterized.TestCase):
   @parameterized.parameters('server', 'forest')
-  def test_a_run_loads_neither_flight_nor_the_runtime_of_real_hosts(
+  def test_a_run_loads_neither_pyarrow_nor_the_runtime_of_real_hosts(
     self, route
   ):
     folder = pathlib.Path(tempfile.mkdtemp(), 'run')

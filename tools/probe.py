@@ -40,9 +40,8 @@ which the graph cannot express: a host or a link cannot do both at once, pairs
 share a link, or TCP's acknowledgements wait behind data, as they do if up and
 down differ.
 
-Tests use plain TCP with one connection for each pair, or --streams, as
-collectives do, for which the graph is made.  Flight, which parameter servers
-use, is limited by the processor on fast links.
+Tests use TCP with one connection for each pair, or --streams, as collectives
+do, for which the graph is made; with TLS if the config names a certificate.
 """
 
 import dataclasses
@@ -132,7 +131,9 @@ def probe(setup: Setup) -> str:
     TransportError: If the leader is lost.
     OSError: If listening on an address or writing the file fails.
   """
-  with transfers.Endpoint(setup.address, timeout_s=setup.timeout_s) as endpoint:
+  number = 0 if setup.rank else int(setup.leader.rpartition(':')[2])
+  port = transport.Port(setup.address, number, setup.security)
+  with transfers.Endpoint(port, timeout_s=setup.timeout_s) as endpoint:
     part = functools.partial(
       member.follow,
       endpoint=endpoint,
@@ -147,9 +148,7 @@ def probe(setup: Setup) -> str:
     leader = lockstep.Leader(
       setup.hosts, timeout_s=setup.timeout_s, start_s=setup.start_s
     )
-    port = int(setup.leader.rpartition(':')[2])
-    listening = setup.address, port, leader.handle, setup.security
-    with transport.Listener(*listening) as listener:
+    with transport.Listener(port, leader.handle) as listener:
       own = threading.Thread(target=part, args=[listener.address], daemon=True)
       own.start()
       try:

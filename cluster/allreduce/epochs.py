@@ -145,9 +145,9 @@ class MembershipEpochs:
       self._form()
     return self.is_running
 
-  def add(self, index: int, executor: str, handover: str) -> None:
+  def add(self, index: int, address: str) -> None:
     """Adds a worker that is ready: see `Rendezvous.add`."""
-    self.rendezvous.add(index, executor, handover)
+    self.rendezvous.add(index, address)
     if not self._has_started and self.rendezvous.is_waiting:
       self._form()
 

@@ -251,10 +251,10 @@ class FaultyReplica(Replica):
     self._faults = faults
 
   def _report_ready(
-    self, session: Session[messages.ToReplica], executor: str, handover_: str
+    self, session: Session[messages.ToReplica], address: str
   ) -> None:
     self._faults.strike(self.index, session.incarnation, Phase.START)
-    super()._report_ready(session, executor, handover_)
+    super()._report_ready(session, address)
 
   def _log_end(self, session: Session[messages.ToReplica]) -> None:
     super()._log_end(session)

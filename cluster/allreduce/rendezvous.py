@@ -113,8 +113,7 @@ class Rendezvous:
     )
     self._host_s: Mapping[str, float] = {}
     self._phase = _Phase.WAITING
-    self._executors: dict[int, str] = {}  # Addresses.
-    self._handovers: dict[int, str] = {}
+    self._addresses: dict[int, str] = {}
     self._lost_members: dict[int, str] = {}  # With the reason.
     # Version and step statistics of the members that have stopped.
     self._answers: dict[int, tuple[int, Sequence[float]]] = {}
@@ -181,7 +180,7 @@ class Rendezvous:
 
   def address(self, index: int) -> str:
     """Returns 'host:port' of a worker's executor."""
-    return self._executors[index]
+    return self._addresses[index]
 
   @property
   def is_waiting(self) -> bool:
@@ -193,18 +192,17 @@ class Rendezvous:
     """Members that are not lost."""
     return [index for index in self.members if index not in self._lost_members]
 
-  def add(self, index: int, executor: str, handover: str) -> None:
-    """Records the addresses of a worker's new incarnation.
+  def add(self, index: int, address: str) -> None:
+    """Records the address of a worker's new incarnation.
 
     Args:
       index: The worker.
-      executor: 'host:port' of its executor.
-      handover: 'host:port' from which others fetch its state.
+      address: 'host:port' at which others reach it.
     """
-    before = self._executors.get(index, executor)
-    moved = before.rpartition(':')[0] != executor.rpartition(':')[0]
+    before = self._addresses.get(index, address)
+    moved = before.rpartition(':')[0] != address.rpartition(':')[0]
     self._failed.forget_losses(index, moved=moved)
-    self._executors[index], self._handovers[index] = executor, handover
+    self._addresses[index] = address
     self._sources = [k for k in self._sources if k != index] or [0]
     self.mark_sound(index)
 
@@ -241,7 +239,7 @@ class Rendezvous:
     if not reachable:
       return None
     source = reachable[index % len(reachable)]
-    return source, self._handovers[source]
+    return source, self._addresses[source]
 
   def suspect(self, worker: int, peer: int | None) -> None:
     """Records that a worker has lost its connection to a peer.
@@ -388,13 +386,13 @@ class Rendezvous:
       reachable = self._find_reachable(index, others)
     if not reachable:
       raise self._exclude(index or sources[0])
-    return reachable[0], self._handovers[reachable[0]]
+    return reachable[0], self._addresses[reachable[0]]
 
   def _describe(self) -> MemberForest:
     """Returns the members and their forest, after it was packed."""
     packed = self._find_forest()
     workers = packed.cluster.workers
-    addresses = {index: self._executors[index] for index in self.members}
+    addresses = {index: self._addresses[index] for index in self.members}
     names = {workers[index]: index for index in self.members}
     return membership.describe(
       Membership(self.membership_epoch, addresses, packed.forest, names),

@@ -106,7 +106,7 @@ class Replica:
     self._preparation: threading.Thread | None = None
     self._progress = ProgressCounter()
     self._inbox = Inbox()
-    self._measurer = Measurer(index, settings.address, settings.timeout_s)
+    self._measurer = Measurer(index, settings.port, settings.timeout_s)
     # Numbers of the current membership epoch, and of the last that is to stop.
     self._epoch = self._stop_epoch = -1
     self._may_wait_for_others = False
@@ -188,27 +188,21 @@ class Replica:
       self.warm_up()
       self._is_compiled = True
     settings = self._settings
-    source = handover.Handover(
-      settings.address, settings.security, self._state_of
-    )
+    source = handover.Handover(settings.port, self._state_of)
     session.stack.callback(source.close)
-    address = self._reducer.open()
+    self._reducer.open()
     session.stack.callback(self._reducer.close)
     if settings.adapt:
       reports = traffic.TrafficReporter(self._reducer.traffic, session.send)
       session.stack.enter_context(reports)
     session.stack.callback(self._measurer.close)
-    self._report_ready(session, address or source.address, source.address)
+    self._report_ready(session, source.address)
 
   def _report_ready(
-    self, session: Session[messages.ToReplica], executor: str, handover_: str
+    self, session: Session[messages.ToReplica], address: str
   ) -> None:
     """Reports to the coordinator that this worker can join an allreduce."""
-    session.send(
-      messages.ReplicaReady(
-        executor=executor, handover=handover_, devices=self._settings.devices
-      )
-    )
+    session.send(messages.ReplicaReady(address, devices=self._settings.devices))
 
   def _log_end(self, session: Session[messages.ToReplica]) -> None:
     """Logs why the coordinator has ended a session."""

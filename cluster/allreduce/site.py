@@ -118,7 +118,6 @@ class AllreduceSite(RealSite):
       num_workers=self._workers,
       reserved={0: self.settings.process},
       settings=self.settings,
-      port=self._port,
       jobs=self.jobs,
     )
     rendezvous = Rendezvous(
@@ -220,8 +219,7 @@ class AllreduceSite(RealSite):
         workers=self._workers,
         gradient=gradient,
         layout=self._layout,
-        host=self.meeting.address,
-        security=self.settings.security,
+        port=self.settings.port,
         timeout_s=self.settings.timeout_s,
         simulated_parts=self._simulated_parts,
       )

@@ -102,7 +102,6 @@ class Reception:
     *,
     num_workers: int,
     settings: Settings,
-    port: int,
     jobs: Jobs,
     reserved: Mapping[int, str] = types.MappingProxyType({}),
   ):
@@ -111,7 +110,6 @@ class Reception:
     Args:
       num_workers: Number of workers.
       settings: Settings of the coordinator's process.
-      port: Port to listen on; 0 for any.
       jobs: Evaluations and checkpoints beside the event loop.
       reserved: Identities of processes, by worker: no other process can have
         the rank of such a worker.
@@ -121,7 +119,7 @@ class Reception:
     self._jobs = jobs
     self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     self.members = [Member() for _ in range(num_workers)]
-    self._settings, self._port = settings, port
+    self._settings = settings
     self._timeout_s = settings.timeout_s
     self._start_s = settings.start_s
     self._roster = Roster()
@@ -142,12 +140,7 @@ class Reception:
     """
     try:
       self._listener = transient.retry(
-        lambda: Listener(
-          self._settings.address,
-          self._port,
-          self._handle,
-          self._settings.security,
-        ),
+        lambda: Listener(self._settings.port, self._handle),
         limit_s=lambda: self._start_s,
         what='Listening',
       )

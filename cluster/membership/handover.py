@@ -25,9 +25,11 @@ from cluster.network.messages import (
   StateRequest,
 )
 from cluster.network.streams import (
+  STATES,
   Closed,
   Corrupt,
   Listener,
+  Port,
   Security,
   Stream,
   chunked,
@@ -44,25 +46,23 @@ class Handover:
   """Listener that sends the learner's state to processes that request it.
 
   Attributes:
-    address: 'IPv4 address:port' of the listener.
+    address: 'address:port' of the listener.
   """
 
   def __init__(
     self,
-    host: str,
-    security: Security,
+    port: Port,
     state: Callable[[int], tuple[Any, str]],
   ):
     """Starts to listen for requests.
 
     Args:
-      host: Address to listen on.
-      security: Credentials of the streams.
+      port: Port of this process.
       state: Returns the state of a version and its digest; called in other
         threads.  Raises LookupError if this process has another version.
     """
     self._state = state
-    self._listener = Listener(host, 0, self._send, security)
+    self._listener = Listener(port, self._send, service=STATES)
     self.address = self._listener.address
 
   def close(self) -> None:
@@ -125,7 +125,7 @@ def fetch(
     TransportError: If the state cannot be fetched.
   """
   request = StateRequest(version, known)
-  stream = connect(address, request, security, timeout_s)
+  stream = connect(address, request, security, timeout_s, service=STATES)
   try:
     with within(stream, timeout_s):
       message = stream.receive(STATE)

@@ -12,6 +12,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster.network.handshake import Security
+from cluster.network.port import Port
 from cluster.process import roles
 from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import STOPPED
@@ -40,12 +41,11 @@ class Meeting(NamedTuple):
 
 
 class Settings(NamedTuple):
-  """Settings of a process; all but `address` and `process` are of the run.
+  """Settings of a process; all but `port` and `process` are of the run.
 
   Attributes:
-    address: IPv4 address of this host to listen on.
+    port: Port of this process, on which all its services listen.
     fingerprint: Hash of the run's config, the same for all processes.
-    security: Credentials of all streams.
     timeout_s: Silence after which a process counts as lost.
     start_s: Seconds within which all processes have to join.
     process: Random identity of this process.  By it the coordinator
@@ -55,14 +55,18 @@ class Settings(NamedTuple):
       them: see `route.route.Allreduce`.
   """
 
-  address: str
+  port: Port
   fingerprint: str
-  security: Security
   timeout_s: float
   start_s: float
   process: str
   devices: Sequence[str] = ()
   adapt: bool = False
+
+  @property
+  def security(self) -> Security:
+    """Credentials of all connections."""
+    return self.port.security
 
 
 class RealSite:
@@ -99,10 +103,10 @@ class RealSite:
       ValueError: If a setting is wrong; names the field.
     """
     self.meeting, self.parts = meeting, parts
+    number = self._coordinator_port if self.is_coordinator else 0
     self.settings = Settings(
-      meeting.address,
+      Port(meeting.address, number, meeting.security),
       fingerprint(parts.manifest),
-      meeting.security,
       config.cluster.timeout_s,
       config.cluster.start_s,
       process=secrets.token_hex(16),
@@ -134,7 +138,12 @@ class RealSite:
     raise NotImplementedError
 
   @property
-  def _port(self) -> int:
+  def is_coordinator(self) -> bool:
+    """True if the coordinator is in this process."""
+    raise NotImplementedError
+
+  @property
+  def _coordinator_port(self) -> int:
     """Port that the coordinator listens on."""
     return int(self.meeting.role.coordinator.rpartition(':')[2])
 

@@ -7,8 +7,8 @@ import resource
 
 from absl import logging
 
-# For files, devices, listeners, and connections before their handshake.
-_BASE = 320
+# For files, devices, and up to 512 connections before their handshake.
+_BASE = 640
 # For each worker: connections to and from its allreduce executor, its control
 # stream, transfers of its state in both directions, a measurement of its links,
 # and connections to and from a parameter server.

@@ -17,16 +17,8 @@ class Refused(TransportError):
   """One end does not know the token, or rejects the other end's hello."""
 
 
-def ended(peer: str, why: Exception | str) -> TransportError:
-  """Returns the error to raise if a stream has ended or could not begin.
-
-  Args:
-    peer: Address of the other end.
-    why: Reason of the end, or the error of Flight.
-  """
-  text = str(why)
-  if isinstance(why, Exception):
-    # Flight wraps gRPC's message in details for its own developers.
-    text = text.partition('. gRPC client debug context')[0]
-    text = text.rpartition(' with message: ')[2]
-  return Closed(f'{peer}: {text}')
+def describe(error: Exception) -> str:
+  """Returns the text of an error, without the number of one of the system."""
+  if isinstance(error, OSError) and error.strerror:
+    return error.strerror
+  return str(error) or type(error).__name__

@@ -1,33 +1,64 @@
-"""Handshake by which both ends of a stream prove that they know the token.
+"""Handshake by which both ends of a connection prove that they know the token.
 
 Neither end sends the token.  Each sends a random number that was never used
-before, and an HMAC (RFC 2104) of both numbers, its role and the address that
-the client has connected to, whose key is the token; in three passes, as in
-ISO/IEC 9798-4.  A recorded handshake is therefore of no use at another time or
-to another listener.  The listener proves itself first: until then a client
-reveals no more than that it exists.
+before, and an HMAC (RFC 2104) whose key is the token; in three passes, as in
+ISO/IEC 9798-4.  The HMAC covers both numbers, the role of its sender, the
+service that the client asks for, the address that it has connected to, and,
+with TLS, the listener's certificate.  A recorded handshake is therefore of no
+use at another time, for another service, or to another listener.  The listener
+proves itself first: until then a client reveals no more than that it exists.
+
+All fields have fixed sizes: a peer that does not know the token can make the
+other end read no more than 48 bytes and 32 bytes of a proof.
+
+  client    version [8], service [8], nonce [32]
+  listener  nonce [32], proof [32]
+  client    proof [32], then the bytes of the service
+  listener  verdict [1]
 
 The handshake authenticates the peers.  It does not protect what they send
 afterwards from a third party: TLS does, which is set up before it.
 """
 
+import contextlib
+import functools
+import hashlib
 import hmac
+import os
 import secrets
+import ssl
+import time
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-import msgspec
+from cluster.network import sockets
+from cluster.network.connection import (
+  Connection,
+  Steps,
+  connected,
+  receive_exactly,
+  run_steps,
+  send_all,
+)
+from cluster.network.errors import Closed, Refused, TransportError, describe
 
-from cluster.network import messages
-from cluster.network.calls import Stream
-from cluster.network.errors import Refused
-
-NONCE_BYTES = 32
+NONCE_BYTES = PROOF_BYTES = 32
+SERVICE_BYTES = 8
 LISTENER, CLIENT = b'listener', b'client'
-_PURPOSE = b'syncopate stream 1'
+_NAME, _VERSION = b'syncope', b'2'
+_MAGIC = _NAME + _VERSION
+_ADMITTED, _NO_SERVICE = b'\1', b'\2'
+RETRIES, RETRY_S = 10, 0.05  # Of connections that a listener drops.
+# Sent in place of a proof to a listener that does not know the token.
+_REFUSAL = bytes(PROOF_BYTES)
+
+
+class Dropped(Closed):
+  """A listener has ended a connection before it was authenticated."""
 
 
 class Security(NamedTuple):
-  """Credentials of one end of a stream.
+  """Credentials of one end of a connection.
 
   Attributes:
     token: Secret, the same at both ends, that neither sends; '' for none.
@@ -44,92 +75,300 @@ class Security(NamedTuple):
   tls_name: str = ''
 
   def __repr__(self) -> str:
-    """Returns the names of the credentials, without their values, for logs."""
+    """Names the credentials, without their values, for logs."""
     parts = [field for field in self._fields if getattr(self, field)]
     return f'Security({", ".join(parts)})'
 
 
-def receive_hello(
-  stream: Stream, security: Security, address: str
-) -> msgspec.Raw:
-  """Returns the encoded hello of a client that knows the token.
+class Transcript(NamedTuple):
+  """Parts of a handshake that both ends know, which their proofs cover.
 
-  Args:
-    stream: New stream from the client.
-    security: Credentials of the listener.
-    address: IPv4 'address:port' of the listener.
+  Attributes:
+    service: Service that the client asks for, 8 bytes.
+    client: The client's random number, 32 bytes.
+    listener: The listener's random number, 32 bytes.
+    certificate: SHA-256 of the DER form of the listener's certificate, 32
+      bytes; zeros without TLS.
+    address: Numeric address that the client has connected to.
+  """
+
+  service: bytes
+  client: bytes
+  listener: bytes
+  certificate: bytes
+  address: str
+
+
+def client_context(security: Security) -> ssl.SSLContext | None:
+  """Returns the TLS context of clients; None without a certificate.
 
   Raises:
-    Refused: If the client does not know the token.
-    TransportError: If it sends another message, or the stream ends.
+    ssl.SSLError: If the certificate is invalid.
   """
-  theirs = stream.receive(messages.CLIENT_NONCE, 0).header.nonce
-  ours = secrets.token_hex(NONCE_BYTES)
-  numbers = theirs, ours, address
-  code = proof(security.token, LISTENER, *numbers)
-  stream.send(messages.ListenerProof(nonce=ours, proof=code))
-  answer = stream.receive(messages.CLIENT_PROOF, 0).header
-  expected = proof(security.token, CLIENT, *numbers)
-  if not hmac.compare_digest(answer.proof, expected):
-    raise Refused('its token is not ours')
-  hello: msgspec.Raw = answer.hello.copy()
-  return hello
+  if not security.certificate:
+    return None
+  context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+  context.minimum_version = ssl.TLSVersion.TLSv1_3
+  context.load_verify_locations(cadata=security.certificate.decode())
+  return context
 
 
-def send_hello(
-  stream: Stream, security: Security, address: str, hello: object
-) -> None:
-  """Sends a hello to a listener that knows the token; waits for its answer.
-
-  Args:
-    stream: New stream to the listener.
-    security: Credentials of the client.
-    address: IPv4 'address:port' that the client has connected to.
-    hello: Message for the listener's handler.
+def listener_context(security: Security) -> ssl.SSLContext | None:
+  """Returns the TLS context of listeners; None without a certificate.
 
   Raises:
-    Refused: If the listener does not know the token, or refuses ours.
-    TransportError: If it sends another message, or the stream ends.
+    ssl.SSLError: If the certificate is invalid, or does not match the key.
   """
-  ours = secrets.token_hex(NONCE_BYTES)
-  stream.send(messages.ClientNonce(nonce=ours))
-  answer = stream.receive(messages.LISTENER_PROOF, 0).header
-  numbers = ours, answer.nonce, address
-  expected = proof(security.token, LISTENER, *numbers)
-  if not hmac.compare_digest(answer.proof, expected):
-    stream.close('its token is not ours')
-    raise Refused(f'{stream.peer}: the token is not that of the listener')
-  code = proof(security.token, CLIENT, *numbers)
-  encoded = msgspec.Raw(messages.encode(hello))
-  stream.send(messages.ClientProof(proof=code, hello=encoded))
-  stream.receive(messages.NOTHING, 0)
+  if not security.certificate:
+    return None
+  context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+  context.minimum_version = ssl.TLSVersion.TLSv1_3
+  # The ssl module reads certificate chains from files only.
+  with _in_memory(security.certificate) as chain, _in_memory(security.key) as k:
+    context.load_cert_chain(chain, k)
+  return context
 
 
-def proof(
-  token: str,
-  role: bytes,
-  client: str,
-  listener: str,
+def certificate_digest(security: Security) -> bytes:
+  """Returns the digest of a listener's own certificate: see `Transcript`."""
+  if not security.certificate:
+    return bytes(hashlib.sha256().digest_size)
+  # A file may hold a chain, of which the first is the listener's own.
+  start, end = ssl.PEM_HEADER, ssl.PEM_FOOTER
+  body = security.certificate.decode().partition(start)[2].partition(end)[0]
+  der = ssl.PEM_cert_to_DER_cert(f'{start}{body}{end}')
+  return hashlib.sha256(der).digest()
+
+
+def name_service(name: str) -> bytes:
+  """Returns the name of a service as the handshake sends it, 8 bytes."""
+  return name.encode().ljust(SERVICE_BYTES)
+
+
+def answer(
+  connection: Connection,
+  security: Security,
+  context: ssl.SSLContext | None,
   address: str,
-  *,
-  purpose: bytes = _PURPOSE,
-) -> str:
-  """Returns the code that proves knowledge of the token, in hex.
+  certificate: bytes,
+  services: Collection[bytes],
+  on_request: Callable[[], None],
+) -> Steps[bytes]:
+  """Authenticates a client, as the listener; returns its service.
 
-  All parts but the last have fixed lengths.
+  Args:
+    connection: New connection.
+    security: Credentials of the listener.
+    context: TLS context; None without TLS.
+    address: Numeric address of the listener.
+    certificate: Digest of the listener's certificate.
+    services: Services that it offers; may change meanwhile.
+    on_request: Called once the client's first field is there, or its first
+      record of TLS.
+
+  Raises:
+    TransportError: If the client does not know the token, or disconnects.
+    OSError: If the connection is broken.
+  """
+  if context:
+    yield from connection.wait_for_tls()
+  else:
+    yield from connection.wait_for_bytes(len(_MAGIC))
+  on_request()
+  connection.configure()
+  if context:
+    yield from connection.encrypt(context, server_side=True)
+  magic = yield from receive_exactly(connection, len(_MAGIC))
+  if magic != _MAGIC:
+    is_other = magic.startswith(_NAME)
+    raise Refused('it is another version' if is_other else 'no handshake')
+  request = yield from receive_exactly(connection, SERVICE_BYTES + NONCE_BYTES)
+  service = request[:SERVICE_BYTES]
+  transcript = Transcript(
+    service,
+    request[SERVICE_BYTES:],
+    secrets.token_bytes(NONCE_BYTES),
+    certificate,
+    address,
+  )
+  code = prove(security.token, LISTENER, transcript)
+  yield from send_all(connection, transcript.listener + code)
+  code = yield from receive_exactly(connection, PROOF_BYTES)
+  expected = prove(security.token, CLIENT, transcript)
+  if not hmac.compare_digest(code, expected):
+    raise Refused('its token is not ours')
+  if service not in services:
+    yield from send_all(connection, _NO_SERVICE)
+    raise Refused(f'there is no service {_printable(service)} here')
+  yield from send_all(connection, _ADMITTED)
+  return service
+
+
+def initiate(
+  connection: Connection,
+  security: Security,
+  context: ssl.SSLContext | None,
+  name: str,
+  service: bytes,
+  first: bytes = b'',
+) -> Steps[None]:
+  """Authenticates a listener, as the client; waits until it admits us.
+
+  Args:
+    connection: Connection to the listener that has begun, whose `peer` is its
+      numeric address.
+    security: Credentials of the client.
+    context: TLS context; None without TLS.
+    name: Host of the listener, which its certificate must name unless
+      `security` has another name.
+    service: Service to ask for.
+    first: First bytes to the service, which are sent once the listener has
+      proved itself.
+
+  Raises:
+    Refused: If the listener does not know the token.
+    Dropped: If it ends the connection.
+    Closed: If it does not offer the service.
+    OSError: If there is no connection, or TLS fails.
+  """
+  yield from connected(connection)
+  connection.configure()
+  try:
+    verdict = yield from _initiate(
+      connection, security, context, name, service, first
+    )
+  except (ConnectionError, Closed) as error:
+    raise Dropped(describe(error)) from error
+  if verdict != _ADMITTED:
+    raise Closed(f'the listener has no service {_printable(service)}')
+
+
+def _initiate(
+  connection: Connection,
+  security: Security,
+  context: ssl.SSLContext | None,
+  name: str,
+  service: bytes,
+  first: bytes,
+) -> Steps[bytes]:
+  """Returns the listener's verdict: see `initiate`."""
+  certificate = certificate_digest(Security())
+  if context:
+    server = security.tls_name or name
+    yield from connection.encrypt(context, server_hostname=server)
+    certificate = connection.certificate_digest()
+  nonce = secrets.token_bytes(NONCE_BYTES)
+  yield from send_all(connection, _MAGIC + service + nonce)
+  response = yield from receive_exactly(connection, NONCE_BYTES + PROOF_BYTES)
+  transcript = Transcript(
+    service, nonce, response[:NONCE_BYTES], certificate, connection.peer
+  )
+  expected = prove(security.token, LISTENER, transcript)
+  if not hmac.compare_digest(response[NONCE_BYTES:], expected):
+    yield from send_all(connection, _REFUSAL)
+    raise Refused('the token is not that of the listener')
+  code = prove(security.token, CLIENT, transcript)
+  yield from send_all(connection, code + first)
+  return (yield from receive_exactly(connection, len(_ADMITTED)))
+
+
+def open_connection(
+  address: str,
+  security: Security,
+  service: str,
+  first: bytes = b'',
+  *,
+  timeout_s: float,
+) -> Connection:
+  """Returns an authenticated connection, for threads that may wait for it.
+
+  A connection that the listener drops is opened again some times, as it drops
+  random ones while it is flooded.
+
+  Args:
+    address: 'host:port' of the listener.
+    security: Credentials of the client.
+    service: Service to ask for.
+    first: First bytes to the service.
+    timeout_s: Limit, seconds.
+
+  Raises:
+    Refused: If the listener does not know the token.
+    Closed: If there is no connection in time; says why.
+  """
+  deadline = time.monotonic() + timeout_s
+  name, _ = sockets.split(address)
+  there, retries = address, 0
+  while True:
+    connection = None
+    try:
+      # As a number, by which the listener knows itself.
+      there = sockets.resolved(address)
+      connection = Connection(sockets.start_connecting(there), there)
+      steps = initiate(
+        connection,
+        security,
+        _cached_context(security.certificate),
+        name,
+        name_service(service),
+        first,
+      )
+      run_steps(connection, steps, deadline)
+      return connection
+    except (TransportError, OSError) as error:
+      if connection:
+        connection.close()
+      if isinstance(error, Refused):
+        raise Refused(f'{there}: {error}') from error
+      is_over = time.monotonic() + RETRY_S >= deadline or retries == RETRIES
+      if is_over or not isinstance(error, Dropped):
+        raise Closed(f'{there}: {describe(error)}') from error
+    retries += 1
+    time.sleep(RETRY_S)
+
+
+@functools.lru_cache(maxsize=4)
+def _cached_context(certificate: bytes) -> ssl.SSLContext | None:
+  return client_context(Security(certificate=certificate))
+
+
+def prove(token: str, role: bytes, transcript: Transcript) -> bytes:
+  """Returns the code that proves knowledge of the token, 32 bytes.
+
+  All parts of the message but the last have fixed sizes.
 
   Args:
     token: The key.
     role: LISTENER or CLIENT, the end that proves itself.
-    client: The client's random number, in hex.
-    listener: The listener's random number, in hex.
-    address: Address that the client has connected to, and whatever else both
-      ends know.
-    purpose: Kind of the handshake, so that a code of another kind is invalid.
+    transcript: Parts of the handshake.
   """
-  if not token:  # Without a secret, connections through tunnels are allowed.
-    address = ''
-  role = role.ljust(len(LISTENER))
-  numbers = bytes.fromhex(client) + bytes.fromhex(listener)
-  message = purpose + role + numbers + address.encode()
-  return hmac.digest(token.encode(), message, 'sha256').hex()
+  # Without a secret, connections through tunnels are allowed.
+  address = sockets.without_zone(transcript.address) if token else ''
+  message = b''.join(
+    (
+      _MAGIC,
+      role.ljust(len(LISTENER)),
+      transcript.service,
+      transcript.client,
+      transcript.listener,
+      transcript.certificate,
+      address.encode(),
+    )
+  )
+  return hmac.digest(token.encode(), message, 'sha256')
+
+
+def _printable(service: bytes) -> str:
+  text = service.decode('ascii', 'replace').strip()
+  return ''.join(c if c.isprintable() else '?' for c in text)
+
+
+@contextlib.contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+  """Yields the path of a file that no other process can open."""
+  number = os.memfd_create('pem', os.MFD_CLOEXEC)
+  try:
+    os.write(number, content)
+    yield f'/proc/self/fd/{number}'
+  finally:
+    os.close(number)

@@ -19,6 +19,7 @@ from cluster.network.messages import (
   WorkerHeartbeat,
 )
 from cluster.network.streams import Stream, TransportError
+from cluster.network.time_limits import LIMITS
 
 BEATS = 5  # Heartbeats within the silence after which a process is lost.
 
@@ -33,12 +34,8 @@ def within(stream: Stream, limit_s: float) -> Iterator[None]:
     stream: The stream.
     limit_s: The limit, seconds.
   """
-  timer = threading.Timer(limit_s, stream.cancel, ['no answer in time'])
-  timer.start()
-  try:
+  with LIMITS.limit(limit_s, lambda: stream.cancel('no answer in time')):
     yield
-  finally:
-    timer.cancel()
 
 
 class Heartbeat(Generic[T]):

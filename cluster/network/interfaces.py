@@ -60,8 +60,8 @@ def interface_name(name: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-  """Returns whether only this host can reach an IPv4 address."""
-  return ipaddress.IPv4Address(address).is_loopback
+  """Returns whether only this host can reach an address."""
+  return ipaddress.ip_address(address).is_loopback
 
 
 def card(address: str) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from absl import logging
 
 # Settings of glibc for processes that move large vectors.  By default it gives
-# freed blocks back to the kernel, so that every new one of XLA or gRPC costs a
+# freed blocks back to the kernel, so that every new one of XLA or NumPy costs a
 # page fault for each 4 KiB, which takes longer than filling it.  With these
 # settings it retains them, in one heap for all threads, of huge pages if the
 # kernel has them.  It reads the settings when a process starts; other C

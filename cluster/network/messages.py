@@ -9,7 +9,7 @@ stream of its sender.
 
 Numbers are finite, counts are not negative, and texts are bounded.  What only
 the receiver knows, such as the number of workers, is checked there.  Arrays are
-not part of messages: they travel as the body of a message (`calls`).
+not part of messages: they travel as the body of a message (`streams`).
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,10 @@ _PORT = (
   '(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}'
   '|[1-9][0-9]{0,3})'
 )
-_ADDRESS = rf'\A(?!0\.0\.0\.0:){_OCTET}(?:\.{_OCTET}){{3}}:{_PORT}\Z'
+_ADDRESS = (
+  rf'\A(?:(?!0\.0\.0\.0:){_OCTET}(?:\.{_OCTET}){{3}}'
+  rf'|\[(?!::\])[0-9a-f:]{{2,39}}(?:%[0-9a-zA-Z_.-]{{1,15}})?\]):{_PORT}\Z'
+)
 
 Number = Annotated[float, Meta(gt=-_NUMBER, lt=_NUMBER)]
 Seconds = Annotated[float, Meta(ge=0, lt=_NUMBER)]
@@ -37,9 +40,8 @@ Count = Annotated[int, Meta(ge=0, lt=_COUNT)]
 Rank = Annotated[int, Meta(ge=0, lt=_WORKERS)]
 Text = Annotated[str, Meta(max_length=2**20)]
 Line = Annotated[str, Meta(max_length=200)]  # Shown in logs again and again.
-Address = Annotated[str, Meta(pattern=_ADDRESS)]  # 'IPv4 address:port'.
+Address = Annotated[str, Meta(pattern=_ADDRESS)]  # Of IPv4 or '[IPv6]:port'.
 Process = Annotated[str, Meta(pattern=r'\A[0-9a-f]{32}\Z')]
-Nonce = Annotated[str, Meta(pattern=r'\A[0-9a-f]{64}\Z')]
 
 # First and last example, exclusive, of each range.
 Ranges = tuple[tuple[Count, Count], ...]
@@ -74,40 +76,6 @@ class Message(
 
 class Untagged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """Base of structs whose place in a stream or message determines the class."""
-
-
-class ClientNonce(Untagged, frozen=True):
-  """First message of a client to a listener.
-
-  Attributes:
-    nonce: The client's random number, in hex.
-  """
-
-  nonce: Nonce
-
-
-class ListenerProof(Untagged, frozen=True):
-  """Answer of a listener.
-
-  Attributes:
-    nonce: The listener's random number, in hex.
-    proof: Code by which the listener shows that it knows the token.
-  """
-
-  nonce: Nonce
-  proof: Nonce
-
-
-class ClientProof(Untagged, frozen=True):
-  """Answer of a client, which completes the handshake.
-
-  Attributes:
-    proof: Code by which the client shows that it knows the token.
-    hello: Encoded message that the listener's handler decodes.
-  """
-
-  proof: Nonce
-  hello: msgspec.Raw
 
 
 class WorkerHello(Message, frozen=True):
@@ -287,13 +255,11 @@ class ReplicaReady(Message, frozen=True):
   """Report of a replica that other replicas can connect to it.
 
   Attributes:
-    executor: Address of its allreduce executor.
-    handover: Address at which it gives its state to others.
+    address: Address at which it sums, and gives its state to others.
     devices: Kinds of its devices.
   """
 
-  executor: Address
-  handover: Address
+  address: Address
   devices: Devices = ()
 
   def __post_init__(self) -> None:
@@ -864,7 +830,7 @@ class MeetPeers(Message, frozen=True):
   """Addresses of all processes that take part in transfers.
 
   Attributes:
-    peers: Name, IPv4 address and port of each.
+    peers: Name, address and port of each.
     own: Index of the receiver of this message.
     key: Secret of the connections, in hex.
   """
@@ -915,7 +881,7 @@ class HostDescription(Message, frozen=True):
 
   Attributes:
     hostname: Name of the host.
-    address: IPv4 address that the process listens on.
+    address: Address that the process listens on.
     card: Hardware address of the network card, in hex; '' if it is unknown.
     port: Port that the process listens on.
   """
@@ -1101,7 +1067,8 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: Any) -> Any:
   try:
     return decoder.decode(data)
   except (ValueError, RecursionError) as error:
-    shown = str(error).replace(f'matching regex {_ADDRESS!r}', 'IPv4:PORT')
+    form = 'IPv4:PORT or [IPv6]:PORT'
+    shown = str(error).replace(f'matching regex {_ADDRESS!r}', form)
     raise ValueError(shown) from error
 
 
@@ -1137,9 +1104,6 @@ ToReplica = (
   | ProbeOrder
 )
 
-CLIENT_NONCE: Schema[ClientNonce] = Schema(ClientNonce)
-LISTENER_PROOF: Schema[ListenerProof] = Schema(ListenerProof)
-CLIENT_PROOF: Schema[ClientProof] = Schema(ClientProof)
 NOTHING: Schema[None] = Schema(None)
 HELLO: Schema[WorkerHello | ServerHello] = Schema(WorkerHello | ServerHello)
 WORKER_ADMISSION: Schema[WorkerAdmitted | RankTaken | Rejected] = Schema(

@@ -1,172 +1,114 @@
-"""Access to this process's sockets, which Flight does not expose (Linux)."""
+"""Addresses of hosts and ports, and listening sockets (IPv4 and IPv6).
+
+An address is 'host:port', or '[host]:port' if the host is an IPv6 address.
+"""
 
 import contextlib
 import ipaddress
-import os
+import re
 import socket
-import struct
-from collections.abc import Iterator
 
 from configs.checks import require
 
-# TCP keepalive ends a connection to a dead host after a minute.  gRPC would
-# probe after two hours, and at one end alone.
-_IDLE_S, _INTERVAL_S, _PROBES = 20, 10, 4
-_RECEIVED = 128  # Offset of tcpi_bytes_received in struct tcp_info, u64.
-_INFO_BYTES = 256
-# Request to sock_diag(7): netlink's header, then a struct inet_diag_req of all
-# families.  Of its answers the header, and the inode of a struct inet_diag_msg.
-_DIAG, _OF_TCP, _DUMP = 4, 18, 0x301
-_REQUEST = struct.Struct('=IHH12x2s46xI4x')
-_ANSWER, _INODE = struct.Struct('=IH'), struct.Struct('=84xI')
-_DONE, _FAILED = 3, 2
-_OPEN = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8  # Established, or closed by one end.
+_BACKLOG = 4096
 
 
-def numbers() -> dict[str, str]:
-  """Returns the file descriptors of this process's sockets, by inode."""
-  found = {}
-  for name in os.listdir('/proc/self/fd'):
-    with contextlib.suppress(OSError):  # The descriptor of the folder.
-      number = os.readlink(f'/proc/self/fd/{name}')
-      if number.startswith('socket:'):
-        found[number] = name
-  return found
+def is_specific(host: str) -> bool:
+  """Returns whether a host is the IPv4 or IPv6 address of one interface."""
+  try:
+    return not ipaddress.ip_address(host).is_unspecified
+  except ValueError:
+    return False
 
 
-def of_port(port: int) -> set[str]:
-  """Returns the inodes of the open connections of a port of this host.
+def join(host: str, port: int) -> str:
+  """Returns the address of a host and a port."""
+  return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
 
-  They are those in `numbers` and those of other processes, found without a look
-  at every file.
+
+def split(address: str) -> tuple[str, int]:
+  """Returns the host and the port of an address.
 
   Raises:
-    OSError: If the kernel does not support this.
+    ValueError: If the address has another form.
   """
-  found: set[str] = set()
-  with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _DIAG) as kernel:
-    request = _REQUEST.size, _OF_TCP, _DUMP, port.to_bytes(2, 'big'), _OPEN
-    kernel.send(_REQUEST.pack(*request))
-    while True:
-      data, start = kernel.recv(1 << 16), 0
-      while start < len(data):
-        size, kind = _ANSWER.unpack_from(data, start)
-        if kind == _FAILED:
-          raise OSError('The kernel does not know sock_diag.')
-        if kind == _DONE:
-          return found - {'socket:[0]'}  # No process has it, or not yet.
-        found.add(f'socket:[{_INODE.unpack_from(data, start)[0]}]')
-        start += size + -size % 4
+  host, _, port = address.rpartition(':')
+  valid = bool(host) and port.isascii() and port.isdecimal()
+  require(valid, 'address', 'HOST:PORT or [IPv6]:PORT', address)
+  if host.startswith('[') and host.endswith(']'):
+    return host[1:-1], int(port)
+  require(':' not in host, 'address', 'HOST:PORT or [IPv6]:PORT', address)
+  return host, int(port)
 
 
-@contextlib.contextmanager
-def opened(name: str) -> Iterator['End']:
-  """Yields a view of a socket of this process.
+def resolved(address: str) -> str:
+  """Returns an address with the host as a number; IPv4 if it has both.
+
+  Raises:
+    OSError: If the name of the host cannot be resolved.
+    ValueError: If the address has another form.
+  """
+  host, port = split(address)
+  found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+  found = sorted(found, key=lambda each: each[0] != socket.AF_INET)
+  name, _ = socket.getnameinfo(
+    found[0][4], socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+  )
+  return join(name, port)
+
+
+def without_zone(address: str) -> str:
+  """Returns an address without IPv6's zone, which differs between hosts."""
+  return re.sub(r'%[^\]]*', '', address)
+
+
+def start_connecting(address: str) -> socket.socket:
+  """Returns a non-blocking socket whose connection has begun.
 
   Args:
-    name: File descriptor of the socket, as text.
+    address: Numeric address.
 
   Raises:
-    OSError: If it has been closed, or has no IPv4 or IPv6 address.
+    OSError: If the connection fails at once.
   """
-  # A duplicate, so that no other file can take its number meanwhile.
-  duplicate = os.dup(int(name))
+  host, port = split(address)
+  family, kind, protocol, _, where = socket.getaddrinfo(
+    host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+  )[0]
+  sock = socket.socket(family, kind, protocol)
   try:
-    handle = socket.socket(fileno=duplicate)
+    sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+      sock.connect(where)
   except OSError:
-    os.close(duplicate)
+    sock.close()
     raise
-  with handle:
-    if handle.family not in (socket.AF_INET, socket.AF_INET6):
-      raise OSError('Another family.')
-    yield End(handle)
+  return sock
 
 
-class End:
-  """A socket of this process, valid within the context of `opened`.
+def listen(host: str, port: int) -> socket.socket:
+  """Returns a non-blocking socket that listens on one address.
 
-  Attributes:
-    port: Local port.
-    peer: 'address:port' of the other end; '' if the socket is not connected.
+  Args:
+    host: IPv4 or IPv6 address of one interface.
+    port: Port; 0 for any that is free.
+
+  Raises:
+    OSError: If the address cannot be listened on.
   """
-
-  def __init__(self, handle: socket.socket):
-    """Creates the view of a socket.
-
-    Args:
-      handle: A duplicate of the socket, which the context closes.
-    """
-    self._handle = handle
-    self.port = handle.getsockname()[1]
-    self.peer = ''
-    with contextlib.suppress(OSError):  # It is not connected.
-      address, port, *_ = handle.getpeername()
-      # gRPC uses IPv6 sockets, which show IPv4 peers as mapped addresses.
-      self.peer = f'{address.removeprefix("::ffff:")}:{port}'
-
-  @property
-  def received_bytes(self) -> int:
-    """Number of bytes received so far."""
-    info = self._handle.getsockopt(
-      socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES
-    )
-    (received,) = struct.unpack_from('=Q', info, _RECEIVED)
-    return int(received)
-
-  def shut_down(self) -> None:
-    """Ends the connection in both directions, at once."""
-    self._handle.shutdown(socket.SHUT_RDWR)
-
-  def keep_alive(self) -> None:
-    """Turns on TCP keepalive: a dead peer ends the connection in a minute."""
-    limit_ms = 1000 * (_IDLE_S + _PROBES * _INTERVAL_S)
-    self._handle.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-      (socket.TCP_KEEPIDLE, _IDLE_S),
-      (socket.TCP_KEEPINTVL, _INTERVAL_S),
-      (socket.TCP_KEEPCNT, _PROBES),
-      (socket.TCP_USER_TIMEOUT, limit_ms),
-    ):
-      self._handle.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def shut_down(port: int, peer: str) -> None:
-  """Shuts down the connection of a port of this process to a peer.
-
-  Flight cannot end a call on the side of the server.
-  """
-  for name in numbers().values():
-    with contextlib.suppress(OSError), opened(name) as end:
-      if (end.port, end.peer) == (port, peer):
-        end.shut_down()
-
-
-def to(peer: str) -> set[str]:
-  """Returns the inodes of the sockets that are connected to a peer."""
-  found = set()
-  for number, name in numbers().items():
-    with contextlib.suppress(OSError), opened(name) as end:
-      if end.peer == peer:
-        found.add(number)
-  return found
-
-
-def shut_down_to(peer: str, inodes: set[str]) -> None:
-  """Shuts down those of some sockets that are connected to a peer."""
-  for number, name in numbers().items():
-    if number in inodes:
-      # The inode may belong to another socket by now.
-      with contextlib.suppress(OSError), opened(name) as end:
-        if end.peer == peer:
-          end.shut_down()
-
-
-def keep_alive(peer: str) -> None:
-  """Turns on TCP keepalive for all connections to a peer."""
-  for name in numbers().values():
-    with contextlib.suppress(OSError), opened(name) as end:
-      if end.peer == peer:
-        end.keep_alive()
+  family, kind, protocol, _, where = socket.getaddrinfo(
+    host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+  )[0]
+  sock = socket.socket(family, kind, protocol)
+  try:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(where)
+    sock.listen(_BACKLOG)
+    sock.setblocking(False)
+  except OSError:
+    sock.close()
+    raise
+  return sock
 
 
 def refusal(host: str, port: int) -> OSError | None:
@@ -188,24 +130,3 @@ def refusal(host: str, port: int) -> OSError | None:
   except OSError as error:
     return error
   return None
-
-
-def is_specific(host: str) -> bool:
-  """Returns whether a host is the IPv4 address of one interface."""
-  try:
-    return not ipaddress.IPv4Address(host).is_unspecified
-  except ValueError:
-    return False
-
-
-def resolved(address: str) -> str:
-  """Returns 'IPv4 address:port' of 'host:port'.
-
-  Raises:
-    OSError: If the name of the host cannot be resolved.
-    ValueError: If the address has another form.
-  """
-  host, _, port = address.rpartition(':')
-  valid = bool(host) and port.isascii() and port.isdecimal()
-  require(valid, 'address', 'HOST:PORT', address)
-  return f'{socket.gethostbyname(host)}:{int(port)}'

@@ -1,48 +1,55 @@
-"""Long-lived streams of messages between processes, over Arrow Flight.
+"""Long-lived streams of messages between processes, over TCP.
 
-One stream is one DoExchange call on a connection of its own.  `Listener`
-accepts streams and `connect` opens them; both complete the handshake.  The
-stream itself is in `calls`, and the messages on it are in `messages`.
+`Listener` accepts streams on a `Port` and `connect` opens them; both complete
+the handshake.  A message is a header, one of the classes of `messages`, and a
+body in chunks of bytes.  Chunks travel as soon as they are sent, and arrive in
+their destination, without a copy unless they are small.
 """
 
-import atexit
 import contextlib
-import functools
 import logging as log
-import os
+import socket
 import threading
 import time
-import urllib.parse
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
-import pyarrow.flight as flight
+import numpy as np
+import xxhash
 from absl import logging
 
-from cluster.network import sockets
-from cluster.network.admission import WAIT_S, PendingConnections
-from cluster.network.calls import ERRORS, GRACE_S, Incoming, Stream, chunked
+from cluster.network import frames
+from cluster.network.connection import Connection, open_channel
 from cluster.network.errors import (
   Closed,
   Corrupt,
   Refused,
   TransportError,
-  ended,
+  describe,
 )
-from cluster.network.frames import SCHEMA
-from cluster.network.handshake import Security, receive_hello, send_hello
+from cluster.network.frames import CHUNK, END, TEXT, FrameHeader
+from cluster.network.handshake import Security, open_connection
 from cluster.network.interfaces import interface_address
+from cluster.network.messages import NOTHING, Schema, encode, encode_header
+from cluster.network.port import Port
 from cluster.network.rate_limited_log import RateLimitedLog
+from cluster.network.time_limits import LIMITS
 from configs.checks import require
 
 __all__ = [
+  'CONTROL',
+  'PUSHES',
+  'STATES',
   'Closed',
   'Corrupt',
   'Incoming',
   'Listener',
+  'Port',
   'Refused',
   'Security',
+  'Spoil',
   'Stream',
   'TransportError',
   'chunked',
@@ -50,64 +57,446 @@ __all__ = [
   'interface_address',
 ]
 
-# gRPC would log bytes of unknown peers as they are, control characters too.
-# Refusals are logged here.
-os.environ.setdefault('GRPC_VERBOSITY', 'NONE')
+CHUNK_BYTES = 1 << 21  # The fastest on loopback.
+GRACE_S = 2.0  # Limit of the other end's answer when a stream ends.
+# Services: processes of a run and their coordinator, pushes and pulls of
+# parameters, states of replicas.
+CONTROL, PUSHES, STATES = 'control', 'pushes', 'states'
 _RETRY_S = 0.05
-_calling = threading.Lock()  # So that new sockets are those of one call.
+_TEXT_BYTES = 2**24  # Orders for a thousand workers take a tenth of it.
+_READ_BYTES = 2**15  # Read ahead: small messages arrive in one call.
+_SMALL_BYTES = 2**14  # Largest chunk that is copied.
+_REASON = 300  # Characters of a peer's text that are logged.
+_HELLO: Schema[msgspec.Raw] = Schema(msgspec.Raw)
+Spoil = Literal['first', 'last']  # Chunk that is corrupted on purpose.
+
+T = TypeVar('T')
+
+
+class Incoming(NamedTuple, Generic[T]):
+  """A message whose body may still be on its way.
+
+  Attributes:
+    header: The decoded message.
+    size_bytes: Size of the body.
+    chunks: uint8 [n], as they were sent; each is valid for as long as it is
+      referred to.  The next `Stream.receive` skips chunks that are left.  The
+      iterator raises the errors of `Stream.receive`.
+  """
+
+  header: Any
+  size_bytes: int
+  chunks: Iterator[np.ndarray]
+
+  def read(self, into: np.ndarray) -> None:
+    """Receives the whole body into an array, uint8 [size_bytes].
+
+    Raises:
+      ValueError: If the array has another dtype or shape.
+      TransportError: As of `Stream.receive`.
+    """
+    valid = into.dtype == np.uint8 and into.shape == (self.size_bytes,)
+    expected, got = f'uint8 [{self.size_bytes}]', (into.dtype, into.shape)
+    require(valid, 'into', expected, got)
+    if isinstance(self.chunks, _Body):
+      self.chunks.fill(into)
+      return
+    start = 0
+    for chunk in self.chunks:
+      into[start : start + chunk.size] = chunk
+      start += chunk.size
+
+
+class Stream:
+  """One end of a stream.
+
+  One thread may receive while others send.  Neither has a time limit: a caller
+  that expects messages of a peer calls `cancel` if the peer is silent, since a
+  stopped process or a cut link raises no error.
+
+  Attributes:
+    peer: Address of the other end.
+  """
+
+  def __init__(self, connection: Connection):
+    """Creates a stream, for `connect` and `Listener`.
+
+    Args:
+      connection: Authenticated connection, which the stream then owns.
+    """
+    self.peer = connection.peer
+    self._connection = connection
+    self._channel = open_channel(connection)
+    # A stream that a failed thread has left open.
+    weakref.finalize(self, connection.close).atexit = False
+    self._finished = False
+    self._sending = threading.Lock()
+    self._receiving = threading.Lock()
+    self._closing = threading.Lock()
+    self._sent = self._received = 0  # Frames.
+    self._reason = ''  # Reason for the end of the stream.
+    self._buffer = memoryview(bytearray(_READ_BYTES))
+    self._start = self._stop = 0  # Bytes of the buffer that are not used yet.
+    self._frame: FrameHeader | None = None  # Whose payload is not read yet.
+
+  def send(
+    self,
+    header: Any,
+    chunks: Iterable[np.ndarray] = (),
+    size_bytes: int = 0,
+    *,
+    spoil: Spoil | None = None,
+  ) -> None:
+    """Sends a message; each chunk is sent before the next is produced.
+
+    Returns once the arrays may change again: the system has all bytes.  If
+    producing the body fails, the stream ends.
+
+    Args:
+      header: A message of the schema.
+      chunks: uint8 [n], contiguous, of any sizes above 0.
+      size_bytes: Sum of their sizes.
+      spoil: Chunk of which a bit is flipped after its checksum was computed, or
+        of the header if there is no chunk; None for none.
+
+    Raises:
+      Closed: If the stream has ended.
+      ValueError: If a chunk or the sum of sizes is invalid.
+      Exception: Exceptions of `chunks`.
+    """
+    text = encode_header(header, size_bytes)
+    with self._sending:
+      try:
+        self._send(text, chunks, size_bytes, spoil)
+      except BaseException as error:
+        self._end(f'{type(error).__name__}: {error}')
+        raise
+
+  def receive(
+    self, schema: Schema[T], most_bytes: int | None = None
+  ) -> Incoming[T]:
+    """Waits for the next message.
+
+    After Corrupt the stream is still usable, as the damaged message is skipped;
+    unless the header of a frame was damaged, after which it has ended.
+
+    Args:
+      schema: The messages that may come.
+      most_bytes: Largest size of its body; None for no limit.
+
+    Raises:
+      Closed: If the stream has ended; carries the peer's reason.
+      Corrupt: If a checksum, a size or the order is wrong, or if the message is
+        not one of the schema.
+    """
+    while (frame := self._next_frame()).kind == CHUNK:
+      self._skip(frame)
+    text = self._payload(frame)
+    try:
+      header, size_bytes = schema.decode_header(text)
+    except ValueError as error:
+      why = _printable(str(error)[:_REASON])
+      raise Corrupt(f'{self.peer}: sent another message: {why}') from error
+    if most_bytes is not None and size_bytes > most_bytes:
+      raise Corrupt(
+        f'{self.peer}: expected a body of at most {most_bytes} bytes, got one '
+        f'of {size_bytes}'
+      )
+    return Incoming(header, size_bytes, _Body(self, size_bytes))
+
+  def receive_chunk(self, left: int, into: memoryview | None) -> np.ndarray:
+    """Waits for the next chunk of a body; returns it, uint8 [n].
+
+    Args:
+      left: Bytes of the body that have not arrived.
+      into: Memory that becomes the chunk, at least `left` bytes; None for new
+        memory.
+
+    Raises:
+      TransportError: As of `receive`.
+    """
+    frame = self._next_frame()
+    if frame.kind != CHUNK or frame.size > left:
+      raise Corrupt(f'{self.peer}: the body is not of the size announced')
+    if not frame.size:
+      self._frame = None
+      raise Corrupt(f'{self.peer}: expected bytes in frame {frame.number}')
+    if into is None:
+      into = np.empty(frame.size, np.uint8).data
+    else:
+      into = into[: frame.size]
+    self._fill(into)
+    self._frame = None
+    self._check(frame, into)
+    return np.frombuffer(into, np.uint8)
+
+  def close(self, reason: str = '') -> None:
+    """Ends the stream after everything that was sent; blocks for some seconds.
+
+    Messages that the peer has not received by then may be lost.
+
+    Args:
+      reason: Text that `receive` of the peer raises.
+    """
+    with self._closing:
+      if self._finished:
+        return
+      self._finished = True
+      deadline = time.monotonic() + GRACE_S
+      # A body that waits to be produced keeps the lock, but writes nothing.
+      if self._sending.acquire(timeout=GRACE_S):
+        self._end(reason or 'closed', deadline)
+        self._sending.release()
+      self._connection.shut_down(socket.SHUT_WR)
+      # Bytes that the system has and nobody reads would make it reset the
+      # connection, and the peer might lose our last messages.
+      left_s = max(deadline - time.monotonic(), 0.0)
+      if self._receiving.acquire(timeout=left_s):
+        self._drain(deadline)
+        self._receiving.release()
+      self._reason = self._reason or 'closed'
+      self._connection.shut_down()
+      # Other threads leave their calls now.
+      with self._receiving:
+        self._connection.close()
+
+  def cancel(self, reason: str = 'cancelled') -> None:
+    """Ends the stream at once: calls that block on it raise Closed.
+
+    May be called from any thread.  The last messages may be lost.  The client
+    still has to close the stream.
+    """
+    self._reason = self._reason or reason
+    self._connection.shut_down()
+
+  def _send(
+    self,
+    text: bytes,
+    chunks: Iterable[np.ndarray],
+    size_bytes: int,
+    spoil: Spoil | None,
+  ) -> None:
+    unsent = self._frame_of(TEXT, text, spoil=bool(spoil) and not size_bytes)
+    sent = 0
+    for chunk in chunks:
+      first = not sent
+      sent += chunk.size
+      valid = 0 < chunk.nbytes == chunk.size <= frames.MAX_PAYLOAD_BYTES
+      valid = valid and chunk.flags.c_contiguous
+      require(valid, 'chunks', 'uint8 [n], n > 0', (chunk.dtype, chunk.shape))
+      require(sent <= size_bytes, 'chunks', f'{size_bytes} bytes', sent)
+      is_spoilt = (spoil == 'first' and first) or (
+        spoil == 'last' and sent == size_bytes
+      )
+      self._write(
+        [*unsent, *self._frame_of(CHUNK, chunk.data, spoil=is_spoilt)]
+      )
+      unsent = []
+    require(sent == size_bytes, 'chunks', f'{size_bytes} bytes', sent)
+    if unsent:
+      self._write(unsent)
+
+  def _frame_of(
+    self, kind: int, payload: Any, *, spoil: bool = False
+  ) -> list[Any]:
+    """Returns the buffers of the next frame."""
+    header = frames.pack_header(kind, self._sent, payload)
+    self._sent += 1
+    if spoil:
+      payload = bytearray(payload)
+      payload[-1] ^= 1
+    return [header, payload]
+
+  def _write(self, buffers: list[Any], deadline: float | None = None) -> None:
+    if self._reason:
+      raise Closed(f'{self.peer}: {self._reason}')
+    if sum(map(len, buffers)) <= _SMALL_BYTES:
+      buffers = [b''.join(buffers)]
+    try:
+      self._channel.send(buffers, deadline)
+    except OSError as error:
+      why = self._reason or f'cannot send: {describe(error)}'
+      # `receive` knows the reason, and may have more to read before it.
+      raise Closed(f'{self.peer}: {why}') from error
+
+  def _end(self, reason: str, deadline: float | None = None) -> None:
+    """Sends the last frame, unless the stream has ended."""
+    deadline = deadline or time.monotonic() + GRACE_S
+    with contextlib.suppress(Closed):
+      self._write(self._frame_of(END, reason.encode()), deadline)
+      self._reason = reason
+
+  def _next_frame(self) -> FrameHeader:
+    """Returns the header of the next frame, whose payload is not read yet.
+
+    Raises:
+      Closed: If the stream has ended.
+      Corrupt: If the frame is not one that may follow.
+    """
+    if self._reason:
+      raise Closed(f'{self.peer}: {self._reason}')
+    if self._frame is not None:
+      return self._frame
+    header = self._take(frames.HEADER_BYTES)
+    try:
+      frame = frames.parse_header(header)
+    except Corrupt as error:
+      self.cancel(f'{error}')  # Where the next frame begins is unknown.
+      raise Corrupt(f'{self.peer}: {error}') from error
+    expected, self._received = self._received, frame.number + 1
+    valid = frame.kind == CHUNK or frame.size <= _TEXT_BYTES
+    if frame.number != expected:
+      self._skip(frame)
+      raise Corrupt(
+        f'{self.peer}: expected frame {expected}, got {frame.number}'
+      )
+    if not valid or frame.kind not in (TEXT, CHUNK, END):
+      self._skip(frame)
+      raise Corrupt(
+        f'{self.peer}: expected a header or an end of up to {_TEXT_BYTES} '
+        f'bytes, or a chunk, got {frame.size} in frame {frame.number}'
+      )
+    if frame.kind == END:
+      reason = bytes(self._payload(frame)[:_REASON])
+      raise self._lost(_printable(reason.decode('utf-8', 'replace')))
+    self._frame = frame
+    return frame
+
+  def _payload(self, frame: FrameHeader) -> memoryview:
+    """Receives the whole text of a frame; valid until the next call."""
+    if frame.size <= _READ_BYTES:
+      text = self._take(frame.size)
+    else:
+      text = memoryview(bytearray(frame.size))
+      self._fill(text)
+    self._frame = None
+    self._check(frame, text)
+    return text
+
+  def _check(self, frame: FrameHeader, payload: memoryview) -> None:
+    if xxhash.xxh3_64_intdigest(payload) != frame.checksum:
+      raise Corrupt(f'{self.peer}: frame {frame.number} has another checksum')
+
+  def _skip(self, frame: FrameHeader) -> None:
+    """Drops the payload of a frame."""
+    left = frame.size
+    while left:
+      left -= len(self._take(min(left, _READ_BYTES)))
+    self._frame = None
+
+  def _take(self, size: int) -> memoryview:
+    """Receives a few bytes; valid until the next call."""
+    if self._stop - self._start < size:
+      kept = self._stop - self._start
+      if self._start:
+        self._buffer[:kept] = bytes(self._buffer[self._start : self._stop])
+        self._start, self._stop = 0, kept
+      while self._stop < size:
+        self._stop += self._receive([self._buffer[self._stop :]])
+    taken = self._buffer[self._start : self._start + size]
+    self._start += size
+    return taken
+
+  def _fill(self, into: memoryview) -> None:
+    """Receives bytes into memory, and what follows them into the buffer."""
+    count = min(self._stop - self._start, len(into))
+    into[:count] = self._buffer[self._start : self._start + count]
+    self._start += count
+    while count < len(into):
+      self._start = self._stop = 0  # The buffer is empty.
+      count += self._receive([into[count:], self._buffer])
+      self._stop = max(count - len(into), 0)
+
+  def _receive(self, buffers: list[memoryview]) -> int:
+    """Waits for bytes; returns how many have come, at least 1."""
+    with self._receiving:
+      if self._reason:
+        raise Closed(f'{self.peer}: {self._reason}')
+      try:
+        count = self._channel.receive(buffers)
+      except OSError as error:
+        raise self._lost(describe(error)) from error
+    if not count:
+      raise self._lost('the connection ended')
+    return count
+
+  def _drain(self, deadline: float) -> None:
+    """Reads and drops what arrives until the peer has ended, too."""
+    scratch = memoryview(bytearray(_READ_BYTES))
+    with contextlib.suppress(OSError):
+      while self._channel.receive([scratch], deadline):
+        pass
+
+  def _lost(self, why: str) -> TransportError:
+    self._reason = self._reason or why
+    return Closed(f'{self.peer}: {self._reason}')
+
+
+class _Body(Iterator[np.ndarray]):
+  """Chunks of a message that arrives on a stream."""
+
+  def __init__(self, stream: Stream, size_bytes: int):
+    self._stream, self._left = stream, size_bytes
+
+  def __next__(self) -> np.ndarray:
+    if not self._left:
+      raise StopIteration
+    chunk = self._stream.receive_chunk(self._left, None)
+    self._left -= chunk.size
+    return chunk
+
+  def fill(self, into: np.ndarray) -> None:
+    """Receives all chunks into an array of their size."""
+    if not into.flags.c_contiguous:
+      into[:] = np.concatenate([*self])
+      return
+    target = into.data
+    while self._left:
+      size = self._stream.receive_chunk(self._left, target).size
+      self._left -= size
+      target = target[size:]
 
 
 class Listener:
-  """Accepts streams on one address; a context manager.
+  """Accepts streams of one service of a port; a context manager.
+
+  Every stream has a thread.
 
   Attributes:
-    address: 'host:port' of the listener.
+    address: 'address:port' of the port.
   """
 
   def __init__(
     self,
-    host: str,
-    port: int,
+    port: Port,
     handle: Callable[[Stream, msgspec.Raw], None],
-    security: Security,
     *,
-    wait_s: float = WAIT_S,
+    service: str = CONTROL,
   ):
     """Starts to listen.
 
     Args:
-      host: IPv4 address to listen on, and no other.
-      port: Port to listen on; 0 for any that is free.
+      port: Port of this process.
       handle: Called with each stream and the encoded hello of its peer, in a
         thread of its own.  The stream ends when it returns; its exceptions are
         logged, and raised at the peer as Closed.
-      security: Credentials with both `certificate` and `key`, or neither.
-      wait_s: Limit of the handshake, seconds.
+      service: Name that clients ask for, at most 8 characters.
 
     Raises:
       TransportError: If the address cannot be listened on; raised from the
         error of the system, if that says why.
-      ValueError: If `host` is not an address of one interface, or one of
-        `certificate` and `key` is missing.
+      ValueError: If the port offers the service already.
     """
-    expected = 'the IPv4 address of an interface'
-    require(sockets.is_specific(host), 'host', expected, host)
-    valid = bool(security.certificate) == bool(security.key)
-    require(valid, 'security', 'both certificate and key', 'one of them')
-    try:
-      # gRPC would not say why.
-      if port and (refusal := sockets.refusal(host, port)):
-        raise refusal
-      self._server = _Server(host, port, handle, security, wait_s)
-    except ERRORS as error:
-      why = sockets.refusal(host, port) or error
-      raise TransportError(f'{host}:{port}: {why}') from why
-    self.address = f'{host}:{self._server.port}'
-    self._closing = threading.Lock()
-    self._thread: threading.Thread | None = None
-    atexit.register(self.close, 0.0)
+    self._port, self._service, self._handle = port, service, handle
+    self._refusals, self._failures = RateLimitedLog(), RateLimitedLog()
+    self._ends = RateLimitedLog()
+    self._streams: set[Stream] = set()
+    self._changed = threading.Condition()
+    self._is_closed = False
+    port.offer(service, self._start)
+    self.address = port.address
 
-  def __enter__(self) -> 'Listener':
+  def __enter__(self) -> Self:
     return self
 
   def __exit__(self, *exception: Any) -> None:
@@ -120,98 +509,69 @@ class Listener:
       grace_s: Seconds that they are given to end by themselves.  Threads of
         `handle` that do not wait for a stream are given up to 2 s more.
     """
-    with self._closing:
-      if self._thread is not None:
+    with self._changed:
+      if self._is_closed:
         return
-      atexit.unregister(self.close)
-      # Returns when every call has ended.
-      self._thread = threading.Thread(target=self._server.shutdown, daemon=True)
-      self._thread.start()
-      self._thread.join(grace_s)
-      deadline = time.monotonic() + GRACE_S
-      while self._thread.is_alive() and time.monotonic() < deadline:
-        for stream in self._server.open_streams():
-          stream.cancel('the listener has closed')
-        self._thread.join(0.1)
-      if self._thread.is_alive():
-        logging.warning(
-          '%s: %d streams are still handled after %g s',
-          self.address,
-          len(self._server.open_streams()),
-          grace_s + GRACE_S,
-        )
-
-
-class _Server(flight.FlightServerBase):  # type: ignore[misc]  # No stubs.
-  def __init__(
-    self,
-    host: str,
-    port: int,
-    handle: Callable[[Stream, msgspec.Raw], None],
-    security: Security,
-    wait_s: float,
-  ):
-    pair = (security.certificate, security.key)
-    super().__init__(
-      f'grpc+tls://{host}:{port}' if pair[0] else f'grpc://{host}:{port}',
-      tls_certificates=[pair] if pair[0] else None,
-    )
-    self._address = f'{host}:{self.port}'
-    self._handle = handle
-    self._security = security
-    self._refusals, self._failures = RateLimitedLog(), RateLimitedLog()
-    self._ends = RateLimitedLog()
-    self._pending = PendingConnections(self.port, self._refusals, wait_s)
-    self._streams: set[Stream] = set()
-    self._changing = threading.Lock()
-
-  def open_streams(self) -> list[Stream]:
-    with self._changing:
-      return list(self._streams)
-
-  def shutdown(self) -> None:
-    super().shutdown()
-    self._pending.close()
+      self._is_closed = True
+    self._port.withdraw(self._service)
+    with self._changed:
+      self._changed.wait_for(lambda: not self._streams, grace_s)
+      for stream in self._streams:
+        stream.cancel('the listener has closed')
+      self._changed.wait_for(lambda: not self._streams, GRACE_S)
+      count = len(self._streams)
+    if count:
+      logging.warning(
+        '%s: %d streams are still handled after %g s',
+        self.address,
+        count,
+        grace_s + GRACE_S,
+      )
     self._refusals.close()
     self._failures.close()
 
-  def do_exchange(
-    self, context: Any, descriptor: Any, reader: Any, writer: Any
-  ) -> None:
-    peer = urllib.parse.unquote(context.peer()).partition(':')[2]
-    cut = functools.partial(sockets.shut_down, self.port, peer)
-    stream = Stream(reader, writer, peer, cut, lambda: None)
-    with self._changing:
+  def open_streams(self) -> list[Stream]:
+    """Returns the streams that have not ended."""
+    with self._changed:
+      return list(self._streams)
+
+  def _start(self, connection: Connection) -> None:
+    """Starts the thread of a stream; in the thread of the port."""
+    stream = Stream(connection)
+    with self._changed:
+      if self._is_closed:
+        connection.close()
+        return
       self._streams.add(stream)
+    threading.Thread(
+      target=self._run, args=[stream], name=f'stream-{stream.peer}', daemon=True
+    ).start()
+
+  def _run(self, stream: Stream) -> None:
     try:
-      writer.begin(SCHEMA)
       stream.close(self._serve(stream))
-    except ERRORS as error:
-      self._refusals.write(f'{peer}: {error}')
-      raise
     finally:
-      with self._changing:
+      with self._changed:
         self._streams.remove(stream)
+        self._changed.notify_all()
 
   def _serve(self, stream: Stream) -> str:
     """Calls the handler of a stream; returns the reason of its end."""
     try:
-      with self._pending.count_handshake() as is_allowed:
-        if not is_allowed:
-          raise Closed('too many handshakes are pending')
-        hello = receive_hello(stream, self._security, self._address)
+      late = f'no hello within {self._port.wait_s:g} s'
+      with LIMITS.limit(self._port.wait_s, lambda: stream.cancel(late)):
+        hello = stream.receive(_HELLO, 0).header.copy()
     except TransportError as error:
       return _log_refusal(self._refusals, stream, error)
     try:
-      with self._pending.admit(stream.peer):
-        stream.send(None)
-        self._handle(stream, hello)
+      stream.send(None)
+      self._handle(stream, hello)
     except Closed as error:
       self._ends.write(str(error), level=log.INFO)
       return str(error)
     except TransportError as error:
       return _log_refusal(self._failures, stream, error)
-    # Flight would swallow it: it is logged here, and sent to the client.
+    # Nobody waits for this thread: the error is logged, and sent to the client.
     except Exception as error:
       text = f'{stream.peer}: the handler of the stream failed'
       self._failures.write(text, level=log.ERROR, error=error)
@@ -220,7 +580,12 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # No stubs.
 
 
 def connect(
-  address: str, hello: object, security: Security, timeout_s: float
+  address: str,
+  hello: object,
+  security: Security,
+  timeout_s: float,
+  *,
+  service: str = CONTROL,
 ) -> Stream:
   """Returns a stream to a listener, waiting for the listener if need be.
 
@@ -229,6 +594,7 @@ def connect(
     hello: Message that its handler is called with.
     security: Credentials of this process, of which `key` is not used.
     timeout_s: Seconds to wait for the listener and for its answer.
+    service: Name of the service of the listener.
 
   Raises:
     Refused: If the token is not that of the listener.
@@ -237,84 +603,41 @@ def connect(
   deadline = time.monotonic() + timeout_s
   while True:
     try:
-      return _opened(address, hello, security, deadline)
+      return _open(address, hello, security, deadline, service)
     except Closed as error:
       if time.monotonic() + _RETRY_S >= deadline:
         raise Closed(f'No stream within {timeout_s:g} s; {error}') from error
     time.sleep(_RETRY_S)
 
 
-def _opened(
-  address: str, hello: object, security: Security, deadline: float
+def _open(
+  address: str, hello: object, security: Security, deadline: float, service: str
 ) -> Stream:
-  left_s = max(0.0, deadline - time.monotonic())
-  host = address.rpartition(':')[0]
-  if not (sockets.is_specific(host) or security.tls_name):
-    security = security._replace(tls_name=host)
+  left_s = max(deadline - time.monotonic(), 0.0)
+  stream = Stream(open_connection(address, security, service, timeout_s=left_s))
   try:
-    # As a number, by which the listener knows itself.
-    there = sockets.resolved(address)
-  except OSError as error:
-    raise ended(address, error) from error
-  stream = call(there, security, left_s)
-  timer = threading.Timer(left_s, stream.cancel, ['no answer'])
-  timer.start()
-  try:
-    send_hello(stream, security, there, hello)
-    sockets.keep_alive(there)
+    left_s = max(deadline - time.monotonic(), 0.0)
+    with LIMITS.limit(left_s, lambda: stream.cancel('no answer')):
+      stream.send(msgspec.Raw(encode(hello)))
+      stream.receive(NOTHING, 0)
   except TransportError:
     stream.close()
     raise
-  finally:
-    timer.cancel()
   return stream
 
 
-def call(address: str, security: Security, wait_s: float) -> Stream:
-  """Returns a stream whose handshake has not begun.
+def chunked(
+  arrays: Iterable[np.ndarray], chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[np.ndarray]:
+  """Yields views of arrays, uint8 [n], one array after the other.
 
   Args:
-    address: IPv4 'address:port' of the listener.
-    security: Credentials of the encryption; the token is not used.
-    wait_s: Limit of the connection, seconds.
-
-  Raises:
-    Closed: If there is no connection.
+    arrays: The arrays.
+    chunk_bytes: Size of each chunk but the last of an array.
   """
-  client = flight.FlightClient(
-    f'grpc+tls://{address}' if security.certificate else f'grpc://{address}',
-    tls_root_certs=security.certificate or None,
-    override_hostname=security.tls_name or None,
-    generic_options=[
-      # A connection for each stream, of which the listener may cut one.
-      ('grpc.use_local_subchannel_pool', 1),
-      ('grpc.enable_http_proxy', 0),
-      # Also the limit of a connection, which is 20 s otherwise.
-      ('grpc.min_reconnect_backoff_ms', int(1e3 * wait_s)),
-    ],
-  )
-  if not _calling.acquire(timeout=wait_s):
-    raise Closed(f'{address}: other connections are being opened')
-  try:
-    before = sockets.to(address)
-    writer, reader = client.do_exchange(
-      flight.FlightDescriptor.for_command(b'')
-    )
-    writer.begin(SCHEMA)
-    mine = sockets.to(address) - before
-  except ERRORS as error:
-    client.close()
-    raise ended(address, error) from error
-  finally:
-    _calling.release()
-
-  def cut() -> None:
-    reader.cancel()
-    # gRPC would wait for writes that it has begun, without a limit.
-    sockets.shut_down_to(address, mine)
-
-  finish = functools.partial(_finish, reader, writer, client)
-  return Stream(reader, writer, address, cut, finish)
+  for array in arrays:
+    for start in range(0, array.size, chunk_bytes):
+      yield array[start : start + chunk_bytes]
 
 
 def _log_refusal(
@@ -326,12 +649,6 @@ def _log_refusal(
   return why
 
 
-def _finish(reader: Any, writer: Any, client: Any) -> None:
-  with contextlib.suppress(*ERRORS):
-    writer.done_writing()
-  with contextlib.suppress(StopIteration, *ERRORS):
-    while True:
-      reader.read_chunk()
-  with contextlib.suppress(*ERRORS):
-    writer.close()
-  client.close()
+def _printable(text: str) -> str:
+  """Returns a text with unprintable characters replaced."""
+  return ''.join(c if c.isprintable() else '?' for c in text)

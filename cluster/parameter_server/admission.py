@@ -68,7 +68,6 @@ class ParameterServerReception(Reception):
     deadlines: Deadlines,
     num_workers: int,
     settings: Settings,
-    port: int,
     jobs: Jobs,
     reserved: Mapping[int, str],
   ):
@@ -83,14 +82,12 @@ class ParameterServerReception(Reception):
       deadlines: Progress deadlines, after which a server counts as lost.
       num_workers: Number of workers.
       settings: Settings of the coordinator's process.
-      port: Port to listen on.
       jobs: Evaluations and checkpoints beside the event loop.
       reserved: As of `Reception`.
     """
     super().__init__(
       num_workers=num_workers,
       settings=settings,
-      port=port,
       jobs=jobs,
       reserved=reserved,
     )
@@ -130,7 +127,7 @@ class ParameterServerReception(Reception):
     )
     address = self.listen()
     server = make(functools.partial(self.take_report, 0), restore)
-    server.open(self._settings.address, self._settings.security)
+    server.open(self._settings.port)
     with self._lock:
       self._local = server
     self._on_admission()

@@ -16,8 +16,7 @@ from ml_collections import ConfigDict
 from cluster.membership.faults import FaultyRealSite, strike_end
 from cluster.membership.process import Meeting
 from cluster.network import messages
-from cluster.network.calls import Spoil
-from cluster.network.streams import Stream, chunked
+from cluster.network.streams import Spoil, Stream, chunked
 from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.session import ParameterServerSession
 from cluster.parameter_server.site import ParameterServerSite

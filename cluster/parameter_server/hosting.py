@@ -133,7 +133,7 @@ class _ServerHost:
     stream.send(messages.Activity('compiling'))
     server = self._make(self._report, admission.restore)
     self._server, self._admission = server, admission
-    server.open(self._settings.address, self._settings.security)
+    server.open(self._settings.port)
     return server
 
   def _close(self) -> None:

@@ -21,10 +21,11 @@ from absl import logging
 from cluster.network import memory, messages
 from cluster.network.messages import Order, OrderProgress
 from cluster.network.streams import (
+  PUSHES,
   Incoming,
   Listener,
+  Port,
   Refused,
-  Security,
   Stream,
   TransportError,
   chunked,
@@ -122,12 +123,11 @@ class Server:
     self._thread = threading.Thread(target=self._execute, daemon=True)
     self._thread.start()
 
-  def open(self, host: str, security: Security) -> None:
+  def open(self, port: Port) -> None:
     """Compiles all programs, and starts to listen for workers.
 
     Args:
-      host: Address to listen on, at any free port.
-      security: Credentials of all streams.
+      port: Port of this process.
     """
     with placement.on_cpu():
       self._outgoing()
@@ -136,7 +136,7 @@ class Server:
       else:
         for stage in range(len(self._codec.wire.pushes)):
           self._warm_up(stage)
-    self._listener = Listener(host, 0, self._handle, security)
+    self._listener = Listener(port, self._handle, service=PUSHES)
     self.address = self._listener.address
 
   @property

@@ -22,6 +22,7 @@ from cluster.network.messages import (
   WorkerConnection,
 )
 from cluster.network.streams import (
+  PUSHES,
   Closed,
   Refused,
   Stream,
@@ -106,7 +107,11 @@ class ParameterServerSession(Session[ToWorker]):
     while not self.heartbeat.ended.is_set():
       try:
         return connect(
-          address, self._hello, settings.security, settings.timeout_s
+          address,
+          self._hello,
+          settings.security,
+          settings.timeout_s,
+          service=PUSHES,
         )
       except Refused:
         raise

@@ -74,8 +74,8 @@ class ParameterServerSite(RealSite):
       ValueError: If a setting is wrong; names the field.
     """
     _check_divisible(config, parts, plan)
-    super().__init__(config, meeting, parts, windows=plan.pipelined)
     self._plan, learned = plan, parts.learned
+    super().__init__(config, meeting, parts, windows=plan.pipelined)
     self._directory = parts.files.workdir / 'checkpoints'
     self._keep = config.checkpoint.keep
     self._has_hung = False  # Whether the worker hangs in a process that stays.
@@ -136,7 +136,6 @@ class ParameterServerSite(RealSite):
       restore=lambda: self.checkpoints.found,
       deadlines=self.deadlines,
       settings=self.settings,
-      port=self._port,
       jobs=self.jobs,
     )
     if isinstance(self.evaluate, RemoteEvaluation):

@@ -2,6 +2,7 @@
 
 import socket
 
+from cluster.network.errors import TransportError, describe
 from cluster.network.interfaces import card
 from cluster.network.messages import (
   CloseEndpoint,
@@ -12,21 +13,22 @@ from cluster.network.messages import (
   ProbeOrder,
   Rates,
 )
+from cluster.network.port import Port
 from cluster.probing import transfers, trials
 
 
 class Measurer:
   """Executes the coordinator's orders to measure, one after the other."""
 
-  def __init__(self, index: int, host: str, timeout_s: float):
+  def __init__(self, index: int, port: Port, timeout_s: float):
     """Creates the measurer; it does not listen yet.
 
     Args:
       index: Rank of this worker.
-      host: IPv4 address of this host, to listen on.
+      port: Port of this process.
       timeout_s: Silence after which another worker counts as lost.
     """
-    self._index, self._host = index, host
+    self._index, self._port = index, port
     # A worker that waits for a peer has to report it before it is lost itself.
     self._timeout_s = timeout_s / 2
     self._endpoint: transfers.Endpoint | None = None
@@ -46,8 +48,8 @@ class Measurer:
       answer = self._obey(order.probe)
     except transfers.Broken as error:
       problem = f'worker {self._index} with {error}'
-    except OSError as error:
-      problem = f'worker {self._index}: {error.strerror or error}'
+    except (TransportError, OSError) as error:
+      problem = f'worker {self._index}: {describe(error)}'
     return ProbeAnswer(order.number, answer, problem[:200])
 
   def close(self) -> None:
@@ -59,11 +61,11 @@ class Measurer:
   def _obey(self, order: Probe) -> HostDescription | Rates:
     if isinstance(order, OpenEndpoint):
       self.close()
-      self._endpoint = transfers.Endpoint(self._host, timeout_s=self._timeout_s)
+      self._endpoint = transfers.Endpoint(self._port, timeout_s=self._timeout_s)
       return HostDescription(
         hostname=socket.gethostname(),
-        address=self._host,
-        card=card(self._host),
+        address=self._port.host,
+        card=card(self._port.host),
         port=self._endpoint.port,
       )
     if isinstance(order, CloseEndpoint):

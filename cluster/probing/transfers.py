@@ -1,4 +1,4 @@
-"""Timed transfers between processes, over plain TCP.
+"""Timed transfers between processes, over connections of the port.
 
 A transfer takes a fixed time, and arriving bytes are counted in a window of it:
 slow start is over by then, and bytes that are still queued in the end do not
@@ -11,14 +11,25 @@ import concurrent.futures
 import contextlib
 import hmac
 import os
-import selectors
+import queue
 import socket
 import struct
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
+from cluster.network import sockets
+from cluster.network.connection import (
+  Connection,
+  receive_exactly,
+  run_steps,
+)
+from cluster.network.errors import TransportError
+from cluster.network.handshake import open_connection
+from cluster.network.port import Port
+
+PROBES = 'probes'  # Service of endpoints.
 _HELLO = struct.Struct('!16sII')  # Key, number of the test, sender.
 _READ = 2**20
 _LAST = b'\1'  # Last byte of a transfer; it occurs nowhere else in one.
@@ -44,8 +55,8 @@ class Peer(NamedTuple):
 
   Attributes:
     name: Name of the process, for error messages.
-    host: IPv4 address.
-    port: Port of its endpoint.
+    host: Numeric address of its host.
+    port: Port of its process.
   """
 
   name: str
@@ -67,23 +78,24 @@ class Endpoint:
   """A process's end of all transfers; a context manager.
 
   Attributes:
-    port: Port on which it listens.
+    port: Number of the port.
   """
 
-  def __init__(self, host: str, *, timeout_s: float):
-    """Starts to listen for connections.
+  def __init__(self, port: Port, *, timeout_s: float):
+    """Starts to listen.
 
     Args:
-      host: The only IPv4 address to listen on.
+      port: Port of this process.
       timeout_s: Silence of another process after which it counts as lost.
 
     Raises:
-      OSError: If the address cannot be listened on.
+      TransportError: If the address cannot be listened on.
     """
     self._timeout_s = timeout_s
-    self._server = socket.create_server((host, 0), backlog=4096)
-    self._server.setblocking(False)
-    self.port: int = self._server.getsockname()[1]
+    self._own_port = port
+    self._arrived: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+    port.offer(PROBES, self._arrived.put)
+    _, self.port = sockets.split(port.address)
     self._out: list[tuple[int, socket.socket]] = []
     self._in: list[tuple[int, socket.socket]] = []
 
@@ -94,9 +106,12 @@ class Endpoint:
     self.close()
 
   def close(self) -> None:
-    """Closes all connections and the listener."""
+    """Closes all connections, and stops to listen."""
+    self._own_port.withdraw(PROBES)
     self._disconnect()
-    self._server.close()
+    with contextlib.suppress(queue.Empty):
+      while True:
+        self._arrived.get_nowait().close()
 
   def meet(self, peers: Sequence[Peer], *, own: int, key: bytes) -> None:
     """Sets the processes between which transfers take place.
@@ -131,12 +146,16 @@ class Endpoint:
     hello = _HELLO.pack(self._key, number, self._own)
     for peer in [peer for peer in receivers for _ in range(streams)]:
       with self._naming_peer(peer):
-        address = self._peers[peer].host, self._peers[peer].port
-        sock = socket.create_connection(address, self._timeout_s)
+        sock = open_connection(
+          sockets.join(self._peers[peer].host, self._peers[peer].port),
+          self._own_port.security,
+          PROBES,
+          hello,
+          timeout_s=self._timeout_s,
+        ).sock
+        sock.settimeout(self._timeout_s)
         self._out.append((peer, sock))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
-        sock.sendall(hello)
     self._accept(number, Counter(dict.fromkeys(senders, streams)))
 
   def ping(self) -> dict[int, float]:
@@ -220,30 +239,37 @@ class Endpoint:
   def _accept(self, number: int, missing: Counter[int]) -> None:
     """Accepts the connections of a test.
 
-    Connections of strangers are closed, and delay none of the others.
+    Others, such as those of a test that has failed, are closed.
 
     Args:
       number: Number of the test.
       missing: Number of connections to accept, by sender.
     """
     deadline = time.monotonic() + self._timeout_s
-    with _Arrivals(self._server) as arrivals:
-      while +missing:
-        with self._naming_peer(min(+missing)):
-          if (left_s := deadline - time.monotonic()) <= 0:
-            raise TimeoutError('timed out')
-          for sock, hello in arrivals.wait(left_s):
-            peer = self._sender(hello, number)
-            if peer is not None and missing[peer] > 0:
-              missing[peer] -= 1
-              sock.settimeout(self._timeout_s)
-              self._in.append((peer, sock))
-            else:
-              sock.close()
+    while +missing:
+      left_s = max(deadline - time.monotonic(), 0.0)
+      try:
+        connection = self._arrived.get(timeout=left_s)
+      except queue.Empty:
+        name = self._peers[min(+missing)].name
+        raise Broken(f'{name}: timed out') from None
+      peer = self._sender(connection, number, deadline)
+      if peer is not None and missing[peer] > 0:
+        missing[peer] -= 1
+        connection.sock.settimeout(self._timeout_s)
+        self._in.append((peer, connection.sock))
+      else:
+        connection.close()
 
-  def _sender(self, hello: bytes, number: int) -> int | None:
-    """Returns the sender that has opened a connection; None for a stranger."""
-    if len(hello) < _HELLO.size:
+  def _sender(
+    self, connection: Connection, number: int, deadline: float
+  ) -> int | None:
+    """Returns the sender that has opened a connection; None for others."""
+    try:
+      # It was sent with the handshake.
+      steps = receive_exactly(connection, _HELLO.size)
+      hello = run_steps(connection, steps, deadline)
+    except (TransportError, OSError):
       return None
     key, test, peer = _HELLO.unpack(hello)
     is_valid = hmac.compare_digest(key, self._key) and test == number
@@ -254,7 +280,7 @@ class Endpoint:
     """Turns an error of a connection into one that names the peer."""
     try:
       yield
-    except OSError as error:
+    except (TransportError, OSError) as error:
       reason = str(error) or type(error).__name__
       raise Broken(f'{self._peers[peer].name}: {reason}') from error
 
@@ -262,49 +288,6 @@ class Endpoint:
     for _, sock in (*self._out, *self._in):
       sock.close()
     self._out, self._in = [], []
-
-
-class _Arrivals:
-  """Connections to a listener until they are identified; a context manager."""
-
-  def __init__(self, server: socket.socket):
-    self._server = server
-    self._hellos: dict[socket.socket, bytes] = {}  # As far as received.
-    self._selector = selectors.DefaultSelector()
-    self._selector.register(server, selectors.EVENT_READ)
-
-  def __enter__(self) -> Self:
-    return self
-
-  def __exit__(self, *exception: object) -> None:
-    self._selector.close()
-    for sock in self._hellos:
-      sock.close()
-
-  def wait(self, limit_s: float) -> Iterator[tuple[socket.socket, bytes]]:
-    """Yields connections with their hellos, which may have broken off."""
-    for key, _ in self._selector.select(limit_s):
-      sock: Any = key.fileobj
-      with contextlib.suppress(BlockingIOError):
-        if sock is self._server:
-          new, _ = sock.accept()
-          new.setblocking(False)
-          self._hellos[new] = b''
-          self._selector.register(new, selectors.EVENT_READ)
-        elif self._receive_hello(sock):
-          self._selector.unregister(sock)
-          yield sock, self._hellos.pop(sock)
-
-  def _receive_hello(self, sock: socket.socket) -> bool:
-    """Receives a part of a hello; returns whether it is complete or ended."""
-    try:
-      part = sock.recv(_HELLO.size - len(self._hellos[sock]))
-    except BlockingIOError:
-      raise
-    except OSError:
-      return True
-    self._hellos[sock] += part
-    return not part or len(self._hellos[sock]) == _HELLO.size
 
 
 def _measure_rate_Bps(

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from cluster.allreduce.executor import handshake, program
+from cluster.allreduce.executor import program
+from cluster.network import handshake
 from tests.support import executors, groups
 
 UP, DOWN, LEFT = 1, 2, 3
@@ -25,7 +26,7 @@ HEADER_BYTES = 48
 _HEADER = struct.Struct('<QQIIIHHQ')
 _HELLO = struct.Struct('<QII')
 _SETTLE_S = 0.05
-_MAGIC, _PURPOSE = b'syncred1', b'syncopate reduce 1'
+_MAGIC, _SERVICE = b'syncope2', b'sums    '
 _ROLES = {'listener': b'listener', 'client': b'client  '}
 
 
@@ -101,7 +102,9 @@ class Peer:
       security: Credentials without a token; with a certificate for TLS.
     """
     self.index = index
-    self._contexts = handshake.make_tls_contexts(security)
+    self._client_context = handshake.client_context(security)
+    self._listener_context = handshake.listener_context(security)
+    self._certificate = handshake.certificate_digest(security)
     self._name = security.tls_name or executors.HOST
     self._listener = socket.create_server((executors.HOST, 0), backlog=100)
     self._listener.settimeout(executors.WAIT_S)
@@ -125,28 +128,30 @@ class Peer:
     out = socket.create_connection(parts(node.address), executors.WAIT_S)
     self._keep(out)
     out.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if context := self._contexts.client:
+    if context := self._client_context:
       out = self._keep(context.wrap_socket(out, server_hostname=self._name))
-    nonce = secrets.token_bytes(32)
-    out.sendall(_MAGIC + nonce)
-    listener_nonce = _exactly(out, 64)[:32]
+    ours = secrets.token_bytes(32)
+    out.sendall(_MAGIC + _SERVICE + ours)
+    theirs = _exactly(out, 64)[:32]
     hello = _HELLO.pack(membership_epoch, self.index, receiver)
-    out.sendall(_proof('client', nonce + listener_nonce) + hello)
+    out.sendall(self._proof('client', ours + theirs) + hello)
+    if _exactly(out, 1) != b'\1':
+      raise AssertionError('The port does not let us in.')
     self._out = out
 
   def accept(self):
     """Accepts the connection of an executor, and starts to receive."""
-    conn = self._keep(self._listener.accept()[0])
-    conn.settimeout(executors.WAIT_S)
-    if context := self._contexts.listener:
-      conn = self._keep(context.wrap_socket(conn, server_side=True))
-    client_nonce = _exactly(conn, 40)[8:]
-    nonce = secrets.token_bytes(32)
-    conn.sendall(nonce + _proof('listener', client_nonce + nonce))
-    _exactly(conn, 32 + _HELLO.size)
-    conn.sendall(b'\1')
-    self._in, self.received = conn, bytearray()
-    args = conn, self.received
+    own = self._keep(self._listener.accept()[0])
+    own.settimeout(executors.WAIT_S)
+    if context := self._listener_context:
+      own = self._keep(context.wrap_socket(own, server_side=True))
+    nonce = _exactly(own, 48)[16:]
+    ours = secrets.token_bytes(32)
+    own.sendall(ours + self._proof('listener', nonce + ours))
+    _exactly(own, 32 + _HELLO.size)
+    own.sendall(b'\1\1')  # Of the port, and of the executor.
+    self._in, self.received = own, bytearray()
+    args = own, self.received
     threading.Thread(target=_drain, args=args, daemon=True).start()
 
   def send(self, data):
@@ -197,6 +202,11 @@ class Peer:
     with contextlib.suppress(OSError):
       self._listener.shutdown(socket.SHUT_RDWR)
     self._listener.close()
+
+  def _proof(self, role, nonces):
+    # Without a token the address is not part of the code.
+    message = _MAGIC + _ROLES[role] + _SERVICE + nonces + self._certificate
+    return hmac.digest(b'', message, 'sha256')
 
   def _keep(self, sock):
     self._open.append(sock)
@@ -326,12 +336,6 @@ def _exactly(sock, size):
       raise AssertionError(f'The connection ended after {len(data)} bytes.')
     data += part
   return data
-
-
-def _proof(role, nonces):
-  # Without a token the address is not part of the code.
-  message = _PURPOSE + _ROLES[role] + nonces
-  return hmac.digest(b'', message, 'sha256')
 
 
 def _drain(sock, into):

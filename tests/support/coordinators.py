@@ -19,7 +19,8 @@ from cluster.membership import admission as reception_
 from cluster.membership.process import Settings
 from cluster.milestones import Intervals, Milestones
 from cluster.network import messages
-from cluster.network.streams import Listener, Security, connect
+from cluster.network.port import Port
+from cluster.network.streams import PUSHES, Listener, Security, connect
 from cluster.parameter_server import worker as worker_
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.checkpoints import server_part
@@ -42,9 +43,18 @@ from wire import dense
 TIMEOUT_S = 1.0  # Timeout of processes that tests simulate.
 START_S = 20.0
 PROCESS = '0' * 32  # Identity of this process.
-_SETTINGS = Settings(
-  '127.0.0.1', 'ours', Security(), TIMEOUT_S, START_S, process=PROCESS
-)
+
+
+def make_settings(port=0, **changes):
+  """Returns the settings of a process of its own."""
+  settings = Settings(
+    Port('127.0.0.1', port, Security()),
+    'ours',
+    TIMEOUT_S,
+    START_S,
+    process=PROCESS,
+  )
+  return settings._replace(**changes)
 
 
 class Coordinator:
@@ -139,14 +149,14 @@ class Coordinator:
     )
     deadlines = Deadlines(timeout_s=TIMEOUT_S, start_s=start_s, windows=False)
     self.jobs = Jobs(deadlines)
+    settings = make_settings(port, start_s=start_s)
     self.reception = ParameterServerReception(
       store=self.store,
       num_workers=num_workers,
       num_servers=num_servers,
       dedicated=dedicated,
       reserved=reserved,
-      settings=_SETTINGS._replace(start_s=start_s),
-      port=port,
+      settings=settings,
       restore=lambda: None,
       deadlines=deadlines,
       jobs=self.jobs,
@@ -158,7 +168,7 @@ class Coordinator:
       make_server=functools.partial(self._server, 0),
       num_servers=num_servers,
       find_residuals=find_residuals,
-      settings=_SETTINGS._replace(start_s=start_s),
+      settings=settings,
       deadlines=deadlines,
       make_local_worker=None,
     )
@@ -195,7 +205,7 @@ class Coordinator:
       index,
       functools.partial(self._server, index),
       address,
-      _SETTINGS._replace(**settings),
+      make_settings(**settings),
     )
 
   def _silent(self, index):
@@ -210,7 +220,9 @@ class Coordinator:
       stream.send(messages.PieceSizes([]))
       stream.receive(messages.PUSH)
 
-    listener = Listener('127.0.0.1', 0, answer, Security())
+    listener = Listener(
+      Port('127.0.0.1', 0, Security()), answer, service=PUSHES
+    )
     self._closing.callback(listener.close, 0.0)
     stream.send(messages.ServerAddress(listener.address))
     while not self._has_started.wait(TIMEOUT_S / 5):
@@ -226,7 +238,7 @@ class Coordinator:
       residuals=ResidualHistory(self._codec, index, self._parts),
       speed=None,
       coordinator=self._route_to(self.address),
-      settings=_SETTINGS._replace(**settings),
+      settings=make_settings(**settings),
       on_hang=print,
     )
     return self._threads.submit(worker)
@@ -291,7 +303,9 @@ class Worker:
     admission = self.control.receive(messages.WORKER_ADMISSION).header
     hello = messages.WorkerConnection(index, admission.incarnation)
     servers = self.next().addresses
-    self._streams = [connect(each, hello, Security(), 10.0) for each in servers]
+    self._streams = [
+      connect(each, hello, Security(), 10.0, service=PUSHES) for each in servers
+    ]
     for stream in self._streams:
       stream.receive(messages.PIECE_SIZES)
     self.control.send(messages.WorkerReady())

@@ -8,6 +8,7 @@ from absl.testing import parameterized
 from cluster.allreduce.executor import executor
 from cluster.allreduce.executor.errors import Damaged
 from cluster.network.handshake import Security
+from cluster.network.port import Port
 from tests.support import groups
 from topology.baselines import schemes
 from topology.clusters import shapes
@@ -54,10 +55,11 @@ def wait_until(condition):
 
 
 class TestCase(parameterized.TestCase):
-  def open_executor(self, index, security=OPEN, timeout_s=WAIT_S, **kwargs):
-    node = executor.Executor(
-      index, host=HOST, security=security, timeout_s=timeout_s, **kwargs
-    )
+  def open_executor(
+    self, index, security=OPEN, timeout_s=WAIT_S, host=HOST, **kwargs
+  ):
+    port = Port(host, 0, security)
+    node = executor.Executor(index, port=port, timeout_s=timeout_s, **kwargs)
     self.addCleanup(node.close)
     return node
 

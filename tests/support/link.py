@@ -45,8 +45,8 @@ class Link:
     self._whole.set()
 
   def drop(self):
-    """Closes all connections."""
-    for end in self._ends:
+    """Ends all connections."""
+    for end in [*self._ends]:  # Not those of processes that reconnect.
       with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
 

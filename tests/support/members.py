@@ -3,6 +3,7 @@
 from cluster.membership import admission
 from cluster.membership.process import Settings
 from cluster.network import messages
+from cluster.network.port import Port
 from cluster.network.streams import Security
 from cluster.process.deadlines import Deadlines, Jobs
 from learning import drift
@@ -17,8 +18,7 @@ class Reception(admission.Reception):
     deadlines = Deadlines(timeout_s=1e6, start_s=1e6, windows=True)
     super().__init__(
       num_workers=workers,
-      settings=Settings('', '', Security(), 1e6, 1e6, ''),
-      port=0,
+      settings=Settings(Port('127.0.0.1', 0, Security()), '', 1e6, 1e6, ''),
       jobs=Jobs(deadlines),
     )
 
@@ -66,7 +66,7 @@ class Session:
       return
     self.number = self.incarnation.number
     self.address = f'{index}/{self.number}'
-    self.send_to_coordinator(messages.ReplicaReady(self.address, self.address))
+    self.send_to_coordinator(messages.ReplicaReady(self.address))
 
   def send(self, message):
     self.to_member.append(message)

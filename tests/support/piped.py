@@ -24,6 +24,7 @@ from cluster.membership.process import Settings
 from cluster.milestones import Intervals, Milestones
 from cluster.network import messages
 from cluster.network.errors import Closed
+from cluster.network.port import Port
 from cluster.network.streams import Security
 from cluster.parameter_server import worker
 from cluster.parameter_server.admission import PushReceived
@@ -136,7 +137,9 @@ class Cluster:
       make_server=None,
       num_servers=servers,
       find_residuals=lambda: None,
-      settings=Settings('', '', Security(), _BEAT_S, _NEVER, ''),
+      settings=Settings(
+        Port('127.0.0.1', 0, Security()), '', _BEAT_S, _NEVER, ''
+      ),
       deadlines=Deadlines(timeout_s=_NEVER, start_s=_NEVER, windows=True),
       make_local_worker=None,
     )

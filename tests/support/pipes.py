@@ -8,8 +8,8 @@ import threading
 
 import numpy as np
 
-from cluster.network.calls import Incoming
 from cluster.network.errors import Closed
+from cluster.network.streams import Incoming
 
 
 def pair():

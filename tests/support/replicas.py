@@ -23,6 +23,7 @@ from cluster.allreduce.sums.codec_state import NoCodecState
 from cluster.membership.events import Event
 from cluster.membership.process import Settings
 from cluster.milestones import Intervals, Milestones
+from cluster.network.port import Port
 from cluster.network.streams import Security
 from cluster.probing.link_manager import LinkManager
 from cluster.probing.surveyor import Surveyor
@@ -115,7 +116,9 @@ class SimulatedRun:
       links=LinkManager(self.rendezvous, surveyor, None, workers=workers),
       layout=self.layout,
       overlap=Overlap.BACKWARD,
-      settings=Settings('', '', Security(), timeout_s, timeout_s, ''),
+      settings=Settings(
+        Port('127.0.0.1', 0, Security()), '', timeout_s, timeout_s, ''
+      ),
       deadlines=Deadlines(timeout_s=timeout_s, start_s=timeout_s, windows=True),
       make_local_worker=None,
       iteration_bytes=lambda count, stage: count,

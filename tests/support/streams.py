@@ -1,8 +1,10 @@
 """Streams for tests: listeners, clients and other processes."""
 
 import pathlib
+import socket
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ WAIT_S = 15.0  # Longer than any operation of a test.
 # Connects, prints a line, and receives until the stream ends.
 _CLIENT = """
 import sys
+import time
 from typing import Any
 from cluster.network import messages, streams as transport
 stream = transport.connect(sys.argv[1], 'hello', transport.Security(), 10.0)
@@ -64,7 +67,7 @@ def start(code, *args):
 
 class TestCase(parameterized.TestCase):
   def listener(self, handle=echo, security=OPEN):
-    listener = transport.Listener(HOST, 0, handle, security)
+    listener = transport.Listener(transport.Port(HOST, 0, security), handle)
     self.addCleanup(listener.close, 0.0)
     return listener
 
@@ -83,3 +86,20 @@ class TestCase(parameterized.TestCase):
     process = self.process(_CLIENT, listener.address)
     self.assertEqual(process.stdout.readline(), 'connected\n')
     return process
+
+
+def tcp_pair():
+  """Returns both ends of a TCP connection on the loopback interface."""
+  with socket.create_server((HOST, 0)) as server:
+    near = socket.create_connection(server.getsockname())
+    far, _ = server.accept()
+  return near, far
+
+
+def wait_until(happened):
+  """Returns once a condition is true; fails after `WAIT_S`."""
+  deadline = time.monotonic() + WAIT_S
+  while not happened():
+    if time.monotonic() > deadline:
+      raise AssertionError(f'Not true within {WAIT_S:g} s.')
+    time.sleep(0.01)

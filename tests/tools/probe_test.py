@@ -19,6 +19,8 @@ import pytest
 from absl.testing import absltest, parameterized
 
 import topology
+from cluster.network.handshake import Security, open_connection
+from cluster.network.port import Port
 from cluster.probing import transfers, trials
 from cluster.process import roles
 from tests.support import accelerators, shared_links
@@ -116,7 +118,9 @@ class EndpointTest(absltest.TestCase):
     stack = contextlib.ExitStack()
     self.addCleanup(stack.close)
     self.ends = [
-      stack.enter_context(transfers.Endpoint('127.0.0.1', timeout_s=20.0))
+      stack.enter_context(
+        transfers.Endpoint(Port('127.0.0.1', 0, Security()), timeout_s=20.0)
+      )
       for _ in range(2)
     ]
     self.peers = [
@@ -156,14 +160,19 @@ class EndpointTest(absltest.TestCase):
       self.assertGreater(received[0], 1e6)
       self.assertBetween(pings[0][1], 1e-6, transfers.PINGS_S)
 
+  def authenticated(self, first):
+    """Returns a socket that is connected to the second end."""
+    address = '{}:{}'.format(*self.peers[1][1:])
+    return open_connection(
+      address, Security(), transfers.PROBES, first, timeout_s=10.0
+    ).sock
+
   def test_strangers_and_other_tests_are_not_let_in(self):
-    ends = self.peers[1][1:]
     hello = transfers._HELLO.pack
     strange = hello(bytes(16), 7, 0), hello(_KEY, 6, 0), hello(_KEY, 7, 1), b''
     with contextlib.ExitStack() as stack:
       for first in strange:
-        sock = stack.enter_context(socket.create_connection(ends))
-        sock.sendall(first)
+        sock = stack.enter_context(self.authenticated(first))
         sock.shutdown(socket.SHUT_WR)
       self.connect()
 
@@ -190,8 +199,8 @@ class EndpointTest(absltest.TestCase):
 
   def test_a_lost_or_silent_process_is_named(self):
     for broken in (True, False):
-      with socket.create_connection(self.peers[1][1:]) as sock:
-        sock.sendall(transfers._HELLO.pack(_KEY, 1, 0) + bytes(1000))
+      hello = transfers._HELLO.pack(_KEY, 1, 0)
+      with self.authenticated(hello + bytes(1000)) as sock:
         self.ends[1].connect(1, receivers=[], senders=[0], streams=1)
         if broken:
           sock.close()

@@ -23,16 +23,11 @@ from cluster.allreduce.executor.errors import (
 )
 from cluster.allreduce.executor.exchange import Exchange, ReceiveBuffers
 from cluster.allreduce.executor.frames import Frame, Reader, Writer
-from cluster.allreduce.executor.handshake import Connection
 from cluster.allreduce.executor.membership import Membership
 from cluster.allreduce.executor.program import Roles
-from cluster.allreduce.executor.socket_loop import (
-  IN,
-  IN_OR_ROOM,
-  OUT,
-  SocketLoop,
-)
+from cluster.network.connection import Connection
 from cluster.network.errors import Corrupt, TransportError
+from cluster.network.socket_loop import IN, IN_OR_ROOM, OUT, SocketLoop
 
 _Result = TypeVar('_Result')
 

@@ -1,7 +1,7 @@
 """Host executor: sums gradient buffers over a forest, between hosts.
 
 One thread handles every connection, both directions and all trees.  The rules
-are in `exchange`, the connections in `connections`, `listener` and `handshake`.
+are in `exchange`, the connections in `connections` and `peers`.
 
 Memory: besides the buffer, half of it again if anything travels in half
 precision; chunks that cannot be added yet, at most a window of them for each
@@ -14,15 +14,13 @@ slow one is waited for until `abandon`.  An unexpected error in the thread ends
 the wait, too: the membership has failed, and the thread serves the next one.
 """
 
-import contextlib
 import functools
 import math
-import ssl
 from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.allreduce.executor import handshake, program
+from cluster.allreduce.executor import peers, program
 from cluster.allreduce.executor.connections import (
   MembershipConnections,
   Usage,
@@ -33,15 +31,15 @@ from cluster.allreduce.executor.errors import (
   PeerLost,
 )
 from cluster.allreduce.executor.exchange import Exchange
-from cluster.allreduce.executor.handshake import Connection, Hello
-from cluster.allreduce.executor.listener import ExecutorListener
 from cluster.allreduce.executor.membership import Membership
+from cluster.allreduce.executor.peers import Hello, Peers
 from cluster.allreduce.executor.program import Program, Roles
 from cluster.allreduce.executor.reduction import MembershipFuture, Reduction
-from cluster.allreduce.executor.socket_loop import SocketLoop
 from cluster.network import memory, sockets
+from cluster.network.connection import Connection
 from cluster.network.errors import Closed, TransportError
-from cluster.network.handshake import Security
+from cluster.network.port import Port
+from cluster.network.socket_loop import SocketLoop
 from configs.checks import require
 from topology.forests.dealing import CHUNK_BYTES
 
@@ -63,8 +61,7 @@ class Executor:
     self,
     index: int,
     *,
-    host: str,
-    security: Security,
+    port: Port,
     timeout_s: float,
     workers: int = 1,
     chunk_bytes: int = CHUNK_BYTES,
@@ -73,9 +70,7 @@ class Executor:
 
     Args:
       index: Index of this worker.
-      host: IPv4 address to listen on, and no other.
-      security: Credentials of the run; both `certificate` and `key`, or
-        neither.
+      port: Port of this process, on which others connect.
       timeout_s: Seconds after which a peer that does not answer is lost.
       workers: Largest number of workers in a membership.
       chunk_bytes: Largest size of a chunk, bytes; a multiple of 4.
@@ -86,10 +81,6 @@ class Executor:
       ssl.SSLError: If the certificate is invalid, or does not match the key.
       ValueError: If an argument is out of its range.
     """
-    expected = 'the IPv4 address of an interface'
-    require(sockets.is_specific(host), 'host', expected, host)
-    valid = bool(security.certificate) == bool(security.key)
-    require(valid, 'security', 'both certificate and key', 'one of them')
     require(timeout_s > 0, 'timeout_s', 'a time above 0', timeout_s)
     valid = chunk_bytes > 0 and chunk_bytes % 4 == 0
     require(valid, 'chunk_bytes', 'a multiple of 4 above 0', chunk_bytes)
@@ -107,38 +98,32 @@ class Executor:
     self._least_epoch: float = -1  # Earlier ones were abandoned.
     self._is_closed = False
     self._failure: ExecutorFailed | None = None  # Since the last `form`.
-    with contextlib.ExitStack() as stack:
-      try:
-        sock = stack.enter_context(handshake.open_listener(host))
-        contexts = handshake.make_tls_contexts(security)
-        self._loop = SocketLoop(
-          f'executor-{index}',
-          after_events=self._flush,
-          tick=self._tick,
-          on_error=self._fail,
-          on_exit=self._finish,
-        )
-      except ssl.SSLError:
-        raise
-      except OSError as error:
-        raise TransportError(f'{host}: {error}') from error
-      stack.pop_all()
-    self._listener = ExecutorListener(
+    try:
+      self._loop = SocketLoop(
+        f'executor-{index}',
+        after_events=self._flush,
+        tick=self._tick,
+        on_error=self._fail,
+        on_exit=self._finish,
+      )
+    except OSError as error:
+      raise TransportError(f'{port.host}: {error}') from error
+    self._peers = Peers(
       self._loop,
-      sock,
-      security,
-      contexts,
+      port,
       index=index,
       workers=workers,
       timeout_s=timeout_s,
       on_client=self._admit,
-      on_shortage=self._fail_connecting,
     )
-    self.address = self._listener.address
+    try:
+      self.address = self._peers.open(self._fail_connecting)
+    except (TransportError, OSError):
+      self._loop.close()
+      raise
     # Numbers beyond float16's range become infinite, which `Reduction.finite`
     # reports.
     self._loop.post(lambda: np.seterr(over='ignore', invalid='ignore'))
-    self._loop.post(self._listener.open)
 
   @property
   def bound_bytes(self) -> int:
@@ -321,11 +306,11 @@ class Executor:
       if connections.error:
         break
       hello = Hello(number, self._index, worker)
-      host = membership.addresses[worker].rpartition(':')[0]
+      host, _ = sockets.split(membership.addresses[worker])
       on_done = functools.partial(connections.add_outbound, worker)
       on_error = functools.partial(connections.handle_loss, worker)
-      self._listener.connect(address, host, hello, on_done, on_error)
-    for connection, hello in self._listener.claim(number):
+      self._peers.connect(address, host, hello, on_done, on_error)
+    for connection, hello in self._peers.claim(number):
       self._admit(connection, hello)
     connections.check_connected()
     return True
@@ -354,12 +339,12 @@ class Executor:
     if hello.membership_epoch > number:
       return False
     if connections is None or hello.membership_epoch < number:
-      self._listener.refuse_outdated(connection, hello)
+      self._peers.refuse_outdated(connection, hello)
     elif not connections.expects(hello.sender):
-      self._listener.refuse(connection, f'worker {hello.sender} is unexpected')
+      self._peers.refuse(connection, f'worker {hello.sender} is unexpected')
     else:
       try:
-        handshake.admit(connection)
+        peers.admit(connection)
       except OSError as error:
         connections.handle_loss(hello.sender, error)
         connection.close()
@@ -374,7 +359,7 @@ class Executor:
 
   def _leave(self) -> None:
     connections, self._connections = self._connections, None
-    self._listener.cancel_outgoing()
+    self._peers.cancel_outgoing()
     if connections:
       self._left_epoch = connections.membership.membership_epoch
       self._usage = self._total_usage(connections)
@@ -399,8 +384,6 @@ class Executor:
     reason = f'{type(error).__name__}: {error}'
     self._failure = failure = ExecutorFailed(self._index, reason)
     failure.__cause__ = error
-    if not self._is_closed:
-      self._listener.reopen()  # Its own handler may have failed.
     self._end_future(failure)
     if self._connections:
       self._connections.fail(failure)
@@ -417,11 +400,11 @@ class Executor:
       self._connections.flush()
 
   def _tick(self) -> None:
-    self._loop.is_ticking = self._listener.tick()
+    self._loop.is_ticking = self._peers.tick()
 
   def _finish(self, error: Exception | None) -> None:
     self._is_closed = True
     if error:
       self._fail(error)
     self._leave()
-    self._listener.close()
+    self._peers.close()

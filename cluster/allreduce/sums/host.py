@@ -12,8 +12,8 @@ from cluster.allreduce.executor import membership
 from cluster.allreduce.executor.executor import Executor, Reduction, Usage
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.network import memory
-from cluster.network.handshake import Security
 from cluster.network.messages import ConnectMembers
+from cluster.network.port import Port
 from cluster.speed.layers import Bucket
 from data.stream import Ranges
 from learning.gradient_buffer import BucketFiller
@@ -43,8 +43,7 @@ class HostReducer:
     workers: int,
     gradient: Streaming,
     layout: Layout,
-    host: str,
-    security: Security,
+    port: Port,
     timeout_s: float,
     simulated_parts: Sequence[Bucket] = (),
   ):
@@ -55,8 +54,7 @@ class HostReducer:
       workers: Number of workers.
       gradient: Computes gradients, and hands out leaves as they are complete.
       layout: Layout of gradient, statistics and step statistics.
-      host: Address to listen on.
-      security: Credentials of all connections.
+      port: Port of this process.
       timeout_s: Seconds after which a silent peer is lost.
       simulated_parts: Without a model: parts of the layout with the times at
         which they become ready, as shares of an iteration's computing time.
@@ -76,8 +74,7 @@ class HostReducer:
       self._dtypes = [*[first] * len(simulated_parts), *self._dtypes[1:]]
     self._gradient, self._layout = gradient, layout
     self._executor_arguments: dict[str, Any] = {
-      'host': host,
-      'security': security,
+      'port': port,
       'timeout_s': timeout_s,
       'workers': workers,
     }

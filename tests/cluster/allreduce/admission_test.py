@@ -7,10 +7,11 @@ from cluster.allreduce.admission import AllreduceReception
 from cluster.membership.events import WorkerJoined, WorkerLost, WorkerMessage
 from cluster.membership.process import Settings
 from cluster.network import messages
+from cluster.network.port import Port
 from cluster.network.streams import Closed, Security, connect
 from cluster.process.deadlines import Deadlines, Jobs
 
-_READY = messages.ReplicaReady('127.0.0.1:1', '127.0.0.1:65535', [])
+_READY = messages.ReplicaReady('127.0.0.1:65535', [])
 _MESSAGES = (
   messages.Connected(0, 0, 'a', []),
   messages.StateDigest(0, 0, 'a', [(1, 5, 0.5)]),
@@ -26,8 +27,7 @@ class ReceptionTest(parameterized.TestCase):
     deadlines = Deadlines(timeout_s=5.0, start_s=5.0, windows=True)
     self.reception = AllreduceReception(
       num_workers=2,
-      settings=Settings('127.0.0.1', 'ours', Security(), 5.0, 5.0, ''),
-      port=0,
+      settings=Settings(Port('127.0.0.1', 0, Security()), 'ours', 5.0, 5.0, ''),
       jobs=Jobs(deadlines),
     )
     address = self.reception.listen()
@@ -52,8 +52,8 @@ class ReceptionTest(parameterized.TestCase):
       self.assertEqual(self._event(), event)
 
   @parameterized.parameters(
-    *((_READY, {'executor': f'127.0.0.1:{p}'}) for p in (0, 65536, '9' * 99)),
-    (_READY, {'handover': '127.0.0.1'}),
+    *((_READY, {'address': f'127.0.0.1:{p}'}) for p in (0, 65536, '9' * 99)),
+    (_READY, {'address': '127.0.0.1'}),
     *((message, {'membership_epoch': -1}) for message in _MESSAGES),
     *((message, {'worker': 0}) for message in _MESSAGES),
     (_MESSAGES[2], {'statistics': ['x']}),

@@ -13,6 +13,7 @@ from cluster.allreduce.faults import chunk_faults
 from cluster.allreduce.rendezvous import Rendezvous, Unreachable
 from cluster.membership import handover
 from cluster.network.errors import TransportError
+from cluster.network.port import Port
 from cluster.network.streams import Security
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
@@ -31,7 +32,7 @@ class RendezvousTest(parameterized.TestCase):
       failed=FailedLinks(timeout_s=10.0, clock=lambda: self.now),
     )
     for index in range(workers):
-      rendezvous.add(index, f'1.1.1.1:{index + 1}', f'2.2.2.2:{index + 1}')
+      rendezvous.add(index, f'1.1.1.1:{index + 1}')
     return rendezvous
 
   @settings(deadline=None, max_examples=30)
@@ -68,7 +69,7 @@ class RendezvousTest(parameterized.TestCase):
       source = int(newest[1][0])
       for k in members:
         had = versions[k] == version and (version or k == source)
-        expected = None if had else (source, f'2.2.2.2:{source + 1}')
+        expected = None if had else (source, f'1.1.1.1:{source + 1}')
         self.assertEqual(messages[k].source, expected)
         self.assertEqual(messages[k].membership_epoch, round_ + 1)
 
@@ -88,7 +89,7 @@ class RendezvousTest(parameterized.TestCase):
     rendezvous = self._make_rendezvous(3)
     messages = dict(rendezvous.form((0, 1, 2), at))
     sources = [messages[k].source for k in range(3)]
-    self.assertEqual(sources, [None, (0, '2.2.2.2:1'), (0, '2.2.2.2:1')])
+    self.assertEqual(sources, [None, (0, '1.1.1.1:1'), (0, '1.1.1.1:1')])
 
   def test_a_lost_link_to_the_source_is_avoided_at_version_0(self):
     rendezvous = self._make_rendezvous(3)
@@ -97,7 +98,7 @@ class RendezvousTest(parameterized.TestCase):
       rendezvous.suspect(0, 2)
     messages = dict(rendezvous.form((0, 1, 2), 0))
     self.assertEqual(rendezvous.packed.avoided_pairs, {(0, 2), (2, 0)})
-    self.assertEqual(messages[2].source, (1, '2.2.2.2:2'))
+    self.assertEqual(messages[2].source, (1, '1.1.1.1:2'))
 
   def test_a_corrupt_replica_is_not_a_source(self):
     rendezvous = self._make_rendezvous(3)
@@ -131,10 +132,10 @@ class RendezvousTest(parameterized.TestCase):
     for k in range(3):
       rendezvous.add_stopped(k, 5, [])
     rendezvous.find_newest()
-    rendezvous.add(2, '1.1.1.1:9', '2.2.2.2:9')
+    rendezvous.add(2, '1.1.1.1:9')
     messages = dict(rendezvous.form((0, 1, 2), 5))
     sources = [messages[k].source for k in range(3)]
-    self.assertEqual(sources, [None, None, (0, '2.2.2.2:1')])
+    self.assertEqual(sources, [None, None, (0, '1.1.1.1:1')])
 
   def test_an_unreachable_worker_is_named(self):
     rendezvous = self._make_rendezvous(3)
@@ -147,11 +148,11 @@ class RendezvousTest(parameterized.TestCase):
     with self.assertRaises(Unreachable) as cut:
       rendezvous.form((0, 1, 2), 0)
     self.assertEqual(cut.exception.worker, 2)
-    rendezvous.add(2, '1.1.1.1:9', '2.2.2.2:3')  # It only joins again.
+    rendezvous.add(2, '1.1.1.1:9')  # It only joins again.
     self.assertFalse(rendezvous.admits(2))
     with self.assertRaises(Unreachable):
       rendezvous.form((0, 1, 2), 0)
-    rendezvous.add(2, '1.1.1.9:3', '2.2.2.2:3')  # On another host.
+    rendezvous.add(2, '1.1.1.9:3')  # On another host.
     self.assertTrue(rendezvous.admits(2))
     rendezvous.form((0, 1, 2), 0)
 
@@ -229,7 +230,7 @@ class RendezvousTest(parameterized.TestCase):
 
     rendezvous = Rendezvous(links.read_cluster('', 2), none, size_bytes=1)
     for k in (0, 1):
-      rendezvous.add(k, '1.1.1.1:1', '')
+      rendezvous.add(k, '1.1.1.1:1')
     with self.assertRaisesRegex(Unmendable, 'There is no forest'):
       rendezvous.form((0, 1), 0)
 
@@ -252,7 +253,7 @@ class HandoverTest(parameterized.TestCase):
     return self._TREE, 'digest'
 
   def test_a_fetched_state_is_equal_bit_for_bit(self):
-    source = handover.Handover('127.0.0.1', Security(), self._state)
+    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
     self.addCleanup(source.close)
     steps = []
     result, digest = handover.fetch(
@@ -269,7 +270,7 @@ class HandoverTest(parameterized.TestCase):
     self.assertGreater(len(steps), 1)
 
   def test_a_slow_transfer_with_progress_completes(self):
-    source = handover.Handover('127.0.0.1', Security(), self._state)
+    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
     self.addCleanup(source.close)
     steps = []
     with relays.Relay(source.address, back_Bps=4e6) as relay:
@@ -281,7 +282,7 @@ class HandoverTest(parameterized.TestCase):
     self.assertGreater(len(steps), 20)
 
   def test_a_known_state_is_not_transferred(self):
-    source = handover.Handover('127.0.0.1', Security(), self._state)
+    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
     self.addCleanup(source.close)
     for known, comes in (('digest', False), ('other', True)):
       state, digest = handover.fetch(
@@ -291,13 +292,13 @@ class HandoverTest(parameterized.TestCase):
       self.assertEqual(digest, 'digest')
 
   def test_another_version_is_refused(self):
-    source = handover.Handover('127.0.0.1', Security(), self._state)
+    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
     self.addCleanup(source.close)
     with self.assertRaisesRegex(TransportError, 'expected to have version 4'):
       handover.fetch(source.address, 4, Security(), 5.0)
 
   def test_a_source_that_has_left_is_detected_in_time(self):
-    source = handover.Handover('127.0.0.1', Security(), self._state)
+    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
     source.close()
     start = time.monotonic()
     with self.assertRaises(TransportError):

@@ -18,6 +18,7 @@ from cluster.allreduce.step_statistics import StatisticsLayout
 from cluster.membership import session
 from cluster.membership.process import Settings
 from cluster.network import messages
+from cluster.network.port import Port
 from cluster.network.streams import Security
 from cluster.probing import traffic
 from cluster.process.faults import Faults
@@ -71,7 +72,7 @@ class _ReplicaThread:
     self.sent, self.workers = queue.SimpleQueue(), workers
     self.hung = mock.Mock()
     layout = StatisticsLayout(workers, 0)
-    security = Security()
+    port = Port(_HOST, 0, Security())
     buffer_layout = Layout(
       (), blank=100, bucket_bytes=0, step_statistics=layout.size
     )
@@ -93,8 +94,7 @@ class _ReplicaThread:
         workers=workers,
         gradient=gradient,
         layout=buffer_layout,
-        host=_HOST,
-        security=security,
+        port=port,
         timeout_s=5.0,
         faults=faults,
       ),
@@ -102,8 +102,9 @@ class _ReplicaThread:
       batching=fixed.make(num_workers=workers, worker_batch=8),
       speed=None,
       faults=faults,
-      settings=Settings(_HOST, '', security, 5.0, 5.0, '', adapt=adapt),
+      settings=Settings(port, '', 5.0, 5.0, '', adapt=adapt),
       on_hang=self.hung,
+      completed=self.sent.put,
     )
     with (
       mock.patch.object(
@@ -149,7 +150,7 @@ class _ReplicaThread:
     """Orders the replica to connect to others; does not wait."""
     members = (self, *others)
     cluster = links.read_cluster('', self.workers)
-    addresses = {p.replica.index: p.ready.executor for p in members}
+    addresses = {p.replica.index: p.ready.address for p in members}
     described = membership.describe(
       membership.Membership(
         epoch,
@@ -220,7 +221,7 @@ class ReplicaTest(parameterized.TestCase):
   def test_the_state_of_an_earlier_coordinator_is_replaced(self):
     nodes = [self._open_replica(k, workers=2) for k in range(2)]
     nodes[1].replica.learner.version = 7
-    nodes[0].form(nodes[1], source=(0, nodes[0].ready.handover))
+    nodes[0].form(nodes[1], source=(0, nodes[0].ready.address))
     formed = [node.receive(messages.Connected) for node in nodes]
     self.assertEqual([message.version for message in formed], [0, 0])
     self.assertEqual(formed[0].digest, formed[1].digest)
@@ -231,7 +232,7 @@ class ReplicaTest(parameterized.TestCase):
     # Unlike processors initialise different last bits.
     for value, learner in enumerate(learners):
       learner.params = {'w': np.float32([1, 1 + value * 2**-23])}
-    nodes[0].form(nodes[1], source=(0, nodes[0].ready.handover))
+    nodes[0].form(nodes[1], source=(0, nodes[0].ready.address))
     formed = [node.receive(messages.Connected) for node in nodes]
     self.assertEqual(formed[0].digest, formed[1].digest)
     np.testing.assert_array_equal(learners[1].params['w'], [1, 1])
@@ -251,7 +252,7 @@ class ReplicaTest(parameterized.TestCase):
     self, difference, replace, same
   ):
     nodes = [self._open_replica(k, workers=2) for k in range(2)]
-    nodes[0].form(nodes[1], source=(0, nodes[0].ready.handover))
+    nodes[0].form(nodes[1], source=(0, nodes[0].ready.address))
     for node in nodes:
       node.receive(messages.Connected)
     learners = [node.replica.learner for node in nodes]
@@ -266,7 +267,7 @@ class ReplicaTest(parameterized.TestCase):
       messages.CompareState(
         membership_epoch=0,
         version=0,
-        source=(0, nodes[0].ready.handover),
+        source=(0, nodes[0].ready.address),
         replaces=replace,
       )
     )

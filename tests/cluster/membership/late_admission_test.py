@@ -17,7 +17,9 @@ from cluster.membership.events import WorkerJoined, WorkerLost
 from cluster.membership.members import Incarnation, Rank
 from cluster.membership.process import Settings
 from cluster.network import messages
+from cluster.network.port import Port
 from cluster.network.streams import (
+  PUSHES,
   Closed,
   Listener,
   Security,
@@ -145,7 +147,7 @@ class WorkersTest(_TestCase):
     self.assertRegex(greeting.reason, _HELD.format(0, 1))
     (server,) = coordinator.servers
     hello = messages.WorkerConnection(0, 0)
-    stream = connect(server.address, hello, Security(), 10.0)
+    stream = connect(server.address, hello, Security(), 10.0, service=PUSHES)
     self.addCleanup(stream.close)
     with self.assertRaisesRegex(Closed, 'incarnation 0 of worker 0 is over'):
       stream.receive(messages.PIECE_SIZES)
@@ -315,8 +317,9 @@ class AllreduceTest(_TestCase):
     deadlines = Deadlines(timeout_s=30.0, start_s=30.0, windows=True)
     reception = AllreduceReception(
       num_workers=workers,
-      settings=Settings('127.0.0.1', 'ours', Security(), 30.0, 30.0, ''),
-      port=0,
+      settings=Settings(
+        Port('127.0.0.1', 0, Security()), 'ours', 30.0, 30.0, ''
+      ),
       jobs=Jobs(deadlines),
       **fields,
     )
@@ -378,7 +381,7 @@ class AllreduceTest(_TestCase):
 
   def test_messages_of_an_old_incarnation_are_ignored(self):
     reception, address = self._reception()
-    ready = messages.ReplicaReady('127.0.0.1:1', '127.0.0.1:2')
+    ready = messages.ReplicaReady('127.0.0.1:1')
     old, _ = self._greeting(address, _ONE, worker=1)
     old.send(ready)
     self.assertIsInstance(reception.events.get(timeout=5.0), WorkerJoined)
@@ -421,7 +424,7 @@ class JoiningTest(_TestCase):
             else messages.RankTaken('by another')
           )
 
-        with Listener('127.0.0.1', 0, handle, Security()) as listener:
+        with Listener(Port('127.0.0.1', 0, Security()), handle) as listener:
           start = time.monotonic()
           join = self._join(listener.address, start_s)
           if admits:
@@ -447,7 +450,7 @@ class JoiningTest(_TestCase):
         over.wait()
       stream.send(messages.RankTaken('by another'))
 
-    with Listener('127.0.0.1', 0, handle, Security()) as listener:
+    with Listener(Port('127.0.0.1', 0, Security()), handle) as listener:
       join = self._join(listener.address, 0.5)
       with self.assertRaisesRegex(joining.RankHeld, 'by another'):
         join()

@@ -87,15 +87,20 @@ class StartTest(parameterized.TestCase):
     first = coordinator.work(0)
     members = coordinator.reception.members
     self._wait(lambda: members[0].stream)
+    lost = members[0].stream
     self._lose(self.links[0], how)
+    self._wait(lambda: members[0].stream is not lost)
     self._check_runs(coordinator, [first, coordinator.work(1)], [2, 1])
 
   @parameterized.parameters('drop', 'cut')
   def test_a_server_that_is_lost_rejoins(self, how):
     coordinator = self._coordinator(num_servers=3, hosted=[2])
     worker = coordinator.work(0)
-    self._wait(lambda: coordinator.reception._remote)
+    servers = coordinator.reception._remote
+    self._wait(lambda: servers)
+    lost = servers[2]
     self._lose(self.links[0], how)
+    self._wait(lambda: servers.get(2) is not lost)
     hosted = coordinator.host(1)
     self._check_runs(coordinator, [worker], [1])
     self.assertIs(hosted.result(timeout=coordinators.START_S), False)

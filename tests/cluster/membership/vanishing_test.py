@@ -11,7 +11,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from cluster.network import messages
-from cluster.network.streams import Closed, Security, connect
+from cluster.network.port import Port
+from cluster.network.streams import PUSHES, Closed, Security, connect
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.versions import ShardVersions
 from learning.shard_codec import ShardCodec
@@ -58,12 +59,12 @@ class VanishingWorkerTest(parameterized.TestCase):
       ),
       report=report,
     )
-    self.server.open('127.0.0.1', Security())
+    self.server.open(Port('127.0.0.1', 0, Security()))
     self.addCleanup(self.server.close, 0.0)
 
   def _worker(self, address, incarnation=0):
     hello = messages.WorkerConnection(0, incarnation)
-    stream = connect(address, hello, Security(), 10.0)
+    stream = connect(address, hello, Security(), 10.0, service=PUSHES)
     self.addCleanup(stream.close)
     stream.receive(messages.PIECE_SIZES)
     return stream
@@ -158,15 +159,16 @@ class VanishingWorkerTest(parameterized.TestCase):
   def test_other_hellos_are_refused(self, hello):
     if hello:
       hello = hello | {'type': 'WorkerConnection'}
-    stream = connect(self.server.address, hello, Security(), 10.0)
+    address = self.server.address
+    stream = connect(address, hello, Security(), 10.0, service=PUSHES)
     with self.assertRaisesRegex(Closed, 'sent another hello'):
       stream.receive(messages.PULL)
     stream.close()
     self.assertEmpty(self.server._ports)
 
   def _is_free(self):
-    server = self.server._listener._server
-    self._until(lambda: not server.open_streams())
+    listener = self.server._listener
+    self._until(lambda: not listener.open_streams())
     self.assertEmpty(self.server._ports)
 
   def _until(self, happened):

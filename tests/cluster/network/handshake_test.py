@@ -1,27 +1,88 @@
-"""Tests for cluster.network.handshake: clients with and without the token."""
+"""Tests for cluster.network.handshake: clients with and without the token.
+
+This module repeats the format of the handshake, so that tests compare it with
+its documentation and not with its own code.
+"""
 
 import contextlib
+import hashlib
+import hmac
 import queue
-import time
-from unittest import mock
+import shutil
+import socket
+import ssl
+import struct
+import threading
+import unittest
 
 from absl.testing import absltest, parameterized
 
 from cluster.network import handshake
 from cluster.network import streams as transport
-from cluster.network.streams import Closed, Corrupt, Refused, Security
+from cluster.network.streams import Closed, Refused, Security
+from tests.support import certificates
 from tests.support.relays import Relay
-from tests.support.streams import OPEN, PLAIN, WAIT_S, TestCase, echo
+from tests.support.streams import (
+  HOST,
+  OPEN,
+  PLAIN,
+  WAIT_S,
+  TestCase,
+  echo,
+  wait_until,
+)
 
 _TOKEN = 'a secret that both ends know'
 _OURS = Security(token=_TOKEN)
+_MAGIC, _CONTROL = b'syncope2', b'control '
+_NONCE = b'n' * 32
+
+
+def _proof(role, nonces, address, *, token=_TOKEN, service=_CONTROL):
+  parts = _MAGIC, role.ljust(8), service, nonces, bytes(32), address.encode()
+  return hmac.digest(token.encode(), b''.join(parts), 'sha256')
+
+
+def _exactly(sock, size):
+  data = b''
+  while len(data) < size and (part := sock.recv(size - len(data))):
+    data += part
+  return data
 
 
 class TokenTest(TestCase):
+  def raw(self, listener):
+    host, _, port = listener.address.rpartition(':')
+    return self.enterContext(
+      socket.create_connection((host, int(port)), WAIT_S)
+    )
+
+  def is_refused(self, sock, why):
+    """Checks that a connection ends, and that the log has the reason."""
+    with contextlib.suppress(ConnectionResetError):
+      self.assertEqual(sock.recv(1), b'')
+    wait_until(lambda: any(why in line for line in self.logs.output))
+
+  def setUp(self):
+    super().setUp()
+    self.logs = self.enterContext(self.assertLogs(level='INFO'))
+    transport.logging.info('So that there is a line.')
+
   def test_a_client_with_the_token_is_admitted(self):
     stream = self.connect(self.listener(security=_OURS), None, _OURS)
     stream.send(1)
     self.assertEqual(stream.receive(PLAIN).header, 1)
+
+  def test_a_client_that_follows_the_documentation_is_admitted(self):
+    seen = queue.SimpleQueue()
+    listener = self.listener(lambda _, hello: seen.put(hello), _OURS)
+    sock = self.raw(listener)
+    sock.sendall(_MAGIC + _CONTROL + _NONCE)
+    answer = _exactly(sock, 64)
+    args = _NONCE + answer[:32], listener.address
+    self.assertEqual(answer[32:], _proof(b'listener', *args))
+    sock.sendall(_proof(b'client', *args))
+    self.assertEqual(_exactly(sock, 1), b'\1')
 
   @parameterized.parameters(
     (_OURS, OPEN),
@@ -34,36 +95,25 @@ class TokenTest(TestCase):
   ):
     hellos = queue.SimpleQueue()
     listener = self.listener(lambda _, hello: hellos.put(hello), theirs)
-    with self.assertLogs(level='WARNING') as logs:
-      with self.assertRaisesRegex(Refused, 'not that of the listener'):
-        transport.connect(listener.address, 'hello', ours, WAIT_S)
-      _until(lambda: logs.output)
+    with self.assertRaisesRegex(Refused, 'not that of the listener'):
+      transport.connect(listener.address, 'hello', ours, WAIT_S)
+    wait_until(lambda: len(self.logs.output) > 1)
     self.assertTrue(hellos.empty())
     self.assertRegex(
-      logs.output[0], r'127\.0\.0\.1:\d+: refused: its token is not ours'
+      self.logs.output[1], r'127\.0\.0\.1:\d+: refused: its token is not ours'
     )
-    self.assertNotIn('secret', '\n'.join(logs.output))
-
-  def test_neither_end_sends_the_token(self):
-    listener = self.listener(security=_OURS)
-    with Relay(listener.address) as relay:
-      # The listener is not where the client believes it to be.
-      with mock.patch.object(transport, 'send_hello', _at(listener.address)):
-        stream = transport.connect(relay.address, 'a hello', _OURS, WAIT_S)
-      stream.send('a word')
-      self.assertEqual(stream.receive(PLAIN).header, 'a word')
-      stream.close()
-      sent = bytes(relay.received)
-    self.assertIn(b'a hello', sent)
-    self.assertNotIn(b'secret', sent)
+    self.assertNotIn('secret', '\n'.join(self.logs.output))
 
   def test_a_client_reveals_nothing_to_a_listener_without_the_token(self):
     listener = self.listener(security=OPEN)
     with Relay(listener.address) as relay:
       with self.assertRaises(Refused):
         transport.connect(relay.address, 'a hello', _OURS, WAIT_S)
-      self.assertNotIn(b'a hello', bytes(relay.received))
-      self.assertNotIn(b'proof', bytes(relay.received))
+      wait_until(lambda: len(relay.received) >= 48 + 32)
+      sent = bytes(relay.received)
+    self.assertEqual(sent[:16], _MAGIC + _CONTROL)
+    self.assertLen(sent, 48 + 32)
+    self.assertEqual(sent[48:], bytes(32))
 
   def test_a_relay_on_another_port_is_refused(self):
     listener = self.listener(security=_OURS)
@@ -72,151 +122,169 @@ class TokenTest(TestCase):
 
   def test_a_recorded_handshake_is_refused(self):
     listener = self.listener(security=_OURS)
-    recorded = []
+    first = self.raw(listener)
+    first.sendall(_MAGIC + _CONTROL + _NONCE)
+    answer = _exactly(first, 64)
+    code = _proof(b'client', _NONCE + answer[:32], listener.address)
+    first.sendall(code)
+    self.assertEqual(_exactly(first, 1), b'\1')
+    again = self.raw(listener)
+    again.sendall(_MAGIC + _CONTROL + _NONCE)
+    _exactly(again, 64)
+    again.sendall(code)
+    self.is_refused(again, 'its token is not ours')
 
-    def overheard(stream, security, address, hello):
-      with mock.patch.object(stream, 'send', _copying(stream.send, recorded)):
-        handshake.send_hello(stream, security, address, hello)
+  def test_bytes_of_the_listener_are_no_proof_of_a_client(self):
+    listener = self.listener(security=_OURS)
+    for part in (slice(0, 32), slice(32, 64)):
+      sock = self.raw(listener)
+      sock.sendall(_MAGIC + _CONTROL + _NONCE)
+      sock.sendall(_exactly(sock, 64)[part])
+      self.is_refused(sock, 'its token is not ours')
 
-    def replay(stream, security, address, hello):
-      stream.send(recorded[0])
-      stream.receive(PLAIN)
-      stream.send(recorded[1])
-      stream.receive(PLAIN)
+  def test_a_proof_for_another_service_is_refused(self):
+    listener = self.listener(security=_OURS)
+    sock = self.raw(listener)
+    sock.sendall(_MAGIC + _CONTROL + _NONCE)
+    args = _NONCE + _exactly(sock, 64)[:32], listener.address
+    sock.sendall(_proof(b'client', *args, service=b'pushes  '))
+    self.is_refused(sock, 'its token is not ours')
 
-    with mock.patch.object(transport, 'send_hello', overheard):
-      transport.connect(listener.address, None, _OURS, WAIT_S).close()
-    self.assertLen(recorded, 2)
-    self._is_refused(listener, replay)
+  @parameterized.parameters('echo', 'another address')
+  def test_a_listener_without_the_token_cannot_prove_that_it_has_it(self, how):
+    with socket.create_server((HOST, 0)) as server:
+      address = '{}:{}'.format(*server.getsockname())
 
-  def test_proofs_of_the_listener_are_refused_from_a_client(self):
-    def reflect(stream, security, address, hello):
-      stream.send({'nonce': '0' * 64})
-      answer = stream.receive(PLAIN).header
-      stream.send({'proof': answer['proof'], 'hello': None})
-      stream.receive(PLAIN)
+      def answer():
+        with contextlib.closing(server.accept()[0]) as sock:
+          nonce = _exactly(sock, 48)[16:]
+          code = nonce
+          if how == 'another address':  # Of another listener with the token.
+            code = _proof(b'listener', nonce + nonce, '127.0.0.1:1')
+          sock.sendall(nonce + code)
+          sock.recv(1000)
 
-    self._is_refused(self.listener(security=_OURS), reflect)
-
-    def mirror(stream, security, address, hello):
-      stream.send({'nonce': '0' * 64})
-      first = stream.receive(PLAIN).header
-      # The listener's own number instead of a proof.
-      stream.send({'proof': first['nonce'], 'hello': None})
-      stream.receive(PLAIN)
-
-    self._is_refused(self.listener(security=_OURS), mirror)
-
-  def test_a_listener_that_reflects_is_refused(self):
-    def reflect(stream, security, address):
-      nonce = stream.receive(PLAIN).header['nonce']
-      stream.send({'nonce': nonce, 'proof': nonce})
-      return stream.receive(PLAIN).header
-
-    with mock.patch.object(transport, 'receive_hello', reflect):
-      listener = self.listener(security=OPEN)
+      thread = threading.Thread(target=answer)
+      thread.start()
       with self.assertRaises(Refused):
-        transport.connect(listener.address, None, _OURS, WAIT_S)
+        transport.connect(address, None, _OURS, WAIT_S)
+      thread.join()
 
-  def test_a_listener_with_the_proof_of_another_one_is_refused(self):
-    def ask(stream, security, address):
-      # The answer of another listener, which knows the token.
-      theirs, ours = stream.receive(PLAIN).header['nonce'], '0' * 64
-      numbers = theirs, ours, '127.0.0.1:1'
-      proof = handshake.proof(_TOKEN, b'listener', *numbers)
-      stream.send({'nonce': ours, 'proof': proof})
-      return stream.receive(PLAIN).header
-
-    with mock.patch.object(transport, 'receive_hello', ask):
-      listener = self.listener(security=OPEN)
-      with self.assertRaises(Refused):
-        transport.connect(listener.address, None, _OURS, WAIT_S)
-
-  def test_proofs_depend_on_role_nonces_and_address(self):
-    one, other = '0' * 64, '1' * 64
-    codes = [
-      handshake.proof(_TOKEN, role, *numbers, address)
-      for role in (b'listener', b'client')
-      for numbers in ((one, other), (other, one), (one, one))
-      for address in ('10.0.0.1:1', '10.0.0.1:11')
-    ]
-    self.assertLen(set(codes), len(codes))
-
-  def test_a_secret_is_not_printed(self):
-    self.assertEqual(repr(_OURS), 'Security(token)')
-
-  def _is_refused(self, listener, liar):
-    with (
-      mock.patch.object(transport, 'send_hello', liar),
-      self.assertLogs(level='WARNING'),
-      self.assertRaisesRegex(Closed, 'its token is not ours'),
-    ):
-      transport._opened(listener.address, None, OPEN, time.monotonic() + WAIT_S)
-
-
-class OtherHandshakeTest(TestCase):
   @parameterized.parameters(
-    (None,),
-    ('hello',),
-    ([],),
-    ({},),
-    ({'nonce': 1},),
-    ({'nonce': ''},),
-    ({'nonce': 'x' * 64},),
-    ({'nonce': '0' * 63},),
-    ({'nonce': ['0'] * 64},),
-    ({'nonce': '٠' * 64},),
+    (b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes(60), 'no handshake'),
+    (b'GET / HTTP/1.1\r\n\r\n' + b'x' * 100, 'no handshake'),
+    (b'syncope1', 'it is another version'),
+    (b'syncred1' + bytes(32), 'no handshake'),
+    (bytes(48), 'no handshake'),
   )
-  def test_other_first_messages_are_refused(self, said):
-    def liar(stream, *_):
-      stream.send(said)
-      stream.receive(PLAIN)
+  def test_other_protocols_and_versions_are_refused_at_once(self, data, why):
+    sock = self.raw(self.listener(security=_OURS))
+    sock.sendall(data)
+    self.is_refused(sock, f'refused: {why}')
 
-    listener = self.listener(echo)
-    with (
-      mock.patch.object(transport, 'send_hello', liar),
-      self.assertLogs(level='WARNING'),
-      self.assertRaisesRegex(Closed, 'sent another message'),
-    ):
-      transport._opened(listener.address, None, OPEN, time.monotonic() + WAIT_S)
+  def test_a_service_that_is_not_offered_is_refused_by_name(self):
+    listener = self.listener(security=_OURS)
+    with self.assertRaisesRegex(Closed, 'has no service pushes'):
+      transport.connect(listener.address, 0, _OURS, 0.2, service='pushes')
+    wait_until(lambda: any('no service pushes' in x for x in self.logs.output))
 
   def test_a_client_that_leaves_during_the_handshake_is_not_handled(self):
     hellos = queue.SimpleQueue()
-    listener = self.listener(lambda _, hello: hellos.put(hello))
-
-    def leave(stream, *_):
-      raise Corrupt('gone')
-
-    for _ in range(3):
-      with (
-        mock.patch.object(transport, 'send_hello', leave),
-        contextlib.suppress(Corrupt),
-      ):
-        transport.connect(listener.address, None, OPEN, 1.0)
-    self.connect(listener, 'hello')
+    listener = self.listener(lambda _, hello: hellos.put(hello), _OURS)
+    request = _MAGIC + _CONTROL + _NONCE
+    for size in (0, 1, 47, 48):
+      with self.raw(listener) as sock:
+        sock.sendall(request[:size])
+        if size == 48:
+          _exactly(sock, 64)
+          reset = struct.pack('ii', 1, 0)
+          sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    self.connect(listener, 'hello', _OURS)
     self.assertEqual(PLAIN.decode(hellos.get(timeout=WAIT_S)), 'hello')
     self.assertTrue(hellos.empty())
 
+  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
+  def test_a_relay_with_another_certificate_is_refused(self):
+    # A relay that decrypts, whose certificate the client trusts as well.
+    ours, theirs = (certificates.certified(_TOKEN) for _ in range(2))
+    listener = self.listener(echo, ours)
+    host, _, port = listener.address.rpartition(':')
+    both = ours._replace(certificate=ours.certificate + theirs.certificate)
+    far_context = handshake.client_context(ours)
+    near_context = handshake.listener_context(theirs)
+    passed = []
 
-def _at(address):
-  def send(stream, security, _, hello):
-    handshake.send_hello(stream, security, address, hello)
+    def relay(server):
+      raw, _ = server.accept()
+      with (
+        near_context.wrap_socket(raw, server_side=True) as near,
+        far_context.wrap_socket(
+          socket.create_connection((host, int(port))), server_hostname=host
+        ) as far,
+      ):
+        far.sendall(_exactly(near, 48))
+        near.sendall(_exactly(far, 64))
+        passed.append(_exactly(near, 32))
 
-  return send
+    with socket.create_server((HOST, 0)) as server:
+      thread = threading.Thread(target=relay, args=[server])
+      thread.start()
+      sock = socket.create_connection(server.getsockname())
+      connection = handshake.Connection(sock, listener.address)
+      steps = handshake.initiate(
+        connection,
+        both,
+        handshake.client_context(both),
+        HOST,
+        handshake.name_service('control'),
+      )
+      with self.assertRaisesRegex(Refused, 'not that of the listener'):
+        handshake.run_steps(connection, steps, float('inf'))
+      thread.join()
+      connection.close()
+    self.assertEqual(passed, [bytes(32)])
 
 
-def _copying(send, recorded):
-  def copying(header, *arguments):
-    recorded.append(header)
-    send(header, *arguments)
+class ProofTest(parameterized.TestCase):
+  def test_proofs_depend_on_all_that_both_ends_know(self):
+    one, other = b'1' * 32, b'2' * 32
+    codes = [
+      handshake.prove(
+        _TOKEN,
+        role,
+        handshake.Transcript(service, *nonces, certificate, address),
+      )
+      for role in (b'listener', b'client')
+      for service in (b'control ', b'pushes  ')
+      for nonces in ((one, other), (other, one), (one, one))
+      for certificate in (bytes(32), one)
+      for address in ('10.0.0.1:1', '10.0.0.1:11', '[::1]:1')
+    ]
+    self.assertLen(set(codes), len(codes))
 
-  return copying
+  def test_zones_of_addresses_are_not_part_of_a_proof(self):
+    codes = {
+      handshake.prove(
+        _TOKEN,
+        b'client',
+        handshake.Transcript(bytes(8), _NONCE, _NONCE, bytes(32), address),
+      )
+      for address in ('[fe80::1%eth0]:1', '[fe80::1%eth7]:1', '[fe80::1]:1')
+    }
+    self.assertLen(codes, 1)
 
+  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
+  def test_the_digest_is_that_of_the_first_certificate(self):
+    one, other = (certificates.certified('').certificate for _ in range(2))
+    der = ssl.PEM_cert_to_DER_cert(one.decode())
+    chain = Security(certificate=b'a comment\n' + one + other)
+    self.assertEqual(
+      handshake.certificate_digest(chain), hashlib.sha256(der).digest()
+    )
+    self.assertEqual(handshake.certificate_digest(OPEN), bytes(32))
 
-def _until(happened):
-  deadline = time.monotonic() + WAIT_S
-  while not happened() and time.monotonic() < deadline:
-    time.sleep(0.01)
+  def test_a_secret_is_not_printed(self):
+    self.assertEqual(repr(_OURS), 'Security(token)')
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Tests for cluster.network.calls: messages with bodies."""
+"""Tests for cluster.network.streams: messages with bodies."""
 
 import queue
 import threading

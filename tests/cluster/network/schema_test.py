@@ -43,6 +43,8 @@ class SchemaTest(parameterized.TestCase):
       ),
     ),
     (messages.FROM_SERVER, messages.ServerAddress('127.0.0.1:80')),
+    (messages.FROM_SERVER, messages.ServerAddress('[::1]:80')),
+    (messages.FROM_SERVER, messages.ServerAddress('[fe80::1%eth0]:80')),
     (messages.FROM_SERVER, messages.PushArrived(0, 2, _REPORT)),
     (messages.FROM_SERVER, messages.WorkerFailed(0, 2, 'Closed: x')),
     (messages.FROM_SERVER, messages.ServerFailed('x\n' * 2000)),
@@ -115,7 +117,10 @@ class SchemaTest(parameterized.TestCase):
   @parameterized.parameters(
     *(
       ({'type': 'ServerAddress', 'address': address},)
-      for address in (1, 'x', '0.0.0.0:1', '1.2.3.4:', '1.2.3.4:65536')
+      for address in (
+        *(1, 'x', '0.0.0.0:1', '1.2.3.4:', '1.2.3.4:65536'),
+        *('[::]:1', '::1:1', '[::1]', '[::1]:0', '[::g]:1', '[a.b]:1'),
+      )
     ),
     *(
       ({'type': 'ServerHeartbeat', 'sent': 0.0, 'orders': orders},)

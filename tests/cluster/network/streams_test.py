@@ -34,7 +34,8 @@ from cluster.network import messages, streams as transport
 def handle(stream, hello):
   stream.send('first')
   stream.receive(messages.NOTHING)
-listener = transport.Listener('127.0.0.1', 0, handle, transport.Security())
+port = transport.Port('127.0.0.1', 0, transport.Security())
+listener = transport.Listener(port, handle)
 print(listener.address, flush=True)
 sys.stdin.read()
 """
@@ -44,7 +45,8 @@ import threading
 from cluster.network import messages, streams as transport
 def handle(stream, hello):
   stream.receive(messages.NOTHING)
-listener = transport.Listener('127.0.0.1', 0, handle, transport.Security())
+port = transport.Port('127.0.0.1', 0, transport.Security())
+listener = transport.Listener(port, handle)
 stream = transport.connect(listener.address, 0, transport.Security(), 10.0)
 def receive():
   try:
@@ -218,7 +220,8 @@ class ConnectTest(TestCase):
     listeners = queue.SimpleQueue()
 
     def listen():
-      listeners.put(transport.Listener(HOST, port, echo, OPEN))
+      own = transport.Port(HOST, port, OPEN)
+      listeners.put(transport.Listener(own, echo))
 
     timer = threading.Timer(0.5, listen)
     timer.start()
@@ -254,7 +257,7 @@ class ConnectTest(TestCase):
     with self.assertRaisesRegex(
       transport.TransportError, f'{port}: .*Address already in use'
     ) as refused:
-      transport.Listener(HOST, port, echo, OPEN)
+      transport.Listener(transport.Port(HOST, port, OPEN), echo)
     self.assertTrue(transient.is_transient(refused.exception))
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
@@ -295,14 +298,18 @@ class ConnectTest(TestCase):
     with self.assertRaisesRegex(Closed, 'within 0.2 s'):
       transport.connect('no.such.host.invalid:1', None, security, 0.2)
 
-  @parameterized.parameters('0.0.0.0', '', 'localhost', '::1')
-  def test_an_address_that_is_not_one_of_ipv4_is_refused(self, host):
+  @parameterized.parameters('0.0.0.0', '', 'localhost', '::')
+  def test_a_host_that_is_not_the_address_of_one_interface_is_refused(
+    self, host
+  ):
     with self.assertRaisesRegex(ValueError, 'host: expected'):
-      transport.Listener(host, 0, echo, OPEN)
+      transport.Port(host, 0, OPEN)
 
   def test_a_certificate_without_its_key_is_refused(self):
     with self.assertRaisesRegex(ValueError, 'certificate and key'):
-      transport.Listener(HOST, 0, echo, Security(certificate=b'PEM'))
+      transport.Listener(
+        transport.Port(HOST, 0, Security(certificate=b'PEM')), echo
+      )
 
 
 class InterfaceAddressTest(absltest.TestCase):

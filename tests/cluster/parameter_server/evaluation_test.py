@@ -15,7 +15,7 @@ from cluster.parameter_server import evaluation
 from cluster.process.deadlines import Deadlines
 from tests.support import coordinators
 
-_SETTINGS = coordinators._SETTINGS
+_SETTINGS = coordinators.make_settings()
 _ONE, _OTHER = '1' * 32, '2' * 32
 _PARAMS = {'b': jnp.arange(3.0), 'a': jnp.full((2, 2), 0.1)}
 _STATS = (jnp.float32(7.0),)

@@ -14,6 +14,7 @@ from absl.testing import absltest
 
 from cluster.membership.process import Settings
 from cluster.network.messages import VersionPart
+from cluster.network.port import Port
 from cluster.network.streams import Security
 from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
@@ -50,8 +51,7 @@ class _Coordinator:
       num_workers=1,
       num_servers=num_servers,
       dedicated=True,
-      settings=Settings('', '', Security(), 1.0, 10.0, ''),
-      port=0,
+      settings=Settings(Port('127.0.0.1', 0, Security()), '', 1.0, 10.0, ''),
       restore=lambda: None,
       reserved={},
       deadlines=deadlines,

@@ -51,7 +51,7 @@ class LinkFollowerTest(absltest.TestCase):
       size_bytes=_SIZE,
     )
     for index in range(4):
-      self.formation.add(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
+      self.formation.add(index, f'10.0.0.{index}:1')
     self.follower = LinkFollower(
       self.formation,
       size_bytes=_SIZE,

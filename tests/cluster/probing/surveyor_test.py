@@ -12,7 +12,9 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 from cluster.network import messages
+from cluster.network.handshake import Security
 from cluster.network.interfaces import card
+from cluster.network.port import Port
 from cluster.probing import file_format, transfers, trials
 from cluster.probing.cache import LinkCache
 from cluster.probing.link_manager import LinkManager
@@ -35,7 +37,8 @@ class _Workers:
     self.events = queue.SimpleQueue()
     self.silent = set()
     self.measurers = [
-      Measurer(index, '127.0.0.1', timeout_s) for index in range(count)
+      Measurer(index, Port('127.0.0.1', 0, Security()), timeout_s)
+      for index in range(count)
     ]
     self._inboxes = [queue.SimpleQueue() for _ in range(count)]
     for index in range(count):

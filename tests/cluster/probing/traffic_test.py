@@ -36,7 +36,7 @@ class TrafficLogTest(absltest.TestCase):
   def _make(self, formation):
     self.formation = formation
     for index in range(3):
-      formation.add(index, f'10.0.0.{index}:1', f'10.0.0.{index}:2')
+      formation.add(index, f'10.0.0.{index}:1')
     self.log = TrafficLog(formation, Traffic(self.recorder))
 
   def _form(self, time, version, members, sent, lives=(0, 0, 0)):

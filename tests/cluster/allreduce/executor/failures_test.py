@@ -14,11 +14,12 @@ from cluster.allreduce.executor import (
   connections,
   exchange,
   executor,
-  listener,
-  socket_loop,
+  peers,
 )
 from cluster.allreduce.executor.errors import ExecutorFailed
+from cluster.network import handshake, socket_loop
 from cluster.network.errors import TransportError
+from cluster.network.port import Port
 from tests.support import byte_peers, descriptors, executors
 
 _SIZE, _CHUNK_BYTES = 8, 16
@@ -85,7 +86,7 @@ class DescriptorsTest(_Case):
       self.assertNotIn('executor-0', sleepers)
       self.assertLen(logs.output, 1)
       self.assertRegex(logs.output[0], 'no connection is accepted.*many open')
-      sock.sendall(b'syncred1' + bytes(32))
+      sock.sendall(b'syncope2sums    ' + bytes(32))
       self.assertLen(sock.recv(64), 64)
 
   def test_an_executor_that_cannot_accept_blames_itself(self):
@@ -107,7 +108,7 @@ class DescriptorsTest(_Case):
     self.assertIsInstance(forming[0], ExecutorFailed)
     self.assertRegex(str(forming[0]), 'Too many open files')
 
-  @parameterized.parameters(0, 1, 2)
+  @parameterized.parameters(0, 1, 2, 3, 4)
   def test_a_constructor_without_descriptors_leaks_none(self, left):
     before = len(os.listdir('/proc/self/fd'))
     with (
@@ -115,7 +116,7 @@ class DescriptorsTest(_Case):
       self.assertRaisesRegex(TransportError, 'Too many open files'),
     ):
       executor.Executor(
-        0, host=executors.HOST, security=executors.OPEN, timeout_s=1.0
+        0, port=Port(executors.HOST, 0, executors.OPEN), timeout_s=1.0
       )
     self.assertEqual(len(os.listdir('/proc/self/fd')), before)
 
@@ -175,25 +176,20 @@ class UnexpectedTest(_Case):
     (connections.MembershipConnections, 'add_inbound'),
     (connections.MembershipConnections, 'add_outbound'),
     (connections.MembershipConnections, 'check_connected'),
-    (listener.ExecutorListener, 'connect'),
-    (listener.ExecutorListener, 'claim'),
-    (listener.ExecutorListener, '_authenticated'),
-    (listener.ExecutorListener, '_accept'),
-    (listener.ExecutorListener, 'tick'),
-    (listener.handshake, 'answer'),
-    (listener.handshake, 'initiate'),
+    (peers.Peers, 'connect'),
+    (peers.Peers, 'claim'),
+    (peers.Peers, '_decide'),
+    (handshake, 'initiate'),
     (executor, 'Hello'),
   )
   def test_a_membership_that_fails_reports_the_reason(self, place, name):
     membership = self._membership()
     error = RuntimeError('no such thing')
-    raising = _raise_later if place is listener.handshake else _raise
+    raising = _raise_later if place is handshake else _raise
     with (
       self.assertLogs(level='ERROR'),
       mock.patch.object(place, name, raising(error)),
     ):
-      if name == '_accept':  # The unpatched method is registered.
-        membership.executor._loop.run(membership.executor._listener.open)
       members = membership.group._replace(membership_epoch=1)
       meet = threading.Thread(
         target=executors.parallel,

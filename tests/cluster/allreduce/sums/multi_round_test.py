@@ -20,6 +20,7 @@ from cluster.allreduce.sums.codec_state import CodecState
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.network.handshake import Security
 from cluster.network.messages import ConnectMembers
+from cluster.network.port import Port
 from cluster.process.deadlines import (
   Deadlines,
   ProgressCounter,
@@ -187,8 +188,7 @@ class MultiRoundTest(parameterized.TestCase):
         workers=count,
         gradient=self.gradients[index],
         layout=layout,
-        host='127.0.0.1',
-        security=Security(),
+        port=Port('127.0.0.1', 0, Security()),
         timeout_s=20.0,
       )
       for index in range(count)

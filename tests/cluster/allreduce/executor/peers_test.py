@@ -1,4 +1,4 @@
-"""Tests for the listener of an executor: which peers it admits."""
+"""Tests for the peers that an executor connects to and admits."""
 
 import contextlib
 import shutil
@@ -6,20 +6,17 @@ import socket
 import threading
 import time
 import unittest
-import unittest.mock
 
 import numpy as np
 from absl.testing import absltest
 
-from cluster.allreduce.executor import (
-  executor,
-  handshake,
-  listener,
-  socket_loop,
-)
+from cluster.allreduce.executor import peers
 from cluster.allreduce.executor.errors import Abandoned, PeerLost
+from cluster.network.connection import Connection
 from cluster.network.errors import Closed, TransportError
 from cluster.network.handshake import Security
+from cluster.network.port import Port
+from cluster.network.socket_loop import SocketLoop
 from tests.support import certificates, executors, groups
 
 
@@ -59,8 +56,8 @@ class ListenerTest(executors.TestCase):
       with self.assertRaisesRegex(PeerLost, 'token'):
         node.form(membership)
       thread.join()
-    self.assertLen(received[0], 40)
-    self.assertEqual(received[1], b'')
+    self.assertLen(received[0], 48)
+    self.assertEqual(received[1], bytes(32))  # In place of a proof.
 
   def test_refusals_of_strangers_are_logged_at_a_limited_rate(self):
     with self.assertLogs(level='WARNING') as logs:
@@ -76,38 +73,12 @@ class ListenerTest(executors.TestCase):
             self.assertEqual(stranger.recv(100), b'')
       node.close()
     self.assertLess(len(logs.output), 4)
-    self.assertIn('refused: it sends no handshake', logs.output[0])
+    self.assertIn('refused: no handshake', logs.output[0])
     self.assertIn('19 more', logs.output[-1])
 
-  def test_silent_clients_are_disconnected(self):
-    with (
-      unittest.mock.patch.object(listener, 'WAIT_S', 0.3),
-      unittest.mock.patch.object(listener, '_LIMIT', 3),
-    ):
-      nodes = [self.open_executor(index) for index in range(2)]
-      host, port = nodes[0].address.split(':')
-      silent = [
-        socket.create_connection((host, int(port)), executors.WAIT_S)
-        for _ in range(6)
-      ]
-      addresses = {i: each.address for i, each in enumerate(nodes)}
-      self.form(nodes, groups.make_membership(*executors.star(2), addresses))
-      for sock in silent:
-        sock.settimeout(executors.WAIT_S)
-        self.assertEqual(sock.recv(1), b'')
-        sock.close()
-
-  def test_only_the_given_address_is_bound(self):
-    port = int(self.open_executor(0).address.rpartition(':')[2])
-    with self.assertRaises(ConnectionRefusedError):
-      socket.create_connection(('127.0.0.2', port), 1.0)
-    for host in ('0.0.0.0', 'localhost', ''):
-      with self.assertRaisesRegex(ValueError, 'host: expected'):
-        executor.Executor(0, host=host, security=executors.OPEN, timeout_s=1.0)
+  def test_an_address_of_no_interface_is_reported(self):
     with self.assertRaisesRegex(TransportError, '192.0.2.1'):
-      executor.Executor(
-        0, host='192.0.2.1', security=executors.OPEN, timeout_s=1.0
-      )
+      self.open_executor(0, host='192.0.2.1')
 
   def test_members_that_do_not_connect_are_named(self):
     nodes = [self.open_executor(index, timeout_s=1.0) for index in range(3)]
@@ -142,13 +113,13 @@ class ListenerTest(executors.TestCase):
   def test_very_small_and_large_timeouts_are_accepted(self):
     for timeout_s in (1e-4, 1e9):
       with socket.socket() as sock:
-        handshake.Connection(sock, 'peer', timeout_s)
+        Connection(sock, 'peer').limit_silence(timeout_s)
         own = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
         self.assertBetween(own, 1, 1e9)
 
   def test_300_workers_may_connect_before_one_is_ready(self):
     node, failed = self.open_executor(0, workers=300), []
-    others = socket_loop.SocketLoop(
+    others = SocketLoop(
       'others',
       after_events=lambda: None,
       tick=lambda: None,
@@ -156,23 +127,21 @@ class ListenerTest(executors.TestCase):
       on_exit=lambda _: None,
     )
     self.addCleanup(others.close)
-    opened = listener.ExecutorListener(
+    opened = peers.Peers(
       others,
-      handshake.open_listener(executors.HOST),
-      executors.OPEN,
-      handshake.make_tls_contexts(executors.OPEN),
+      Port(executors.HOST, 0, executors.OPEN),
       index=1,
       workers=300,
       timeout_s=executors.WAIT_S,
       on_client=lambda connection, hello: True,
-      on_shortage=failed.append,
     )
+    opened.open(failed.append)
     self.addCleanup(others.run, opened.close)
     for worker in range(1, 300):
-      hello = handshake.Hello(1, worker, 0)
+      hello = peers.Hello(1, worker, 0)
       args = node.address, executors.HOST, hello, lambda connection: None
       others.post(lambda args=args: opened.connect(*args, failed.append))
-    waiting = node._listener
+    waiting = node._peers
     executors.wait_until(lambda: waiting.num_waiting + len(failed) == 299)
     self.assertEmpty(failed)
     self.assertEqual(waiting.num_waiting, 299)

@@ -146,7 +146,7 @@ class SocketLoop:
         self._turn()
     # Threads that wait for this one are notified instead of waiting forever.
     except Exception as raised:
-      logging.exception('The thread of an executor ends.')
+      logging.exception('The event loop %s ends.', self._thread.name)
       error = raised
     with self._lock:
       os.close(self._wake)
@@ -165,7 +165,9 @@ class SocketLoop:
       function()
     # The one place where an unexpected error becomes known to waiting threads.
     except Exception as error:
-      logging.exception('A function in the thread of an executor failed.')
+      logging.exception(
+        'A function in the event loop %s failed.', self._thread.name
+      )
       self._on_error(error)
 
   def _handle(self, number: int, events: int) -> None:
