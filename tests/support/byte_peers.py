@@ -141,17 +141,17 @@ class Peer:
 
   def accept(self):
     """Accepts the connection of an executor, and starts to receive."""
-    own = self._keep(self._listener.accept()[0])
-    own.settimeout(executors.WAIT_S)
+    receiver = self._keep(self._listener.accept()[0])
+    receiver.settimeout(executors.WAIT_S)
     if context := self._listener_context:
-      own = self._keep(context.wrap_socket(own, server_side=True))
-    nonce = _exactly(own, 48)[16:]
+      receiver = self._keep(context.wrap_socket(receiver, server_side=True))
+    nonce = _exactly(receiver, 48)[16:]
     ours = secrets.token_bytes(32)
-    own.sendall(ours + self._proof('listener', nonce + ours))
-    _exactly(own, 32 + _HELLO.size)
-    own.sendall(b'\1\1')  # Of the port, and of the executor.
-    self._in, self.received = own, bytearray()
-    args = own, self.received
+    receiver.sendall(ours + self._proof('listener', nonce + ours))
+    _exactly(receiver, 32 + _HELLO.size)
+    receiver.sendall(b'\1\1')  # Of the port, and of the executor.
+    self._in, self.received = receiver, bytearray()
+    args = receiver, self.received
     threading.Thread(target=_drain, args=args, daemon=True).start()
 
   def send(self, data):

@@ -206,7 +206,7 @@ class TokenTest(TestCase):
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_a_relay_with_another_certificate_is_refused(self):
     # A relay that decrypts, whose certificate the client trusts as well.
-    ours, theirs = (certificates.certified(_TOKEN) for _ in range(2))
+    ours, theirs = (certificates.make_security(_TOKEN) for _ in range(2))
     listener = self.listener(echo, ours)
     host, _, port = listener.address.rpartition(':')
     both = ours._replace(certificate=ours.certificate + theirs.certificate)
@@ -275,7 +275,7 @@ class ProofTest(parameterized.TestCase):
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_the_digest_is_that_of_the_first_certificate(self):
-    one, other = (certificates.certified('').certificate for _ in range(2))
+    one, other = (certificates.make_security('').certificate for _ in range(2))
     der = ssl.PEM_cert_to_DER_cert(one.decode())
     chain = Security(certificate=b'a comment\n' + one + other)
     self.assertEqual(

@@ -106,7 +106,7 @@ class ServicesTest(_Case):
     if encrypted:
       if not shutil.which('openssl'):
         self.skipTest('openssl makes certificates')
-      security = certificates.certified(_OURS.token, 'IP:::1')
+      security = certificates.make_security(_OURS.token, 'IP:::1')
     listener = self.listener(security=security, host='::1')
     self.assertRegex(listener.address, r'^\[::1\]:\d+$')
     self.check(listener, security)
@@ -116,7 +116,7 @@ class ServicesTest(_Case):
 
   @_NEEDS_OPENSSL
   def test_both_ends_of_an_encrypted_stream_send_at_once(self):
-    security = certificates.certified(_OURS.token)
+    security = certificates.make_security(_OURS.token)
     bodies = [random_bytes(10**6 + n) for n in range(4)]
 
     def send(stream):
@@ -227,7 +227,7 @@ class StrangersTest(_Case):
     if encrypted:
       if not shutil.which('openssl'):
         self.skipTest('openssl makes certificates')
-      security = certificates.certified(_OURS.token)
+      security = certificates.make_security(_OURS.token)
     listener = self.listener(security=security)
     address, over = _parts(listener.address), threading.Event()
     num_files = len(os.listdir('/proc/self/fd'))
@@ -273,7 +273,7 @@ class StrangersTest(_Case):
 
   @_NEEDS_OPENSSL
   def test_few_strangers_use_tls_at_once(self):
-    security = certificates.certified(_OURS.token)
+    security = certificates.make_security(_OURS.token)
     listener = self.listener(security=security)
     context = ssl.create_default_context(cadata=security.certificate.decode())
     ends = []
@@ -292,7 +292,7 @@ class StrangersTest(_Case):
     b'\x16\x03\x01\x00\x20' + bytes(40),
   )
   def test_a_stranger_without_tls_is_refused_at_once(self, data):
-    security = certificates.certified(_OURS.token)
+    security = certificates.make_security(_OURS.token)
     listener = self.listener(security=security)
     with self.assertLogs(level='WARNING') as logs:
       sock = self.stranger(listener)
@@ -319,7 +319,7 @@ class StrangersTest(_Case):
   def test_a_port_without_descriptors_recovers(self):
     listener = self.listener()
     with self.assertLogs(level='WARNING') as logs, socket.socket() as sock:
-      with descriptors.exhausted():
+      with descriptors.exhaust():
         sock.connect(_parts(listener.address))
         wait_until(lambda: logs.output)
       self.assertIn('no connection is accepted', logs.output[0])
