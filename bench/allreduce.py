@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--schemes', default=','.join([*_SCHEMES, _PSUM]))
   parser.add_argument('--sizes', default='5,25', help='MB')
   parser.add_argument('--rounds', type=int, default=5)
-  parser.add_argument('--chunk_bytes', type=int, default=CHUNK_BYTES)
+  parser.add_argument('--chunk_bytes', type=int, help='default: by rate')
   parser.add_argument('--dtype', default='float32', choices=[*_DTYPES])
   parser.add_argument('--peers', **peers.FLAG)
   parser.add_argument('--worker', help='for itself')
@@ -99,7 +99,9 @@ def main(argv: list[str] | None = None) -> None:
   sizes = [round(float(size) * 1e6) for size in given.sizes.split(',')]
   settings = {'chunk_bytes': given.chunk_bytes}
   peers.require_torch(parser, given.peers)
-  packing.show(given.dtype, max(sizes), given.chunk_bytes, given.rounds)
+  packing.show(
+    given.dtype, max(sizes), given.chunk_bytes or CHUNK_BYTES, given.rounds
+  )
   for name in given.cases.split(','):
     print_case(
       name,

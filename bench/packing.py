@@ -71,7 +71,7 @@ def _packed(dtype: str, size: int, chunk_bytes: int) -> list[float]:
     pool[:] = rng.random(pool.size, np.float32)
   both = [
     Exchange(
-      dealt, pool, ReceiveBuffers(len(dealt.starts), chunk_bytes), halves
+      dealt, pool, ReceiveBuffers(len(dealt.starts) * chunk_bytes), halves
     )
     for dealt, pool, halves in made
   ]
