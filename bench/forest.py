@@ -177,7 +177,12 @@ def print_spread(seeds: Sequence[int] = _SEEDS) -> None:
 
 
 def print_times() -> None:
-  """Prints a row per packing, as soon as it is done."""
+  """Prints the seconds that packing trees takes, one row per cluster.
+
+  Packs the clusters of `topologies.TIMES` one after the other, and prints each
+  row as soon as its forest is found: rate, gap to the bound, number of trees,
+  wall time and processor time.
+  """
   print(
     '\nSeconds of packing, and of the processor, for a gap of at most that '
     "asked for; beside it\nForestColl's Python, measured beforehand on such a "

@@ -278,7 +278,11 @@ def travels(rung: str, size_bytes: int) -> int:
 
 
 def print_codec(size_bytes: int) -> None:
-  """Prints what wires cost a processor.
+  """Prints the milliseconds that compressing a gradient takes on this host.
+
+  One row each: rounding to bfloat16, back to float32, and both sides of a
+  sparse allreduce without sending, in float32 and in bfloat16.  Medians of 20,
+  wall time, random numbers.
 
   Args:
     size_bytes: Bytes of the gradient in float32.

@@ -243,7 +243,14 @@ class Coordinator:
     self._tell('leave', worker=index, time=time)
 
   def join(self, index: int, time: float) -> None:
-    """Takes in a worker that was gone."""
+    """Readmits a worker that had left the run; it waits for a release.
+
+    Batching and scheme get the event.
+
+    Args:
+      index: Index of the worker, which must not be a member.
+      time: Time of its return, seconds on the run's clock.
+    """
     self.enter(index, 'wait', time)
     self.batching.join(index)
     self._tell('join', worker=index, time=time)
@@ -318,7 +325,10 @@ class Coordinator:
           self.batching.join(index)
 
   def upcoming(self, index: int) -> Ranges:
-    """Returns the positions that a worker is likely to use next."""
+    """Returns the positions of the stream that a worker has leased for later.
+
+    At most as many as its current batch.
+    """
     return self._stream.upcoming(index, self.workers[index].batch)
 
   @property

@@ -145,7 +145,15 @@ def speed(config: ConfigDict, choose: Choose) -> Speed | None:
 
 
 def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
-  """Returns the site of this process: see `cluster.runtime`.
+  """Returns this process's part of a run on real hosts.
+
+  The part is a coordinator, a worker, a server or several of these, as
+  `meeting` says.
+
+  Args:
+    config: Config of the run.
+    meeting: Role of this process, and how to connect to the others.
+    parts: Model, data, scheme and the other components of the run.
 
   Raises:
     ValueError: If a setting is wrong; names the field.

@@ -71,7 +71,13 @@ class Evaluations:
     self._store.drop(held)
 
   def add(self, row: Row) -> None:
-    """Queues an evaluation of the current version, to complete a row."""
+    """Queues an evaluation of the current version.
+
+    A queued evaluation whose computation has not begun is left out.
+
+    Args:
+      row: Row of metrics.jsonl to which the evaluation's figures belong.
+    """
     for entry in self._queue[1:]:  # The first one is being computed.
       if entry.held is not None:
         logging.log_every_n_seconds(
@@ -90,7 +96,7 @@ class Evaluations:
   def take(
     self, *, wait: bool
   ) -> Iterator[tuple[Row, Mapping[str, float] | None]]:
-    """Takes out the evaluations that have ended.
+    """Removes finished evaluations from the queue and yields them.
 
     Args:
       wait: True to wait for all others, too.
@@ -114,11 +120,14 @@ class Evaluations:
       yield entry.row, figures
 
   def state(self) -> list[tuple[Row, int, int | None]]:
-    """Returns the queue for a checkpoint; the store saves the versions."""
+    """Returns the queue for a checkpoint, without the versions to evaluate.
+
+    The parameter store saves these.
+    """
     return [(entry.row, entry.version, entry.held) for entry in self._queue]
 
   def restore(self, state: list[tuple[Row, int, int | None]]) -> None:
-    """Replaces the queue by that of a checkpoint; all are computed anew."""
+    """Replaces the queue by that of a checkpoint; evaluations start again."""
     self._queue = [_Entry(*entry) for entry in state]
 
   def _start_first(self) -> None:

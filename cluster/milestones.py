@@ -212,7 +212,11 @@ class SaveSchedule:
     self.restart(0)
 
   def restart(self, examples: int) -> None:
-    """Counts from now on, and from so many examples."""
+    """Sets the next checkpoint one interval after now, in time and examples.
+
+    Args:
+      examples: Number of examples in applied updates.
+    """
     self._next_examples = examples + self._every_examples
     self._next_s = wall.monotonic() + self._every_s
 

@@ -104,7 +104,7 @@ class Traffic:
     self._recorder = recorder
 
   def mark(self, time: float) -> Mark:
-    """Returns the current moment."""
+    """Returns a time with the present counts of iterations and phases."""
     accounting = self._recorder.accounting
     spent_s = {phase: accounting.seconds[phase] for phase in _PHASES}
     return Mark(time, accounting.iterations, spent_s)

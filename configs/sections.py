@@ -200,12 +200,16 @@ def choose_section(
 
 
 def build_section(section: str, choose: Choose, **shared: Any) -> Any:
-  """Calls `make` of the module that a section chooses.
+  """Returns the object that a section of the config describes.
+
+  Imports the module that the section chooses, and calls its `make` with the
+  fields of the choice.
 
   Args:
-    section: Path of the section.
-    choose: Function that chooses a section of the config.
-    **shared: Arguments besides the fields of the choice, or in their place.
+    section: Path of the section, such as 'sync'.
+    choose: Returns the name that a section chooses, and its fields.
+    **shared: More arguments of `make`; one with the name of a field replaces
+      the field.
 
   Raises:
     ValueError: If an argument is invalid; names the field.

@@ -16,7 +16,12 @@ from configs import default
 
 
 def get_config(variant: str = 'digits') -> ml_collections.ConfigDict:
-  """Returns the experiment on the data set that `variant` names."""
+  """Returns the config that trains VGG16 with BSP on a data set.
+
+  Args:
+    variant: Name of the data set, a module of `data`; an unknown one is refused
+      when the run is built.
+  """
   config = default.get_config()
   config.sync.name = 'bsp'
   config.data.name = variant

@@ -100,7 +100,7 @@ def flip_and_crop(
 def flip_and_resize(
   inputs: jax.Array | np.ndarray, key: jax.Array, *, area: float, flip: bool
 ) -> jax.Array:
-  """Returns parts of the images in their place, each at random by itself.
+  """Returns random parts of images, each resized to the whole image.
 
   A part has `area` to all of the pixels, uniformly, is 3/4 to 4/3 as wide as
   high, uniformly in the logarithm, and lies anywhere; it is resized to the size

@@ -94,7 +94,7 @@ class Stream:
     return taken
 
   def reserve(self, worker: int, count: int) -> Ranges:
-    """Returns the result of the next `take`, and leases its positions.
+    """Leases the positions of the worker's next `take`, and returns them.
 
     Args:
       worker: Index of the worker.
@@ -105,7 +105,16 @@ class Stream:
     return self.upcoming(worker, count)
 
   def upcoming(self, worker: int, count: int) -> Ranges:
-    """Returns the result of the next `take`, as far as the lease has it."""
+    """Returns the worker's next `count` positions without taking them.
+
+    Only positions that the worker has leased are returned, which may be fewer
+    than `count`.  They are positions in the stream, not numbers of examples:
+    see `indices`.
+
+    Args:
+      worker: Index of the worker.
+      count: Number of positions, at least 1.
+    """
     return _merged(_cut(self.leases.get(worker, ()), count)[0])
 
   def indices(self, ranges: Ranges) -> np.ndarray:
@@ -164,7 +173,7 @@ def _tuples(ranges: Iterable[Iterable[int]]) -> Ranges:
 
 
 def size(ranges: Ranges) -> int:
-  """Returns the number of positions in ranges."""
+  """Returns the total number of positions in ranges."""
   total = 0
   for start, stop in ranges:  # Called for each push, and faster than sum().
     total += stop - start

@@ -148,7 +148,7 @@ class TaskGradient:
 
   @property
   def is_spread(self) -> bool:
-    """Whether several devices compute it together."""
+    """Whether each gradient is computed on several devices of this process."""
     return self._spread is not None
 
   def part(
@@ -192,7 +192,7 @@ class TaskGradient:
   def parts(
     self, ranges: Ranges, *, worker: int, iteration: int, scale: float
   ) -> list[tuple[Any, ...]]:
-    """Returns the arguments of `part` behind `params`, for each micro-batch."""
+    """Returns the arguments of `part` but `params`, for each micro-batch."""
     last = (np.float32(scale),) if self._scaled else ()
     self.prepare(ranges)
     micro_batches = self._gathered
@@ -243,7 +243,12 @@ class TaskGradient:
     return backward_order(gradient, params, inputs, targets, np.int32(1), stamp)
 
   def prepare(self, ranges: Ranges) -> None:
-    """Gathers the examples of a later call, unless that was done before."""
+    """Gathers the examples of the next call that has these positions.
+
+    Args:
+      ranges: Positions in the stream; nothing happens if they were gathered
+        last.
+    """
     if self._prepared != ranges:
       self._prepared, self._gathered = ranges, list(self._gather(ranges))
 
@@ -290,7 +295,19 @@ class TaskGradient:
     return payloads
 
   def batches(self, examples: int | None, *, changing: bool) -> list[int]:
-    """Returns sizes of batches that need every program; as of `warm_up`."""
+    """Returns batch sizes that together use every program of a run.
+
+    Computing one gradient of each size compiles all programs, so that none is
+    compiled later.
+
+    Args:
+      examples: Examples of a batch, the largest one if batches change; None if
+        there is no bound.
+      changing: Whether later batches may be smaller.
+
+    Raises:
+      ValueError: If `examples` is None although batches do not change.
+    """
     if not changing:
       if examples is None:
         raise ValueError(

@@ -52,12 +52,12 @@ class Bucket(NamedTuple):
 
   @property
   def bounds(self) -> tuple[int, int]:
-    """Positions of its first number and after its last one."""
+    """Positions of the bucket's first number and after its last one."""
     return self.start, self.end
 
   @property
   def size_bytes(self) -> int:
-    """Bytes of its numbers as they travel."""
+    """Bytes of the bucket's numbers as they travel."""
     return (self.end - self.start) * self.dtype.itemsize
 
 

@@ -52,7 +52,7 @@ class TaskLearner:
       may go on using a version that they have pulled.
     stats: Running statistics, a pytree of arrays.
     version: Number of updates applied or skipped.
-    examples: Number of examples in them.
+    examples: Number of examples in applied updates.
     scaling: Loss scale of all sums, which follows updates and skips.  None if
       gradients are not scaled, or each push by its own scale.
   """
@@ -271,7 +271,7 @@ class TaskLearner:
       )
 
   def state(self) -> dict[str, Any]:
-    """Returns everything that commits and sums change."""
+    """Returns the learner's state for a checkpoint, with sums of pushes."""
     return {name: getattr(self, name) for name in _STATE}
 
   def restore(self, state: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ class Learner(Protocol):
     params: Pytree of arrays; a vector if it is a shard of them.
     stats: Running statistics, likewise; () if there are none.
     version: Number of updates applied or skipped.
-    examples: Number of examples in them.
+    examples: Number of examples in applied updates.
     scaling: Loss scale by which sums are divided, if all workers have the same
       one; None if sums are not scaled.
   """
@@ -202,7 +202,7 @@ class Learner(Protocol):
     """Compiles every program that `apply_buffer` needs."""
 
   def state(self) -> dict[str, Any]:
-    """Returns everything that commits and sums change."""
+    """Returns the learner's state for a checkpoint, with sums of pushes."""
 
   def restore(self, state: dict[str, Any]) -> None:
     """Restores the result of `state`."""
@@ -217,7 +217,7 @@ class ParameterStore(Protocol):
 
   Attributes:
     version: Number of updates applied or skipped.
-    examples: Number of examples in them.
+    examples: Number of examples in applied updates.
     scalings: Loss scale of each worker, or one for all; [] without scaling.
   """
 
@@ -227,7 +227,7 @@ class ParameterStore(Protocol):
 
   @property
   def examples(self) -> int:
-    """Number of examples in them."""
+    """Number of examples in applied updates; skipped ones do not count."""
 
   @property
   def scalings(self) -> list[Scaling]:
@@ -264,9 +264,10 @@ class ParameterStore(Protocol):
     """
 
   def hold(self) -> int:
-    """Keeps this version until `drop`, and returns its number.
+    """Keeps the current version for `read` until `drop`; returns its number.
 
-    Held versions are part of checkpoints if time passes while they are read.
+    Checkpoints include held versions, unless they are read at once, as under
+    the virtual clock.
     """
 
   def drop(self, held: int) -> None:
@@ -333,7 +334,10 @@ class Learning(Protocol):
 
   @property
   def other_bytes(self) -> int:
-    """Bytes of their other numbers, which codecs leave as they are."""
+    """Bytes of parameters and statistics that are not float32.
+
+    Codecs leave these numbers as they are.
+    """
 
   @property
   def leaf_bytes(self) -> Sequence[int]:
@@ -350,7 +354,13 @@ class Learning(Protocol):
     """Returns a learner that starts at these parameters and statistics."""
 
   def epochs(self, *, examples: int, updates: int) -> float:
-    """Returns the progress of a run in epochs, as its schedule counts them."""
+    """Returns the progress of a run in epochs, which sets its learning rate.
+
+    Args:
+      examples: Number of examples in applied updates.
+      updates: Number of updates; used in place of `examples` if the schedule
+        counts each update as a fixed number of examples.
+    """
 
   def shard_codec(self, *, servers: int, wire: Wire) -> ShardCodec:
     """Returns the codec of the messages between workers and servers."""

@@ -78,7 +78,7 @@ class NoLearner:
     params: The parameters.
     stats: The statistics.
     version: Number of updates applied.
-    examples: Number of examples in them.
+    examples: Number of examples in applied updates.
     learning_rate: None.
     scaling: None.
   """

@@ -25,7 +25,7 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def l1_norms(residuals: Mapping[str, Any]) -> dict[str, float]:
-  """Returns the sum of the absolute numbers of each residual, in float64."""
+  """Returns the sum of absolute numbers of each residual, float64, by name."""
   return {
     name: float(np.abs(array, dtype=np.float64).sum())
     for name, array in residuals.items()

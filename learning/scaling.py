@@ -72,7 +72,7 @@ def worker_scaling(scalings: Sequence[Scaling], worker: int) -> Scaling | None:
 
 
 def check(scalings: Sequence[Scaling], worker: int, what: str) -> None:
-  """Checks that a smaller loss scale may mend numbers that are not finite.
+  """Raises FloatingPointError if a smaller loss scale cannot help.
 
   Args:
     scalings: As of `worker_scaling`.

@@ -48,7 +48,13 @@ class Schedule(NamedTuple):
     return rate
 
   def epochs(self, *, examples: int, updates: int) -> float:
-    """Returns the progress in epochs; arguments are those of a call."""
+    """Returns the progress of a run in epochs.
+
+    Args:
+      examples: Number of examples in applied updates.
+      updates: Number of updates; used in place of `examples` if each update
+        counts as a fixed number of examples.
+    """
     done = examples if self.update is None else updates * self.update
     return done / self.epoch
 

@@ -54,7 +54,7 @@ class TaskLearning:
 
   @property
   def other_bytes(self) -> int:
-    """Bytes of their other numbers."""
+    """Bytes of parameters and statistics that are not float32."""
     return other_bytes((self.params, self.stats))
 
   @property
@@ -65,7 +65,16 @@ class TaskLearning:
     return [leaf.nbytes for leaf in ordered if leaf.dtype == jnp.float32]
 
   def epochs(self, *, examples: int, updates: int) -> float:
-    """Returns the progress of a run in epochs, as its schedule counts them."""
+    """Returns the progress of a run in epochs, which sets its learning rate.
+
+    The progress also selects the codec of a wire with stages.  Rows of
+    metrics.jsonl have another one, which counts examples alone.
+
+    Args:
+      examples: Number of examples in applied updates.
+      updates: Number of updates; used in place of `examples` if the schedule
+        counts each update as a fixed number of examples.
+    """
     return self.schedule.epochs(examples=examples, updates=updates)
 
   def shard_codec(self, *, servers: int, wire: Wire) -> ShardCodec:

@@ -54,7 +54,7 @@ def use(folder: pathlib.Path, *, everything: bool) -> None:
 
 
 def here(folder: pathlib.Path) -> pathlib.Path:
-  """Returns the subfolder for this host and its number of cores.
+  """Returns the subfolder of a compilation cache for hosts like this one.
 
   Args:
     folder: Folder that hosts share.

@@ -120,7 +120,7 @@ class RunFiles:
 
   @contextlib.contextmanager
   def given_back(self) -> Iterator[None]:
-    """Releases the folder if the body of the `with` statement fails."""
+    """Yields a context that releases the folder's lock if its body fails."""
     try:
       yield
     except BaseException:
@@ -369,10 +369,17 @@ class RunFiles:
       self._files['trace.json'].write(f',\n{_dumps(counter)}')
 
   def close(self, summary: Mapping[str, Any]) -> None:
-    """Writes summary.json, closes all files and releases the folder.
+    """Ends a run's files: writes summary.json and releases the folder.
 
-    In this order, a folder with a summary has complete files even if this
-    process is killed in between.
+    Also called after an error, which the summary names.  All other files are
+    flushed to the disk before the summary is written, so that a folder with a
+    summary has complete files even if this process is killed meanwhile.
+
+    Args:
+      summary: Content of summary.json.
+
+    Raises:
+      OSError: If a file cannot be written; the folder is released nevertheless.
     """
     try:
       if self.timeline:

@@ -56,7 +56,7 @@ class Spread:
       self.fold()
 
   def fold(self) -> None:
-    """Counts the held numbers into bins."""
+    """Moves the numbers that `add` has collected into bins."""
     if not self.held:
       return
     held = np.array(self.held)

@@ -136,7 +136,14 @@ class Recorder:
     self._files.event({'event': 'recalled', 'time': time, 'worker': worker})
 
   def record_drift(self, row: Mapping[str, Any]) -> None:
-    """Records that a replica differed from the reference: see docs/files.md."""
+    """Writes to events.jsonl that a replica differs from the reference state.
+
+    Nothing is written if the run records no events.
+
+    Args:
+      row: `time`, `worker`, `version`, `reference`, `difference` and `corrupt`,
+        as docs/files.md describes them.
+    """
     self._files.event({'event': 'drift', **row})
 
   def record_devices(self, workers: Mapping[int, Sequence[str]]) -> None:
@@ -305,12 +312,16 @@ class Recorder:
   def record_evaluation(
     self, row: dict[str, Any], figures: Mapping[str, float] | None
   ) -> None:
-    """Completes and writes the row of an evaluation.
+    """Adds the row of an evaluation to metrics.jsonl, with its figures.
+
+    The figures also become those of the summary, and the accuracy counts for
+    `config.time_to`.
 
     Args:
-      row: Row of the moment at which it became due.
+      row: Result of `make_row` when the evaluation became due; the figures are
+        added to it.
       figures: 'accuracy', and other figures by name; None if the evaluation was
-        left out.
+        left out, whose row has no accuracy then.
     """
     if figures is not None:
       self._figures = dict(figures)

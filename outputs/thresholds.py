@@ -40,13 +40,23 @@ class Thresholds:
   below: dict[str, int]
 
   def add_accuracy(self, value: float, now: Reached) -> None:
-    """Takes in the accuracy of an evaluation that became due at a moment."""
+    """Records which thresholds an evaluation's accuracy reaches.
+
+    Args:
+      value: Accuracy, 0 to 1.
+      now: Progress of the run when the evaluation became due.
+    """
     for wanted, reached in self.accuracies.items():
       if reached.time_s is None and value >= float(wanted):
         self.accuracies[wanted] = now
 
   def add_loss(self, value: float, now: Reached) -> None:
-    """Takes in the mean loss per example of the push of a moment."""
+    """Records which thresholds a push's loss reaches, after some in a row.
+
+    Args:
+      value: Mean loss per example of the push.
+      now: Progress of the run when the push arrived.
+    """
     for wanted, reached in self.losses.items():
       if value >= float(wanted):
         self.below[wanted] = 0

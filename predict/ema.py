@@ -39,7 +39,10 @@ class Ema:
     self.speeds = update_average(self.speeds, speeds, self.smoothing)
 
   def predict(self) -> np.ndarray:
-    """Returns the averages, float64 [n]; NaN before the first speed."""
+    """Returns each worker's average speed, float64 [n], examples per second.
+
+    NaN before the first speed.
+    """
     return self.speeds.copy()
 
   def reset(self, worker: int) -> None:

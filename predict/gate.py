@@ -98,10 +98,14 @@ class Gate:
     self.averages = ema.update_average(self.averages, speeds, self.smoothings)
 
   def mix(self, network: np.ndarray) -> np.ndarray:
-    """Returns the weighted mean of all experts, float64 [n].
+    """Returns the weighted mean of all experts' predictions, float64 [n].
+
+    Stores the predictions in `experts`, so that the next `observe` can compare
+    them with the observed speeds.
 
     Args:
-      network: Float64 [n], prediction of the network, the last expert.
+      network: Float64 [n], the network's prediction of each worker's speed,
+        examples per second.
     """
     self.experts = np.vstack([self.averages, network])
     mean: np.ndarray = (self.weights * self.experts).sum(axis=0)

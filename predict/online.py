@@ -131,7 +131,9 @@ class Online:
     self.predicted = self.history.clip(self.gate.mix(expected))
 
   def predict(self) -> np.ndarray:
-    """Returns the next speeds, float64 [n]; NaN if never observed.
+    """Returns each worker's predicted next speed, examples per second [n].
+
+    NaN for a worker that was never observed.
 
     Predictions are clipped to the range of the worker's past speeds.
     """

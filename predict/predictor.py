@@ -38,7 +38,10 @@ class Predictor(Protocol):
     """
 
   def predict(self) -> np.ndarray:
-    """Returns the next speeds, float64 [n], above 0; NaN if never observed."""
+    """Returns each worker's predicted speed in its next iteration, float64 [n].
+
+    In examples per second, above 0; NaN for a worker that was never observed.
+    """
 
   def reset(self, worker: int) -> None:
     """Deletes a worker's history: it may rejoin on another machine."""

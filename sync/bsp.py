@@ -36,7 +36,11 @@ class Bsp:
     return Decision(release=self.members.release_all())
 
   def push(self, push: Push) -> Decision:
-    """Sums the push; the last one of a superstep ends it."""
+    """Decides that a push is summed into the update of its superstep.
+
+    The last push of a superstep also applies the update and releases all
+    workers.
+    """
     self.members.stop(push.worker)
     self.pushes += 1
     decision = Decision(into=self.update)

@@ -76,7 +76,10 @@ class Elastic:
     return self._superstep(Decision())._replace(barrier=False)
 
   def push(self, push: Push) -> Decision:
-    """Applies the push, or sums a chosen push into the barrier's update."""
+    """Decides to apply a push at once, or to sum it into the barrier's update.
+
+    It is summed if it is the last one of its worker before the barrier.
+    """
     worker = push.worker
     self.members.stop(worker)
     self.clocks.tick(worker)

@@ -37,7 +37,7 @@ _WORST = (np.inf, np.inf)  # Wait and end, beyond those of any window.
 
 
 def search(end_times: np.ndarray, *, method: str = 'sort') -> Barrier:
-  """Returns the barrier of the smallest `wait_s`.
+  """Returns the barrier at which the longest wait of a worker is shortest.
 
   Every barrier is fixed by its end: each worker stops at its last point that
   is not after the end, and the earliest of these is the start.  Among the ends

@@ -156,7 +156,7 @@ def timed(
   latency_s: float,
   message_s: float,
 ) -> list[tuple[str, str]]:
-  """Returns rows of the forest's predicted time, with the best chunk size.
+  """Returns rows of a forest's predicted time, at its best chunk size.
 
   Args:
     cluster: Cluster of the forest.
@@ -185,7 +185,12 @@ def timed(
 def compared(
   packed: Forest, others: Mapping[str, Forest]
 ) -> list[tuple[str, ...]]:
-  """Returns rows of each scheme's name, rate, and packed's rate over it."""
+  """Returns rows of each baseline's name and rate, and of the speed-up over it.
+
+  Args:
+    packed: Forest that is compared with the baselines.
+    others: Forests of the baselines, by name.
+  """
   rows: list[tuple[str, ...]] = [('',), ('baseline', 'GB/s', 'forest/baseline')]
   for name, other in others.items():
     ratio = ''

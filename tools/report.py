@@ -62,18 +62,24 @@ def main(argv: list[str]) -> None:
       print(f'Page: {page.write(sources.read(argv[1:]), given.out or ".")}')
       return
     runs = [records.load(path) for path in argv[1:]]
-    draw(labelled(runs), given.out)
+    draw(group_by_label(runs), given.out)
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
 
 
-def labelled(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-  """Returns the runs by label, in order; one label's are a config's seeds.
+def group_by_label(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+  """Groups runs that differ only in seed and checkpoints, by a short label.
 
-  A label is the scheme and the fields in which runs differ, apart from seed and
-  checkpoints.  A value that more than half of the runs share goes without
-  saying, as do fields of sub-sections that a run does not use.  What is long is
-  cut, and numbered if that makes two labels the same.
+  A label is the scheme and the fields in which runs differ.  A value that more
+  than half of the runs share is left out, as are fields of sub-sections that a
+  run does not use.  Long values, and more than five parts, are cut; a number is
+  added if that makes two labels the same.
+
+  Args:
+    runs: Runs, also of several schemes.
+
+  Returns:
+    Runs by label, both in the order of `runs`.
   """
   used = [dict(_used(run.config)) for run in runs]
   differing = _differing(used)
@@ -94,7 +100,7 @@ def labelled(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def shares(amounts: Iterable[Mapping[Any, float]]) -> dict[Any, float]:
-  """Returns the share of each key, in order, in amounts that are not all 0."""
+  """Returns each key's share of the sum of some amounts, sorted by key."""
   sums: collections.Counter[Any] = collections.Counter()
   for each in amounts:
     sums.update(each)
@@ -236,7 +242,7 @@ def _over_workers(groups: Groups) -> dict[str, list[RunRecord]]:
     by_count.setdefault(run.config['cluster']['workers'], []).append(run)
   found: dict[str, list[RunRecord]] = {}
   for runs in by_count.values():
-    for label, each in labelled(runs).items():
+    for label, each in group_by_label(runs).items():
       found.setdefault(label, []).extend(each)
   return found
 

@@ -141,7 +141,7 @@ class Agreement:
     return True
 
   def compare(self, members: Iterable[int]) -> None:
-    """Expects differences from some members that are not the reference."""
+    """Begins to wait for the differences of some members from the reference."""
     self._comparing = {*members}
 
   def add_difference(

@@ -129,11 +129,11 @@ class Rendezvous:
 
   @property
   def knows(self) -> bool:
-    """True if the links are known, or no forest needs them."""
+    """True if the rates of the links are known, or no forest needs them."""
     return self._cluster is not None or not self.tolerates_loss
 
   def know(self, cluster: Cluster, host_s: Mapping[str, float]) -> None:
-    """Sets the links for which forests are packed from here on.
+    """Sets the rates of links for which later forests are packed.
 
     Members keep the forest that they have.
 
@@ -179,7 +179,7 @@ class Rendezvous:
 
   @property
   def is_waiting(self) -> bool:
-    """True while the first members are awaited."""
+    """True while the run waits for the members of its first epoch."""
     return self._phase is _Phase.WAITING
 
   @property

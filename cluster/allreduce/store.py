@@ -16,7 +16,7 @@ class ReplicaStore:
 
   Attributes:
     version: Number of updates that were applied or skipped.
-    examples: Number of examples in them.
+    examples: Number of examples in applied updates.
     scalings: The loss scale of all workers, if there is one: that after
       `version`, while the replica may be one version ahead.
   """

@@ -1086,7 +1086,14 @@ def encode_header(message: Any, size_bytes: int) -> bytes:
 
 
 def encode(message: Any) -> bytes:
-  """Returns the bytes of a message, which `Schema.decode` reads."""
+  """Returns the bytes of a message without a body, for `Schema.decode`.
+
+  A handshake carries its hello in this form.  `Stream.send` encodes messages
+  with the size of their body: see `encode_header`.
+
+  Args:
+    message: Struct of this module.
+  """
   return _ENCODER.encode(message)
 
 

@@ -181,7 +181,7 @@ class Pieces:
       yield piece.sent
 
   def outgoing(self) -> list[np.ndarray]:
-    """Returns the encoded pieces of the share, uint8 [n] each."""
+    """Returns the pieces of the current version, encoded, uint8 [n] each."""
     return [piece.sent for piece in self._pieces]
 
   def warm_up(self, like: Payload | None = None) -> None:
@@ -201,7 +201,7 @@ class Pieces:
       self._update = update
 
   def commit(self, update: int) -> None:
-    """Applies an update: the version that is ahead becomes the current one."""
+    """Makes the version that includes an update the current one."""
     with self._changed:
       for piece in self._pieces:
         if piece.ahead is None:  # The sum comes from a checkpoint.
@@ -232,7 +232,7 @@ class Pieces:
 
   @property
   def examples(self) -> int:
-    """Number of examples in these updates."""
+    """Number of examples in applied updates."""
     return self._pieces[0].learner.examples
 
   @property

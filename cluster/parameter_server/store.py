@@ -34,7 +34,7 @@ class ShardedParameterStore:
 
   Attributes:
     version: Number of updates applied or skipped.
-    examples: Number of examples in them.
+    examples: Number of examples in applied updates.
     scalings: Loss scaling of each worker; [] without.
     sequence: Number of batches of orders given to the servers.
     incarnations: Number of the last incarnation of each worker.
@@ -114,7 +114,7 @@ class ShardedParameterStore:
     )
 
   def end(self, worker: int, incarnation: int) -> None:
-    """Ends a worker's streams and drops its push, if it was not added."""
+    """Makes servers end a worker's streams and drop its push unless added."""
     self._orders.append(messages.EndWorker(worker, incarnation))
 
   def save(self, step: int) -> list[Future[Any]]:
@@ -194,7 +194,7 @@ class ShardedParameterStore:
         self._questions.pop(number)
 
   def fail(self, error: Exception) -> None:
-    """Answers all questions, also later ones, with an error."""
+    """Makes all pending and later requests to servers raise an error."""
     with self._answering:
       self._error = self._error or error
       for futures in self._questions.values():

@@ -67,7 +67,7 @@ class LinkFollower:
     self.interruption = ''
 
   def take_traffic(self, worker: int, report: TrafficReport) -> None:
-    """Takes in the traffic of a worker since its start."""
+    """Records the traffic of a worker since its start."""
     self._windows.take(worker, report.sent)
 
   def begin_epoch(self) -> None:

@@ -79,7 +79,7 @@ class LinkManager:
     return True
 
   def take_survey(self, event: LinksMeasured, now_s: float) -> None:
-    """Takes in the result of a survey.
+    """Handles the result of a survey, which is a measurement of all links.
 
     Args:
       event: The result.
@@ -119,17 +119,17 @@ class LinkManager:
       self._follower.end_iteration(now_s, exposed_s, is_complete=is_complete)
 
   def take_traffic(self, worker: int, report: TrafficReport) -> None:
-    """Takes in the traffic of a worker since its start."""
+    """Records the traffic of a worker since its start."""
     if self._follower:
       self._follower.take_traffic(worker, report)
 
   def take_forest(self, event: ForestPacked, now_s: float) -> None:
-    """Takes in a forest that was packed for changed links."""
+    """Handles a forest that was packed for changed links."""
     if self._follower:
       self._follower.take_forest(event, now_s)
 
   def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
-    """Takes in the answer of a worker to an order of a survey."""
+    """Handles a worker's answer to an order of a survey."""
     self._surveyor.take_answer(worker, answer)
 
   def lose(self, index: int, reason: str) -> None:

@@ -86,7 +86,7 @@ class Surveyor:
     self._survey.start(self._tell)
 
   def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
-    """Takes in the answer of a worker."""
+    """Handles a worker's answer to an order of the survey."""
     if self._survey:
       self._survey.take_answer(worker, answer)
 
@@ -98,7 +98,7 @@ class Surveyor:
   def finish(
     self, event: LinksMeasured, *, needed: bool = True
   ) -> Mapping[str, Any] | None:
-    """Takes in the result of a survey.
+    """Ends a survey; returns its measurement of links.
 
     Args:
       event: The result.

@@ -92,7 +92,7 @@ class RateWindows:
     self._reporters.clear()
 
   def take(self, worker: int, sent: messages.Traffic) -> None:
-    """Takes in a report of a worker's traffic."""
+    """Records a worker's traffic since its start, from a report."""
     self._now[worker] = {
       peer: Sent(size_bytes, busy_s) for peer, size_bytes, busy_s in sent
     }
@@ -168,7 +168,7 @@ class TrafficLog:
   def take_connected(
     self, worker: int, incarnation: int, report: Connected
   ) -> None:
-    """Takes in the report of a worker that has connected in a new epoch."""
+    """Records the traffic of a worker that has connected in a new epoch."""
     self._joining[worker] = _report(incarnation, report.sent)
 
   def begin_epoch(self, time: float, version: int, why: str) -> None:
@@ -208,7 +208,7 @@ class TrafficLog:
   def take_compared(
     self, worker: int, incarnation: int, report: StateDigest, time: float
   ) -> None:
-    """Takes in the report of a member whose state is compared at a version.
+    """Records a member's traffic up to a version; writes a row after the last.
 
     Args:
       worker: Rank of the member.

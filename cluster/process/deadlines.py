@@ -60,7 +60,11 @@ class Pace:
     self._doing = 'compute'
 
   def transfer(self) -> None:
-    """Enters the phase in which it sends, receives or waits for a release."""
+    """Enters the phase in which the worker sends, receives or waits.
+
+    In this phase each chunk is progress; the coordinator may evict a worker
+    that makes none for two timeouts.
+    """
     self._doing = 'transfer'
 
   def begin(self, iteration: int) -> None:

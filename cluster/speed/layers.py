@@ -163,7 +163,7 @@ def buckets(
 
 
 def shortened(parts: Sequence[Bucket], size_bytes: int) -> list[Bucket]:
-  """Returns buckets of another total size, ready at the same times."""
+  """Returns buckets scaled to another total size, ready at the same times."""
   total = max(sum(each.bytes for each in parts), 1)
   ends = itertools.accumulate(each.bytes for each in parts)
   cuts = [0, *(size_bytes * end // total // _ITEM * _ITEM for end in ends)]
@@ -191,7 +191,7 @@ def spread(parts: Sequence[Bucket], sizes: Sequence[int]) -> list[Bucket]:
 
 
 def even(size_bytes: int, bucket_bytes: float) -> list[int]:
-  """Returns the bytes of equal layers, as many as there are buckets."""
+  """Returns the bytes of equal layers, one for each bucket."""
   if not 0 < bucket_bytes < size_bytes:
     return [size_bytes]
   count = math.ceil(size_bytes / bucket_bytes)

@@ -56,16 +56,21 @@ class Timed(NamedTuple):
 def profile(
   model: str, batch: int, *, flops: float = _FLOPS
 ) -> list[tuple[int, float]]:
-  """Returns the bytes of each gradient, and the time at which it is ready.
+  """Returns the sizes of a model's gradients and the times when they are ready.
 
-  In the order in which the backward pass makes them; in parts of the time of an
-  iteration.
+  Computed from a roofline model, without running anything.
 
   Args:
     model: 'alexnet' or 'resnet50', for 224 x 224 pixels, 1000 classes, with
       batch normalisation.
-    batch: Examples, of which the shares depend.
-    flops: A second, of the GPU.
+    batch: Examples of a batch, at least 1.  The larger it is, the less the time
+      for reading weights counts.
+    flops: Floating-point operations per second of the GPU.
+
+  Returns:
+    Pairs of bytes and time, one per parameter, in the order of the backward
+    pass.  Times are fractions of an iteration's forward and backward pass, at
+    most 1.
 
   Raises:
     ValueError: If there is no such model, or no example.

@@ -292,7 +292,7 @@ class AllreduceTransfers:
     return Delivered(0, [index])
 
   def push(self, time: float, index: int, stage: int) -> list[int]:
-    """Takes in that a worker has computed.
+    """Records that a worker has computed its gradient.
 
     Returns:
       All workers of the iteration, whose sums remain, once the last of them has

@@ -54,7 +54,7 @@ class Link:
     return self.stamp + (self.queue[0][0] - self.served) / self.level
 
   def pool_level(self) -> float:
-    """Returns the rate of the pool's flows that are not at their caps."""
+    """Returns the rate of each flow of the pool that is below its cap."""
     if self.queue:
       return (self.capacity - self.taken) / len(self.queue)
     return math.inf if self.taken <= self.capacity else 0.0

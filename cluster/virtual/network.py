@@ -99,7 +99,7 @@ class Network:
     return flow
 
   def cancel(self, time: float, flow: int) -> None:
-    """Takes back a flow that `advance` has not returned.
+    """Cancels a flow that has not arrived yet.
 
     Args:
       time: Seconds.

@@ -166,7 +166,7 @@ class LocalParameterStore:
 
   @property
   def examples(self) -> int:
-    """Number of examples in them."""
+    """Number of examples in applied updates; skipped ones do not count."""
     return self.learner.examples
 
   @property

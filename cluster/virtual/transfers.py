@@ -85,7 +85,10 @@ class Whole:
     self._flows: dict[int, tuple[int, int]] = {}  # To (worker, bytes).
 
   def next_time(self) -> float:
-    """Returns the time before which nothing arrives, seconds."""
+    """Returns the earliest time at which a transfer can arrive, seconds.
+
+    Infinite without transfers; nothing may have arrived at that time.
+    """
     return self.network.next_time()
 
   def pull(self, time: float, index: int) -> Delivered:
@@ -108,7 +111,11 @@ class Whole:
     return (index,)
 
   def advance(self, time: float) -> Delivered:
-    """Advances to `time`, at most the next one; returns the arrivals."""
+    """Advances to a time and returns what arrives at it.
+
+    Args:
+      time: Seconds, at most `next_time`.
+    """
     if not (arrived := self.network.advance(time)):
       return NOTHING
     size_bytes, ended = 0, []
@@ -228,7 +235,10 @@ class Pipelined:
     self._flows: dict[int, _Flow] = {}
 
   def next_time(self) -> float:
-    """Returns the time before which nothing arrives, seconds."""
+    """Returns the earliest time at which a piece can arrive, seconds.
+
+    Infinite without transfers; nothing may have arrived at that time.
+    """
     return self.network.next_time()
 
   def pull(self, time: float, index: int) -> Delivered:

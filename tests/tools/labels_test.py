@@ -32,7 +32,9 @@ def _record(seed=0, **changed):
 
 class LabelTest(parameterized.TestCase):
   def _labels(self, *runs):
-    return {key: len(value) for key, value in report.labelled(runs).items()}
+    return {
+      key: len(value) for key, value in report.group_by_label(runs).items()
+    }
 
   def test_seeds_are_one_group(self):
     runs = [_record(0), _record(1), _record(0, sync__name='asp')]

@@ -238,7 +238,7 @@ class PictureTest(parameterized.TestCase):
   def _draw(self, folders):
     out = pathlib.Path(tempfile.mkdtemp()) / 'new' / 'pictures'
     runs = [records.load(folder) for folder in folders]
-    drawn = report.draw(report.labelled(runs), out)
+    drawn = report.draw(report.group_by_label(runs), out)
     self.assertCountEqual(drawn, out.iterdir())
     for picture in drawn:
       self.assertEqual(picture.read_bytes()[:8], b'\x89PNG\r\n\x1a\n')

@@ -62,9 +62,9 @@ def draw_breakdown(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 
 
 def gaps(run: RunRecord) -> np.ndarray | None:
-  """Returns seconds between pushes as they were applied; None without any.
+  """Returns the seconds between applied pushes; None if there are fewer than 2.
 
-  Those of one update are applied at once.
+  Pushes of one update are applied at the same time.
   """
   if not records.has_events(run):
     return None
@@ -109,7 +109,14 @@ def bandwidth(run: RunRecord) -> Mapping[str, Any] | None:
 
 
 def steps(found: Mapping[str, Any]) -> tuple[float, list[float]]:
-  """Returns how long steps of a line of bandwidths are, s, and theirs, MB/s."""
+  """Returns the bandwidth of a run as steps of equal length, for a line.
+
+  Args:
+    found: Result of `bandwidth`.
+
+  Returns:
+    Length of a step, seconds, and the mean rate in each, MB/s.
+  """
   # Windows may end between two barriers: what is drawn is of several.
   # What is left over at the end is too short to tell a rate.
   several = -(-len(found['Bps']) // _STEPS)
@@ -182,7 +189,7 @@ def _rates(
 
 
 def speed_ups(groups: Groups) -> dict[str, dict[int, float]]:
-  """Returns how many times as fast as one worker several are, by label.
+  """Returns the speed-ups of several workers over one worker, by label.
 
   Runs of a label differ in their number of workers.  The speed is that of
   examples in updates per second of the run's clock, the median over seeds;

@@ -50,7 +50,7 @@ def _neighbors(cluster: Cluster) -> dict[str, list[str]]:
 
 
 def circle(nodes: Sequence[str]) -> Places:
-  """The first on top, the others clockwise."""
+  """Returns positions on a circle: the first node on top, then clockwise."""
   angles = 2 * np.pi * np.arange(len(nodes)) / len(nodes)
   radius = max(len(nodes) / (2 * np.pi), 1.0)
   points = radius * np.stack([np.sin(angles), np.cos(angles)], axis=1)

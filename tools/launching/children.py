@@ -104,7 +104,7 @@ class Screen:
     self._flush()
 
   def feed(self, name: str, data: bytes) -> None:
-    """Writes the lines that new output of a child completes."""
+    """Writes complete lines of a child's output, and holds back the rest."""
     data = self._rest[name] + data
     if self.terminal:
       *lines, rest = data.split(b'\n')
@@ -123,7 +123,7 @@ class Screen:
     self._flush()
 
   def finish(self, name: str) -> None:
-    """Writes the last line of a child, which has no end."""
+    """Writes the rest of an ended child's output, which has no line end."""
     rest, self._rest[name] = self._rest[name], b''
     if name == self._drawing:
       self._status = b''

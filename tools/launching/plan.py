@@ -86,12 +86,13 @@ class Plan:
 
   @property
   def shard_processes(self) -> list[str]:
-    """Processes whose loss ends the run until all are restarted.
+    """Names of processes whose loss stops the run until all are restarted.
 
     With servers, these are the processes with shards of the parameters.  On
     allreduce routes every worker has all parameters, and only the coordinator
-    is required; the native route requires all.  The manifest names the route
-    once the run has begun.
+    is required; the route `native`, on which XLA sums, requires all processes.
+    The route is that of the run's manifest; before there is one, 'server' is
+    assumed.
     """
     route = self._route()
     if route == 'server':

@@ -58,7 +58,7 @@ def render(content: Content) -> str:
 
 
 def embedded(data: Any) -> str:
-  """Returns JSON that no text in it can end, as a script element holds it."""
+  """Returns JSON for a script element of HTML, in which no text can end it."""
   text = json.dumps(data, separators=(',', ':'), allow_nan=False)
   return text.replace('<', '\\u003c').replace('>', '\\u003e')
 

@@ -20,7 +20,7 @@ _NODES = 200  # Of a picture of links, at most.
 
 
 def of(name: str, run: RunRecord) -> dict[str, Any]:
-  """Returns what is shown of a run that has ended; None where it has nothing.
+  """Returns the data of a run that a page draws; None where there are none.
 
   Args:
     name: Name of the run on the page.
@@ -43,7 +43,7 @@ def of(name: str, run: RunRecord) -> dict[str, Any]:
 
 
 def thinned(count: int, most: int = _POINTS) -> np.ndarray:
-  """Returns which of `count` points stay: the ends, and others evenly."""
+  """Returns the indices of at most `most` of `count` points, evenly spaced."""
   return np.unique(np.linspace(0, count - 1, min(count, most)).round()).astype(
     int
   )

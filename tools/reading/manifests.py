@@ -25,7 +25,12 @@ _SHARED = ('cluster.workers',)
 
 
 def restore_config(path: pathlib.Path) -> ConfigDict:
-  """Returns the config of a run, with a virtual cluster at its defaults.
+  """Returns the config of a run, for a simulation of it.
+
+  The config's cluster is the virtual one of `configs.default`, with the run's
+  number of workers.  Two fields of real clusters are at their defaults, too:
+  `route.server.dedicated` and `route.forest.adapt`.  All other fields are the
+  run's.
 
   Args:
     path: Folder of the run.
@@ -40,7 +45,7 @@ def restore_config(path: pathlib.Path) -> ConfigDict:
 
 
 def restore_section(recorded: Mapping[str, Any], name: str) -> ConfigDict:
-  """Returns a section of a recorded config.
+  """Returns a section of a recorded config as a ConfigDict.
 
   Args:
     recorded: Config of a manifest.

@@ -174,7 +174,12 @@ def longest_epoch(path: pathlib.Path) -> MembershipEpoch:
 def slowest_links(
   links: Mapping[Ends, Link], count: int
 ) -> list[tuple[Ends, Link]]:
-  """Returns the `count` links with the smallest ratio of rates, sorted."""
+  """Returns the links with the smallest measured over planned rates.
+
+  Args:
+    links: Links by source and destination.
+    count: Number of links to return.
+  """
   known = [each for each in links.items() if each[1].ratio is not None]
   return sorted(known, key=lambda each: each[1].ratio or 0.0)[:count]
 

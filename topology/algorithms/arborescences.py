@@ -37,7 +37,7 @@ def pack(
   starts: Sequence[int],
   stop: stopping.Stop = stopping.never,
 ) -> list[Branching]:
-  """Returns trees of which `starts[v]` start at each node v.
+  """Returns spanning out-trees, of which `starts[v]` start at node v.
 
   Each takes O(m) steps, for m links, on bit masks of all sets that are known;
   there are mostly fewer trees than links, and a few sets per node that have to

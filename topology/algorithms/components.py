@@ -13,7 +13,10 @@ class Components:
     self._members = [[node] for node in range(nodes)]
 
   def join(self, a: int, b: int) -> bool:
-    """Makes one of two sets, O(n log n) for all; says whether they were two."""
+    """Merges the sets of two nodes; returns False if they are in one set.
+
+    O(n log n) for all calls together.
+    """
     kept, lost = self.label[a], self.label[b]
     if kept == lost:
       return False

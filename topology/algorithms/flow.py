@@ -38,7 +38,7 @@ def push(residual: Residual, path: Sequence[int], amount: int) -> None:
 
 
 def augment(residual: Residual, source: int, sink: int, limit: int) -> int:
-  """Adds as much flow from source to sink as there is room for.
+  """Adds the largest flow from source to sink that the network can carry.
 
   By Dinic's algorithm (1970): blocking flows along shortest paths, O(n^2 m)
   for m links, and far less on the graphs met here.  The network is changed in
@@ -55,10 +55,10 @@ def augment(residual: Residual, source: int, sink: int, limit: int) -> int:
 
 
 def detour(residual: Residual, source: int, sink: int, limit: int) -> int:
-  """Does the same for small amounts, which mostly have a short way.
+  """Adds flow as `augment` does, faster for small amounts.
 
   Path by path, each a shortest one that is searched for from both ends: O(n +
-  m) for each path.
+  m) for each path.  Returns the flow added, at most `limit`.
   """
   added = 0
   while added < limit:
@@ -82,7 +82,11 @@ def reach(residual: Residual, source: int) -> list[int]:
 
 
 def reach_back(residual: Residual, sink: int) -> list[int]:
-  """Returns the nodes from which links with room lead to `sink`, likewise."""
+  """Returns the nodes, sorted, from which links with room lead to `sink`.
+
+  After a maximum flow they are the sink side of a minimum cut, the smallest of
+  all.  O(n + m).
+  """
   return _spread(residual, sink, True)
 
 

@@ -65,10 +65,12 @@ class Program:
     self._table = np.vstack([self._table, _narrow(new // np.gcd.reduce(new))])
 
   def solve(self) -> tuple[list[Fraction], list[Fraction]]:
-    """Returns z, and the prices y >= 0 of the rows, which prove it the optimum.
+    """Returns the optimal z, and the prices y >= 0 of the rows that prove it.
 
-    `limits . y` equals it, and `y . rows >= objective`.  ValueError if the
-    optimum is not bounded.
+    `limits . y` equals `objective . z`, and `y . rows >= objective`.
+
+    Raises:
+      ValueError: If the optimum is not bounded.
     """
     while (row := self._violated()) is not None:
       stopping.check(self._stop)

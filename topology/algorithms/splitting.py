@@ -22,7 +22,7 @@ def bypass(
   units: Sequence[int],
   stop: stopping.Stop = stopping.never,
 ) -> dict[tuple[int, int], list[Path]]:
-  """Returns links between workers, each as the paths it stands for.
+  """Returns links between workers that replace all switches, as paths.
 
   With a source that feeds its units to each worker, every worker can still be
   sent the units of all.  A flow that shows this is kept for each worker, and
@@ -133,7 +133,7 @@ class _Splitter:
 def take(
   paths: dict[tuple[int, int], list[Path]], ends: tuple[int, int], units: int
 ) -> list[Path]:
-  """Returns paths of a link with so many units, and takes them out of it.
+  """Removes paths with `units` from a link between workers; returns them.
 
   A link of which nothing is left is dropped.
   """

@@ -33,24 +33,26 @@ def naive_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
 
 def naive_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
-  """Returns the same with half of each shard in each direction."""
+  """Returns `naive_ring` with half of each shard in each direction."""
   order = cluster.workers
   return _build_rings(cluster, best, [order, order[::-1]])
 
 
 def best_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
-  """Returns a ring in the fastest order: above 8 workers, one that was found.
+  """Returns a ring through the workers in the fastest order.
 
-  See `ring_orders.best_order`.
+  Above 8 workers the order is the best that a heuristic finds: see
+  `ring_orders.best_order`.
   """
   order = ring_orders.best_order(ways_of(cluster), both_ways=False)
   return _build_rings(cluster, best, [order])
 
 
 def best_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
-  """Returns the same with half of each shard in each direction.
+  """Returns the fastest ring with half of each shard in each direction.
 
-  In the order that is the fastest for this, which may be another one.
+  The order of the workers is the fastest for both directions at once, which can
+  differ from that of `best_ring`.
   """
   order = ring_orders.best_order(ways_of(cluster), both_ways=True)
   return _build_rings(cluster, best, [order, order[::-1]])
@@ -209,10 +211,15 @@ def equal_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
 
 def build_all(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
-  """Returns all of the above by their names, from rings to `equal_shards`.
+  """Returns the published ways to sum or gather on a cluster, by name.
 
-  Without `hierarchical` if there is one group of workers only, and without
-  `equal_shards` unless `best` is an allreduce.  None for a single worker.
+  These are the functions of this module, from rings to `equal_shards`.  A dict
+  without `hierarchical` if the cluster has only one group of workers, without
+  `equal_shards` unless `best` is an allreduce; empty for a single worker.
+
+  Args:
+    cluster: Workers, switches and links.
+    best: Packed forest, whose collective the others do as well.
   """
   if len(cluster.workers) == 1:
     return {}

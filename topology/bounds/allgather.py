@@ -42,9 +42,10 @@ class Optimum(NamedTuple):
 
 
 def bound(cluster: Cluster) -> tuple[Fraction | None, Cut | None]:
-  """Returns `inv_x` and `cut` of the optimum: a bound, and the proof.
+  """Returns the least seconds per GB of a worker's shard, and the proof.
 
-  Or (None, None) for a single worker, which has nothing to send.
+  They are `inv_x` and `cut` of the optimum; (None, None) for a single worker,
+  which has nothing to send.
   """
   if len(cluster.workers) == 1:
     return None, None
@@ -79,7 +80,7 @@ def optimum(cluster: Cluster, stop: stopping.Stop = stopping.never) -> Optimum:
 
 
 def around_workers(cluster: Cluster) -> Cut:
-  """Returns the cut around a single worker that proves most.
+  """Returns the cut around a single worker that proves the highest bound.
 
   A quick bound, which need not be the best: O(n m) for n workers and m links.
   """

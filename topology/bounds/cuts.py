@@ -16,7 +16,7 @@ from topology.clusters.cluster import Cluster, Ends
 
 
 class Cut(NamedTuple):
-  """Why an allgather cannot be faster: what `proven` recomputes.
+  """Proof that an allgather cannot be faster, which `prove_time` recomputes.
 
   Attributes:
     nodes: Ids of the bottleneck, a set of nodes that does not hold all
@@ -75,7 +75,7 @@ def prove_time(
 def link_prices(
   cluster: Cluster, cut: Cut, stop: stopping.Stop = stopping.never
 ) -> dict[Ends, Fraction]:
-  """Returns the price of each link, at least 0, by which `cut` is a proof."""
+  """Returns prices of the links, at least 0, that prove the bound of `cut`."""
   prices, unit = _units(cluster, cut, stop)
   links = zip(cluster.links, prices, strict=True)
   return {(src, dst): Fraction(price, unit) for (src, dst, _), price in links}

@@ -41,17 +41,22 @@ def build_network(
   amounts: Iterable[tuple[int, Fraction | int]],
   stop: stopping.Stop = stopping.never,
 ) -> FeedNetwork:
-  """Returns the network in which a source feeds the data of the workers.
+  """Returns a flow network in which a source feeds each worker its own data.
 
-  Every worker can receive all data if and only if all that the source feeds can
-  flow to each of them.
+  The source is an additional node with an arc to each worker.  Every worker can
+  receive all data if and only if all that the source feeds can flow to each of
+  them (maximum flow and minimum cut).  Capacities are scaled to integers.
 
   Args:
     nodes: Number of nodes.
     links: (src, dst, capacity) of each link.
     amounts: Pairs of a worker and the data that it has to send, in the units of
       the links.
-    stop: Function that returns True to raise `Stopped`, called regularly.
+    stop: Function that is called regularly during this call, which ends as soon
+      as it returns True.
+
+  Raises:
+    Stopped: If `stop` has returned True.
   """
   arcs = [*links, *((nodes, worker, amount) for worker, amount in amounts)]
   scale = math.lcm(*(capacity.denominator for _, _, capacity in arcs))

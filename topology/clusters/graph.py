@@ -23,15 +23,13 @@ class Graph(NamedTuple):
   scale: int
 
   def without(self, node: int) -> list[int]:
-    """Returns all nodes but one."""
+    """Returns the nodes other than `node`, ascending."""
     return [v for v in range(self.nodes) if v != node]
 
   def cut(self, side: Iterable[int]) -> tuple[int, list[int], list[int]]:
     """Returns the number of workers in a set of nodes, and its outer links.
 
-    The links come as two lists, out of the set and into it.
-
-    Links are given by their indices.
+    Links are given by their indices, in two lists: out of the set, and into it.
     """
     inside = [False] * self.nodes
     for node in side:

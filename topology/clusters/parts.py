@@ -39,7 +39,18 @@ def check_capacity(value: object, field: str = 'GBps') -> Fraction:
 def check_list(
   values: object, field: str, check: Callable[[Any, str], Any] | None = None
 ) -> list[Any]:
-  """Returns a list of one or more values, each as `check` returns it."""
+  """Returns an argument of a cluster as a list, after checking its values.
+
+  Args:
+    values: List, tuple or other iterable of values, but no string.
+    field: Name of the argument, for errors.
+    check: Function of a value and `field` that returns the value to use; None
+      for values as they are.
+
+  Raises:
+    ValueError: If `values` is no iterable or is empty, or if `check` refuses a
+      value; names the field.
+  """
   if isinstance(values, str) or not isinstance(values, Iterable):
     raise ValueError(f'{field}: expected a list, got {values!r}.')
   checked = [check(value, field) if check else value for value in values]

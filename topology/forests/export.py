@@ -71,13 +71,13 @@ def fingerprint(cluster: Cluster) -> str:
 
 
 def digest(content: Any) -> str:
-  """Returns the SHA-256 of plain data, as `fingerprint` does of a cluster's."""
+  """Returns the SHA-256 of plain data as hexadecimal digits."""
   text = json.dumps(content, sort_keys=True, separators=(',', ':'))
   return hashlib.sha256(text.encode('ascii')).hexdigest()
 
 
 def to_json(cluster: Cluster, forest: Forest) -> dict[str, Any]:
-  """Returns what `from_json` reads, of a sound forest of this cluster."""
+  """Returns a sound forest and its cluster as plain data, for `from_json`."""
   return {
     'format': FORMAT,
     'version': VERSION,

@@ -103,7 +103,7 @@ def heaviest(
   count: int,
   stop: stopping.Stop = stopping.never,
 ) -> list[Column]:
-  """Returns so many of the heaviest trees of a forest, weighted anew.
+  """Returns the `count` heaviest trees of a forest, with new optimal weights.
 
   Of an allgather at least one for each worker, which each worker then has.
   """

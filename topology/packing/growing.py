@@ -44,20 +44,20 @@ class Costs:
     self._factor: list[float] = factor.tolist()
 
   def of(self, uses: Iterable[int]) -> float:
-    """Returns the price of a hop that uses all of these."""
+    """Returns the sum of the prices of the capacities that a hop uses."""
     now, total = self.now, 0.0
     for use in uses:  # Since Python 3.12 the built-in sum rounds otherwise.
       total += now[use]
     return total
 
   def raise_(self, uses: Iterable[int]) -> None:
-    """Makes them dearer, for one more hop."""
+    """Raises the prices of the capacities that one more hop uses."""
     now, factor = self.now, self._factor
     for use in uses:
       now[use] = min(now[use] * factor[use], _DEAREST)
 
   def lower(self, uses: Iterable[int]) -> None:
-    """Makes them cheaper again, for one hop less."""
+    """Lowers the prices of the capacities that a removed hop used."""
     for use in uses:
       self.now[use] /= self._factor[use]
 
@@ -78,7 +78,10 @@ class Grown(NamedTuple):
   down: tuple[Hop, ...]  # Likewise.
 
   def uses(self, arrays: Arrays) -> list[int]:
-    """Returns what it takes from, once for each time, as in `Hop.uses`."""
+    """Returns the capacities that the tree uses, repeated for each use.
+
+    They are indices as in `Hop.uses`.
+    """
     # On paired links what goes up is what goes down, over the other link.
     hops = self.down if arrays.paired else (*self.up, *self.down)
     return [use for hop in hops for use in hop.uses]
@@ -130,7 +133,13 @@ class Grower:
     return Grown(root, tuple(up), tuple(down))
 
   def down(self, root: int, *, hasty: bool = False) -> Grown:
-    """Returns a tree down from a root; if hasty, from few hops of the last."""
+    """Returns a tree from a root down to all workers.
+
+    Args:
+      root: Index of the root.
+      hasty: Whether to choose from the few hops that were cheap for the last
+        tree, which is faster.
+    """
     if hasty:
       self._few = self._few or self._cheapest(self._recent[-1])
       tree = self._branching(root, self._few, up=False)
@@ -142,7 +151,7 @@ class Grower:
     return Grown(root, (), tuple(tree))
 
   def remove(self, tree: Grown) -> None:
-    """Makes the links of a tree cheaper again."""
+    """Lowers the prices of a tree's links as if it had not been grown."""
     self._costs.lower(tree.uses(self._arrays))
 
   def _candidates(self) -> list[Hop]:

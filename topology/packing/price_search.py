@@ -50,7 +50,7 @@ class Bound:
       self._try((arrays.capacity == value).astype(float))
 
   def follow(self, rounds: int, stop: stopping.Stop) -> None:
-    """Tries the prices of spanning trees that avoid full links."""
+    """Tries link prices that rise with the load of cheapest trees, by round."""
     arrays = self._arrays
     load, total = np.zeros((2, len(arrays.capacity)))
     for i in range(rounds):
@@ -70,7 +70,7 @@ class Bound:
         self.improve(total)
 
   def improve(self, prices: np.ndarray) -> None:
-    """Tries the prices, and their rounding to 0 or 1 at several thresholds."""
+    """Tries link prices, and their rounding to 0 or 1 at several thresholds."""
     self._try(prices)
     parts = 25 if self._arrays.paired else 3
     for level in np.quantile(prices, np.linspace(0, 0.98, parts)):
@@ -78,7 +78,11 @@ class Bound:
       self._try((prices >= level).astype(float))
 
   def certificate(self) -> certificates.Prices:
-    """Returns the best prices, as integers."""
+    """Returns the link prices that prove the lowest bound so far.
+
+    Rounded to integers, so that `prove_rate` can check the bound on the rate of
+    any allreduce exactly; free links are left out.
+    """
     return self._exact(self._prices)
 
   def _try(self, prices: np.ndarray) -> None:

@@ -142,9 +142,10 @@ class Executor:
 
   @property
   def bound_bytes(self) -> int:
-    """Largest memory for chunks that cannot be added yet, bytes.
+    """Upper bound on the memory for chunks that wait to be added, bytes.
 
-    It is that of the current membership; 0 without one.
+    A chunk waits if it has arrived before the numbers to which it is added.
+    The bound holds for the current membership; 0 outside of one.
     """
     roles = self._roles
     return len(roles.children) * roles.ahead_bytes if roles else 0

@@ -19,7 +19,7 @@ from wire.multi_round import MultiRoundAllreduce
 
 
 class NoCodecState:
-  """The state of a codec that has none."""
+  """State of a codec without residuals."""
 
   has_residual = False
   replicated: Any = ()
@@ -34,7 +34,7 @@ class NoCodecState:
     """Does nothing."""
 
   def saved(self) -> None:
-    """Returns None, which a checkpoint has of it."""
+    """Returns None: a checkpoint stores nothing of such a codec."""
 
   def restore(self, version: int, saved: None) -> None:
     """Does nothing."""
@@ -137,7 +137,15 @@ class CodecState:
   def start(
     self, vector: Any, *, stage: int, scale: float, workspace: Workspace
   ) -> 'WorkerRounds':
-    """Starts an allreduce; arguments as of `MultiRoundAllreduce.start`."""
+    """Starts an allreduce of a vector, from the state at this version.
+
+    Args:
+      vector: Gradient and statistics of this worker, as
+        `MultiRoundAllreduce.start` takes them.
+      stage: Index of the wire's codec.
+      scale: Loss scale of the gradient.
+      workspace: Scratch arrays.
+    """
     return WorkerRounds(
       self, vector, stage=stage, scale=scale, workspace=workspace
     )
@@ -173,7 +181,16 @@ class CodecState:
     return {'residual': residual, 'replicated': self._state.replicated}
 
   def restore(self, version: int, saved: dict[str, Any] | None) -> None:
-    """Takes over the sum of all workers' residuals from a checkpoint."""
+    """Replaces this worker's residual by the sum of all workers' residuals.
+
+    Only the worker in the coordinator's process calls this, when a run resumes
+    from a checkpoint; the residuals of the other workers start at zero.
+
+    Args:
+      version: Version of the learner in the checkpoint.
+      saved: Result of `saved`; None if no residuals had been collected, which
+        then start at zero.
+    """
     self.reset()
     self.version = version
     if saved is not None:
@@ -229,7 +246,10 @@ class WorkerRounds:
     return self._remaining == 1
 
   def next_contribution(self, total: Any) -> Any:
-    """Takes the sum of a round; returns the next contribution or None."""
+    """Continues with the sum of a round; returns the next contribution.
+
+    None after the last round.
+    """
     self._remaining -= 1
     with self._codec_state.device():
       try:
