@@ -2,7 +2,7 @@
 
   python -m bench.allreduce [--cases=equal4,slow4,...] [--sizes=5,25]
     [--rounds=5] [--schemes=forest,ring,...] [--dtype=float32]
-    [--peers=PYTHON]
+    [--mbit=200] [--chunk_bytes=N] [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Each host is a process with a
 host executor; all sum pools of float32 that hold whole numbers, and what comes
@@ -18,6 +18,10 @@ root of an equal shard. psum: XLA's gloo ring over jax.distributed in the same
 lab.  gloo: torch's all_reduce of the same bytes; ddp: a step of its DDP whose
 model computes nothing, 1 MiB in a layer; both need an interpreter that has
 torch (--peers, bench.peers).
+
+--mbit is the base rate of the cases, Mbit/s: all rates are in proportion to it.
+--chunk_bytes fixes the size of chunks, which otherwise follows from rate, size
+and forest.
 
 With --dtype=bfloat16 or float16 all but psum and gloo sends halves of float32,
 and sizes are those of the pool; first comes what bench.packing shows of these.
@@ -78,6 +82,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--schemes', default=','.join([*_SCHEMES, _PSUM]))
   parser.add_argument('--sizes', default='5,25', help='MB')
   parser.add_argument('--rounds', type=int, default=5)
+  parser.add_argument('--mbit', type=int, default=shaped.BASE_MBIT)
   parser.add_argument('--chunk_bytes', type=int, help='default: by rate')
   parser.add_argument('--dtype', default='float32', choices=[*_DTYPES])
   parser.add_argument('--peers', **peers.FLAG)
@@ -98,6 +103,7 @@ def main(argv: list[str] | None = None) -> None:
     )
   sizes = [round(float(size) * 1e6) for size in given.sizes.split(',')]
   settings = {'chunk_bytes': given.chunk_bytes}
+  cases = shaped.scaled_cases(given.mbit)
   peers.require_torch(parser, given.peers)
   packing.show(
     given.dtype, max(sizes), given.chunk_bytes or CHUNK_BYTES, given.rounds
@@ -105,7 +111,7 @@ def main(argv: list[str] | None = None) -> None:
   for name in given.cases.split(','):
     print_case(
       name,
-      shaped.cases()[name],
+      cases[name],
       chosen,
       sizes,
       given.rounds,
@@ -167,7 +173,7 @@ def print_case(
     (path / 'task').write_bytes(pickle.dumps(task))
     words = [sys.executable, '-m', 'tools.lab', f'--hosts={len(case.up)}']
     words += [
-      f'--link={shaped.BASE_MBIT}mbit',
+      f'--link={max(*case.up, *case.down)}mbit',
       f'--links={path}/links.json',
       '--',
     ]

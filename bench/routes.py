@@ -2,7 +2,7 @@
 
   python -m bench.routes [--cases=equal4,slow4,groups6] [--sizes=5,25]
     [--routes=forest,ring,auto,native,server] [--ways=alone,beside] [--all]
-    [--iterations=12] [--out=DIR] [--peers=PYTHON]
+    [--iterations=12] [--mbit=200] [--out=DIR] [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Each run is a real one of
 tools.launch that moves real bytes of no model; routes and the virtual clock are
@@ -62,12 +62,19 @@ class Run(NamedTuple):
     size_bytes: Bytes of the summed vector.
     way: One of `_WAYS`.
     route: Value of config.route.name.
+    mbit: Base rate of the links, Mbit/s.
   """
 
   case: str
   size_bytes: int
   way: str
   route: str
+  mbit: int = shaped.BASE_MBIT
+
+  @property
+  def hosts(self) -> shaped.Case:
+    """The hosts, with their links."""
+    return shaped.scaled_cases(self.mbit)[self.case]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -81,6 +88,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--sizes', default='5,25', help='MB')
   parser.add_argument('--all', action='store_true', help='of all combinations')
   parser.add_argument('--iterations', type=int, default=12, help='at most')
+  parser.add_argument('--mbit', type=int, default=shaped.BASE_MBIT)
   parser.add_argument('--out', help='folder of the runs; a new one by default')
   parser.add_argument('--peers', **peers.FLAG)
   given = parser.parse_args(argv)
@@ -101,7 +109,8 @@ def main(argv: list[str] | None = None) -> None:
       for each in routes
       if given.all or _by_default(each, way, first=size == sizes[0])
     ]
-    runs = [Run(case, round(float(size) * 1e6), way, each) for each in chosen]
+    size_bytes = round(float(size) * 1e6)
+    runs = [Run(case, size_bytes, way, each, given.mbit) for each in chosen]
     if runs:
       beside = given.peers if given.all or size == sizes[0] else None
       print_case(runs, out, given.iterations, beside)
@@ -118,8 +127,8 @@ def print_case(
     iterations: Largest number of iterations; fewer if they are long.
     python: An interpreter that has torch, for its DDP beside them.
   """
-  case, size_bytes, way, _ = runs[0]
-  hosts = shaped.cases()[case]
+  case, size_bytes, way, *_ = runs[0]
+  hosts = runs[0].hosts
   optimum_s = size_bytes / float(pack(hosts.cluster).rate_Bps or 1)
   compute_s = _ALONE_S if way == 'alone' else optimum_s
   head = ('route', 'real s', 'virtual s', 'real/virtual', 'exposed/optimum')
@@ -168,7 +177,7 @@ def real(
   Raises:
     RuntimeError: If the run fails.
   """
-  hosts = shaped.cases()[run.case]
+  hosts = run.hosts
   count = len(hosts.up)
   name = f'{run.case}_{run.size_bytes}_{run.way}_{run.route}'
   out.mkdir(parents=True, exist_ok=True)
@@ -221,7 +230,7 @@ def virtual(run: Run, compute_s: float) -> float | None:
   None if there are links that it knows nothing of; arguments are those of
   `real`.
   """
-  hosts = shaped.cases()[run.case]
+  hosts = run.hosts
   count = len(hosts.up)
   fields = _moving(run, compute_s, _FEWEST, count)
   fields['cluster.workers'] = count

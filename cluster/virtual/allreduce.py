@@ -190,7 +190,9 @@ class Sums:
     return _Timing(rounds, planned, carried)
 
 
-def _round_trip_s(forest: Forest, latency_s: Mapping[Ends, float]) -> float:
+def _round_trip_s(
+  forest: Forest, latency_s: Mapping[tuple[str, str], float]
+) -> float:
   """Returns the latency of the way up and down the deepest tree, seconds."""
   longest_s = max(
     (
