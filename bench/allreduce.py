@@ -2,7 +2,7 @@
 
   python -m bench.allreduce [--cases=equal4,slow4,...] [--sizes=5,25]
     [--rounds=5] [--schemes=forest,ring,...] [--dtype=float32]
-    [--mbit=200] [--chunk_bytes=N] [--peers=PYTHON]
+    [--mbit=200] [--chunk_bytes=N] [--delay_ms=0] [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Each host is a process with a
 host executor; all sum pools of float32 that hold whole numbers, and what comes
@@ -21,7 +21,8 @@ torch (--peers, bench.peers).
 
 --mbit is the base rate of the cases, Mbit/s: all rates are in proportion to it.
 --chunk_bytes fixes the size of chunks, which otherwise follows from rate, size
-and forest.
+and forest.  --delay_ms delays all that executors send to each other by relays
+(bench.delayed), which take processor time themselves.
 
 With --dtype=bfloat16 or float16 all but psum and gloo sends halves of float32,
 and sizes are those of the pool; first comes what bench.packing shows of these.
@@ -44,6 +45,7 @@ from typing import Any
 import numpy as np
 
 from bench import clusters, packing, shaped
+from bench.delayed import DelayedRelay
 from bench.peers import running as peers
 from bench.peers import sums
 from bench.shaped import Case
@@ -83,6 +85,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--sizes', default='5,25', help='MB')
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--mbit', type=int, default=shaped.BASE_MBIT)
+  parser.add_argument('--delay_ms', type=float, default=0.0, help='one way')
   parser.add_argument('--chunk_bytes', type=int, help='default: by rate')
   parser.add_argument('--dtype', default='float32', choices=[*_DTYPES])
   parser.add_argument('--peers', **peers.FLAG)
@@ -102,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
       f'expected cases of {[*shaped.cases()]}, schemes of {[*_SCHEMES]}'
     )
   sizes = [round(float(size) * 1e6) for size in given.sizes.split(',')]
-  settings = {'chunk_bytes': given.chunk_bytes}
+  settings = {'chunk_bytes': given.chunk_bytes, 'delay_s': given.delay_ms / 1e3}
   cases = shaped.scaled_cases(given.mbit)
   peers.require_torch(parser, given.peers)
   packing.show(
@@ -139,7 +142,7 @@ def print_case(
     chosen: Names of schemes.
     sizes: Bytes of pools; schemes to compare with have the first one alone.
     rounds: Number of measurements, of which the median is taken.
-    settings: Settings of the executors.
+    settings: Settings of the executors, and `delay_s` between them.
     dtype: Dtype of messages.
     python: An interpreter that has torch, for what is beside it.
   """
@@ -229,20 +232,28 @@ class _Worker:
     self._index = given['index']
     self._task = pickle.loads(pathlib.Path(given['task']).read_bytes())
     self._host = interface_address('eth0')
+    settings = dict(self._task['settings'])
+    delay_s = settings.pop('delay_s')
+    # A relay has another address than the one that a token's proof is of.
+    token = '' if delay_s else 'of the lab'
     self._executor = Executor(
       self._index,
       host=self._host,
-      security=Security('of the lab'),
+      security=Security(token),
       timeout_s=_TIMEOUT_S,
-      **self._task['settings'],
+      **settings,
     )
+    self._address = self._executor.address
+    if delay_s:
+      relay = DelayedRelay(self._host, self._address, delay_s)
+      self._address = relay.address
     self._iteration = 0
     # XLA writes to standard output.
     self._answers = os.fdopen(os.dup(sys.stdout.fileno()), 'w')
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
   def run(self) -> None:
-    self._say(self._executor.address)
+    self._say(self._address)
     for line in sys.stdin:
       order = json.loads(line)
       self._say(getattr(self, f'_{order.pop("order")}')(**order))
