@@ -2,7 +2,7 @@
 
   python -m bench.allreduce [--cases=equal4,slow4,...] [--sizes=5,25]
     [--rounds=5] [--schemes=forest,ring,...] [--dtype=float32]
-    [--peers=PYTHON]
+    [--mbit=200] [--chunk_bytes=N] [--delay_ms=0] [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Each host is a process with a
 host executor.  All hosts sum float32 buffers of whole numbers, and each checks
@@ -18,6 +18,11 @@ host is the root of an equal shard.  psum: XLA's gloo ring over jax.distributed
 in the same lab.  gloo: torch's all_reduce of the same bytes; ddp: a step of its
 DDP whose model computes nothing, with layers of 1 MiB; both need an interpreter
 that has torch (--peers, bench.peers).
+
+--mbit is the base rate of the cases, Mbit/s: all rates are in proportion to it.
+--chunk_bytes fixes the size of chunks, which otherwise follows from rate, size
+and forest.  --delay_ms delays all that executors send to each other by relays
+(bench.delayed), which take processor time themselves.
 
 With --dtype=bfloat16 or float16 all schemes but psum and gloo send messages in
 half precision; sizes are those of the float32 buffer.  The table of
@@ -41,6 +46,7 @@ from typing import Any
 import numpy as np
 
 from bench import clusters, hosts, packing
+from bench.delayed import DelayedRelay
 from bench.hosts import Case
 from bench.peers import running as peers
 from bench.peers import sums
@@ -80,7 +86,9 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--schemes', default=','.join([*_SCHEMES, _PSUM]))
   parser.add_argument('--sizes', default='5,25', help='MB')
   parser.add_argument('--rounds', type=int, default=5)
-  parser.add_argument('--chunk_bytes', type=int, default=CHUNK_BYTES)
+  parser.add_argument('--mbit', type=int, default=hosts.BASE_MBIT)
+  parser.add_argument('--delay_ms', type=float, default=0.0, help='one way')
+  parser.add_argument('--chunk_bytes', type=int, help='default: by rate')
   parser.add_argument('--dtype', default='float32', choices=[*_DTYPES])
   parser.add_argument('--peers', **peers.FLAG)
   parser.add_argument('--worker', help='for itself')
@@ -99,13 +107,16 @@ def main(argv: list[str] | None = None) -> None:
       f'expected cases of {[*hosts.cases()]}, schemes of {[*_SCHEMES]}'
     )
   sizes = [round(float(size) * 1e6) for size in flags.sizes.split(',')]
-  settings = {'chunk_bytes': flags.chunk_bytes}
+  settings = {'chunk_bytes': flags.chunk_bytes, 'delay_s': flags.delay_ms / 1e3}
+  cases = hosts.scaled_cases(flags.mbit)
   peers.require_torch(parser, flags.peers)
-  packing.print_table(flags.dtype, max(sizes), flags.chunk_bytes, flags.rounds)
+  packing.print_table(
+    flags.dtype, max(sizes), flags.chunk_bytes or CHUNK_BYTES, flags.rounds
+  )
   for name in flags.cases.split(','):
     print_case(
       name,
-      hosts.cases()[name],
+      cases[name],
       chosen,
       sizes,
       flags.rounds,
@@ -133,7 +144,7 @@ def print_case(
     chosen: Names of schemes.
     sizes: Bytes of buffers; only the forest is measured with all of them.
     rounds: Number of measurements, of which the median is taken.
-    settings: Settings of the executors.
+    settings: Settings of the executors, and `delay_s` between them.
     dtype: Dtype of messages.
     python: Path of an interpreter that has torch, for the rows of gloo and
       DDP; None to omit them.
@@ -168,7 +179,7 @@ def print_case(
     (path / 'task').write_bytes(pickle.dumps(task))
     words = [sys.executable, '-m', 'tools.lab', f'--hosts={len(case.up)}']
     words += [
-      f'--link={hosts.BASE_MBIT}mbit',
+      f'--link={max(*case.up, *case.down)}mbit',
       f'--links={path}/links.json',
       '--',
     ]
@@ -228,19 +239,27 @@ class _Worker:
     self._index = settings['index']
     self._task = pickle.loads(pathlib.Path(settings['task']).read_bytes())
     self._host = interface_address('eth0')
+    settings = dict(self._task['settings'])
+    delay_s = settings.pop('delay_s')
+    # A relay has another address than the one that a token's proof is of.
+    token = '' if delay_s else 'of the lab'
     self._executor = Executor(
       self._index,
-      port=Port(self._host, 0, Security('of the lab')),
+      port=Port(self._host, 0, Security(token)),
       timeout_s=_TIMEOUT_S,
-      **self._task['settings'],
+      **settings,
     )
+    self._address = self._executor.address
+    if delay_s:
+      relay = DelayedRelay(self._host, self._address, delay_s)
+      self._address = relay.address
     self._iteration = 0
     # XLA writes to standard output.
     self._answers = os.fdopen(os.dup(sys.stdout.fileno()), 'w')
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
   def run(self) -> None:
-    self._answer(self._executor.address)
+    self._answer(self._address)
     for line in sys.stdin:
       request = json.loads(line)
       self._answer(getattr(self, f'_{request.pop("request")}')(**request))

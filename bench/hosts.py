@@ -64,6 +64,27 @@ class Case(NamedTuple):
     return {'hosts': hosts, 'pairs': pairs, 'groups': groups}
 
 
+def scaled_cases(mbit: int) -> dict[str, Case]:
+  """Returns all cases, with another base rate in place of 200 Mbit/s.
+
+  Args:
+    mbit: Base rate, Mbit/s; all rates are in proportion, rounded.
+  """
+
+  def scale(rate: int) -> int:
+    return max(round(rate * mbit / BASE_MBIT), 1)
+
+  return {
+    name: Case(
+      [*map(scale, case.up)],
+      [*map(scale, case.down)],
+      {ends: scale(rate) for ends, rate in case.pairs.items()},
+      [(hosts, scale(rate)) for hosts, rate in case.groups],
+    )
+    for name, case in cases().items()
+  }
+
+
 def cases() -> dict[str, Case]:
   """Returns the cases that benchmarks measure, by name."""
   cross = {(a, b): 20 for a in range(6) for b in range(6) if (a < 3) != (b < 3)}

@@ -78,7 +78,7 @@ def _measure(dtype: str, size: int, chunk_bytes: int) -> list[float]:
     Exchange(
       worker_program,
       buffer,
-      ReceiveBuffers(len(worker_program.starts), chunk_bytes),
+      ReceiveBuffers(len(worker_program.starts) * chunk_bytes),
       halves,
     )
     for worker_program, buffer, halves in workers

@@ -2,7 +2,7 @@
 
   python -m bench.routes [--cases=equal4,slow4,groups6] [--sizes=5,25]
     [--routes=forest,ring,auto,native,server] [--ways=alone,beside] [--all]
-    [--iterations=12] [--out=DIR] [--peers=PYTHON]
+    [--iterations=12] [--mbit=200] [--out=DIR] [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Each run is a real one of
 tools.launch that moves real bytes without a model.  Routes and the virtual
@@ -64,12 +64,19 @@ class Run(NamedTuple):
     size_bytes: Bytes of the summed vector.
     way: One of `_WAYS`.
     route: Value of config.route.name.
+    mbit: Base rate of the links, Mbit/s.
   """
 
   case: str
   size_bytes: int
   way: str
   route: str
+  mbit: int = hosts.BASE_MBIT
+
+  @property
+  def lab_hosts(self) -> hosts.Case:
+    """The hosts, with their links."""
+    return hosts.scaled_cases(self.mbit)[self.case]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -83,6 +90,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--sizes', default='5,25', help='MB')
   parser.add_argument('--all', action='store_true', help='of all combinations')
   parser.add_argument('--iterations', type=int, default=12, help='at most')
+  parser.add_argument('--mbit', type=int, default=hosts.BASE_MBIT)
   parser.add_argument('--out', help='folder of the runs; a new one by default')
   parser.add_argument('--peers', **peers.FLAG)
   flags = parser.parse_args(argv)
@@ -105,7 +113,8 @@ def main(argv: list[str] | None = None) -> None:
       for each in routes
       if flags.all or _by_default(each, way, first=size == sizes[0])
     ]
-    runs = [Run(case, round(float(size) * 1e6), way, each) for each in chosen]
+    size_bytes = round(float(size) * 1e6)
+    runs = [Run(case, size_bytes, way, each, flags.mbit) for each in chosen]
     if runs:
       beside = flags.peers if flags.all or size == sizes[0] else None
       print_case(runs, out, flags.iterations, beside)
@@ -123,8 +132,8 @@ def print_case(
     python: Path of an interpreter that has torch, for a row of its DDP; None
       to omit the row.
   """
-  case, size_bytes, way, _ = runs[0]
-  lab_hosts = hosts.cases()[case]
+  case, size_bytes, way, *_ = runs[0]
+  lab_hosts = runs[0].lab_hosts
   optimum_s = size_bytes / float(pack(lab_hosts.cluster).rate_Bps or 1)
   compute_s = _ALONE_S if way == 'alone' else optimum_s
   head = ('route', 'real s', 'virtual s', 'real/virtual', 'exposed/optimum')
@@ -177,7 +186,7 @@ def measure(
   Raises:
     RuntimeError: If the run fails.
   """
-  lab_hosts = hosts.cases()[run.case]
+  lab_hosts = run.lab_hosts
   count = len(lab_hosts.up)
   name = f'{run.case}_{run.size_bytes}_{run.way}_{run.route}'
   out.mkdir(parents=True, exist_ok=True)
@@ -235,7 +244,7 @@ def simulate(run: Run, compute_s: float) -> float | None:
     The seconds; None for the route `server` on hosts whose pairs have rates,
     which the virtual network of servers does not have.
   """
-  lab_hosts = hosts.cases()[run.case]
+  lab_hosts = run.lab_hosts
   count = len(lab_hosts.up)
   fields = _timing_fields(run, compute_s, _FEWEST, count)
   fields['cluster.workers'] = count

@@ -38,7 +38,7 @@ class Planned(NamedTuple):
     forest: The forest.
     names: Index of each worker by its id in the cluster.
     size_bytes: Bytes of a worker's contribution.
-    chunk_bytes: Bytes of a chunk, at most.
+    chunk_bytes: Bytes of a chunk of it, at most.
     known: Whether the rates of the links are known; if not, they count as
       equal.
   """

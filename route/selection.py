@@ -19,7 +19,7 @@ from topology.baselines.ways import Ways, ways_of
 from topology.bounds.prices import Prices, prove_rate
 from topology.clusters.cluster import Ends
 from topology.forests import dealing, timing, trees
-from topology.forests.dealing import CHUNK_BYTES, ahead_s
+from topology.forests.dealing import ahead_s
 from topology.packing import approximate
 
 GOODPUT = 0.94  # Share of a real link without headers of TCP and IP.
@@ -80,7 +80,7 @@ def predict_time(
   size_bytes: int,
   latency_s: Latency,
 ) -> Candidate:
-  """Returns a candidate with its predicted time, in chunks of up to 48 KiB.
+  """Returns a candidate with its predicted time.
 
   `topology.forests.timing` predicts the time if all data is ready at once.
   Running ahead hides latency only where senders do not meet: senders to the
@@ -98,11 +98,7 @@ def predict_time(
     forest,
     size_bytes,
     latency_s=latency_s,
-    chunk_bytes=dealing.chunk_bytes(
-      size_bytes,
-      [float(tree.share) for tree in forest.trees],
-      most=CHUNK_BYTES,
-    ),
+    chunk_bytes=dealing.chunk_bytes(size_bytes, forest),
     hidden_s=0.0 if _count_rivals(forest) else ahead_s(forest),
   )
   return Candidate(name, forest, seconds)

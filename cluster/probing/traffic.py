@@ -21,7 +21,7 @@ from cluster.network.messages import Connected, StateDigest, TrafficReport
 from cluster.probing.repacking import Ends
 from cluster.traffic import Planned, Sent, Traffic
 from route import links
-from topology.forests.dealing import CHUNK_BYTES
+from topology.forests import dealing
 
 PERIOD_S = 2.0  # Time between reports, and least length of a window.
 _ITERATIONS = 4  # Least number of iterations of a window.
@@ -193,7 +193,7 @@ class TrafficLog:
         packed.forest,
         {workers[index]: index for index in packed.members},
         rendezvous.size_bytes,
-        CHUNK_BYTES,
+        dealing.chunk_bytes(rendezvous.size_bytes, packed.forest),
         known=packed.cluster is not links.make_equal(len(workers)),
       )
     self._traffic.record_epoch(

@@ -12,6 +12,7 @@ sum over a new forest of the living workers.
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from topology.baselines.transfer import transfer_forest
 from topology.clusters.pruned import remove
 from topology.forests import dealing, timing, usage
 from topology.forests.dealing import window
+from topology.forests.trees import Forest
 
 
 class _Timing(NamedTuple):
@@ -57,7 +59,7 @@ class Sums:
     stages: Sequence[Sequence[Sequence[Bucket]]],
     overlap: bool,
     range_s: float,
-    chunk_bytes: int,
+    chunk_bytes: int | None = None,
   ):
     """Plans the forest of all workers.
 
@@ -71,7 +73,8 @@ class Sums:
         round before has ended.
       overlap: Whether a bucket travels before the gradient is complete.
       range_s: Seconds for which each bucket occupies links before its bytes go.
-      chunk_bytes: Bytes of one message, at most.
+      chunk_bytes: Bytes of one message, at most; None for those of the
+        executor.
 
     Raises:
       ValueError: If there is no such forest over these links.
@@ -149,8 +152,10 @@ class Sums:
       forest = self._forest(assumed, size, LATENCY_S)
       pairs = zip(assumed.workers, left.workers, strict=True)
       used = transfer_forest(forest, left, dict(pairs))
-    chunk_bytes = self._chunk_bytes
-    ahead_bytes = window(used, chunk_bytes=chunk_bytes) * chunk_bytes
+    chunk_bytes = dealing.chunk_bytes(size, forest, fixed=self._chunk_bytes)
+    round_trip_s = _round_trip_s(used, latency_s)
+    chunks = window(used, chunk_bytes=chunk_bytes, round_trip_s=round_trip_s)
+    ahead_bytes = chunks * chunk_bytes
     allreduce = timing.AllreduceTiming(
       left, used, [], latency_s=latency_s, ahead_bytes=ahead_bytes
     )
@@ -167,10 +172,9 @@ class Sums:
     planned, allreduce, Bps = self._forest_of(members)
     rounds = []
     for buckets in self._stages[stage]:
+      sent_bytes = sum(each.bytes for each in buckets)
       chunk_bytes = dealing.chunk_bytes(
-        sum(each.bytes for each in buckets),
-        [float(tree.share) for tree in planned.forest.trees],
-        most=self._chunk_bytes,
+        sent_bytes, planned.forest, fixed=self._chunk_bytes
       )
       sizes, of_chunk = _chunks(buckets, chunk_bytes)
       begins = np.diff(of_chunk, prepend=-1) > 0
@@ -186,6 +190,21 @@ class Sums:
       for (src, dst), many in total.items()
     }
     return _Timing(rounds, planned, carried)
+
+
+def _round_trip_s(
+  forest: Forest, latency_s: Mapping[tuple[str, str], float]
+) -> float:
+  """Returns the latency of the way up and down the deepest tree, seconds."""
+  longest_s = max(
+    (
+      sum(latency_s[ends] for ends in itertools.pairwise(hop))
+      for tree in forest.trees
+      for hop in (*tree.up, *tree.down)
+    ),
+    default=0.0,
+  )
+  return 2 * longest_s * max((tree.depth for tree in forest.trees), default=0)
 
 
 def _chunks(

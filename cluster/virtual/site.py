@@ -30,7 +30,6 @@ from outputs.checkpoints import Checkpoints
 from outputs.files import RunFiles
 from route import links, ring
 from route.route import Allreduce, ParameterServer, Plan
-from topology.forests.dealing import CHUNK_BYTES
 from wire.multi_round import MultiRoundAllreduce
 
 _OF_SERVERS = ('cluster.network.server*',)
@@ -222,7 +221,6 @@ def _sums(
       stages=stages,
       overlap=plan.overlap,
       range_s=range_s,
-      chunk_bytes=CHUNK_BYTES,
     )
 
 

@@ -32,7 +32,6 @@ from learning.learning import Learning, Overlap
 from route import links
 from route.links import Links
 from route.route import LATENCY_S, Allreduce, ForestBuilder, Plan
-from topology.forests.dealing import CHUNK_BYTES
 from wire.codec import Wire
 from wire.multi_round import MultiRoundAllreduce
 
@@ -95,7 +94,6 @@ def choose_bucket_bytes(
     stages=[[ranges] for ranges in sizes],
     overlap=overlaps,
     range_s=config.cluster.network.range_s,
-    chunk_bytes=CHUNK_BYTES,
   )
   speed = build.make(config, choose)
   batch, workers = config.batching.worker_batch, range(config.cluster.workers)

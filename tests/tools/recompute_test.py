@@ -38,7 +38,7 @@ class SumsTest(executors.TestCase):
       planned = SumPlan(None, forest, group.names, 4 * size, chunk, True)
       epoch = MembershipEpoch(0, '', range(count), 0, planned, ())
 
-      found = Sums(epoch)(vectors, ranges)
+      found = Sums(epoch, chunk)(vectors, ranges)
 
       np.testing.assert_array_equal(found, pools[0], err_msg=name)
       in_order = functools.reduce(np.add, vectors.values())

@@ -33,7 +33,6 @@ from topology.baselines.transfer import transfer_forest
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.clusters.cluster import Cluster
-from topology.forests.dealing import CHUNK_BYTES
 
 SHARED = ()  # Any allreduce route predicts any other.
 _LEAST = 8  # Fewest iterations.
@@ -211,7 +210,6 @@ class _Model:
       stages=[[self._ranges]],
       overlap=self._overlap,
       range_s=0.0,
-      chunk_bytes=CHUNK_BYTES,
     )
     starts = dict.fromkeys(range(compute_s.shape[1]), 0.0)
     return statistics.fmean(

@@ -43,13 +43,15 @@ class Sums:
     members: Workers of the epoch.
   """
 
-  def __init__(self, epoch: MembershipEpoch):
-    """Initializes sums from the record of an epoch.
+  def __init__(self, epoch: MembershipEpoch, chunk_bytes: int | None = None):
+    """Takes the record of an epoch; without a forest workers add in order.
 
-    Without a forest, workers are added in order.
+    Args:
+      epoch: The record.
+      chunk_bytes: Size of chunks, if executors did not choose it.
     """
     self.members = tuple(epoch.members)
-    self._planned = epoch.plan
+    self._planned, self._chunk_bytes = epoch.plan, chunk_bytes
     self._parts = functools.cache(self._find_parts)
 
   def __call__(
@@ -91,7 +93,7 @@ class Sums:
     names = {node: k for node, k in planned.names.items() if k in members}
     group = Membership(0, dict.fromkeys(members, ''), planned.forest, names)
     roles = {
-      worker: program.find_roles(group, worker, chunk_bytes=planned.chunk_bytes)
+      worker: program.find_roles(group, worker, chunk_bytes=self._chunk_bytes)
       for worker in members
     }
     dealt = program.make_program(roles[members[0]], size, ranges, dtypes)

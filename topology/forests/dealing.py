@@ -1,4 +1,8 @@
-"""Assigns chunks of a message to trees, and bounds how far workers run on."""
+"""Sizes of chunks, their trees, and bounds on how far workers run ahead.
+
+A message over a forest is cut into chunks.  Larger chunks cost less processor
+time per byte; smaller ones fill the trees sooner and divide better.
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,28 +11,46 @@ import numpy as np
 
 from topology.forests.trees import Forest
 
-# Largest payload of a message.  With its header it fits into the 64 KiB that
-# a system passes to the network at once.  Chunks of 64 KiB do not, and took up
-# to 1.7 times as long; 32 KiB cost up to 1.7 times as much CPU time.
+# Least size that a link's rate asks for.  With its header such a chunk fits
+# into the 64 KiB that a system passes to the network at once.  At 200 Mbit/s
+# chunks of 64 KiB took up to 1.7 times as long; 32 KiB cost up to 1.7 times as
+# much processor time.
 CHUNK_BYTES = 48 * 1024
-# Least size of a chunk: with 8 KiB times differed by less than 8 %, for up to
-# 1.5 times as much CPU time.
+# Largest size.  At 10 Gbit/s, 100 MB and 4 hosts 4 MiB took as long.
+MOST_CHUNK_BYTES = 1 << 20
+# Longest time that a chunk may hold a link which others share, seconds.
+_HOLD_S = 2e-3
+# Seconds that a chunk costs the processors of its sender and its receiver,
+# besides its bytes: kernel, Python and locks.
+_CHUNK_S = 70e-6
+# Least size of a chunk over trees of unlike shares: with 8 KiB times differed
+# by less than 8 %, for up to 1.5 times as much processor time.
 _LEAST_BYTES = 16 * 1024
 _LEAST_CHUNKS, _LEAST_PER_TREE = 5, 2  # Least chunks of a window.
 # Seconds by which workers run ahead, to hide latency.  With more, senders to
 # the same worker slow each other down: measured on links of 200 Mbit/s, with 4
 # to 8 hosts.
 _AHEAD_S, _AHEAD_S_PER_HOP = 0.0125, 0.00625
+# Largest memory of a host for chunks that it cannot add yet, unless the least
+# window of many trees needs more.  Covers 10 Gbit/s for .2 s.
+AHEAD_BYTES = 256 << 20
 
 
 def ahead_s(forest: Forest) -> float:
   """Returns the seconds by which workers run ahead; more for deep trees."""
-  deepest = max((tree.depth for tree in forest.trees), default=0)
-  return _AHEAD_S + _AHEAD_S_PER_HOP * 2 * deepest  # Up, and down.
+  return _AHEAD_S + _AHEAD_S_PER_HOP * 2 * _depth(forest)  # Up, and down.
 
 
-def chunk_bytes(size_bytes: int, shares: Sequence[float], *, most: int) -> int:
+def chunk_bytes(
+  size_bytes: int, forest: Forest, *, fixed: int | None = None
+) -> int:
   """Returns the size of a message's chunks, except the last of each bucket.
+
+  A message of S bytes in chunks of c bytes over trees of depth d takes about
+  S / c chunks' processor time and 2 d c / rate to fill the trees.  The sum is
+  least at the square root of S rate _CHUNK_S / 2 d.  That size is taken, but
+  no more than the rate carries in 2 ms, and between 48 KiB and 1 MiB.  Forests
+  without a rate have chunks of 48 KiB.
 
   Small messages over trees of different shares have smaller chunks, one for
   each tree, so that trees get about their shares; but at least 16 KiB.  Trees
@@ -37,19 +59,29 @@ def chunk_bytes(size_bytes: int, shares: Sequence[float], *, most: int) -> int:
 
   Args:
     size_bytes: Bytes of the message.
-    shares: Share of the bytes of each tree that carries the message.
-    most: Largest size of a chunk, bytes, a multiple of 4.
+    forest: Forest that carries it.
+    fixed: Size to use in place of that of the rate, bytes, a multiple of 4.
 
   Returns:
-    A multiple of 4.
+    A multiple of 4; of 16 KiB if the rate decides.
   """
+  most = _rate_bytes(size_bytes, forest) if fixed is None else fixed
+  shares = [tree.share for tree in forest.trees]
   if not shares or max(shares) <= 2 * min(shares):
     return most
   even = 4 * math.ceil(size_bytes / (4 * len(shares)))
   return min(max(even, _LEAST_BYTES), most)
 
 
-def window(forest: Forest, *, chunk_bytes: int) -> int:
+def most_chunk_bytes(forest: Forest) -> int:
+  """Returns the largest size of chunks of any message over a forest, bytes."""
+  most = min(MOST_CHUNK_BYTES, _ahead_bytes(forest) // _least_window(forest))
+  return max(_LEAST_BYTES * (most // _LEAST_BYTES), CHUNK_BYTES)
+
+
+def window(
+  forest: Forest, *, chunk_bytes: int, round_trip_s: float = 0.0
+) -> int:
   """Returns the number of chunks by which a worker may run ahead.
 
   They count from the lowest chunk whose sum the worker has not received, so
@@ -58,12 +90,57 @@ def window(forest: Forest, *, chunk_bytes: int) -> int:
   Args:
     forest: Forest that carries the chunks.
     chunk_bytes: Bytes of each chunk.
+    round_trip_s: Shortest measured time from a chunk's sending to the arrival
+      of its sum, seconds; 0 if it is not measured.
 
   Returns:
-    Chunks that the forest carries in `ahead_s`; at least 5, and 2 per tree.
+    Chunks that the forest carries in `ahead_s`, or in a round trip if that is
+    longer; at least 5, and 2 per tree; at most those of `ahead_bytes`.
   """
-  ahead = math.ceil(float(forest.rate_Bps or 0) * ahead_s(forest) / chunk_bytes)
-  return max(ahead, _LEAST_CHUNKS, _LEAST_PER_TREE * len(forest.trees))
+  seconds = max(ahead_s(forest), round_trip_s + _AHEAD_S)
+  ahead = math.ceil(float(forest.rate_Bps or 0) * seconds / chunk_bytes)
+  least = _least_window(forest)
+  return max(min(ahead, _ahead_bytes(forest) // chunk_bytes), least)
+
+
+def ahead_bytes(forest: Forest, *, chunk_bytes: int) -> int:
+  """Returns the largest memory for chunks of one sender that cannot be added.
+
+  A host's memory for all that send it partial sums is at most `AHEAD_BYTES`,
+  unless the least window needs more.
+
+  Args:
+    forest: Forest that carries the chunks.
+    chunk_bytes: Bytes of each chunk.
+  """
+  return max(_ahead_bytes(forest), _least_window(forest) * chunk_bytes)
+
+
+def _rate_bytes(size_bytes: int, forest: Forest) -> int:
+  """Returns the size of chunks for the rate of a forest, bytes."""
+  rate_Bps = float(forest.rate_Bps or 0)
+  square_s = _CHUNK_S * size_bytes / max(2 * _depth(forest), 1)
+  best = min(math.isqrt(int(rate_Bps * square_s)), int(rate_Bps * _HOLD_S))
+  whole = _LEAST_BYTES * (best // _LEAST_BYTES)
+  return min(max(whole, CHUNK_BYTES), most_chunk_bytes(forest))
+
+
+def _ahead_bytes(forest: Forest) -> int:
+  """Returns each sender's part of `AHEAD_BYTES` at the busiest receiver."""
+  children: dict[str, set[str]] = {}
+  for tree in forest.trees:
+    for hop in tree.up:
+      children.setdefault(hop[-1], set()).add(hop[0])
+  most = max(map(len, children.values()), default=1)
+  return AHEAD_BYTES // most
+
+
+def _least_window(forest: Forest) -> int:
+  return max(_LEAST_CHUNKS, _LEAST_PER_TREE * len(forest.trees))
+
+
+def _depth(forest: Forest) -> int:
+  return max((tree.depth for tree in forest.trees), default=0)
 
 
 def deal(shares: Sequence[float], sizes: Sequence[int]) -> list[int]:

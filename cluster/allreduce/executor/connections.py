@@ -8,8 +8,11 @@ After a failure the connections stay open, unused, until the membership is left:
 peers would take their end for a death of this worker.
 """
 
+import collections
 import contextlib
 import functools
+import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -109,10 +112,13 @@ class MembershipConnections:
     self._is_connected = False
     self._lost: dict[int, Exception] = {}
     self._exchange: Exchange | None = None
-    limit = len(roles.children) * roles.window
-    self.received = ReceiveBuffers(limit, roles.chunk_bytes)
+    self.received = ReceiveBuffers(len(roles.children) * roles.ahead_bytes)
+    # Chunk whose round trip is measured, and the time at which it was sent.
+    self._trip: tuple[int, float] | None = None
+    self._round_trip_s = math.inf  # The shortest one.
     # Chunks of the next iteration, by sender.
     self._next_chunks: dict[int, list[tuple[Frame, memoryview]]] = {}
+    self._next_bytes: collections.Counter[int] = collections.Counter()
 
   @property
   def missing(self) -> set[int]:
@@ -159,7 +165,11 @@ class MembershipConnections:
       self._on_end(self.error)
       return
     self._exchange = exchange
+    self._trip = None
+    if self._round_trip_s < math.inf:
+      exchange.adapt_window(self._round_trip_s)
     stored, self._next_chunks = self._next_chunks, {}
+    self._next_bytes.clear()
     for worker, chunks in stored.items():
       for frame, body in chunks:
         self._guard(
@@ -318,6 +328,8 @@ class MembershipConnections:
         return
       self._sent(exchange, worker)
     while item := exchange.take(worker):
+      if item.kind == frames.UP and self._trip is None:
+        self._trip = item.chunk, time.monotonic()
       if not out.writer.write(*self._pack(exchange, *item)):
         out.is_blocked = True
         return
@@ -346,7 +358,7 @@ class MembershipConnections:
         worker, frame.kind, frame.chunk, frame.size, frame.dtype
       )
     self._check_next(worker, frame)
-    return self.received.take()[: frame.size]
+    return self.received.take(frame.size)
 
   def _deliver(self, worker: int, frame: Frame, body: memoryview) -> None:
     """Takes a chunk, whose iteration may have begun since its header came."""
@@ -355,9 +367,28 @@ class MembershipConnections:
       self._check_layout(exchange, frame)
       exchange.check(worker, frame.kind, frame.chunk, frame.size, frame.dtype)
       exchange.arrived(worker, frame.kind, frame.chunk, body)
+      self._measure_trip(exchange, frame)
     else:
       self._check_next(worker, frame)
       self._next_chunks.setdefault(worker, []).append((frame, body))
+      self._next_bytes[worker] += frame.size
+
+  def _measure_trip(self, exchange: Exchange, frame: Frame) -> None:
+    """Adapts the window if a sum ends the round trip that is measured.
+
+    Its time includes waiting for workers that still compute.  The shortest one
+    of a membership does not: in each iteration, several trips follow each other
+    once all workers send.
+    """
+    if self._trip is None or frame.kind != frames.DOWN:
+      return
+    chunk, sent_s = self._trip
+    if frame.chunk == chunk:
+      self._trip = None
+      trip_s = time.monotonic() - sent_s
+      if trip_s < self._round_trip_s:
+        self._round_trip_s = trip_s
+        exchange.adapt_window(trip_s)
 
   def _check_layout(self, exchange: Exchange, frame: Frame) -> None:
     if frame.layout != exchange.program.layout:
@@ -372,10 +403,10 @@ class MembershipConnections:
     valid = valid and worker in self._roles.children
     # Frames are in order: those of the running iteration come first.
     valid = valid and not (self._exchange and self._exchange.expects(worker))
-    if not (valid and frame.size <= self._roles.chunk_bytes):
+    if not (valid and frame.size <= self._roles.most_bytes):
       raise Corrupt(f'a frame of iteration {frame.iteration}')
-    if len(self._next_chunks.get(worker, ())) >= self._roles.window:
-      raise Corrupt(f'more than {self._roles.window} chunks ahead')
+    if self._next_bytes[worker] + frame.size > self._roles.ahead_bytes:
+      raise Corrupt(f'more than {self._roles.ahead_bytes} bytes ahead')
 
   def _check_member(self, worker: int, frame: Frame) -> None:
     """Raises Abandoned at a worker's last frame."""

@@ -10,10 +10,11 @@ result, also the root.
 The lowest chunk is sent first.  A partial sum is sent up only if its chunk is
 within the window: a number of chunks from the lowest one on whose sum has not
 arrived.  So a worker with little to send over a tree does not run ahead and
-take the receiver's link from workers that have more, and the memory for chunks
-that cannot be added yet is bounded: a window of chunks for each worker whose
-partial sums are added here.  The lowest chunk that is not final everywhere is
-always within the window, so that no deadlock is possible.
+take the receiver's link from workers that have more.  The memory for chunks
+that cannot be added yet is bounded: `Roles.ahead_bytes` for each worker whose
+partial sums are added here, which no window exceeds.  The lowest chunk that is
+not final everywhere is always within the window, so that no deadlock is
+possible.
 """
 
 import collections
@@ -25,47 +26,49 @@ import numpy as np
 from cluster.allreduce.executor.frames import DOWN, DTYPES, FLOAT16, FLOAT32, UP
 from cluster.allreduce.executor.program import Program
 from cluster.network.errors import Corrupt
+from topology.forests import dealing
 
 
 class ReceiveBuffers:
   """Reusable memory for partial sums that cannot be added yet.
 
   Attributes:
-    num_lent: Number of buffers in use.
-    peak: Largest number that has been in use.
-    limit: Largest number that may be in use.
+    lent_bytes: Size of the buffers in use.
+    peak_bytes: Largest size that has been in use.
+    limit_bytes: Largest size that may be in use.
   """
 
-  def __init__(self, limit: int, chunk_bytes: int):
-    """Creates buffers that are allocated when they are needed.
+  def __init__(self, limit_bytes: int):
+    """Creates buffers that are allocated when they are needed."""
+    self.limit_bytes = limit_bytes
+    self.lent_bytes = self.peak_bytes = 0
+    self._free: dict[int, list[memoryview]] = {}  # By size.
+    self._free_bytes = 0
 
-    Args:
-      limit: Largest number that may be in use.
-      chunk_bytes: Size of each, bytes.
-    """
-    self.limit = limit
-    self.num_lent = self.peak = 0
-    self._chunk_bytes = chunk_bytes
-    self._free: list[memoryview] = []
-
-  def take(self) -> memoryview:
-    """Lends a buffer.
+  def take(self, size: int) -> memoryview:
+    """Lends a buffer of a size in bytes.
 
     Raises:
-      Corrupt: If all are in use: peers have sent more than their windows.
+      Corrupt: If that exceeds the limit: peers have sent too much.
     """
-    if self.num_lent == self.limit:
-      raise Corrupt(f'more than {self.limit} chunks ahead')
-    self.num_lent += 1
-    self.peak = max(self.peak, self.num_lent)
-    if self._free:
-      return self._free.pop()
-    return memoryview(bytearray(self._chunk_bytes))
+    if self.lent_bytes + size > self.limit_bytes:
+      raise Corrupt(f'more than {self.limit_bytes} bytes ahead')
+    self.lent_bytes += size
+    self.peak_bytes = max(self.peak_bytes, self.lent_bytes)
+    if self._free.get(size):
+      self._free_bytes -= size
+      return self._free[size].pop()
+    if self.lent_bytes + self._free_bytes > self.limit_bytes:
+      self._free.clear()  # Buffers of other sizes.
+      self._free_bytes = 0
+    return memoryview(bytearray(size))
 
   def give_back(self, buffer: memoryview) -> None:
-    """Takes a buffer back, or a slice of it from its beginning."""
-    self.num_lent -= 1
-    self._free.append(memoryview(buffer.obj))
+    """Takes a whole buffer back."""
+    size = len(buffer)
+    self.lent_bytes -= size
+    self._free.setdefault(size, []).append(buffer)
+    self._free_bytes += size
 
 
 class Outgoing(NamedTuple):
@@ -92,6 +95,8 @@ class Exchange:
     steps: Number of chunks that were sent or received.
     low: Lowest chunk whose sum has not arrived; the number of chunks at the
       end.
+    window: Number of chunks, from the lowest without a sum on, whose partial
+      sums may be sent; `adapt_window` changes it.
     pending_receivers: Receivers for which chunks were queued; the caller
       clears it.
     finite: Whether all sums in float16 were finite so far; sums in other
@@ -115,6 +120,9 @@ class Exchange:
       halves: Workspace, uint16 [n], for chunks that travel in half precision.
     """
     self.program = program
+    self.window = dealing.window(
+      program.roles.forest, chunk_bytes=program.chunk_bytes
+    )
     self.finite = True
     self.steps = 0
     self.low = 0
@@ -131,7 +139,7 @@ class Exchange:
     self._num_added = [-1] * self._count
     self._is_sent_up = bytearray(self._count)  # Sent completely.
     self._staged: dict[tuple[int, int], memoryview] = {}
-    self._num_staged: collections.Counter[int] = collections.Counter()
+    self._staged_bytes: collections.Counter[int] = collections.Counter()
     self._queues: dict[int, list[int]] = {w: [] for w in program.num_sent}
     self._beyond_window: list[int] = []  # Heap of chunks.
     self._unreceived = dict(program.num_received)
@@ -202,7 +210,7 @@ class Exchange:
     """
     self.check(worker, kind, chunk, size, dtype)
     if kind == UP:
-      return self._received.take()[:size]
+      return self._received.take(size)
     return self._body(chunk)
 
   def check(
@@ -218,7 +226,8 @@ class Exchange:
     if kind == UP:
       valid = worker in role.children[max(num_added, 0) :]
       valid = valid and (chunk, worker) not in self._staged
-      valid = valid and self._num_staged[worker] < program.roles.window
+      staged_bytes = self._staged_bytes[worker] + size
+      valid = valid and staged_bytes <= program.roles.ahead_bytes
     else:
       # A sum that arrives before this worker's part was sent cannot have it.
       valid = kind == DOWN and worker == role.source
@@ -237,7 +246,7 @@ class Exchange:
       self._finish(chunk)
     else:
       self._staged[chunk, worker] = body
-      self._num_staged[worker] += 1
+      self._staged_bytes[worker] += len(body)
       if self._num_added[chunk] >= 0:
         self._add(chunk)
 
@@ -259,6 +268,20 @@ class Exchange:
     chunk, is_up = divmod(self._taken[worker], 2)
     if is_up:
       self._is_sent_up[chunk] = 1
+
+  def adapt_window(self, round_trip_s: float) -> None:
+    """Sets the window by a measured round trip.
+
+    Args:
+      round_trip_s: Shortest measured time from a chunk's sending to the arrival
+        of its sum, seconds.
+    """
+    self.window = dealing.window(
+      self.program.roles.forest,
+      chunk_bytes=self.program.chunk_bytes,
+      round_trip_s=round_trip_s,
+    )
+    self._queue_within_window()
 
   def _body(self, chunk: int) -> memoryview:
     """Returns the bytes of a chunk as it travels."""
@@ -290,7 +313,7 @@ class Exchange:
       body = self._staged.pop((chunk, child), None)
       if body is None:
         break
-      self._num_staged[child] -= 1
+      self._staged_bytes[child] -= len(body)
       part, dtype = self._part(chunk), DTYPES[self.program.dtypes[chunk]]
       np.add(part, np.frombuffer(body, dtype), out=part)
       self._received.give_back(body)
@@ -306,7 +329,7 @@ class Exchange:
       half[...] = part if role.children else part.copy()
     if role.parent is None:
       self._finish(chunk)
-    elif chunk < self.low + self.program.roles.window:
+    elif chunk < self.low + self.window:
       self._queue(role.parent, 2 * chunk + 1)
     else:
       heapq.heappush(self._beyond_window, chunk)
@@ -326,12 +349,15 @@ class Exchange:
     if chunk == self.low:
       low = self._is_final.find(0, chunk)
       self.low = self._count if low < 0 else low
-      end = self.low + self.program.roles.window
-      while self._beyond_window and self._beyond_window[0] < end:
-        next_chunk = heapq.heappop(self._beyond_window)
-        parent = self.program.chunk_roles[next_chunk].parent
-        if parent is not None:
-          self._queue(parent, 2 * next_chunk + 1)
+      self._queue_within_window()
+
+  def _queue_within_window(self) -> None:
+    end = self.low + self.window
+    while self._beyond_window and self._beyond_window[0] < end:
+      next_chunk = heapq.heappop(self._beyond_window)
+      parent = self.program.chunk_roles[next_chunk].parent
+      if parent is not None:
+        self._queue(parent, 2 * next_chunk + 1)
 
   def _queue(self, worker: int, entry: int) -> None:
     heapq.heappush(self._queues[worker], entry)

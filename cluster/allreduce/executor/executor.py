@@ -4,10 +4,10 @@ One thread handles every connection, both directions and all trees.  The rules
 are in `exchange`, the connections in `connections` and `peers`.
 
 Memory: besides the buffer, half of it again if anything travels in half
-precision; chunks that cannot be added yet, at most a window of them for each
-worker whose partial sums are added here (see `Executor.bound_bytes`); and the
-system's socket buffers.  A window is the number of chunks that the forest
-carries in a short time, at least two for each of its trees, at least five.
+precision; chunks that cannot be added yet, in all at most 256 MiB unless the
+forest has hundreds of trees (see `Executor.bound_bytes`); and the system's
+socket buffers.  Workers run ahead by the chunks that the forest carries in a
+short time or, over long links, in a round trip, which is measured.
 
 A wait always ends: a peer that does not answer is lost after `timeout_s`; a
 slow one is waited for until `abandon`.  An unexpected error in the thread ends
@@ -41,7 +41,6 @@ from cluster.network.errors import Closed, TransportError
 from cluster.network.port import Port
 from cluster.network.socket_loop import SocketLoop
 from configs.checks import require
-from topology.forests.dealing import CHUNK_BYTES
 
 __all__ = ['Executor', 'Membership', 'Reduction', 'Usage']
 _MAX_PROGRAMS = 8  # Programs that are cached, by layout of the buffer.
@@ -64,7 +63,7 @@ class Executor:
     port: Port,
     timeout_s: float,
     workers: int = 1,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
   ):
     """Creates an executor that listens for connections.
 
@@ -73,7 +72,8 @@ class Executor:
       port: Port of this process, on which others connect.
       timeout_s: Seconds after which a peer that does not answer is lost.
       workers: Largest number of workers in a membership.
-      chunk_bytes: Largest size of a chunk, bytes; a multiple of 4.
+      chunk_bytes: Largest size of a chunk, bytes; a multiple of 4.  None to
+        choose it by the forest's rate and the size of each buffer.
 
     Raises:
       TransportError: If the address cannot be listened on, or the process has
@@ -82,7 +82,7 @@ class Executor:
       ValueError: If an argument is out of its range.
     """
     require(timeout_s > 0, 'timeout_s', 'a time above 0', timeout_s)
-    valid = chunk_bytes > 0 and chunk_bytes % 4 == 0
+    valid = chunk_bytes is None or (chunk_bytes > 0 and chunk_bytes % 4 == 0)
     require(valid, 'chunk_bytes', 'a multiple of 4 above 0', chunk_bytes)
     self._index, self._timeout_s = index, timeout_s
     self._chunk_bytes = chunk_bytes
@@ -134,9 +134,7 @@ class Executor:
     after it was left; 0 before the first.
     """
     roles = self._roles
-    if roles is None:
-      return 0
-    return len(roles.children) * roles.window * roles.chunk_bytes
+    return len(roles.children) * roles.ahead_bytes if roles else 0
 
   def form(self, membership: Membership, limit_s: float | None = None) -> None:
     """Connects this worker with the others of a new membership.

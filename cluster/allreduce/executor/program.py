@@ -15,8 +15,8 @@ from cluster.allreduce.executor.frames import DTYPES, FLOAT32
 from cluster.allreduce.executor.membership import Membership
 from configs.checks import require
 from topology.forests import dealing
-from topology.forests.dealing import deal, window
-from topology.forests.trees import Hop
+from topology.forests.dealing import deal
+from topology.forests.trees import Forest, Hop
 
 
 class TreeRole(NamedTuple):
@@ -42,21 +42,25 @@ class Roles(NamedTuple):
     trees: Role in each tree, in the order of the forest; a single one if the
       worker is alone.
     shares: Share of the bytes that each tree carries.
+    forest: The forest.
     senders: Workers that send to this worker.
     receivers: Workers that it sends to.
     children: Workers whose partial sums it adds, in any tree.
-    window: Number of chunks, from the lowest without a sum on, whose partial
-      sums it may send.
-    chunk_bytes: Largest size of a chunk, bytes.
+    fixed_bytes: Size of chunks, if it does not follow from the forest's rate.
+    most_bytes: Largest size of a chunk, bytes.
+    ahead_bytes: Largest memory for chunks of one child that cannot be added
+      yet.
   """
 
   trees: tuple[TreeRole, ...]
   shares: tuple[float, ...]
+  forest: Forest
   senders: frozenset[int]
   receivers: frozenset[int]
   children: frozenset[int]
-  window: int
-  chunk_bytes: int
+  fixed_bytes: int | None
+  most_bytes: int
+  ahead_bytes: int
 
 
 class Program(NamedTuple):
@@ -64,6 +68,7 @@ class Program(NamedTuple):
 
   Attributes:
     roles: Roles of the worker.
+    chunk_bytes: Size of chunks, except the last of each bucket.
     starts: First element of each chunk.
     stops: Element after the last of each chunk.
     trees: Number of the tree of each chunk.
@@ -77,6 +82,7 @@ class Program(NamedTuple):
   """
 
   roles: Roles
+  chunk_bytes: int
   starts: list[int]
   stops: list[int]
   trees: list[int]
@@ -90,14 +96,15 @@ class Program(NamedTuple):
 
 
 def find_roles(
-  membership: Membership, index: int, *, chunk_bytes: int
+  membership: Membership, index: int, *, chunk_bytes: int | None = None
 ) -> Roles:
   """Returns the roles of a worker in a membership's forest.
 
   Args:
     membership: The membership, with the worker.
     index: Index of the worker.
-    chunk_bytes: Largest size of a chunk, a multiple of 4.
+    chunk_bytes: Largest size of a chunk, a multiple of 4; None to choose it by
+      the forest's rate and the size of each buffer.
 
   Raises:
     ValueError: If the forest does not span the members.
@@ -129,14 +136,17 @@ def find_roles(
   sources = {role.source for role in roles if role.source is not None}
   parents = {role.parent for role in roles if role.parent is not None}
   sinks = {worker for role in roles for worker in role.sinks}
+  most_bytes = chunk_bytes or dealing.most_chunk_bytes(forest)
   return Roles(
     tuple(roles),
     tuple(float(tree.share) for tree in trees) or (1.0,),
+    forest,
     frozenset(children | sources),
     frozenset(parents | sinks),
     frozenset(children),
-    window(forest, chunk_bytes=chunk_bytes),
     chunk_bytes,
+    most_bytes,
+    dealing.ahead_bytes(forest, chunk_bytes=most_bytes),
   )
 
 
@@ -167,7 +177,7 @@ def make_program(
     for (start, stop), dtype in zip(buckets, dtypes, strict=True)
   )
   chunk_bytes = dealing.chunk_bytes(
-    sent_bytes, roles.shares, most=roles.chunk_bytes
+    sent_bytes, roles.forest, fixed=roles.fixed_bytes
   )
   starts: list[int] = []
   stops: list[int] = []
@@ -188,9 +198,7 @@ def make_program(
     for start, stop, code in zip(starts, stops, codes, strict=True)
   ]
   trees = deal(roles.shares, sizes)
-  hashed = np.array(
-    [size, roles.chunk_bytes, roles.window, *stops, *trees, *codes], np.int64
-  )
+  hashed = np.array([size, roles.ahead_bytes, *stops, *trees, *codes], np.int64)
   counts = np.bincount(trees, minlength=len(roles.trees)).tolist()
   num_received = dict.fromkeys(roles.senders, 0)
   num_sent = dict.fromkeys(roles.receivers, 0)
@@ -204,6 +212,7 @@ def make_program(
           totals[worker] += count
   return Program(
     roles,
+    chunk_bytes,
     starts,
     stops,
     trees,

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import pathlib
 import tempfile
 
@@ -112,11 +113,14 @@ class TimeTest(parameterized.TestCase):
 
     # The links are full until the first hop of all is through; then the last
     # chunk takes its hops by itself.  Each hop has the latency of two hosts.
-    # But workers run ahead: 5 chunks, or 2 for each of n trees.
+    # But workers run ahead: 5 chunks, or 2 for each of n trees, or as many as
+    # the ring carries while the first sum is on its way.
     hops = 2 * (n - 1)
+    trip_s = 0.0125 + max(0.00625 * hops, hops * 2 * latency_s)
+    ahead = math.ceil(_MB * n / hops * trip_s / sums.CHUNK)
     fluid_s = hops / n * size / _MB
     fill_s = (hops - 1) * sums.CHUNK / _MB + hops * 2 * latency_s
-    ahead_s = max(5, 2 * n) * hops / n * sums.CHUNK / _MB
+    ahead_s = max(5, 2 * n, ahead) * hops / n * sums.CHUNK / _MB
     expected = 0.5 + fluid_s + max(fill_s - ahead_s, 0)
     np.testing.assert_allclose(np.diff(sums.barriers(run)), expected, rtol=1e-9)
     self.assertEqual(summary['bytes'], summary['updates'] * hops * size)

@@ -73,8 +73,12 @@ class RowsTest(parameterized.TestCase):
     self.assertLen(rows, 2)  # Evaluations.
     self.assertEqual(sum(row['iterations'] for row in rows), summary['updates'])
     planned = traffic.parse_epoch(formed, run.files.workdir).plan
-    self.assertEqual((planned.size_bytes, planned.chunk_bytes), (size, _CHUNK))
-    each = _count_sent(planned.forest, planned.names, [_CHUNK] * 37 + [400])
+    self.assertEqual(planned.size_bytes, size)
+    chunk = dealing.chunk_bytes(size, planned.forest)
+    self.assertEqual(planned.chunk_bytes, chunk)
+    whole, rest = divmod(size, chunk)
+    sizes = [chunk] * whole + [rest]
+    each = _count_sent(planned.forest, planned.names, sizes)
     for row in rows:
       wanted = {ends: row['iterations'] * n for ends, n in each.items()}
       self.assertEqual(_by_ends(row['rates'], 'bytes'), wanted)

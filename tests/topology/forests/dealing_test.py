@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from fractions import Fraction
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -42,6 +43,16 @@ class DealtTest(parameterized.TestCase):
       self.assertLess(np.abs(counts - wanted).max(), 1)
 
 
+def _forest(shares, rate_Bps=None):
+  """Returns a forest of stars with the given shares; not a sound one."""
+  whole = topology.pack(shapes.star([1, 1, 1]))
+  trees = tuple(
+    dataclasses.replace(whole.trees[0], share=Fraction(share))
+    for share in shares
+  )
+  return dataclasses.replace(whole, trees=trees, rate_Bps=rate_Bps)
+
+
 class ChunkBytesTest(parameterized.TestCase):
   @parameterized.parameters(
     (10**9, [1, 2, 3, 4], 49152),
@@ -52,15 +63,40 @@ class ChunkBytesTest(parameterized.TestCase):
     (0, [1, 3], 16384),
   )
   def test_small_messages_have_a_chunk_per_tree(self, size, shares, want):
-    self.assertEqual(dealing.chunk_bytes(size, shares, most=49152), want)
+    found = dealing.chunk_bytes(size, _forest(shares), fixed=49152)
+    self.assertEqual(found, want)
 
   @parameterized.parameters([()], [(1,)], [(1,) * 8], [(1, 2, 1.5)])
   def test_trees_of_similar_shares_use_large_chunks(self, shares):
-    self.assertEqual(dealing.chunk_bytes(120_000, shares, most=49152), 49152)
+    found = dealing.chunk_bytes(120_000, _forest(shares), fixed=49152)
+    self.assertEqual(found, 49152)
 
   def test_chunks_are_at_most_the_given_size(self):
-    self.assertEqual(dealing.chunk_bytes(10**9, [1, 3], most=256), 256)
-    self.assertEqual(dealing.chunk_bytes(100, [1, 3], most=256), 256)
+    for size in (10**9, 100):
+      found = dealing.chunk_bytes(size, _forest([1, 3]), fixed=256)
+      self.assertEqual(found, 256)
+
+  def test_faster_links_and_larger_messages_have_larger_chunks(self):
+    rates = [None, 10**7, 10**8, 10**9, 10**10]
+    for size in (10**6, 10**8):
+      found = [dealing.chunk_bytes(size, _forest([1], r)) for r in rates]
+      self.assertEqual(found, sorted(found))
+      self.assertTrue(all(each % 4 == 0 for each in found))
+    small = dealing.chunk_bytes(10**6, _forest([1], 10**9))
+    self.assertLess(small, dealing.chunk_bytes(10**8, _forest([1], 10**9)))
+    self.assertEqual(found[0], dealing.CHUNK_BYTES)
+    self.assertEqual(found[-1], dealing.MOST_CHUNK_BYTES)
+
+  def test_many_trees_have_chunks_of_which_a_window_fits_into_memory(self):
+    many = _forest([1] * 500, 10**10)
+    size = dealing.chunk_bytes(10**9, many)
+    self.assertLess(size, dealing.MOST_CHUNK_BYTES)
+    window = dealing.window(many, chunk_bytes=size)
+    # Two senders share the memory of the root.
+    self.assertLessEqual(2 * window * size, dealing.AHEAD_BYTES)
+    self.assertLessEqual(
+      window * size, dealing.ahead_bytes(many, chunk_bytes=size)
+    )
 
 
 class WindowTest(parameterized.TestCase):
@@ -75,6 +111,15 @@ class WindowTest(parameterized.TestCase):
     many = dataclasses.replace(forest, trees=forest.trees * 5)
     found = dealing.window(many, chunk_bytes=10**9)
     self.assertEqual(found, 2 * len(many.trees))
+
+  def test_a_window_covers_a_round_trip_up_to_the_memory(self):
+    forest = _forest([1], 10**6)
+    within = dealing.window(forest, chunk_bytes=1000, round_trip_s=0.001)
+    self.assertEqual(within, dealing.window(forest, chunk_bytes=1000))
+    longer = dealing.window(forest, chunk_bytes=1000, round_trip_s=0.5)
+    self.assertBetween(longer, 500, 520)
+    most = dealing.window(forest, chunk_bytes=10**6, round_trip_s=10**6)
+    self.assertEqual(most, dealing.AHEAD_BYTES // 2 // 10**6)
 
 
 if __name__ == '__main__':

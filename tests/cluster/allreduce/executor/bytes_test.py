@@ -6,6 +6,7 @@ when the executor begins an allreduce or has its own contribution.
 
 import shutil
 import unittest
+from unittest import mock
 
 import hypothesis
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from cluster.allreduce.executor.errors import Abandoned, Damaged
 from tests.support import byte_peers, certificates, executors
 from tests.support.byte_peers import DOWN, HEADER_BYTES, LEFT, UP
+from topology.forests import dealing
 
 _COUNT, _CHUNK_BYTES, _SIZE = 3, 8, 12  # Two numbers a chunk, two a root.
 _SETTINGS = hypothesis.settings(
@@ -199,13 +201,15 @@ class UpwardTest(_Case):
     reduction.wait(executors.WAIT_S)
     np.testing.assert_array_equal(buffer, numbers.sum(0))
 
+  @mock.patch.object(dealing, 'AHEAD_BYTES', 0)
   def test_the_peer_that_exceeds_its_window_is_blamed(self):
     membership = self._membership(size=400)
     membership.form()
     numbers = self._numbers(membership)
     chunks = membership.chunks(root=0)
     # As many as may be on the way at once from both peers.
-    for chunk in chunks[: 2 * membership.program.roles.window]:
+    window = membership.program.roles.ahead_bytes // _CHUNK_BYTES
+    for chunk in chunks[: 2 * window]:
       fields = membership.fields(0, chunk, UP, numbers[1])
       membership.peers[1].send(fields.pack())
     membership.peers[1].settle(membership.executor)

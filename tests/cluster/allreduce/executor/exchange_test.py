@@ -1,6 +1,7 @@
 """Tests for cluster.allreduce.executor.exchange, over pipes in memory."""
 
 import collections
+import dataclasses
 import functools
 import itertools
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from cluster.allreduce.executor import exchange, program
 from cluster.allreduce.executor.frames import DOWN, UP
 from cluster.network.errors import Corrupt
-from tests.support import groups
+from tests.support import executors, groups
 from topology.clusters import shapes
 from topology.packing.pack import pack
 
@@ -42,13 +43,14 @@ class _Workers:
     self.pipes = collections.defaultdict(collections.deque)
     for index, array in enumerate(arrays):
       roles = program.find_roles(membership, index, chunk_bytes=_CHUNK_BYTES)
-      roles = roles._replace(window=window)
+      roles = roles._replace(ahead_bytes=window * _CHUNK_BYTES)
       plan = program.make_program(roles, array.size, buckets, dtypes)
-      most = window * len(roles.children)
-      self.buffers[index] = exchange.ReceiveBuffers(most, _CHUNK_BYTES)
+      most = window * len(roles.children) * _CHUNK_BYTES
+      self.buffers[index] = exchange.ReceiveBuffers(most)
       self.exchanges[index] = exchange.Exchange(
         plan, array, self.buffers[index], np.empty(array.size, np.uint16)
       )
+      self.exchanges[index].window = window
     self.unready = [(w, r) for w in self.exchanges for r in range(len(buckets))]
     self.pairs = [
       (a, b)
@@ -152,7 +154,7 @@ class ExchangeTest(parameterized.TestCase):
         for index, state in each.exchanges.items():
           self.assertTrue(state.done, (index, state.waits_for(index)))
           self.assertFalse(any(map(state.needs, membership.addresses)))
-          self.assertEqual(each.buffers[index].num_lent, 0)
+          self.assertEqual(each.buffers[index].lent_bytes, 0)
           self.assertEqual(state.low, len(state.program.trees))
       got = np.array([s._buffer for s in workers.exchanges.values()])
       np.testing.assert_array_equal(got, np.tile(got[0], (len(got), 1)))
@@ -233,8 +235,8 @@ class ExchangeTest(parameterized.TestCase):
         waits = workers.exchanges[before].waits_for(before)
         self.assertNotEmpty(waits)
         chain.append(next((w for w in waits if w not in chain), late[0]))
-      limit = window * len(state.program.roles.children)
-      self.assertLessEqual(workers.buffers[index].peak, limit)
+      limit = window * len(state.program.roles.children) * _CHUNK_BYTES
+      self.assertLessEqual(workers.buffers[index].peak_bytes, limit)
     workers.unready.append(late)
     workers.run(rng)
     self.assertTrue(all(each.done for each in workers.exchanges.values()))
@@ -296,14 +298,43 @@ class ExchangeTest(parameterized.TestCase):
       state.ready(0)
 
   def test_no_more_buffers_are_lent_than_the_limit(self):
-    buffers = exchange.ReceiveBuffers(2, 16)
-    first = buffers.take()
-    buffers.take()
-    with self.assertRaisesRegex(Corrupt, 'more than 2'):
-      buffers.take()
-    buffers.give_back(first[:8])
-    self.assertLen(buffers.take(), 16)
-    self.assertEqual((buffers.num_lent, buffers.peak), (2, 2))
+    buffers = exchange.ReceiveBuffers(40)
+    first = buffers.take(16)
+    buffers.take(20)
+    with self.assertRaisesRegex(Corrupt, 'more than 40 bytes'):
+      buffers.take(5)
+    buffers.give_back(first)
+    self.assertIs(buffers.take(16), first)
+    self.assertEqual((buffers.lent_bytes, buffers.peak_bytes), (36, 36))
+
+  def test_free_buffers_of_other_sizes_count_towards_the_limit(self):
+    buffers = exchange.ReceiveBuffers(40)
+    first = buffers.take(16)
+    buffers.give_back(first)
+    buffers.give_back(buffers.take(40))
+    self.assertIsNot(buffers.take(16), first)
+
+  def test_a_longer_round_trip_lets_more_chunks_be_sent(self):
+    membership = groups.make_membership(*_star_of_rate(10**6))
+    roles = program.find_roles(membership, 1, chunk_bytes=1000)
+    plan = program.make_program(roles, 10**6, [(0, 10**6)])
+    buffers = exchange.ReceiveBuffers(len(roles.children) * roles.ahead_bytes)
+    state = exchange.Exchange(
+      plan, np.zeros(10**6, np.float32), buffers, np.empty(0, np.uint16)
+    )
+    before = state.window
+    state.ready(0)
+    queued = sum(map(len, state._queues.values()))
+    state.adapt_window(1.0)
+    self.assertGreater(sum(map(len, state._queues.values())), queued)
+    self.assertGreaterEqual(state.window, 1000)  # Of 1 MB/s, for a second.
+    state.adapt_window(0.001)
+    self.assertEqual(state.window, before)
+
+
+def _star_of_rate(rate_Bps):
+  forest, workers = executors.star(3)
+  return dataclasses.replace(forest, rate_Bps=rate_Bps), workers
 
 
 if __name__ == '__main__':
