@@ -103,7 +103,8 @@ class ServerTest(_TestCase):
       servers=2,
       platforms='fake',
       checkpoint__every_examples=48,
-      cluster__faults=(('server:1', 2, 'die', 'checkpoint'),),
+      cluster__faults=(('server:1', 1, 'die', 'checkpoint'),),
+      epochs=8.0,
     )
     self.assertLen(found['worker:1'], 2, launch.text)
     for records in found.values():

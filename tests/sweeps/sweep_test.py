@@ -67,7 +67,7 @@ class SweepTest(absltest.TestCase):
     said, _ = sweep.communicate()
     self.assertEqual(sweep.returncode, 128 + signal.SIGTERM, said)
     self.assertIn('SIGTERM: the runs end', said)
-    self.assertIn('the same command goes on', said)
+    self.assertIn('the same command continues', said)
     self.assertEmpty(sweeping.processes_of(out))
     stopped = sweeping.finished_runs(out)
     self.assertLess(len(stopped), 4)

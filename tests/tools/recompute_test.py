@@ -68,7 +68,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     rows = list(map(json.loads, path.read_text().splitlines()))
     rows = [row for row in rows if row['event'] != 'links']
     path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    with self.assertRaisesRegex(ValueError, 'how workers sum before the start'):
+    with self.assertRaisesRegex(ValueError, 'a row on links before the start'):
       recompute.difference(folder)
 
   def test_a_sparse_run_is_the_same_to_the_last_bit(self):

@@ -18,6 +18,9 @@ from topology.forests.trees import Forest
 CHUNK_BYTES = 48 * 1024
 # Largest size.  At 10 Gbit/s, 100 MB and 4 hosts 4 MiB took as long.
 MOST_CHUNK_BYTES = 1 << 20
+# Largest rate at which chunks have the least size whatever the message.  It is
+# that of links of 1 Gbit/s, as which links of unknown rate count.
+_SLOW_BPS = 125e6
 # Longest time that a chunk may hold a link which others share, seconds.
 _HOLD_S = 2e-3
 # Seconds that a chunk costs the processors of its sender and its receiver,
@@ -50,7 +53,7 @@ def chunk_bytes(
   S / c chunks' processor time and 2 d c / rate to fill the trees.  The sum is
   least at the square root of S rate _CHUNK_S / 2 d.  That size is taken, but
   no more than the rate carries in 2 ms, and between 48 KiB and 1 MiB.  Forests
-  without a rate have chunks of 48 KiB.
+  of at most 1 Gbit/s, or without a rate, have chunks of 48 KiB.
 
   Small messages over trees of different shares have smaller chunks, one for
   each tree, so that trees get about their shares; but at least 16 KiB.  Trees
@@ -119,6 +122,8 @@ def ahead_bytes(forest: Forest, *, chunk_bytes: int) -> int:
 def _rate_bytes(size_bytes: int, forest: Forest) -> int:
   """Returns the size of chunks for the rate of a forest, bytes."""
   rate_Bps = float(forest.rate_Bps or 0)
+  if rate_Bps <= _SLOW_BPS:
+    return CHUNK_BYTES
   square_s = _CHUNK_S * size_bytes / max(2 * _depth(forest), 1)
   best = min(math.isqrt(int(rate_Bps * square_s)), int(rate_Bps * _HOLD_S))
   whole = _LEAST_BYTES * (best // _LEAST_BYTES)

@@ -104,7 +104,6 @@ class _ReplicaThread:
       faults=faults,
       settings=Settings(port, '', 5.0, 5.0, '', adapt=adapt),
       on_hang=self.hung,
-      completed=self.sent.put,
     )
     with (
       mock.patch.object(

@@ -153,7 +153,7 @@ class ReceptionTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.coordinator = coordinators.Coordinator(num_workers=2)
+    self.coordinator = coordinators.Coordinator(num_workers=2, start_s=3.0)
     self.addCleanup(self.coordinator.close)
 
   def _worker(self, index, process, **ready):

@@ -122,7 +122,7 @@ class SurveyTest(absltest.TestCase):
     connect = transfers.Endpoint.connect
 
     def broken(endpoint, number, **ends):
-      if 1 in ends['to']:  # Nobody listens at port 1.
+      if 1 in ends['receivers']:  # Nobody listens at port 1.
         endpoint._peers[1] = endpoint._peers[1]._replace(port=1)
       connect(endpoint, number, **ends)
 
