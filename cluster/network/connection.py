@@ -253,10 +253,11 @@ class TlsChannel:
     self, buffers: Sequence[memoryview], deadline: float | None = None
   ) -> int:
     """Waits for bytes: see `Channel`."""
-    return self._retry(
-      lambda: self._sock.recv_into(buffers[0]),
-      math.inf if deadline is None else deadline,
-    )
+    limit = math.inf if deadline is None else deadline
+    try:
+      return self._retry(lambda: self._sock.recv_into(buffers[0]), limit)
+    except ssl.SSLZeroReturnError:
+      return 0
 
   def send(self, buffers: Sequence[Any], deadline: float | None = None) -> None:
     """Sends all bytes: see `Channel`."""
@@ -271,6 +272,9 @@ class TlsChannel:
 
   def _retry(self, function: Callable[[], int], deadline: float) -> int:
     while True:
+      # A peer that sends without a pause never lets it wait.
+      if time.monotonic() >= deadline:
+        raise TimeoutError('no answer in time')
       try:
         with self._lock:
           return function()
@@ -278,8 +282,6 @@ class TlsChannel:
         events = IN
       except ssl.SSLWantWriteError:
         events = OUT
-      except ssl.SSLZeroReturnError:
-        return 0
       _wait(self._sock, events, deadline)
 
 

@@ -282,7 +282,7 @@ class Stream:
       first = not sent
       sent += chunk.size
       valid = 0 < chunk.nbytes == chunk.size <= frames.MAX_PAYLOAD_BYTES
-      valid = valid and chunk.flags.c_contiguous
+      valid = valid and chunk.ndim == 1 and chunk.flags.c_contiguous
       require(valid, 'chunks', 'uint8 [n], n > 0', (chunk.dtype, chunk.shape))
       require(sent <= size_bytes, 'chunks', f'{size_bytes} bytes', sent)
       is_spoilt = (spoil == 'first' and first) or (
