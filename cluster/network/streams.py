@@ -269,6 +269,15 @@ class Stream:
     self._reason = self._reason or reason
     self._connection.shut_down()
 
+  def limit_silence(self, timeout_s: float) -> None:
+    """Ends the stream if the peer does not take what was sent.
+
+    Args:
+      timeout_s: Seconds without progress.
+    """
+    with contextlib.suppress(OSError):  # It may have ended.
+      self._connection.limit_silence(timeout_s)
+
   def _send(
     self,
     text: bytes,
