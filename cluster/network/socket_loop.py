@@ -155,8 +155,15 @@ class SocketLoop:
       self._on_exit(error)
     finally:
       while self._posted:
-        with contextlib.suppress(OSError, ValueError):
+        try:
           self._posted.popleft()()
+        except (OSError, ValueError):
+          pass  # Sockets are closed.
+        # Threads may wait for later calls.
+        except Exception:
+          logging.exception(
+            'A function after the event loop %s failed.', self._thread.name
+          )
       self._epoll.close()
 
   def _guard(self, function: Callable[[], object]) -> None:

@@ -552,9 +552,15 @@ class Listener:
         connection.close()
         return
       self._streams.add(stream)
-    threading.Thread(
+    thread = threading.Thread(
       target=self._run, args=[stream], name=f'stream-{stream.peer}', daemon=True
-    ).start()
+    )
+    try:
+      thread.start()
+    except RuntimeError:  # The port logs it, and closes the connection.
+      with self._changed:
+        self._streams.remove(stream)
+      raise
 
   def _run(self, stream: Stream) -> None:
     try:

@@ -316,6 +316,20 @@ class StrangersTest(_Case):
     wait_until(lambda: threading.active_count() <= num_threads)
     wait_until(lambda: len(os.listdir('/proc/self/fd')) <= num_files)
 
+  def test_a_port_without_threads_closes_connections_and_recovers(self):
+    listener = self.listener()
+    with mock.patch.object(threading.Thread, 'start') as start:
+      start.side_effect = RuntimeError("can't start new thread")
+      with self.assertLogs(level='ERROR'):
+        end = handshake.open_connection(
+          listener.address, _OURS, 'control', timeout_s=WAIT_S
+        )
+        end.sock.settimeout(WAIT_S)
+        self.assertEqual(end.sock.recv(1), b'')
+        end.close()
+    self.assertEmpty(listener.open_streams())
+    self.check(listener)
+
   def test_a_port_without_descriptors_recovers(self):
     listener = self.listener()
     with self.assertLogs(level='WARNING') as logs, socket.socket() as sock:
