@@ -54,6 +54,7 @@ class Connection:
     """
     self.sock = sock
     self.peer = peer
+    self._ending = threading.Lock()
     sock.setblocking(False)
 
   def configure(self) -> None:
@@ -181,13 +182,15 @@ class Connection:
     Args:
       how: SHUT_WR or SHUT_RDWR of `socket`.
     """
-    with contextlib.suppress(OSError):
+    # Once it is closed, another socket may have its number.
+    with self._ending, contextlib.suppress(OSError):
       # That of SSLSocket would drop the state of TLS, which readers use.
       socket.socket.shutdown(self.sock, how)
 
   def close(self) -> None:
     """Closes the connection; the system still delivers bytes that were sent."""
-    self.sock.close()
+    with self._ending:
+      self.sock.close()
 
 
 class Channel(Protocol):

@@ -1,9 +1,11 @@
 """Tests for cluster.network.connection."""
 
 import shutil
+import socket
 import threading
 import time
 import unittest
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
@@ -47,6 +49,26 @@ class ChannelTest(parameterized.TestCase):
     self.assertEqual(near.receive([buffer], time.monotonic() + WAIT_S), 4)
     with self.assertRaises(TimeoutError):
       near.receive([buffer], time.monotonic())
+
+
+class ConnectionTest(parameterized.TestCase):
+  def test_a_connection_is_not_closed_while_it_is_shut_down(self):
+    near, far = tcp_pair()
+    connection, open_at_end = Connection(near, 'peer'), []
+    closer = threading.Thread(target=connection.close)
+
+    def shut_down_slowly(sock, how):
+      del how
+      closer.start()
+      closer.join(0.2)
+      open_at_end.append(sock.fileno() >= 0)
+
+    with far:
+      with mock.patch.object(socket.socket, 'shutdown', shut_down_slowly):
+        connection.shut_down()
+      closer.join(WAIT_S)
+    self.assertEqual(open_at_end, [True])
+    self.assertEqual(near.fileno(), -1)
 
 
 if __name__ == '__main__':
