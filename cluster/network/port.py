@@ -422,6 +422,9 @@ class _Acceptor:
     """Begins a connection of this process."""
     if attempt.is_cancelled:
       return
+    if self._sock.fileno() < 0:
+      attempt.on_error(Closed('the port is closed'))
+      return
     sock = None
     try:
       sock = sockets.start_connecting(attempt.address)
