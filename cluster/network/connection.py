@@ -394,10 +394,11 @@ def _wait(sock: socket.socket, events: int, deadline: float) -> None:
   Raises:
     TimeoutError: If the deadline has passed.
   """
-  if sock.fileno() < 0:
+  number = sock.fileno()
+  if number < 0:
     raise OSError(errno.EBADF, 'the connection is closed')
   poll = select.poll()
-  poll.register(sock, events)
+  poll.register(number, events)
   left_s = deadline - time.monotonic()
   if left_s == math.inf:
     poll.poll()
