@@ -54,6 +54,7 @@ class Connection:
     """
     self.sock = sock
     self.peer = peer
+    self._ending = threading.Lock()
     sock.setblocking(False)
 
   def configure(self) -> None:
@@ -181,13 +182,15 @@ class Connection:
     Args:
       how: SHUT_WR or SHUT_RDWR of `socket`.
     """
-    with contextlib.suppress(OSError):
+    # Once it is closed, another socket may have its number.
+    with self._ending, contextlib.suppress(OSError):
       # That of SSLSocket would drop the state of TLS, which readers use.
       socket.socket.shutdown(self.sock, how)
 
   def close(self) -> None:
     """Closes the connection; the system still delivers bytes that were sent."""
-    self.sock.close()
+    with self._ending:
+      self.sock.close()
 
 
 class Channel(Protocol):
@@ -253,10 +256,11 @@ class TlsChannel:
     self, buffers: Sequence[memoryview], deadline: float | None = None
   ) -> int:
     """Waits for bytes: see `Channel`."""
-    return self._retry(
-      lambda: self._sock.recv_into(buffers[0]),
-      math.inf if deadline is None else deadline,
-    )
+    limit = math.inf if deadline is None else deadline
+    try:
+      return self._retry(lambda: self._sock.recv_into(buffers[0]), limit)
+    except ssl.SSLZeroReturnError:
+      return 0
 
   def send(self, buffers: Sequence[Any], deadline: float | None = None) -> None:
     """Sends all bytes: see `Channel`."""
@@ -271,6 +275,9 @@ class TlsChannel:
 
   def _retry(self, function: Callable[[], int], deadline: float) -> int:
     while True:
+      # A peer that sends without a pause never lets it wait.
+      if time.monotonic() >= deadline:
+        raise TimeoutError('no answer in time')
       try:
         with self._lock:
           return function()
@@ -278,8 +285,6 @@ class TlsChannel:
         events = IN
       except ssl.SSLWantWriteError:
         events = OUT
-      except ssl.SSLZeroReturnError:
-        return 0
       _wait(self._sock, events, deadline)
 
 
@@ -389,10 +394,11 @@ def _wait(sock: socket.socket, events: int, deadline: float) -> None:
   Raises:
     TimeoutError: If the deadline has passed.
   """
-  if sock.fileno() < 0:
+  number = sock.fileno()
+  if number < 0:
     raise OSError(errno.EBADF, 'the connection is closed')
   poll = select.poll()
-  poll.register(sock, events)
+  poll.register(number, events)
   left_s = deadline - time.monotonic()
   if left_s == math.inf:
     poll.poll()

@@ -237,7 +237,8 @@ def initiate(
     verdict = yield from _initiate(
       connection, security, context, name, service, first
     )
-  except (ConnectionError, Closed) as error:
+  # The last is the end of a connection during the handshake of TLS.
+  except (ConnectionError, Closed, ssl.SSLEOFError) as error:
     raise Dropped(describe(error)) from error
   if verdict != _ADMITTED:
     raise Closed(f'the listener has no service {_printable(service)}')

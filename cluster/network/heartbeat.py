@@ -76,6 +76,8 @@ class Heartbeat(Generic[T]):
     self._beat = beat
     self._unanswered = 0  # Heartbeats.
     self._round_trip_s, self._offset_s = float('inf'), 0.0
+    # Heartbeats wait behind the body of another message, and count nothing.
+    stream.limit_silence(timeout_s)
     for target in (self._send, self._listen):
       threading.Thread(target=target, daemon=True).start()
 

@@ -389,8 +389,14 @@ class _Acceptor:
     service = self._services.get(name)
     if service is None:  # It was withdrawn meanwhile.
       connection.close()
-    else:
+      return
+    is_taken = False
+    try:
       service.on_connection(connection)
+      is_taken = True
+    finally:
+      if not is_taken:  # For example without threads.
+        connection.close()
 
   def _log_refusal(self, connection: Connection, error: Exception) -> None:
     reason = str(error).removeprefix(f'{connection.peer}: ')
@@ -415,6 +421,9 @@ class _Acceptor:
   def _open(self, attempt: Attempt) -> None:
     """Begins a connection of this process."""
     if attempt.is_cancelled:
+      return
+    if self._sock.fileno() < 0:
+      attempt.on_error(Closed('the port is closed'))
       return
     sock = None
     try:

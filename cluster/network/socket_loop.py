@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import errno
 import functools
 import os
 import select
@@ -50,7 +51,7 @@ class SocketLoop:
         if any.
 
     Raises:
-      OSError: If the process has no descriptors left.
+      OSError: If the process has no descriptors or threads left.
     """
     self.is_ticking = False
     self._after_events, self._tick = after_events, tick
@@ -69,7 +70,12 @@ class SocketLoop:
     self._num_pings = self._last_ping = 0
     self._lock = threading.Lock()
     self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-    self._thread.start()
+    try:
+      self._thread.start()
+    except RuntimeError as error:
+      self._epoll.close()
+      os.close(self._wake)
+      raise OSError(errno.EAGAIN, str(error)) from error
 
   def watch(self, sock: socket.socket, events: int, handler: Handler) -> None:
     """Registers the handler of a socket's events, replacing an earlier one."""
@@ -155,8 +161,15 @@ class SocketLoop:
       self._on_exit(error)
     finally:
       while self._posted:
-        with contextlib.suppress(OSError, ValueError):
+        try:
           self._posted.popleft()()
+        except (OSError, ValueError):
+          pass  # Sockets are closed.
+        # Threads may wait for later calls.
+        except Exception:
+          logging.exception(
+            'A function after the event loop %s failed.', self._thread.name
+          )
       self._epoll.close()
 
   def _guard(self, function: Callable[[], object]) -> None:

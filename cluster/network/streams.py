@@ -269,6 +269,15 @@ class Stream:
     self._reason = self._reason or reason
     self._connection.shut_down()
 
+  def limit_silence(self, timeout_s: float) -> None:
+    """Ends the stream if the peer does not take what was sent.
+
+    Args:
+      timeout_s: Seconds without progress.
+    """
+    with contextlib.suppress(OSError):  # It may have ended.
+      self._connection.limit_silence(timeout_s)
+
   def _send(
     self,
     text: bytes,
@@ -282,7 +291,7 @@ class Stream:
       first = not sent
       sent += chunk.size
       valid = 0 < chunk.nbytes == chunk.size <= frames.MAX_PAYLOAD_BYTES
-      valid = valid and chunk.flags.c_contiguous
+      valid = valid and chunk.ndim == 1 and chunk.flags.c_contiguous
       require(valid, 'chunks', 'uint8 [n], n > 0', (chunk.dtype, chunk.shape))
       require(sent <= size_bytes, 'chunks', f'{size_bytes} bytes', sent)
       is_spoilt = (spoil == 'first' and first) or (
@@ -543,9 +552,15 @@ class Listener:
         connection.close()
         return
       self._streams.add(stream)
-    threading.Thread(
+    thread = threading.Thread(
       target=self._run, args=[stream], name=f'stream-{stream.peer}', daemon=True
-    ).start()
+    )
+    try:
+      thread.start()
+    except RuntimeError:  # The port logs it, and closes the connection.
+      with self._changed:
+        self._streams.remove(stream)
+      raise
 
   def _run(self, stream: Stream) -> None:
     try:

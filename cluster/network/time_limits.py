@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from absl import logging
+
 
 class TimeLimits:
   """Limits that are running, watched by a thread that starts when needed."""
@@ -31,13 +33,13 @@ class TimeLimits:
     """
     end_s, number = time.monotonic() + limit_s, next(self._numbers)
     with self._changed:
-      self._running[number] = end_s, expire
       if self._next_s == -math.inf:
-        self._next_s = math.inf
         threading.Thread(
           target=self._watch, name='time-limits', daemon=True
         ).start()
-      elif end_s < self._next_s:
+        self._next_s = math.inf
+      self._running[number] = end_s, expire
+      if end_s < self._next_s:
         self._changed.notify()
     try:
       yield
@@ -57,7 +59,11 @@ class TimeLimits:
           wait_s = min(self._next_s - now, threading.TIMEOUT_MAX)
           self._changed.wait(wait_s)
       for function in functions:
-        function()
+        try:
+          function()
+        # Later limits need the thread.
+        except Exception:
+          logging.exception('A function of a time limit failed.')
 
 
 LIMITS = TimeLimits()

@@ -271,10 +271,25 @@ class MembershipConnections:
     for each in (self._inbound.get(worker), self._outbound.get(worker)):
       if each:
         self._loop.forget(each.connection.sock)
-    self._lost.setdefault(worker, error)
+    error = self._lost.setdefault(worker, self._departure(worker) or error)
     is_needed = self._exchange.needs(worker) if self._exchange else False
     if is_needed or not self._is_connected:
       self.fail(error)
+
+  def _departure(self, worker: int) -> Abandoned | None:
+    """Returns the reason of a receiver that has left, if it is unread.
+
+    Its connection may be known to have ended before its last frame is read.
+    """
+    out = self._outbound.get(worker)
+    if out and len(out.received) < frames.HEADER_BYTES:
+      try:
+        self._receive_end(worker, out)
+      except Abandoned as departure:
+        return departure
+      except (OSError, TransportError):
+        pass  # The caller has an error already.
+    return None
 
   def _read(self, worker: int, events: int) -> None:
     del events

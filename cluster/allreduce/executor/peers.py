@@ -95,6 +95,7 @@ class Peers:
     self._attempts: set[Attempt] = set()
     self._exchanges: dict[Connection, _Exchange] = {}
     self._waiting: dict[Connection, Hello] = {}
+    self._is_closed = False
 
   def open(self, on_shortage: Callable[[OSError], None]) -> str:
     """Offers the executor's service; returns the address of the port.
@@ -221,6 +222,7 @@ class Peers:
 
   def close(self) -> None:
     """Ends the service, and closes all connections that are not admitted."""
+    self._is_closed = True
     self._port.withdraw(SUMS)
     self.cancel_outgoing()
     for connection in [*self._exchanges, *self._waiting]:
@@ -237,6 +239,9 @@ class Peers:
       connection.close()
 
   def _receive_hello(self, connection: Connection) -> None:
+    if self._is_closed:  # It has waited behind the end of the thread.
+      connection.close()
+      return
     connection.limit_silence(self._timeout_s)
 
     def log_refusal(error: Exception) -> None:

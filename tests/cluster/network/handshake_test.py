@@ -204,6 +204,31 @@ class TokenTest(TestCase):
     self.assertTrue(hellos.empty())
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
+  def test_a_client_that_is_dropped_during_tls_connects_again(self):
+    security = certificates.make_security(_TOKEN)
+    context = handshake.listener_context(security)
+    num_dropped = 2
+
+    def drop_some(server):
+      for _ in range(num_dropped):
+        sock, _ = server.accept()
+        with sock:
+          sock.recv(1 << 14)
+      sock, _ = server.accept()
+      with context.wrap_socket(sock, server_side=True) as near:
+        near.settimeout(WAIT_S)
+        _exactly(near, 48)
+
+    with socket.create_server((HOST, 0)) as server:
+      thread = threading.Thread(target=drop_some, args=[server])
+      thread.start()
+      address = f'{HOST}:{server.getsockname()[1]}'
+      with self.assertRaises(Closed):
+        handshake.open_connection(address, security, 'x', timeout_s=1.0)
+      thread.join(0.1)
+      self.assertFalse(thread.is_alive())
+
+  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_a_relay_with_another_certificate_is_refused(self):
     # A relay that decrypts, whose certificate the client trusts as well.
     ours, theirs = (certificates.make_security(_TOKEN) for _ in range(2))

@@ -317,6 +317,45 @@ class StrangersTest(_Case):
     wait_until(lambda: threading.active_count() <= num_threads)
     wait_until(lambda: len(os.listdir('/proc/self/fd')) <= num_files)
 
+  def test_a_port_that_cannot_start_a_thread_leaves_nothing_open(self):
+    num_files = len(os.listdir('/proc/self/fd'))
+    with mock.patch.object(threading.Thread, 'start') as start:
+      start.side_effect = RuntimeError("can't start new thread")
+      with self.assertRaisesRegex(transport.TransportError, 'new thread'):
+        Port(HOST, 0, _OURS).offer('control', lambda _: None)
+    self.assertLen(os.listdir('/proc/self/fd'), num_files)
+
+  def test_an_attempt_behind_the_end_of_a_port_fails(self):
+    own, errors = Port(HOST, 0, _OURS), queue.SimpleQueue()
+    own.offer('control', lambda _: None)
+    address, acceptor = own.address, own._acceptor
+    attempt = port.Attempt(
+      address,
+      HOST,
+      b'control ',
+      b'',
+      time.monotonic() + WAIT_S,
+      None,
+      errors.put,
+    )
+    own.withdraw('control')
+    acceptor._open(attempt)
+    self.assertIsInstance(errors.get(timeout=WAIT_S), Closed)
+
+  def test_a_port_without_threads_closes_connections_and_recovers(self):
+    listener = self.listener()
+    with mock.patch.object(threading.Thread, 'start') as start:
+      start.side_effect = RuntimeError("can't start new thread")
+      with self.assertLogs(level='ERROR'):
+        end = handshake.open_connection(
+          listener.address, _OURS, 'control', timeout_s=WAIT_S
+        )
+        end.sock.settimeout(WAIT_S)
+        self.assertEqual(end.sock.recv(1), b'')
+        end.close()
+    self.assertEmpty(listener.open_streams())
+    self.check(listener)
+
   def test_a_port_without_descriptors_recovers(self):
     listener = self.listener()
     with self.assertLogs(level='WARNING') as logs, socket.socket() as sock:

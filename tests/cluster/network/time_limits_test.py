@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from unittest import mock
 
 from absl.testing import absltest
 
@@ -36,6 +37,30 @@ class TimeLimitsTest(absltest.TestCase):
     for _ in range(100):
       with limits.limit(60.0, lambda: None):
         self.assertLessEqual(threading.active_count(), before + 1)
+
+  def test_a_function_that_raises_does_not_prevent_later_limits(self):
+    limits, passed = TimeLimits(), threading.Event()
+
+    def fail():
+      raise RuntimeError('It fails.')
+
+    with (
+      self.assertLogs(level='ERROR'),
+      limits.limit(0.0, fail),
+      limits.limit(0.1, passed.set),
+    ):
+      self.assertTrue(passed.wait(10.0))
+
+  def test_limits_pass_although_their_thread_could_not_start_at_first(self):
+    limits, passed = TimeLimits(), threading.Event()
+    with (
+      mock.patch.object(threading.Thread, 'start', side_effect=RuntimeError),
+      self.assertRaises(RuntimeError),
+      limits.limit(0.0, lambda: None),
+    ):
+      pass
+    with limits.limit(0.0, passed.set):
+      self.assertTrue(passed.wait(10.0))
 
 
 if __name__ == '__main__':

@@ -4,7 +4,9 @@ The test acts as the peers: it chooses which bytes arrive in which order, and
 when the executor begins an allreduce or has its own contribution.
 """
 
+import select
 import shutil
+import threading
 import unittest
 from unittest import mock
 
@@ -13,6 +15,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
 
+from cluster.allreduce.executor import frames
 from cluster.allreduce.executor.errors import Abandoned, Damaged
 from tests.support import byte_peers, certificates, executors
 from tests.support.byte_peers import DOWN, HEADER_BYTES, LEFT, UP
@@ -354,6 +357,24 @@ class DeparturesTest(_Case):
       getattr(peer, way)(data[:split])
       peer.settle(membership.executor)
       getattr(peer, way)(data[split:])
+      with self.assertRaisesRegex(Abandoned, 'worker 1 has left'):
+        reduction.wait(executors.WAIT_S)
+
+  def test_a_departure_is_read_although_sending_fails_before(self):
+    membership = self._membership(count=2, size=4)
+    membership.form()
+    node, release = membership.executor, threading.Event()
+    node._loop.post(lambda: release.wait(executors.WAIT_S))
+    numbers = self._numbers(membership)
+    with mock.patch.object(frames.Writer, 'write', side_effect=BrokenPipeError):
+      _, reduction = self._begin(membership, 0, numbers)
+      left = byte_peers.Fields(
+        membership.membership_epoch, 0, 0, 0, LEFT, 0, b''
+      )
+      membership.peers[1].answer(left.pack())
+      sock = node._connections._outbound[1].connection.sock
+      executors.wait_until(lambda: select.select([sock], [], [], 0)[0])
+      release.set()
       with self.assertRaisesRegex(Abandoned, 'worker 1 has left'):
         reduction.wait(executors.WAIT_S)
 

@@ -17,7 +17,7 @@ from cluster.network.errors import Closed, TransportError
 from cluster.network.handshake import Security
 from cluster.network.port import Port
 from cluster.network.socket_loop import SocketLoop
-from tests.support import certificates, executors, groups
+from tests.support import certificates, executors, groups, streams
 
 
 class ListenerTest(executors.TestCase):
@@ -109,6 +109,14 @@ class ListenerTest(executors.TestCase):
       [lambda: nodes[0].form(membership, executors.WAIT_S), late]
     )
     self.assertEqual(errors, [None, None])
+
+  def test_a_client_that_comes_behind_the_end_of_the_thread_is_closed(self):
+    node = self.open_executor(0)
+    node.close()
+    near, far = streams.tcp_pair()
+    with far:
+      node._peers._receive_hello(Connection(near, 'peer'))
+      self.assertEqual(near.fileno(), -1)
 
   def test_very_small_and_large_timeouts_are_accepted(self):
     for timeout_s in (1e-4, 1e9):
