@@ -154,7 +154,7 @@ def _print_costs(numbers: int, workers: int) -> None:
   )
   state_digest = digest(state)
   source = handover.Handover(
-    Port('127.0.0.1', 0, Security()), lambda _: (state, state_digest)
+    Port('127.0.0.1', 0, Security()), lambda _: (state, state_digest), 5.0
   )
   calls = {
     'update of all numbers': lambda: _apply(learner, layout, vector),

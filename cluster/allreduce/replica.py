@@ -188,7 +188,9 @@ class Replica:
       self.warm_up()
       self._is_compiled = True
     settings = self._settings
-    source = handover.Handover(settings.port, self._state_of)
+    source = handover.Handover(
+      settings.port, self._state_of, settings.timeout_s
+    )
     session.stack.callback(source.close)
     self._reducer.open()
     session.stack.callback(self._reducer.close)

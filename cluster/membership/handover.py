@@ -53,6 +53,7 @@ class Handover:
     self,
     port: Port,
     state: Callable[[int], tuple[Any, str]],
+    timeout_s: float,
   ):
     """Starts to listen for requests.
 
@@ -60,8 +61,9 @@ class Handover:
       port: Port of this process.
       state: Returns the state of a version and its digest; called in other
         threads.  Raises LookupError if this process has another version.
+      timeout_s: Seconds after which a receiver that takes nothing is lost.
     """
-    self._state = state
+    self._state, self._timeout_s = state, timeout_s
     self._listener = Listener(port, self._send, service=STATES)
     self.address = self._listener.address
 
@@ -90,6 +92,7 @@ class Handover:
       for name, array in arrays.items()
     ]
     parts = [_bytes(array) for array in arrays.values() if array.size]
+    stream.limit_silence(self._timeout_s)
     stream.send(
       StateArrays(described, digest),
       chunked(parts, _STEP),

@@ -121,7 +121,7 @@ class RemoteEvaluation:
     number = next(self._numbers)
     find = functools.partial(_find_version, number, (state, digest(state)))
     with contextlib.closing(
-      handover.Handover(self._settings.port, find)
+      handover.Handover(self._settings.port, find, self._settings.timeout_s)
     ) as source:
       while pending := evaluators.request_evaluation(
         number, source.address, self._excluded

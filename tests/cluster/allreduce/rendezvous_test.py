@@ -253,7 +253,9 @@ class HandoverTest(parameterized.TestCase):
     return self._TREE, 'digest'
 
   def test_a_fetched_state_is_equal_bit_for_bit(self):
-    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
+    source = handover.Handover(
+      Port('127.0.0.1', 0, Security()), self._state, 5.0
+    )
     self.addCleanup(source.close)
     steps = []
     result, digest = handover.fetch(
@@ -270,7 +272,9 @@ class HandoverTest(parameterized.TestCase):
     self.assertGreater(len(steps), 1)
 
   def test_a_slow_transfer_with_progress_completes(self):
-    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
+    source = handover.Handover(
+      Port('127.0.0.1', 0, Security()), self._state, 5.0
+    )
     self.addCleanup(source.close)
     steps = []
     with relays.Relay(source.address, back_Bps=4e6) as relay:
@@ -282,7 +286,9 @@ class HandoverTest(parameterized.TestCase):
     self.assertGreater(len(steps), 20)
 
   def test_a_known_state_is_not_transferred(self):
-    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
+    source = handover.Handover(
+      Port('127.0.0.1', 0, Security()), self._state, 5.0
+    )
     self.addCleanup(source.close)
     for known, comes in (('digest', False), ('other', True)):
       state, digest = handover.fetch(
@@ -292,13 +298,17 @@ class HandoverTest(parameterized.TestCase):
       self.assertEqual(digest, 'digest')
 
   def test_another_version_is_refused(self):
-    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
+    source = handover.Handover(
+      Port('127.0.0.1', 0, Security()), self._state, 5.0
+    )
     self.addCleanup(source.close)
     with self.assertRaisesRegex(TransportError, 'expected to have version 4'):
       handover.fetch(source.address, 4, Security(), 5.0)
 
   def test_a_source_that_has_left_is_detected_in_time(self):
-    source = handover.Handover(Port('127.0.0.1', 0, Security()), self._state)
+    source = handover.Handover(
+      Port('127.0.0.1', 0, Security()), self._state, 5.0
+    )
     source.close()
     start = time.monotonic()
     with self.assertRaises(TransportError):
