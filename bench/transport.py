@@ -1,16 +1,17 @@
-"""Measures streams of messages, and whole runs, beside bare Arrow Flight.
+"""Measures message streams and whole runs relative to bare Arrow Flight.
 
   python -m bench.transport [--mb=100] [--turns=30] [--chunk_kb=2048]
     [--iterations=120] [--round_trips=5000]
 
 A float32 vector goes to another process on the loopback interface and comes
 back.  A stream reads every byte once more at each end for the checksum, and
-copies it to where it belongs.  Bare Flight does a DoPut and a DoGet in chunks
-of the size that suits it, and keeps what arrives (`read_all`) or, for what the
-wire alone can do, drops it.  Both are measured in processes as they are and in
-processes that keep freed memory (`cluster.memory`), all in turns.  A run is one
-of tools.launch, without a model: one worker and one dedicated server; in one of
-its iterations the vector is pushed, the coordinator decides, and it is pulled.
+copies it to its destination.  Bare Flight performs a DoPut and a DoGet in
+chunks of the fastest size, and collects the received batches (`read_all`) or
+drops them, which shows the rate of the connection alone.  Both are measured in
+processes with the default allocator and in processes that retain freed memory
+(`cluster.network.memory`), alternately.  The run is one of tools.launch without
+a model, with one worker and one dedicated server; in an iteration the worker
+pushes the vector, the coordinator decides, and the worker pulls it.
 
 Round trips are of a heartbeat that comes back: on a stream, which encodes,
 checks and decodes it each time, and on a DoExchange of Flight, which passes its
@@ -240,7 +241,7 @@ def _put(client: flight.FlightClient, vector: np.ndarray, kind: str) -> None:
 
 
 def _received(reader: Any, keep: bool) -> pa.Table | None:
-  """What a reader brings, as a whole; or None when all has come and gone."""
+  """Returns all that a reader receives, or drops it and returns None."""
   if keep:
     return reader.read_all()
   for _ in reader:

@@ -150,7 +150,7 @@ class TaskGradient:
 
   @property
   def is_spread(self) -> bool:
-    """Whether each gradient is computed on several devices of this process."""
+    """True if several devices of this process compute each gradient."""
     return self._spread is not None
 
   def part(

@@ -128,7 +128,7 @@ class Connection:
     self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
   def wait_for_tls(self) -> Steps[None]:
-    """Waits until the system has the peer's first record of TLS.
+    """Waits until the peer's first TLS record has arrived, and checks its type.
 
     Raises:
       Refused: If the peer does not use TLS.

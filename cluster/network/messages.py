@@ -1047,7 +1047,7 @@ class Schema(Generic[T_co]):
 
 
 def encode_header(message: Any, size_bytes: int) -> bytes:
-  """Returns the bytes of a message and of the size of its body."""
+  """Returns a message and the size of its body, encoded as MessagePack."""
   return _ENCODER.encode((message, size_bytes))
 
 

@@ -266,7 +266,10 @@ class ParameterServerReception(Reception):
 
   @property
   def executed(self) -> int:
-    """Number of orders that all servers have executed, once all have joined."""
+    """Smallest number of the coordinator's orders that a server has executed.
+
+    Only valid once all servers have joined.
+    """
     return min(server.progress.executed for server in self._servers())
 
   def give_up(self, reason: str) -> None:

@@ -267,8 +267,7 @@ def _parse_mask(value: str) -> list[str]:
     match = _NAMES.fullmatch(name)
     expected = 'indices or names of GPUs (GPU-..., MIG-...), -1 for no more'
     require(match is not None, MASK, expected, value)
-    assert match is not None
-    kinds.add(match[2] or match[3])
+    kinds.add(match and (match[2] or match[3]))
     if len(kinds) > 1:
       break
     found.append(name)

@@ -295,12 +295,11 @@ def _parse(entry: Any, num_workers: int, num_servers: int) -> Fault:
   require(valid, 'faults', form, entry)
   match = _KIND.fullmatch(entry[2])
   phase = entry[3] if len(entry) == 4 else Phase.COMPUTE
-  valid = match is not None and match[1] in kinds and phase in phases
-  require(valid, 'faults', form, entry)
-  assert match is not None
-  valid = match[2] is None or (match[1] == Kind.CUT and int(match[2]) > 0)
+  kind, seconds = match.groups() if match else ('', None)
+  require(kind in kinds and phase in phases, 'faults', form, entry)
+  valid = seconds is None or (kind == Kind.CUT and int(seconds) > 0)
   require(valid, 'faults', "seconds, above 0, of 'cut' alone", entry)
-  fault = Fault(Kind(match[1]), Phase(phase), int(match[2] or 0))
+  fault = Fault(Kind(kind), Phase(phase), int(seconds or 0))
   valid = fault.kind not in _OF_PUSH or fault.phase == Phase.COMPUTE
   expected = f'no phase for {[str(k) for k in _OF_PUSH]}: they are of the push'
   require(valid, 'faults', expected, entry)

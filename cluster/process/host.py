@@ -47,7 +47,10 @@ class HostSpeed:
     return self._driving.read() if self._driving else ()
 
   def least_s(self, iteration: int, examples: int) -> float:
-    """Returns the least time that an iteration computes, seconds."""
+    """Returns the simulated computing time of an iteration, seconds.
+
+    A faster host waits for the rest of it; 0 without a simulated speed.
+    """
     if self._speed is None:
       return 0.0
     return self._speed.seconds(self._index, iteration, examples)

@@ -178,13 +178,13 @@ def _parse(role: str, workers: int, dedicated: int) -> tuple[str, int]:
   """Returns kind and rank from the value of --role."""
   match = _ROLE.fullmatch(role)
   total = {'worker': workers, 'server': dedicated}
-  valid = match is not None and int(match[2]) < total[match[1]]
+  kind, rank = match.groups() if match else ('', '')
+  valid = match is not None and int(rank) < total[kind]
   expected = f'worker:R, R < {workers} (config.cluster.workers)'
   if dedicated:
     expected += f', or server:K, K < {dedicated} (config.route.server.servers)'
   require(valid, '--role', expected, role)
-  assert match is not None
-  return match[1], int(match[2])
+  return kind, int(rank)
 
 
 def _rank(

@@ -160,7 +160,7 @@ class Peer:
     self._sent_bytes += len(data)
 
   def answer(self, data):
-    """Sends bytes on the connection over which the executor sends frames."""
+    """Sends bytes back on the connection on which the executor sends."""
     self._in.sendall(data)
 
   def unread_bytes(self, node):
