@@ -6,18 +6,18 @@ body in chunks of bytes.  Chunks travel as soon as they are sent, and arrive in
 their destination, without a copy unless they are small.
 """
 
+import abc
 import contextlib
 import logging as log
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
-import xxhash
 from absl import logging
 
 from cluster.network import frames
@@ -29,7 +29,8 @@ from cluster.network.errors import (
   TransportError,
   describe,
 )
-from cluster.network.frames import CHUNK, END, TEXT, FrameHeader
+from cluster.network.frame_reader import READ_BYTES, FrameReader, Receiving
+from cluster.network.frames import CHUNK, END, TEXT
 from cluster.network.handshake import Security, open_connection
 from cluster.network.interfaces import interface_address
 from cluster.network.messages import NOTHING, Schema, encode, encode_header
@@ -63,14 +64,12 @@ GRACE_S = 2.0  # Limit of the other end's answer when a stream ends.
 # parameters, states of replicas.
 CONTROL, PUSHES, STATES = 'control', 'pushes', 'states'
 _RETRY_S = 0.05
-_TEXT_BYTES = 2**24  # Orders for a thousand workers take a tenth of it.
-_READ_BYTES = 2**15  # Read ahead: small messages arrive in one call.
-_SMALL_BYTES = 2**14  # Largest chunk that is copied.
-_REASON = 300  # Characters of a peer's text that are logged.
-_HELLO: Schema[msgspec.Raw] = Schema(msgspec.Raw)
+SMALL_BYTES = 2**14  # Largest frames that are copied into one buffer.
+HELLO: Schema[msgspec.Raw] = Schema(msgspec.Raw)
 Spoil = Literal['first', 'last']  # Chunk that is corrupted on purpose.
 
 T = TypeVar('T')
+S = TypeVar('S', bound='_Accepted')
 
 
 class Incoming(NamedTuple, Generic[T]):
@@ -107,8 +106,16 @@ class Incoming(NamedTuple, Generic[T]):
       start += chunk.size
 
 
+class _Unsent(NamedTuple):
+  """A frame to be written: its kind, payload, and whether that is damaged."""
+
+  kind: int
+  payload: Any
+  spoil: bool
+
+
 class Stream:
-  """One end of a stream.
+  """One end of a stream, for threads.
 
   One thread may receive while others send.  Neither has a time limit: a caller
   that expects messages of a peer calls `cancel` if the peer is silent, since a
@@ -129,15 +136,14 @@ class Stream:
     self._channel = open_channel(connection)
     # A stream that a failed thread has left open.
     weakref.finalize(self, connection.close).atexit = False
+    self._reader = FrameReader(connection.peer)
     self._finished = False
-    self._sending = threading.Lock()
+    self._sending = threading.Lock()  # Held for a message with its body,
+    self._writing = threading.Lock()  # and for frames that are written at once.
     self._receiving = threading.Lock()
     self._closing = threading.Lock()
-    self._sent = self._received = 0  # Frames.
+    self._sent = 0  # Frames.
     self._reason = ''  # Reason for the end of the stream.
-    self._buffer = memoryview(bytearray(_READ_BYTES))
-    self._start = self._stop = 0  # Bytes of the buffer that are not used yet.
-    self._frame: FrameHeader | None = None  # Whose payload is not read yet.
 
   def send(
     self,
@@ -189,19 +195,7 @@ class Stream:
       Corrupt: If a checksum, a size or the order is wrong, or if the message is
         not one of the schema.
     """
-    while (frame := self._next_frame()).kind == CHUNK:
-      self._skip(frame)
-    text = self._payload(frame)
-    try:
-      header, size_bytes = schema.decode_header(text)
-    except ValueError as error:
-      why = _printable(str(error)[:_REASON])
-      raise Corrupt(f'{self.peer}: sent another message: {why}') from error
-    if most_bytes is not None and size_bytes > most_bytes:
-      raise Corrupt(
-        f'{self.peer}: expected a body of at most {most_bytes} bytes, got one '
-        f'of {size_bytes}'
-      )
+    header, size_bytes = self._run(self._reader.receive(schema, most_bytes))
     return Incoming(header, size_bytes, _Body(self, size_bytes))
 
   def receive_chunk(self, left: int, into: memoryview | None) -> np.ndarray:
@@ -215,20 +209,7 @@ class Stream:
     Raises:
       TransportError: As of `receive`.
     """
-    frame = self._next_frame()
-    if frame.kind != CHUNK or frame.size > left:
-      raise Corrupt(f'{self.peer}: the body is not of the size announced')
-    if not frame.size:
-      self._frame = None
-      raise Corrupt(f'{self.peer}: expected bytes in frame {frame.number}')
-    if into is None:
-      into = np.empty(frame.size, np.uint8).data
-    else:
-      into = into[: frame.size]
-    self._fill(into)
-    self._frame = None
-    self._check(frame, into)
-    return np.frombuffer(into, np.uint8)
+    return self._run(self._reader.receive_chunk(left, into))
 
   def close(self, reason: str = '') -> None:
     """Ends the stream after everything that was sent; blocks for some seconds.
@@ -243,9 +224,12 @@ class Stream:
         return
       self._finished = True
       deadline = time.monotonic() + GRACE_S
-      # A body that waits to be produced keeps the lock, but writes nothing.
-      if self._sending.acquire(timeout=GRACE_S):
-        self._end(reason or 'closed', deadline)
+      # A body whose next chunk is not produced in time is cut off: the peer
+      # still gets the reason.
+      is_idle = self._sending.acquire(timeout=GRACE_S / 2)
+      left_s = max(deadline - time.monotonic(), 0.0)
+      self._end(reason or 'closed', left_s)
+      if is_idle:
         self._sending.release()
       self._connection.shut_down(socket.SHUT_WR)
       # Bytes that the system has and nobody reads would make it reset the
@@ -285,7 +269,7 @@ class Stream:
     size_bytes: int,
     spoil: Spoil | None,
   ) -> None:
-    unsent = self._frame_of(TEXT, text, spoil=bool(spoil) and not size_bytes)
+    unsent = [_Unsent(TEXT, text, bool(spoil) and not size_bytes)]
     sent = 0
     for chunk in chunks:
       first = not sent
@@ -297,29 +281,31 @@ class Stream:
       is_spoilt = (spoil == 'first' and first) or (
         spoil == 'last' and sent == size_bytes
       )
-      self._write(
-        [*unsent, *self._frame_of(CHUNK, chunk.data, spoil=is_spoilt)]
-      )
+      self._write([*unsent, _Unsent(CHUNK, chunk.data, is_spoilt)])
       unsent = []
     require(sent == size_bytes, 'chunks', f'{size_bytes} bytes', sent)
     if unsent:
       self._write(unsent)
 
-  def _frame_of(
-    self, kind: int, payload: Any, *, spoil: bool = False
-  ) -> list[Any]:
-    """Returns the buffers of the next frame."""
-    header = frames.pack_header(kind, self._sent, payload)
-    self._sent += 1
-    if spoil:
-      payload = bytearray(payload)
-      payload[-1] ^= 1
-    return [header, payload]
+  def _write(self, unsent: Sequence[_Unsent]) -> None:
+    with self._writing:
+      self._write_all(unsent, None)
 
-  def _write(self, buffers: list[Any], deadline: float | None = None) -> None:
+  def _write_all(
+    self, unsent: Sequence[_Unsent], deadline: float | None
+  ) -> None:
+    """Writes frames; under the lock of writing."""
     if self._reason:
       raise Closed(f'{self.peer}: {self._reason}')
-    if sum(map(len, buffers)) <= _SMALL_BYTES:
+    buffers: list[Any] = []
+    for kind, payload, spoil in unsent:
+      header = frames.pack_header(kind, self._sent, payload)
+      self._sent += 1
+      if spoil:
+        payload = bytearray(payload)
+        payload[-1] ^= 1
+      buffers += header, payload
+    if sum(map(len, buffers)) <= SMALL_BYTES:
       buffers = [b''.join(buffers)]
     try:
       self._channel.send(buffers, deadline)
@@ -328,93 +314,38 @@ class Stream:
       # `receive` knows the reason, and may have more to read before it.
       raise Closed(f'{self.peer}: {why}') from error
 
-  def _end(self, reason: str, deadline: float | None = None) -> None:
+  def _end(self, reason: str, limit_s: float = GRACE_S) -> None:
     """Sends the last frame, unless the stream has ended."""
-    deadline = deadline or time.monotonic() + GRACE_S
-    with contextlib.suppress(Closed):
-      self._write(self._frame_of(END, reason.encode()), deadline)
-      self._reason = reason
-
-  def _next_frame(self) -> FrameHeader:
-    """Returns the header of the next frame, whose payload is not read yet.
-
-    Raises:
-      Closed: If the stream has ended.
-      Corrupt: If the frame is not one that may follow.
-    """
-    if self._reason:
-      raise Closed(f'{self.peer}: {self._reason}')
-    if self._frame is not None:
-      return self._frame
-    header = self._take(frames.HEADER_BYTES)
+    deadline = time.monotonic() + limit_s
+    if not self._writing.acquire(timeout=limit_s):
+      return  # The peer does not take a frame.
     try:
-      frame = frames.parse_header(header)
-    except Corrupt as error:
-      self.cancel(f'{error}')  # Where the next frame begins is unknown.
-      raise Corrupt(f'{self.peer}: {error}') from error
-    expected, self._received = self._received, frame.number + 1
-    valid = frame.kind == CHUNK or frame.size <= _TEXT_BYTES
-    if frame.number != expected:
-      self._skip(frame)
-      raise Corrupt(
-        f'{self.peer}: expected frame {expected}, got {frame.number}'
-      )
-    if not valid or frame.kind not in (TEXT, CHUNK, END):
-      self._skip(frame)
-      raise Corrupt(
-        f'{self.peer}: expected a header or an end of up to {_TEXT_BYTES} '
-        f'bytes, or a chunk, got {frame.size} in frame {frame.number}'
-      )
-    if frame.kind == END:
-      reason = bytes(self._payload(frame)[:_REASON])
-      raise self._lost(_printable(reason.decode('utf-8', 'replace')))
-    self._frame = frame
-    return frame
+      self._write_all([_Unsent(END, reason.encode(), False)], deadline)
+      self._reason = reason
+    except Closed:
+      pass  # It has ended before.
+    finally:
+      self._writing.release()
 
-  def _payload(self, frame: FrameHeader) -> memoryview:
-    """Receives the whole text of a frame; valid until the next call."""
-    if frame.size <= _READ_BYTES:
-      text = self._take(frame.size)
-    else:
-      text = memoryview(bytearray(frame.size))
-      self._fill(text)
-    self._frame = None
-    self._check(frame, text)
-    return text
-
-  def _check(self, frame: FrameHeader, payload: memoryview) -> None:
-    if xxhash.xxh3_64_intdigest(payload) != frame.checksum:
-      raise Corrupt(f'{self.peer}: frame {frame.number} has another checksum')
-
-  def _skip(self, frame: FrameHeader) -> None:
-    """Drops the payload of a frame."""
-    left = frame.size
-    while left:
-      left -= len(self._take(min(left, _READ_BYTES)))
-    self._frame = None
-
-  def _take(self, size: int) -> memoryview:
-    """Receives a few bytes; valid until the next call."""
-    if self._stop - self._start < size:
-      kept = self._stop - self._start
-      if self._start:
-        self._buffer[:kept] = bytes(self._buffer[self._start : self._stop])
-        self._start, self._stop = 0, kept
-      while self._stop < size:
-        self._stop += self._receive([self._buffer[self._stop :]])
-    taken = self._buffer[self._start : self._start + size]
-    self._start += size
-    return taken
-
-  def _fill(self, into: memoryview) -> None:
-    """Receives bytes into memory, and what follows them into the buffer."""
-    count = min(self._stop - self._start, len(into))
-    into[:count] = self._buffer[self._start : self._start + count]
-    self._start += count
-    while count < len(into):
-      self._start = self._stop = 0  # The buffer is empty.
-      count += self._receive([into[count:], self._buffer])
-      self._stop = max(count - len(into), 0)
+  def _run(self, steps: Receiving[T]) -> T:
+    """Runs a coroutine of the reader to its end; returns its result."""
+    if self._reason:
+      steps.close()
+      raise Closed(f'{self.peer}: {self._reason}')
+    try:
+      buffers = next(steps)
+      while True:
+        buffers = steps.send(self._receive(buffers))
+    except StopIteration as end:
+      result: T = end.value
+      return result
+    except Corrupt:
+      if self._reader.end:  # Where the next frame begins is unknown.
+        self.cancel(self._reader.end)
+      raise
+    except Closed:
+      self._reason = self._reason or self._reader.end
+      raise
 
   def _receive(self, buffers: list[memoryview]) -> int:
     """Waits for bytes; returns how many have come, at least 1."""
@@ -431,7 +362,7 @@ class Stream:
 
   def _drain(self, deadline: float) -> None:
     """Reads and drops what arrives until the peer has ended, too."""
-    scratch = memoryview(bytearray(_READ_BYTES))
+    scratch = memoryview(bytearray(READ_BYTES))
     with contextlib.suppress(OSError):
       while self._channel.receive([scratch], deadline):
         pass
@@ -466,44 +397,33 @@ class _Body(Iterator[np.ndarray]):
       target = target[size:]
 
 
-class Listener:
-  """Accepts streams of one service of a port; a context manager.
+class _Accepted(Protocol):
+  """A stream that a listener has accepted."""
 
-  Every stream has a thread.
+  @property
+  def peer(self) -> str:
+    """Address of the other end."""
+
+  def cancel(self, reason: str = ...) -> None:
+    """Ends the stream at once."""
+
+
+class BaseListener(abc.ABC, Generic[S]):
+  """Accepts streams of one service of a port; a context manager.
 
   Attributes:
     address: 'address:port' of the port.
   """
 
-  def __init__(
-    self,
-    port: Port,
-    handle: Callable[[Stream, msgspec.Raw], None],
-    *,
-    service: str = CONTROL,
-  ):
-    """Starts to listen.
-
-    Args:
-      port: Port of this process.
-      handle: Called with each stream and the encoded hello of its peer, in a
-        thread of its own.  The stream ends when it returns; its exceptions are
-        logged, and raised at the peer as Closed.
-      service: Name that clients ask for, at most 8 characters.
-
-    Raises:
-      TransportError: If the address cannot be listened on; raised from the
-        error of the system, if that says why.
-      ValueError: If the port offers the service already.
-    """
-    self._port, self._service, self._handle = port, service, handle
+  def __init__(self, port: Port, service: str):
+    """Creates the listener, which accepts streams after `_offer`."""
+    self.address = ''
+    self._port, self._service = port, service
     self._refusals, self._failures = RateLimitedLog(), RateLimitedLog()
     self._ends = RateLimitedLog()
-    self._streams: set[Stream] = set()
+    self._streams: set[S] = set()
     self._changed = threading.Condition()
     self._is_closed = False
-    port.offer(service, self._start)
-    self.address = port.address
 
   def __enter__(self) -> Self:
     return self
@@ -515,8 +435,8 @@ class Listener:
     """Stops to accept streams, and ends all that are open.
 
     Args:
-      grace_s: Seconds that they are given to end by themselves.  Threads of
-        `handle` that do not wait for a stream are given up to 2 s more.
+      grace_s: Seconds that they are given to end by themselves.  Handlers that
+        do not wait for a stream are given up to 2 s more.
     """
     with self._changed:
       if self._is_closed:
@@ -539,58 +459,113 @@ class Listener:
     self._refusals.close()
     self._failures.close()
 
-  def open_streams(self) -> list[Stream]:
+  def open_streams(self) -> list[S]:
     """Returns the streams that have not ended."""
     with self._changed:
       return list(self._streams)
 
+  @abc.abstractmethod
   def _start(self, connection: Connection) -> None:
-    """Starts the thread of a stream; in the thread of the port."""
-    stream = Stream(connection)
+    """Starts to serve a connection; in the thread of the port."""
+
+  def _offer(self) -> None:
+    self._port.offer(self._service, self._start)
+    self.address = self._port.address
+
+  def _add(self, stream: S) -> bool:
+    """Records a stream; returns whether the listener is still open."""
     with self._changed:
-      if self._is_closed:
-        connection.close()
-        return
-      self._streams.add(stream)
+      if not self._is_closed:
+        self._streams.add(stream)
+      return not self._is_closed
+
+  def _remove(self, stream: S) -> None:
+    with self._changed:
+      self._streams.discard(stream)
+      self._changed.notify_all()
+
+  def _limit_hello(self, stream: S) -> contextlib.AbstractContextManager[None]:
+    """Ends a stream whose first message takes too long."""
+    late = f'no hello within {self._port.wait_s:g} s'
+    return LIMITS.limit(self._port.wait_s, lambda: stream.cancel(late))
+
+  def _log_refusal(self, stream: S, error: TransportError) -> str:
+    """Logs the error for which a hello is refused; returns it as text."""
+    return _log_refusal(self._refusals, stream, error)
+
+  def _log_end(self, stream: S, error: Exception) -> str:
+    """Logs the error for which a stream ends; returns it as text."""
+    if isinstance(error, Closed):
+      self._ends.write(str(error), level=log.INFO)
+      return str(error)
+    if isinstance(error, TransportError):
+      return _log_refusal(self._failures, stream, error)
+    text = f'{stream.peer}: the handler of the stream failed'
+    self._failures.write(text, level=log.ERROR, error=error)
+    return f'{type(error).__name__}: {error}'
+
+
+class Listener(BaseListener[Stream]):
+  """A listener each of whose streams has a thread."""
+
+  def __init__(
+    self,
+    port: Port,
+    handle: Callable[[Stream, msgspec.Raw], None],
+    *,
+    service: str = CONTROL,
+  ):
+    """Starts to listen.
+
+    Args:
+      port: Port of this process.
+      handle: Called with each stream and the encoded hello of its peer, in a
+        thread of its own.  The stream ends when it returns; its exceptions are
+        logged, and raised at the peer as Closed.
+      service: Name that clients ask for, at most 8 characters.
+
+    Raises:
+      TransportError: If the address cannot be listened on; raised from the
+        error of the system, if that says why.
+      ValueError: If the port offers the service already.
+    """
+    super().__init__(port, service)
+    self._handle = handle
+    self._offer()
+
+  def _start(self, connection: Connection) -> None:
+    stream = Stream(connection)
+    if not self._add(stream):
+      connection.close()
+      return
     thread = threading.Thread(
       target=self._run, args=[stream], name=f'stream-{stream.peer}', daemon=True
     )
     try:
       thread.start()
     except RuntimeError:  # The port logs it, and closes the connection.
-      with self._changed:
-        self._streams.remove(stream)
+      self._remove(stream)
       raise
 
   def _run(self, stream: Stream) -> None:
     try:
       stream.close(self._serve(stream))
     finally:
-      with self._changed:
-        self._streams.remove(stream)
-        self._changed.notify_all()
+      self._remove(stream)
 
   def _serve(self, stream: Stream) -> str:
     """Calls the handler of a stream; returns the reason of its end."""
     try:
-      late = f'no hello within {self._port.wait_s:g} s'
-      with LIMITS.limit(self._port.wait_s, lambda: stream.cancel(late)):
-        hello = stream.receive(_HELLO, 0).header.copy()
+      with self._limit_hello(stream):
+        hello = stream.receive(HELLO, 0).header.copy()
     except TransportError as error:
-      return _log_refusal(self._refusals, stream, error)
+      return self._log_refusal(stream, error)
     try:
       stream.send(None)
       self._handle(stream, hello)
-    except Closed as error:
-      self._ends.write(str(error), level=log.INFO)
-      return str(error)
-    except TransportError as error:
-      return _log_refusal(self._failures, stream, error)
     # Nobody waits for this thread: the error is logged, and sent to the client.
     except Exception as error:
-      text = f'{stream.peer}: the handler of the stream failed'
-      self._failures.write(text, level=log.ERROR, error=error)
-      return f'{type(error).__name__}: {error}'
+      return self._log_end(stream, error)
     return ''
 
 
@@ -656,14 +631,9 @@ def chunked(
 
 
 def _log_refusal(
-  refusals: RateLimitedLog, stream: Stream, error: TransportError
+  refusals: RateLimitedLog, stream: _Accepted, error: TransportError
 ) -> str:
   """Logs the error for which a stream ends; returns it as text."""
   why = str(error).removeprefix(f'{stream.peer}: ')
   refusals.write(f'{stream.peer}: refused: {why}')
   return why
-
-
-def _printable(text: str) -> str:
-  """Returns a text with unprintable characters replaced."""
-  return ''.join(c if c.isprintable() else '?' for c in text)

@@ -13,7 +13,6 @@ checkpoint in the middle of a superstep is that of a server without pieces: the
 last version, and the sums of the pushes that count.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -55,6 +54,8 @@ class _Piece:
 class Pieces:
   """A share in pieces, with the methods of a Learner that a server uses.
 
+  All methods are called in one thread.
+
   Attributes:
     sizes: Number of elements of each piece.
     stats: Always empty: pipelined servers hold no running statistics.
@@ -94,7 +95,6 @@ class Pieces:
     self._counted: set[Key] = set()  # Workers whose push was added to an
     self._update = 0  # update of this number.
     self._void = False  # Whether a piece was sent back and then undone.
-    self._changed = threading.Condition()
     self._encode = jax.jit(lambda params: wire.pull.encode(State(), params)[0])
     one = jax.ShapeDtypeStruct((1,), jnp.float32)
     pushed = jax.eval_shape(
@@ -117,67 +117,65 @@ class Pieces:
     Returns:
       Whether the pieces that the superstep before has sent back are valid.
     """
-    with self._changed:
-      for piece in self._pieces:  # If no push counted.
-        self._undo(piece)
-        piece.pushes = {}
-      valid, self._void = not self._void, False
-      self._step += 1
-      self._examples = {key: count for key, (count, _) in released.items()}
-      self._scales = {key: scale for key, (_, scale) in released.items()}
-      self._expected = set(released)
-      return valid
+    for piece in self._pieces:  # If no push counted.
+      self._undo(piece)
+      piece.pushes = {}
+    valid, self._void = not self._void, False
+    self._step += 1
+    self._examples = {key: count for key, (count, _) in released.items()}
+    self._scales = {key: scale for key, (_, scale) in released.items()}
+    self._expected = set(released)
+    return valid
 
   def void(self, key: Key) -> None:
     """Excludes a worker's push from updates: its pieces are not finite."""
-    with self._changed:
-      self._examples[key] = 0
+    self._examples[key] = 0
 
-  def take(self, key: Key, number: int, chunk: np.ndarray) -> None:
-    """Adds a worker's part of a piece, which may complete it.
+  def take(self, key: Key, number: int, chunk: np.ndarray) -> bool:
+    """Adds a worker's part of a piece.
 
     Args:
       key: The worker.
       number: Number of the piece.
       chunk: Encoded part, uint8 [n]; it must not change afterwards.
+
+    Returns:
+      Whether the piece is complete.
     """
+    if key not in self._expected:
+      return False
     piece = self._pieces[number]
     sent = self._wire.push.decode(chunk.view(self._dtype), piece.size).vector
-    with self._changed:
-      if key in self._expected:
-        scale = self._scales[key]
-        piece.pushes[key] = sent if scale == 1 else sent / np.float32(scale)
-        self._advance(piece)
+    scale = self._scales[key]
+    piece.pushes[key] = sent if scale == 1 else sent / np.float32(scale)
+    self._advance(piece)
+    return piece.ahead is not None
 
   def leave(self, key: Key) -> None:
     """Removes a worker from the superstep, which may complete pieces.
 
     Its push is dropped unless it counts.
     """
-    with self._changed:
-      if key not in self._expected:
-        return
-      self._expected.remove(key)
-      for piece in self._pieces:
-        if key not in self._counted and piece.pushes.pop(key, None) is not None:
-          self._undo(piece)
-        self._advance(piece)
-      self._changed.notify_all()
-
-  def stream_next(self, key: Key) -> Iterator[np.ndarray]:
-    """Yields the next version of each piece, uint8 [n], once it is complete.
-
-    The iteration ends early if the worker leaves.
-    """
-    return self._after(self._step, key)
-
-  def _after(self, step: int, key: Key) -> Iterator[np.ndarray]:
+    if key not in self._expected:
+      return
+    self._expected.remove(key)
     for piece in self._pieces:
-      with self._changed:
-        while piece.step < step and key in self._expected:
-          self._changed.wait()
-        if key not in self._expected:
-          return
+      if key not in self._counted and piece.pushes.pop(key, None) is not None:
+        self._undo(piece)
+      self._advance(piece)
+
+  def complete_from(self, number: int) -> Iterator[np.ndarray]:
+    """Yields the next version of pieces, uint8 [n], in order.
+
+    Ends before the first piece that not all workers of the superstep have
+    pushed.
+
+    Args:
+      number: Number of the first piece.
+    """
+    for piece in self._pieces[number:]:
+      if piece.step < self._step:
+        return
       yield piece.sent
 
   def outgoing(self) -> list[np.ndarray]:
@@ -196,26 +194,23 @@ class Pieces:
 
     `take` has divided its pieces by the loss scale.
     """
-    with self._changed:
-      self._counted.add(key)
-      self._update = update
+    self._counted.add(key)
+    self._update = update
 
   def commit(self, update: int) -> None:
     """Makes the version that includes an update the current one."""
-    with self._changed:
-      for piece in self._pieces:
-        if piece.ahead is None:  # The sum comes from a checkpoint.
-          piece.learner.commit(update)
-          self._renew(piece)
-        else:
-          piece.learner, piece.ahead = piece.ahead, None
-        piece.pushes = {}
-      self._counted.clear()
+    for piece in self._pieces:
+      if piece.ahead is None:  # The sum comes from a checkpoint.
+        piece.learner.commit(update)
+        self._renew(piece)
+      else:
+        piece.learner, piece.ahead = piece.ahead, None
+      piece.pushes = {}
+    self._counted.clear()
 
   def state(self) -> Any:
     """Returns the state that a learner of the whole share would have."""
-    with self._changed:
-      states = [self._add_counted(piece).state() for piece in self._pieces]
+    states = [self._add_counted(piece).state() for piece in self._pieces]
     return jax.tree.map(_joined, *states)
 
   def restore(self, state: Any) -> None:
@@ -250,7 +245,6 @@ class Pieces:
     piece.ahead.commit(0)
     piece.step = self._step
     self._renew(piece)
-    self._changed.notify_all()
 
   def _undo(self, piece: _Piece) -> None:
     """Returns a piece that is ahead to its last version."""

@@ -3,15 +3,17 @@
 The server executes the orders of the coordinator strictly in sequence, so that
 all servers send a worker the same version.  Each worker has a stream of its
 own: the server sends a version once the coordinator releases the worker, and
-then receives the worker's push.
+then receives the worker's push.  One event loop serves the streams of all.
 """
 
 import contextlib
+import functools
 import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import msgspec
@@ -19,14 +21,13 @@ import numpy as np
 from absl import logging
 
 from cluster.network import memory, messages
+from cluster.network.frame_reader import Receiving
+from cluster.network.loop_streams import LoopListener, LoopStream
 from cluster.network.messages import Order, OrderProgress
 from cluster.network.streams import (
   PUSHES,
-  Incoming,
-  Listener,
   Port,
   Refused,
-  Stream,
   TransportError,
   chunked,
 )
@@ -50,28 +51,27 @@ class _Port:
 
   Attributes:
     stream: Stream to the worker.
-    releases: Headers and versions to send; None ends the stream.
+    pull: Iteration whose push the worker is to send; None before a release.
+    num_pieces: Pieces of the next version that the worker has been sent.
     ended: Whether the coordinator has ended the worker's incarnation.
   """
 
-  def __init__(self, stream: Stream) -> None:
+  def __init__(self, stream: LoopStream) -> None:
     self.stream = stream
-    # The next iteration, and the parameters unless the worker has all pieces.
-    self.releases: queue.SimpleQueue[
-      tuple[messages.Pull, list[np.ndarray] | None] | None
-    ] = queue.SimpleQueue()
+    self.pull: messages.Pull | None = None
+    self.num_pieces = 0
     self.ended = False
 
 
 class Server:
   """A server: a share of the parameters, and a stream to each worker.
 
-  A gradient passes `serve`, in the thread of its worker's stream: a push is
-  received and decoded, and `report` notifies the coordinator
-  (`ParameterServerReception.take_report`; from another process by way of
-  `hosting`).  The coordinator answers by `order`, and the orders are executed
-  in the server's own thread: `Add`, then `Commit`, then `Release`, which lets
-  `serve` send the next version.
+  It has two threads, whatever the number of workers.  An event loop receives
+  the pushes of all workers (`serve`).  The other thread decodes them, notifies
+  the coordinator by `report` (`ParameterServerReception.take_report`; from
+  another process by way of `hosting`), and executes the orders by which the
+  coordinator answers: `Add`, then `Commit`, then `Release`, which sends the
+  next version.
 
   Attributes:
     index: Rank of the server.
@@ -96,7 +96,7 @@ class Server:
       codec: Of all shares.
       versions: Checkpoints and held versions of the share.
       report: Reports to the coordinator that a push has arrived or that a
-        stream has failed; called from many threads.
+        stream has failed; called from two threads.
     """
     self.index = index
     self.learner = learner
@@ -104,23 +104,30 @@ class Server:
     self._codec = codec
     self._report = report
     self._pull_bytes = codec.pull_bytes(index)
+    self._piece_bytes = (
+      learner.piece_bytes() if isinstance(learner, Pieces) else []
+    )
     self._versions = versions
-    self._ports: dict[Key, _Port] = {}
-    # Pushes received and not yet added; of pieces their worker stands here.
-    self._payloads: dict[Key, Payload | Key] = {}
-    self._ended: dict[int, int] = {}  # Last ended incarnation, by worker.
-    self._piped: set[Key] = set()  # Workers that get a version in pieces.
     self._pieces = learner if isinstance(learner, Pieces) else None
-    self._lock = threading.Lock()
+    self._lock = threading.Lock()  # Of streams and of ended incarnations.
+    self._ports: dict[Key, _Port] = {}
+    self._ended: dict[int, int] = {}  # Last ended incarnation, by worker.
+    # In the server's own thread: pushes received and not yet added; of pieces
+    # their worker stands here.
+    self._payloads: dict[Key, Payload | Key] = {}
+    # Streams of workers that get the next version in pieces.
+    self._piped: dict[Key, _Port] = {}
     self._current: tuple[int, list[np.ndarray]] = -1, []  # Version, its bytes.
-    self._orders: queue.SimpleQueue[tuple[int, Sequence[Order]] | None] = (
+    self._work: queue.SimpleQueue[Callable[[], object] | None] = (
       queue.SimpleQueue()
     )
     self._sequence = self._done = 0
     self._order: tuple[str, float] = '', 0.0  # Name and start.
     self._longest: dict[str, float] = {}  # Seconds of orders, by name.
-    self._listener: Listener | None = None
-    self._thread = threading.Thread(target=self._execute, daemon=True)
+    self._listener: LoopListener | None = None
+    self._thread = threading.Thread(
+      target=self._run, name=f'server-{index}', daemon=True
+    )
     self._thread.start()
 
   def open(self, port: Port) -> None:
@@ -136,7 +143,7 @@ class Server:
       else:
         for stage in range(len(self._codec.wire.pushes)):
           self._warm_up(stage)
-    self._listener = Listener(port, self._handle, service=PUSHES)
+    self._listener = LoopListener(port, self._handle, service=PUSHES)
     self.address = self._listener.address
 
   @property
@@ -157,10 +164,12 @@ class Server:
       sequence: Number of these orders, higher by one than the last.
       orders: The orders.
     """
-    self._orders.put((sequence, orders))
+    self._work.put(functools.partial(self._execute_all, sequence, orders))
 
-  def serve(self, stream: Stream, worker: int, incarnation: int) -> None:
-    """Serves a worker until its stream ends.
+  def serve(
+    self, stream: LoopStream, worker: int, incarnation: int
+  ) -> Receiving[None]:
+    """Receives the pushes of a worker until its stream ends.
 
     Args:
       stream: Stream from the worker.
@@ -181,36 +190,22 @@ class Server:
       before = self._ports.get(key)
       self._ports[key] = port
     if before is not None:  # Its worker had lost the connection.
-      before.releases.put(None)
       before.stream.cancel('its worker has connected again')
     try:
-      pieces = self._pieces.piece_bytes() if self._pieces else []
-      stream.send(messages.PieceSizes(pieces))
-      sender = None  # Of pieces.
-      while (release := port.releases.get()) is not None:
-        if sender:
-          sender.join()
-        pull, sent = release
-        if sent is None:
-          stream.send(messages.Released(pull))  # It has all pieces.
+      stream.send(messages.PieceSizes(self._piece_bytes))
+      while True:
+        report, size_bytes = yield from stream.receive(messages.PUSH)
+        stage = self._check(port, report, size_bytes)
+        if self._piece_bytes:
+          yield from self._receive_pieces(port, key, report)
         else:
-          stream.send(messages.Released(pull), chunked(sent), self._pull_bytes)
-          del sent, release
-        message = stream.receive(messages.PUSH)
-        self._check(message, pull.iteration, pull.stage)
-        payload: Payload | Key = key
-        if self._pieces:
-          sender = self._pipe(self._pieces, stream, message, key)
-        else:
-          payload = self._receive_push(message, pull.stage)
-        with self._lock:
-          if not port.ended:  # Otherwise it would never be removed.
-            self._payloads[key] = payload
-        self._report(messages.PushArrived(*key, message.header), ())
+          sent = memory.aligned(size_bytes)
+          yield from stream.fill(sent)
+          self._submit(self._take_push, port, key, report, sent, stage)
     except (TransportError, WrongPush) as error:
       reason = f'{type(error).__name__}: {error}'
       if self._ports.get(key) is port:
-        self._report(messages.WorkerFailed(*key, reason), ())
+        self._submit(self._notify, messages.WorkerFailed(*key, reason))
       raise
     finally:
       with self._lock:
@@ -223,23 +218,23 @@ class Server:
     Args:
       grace_s: Seconds for which workers may end the streams themselves.
     """
-    self._orders.put(None)
+    self._work.put(None)
     self._thread.join(grace_s + _LAST_S)
     if self._thread.is_alive():
       logging.warning('Server %d has not executed its last orders.', self.index)
     with self._lock:
       ports = list(self._ports.values())
     for port in ports:
-      port.releases.put(None)
+      port.stream.end('the server has closed')
     if self._listener:
       self._listener.close(grace_s)
 
-  def _handle(self, stream: Stream, hello: msgspec.Raw) -> None:
+  def _handle(self, stream: LoopStream, hello: msgspec.Raw) -> Receiving[None]:
     try:
       worker = messages.WORKER_CONNECTION.decode(hello)
     except ValueError as error:
       raise Refused(f'sent another hello: {error}') from error
-    self.serve(stream, worker.worker, worker.incarnation)
+    yield from self.serve(stream, worker.worker, worker.incarnation)
 
   def _warm_up(self, stage: int) -> None:
     """Compiles the programs for pushes of a stage of the wire."""
@@ -249,23 +244,59 @@ class Server:
     self.learner.warm_up(payload)
 
   def _check(
-    self, message: Incoming[messages.PushReport], iteration: int, stage: int
-  ) -> None:
-    got = message.header.iteration
-    if got != iteration:
-      raise WrongPush(f'Expected iteration {iteration}, got {got}.')
-    size = self._codec.push_bytes(self.index, stage)
-    if message.size_bytes != size:
-      raise WrongPush(f'Expected {size} bytes, got {message.size_bytes}.')
+    self, port: _Port, report: messages.PushReport, size_bytes: int
+  ) -> int:
+    """Checks a push before its body is received; returns its wire's stage."""
+    with self._lock:
+      pull, port.pull = port.pull, None
+    if pull is None:
+      raise WrongPush(f'Expected no push, got iteration {report.iteration}.')
+    if report.iteration != pull.iteration:
+      raise WrongPush(
+        f'Expected iteration {pull.iteration}, got {report.iteration}.'
+      )
+    size = self._codec.push_bytes(self.index, pull.stage)
+    if size_bytes != size:
+      raise WrongPush(f'Expected {size} bytes, got {size_bytes}.')
+    return pull.stage
 
-  def _receive_push(
-    self, message: Incoming[messages.PushReport], stage: int
-  ) -> Payload:
-    """Receives a whole push; returns its payload."""
-    sent = memory.aligned(self._codec.push_bytes(self.index, stage))
-    message.read(sent)
-    with placement.on_cpu():
-      return self._payload(sent, stage)
+  def _receive_pieces(
+    self, port: _Port, key: Key, report: messages.PushReport
+  ) -> Receiving[None]:
+    """Receives a push in pieces, each of which may complete a sum."""
+    self._submit(self._begin_pieces, port, key, report.is_finite)
+    left = sum(self._piece_bytes)
+    for number, size in enumerate(self._piece_bytes):
+      chunk = yield from port.stream.receive_chunk(left)
+      if chunk.size != size:
+        raise WrongPush(
+          f'Expected {size} bytes in piece {number}, got {chunk.size}.'
+        )
+      left -= size
+      self._submit(self._take_piece, key, number, chunk)
+    self._submit(self._end_pieces, port, key, report)
+
+  def _submit(self, function: Callable[..., object], *args: Any) -> None:
+    """Schedules a call in the server's own thread."""
+    self._work.put(functools.partial(function, *args))
+
+  def _notify(self, report: messages.ServerReport) -> None:
+    """Sends a report to the coordinator, unless that is lost."""
+    with contextlib.suppress(TransportError):
+      self._report(report, ())
+
+  def _take_push(
+    self,
+    port: _Port,
+    key: Key,
+    report: messages.PushReport,
+    sent: np.ndarray,
+    stage: int,
+  ) -> None:
+    """Decodes and reports a push that has arrived."""
+    if not port.ended:  # Otherwise it would never be removed.
+      self._payloads[key] = self._payload(sent, stage)
+      self._notify(messages.PushArrived(*key, report))
 
   def _payload(self, sent: np.ndarray, stage: int) -> Payload:
     """Decodes a push in place: its bytes must not change afterwards."""
@@ -273,36 +304,44 @@ class Server:
     payload: Payload = self._codec.decode(message, self.index, stage)
     return payload
 
-  def _pipe(
-    self,
-    pieces: Pieces,
-    stream: Stream,
-    message: Incoming[messages.PushReport],
-    key: Key,
-  ) -> threading.Thread:
-    """Receives a push in pieces; returns the thread that sends them back."""
-    answer = stream, pieces.stream_next(key), self._pull_bytes
-    sender = threading.Thread(target=_send_pieces, args=answer, daemon=True)
-    sender.start()
-    with self._lock:
-      self._piped.add(key)
-    if not message.header.is_finite:
-      pieces.void(key)
-    with placement.on_cpu():
-      for number, chunk in enumerate(message.chunks):
-        pieces.take(key, number, chunk)
-    return sender
+  def _begin_pieces(self, port: _Port, key: Key, is_finite: bool) -> None:
+    if self._pieces and not port.ended:
+      port.num_pieces = 0
+      self._piped[key] = port
+      if not is_finite:
+        self._pieces.void(key)
 
-  def _execute(self) -> None:
+  def _take_piece(self, key: Key, number: int, chunk: np.ndarray) -> None:
+    if self._pieces and self._pieces.take(key, number, chunk):
+      self._send_pieces(self._pieces)
+
+  def _end_pieces(
+    self, port: _Port, key: Key, report: messages.PushReport
+  ) -> None:
+    if not port.ended:
+      self._payloads[key] = key
+      self._notify(messages.PushArrived(*key, report))
+
+  def _send_pieces(self, pieces: Pieces) -> None:
+    """Sends the pieces of the next version that follow those sent so far."""
+    for port in self._piped.values():
+      for chunk in pieces.complete_from(port.num_pieces):
+        if port.num_pieces:
+          port.stream.send_chunk(chunk)
+        else:
+          size_bytes = self._pull_bytes
+          port.stream.send(messages.PulledPieces(), [chunk], size_bytes)
+        port.num_pieces += 1
+
+  def _run(self) -> None:
     try:
       with placement.on_cpu():
-        while (ordered := self._orders.get()) is not None:
-          self._execute_all(*ordered)
+        while (function := self._work.get()) is not None:
+          function()
     except Exception as error:  # The coordinator ends the run.
       reason = f'{type(error).__name__}: {error}'
       logging.exception('Server %d has failed', self.index)
-      with contextlib.suppress(TransportError):
-        self._report(messages.ServerFailed(reason), ())
+      self._notify(messages.ServerFailed(reason))
 
   def _execute_all(self, sequence: int, orders: Sequence[Order]) -> None:
     if sequence != self._sequence:
@@ -347,8 +386,7 @@ class Server:
         self._save(order.question, order.step)
 
   def _add(self, order: messages.Add) -> None:
-    with self._lock:
-      payload = self._payloads.pop((order.worker, order.incarnation))
+    payload = self._payloads.pop((order.worker, order.incarnation))
     if not order.examples:
       return
     if isinstance(self.learner, Pieces):
@@ -358,12 +396,17 @@ class Server:
 
   def _release(self, order: messages.Release) -> None:
     key = order.worker, order.incarnation
+    piped = self._piped.pop(key, None)
     with self._lock:
       port = self._ports.get(key)
-      has_all = key in self._piped
-      self._piped.discard(key)
-    if port is not None:  # Its stream may just have ended.
-      port.releases.put((order.pull, None if has_all else self._outgoing()))
+      if port is None:
+        return  # Its stream may just have ended.
+      port.pull = order.pull
+    if piped is port:
+      port.stream.send(messages.Released(order.pull))  # It has all pieces.
+    else:
+      chunks = chunked(self._outgoing())
+      port.stream.send(messages.Released(order.pull), chunks, self._pull_bytes)
 
   def _expect(
     self, pieces: Pieces, releases: Sequence[messages.Release]
@@ -374,21 +417,20 @@ class Server:
       for each in releases
     }
     if not pieces.expect(expected):
-      with self._lock:
-        self._piped.clear()  # All of it is sent again.
+      self._piped.clear()  # All of it is sent again.
 
   def _end(self, worker: int, incarnation: int) -> None:
     key = worker, incarnation
+    self._payloads.pop(key, None)
+    self._piped.pop(key, None)
     with self._lock:
       port = self._ports.get(key)
-      self._payloads.pop(key, None)
-      self._piped.discard(key)
       self._ended[worker] = max(incarnation, self._ended.get(worker, -1))
       if port is not None:
         port.ended = True
-        port.releases.put(None)
     if self._pieces:
       self._pieces.leave(key)
+      self._send_pieces(self._pieces)
     if port is not None:
       # Its host may be out of reach, or a message may be on its way.
       port.stream.cancel('The coordinator has evicted it.')
@@ -407,11 +449,3 @@ class Server:
       message = self._codec.encode_pull(self.learner.params, self.learner.stats)
       self._current = self.learner.version, byte_views(message)
     return self._current[1]
-
-
-def _send_pieces(
-  stream: Stream, pieces: Iterator[np.ndarray], size: int
-) -> None:
-  # The thread that receives meets the error, too, and reports it.
-  with contextlib.suppress(TransportError, ValueError):
-    stream.send(messages.PulledPieces(), pieces, size)

@@ -1,12 +1,14 @@
 """Pipelined run in one process, whose workers die when a test chooses.
 
-The coordinator and servers are the real ones; streams are queues.  The oracle
-is one learner of all parameters, to which the counted pushes are applied.
+The coordinator and servers are the real ones; streams connect sockets of this
+process.  The oracle is one learner of all parameters, to which the counted
+pushes are applied.
 """
 
 import contextlib
 import math
 import queue
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +25,12 @@ from cluster.membership.members import Member
 from cluster.membership.process import Settings
 from cluster.milestones import Intervals, Milestones
 from cluster.network import messages
+from cluster.network.connection import Connection
 from cluster.network.errors import Closed
+from cluster.network.loop_streams import LoopStream
 from cluster.network.port import Port
-from cluster.network.streams import Security
+from cluster.network.socket_loop import SocketLoop
+from cluster.network.streams import Security, Stream
 from cluster.parameter_server import worker
 from cluster.parameter_server.admission import PushReceived
 from cluster.parameter_server.pieces import Pieces
@@ -41,7 +46,6 @@ from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.recorder import Recorder
 from sync import bsp
-from tests.support import pipes
 from wire import dense
 from wire.codec import Payload
 
@@ -155,6 +159,14 @@ class Cluster:
     ]
     self.store.attach(self.servers)
     self._streams, self._windows = [], []
+    self._loop = SocketLoop(
+      'servers',
+      after_events=lambda: None,
+      tick=lambda: None,
+      on_error=self._errors.append,
+      on_exit=lambda _: [end.abandon() for end in self._ends_of_servers],
+    )
+    self._ends_of_servers = []
 
   def pieces(self, index):
     params, _ = self._codec.initial_shard(index)
@@ -255,6 +267,7 @@ class Cluster:
     self._is_closed = True
     for stream in self._streams:
       stream.cancel()
+      stream.close()
     for window in self._windows:
       window.lose()
     for server in self.servers:
@@ -262,6 +275,7 @@ class Cluster:
     for death in self._deaths.values():
       death.ready.set()
     self._threads.shutdown()
+    self._loop.close()
 
   def _report(self, server, event):
     now = time.monotonic()
@@ -294,9 +308,9 @@ class Cluster:
   def _join(self, index, incarnation):
     streams = []
     for server in self.servers:
-      here, there = pipes.pair()
-      self._threads.submit(_quietly, server.serve, there, index, incarnation)
-      streams.append(here)
+      here, there = socket.socketpair()
+      self._serve(server, there, index, incarnation)
+      streams.append(Stream(Connection(here, 'server')))
     self._streams += streams
     windows = [
       Window(stream.receive(messages.PIECE_SIZES).header.sizes)
@@ -312,6 +326,21 @@ class Cluster:
         ready=messages.WorkerReady(),
       )
     )
+
+  def _serve(self, server, sock, index, incarnation):
+    """Serves a worker in the loop, until its stream ends."""
+
+    def run(stream):
+      with contextlib.suppress(Closed):
+        yield from server.serve(stream, index, incarnation)
+      yield from stream.close('')
+
+    def begin():
+      stream = LoopStream(self._loop, Connection(sock, f'worker {index}'))
+      self._ends_of_servers.append(stream)
+      stream.run(run(stream), lambda: None)
+
+    self._loop.post(begin)
 
   def _work(self, index, incarnation, streams, windows):
     try:

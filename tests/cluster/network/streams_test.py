@@ -107,6 +107,37 @@ class EndTest(TestCase):
       with self.assertRaises(Closed):
         call()
 
+  def test_the_reason_arrives_although_a_body_is_not_complete(self):
+    begun, continued = threading.Event(), threading.Event()
+    seen = queue.SimpleQueue()
+
+    def body():
+      yield random_bytes(1000)
+      begun.set()
+      continued.wait(WAIT_S)
+      yield random_bytes(1000)
+
+    def handle(stream, hello):
+      try:
+        for _ in stream.receive(PLAIN).chunks:
+          pass
+      except Closed as error:
+        seen.put(str(error))
+
+    stream = self.connect(self.listener(handle))
+
+    def send():
+      with self.assertRaises(Closed):
+        stream.send(0, body(), 2000)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    self.assertTrue(begun.wait(WAIT_S))
+    stream.close('all epochs done')
+    self.assertRegex(seen.get(timeout=WAIT_S), ': all epochs done$')
+    continued.set()
+    sender.join()
+
   @parameterized.parameters('close', 'cancel')
   def test_a_thread_that_receives_is_released(self, method):
     stream = self.connect(self.listener())

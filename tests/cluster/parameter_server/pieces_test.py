@@ -1,7 +1,5 @@
 """Tests for pieces, against one server of the whole share."""
 
-import threading
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,24 +46,12 @@ def _pushes(count):
 class PiecesTest(absltest.TestCase):
   def test_pieces_equal_a_server_without_pieces(self):
     pipe, whole = _create_pieces(), _server(_params(), ())
-    served = {}
     for step in range(3):
       pushes = _pushes(3) * (step + 1)
       pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
-      threads = []
       for key, push in zip(_KEYS, pushes, strict=True):
-        pieces = pipe.stream_next(key)
-        threads.append(
-          threading.Thread(
-            target=lambda k=key, p=pieces: served.update({k: list(p)})
-          )
-        )
-        threads.append(threading.Thread(target=_send, args=(pipe, key, push)))
-      for thread in threads:
-        thread.start()
-      for thread in threads:
-        thread.join(10)
-        self.assertFalse(thread.is_alive())
+        _send(pipe, key, push)
+      served = [*pipe.complete_from(0)]
       for key in _KEYS:
         pipe.add(step, key)
       pipe.commit(step)
@@ -76,22 +62,23 @@ class PiecesTest(absltest.TestCase):
       _assert_close(pipe.params, whole.params)
       sent = _vector(pipe).view(np.float32)
       np.testing.assert_array_equal(sent, pipe.params)
-      for pieces in served.values():
-        np.testing.assert_array_equal(np.concatenate(pieces), _vector(pipe))
+      np.testing.assert_array_equal(np.concatenate(served), _vector(pipe))
     self.assertEqual((pipe.version, pipe.examples), (3, 36))
     jax.tree.map(_assert_close, pipe.state(), whole.state())
 
   def test_a_piece_travels_back_before_the_next_is_sent(self):
     pipe = _create_pieces()
     pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
-    pieces = pipe.stream_next(_KEYS[0])
     sizes = np.cumsum([0, *pipe.sizes])
     pushes = _pushes(3)
     for number in range(5):
       for key, push in zip(_KEYS, pushes, strict=True):
+        self.assertEmpty([*pipe.complete_from(number)])
         chunk = push[sizes[number] : sizes[number + 1]]
-        pipe.take(key, number, chunk.view(np.uint8))
-      self.assertLen(next(pieces), 4 * pipe.sizes[number])
+        is_complete = pipe.take(key, number, chunk.view(np.uint8))
+        self.assertEqual(is_complete, key == _KEYS[-1])
+      (piece,) = pipe.complete_from(number)
+      self.assertLen(piece, 4 * pipe.sizes[number])
 
   def test_pieces_ahead_are_no_version_before_the_coordinator_commits(self):
     pipe = _create_pieces()
@@ -126,17 +113,15 @@ class PiecesTest(absltest.TestCase):
   def test_a_worker_that_leaves_is_not_awaited_and_does_not_count(self):
     pipe = _create_pieces()
     self.assertTrue(pipe.expect(dict.fromkeys(_KEYS, (4, 1.0))))
-    pieces = {key: pipe.stream_next(key) for key in _KEYS}
     start = np.asarray(pipe.params)
     for number in range(2):  # The third worker dies after two pieces.
       size = pipe.sizes[number]
       pipe.take(_KEYS[2], number, np.ones(size, np.float32).view(np.uint8))
     for key in _KEYS[:2]:
       _send(pipe, key, np.ones(100, np.float32))
-    ahead = next(pieces[_KEYS[0]])  # Pieces of all three workers.
+    ahead, _ = pipe.complete_from(0)  # Pieces of all three workers.
     pipe.leave(_KEYS[2])
-    self.assertLen(list(pieces[_KEYS[0]]), MAX_PIECES - 1)
-    self.assertEmpty(list(pieces[_KEYS[2]]))
+    self.assertLen(list(pipe.complete_from(1)), MAX_PIECES - 1)
     for key in _KEYS[:2]:
       pipe.add(0, key)
     pipe.commit(0)
