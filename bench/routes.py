@@ -1,8 +1,8 @@
 """Measures whole runs by route, in a lab and under the virtual clock.
 
   python -m bench.routes [--cases=equal4,slow4,groups6] [--sizes=5,25]
-    [--routes=forest,ring,auto,native,server] [--ways=alone,beside] [--all]
-    [--iterations=12] [--mbit=200] [--out=DIR] [--peers=PYTHON]
+    [--routes=forest,ring,auto,native,server,pipelined] [--ways=alone,beside]
+    [--all] [--iterations=12] [--mbit=200] [--out=DIR] [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Each run is a real one of
 tools.launch that moves real bytes without a model.  Routes and the virtual
@@ -15,7 +15,8 @@ beside: it computes as long as the optimum communicates, and buckets travel as
 soon as they are ready.  The optimum is the time of the bytes at the rate of the
 packed forest on nominal links; exposed is the time of an iteration minus its
 computation.  The virtual network of servers has no rates of pairs of hosts;
-cases with such rates have no virtual time for the route `server`.
+cases with such rates have no virtual time for the routes with servers, `server`
+and `pipelined`, which is `server` with pushes and pulls in pieces.
 
 The first size is measured with all routes alone and with some beside
 computation, further sizes with the forest alone, in about 4 minutes; --all
@@ -47,7 +48,8 @@ from topology.clusters.cluster import Cluster, Link
 from topology.packing.pack import pack
 
 _CASES = ('equal4', 'slow4', 'groups6')
-_ROUTES = ('forest', 'ring', 'auto', 'native', 'server')
+_ROUTES = ('forest', 'ring', 'auto', 'native', 'server', 'pipelined')
+_WITH_SERVERS = ('server', 'pipelined')  # In each worker.
 _WITH_LINKS = ('forest', 'ring', 'auto')  # Routes that read a file of links.
 _WAYS = ('alone', 'beside')
 _ALONE_S = 0.01
@@ -63,7 +65,8 @@ class Run(NamedTuple):
     case: Name of the hosts.
     size_bytes: Bytes of the summed vector.
     way: One of `_WAYS`.
-    route: Value of config.route.name.
+    route: Value of config.route.name; 'pipelined' for that of `server` with
+      config.route.server.pipelined.
     mbit: Base rate of the links, Mbit/s.
   """
 
@@ -241,15 +244,15 @@ def simulate(run: Run, compute_s: float) -> float | None:
     compute_s: Seconds of computation in an iteration.
 
   Returns:
-    The seconds; None for the route `server` on hosts whose pairs have rates,
-    which the virtual network of servers does not have.
+    The seconds; None for servers on hosts whose pairs have rates, which the
+    virtual network of servers does not have.
   """
   lab_hosts = run.lab_hosts
   count = len(lab_hosts.up)
   fields = _timing_fields(run, compute_s, _FEWEST, count)
   fields['cluster.workers'] = count
   with tempfile.TemporaryDirectory() as folder:
-    if run.route == 'server':
+    if run.route in _WITH_SERVERS:
       if lab_hosts.pairs:
         return None
       fields |= {
@@ -290,7 +293,8 @@ def _timing_fields(
     'epochs': 1.0,
     'eval_every': 1,
     'log_every': 1000,
-    'route.name': run.route,
+    'route.name': 'server' if run.route in _WITH_SERVERS else run.route,
+    'route.server.pipelined': run.route == 'pipelined',
     'model.name': 'none',
     'model.none.size_bytes': run.size_bytes,
     'model.none.num_train': examples,
