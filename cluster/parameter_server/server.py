@@ -264,7 +264,6 @@ class Server:
     self, port: _Port, key: Key, report: messages.PushReport
   ) -> Receiving[None]:
     """Receives a push in pieces, each of which may complete a sum."""
-    self._submit(self._begin_pieces, port, key, report.is_finite)
     left = sum(self._piece_bytes)
     for number, size in enumerate(self._piece_bytes):
       chunk = yield from port.stream.receive_chunk(left)
@@ -273,8 +272,7 @@ class Server:
           f'Expected {size} bytes in piece {number}, got {chunk.size}.'
         )
       left -= size
-      self._submit(self._take_piece, key, number, chunk)
-    self._submit(self._end_pieces, port, key, report)
+      self._submit(self._take_piece, port, key, report, number, chunk)
 
   def _submit(self, function: Callable[..., object], *args: Any) -> None:
     """Schedules a call in the server's own thread."""
@@ -304,23 +302,29 @@ class Server:
     payload: Payload = self._codec.decode(message, self.index, stage)
     return payload
 
-  def _begin_pieces(self, port: _Port, key: Key, is_finite: bool) -> None:
-    if self._pieces and not port.ended:
+  def _take_piece(
+    self,
+    port: _Port,
+    key: Key,
+    report: messages.PushReport,
+    number: int,
+    chunk: np.ndarray,
+  ) -> None:
+    """Adds a worker's part of a piece, and sends pieces that are complete."""
+    pieces = self._pieces
+    if pieces is None or port.ended:
+      return
+    if number == 0:
       port.num_pieces = 0
       self._piped[key] = port
-      if not is_finite:
-        self._pieces.void(key)
-
-  def _take_piece(self, key: Key, number: int, chunk: np.ndarray) -> None:
-    if self._pieces and self._pieces.take(key, number, chunk):
-      self._send_pieces(self._pieces)
-
-  def _end_pieces(
-    self, port: _Port, key: Key, report: messages.PushReport
-  ) -> None:
-    if not port.ended:
+      if not report.is_finite:
+        pieces.void(key)
+    if number == len(self._piece_bytes) - 1:
+      # The coordinator decides while the last pieces travel back.
       self._payloads[key] = key
       self._notify(messages.PushArrived(*key, report))
+    if pieces.take(key, number, chunk):
+      self._send_pieces(pieces)
 
   def _send_pieces(self, pieces: Pieces) -> None:
     """Sends the pieces of the next version that follow those sent so far."""
