@@ -16,7 +16,6 @@ from ml_collections import ConfigDict
 from cluster.allreduce.executor.connections import MembershipConnections
 from cluster.allreduce.executor.exchange import Exchange
 from cluster.allreduce.executor.executor import Executor
-from cluster.allreduce.executor.frames import Frame
 from cluster.allreduce.executor.membership import Membership
 from cluster.allreduce.executor.program import Roles
 from cluster.allreduce.executor.reduction import Reduction
@@ -30,6 +29,7 @@ from cluster.membership.faults import FaultyRealSite, strike_end
 from cluster.membership.process import Meeting
 from cluster.membership.session import Session
 from cluster.network import messages
+from cluster.network.frames import FrameHeader
 from cluster.process import faults as faults_
 from cluster.process.faults import Fault, Faults, Kind, Phase
 from cluster.runtime import Parts
@@ -137,7 +137,7 @@ class _FaultyConnections(MembershipConnections):
     if self._current:
       self._current.note_sent()
 
-  def _deliver(self, worker: int, frame: Frame, body: memoryview) -> None:
+  def _deliver(self, worker: int, frame: FrameHeader, body: memoryview) -> None:
     is_current = self._exchange and frame.iteration == self.iteration
     super()._deliver(worker, frame, body)
     if self._current and is_current:

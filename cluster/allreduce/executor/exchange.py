@@ -23,9 +23,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.allreduce.executor.frames import DOWN, DTYPES, FLOAT16, FLOAT32, UP
-from cluster.allreduce.executor.program import Program
+from cluster.allreduce.executor.program import (
+  DTYPES,
+  FLOAT16,
+  FLOAT32,
+  Program,
+)
 from cluster.network.errors import Corrupt
+from cluster.network.frames import DOWN, UP
 from topology.forests import dealing
 
 
@@ -78,7 +83,8 @@ class Outgoing(NamedTuple):
     kind: UP or DOWN.
     chunk: Number of the chunk.
     body: Bytes to send, a view of the gradient buffer.
-    dtype: Dtype of its numbers: position in `frames.DTYPES`.
+    dtype: Dtype of its numbers: position in
+      `program.DTYPES`.
   """
 
   kind: int

@@ -38,6 +38,7 @@ from cluster.allreduce.executor.reduction import MembershipFuture, Reduction
 from cluster.network import memory, sockets
 from cluster.network.connection import Connection
 from cluster.network.errors import Closed, TransportError
+from cluster.network.frames import MAX_EPOCH
 from cluster.network.port import Port
 from cluster.network.socket_loop import SocketLoop
 from configs.checks import require
@@ -157,7 +158,8 @@ class Executor:
         epoch is not a later one.
     """
     number, last = membership.membership_epoch, self._formed_epoch
-    require(number > last, 'membership_epoch', f'one after {last}', number)
+    is_valid = last < number <= MAX_EPOCH
+    require(is_valid, 'membership_epoch', f'one after {last}', number)
     roles = program.find_roles(
       membership, self._index, chunk_bytes=self._chunk_bytes
     )

@@ -8,15 +8,19 @@ same program by itself, by fixed arithmetic in a fixed order.  No sockets here.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 import xxhash
 
-from cluster.allreduce.executor.frames import DTYPES, FLOAT32
 from cluster.allreduce.executor.membership import Membership
 from configs.checks import require
 from topology.forests import dealing
 from topology.forests.dealing import deal
 from topology.forests.trees import Forest, Hop
+
+# Dtypes of numbers on the network; the code of a dtype is its position.
+DTYPES = tuple(map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16)))
+FLOAT32, BFLOAT16, FLOAT16 = range(3)
 
 
 class TreeRole(NamedTuple):
@@ -74,7 +78,7 @@ class Program(NamedTuple):
     trees: Number of the tree of each chunk.
     chunk_roles: Role of the worker in that tree.
     sizes: Bytes of each chunk on the network.
-    dtypes: Dtype of each chunk on the network: position in `frames.DTYPES`.
+    dtypes: Dtype of each chunk on the network: position in `DTYPES`.
     bucket_chunks: First chunk of each bucket, and the one after its last.
     num_received: Number of chunks that come from each sender.
     num_sent: Number of chunks that go to each receiver.

@@ -11,8 +11,9 @@ import unittest.mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from cluster.allreduce.executor import executor, frames
+from cluster.allreduce.executor import executor
 from cluster.allreduce.executor.errors import Abandoned, Damaged, PeerLost
+from cluster.network import frames
 from tests.support import executors, groups
 from topology.baselines import schemes
 from topology.clusters import shapes
@@ -166,9 +167,8 @@ class ExecutorTest(executors.TestCase):
     real = frames.pack_header
     buffers = np.ones((2, 100), np.float32)
 
-    def pack_damaged(*args):
-      before, (body, *after) = args[:5], args[5:]
-      return real(*before, bytes(len(body)), *after)
+    def pack_damaged(kind, number, body, *args, **kwargs):
+      return real(kind, number, bytes(len(body)), *args, **kwargs)
 
     with unittest.mock.patch.object(frames, 'pack_header', pack_damaged):
       errors = self.allreduce(nodes, 0, buffers, [(0, 100)])
