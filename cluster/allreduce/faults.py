@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from cluster.allreduce.executor.connections import MembershipConnections
 from cluster.allreduce.executor.exchange import Exchange
 from cluster.allreduce.executor.executor import Executor
+from cluster.allreduce.executor.lanes import OnEnd
 from cluster.allreduce.executor.membership import Membership
 from cluster.allreduce.executor.program import Roles
 from cluster.allreduce.executor.reduction import Reduction
@@ -30,6 +31,7 @@ from cluster.membership.process import Meeting
 from cluster.membership.session import Session
 from cluster.network import messages
 from cluster.network.frames import FrameHeader
+from cluster.network.socket_loop import SocketLoop
 from cluster.process import faults as faults_
 from cluster.process.faults import Fault, Faults, Kind, Phase
 from cluster.runtime import Parts
@@ -157,10 +159,10 @@ class _FaultyExecutor(Executor):
     self._chunk_faults[number] = faults
 
   def _make_connections(
-    self, membership: Membership, roles: Roles
+    self, loop: SocketLoop, membership: Membership, roles: Roles, on_end: OnEnd
   ) -> MembershipConnections:
     connections = _FaultyConnections(
-      self._loop, membership, roles, self._index, self._end_future
+      loop, membership, roles, self._index, on_end
     )
     connections.faults = self._chunk_faults
     return connections

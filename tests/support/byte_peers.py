@@ -24,7 +24,7 @@ from tests.support import executors, groups
 UP, DOWN, LEFT = 4, 5, 6
 HEADER_BYTES = 48
 _HEADER = struct.Struct('<HHIQQIIQ')
-_HELLO = struct.Struct('<QII')
+_HELLO = struct.Struct('<QIII')
 _SETTLE_S = 0.05
 _MAGIC, _SERVICE = b'syncope2', b'sums    '
 _ROLES = {'listener': b'listener', 'client': b'client  '}
@@ -133,7 +133,7 @@ class Peer:
     ours = secrets.token_bytes(32)
     out.sendall(_MAGIC + _SERVICE + ours)
     theirs = _exactly(out, 64)[:32]
-    hello = _HELLO.pack(membership_epoch, self.index, receiver)
+    hello = _HELLO.pack(membership_epoch, self.index, receiver, 0)
     out.sendall(self._proof('client', ours + theirs) + hello)
     if _exactly(out, 1) != b'\1':
       raise AssertionError('The port does not let us in.')

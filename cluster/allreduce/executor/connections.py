@@ -1,4 +1,4 @@
-"""Connections of a membership, and the allreduce that runs over them.
+"""Connections of one lane in a membership, and the chunks that they carry.
 
 All methods run in the thread of an event loop.  Chunks of an iteration that has
 not begun here are stored: the sender's window bounds them, and if they were
@@ -76,7 +76,7 @@ class Usage(NamedTuple):
 
 
 class MembershipConnections:
-  """One worker's connections to the other members of a membership.
+  """One worker's connections to the other members, in one lane.
 
   Attributes:
     membership: The members and their forest.
@@ -121,15 +121,10 @@ class MembershipConnections:
     self._next_chunks: dict[int, list[tuple[FrameHeader, memoryview]]] = {}
     self._next_bytes: collections.Counter[int] = collections.Counter()
 
-  @property
-  def missing(self) -> set[int]:
-    """Workers to or from which there is no connection yet."""
+  def find_missing(self) -> set[int]:
+    """Returns workers to or from which there is no connection yet."""
     senders = self._roles.senders - self._inbound.keys()
     return {*senders, *(self._roles.receivers - self._outbound.keys())}
-
-  def expects(self, worker: int) -> bool:
-    """Returns whether a worker is expected to connect."""
-    return worker in self._roles.senders and worker not in self._inbound
 
   def add_inbound(self, worker: int, connection: Connection) -> None:
     """Adds a connection that a worker sends on."""
@@ -155,7 +150,7 @@ class MembershipConnections:
 
   def check_connected(self) -> None:
     """Calls `on_end`, once, when all connections are open."""
-    if not (self.missing or self._is_connected or self.error):
+    if not (self.find_missing() or self._is_connected or self.error):
       self._is_connected = True
       self._on_end(None)
 

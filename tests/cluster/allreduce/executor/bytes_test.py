@@ -374,7 +374,8 @@ class DeparturesTest(_Case):
         membership.membership_epoch, 0, 0, 0, LEFT, 0, b''
       )
       membership.peers[1].answer(left.pack())
-      sock = node._connections._outbound[1].connection.sock
+      (lane,) = executors.lanes(node)
+      sock = lane.connections()[-1].sock  # That sends.
       executors.wait_until(lambda: select.select([sock], [], [], 0)[0])
       release.set()
       with self.assertRaisesRegex(Abandoned, 'worker 1 has left'):

@@ -81,7 +81,8 @@ class ExecutorTest(executors.TestCase):
       ]
       for each in early:
         each.ready(0)
-      received = nodes[2]._connections.received
+      (lane,) = executors.lanes(nodes[2])
+      received = lane.received
       executors.wait_until(lambda received=received: received.lent_bytes > 0)
       self.assertFalse(early[0].ended)
       executors.wait_until(
@@ -123,7 +124,8 @@ class ExecutorTest(executors.TestCase):
     reductions = [nodes[i].begin(0, buffers[i], buckets) for i in (0, 1)]
     for each in reductions:
       each.ready(0)
-    for connection in nodes[2]._connections.connections():  # A kill.
+    (lane,) = executors.lanes(nodes[2])
+    for connection in lane.connections():  # A kill.
       connection.sock.shutdown(socket.SHUT_RDWR)
     for each in reductions:
       with self.assertRaisesRegex(PeerLost, 'worker 2: ') as raised:
