@@ -51,7 +51,7 @@ from bench.hosts import Case
 from bench.peers import running as peers
 from bench.peers import sums
 from cluster.allreduce.executor.executor import Executor, Membership
-from cluster.allreduce.executor.frames import DTYPES
+from cluster.allreduce.executor.program import DTYPES
 from cluster.network.handshake import Security
 from cluster.network.interfaces import interface_address
 from cluster.network.port import Port

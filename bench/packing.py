@@ -18,9 +18,10 @@ import numpy as np
 from bench import clusters
 from cluster.allreduce.executor import program
 from cluster.allreduce.executor.exchange import Exchange, ReceiveBuffers
-from cluster.allreduce.executor.frames import DTYPES, UP
 from cluster.allreduce.executor.membership import Membership
+from cluster.allreduce.executor.program import DTYPES
 from cluster.network import memory
+from cluster.network.frames import UP
 from topology.baselines import schemes
 from topology.clusters import shapes
 from topology.packing.pack import pack

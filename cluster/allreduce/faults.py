@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from cluster.allreduce.executor.connections import MembershipConnections
 from cluster.allreduce.executor.exchange import Exchange
 from cluster.allreduce.executor.executor import Executor
-from cluster.allreduce.executor.frames import Frame
+from cluster.allreduce.executor.lanes import OnEnd
 from cluster.allreduce.executor.membership import Membership
 from cluster.allreduce.executor.program import Roles
 from cluster.allreduce.executor.reduction import Reduction
@@ -30,6 +30,8 @@ from cluster.membership.faults import FaultyRealSite, strike_end
 from cluster.membership.process import Meeting
 from cluster.membership.session import Session
 from cluster.network import messages
+from cluster.network.frames import FrameHeader
+from cluster.network.socket_loop import SocketLoop
 from cluster.process import faults as faults_
 from cluster.process.faults import Fault, Faults, Kind, Phase
 from cluster.runtime import Parts
@@ -137,7 +139,7 @@ class _FaultyConnections(MembershipConnections):
     if self._current:
       self._current.note_sent()
 
-  def _deliver(self, worker: int, frame: Frame, body: memoryview) -> None:
+  def _deliver(self, worker: int, frame: FrameHeader, body: memoryview) -> None:
     is_current = self._exchange and frame.iteration == self.iteration
     super()._deliver(worker, frame, body)
     if self._current and is_current:
@@ -157,10 +159,10 @@ class _FaultyExecutor(Executor):
     self._chunk_faults[number] = faults
 
   def _make_connections(
-    self, membership: Membership, roles: Roles
+    self, loop: SocketLoop, membership: Membership, roles: Roles, on_end: OnEnd
   ) -> MembershipConnections:
     connections = _FaultyConnections(
-      self._loop, membership, roles, self._index, self._end_future
+      loop, membership, roles, self._index, on_end
     )
     connections.faults = self._chunk_faults
     return connections

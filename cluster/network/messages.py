@@ -36,6 +36,7 @@ _ADDRESS = (
 
 Number = Annotated[float, Meta(gt=-_NUMBER, lt=_NUMBER)]
 Seconds = Annotated[float, Meta(ge=0, lt=_NUMBER)]
+MOST_LANES = 16  # Lanes of an allreduce.
 Count = Annotated[int, Meta(ge=0, lt=_COUNT)]
 Rank = Annotated[int, Meta(ge=0, lt=_WORKERS)]
 Text = Annotated[str, Meta(max_length=2**20)]
@@ -257,10 +258,12 @@ class ReplicaReady(Message, frozen=True):
   Attributes:
     address: Address at which it sums, and gives its state to others.
     devices: Kinds of its devices.
+    cores: Cores that its process may use.
   """
 
   address: Address
   devices: Devices = ()
+  cores: Annotated[int, Meta(ge=1, lt=_COUNT)] = 1
 
   def __post_init__(self) -> None:
     """Checks that the devices are printable."""
@@ -630,11 +633,13 @@ class MemberForest(Untagged, frozen=True):
     addresses: Address of each member's executor, by rank.
     names: Rank of each member, by its name in the forest.
     forest: Forest and links as `topology.forests.export` writes them.
+    lanes: Number of lanes that divide the chunks.
   """
 
   addresses: dict[Rank, Address]
   names: dict[Text, Rank]
   forest: dict[str, Any]
+  lanes: Annotated[int, Meta(ge=1, le=MOST_LANES)] = 1
 
 
 class ConnectMembers(Message, frozen=True):

@@ -21,10 +21,10 @@ from cluster.allreduce.executor import program
 from cluster.network import handshake
 from tests.support import executors, groups
 
-UP, DOWN, LEFT = 1, 2, 3
+UP, DOWN, LEFT = 4, 5, 6
 HEADER_BYTES = 48
-_HEADER = struct.Struct('<QQIIIHHQ')
-_HELLO = struct.Struct('<QII')
+_HEADER = struct.Struct('<HHIQQIIQ')
+_HELLO = struct.Struct('<QIII')
 _SETTLE_S = 0.05
 _MAGIC, _SERVICE = b'syncope2', b'sums    '
 _ROLES = {'listener': b'listener', 'client': b'client  '}
@@ -54,13 +54,13 @@ class Fields(NamedTuple):
   def pack(self):
     """Returns the bytes of the frame, with valid checksums."""
     fields = _HEADER.pack(
-      self.membership_epoch,
-      self.iteration,
-      self.layout,
-      self.chunk,
-      len(self.body),
       self.kind,
       self.dtype,
+      len(self.body),
+      self.chunk,
+      self.iteration,
+      self.membership_epoch,
+      self.layout,
       xxhash.xxh3_64_intdigest(self.body),
     )
     checksum = struct.pack('<Q', xxhash.xxh3_64_intdigest(fields))
@@ -71,7 +71,7 @@ def unpack(data):
   """Returns the fields of the complete frames at the beginning of `data`."""
   frames, start = [], 0
   while len(data) - start >= HEADER_BYTES:
-    membership_epoch, iteration, layout, chunk, size, kind, dtype, _ = (
+    kind, dtype, size, chunk, iteration, membership_epoch, layout, _ = (
       _HEADER.unpack_from(data, start)
     )
     end = start + HEADER_BYTES + size
@@ -133,7 +133,7 @@ class Peer:
     ours = secrets.token_bytes(32)
     out.sendall(_MAGIC + _SERVICE + ours)
     theirs = _exactly(out, 64)[:32]
-    hello = _HELLO.pack(membership_epoch, self.index, receiver)
+    hello = _HELLO.pack(membership_epoch, self.index, receiver, 0)
     out.sendall(self._proof('client', ours + theirs) + hello)
     if _exactly(out, 1) != b'\1':
       raise AssertionError('The port does not let us in.')

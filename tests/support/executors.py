@@ -25,6 +25,11 @@ def star(count):
   return schemes.equal_shards(star, pack(star)), star.workers
 
 
+def lanes(node):
+  """Returns an executor's connections in each lane of its membership."""
+  return [lane.connections for lane in node._lanes if lane.connections]
+
+
 def parallel(functions):
   """Calls functions in threads; returns their results or exceptions."""
   results = [None] * len(functions)
@@ -63,12 +68,13 @@ class TestCase(parameterized.TestCase):
     self.addCleanup(node.close)
     return node
 
-  def connect_executors(self, count, forest=None, **kwargs):
+  def connect_executors(self, count, forest=None, lanes=1, **kwargs):
     """Returns connected executors, and their membership."""
     nodes = [self.open_executor(index, **kwargs) for index in range(count)]
     forest = forest or star(count)
     addresses = {i: each.address for i, each in enumerate(nodes)}
     membership = groups.make_membership(*forest, addresses)
+    membership = membership._replace(lanes=lanes)
     self.form(nodes, membership)
     return nodes, membership
 

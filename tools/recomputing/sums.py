@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cluster.allreduce.executor import program
-from cluster.allreduce.executor.frames import DTYPES
 from cluster.allreduce.executor.membership import Membership
+from cluster.allreduce.executor.program import DTYPES
 from configs.checks import require
 from learning.layout import FLOAT32
 from tools.reading.traffic import MembershipEpoch

@@ -4,6 +4,7 @@ A message over a forest is cut into chunks.  Larger chunks cost less processor
 time per byte; smaller ones fill the trees sooner and divide better.
 """
 
+import collections
 import math
 from collections.abc import Sequence
 
@@ -39,13 +40,37 @@ _AHEAD_S, _AHEAD_S_PER_HOP = 0.0125, 0.00625
 AHEAD_BYTES = 256 << 20
 
 
+# Bytes per second of a host's links, in one direction, for each of which there
+# is a lane; cores that a lane needs; largest number of lanes.
+_LANE_BPS, _LANE_CORES, _MOST_LANES = 500e6, 2, 4
+
+
+def lanes(forest: Forest, *, cores: int) -> int:
+  """Returns the number of lanes that divide the chunks of an allreduce.
+
+  One for each 4 Gbit/s that the busiest host sends, and for each two cores, as
+  lanes compete with the computing for them; 1 to 4.
+
+  Args:
+    forest: Forest that carries the chunks.
+    cores: Cores that each process can use, at least.
+  """
+  shares: dict[str, float] = collections.defaultdict(float)
+  for tree in forest.trees:
+    for hop in (*tree.up, *tree.down):
+      shares[hop[0]] += float(tree.share)
+  sent_Bps = float(forest.rate_Bps or 0) * max(shares.values(), default=0.0)
+  wanted = math.ceil(sent_Bps / _LANE_BPS)
+  return max(min(wanted, cores // _LANE_CORES, _MOST_LANES), 1)
+
+
 def ahead_s(forest: Forest) -> float:
   """Returns the seconds by which workers run ahead; more for deep trees."""
   return _AHEAD_S + _AHEAD_S_PER_HOP * 2 * _depth(forest)  # Up, and down.
 
 
 def chunk_bytes(
-  size_bytes: int, forest: Forest, *, fixed: int | None = None
+  size_bytes: int, forest: Forest, *, fixed: int | None = None, lanes: int = 1
 ) -> int:
   """Returns the size of a message's chunks, except the last of each bucket.
 
@@ -64,11 +89,12 @@ def chunk_bytes(
     size_bytes: Bytes of the message.
     forest: Forest that carries it.
     fixed: Size to use in place of that of the rate, bytes, a multiple of 4.
+    lanes: Number of lanes that divide the chunks.
 
   Returns:
     A multiple of 4; of 16 KiB if the rate decides.
   """
-  most = _rate_bytes(size_bytes, forest) if fixed is None else fixed
+  most = _rate_bytes(size_bytes, forest, lanes) if fixed is None else fixed
   shares = [tree.share for tree in forest.trees]
   if not shares or max(shares) <= 2 * min(shares):
     return most
@@ -76,16 +102,26 @@ def chunk_bytes(
   return min(max(even, _LEAST_BYTES), most)
 
 
-def most_chunk_bytes(forest: Forest) -> int:
-  """Returns the largest size of chunks of any message over a forest, bytes."""
-  most = min(MOST_CHUNK_BYTES, _ahead_bytes(forest) // _least_window(forest))
+def most_chunk_bytes(forest: Forest, *, lanes: int = 1) -> int:
+  """Returns the largest size of chunks of any message over a forest, bytes.
+
+  Args:
+    forest: Forest that carries the chunks.
+    lanes: Number of lanes that divide them.
+  """
+  ahead = _ahead_bytes(forest, lanes) // _least_window(forest)
+  most = min(MOST_CHUNK_BYTES, ahead)
   return max(_LEAST_BYTES * (most // _LEAST_BYTES), CHUNK_BYTES)
 
 
 def window(
-  forest: Forest, *, chunk_bytes: int, round_trip_s: float = 0.0
+  forest: Forest,
+  *,
+  chunk_bytes: int,
+  round_trip_s: float = 0.0,
+  lanes: int = 1,
 ) -> int:
-  """Returns the number of chunks by which a worker may run ahead.
+  """Returns the number of chunks by which a worker may run ahead in a lane.
 
   They count from the lowest chunk whose sum the worker has not received, so
   that links stay busy while sums are on their way.
@@ -95,31 +131,34 @@ def window(
     chunk_bytes: Bytes of each chunk.
     round_trip_s: Shortest measured time from a chunk's sending to the arrival
       of its sum, seconds; 0 if it is not measured.
+    lanes: Number of lanes that divide the chunks.
 
   Returns:
-    Chunks that the forest carries in `ahead_s`, or in a round trip if that is
+    Chunks that a lane carries in `ahead_s`, or in a round trip if that is
     longer; at least 5, and 2 per tree; at most those of `ahead_bytes`.
   """
   seconds = max(ahead_s(forest), round_trip_s + _AHEAD_S)
-  ahead = math.ceil(float(forest.rate_Bps or 0) * seconds / chunk_bytes)
+  rate_Bps = float(forest.rate_Bps or 0) / lanes
+  ahead = math.ceil(rate_Bps * seconds / chunk_bytes)
   least = _least_window(forest)
-  return max(min(ahead, _ahead_bytes(forest) // chunk_bytes), least)
+  return max(min(ahead, _ahead_bytes(forest, lanes) // chunk_bytes), least)
 
 
-def ahead_bytes(forest: Forest, *, chunk_bytes: int) -> int:
+def ahead_bytes(forest: Forest, *, chunk_bytes: int, lanes: int = 1) -> int:
   """Returns the largest memory for chunks of one sender that cannot be added.
 
-  A host's memory for all that send it partial sums is at most `AHEAD_BYTES`,
-  unless the least window needs more.
+  A host's memory for all that send it partial sums is at most `AHEAD_BYTES` in
+  all lanes together, unless the least window needs more.
 
   Args:
     forest: Forest that carries the chunks.
     chunk_bytes: Bytes of each chunk.
+    lanes: Number of lanes that divide the chunks; the memory is that of one.
   """
-  return max(_ahead_bytes(forest), _least_window(forest) * chunk_bytes)
+  return max(_ahead_bytes(forest, lanes), _least_window(forest) * chunk_bytes)
 
 
-def _rate_bytes(size_bytes: int, forest: Forest) -> int:
+def _rate_bytes(size_bytes: int, forest: Forest, lanes: int) -> int:
   """Returns the size of chunks for the rate of a forest, bytes."""
   rate_Bps = float(forest.rate_Bps or 0)
   if rate_Bps <= _SLOW_BPS:
@@ -127,17 +166,17 @@ def _rate_bytes(size_bytes: int, forest: Forest) -> int:
   square_s = _CHUNK_S * size_bytes / max(2 * _depth(forest), 1)
   best = min(math.isqrt(int(rate_Bps * square_s)), int(rate_Bps * _HOLD_S))
   whole = _LEAST_BYTES * (best // _LEAST_BYTES)
-  return min(max(whole, CHUNK_BYTES), most_chunk_bytes(forest))
+  return min(max(whole, CHUNK_BYTES), most_chunk_bytes(forest, lanes=lanes))
 
 
-def _ahead_bytes(forest: Forest) -> int:
-  """Returns each sender's part of `AHEAD_BYTES` at the busiest receiver."""
+def _ahead_bytes(forest: Forest, lanes: int) -> int:
+  """Returns each sender's part of a lane at the busiest receiver."""
   children: dict[str, set[str]] = {}
   for tree in forest.trees:
     for hop in tree.up:
       children.setdefault(hop[-1], set()).add(hop[0])
   most = max(map(len, children.values()), default=1)
-  return AHEAD_BYTES // most
+  return AHEAD_BYTES // (most * lanes)
 
 
 def _least_window(forest: Forest) -> int:

@@ -1,4 +1,4 @@
-"""Connections of a membership, and the allreduce that runs over them.
+"""Connections of one lane in a membership, and the chunks that they carry.
 
 All methods run in the thread of an event loop.  Chunks of an iteration that has
 not begun here are stored: the sender's window bounds them, and if they were
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from cluster.allreduce.executor import frames
+from cluster.allreduce.executor.endpoints import Reader, Writer
 from cluster.allreduce.executor.errors import (
   Abandoned,
   Damaged,
@@ -25,11 +25,12 @@ from cluster.allreduce.executor.errors import (
   is_local,
 )
 from cluster.allreduce.executor.exchange import Exchange, ReceiveBuffers
-from cluster.allreduce.executor.frames import Frame, Reader, Writer
 from cluster.allreduce.executor.membership import Membership
 from cluster.allreduce.executor.program import Roles
+from cluster.network import frames
 from cluster.network.connection import Connection
 from cluster.network.errors import Corrupt, TransportError
+from cluster.network.frames import FrameHeader
 from cluster.network.socket_loop import IN, IN_OR_ROOM, OUT, SocketLoop
 
 _Result = TypeVar('_Result')
@@ -75,7 +76,7 @@ class Usage(NamedTuple):
 
 
 class MembershipConnections:
-  """One worker's connections to the other members of a membership.
+  """One worker's connections to the other members, in one lane.
 
   Attributes:
     membership: The members and their forest.
@@ -117,18 +118,13 @@ class MembershipConnections:
     self._trip: tuple[int, float] | None = None
     self._round_trip_s = math.inf  # The shortest one.
     # Chunks of the next iteration, by sender.
-    self._next_chunks: dict[int, list[tuple[Frame, memoryview]]] = {}
+    self._next_chunks: dict[int, list[tuple[FrameHeader, memoryview]]] = {}
     self._next_bytes: collections.Counter[int] = collections.Counter()
 
-  @property
-  def missing(self) -> set[int]:
-    """Workers to or from which there is no connection yet."""
+  def find_missing(self) -> set[int]:
+    """Returns workers to or from which there is no connection yet."""
     senders = self._roles.senders - self._inbound.keys()
     return {*senders, *(self._roles.receivers - self._outbound.keys())}
-
-  def expects(self, worker: int) -> bool:
-    """Returns whether a worker is expected to connect."""
-    return worker in self._roles.senders and worker not in self._inbound
 
   def add_inbound(self, worker: int, connection: Connection) -> None:
     """Adds a connection that a worker sends on."""
@@ -154,7 +150,7 @@ class MembershipConnections:
 
   def check_connected(self) -> None:
     """Calls `on_end`, once, when all connections are open."""
-    if not (self.missing or self._is_connected or self.error):
+    if not (self.find_missing() or self._is_connected or self.error):
       self._is_connected = True
       self._on_end(None)
 
@@ -217,7 +213,9 @@ class MembershipConnections:
     """Closes the connections; notifies the others that this is no death."""
     number, last = self.membership.membership_epoch, max(self.iteration, 0)
     self.fail(Abandoned(f'membership epoch {number} was left'))
-    departure = frames.pack_header(number, last, 0, 0, frames.LEFT, b'')
+    departure = frames.pack_header(
+      frames.LEFT, 0, b'', iteration=last, epoch=number
+    )
     for out in self._outbound.values():
       if not out.writer.is_within_frame:
         _try_send(out.connection, departure)
@@ -354,41 +352,41 @@ class MembershipConnections:
     self, exchange: Exchange, kind: int, chunk: int, body: Any, dtype: int
   ) -> tuple[bytes, Any]:
     """Returns the header and the body of the frame of a chunk."""
-    number = self.membership.membership_epoch
+    epoch = self.membership.membership_epoch
     layout = exchange.program.layout
     header = frames.pack_header(
-      number, self.iteration, layout, chunk, kind, body, dtype
+      kind, chunk, body, dtype, self.iteration, epoch, layout
     )
     return header, body
 
   def _sent(self, exchange: Exchange, worker: int) -> None:
     exchange.sent(worker)
 
-  def _allocate(self, worker: int, frame: Frame) -> memoryview:
+  def _allocate(self, worker: int, frame: FrameHeader) -> memoryview:
     """Returns the memory for the body of a frame."""
     self._check_member(worker, frame)
     if self._exchange and frame.iteration == self.iteration:
       self._check_layout(self._exchange, frame)
       return self._exchange.allocate(
-        worker, frame.kind, frame.chunk, frame.size, frame.dtype
+        worker, frame.kind, frame.number, frame.size, frame.dtype
       )
     self._check_next(worker, frame)
     return self.received.take(frame.size)
 
-  def _deliver(self, worker: int, frame: Frame, body: memoryview) -> None:
+  def _deliver(self, worker: int, frame: FrameHeader, body: memoryview) -> None:
     """Takes a chunk, whose iteration may have begun since its header came."""
     exchange = self._exchange
     if exchange and frame.iteration == self.iteration:
       self._check_layout(exchange, frame)
-      exchange.check(worker, frame.kind, frame.chunk, frame.size, frame.dtype)
-      exchange.arrived(worker, frame.kind, frame.chunk, body)
+      exchange.check(worker, frame.kind, frame.number, frame.size, frame.dtype)
+      exchange.arrived(worker, frame.kind, frame.number, body)
       self._measure_trip(exchange, frame)
     else:
       self._check_next(worker, frame)
       self._next_chunks.setdefault(worker, []).append((frame, body))
       self._next_bytes[worker] += frame.size
 
-  def _measure_trip(self, exchange: Exchange, frame: Frame) -> None:
+  def _measure_trip(self, exchange: Exchange, frame: FrameHeader) -> None:
     """Adapts the window if a sum ends the round trip that is measured.
 
     Its time includes waiting for workers that still compute.  The shortest one
@@ -398,18 +396,18 @@ class MembershipConnections:
     if self._trip is None or frame.kind != frames.DOWN:
       return
     chunk, sent_s = self._trip
-    if frame.chunk == chunk:
+    if frame.number == chunk:
       self._trip = None
       trip_s = time.monotonic() - sent_s
       if trip_s < self._round_trip_s:
         self._round_trip_s = trip_s
         exchange.adapt_window(trip_s)
 
-  def _check_layout(self, exchange: Exchange, frame: Frame) -> None:
+  def _check_layout(self, exchange: Exchange, frame: FrameHeader) -> None:
     if frame.layout != exchange.program.layout:
       raise Corrupt('its buffer, forest or chunks are not ours')
 
-  def _check_next(self, worker: int, frame: Frame) -> None:
+  def _check_next(self, worker: int, frame: FrameHeader) -> None:
     """Raises Corrupt if a frame cannot belong to an iteration to come.
 
     The iteration checks the rest of the frame once it begins.
@@ -423,11 +421,11 @@ class MembershipConnections:
     if self._next_bytes[worker] + frame.size > self._roles.ahead_bytes:
       raise Corrupt(f'more than {self._roles.ahead_bytes} bytes ahead')
 
-  def _check_member(self, worker: int, frame: Frame) -> None:
+  def _check_member(self, worker: int, frame: FrameHeader) -> None:
     """Raises Abandoned at a worker's last frame."""
     number = self.membership.membership_epoch
-    if frame.membership_epoch != number:
-      raise Corrupt(f'a frame of membership epoch {frame.membership_epoch}')
+    if frame.epoch != number:
+      raise Corrupt(f'a frame of membership epoch {frame.epoch}')
     if frame.kind == frames.LEFT:
       raise Abandoned(f'worker {worker} has left membership epoch {number}')
 

@@ -1,4 +1,4 @@
-"""State of one allreduce at one worker: chunks to send, effects of arrivals.
+"""State of an allreduce in one lane of a worker: chunks to send, arrivals.
 
 No sockets, threads or clocks here.  A chunk's partial sums are added in float32
 in one order, whatever the order of arrival: this worker's own, then those of
@@ -23,9 +23,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.allreduce.executor.frames import DOWN, DTYPES, FLOAT16, FLOAT32, UP
-from cluster.allreduce.executor.program import Program
+from cluster.allreduce.executor.program import (
+  DTYPES,
+  FLOAT16,
+  FLOAT32,
+  Program,
+)
 from cluster.network.errors import Corrupt
+from cluster.network.frames import DOWN, UP
 from topology.forests import dealing
 
 
@@ -78,7 +83,8 @@ class Outgoing(NamedTuple):
     kind: UP or DOWN.
     chunk: Number of the chunk.
     body: Bytes to send, a view of the gradient buffer.
-    dtype: Dtype of its numbers: position in `frames.DTYPES`.
+    dtype: Dtype of its numbers: position in
+      `program.DTYPES`.
   """
 
   kind: int
@@ -88,7 +94,7 @@ class Outgoing(NamedTuple):
 
 
 class Exchange:
-  """State of one allreduce at one worker.
+  """State of one allreduce in one lane of a worker.
 
   Attributes:
     program: Program that it follows.
@@ -121,7 +127,9 @@ class Exchange:
     """
     self.program = program
     self.window = dealing.window(
-      program.roles.forest, chunk_bytes=program.chunk_bytes
+      program.roles.forest,
+      chunk_bytes=program.chunk_bytes,
+      lanes=program.roles.lanes,
     )
     self.finite = True
     self.steps = 0
@@ -151,6 +159,11 @@ class Exchange:
   def done(self) -> bool:
     """True once the buffer holds all sums and has sent all that peers need."""
     return not self._unfinished and not self._num_unsent
+
+  @property
+  def num_chunks(self) -> int:
+    """Number of chunks."""
+    return self._count
 
   @property
   def num_unsent(self) -> int:
@@ -280,6 +293,7 @@ class Exchange:
       self.program.roles.forest,
       chunk_bytes=self.program.chunk_bytes,
       round_trip_s=round_trip_s,
+      lanes=self.program.roles.lanes,
     )
     self._queue_within_window()
 

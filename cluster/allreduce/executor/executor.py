@@ -1,7 +1,9 @@
 """Host executor: sums gradient buffers over a forest, between hosts.
 
-One thread handles every connection, both directions and all trees.  The rules
-are in `exchange`, the connections in `connections` and `peers`.
+A thread handles every connection, both directions and all trees; a membership
+with several lanes has a thread for each, and the chunks are divided among them
+(`lanes`).  The rules are in `exchange`, the connections in `connections` and
+`peers`.
 
 Memory: besides the buffer, half of it again if anything travels in half
 precision; chunks that cannot be added yet, in all at most 256 MiB unless the
@@ -10,11 +12,12 @@ socket buffers.  Workers run ahead by the chunks that the forest carries in a
 short time or, over long links, in a round trip, which is measured.
 
 A wait always ends: a peer that does not answer is lost after `timeout_s`; a
-slow one is waited for until `abandon`.  An unexpected error in the thread ends
+slow one is waited for until `abandon`.  An unexpected error in a thread ends
 the wait, too: the membership has failed, and the thread serves the next one.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -30,7 +33,12 @@ from cluster.allreduce.executor.errors import (
   ExecutorFailed,
   PeerLost,
 )
-from cluster.allreduce.executor.exchange import Exchange
+from cluster.allreduce.executor.lanes import (
+  Lane,
+  MembershipLanes,
+  OnEnd,
+  add_usage,
+)
 from cluster.allreduce.executor.membership import Membership
 from cluster.allreduce.executor.peers import Hello, Peers
 from cluster.allreduce.executor.program import Program, Roles
@@ -38,6 +46,7 @@ from cluster.allreduce.executor.reduction import MembershipFuture, Reduction
 from cluster.network import memory, sockets
 from cluster.network.connection import Connection
 from cluster.network.errors import Closed, TransportError
+from cluster.network.frames import MAX_EPOCH
 from cluster.network.port import Port
 from cluster.network.socket_loop import SocketLoop
 from configs.checks import require
@@ -87,9 +96,10 @@ class Executor:
     self._index, self._timeout_s = index, timeout_s
     self._chunk_bytes = chunk_bytes
     self._roles: Roles | None = None
-    self._programs: dict[_ProgramKey, Program] = {}
+    # Of the lanes.
+    self._programs: dict[_ProgramKey, list[Program]] = {}
     self._halves = np.empty(0, np.uint16)
-    self._connections: MembershipConnections | None = None
+    self._connections: MembershipLanes | None = None
     self._reduction: Reduction | None = None  # The last one.
     self._future: Reduction | MembershipFuture | None = None  # The running one.
     self._usage: dict[int, Usage] = {}  # Of memberships that were left.
@@ -99,15 +109,16 @@ class Executor:
     self._is_closed = False
     self._failure: ExecutorFailed | None = None  # Since the last `form`.
     try:
-      self._loop = SocketLoop(
+      lane = Lane(
         f'executor-{index}',
-        after_events=self._flush,
         tick=self._tick,
         on_error=self._fail,
         on_exit=self._finish,
       )
     except OSError as error:
       raise TransportError(f'{port.host}: {error}') from error
+    # Those of the membership with the most.
+    self._lanes, self._loop = [lane], lane.loop
     self._peers = Peers(
       self._loop,
       port,
@@ -121,9 +132,6 @@ class Executor:
     except (TransportError, OSError):
       self._loop.close()
       raise
-    # Numbers beyond float16's range become infinite, which `Reduction.finite`
-    # reports.
-    self._loop.post(lambda: np.seterr(over='ignore', invalid='ignore'))
 
   @property
   def bound_bytes(self) -> int:
@@ -134,7 +142,9 @@ class Executor:
     after it was left; 0 before the first.
     """
     roles = self._roles
-    return len(roles.children) * roles.ahead_bytes if roles else 0
+    if roles is None:
+      return 0
+    return roles.lanes * len(roles.children) * roles.ahead_bytes
 
   def form(self, membership: Membership, limit_s: float | None = None) -> None:
     """Connects this worker with the others of a new membership.
@@ -157,7 +167,8 @@ class Executor:
         epoch is not a later one.
     """
     number, last = membership.membership_epoch, self._formed_epoch
-    require(number > last, 'membership_epoch', f'one after {last}', number)
+    is_valid = last < number <= MAX_EPOCH
+    require(is_valid, 'membership_epoch', f'one after {last}', number)
     roles = program.find_roles(
       membership, self._index, chunk_bytes=self._chunk_bytes
     )
@@ -167,6 +178,11 @@ class Executor:
         addresses[worker] = sockets.resolved(membership.addresses[worker])
       except OSError as error:
         raise PeerLost(worker, str(error)) from error
+    try:
+      while len(self._lanes) < membership.lanes:
+        self._lanes.append(self._make_lane(len(self._lanes)))
+    except OSError as error:
+      raise ExecutorFailed(self._index, error.strerror or str(error)) from error
     future = MembershipFuture()
     start = functools.partial(
       self._connect, membership, roles, addresses, future
@@ -224,29 +240,30 @@ class Executor:
     if key not in self._programs:
       if len(self._programs) == _MAX_PROGRAMS:
         self._programs.clear()
-      self._programs[key] = program.make_program(
-        roles, buffer.size, buckets, dtypes
-      )
+      whole = program.make_program(roles, buffer.size, buckets, dtypes)
+      self._programs[key] = program.divide(whole)
     if dtypes and self._halves.size < buffer.size:
       self._halves = memory.aligned(2 * buffer.size).view(np.uint16)
-    exchange = Exchange(
-      self._programs[key], buffer, connections.received, self._halves
+    exchanges = connections.make_exchanges(
+      self._programs[key], buffer, self._halves
     )
 
     def mark_ready(index: int) -> None:
-      self._loop.post(lambda: connections.ready(iteration, index))
+      connections.ready(iteration, index, exchanges)
 
-    reduction = Reduction(self._index, exchange, mark_ready)
+    reduction = Reduction(self._index, exchanges, mark_ready)
     self._reduction = reduction
 
     def start() -> None:
       if self._connections is connections:
         self._future = reduction
-        connections.begin(iteration, exchange)
+        connections.begin(iteration, exchanges)
       else:
         reduction.end(self._failure or Abandoned('the membership was left'))
 
-    if not self._loop.post(start):
+    if self._loop.post(start):
+      connections.begin_others(iteration, exchanges)
+    else:
       reduction.end(self._failure or Abandoned('the executor is closed'))
     return reduction
 
@@ -267,21 +284,34 @@ class Executor:
     return self._loop.run(self._total_usage) or dict(self._usage)
 
   def unanswered(self) -> int:
-    """Pings the thread; returns the number of pings since its last answer."""
-    return self._loop.count_unanswered()
+    """Pings the threads; returns the pings since the last answer of one."""
+    return max(lane.loop.count_unanswered() for lane in self._lanes)
 
   def close(self) -> None:
-    """Abandons the membership, and ends the listener and the thread."""
-    self._loop.close()
+    """Abandons the membership, and ends the listener and the threads."""
+    for lane in self._lanes:  # The first one needs the others to leave.
+      lane.loop.close()
 
-  # The methods below run in the event loop's thread.
+  def _make_lane(self, number: int) -> Lane:
+    """Returns a lane after the first, whose errors the first one handles."""
+
+    def post_failure(error: Exception | None) -> None:
+      if error:
+        self._loop.post(lambda: self._fail(error))
+
+    return Lane(
+      f'executor-{self._index}-{number}',
+      tick=lambda: None,
+      on_error=post_failure,
+      on_exit=post_failure,
+    )
 
   def _make_connections(
-    self, membership: Membership, roles: Roles
+    self, loop: SocketLoop, membership: Membership, roles: Roles, on_end: OnEnd
   ) -> MembershipConnections:
-    return MembershipConnections(
-      self._loop, membership, roles, self._index, self._end_future
-    )
+    return MembershipConnections(loop, membership, roles, self._index, on_end)
+
+  # The methods below run in the thread of the first lane.
 
   def _connect(
     self,
@@ -298,16 +328,22 @@ class Executor:
     self._failure = None
     self._leave()
     self._future = future
-    connections = self._make_connections(membership, roles)
+    connections = MembershipLanes(
+      self._lanes[: membership.lanes],
+      membership,
+      roles,
+      self._make_connections,
+      self._end_future,
+    )
     self._connections = connections
-    for worker, address in addresses.items():
+    for worker, lane in itertools.product(addresses, range(membership.lanes)):
       if connections.error:
         break
-      hello = Hello(number, self._index, worker)
+      hello = Hello(number, self._index, worker, lane)
       host, _ = sockets.split(membership.addresses[worker])
-      on_done = functools.partial(connections.add_outbound, worker)
-      on_error = functools.partial(connections.handle_loss, worker)
-      self._peers.connect(address, host, hello, on_done, on_error)
+      on_done = functools.partial(connections.add_outbound, worker, lane)
+      on_error = functools.partial(connections.handle_loss, worker, lane)
+      self._peers.connect(addresses[worker], host, hello, on_done, on_error)
     for connection, hello in self._peers.claim(number):
       self._admit(connection, hello)
     connections.check_connected()
@@ -338,16 +374,17 @@ class Executor:
       return False
     if connections is None or hello.membership_epoch < number:
       self._peers.refuse_outdated(connection, hello)
-    elif not connections.expects(hello.sender):
-      self._peers.refuse(connection, f'worker {hello.sender} is unexpected')
+    elif not connections.expects(hello.sender, hello.lane):
+      name = f'worker {hello.sender}, lane {hello.lane}'
+      self._peers.refuse(connection, f'{name}, is unexpected')
     else:
       try:
         peers.admit(connection)
       except OSError as error:
-        connections.handle_loss(hello.sender, error)
+        connections.handle_loss(hello.sender, hello.lane, error)
         connection.close()
       else:
-        connections.add_inbound(hello.sender, connection)
+        connections.add_inbound(hello.sender, hello.lane, connection)
     return True
 
   def _end_future(self, error: Exception | None) -> None:
@@ -364,17 +401,12 @@ class Executor:
       connections.leave()
 
   def _total_usage(
-    self, connections: MembershipConnections | None = None
+    self, connections: MembershipLanes | None = None
   ) -> dict[int, Usage]:
     connections = connections or self._connections
     total = dict(self._usage)
-    for worker, usage in (connections.usage() if connections else {}).items():
-      before = total.get(worker, Usage(0, 0, 0.0))
-      total[worker] = Usage(
-        before.sent_bytes + usage.sent_bytes,
-        before.received_bytes + usage.received_bytes,
-        before.busy_s + usage.busy_s,
-      )
+    if connections:
+      add_usage(total, connections.usage())
     return total
 
   def _fail(self, error: Exception) -> None:
@@ -382,9 +414,9 @@ class Executor:
     reason = f'{type(error).__name__}: {error}'
     self._failure = failure = ExecutorFailed(self._index, reason)
     failure.__cause__ = error
-    self._end_future(failure)
     if self._connections:
       self._connections.fail(failure)
+    self._end_future(failure)
 
   def _fail_connecting(self, error: OSError) -> None:
     """Fails a membership whose members cannot connect to this worker."""
@@ -392,10 +424,6 @@ class Executor:
     if connections and connections.missing:
       reason = error.strerror or str(error)
       connections.fail(ExecutorFailed(self._index, reason))
-
-  def _flush(self) -> None:
-    if self._connections:
-      self._connections.flush()
 
   def _tick(self) -> None:
     self._loop.is_ticking = self._peers.tick()

@@ -20,12 +20,14 @@ class Membership(NamedTuple):
     addresses: 'host:port' of each member's executor, by worker index.
     forest: Allreduce forest of the members.
     names: Worker index by node id of the forest.
+    lanes: Number of lanes that divide the chunks.
   """
 
   membership_epoch: int
   addresses: Mapping[int, str]
   forest: Forest
   names: Mapping[str, int]
+  lanes: int = 1
 
 
 def describe(membership: Membership, cluster: Cluster) -> MemberForest:
@@ -39,6 +41,7 @@ def describe(membership: Membership, cluster: Cluster) -> MemberForest:
     addresses=dict(membership.addresses),
     names=dict(membership.names),
     forest=export.to_json(cluster, membership.forest),
+    lanes=membership.lanes,
   )
 
 
@@ -53,4 +56,6 @@ def parse(membership_epoch: int, members: MemberForest) -> Membership:
     ValueError: If the forest is not sound, or not one of the members.
   """
   _, forest = export.from_json(members.forest)
-  return Membership(membership_epoch, members.addresses, forest, members.names)
+  return Membership(
+    membership_epoch, members.addresses, forest, members.names, members.lanes
+  )

@@ -21,7 +21,7 @@ from cluster.network.rate_limited_log import RateLimitedLog
 from cluster.network.socket_loop import IN, SocketLoop
 
 SUMS = 'sums'  # Service of executors.
-_HELLO = struct.Struct('<QII')
+_HELLO = struct.Struct('<QIII')
 _YES, _NO = b'\1', b'\0'
 # Least limit of clients that wait.
 _LIMIT = 256
@@ -35,11 +35,13 @@ class Hello(NamedTuple):
     membership_epoch: Number of the membership epoch that it is for.
     sender: Index of the client's worker.
     receiver: Index of the worker that it intends to reach.
+    lane: Number of the lane whose chunks it carries.
   """
 
   membership_epoch: int
   sender: int
   receiver: int
+  lane: int
 
 
 class _Exchange(NamedTuple):

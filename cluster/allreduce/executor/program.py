@@ -5,18 +5,23 @@ one tree, which `topology.forests.dealing` chooses.  Every worker computes the
 same program by itself, by fixed arithmetic in a fixed order.  No sockets here.
 """
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 import xxhash
 
-from cluster.allreduce.executor.frames import DTYPES, FLOAT32
 from cluster.allreduce.executor.membership import Membership
 from configs.checks import require
 from topology.forests import dealing
 from topology.forests.dealing import deal
 from topology.forests.trees import Forest, Hop
+
+# Dtypes of numbers on the network; the code of a dtype is its position.
+DTYPES = tuple(map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16)))
+FLOAT32, BFLOAT16, FLOAT16 = range(3)
 
 
 class TreeRole(NamedTuple):
@@ -48,8 +53,9 @@ class Roles(NamedTuple):
     children: Workers whose partial sums it adds, in any tree.
     fixed_bytes: Size of chunks, if it does not follow from the forest's rate.
     most_bytes: Largest size of a chunk, bytes.
-    ahead_bytes: Largest memory for chunks of one child that cannot be added
-      yet.
+    ahead_bytes: Largest memory of a lane for chunks of one child that cannot
+      be added yet.
+    lanes: Number of lanes.
   """
 
   trees: tuple[TreeRole, ...]
@@ -61,6 +67,7 @@ class Roles(NamedTuple):
   fixed_bytes: int | None
   most_bytes: int
   ahead_bytes: int
+  lanes: int
 
 
 class Program(NamedTuple):
@@ -74,7 +81,7 @@ class Program(NamedTuple):
     trees: Number of the tree of each chunk.
     chunk_roles: Role of the worker in that tree.
     sizes: Bytes of each chunk on the network.
-    dtypes: Dtype of each chunk on the network: position in `frames.DTYPES`.
+    dtypes: Dtype of each chunk on the network: position in `DTYPES`.
     bucket_chunks: First chunk of each bucket, and the one after its last.
     num_received: Number of chunks that come from each sender.
     num_sent: Number of chunks that go to each receiver.
@@ -136,7 +143,8 @@ def find_roles(
   sources = {role.source for role in roles if role.source is not None}
   parents = {role.parent for role in roles if role.parent is not None}
   sinks = {worker for role in roles for worker in role.sinks}
-  most_bytes = chunk_bytes or dealing.most_chunk_bytes(forest)
+  lanes = membership.lanes
+  most_bytes = chunk_bytes or dealing.most_chunk_bytes(forest, lanes=lanes)
   return Roles(
     tuple(roles),
     tuple(float(tree.share) for tree in trees) or (1.0,),
@@ -146,7 +154,8 @@ def find_roles(
     frozenset(children),
     chunk_bytes,
     most_bytes,
-    dealing.ahead_bytes(forest, chunk_bytes=most_bytes),
+    dealing.ahead_bytes(forest, chunk_bytes=most_bytes, lanes=lanes),
+    lanes,
   )
 
 
@@ -177,7 +186,7 @@ def make_program(
     for (start, stop), dtype in zip(buckets, dtypes, strict=True)
   )
   chunk_bytes = dealing.chunk_bytes(
-    sent_bytes, roles.forest, fixed=roles.fixed_bytes
+    sent_bytes, roles.forest, fixed=roles.fixed_bytes, lanes=roles.lanes
   )
   starts: list[int] = []
   stops: list[int] = []
@@ -199,17 +208,7 @@ def make_program(
   ]
   trees = deal(roles.shares, sizes)
   hashed = np.array([size, roles.ahead_bytes, *stops, *trees, *codes], np.int64)
-  counts = np.bincount(trees, minlength=len(roles.trees)).tolist()
-  num_received = dict.fromkeys(roles.senders, 0)
-  num_sent = dict.fromkeys(roles.receivers, 0)
-  for role, count in zip(roles.trees, counts, strict=True):
-    for totals, workers in (
-      (num_received, (*role.children, role.source)),
-      (num_sent, (role.parent, *role.sinks)),
-    ):
-      for worker in workers:
-        if worker is not None:
-          totals[worker] += count
+  num_received, num_sent = _count_chunks(roles, trees)
   return Program(
     roles,
     chunk_bytes,
@@ -224,6 +223,67 @@ def make_program(
     num_sent,
     layout=xxhash.xxh32_intdigest(hashed.tobytes()),
   )
+
+
+def divide(program: Program) -> list[Program]:
+  """Returns the programs of all lanes, each with its part of the chunks.
+
+  The chunks of each tree are dealt to the lanes in turn, and numbered anew in
+  each lane.
+
+  Args:
+    program: Program of the whole buffer.
+  """
+  lanes = program.roles.lanes
+  if lanes == 1:
+    return [program]
+  counts = [0] * len(program.roles.trees)
+  chunks: list[list[int]] = [[] for _ in range(lanes)]
+  for chunk, tree in enumerate(program.trees):
+    chunks[counts[tree] % lanes].append(chunk)
+    counts[tree] += 1
+  return [_select(program, *each) for each in enumerate(chunks)]
+
+
+def _select(program: Program, lane: int, chunks: list[int]) -> Program:
+  """Returns the program of a lane."""
+  trees = [program.trees[chunk] for chunk in chunks]
+  num_received, num_sent = _count_chunks(program.roles, trees)
+  bounds = [
+    (bisect.bisect_left(chunks, first), bisect.bisect_left(chunks, end))
+    for first, end in program.bucket_chunks
+  ]
+  hashed = np.array([program.layout, program.roles.lanes, lane], np.int64)
+  return program._replace(
+    starts=[program.starts[chunk] for chunk in chunks],
+    stops=[program.stops[chunk] for chunk in chunks],
+    trees=trees,
+    chunk_roles=[program.chunk_roles[chunk] for chunk in chunks],
+    sizes=[program.sizes[chunk] for chunk in chunks],
+    dtypes=[program.dtypes[chunk] for chunk in chunks],
+    bucket_chunks=bounds,
+    num_received=num_received,
+    num_sent=num_sent,
+    layout=xxhash.xxh32_intdigest(hashed.tobytes()),
+  )
+
+
+def _count_chunks(
+  roles: Roles, trees: Sequence[int]
+) -> tuple[dict[int, int], dict[int, int]]:
+  """Returns the numbers of chunks from each sender and to each receiver."""
+  counts = np.bincount(trees, minlength=len(roles.trees)).tolist()
+  num_received = dict.fromkeys(roles.senders, 0)
+  num_sent = dict.fromkeys(roles.receivers, 0)
+  for role, count in zip(roles.trees, counts, strict=True):
+    for totals, workers in (
+      (num_received, (*role.children, role.source)),
+      (num_sent, (role.parent, *role.sinks)),
+    ):
+      for worker in workers:
+        if worker is not None:
+          totals[worker] += count
+  return num_received, num_sent
 
 
 def _find_ends(

@@ -1,7 +1,7 @@
 """Futures of an executor's callers: for allreduces and for memberships."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cluster.allreduce.executor.exchange import Exchange
 from configs.checks import require
@@ -44,37 +44,44 @@ class Reduction(_Future):
   """Allreduce of one iteration's gradient buffers, while it runs."""
 
   def __init__(
-    self, index: int, exchange: Exchange, mark_ready: Callable[[int], None]
+    self,
+    index: int,
+    exchanges: Sequence[Exchange],
+    mark_ready: Callable[[int], None],
   ):
     """Creates the future of an allreduce, for `Executor.begin`.
 
     Args:
       index: Index of this worker.
-      exchange: State of the allreduce.
+      exchanges: State of the allreduce in each lane.
       mark_ready: Called with the number of a bucket that is ready.
     """
     super().__init__()
     self._index = index
-    self._exchange = exchange
+    self._exchanges = exchanges
     self._mark_ready = mark_ready
-    self._unready = set(range(len(exchange.program.bucket_chunks)))
+    self._unready = set(range(len(exchanges[0].program.bucket_chunks)))
 
   @property
   def steps(self) -> int:
     """Number of chunks that were sent or received so far."""
-    return self._exchange.steps
+    return sum(each.steps for each in self._exchanges)
 
   @property
   def finite(self) -> bool:
     """True if all sums in float16 are finite; others are not examined."""
-    return self._exchange.finite
+    return all(each.finite for each in self._exchanges)
 
   @property
   def waits_for(self) -> tuple[int, ...]:
-    """Workers that the lowest chunk waits for; this one if it is not ready."""
+    """Workers that the lowest chunk of each lane waits for.
+
+    This worker is among them if its numbers are not ready.
+    """
     if self.ended:
       return ()
-    return self._exchange.waits_for(self._index)
+    waits = [each.waits_for(self._index) for each in self._exchanges]
+    return tuple(sorted({worker for each in waits for worker in each}))
 
   def ready(self, index: int) -> None:
     """Declares that a bucket of the buffer has this worker's numbers.

@@ -15,7 +15,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
 
-from cluster.allreduce.executor import frames
+from cluster.allreduce.executor import endpoints
 from cluster.allreduce.executor.errors import Abandoned, Damaged
 from tests.support import byte_peers, certificates, executors
 from tests.support.byte_peers import DOWN, HEADER_BYTES, LEFT, UP
@@ -366,13 +366,16 @@ class DeparturesTest(_Case):
     node, release = membership.executor, threading.Event()
     node._loop.post(lambda: release.wait(executors.WAIT_S))
     numbers = self._numbers(membership)
-    with mock.patch.object(frames.Writer, 'write', side_effect=BrokenPipeError):
+    with mock.patch.object(
+      endpoints.Writer, 'write', side_effect=BrokenPipeError
+    ):
       _, reduction = self._begin(membership, 0, numbers)
       left = byte_peers.Fields(
         membership.membership_epoch, 0, 0, 0, LEFT, 0, b''
       )
       membership.peers[1].answer(left.pack())
-      sock = node._connections._outbound[1].connection.sock
+      (lane,) = executors.lanes(node)
+      sock = lane.connections()[-1].sock  # That sends.
       executors.wait_until(lambda: select.select([sock], [], [], 0)[0])
       release.set()
       with self.assertRaisesRegex(Abandoned, 'worker 1 has left'):

@@ -12,8 +12,8 @@ from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
 
 from cluster.allreduce.executor import exchange, program
-from cluster.allreduce.executor.frames import DOWN, UP
 from cluster.network.errors import Corrupt
+from cluster.network.frames import DOWN, UP
 from tests.support import executors, groups
 from topology.clusters import shapes
 from topology.packing.pack import pack

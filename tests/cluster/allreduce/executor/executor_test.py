@@ -11,8 +11,9 @@ import unittest.mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from cluster.allreduce.executor import executor, frames
+from cluster.allreduce.executor import executor
 from cluster.allreduce.executor.errors import Abandoned, Damaged, PeerLost
+from cluster.network import frames
 from tests.support import executors, groups
 from topology.baselines import schemes
 from topology.clusters import shapes
@@ -80,7 +81,8 @@ class ExecutorTest(executors.TestCase):
       ]
       for each in early:
         each.ready(0)
-      received = nodes[2]._connections.received
+      (lane,) = executors.lanes(nodes[2])
+      received = lane.received
       executors.wait_until(lambda received=received: received.lent_bytes > 0)
       self.assertFalse(early[0].ended)
       executors.wait_until(
@@ -122,7 +124,8 @@ class ExecutorTest(executors.TestCase):
     reductions = [nodes[i].begin(0, buffers[i], buckets) for i in (0, 1)]
     for each in reductions:
       each.ready(0)
-    for connection in nodes[2]._connections.connections():  # A kill.
+    (lane,) = executors.lanes(nodes[2])
+    for connection in lane.connections():  # A kill.
       connection.sock.shutdown(socket.SHUT_RDWR)
     for each in reductions:
       with self.assertRaisesRegex(PeerLost, 'worker 2: ') as raised:
@@ -166,9 +169,8 @@ class ExecutorTest(executors.TestCase):
     real = frames.pack_header
     buffers = np.ones((2, 100), np.float32)
 
-    def pack_damaged(*args):
-      before, (body, *after) = args[:5], args[5:]
-      return real(*before, bytes(len(body)), *after)
+    def pack_damaged(kind, number, body, *args, **kwargs):
+      return real(kind, number, bytes(len(body)), *args, **kwargs)
 
     with unittest.mock.patch.object(frames, 'pack_header', pack_damaged):
       errors = self.allreduce(nodes, 0, buffers, [(0, 100)])

@@ -146,7 +146,7 @@ class ListenerTest(executors.TestCase):
     opened.open(failed.append)
     self.addCleanup(others.run, opened.close)
     for worker in range(1, 300):
-      hello = peers.Hello(1, worker, 0)
+      hello = peers.Hello(1, worker, 0, 0)
       args = node.address, executors.HOST, hello, lambda connection: None
       others.post(lambda args=args: opened.connect(*args, failed.append))
     waiting = node._peers

@@ -1,4 +1,4 @@
-"""Tests for cluster.allreduce.executor.frames, over pipes in memory."""
+"""Tests for cluster.allreduce.executor.endpoints, over pipes in memory."""
 
 import itertools
 
@@ -6,7 +6,8 @@ import hypothesis
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
 
-from cluster.allreduce.executor import frames
+from cluster.allreduce.executor import endpoints
+from cluster.network import frames
 from cluster.network.errors import Corrupt
 
 _BODIES = st.lists(st.binary(max_size=100), max_size=8)
@@ -42,7 +43,7 @@ class _Pipe:
 
 def _reader(receive, is_drained=False):
   delivered = []
-  reader = frames.Reader(
+  reader = endpoints.Reader(
     receive,
     lambda frame: memoryview(bytearray(frame.size)),
     lambda frame, body: delivered.append((frame, bytes(body))),
@@ -51,7 +52,7 @@ def _reader(receive, is_drained=False):
   return reader, delivered
 
 
-class FramesTest(parameterized.TestCase):
+class EndpointsTest(parameterized.TestCase):
   @hypothesis.settings(deadline=None)
   @hypothesis.given(
     bodies=_BODIES,
@@ -60,10 +61,10 @@ class FramesTest(parameterized.TestCase):
   )
   def test_frames_arrive_as_they_were_sent(self, bodies, sizes, is_drained):
     pipe = _Pipe([0, *sizes])
-    writer = frames.Writer(pipe.send)
+    writer = endpoints.Writer(pipe.send)
     reader, delivered = _reader(pipe.receive, is_drained)
     for number, body in enumerate(bodies):
-      header = frames.pack_header(7, 3, 5, number, frames.UP, body, number % 3)
+      header = frames.pack_header(frames.UP, number, body, number % 3, 3, 7, 5)
       whole = writer.write(header, body)
       while not whole:
         self.assertTrue(writer.is_within_frame)
@@ -74,7 +75,7 @@ class FramesTest(parameterized.TestCase):
     self.assertFalse(reader.is_within_frame)
     self.assertEqual([body for _, body in delivered], bodies)
     for number, (frame, body) in enumerate(delivered):
-      expected = (7, 3, 5, number, len(body), frames.UP, number % 3)
+      expected = (frames.UP, number % 3, len(body), number, 3, 7, 5)
       self.assertEqual(frame[:-1], expected)
     self.assertEqual(writer.sent_bytes, sum(48 + len(b) for b in bodies))
     self.assertEqual(reader.received_bytes, writer.sent_bytes)
@@ -84,7 +85,8 @@ class FramesTest(parameterized.TestCase):
   def test_every_flipped_bit_is_detected(self, bit):
     body = bytes(range(30))
     pipe = _Pipe([1000])
-    pipe.content += frames.pack_header(1, 2, 3, 4, frames.DOWN, body) + body
+    pipe.content += frames.pack_header(frames.DOWN, 4, body, 1, 2, 3)
+    pipe.content += body
     pipe.content[bit // 8] ^= 1 << bit % 8
     reader, delivered = _reader(pipe.receive)
     with self.assertRaisesRegex(Corrupt, 'another checksum'):
@@ -94,7 +96,7 @@ class FramesTest(parameterized.TestCase):
   def test_one_connection_does_not_starve_the_others(self):
     pipe = _Pipe([10**6])
     for number in range(40):
-      pipe.content += frames.pack_header(1, 2, 3, number, frames.UP, b'body')
+      pipe.content += frames.pack_header(frames.UP, number, b'body')
       pipe.content += b'body'
     reader, delivered = _reader(pipe.receive)
     self.assertTrue(reader.read())

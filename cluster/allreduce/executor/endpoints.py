@@ -1,87 +1,20 @@
-"""Frames that executors send each other, on one-way connections.
+"""Ends of a connection that read and write frames without blocking.
 
-A frame is a header of 48 bytes, which names the dtype of the numbers, and a
-body, the bytes of a chunk.  Both have a checksum (xxh3) of their own, so that
-the size in a header can be trusted before the body has arrived.  Bodies are
-received into their destination and sent from their source, without a copy.
+Payloads are received into their destination and sent from their source, without
+a copy: for event loops.
 """
 
-import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes
-import numpy as np
 import xxhash
 
 from cluster.network.errors import Corrupt
+from cluster.network.frames import HEADER_BYTES, FrameHeader, parse_header
 
-UP, DOWN, LEFT = 1, 2, 3
-# Dtypes of numbers on the network; the code of a dtype is its position.
-DTYPES = tuple(map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16)))
-FLOAT32, BFLOAT16, FLOAT16 = range(3)
-HEADER_BYTES = 48
-_FIELDS = struct.Struct('<QQIIIHHQ')
-_CHECKSUM = struct.Struct('<Q')
 _MAX_FRAMES = 16  # Frames read from one connection before the others' turn.
 Receive = Callable[[Sequence[memoryview]], int]
 Send = Callable[[Sequence[Any]], int]
-
-
-class Frame(NamedTuple):
-  """Header of a frame.
-
-  Attributes:
-    membership_epoch: Number of the membership epoch.
-    iteration: Number of the allreduce that the chunk belongs to.
-    layout: Hash of the buffer's chunks and their trees, the same on all
-      workers.
-    chunk: Number of the chunk in the buffer.
-    size: Bytes of the body.
-    kind: UP for a partial sum, DOWN for a sum, LEFT for the last frame of a
-      worker that leaves the membership.
-    dtype: Dtype of the body's numbers: position in `DTYPES`.
-    checksum: Checksum of the body.
-  """
-
-  membership_epoch: int
-  iteration: int
-  layout: int
-  chunk: int
-  size: int
-  kind: int
-  dtype: int
-  checksum: int
-
-
-def pack_header(
-  membership_epoch: int,
-  iteration: int,
-  layout: int,
-  chunk: int,
-  kind: int,
-  body: Any,
-  dtype: int = 0,
-) -> bytes:
-  """Returns the header of a body, bytes; arguments as of `Frame`."""
-  checksum = xxhash.xxh3_64_intdigest(body)
-  fields = _FIELDS.pack(
-    membership_epoch, iteration, layout, chunk, len(body), kind, dtype, checksum
-  )
-  return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
-
-
-def parse_header(header: memoryview) -> Frame:
-  """Returns the fields of a header.
-
-  Raises:
-    Corrupt: If its checksum differs.
-  """
-  fields = header[: _FIELDS.size]
-  (checksum,) = _CHECKSUM.unpack_from(header, _FIELDS.size)
-  if xxhash.xxh3_64_intdigest(fields) != checksum:
-    raise Corrupt('the header of a frame has another checksum')
-  return Frame(*_FIELDS.unpack(fields))
 
 
 class Reader:
@@ -94,8 +27,8 @@ class Reader:
   def __init__(
     self,
     receive: Receive,
-    allocate: Callable[[Frame], memoryview],
-    deliver: Callable[[Frame, memoryview], None],
+    allocate: Callable[[FrameHeader], memoryview],
+    deliver: Callable[[FrameHeader, memoryview], None],
     *,
     is_drained: bool,
   ):
@@ -113,7 +46,7 @@ class Reader:
     self._receive, self._allocate, self._deliver = receive, allocate, deliver
     self._is_drained = is_drained
     self._header = memoryview(bytearray(HEADER_BYTES))
-    self._frame: Frame | None = None
+    self._frame: FrameHeader | None = None
     self._body = self._header[:0]
     # Bytes received of the body if there is a frame, of the header otherwise.
     self._count = 0
@@ -154,18 +87,18 @@ class Reader:
         return True
     return True
 
-  def _start(self, frame: Frame) -> None:
+  def _start(self, frame: FrameHeader) -> None:
     self._body = self._allocate(frame)
     self._frame, self._count = frame, 0
     if not frame.size:
       self._finish(frame)
 
-  def _finish(self, frame: Frame) -> None:
+  def _finish(self, frame: FrameHeader) -> None:
     body, self._body = self._body, self._header[:0]
     # Bytes after the body are the start of the next header.
     self._frame, self._count = None, self._count - frame.size
     if xxhash.xxh3_64_intdigest(body) != frame.checksum:
-      raise Corrupt(f'chunk {frame.chunk} has another checksum')
+      raise Corrupt(f'chunk {frame.number} has another checksum')
     self._deliver(frame, body)
 
 
