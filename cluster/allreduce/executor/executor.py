@@ -396,6 +396,8 @@ class Executor:
   def _flush(self) -> None:
     if self._connections:
       self._connections.flush()
+    if isinstance(self._future, Reduction):
+      self._future.advance()
 
   def _tick(self) -> None:
     self._loop.is_ticking = self._peers.tick()
