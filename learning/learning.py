@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from data.stream import Ranges, Stream
+from learning.device_copies import DeviceCopies
 from learning.gradient_buffer import LeafSink
 from learning.layout import FLOAT32, Layout
 from learning.scaling import Scaling
@@ -83,6 +84,13 @@ class Streaming(Gradient, Protocol):
   @property
   def overlap(self) -> Overlap:
     """Work that is still running while leaves are handed over."""
+
+  @property
+  def copies(self) -> DeviceCopies | None:
+    """Copies between accelerator and host that overlap with sums, or None.
+
+    None also if leaves and sums are in the memory of the host.
+    """
 
   def stream(
     self,

@@ -7,9 +7,9 @@ as soon as all of the bucket have been computed.  A callback takes about 0.1 ms
 of processor time, so that one per bucket costs less than one per leaf, and
 delays none.
 
-On an accelerator all leaves exist once its program ends.  Copies to the host
-are requested in the order of the leaves' positions, and each leaf is handed
-over when its copy has landed, while later ones are still copied.
+On an accelerator all leaves exist once its program ends.  Copies to pinned
+memory of the host are started in the order of the leaves' positions, and each
+leaf is handed over when its copy has landed, while later ones are still copied.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +20,7 @@ import numpy as np
 from jax.experimental.buffer_callback import buffer_callback
 
 from data.stream import Ranges
+from learning.device_copies import DeviceCopies, find_copies
 from learning.gradient import TaskGradient
 from learning.gradient_buffer import LeafSink
 from learning.learning import Overlap
@@ -44,7 +45,8 @@ def find_overlap(
   if platform != 'cpu':
     return Overlap.COPIES, (
       'Gradients are sent bucket by bucket after the backward pass, while '
-      f'later buckets are still copied from the accelerator ({platform}).'
+      f'later buckets are still copied from the accelerator ({platform}); sums '
+      'are copied back while later ones are still computed.'
     )
   if gradient.is_spread:
     return Overlap.NONE, (
@@ -72,6 +74,7 @@ class StreamingGradient:
     groups: Sequence[Sequence[int]],
     *,
     overlap: bool,
+    copies: DeviceCopies | None = None,
   ):
     """Compiles nothing yet.
 
@@ -81,8 +84,10 @@ class StreamingGradient:
         `Bucket.leaves`.
       overlap: Whether leaves may be handed over before all of them are on the
         host.
+      copies: Copies from and to the device; None for the fastest ones.
     """
     self.overlap, _ = find_overlap(gradient, wanted=overlap)
+    self._copies = copies or find_copies()
     self.streamed = 0
     self._gradient = gradient
     self._groups = groups
@@ -94,6 +99,11 @@ class StreamingGradient:
   def computed(self) -> int:
     """Number of examples computed so far, with padding."""
     return self._gradient.computed
+
+  @property
+  def copies(self) -> DeviceCopies | None:
+    """Copies that overlap with sums; None if there are none."""
+    return self._copies if self.overlap == Overlap.COPIES else None
 
   def __call__(
     self,
@@ -170,31 +180,29 @@ class StreamingGradient:
     if found is None:
       raise ValueError('ranges: expected at least one example, got none.')
     payload, loss = found
-    copies = self._copies(payload, loss)
+    leaves = self._copied_leaves(payload, loss)
     if self.overlap == Overlap.NONE:
-      copies = iter([*copies])
-    for leaf, array in copies:
+      leaves = iter([*leaves])
+    for leaf, array in leaves:
       sink.put(leaf, array)
     jax.block_until_ready((payload.stats, loss))
     return payload.stats, loss
 
-  def _copies(
+  def _copied_leaves(
     self, payload: Payload, loss: jax.Array
   ) -> Iterator[tuple[int, np.ndarray]]:
     """Yields the gradient's leaves, each as soon as it is on the host.
 
-    All copies are requested before the first wait, in the order of the buckets,
+    All copies are started before the first wait, in the order of the buckets,
     as a device makes them one after the other; statistics and loss come last.
     """
     leaves = jax.tree.leaves(payload.gradient)
     order = [leaf for group in self._groups for leaf in group]
-    for array in (
-      *(leaves[leaf] for leaf in order),
-      *jax.tree.leaves((payload.stats, loss)),
-    ):
+    copies = self._copies.start_to_host([leaves[leaf] for leaf in order])
+    for array in jax.tree.leaves((payload.stats, loss)):
       array.copy_to_host_async()
-    for leaf in order:
-      yield leaf, np.asarray(leaves[leaf])
+    for leaf, copy in zip(order, copies, strict=True):
+      yield leaf, self._copies.wait_for_host(copy)
 
   def _compute_overlapping(
     self, params: Any, parts: list[tuple[Any, ...]], sink: LeafSink
@@ -225,7 +233,7 @@ class StreamingGradient:
     payload, loss = jax.block_until_ready(self._streaming(params, *last))
     self.streamed += len(taken)
     # Parameters that the task does not use have no callback.
-    for leaf, array in self._copies(payload, loss):
+    for leaf, array in self._copied_leaves(payload, loss):
       take(leaf, array)
     if errors:
       raise errors[0]

@@ -26,6 +26,7 @@ class TimingOnlyGradient:
 
   computed = 0
   overlap = Overlap.NONE
+  copies = None
 
   def __call__(
     self,

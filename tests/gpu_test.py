@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
-from learning import build, digest, placement
+from learning import build, device_copies, digest, placement
 from tests.support import accelerators, small
 
 pytestmark = pytest.mark.gpu
@@ -39,10 +39,27 @@ class GradientTest(parameterized.TestCase):
     return [np.asarray(leaf, np.float64) for leaf in leaves]
 
 
+class CopiesTest(absltest.TestCase):
+  def test_gradients_come_through_pinned_memory_unchanged(self):
+    copies = device_copies.find_copies()
+    self.assertIsInstance(copies, device_copies.PinnedCopies)
+    arrays = [jax.numpy.arange(size, dtype='float32') for size in (1, 2**20)]
+    for copy, array in zip(copies.start_to_host(arrays), arrays, strict=True):
+      self.assertEqual(copy.sharding.memory_kind, device_copies.PINNED)
+      on_host = copies.wait_for_host(copy)
+      np.testing.assert_array_equal(on_host, np.asarray(array))
+      (back,) = copies.start_to_device([on_host])
+      copies.wait_for_device(back)
+      self.assertEqual(back.devices(), array.devices())
+      np.testing.assert_array_equal(back, array)
+
+
 class RunTest(absltest.TestCase):
   def test_equal_runs_have_equal_digests_and_accounts(self):
     (one, account), (other, again) = (small.execute() for _ in range(2))
-    states = [run.runtime.lead.holder.learner.state() for run in (one, other)]
+    states = [
+      run.runtime.coordinator.store.learner.state() for run in (one, other)
+    ]
     self.assertEqual(*map(digest.digest, states))
     self.assertEqual(small.timeless(account), small.timeless(again))
 

@@ -3,9 +3,15 @@
   python -m bench.gpu.copying [--mib=64] [--seconds=1]
 
 The process writes a line when it is ready and waits for a line, so that several
-processes start together.  It then writes a line of JSON: bytes per second of
-one large copy to the host (`whole`), of buckets of 1 MiB whose copies all start
-before the first one is awaited (`buckets`), and to the device (`to_device`).
+processes start together.  It then writes a line of JSON with bytes per second:
+
+  whole      one large copy to the host
+  buckets    copies of 1 MiB to the host, all started before the first wait
+  pageable   the same without pinned memory
+  to_device  one large copy to the device
+
+and whether the first, second and last use pinned memory (`pinned`), as training
+does where the device allows it: see learning/device_copies.py.
 """
 
 import argparse
@@ -18,6 +24,13 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from learning.device_copies import (
+  DeviceCopies,
+  PageableCopies,
+  PinnedCopies,
+  find_copies,
+)
 
 _BUCKET = 2**18  # Float32 numbers, 1 MiB.
 
@@ -39,10 +52,12 @@ def main(argv: list[str] | None = None) -> None:
     return [numbers + k for k in range(flags.mib)]
 
   host = np.zeros(flags.mib * _BUCKET, np.float32)
+  fastest = find_copies()
   calls = {
-    'whole': lambda: _to_host_s(whole),
-    'buckets': lambda: _to_host_s(buckets),
-    'to_device': lambda: _to_device_s(host),
+    'whole': lambda: _to_host_s(fastest, whole),
+    'buckets': lambda: _to_host_s(fastest, buckets),
+    'pageable': lambda: _to_host_s(PageableCopies(), buckets),
+    'to_device': lambda: _to_device_s(fastest, host),
   }
   for call in calls.values():
     call()  # Compiles.
@@ -56,23 +71,25 @@ def main(argv: list[str] | None = None) -> None:
   rates = {
     name: host.nbytes / statistics.median(times) for name, times in took.items()
   }
-  print(json.dumps(rates), flush=True)
+  is_pinned = isinstance(fastest, PinnedCopies)
+  print(json.dumps({**rates, 'pinned': is_pinned}), flush=True)
 
 
-def _to_host_s(make: Callable[[jax.Array], Sequence[jax.Array]]) -> float:
-  """Returns the seconds of a copy of new arrays to the host."""
+def _to_host_s(
+  copies: DeviceCopies, make: Callable[[jax.Array], Sequence[jax.Array]]
+) -> float:
+  """Returns the seconds in which new arrays come into a buffer of the host."""
   arrays = jax.block_until_ready(make(jnp.float32(0)))
   start = time.perf_counter()
-  for array in arrays:
-    array.copy_to_host_async()
-  for array in arrays:
-    np.array(array)  # On CPUs np.asarray would not copy.
+  for copy in copies.start_to_host(arrays):
+    np.array(copies.wait_for_host(copy))
   return time.perf_counter() - start
 
 
-def _to_device_s(host: np.ndarray) -> float:
+def _to_device_s(copies: DeviceCopies, host: np.ndarray) -> float:
+  """Returns the seconds of a copy to the device."""
   start = time.perf_counter()
-  jax.block_until_ready(jax.device_put(host, may_alias=False))
+  copies.wait_for_device(copies.start_to_device([host]))
   return time.perf_counter() - start
 
 

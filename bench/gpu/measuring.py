@@ -24,6 +24,7 @@ from bench.gpu.processes import Context, Stepper
 from cluster.process import devices, roles
 from outputs import checkpoints
 from tools import same
+from tools.reading import traffic
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PART_S = 0.5  # Duration of a turn of steps.
@@ -379,6 +380,7 @@ def _ring(context: Context) -> None:
     for each in rates
   )
   context.report('copy to host', min(ratios), detail)
+  _report_pinned(context, rates)
   to_device = sum(each['to_device'] for each in rates) / 1e9
   context.report('copy to device', to_device, 'sum of both')
   fields = _real(
@@ -388,21 +390,42 @@ def _ring(context: Context) -> None:
     fields |= {**_TINY, 'epochs': 0.5}
     del fields['model.vgg.width']
   took: dict[bool, list[float]] = {True: [], False: []}
+  exposed: dict[bool, list[float]] = {True: [], False: []}
   for turn, overlap in enumerate((True, False, True)):
     run_fields = {**fields, 'route.overlap': overlap}
     folder = processes.launch(context, f'run{turn}', run_fields, workers=2)
     took[overlap].append(routes.iteration_s(folder))
+    exposed[overlap].append(traffic.longest_epoch(folder).mean('push_s'))
   summary = json.loads((folder / 'summary.json').read_text())
-  ratio = statistics.mean(took[True]) / took[False][0]
-  overlapped, separate = (
-    ' and '.join(f'{1e3 * s:.3g} ms' for s in took[overlap])
-    for overlap in (True, False)
-  )
-  context.report('overlap time', ratio, f'{overlapped} over {separate}')
+  for row, seconds in (
+    ('overlap time', took),
+    ('exposed communication', exposed),
+  ):
+    ratio = statistics.mean(seconds[True]) / seconds[False][0]
+    overlapped, separate = (
+      ' and '.join(f'{1e3 * s:.3g} ms' for s in seconds[overlap])
+      for overlap in (True, False)
+    )
+    context.report(row, ratio, f'{overlapped} over {separate}')
   kind = summary['overlap']
   context.report('overlap', float(kind != 'none'), f'of sending and {kind}')
   difference, _ = _recompute(context, folder)
   context.report('recompute', difference)
+
+
+def _report_pinned(
+  context: Context, rates: Sequence[Mapping[str, float]]
+) -> None:
+  """Reports the gain of pinned memory, on devices that can copy to it."""
+  if not any(each['pinned'] for each in rates):
+    context.report('pinned memory', None, 'the device has no pinned memory')
+    return
+  ratios = [each['buckets'] / each['pageable'] for each in rates]
+  detail = ', '.join(
+    f'{each["buckets"] / 1e9:.2f} over {each["pageable"] / 1e9:.2f} GB/s'
+    for each in rates
+  )
+  context.report('pinned memory', min(ratios), detail)
 
 
 def _copies(context: Context) -> list[dict[str, float]]:

@@ -173,6 +173,13 @@ JOBS = (
         sized=True,
       ),
       Row(
+        'pinned memory',
+        'rate of 1 MiB buckets to pinned memory over that to other memory, 2 '
+        'processes at a time',
+        Aim(least=1.0),
+        sized=True,
+      ),
+      Row(
         'copy to device',
         'GB/s to the device, 2 processes at a time',
         Aim(least=3.0),
@@ -181,6 +188,12 @@ JOBS = (
       Row(
         'overlap time',
         'step time of a ring of 2 processes with overlap over without',
+        Aim(most=1.0),
+        sized=True,
+      ),
+      Row(
+        'exposed communication',
+        'exposed communication of a step with overlap over without',
         Aim(most=1.0),
         sized=True,
       ),

@@ -45,7 +45,9 @@ _REQUIRED = {
   },
   'ring': {
     'copy to host': Aim(least=0.5),
+    'pinned memory': Aim(least=1.0),
     'copy to device': Aim(least=3.0),
+    'exposed communication': Aim(most=1.0),
     'overlap': Aim(1, 1),
   },
   'sweep': {'finished': Aim(1, 1), 'compiled again': Aim(0, 0)},

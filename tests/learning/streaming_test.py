@@ -17,6 +17,7 @@ from flax import nnx
 
 from data.dataset import Split
 from learning import compilations
+from learning.device_copies import PageableCopies
 from learning.gradient import TaskGradient
 from learning.gradient_buffer import BucketFiller
 from learning.layout import Layout
@@ -114,39 +115,24 @@ def _in_a_process(**environ):
   return json.loads(done.stdout.splitlines()[-1])
 
 
-class _DelayedCopy:
-  """Leaf on an accelerator, whose copy to the host a test can delay."""
+class _DelayedCopies(PageableCopies):
+  """Copies that a test can delay, with a log of their starts and ends."""
 
-  def __init__(self, leaf, array, log, may_land):
-    self.leaf, self.array = leaf, np.asarray(array)
-    self.log, self.may_land = log, may_land
+  def __init__(self, order, log, may_land):
+    self.order, self.log, self.may_land = order, log, may_land
 
-  def copy_to_host_async(self):
-    """Requests the copy."""
-    self.log.append(('request', self.leaf))
+  def start_to_host(self, arrays):
+    """Starts the copies of all leaves."""
+    self.log += [('request', leaf) for leaf in self.order]
+    return [*zip(self.order, arrays, strict=True)]
 
-  def __array__(self, dtype=None, copy=None):
-    """Waits for the copy."""
-    if not self.may_land[self.leaf].wait(10):
-      raise AssertionError(f'Leaf {self.leaf} was waited for too early.')
-    self.log.append(('land', self.leaf))
-    return self.array
-
-
-def _with_copies(gradient, log, may_land):
-  """Returns a factory of gradients that must be copied to the host."""
-  sum_parts = gradient.sum_parts
-
-  def wrapped(params, parts):
-    payload, loss = sum_parts(params, parts)
-    leaves, tree = jax.tree.flatten(payload.gradient)
-    copied = [
-      _DelayedCopy(leaf, array, log, may_land)
-      for leaf, array in enumerate(leaves)
-    ]
-    return payload._replace(gradient=jax.tree.unflatten(tree, copied)), loss
-
-  return mock.patch.object(gradient, 'sum_parts', wrapped)
+  def wait_for_host(self, copy):
+    """Waits for the copy of a leaf."""
+    leaf, array = copy
+    if not self.may_land[leaf].wait(10):
+      raise AssertionError(f'Leaf {leaf} was waited for too early.')
+    self.log.append(('land', leaf))
+    return np.asarray(array)
 
 
 def _layout(gradient, bucket_bytes=0.0):
@@ -313,7 +299,10 @@ class AcceleratorTest(parameterized.TestCase):
     self.assertGreater(len(buckets), 4)
     log, may_land = [], [threading.Event() for _ in layout.order]
     streaming = StreamingGradient(
-      gradient, [each.leaves for each in layout.buckets], overlap=True
+      gradient,
+      [each.leaves for each in layout.buckets],
+      overlap=True,
+      copies=_DelayedCopies(layout.order, log, may_land),
     )
     vector = np.zeros(layout.size, np.float32)
 
@@ -326,8 +315,7 @@ class AcceleratorTest(parameterized.TestCase):
       may_land[leaf].set()
     filling = BucketFiller(layout, vector, ready)
     call = {'worker': 1, 'iteration': 7, 'sink': filling}
-    with _with_copies(gradient, log, may_land):
-      stats, loss = streaming.stream(gradient.task.params, ((0, 7),), **call)
+    stats, loss = streaming.stream(gradient.task.params, ((0, 7),), **call)
     filling.finish(stats, [loss])
 
     self.assertNotEqual(layout.order, tuple(sorted(layout.order)))
@@ -348,15 +336,17 @@ class AcceleratorTest(parameterized.TestCase):
     for event in may_land:
       event.set()
     streaming = StreamingGradient(
-      gradient, [each.leaves for each in layout.buckets], overlap=False
+      gradient,
+      [each.leaves for each in layout.buckets],
+      overlap=False,
+      copies=_DelayedCopies(layout.order, log, may_land),
     )
     vector = np.zeros(layout.size, np.float32)
     filling = BucketFiller(
       layout, vector, lambda number: log.append(('send', number))
     )
     call = {'worker': 0, 'iteration': 0, 'sink': filling}
-    with _with_copies(gradient, log, may_land):
-      streaming.stream(gradient.task.params, ((0, 4),), **call)
+    streaming.stream(gradient.task.params, ((0, 4),), **call)
     kinds = [kind for kind, _ in log]
     count = len(layout.order)
     self.assertEqual(kinds[: 2 * count], ['request'] * count + ['land'] * count)

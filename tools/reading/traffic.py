@@ -118,6 +118,17 @@ class MembershipEpoch(NamedTuple):
     """Number of recorded iterations."""
     return sum(window.iterations for window in self.windows)
 
+  def mean(self, phase: str) -> float:
+    """Returns the mean seconds of a phase in an iteration.
+
+    Args:
+      phase: 'compute_s', 'wait_s' or 'push_s', as of `TrafficWindow`.
+    """
+    windows = self.windows
+    parts = (w.iterations * (getattr(w, phase) or 0.0) for w in windows)
+    seconds: float = sum(parts) / max(self.iterations, 1)
+    return seconds
+
   def sum_links(self) -> dict[Ends, Link]:
     """Returns the traffic of each link in all windows.
 
@@ -204,7 +215,7 @@ def describe(epoch: MembershipEpoch) -> str:
     f'{count} iterations of {len(epoch.members)} workers in a membership '
     'epoch; means of an iteration over workers: '
     + ', '.join(
-      f'{name} {_mean(epoch, phase):.3g} s'
+      f'{name} {epoch.mean(phase):.3g} s'
       for name, phase in (
         ('compute', 'compute_s'),
         ('waiting', 'wait_s'),
@@ -223,14 +234,6 @@ def describe(epoch: MembershipEpoch) -> str:
   if not epoch.plan:
     lines.append(f'  {epoch.reason}.')
   return '\n'.join(lines)
-
-
-def _mean(epoch: MembershipEpoch, phase: str) -> float:
-  """Returns the mean seconds of a phase in an iteration."""
-  windows = epoch.windows
-  parts = (w.iterations * (getattr(w, phase) or 0.0) for w in windows)
-  seconds: float = sum(parts) / max(epoch.iterations, 1)
-  return seconds
 
 
 def parse_epoch(row: Mapping[str, Any], path: pathlib.Path) -> MembershipEpoch:

@@ -111,6 +111,7 @@ class Executor:
     try:
       lane = Lane(
         f'executor-{index}',
+        after_flush=self._advance,
         tick=self._tick,
         on_error=self._fail,
         on_exit=self._finish,
@@ -301,6 +302,7 @@ class Executor:
 
     return Lane(
       f'executor-{self._index}-{number}',
+      after_flush=self._advance,
       tick=lambda: None,
       on_error=post_failure,
       on_exit=post_failure,
@@ -310,6 +312,12 @@ class Executor:
     self, loop: SocketLoop, membership: Membership, roles: Roles, on_end: OnEnd
   ) -> MembershipConnections:
     return MembershipConnections(loop, membership, roles, self._index, on_end)
+
+  def _advance(self) -> None:
+    """Wakes the caller that waits for a bucket; in the thread of any lane."""
+    future = self._future
+    if isinstance(future, Reduction):
+      future.advance()
 
   # The methods below run in the thread of the first lane.
 

@@ -45,16 +45,25 @@ class Lane:
     self,
     name: str,
     *,
+    after_flush: Callable[[], None],
     tick: Callable[[], None],
     on_error: Callable[[Exception], None],
     on_exit: Callable[[Exception | None], None],
   ):
-    """Starts the thread; arguments as of `SocketLoop`.
+    """Starts the thread; other arguments as of `SocketLoop`.
+
+    Args:
+      name: Name of the thread.
+      after_flush: Called after some events, once chunks were sent.
+      tick: As of `SocketLoop`.
+      on_error: As of `SocketLoop`.
+      on_exit: As of `SocketLoop`.
 
     Raises:
       OSError: If the process has no descriptors or threads left.
     """
     self.connections: MembershipConnections | None = None
+    self._after_flush = after_flush
     self.loop = SocketLoop(
       name,
       after_events=self._flush,
@@ -69,6 +78,7 @@ class Lane:
   def _flush(self) -> None:
     if self.connections:
       self.connections.flush()
+    self._after_flush()
 
 
 class MembershipLanes:

@@ -61,6 +61,9 @@ class Reduction(_Future):
     self._exchanges = exchanges
     self._mark_ready = mark_ready
     self._unready = set(range(len(exchanges[0].program.bucket_chunks)))
+    # Bucket that `wait_for_bucket` waits for; None if it does not run.
+    self._awaited: int | None = None
+    self._progressed = threading.Condition()
 
   @property
   def steps(self) -> int:
@@ -97,6 +100,45 @@ class Reduction(_Future):
     require(known, 'index', 'a bucket that was not ready before', index)
     self._unready.discard(index)
     self._mark_ready(index)
+
+  def end(self, error: Exception | None) -> None:
+    """Ends the allreduce and wakes its waiters; called by the executor."""
+    super().end(error)
+    with self._progressed:
+      self._progressed.notify_all()
+
+  def advance(self) -> None:
+    """Wakes the waiter for a bucket that has its sums; for the lanes."""
+    awaited = self._awaited
+    if awaited is not None and self._is_summed(awaited):
+      with self._progressed:
+        self._progressed.notify_all()
+
+  def wait_for_bucket(self, index: int) -> None:
+    """Waits until a bucket, and all before it, have their sums.
+
+    They may be read from then on, but still belong to the executor, which may
+    yet have to send them.  For one thread at a time.
+
+    Args:
+      index: Index of the bucket.
+
+    Raises:
+      TransportError: As of `wait`.
+    """
+    self._awaited = index
+    with self._progressed:
+      self._progressed.wait_for(lambda: self.ended or self._is_summed(index))
+    self._awaited = None
+    if self.error is not None:
+      raise self.error
+
+  def _is_summed(self, index: int) -> bool:
+    """Returns whether a bucket and all before it have their sums."""
+    return all(
+      each.low >= each.program.bucket_chunks[index][1]
+      for each in self._exchanges
+    )
 
   def wait(self, timeout_s: float | None = None) -> None:
     """Waits until the buffer has all sums; it is the caller's again then.

@@ -6,16 +6,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from cluster.allreduce.executor import membership
 from cluster.allreduce.executor.executor import Executor, Reduction, Usage
+from cluster.allreduce.sums.bucket_return import BucketReturn
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.network import memory
 from cluster.network.messages import ConnectMembers
 from cluster.network.port import Port
 from cluster.speed.layers import Bucket
 from data.stream import Ranges
+from learning.device_copies import DeviceCopies
 from learning.gradient_buffer import BucketFiller
 from learning.layout import FLOAT32, Layout
 from learning.learning import Learner, Streaming
@@ -31,7 +34,8 @@ class HostReducer:
   copies them into one of two buffers.  Each bucket that is full is marked as
   ready (`Reduction.ready`), which lets the executor send it.  `finish` fills
   the last bucket, `total` waits for the sum, and `apply` gives it to the
-  learner.
+  learner.  On an accelerator, each bucket goes back to the device as soon as it
+  is summed, while later ones are still summed.
   """
 
   can_abandon = True
@@ -73,6 +77,7 @@ class HostReducer:
       self._ranges = list(itertools.pairwise(cuts))
       self._dtypes = [*[first] * len(simulated_parts), *self._dtypes[1:]]
     self._gradient, self._layout = gradient, layout
+    self._returned: BucketReturn | None = None
     self._executor_arguments: dict[str, Any] = {
       'port': port,
       'timeout_s': timeout_s,
@@ -158,6 +163,9 @@ class HostReducer:
   ) -> tuple[float | None, bool]:
     """Computes a gradient, and sends each bucket once it is full."""
     del stage
+    if self._returned:  # Of a sum that has failed or was skipped.
+      self._returned.wait()
+      self._returned = None
     self._vectors.reverse()
     vector = self._vectors[0]
     reduction = self._begin_sum(
@@ -228,6 +236,8 @@ class HostReducer:
     if reduction is None:
       raise RuntimeError('Expected a sum that is under way, got none.')
     try:
+      if self._gradient.copies:
+        self._return_buckets(reduction, self._gradient.copies)
       reduction.wait()
     finally:
       self._progress = 0, None  # The next iteration counts from 0.
@@ -235,11 +245,27 @@ class HostReducer:
       self._vectors[0]
     ).tolist(), reduction.finite
 
+  def _return_buckets(self, reduction: Reduction, copies: DeviceCopies) -> None:
+    """Starts the copy of each bucket to the device once it has its sums."""
+    self._returned = BucketReturn(self._layout, self._vectors[0], copies)
+    for bucket in range(len(self._layout.buckets)):
+      reduction.wait_for_bucket(bucket)
+      self._returned.start(bucket)
+
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Applies the summed buffer to the learner."""
-    learner.apply_buffer(
-      self._layout, self._vectors[0], examples=examples, pushes=pushes
-    )
+    returned, self._returned = self._returned, None
+    if returned is None:
+      learner.apply_buffer(
+        self._layout, self._vectors[0], examples=examples, pushes=pushes
+      )
+      return
+    returned.wait()
+    update = learner.version
+    learner.add(update, returned.payload(), examples, pushes=pushes)
+    learner.commit(update)
+    # The next computation's time is measured without the update.
+    jax.block_until_ready((learner.params, learner.stats))
 
   def collect(self, version: int) -> None:
     """Returns at once: there are no residuals."""
