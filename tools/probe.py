@@ -32,7 +32,8 @@ their ends and the links of groups between them, `latency_s`, `shortfalls`,
 
 A test counts --seconds, or up to 4 times that if rates are not stable before;
 less if the tests of pairs would take more than .45 of --limit_s.  It starts
-half as long before; from `again` on it counts 3 times that.  H hosts need at
+half as long before; from `again` on it counts 3 times that, but such windows
+are not longer than .3 s or --seconds.  H hosts need at
 most H (H - 1) + 3 H tests, or 2 H + 22 if there are more than 8.  If these
 tests suggest shared links, further ones follow: `all` shows which hosts may be
 behind one link, `group` tests each such set twice, of at most H - 2 sets, and

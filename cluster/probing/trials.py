@@ -46,9 +46,10 @@ _STARS = 4, 16  # Hosts of a star; the larger ones if that is too few.
 _MOST_HUBS = 40  # Largest number of further tests of stars, at each size.
 _MOST_AGAIN = 8  # Largest number of rounds of slow pairs.
 _MOST_BOTH = 8  # Largest number of rounds in both directions beyond `_ALONE`.
-# Factors of the seconds of some kinds of test: on links with deep queues, TCP
-# takes long to find its rate beside traffic of the other direction.
-_LONGER = dict.fromkeys(('both', 'all', 'group', 'near', 'again'), 3)
+# Kinds with windows of 3 times the length, up to a length: on links with deep
+# queues, TCP takes long to find its rate beside traffic of the other direction.
+_LONG_KINDS = frozenset({'again', 'both', 'all', 'group', 'near'})
+_LONGER, _LONG_S = 3, 0.3
 # Slow start takes round trips: a transfer is counted for this many one-way
 # latencies at least, up to a longest time.
 _ONE_WAYS, _LONGEST_S = 16, 1.0
@@ -255,7 +256,8 @@ def explore(
   for number, group in enumerate(suspects):
     if spent() >= _GROUPS:
       left = [len(each) for each in suspects[number:]]
-      log(f'Time limit: links of sets of {left} hosts are known by other tests')
+      log(f'Time limit: sets of {left} hosts are not tested for shared links')
+      del suspects[number:]
       break
     for pairs in shared.choose_loads(group, rates):
       run_more('group', pairs)
@@ -297,12 +299,12 @@ def measure(
 
     N (1.5 w + .04 s + .015 s) <= .45 L
 
-  A test lasts 1.5 w + .04 s, of some kinds 4.5 w + .04 s, or if the latency is
-  more than w / 16, 24 times that, up to 1.5 s; and 8 to 10 latencies for orders
-  and connections.  Without failures no test begins after L, but the first one
-  of each host.  With N = 126 for 64 hosts and L = 30 s, w is at most .035 s.  A
-  failed test takes up to the timeouts of the client, and `tries` of them end
-  the measurement.
+  A test lasts 1.5 w + .04 s, where w is 3 times as long for some kinds of test,
+  up to .3 s, and at least 16 latencies, up to 1 s; and up to 14 latencies for
+  orders and connections.  Without failures no test begins after L, but the
+  first one of each host.  With N = 126 for 64 hosts and L = 30 s, w is at most
+  .035 s.  A failed test takes up to the timeouts of the client, and `tries` of
+  them end the measurement.
 
   Args:
     client: Sends orders, which the processes execute by `carry_out`.
@@ -347,9 +349,9 @@ def measure(
     }
     latency_s.update(pings)
     far_s = max(latency_s.get(pair, 0.0) for pair in test.pairs)
-    test_s = max(
-      window_s * _LONGER.get(test.kind, 1), min(_ONE_WAYS * far_s, _LONGEST_S)
-    )
+    if test.kind in _LONG_KINDS:
+      window_s = max(window_s, min(_LONGER * window_s, _LONG_S))
+    test_s = max(window_s, min(_ONE_WAYS * far_s, _LONGEST_S))
     order = TransferFor(test_s)
     whole_s = transfers.duration_s(test_s)
     answers = client.ask([order] * hosts, limit_s=whole_s)
