@@ -1,7 +1,8 @@
 """Measures the links between the hosts of a run: a cluster graph as JSON.
 
   python -m tools.launch --workers=4 --module=tools.probe -- --out=cluster.json
-    [--seconds=0.5] [--streams=1] [--tolerance=0.1] [--config.cluster.FIELD=...]
+    [--seconds=0.5] [--limit_s=30] [--streams=1] [--tolerance=0.1]
+    [--config.cluster.FIELD=...]
   srun --ntasks-per-node=1 python -m tools.probe --workdir=runs/probe
     --config.cluster.workers=4 --config.cluster.interface=eth0
 
@@ -18,21 +19,30 @@ their ends and the links of groups between them, `latency_s`, `shortfalls`,
 
   pairs   one host to another, alone; with more than 8 hosts together with other
           pairs, no two with a host in common.  Before it, half a round trip
-  up      one host to all others
-  down    all others to one host
-  both    pairs without a host in common, both ways, all at once
+  up      one host to all others; with more than 8 hosts, to those of its star,
+          while the other stars do the same: hosts that this does not fill are
+          tested with more others
+  down    others to one host, in the same way
+  again   slow pairs, if there are few
+  both    pairs without a host in common, both ways, all at once; at most 8 such
+          rounds with more than 8 hosts
   all     all hosts to all others
   group   some hosts to all others, or all others to them, one to one
   near    half of all hosts to those that they reach best
 
-A test counts --seconds, after a start of half as many; from `both` on 3 times
-that.  H hosts need at most H (H - 1) + 3 H tests, or 5 H if there are more than
-8.  If these tests suggest shared links, further ones follow: `all` shows which
-hosts may be behind one link, `group` tests each such set twice, of at most
-H - 2 sets, and `near` runs up to 3 times.  A set is a group if its link carries
-less, by twice the tolerance, than all else explains, and `near` is not as slow.
-A group is found if the joint traffic of about half of its hosts exceeds its
-link.
+A test counts --seconds, or up to 4 times that if rates are not stable before;
+less if the tests of pairs would take more than .45 of --limit_s.  It starts
+half as long before; from `again` on it counts 3 times that, but such windows
+are not longer than .3 s or --seconds.  H hosts need at
+most H (H - 1) + 3 H tests, or 2 H + 22 if there are more than 8.  If these
+tests suggest shared links, further ones follow: `all` shows which hosts may be
+behind one link, `group` tests each such set twice, of at most H - 2 sets, and
+`near` runs up to 3 times.  A set is a group if its link carries less, by twice
+the tolerance, than all else explains, and `near` is not as slow.  A group is
+found if the joint traffic of about half of its hosts exceeds its link.
+
+No test begins after --limit_s, but the first of each host.  Tests that have to
+be left out are logged; pairs without one count as fast as their hosts.
 
 A rate is the best of all tests.  A pair that is slower than that in `both`, by
 twice the tolerance, and shares no link of a group, is listed in `shortfalls`,
@@ -93,6 +103,7 @@ class Setup:
     timeout_s: Silence of a process after which it counts as lost, seconds.
     start_s: Seconds within which all processes must have connected.
     seconds: Seconds for which each transfer is counted.
+    limit_s: Time limit of all tests, seconds.
     streams: Connections of each transfer.
     tolerance: Relative error of rates.
     out: File for the graph.
@@ -106,14 +117,17 @@ class Setup:
   timeout_s: float
   start_s: float
   seconds: float
+  limit_s: float
   streams: int
   tolerance: float
   out: pathlib.Path
 
   def __post_init__(self) -> None:
     require(self.hosts > 1, 'config.cluster.workers', 'at least 2', self.hosts)
-    finite = 0 < self.seconds < float('inf')
-    require(finite, '--seconds', 'more than 0', self.seconds)
+    for flag in ('seconds', 'limit_s'):
+      value = getattr(self, flag)
+      finite = 0 < value < float('inf')
+      require(finite, f'--{flag}', 'more than 0', value)
     require(self.streams > 0, '--streams', 'at least 1', self.streams)
     valid = 0 <= self.tolerance < 1
     expected = 'at least 0 and less than 1'
@@ -156,6 +170,7 @@ def probe(setup: Setup) -> str:
           leader,
           leader.gather(),
           seconds=setup.seconds,
+          limit_s=setup.limit_s,
           streams=setup.streams,
           tolerance=setup.tolerance,
           log=functools.partial(print, flush=True),
@@ -273,6 +288,7 @@ def _setup(values: Any) -> Setup:
     timeout_s=config.timeout_s,
     start_s=config.start_s,
     seconds=values.seconds,
+    limit_s=values.limit_s,
     streams=values.streams,
     tolerance=values.tolerance,
     out=out,
@@ -331,6 +347,7 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_float(
     'seconds', 0.5, 'Seconds of each transfer that are counted.'
   )
+  flags.DEFINE_float('limit_s', trials.LIMIT_S, 'Seconds of all tests.')
   flags.DEFINE_integer('streams', 1, 'TCP connections of each transfer.')
   flags.DEFINE_float('tolerance', 0.1, 'Relative error of a rate.')
   flags.DEFINE_string('role', '', 'Role of this process: worker:2.')

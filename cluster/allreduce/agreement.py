@@ -75,7 +75,8 @@ class Agreement:
   @property
   def differing(self) -> list[int]:
     """Members whose state is not the reference, ascending."""
-    return [k for k in self._members if k not in self.reference]
+    reference = {*self.reference}
+    return [k for k in self._members if k not in reference]
 
   @property
   def corrupt(self) -> list[int]:

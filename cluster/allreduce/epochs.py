@@ -123,11 +123,12 @@ class MembershipEpochs:
   @property
   def newcomers(self) -> list[int]:
     """Workers that are ready and admitted, but not members yet."""
+    members = {*self.rendezvous.members}
     return [
       index
       for index, member in enumerate(self._members)
       if member.stream
-      and index not in self.rendezvous.members
+      and index not in members
       and self.rendezvous.admits(index)
     ]
 

@@ -367,7 +367,8 @@ class Rendezvous:
 
   def _find_reachable(self, index: int, holders: Iterable[int]) -> list[int]:
     """Returns those of some members to which another one can connect."""
-    return [k for k in holders if (k, index) not in self._failed.avoided_pairs]
+    avoided = self._failed.avoided_pairs
+    return [k for k in holders if (k, index) not in avoided]
 
   def _assign_source(self, index: int, version: int) -> tuple[int, str] | None:
     """Returns rank and address of a member's source; None if it needs none.
@@ -421,7 +422,8 @@ class Rendezvous:
     pairs = [
       (workers[a], workers[b]) for a, b in sorted(self._failed.avoided_pairs)
     ]
-    absent = [w for k, w in enumerate(workers) if k not in self.members]
+    present = {*self.members}
+    absent = [w for k, w in enumerate(workers) if k not in present]
     try:
       links = pruned.remove(cluster, workers=absent, pairs=pairs)
     except ValueError as error:
@@ -480,11 +482,12 @@ class Rendezvous:
 
   def _exclude_most_disconnected(self, error: Exception) -> Exception:
     """Excludes the member with the most lost connections; returns an error."""
+    present = {*self.members}
     counts = collections.Counter(
       index
       for pair in self._failed.avoided_pairs
       for index in pair
-      if index and {*pair} <= {*self.members}
+      if index and present.issuperset(pair)
     )
     if not counts:
       return Unmendable(str(error))

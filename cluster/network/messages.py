@@ -871,11 +871,9 @@ class TransferFor(Message, frozen=True):
 
   Attributes:
     seconds: Seconds for which arriving bytes are counted.
-    late_s: Seconds by which another process may begin later.
   """
 
   seconds: Seconds
-  late_s: Seconds
 
 
 Probe = OpenEndpoint | CloseEndpoint | MeetPeers | OpenTransfers | TransferFor

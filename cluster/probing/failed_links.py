@@ -95,13 +95,13 @@ class FailedLinks:
       members: Workers that are alive.  A connection between two of them was
         lost because of the link; any other, because a worker has left.
     """
-    now = self._clock()
+    now, present = self._clock(), {*members}
     for pair, each in self._failures.items():
-      if each.is_out and now >= each.retry_s and {*pair} <= {*members}:
+      if each.is_out and now >= each.retry_s and present.issuperset(pair):
         logging.info('%s again.', _describe(pair, 'tried'))
         each.is_out, each.on_trial = False, True
     for pair in sorted(self._suspects):
-      if {*pair} <= {*members}:
+      if present.issuperset(pair):
         before = self._failures.get(pair)
         if pair in self._doubted or (before and before.on_trial):
           self._fail(pair, before, now)
@@ -154,10 +154,10 @@ class FailedLinks:
 
   def failed_worker(self, members: Collection[int]) -> int | None:
     """Returns a member whose own executor has failed; None if there is none."""
-    for (a, b), each in sorted(self._failures.items()):
-      if a == b and a in members and each.is_out:
-        return a
-    return None
+    failed = [
+      a for (a, b), each in self._failures.items() if a == b and each.is_out
+    ]
+    return min({*failed}.intersection(members), default=None)
 
   def exclude(self, worker: int) -> None:
     """Excludes a worker until the first of its failed links may be retried."""
@@ -174,9 +174,9 @@ class FailedLinks:
 
   def due(self, members: Collection[int]) -> Pair | None:
     """Returns a link between members whose backoff is over; None for none."""
-    now = self._clock()
+    now, present = self._clock(), {*members}
     for pair, each in self._failures.items():
-      if each.is_out and now >= each.retry_s and {*pair} <= {*members}:
+      if each.is_out and now >= each.retry_s and present.issuperset(pair):
         return pair
     return None
 

@@ -255,7 +255,6 @@ class _Survey:
         seconds=trials.QUICK_S,
         tolerance=TOLERANCE,
         tests=tests,
-        late_s=trials.QUICK_LATE_S,
         tries=_TEST_TRIES,
         log=logging.info,
       )

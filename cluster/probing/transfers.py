@@ -13,6 +13,7 @@ import hmac
 import os
 import queue
 import socket
+import ssl
 import struct
 import time
 from collections import Counter
@@ -32,14 +33,21 @@ from cluster.network.port import Port
 PROBES = 'probes'  # Service of endpoints.
 _HELLO = struct.Struct('!16sII')  # Key, number of the test, sender.
 _READ = 2**20
+# `tcpi_bytes_received` of `struct tcp_info` (Linux 4.1).
+_RECEIVED, _RECEIVED_AT = struct.Struct('=Q'), 128
 _LAST = b'\1'  # Last byte of a transfer; it occurs nowhere else in one.
-_BLOCK = os.urandom(2**16).replace(_LAST, b'\0')
+# Calls of blocks of 64 KiB, and not the link, would limit transfers beyond 3
+# GB/s.  TLS encrypts all of a block before it looks at the time.
+_BLOCK = memoryview(os.urandom(2**20).replace(_LAST, b'\0'))
+_TLS_BLOCK = _BLOCK[: 2**16]
 # Bytes that may wait in the kernel to be sent: buffers of megabytes would keep
 # slow links busy for seconds after a test.
 _UNSENT = 2**16
-LATE_S = 0.1  # Greatest delay between the starts of two processes in a test.
-_PINGS = 20
-PINGS_S = 1.0  # Time limit of all pings of a connection.
+LATE_S = 0.04  # Greatest delay between the starts of two processes in a test.
+# Pings of a connection: their number, unless they take longer than a time, but
+# a few in any case; and a limit of all.
+_PINGS, _PINGING_S, _FEWEST_PINGS = 20, 0.01, 3
+PINGS_S = 1.0
 
 
 class Broken(Exception):
@@ -64,14 +72,13 @@ class Peer(NamedTuple):
   port: int
 
 
-def duration_s(seconds: float, late_s: float = LATE_S) -> float:
+def duration_s(seconds: float) -> float:
   """Returns the duration of a transfer, seconds.
 
   Args:
     seconds: Length of the window in which arriving bytes are counted.
-    late_s: Greatest delay between the starts of two processes.
   """
-  return 1.5 * seconds + late_s
+  return 1.5 * seconds + LATE_S
 
 
 class Endpoint:
@@ -178,15 +185,12 @@ class Endpoint:
         shortest[peer] = min(shortest.get(peer, one_way_s), one_way_s)
     return shortest
 
-  def transfer(
-    self, seconds: float, late_s: float = LATE_S
-  ) -> dict[int, float]:
+  def transfer(self, seconds: float) -> dict[int, float]:
     """Sends and receives over all connections, and closes them.
 
     Args:
       seconds: Length of the window in which arriving bytes are counted; it
         begins after half of that.
-      late_s: Greatest delay between the starts of two processes.
 
     Returns:
       Bytes per second that have arrived, by sender.
@@ -195,7 +199,7 @@ class Endpoint:
       Broken: If a connection breaks, or is silent for too long.
     """
     start = time.monotonic()
-    whole_s = duration_s(seconds, late_s)
+    whole_s = duration_s(seconds)
     rates: dict[int, float] = collections.defaultdict(float)
     threads = len(self._out) + len(self._in)
     with concurrent.futures.ThreadPoolExecutor(threads or 1) as pool:
@@ -218,9 +222,10 @@ class Endpoint:
     return dict(rates)
 
   def _send(self, peer: int, sock: socket.socket, until: float) -> None:
+    block = _TLS_BLOCK if isinstance(sock, ssl.SSLSocket) else _BLOCK
     with self._naming_peer(peer):
       while time.monotonic() < until:
-        sock.send(_BLOCK)
+        sock.send(block)
       sock.sendall(_LAST)
       sock.shutdown(socket.SHUT_WR)
 
@@ -297,6 +302,7 @@ def _measure_rate_Bps(
 
   The window is from the first arrival after its start to the first one after
   its end, so that it does not matter whether this thread was late for them.
+  The kernel counts the bytes: what a late thread finds waiting has come before.
 
   Args:
     sock: Connection to read from.
@@ -308,16 +314,15 @@ def _measure_rate_Bps(
     OSError: If the connection breaks, or the transfer takes too long.
   """
   buffer = memoryview(bytearray(_READ))
-  got, first, last = 0, None, None
+  first, last = None, None
   ending = b''
   while size := sock.recv_into(buffer):
     now = time.monotonic()
-    got += size
     ending = bytes(buffer[size - 1 : size])
-    if now >= start:
-      first = first or (now, got)
-    if now >= start + seconds:
-      last = last or (now, got)
+    if now >= start and not first:
+      first = now, _count_received(sock)
+    if now >= start + seconds and not last:
+      last = now, _count_received(sock)
     if now > deadline:
       raise TimeoutError('what was sent has not arrived in time')
   if ending != _LAST:
@@ -325,18 +330,29 @@ def _measure_rate_Bps(
   now = time.monotonic()
   if now < start + seconds / 2:
     raise TimeoutError('the transfer had ended before it was measured')
-  first, last = first or (now, got), last or (now, got)
+  if not last:
+    last = now, _count_received(sock)
+  first = first or last
   # A flow of few arrivals has not been a fast one for a moment.
   return (last[1] - first[1]) / max(last[0] - first[0], seconds / 2)
+
+
+def _count_received(sock: socket.socket) -> int:
+  """Returns the bytes that have arrived at a connection, read or not."""
+  size = _RECEIVED_AT + _RECEIVED.size
+  info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+  (count,) = _RECEIVED.unpack_from(info, _RECEIVED_AT)
+  return int(count)
 
 
 def _measure_round_trip_s(sock: socket.socket) -> float:
   """Returns the shortest of several round trips of one byte, seconds."""
   shortest_s = float('inf')
   begin = time.monotonic()
-  for _ in range(_PINGS):
+  for count in range(_PINGS):
     start = time.monotonic()
-    if start > begin + PINGS_S:
+    limit_s = PINGS_S if count < _FEWEST_PINGS else _PINGING_S
+    if start > begin + limit_s:
       break
     sock.sendall(b'\0')
     _receive_exactly(sock, 1)

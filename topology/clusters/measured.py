@@ -112,18 +112,19 @@ def fit(
   is less, as a forest is as fast as the slowest of its links.  Rates are
   decimals of 3 significant digits.  So no rate falls by more than the tolerance
   and the rounding, and none rises by more than 3 %; but a pair without a limit
-  of its own gets the rate of its ends.
+  of its own gets the rate of its ends, as does a pair in whose tests its ends
+  have always sent or received something else, too.
 
   Args:
-    tests: Tests in which each ordered pair has a transfer.
+    tests: Tests in which each host sends and receives.
     hosts: Number of hosts, at least 2.
     tolerance: Relative error of the measurements, at least 0 and below 1.
     groups: Hosts behind shared links, ascending; of any two groups, one is
       within the other, or they are disjoint.
 
   Raises:
-    ValueError: If an argument is out of its range, a rate is not finite, or a
-      pair has no transfer.
+    ValueError: If an argument is out of its range, a rate is not finite, a
+      pair has carried nothing in any of its tests, or a host has no transfer.
   """
   if hosts < 2 or not 0 <= tolerance < 1:
     raise ValueError(
@@ -133,7 +134,9 @@ def fit(
   parties = [*((host,) for host in range(hosts)), *groups]
   sent, received, carried = _collect_rates(tests, hosts, parties)
   ends_Bps = [_best(totals, tolerance) for totals in (*sent, *received)]
-  best = {pair: _best(rates, tolerance) for pair, rates in carried.items()}
+  best = {
+    pair: _best(rates, tolerance) for pair, rates in carried.items() if rates
+  }
   ends_GBps = _snap(ends_Bps, tolerance)
   ups, downs = ends_GBps[: len(parties)], ends_GBps[len(parties) :]
   shared = zip(groups, ups[hosts:], downs[hosts:], strict=True)
@@ -145,11 +148,12 @@ def fit(
   )
   limit = 1 - Fraction(str(tolerance))
   alone = {pair for test in tests if len(test) == 1 for pair in test}
+  paired = {pair for test in tests for pair in _find_paired(test)}
   slow = [
     pair
-    for pair in best
-    if best[pair] < limit * rates.between(*pair) * _GB
-    and (pair in alone or not rates.crossed(*pair))
+    for pair in sorted(paired)
+    if (pair in alone or not rates.crossed(*pair))
+    and best[pair] < limit * rates.between(*pair) * _GB
   ]
   slow_GBps = _snap([best[pair] for pair in slow], tolerance)
   pairs_GBps = {
@@ -158,6 +162,33 @@ def fit(
     if GBps < rates.between(*pair)
   }
   return rates._replace(pairs_GBps=pairs_GBps)
+
+
+def measure_groups(
+  tests: Sequence[Test], groups: Sequence[tuple[int, ...]], *, tolerance: float
+) -> list[Group]:
+  """Returns the rates of groups as `fit` does, but not those of classes.
+
+  Args:
+    tests: Tests; each group sends and receives in some of them.
+    groups: Hosts of each group.
+    tolerance: Relative error of the measurements.
+  """
+  found = []
+  for hosts in groups:
+    within = {*hosts}
+    sent, received = [], []
+    for test in tests:
+      across = [
+        (src in within, rate)
+        for (src, dst), rate in test.items()
+        if (src in within) != (dst in within)
+      ]
+      sent.append(sum(rate for is_out, rate in across if is_out))
+      received.append(sum(rate for is_out, rate in across if not is_out))
+    ways = (Fraction(_best(each, tolerance)) / _GB for each in (sent, received))
+    found.append(Group(hosts, *ways))
+  return found
 
 
 def build_cluster(rates: Rates) -> Cluster:
@@ -276,9 +307,23 @@ def _collect_rates(
         sent[party][-1] += rate
       for party in dst - src:
         received[party][-1] += rate
-  if silent := [pair for pair, rates in carried.items() if not any(rates)]:
+  tested = [pair for pair, rates in carried.items() if rates]
+  senders, receivers = {i for i, _ in tested}, {j for _, j in tested}
+  if silent := [
+    (i, j)
+    for (i, j), rates in carried.items()
+    if not any(rates) and (rates or i not in senders or j not in receivers)
+  ]:
     raise ValueError(f'Expected a transfer of each pair, got none of {silent}.')
   return sent, received, carried
+
+
+def _find_paired(test: Test) -> Iterator[Ends]:
+  """Yields transfers whose ends send and receive nothing else."""
+  sent, received = (Counter(pair[way] for pair in test) for way in (0, 1))
+  for src, dst in test:
+    if sent[src] == received[dst] == 1:
+      yield src, dst
 
 
 def _best(rates: Sequence[float], tolerance: float) -> float:

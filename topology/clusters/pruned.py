@@ -40,17 +40,18 @@ def remove(
       raise ValueError(
         f'workers: expected some of {cluster.workers}, got {name!r}.'
       )
-  kept = [worker for worker in cluster.workers if worker not in workers]
+  removed = {*workers}
+  kept = [worker for worker in cluster.workers if worker not in removed]
   if not kept:
     raise ValueError('workers: expected some to be left, got all of them.')
-  links = [link for link in cluster.links if not {*link[:2]} & {*workers}]
-  lost = [pair for pair in pairs if not {*pair} & {*workers}]
+  links = [link for link in cluster.links if not {*link[:2]} & removed]
+  lost = [pair for pair in pairs if not {*pair} & removed]
   way_out, way_in = _choose_suffixes(cluster)
   for sender in dict.fromkeys(src for src, _ in lost):
     barred = {dst for src, dst in lost if src == sender}
     links = _bar_pairs(links, kept, sender, barred, way_out, way_in)
   ends = (end for link in links for end in link[:2])
-  before = [node for node in cluster.nodes if node not in workers]
+  before = [node for node in cluster.nodes if node not in removed]
   nodes = dict.fromkeys([*before, *ends])
   return Cluster(tuple(nodes), tuple(kept), tuple(links))
 

@@ -149,10 +149,15 @@ def confirm_groups(
     hosts: Number of hosts.
     tolerance: Relative error of the measurements.
   """
+  alone = _rates(tests, (), hosts=hosts, tolerance=tolerance)
+  measured_groups = measured.measure_groups(
+    tests, suspected, tolerance=tolerance
+  )
+  links = dict(zip(suspected, measured_groups, strict=True))
 
   def matters(group: Hosts, others: Sequence[Hosts]) -> bool:
     without, within = (
-      _rates(tests, groups, hosts=hosts, tolerance=tolerance)
+      alone._replace(groups=tuple(links[each] for each in groups))
       for groups in (others, [*others, group])
     )
     return any(

@@ -292,7 +292,8 @@ def _find_ends(
   """Returns sender and receiver of each hop, whatever nodes are between."""
   for hop in hops:
     for node in (hop[0], hop[-1]):
-      require(node in names, 'names', f'the index of {node!r}', [*names])
+      if node not in names:
+        require(False, 'names', f'the index of {node!r}', [*names])
   return [(names[hop[0]], names[hop[-1]]) for hop in hops]
 
 
@@ -302,10 +303,18 @@ def _check(
   """Requires that one hop each leads from all members but the root to it."""
   nodes = {root, *next_hop, *next_hop.values()}
   valid = nodes == members and hops == len(next_hop) == len(members) - 1
-  for worker in next_hop:
-    length = 0
-    while valid and worker != root:
-      worker, length = next_hop.get(worker, root), length + 1
-      valid = length < len(members)
+  valid = valid and root not in next_hop
+  reached = {root}
+  for worker in next_hop if valid else ():
+    path = []
+    while worker not in reached and len(path) < len(members):
+      path.append(worker)
+      worker = next_hop[worker]
+    if len(path) == len(members):  # It goes around in a circle.
+      valid = False
+      break
+    reached.update(path)
+  if valid:
+    return
   expected = f'trees of {sorted(members)}'
   require(valid, 'forest.trees', expected, sorted(next_hop.items()))
