@@ -34,9 +34,6 @@ _HELLO = struct.Struct('!16sII')  # Key, number of the test, sender.
 _READ = 2**20
 _LAST = b'\1'  # Last byte of a transfer; it occurs nowhere else in one.
 _BLOCK = os.urandom(2**16).replace(_LAST, b'\0')
-# Bytes that may wait in the kernel to be sent: buffers of megabytes would keep
-# slow links busy for seconds after a test.
-_UNSENT = 2**16
 LATE_S = 0.1  # Greatest delay between the starts of two processes in a test.
 _PINGS = 20
 PINGS_S = 1.0  # Time limit of all pings of a connection.
@@ -146,16 +143,17 @@ class Endpoint:
     hello = _HELLO.pack(self._key, number, self._own)
     for peer in [peer for peer in receivers for _ in range(streams)]:
       with self._naming_peer(peer):
-        sock = open_connection(
+        connection = open_connection(
           sockets.join(self._peers[peer].host, self._peers[peer].port),
           self._own_port.security,
           PROBES,
           hello,
           timeout_s=self._timeout_s,
-        ).sock
-        sock.settimeout(self._timeout_s)
-        self._out.append((peer, sock))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
+        )
+        connection.sock.settimeout(self._timeout_s)
+        self._out.append((peer, connection.sock))
+        # Slow links would be busy for seconds after a test.
+        connection.limit_unsent()
     self._accept(number, Counter(dict.fromkeys(senders, streams)))
 
   def ping(self) -> dict[int, float]:
