@@ -74,12 +74,14 @@ class Heartbeat(Generic[T]):
     self._on_end = on_end
     self._receive = receive
     self._beat = beat
+    self._finishing = threading.Lock()
     self._unanswered = 0  # Heartbeats.
     self._round_trip_s, self._offset_s = float('inf'), 0.0
     # Heartbeats wait behind the body of another message, and count nothing.
     stream.limit_silence(timeout_s)
+    stream.limit_unsent()
     for target in (self._send, self._listen):
-      threading.Thread(target=target, daemon=True).start()
+      threading.Thread(target=self._run, args=[target], daemon=True).start()
 
   def coordinator_time(self, here: float) -> float:
     """Returns the coordinator's clock at a time of this process's clock.
@@ -89,19 +91,31 @@ class Heartbeat(Generic[T]):
     """
     return here + self._offset_s
 
-  def _send(self) -> None:
+  def _run(self, thread: Callable[[], SessionEnd | None]) -> None:
+    """Runs a thread; ends the session with its result, unless that is None."""
+    # An error that nobody expects is printed when the thread ends.
+    end: SessionEnd | None = SessionEnd('lost', 'its heartbeat has failed')
+    try:
+      end = thread()
+    finally:
+      if end:
+        self._finish(end)
+
+  def _send(self) -> SessionEnd | None:
+    """Sends heartbeats until one fails, or none is answered."""
     while not self.ended.wait(self._timeout_s / BEATS):
       # Counts heartbeats, not seconds: this process may have been stopped.
       self._unanswered += 1
       if self._unanswered >= BEATS:
-        self._finish(SessionEnd('lost', f'no answer for {self._timeout_s:g} s'))
-        return
+        return SessionEnd('lost', f'no answer for {self._timeout_s:g} s')
       try:
         self._stream.send(self._beat(time.monotonic()))
       except TransportError:
-        return  # `_listen` meets the error, too, and reports it.
+        break  # `_listen` meets the error, too, and reports it.
+    return None
 
-  def _listen(self) -> None:
+  def _listen(self) -> SessionEnd:
+    """Receives messages; returns the last one."""
     try:
       self._stream.send(self._beat(time.monotonic()))
       while True:
@@ -110,12 +124,11 @@ class Heartbeat(Generic[T]):
         if isinstance(message, HeartbeatReply):
           self._compare(message, time.monotonic())
         elif isinstance(message, SessionEnd):
-          self._finish(message)
-          return
+          return message
         else:
           self._receive(message)
     except TransportError as error:
-      self._finish(SessionEnd('lost', str(error)))
+      return SessionEnd('lost', str(error))
 
   def _compare(self, reply: HeartbeatReply, received: float) -> None:
     round_trip_s = received - reply.sent
@@ -124,7 +137,10 @@ class Heartbeat(Generic[T]):
       self._offset_s = reply.clock - (reply.sent + received) / 2
 
   def _finish(self, end: SessionEnd) -> None:
-    if not self.ended.is_set():
+    """Ends the session; the first of both threads to call it decides how."""
+    with self._finishing:
+      if self.ended.is_set():
+        return
       self.end = end
       self.ended.set()
-      self._on_end()
+    self._on_end()

@@ -14,14 +14,22 @@ oldest were dropped, a flood that is faster than a round trip would drop all.)
 A pending connection holds at most 80 bytes of its peer.  TLS costs time and
 memory, so it starts once a peer's whole first record is there, for a few at a
 time.  Refusals are logged at a limited rate.
+
+If the event loop fails, which no known error causes, the process ends with the
+code 75: its services could neither accept nor open connections, and others
+would wait for them.
 """
 
+import os
 import random
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
+
+from absl import logging
 
 from cluster.network import handshake, sockets
 from cluster.network.connection import Connection, Steps
@@ -273,6 +281,7 @@ class _Acceptor:
     self._pending: dict[Connection, _Pending] = {}
     self._of_host: dict[str, list[Connection]] = {}  # Inbound ones.
     self._num_inbound = 0
+    self._is_closing = False
     self._retries: list[tuple[float, Attempt]] = []
     self._resume_s: float | None = None  # Monotonic; while accepting pauses.
     # Monotonic seconds of the first and last failure in a row to accept.
@@ -295,6 +304,7 @@ class _Acceptor:
 
   def close(self) -> None:
     """Closes the port and all connections that are not authenticated."""
+    self._is_closing = True
     self._loop.close()
 
   def start(self, attempt: Attempt) -> bool:
@@ -537,9 +547,12 @@ class _Acceptor:
     self._loop.is_ticking = is_waiting or self._resume_s is not None
 
   def _finish(self, error: Exception | None) -> None:
+    # A port that is being closed has no service left.
+    if error is not None and not self._is_closing:
+      _end_process(self.address, error)
     self._loop.forget(self._sock)
     self._sock.close()
-    failed = Closed(f'the port is closed: {error}' if error else 'closed')
+    failed = Closed('the port is closed')
     for connection, pending in [*self._pending.items()]:
       self._drop(connection)
       if not pending.host:
@@ -547,3 +560,21 @@ class _Acceptor:
     for _, attempt in self._retries:
       attempt.on_error(failed)
     self._log.close()
+
+
+def _end_process(address: str, error: Exception) -> NoReturn:
+  """Ends the process, whose port has failed; a restart may help.
+
+  Not by an exception: threads of services wait for connections.
+  """
+  try:
+    logging.error(
+      'The port %s has failed, and this process ends with the code %d: %r',
+      address,
+      os.EX_TEMPFAIL,
+      error,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+  finally:
+    os._exit(os.EX_TEMPFAIL)

@@ -146,14 +146,20 @@ class SocketLoop:
     self._thread.join()
 
   def _run(self) -> None:
-    error = None
+    error: Exception | None = RuntimeError('its thread has ended')
     try:
       while not self._is_ending:
         self._turn()
+      error = None
     # Threads that wait for this one are notified instead of waiting forever.
     except Exception as raised:
       logging.exception('The event loop %s ends.', self._thread.name)
       error = raised
+    finally:  # An error that is no Exception ends the thread, too.
+      self._end(error)
+
+  def _end(self, error: Exception | None) -> None:
+    """Calls `on_exit`, then what was posted before."""
     with self._lock:
       os.close(self._wake)
       self._wake = -1

@@ -262,6 +262,11 @@ class Stream:
     with contextlib.suppress(OSError):  # It may have ended.
       self._connection.limit_silence(timeout_s)
 
+  def limit_unsent(self) -> None:
+    """Limits the bytes that wait in the kernel before the next message."""
+    with contextlib.suppress(OSError):  # It may have ended.
+      self._connection.limit_unsent()
+
   def _send(
     self,
     text: bytes,

@@ -25,7 +25,10 @@ Report = Callable[[ServerReport, Iterable[np.ndarray]], None]
 
 # Pause between the messages of a version, in which other threads can send:
 # locks are not fair.
-_GAP_S = 1e-3
+_GAP_S = 1e-4
+# Body of a message of a version, behind which a heartbeat may wait: 1 s at
+# 1 Mbit/s.
+_PART_BYTES = 2**17
 
 
 class ShardVersions:
@@ -91,7 +94,7 @@ class ShardVersions:
     part = VersionPart(number, sum(array.size for array in arrays))
     with contextlib.suppress(TransportError):  # The coordinator notices, too.
       self._report(part, ())
-      for chunk in chunked(arrays):
+      for chunk in chunked(arrays, _PART_BYTES):
         self._report(part, [chunk])
         time.sleep(_GAP_S)
 

@@ -40,9 +40,6 @@ _LAST = b'\1'  # Last byte of a transfer; it occurs nowhere else in one.
 # GB/s.  TLS encrypts all of a block before it looks at the time.
 _BLOCK = memoryview(os.urandom(2**20).replace(_LAST, b'\0'))
 _TLS_BLOCK = _BLOCK[: 2**16]
-# Bytes that may wait in the kernel to be sent: buffers of megabytes would keep
-# slow links busy for seconds after a test.
-_UNSENT = 2**16
 LATE_S = 0.04  # Greatest delay between the starts of two processes in a test.
 # Pings of a connection: their number, unless they take longer than a time, but
 # a few in any case; and a limit of all.
@@ -153,16 +150,17 @@ class Endpoint:
     hello = _HELLO.pack(self._key, number, self._own)
     for peer in [peer for peer in receivers for _ in range(streams)]:
       with self._naming_peer(peer):
-        sock = open_connection(
+        connection = open_connection(
           sockets.join(self._peers[peer].host, self._peers[peer].port),
           self._own_port.security,
           PROBES,
           hello,
           timeout_s=self._timeout_s,
-        ).sock
-        sock.settimeout(self._timeout_s)
-        self._out.append((peer, sock))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
+        )
+        connection.sock.settimeout(self._timeout_s)
+        self._out.append((peer, connection.sock))
+        # Slow links would be busy for seconds after a test.
+        connection.limit_unsent()
     self._accept(number, Counter(dict.fromkeys(senders, streams)))
 
   def ping(self) -> dict[int, float]:

@@ -15,7 +15,9 @@ class Relay:
     received: These bytes.
   """
 
-  def __init__(self, address, most_bytes=None, reads=True, back_Bps=None):
+  def __init__(
+    self, address, most_bytes=None, reads=True, back_Bps=None, rate_Bps=None
+  ):
     """Starts to listen on a free port.
 
     Args:
@@ -24,12 +26,15 @@ class Relay:
         None for no limit.
       reads: True to read bytes of the listener.
       back_Bps: Largest rate towards clients, bytes per second; None for any.
+      rate_Bps: The same towards the listener; the relay queues 64 KiB then.
     """
     host, _, port = address.rpartition(':')
     self._there = host, int(port)
     self._most = float('inf') if most_bytes is None else most_bytes
-    self._reads, self._back_Bps = reads, back_Bps
+    self._reads, self._back_Bps, self._rate_Bps = reads, back_Bps, rate_Bps
     self._socket = socket.create_server(('127.0.0.1', 0))
+    if rate_Bps:  # Connections have the option of their listening socket.
+      self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**15)
     self.address = f'127.0.0.1:{self._socket.getsockname()[1]}'
     self.passed, self.received = 0, bytearray()
     self._open = [self._socket]
@@ -77,6 +82,8 @@ class Relay:
           allowed = max(self._most - self.passed, 0)
           self.passed += len(data)
           data = data[: int(min(allowed, len(data)))]
+          if self._rate_Bps:
+            time.sleep(len(data) / self._rate_Bps)
         elif self._back_Bps:
           time.sleep(len(data) / self._back_Bps)
         target.sendall(data)

@@ -1,13 +1,26 @@
 """Tests for cluster.network.heartbeat."""
 
 import contextlib
+import pathlib
+import tempfile
 import threading
+import time
+from unittest import mock
 
+import numpy as np
 from absl.testing import absltest
 
 from cluster.network import messages, streams
 from cluster.network.heartbeat import Heartbeat
-from tests.support.streams import WAIT_S, TestCase, random_bytes
+from cluster.parameter_server.versions import ShardVersions
+from tests.support.relays import Relay
+from tests.support.streams import (
+  OPEN,
+  WAIT_S,
+  TestCase,
+  random_bytes,
+  wait_until,
+)
 
 
 class HeartbeatTest(TestCase):
@@ -38,6 +51,98 @@ class HeartbeatTest(TestCase):
     self.assertTrue(lost.wait(WAIT_S / 2))
     self.assertEqual(heartbeat.end.kind, 'lost')
     sender.join()
+
+  def test_heartbeats_wait_little_behind_a_version_on_a_slow_link(self):
+    size, timeout_s, waits_s = 4_000_000, 2.0, []
+
+    def serve(stream, hello):
+      received = 0
+      while received < size:
+        message = stream.receive(messages.FROM_SERVER)
+        if isinstance(message.header, messages.ServerHeartbeat):
+          waits_s.append(time.monotonic() - message.header.sent)
+          stream.send(messages.HeartbeatReply(message.header.sent, 0.0))
+        received += sum(chunk.size for chunk in message.chunks)
+      stream.send(messages.SessionEnd('over', ''))
+
+    with Relay(self.listener(serve).address, rate_Bps=1e6) as relay:
+      stream = streams.connect(relay.address, None, OPEN, WAIT_S)
+      self.addCleanup(stream.close)
+      heartbeat = Heartbeat(
+        stream,
+        schema=messages.TO_SERVER,
+        timeout_s=timeout_s,
+        beat=messages.ServerHeartbeat,
+        receive=lambda message: None,
+        on_end=lambda: None,
+      )
+      versions = ShardVersions(
+        pathlib.Path(tempfile.mkdtemp()),
+        'server1',
+        held={0: (np.zeros(size // 4, np.float32), ())},
+        report=lambda part, body: stream.send(
+          part, body, sum(each.size for each in body)
+        ),
+      )
+      versions.send(0, 0)
+      self.assertTrue(heartbeat.ended.wait(2 * WAIT_S))
+    self.assertEqual(heartbeat.end.kind, 'over')
+    self.assertGreater(len(waits_s), 5)
+    self.assertLess(max(waits_s), timeout_s / 2)
+
+  def test_a_session_that_ends_twice_keeps_its_first_end(self):
+    # The coordinator ends it at the moment at which it counts as lost.
+    noticed, over, ends = threading.Event(), threading.Event(), []
+    self.addCleanup(over.set)
+
+    def serve(stream, hello):
+      noticed.wait(WAIT_S)
+      stream.send(messages.SessionEnd('over', ''))
+      over.wait(WAIT_S)
+
+    heartbeat = Heartbeat(
+      self.connect(self.listener(serve)),
+      schema=messages.TO_SERVER,
+      timeout_s=1.0,
+      beat=messages.ServerHeartbeat,
+      receive=lambda message: None,
+      on_end=lambda: ends.append(heartbeat.end.kind),
+    )
+    set_ended = heartbeat.ended.set
+
+    def set_late():
+      noticed.set()
+      time.sleep(0.5)
+      set_ended()
+
+    self.enter_context(mock.patch.object(heartbeat.ended, 'set', set_late))
+    wait_until(lambda: ends)
+    time.sleep(0.5)
+    self.assertEqual(ends, ['lost'])
+    self.assertEqual(heartbeat.end.kind, 'lost')
+
+  def test_a_message_that_cannot_be_handled_ends_the_session(self):
+    def serve(stream, hello):
+      stream.send(messages.Orders(0, ()))
+      stream.receive(messages.FROM_SERVER)
+      stream.receive(messages.FROM_SERVER)
+
+    def fail(message):
+      raise KeyError(message)
+
+    ended = threading.Event()
+    hook = self.enter_context(mock.patch.object(threading, 'excepthook'))
+    heartbeat = Heartbeat(
+      self.connect(self.listener(serve)),
+      schema=messages.TO_SERVER,
+      timeout_s=60.0,
+      beat=messages.ServerHeartbeat,
+      receive=fail,
+      on_end=ended.set,
+    )
+    self.assertTrue(ended.wait(WAIT_S))
+    self.assertEqual(heartbeat.end.kind, 'lost')
+    wait_until(lambda: hook.called)
 
 
 if __name__ == '__main__':

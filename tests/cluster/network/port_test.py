@@ -37,6 +37,22 @@ _NEEDS_OPENSSL = unittest.skipUnless(
 )
 
 
+# Offers a service, whose event loop fails after a line of standard input.
+_FAILING = """
+import sys
+import time
+from cluster.network import port, streams
+own = port.Port('127.0.0.1', 0, streams.Security())
+listener = streams.Listener(own, lambda stream, hello: time.sleep(60.0))
+print(listener.address, flush=True)
+sys.stdin.readline()
+def fail():
+  raise RuntimeError('No clock.')
+time.monotonic = fail
+time.sleep(60.0)
+"""
+
+
 class _Case(TestCase):
   def listener(self, handle=echo, security=_OURS, wait_s=60.0, host=HOST):
     own = Port(host, 0, security, wait_s=wait_s)
@@ -140,6 +156,21 @@ class ServicesTest(_Case):
     self.assertTrue(receive(stream))
     sender.join()
     self.assertTrue(stream.receive(PLAIN).header)
+
+  def test_a_port_that_fails_ends_the_process(self):
+    process = self.process(_FAILING)
+    address = process.stdout.readline().strip()
+    stream = transport.connect(address, None, Security(), WAIT_S)
+    self.addCleanup(stream.close)
+    process.stdin.write('fail\n')
+    process.stdin.flush()
+    socket.create_connection(_parts(address), WAIT_S).close()
+    with self.assertRaises(Closed):
+      stream.receive(PLAIN)
+    self.assertEqual(process.wait(WAIT_S), os.EX_TEMPFAIL)
+    self.assertRegex(
+      process.stderr.read(), f'The port {address} has failed.*No clock'
+    )
 
   def test_connections_have_tcp_keepalive_and_no_delay(self):
     accepted = queue.SimpleQueue()
