@@ -200,10 +200,9 @@ def fetch(
 def copy_state(state: Any) -> Any:
   """Returns a copy of a state like one that `fetch` returns."""
   plain, arrays = _split(state)
-  copies = []
-  for _, array in arrays:
-    copies.append(_empty(array.dtype, array.shape))
-    copies[-1][...] = array
+  copies = _allocate([(array.dtype, array.shape) for _, array in arrays])
+  for copy, (_, array) in zip(copies, arrays, strict=True):
+    copy[...] = array
   return _join(plain, copies)
 
 
@@ -331,9 +330,9 @@ class _Transfer:
       if self._described is not None:
         return self._described == found
       try:
-        self._arrays = [
-          _empty(jnp.dtype(dtype), shape) for _, dtype, shape in found.arrays
-        ]
+        self._arrays = _allocate(
+          [(jnp.dtype(dtype), shape) for _, dtype, shape in found.arrays]
+        )
       except TypeError as error:
         raise Corrupt(f'sent another description: {error}') from error
       self._described, self._plain = found, plain
@@ -471,10 +470,17 @@ def _contiguous(array: np.ndarray) -> np.ndarray:
   return np.ascontiguousarray(array).reshape(np.shape(array))
 
 
-def _empty(dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
-  """Returns an array that XLA takes without a copy."""
-  size = math.prod(shape) * dtype.itemsize
-  return memory.aligned(size).view(dtype).reshape(shape)
+def _allocate(
+  kinds: Sequence[tuple[np.dtype, Sequence[int]]],
+) -> list[np.ndarray]:
+  """Returns arrays of some dtypes and shapes, as XLA takes without a copy."""
+  sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in kinds]
+  return [
+    part.view(dtype).reshape(shape)
+    for part, (dtype, shape) in zip(
+      memory.aligned_arrays(sizes), kinds, strict=True
+    )
+  ]
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
