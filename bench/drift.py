@@ -163,7 +163,7 @@ def _print_costs(numbers: int, workers: int) -> None:
     ),
     'digest': lambda: digest(state),
     'transfer of the state': lambda: handover.fetch(
-      source.address, 0, Security(), 30.0
+      [(0, source.address)], 0, Security(), 30.0
     ),
     'comparison': lambda: drift.relative_difference(
       other['learner'], state['learner']

@@ -19,7 +19,11 @@ from absl import logging
 
 from cluster.allreduce.executor import membership
 from cluster.allreduce.executor.membership import Membership
-from cluster.network.messages import ConnectMembers, MemberForest
+from cluster.network.messages import (
+  MAX_SOURCES,
+  ConnectMembers,
+  MemberForest,
+)
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
 from route.route import LATENCY_S, ForestBuilder
@@ -350,7 +354,7 @@ class Rendezvous:
     if (failed := self._failed.failed_worker(members)) is not None:
       raise self._exclude(failed, 'has an executor that fails')
     forest = self._describe() if self.tolerates_loss else None
-    sources = {index: self._assign_source(index, version) for index in members}
+    sources = {index: self._assign_sources(index, version) for index in members}
     self.fetching = {index for index in members if sources[index]}
     return [
       (
@@ -358,7 +362,7 @@ class Rendezvous:
         ConnectMembers(
           membership_epoch=self.membership_epoch,
           version=version,
-          source=sources[index],
+          sources=sources[index],
           members=forest,
         ),
       )
@@ -370,8 +374,12 @@ class Rendezvous:
     avoided = self._failed.avoided_pairs
     return [k for k in holders if (k, index) not in avoided]
 
-  def _assign_source(self, index: int, version: int) -> tuple[int, str] | None:
-    """Returns rank and address of a member's source; None if it needs none.
+  def _assign_sources(
+    self, index: int, version: int
+  ) -> list[tuple[int, str]]:
+    """Returns ranks and addresses of a member's sources; [] if it needs none.
+
+    Members begin with different ones, so that those share the load.
 
     Raises:
       Unreachable: If it cannot connect to any member with the state.
@@ -380,14 +388,16 @@ class Rendezvous:
     # last bits.
     sources = self._sources if version else self._sources[:1]
     if index in sources:
-      return None
+      return []
     reachable = self._find_reachable(index, sources)
     if not (reachable or version):  # Digests show later whether it is equal.
       others = (k for k in self.members if k != index)
-      reachable = self._find_reachable(index, others)
+      reachable = self._find_reachable(index, others)[:1]
     if not reachable:
       raise self._exclude(index or sources[0])
-    return reachable[0], self._addresses[reachable[0]]
+    first = index % len(reachable)
+    reachable = [*reachable[first:], *reachable[:first]]
+    return [(k, self._addresses[k]) for k in reachable[: MAX_SOURCES]]
 
   def _describe(self) -> MemberForest:
     """Returns the members and their forest, after it was packed."""

@@ -14,7 +14,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -291,8 +291,8 @@ class Replica:
     self._progress.begin_iteration(order.version)
     self._progress.enter_transfer()
     with self._reporting_loss(session, membership_epoch):
-      if order.source:
-        self._update(session, order.version, *order.source)
+      if order.sources:
+        self._update(session, order.version, order.sources)
       self._is_new = False
       self._progress.reach(_FETCHED)
       self._reducer.form(order, max(settings.start_s, settings.timeout_s))
@@ -302,10 +302,9 @@ class Replica:
     self,
     session: Session[messages.ToReplica],
     version: int,
-    worker: int,
-    address: str,
+    sources: Sequence[messages.Source],
   ) -> None:
-    """Adopts the state of another worker, unless this one has the same.
+    """Adopts the state of other workers, unless this one has the same.
 
     A process that has just joined may have another state of the same version:
     of an earlier coordinator, or the one that its own processor initialises.
@@ -317,14 +316,14 @@ class Replica:
       return
     has_version = self.learner.version == version
     known = self._digest() if has_version else ''
-    state = self._fetch(session, version, worker, address, known=known)
+    state = self._fetch(session, version, sources, known=known)
     if state is None:
       return
     if has_version:
       logging.info(
         'Worker %d begins with the state of worker %d at version %d: its own '
         'differed by %.3g of its norm.',
-        *(self.index, worker, version),
+        *(self.index, sources[0][0], version),
         _relative_difference(self._shared_state(), state),
       )
     self._adopt(version, state)
@@ -334,42 +333,41 @@ class Replica:
     self,
     session: Session[messages.ToReplica],
     version: int,
-    worker: int,
-    address: str,
+    sources: Sequence[messages.Source],
     known: str = '',
   ) -> Any:
-    """Returns another worker's state of a version; None if it is known.
+    """Returns other workers' state of a version; None if it is known.
 
     Args:
       session: Session with the coordinator.
       version: Version of the state.
-      worker: Index of the other worker.
-      address: Address of its handover.
+      sources: Workers with the state, and their addresses.
       known: Digest of the state that this worker has.
 
     Raises:
       PeerLost: If it cannot be fetched completely.
     """
-    text = f'fetching version {version} from {address}'
+    addresses = ', '.join(address for _, address in sources)
+    text = f'fetching version {version} from {addresses}'[:200]
     session.send(messages.Activity(text))
     settings = self._settings
     try:
       state, expected = handover.fetch(
-        address,
+        sources,
         version,
         settings.security,
         settings.timeout_s,
         step=self._progress.count_chunk,
         known=known,
       )
-    except TransportError as error:
-      raise PeerLost(worker, str(error)) from error
+    except handover.SourceLost as error:
+      raise PeerLost(error.worker, str(error)) from error
     if state is None:
       return None
     state['learner'] = self._reducer.place(state['learner'])
     if (found := digest(state)) != expected:
       raise PeerLost(
-        worker, f'expected a state of digest {expected}, got {found}'
+        sources[0][0], f'expected a state of digest {expected}, got {found}'
       )
     return state
 
@@ -392,7 +390,7 @@ class Replica:
     membership_epoch, version = order.membership_epoch, order.version
     self._progress.enter_transfer()
     with self._reporting_loss(session, membership_epoch):
-      state = self._fetch(session, version, *order.source)
+      state = self._fetch(session, version, [order.source])
       difference = _relative_difference(self._shared_state(), state)
       if order.replaces:
         self.codec_state.reset()

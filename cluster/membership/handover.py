@@ -1,27 +1,49 @@
-"""Transfer of a replica's state to another process, while no replica computes.
+"""Transfer of a replica's state to another process, from several sources.
 
-The process that needs the state requests it from a living replica, at the
-address that the coordinator sends.  The request may contain the digest of the
+The process that needs the state requests it from members that have it, at
+addresses that the coordinator sends.  A request may contain the digest of the
 state that the process has: a source with the same state answers with the digest
-alone.  A transferred state is verified by its digest.
+alone.  Otherwise the source describes its arrays, and sends the ranges of bytes
+that it is asked for.
+
+A receiver asks each source for the next range that is missing, so that sources
+send in proportion to their rates.  The ranges of a source that is lost are
+fetched from the others, and so are those of a source that is much slower, once
+all ranges are taken.  Sources with another state than the first that answers,
+as replicas on unlike processors have, are not used.  The receiver verifies the
+digest of the whole.
 """
 
+import collections
+import dataclasses
+import itertools
 import math
-from collections.abc import Callable
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
+from absl import logging
 
 from cluster.network import memory
 from cluster.network.heartbeat import within
 from cluster.network.messages import (
-  DONE,
+  MAX_SOURCES,
+  RANGE_REQUEST,
   STATE,
+  STATE_RANGE,
   STATE_REQUEST,
   Done,
+  RangeRequest,
   SameState,
+  Source,
   StateArrays,
+  StateRange,
   StateRequest,
 )
 from cluster.network.streams import (
@@ -32,6 +54,7 @@ from cluster.network.streams import (
   Port,
   Security,
   Stream,
+  TransportError,
   chunked,
   connect,
 )
@@ -40,6 +63,36 @@ from outputs import serialization
 # Size of a chunk, and bytes that have to arrive within a timeout: many
 # processes may share the source's link, as all do when a run resumes.
 _STEP = 1 << 18
+_RANGE_BYTES = 1 << 22
+_REQUESTS = 2  # Ranges that a source has to send: it never waits for requests.
+# A source is slow if it takes longer for a range than a number of seconds and
+# of times as long as another one takes, which has nothing left to do.
+_SLOW_S, _SLOW_TIMES = 2.0, 4
+_POLL_S = 0.1
+
+
+class SourceLost(TransportError):
+  """No source is left from which the state can be fetched.
+
+  Attributes:
+    worker: Rank of the first source that was lost.
+  """
+
+  def __init__(self, worker: int, reason: str):
+    super().__init__(reason)
+    self.worker = worker
+
+
+class ArrayPlace(NamedTuple):
+  """Place of an array in the plain data of a state.
+
+  Attributes:
+    number: Number of the array.
+    is_jax: Whether it is an array of JAX, not of NumPy.
+  """
+
+  number: int
+  is_jax: bool
 
 
 class Handover:
@@ -82,27 +135,30 @@ class Handover:
       raise Closed(str(error)) from error
     if request.digest == digest:
       stream.send(SameState(digest))
-      stream.receive(DONE, 0)
+      stream.receive(RANGE_REQUEST, 0)
       return
-    tree = serialization.freeze(state)()
-    arrays = {name: np.ascontiguousarray(tree[name]) for name in tree}
-    # `ascontiguousarray` gives an array of no dimensions one.
+    plain, arrays = _split(state)
     described = [
-      (name, str(array.dtype), np.shape(tree[name]))
-      for name, array in arrays.items()
+      (path, str(array.dtype), array.shape) for path, array in arrays
     ]
-    parts = [_bytes(array) for array in arrays.values() if array.size]
+    parts = [_bytes(array) for _, array in arrays]
+    del state
     stream.limit_silence(self._timeout_s)
     stream.send(
-      StateArrays(described, digest),
-      chunked(parts, _STEP),
-      sum(p.size for p in parts),
+      StateArrays(described, digest), chunked([plain], _STEP), plain.size
     )
-    stream.receive(DONE, 0)  # The receiver has all of it.
+    size = sum(part.size for part in parts)
+    while isinstance(
+      wanted := stream.receive(RANGE_REQUEST, 0).header, RangeRequest
+    ):
+      start, stop = wanted.start, wanted.stop
+      if not start < stop <= size:
+        raise Corrupt(f'expected a range of {size} bytes, got {start}:{stop}')
+      stream.send(StateRange(start), _slices(parts, start, stop), stop - start)
 
 
 def fetch(
-  address: str,
+  sources: Sequence[Source],
   version: int,
   security: Security,
   timeout_s: float,
@@ -113,11 +169,12 @@ def fetch(
   """Returns the learner's state of a version, and its digest.
 
   Args:
-    address: Address of the `Handover` of a replica.
+    sources: Ranks of replicas, and the addresses of their `Handover`s; those
+      after the first `MAX_SOURCES` are not used.
     version: Number of the version.
-    security: Credentials of the stream.
-    timeout_s: Limit of the connection, and of each 256 KiB, seconds.
-    step: Called after each 256 KiB.
+    security: Credentials of the streams.
+    timeout_s: Limit of each connection, and of each 256 KiB, seconds.
+    step: Called after each 256 KiB, in threads.
     known: Digest of the state that the caller has; '' for none.
 
   Returns:
@@ -125,51 +182,305 @@ def fetch(
     and the digest.  The state is None if the caller has the same one.
 
   Raises:
-    TransportError: If the state cannot be fetched.
+    SourceLost: If the state cannot be fetched from any source.
   """
-  request = StateRequest(version, known)
-  stream = connect(address, request, security, timeout_s, service=STATES)
-  try:
-    with within(stream, timeout_s):
-      message = stream.receive(STATE)
-    header = message.header
-    if isinstance(header, SameState):
-      stream.send(Done())
-      return None, header.digest
-    body, start = memory.aligned(message.size_bytes), 0
-    chunks = iter(message.chunks)
-    while start < body.size:
-      with within(stream, timeout_s):
-        end = min(start + _STEP, body.size)
-        while start < end:
-          chunk = next(chunks)
-          body[start : start + chunk.size] = chunk
-          start += chunk.size
-          del chunk
-      step()
-    next(chunks, None)
-    tree, start = {}, 0
-    for name, dtype, shape in header.arrays:
-      try:
-        kind = np.dtype(dtype)
-      except TypeError as error:
-        raise Corrupt(f'{address}: {error}') from error
-      size = math.prod(shape) * kind.itemsize
-      if start + size > body.size:
-        raise Corrupt(f'{address}: expected {body.size} bytes, got more')
-      part = body[start : start + size].view(kind)
-      tree[name], start = part.reshape(shape), start + size
-    if start != body.size:
-      raise Corrupt(f'{address}: expected {start} bytes, got {body.size}')
-    stream.send(Done())
-    return serialization.thaw(tree), header.digest
-  finally:
-    stream.close()
+  sources = sources[:MAX_SOURCES]
+  transfer = _Transfer(
+    StateRequest(version, known), security, timeout_s, step
+  )
+  with ThreadPoolExecutor(len(sources), 'handover') as pool:
+    errors = [*pool.map(transfer.receive_from, sources)]
+  if not transfer.is_complete:
+    for (worker, _), error in zip(sources, errors, strict=True):
+      if error is not None:
+        raise SourceLost(worker, str(error)) from error
+  return transfer.result()
 
 
 def copy_state(state: Any) -> Any:
   """Returns a copy of a state like one that `fetch` returns."""
-  return serialization.thaw(dict(serialization.freeze(state)()))
+  plain, arrays = _split(state)
+  copies = _allocate([(array.dtype, array.shape) for _, array in arrays])
+  for copy, (_, array) in zip(copies, arrays, strict=True):
+    copy[...] = array
+  return _join(plain, copies)
+
+
+@dataclasses.dataclass(eq=False)
+class _Stream:
+  """A stream from a source, and the ranges that were requested on it.
+
+  Attributes:
+    stream: The stream.
+    began: Monotonic time of the first request.
+    moved: Monotonic time of the last whole range, or of the first request.
+    requested: Numbers of the ranges that have not arrived, in order.
+    received: Number of the ranges that have.
+  """
+
+  stream: Stream
+  began: float
+  moved: float
+  requested: collections.deque[int]
+  received: int = 0
+
+  @property
+  def range_s(self) -> float:
+    """Mean time of a range, seconds; 0 before the first."""
+    return (self.moved - self.began) / max(self.received, 1)
+
+
+class _Transfer:
+  """A state that arrives from several sources, with a thread for each."""
+
+  def __init__(
+    self,
+    request: StateRequest,
+    security: Security,
+    timeout_s: float,
+    step: Callable[[], None],
+  ):
+    self._request, self._security = request, security
+    self._timeout_s, self._step = timeout_s, step
+    self._changed = threading.Condition()
+    self._known = ''  # Digest of the caller's state, if it is the same.
+    self._described: StateArrays | None = None
+    self._plain = np.zeros(0, np.uint8)
+    self._arrays: list[np.ndarray] = []
+    self._parts: list[np.ndarray] = []
+    self._missing: collections.deque[int] = collections.deque()
+    self._left = 0  # Ranges that have not arrived.
+    self._size = 0
+    self._streams: list[_Stream] = []
+
+  @property
+  def is_complete(self) -> bool:
+    """True once the whole state has arrived, or is known to be the same."""
+    is_whole = self._described is not None and not self._left
+    return bool(self._known) or is_whole
+
+  def result(self) -> tuple[Any, str]:
+    """Returns the state, None if it is known, and its digest."""
+    if self._known or self._described is None:
+      return None, self._known
+    return _join(self._plain, self._arrays), self._described.digest
+
+  def receive_from(self, source: Source) -> TransportError | None:
+    """Receives ranges from a source until the state is complete.
+
+    Returns:
+      The error that has ended it; None if it was needed no longer.
+    """
+    worker, address = source
+    try:
+      stream = connect(
+        address, self._request, self._security, self._timeout_s, service=STATES
+      )
+      try:
+        self._receive(stream, worker)
+      finally:
+        stream.close()
+    except TransportError as error:
+      with self._changed:
+        if self.is_complete:
+          return None
+      logging.warning(
+        'Worker %d does not send its state any longer: %s', worker, error
+      )
+      return error
+    return None
+
+  def _receive(self, stream: Stream, worker: int) -> None:
+    with within(stream, self._timeout_s):
+      message = stream.receive(STATE)
+    header = message.header
+    if isinstance(header, SameState):
+      with self._changed:
+        self._known = header.digest
+        self._changed.notify_all()
+      stream.send(Done())
+      return
+    plain = memory.aligned(message.size_bytes)
+    self._fill(stream, plain)
+    if not self._agrees(header, plain):
+      logging.info('Worker %d has another state, which is not used.', worker)
+      stream.send(Done())
+      return
+    now = time.monotonic()
+    own = _Stream(stream, now, now, collections.deque())
+    with self._changed:
+      self._streams.append(own)
+    try:
+      while self._request_ranges(own):
+        self._receive_range(own)
+    finally:
+      with self._changed:
+        self._streams.remove(own)
+        self._missing.extend(own.requested)
+        self._changed.notify_all()
+    stream.send(Done())
+
+  def _agrees(self, found: StateArrays, plain: np.ndarray) -> bool:
+    """Returns whether a source has the state of the first that answered.
+
+    Raises:
+      Corrupt: If the description is not valid.
+    """
+    with self._changed:
+      if self._described is not None:
+        return self._described == found
+      try:
+        self._arrays = _allocate(
+          [(jnp.dtype(dtype), shape) for _, dtype, shape in found.arrays]
+        )
+      except TypeError as error:
+        raise Corrupt(f'sent another description: {error}') from error
+      self._described, self._plain = found, plain
+      self._parts = [_bytes(array) for array in self._arrays]
+      self._size = sum(part.size for part in self._parts)
+      self._left = math.ceil(self._size / _RANGE_BYTES)
+      self._missing.extend(range(self._left))
+      return True
+
+  def _request_ranges(self, own: _Stream) -> bool:
+    """Requests ranges from a source, waiting until some are missing.
+
+    Returns:
+      Whether any are requested; False once the state is complete.
+    """
+    while True:
+      wanted = []
+      with self._changed:
+        while self._missing and len(own.requested) < _REQUESTS:
+          if not own.requested:
+            own.moved = time.monotonic()
+          wanted.append(self._missing.popleft())
+          own.requested.append(wanted[-1])
+        if not own.requested:
+          if self.is_complete:
+            return False
+          self._cancel_slow(own)
+          self._changed.wait(_POLL_S)
+          continue
+      for number in wanted:
+        start = number * _RANGE_BYTES
+        stop = min(start + _RANGE_BYTES, self._size)
+        own.stream.send(RangeRequest(start, stop))
+      return True
+
+  def _cancel_slow(self, own: _Stream) -> None:
+    """Ends streams that are much slower than one that has nothing to do."""
+    limit_s = _SLOW_S + _SLOW_TIMES * own.range_s
+    now = time.monotonic()
+    for other in self._streams:
+      if other.requested and now - other.moved > limit_s:
+        other.stream.cancel(f'no range for {now - other.moved:.1f} s')
+
+  def _receive_range(self, own: _Stream) -> None:
+    """Receives the oldest range that was requested from a source."""
+    start = own.requested[0] * _RANGE_BYTES
+    stop = min(start + _RANGE_BYTES, self._size)
+    with within(own.stream, self._timeout_s):
+      message = own.stream.receive(STATE_RANGE)
+    if (message.header.start, message.size_bytes) != (start, stop - start):
+      raise Corrupt(
+        f'expected {stop - start} bytes at {start}, got {message.size_bytes} '
+        f'at {message.header.start}'
+      )
+    for piece in _slices(self._parts, start, stop):
+      self._fill(own.stream, piece)
+    with self._changed:
+      own.requested.popleft()
+      own.received, own.moved = own.received + 1, time.monotonic()
+      self._left -= 1
+      if not self._left:
+        self._changed.notify_all()
+
+  def _fill(self, stream: Stream, into: np.ndarray) -> None:
+    """Receives bytes into memory, uint8 [n], in chunks."""
+    start = 0
+    while start < into.size:
+      with within(stream, self._timeout_s):
+        part = into[start:]
+        start += stream.receive_chunk(part.size, part.data).size
+      self._step()
+
+
+def _split(state: Any) -> tuple[np.ndarray, list[tuple[str, np.ndarray]]]:
+  """Returns a state's plain data, uint8 [n], and its arrays with their paths.
+
+  Arrays are in the order of the pytree, which is the same in all processes.
+
+  Raises:
+    TypeError: If the state has arrays that are not leaves of the pytree.
+  """
+  arrays = []
+
+  def place(path: tuple[Any, ...], leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array | np.ndarray):
+      return leaf
+    arrays.append((jax.tree_util.keystr(path), leaf))
+    return ArrayPlace(len(arrays) - 1, isinstance(leaf, jax.Array))
+
+  plain, hidden = serialization.dump(
+    jax.tree_util.tree_map_with_path(place, state)
+  )
+  if hidden:
+    raise TypeError(f'Expected arrays in a pytree, got {len(hidden)} others.')
+  numbers = jax.device_get([array for _, array in arrays])
+  return np.frombuffer(plain, np.uint8), [
+    (path, _contiguous(number))
+    for (path, _), number in zip(arrays, numbers, strict=True)
+  ]
+
+
+def _join(plain: np.ndarray, arrays: Sequence[np.ndarray]) -> Any:
+  """Returns the state of some plain data and arrays.
+
+  Raises:
+    Exception: From pickle, if there is anything but plain data in it.
+  """
+
+  def place(leaf: Any) -> Any:
+    if not isinstance(leaf, ArrayPlace):
+      return leaf
+    array = arrays[leaf.number]
+    return jax.device_put(array) if leaf.is_jax else array
+
+  state = serialization.load(plain.tobytes(), ())
+  return jax.tree.map(
+    place, state, is_leaf=lambda leaf: isinstance(leaf, ArrayPlace)
+  )
+
+
+def _slices(
+  parts: Sequence[np.ndarray], start: int, stop: int
+) -> Iterator[np.ndarray]:
+  """Yields the bytes of a range of all parts, in chunks within one part."""
+  ends = itertools.accumulate(part.size for part in parts)
+  for part, end in zip(parts, ends, strict=True):
+    begin = end - part.size
+    first, last = max(start - begin, 0), min(stop - begin, part.size)
+    for at in range(first, last, _STEP):
+      yield part[at : min(at + _STEP, last)]
+
+
+def _contiguous(array: np.ndarray) -> np.ndarray:
+  # `ascontiguousarray` gives an array of no dimensions one.
+  return np.ascontiguousarray(array).reshape(np.shape(array))
+
+
+def _allocate(
+  kinds: Sequence[tuple[np.dtype, Sequence[int]]],
+) -> list[np.ndarray]:
+  """Returns arrays of some dtypes and shapes, as XLA takes without a copy."""
+  sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in kinds]
+  return [
+    part.view(dtype).reshape(shape)
+    for part, (dtype, shape) in zip(
+      memory.aligned_arrays(sizes), kinds, strict=True
+    )
+  ]
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

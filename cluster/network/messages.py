@@ -24,6 +24,7 @@ _NUMBER = 2.0**1000  # Exclusive bound of numbers.
 _COUNT = 2**53  # Exclusive bound of counts, which floats then hold exactly.
 _WORKERS = 2**16  # Exclusive bound of ranks.
 _DEVICES = 1024  # Of one process.
+MAX_SOURCES = 4  # Of a state that a process fetches.
 _OCTET = '(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])'
 _PORT = (
   '(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}'
@@ -648,14 +649,14 @@ class ConnectMembers(Message, frozen=True):
   Attributes:
     membership_epoch: Number of the membership epoch.
     version: Version that all members must have.
-    source: Member from which to fetch the state of that version; None if it is
-      this one.
+    sources: Members from which to fetch the state of that version; empty if
+      this one has it.
     members: The members and their forest; None where XLA sums.
   """
 
   membership_epoch: Count
   version: Count
-  source: Source | None = None
+  sources: Annotated[Sequence[Source], Meta(max_length=MAX_SOURCES)] = ()
   members: MemberForest | None = None
 
 
@@ -1003,10 +1004,10 @@ class SameState(Message, frozen=True):
 
 
 class StateArrays(Message, frozen=True):
-  """Answer to `StateRequest`; the arrays are the body, one after the other.
+  """Answer to `StateRequest`; the state's plain data is the body.
 
   Attributes:
-    arrays: Name, NumPy dtype and shape of each.
+    arrays: Path in the state, dtype and shape of each.
     digest: Digest of the state.
   """
 
@@ -1014,8 +1015,30 @@ class StateArrays(Message, frozen=True):
   digest: Text
 
 
+class RangeRequest(Message, frozen=True):
+  """Request for some bytes of the arrays, counted through all of them.
+
+  Attributes:
+    start: First byte.
+    stop: Byte after the last.
+  """
+
+  start: Count
+  stop: Count
+
+
+class StateRange(Message, frozen=True):
+  """Answer to `RangeRequest`; the bytes are the body.
+
+  Attributes:
+    start: First byte.
+  """
+
+  start: Count
+
+
 class Done(Message, frozen=True):
-  """Receipt of a whole state."""
+  """Note that no more of a state is needed."""
 
 
 class Schema(Generic[T_co]):
@@ -1133,7 +1156,8 @@ PULL: Schema[PulledPieces | Released] = Schema(PulledPieces | Released)
 PUSH: Schema[PushReport] = Schema(PushReport)
 STATE_REQUEST: Schema[StateRequest] = Schema(StateRequest)
 STATE: Schema[SameState | StateArrays] = Schema(SameState | StateArrays)
-DONE: Schema[Done] = Schema(Done)
+RANGE_REQUEST: Schema[RangeRequest | Done] = Schema(RangeRequest | Done)
+STATE_RANGE: Schema[StateRange] = Schema(StateRange)
 PROBE_MEMBER: Schema[ProbeMember] = Schema(ProbeMember)
 PROBE_STEP: Schema[ProbeStep | ProbeEnd] = Schema(ProbeStep | ProbeEnd)
 PROBE_RESULT: Schema[ProbeResult] = Schema(ProbeResult)

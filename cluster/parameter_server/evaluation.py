@@ -194,7 +194,7 @@ class Evaluator:
   def _figures(self, number: int, address: str) -> dict[str, float]:
     settings = self._settings
     state, expected = handover.fetch(
-      address, number, settings.security, settings.timeout_s
+      [(0, address)], number, settings.security, settings.timeout_s
     )
     if (got := digest(state)) != expected:
       raise Corrupt(f'expected a version of digest {expected}, got {got}')

@@ -152,7 +152,7 @@ class Session:
           message,
           message.membership_epoch,
         )
-        if message.source and (
+        if message.sources and (
           self.version != message.version or self.is_fresh
         ):
           self.doing = 'fetching'
@@ -186,7 +186,7 @@ class Session:
     self.joined.add(self.membership_epoch)
 
   def fetch(self):
-    source = self.world.sessions[self.connect_message.source[1]]
+    source = self.world.sessions[self.connect_message.sources[0][1]]
     cut = {self.index, source.index} in self.world.cut
     has_state = (
       source.is_alive and source.version == self.connect_message.version

@@ -145,7 +145,7 @@ class _ReplicaThread:
       ):
         return message
 
-  def form(self, *others, epoch=0, version=0, source=None):
+  def form(self, *others, epoch=0, version=0, sources=()):
     """Orders the replica to connect to others; does not wait."""
     members = (self, *others)
     cluster = links.read_cluster('', self.workers)
@@ -159,7 +159,7 @@ class _ReplicaThread:
       ),
       cluster,
     )
-    order = messages.ConnectMembers(epoch, version, source, described)
+    order = messages.ConnectMembers(epoch, version, sources, described)
     for node in members:
       node.send_message(order)
 
@@ -220,7 +220,7 @@ class ReplicaTest(parameterized.TestCase):
   def test_the_state_of_an_earlier_coordinator_is_replaced(self):
     nodes = [self._open_replica(k, workers=2) for k in range(2)]
     nodes[1].replica.learner.version = 7
-    nodes[0].form(nodes[1], source=(0, nodes[0].ready.address))
+    nodes[0].form(nodes[1], sources=[(0, nodes[0].ready.address)])
     formed = [node.receive(messages.Connected) for node in nodes]
     self.assertEqual([message.version for message in formed], [0, 0])
     self.assertEqual(formed[0].digest, formed[1].digest)
@@ -231,7 +231,7 @@ class ReplicaTest(parameterized.TestCase):
     # Unlike processors initialise different last bits.
     for value, learner in enumerate(learners):
       learner.params = {'w': np.float32([1, 1 + value * 2**-23])}
-    nodes[0].form(nodes[1], source=(0, nodes[0].ready.address))
+    nodes[0].form(nodes[1], sources=[(0, nodes[0].ready.address)])
     formed = [node.receive(messages.Connected) for node in nodes]
     self.assertEqual(formed[0].digest, formed[1].digest)
     np.testing.assert_array_equal(learners[1].params['w'], [1, 1])
@@ -239,7 +239,7 @@ class ReplicaTest(parameterized.TestCase):
   def test_a_process_without_its_source_reports_it(self):
     nodes = [self._open_replica(k, workers=2) for k in range(2)]
     nodes[0].form(
-      nodes[1], source=(0, f'{_HOST}:1')
+      nodes[1], sources=[(0, f'{_HOST}:1')]
     )  # No process listens there.
     lost = nodes[1].receive(messages.ConnectionLost)
     self.assertEqual(lost.peer, 0)
@@ -251,7 +251,7 @@ class ReplicaTest(parameterized.TestCase):
     self, difference, replace, same
   ):
     nodes = [self._open_replica(k, workers=2) for k in range(2)]
-    nodes[0].form(nodes[1], source=(0, nodes[0].ready.address))
+    nodes[0].form(nodes[1], sources=[(0, nodes[0].ready.address)])
     for node in nodes:
       node.receive(messages.Connected)
     learners = [node.replica.learner for node in nodes]

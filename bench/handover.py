@@ -1,0 +1,130 @@
+"""Measures the transfer of a replica's state from one and from two sources.
+
+  python -m bench.handover [--mb=256] [--rounds=5] [--sources=1,2] [--mbit=0]
+
+Each source is a process of its own with the same state, and this process
+fetches it, places its arrays and verifies the digest.  With `--mbit`, all
+are hosts of a lab (root only) with links of that rate, and the last column is
+the share of the receiver's link that the state's bytes take.
+"""
+
+import argparse
+import json
+import pathlib
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bench import clusters
+from cluster.membership import handover
+from cluster.network.port import Port
+from cluster.network.streams import Security
+from learning.digest import digest
+from tools import lab
+
+_ARRAYS, _LIMIT_S, _TIMEOUT_S = 64, 600.0, 30.0
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Measures and prints the table."""
+  parser = argparse.ArgumentParser(
+    prog='bench.handover', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument('--mb', type=int, default=256)
+  parser.add_argument('--rounds', type=int, default=5)
+  parser.add_argument('--sources', default='1,2')
+  parser.add_argument('--mbit', type=int, default=0, help='0 for loopback')
+  parser.add_argument('--serve', help='for itself')
+  parser.add_argument('--at', default='localhost', help='for itself')
+  parser.add_argument('--hosts', action='store_true', help='for itself')
+  flags = parser.parse_args(argv)
+  if flags.serve:
+    _serve(flags.serve, flags.mb, flags.at)
+    return
+  if flags.mbit and not flags.hosts:
+    counts = [*map(int, flags.sources.split(','))]
+    words = [sys.executable, '-m', 'tools.lab', f'--hosts={max(counts) + 1}']
+    words += [f'--link={flags.mbit}mbit', '--', sys.executable, '-m']
+    words += ['bench.handover', '--hosts', *(argv or sys.argv[1:])]
+    subprocess.run(words, check=True, timeout=_LIMIT_S)
+    return
+  rows = [('sources', 'MB', 's', 'GB/s', 'CPU s/GB here', 'share of the link')]
+  for count in map(int, flags.sources.split(',')):
+    took_s, cpu_s = _measure(count, flags)
+    size_GB = flags.mb / 1e3
+    share = f'{8e3 * size_GB / took_s / flags.mbit:.3f}' if flags.mbit else ''
+    cells = f'{took_s:.3f}', f'{size_GB / took_s:.2f}', f'{cpu_s / size_GB:.2f}'
+    rows.append((str(count), str(flags.mb), *cells, share))
+  print(clusters.table(*rows), flush=True)
+
+
+def _measure(count: int, flags: argparse.Namespace) -> tuple[float, float]:
+  """Returns the median time of a transfer, and of this process's CPU."""
+  processes, took_s, cpu_s = [], [], []
+  with tempfile.TemporaryDirectory() as folder:
+    try:
+      for rank in range(count):
+        path = pathlib.Path(folder, f'{rank}')
+        words = [sys.executable, '-m', 'bench.handover', f'--serve={path}']
+        words.append(f'--mb={flags.mb}')
+        if flags.mbit:
+          host = f'host{rank + 1}'
+          words = lab.command(host, [*words, f'--at={host}'])
+        processes.append(subprocess.Popen(words))
+      sources = [
+        (rank, _await(pathlib.Path(folder, f'{rank}')))
+        for rank in range(count)
+      ]
+      for _ in range(flags.rounds):
+        start, cpu = time.perf_counter(), time.process_time()
+        state, expected = handover.fetch(sources, 0, Security(), _TIMEOUT_S)
+        jax.block_until_ready(state)
+        if digest(state) != expected:
+          raise RuntimeError('The state has another digest.')
+        took_s.append(time.perf_counter() - start)
+        cpu_s.append(time.process_time() - cpu)
+        del state
+    finally:
+      for process in processes:
+        process.terminate()
+        process.wait()
+  return statistics.median(took_s), statistics.median(cpu_s)
+
+
+def _await(path: pathlib.Path) -> str:
+  """Returns the address that a source has written."""
+  deadline = time.monotonic() + _LIMIT_S
+  while not path.exists():
+    if time.monotonic() > deadline:
+      raise TimeoutError('A source has not started.')
+    time.sleep(0.05)
+  address: str = json.loads(path.read_text())
+  return address
+
+
+def _serve(path: str, mb: int, host: str) -> None:
+  """Serves a state of some arrays until the process is terminated."""
+  state: Any = {
+    name: jnp.full((mb * 10**6 // 4 // _ARRAYS,), k, jnp.float32)
+    for k, name in enumerate(f'w{k:02}' for k in range(_ARRAYS))
+  }
+  found = digest(state)
+  source = handover.Handover(
+    Port(socket.gethostbyname(host), 0, Security()), lambda _: (state, found), _TIMEOUT_S
+  )
+  new = pathlib.Path(f'{path}.new')
+  new.write_text(json.dumps(source.address))
+  new.rename(path)
+  while True:
+    time.sleep(1.0)
+
+
+if __name__ == '__main__':
+  main()
