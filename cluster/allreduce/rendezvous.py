@@ -82,6 +82,7 @@ class Rendezvous:
     members: Workers of it, or of the epoch before until `form`; ascending.
     packed: Its forest, and the links of it; None before the first.
     size_bytes: Size of a gradient buffer, bytes.
+    local: Rank of the worker in the coordinator's process.
     fetching: Members that were directed to fetch their state from another one.
   """
 
@@ -92,6 +93,7 @@ class Rendezvous:
     *,
     size_bytes: int,
     failed: FailedLinks | None = None,
+    local: int = 0,
   ):
     """Creates a rendezvous without members.
 
@@ -100,8 +102,9 @@ class Rendezvous:
       pack: Returns the forest of a cluster; None if XLA sums.
       size_bytes: Size of a gradient buffer, bytes.
       failed: Record of failed links; None if they are never tried again.
+      local: Rank of the worker in the coordinator's process.
     """
-    self.membership_epoch = 0
+    self.membership_epoch, self.local = 0, local
     self.members: tuple[int, ...] = ()
     self.packed: PackedForest | None = None
     self.size_bytes = size_bytes
@@ -124,7 +127,7 @@ class Rendezvous:
     # Members with the newest version.  At first the coordinator's worker, which
     # has restored or initialised the state: a process that has left another
     # coordinator has a different one.
-    self._sources: list[int] = [0]
+    self._sources: list[int] = [local]
     self._corrupt: set[int] = set()
 
   @property
@@ -203,7 +206,7 @@ class Rendezvous:
     moved = before.rpartition(':')[0] != address.rpartition(':')[0]
     self._failed.forget_losses(index, moved=moved)
     self._addresses[index] = address
-    self._sources = [k for k in self._sources if k != index] or [0]
+    self._sources = [k for k in self._sources if k != index] or [self.local]
     self.mark_sound(index)
 
   def mark_lost(self, index: int, reason: str) -> None:
@@ -306,7 +309,6 @@ class Rendezvous:
     if not living:
       return -1, []
     newest = max(self._answers[index][0] for index in living)
-    # Ascending: the coordinator's worker, nearest to many, comes first.
     holders = [k for k in living if self._answers[k][0] == newest]
     self._sources = [k for k in holders if k not in self._corrupt]
     if not self._sources:
@@ -327,6 +329,21 @@ class Rendezvous:
     self.members = ()
     self._lost_members.clear()
     self._phase = _Phase.WAITING
+
+  def succeed(self, membership_epoch: int, members: Iterable[int]) -> None:
+    """Continues with the members of another coordinator's epoch, which ends.
+
+    Args:
+      membership_epoch: Number of that epoch.
+      members: Its members; those that do not come have to be marked as lost.
+    """
+    self.membership_epoch, self.members = membership_epoch, tuple(members)
+    self._phase = _Phase.RUNNING
+
+  @property
+  def answers(self) -> Mapping[int, int]:
+    """Versions of the members that have stopped, by rank."""
+    return {index: version for index, (version, _) in self._answers.items()}
 
   def form(
     self, members: Iterable[int], version: int
@@ -385,7 +402,7 @@ class Rendezvous:
       others = (k for k in self.members if k != index)
       reachable = self._find_reachable(index, others)
     if not reachable:
-      raise self._exclude(index or sources[0])
+      raise self._exclude(index if index != self.local else sources[0])
     return reachable[0], self._addresses[reachable[0]]
 
   def _describe(self) -> MemberForest:
@@ -484,7 +501,7 @@ class Rendezvous:
       index
       for pair in self._failed.avoided_pairs
       for index in pair
-      if index and {*pair} <= {*self.members}
+      if index != self.local and {*pair} <= {*self.members}
     )
     if not counts:
       return Unmendable(str(error))
