@@ -195,12 +195,13 @@ def _assemble(
   )
   intervals = _intervals(config, parts.learned.num_train)
   site = runtime.make(config, meeting, parts)
-  run = (
-    _make_run(config, scheme, intervals, parts, site)
-    if site.is_coordinator
-    else site
+  make_run = functools.partial(
+    _make_run, config, scheme, intervals, parts, site
   )
-  return run, parts.manifest
+  if site.is_coordinator:
+    return make_run(), parts.manifest
+  site.make_run = make_run
+  return site, parts.manifest
 
 
 def _make_run(

@@ -12,9 +12,11 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster.allreduce.site import AllreduceSite
+from cluster.allreduce.succession import find_running
 from cluster.allreduce.sums import native
 from cluster.membership import rendezvous_files
 from cluster.membership.process import Meeting
+from cluster.membership.terms import Terms
 from cluster.network import credentials, descriptors, memory, streams, tcp_idle
 from cluster.network.handshake import Security
 from cluster.parameter_server.site import ParameterServerSite
@@ -80,13 +82,19 @@ def meet(
       jax.config.update('jax_cuda_visible_devices', visible)
   else:
     require(share == 1, _SHARE, '1, as no GPU is seen here', share)
-  security = Security()
+  security, successor = Security(), ''
   if finished:
     # No process will connect to it.
     unused = role.coordinator or f'{address}:0'
     role = dataclasses.replace(role, coordinator=unused)
   else:
-    role, security = _rendezvous(config, role, dedicated, address, files)
+    if isinstance(plan, Allreduce) and not is_native:
+      successor = _find_successor(config, role, address, files)
+    if successor:
+      role = dataclasses.replace(role, coordinator=successor)
+    role, security = _rendezvous(
+      config, role, dedicated, address, files, follows=bool(successor)
+    )
     if is_native:
       with error_prefix('config.cluster'):
         native.use_interface(config.cluster.interface)
@@ -98,12 +106,46 @@ def meet(
         devices=ids,
         start_s=config.cluster.start_s,
       )
-  return Meeting(role, address, finished, devices=count, security=security)
+  return Meeting(
+    role,
+    address,
+    finished,
+    devices=count,
+    security=security,
+    follows=bool(successor),
+  )
 
 
 def _gpus() -> list[str]:
   """Returns the GPUs that a worker sees; none if JAX uses the CPU alone."""
   return [] if placement.is_cpu_only() else devices.gpus(os.environ)
+
+
+def _find_successor(
+  config: ConfigDict, role: roles.Role, address: str, files: RunFiles
+) -> str:
+  """Returns the address of a coordinator in place of worker 0; '' if none.
+
+  Worker 0 of a run without one is the coordinator, and then the folder names no
+  other.
+
+  Raises:
+    Unmendable: If other workers continue the run, and elect none in time.
+  """
+  if role.index:
+    return ''
+  terms, cluster = Terms(files.workdir), config.cluster
+  token = files.workdir / rendezvous_files.TOKEN
+  if terms.find() and (cluster.token_file or token.exists()):
+    security = credentials.security(cluster, address, str(token))
+    found = find_running(
+      terms, security, timeout_s=cluster.timeout_s, limit_s=cluster.start_s
+    )
+    if found:
+      logging.info('The run is coordinated at %s now.', found)
+      return found
+  terms.forget()
+  return ''
 
 
 def _rendezvous(
@@ -112,6 +154,8 @@ def _rendezvous(
   dedicated: int,
   address: str,
   files: RunFiles,
+  *,
+  follows: bool,
 ) -> tuple[roles.Role, Security]:
   """Returns the role with the coordinator's address, and the credentials.
 
@@ -119,7 +163,8 @@ def _rendezvous(
   run's folder, where the coordinator writes it.
   """
   place = rendezvous_files.Place(role.coordinator, config.cluster.token_file)
-  if f'{role.kind} {role.index}' == roles.leading(dedicated):
+  is_leading = f'{role.kind} {role.index}' == roles.leading(dedicated)
+  if is_leading and not follows:
     files.hold(config.cluster)
     place = rendezvous_files.host(
       files.workdir,

@@ -138,6 +138,15 @@ class Milestones:
     state = {name: getattr(self, name) for name in _STATE}
     return state | {'queue': self._queue.state() if self._queue else []}
 
+  def state_without_versions(self) -> dict[str, Any]:
+    """Returns the state for a process that cannot read the held versions.
+
+    Evaluations that have not ended are left out there.
+    """
+    state = self.state()
+    queue = [(row, version, None) for row, version, _ in state['queue']]
+    return state | {'queue': queue}
+
   def restore(self, state: dict[str, Any]) -> None:
     """Continues from the state of a checkpoint, which it takes over."""
     for name in _STATE:

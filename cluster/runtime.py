@@ -108,6 +108,9 @@ class Saving(Protocol):
   def restore(self) -> Any:
     """Returns the state of the newest readable checkpoint; None without one."""
 
+  def succeed(self, newest: int) -> None:
+    """Continues after another process; removes checkpoints after `newest`."""
+
   def is_writing(self) -> bool:
     """Returns whether a save has to be put off until the last one has ended."""
 
@@ -119,7 +122,14 @@ class Saving(Protocol):
 
 
 class Site(Protocol):
-  """Part of one process in a run."""
+  """Part of one process in a run.
+
+  Attributes:
+    make_run: Function that returns the run, set by the builder where another
+      process is the coordinator, which this one may succeed.
+  """
+
+  make_run: Callable[[], Any]
 
   @property
   def is_coordinator(self) -> bool:

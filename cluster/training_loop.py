@@ -10,12 +10,13 @@ import contextlib
 import dataclasses
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from absl import logging
 
 from cluster.milestones import Milestones, SaveSchedule
+from cluster.process.exits import Relinquished
 from cluster.runtime import Runtime, Saving
 from learning import compilations
 from outputs.console import Console
@@ -44,6 +45,8 @@ class Run:
     sizes: Bytes of each file at the checkpoint to resume from; None for a run
       that starts.
     called: Whether the run has been called.
+    is_successor: Whether it continues the run of another process, without a
+      restart.
   """
 
   name: str
@@ -56,6 +59,7 @@ class Run:
   console: Console
   sizes: Mapping[str, int] | None = None
   called: bool = False
+  is_successor: bool = False
 
   def restore(self) -> None:
     """Restores the newest readable checkpoint, if there is any.
@@ -72,6 +76,34 @@ class Run:
       self.sizes = state['files']
       self.files.check(state['files'])
 
+  def succeed(
+    self, state: Mapping[str, Any], manifest: Mapping[str, Any]
+  ) -> Callable[[], None]:
+    """Continues the run of another process that is lost.
+
+    Args:
+      state: State of that process.
+      manifest: Manifest of this process.
+
+    Returns:
+      Function that takes the folder over; the runtime calls it before it
+      records anything.
+
+    Raises:
+      OSError: If the files of the run cannot be copied.
+      ValueError: If a file is shorter than it was.
+    """
+    self.milestones.restore(state['milestones'])
+    self.recorder.restore(state['recorder'])
+    self.files.succeed(manifest, state['files'])
+    self.sizes, self.is_successor = state['files'], True
+
+    def publish() -> None:
+      self.files.publish(manifest)
+      self.checkpoints.succeed(state['checkpoint'])
+
+    return publish
+
   def __call__(self) -> Mapping[str, Any]:
     """Trains and returns the content of summary.json.
 
@@ -87,7 +119,7 @@ class Run:
     if self.called:
       raise RuntimeError('A run runs once; build another one.')
     self.called = True
-    finished = self.files.read_summary()
+    finished = None if self.is_successor else self.files.read_summary()
     if finished is None:
       summary = self._train()
     else:
@@ -100,12 +132,13 @@ class Run:
 
   def _train(self) -> Mapping[str, Any]:
     """Trains from warm-up to summary."""
-    self.files.begin(
-      num_workers=len(self.runtime.coordinator.workers),
-      sizes=self.sizes,
-      examples=self._examples,
-    )
-    ended, warm = 'interrupted', 0
+    if not self.is_successor:
+      self.files.begin(
+        num_workers=len(self.runtime.coordinator.workers),
+        sizes=self.sizes,
+        examples=self._examples,
+      )
+    ended, warm, is_over = 'interrupted', compilations.count(), True
     try:
       self._warm_up()
       warm = compilations.count()
@@ -114,24 +147,33 @@ class Run:
         if signals:
           self._stop(signals[0])
       ended = 'finished'
+    except Relinquished:
+      is_over = False
+      raise
     except Exception as error:
       ended = f'{type(error).__name__}: {error}'
       raise
     finally:
-      self.runtime.close()
-      summary = self.recorder.summary(
-        self.runtime.time,
-        ended=ended,
-        issued=self.runtime.coordinator.issued,
-        outstanding=self.runtime.coordinator.outstanding,
-        **self.runtime.summary(),
-        compilations=compilations.count() - warm,
-      )
-      self.files.close(summary)
+      if is_over:
+        self.runtime.close()
+        summary = self.recorder.summary(
+          self.runtime.time,
+          ended=ended,
+          issued=self.runtime.coordinator.issued,
+          outstanding=self.runtime.coordinator.outstanding,
+          **self.runtime.summary(),
+          compilations=compilations.count() - warm,
+        )
+        self.files.close(summary)
+      else:  # Workers and files are another process's from now on.
+        self.files.abandon()
     return summary
 
   def _warm_up(self) -> None:
     """Compiles training and evaluation; the run's wall time starts after it."""
+    if self.is_successor:  # The workers do not wait for an evaluation.
+      self.runtime.warm_up()
+      return
     logging.info('Compiling ...')
     self.runtime.warm_up()
     self.milestones.warm_up()
@@ -172,7 +214,13 @@ class Run:
     return False
 
   def _save(self) -> None:
-    """Saves a checkpoint, which is written while the run continues."""
+    """Saves a checkpoint, which is written while the run continues.
+
+    Raises:
+      Relinquished: If another process continues the run.
+    """
+    if self.files.is_superseded:
+      raise Relinquished(f'{self.files.workdir} is of another coordinator.')
     self.checkpoints.save(
       {
         'runtime': self.runtime.state(),

@@ -50,6 +50,7 @@ class Checkpoints:
       [], contextlib.AbstractContextManager[None]
     ] = contextlib.nullcontext,
     waits: bool = True,
+    may_write: Callable[[], bool] = lambda: True,
   ):
     """Creates no file yet.
 
@@ -63,6 +64,8 @@ class Checkpoints:
       job: Function that returns a context in which a checkpoint is written.
       waits: Whether a save waits for the one before it; if not, it must not
         begin while `is_writing` is true.
+      may_write: Returns whether the run's folder is this process's; if not,
+        nothing is written.
 
     Raises:
       ValueError: If `keep` is out of range.
@@ -74,10 +77,9 @@ class Checkpoints:
     self._required = required
     self._save_others = save_others
     self._job = job
-    self._waits = waits
-    self._number = (
-      -1
-    )  # Number of the newest checkpoint, even an incomplete one.
+    self._waits, self._may_write = waits, may_write
+    # Number of the newest checkpoint, even an incomplete one.
+    self._number = -1
     self._pool = ThreadPoolExecutor(1, 'checkpoints')
     self._writing: Future[None] | None = None
 
@@ -124,6 +126,21 @@ class Checkpoints:
         f'{reason}'
       )
     return None
+
+  @property
+  def newest(self) -> int:
+    """Number of the newest checkpoint, complete or not; -1 before the first."""
+    return self._number
+
+  def succeed(self, newest: int) -> None:
+    """Continues after another process, as of which `newest` is the newest.
+
+    Later ones are removed: the run continues from before them, with files that
+    differ.
+    """
+    earlier = _numbers(self._directory)
+    self._number = max(earlier, default=-1)
+    remove_all_but(self._directory, [n for n in earlier if n <= newest])
 
   def is_writing(self) -> bool:
     """Returns whether a save has to be put off until the last one has ended.
@@ -179,6 +196,9 @@ class Checkpoints:
         wait(others)
         for other in others:
           other.result()
+        if not self._may_write():
+          logging.warning('Another process continues the run: no checkpoint.')
+          return
         write(self._directory, number, COORDINATOR, tree())
     except OSError as error:
       remove_all_but(self._directory, steps(self._directory))

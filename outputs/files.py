@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -230,7 +231,8 @@ class RunFiles:
     self._write_manifest()
 
   def _write_manifest(self) -> None:
-    _write(self.workdir / 'manifest.json', self._manifest)
+    if not self.is_superseded:
+      _write(self.workdir / 'manifest.json', self._manifest)
 
   def read_summary(self) -> dict[str, Any] | None:
     """Returns the summary if the folder holds a run that has finished.
@@ -292,15 +294,8 @@ class RunFiles:
       file.truncate(sizes.get(name, 0))
       file.seek(0, os.SEEK_END)  # Truncation leaves the position.
     (self.workdir / 'summary.json').unlink(missing_ok=True)
-    for path in self.workdir.glob(_BOARD):
-      path.unlink()
-    if self.board:
-      import tensorboardX  # Slow; only the coordinator needs it.
-
-      self._board = tensorboardX.SummaryWriter(str(self.workdir))
+    self._open_board()
     if sizes:
-      for line in (self.workdir / 'metrics.jsonl').read_text().splitlines():
-        self._plot(json.loads(line))
       return
     for worker in range(num_workers if self.timeline else 0):
       row = {
@@ -312,6 +307,89 @@ class RunFiles:
       }
       line = (',\n' if worker else '[\n') + _dumps(row)
       self._files['trace.json'].write(line)
+
+  def succeed(
+    self, manifest: Mapping[str, Any], sizes: Mapping[str, int]
+  ) -> None:
+    """Opens copies of the files of a run that another process has written.
+
+    `publish` replaces the files by them, so that the other process, which may
+    only be stopped, cannot write to them any more.
+
+    Args:
+      manifest: Manifest of this process.
+      sizes: Bytes of each file to continue from.
+
+    Raises:
+      OSError: If the files cannot be copied.
+      ValueError: If a file is shorter.
+    """
+    written = manifest['config']['outputs']
+    self.events, self.timeline = written['events'], written['timeline']
+    self.board = False  # Until `publish`.
+    self.check(sizes)
+    self._files = {}
+    for name, size in sizes.items():
+      source, copy = self.workdir / name, self._copy(name)
+      shutil.copyfile(source, copy)
+      os.truncate(copy, size)
+      self._files[name] = self._copy(name).open('a')
+
+  def publish(self, manifest: Mapping[str, Any]) -> None:
+    """Takes the folder over: its lock, and all files of the run.
+
+    Args:
+      manifest: Manifest of this process.
+
+    Raises:
+      OSError: If a file cannot be replaced.
+      ValueError: If the folder has no readable manifest.
+    """
+    self._lock = FolderLock(self.workdir, busy='', limit_s=0.0, seizes=True)
+    self._lock.record(fingerprint(manifest))
+    before = atomic.read_object(self.workdir / 'manifest.json')
+    if before is None or not before.get('starts'):
+      raise ValueError(f'workdir: {self.workdir} has no manifest of the run.')
+    self._manifest, self._start = before, before['starts'][-1]
+    for name in self._files:
+      self._copy(name).replace(self.workdir / name)
+    (self.workdir / 'summary.json').unlink(missing_ok=True)
+    self.board = manifest['config']['outputs']['board']
+    self._open_board()
+
+  def _copy(self, name: str) -> pathlib.Path:
+    """Returns the path of a successor's copy of a file."""
+    return self.workdir / f'.{name}.{os.getpid()}.new'
+
+  def _open_board(self) -> None:
+    """Plots the rows of metrics.jsonl anew, and those that follow."""
+    for path in self.workdir.glob(_BOARD):
+      path.unlink()
+    if not self.board:
+      return
+    import tensorboardX  # Slow; only the coordinator needs it.
+
+    self._board = tensorboardX.SummaryWriter(str(self.workdir))
+    for line in (self.workdir / 'metrics.jsonl').read_text().splitlines():
+      self._plot(json.loads(line))
+
+  def abandon(self) -> None:
+    """Closes the files of a run that another process continues."""
+    for name, file in self._files.items():
+      file.close()
+      self._copy(name).unlink(missing_ok=True)
+    self.release()
+
+  @property
+  def is_superseded(self) -> bool:
+    """True if another process has taken the folder over: see `publish`."""
+    return self._lock is not None and not self._lock.is_held()
+
+  def sizes(self) -> dict[str, int]:
+    """Returns the bytes of each file, which other processes can read."""
+    for file in self._files.values():
+      file.flush()
+    return {name: file.tell() for name, file in self._files.items()}
 
   def state(self) -> dict[str, int]:
     """Flushes the files to the disk, and returns the bytes of each."""
@@ -386,7 +464,8 @@ class RunFiles:
       if self.timeline:
         self._files['trace.json'].write('\n]\n')
       self.state()
-      _write(self.workdir / 'summary.json', summary)
+      if not self.is_superseded:
+        _write(self.workdir / 'summary.json', summary)
     finally:
       with contextlib.ExitStack() as stack:
         stack.callback(self.release)

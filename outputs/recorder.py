@@ -101,6 +101,10 @@ class Recorder:
       setattr(self, name, state[name])
     self.start_wall_clock()
 
+  def file_sizes(self) -> dict[str, int]:
+    """Returns the bytes of each file that the recorder appends to."""
+    return self._files.sizes()
+
   def record_decision(
     self, name: str, event: Push | Mapping[str, Any], decision: Decision
   ) -> None:

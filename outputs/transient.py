@@ -155,6 +155,7 @@ class FolderLock:
     busy: str,
     limit_s: float,
     live_s: float | None = None,
+    seizes: bool = False,
   ):
     """Creates a lock that this process holds, once it is free.
 
@@ -166,16 +167,16 @@ class FolderLock:
       limit_s: Limit of waiting, seconds.
       live_s: Limit of waiting if a live process of this host holds the lock,
         seconds; None for `limit_s`.
+      seizes: Whether to replace the file, and so to take the lock from another
+        process, which may be stopped: see `is_held`.
 
     Raises:
       Busy: If the lock is not free in time, or if this process holds it.
       OSError: If the lock cannot be taken.
     """
     self._busy, self._folder = busy, folder
-    handle = os.open(folder / '.lock', os.O_RDWR | os.O_CREAT, 0o666)
-    # The kernel releases the lock when the process ends, even by a kill.
-    self.release = weakref.finalize(self, os.close, handle)
-    self._handle = handle
+    self._path = folder / '.lock'
+    self._open(self._path.with_name(f'.lock.{os.getpid()}') if seizes else None)
     try:
       self._wait(limit_s, limit_s if live_s is None else min(live_s, limit_s))
       self.run = self._content().get('run', '')
@@ -183,6 +184,28 @@ class FolderLock:
     except BaseException:
       self.release()
       raise
+
+  def _open(self, new: pathlib.Path | None = None) -> None:
+    """Opens the file; replaces it by a new one, which is locked, if given."""
+    handle = os.open(new or self._path, os.O_RDWR | os.O_CREAT, 0o666)
+    # The kernel releases the lock when the process ends, even by a kill.
+    self.release = weakref.finalize(self, os.close, handle)
+    self._handle = handle
+    if new:
+      self._flock()
+      new.replace(self._path)
+
+  def is_held(self) -> bool:
+    """Returns whether no other process has seized the lock.
+
+    Raises:
+      OSError: If the folder cannot be read.
+    """
+    own = os.fstat(self._handle)
+    try:
+      return os.path.samestat(own, self._path.stat())
+    except FileNotFoundError:
+      return False
 
   def record(self, run: str) -> None:
     """Writes the holder and the fingerprint of the run into the lock's file.
@@ -225,6 +248,13 @@ class FolderLock:
 
   def _try_lock(self) -> bool:
     """Locks the file; returns False if another process holds the lock."""
+    if not self.is_held():  # The file that was opened has been replaced.
+      self.release()
+      self._open()
+    return self._flock() and self.is_held()
+
+  def _flock(self) -> bool:
+    """Locks the open file; returns False if another process has locked it."""
     try:
       fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

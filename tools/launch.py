@@ -190,14 +190,14 @@ class _Supervisor:
   def _handle_end(self, ended: Exit) -> None:
     """Restarts processes or ends the run after the end of a process."""
     name, code = ended.name, ended.code
-    coordinator, only = name == self._plan.coordinator, self._plan.only
+    coordinator, only = name == self._plan.leader, self._plan.only
     stopped = code == STOPPED and not coordinator
     if self._code is not None:
       if coordinator:
         self._shorten_deadlines()
     elif name in self._due:
       pass  # It is restarted with another one that ended at the same time.
-    elif code == 0 or (stopped and not only):
+    elif code == 0 or (stopped and not (only or self._plan.has_successors)):
       self._over = True
       if coordinator or only:
         self._end(0, term_s=_FINISH_S, kill_s=_KILL_S)
@@ -209,6 +209,8 @@ class _Supervisor:
   def _restart(self, ended: Exit) -> None:
     """Restarts a process, or all, after it was lost; or ends the run."""
     name, only = ended.name, self._plan.only
+    # Then all return to a checkpoint: the others have been stopped.
+    gives_up = name == self._plan.leader and ended.code > 0
     self._short[name] += ended.lived_s < _QUICK_S
     short = self._short[name]
     if ended.code < 0:
@@ -219,7 +221,7 @@ class _Supervisor:
       reason = 'been stopped' if is_stopped else 'lost what may come back'
       how, code = f'{name} has {reason}', ended.code
     has_shard = name in self._plan.shard_processes
-    self._restarts += has_shard or bool(only and ended.code > 0)
+    self._restarts += has_shard or gives_up or bool(only and ended.code > 0)
     if short == _QUICK:
       self._fail(f'{how}, soon after its start {short} times in a row', code)
     elif self._restarts > self._plan.restarts:
@@ -249,8 +251,8 @@ class _Supervisor:
         self._kill_at = 0.0
       return
     self._screen.print_line(f'{signal.Signals(number).name}: the run ends')
-    if self._plan.coordinator in self._processes.names():
-      self._terminate(self._plan.coordinator)
+    if (leader := self._plan.leader) in self._processes.names():
+      self._terminate(leader)
     self._end(128 + number, term_s=self._plan.grace_s, kill_s=0.0)
 
   def _fail(self, how: str, code: int) -> None:
@@ -263,7 +265,7 @@ class _Supervisor:
     self._due.clear()
     self._term_at = time.monotonic() + term_s
     self._kill_at = self._term_at + kill_s
-    saves = self._plan.only or self._plan.coordinator
+    saves = self._plan.only or self._plan.leader
     if code and saves not in self._processes.names():
       self._shorten_deadlines()
 

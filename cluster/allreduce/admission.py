@@ -6,7 +6,7 @@ without a message.  Other events: see `cluster.membership.events` and
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from cluster.membership.admission import Reception
 from cluster.membership.events import Event
@@ -38,6 +38,17 @@ class ResidualsCollected(Event):
 
 
 class AllreduceReception(Reception):
-  """The coordinator's control streams to all replicas."""
+  """The coordinator's control streams to all replicas.
+
+  Attributes:
+    succeeded: Term that the coordinator succeeds, and members of its last
+      epoch; None once it has begun an epoch.
+  """
 
   _schema = messages.FROM_REPLICA
+  succeeded: tuple[int, Collection[int]] | None = None
+
+  def _find_succeeded(self, index: int) -> int | None:
+    if self.succeeded and index in self.succeeded[1]:
+      return self.succeeded[0]
+    return None

@@ -13,6 +13,7 @@ class IterationAssigner:
   Attributes:
     newest: Highest version whose iteration is assigned in this membership
       epoch.
+    term: Term of the coordinator, which assignments carry.
   """
 
   def __init__(
@@ -26,12 +27,23 @@ class IterationAssigner:
     """
     self._coordinator, self._send = coordinator, send
     self.newest = -1
+    self.term = 0
     self._assigned: dict[int, tuple[float, int]] = {}
 
   def begin(self, version: int) -> None:
     """Begins a membership epoch whose first iteration has this version."""
     self.newest = version - 1
     self._assigned.clear()
+
+  def inherit(self, version: int, assigned_at: float, stage: int) -> None:
+    """Records an iteration that another coordinator has assigned.
+
+    Args:
+      version: Version of the iteration.
+      assigned_at: When it was assigned, monotonic seconds of this process.
+      stage: Stage of the codec in it.
+    """
+    self._assigned[version] = assigned_at, stage
 
   def pop_assigned(self, version: int) -> tuple[float, int]:
     """Returns when an iteration was assigned, monotonic s, and its stage.
@@ -69,5 +81,6 @@ class IterationAssigner:
         members=members,
         stage=stage,
         assigned_at=now,
+        term=self.term,
       )
       self._send(index, assignment)

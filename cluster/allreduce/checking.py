@@ -64,7 +64,8 @@ class StateCheck:
     self._limit_s = limit_s
     self._asked_at = 0.0
     self._on_agreed: Callable[[], None] = lambda: None
-    self._is_replacing = False  # The state of worker 0, in place.
+    # The state of the coordinator's worker, in place.
+    self._is_replacing = False
     # Members that cannot yet connect to a member with the reference state.
     self._unreached: list[int] = []
 
@@ -135,7 +136,9 @@ class StateCheck:
     Raises:
       Unmendable: If only a checkpoint can help.
     """
-    if self._is_replacing and index == 0 and version == self.agreement.version:
+    is_local = index == self._rendezvous.local
+    is_current = version == self.agreement.version
+    if self._is_replacing and is_local and is_current:
       self._finish_replacement(digest)
     elif self.agreement.add_difference(index, version, difference, digest):
       if self._unreached:
@@ -202,7 +205,7 @@ class StateCheck:
     """
     agreement = self.agreement
     corrupt, differences = agreement.corrupt, dict(agreement.differences)
-    # Worker 0 may be known to be corrupt from a check that was cancelled.
+    # The coordinator's may be known to be corrupt from a cancelled check.
     known = {*differences} - {*self._rendezvous.sound}
     agreement.count(known)
     for index, difference in sorted(differences.items()):
@@ -223,7 +226,8 @@ class StateCheck:
       )
     for index in corrupt:
       self._rendezvous.mark_corrupt(index)
-    others = [index for index in corrupt if index]
+    local = self._rendezvous.local
+    others = [index for index in corrupt if index != local]
     for index in others:
       self._evict(
         index,
@@ -233,18 +237,21 @@ class StateCheck:
     if not others:
       # The process of the coordinator stays, with a new state.
       self._is_replacing = True
-      self._compare([0], replace=True)
+      self._compare([local], replace=True)
 
   def _finish_replacement(self, digest: str) -> None:
-    """Ends the check: worker 0 has adopted the reference state.
+    """Ends the check: the coordinator's worker has the reference state.
 
     Raises:
       Unmendable: If it has another state nevertheless.
     """
     if digest != self.agreement.reference_digest:
-      raise Unmendable('Worker 0 does not have the state that it has fetched.')
-    self.agreement.count_replaced(0)
-    self._forget(0)
+      raise Unmendable(
+        'The worker of the coordinator does not have the state that it has '
+        'fetched.'
+      )
+    self.agreement.count_replaced(self._rendezvous.local)
+    self._forget(self._rendezvous.local)
     self._end()
 
   def _report(self, index: int, difference: float, corrupt: bool) -> None:

@@ -13,13 +13,14 @@ is recorded after which the run is evaluated, saved or over: see `checking`.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
 from cluster.allreduce.checking import StateCheck
 from cluster.allreduce.rendezvous import Rendezvous, Unreachable
+from cluster.allreduce.replication import Inheritance
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
 from cluster.membership.admission import Reception
@@ -35,7 +36,7 @@ from cluster.network.messages import (
 from cluster.probing.events import LinksMeasured
 from cluster.probing.link_manager import LinkManager
 from cluster.process.deadlines import Deadlines
-from cluster.process.exits import Unmendable
+from cluster.process.exits import Relinquished, Unmendable
 
 
 class MembershipEpochs:
@@ -48,6 +49,8 @@ class MembershipEpochs:
     is_running: True while the members can sum: all are connected and have the
       same state.
     reason: Reason for which the current epoch has begun, for the log.
+    agreed: Members of the last epoch that has begun; empty before the first.
+    present: Those of them that have not been lost since.
   """
 
   def __init__(
@@ -89,18 +92,48 @@ class MembershipEpochs:
     self._coordinator, self._store = coordinator, store
     self._reception, self._members = reception, reception.members
     self._deadlines, self._now = deadlines, now
+    self.agreed: Collection[int] = ()
+    self.present: set[int] = set()
     self._has_started = False
     # Whether members may end their iteration before they stop.
     self._ends_iteration = False
-    # Step statistics and members of an iteration that other replicas have
-    # ended, but not the coordinator's.
-    self._unrecorded: tuple[Sequence[float], tuple[int, ...]] | None = None
+    # Step statistics and members of the iterations that replicas have ended,
+    # but the coordinator has not recorded: one at most, or up to three if the
+    # coordinator succeeds another.
+    self._unrecorded: list[tuple[Sequence[float], Sequence[int]]] = []
+    self._inheritance: Inheritance | None = None
     # Lost workers that the scheme still counts, with the reasons.
     self._departed: dict[int, str] = {}
 
   def start(self) -> None:
     """Marks the start of the run: lost workers leave the scheme from here."""
     self._has_started = True
+
+  def succeed(self, inheritance: Inheritance) -> None:
+    """Ends the last epoch of the coordinator before, of a run that has started.
+
+    Its members stop once they have joined; see `give_up_absent`.
+
+    Args:
+      inheritance: What this coordinator continues from.
+    """
+    membership = inheritance.membership
+    self.agreed = tuple(sorted(membership.addresses))
+    self._has_started, self._inheritance = True, inheritance
+    self.rendezvous.succeed(membership.number, self.agreed)
+    for index in self.agreed:
+      if index not in inheritance.supporters:
+        self.rendezvous.mark_lost(index, 'It was lost with the coordinator.')
+    self.stop('a coordinator is replaced')
+
+  def give_up_absent(self) -> None:
+    """Marks the members as lost that have not joined this coordinator."""
+    if self._inheritance is None:
+      return
+    for index in self.rendezvous.living:
+      if self._members[index].stream is None:
+        self.rendezvous.mark_lost(index, 'It was lost with the coordinator.')
+    self._proceed()
 
   def is_current(
     self,
@@ -149,6 +182,11 @@ class MembershipEpochs:
   def add(self, index: int, address: str) -> None:
     """Adds a worker that is ready: see `Rendezvous.add`."""
     self.rendezvous.add(index, address)
+    if self._inheritance and index in self.rendezvous.awaited:
+      number = self.rendezvous.membership_epoch
+      stop = StopEpoch(membership_epoch=number, completes=False)
+      self._members[index].progress.last_change = time.monotonic()
+      self._reception.send_to_worker(index, stop)
     if not self._has_started and self.rendezvous.is_waiting:
       self._form()
 
@@ -161,16 +199,18 @@ class MembershipEpochs:
     for index in sorted(departed):
       self._record_forgotten(index)
       self._coordinator.leave(index, self._now(), departed[index])
+    self.agreed, self._inheritance = self.rendezvous.members, None
+    self.present = {*self.agreed}
     self.is_running = True
     self.links.begin_epoch()
 
-  def take_unrecorded(self) -> tuple[Sequence[float], Sequence[int]] | None:
-    """Returns an iteration to record before `begin`, once; None for none.
+  def take_unrecorded(self) -> list[tuple[Sequence[float], Sequence[int]]]:
+    """Returns iterations to record before `begin`, once, in order.
 
     Returns:
-      Its step statistics, and the members that took part in it.
+      Step statistics of each, and the members that took part in it.
     """
-    unrecorded, self._unrecorded = self._unrecorded, None
+    unrecorded, self._unrecorded = self._unrecorded, []
     return unrecorded
 
   def lose(self, index: int, reason: str) -> None:
@@ -182,8 +222,12 @@ class MembershipEpochs:
     member = self._members[index]
     if member.stream is None:  # It was lost together with another one.
       return
-    if index == 0:
-      raise Unmendable(f'The worker of the coordinator is lost: {reason}')
+    self.present.discard(index)
+    if index == self.rendezvous.local:
+      text = f'The worker of the coordinator is lost: {reason}'
+      if self.can_be_succeeded:
+        raise Relinquished(text)
+      raise Unmendable(text)
     if not (self.rendezvous.tolerates_loss or self.rendezvous.is_waiting):
       raise Unmendable(f'Worker {index} is lost, and XLA needs all: {reason}')
     logging.warning('Worker %d is lost: %s', index, reason)
@@ -200,6 +244,11 @@ class MembershipEpochs:
     ):
       # It had joined the scheme, and was to be a member of the next epoch.
       self._coordinator.leave(index, self._now(), reason)
+
+  @property
+  def can_be_succeeded(self) -> bool:
+    """True if other members may continue without this coordinator."""
+    return self.rendezvous.tolerates_loss and len(self.present) > 1
 
   def stop(self, reason: str, *, ends: bool = False) -> None:
     """Ends the epoch, unless that has been done before.
@@ -267,12 +316,17 @@ class MembershipEpochs:
       for index in (
         rendezvous.living if self.is_running else rendezvous.awaited
       )
+      if self._members[index].stream  # A successor waits for others to join.
     ]
     now = time.monotonic()
     overdue = self._deadlines.overdue(active, now=now, executed_orders=0)
-    if [index for index, _ in overdue] == [0] and not active[0][1].is_computing:
+    local = rendezvous.local
+    is_computing = any(
+      progress.is_computing for index, progress, _ in active if index == local
+    )
+    if [index for index, _ in overdue] == [local] and not is_computing:
       # If in doubt, evict a worker that can rejoin.
-      others = [each for each in active if each[0]]
+      others = [each for each in active if each[0] != local]
       overdue = (
         self._deadlines.overdue(others, now=now, executed_orders=0) or overdue
       )
@@ -293,12 +347,44 @@ class MembershipEpochs:
     if newest is None:
       return
     version, statistics = newest
+    if self._inheritance:
+      # A process that has just started has version 0.
+      present = [
+        k for k, each in self.rendezvous.answers.items() if each >= version - 1
+      ]
+      self.present = {*present} & {*self.rendezvous.living}
     if version <= self._store.version:
-      self._unrecorded = None  # All that had ended the iteration are lost.
-    elif self._unrecorded is None:
-      self._unrecorded = statistics, self.rendezvous.members
+      self._unrecorded = []  # All that had ended the iteration are lost.
+    elif self._inheritance:
+      self._unrecorded = self._inherit_iterations(version, statistics)
+    elif not self._unrecorded:
+      self._unrecorded = [(statistics, self.rendezvous.members)]
     self._remove_lost()
     self._form()
+
+  def _inherit_iterations(
+    self, version: int, statistics: Sequence[float]
+  ) -> list[tuple[Sequence[float], Sequence[int]]]:
+    """Returns the iterations that the coordinator before has not recorded.
+
+    Args:
+      version: Newest version of the members.
+      statistics: Step statistics of its iteration.
+
+    Raises:
+      Relinquished: If one is not known.
+    """
+    found = []
+    known = self._inheritance.iterations if self._inheritance else {}
+    for each in range(self._store.version, version):
+      iteration = known.get(each)
+      numbers = iteration.statistics if iteration else None
+      if each == version - 1 and numbers is None:
+        numbers = statistics
+      if iteration is None or not numbers:
+        raise Relinquished(f'The statistics of version {each} are not known.')
+      found.append((numbers, iteration.assignment.members))
+    return found
 
   def _remove_lost(self) -> None:
     """Removes lost members; the scheme counts them until `begin`."""
@@ -322,7 +408,7 @@ class MembershipEpochs:
     if self.links.begin_survey(members):
       return
     try:
-      version = self._store.version + (self._unrecorded is not None)
+      version = self._store.version + len(self._unrecorded)
       orders = self.rendezvous.form(members, version)
     except Unreachable as error:
       self.lose(error.worker, str(error))

@@ -86,6 +86,7 @@ class Rendezvous:
     members: Workers of it, or of the epoch before until `form`; ascending.
     packed: Its forest, and the links of it; None before the first.
     size_bytes: Size of a gradient buffer, bytes.
+    local: Rank of the worker in the coordinator's process.
     fetching: Members that were directed to fetch their state from another one.
   """
 
@@ -96,6 +97,7 @@ class Rendezvous:
     *,
     size_bytes: int,
     failed: FailedLinks | None = None,
+    local: int = 0,
   ):
     """Creates a rendezvous without members.
 
@@ -104,8 +106,9 @@ class Rendezvous:
       pack: Returns the forest of a cluster; None if XLA sums.
       size_bytes: Size of a gradient buffer, bytes.
       failed: Record of failed links; None if they are never tried again.
+      local: Rank of the worker in the coordinator's process.
     """
-    self.membership_epoch = 0
+    self.membership_epoch, self.local = 0, local
     self.members: tuple[int, ...] = ()
     self.packed: PackedForest | None = None
     self.size_bytes = size_bytes
@@ -128,7 +131,7 @@ class Rendezvous:
     # Members with the newest version.  At first the coordinator's worker, which
     # has restored or initialised the state: a process that has left another
     # coordinator has a different one.
-    self._sources: list[int] = [0]
+    self._sources: list[int] = [local]
     self._corrupt: set[int] = set()
 
   @property
@@ -207,7 +210,7 @@ class Rendezvous:
     moved = before.rpartition(':')[0] != address.rpartition(':')[0]
     self._failed.forget_losses(index, moved=moved)
     self._addresses[index] = address
-    self._sources = [k for k in self._sources if k != index] or [0]
+    self._sources = [k for k in self._sources if k != index] or [self.local]
     self.mark_sound(index)
 
   def mark_lost(self, index: int, reason: str) -> None:
@@ -310,7 +313,6 @@ class Rendezvous:
     if not living:
       return -1, []
     newest = max(self._answers[index][0] for index in living)
-    # Ascending: the coordinator's worker, nearest to many, comes first.
     holders = [k for k in living if self._answers[k][0] == newest]
     self._sources = [k for k in holders if k not in self._corrupt]
     if not self._sources:
@@ -331,6 +333,21 @@ class Rendezvous:
     self.members = ()
     self._lost_members.clear()
     self._phase = _Phase.WAITING
+
+  def succeed(self, membership_epoch: int, members: Iterable[int]) -> None:
+    """Continues with the members of another coordinator's epoch, which ends.
+
+    Args:
+      membership_epoch: Number of that epoch.
+      members: Its members; those that do not come have to be marked as lost.
+    """
+    self.membership_epoch, self.members = membership_epoch, tuple(members)
+    self._phase = _Phase.RUNNING
+
+  @property
+  def answers(self) -> Mapping[int, int]:
+    """Versions of the members that have stopped, by rank."""
+    return {index: version for index, (version, _) in self._answers.items()}
 
   def form(
     self, members: Iterable[int], version: int
@@ -374,9 +391,7 @@ class Rendezvous:
     avoided = self._failed.avoided_pairs
     return [k for k in holders if (k, index) not in avoided]
 
-  def _assign_sources(
-    self, index: int, version: int
-  ) -> list[tuple[int, str]]:
+  def _assign_sources(self, index: int, version: int) -> list[tuple[int, str]]:
     """Returns ranks and addresses of a member's sources; [] if it needs none.
 
     Members begin with different ones, so that those share the load.
@@ -394,10 +409,10 @@ class Rendezvous:
       others = (k for k in self.members if k != index)
       reachable = self._find_reachable(index, others)[:1]
     if not reachable:
-      raise self._exclude(index or sources[0])
+      raise self._exclude(index if index != self.local else sources[0])
     first = index % len(reachable)
     reachable = [*reachable[first:], *reachable[:first]]
-    return [(k, self._addresses[k]) for k in reachable[: MAX_SOURCES]]
+    return [(k, self._addresses[k]) for k in reachable[:MAX_SOURCES]]
 
   def _describe(self) -> MemberForest:
     """Returns the members and their forest, after it was packed."""
@@ -497,7 +512,7 @@ class Rendezvous:
       index
       for pair in self._failed.avoided_pairs
       for index in pair
-      if index and present.issuperset(pair)
+      if index != self.local and present.issuperset(pair)
     )
     if not counts:
       return Unmendable(str(error))

@@ -30,6 +30,7 @@ from cluster.allreduce.executor.errors import (
 )
 from cluster.allreduce.inbox import Inbox
 from cluster.allreduce.step_statistics import StatisticsLayout, StepStatistics
+from cluster.allreduce.succession import Succession
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.membership import handover
@@ -76,6 +77,7 @@ class Replica:
     speed: Speed | None,
     settings: Settings,
     on_hang: Callable[[str], None],
+    succession: Succession | None = None,
   ):
     """Creates a replica without connections.
 
@@ -90,6 +92,8 @@ class Replica:
       settings: Settings of all processes of the run.
       on_hang: Called from another thread if this worker does not react: with
         'left', 'lost' or 'over', as the session has ended, or with 'executor'.
+      succession: Part of this process in elections of a coordinator; None if
+        the run ends with its coordinator.
     """
     self.index = index
     self.learner = learner
@@ -98,7 +102,7 @@ class Replica:
     self._batching = batching
     self._host_speed = HostSpeed(index, batching, speed)
     self._coordinator, self._settings = '', settings
-    self._on_hang = on_hang
+    self._on_hang, self._succession = on_hang, succession
     self._completed: Completed = _ignore
     self._is_compiled = False
     # Whether its state may be of another run's version of the same number.
@@ -132,8 +136,8 @@ class Replica:
 
   def __call__(
     self, coordinator: str, *, completed: Completed | None = None
-  ) -> bool:
-    """Takes part in the run until it is over.
+  ) -> bool | None:
+    """Takes part in the run until it is over, or this process leads it.
 
     Args:
       coordinator: HOST:PORT of the coordinator.
@@ -142,25 +146,38 @@ class Replica:
 
     Returns:
       Whether the run has finished; if not, it may resume from a checkpoint.
+      None if the coordinator is lost and this process is to replace it.
 
     Raises:
       SystemExit: With LOST if the coordinator is lost for too long, with 1 if
         it refuses this worker.
     """
     self._coordinator = coordinator
-    if completed is not None:
-      self._completed = completed
+    self._completed = completed or _ignore
+    succession = self._succession
     with exit_on_error(self.index), self._host_speed:
       while (end := self._run_session()).kind != 'over':
+        is_lost = end.kind == 'lost' and completed is None
+        if is_lost and succession and succession.is_member:
+          found = succession.find_coordinator()
+          if found is None:
+            return None
+          self._coordinator = found
         logging.info('Worker %d rejoins.', self.index)
     return end.is_finished
+
+  def _locate(self) -> str:
+    """Returns the address of the coordinator, for an attempt to join it."""
+    if self._succession:
+      return self._succession.locate(self._coordinator)
+    return self._coordinator
 
   def _run_session(self) -> messages.SessionEnd:
     """Works until the session ends; returns how it has ended."""
     self._progress, self._inbox, self._is_new = ProgressCounter(), Inbox(), True
     self._epoch = self._stop_epoch = -1
     with Session[messages.ToReplica](
-      self._coordinator,
+      self._locate,
       self.index,
       self._settings,
       schema=messages.TO_REPLICA,
@@ -170,6 +187,12 @@ class Replica:
       on_end=self._end,
       is_blocked=self._is_blocked,
     ) as session:
+      if succession := self._succession:
+        succession.listen()
+        succession.follow()
+        # A successor continues from the states of its electors.
+        term = succession.standby.membership.term
+        self._is_new = session.succeeds != term
       with session.suppress_errors():
         self._prepare(session)
         while not session.heartbeat.ended.is_set():
@@ -212,6 +235,10 @@ class Replica:
 
   def _receive(self, message: messages.ToReplica) -> None:
     """Queues a message of the coordinator; called by the heartbeat's thread."""
+    if isinstance(message, messages.CoordinatorState):
+      if self._succession:
+        self._succession.standby.take_state(message)
+      return
     if isinstance(message, messages.StopEpoch) and not message.completes:
       self._stop_epoch = message.membership_epoch
       self._reducer.abandon(before=message.membership_epoch)
@@ -295,6 +322,9 @@ class Replica:
         self._update(session, order.version, order.sources)
       self._is_new = False
       self._progress.reach(_FETCHED)
+      if self._succession and order.members:
+        addresses = order.members.addresses
+        self._succession.standby.note_formed(membership_epoch, addresses)
       self._reducer.form(order, max(settings.start_s, settings.timeout_s))
       session.send(messages.Connected(*self._digest_report()))
 
@@ -328,6 +358,8 @@ class Replica:
       )
     self._adopt(version, state)
     self._statistics = []
+    if self._succession:
+      self._succession.standby.forget()
 
   def _fetch(
     self,
@@ -428,6 +460,8 @@ class Replica:
     """Computes a gradient, sums it with the others', and applies the sum."""
     if self._warm_compilations is None:
       self._warm_compilations = compilations.count()
+    if self._succession:
+      self._succession.standby.take_assignment(assignment)
     with self._reporting_loss(session, assignment.membership_epoch):
       self._compute(session, assignment, self._warm_compilations)
       if following := self._inbox.peek_assignment():
@@ -529,6 +563,10 @@ class Replica:
     else:
       self.learner.skip()
       self.codec_state.commit(self.learner.version)
+    if self._succession:
+      self._succession.standby.take_statistics(
+        assignment.version, self._statistics
+      )
     self._completed(
       IterationCompleted(
         at=time.monotonic(),

@@ -7,11 +7,12 @@ workers join or leave.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
+from cluster.allreduce import replication
 from cluster.allreduce.admission import (
   AllreduceReception,
   IterationCompleted,
@@ -20,12 +21,15 @@ from cluster.allreduce.admission import (
 from cluster.allreduce.assignment import IterationAssigner
 from cluster.allreduce.epochs import MembershipEpochs
 from cluster.allreduce.rendezvous import Rendezvous
+from cluster.allreduce.replication import Inheritance
 from cluster.allreduce.step_statistics import (
   IterationRecorder,
   StatisticsLayout,
 )
 from cluster.allreduce.store import ReplicaStore
+from cluster.allreduce.succession import Succession
 from cluster.coordinator import Coordinator
+from cluster.membership import election
 from cluster.membership.event_loop import EventLoop
 from cluster.membership.events import (
   Event,
@@ -39,7 +43,7 @@ from cluster.probing.events import ForestPacked, LinksMeasured
 from cluster.probing.link_manager import LinkManager
 from cluster.probing.traffic import TrafficLog
 from cluster.process.deadlines import Deadlines
-from cluster.process.exits import Unmendable
+from cluster.process.exits import Relinquished, Unmendable
 from cluster.traffic import Traffic
 from learning.learning import Overlap
 
@@ -76,6 +80,8 @@ class AllreduceRuntime(EventLoop):
     settings: Settings,
     deadlines: Deadlines,
     make_local_worker: Callable[[str], Callable[[], object]] | None,
+    succession: Succession | None = None,
+    newest_checkpoint: Callable[[], int] = lambda: -1,
   ):
     """Creates the runtime; it does not listen for workers yet.
 
@@ -94,6 +100,9 @@ class AllreduceRuntime(EventLoop):
       deadlines: Progress deadlines of the workers.
       make_local_worker: Makes the worker of this process, to be called in a
         thread, given the address to connect to; None if it has none.
+      succession: Part of this process in elections of a coordinator; None if
+        the run ends with its coordinator.
+      newest_checkpoint: Returns the number of the newest checkpoint.
     """
     super().__init__(
       coordinator=coordinator,
@@ -103,6 +112,7 @@ class AllreduceRuntime(EventLoop):
       make_local_worker=make_local_worker,
     )
     self._store, self._rendezvous = store, rendezvous
+    self._replicas = reception
     self.epochs = MembershipEpochs(
       coordinator=coordinator,
       store=store,
@@ -120,6 +130,11 @@ class AllreduceRuntime(EventLoop):
       coordinator, layout, reception.members, iteration_bytes
     )
     self._is_pausing, self._overlap = False, overlap
+    self._succession, self._newest_checkpoint = succession, newest_checkpoint
+    self._inheritance: Inheritance | None = None
+    self._publish: Callable[[], None] = lambda: None
+    # An epoch that has to wait for its begin, and when it may.
+    self._delayed: tuple[int, float] | None = None
     # Residuals are summed before a checkpoint: the version at which they were,
     # and the membership epoch and monotonic time of the request.
     self._collected_version = 0
@@ -134,11 +149,63 @@ class AllreduceRuntime(EventLoop):
 
     Raises:
       Unmendable: If one does not in time; names it.
+      Relinquished: If this is a successor whom too few members join.
     """
+    if self._inheritance:
+      self._gather()
+      return
     self._wait_for_processes(
       self._reception.listen(),
       done=self.epochs.try_connect,
       missing=lambda: self._reception.missing() or self._links.awaited,
+    )
+
+  def succeed(
+    self, inheritance: Inheritance, publish: Callable[[], None]
+  ) -> None:
+    """Continues from another coordinator that is lost; `warm_up` follows.
+
+    Args:
+      inheritance: What this coordinator continues from.
+      publish: Called once this process has the next term, before anything is
+        recorded.
+    """
+    state = inheritance.state['runtime']
+    self._inheritance, self._publish = inheritance, publish
+    self.time = state['time']
+    self._began = time.monotonic() - self.time
+    self.coordinator.restore(state['coordinator'])
+    self._store.succeed(state['store'])
+    self._restore_counts(state)
+    for version, iteration in inheritance.iterations.items():
+      order = iteration.assignment
+      at = self._began + order.assigned_at - state['began']
+      self._assigner.inherit(version, at, order.stage)
+    self._links.succeed()
+    membership = inheritance.membership
+    self._replicas.succeeded = membership.term, membership.addresses.keys()
+    self.epochs.succeed(inheritance)
+
+  def _gather(self) -> None:
+    """Waits until the members of the last epoch are connected, and begins one.
+
+    Raises:
+      Relinquished: If too few of them join, or another process has the term.
+      Unmendable: If it takes too long.
+    """
+    give_up_at: float | None = time.monotonic() + 2 * self._timeout_s
+
+    def begin() -> bool:
+      nonlocal give_up_at
+      now = time.monotonic()
+      if give_up_at is not None and now >= give_up_at:
+        give_up_at = None
+        self.epochs.give_up_absent()
+      self.epochs.evict_overdue(is_idle=False)
+      return self.epochs.is_running
+
+    self._wait_for_processes(
+      self._reception.listen(), done=begin, missing=self._reception.missing
     )
 
   def start(self) -> None:
@@ -149,6 +216,8 @@ class AllreduceRuntime(EventLoop):
 
   def resume(self) -> None:
     """Continues from a checkpoint as from a barrier, with present workers."""
+    if self._started:  # As a successor, without a checkpoint.
+      return
     self.coordinator.rejoin(self._before, self.time)
     self.start()
 
@@ -188,6 +257,10 @@ class AllreduceRuntime(EventLoop):
       self._assign()  # After a pause.
     self._handle_next(max(self._check_at - time.monotonic(), 0.0))
     self._check_progress()
+    if self._delayed and time.monotonic() >= self._delayed[1]:
+      if self._delayed[0] == self._rendezvous.membership_epoch:
+        self._begin_epoch()
+      self._delayed = None
     collection = self._collection
     if collection and time.monotonic() - collection[1] > self._start_s:
       raise Unmendable('Workers do not report their residuals.')
@@ -207,9 +280,13 @@ class AllreduceRuntime(EventLoop):
     self.time = state['time']
     self._before = state['coordinator']
     self._store.restore(state['store'])
+    self._restore_counts(state)
+    self._collected_version = self._store.version
+
+  def _restore_counts(self, state: Mapping[str, Any]) -> None:
+    """Restores admissions and totals of checks from a state."""
     for member, count in zip(self._members, state['admissions'], strict=False):
       member.admissions = count
-    self._collected_version = self._store.version
     self._check.agreement.totals |= state.get('drift', {})
 
   def summary(self) -> dict[str, Any]:
@@ -310,14 +387,96 @@ class AllreduceRuntime(EventLoop):
 
   def _begin_epoch(self) -> None:
     """Begins the epoch's iterations, as all members are connected and alike."""
+    if not self._take_term():
+      return
     version = self._check.agreement.agreed
-    if unrecorded := self.epochs.take_unrecorded():
+    for unrecorded in self.epochs.take_unrecorded():
       self._record(*unrecorded)
     self.epochs.begin()
     self._assigner.begin(self._store.version)
     if self._started:
       self._assign()
     self._traffic_log.begin_epoch(self.time, version, self.epochs.reason)
+
+  def _take_term(self) -> bool:
+    """Takes the next term if this epoch needs one: see `membership.election`.
+
+    Returns:
+      Whether the epoch may begin; if not, this is called again later.
+
+    Raises:
+      Relinquished: If another process has the term, or too few members are
+        left to succeed the coordinator before.
+    """
+    succession, epochs = self._succession, self.epochs
+    if succession is None:
+      return True
+    terms, term = succession.terms, self._assigner.term
+    newest = terms.newest
+    if self._inheritance:
+      term = self._inheritance.membership.term
+      if not election.may_succeed(epochs.agreed, epochs.present):
+        raise Relinquished('Too few members of the last epoch have joined.')
+    elif not term:
+      term = newest
+    if newest > term:
+      raise Relinquished(f'The run has a coordinator of term {newest}.')
+    is_first = self._inheritance is not None or not self._assigner.term
+    if is_first or election.needs_term(epochs.agreed, epochs.present):
+      if not is_first and self._delayed is None and not self._has_half:
+        # Members that are cut off, but are more, elect another coordinator.
+        number = self._rendezvous.membership_epoch
+        self._delayed = number, time.monotonic() + self._timeout_s
+        return False
+      term += 1
+      if not terms.take(term, self._rendezvous.local):
+        raise Relinquished(f'Another coordinator has term {term}.')
+      logging.info('This process coordinates the run in term %d.', term)
+    self._assigner.term = term
+    rendezvous = self._rendezvous
+    addresses = {k: rendezvous.address(k) for k in rendezvous.members}
+    if self._inheritance:
+      self._inheritance = self._replicas.succeeded = None
+      self._publish()
+      self._started = True
+      self._record_devices()
+    succession.lead(term, rendezvous.membership_epoch, addresses)
+    return True
+
+  @property
+  def _has_half(self) -> bool:
+    """True if half of the last members have stayed with this coordinator."""
+    return election.may_succeed(self.epochs.agreed, self.epochs.present)
+
+  def _replicate(self) -> None:
+    """Sends the coordinator's state to members that may succeed it."""
+    rendezvous = self._rendezvous
+    others = [k for k in rendezvous.members if k != rendezvous.local]
+    if self._succession is None or not others:
+      return
+    recorder = self.coordinator.recorder
+    state = {
+      'runtime': {
+        'time': self.time,
+        'began': self._began or 0.0,
+        'coordinator': self.coordinator.state(),
+        'store': self._store.counts(),
+        'admissions': [member.admissions for member in self._members],
+        'drift': self._check.agreement.totals,
+      },
+      'milestones': self.coordinator.milestones.state_without_versions(),
+      'recorder': recorder.state(),
+      'files': recorder.file_sizes(),
+      'checkpoint': self._newest_checkpoint(),
+    }
+    message = replication.encode(
+      state,
+      term=self._assigner.term,
+      membership_epoch=rendezvous.membership_epoch,
+      version=self._store.version,
+    )
+    for index in others[: replication.STANDBYS]:
+      self._reception.send_to_worker(index, message)
 
   def _handle_digest(self, index: int, message: messages.StateDigest) -> None:
     """Handles a member's digest of its state, and its traffic."""
@@ -402,6 +561,7 @@ class AllreduceRuntime(EventLoop):
     if not epochs.is_running or self._is_finished or self._check.is_running:
       return
     version, members = self._store.version, self._rendezvous.members
+    is_replicated = False
     if self._assigner.newest < version:
       # Other newcomers were too late for the iteration that has begun.
       if any(map(epochs.in_scheme, epochs.newcomers)):
@@ -414,6 +574,8 @@ class AllreduceRuntime(EventLoop):
         return
       for index in members:
         self._members[index].progress.last_change = time.monotonic()
+      self._replicate()
+      is_replicated = True
       self._assigner.assign(number, version, members)
     examples = sum(
       self.coordinator.workers[index].examples for index in members
@@ -421,6 +583,8 @@ class AllreduceRuntime(EventLoop):
     waits = self._is_pausing or self._pauses_after(examples)
     waits = waits or bool(epochs.newcomers) or bool(epochs.end_reason)
     if self._assigner.newest == version and not waits:
+      if not is_replicated:
+        self._replicate()
       self._assigner.assign(number, version + 1, members)
 
   def _pauses_after(self, examples: int) -> bool:

@@ -14,6 +14,7 @@ from cluster.allreduce.replica import Replica
 from cluster.allreduce.runtime import AllreduceRuntime
 from cluster.allreduce.step_statistics import StatisticsLayout
 from cluster.allreduce.store import ReplicaStore
+from cluster.allreduce.succession import Succession
 from cluster.allreduce.sums.host import HostReducer
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
@@ -21,6 +22,7 @@ from cluster.allreduce.sums.native import NativeReducer
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, RealSite
+from cluster.membership.terms import Terms
 from cluster.probing.cache import LinkCache
 from cluster.probing.failed_links import FailedLinks
 from cluster.probing.follower import LinkFollower
@@ -31,7 +33,7 @@ from cluster.runtime import Parts
 from cluster.speed import driving, layers
 from configs.sections import error_prefix
 from learning.layout import FLOAT32
-from learning.learning import Overlap
+from learning.learning import Learner, Overlap
 from outputs.checkpoints import Checkpoints
 from route.route import Allreduce
 from wire.codec import Payload
@@ -96,7 +98,17 @@ class AllreduceSite(RealSite):
         ]
     self._combine_bytes = config.route.native.combine_bytes
     self._overlap = self._find_overlap(config.wire.name)
-    self._replica = self._make_replica()
+    learner = learned.make_learner(learned.params, learned.stats)
+    learner.scaling = learned.scaling
+    self._succession: Succession | None = None
+    if plan.forest is not None:
+      self._succession = Succession(
+        meeting.role.index,
+        settings=self.settings,
+        terms=Terms(parts.files.workdir),
+        learner=learner,
+      )
+    self._replica = self._make_replica(learner)
     self.store = ReplicaStore(self._replica, learned.schedule, learned.scaling)
     self._keep = config.checkpoint.keep
 
@@ -105,18 +117,22 @@ class AllreduceSite(RealSite):
     """Checkpoints of the run, in the coordinator's process."""
     with error_prefix('config.checkpoint'):
       folder = self.parts.files.workdir / 'checkpoints'
-      return Checkpoints(folder, keep=self._keep)
+      files = self.parts.files
+      return Checkpoints(
+        folder, keep=self._keep, may_write=lambda: not files.is_superseded
+      )
 
   @property
   def is_coordinator(self) -> bool:
     """True in the process of the coordinator."""
-    return self.meeting.role.index == 0
+    return self.meeting.role.index == 0 and not self.meeting.follows
 
   def runtime(self, coordinator: Coordinator) -> AllreduceRuntime:
     """Returns the runtime, in the process of the coordinator."""
+    own = self.meeting.role.index
     reception = AllreduceReception(
       num_workers=self._workers,
-      reserved={0: self.settings.process},
+      reserved={own: self.settings.process},
       settings=self.settings,
       jobs=self.jobs,
     )
@@ -125,6 +141,7 @@ class AllreduceSite(RealSite):
       self._plan.forest,
       size_bytes=self._sizes[-1],
       failed=FailedLinks(timeout_s=self.settings.timeout_s),
+      local=own,
     )
     cache = LinkCache(self.parts.files.workdir)
     follower = LinkFollower(
@@ -157,6 +174,8 @@ class AllreduceSite(RealSite):
       iteration_bytes=lambda n, stage: 2 * (n - 1) * self._sizes[stage],
       settings=self.settings,
       deadlines=self.deadlines,
+      succession=self._succession,
+      newest_checkpoint=lambda: self.checkpoints.newest,
     )
 
   def _find_overlap(self, wire: str) -> Overlap:
@@ -179,11 +198,29 @@ class AllreduceSite(RealSite):
 
   def _take_part(self) -> bool:
     finished = self._replica(self.meeting.role.coordinator)
+    if finished is None:
+      self._coordinate()
+      return True
     if not finished and self._plan.forest is None:
       end(STOPPED)  # XLA would wait for all workers, also lost ones.
     return finished
 
-  def _make_replica(self) -> Replica:
+  def _coordinate(self) -> None:
+    """Continues the run as its coordinator, until it is over.
+
+    Raises:
+      Relinquished: If another process continues it.
+      SystemExit: After SIGTERM.
+    """
+    inheritance = self._succession and self._succession.inheritance
+    if not inheritance:
+      raise RuntimeError('Expected to be elected.')
+    run = self.make_run()
+    publish = run.succeed(inheritance.state, self.parts.manifest)
+    run.runtime.succeed(inheritance, publish)
+    run()
+
+  def _make_replica(self, learner: Learner) -> Replica:
     """Returns the replica of this process, with its way to sum gradients."""
     learned, gradient = self.parts.learned, self.parts.learned.gradient
     reducer: Reducer
@@ -223,8 +260,6 @@ class AllreduceSite(RealSite):
         timeout_s=self.settings.timeout_s,
         simulated_parts=self._simulated_parts,
       )
-    learner = learned.make_learner(learned.params, learned.stats)
-    learner.scaling = learned.scaling
     return self._replica_type(
       self.meeting.role.index,
       gradient=gradient,
@@ -235,6 +270,7 @@ class AllreduceSite(RealSite):
       speed=self.parts.speed,
       settings=self.settings._replace(adapt=self._plan.adapt),
       on_hang=self._handle_hang,
+      succession=self._succession,
     )
 
   def _handle_hang(self, end_kind: str) -> None:

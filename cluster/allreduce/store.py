@@ -108,6 +108,18 @@ class ReplicaStore:
     self._replica.codec_state.restore(self.version, state['codec'])
     self._held = state['held']
 
+  def counts(self) -> dict[str, Any]:
+    """Returns the state without the learner, for a successor's store."""
+    return {
+      'counts': (self.version, self.examples, dict(self._pending)),
+      'scalings': list(self.scalings),
+    }
+
+  def succeed(self, counts: dict[str, Any]) -> None:
+    """Continues from `counts`; the replica's learner may be newer."""
+    self.version, self.examples, self._pending = counts['counts']
+    self.scalings = counts['scalings']
+
   @property
   def pending(self) -> list[int]:
     """Updates with pushes that are not applied: none between iterations."""

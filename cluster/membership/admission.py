@@ -370,7 +370,8 @@ class Reception:
       return
     reason = 'Its handler has failed.'
     try:
-      stream.send(WorkerAdmitted(incarnation.number))
+      succeeded = self._find_succeeded(incarnation.index)
+      stream.send(WorkerAdmitted(incarnation.number, succeeded))
       with self._lock:
         self._incarnations.add(incarnation)
       self._on_admission()
@@ -384,6 +385,11 @@ class Reception:
         raise  # The listener logs it, and tells the process.
     finally:
       self.lose(incarnation, reason)
+
+  def _find_succeeded(self, index: int) -> int | None:
+    """Returns the term that a worker's admission names: `WorkerAdmitted`."""
+    del index
+    return None
 
   def _worker_ranks(self, index: int) -> dict[str, Rank]:
     """Returns a worker's rank, then other ranks of its process, by name."""

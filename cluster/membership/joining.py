@@ -6,6 +6,7 @@ by a process that is about to end.  All of this is retried until a deadline.
 
 import random
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from absl import logging
@@ -37,7 +38,7 @@ class RankHeld(TransportError):
 
 
 def join(
-  address: str,
+  address: str | Callable[[], str],
   hello: WorkerHello | ServerHello,
   schema: Schema[T | RankTaken | Rejected],
   *,
@@ -57,7 +58,8 @@ def join(
   processes that started together do not retry together.
 
   Args:
-    address: HOST:PORT of the coordinator.
+    address: HOST:PORT of the coordinator, or a function that returns it for
+      each attempt.
     hello: Request for admission.
     schema: Answers of the coordinator.
     security: Credentials of the stream.
@@ -75,8 +77,9 @@ def join(
   while True:
     limit_s = max(min(timeout_s, deadline - time.monotonic()), 0.0)
     wait_s, stream = 0.0, None
+    where = address if isinstance(address, str) else address()
     try:
-      stream = connect(address, hello, security, limit_s)
+      stream = connect(where, hello, security, limit_s)
       return stream, _receive_admission(stream, schema, timeout_s)
     except Refused:
       raise

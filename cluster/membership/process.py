@@ -31,6 +31,8 @@ class Meeting(NamedTuple):
       can be reached.
     devices: Number of devices on which this process computes gradients.
     security: Credentials of all streams.
+    follows: Whether a worker has succeeded the coordinator that this process
+      would be by its rank.
   """
 
   role: roles.Role
@@ -38,6 +40,7 @@ class Meeting(NamedTuple):
   finished: bool
   devices: int
   security: Security
+  follows: bool = False
 
 
 class Settings(NamedTuple):
@@ -79,8 +82,11 @@ class RealSite:
     settings: Settings of this process.
     deadlines: Progress deadlines, after which a process counts as lost.
     jobs: Evaluations and checkpoints beside the coordinator's event loop.
+    make_run: Function that returns the run, if this process becomes its
+      coordinator; set by the builder.
   """
 
+  make_run: Callable[[], Any]
   clock: Literal['real'] = 'real'
 
   def __init__(

@@ -33,13 +33,14 @@ class Session(Generic[T]):
 
   Attributes:
     incarnation: Number of the incarnation of the worker's process, from 0.
+    succeeds: Term that the coordinator succeeds: see `WorkerAdmitted`.
     heartbeat: Heartbeat on the stream.
     stack: Resources that are closed with the session.
   """
 
   def __init__(
     self,
-    coordinator: str,
+    coordinator: str | Callable[[], str],
     index: int,
     settings: Settings,
     *,
@@ -53,7 +54,8 @@ class Session(Generic[T]):
     """Creates the session: connects to the coordinator.
 
     Args:
-      coordinator: HOST:PORT of the coordinator.
+      coordinator: HOST:PORT of the coordinator, or a function that returns it
+        for each attempt to connect.
       index: Rank of the worker.
       settings: Settings of all processes of the run.
       schema: Messages that the coordinator may send.
@@ -82,6 +84,7 @@ class Session(Generic[T]):
       start_s=settings.start_s,
     )
     self.incarnation = admission.incarnation
+    self.succeeds = admission.succeeds
     self._index, self._timeout_s = index, timeout_s
     self._on_hang = on_hang
     self._on_end, self._is_blocked = on_end, is_blocked

@@ -113,9 +113,12 @@ class WorkerAdmitted(Message, frozen=True):
 
   Attributes:
     incarnation: Number of admissions to the rank before.
+    succeeds: Of a coordinator that was elected and has not begun an epoch: the
+      term that it succeeds, whose members have the states of the run.
   """
 
   incarnation: Count
+  succeeds: Count | None = None
 
 
 class ServerAdmitted(Message, frozen=True):
@@ -704,6 +707,7 @@ class Assignment(Message, frozen=True):
     members: Ranks of the members, ascending.
     stage: Index of the codec of gradients.
     assigned_at: Time of the assignment, seconds of the coordinator's clock.
+    term: Term of the coordinator.
   """
 
   membership_epoch: Count
@@ -715,6 +719,23 @@ class Assignment(Message, frozen=True):
   members: Sequence[Rank]
   stage: Count
   assigned_at: Number
+  term: Count = 0
+
+
+class CoordinatorState(Message, frozen=True):
+  """State of the coordinator, for a member that may succeed it.
+
+  Attributes:
+    term: Term of the coordinator.
+    membership_epoch: Number of the membership epoch.
+    version: Number of recorded updates.
+    arrays: Name, NumPy dtype, shape and bytes of each array of the state.
+  """
+
+  term: Count
+  membership_epoch: Count
+  version: Count
+  arrays: Sequence[tuple[Text, Line, Sequence[Count], bytes]]
 
 
 class StopEpoch(Message, frozen=True):
@@ -819,6 +840,35 @@ class TrafficReport(Message, frozen=True):
   """
 
   sent: Traffic
+
+
+# Election of a coordinator.
+
+
+class MemberStanding(Message, frozen=True):
+  """Standing of a member in an election: see `cluster.membership.election`.
+
+  Attributes:
+    worker: Rank of the member.
+    position: Relation to the coordinators of the run.
+    term: Last term that it knows to have begun.
+    membership_epoch: Last membership epoch that it knows to have begun.
+    version: Version of its learner.
+    has_state: Whether it has a copy of the coordinator's state.
+    address: Address of the coordinator that it leads or follows; None for none.
+  """
+
+  worker: Rank
+  position: Literal['follows', 'lost', 'gathers', 'leads']
+  term: Count
+  membership_epoch: Count
+  version: Count
+  has_state: bool
+  address: Address | None = None
+
+
+class StandingRequest(Message, frozen=True):
+  """Request for the standing of a member."""
 
 
 # Probing of links.
@@ -1127,6 +1177,7 @@ ToReplica = (
   | CheckState
   | CompareState
   | CollectResiduals
+  | CoordinatorState
   | ProbeOrder
 )
 
@@ -1158,6 +1209,8 @@ STATE_REQUEST: Schema[StateRequest] = Schema(StateRequest)
 STATE: Schema[SameState | StateArrays] = Schema(SameState | StateArrays)
 RANGE_REQUEST: Schema[RangeRequest | Done] = Schema(RangeRequest | Done)
 STATE_RANGE: Schema[StateRange] = Schema(StateRange)
+STANDING_REQUEST: Schema[StandingRequest] = Schema(StandingRequest)
+STANDING: Schema[MemberStanding] = Schema(MemberStanding)
 PROBE_MEMBER: Schema[ProbeMember] = Schema(ProbeMember)
 PROBE_STEP: Schema[ProbeStep | ProbeEnd] = Schema(ProbeStep | ProbeEnd)
 PROBE_RESULT: Schema[ProbeResult] = Schema(ProbeResult)

@@ -41,6 +41,7 @@ from configs.checks import require
 
 __all__ = [
   'CONTROL',
+  'ELECTION',
   'PUSHES',
   'STATES',
   'Closed',
@@ -61,8 +62,9 @@ __all__ = [
 CHUNK_BYTES = 1 << 21  # The fastest on loopback.
 GRACE_S = 2.0  # Limit of the other end's answer when a stream ends.
 # Services: processes of a run and their coordinator, pushes and pulls of
-# parameters, states of replicas.
+# parameters, states of replicas, standings in an election.
 CONTROL, PUSHES, STATES = 'control', 'pushes', 'states'
+ELECTION = 'election'
 _RETRY_S = 0.05
 SMALL_BYTES = 2**14  # Largest frames that are copied into one buffer.
 HELLO: Schema[msgspec.Raw] = Schema(msgspec.Raw)
@@ -581,6 +583,7 @@ def connect(
   timeout_s: float,
   *,
   service: str = CONTROL,
+  waits: bool = True,
 ) -> Stream:
   """Returns a stream to a listener, waiting for the listener if need be.
 
@@ -590,6 +593,7 @@ def connect(
     security: Credentials of this process, of which `key` is not used.
     timeout_s: Seconds to wait for the listener and for its answer.
     service: Name of the service of the listener.
+    waits: Whether to try again if there is no listener.
 
   Raises:
     Refused: If the token is not that of the listener.
@@ -600,7 +604,7 @@ def connect(
     try:
       return _open(address, hello, security, deadline, service)
     except Closed as error:
-      if time.monotonic() + _RETRY_S >= deadline:
+      if not waits or time.monotonic() + _RETRY_S >= deadline:
         raise Closed(f'No stream within {timeout_s:g} s; {error}') from error
     time.sleep(_RETRY_S)
 

@@ -74,6 +74,14 @@ class LinkCache:
     except OSError as error:
       logging.warning('Measured links are not cached: %s', error)
 
+  def read(self) -> dict[str, Any] | None:
+    """Returns the measurement in the run's folder; None without one.
+
+    Raises:
+      OSError: If it cannot be read.
+    """
+    return atomic.read_object(self._workdir / 'cluster.json')
+
   def write(self, found: Mapping[str, Any]) -> pathlib.Path:
     """Writes a measurement into the run's folder; returns its file."""
     path = self._workdir / 'cluster.json'

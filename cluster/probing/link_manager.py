@@ -11,6 +11,7 @@ from cluster.probing import file_format
 from cluster.probing.events import ForestPacked, LinksMeasured
 from cluster.probing.follower import LinkFollower
 from cluster.probing.surveyor import Surveyor
+from cluster.process.exits import Unmendable
 from route import links
 from topology.clusters import cluster as clusters
 
@@ -96,6 +97,24 @@ class LinkManager:
     elif found:
       cluster = clusters.from_json(found)
       self._rendezvous.set_links(cluster, file_format.host_latency_s(found))
+
+  def succeed(self) -> None:
+    """Continues with the links that another coordinator has measured.
+
+    Raises:
+      Unmendable: If the file with its measurement cannot be read.
+    """
+    if self._rendezvous.has_links:
+      return
+    try:
+      found = self._surveyor.read()
+      if found is None:
+        self._rendezvous.set_links(links.make_equal(self._workers), {})
+        return
+      cluster = clusters.from_json(found)
+      self._rendezvous.set_links(cluster, file_format.host_latency_s(found))
+    except (OSError, ValueError, LookupError) as error:
+      raise Unmendable(f'The measured links are lost: {error}') from error
 
   @property
   def interruption(self) -> str:

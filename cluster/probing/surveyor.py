@@ -65,6 +65,14 @@ class Surveyor:
     """True while links are measured."""
     return self._survey is not None
 
+  def read(self) -> dict[str, Any] | None:
+    """Returns the run's last measurement; None if links were not measured.
+
+    Raises:
+      OSError: If it cannot be read.
+    """
+    return self._cache.read()
+
   def begin(self, members: list[int], *, skips_cache: bool = False) -> None:
     """Begins to measure, unless a survey is under way.
 

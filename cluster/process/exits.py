@@ -21,3 +21,7 @@ def end(code: int) -> NoReturn:
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code)
+
+
+class Relinquished(Unmendable):
+  """Raised if another process is to coordinate the run, which continues."""

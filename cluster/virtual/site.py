@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
@@ -71,6 +71,7 @@ class VirtualSite:
   """Site of a virtual run: see `Site` of `cluster.runtime`."""
 
   is_coordinator = True
+  make_run: Callable[[], Any]
   clock: Literal['virtual'] = 'virtual'
   run_in_thread = None
 

@@ -6,6 +6,7 @@ import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from cluster.membership.terms import Terms
 from cluster.process import devices
 from configs.checks import require
 
@@ -85,20 +86,35 @@ class Plan:
     return self._all[0]
 
   @property
+  def leader(self) -> str:
+    """The process that coordinates the run now.
+
+    On allreduce routes another worker may have succeeded `coordinator`.
+    """
+    place = Terms(self.workdir).find() if self.has_successors else None
+    name = f'worker {place.worker}' if place else self.coordinator
+    return name if name in self._all else self.coordinator
+
+  @property
+  def has_successors(self) -> bool:
+    """True if other workers continue a run whose coordinator dies."""
+    return self._route() not in ('server', 'native')
+
+  @property
   def shard_processes(self) -> list[str]:
     """Names of processes whose loss makes a launcher restart all its processes.
 
     With servers, these are the processes that may have shards of the
     parameters: those of the servers, or all workers if the run chooses how many
     of them are servers.  On allreduce routes every worker has all parameters,
-    and only the coordinator is required; the route `native`, on which XLA sums,
-    requires all processes.  The route is that of the run's manifest; before
+    and no process is required; the route `native`, on which XLA sums, requires
+    all processes.  The route is that of the run's manifest; before
     there is one, 'server' is assumed.
     """
     route = self._route()
     if route == 'server':
       return self._all[: self.servers or self.workers]
-    return self._all if route == 'native' else [self.coordinator]
+    return self._all if route == 'native' else []
 
   def _route(self) -> str:
     """Returns the route in the run's manifest; 'server' without one."""

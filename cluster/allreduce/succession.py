@@ -1,0 +1,349 @@
+"""Succession: members of an allreduce run replace a coordinator that is lost.
+
+Each process answers requests for its standing at its port, for as long as it
+lives.  A member that has lost its coordinator asks all others, and `election`
+decides from the answers whether it leads, joins another coordinator, or waits.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+from absl import logging
+
+from cluster.allreduce.replication import Inheritance, Membership, Standby
+from cluster.membership import election
+from cluster.membership.election import Position, Standing
+from cluster.membership.joining import drop
+from cluster.membership.process import Settings
+from cluster.membership.terms import Place, Terms
+from cluster.network.heartbeat import within
+from cluster.network.messages import (
+  STANDING,
+  STANDING_REQUEST,
+  MemberStanding,
+  StandingRequest,
+)
+from cluster.network.streams import (
+  ELECTION,
+  Closed,
+  Corrupt,
+  Listener,
+  Security,
+  Stream,
+  TransportError,
+  connect,
+)
+from cluster.process.exits import Unmendable
+from learning.learning import Learner
+
+_POLL_S = 0.05
+_FILE_S = 0.5  # Between two looks into the run's folder.
+_LIMIT = 5  # Timeouts after which a member without a coordinator gives up.
+
+
+class Succession:
+  """A process's part in the elections of a run.
+
+  Attributes:
+    terms: Terms of the run.
+    standby: What this process retains to succeed the coordinator.
+    inheritance: What it continues from, once it is elected.
+  """
+
+  def __init__(
+    self, index: int, *, settings: Settings, terms: Terms, learner: Learner
+  ):
+    """Creates the part; it answers nobody yet.
+
+    Args:
+      index: Rank of the worker in this process.
+      settings: Settings of this process.
+      terms: Terms of the run.
+      learner: Learner of the worker.
+    """
+    self.terms, self.standby = terms, Standby()
+    self.inheritance: Inheritance | None = None
+    self._index, self._settings, self._learner = index, settings, learner
+    self._position = Position.FOLLOWS
+    self._listener: Listener | None = None
+
+  def listen(self) -> str:
+    """Answers requests from now on; returns the address of the port.
+
+    Raises:
+      TransportError: If the port cannot be listened on.
+    """
+    if self._listener is None:
+      self._listener = Listener(
+        self._settings.port, self._answer, service=ELECTION
+      )
+    return self._listener.address
+
+  def follow(self) -> None:
+    """Records that this process has a session with a coordinator."""
+    if self._position is Position.LOST:
+      self._position = Position.FOLLOWS
+
+  def lead(self, term: int, number: int, addresses: Mapping[int, str]) -> None:
+    """Records that the coordinator in this process has begun an epoch.
+
+    Args:
+      term: Term of the coordinator.
+      number: Number of the membership epoch.
+      addresses: Address of each member, by rank.
+
+    Raises:
+      OSError: If the coordinator cannot be published in the run's folder.
+    """
+    self._position = Position.LEADS
+    self.standby.membership = Membership(term, number, addresses)
+    self.terms.publish(Place(term, self._index, self.listen(), addresses))
+
+  @property
+  def is_member(self) -> bool:
+    """True if this process is a member of an epoch that has begun."""
+    return self._index in self.standby.membership.addresses
+
+  def locate(self, given: str) -> str:
+    """Returns the address of the run's coordinator.
+
+    Args:
+      given: Address that this process was started with, which is that of the
+        first coordinator.
+    """
+    place = self._find_place()
+    is_newer = place and place.term > self.standby.membership.term
+    if place and is_newer and place.address != given:
+      found = ask(place.address, self._settings.security, self._ask_s)
+      if found and found.position == 'leads':
+        return place.address
+    return given
+
+  def find_coordinator(self) -> str | None:
+    """Returns the address of a coordinator after the last one was lost.
+
+    Returns:
+      The address; None if this process is to be the coordinator, with
+      `inheritance`.
+
+    Raises:
+      TransportError: If there is none in time.
+    """
+    self._position = Position.LOST
+    membership, start = self.standby.membership, time.monotonic()
+    logging.info('Worker %d looks for a coordinator.', self._index)
+    with _Poll(self._index, membership, self._settings, self._ask_s) as poll:
+      look_at = 0.0
+      while (now := time.monotonic()) < start + _LIMIT * self._timeout_s:
+        answers = poll.answers()
+        decision = election.decide(
+          self._standing,
+          tuple(membership.addresses),
+          {
+            k: None if found is None else _read(found)
+            for k, found in answers.items()
+          },
+          is_patient=now < start + self._timeout_s,
+        )
+        if decision.leads:
+          self._succeed(decision.supporters)
+          return None
+        if decision.follows is not None:
+          found = answers[decision.follows]
+          if found is not None and found.address is not None:
+            return found.address
+        if now >= look_at:
+          look_at = now + _FILE_S
+          place = self._find_place()
+          if place and place.term > membership.term:
+            return place.address
+        time.sleep(_POLL_S)
+    raise Closed(
+      f'No coordinator within {_LIMIT * self._timeout_s:g} s: too few members '
+      'of the last membership epoch are left, or none has the state.'
+    )
+
+  def _succeed(self, supporters: tuple[int, ...]) -> None:
+    """Becomes the candidate that gathers the others."""
+    self._position = Position.GATHERS
+    self.inheritance = self.standby.inherit(self._learner.version, supporters)
+    logging.info(
+      'Worker %d is elected by workers %s to coordinate the run, from version '
+      '%d.',
+      *(self._index, [*supporters], self._learner.version),
+    )
+
+  @property
+  def _timeout_s(self) -> float:
+    return self._settings.timeout_s
+
+  @property
+  def _ask_s(self) -> float:
+    """Limit of one request, seconds."""
+    return self._timeout_s / 2
+
+  @property
+  def _standing(self) -> Standing:
+    version, membership = self._learner.version, self.standby.membership
+    return Standing(
+      self._index,
+      self._position,
+      membership.term,
+      membership.number + 1,
+      version,
+      self.standby.can_succeed(version),
+    )
+
+  def _find_place(self) -> Place | None:
+    """Returns the published coordinator; None if it cannot be read."""
+    try:
+      return self.terms.find()
+    except OSError as error:  # The folder may be unreachable for a while.
+      logging.warning('The coordinator is not known: %s', error)
+      return None
+
+  def _answer(self, stream: Stream, hello: msgspec.Raw) -> None:
+    """Answers a request; in a thread of its own."""
+    try:
+      STANDING_REQUEST.decode(hello)
+    except ValueError as error:
+      raise Corrupt(f'sent another hello: {error}') from error
+    own = self._standing
+    leads = own.position in (Position.LEADS, Position.GATHERS)
+    stream.send(
+      MemberStanding(
+        worker=own.worker,
+        position=own.position.value,
+        term=own.term,
+        membership_epoch=own.membership_epoch,
+        version=own.version,
+        has_state=own.has_state,
+        address=self.listen() if leads else None,
+      )
+    )
+
+
+class _Poll:
+  """Requests to all other members, again and again, in threads."""
+
+  def __init__(
+    self,
+    index: int,
+    membership: Membership,
+    settings: Settings,
+    limit_s: float,
+  ):
+    self._settings, self._limit_s = settings, limit_s
+    self._others = {
+      rank: address
+      for rank, address in membership.addresses.items()
+      if rank != index
+    }
+    self._answers: dict[int, MemberStanding | None] = {}
+    self._over = threading.Event()
+
+  def __enter__(self) -> '_Poll':
+    for rank in self._others:
+      threading.Thread(target=self._run, args=[rank], daemon=True).start()
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    self._over.set()
+
+  def answers(self) -> dict[int, MemberStanding | None]:
+    """Returns the last answer of each member that was asked."""
+    return dict(self._answers)
+
+  def _run(self, rank: int) -> None:
+    while not self._over.is_set():
+      self._answers[rank] = ask(
+        self._others[rank], self._settings.security, self._limit_s
+      )
+      self._over.wait(_POLL_S)
+
+
+def find_running(
+  terms: Terms, security: Security, *, timeout_s: float, limit_s: float
+) -> str | None:
+  """Returns the address of the coordinator of a run that members continue.
+
+  Waits while members of the last epoch elect one.
+
+  Args:
+    terms: Terms of the run.
+    security: Credentials of the streams.
+    timeout_s: Silence after which a process counts as lost, seconds.
+    limit_s: Limit of the wait, seconds.
+
+  Returns:
+    The address; None if no member can be reached.
+
+  Raises:
+    Unmendable: If members are there, and have elected none in time.
+  """
+  deadline = time.monotonic() + limit_s
+  while place := terms.find():
+    with ThreadPoolExecutor(len(place.members) or 1) as pool:
+      asked = pool.map(
+        lambda address: ask(address, security, timeout_s / 2),
+        place.members.values(),
+      )
+      found = [each for each in asked if each]
+    leaders = [each for each in found if each.position == 'leads']
+    if leaders:
+      return max(leaders, key=lambda each: each.term).address
+    if not found and terms.find() == place:
+      return None
+    if time.monotonic() >= deadline:
+      raise Unmendable(
+        f'Workers {sorted(each.worker for each in found)} have elected no '
+        f'coordinator within {limit_s:g} s.'
+      )
+    time.sleep(_POLL_S)
+  return None
+
+
+def ask(
+  address: str, security: Security, limit_s: float
+) -> MemberStanding | None:
+  """Returns the standing of a process; None if it cannot be reached.
+
+  Args:
+    address: 'address:port' of the process.
+    security: Credentials of the stream.
+    limit_s: Limit of the request, seconds.
+  """
+  stream = None
+  with contextlib.suppress(TransportError):
+    try:
+      stream = connect(
+        address,
+        StandingRequest(),
+        security,
+        limit_s,
+        service=ELECTION,
+        waits=False,
+      )
+      with within(stream, limit_s):
+        standing: MemberStanding = stream.receive(STANDING).header
+        return standing
+    finally:
+      if stream is not None:
+        drop(stream)
+  return None
+
+
+def _read(message: MemberStanding) -> Standing:
+  """Returns the standing in a message."""
+  return Standing(
+    message.worker,
+    Position(message.position),
+    message.term,
+    message.membership_epoch,
+    message.version,
+    message.has_state,
+  )

@@ -1,0 +1,87 @@
+"""Tests for runs whose coordinator is lost, of real processes."""
+
+import os
+import signal
+import time
+
+from absl.testing import absltest, parameterized
+
+from bench import accounts
+from tests.support import processes
+
+_TIMEOUT_S = 2.0
+_FIELDS = {
+  'cluster__timeout_s': _TIMEOUT_S,
+  'cluster__start_s': 60.0,
+  'cluster__speed__injected': True,
+  'cluster__speed__name': 'constant',
+  'cluster__speed__fixed_s': 0.02,
+  'cluster__speed__per_example_s': 0.0,
+  'checkpoint__every_examples': 500,
+  'log_every': 16,
+}
+
+
+class SuccessionTest(processes.TestCase, parameterized.TestCase):
+  def _launch(self, **fields):
+    return processes.launch(servers=0, **_FIELDS | fields)
+
+  def _pids(self, launch):
+    """Returns the processes of each role so far, in order."""
+    pids = {}
+    for row in launch.rows('launch.jsonl'):
+      if row['event'] == 'start':
+        pids.setdefault(row['role'], []).append(row['pid'])
+    return pids
+
+  def _wait_for_rows(self, launch, seconds):
+    """Waits until events.jsonl grows; returns whether it does in time."""
+    path = launch.folder / 'events.jsonl'
+    end, before = time.monotonic() + seconds, path.stat()
+    while time.monotonic() < end:
+      now = path.stat()
+      is_same = now.st_ino == before.st_ino
+      if now.st_size > before.st_size or (not is_same and now.st_size):
+        return True
+      time.sleep(0.02)
+    return False
+
+  def _check_history(self, launch, *, with_model):
+    self._check_nothing_left(launch)
+    self.assertEqual(launch.summary['ended'], 'finished', launch.text)
+    checks = list(accounts.accounts(launch.folder))
+    if with_model:
+      checks += accounts.check_parameters(launch.folder)
+    for check in checks:
+      self.assertTrue(check.holds, f'{check}\n{launch.text}')
+    versions = [
+      row['updates']
+      for row in launch.rows('metrics.jsonl')
+      if row['kind'] == 'barrier'
+    ]
+    self.assertEqual(versions, list(range(1, launch.summary['updates'] + 1)))
+
+  @parameterized.parameters(
+    ('ring', True, {}), ('double_tree', False, {}), ('forest', False, {})
+  )
+  def test_the_others_continue_when_the_coordinator_dies(
+    self, route, model, fields
+  ):
+    with self._launch(
+      workers=4, route__name=route, model=model, epochs=50.0, **fields
+    ) as launch:
+      launch.reach(300)
+      os.kill(launch.pid('worker:0'), signal.SIGKILL)
+      died = time.time()
+      elected = launch.until('coordinates the run in term 2')
+      self.assertTrue(self._wait_for_rows(launch, 3 * _TIMEOUT_S))
+      launch.until('Worker 0 has rejoined')
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.assertLess(elected - died, 3 * _TIMEOUT_S)
+    pids = self._pids(launch)
+    self.assertEqual([len(pids[f'worker:{k}']) for k in range(4)], [2, 1, 1, 1])
+    self._check_history(launch, with_model=model)
+
+
+if __name__ == '__main__':
+  absltest.main()
