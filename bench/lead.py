@@ -31,12 +31,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 from ml_collections import ConfigDict
 
 import train
 from cluster.membership import rendezvous_files
 from cluster.network import messages
+from cluster.network.connection import Connection
+from cluster.network.frame_reader import Receiving
+from cluster.network.handshake import open_connection
+from cluster.network.loop_streams import LoopStream
+from cluster.network.socket_loop import SocketLoop
 from cluster.network.streams import (
   PUSHES,
   Security,
@@ -230,52 +236,99 @@ def _drive(indices: range, coordinator: str, workdir: str) -> None:
   config_fingerprint = fingerprint(json.loads(path.read_text()))
   token = (pathlib.Path(workdir) / rendezvous_files.TOKEN).read_text().strip()
   security = Security(token=token)
+  loop = SocketLoop(
+    'workers',
+    after_events=lambda: None,
+    tick=lambda: None,
+    on_error=lambda _: os._exit(1),  # The loop has logged it.
+    on_exit=lambda _: None,
+  )
   controls, process = [], secrets.token_hex(16)
   for index in indices:
     hello = messages.WorkerHello(index, process, config_fingerprint)
     controls.append(connect(coordinator, hello, security, _START_S))
-    work = threading.Thread(target=_work, args=(index, controls[-1], security))
-    work.start()
+    worker = _Worker(index, controls[-1], loop)
+    threading.Thread(target=worker.join, args=(security,), daemon=True).start()
   _send_heartbeats(controls)
 
 
-def _work(index: int, control: Stream, security: Security) -> None:
-  with contextlib.suppress(TransportError):
-    admission = control.receive(messages.WORKER_ADMISSION).header
-    servers = control.receive(messages.TO_WORKER).header.addresses
-    key = messages.WorkerConnection(index, admission.incarnation)
-    streams = [
-      connect(each, key, security, _START_S, service=PUSHES) for each in servers
-    ]
-    for stream in streams:
-      stream.receive(messages.PIECE_SIZES)
-    threading.Thread(
-      target=_exit_at_session_end, args=(control,), daemon=True
-    ).start()
-    control.send(messages.WorkerReady())
-    buffers: list[np.ndarray | None] = [None] * len(streams)
-    while True:
-      for k, stream in enumerate(streams):
-        message = stream.receive(messages.PULL)
-        if buffers[k] is None:
-          buffers[k] = np.zeros(message.size_bytes, np.uint8)
-        message.read(buffers[k])
-        pull = message.header.pull
-      now = time.monotonic()
-      report = messages.PushReport(
-        iteration=pull.iteration,
-        pulled_at=now,
-        computed_at=now,
-        compute_s=0.0,
-        factors=(),
-        loss=None,
-        is_finite=True,
-        computed=0,
-        compilations=0,
-        has_recalled=False,
-      )
-      for stream, buffer in zip(streams, buffers, strict=True):
-        stream.send(report, [buffer], buffer.size)
+class _Worker:
+  """A scripted worker, which pushes what it has pulled.
+
+  One event loop serves the streams of all workers of a process, so that they
+  take little of the processors from the servers.
+  """
+
+  def __init__(self, index: int, control: Stream, loop: SocketLoop):
+    self._index, self._control, self._loop = index, control, loop
+    self._streams: list[LoopStream] = []
+    self._buffers: list[np.ndarray] = []
+    self._num_waited = 0  # Servers whose answer has not arrived.
+    self._is_connected = threading.Event()
+
+  def join(self, security: Security) -> None:
+    """Joins the run, and exits this process when the run ends."""
+    with contextlib.suppress(TransportError):
+      admission = self._control.receive(messages.WORKER_ADMISSION).header
+      servers = self._control.receive(messages.TO_WORKER).header.addresses
+      hello = messages.WorkerConnection(self._index, admission.incarnation)
+      connections = [
+        open_connection(address, security, PUSHES, timeout_s=_START_S)
+        for address in servers
+      ]
+      self._loop.post(lambda: self._begin(connections, hello))
+      self._is_connected.wait(_START_S)
+      self._control.send(messages.WorkerReady())
+    _exit_at_session_end(self._control)
+
+  def _begin(
+    self, connections: list[Connection], hello: messages.WorkerConnection
+  ) -> None:
+    self._streams = [LoopStream(self._loop, each) for each in connections]
+    self._buffers = [np.empty(0, np.uint8) for _ in connections]
+    self._num_waited = len(connections)
+    for server, stream in enumerate(self._streams):
+      stream.run(self._exchange(server, stream, hello), lambda: None)
+
+  def _exchange(
+    self, server: int, stream: LoopStream, hello: messages.WorkerConnection
+  ) -> Receiving[None]:
+    """Pulls from a server until the run ends."""
+    with contextlib.suppress(TransportError):
+      stream.send(msgspec.Raw(messages.encode(hello)))
+      yield from stream.receive(messages.NOTHING)
+      yield from stream.receive(messages.PIECE_SIZES)
+      if self._is_last():
+        self._is_connected.set()
+      while True:
+        release, size_bytes = yield from stream.receive(messages.PULL)
+        if size_bytes != self._buffers[server].size:
+          self._buffers[server] = np.empty(size_bytes, np.uint8)
+        yield from stream.fill(self._buffers[server])
+        if self._is_last():
+          self._push(release.pull.iteration)
+
+  def _is_last(self) -> bool:
+    """Counts an answer; returns whether those of all servers have arrived."""
+    self._num_waited = (self._num_waited or len(self._streams)) - 1
+    return not self._num_waited
+
+  def _push(self, iteration: int) -> None:
+    now = time.monotonic()
+    report = messages.PushReport(
+      iteration=iteration,
+      pulled_at=now,
+      computed_at=now,
+      compute_s=0.0,
+      factors=(),
+      loss=None,
+      is_finite=True,
+      computed=0,
+      compilations=0,
+      has_recalled=False,
+    )
+    for stream, buffer in zip(self._streams, self._buffers, strict=True):
+      stream.send(report, [buffer], buffer.size)
 
 
 def _exit_at_session_end(control: Stream) -> None:

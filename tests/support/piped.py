@@ -11,6 +11,7 @@ import queue
 import socket
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -41,6 +42,7 @@ from cluster.parameter_server.window import Window
 from cluster.pipelining import AHEAD, MAX_PIECES
 from cluster.process.deadlines import Deadlines
 from learning.learner import TaskLearner
+from learning.scaling import Scaling
 from learning.shard_codec import ShardCodec
 from outputs.console import Console
 from outputs.files import RunFiles
@@ -70,8 +72,8 @@ _LEARNER = TaskLearner(
 class _Death:
   """Death of a worker in its second superstep, after a number of pieces."""
 
-  def __init__(self, after, unseen, rejoins, before_death):
-    self.after, self.unseen = after, unseen
+  def __init__(self, after, unseen, rejoins, before_death, cut):
+    self.after, self.unseen, self.cut = after, unseen, cut
     self.rejoins, self.before_death = rejoins, before_death
     self.ready = threading.Event()
 
@@ -83,16 +85,39 @@ class _Death:
 class Cluster:
   """Real coordinator and servers, with workers that a test can kill."""
 
-  def __init__(self, *, workers, servers, size=3 * MAX_PIECES + 5):
+  def __init__(
+    self,
+    *,
+    workers,
+    servers,
+    size=3 * MAX_PIECES + 5,
+    pauses_s=types.MappingProxyType({}),
+    overflows=(),
+  ):
+    """Creates the cluster; no worker has joined yet.
+
+    Args:
+      workers: Number of workers.
+      servers: Number of servers.
+      size: Number of parameters.
+      pauses_s: Seconds that a worker waits before each piece, by worker.
+      overflows: Worker and iteration of each push that is not finite; gradients
+        are scaled if there are some.
+    """
     rng = np.random.default_rng(7)
     self._gradients = rng.integers(-8, 8, (_EXAMPLES, size)).astype(np.float32)
     self._params = rng.normal(size=size).astype(np.float32)
     self._codec = ShardCodec(self._params, (), servers=servers, wire=_WIRE)
     self._ends = np.cumsum([size for size, _ in self._codec.sizes])[:-1]
     self.store = ShardedParameterStore(
-      codec=self._codec, schedule=None, num_workers=workers
+      codec=self._codec,
+      schedule=None,
+      num_workers=workers,
+      scaling=Scaling(4.0, 0, _NEVER) if overflows else None,
     )
     self.pushes_of = {}  # Examples of each counted push, by update.
+    self.skipped = []  # Examples of each push that was not finite.
+    self._pauses_s, self._overflows = pauses_s, overflows
     self.saved = None
     self._must_save = threading.Event()
     self._pulled = []  # Versions, and the vectors pulled.
@@ -126,6 +151,8 @@ class Cluster:
 
     def count_push(index, *args, **kwargs):
       pushes = self.pushes_of.setdefault(self.store.version, [])
+      if not kwargs['finite']:
+        pushes = self.skipped
       pushes.append(self.coordinator.workers[index].ranges)
       push(index, *args, **kwargs)
 
@@ -172,7 +199,16 @@ class Cluster:
     params, _ = self._codec.initial_shard(index)
     return Pieces(_LEARNER.twin, params, wire=_WIRE, count=MAX_PIECES)
 
-  def die(self, index, *, after, unseen=(), rejoins=False, before_death=None):
+  def die(
+    self,
+    index,
+    *,
+    after,
+    unseen=(),
+    rejoins=False,
+    before_death=None,
+    cut=None,
+  ):
     """Schedules the death of a worker.
 
     Args:
@@ -181,8 +217,10 @@ class Cluster:
       unseen: Servers whose report of the push does not arrive.
       rejoins: True if the worker rejoins.
       before_death: Function that is called just before; None for none.
+      cut: Servers whose streams are cut while the worker lives; None if the
+        worker dies.
     """
-    self._deaths[index] = _Death(after, unseen, rejoins, before_death)
+    self._deaths[index] = _Death(after, unseen, rejoins, before_death, cut)
 
   def until_version(self, version):
     if not self._streams:
@@ -226,7 +264,7 @@ class Cluster:
     """Checks accounting, parameters and all pulled versions."""
     store = self.store
     self.until(
-      lambda: all(s.learner.version == store.version for s in self.servers)
+      lambda: all(s.progress.executed == store.sequence for s in self.servers)
     )
     version = store.version
     whole = self.whole(version)
@@ -243,7 +281,9 @@ class Cluster:
       for start, stop in self.coordinator.outstanding
       for p in range(start, stop)
     ]
-    test.assertCountEqual(applied + outstanding, range(self.coordinator.issued))
+    skipped = [p for ranges in self.skipped for p in _all(ranges)]
+    issued = range(self.coordinator.issued)
+    test.assertCountEqual(applied + skipped + outstanding, issued)
     versions = {v: self.whole(v).params for v, _ in self._pulled}
     test.assertGreater(len(versions), 2)
     for pulled, vector in self._pulled:
@@ -362,7 +402,10 @@ class Cluster:
     header = [pull.result() for pull in pulls].pop()
     vector = np.concatenate(buffers).view(np.float32)
     self._pulled.append((self.coordinator.workers[index].version, vector))
-    gradient = self._gradient(header.ranges)
+    is_finite = (index, header.iteration) not in self._overflows
+    gradient = self._gradient(header.ranges) * np.float32(header.scale)
+    if not is_finite:
+      gradient[-1] = np.inf
     report = messages.PushReport(
       iteration=header.iteration,
       pulled_at=0.0,
@@ -370,7 +413,7 @@ class Cluster:
       compute_s=0.0,
       factors=[],
       loss=None,
-      is_finite=True,
+      is_finite=is_finite,
       computed=BATCH,
       compilations=0,
       has_recalled=False,
@@ -397,6 +440,7 @@ class Cluster:
   def _cut(self, index, server, window, part, death):
     pieces = window.cut(part.view(np.uint8))
     for number, piece in enumerate(pieces):
+      time.sleep(self._pauses_s.get(index, 0.0))
       if death and number == death.after[server]:
         death.ready.wait()
         raise Closed('here: the worker has died')
@@ -437,11 +481,12 @@ class Cluster:
       )
     if death.before_death:
       death.before_death()
-    for stream in streams:
-      stream.cancel()
+    for server, stream in enumerate(streams):
+      if death.cut is None or server in death.cut:
+        stream.cancel()
     death.ready.set()
-    # The stream to the coordinator ends, too.
-    self._events.put(WorkerLost(worker=index, incarnation=0, reason='died'))
+    if death.cut is None:  # The stream to the coordinator ends, too.
+      self._events.put(WorkerLost(worker=index, incarnation=0, reason='died'))
     if death.rejoins:
       _wait(lambda: self._reception.members[index].stream is None)
       self._join(index, 1)

@@ -107,6 +107,36 @@ class LostTest(parameterized.TestCase):
       sent = np.concatenate(restored.outgoing()).view(np.float32)
       np.testing.assert_array_equal(sent, restored.params)
 
+  def test_a_worker_whose_stream_to_one_server_is_cut_rejoins(self):
+    cluster = self._cluster(workers=3, servers=3)
+    cluster.die(1, after=[20, 10, 15], rejoins=True, cut=[1])
+    cluster.until_version(3)
+    cluster.until(lambda: cluster.coordinator.workers[1].phase is not None)
+    cluster.until_version(cluster.store.version + 3)
+    cluster.check(self, lost=1)
+
+  def test_a_death_with_a_server_in_each_worker_is_handled(self):
+    cluster = self._cluster(workers=4, servers=4)
+    cluster.die(3, after=[64 // 4, 7, 0, 15], unseen=[0])
+    cluster.until_version(3)
+    cluster.check(self, lost=1)
+
+  def test_a_slow_worker_delays_the_others_and_loses_nothing(self):
+    cluster = self._cluster(workers=3, servers=3, pauses_s={2: 0.005})
+    cluster.until_version(3)
+    cluster.check(self, lost=0)
+    self.assertEqual([len(cluster.pushes_of[k]) for k in range(3)], 3 * [3])
+
+  @parameterized.parameters(False, True)
+  def test_a_push_that_is_not_finite_is_skipped_on_all_servers(self, dies):
+    overflows = [(0, 1), (2, 2)]
+    cluster = self._cluster(workers=3, servers=3, overflows=overflows)
+    if dies:
+      cluster.die(1, after=[3, 9, 0])
+    cluster.until_version(4)
+    cluster.check(self, lost=int(dies))
+    self.assertLen(cluster.skipped, len(overflows))
+
   def _cluster(self, **fields):
     cluster = piped.Cluster(**fields)
     self.addCleanup(cluster.close)
