@@ -145,9 +145,9 @@ class MembershipEpochs:
       self._form()
     return self.is_running
 
-  def add(self, index: int, address: str) -> None:
+  def add(self, index: int, address: str, cores: int) -> None:
     """Adds a worker that is ready: see `Rendezvous.add`."""
-    self.rendezvous.add(index, address)
+    self.rendezvous.add(index, address, cores)
     if not self._has_started and self.rendezvous.is_waiting:
       self._form()
 

@@ -99,6 +99,7 @@ class AllreduceSite(RealSite):
     self._replica = self._make_replica()
     self.store = ReplicaStore(self._replica, learned.schedule, learned.scaling)
     self._keep = config.checkpoint.keep
+    self._lanes = config.route.lanes
 
   @functools.cached_property
   def checkpoints(self) -> Checkpoints:
@@ -125,6 +126,7 @@ class AllreduceSite(RealSite):
       self._plan.forest,
       size_bytes=self._sizes[-1],
       failed=FailedLinks(timeout_s=self.settings.timeout_s),
+      lanes=self._lanes,
     )
     cache = LinkCache(self.parts.files.workdir)
     follower = LinkFollower(

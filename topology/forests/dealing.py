@@ -70,7 +70,7 @@ def ahead_s(forest: Forest) -> float:
 
 
 def chunk_bytes(
-  size_bytes: int, forest: Forest, *, fixed: int | None = None, lanes: int = 1
+  size_bytes: int, forest: Forest, *, fixed: int | None = None
 ) -> int:
   """Returns the size of a message's chunks, except the last of each bucket.
 
@@ -89,12 +89,11 @@ def chunk_bytes(
     size_bytes: Bytes of the message.
     forest: Forest that carries it.
     fixed: Size to use in place of that of the rate, bytes, a multiple of 4.
-    lanes: Number of lanes that divide the chunks.
 
   Returns:
     A multiple of 4; of 16 KiB if the rate decides.
   """
-  most = _rate_bytes(size_bytes, forest, lanes) if fixed is None else fixed
+  most = _rate_bytes(size_bytes, forest) if fixed is None else fixed
   shares = [tree.share for tree in forest.trees]
   if not shares or max(shares) <= 2 * min(shares):
     return most
@@ -102,15 +101,9 @@ def chunk_bytes(
   return min(max(even, _LEAST_BYTES), most)
 
 
-def most_chunk_bytes(forest: Forest, *, lanes: int = 1) -> int:
-  """Returns the largest size of chunks of any message over a forest, bytes.
-
-  Args:
-    forest: Forest that carries the chunks.
-    lanes: Number of lanes that divide them.
-  """
-  ahead = _ahead_bytes(forest, lanes) // _least_window(forest)
-  most = min(MOST_CHUNK_BYTES, ahead)
+def most_chunk_bytes(forest: Forest) -> int:
+  """Returns the largest size of chunks of any message over a forest, bytes."""
+  most = min(MOST_CHUNK_BYTES, _ahead_bytes(forest) // _least_window(forest))
   return max(_LEAST_BYTES * (most // _LEAST_BYTES), CHUNK_BYTES)
 
 
@@ -135,13 +128,14 @@ def window(
 
   Returns:
     Chunks that a lane carries in `ahead_s`, or in a round trip if that is
-    longer; at least 5, and 2 per tree; at most those of `ahead_bytes`.
+    longer; at least its part of 5, and of 2 per tree; at most those of
+    `ahead_bytes`.
   """
   seconds = max(ahead_s(forest), round_trip_s + _AHEAD_S)
   rate_Bps = float(forest.rate_Bps or 0) / lanes
   ahead = math.ceil(rate_Bps * seconds / chunk_bytes)
-  least = _least_window(forest)
-  return max(min(ahead, _ahead_bytes(forest, lanes) // chunk_bytes), least)
+  most = _ahead_bytes(forest, lanes) // chunk_bytes
+  return max(min(ahead, most), _least_window(forest, lanes))
 
 
 def ahead_bytes(forest: Forest, *, chunk_bytes: int, lanes: int = 1) -> int:
@@ -155,10 +149,11 @@ def ahead_bytes(forest: Forest, *, chunk_bytes: int, lanes: int = 1) -> int:
     chunk_bytes: Bytes of each chunk.
     lanes: Number of lanes that divide the chunks; the memory is that of one.
   """
-  return max(_ahead_bytes(forest, lanes), _least_window(forest) * chunk_bytes)
+  least = _least_window(forest, lanes) * chunk_bytes
+  return max(_ahead_bytes(forest, lanes), least)
 
 
-def _rate_bytes(size_bytes: int, forest: Forest, lanes: int) -> int:
+def _rate_bytes(size_bytes: int, forest: Forest) -> int:
   """Returns the size of chunks for the rate of a forest, bytes."""
   rate_Bps = float(forest.rate_Bps or 0)
   if rate_Bps <= _SLOW_BPS:
@@ -166,11 +161,11 @@ def _rate_bytes(size_bytes: int, forest: Forest, lanes: int) -> int:
   square_s = _CHUNK_S * size_bytes / max(2 * _depth(forest), 1)
   best = min(math.isqrt(int(rate_Bps * square_s)), int(rate_Bps * _HOLD_S))
   whole = _LEAST_BYTES * (best // _LEAST_BYTES)
-  return min(max(whole, CHUNK_BYTES), most_chunk_bytes(forest, lanes=lanes))
+  return min(max(whole, CHUNK_BYTES), most_chunk_bytes(forest))
 
 
-def _ahead_bytes(forest: Forest, lanes: int) -> int:
-  """Returns each sender's part of a lane at the busiest receiver."""
+def _ahead_bytes(forest: Forest, lanes: int = 1) -> int:
+  """Returns a lane's part of `AHEAD_BYTES`, for each sender of the busiest."""
   children: dict[str, set[str]] = {}
   for tree in forest.trees:
     for hop in tree.up:
@@ -179,8 +174,9 @@ def _ahead_bytes(forest: Forest, lanes: int) -> int:
   return AHEAD_BYTES // (most * lanes)
 
 
-def _least_window(forest: Forest) -> int:
-  return max(_LEAST_CHUNKS, _LEAST_PER_TREE * len(forest.trees))
+def _least_window(forest: Forest, lanes: int = 1) -> int:
+  least = max(_LEAST_CHUNKS, _LEAST_PER_TREE * len(forest.trees))
+  return max(least // lanes, 1)
 
 
 def _depth(forest: Forest) -> int:
