@@ -2,7 +2,7 @@
 
   python -m bench.allreduce [--cases=equal4,slow4,...] [--sizes=5,25]
     [--rounds=5] [--schemes=forest,ring,...] [--dtype=float32]
-    [--mbit=200] [--chunk_bytes=N] [--delay_ms=0] [--peers=PYTHON]
+    [--mbit=200] [--chunk_bytes=N] [--lanes=1] [--delay_ms=0] [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Each host is a process with a
 host executor.  All hosts sum float32 buffers of whole numbers, and each checks
@@ -21,8 +21,9 @@ that has torch (--peers, bench.peers).
 
 --mbit is the base rate of the cases, Mbit/s: all rates are in proportion to it.
 --chunk_bytes fixes the size of chunks, which otherwise follows from rate, size
-and forest.  --delay_ms delays all that executors send to each other by relays
-(bench.delayed), which take processor time themselves.
+and forest.  --lanes is the number of lanes.  --delay_ms delays all that
+executors send to each other by relays (bench.delayed), which take processor
+time themselves; forests are built for this latency.
 
 With --dtype=bfloat16 or float16 all schemes but psum and gloo send messages in
 half precision; sizes are those of the float32 buffer.  The table of
@@ -56,6 +57,7 @@ from cluster.network.handshake import Security
 from cluster.network.interfaces import interface_address
 from cluster.network.port import Port
 from route import forest
+from route.route import LATENCY_S
 from tools import lab
 from topology.baselines import schemes
 from topology.forests.dealing import CHUNK_BYTES
@@ -89,6 +91,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--mbit', type=int, default=hosts.BASE_MBIT)
   parser.add_argument('--delay_ms', type=float, default=0.0, help='one way')
   parser.add_argument('--chunk_bytes', type=int, help='default: by rate')
+  parser.add_argument('--lanes', type=int, default=1)
   parser.add_argument('--dtype', default='float32', choices=[*_DTYPES])
   parser.add_argument('--peers', **peers.FLAG)
   parser.add_argument('--worker', help='for itself')
@@ -107,7 +110,11 @@ def main(argv: list[str] | None = None) -> None:
       f'expected cases of {[*hosts.cases()]}, schemes of {[*_SCHEMES]}'
     )
   sizes = [round(float(size) * 1e6) for size in flags.sizes.split(',')]
-  settings = {'chunk_bytes': flags.chunk_bytes, 'delay_s': flags.delay_ms / 1e3}
+  settings = {
+    'chunk_bytes': flags.chunk_bytes,
+    'delay_s': flags.delay_ms / 1e3,
+    'lanes': flags.lanes,
+  }
   cases = hosts.scaled_cases(flags.mbit)
   peers.require_torch(parser, flags.peers)
   packing.print_table(
@@ -144,7 +151,8 @@ def print_case(
     chosen: Names of schemes.
     sizes: Bytes of buffers; only the forest is measured with all of them.
     rounds: Number of measurements, of which the median is taken.
-    settings: Settings of the executors, and `delay_s` between them.
+    settings: Settings of the executors, their number of `lanes`, and `delay_s`
+      between them.
     dtype: Dtype of messages.
     python: Path of an interpreter that has torch, for the rows of gloo and
       DDP; None to omit them.
@@ -156,11 +164,12 @@ def print_case(
     for each in chosen
     for size in (sizes if each == 'forest' else sizes[:1])
   ]
+  latency_s = settings['delay_s'] or LATENCY_S
   forests = {
     each: with_usable_rate(
       make(cluster, best)
       if (make := _SCHEMES.get(each))
-      else forest.build_forest(cluster, round(size / _USABLE))
+      else forest.build_forest(cluster, round(size / _USABLE), latency_s)
     )
     for each, size in jobs
     if each != _PSUM
@@ -240,7 +249,7 @@ class _Worker:
     self._task = pickle.loads(pathlib.Path(settings['task']).read_bytes())
     self._host = interface_address('eth0')
     settings = dict(self._task['settings'])
-    delay_s = settings.pop('delay_s')
+    delay_s, self._lanes = settings.pop('delay_s'), settings.pop('lanes')
     # A relay has another address than the one that a token's proof is of.
     token = '' if delay_s else 'of the lab'
     self._executor = Executor(
@@ -271,7 +280,8 @@ class _Worker:
   def _form(self, generation: int, scheme: str, addresses: list[str]) -> None:
     forest = self._task['forests'][scheme]
     members = dict(enumerate(addresses))
-    membership = Membership(generation, members, forest, self._task['names'])
+    names, lanes = self._task['names'], self._lanes
+    membership = Membership(generation, members, forest, names, lanes)
     self._executor.form(membership)
     self._members = len(members)
 

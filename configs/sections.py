@@ -23,6 +23,7 @@ Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
 # Values of config.precision.matmul, from jax.default_matmul_precision.
 MATMULS = ('float32', 'tensorfloat32', 'bfloat16')
+MOST_LANES = 16  # Largest value of config.route.lanes.
 AUTO = 'auto'  # Value of config.route.bucket_bytes beside numbers.
 
 # Package of the modules that a section chooses from.
@@ -69,7 +70,7 @@ _REAL = (
   *('cluster.interface', 'cluster.token_file'),
   *('cluster.certificate_file', 'cluster.key_file', 'cluster.tls_name'),
   *('cluster.speed.injected', 'route.server.dedicated'),
-  'cluster.workers_per_gpu',
+  *('cluster.workers_per_gpu', 'route.lanes'),
 )
 # Recipes describe a virtual cluster (network, speed) as well, which is no error
 # on a real one.
@@ -152,6 +153,11 @@ def check_values(config: ConfigDict) -> None:
       "config.precision.matmul: expected the default 'float32', because with "
       f'config.precision.dtype {precision.dtype!r} there are no float32 '
       f'products, got {precision.matmul!r}.'
+    )
+  if not 0 <= config.route.lanes <= MOST_LANES:
+    raise ValueError(
+      f'config.route.lanes: expected 0 to {MOST_LANES}, got '
+      f'{config.route.lanes}.'
     )
   if not 0 <= config.seed < 2**32:
     raise ValueError(f'config.seed: expected 0 to 2^32 - 1, got {config.seed}.')

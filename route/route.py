@@ -97,10 +97,12 @@ def unused(plan: Plan) -> tuple[str, ...]:
   Links of servers are checked in `cluster.virtual.site`.
   """
   if isinstance(plan, ParameterServer):
-    ranges = 'route.bucket_bytes', 'route.overlap'
+    ranges = 'route.bucket_bytes', 'route.overlap', 'route.lanes'
     own = 'cluster.links', 'cluster.network.range_s', 'cluster.speed.layers'
     return (*ranges, *own)
-  return () if plan.forest else ('route.overlap', 'cluster.speed.layers')
+  if plan.forest:
+    return ()
+  return ('route.overlap', 'route.lanes', 'cluster.speed.layers')
 
 
 class Route(Protocol):

@@ -179,9 +179,9 @@ class MembershipEpochs:
       self._form()
     return self.is_running
 
-  def add(self, index: int, address: str) -> None:
+  def add(self, index: int, address: str, cores: int) -> None:
     """Adds a worker that is ready: see `Rendezvous.add`."""
-    self.rendezvous.add(index, address)
+    self.rendezvous.add(index, address, cores)
     if self._inheritance and index in self.rendezvous.awaited:
       number = self.rendezvous.membership_epoch
       stop = StopEpoch(membership_epoch=number, completes=False)

@@ -29,6 +29,7 @@ from cluster.process.exits import Unmendable
 from route.route import LATENCY_S, ForestBuilder
 from topology import Cluster, Forest
 from topology.clusters import pruned
+from topology.forests import dealing
 from topology.packing import pack as packing
 
 _RECENT = 4  # ForestBuilder in the cache: packing one takes seconds.
@@ -98,6 +99,7 @@ class Rendezvous:
     size_bytes: int,
     failed: FailedLinks | None = None,
     local: int = 0,
+    lanes: int = 0,
   ):
     """Creates a rendezvous without members.
 
@@ -107,13 +109,14 @@ class Rendezvous:
       size_bytes: Size of a gradient buffer, bytes.
       failed: Record of failed links; None if they are never tried again.
       local: Rank of the worker in the coordinator's process.
+      lanes: Number of lanes; 0 to choose it by links and cores.
     """
     self.membership_epoch, self.local = 0, local
     self.members: tuple[int, ...] = ()
     self.packed: PackedForest | None = None
     self.size_bytes = size_bytes
     self.fetching: set[int] = set()
-    self._cluster, self._pack = cluster, pack
+    self._cluster, self._pack, self._lanes = cluster, pack, lanes
     # A link that is tried again and fails needs the forest before once more.
     self._recent: collections.deque[PackedForest] = collections.deque(
       maxlen=_RECENT
@@ -121,6 +124,7 @@ class Rendezvous:
     self._host_s: Mapping[str, float] = {}
     self._phase = _Phase.WAITING
     self._addresses: dict[int, str] = {}
+    self._cores: dict[int, int] = {}
     self._lost_members: dict[int, str] = {}  # With the reason.
     # Version and step statistics of the members that have stopped.
     self._answers: dict[int, tuple[int, Sequence[float]]] = {}
@@ -199,13 +203,15 @@ class Rendezvous:
     """Members that are not lost."""
     return [index for index in self.members if index not in self._lost_members]
 
-  def add(self, index: int, address: str) -> None:
+  def add(self, index: int, address: str, cores: int = 1) -> None:
     """Records the address of a worker's new incarnation.
 
     Args:
       index: The worker.
       address: 'host:port' at which others reach it.
+      cores: Cores that its process may use, beside others of its host.
     """
+    self._cores[index] = cores
     before = self._addresses.get(index, address)
     moved = before.rpartition(':')[0] != address.rpartition(':')[0]
     self._failed.forget_losses(index, moved=moved)
@@ -420,10 +426,19 @@ class Rendezvous:
     workers = packed.cluster.workers
     addresses = {index: self._addresses[index] for index in self.members}
     names = {workers[index]: index for index in self.members}
+    lanes = self._lanes or dealing.lanes(
+      packed.forest, cores=self._find_cores()
+    )
     return membership.describe(
-      Membership(self.membership_epoch, addresses, packed.forest, names),
+      Membership(self.membership_epoch, addresses, packed.forest, names, lanes),
       packed.links,
     )
+
+  def _find_cores(self) -> int:
+    """Returns the cores of each member, at least; those of a host share."""
+    hosts = {k: self._addresses[k].rpartition(':')[0] for k in self.members}
+    counts = collections.Counter(hosts.values())
+    return min(self._cores[k] // counts[host] for k, host in hosts.items())
 
   def _find_forest(self) -> PackedForest:
     """Returns the forest of the members, a cached one if there is one.

@@ -41,6 +41,7 @@ from cluster.network.errors import TransportError
 from cluster.network.heartbeat import BEATS
 from cluster.probing import traffic
 from cluster.probing.measurer import Measurer
+from cluster.process.cores import count_cores
 from cluster.process.deadlines import ProgressCounter
 from cluster.process.host import HostSpeed
 from cluster.speed.speed import Speed
@@ -227,7 +228,11 @@ class Replica:
     self, session: Session[messages.ToReplica], address: str
   ) -> None:
     """Reports to the coordinator that this worker can join an allreduce."""
-    session.send(messages.ReplicaReady(address, devices=self._settings.devices))
+    session.send(
+      messages.ReplicaReady(
+        address, devices=self._settings.devices, cores=count_cores()
+      )
+    )
 
   def _log_end(self, session: Session[messages.ToReplica]) -> None:
     """Logs why the coordinator has ended a session."""

@@ -362,7 +362,7 @@ class AllreduceRuntime(EventLoop):
       return
     index, ready = event.worker, event.ready
     if isinstance(ready, messages.ReplicaReady):
-      self.epochs.add(index, ready.address)
+      self.epochs.add(index, ready.address, ready.cores)
     if self._started:
       logging.info('Worker %d has rejoined.', index)
       if self._is_idle:  # No iteration ends that would let it join.

@@ -111,6 +111,7 @@ class AllreduceSite(RealSite):
     self._replica = self._make_replica(learner)
     self.store = ReplicaStore(self._replica, learned.schedule, learned.scaling)
     self._keep = config.checkpoint.keep
+    self._lanes = config.route.lanes
 
   @functools.cached_property
   def checkpoints(self) -> Checkpoints:
@@ -142,6 +143,7 @@ class AllreduceSite(RealSite):
       size_bytes=self._sizes[-1],
       failed=FailedLinks(timeout_s=self.settings.timeout_s),
       local=own,
+      lanes=self._lanes,
     )
     cache = LinkCache(self.parts.files.workdir)
     follower = LinkFollower(

@@ -18,6 +18,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from configs.sections import MOST_LANES
+
 T_co = TypeVar('T_co', covariant=True)
 
 _NUMBER = 2.0**1000  # Exclusive bound of numbers.
@@ -37,7 +39,6 @@ _ADDRESS = (
 
 Number = Annotated[float, Meta(gt=-_NUMBER, lt=_NUMBER)]
 Seconds = Annotated[float, Meta(ge=0, lt=_NUMBER)]
-MOST_LANES = 16  # Lanes of an allreduce.
 Count = Annotated[int, Meta(ge=0, lt=_COUNT)]
 Rank = Annotated[int, Meta(ge=0, lt=_WORKERS)]
 Text = Annotated[str, Meta(max_length=2**20)]

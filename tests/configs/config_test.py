@@ -149,6 +149,12 @@ class CheckTest(parameterized.TestCase):
     ({'data__crop_area': 0.0}, r'config.data.crop_area: .* got 0.0'),
     ({'eval_top': 10}, r'config.eval_top: expected 0, or 2 to 9, got 10'),
     ({'seed': -1}, r'config.seed: expected .* got -1'),
+    ({'route__lanes': -1}, r'config.route.lanes: expected 0 to 16, got -1'),
+    ({'route__lanes': 17}, r'config.route.lanes: expected 0 to 16, got 17'),
+    (
+      {'route__name': 'ring', 'route__lanes': 2},
+      r"config.route.lanes: .* because config.cluster.runtime is 'virtual'",
+    ),
     ({'epochs': 1e-6}, r'config.epochs: expected at least one example'),
     (
       {'cluster__speed__slowdown': ('fast',)},

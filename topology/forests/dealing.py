@@ -35,6 +35,9 @@ _LEAST_CHUNKS, _LEAST_PER_TREE = 5, 2  # Least chunks of a window.
 # the same worker slow each other down: measured on links of 200 Mbit/s, with 4
 # to 8 hosts.
 _AHEAD_S, _AHEAD_S_PER_HOP = 0.0125, 0.00625
+# Part of a round trip that is added.  The shortest one has no queues: with 1
+# and delays of 25 ms per hop a ring of 4 took 1.2 times as long.
+_TRIP_SHARE = 1.5
 # Largest memory of a host for chunks that it cannot add yet, unless the least
 # window of many trees needs more.  Covers 10 Gbit/s for .2 s.
 AHEAD_BYTES = 256 << 20
@@ -70,7 +73,7 @@ def ahead_s(forest: Forest) -> float:
 
 
 def chunk_bytes(
-  size_bytes: int, forest: Forest, *, fixed: int | None = None, lanes: int = 1
+  size_bytes: int, forest: Forest, *, fixed: int | None = None
 ) -> int:
   """Returns the size of a message's chunks, except the last of each bucket.
 
@@ -89,12 +92,11 @@ def chunk_bytes(
     size_bytes: Bytes of the message.
     forest: Forest that carries it.
     fixed: Size to use in place of that of the rate, bytes, a multiple of 4.
-    lanes: Number of lanes that divide the chunks.
 
   Returns:
     A multiple of 4; of 16 KiB if the rate decides.
   """
-  most = _rate_bytes(size_bytes, forest, lanes) if fixed is None else fixed
+  most = _rate_bytes(size_bytes, forest) if fixed is None else fixed
   shares = [tree.share for tree in forest.trees]
   if not shares or max(shares) <= 2 * min(shares):
     return most
@@ -102,15 +104,9 @@ def chunk_bytes(
   return min(max(even, _LEAST_BYTES), most)
 
 
-def most_chunk_bytes(forest: Forest, *, lanes: int = 1) -> int:
-  """Returns the largest size of chunks of any message over a forest, bytes.
-
-  Args:
-    forest: Forest that carries the chunks.
-    lanes: Number of lanes that divide them.
-  """
-  ahead = _ahead_bytes(forest, lanes) // _least_window(forest)
-  most = min(MOST_CHUNK_BYTES, ahead)
+def most_chunk_bytes(forest: Forest) -> int:
+  """Returns the largest size of chunks of any message over a forest, bytes."""
+  most = min(MOST_CHUNK_BYTES, _ahead_bytes(forest) // _least_window(forest))
   return max(_LEAST_BYTES * (most // _LEAST_BYTES), CHUNK_BYTES)
 
 
@@ -134,14 +130,16 @@ def window(
     lanes: Number of lanes that divide the chunks.
 
   Returns:
-    Chunks that a lane carries in `ahead_s`, or in a round trip if that is
-    longer; at least 5, and 2 per tree; at most those of `ahead_bytes`.
+    Chunks that a lane carries in `ahead_s`, and in one and a half round trips
+    as far as they are longer than half of that; at least its part of 5, and of
+    2 per tree; at most those of `ahead_bytes`.
   """
-  seconds = max(ahead_s(forest), round_trip_s + _AHEAD_S)
+  least_s = ahead_s(forest)
+  seconds = least_s + _TRIP_SHARE * max(round_trip_s - least_s / 2, 0.0)
   rate_Bps = float(forest.rate_Bps or 0) / lanes
   ahead = math.ceil(rate_Bps * seconds / chunk_bytes)
-  least = _least_window(forest)
-  return max(min(ahead, _ahead_bytes(forest, lanes) // chunk_bytes), least)
+  most = _ahead_bytes(forest, lanes) // chunk_bytes
+  return max(min(ahead, most), _least_window(forest, lanes))
 
 
 def ahead_bytes(forest: Forest, *, chunk_bytes: int, lanes: int = 1) -> int:
@@ -155,10 +153,11 @@ def ahead_bytes(forest: Forest, *, chunk_bytes: int, lanes: int = 1) -> int:
     chunk_bytes: Bytes of each chunk.
     lanes: Number of lanes that divide the chunks; the memory is that of one.
   """
-  return max(_ahead_bytes(forest, lanes), _least_window(forest) * chunk_bytes)
+  least = _least_window(forest, lanes) * chunk_bytes
+  return max(_ahead_bytes(forest, lanes), least)
 
 
-def _rate_bytes(size_bytes: int, forest: Forest, lanes: int) -> int:
+def _rate_bytes(size_bytes: int, forest: Forest) -> int:
   """Returns the size of chunks for the rate of a forest, bytes."""
   rate_Bps = float(forest.rate_Bps or 0)
   if rate_Bps <= _SLOW_BPS:
@@ -166,11 +165,11 @@ def _rate_bytes(size_bytes: int, forest: Forest, lanes: int) -> int:
   square_s = _CHUNK_S * size_bytes / max(2 * _depth(forest), 1)
   best = min(math.isqrt(int(rate_Bps * square_s)), int(rate_Bps * _HOLD_S))
   whole = _LEAST_BYTES * (best // _LEAST_BYTES)
-  return min(max(whole, CHUNK_BYTES), most_chunk_bytes(forest, lanes=lanes))
+  return min(max(whole, CHUNK_BYTES), most_chunk_bytes(forest))
 
 
-def _ahead_bytes(forest: Forest, lanes: int) -> int:
-  """Returns each sender's part of a lane at the busiest receiver."""
+def _ahead_bytes(forest: Forest, lanes: int = 1) -> int:
+  """Returns a lane's part of `AHEAD_BYTES`, for each sender of the busiest."""
   children: dict[str, set[str]] = {}
   for tree in forest.trees:
     for hop in tree.up:
@@ -179,8 +178,9 @@ def _ahead_bytes(forest: Forest, lanes: int) -> int:
   return AHEAD_BYTES // (most * lanes)
 
 
-def _least_window(forest: Forest) -> int:
-  return max(_LEAST_CHUNKS, _LEAST_PER_TREE * len(forest.trees))
+def _least_window(forest: Forest, lanes: int = 1) -> int:
+  least = max(_LEAST_CHUNKS, _LEAST_PER_TREE * len(forest.trees))
+  return max(least // lanes, 1)
 
 
 def _depth(forest: Forest) -> int:

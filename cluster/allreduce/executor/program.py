@@ -144,7 +144,7 @@ def find_roles(
   parents = {role.parent for role in roles if role.parent is not None}
   sinks = {worker for role in roles for worker in role.sinks}
   lanes = membership.lanes
-  most_bytes = chunk_bytes or dealing.most_chunk_bytes(forest, lanes=lanes)
+  most_bytes = chunk_bytes or dealing.most_chunk_bytes(forest)
   return Roles(
     tuple(roles),
     tuple(float(tree.share) for tree in trees) or (1.0,),
@@ -186,7 +186,7 @@ def make_program(
     for (start, stop), dtype in zip(buckets, dtypes, strict=True)
   )
   chunk_bytes = dealing.chunk_bytes(
-    sent_bytes, roles.forest, fixed=roles.fixed_bytes, lanes=roles.lanes
+    sent_bytes, roles.forest, fixed=roles.fixed_bytes
   )
   starts: list[int] = []
   stops: list[int] = []

@@ -35,6 +35,27 @@ class RendezvousTest(parameterized.TestCase):
       rendezvous.add(index, f'1.1.1.1:{index + 1}')
     return rendezvous
 
+  @parameterized.parameters(
+    (0, [8, 8], 'ab', 4),
+    (0, [8, 4], 'ab', 2),  # The one with fewest cores decides.
+    (0, [8, 8], 'aa', 2),  # Two processes share a host.
+    (0, [1, 8], 'ab', 1),
+    (3, [1, 8], 'ab', 3),
+  )
+  def test_all_members_have_the_same_lanes(self, lanes, cores, hosts, expected):
+    rendezvous = Rendezvous(
+      links.read_cluster('star([1e10, 1e10])', 2),
+      ring.build_in_order,
+      size_bytes=1000,
+      lanes=lanes,
+    )
+    for index, count in enumerate(cores):
+      address = f'1.1.1.{ord(hosts[index])}:{index + 1}'
+      rendezvous.add(index, address, count)
+    orders = [order for _, order in rendezvous.form(range(2), 0)]
+    found = [order.members.lanes for order in orders]
+    self.assertEqual(found, [expected] * 2)
+
   @settings(deadline=None, max_examples=30)
   @given(st.integers(2, 5), st.randoms())
   def test_members_fetch_the_newest_version(self, workers, random):

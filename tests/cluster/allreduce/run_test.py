@@ -97,6 +97,24 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     after = {e['worker'] for e in events[joined[0] :] if e['event'] == 'push'}
     self.assertEqual(after, {0, 1, 2})
 
+  def test_fast_links_have_large_chunks_and_lanes(self):
+    with self._launch(
+      workers=2,
+      epochs=0.5,
+      model__mlp__hidden=(2000, 500),
+      route__name='forest',
+      route__forest__cluster='star([1.25e9, 1.25e9])',
+      route__forest__adapt=True,
+      route__lanes=2,
+      eval_every=0.25,
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self._check_run(launch)
+    self._check_learner(launch)
+    rows = [row for row in launch.rows('events.jsonl') if 'chunk_bytes' in row]
+    self.assertGreater(rows[0]['chunk_bytes'], 48 * 1024)
+    self.assertGreater(rows[0]['size_bytes'], 3 * rows[0]['chunk_bytes'])
+
   @parameterized.parameters(
     ('ring', {}),
     ('forest', {}),

@@ -117,9 +117,35 @@ class WindowTest(parameterized.TestCase):
     within = dealing.window(forest, chunk_bytes=1000, round_trip_s=0.001)
     self.assertEqual(within, dealing.window(forest, chunk_bytes=1000))
     longer = dealing.window(forest, chunk_bytes=1000, round_trip_s=0.5)
-    self.assertBetween(longer, 500, 520)
+    self.assertBetween(longer, 500, 800)
     most = dealing.window(forest, chunk_bytes=10**6, round_trip_s=10**6)
     self.assertEqual(most, dealing.AHEAD_BYTES // 2 // 10**6)
+
+  def test_lanes_share_the_window_and_the_memory(self):
+    forest = _forest([1, 1], 10**9)
+    whole = dealing.window(forest, chunk_bytes=10**4)
+    half = dealing.window(forest, chunk_bytes=10**4, lanes=2)
+    self.assertEqual(half, math.ceil(whole / 2))
+    bound = dealing.ahead_bytes(forest, chunk_bytes=10**6, lanes=4)
+    self.assertEqual(bound, dealing.ahead_bytes(forest, chunk_bytes=10**6) // 4)
+
+
+class LanesTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (None, 64, 1),  # Links of unknown rate.
+    (3.9, 64, 1),
+    (4.1, 64, 2),
+    (4.1, 4, 2),
+    (4.1, 3, 1),  # Too few cores.
+    (25, 64, 4),
+    (25, 6, 3),
+    (25, 0, 1),
+  )
+  def test_lanes_follow_links_and_cores(self, gbit, cores, lanes):
+    # The root of a star sends each byte to two others.
+    rate_Bps = gbit and gbit * 1e9 / 8 / 2
+    found = dealing.lanes(_forest([1], rate_Bps), cores=cores)
+    self.assertEqual(found, lanes)
 
 
 if __name__ == '__main__':

@@ -7,6 +7,7 @@ when the executor begins an allreduce or has its own contribution.
 import select
 import shutil
 import threading
+import time
 import unittest
 from unittest import mock
 
@@ -337,6 +338,33 @@ class DownwardTest(_Case):
     fields = membership.fields(0, chunk, DOWN, numbers.sum(0))
     peer.send(fields.pack())
     self._check_damaged(reduction, 1)
+
+
+class WindowTest(_Case):
+  """Parts that are sent before the peer's sums have come."""
+
+  def test_each_membership_measures_its_round_trip_anew(self):
+    membership = self._membership(count=2, size=400, rate_Bps=4000)
+    peer = membership.peers[1]
+    numbers = self._numbers(membership)
+
+    def count_parts():
+      before = -1
+      while before < (before := len(peer.frames())):
+        time.sleep(0.1)  # Until no more are sent.
+      return before
+
+    membership.form()
+    self._begin(membership, 0, numbers)
+    first = count_parts()
+    time.sleep(0.2)  # The sum takes long.
+    chunk = membership.chunks(root=1)[0]
+    peer.send(membership.fields(0, chunk, DOWN, numbers.sum(0)).pack())
+    executors.wait_until(lambda: len(peer.frames()) > 3 * first)
+    peer.hang_up()  # It dies in the middle.
+    membership.form()
+    self._begin(membership, 0, numbers)
+    self.assertEqual(count_parts(), first)
 
 
 class DeparturesTest(_Case):
