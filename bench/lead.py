@@ -36,6 +36,7 @@ from ml_collections import ConfigDict
 
 import train
 from cluster.membership import rendezvous_files
+from cluster.membership.versions import find_versions
 from cluster.network import messages
 from cluster.network.streams import (
   PUSHES,
@@ -227,12 +228,14 @@ def _drive(indices: range, coordinator: str, workdir: str) -> None:
   deadline = time.monotonic() + _START_S
   while not path.exists() and time.monotonic() < deadline:
     time.sleep(0.05)
-  config_fingerprint = fingerprint(json.loads(path.read_text()))
+  manifest = json.loads(path.read_text())
+  config_fingerprint = fingerprint(manifest)
+  versions = find_versions(manifest, '')
   token = (pathlib.Path(workdir) / rendezvous_files.TOKEN).read_text().strip()
   security = Security(token=token)
   controls, process = [], secrets.token_hex(16)
   for index in indices:
-    hello = messages.WorkerHello(index, process, config_fingerprint)
+    hello = messages.WorkerHello(index, process, config_fingerprint, versions)
     controls.append(connect(coordinator, hello, security, _START_S))
     work = threading.Thread(target=_work, args=(index, controls[-1], security))
     work.start()
