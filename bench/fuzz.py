@@ -69,6 +69,7 @@ _FIELDS_SAID = (
   *('type', 'worker', 'server', 'incarnation', 'process', 'fingerprint'),
   *('address', 'sent', 'progress', 'orders', 'text', 'report', 'devices'),
   *('nonce', 'proof', 'hello', 'iteration', 'size_bytes', 'question'),
+  *('versions', 'sources', 'jax'),
 )
 _ANYTHING: Schema[Any] = Schema(Any)
 

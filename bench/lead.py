@@ -37,6 +37,7 @@ from ml_collections import ConfigDict
 
 import train
 from cluster.membership import rendezvous_files
+from cluster.membership.versions import find_versions
 from cluster.network import messages
 from cluster.network.connection import Connection
 from cluster.network.frame_reader import Receiving
@@ -233,7 +234,9 @@ def _drive(indices: range, coordinator: str, workdir: str) -> None:
   deadline = time.monotonic() + _START_S
   while not path.exists() and time.monotonic() < deadline:
     time.sleep(0.05)
-  config_fingerprint = fingerprint(json.loads(path.read_text()))
+  manifest = json.loads(path.read_text())
+  config_fingerprint = fingerprint(manifest)
+  versions = find_versions(manifest, '')
   token = (pathlib.Path(workdir) / rendezvous_files.TOKEN).read_text().strip()
   security = Security(token=token)
   loop = SocketLoop(
@@ -245,7 +248,7 @@ def _drive(indices: range, coordinator: str, workdir: str) -> None:
   )
   controls, process = [], secrets.token_hex(16)
   for index in indices:
-    hello = messages.WorkerHello(index, process, config_fingerprint)
+    hello = messages.WorkerHello(index, process, config_fingerprint, versions)
     controls.append(connect(coordinator, hello, security, _START_S))
     worker = _Worker(index, controls[-1], loop)
     threading.Thread(target=worker.join, args=(security,), daemon=True).start()

@@ -329,6 +329,10 @@ class Learning(Protocol):
     """Initial loss scale; None without scaling."""
 
   @property
+  def data_digest(self) -> str:
+    """Digest of the data set; '' without a model."""
+
+  @property
   def params(self) -> Any:
     """Initial parameters as workers of one process share them."""
 

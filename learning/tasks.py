@@ -15,6 +15,7 @@ from configs.checks import require
 from configs.sections import Choose, build_section, error_prefix
 from data import augment as augmentation
 from data.dataset import Dataset
+from data.digest import digest
 from data.stream import Stream
 from learning import compilations, placement
 from learning import optimizer as optimizers
@@ -46,6 +47,12 @@ class TaskLearning:
   stats: Any
   make_learner: Callable[[Any, Any], TaskLearner]
   devices: Sequence[str]
+  dataset: Dataset
+
+  @functools.cached_property
+  def data_digest(self) -> str:
+    """Digest of the data set."""
+    return digest(self.dataset)
 
   @property
   def elements(self) -> tuple[int, int]:
@@ -150,6 +157,7 @@ def make(
     stats=task.stats,
     make_learner=functools.partial(_learner, config, choose, schedule, scaled),
     devices=[device.device_kind for device in jax.local_devices()[:devices]],
+    dataset=dataset,
   )
 
 

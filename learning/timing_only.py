@@ -170,6 +170,7 @@ class TimingOnlyLearning:
   schedule: Schedule | None = None
   scaling: Scaling | None = None
   other_bytes = 0
+  data_digest = ''
   params: Any = ()
   stats: Any = ()
   leaf_bytes: Sequence[int] = ()

@@ -40,6 +40,7 @@ from cluster.membership.events import (
 from cluster.membership.members import Incarnation, Member, Rank
 from cluster.membership.process import Settings
 from cluster.membership.roster import Roster
+from cluster.membership.versions import describe_difference
 from cluster.network.heartbeat import BEATS, within
 from cluster.network.messages import (
   HELLO,
@@ -317,8 +318,8 @@ class Reception:
       data: The encoded message.
 
     Raises:
-      Refused: If it is invalid or of another run; the process has been sent the
-        reason.
+      Refused: If it is invalid, of another run, or of other versions; the
+        process has been sent the reason.
     """
     try:
       try:
@@ -331,6 +332,10 @@ class Reception:
           'config: expected the same as that of the coordinator, got another '
           f'from {stream.peer}.'
         )
+      if differs := describe_difference(
+        self._settings.versions, hello.versions
+      ):
+        raise Refused(f'versions: {differs}, from {stream.peer}.')
     except Refused as error:
       stream.send(Rejected(str(error)))
       raise

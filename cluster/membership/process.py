@@ -11,7 +11,9 @@ from typing import Any, Literal, NamedTuple
 from absl import logging
 from ml_collections import ConfigDict
 
+from cluster.membership.versions import find_versions
 from cluster.network.handshake import Security
+from cluster.network.messages import Versions
 from cluster.network.port import Port
 from cluster.process import roles
 from cluster.process.deadlines import Deadlines, Jobs
@@ -56,6 +58,7 @@ class Settings(NamedTuple):
     devices: Kinds of this process's devices that compute gradients.
     adapt: Whether links are measured during the run and forests adapted to
       them: see `route.route.Allreduce`.
+    versions: Versions of this process, which others must share.
   """
 
   port: Port
@@ -65,6 +68,7 @@ class Settings(NamedTuple):
   process: str
   devices: Sequence[str] = ()
   adapt: bool = False
+  versions: Versions = Versions()
 
   @property
   def security(self) -> Security:
@@ -117,6 +121,7 @@ class RealSite:
       config.cluster.start_s,
       process=secrets.token_hex(16),
       devices=tuple(parts.learned.devices),
+      versions=find_versions(parts.manifest, parts.learned.data_digest),
     )
     self.deadlines = Deadlines(
       timeout_s=config.cluster.timeout_s,

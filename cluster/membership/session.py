@@ -77,7 +77,9 @@ class Session(Generic[T]):
     timeout_s = settings.timeout_s
     self._control, admission = join(
       coordinator,
-      WorkerHello(index, settings.process, settings.fingerprint),
+      WorkerHello(
+        index, settings.process, settings.fingerprint, settings.versions
+      ),
       WORKER_ADMISSION,
       security=settings.security,
       timeout_s=timeout_s,

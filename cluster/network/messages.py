@@ -81,6 +81,30 @@ class Untagged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """Base of structs whose place in a stream or message determines the class."""
 
 
+class Versions(Untagged, frozen=True):
+  """Versions of a process, which all processes of a run must share.
+
+  Attributes:
+    sources: Digest of the source files.
+    revision: Commit of Git or version of the package, for messages alone.
+    jax: Version of JAX.
+    jaxlib: Version of jaxlib.
+    data: Digest of the data set; '' without one.
+  """
+
+  sources: Line = ''
+  revision: Line = ''
+  jax: Line = ''
+  jaxlib: Line = ''
+  data: Line = ''
+
+  def __post_init__(self) -> None:
+    """Checks that the versions are printable."""
+    _check_printable(
+      *(self.sources, self.revision, self.jax, self.jaxlib, self.data)
+    )
+
+
 class WorkerHello(Message, frozen=True):
   """Request of a worker for admission by the coordinator.
 
@@ -88,11 +112,13 @@ class WorkerHello(Message, frozen=True):
     worker: Rank of the worker.
     process: Random identity of its process.
     fingerprint: Hash of its config.
+    versions: Versions of its process.
   """
 
   worker: Rank
   process: Process
   fingerprint: Text
+  versions: Versions = Versions()
 
 
 class ServerHello(Message, frozen=True):
@@ -102,11 +128,13 @@ class ServerHello(Message, frozen=True):
     server: Rank of the server; 0 is in the coordinator's process.
     process: Random identity of its process.
     fingerprint: Hash of its config.
+    versions: Versions of its process.
   """
 
   server: Annotated[int, Meta(ge=1, lt=_WORKERS)]
   process: Process
   fingerprint: Text
+  versions: Versions = Versions()
 
 
 class WorkerAdmitted(Message, frozen=True):

@@ -112,7 +112,8 @@ class _ServerHost:
       return join(
         self._coordinator,
         messages.ServerHello(
-          self._index, settings.process, settings.fingerprint
+          *(self._index, settings.process),
+          *(settings.fingerprint, settings.versions),
         ),
         messages.SERVER_ADMISSION,
         security=settings.security,

@@ -80,6 +80,7 @@ def config_file(
   *,
   model: bool = True,
   xla_flags: Mapping[str, str] | None = None,
+  code: str = '',
   **fields: Any,
 ) -> str:
   """Returns the path of a new file with small.config(**fields), for real hosts.
@@ -87,12 +88,13 @@ def config_file(
   Args:
     model: False for small.timing, which has no model.
     xla_flags: XLA_FLAGS by role, such as 'worker:1', for hosts that differ.
+    code: Python code that each process executes when it reads the file.
     **fields: Fields of the config.
   """
   path = pathlib.Path(tempfile.mkdtemp(), 'config.py')
   kind = 'config' if model else 'timing'
   content = _CONFIG.format(kind=kind, fields=_FIELDS | fields)
-  path.write_text(content + _XLA_FLAGS.format(flags=xla_flags or {}))
+  path.write_text(content + _XLA_FLAGS.format(flags=xla_flags or {}) + code)
   return str(path)
 
 

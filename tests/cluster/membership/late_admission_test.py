@@ -364,6 +364,10 @@ class AllreduceTest(_TestCase):
     (messages.WorkerHello(2, _ONE, 'ours'), 'got worker 2'),
     (messages.ServerHello(1, _ONE, 'ours'), 'got server 1'),
     (messages.WorkerHello(0, _ONE, 'theirs'), 'config: expected the same'),
+    (
+      messages.WorkerHello(0, _ONE, 'ours', messages.Versions(jax='0.9.1')),
+      'JAX 0.9.1 instead of',
+    ),
     ({'type': 'WorkerHello', 'worker': 0}, 'missing required field'),
     ({'worker': 0, 'process': _ONE}, 'sent another hello'),
     (None, 'sent another hello'),
