@@ -33,7 +33,7 @@ from cluster.network.messages import (
   StopEpoch,
   ToReplica,
 )
-from cluster.probing.events import LinksMeasured
+from cluster.probing.events import ForestPlanned, LinksMeasured
 from cluster.probing.link_manager import LinkManager
 from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Relinquished, Unmendable
@@ -281,6 +281,22 @@ class MembershipEpochs:
     self._remove_lost()
     self._form()
 
+  def handle_planned(self, event: ForestPlanned) -> None:
+    """Records a forest that was packed; forms the first epoch if it waits.
+
+    Another epoch ends after the iteration, and the next uses the forest.
+    """
+    is_awaited = self.rendezvous.take_plan(event.key, event.forest)
+    did, why = 'packed', 'a forest has been packed for the members'
+    if event.forest is None:
+      did = 'not packed'
+      why = f'a simple forest is used, as packing has failed: {event.problem}'
+    logging.info('Forest: %s.', why)
+    row = {'time': self._now(), 'did': did, 'why': why}
+    self._coordinator.recorder.record_links(row)
+    if is_awaited:
+      self._form()
+
   def handle_connection_lost(self, index: int, message: ConnectionLost) -> None:
     """Handles the report of a member that has lost a connection.
 
@@ -405,7 +421,7 @@ class MembershipEpochs:
     if not self._has_started and len(members) < len(self._members):
       self.rendezvous.await_first()
       return
-    if self.links.begin_survey(members):
+    if self.links.begin_survey(members) or self.rendezvous.begin_plan(members):
       return
     try:
       version = self._store.version + len(self._unrecorded)

@@ -9,13 +9,10 @@ No messages, threads or clocks here: see `epochs`, which alone changes it.
 """
 
 import collections
-import contextlib
 import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
-
-from absl import logging
 
 from cluster.allreduce.executor import membership
 from cluster.allreduce.executor.membership import Membership
@@ -24,10 +21,19 @@ from cluster.network.messages import (
   ConnectMembers,
   MemberForest,
 )
+from cluster.allreduce.planning import (
+  FEWEST,
+  ForestPlanner,
+  PackingFailed,
+  PackingRequest,
+  build_forest,
+)
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
+from route import selection
 from route.route import LATENCY_S, ForestBuilder
 from topology import Cluster, Forest
+from topology.baselines import adapted, schemes
 from topology.clusters import pruned
 from topology.forests import dealing
 from topology.packing import pack as packing
@@ -75,6 +81,10 @@ class PackedForest(NamedTuple):
   forest: Forest
 
 
+# Members, avoided pairs and links of all workers.
+_Key = tuple[tuple[int, ...], frozenset[tuple[int, int]], Cluster]
+
+
 class Rendezvous:
   """Members, answers and forest of the current membership epoch.
 
@@ -100,6 +110,7 @@ class Rendezvous:
     failed: FailedLinks | None = None,
     local: int = 0,
     lanes: int = 0,
+    planner: ForestPlanner | None = None,
   ):
     """Creates a rendezvous without members.
 
@@ -110,6 +121,7 @@ class Rendezvous:
       failed: Record of failed links; None if they are never tried again.
       local: Rank of the worker in the coordinator's process.
       lanes: Number of lanes; 0 to choose it by links and cores.
+      planner: Packs forests of many members; None if this thread does.
     """
     self.membership_epoch, self.local = 0, local
     self.members: tuple[int, ...] = ()
@@ -121,6 +133,13 @@ class Rendezvous:
     self._recent: collections.deque[PackedForest] = collections.deque(
       maxlen=_RECENT
     )
+    self._planner = planner
+    # Links of the members for which a forest is packed, by the key of that.
+    self._planning: tuple[_Key, Cluster] | None = None
+    self._unplanned: _Key | None = None  # For which packing has failed.
+    self._is_plan_awaited = False  # By the members of the first epoch.
+    self._quick: PackedForest | None = None  # Used while one is packed.
+    self._has_better = False  # Whether that has been packed.
     self._host_s: Mapping[str, float] = {}
     self._phase = _Phase.WAITING
     self._addresses: dict[int, str] = {}
@@ -179,15 +198,95 @@ class Rendezvous:
       ValueError: If there is none.
       TimeoutError: If it cannot be found in time.
     """
+    request = self._make_request(cluster, host_s, frozenset())
+    if self._planner and len(cluster.workers) >= FEWEST:
+      try:
+        return self._planner.pack(request)
+      except PackingFailed as error:
+        raise ValueError(f'No forest was packed: {error}') from error
+    return build_forest(request)
+
+  def _make_request(
+    self,
+    cluster: Cluster,
+    host_s: Mapping[str, float],
+    avoided: frozenset[tuple[str, str]],
+  ) -> PackingRequest:
+    if self._pack is None:
+      raise RuntimeError('Expected a packing function, got none.')
     latency_s = {
       (src, dst): host_s.get(src, 0.0) + host_s.get(dst, 0.0)
       for src, dst, _ in cluster.links
     }
-    if self._pack is None:
-      raise RuntimeError('Expected a packing function, got none.')
-    return self._pack(
-      cluster, self.size_bytes, latency_s if host_s else LATENCY_S
+    return PackingRequest(
+      self._pack,
+      cluster,
+      self.size_bytes,
+      latency_s if host_s else LATENCY_S,
+      avoided,
     )
+
+  def begin_plan(self, members: Iterable[int]) -> bool:
+    """Begins to pack the first forest, if that is left to the planner.
+
+    Args:
+      members: Members of the first epoch, ascending.
+
+    Returns:
+      Whether `form` has to wait until `take_plan` returns True.
+    """
+    cluster = self._cluster
+    if self.packed or cluster is None or self._pack is None:
+      return False
+    key = tuple(members), self._failed.avoided_pairs, cluster
+    if not self._is_planned_elsewhere(key) or self._find_recent(key):
+      return False
+    try:
+      self._begin_packing(key, self._prune(key))
+    except ValueError:
+      return False  # `form` raises the error that names the worker.
+    self._is_plan_awaited = True
+    return True
+
+  def take_plan(self, key: object, forest: Forest | None) -> bool:
+    """Records a forest that the planner has packed.
+
+    Args:
+      key: Key of the request.
+      forest: The forest; None if packing has failed.
+
+    Returns:
+      Whether the members of the first epoch wait for it.
+    """
+    if self._planning is None or key != self._planning[0]:
+      return False
+    planned, links = self._planning
+    self._planning = None
+    is_awaited, self._is_plan_awaited = self._is_plan_awaited, False
+    if forest is None:
+      self._unplanned = planned
+      return is_awaited
+    members, avoided, cluster = planned
+    self._recent.append(PackedForest(members, avoided, cluster, links, forest))
+    current = self.packed
+    self._has_better = (
+      current is not None
+      and current is self._quick
+      and (current.members, current.avoided_pairs) == (members, avoided)
+    )
+    return is_awaited
+
+  def _is_planned_elsewhere(self, key: _Key) -> bool:
+    """Returns whether the planner packs a forest, and can."""
+    is_large = self._planner is not None and len(key[0]) >= FEWEST
+    return is_large and key != self._unplanned
+
+  def _begin_packing(self, key: _Key, links: Cluster) -> None:
+    if self._planner is None:
+      raise RuntimeError('Expected a planner, got none.')
+    avoided = frozenset(self._name_pairs(key))
+    self._planning = key, links
+    self._planner.begin(key, self._make_request(links, self._host_s, avoided))
 
   def address(self, index: int) -> str:
     """Returns 'host:port' of a worker's executor."""
@@ -270,7 +369,9 @@ class Rendezvous:
 
   @property
   def retry_reason(self) -> str:
-    """Reason to end the epoch: a failed link is due again; '' for none."""
+    """Reason to end the epoch: a link or a forest to be tried; '' for none."""
+    if self._has_better:
+      return 'a forest has been packed for the members'
     pair = self._failed.due(self.members)
     if not pair:
       return ''
@@ -369,6 +470,7 @@ class Rendezvous:
       Unmendable: If there is no forest of them.
     """
     members = tuple(members)
+    self._has_better = False
     self._failed.settle(members)
     self.members = members
     self._lost_members.clear()
@@ -449,45 +551,82 @@ class Rendezvous:
     """
     needed = self.members, self._failed.avoided_pairs
     cluster, current = self._cluster, self.packed
-    if current and (current.members, current.avoided_pairs) == needed:
+    is_same = (
+      current is not None and (current.members, current.avoided_pairs) == needed
+    )
+    if current and is_same and current is not self._quick:
       return current
     if cluster is None:
       raise RuntimeError('Expected links to be known, got none.')
-    for packed in self._recent:
-      is_same = packed.cluster is cluster
-      if is_same and (packed.members, packed.avoided_pairs) == needed:
-        self.packed = packed
-        return packed
-    workers = cluster.workers
-    pairs = [
-      (workers[a], workers[b]) for a, b in sorted(self._failed.avoided_pairs)
-    ]
-    present = {*self.members}
-    absent = [w for k, w in enumerate(workers) if k not in present]
+    key = *needed, cluster
+    if packed := self._find_recent(key):
+      self.packed = packed
+      return packed
+    if current and is_same:
+      return current  # Another one is still being packed, or cannot be.
     try:
-      links = pruned.remove(cluster, workers=absent, pairs=pairs)
+      links = self._prune(key)
     except ValueError as error:
       raise self._exclude_most_disconnected(error) from error
+    is_large = self._planner is not None and len(self.members) >= FEWEST
+    if is_large and self._is_planned_elsewhere(key):
+      self._begin_packing(key, links)
+    avoided = frozenset(self._name_pairs(key))
     try:
-      forest = self._pack_without(links, {*pairs})
+      if is_large:
+        forest = self._find_quick(links, avoided)
+      else:
+        request = self._make_request(links, self._host_s, avoided)
+        forest = build_forest(request)
     except (ValueError, TimeoutError) as error:
       raise Unmendable(f'There is no forest of the workers: {error}') from error
-    self.packed = PackedForest(*needed, cluster, links, forest)
-    self._recent.append(self.packed)
+    self.packed = PackedForest(*key, links, forest)
+    if is_large:
+      self._quick = self.packed
+    else:
+      self._recent.append(self.packed)
     return self.packed
 
-  def _pack_without(self, links: Cluster, lost: set[tuple[str, str]]) -> Forest:
-    """Returns the route's forest, or any other if it needs lost pairs."""
-    if not lost:
-      return self.pack(links, self._host_s)
-    with contextlib.suppress(ValueError):
-      forest = self.pack(links, self._host_s)
-      hops = (hop for tree in forest.trees for hop in (*tree.up, *tree.down))
-      # Nodes of the cluster may forward for a lost pair; executors do not.
-      if not lost & {(hop[0], hop[-1]) for hop in hops}:
-        return forest
-    logging.warning('The forest of the route needs a link that is lost.')
-    return packing.pack(links)
+  def _find_recent(self, key: _Key) -> PackedForest | None:
+    """Returns a forest of the cache; None for none."""
+    for packed in self._recent:
+      is_same = packed.cluster is key[2]
+      if is_same and (packed.members, packed.avoided_pairs) == key[:2]:
+        return packed
+    return None
+
+  def _prune(self, key: _Key) -> Cluster:
+    """Returns the links that are left to some members.
+
+    Raises:
+      ValueError: If they cannot reach each other.
+    """
+    members, _, cluster = key
+    present = {*members}
+    absent = [w for k, w in enumerate(cluster.workers) if k not in present]
+    return pruned.remove(cluster, workers=absent, pairs=self._name_pairs(key))
+
+  def _name_pairs(self, key: _Key) -> list[tuple[str, str]]:
+    workers = key[2].workers
+    return [(workers[a], workers[b]) for a, b in sorted(key[1])]
+
+  def _find_quick(
+    self, links: Cluster, avoided: frozenset[tuple[str, str]]
+  ) -> Forest:
+    """Returns a forest in milliseconds: the last one, adapted, or two trees.
+
+    Raises:
+      ValueError: If there is none.
+    """
+    bound, current = selection.make_empty(links), self.packed
+    if not (
+      current
+      and current.forest.trees
+      and current.cluster.workers == (self._cluster or links).workers
+    ):
+      start = schemes.double_binary_tree(links, bound)
+      return adapted.adapt_forest(start, links, bound, avoided)
+    return adapted.adapt_forest(current.forest, links, bound, avoided)
 
   def add_connected(self, index: int, digest: str) -> bool:
     """Records that a member is connected; returns whether all are.

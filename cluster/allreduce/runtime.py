@@ -39,7 +39,11 @@ from cluster.membership.events import (
 )
 from cluster.membership.process import Settings
 from cluster.network import messages
-from cluster.probing.events import ForestPacked, LinksMeasured
+from cluster.probing.events import (
+  ForestPacked,
+  ForestPlanned,
+  LinksMeasured,
+)
 from cluster.probing.link_manager import LinkManager
 from cluster.probing.traffic import TrafficLog
 from cluster.process.deadlines import Deadlines
@@ -334,6 +338,8 @@ class AllreduceRuntime(EventLoop):
         self._collected_version = event.version
       case LinksMeasured():
         self.epochs.handle_measured(event)
+      case ForestPlanned():
+        self.epochs.handle_planned(event)
       case ForestPacked():
         self._links.take_forest(event, self.time)
 

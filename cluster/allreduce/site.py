@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from cluster import multi_round
 from cluster.allreduce.admission import AllreduceReception
+from cluster.allreduce.planning import DEADLINE_S, ForestPlanner
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.replica import Replica
 from cluster.allreduce.runtime import AllreduceRuntime
@@ -24,6 +25,7 @@ from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, RealSite
 from cluster.membership.terms import Terms
 from cluster.probing.cache import LinkCache
+from cluster.probing.events import ForestPlanned
 from cluster.probing.failed_links import FailedLinks
 from cluster.probing.follower import LinkFollower
 from cluster.probing.link_manager import LinkManager
@@ -144,6 +146,12 @@ class AllreduceSite(RealSite):
       failed=FailedLinks(timeout_s=self.settings.timeout_s),
       local=own,
       lanes=self._lanes,
+      planner=ForestPlanner(
+        lambda key, forest, problem: reception.events.put(
+          ForestPlanned(key=key, forest=forest, problem=problem)
+        ),
+        deadline_s=min(DEADLINE_S, self.settings.start_s / 2),
+      ),
     )
     cache = LinkCache(self.parts.files.workdir)
     follower = LinkFollower(

@@ -6,6 +6,7 @@ from typing import Any
 
 from cluster.allreduce.rendezvous import PackedForest
 from cluster.membership.events import Event
+from topology import Forest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,3 +54,18 @@ class ForestPacked(Event):
 
   packing: Packing | None = None
   error: str = ''
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForestPlanned(Event):
+  """The end of packing a forest for the members of a membership epoch.
+
+  Attributes:
+    key: Key of the request.
+    forest: The result; None if there is none.
+    problem: Reason for which there is none; '' otherwise.
+  """
+
+  key: Any
+  forest: Forest | None
+  problem: str = ''

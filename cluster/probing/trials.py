@@ -259,8 +259,8 @@ def explore(
       log(f'Time limit: sets of {left} hosts are not tested for shared links')
       del suspects[number:]
       break
-    for pairs in shared.choose_loads(group, rates):
-      run_more('group', pairs)
+    for loads in shared.choose_loads(group, rates):
+      run_more('group', loads)
   results = [result for _, result in found]
   groups = shared.confirm_groups(
     suspects, results, hosts=hosts, tolerance=tolerance

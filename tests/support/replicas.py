@@ -64,6 +64,9 @@ class SimulatedRun:
     tolerates_loss=True,
     rounding=None,
     failed=None,
+    build=ring.build_in_order,
+    planner=None,
+    files=None,
   ):
     self.workers = workers
     self.sessions, self.joined, self.parts = {}, {}, {}
@@ -79,7 +82,7 @@ class SimulatedRun:
     evaluate.is_finite.return_value = True
     recorder = Recorder(
       epoch=10**6,
-      files=mock.create_autospec(RunFiles, instance=True),
+      files=files or mock.create_autospec(RunFiles, instance=True),
       console=Console(target=10**6, clock='real'),
     )
     milestones = Milestones(
@@ -103,9 +106,10 @@ class SimulatedRun:
     )
     self.rendezvous = Rendezvous(
       links.read_cluster('', workers) if tolerates_loss else None,
-      ring.build_in_order if tolerates_loss else None,
+      build if tolerates_loss else None,
       size_bytes=1000,
       failed=failed,
+      planner=planner,
     )
     surveyor = mock.create_autospec(Surveyor, instance=True, busy=False)
     self.runtime = AllreduceRuntime(

@@ -26,7 +26,8 @@ def adapt_forest(
   Children of a missing worker become those of its parent.  A missing root is
   replaced by its first child.  New workers become leaves, of different workers.
   A worker whose hop to its parent is avoided gets another parent.  Weights keep
-  their ratios, rounded; of many trees only the heaviest are used.
+  their ratios, rounded; of many trees only the heaviest are used, without those
+  that make the rest slow.
 
   Args:
     forest: Allreduce forest of one or more trees.
@@ -47,8 +48,53 @@ def adapt_forest(
     up = _adapt(tree.up, root, cluster, ways, avoided, is_up=True)
     down = _adapt(tree.down, root, cluster, ways, avoided, is_up=False)
     weight = max(1, round(tree.share * _UNITS))
-    columns.append(trees.Column(root, weight, up, down))
-  return trees.fit_forest(cluster, columns, bound)
+    column = trees.Column(root, weight, up, down)
+    before = {(hop[0], hop[-1]) for hop in (*tree.up, *tree.down)}
+    now = {(hop[0], hop[-1]) for hop in (*up, *down)}
+    columns.append((column, len(now - before)))
+  return trees.fit_forest(cluster, _drop_overloading(cluster, columns), bound)
+
+
+def _drop_overloading(
+  cluster: Cluster, columns: Sequence[tuple[trees.Column, int]]
+) -> list[trees.Column]:
+  """Returns the trees without those whose new hops make the rest slow.
+
+  New hops share links with hops for which these were packed.  One after the
+  other, of the trees across the fullest link that with the most new hops is
+  dropped.  The best of these sets is used.
+
+  Args:
+    cluster: The links.
+    columns: Each tree, and its number of new hops.
+  """
+  capacity = {ends: float(Bps) for ends, Bps in cluster.capacity_Bps.items()}
+  crossed: list[dict[Ends, float]] = []
+  loads: dict[Ends, float] = {}
+  for column, _ in columns:
+    own: dict[Ends, float] = {}
+    for hop in (*column.up, *column.down):
+      for ends in itertools.pairwise(hop):
+        own[ends] = own.get(ends, 0.0) + float(column.weight)
+    crossed.append(own)
+    for ends, load in own.items():
+      loads[ends] = loads.get(ends, 0.0) + load
+  left = [*range(len(columns))]
+  best, best_rate = left, 0.0
+  while left:
+    fullest = max(loads, key=lambda ends: loads[ends] / capacity[ends])
+    total = sum(float(columns[number][0].weight) for number in left)
+    rate = total * capacity[fullest] / loads[fullest]
+    if rate > best_rate:
+      best, best_rate = [*left], rate
+    across = [k for k in left if fullest in crossed[k] and columns[k][1]]
+    if not across or len(left) == 1:
+      break
+    worst = max(across, key=lambda k: (columns[k][1], -columns[k][0].weight))
+    left.remove(worst)
+    for ends, load in crossed[worst].items():
+      loads[ends] -= load
+  return [columns[number][0] for number in best]
 
 
 def _find_root(tree: trees.Tree, cluster: Cluster) -> str:

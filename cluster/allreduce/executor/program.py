@@ -306,7 +306,7 @@ def _check(
   valid = valid and root not in next_hop
   reached = {root}
   for worker in next_hop if valid else ():
-    path = []
+    path: list[int] = []
     while worker not in reached and len(path) < len(members):
       path.append(worker)
       worker = next_hop[worker]

@@ -1,13 +1,15 @@
 """Tests for topology.baselines.adapted."""
 
+import itertools
 import random
+from fractions import Fraction
 
 from absl.testing import absltest, parameterized
 
 import topology
 from route import double_tree, links, ring, selection
 from topology.baselines import adapted
-from topology.clusters import pruned
+from topology.clusters import cluster, pruned
 from topology.forests import verify
 
 
@@ -37,11 +39,31 @@ class AdaptForestTest(parameterized.TestCase):
     hops = [hop for tree in got.trees for hop in (*tree.up, *tree.down)]
     self.assertEmpty({(hop[0], hop[-1]) for hop in hops} & {*lost})
 
+  @parameterized.parameters(*range(4))
+  def test_a_forest_on_a_mesh_stays_nearly_as_fast(self, seed):
+    rng = random.Random(seed)
+    names = [f'host{k}' for k in range(8)]
+    mesh = cluster.Cluster(
+      tuple(names),
+      tuple(names),
+      tuple(
+        cluster.Link(a, b, Fraction(rng.randint(5, 50), 1000))
+        for a, b in itertools.permutations(names, 2)
+      ),
+    )
+    left = pruned.remove(mesh, workers=[names[3]])
+    forest = topology.pack(mesh)
+
+    got = adapted.adapt_forest(forest, left, selection.make_empty(left))
+
+    verify.check(left, got)
+    self.assertGreater(got.rate_Bps, 0.3 * topology.pack(left).rate_Bps)
+
   def test_the_lost_leaf_of_a_chain_costs_nothing_else(self):
-    cluster = links.make_equal(3)
-    a, b, c = cluster.workers
-    chain = ring.build_in_order(cluster, 1000)
-    left = pruned.remove(cluster, workers=[c])
+    three = links.make_equal(3)
+    a, b, c = three.workers
+    chain = ring.build_in_order(three, 1000)
+    left = pruned.remove(three, workers=[c])
 
     got = adapted.adapt_forest(chain, left, selection.make_empty(left))
 
@@ -49,14 +71,14 @@ class AdaptForestTest(parameterized.TestCase):
     self.assertEqual(edges, {(a, b), (b, a)})
 
   def test_a_worker_that_can_reach_no_other_is_an_error(self):
-    cluster = links.make_equal(3)
-    a, b, c = cluster.workers
+    three = links.make_equal(3)
+    a, b, c = three.workers
     avoided = {(c, a), (c, b)}
     with self.assertRaisesRegex(ValueError, f'Worker {c} can reach no other'):
       adapted.adapt_forest(
-        ring.build_in_order(cluster, 1000),
-        cluster,
-        selection.make_empty(cluster),
+        ring.build_in_order(three, 1000),
+        three,
+        selection.make_empty(three),
         avoided,
       )
 
