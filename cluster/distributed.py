@@ -15,7 +15,14 @@ from cluster.allreduce.site import AllreduceSite
 from cluster.allreduce.sums import native
 from cluster.membership import rendezvous_files
 from cluster.membership.process import Meeting
-from cluster.network import credentials, descriptors, memory, streams, tcp_idle
+from cluster.network import (
+  credentials,
+  descriptors,
+  memory,
+  sockets,
+  streams,
+  tcp_idle,
+)
 from cluster.network.handshake import Security
 from cluster.parameter_server.site import ParameterServerSite
 from cluster.process import devices, roles
@@ -83,7 +90,7 @@ def meet(
   security = Security()
   if finished:
     # No process will connect to it.
-    unused = role.coordinator or f'{address}:0'
+    unused = role.coordinator or sockets.join(address, 0)
     role = dataclasses.replace(role, coordinator=unused)
   else:
     role, security = _rendezvous(config, role, dedicated, address, files)
@@ -126,7 +133,7 @@ def _rendezvous(
       place,
       address=address,
       launch=role.launch,
-      ports=lambda: roles.free_ports(1)[0],
+      ports=lambda: config.cluster.port or roles.free_ports(1)[0],
     )
   else:
     limit_s = config.cluster.start_s

@@ -118,6 +118,8 @@ class ServicesTest(_Case):
 
   @parameterized.parameters(False, True)
   def test_streams_use_ipv6(self, encrypted):
+    if not socket.has_dualstack_ipv6():
+      self.skipTest('There is no IPv6.')
     security = _OURS
     if encrypted:
       if not shutil.which('openssl'):

@@ -28,7 +28,7 @@ class AddressTest(parameterized.TestCase):
     ('[0:0::1]:1', '[::1]:1'),
   )
   def test_hosts_are_resolved_to_numbers(self, address, expected):
-    self.assertEqual(sockets.resolved(address), expected)
+    self.assertEqual(sockets.resolve(address)[0], expected)
 
   @parameterized.parameters(
     ('10.0.0.1', True),
