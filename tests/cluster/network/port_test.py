@@ -2,13 +2,16 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import queue
 import shutil
 import socket
 import ssl
+import struct
 import threading
 import time
+import tracemalloc
 import unittest
 from unittest import mock
 
@@ -254,8 +257,79 @@ class StrangersTest(_Case):
         wait_until(lambda: sum(map(_has_ended, ends)) == 23)
         self.assertFalse(_has_ended(other))
 
+  def test_an_authenticated_peer_with_a_slow_hello_is_cut_off(self):
+    listener, start = self.listener(wait_s=0.5), time.monotonic()
+    connection = handshake.open_connection(
+      listener.address, _OURS, 'control', timeout_s=WAIT_S
+    )
+    connection.sock.setblocking(True)
+    with self.assertLogs(level='WARNING'), contextlib.suppress(OSError):
+      for _ in range(100):
+        connection.sock.sendall(b'\1')
+        time.sleep(0.05)
+    self.assertLess(time.monotonic() - start, 4.0)
+    connection.close()
+    wait_until(lambda: not listener.open_streams())
+
   @parameterized.parameters(False, True)
-  def test_2000_silent_connections_delay_nobody(self, encrypted):
+  def test_resets_at_every_byte_leave_nothing(self, encrypted):
+    security, first = _OURS, b'syncope2control ' + bytes(32)
+    if encrypted:
+      if not shutil.which('openssl'):
+        self.skipTest('openssl makes certificates')
+      security = certificates.make_security(_OURS.token)
+      first = _first_tls_bytes()
+    listener = self.listener(security=security)
+    self.check(listener, security)
+    num_threads = threading.active_count()
+    num_files = len(os.listdir('/proc/self/fd'))
+    linger = struct.pack('ii', 1, 0)
+    for size in range(0, len(first) + 1, 8 if encrypted else 1):
+      with socket.create_connection(_parts(listener.address)) as sock:
+        sock.sendall(first[:size])
+        if size == len(first):
+          sock.recv(64)  # The listener's answer.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    wait_until(lambda: len(os.listdir('/proc/self/fd')) <= num_files)
+    self.assertLessEqual(threading.active_count(), num_threads)
+    self.check(listener, security)
+
+  def test_512_strangers_take_at_most_2_mib(self):
+    listener = self.listener()
+    self.check(listener)
+    socks = [socket.socket() for _ in range(512)]
+    first = b'syncope2control ' + bytes(32)
+    tracemalloc.start()
+    self.addCleanup(tracemalloc.stop)
+    before, _ = tracemalloc.get_traced_memory()
+    for number, sock in enumerate(socks):
+      self.addCleanup(sock.close)
+      sock.bind((f'127.0.1.{number // 200 + 1}', 0))
+      sock.connect(_parts(listener.address))
+      sock.sendall(first)
+    for sock in socks:
+      sock.settimeout(WAIT_S)
+      sock.recv(64)
+      sock.sendall(bytes(31))  # Of 32 bytes of a proof.
+    time.sleep(0.5)
+    self.assertFalse(any(map(_has_ended, socks)))
+    held = tracemalloc.get_traced_memory()[0] - before
+    self.assertLess(held, 2**21)
+
+  @_NEEDS_OPENSSL
+  def test_32_strangers_with_tls_take_at_most_2_mib(self):
+    security = certificates.make_security(_OURS.token)
+    listener, first = self.listener(security=security), _first_tls_bytes()
+    self.check(listener, security)
+    before = _rss_bytes()
+    for _ in range(port._MAX_TLS):
+      sock = self.stranger(listener)
+      sock.sendall(first)
+      self.assertNotEmpty(sock.recv(100))  # The listener has begun.
+    self.assertLess(_rss_bytes() - before, 2**21)
+
+  @parameterized.parameters((False, 1), (False, 40), (True, 1))
+  def test_2000_silent_connections_delay_nobody(self, encrypted, num_hosts):
     security = _OURS
     if encrypted:
       if not shutil.which('openssl'):
@@ -263,12 +337,19 @@ class StrangersTest(_Case):
       security = certificates.make_security(_OURS.token)
     listener = self.listener(security=security)
     address, over = _parts(listener.address), threading.Event()
+    self.check(listener, security)
     num_files = len(os.listdir('/proc/self/fd'))
+    num_threads = threading.active_count()
     opened = []
+    self.addCleanup(lambda: [sock.close() for sock in opened])
+    self.addCleanup(over.set)
 
     def flood():
-      while not over.is_set():
-        sock = socket.create_connection(address, WAIT_S)
+      for number in itertools.count():
+        if over.is_set():
+          return
+        source = f'127.0.1.{number % num_hosts + 1}', 0
+        sock = socket.create_connection(address, WAIT_S, source)
         if len(opened) % 2 and encrypted:  # The beginning of a TLS handshake.
           sock.send(b'\x16\x03\x01\x02\x00\x01')
         opened.append(sock)
@@ -291,6 +372,7 @@ class StrangersTest(_Case):
     for sock in opened:
       sock.close()
     wait_until(lambda: len(os.listdir('/proc/self/fd')) <= num_files + 1)
+    wait_until(lambda: threading.active_count() <= num_threads)
 
   def test_a_first_message_of_512_mib_costs_no_memory(self):
     listener, block = self.listener(), bytes(2**20)
@@ -480,6 +562,15 @@ class RateLimitedLogTest(absltest.TestCase):
 def _parts(address):
   host, _, number = address.rpartition(':')
   return host, int(number)
+
+
+def _first_tls_bytes():
+  """Returns what a client of TLS sends first."""
+  context = ssl.create_default_context()
+  incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+  with contextlib.suppress(ssl.SSLWantReadError):
+    context.wrap_bio(incoming, outgoing, server_hostname=HOST).do_handshake()
+  return outgoing.read()
 
 
 def _has_ended(sock):
