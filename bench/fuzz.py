@@ -1,16 +1,20 @@
 """Fuzzes the listening ports of a run: python -m bench.fuzz.
 
-  python -m bench.fuzz [--messages=10000] [--seed=0] [--out=DIR]
+  python -m bench.fuzz [--route=server|forest] [--messages=10000] [--seed=0]
+    [--out=DIR]
 
-The benchmark starts two equal BSP runs with two workers and a dedicated server
-on this machine, and fuzzes one of them.  Every port on which its server listens
-receives random bytes, first messages of a real client with bytes flipped or cut
-off, and invalid hellos, headers, checksums and sizes, with and without the
-token.  Other connections send nothing, or send slowly.
+The benchmark starts two equal BSP runs with two workers on this machine, and
+fuzzes one of them: with a dedicated server (services control and pushes), or
+with an allreduce (control, sums and states).  Every port on which its processes
+listen receives random bytes, first messages of a real client with bytes flipped
+or cut off, and invalid hellos, headers, checksums and sizes, with and without
+the token, for all services, from random addresses in 127.0.0.0/8.  Other
+connections send nothing, or send slowly.
 
-It prints the number of messages by kind, the memory of the fuzzed process and
-the number of refusals in its log.  The exit code is 1 unless both runs end with
-the same parameters, bit for bit (a sum of two gradients has one order).
+It prints the number of messages by kind, the memory, descriptors and threads of
+the fuzzed processes, and the number of refusals in the log.  The exit code is 1
+unless both runs end with the same parameters, bit for bit (a sum of two
+gradients has one order).
 """
 
 import argparse
@@ -25,17 +29,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bench import clusters
 from cluster.network import frames, handshake
-from cluster.network.connection import Connection
+from cluster.network.connection import Connection, run_steps
 from cluster.network.messages import Schema
 from cluster.network.streams import (
   CONTROL,
   PUSHES,
+  STATES,
   Security,
   Stream,
   TransportError,
@@ -43,6 +48,9 @@ from cluster.network.streams import (
 from outputs import arrays, checkpoints
 
 _WORKERS = 2
+_SERVICES = (CONTROL, CONTROL, CONTROL, PUSHES, STATES, 'sums', 'probes')
+# Parts of checkpoints that have the parameters, by route.
+_PARTS = {'server': 'server0', 'forest': 'coordinator'}
 _FIELDS = {
   'model.name': 'mlp',
   'eval_every': 1e9,
@@ -58,6 +66,11 @@ _FIELDS = {
 _EPOCHS_PER_S = 64 / 1437 / 0.12  # Of digits, in batches of 32.
 _MESSAGE_S = 0.006  # Expected seconds of a message.
 _LIMIT_S = 900.0
+_SETTLE_S = 3.0
+_ROUTES: dict[str, dict[str, Any]] = {
+  'server': {},
+  'forest': {'servers': 0, 'dedicated': False},
+}
 _SILENT = 64  # Open connections that send nothing, at most.
 _WORDS: tuple[Any, ...] = (
   *(None, True, -1, 0, 1, 2, 3, 2**31, 2**53, 2**63, 0.5, 1e308, '', '0'),
@@ -74,11 +87,11 @@ _FIELDS_SAID = (
 _ANYTHING: Schema[Any] = Schema(Any)
 
 
-def parameters(run: pathlib.Path) -> dict[str, np.ndarray]:
-  """Returns the arrays of a server's newest checkpoint."""
+def parameters(run: pathlib.Path, route: str) -> dict[str, np.ndarray]:
+  """Returns the arrays of a run's newest checkpoint."""
   directory = run / 'checkpoints'
   newest = directory / str(checkpoints.steps(directory)[-1])
-  tree = arrays.read(newest / 'server0')
+  tree = arrays.read(newest / _PARTS[route])
   return {k: v for k, v in tree.items() if k.startswith('array')}
 
 
@@ -136,7 +149,7 @@ class Fuzz:
       end.close()
 
   def _raw(self, where: int, data: bytes) -> None:
-    with _connection(self._ports[where]) as end:
+    with self._connect(where) as end:
       end.sendall(data)
       end.settimeout(0.01)
       with contextlib.suppress(TimeoutError):
@@ -155,7 +168,7 @@ class Fuzz:
     data = self._recorded[where]
     data = data[: self._rng.randrange(len(data))]
     if self._rng.random() < 0.1:  # Slowly.
-      with _connection(self._ports[where]) as end:
+      with self._connect(where) as end:
         for start in range(0, min(len(data), 200), 20):
           end.sendall(data[start : start + 20])
           time.sleep(0.01)
@@ -163,14 +176,14 @@ class Fuzz:
       self._raw(where, data + self._rng.randbytes(20))
 
   def _nothing(self, where: int) -> None:
-    self._silent.append(_connection(self._ports[where]))
+    self._silent.append(self._connect(where))
     if len(self._silent) > _SILENT:
       self._silent.pop(0).close()
 
   def _handshake(self, where: int) -> None:
     service = self._rng.choice((b'control ', b'pushes  ', bytes(8)))
     version = self._rng.choice((b'syncope2', b'syncope1', bytes(8)))
-    with _connection(self._ports[where]) as end:
+    with self._connect(where) as end:
       end.sendall(version + service + self._rng.randbytes(32))
       end.settimeout(0.1)
       with contextlib.suppress(TimeoutError):
@@ -208,13 +221,26 @@ class Fuzz:
         connection.sock.recv(4096)
 
   def _authenticated(self, where: int) -> Connection:
-    service = self._rng.choice((CONTROL, CONTROL, CONTROL, PUSHES, 'sums'))
-    return handshake.open_connection(
-      f'127.0.0.1:{self._ports[where]}',
+    port = self._ports[where]
+    connection = Connection(self._connect(where), f'127.0.0.1:{port}')
+    steps = handshake.initiate(
+      connection,
       Security(token=self._token),
-      service,
-      timeout_s=2.0,
+      None,
+      '',
+      handshake.name_service(self._rng.choice(_SERVICES)),
     )
+    try:
+      run_steps(connection, steps, time.monotonic() + 2.0)
+    except (TransportError, OSError):
+      connection.close()
+      raise
+    return connection
+
+  def _connect(self, where: int) -> socket.socket:
+    """Returns a connection to a port, from a random address."""
+    source = f'127.{self._rng.randrange(256)}.{self._rng.randrange(256)}.2'
+    return _connection(self._ports[where], (source, 0))
 
   def _invalid_header(self) -> Any:
     if self._rng.random() < 0.2:
@@ -237,8 +263,10 @@ class Fuzz:
       stream.close()
 
 
-def _connection(port: int) -> socket.socket:
-  return socket.create_connection(('127.0.0.1', port), 2.0)
+def _connection(
+  port: int, source: tuple[str, int] | None = None
+) -> socket.socket:
+  return socket.create_connection(('127.0.0.1', port), 2.0, source)
 
 
 def _recorded(port: int, token: str) -> bytes:
@@ -262,7 +290,7 @@ def _connect_at(address: str, port: int, security: Security) -> None:
     connection, security, None, '', handshake.name_service(CONTROL)
   )
   try:
-    handshake.run_steps(connection, steps, time.monotonic() + 2.0)
+    run_steps(connection, steps, time.monotonic() + 2.0)
   except (TransportError, OSError):
     connection.close()
     return
@@ -310,12 +338,31 @@ def listening(pid: int) -> list[int]:
   return sorted(ports)
 
 
-def _rss_MB(pid: int) -> float:
-  with contextlib.suppress(OSError):
-    for line in pathlib.Path(f'/proc/{pid}/status').read_text().splitlines():
-      if line.startswith('VmRSS'):
-        return int(line.split()[1]) / 1024
-  return 0.0
+class Usage(NamedTuple):
+  """Resources of a process.
+
+  Attributes:
+    memory_MB: Resident memory, MiB.
+    descriptors: Number of open descriptors.
+    threads: Number of threads.
+  """
+
+  memory_MB: int
+  descriptors: int
+  threads: int
+
+
+def _usage(pid: int) -> Usage | None:
+  """Returns what a process uses; None if it has ended."""
+  folder = pathlib.Path(f'/proc/{pid}')
+  try:
+    lines = (folder / 'status').read_text().splitlines()
+    fields = dict(line.split(':', 1) for line in lines)
+    count = len([*(folder / 'fd').iterdir()])
+    memory_MB = int(fields['VmRSS'].split()[0]) // 1024
+    return Usage(memory_MB, count, int(fields['Threads']))
+  except (OSError, KeyError):
+    return None
 
 
 def _rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
@@ -326,8 +373,8 @@ def _rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def attack(
   run: pathlib.Path, count: int, seed: int, going: Callable[[], bool]
-) -> tuple[Fuzz, list[float]]:
-  """Fuzzes the coordinator of a run.
+) -> tuple[Fuzz, dict[str, list[Usage]]]:
+  """Fuzzes all processes of a run that listen.
 
   Args:
     run: Folder of the run.
@@ -336,22 +383,31 @@ def attack(
     going: Returns whether the run continues.
 
   Returns:
-    The client, and the resident memory of the coordinator's process, MiB, every
-    100 messages.
+    The client, and the resources of each process, by role, every 100 messages
+    and some seconds after the last one.
   """
   while not list(_rows(run / 'events.jsonl')) and going():
     time.sleep(0.1)
-  starts = [r for r in _rows(run / 'launch.jsonl') if r['role'] == 'server:0']
-  pid = starts[-1]['pid']
+  pids = {r['role']: r['pid'] for r in _rows(run / 'launch.jsonl')}
+  found = {role: listening(pid) for role, pid in pids.items()}
   token = (run / 'token').read_text().strip()
-  fuzz = Fuzz(listening(pid), token, seed)
-  memory = [_rss_MB(pid)]
+  fuzz = Fuzz([port for own in found.values() for port in own], token, seed)
+  usage: dict[str, list[Usage]] = {role: [] for role in found if found[role]}
+
+  def measure() -> None:
+    for role, own in usage.items():
+      if measured := _usage(pids[role]):
+        own.append(measured)
+
+  measure()
   while fuzz.sent.total() < count and going():
     fuzz.send()
     if fuzz.sent.total() % 100 == 0:
-      memory.append(_rss_MB(pid))
+      measure()
   fuzz.close()
-  return fuzz, [each for each in memory if each]
+  time.sleep(_SETTLE_S)
+  measure()
+  return fuzz, usage
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -359,6 +415,7 @@ def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(
     prog='bench.fuzz', description=__doc__.splitlines()[0]
   )
+  parser.add_argument('--route', choices=[*_ROUTES], default='server')
   parser.add_argument('--messages', type=int, default=10_000)
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--seconds', type=float, help='of the runs')
@@ -367,17 +424,22 @@ def main(argv: list[str] | None = None) -> None:
   out = pathlib.Path(given.out or tempfile.mkdtemp()).resolve()
   seconds = given.seconds or given.messages * _MESSAGE_S + 10.0
   fields = _FIELDS | {'epochs': seconds * _EPOCHS_PER_S}
+  fields |= {'route.name': given.route}
   runs = {
     name: clusters.start(
       clusters.command(
-        out / name, 'configs/vgg16_bsp.py', fields, workers=_WORKERS
+        out / name,
+        'configs/vgg16_bsp.py',
+        fields,
+        workers=_WORKERS,
+        **_ROUTES[given.route],
       ),
       out / f'{name}.log',
     )
     for name in ('fuzzed', 'calm')
   }
   try:
-    fuzz, memory = attack(
+    fuzz, usage = attack(
       out / 'fuzzed',
       given.messages,
       given.seed,
@@ -395,12 +457,17 @@ def main(argv: list[str] | None = None) -> None:
   lines = (out / 'fuzzed.log').read_text(errors='replace')
   lines = lines.splitlines()
   refused = [line for line in lines if ': refused: ' in line]
-  print(
-    f'memory of the process that listens: {memory[0]:.0f} MiB before, at most '
-    f'{max(memory):.0f} MiB'
-  )
+  for role, own in usage.items():
+    print(f'{role}: before, at most, {_SETTLE_S:g} s after the last message')
+    for field, values in zip(
+      Usage._fields, zip(*own, strict=True), strict=True
+    ):
+      print(f'{field:>14}  {values[0]}, {max(values)}, {values[-1]}')
   print(f'lines of its log that say so: {len(refused)} of {len(lines)}')
-  equal = same(parameters(out / 'fuzzed'), parameters(out / 'calm'))
+  equal = same(
+    parameters(out / 'fuzzed', given.route),
+    parameters(out / 'calm', given.route),
+  )
   print(f'parameters: {"the same, bit for bit" if equal else "ANOTHER"}')
   sys.exit(0 if equal else 1)
 

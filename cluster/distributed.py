@@ -17,7 +17,14 @@ from cluster.allreduce.sums import native
 from cluster.membership import rendezvous_files
 from cluster.membership.process import Meeting
 from cluster.membership.terms import Terms
-from cluster.network import credentials, descriptors, memory, streams, tcp_idle
+from cluster.network import (
+  credentials,
+  descriptors,
+  memory,
+  sockets,
+  streams,
+  tcp_idle,
+)
 from cluster.network.handshake import Security
 from cluster.parameter_server.site import ParameterServerSite
 from cluster.process import devices, roles
@@ -85,7 +92,7 @@ def meet(
   security, successor = Security(), ''
   if finished:
     # No process will connect to it.
-    unused = role.coordinator or f'{address}:0'
+    unused = role.coordinator or sockets.join(address, 0)
     role = dataclasses.replace(role, coordinator=unused)
   else:
     if isinstance(plan, Allreduce) and not is_native:
@@ -171,7 +178,7 @@ def _rendezvous(
       place,
       address=address,
       launch=role.launch,
-      ports=lambda: roles.free_ports(1)[0],
+      ports=lambda: config.cluster.port or roles.free_ports(1)[0],
     )
   else:
     limit_s = config.cluster.start_s

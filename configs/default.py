@@ -237,8 +237,11 @@ def get_config() -> ml_collections.ConfigDict:
   # heartbeat after which a process counts as failed.
   config.cluster.timeout_s = 10.0
   config.cluster.start_s = 300.0  # Seconds within which all processes connect.
-  # Network to listen on: an interface, or addresses such as '10.0.0.0/8'.
+  # Network to listen on: an interface, an address, or addresses such as
+  # '10.0.0.0/8' or 'fd00::/8'.
   config.cluster.interface = 'lo'
+  # Port to listen on, unless --coordinator gives it; 0 for any that is free.
+  config.cluster.port = 0
   # File of a secret that all processes share; '' for 'token' in the run folder.
   config.cluster.token_file = ''
   # PEM file of the certificate of all servers; '' for no encryption.

@@ -67,7 +67,7 @@ _NO_MODEL = (
 )
 _REAL = (
   *('cluster.timeout_s', 'cluster.start_s', 'cluster.faults'),
-  *('cluster.interface', 'cluster.token_file'),
+  *('cluster.interface', 'cluster.port', 'cluster.token_file'),
   *('cluster.certificate_file', 'cluster.key_file', 'cluster.tls_name'),
   *('cluster.speed.injected', 'route.server.dedicated'),
   *('cluster.workers_per_gpu', 'route.lanes'),
@@ -127,6 +127,12 @@ def check_values(config: ConfigDict) -> None:
     value = _read_field(config, field)
     if not 0 < value < float('inf'):
       raise ValueError(f'config.{field}: expected more than 0, got {value}.')
+  port = config.cluster.port
+  if not 0 <= port < 2**16:
+    raise ValueError(
+      f'config.cluster.port: expected a port below {2**16}, or 0 for any, got '
+      f'{port}.'
+    )
   devices, most = config.cluster.devices_per_worker, config.batching.micro_batch
   if not 0 < devices <= most or devices & (devices - 1):
     raise ValueError(

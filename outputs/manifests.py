@@ -24,7 +24,8 @@ from outputs import formats
 
 # Fields of a config that may differ between the hosts of a run.
 LOCAL = (
-  *('config.cluster.interface', 'config.cluster.devices_per_worker'),
+  *('config.cluster.interface', 'config.cluster.port'),
+  'config.cluster.devices_per_worker',
   *('config.cluster.token_file', 'config.cluster.certificate_file'),
   *('config.cluster.key_file', 'config.cluster.tls_name'),
   'config.cluster.workers_per_gpu',

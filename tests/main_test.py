@@ -175,6 +175,19 @@ class PortTest(parameterized.TestCase):
     self.assertIn('Address already in use', said)
     self.assertLess(took_s, 60.0)
 
+  def test_a_worker_waits_for_its_port_and_exits_75_after_the_limit(self):
+    port, token = _port(), self.folder.with_name('token')
+    token.write_text('a secret of this run')
+    flags = _flags(self.folder, cluster__start_s=1.0, cluster__workers=2)
+    flags += ['--role=worker:1', f'--coordinator=127.0.0.1:{_port()}']
+    flags.append(f'--config.cluster.token_file={token}')
+    flags.append(f'--config.cluster.port={port}')
+    with socket.create_server(('127.0.0.1', port)):
+      code, said = _main(flags)
+    self.assertEqual(code, 75, said)
+    self.assertRegex(said, 'tried again for .*Address already in use')
+    self.assertIn(f'127.0.0.1:{port}: Address already in use', said)
+
 
 class RefusalTest(parameterized.TestCase):
   """A permanent error ends a start at once, with code 1."""
@@ -192,6 +205,11 @@ class RefusalTest(parameterized.TestCase):
   def test_a_wrong_config_is_refused(self):
     flags = [*_flags(self.folder), '--config.cluster.timeout_s=-1.0']
     self._check(flags, '.*timeout_s: expected')
+
+  @parameterized.parameters(-1, 65536)
+  def test_a_port_out_of_range_is_refused(self, port):
+    flags = [*_flags(self.folder), f'--config.cluster.port={port}']
+    self._check(flags, f'config.cluster.port: expected a port .* got {port}')
 
   def test_a_missing_data_file_is_refused(self):
     data = {'data__name': 'cifar10', 'data__dir': str(self.folder)}

@@ -65,7 +65,8 @@ from typing import TextIO
 
 from absl import app, flags
 
-from cluster.network import memory
+from cluster.network import memory, sockets
+from cluster.network.interfaces import interface_address
 from cluster.process import roles
 from cluster.process.exits import LOST, STOPPED
 from configs.checks import require
@@ -84,6 +85,7 @@ _BACKOFF_S = 0.5  # Delay of a restart; doubles with each quick end in a row.
 _IDLE_S = 60.0
 _SAME_S = 1.0  # With --rank, a signal repeated within this time is ignored.
 _INTERFACE = '--config.cluster.interface='
+_LOOPBACK = f'{_INTERFACE}lo'
 
 
 def launch(plan: Plan, program: Sequence[str]) -> int:
@@ -326,8 +328,12 @@ class _Supervisor:
     """Chooses a new port of the coordinator, which no earlier process knows."""
     if self._plan.only:
       return  # Processes of other hosts know the address.
-    host = self._places[self._plan.coordinator] or '127.0.0.1'
-    self._coordinator = f'{host}:{roles.free_ports(1)[0]}'
+    host = self._places[self._plan.coordinator]
+    if not host:
+      words = self._plan.arguments
+      named = [w for w in words if w.startswith(_INTERFACE)] or [_LOOPBACK]
+      host = interface_address(named[-1].removeprefix(_INTERFACE))
+    self._coordinator = sockets.join(host, roles.free_ports(1)[0])
 
 
 def _cache(plan: Plan) -> pathlib.Path:

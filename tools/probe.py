@@ -70,7 +70,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from cluster.membership import rendezvous_files
-from cluster.network import credentials
+from cluster.network import credentials, sockets
 from cluster.network import streams as transport
 from cluster.probing import file_format, transfers, trials
 from cluster.process import roles
@@ -98,7 +98,8 @@ class Setup:
     hosts: Number of hosts.
     rank: Index of this host.
     leader: HOST:PORT where the process of rank 0 listens.
-    address: IPv4 address of this host, to listen on.
+    address: Address of this host, to listen on.
+    port: Port to listen on, unless it is that of the leader; 0 for any.
     security: Credentials of the streams to the leader.
     timeout_s: Silence of a process after which it counts as lost, seconds.
     start_s: Seconds within which all processes must have connected.
@@ -113,6 +114,7 @@ class Setup:
   rank: int
   leader: str
   address: str
+  port: int
   security: transport.Security
   timeout_s: float
   start_s: float
@@ -145,7 +147,7 @@ def probe(setup: Setup) -> str:
     TransportError: If the leader is lost.
     OSError: If listening on an address or writing the file fails.
   """
-  number = 0 if setup.rank else int(setup.leader.rpartition(':')[2])
+  number = setup.port if setup.rank else sockets.split(setup.leader)[1]
   port = transport.Port(setup.address, number, setup.security)
   with transfers.Endpoint(port, timeout_s=setup.timeout_s) as endpoint:
     part = functools.partial(
@@ -284,6 +286,7 @@ def _setup(values: Any) -> Setup:
     rank=role.index,
     leader=place.coordinator,
     address=address,
+    port=config.port,
     security=credentials.security(config, address, place.token_file),
     timeout_s=config.timeout_s,
     start_s=config.start_s,

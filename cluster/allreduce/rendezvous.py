@@ -16,17 +16,17 @@ from typing import NamedTuple
 
 from cluster.allreduce.executor import membership
 from cluster.allreduce.executor.membership import Membership
-from cluster.network.messages import (
-  MAX_SOURCES,
-  ConnectMembers,
-  MemberForest,
-)
 from cluster.allreduce.planning import (
   FEWEST,
   ForestPlanner,
   PackingFailed,
   PackingRequest,
   build_forest,
+)
+from cluster.network.messages import (
+  MAX_SOURCES,
+  ConnectMembers,
+  MemberForest,
 )
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
@@ -36,7 +36,6 @@ from topology import Cluster, Forest
 from topology.baselines import adapted, schemes
 from topology.clusters import pruned
 from topology.forests import dealing
-from topology.packing import pack as packing
 
 _RECENT = 4  # ForestBuilder in the cache: packing one takes seconds.
 

@@ -119,7 +119,7 @@ class RemoteServer:
   Attributes:
     incarnation: Incarnation of its process.
     stream: Control stream to its process.
-    address: 'IPv4 address:port' that workers connect to; '' before the server
+    address: 'address:port' that workers connect to; '' before the server
       has reported it.
     progress: Progress of its orders, from its last heartbeat.
   """

@@ -12,6 +12,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster.membership.versions import find_versions
+from cluster.network import sockets
 from cluster.network.handshake import Security
 from cluster.network.messages import Versions
 from cluster.network.port import Port
@@ -28,7 +29,7 @@ class Meeting(NamedTuple):
 
   Attributes:
     role: Role of this process, with the address of the coordinator.
-    address: IPv4 address of this host to listen on.
+    address: Address of this host to listen on.
     finished: Whether the run has finished before, so that none of its processes
       can be reached.
     devices: Number of devices on which this process computes gradients.
@@ -111,9 +112,15 @@ class RealSite:
 
     Raises:
       ValueError: If a setting is wrong; names the field.
+      OSError: If another process has the port of this one.
     """
     self.meeting, self.parts = meeting, parts
-    number = self._coordinator_port if self.is_coordinator else 0
+    number = config.cluster.port
+    if self.is_coordinator:
+      number = self._coordinator_port
+    elif taken := number and sockets.refusal(meeting.address, number):
+      where = sockets.join(meeting.address, number)
+      raise OSError(taken.errno, f'{where}: {taken.strerror}')
     self.settings = Settings(
       Port(meeting.address, number, meeting.security),
       fingerprint(parts.manifest),

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
+from cluster.network import sockets
 from cluster.network.credentials import LEAST
 from cluster.process.exits import Unmendable
 from configs.checks import require
@@ -63,7 +64,7 @@ def host(
     folder: Folder of the run, to which no other process writes.
     place: Address and token file that flags or the environment give; '' for
       those that files are to provide.
-    address: IPv4 address that this process listens on.
+    address: Address that this process listens on.
     launch: Name of this launch of all processes.
     ports: Returns a free port.
 
@@ -161,26 +162,28 @@ def check_address(coordinator: str, address: str) -> None:
 
   Args:
     coordinator: HOST:PORT as flags or the environment give it.
-    address: IPv4 address that this process listens on.
+    address: Address that this process listens on.
 
   Raises:
     ValueError: If HOST stands for other addresses only.
   """
-  name = coordinator.rpartition(':')[0]
+  name, _ = sockets.split(coordinator)
+  family = socket.AF_INET6 if ':' in address else socket.AF_INET
   try:
-    found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+    found = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)
   except OSError as error:
+    expected = f'a name or an address of the kind of {address}'
+    require(not _is_number(name), _FLAGS, expected, coordinator)
     logging.info(
       '%s is not known on this host (%s): others have to find %s by it.',
       name,
       error,
       address,
     )
-    require(not name.startswith('['), _FLAGS, 'a name or IPv4 address', name)
     return
   there = sorted({str(each[4][0]) for each in found})
   own = name.partition('.')[0] == socket.gethostname().partition('.')[0]
-  if own and all(ipaddress.IPv4Address(each).is_loopback for each in there):
+  if own and all(ipaddress.ip_address(each).is_loopback for each in there):
     return
   expected = (
     f'{address}, at which this process, the coordinator, listens as '
@@ -200,15 +203,15 @@ def _publish(
 
   Args:
     path: Path of the file.
-    address: IPv4 address that this process listens on.
+    address: Address that this process listens on.
     launch: Name of this launch.
     ports: Returns a free port.
   """
   with contextlib.suppress(OSError):
     before, _ = _address_state(path.read_text(errors='replace'), launch)
-    if before.rpartition(':')[0] == address:
+    if before and sockets.split(before)[0] == address:
       return before
-  coordinator = f'{address}:{ports()}'
+  coordinator = sockets.join(address, ports())
   content = {
     'address': coordinator,
     'launch': launch,
@@ -233,9 +236,8 @@ def _address_state(text: str, launch: str) -> tuple[str, str]:
   try:
     content: Any = json.loads(text)
     address, of = content['address'], content['launch']
-    name, _, port = address.rpartition(':')
-    ipaddress.IPv4Address(name)
-    valid = 0 < int(port) < 2**16
+    name, port = sockets.split(address)
+    valid = _is_number(name) and 0 < port < 2**16
   except (ValueError, LookupError, TypeError, AttributeError):
     valid = False
   if not valid:
@@ -243,6 +245,15 @@ def _address_state(text: str, launch: str) -> tuple[str, str]:
   if of != launch:
     return '', f'it is of another launch, {of!r}, and not of {launch!r}'
   return address, ''
+
+
+def _is_number(host: str) -> bool:
+  """Returns whether a host is given as an address, not by name."""
+  try:
+    ipaddress.ip_address(host)
+  except ValueError:
+    return False
+  return True
 
 
 def _wait(

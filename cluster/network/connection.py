@@ -344,12 +344,14 @@ def run_steps(
 def retry(function: Callable[[], _Result]) -> Steps[_Result]:
   """Calls a function until it does not have to wait for the socket."""
   while True:
+    # A coroutine that waits within `except` keeps the exception and its frames.
     try:
       return function()
     except ssl.SSLWantWriteError:
-      yield OUT
+      events = OUT
     except (BlockingIOError, ssl.SSLWantReadError):
-      yield IN
+      events = IN
+    yield events
 
 
 def connected(connection: Connection) -> Steps[None]:
@@ -389,13 +391,13 @@ def send_all(connection: Connection, data: bytes) -> Steps[None]:
   """
   while data:
     try:
-      sent = connection.sock.send(data)
+      data = data[connection.sock.send(data) :]
+      continue
     except (BlockingIOError, ssl.SSLWantWriteError):
-      yield OUT
+      events = OUT
     except ssl.SSLWantReadError:
-      yield IN
-    else:
-      data = data[sent:]
+      events = IN
+    yield events
 
 
 def _wait(sock: socket.socket, events: int, deadline: float) -> None:

@@ -29,7 +29,7 @@ def security(cluster: Any, address: str, token_file: str = '') -> Security:
 
   Args:
     cluster: `config.cluster`.
-    address: IPv4 address that this process listens on.
+    address: Address that this process listens on.
     token_file: Token file of the run, if the config names none.
 
   Raises:

@@ -300,11 +300,12 @@ def open_connection(
   deadline = time.monotonic() + timeout_s
   name, _ = sockets.split(address)
   there, retries = address, 0
+  others: list[str] = []
   while True:
     connection = None
     try:
       # As a number, by which the listener knows itself.
-      there = sockets.resolved(address)
+      there, *others = others or sockets.resolve(address)
       connection = Connection(sockets.start_connecting(there), there)
       steps = initiate(
         connection,
@@ -321,6 +322,9 @@ def open_connection(
         connection.close()
       if isinstance(error, Refused):
         raise Refused(f'{there}: {error}') from error
+      # It may listen on another one, unless this one has answered.
+      if others and isinstance(error, ConnectionRefusedError):
+        continue
       is_over = time.monotonic() + RETRY_S >= deadline or retries == RETRIES
       if is_over or not isinstance(error, Dropped):
         raise Closed(f'{there}: {describe(error)}') from error

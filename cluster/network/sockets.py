@@ -41,8 +41,11 @@ def split(address: str) -> tuple[str, int]:
   return host, int(port)
 
 
-def resolved(address: str) -> str:
-  """Returns an address with the host as a number; IPv4 if it has both.
+def resolve(address: str) -> list[str]:
+  """Returns an address with the host as a number.
+
+  A name may stand for an address of IPv4 and one of IPv6, in this order, while
+  a process listens on one of them.
 
   Raises:
     OSError: If the name of the host cannot be resolved.
@@ -50,16 +53,28 @@ def resolved(address: str) -> str:
   """
   host, port = split(address)
   found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-  found = sorted(found, key=lambda each: each[0] != socket.AF_INET)
-  name, _ = socket.getnameinfo(
-    found[0][4], socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-  )
-  return join(name, port)
+  numbers: dict[int, str] = {}
+  for family, _, _, _, where in found:
+    flags = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+    name, _ = socket.getnameinfo(where, flags)
+    numbers.setdefault(family, join(name, port))
+  return [numbers[family] for family in sorted(numbers)]
 
 
 def without_zone(address: str) -> str:
   """Returns an address without IPv6's zone, which differs between hosts."""
   return re.sub(r'%[^\]]*', '', address)
+
+
+def origin(host: str) -> str:
+  """Returns what limits per address apply to: the network, for IPv6.
+
+  A host of IPv6 usually has all addresses of a network of 64 bits.
+  """
+  if ':' not in host:
+    return host
+  address = ipaddress.IPv6Address(host.partition('%')[0])
+  return address.packed[:8].hex(':', 2)
 
 
 def start_connecting(address: str) -> socket.socket:
@@ -115,13 +130,14 @@ def refusal(host: str, port: int) -> OSError | None:
   """Returns why an address cannot be listened on; None if it can.
 
   Args:
-    host: IPv4 address; '' for all addresses of this host, those of IPv6 too.
+    host: IPv4 or IPv6 address; '' for all addresses of this host.
     port: 0 for any.
   """
   # A dual-stack IPv6 socket occupies the port of IPv4 as well.
   both = not host and socket.has_dualstack_ipv6()
+  is_ipv6 = both or ':' in host
   try:
-    with socket.socket(socket.AF_INET6 if both else socket.AF_INET) as probe:
+    with socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET) as probe:
       # As listeners do: ports of closed connections may be used.
       probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
       if both:

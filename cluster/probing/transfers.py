@@ -40,6 +40,7 @@ _LAST = b'\1'  # Last byte of a transfer; it occurs nowhere else in one.
 # GB/s.  TLS encrypts all of a block before it looks at the time.
 _BLOCK = memoryview(os.urandom(2**20).replace(_LAST, b'\0'))
 _TLS_BLOCK = _BLOCK[: 2**16]
+_MAX_ARRIVED = 1024  # Connections that wait for a test.
 LATE_S = 0.04  # Greatest delay between the starts of two processes in a test.
 # Pings of a connection: their number, unless they take longer than a time, but
 # a few in any case; and a limit of all.
@@ -98,7 +99,7 @@ class Endpoint:
     self._timeout_s = timeout_s
     self._own_port = port
     self._arrived: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-    port.offer(PROBES, self._arrived.put)
+    port.offer(PROBES, self._take)
     _, self.port = sockets.split(port.address)
     self._out: list[tuple[int, socket.socket]] = []
     self._in: list[tuple[int, socket.socket]] = []
@@ -263,6 +264,13 @@ class Endpoint:
         self._in.append((peer, connection.sock))
       else:
         connection.close()
+
+  def _take(self, connection: Connection) -> None:
+    """Takes an authenticated client, unless too many wait for a test."""
+    if self._arrived.qsize() < _MAX_ARRIVED:
+      self._arrived.put(connection)
+    else:
+      connection.close()
 
   def _sender(
     self, connection: Connection, number: int, deadline: float

@@ -37,7 +37,9 @@ import random
 import re
 import socket
 from collections.abc import Mapping
+from typing import Any
 
+from cluster.network import sockets
 from configs.checks import require
 
 _ROLE = re.compile(r'(worker|server):(\d{1,9})')
@@ -120,7 +122,7 @@ def find(
     index = rank if rank < workers else rank - workers
   coordinator = _address(environ, coordinator)
   if not coordinator and workers + dedicated == 1:
-    coordinator = f'{here}:{free_ports(1)[0]}'
+    coordinator = sockets.join(here, free_ports(1)[0])
   elif not coordinator and source == 'RANK':
     coordinator = _torchrun_address(environ, dedicated)
   launch = '' if coordinator else _launch(environ, source)
@@ -141,12 +143,15 @@ def free_ports(count: int) -> list[int]:
   connections, which could otherwise take one of them meanwhile.
   """
   ports: list[int] = []
+  is_dual = socket.has_dualstack_ipv6()
+  options: dict[str, Any] = {'dualstack_ipv6': is_dual}
+  options['family'] = socket.AF_INET6 if is_dual else socket.AF_INET
   with contextlib.ExitStack() as stack:
     for port in random.sample(_PORTS, len(_PORTS)):
       if len(ports) == count:
         return ports
       with contextlib.suppress(OSError):
-        stack.enter_context(socket.create_server(('', port)))
+        stack.enter_context(socket.create_server(('', port), **options))
         ports.append(port)
   message = f'Expected {count} free ports in {_PORTS}, got {len(ports)}.'
   raise OSError(errno.EADDRINUSE, message)

@@ -24,7 +24,7 @@ def follow(
     leader: HOST:PORT where the leader listens.
     endpoint: Sender and receiver of this process.
     rank: Rank of this process.
-    address: IPv4 address of the endpoint.
+    address: Address of the endpoint.
     security: Credentials of the stream to the leader.
     timeout_s: Silence of a process after which it counts as lost, seconds.
     start_s: Seconds within which all members must connect.

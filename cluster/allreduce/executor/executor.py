@@ -176,7 +176,7 @@ class Executor:
     addresses = {}
     for worker in roles.receivers:
       try:
-        addresses[worker] = sockets.resolved(membership.addresses[worker])
+        addresses[worker], *_ = sockets.resolve(membership.addresses[worker])
       except OSError as error:
         raise PeerLost(worker, str(error)) from error
     try:

@@ -2,24 +2,17 @@
 
 import pathlib
 import tempfile
-import time
 
-import numpy as np
 from absl.testing import absltest, parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.allreduce.faults import chunk_faults
 from cluster.allreduce.rendezvous import Rendezvous, Unreachable
-from cluster.membership import handover
-from cluster.network.errors import TransportError
-from cluster.network.port import Port
-from cluster.network.streams import Security
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
 from cluster.process.faults import Faults
 from route import links, ring
-from tests.support import relays
 
 
 class RendezvousTest(parameterized.TestCase):

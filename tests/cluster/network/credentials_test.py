@@ -115,7 +115,14 @@ class CredentialsTest(parameterized.TestCase):
 class InterfaceAddressTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    found = {'lo': '127.0.0.1', 'eth0': '10.0.0.4', 'ib0': '10.1.0.4'}
+    found = {
+      'lo': ['127.0.0.1', '::1'],
+      'eth0': ['10.0.0.4', 'fd00::4'],
+      'ib0': ['10.1.0.4'],
+      'eth6': ['fd06::4'],
+      'eth7': ['fd07::4', 'fd07::5'],
+      'down': [],
+    }
     self.enter_context(
       mock.patch.object(interfaces, '_addresses', lambda: found)
     )
@@ -127,6 +134,12 @@ class InterfaceAddressTest(parameterized.TestCase):
     ('10.1.0.0/255.255.0.0', 'ib0', '10.1.0.4'),
     ('10.1.0.4/32', 'ib0', '10.1.0.4'),
     ('127.0.0.0/8', 'lo', '127.0.0.1'),
+    ('10.1.0.4', 'ib0', '10.1.0.4'),
+    ('eth6', 'eth6', 'fd06::4'),
+    ('::1', 'lo', '::1'),
+    ('fd00::4', 'eth0', 'fd00::4'),
+    ('fd00:0::4', 'eth0', 'fd00::4'),
+    ('fd06::/16', 'eth6', 'fd06::4'),
   )
   def test_an_address_is_found_by_interface_or_network(
     self, name, interface, address
@@ -135,12 +148,17 @@ class InterfaceAddressTest(parameterized.TestCase):
     self.assertEqual(interface_name(name), interface)
 
   @parameterized.parameters(
-    ('eth1', r"one of \['eth0', 'ib0', 'lo'\], got 'eth1'"),
+    ('eth1', r"one of .'eth0', 'eth6', 'eth7', 'ib0', 'lo'., or a network"),
     ('10.0.0.0/8', r"a smaller network .*\['10.0.0.4', '10.1.0.4'\]"),
-    ('172.16.0.0/12', "a network with one address of .*'eth0': '10.0.0.4'"),
-    ('10.0.0.1/16', 'a network such as 10.0.0.0/8, .*host bits set'),
-    ('fd00::/8', 'a network such as'),
-    ('/', 'a network such as'),
+    ('172.16.0.0/12', r"a network with one address of .*'eth0': \['10.0.0.4'"),
+    ('10.0.0.1/16', 'a network such as 10.0.0.0/8 or .*host bits set'),
+    ('fd00::/8', r"a smaller network .*\['fd00::4', 'fd06::4', 'fd07::4'"),
+    ('fd08::4', 'a network with one address of'),
+    ('eth7', r"one of the addresses \['fd07::4', 'fd07::5'\] instead"),
+    ('down', 'one with an address that is not link-local'),
+    ('fe80::/64', 'a network that is not link-local'),
+    ('fe80::1%eth0', 'a network that is not link-local'),
+    ('/', 'a network such as 10.0.0.0/8'),
   )
   def test_other_names_are_refused_with_a_list_of_addresses(self, name, why):
     with self.assertRaisesRegex(ValueError, f'interface: expected {why}'):

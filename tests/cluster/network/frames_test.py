@@ -5,6 +5,7 @@ its documentation and not with its own code.
 """
 
 import contextlib
+import itertools
 import random
 import struct
 import threading
@@ -137,6 +138,28 @@ class FormTest(TestCase):
       self.assertEqual(stream.receive(PLAIN).header, 'two')
       with self.assertRaisesRegex(Closed, 'peer: done'):
         stream.receive(PLAIN)
+
+  def test_frames_in_every_order_give_sent_messages_or_errors(self):
+    sent = [('one', random_bytes(20).tobytes()), ('two', b'')]
+    parts, frames = [], _Frames()
+    for header, body in sent:
+      parts.append(len(frames.data))
+      frames.add(_TEXT, _packed(header, len(body)))
+      for start in range(0, len(body), 10):
+        parts.append(len(frames.data))
+        frames.add(_CHUNK, body[start : start + 10])
+    cuts = itertools.pairwise([*parts, len(frames.data)])
+    pieces = [bytes(frames.data[a:b]) for a, b in cuts]
+    for order in itertools.permutations(range(len(pieces))):
+      stream = self.stream(b''.join(pieces[n] for n in order))
+      received = []
+      with self.assertRaisesRegex(Closed, 'the connection ended'):
+        while True:
+          with contextlib.suppress(Corrupt):
+            message = stream.receive(PLAIN)
+            received.append((message.header, read(message).tobytes()))
+      in_order = list(order) == sorted(order)
+      self.assertIn(received, [sent] if in_order else [[], sent[:1], sent[1:]])
 
   def test_a_stream_that_ends_anywhere_raises_closed(self):
     frames = _Frames()

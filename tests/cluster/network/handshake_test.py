@@ -14,12 +14,13 @@ import ssl
 import struct
 import threading
 import unittest
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from cluster.network import handshake
+from cluster.network import handshake, sockets
 from cluster.network import streams as transport
-from cluster.network.streams import Closed, Refused, Security
+from cluster.network.streams import Closed, Listener, Port, Refused, Security
 from tests.support import certificates
 from tests.support.relays import Relay
 from tests.support.streams import (
@@ -119,6 +120,24 @@ class TokenTest(TestCase):
     listener = self.listener(security=_OURS)
     with Relay(listener.address) as relay, self.assertRaises(Refused):
       transport.connect(relay.address, None, _OURS, WAIT_S)
+
+  def test_a_name_with_addresses_of_both_kinds_finds_the_listener(self):
+    if not socket.has_dualstack_ipv6():
+      self.skipTest('There is no IPv6.')
+    listener = Listener(Port('::1', 0, _OURS), echo)
+    self.addCleanup(listener.close, 0.0)
+    _, number = sockets.split(listener.address)
+    resolve = socket.getaddrinfo
+
+    def find(host, *rest, **options):
+      hosts = ('::1', HOST) if host == 'both' else (host,)
+      return [each for h in hosts for each in resolve(h, *rest, **options)]
+
+    with mock.patch.object(socket, 'getaddrinfo', find):
+      stream = transport.connect(f'both:{number}', None, _OURS, WAIT_S)
+    stream.send(1)
+    self.assertEqual(stream.receive(PLAIN).header, 1)
+    stream.close()
 
   def test_a_recorded_handshake_is_refused(self):
     listener = self.listener(security=_OURS)

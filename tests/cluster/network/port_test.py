@@ -2,13 +2,16 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import queue
 import shutil
 import socket
 import ssl
+import struct
 import threading
 import time
+import tracemalloc
 import unittest
 from unittest import mock
 
@@ -118,6 +121,8 @@ class ServicesTest(_Case):
 
   @parameterized.parameters(False, True)
   def test_streams_use_ipv6(self, encrypted):
+    if not socket.has_dualstack_ipv6():
+      self.skipTest('There is no IPv6.')
     security = _OURS
     if encrypted:
       if not shutil.which('openssl'):
@@ -252,8 +257,79 @@ class StrangersTest(_Case):
         wait_until(lambda: sum(map(_has_ended, ends)) == 23)
         self.assertFalse(_has_ended(other))
 
+  def test_an_authenticated_peer_with_a_slow_hello_is_cut_off(self):
+    listener, start = self.listener(wait_s=0.5), time.monotonic()
+    connection = handshake.open_connection(
+      listener.address, _OURS, 'control', timeout_s=WAIT_S
+    )
+    connection.sock.setblocking(True)
+    with self.assertLogs(level='WARNING'), contextlib.suppress(OSError):
+      for _ in range(100):
+        connection.sock.sendall(b'\1')
+        time.sleep(0.05)
+    self.assertLess(time.monotonic() - start, 4.0)
+    connection.close()
+    wait_until(lambda: not listener.open_streams())
+
   @parameterized.parameters(False, True)
-  def test_2000_silent_connections_delay_nobody(self, encrypted):
+  def test_resets_at_every_byte_leave_nothing(self, encrypted):
+    security, first = _OURS, b'syncope2control ' + bytes(32)
+    if encrypted:
+      if not shutil.which('openssl'):
+        self.skipTest('openssl makes certificates')
+      security = certificates.make_security(_OURS.token)
+      first = _first_tls_bytes()
+    listener = self.listener(security=security)
+    self.check(listener, security)
+    num_threads = threading.active_count()
+    num_files = len(os.listdir('/proc/self/fd'))
+    linger = struct.pack('ii', 1, 0)
+    for size in range(0, len(first) + 1, 8 if encrypted else 1):
+      with socket.create_connection(_parts(listener.address)) as sock:
+        sock.sendall(first[:size])
+        if size == len(first):
+          sock.recv(64)  # The listener's answer.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    wait_until(lambda: len(os.listdir('/proc/self/fd')) <= num_files)
+    self.assertLessEqual(threading.active_count(), num_threads)
+    self.check(listener, security)
+
+  def test_512_strangers_take_at_most_2_mib(self):
+    listener = self.listener()
+    self.check(listener)
+    socks = [socket.socket() for _ in range(512)]
+    first = b'syncope2control ' + bytes(32)
+    tracemalloc.start()
+    self.addCleanup(tracemalloc.stop)
+    before, _ = tracemalloc.get_traced_memory()
+    for number, sock in enumerate(socks):
+      self.addCleanup(sock.close)
+      sock.bind((f'127.0.1.{number // 200 + 1}', 0))
+      sock.connect(_parts(listener.address))
+      sock.sendall(first)
+    for sock in socks:
+      sock.settimeout(WAIT_S)
+      sock.recv(64)
+      sock.sendall(bytes(31))  # Of 32 bytes of a proof.
+    time.sleep(0.5)
+    self.assertFalse(any(map(_has_ended, socks)))
+    held = tracemalloc.get_traced_memory()[0] - before
+    self.assertLess(held, 2**21)
+
+  @_NEEDS_OPENSSL
+  def test_32_strangers_with_tls_take_at_most_2_mib(self):
+    security = certificates.make_security(_OURS.token)
+    listener, first = self.listener(security=security), _first_tls_bytes()
+    self.check(listener, security)
+    before = _rss_bytes()
+    for _ in range(port._MAX_TLS):
+      sock = self.stranger(listener)
+      sock.sendall(first)
+      self.assertNotEmpty(sock.recv(100))  # The listener has begun.
+    self.assertLess(_rss_bytes() - before, 2**21)
+
+  @parameterized.parameters((False, 1), (False, 40), (True, 1))
+  def test_2000_silent_connections_delay_nobody(self, encrypted, num_hosts):
     security = _OURS
     if encrypted:
       if not shutil.which('openssl'):
@@ -261,12 +337,19 @@ class StrangersTest(_Case):
       security = certificates.make_security(_OURS.token)
     listener = self.listener(security=security)
     address, over = _parts(listener.address), threading.Event()
+    self.check(listener, security)
     num_files = len(os.listdir('/proc/self/fd'))
+    num_threads = threading.active_count()
     opened = []
+    self.addCleanup(lambda: [sock.close() for sock in opened])
+    self.addCleanup(over.set)
 
     def flood():
-      while not over.is_set():
-        sock = socket.create_connection(address, WAIT_S)
+      for number in itertools.count():
+        if over.is_set():
+          return
+        source = f'127.0.1.{number % num_hosts + 1}', 0
+        sock = socket.create_connection(address, WAIT_S, source)
         if len(opened) % 2 and encrypted:  # The beginning of a TLS handshake.
           sock.send(b'\x16\x03\x01\x02\x00\x01')
         opened.append(sock)
@@ -289,6 +372,7 @@ class StrangersTest(_Case):
     for sock in opened:
       sock.close()
     wait_until(lambda: len(os.listdir('/proc/self/fd')) <= num_files + 1)
+    wait_until(lambda: threading.active_count() <= num_threads)
 
   def test_a_first_message_of_512_mib_costs_no_memory(self):
     listener, block = self.listener(), bytes(2**20)
@@ -315,6 +399,26 @@ class StrangersTest(_Case):
       ends.append(end)
     wait_until(lambda: sum(map(_has_ended_tls, ends)) == 8)
     self.check(listener, security)
+
+  @_NEEDS_OPENSSL
+  def test_handshakes_of_tls_of_a_flooding_address_drop_no_others(self):
+    security = certificates.make_security(_OURS.token)
+    listener, first = self.listener(security=security), _first_tls_bytes()
+    other = socket.create_connection(
+      _parts(listener.address), source_address=('127.0.0.2', 0)
+    )
+    with other:
+      other.sendall(first)
+      other.settimeout(WAIT_S)
+      self.assertNotEmpty(other.recv(2**16))
+      for _ in range(8 * port._MAX_TLS):
+        sock = self.stranger(listener)
+        sock.sendall(first)
+        sock.recv(2**16)
+      other.setblocking(False)
+      with self.assertRaises(BlockingIOError):  # Still open.
+        while other.recv(2**16):
+          pass
 
   @_NEEDS_OPENSSL
   @parameterized.parameters(
@@ -415,10 +519,15 @@ class BrokenPeersTest(_Case):
     except Closed as error:
       self.errors.put(str(error))
 
-  def half_message(self):
+  def half_message(self, encrypted=False):
     """Returns the socket of a stream that has sent half of a message."""
-    listener = self.listener(self.handle)
-    stream = self.connect(listener, None, _OURS)
+    security = _OURS
+    if encrypted:
+      if not shutil.which('openssl'):
+        self.skipTest('openssl makes certificates')
+      security = certificates.make_security(_OURS.token)
+    listener = self.listener(self.handle, security)
+    stream = self.connect(listener, None, security)
     sent = threading.Event()
 
     def produce():
@@ -435,20 +544,26 @@ class BrokenPeersTest(_Case):
     sent.wait(WAIT_S)
     return listener, stream, stream._connection.sock
 
-  def test_a_reset_ends_the_stream(self):
-    _, _, sock = self.half_message()
+  @parameterized.parameters(False, True)
+  def test_a_reset_ends_the_stream(self, encrypted):
+    _, _, sock = self.half_message(encrypted)
     linger = b'\1\0\0\0\0\0\0\0'
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     sock.close()
-    self.assertIn('reset', self.errors.get(timeout=WAIT_S))
+    # OpenSSL may report a reset as the end.
+    why = 'reset|connection ended' if encrypted else 'reset'
+    self.assertRegex(self.errors.get(timeout=WAIT_S), why)
 
-  def test_a_half_open_connection_ends_the_stream(self):
-    _, _, sock = self.half_message()
-    sock.shutdown(socket.SHUT_WR)
-    self.assertIn('connection ended', self.errors.get(timeout=WAIT_S))
+  @parameterized.parameters(False, True)
+  def test_a_half_open_connection_ends_the_stream(self, encrypted):
+    _, _, sock = self.half_message(encrypted)
+    socket.socket.shutdown(sock, socket.SHUT_WR)
+    why = 'EOF|connection ended' if encrypted else 'connection ended'
+    self.assertRegex(self.errors.get(timeout=WAIT_S), why)
 
-  def test_a_peer_that_stops_is_cancelled_by_the_other_end(self):
-    listener, stream, _ = self.half_message()
+  @parameterized.parameters(False, True)
+  def test_a_peer_that_stops_is_cancelled_by_the_other_end(self, encrypted):
+    listener, stream, _ = self.half_message(encrypted)
     (end,) = listener.open_streams()
     end.cancel('too slow')
     self.assertIn('too slow', self.errors.get(timeout=WAIT_S))
@@ -478,6 +593,15 @@ class RateLimitedLogTest(absltest.TestCase):
 def _parts(address):
   host, _, number = address.rpartition(':')
   return host, int(number)
+
+
+def _first_tls_bytes():
+  """Returns what a client of TLS sends first."""
+  context = ssl.create_default_context()
+  incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+  with contextlib.suppress(ssl.SSLWantReadError):
+    context.wrap_bio(incoming, outgoing, server_hostname=HOST).do_handshake()
+  return outgoing.read()
 
 
 def _has_ended(sock):

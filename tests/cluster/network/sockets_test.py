@@ -28,7 +28,7 @@ class AddressTest(parameterized.TestCase):
     ('[0:0::1]:1', '[::1]:1'),
   )
   def test_hosts_are_resolved_to_numbers(self, address, expected):
-    self.assertEqual(sockets.resolved(address), expected)
+    self.assertEqual(sockets.resolve(address)[0], expected)
 
   @parameterized.parameters(
     ('10.0.0.1', True),
@@ -41,6 +41,15 @@ class AddressTest(parameterized.TestCase):
   )
   def test_specific_hosts_are_addresses_of_one_interface(self, host, expected):
     self.assertEqual(sockets.is_specific(host), expected)
+
+
+class OriginTest(absltest.TestCase):
+  def test_addresses_of_a_network_of_ipv6_have_one_origin(self):
+    self.assertEqual(sockets.origin('10.0.0.1'), '10.0.0.1')
+    own = {sockets.origin(f'fd00:0:0:7::{n}') for n in (1, 2, 'ffff:1')}
+    self.assertLen(own, 1)
+    self.assertNotIn(sockets.origin('fd00:0:0:8::1'), own)
+    self.assertLen({sockets.origin(f'fe80::{n}%eth0') for n in (1, 2)}, 1)
 
 
 if __name__ == '__main__':
