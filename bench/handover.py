@@ -79,8 +79,7 @@ def _measure(count: int, flags: argparse.Namespace) -> tuple[float, float]:
           words = lab.command(host, [*words, f'--at={host}'])
         processes.append(subprocess.Popen(words))
       sources = [
-        (rank, _await(pathlib.Path(folder, f'{rank}')))
-        for rank in range(count)
+        (rank, _await(pathlib.Path(folder, f'{rank}'))) for rank in range(count)
       ]
       for _ in range(flags.rounds):
         start, cpu = time.perf_counter(), time.process_time()
@@ -117,7 +116,9 @@ def _serve(path: str, mb: int, host: str) -> None:
   }
   found = digest(state)
   source = handover.Handover(
-    Port(socket.gethostbyname(host), 0, Security()), lambda _: (state, found), _TIMEOUT_S
+    Port(socket.gethostbyname(host), 0, Security()),
+    lambda _: (state, found),
+    _TIMEOUT_S,
   )
   new = pathlib.Path(f'{path}.new')
   new.write_text(json.dumps(source.address))

@@ -373,9 +373,7 @@ class Rendezvous:
     """Returns those of some members to which another one can connect."""
     return [k for k in holders if (k, index) not in self._failed.avoided_pairs]
 
-  def _assign_sources(
-    self, index: int, version: int
-  ) -> list[tuple[int, str]]:
+  def _assign_sources(self, index: int, version: int) -> list[tuple[int, str]]:
     """Returns ranks and addresses of a member's sources; [] if it needs none.
 
     Members begin with different ones, so that those share the load.
@@ -396,7 +394,7 @@ class Rendezvous:
       raise self._exclude(index or sources[0])
     first = index % len(reachable)
     reachable = [*reachable[first:], *reachable[:first]]
-    return [(k, self._addresses[k]) for k in reachable[: MAX_SOURCES]]
+    return [(k, self._addresses[k]) for k in reachable[:MAX_SOURCES]]
 
   def _describe(self) -> MemberForest:
     """Returns the members and their forest, after it was packed."""

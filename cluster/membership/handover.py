@@ -185,9 +185,7 @@ def fetch(
     SourceLost: If the state cannot be fetched from any source.
   """
   sources = sources[:MAX_SOURCES]
-  transfer = _Transfer(
-    StateRequest(version, known), security, timeout_s, step
-  )
+  transfer = _Transfer(StateRequest(version, known), security, timeout_s, step)
   with ThreadPoolExecutor(len(sources), 'handover') as pool:
     errors = [*pool.map(transfer.receive_from, sources)]
   if not transfer.is_complete:

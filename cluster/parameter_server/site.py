@@ -39,7 +39,7 @@ from cluster.runtime import Parts
 from configs.checks import require
 from configs.sections import error_prefix
 from learning import placement
-from learning.layout import check_servers, reshard
+from learning.layout import check_servers
 from learning.learning import Evaluation, Learner
 from route.route import ParameterServer
 
@@ -308,8 +308,9 @@ class ParameterServerSite(RealSite):
       learner = make(params, stats)
     if restore is None:
       return learner, {}
-    states = sharded.read_servers(self._directory, *restore)
-    state = reshard(states, self._codec.sizes, index)
+    state = sharded.read_share(
+      self._directory, *restore, self._codec.sizes, index
+    )
     held = state.pop('held')
     learner.restore(state)
     return learner, held

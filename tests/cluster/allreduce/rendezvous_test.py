@@ -2,24 +2,17 @@
 
 import pathlib
 import tempfile
-import time
 
-import numpy as np
 from absl.testing import absltest, parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.allreduce.faults import chunk_faults
 from cluster.allreduce.rendezvous import Rendezvous, Unreachable
-from cluster.membership import handover
-from cluster.network.errors import TransportError
-from cluster.network.port import Port
-from cluster.network.streams import Security
 from cluster.probing.failed_links import FailedLinks
 from cluster.process.exits import Unmendable
 from cluster.process.faults import Faults
 from route import links, ring
-from tests.support import relays
 
 
 class RendezvousTest(parameterized.TestCase):
@@ -115,7 +108,9 @@ class RendezvousTest(parameterized.TestCase):
         rendezvous.add_stopped(k, 5, [])
       rendezvous.find_newest()
       messages = dict(rendezvous.form((0, 1, 2), 5))
-      self.assertEqual(messages[2].sources, [(expected, f'1.1.1.1:{expected + 1}')])
+      self.assertEqual(
+        messages[2].sources, [(expected, f'1.1.1.1:{expected + 1}')]
+      )
       rendezvous.mark_sound(corrupt)
 
   def test_members_use_different_reachable_sources(self):
@@ -140,9 +135,7 @@ class RendezvousTest(parameterized.TestCase):
     rendezvous.add(2, '1.1.1.1:9')
     messages = dict(rendezvous.form((0, 1, 2), 5))
     sources = [messages[k].sources for k in range(3)]
-    self.assertEqual(
-      sources, [[], [], [(0, '1.1.1.1:1'), (1, '1.1.1.1:2')]]
-    )
+    self.assertEqual(sources, [[], [], [(0, '1.1.1.1:1'), (1, '1.1.1.1:2')]])
 
   def test_an_unreachable_worker_is_named(self):
     rendezvous = self._make_rendezvous(3)
