@@ -17,6 +17,8 @@ The end of a process has these consequences:
   coordinator, code 0        The run has finished; the others have 10 s to end.
   another one, code 0        None.
   another one, code 143      None: the coordinator has stopped it.
+  another one, code 79       None: it has left after SIGTERM, and the others
+                             continue; it is not restarted.
   75, or killed by a signal  A restart:
     a worker                   of this worker, without limit, but 5 ends in a
                                row within 5 s of its start end the run;
@@ -67,7 +69,7 @@ from absl import app, flags
 
 from cluster.network import memory
 from cluster.process import roles
-from cluster.process.exits import LOST, STOPPED
+from cluster.process.exits import DRAINED, LOST, STOPPED
 from configs.checks import require
 from outputs import compiled, transient
 from tools import lab
@@ -201,6 +203,10 @@ class _Supervisor:
       self._over = True
       if coordinator or only:
         self._end(0, term_s=_FINISH_S, kill_s=_KILL_S)
+    elif code == DRAINED and not coordinator:
+      self._screen.print_line(f'{name} was drained: the others continue')
+      if only:
+        self._end(DRAINED, term_s=0.0, kill_s=0.0)
     elif 0 < code != LOST and not stopped:
       self._fail(f'{name} has exited with code {code}', code)
     else:

@@ -14,7 +14,7 @@ is recorded after which the run is evaluated, saved or over: see `checking`.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from absl import logging
 
@@ -23,6 +23,7 @@ from cluster.allreduce.rendezvous import Rendezvous, Unreachable
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
 from cluster.membership.admission import Reception
+from cluster.membership.event_loop import DRAINED
 from cluster.network.messages import (
   Connected,
   ConnectionLost,
@@ -97,6 +98,7 @@ class MembershipEpochs:
     self._unrecorded: tuple[Sequence[float], tuple[int, ...]] | None = None
     # Lost workers that the scheme still counts, with the reasons.
     self._departed: dict[int, str] = {}
+    self._draining: set[int] = set()  # Members that leave after this epoch.
 
   def start(self) -> None:
     """Marks the start of the run: lost workers leave the scheme from here."""
@@ -134,6 +136,8 @@ class MembershipEpochs:
   @property
   def end_reason(self) -> str:
     """Reason to end the epoch after this iteration; '' for none."""
+    if leaving := self._draining.intersection(self.rendezvous.living):
+      return f'worker {min(leaving)} leaves'
     return self.links.interruption or self.rendezvous.retry_reason
 
   def try_connect(self) -> bool:
@@ -172,8 +176,18 @@ class MembershipEpochs:
     unrecorded, self._unrecorded = self._unrecorded, None
     return unrecorded
 
-  def lose(self, index: int, reason: str) -> None:
-    """Evicts a worker that is lost, or makes no progress.
+  def lose(
+    self,
+    index: int,
+    reason: str,
+    kind: Literal['left', 'drained'] = 'left',
+  ) -> None:
+    """Evicts a worker that is lost, makes no progress, or wants to leave.
+
+    Args:
+      index: The worker.
+      reason: Text for logs.
+      kind: Kind of the end of its session.
 
     Raises:
       Unmendable: If the run cannot continue without it.
@@ -185,10 +199,14 @@ class MembershipEpochs:
       raise Unmendable(f'The worker of the coordinator is lost: {reason}')
     if not (self.rendezvous.tolerates_loss or self.rendezvous.is_waiting):
       raise Unmendable(f'Worker {index} is lost, and XLA needs all: {reason}')
-    logging.warning('Worker %d is lost: %s', index, reason)
+    if kind == 'drained':
+      logging.info('Worker %d has left: %s', index, reason)
+    else:
+      logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
-    self._reception.evict(index, stream, reason)
+    self._reception.evict(index, stream, reason, kind)
     self.links.lose(index, reason)
+    self._draining.discard(index)
     if index in self.rendezvous.members:
       self.rendezvous.mark_lost(index, reason)
       self.stop(f'worker {index} is lost')
@@ -199,6 +217,13 @@ class MembershipEpochs:
     ):
       # It had joined the scheme, and was to be a member of the next epoch.
       self._coordinator.leave(index, self._now(), reason)
+
+  def drain(self, index: int) -> None:
+    """Lets a worker leave, a member at the end of the epoch."""
+    if index in self.rendezvous.members:
+      self._draining.add(index)
+    else:
+      self.lose(index, DRAINED, kind='drained')
 
   def stop(self, reason: str, *, ends: bool = False) -> None:
     """Ends the epoch, unless that has been done before.
@@ -296,6 +321,9 @@ class MembershipEpochs:
       self._unrecorded = None  # All that had ended the iteration are lost.
     elif self._unrecorded is None:
       self._unrecorded = statistics, self.rendezvous.members
+    for index in sorted(self._draining):
+      if self.rendezvous.dismiss(index):
+        self.lose(index, DRAINED, kind='drained')
     self._remove_lost()
     self._form()
 

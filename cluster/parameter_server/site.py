@@ -125,6 +125,13 @@ class ParameterServerSite(RealSite):
     role = self.meeting.role
     return (role.kind, role.index) == (kind, 0)
 
+  @property
+  def can_drain(self) -> bool:
+    """True if this process has no server."""
+    role, plan = self.meeting.role, self._plan
+    has_place = plan.dedicated or role.index >= plan.servers
+    return role.kind == 'worker' and has_place
+
   def runtime(self, coordinator: Coordinator) -> ParameterServerRuntime:
     """Returns the runtime with the event loop, for the coordinator."""
     reception = ParameterServerReception(
