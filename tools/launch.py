@@ -46,9 +46,9 @@ consequences:
   any other code             The launcher ends with this code; the program that
                              has started it ends the others.
 
-After a signal no process is restarted.  Only the coordinator gets the signal;
-the others wait at most --grace_s for it to stop them.  All return 128 + the
-number of the signal.
+After a signal no process is restarted.  The coordinator gets the signal, and so
+does a worker without a shard, which leaves if the coordinator continues.  All
+end after at most --grace_s, and return 128 + the number of the signal.
 A scheduler and a script may send the same signal twice: a second one counts if
 it arrives more than a second later.  Rows are in launch-worker-2.jsonl.
 """
@@ -255,8 +255,10 @@ class _Supervisor:
         self._kill_at = 0.0
       return
     self._screen.print_line(f'{signal.Signals(number).name}: the run ends')
-    if self._plan.coordinator in self._processes.names():
-      self._terminate(self._plan.coordinator)
+    for name in self._processes.names():
+      drains = self._plan.only and name not in self._plan.shard_processes
+      if drains or name == self._plan.coordinator:
+        self._terminate(name)
     self._end(128 + number, term_s=self._plan.grace_s, kill_s=0.0)
 
   def _fail(self, how: str, code: int) -> None:

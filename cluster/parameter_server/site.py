@@ -294,7 +294,7 @@ class ParameterServerSite(RealSite):
     return ShardVersions(self._directory, part, held=held, report=report)
 
   def _make_share(
-    self, index: int, restore: Sequence[int] | None
+    self, index: int, restore: tuple[int, int] | None
   ) -> tuple[Learner | Pieces, dict[int, Any]]:
     """Returns the learner of a server's share, and the versions it holds.
 
