@@ -1,13 +1,16 @@
 """Digest of a learner's state, for comparing replicas."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import xxhash
 
+_STEP = 1 << 26
 
-def digest(state: Any) -> str:
+
+def digest(state: Any, step: Callable[[], None] = lambda: None) -> str:
   """Returns the hash (XXH3, 128 bits) of a state, as hexadecimal text.
 
   The hash covers each leaf's path in the tree, type, shape and bytes, so that
@@ -16,6 +19,7 @@ def digest(state: Any) -> str:
 
   Args:
     state: Pytree of arrays and numbers, as `Learner.state` returns it.
+    step: Called after each array, and after each 64 MiB of one.
   """
   found = xxhash.xxh3_128()
   leaves, _ = jax.tree.flatten_with_path(state)
@@ -24,5 +28,8 @@ def digest(state: Any) -> str:
     array = np.ascontiguousarray(number)
     key = jax.tree_util.keystr(path)
     found.update(f'{key} {array.dtype} {np.shape(number)};'.encode())
-    found.update(array.reshape(-1).view(np.uint8).data)
+    data = array.reshape(-1).view(np.uint8).data
+    for start in range(0, len(data), _STEP):
+      found.update(data[start : start + _STEP])
+      step()
   return found.hexdigest()

@@ -17,7 +17,7 @@ vectors of the gradient's part.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -339,29 +339,76 @@ def check_servers(totals: Sequence[int], servers: int) -> None:
     require(not 0 < total < servers, 'servers', most, servers)
 
 
+def required_shards(
+  count: int, sizes: Sequence[tuple[int, int]], index: int
+) -> range:
+  """Returns the shards of a number of servers that one of others overlaps.
+
+  Args:
+    count: Number of servers that there were, with even shares.
+    sizes: Numbers of parameters and statistics of each server that there is.
+    index: Index of the server whose share is to be built.
+  """
+  overlapping, parts = [], [*_kinds(count, sizes, index)]
+  for before, start, size in parts:
+    stops = np.cumsum(before).tolist()
+    overlapping += [
+      k
+      for k in range(count)
+      if start < stops[k] and stops[k] - before[k] < start + size
+    ]
+  found = range(min(overlapping, default=0), max(overlapping, default=0) + 1)
+  first, second = (
+    (before[found.start : found.stop], start - sum(before[: found.start]))
+    for before, start, _ in parts
+  )
+  # Vectors of the same lengths would not tell which kind they are.
+  is_unclear = first[0] == second[0] and first != second
+  return range(count) if is_unclear else found
+
+
 def reshard(
-  states: Sequence[Any], sizes: Sequence[tuple[int, int]], index: int
+  states: Mapping[int, Any],
+  count: int,
+  sizes: Sequence[tuple[int, int]],
+  index: int,
 ) -> Any:
   """Returns one server's state, from the states of any number of servers.
 
   Args:
-    states: State of each server that there was, pytrees.  Their vectors are
-      shards of parameters or of statistics; everything else is the same in all.
+    states: States of servers that there were, pytrees, by index: those of
+      `required_shards` at least.  Their vectors are shards of parameters or of
+      statistics; everything else is the same in all.
+    count: Number of servers that there were, with even shares.
     sizes: Numbers of parameters and statistics of each server that there is.
     index: Index of the server that the result is for.
   """
+  given = sorted(states)
   cuts = {}
-  for kind in zip(*sizes, strict=True):
-    ends = np.cumsum(kind).tolist()
-    cuts[ends[-1]] = slice(ends[index] - kind[index], ends[index])
+  for before, start, size in _kinds(count, sizes, index):
+    start -= sum(before[: given[0]])
+    cuts[tuple(before[k] for k in given)] = slice(start, start + size)
 
   def cut(*leaves: Any) -> Any:
     if not np.ndim(leaves[0]):
       return leaves[0]
-    whole = jnp.concatenate(leaves)
-    return whole[cuts[len(whole)]]
+    part = cuts[tuple(len(leaf) for leaf in leaves)]
+    if len(leaves) == 1 and part == slice(0, len(leaves[0])):
+      return leaves[0]
+    return jnp.concatenate(leaves)[part]
 
-  return jax.tree.map(cut, *states)
+  return jax.tree.map(cut, *(states[k] for k in given))
+
+
+def _kinds(
+  count: int, sizes: Sequence[tuple[int, int]], index: int
+) -> Iterator[tuple[list[int], int, int]]:
+  """Yields, for parameters and statistics, earlier sizes and a server's part.
+
+  The part is its first number, counted over all servers, and its size.
+  """
+  for kind in zip(*sizes, strict=True):
+    yield split_evenly(sum(kind), count), sum(kind[:index]), kind[index]
 
 
 def concatenate(vectors: Sequence[jax.Array]) -> jax.Array:

@@ -61,6 +61,18 @@ def read(folder: pathlib.Path) -> dict[str, np.ndarray]:
   """
   import orbax.checkpoint as ocp
 
+  verify(folder)
+  arguments = ocp.args.PyTreeRestore()
+  return dict(_checkpointer().restore(folder.absolute(), args=arguments))
+
+
+def verify(folder: pathlib.Path) -> None:
+  """Checks that the files of a folder are those that were written.
+
+  Raises:
+    ValueError: If a file is missing or differs.
+    OSError: If the folder or a file cannot be read.
+  """
   try:
     expected = json.loads((folder / _CHECKSUMS).read_text())
   except ValueError as error:
@@ -73,8 +85,6 @@ def read(folder: pathlib.Path) -> dict[str, np.ndarray]:
         f'{folder / name}: expected the file that was written, of '
         f'[size, checksum] {checksum}, got {found.get(name, "no file")}.'
       )
-  arguments = ocp.args.PyTreeRestore()
-  return dict(_checkpointer().restore(folder.absolute(), args=arguments))
 
 
 def _file_checksums(folder: pathlib.Path) -> dict[str, list[object]]:

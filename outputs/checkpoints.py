@@ -11,8 +11,9 @@ process has this part only.
   checkpoints/7/worker2/       residual of a worker
 
 A part is a state from `outputs.serialization`, whose arrays Orbax writes.  It
-is written under a hidden name, flushed to the disk and renamed.  `read` is the
-only reader: runs resume with it, and tools inspect them with it.
+is written under a hidden name, flushed to the disk and renamed.  Each process
+reads its own parts when a run resumes, after the coordinator has compared the
+checksums of all.
 """
 
 import contextlib
@@ -102,7 +103,9 @@ class Checkpoints:
       _remove_hidden(self._directory / str(number), '*')
     for number in reversed(complete):
       try:
-        found = read(self._directory, number)
+        own, names = _read_own(self._directory, number)
+        for name in names:  # Their processes read them.
+          arrays.verify(self._directory / str(number) / name)
       # What damaged files make Orbax and pickle raise is not documented.
       except Exception as error:
         text = str(error).partition('\n')[0]
@@ -117,8 +120,8 @@ class Checkpoints:
       else:
         folder = self._directory / str(number)
         logging.info('Resuming from checkpoint %s', folder)
-        self.restored = number, sorted(found)
-        return found[COORDINATOR]
+        self.restored = number, sorted([COORDINATOR, *names])
+        return own
     if complete:
       raise ValueError(
         f'workdir: expected a checkpoint that can be read, got {complete} in '
@@ -228,9 +231,8 @@ def read(
   """
   if parts is not None:
     return {name: _read(directory, number, name) for name in parts}
-  own = _read(directory, number, COORDINATOR)
-  names = {*own['parts'], *part_names(directory, number)} - {COORDINATOR}
-  return {COORDINATOR: own['state']} | read(directory, number, sorted(names))
+  own, names = _read_own(directory, number)
+  return {COORDINATOR: own} | read(directory, number, names)
 
 
 def write(directory: pathlib.Path, number: int, part: str, tree: Tree) -> None:
@@ -314,6 +316,13 @@ def _remove(folder: pathlib.Path) -> None:
 def _read(directory: pathlib.Path, number: int, part: str) -> Any:
   tree = arrays.read(directory / str(number) / part)
   return serialization.thaw(tree)
+
+
+def _read_own(directory: pathlib.Path, number: int) -> tuple[Any, list[str]]:
+  """Returns the coordinator's state, and the names of all other parts."""
+  own = _read(directory, number, COORDINATOR)
+  names = {*own['parts'], *part_names(directory, number)} - {COORDINATOR}
+  return own['state'], sorted(names)
 
 
 def _numbers(directory: pathlib.Path) -> list[int]:

@@ -17,6 +17,8 @@ The end of a process has these consequences:
   coordinator, code 0        The run has finished; the others have 10 s to end.
   another one, code 0        None.
   another one, code 143      None: the coordinator has stopped it.
+  another one, code 79       None: it has left after SIGTERM, and the others
+                             continue; it is not restarted.
   75, or killed by a signal  A restart:
     a worker                   of this worker, without limit, but 5 ends in a
                                row within 5 s of its start end the run;
@@ -44,9 +46,9 @@ consequences:
   any other code             The launcher ends with this code; the program that
                              has started it ends the others.
 
-After a signal no process is restarted.  Only the coordinator gets the signal;
-the others wait at most --grace_s for it to stop them.  All return 128 + the
-number of the signal.
+After a signal no process is restarted.  The coordinator gets the signal, and so
+does a worker without a shard, which leaves if the coordinator continues.  All
+end after at most --grace_s, and return 128 + the number of the signal.
 A scheduler and a script may send the same signal twice: a second one counts if
 it arrives more than a second later.  Rows are in launch-worker-2.jsonl.
 """
@@ -68,7 +70,7 @@ from absl import app, flags
 from cluster.network import memory, sockets
 from cluster.network.interfaces import interface_address
 from cluster.process import roles
-from cluster.process.exits import LOST, STOPPED
+from cluster.process.exits import DRAINED, LOST, STOPPED
 from configs.checks import require
 from outputs import compiled, transient
 from tools import lab
@@ -203,6 +205,10 @@ class _Supervisor:
       self._over = True
       if coordinator or only:
         self._end(0, term_s=_FINISH_S, kill_s=_KILL_S)
+    elif code == DRAINED and not coordinator:
+      self._screen.print_line(f'{name} was drained: the others continue')
+      if only:
+        self._end(DRAINED, term_s=0.0, kill_s=0.0)
     elif 0 < code != LOST and not stopped:
       self._fail(f'{name} has exited with code {code}', code)
     else:
@@ -253,8 +259,10 @@ class _Supervisor:
         self._kill_at = 0.0
       return
     self._screen.print_line(f'{signal.Signals(number).name}: the run ends')
-    if (leader := self._plan.leader) in self._processes.names():
-      self._terminate(leader)
+    for name in self._processes.names():
+      drains = self._plan.only and name not in self._plan.shard_processes
+      if drains or name == self._plan.leader:
+        self._terminate(name)
     self._end(128 + number, term_s=self._plan.grace_s, kill_s=0.0)
 
   def _fail(self, how: str, code: int) -> None:

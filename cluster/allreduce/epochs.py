@@ -14,7 +14,7 @@ is recorded after which the run is evaluated, saved or over: see `checking`.
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from absl import logging
 
@@ -24,6 +24,7 @@ from cluster.allreduce.replication import Inheritance
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
 from cluster.membership.admission import Reception
+from cluster.membership.event_loop import DRAINED
 from cluster.network.messages import (
   Connected,
   ConnectionLost,
@@ -104,6 +105,7 @@ class MembershipEpochs:
     self._inheritance: Inheritance | None = None
     # Lost workers that the scheme still counts, with the reasons.
     self._departed: dict[int, str] = {}
+    self._draining: set[int] = set()  # Members that leave after this epoch.
 
   def start(self) -> None:
     """Marks the start of the run: lost workers leave the scheme from here."""
@@ -168,6 +170,8 @@ class MembershipEpochs:
   @property
   def end_reason(self) -> str:
     """Reason to end the epoch after this iteration; '' for none."""
+    if leaving := self._draining.intersection(self.rendezvous.living):
+      return f'worker {min(leaving)} leaves'
     return self.links.interruption or self.rendezvous.retry_reason
 
   def try_connect(self) -> bool:
@@ -213,8 +217,18 @@ class MembershipEpochs:
     unrecorded, self._unrecorded = self._unrecorded, []
     return unrecorded
 
-  def lose(self, index: int, reason: str) -> None:
-    """Evicts a worker that is lost, or makes no progress.
+  def lose(
+    self,
+    index: int,
+    reason: str,
+    kind: Literal['left', 'drained'] = 'left',
+  ) -> None:
+    """Evicts a worker that is lost, makes no progress, or wants to leave.
+
+    Args:
+      index: The worker.
+      reason: Text for logs.
+      kind: Kind of the end of its session.
 
     Raises:
       Unmendable: If the run cannot continue without it.
@@ -230,10 +244,14 @@ class MembershipEpochs:
       raise Unmendable(text)
     if not (self.rendezvous.tolerates_loss or self.rendezvous.is_waiting):
       raise Unmendable(f'Worker {index} is lost, and XLA needs all: {reason}')
-    logging.warning('Worker %d is lost: %s', index, reason)
+    if kind == 'drained':
+      logging.info('Worker %d has left: %s', index, reason)
+    else:
+      logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
-    self._reception.evict(index, stream, reason)
+    self._reception.evict(index, stream, reason, kind)
     self.links.lose(index, reason)
+    self._draining.discard(index)
     if index in self.rendezvous.members:
       self.rendezvous.mark_lost(index, reason)
       self.stop(f'worker {index} is lost')
@@ -249,6 +267,13 @@ class MembershipEpochs:
   def can_be_succeeded(self) -> bool:
     """True if other members may continue without this coordinator."""
     return self.rendezvous.tolerates_loss and len(self.present) > 1
+
+  def drain(self, index: int) -> None:
+    """Lets a worker leave, a member at the end of the epoch."""
+    if index in self.rendezvous.members:
+      self._draining.add(index)
+    else:
+      self.lose(index, DRAINED, kind='drained')
 
   def stop(self, reason: str, *, ends: bool = False) -> None:
     """Ends the epoch, unless that has been done before.
@@ -375,6 +400,9 @@ class MembershipEpochs:
       self._unrecorded = self._inherit_iterations(version, statistics)
     elif not self._unrecorded:
       self._unrecorded = [(statistics, self.rendezvous.members)]
+    for index in sorted(self._draining):
+      if self.rendezvous.dismiss(index):
+        self.lose(index, DRAINED, kind='drained')
     self._remove_lost()
     self._form()
 

@@ -321,6 +321,18 @@ class Rendezvous:
     """Records that a member is lost."""
     self._lost_members.setdefault(index, reason)
 
+  def dismiss(self, index: int) -> bool:
+    """Removes a member that wants to leave from the sources of state.
+
+    Returns:
+      Whether it may leave; False while only it has the newest version.
+    """
+    others = [k for k in self._sources if k != index]
+    if not others:
+      return False
+    self._sources = others
+    return True
+
   @property
   def sound(self) -> list[int]:
     """Members whose state is not known to be corrupt."""

@@ -12,11 +12,13 @@ of the others.
 
 import contextlib
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from absl import logging
 
@@ -42,7 +44,12 @@ from cluster.network.heartbeat import BEATS
 from cluster.probing import traffic
 from cluster.probing.measurer import Measurer
 from cluster.process.cores import count_cores
-from cluster.process.deadlines import ProgressCounter
+from cluster.process.deadlines import (
+  ProgressCounter,
+  digest_s,
+  transfer_s,
+)
+from cluster.process.exits import DRAINED
 from cluster.process.host import HostSpeed
 from cluster.speed.speed import Speed
 from learning import compilations, drift
@@ -135,6 +142,12 @@ class Replica:
     """The worker's codec state: residuals and replicated parts."""
     return self._reducer.codec_state
 
+  @property
+  def state_bytes(self) -> int:
+    """Size of the state that all replicas share, bytes."""
+    leaves = jax.tree.leaves(self._shared_state())
+    return sum(getattr(leaf, 'nbytes', 0) for leaf in leaves)
+
   def __call__(
     self, coordinator: str, *, completed: Completed | None = None
   ) -> bool | None:
@@ -151,13 +164,13 @@ class Replica:
 
     Raises:
       SystemExit: With LOST if the coordinator is lost for too long, with 1 if
-        it refuses this worker.
+        it refuses this worker, with DRAINED if the worker has left the run.
     """
     self._coordinator = coordinator
     self._completed = completed or _ignore
     succession = self._succession
     with exit_on_error(self.index), self._host_speed:
-      while (end := self._run_session()).kind != 'over':
+      while (end := self._run_session()).kind not in ('over', 'drained'):
         is_lost = end.kind == 'lost' and completed is None
         if is_lost and succession and succession.is_member:
           found = succession.find_coordinator()
@@ -165,6 +178,8 @@ class Replica:
             return None
           self._coordinator = found
         logging.info('Worker %d rejoins.', self.index)
+    if end.kind == 'drained':
+      sys.exit(DRAINED)
     return end.is_finished
 
   def _locate(self) -> str:
@@ -330,7 +345,13 @@ class Replica:
       if self._succession and order.members:
         addresses = order.members.addresses
         self._succession.standby.note_formed(membership_epoch, addresses)
-      self._reducer.form(order, max(settings.start_s, settings.timeout_s))
+      # Others may have to fetch the state first.
+      others = len(order.members.addresses) - 1 if order.members else 0
+      self._reducer.form(
+        order,
+        max(settings.start_s, settings.timeout_s)
+        + transfer_s(self.state_bytes, others),
+      )
       session.send(messages.Connected(*self._digest_report()))
 
   def _update(
@@ -396,13 +417,14 @@ class Replica:
         settings.timeout_s,
         step=self._progress.count_chunk,
         known=known,
+        digest_s=digest_s(self.state_bytes),
       )
     except handover.SourceLost as error:
       raise PeerLost(error.worker, str(error)) from error
     if state is None:
       return None
     state['learner'] = self._reducer.place(state['learner'])
-    if (found := digest(state)) != expected:
+    if (found := digest(state, self._progress.count_chunk)) != expected:
       raise PeerLost(
         sources[0][0], f'expected a state of digest {expected}, got {found}'
       )
@@ -590,7 +612,8 @@ class Replica:
       known, state = self._known_digest, self._shared_state()
       version = state['learner']['version']
       if known is None or known[0] != version:
-        known = self._known_digest = version, digest(state)
+        step = self._progress.count_chunk
+        known = self._known_digest = version, digest(state, step)
       return state, known[1]
 
   def _state_of(self, version: int) -> tuple[Any, str]:

@@ -46,7 +46,7 @@ from cluster.probing.events import (
 )
 from cluster.probing.link_manager import LinkManager
 from cluster.probing.traffic import TrafficLog
-from cluster.process.deadlines import Deadlines
+from cluster.process.deadlines import Deadlines, transfer_s
 from cluster.process.exits import Relinquished, Unmendable
 from cluster.traffic import Traffic
 from learning.learning import Overlap
@@ -162,6 +162,7 @@ class AllreduceRuntime(EventLoop):
       self._reception.listen(),
       done=self.epochs.try_connect,
       missing=lambda: self._reception.missing() or self._links.awaited,
+      transfer_s=self._find_transfer_s,
     )
 
   def succeed(
@@ -211,6 +212,18 @@ class AllreduceRuntime(EventLoop):
     self._wait_for_processes(
       self._reception.listen(), done=begin, missing=self._reception.missing
     )
+
+  def _find_transfer_s(self) -> float:
+    """Returns how much longer than `start_s` the start may take, seconds.
+
+    As long as a member makes progress that fetches its state.
+    """
+    awaited = self._rendezvous.fetching.intersection(self._rendezvous.awaited)
+    moved = [self._members[index].progress.last_change for index in awaited]
+    now = time.monotonic()
+    if not moved or now - max(moved) > 2 * self._timeout_s:
+      return 0.0
+    return transfer_s(self._store.state_bytes, len(self._members) - 1)
 
   def start(self) -> None:
     """Releases the first iterations."""
@@ -313,6 +326,13 @@ class AllreduceRuntime(EventLoop):
     """Enters the phase `push`: replicas receive sums, and never pull."""
     worker = self.coordinator.workers[index]
     self.coordinator.enter(index, 'push', worker.since)
+
+  def _drain(self, index: int) -> None:
+    """Lets a worker leave at the end of the iteration."""
+    if not self._is_pausing:
+      self.epochs.drain(index)
+      if self._is_idle:
+        self._assign()
 
   def _lose(self, index: int, reason: str) -> None:
     """Evicts a worker that is lost."""

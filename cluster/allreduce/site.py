@@ -130,6 +130,11 @@ class AllreduceSite(RealSite):
     """True in the process of the coordinator."""
     return self.meeting.role.index == 0 and not self.meeting.follows
 
+  @property
+  def can_drain(self) -> bool:
+    """True if the others can sum without this process, and continue."""
+    return self._plan.forest is not None and not self.is_coordinator
+
   def runtime(self, coordinator: Coordinator) -> AllreduceRuntime:
     """Returns the runtime, in the process of the coordinator."""
     own = self.meeting.role.index

@@ -86,6 +86,11 @@ class ReplicaStore:
     return lambda: version
 
   @property
+  def state_bytes(self) -> int:
+    """Size of the state that replicas fetch, bytes."""
+    return self._replica.state_bytes
+
+  @property
   def has_residuals(self) -> bool:
     """True if workers have residuals."""
     return self._replica.codec_state.has_residual

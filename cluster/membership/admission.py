@@ -26,6 +26,7 @@ import threading
 import time
 import types
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 from absl import logging
@@ -33,6 +34,7 @@ from absl import logging
 from cluster.membership.events import (
   Event,
   RunFailed,
+  WorkerDraining,
   WorkerJoined,
   WorkerLost,
   WorkerMessage,
@@ -175,18 +177,25 @@ class Reception:
     if stream := self.members[index].stream:
       self.send(stream, message)
 
-  def evict(self, index: int, stream: Stream, reason: str) -> None:
+  def evict(
+    self,
+    index: int,
+    stream: Stream,
+    reason: str,
+    kind: Literal['left', 'drained'] = 'left',
+  ) -> None:
     """Evicts a worker's process: ends its incarnation, which frees the rank.
 
     Args:
       index: The worker.
       stream: Control stream to the process.
       reason: Reason that is sent to the process.
+      kind: 'left' if the process may rejoin, 'drained' if it wants to end.
     """
     holder = self.members[index].holder
     if holder is not None and holder.stream is stream:
       self._end_incarnation(holder, reason)
-    self.send(stream, SessionEnd('left', reason))
+    self.send(stream, SessionEnd(kind, reason))
 
   def admit(self, stream: Stream, hello: WorkerHello) -> Incarnation | None:
     """Admits the process of a worker, unless another one holds the rank.
@@ -242,6 +251,11 @@ class Reception:
       if incarnation.number == member.incarnation:
         member.last_heartbeat = incarnation.last_heartbeat
         member.progress.update(message.progress, incarnation.last_heartbeat)
+      if message.is_draining and not incarnation.is_draining:
+        incarnation.is_draining = True
+        self.events.put(
+          WorkerDraining(worker=index, incarnation=incarnation.number)
+        )
       stream.send(HeartbeatReply(message.sent, time.monotonic()))
     elif not isinstance(message, Activity):
       self._take_message(incarnation, message)

@@ -17,6 +17,7 @@ from cluster.membership.admission import Reception
 from cluster.membership.events import (
   Event,
   RunFailed,
+  WorkerDraining,
   WorkerEvent,
   WorkerJoined,
   WorkerLost,
@@ -28,6 +29,10 @@ from cluster.process.exits import Unmendable
 from outputs.files import describe_kinds
 
 _LOG_INTERVAL_S = 10.0  # Between two lines on missing processes.
+# Time between the signals of a scheduler that ends all processes of a run: a
+# worker that has got one leaves only if the coordinator gets none meanwhile.
+_DRAIN_S = 5.0
+DRAINED = 'It was drained: it has left after SIGTERM.'
 
 
 class EventLoop:
@@ -78,6 +83,8 @@ class EventLoop:
     self._began: float | None = None  # Monotonic seconds.
     self._before: dict[str, Any] = {}  # The coordinator's restored state.
     self._check_at = 0.0  # Monotonic seconds.
+    # Incarnation of each worker that wants to leave, and when it may.
+    self._drain_at: dict[int, tuple[int, float]] = {}
     # Kinds of the workers' devices, as they were recorded last.
     self._devices: dict[int, list[str]] = {}
 
@@ -115,6 +122,7 @@ class EventLoop:
     *,
     done: Callable[[], object],
     missing: Callable[[], str],
+    transfer_s: Callable[[], float] = lambda: 0.0,
   ) -> None:
     """Starts the worker of this process, and waits until all have joined.
 
@@ -122,6 +130,8 @@ class EventLoop:
       address: Address of the coordinator.
       done: Returns whether all have joined.
       missing: Returns lines on the processes that have not, for the log.
+      transfer_s: Returns the seconds by which the start may take longer, as
+        workers fetch a state; called once `start_s` has passed.
 
     Raises:
       Unmendable: If it takes too long.
@@ -134,17 +144,19 @@ class EventLoop:
     now = time.monotonic()
     deadline, log_at = now + self._start_s, now + _LOG_INTERVAL_S
     while not done():
-      next_s = min(deadline, log_at, now + self._timeout_s / BEATS) - now
+      next_s = min(log_at - now, self._timeout_s / BEATS)
+      if deadline > now:
+        next_s = min(next_s, deadline - now)
       self._handle_next(next_s)
       self._lose_silent()
       now, lines = time.monotonic(), missing()
-      if now >= deadline:
-        raise Unmendable(
-          f'Not all were there within {self._start_s:g} s:\n{lines}'
-        )
-      if now >= log_at and lines:
+      if now >= deadline and now >= deadline + transfer_s():
+        limit_s = now - deadline + self._start_s
+        raise Unmendable(f'Not all were there within {limit_s:.0f} s:\n{lines}')
+      if now >= log_at:
         log_at = now + _LOG_INTERVAL_S
-        logging.info('The run waits for\n%s', lines)
+        if lines:
+          logging.info('The run waits for\n%s', lines)
 
   def _run_local_worker(self, worker: Callable[[], object]) -> None:
     """Runs the worker of this process, in a thread; an error ends the run."""
@@ -173,7 +185,13 @@ class EventLoop:
     """
     if isinstance(event, RunFailed):
       raise Unmendable(event.reason)
-    if self._is_valid(event):
+    if not self._is_valid(event):
+      return
+    if isinstance(event, WorkerDraining):
+      logging.info('Worker %d wants to leave: SIGTERM.', event.worker)
+      at = time.monotonic() + _DRAIN_S
+      self._drain_at[event.worker] = event.incarnation, at
+    else:
       self._handle(event)
 
   def _handle(self, event: Event) -> None:
@@ -210,8 +228,22 @@ class EventLoop:
     """Checks all processes once per heartbeat interval, not at every event."""
     if time.monotonic() >= self._check_at:
       self._check_processes()
+      self._drain_due()
       self._check_at = time.monotonic() + self._timeout_s / BEATS
     self._reception.note_loop(is_watched=not self._is_finished)
+
+  def _drain_due(self) -> None:
+    """Lets workers leave that want to, once the run should have ended else."""
+    for index, (incarnation, at) in [*self._drain_at.items()]:
+      member = self._members[index]
+      if member.stream is None or member.incarnation != incarnation:
+        del self._drain_at[index]
+      elif time.monotonic() >= at:
+        self._drain(index)
+
+  def _drain(self, index: int) -> None:
+    """Lets a worker leave as soon as it has no iteration; may be repeated."""
+    raise NotImplementedError
 
   def _check_processes(self) -> None:
     """Evicts workers that are silent or make no progress."""

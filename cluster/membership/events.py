@@ -61,6 +61,11 @@ class WorkerLost(WorkerEvent):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerDraining(WorkerEvent):
+  """The wish of a worker to leave, as its process has got SIGTERM."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerMessage(WorkerEvent):
   """Another message of a worker.
 

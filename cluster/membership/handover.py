@@ -165,6 +165,7 @@ def fetch(
   *,
   step: Callable[[], None] = lambda: None,
   known: str = '',
+  digest_s: float = 0.0,
 ) -> tuple[Any, str]:
   """Returns the learner's state of a version, and its digest.
 
@@ -176,6 +177,8 @@ def fetch(
     timeout_s: Limit of each connection, and of each 256 KiB, seconds.
     step: Called after each 256 KiB, in threads.
     known: Digest of the state that the caller has; '' for none.
+    digest_s: Further limit of the first answer, before which a source may have
+      to compute the digest, seconds.
 
   Returns:
     The state, whose digest the caller has to verify once its arrays are placed,
@@ -185,7 +188,9 @@ def fetch(
     SourceLost: If the state cannot be fetched from any source.
   """
   sources = sources[:MAX_SOURCES]
-  transfer = _Transfer(StateRequest(version, known), security, timeout_s, step)
+  transfer = _Transfer(
+    StateRequest(version, known), security, timeout_s, step, digest_s
+  )
   with ThreadPoolExecutor(len(sources), 'handover') as pool:
     errors = [*pool.map(transfer.receive_from, sources)]
   if not transfer.is_complete:
@@ -237,9 +242,11 @@ class _Transfer:
     security: Security,
     timeout_s: float,
     step: Callable[[], None],
+    digest_s: float,
   ):
     self._request, self._security = request, security
     self._timeout_s, self._step = timeout_s, step
+    self._answer_s = timeout_s + digest_s
     self._changed = threading.Condition()
     self._known = ''  # Digest of the caller's state, if it is the same.
     self._described: StateArrays | None = None
@@ -289,7 +296,7 @@ class _Transfer:
     return None
 
   def _receive(self, stream: Stream, worker: int) -> None:
-    with within(stream, self._timeout_s):
+    with within(stream, self._answer_s):
       message = stream.receive(STATE)
     header = message.header
     if isinstance(header, SameState):

@@ -31,6 +31,7 @@ class Incarnation:
     is_ready: Whether the worker has reported that it can begin.
     has_accelerator: Whether the worker has reported that it can evaluate on an
       accelerator.
+    is_draining: Whether the worker has reported that it wants to leave.
     evicted: Reason for which its messages are ignored; '' while they count.
   """
 
@@ -44,6 +45,7 @@ class Incarnation:
   began: float = dataclasses.field(default_factory=time.monotonic)
   is_ready: bool = False
   has_accelerator: bool = False
+  is_draining: bool = False
   evicted: str = ''
 
 

@@ -1,9 +1,13 @@
 """Common parts of the processes of a run on real hosts, for all routes."""
 
 import functools
+import math
+import os
 import secrets
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
@@ -22,6 +26,8 @@ from cluster.process.exits import STOPPED
 from cluster.runtime import Parts
 from learning.learning import Evaluation
 from outputs.manifests import fingerprint
+
+_SAME_S = 1.0  # A signal that is repeated within this time is ignored.
 
 
 class Meeting(NamedTuple):
@@ -60,6 +66,7 @@ class Settings(NamedTuple):
     adapt: Whether links are measured during the run and forests adapted to
       them: see `route.route.Allreduce`.
     versions: Versions of this process, which others must share.
+    is_draining: Returns whether the worker of this process wants to leave.
   """
 
   port: Port
@@ -70,6 +77,7 @@ class Settings(NamedTuple):
   devices: Sequence[str] = ()
   adapt: bool = False
   versions: Versions = Versions()
+  is_draining: Callable[[], bool] = lambda: False
 
   @property
   def security(self) -> Security:
@@ -121,6 +129,7 @@ class RealSite:
     elif taken := number and sockets.refusal(meeting.address, number):
       where = sockets.join(meeting.address, number)
       raise OSError(taken.errno, f'{where}: {taken.strerror}')
+    self._draining = threading.Event()
     self.settings = Settings(
       Port(meeting.address, number, meeting.security),
       fingerprint(parts.manifest),
@@ -129,6 +138,7 @@ class RealSite:
       process=secrets.token_hex(16),
       devices=tuple(parts.learned.devices),
       versions=find_versions(parts.manifest, parts.learned.data_digest),
+      is_draining=self._draining.is_set,
     )
     self.deadlines = Deadlines(
       timeout_s=config.cluster.timeout_s,
@@ -136,24 +146,51 @@ class RealSite:
       windows=windows,
     )
     self.jobs = Jobs(self.deadlines)
+    self._terminated_at = math.inf  # Monotonic time of the first SIGTERM.
 
   def __call__(self) -> None:
     """Runs this process's worker or server, beside another's coordinator.
 
     Raises:
       SystemExit: With LOST if the coordinator is lost, as a restart may help;
-        with STOPPED if it has ended the run before the run has finished.
+        with STOPPED if it has ended the run before the run has finished; with
+        DRAINED if this process has left the run after SIGTERM.
     """
     if self.meeting.finished:
       logging.info('The run has finished before.')
       return
-    _defer_to_coordinator()
+    signal.signal(signal.SIGTERM, self._handle_sigterm)
     if not self._take_part():
       sys.exit(STOPPED)
 
   def _take_part(self) -> bool:
     """Runs the worker or server; returns whether the run has finished."""
     raise NotImplementedError
+
+  @property
+  def can_drain(self) -> bool:
+    """True if the run continues when this process leaves it."""
+    raise NotImplementedError
+
+  def _handle_sigterm(self, number: int, frame: object) -> None:
+    """Lets the coordinator decide at the first SIGTERM; the next one ends it.
+
+    If a scheduler sends it to all processes, the coordinator saves a checkpoint
+    and then ends the others.  If not, this one leaves, if the others can
+    continue.  Its launcher may send the signal as well as the scheduler.
+    """
+    del frame
+    now = time.monotonic()
+    if now - self._terminated_at > _SAME_S:
+      signal.signal(number, signal.SIG_DFL)
+      os.kill(os.getpid(), number)
+    elif self._terminated_at == math.inf:
+      self._terminated_at = now
+      if self.can_drain:
+        logging.info('SIGTERM: this worker leaves, unless the run ends.')
+        self._draining.set()
+      else:
+        logging.info('SIGTERM: it is for the coordinator to end the run.')
 
   @property
   def is_coordinator(self) -> bool:
@@ -183,18 +220,3 @@ class RealSite:
       return call()
     finally:
       self.jobs.end('an evaluation')
-
-
-def _defer_to_coordinator() -> None:
-  """Ignores the first SIGTERM.
-
-  If a scheduler sends it to all processes, the coordinator saves a checkpoint
-  and then ends the others.
-  """
-  signal.signal(signal.SIGTERM, _log_first_sigterm)
-
-
-def _log_first_sigterm(number: int, frame: object) -> None:
-  del frame
-  logging.info('SIGTERM: it is for the coordinator to end the run.')
-  signal.signal(number, signal.SIG_DFL)

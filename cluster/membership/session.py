@@ -97,7 +97,7 @@ class Session(Generic[T]):
       self._control,
       schema=schema,
       timeout_s=timeout_s,
-      beat=lambda now: WorkerHeartbeat(now, progress()),
+      beat=lambda now: WorkerHeartbeat(now, progress(), settings.is_draining()),
       receive=receive,
       on_end=self._unblock,
     )

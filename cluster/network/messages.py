@@ -189,10 +189,12 @@ class WorkerHeartbeat(Message, frozen=True):
   Attributes:
     sent: Time of the worker's clock, seconds.
     progress: Progress of its iteration.
+    is_draining: Whether it wants to leave the run after its iteration.
   """
 
   sent: Number
   progress: Progress
+  is_draining: bool = False
 
 
 class OrderProgress(Untagged, frozen=True):
@@ -243,14 +245,14 @@ class SessionEnd(Message, frozen=True):
   """End of the session of a process.
 
   Attributes:
-    kind: 'left' if the process was evicted, and may rejoin; 'over' if the run
-      has ended; 'lost' if the coordinator is lost, which the process itself
-      concludes.
+    kind: 'left' if the process was evicted, and may rejoin; 'drained' if it has
+      left as it wanted to; 'over' if the run has ended; 'lost' if the
+      coordinator is lost, which the process itself concludes.
     reason: Text for logs.
     is_finished: Whether the run is complete.
   """
 
-  kind: Literal['left', 'over', 'lost']
+  kind: Literal['left', 'drained', 'over', 'lost']
   reason: Text
   is_finished: bool = False
 

@@ -8,11 +8,12 @@ joined and split again.
 
 import contextlib
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cluster.parameter_server.store import ShardedParameterStore
 from cluster.process.deadlines import Jobs
+from learning.layout import required_shards, reshard
 from outputs import checkpoints
 
 
@@ -72,6 +73,29 @@ def read_servers(directory: pathlib.Path, number: int, count: int) -> list[Any]:
   """Returns the states of all servers in a checkpoint, in order."""
   names = [server_part(index) for index in range(count)]
   return [*checkpoints.read(directory, number, names).values()]
+
+
+def read_share(
+  directory: pathlib.Path,
+  number: int,
+  count: int,
+  sizes: Sequence[tuple[int, int]],
+  index: int,
+) -> Any:
+  """Returns a server's state from the parts of a checkpoint that it overlaps.
+
+  Args:
+    directory: Folder of the run's checkpoints.
+    number: Number of the checkpoint.
+    count: Number of servers that have written it.
+    sizes: Numbers of parameters and statistics of each server that there is.
+    index: Index of the server.
+  """
+  wanted = required_shards(count, sizes, index)
+  names = [server_part(k) for k in wanted]
+  states = checkpoints.read(directory, number, names).values()
+  found = dict(zip(wanted, states, strict=True))
+  return reshard(found, count, sizes, index)
 
 
 def server_part(index: int | str) -> str:

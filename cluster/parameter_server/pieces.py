@@ -217,7 +217,7 @@ class Pieces:
     """Restores a state of a learner of the share, with or without pieces."""
     sizes = [(size, 0) for size in self.sizes]
     for number, piece in enumerate(self._pieces):
-      piece.learner.restore(reshard([state], sizes, number))
+      piece.learner.restore(reshard({0: state}, 1, sizes, number))
       self._renew(piece)
 
   @property

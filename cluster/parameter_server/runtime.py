@@ -9,12 +9,12 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal
 
 from absl import logging
 
 from cluster.coordinator import Coordinator
-from cluster.membership.event_loop import EventLoop
+from cluster.membership.event_loop import DRAINED, EventLoop
 from cluster.membership.events import Event, WorkerJoined, WorkerLost
 from cluster.membership.process import Settings
 from cluster.network.messages import Pull
@@ -82,6 +82,7 @@ class ParameterServerRuntime(EventLoop):
     # Residuals before the first iteration that counts, by worker.
     self._initial = [ResidualId()] * count
     self._wake: float | None = None
+    self._drained: set[int] = set()  # Workers that leave after their push.
     self._alone_since = math.inf
     coordinator.attach(release=self._release, wake_at=self._wake_at)
 
@@ -218,6 +219,14 @@ class ParameterServerRuntime(EventLoop):
       loss=loss,
       finite=finite,
     )
+    if index in self._drained:
+      self._lose(index, DRAINED, kind='drained')
+
+  def _drain(self, index: int) -> None:
+    """Lets a worker leave at once if it waits, else after its push."""
+    self._drained.add(index)
+    if self.coordinator.workers[index].phase == 'wait':
+      self._lose(index, DRAINED, kind='drained')
 
   def _handle_lost(self, event: WorkerLost) -> None:
     index, member = event.worker, self._members[event.worker]
@@ -226,12 +235,21 @@ class ParameterServerRuntime(EventLoop):
     elif member.stream is not None:
       self._lose(index, event.reason)
 
-  def _lose(self, index: int, reason: str) -> None:
+  def _lose(
+    self,
+    index: int,
+    reason: str,
+    kind: Literal['left', 'drained'] = 'left',
+  ) -> None:
     member = self._members[index]
-    logging.warning('Worker %d is lost: %s', index, reason)
+    self._drained.discard(index)
+    if kind == 'drained':
+      logging.info('Worker %d has left: %s', index, reason)
+    else:
+      logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
     if stream is not None:
-      self._reception.evict(index, stream, reason)
+      self._reception.evict(index, stream, reason, kind)
     self._store.end(index, member.incarnation)
     if self._started:
       if (

@@ -9,7 +9,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -39,7 +39,7 @@ from cluster.runtime import Parts
 from configs.checks import require
 from configs.sections import error_prefix
 from learning import placement
-from learning.layout import check_servers, reshard
+from learning.layout import check_servers
 from learning.learning import Evaluation, Learner
 from route.route import ParameterServer
 
@@ -124,6 +124,13 @@ class ParameterServerSite(RealSite):
     kind = 'server' if self._plan.dedicated else 'worker'
     role = self.meeting.role
     return (role.kind, role.index) == (kind, 0)
+
+  @property
+  def can_drain(self) -> bool:
+    """True if this process has no server."""
+    role, plan = self.meeting.role, self._plan
+    has_place = plan.dedicated or role.index >= plan.servers
+    return role.kind == 'worker' and has_place
 
   def runtime(self, coordinator: Coordinator) -> ParameterServerRuntime:
     """Returns the runtime with the event loop, for the coordinator."""
@@ -287,7 +294,7 @@ class ParameterServerSite(RealSite):
     return ShardVersions(self._directory, part, held=held, report=report)
 
   def _make_share(
-    self, index: int, restore: Sequence[int] | None
+    self, index: int, restore: tuple[int, int] | None
   ) -> tuple[Learner | Pieces, dict[int, Any]]:
     """Returns the learner of a server's share, and the versions it holds.
 
@@ -308,8 +315,9 @@ class ParameterServerSite(RealSite):
       learner = make(params, stats)
     if restore is None:
       return learner, {}
-    states = sharded.read_servers(self._directory, *restore)
-    state = reshard(states, self._codec.sizes, index)
+    state = sharded.read_share(
+      self._directory, *restore, self._codec.sizes, index
+    )
     held = state.pop('held')
     learner.restore(state)
     return learner, held

@@ -7,6 +7,7 @@ as a new incarnation, if the coordinator evicts it or a stream is lost.
 import functools
 import math
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ from cluster.parameter_server.residuals import ResidualHistory, ResidualId
 from cluster.parameter_server.session import ParameterServerSession, Send
 from cluster.parameter_server.window import Window
 from cluster.process.deadlines import ProgressCounter
+from cluster.process.exits import DRAINED
 from cluster.process.host import HostSpeed
 from cluster.speed.speed import Speed
 from learning import compilations
@@ -121,11 +123,13 @@ class Worker:
 
     Raises:
       SystemExit: With LOST if the coordinator is lost for too long, with 1 if
-        it refuses this worker.
+        it refuses this worker, with DRAINED if the worker has left the run.
     """
     with exit_on_error(self.index), self._host_speed:
-      while (end := self._run_session()).kind != 'over':
+      while (end := self._run_session()).kind not in ('over', 'drained'):
         logging.info('Worker %d joins again.', self.index)
+    if end.kind == 'drained':
+      sys.exit(DRAINED)
     return end.is_finished
 
   def _run_session(self) -> messages.SessionEnd:

@@ -19,6 +19,10 @@ earlier one if that is more.  If a job takes longer, or if the coordinator
 handles no events for `start_s`, its process exits with a code that asks for a
 restart.
 
+A state that workers fetch may be large.  Each chunk of it is progress, and so
+is each part of a digest.  The limits of those that wait for such a worker grow
+with the bytes: by the time at a rate that only a hang falls below.
+
 On pipelined routes a worker can send only as much as the others have sent, so
 one stuck worker stops them all.  There only the worker with the least progress
 is evicted, and none while another one computes.
@@ -40,6 +44,23 @@ from cluster.process.exits import LOST
 
 _TIMEOUTS, _LONGEST = 2, 4
 _RECENT = 10  # Iterations.
+# Least rates of a source's link, shared by all that fetch, and of a digest.
+_TRANSFER_Bps, _DIGEST_Bps = 1e7, 2e8
+
+
+def transfer_s(size_bytes: int, receivers: int) -> float:
+  """Returns how long the transfer of a state may take, seconds.
+
+  Args:
+    size_bytes: Size of the state.
+    receivers: Number of processes that may fetch it from the same source.
+  """
+  return size_bytes * (receivers / _TRANSFER_Bps + 2 / _DIGEST_Bps)
+
+
+def digest_s(size_bytes: int) -> float:
+  """Returns how long the digest of a state may take, seconds."""
+  return size_bytes / _DIGEST_Bps
 
 
 class ProgressCounter:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 LOST = os.EX_TEMPFAIL  # 75: a restart of the process may help.
 STOPPED = 143  # SIGTERM or the coordinator has ended an unfinished run.
+DRAINED = 79  # A worker has left a run, which continues, after SIGTERM.
 
 
 class Unmendable(Exception):

@@ -13,7 +13,13 @@ from absl.testing import absltest, parameterized
 from learning import compilations, optimizer, schedule
 from learning.digest import digest
 from learning.gradient_buffer import BucketFiller, backward_order
-from learning.layout import Layout, concatenate, reshard, split_evenly
+from learning.layout import (
+  Layout,
+  concatenate,
+  required_shards,
+  reshard,
+  split_evenly,
+)
 from learning.learner import TaskLearner
 from learning.timing_only import TimingOnlyLearner
 from models import mlp, resnet, task, transformer, vgg
@@ -262,9 +268,23 @@ class ReshardTest(parameterized.TestCase):
     for index in range(now):
       jax.tree.map(
         np.testing.assert_array_equal,
-        reshard(states, sizes, index),
+        reshard(
+          {k: states[k] for k in required_shards(before, sizes, index)},
+          before,
+          sizes,
+          index,
+        ),
         cut(index, now),
       )
+
+  @parameterized.parameters(
+    (4, 4, 2, [2]), (4, 2, 1, [2, 3]), (2, 4, 1, [0]), (1, 3, 2, [0])
+  )
+  def test_a_server_needs_only_the_shards_that_it_overlaps(
+    self, before, now, index, expected
+  ):
+    sizes = [(n, 0) for n in split_evenly(1000, now)]
+    self.assertEqual([*required_shards(before, sizes, index)], expected)
 
 
 class BucketFillerTest(parameterized.TestCase):

@@ -18,7 +18,6 @@ from cluster.parameter_server.server import Server
 from cluster.parameter_server.store import ShardedParameterStore
 from cluster.parameter_server.versions import ShardVersions
 from cluster.process.deadlines import Deadlines, Jobs
-from learning.layout import reshard
 from learning.shard_codec import ShardCodec
 from outputs import checkpoints
 from tests.support import crashes
@@ -78,8 +77,10 @@ class _Run:
     for index in range(num_servers):
       learner = _Learner(codec.initial_shard(index)[0])
       if self.state:
-        found = sharded.read_servers(directory, *self.checkpoints.found)
-        learner.restore(reshard(found, codec.sizes, index))
+        found = self.checkpoints.found
+        learner.restore(
+          sharded.read_share(directory, *found, codec.sizes, index)
+        )
       report = self._reporter(index)
       part = sharded.server_part(index)
       versions = ShardVersions(directory, part, held={}, report=report)

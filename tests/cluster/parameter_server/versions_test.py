@@ -22,7 +22,6 @@ from cluster.parameter_server.server import Server
 from cluster.parameter_server.store import ShardedParameterStore
 from cluster.parameter_server.versions import ShardVersions
 from cluster.process.deadlines import Deadlines, Jobs
-from learning.layout import reshard
 from learning.learner import TaskLearner
 from learning.shard_codec import ShardCodec
 from outputs import checkpoints, serialization
@@ -69,8 +68,7 @@ class _Coordinator:
     for index in range(num_servers):
       learner, held = _learner(self.codec.initial_shard(index)[0]), {}
       if step is not None:
-        states = sharded.read_servers(directory, step, 2)
-        state = reshard(states, self.codec.sizes, index)
+        state = sharded.read_share(directory, step, 2, self.codec.sizes, index)
         held = state.pop('held')
         learner.restore(state)
       part = sharded.server_part(index)

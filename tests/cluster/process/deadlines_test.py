@@ -10,6 +10,7 @@ from cluster.process.deadlines import (
   Deadlines,
   ProgressCounter,
   ReceivedProgress,
+  transfer_s,
 )
 
 _TIMEOUT_S, _START_S = 10.0, 300.0
@@ -134,6 +135,12 @@ class DeadlinesTest(parameterized.TestCase):
     self.now += 21.0
     found = deadlines.overdue(running, now=self.now, executed_orders=0)
     self.assertEqual([index for index, _ in found], [1])
+
+  def test_limits_of_a_transfer_follow_its_bytes(self):
+    # 100 GB at 100 MB/s, and 3 GB to 63 replicas over one link of 1 Gbit/s.
+    self.assertGreater(transfer_s(10**11, 1), 10**11 / 1e8)
+    self.assertGreater(transfer_s(3 * 10**9, 63), 63 * 3e9 / 1.25e8)
+    self.assertLess(transfer_s(10**6, 3), 1.0)
 
   def test_no_worker_is_overdue_if_none_runs(self):
     for windows in (False, True):
