@@ -139,10 +139,11 @@ class Checkpoints:
     """Continues after another process, as of which `newest` is the newest.
 
     Later ones are removed: the run continues from before them, with files that
-    differ.
+    differ.  The next number is skipped: the other process, which may only be
+    stopped, may be about to write a checkpoint of that number.
     """
     earlier = _numbers(self._directory)
-    self._number = max(earlier, default=-1)
+    self._number = max(earlier, default=-1) + 1
     remove_all_but(self._directory, [n for n in earlier if n <= newest])
 
   def is_writing(self) -> bool:
@@ -199,11 +200,12 @@ class Checkpoints:
         wait(others)
         for other in others:
           other.result()
-        if not self._may_write():
-          logging.warning('Another process continues the run: no checkpoint.')
-          return
-        write(self._directory, number, COORDINATOR, tree())
+        if self._may_write():
+          write(self._directory, number, COORDINATOR, tree())
     except OSError as error:
+      if not self._may_write():  # The other process removes checkpoints, too.
+        logging.warning('Another process continues the run: %s', error)
+        return
       remove_all_but(self._directory, steps(self._directory))
       reason = str(error).partition('\n')[0]
       raise OSError(
@@ -211,7 +213,8 @@ class Checkpoints:
         'before it are as they were, and the same command resumes from the '
         f'newest.  {type(error).__name__}: {reason}'
       ) from error
-    remove_all_but(self._directory, steps(self._directory)[-self._keep :])
+    if self._may_write():
+      remove_all_but(self._directory, steps(self._directory)[-self._keep :])
 
 
 def read(

@@ -184,7 +184,8 @@ class Replica:
 
   def _locate(self) -> str:
     """Returns the address of the coordinator, for an attempt to join it."""
-    if self._succession:
+    is_local = self._completed is not _ignore
+    if self._succession and not is_local:
       return self._succession.locate(self._coordinator)
     return self._coordinator
 

@@ -275,12 +275,22 @@ class AllreduceRuntime(EventLoop):
     self._handle_next(max(self._check_at - time.monotonic(), 0.0))
     self._check_progress()
     if self._delayed and time.monotonic() >= self._delayed[1]:
-      if self._delayed[0] == self._rendezvous.membership_epoch:
-        self._begin_epoch()
-      self._delayed = None
+      self.begin_delayed()
     collection = self._collection
     if collection and time.monotonic() - collection[1] > self._start_s:
       raise Unmendable('Workers do not report their residuals.')
+
+  def begin_delayed(self) -> bool:
+    """Begins an epoch that waits, as few members are left; False for none.
+
+    Raises:
+      Relinquished: If others have elected a coordinator meanwhile.
+    """
+    number = self._rendezvous.membership_epoch
+    if is_delayed := self._delayed is not None and self._delayed[0] == number:
+      self._begin_epoch()
+    self._delayed = None
+    return is_delayed
 
   def state(self) -> dict[str, Any]:
     """Returns the state of the run, between two iterations."""
@@ -416,8 +426,12 @@ class AllreduceRuntime(EventLoop):
     if not self._take_term():
       return
     version = self._check.agreement.agreed
-    for unrecorded in self.epochs.take_unrecorded():
-      self._record(*unrecorded)
+    unrecorded = self.epochs.take_unrecorded()
+    # Only the last of them may have been assigned without the next.
+    last = self._store.version + len(unrecorded) - 1
+    self._assigner.newest = max(self._assigner.newest, last)
+    for statistics, members in unrecorded:
+      self._record(statistics, members)
     self.epochs.begin()
     self._assigner.begin(self._store.version)
     if self._started:

@@ -15,7 +15,7 @@ from cluster.allreduce.replica import Replica
 from cluster.allreduce.runtime import AllreduceRuntime
 from cluster.allreduce.step_statistics import StatisticsLayout
 from cluster.allreduce.store import ReplicaStore
-from cluster.allreduce.succession import Succession
+from cluster.allreduce.succession import LIMIT, Succession
 from cluster.allreduce.sums.host import HostReducer
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
@@ -275,6 +275,11 @@ class AllreduceSite(RealSite):
         timeout_s=self.settings.timeout_s,
         simulated_parts=self._simulated_parts,
       )
+    settings = self.settings._replace(adapt=self._plan.adapt)
+    if self.meeting.follows:
+      # Without a coordinator this process is to start again, and become it.
+      limit_s = min(settings.start_s, LIMIT * settings.timeout_s)
+      settings = settings._replace(start_s=limit_s)
     return self._replica_type(
       self.meeting.role.index,
       gradient=gradient,
@@ -283,7 +288,7 @@ class AllreduceSite(RealSite):
       layout=self._statistics,
       batching=self.parts.batching,
       speed=self.parts.speed,
-      settings=self.settings._replace(adapt=self._plan.adapt),
+      settings=settings,
       on_hang=self._handle_hang,
       succession=self._succession,
     )

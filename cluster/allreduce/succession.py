@@ -42,7 +42,7 @@ from learning.learning import Learner
 
 _POLL_S = 0.05
 _FILE_S = 0.5  # Between two looks into the run's folder.
-_LIMIT = 5  # Timeouts after which a member without a coordinator gives up.
+LIMIT = 5  # Timeouts after which a member without a coordinator gives up.
 
 
 class Succession:
@@ -138,7 +138,7 @@ class Succession:
     logging.info('Worker %d looks for a coordinator.', self._index)
     with _Poll(self._index, membership, self._settings, self._ask_s) as poll:
       look_at = 0.0
-      while (now := time.monotonic()) < start + _LIMIT * self._timeout_s:
+      while (now := time.monotonic()) < start + LIMIT * self._timeout_s:
         answers = poll.answers()
         decision = election.decide(
           self._standing,
@@ -163,7 +163,7 @@ class Succession:
             return place.address
         time.sleep(_POLL_S)
     raise Closed(
-      f'No coordinator within {_LIMIT * self._timeout_s:g} s: too few members '
+      f'No coordinator within {LIMIT * self._timeout_s:g} s: too few members '
       'of the last membership epoch are left, or none has the state.'
     )
 

@@ -1,6 +1,7 @@
 """Simulated workers of the allreduce runs of `replicas`, for tests."""
 
-from cluster.membership import admission
+from cluster.allreduce.admission import AllreduceReception
+from cluster.allreduce.replication import Standby
 from cluster.membership.process import Settings
 from cluster.network import messages
 from cluster.network.port import Port
@@ -11,7 +12,7 @@ from learning import drift
 BATCH = 8
 
 
-class Reception(admission.Reception):
+class Reception(AllreduceReception):
   """Real reception without a listener, whose streams are sessions."""
 
   def __init__(self, workers):
@@ -48,6 +49,7 @@ class Session:
     learned: Applied updates, each as version and examples by worker.
     doing: Present activity.
     bits: Difference of the parameters from exact ones.
+    standby: What the member retains to succeed the coordinator.
   """
 
   def __init__(self, world, index, process, learned):
@@ -57,7 +59,7 @@ class Session:
     self.learned, self.bits = learned, world.rounding.get(index, 0.0)
     self.is_fresh, self.last = True, []
     self.membership_epoch = self.stopped = -1
-    self.is_alive = True
+    self.is_alive, self.standby = True, Standby()
     self.doing, self.assignment, self.connect_message = 'nothing', None, None
     hello = messages.WorkerHello(index, process, '')
     self.incarnation = world.reception.admit(self, hello)
@@ -99,6 +101,9 @@ class Session:
     message = self.to_member.pop(0)
     if isinstance(message, messages.SessionEnd):
       self.end()
+      return
+    if isinstance(message, messages.CoordinatorState):
+      self.standby.take_state(message)
       return
     if isinstance(message, messages.StopEpoch) and not message.completes:
       self.stopped = max(self.stopped, message.membership_epoch)
@@ -152,6 +157,9 @@ class Session:
           message,
           message.membership_epoch,
         )
+        if message.members:
+          addresses = message.members.addresses
+          self.standby.note_formed(message.membership_epoch, addresses)
         if message.sources and (
           self.version != message.version or self.is_fresh
         ):
@@ -161,6 +169,7 @@ class Session:
       case messages.Assignment():
         if self.world.accepts(self, message):
           self.doing, self.assignment = 'computing', message
+          self.standby.take_assignment(message)
       case messages.CheckState():
         self.send_to_coordinator(
           messages.StateDigest(message.membership_epoch, *self.report)
@@ -193,6 +202,7 @@ class Session:
     )
     if has_state and not cut:
       self.learned, self.last = list(source.learned), []
+      self.standby.forget()
       self.bits = source.bits
       self.join()
     else:
@@ -272,6 +282,7 @@ class Session:
     self.bits += self.world.rounding.get(self.index, 0.0)
     numbers = sum(self.world.write_statistics(index) for index in parts)
     self.last = numbers.tolist()
+    self.standby.take_statistics(version, self.last)
     self.doing = 'nothing'
-    if self.index == 0:
+    if self.index == self.world.local:
       self.world.complete(version, self.last)

@@ -39,6 +39,26 @@ from tests.support import members
 BATCH = 8
 
 
+class _Succession:
+  """Terms of a simulated run, without files or a port."""
+
+  def __init__(self):
+    self.terms, self._taken = self, []
+
+  @property
+  def newest(self):
+    return max(self._taken, default=0)
+
+  def take(self, term, worker):
+    del worker
+    is_free = term not in self._taken
+    self._taken.append(term)
+    return is_free
+
+  def lead(self, *membership):
+    del membership
+
+
 class SimulatedRun:
   """Allreduce run whose members a test controls.
 
@@ -51,6 +71,7 @@ class SimulatedRun:
     cut: Sets of two workers that cannot communicate, or of one whose executor
       fails.
     rounding: Rounding error of each update, by worker.
+    local: Worker in the process of the coordinator.
   """
 
   def __init__(
@@ -68,21 +89,43 @@ class SimulatedRun:
     planner=None,
     files=None,
   ):
-    self.workers = workers
+    self.workers, self.local = workers, 0
     self.sessions, self.joined, self.parts = {}, {}, {}
     self.members, self.rivals, self.cut = {}, [], []
     self.rounding = rounding or {}
     self._clock, self._moved = 0, {}
     self.layout = StatisticsLayout(workers, 0)
+    self._succession = _Succession() if tolerates_loss else None
+    self._make = functools.partial(
+      self._make_runtime,
+      batching=batching or fixed.make(num_workers=workers, worker_batch=BATCH),
+      eval_every=eval_every,
+      target=target,
+      timeout_s=timeout_s,
+      tolerates_loss=tolerates_loss,
+      failed=failed,
+    )
+    self._make()
+    for index in range(workers):
+      self.join(index)
+
+  def _make_runtime(
+    self, *, batching, eval_every, target, timeout_s, tolerates_loss, failed
+  ):
+    """Creates the runtime and all that belongs to it."""
+    workers = self.workers
     self.reception = members.Reception(workers)
     replica = types.SimpleNamespace(learner=None, codec_state=NoCodecState())
     self._replica = replica
     store = ReplicaStore(replica, None)
     evaluate = mock.Mock(return_value={'accuracy': 0.5})
     evaluate.is_finite.return_value = True
+    if files is None:
+      files = mock.create_autospec(RunFiles, instance=True)
+      files.sizes.return_value = {}
     recorder = Recorder(
       epoch=10**6,
-      files=files or mock.create_autospec(RunFiles, instance=True),
+      files=files,
       console=Console(target=10**6, clock='real'),
     )
     milestones = Milestones(
@@ -96,7 +139,7 @@ class SimulatedRun:
     self.stream = data.stream.Stream(num_examples=10**6, seed=0, ahead=0)
     self.coordinator = coordinator.Coordinator(
       scheme=bsp.make(num_workers=workers),
-      batching=batching or fixed.make(num_workers=workers, worker_batch=BATCH),
+      batching=batching,
       store=store,
       stream=self.stream,
       recorder=recorder,
@@ -110,6 +153,7 @@ class SimulatedRun:
       size_bytes=1000,
       failed=failed,
       planner=planner,
+      local=self.local,
     )
     surveyor = mock.create_autospec(Surveyor, instance=True, busy=False)
     self.runtime = AllreduceRuntime(
@@ -125,31 +169,73 @@ class SimulatedRun:
       ),
       deadlines=Deadlines(timeout_s=timeout_s, start_s=timeout_s, windows=True),
       make_local_worker=None,
+      succession=self._succession,
       iteration_bytes=lambda count, stage: count,
     )
     self.store = store
-    for index in range(workers):
-      self.join(index)
 
-  def join(self, index, *, keeps=False, process='one'):
+  def replace_coordinator(self):
+    """Ends the coordinator's process, and elects a member in its place.
+
+    Returns:
+      False if no member can succeed it.
+    """
+    alive = [each for each in self.members.values() if each.is_alive]
+    alive = [each for each in alive if each.index != self.local]
+    newest = max((each.standby.membership[:2] for each in alive), default=None)
+    electors = [
+      each
+      for each in alive
+      if each.standby.membership[:2] == newest and not each.is_fresh
+    ]
+    able = [each for each in electors if each.standby.can_succeed(each.version)]
+    if not able or 2 * len(electors) < len(
+      able[0].standby.membership.addresses
+    ):
+      return False
+    elected = max(able, key=lambda each: (each.version, -each.index))
+    inheritance = elected.standby.inherit(
+      elected.version, [each.index for each in electors]
+    )
+    self.local = elected.index
+    self._make()
+    self.coordinator.milestones.restore(inheritance.state['milestones'])
+    self.coordinator.recorder.restore(inheritance.state['recorder'])
+    self.runtime.succeed(inheritance, lambda: None)
+    self.accounting = self.coordinator.recorder.accounting
+    self.stream = self.coordinator.state()['_stream']
+    self.sessions, self.members = {}, {}
+    for each in alive:
+      self.join(each.index, keeps_of=each, is_member=each in electors)
+    return True
+
+  def join(
+    self, index, *, keeps=False, process='one', keeps_of=None, is_member=False
+  ):
     """Makes a process join as a worker, or rejoin.
 
     Args:
       index: Index of the worker.
       keeps: True if the process has the state of its last session.
       process: Identity of the process.
+      keeps_of: Session before, whose state the process has; None for none.
+      is_member: Whether the coordinator knows that state to be the run's.
 
     Returns:
       True if the process was admitted; another process may have the rank.
     """
-    before = self.members.get(index)
-    learned = list(before.learned) if keeps else []
+    before = keeps_of or self.members.get(index)
+    learned = list(before.learned) if keeps or keeps_of else []
     session = members.Session(self, index, process, learned)
     if session.incarnation is None:
       return False
+    if keeps_of:
+      session.standby, session.bits = keeps_of.standby, keeps_of.bits
+    if is_member:
+      session.last, session.is_fresh = keeps_of.last, False
     self.joined[session.address] = set()
     self.members[index] = self.sessions[session.address] = session
-    if index == 0:
+    if index == self.local:
       self._replica.learner = session
     return True
 
@@ -181,7 +267,7 @@ class SimulatedRun:
   def complete(self, version, statistics):
     """Makes the coordinator's replica report an iteration."""
     event = IterationCompleted(at=0.0, version=version, statistics=statistics)
-    self.members[0].to_coordinator.append(event)
+    self.members[self.local].to_coordinator.append(event)
 
   def begin(self, choose=None):
     """Runs until all members are connected, and starts the run."""
@@ -208,7 +294,19 @@ class SimulatedRun:
         steps.append((f'{index}: {process}', 'join', join))
     if not self.reception.events.empty():
       steps.append(('coordinator', 'take', self.take))
+    if self._has_absent:
+      give_up = self.runtime.epochs.give_up_absent
+      steps.append(('coordinator', 'give_up', give_up))
     return steps
+
+  @property
+  def _has_absent(self):
+    """True if a successor waits for a member that has died."""
+    return self.reception.succeeded is not None and any(
+      not self.members[k].is_alive if k in self.members else True
+      for k in self.rendezvous.living
+      if self.reception.members[k].stream is None
+    )
 
   def deliver(self, session):
     """Delivers the next message of a member to the coordinator."""
@@ -244,7 +342,7 @@ class SimulatedRun:
     """
     moves = [move for move in self.moves() if move[:2] not in but]
     if not moves:
-      return False
+      return self.runtime.begin_delayed()
     self._clock += 1
     if choose is None:
       move = min(moves, key=lambda each: self._moved.get(each[0], 0))
@@ -297,7 +395,7 @@ class SimulatedRun:
 
   def check(self):
     """Checks that all members have applied each example once."""
-    learned = self.members[0].learned[: self.store.version]
+    learned = self.members[self.local].learned[: self.store.version]
     if len(learned) != self.store.version:
       raise AssertionError(
         'The coordinator has recorded updates that it has not applied.'

@@ -1,5 +1,6 @@
 """Tests for the allreduce runtime, with simulated members."""
 
+import contextlib
 import functools
 import random
 import time
@@ -15,7 +16,7 @@ from batching import lb_bsp
 from cluster.membership.events import WorkerMessage
 from cluster.network import messages
 from cluster.probing.failed_links import FailedLinks
-from cluster.process.exits import Unmendable
+from cluster.process.exits import Relinquished, Unmendable
 from predict import ema
 from tests.support import replicas
 
@@ -117,6 +118,77 @@ class AnyOrderTest(parameterized.TestCase):
         world.join(index)
     world.begin(rng.choice)
     world.reach(5, rng.choice)
+    world.check()
+
+
+class SuccessionTest(parameterized.TestCase):
+  @settings(max_examples=60, deadline=None)
+  @given(
+    st.integers(0, 2**32),
+    st.integers(2, 5),
+    st.integers(20, 300),
+    st.sampled_from([0.0, 0.01, 0.04]),
+  )
+  def test_coordinators_die_at_any_moment(self, seed, workers, moves, rate):
+    with contextlib.suppress(Relinquished):  # Too few members are left.
+      self._check_deaths(seed, workers, moves, rate)
+
+  def _check_deaths(self, seed, workers, moves, rate):
+    world = _start(workers, eval_every=64)
+    rng = random.Random(seed)
+    for _ in range(2):
+      for _ in range(moves):
+        if rng.random() < rate:
+          index = rng.randrange(workers)
+          member = world.members.get(index)
+          if index != world.local and member and member.is_alive:
+            member.end()
+          elif index != world.local:
+            world.join(index, keeps=bool(member) and rng.random() < 0.5)
+        world.step(rng.choice)
+      before = world.store.version
+      if not world.replace_coordinator():
+        return
+      self.assertGreaterEqual(world.store.version, before - 2)
+    world.run_until(lambda: world.runtime.epochs.is_running, rng.choice)
+    for index in range(workers):
+      if index not in world.members or not world.members[index].is_alive:
+        world.join(index)
+    world.gather(rng.choice)
+    world.reach(world.store.version + 5, rng.choice)
+    world.check()
+
+  @parameterized.parameters(0, 1, 2, 3)
+  def test_a_successor_decides_as_the_coordinator_would_have(self, lag):
+    batching = lb_bsp.make(
+      num_workers=3,
+      worker_batch=replicas.BATCH,
+      predictor=ema.make(num_workers=3, num_factors=0, seed=0, smoothing=0.5),
+      threshold=0.0,
+      least=1,
+      most=(64,),
+    )
+    world = _start(3, batching=batching)
+    world.reach(6)
+    # Members apply the iterations that are assigned; nothing is recorded.
+    wait = {('coordinator', 'take'), ('0/0', 'deliver')}
+    for _ in range(8 * lag):
+      world.step(but=wait)
+    successor = world.members[1]
+    world.run_until(lambda: world.store.version == successor.version)
+    expected = world.accounting
+    sizes = [each.batch for each in world.coordinator.workers]
+    self.assertTrue(world.replace_coordinator())
+    world.reach(successor.version)
+    found = world.coordinator.recorder.accounting
+    self.assertEqual(found.examples, expected.examples)
+    self.assertEqual(found.iterations, expected.iterations)
+    self.assertEqual(found.updates, expected.updates)
+    self.assertEqual(world.stream.used, found.examples)
+    self.assertEqual(
+      [each.batch for each in world.coordinator.workers][1:], sizes[1:]
+    )
+    world.reach(successor.version + 3)
     world.check()
 
 

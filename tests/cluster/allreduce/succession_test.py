@@ -26,13 +26,11 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
   def _launch(self, **fields):
     return processes.launch(servers=0, **_FIELDS | fields)
 
-  def _pids(self, launch):
-    """Returns the processes of each role so far, in order."""
-    pids = {}
-    for row in launch.rows('launch.jsonl'):
-      if row['event'] == 'start':
-        pids.setdefault(row['role'], []).append(row['pid'])
-    return pids
+  def _count_starts(self, launch):
+    """Returns the number of processes that each worker has had."""
+    rows = launch.rows('launch.jsonl')
+    starts = [row['role'] for row in rows if row['event'] == 'start']
+    return [starts.count(f'worker:{k}') for k in range(4)]
 
   def _wait_for_rows(self, launch, seconds):
     """Waits until events.jsonl grows; returns whether it does in time."""
@@ -78,9 +76,26 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
       launch.until('Worker 0 has rejoined')
       self.assertEqual(launch.wait(), 0, launch.text)
     self.assertLess(elected - died, 3 * _TIMEOUT_S)
-    pids = self._pids(launch)
-    self.assertEqual([len(pids[f'worker:{k}']) for k in range(4)], [2, 1, 1, 1])
+    self.assertEqual(self._count_starts(launch), [2, 1, 1, 1])
     self._check_history(launch, with_model=model)
+
+  def test_a_coordinator_that_was_stopped_is_ignored_when_it_returns(self):
+    with self._launch(
+      workers=4, route__name='ring', epochs=80.0, eval_every=5.0
+    ) as launch:
+      launch.reach(300)
+      coordinator = launch.pid('worker:0')
+      os.kill(coordinator, signal.SIGSTOP)
+      stopped = time.time()
+      elected = launch.until('coordinates the run in term 2')
+      self.assertTrue(self._wait_for_rows(launch, 3 * _TIMEOUT_S))
+      time.sleep(_TIMEOUT_S / 2)
+      os.kill(coordinator, signal.SIGCONT)
+      launch.until('Worker 0 has rejoined')
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self.assertLess(elected - stopped, 3 * _TIMEOUT_S)
+    self.assertEqual(self._count_starts(launch), [2, 1, 1, 1])
+    self._check_history(launch, with_model=True)
 
 
 if __name__ == '__main__':
