@@ -104,13 +104,26 @@ class SimulatedRun:
       timeout_s=timeout_s,
       tolerates_loss=tolerates_loss,
       failed=failed,
+      build=build,
+      planner=planner,
+      files=files,
     )
     self._make()
     for index in range(workers):
       self.join(index)
 
   def _make_runtime(
-    self, *, batching, eval_every, target, timeout_s, tolerates_loss, failed
+    self,
+    *,
+    batching,
+    eval_every,
+    target,
+    timeout_s,
+    tolerates_loss,
+    failed,
+    build,
+    planner,
+    files,
   ):
     """Creates the runtime and all that belongs to it."""
     workers = self.workers
