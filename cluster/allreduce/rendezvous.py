@@ -238,6 +238,8 @@ class Rendezvous:
     if self.packed or cluster is None or self._pack is None:
       return False
     key = tuple(members), self._failed.avoided_pairs, cluster
+    if self._planning and self._planning[0] == key:
+      return True
     if not self._is_planned_elsewhere(key) or self._find_recent(key):
       return False
     try:

@@ -283,7 +283,8 @@ class RunTest(parameterized.TestCase):
     graph = cluster.from_json(content)
     self.assertEqual(graph.workers, ('host0', 'host1', 'host2'))
     tests = content['measurements']['tests']
-    kinds = [test['kind'] for test in tests]
+    # On loopback some pairs may seem slow, and are tested again.
+    kinds = [test['kind'] for test in tests if test['kind'] != 'again']
     every = ['pairs'] * 6 + ['up'] * 3 + ['down'] * 3 + ['both'] * 3
     self.assertEqual(kinds, every)
     for test in tests:
