@@ -71,6 +71,7 @@ def meet(
     workers=workers,
     dedicated=dedicated,
     here=address,
+    port=config.cluster.port,
     **process,
   )
   finished = files.read_summary() is not None

@@ -322,7 +322,8 @@ def open_connection(
         connection.close()
       if isinstance(error, Refused):
         raise Refused(f'{there}: {error}') from error
-      if others and isinstance(error, OSError):  # It listens on another one.
+      # It may listen on another one, unless this one has answered.
+      if others and isinstance(error, ConnectionRefusedError):
         continue
       is_over = time.monotonic() + RETRY_S >= deadline or retries == RETRIES
       if is_over or not isinstance(error, Dropped):

@@ -26,6 +26,7 @@ import ssl
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -236,7 +237,8 @@ class _Pending:
   Attributes:
     steps: The coroutine.
     deadline_s: Monotonic time after which it is ended.
-    host: Address of a client; '' for a connection of this process.
+    host: Address or network of a client: see `sockets.origin`; '' for a
+      connection of this process.
     on_done: Called with the coroutine's result.
     on_error: Called with the reason for which it has failed.
     has_tls: Whether it counts among the handshakes of TLS.
@@ -337,7 +339,7 @@ class _Acceptor:
         sock.close()
         self._log.write(f'{peer}: refused: {error}')
         continue
-      self._answer(connection, host)
+      self._answer(connection, sockets.origin(host))
 
   def _answer(self, connection: Connection, host: str) -> None:
     """Starts the handshake of a client."""
@@ -386,13 +388,15 @@ class _Acceptor:
     self._drop(dropped)
 
   def _start_tls(self, connection: Connection) -> None:
-    """Counts a handshake of TLS, of which some other one is dropped if full."""
+    """Counts a handshake of TLS; drops another one if there are too many."""
     if self._listener_context is None:
       return
     pending = self._pending
     with_tls = [each for each in pending if pending[each].has_tls]
     if len(with_tls) >= _MAX_TLS:
-      self._drop_one(with_tls)
+      counts = Counter(pending[each].host for each in with_tls)
+      most = max(counts.values())
+      self._drop_one([c for c in with_tls if counts[pending[c].host] == most])
     pending[connection].has_tls = True
 
   def _hand_over(self, connection: Connection, name: bytes) -> None:
@@ -558,7 +562,7 @@ class _Acceptor:
       if not pending.host:
         pending.on_error(failed)
     for _, attempt in self._retries:
-      attempt.on_error(failed)
+      self._fail(attempt, failed)
     self._log.close()
 
 

@@ -66,6 +66,17 @@ def without_zone(address: str) -> str:
   return re.sub(r'%[^\]]*', '', address)
 
 
+def origin(host: str) -> str:
+  """Returns what limits per address apply to: the network, for IPv6.
+
+  A host of IPv6 usually has all addresses of a network of 64 bits.
+  """
+  if ':' not in host:
+    return host
+  address = ipaddress.IPv6Address(host.partition('%')[0])
+  return address.packed[:8].hex(':', 2)
+
+
 def start_connecting(address: str) -> socket.socket:
   """Returns a non-blocking socket whose connection has begun.
 

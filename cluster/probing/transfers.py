@@ -34,6 +34,7 @@ _HELLO = struct.Struct('!16sII')  # Key, number of the test, sender.
 _READ = 2**20
 _LAST = b'\1'  # Last byte of a transfer; it occurs nowhere else in one.
 _BLOCK = os.urandom(2**16).replace(_LAST, b'\0')
+_MAX_ARRIVED = 1024  # Connections that wait for a test.
 LATE_S = 0.1  # Greatest delay between the starts of two processes in a test.
 _PINGS = 20
 PINGS_S = 1.0  # Time limit of all pings of a connection.
@@ -91,7 +92,7 @@ class Endpoint:
     self._timeout_s = timeout_s
     self._own_port = port
     self._arrived: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-    port.offer(PROBES, self._arrived.put)
+    port.offer(PROBES, self._take)
     _, self.port = sockets.split(port.address)
     self._out: list[tuple[int, socket.socket]] = []
     self._in: list[tuple[int, socket.socket]] = []
@@ -258,6 +259,13 @@ class Endpoint:
         self._in.append((peer, connection.sock))
       else:
         connection.close()
+
+  def _take(self, connection: Connection) -> None:
+    """Takes an authenticated client, unless too many wait for a test."""
+    if self._arrived.qsize() < _MAX_ARRIVED:
+      self._arrived.put(connection)
+    else:
+      connection.close()
 
   def _sender(
     self, connection: Connection, number: int, deadline: float

@@ -8,9 +8,10 @@ import time
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
-from cluster.network import messages, streams
+from cluster.network import frames, messages, streams
+from cluster.network.connection import Connection
 from cluster.network.heartbeat import Heartbeat
 from cluster.parameter_server.versions import ShardVersions
 from tests.support.relays import Relay
@@ -19,8 +20,11 @@ from tests.support.streams import (
   WAIT_S,
   TestCase,
   random_bytes,
+  tcp_pair,
   wait_until,
 )
+
+_SILENT = 'no answer for 1 s'
 
 
 class HeartbeatTest(TestCase):
@@ -51,6 +55,38 @@ class HeartbeatTest(TestCase):
     self.assertTrue(lost.wait(WAIT_S / 2))
     self.assertEqual(heartbeat.end.kind, 'lost')
     sender.join()
+
+  @parameterized.parameters(
+    (10, False),  # Within a header.
+    (40, False),  # Within a message.
+    (0, True),
+    (10, True),
+  )
+  def test_a_coordinator_that_stops_or_is_slow_within_a_frame_is_lost(
+    self, size, drips
+  ):
+    near, far = tcp_pair()
+    self.addCleanup(far.close)
+    lost, text = threading.Event(), b'x' * 1000
+    data = frames.pack_header(frames.TEXT, 0, text) + text
+    far.sendall(data[:size])
+    stream = streams.Stream(Connection(near, 'peer'))
+    self.addCleanup(stream.cancel)
+    start = time.monotonic()
+    heartbeat = Heartbeat(
+      stream,
+      schema=messages.TO_SERVER,
+      timeout_s=1.0,
+      beat=messages.ServerHeartbeat,
+      receive=lambda message: None,
+      on_end=lost.set,
+    )
+    while drips and not lost.wait(0.05) and size < len(data):
+      far.sendall(data[size : size + 1])
+      size += 1
+    self.assertTrue(lost.wait(WAIT_S))
+    self.assertLess(time.monotonic() - start, WAIT_S / 2)
+    self.assertEqual(heartbeat.end, messages.SessionEnd('lost', _SILENT))
 
   def test_heartbeats_wait_little_behind_a_version_on_a_slow_link(self):
     size, timeout_s, waits_s = 4_000_000, 2.0, []
@@ -93,7 +129,6 @@ class HeartbeatTest(TestCase):
   def test_a_session_that_ends_twice_keeps_its_first_end(self):
     # The coordinator ends it at the moment at which it counts as lost.
     noticed, over, ends = threading.Event(), threading.Event(), []
-    self.addCleanup(over.set)
 
     def serve(stream, hello):
       noticed.wait(WAIT_S)
@@ -115,6 +150,7 @@ class HeartbeatTest(TestCase):
       time.sleep(0.5)
       set_ended()
 
+    self.addCleanup(over.set)
     self.enter_context(mock.patch.object(heartbeat.ended, 'set', set_late))
     wait_until(lambda: ends)
     time.sleep(0.5)

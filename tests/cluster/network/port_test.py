@@ -401,6 +401,26 @@ class StrangersTest(_Case):
     self.check(listener, security)
 
   @_NEEDS_OPENSSL
+  def test_handshakes_of_tls_of_a_flooding_address_drop_no_others(self):
+    security = certificates.make_security(_OURS.token)
+    listener, first = self.listener(security=security), _first_tls_bytes()
+    other = socket.create_connection(
+      _parts(listener.address), source_address=('127.0.0.2', 0)
+    )
+    with other:
+      other.sendall(first)
+      other.settimeout(WAIT_S)
+      self.assertNotEmpty(other.recv(2**16))
+      for _ in range(8 * port._MAX_TLS):
+        sock = self.stranger(listener)
+        sock.sendall(first)
+        sock.recv(2**16)
+      other.setblocking(False)
+      with self.assertRaises(BlockingIOError):  # Still open.
+        while other.recv(2**16):
+          pass
+
+  @_NEEDS_OPENSSL
   @parameterized.parameters(
     b'syncope2control ' + bytes(32),
     b'\x16\x03\x01\xff\xff' + bytes(10),
@@ -499,10 +519,15 @@ class BrokenPeersTest(_Case):
     except Closed as error:
       self.errors.put(str(error))
 
-  def half_message(self):
+  def half_message(self, encrypted=False):
     """Returns the socket of a stream that has sent half of a message."""
-    listener = self.listener(self.handle)
-    stream = self.connect(listener, None, _OURS)
+    security = _OURS
+    if encrypted:
+      if not shutil.which('openssl'):
+        self.skipTest('openssl makes certificates')
+      security = certificates.make_security(_OURS.token)
+    listener = self.listener(self.handle, security)
+    stream = self.connect(listener, None, security)
     sent = threading.Event()
 
     def produce():
@@ -519,20 +544,26 @@ class BrokenPeersTest(_Case):
     sent.wait(WAIT_S)
     return listener, stream, stream._connection.sock
 
-  def test_a_reset_ends_the_stream(self):
-    _, _, sock = self.half_message()
+  @parameterized.parameters(False, True)
+  def test_a_reset_ends_the_stream(self, encrypted):
+    _, _, sock = self.half_message(encrypted)
     linger = b'\1\0\0\0\0\0\0\0'
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     sock.close()
-    self.assertIn('reset', self.errors.get(timeout=WAIT_S))
+    # OpenSSL may report a reset as the end.
+    why = 'reset|connection ended' if encrypted else 'reset'
+    self.assertRegex(self.errors.get(timeout=WAIT_S), why)
 
-  def test_a_half_open_connection_ends_the_stream(self):
-    _, _, sock = self.half_message()
-    sock.shutdown(socket.SHUT_WR)
-    self.assertIn('connection ended', self.errors.get(timeout=WAIT_S))
+  @parameterized.parameters(False, True)
+  def test_a_half_open_connection_ends_the_stream(self, encrypted):
+    _, _, sock = self.half_message(encrypted)
+    socket.socket.shutdown(sock, socket.SHUT_WR)
+    why = 'EOF|connection ended' if encrypted else 'connection ended'
+    self.assertRegex(self.errors.get(timeout=WAIT_S), why)
 
-  def test_a_peer_that_stops_is_cancelled_by_the_other_end(self):
-    listener, stream, _ = self.half_message()
+  @parameterized.parameters(False, True)
+  def test_a_peer_that_stops_is_cancelled_by_the_other_end(self, encrypted):
+    listener, stream, _ = self.half_message(encrypted)
     (end,) = listener.open_streams()
     end.cancel('too slow')
     self.assertIn('too slow', self.errors.get(timeout=WAIT_S))

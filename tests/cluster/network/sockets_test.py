@@ -43,5 +43,14 @@ class AddressTest(parameterized.TestCase):
     self.assertEqual(sockets.is_specific(host), expected)
 
 
+class OriginTest(absltest.TestCase):
+  def test_addresses_of_a_network_of_ipv6_have_one_origin(self):
+    self.assertEqual(sockets.origin('10.0.0.1'), '10.0.0.1')
+    own = {sockets.origin(f'fd00:0:0:7::{n}') for n in (1, 2, 'ffff:1')}
+    self.assertLen(own, 1)
+    self.assertNotIn(sockets.origin('fd00:0:0:8::1'), own)
+    self.assertLen({sockets.origin(f'fe80::{n}%eth0') for n in (1, 2)}, 1)
+
+
 if __name__ == '__main__':
   absltest.main()
