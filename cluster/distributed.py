@@ -73,6 +73,7 @@ def meet(
     workers=workers,
     dedicated=dedicated,
     here=address,
+    port=config.cluster.port,
     **process,
   )
   finished = files.read_summary() is not None

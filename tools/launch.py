@@ -393,7 +393,11 @@ def _only(values: flags.FlagValues, process: Mapping[str, str]) -> str:
   require(values.workdir is not None, '--workdir', shared, None)
   servers = values.servers if values.dedicated else 0
   role = roles.find(
-    os.environ, workers=values.workers, dedicated=servers, **process
+    os.environ,
+    workers=values.workers,
+    dedicated=servers,
+    role=process.get('role', ''),
+    coordinator=process.get('coordinator', ''),
   )
   return f'{role.kind} {role.index}'
 

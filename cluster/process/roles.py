@@ -94,6 +94,7 @@ def find(
   role: str = '',
   coordinator: str = '',
   here: str = '127.0.0.1',
+  port: int = 0,
 ) -> Role:
   """Returns the role of this process.
 
@@ -105,6 +106,7 @@ def find(
     coordinator: Value of the flag --coordinator, HOST:PORT or ''.
     here: Address of this host, on which the coordinator of a run with a single
       process listens.
+    port: Port on which that coordinator listens; 0 for any.
 
   Raises:
     ValueError: If a value is missing or malformed, or if another number of
@@ -122,7 +124,7 @@ def find(
     index = rank if rank < workers else rank - workers
   coordinator = _address(environ, coordinator)
   if not coordinator and workers + dedicated == 1:
-    coordinator = sockets.join(here, free_ports(1)[0])
+    coordinator = sockets.join(here, port or free_ports(1)[0])
   elif not coordinator and source == 'RANK':
     coordinator = _torchrun_address(environ, dedicated)
   launch = '' if coordinator else _launch(environ, source)
