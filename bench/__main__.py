@@ -11,6 +11,7 @@ from bench import (
   checkpoint,
   drift,
   forest,
+  loopback,
   predict,
   runtime,
   scale,
@@ -24,6 +25,7 @@ scale.main([])
 checkpoint.main([])
 drift.main([])
 transport.main([])
+loopback.main([])
 predict.main([])
 batching.main([])
 forest.main([])

@@ -5,6 +5,7 @@ import operator
 import os
 import socket
 import threading
+import time
 import unittest
 import unittest.mock
 
@@ -163,6 +164,28 @@ class ExecutorTest(executors.TestCase):
       ValueError, 'membership_epoch: expected one after 1'
     ):
       nodes[0].form(membership)
+
+  def test_a_departure_that_cannot_arrive_delays_no_other_worker(self):
+    nodes, _ = self.connect_executors(3, timeout_s=60.0, chunk_bytes=2**20)
+    release = threading.Event()
+    self.addCleanup(release.set)
+    # Worker 2 reads nothing, so that connections to it are full.
+    nodes[2]._loop.post(lambda: release.wait(executors.WAIT_S))
+    buffers = np.ones((2, 10**7), np.float32)
+    reductions = [
+      node.begin(0, buffer, [(0, 10**7)])
+      for node, buffer in zip(nodes[:2], buffers, strict=True)
+    ]
+    for each in reductions:
+      each.ready(0)
+    steps = -1
+    while steps < (steps := sum(each.steps for each in reductions)):
+      time.sleep(0.2)
+    start_s = time.monotonic()
+    nodes[0].abandon()
+    with self.assertRaisesRegex(Abandoned, 'worker 0 has left'):
+      reductions[1].wait(executors.WAIT_S)
+    self.assertLess(time.monotonic() - start_s, executors.WAIT_S / 4)
 
   def test_damaged_bytes_are_detected_and_their_sender_named(self):
     nodes, _ = self.connect_executors(2)
