@@ -19,6 +19,7 @@ from cluster.process import roles
 from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import STOPPED
 from cluster.runtime import Parts
+from configs.checks import require
 from learning.learning import Evaluation
 from outputs.manifests import fingerprint
 
@@ -56,6 +57,7 @@ class Settings(NamedTuple):
     adapt: Whether links are measured during the run and forests adapted to
       them: see `route.route.Allreduce`.
     versions: Versions of this process, which others must share.
+    metrics_port: Port of the coordinator's metrics; 0 for none.
   """
 
   port: Port
@@ -66,6 +68,7 @@ class Settings(NamedTuple):
   devices: Sequence[str] = ()
   adapt: bool = False
   versions: Versions = Versions()
+  metrics_port: int = 0
 
   @property
   def security(self) -> Security:
@@ -107,6 +110,8 @@ class RealSite:
       ValueError: If a setting is wrong; names the field.
     """
     self.meeting, self.parts = meeting, parts
+    port, field = config.outputs.metrics_port, 'config.outputs.metrics_port'
+    require(0 <= port < 2**16, field, 'a port, or 0 for none', port)
     number = self._coordinator_port if self.is_coordinator else 0
     self.settings = Settings(
       Port(meeting.address, number, meeting.security),
@@ -116,6 +121,7 @@ class RealSite:
       process=secrets.token_hex(16),
       devices=tuple(parts.learned.devices),
       versions=find_versions(parts.manifest, parts.learned.data_digest),
+      metrics_port=config.outputs.metrics_port,
     )
     self.deadlines = Deadlines(
       timeout_s=config.cluster.timeout_s,
