@@ -18,7 +18,7 @@ from cluster.membership.process import Meeting
 from cluster.network import credentials, descriptors, memory, streams, tcp_idle
 from cluster.network.handshake import Security
 from cluster.parameter_server.site import ParameterServerSite
-from cluster.process import devices, roles
+from cluster.process import devices, exits, roles
 from cluster.runtime import Parts, Site
 from cluster.speed import build
 from cluster.speed.speed import Speed
@@ -66,6 +66,7 @@ def meet(
     here=address,
     **process,
   )
+  exits.describe_process(rank=f'{role.kind}:{role.index}')
   finished = files.read_summary() is not None
   if not finished:
     descriptors.raise_limit(workers)

@@ -16,6 +16,7 @@ from typing import Any
 from absl import logging
 
 from cluster.milestones import Milestones, SaveSchedule
+from cluster.process.exits import Exit, Reason, find_reason
 from cluster.runtime import Runtime, Saving
 from learning import compilations
 from outputs.console import Console
@@ -105,7 +106,7 @@ class Run:
       sizes=self.sizes,
       examples=self._examples,
     )
-    ended, warm = 'interrupted', 0
+    ended, reason, warm = 'interrupted', Reason.STOPPED, 0
     try:
       self._warm_up()
       warm = compilations.count()
@@ -113,15 +114,16 @@ class Run:
         self._loop(signals)
         if signals:
           self._stop(signals[0])
-      ended = 'finished'
+      ended, reason = 'finished', Reason.FINISHED
     except Exception as error:
-      ended = f'{type(error).__name__}: {error}'
+      ended, reason = f'{type(error).__name__}: {error}', find_reason(error)
       raise
     finally:
       self.runtime.close()
       summary = self.recorder.summary(
         self.runtime.time,
         ended=ended,
+        reason=str(reason),
         issued=self.runtime.coordinator.issued,
         outstanding=self.runtime.coordinator.outstanding,
         **self.runtime.summary(),
@@ -198,7 +200,8 @@ class Run:
     )
     if number == signal.SIGINT:
       raise KeyboardInterrupt
-    raise SystemExit(128 + number)
+    name = signal.Signals(number).name
+    raise Exit(128 + number, Reason.STOPPED, f'Stopped by {name}.')
 
   @property
   def _examples(self) -> int:

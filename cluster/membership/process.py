@@ -3,7 +3,6 @@
 import functools
 import secrets
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
@@ -17,7 +16,7 @@ from cluster.network.messages import Versions
 from cluster.network.port import Port
 from cluster.process import roles
 from cluster.process.deadlines import Deadlines, Jobs
-from cluster.process.exits import STOPPED
+from cluster.process.exits import STOPPED, Exit, Reason
 from cluster.runtime import Parts
 from configs.checks import require
 from learning.learning import Evaluation
@@ -134,7 +133,7 @@ class RealSite:
     """Runs this process's worker or server, beside another's coordinator.
 
     Raises:
-      SystemExit: With LOST if the coordinator is lost, as a restart may help;
+      Exit: With LOST if the coordinator is lost, as a restart may help;
         with STOPPED if it has ended the run before the run has finished.
     """
     if self.meeting.finished:
@@ -142,7 +141,7 @@ class RealSite:
       return
     _defer_to_coordinator()
     if not self._take_part():
-      sys.exit(STOPPED)
+      raise Exit(STOPPED, Reason.STOPPED, 'The coordinator has ended the run.')
 
   def _take_part(self) -> bool:
     """Runs the worker or server; returns whether the run has finished."""
