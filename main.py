@@ -6,13 +6,16 @@ and SIGTERM.
 """
 
 import functools
+import pathlib
 import sys
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
 import train
-from cluster.process.exits import LOST, Unmendable, end
+from cluster.process import exits
+from cluster.process.exits import LOST, Reason, Unmendable, end
+from cluster.training_loop import Run
 from configs import sections
 from outputs import transient
 
@@ -43,13 +46,22 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
   process = {name: flag.value for name, flag in _PROCESS.items() if flag.value}
+  folder = pathlib.Path(_WORKDIR.value) if _WORKDIR.value else None
   try:
-    _run(process)
+    with exits.ExitRecord(folder, process.get('role', 'process')):
+      _run_or_end(process)
   except KeyboardInterrupt:
     sys.exit(130)
+
+
+def _run_or_end(process: dict[str, str]) -> None:
+  """Trains; an error that a restart may mend ends the process at once."""
+  try:
+    _run(process)
   except Unmendable as error:
     logging.error('%s', error)
-    end(LOST)  # Threads may wait for other processes for ever.
+    # Threads may wait for other processes for ever.
+    end(LOST, Reason.UNMENDABLE, str(error), error)
 
 
 def _run(process: dict[str, str]) -> None:
@@ -70,14 +82,18 @@ def _run(process: dict[str, str]) -> None:
     )
   except (OSError, ValueError) as error:
     # Not sys.exit: jax.distributed waits at the end for all other processes.
-    end(transient.exit_code(error))
+    code = transient.exit_code(error)
+    reason = Reason.TRANSIENT if code == LOST else Reason.INVALID
+    end(code, reason, str(error), error)
+  if isinstance(run, Run):
+    exits.describe_process(folder=run.files.workdir)
   try:
     run()
   except OSError as error:
     if not transient.is_transient(error):
       raise
     logging.exception('The run has met a transient error')
-    end(LOST)
+    end(LOST, Reason.TRANSIENT, str(error), error)
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -27,7 +27,7 @@ from cluster.network import (
 )
 from cluster.network.handshake import Security
 from cluster.parameter_server.site import ParameterServerSite
-from cluster.process import devices, roles
+from cluster.process import devices, exits, roles
 from cluster.runtime import Parts, Site
 from cluster.speed import build
 from cluster.speed.speed import Speed
@@ -76,6 +76,7 @@ def meet(
     port=config.cluster.port,
     **process,
   )
+  exits.describe_process(rank=f'{role.kind}:{role.index}')
   finished = files.read_summary() is not None
   if not finished:
     descriptors.raise_limit(workers)

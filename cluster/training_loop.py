@@ -16,7 +16,7 @@ from typing import Any
 from absl import logging
 
 from cluster.milestones import Milestones, SaveSchedule
-from cluster.process.exits import Relinquished
+from cluster.process.exits import Exit, Reason, Relinquished, find_reason
 from cluster.runtime import Runtime, Saving
 from learning import compilations
 from outputs.console import Console
@@ -138,7 +138,8 @@ class Run:
         sizes=self.sizes,
         examples=self._examples,
       )
-    ended, warm, is_over = 'interrupted', compilations.count(), True
+    ended, reason = 'interrupted', Reason.STOPPED
+    warm, is_over = compilations.count(), True
     try:
       self._warm_up()
       warm = compilations.count()
@@ -146,12 +147,12 @@ class Run:
         self._loop(signals)
         if signals:
           self._stop(signals[0])
-      ended = 'finished'
+      ended, reason = 'finished', Reason.FINISHED
     except Relinquished:
       is_over = False
       raise
     except Exception as error:
-      ended = f'{type(error).__name__}: {error}'
+      ended, reason = f'{type(error).__name__}: {error}', find_reason(error)
       raise
     finally:
       if is_over:
@@ -159,6 +160,7 @@ class Run:
         summary = self.recorder.summary(
           self.runtime.time,
           ended=ended,
+          reason=str(reason),
           issued=self.runtime.coordinator.issued,
           outstanding=self.runtime.coordinator.outstanding,
           **self.runtime.summary(),
@@ -246,7 +248,8 @@ class Run:
     )
     if number == signal.SIGINT:
       raise KeyboardInterrupt
-    raise SystemExit(128 + number)
+    name = signal.Signals(number).name
+    raise Exit(128 + number, Reason.STOPPED, f'Stopped by {name}.')
 
   @property
   def _examples(self) -> int:

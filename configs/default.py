@@ -31,6 +31,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.outputs.timeline = True  # trace.json: phases of every worker.
   config.outputs.events = True  # events.jsonl: events, for replays.
   config.outputs.board = True  # Files for TensorBoard.
+  # Port of the coordinator for /metrics and /healthz over HTTP; 0 for none.
+  config.outputs.metrics_port = 0
 
   # When may a worker continue?
   config.sync = ConfigDict()

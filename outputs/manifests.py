@@ -28,7 +28,7 @@ LOCAL = (
   'config.cluster.devices_per_worker',
   *('config.cluster.token_file', 'config.cluster.certificate_file'),
   *('config.cluster.key_file', 'config.cluster.tls_name'),
-  'config.cluster.workers_per_gpu',
+  *('config.cluster.workers_per_gpu', 'config.outputs.metrics_port'),
 )
 # Fields of a manifest that may differ between the starts of a run.
 START = (

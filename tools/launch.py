@@ -70,7 +70,13 @@ from absl import app, flags
 from cluster.network import memory, sockets
 from cluster.network.interfaces import interface_address
 from cluster.process import roles
-from cluster.process.exits import DRAINED, LOST, STOPPED
+from cluster.process.exits import (
+  DRAINED,
+  LOST,
+  STOPPED,
+  ExitRecord,
+  Reason,
+)
 from configs.checks import require
 from outputs import compiled, transient
 from tools import lab
@@ -300,6 +306,14 @@ class _Supervisor:
     if ended.lived_s >= _QUICK_S:
       self._short[ended.name] = 0
     self._row(ended.name, ended.pid, 'exit', ended.code)
+    if ended.code < 0:  # The process could not write its record itself.
+      record = ExitRecord(self._plan.workdir, ended.name.replace(' ', ':'))
+      record.write(
+        Reason.KILLED,
+        ended.code,
+        signal.strsignal(-ended.code) or '',
+        pid=ended.pid,
+      )
 
   def _start(self, name: str) -> None:
     argv = [*self._program, *self._plan.arguments]

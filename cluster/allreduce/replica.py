@@ -12,7 +12,6 @@ of the others.
 
 import contextlib
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +48,7 @@ from cluster.process.deadlines import (
   digest_s,
   transfer_s,
 )
-from cluster.process.exits import DRAINED
+from cluster.process.exits import DRAINED, Exit, Reason
 from cluster.process.host import HostSpeed
 from cluster.speed.speed import Speed
 from learning import compilations, drift
@@ -163,7 +162,7 @@ class Replica:
       None if the coordinator is lost and this process is to replace it.
 
     Raises:
-      SystemExit: With LOST if the coordinator is lost for too long, with 1 if
+      Exit: With LOST if the coordinator is lost for too long, with 1 if
         it refuses this worker, with DRAINED if the worker has left the run.
     """
     self._coordinator = coordinator
@@ -179,7 +178,7 @@ class Replica:
           self._coordinator = found
         logging.info('Worker %d rejoins.', self.index)
     if end.kind == 'drained':
-      sys.exit(DRAINED)
+      raise Exit(DRAINED, Reason.DRAINED, 'This worker has left after SIGTERM.')
     return end.is_finished
 
   def _locate(self) -> str:

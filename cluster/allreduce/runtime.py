@@ -148,6 +148,10 @@ class AllreduceRuntime(EventLoop):
     self._sent: list[tuple[int, int, messages.StateDigest]] = []
     coordinator.attach(release=self._release, wake_at=lambda time: None)
 
+  @property
+  def _membership_epoch(self) -> int:
+    return self._rendezvous.membership_epoch
+
   def warm_up(self) -> None:
     """Waits until all workers have compiled and are connected.
 

@@ -30,7 +30,7 @@ from cluster.probing.failed_links import FailedLinks
 from cluster.probing.follower import LinkFollower
 from cluster.probing.link_manager import LinkManager
 from cluster.probing.surveyor import Surveyor
-from cluster.process.exits import LOST, STOPPED, end
+from cluster.process.exits import LOST, STOPPED, Reason, end
 from cluster.runtime import Parts
 from cluster.speed import driving, layers
 from configs.sections import error_prefix
@@ -217,7 +217,8 @@ class AllreduceSite(RealSite):
       self._coordinate()
       return True
     if not finished and self._plan.forest is None:
-      end(STOPPED)  # XLA would wait for all workers, also lost ones.
+      # XLA would wait for all workers, also lost ones.
+      end(STOPPED, Reason.STOPPED, 'The coordinator has ended the run.')
     return finished
 
   def _coordinate(self) -> None:
@@ -307,4 +308,4 @@ class AllreduceSite(RealSite):
       return  # XLA waits forever; the coordinator writes its files and ends.
     logging.error('Worker %d hangs.', self.meeting.role.index)
     faulthandler.dump_traceback()
-    end(LOST)
+    end(LOST, Reason.HUNG, f'Worker {self.meeting.role.index} hangs.')

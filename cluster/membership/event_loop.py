@@ -26,6 +26,7 @@ from cluster.membership.process import Settings
 from cluster.network.heartbeat import BEATS
 from cluster.process.deadlines import Deadlines, ReceivedProgress
 from cluster.process.exits import Unmendable
+from cluster.process.monitoring import Monitor, Status
 from outputs.files import describe_kinds
 
 _LOG_INTERVAL_S = 10.0  # Between two lines on missing processes.
@@ -85,6 +86,11 @@ class EventLoop:
     self._check_at = 0.0  # Monotonic seconds.
     # Incarnation of each worker that wants to leave, and when it may.
     self._drain_at: dict[int, tuple[int, float]] = {}
+    self._settings = settings
+    self._monitor: Monitor | None = None
+    # Iterations at the last check, and the time when they last changed.
+    self._progress = -1, time.monotonic()
+    self._turned_at = time.monotonic()  # Last turn of the loop.
     # Kinds of the workers' devices, as they were recorded last.
     self._devices: dict[int, list[str]] = {}
 
@@ -98,6 +104,8 @@ class EventLoop:
   def close(self) -> None:
     """Ends the run for all processes, also after an error."""
     self._reception.note_loop(is_watched=False)
+    if self._monitor:
+      self._monitor.close()
     self.coordinator.close(self.time)
     self._started = False
     self._reception.close(finished=self._is_finished)
@@ -136,6 +144,7 @@ class EventLoop:
     Raises:
       Unmendable: If it takes too long.
     """
+    self._start_monitor()
     if self._make_local_worker:
       worker = self._make_local_worker(address)
       threading.Thread(
@@ -157,6 +166,39 @@ class EventLoop:
         log_at = now + _LOG_INTERVAL_S
         if lines:
           logging.info('The run waits for\n%s', lines)
+
+  def _start_monitor(self) -> None:
+    """Starts to serve metrics, if `config.outputs.metrics_port` is set."""
+    settings = self._settings
+    if not settings.metrics_port:
+      return
+    host = settings.port.host
+    self._monitor = Monitor(host, settings.metrics_port, self._read_status)
+    logging.info('Metrics at http://%s:%d/metrics', host, self._monitor.port)
+
+  def _read_status(self) -> Status:
+    """Returns the status of the run; from any thread."""
+    accounting, now = self.coordinator.recorder.accounting, time.monotonic()
+    before, since = self._progress
+    if accounting.iterations != before:
+      self._progress = accounting.iterations, now
+      since = now
+    return Status(
+      iterations=accounting.iterations,
+      updates=accounting.updates,
+      examples=accounting.examples,
+      lost_examples=sum(each.examples for each in [*accounting.lost]),
+      delivered_bytes=accounting.bytes,
+      workers_alive=sum(m.stream is not None for m in self._members),
+      membership_epoch=self._membership_epoch,
+      idle_s=now - since,
+      is_alive=now - self._turned_at < self._start_s,
+    )
+
+  @property
+  def _membership_epoch(self) -> int:
+    """Number of the membership epoch; -1 without one."""
+    return -1
 
   def _run_local_worker(self, worker: Callable[[], object]) -> None:
     """Runs the worker of this process, in a thread; an error ends the run."""
@@ -214,6 +256,7 @@ class EventLoop:
     Args:
       wait_s: Longest wait, seconds.
     """
+    self._turned_at = time.monotonic()
     try:
       event = self._reception.events.get(timeout=max(wait_s, 0.0))
     except queue.Empty:
@@ -227,6 +270,7 @@ class EventLoop:
   def _check_progress(self) -> None:
     """Checks all processes once per heartbeat interval, not at every event."""
     if time.monotonic() >= self._check_at:
+      self._read_status()  # Notes progress between two requests.
       self._check_processes()
       self._drain_due()
       self._check_at = time.monotonic() + self._timeout_s / BEATS

@@ -5,7 +5,6 @@ import math
 import os
 import secrets
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,8 +21,9 @@ from cluster.network.messages import Versions
 from cluster.network.port import Port
 from cluster.process import roles
 from cluster.process.deadlines import Deadlines, Jobs
-from cluster.process.exits import STOPPED
+from cluster.process.exits import STOPPED, Exit, Reason
 from cluster.runtime import Parts
+from configs.checks import require
 from learning.learning import Evaluation
 from outputs.manifests import fingerprint
 
@@ -67,6 +67,7 @@ class Settings(NamedTuple):
       them: see `route.route.Allreduce`.
     versions: Versions of this process, which others must share.
     is_draining: Returns whether the worker of this process wants to leave.
+    metrics_port: Port of the coordinator's metrics; 0 for none.
   """
 
   port: Port
@@ -78,6 +79,7 @@ class Settings(NamedTuple):
   adapt: bool = False
   versions: Versions = Versions()
   is_draining: Callable[[], bool] = lambda: False
+  metrics_port: int = 0
 
   @property
   def security(self) -> Security:
@@ -130,6 +132,8 @@ class RealSite:
       where = sockets.join(meeting.address, number)
       raise OSError(taken.errno, f'{where}: {taken.strerror}')
     self._draining = threading.Event()
+    port, field = config.outputs.metrics_port, 'config.outputs.metrics_port'
+    require(0 <= port < 2**16, field, 'a port, or 0 for none', port)
     self.settings = Settings(
       Port(meeting.address, number, meeting.security),
       fingerprint(parts.manifest),
@@ -139,6 +143,7 @@ class RealSite:
       devices=tuple(parts.learned.devices),
       versions=find_versions(parts.manifest, parts.learned.data_digest),
       is_draining=self._draining.is_set,
+      metrics_port=config.outputs.metrics_port,
     )
     self.deadlines = Deadlines(
       timeout_s=config.cluster.timeout_s,
@@ -152,8 +157,8 @@ class RealSite:
     """Runs this process's worker or server, beside another's coordinator.
 
     Raises:
-      SystemExit: With LOST if the coordinator is lost, as a restart may help;
-        with STOPPED if it has ended the run before the run has finished; with
+      Exit: With LOST if the coordinator is lost, as a restart may help; with
+        STOPPED if it has ended the run before the run has finished; with
         DRAINED if this process has left the run after SIGTERM.
     """
     if self.meeting.finished:
@@ -161,7 +166,7 @@ class RealSite:
       return
     signal.signal(signal.SIGTERM, self._handle_sigterm)
     if not self._take_part():
-      sys.exit(STOPPED)
+      raise Exit(STOPPED, Reason.STOPPED, 'The coordinator has ended the run.')
 
   def _take_part(self) -> bool:
     """Runs the worker or server; returns whether the run has finished."""

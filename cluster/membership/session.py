@@ -1,7 +1,6 @@
 """Session of a worker: its control stream to the coordinator."""
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, Self, TypeVar
@@ -23,7 +22,7 @@ from cluster.network.messages import (
   WorkerHeartbeat,
   WorkerHello,
 )
-from cluster.process.exits import LOST
+from cluster.process.exits import LOST, Exit, Reason
 
 T = TypeVar('T')
 
@@ -157,7 +156,7 @@ def exit_on_error(index: int) -> Iterator[None]:
     index: Rank of the worker, for logs.
 
   Raises:
-    SystemExit: Exit code LOST if the worker could not join for
+    Exit: Exit code LOST if the worker could not join for
       `config.cluster.start_s` seconds, because the coordinator did not answer
       or another process held the rank, and after any other TransportError.
       Exit code 1, with the reason as the message, if the coordinator or a
@@ -166,10 +165,10 @@ def exit_on_error(index: int) -> Iterator[None]:
   try:
     yield
   except Refused as error:
-    sys.exit(f'Refused: {error}')
+    raise Exit(1, Reason.REFUSED, f'Refused: {error}') from error
   except RankHeld as error:
     logging.error('Worker %d gives up: %s', index, error)
-    sys.exit(LOST)
+    raise Exit(LOST, Reason.LOST, str(error)) from error
   except TransportError as error:
     logging.error('Worker %d has lost the cluster: %s', index, error)
-    sys.exit(LOST)
+    raise Exit(LOST, Reason.LOST, str(error)) from error

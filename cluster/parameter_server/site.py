@@ -7,7 +7,6 @@ have processes of their own.  The coordinator is in the process of server 0.
 import faulthandler
 import functools
 import math
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,7 +33,14 @@ from cluster.parameter_server.store import ShardedParameterStore
 from cluster.parameter_server.versions import Report, ShardVersions
 from cluster.parameter_server.worker import Worker
 from cluster.pipelining import pieces_per_share
-from cluster.process.exits import LOST, STOPPED, Unmendable, end
+from cluster.process.exits import (
+  LOST,
+  STOPPED,
+  Exit,
+  Reason,
+  Unmendable,
+  end,
+)
 from cluster.runtime import Parts
 from configs.checks import require
 from configs.sections import error_prefix
@@ -226,7 +232,7 @@ class ParameterServerSite(RealSite):
     logging.error('Worker %d hangs%s.', index, stays)
     faulthandler.dump_traceback()
     if not needed:
-      end(LOST)
+      end(LOST, Reason.HUNG, f'Worker {index} hangs.')
 
   def _host(self) -> bool:
     """Serves parameters until the coordinator ends the run.
@@ -235,7 +241,7 @@ class ParameterServerSite(RealSite):
       Whether the run is complete; if not, it can be resumed from a checkpoint.
 
     Raises:
-      SystemExit: With LOST if the coordinator is lost, or another process holds
+      Exit: With LOST if the coordinator is lost, or another process holds
         the rank, for too long; with 1 if the coordinator refuses the server.
     """
     role = self.meeting.role
@@ -248,9 +254,9 @@ class ParameterServerSite(RealSite):
       )
     except Unmendable as error:
       logging.error('%s', error)
-      sys.exit(LOST)
+      raise Exit(LOST, Reason.LOST, str(error)) from error
     except Refused as error:
-      sys.exit(f'Refused: {error}')
+      raise Exit(1, Reason.REFUSED, f'Refused: {error}') from error
 
   def _host_in_thread(self) -> None:
     """Serves parameters in a thread beside a worker; an error ends the process.
@@ -259,20 +265,25 @@ class ParameterServerSite(RealSite):
     The process also ends with the server if the worker hangs, as the worker
     cannot end it then.
     """
-    code = 1
+    code, reason, message = 1, Reason.FAILED, 'The server has failed.'
+    cause: BaseException | None = None
     try:
       finished = self._host()
       if not self._has_hung:
         return
       code = 0 if finished else STOPPED
-    except SystemExit as ended:
+      reason = Reason.FINISHED if finished else Reason.STOPPED
+      message = 'The run has ended, and the worker hangs.'
+    except Exit as ended:
+      reason, message, cause = ended.reason, ended.message, ended
       if ended.code == LOST:
         code = LOST
       else:
         logging.error('%s', ended.code)
-    except BaseException:
+    except BaseException as error:
+      cause = error
       logging.exception('The server has failed')
-    end(code)
+    end(code, reason, message, cause)
 
   def _make_server(
     self, index: int, report: Report, restore: tuple[int, int] | None

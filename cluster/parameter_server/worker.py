@@ -7,7 +7,6 @@ as a new incarnation, if the coordinator evicts it or a stream is lost.
 import functools
 import math
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +29,7 @@ from cluster.parameter_server.residuals import ResidualHistory, ResidualId
 from cluster.parameter_server.session import ParameterServerSession, Send
 from cluster.parameter_server.window import Window
 from cluster.process.deadlines import ProgressCounter
-from cluster.process.exits import DRAINED
+from cluster.process.exits import DRAINED, Exit, Reason
 from cluster.process.host import HostSpeed
 from cluster.speed.speed import Speed
 from learning import compilations
@@ -122,14 +121,14 @@ class Worker:
       Whether the run has finished; if not, a checkpoint resumes it.
 
     Raises:
-      SystemExit: With LOST if the coordinator is lost for too long, with 1 if
+      Exit: With LOST if the coordinator is lost for too long, with 1 if
         it refuses this worker, with DRAINED if the worker has left the run.
     """
     with exit_on_error(self.index), self._host_speed:
       while (end := self._run_session()).kind not in ('over', 'drained'):
         logging.info('Worker %d joins again.', self.index)
     if end.kind == 'drained':
-      sys.exit(DRAINED)
+      raise Exit(DRAINED, Reason.DRAINED, 'This worker has left after SIGTERM.')
     return end.is_finished
 
   def _run_session(self) -> messages.SessionEnd:

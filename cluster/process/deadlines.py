@@ -31,16 +31,15 @@ is evicted, and none while another one computes.
 import collections
 import dataclasses
 import faulthandler
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from absl import logging
 
 from cluster.network.messages import Progress
-from cluster.process.exits import LOST
+from cluster.process.exits import LOST, Reason, end
 
 _TIMEOUTS, _LONGEST = 2, 4
 _RECENT = 10  # Iterations.
@@ -303,7 +302,7 @@ class Jobs:
     return bool(self._begun)
 
 
-def exit_hung(activity: str, still_s: float) -> None:
+def exit_hung(activity: str, still_s: float) -> NoReturn:
   """Exits a coordinator's process that hangs, with the code LOST.
 
   Args:
@@ -314,4 +313,4 @@ def exit_hung(activity: str, still_s: float) -> None:
     'The coordinator has been at %s for %.1f s, in:', activity, still_s
   )
   faulthandler.dump_traceback()
-  os._exit(LOST)
+  end(LOST, Reason.HUNG, f'{activity} has taken {still_s:.1f} s.')

@@ -1,5 +1,6 @@
 """Tests of the versions that processes of a run must share."""
 
+import json
 import pathlib
 import tempfile
 
@@ -84,6 +85,8 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     )
     codes = {r['role']: r['code'] for r in rows if r['event'] == 'exit'}
     self.assertEqual(codes['worker:1'], 1)
+    path = launch.folder / 'exits/worker-1.json'
+    self.assertEqual(json.loads(path.read_text())['reason'], 'refused')
 
 
 if __name__ == '__main__':

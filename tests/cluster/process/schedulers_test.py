@@ -157,6 +157,12 @@ class SlurmTest(parameterized.TestCase):
     paths = sorted(self.folder.glob('task-*'))
     return [json.loads(path.read_text()) for path in paths]
 
+  def test_another_command_runs_python(self):
+    python = f'env TASK_OF=77 {self.folder}/.venv/bin/python'
+    code, errors = self._run(SLURM_NTASKS='2', PYTHON=python)
+    self.assertEqual(code, 0, errors)
+    self.assertLen(self._tasks(), 2)
+
   def _requeued(self):
     path = self.folder / 'scontrol'
     return path.read_text().splitlines() if path.exists() else []
