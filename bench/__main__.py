@@ -11,6 +11,7 @@ from bench import (
   checkpoint,
   drift,
   forest,
+  handover,
   predict,
   runtime,
   scale,
@@ -23,6 +24,7 @@ zipline.main([])
 scale.main([])
 checkpoint.main([])
 drift.main([])
+handover.main([])
 transport.main([])
 predict.main([])
 batching.main([])
