@@ -11,6 +11,7 @@ from bench import (
   checkpoint,
   drift,
   forest,
+  handover,
   loopback,
   predict,
   runtime,
@@ -24,6 +25,7 @@ zipline.main([])
 scale.main([])
 checkpoint.main([])
 drift.main([])
+handover.main([])
 transport.main([])
 loopback.main([])
 predict.main([])
