@@ -47,6 +47,8 @@ from cluster.process.exits import Relinquished, Unmendable
 from cluster.traffic import Traffic
 from learning.learning import Overlap
 
+_MEASURES_S = 10.0  # Between two replications of distributions.
+
 
 class AllreduceRuntime(EventLoop):
   """A `Runtime` whose workers are replicas of the learner.
@@ -133,6 +135,8 @@ class AllreduceRuntime(EventLoop):
     self._succession, self._newest_checkpoint = succession, newest_checkpoint
     self._inheritance: Inheritance | None = None
     self._publish: Callable[[], None] = lambda: None
+    # Membership epoch and time in which distributions were replicated last.
+    self._measures_sent = -1, 0.0
     # An epoch that has to wait for its begin, and when it may.
     self._delayed: tuple[int, float] | None = None
     # Residuals are summed before a checkpoint: the version at which they were,
@@ -468,7 +472,14 @@ class AllreduceRuntime(EventLoop):
     others = [k for k in rendezvous.members if k != rendezvous.local]
     if self._succession is None or not others:
       return
-    recorder = self.coordinator.recorder
+    recorder, now = self.coordinator.recorder, time.monotonic()
+    measured = rendezvous.membership_epoch, now
+    # A new member, and each at times, gets the distributions, too.
+    has_measures = self._measures_sent[0] != measured[0] or (
+      now >= self._measures_sent[1] + _MEASURES_S
+    )
+    if has_measures:
+      self._measures_sent = measured
     state = {
       'runtime': {
         'time': self.time,
@@ -479,12 +490,13 @@ class AllreduceRuntime(EventLoop):
         'drift': self._check.agreement.totals,
       },
       'milestones': self.coordinator.milestones.state_without_versions(),
-      'recorder': recorder.state(),
+      'recorder': recorder.successor_state(with_measures=has_measures),
       'files': recorder.file_sizes(),
       'checkpoint': self._newest_checkpoint(),
     }
     message = replication.encode(
       state,
+      has_measures=has_measures,
       term=self._assigner.term,
       membership_epoch=rendezvous.membership_epoch,
       version=self._store.version,
