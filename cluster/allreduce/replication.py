@@ -9,6 +9,7 @@ applied since.  A successor restores the state and records these iterations.
 
 import dataclasses
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -103,6 +104,7 @@ class Inheritance(NamedTuple):
     supporters: Members that have elected the successor, with itself.
     version: Number of updates that `state` has recorded.
     state: State of the coordinator before.
+    age_s: Seconds since the coordinator's last state was received.
     iterations: Iterations since, by version.
   """
 
@@ -110,6 +112,7 @@ class Inheritance(NamedTuple):
   supporters: Sequence[int]
   version: int
   state: Mapping[str, Any]
+  age_s: float
   iterations: Mapping[int, Iteration]
 
 
@@ -127,6 +130,7 @@ class Standby:
     self.membership = Membership()
     self._formed: dict[int, Mapping[int, str]] = {}  # Addresses, by epoch.
     self._states: list[CoordinatorState] = []
+    self._received = 0.0  # When the last state came, monotonic seconds.
     self._with_measures: CoordinatorState | None = None  # The last such state.
     self._iterations: dict[int, Iteration] = {}
     self._lock = threading.Lock()
@@ -143,6 +147,7 @@ class Standby:
     with self._lock:
       self._begin(state.term, state.membership_epoch)
       self._states = [*self._states, state][-_KEPT:]
+      self._received = time.monotonic()
       if state.has_measures:
         self._with_measures = state
 
@@ -198,6 +203,7 @@ class Standby:
         supporters,
         state.version,
         content,
+        time.monotonic() - self._received,
         dict(self._iterations),
       )
 

@@ -177,7 +177,8 @@ class AllreduceRuntime(EventLoop):
     state = inheritance.state['runtime']
     self._inheritance, self._publish = inheritance, publish
     self.time = state['time']
-    self._began = time.monotonic() - self.time
+    # The run's clock continues as well while there is no coordinator.
+    self._began = time.monotonic() - self.time - inheritance.age_s
     self.coordinator.restore(state['coordinator'])
     self._store.succeed(state['store'])
     self._restore_counts(state)
