@@ -1,7 +1,7 @@
 """Injects every kind of fault in every phase: python -m bench.faults.
 
   python -m bench.faults [--runs=bsp,pipelined,ssp,elastic,r2sp,servers,
-    ring,forest,native] [--out=DIR]
+    ring,forest,succession,native] [--out=DIR]
 
 Needs root, to cut links in a lab with six workers and a dedicated server.  In
 each run five of the workers die, hang, are slow and lose their links for 5 and
@@ -11,6 +11,9 @@ Checkpoints and evaluations run all the time.  In the run `servers`, of
 ElasticBSP, the coordinator and another server have faults during checkpoints
 and evaluations.  The runs `ring` and `forest` have no server; their phases are
 those of the allreduce, in which workers send each other chunks.
+
+In `succession`, a ring, the faults are those of coordinators: it dies, then its
+successor hangs, and then the next one is cut off.
 
 In `native` no process survives the death of another: all restart from the
 newest checkpoint.  This run has fewer faults, and a limit for each pause: 3
@@ -57,6 +60,7 @@ _RUNS = {
   },
   'ring': {'sync.name': 'bsp', 'route.name': 'ring'},
   'forest': {'sync.name': 'bsp', 'route.name': 'forest'},
+  'succession': {'sync.name': 'bsp', 'route.name': 'ring'},
   'native': {'sync.name': 'bsp', 'route.name': 'native'},
 }
 _WORKERS = 6  # The first one has no faults but corrupt pushes.
@@ -189,6 +193,15 @@ def _native_entries() -> list[_Entry]:
   ]
 
 
+def _coordinator_entries() -> list[_Entry]:
+  """Returns faults of coordinators: the lowest rank is elected each time."""
+  return [
+    (0, 40, 'die', 'compute'),
+    (1, 120, 'hang', 'compute'),
+    (0, 200, 'cut:5', 'compute'),
+  ]
+
+
 def _server_entries() -> list[_Entry]:
   """Returns faults of each kind during checkpoints and evaluations."""
   return [
@@ -206,6 +219,9 @@ def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
   entries = _server_entries() if servers_fail else _entries()
   if all_restart := path.name == 'native':
     entries = _native_entries()
+  if path.name == 'succession':
+    entries = _coordinator_entries()
+    fields = fields | {'epochs': 35.0}
   fields = _FIELDS | fields | {'cluster.interface': 'eth0'}
   words = clusters.command(
     path,
@@ -273,8 +289,8 @@ def _pushes(
       processes.update()
       now = time.time()
       if processes.pushes > pushes:
-        first_start = processes.alive['worker:0'][1]
-        yield now - (pushed_at or first_start), processes
+        since = pushed_at or processes.alive['worker:0'][1]
+        yield now - since, processes
         pushed_at, pushes = now, processes.pushes
   finally:
     clusters.finish(run, log, 1.0)

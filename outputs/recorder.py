@@ -4,6 +4,8 @@ The recorder writes what it is given, and decides nothing: when a row is due,
 and when a run ends, is a matter of `cluster.milestones`.
 """
 
+import itertools
+import math
 import time as wall
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -94,6 +96,25 @@ class Recorder:
     self.fetch_losses()
     state = {name: getattr(self, name) for name in _STATE}
     return state | {'_wall_before_s': self._wall_s}
+
+  def successor_state(self, *, with_measures: bool) -> dict[str, Any]:
+    """Returns the state for a process that may continue the run.
+
+    Losses are counted before, so that it stays small.
+
+    Args:
+      with_measures: Whether it has the distributions, which are larger.
+    """
+    losses = self.fetch_losses()
+    self.count_losses(
+      list(itertools.takewhile(lambda each: math.isfinite(each.loss), losses))
+    )
+    state = self.state()
+    if with_measures:
+      self.measures.fold()
+    else:
+      del state['measures']
+    return state
 
   def restore(self, state: dict[str, Any]) -> None:
     """Continues from the state of a checkpoint, which it takes over."""

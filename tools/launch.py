@@ -16,13 +16,18 @@ The end of a process has these consequences:
 
   coordinator, code 0        The run has finished; the others have 10 s to end.
   another one, code 0        None.
-  another one, code 143      None: the coordinator has stopped it.
+  another one, code 143      None: the coordinator has stopped it.  In an
+                             allreduce of hosts a restart: the coordinator may
+                             have failed.
   another one, code 79       None: it has left after SIGTERM, and the others
                              continue; it is not restarted.
   75, or killed by a signal  A restart:
     a worker                   of this worker, without limit, but 5 ends in a
                                row within 5 s of its start end the run;
     a process with a shard     of all processes, from a checkpoint, at most
+                               --restarts times.
+    the coordinator of an      of this worker: another one has succeeded it,
+    allreduce of hosts         or (75) all return to a checkpoint, at most
                                --restarts times.
   any other code             All processes end; the launcher has the same code.
 

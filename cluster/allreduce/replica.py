@@ -202,6 +202,7 @@ class Replica:
       on_hang=self._on_hang,
       on_end=self._end,
       is_blocked=self._is_blocked,
+      patience_s=self._patience_s,
     ) as session:
       if succession := self._succession:
         succession.listen()
@@ -219,6 +220,15 @@ class Replica:
   def _is_blocked(self) -> bool:
     """Returns whether the replica waits for others, without a way out."""
     return self._may_wait_for_others and not self._reducer.can_abandon
+
+  def _patience_s(self) -> float:
+    """Returns how long a gradient may still be computed, seconds."""
+    if self._succession is None or self._progress.read()[0] != 'compute':
+      return 0.0
+    timeout_s = self._settings.timeout_s
+    if not self._took_s:  # The first iteration.
+      return max(self._settings.start_s, timeout_s)
+    return timeout_s + 4 * self._took_s
 
   def _prepare(self, session: Session[messages.ToReplica]) -> None:
     """Compiles, opens the executor, and reports that the replica is ready."""
@@ -267,6 +277,8 @@ class Replica:
   def _end(self) -> None:
     """Wakes all waits of this session; called by the heartbeat's thread."""
     self._inbox.put(None)
+    if self._succession:
+      self._succession.lose()
     # A hanging executor must not keep the heartbeat from ending the process.
     threading.Thread(target=self._reducer.abandon, daemon=True).start()
 

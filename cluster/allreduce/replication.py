@@ -9,6 +9,7 @@ applied since.  A successor restores the state and records these iterations.
 
 import dataclasses
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,12 +23,18 @@ _KEPT = 4  # Versions; a successor needs those of the last 3.
 
 
 def encode(
-  state: Mapping[str, Any], *, term: int, membership_epoch: int, version: int
+  state: Mapping[str, Any],
+  *,
+  has_measures: bool,
+  term: int,
+  membership_epoch: int,
+  version: int,
 ) -> CoordinatorState:
   """Returns the message with a state of the coordinator.
 
   Args:
     state: Plain data and arrays.
+    has_measures: Whether the state of the recorder has its measures.
     term: Term of the coordinator.
     membership_epoch: Number of the membership epoch.
     version: Number of recorded updates.
@@ -37,6 +44,7 @@ def encode(
     term,
     membership_epoch,
     version,
+    has_measures,
     [
       (name, str(array.dtype), array.shape, array.tobytes())
       for name, array in tree.items()
@@ -96,6 +104,7 @@ class Inheritance(NamedTuple):
     supporters: Members that have elected the successor, with itself.
     version: Number of updates that `state` has recorded.
     state: State of the coordinator before.
+    age_s: Seconds since the coordinator's last state was received.
     iterations: Iterations since, by version.
   """
 
@@ -103,6 +112,7 @@ class Inheritance(NamedTuple):
   supporters: Sequence[int]
   version: int
   state: Mapping[str, Any]
+  age_s: float
   iterations: Mapping[int, Iteration]
 
 
@@ -120,6 +130,8 @@ class Standby:
     self.membership = Membership()
     self._formed: dict[int, Mapping[int, str]] = {}  # Addresses, by epoch.
     self._states: list[CoordinatorState] = []
+    self._received = 0.0  # When the last state came, monotonic seconds.
+    self._with_measures: CoordinatorState | None = None  # The last such state.
     self._iterations: dict[int, Iteration] = {}
     self._lock = threading.Lock()
 
@@ -135,6 +147,9 @@ class Standby:
     with self._lock:
       self._begin(state.term, state.membership_epoch)
       self._states = [*self._states, state][-_KEPT:]
+      self._received = time.monotonic()
+      if state.has_measures:
+        self._with_measures = state
 
   def take_assignment(self, assignment: Assignment) -> None:
     """Records an assignment, before it is computed: its epoch has begun."""
@@ -154,6 +169,7 @@ class Standby:
     """Forgets all iterations and states: the learner got another state."""
     with self._lock:
       self._states, self._iterations = [], {}
+      self._with_measures = None
 
   def can_succeed(self, version: int) -> bool:
     """Returns whether a coordinator can continue from here.
@@ -178,11 +194,16 @@ class Standby:
       state = self._find_state(version)
       if state is None:
         raise LookupError(f'Expected a state of the coordinator at {version}.')
+      content = decode(state)
+      if self._with_measures and not state.has_measures:
+        earlier = decode(self._with_measures)['recorder']
+        content['recorder']['measures'] = earlier['measures']
       return Inheritance(
         self.membership,
         supporters,
         state.version,
-        decode(state),
+        content,
+        time.monotonic() - self._received,
         dict(self._iterations),
       )
 
@@ -200,7 +221,7 @@ class Standby:
       for each in self._states
       if each.version <= version and each.term == self.membership.term
     ]
-    if not states:
+    if not states or self._with_measures is None:
       return None
     newest = states[-1]
     known = (

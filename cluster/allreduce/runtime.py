@@ -51,6 +51,8 @@ from cluster.process.exits import Relinquished, Unmendable
 from cluster.traffic import Traffic
 from learning.learning import Overlap
 
+_MEASURES_S = 10.0  # Between two replications of distributions.
+
 
 class AllreduceRuntime(EventLoop):
   """A `Runtime` whose workers are replicas of the learner.
@@ -137,6 +139,8 @@ class AllreduceRuntime(EventLoop):
     self._succession, self._newest_checkpoint = succession, newest_checkpoint
     self._inheritance: Inheritance | None = None
     self._publish: Callable[[], None] = lambda: None
+    # Membership epoch and time in which distributions were replicated last.
+    self._measures_sent = -1, 0.0
     # An epoch that has to wait for its begin, and when it may.
     self._delayed: tuple[int, float] | None = None
     # Residuals are summed before a checkpoint: the version at which they were,
@@ -182,7 +186,8 @@ class AllreduceRuntime(EventLoop):
     state = inheritance.state['runtime']
     self._inheritance, self._publish = inheritance, publish
     self.time = state['time']
-    self._began = time.monotonic() - self.time
+    # The run's clock continues as well while there is no coordinator.
+    self._began = time.monotonic() - self.time - inheritance.age_s
     self.coordinator.restore(state['coordinator'])
     self._store.succeed(state['store'])
     self._restore_counts(state)
@@ -498,7 +503,14 @@ class AllreduceRuntime(EventLoop):
     others = [k for k in rendezvous.members if k != rendezvous.local]
     if self._succession is None or not others:
       return
-    recorder = self.coordinator.recorder
+    recorder, now = self.coordinator.recorder, time.monotonic()
+    measured = rendezvous.membership_epoch, now
+    # A new member, and each at times, gets the distributions, too.
+    has_measures = self._measures_sent[0] != measured[0] or (
+      now >= self._measures_sent[1] + _MEASURES_S
+    )
+    if has_measures:
+      self._measures_sent = measured
     state = {
       'runtime': {
         'time': self.time,
@@ -509,12 +521,13 @@ class AllreduceRuntime(EventLoop):
         'drift': self._check.agreement.totals,
       },
       'milestones': self.coordinator.milestones.state_without_versions(),
-      'recorder': recorder.state(),
+      'recorder': recorder.successor_state(with_measures=has_measures),
       'files': recorder.file_sizes(),
       'checkpoint': self._newest_checkpoint(),
     }
     message = replication.encode(
       state,
+      has_measures=has_measures,
       term=self._assigner.term,
       membership_epoch=rendezvous.membership_epoch,
       version=self._store.version,

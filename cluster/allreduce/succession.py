@@ -88,6 +88,11 @@ class Succession:
     if self._position is Position.LOST:
       self._position = Position.FOLLOWS
 
+  def lose(self) -> None:
+    """Records that the session has ended; an iteration may not have ended."""
+    if self._position is Position.FOLLOWS:
+      self._position = Position.LOST
+
   def lead(self, term: int, number: int, addresses: Mapping[int, str]) -> None:
     """Records that the coordinator in this process has begun an epoch.
 
@@ -133,7 +138,7 @@ class Succession:
     Raises:
       TransportError: If there is none in time.
     """
-    self._position = Position.LOST
+    self.lose()
     membership, start = self.standby.membership, time.monotonic()
     logging.info('Worker %d looks for a coordinator.', self._index)
     with _Poll(self._index, membership, self._settings, self._ask_s) as poll:

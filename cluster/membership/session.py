@@ -49,6 +49,7 @@ class Session(Generic[T]):
     on_hang: Callable[[str], None],
     on_end: Callable[[], None],
     is_blocked: Callable[[], bool] = lambda: False,
+    patience_s: Callable[[], float] = lambda: 0.0,
   ):
     """Creates the session: connects to the coordinator.
 
@@ -69,6 +70,9 @@ class Session(Generic[T]):
       is_blocked: Returns whether the context waits for something that `on_end`
         cannot unblock; `on_hang` is then called sooner, unless the run has
         finished: the other workers end such a wait then.
+      patience_s: Returns for how many more seconds the context may not exit if
+        the coordinator is lost, as it does something that cannot be
+        interrupted.
 
     Raises:
       TransportError: If the coordinator cannot be reached.
@@ -89,6 +93,7 @@ class Session(Generic[T]):
     self._index, self._timeout_s = index, timeout_s
     self._on_hang = on_hang
     self._on_end, self._is_blocked = on_end, is_blocked
+    self._patience_s = patience_s
     self._exited = threading.Event()
     self.stack = contextlib.ExitStack()
     self.stack.callback(drop, self._control)
@@ -143,6 +148,8 @@ class Session(Generic[T]):
       if self._is_blocked() and not end.is_finished:
         self._control.cancel('It waits for others.')
         break
+    if end.kind == 'lost' and self._exited.wait(self._patience_s()):
+      return
     self._on_hang(end.kind)
 
 

@@ -760,12 +760,15 @@ class CoordinatorState(Message, frozen=True):
     term: Term of the coordinator.
     membership_epoch: Number of the membership epoch.
     version: Number of recorded updates.
+    has_measures: Whether the distributions of the run are part of it; if not,
+      those of an earlier state count.
     arrays: Name, NumPy dtype, shape and bytes of each array of the state.
   """
 
   term: Count
   membership_epoch: Count
   version: Count
+  has_measures: bool
   arrays: Sequence[tuple[Text, Line, Sequence[Count], bytes]]
 
 
