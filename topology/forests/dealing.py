@@ -36,7 +36,8 @@ _LEAST_CHUNKS, _LEAST_PER_TREE = 5, 2  # Least chunks of a window.
 # to 8 hosts.
 _AHEAD_S, _AHEAD_S_PER_HOP = 0.0125, 0.00625
 # Part of a round trip that is added.  The shortest one has no queues: with 1
-# and delays of 25 ms per hop a ring of 4 took 1.2 times as long.
+# and delays of 25 ms per hop a ring of 4 took 1.15 to 1.2 times as long, on a
+# busy machine.
 _TRIP_SHARE = 1.5
 # Largest memory of a host for chunks that it cannot add yet, unless the least
 # window of many trees needs more.  Covers 10 Gbit/s for .2 s.
