@@ -182,7 +182,7 @@ class Fuzz:
 
   def _handshake(self, where: int) -> None:
     service = self._rng.choice((b'control ', b'pushes  ', bytes(8)))
-    version = self._rng.choice((b'syncope2', b'syncope1', bytes(8)))
+    version = self._rng.choice((b'syncope3', b'syncope2', bytes(8)))
     with self._connect(where) as end:
       end.sendall(version + service + self._rng.randbytes(32))
       end.settimeout(0.1)

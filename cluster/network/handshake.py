@@ -45,7 +45,7 @@ from cluster.network.errors import Closed, Refused, TransportError, describe
 NONCE_BYTES = PROOF_BYTES = 32
 SERVICE_BYTES = 8
 LISTENER, CLIENT = b'listener', b'client'
-_NAME, _VERSION = b'syncope', b'2'
+_NAME, _VERSION = b'syncope', b'3'
 _MAGIC = _NAME + _VERSION
 _ADMITTED, _NO_SERVICE = b'\1', b'\2'
 RETRIES, RETRY_S = 10, 0.05  # Of connections that a listener drops.

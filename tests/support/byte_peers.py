@@ -26,7 +26,7 @@ HEADER_BYTES = 48
 _HEADER = struct.Struct('<HHIQQIIQ')
 _HELLO = struct.Struct('<QIII')
 _SETTLE_S = 0.05
-_MAGIC, _SERVICE = b'syncope2', b'sums    '
+_MAGIC, _SERVICE = b'syncope3', b'sums    '
 _ROLES = {'listener': b'listener', 'client': b'client  '}
 
 

@@ -35,7 +35,7 @@ from tests.support.streams import (
 
 _TOKEN = 'a secret that both ends know'
 _OURS = Security(token=_TOKEN)
-_MAGIC, _CONTROL = b'syncope2', b'control '
+_MAGIC, _CONTROL = b'syncope3', b'control '
 _NONCE = b'n' * 32
 
 

@@ -216,7 +216,7 @@ class StrangersTest(_Case):
     listener, start = self.listener(wait_s=0.5), time.monotonic()
     with self.assertLogs(level='WARNING'), contextlib.suppress(OSError):
       slow = self.stranger(listener)
-      for byte in b'syncope2' * 100:
+      for byte in b'syncope3' * 100:
         slow.sendall(bytes([byte]))
         time.sleep(0.02)
       _read_to_the_end(slow)
@@ -273,7 +273,7 @@ class StrangersTest(_Case):
 
   @parameterized.parameters(False, True)
   def test_resets_at_every_byte_leave_nothing(self, encrypted):
-    security, first = _OURS, b'syncope2control ' + bytes(32)
+    security, first = _OURS, b'syncope3control ' + bytes(32)
     if encrypted:
       if not shutil.which('openssl'):
         self.skipTest('openssl makes certificates')
@@ -298,7 +298,7 @@ class StrangersTest(_Case):
     listener = self.listener()
     self.check(listener)
     socks = [socket.socket() for _ in range(512)]
-    first = b'syncope2control ' + bytes(32)
+    first = b'syncope3control ' + bytes(32)
     tracemalloc.start()
     self.addCleanup(tracemalloc.stop)
     before, _ = tracemalloc.get_traced_memory()
@@ -422,7 +422,7 @@ class StrangersTest(_Case):
 
   @_NEEDS_OPENSSL
   @parameterized.parameters(
-    b'syncope2control ' + bytes(32),
+    b'syncope3control ' + bytes(32),
     b'\x16\x03\x01\xff\xff' + bytes(10),
     b'\x16\x03\x01\x00\x20' + bytes(40),
   )

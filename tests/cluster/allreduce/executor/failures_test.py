@@ -86,7 +86,7 @@ class DescriptorsTest(_Case):
       self.assertNotIn('executor-0', sleepers)
       self.assertLen(logs.output, 1)
       self.assertRegex(logs.output[0], 'no connection is accepted.*many open')
-      sock.sendall(b'syncope2sums    ' + bytes(32))
+      sock.sendall(b'syncope3sums    ' + bytes(32))
       self.assertLen(sock.recv(64), 64)
 
   def test_an_executor_that_cannot_accept_blames_itself(self):
