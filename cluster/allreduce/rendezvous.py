@@ -98,6 +98,9 @@ class Rendezvous:
     size_bytes: Size of a gradient buffer, bytes.
     local: Rank of the worker in the coordinator's process.
     fetching: Members that were directed to fetch their state from another one.
+    restored: Version of the checkpoint that the coordinator has restored; None
+      if it has not.  The coordinator's worker then has the sum of all
+      residuals of that version.
   """
 
   def __init__(
@@ -127,6 +130,7 @@ class Rendezvous:
     self.packed: PackedForest | None = None
     self.size_bytes = size_bytes
     self.fetching: set[int] = set()
+    self.restored: int | None = None
     self._cluster, self._pack, self._lanes = cluster, pack, lanes
     # A link that is tried again and fails needs the forest before once more.
     self._recent: collections.deque[PackedForest] = collections.deque(
@@ -502,6 +506,7 @@ class Rendezvous:
           version=version,
           sources=sources[index],
           members=forest,
+          drops_residual=version == self.restored and index != self.local,
         ),
       )
       for index in members

@@ -352,6 +352,8 @@ class Replica:
     with self._reporting_loss(session, membership_epoch):
       if order.sources:
         self._update(session, order.version, order.sources)
+      if order.drops_residual:
+        self.codec_state.drop_residual()
       self._is_new = False
       self._progress.reach(_FETCHED)
       if self._succession and order.members:

@@ -317,7 +317,7 @@ class AllreduceRuntime(EventLoop):
     self._before = state['coordinator']
     self._store.restore(state['store'])
     self._restore_counts(state)
-    self._collected_version = self._store.version
+    self._collected_version = self._rendezvous.restored = self._store.version
 
   def _restore_counts(self, state: Mapping[str, Any]) -> None:
     """Restores admissions and totals of checks from a state."""

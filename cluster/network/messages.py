@@ -686,12 +686,15 @@ class ConnectMembers(Message, frozen=True):
     sources: Members from which to fetch the state of that version; empty if
       this one has it.
     members: The members and their forest; None where XLA sums.
+    drops_residual: Whether the member's residual of that version does not
+      count: the coordinator's worker has those of all, from a checkpoint.
   """
 
   membership_epoch: Count
   version: Count
   sources: Annotated[Sequence[Source], Meta(max_length=MAX_SOURCES)] = ()
   members: MemberForest | None = None
+  drops_residual: bool = False
 
 
 class Connected(Message, frozen=True):

@@ -27,6 +27,9 @@ class NoCodecState:
   def reset(self) -> None:
     """Returns at once: there is no state to reset."""
 
+  def drop_residual(self) -> None:
+    """Returns at once: there is no residual."""
+
   def resume(self, version: int, replicated: Any) -> None:
     """Returns at once: no state depends on the version."""
 
@@ -117,6 +120,15 @@ class CodecState:
     self._state = self._state._replace(
       replicated=self._place_arrays(replicated)
     )
+    self._unconfirmed = self.residual_sum = None
+
+  def drop_residual(self) -> None:
+    """Sets the residual to zero, at the same version.
+
+    For a worker that has outlived its coordinator: the next one has restored
+    the sum of all residuals, so that this one would count twice.
+    """
+    self._state = self._first()._replace(replicated=self._state.replicated)
     self._unconfirmed = self.residual_sum = None
 
   def free_vector(self, vectors: Sequence[np.ndarray]) -> np.ndarray:

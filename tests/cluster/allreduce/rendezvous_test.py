@@ -92,6 +92,14 @@ class RendezvousTest(parameterized.TestCase):
         self.assertTrue(all(at == f'1.1.1.1:{j + 1}' for j, at in sources))
         self.assertEqual(messages[k].membership_epoch, round_ + 1)
 
+  def test_residuals_count_once_after_a_restored_checkpoint(self):
+    rendezvous = self._make_rendezvous(3)
+    rendezvous.restored = 5  # With the sum of all residuals, at worker 0.
+    for version, expected in ((5, [False, True, True]), (6, [False] * 3)):
+      orders = dict(rendezvous.form((0, 1, 2), version))
+      found = [orders[k].drops_residual for k in range(3)]
+      self.assertEqual(found, expected)
+
   def test_an_earlier_answer_is_not_awaited_again(self):
     rendezvous = self._make_rendezvous(2)
     rendezvous.form((0, 1), 0)

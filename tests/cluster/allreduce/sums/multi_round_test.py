@@ -437,6 +437,14 @@ class MultiRoundTest(parameterized.TestCase):
     for name in total:
       np.testing.assert_array_equal(again.state.residual[name], total[name])
     np.testing.assert_array_equal(again.replicated, self.states[0].replicated)
+    # A worker that has outlived the coordinator: its residual is in the sum.
+    other = self.workers[1].codec_state
+    state = other.state
+    other.drop_residual()
+    self.assertEqual(other.version, 2)
+    self.assertFalse(other.flat_residual().any())
+    np.testing.assert_array_equal(other.replicated, state.replicated)
+    other.commit(2, state)
     # Collecting residuals changes nothing for the workers.
     self._iterate(2, [0, 1, 2])
     self.assertIsNone(self.workers[0].codec_state.for_checkpoint())
