@@ -164,7 +164,7 @@ class RealSite:
     if self.meeting.finished:
       logging.info('The run has finished before.')
       return
-    signal.signal(signal.SIGTERM, self._handle_sigterm)
+    self._defer_sigterm()
     if not self._take_part():
       raise Exit(STOPPED, Reason.STOPPED, 'The coordinator has ended the run.')
 
@@ -176,6 +176,10 @@ class RealSite:
   def can_drain(self) -> bool:
     """True if the run continues when this process leaves it."""
     raise NotImplementedError
+
+  def _defer_sigterm(self) -> None:
+    """Handles SIGTERM from now on; only main threads can."""
+    signal.signal(signal.SIGTERM, self._handle_sigterm)
 
   def _handle_sigterm(self, number: int, frame: object) -> None:
     """Lets the coordinator decide at the first SIGTERM; the next one ends it.

@@ -116,8 +116,9 @@ class TimeTest(parameterized.TestCase):
     # But workers run ahead: 5 chunks, or 2 for each of n trees, or as many as
     # the ring carries while the first sum is on its way.
     hops = 2 * (n - 1)
-    trip_s = 0.0125 + max(0.00625 * hops, hops * 2 * latency_s)
-    ahead = math.ceil(_MB * n / hops * trip_s / sums.CHUNK)
+    least_s, trip_s = 0.0125 + 0.00625 * hops, hops * 2 * latency_s
+    seconds = least_s + 1.5 * max(trip_s - least_s / 2, 0)
+    ahead = math.ceil(_MB * n / hops * seconds / sums.CHUNK)
     fluid_s = hops / n * size / _MB
     fill_s = (hops - 1) * sums.CHUNK / _MB + hops * 2 * latency_s
     ahead_s = max(5, 2 * n, ahead) * hops / n * sums.CHUNK / _MB

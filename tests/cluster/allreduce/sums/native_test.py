@@ -300,7 +300,11 @@ class DevicesTest(parameterized.TestCase):
 class InterfaceTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    addresses = {'lo': '127.0.0.1', 'eth0': '10.0.0.7', 'eth01': '172.16.0.7'}
+    addresses = {
+      'lo': ['127.0.0.1'],
+      'eth0': ['10.0.0.7'],
+      'eth01': ['172.16.0.7'],
+    }
     self.enterContext(
       mock.patch.object(interfaces, '_addresses', lambda: addresses)
     )
