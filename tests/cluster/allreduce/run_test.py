@@ -18,7 +18,7 @@ from absl.testing import absltest, parameterized
 from cluster.process import roles
 from outputs import checkpoints
 from tests.support import processes
-from tools import replay
+from tools import recompute, replay
 
 _TIMEOUT_S = 2.0
 # Checkpoints hold classes of these.
@@ -109,7 +109,6 @@ class RunTest(processes.TestCase, parameterized.TestCase):
         folder,
         f'--role=worker:{index}',
         address,
-        model=False,
         route__name='ring',
         epochs=1000.0,
         cluster__workers=3,
@@ -140,6 +139,8 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       for part in (events[: joined[0]], events[joined[0] :])
     )
     self.assertEqual((before, after), ({0, 1}, {0, 1, 2}))
+    self._check_learner(coordinator)
+    self.assertEqual(recompute.difference(coordinator.folder), 0.0)
 
   def test_fast_links_have_large_chunks_and_lanes(self):
     with self._launch(
