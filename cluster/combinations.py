@@ -21,6 +21,7 @@ def check(config: ConfigDict, plan: Plan, scheme: Scheme, wire: Wire) -> None:
     ValueError: If they cannot be combined; names the field.
   """
   _check_reduction(config, scheme)
+  _check_min_workers(config, plan)
   if isinstance(plan, ParameterServer):
     _check_parameter_server(config, plan, scheme, wire)
   else:
@@ -39,6 +40,25 @@ def _check_reduction(config: ConfigDict, scheme: Scheme) -> None:
   require(
     not getattr(scheme, 'is_synchronous', False), field, expected, reduction
   )
+
+
+def _check_min_workers(config: ConfigDict, plan: Plan) -> None:
+  """Rejects a start without workers that the route needs."""
+  field, least = 'config.cluster.min_workers', config.cluster.min_workers
+  workers = config.cluster.workers
+  if isinstance(plan, ParameterServer):
+    servers = 0 if plan.dedicated else plan.servers
+    expected = (
+      f'0 or at least {servers}, as many workers hold parameters '
+      '(config.route.server.servers)'
+    )
+    require(not 0 < least < servers, field, expected, least)
+  elif plan.forest is None:
+    expected = (
+      f'0 or {workers}, as config.route.name is {plan.name!r} and XLA needs '
+      'all workers'
+    )
+    require(least in (0, workers), field, expected, least)
 
 
 def _check_parameter_server(

@@ -6,7 +6,7 @@ the runtime back to release workers.  It is the same in every runtime.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from absl import logging
@@ -146,8 +146,14 @@ class Coordinator:
     self._release = release
     self._wake_at = wake_at
 
-  def start(self, time: float) -> None:
-    """Releases the first iteration of every worker.
+  def start(self, time: float, absent: Collection[int] = ()) -> None:
+    """Releases the first iteration of every worker, except of absent ones.
+
+    Absent workers have left before they got an example; they may join later.
+
+    Args:
+      time: Time of the start, seconds.
+      absent: Workers that have not come yet.
 
     Raises:
       ValueError: If the scheme is not one for these workers.
@@ -159,7 +165,17 @@ class Coordinator:
         f'workers, got {decision.release}.'
       )
     self.recorder.record_decision('start', {'time': time}, decision)
+    departures = []
+    for index in absent:
+      self.batching.leave(index)
+      event = {'worker': index, 'time': time}
+      departures.append(record.apply_event(self._scheme, 'leave', **event))
+      self.recorder.record_decision('leave', event, departures[-1])
+    present = tuple(k for k in decision.release if k not in absent)
+    decision = decision._replace(release=present)
     self._carry_out(decision, time, starts=True)
+    for departure in departures:
+      self._carry_out(departure, time)
 
   def push(
     self,

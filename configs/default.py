@@ -235,8 +235,10 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.workers_per_gpu = 1
   # Simulated leaves and joins: ((seconds, 'leave' or 'join', worker), ...).
   config.cluster.script = ()
-  # Fields up to cluster.faults are for real hosts only.  Seconds without a
-  # heartbeat after which a process counts as failed.
+  # Fields up to cluster.faults are for real hosts only.  Fewest workers with
+  # which a run starts; others join later.  0 for all.
+  config.cluster.min_workers = 0
+  # Seconds without a heartbeat after which a process counts as failed.
   config.cluster.timeout_s = 10.0
   config.cluster.start_s = 300.0  # Seconds within which all processes connect.
   # Network to listen on: an interface, an address, or addresses such as

@@ -66,7 +66,8 @@ _NO_MODEL = (
   'cluster.workers_per_gpu',
 )
 _REAL = (
-  *('cluster.timeout_s', 'cluster.start_s', 'cluster.faults'),
+  *('cluster.min_workers', 'cluster.faults'),
+  *('cluster.timeout_s', 'cluster.start_s'),
   *('cluster.interface', 'cluster.port', 'cluster.token_file'),
   *('cluster.certificate_file', 'cluster.key_file', 'cluster.tls_name'),
   *('cluster.speed.injected', 'route.server.dedicated'),
@@ -127,6 +128,12 @@ def check_values(config: ConfigDict) -> None:
     value = _read_field(config, field)
     if not 0 < value < float('inf'):
       raise ValueError(f'config.{field}: expected more than 0, got {value}.')
+  least, workers = config.cluster.min_workers, config.cluster.workers
+  if not 0 <= least <= workers:
+    raise ValueError(
+      'config.cluster.min_workers: expected 0 to config.cluster.workers, '
+      f'{workers}, got {least}.'
+    )
   port = config.cluster.port
   if not 0 <= port < 2**16:
     raise ValueError(

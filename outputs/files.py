@@ -28,6 +28,7 @@ _HOSTS = (
   *LOCAL,
   *('config.route.server.servers', 'config.route.server.dedicated'),
   *('config.cluster.workers', 'config.cluster.speed.slowdown'),
+  'config.cluster.min_workers',
   *('config.cluster.timeout_s', 'config.cluster.start_s'),
   'config.cluster.faults',
 )

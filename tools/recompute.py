@@ -22,7 +22,7 @@ workers and servers.
 import functools
 import operator
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -168,14 +168,15 @@ def _recompute(
   expected = 'a run whose codec has no local state but residuals'
   require(not local_state, f'{path}', expected, 'another one')
   run: _RecomputedRun | None = None
-  for row in records.read_events(path, with_residuals=True):
+  events = records.read_events(path, with_residuals=True)
+  for row, absent in records.split_absent(events):
     if row['event'] == 'start':
       run = _RecomputedRun(config, learned, route, codec, run)
     if run is None:
       raise ValueError(
         f'{path}: expected a start as the first event, got {row}.'
       )
-    run.apply(row)
+    run.apply(row, absent)
   if run is None:
     raise ValueError(f'{path}: expected a run that has started, got no event.')
   return run
@@ -243,8 +244,13 @@ class _RecomputedRun:
     )
     self._coordinator.attach(release=self._release, wake_at=lambda at: None)
 
-  def apply(self, row: Mapping[str, Any]) -> None:
-    """Applies a recorded event."""
+  def apply(self, row: Mapping[str, Any], absent: Collection[int]) -> None:
+    """Applies a recorded event.
+
+    Args:
+      row: Row of the event.
+      absent: Workers that were not there at a start.
+    """
     event, time = row['event'], row['time']
     if event == 'start' and self._before:
       self.learners = self._before.learners
@@ -266,8 +272,10 @@ class _RecomputedRun:
     elif event == 'recalled':
       if row['worker'] in self._left:
         self._states[row['worker']] = self._left.pop(row['worker'])
-    elif event in ('start', 'wake'):
-      getattr(self._coordinator, event)(time)
+    elif event == 'start':
+      self._coordinator.start(time, absent)
+    elif event == 'wake':
+      self._coordinator.wake(time)
     elif event == 'join':
       self._coordinator.join(row['worker'], time)
     else:

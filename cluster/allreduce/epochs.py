@@ -177,7 +177,8 @@ class MembershipEpochs:
   def try_connect(self) -> bool:
     """Forms the first epoch if it can be formed; returns whether one runs.
 
-    One of its members may have had to wait until a failed link is due again.
+    The grace period for further workers may have passed, or a failed link may
+    be due again, for which a member had to wait.
     """
     if self.rendezvous.is_waiting:
       self._form()
@@ -446,7 +447,10 @@ class MembershipEpochs:
       and index not in self._departed
       and self.rendezvous.admits(index)
     ]
-    if not self._has_started and len(members) < len(self._members):
+    if not self._has_started and not (
+      self.rendezvous.local in members
+      and self._reception.quorum.is_reached(members)
+    ):
       self.rendezvous.await_first()
       return
     if self.links.begin_survey(members) or self.rendezvous.begin_plan(members):

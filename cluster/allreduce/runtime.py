@@ -7,7 +7,7 @@ workers join or leave.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -157,7 +157,7 @@ class AllreduceRuntime(EventLoop):
     return self._rendezvous.membership_epoch
 
   def warm_up(self) -> None:
-    """Waits until all workers have compiled and are connected.
+    """Waits until enough workers have compiled and are connected.
 
     Raises:
       Unmendable: If one does not in time; names it.
@@ -335,6 +335,11 @@ class AllreduceRuntime(EventLoop):
     return super().summary() | own
 
   @property
+  def _present(self) -> Collection[int]:
+    """Members of the first epoch; others that are ready join its end."""
+    return self._rendezvous.members
+
+  @property
   def _is_idle(self) -> bool:
     """True if no iteration that was assigned is still running."""
     return (
@@ -409,7 +414,7 @@ class AllreduceRuntime(EventLoop):
     if isinstance(ready, messages.ReplicaReady):
       self.epochs.add(index, ready.address, ready.cores)
     if self._started:
-      logging.info('Worker %d has rejoined.', index)
+      self._log_joined(event)
       if self._is_idle:  # No iteration ends that would let it join.
         self._assign()
 

@@ -41,6 +41,7 @@ from cluster.membership.events import (
 )
 from cluster.membership.members import Incarnation, Member, Rank
 from cluster.membership.process import Settings
+from cluster.membership.quorum import Quorum
 from cluster.membership.roster import Roster
 from cluster.membership.versions import describe_difference
 from cluster.network.heartbeat import BEATS, within
@@ -95,6 +96,7 @@ class Reception:
   Attributes:
     events: Queue of events for the event loop.
     members: The workers, by rank.
+    quorum: Workers that the run needs to start.
   """
 
   _schema: Schema[FromWorker | FromReplica]  # Messages of workers.
@@ -125,6 +127,11 @@ class Reception:
     self._settings = settings
     self._timeout_s = settings.timeout_s
     self._start_s = settings.start_s
+    self.quorum = Quorum(
+      num_workers=num_workers,
+      min_workers=settings.min_workers,
+      grace_s=settings.timeout_s / BEATS,
+    )
     self._roster = Roster()
     self._reserved = reserved
     self._refusals = RateLimitedLog(interval_s=_LOG_INTERVAL_S)

@@ -7,7 +7,7 @@ workers that send no heartbeat.
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from absl import logging
@@ -40,10 +40,12 @@ class EventLoop:
   """Base of the runtimes on real hosts: see `Runtime` of `cluster.runtime`.
 
   `warm_up` of a runtime opens the reception and calls `_wait_for_processes`,
-  which starts this process's own worker and handles events until all workers
-  have joined.  `start` follows, or `resume`, which ends in `start`.  From then
-  on each event passes `_take_event`, which sets the time of the run,
-  `_dispatch`, and `_handle` of the runtime.  Once per heartbeat interval
+  which starts this process's own worker and handles events until the workers
+  have joined that the run starts with (`config.cluster.min_workers`).  Others
+  count as workers that have left, and join later.  `start` follows, or
+  `resume`, which ends in `start`.  From then on each event passes
+  `_take_event`, which sets the time of the run, `_dispatch`, and `_handle` of
+  the runtime.  Once per heartbeat interval
   `_check_progress` calls `_check_processes` of the runtime.  A worker that is
   lost or overdue ends in `_lose` of the runtime, and may rejoin by an event.
 
@@ -99,7 +101,16 @@ class EventLoop:
     self._began = time.monotonic() - self.time
     self._started = True
     self._record_devices()
-    self.coordinator.start(self.time)
+    count = len(self._members)
+    present = self._present
+    absent = [k for k in range(count) if k not in present]
+    if absent:
+      logging.info(
+        'The run starts with %d of %d workers; the others may join later.',
+        count - len(absent),
+        count,
+      )
+    self.coordinator.start(self.time, absent)
 
   def close(self) -> None:
     """Ends the run for all processes, also after an error."""
@@ -121,6 +132,11 @@ class EventLoop:
     }
 
   @property
+  def _present(self) -> Collection[int]:
+    """Workers that take part from the start."""
+    return [k for k, member in enumerate(self._members) if member.stream]
+
+  @property
   def _is_finished(self) -> bool:
     return self.coordinator.milestones.finished
 
@@ -132,11 +148,11 @@ class EventLoop:
     missing: Callable[[], str],
     transfer_s: Callable[[], float] = lambda: 0.0,
   ) -> None:
-    """Starts the worker of this process, and waits until all have joined.
+    """Starts the worker of this process, and waits until enough have joined.
 
     Args:
       address: Address of the coordinator.
-      done: Returns whether all have joined.
+      done: Returns whether all have joined that the run starts with.
       missing: Returns lines on the processes that have not, for the log.
       transfer_s: Returns the seconds by which the start may take longer, as
         workers fetch a state; called once `start_s` has passed.
@@ -309,6 +325,10 @@ class EventLoop:
     if self._started:
       self._record_devices()
     return True
+
+  def _log_joined(self, event: WorkerJoined) -> None:
+    verb = 'rejoined' if event.incarnation else 'joined'
+    logging.info('Worker %d has %s.', event.worker, verb)
 
   def _record_devices(self) -> None:
     """Records the devices on which workers compute, and logs changes."""

@@ -68,6 +68,7 @@ class Settings(NamedTuple):
     versions: Versions of this process, which others must share.
     is_draining: Returns whether the worker of this process wants to leave.
     metrics_port: Port of the coordinator's metrics; 0 for none.
+    min_workers: Fewest workers with which the run starts; 0 for all.
   """
 
   port: Port
@@ -80,6 +81,7 @@ class Settings(NamedTuple):
   versions: Versions = Versions()
   is_draining: Callable[[], bool] = lambda: False
   metrics_port: int = 0
+  min_workers: int = 0
 
   @property
   def security(self) -> Security:
@@ -144,6 +146,7 @@ class RealSite:
       versions=find_versions(parts.manifest, parts.learned.data_digest),
       is_draining=self._draining.is_set,
       metrics_port=config.outputs.metrics_port,
+      min_workers=config.cluster.min_workers,
     )
     self.deadlines = Deadlines(
       timeout_s=config.cluster.timeout_s,

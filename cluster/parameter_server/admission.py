@@ -134,7 +134,7 @@ class ParameterServerReception(Reception):
     return address
 
   def begin(self) -> list[Server | RemoteServer]:
-    """Begins the run, if all workers and servers have joined.
+    """Begins the run, if all servers have joined, and enough workers.
 
     From then on the loss of a server ends the run, and further calls return
     the same servers.
@@ -145,10 +145,11 @@ class ParameterServerReception(Reception):
     """
     with self._lock:
       servers = self._servers()
-      if all(member.stream for member in self.members):
-        self._begun = bool(servers)
+      ready = [k for k, member in enumerate(self.members) if member.stream]
+      if not self._begun and servers and self.quorum.is_reached(ready):
+        self._begun = True
         for rank in self._server_ranks:
-          rank.final = self._begun
+          rank.final = True
       return servers if self._begun else []
 
   def save_residual(

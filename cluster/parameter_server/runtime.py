@@ -87,7 +87,7 @@ class ParameterServerRuntime(EventLoop):
     coordinator.attach(release=self._release, wake_at=self._wake_at)
 
   def warm_up(self) -> None:
-    """Waits until all servers and workers have compiled and connected.
+    """Waits until all servers and enough workers are ready and connected.
 
     Raises:
       Unmendable: If one does not in time; carries their last activities.
@@ -184,7 +184,7 @@ class ParameterServerRuntime(EventLoop):
     self._store.incarnations[index] = event.incarnation
     member.arrived = 0
     if self._started:
-      logging.info('Worker %d has rejoined.', index)
+      self._log_joined(event)
       self.coordinator.join(index, self.time)
 
   def _handle_push(self, event: PushReceived) -> None:

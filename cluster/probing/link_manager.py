@@ -43,6 +43,8 @@ class LinkManager:
     self._follower = follower
     self._workers = workers
     self._start = 0.0  # Time of the last survey, monotonic seconds.
+    # Whether links are assumed equal until all workers are there.
+    self._is_provisional = False
 
   @property
   def awaited(self) -> str:
@@ -55,7 +57,7 @@ class LinkManager:
 
     Args:
       members: Ranks of the members, ascending.  Without all workers nothing is
-        measured.
+        measured: links that are not known are assumed to be equal until then.
 
     Returns:
       Whether links are measured: `LinksMeasured` follows, for `take_survey`.
@@ -63,16 +65,21 @@ class LinkManager:
     if self._surveyor.busy:
       return True
     skips_cache = bool(self._follower and self._follower.end_epoch())
-    if self._rendezvous.has_links and not skips_cache:
+    is_known = self._rendezvous.has_links
+    if is_known and not (skips_cache or self._is_provisional):
       return False
-    if len(members) < self._workers:
-      return False  # A forest needs the links of all workers.
+    if len(members) < self._workers:  # A forest needs the links of all workers.
+      if not is_known:
+        logging.info('Links are measured once all workers are there.')
+        self._rendezvous.set_links(links.make_equal(self._workers), {})
+        self._is_provisional = True
+      return False
     if self._share_host(members):
       follows = self._follower is not None
       state = 'neither measured nor followed' if follows else 'not measured'
       logging.info('Links are %s: all workers share one host.', state)
-      self._follower = None
-      if not self._rendezvous.has_links:
+      self._follower, self._is_provisional = None, False
+      if not is_known:
         self._rendezvous.set_links(links.make_equal(self._workers), {})
       return False
     self._start = time.monotonic()
@@ -91,7 +98,10 @@ class LinkManager:
     """
     is_known = self._rendezvous.has_links
     found = self._surveyor.finish(event, needed=not is_known)
-    if is_known and self._follower:
+    is_first = self._is_provisional or not is_known
+    if not event.is_lost:  # Failed links stay equal; later ones are measured.
+      self._is_provisional = False
+    if self._follower and not is_first:
       took_s = time.monotonic() - self._start
       self._follower.take_measurement(now_s, found, took_s)
     elif found:

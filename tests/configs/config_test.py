@@ -64,6 +64,15 @@ class CheckTest(parameterized.TestCase):
     ({'route__name': 'rings'}, r"config.route.name: .*'ring'.* got 'rings'"),
     ({'cluster__runtime': 'real'}, r"config.cluster.runtime: .* got 'real'"),
     ({'cluster__workers': 0}, r'config.cluster.workers: expected .* got 0'),
+    (
+      {'cluster__min_workers': 4},
+      r'config.cluster.min_workers: expected 0 to .*workers, 3, got 4',
+    ),
+    ({'cluster__min_workers': -1}, r'config.cluster.min_workers: .* got -1'),
+    (
+      {'cluster__min_workers': 2},
+      r"cluster.min_workers: .* because config.cluster.runtime is 'virtual'",
+    ),
     ({'epochs': 0.0}, r'config.epochs: expected more than 0, got 0.0'),
     ({'epochs': math.nan}, r'config.epochs: expected more than 0, got nan'),
     ({'time_to': (0.9, 90.0)}, r'config.time_to: expected .* got 90.0'),

@@ -3,6 +3,7 @@
 from cluster.allreduce.admission import AllreduceReception
 from cluster.allreduce.replication import Standby
 from cluster.membership.process import Settings
+from cluster.membership.quorum import Quorum
 from cluster.network import messages
 from cluster.network.port import Port
 from cluster.network.streams import Security
@@ -15,12 +16,15 @@ BATCH = 8
 class Reception(AllreduceReception):
   """Real reception without a listener, whose streams are sessions."""
 
-  def __init__(self, workers):
+  def __init__(self, workers, min_workers=0):
     deadlines = Deadlines(timeout_s=1e6, start_s=1e6, windows=True)
     super().__init__(
       num_workers=workers,
       settings=Settings(Port('127.0.0.1', 0, Security()), '', 1e6, 1e6, ''),
       jobs=Jobs(deadlines),
+    )
+    self.quorum = Quorum(
+      num_workers=workers, min_workers=min_workers, grace_s=0.0
     )
 
   def send(self, stream, message):

@@ -88,8 +88,10 @@ class SimulatedRun:
     build=ring.build_in_order,
     planner=None,
     files=None,
+    min_workers=0,
   ):
     self.workers, self.local = workers, 0
+    self._min_workers = min_workers
     self.sessions, self.joined, self.parts = {}, {}, {}
     self.members, self.rivals, self.cut = {}, [], []
     self.rounding = rounding or {}
@@ -109,7 +111,7 @@ class SimulatedRun:
       files=files,
     )
     self._make()
-    for index in range(workers):
+    for index in range(min_workers or workers):
       self.join(index)
 
   def _make_runtime(
@@ -127,7 +129,7 @@ class SimulatedRun:
   ):
     """Creates the runtime and all that belongs to it."""
     workers = self.workers
-    self.reception = members.Reception(workers)
+    self.reception = members.Reception(workers, self._min_workers)
     replica = types.SimpleNamespace(learner=None, codec_state=NoCodecState())
     self._replica = replica
     store = ReplicaStore(replica, None)

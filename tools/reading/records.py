@@ -198,6 +198,35 @@ def read_events(
   return (row for row in read_all_events(path) if row['event'] not in others)
 
 
+def split_absent(
+  rows: Iterable[dict[str, Any]],
+) -> Iterator[tuple[dict[str, Any], tuple[int, ...]]]:
+  """Yields rows, each start with the workers that were absent at it.
+
+  A run that starts without some workers records that they leave right after the
+  start, at the same time.  These rows are not yielded themselves.
+
+  Args:
+    rows: Rows of events.jsonl, in order.
+
+  Yields:
+    A row, and the absent workers; () for all rows but starts.
+  """
+  start: dict[str, Any] | None = None
+  absent: list[int] = []
+  for row in rows:
+    if start is not None:
+      if row['event'] == 'leave' and row['time'] == start['time']:
+        absent.append(row['worker'])
+        continue
+      yield start, tuple(absent)
+    start, absent = (row, []) if row['event'] == 'start' else (None, [])
+    if start is None:
+      yield row, ()
+  if start is not None:
+    yield start, tuple(absent)
+
+
 def read_link_events(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Yields the rows about links, which are no events of a scheme.
 

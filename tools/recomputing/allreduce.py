@@ -8,7 +8,7 @@ allreduce, if it has one.
 import functools
 import importlib
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -194,13 +194,18 @@ class _RecomputedRun:
     self._sums = Sums(epoch)
     self._gradient = self._learned.streaming(self._layout, overlap=False)
 
-  def replay(self, row: Mapping[str, Any]) -> None:
-    """Passes the event of a row of events.jsonl to the coordinator."""
+  def replay(self, row: Mapping[str, Any], absent: Collection[int]) -> None:
+    """Passes the event of a row of events.jsonl to the coordinator.
+
+    Args:
+      row: The row.
+      absent: Workers that were not there at a start.
+    """
     event, time = row['event'], row['time']
     if event == 'start':
       if self._before:
         self._coordinator.rejoin(self._before._coordinator.state(), time)
-      self._coordinator.start(time)
+      self._coordinator.start(time, absent)
     elif event == 'push':
       self._push(row)
     elif event == 'wake':
@@ -290,7 +295,7 @@ def _until(
   """Returns the run after the recorded events up to a version."""
   again: _RecomputedRun | None = None
   epoch: Any = None
-  for row in records.read_all_events(path):
+  for row, absent in records.split_absent(records.read_all_events(path)):
     if row['event'] == 'links':
       if row['did'] == 'forest':
         epoch = traffic.parse_epoch(row, path)
@@ -312,7 +317,7 @@ def _until(
       again.form(epoch)
     if again is None:
       raise ValueError(f'{path}: expected a start before {row["event"]!r}.')
-    again.replay(row)
+    again.replay(row, absent)
     if again.version == version:
       return again
   got = f'{again.version}' if again else 'no event'

@@ -4,8 +4,10 @@ import contextlib
 import importlib
 import json
 import os
+import pathlib
 import random
 import signal
+import tempfile
 import time
 
 import jax
@@ -13,9 +15,10 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+from cluster.process import roles
 from outputs import checkpoints
 from tests.support import processes
-from tools import replay
+from tools import recompute, replay
 
 _TIMEOUT_S = 2.0
 # Checkpoints hold classes of these.
@@ -96,6 +99,48 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self.assertLen(joined, 1)
     after = {e['worker'] for e in events[joined[0] :] if e['event'] == 'push'}
     self.assertEqual(after, {0, 1, 2})
+
+  def test_a_worker_comes_after_the_start(self):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    address = f'--coordinator=127.0.0.1:{roles.free_ports(1)[0]}'
+
+    def start(index):
+      return processes.alone(
+        folder,
+        f'--role=worker:{index}',
+        address,
+        route__name='ring',
+        epochs=1000.0,
+        cluster__workers=3,
+        cluster__min_workers=2,
+        **_SLOW,
+      )
+
+    with start(0) as coordinator, start(1) as other:
+      coordinator.until('The run starts with 2 of 3 workers')
+      coordinator.reach(10 * processes.BATCH)
+      with start(2) as late:
+        coordinator.until('Worker 2 has joined')
+        coordinator.until('Membership epoch 1 begins: a worker joins')
+        rows = len(coordinator.rows('events.jsonl'))
+        while len(coordinator.rows('events.jsonl')) < rows + 30:
+          time.sleep(0.05)
+        coordinator.process.send_signal(signal.SIGTERM)
+        for launch in (coordinator, other, late):
+          self.assertEqual(launch.wait(), 143, launch.text)
+    self._check_run(coordinator, ended='interrupted')
+    self.assertEqual(coordinator.summary['admissions'], [1, 1, 1])
+    self.assertEmpty(coordinator.summary['lost'])
+    events = coordinator.rows('events.jsonl')
+    joined = [k for k, event in enumerate(events) if event['event'] == 'join']
+    self.assertLen(joined, 1)
+    before, after = (
+      {event['worker'] for event in part if event['event'] == 'push'}
+      for part in (events[: joined[0]], events[joined[0] :])
+    )
+    self.assertEqual((before, after), ({0, 1}, {0, 1, 2}))
+    self._check_learner(coordinator)
+    self.assertEqual(recompute.difference(coordinator.folder), 0.0)
 
   def test_fast_links_have_large_chunks_and_lanes(self):
     with self._launch(

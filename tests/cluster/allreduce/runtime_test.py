@@ -121,6 +121,79 @@ class AnyOrderTest(parameterized.TestCase):
     world.check()
 
 
+class ElasticTest(parameterized.TestCase):
+  """Runs that start with some of their workers."""
+
+  def test_workers_that_come_later_join_between_two_iterations(self):
+    world = _start(4, min_workers=2)
+    world.reach(3)
+    first = world.members[0].learned[0]
+    self.assertEqual([k for k, _ in first[1]], [0, 1])
+    for index in (3, 2):
+      world.join(index)
+    world.gather()
+    world.reach(world.store.version + 3)
+    last = world.members[0].learned[-1]
+    self.assertEqual([k for k, _ in last[1]], [0, 1, 2, 3])
+    self.assertEmpty(world.accounting.lost)
+    world.check()
+
+  def test_the_first_workers_share_the_whole_batch(self):
+    workers = 4
+    batching = lb_bsp.make(
+      num_workers=workers,
+      worker_batch=replicas.BATCH,
+      predictor=ema.make(
+        num_workers=workers, num_factors=0, seed=0, smoothing=0.2
+      ),
+      threshold=0.0,
+      least=1,
+      most=(),
+    )
+    world = _start(workers, min_workers=3, batching=batching)
+    batches = [worker.batch for worker in world.coordinator.workers]
+    self.assertEqual(sum(batches), workers * replicas.BATCH)
+    self.assertEqual(batches[3], 0)
+    world.join(3)
+    world.gather()
+    world.reach(world.store.version + 3)
+    batches = [worker.batch for worker in world.coordinator.workers]
+    self.assertEqual(sum(batches), workers * replicas.BATCH)
+    self.assertGreater(batches[3], 0)
+    world.check()
+
+  def test_the_coordinators_own_worker_is_there_at_the_start(self):
+    world = replicas.SimulatedRun(4, min_workers=2)
+    world.join(3)
+    world.run_without({('0/0', 'deliver')})
+    self.assertFalse(world.runtime.epochs.is_running)
+    world.begin()
+    world.reach(2)
+    self.assertEqual(world.rendezvous.members, (0, 1, 3))
+    world.check()
+
+  @settings(max_examples=20, deadline=None)
+  @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 60))
+  def test_workers_come_at_any_moment(self, seed, least, steps):
+    rng = random.Random(seed)
+    world = replicas.SimulatedRun(4, min_workers=least)
+    absent = [*range(least, 4)]
+    for _ in range(steps):
+      if world.runtime.epochs.is_running:
+        break
+      if absent and rng.random() < 0.1:
+        world.join(absent.pop())
+      world.step(rng.choice)
+    world.begin(rng.choice)
+    while absent:
+      for _ in range(rng.randrange(20)):
+        world.step(rng.choice)
+      world.join(absent.pop())
+    world.gather(rng.choice)
+    world.reach(world.store.version + 3, rng.choice)
+    world.check()
+
+
 class SuccessionTest(parameterized.TestCase):
   @settings(max_examples=60, deadline=None)
   @given(

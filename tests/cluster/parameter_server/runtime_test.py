@@ -5,6 +5,7 @@ import pathlib
 import shutil
 import signal
 import tempfile
+import time
 import unittest
 from unittest import mock
 
@@ -117,6 +118,64 @@ class SecurityTest(processes.TestCase):
     self.check(coordinator)
     self.assertEqual(coordinator.summary['ended'], 'finished')
     self.assertEqual(coordinator.summary['admissions'], [1])
+
+
+class ElasticTest(processes.TestCase):
+  def test_a_worker_comes_after_the_start(self):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    address = f'--coordinator=127.0.0.1:{roles.free_ports(1)[0]}'
+
+    def start(role):
+      return processes.alone(
+        folder,
+        f'--role={role}',
+        address,
+        model=False,
+        sync__name='elastic',
+        epochs=1000.0,
+        route__server__servers=1,
+        route__server__dedicated=True,
+        cluster__workers=3,
+        cluster__min_workers=2,
+        cluster__speed__injected=True,
+        cluster__speed__fixed_s=0.02,
+        cluster__speed__per_example_s=0.0,
+        checkpoint__every_examples=10**6,
+      )
+
+    with (
+      start('server:0') as coordinator,
+      start('worker:0') as first,
+      start('worker:2') as second,
+    ):
+      coordinator.until('The run starts with 2 of 3 workers')
+      coordinator.reach(10 * processes.BATCH)
+      with start('worker:1') as late:
+        coordinator.until('Worker 1 has joined')
+        while _count_pushes(coordinator, 1) < 10:
+          time.sleep(0.05)
+        coordinator.process.send_signal(signal.SIGTERM)
+        for launch in (coordinator, first, second, late):
+          self.assertEqual(launch.wait(), 143, launch.text)
+    self.check(coordinator)
+    summary, events = coordinator.summary, coordinator.rows('events.jsonl')
+    self.assertEqual(summary['admissions'], [1, 1, 1])
+    self.assertEmpty(summary['lost'])
+    joined = [k for k, event in enumerate(events) if event['event'] == 'join']
+    self.assertLen(joined, 1)
+    before = {
+      event['worker']
+      for event in events[: joined[0]]
+      if event['event'] == 'push'
+    }
+    self.assertEqual(before, {0, 2})
+
+
+def _count_pushes(launch, worker):
+  return sum(
+    (row['event'], row.get('worker')) == ('push', worker)
+    for row in launch.rows('events.jsonl')
+  )
 
 
 class ResumeTest(processes.TestCase):

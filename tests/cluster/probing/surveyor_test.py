@@ -17,6 +17,7 @@ from cluster.network.interfaces import card
 from cluster.network.port import Port
 from cluster.probing import file_format, transfers, trials
 from cluster.probing.cache import LinkCache
+from cluster.probing.events import LinksMeasured
 from cluster.probing.link_manager import LinkManager
 from cluster.probing.measurer import Measurer
 from cluster.probing.surveyor import Surveyor
@@ -230,6 +231,28 @@ class LinkManagerTest(parameterized.TestCase):
     surveyor.begin.assert_called_once()
     formation.has_links = True
     self.assertFalse(link_manager.begin_survey([0, 1]))
+
+  @parameterized.parameters(
+    (LinksMeasured(problem='a cut'), False),
+    (LinksMeasured(problem='worker 2 is lost', is_lost=True), True),
+  )
+  def test_links_are_measured_once_all_workers_are_there(self, event, again):
+    addresses = [f'10.0.0.{n}:7' for n in range(3)]
+    formation, surveyor = self._create(addresses)
+    formation.set_links.side_effect = lambda *_: formation.configure_mock(
+      has_links=True
+    )
+    surveyor.finish.return_value = None
+    link_manager = LinkManager(formation, surveyor, None, workers=3)
+    self.assertFalse(link_manager.begin_survey([0, 1]))
+    ((graph, _), _) = formation.set_links.call_args
+    self.assertLen(graph.workers, 3)
+    self.assertFalse(link_manager.begin_survey([0, 2]))
+    surveyor.begin.assert_not_called()
+    self.assertTrue(link_manager.begin_survey([0, 1, 2]))
+    surveyor.begin.assert_called_once()
+    link_manager.take_survey(event, 0.0)
+    self.assertEqual(link_manager.begin_survey([0, 1, 2]), again)
 
   def _create(self, addresses):
     formation = mock.Mock(has_links=False)
