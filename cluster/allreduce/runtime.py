@@ -325,6 +325,12 @@ class AllreduceRuntime(EventLoop):
       member.admissions = count
     self._check.agreement.totals |= state.get('drift', {})
 
+  def close(self) -> None:
+    """Ends the run for all processes, also after an error."""
+    super().close()
+    if self._succession:
+      self._succession.close()
+
   def summary(self) -> dict[str, Any]:
     """Returns the entries of summary.json that only this runtime has."""
     own = {

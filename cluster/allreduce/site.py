@@ -216,6 +216,8 @@ class AllreduceSite(RealSite):
     if finished is None:
       self._coordinate()
       return True
+    if self._succession:
+      self._succession.close()
     if not finished and self._plan.forest is None:
       # XLA would wait for all workers, also lost ones.
       end(STOPPED, Reason.STOPPED, 'The coordinator has ended the run.')

@@ -83,6 +83,13 @@ class Succession:
       )
     return self._listener.address
 
+  def close(self) -> None:
+    """Stops answering requests, as the run of this process has ended."""
+    listener, self._listener = self._listener, None
+    self._position = Position.FOLLOWS
+    if listener:
+      listener.close(0.0)
+
   def follow(self) -> None:
     """Records that this process has a session with a coordinator."""
     if self._position is Position.LOST:

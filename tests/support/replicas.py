@@ -58,6 +58,9 @@ class _Succession:
   def lead(self, *membership):
     del membership
 
+  def close(self):
+    pass
+
 
 class SimulatedRun:
   """Allreduce run whose members a test controls.
