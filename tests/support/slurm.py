@@ -1,11 +1,11 @@
 """Runs the real programs of SLURM on two hosts of a lab, for tests.
 
 Each host of the lab (`tools.lab`) has two nodes: one of the partition `cpu`,
-and one of the partition `gpu`, whose GPUs are null devices.  The controller runs
-on host0.  The names of nodes resolve to addresses of the network eth0; no name
-resolves to those of the second network, ib0.  All files are in one temporary
-folder, including those of authentication: a SLURM or munge of this machine is
-neither used nor changed.
+and one of the partition `gpu`, whose GPUs are null devices.  The controller
+runs on host0.  The names of nodes resolve to addresses of the network eth0; no
+name resolves to those of the second network, ib0.  All files are in one
+temporary folder, including those of authentication: a SLURM or munge of this
+machine is neither used nor changed.
 """
 
 import contextlib
