@@ -1,17 +1,19 @@
 """Runs the real programs of SLURM on two hosts of a lab, for tests.
 
 Each host of the lab (`tools.lab`) has two nodes: one of the partition `cpu`,
-and one of the partition `gpu`, whose GPUs are empty files.  The controller runs
-on host0.  The names of nodes resolve to addresses of the network eth0; no name
-resolves to those of the second network, ib0.  All files are in one temporary
-folder, including those of authentication: a SLURM or munge of this machine is
-neither used nor changed.
+and one of the partition `gpu`, whose GPUs are null devices.  The controller
+runs on host0.  The names of nodes resolve to addresses of the network eth0; no
+name resolves to those of the second network, ib0.  All files are in one
+temporary folder, including those of authentication: a SLURM or munge of this
+machine is neither used nor changed.
 """
 
 import contextlib
 import os
 import pathlib
 import shutil
+import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -24,15 +26,18 @@ HOSTS = ('host0', 'host1')
 SECOND = '172.31.7'  # Prefix of the addresses in the network ib0.
 _PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'srun', 'sbatch', 'sinfo')
 _START_S = 60.0
-_GPUS = 4  # GPUs of each node of the partition `gpu`; empty files.
+_GPUS = 4  # GPUs of each node of the partition `gpu`; null devices.
 _CPUS = 16  # CPUs of each node, independent of the machine.
+# A job that is requeued waits as long as credentials are valid (120 s by
+# default); the start of a step may take as long.
+_REQUEUE_S = 10
 _CONF = """
 ClusterName=lab
 SlurmctldHost=host0(10.213.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire={requeue_s}
 CredType=cred/munge
 CommunicationParameters=DisableIPv6
 MpiDefault=none
@@ -78,6 +83,7 @@ class Slurm:
   def __init__(self, folder: pathlib.Path, name: str):
     """Initializes a cluster, which `start` starts."""
     self.folder, self.name = folder, name
+    self._daemons: list[subprocess.Popen] = []
 
   def run(
     self,
@@ -113,6 +119,86 @@ class Slurm:
       timeout=limit_s,
     )
 
+  def show(self, *words: str) -> str:
+    """Returns the output of `scontrol`; raises CalledProcessError."""
+    done = self.run(
+      ['scontrol', *words], cwd=self.folder, environ={}, limit_s=_START_S
+    )
+    done.check_returncode()
+    return done.stdout
+
+  def fail_host(self, host: str) -> None:
+    """Kills all processes of a host, as a loss of power does.
+
+    Its nodes are marked as lost at once.  SLURM would do so by itself once they
+    have not answered for 5 minutes.
+
+    Args:
+      host: Name of the host, other than that of the controller.
+    """
+    inside = ['ip', 'netns', 'pids', f'{self.name}-{host}']
+    pids = subprocess.run(inside, check=True, capture_output=True, text=True)
+    for pid in pids.stdout.split():
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(int(pid), signal.SIGKILL)
+    nodes = ','.join(_nodes(HOSTS.index(host)))
+    self.show('update', f'nodename={nodes}', 'state=down', 'reason=power')
+
+  def start_nodes(self, host: str) -> None:
+    """Starts the nodes of a host, also after `fail_host`."""
+    self._daemons = [each for each in self._daemons if each.poll() is None]
+    for node in _nodes(HOSTS.index(host)):
+      self.start_daemon(host, ['slurmd', '-D', '-N', node])
+
+  def wait_for_nodes(self) -> None:
+    """Waits until all nodes are idle.
+
+    Raises:
+      RuntimeError: If they do not start; includes the logs.
+    """
+    self.wait_until(lambda: self._idle() == 2 * len(HOSTS))
+
+  def start_daemon(self, host: str, argv: Sequence[str]) -> None:
+    """Starts a program of SLURM on a host, which `end` ends."""
+    environ = os.environ | {'SLURM_CONF': str(self.folder / 'slurm.conf')}
+    environ['PATH'] = _path()
+    number = len([*self.folder.glob('out-*.log')])
+    with (self.folder / f'out-{number}.log').open('w') as out:
+      daemon = subprocess.Popen(
+        lab.command(host, argv, self.name),
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+      )
+    self._daemons.append(daemon)
+
+  def wait_until(self, condition: Callable[[], bool]) -> None:
+    """Waits for a condition; raises RuntimeError if a daemon ends."""
+    deadline = time.monotonic() + _START_S
+    while not condition():
+      ended = any(daemon.poll() is not None for daemon in self._daemons)
+      if ended or time.monotonic() > deadline:
+        raise RuntimeError(f'SLURM does not start:\n{self.logs()}')
+      time.sleep(0.2)
+
+  def end(self) -> None:
+    """Ends all programs of SLURM."""
+    for daemon in reversed(self._daemons):
+      daemon.terminate()
+    for daemon in reversed(self._daemons):
+      try:
+        daemon.wait(10)
+      except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
+
+  def _idle(self) -> int:
+    """Returns the number of idle nodes."""
+    argv = ['sinfo', '--noheader', '--Node', '--format=%t']
+    done = self.run(argv, cwd=self.folder, environ={}, limit_s=_START_S)
+    return done.stdout.split().count('idle')
+
   def logs(self) -> str:
     """Returns the last 3000 characters of each log of SLURM's programs."""
     parts = [
@@ -138,7 +224,8 @@ def start() -> Iterator[Slurm]:
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     slurm = Slurm(folder, stack.enter_context(labs.start(len(HOSTS))))
     _configure(slurm)
-    _start(slurm, stack)
+    stack.callback(slurm.end)
+    _start(slurm)
     yield slurm
 
 
@@ -151,7 +238,7 @@ def _configure(slurm: Slurm) -> None:
   """Writes the files of SLURM, and adds the network ib0 to the hosts."""
   folder = slurm.folder
   folder.chmod(0o755)
-  lines = [_CONF.format(folder=folder)]
+  lines = [_CONF.format(folder=folder, requeue_s=_REQUEUE_S)]
   for n, _ in enumerate(HOSTS):
     for kind, port in (('host', 6818), ('gpu', 6819)):
       values = {'name': f'{kind}{n}', 'n': n, 'address': n + 1, 'port': port}
@@ -161,8 +248,11 @@ def _configure(slurm: Slurm) -> None:
   lines.append(f'PartitionName=cpu Nodes=host[0-1] Default=YES {rest}')
   lines.append(f'PartitionName=gpu Nodes=gpu[0-1] {rest}')
   (folder / 'slurm.conf').write_text('\n'.join(lines) + '\n')
+  # SLURM numbers the GPUs of tasks (CUDA_VISIBLE_DEVICES) only if they are
+  # devices.
+  null = os.makedev(1, 3)
   for n in range(_GPUS):
-    (folder / f'gpu{n}').touch()
+    os.mknod(folder / f'gpu{n}', 0o666 | stat.S_IFCHR, null)
   (folder / 'gres.conf').write_text(
     f'NodeName=gpu[0-1] Name=gpu File={folder}/gpu[0-{_GPUS - 1}]\n'
   )
@@ -182,7 +272,7 @@ def _configure(slurm: Slurm) -> None:
       subprocess.run([*inside, *words.split()], check=True)
 
 
-def _start(slurm: Slurm, stack: contextlib.ExitStack) -> None:
+def _start(slurm: Slurm) -> None:
   """Starts SLURM's programs, and waits until all nodes are idle."""
   folder = slurm.folder
   munged = ['munged', '--foreground', '--force']
@@ -194,55 +284,14 @@ def _start(slurm: Slurm, stack: contextlib.ExitStack) -> None:
     ('log-file', 'munge.log'),
   ):
     munged.append(f'--{option}={folder / file}')
-  commands = [(HOSTS[0], munged), (HOSTS[0], ['slurmctld', '-D'])]
-  commands += [
-    (host, ['slurmd', '-D', '-N', f'{kind}{n}'])
-    for n, host in enumerate(HOSTS)
-    for kind in ('host', 'gpu')
-  ]
-  environ = os.environ | {'SLURM_CONF': str(folder / 'slurm.conf')}
-  environ['PATH'] = _path()
-  daemons = []
-  for number, (host, argv) in enumerate(commands):
-    out = stack.enter_context((folder / f'out-{number}.log').open('w'))
-    daemon = subprocess.Popen(
-      lab.command(host, argv, slurm.name),
-      env=environ,
-      stdin=subprocess.DEVNULL,
-      stdout=out,
-      stderr=out,
-    )
-    daemons.append(daemon)
-    stack.callback(_end, daemon)
-    if number == 0:
-      _until(lambda: (folder / 'munge.socket').exists(), slurm, daemons)
-  _until(lambda: _idle(slurm) == 2 * len(HOSTS), slurm, daemons)
+  slurm.start_daemon(HOSTS[0], munged)
+  slurm.wait_until((folder / 'munge.socket').exists)
+  slurm.start_daemon(HOSTS[0], ['slurmctld', '-D'])
+  for host in HOSTS:
+    slurm.start_nodes(host)
+  slurm.wait_for_nodes()
 
 
-def _idle(slurm: Slurm) -> int:
-  """Returns the number of idle nodes."""
-  argv = ['sinfo', '--noheader', '--Node', '--format=%t']
-  done = slurm.run(argv, cwd=slurm.folder, environ={}, limit_s=_START_S)
-  return done.stdout.split().count('idle')
-
-
-def _until(
-  condition: Callable[[], bool],
-  slurm: Slurm,
-  daemons: Sequence[subprocess.Popen],
-) -> None:
-  deadline = time.monotonic() + _START_S
-  while not condition():
-    ended = any(daemon.poll() is not None for daemon in daemons)
-    if ended or time.monotonic() > deadline:
-      raise RuntimeError(f'SLURM does not start:\n{slurm.logs()}')
-    time.sleep(0.2)
-
-
-def _end(process: subprocess.Popen) -> None:
-  process.terminate()
-  try:
-    process.wait(10)
-  except subprocess.TimeoutExpired:
-    process.kill()
-    process.wait()
+def _nodes(number: int) -> list[str]:
+  """Returns the names of the nodes of a host, of each partition one."""
+  return [f'{kind}{number}' for kind in ('host', 'gpu')]
