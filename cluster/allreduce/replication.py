@@ -97,7 +97,7 @@ class Membership(NamedTuple):
 
 
 class Inheritance(NamedTuple):
-  """What a successor continues from.
+  """State from which a successor continues.
 
   Attributes:
     membership: Last membership epoch.
@@ -117,7 +117,7 @@ class Inheritance(NamedTuple):
 
 
 class Standby:
-  """What a member retains, so that it can succeed the coordinator.
+  """State that a member retains in order to succeed the coordinator.
 
   Methods may be called from any thread.
 
