@@ -481,13 +481,14 @@ class StrangersTest(_Case):
     listener = self.listener()
     with mock.patch.object(threading.Thread, 'start') as start:
       start.side_effect = RuntimeError("can't start new thread")
-      with self.assertLogs(level='ERROR'):
+      with self.assertLogs(level='ERROR') as logs:
         end = handshake.open_connection(
           listener.address, _OURS, 'control', timeout_s=WAIT_S
         )
         end.sock.settimeout(WAIT_S)
         self.assertEqual(end.sock.recv(1), b'')
         end.close()
+        wait_until(lambda: logs.output)  # It closes before it logs.
     self.assertEmpty(listener.open_streams())
     self.check(listener)
 
