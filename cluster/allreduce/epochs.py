@@ -117,7 +117,7 @@ class MembershipEpochs:
     Its members stop once they have joined; see `give_up_absent`.
 
     Args:
-      inheritance: What this coordinator continues from.
+      inheritance: State and iterations that this coordinator continues from.
     """
     membership = inheritance.membership
     self.agreed = tuple(sorted(membership.addresses))

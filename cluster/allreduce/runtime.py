@@ -179,7 +179,7 @@ class AllreduceRuntime(EventLoop):
     """Continues from another coordinator that is lost; `warm_up` follows.
 
     Args:
-      inheritance: What this coordinator continues from.
+      inheritance: State and iterations to continue from.
       publish: Called once this process has the next term, before anything is
         recorded.
     """

@@ -50,8 +50,8 @@ class Succession:
 
   Attributes:
     terms: Terms of the run.
-    standby: What this process retains to succeed the coordinator.
-    inheritance: What it continues from, once it is elected.
+    standby: State that this process retains to succeed the coordinator.
+    inheritance: State that this process continues from, once it is elected.
   """
 
   def __init__(

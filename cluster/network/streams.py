@@ -201,17 +201,12 @@ class Stream:
     return Incoming(header, size_bytes, _Body(self, size_bytes))
 
   def receive_chunk(self, left: int, into: memoryview | None) -> np.ndarray:
-    """Waits for the next chunk of a body; returns it, uint8 [n].
-
-    Args:
-      left: Bytes of the body that have not arrived.
-      into: Memory that becomes the chunk, at least `left` bytes; None for new
-        memory.
-
-    Raises:
-      TransportError: As of `receive`.
-    """
+    """Waits for the next chunk of a body: see `FrameReader.receive_chunk`."""
     return self._run(self._reader.receive_chunk(left, into))
+
+  def fill(self, into: np.ndarray) -> None:
+    """Waits for the rest of a body: see `FrameReader.fill`."""
+    self._run(self._reader.fill(into))
 
   def close(self, reason: str = '') -> None:
     """Ends the stream after everything that was sent; blocks for some seconds.
@@ -397,11 +392,8 @@ class _Body(Iterator[np.ndarray]):
     if not into.flags.c_contiguous:
       into[:] = np.concatenate([*self])
       return
-    target = into.data
-    while self._left:
-      size = self._stream.receive_chunk(self._left, target).size
-      self._left -= size
-      target = target[size:]
+    left, self._left = self._left, 0
+    self._stream.fill(into[:left])
 
 
 class _Accepted(Protocol):

@@ -53,7 +53,7 @@ class Session:
     learned: Applied updates, each as version and examples by worker.
     doing: Present activity.
     bits: Difference of the parameters from exact ones.
-    standby: What the member retains to succeed the coordinator.
+    standby: State that the member retains to succeed the coordinator.
   """
 
   def __init__(self, world, index, process, learned):

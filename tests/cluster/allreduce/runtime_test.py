@@ -21,6 +21,18 @@ from predict import ema
 from tests.support import replicas
 
 
+def _make_lb_bsp():
+  """Returns LB-BSP of 3 workers that adapts at every iteration."""
+  return lb_bsp.make(
+    num_workers=3,
+    worker_batch=replicas.BATCH,
+    predictor=ema.make(num_workers=3, num_factors=0, seed=0, smoothing=0.5),
+    threshold=0.0,
+    least=1,
+    most=(64,),
+  )
+
+
 def _start(workers=3, **fields):
   world = replicas.SimulatedRun(workers, **fields)
   world.begin()
@@ -85,15 +97,7 @@ class AnyOrderTest(parameterized.TestCase):
   @settings(max_examples=10, deadline=None)
   @given(st.integers(0, 2**32))
   def test_members_die_while_batches_change(self, seed):
-    batching = lb_bsp.make(
-      num_workers=3,
-      worker_batch=replicas.BATCH,
-      predictor=ema.make(num_workers=3, num_factors=0, seed=0, smoothing=0.5),
-      threshold=0.0,
-      least=1,
-      most=(64,),
-    )
-    world = _start(3, batching=batching)
+    world = _start(3, batching=_make_lb_bsp())
     rng = _disturb(seed, 3, 200, world, 0.02)
     world.gather(rng.choice)
     world.reach(world.store.version + 6, rng.choice)
@@ -233,15 +237,7 @@ class SuccessionTest(parameterized.TestCase):
 
   @parameterized.parameters(0, 1, 2, 3)
   def test_a_successor_decides_as_the_coordinator_would_have(self, lag):
-    batching = lb_bsp.make(
-      num_workers=3,
-      worker_batch=replicas.BATCH,
-      predictor=ema.make(num_workers=3, num_factors=0, seed=0, smoothing=0.5),
-      threshold=0.0,
-      least=1,
-      most=(64,),
-    )
-    world = _start(3, batching=batching)
+    world = _start(3, batching=_make_lb_bsp())
     world.reach(6)
     # Members apply the iterations that are assigned; nothing is recorded.
     wait = {('coordinator', 'take'), ('0/0', 'deliver')}
