@@ -5,6 +5,7 @@ See `cluster.runtime` for the interface.
 
 import dataclasses
 import os
+import time
 from collections.abc import Mapping
 
 import jax
@@ -35,6 +36,7 @@ from configs.checks import require
 from configs.sections import Choose, error_prefix
 from learning import placement
 from outputs.files import RunFiles
+from outputs.transient import Busy, start_limit_s
 from route.route import Allreduce, ParameterServer, Plan
 
 _SHARE = 'config.cluster.workers_per_gpu'
@@ -92,13 +94,14 @@ def meet(
   else:
     require(share == 1, _SHARE, '1, as no GPU is seen here', share)
   security, successor = Security(), ''
+  if not finished and isinstance(plan, Allreduce) and not is_native:
+    successor = _find_successor(config, role, address, files)
+    finished = files.read_summary() is not None  # It may just have ended.
   if finished:
     # No process will connect to it.
     unused = role.coordinator or sockets.join(address, 0)
     role = dataclasses.replace(role, coordinator=unused)
   else:
-    if isinstance(plan, Allreduce) and not is_native:
-      successor = _find_successor(config, role, address, files)
     if successor:
       role = dataclasses.replace(role, coordinator=successor)
     role, security = _rendezvous(
@@ -135,17 +138,20 @@ def _find_successor(
 ) -> str:
   """Returns the address of a coordinator in place of worker 0; '' if none.
 
-  Worker 0 of a run without one is the coordinator, and then the folder names no
-  other.
+  Worker 0 of a run without one is the coordinator.  It then holds the lock of
+  the folder, which names no other.  A coordinator that cannot be reached, but
+  holds the lock, continues the run: worker 0 asks again until it answers.
 
   Raises:
+    Busy: If the lock is held all the time until a start's limit.
     Unmendable: If other workers continue the run, and elect none in time.
   """
   if role.index:
     return ''
   terms, cluster = Terms(files.workdir), config.cluster
   token = files.workdir / rendezvous_files.TOKEN
-  if terms.find() and (cluster.token_file or token.exists()):
+  deadline = time.monotonic() + start_limit_s(cluster)
+  while terms.find() and (cluster.token_file or token.exists()):
     security = credentials.security(cluster, address, str(token))
     found = find_running(
       terms, security, timeout_s=cluster.timeout_s, limit_s=cluster.start_s
@@ -153,6 +159,13 @@ def _find_successor(
     if found:
       logging.info('The run is coordinated at %s now.', found)
       return found
+    try:
+      files.hold(cluster, limit_s=cluster.timeout_s)
+      break
+    except Busy:
+      if time.monotonic() >= deadline:
+        raise
+  files.hold(cluster)
   terms.forget()
   return ''
 

@@ -9,6 +9,7 @@ import collections
 import contextlib
 import datetime
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -71,7 +72,9 @@ class RunFiles:
     self._manifest: dict[str, Any] = {}  # Content of manifest.json.
     self._start: dict[str, Any] = {}  # The last of its `starts`.
 
-  def hold(self, cluster: Mapping[str, Any]) -> FolderLock:
+  def hold(
+    self, cluster: Mapping[str, Any], *, limit_s: float = math.inf
+  ) -> FolderLock:
     """Creates the folder, and holds its lock until `close` or `release`.
 
     If another process holds the lock, this one waits, as that process may be
@@ -80,6 +83,7 @@ class RunFiles:
 
     Args:
       cluster: `config.cluster`.
+      limit_s: Another limit, seconds, if it is lower.
 
     Returns:
       The lock of the folder.
@@ -94,7 +98,7 @@ class RunFiles:
         self.workdir,
         busy='workdir: expected a folder of its own, but another run writes to '
         f'{self.workdir} at this moment',
-        limit_s=start_limit_s(cluster),
+        limit_s=min(start_limit_s(cluster), limit_s),
         live_s=LIVE_S if cluster['runtime'] == 'virtual' else None,
       )
     return self._lock

@@ -179,8 +179,8 @@ class _Supervisor:
     self._choose_address()
     while True:
       next_s = self._act(time.monotonic())
-      if self._code is not None and not self._processes.names():
-        return self._code
+      if not self._due and not self._processes.names():
+        return self._code or 0  # Without a code the run is over.
       for ended in self._processes.wait(next_s):
         self._record_end(ended)
         self._handle_end(ended)

@@ -96,7 +96,9 @@ def decide(
     answers: Last answer of each other member: its standing; None if it cannot
       be reached.  Members that have not been asked yet are missing.
     is_patient: Whether to wait for members that still follow the coordinator or
-      that have not been asked yet; false once a timeout has passed.
+      that have not been asked yet, and, with exactly half of the members, for
+      the other half, which the coordinator may be in; false once a timeout has
+      passed.
   """
   known = [each for each in answers.values() if each is not None]
   # A leader of the same term is the old coordinator, which is alive.
@@ -132,6 +134,8 @@ def decide(
     return WAIT
   ranks = tuple(sorted(each.worker for each in supporters))
   if not may_succeed(members, ranks):
+    return WAIT
+  if is_patient and 2 * len(ranks) == len(members):
     return WAIT
   newest = max(each.membership_epoch for each in supporters)
   candidates = [each for each in supporters if each.has_state]

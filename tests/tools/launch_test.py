@@ -171,6 +171,19 @@ else:
     codes = [launches.codes(rows, f'worker:{n}') for n in range(4)]
     self.assertEqual(codes, [[0], [0], [143], [-9]])
 
+  def test_the_launcher_ends_if_a_run_is_over_without_its_coordinator(self):
+    body = """
+manifest = '{"config": {"route": {"name": "ring"}}}'
+(folder / 'manifest.json').write_text(manifest)
+if role == 'worker:0':
+  until_ended('worker:1')
+  sys.exit(75)
+"""
+    code, lines, _ = launches.run(body, workers=2)
+
+    self.assertEqual(code, 0, lines)
+    self.assertIn('ending without it', launches.lines_of(lines, 'launch')[-1])
+
   @parameterized.parameters(
     (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)
   )

@@ -91,6 +91,25 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(launch.summary['ended'], 'finished', launch.text)
     self._check_history(launch, with_model=False)
 
+  def test_a_worker_that_returns_waits_for_a_coordinator_that_hangs(self):
+    with self._launch(
+      workers=2, route__name='ring', model=False, epochs=10.0**4
+    ) as launch:
+      launch.reach(300)
+      os.kill(launch.pid('worker:0'), signal.SIGKILL)
+      launch.until('coordinates the run in term 2')
+      other = launch.pid('worker:1')
+      os.kill(other, signal.SIGSTOP)
+      # Worker 0 is back, and the lock of the folder is held.
+      launch.until('Waiting for process .* to release')
+      os.kill(other, signal.SIGCONT)
+      launch.until('begins: a worker joins')
+      self.assertTrue(self._wait_for_rows(launch, 3 * _TIMEOUT_S))
+      launch.process.send_signal(signal.SIGTERM)
+      self.assertEqual(launch.wait(), 143, launch.text)
+    self.assertEqual(self._count_starts(launch), [2, 1, 0, 0])
+    self._check_history(launch, with_model=False)
+
   def test_a_coordinator_that_was_stopped_is_ignored_when_it_returns(self):
     with self._launch(
       workers=4, route__name='ring', epochs=10.0**4, eval_every=5.0

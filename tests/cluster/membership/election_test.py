@@ -222,14 +222,22 @@ class DecisionTest(parameterized.TestCase):
 
   def test_a_member_without_the_coordinators_state_does_not_lead(self):
     one, two = _standing(1, has_state=False), _standing(2)
-    self.assertFalse(self._decide(one, {0: None, 2: two, 3: None}).leads)
-    self.assertTrue(self._decide(two, {0: None, 1: one, 3: None}).leads)
+    for own, other, leads in ((one, two, False), (two, one, True)):
+      answers = {0: None, other.worker: other, 3: None}
+      decision = self._decide(own, answers, is_patient=False)
+      self.assertEqual(decision.leads, leads)
 
   @parameterized.parameters((False, True), (True, False))
   def test_members_that_follow_the_coordinator_are_awaited_for_some_time(
     self, is_patient, leads
   ):
     answers = {0: None, 2: _standing(2), 3: _standing(3, Position.FOLLOWS)}
+    decision = self._decide(_standing(1), answers, is_patient)
+    self.assertEqual(decision.leads, leads)
+
+  @parameterized.parameters((False, True), (True, False))
+  def test_exactly_half_leave_the_other_half_some_time(self, is_patient, leads):
+    answers = {0: None, 2: _standing(2), 3: None}
     decision = self._decide(_standing(1), answers, is_patient)
     self.assertEqual(decision.leads, leads)
 
