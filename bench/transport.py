@@ -37,6 +37,8 @@ import pyarrow.flight as flight
 from bench import clusters
 from cluster.network import memory
 from cluster.network import streams as transport
+from cluster.network.frame_reader import Receiving
+from cluster.network.loop_streams import LoopListener, LoopStream
 from cluster.network.messages import NOTHING, Schema, WorkerHeartbeat, encode
 from configs import default
 from tools.reading import records
@@ -286,13 +288,13 @@ def _serve(pipe: Connection, size: int, chunk: int) -> None:
   """Takes and gives back, as a stream and as bare Flight, until it is told."""
   landed = np.zeros(size, np.uint8)
 
-  def handle(stream: Any, hello: Any) -> None:
+  def handle(stream: LoopStream, hello: Any) -> Receiving[None]:
     while True:
-      message = stream.receive(_ANY)
-      if message.header is not None:
-        stream.send(message.header)
-      elif message.size_bytes:
-        message.read(landed)
+      header, size_bytes = yield from stream.receive(_ANY)
+      if header is not None:
+        stream.send(header)
+      elif size_bytes:
+        yield from stream.fill(landed[:size_bytes])
         stream.send(None)
       else:
         stream.send(None, transport.chunked([landed], chunk), size)
@@ -300,7 +302,7 @@ def _serve(pipe: Connection, size: int, chunk: int) -> None:
   port = transport.Port(_HOST, 0, transport.Security())
   with (
     _Bare(_vector(size)) as bare,
-    transport.Listener(port, handle) as listener,
+    LoopListener(port, handle) as listener,
   ):
     pipe.send((f'{_HOST}:{bare.port}', listener.address))
     pipe.recv()

@@ -72,6 +72,7 @@ from ml_collections import config_flags
 from cluster.membership import rendezvous_files
 from cluster.network import credentials, sockets
 from cluster.network import streams as transport
+from cluster.network.loop_streams import LoopListener
 from cluster.probing import file_format, transfers, trials
 from cluster.process import roles
 from cluster.process.exits import Unmendable
@@ -164,7 +165,7 @@ def probe(setup: Setup) -> str:
     leader = lockstep.Leader(
       setup.hosts, timeout_s=setup.timeout_s, start_s=setup.start_s
     )
-    with transport.Listener(port, leader.handle) as listener:
+    with LoopListener(port, leader.handle) as listener:
       own = threading.Thread(target=part, args=[listener.address], daemon=True)
       own.start()
       try:

@@ -20,7 +20,9 @@ from cluster.membership.election import Position, Standing
 from cluster.membership.joining import drop
 from cluster.membership.process import Settings
 from cluster.membership.terms import Place, Terms
+from cluster.network.frame_reader import Receiving
 from cluster.network.heartbeat import within
+from cluster.network.loop_streams import LoopListener, LoopStream
 from cluster.network.messages import (
   STANDING,
   STANDING_REQUEST,
@@ -31,9 +33,7 @@ from cluster.network.streams import (
   ELECTION,
   Closed,
   Corrupt,
-  Listener,
   Security,
-  Stream,
   TransportError,
   connect,
 )
@@ -69,7 +69,7 @@ class Succession:
     self.inheritance: Inheritance | None = None
     self._index, self._settings, self._learner = index, settings, learner
     self._position = Position.FOLLOWS
-    self._listener: Listener | None = None
+    self._listener: LoopListener | None = None
 
   def listen(self) -> str:
     """Answers requests from now on; returns the address of the port.
@@ -78,7 +78,7 @@ class Succession:
       TransportError: If the port cannot be listened on.
     """
     if self._listener is None:
-      self._listener = Listener(
+      self._listener = LoopListener(
         self._settings.port, self._answer, service=ELECTION
       )
     return self._listener.address
@@ -218,8 +218,8 @@ class Succession:
       logging.warning('The coordinator is not known: %s', error)
       return None
 
-  def _answer(self, stream: Stream, hello: msgspec.Raw) -> None:
-    """Answers a request; in a thread of its own."""
+  def _answer(self, stream: LoopStream, hello: msgspec.Raw) -> Receiving[None]:
+    """Answers a request."""
     try:
       STANDING_REQUEST.decode(hello)
     except ValueError as error:
@@ -237,6 +237,7 @@ class Succession:
         address=self.listen() if leads else None,
       )
     )
+    yield from ()
 
 
 class _Poll:

@@ -1,9 +1,9 @@
 """Membership of a run: the coordinator admits and evicts workers.
 
 Each worker has a control stream to the coordinator.  Gradients and parameters
-travel over other connections.  One thread per stream reads it, and puts events
-into the queue of the event loop (`events`).  A worker that is lost may rejoin
-at any time, before and after the run begins.
+travel over other connections.  One thread serves all control streams, and puts
+events into the queue of the event loop of the run (`events`).  A worker that is
+lost may rejoin at any time, before and after the run begins.
 
 A rank is the place of one worker or one server.  Each admission of a process to
 a rank is an incarnation, which has a number.  At most one incarnation of a rank
@@ -19,7 +19,6 @@ A new admission ends the incarnation before.  Later messages of that incarnation
 are ignored; its process is only sent the end of its session.
 """
 
-import contextlib
 import math
 import queue
 import threading
@@ -44,7 +43,9 @@ from cluster.membership.process import Settings
 from cluster.membership.quorum import Quorum
 from cluster.membership.roster import Roster
 from cluster.membership.versions import describe_difference
-from cluster.network.heartbeat import BEATS, within
+from cluster.network.frame_reader import Receiving
+from cluster.network.heartbeat import BEATS
+from cluster.network.loop_streams import LoopListener, LoopStream
 from cluster.network.messages import (
   HELLO,
   Activity,
@@ -64,13 +65,7 @@ from cluster.network.messages import (
   WorkerReady,
 )
 from cluster.network.rate_limited_log import RateLimitedLog
-from cluster.network.streams import (
-  Corrupt,
-  Listener,
-  Refused,
-  Stream,
-  TransportError,
-)
+from cluster.network.streams import Corrupt, Refused, TransportError
 from cluster.process.deadlines import Jobs, exit_hung
 from cluster.process.exits import Unmendable
 from outputs import transient
@@ -83,10 +78,10 @@ _LOG_INTERVAL_S = 10.0  # Between two lines on processes whose rank is taken.
 class Reception:
   """The coordinator's control streams to all workers.
 
-  In the thread of its stream, a worker passes `admit`, then `handle` for each
-  message, and `lose` once the stream ends.  These put events into the queue.
-  The event loop, in its own thread, decides which incarnation takes part: it
-  alone sets `stream` and `incarnation` of a member, and calls `evict`.
+  In the thread of the streams, a worker passes `admit`, then `handle` for each
+  message, and `lose` once its stream ends.  These put events into the queue.
+  The event loop of the run, in its own thread, decides which incarnation takes
+  part: it alone sets `stream` and `incarnation` of a member, and calls `evict`.
 
   A subclass states the messages of its workers (`_schema`), and may serve other
   processes (`_serve_server`, `_watch_others`, `_close_others`, `_absent`) and
@@ -139,7 +134,7 @@ class Reception:
     self._over = threading.Event()
     self._end = SessionEnd('over', 'stopped')  # The last message to all.
     self._lock = threading.Lock()
-    self._listener: Listener | None = None
+    self._listener: LoopListener | None = None
 
   def listen(self) -> str:
     """Starts to listen for processes; returns the address.
@@ -150,7 +145,7 @@ class Reception:
     """
     try:
       self._listener = transient.retry(
-        lambda: Listener(self._settings.port, self._handle),
+        lambda: LoopListener(self._settings.port, self._handle),
         limit_s=lambda: self._start_s,
         what='Listening',
       )
@@ -173,21 +168,15 @@ class Reception:
     """Returns a line on each process that has not joined: its last activity."""
     return self._roster.describe(self._absent(), 2 * self._timeout_s / BEATS)
 
-  def send(self, stream: Stream, message: Message) -> None:
-    """Sends a message; ignores errors, which the stream's reader reports."""
-    # A process that does not read must not block the caller.
-    with contextlib.suppress(TransportError), within(stream, self._timeout_s):
-      stream.send(message)
-
   def send_to_worker(self, index: int, message: Message) -> None:
     """Sends a message to the process that takes part as a worker, if any."""
     if stream := self.members[index].stream:
-      self.send(stream, message)
+      stream.send(message)
 
   def evict(
     self,
     index: int,
-    stream: Stream,
+    stream: LoopStream,
     reason: str,
     kind: Literal['left', 'drained'] = 'left',
   ) -> None:
@@ -202,9 +191,9 @@ class Reception:
     holder = self.members[index].holder
     if holder is not None and holder.stream is stream:
       self._end_incarnation(holder, reason)
-    self.send(stream, SessionEnd(kind, reason))
+    stream.send(SessionEnd(kind, reason))
 
-  def admit(self, stream: Stream, hello: WorkerHello) -> Incarnation | None:
+  def admit(self, stream: LoopStream, hello: WorkerHello) -> Incarnation | None:
     """Admits the process of a worker, unless another one holds the rank.
 
     Args:
@@ -242,15 +231,14 @@ class Reception:
       message: The message.
 
     Raises:
-      TransportError: If the process cannot be answered, or if the message
-        answers a request that was not sent.
+      TransportError: If the message answers a request that was not sent.
     """
     index, stream = incarnation.index, incarnation.stream
     incarnation.last_heartbeat = time.monotonic()
     activity = message.text if isinstance(message, Activity) else ''
     self._roster.record_message(f'worker {index}', incarnation.number, activity)
     if incarnation.evicted:
-      self.send(stream, SessionEnd('left', incarnation.evicted))
+      stream.send(SessionEnd('left', incarnation.evicted))
     elif isinstance(message, WorkerReady | ReplicaReady):
       self._take_ready(incarnation, message)
     elif isinstance(message, WorkerHeartbeat):
@@ -311,7 +299,7 @@ class Reception:
     with self._lock:
       incarnations = list(self._incarnations)
     for each in incarnations:
-      self.send(each.stream, self._end)
+      each.stream.send(self._end)
     deadline = time.monotonic() + self._timeout_s
     for each in incarnations:
       if not each.closed.wait(max(deadline - time.monotonic(), 0.0)):
@@ -330,7 +318,7 @@ class Reception:
     return [f'worker {k}' for k, m in enumerate(self.members) if not m.stream]
 
   def _decode_hello(
-    self, stream: Stream, data: msgspec.Raw
+    self, stream: LoopStream, data: msgspec.Raw
   ) -> WorkerHello | ServerHello:
     """Returns the first message of a process.
 
@@ -378,19 +366,23 @@ class Reception:
         f'{self._num_servers - 1} servers, got {got}'
       )
 
-  def _handle(self, stream: Stream, hello: msgspec.Raw) -> None:
-    """Serves the control stream of a process until it ends; in its thread."""
+  def _handle(self, stream: LoopStream, hello: msgspec.Raw) -> Receiving[None]:
+    """Serves the control stream of a process until it ends."""
     decoded = self._decode_hello(stream, hello)
     if isinstance(decoded, WorkerHello):
-      self._serve_worker(stream, decoded)
+      yield from self._serve_worker(stream, decoded)
     else:
-      self._serve_server(stream, decoded)
+      yield from self._serve_server(stream, decoded)
 
-  def _serve_server(self, stream: Stream, hello: ServerHello) -> None:
-    """Serves the control stream of a server; in its thread."""
+  def _serve_server(
+    self, stream: LoopStream, hello: ServerHello
+  ) -> Receiving[None]:
+    """Serves the control stream of a server."""
     raise NotImplementedError
 
-  def _serve_worker(self, stream: Stream, hello: WorkerHello) -> None:
+  def _serve_worker(
+    self, stream: LoopStream, hello: WorkerHello
+  ) -> Receiving[None]:
     incarnation = self.admit(stream, hello)
     if incarnation is None:
       return
@@ -402,9 +394,10 @@ class Reception:
         self._incarnations.add(incarnation)
       self._on_admission()
       if self._over.is_set():
-        self.send(stream, self._end)
+        stream.send(self._end)
       while True:
-        self.handle(incarnation, stream.receive(self._schema, 0).header)
+        message, _ = yield from stream.receive(self._schema, 0)
+        self.handle(incarnation, message)
     except TransportError as error:
       reason = str(error)
       if isinstance(error, Corrupt):
@@ -423,7 +416,7 @@ class Reception:
 
   def _take_rank(
     self,
-    stream: Stream,
+    stream: LoopStream,
     index: int,
     process: str,
     ranks: Mapping[str, Rank],

@@ -2,13 +2,13 @@
 
 import dataclasses
 
+from cluster.network.loop_streams import LoopStream
 from cluster.network.messages import (
   FromReplica,
   FromWorker,
   ReplicaReady,
   WorkerReady,
 )
-from cluster.network.streams import Stream
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class WorkerJoined(WorkerEvent):
     ready: Its report.
   """
 
-  stream: Stream
+  stream: LoopStream
   ready: WorkerReady | ReplicaReady
 
 

@@ -31,7 +31,9 @@ import numpy as np
 from absl import logging
 
 from cluster.network import memory
+from cluster.network.frame_reader import Receiving
 from cluster.network.heartbeat import within
+from cluster.network.loop_streams import LoopListener, LoopStream
 from cluster.network.messages import (
   MAX_SOURCES,
   RANGE_REQUEST,
@@ -48,9 +50,7 @@ from cluster.network.messages import (
 )
 from cluster.network.streams import (
   STATES,
-  Closed,
   Corrupt,
-  Listener,
   Port,
   Security,
   Stream,
@@ -117,44 +117,65 @@ class Handover:
       timeout_s: Seconds after which a receiver that takes nothing is lost.
     """
     self._state, self._timeout_s = state, timeout_s
-    self._listener = Listener(port, self._send, service=STATES)
+    self._pool = ThreadPoolExecutor(1, 'handover')
+    self._listener = LoopListener(port, self._serve, service=STATES)
     self.address = self._listener.address
 
   def close(self) -> None:
     """Stops listening."""
     self._listener.close(0.0)
+    self._pool.shutdown(wait=False, cancel_futures=True)
 
-  def _send(self, stream: Stream, hello: msgspec.Raw) -> None:
+  def _serve(self, stream: LoopStream, hello: msgspec.Raw) -> Receiving[None]:
+    """Sends a state to one receiver; in the thread of all streams."""
     try:
       request = STATE_REQUEST.decode(hello)
     except ValueError as error:
       raise Corrupt(f'sent another hello: {error}') from error
-    try:
-      state, digest = self._state(request.version)
-    except LookupError as error:
-      raise Closed(str(error)) from error
-    if request.digest == digest:
-      stream.send(SameState(digest))
-      stream.receive(RANGE_REQUEST, 0)
-      return
-    plain, arrays = _split(state)
-    described = [
-      (path, str(array.dtype), array.shape) for path, array in arrays
-    ]
-    parts = [_bytes(array) for _, array in arrays]
-    del state
     stream.limit_silence(self._timeout_s)
-    stream.send(
-      StateArrays(described, digest), chunked([plain], _STEP), plain.size
-    )
-    size = sum(part.size for part in parts)
+    # Copies from a device, and digests, take a while.
+    described = self._pool.submit(self._describe, stream, request)
     while isinstance(
-      wanted := stream.receive(RANGE_REQUEST, 0).header, RangeRequest
+      wanted := (yield from stream.receive(RANGE_REQUEST, 0))[0], RangeRequest
     ):
+      # A receiver requests ranges of a description that it has got.
+      parts = described.result() if described.done() else []
+      size = sum(part.size for part in parts)
       start, stop = wanted.start, wanted.stop
       if not start < stop <= size:
         raise Corrupt(f'expected a range of {size} bytes, got {start}:{stop}')
       stream.send(StateRange(start), _slices(parts, start, stop), stop - start)
+
+  def _describe(
+    self, stream: LoopStream, request: StateRequest
+  ) -> list[np.ndarray]:
+    """Sends the description of a state, or that the receiver has the same.
+
+    Returns:
+      The bytes of the state's arrays, uint8 [n] each; none if there is no
+      state to send.
+    """
+    try:
+      state, digest = self._state(request.version)
+    except LookupError as error:
+      stream.end(str(error))
+      return []
+    # The receiver gets the reason, and the log the whole error.
+    except Exception as error:
+      stream.end(f'{type(error).__name__}: {error}')
+      logging.exception('%s: a state cannot be sent', stream.peer)
+      return []
+    if request.digest == digest:
+      stream.send(SameState(digest))
+      return []
+    plain, arrays = _split(state)
+    described = [
+      (path, str(array.dtype), array.shape) for path, array in arrays
+    ]
+    stream.send(
+      StateArrays(described, digest), chunked([plain], _STEP), plain.size
+    )
+    return [_bytes(array) for _, array in arrays]
 
 
 def fetch(

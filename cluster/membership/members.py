@@ -9,10 +9,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+from cluster.network.loop_streams import LoopStream
 from cluster.network.messages import Order, OrderProgress, Orders
-from cluster.network.streams import Stream, TransportError
 from cluster.process.deadlines import ReceivedProgress
-from cluster.process.exits import Unmendable
 
 
 @dataclasses.dataclass(eq=False)
@@ -35,7 +34,7 @@ class Incarnation:
     evicted: Reason for which its messages are ignored; '' while they count.
   """
 
-  stream: Stream
+  stream: LoopStream
   index: int
   process: str
   number: int
@@ -104,7 +103,7 @@ class Member(Rank):
   """
 
   incarnation: int = -1
-  stream: Stream | None = None
+  stream: LoopStream | None = None
   last_heartbeat: float = 0.0
   arrived: int = 0
   counted: int | None = None
@@ -142,11 +141,5 @@ class RemoteServer:
     Args:
       sequence: Number of these orders, higher by one than the last.
       orders: The orders.
-
-    Raises:
-      Unmendable: If the server cannot be reached.
     """
-    try:
-      self.stream.send(Orders(sequence, orders))
-    except TransportError as error:
-      raise Unmendable(f'The server at {self.address}: {error}') from error
+    self.stream.send(Orders(sequence, orders))

@@ -5,6 +5,7 @@ coroutine, which waits for bytes of its peer; messages are sent from any thread.
 """
 
 import collections
+import contextlib
 import functools
 import socket
 import threading
@@ -122,6 +123,15 @@ class LoopStream:
       self._frames.clear()
       self._unsent.clear()
     self._connection.shut_down()
+
+  def limit_silence(self, timeout_s: float) -> None:
+    """Ends the stream if the peer does not take what was sent.
+
+    Args:
+      timeout_s: Seconds without progress.
+    """
+    with contextlib.suppress(OSError):  # It may have ended.
+      self._connection.limit_silence(timeout_s)
 
   def run(self, steps: Receiving[None], on_end: Callable[[], None]) -> None:
     """Runs a coroutine until it returns; then closes the connection.
@@ -326,7 +336,8 @@ class LoopListener(BaseListener[LoopStream]):
       service: Name that clients ask for, at most 8 characters.
 
     Raises:
-      TransportError: As of `Listener`.
+      TransportError: If the address cannot be listened on; raised from the
+        error of the system, if that says why.
       ValueError: If the port offers the service already.
       OSError: If the process has no descriptors or threads left.
     """

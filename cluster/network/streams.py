@@ -1,9 +1,9 @@
 """Long-lived streams of messages between processes, over TCP.
 
-`Listener` accepts streams on a `Port` and `connect` opens them; both complete
-the handshake.  A message is a header, one of the classes of `messages`, and a
-body in chunks of bytes.  Chunks travel as soon as they are sent, and arrive in
-their destination, without a copy unless they are small.
+`connect` opens a stream; `loop_streams.LoopListener` accepts streams on a
+`Port`.  Both complete the handshake.  A message is a header, one of the classes
+of `messages`, and a body in chunks of bytes.  Chunks travel as soon as they are
+sent, and arrive in their destination, without a copy unless they are small.
 """
 
 import abc
@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
@@ -47,7 +47,6 @@ __all__ = [
   'Closed',
   'Corrupt',
   'Incoming',
-  'Listener',
   'Port',
   'Refused',
   'Security',
@@ -128,7 +127,7 @@ class Stream:
   """
 
   def __init__(self, connection: Connection):
-    """Creates a stream, for `connect` and `Listener`.
+    """Creates a stream, for `connect`.
 
     Args:
       connection: Authenticated connection, which the stream then owns.
@@ -502,70 +501,6 @@ class BaseListener(abc.ABC, Generic[S]):
     text = f'{stream.peer}: the handler of the stream failed'
     self._failures.write(text, level=log.ERROR, error=error)
     return f'{type(error).__name__}: {error}'
-
-
-class Listener(BaseListener[Stream]):
-  """A listener each of whose streams has a thread."""
-
-  def __init__(
-    self,
-    port: Port,
-    handle: Callable[[Stream, msgspec.Raw], None],
-    *,
-    service: str = CONTROL,
-  ):
-    """Starts to listen.
-
-    Args:
-      port: Port of this process.
-      handle: Called with each stream and the encoded hello of its peer, in a
-        thread of its own.  The stream ends when it returns; its exceptions are
-        logged, and raised at the peer as Closed.
-      service: Name that clients ask for, at most 8 characters.
-
-    Raises:
-      TransportError: If the address cannot be listened on; raised from the
-        error of the system, if that says why.
-      ValueError: If the port offers the service already.
-    """
-    super().__init__(port, service)
-    self._handle = handle
-    self._offer()
-
-  def _start(self, connection: Connection) -> None:
-    stream = Stream(connection)
-    if not self._add(stream):
-      connection.close()
-      return
-    thread = threading.Thread(
-      target=self._run, args=[stream], name=f'stream-{stream.peer}', daemon=True
-    )
-    try:
-      thread.start()
-    except RuntimeError:  # The port logs it, and closes the connection.
-      self._remove(stream)
-      raise
-
-  def _run(self, stream: Stream) -> None:
-    try:
-      stream.close(self._serve(stream))
-    finally:
-      self._remove(stream)
-
-  def _serve(self, stream: Stream) -> str:
-    """Calls the handler of a stream; returns the reason of its end."""
-    try:
-      with self._limit_hello(stream):
-        hello = stream.receive(HELLO, 0).header.copy()
-    except TransportError as error:
-      return self._log_refusal(stream, error)
-    try:
-      stream.send(None)
-      self._handle(stream, hello)
-    # Nobody waits for this thread: the error is logged, and sent to the client.
-    except Exception as error:
-      return self._log_end(stream, error)
-    return ''
 
 
 def connect(

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -20,15 +20,17 @@ from cluster.membership.admission import Reception
 from cluster.membership.events import Event, WorkerEvent, WorkerLost
 from cluster.membership.members import Incarnation, Rank, RemoteServer
 from cluster.membership.process import Settings
-from cluster.network import messages
+from cluster.network import memory, messages
+from cluster.network.frame_reader import Receiving
+from cluster.network.loop_streams import LoopStream
 from cluster.network.messages import FromReplica, FromWorker, OrderProgress
-from cluster.network.streams import Closed, Corrupt, Stream, TransportError
+from cluster.network.streams import Closed, Corrupt, TransportError
 from cluster.parameter_server import evaluation
 from cluster.parameter_server.answers import Answers
 from cluster.parameter_server.residuals import ResidualId
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.store import Key, ShardedParameterStore
-from cluster.parameter_server.versions import Report
+from cluster.parameter_server.versions import PART_BYTES, Report
 from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import Unmendable
 
@@ -175,7 +177,7 @@ class ParameterServerReception(Reception):
         return part
       self._parts.setdefault(key, {})[step] = part
     if member.stream is not None:
-      self.send(member.stream, messages.SaveResidual(step, residual))
+      member.stream.send(messages.SaveResidual(step, residual))
     return part
 
   def request_evaluation(
@@ -198,7 +200,7 @@ class ParameterServerReception(Reception):
       key = evaluator.index, evaluator.number
       figures: Future[Mapping[str, float]] = Future()
       self._evaluations.setdefault(key, {})[number] = figures
-    self.send(evaluator.stream, messages.Evaluate(number, address))
+    evaluator.stream.send(messages.Evaluate(number, address))
     return evaluation.PendingEvaluation(*key, figures)
 
   def _find_evaluator(self, excluded: set[Key]) -> Incarnation | None:
@@ -288,7 +290,7 @@ class ParameterServerReception(Reception):
     with self._lock:
       servers = list(self._remote.values())
     for server in servers:
-      self.send(server.stream, self._end)
+      server.stream.send(self._end)
     self._store.fail(Unmendable('The run is over.'))
     if self._local:
       self._local.close(self._timeout_s)
@@ -304,7 +306,9 @@ class ParameterServerReception(Reception):
       ranks[f'server {index}'] = self._server_ranks[index]
     return ranks
 
-  def _serve_server(self, stream: Stream, hello: messages.ServerHello) -> None:
+  def _serve_server(
+    self, stream: LoopStream, hello: messages.ServerHello
+  ) -> Receiving[None]:
     index, name = hello.server, f'server {hello.server}'
     rank = self._server_ranks[index]
     ranks: dict[str, Rank] = {name: rank}
@@ -320,8 +324,9 @@ class ParameterServerReception(Reception):
     try:
       stream.send(self._server_admission)
       while True:
-        incoming = stream.receive(messages.FROM_SERVER)
-        message = incoming.header
+        message, size_bytes = yield from stream.receive(
+          messages.FROM_SERVER, PART_BYTES
+        )
         incarnation.last_heartbeat = time.monotonic()
         activity = ''
         if isinstance(message, messages.Activity):
@@ -334,8 +339,9 @@ class ParameterServerReception(Reception):
           server.address = message.address
           self._add_server(index, server)
         elif not isinstance(message, messages.Activity):
-          chunks = _count_as_heartbeats(incoming.chunks, incarnation)
-          self.take_report(index, message, chunks)
+          body = memory.aligned(size_bytes)
+          yield from stream.fill(body)
+          self.take_report(index, message, [body])
     except TransportError as error:
       self._roster.record_loss(name, number, str(error))
       with self._lock:
@@ -387,7 +393,7 @@ class ParameterServerReception(Reception):
       for each in waiting if servers else ():
         each.has_addresses = True
     for each in waiting if servers else ():
-      self.send(each.stream, messages.ServerAddresses(servers))
+      each.stream.send(messages.ServerAddresses(servers))
 
   def _servers(self) -> list[Server | RemoteServer]:
     """Returns all servers, or none if one has not joined; under the lock."""
@@ -466,12 +472,3 @@ class ParameterServerReception(Reception):
     return self._deadlines.explain_server(
       progress.order, progress.since_s, progress.usual_s
     )
-
-
-def _count_as_heartbeats(
-  chunks: Iterator[np.ndarray], incarnation: Incarnation
-) -> Iterator[np.ndarray]:
-  """Yields chunks; each counts as a heartbeat, which it may delay."""
-  for chunk in chunks:
-    incarnation.last_heartbeat = time.monotonic()
-    yield chunk

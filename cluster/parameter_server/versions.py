@@ -28,7 +28,7 @@ Report = Callable[[ServerReport, Iterable[np.ndarray]], None]
 _GAP_S = 1e-4
 # Body of a message of a version, behind which a heartbeat may wait: 1 s at
 # 1 Mbit/s.
-_PART_BYTES = 2**17
+PART_BYTES = 2**17
 
 
 class ShardVersions:
@@ -94,7 +94,7 @@ class ShardVersions:
     part = VersionPart(number, sum(array.size for array in arrays))
     with contextlib.suppress(TransportError):  # The coordinator notices, too.
       self._report(part, ())
-      for chunk in chunked(arrays, _PART_BYTES):
+      for chunk in chunked(arrays, PART_BYTES):
         self._report(part, [chunk])
         time.sleep(_GAP_S)
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from cluster.network.streams import Listener, Security
+from cluster.network.loop_streams import LoopListener
+from cluster.network.streams import Security
 from cluster.speed.speed import Speed
 from outputs import arrays, formats, serialization
 from sync import scheme
@@ -107,7 +108,7 @@ class ReadTest(parameterized.TestCase):
     (_NoState(1),),
     (_WithSetState(),),
     (Speed,),
-    (Listener,),
+    (LoopListener,),
     (os.system,),
     (serialization.load,),
     (pickle.Unpickler,),

@@ -20,7 +20,7 @@ from cluster.membership.process import Settings
 from cluster.milestones import Intervals, Milestones
 from cluster.network import messages
 from cluster.network.port import Port
-from cluster.network.streams import PUSHES, Listener, Security, connect
+from cluster.network.streams import PUSHES, Security, connect
 from cluster.parameter_server import worker as worker_
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.checkpoints import server_part
@@ -38,6 +38,7 @@ from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.recorder import Recorder
 from sync import asp
+from tests.support.listeners import Listener
 from wire import dense
 
 TIMEOUT_S = 1.0  # Timeout of processes that tests simulate.

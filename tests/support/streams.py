@@ -13,6 +13,7 @@ from absl.testing import parameterized
 from cluster.network import streams as transport
 from cluster.network.messages import Schema
 from cluster.network.streams import Security
+from tests.support.listeners import Listener
 
 _ROOT = pathlib.Path(__file__).parents[2]
 HOST = '127.0.0.1'
@@ -25,6 +26,7 @@ import sys
 import time
 from typing import Any
 from cluster.network import messages, streams as transport
+from tests.support.listeners import Listener
 stream = transport.connect(sys.argv[1], 'hello', transport.Security(), 10.0)
 print('connected', flush=True)
 try:
@@ -67,7 +69,7 @@ def start(code, *args):
 
 class TestCase(parameterized.TestCase):
   def listener(self, handle=echo, security=OPEN):
-    listener = transport.Listener(transport.Port(HOST, 0, security), handle)
+    listener = Listener(transport.Port(HOST, 0, security), handle)
     self.addCleanup(listener.close, 0.0)
     return listener
 

@@ -6,7 +6,6 @@ bounded: a member that fails or does not answer ends the probe for all, with its
 name.
 """
 
-import contextlib
 import queue
 import threading
 import time
@@ -15,7 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from cluster.network.frame_reader import Receiving
 from cluster.network.heartbeat import within
+from cluster.network.loop_streams import LoopStream
 from cluster.network.messages import (
   PROBE_MEMBER,
   PROBE_RESULT,
@@ -30,7 +31,6 @@ from cluster.network.messages import (
 from cluster.network.streams import (
   Closed,
   Security,
-  Stream,
   TransportError,
   connect,
 )
@@ -48,7 +48,7 @@ class _Reply(NamedTuple):
 
 
 class Leader:
-  """Leader of the members; `handle` is for `cluster.network.Listener`."""
+  """Leader of the members; a `LoopListener` serves them by `handle`."""
 
   def __init__(self, members: int, *, timeout_s: float, start_s: float):
     """Initializes the leader without members.
@@ -61,12 +61,12 @@ class Leader:
     self._members = members
     self._start_s = start_s
     self._timeout_s = timeout_s
-    self._streams: dict[int, Stream] = {}
+    self._streams: dict[int, LoopStream] = {}
     self._names = [f'host{rank}' for rank in range(members)]
     self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
     self._changing = threading.Lock()
 
-  def handle(self, stream: Stream, hello: msgspec.Raw) -> None:
+  def handle(self, stream: LoopStream, hello: msgspec.Raw) -> Receiving[None]:
     """Receives the answers of a member until its stream ends.
 
     Args:
@@ -89,7 +89,7 @@ class Leader:
     self._replies.put(_Reply(rank, _describe(member)))
     try:
       while True:
-        result = stream.receive(PROBE_RESULT, 0).header
+        result, _ = yield from stream.receive(PROBE_RESULT, 0)
         self._replies.put(_Reply(rank, result.rates, result.problem))
     except TransportError as error:
       self._replies.put(_Reply(rank, problem=f'{self._names[rank]}: {error}'))
@@ -113,8 +113,7 @@ class Leader:
       Failure: If a member fails, or does not answer in time.
     """
     for rank, order in enumerate(orders):
-      with contextlib.suppress(Closed):  # `handle` reports the reason.
-        self._streams[rank].send(ProbeStep(order, limit_s))
+      self._streams[rank].send(ProbeStep(order, limit_s))
     return self._collect(limit_s + _LEADER * self._timeout_s)
 
   def dismiss(self, reason: str) -> None:
@@ -126,8 +125,7 @@ class Leader:
     with self._changing:
       streams = list(self._streams.values())
     for stream in streams:
-      with contextlib.suppress(Closed):  # The member has ended before.
-        stream.send(ProbeEnd(reason))
+      stream.send(ProbeEnd(reason))
 
   def _collect(self, limit_s: float) -> list[Any]:
     deadline = time.monotonic() + limit_s

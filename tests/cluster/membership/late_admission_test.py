@@ -21,7 +21,6 @@ from cluster.network.port import Port
 from cluster.network.streams import (
   PUSHES,
   Closed,
-  Listener,
   Security,
   TransportError,
   connect,
@@ -29,6 +28,7 @@ from cluster.network.streams import (
 from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import LOST, Unmendable
 from tests.support import coordinators, processes
+from tests.support.listeners import Listener
 
 _TIMEOUT_S = coordinators.TIMEOUT_S
 _ONE, _OTHER = '1' * 32, '2' * 32

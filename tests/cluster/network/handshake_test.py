@@ -20,8 +20,9 @@ from absl.testing import absltest, parameterized
 
 from cluster.network import handshake, sockets
 from cluster.network import streams as transport
-from cluster.network.streams import Closed, Listener, Port, Refused, Security
+from cluster.network.streams import Closed, Port, Refused, Security
 from tests.support import certificates
+from tests.support.listeners import Listener
 from tests.support.relays import Relay
 from tests.support.streams import (
   HOST,

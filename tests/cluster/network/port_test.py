@@ -21,8 +21,9 @@ from cluster.network import handshake, port
 from cluster.network import streams as transport
 from cluster.network.port import Port
 from cluster.network.rate_limited_log import RateLimitedLog
-from cluster.network.streams import Closed, Listener, Security
+from cluster.network.streams import Closed, Security
 from tests.support import certificates, descriptors
+from tests.support.listeners import Listener
 from tests.support.streams import (
   HOST,
   PLAIN,
@@ -45,8 +46,9 @@ _FAILING = """
 import sys
 import time
 from cluster.network import port, streams
+from tests.support.listeners import Listener
 own = port.Port('127.0.0.1', 0, streams.Security())
-listener = streams.Listener(own, lambda stream, hello: time.sleep(60.0))
+listener = Listener(own, lambda stream, hello: time.sleep(60.0))
 print(listener.address, flush=True)
 sys.stdin.readline()
 def fail():

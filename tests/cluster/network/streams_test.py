@@ -16,6 +16,7 @@ from cluster.network import streams as transport
 from cluster.network.streams import Closed, Security
 from outputs import transient
 from tests.support import certificates
+from tests.support.listeners import Listener
 from tests.support.streams import (
   HOST,
   OPEN,
@@ -31,11 +32,12 @@ from tests.support.streams import (
 _LISTENER = """
 import sys, threading
 from cluster.network import messages, streams as transport
+from tests.support.listeners import Listener
 def handle(stream, hello):
   stream.send('first')
   stream.receive(messages.NOTHING)
 port = transport.Port('127.0.0.1', 0, transport.Security())
-listener = transport.Listener(port, handle)
+listener = Listener(port, handle)
 print(listener.address, flush=True)
 sys.stdin.read()
 """
@@ -43,10 +45,11 @@ sys.stdin.read()
 _LEAVER = """
 import threading
 from cluster.network import messages, streams as transport
+from tests.support.listeners import Listener
 def handle(stream, hello):
   stream.receive(messages.NOTHING)
 port = transport.Port('127.0.0.1', 0, transport.Security())
-listener = transport.Listener(port, handle)
+listener = Listener(port, handle)
 stream = transport.connect(listener.address, 0, transport.Security(), 10.0)
 def receive():
   try:
@@ -252,7 +255,7 @@ class ConnectTest(TestCase):
 
     def listen():
       own = transport.Port(HOST, port, OPEN)
-      listeners.put(transport.Listener(own, echo))
+      listeners.put(Listener(own, echo))
 
     timer = threading.Timer(0.5, listen)
     timer.start()
@@ -288,7 +291,7 @@ class ConnectTest(TestCase):
     with self.assertRaisesRegex(
       transport.TransportError, f'{port}: .*Address already in use'
     ) as refused:
-      transport.Listener(transport.Port(HOST, port, OPEN), echo)
+      Listener(transport.Port(HOST, port, OPEN), echo)
     self.assertTrue(transient.is_transient(refused.exception))
 
   @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
@@ -338,9 +341,7 @@ class ConnectTest(TestCase):
 
   def test_a_certificate_without_its_key_is_refused(self):
     with self.assertRaisesRegex(ValueError, 'certificate and key'):
-      transport.Listener(
-        transport.Port(HOST, 0, Security(certificate=b'PEM')), echo
-      )
+      Listener(transport.Port(HOST, 0, Security(certificate=b'PEM')), echo)
 
 
 class InterfaceAddressTest(absltest.TestCase):
