@@ -39,6 +39,7 @@ T = TypeVar('T')
 _BATCH_BYTES, _BATCH_BUFFERS = 1 << 21, 64
 _TURN_BYTES = 1 << 22  # Sent before other streams have their turn.
 _MAX_TURNS = 16  # Calls to receive before other streams have their turn.
+_MAX_MESSAGES = 2**14  # That wait for a peer, which does not read if more do.
 
 
 class LoopStream:
@@ -65,6 +66,7 @@ class LoopStream:
     self._send_some = connection.sender()
     self._lock = threading.Lock()  # Of all below, and of TLS.
     self._frames: collections.deque[tuple[int, Any]] = collections.deque()
+    self._num_waiting = 0  # Messages among the frames.
     self._unsent: list[Any] = []  # Buffers of frames that are being sent.
     self._num_sent = 0  # Frames.
     self._is_blocked = False  # Whether the system has no room.
@@ -97,7 +99,8 @@ class LoopStream:
   ) -> None:
     """Queues a message, and sends what the system has room for.
 
-    Does nothing if the stream has ended, which `receive` reports.
+    Does nothing if the stream has ended, which `receive` reports.  A stream
+    whose peer does not read ends once too many messages wait.
 
     Args:
       header: A message of the schema.
@@ -107,7 +110,7 @@ class LoopStream:
     """
     text = encode_header(header, size_bytes)
     queued = [(TEXT, text), *((CHUNK, chunk.data) for chunk in chunks)]
-    self._queue(queued)
+    self._queue(queued, messages=1)
 
   def send_chunk(self, chunk: np.ndarray) -> None:
     """Queues the next chunk of the last message's body: see `send`."""
@@ -187,12 +190,16 @@ class LoopStream:
     finally:
       self._on_end()
 
-  def _queue(self, queued: list[tuple[int, Any]]) -> None:
+  def _queue(self, queued: list[tuple[int, Any]], *, messages: int = 0) -> None:
     with self._lock:
       if self._reason or self._is_ending:
         return
       self._frames += queued
+      self._num_waiting += messages
       self._flush()
+      is_stuck = self._num_waiting > _MAX_MESSAGES
+    if is_stuck:
+      self.cancel(f'{_MAX_MESSAGES} messages wait for the peer')
 
   def _flush(self) -> None:
     """Sends what the system has room for; under the lock."""
@@ -230,6 +237,7 @@ class LoopStream:
       and len(self._unsent) < _BATCH_BUFFERS
     ):
       kind, payload = self._frames.popleft()
+      self._num_waiting -= kind == TEXT
       self._unsent += frames.pack_header(kind, self._num_sent, payload), payload
       self._num_sent += 1
       size += frames.HEADER_BYTES + len(payload)

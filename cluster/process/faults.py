@@ -35,6 +35,8 @@ class Kind(enum.StrEnum):
   HANG = 'hang'  # The worker makes no progress; its heartbeats continue.
   SLOW = 'slow'  # The worker takes `SLOWER` times `timeout_s` longer.
   CUT = 'cut'  # The host's interface goes down; 'cut:5' for 5 seconds.
+  # Packets from the host are lost without an error, those to it arrive.
+  DROP = 'drop'
   CORRUPT = 'corrupt'  # A byte of the push changes on its way.
   WRONG_SIZE = 'wrong_size'  # The push is too short.
   NAN = 'nan'  # The gradient is not a number.
@@ -60,6 +62,8 @@ _OF_PUSH = (Kind.WRONG_SIZE, Kind.NAN, Kind.FLIP)
 _FLIPPED = 25  # Bit of a float32's exponent: 16 times as much, or as little.
 _CORRUPTIBLE = (Phase.COMPUTE, Phase.FIRST, Phase.LAST)
 _OF_SERVERS = (Phase.CHECKPOINT, Phase.EVALUATION)
+_OF_LINKS = (Kind.CUT, Kind.DROP)
+_NOWHERE = '02:00:00:00:00:00'  # A hardware address that no host has.
 _SERVER = re.compile(r'server:(\d{1,4})')
 _KIND = re.compile(r'([a-z_]+)(?::(\d{1,4}))?')
 
@@ -70,7 +74,7 @@ class Fault(NamedTuple):
   Attributes:
     kind: Kind of the failure.
     phase: Moment of the failure.
-    seconds: Duration of a cut; 0 for one that never ends.
+    seconds: Duration of a failure of the link; 0 for one that never ends.
   """
 
   kind: Kind
@@ -104,7 +108,7 @@ class Faults:
       num_servers: Number of servers.
       directory: Folder, shared by all processes, with a file for each failure
         that has happened.
-      interface: Network interface that `cut` takes down.
+      interface: Network interface of the failures of links.
       timeout_s: Silence after which a worker counts as lost.
 
     Raises:
@@ -114,7 +118,7 @@ class Faults:
     self._entries: dict[tuple[int | str, int, Phase], Fault] = {}
     for entry in entries:
       fault = _parse(entry, num_workers, num_servers)
-      cuts = fault.kind == Kind.CUT and interface == 'lo'
+      cuts = fault.kind in _OF_LINKS and interface == 'lo'
       require(not cuts, 'faults', "an interface other than 'lo' to cut", entry)
       number = -1 if fault.phase == Phase.END else entry[1]
       self._entries[entry[0], number, fault.phase] = fault
@@ -166,8 +170,9 @@ class Faults:
   def happen(self, fault: Fault | None) -> None:
     """Carries out a failure that is an action of this process.
 
-    These are 'die', 'stop', 'hang', 'slow' and 'cut'.  The other kinds change
-    data, where the data are: here they do nothing, and neither does None.
+    These are 'die', 'stop', 'hang', 'slow', 'cut' and 'drop'.  The other kinds
+    change data, where the data are: here they do nothing, and neither does
+    None.
     """
     if fault is None:
       return
@@ -181,6 +186,8 @@ class Faults:
       time.sleep(SLOWER * self._timeout_s)
     elif fault.kind == Kind.CUT:
       self._cut(fault.seconds)
+    elif fault.kind == Kind.DROP:
+      self._drop(fault.seconds)
 
   def strike(self, target: int | str, number: int, phase: Phase) -> None:
     """Carries out the action that is due in a phase, if any."""
@@ -224,15 +231,33 @@ class Faults:
     show = ['ip', 'route', 'show', 'dev', name]
     routes = subprocess.run(show, capture_output=True, text=True, check=True)
     subprocess.run(['ip', 'link', 'set', name, 'down'], check=True)
-    if seconds:
-      # The kernel deletes the routes of an interface that goes down.
-      commands = [f'sleep {seconds}', f'ip link set {name} up']
-      for route in routes.stdout.splitlines():
-        commands.append(f'ip route replace {route} dev {name}')
-      # A session of its own: the shell outlives this process.
-      subprocess.Popen(
-        ['sh', '-c', '; '.join(commands)], start_new_session=True
-      )
+    # The kernel deletes the routes of an interface that goes down.
+    commands = [f'ip link set {name} up']
+    for route in routes.stdout.splitlines():
+      commands.append(f'ip route replace {route} dev {name}')
+    _restore(seconds, commands)
+
+  def _drop(self, seconds: int) -> None:
+    """Sends the host's packets to a hardware address that no host has."""
+    name = self._interface
+    show = ['ip', '-4', 'neigh', 'show', 'dev', name]
+    known = subprocess.run(show, capture_output=True, text=True, check=True)
+    hosts = [line.split()[0] for line in known.stdout.splitlines()]
+    for host in hosts:
+      entry = f'{host} lladdr {_NOWHERE} dev {name} nud permanent'
+      subprocess.run(['ip', 'neigh', 'replace', *entry.split()], check=True)
+    commands = [f'ip neigh del {host} dev {name}' for host in hosts]
+    _restore(seconds, commands)
+
+
+def _restore(seconds: int, commands: Sequence[str]) -> None:
+  """Executes commands after some seconds; never if there are none."""
+  if seconds:
+    # A session of its own: the shell outlives this process.
+    subprocess.Popen(
+      ['sh', '-c', '; '.join([f'sleep {seconds}', *commands])],
+      start_new_session=True,
+    )
 
 
 def make(
@@ -297,8 +322,8 @@ def _parse(entry: Any, num_workers: int, num_servers: int) -> Fault:
   phase = entry[3] if len(entry) == 4 else Phase.COMPUTE
   kind, seconds = match.groups() if match else ('', None)
   require(kind in kinds and phase in phases, 'faults', form, entry)
-  valid = seconds is None or (kind == Kind.CUT and int(seconds) > 0)
-  require(valid, 'faults', "seconds, above 0, of 'cut' alone", entry)
+  valid = seconds is None or (kind in _OF_LINKS and int(seconds) > 0)
+  require(valid, 'faults', "seconds, above 0, of 'cut' or 'drop' alone", entry)
   fault = Fault(Kind(kind), Phase(phase), int(seconds or 0))
   valid = fault.kind not in _OF_PUSH or fault.phase == Phase.COMPUTE
   expected = f'no phase for {[str(k) for k in _OF_PUSH]}: they are of the push'

@@ -123,6 +123,23 @@ class MessagesTest(LoopTestCase):
     np.testing.assert_array_equal(read(idle.receive(PLAIN)), body)
     stuck.join()
 
+  def test_a_peer_that_never_reads_is_lost(self):
+    ends, reasons = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def handle(stream, hello):
+      ends.put(stream)
+      try:
+        yield from stream.receive(PLAIN)
+      except Closed as error:
+        reasons.put(str(error))
+        raise
+
+    self.connect(self.listener(handle))
+    end, text = ends.get(timeout=WAIT_S), 'x' * 2000
+    for _ in range(2**15):
+      end.send(text)
+    self.assertIn('messages wait for the peer', reasons.get(timeout=WAIT_S))
+
   def test_a_message_of_single_bytes_arrives(self):
     loop, near = self._raw()
     text = encode_header('hello', 3)

@@ -9,9 +9,11 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
+import time
 
 import pytest
 from absl.testing import absltest, parameterized
@@ -255,23 +257,43 @@ class CutTest(processes.TestCase, parameterized.TestCase):
   def test_a_worker_that_is_cut_off_is_evicted(self):
     self._check_run('r2sp')
 
+  def test_a_half_open_connection_ends(self):
+    """Packets of worker 1 are lost: it hears, and is not heard."""
+    with self._launch('bsp', ((1, 4, 'drop'),)) as launch:
+      left = launch.until(r'Worker 1 is lost: It was silent for')
+      dropped = (launch.folder / 'faults' / '1-4-drop').stat().st_mtime
+      self.assertLess(left - dropped, 3 * _FIELDS['cluster__timeout_s'])
+      coordinator = launch.pid('server:0')
+      deadline = time.monotonic() + 3 * _FIELDS['cluster__timeout_s']
+      while _established(coordinator, '10.213.0.3'):
+        self.assertLess(time.monotonic(), deadline)
+        time.sleep(0.1)
+      self.assertTrue(_established(coordinator, '10.213.0.2'))
+      launch.until('Outputs are in')
+      launch.process.send_signal(signal.SIGTERM)
+      launch.wait()
+    self.check(launch)
+
+  def _launch(self, scheme, faults):
+    return processes.launch(
+      before=(sys.executable, '-m', 'tools.lab', '--hosts=3', '--'),
+      workers=2,
+      dedicated=True,
+      sync__name=scheme,
+      epochs=5.0,
+      cluster__faults=faults,
+      cluster__interface='eth0',
+      model=False,
+      **_FIELDS,
+    )
+
   @parameterized.parameters(_but('r2sp'))
   @pytest.mark.soak
   def test_a_worker_that_is_cut_off_is_evicted_in_other_schemes(self, scheme):
     self._check_run(scheme)
 
   def _check_run(self, scheme):
-    with processes.launch(
-      before=(sys.executable, '-m', 'tools.lab', '--hosts=3', '--'),
-      workers=2,
-      dedicated=True,
-      sync__name=scheme,
-      epochs=5.0,
-      cluster__faults=((1, 4, 'cut'),),
-      cluster__interface='eth0',
-      model=False,
-      **_FIELDS,
-    ) as launch:
+    with self._launch(scheme, ((1, 4, 'cut'),)) as launch:
       left = launch.until(r'Worker 1 is lost: It was silent for')
       launch.until('Outputs are in')
       launch.process.send_signal(signal.SIGTERM)
@@ -285,6 +307,14 @@ class CutTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(summary['admissions'], [1, 1])
     self.assertEqual([lost['worker'] for lost in summary['lost']], [1])
     self.check(launch)
+
+
+def _established(pid, address):
+  """Returns the open TCP connections of a process's host to an address."""
+  number = socket.inet_aton(address)[::-1].hex().upper()
+  lines = pathlib.Path(f'/proc/{pid}/net/tcp').read_text().splitlines()[1:]
+  rows = [line.split() for line in lines]
+  return [r for r in rows if r[2].startswith(number + ':') and r[3] == '01']
 
 
 @contextlib.contextmanager
