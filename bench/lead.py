@@ -7,7 +7,8 @@ Without --processes, up to 256 scripted ASP workers in two processes push over
 loopback streams to a coordinator with one dedicated server or four; the
 parameters are 4 KiB of dummy data.  A row is a run: pushes per second, CPU time
 of the coordinator's process, which includes server 0, and of its deciding
-thread, both also relative to the first row, and the peak memory of the process.
+thread, both also relative to the first row, and the peak memory and threads of
+the process.
 CPU times are more informative than rates, because the scripted workers compete
 for the same cores.
 
@@ -87,9 +88,9 @@ def main(argv: list[str] | None = None) -> None:
 def _print_scripted(pushes: int) -> None:
   print(
     '| workers | servers | pushes/s | process us/push | over first '
-    '| deciding us/push | over first | peak MiB |'
+    '| deciding us/push | over first | peak MiB | threads |'
   )
-  print('| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |')
+  print('| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |')
   first: list[float] = []
   for workers, servers in _ROWS:
     row = _row(workers, servers, pushes)
@@ -103,7 +104,7 @@ def _print_scripted(pushes: int) -> None:
     )
     print(
       f'| {workers} | {servers} | {row["pushes"] / row["wall_s"]:.0f} '
-      f'| {costs} | {row["peak_MiB"]:.0f} |',
+      f'| {costs} | {row["peak_MiB"]:.0f} | {row["threads"]:.0f} |',
       flush=True,
     )
 
@@ -173,6 +174,7 @@ class _TimedRuntime:
   def __init__(self, runtime: Any):
     self._runtime = runtime
     self._start = self._end = 0.0, 0.0, 0.0
+    self._num_threads = 0
 
   def start(self) -> None:
     self._start = _clocks()
@@ -180,14 +182,19 @@ class _TimedRuntime:
 
   def close(self) -> None:
     self._end = _clocks()
+    self._num_threads = len(os.listdir('/proc/self/task'))
     self._runtime.close()
 
   def elapsed(self) -> dict[str, float]:
-    """Returns wall seconds, and CPU seconds of the process and the thread."""
+    """Returns the number of threads of the process, and some seconds.
+
+    They are of the wall clock, and CPU time of the process and the thread.
+    """
     spans = [
       end - start for start, end in zip(self._start, self._end, strict=True)
     ]
-    return dict(zip(('wall_s', 'cpu_s', 'decided_s'), spans, strict=True))
+    times = dict(zip(('wall_s', 'cpu_s', 'decided_s'), spans, strict=True))
+    return times | {'threads': self._num_threads}
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._runtime, name)

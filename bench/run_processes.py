@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from cluster.membership.terms import Terms
+
 # The launcher counts processes that end within 5 s, and ends the run after 5 of
 # them in a row.
 _YOUNG_S, _MAX_EARLY_ENDS = 5.5, 3
@@ -57,6 +59,7 @@ class RunProcesses:
 
   def __init__(self, workdir: pathlib.Path):
     """Initializes the object without processes."""
+    self._workdir = workdir
     self.alive: dict[str, tuple[int, float]] = {}
     self.starts = self.deaths = 0
     self.ports: set[int] = set()
@@ -75,6 +78,21 @@ class RunProcesses:
     self.pushes += sum(_PUSH in line for line in self._events.more())
     for pid, _ in self.alive.values():
       self.ports |= set(map(int, _ADDRESS.findall(command_line(pid))))
+
+  def count_pushes(self) -> int:
+    """Returns the number of pushes in the run's file, without lost ones."""
+    return sum(
+      _PUSH in line for line in Lines(self._workdir / 'events.jsonl').more()
+    )
+
+  @property
+  def coordinator(self) -> str:
+    """Role of the process that coordinates the run now."""
+    place = Terms(self._workdir).find()
+    has_servers = any(role.startswith('server') for role in self.alive)
+    if place:
+      return f'worker:{place.worker}'
+    return 'server:0' if has_servers else 'worker:0'
 
   def measure(self) -> None:
     """Measures memory and open files of the live processes."""

@@ -1,16 +1,22 @@
 """Kills many processes of one run: python -m bench.soak, or `make soak`.
 
-  python -m bench.soak [--kills=200] [--servers=0.1] [--mean_s=1.5] [--seed=0]
-    [--out=DIR]
+  python -m bench.soak [--route=server] [--kills=200] [--servers=0.1]
+    [--mean_s=1.5] [--seed=0] [--out=DIR]
 
-The run is ElasticBSP on this machine, with four workers and two dedicated
-servers, one of which is the coordinator.  After its start a random live process
-receives SIGKILL at random times, on average --mean_s apart, also during a
-restart.  The process is a worker, or with probability --servers a server or the
-coordinator, after which all processes resume from a checkpoint.  A process that
-has died several times in a row soon after its start is not killed again until
-it is older, because the launcher would end the run.  Pauses are longer while
-all processes restart.
+With --route=server the run is ElasticBSP on this machine, with four workers and
+two dedicated servers, one of which is the coordinator.  After its start a
+random live process receives SIGKILL at random times, on average --mean_s apart,
+also during a restart.  The process is a worker, or with probability --servers a
+server or the coordinator, after which all processes resume from a checkpoint.
+Pauses are longer while all processes restart.
+
+With --route=ring the run is BSP with four workers and no server, and any worker
+is killed, the coordinator's process too.  Nobody else may restart.
+
+A process that has died several times in a row soon after its start is not
+killed again until it is older, because the launcher would end the run.  The
+goodput is the rate at which examples are pushed, and not lost afterwards, from
+the first kill to the last, over the rate in the 20 s before the first.
 
 The benchmark prints the checks of the run; the exit code is 1 if one fails.
 """
@@ -24,16 +30,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from bench import clusters
 from bench.accounts import Check, accounts, check_parameters
 from bench.run_processes import RunProcesses, listening_ports
 from tools.reading import records
 
-_WORKERS, _SERVERS = 4, 2
-_PUSHES = 45  # Pushes per kill, so that the run outlasts the kills a little.
+_WORKERS = 4
 _EPOCH = 1437 / 16  # Pushes of an epoch of digits.
+_ITERATION_S = 0.05
 _FIELDS = {
   'model.name': 'mlp',
   'eval_every': 10.0,
@@ -41,9 +48,38 @@ _FIELDS = {
   'checkpoint.every_examples': 1000,
   'cluster.timeout_s': 10.0,
   'cluster.speed.injected': True,
-  'cluster.speed.fixed_s': 0.05,
+  'cluster.speed.fixed_s': _ITERATION_S,
   'cluster.speed.per_example_s': 0.0,
 }
+
+
+class _Kind(NamedTuple):
+  """Kind of run.
+
+  Attributes:
+    config: Config file.
+    fields: Changed fields.
+    servers: Number of dedicated servers; 0 without servers.
+    share: Share of the workers' time in which they push, at least: the run
+      outlasts the kills a little.
+  """
+
+  config: str
+  fields: Mapping[str, Any]
+  servers: int
+  share: float
+
+
+_KINDS = {
+  'server': _Kind('configs/vgg16_elastic.py', {}, 2, 0.375),
+  'ring': _Kind(
+    'configs/default.py',
+    {'sync.name': 'bsp', 'route.name': 'ring', 'cluster.timeout_s': 2.0},
+    0,
+    0.8,
+  ),
+}
+_BASELINE_S = 20.0  # Before the first kill.
 _LIMIT_S = 6.0  # Seconds of the run per kill.
 _STANDSTILL_S = 90.0  # Without a push for this long, the run hangs.
 _RESTART_FACTOR = 4  # Pauses are this much longer while all restart.
@@ -57,6 +93,7 @@ def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(
     prog='bench.soak', description=__doc__.splitlines()[0]
   )
+  parser.add_argument('--route', choices=_KINDS, default='server')
   parser.add_argument('--kills', type=int, default=200)
   parser.add_argument('--servers', type=float, default=0.1)
   parser.add_argument('--mean_s', type=float, default=1.5)
@@ -65,20 +102,23 @@ def main(argv: list[str] | None = None) -> None:
   flags = parser.parse_args(argv)
   out = pathlib.Path(flags.out or tempfile.mkdtemp()).resolve()
   print(f'the run is in {out}', flush=True)
-  start = time.monotonic()
+  start, kind = time.monotonic(), _KINDS[flags.route]
   words = clusters.command(
     out / 'run',
-    'configs/vgg16_elastic.py',
-    _FIELDS | {'epochs': _PUSHES * flags.kills / _EPOCH},
+    kind.config,
+    {**_FIELDS, **kind.fields, 'epochs': _num_pushes(flags) / _EPOCH},
     workers=_WORKERS,
-    servers=_SERVERS,
+    servers=kind.servers,
+    dedicated=kind.servers > 0,
     restarts=flags.kills,
   )
   run = clusters.start(words, out / 'run.log')
   processes = RunProcesses(out / 'run')
   try:
-    kills = Killer(run, processes, flags).run()
-    limit_s = max(start + _LIMIT_S * flags.kills - time.monotonic(), 60.0)
+    killer = Killer(run, processes, flags)
+    kills = killer.run()
+    per_kill_s = max(_LIMIT_S, 2 * flags.mean_s)
+    limit_s = max(start + per_kill_s * flags.kills - time.monotonic(), 60.0)
     clusters.finish(run, out / 'run.log', limit_s)
   finally:
     clusters.end(run)
@@ -89,6 +129,10 @@ def main(argv: list[str] | None = None) -> None:
     f'{processes.starts} '
     f'starts, {time.monotonic() - start:.0f} s'
   )
+  print(
+    f'goodput {killer.goodput:.1%}; at most {killer.longest_s:.1f} s without a '
+    'push'
+  )
   checks = [
     Check(
       'all kills happened', kills.total() == flags.kills, f'{kills.total()}'
@@ -96,9 +140,26 @@ def main(argv: list[str] | None = None) -> None:
     *checks_of(out / 'run', processes),
     *check_parameters(out / 'run'),
   ]
+  if not kind.servers:
+    checks.append(
+      Check(
+        'nobody else restarts',
+        processes.starts
+        == _WORKERS + kills.total()
+        == _WORKERS + processes.deaths,
+        f'{processes.starts} starts',
+      )
+    )
   for check in checks:
     print(f'{"ok  " if check.holds else "FAIL"}  {check.name}: {check.detail}')
   sys.exit(0 if all(check.holds for check in checks) else 1)
+
+
+def _num_pushes(flags: argparse.Namespace) -> float:
+  """Returns the pushes of the run, which outlasts the kills a little."""
+  rate = _WORKERS / _ITERATION_S
+  kills_s = flags.kills * flags.mean_s
+  return rate * (_BASELINE_S + _KINDS[flags.route].share * kills_s)
 
 
 def checks_of(
@@ -143,7 +204,12 @@ def checks_of(
 
 
 class Killer:
-  """Killer of random processes of a run, at random times."""
+  """Killer of random processes of a run, at random times.
+
+  Attributes:
+    goodput: Rate of pushes from the first kill to the last, over that before.
+    longest_s: Longest time without a push, seconds.
+  """
 
   def __init__(
     self,
@@ -161,6 +227,8 @@ class Killer:
     self._run, self._processes, self._flags = run, processes, flags
     self._rng = random.Random(flags.seed)
     self._kills: Counter[str] = Counter()
+    self._num_pushes = _num_pushes(flags)
+    self.goodput = self.longest_s = 0.0
 
   def run(self) -> Counter[str]:
     """Kills processes until all kills are done or the run has ended.
@@ -174,6 +242,7 @@ class Killer:
     flags, processes = self._flags, self._processes
     start = pushed_at = measured_at = time.monotonic()
     due, pushes, restart = math.inf, 0, -1
+    marks: list[tuple[float, int]] = []  # Times, and numbers of pushes.
     while self._kills.total() < flags.kills and self._run.poll() is None:
       time.sleep(_POLL_S)
       processes.update()
@@ -182,14 +251,19 @@ class Killer:
         measured_at = now
         processes.measure()
       if processes.pushes > pushes:
+        if pushes:
+          self.longest_s = max(self.longest_s, now - pushed_at)
         pushed_at, pushes = now, processes.pushes
       if now - pushed_at > _STANDSTILL_S:
         raise RuntimeError(f'No push for {now - pushed_at:.0f} s.')
       # Before the first push, the run waits for a worker that is missing.
       if pushes and due == math.inf:
-        due = now + self._pause_s()
+        marks.append((now, processes.count_pushes()))
+        due = now + _BASELINE_S
       if now < due:
         continue
+      if not self._kills:
+        marks.append((now, processes.count_pushes()))
       if role := self._kill():
         print(f'{now - start:6.1f} s: kill {self._kills.total()}, {role}')
         sys.stdout.flush()
@@ -197,19 +271,24 @@ class Killer:
           restart = pushes
         factor = _RESTART_FACTOR if pushes == restart else 1
         due = now + self._pause_s() * factor
+    marks.append((time.monotonic(), processes.count_pushes()))
+    if len(marks) == 3:
+      (first_s, first), (second_s, second), (third_s, third) = marks
+      usual = (second - first) / (second_s - first_s)
+      self.goodput = (third - second) / max(third_s - second_s, 1e-9) / usual
     return self._kills
 
   def _kill(self) -> str:
     """Kills a process; returns its role, or '' if there is none to kill."""
     kinds = ['server', 'worker']
-    if self._rng.random() >= self._flags.servers:
+    if self._flags.route == 'ring' or self._rng.random() >= self._flags.servers:
       kinds.reverse()
     for kind in kinds:
       if victims := self._processes.victims(kind):
         victim = self._rng.choice(victims)
         if self._processes.kill(victim):
-          coordinator = 'coordinator' if victim == 'server:0' else kind
-          self._kills[coordinator] += 1
+          leads = victim == self._processes.coordinator
+          self._kills['coordinator' if leads else kind] += 1
           return victim
         return ''
     return ''
@@ -217,7 +296,7 @@ class Killer:
   def _pause_s(self) -> float:
     """Returns seconds to the next kill, fewer if the run would end before."""
     flags = self._flags
-    run_left = max(1 - self._processes.pushes / (_PUSHES * flags.kills), 0.1)
+    run_left = max(1 - self._processes.pushes / self._num_pushes, 0.1)
     kills_left = 1 - self._kills.total() / flags.kills
     return (
       self._rng.expovariate(1 / (flags.mean_s * min(run_left / kills_left, 1)))
