@@ -51,6 +51,11 @@ def get_config() -> ml_collections.ConfigDict:
   config.sync.elastic.monitor_pushes = 2
   # Largest lead since the last barrier, iterations; inf for no bound.
   config.sync.elastic.bound = math.inf
+  config.sync.quorum = ConfigDict()
+  config.sync.quorum.minimum = 2  # Pushes of a round before it can end.
+  # Grace window after them, as a share of the round before it.
+  config.sync.quorum.grace = 0.25
+  config.sync.quorum.late = 'count'  # Or 'drop': the fate of late pushes.
   config.sync.r2sp = ConfigDict()
   # Gap between two releases as a share of T / N (r): T is the average time of
   # an iteration, N the number of workers.

@@ -260,6 +260,9 @@ class ParameterStore(Protocol):
       finite: Whether all of its numbers are finite.
     """
 
+  def discard(self, worker: int) -> None:
+    """Drops a worker's push, which has arrived."""
+
   def commit(self, update: int) -> bool:
     """Applies an update and increments the version.
 

@@ -106,6 +106,10 @@ class LocalParameterStore:
     if finite:
       self.learner.add(update, payload, examples, scale=own.value)
 
+  def discard(self, worker: int) -> None:
+    """Drops a worker's push, which has arrived."""
+    del self._arrived[worker]
+
   def commit(self, update: int) -> bool:
     """Applies or skips an update, and increments the version.
 

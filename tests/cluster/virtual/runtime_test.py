@@ -14,7 +14,7 @@ from sync import asp, bsp, dssp, elastic, r2sp, record, ssp
 from tests.support import small
 
 _BYTES = 1768  # Sizes of the model of small.config.
-_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
 
 
 def _leaves(params):
