@@ -13,9 +13,9 @@ with the next round.  An update is the mean of its pushes, weighted by their
 numbers of examples.
 
 With `minimum` equal to the number of workers it is BSP, and with 1 and no grace
-it is ASP, but that workers that join wait for a round's end.  Minimum quorum, grace window and weights by tokens are those of
-Decoupled DiLoCo (arXiv 2604.21428); the rule for the length of the window is
-this project's.
+it is ASP, but that workers that join wait for the end of the round.  Minimum
+quorum, grace window and weights by tokens are those of Decoupled DiLoCo (arXiv
+2604.21428); the rule for the length of the window is this project's.
 """
 
 import dataclasses
