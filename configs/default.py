@@ -66,8 +66,12 @@ def get_config() -> ml_collections.ConfigDict:
   # How much does each worker compute?
   config.batching = ConfigDict()
   config.batching.name = 'fixed'  # Module of batching/.
-  # Examples of a worker's iteration (X0), initially if batches change.
+  # Examples of a worker's iteration (X0), or of one of its local steps;
+  # initially if batches change.
   config.batching.worker_batch = 16
+  # Steps of config.optimizer in an iteration (H), on the worker's own copy; if
+  # there are several, config.outer applies the displacement.
+  config.batching.local_steps = 1
   # Most examples that are computed at once, a power of two.
   config.batching.micro_batch = 128
   config.batching.fixed = ConfigDict()  # The same batch for all, always.
@@ -440,6 +444,19 @@ def get_config() -> ml_collections.ConfigDict:
   # Whether biases and scales are neither adapted nor decayed, as is usual for
   # large batches.
   config.optimizer.lars.skip_vectors = False
+
+  # How are displacements applied, if there are several local steps?
+  config.outer = ConfigDict()
+  config.outer.name = 'sgd'  # Function of learning/outer.py.
+  config.outer.learning_rate = 1.0
+  config.outer.reduction = 'mean'  # As config.optimizer.reduction.
+  config.outer.sgd = ConfigDict()
+  config.outer.nesterov = ConfigDict()
+  config.outer.nesterov.momentum = 0.9  # Decay of the momentum.
+  config.outer.delayed_nesterov = ConfigDict()
+  config.outer.delayed_nesterov.momentum = 0.9  # Decay of the momentum.
+  # Updates between two that apply momentum, usually the number of workers.
+  config.outer.delayed_nesterov.delay = 4
 
   # How does the learning rate change, by examples of the whole cluster?
   config.schedule = ConfigDict()

@@ -11,6 +11,7 @@ from learning import scaling
 from learning.learning import Learner
 from learning.local_codec import LocalCodec
 from learning.scaling import Scaling
+from learning.schedule import Schedule
 from wire.codec import Message, Payload
 
 
@@ -27,6 +28,7 @@ class LocalParameterStore:
     learner: Learner,
     codec: LocalCodec,
     *,
+    schedule: Schedule | None,
     scalings: list[Scaling],
     summed: bool,
   ):
@@ -35,12 +37,14 @@ class LocalParameterStore:
     Args:
       learner: Learner, whose `scaling` is that of all workers in an allreduce.
       codec: Encoder and decoder of pushes and pulls.
+      schedule: Schedule of the learning rate; None if nothing is learned.
       scalings: Loss scale of each worker that pushes to servers; [] without.
       summed: Whether workers allreduce their gradients: sums are then rounded,
         too, and workers pull no parameters.
     """
     self.learner = learner
     self.codec = codec
+    self._schedule = schedule
     self._scalings, self._summed = scalings, summed
     # Without float16, losses show soon enough that numbers are not finite.
     scaled = bool(scalings or learner.scaling)
@@ -176,7 +180,9 @@ class LocalParameterStore:
   @property
   def learning_rate(self) -> float | None:
     """The learning rate of the next update; None without a model."""
-    return self.learner.learning_rate
+    if self._schedule is None:
+      return None
+    return self._schedule(examples=self.examples, updates=self.version)
 
   def _round(self, payload: Payload) -> Payload:
     """Returns a sum as all workers receive it."""
