@@ -261,7 +261,7 @@ def _check_config(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   sections.check_fields(config, defaults)
   sections.check_values(config)
   sections.check_used(config, defaults, own)
-  for section in ('sync', 'batching', 'wire', 'route', 'model'):
+  for section in ('sync', 'batching', 'wire', 'route', 'model', 'outer'):
     sections.choose_section(config, defaults, section)
   return functools.partial(sections.choose_section, config, defaults)
 

@@ -41,7 +41,7 @@ def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
     'batching',
     choose,
     num_workers=workers,
-    worker_batch=section.worker_batch,
+    worker_batch=section.worker_batch * section.local_steps,
     **shared,
   )
   return batching

@@ -32,7 +32,11 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
     path: Folder of the run.
   """
   summary, events = records.read_summary(path), list(records.read_events(path))
-  pushed = sum(e['examples'] for e in events if e['event'] == 'push')
+  pushed = sum(
+    e['examples']
+    for e in events
+    if e['event'] == 'push' and 'into' in e['decision']
+  )
   accounted = summary['examples'] + summary['examples_pending']
   yield Check(
     'pushed examples are applied or pending',
@@ -102,7 +106,10 @@ def find_lost(
     if event['event'] in ('leave', 'push'):
       running.discard(worker)
     if event['event'] == 'push':
-      pending[event['decision'].get('into')] += event['examples']
+      if 'into' in event['decision']:
+        pending[event['decision']['into']] += event['examples']
+      else:  # The scheme has dropped it.
+        lost.append((worker, iteration[worker] - 1))
     for update in event['decision'].get('commit', ()):
       applied += pending.pop(update, 0)
     is_last = applied == examples

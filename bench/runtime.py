@@ -76,8 +76,8 @@ class _BareLoop:
       runtime.coordinator.store.learner.params,
       runtime.coordinator.store.learner.stats,
     )
-    task = runtime.gradient.task
-    self._train = runtime.gradient.train
+    task = runtime.pushes.task
+    self._train = runtime.pushes.train
     self._evaluate = run.milestones.evaluate
     self._steps = _steps(config, len(self._train.targets))
     self._examples = config.cluster.workers * config.batching.worker_batch

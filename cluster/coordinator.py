@@ -191,7 +191,8 @@ class Coordinator:
     """Handles a worker's push: adds it to an update that the scheme chooses.
 
     Called once the store has all of the push.  Carries out the scheme's
-    decision: it may apply updates and release workers.
+    decision: it may apply updates and release workers.  If the scheme drops the
+    push, its iteration is listed as lost, and others get its examples.
 
     Args:
       index: Index of the worker.
@@ -212,16 +213,19 @@ class Coordinator:
     worker = self.workers[index]
     push = Push(self._pushes, index, time, compute_s, worker.examples)
     self._pushes += 1
-    self._stream.done(index)
     self.enter(index, 'wait', time)
-    worker.is_iterating = False
     worker.computed = compute_s, tuple(factors)
     decision = self._scheme.push(push)
-    if decision.into is None:
-      raise ValueError(
-        f'scheme: expected an update for each push, got {decision}.'
-      )
     self.recorder.record_decision('push', push, decision)
+    if decision.into is None:
+      self._stream.give_back(index)
+      self.store.discard(index)
+      self._record_lost(index, worker, time, 'The push came too late.')
+      worker.is_iterating = False
+      self._carry_out(decision, time)
+      return
+    self._stream.done(index)
+    worker.is_iterating = False
     self.store.add(decision.into, index, push.examples, finite=finite)
     self.recorder.record_push(
       decision.into,
@@ -389,9 +393,15 @@ class Coordinator:
     """Records a worker's iteration as lost if it has not been pushed."""
     self._stream.leave(index)
     if worker.is_iterating:
-      self.recorder.record_lost_iteration(
-        LostIteration(index, worker.iteration, worker.examples, time, reason)
-      )
+      self._record_lost(index, worker, time, reason)
+
+  def _record_lost(
+    self, index: int, worker: Progress, time: float, reason: str
+  ) -> None:
+    """Lists the iteration of a worker as lost."""
+    self.recorder.record_lost_iteration(
+      LostIteration(index, worker.iteration, worker.examples, time, reason)
+    )
 
   def _notify(self, name: str, **event: Any) -> None:
     """Passes an event to the scheme, and carries out its decision."""

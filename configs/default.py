@@ -51,6 +51,11 @@ def get_config() -> ml_collections.ConfigDict:
   config.sync.elastic.monitor_pushes = 2
   # Largest lead since the last barrier, iterations; inf for no bound.
   config.sync.elastic.bound = math.inf
+  config.sync.quorum = ConfigDict()
+  config.sync.quorum.minimum = 2  # Pushes of a round before it can end.
+  # Grace window after them, as a share of the round before it.
+  config.sync.quorum.grace = 0.25
+  config.sync.quorum.late = 'count'  # Or 'drop': the fate of late pushes.
   config.sync.r2sp = ConfigDict()
   # Gap between two releases as a share of T / N (r): T is the average time of
   # an iteration, N the number of workers.
@@ -61,8 +66,12 @@ def get_config() -> ml_collections.ConfigDict:
   # How much does each worker compute?
   config.batching = ConfigDict()
   config.batching.name = 'fixed'  # Module of batching/.
-  # Examples of a worker's iteration (X0), initially if batches change.
+  # Examples of a worker's iteration (X0), or of one of its local steps;
+  # initially if batches change.
   config.batching.worker_batch = 16
+  # Steps of config.optimizer in an iteration (H), on the worker's own copy; if
+  # there are several, config.outer applies the displacement.
+  config.batching.local_steps = 1
   # Most examples that are computed at once, a power of two.
   config.batching.micro_batch = 128
   config.batching.fixed = ConfigDict()  # The same batch for all, always.
@@ -435,6 +444,19 @@ def get_config() -> ml_collections.ConfigDict:
   # Whether biases and scales are neither adapted nor decayed, as is usual for
   # large batches.
   config.optimizer.lars.skip_vectors = False
+
+  # How are displacements applied, if there are several local steps?
+  config.outer = ConfigDict()
+  config.outer.name = 'sgd'  # Function of learning/outer.py.
+  config.outer.learning_rate = 1.0
+  config.outer.reduction = 'mean'  # As config.optimizer.reduction.
+  config.outer.sgd = ConfigDict()
+  config.outer.nesterov = ConfigDict()
+  config.outer.nesterov.momentum = 0.9  # Decay of the momentum.
+  config.outer.delayed_nesterov = ConfigDict()
+  config.outer.delayed_nesterov.momentum = 0.9  # Decay of the momentum.
+  # Updates between two that apply momentum, usually the number of workers.
+  config.outer.delayed_nesterov.delay = 4
 
   # How does the learning rate change, by examples of the whole cluster?
   config.schedule = ConfigDict()

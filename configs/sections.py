@@ -63,7 +63,7 @@ _NO_MODEL = (
   'eval_top',
   'precision.*',
   *('batching.micro_batch', 'cluster.devices_per_worker'),
-  'cluster.workers_per_gpu',
+  *('cluster.workers_per_gpu', 'outer.*'),
 )
 _REAL = (
   *('cluster.min_workers', 'cluster.faults'),
@@ -121,6 +121,7 @@ def check_values(config: ConfigDict) -> None:
   positive = (
     *('epochs', 'eval_every', 'log_every', 'cluster.workers'),
     *('batching.worker_batch', 'batching.micro_batch'),
+    'batching.local_steps',
     *('cluster.timeout_s', 'cluster.start_s', 'cluster.workers_per_gpu'),
     *('model.none.size_bytes', 'model.none.num_train'),
   )
@@ -154,6 +155,8 @@ def check_values(config: ConfigDict) -> None:
         f"config.optimizer: expected 'sgd' without momentum, {reason}, got "
         f'{optimizer.name!r} with {optimizer[optimizer.name].to_dict()}.'
       )
+  if config.batching.local_steps > 1:
+    _check_local_steps(config)
   precision = config.precision
   if precision.matmul not in MATMULS:
     raise ValueError(
@@ -182,6 +185,35 @@ def check_values(config: ConfigDict) -> None:
   for loss in config.time_to_loss:
     if not 0 < loss < float('inf'):
       raise ValueError(f'config.time_to_loss: expected above 0, got {loss}.')
+
+
+def _check_local_steps(config: ConfigDict) -> None:
+  """Checks fields that several local steps exclude."""
+  reason = f'as config.batching.local_steps is {config.batching.local_steps}'
+  reduction = config.optimizer.reduction
+  if reduction != 'sum':
+    raise ValueError(
+      f"config.optimizer.reduction: expected the default 'sum', {reason}: "
+      f'config.outer.reduction takes its place, got {reduction!r}.'
+    )
+  precision = config.precision
+  if precision.dtype == 'float16' or precision.loss_scaling == 'dynamic':
+    raise ValueError(
+      f"config.precision.dtype: expected 'float32' or 'bfloat16', {reason}: "
+      f'displacements have no loss scale, got {precision.dtype!r} with '
+      f'loss_scaling {precision.loss_scaling!r}.'
+    )
+  correction = config.wire.sparse.correction
+  if config.wire.name == 'sparse' and correction == 'local':
+    raise ValueError(
+      f"config.wire.sparse.correction: expected 'masked' or 'none', {reason}: "
+      f'momentum is corrected in gradients alone, got {correction!r}.'
+    )
+  if config.cluster.runtime != 'virtual':
+    raise ValueError(
+      'config.batching.local_steps: expected 1, as config.cluster.runtime is '
+      f'{config.cluster.runtime!r}, got {config.batching.local_steps}.'
+    )
 
 
 def choose_section(
@@ -255,6 +287,8 @@ def check_used(
   """
   runtime = config.cluster.runtime
   reasons = {f'config.cluster.runtime is {runtime!r}': _UNUSED[runtime]}
+  if config.batching.local_steps == 1:
+    reasons['config.batching.local_steps is 1'] = ('outer.*',)
   if config.model.name == 'none':
     reasons["config.model.name is 'none'"] = _NO_MODEL
   if config.cluster.links:

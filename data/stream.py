@@ -140,6 +140,10 @@ class Stream:
       )
     self.used += size(self.in_use.pop(worker))
 
+  def give_back(self, worker: int) -> None:
+    """Ends the worker's iteration: its examples are issued again."""
+    self.returned = _merged(self.returned + self.in_use.pop(worker))
+
   def leave(self, worker: int) -> None:
     """Returns all positions that the worker holds to the stream."""
     held = self.in_use.pop(worker, ()) + self.leases.pop(worker, ())

@@ -105,7 +105,8 @@ def _no_model(config: ConfigDict, choose: Choose) -> TimingOnlyLearning:
 
 
 def _stream(config: ConfigDict, num_train: int) -> Stream:
-  batch, ahead = config.batching.worker_batch, config.data.ahead
+  batch = config.batching.worker_batch * config.batching.local_steps
+  ahead = config.data.ahead
   most = f'at most the {num_train} training examples'
   require(batch <= num_train, 'config.batching.worker_batch', most, batch)
   held = config.cluster.workers * batch * (ahead + 1)

@@ -49,6 +49,8 @@ def micro_batches(examples: int, *, largest: int) -> list[tuple[int, int]]:
   return list(zip(sizes, real, strict=True))
 
 
+_STEP_BITS = 16  # Of the number of a micro-batch within its local step.
+
 # Inputs, targets, and the number of real examples.
 _MicroBatch = tuple[np.ndarray, np.ndarray, int]
 
@@ -108,10 +110,8 @@ class TaskGradient:
     self.task = task
     self.train = train
     self.computed = 0
-    self._prepared: Ranges | None = None
-    self._gathered: list[
-      _MicroBatch
-    ] = []  # Micro-batches that `prepare` loaded.
+    # Micro-batches that `prepare` has gathered.
+    self._gathered: dict[Ranges, list[_MicroBatch]] = {}
     self._indices = indices
     self._micro_batch = micro_batch
     self._root = jax.random.key(seed)
@@ -131,22 +131,49 @@ class TaskGradient:
     *,
     worker: int,
     iteration: int,
+    step: int = 0,
     scale: float = 1.0,
   ) -> tuple[Payload, jax.Array]:
-    """Returns a worker's push, and its loss summed over the examples.
+    """Returns a worker's gradient, and its loss summed over the examples.
 
     Args:
       params: Pytree of arrays.
       ranges: Positions of the examples in the stream.
       worker: Index of the worker, for its random key.
       iteration: Number of its iteration, for its random key.
+      step: Number of the local step, for its random key.
       scale: Factor of the gradient, but not of the loss; 1 unless `scaled`.
     """
-    parts = self.parts(ranges, worker=worker, iteration=iteration, scale=scale)
+    parts = self.parts(
+      ranges, worker=worker, iteration=iteration, step=step, scale=scale
+    )
     found = self.sum_parts(params, parts)
     if found is None:
       raise ValueError('ranges: expected at least one example, got none.')
     return found
+
+  def init(self, params: Any) -> tuple[()]:
+    """Returns no state: gradients have none."""
+    del params
+    return ()
+
+  def push(
+    self,
+    params: Any,
+    ranges: Ranges,
+    state: Any,
+    *,
+    worker: int,
+    iteration: int,
+    scale: float = 1.0,
+    rate: float | None = None,
+  ) -> tuple[Payload, jax.Array, Any]:
+    """Returns a worker's gradient as its push, its loss, and no state."""
+    del rate
+    payload, loss = self(
+      params, ranges, worker=worker, iteration=iteration, scale=scale
+    )
+    return payload, loss, state
 
   @property
   def is_spread(self) -> bool:
@@ -171,7 +198,8 @@ class TaskGradient:
       inputs: Inputs of the examples, [B, ...].
       targets: Targets of the examples, [B, ...].
       real: Number of the B examples that are no padding.
-      stamp: Worker, iteration and micro-batch, uint32 [3], for the random key.
+      stamp: Worker, iteration, and local step and micro-batch, uint32 [3], for
+        the random key.
       scale: Factor of the gradient, float32; None for 1.
       seen: Function of the parameters whose result the task receives.
     """
@@ -192,13 +220,19 @@ class TaskGradient:
     return Payload(gradient, stats), loss
 
   def parts(
-    self, ranges: Ranges, *, worker: int, iteration: int, scale: float
+    self,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    scale: float,
+    step: int = 0,
   ) -> list[tuple[Any, ...]]:
     """Returns the arguments of `part` but `params`, for each micro-batch."""
     last = (np.float32(scale),) if self._scaled else ()
-    self.prepare(ranges)
-    micro_batches = self._gathered
-    self._prepared, self._gathered = None, []
+    micro_batches = self._gathered.pop(ranges, None)
+    if micro_batches is None:
+      micro_batches = list(self._gather(ranges))
     self.computed += sum(len(targets) for _, targets, _ in micro_batches)
     return [
       (
@@ -208,7 +242,9 @@ class TaskGradient:
         np.array([worker, iteration, number], np.uint32),
         *last,
       )
-      for number, (inputs, targets, real) in enumerate(micro_batches)
+      for number, (inputs, targets, real) in enumerate(
+        micro_batches, start=step << _STEP_BITS
+      )
     ]
 
   def sum_parts(
@@ -244,15 +280,19 @@ class TaskGradient:
     stamp = np.zeros(3, np.uint32)
     return backward_order(gradient, params, inputs, targets, np.int32(1), stamp)
 
-  def prepare(self, ranges: Ranges) -> None:
-    """Gathers the examples of the next call that has these positions.
+  def prepare(self, *batches: Ranges) -> None:
+    """Gathers the examples of the next calls that have these positions.
+
+    Those of other positions are dropped.
 
     Args:
-      ranges: Positions in the stream; nothing happens if they were gathered
-        last.
+      *batches: Positions in the stream, of each call.
     """
-    if self._prepared != ranges:
-      self._prepared, self._gathered = ranges, list(self._gather(ranges))
+    before = self._gathered
+    self._gathered = {
+      ranges: before.get(ranges) or list(self._gather(ranges))
+      for ranges in batches
+    }
 
   def _gather(self, ranges: Ranges) -> Iterator[_MicroBatch]:
     indices = self._indices(ranges)

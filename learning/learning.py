@@ -30,31 +30,12 @@ class Overlap(enum.StrEnum):
   NONE = 'none'  # Nothing.
 
 
-class Gradient(Protocol):
-  """Computation of gradients."""
+class Computation(Protocol):
+  """Computation on the examples of a worker."""
 
   @property
   def computed(self) -> int:
     """Number of examples computed so far, with padding."""
-
-  def __call__(
-    self,
-    params: Any,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    scale: float = 1.0,
-  ) -> tuple[Payload, jax.Array | None]:
-    """Returns a worker's push, and its loss summed over the examples.
-
-    Args:
-      params: Pytree of arrays.
-      ranges: Positions of the examples in the stream.
-      worker: Index of the worker, for its random key.
-      iteration: Number of the worker's iteration, for its random key.
-      scale: Factor of the gradient; the loss is not multiplied.
-    """
 
   def prepare(self, ranges: Ranges) -> None:
     """Gathers the examples of a later call."""
@@ -75,6 +56,59 @@ class Gradient(Protocol):
 
     Returns:
       A payload of every kind that may be pushed.
+    """
+
+
+class Pushes(Computation, Protocol):
+  """Computation of pushes: gradients, or displacements of local steps."""
+
+  def init(self, params: Any) -> Any:
+    """Returns the state of a worker at its start; () if there is none."""
+
+  def push(
+    self,
+    params: Any,
+    ranges: Ranges,
+    state: Any,
+    *,
+    worker: int,
+    iteration: int,
+    scale: float = 1.0,
+    rate: float | None = None,
+  ) -> tuple[Payload, jax.Array | None, Any]:
+    """Returns a worker's push, its loss summed over the examples, its state.
+
+    Args:
+      params: Pytree of arrays: the version that the worker has pulled.
+      ranges: Positions of the examples in the stream.
+      state: State of the worker, which stays valid: a push may be lost.
+      worker: Index of the worker, for its random key.
+      iteration: Number of the worker's iteration, for its random key.
+      scale: Factor of the gradient; the loss is not multiplied.
+      rate: Learning rate of local steps; None without a model.
+    """
+
+
+class Gradient(Computation, Protocol):
+  """Computation of gradients."""
+
+  def __call__(
+    self,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    scale: float = 1.0,
+  ) -> tuple[Payload, jax.Array | None]:
+    """Returns a worker's gradient, and its loss summed over the examples.
+
+    Args:
+      params: Pytree of arrays.
+      ranges: Positions of the examples in the stream.
+      worker: Index of the worker, for its random key.
+      iteration: Number of the worker's iteration, for its random key.
+      scale: Factor of the gradient; the loss is not multiplied.
     """
 
 
@@ -260,6 +294,9 @@ class ParameterStore(Protocol):
       finite: Whether all of its numbers are finite.
     """
 
+  def discard(self, worker: int) -> None:
+    """Drops a worker's push, which has arrived."""
+
   def commit(self, update: int) -> bool:
     """Applies an update and increments the version.
 
@@ -315,6 +352,10 @@ class Learning(Protocol):
   @property
   def gradient(self) -> Gradient:
     """Computation of gradients."""
+
+  @property
+  def pushes(self) -> Pushes:
+    """Computation of pushes: gradients, or displacements of local steps."""
 
   @property
   def evaluate(self) -> Evaluation | None:

@@ -113,6 +113,16 @@ def cosine(*, total_epochs: float, final: float) -> Shape:
   return shape
 
 
+def fixed(rate: float) -> Schedule:
+  """Returns a rate that never changes.
+
+  Raises:
+    ValueError: If it is not above 0.
+  """
+  require(0 < rate < math.inf, 'learning_rate', 'a number above 0', rate)
+  return Schedule(rate, 0.0, lambda epochs: 1.0, 1, None)
+
+
 def schedule(
   *,
   rate: float,

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from absl import logging
 from ml_collections import ConfigDict
 
@@ -17,7 +18,7 @@ from data import augment as augmentation
 from data.dataset import Dataset
 from data.digest import digest
 from data.stream import Stream
-from learning import compilations, placement
+from learning import compilations, outer, placement
 from learning import optimizer as optimizers
 from learning import scaling as scalings
 from learning import schedule as schedules
@@ -26,6 +27,7 @@ from learning.gradient import TaskGradient
 from learning.layout import FLOAT32, Layout, count_float32, other_bytes
 from learning.learner import TaskLearner
 from learning.learning import Overlap
+from learning.local_steps import LocalSteps
 from learning.scaling import Scaling
 from learning.shard_codec import ShardCodec
 from learning.streaming import StreamingGradient, find_overlap
@@ -40,6 +42,7 @@ class TaskLearning:
   num_train: int
   stream: Stream
   gradient: TaskGradient
+  pushes: TaskGradient | LocalSteps
   evaluate: TaskEvaluation
   schedule: schedules.Schedule
   scaling: Scaling | None
@@ -144,10 +147,12 @@ def make(
   task = task or _task(config, choose, dataset)
   schedule = _schedule(config, choose, num_train)
   scaled = scaling is not None
+  gradient = _gradient(config, devices, task, dataset, stream, scaled)
   return TaskLearning(
     num_train=num_train,
     stream=stream,
-    gradient=_gradient(config, devices, task, dataset, stream, scaled),
+    gradient=gradient,
+    pushes=_pushes(config, choose, gradient),
     evaluate=TaskEvaluation(
       task, dataset.test, matmul=compilations.matmul(config)
     ),
@@ -237,6 +242,30 @@ def _warn_of_precision(config: ConfigDict, device: jax.Device) -> None:
     )
 
 
+def _pushes(
+  config: ConfigDict, choose: Choose, gradient: TaskGradient
+) -> TaskGradient | LocalSteps:
+  """Returns the computation of pushes: of gradients without local steps."""
+  if config.batching.local_steps == 1:
+    return gradient
+  return LocalSteps(
+    gradient,
+    _optimizer(config, choose),
+    worker_batch=config.batching.worker_batch,
+  )
+
+
+def _optimizer(
+  config: ConfigDict, choose: Choose
+) -> optax.GradientTransformation:
+  """Returns the optimizer that config.optimizer names."""
+  name, own = choose('optimizer')
+  with error_prefix(f'config.optimizer.{name}'):
+    tx = getattr(optimizers, name)(**own)
+  with error_prefix('config.optimizer'):
+    return optimizers.clipped(tx, clip_norm=config.optimizer.clip_norm)
+
+
 def _learner(
   config: ConfigDict,
   choose: Choose,
@@ -245,18 +274,24 @@ def _learner(
   params: Any,
   stats: Any,
 ) -> TaskLearner:
-  name, own = choose('optimizer')
-  with error_prefix(f'config.optimizer.{name}'):
-    tx = getattr(optimizers, name)(**own)
-  with error_prefix('config.optimizer'):
+  tx, steps = _optimizer(config, choose), config.batching.local_steps
+  section, reduction = 'optimizer', config.optimizer.reduction
+  if steps > 1:
+    section, reduction = 'outer', config.outer.reduction
+    name, own = choose('outer')
+    with error_prefix(f'config.outer.{name}'):
+      tx = getattr(outer, name)(**own)
+    with error_prefix('config.outer'):
+      schedule = schedules.fixed(config.outer.learning_rate)
+  with error_prefix(f'config.{section}'):
     return TaskLearner(
       params=params,
       stats=stats,
-      tx=optimizers.clipped(tx, clip_norm=config.optimizer.clip_norm),
+      tx=tx,
       schedule=schedule,
-      reduction=config.optimizer.reduction,
+      reduction=reduction,
       num_workers=config.cluster.workers,
-      worker_batch=config.batching.worker_batch,
+      worker_batch=config.batching.worker_batch * steps,
       scaled=scaled,
     )
 
@@ -274,5 +309,9 @@ def _schedule(
       counts=config.schedule.counts,
       shape=shape,
       epoch=epoch,
-      update=config.cluster.workers * config.batching.worker_batch,
+      update=(
+        config.cluster.workers
+        * config.batching.worker_batch
+        * config.batching.local_steps
+      ),
     )

@@ -40,6 +40,24 @@ class TimingOnlyGradient:
     """Returns the parameters in place of their gradient, and no loss."""
     return Payload(params, ()), None
 
+  def init(self, params: Any) -> tuple[()]:
+    """Returns no state."""
+    return ()
+
+  def push(
+    self,
+    params: Any,
+    ranges: Ranges,
+    state: Any,
+    *,
+    worker: int,
+    iteration: int,
+    scale: float = 1.0,
+    rate: float | None = None,
+  ) -> tuple[Payload, None, Any]:
+    """Returns the parameters in place of a push, no loss, and no state."""
+    return Payload(params, ()), None, state
+
   def prepare(self, ranges: Ranges) -> None:
     """Returns at once: there are no examples to load."""
 
@@ -191,7 +209,7 @@ class TimingOnlyLearning:
     whole = f'a multiple of {item}, the bytes of a float32'
     require(size_bytes % item == 0, 'size_bytes', whole, size_bytes)
     self.num_train, self.stream = num_train, stream
-    self.gradient = TimingOnlyGradient()
+    self.gradient = self.pushes = TimingOnlyGradient()
     self.elements = size_bytes // item, 0
 
   def make_learner(self, params: Any, stats: Any) -> TimingOnlyLearner:

@@ -39,7 +39,8 @@ class Decision(NamedTuple):
   """Steps that the runtime must take, in the order of the fields.
 
   Attributes:
-    into: Id of the update that this push is summed into; None without a push.
+    into: Id of the update that this push is summed into; None without a push,
+      or if the push is dropped.
     commit: Ids of updates to apply now, in order; each increments the version.
     release: Workers that may pull and continue, ascending.  They pull the
       version after the commits.

@@ -334,6 +334,10 @@ class _RecomputedRun:
       for learner, share in zip(self.learners, shares, strict=True):
         learner.add(update, share, examples, scale=factor(own))
 
+  def discard(self, worker: int) -> None:
+    """Drops the push of a worker."""
+    del self._pushed[worker]
+
   def commit(self, update: int) -> bool:
     """Applies an update."""
     self.version += 1

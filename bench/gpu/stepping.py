@@ -60,15 +60,13 @@ def main(argv: list[str] | None = None) -> None:
   answers, sys.stdout = sys.stdout, sys.stderr
   config = training.config('default', [*training.flags(_FIELDS), *words])
   run = train.build(config, workdir=flags.workdir)
-  run.runtime.gradient = _RequestedGradient(
-    run.runtime.gradient, config, answers
-  )
+  run.runtime.pushes = _RequestedPushes(run.runtime.pushes, config, answers)
   with contextlib.suppress(_EndOfInput):
     run()
 
 
-class _RequestedGradient:
-  """Gradient that computes only as many steps as are requested.
+class _RequestedPushes:
+  """Pushes, of which only as many are computed as are requested.
 
   All other attributes are those of the wrapped gradient.
   """
@@ -81,8 +79,8 @@ class _RequestedGradient:
   def __getattr__(self, name: str) -> Any:
     return getattr(self._gradient, name)
 
-  def __call__(self, params: Any, ranges: Any, **arguments: Any) -> Any:
-    """Computes a gradient; first waits for a request when none remain."""
+  def push(self, params: Any, ranges: Any, *args: Any, **arguments: Any) -> Any:
+    """Computes a push; first waits for a request when none remain."""
     if self._remaining == 0:
       jax.block_until_ready(params)  # Result of the last update.
       if self._start:
@@ -90,7 +88,7 @@ class _RequestedGradient:
       self._remaining = self._await_steps(params, ranges)
       self._start = time.perf_counter()
     self._remaining -= 1
-    return self._gradient(params, ranges, **arguments)
+    return self._gradient.push(params, ranges, *args, **arguments)
 
   def _await_steps(self, params: Any, ranges: Any) -> int:
     """Executes requests up to one for steps; returns the number of steps."""

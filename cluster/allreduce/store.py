@@ -64,6 +64,10 @@ class ReplicaStore:
     self.scalings = [each.after(finite=finite) for each in self.scalings]
     return finite
 
+  def discard(self, worker: int) -> None:
+    """Raises RuntimeError: a contribution is part of the sum of all."""
+    raise RuntimeError('Expected a push to a server, got a contribution.')
+
   def hold(self) -> int:
     """Retains this version's parameters and statistics; returns a handle."""
     learner = self._replica.learner

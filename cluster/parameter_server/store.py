@@ -100,6 +100,12 @@ class ShardedParameterStore:
       self.scalings[worker] = scaling.after(finite=finite)
     self._sums[update] = self._sums.get(update, 0) + examples
 
+  def discard(self, worker: int) -> None:
+    """Drops a worker's push, which all servers have received."""
+    self._orders.append(
+      messages.Add(worker, self.incarnations[worker], 0, examples=0, scale=1.0)
+    )
+
   def commit(self, update: int) -> bool:
     """Orders servers to apply an update, which increments the version."""
     self._orders.append(messages.Commit(update))

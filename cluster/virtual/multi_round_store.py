@@ -11,6 +11,7 @@ from learning.layout import Layout
 from learning.learning import Learner
 from learning.local_codec import LocalCodec
 from learning.residuals import l1_norms, named_leaves
+from learning.schedule import Schedule
 from wire.codec import PartialVector, Payload, State
 from wire.multi_round import MultiRoundAllreduce
 
@@ -28,6 +29,8 @@ class MultiRoundStore(LocalParameterStore):
     multi_round: MultiRoundAllreduce,
     layout: Layout,
     workers: int,
+    *,
+    schedule: Schedule | None,
   ):
     """Creates the store, with the initial state of each worker's codec.
 
@@ -36,8 +39,11 @@ class MultiRoundStore(LocalParameterStore):
       multi_round: Allreduce of vectors as large as the layout's gradient.
       layout: Layout of gradients.
       workers: Number of workers.
+      schedule: Schedule of the learning rate; None if nothing is learned.
     """
-    super().__init__(learner, LocalCodec(), scalings=[], summed=True)
+    super().__init__(
+      learner, LocalCodec(), schedule=schedule, scalings=[], summed=True
+    )
     self._multi_round, self._layout = multi_round, layout
     self._checks_finite |= multi_round.overflows
     self._states: dict[int, State] = dict(

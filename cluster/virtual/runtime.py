@@ -19,7 +19,7 @@ from cluster.virtual.script import ScriptEntry
 from cluster.virtual.store import LocalParameterStore
 from cluster.virtual.transfers import NOTHING, Delivered, Pipelined, Whole
 from learning import scaling
-from learning.learning import Gradient
+from learning.learning import Pushes
 from wire.codec import Message
 
 # Simultaneous events happen in this order, and then by worker.
@@ -35,10 +35,12 @@ class _InFlight:
 
   Attributes:
     codec: Codec state.
-    before: Codec state before the push that is under way; None without one.
+    optimizer: State of the inner optimizer of local steps; () without.
+    before: Both before the push that is under way; None without one.
     incarnation: Number of the worker's incarnation; events of earlier ones are
       dropped.
-    params: Parameters as pulled, until the gradient is computed.
+    params: Parameters as pulled, until the push is computed.
+    rate: Learning rate of local steps; None without a model.
     message: Message of the push, while it is under way.
     loss: Sum of the losses of the examples.
     computed: Number of computed examples, with padding.
@@ -48,9 +50,11 @@ class _InFlight:
   is_state = True  # Plain data: checkpoints hold it.
 
   codec: Any
-  before: Any = None
+  optimizer: Any
+  before: tuple[Any, Any] | None = None
   incarnation: int = 0
   params: Any = None
+  rate: float | None = None
   message: Message = None
   loss: Any = None
   computed: int = 0
@@ -68,7 +72,7 @@ class VirtualRuntime:
   Attributes:
     time: Virtual seconds since the start.
     coordinator: Coordinator of the run.
-    gradient: Gradient, which computes the pushes.
+    pushes: Computation of pushes.
   """
 
   def __init__(
@@ -76,7 +80,7 @@ class VirtualRuntime:
     *,
     coordinator: Coordinator,
     store: LocalParameterStore,
-    gradient: Gradient,
+    pushes: Pushes,
     speed: Speed,
     transfers: Whole | Pipelined | AllreduceTransfers,
     script: Sequence[ScriptEntry],
@@ -87,7 +91,7 @@ class VirtualRuntime:
     Args:
       coordinator: Coordinator of the run.
       store: The coordinator's parameter store.
-      gradient: Gradient, which computes the pushes.
+      pushes: Computation of pushes.
       speed: Model of compute times.
       transfers: Model of pushes and pulls.
       script: Deaths and returns of workers.
@@ -96,11 +100,11 @@ class VirtualRuntime:
     """
     self.time = 0.0
     self.coordinator = coordinator
-    self.gradient = gradient
+    self.pushes = pushes
     self._speed = speed
     self._store = store
     count = len(coordinator.workers)
-    self._workers = [_InFlight(store.codec.init(k)) for k in range(count)]
+    self._workers = [self._make_worker(k, 0) for k in range(count)]
     self._transfers = transfers
     self._record_evaluation = record_evaluation
     self._wake = 0  # Number of the pending wake, which replaces earlier ones.
@@ -115,11 +119,12 @@ class VirtualRuntime:
   def warm_up(self) -> None:
     """Compiles everything that the run will need."""
     learner, batching = self._store.learner, self.coordinator.batching
-    learner.restore(self.gradient.place(learner.state()))
+    learner.restore(self.pushes.place(learner.state()))
     for worker in self._workers:
-      worker.message = self.gradient.place(worker.message)
-      worker.codec = self.gradient.place(worker.codec)
-    payloads = self.gradient.warm_up(
+      worker.message = self.pushes.place(worker.message)
+      worker.codec = self.pushes.place(worker.codec)
+      worker.optimizer = self.pushes.place(worker.optimizer)
+    payloads = self.pushes.warm_up(
       self._store.pull(), batching.max_batch, changing=batching.is_adaptive
     )
     self._store.warm_up(payloads)
@@ -230,27 +235,30 @@ class VirtualRuntime:
 
   def _release(self, index: int) -> None:
     """Starts the pull of a worker that the coordinator has released."""
-    self._workers[index].params = self._store.pull()
+    worker = self._workers[index]
+    worker.params, worker.rate = self._store.pull(), self._store.learning_rate
     self._handle_arrivals(self._transfers.pull(self.time, index))
 
   def _finish_computing(self, index: int) -> None:
-    """Computes and encodes a worker's gradient, and starts its push."""
+    """Computes and encodes a worker's push, and starts to send it."""
     worker, known = self._workers[index], self.coordinator.workers[index]
-    before, scalings = self.gradient.computed, self._store.scalings
+    before, scalings = self.pushes.computed, self._store.scalings
     scale = (
       scaling.factor(scaling.worker_scaling(scalings, index))
       if scalings
       else 1.0
     )
-    payload, worker.loss = self.gradient(
+    worker.before = worker.codec, worker.optimizer
+    payload, worker.loss, worker.optimizer = self.pushes.push(
       worker.params,
       known.ranges,
+      worker.optimizer,
       worker=index,
       iteration=known.iteration,
       scale=scale,
+      rate=worker.rate,
     )
-    worker.params, worker.computed = None, self.gradient.computed - before
-    worker.before = worker.codec
+    worker.params, worker.computed = None, self.pushes.computed - before
     worker.message, worker.codec = self._store.codec.encode(
       worker.codec, payload, known.stage, scale
     )
@@ -263,7 +271,7 @@ class VirtualRuntime:
     worker, known = self._workers[index], self.coordinator.workers[index]
     finite = self._store.take_push(index, worker.message, known.stage)
     if not finite:  # The push is not applied.
-      worker.codec = worker.before
+      worker.codec, worker.optimizer = _commit_pushes(worker)
     loss, worker.loss = worker.loss, None
     worker.message = worker.before = None
     self.coordinator.push(
@@ -298,7 +306,7 @@ class VirtualRuntime:
     """Makes a worker compute its iteration once more."""
     worker = self._workers[index]
     self._workers[index] = _InFlight(
-      _commit_pushes(worker), incarnation=worker.incarnation + 1
+      *_commit_pushes(worker), incarnation=worker.incarnation + 1
     )
     self._release(index)
 
@@ -308,15 +316,22 @@ class VirtualRuntime:
     left = self._transfers.leave(self.time, index, lost=lost)
     for other in left.waiting:
       self.coordinator.enter(other, 'wait', self.time)  # Ends one wait.
-    l1 = self._store.forget(index, _commit_pushes(worker))
+    l1 = self._store.forget(index, _commit_pushes(worker)[0])
     if any(l1.values()):
       self.coordinator.recorder.record_lost_residual(index, self.time, l1)
-    codec = self._store.codec.init(index)
-    self._workers[index] = _InFlight(codec, incarnation=worker.incarnation + 1)
+    self._workers[index] = self._make_worker(index, worker.incarnation + 1)
     for other in left.again:
       self.coordinator.enter(other, 'pull', self.time)
       self._restart_iteration(other)
     self.coordinator.leave(index, self.time, 'config.cluster.script')
+
+  def _make_worker(self, index: int, incarnation: int) -> _InFlight:
+    """Returns a worker without residuals, before its first local step."""
+    return _InFlight(
+      self._store.codec.init(index),
+      self.pushes.init(self._store.learner.params),
+      incarnation=incarnation,
+    )
 
   def _schedule(self, time: float, kind: int, index: int) -> None:
     incarnation = self._workers[index].incarnation
@@ -330,6 +345,6 @@ class VirtualRuntime:
     )
 
 
-def _commit_pushes(worker: _InFlight) -> Any:
-  """Returns the codec state after the pushes that have arrived."""
-  return worker.codec if worker.before is None else worker.before
+def _commit_pushes(worker: _InFlight) -> tuple[Any, Any]:
+  """Returns states of codec and optimizer after the pushes that arrived."""
+  return worker.before or (worker.codec, worker.optimizer)

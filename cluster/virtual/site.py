@@ -93,7 +93,11 @@ class VirtualSite:
       codec, self._sizes = _server_codec(config, parts, plan.servers)
       each = [scaling] * workers if scaling else []
       self.store = LocalParameterStore(
-        learner, codec, scalings=each, summed=False
+        learner,
+        codec,
+        schedule=learned.schedule,
+        scalings=each,
+        summed=False,
       )
     else:
       learner.scaling = scaling
@@ -117,7 +121,7 @@ class VirtualSite:
     return VirtualRuntime(
       coordinator=coordinator,
       store=self.store,
-      gradient=parts.learned.gradient,
+      pushes=parts.learned.pushes,
       speed=parts.speed,
       transfers=carrier,
       script=events,
@@ -191,11 +195,15 @@ def _allreduce_store(
     layout = learned.layout(
       bucket_bytes=math.inf, step_statistics=0, multiple=wire.push.padding
     )
-    return MultiRoundStore(learner, own, layout, workers)
+    return MultiRoundStore(
+      learner, own, layout, workers, schedule=learned.schedule
+    )
   codec = LocalCodec()
   if own is None:
     codec = LocalCodec(wire, learned.params, learned.stats, servers=1)
-  return LocalParameterStore(learner, codec, scalings=[], summed=True)
+  return LocalParameterStore(
+    learner, codec, schedule=learned.schedule, scalings=[], summed=True
+  )
 
 
 def _sums(

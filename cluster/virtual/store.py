@@ -11,6 +11,7 @@ from learning import scaling
 from learning.learning import Learner
 from learning.local_codec import LocalCodec
 from learning.scaling import Scaling
+from learning.schedule import Schedule
 from wire.codec import Message, Payload
 
 
@@ -27,6 +28,7 @@ class LocalParameterStore:
     learner: Learner,
     codec: LocalCodec,
     *,
+    schedule: Schedule | None,
     scalings: list[Scaling],
     summed: bool,
   ):
@@ -35,12 +37,14 @@ class LocalParameterStore:
     Args:
       learner: Learner, whose `scaling` is that of all workers in an allreduce.
       codec: Encoder and decoder of pushes and pulls.
+      schedule: Schedule of the learning rate; None if nothing is learned.
       scalings: Loss scale of each worker that pushes to servers; [] without.
       summed: Whether workers allreduce their gradients: sums are then rounded,
         too, and workers pull no parameters.
     """
     self.learner = learner
     self.codec = codec
+    self._schedule = schedule
     self._scalings, self._summed = scalings, summed
     # Without float16, losses show soon enough that numbers are not finite.
     scaled = bool(scalings or learner.scaling)
@@ -105,6 +109,10 @@ class LocalParameterStore:
     self._scalings[worker] = own.after(finite=finite)
     if finite:
       self.learner.add(update, payload, examples, scale=own.value)
+
+  def discard(self, worker: int) -> None:
+    """Drops a worker's push, which has arrived."""
+    del self._arrived[worker]
 
   def commit(self, update: int) -> bool:
     """Applies or skips an update, and increments the version.
@@ -172,7 +180,9 @@ class LocalParameterStore:
   @property
   def learning_rate(self) -> float | None:
     """The learning rate of the next update; None without a model."""
-    return self.learner.learning_rate
+    if self._schedule is None:
+      return None
+    return self._schedule(examples=self.examples, updates=self.version)
 
   def _round(self, payload: Payload) -> Payload:
     """Returns a sum as all workers receive it."""

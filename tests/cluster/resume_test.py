@@ -25,7 +25,7 @@ from outputs import checkpoints
 from sync import asp, bsp
 from tests.support import small, stopping
 
-_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
 
 
 _ROOT = pathlib.Path(__file__).parents[2]

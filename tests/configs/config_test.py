@@ -20,7 +20,7 @@ from data.dataset import Dataset, Split
 from sync import asp
 from tests.support import small
 
-_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
 
 
 class FileTest(parameterized.TestCase):
@@ -56,6 +56,10 @@ class CheckTest(parameterized.TestCase):
     (
       {'sync__name': 'elastic', 'sync__elastic__monitor_pushes': 1},
       r'config.sync.elastic.monitor_pushes: expected an integer of at least 2',
+    ),
+    (
+      {'sync__name': 'quorum', 'sync__quorum__minimum': 99},
+      r'config.sync.quorum.minimum: expected at most .* workers, got 99',
     ),
     ({'data__name': 'mnist'}, r"config.data.name: expected one of .* 'mnist'"),
     ({'sync__ssp__bound': 2}, r'config.sync.ssp.bound: expected the default'),

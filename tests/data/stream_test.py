@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from data.stream import Stream
 
 _TAKE, _DONE, _LEAVE = 'take', 'done', 'leave'
+_GIVE_BACK = 'give_back'
 
 
 def _stream(**changed) -> Stream:
@@ -51,6 +52,9 @@ class _Model:
   def done(self, worker):
     self.done_ += self.in_use.pop(worker)
 
+  def give_back(self, worker):
+    self.returned.update(self.in_use.pop(worker))
+
   def leave(self, worker):
     self.returned.update(self.in_use.pop(worker, []))
     self.returned.update(self.leases.pop(worker, []))
@@ -61,10 +65,12 @@ class _Model:
 
 
 # Random events of a worker: it leaves now and then; else it takes if it can,
-# and is done if not.
+# and is done, or gives its examples back, if not.
 _EVENTS = st.lists(
   st.tuples(
-    st.integers(0, 4), st.integers(1, 12), st.sampled_from([False] * 4 + [True])
+    st.integers(0, 4),
+    st.integers(1, 12),
+    st.sampled_from([_DONE] * 4 + [_GIVE_BACK, _LEAVE]),
   ),
   max_size=60,
 )
@@ -73,15 +79,15 @@ _EVENTS = st.lists(
 def _play(stream, events):
   """Yields (event, worker, count, result of take) of each event."""
   busy = set()
-  for worker, count, leaves in events:
-    if leaves:
+  for worker, count, end in events:
+    if end == _LEAVE:
       stream.leave(worker)
       busy.discard(worker)
       yield _LEAVE, worker, count, None
     elif worker in busy:
-      stream.done(worker)
+      getattr(stream, end)(worker)
       busy.remove(worker)
-      yield _DONE, worker, count, None
+      yield end, worker, count, None
     else:
       busy.add(worker)
       yield _TAKE, worker, count, stream.take(worker, count)

@@ -128,7 +128,7 @@ class StatisticsTest(parameterized.TestCase):
 
   def test_padding_repeats_examples_of_the_batch(self):
     run, dataset = _built('bsp', worker_batch=7)
-    payload, _ = run.runtime.gradient(
+    payload, _ = run.runtime.pushes(
       run.runtime.coordinator.store.learner.params,
       ((0, 7),),
       worker=0,

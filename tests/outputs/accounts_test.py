@@ -6,7 +6,7 @@ from absl.testing import absltest, parameterized
 
 from tests.support import small
 
-_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
 
 
 class AccountTest(parameterized.TestCase):
@@ -66,6 +66,35 @@ class AccountTest(parameterized.TestCase):
     issued = run.runtime.coordinator.issued
     self.assertEqual(used + outstanding, issued)
     self.assertGreaterEqual(summary['examples'], 2 * 192)
+
+  def test_dropped_pushes_are_listed_and_their_examples_issued_again(self):
+    run, summary = small.execute(
+      sync__name='quorum',
+      sync__quorum__grace=0.0,
+      sync__quorum__late='drop',
+      cluster__speed__slowdown=(1.0, 1.0, 2.5),
+      epochs=1.0,
+    )
+
+    # A round takes one iteration of the fast workers; worker 2 is late after
+    # 2.5 of them, waits for the end of the third, and so on.
+    events = small.rows(run, 'events.jsonl')
+    dropped = [
+      row
+      for row in events
+      if row['event'] == 'push' and 'into' not in row['decision']
+    ]
+    self.assertEqual({row['worker'] for row in dropped}, {2})
+    self.assertLen(summary['lost'], len(dropped))
+    self.assertEqual(
+      [lost['iteration'] for lost in summary['lost']], [*range(len(dropped))]
+    )
+    self.assertEqual(summary['iterations'], 24)
+    self.assertLen(dropped, 12 // 3)
+    self.assertEqual(summary['examples'], 192)
+    outstanding = sum(stop - start for start, stop in summary['outstanding'])
+    issued = run.runtime.coordinator.issued
+    self.assertEqual(192 + outstanding, issued)
 
   def test_the_timeline_is_one_chrome_trace(self):
     run, summary = small.execute(epochs=1.0)

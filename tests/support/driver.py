@@ -33,6 +33,7 @@ class Driver:
     living: Workers that are alive.
     running: Workers that compute.
     applied: Number of times that each push was applied, by its id.
+    dropped: Ids of the pushes that the scheme has dropped.
   """
 
   def __init__(self, scheme: Scheme, num_workers: int):
@@ -42,6 +43,7 @@ class Driver:
     self.living = set(range(num_workers))
     self.running: set[int] = set()
     self.applied: dict[int, int] = {}
+    self.dropped: list[int] = []
     self._into: dict[int, list[int]] = {}
     self._committed: set[int] = set()
     self._incarnation = [0] * num_workers
@@ -121,10 +123,13 @@ class Driver:
     check(self, step)
 
   def _account(self, kind, event, decision) -> None:
-    if (kind == 'push') != (decision.into is not None):
+    if kind != 'push' and decision.into is not None:
       raise AssertionError(f'`into` belongs to a push: {kind} {decision}')
     if kind == 'push':
       self.applied[event['id']] = 0
+    if kind == 'push' and decision.into is None:
+      self.dropped.append(event['id'])
+    elif kind == 'push':
       self._into.setdefault(decision.into, []).append(event['id'])
     for update in decision.commit:
       if update in self._committed:

@@ -25,7 +25,7 @@ from outputs import checkpoints
 from tests.support import accelerators
 from tools import replay
 
-SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
 BATCH = 8  # Worker batch of small.config.
 # Checkpoints contain classes of these modules.
 _CLASSES = (

@@ -2,7 +2,7 @@
 
 from absl.testing import absltest, parameterized
 
-from sync import asp, bsp, dssp, elastic, r2sp, ssp
+from sync import asp, bsp, dssp, elastic, quorum, r2sp, ssp
 from tests.support.driver import Driver
 
 
@@ -103,6 +103,43 @@ class TimelineTest(parameterized.TestCase):
     self.assertEqual(
       [s.event['time'] for s in driver.steps if s.decision.barrier], [12]
     )
+
+  def test_quorum_waits_for_workers_in_its_grace_window(self):
+    # Two of three have pushed at 2: the window ends at 2 + .5 x 2 = 3.  Worker
+    # 2 is late: its push of 4 counts in the second round, whose quorum is at 4
+    # with worker 0, and whose window ends at 4.5.
+    driver = self._releases(
+      quorum.make(num_workers=3, minimum=2, grace=0.5, late='count'),
+      (1, 2, 4),
+      4,
+    )
+    self.assertEqual(driver.releases, [(0, (0, 1, 2)), (3, (0, 1))])
+    self.assertEqual(
+      [(s.kind, s.event['time']) for s in driver.steps if s.decision.wake_at],
+      [('push', 2), ('push', 4)],
+    )
+    self.assertEqual(driver.steps[-1].decision.wake_at, 4.5)
+
+  def test_quorum_ends_a_round_when_all_have_pushed(self):
+    driver = self._releases(
+      quorum.make(num_workers=3, minimum=2, grace=1.0, late='count'),
+      (2, 2, 3),
+      6,
+    )
+    self.assertEqual(driver.releases[1:], [(3, (0, 1, 2)), (6, (0, 1, 2))])
+
+  def test_quorum_drops_late_pushes_until_the_next_round_starts(self):
+    # Round 0 ends at 2, round 1 at 4, round 2 at 6: at 5 worker 2 is late.
+    driver = self._releases(
+      quorum.make(num_workers=3, minimum=2, grace=0.0, late='drop'),
+      (2, 2, 5),
+      7,
+    )
+    self.assertEqual(
+      driver.releases[1:],
+      [(2, (0, 1)), (4, (0, 1)), (6, (0, 1, 2))],
+    )
+    self.assertLen(driver.dropped, 1)
 
   def test_r2sp_continues_in_turns(self):
     # T is 3 and the gap 1: pushes at 3, 3, 3 are granted at 3, 4, 5.

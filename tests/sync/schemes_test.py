@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
 
-from sync import asp, bsp, dssp, elastic, r2sp, record, scheme, ssp
+from sync import asp, bsp, dssp, elastic, quorum, r2sp, record, scheme, ssp
 from tests.support.driver import Driver
 
 _ARGUMENTS = {
@@ -19,6 +19,7 @@ _ARGUMENTS = {
   'dssp': {'low': 1, 'high': 4},
   'elastic': {'lookahead': 6, 'monitor_pushes': 2},
   'r2sp': {'relaxation': 0.8, 'smoothing': 0.5},
+  'quorum': {'minimum': 1, 'grace': 0.5, 'late': 'count'},
 }
 
 
@@ -219,6 +220,77 @@ class ScheduleTest(parameterized.TestCase):
       for worker in driver.running:
         self.assertBetween(remaining[worker], 1, 6)
 
+  def _quorum(self, driver, step):
+    self._check_quorum(driver, step, minimum=1, grace=0.5)
+
+  @parameterized.parameters('count', 'drop')
+  @hypothesis.settings(max_examples=100, deadline=None)
+  @hypothesis.given(
+    num_workers=st.integers(2, 6),
+    minimum=st.integers(1, 6),
+    grace=st.sampled_from([0.0, 0.25, 1.0, 4.0]),
+    seed=st.integers(0, 2**32 - 1),
+    faults=st.lists(
+      st.tuples(
+        st.integers(0, 40).map(lambda t: t / 2),
+        st.sampled_from(['leave', 'join']),
+        st.integers(0, 5),
+      ),
+      max_size=10,
+    ),
+  )
+  def test_rounds_end_with_a_quorum_and_its_grace_window(
+    self, late, num_workers, minimum, grace, seed, faults
+  ):
+    minimum = min(minimum, num_workers)
+    driver = Driver(
+      quorum.make(
+        num_workers=num_workers, minimum=minimum, grace=grace, late=late
+      ),
+      num_workers,
+    )
+
+    def check(driver, step):
+      self._check_quorum(driver, step, minimum=minimum, grace=grace)
+
+    faults = [fault for fault in faults if fault[2] < num_workers]
+    driver.run(_random(seed), pushes=120, faults=faults, check=check)
+
+    self.assertLessEqual(max(driver.applied.values()), 1)
+    if late == 'count':
+      self.assertEqual(driver.dropped, [])
+    for push in driver.dropped:
+      self.assertEqual(driver.applied[push], 0)
+    # All other pushes are applied, but for those of the last round.
+    applied = [push for push, times in driver.applied.items() if times]
+    pending = {*driver.applied} - {*applied} - {*driver.dropped}
+    self.assertTrue(all(p > max(applied, default=-1) for p in pending))
+
+  def _check_quorum(self, driver, step, *, minimum, grace):
+    """Checks a step against rounds that are counted here."""
+    kind, decision = step.kind, step.decision
+    if kind == 'start':
+      driver.begun = dict.fromkeys(decision.release, 0)  # Rounds, by worker.
+      driver.rounds, driver.pushed, driver.start_s = 0, 0, 0.0
+      driver.over = math.inf
+      return
+    now = step.event['time']
+    if kind == 'push' and decision.into is None:
+      self.assertLess(driver.begun[step.event['worker']], driver.rounds)
+    elif kind == 'push':
+      driver.pushed += 1
+      if driver.pushed == minimum:
+        driver.over = now + grace * (now - driver.start_s)
+    computing = driver.running - set(decision.release)
+    if computing and now < driver.over:
+      self.assertEqual((decision.commit, decision.release), ((), ()))
+    else:
+      self.assertLen(decision.commit, bool(driver.pushed))
+      self.assertEqual(driver.running, driver.living)
+      driver.rounds, driver.pushed = driver.rounds + 1, 0
+      driver.start_s, driver.over = now, math.inf
+      driver.begun |= dict.fromkeys(decision.release, driver.rounds)
+
   def _r2sp(self, driver, step):
     if step.kind == 'start':
       driver.turns = sorted(driver.living), 0  # The order, and the next worker.
@@ -287,6 +359,32 @@ class EquivalenceTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(range(10))
+  def test_a_quorum_of_all_workers_is_bsp(self, seed):
+    for one, other in zip(
+      self._steps(bsp.make(num_workers=4), seed),
+      self._steps(
+        quorum.make(num_workers=4, minimum=4, grace=0.5, late='drop'), seed
+      ),
+      strict=True,
+    ):
+      self.assertEqual(one.event, other.event)
+      self.assertEqual(one.decision.release, other.decision.release)
+      self.assertEqual(len(one.decision.commit), len(other.decision.commit))
+
+  @parameterized.parameters(range(10))
+  def test_a_quorum_of_one_worker_without_grace_is_asp(self, seed):
+    drivers = [
+      Driver(scheme_, 4)
+      for scheme_ in (
+        quorum.make(num_workers=4, minimum=1, grace=0.0, late='count'),
+        asp.make(num_workers=4),
+      )
+    ]
+    for driver in drivers:
+      driver.run(_random(seed), pushes=300)
+    self.assertEqual(drivers[0].steps, drivers[1].steps)
+
+  @parameterized.parameters(range(10))
   def test_ssp_of_bound_0_releases_as_bsp_does(self, seed):
     drivers = [
       Driver(scheme_, 4)
@@ -323,6 +421,15 @@ class RejectionTest(parameterized.TestCase):
     ('r2sp', {'relaxation': 1.5}, 'relaxation: expected a number in 0..1'),
     ('r2sp', {'relaxation': math.nan}, 'relaxation: expected a number in 0..1'),
     ('r2sp', {'smoothing': 0.0}, 'smoothing: expected a number above 0'),
+    ('quorum', {'minimum': 0}, 'minimum: expected an integer of at least 1'),
+    ('quorum', {'minimum': 4}, 'minimum: expected at most 3, the number of wo'),
+    ('quorum', {'grace': -0.5}, 'grace: expected a finite number of at least'),
+    ('quorum', {'grace': math.inf}, 'grace: expected a finite number of at le'),
+    (
+      'quorum',
+      {'late': 'wait'},
+      "late: expected one of .'count', 'drop'.*wait",
+    ),
   )
   def test_invalid_arguments_are_rejected_by_name(self, name, changed, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -74,10 +74,10 @@ class ConfigTest(parameterized.TestCase):
     self.assertEqual(config.cluster.speed.slowdown, (1.0, 1.5, 2.0, 3.0))
     self.assertEqual(config.cluster.speed.lognormal.sigma, 0.1)
 
-  def test_all_schemes_and_four_of_bsp_are_nine_rows(self):
+  def test_all_schemes_and_four_of_bsp_are_ten_rows(self):
     rows = compare.find_variants(compare.SCHEMES)
-    self.assertLen(rows, 9)
-    self.assertLen({row.name for row in rows}, 9)
+    self.assertLen(rows, 10)
+    self.assertLen({row.name for row in rows}, 10)
 
   @parameterized.parameters([[]], [['bsp', 'bps']])
   def test_unknown_schemes_are_refused(self, schemes):

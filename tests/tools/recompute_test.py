@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+from bench import accounts
 from tests.support import executors, groups, processes, small, together
 from tools import recompute
 from tools.reading import traffic
@@ -121,6 +122,27 @@ class RunTest(processes.TestCase, parameterized.TestCase):
 
   def test_a_float16_run_with_skipped_pushes_is_the_same(self):
     self._check_skipped(sync__name='asp')
+
+  def test_a_run_with_dropped_pushes_is_the_same(self):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    config = small.config(
+      cluster__runtime='distributed',
+      cluster__workers=3,
+      cluster__speed__injected=True,
+      cluster__speed__fixed_s=0.02,
+      cluster__speed__per_example_s=0.0,
+      cluster__speed__slowdown=(1.0, 1.0, 5.0),
+      sync__name='quorum',
+      sync__quorum__late='drop',
+      checkpoint__every_examples=96,
+      route__server__servers=2,
+    )
+    together.run(config, folder)
+    summary = json.loads((folder / 'summary.json').read_text())
+    self.assertContainsSubset({2}, {lost['worker'] for lost in summary['lost']})
+    for check in accounts.accounts(folder):
+      self.assertTrue(check.holds, check)
+    self.assertEqual(recompute.difference(folder), 0.0)
 
   @pytest.mark.soak
   def test_a_pipelined_float16_run_is_the_same(self):

@@ -14,7 +14,7 @@ from sync import asp, bsp, dssp, elastic, r2sp, record, ssp
 from tests.support import small
 
 _BYTES = 1768  # Sizes of the model of small.config.
-_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp')
+_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
 
 
 def _leaves(params):
@@ -23,7 +23,7 @@ def _leaves(params):
 
 def _gradient(run):
   """Returns the mean gradient over some training examples, by plain JAX."""
-  train, task = run.runtime.gradient.train, run.runtime.gradient.task
+  train, task = run.runtime.pushes.train, run.runtime.pushes.task
 
   @jax.jit
   @jax.grad
@@ -152,6 +152,8 @@ class GradientVersionTest(parameterized.TestCase):
   @parameterized.parameters(*_SCHEMES)
   def test_one_worker_is_sequential_sgd(self, name):
     one = {'cluster__workers': 1, 'cluster__speed__slowdown': (1.0,)}
+    if name == 'quorum':
+      one['sync__quorum__minimum'] = 1
     run, _ = small.execute(sync__name=name, **one)
 
     params = _starting_params(**one)

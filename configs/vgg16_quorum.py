@@ -1,0 +1,19 @@
+"""VGG16 at 1/8 width with a quorum: rounds of at least `minimum` pushes.
+
+Scheme: sync/quorum.py.  Model: Simonyan and Zisserman, ICLR 2015.  Four virtual
+workers, the slowest three times slower, 10 % jitter.
+
+python main.py --config=configs/vgg16_quorum.py           (digits)
+python main.py --config=configs/vgg16_quorum.py:cifar10   (needs its archive)
+"""
+
+import ml_collections
+
+from configs import vgg16_bsp
+
+
+def get_config(variant: str = 'digits') -> ml_collections.ConfigDict:
+  """Returns the experiment on the data set that `variant` names."""
+  config = vgg16_bsp.get_config(variant)
+  config.sync.name = 'quorum'
+  return config

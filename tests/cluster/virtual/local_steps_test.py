@@ -1,0 +1,143 @@
+"""Tests for virtual runs with local steps."""
+
+import pathlib
+import tempfile
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+
+import train
+from tests.support import small, stopping
+
+_SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
+_ONE = {'cluster__workers': 1, 'cluster__speed__slowdown': (1.0,)}
+_ADAMW = {'optimizer__name': 'adamw', 'optimizer__learning_rate': 0.01}
+
+
+def _params(run):
+  leaves = jax.tree.leaves(run.runtime.coordinator.store.learner.params)
+  return np.concatenate([np.ravel(leaf) for leaf in leaves])
+
+
+class EquivalenceTest(parameterized.TestCase):
+  @parameterized.parameters(
+    {'optimizer__sgd__momentum': 0.9},
+    _ADAMW,
+    # The rate drops between two iterations.
+    {**_ADAMW, 'schedule__name': 'step', 'schedule__step__epochs': (1.0,)},
+  )
+  def test_averaging_of_one_worker_is_training_without_local_steps(
+    self, **optimizer
+  ):
+    plain, _ = small.execute(**_ONE, **optimizer)
+    found, summary = small.execute(**_ONE, **optimizer, batching__local_steps=4)
+    self.assertEqual(summary['updates'], 2 * 192 // 8 // 4)
+    np.testing.assert_allclose(_params(found), _params(plain), 1e-4, 1e-6)
+
+
+class RunTest(parameterized.TestCase):
+  @parameterized.parameters(*_SCHEMES)
+  def test_bytes_of_an_example_fall_by_the_number_of_steps(self, name):
+    found = [
+      small.execute(
+        sync__name=name, batching__local_steps=steps, epochs=6.0, **_ADAMW
+      )[1]
+      for steps in (1, 2)
+    ]
+    one, two = (each['bytes'] / each['examples'] for each in found)
+    self.assertAlmostEqual(two / one, 0.5, delta=0.03)
+    self.assertEqual(found[1]['compilations'], 0)
+    self.assertGreater(found[1]['final_accuracy'], 0.5)
+
+  @parameterized.parameters(
+    {'wire__dense__dtype': 'bfloat16'},
+    {'wire__name': 'sparse', 'wire__sparse__chunk': 16},
+    {'wire__name': 'topk'},
+    {'wire__name': 'quantised'},
+    {'wire__name': 'lowrank'},
+    {'route__name': 'ring', 'optimizer__name': 'sgd'},
+    {'route__name': 'ring', 'wire__name': 'lowrank'},
+    {'route__server__pipelined': True},
+    {'precision__dtype': 'bfloat16'},
+  )
+  def test_wires_routes_and_models_take_displacements(self, **fields):
+    run, summary = small.execute(
+      **{**_ADAMW, 'epochs': 1.0, **fields}, batching__local_steps=2
+    )
+    self.assertEqual(summary['compilations'], 0)
+    self.assertTrue(np.isfinite(_params(run)).all())
+
+  @parameterized.parameters('sgd', 'nesterov', 'delayed_nesterov')
+  def test_outer_optimizers_learn(self, name):
+    _, summary = small.execute(
+      **_ADAMW,
+      epochs=6.0,
+      batching__local_steps=2,
+      outer__name=name,
+      outer__learning_rate=0.7,
+    )
+    self.assertGreater(summary['final_accuracy'], 0.5)
+
+
+class ResumeTest(parameterized.TestCase):
+  @parameterized.parameters('bsp', 'asp')
+  def test_a_resumed_run_has_the_states_of_inner_optimizers(self, scheme):
+    fields = {
+      **_ADAMW,
+      'batching__local_steps': 2,
+      'outer__name': 'nesterov',
+      'optimizer__sgd__momentum': 0.0,
+    }
+    straight = small.build(stopping.eventful(scheme, **fields))
+    straight()
+    workdir = pathlib.Path(tempfile.mkdtemp()) / 'run'
+    config = stopping.eventful(scheme, **fields)
+    run = train.build(config, workdir=str(workdir))
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(run, saved_at=[20], killed_at=30)
+    run = train.build(config, workdir=str(workdir))
+    run()
+    np.testing.assert_array_equal(_params(run), _params(straight))
+
+
+class RejectionTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ({'batching__local_steps': 0}, 'config.batching.local_steps: expected mo'),
+    (
+      {'outer__learning_rate': 0.7},
+      'config.outer.learning_rate: .* because config.batching.local_steps is 1',
+    ),
+    ({'outer__name': 'nesterov'}, 'config.outer.name: .*local_steps is 1'),
+    (
+      {'batching__local_steps': 2, 'optimizer__reduction': 'mean'},
+      'config.optimizer.reduction: .* config.outer.reduction takes its place',
+    ),
+    (
+      {
+        'batching__local_steps': 2,
+        'wire__name': 'sparse',
+        'wire__sparse__correction': 'local',
+      },
+      'config.wire.sparse.correction: .* gradients alone',
+    ),
+    (
+      {'batching__local_steps': 2, 'precision__loss_scaling': 'dynamic'},
+      'config.precision.dtype: .* no loss scale',
+    ),
+    (
+      {
+        'batching__local_steps': 2,
+        'outer__name': 'nesterov',
+        'outer__nesterov__momentum': 1.5,
+      },
+      'config.outer.nesterov.momentum: expected a number above 0',
+    ),
+  )
+  def test_rejects(self, fields, message):
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(small.config(**fields))
+
+
+if __name__ == '__main__':
+  absltest.main()
