@@ -51,6 +51,9 @@ consequences:
   any other code             The launcher ends with this code; the program that
                              has started it ends the others.
 
+Only restarts in a row count: a checkpoint that is written between two of them
+shows progress, and starts the count again.
+
 After a signal no process is restarted.  The coordinator gets the signal, and so
 does a worker without a shard, which leaves if the coordinator continues.  All
 end after at most --grace_s, and return 128 + the number of the signal.
@@ -164,7 +167,9 @@ class _Supervisor:
     self._due = dict.fromkeys(plan.names, 0.0)  # Times of due starts.
     self._starts: Counter[str] = Counter()
     self._short: Counter[str] = Counter()  # Quick ends in a row.
-    self._restarts = 0  # Restarts of all processes.
+    # Restarts of all processes since a checkpoint was written, and the newest
+    # checkpoint at the last of them.
+    self._restarts, self._checkpoint = 0, plan.newest_checkpoint
     self._over = False  # A process has ended because the run is over.
     # After the end has begun: exit code, and times of signals to the others.
     self._code: int | None = None
@@ -240,12 +245,13 @@ class _Supervisor:
       reason = 'been stopped' if is_stopped else 'lost what may come back'
       how, code = f'{name} has {reason}', ended.code
     has_shard = name in self._plan.shard_processes
-    self._restarts += has_shard or gives_up or bool(only and ended.code > 0)
+    if has_shard or gives_up or (only and ended.code > 0):
+      self._count_restart()
     if short == _QUICK:
       self._fail(f'{how}, soon after its start {short} times in a row', code)
     elif self._restarts > self._plan.restarts:
       restarts = f'{self._plan.restarts} restarts{"" if only else " of all"}'
-      self._fail(f'{how}, after {restarts}', code)
+      self._fail(f'{how}, after {restarts} without a new checkpoint', code)
     elif self._over and not has_shard:
       self._screen.print_line(f'{how}; the run is ending without it')
     else:
@@ -258,6 +264,13 @@ class _Supervisor:
         self._choose_address()
         self._over = False
       self._due |= dict.fromkeys(group, time.monotonic() + delay_s)
+
+  def _count_restart(self) -> None:
+    """Counts a restart of all; a new checkpoint since the last resets it."""
+    newest = self._plan.newest_checkpoint
+    if newest > self._checkpoint:
+      self._restarts = 0
+    self._restarts, self._checkpoint = self._restarts + 1, newest
 
   def _handle_signal(self, number: int) -> None:
     now = time.monotonic()
@@ -430,7 +443,11 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_string(
     'workdir', None, 'Folder of the run; by default a new one.'
   )
-  flags.DEFINE_integer('restarts', 3, 'Most restarts of all processes.')
+  flags.DEFINE_integer(
+    'restarts',
+    3,
+    'Most restarts of all processes without a new checkpoint between them.',
+  )
   flags.DEFINE_float(
     'grace_s', 30.0, 'Seconds to save a checkpoint at the end.'
   )

@@ -61,6 +61,39 @@ rest()
       said = launches.lines_of(lines, name.replace(':', ' '))
       self.assertLen(set(said), 3)
 
+  def test_checkpoints_between_restarts_start_the_count_again(self):
+    body = """
+if role == 'worker:0' and restarts < 9:
+  if restarts not in (2, 3):
+    (folder / 'checkpoints' / str(restarts) / 'coordinator').mkdir(parents=True)
+  die()
+if role == 'worker:0':
+  touch('over')
+until('over')
+"""
+    code, _, rows = launches.run(
+      body, workers=2, restarts=3, constants={'_QUICK': 100}
+    )
+
+    self.assertEqual(code, 0)
+    self.assertEqual(launches.starts(rows)['worker:0'], 10)
+
+  def test_restarts_without_a_new_checkpoint_end_the_run(self):
+    body = """
+if role == 'worker:0' and restarts < 3:
+  (folder / 'checkpoints' / str(restarts) / 'coordinator').mkdir(parents=True)
+die()
+"""
+    code, lines, rows = launches.run(
+      body, workers=1, restarts=2, constants={'_QUICK': 100}
+    )
+
+    self.assertEqual(code, 137)
+    # The count starts with each of the first three ends.
+    self.assertEqual(launches.starts(rows)['worker:0'], 5)
+    said = launches.lines_of(lines, 'launch')[-1]
+    self.assertIn('after 2 restarts of all without a new checkpoint', said)
+
   def test_worker_0_starts_again_alone_beside_dedicated_servers(self):
     body = """
 print(flags['coordinator'])

@@ -101,6 +101,16 @@ class Plan:
     return self._route() not in ('server', 'native')
 
   @property
+  def newest_checkpoint(self) -> int:
+    """Number of the newest complete checkpoint; -1 without one.
+
+    The folder is read without `outputs.checkpoints`, which starts Orbax.
+    """
+    parts = (self.workdir / 'checkpoints').glob('*/coordinator')
+    names = [path.parent.name for path in parts]
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+  @property
   def shard_processes(self) -> list[str]:
     """Names of processes whose loss makes a launcher restart all its processes.
 
