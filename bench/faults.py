@@ -1,7 +1,8 @@
 """Injects every kind of fault in every phase: python -m bench.faults.
 
   python -m bench.faults [--runs=bsp,pipelined,ssp,elastic,r2sp,servers,
-    ring,forest,succession,native] [--out=DIR]
+    ring,forest,sparse,lowrank,half,tls,deaths,succession,links,default,native]
+    [--out=DIR]
 
 Needs root, to cut links in a lab with six workers and a dedicated server.  In
 each run five of the workers die, hang, are slow and lose their links for 5 and
@@ -9,17 +10,25 @@ each run five of the workers die, hang, are slow and lose their links for 5 and
 session and at the end of the run; the first worker sends corrupt pushes.
 Checkpoints and evaluations run all the time.  In the run `servers`, of
 ElasticBSP, the coordinator and another server have faults during checkpoints
-and evaluations.  The runs `ring` and `forest` have no server; their phases are
-those of the allreduce, in which workers send each other chunks.
+and evaluations.  The runs from `ring` to `links` have no server; their phases
+are those of the allreduce, in which workers send each other chunks.  `sparse`,
+`lowrank` and `half` are rings with these codecs, `tls` is a ring whose
+connections are encrypted.
 
-In `succession`, a ring, the faults are those of coordinators: it dies, then its
-successor hangs, and then the next one is cut off.
+In `deaths`, a ring, two workers die in one iteration, two in their next start,
+the coordinator together with another worker, and packets of a worker are lost
+without an error.  In `succession` the faults are those of coordinators: it
+dies, then its successor hangs, and then the next one is cut off.  In `links`,
+a ring of four, the network fails and not the processes: two hosts are separated
+from two, then the coordinator's host from three; packets in one direction of
+one pair are lost; and a host has 1 % of its rate.
 
-In `native` no process survives the death of another: all restart from the
-newest checkpoint.  This run has fewer faults, and a limit for each pause: 3
-timeouts to notice the fault, as elsewhere; then the duration of the first start
-of all processes, which compiles everything; the time until a cut link is up
-again; and config.cluster.start_s for a start that hangs.
+In `default`, which has a server in each worker, and in `native` no process
+survives the death of another: all restart from the newest checkpoint.  These
+runs have fewer faults, and a limit for each pause: 3 timeouts to notice the
+fault, as elsewhere; then the duration of the first start of all processes,
+which compiles everything; the time until a cut link is up again; and
+config.cluster.start_s for a start that hangs.
 
 A cell of the table has the number of faults that happened over the number of
 faults that were planned; the checks of the run follow.  The exit code is 1 if a
@@ -30,39 +39,24 @@ import argparse
 import collections
 import itertools
 import math
+import os
 import pathlib
+import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from bench import clusters
 from bench.accounts import Check, accounts, check_parameters
+from bench.link_faults import LinkFaults
 from bench.run_processes import RunProcesses
 from cluster.process.faults import SLOWER
 from tools.reading import records
 
-_RUNS = {
-  'bsp': {'sync.name': 'bsp'},
-  'pipelined': {
-    'sync.name': 'bsp',
-    'route.server.pipelined': True,
-    'model.mlp.hidden': '(1024,)',  # Pushed in several pieces.
-  },
-  'ssp': {'sync.name': 'ssp'},
-  'elastic': {'sync.name': 'elastic'},
-  'r2sp': {'sync.name': 'r2sp'},
-  'servers': {
-    'sync.name': 'elastic',
-    'cluster.timeout_s': 10.0,
-    'cluster.start_s': 30.0,
-  },
-  'ring': {'sync.name': 'bsp', 'route.name': 'ring'},
-  'forest': {'sync.name': 'bsp', 'route.name': 'forest'},
-  'succession': {'sync.name': 'bsp', 'route.name': 'ring'},
-  'native': {'sync.name': 'bsp', 'route.name': 'native'},
-}
 _WORKERS = 6  # The first one has no faults but corrupt pushes.
 _KINDS = ('die', 'hang', 'slow', 'cut:5', 'cut:30')
 # Iteration of a fault by phase; for the start, the number of the session.
@@ -79,6 +73,18 @@ _STANDSTILL = 3.0  # Longest time without a push, in timeouts.
 _RESTART_PHASES, _RESTART_APART = ('start', 'pull', 'compute', 'end'), 10
 _BACKOFF_S = 0.5  # Pause of the launcher before a restart.
 _LIMIT_S, _POLL_S, _TIMEOUT_S = 900.0, 0.05, 2.0
+# Steps of `links`: name, methods of `LinkFaults` that begin and end it, and
+# their arguments.
+_LINK_STEPS = (
+  ('2 + 2', 'partition', 'heal', ((0, 1), (2, 3))),
+  ('1 + 3', 'partition', 'heal', ((1, 2, 3), (0,))),
+  ('one way', 'black_hole', 'restore', (1, 2)),
+)
+_FAULT_S, _REST_S = (
+  12.0,
+  30.0,
+)  # Duration of a step, and limit until all rejoin.
+_RATE, _SLOW_RATE = 10**9, 10**7  # bit/s.
 _FIELDS = {
   'model.name': 'mlp',
   'epochs': 70.0,
@@ -105,7 +111,10 @@ def main(argv: list[str] | None = None) -> None:
   flags = parser.parse_args(argv)
   out = pathlib.Path(flags.out or tempfile.mkdtemp()).resolve()
   print(f'runs are in {out}', flush=True)
-  holds = [_run(out / name, _RUNS[name]) for name in flags.runs.split(',')]
+  holds = [
+    _run_links(out / name) if name == 'links' else _run(out / name, _RUNS[name])
+    for name in flags.runs.split(',')
+  ]
   sys.exit(0 if all(holds) else 1)
 
 
@@ -212,24 +221,99 @@ def _server_entries() -> list[_Entry]:
   ]
 
 
-def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
+def _death_entries() -> list[_Entry]:
+  """Returns deaths at the same time, and links that are half open."""
+  return [
+    *((worker, 20, 'die', 'compute') for worker in (1, 2)),
+    *((worker, 1, 'die', 'start') for worker in (1, 2)),
+    (3, 80, 'die', 'first'),
+    (4, 80, 'die', 'last'),
+    *((worker, 120, 'die', 'compute') for worker in (0, 5)),
+    (3, 200, 'drop:5', 'compute'),
+    (4, 260, 'drop:30', 'pull'),
+  ]
+
+
+class _Run(NamedTuple):
+  """A run of the benchmark.
+
+  Attributes:
+    fields: Changed fields of the config.
+    entries: Returns the faults.
+    servers: Number of dedicated servers; 0 without.
+    all_restart: Whether all processes restart after a death.
+  """
+
+  fields: Mapping[str, object]
+  entries: Callable[[], list[_Entry]] = _entries
+  servers: int = 1
+  all_restart: bool = False
+
+
+def _ring(
+  entries: Callable[[], list[_Entry]] = _entries, **fields: object
+) -> _Run:
+  """Returns a ring; the names of fields have '__' in place of dots."""
+  changed = {name.replace('__', '.'): value for name, value in fields.items()}
+  ring = {'sync.name': 'bsp', 'route.name': 'ring'}
+  return _Run(ring | changed, entries, servers=0)
+
+
+_RUNS = {
+  'bsp': _Run({'sync.name': 'bsp'}),
+  'pipelined': _Run(
+    {
+      'sync.name': 'bsp',
+      'route.server.pipelined': True,
+      'model.mlp.hidden': '(1024,)',  # Pushed in several pieces.
+    }
+  ),
+  'ssp': _Run({'sync.name': 'ssp'}),
+  'elastic': _Run({'sync.name': 'elastic'}),
+  'r2sp': _Run({'sync.name': 'r2sp'}),
+  'servers': _Run(
+    {
+      'sync.name': 'elastic',
+      'cluster.timeout_s': 10.0,
+      'cluster.start_s': 30.0,
+    },
+    _server_entries,
+    servers=2,
+  ),
+  'ring': _ring(),
+  'forest': _ring(route__name='forest'),
+  'sparse': _ring(wire__name='sparse', wire__sparse__chunk=256),
+  'lowrank': _ring(wire__name='lowrank'),
+  'half': _ring(wire__dense__dtype='bfloat16'),
+  'tls': _ring(cluster__tls_name='syncopate'),
+  'deaths': _ring(_death_entries, epochs=45.0),
+  'succession': _ring(_coordinator_entries, epochs=35.0),
+  'links': _ring(list, epochs=10.0**4),
+  'default': _Run(
+    {'sync.name': 'bsp'}, _native_entries, servers=0, all_restart=True
+  ),
+  'native': _Run(
+    {'sync.name': 'bsp', 'route.name': 'native'},
+    _native_entries,
+    servers=0,
+    all_restart=True,
+  ),
+}
+
+
+def _run(path: pathlib.Path, planned: _Run) -> bool:
   """Executes a run and prints table and checks; returns whether all hold."""
-  servers_fail = path.name == 'servers'
-  is_allreduce = 'route.name' in fields
-  entries = _server_entries() if servers_fail else _entries()
-  if all_restart := path.name == 'native':
-    entries = _native_entries()
-  if path.name == 'succession':
-    entries = _coordinator_entries()
-    fields = fields | {'epochs': 35.0}
-  fields = _FIELDS | fields | {'cluster.interface': 'eth0'}
+  fields = {**_FIELDS, **planned.fields, 'cluster.interface': 'eth0'}
+  if 'cluster.tls_name' in fields:
+    fields |= _make_certificate(path, str(fields['cluster.tls_name']))
+  entries, has_server = planned.entries(), 'route.name' not in planned.fields
   words = clusters.command(
     path,
     'configs/default.py',
     fields | {'cluster.faults': repr(tuple(entries))},
     workers=_WORKERS,
-    servers=0 if is_allreduce else 1 + servers_fail,
-    dedicated=not is_allreduce,
+    servers=planned.servers,
+    dedicated=planned.servers > 0,
     link='1gbit',
     restarts=len(entries),
   )
@@ -237,7 +321,7 @@ def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
     float(fields[f'cluster.{name}']) for name in ('timeout_s', 'start_s')
   )
   limit_s, pauses = _STANDSTILL * timeout_s, []
-  if all_restart:
+  if planned.all_restart:
     first_s, pauses = _pauses(path, words)
     limits_s = [each.limit_s(timeout_s, start_s, first_s) for each in pauses]
     still_s, limit_s = max(
@@ -257,18 +341,126 @@ def _run(path: pathlib.Path, fields: dict[str, object]) -> bool:
     name += f'-{phase}' * (phase != 'compute')
     counts[phase, kind][0] += name in injected
     counts[phase, kind][1] += 1
-  rows = [(path.name, *_KINDS, 'corrupt')]
+  kinds = dict.fromkeys([*_KINDS, *(kind for _, _, kind, _ in entries)])
+  rows = [(path.name, *kinds)]
   for phase in dict.fromkeys(phase for _, _, _, phase in entries):
-    cells = [counts.get((phase, kind)) for kind in rows[0][1:]]
+    cells = [counts.get((phase, kind)) for kind in kinds]
     rows.append((phase, *('{}/{}'.format(*c) if c else '-' for c in cells)))
   print(f'\n{clusters.table(*rows)}\n')
-  checks = list(
-    _checks(path, counts, still_s, limit_s, is_allreduce=is_allreduce)
+  return _print_checks(
+    _checks(path, counts, still_s, limit_s, has_server=has_server)
   )
+
+
+def _print_checks(checks: Iterable[Check]) -> bool:
+  """Prints checks; returns whether all hold."""
+  holds = True
   for check in checks:
     print(f'{"ok  " if check.holds else "FAIL"}  {check.name}: {check.detail}')
-  sys.stdout.flush()
-  return all(check.holds for check in checks)
+    sys.stdout.flush()
+    holds &= check.holds
+  return holds
+
+
+def _make_certificate(path: pathlib.Path, name: str) -> dict[str, object]:
+  """Returns the fields of a certificate that is created beside a run."""
+  certificate, key = (path.with_suffix(f'.{kind}') for kind in ('crt', 'key'))
+  path.parent.mkdir(parents=True, exist_ok=True)
+  words = f'req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name}'.split()
+  words += ['-addext', f'subjectAltName=DNS:{name}']
+  words += ['-out', str(certificate), '-keyout', str(key)]
+  subprocess.run(['openssl', *words], check=True, capture_output=True)
+  return {
+    'cluster.certificate_file': str(certificate),
+    'cluster.key_file': str(key),
+  }
+
+
+def _run_links(path: pathlib.Path) -> bool:
+  """Executes the run whose links fail, and prints its checks."""
+  words = clusters.command(
+    path,
+    'configs/default.py',
+    {**_FIELDS, **_RUNS['links'].fields, 'cluster.interface': 'eth0'},
+    workers=4,
+    servers=0,
+    dedicated=False,
+    link='1gbit',
+    restarts=len(_LINK_STEPS) + 1,
+  )
+  log = path.with_name(f'{path.name}.log')
+  run, processes = clusters.start(words, log), RunProcesses(path)
+  rows = [('links', 'departures', 'pause, s', 'all are back after, s')]
+  checks, limit_s = [], _STANDSTILL * _TIMEOUT_S
+  try:
+    links, watch = LinkFaults(log, 4), _Watch(processes)
+    watch.wait(_LIMIT_S, lambda: processes.pushes > 200)
+    steps = [
+      (name, *(partial(getattr(links, method), *args) for method in methods))
+      for name, *methods, args in _LINK_STEPS
+    ]
+    slow, usual = (partial(links.limit, 3, r) for r in (_SLOW_RATE, _RATE))
+    for name, begin, end in (*steps, ('1 %', slow, usual)):
+      watch.longest_s, (before, _) = 0.0, _membership(path)
+      begin()
+      watch.wait(_FAULT_S, lambda: False)
+      end()
+      back_s = watch.wait(_REST_S, lambda: _membership(path)[1] == 0)
+      still_s, left = watch.longest_s, _membership(path)[0] - before
+      rows.append((name, f'{left}', f'{still_s:.1f}', f'{back_s:.1f}'))
+      detail = f'{still_s:.1f} s without a push, {limit_s:g} s at most'
+      checks.append(Check(f'{name}: continues', still_s <= limit_s, detail))
+      detail = f'after {back_s:.1f} s, {_REST_S:g} s at most'
+      checks.append(Check(f'{name}: all are back', back_s < _REST_S, detail))
+    for pid, _ in processes.alive.values():
+      os.kill(pid, signal.SIGTERM)
+  finally:
+    clusters.finish(run, log, 60.0)
+  print(f'\n{clusters.table(*rows)}\n')
+  metrics = records.read_rows(path / 'metrics.jsonl')
+  versions = [row['updates'] for row in metrics if row['kind'] == 'barrier']
+  is_line = versions == list(range(1, len(versions) + 1))
+  checks.append(
+    Check('one line of history', is_line, f'{len(versions)} updates')
+  )
+  return _print_checks(
+    itertools.chain(checks, accounts(path), check_parameters(path))
+  )
+
+
+class _Watch:
+  """Watcher of the pushes of a run.
+
+  Attributes:
+    longest_s: Longest time without a push, seconds.
+  """
+
+  def __init__(self, processes: RunProcesses):
+    self.longest_s = 0.0
+    self._processes = processes
+    self._pushed_at, self._pushes = time.monotonic(), 0
+
+  def wait(self, limit_s: float, is_over: Callable[[], bool]) -> float:
+    """Waits until a condition holds, for at most some seconds.
+
+    Returns:
+      The seconds that it has waited.
+    """
+    start = time.monotonic()
+    while (now := time.monotonic()) - start < limit_s and not is_over():
+      self._processes.update()
+      if self._processes.pushes > self._pushes:
+        self._pushed_at, self._pushes = now, self._processes.pushes
+      self.longest_s = max(self.longest_s, now - self._pushed_at)
+      time.sleep(_POLL_S)
+    return time.monotonic() - start
+
+
+def _membership(path: pathlib.Path) -> tuple[int, int]:
+  """Returns the numbers of departures so far, and of workers that are away."""
+  events = [event['event'] for event in records.read_events(path)]
+  left = events.count('leave')
+  return left, left - events.count('join')
 
 
 def _pushes(
@@ -386,7 +578,7 @@ def _checks(
   still_s: float,
   limit_s: float,
   *,
-  is_allreduce: bool,
+  has_server: bool,
 ) -> Iterator[Check]:
   summary = records.read_summary(path)
   missing = [
@@ -397,7 +589,7 @@ def _checks(
   detail = f'{still_s:.1f} s between two pushes, {limit_s:g} s at most'
   yield Check('continues after faults', still_s <= limit_s, detail)
   yield from accounts(path)
-  if not is_allreduce:  # Replicas compare their own states.
+  if has_server:  # Replicas compare their own states.
     yield from check_parameters(path)
 
 
