@@ -414,8 +414,9 @@ def _run_links(path: pathlib.Path) -> bool:
       checks.append(Check(f'{name}: all are back', back_s < _REST_S, detail))
     for pid, _ in processes.alive.values():
       os.kill(pid, signal.SIGTERM)
+    run.wait(_REST_S)
   finally:
-    clusters.finish(run, log, 60.0)
+    clusters.end(run)
   print(f'\n{clusters.table(*rows)}\n')
   metrics = records.read_rows(path / 'metrics.jsonl')
   versions = [row['updates'] for row in metrics if row['kind'] == 'barrier']
