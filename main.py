@@ -14,7 +14,14 @@ from ml_collections import config_flags
 
 import train
 from cluster.process import exits
-from cluster.process.exits import LOST, Reason, Unmendable, end
+from cluster.process.exits import (
+  DRAINED,
+  LOST,
+  HandedOver,
+  Reason,
+  Unmendable,
+  end,
+)
 from cluster.training_loop import Run
 from configs import sections
 from outputs import transient
@@ -58,6 +65,9 @@ def _run_or_end(process: dict[str, str]) -> None:
   """Trains; an error that a restart may mend ends the process at once."""
   try:
     _run(process)
+  except HandedOver as error:
+    logging.info('%s', error)
+    end(DRAINED, Reason.DRAINED, str(error))
   except Unmendable as error:
     logging.error('%s', error)
     # Threads may wait for other processes for ever.

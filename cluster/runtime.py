@@ -89,6 +89,18 @@ class Runtime(Protocol):
     The step after that continues the run.
     """
 
+  def is_ended_by(self, number: int) -> bool:
+    """Returns whether a signal to this process ends the run.
+
+    If not, further steps follow, after which this is called again.
+
+    Args:
+      number: Number of the signal.
+
+    Raises:
+      HandedOver: If the run continues without this process.
+    """
+
   def state(self) -> dict[str, Any]:
     """Returns the state of this process, for a checkpoint."""
 

@@ -47,6 +47,7 @@ class Run:
     called: Whether the run has been called.
     is_successor: Whether it continues the run of another process, without a
       restart.
+    has_sigterm: Returns whether this process got SIGTERM before the run began.
   """
 
   name: str
@@ -60,6 +61,7 @@ class Run:
   sizes: Mapping[str, int] | None = None
   called: bool = False
   is_successor: bool = False
+  has_sigterm: Callable[[], bool] = lambda: False
 
   def restore(self) -> None:
     """Restores the newest readable checkpoint, if there is any.
@@ -112,6 +114,7 @@ class Run:
 
     Raises:
       FloatingPointError: If a loss or a parameter is not finite.
+      HandedOver: After SIGTERM, if other processes continue the run.
       RuntimeError: If no event can happen any more, or on a second call.
       SystemExit: After SIGTERM.
       KeyboardInterrupt: After SIGINT.
@@ -144,6 +147,8 @@ class Run:
       self._warm_up()
       warm = compilations.count()
       with self.console, _stop_signals() as signals:
+        if self.has_sigterm():
+          signals.append(signal.SIGTERM)
         self._loop(signals)
         if signals:
           self._stop(signals[0])
@@ -189,7 +194,10 @@ class Run:
       self.runtime.resume()
     with contextlib.closing(self.checkpoints):
       self.save_schedule.restart(self._examples)
-      while not (self.milestones.finished or signals):
+      while not (
+        self.milestones.finished
+        or (signals and self.runtime.is_ended_by(signals[0]))
+      ):
         self.runtime.step()  # The milestones review every decision in it.
         if self._is_save_possible() and self.runtime.pause():
           self._save()

@@ -221,7 +221,7 @@ class _Supervisor:
       self._over = True
       if coordinator or only:
         self._end(0, term_s=_FINISH_S, kill_s=_KILL_S)
-    elif code == DRAINED and not coordinator:
+    elif code == DRAINED and (not coordinator or self._plan.has_successors):
       self._screen.print_line(f'{name} was drained: the others continue')
       if only:
         self._end(DRAINED, term_s=0.0, kill_s=0.0)
@@ -283,8 +283,10 @@ class _Supervisor:
         self._kill_at = 0.0
       return
     self._screen.print_line(f'{signal.Signals(number).name}: the run ends')
+    # If only the coordinator got it, another one would succeed it.
+    passes = self._plan.only or self._plan.has_successors
     for name in self._processes.names():
-      drains = self._plan.only and name not in self._plan.shard_processes
+      drains = passes and name not in self._plan.shard_processes
       if drains or name == self._plan.leader:
         self._terminate(name)
     self._end(128 + number, term_s=self._plan.grace_s, kill_s=0.0)

@@ -6,6 +6,7 @@ worker waits for it, except where the run is evaluated or saved, and where
 workers join or leave.
 """
 
+import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ from cluster.allreduce.store import ReplicaStore
 from cluster.allreduce.succession import Succession
 from cluster.coordinator import Coordinator
 from cluster.membership import election
-from cluster.membership.event_loop import EventLoop
+from cluster.membership.event_loop import DRAIN_S, EventLoop
 from cluster.membership.events import (
   Event,
   WorkerJoined,
@@ -47,7 +48,7 @@ from cluster.probing.events import (
 from cluster.probing.link_manager import LinkManager
 from cluster.probing.traffic import TrafficLog
 from cluster.process.deadlines import Deadlines, transfer_s
-from cluster.process.exits import Relinquished, Unmendable
+from cluster.process.exits import HandedOver, Relinquished, Unmendable
 from cluster.traffic import Traffic
 from learning.learning import Overlap
 
@@ -136,6 +137,7 @@ class AllreduceRuntime(EventLoop):
       coordinator, layout, reception.members, iteration_bytes
     )
     self._is_pausing, self._overlap = False, overlap
+    self._leaves_at: float | None = None  # Monotonic seconds, after SIGTERM.
     self._succession, self._newest_checkpoint = succession, newest_checkpoint
     self._inheritance: Inheritance | None = None
     self._publish: Callable[[], None] = lambda: None
@@ -300,6 +302,39 @@ class AllreduceRuntime(EventLoop):
       self._begin_epoch()
     self._delayed = None
     return is_delayed
+
+  def is_ended_by(self, number: int) -> bool:
+    """Returns whether a signal ends the run, or hands it over.
+
+    SIGTERM to this process alone hands the run over to another member, after
+    the iteration.  The run ends if other workers have got the signal, too,
+    within `DRAIN_S`, or if there is nobody to continue.
+
+    Args:
+      number: Number of the signal.
+
+    Raises:
+      HandedOver: If another member is to continue the run.
+    """
+    others = [
+      k for k in self._rendezvous.members if k != self._rendezvous.local
+    ]
+    is_last = self._succession is None or not others
+    if number != signal.SIGTERM or is_last or self._drain_at:
+      return True
+    now = time.monotonic()
+    if self._leaves_at is None:
+      logging.info('SIGTERM: this process leaves, unless the run ends.')
+      self._leaves_at = now + DRAIN_S
+    if now < self._leaves_at:
+      return False
+    self._is_pausing = True
+    if self._check.is_running or not self._is_idle:
+      return False
+    self.coordinator.milestones.record_evaluations(wait=True)
+    self._replicate()
+    self._reception.flush(self._timeout_s)
+    raise HandedOver('This process has left after SIGTERM; others continue.')
 
   def state(self) -> dict[str, Any]:
     """Returns the state of the run, between two iterations."""

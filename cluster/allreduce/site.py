@@ -234,6 +234,7 @@ class AllreduceSite(RealSite):
     if not inheritance:
       raise RuntimeError('Expected to be elected.')
     run = self.make_run()
+    run.has_sigterm = self._draining.is_set
     publish = run.succeed(inheritance.state, self.parts.manifest)
     run.runtime.succeed(inheritance, publish)
     run()

@@ -72,6 +72,7 @@ from outputs import transient
 
 _RECONNECTED = 'It has connected again.'
 _REPLACED = 'It was silent, and another process has its rank now.'
+_FLUSH_S = 0.01  # Between two looks at what streams have not sent.
 _LOG_INTERVAL_S = 10.0  # Between two lines on processes whose rank is taken.
 
 
@@ -285,6 +286,21 @@ class Reception:
       reason: Message of the exception.
     """
     self.events.put(RunFailed(reason=reason))
+
+  def flush(self, limit_s: float) -> None:
+    """Waits until the system has everything that was sent.
+
+    Args:
+      limit_s: Limit of the wait, seconds.
+    """
+    deadline = time.monotonic() + limit_s
+    with self._lock:
+      streams = [each.stream for each in self._incarnations]
+    while any(stream.has_unsent for stream in streams):
+      if time.monotonic() > deadline:
+        logging.warning('Processes have not taken the last messages.')
+        return
+      time.sleep(_FLUSH_S)
 
   def close(self, *, finished: bool) -> None:
     """Ends the sessions of all processes, and waits until they have left.

@@ -32,7 +32,7 @@ from outputs.files import describe_kinds
 _LOG_INTERVAL_S = 10.0  # Between two lines on missing processes.
 # Time between the signals of a scheduler that ends all processes of a run: a
 # worker that has got one leaves only if the coordinator gets none meanwhile.
-_DRAIN_S = 5.0
+DRAIN_S = 5.0
 DRAINED = 'It was drained: it has left after SIGTERM.'
 
 
@@ -247,7 +247,7 @@ class EventLoop:
       return
     if isinstance(event, WorkerDraining):
       logging.info('Worker %d wants to leave: SIGTERM.', event.worker)
-      at = time.monotonic() + _DRAIN_S
+      at = time.monotonic() + DRAIN_S
       self._drain_at[event.worker] = event.incarnation, at
     else:
       self._handle(event)

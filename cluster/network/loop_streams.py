@@ -127,6 +127,12 @@ class LoopStream:
       self._unsent.clear()
     self._connection.shut_down()
 
+  @property
+  def has_unsent(self) -> bool:
+    """True if the system has not taken all that was sent."""
+    with self._lock:
+      return bool(self._frames or self._unsent)
+
   def limit_silence(self, timeout_s: float) -> None:
     """Ends the stream if the peer does not take what was sent.
 

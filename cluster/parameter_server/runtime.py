@@ -147,6 +147,10 @@ class ParameterServerRuntime(EventLoop):
     """Returns True: pushes under way are lost, and their examples are not."""
     return True
 
+  def is_ended_by(self, number: int) -> bool:
+    """Returns True: no other process can coordinate the run."""
+    return True
+
   def state(self) -> dict[str, Any]:
     """Returns the coordinator's state; the servers save theirs."""
     return {

@@ -201,3 +201,7 @@ def end(
 
 class Relinquished(Unmendable):
   """Raised if another process is to coordinate the run, which continues."""
+
+
+class HandedOver(Relinquished):
+  """Raised if this process leaves after SIGTERM, and others continue."""

@@ -110,6 +110,23 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(self._count_starts(launch), [2, 1, 0, 0])
     self._check_history(launch, with_model=False)
 
+  def test_a_coordinator_hands_the_run_over_after_a_signal(self):
+    with self._launch(workers=4, route__name='ring', epochs=10.0**4) as launch:
+      launch.reach(300)
+      os.kill(launch.pid('worker:0'), signal.SIGTERM)
+      left = launch.until('worker 0 was drained: the others continue')
+      elected = launch.until('coordinates the run in term 2')
+      self.assertTrue(self._wait_for_rows(launch, 3 * _TIMEOUT_S))
+      self.assertLess(elected - left, _TIMEOUT_S)
+      launch.process.send_signal(signal.SIGTERM)
+      self.assertEqual(launch.wait(), 143, launch.text)
+    self.assertEqual(self._count_starts(launch), [1, 1, 1, 1])
+    self.assertTrue((launch.folder / 'summary.json').exists(), launch.text)
+    self.assertEqual(launch.summary['ended'], 'interrupted', launch.text)
+    self._check_history(launch, with_model=True)
+    # Its next iteration was planned.
+    self.assertLessEqual({row['worker'] for row in launch.summary['lost']}, {0})
+
   def test_a_coordinator_that_was_stopped_is_ignored_when_it_returns(self):
     with self._launch(
       workers=4, route__name='ring', epochs=10.0**4, eval_every=5.0
