@@ -74,7 +74,12 @@ _KINDS = {
   'server': _Kind('configs/vgg16_elastic.py', {}, 2, 0.375),
   'ring': _Kind(
     'configs/default.py',
-    {'sync.name': 'bsp', 'route.name': 'ring', 'cluster.timeout_s': 2.0},
+    {
+      'sync.name': 'bsp',
+      'route.name': 'ring',
+      'cluster.timeout_s': 2.0,
+      'cluster.speed.slowdown': '(1.0,)',
+    },
     0,
     0.8,
   ),
