@@ -234,7 +234,7 @@ class Succession:
         membership_epoch=own.membership_epoch,
         version=own.version,
         has_state=own.has_state,
-        address=self.listen() if leads else None,
+        address=self._settings.port.address if leads else None,
       )
     )
     yield from ()
