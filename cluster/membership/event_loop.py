@@ -4,6 +4,7 @@ The loop takes events from the queue that the reception fills, and evicts
 workers that send no heartbeat.
 """
 
+import math
 import queue
 import threading
 import time
@@ -111,6 +112,8 @@ class EventLoop:
         count,
       )
     self.coordinator.start(self.time, absent)
+    # Rows of the start's time are those of absent workers.
+    self.time = math.nextafter(self.time, math.inf)
 
   def close(self) -> None:
     """Ends the run for all processes, also after an error."""

@@ -18,6 +18,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from cluster.membership import event_loop
+from cluster.membership.events import WorkerLost
 from cluster.membership.roster import Roster
 from cluster.network import messages
 from cluster.network.streams import Security, connect
@@ -70,6 +71,26 @@ class StartTest(parameterized.TestCase):
     coordinator.cluster.close()
     for worker in workers:
       self.assertIs(worker.result(timeout=coordinators.START_S), False)
+
+  def test_a_worker_that_is_lost_just_before_the_start_leaves_after_it(self):
+    coordinator = self._coordinator(num_workers=1)
+    coordinator.member(0)
+    recorder = coordinator.cluster.coordinator.recorder
+    with mock.patch.object(recorder, 'record_decision') as record:
+      reception, before = coordinator.reception, time.monotonic()
+      coordinator.begin()
+      incarnation = reception.members[0].incarnation
+      reception.events.put(
+        WorkerLost(at=before, worker=0, incarnation=incarnation, reason='lost')
+      )
+      coordinator.until(lambda: len(record.call_args_list) == 2)
+    (start, started, _), (leave, left, _) = (
+      call.args for call in record.call_args_list
+    )
+    self.assertEqual((start, leave), ('start', 'leave'))
+    # Rows of the time of the start are those of workers that were absent.
+    self.assertGreater(left['time'], started['time'])
+    self.assertLen(coordinator.accounting.lost, 1)
 
   @parameterized.parameters('drop', 'cut')
   def test_a_worker_that_is_lost_while_it_compiles_rejoins(self, how):
