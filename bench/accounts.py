@@ -63,6 +63,21 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
   yield Check('no process is left', not remaining, f'{remaining}')
 
 
+def check_history(path: pathlib.Path) -> Check:
+  """Returns the check that a run's events are one line of history.
+
+  Two writers of the folder would repeat an update or step back in time.
+  """
+  events = list(records.read_events(path))
+  updates = [u for e in events for u in e['decision'].get('commit', ())]
+  since = [n for n, e in enumerate(events) if e['event'] == 'start'] or [0]
+  times = [event['time'] for event in events[since[-1] :]]
+  holds = updates == list(range(len(updates))) and times == sorted(times)
+  return Check(
+    'one line of history', holds, f'{len(updates)} updates, each once, in order'
+  )
+
+
 def check_parameters(path: pathlib.Path) -> Iterator[Check]:
   """Yields the checks of parameters and checkpoints of a run.
 

@@ -20,6 +20,8 @@ from cluster.allreduce.executor.lanes import OnEnd
 from cluster.allreduce.executor.membership import Membership
 from cluster.allreduce.executor.program import Roles
 from cluster.allreduce.executor.reduction import Reduction
+from cluster.allreduce.planning import PackingRequest
+from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.replica import Replica
 from cluster.allreduce.site import AllreduceSite
 from cluster.allreduce.sums.host import CheckedFiller, HostReducer
@@ -33,6 +35,7 @@ from cluster.network import messages
 from cluster.network.frames import FrameHeader
 from cluster.network.socket_loop import SocketLoop
 from cluster.process import faults as faults_
+from cluster.process.deadlines import ProgressCounter
 from cluster.process.faults import Fault, Faults, Kind, Phase
 from cluster.runtime import Parts
 from learning.learning import Learner
@@ -244,13 +247,75 @@ class _FaultyNativeMultiRoundReducer(
   """A NativeMultiRoundReducer whose gradients fail."""
 
 
+class _FaultyProgress(ProgressCounter):
+  """A counter of progress that calls a function at each chunk."""
+
+  def __init__(self, strike: Callable[[], None]):
+    """Starts with no progress recorded."""
+    super().__init__()
+    self._strike = strike
+
+  def count_chunk(self) -> None:
+    """Counts a chunk, and carries out the failure that is due."""
+    super().count_chunk()
+    self._strike()
+
+
+class FaultyRendezvous(Rendezvous):
+  """A rendezvous whose process fails before it packs a forest."""
+
+  def __init__(self, *args: Any, faults: Faults, local: int, **arguments: Any):
+    """Creates a rendezvous: see `Rendezvous`."""
+    super().__init__(*args, local=local, **arguments)
+    self._faults = faults
+
+  def _make_request(self, *args: Any) -> PackingRequest:
+    self._faults.strike_counted(self.local, Phase.PACK)
+    return super()._make_request(*args)
+
+
 class FaultyReplica(Replica):
   """A replica that fails in its phases as the config says."""
 
   def __init__(self, index: int, *, faults: Faults, **arguments: Any):
     """Creates the replica: see `Replica`."""
     super().__init__(index, **arguments)
-    self._faults = faults
+    self._faults, self._is_fetching = faults, False
+
+  def _prepare(self, session: Session[messages.ToReplica]) -> None:
+    self._progress = _FaultyProgress(self._strike_fetch)
+    super()._prepare(session)
+
+  def _strike_fetch(self) -> None:
+    if self._is_fetching:
+      self._is_fetching = False
+      self._faults.strike_counted(self.index, Phase.FETCH)
+
+  def _fetch(self, *args: Any, **kwargs: Any) -> Any:
+    self._is_fetching = True
+    try:
+      return super()._fetch(*args, **kwargs)
+    finally:
+      self._is_fetching = False
+
+  def _state_of(self, version: int) -> tuple[Any, str]:
+    self._faults.strike_counted(self.index, Phase.SERVE)
+    return super()._state_of(version)
+
+  def _handle(
+    self,
+    session: Session[messages.ToReplica],
+    message: messages.ToReplica | None,
+  ) -> None:
+    if isinstance(message, messages.ConnectMembers):
+      self._faults.strike_counted(self.index, Phase.RENDEZVOUS)
+    elif isinstance(message, messages.ProbeOrder):
+      self._faults.strike_counted(self.index, Phase.PROBE)
+    super()._handle(session, message)
+
+  def _apply(self, assignment: messages.Assignment) -> None:
+    super()._apply(assignment)
+    self._faults.strike(self.index, assignment.iteration, Phase.APPLIED)
 
   def _report_ready(
     self, session: Session[messages.ToReplica], address: str
@@ -303,6 +368,7 @@ class FaultyAllreduceSite(FaultyRealSite, AllreduceSite):
       return functools.partial(type_, faults=self.faults)
 
     self._replica_type = with_faults(FaultyReplica)
+    self._rendezvous_type = with_faults(FaultyRendezvous)
     self._host_type = with_faults(FaultyHostReducer)
     self._multi_round_type = with_faults(_FaultyMultiRoundReducer)
     self._native_type = with_faults(_FaultyNativeReducer)

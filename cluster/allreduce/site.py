@@ -46,6 +46,7 @@ class AllreduceSite(RealSite):
 
   # Injected faults replace these parts: see `cluster.allreduce.faults`.
   _replica_type: Callable[..., Replica] = Replica
+  _rendezvous_type: Callable[..., Rendezvous] = Rendezvous
   _host_type: Callable[..., HostReducer] = HostReducer
   _multi_round_type: Callable[..., HostReducer] = MultiRoundReducer
   _native_type: Callable[..., NativeReducer] = NativeReducer
@@ -144,7 +145,7 @@ class AllreduceSite(RealSite):
       settings=self.settings,
       jobs=self.jobs,
     )
-    rendezvous = Rendezvous(
+    rendezvous = self._rendezvous_type(
       self._plan.cluster,
       self._plan.forest,
       size_bytes=self._sizes[-1],

@@ -143,6 +143,11 @@ class FaultyParameterServerSite(FaultyRealSite, ParameterServerSite):
     flips = Kind.FLIP in self.faults.kinds
     expected = "no 'flip', as workers keep no parameters between iterations"
     require(not flips, 'config.cluster.faults', expected, config.cluster.faults)
+    others = self.faults.phases & {Phase.APPLIED, *faults_.COUNTED}
+    expected = f'none of {sorted(others)}, which only replicas have'
+    require(
+      not others, 'config.cluster.faults', expected, config.cluster.faults
+    )
     self._worker_type = functools.partial(FaultyWorker, faults=self.faults)
     ParameterServerSite.__init__(self, config, meeting, parts, plan)
 

@@ -12,10 +12,12 @@ import itertools
 import os
 import pathlib
 import re
+import resource
 import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -31,10 +33,14 @@ class Kind(enum.StrEnum):
   """Kinds of failure that are injected into a worker or a server."""
 
   DIE = 'die'  # The process is killed.
-  STOP = 'stop'  # The process is stopped, and its heartbeats with it.
+  # The process is stopped, and so are its heartbeats; 'stop:15' for 15 seconds.
+  STOP = 'stop'
   HANG = 'hang'  # The worker makes no progress; its heartbeats continue.
   SLOW = 'slow'  # The worker takes `SLOWER` times `timeout_s` longer.
   CUT = 'cut'  # The host's interface goes down; 'cut:5' for 5 seconds.
+  MEMORY = 'memory'  # An allocation fails: MemoryError.
+  # The process can open no file and no socket; 'descriptors:5' for 5 seconds.
+  DESCRIPTORS = 'descriptors'
   # Packets from the host are lost without an error, those to it arrive.
   DROP = 'drop'
   CORRUPT = 'corrupt'  # A byte of the push changes on its way.
@@ -51,12 +57,25 @@ class Phase(enum.StrEnum):
   COMPUTE = 'compute'  # Before the push.
   FIRST = 'first'  # After the first chunk that the worker sends.
   LAST = 'last'  # Before the last chunk that the worker sends.
+  APPLIED = 'applied'  # After the replica has applied the iteration's sum.
+  # Before the replica connects to the members of an epoch; number of that.
+  RENDEZVOUS = 'rendezvous'
+  FETCH = 'fetch'  # After the first chunk of the state; number of the fetch.
+  SERVE = 'serve'  # Before the state is sent to another; number of the request.
+  PROBE = 'probe'  # Before links are measured; number of the order.
+  PACK = 'pack'  # Before the coordinator packs a forest; number of the packing.
   END = 'end'  # Once the run has finished; the number does not matter.
   CHECKPOINT = 'checkpoint'  # Before a server writes that checkpoint.
   EVALUATION = 'evaluation'  # Before that evaluation by a coordinator.
 
 
 SLOWER = 1.5  # Times `timeout_s`.
+# Phases whose numbers count from 0 in each process; of replicas alone.
+COUNTED = (
+  *(Phase.RENDEZVOUS, Phase.FETCH, Phase.SERVE, Phase.PROBE, Phase.PACK),
+)
+# Kinds that may have an end.
+_LASTING = (Kind.CUT, Kind.DROP, Kind.STOP, Kind.DESCRIPTORS)
 # Kinds that change the push as a whole, and thus have no phase.
 _OF_PUSH = (Kind.WRONG_SIZE, Kind.NAN, Kind.FLIP)
 _FLIPPED = 25  # Bit of a float32's exponent: 16 times as much, or as little.
@@ -74,7 +93,8 @@ class Fault(NamedTuple):
   Attributes:
     kind: Kind of the failure.
     phase: Moment of the failure.
-    seconds: Duration of a failure of the link; 0 for one that never ends.
+    seconds: Duration of a cut, a stop or a lack of descriptors; 0 for one that
+      never ends.
   """
 
   kind: Kind
@@ -126,12 +146,18 @@ class Faults:
     self._interface = interface
     self._timeout_s = timeout_s
     self._evaluations = itertools.count()
+    self._counts: Counter[Phase] = Counter()
     self.push: Fault | None = None
 
   @property
   def kinds(self) -> set[Kind]:
     """Kinds of all failures that the run is configured to have."""
     return {fault.kind for fault in self._entries.values()}
+
+  @property
+  def phases(self) -> set[Phase]:
+    """Phases of all failures that the run is configured to have."""
+    return {phase for _, _, phase in self._entries}
 
   def is_planned(
     self, target: int | str, number: int, phases: Iterable[Phase]
@@ -170,28 +196,40 @@ class Faults:
   def happen(self, fault: Fault | None) -> None:
     """Carries out a failure that is an action of this process.
 
-    These are 'die', 'stop', 'hang', 'slow', 'cut' and 'drop'.  The other kinds
-    change data, where the data are: here they do nothing, and neither does
-    None.
+    These are 'die', 'stop', 'hang', 'slow', 'cut', 'descriptors' and 'memory'.
+    The other kinds change data, where the data are: here they do nothing, and
+    neither does None.
+
+    Raises:
+      MemoryError: If it is injected.
     """
     if fault is None:
       return
     if fault.kind == Kind.DIE:
       os.kill(os.getpid(), signal.SIGKILL)
     elif fault.kind == Kind.STOP:
-      os.kill(os.getpid(), signal.SIGSTOP)
+      _stop(fault.seconds)
     elif fault.kind == Kind.HANG:
       threading.Event().wait()
     elif fault.kind == Kind.SLOW:
       time.sleep(SLOWER * self._timeout_s)
     elif fault.kind == Kind.CUT:
       self._cut(fault.seconds)
+    elif fault.kind == Kind.DESCRIPTORS:
+      _forbid_descriptors(fault.seconds)
+    elif fault.kind == Kind.MEMORY:
+      raise MemoryError('An allocation fails, as the config says.')
     elif fault.kind == Kind.DROP:
       self._drop(fault.seconds)
 
   def strike(self, target: int | str, number: int, phase: Phase) -> None:
     """Carries out the action that is due in a phase, if any."""
     self.happen(self.due(target, number, phase))
+
+  def strike_counted(self, target: int | str, phase: Phase) -> None:
+    """Carries out what is due at this process's next moment of a phase."""
+    number, self._counts[phase] = self._counts[phase], self._counts[phase] + 1
+    self.strike(target, number, phase)
 
   def strike_push(self, worker: int, iteration: int) -> Fault | None:
     """Carries out what is due at the push of an iteration, and notes it."""
@@ -279,6 +317,30 @@ def make(
     )
 
 
+def _stop(seconds: int) -> None:
+  """Stops this process, for some seconds or for good."""
+  own = os.getpid()
+  if seconds:
+    # A session of its own: the shell outlives this process.
+    subprocess.Popen(
+      ['sh', '-c', f'sleep {seconds}; kill -CONT {own}'],
+      start_new_session=True,
+    )
+  os.kill(own, signal.SIGSTOP)
+
+
+def _forbid_descriptors(seconds: int) -> None:
+  """Lets this process open no more files, for some seconds or for good."""
+  limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+  if seconds:
+    restore = threading.Timer(
+      seconds, resource.setrlimit, [resource.RLIMIT_NOFILE, limits]
+    )
+    restore.daemon = True
+    restore.start()
+
+
 def to_nan(fault: Fault | None, payload: Any) -> Any:
   """Returns a payload, as not-a-number if the failure is `NAN`."""
   if fault and fault.kind == Kind.NAN:
@@ -322,8 +384,9 @@ def _parse(entry: Any, num_workers: int, num_servers: int) -> Fault:
   phase = entry[3] if len(entry) == 4 else Phase.COMPUTE
   kind, seconds = match.groups() if match else ('', None)
   require(kind in kinds and phase in phases, 'faults', form, entry)
-  valid = seconds is None or (kind in _OF_LINKS and int(seconds) > 0)
-  require(valid, 'faults', "seconds, above 0, of 'cut' or 'drop' alone", entry)
+  valid = seconds is None or (kind in _LASTING and int(seconds) > 0)
+  expected = f'seconds, above 0, of {[str(k) for k in _LASTING]} alone'
+  require(valid, 'faults', expected, entry)
   fault = Fault(Kind(kind), Phase(phase), int(seconds or 0))
   valid = fault.kind not in _OF_PUSH or fault.phase == Phase.COMPUTE
   expected = f'no phase for {[str(k) for k in _OF_PUSH]}: they are of the push'
