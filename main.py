@@ -99,6 +99,9 @@ def _run(process: dict[str, str]) -> None:
     exits.describe_process(folder=run.files.workdir)
   try:
     run()
+  except MemoryError as error:
+    logging.exception('The host is out of memory')
+    end(LOST, Reason.TRANSIENT, str(error), error)
   except OSError as error:
     if not transient.is_transient(error):
       raise

@@ -372,9 +372,9 @@ class RunFiles:
       path.unlink()
     if not self.board:
       return
-    import tensorboardX  # Slow; only the coordinator needs it.
+    from outputs.board import Board  # Slow; only the coordinator needs it.
 
-    self._board = tensorboardX.SummaryWriter(str(self.workdir))
+    self._board = Board(self.workdir)
     for line in (self.workdir / 'metrics.jsonl').read_text().splitlines():
       self._plot(json.loads(line))
 
@@ -523,7 +523,9 @@ class RunFiles:
     for field, value in row.items() if self.board else ():
       plotted = field in _PLOTTED or field.endswith('_accuracy')
       if plotted and value is not None:
-        self._board.add_scalar(field, value, row['examples'])
+        self._board.plot(field, value, row['examples'])
+    if self.board and row['kind'] == 'evaluation':
+      self._board.flush()
 
 
 def describe_kinds(kinds: Sequence[str]) -> str:

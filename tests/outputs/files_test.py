@@ -66,7 +66,7 @@ class BoardTest(absltest.TestCase):
     row = {'accuracy': 0.5, 'top5_accuracy': 0.9, 'examples': 7, 'time': 1.0}
     files._plot(row | {'loss': None, 'kind': 'eval'})
     self.assertEqual(
-      files._board.add_scalar.call_args_list,
+      files._board.plot.call_args_list,
       [mock.call('accuracy', 0.5, 7), mock.call('top5_accuracy', 0.9, 7)],
     )
 

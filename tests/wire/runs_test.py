@@ -58,7 +58,7 @@ class _Watched:
 
     def lose(index):
       worker = runtime._workers[index]
-      before = worker.codec if worker.before is None else worker.before
+      before = worker.codec if worker.before is None else worker.before[0]
       self.lost += self.sum_residuals(before)
       self._under_way.pop(index, None)
       leave(index)
@@ -77,7 +77,7 @@ class _Watched:
     workers = self.run.runtime._workers
     return sum(
       self.sum_residuals(
-        worker.codec if worker.before is None else worker.before
+        worker.codec if worker.before is None else worker.before[0]
       )
       for worker in workers
     )

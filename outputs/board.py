@@ -1,0 +1,49 @@
+"""Writes scalars for TensorBoard, in the thread of the caller.
+
+The writer of tensorboardX has a thread; if that meets an error, such as a full
+disk, callers wait for it forever.  Here they get the error.
+"""
+
+import pathlib
+import time
+
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2
+
+_PREFIX = 'events'  # Of the name of the file.
+
+
+class Board:
+  """Writer of one file of TensorBoard events."""
+
+  def __init__(self, folder: pathlib.Path):
+    """Creates the file.
+
+    Args:
+      folder: Folder of the run.
+
+    Raises:
+      OSError: If the file cannot be written; as of all methods.
+    """
+    self._writer = EventsWriter(str(folder / _PREFIX))
+
+  def plot(self, name: str, value: float, step: int) -> None:
+    """Adds a point to a curve.
+
+    Args:
+      name: Name of the curve.
+      value: Value of the point.
+      step: Its place on the horizontal axis.
+    """
+    point = summary.scalar(name, value)
+    event = event_pb2.Event(wall_time=time.time(), step=step, summary=point)
+    self._writer.write_event(event)
+
+  def flush(self) -> None:
+    """Lets other processes read what was added."""
+    self._writer.flush()
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._writer.close()
