@@ -53,6 +53,8 @@ class Run(NamedTuple):
     disturbances: Disturbances of network and disk, by their number of pushes.
     disk: Size of the file system of the run's folder; '' for no limit.
     is_encrypted: Whether connections use TLS.
+    longer_s: Seconds by which a pause may be longer: a full disk stops all, and
+      so does the measuring of links for a switch.
   """
 
   fields: dict[str, Any]
@@ -64,6 +66,7 @@ class Run(NamedTuple):
   disturbances: tuple[Disturbance, ...] = ()
   disk: str = ''
   is_encrypted: bool = False
+  longer_s: float = 0.0
 
 
 def _entries() -> tuple[Entry, ...]:
@@ -150,8 +153,8 @@ _BY_SCHEME = {
 # Two workers die in the same iteration.
 _TWO = ((1, 40, 'die', 'compute'), (2, 40, 'die', 'compute'))
 # Worker 3 dies before the last chunk that it sends: the others have applied a
-# sum, but for the one that lacks it.  Worker 1 dies with the sum applied.
-_AHEAD = ((3, 40, 'die', 'last'), (1, 40, 'die', 'applied'))
+# sum, but for the one that lacks it.  Worker 1 dies once it has applied one.
+_AHEAD = ((3, 40, 'die', 'last'), (1, 60, 'die', 'applied'))
 _FEW = ((1, 40, 'die', 'compute'), (2, 90, 'hang', 'first'))
 # Faults of processes, on a ring and, where they exist, with servers in workers.
 _PROCESSES: dict[str, tuple[Entry, ...]] = {
@@ -235,6 +238,7 @@ RUNS: dict[str, Run] = {
     _FOREST | {'route.forest.adapt': True, 'epochs': 40.0},
     ((2, 1, 'die', 'rendezvous'),),
     disturbances=(Disturbance('rate', 100, 40.0, (1,)),),
+    longer_s=13.0,
   ),
   **{
     f'ring-{name}': Run(_RING, disturbances=each)
@@ -244,8 +248,8 @@ RUNS: dict[str, Run] = {
     f'server-{name}': Run(_SERVER, disturbances=each)
     for name, each in _DISTURBED.items()
   },
-  'ring-disk': Run(_RING, disturbances=_DISK, disk='64m'),
-  'server-disk': Run(_SERVER, disturbances=_DISK, disk='64m'),
+  'ring-disk': Run(_RING, disturbances=_DISK, disk='64m', longer_s=5.0),
+  'server-disk': Run(_SERVER, disturbances=_DISK, disk='64m', longer_s=5.0),
   **{
     f'ring-{name}': Run(_RING | fields, _FEW)
     for name, fields in _SAMPLES.items()

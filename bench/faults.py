@@ -125,7 +125,7 @@ def _execute(
     float(fields[f'cluster.{name}']) for name in ('timeout_s', 'start_s')
   )
   outside = Disturbances(run.disturbances, path, _LINK)
-  limit_s, pauses = _STANDSTILL * timeout_s, []
+  limit_s, pauses = _STANDSTILL * timeout_s + run.longer_s, []
   if run.all_restart:
     first_s, pauses = _pauses(path, words, run.workers)
     limits_s = [each.limit_s(timeout_s, start_s, first_s) for each in pauses]
@@ -299,7 +299,9 @@ def _checks(
   detail = f'{still_s:.1f} s between two pushes, {limit_s:g} s at most'
   yield Check('continues after faults', still_s <= limit_s, detail)
   yield from accounts(path)
-  yield check_history(path)
+  starts = [e for e in records.read_events(path) if e['event'] == 'start']
+  if len(starts) == 1:  # After a restart from a checkpoint, updates repeat.
+    yield check_history(path)
   yield from check_parameters(path)
 
 
