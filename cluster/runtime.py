@@ -89,6 +89,10 @@ class Runtime(Protocol):
     The step after that continues the run.
     """
 
+  @property
+  def has_successor(self) -> bool:
+    """True if another process continues the run when this one ends."""
+
   def is_ended_by(self, number: int) -> bool:
     """Returns whether a signal to this process ends the run.
 

@@ -22,6 +22,7 @@ from learning import compilations
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.recorder import Recorder
+from outputs.transient import is_shortage
 
 # Signals that end a run early: SLURM sends the first before it takes a node.
 _STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -157,6 +158,8 @@ class Run:
       is_over = False
       raise
     except Exception as error:
+      # Others may have what this host lacks.
+      is_over = not (is_shortage(error) and self.runtime.has_successor)
       ended, reason = f'{type(error).__name__}: {error}', find_reason(error)
       raise
     finally:

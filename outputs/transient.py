@@ -44,6 +44,8 @@ _PASSING = frozenset(
     *(errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH),
   }
 )
+# Of those, what this host alone may lack.
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 # The errno in the text of an error, as written by TensorStore (under Orbax) and
 # by Python, whose text may have come from another process.
 _NUMBERED = re.compile(r"(?:os_error_code='|\[Errno )(\d+)['\]]")
@@ -63,6 +65,19 @@ def is_transient(error: BaseException | None) -> bool:
     if isinstance(error, (Busy, TimeoutError)) or _number(error) in _PASSING:
       return True
     if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+      return True
+    error = error.__cause__
+  return False
+
+
+def is_shortage(error: BaseException | None) -> bool:
+  """Returns whether this host alone lacks memory or descriptors.
+
+  Args:
+    error: The error, or one of its causes.
+  """
+  while error is not None:
+    if isinstance(error, MemoryError) or _number(error) in _SHORTAGES:
       return True
     error = error.__cause__
   return False

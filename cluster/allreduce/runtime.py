@@ -303,6 +303,12 @@ class AllreduceRuntime(EventLoop):
     self._delayed = None
     return is_delayed
 
+  @property
+  def has_successor(self) -> bool:
+    """True if there is another member, which can succeed the coordinator."""
+    others = {*self._rendezvous.members} - {self._rendezvous.local}
+    return self._succession is not None and bool(others)
+
   def is_ended_by(self, number: int) -> bool:
     """Returns whether a signal ends the run, or hands it over.
 
@@ -316,10 +322,7 @@ class AllreduceRuntime(EventLoop):
     Raises:
       HandedOver: If another member is to continue the run.
     """
-    others = [
-      k for k in self._rendezvous.members if k != self._rendezvous.local
-    ]
-    is_last = self._succession is None or not others
+    is_last = not self.has_successor
     if number != signal.SIGTERM or is_last or self._drain_at:
       return True
     now = time.monotonic()

@@ -147,6 +147,11 @@ class ParameterServerRuntime(EventLoop):
     """Returns True: pushes under way are lost, and their examples are not."""
     return True
 
+  @property
+  def has_successor(self) -> bool:
+    """False: no other process can coordinate the run."""
+    return False
+
   def is_ended_by(self, number: int) -> bool:
     """Returns True: no other process can coordinate the run."""
     return True

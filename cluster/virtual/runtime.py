@@ -178,6 +178,11 @@ class VirtualRuntime:
     """Returns True, as everything under way is part of the state."""
     return True
 
+  @property
+  def has_successor(self) -> bool:
+    """False: there is no other process."""
+    return False
+
   def is_ended_by(self, number: int) -> bool:
     """Returns True: there is no other process."""
     return True

@@ -61,6 +61,15 @@ class IsTransientTest(parameterized.TestCase):
     later = socket.gaierror(socket.EAI_AGAIN, 'Try again')
     self.assertTrue(transient.is_transient(later))
 
+  def test_only_memory_and_descriptors_are_shortages_of_this_host(self):
+    for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+      found = OSError(number, os.strerror(number))
+      self.assertTrue(transient.is_shortage(found))
+      self.assertTrue(transient.is_shortage(_raised(OSError('x'), found)))
+    self.assertTrue(transient.is_shortage(MemoryError()))
+    for other in (_no_space(), ValueError('x'), TimeoutError()):
+      self.assertFalse(transient.is_shortage(other))
+
   def test_exit_codes_tell_launchers_whether_an_error_is_transient(self):
     for error, code in ((_no_space(), 75), (ValueError('wrong'), 1)):
       with self.assertRaises(SystemExit) as left:
