@@ -198,9 +198,10 @@ class Slurm:
 
   def _idle(self) -> int:
     """Returns the number of idle nodes."""
-    argv = ['sinfo', '--noheader', '--Node', '--format=%t']
+    argv = ['sinfo', '--noheader', '--Node', '--format=%N %t']
     done = self.run(argv, cwd=self.folder, environ={}, limit_s=_START_S)
-    return done.stdout.split().count('idle')
+    # A node has a line for each of its partitions.
+    return sum(' idle' in line for line in {*done.stdout.splitlines()})
 
   def logs(self) -> str:
     """Returns the last 3000 characters of each log of SLURM's programs."""
