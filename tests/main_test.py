@@ -218,7 +218,8 @@ class RefusalTest(parameterized.TestCase):
     self._check(flags, f'config.cluster.port: expected a port .* got {port}')
 
   def test_ports_beyond_the_last_are_refused(self):
-    flags = [*_flags(self.folder, cluster__workers=4), '--role=worker:0']
+    flags = [*_flags(self.folder, cluster__workers=4), '--role=worker:1']
+    flags.append('--coordinator=127.0.0.1:65533')
     flags.append('--config.cluster.port=65533')
     self._check(
       flags,
