@@ -68,7 +68,7 @@ class PortTest(parameterized.TestCase):
   @parameterized.parameters(
     {'workers': 3, 'servers': 3, 'route__name': 'server'},
     {'workers': 2, 'servers': 1, 'dedicated': True, 'route__name': 'server'},
-    {'workers': 3, 'route__name': 'ring'},
+    {'workers': 3, 'servers': 0, 'route__name': 'ring'},
   )
   def test_processes_of_one_host_listen_on_fixed_ports(self, **options):
     count = options['workers'] + options.get('dedicated', False)
