@@ -78,6 +78,12 @@ def meet(
     port=config.cluster.port,
     **process,
   )
+  port = roles.listening_port(
+    config.cluster.port,
+    f'{role.kind} {role.index}',
+    workers=workers,
+    dedicated=dedicated,
+  )
   exits.describe_process(rank=f'{role.kind}:{role.index}')
   finished = files.read_summary() is not None
   if not finished:
@@ -105,14 +111,14 @@ def meet(
     if successor:
       role = dataclasses.replace(role, coordinator=successor)
     role, security = _rendezvous(
-      config, role, dedicated, address, files, follows=bool(successor)
+      config, role, dedicated, address, port, files, follows=bool(successor)
     )
     if is_native:
       with error_prefix('config.cluster'):
         native.use_interface(config.cluster.interface)
       native.join(
         role.coordinator,
-        config.route.native.port,
+        config.route.native.port or (port and port - role.index + workers),
         index=role.index,
         workers=workers,
         devices=ids,
@@ -124,6 +130,7 @@ def meet(
     finished,
     devices=count,
     security=security,
+    port=port,
     follows=bool(successor),
   )
 
@@ -175,6 +182,7 @@ def _rendezvous(
   role: roles.Role,
   dedicated: int,
   address: str,
+  port: int,
   files: RunFiles,
   *,
   follows: bool,
@@ -193,7 +201,7 @@ def _rendezvous(
       place,
       address=address,
       launch=role.launch,
-      ports=lambda: config.cluster.port or roles.free_ports(1)[0],
+      ports=lambda: port or roles.free_ports(1)[0],
     )
   else:
     limit_s = config.cluster.start_s

@@ -209,7 +209,8 @@ def get_config() -> ml_collections.ConfigDict:
   # links and each two cores of a process, 1 to 4.
   config.route.lanes = 0
   config.route.native = ConfigDict()  # XLA's psum: gloo, or NCCL.
-  # Port of jax.distributed; 0 for the one after the coordinator's.
+  # Port of jax.distributed; 0 for the one after those of config.cluster.port,
+  # or, without these, after the coordinator's.
   config.route.native.port = 0
   # Between accelerators, buckets are combined up to this size, bytes; 0 sums
   # each bucket by itself, as between CPUs.
@@ -253,7 +254,8 @@ def get_config() -> ml_collections.ConfigDict:
   # Network to listen on: an interface, an address, or addresses such as
   # '10.0.0.0/8' or 'fd00::/8'.
   config.cluster.interface = 'lo'
-  # Port to listen on, unless --coordinator gives it; 0 for any that is free.
+  # First of the ports to listen on: process k listens on this one + k, workers
+  # before dedicated servers, unless --coordinator gives it; 0 for free ones.
   config.cluster.port = 0
   # File of a secret that all processes share; '' for 'token' in the run folder.
   config.cluster.token_file = ''

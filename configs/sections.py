@@ -138,8 +138,8 @@ def check_values(config: ConfigDict) -> None:
   port = config.cluster.port
   if not 0 <= port < 2**16:
     raise ValueError(
-      f'config.cluster.port: expected a port below {2**16}, or 0 for any, got '
-      f'{port}.'
+      f'config.cluster.port: expected a port below {2**16}, or 0 for free '
+      f'ones, got {port}.'
     )
   devices, most = config.cluster.devices_per_worker, config.batching.micro_batch
   if not 0 < devices <= most or devices & (devices - 1):

@@ -188,7 +188,7 @@ class PortTest(parameterized.TestCase):
     flags = _flags(self.folder, cluster__start_s=1.0, cluster__workers=2)
     flags += ['--role=worker:1', f'--coordinator=127.0.0.1:{_port()}']
     flags.append(f'--config.cluster.token_file={token}')
-    flags.append(f'--config.cluster.port={port}')
+    flags.append(f'--config.cluster.port={port - 1}')  # Of worker 0.
     with socket.create_server(('127.0.0.1', port)):
       code, said = _main(flags)
     self.assertEqual(code, 75, said)
@@ -216,6 +216,16 @@ class RefusalTest(parameterized.TestCase):
   def test_a_port_out_of_range_is_refused(self, port):
     flags = [*_flags(self.folder), f'--config.cluster.port={port}']
     self._check(flags, f'config.cluster.port: expected a port .* got {port}')
+
+  def test_ports_beyond_the_last_are_refused(self):
+    flags = [*_flags(self.folder, cluster__workers=4), '--role=worker:1']
+    flags.append('--coordinator=127.0.0.1:65533')
+    flags.append('--config.cluster.port=65533')
+    self._check(
+      flags,
+      'config.cluster.port: expected at most 65532, as 4 processes have a port '
+      'each, got 65533',
+    )
 
   def test_a_missing_data_file_is_refused(self):
     data = {'data__name': 'cifar10', 'data__dir': str(self.folder)}

@@ -102,6 +102,7 @@ _IDLE_S = 60.0
 _SAME_S = 1.0  # With --rank, a signal repeated within this time is ignored.
 _INTERFACE = '--config.cluster.interface='
 _LOOPBACK = f'{_INTERFACE}lo'
+_PORT = '--config.cluster.port='
 
 
 def launch(plan: Plan, program: Sequence[str]) -> int:
@@ -367,15 +368,28 @@ class _Supervisor:
     self._log.write(json.dumps(row | {'event': event, 'code': code}) + '\n')
 
   def _choose_address(self) -> None:
-    """Chooses a new port of the coordinator, which no earlier process knows."""
-    if self._plan.only:
+    """Chooses the coordinator's port: the configured one, or a new one.
+
+    No earlier process knows a new one.
+    """
+    plan = self._plan
+    if plan.only:
       return  # Processes of other hosts know the address.
+    fixed = [w for w in plan.arguments if w.startswith(_PORT)] or [f'{_PORT}0']
+    first = fixed[-1].removeprefix(_PORT)
+    require(first.isdecimal(), 'config.cluster.port', 'a port', first)
+    port = roles.listening_port(
+      int(first),
+      plan.coordinator,
+      workers=plan.workers,
+      dedicated=plan.servers if plan.dedicated else 0,
+    )
     host = self._places[self._plan.coordinator]
     if not host:
       words = self._plan.arguments
       named = [w for w in words if w.startswith(_INTERFACE)] or [_LOOPBACK]
       host = interface_address(named[-1].removeprefix(_INTERFACE))
-    self._coordinator = sockets.join(host, roles.free_ports(1)[0])
+    self._coordinator = sockets.join(host, port or roles.free_ports(1)[0])
 
 
 def _cache(plan: Plan) -> pathlib.Path:

@@ -270,10 +270,13 @@ def _setup(values: Any) -> Setup:
     coordinator=values.coordinator,
     here=address,
   )
+  port = roles.listening_port(
+    config.port, f'worker {role.index}', workers=config.workers, dedicated=0
+  )
   place = rendezvous_files.Place(role.coordinator, config.token_file)
   if values.workdir:
     place = _find_place(
-      pathlib.Path(values.workdir), role, place, address, config
+      pathlib.Path(values.workdir), role, place, address, port, config
     )
   folder = 'the folder that all processes share, as there is no --coordinator'
   require(bool(place.coordinator), '--workdir', folder, values.workdir)
@@ -287,7 +290,7 @@ def _setup(values: Any) -> Setup:
     rank=role.index,
     leader=place.coordinator,
     address=address,
-    port=config.port,
+    port=port,
     security=credentials.security(config, address, place.token_file),
     timeout_s=config.timeout_s,
     start_s=config.start_s,
@@ -304,6 +307,7 @@ def _find_place(
   role: roles.Role,
   place: rendezvous_files.Place,
   address: str,
+  port: int,
   config: Any,
 ) -> rendezvous_files.Place:
   """Returns the place of the rendezvous, through files of a shared folder."""
@@ -317,7 +321,7 @@ def _find_place(
     place,
     address=address,
     launch=role.launch,
-    ports=lambda: roles.free_ports(1)[0],
+    ports=lambda: port or roles.free_ports(1)[0],
   )
 
 

@@ -165,6 +165,10 @@ class Reception:
     threading.Thread(target=self._watch, daemon=True).start()
     return self._listener.address
 
+  def transfer_s(self) -> float:
+    """Returns how much longer than `start_s` the start may take, seconds."""
+    return 0.0
+
   def missing(self) -> str:
     """Returns a line on each process that has not joined: its last activity."""
     return self._roster.describe(self._absent(), 2 * self._timeout_s / BEATS)
@@ -557,8 +561,10 @@ class Reception:
         # The process ends the stream itself after 1 timeout, if it can.
         if now - each.last_heartbeat > 2 * self._timeout_s:
           each.stream.cancel('It was silent for too long.')
-        elif not each.is_ready and now - each.began > self._start_s:
-          late = f'It was not ready within {self._start_s:g} s.'
+        elif not each.is_ready and now - each.began > (
+          limit_s := self._start_s + self.transfer_s()
+        ):
+          late = f'It was not ready within {limit_s:g} s.'
           self.evict(each.index, each.stream, late)
       self._watch_others(now)
       if hanging := self._jobs.overdue():

@@ -158,7 +158,7 @@ class EventLoop:
       done: Returns whether all have joined that the run starts with.
       missing: Returns lines on the processes that have not, for the log.
       transfer_s: Returns the seconds by which the start may take longer, as
-        workers fetch a state; called once `start_s` has passed.
+        a state is read or fetched; called once `start_s` has passed.
 
     Raises:
       Unmendable: If it takes too long.

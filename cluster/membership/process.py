@@ -40,6 +40,8 @@ class Meeting(NamedTuple):
       can be reached.
     devices: Number of devices on which this process computes gradients.
     security: Credentials of all streams.
+    port: Port that this process listens on, unless it is the coordinator, whose
+      address has one; 0 for any.
     follows: Whether a worker has succeeded the coordinator that this process
       would be by its rank.
   """
@@ -49,6 +51,7 @@ class Meeting(NamedTuple):
   finished: bool
   devices: int
   security: Security
+  port: int = 0
   follows: bool = False
 
 
@@ -127,7 +130,7 @@ class RealSite:
       OSError: If another process has the port of this one.
     """
     self.meeting, self.parts = meeting, parts
-    number = config.cluster.port
+    number = meeting.port
     if self.is_coordinator:
       number = self._coordinator_port
     elif taken := number and sockets.refusal(meeting.address, number):

@@ -31,7 +31,7 @@ from cluster.parameter_server.residuals import ResidualId
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.store import Key, ShardedParameterStore
 from cluster.parameter_server.versions import PART_BYTES, Report
-from cluster.process.deadlines import Deadlines, Jobs
+from cluster.process.deadlines import Deadlines, Jobs, transfer_s
 from cluster.process.exits import Unmendable
 
 T = TypeVar('T')
@@ -72,6 +72,7 @@ class ParameterServerReception(Reception):
     settings: Settings,
     jobs: Jobs,
     reserved: Mapping[int, str],
+    restored_bytes: Callable[[], int] = lambda: 0,
   ):
     """Creates the reception; it does not listen yet.
 
@@ -86,6 +87,7 @@ class ParameterServerReception(Reception):
       settings: Settings of the coordinator's process.
       jobs: Evaluations and checkpoints beside the event loop.
       reserved: As of `Reception`.
+      restored_bytes: Returns the size of that checkpoint; called by `open`.
     """
     super().__init__(
       num_workers=num_workers,
@@ -97,7 +99,8 @@ class ParameterServerReception(Reception):
     self._answers = Answers(store)
     self._num_servers = num_servers
     self._dedicated = dedicated
-    self._restore = restore
+    self._restore, self._restored_bytes = restore, restored_bytes
+    self._transfer_s = 0.0  # To read the whole checkpoint.
     self._deadlines = deadlines
     self._local: Server | None = None
     self._remote: dict[int, RemoteServer] = {}
@@ -123,6 +126,7 @@ class ParameterServerReception(Reception):
       The address of the listener.
     """
     restore = self._restore()
+    self._transfer_s = transfer_s(self._restored_bytes(), 1)
     # Servers that outlive a coordinator must not mistake the next one for it.
     self._server_admission = messages.ServerAdmitted(
       secrets.token_hex(8), restore
@@ -134,6 +138,16 @@ class ParameterServerReception(Reception):
       self._local = server
     self._on_admission()
     return address
+
+  def transfer_s(self) -> float:
+    """Returns how much longer than `start_s` the start may take, seconds.
+
+    As long as no server is missing, as all may still read their shards of a
+    checkpoint.  They share a disk, so the bytes of all shards count.
+    """
+    with self._lock:
+      holders = [rank.holder for rank in self._server_ranks[1:]]
+    return 0.0 if None in holders else self._transfer_s
 
   def begin(self) -> list[Server | RemoteServer]:
     """Begins the run, if all servers have joined, and enough workers.

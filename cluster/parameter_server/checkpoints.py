@@ -68,6 +68,14 @@ class ShardedCheckpoints(checkpoints.Checkpoints):
     number, parts = self.restored
     return number, sum(part.startswith(server_part('')) for part in parts)
 
+  @property
+  def restored_bytes(self) -> int:
+    """Size of the restored checkpoint's files; 0 without one."""
+    if self.restored is None:
+      return 0
+    folder = self._directory / str(self.restored[0])
+    return sum(p.stat().st_size for p in folder.rglob('*') if p.is_file())
+
 
 def read_servers(directory: pathlib.Path, number: int, count: int) -> list[Any]:
   """Returns the states of all servers in a checkpoint, in order."""

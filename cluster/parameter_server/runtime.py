@@ -96,6 +96,7 @@ class ParameterServerRuntime(EventLoop):
       self._reception.open(self._make_server),
       done=self._reception.begin,
       missing=self._reception.missing,
+      transfer_s=self._reception.transfer_s,
     )
     self._store.attach(self._reception.begin(), self._save_residuals)
 

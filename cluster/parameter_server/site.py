@@ -147,6 +147,7 @@ class ParameterServerSite(RealSite):
       dedicated=self._plan.dedicated,
       reserved={} if self._plan.dedicated else {0: self.settings.process},
       restore=lambda: self.checkpoints.found,
+      restored_bytes=lambda: self.checkpoints.restored_bytes,
       deadlines=self.deadlines,
       settings=self.settings,
       jobs=self.jobs,

@@ -19,7 +19,8 @@ earlier one if that is more.  If a job takes longer, or if the coordinator
 handles no events for `start_s`, its process exits with a code that asks for a
 restart.
 
-A state that workers fetch may be large.  Each chunk of it is progress, and so
+A state that workers fetch, or that servers read from a checkpoint, may be
+large.  Each chunk of it is progress, and so
 is each part of a digest.  The limits of those that wait for such a worker grow
 with the bytes: by the time at a rate that only a hang falls below.
 

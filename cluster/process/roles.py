@@ -106,7 +106,7 @@ def find(
     coordinator: Value of the flag --coordinator, HOST:PORT or ''.
     here: Address of this host, on which the coordinator of a run with a single
       process listens.
-    port: Port on which that coordinator listens; 0 for any.
+    port: Port on which that coordinator listens; 0 for a free one.
 
   Raises:
     ValueError: If a value is missing or malformed, or if another number of
@@ -131,6 +131,32 @@ def find(
   found = bool(coordinator or launch)
   require(found, _ADDRESS_SOURCES, _expected_address(source), '')
   return Role(kind, index, coordinator, launch)
+
+
+def listening_port(
+  first: int, role: str, *, workers: int, dedicated: int
+) -> int:
+  """Returns the port of a process: the first one + its rank; 0 for any.
+
+  Ranks of dedicated servers follow those of workers, so that all processes of a
+  run differ, even on one host.
+
+  Args:
+    first: config.cluster.port; 0 for any port.
+    role: Such as 'worker 3' or 'server 0'.
+    workers: Number of workers.
+    dedicated: Number of servers with processes of their own.
+
+  Raises:
+    ValueError: If a port of the run exceeds the last one, 65535.
+  """
+  if not first:
+    return 0
+  count = workers + dedicated
+  expected = f'at most {2**16 - count}, as {count} processes have a port each'
+  require(0 < first <= 2**16 - count, 'config.cluster.port', expected, first)
+  kind, _, index = role.partition(' ')
+  return first + int(index) + (workers if kind == 'server' else 0)
 
 
 def leading(dedicated: int) -> str:

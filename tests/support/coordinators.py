@@ -87,6 +87,7 @@ class Coordinator:
     dedicated=True,
     reserved=types.MappingProxyType({}),
     exits=False,
+    restored_bytes=0,
   ):
     """Starts to wait for all workers and servers.
 
@@ -105,6 +106,7 @@ class Coordinator:
       dedicated: Argument of the reception.
       reserved: Argument of the reception.
       exits: True if a coordinator that hangs exits, as real ones do.
+      restored_bytes: Size of the checkpoint that servers read.
     """
     self._learner = learner
     self.servers = []
@@ -159,6 +161,7 @@ class Coordinator:
       reserved=reserved,
       settings=settings,
       restore=lambda: None,
+      restored_bytes=lambda: restored_bytes,
       deadlines=deadlines,
       jobs=self.jobs,
     )

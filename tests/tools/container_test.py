@@ -1,67 +1,32 @@
 """Checks of tools/jobset.yaml and tools/Dockerfile without a cluster.
 
 A typo in a field's name is ignored or refused by Kubernetes only once a user
-applies the file.  The fields below are those of the JobSet v1alpha2, batch/v1
-and core/v1 interfaces that the file may use, with their types.
+applies the file.  The Job of the JobSet is validated against the schemas of
+Kubernetes that kubernetes-validate has.  No package has those of JobSet: the
+fields below are those of JobSet v1alpha2 that the file may use, with their
+types, and the test of its rules has those that its webhook applies to them.
 """
 
+import copy
+import os
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 
+import pytest
 import yaml
 from absl.testing import absltest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _METADATA = {'name': str}
-_MOUNT = {'name': str, 'mountPath': str, 'readOnly': bool}
-_PROBE = {
-  'exec': {'command': [str]},
-  'periodSeconds': int,
-  'timeoutSeconds': int,
-}
-_CONTAINER = {
-  'name': str,
-  'image': str,
-  'workingDir': str,
-  'command': [str],
-  'env': [{'name': str, 'value': str}],
-  'ports': [{'name': str, 'containerPort': int}],
-  'readinessProbe': _PROBE,
-  'resources': {'requests': {str: (str, int)}, 'limits': {str: (str, int)}},
-  'volumeMounts': [_MOUNT],
-}
-_POD = {
-  'restartPolicy': str,
-  'terminationGracePeriodSeconds': int,
-  'containers': [_CONTAINER],
-  'volumes': [
-    {
-      'name': str,
-      'persistentVolumeClaim': {'claimName': str},
-      'secret': {'secretName': str, 'defaultMode': int},
-    }
-  ],
-}
-_JOB = {
-  'completionMode': str,
-  'completions': int,
-  'parallelism': int,
-  'backoffLimit': int,
-  'podFailurePolicy': {
-    'rules': [
-      {
-        'action': str,
-        'onPodConditions': [{'type': str}],
-        'onExitCodes': {
-          'containerName': str,
-          'operator': str,
-          'values': [int],
-        },
-      }
-    ]
-  },
-  'template': {'spec': _POD},
-}
+_KUBERNETES = '1.31'  # The first with podFailurePolicy as a stable field.
+_ACTIONS = ('FailJobSet', 'RestartJobSet', 'RestartJobSetAndIgnoreMaxRestarts')
+_REASONS = (
+  *('BackoffLimitExceeded', 'DeadlineExceeded', 'FailedIndexes'),
+  *('MaxFailedIndexesExceeded', 'PodFailurePolicy'),
+)
 _JOBSET = {
   'apiVersion': str,
   'kind': str,
@@ -77,7 +42,7 @@ _JOBSET = {
       'rules': [{'name': str, 'action': str, 'onJobFailureReasons': [str]}],
     },
     'replicatedJobs': [
-      {'name': str, 'replicas': int, 'template': {'spec': _JOB}}
+      {'name': str, 'replicas': int, 'template': {'spec': dict}}
     ],
   },
 }
@@ -114,6 +79,51 @@ class JobSetTest(absltest.TestCase):
       _errors(self.jobset, _JOBSET), ['jobset.spec.netwrok: unknown']
     )
 
+  def test_the_job_matches_the_schema_of_kubernetes(self):
+    validate = pytest.importorskip('kubernetes_validate')
+
+    def check(job):
+      job = {'apiVersion': 'batch/v1', 'kind': 'Job'} | job
+      validate.validate(job, _KUBERNETES, strict=True)
+
+    (replicated,) = self.jobset['spec']['replicatedJobs']
+    job = replicated['template']
+    check(job)
+    for path, value in (
+      (('spec', 'backofLimit'), 3),
+      (('spec', 'completions'), '4'),
+      (('spec', 'template', 'spec', 'containers', 0, 'readinesProbe'), {}),
+      (('spec', 'template', 'spec', 'volumes', 0, 'secret'), 'syncopate'),
+    ):
+      wrong = copy.deepcopy(job)
+      place = wrong
+      for key in path[:-1]:
+        place = place[key]
+      place[path[-1]] = value
+      with self.assertRaises(validate.ValidationError):
+        check(wrong)
+
+  def test_rules_of_the_webhook_of_jobset_hold(self):
+    spec = self.jobset['spec']
+    (replicated,) = spec['replicatedJobs']
+    job = replicated['template']['spec']
+    label = r'\A[a-z]([-a-z0-9]*[a-z0-9])?\Z'
+    last = job['completions'] - 1
+    name = f'{self.jobset["metadata"]["name"]}-{replicated["name"]}-0'
+    for each in (spec['network']['subdomain'], f'{name}-{last}-abcde'):
+      self.assertRegex(each, label)
+      self.assertLessEqual(len(each), 63)
+    self.assertLess(job['parallelism'] * replicated['replicas'], 2**31)
+    rules = spec['failurePolicy']['rules']
+    self.assertLen({rule['name'] for rule in rules}, len(rules))
+    for rule in rules:
+      self.assertRegex(
+        rule['name'], r'\A[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?\Z'
+      )
+      self.assertLessEqual(len(rule['name']), 128)
+      self.assertIn(rule['action'], _ACTIONS)
+      self.assertContainsSubset({*rule['onJobFailureReasons']}, {*_REASONS})
+
   def test_values_are_among_those_of_the_interfaces(self):
     self.assertEqual(self.jobset['apiVersion'], 'jobset.x-k8s.io/v1alpha2')
     self.assertEqual(self.jobset['kind'], 'JobSet')
@@ -138,6 +148,18 @@ class JobSetTest(absltest.TestCase):
 
 
 class DockerfileTest(absltest.TestCase):
+  def test_hadolint_finds_nothing(self):
+    path = f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}'
+    hadolint = shutil.which('hadolint', path=path)
+    if hadolint is None:
+      self.skipTest('hadolint is not installed.')
+    done = subprocess.run(
+      [hadolint, str(_ROOT / 'tools/Dockerfile')],
+      capture_output=True,
+      text=True,
+    )
+    self.assertEqual((done.returncode, done.stdout), (0, ''), done.stderr)
+
   def test_the_image_is_pinned_and_runs_without_root(self):
     text = (_ROOT / 'tools/Dockerfile').read_text()
     (base,) = re.findall(r'^FROM (\S+)', text, re.M)

@@ -15,9 +15,33 @@ import unittest
 
 from absl.testing import absltest, parameterized
 
-from cluster.network import memory
-from tests.support import launches
+from cluster.network import memory, sockets
+from cluster.process import roles
+from tests.support import launches, processes
 from tests.tools import lab_test
+
+
+def _find_range(count):
+  """Returns the first of so many free ports in a row."""
+  for first in roles.free_ports(100):
+    if not any(sockets.refusal('', first + k) for k in range(count)):
+      return first
+  raise AssertionError('There is no such range.')
+
+
+def _find_listening(pid):
+  """Returns the ports on which a process listens."""
+  links = set()
+  for each in pathlib.Path(f'/proc/{pid}/fd').iterdir():
+    with contextlib.suppress(FileNotFoundError):
+      links.add(os.readlink(each))
+  rows = pathlib.Path(f'/proc/{pid}/net/tcp').read_text().splitlines()[1:]
+  words = [row.split() for row in rows]
+  return [
+    int(each[1].split(':')[1], 16)
+    for each in words
+    if each[3] == '0A' and f'socket:[{each[9]}]' in links
+  ]
 
 
 def _screen(data):
@@ -38,6 +62,36 @@ def _screen(data):
       lines[-1] = kept[:column] + token + kept[column + len(token) :]
       column += len(token)
   return lines
+
+
+class PortTest(parameterized.TestCase):
+  @parameterized.parameters(
+    {'workers': 3, 'servers': 3, 'route__name': 'server'},
+    {'workers': 2, 'servers': 1, 'dedicated': True, 'route__name': 'server'},
+    {'workers': 3, 'servers': 0, 'route__name': 'ring'},
+  )
+  def test_processes_of_one_host_listen_on_fixed_ports(self, **options):
+    count = options['workers'] + options.get('dedicated', False)
+    first = _find_range(count)
+    with processes.launch(
+      model=False,
+      epochs=1000.0,
+      flags=(f'--config.cluster.port={first}',),
+      **options,
+    ) as launch:
+      launch.reach(10 * processes.BATCH)
+      expected = {*range(first, first + count)}
+      ids = [launch.pid(f'worker:{r}') for r in range(options['workers'])]
+      if options.get('dedicated'):
+        ids.append(launch.pid('server:0'))
+      found = [port for pid in ids for port in _find_listening(pid)]
+      launch.process.send_signal(signal.SIGTERM)
+      self.assertEqual(launch.wait(), 143, launch.text)
+    # Worker without servers have no port, as no process connects to them.
+    self.assertLessEqual({*found}, expected, launch.text)
+    self.assertLen({*found}, len(found))
+    has_workers = options['route__name'] == 'ring' or options['servers'] > 1
+    self.assertLen(found, count if has_workers else 1)
 
 
 class OutputTest(parameterized.TestCase):

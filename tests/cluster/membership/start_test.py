@@ -223,6 +223,32 @@ class StartTest(parameterized.TestCase):
     ):
       coordinator.begin()
 
+  def test_servers_that_read_a_large_checkpoint_have_longer(self):
+    # At 10 MB/s, 20 s more than the start's limit.
+    coordinator = self._coordinator(
+      num_servers=2, hosted=(), start_s=1.0, restored_bytes=2 * 10**8
+    )
+    self._wait(lambda: coordinator.servers and coordinator.servers[0].address)
+    self.assertEqual(coordinator.reception.transfer_s(), 0.0)
+    server = self._stranger(coordinator, 1)
+    coordinator.work(0, start_s=coordinators.START_S)
+    end = time.monotonic() + 3.0
+    while time.monotonic() < end:
+      time.sleep(coordinators.TIMEOUT_S / 5)
+      server.send(messages.ServerHeartbeat(0.0))
+    self.assertGreaterEqual(coordinator.reception.transfer_s(), 20.0)
+    server.send(messages.ServerAddress(coordinator.servers[0].address))
+    self._wait(lambda: 'server 1' not in coordinator.reception.missing())
+    self.assertFalse(coordinator._warm.done())
+    self.assertNotIn('lost', coordinator.reception.missing())
+
+  def test_a_server_that_is_missing_is_not_waited_for_longer(self):
+    coordinator = self._coordinator(
+      num_servers=2, hosted=(), start_s=1.0, restored_bytes=10**12
+    )
+    with self.assertRaisesRegex(Unmendable, 'within 1 s:\n.*server 1: never'):
+      coordinator.begin()
+
   def _stranger(self, coordinator, index):
     stream = self._connect(coordinator, index)
     stream.receive(messages.SERVER_ADMISSION)

@@ -131,6 +131,21 @@ class RankTest(parameterized.TestCase):
     found = _find({}, workers=1, here='10.0.0.7')
     self.assertEqual(_host(found.coordinator), '10.0.0.7')
 
+  def test_fixed_ports_of_a_run_are_a_range_without_gaps(self):
+    names = [f'worker {r}' for r in range(3)] + ['server 0', 'server 1']
+    ports = [
+      roles.listening_port(65531, name, workers=3, dedicated=2)
+      for name in names
+    ]
+    self.assertEqual(ports, [*range(65531, 2**16)])
+    found = {
+      roles.listening_port(0, name, workers=3, dedicated=2) for name in names
+    }
+    self.assertEqual(found, {0})
+    for first in (-1, 65532):
+      with self.assertRaisesRegex(ValueError, f'at most 65531, .* got {first}'):
+        roles.listening_port(first, 'worker 0', workers=3, dedicated=2)
+
   def test_free_ports_differ_and_are_never_taken(self):
     with socket.create_server(('', 0)) as server:
       ports = roles.free_ports(500)
