@@ -1,6 +1,7 @@
 """Tests of a run's terms and identity, and of requests to other runs."""
 
 import pathlib
+import tempfile
 
 from absl.testing import absltest
 
@@ -14,10 +15,10 @@ from learning.timing_only import TimingOnlyLearner
 
 class TermsTest(absltest.TestCase):
   def _make_terms(self):
-    return Terms(pathlib.Path(self.create_tempdir().full_path))
+    return Terms(pathlib.Path(tempfile.mkdtemp()))
 
   def test_all_processes_of_a_run_have_one_identity_and_no_two_runs(self):
-    folder = pathlib.Path(self.create_tempdir().full_path)
+    folder = pathlib.Path(tempfile.mkdtemp())
     first = Terms(folder).identify()
     self.assertEqual(Terms(folder).identify(), first)
     self.assertNotEqual(self._make_terms().identify(), first)
