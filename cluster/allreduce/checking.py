@@ -7,7 +7,7 @@ A check runs between two iterations:
   check              ->
                      <-    checked: digest of its state
   compare            ->                                    if it differs
-                           fetches the reference state from another member
+                           fetches the reference state from other members
                      <-    compared: difference, digest afterwards
 
 A member that differs by more than rounding is evicted, and rejoins with fetched
@@ -175,9 +175,9 @@ class StateCheck:
     rounding = self.agreement.differences.keys() - {*self.agreement.corrupt}
     holders = sorted({*self.agreement.reference, *rounding})
     sources = {
-      index: source
+      index: found
       for index in members
-      if (source := self._rendezvous.find_source(index, holders)) is not None
+      if (found := self._rendezvous.find_sources(index, holders))
     }
     if not sources:
       reason = 'It can connect to no replica with the same state.'
@@ -186,13 +186,13 @@ class StateCheck:
     self._unreached = [index for index in members if index not in sources]
     self.agreement.compare(sources)
     self._asked_at = time.monotonic()
-    for index, source in sources.items():
+    for index, found in sources.items():
       self._send(
         index,
         CompareState(
           membership_epoch=self._rendezvous.membership_epoch,
           version=self.agreement.version,
-          source=source,
+          sources=found,
           replaces=replace,
         ),
       )

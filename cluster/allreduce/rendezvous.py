@@ -352,23 +352,25 @@ class Rendezvous:
     """Admits a member to the sources again: its state was replaced."""
     self._corrupt.discard(index)
 
-  def find_source(
-    self, index: int, holders: Sequence[int]
-  ) -> tuple[int, str] | None:
-    """Returns a member from which another one can fetch its state.
+  def find_sources(
+    self, index: int, holders: Iterable[int]
+  ) -> list[tuple[int, str]]:
+    """Returns members from which another one can fetch its state.
+
+    Members begin with different ones, so that those share the load.
 
     Args:
-      index: The member that fetches; different ones get different sources.
+      index: The member that fetches.
       holders: Members that have the state.
 
     Returns:
-      Rank and address; None if it can connect to none of them.
+      Ranks and addresses, `MAX_SOURCES` at most; [] if it can connect to none
+      of them.
     """
     reachable = self._find_reachable(index, holders)
-    if not reachable:
-      return None
-    source = reachable[index % len(reachable)]
-    return source, self._addresses[source]
+    first = index % max(len(reachable), 1)
+    reachable = [*reachable[first:], *reachable[:first]]
+    return [(k, self._addresses[k]) for k in reachable[:MAX_SOURCES]]
 
   def suspect(self, worker: int, peer: int | None) -> None:
     """Records that a worker has lost its connection to a peer.
@@ -520,8 +522,6 @@ class Rendezvous:
   def _assign_sources(self, index: int, version: int) -> list[tuple[int, str]]:
     """Returns ranks and addresses of a member's sources; [] if it needs none.
 
-    Members begin with different ones, so that those share the load.
-
     Raises:
       Unreachable: If it cannot connect to any member with the state.
     """
@@ -530,15 +530,13 @@ class Rendezvous:
     sources = self._sources if version else self._sources[:1]
     if index in sources:
       return []
-    reachable = self._find_reachable(index, sources)
-    if not (reachable or version):  # Digests show later whether it is equal.
-      others = (k for k in self.members if k != index)
-      reachable = self._find_reachable(index, others)[:1]
-    if not reachable:
+    found = self.find_sources(index, sources)
+    if not (found or version):  # Digests show later whether it is equal.
+      others = [k for k in self.members if k != index]
+      found = self.find_sources(index, self._find_reachable(index, others)[:1])
+    if not found:
       raise self._exclude(index if index != self.local else sources[0])
-    first = index % len(reachable)
-    reachable = [*reachable[first:], *reachable[:first]]
-    return [(k, self._addresses[k]) for k in reachable[:MAX_SOURCES]]
+    return found
 
   def _describe(self) -> MemberForest:
     """Returns the members and their forest, after it was packed."""

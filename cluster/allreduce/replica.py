@@ -463,7 +463,7 @@ class Replica:
     membership_epoch, version = order.membership_epoch, order.version
     self._progress.enter_transfer()
     with self._reporting_loss(session, membership_epoch):
-      state = self._fetch(session, version, [order.source])
+      state = self._fetch(session, version, order.sources)
       difference = _relative_difference(self._shared_state(), state)
       if order.replaces:
         self.codec_state.reset()

@@ -70,14 +70,17 @@ class Succession:
     self._index, self._settings, self._learner = index, settings, learner
     self._position = Position.FOLLOWS
     self._listener: LoopListener | None = None
+    self._run = ''  # Identity of the run, while this process listens.
 
   def listen(self) -> str:
     """Answers requests from now on; returns the address of the port.
 
     Raises:
       TransportError: If the port cannot be listened on.
+      OSError: If the identity of the run cannot be read.
     """
     if self._listener is None:
+      self._run = self.terms.identify()
       self._listener = LoopListener(
         self._settings.port, self._answer, service=ELECTION
       )
@@ -130,7 +133,8 @@ class Succession:
     place = self._find_place()
     is_newer = place and place.term > self.standby.membership.term
     if place and is_newer and place.address != given:
-      found = ask(place.address, self._settings.security, self._ask_s)
+      run, security = self.terms.identify(), self._settings.security
+      found = ask(place.address, run, security, self._ask_s)
       if found and found.position == 'leads':
         return place.address
     return given
@@ -148,7 +152,9 @@ class Succession:
     self.lose()
     membership, start = self.standby.membership, time.monotonic()
     logging.info('Worker %d looks for a coordinator.', self._index)
-    with _Poll(self._index, membership, self._settings, self._ask_s) as poll:
+    with _Poll(
+      self._index, membership, self._run, self._settings.security, self._ask_s
+    ) as poll:
       look_at = 0.0
       while (now := time.monotonic()) < start + LIMIT * self._timeout_s:
         answers = poll.answers()
@@ -221,9 +227,11 @@ class Succession:
   def _answer(self, stream: LoopStream, hello: msgspec.Raw) -> Receiving[None]:
     """Answers a request."""
     try:
-      STANDING_REQUEST.decode(hello)
+      request = STANDING_REQUEST.decode(hello)
     except ValueError as error:
       raise Corrupt(f'sent another hello: {error}') from error
+    if request.run != self._run:
+      raise Corrupt('asks a process of another run')
     own = self._standing
     leads = own.position in (Position.LEADS, Position.GATHERS)
     stream.send(
@@ -247,10 +255,12 @@ class _Poll:
     self,
     index: int,
     membership: Membership,
-    settings: Settings,
+    run: str,
+    security: Security,
     limit_s: float,
   ):
-    self._settings, self._limit_s = settings, limit_s
+    self._run_identity, self._security = run, security
+    self._limit_s = limit_s
     self._others = {
       rank: address
       for rank, address in membership.addresses.items()
@@ -274,7 +284,7 @@ class _Poll:
   def _run(self, rank: int) -> None:
     while not self._over.is_set():
       self._answers[rank] = ask(
-        self._others[rank], self._settings.security, self._limit_s
+        self._others[rank], self._run_identity, self._security, self._limit_s
       )
       self._over.wait(_POLL_S)
 
@@ -299,10 +309,11 @@ def find_running(
     Unmendable: If members are there, and have elected none in time.
   """
   deadline = time.monotonic() + limit_s
+  run = terms.identify()
   while place := terms.find():
     with ThreadPoolExecutor(len(place.members) or 1) as pool:
       asked = pool.map(
-        lambda address: ask(address, security, timeout_s / 2),
+        lambda address: ask(address, run, security, timeout_s / 2),
         place.members.values(),
       )
       found = [each for each in asked if each]
@@ -321,21 +332,25 @@ def find_running(
 
 
 def ask(
-  address: str, security: Security, limit_s: float
+  address: str, run: str, security: Security, limit_s: float
 ) -> MemberStanding | None:
-  """Returns the standing of a process; None if it cannot be reached.
+  """Returns the standing of a process of the run.
 
   Args:
     address: 'address:port' of the process.
+    run: Identity of the run.
     security: Credentials of the stream.
     limit_s: Limit of the request, seconds.
+
+  Returns:
+    The standing; None if the process cannot be reached, or is of another run.
   """
   stream = None
   with contextlib.suppress(TransportError):
     try:
       stream = connect(
         address,
-        StandingRequest(),
+        StandingRequest(run),
         security,
         limit_s,
         service=ELECTION,

@@ -2,6 +2,9 @@
 
   terms/3            created exclusively by the coordinator of term 3, when its
                      first membership epoch begins
+  terms/run          random identity of the run, by which its processes know
+                     each other: ports are used again, and runs may share a
+                     token
   coordinator.json   the newest coordinator: its term, address and rank, and the
                      addresses of the members of its epoch
 
@@ -16,9 +19,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from cluster.membership import rendezvous_files
 from outputs import atomic
 
 FOLDER, FILE = 'terms', 'coordinator.json'
+_IDENTITY = 'run'  # In `FOLDER`.
 
 
 class Place(NamedTuple):
@@ -60,6 +65,16 @@ class Terms:
     except FileNotFoundError:
       return 0
     return max((int(name) for name in names if name.isdecimal()), default=0)
+
+  def identify(self) -> str:
+    """Returns the random identity of the run, which the first caller creates.
+
+    Raises:
+      OSError: If the file cannot be read or created.
+    """
+    self._folder.mkdir(exist_ok=True)
+    path = rendezvous_files.make_token(self._folder / _IDENTITY)
+    return path.read_text().strip()
 
   def take(self, term: int, worker: int) -> bool:
     """Takes a term; returns False if a process has it already.

@@ -833,13 +833,15 @@ class CompareState(Message, frozen=True):
   Attributes:
     membership_epoch: Number of the membership epoch.
     version: Version of the states.
-    source: Member that has the reference state.
+    sources: Members that have the reference state.
     replaces: Whether the reference is adopted whatever the difference.
   """
 
   membership_epoch: Count
   version: Count
-  source: Source
+  sources: Annotated[
+    Sequence[Source], Meta(min_length=1, max_length=MAX_SOURCES)
+  ]
   replaces: bool
 
 
@@ -905,7 +907,13 @@ class MemberStanding(Message, frozen=True):
 
 
 class StandingRequest(Message, frozen=True):
-  """Request for the standing of a member."""
+  """Request for the standing of a member.
+
+  Attributes:
+    run: Random identity of the run whose member is asked.
+  """
+
+  run: Text
 
 
 # Probing of links.

@@ -256,7 +256,7 @@ class Session:
 
   def compare(self):
     self.doing = 'nothing'
-    source = self.world.sessions[self.comparison.source[1]]
+    source = self.world.sessions[self.comparison.sources[0][1]]
     cut = {self.index, source.index} in self.world.cut
     if not source.is_alive or source.version != self.comparison.version or cut:
       self.lose(source.index)

@@ -145,14 +145,16 @@ class RendezvousTest(parameterized.TestCase):
   def test_members_use_different_reachable_sources(self):
     rendezvous = self._make_rendezvous(6)
     rendezvous.form(range(6), 0)
-    result = [rendezvous.find_source(k, (0, 1, 2))[0] for k in (3, 4, 5)]
-    self.assertEqual(result, [0, 1, 2])
+    found = [rendezvous.find_sources(k, (0, 1, 2)) for k in (3, 4, 5)]
+    ranks = [[rank for rank, _ in each] for each in found]
+    self.assertEqual(ranks, [[0, 1, 2], [1, 2, 0], [2, 0, 1]])
     for _ in range(2):
       rendezvous.form(range(6), 0)
       rendezvous.suspect(4, 1)
     rendezvous.form(range(6), 0)
-    self.assertIn(rendezvous.find_source(4, (0, 1, 2))[0], (0, 2))
-    self.assertIsNone(rendezvous.find_source(4, (1,)))
+    ranks = {rank for rank, _ in rendezvous.find_sources(4, (0, 1, 2))}
+    self.assertEqual(ranks, {0, 2})
+    self.assertEqual(rendezvous.find_sources(4, (1,)), [])
 
   def test_a_worker_that_rejoins_fetches_the_state(self):
     rendezvous = self._make_rendezvous(3)

@@ -266,7 +266,7 @@ class ReplicaTest(parameterized.TestCase):
       messages.CompareState(
         membership_epoch=0,
         version=0,
-        source=(0, nodes[0].ready.address),
+        sources=[(0, f'{_HOST}:1'), (0, nodes[0].ready.address)],
         replaces=replace,
       )
     )

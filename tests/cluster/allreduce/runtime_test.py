@@ -704,13 +704,13 @@ class ReplicasTest(parameterized.TestCase):
   def test_a_member_without_a_link_to_the_reference_fetches_a_copy(self):
     rounding = {k: (k + 1) * 2.0**-24 for k in range(4)}
     world = _start(4, rounding=rounding, eval_every=64)
-    source = world.rendezvous.find_source
+    sources = world.rendezvous.find_sources
 
     def reached(index, among):  # The link between workers 0 and 1 is lost.
       other = {0: 1, 1: 0}.get(index)
-      return source(index, [k for k in among if k != other])
+      return sources(index, [k for k in among if k != other])
 
-    with mock.patch.object(world.rendezvous, 'find_source', reached):
+    with mock.patch.object(world.rendezvous, 'find_sources', reached):
       world.reach(12)
       world.run_until(world.runtime.pause)
     self.assertLen({life.bits for life in world.members.values()}, 1)

@@ -1,0 +1,44 @@
+"""Tests of a run's terms and identity, and of requests to other runs."""
+
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+
+from cluster.allreduce import succession
+from cluster.membership.process import Settings
+from cluster.membership.terms import Terms
+from cluster.network.port import Port
+from cluster.network.streams import Security
+from learning.timing_only import TimingOnlyLearner
+
+
+class TermsTest(absltest.TestCase):
+  def _make_terms(self):
+    return Terms(pathlib.Path(tempfile.mkdtemp()))
+
+  def test_all_processes_of_a_run_have_one_identity_and_no_two_runs(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    first = Terms(folder).identify()
+    self.assertEqual(Terms(folder).identify(), first)
+    self.assertNotEqual(self._make_terms().identify(), first)
+    self.assertEqual(Terms(folder).newest, 0)
+
+  def test_a_process_answers_requests_of_its_own_run_alone(self):
+    terms, port = self._make_terms(), Port('127.0.0.1', 0, Security())
+    part = succession.Succession(
+      2,
+      settings=Settings(port, '', 5.0, 5.0, ''),
+      terms=terms,
+      learner=TimingOnlyLearner((), ()),
+    )
+    self.addCleanup(part.close)
+    address = part.listen()
+    own = succession.ask(address, terms.identify(), Security(), 5.0)
+    self.assertEqual(own.worker, 2)
+    other = self._make_terms().identify()
+    self.assertIsNone(succession.ask(address, other, Security(), 5.0))
+
+
+if __name__ == '__main__':
+  absltest.main()
