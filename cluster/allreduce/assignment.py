@@ -68,6 +68,7 @@ class IterationAssigner:
       k: workers[k].ahead if ahead else workers[k].ranges for k in members
     }
     sizes = {k: sum(end - start for start, end in ranges[k]) for k in members}
+    total = sum(sizes.values())
     now, stage = time.monotonic(), self._coordinator.find_stage()
     self.newest, self._assigned[version] = version, (now, stage)
     for index in members:
@@ -77,7 +78,7 @@ class IterationAssigner:
         iteration=workers[index].iteration + ahead,
         ranges=ranges[index],
         examples=sizes[index],
-        total=sum(sizes.values()),
+        total=total,
         members=members,
         stage=stage,
         assigned_at=now,

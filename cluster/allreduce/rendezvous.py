@@ -35,7 +35,7 @@ from route.route import LATENCY_S, ForestBuilder
 from topology import Cluster, Forest
 from topology.baselines import adapted, schemes
 from topology.clusters import pruned
-from topology.forests import dealing
+from topology.forests import compact, dealing
 
 _RECENT = 4  # ForestBuilder in the cache: packing one takes seconds.
 
@@ -698,7 +698,6 @@ class Rendezvous:
     links = [(index, index) for index in self.members]
     if self.packed:
       index_of = {name: k for k, name in enumerate(self.packed.cluster.workers)}
-      for tree in self.packed.forest.trees:
-        for hop in (*tree.up, *tree.down):
-          links.append((index_of[hop[0]], index_of[hop[-1]]))
+      for hop in compact.compress(self.packed.forest).hops:
+        links.append((index_of[hop[0]], index_of[hop[-1]]))
     return links

@@ -667,13 +667,14 @@ class MemberForest(Untagged, frozen=True):
   Attributes:
     addresses: Address of each member's executor, by rank.
     names: Rank of each member, by its name in the forest.
-    forest: Forest and links as `topology.forests.export` writes them.
+    forest: Forest and links as `topology.forests.compact` writes them, encoded
+      once for all members: see `FOREST`.
     lanes: Number of lanes that divide the chunks.
   """
 
   addresses: dict[Rank, Address]
   names: dict[Text, Rank]
-  forest: dict[str, Any]
+  forest: msgspec.Raw
   lanes: Annotated[int, Meta(ge=1, le=MOST_LANES)] = 1
 
 
@@ -1179,7 +1180,7 @@ def encode(message: Any) -> bytes:
   with the size of their body: see `encode_header`.
 
   Args:
-    message: Struct of this module.
+    message: Struct of this module, or plain data.
   """
   return _ENCODER.encode(message)
 
@@ -1250,6 +1251,7 @@ WORKER_CONNECTION: Schema[WorkerConnection] = Schema(WorkerConnection)
 PIECE_SIZES: Schema[PieceSizes] = Schema(PieceSizes)
 PULL: Schema[PulledPieces | Released] = Schema(PulledPieces | Released)
 PUSH: Schema[PushReport] = Schema(PushReport)
+FOREST: Schema[dict[str, Any]] = Schema(dict[str, Any])
 STATE_REQUEST: Schema[StateRequest] = Schema(StateRequest)
 STATE: Schema[SameState | StateArrays] = Schema(SameState | StateArrays)
 RANGE_REQUEST: Schema[RangeRequest | Done] = Schema(RangeRequest | Done)

@@ -5,11 +5,13 @@ time per byte; smaller ones fill the trees sooner and divide better.
 """
 
 import collections
+import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from topology.forests import compact
 from topology.forests.trees import Forest
 
 # Least size that a link's rate asks for.  With its header such a chunk fits
@@ -47,6 +49,7 @@ AHEAD_BYTES = 256 << 20
 # Bytes per second of a host's links, in one direction, for each of which there
 # is a lane; cores that a lane needs; largest number of lanes.
 _LANE_BPS, _LANE_CORES, _MOST_LANES = 500e6, 2, 4
+_UNITS = 2**40  # Of shares: sums of integers are exact, and fast.
 
 
 def lanes(forest: Forest, *, cores: int) -> int:
@@ -59,11 +62,18 @@ def lanes(forest: Forest, *, cores: int) -> int:
     forest: Forest that carries the chunks.
     cores: Cores that each process can use, at least.
   """
-  shares: dict[str, float] = collections.defaultdict(float)
-  for tree in forest.trees:
-    for hop in (*tree.up, *tree.down):
-      shares[hop[0]] += float(tree.share)
-  sent_Bps = float(forest.rate_Bps or 0) * max(shares.values(), default=0.0)
+  form = compact.compress(forest)
+  changes = [0] * (len(form.hops) + 1)  # Of the units from a hop to the next.
+  for tree, up, down in zip(forest.trees, form.up, form.down, strict=True):
+    units = int(tree.share * _UNITS)
+    for number, end in enumerate((*up, *down)):
+      changes[end] += -units if number % 2 else units
+  carried = itertools.accumulate(changes)
+  sent: dict[str, int] = collections.defaultdict(int)
+  for hop, units in zip(form.hops, carried, strict=False):
+    sent[hop[0]] += units
+  most = max(sent.values(), default=0) / _UNITS
+  sent_Bps = float(forest.rate_Bps or 0) * most
   wanted = math.ceil(sent_Bps / _LANE_BPS)
   return max(min(wanted, cores // _LANE_CORES, _MOST_LANES), 1)
 

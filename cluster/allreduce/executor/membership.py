@@ -7,9 +7,12 @@ receives, as it has come over the network.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
+from cluster.network import messages
 from cluster.network.messages import MemberForest
 from topology import Cluster, Forest
-from topology.forests import export
+from topology.forests import compact
 
 
 class Membership(NamedTuple):
@@ -40,7 +43,9 @@ def describe(membership: Membership, cluster: Cluster) -> MemberForest:
   return MemberForest(
     addresses=dict(membership.addresses),
     names=dict(membership.names),
-    forest=export.to_json(cluster, membership.forest),
+    forest=msgspec.Raw(
+      messages.encode(compact.to_json(cluster, membership.forest))
+    ),
     lanes=membership.lanes,
   )
 
@@ -55,7 +60,7 @@ def parse(membership_epoch: int, members: MemberForest) -> Membership:
   Raises:
     ValueError: If the forest is not sound, or not one of the members.
   """
-  _, forest = export.from_json(members.forest)
+  _, forest = compact.from_json(messages.FOREST.decode(members.forest))
   return Membership(
     membership_epoch, members.addresses, forest, members.names, members.lanes
   )

@@ -6,11 +6,12 @@ import random
 import time
 from unittest import mock
 
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
 from cluster.allreduce.planning import build_forest
+from cluster.network.messages import encode_header
 from cluster.probing.events import ForestPlanned
-from route import double_tree
+from route import double_tree, ring
 from tests.support import members, replicas
 from topology.forests import verify
 
@@ -44,6 +45,12 @@ class _Files:
     return lambda *args, **fields: None
 
 
+def _send(session, message):
+  """Sends a message to a member, encoded as for a stream."""
+  encode_header(message, 0)
+  session.to_member.append(message)
+
+
 class _LargeRun(replicas.SimulatedRun):
   """Run that gives each member all that it can do, one after the other.
 
@@ -51,11 +58,11 @@ class _LargeRun(replicas.SimulatedRun):
     longest_s: Longest CPU time of an event of the coordinator, and the event.
   """
 
-  def __init__(self, workers, planner):
+  def __init__(self, workers, planner, build):
     self.longest_s, self._planner = (0.0, ''), planner
     super().__init__(
       workers,
-      build=double_tree.build_forest,
+      build=build,
       planner=planner,
       files=_Files(),
     )
@@ -100,7 +107,7 @@ class _LargeRun(replicas.SimulatedRun):
     )
 
 
-class LargeRunTest(absltest.TestCase):
+class LargeRunTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     gc.disable()  # It passes over all simulated members, in some event.
@@ -109,20 +116,25 @@ class LargeRunTest(absltest.TestCase):
     for name, value in (
       ('unreachable_peer', lambda session: None),
       ('digest', property(lambda session: str(session.version))),
+      ('send', _send),
     ):
       self.enterContext(mock.patch.object(members.Session, name, value))
 
-  def test_512_members_form_lose_20_and_admit_20_in_short_events(self):
+  @parameterized.named_parameters(
+    ('double_tree', double_tree.build_forest),
+    ('ring', ring.build_in_order),
+  )
+  def test_512_members_form_lose_20_and_admit_20_in_short_events(self, build):
     # The same events again, if busy neighbours have slowed one.
     longest = []
     while len(longest) < 3 and min(longest, default=(1.0, ''))[0] >= _MOST_S:
-      longest.append(self._run())
+      longest.append(self._run(build))
     self.assertLess(min(longest)[0], _MOST_S, longest)
 
-  def _run(self):
+  def _run(self, build):
     """Returns the longest event of a run."""
     planner = _Planner()
-    run = _LargeRun(512, planner)
+    run = _LargeRun(512, planner, build)
     run.sweep(lambda: bool(planner.requests))
     self.assertIsNone(run.rendezvous.packed)  # The members wait for the forest.
     run.plan()
