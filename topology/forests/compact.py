@@ -7,6 +7,7 @@ that it consists of: two or three in a ring.
 """
 
 import dataclasses
+import itertools
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -41,6 +42,22 @@ def compress(forest: Forest) -> CompactForest:
   up = [_find_runs(tree.up, hops, place_of) for tree in forest.trees]
   down = [_find_runs(tree.down, hops, place_of) for tree in forest.trees]
   return CompactForest(hops, up, down)
+
+
+def sum_over_hops(forest: Forest, amounts: Iterable[int]) -> dict[Hop, int]:
+  """Returns the amount that each hop carries.
+
+  Args:
+    forest: The forest.
+    amounts: Amount that each tree carries over each of its hops.
+  """
+  form = compress(forest)
+  changes = [0] * (len(form.hops) + 1)  # From a hop to the next.
+  for amount, up, down in zip(amounts, form.up, form.down, strict=True):
+    for runs in (up, down):
+      for number, end in enumerate(runs):
+        changes[end] += -amount if number % 2 else amount
+  return dict(zip(form.hops, itertools.accumulate(changes[:-1]), strict=True))
 
 
 def to_json(cluster: Cluster, forest: Forest) -> dict[str, Any]:

@@ -5,7 +5,6 @@ time per byte; smaller ones fill the trees sooner and divide better.
 """
 
 import collections
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -62,15 +61,11 @@ def lanes(forest: Forest, *, cores: int) -> int:
     forest: Forest that carries the chunks.
     cores: Cores that each process can use, at least.
   """
-  form = compact.compress(forest)
-  changes = [0] * (len(form.hops) + 1)  # Of the units from a hop to the next.
-  for tree, up, down in zip(forest.trees, form.up, form.down, strict=True):
-    units = int(tree.share * _UNITS)
-    for number, end in enumerate((*up, *down)):
-      changes[end] += -units if number % 2 else units
-  carried = itertools.accumulate(changes)
+  carried = compact.sum_over_hops(
+    forest, (int(tree.share * _UNITS) for tree in forest.trees)
+  )
   sent: dict[str, int] = collections.defaultdict(int)
-  for hop, units in zip(form.hops, carried, strict=False):
+  for hop, units in carried.items():
     sent[hop[0]] += units
   most = max(sent.values(), default=0) / _UNITS
   sent_Bps = float(forest.rate_Bps or 0) * most

@@ -1,10 +1,11 @@
 """Utilisation of links, and the links that limit a forest."""
 
+import math
 from fractions import Fraction
 
 from topology.bounds.cuts import Cut
 from topology.clusters.cluster import Cluster, Ends
-from topology.forests import trees
+from topology.forests import compact
 from topology.forests.trees import Forest
 
 
@@ -22,10 +23,15 @@ def rates_between(forest: Forest) -> dict[Ends, Fraction]:
 
   Keys are pairs of ids (sender, receiver); pairs without traffic are left out.
   """
-  return trees.loads(
-    (tree.weight_Bps, [(hop[0], hop[-1]) for hop in (*tree.up, *tree.down)])
-    for tree in forest.trees
+  scale = math.lcm(*(tree.weight_Bps.denominator for tree in forest.trees))
+  carried = compact.sum_over_hops(
+    forest, (int(tree.weight_Bps * scale) for tree in forest.trees)
   )
+  rates: dict[Ends, int] = {}
+  for hop, units in carried.items():
+    ends = hop[0], hop[-1]
+    rates[ends] = rates.get(ends, 0) + units
+  return {ends: Fraction(units, scale) for ends, units in rates.items()}
 
 
 def bottleneck(cluster: Cluster, forest: Forest) -> tuple[Ends, ...]:
