@@ -34,12 +34,6 @@ _QUICK = (
   '--config.model.name=mlp --config.epochs=1 --config.cluster.timeout_s=10 '
   '--config.cluster.start_s=100'
 )
-# Slow enough to be disturbed in the middle.
-_SLOW = (
-  '--config.epochs=2 --config.checkpoint.every_s=1 '
-  '--config.cluster.speed.injected=True --config.cluster.speed.least_s=0.2 '
-  '--config.cluster.speed.slowdown="(1.0,)"'
-)
 _SHARED = '/shared/run'
 _ENVIRON = {
   'JAX_PLATFORMS': 'cpu',
@@ -267,35 +261,12 @@ class SlurmTest(_Case):
     path = self.folder / f'syncopate-{job}.log'
     return path.read_text() if path.exists() else ''
 
-  def _until_checkpoint(self, job):
-    """Waits for the first checkpoint; returns the folder of the run."""
-    run = self.folder / 'runs' / f'slurm-{job}'
-    self._until(lambda: [*run.glob('checkpoints/[1-9]*/coordinator')], job)
-    return run
-
-  def _until_iterations(self, run, count, job):
-    """Waits until a run has recorded so many events."""
-    path = run / 'events.jsonl'
-    self._until(
-      lambda: path.exists() and path.read_text().count('\n') >= count, job
-    )
-
-  def _check_resumed(self, run):
-    """Checks that the second start of a run has continued the first."""
-    starts = json.loads((run / 'manifest.json').read_text())['starts']
-    self.assertLen(starts, 2)
-    self.assertGreater(starts[1]['examples'], 0)
-
-  def _wait_for_end(self, job):
-    left = re.compile('JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING) ')
-    self._until(
-      lambda: not left.search(self.slurm.show('show', 'job', job)), job
-    )
-
   def _finish(self, job, *, workers=4, nodes=2, restarts=0):
     """Waits for a job, checks its run; returns the folder of the run."""
-    self._wait_for_end(job)
-    log, shown = self._log(job), self.slurm.show('show', 'job', job)
+    show = ('show', 'job', job)
+    left = re.compile('JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING) ')
+    self._until(lambda: not left.search(self.slurm.show(*show)), job)
+    log, shown = self._log(job), self.slurm.show(*show)
     self.assertIn('JobState=COMPLETED', shown, log + self.slurm.logs())
     self.assertIn(f'NumNodes={nodes} ', shown)
     self.assertIn(f'Restarts={restarts} ', shown)
@@ -351,63 +322,23 @@ class SlurmTest(_Case):
 
   def test_a_job_that_has_lost_a_node_resumes_on_the_others(self):
     command = _block('sbatch --ntasks=4 tools/slurm.sbatch --config=')
-    job = self._submit(command, '--nodes=1-2 --cpus-per-task=4', _SLOW)
-    run = self._until_checkpoint(job)
+    # Slow enough to lose a node in the middle.
+    more = (
+      '--config.epochs=2 --config.checkpoint.every_s=1 '
+      '--config.cluster.speed.injected=True --config.cluster.speed.least_s=0.2 '
+      '--config.cluster.speed.slowdown="(1.0,)"'
+    )
+    job = self._submit(command, '--nodes=1-2 --cpus-per-task=4', more)
+    run = self.folder / 'runs' / f'slurm-{job}'
+    self._until(lambda: [*run.glob('checkpoints/[1-9]*/coordinator')], job)
     self.addCleanup(self.slurm.wait_for_nodes)
     self.addCleanup(self.slurm.start_nodes, 'host1')
     self.slurm.fail_host('host1')
     self._finish(job, nodes=1, restarts=1)
     self.assertEqual(self._hosts(run), {'host0': 4})
-    self._check_resumed(run)
-
-  def test_tasks_of_a_ring_continue_without_a_lost_node(self):
-    command = _block('sbatch --no-kill')
-    job = self._submit(command, '--nodes=2', _SLOW)
-    run = self._until_checkpoint(job)
-    self.addCleanup(self.slurm.wait_for_nodes)
-    self.addCleanup(self.slurm.start_nodes, 'host1')
-    self.slurm.fail_host('host1')
-    self._wait_for_end(job)
-    shown = self.slurm.show('show', 'job', job)
-    log = self._log(job)
-    self.assertRegex(shown, 'Restarts=0 ', log)
-    summary = json.loads((run / 'summary.json').read_text())
-    self.assertEqual(summary['ended'], 'finished', log)
-    self.assertIn('JobState=COMPLETED', shown, log)
     starts = json.loads((run / 'manifest.json').read_text())['starts']
-    self.assertLen(starts, 1)
-    events = (run / 'events.jsonl').read_text().splitlines()
-    left = [
-      e['worker'] for e in map(json.loads, events) if e['event'] == 'leave'
-    ]
-    self.assertCountEqual(left, [2, 3])
-
-  def test_a_preempted_job_saves_a_checkpoint_and_resumes(self):
-    command = _block('sbatch --ntasks=4 tools/slurm.sbatch --config=')
-    # No periodic checkpoint: it resumes from that of the grace period.
-    more = _SLOW.replace('every_s=1', 'every_s=1000')
-    job = self._submit(command, '--nodes=2 --exclusive', more)
-    run = self.folder / 'runs' / f'slurm-{job}'
-    self._until_iterations(run, 20, job)
-    self._run('srun --partition=urgent --nodes=2 --exclusive sleep 1')
-    self._finish(job, restarts=1)
-    self._check_resumed(run)
-
-  def test_a_job_whose_time_is_over_saves_a_checkpoint_and_resumes(self):
-    command = _block('sbatch --ntasks=4 tools/slurm.sbatch --config=')
-    more = _SLOW.replace('every_s=1', 'every_s=1000')
-    job = self._submit(command, '--nodes=2', more)
-    run = self.folder / 'runs' / f'slurm-{job}'
-    self._until_iterations(run, 20, job)
-    # Less is left than the 120 s of the script's --signal.
-    self.slurm.show('update', f'jobid={job}', 'timelimit=2')
-    restarted = re.compile('Restarts=1 ')
-    self._until(
-      lambda: restarted.search(self.slurm.show('show', 'job', job)), job
-    )
-    self.slurm.show('update', f'jobid={job}', 'timelimit=60')
-    self._finish(job, restarts=1)
-    self._check_resumed(run)
+    self.assertLen(starts, 2)
+    self.assertGreater(starts[1]['examples'], 0)
 
   def test_a_sweep_is_an_array_of_jobs(self):
     pytest.importorskip('submitit', reason='submitit is not installed')

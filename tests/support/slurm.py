@@ -1,11 +1,11 @@
 """Runs the real programs of SLURM on two hosts of a lab, for tests.
 
-Each host of the lab (`tools.lab`) has two nodes: one of the partitions `cpu`
-and `urgent`, whose jobs preempt those of `cpu`; and one of the partition `gpu`,
-whose GPUs are null devices.  The controller runs on host0.  The names of nodes
-resolve to addresses of the network eth0; no name resolves to those of the
-second network, ib0.  All files are in one temporary folder, including those of
-authentication: a SLURM or munge of this machine is neither used nor changed.
+Each host of the lab (`tools.lab`) has two nodes: one of the partition `cpu`,
+and one of the partition `gpu`, whose GPUs are null devices.  The controller
+runs on host0.  The names of nodes resolve to addresses of the network eth0; no
+name resolves to those of the second network, ib0.  All files are in one
+temporary folder, including those of authentication: a SLURM or munge of this
+machine is neither used nor changed.
 """
 
 import contextlib
@@ -31,7 +31,6 @@ _CPUS = 16  # CPUs of each node, independent of the machine.
 # A job that is requeued waits as long as credentials are valid (120 s by
 # default); the start of a step may take as long.
 _REQUEUE_S = 10
-_GRACE_S = 60  # From SIGTERM to SIGKILL of a job that is preempted.
 _CONF = """
 ClusterName=lab
 SlurmctldHost=host0(10.213.0.1)
@@ -48,8 +47,6 @@ SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
 GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
@@ -198,10 +195,9 @@ class Slurm:
 
   def _idle(self) -> int:
     """Returns the number of idle nodes."""
-    argv = ['sinfo', '--noheader', '--Node', '--format=%N %t']
+    argv = ['sinfo', '--noheader', '--Node', '--format=%t']
     done = self.run(argv, cwd=self.folder, environ={}, limit_s=_START_S)
-    # A node has a line for each of its partitions.
-    return sum(' idle' in line for line in {*done.stdout.splitlines()})
+    return done.stdout.split().count('idle')
 
   def logs(self) -> str:
     """Returns the last 3000 characters of each log of SLURM's programs."""
@@ -249,12 +245,7 @@ def _configure(slurm: Slurm) -> None:
       gres = f' Gres=gpu:{_GPUS}' if kind == 'gpu' else ''
       lines.append(_NODE.format(**values) + gres)
   rest = 'MaxTime=INFINITE State=UP'
-  # Jobs of `urgent` preempt those of `cpu`, after a grace period.
-  lines.append(
-    'PartitionName=cpu Nodes=host[0-1] Default=YES PriorityTier=1 '
-    f'GraceTime={_GRACE_S} {rest}'
-  )
-  lines.append(f'PartitionName=urgent Nodes=host[0-1] PriorityTier=2 {rest}')
+  lines.append(f'PartitionName=cpu Nodes=host[0-1] Default=YES {rest}')
   lines.append(f'PartitionName=gpu Nodes=gpu[0-1] {rest}')
   (folder / 'slurm.conf').write_text('\n'.join(lines) + '\n')
   # SLURM numbers the GPUs of tasks (CUDA_VISIBLE_DEVICES) only if they are

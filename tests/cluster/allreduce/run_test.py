@@ -125,7 +125,8 @@ class RunTest(processes.TestCase, parameterized.TestCase):
         rows = len(coordinator.rows('events.jsonl'))
         while len(coordinator.rows('events.jsonl')) < rows + 30:
           time.sleep(0.05)
-        coordinator.process.send_signal(signal.SIGTERM)
+        for launch in (coordinator, other, late):
+          launch.process.send_signal(signal.SIGTERM)
         for launch in (coordinator, other, late):
           self.assertEqual(launch.wait(), 143, launch.text)
     self._check_run(coordinator, ended='interrupted')

@@ -658,7 +658,7 @@ class ReplicasTest(parameterized.TestCase):
   def test_a_source_that_dies_during_a_repair_is_replaced(self):
     world = _start(3, rounding={2: 2.0**-24}, eval_every=48)
     world.run_until(lambda: world.members[2].doing == 'comparing')
-    source = world.sessions[world.members[2].comparison.source[1]]
+    source = world.sessions[world.members[2].comparison.sources[0][1]]
     if source.index == 0:
       world.cut.append({0, 2})
     else:

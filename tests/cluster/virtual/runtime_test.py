@@ -152,9 +152,8 @@ class GradientVersionTest(parameterized.TestCase):
   @parameterized.parameters(*_SCHEMES)
   def test_one_worker_is_sequential_sgd(self, name):
     one = {'cluster__workers': 1, 'cluster__speed__slowdown': (1.0,)}
-    if name == 'quorum':
-      one['sync__quorum__minimum'] = 1
-    run, _ = small.execute(sync__name=name, **one)
+    own = {'sync__quorum__minimum': 1} if name == 'quorum' else {}
+    run, _ = small.execute(sync__name=name, **own, **one)
 
     params = _starting_params(**one)
     stream = Stream(num_examples=192, seed=0, ahead=2)
