@@ -220,18 +220,19 @@ def _make_run(
     accuracies=config.time_to,
     losses=config.time_to_loss,
   )
+  with error_prefix('config.checkpoint'):
+    save_schedule = SaveSchedule(
+      every_s=config.checkpoint.every_s,
+      every_examples=config.checkpoint.every_examples,
+    )
   milestones = Milestones(
     intervals=intervals,
     recorder=recorder,
     store=site.store,
     evaluate=site.evaluate,
     run_in_thread=site.run_in_thread,
+    save_schedule=save_schedule,
   )
-  with error_prefix('config.checkpoint'):
-    save_schedule = SaveSchedule(
-      every_s=config.checkpoint.every_s,
-      every_examples=config.checkpoint.every_examples,
-    )
   coordinator = Coordinator(
     scheme=scheme,
     batching=parts.batching,

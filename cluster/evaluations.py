@@ -130,6 +130,22 @@ class Evaluations:
     """Replaces the queue by that of a checkpoint; evaluations start again."""
     self._queue = [_Entry(*entry) for entry in state]
 
+  def repeat(self, version: int) -> bool:
+    """Evaluates a version for its row, which was left out.
+
+    Args:
+      version: Version of the row.
+
+    Returns:
+      Whether it is still the current version, whose row is in the queue.
+    """
+    for entry in self._queue:
+      if entry.version == version == self._store.version:
+        entry.held = self._store.hold()
+        self._start_first()
+        return True
+    return False
+
   def _start_first(self) -> None:
     """Starts the computation of the first evaluation, if it has not begun."""
     entry = self._queue[0]

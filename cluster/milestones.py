@@ -35,6 +35,53 @@ class Intervals(NamedTuple):
   log_every: int
 
 
+class SaveSchedule:
+  """Decides when a checkpoint is saved.
+
+  Attributes:
+    is_enabled: Whether the run saves checkpoints at all.
+  """
+
+  def __init__(self, *, every_s: float, every_examples: int):
+    """Creates a schedule that counts from now on, and from 0 examples.
+
+    Args:
+      every_s: Seconds of wall time between checkpoints; inf for none.
+      every_examples: Examples between checkpoints; 0 for none.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    require(every_s > 0, 'every_s', 'more than 0 seconds', every_s)
+    require(every_examples >= 0, 'every_examples', 'at least 0', every_examples)
+    self._every_s = every_s
+    self._every_examples = every_examples or math.inf
+    self.is_enabled = min(self._every_s, self._every_examples) < math.inf
+    self.restart(0)
+
+  def restart(self, examples: int) -> None:
+    """Sets the next checkpoint one interval after now, in time and examples.
+
+    Args:
+      examples: Number of examples in applied updates.
+    """
+    self._next_examples = examples + self._every_examples
+    self._next_s = wall.monotonic() + self._every_s
+
+  def state(self) -> tuple[float, float]:
+    """Returns examples, and seconds from now, of the next checkpoint."""
+    return self._next_examples, self._next_s - wall.monotonic()
+
+  def succeed(self, examples: float, wait_s: float) -> None:
+    """Continues from the `state` of another process."""
+    self._next_examples = examples
+    self._next_s = wall.monotonic() + wait_s
+
+  def is_due(self, examples: int) -> bool:
+    """Returns whether it is time for a checkpoint."""
+    return examples >= self._next_examples or wall.monotonic() >= self._next_s
+
+
 class Milestones:
   """Decides when a run is logged and evaluated, and when it ends.
 
@@ -52,6 +99,7 @@ class Milestones:
     store: ParameterStore,
     evaluate: Evaluation | None,
     run_in_thread: RunInThread | None = None,
+    save_schedule: SaveSchedule | None = None,
   ):
     """Creates the milestones of a run that starts.
 
@@ -62,6 +110,8 @@ class Milestones:
       evaluate: Evaluation of a version; None if nothing is learned.
       run_in_thread: Function that calls another one in a thread, so that the
         run continues meanwhile; None to call it at once.
+      save_schedule: Schedule of the checkpoints, which a successor continues;
+        None for none.
     """
     self.finished = False
     self.evaluations = 0
@@ -71,6 +121,8 @@ class Milestones:
     self._next_log = intervals.log_every
     self._recorder = recorder
     self._store = store
+    self._save_schedule = save_schedule
+    self._interrupted: int | None = None  # Version; see `succeed`.
     self._queue: Evaluations | None = None
     if evaluate is not None:
       self._queue = Evaluations(
@@ -138,14 +190,17 @@ class Milestones:
     state = {name: getattr(self, name) for name in _STATE}
     return state | {'queue': self._queue.state() if self._queue else []}
 
-  def state_without_versions(self) -> dict[str, Any]:
-    """Returns the state for a process that cannot read the held versions.
-
-    Evaluations that have not ended are left out there.
-    """
+  def successor_state(self) -> dict[str, Any]:
+    """Returns the state for a process that cannot read the held versions."""
     state = self.state()
     queue = [(row, version, None) for row, version, _ in state['queue']]
-    return state | {'queue': queue}
+    held = [version for _, version, held in state['queue'] if held is not None]
+    schedule = self._save_schedule
+    return state | {
+      'queue': queue,
+      'interrupted': max(held, default=None),
+      'saving': schedule.state() if schedule else None,
+    }
 
   def restore(self, state: dict[str, Any]) -> None:
     """Continues from the state of a checkpoint, which it takes over."""
@@ -154,9 +209,32 @@ class Milestones:
     if self._queue is not None:
       self._queue.restore(state['queue'])
 
+  def succeed(self, state: dict[str, Any]) -> None:
+    """Continues from the result of `successor_state` of a lost process.
+
+    Evaluations that have not ended there are left out, but for the newest: see
+    `repeat_evaluation`.
+    """
+    self.restore(state)
+    self._interrupted = state['interrupted']
+    if self._save_schedule:
+      self._save_schedule.succeed(*state['saving'])
+
+  def repeat_evaluation(self) -> None:
+    """Computes the newest evaluation again that a lost process has begun.
+
+    If its version is no longer there, the next one is evaluated in addition.
+    """
+    version, self._interrupted = self._interrupted, None
+    if version is None or self._queue is None:
+      return
+    if not self._queue.repeat(version):
+      self._next_eval = 0
+
   def _evaluate(self, time: float) -> None:
     """Evaluates the current version, now or in a thread."""
     self.evaluations += 1
+    self._interrupted = None
     loss = self._mean_loss('evaluation')
     row = self._row('evaluation', time, loss=loss)
     if self._queue is None:
@@ -196,41 +274,3 @@ class Milestones:
         'config.optimizer.learning_rate may help.'
       )
     return self._recorder.take_mean_loss(kind)
-
-
-class SaveSchedule:
-  """Decides when a checkpoint is saved.
-
-  Attributes:
-    is_enabled: Whether the run saves checkpoints at all.
-  """
-
-  def __init__(self, *, every_s: float, every_examples: int):
-    """Creates a schedule that counts from now on, and from 0 examples.
-
-    Args:
-      every_s: Seconds of wall time between checkpoints; inf for none.
-      every_examples: Examples between checkpoints; 0 for none.
-
-    Raises:
-      ValueError: If an argument is out of range.
-    """
-    require(every_s > 0, 'every_s', 'more than 0 seconds', every_s)
-    require(every_examples >= 0, 'every_examples', 'at least 0', every_examples)
-    self._every_s = every_s
-    self._every_examples = every_examples or math.inf
-    self.is_enabled = min(self._every_s, self._every_examples) < math.inf
-    self.restart(0)
-
-  def restart(self, examples: int) -> None:
-    """Sets the next checkpoint one interval after now, in time and examples.
-
-    Args:
-      examples: Number of examples in applied updates.
-    """
-    self._next_examples = examples + self._every_examples
-    self._next_s = wall.monotonic() + self._every_s
-
-  def is_due(self, examples: int) -> bool:
-    """Returns whether it is time for a checkpoint."""
-    return examples >= self._next_examples or wall.monotonic() >= self._next_s

@@ -96,7 +96,7 @@ class Run:
       OSError: If the files of the run cannot be copied.
       ValueError: If a file is shorter than it was.
     """
-    self.milestones.restore(state['milestones'])
+    self.milestones.succeed(state['milestones'])
     self.recorder.restore(state['recorder'])
     self.files.succeed(manifest, state['files'])
     self.sizes, self.is_successor = state['files'], True
@@ -196,7 +196,8 @@ class Run:
     else:
       self.runtime.resume()
     with contextlib.closing(self.checkpoints):
-      self.save_schedule.restart(self._examples)
+      if not self.is_successor:
+        self.save_schedule.restart(self._examples)
       while not (
         self.milestones.finished
         or (signals and self.runtime.is_ended_by(signals[0]))

@@ -481,6 +481,7 @@ class AllreduceRuntime(EventLoop):
 
   def _begin_epoch(self) -> None:
     """Begins the epoch's iterations, as all members are connected and alike."""
+    succeeds = self._inheritance is not None
     if not self._take_term():
       return
     version = self._check.agreement.agreed
@@ -490,6 +491,8 @@ class AllreduceRuntime(EventLoop):
     self._assigner.newest = max(self._assigner.newest, last)
     for statistics, members in unrecorded:
       self._record(statistics, members)
+    if succeeds:
+      self.coordinator.milestones.repeat_evaluation()
     self.epochs.begin()
     self._assigner.begin(self._store.version)
     if self._started:
@@ -569,7 +572,7 @@ class AllreduceRuntime(EventLoop):
         'admissions': [member.admissions for member in self._members],
         'drift': self._check.agreement.totals,
       },
-      'milestones': self.coordinator.milestones.state_without_versions(),
+      'milestones': self.coordinator.milestones.successor_state(),
       'recorder': recorder.successor_state(with_measures=has_measures),
       'files': recorder.file_sizes(),
       'checkpoint': self._newest_checkpoint(),

@@ -9,7 +9,7 @@ from absl import logging
 from absl.testing import absltest
 
 from cluster.evaluations import Evaluations
-from cluster.milestones import Intervals, Milestones
+from cluster.milestones import Intervals, Milestones, SaveSchedule
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.recorder import Recorder
@@ -72,9 +72,9 @@ class _Slow:
 
 
 class _Run:
-  """A run in which an evaluation is due after each push."""
+  """A run in which an evaluation is due after each push, or after several."""
 
-  def __init__(self, *, held=None, target=10**6):
+  def __init__(self, *, held=None, target=10**6, pushes=1):
     self.store, self.slow = _Store(held), _Slow()
     self.files = mock.create_autospec(RunFiles, instance=True)
     self.pool = ThreadPoolExecutor(4)  # More than are to be used.
@@ -85,7 +85,7 @@ class _Run:
       accuracies=(0.02, 0.04),
     )
     self.milestones = Milestones(
-      intervals=Intervals(target, 8, 10**6),
+      intervals=Intervals(target, 8 * pushes, 10**6),
       recorder=self.recorder,
       store=self.store,
       evaluate=self.slow,
@@ -115,6 +115,12 @@ class _Run:
 
   def state(self):
     return self.recorder.state(), self.milestones.state()
+
+  def succeed(self, run):
+    """Continues from another run, whose held versions are lost."""
+    self.store.version = run.store.version
+    self.recorder.restore(run.recorder.state())
+    self.milestones.succeed(run.milestones.successor_state())
 
   def restore(self, state):
     self.recorder.restore(state[0])
@@ -189,6 +195,40 @@ class EvaluationsTest(absltest.TestCase):
       straight.recorder.summary(9.0)['time_to'],
     )
 
+  def test_a_successor_repeats_the_evaluation_of_the_current_version(self):
+    run = self._run(pushes=3)
+    run.push(3)
+    after = self._run(pushes=3)
+    after.succeed(run)
+    after.milestones.repeat_evaluation()
+    after.push(3)
+    after.finish(2)
+    self.assertEqual(after.slow.seen, [3, 6])
+    self.assertEqual(after.rows(), [(3, 0.03), (6, 0.06)])
+
+  def test_a_successor_that_lacks_the_version_evaluates_the_next(self):
+    run = self._run(pushes=3)
+    run.push(3)
+    after = self._run(pushes=3)
+    after.succeed(run)
+    after.push(1)  # The others had applied it when the process was lost.
+    after.milestones.repeat_evaluation()
+    after.push(1)
+    after.finish(1)
+    after.push(1)
+    after.finish(1)
+    self.assertEqual(after.rows(), [(3, None), (5, 0.05), (6, 0.06)])
+
+  def test_a_successor_repeats_no_evaluation_that_has_ended(self):
+    run = self._run(pushes=3)
+    run.push(3)
+    run.finish(1)
+    after = self._run(pushes=3)
+    after.succeed(run)
+    after.milestones.repeat_evaluation()
+    after.push(2)
+    self.assertEqual((after.slow.running, after.rows()), (0, []))
+
   def _run_state(self, pushes):
     run = self._run()
     run.push(pushes)
@@ -222,6 +262,20 @@ class EvaluationsTest(absltest.TestCase):
       self.assertEqual(got, ({'version': version}, figures))
       self.assertEqual(evaluations.state(), [])
     self.assertEqual(store.held, {})
+
+
+class SaveScheduleTest(absltest.TestCase):
+  def test_a_successor_saves_when_the_process_before_it_would_have(self):
+    before = SaveSchedule(every_s=1000.0, every_examples=100)
+    before.restart(30)
+    examples, wait_s = before.state()
+    self.assertEqual(examples, 130)
+    self.assertBetween(wait_s, 990.0, 1000.0)
+    after = SaveSchedule(every_s=1000.0, every_examples=100)
+    after.succeed(examples, wait_s)
+    self.assertEqual([after.is_due(n) for n in (129, 130)], [False, True])
+    after.succeed(examples, -1.0)
+    self.assertTrue(after.is_due(0))
 
 
 if __name__ == '__main__':

@@ -263,10 +263,9 @@ class SlurmTest(_Case):
 
   def _finish(self, job, *, workers=4, nodes=2, restarts=0):
     """Waits for a job, checks its run; returns the folder of the run."""
-    show = ('show', 'job', job)
     left = re.compile('JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING) ')
-    self._until(lambda: not left.search(self.slurm.show(*show)), job)
-    log, shown = self._log(job), self.slurm.show(*show)
+    self._until(lambda: not left.search(self._show(job)), job)
+    log, shown = self._log(job), self._show(job)
     self.assertIn('JobState=COMPLETED', shown, log + self.slurm.logs())
     self.assertIn(f'NumNodes={nodes} ', shown)
     self.assertIn(f'Restarts={restarts} ', shown)
@@ -339,6 +338,83 @@ class SlurmTest(_Case):
     starts = json.loads((run / 'manifest.json').read_text())['starts']
     self.assertLen(starts, 2)
     self.assertGreater(starts[1]['examples'], 0)
+
+  def _submit_ring(self, flags='', *, epochs, **environ):
+    """Submits a run on a ring; returns job and folder once it trains."""
+    command = _block('sbatch --no-kill').replace('--no-kill ', '')
+    more = (
+      '--config.cluster.timeout_s=5 '
+      '--config.checkpoint.every_s=1000 --config.cluster.speed.injected=True '
+      '--config.cluster.speed.least_s=0.2 '
+      f'--config.cluster.speed.slowdown="(1.0,)" --config.epochs={epochs}'
+    )
+    job = self._submit(command, f'--cpus-per-task=4 {flags}', more, **environ)
+    run = self.folder / 'runs' / f'slurm-{job}'
+    self._until(lambda: self._pushes(run), job)
+    return job, run
+
+  def _pushes(self, run):
+    """Returns the number of pushes in the events of a run."""
+    path = run / 'events.jsonl'
+    return path.read_text().count('"event":"push"') if path.exists() else 0
+
+  def _check_resumed(self, run):
+    """Checks that a run went on where a signal had stopped it.
+
+    The only checkpoint before the end is that of the signal.  Each worker had
+    one iteration under way.
+    """
+    starts = json.loads((run / 'manifest.json').read_text())['starts']
+    self.assertLen(starts, 2)
+    self.assertGreater(starts[1]['examples'], 0)
+    lost = json.loads((run / 'summary.json').read_text())['lost']
+    workers = [each['worker'] for each in lost]
+    self.assertCountEqual(workers, {*workers})
+
+  def test_a_ring_that_is_preempted_resumes_after_the_urgent_job(self):
+    job, run = self._submit_ring('--exclusive', epochs=4)
+    self._run(
+      'srun --partition=urgent --nodes=2 --ntasks-per-node=1 --exclusive '
+      f'ls {run}/checkpoints > urgent'
+    )
+    # The nodes were free once the checkpoint was written.
+    self.assertNotEmpty((self.folder / 'urgent').read_text().split())
+    self._finish(job, nodes=1, restarts=1)
+    self._check_resumed(run)
+
+  def test_a_ring_that_an_administrator_requeues_resumes(self):
+    job, run = self._submit_ring(epochs=4)
+    self.slurm.show('requeue', job)
+    self._finish(job, nodes=1, restarts=1)
+    self._check_resumed(run)
+
+  def test_a_ring_whose_time_is_over_resumes(self):
+    # SLURM looks at the time every 30 s, and signals as much earlier.
+    job, run = self._submit_ring('--time=1 --signal=B:TERM@25', epochs=7)
+    self._until(lambda: 'Restarts=1 ' in self._show(job), job)
+    self.slurm.show('update', f'jobid={job}', 'timelimit=10')
+    self._finish(job, nodes=1, restarts=1)
+    self._check_resumed(run)
+
+  def test_a_ring_that_has_lost_a_node_continues_on_the_others(self):
+    job, run = self._submit_ring('--no-kill --ntasks-per-node=2', epochs=4)
+    self.addCleanup(self.slurm.wait_for_nodes)
+    self.addCleanup(self.slurm.start_nodes, 'host1')
+    self.slurm.fail_host('host1')
+    self._until(lambda: 'JobState=COMPLETED' in self._show(job), job)
+    self.assertIn('Restarts=0 ', self._show(job))
+    summary = json.loads((run / 'summary.json').read_text())
+    self.assertEqual(summary['ended'], 'finished')
+    lines = (run / 'events.jsonl').read_text().splitlines()
+    rows = [*map(json.loads, lines)]
+    left = {row['worker'] for row in rows if row['event'] == 'leave'}
+    self.assertLen(left, 2)
+    self.assertEqual({each['worker'] for each in summary['lost']}, left)
+    starts = json.loads((run / 'manifest.json').read_text())['starts']
+    self.assertLen(starts, 1)
+
+  def _show(self, job):
+    return self.slurm.show('show', 'job', job)
 
   def test_a_sweep_is_an_array_of_jobs(self):
     pytest.importorskip('submitit', reason='submitit is not installed')

@@ -1,11 +1,12 @@
 """Runs the real programs of SLURM on two hosts of a lab, for tests.
 
 Each host of the lab (`tools.lab`) has two nodes: one of the partition `cpu`,
-and one of the partition `gpu`, whose GPUs are null devices.  The controller
-runs on host0.  The names of nodes resolve to addresses of the network eth0; no
-name resolves to those of the second network, ib0.  All files are in one
-temporary folder, including those of authentication: a SLURM or munge of this
-machine is neither used nor changed.
+and one of the partition `gpu`, whose GPUs are null devices.  Jobs of the
+partition `urgent` preempt those of `cpu`.  The controller runs on host0.  The
+names of nodes resolve to addresses of the network eth0; no name resolves to
+those of the second network, ib0.  All files are in one temporary folder,
+including those of authentication: a SLURM or munge of this machine is neither
+used nor changed.
 """
 
 import contextlib
@@ -31,6 +32,9 @@ _CPUS = 16  # CPUs of each node, independent of the machine.
 # A job that is requeued waits as long as credentials are valid (120 s by
 # default); the start of a step may take as long.
 _REQUEUE_S = 10
+# Time between the signal to a job that is preempted and its end.  Without it
+# the job is killed at once.
+_GRACE_S = 60
 _CONF = """
 ClusterName=lab
 SlurmctldHost=host0(10.213.0.1)
@@ -48,6 +52,9 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 GresTypes=gpu
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=sched_interval=1,bf_interval=1
 SlurmdParameters=config_overrides
 ReturnToService=2
 StateSaveLocation={folder}/state
@@ -195,9 +202,10 @@ class Slurm:
 
   def _idle(self) -> int:
     """Returns the number of idle nodes."""
-    argv = ['sinfo', '--noheader', '--Node', '--format=%t']
+    argv = ['sinfo', '--noheader', '--Node', '--format=%N %t']
     done = self.run(argv, cwd=self.folder, environ={}, limit_s=_START_S)
-    return done.stdout.split().count('idle')
+    # A node has a line for each of its partitions.
+    return sum(line.endswith(' idle') for line in {*done.stdout.splitlines()})
 
   def logs(self) -> str:
     """Returns the last 3000 characters of each log of SLURM's programs."""
@@ -245,7 +253,11 @@ def _configure(slurm: Slurm) -> None:
       gres = f' Gres=gpu:{_GPUS}' if kind == 'gpu' else ''
       lines.append(_NODE.format(**values) + gres)
   rest = 'MaxTime=INFINITE State=UP'
-  lines.append(f'PartitionName=cpu Nodes=host[0-1] Default=YES {rest}')
+  lines.append(
+    f'PartitionName=cpu Nodes=host[0-1] Default=YES {rest} PriorityTier=1 '
+    f'GraceTime={_GRACE_S}'
+  )
+  lines.append(f'PartitionName=urgent Nodes=host[0-1] {rest} PriorityTier=2')
   lines.append(f'PartitionName=gpu Nodes=gpu[0-1] {rest}')
   (folder / 'slurm.conf').write_text('\n'.join(lines) + '\n')
   # SLURM numbers the GPUs of tasks (CUDA_VISIBLE_DEVICES) only if they are

@@ -16,6 +16,7 @@ import time
 import yaml
 from absl.testing import absltest, parameterized
 
+from cluster.membership.terms import Place, Terms
 from cluster.network import memory
 from cluster.process import roles
 from configs import sections
@@ -90,10 +91,9 @@ role = roles.find(os.environ, dedicated=dedicated,
 rank = os.environ['SLURM_PROCID']
 own = [os.environ.get(name) for name in ('JAX_PLATFORMS', 'GLIBC_TUNABLES')]
 def saved(*_):
-  time.sleep(0.4 if (role.kind, role.index) == (LEAD, 0) else 0)
+  time.sleep(0.4 if rank == os.environ.get('SAVES') else 0)
   pathlib.Path(f'saved-{rank}').touch()
   sys.exit(143)
-LEAD = 'server' if dedicated else 'worker'
 signal.signal(signal.SIGTERM, saved)
 pathlib.Path(f'task-{rank}').write_text(json.dumps(
   [list(vars(role).values()), flags, own]))
@@ -214,13 +214,23 @@ class SlurmTest(parameterized.TestCase):
     self.assertEqual(found, expected)
 
   @parameterized.parameters(
-    ('False', 0, 'pgid'), ('True', 2, 'cgroup'), ('False', 0, 'cgroup')
+    ('False', 0, 'pgid'),
+    ('True', 2, 'cgroup'),
+    ('False', 0, 'cgroup'),
+    ('False', 1, 'cgroup'),  # A successor in an allreduce of hosts.
   )
   def test_sigterm_makes_the_coordinator_save_and_requeues(
     self, dedicated, coordinator, proctrack
   ):
     ends = json.dumps({str(rank): 'wait' for rank in range(3)})
     environ = {'DEDICATED': dedicated, 'PROCTRACK': proctrack}
+    environ['SAVES'] = str(coordinator)
+    if coordinator == 1:
+      run = self.folder / 'runs/slurm-77'
+      run.mkdir(parents=True)
+      config = {'config': {'route': {'name': 'ring'}}}
+      (run / 'manifest.json').write_text(json.dumps(config))
+      Terms(run).publish(Place(2, coordinator, '10.0.0.1:1', {}))
     with self._start(ENDS=ends, **environ) as process:
       deadline = time.monotonic() + 20
       while len(self._tasks_there()) < 3 and time.monotonic() < deadline:
@@ -242,6 +252,7 @@ class SlurmTest(parameterized.TestCase):
     ({'1': -9}, {'SLURM_RESTART_COUNT': '10'}, 137, False),
     ({'0': 143}, {'SLURM_RESTART_COUNT': '10'}, 0, True),
     ({'0': 143}, {'STATE': 'CANCELLED'}, 143, False),
+    ({'1': 143}, {}, 0, False),  # The run has finished.
     ({'1': 3, '0': 'wait'}, {}, 3, False),
   )
   def test_ends(self, ends, environ, expected, requeued):
