@@ -16,7 +16,7 @@ test: .venv/dev
 	$(BIN)/python -m pytest -n 2
 
 slurm: .venv/dev
-	$(BIN)/python -m pytest -n 2 -m slurm
+	$(BIN)/python -m pytest -n 3 --dist load -m slurm
 
 gpu: .venv/dev
 	$(BIN)/python -m pytest -m gpu
