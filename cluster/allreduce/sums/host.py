@@ -267,6 +267,16 @@ class HostReducer:
     # The next computation's time is measured without the update.
     jax.block_until_ready((learner.params, learner.stats))
 
+  def copy_sum(self) -> Any:
+    """Returns a copy of the summed buffer."""
+    return self._vectors[0].copy()
+
+  def apply_copy(
+    self, learner: Learner, sums: Any, *, examples: int, pushes: int
+  ) -> None:
+    """Applies a copied buffer to the learner."""
+    learner.apply_buffer(self._layout, sums, examples=examples, pushes=pushes)
+
   def collect(self, version: int) -> None:
     """Returns at once: there are no residuals."""
 
