@@ -21,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from typing import Any
 
 from bench import clusters
 from tools import lab
@@ -41,6 +43,7 @@ from configs import default
 def get_config():
   return default.get_config()
 """
+Rows = list[dict[str, Any]]
 _WORKERS, _STATES = 4, 3  # Parameters, and two moments of AdamW.
 _BATCH, _PIXELS = 8, 4
 
@@ -146,7 +149,7 @@ def _start(
   return process
 
 
-def _await(folder: pathlib.Path, is_reached) -> None:  # type: ignore[no-untyped-def]
+def _await(folder: pathlib.Path, is_reached: Callable[[Rows], bool]) -> None:
   """Waits until the events of the run fulfil a condition."""
   deadline = time.monotonic() + _LIMIT_S
   while not is_reached(_read(folder)):
@@ -155,22 +158,21 @@ def _await(folder: pathlib.Path, is_reached) -> None:  # type: ignore[no-untyped
     time.sleep(_POLL_S)
 
 
-def _read(folder: pathlib.Path) -> list[dict]:  # type: ignore[type-arg]
+def _read(folder: pathlib.Path) -> Rows:
+  """Returns the whole rows of events.jsonl."""
   path = folder / 'run' / 'events.jsonl'
   whole = path.read_text().rpartition('\n')[0] if path.exists() else ''
   return [json.loads(line) for line in whole.splitlines()]
 
 
-def _times(rows, after: str = '') -> list[float]:  # type: ignore[no-untyped-def]
+def _times(rows: Rows, after: str = '') -> list[float]:
   """Returns the ends of supersteps, those after an event if one is named."""
   names = [row['event'] for row in rows]
   if after and after not in names:
     return []
   rows = rows[names.index(after) :] if after else rows
   return [
-    row['time']
-    for row in rows
-    if row['event'] == 'push' and row['worker'] == 0
+    row['time'] for row in rows if row['event'] == 'push' and row['worker'] == 0
   ]
 
 

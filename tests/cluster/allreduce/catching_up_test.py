@@ -13,15 +13,24 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from absl.testing import absltest, parameterized
 
 from cluster.allreduce import catching_up, retention
 from cluster.allreduce.retention import Retention, Update
+from cluster.allreduce.sums.host import HostReducer
+from cluster.allreduce.sums.multi_round import MultiRoundReducer
+from cluster.membership import handover
 from cluster.network import messages
+from cluster.network.handshake import Security
+from cluster.network.port import Port
 from cluster.process import roles
 from learning.digest import digest
+from learning.layout import Layout
+from learning.learner import TaskLearner
 from tests.support import members, processes, replicas
 from tools import recompute, replay
+from wire.codec import PartialVector
 
 _STATE = {'learner': {'version': 3, 'w': jnp.arange(8.0)}, 'replicated': ()}
 # The joiner's transfers take as long as over slow links.
@@ -167,6 +176,110 @@ class RetentionTest(parameterized.TestCase):
   def test_an_update_of_another_version_is_refused(self):
     with self.assertRaisesRegex(RuntimeError, 'version 6, got 8'):
       self._recorded().record(8, _update(0))
+
+
+class ReplayTest(parameterized.TestCase):
+  """Sums that one learner has applied, and another one replays."""
+
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    params = {
+      'a': jnp.asarray(rng.normal(size=(30, 40)), jnp.float32),
+      'b': jnp.asarray(rng.normal(size=(40,)), jnp.float32),
+    }
+    self.learner = TaskLearner(
+      params=params,
+      stats=(),
+      tx=optax.adamw(1.0),
+      schedule=lambda examples, updates: 0.1 / (1 + examples + updates),
+      reduction='sum',
+      num_workers=3,
+      worker_batch=8,
+    )
+    self.arguments = {
+      'workers': 3,
+      'gradient': mock.Mock(copies=None),
+      'port': Port('127.0.0.1', 0, Security()),
+      'timeout_s': 1.0,
+    }
+
+  def _layout(self, dtype='float32'):
+    return Layout(
+      self.learner.params,
+      bucket_bytes=1000,
+      dtype=jnp.dtype(dtype),
+      step_statistics=5,
+    )
+
+  def _check(self, apply, reducer, draw):
+    """Applies five updates, replays copies of their sums, and compares."""
+    start = handover.copy_state(self.learner.state())
+    copies = []
+    for k in range(5):
+      draw()
+      apply(self.learner, examples=8 + k, pushes=3)
+      copies.append(reducer.copy_sum())
+    draw()  # The buffer is used again.
+    other = self.learner.fork()
+    other.restore(start)
+    for k, sums in enumerate(copies):
+      reducer.apply_copy(other, sums, examples=8 + k, pushes=3)
+    self.assertEqual(digest(other.state()), digest(self.learner.state()))
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(copies[0]))
+
+  @parameterized.parameters('float32', 'bfloat16', 'float16')
+  def test_replayed_sums_give_the_same_bits(self, dtype):
+    layout = self._layout(dtype)
+    reducer = HostReducer(0, layout=layout, **self.arguments)
+    rng = np.random.default_rng(1)
+
+    def draw():
+      vector = rng.normal(size=layout.size).astype(np.float32)
+      for bucket in layout.buckets:  # The executor rounds sums likewise.
+        part = vector[bucket.start : bucket.end]
+        part[:] = part.astype(bucket.dtype)
+      reducer._vectors[0][:] = vector
+
+    copied = self._check(reducer.apply, reducer, draw)
+    self.assertEqual(copied, layout.size_bytes)
+
+  def test_sums_that_were_not_rounded_are_copied_in_full(self):
+    layout = self._layout('bfloat16')
+    reducer = HostReducer(0, layout=layout, **self.arguments)
+    rng = np.random.default_rng(1)
+
+    def draw():
+      reducer._vectors[0][:] = rng.normal(size=layout.size)
+
+    copied = self._check(reducer.apply, reducer, draw)
+    self.assertEqual(copied, 4 * layout.size)
+
+  @parameterized.parameters(False, True)
+  def test_numbers_that_have_not_arrived_stay_the_same(self, is_partial):
+    layout = self._layout()
+    size, rng = layout.gradient_size, np.random.default_rng(1)
+    reducer = MultiRoundReducer(
+      0,
+      layout=layout,
+      multi_round=mock.MagicMock(uses_numpy=True),
+      bucket_bytes=1000,
+      overlap=False,
+      **self.arguments,
+    )
+
+    def draw():
+      arrived = rng.random(size) < 0.1 if is_partial else ()
+      total = rng.normal(size=layout.size).astype(np.float32)
+      if is_partial:
+        total[:size][~arrived] = 0.0
+      reducer._total[:] = total
+      reducer._ended = mock.Mock()
+      reducer._ended.reduced = PartialVector(total[:size], arrived)
+
+    copied = self._check(reducer.apply, reducer, draw)
+    if is_partial:
+      self.assertLess(copied, 4 * layout.size / 4)
 
 
 class SimulatedTest(parameterized.TestCase):
