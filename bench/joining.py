@@ -5,7 +5,9 @@
 Three workers train over a ring, on hosts of a lab (root only) with links of
 `--mbit`, an MLP whose state with AdamW takes `--mb`.  Then a fourth one joins.
 In the mode `member` it fetches the whole state as a member of the next epoch;
-in the mode `catching_up`, as always, while the others train.
+in the mode `catching_up`, as always, while the others train.  The table has a
+superstep before, the longest one until it has taken part in one, the time in
+which the members had no sum as the epoch began, and a superstep of all four.
 """
 
 import argparse
@@ -64,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     words += ['bench.joining', '--hosts', *(argv or sys.argv[1:])]
     subprocess.run(words, check=True)
     return
-  rows = [('mode', 'superstep s', 'longest s', 'after that', 'ready to join s')]
+  rows = [('mode', 'superstep s', 'longest s', 'without sums s', 'with all s')]
   rows += [(mode, *_measure(mode, flags.mb)) for mode in flags.modes.split(',')]
   print(clusters.table(*rows), flush=True)
 
@@ -87,19 +89,18 @@ def _measure(mode: str, mb: int) -> tuple[str, ...]:
   rows = _read(folder)
   times = _times(rows)
   usual = [b - a for a, b in itertools.pairwise(times)][1 : _BEFORE - 1]
-  join = next(row['time'] for row in rows if row['event'] == 'join')
   until = _times(rows, after='join')[0]
   near = [time_ for time_ in times if time_ <= until]
   durations = [b - a for a, b in itertools.pairwise(near)][_BEFORE:]
   after = [b - a for a, b in itertools.pairwise(_times(rows, after='join'))]
   log = (folder / 'worker0.log').read_text().splitlines()
-  waits = [line for line in log if ' runs after ' in line or 'Worker 3' in line]
-  print(*waits, f'epoch ended at {join:.1f} s', sep='\n', flush=True)
+  print(*(line for line in log if 'Worker 3' in line), sep='\n', flush=True)
+  waited = next(line for line in log if ' runs after ' in line).split()
   return (
     f'{statistics.median(usual):.2f}',
     f'{max(durations):.2f}',
+    waited[-2],
     f'{statistics.median(after):.2f}',
-    f'{join - times[_BEFORE]:.1f}',
   )
 
 

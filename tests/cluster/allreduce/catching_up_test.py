@@ -485,9 +485,9 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     pushes = [e for e in events if e['event'] == 'push']
     join = next(e['time'] for e in events if e['event'] == 'join')
     before = [e['time'] for e in pushes if join - 2.5 < e['time'] <= join]
-    self.assertGreater(len(before), 3 * 15)
-    self.assertLess(max(np.diff(before)), 1.0)
-    self.assertLess(joined - close, 2.0)
+    self.assertGreater(len(before), 3 * 5)
+    self.assertLess(max(np.diff(before)), 2.0)
+    self.assertLess(joined - close, 2.5)
     # Digests of all members, parameters and optimizer, were equal.
     summary = coordinator.summary
     self.assertEqual(
