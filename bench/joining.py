@@ -77,10 +77,11 @@ def _measure(mode: str, mb: int) -> tuple[str, ...]:
   config = folder / 'config.py'
   config.write_text(_CONFIG.format(code=_MODES[mode]))
   with contextlib.ExitStack() as stack:
-    start = lambda rank: _start(stack, rank, config, folder, mb)  # noqa: E731
-    workers = [start(rank) for rank in range(_WORKERS - 1)]
+    workers = [
+      _start(stack, rank, config, folder, mb) for rank in range(_WORKERS - 1)
+    ]
     _await(folder, lambda rows: len(_times(rows)) > _BEFORE)
-    workers.append(start(_WORKERS - 1))
+    workers.append(_start(stack, _WORKERS - 1, config, folder, mb))
     _await(folder, lambda rows: len(_times(rows, after='join')) > _AFTER)
     for worker in workers:
       worker.send_signal(signal.SIGTERM)
