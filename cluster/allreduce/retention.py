@@ -7,11 +7,12 @@ that it has the members' parameters and optimizer state bit for bit.
 
 Some members retain that state and those sums in host memory, until the
 coordinator releases them.  Their size is bounded: if the sums take more memory
-than the state and a few further sums, the oldest are dropped, and the state
-with them.  While a worker fetches the state over a link of B bytes per second,
+than the state, a few further sums and 64 MiB, the oldest are dropped, and the
+state with them.  While a worker fetches the state over a link of B bytes per second,
 as many bytes of sums accumulate as the state has if an update of P bytes comes
 every P / B seconds: a worker that finds more of them could not fetch updates as
-fast as they come, and needs a newer state.
+fast as they come.  The rest of the bound is for what takes time whatever its
+size, such as connections: small models make hundreds of updates meanwhile.
 """
 
 import collections
@@ -183,7 +184,7 @@ class Retention:
 
   def _limit(self) -> None:
     """Drops the oldest updates beyond the limit, and an older state."""
-    spare_bytes = SPARE_UPDATES * self._updates[-1].size_bytes
+    spare_bytes = SPARE_BYTES + SPARE_UPDATES * self._updates[-1].size_bytes
     while self._updates_bytes > self._state_bytes + spare_bytes:
       self._drop_oldest()
     if self._state and self._state[0] < self._first:

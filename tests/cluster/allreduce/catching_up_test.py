@@ -116,6 +116,7 @@ class RetentionTest(parameterized.TestCase):
     copy, _ = found.find(_request(4, since=3))
     np.testing.assert_array_equal(copy.arrays[1][1], np.ones(3))
 
+  @mock.patch.object(retention, 'SPARE_BYTES', 0)
   def test_retained_bytes_are_bounded(self):
     found, state_bytes = self._recorded(0), 32
     update = _update(0).size_bytes
