@@ -8,11 +8,12 @@ that it has the members' parameters and optimizer state bit for bit.
 Some members retain that state and those sums in host memory, until the
 coordinator releases them.  Their size is bounded: if the sums take more memory
 than the state, a few further sums and 64 MiB, the oldest are dropped, and the
-state with them.  While a worker fetches the state over a link of B bytes per second,
-as many bytes of sums accumulate as the state has if an update of P bytes comes
-every P / B seconds: a worker that finds more of them could not fetch updates as
-fast as they come.  The rest of the bound is for what takes time whatever its
-size, such as connections: small models make hundreds of updates meanwhile.
+state with them.  While a worker fetches the state over a link of B bytes per
+second, as many bytes of sums accumulate as the state has if an update of P
+bytes comes every P / B seconds: a worker that finds more of them could not
+fetch updates as fast as they come.  The rest of the bound is for what takes
+time whatever its size, such as connections: small models make hundreds of
+updates meanwhile.
 """
 
 import collections
@@ -27,9 +28,8 @@ import numpy as np
 from cluster.membership.handover import StateCopy
 from cluster.network.messages import StateRequest
 
-SPARE_UPDATES = (
-  4  # Sums that may be retained beside as many bytes as the state.
-)
+# Sums that are retained beside as many bytes as the state has.
+SPARE_UPDATES, SPARE_BYTES = 4, 2**26
 
 
 class Update(NamedTuple):
