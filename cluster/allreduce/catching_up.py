@@ -278,20 +278,24 @@ class CatchingUp:
     if joiner.is_close:
       return
     is_first = order.since is None
-    if not behind or (took_s < _SHORT_S and not is_first):
+    is_idle = not (is_first or joiner.fewest is None or behind < joiner.fewest)
+    joiner.idle_rounds = joiner.idle_rounds + 1 if is_idle else 0
+    is_last = joiner.idle_rounds == ROUNDS
+    if (
+      not behind
+      or (took_s < _SHORT_S and not is_first)
+      or (is_last and behind <= MOST_UPDATES)
+    ):
       joiner.is_close = True
       logging.info(
         'Worker %d has caught up at version %d, %d updates behind, after '
         '%.1f s.',
         *(index, order.version, behind, self._now() - joiner.began),
       )
-    elif is_first or joiner.fewest is None or behind < joiner.fewest:
-      joiner.idle_rounds = 0
+    elif is_last:
+      self._give_up(index, f'it remains {behind} updates behind')
+    elif not is_idle:
       joiner.fewest = behind
-    else:
-      joiner.idle_rounds += 1
-      if joiner.idle_rounds == ROUNDS:
-        self._give_up(index, f'it remains {behind} updates behind')
 
   def _begin_again(self, index: int, problem: str, order: CatchUp) -> None:
     """Makes a worker begin with a newer state, as an order has failed."""

@@ -41,7 +41,7 @@ _fetch = handover.fetch
 
 def fetch(*args, since=None, **fields):
   result = _fetch(*args, since=since, **fields)
-  time.sleep(2.5 if since is None else 0.3)
+  time.sleep(2.5 if since is None else 0.05)
   return result
 
 handover.fetch = fetch
