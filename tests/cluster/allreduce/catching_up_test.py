@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from absl.testing import absltest, parameterized
 
 from cluster.allreduce import catching_up, retention
@@ -433,12 +434,18 @@ class SimulatedTest(parameterized.TestCase):
 
 
 class RunTest(processes.TestCase, parameterized.TestCase):
+  def test_others_continue_while_a_slow_worker_fetches_the_state(self):
+    self._check_join(optimizer__name='adamw')
+
   @parameterized.parameters(
-    {'optimizer__name': 'adamw'},
     {'wire__name': 'sparse', 'wire__sparse__chunk': 16},
     {'wire__name': 'lowrank'},
   )
-  def test_others_continue_while_a_slow_worker_fetches_the_state(self, **wire):
+  @pytest.mark.soak
+  def test_others_continue_while_it_replays_sums_of_codecs(self, **wire):
+    self._check_join(**wire)
+
+  def _check_join(self, **wire):
     folder = pathlib.Path(tempfile.mkdtemp(), 'run')
     address = f'--coordinator=127.0.0.1:{roles.free_ports(1)[0]}'
     start = functools.partial(
