@@ -90,7 +90,7 @@ def _measure(mode: str, mb: int) -> tuple[str, ...]:
   rows = _read(folder)
   times = _times(rows)
   usual = [b - a for a, b in itertools.pairwise(times)][1 : _BEFORE - 1]
-  until = _times(rows, after='join')[0]
+  until = _times(rows, after='join')[1]
   near = [time_ for time_ in times if time_ <= until]
   durations = [b - a for a, b in itertools.pairwise(near)][_BEFORE:]
   after = [b - a for a, b in itertools.pairwise(_times(rows, after='join'))]
