@@ -2,9 +2,9 @@
 
 Not among them: the benchmarks of real hosts, which need root for network
 namespaces (`bench.allreduce`, `bench.routes`, `bench.steps`, `bench.ladder`,
-`bench.faults`), and `bench.lead`, `bench.fuzz`, `bench.replicas`,
-`bench.replication`, `bench.soak` (also `make soak`) and `bench.gpu`, which take
-minutes.  docs/benchmarks.md has their commands.
+`bench.faults`, `bench.joining`), and `bench.lead`, `bench.fuzz`,
+`bench.replicas`, `bench.replication`, `bench.soak` (also `make soak`) and
+`bench.gpu`, which take minutes.  docs/benchmarks.md has their commands.
 """
 
 from bench import (

@@ -5,8 +5,8 @@ connection is lost, the coordinator stops the epoch.  All living members report
 their version of the learner.  The versions differ by one at most, as an
 iteration cannot end without the contributions of all.  If some member has ended
 the last iteration, the others fetch its state, and the iteration is recorded;
-if none has, those that live repeat it.  A worker that joins waits for the end
-of an iteration, and fetches the state likewise.
+if none has, those that live repeat it.  A worker that joins catches up with the
+members (`catching_up`), and is one from the end of an iteration on.
 
 Members compare their states when they have connected, and before an iteration
 is recorded after which the run is evaluated, saved or over: see `checking`.
@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from absl import logging
 
+from cluster.allreduce.catching_up import CatchingUp
 from cluster.allreduce.checking import StateCheck
 from cluster.allreduce.rendezvous import Rendezvous, Unreachable
 from cluster.allreduce.replication import Inheritance
@@ -26,6 +27,7 @@ from cluster.coordinator import Coordinator
 from cluster.membership.admission import Reception
 from cluster.membership.event_loop import DRAINED
 from cluster.network.messages import (
+  CaughtUp,
   Connected,
   ConnectionLost,
   EpochStopped,
@@ -47,6 +49,7 @@ class MembershipEpochs:
     rendezvous: Members of the current epoch, and their forest.
     check: Comparison of the members' states.
     links: Knowledge of the links.
+    catching_up: Workers that catch up with the members.
     is_running: True while the members can sum: all are connected and have the
       same state.
     reason: Reason for which the current epoch has begun, for the log.
@@ -88,8 +91,15 @@ class MembershipEpochs:
       forget=self._record_forgotten,
       limit_s=check_s,
     )
+    self.catching_up = CatchingUp(
+      rendezvous,
+      send=reception.send_to_worker,
+      now=time.monotonic,
+      limit_s=check_s,
+    )
     self.is_running = False
     self.reason = 'all are there'
+    self._stopped_at = 0.0  # When the last epoch was stopped, monotonic s.
     self._coordinator, self._store = coordinator, store
     self._reception, self._members = reception, reception.members
     self._deadlines, self._now = deadlines, now
@@ -157,7 +167,7 @@ class MembershipEpochs:
 
   @property
   def newcomers(self) -> list[int]:
-    """Workers that are ready and admitted, but not members yet."""
+    """Workers that can be members of the next epoch, but are not members."""
     members = {*self.rendezvous.members}
     return [
       index
@@ -165,6 +175,7 @@ class MembershipEpochs:
       if member.stream
       and index not in members
       and self.rendezvous.admits(index)
+      and not self.catching_up.delays(index)
     ]
 
   @property
@@ -185,8 +196,15 @@ class MembershipEpochs:
     return self.is_running
 
   def add(self, index: int, address: str, cores: int) -> None:
-    """Adds a worker that is ready: see `Rendezvous.add`."""
+    """Adds a worker that is ready: see `Rendezvous.add`.
+
+    It catches up, unless the run has yet to start, or the worker continues as a
+    member with a coordinator that succeeds another.
+    """
     self.rendezvous.add(index, address, cores)
+    is_member = index in self.rendezvous.living
+    if self._has_started and self.rendezvous.tolerates_loss and not is_member:
+      self.catching_up.add(index)
     if self._inheritance and index in self.rendezvous.awaited:
       number = self.rendezvous.membership_epoch
       stop = StopEpoch(membership_epoch=number, completes=False)
@@ -207,6 +225,11 @@ class MembershipEpochs:
     self.agreed, self._inheritance = self.rendezvous.members, None
     self.present = {*self.agreed}
     self.is_running = True
+    self.catching_up.settle(self.agreed)
+    if self._stopped_at:
+      number = self.rendezvous.membership_epoch
+      waited_s = time.monotonic() - self._stopped_at
+      logging.info('Membership epoch %d runs after %.2f s.', number, waited_s)
     self.links.begin_epoch()
 
   def take_unrecorded(self) -> list[tuple[Sequence[float], Sequence[int]]]:
@@ -250,6 +273,7 @@ class MembershipEpochs:
     else:
       logging.warning('Worker %d is lost: %s', index, reason)
     stream, member.stream = member.stream, None
+    self.catching_up.remove(index)
     self._reception.evict(index, stream, reason, kind)
     self.links.lose(index, reason)
     self._draining.discard(index)
@@ -289,6 +313,7 @@ class MembershipEpochs:
       number = self.rendezvous.membership_epoch
       logging.info('Membership epoch %d begins: %s.', number, reason)
       self.is_running, self.reason = False, reason
+      self._stopped_at = time.monotonic()
     if is_first or (self._ends_iteration and not ends):
       self._ends_iteration = ends
       number = self.rendezvous.membership_epoch
@@ -339,12 +364,21 @@ class MembershipEpochs:
     self.rendezvous.suspect(index, message.peer)
     self.stop('a connection is lost')
 
+  def take_caught_up(self, index: int, message: CaughtUp) -> None:
+    """Handles the report of a worker that catches up."""
+    self.catching_up.take_report(index, message, self._store.version)
+
   def evict_overdue(self, *, is_idle: bool) -> None:
     """Evicts members that delay an iteration, a check or the next epoch.
+
+    Workers that catch up are evicted, too, if they make no progress.
 
     Args:
       is_idle: Whether no iteration that was assigned is running.
     """
+    moved_at = lambda k: self._members[k].progress.last_change  # noqa: E731
+    for index in self.catching_up.find_overdue(moved_at):
+      self.lose(index, 'It made no progress at catching up.')
     if self.check.is_running:
       moved = [member.progress.last_change for member in self._members]
       for index in self.check.overdue(moved.__getitem__):
@@ -461,6 +495,7 @@ class MembershipEpochs:
     except Unreachable as error:
       self.lose(error.worker, str(error))
       return
+    self.catching_up.complete(members, version)
     for index, order in orders:
       self._members[index].progress.last_change = time.monotonic()
       self._reception.send_to_worker(index, order)

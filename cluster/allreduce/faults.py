@@ -298,9 +298,9 @@ class FaultyReplica(Replica):
     finally:
       self._is_fetching = False
 
-  def _state_of(self, version: int) -> tuple[Any, str]:
+  def _state_of(self, request: messages.StateRequest) -> tuple[Any, str]:
     self._faults.strike_counted(self.index, Phase.SERVE)
-    return super()._state_of(version)
+    return super()._state_of(request)
 
   def _handle(
     self,

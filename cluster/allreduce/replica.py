@@ -8,6 +8,10 @@ A replica computes the gradient of the examples that the coordinator assigns,
 adds it to those of the others, and applies the sum.  The next assignment
 arrives before an iteration ends, so that a replica waits only for the gradients
 of the others.
+
+A worker that joins while the others train first catches up with them, without
+being a member: it fetches a state that some of them retain, and applies the
+sums of the updates since (`retention`).
 """
 
 import contextlib
@@ -30,6 +34,7 @@ from cluster.allreduce.executor.errors import (
   PeerLost,
 )
 from cluster.allreduce.inbox import Inbox
+from cluster.allreduce.retention import Retention, Update
 from cluster.allreduce.step_statistics import StatisticsLayout, StepStatistics
 from cluster.allreduce.succession import Succession
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
@@ -127,6 +132,8 @@ class Replica:
     # Version and digest of the state, if it has been digested.
     self._known_digest: tuple[int, str] | None = None
     self._state_lock = threading.Lock()
+    # For workers that catch up: others may be ahead of this one for a while.
+    self._retention = Retention(wait_s=settings.timeout_s / 2)
 
   def warm_up(self) -> None:
     """Compiles all functions of an iteration."""
@@ -241,6 +248,7 @@ class Replica:
       settings.port, self._state_of, settings.timeout_s
     )
     session.stack.callback(source.close)
+    session.stack.callback(self._retention.clear)
     self._reducer.open()
     session.stack.callback(self._reducer.close)
     if settings.adapt:
@@ -314,6 +322,13 @@ class Replica:
       case messages.CollectResiduals():
         if self._is_current(message.membership_epoch):
           self._collect(session, message)
+      case messages.RetainState():
+        self._retention.plan(message.version)
+        self._retain_if_due()
+      case messages.ReleaseState():
+        self._retention.release(message.before)
+      case messages.CatchUp():
+        self._catch_up(session, message)
       case messages.StopEpoch():
         self._stop_epoch = message.membership_epoch
         self._reducer.abandon(before=message.membership_epoch)
@@ -406,7 +421,10 @@ class Replica:
     session: Session[messages.ToReplica],
     version: int,
     sources: Sequence[messages.Source],
+    *,
     known: str = '',
+    is_retained: bool = False,
+    since: int | None = None,
   ) -> Any:
     """Returns other workers' state of a version; None if it is known.
 
@@ -415,6 +433,9 @@ class Replica:
       version: Version of the state.
       sources: Workers with the state, and their addresses.
       known: Digest of the state that this worker has.
+      is_retained: Whether they retain it while they continue.
+      since: Version from which to return the updates that they retain; None to
+        return the state.
 
     Raises:
       PeerLost: If it cannot be fetched completely.
@@ -423,21 +444,30 @@ class Replica:
     text = f'fetching version {version} from {addresses}'[:200]
     session.send(messages.Activity(text))
     settings = self._settings
+
+    def step() -> None:
+      self._progress.count_chunk()
+      if session.heartbeat.ended.is_set():
+        raise Abandoned('The session has ended.')
+
     try:
       state, expected = handover.fetch(
         sources,
         version,
         settings.security,
         settings.timeout_s,
-        step=self._progress.count_chunk,
+        step=step,
         known=known,
         digest_s=digest_s(self.state_bytes),
+        is_retained=is_retained,
+        since=since,
       )
     except handover.SourceLost as error:
       raise PeerLost(error.worker, str(error)) from error
     if state is None:
       return None
-    state['learner'] = self._reducer.place(state['learner'])
+    if since is None:
+      state['learner'] = self._reducer.place(state['learner'])
     if (found := digest(state, self._progress.count_chunk)) != expected:
       raise PeerLost(
         sources[0][0], f'expected a state of digest {expected}, got {found}'
@@ -450,6 +480,61 @@ class Replica:
       self.learner.restore(state['learner'])
       self.codec_state.resume(version, state['replicated'])
       self._known_digest = None
+    self._retention.clear()
+
+  def _catch_up(
+    self, session: Session[messages.ToReplica], order: messages.CatchUp
+  ) -> None:
+    """Comes closer to the members' state, while they continue.
+
+    Args:
+      session: Session with the coordinator.
+      order: Order of the coordinator: see `catching_up`.
+    """
+    version, since, problem = order.version, order.since, ''
+    self._progress.begin_iteration(version)
+    self._progress.enter_transfer()
+    try:
+      if since is not None and since != self.learner.version:
+        own = self.learner.version
+        raise PeerLost(self.index, f'expected version {since}, got {own}')
+      fetched = self._fetch(
+        session, version, order.sources, is_retained=True, since=since
+      )
+      if since is None:
+        self._adopt(version, fetched)
+      else:
+        self._replay(fetched)
+    except TransportError as error:
+      problem = str(error)[:200]
+    else:
+      self._is_new, self._statistics = False, []
+      if self._succession:
+        self._succession.standby.forget()
+    session.send(messages.CaughtUp(version, problem))
+
+  def _replay(self, updates: Sequence[Update]) -> None:
+    """Applies the updates of other workers."""
+    learner = self.learner
+    with self._state_lock:
+      for update in updates:
+        if update.sums is None:
+          learner.skip()
+        else:
+          self._reducer.apply_copy(
+            learner,
+            update.sums,
+            examples=update.examples,
+            pushes=update.pushes,
+          )
+        self._progress.count_chunk()
+      self.codec_state.resume(learner.version, updates[-1].replicated)
+
+  def _retain_if_due(self) -> None:
+    """Retains the state of this version, if the coordinator has ordered it."""
+    version = self.learner.version
+    if self._retention.is_due(version):
+      self._retention.retain(version, self._shared_state())
 
   def _compare(
     self, session: Session[messages.ToReplica], order: messages.CompareState
@@ -596,14 +681,20 @@ class Replica:
 
   def _apply(self, assignment: messages.Assignment) -> None:
     """Applies the sum to the learner, or skips one that is not finite."""
-    members = assignment.members
+    members, sums = assignment.members, None
+    examples, pushes = assignment.total, len(members)
     if self._layout.are_finite(self._statistics, members):
-      self._reducer.apply(
-        self.learner, examples=assignment.total, pushes=len(members)
-      )
+      self._reducer.apply(self.learner, examples=examples, pushes=pushes)
+      if self._retention.is_recording:
+        sums = self._reducer.copy_sum()
     else:
       self.learner.skip()
       self.codec_state.commit(self.learner.version)
+    self._retention.record(
+      assignment.version,
+      Update(sums, examples, pushes, self.codec_state.replicated),
+    )
+    self._retain_if_due()
     if self._succession:
       self._succession.standby.take_statistics(
         assignment.version, self._statistics
@@ -630,12 +721,17 @@ class Replica:
         known = self._known_digest = version, digest(state, step)
       return state, known[1]
 
-  def _state_of(self, version: int) -> tuple[Any, str]:
-    """Returns state and digest of a version; runs in the handover's thread.
+  def _state_of(self, request: messages.StateRequest) -> tuple[Any, str]:
+    """Returns what another worker requests, and its digest.
+
+    Runs in the handover's thread.
 
     Raises:
-      LookupError: If this worker has another version.
+      LookupError: If this worker does not have it.
     """
+    if request.is_retained:
+      return self._retention.find(request)
+    version = request.version
     state, found = self._snapshot()
     if (current := state['learner']['version']) != version:
       raise LookupError(f'expected to have version {version}, got {current}')

@@ -446,6 +446,10 @@ class AllreduceRuntime(EventLoop):
         self._handle_digest(index, message)
       case messages.StateCompared():
         self._handle_difference(index, message)
+      case messages.CaughtUp():
+        self.epochs.take_caught_up(index, message)
+        if self._is_idle:  # It may be able to join now.
+          self._assign()
       case messages.ProbeAnswer():
         self._links.take_answer(index, message)
       case messages.TrafficReport():
@@ -458,6 +462,7 @@ class AllreduceRuntime(EventLoop):
     if isinstance(ready, messages.ReplicaReady):
       self.epochs.add(index, ready.address, ready.cores)
     if self._started:
+      self.epochs.catching_up.advance(self._store.version)
       self._log_joined(event)
       if self._is_idle:  # No iteration ends that would let it join.
         self._assign()
@@ -663,6 +668,7 @@ class AllreduceRuntime(EventLoop):
       time=self.time,
     )
     self._links.end_iteration(self.time, self._recorder.exposed_s)
+    self.epochs.catching_up.advance(self._store.version)
 
   def _assign(self) -> None:
     """Assigns this iteration and the next, as far as possible."""
@@ -685,6 +691,7 @@ class AllreduceRuntime(EventLoop):
         self._members[index].progress.last_change = time.monotonic()
       self._replicate()
       is_replicated = True
+      epochs.catching_up.retain(version)
       self._assigner.assign(number, version, members)
     examples = sum(
       self.coordinator.workers[index].examples for index in members
@@ -694,6 +701,7 @@ class AllreduceRuntime(EventLoop):
     if self._assigner.newest == version and not waits:
       if not is_replicated:
         self._replicate()
+      epochs.catching_up.retain(version + 1)
       self._assigner.assign(number, version + 1, members)
 
   def _pauses_after(self, examples: int) -> bool:

@@ -12,10 +12,14 @@ fetched from the others, and so are those of a source that is much slower, once
 all ranges are taken.  Sources with another state than the first that answers,
 as replicas on unlike processors have, are not used.  The receiver verifies the
 digest of the whole.
+
+Updates travel in the same way: a source that retains the sums of some updates
+sends those since a version as one state.
 """
 
 import collections
 import dataclasses
+import functools
 import itertools
 import math
 import threading
@@ -58,6 +62,7 @@ from cluster.network.streams import (
   chunked,
   connect,
 )
+from learning.digest import digest
 from outputs import serialization
 
 # Size of a chunk, and bytes that have to arrive within a timeout: many
@@ -95,6 +100,40 @@ class ArrayPlace(NamedTuple):
   is_jax: bool
 
 
+class StateCopy:
+  """A state whose arrays are in host memory, which later updates do not change.
+
+  On CPUs this copies nothing: XLA does not reuse the memory of an array for
+  which there is a NumPy view.
+
+  Attributes:
+    plain: The plain data, uint8 [n].
+    arrays: Path and content of each array.
+  """
+
+  def __init__(self, state: Any):
+    """Copies a state from its devices.
+
+    Args:
+      state: Plain data and arrays; NumPy arrays must not be changed later.
+    """
+    self.plain, self.arrays = _split(state)
+    contents = (array for _, array in self.arrays)
+    self._tree = jax.tree.map(
+      lambda leaf: next(contents) if _is_array(leaf) else leaf, state
+    )
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """Digest of the state."""
+    return digest(self._tree)
+
+  @property
+  def size_bytes(self) -> int:
+    """Size of the arrays, bytes."""
+    return sum(array.nbytes for _, array in self.arrays)
+
+
 class Handover:
   """Listener that sends the learner's state to processes that request it.
 
@@ -105,15 +144,16 @@ class Handover:
   def __init__(
     self,
     port: Port,
-    state: Callable[[int], tuple[Any, str]],
+    state: Callable[[StateRequest], tuple[Any, str]],
     timeout_s: float,
   ):
     """Starts to listen for requests.
 
     Args:
       port: Port of this process.
-      state: Returns the state of a version and its digest; called in other
-        threads.  Raises LookupError if this process has another version.
+      state: Returns the state of a request, perhaps as a `StateCopy`, and its
+        digest; called in other threads.  Raises LookupError if this process
+        does not have it.
       timeout_s: Seconds after which a receiver that takes nothing is lost.
     """
     self._state, self._timeout_s = state, timeout_s
@@ -156,7 +196,7 @@ class Handover:
       state to send.
     """
     try:
-      state, digest = self._state(request.version)
+      state, found = self._state(request)
     except LookupError as error:
       stream.end(str(error))
       return []
@@ -165,15 +205,16 @@ class Handover:
       stream.end(f'{type(error).__name__}: {error}')
       logging.exception('%s: a state cannot be sent', stream.peer)
       return []
-    if request.digest == digest:
-      stream.send(SameState(digest))
+    if request.digest == found:
+      stream.send(SameState(found))
       return []
-    plain, arrays = _split(state)
+    copy = state if isinstance(state, StateCopy) else StateCopy(state)
+    plain, arrays = copy.plain, copy.arrays
     described = [
       (path, str(array.dtype), array.shape) for path, array in arrays
     ]
     stream.send(
-      StateArrays(described, digest), chunked([plain], _STEP), plain.size
+      StateArrays(described, found), chunked([plain], _STEP), plain.size
     )
     return [_bytes(array) for _, array in arrays]
 
@@ -187,6 +228,8 @@ def fetch(
   step: Callable[[], None] = lambda: None,
   known: str = '',
   digest_s: float = 0.0,
+  is_retained: bool = False,
+  since: int | None = None,
 ) -> tuple[Any, str]:
   """Returns the learner's state of a version, and its digest.
 
@@ -200,6 +243,9 @@ def fetch(
     known: Digest of the state that the caller has; '' for none.
     digest_s: Further limit of the first answer, before which a source may have
       to compute the digest, seconds.
+    is_retained: Whether the sources retain the state, or updates.
+    since: Version from which to fetch the updates in place of a state; None to
+      fetch the state.
 
   Returns:
     The state, whose digest the caller has to verify once its arrays are placed,
@@ -210,7 +256,11 @@ def fetch(
   """
   sources = sources[:MAX_SOURCES]
   transfer = _Transfer(
-    StateRequest(version, known), security, timeout_s, step, digest_s
+    StateRequest(version, known, is_retained, since),
+    security,
+    timeout_s,
+    step,
+    digest_s,
   )
   with ThreadPoolExecutor(len(sources), 'handover') as pool:
     errors = [*pool.map(transfer.receive_from, sources)]
@@ -443,7 +493,7 @@ def _split(state: Any) -> tuple[np.ndarray, list[tuple[str, np.ndarray]]]:
   arrays = []
 
   def place(path: tuple[Any, ...], leaf: Any) -> Any:
-    if not isinstance(leaf, jax.Array | np.ndarray):
+    if not _is_array(leaf):
       return leaf
     arrays.append((jax.tree_util.keystr(path), leaf))
     return ArrayPlace(len(arrays) - 1, isinstance(leaf, jax.Array))
@@ -489,6 +539,10 @@ def _slices(
     first, last = max(start - begin, 0), min(stop - begin, part.size)
     for at in range(first, last, _STEP):
       yield part[at : min(at + _STEP, last)]
+
+
+def _is_array(leaf: Any) -> bool:
+  return isinstance(leaf, jax.Array | np.ndarray)
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:

@@ -872,6 +872,57 @@ class CollectResiduals(Message, frozen=True):
   membership_epoch: Count
 
 
+class RetainState(Message, frozen=True):
+  """Order to retain a state, and the sums of all updates from it on.
+
+  Workers that catch up fetch them: see `cluster.allreduce.retention`.
+
+  Attributes:
+    version: Version of the state: the one that the replica has, or a later one.
+  """
+
+  version: Count
+
+
+class ReleaseState(Message, frozen=True):
+  """Order to drop retained states and sums that are no longer needed.
+
+  Attributes:
+    before: First version that is still needed; None for none.
+  """
+
+  before: Count | None
+
+
+class CatchUp(Message, frozen=True):
+  """Order to a worker that is no member to come closer to the members' state.
+
+  Attributes:
+    version: Version to reach.
+    since: Version of the worker's state, to which it applies the sums of later
+      updates; None to fetch the whole state.
+    sources: Members that have retained these.
+  """
+
+  version: Count
+  since: Count | None
+  sources: Annotated[
+    Sequence[Source], Meta(min_length=1, max_length=MAX_SOURCES)
+  ]
+
+
+class CaughtUp(Message, frozen=True):
+  """Answer to `CatchUp`.
+
+  Attributes:
+    version: Version in the order.
+    problem: Reason for which it was not reached; '' if it was.
+  """
+
+  version: Count
+  problem: Text = ''
+
+
 class TrafficReport(Message, frozen=True):
   """A replica's traffic.
 
@@ -1083,10 +1134,16 @@ class StateRequest(Message, frozen=True):
   Attributes:
     version: Version of the state.
     digest: Digest of the state that it has; '' for none.
+    is_retained: Whether it fetches a state that was retained, or updates, while
+      the source continues: see `RetainState`.
+    since: Version from which updates lead to `version`, to fetch these; None
+      for the state.
   """
 
   version: Annotated[int, Meta(gt=-_COUNT, lt=_COUNT)]
   digest: Text = ''
+  is_retained: bool = False
+  since: Count | None = None
 
 
 class SameState(Message, frozen=True):
@@ -1208,6 +1265,7 @@ FromReplica = (
   | EpochStopped
   | StateDigest
   | StateCompared
+  | CaughtUp
   | ProbeAnswer
   | TrafficReport
 )
@@ -1224,6 +1282,9 @@ ToReplica = (
   | CompareState
   | CollectResiduals
   | CoordinatorState
+  | RetainState
+  | ReleaseState
+  | CatchUp
   | ProbeOrder
 )
 

@@ -149,11 +149,11 @@ class RemoteEvaluation:
 
 
 def _find_version(
-  number: int, version: tuple[Any, str], wanted: int
+  number: int, version: tuple[Any, str], request: messages.StateRequest
 ) -> tuple[Any, str]:
   """Returns the state and digest of an evaluation, for a `Handover`."""
-  if wanted != number:
-    raise LookupError(f'expected evaluation {number}, got {wanted}')
+  if request.version != number:
+    raise LookupError(f'expected evaluation {number}, got {request.version}')
   return version
 
 

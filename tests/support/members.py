@@ -54,6 +54,9 @@ class Session:
     doing: Present activity.
     bits: Difference of the parameters from exact ones.
     standby: State that the member retains to succeed the coordinator.
+    due: Version of a state to retain; None for none.
+    state_version: Version of a retained state; None for none.
+    recorded: Version from which updates are retained; None if none are.
   """
 
   def __init__(self, world, index, process, learned):
@@ -65,6 +68,7 @@ class Session:
     self.membership_epoch = self.stopped = -1
     self.is_alive, self.standby = True, Standby()
     self.doing, self.assignment, self.connect_message = 'nothing', None, None
+    self.due = self.state_version = self.recorded = None
     hello = messages.WorkerHello(index, process, '')
     self.incarnation = world.reception.admit(self, hello)
     if self.incarnation is None:
@@ -122,6 +126,8 @@ class Session:
       yield self.fetch
     elif self.doing == 'comparing':
       yield self.compare
+    elif self.doing == 'catching up':
+      yield self.catch_up
     elif self.doing == 'forming':
       peers = self.world.peers(self.connect_message)
       if self.stopped > self.membership_epoch:
@@ -181,6 +187,18 @@ class Session:
       case messages.CompareState():
         if message.membership_epoch == self.membership_epoch >= self.stopped:
           self.doing, self.comparison = 'comparing', message
+      case messages.RetainState():
+        self.due = message.version
+        self.retain_if_due()
+      case messages.ReleaseState():
+        if message.before is None:
+          self.due = self.state_version = self.recorded = None
+        elif self.recorded is not None:
+          self.recorded = max(self.recorded, message.before)
+          if (self.state_version or 0) < message.before:
+            self.state_version = None
+      case messages.CatchUp():
+        self.doing, self.order = 'catching up', message
       case messages.StopEpoch():
         self.stopped = max(self.stopped, message.membership_epoch)
         version, last = self.version, self.last
@@ -206,11 +224,41 @@ class Session:
     )
     if has_state and not cut:
       self.learned, self.last = list(source.learned), []
+      self.due = self.state_version = self.recorded = None
       self.standby.forget()
       self.bits = source.bits
       self.join()
     else:
       self.lose(source.index)
+
+  def retain_if_due(self):
+    if self.due == self.version:
+      self.state_version, self.due = self.version, None
+      if self.recorded is None:
+        self.recorded = self.version
+
+  def catch_up(self):
+    """Fetches what the first source has that is alive and retains it."""
+    self.doing, order = 'nothing', self.order
+    for _, address in order.sources:
+      source = self.world.sessions[address]
+      has_state = (
+        source.state_version == order.version
+        if order.since is None
+        else None not in (source.recorded, order.since)
+        and source.recorded <= order.since == self.version
+        and order.version <= source.version
+      )
+      cut = {self.index, source.index} in self.world.cut
+      if source.is_alive and has_state and not cut:
+        start = order.since or 0
+        self.learned[start:] = source.learned[start : order.version]
+        self.bits = source.bits if order.since is None else self.bits
+        self.is_fresh, self.last = False, []
+        self.standby.forget()
+        self.send_to_coordinator(messages.CaughtUp(order.version))
+        return
+    self.send_to_coordinator(messages.CaughtUp(order.version, 'failed'))
 
   def connect(self):
     self.doing = 'nothing'
@@ -287,6 +335,7 @@ class Session:
     numbers = sum(self.world.write_statistics(index) for index in parts)
     self.last = numbers.tolist()
     self.standby.take_statistics(version, self.last)
+    self.retain_if_due()
     self.doing = 'nothing'
     if self.index == self.world.local:
       self.world.complete(version, self.last)

@@ -267,6 +267,23 @@ class HostReducer:
     # The next computation's time is measured without the update.
     jax.block_until_ready((learner.params, learner.stats))
 
+  def copy_sum(self) -> Any:
+    """Returns copies of the summed buckets, in the dtypes they are sent in."""
+    vector = self._vectors[0]
+    return [
+      _shrink(vector[bucket.start : bucket.end], bucket.dtype)
+      for bucket in self._layout.buckets
+    ]
+
+  def apply_copy(
+    self, learner: Learner, sums: Any, *, examples: int, pushes: int
+  ) -> None:
+    """Applies copied buckets to the learner."""
+    vector = memory.aligned(self._layout.size * _ITEM).view(np.float32)
+    for bucket, numbers in zip(self._layout.buckets, sums, strict=True):
+      vector[bucket.start : bucket.end] = numbers
+    learner.apply_buffer(self._layout, vector, examples=examples, pushes=pushes)
+
   def collect(self, version: int) -> None:
     """Returns at once: there are no residuals."""
 
@@ -275,6 +292,16 @@ class HostReducer:
     if self._executor is None:
       raise RuntimeError('Expected an open executor, got none.')
     return self._executor
+
+
+def _shrink(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+  """Returns a copy in a dtype, or in float32 if that would change numbers."""
+  if dtype == FLOAT32:
+    return numbers.copy()
+  with np.errstate(over='ignore', invalid='ignore'):
+    small = numbers.astype(dtype)
+    is_same = np.array_equal(small.astype(np.float32), numbers)
+  return small if is_same else numbers.copy()
 
 
 class CheckedFiller(BucketFiller):

@@ -170,16 +170,50 @@ class MultiRoundReducer(HostReducer):
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Applies the sum, or the part of it that has arrived, to the learner."""
-    if self._ended is None:
-      raise RuntimeError('Expected an allreduce that has ended, got none.')
+    ended = self._finished_rounds
     learner.apply_buffer(
       self._layout,
       self._total,
       examples=examples,
       pushes=pushes,
-      arrived=self._leaves(self._ended.reduced.arrived),
+      arrived=self._leaves(ended.reduced.arrived),
     )
-    self._ended.finish(learner.version)
+    ended.finish(learner.version)
+
+  def copy_sum(self) -> Any:
+    """Returns the numbers of the sum that have arrived, and which they are."""
+    arrived = self._finished_rounds.reduced.arrived
+    if isinstance(arrived, tuple):
+      return {'numbers': self._total.copy(), 'arrived': ()}
+    mask = np.ones(self._total.size, bool)
+    mask[: self._layout.gradient_size] = np.asarray(arrived)
+    return {'numbers': self._total[mask], 'arrived': np.packbits(mask)}
+
+  def apply_copy(
+    self, learner: Learner, sums: Any, *, examples: int, pushes: int
+  ) -> None:
+    """Applies a copied sum, or the part that had arrived, to the learner."""
+    total, arrived = sums['numbers'], sums['arrived']
+    if not isinstance(arrived, tuple):
+      size, numbers = self._layout.size, total
+      mask = np.unpackbits(arrived, count=size).astype(bool)
+      total = memory.aligned(_ITEM * size).view(np.float32)
+      total[:] = 0.0
+      total[mask] = numbers
+      arrived = mask[: self._layout.gradient_size]
+    learner.apply_buffer(
+      self._layout,
+      total,
+      examples=examples,
+      pushes=pushes,
+      arrived=self._leaves(arrived),
+    )
+
+  @property
+  def _finished_rounds(self) -> WorkerRounds:
+    if self._ended is None:
+      raise RuntimeError('Expected an allreduce that has ended, got none.')
+    return self._ended
 
   def collect(self, version: int) -> None:
     """Sums all workers' residuals into `codec_state.residual_sum`."""

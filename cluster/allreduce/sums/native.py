@@ -428,6 +428,16 @@ class NativeReducer:
     learner.commit(learner.version)
     jax.block_until_ready(learner.params)
 
+  def copy_sum(self) -> Any:
+    """Raises RuntimeError: no worker can join where XLA sums."""
+    raise RuntimeError('Expected a sum of hosts, got one of XLA.')
+
+  def apply_copy(
+    self, learner: Learner, sums: Any, *, examples: int, pushes: int
+  ) -> None:
+    """Raises RuntimeError, as `copy_sum`."""
+    raise RuntimeError('Expected a sum of hosts, got one of XLA.')
+
   def collect(self, version: int) -> None:
     """Returns at once: there are no residuals."""
 

@@ -18,7 +18,8 @@ class Reducer(Protocol):
 
   Order of calls: `warm_up` once; `open` at the start of each session; `form` at
   the start of each epoch; for each iteration `compute`, `finish`, `total` and
-  `apply`; between two iterations perhaps `collect`; `close` at the session's
+  `apply`, perhaps with `copy_sum`; between two iterations perhaps `collect`;
+  outside of epochs `apply_copy`; `close` at the session's
   end.
 
   The thread of a replica calls it, except for `abandon`, `steps`, `traffic` and
@@ -133,6 +134,27 @@ class Reducer(Protocol):
 
   def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
     """Applies the sum to the learner, whose version increases by 1."""
+
+  def copy_sum(self) -> Any:
+    """Returns a copy of the sum that `apply` applies, or has just applied.
+
+    Returns:
+      Pytree of NumPy arrays, as `apply_copy` takes it.
+    """
+
+  def apply_copy(
+    self, learner: Learner, sums: Any, *, examples: int, pushes: int
+  ) -> None:
+    """Applies another worker's `copy_sum`, as `apply` has done there.
+
+    The learner's state is then equal bit for bit, on a like processor.
+
+    Args:
+      learner: Learner at the version to which the sum was applied.
+      sums: The copy.
+      examples: Number of examples that it was summed over.
+      pushes: Number of workers that took part.
+    """
 
   def collect(self, version: int) -> None:
     """Sums all workers' residuals into `codec_state.residual_sum`.

@@ -6,6 +6,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from cluster.allreduce.catching_up import CatchingUp
 from tests.support import replicas
 
 
@@ -36,7 +37,9 @@ class DeadlinesTest(parameterized.TestCase):
           doing = 'compute' if index in hung else 'transfer'
           steps = 1 if peer.doing == 'fetching' else 2  # Less progress.
           steps = self._steps.get(index, steps)
-          progress = (doing, self.world.store.version, steps)
+          version = self.world.store.version
+          at = peer.version if peer.doing == 'catching up' else version
+          progress = (doing, at, steps)
           member.progress.update(progress, member.last_heartbeat)
       self.world.check_deadlines()
 
@@ -73,14 +76,33 @@ class DeadlinesTest(parameterized.TestCase):
     world = self.world
     world.members[1].end()
     world.reach(5)
-    world.join(1)
     late = {('1/1', 'fetch')}
-    world.run_without(but=late)
+    with mock.patch.object(CatchingUp, 'add'):  # As after failed attempts.
+      world.join(1)
+      world.run_without(but=late)
     self.assertEqual(world.members[1].doing, 'fetching')
     self._pass(23)
     self.assertTrue(world.reception.members[0].stream)
     self.assertTrue(world.reception.members[2].stream)
     self.assertIsNone(world.reception.members[1].stream)
+
+  def test_a_worker_that_hangs_as_it_catches_up_is_evicted_and_delays_none(
+    self,
+  ):
+    world = self.world
+    world.members[1].end()
+    world.reach(5)
+    world.join(1)
+    late = {('1/1', 'catch_up')}
+    world.run_until(lambda: world.members[1].doing == 'catching up', but=late)
+    for _ in range(23):
+      self._pass(1)
+      world.reach(world.store.version + 1, but=late)
+    self.assertTrue(world.reception.members[0].stream)
+    self.assertTrue(world.reception.members[2].stream)
+    self.assertIsNone(world.reception.members[1].stream)
+    self.assertIsNone(world.members[0].recorded)
+    self.assertIsNone(world.members[2].recorded)
 
 
 if __name__ == '__main__':

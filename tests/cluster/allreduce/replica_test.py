@@ -26,7 +26,7 @@ from learning import digest
 from learning.layout import Layout
 from learning.timing_only import TimingOnlyGradient, TimingOnlyLearner
 from route import links, ring
-from tests.support import descriptors
+from tests.support import descriptors, relays
 
 _HOST, _WAIT_S = '127.0.0.1', 20.0
 
@@ -274,6 +274,55 @@ class ReplicaTest(parameterized.TestCase):
     self.assertAlmostEqual(compared.difference, difference)
     self.assertEqual(compared.digest == digests[0], same)
     self.assertEqual(learners[1].params['w'][0] == 1, same)
+
+  def _start_catching_up(self, address=''):
+    """Returns a source at version 2, and a replica that fetches version 1."""
+    nodes = [self._open_replica(k, workers=2) for k in range(2)]
+    source = nodes[0]
+    source.workers = 1
+    source.replica.learner.params = {'w': np.arange(1e6, dtype=np.float32)}
+    source.form()
+    source.receive(messages.Connected)
+    source.assign(0, ((0, 8),))
+    source.send_message(messages.RetainState(1))
+    source.assign(1, ((8, 16),))
+    source.receive(IterationCompleted, version=1)
+    sources = [(0, address or source.ready.address)]
+    nodes[1].send_message(messages.CatchUp(1, None, sources))
+    return nodes
+
+  def test_a_replica_catches_up_with_one_that_continues(self):
+    source, joiner = self._start_catching_up()
+    self.assertEqual(joiner.receive(messages.CaughtUp), messages.CaughtUp(1))
+    learner = joiner.replica.learner
+    self.assertEqual((learner.version, learner.examples), (1, 8))
+    sources = [(0, source.ready.address)]
+    joiner.send_message(messages.CatchUp(2, 1, sources))
+    self.assertEqual(joiner.receive(messages.CaughtUp), messages.CaughtUp(2))
+    self.assertEqual(
+      digest.digest(learner.state()),
+      digest.digest(source.replica.learner.state()),
+    )
+    self.assertGreater(source.replica._retention.size_bytes, 4e6)
+    source.send_message(messages.ReleaseState(None))
+    joiner.send_message(messages.CatchUp(2, None, sources))
+    report = joiner.receive(messages.CaughtUp)
+    self.assertRegex(report.problem, 'expected to retain the state')
+    self.assertEqual(source.replica._retention.size_bytes, 0)
+
+  def test_the_end_of_the_run_ends_a_slow_fetch(self):
+    nodes = self._start_catching_up(f'{_HOST}:1')  # No process listens there.
+    self.assertTrue(nodes[1].receive(messages.CaughtUp).problem)
+    with relays.Relay(nodes[0].ready.address, back_Bps=4e5) as relay:
+      order = messages.CatchUp(1, None, [(0, relay.address)])
+      nodes[1].send_message(order)
+      before = nodes[1].replica._report_progress()
+      while nodes[1].replica._report_progress()[2] < before[2] + 2:
+        time.sleep(0.01)
+      start = time.monotonic()
+      nodes[1].end()
+      self.assertLess(time.monotonic() - start, 3.0)  # 10 s for the state.
+    self.assertEqual(nodes[1].replica.learner.version, 0)
 
   def test_a_flipped_bit_changes_the_digest(self):
     faults = ((0, 1, 'flip'),)

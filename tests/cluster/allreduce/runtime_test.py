@@ -325,7 +325,7 @@ class OrdersTest(parameterized.TestCase):
     world.members[2].end()  # It has not reported that it ended an iteration.
     world.reach(1)
     world.join(2, keeps=True)
-    world.run_until(lambda: world.members[2].doing == 'fetching')
+    world.run_until(lambda: world.members[2].doing == 'catching up')
     at = world.store.version
     world.members[2].learned += [('elsewhere', ())] * (at + 1)
     world.members[1].end()

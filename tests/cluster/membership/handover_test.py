@@ -40,9 +40,9 @@ class HandoverTest(parameterized.TestCase):
     """Returns the address of a source of a state at version 3."""
     found = digest(tree)
 
-    def find(version):
-      if version != 3:
-        raise LookupError(f'expected to have version {version}, got 3')
+    def find(request):
+      if request.version != 3:
+        raise LookupError(f'expected to have version {request.version}, got 3')
       return tree, found
 
     source = handover.Handover(Port('127.0.0.1', 0, Security()), find, 5.0)

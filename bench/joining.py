@@ -1,0 +1,182 @@
+"""Measures how long a worker that joins holds the others up.
+
+  python -m bench.joining [--mb=200] [--mbit=200] [--modes=member,catching_up]
+
+Three workers train over a ring, on hosts of a lab (root only) with links of
+`--mbit`, an MLP whose state with AdamW takes `--mb`.  Then a fourth one joins.
+In the mode `member` it fetches the whole state as a member of the next epoch;
+in the mode `catching_up`, as always, while the others train.  The table has a
+superstep before, the longest one until it has taken part in one, the time in
+which the members had no sum as the epoch began, and a superstep of all four.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bench import clusters
+from tools import lab
+
+_LIMIT_S, _POLL_S = 240.0, 0.1
+_BEFORE, _AFTER = 4, 4  # Supersteps.
+_MODES = {
+  'member': """
+from cluster.allreduce import catching_up
+catching_up.CatchingUp.add = lambda self, index: None
+""",
+  'catching_up': '',
+}
+_CONFIG = """
+from configs import default
+{code}
+
+def get_config():
+  return default.get_config()
+"""
+Rows = list[dict[str, Any]]
+_WORKERS, _STATES = 4, 3  # Parameters, and two moments of AdamW.
+_BATCH, _PIXELS = 8, 4
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Measures and prints the table."""
+  parser = argparse.ArgumentParser(
+    prog='bench.joining', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument('--mb', type=int, default=200)
+  parser.add_argument('--mbit', type=int, default=200)
+  parser.add_argument('--modes', default=','.join(_MODES))
+  parser.add_argument('--hosts', action='store_true', help='for itself')
+  flags = parser.parse_args(argv)
+  if not flags.hosts:
+    words = [sys.executable, '-m', 'tools.lab', f'--hosts={_WORKERS}']
+    words += [f'--link={flags.mbit}mbit', '--', sys.executable, '-m']
+    words += ['bench.joining', '--hosts', *(argv or sys.argv[1:])]
+    subprocess.run(words, check=True)
+    return
+  rows = [('mode', 'superstep s', 'longest s', 'without sums s', 'with all s')]
+  rows += [(mode, *_measure(mode, flags.mb)) for mode in flags.modes.split(',')]
+  print(clusters.table(*rows), flush=True)
+
+
+def _measure(mode: str, mb: int) -> tuple[str, ...]:
+  """Returns the cells of one run."""
+  folder = pathlib.Path(tempfile.mkdtemp())
+  config = folder / 'config.py'
+  config.write_text(_CONFIG.format(code=_MODES[mode]))
+  with contextlib.ExitStack() as stack:
+    workers = [
+      _start(stack, rank, config, folder, mb) for rank in range(_WORKERS - 1)
+    ]
+    _await(folder, lambda rows: len(_times(rows)) > _BEFORE)
+    workers.append(_start(stack, _WORKERS - 1, config, folder, mb))
+    _await(folder, lambda rows: len(_times(rows, after='join')) > _AFTER)
+    for worker in workers:
+      worker.send_signal(signal.SIGTERM)
+    for worker in workers:
+      worker.wait(_LIMIT_S)
+  rows = _read(folder)
+  times = _times(rows)
+  usual = [b - a for a, b in itertools.pairwise(times)][1 : _BEFORE - 1]
+  until = _times(rows, after='join')[1]
+  near = [time_ for time_ in times if time_ <= until]
+  durations = [b - a for a, b in itertools.pairwise(near)][_BEFORE:]
+  after = [b - a for a, b in itertools.pairwise(_times(rows, after='join'))]
+  log = (folder / 'worker0.log').read_text().splitlines()
+  print(*(line for line in log if 'Worker 3' in line), sep='\n', flush=True)
+  waited = next(line for line in log if ' runs after ' in line).split()
+  return (
+    f'{statistics.median(usual):.2f}',
+    f'{max(durations):.2f}',
+    waited[-2],
+    f'{statistics.median(after):.2f}',
+  )
+
+
+def _start(
+  stack: contextlib.ExitStack,
+  rank: int,
+  config: pathlib.Path,
+  folder: pathlib.Path,
+  mb: int,
+) -> subprocess.Popen[bytes]:
+  """Starts a worker on its host, which is killed with the stack."""
+  width = round(math.sqrt(mb * 1e6 / 4 / _STATES))
+  fields = {
+    'epochs': 1000.0,
+    'eval_every': 1000.0,
+    'log_every': 10**6,
+    'model.name': 'mlp',
+    'model.mlp.hidden': f'({width},{width})',
+    'data.name': 'synthetic',
+    'data.synthetic.num_train': 10 * _BATCH * _WORKERS,
+    'data.synthetic.num_test': _BATCH,
+    'data.synthetic.pixels': _PIXELS,
+    'data.synthetic.channels': 1,
+    'batching.worker_batch': _BATCH,
+    'optimizer.name': 'adamw',
+    'route.name': 'ring',
+    'checkpoint.every_s': 'inf',
+    'cluster.runtime': 'distributed',
+    'cluster.workers': _WORKERS,
+    'cluster.min_workers': _WORKERS - 1,
+    'cluster.timeout_s': 10.0,
+    'cluster.interface': 'eth0',
+  }
+  words = [sys.executable, 'main.py', f'--config={config}']
+  words += [f'--config.{name}={value}' for name, value in fields.items()]
+  words += [f'--workdir={folder / "run"}', f'--role=worker:{rank}']
+  words += ['--coordinator=host0:61500']
+  log = stack.enter_context((folder / f'worker{rank}.log').open('wb'))
+  process = subprocess.Popen(
+    lab.command(f'host{rank}', words),
+    stdout=log,
+    stderr=subprocess.STDOUT,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+  )
+  stack.callback(process.wait)
+  stack.callback(process.kill)
+  return process
+
+
+def _await(folder: pathlib.Path, is_reached: Callable[[Rows], bool]) -> None:
+  """Waits until the events of the run fulfil a condition."""
+  deadline = time.monotonic() + _LIMIT_S
+  while not is_reached(_read(folder)):
+    if time.monotonic() > deadline:
+      raise TimeoutError((folder / 'worker0.log').read_text())
+    time.sleep(_POLL_S)
+
+
+def _read(folder: pathlib.Path) -> Rows:
+  """Returns the whole rows of events.jsonl."""
+  path = folder / 'run' / 'events.jsonl'
+  whole = path.read_text().rpartition('\n')[0] if path.exists() else ''
+  return [json.loads(line) for line in whole.splitlines()]
+
+
+def _times(rows: Rows, after: str = '') -> list[float]:
+  """Returns the ends of supersteps, those after an event if one is named."""
+  names = [row['event'] for row in rows]
+  if after and after not in names:
+    return []
+  rows = rows[names.index(after) :] if after else rows
+  return [
+    row['time'] for row in rows if row['event'] == 'push' and row['worker'] == 0
+  ]
+
+
+if __name__ == '__main__':
+  main()
