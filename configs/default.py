@@ -363,11 +363,13 @@ def get_config() -> ml_collections.ConfigDict:
   # Dropout rate before the last layer.
   config.model.inception_v3.dropout = 0.2
   config.model.transformer = ConfigDict()
-  config.model.transformer.layers = 2  # Blocks of attention and dense layers.
-  config.model.transformer.width = 128  # Width of token embeddings.
-  config.model.transformer.heads = 4  # Attention heads, which split the width.
+  config.model.transformer.size = 'tiny'  # Or '10M', '30M', '124M'.
+  # Blocks of attention and dense layers; 0 for those of the size, as below.
+  config.model.transformer.layers = 0
+  config.model.transformer.width = 0  # Width of token embeddings.
+  config.model.transformer.heads = 0  # Attention heads, which split the width.
   # Dropout rate of embeddings and layers.
-  config.model.transformer.dropout = 0.1
+  config.model.transformer.dropout = 0.0
   config.model.mlp = ConfigDict()
   config.model.mlp.hidden = (128,)  # Widths of the hidden layers.
 

@@ -86,7 +86,9 @@ class ModelTest(parameterized.TestCase):
   # A layer rounds its inputs, its parameters and its results, on the way
   # there and back: 6 roundings of at most eps / 2.
   @parameterized.parameters(
-    ('alexnet', 5, 'bfloat16'), ('transformer', 6, 'float16')
+    ('alexnet', 5, 'bfloat16'),
+    ('transformer', 6, 'bfloat16'),
+    ('transformer', 6, 'float16'),
   )
   def test_gradients_are_within_rounding_of_float32(self, name, layers, dtype):
     self._check_rounding(name, layers, dtype)
