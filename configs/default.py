@@ -399,11 +399,23 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.imagenet.folder = 'imagenet'
   config.data.imagenet.pixels = 224  # Height and width of images, pixels.
   config.data.text = ConfigDict()
-  # UTF-8 file, whose characters are the vocabulary; '' for Python's manual.
+  # Any file, whose bytes are the tokens; '' for Python's manual.
   config.data.text.file = ''
-  config.data.text.length = 128  # Characters of an example.
+  config.data.text.length = 128  # Bytes of an example.
   # Share of the file for testing, at its end.
   config.data.text.test_share = 0.1
+  config.data.tokens = ConfigDict()
+  config.data.tokens.file = 'train.bin'  # Token ids, without a header.
+  # File for testing, of the same type; '' for the end of the other one.
+  config.data.tokens.test_file = ''
+  config.data.tokens.test_tokens = 2**20  # Tokens for testing, at most.
+  config.data.tokens.dtype = 'uint16'  # Or 'uint32', little-endian.
+  config.data.tokens.vocabulary = 50257  # Ids are below; GPT-2's by default.
+  # Id that begins a document, apart from which it is read; -1 for none.
+  config.data.tokens.separator = 50256
+  config.data.tokens.length = 1024  # Tokens of an example.
+  # Bytes of text per token in the mean, for bits per byte; 0 if unknown.
+  config.data.tokens.bytes_per_token = 0.0
   config.data.synthetic = ConfigDict()
   config.data.synthetic.num_train = 1024  # Training examples.
   config.data.synthetic.num_test = 256  # Test examples.

@@ -61,7 +61,7 @@ def linear(
   *,
   gain: float = 1.0,
 ) -> nnx.Linear:
-  """Returns a dense layer without bias, whose kernel has variance gain^2/fan-in.
+  """Returns a dense layer without bias, of kernel variance gain^2/fan-in.
 
   LeCun et al., 'Efficient BackProp' (1998): with a gain of 1, results have the
   variance of inputs.

@@ -2,9 +2,9 @@
 
 The decoder in its current form: rotary positions (Su et al., 'RoFormer', 2021),
 RMSNorm before each branch (Zhang and Sennrich, 'Root Mean Square Layer
-Normalization', 2019), dense branches with SwiGLU (Shazeer, 'GLU Variants Improve
-Transformer', 2020), no biases, and one table for embeddings and logits (Press
-and Wolf, 'Using the Output Embedding to Improve Language Models', 2017).
+Normalization', 2019), dense branches with SwiGLU (Shazeer, 'GLU Variants
+Improve Transformer', 2020), no biases, and one table for embeddings and logits
+(Press and Wolf, 'Using the Output Embedding to Improve Language Models', 2017).
 
 Several documents may share a row: no position attends to another document.
 """

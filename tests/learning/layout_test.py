@@ -319,7 +319,11 @@ class BucketFillerTest(parameterized.TestCase):
 
 
 def _classify(make, shape, targets=(), dtype=np.float32):
-  learned = task.classification(drawn.model(make), lambda x: x, lambda x, _: x)
+  model = drawn.model(make)
+  if targets:
+    learned = task.next_token(model)
+  else:
+    learned = task.classification(model, lambda x: x, lambda x, _: x)
   args = (
     jax.ShapeDtypeStruct((4, *shape), dtype),
     jax.ShapeDtypeStruct((4, *targets), np.int32),

@@ -87,7 +87,10 @@ def _make(kind, devices=()):
     make = functools.partial(transformer.make, input_shape=(6,), **size)
     inputs, targets = rng.integers(5, size=(2, _EXAMPLES, 6)).astype(np.int32)
   model = drawn.model(make)
-  learned = task.classification(model, lambda x: x, lambda x, _: x)
+  if kind == 'transformer':
+    learned = task.next_token(model)
+  else:
+    learned = task.classification(model, lambda x: x, lambda x, _: x)
   return _gradient(learned, inputs, targets, devices=devices)
 
 

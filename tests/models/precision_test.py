@@ -30,8 +30,11 @@ def _make(name, dtype):
   """Returns loss and gradient of parameters, and these."""
   make, inputs = _MODELS[name]
   model = small_models.make_by_numpy(make, dtype=jnp.dtype(dtype))
-  learned = task.classification(model, lambda x: x, lambda x, _: x)
-  targets = inputs if inputs.dtype == np.int32 else np.arange(len(inputs))
+  if inputs.dtype == np.int32:
+    learned, targets = task.next_token(model), inputs
+  else:
+    learned = task.classification(model, lambda x: x, lambda x, _: x)
+    targets = np.arange(len(inputs))
 
   def loss(params, inputs):
     each, stats = learned.loss(params, inputs, targets, jax.random.key(0))
