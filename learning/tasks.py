@@ -13,7 +13,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from configs.checks import require
-from configs.sections import Choose, build_section, error_prefix
+from configs.sections import FALLING, Choose, build_section, error_prefix
 from data import augment as augmentation
 from data.dataset import Dataset
 from data.digest import digest
@@ -145,6 +145,10 @@ def make(
   num_train = len(dataset.train.targets)
   scaling = scalings.make(config, own_task=task is not None)
   task = task or _task(config, choose, dataset)
+  for name in FALLING:
+    wanted, field = config[f'time_to_{name}'], f'config.time_to_{name}'
+    none = f'(), as evaluations give {list(task.figures)}'
+    require(not wanted or name in task.figures, field, none, wanted)
   schedule = _schedule(config, choose, num_train)
   scaled = scaling is not None
   gradient = _gradient(config, devices, task, dataset, stream, scaled)

@@ -46,7 +46,7 @@ class Size(NamedTuple):
 # By name.  '10M' and '30M' have about as many parameters with a vocabulary of
 # bytes; '124M' with that of GPT-2, whose smallest model has its size.
 SIZES = {
-  'tiny': Size(2, 128, 4),
+  'tiny': Size(2, 64, 2),
   '10M': Size(6, 384, 6),
   '30M': Size(6, 640, 10),
   '124M': Size(12, 768, 12),

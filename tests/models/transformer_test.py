@@ -11,7 +11,7 @@ from tests.support import references, small_models
 
 class TransformerTest(parameterized.TestCase):
   @parameterized.parameters(
-    ('tiny', 256, 2, 128, 344),
+    ('tiny', 256, 2, 64, 176),
     ('10M', 256, 6, 384, 1024),
     ('30M', 256, 6, 640, 1712),
     ('124M', 50257, 12, 768, 2048),
