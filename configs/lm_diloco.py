@@ -1,4 +1,15 @@
-"""DiLoCo."""
+"""A transformer on text with DiLoCo: 8 local steps between two exchanges.
+
+Scheme: Douillard et al., arXiv 2311.08105: AdamW on each worker's own copy,
+Nesterov's momentum on the mean displacement.  Model, text and cluster are those
+of configs/lm_bsp.py.
+
+python main.py --config=configs/lm_diloco.py
+
+Reached, seed 0: 2.55 bits per byte after 257 virtual seconds, 3.0 at 150, with
+288 MB sent; 80 to 100 seconds on two busy cores.  BSP: FILL_SHORT.
+An eighth of the bytes, but fewer updates: 77 in a run this short.
+"""
 
 import ml_collections
 
@@ -6,11 +17,17 @@ from configs import lm_bsp
 
 
 def get_config(variant: str = 'tiny') -> ml_collections.ConfigDict:
-  """Returns it."""
+  """Returns the config that trains a transformer with DiLoCo.
+
+  Args:
+    variant: As of `lm_bsp.get_config`.
+  """
   config = lm_bsp.get_config(variant)
   config.batching.local_steps = 8
-  config.optimizer.reduction = 'sum'
+  config.optimizer.reduction = 'sum'  # config.outer.reduction takes its place.
   config.outer.name = 'nesterov'
   config.outer.learning_rate = 0.7
   config.outer.nesterov.momentum = 0.9
+  if variant == 'tiny':  # Few updates: larger steps.
+    config.optimizer.learning_rate = 1e-2
   return config
