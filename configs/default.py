@@ -25,10 +25,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.time_to = (0.9, 0.95)  # Accuracies whose first time is reported.
   # Losses whose first time is reported: ten iterations in a row below them.
   config.time_to_loss = ()
-  # Figures of language models in evaluations whose first time is reported: at
-  # or below them.
+  # Perplexities whose first time is reported: an evaluation at or below them.
   config.time_to_perplexity = ()
-  config.time_to_bits_per_byte = ()
+  config.time_to_bits_per_byte = ()  # Bits per byte, likewise.
 
   # Which optional files does the run write?
   config.outputs = ConfigDict()
