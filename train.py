@@ -212,13 +212,19 @@ def _make_run(
   site: Site,
 ) -> Run:
   learned, files = parts.learned, parts.files
-  console = Console(target=intervals.target, clock=site.clock)
+  evaluate = learned.evaluate
+  console = Console(
+    target=intervals.target,
+    clock=site.clock,
+    figures=evaluate.names if evaluate else (),
+  )
   recorder = Recorder(
     epoch=learned.num_train,
     files=files,
     console=console,
     accuracies=config.time_to,
     losses=config.time_to_loss,
+    figures={name: config[f'time_to_{name}'] for name in sections.FALLING},
   )
   with error_prefix('config.checkpoint'):
     save_schedule = SaveSchedule(

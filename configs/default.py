@@ -25,6 +25,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.time_to = (0.9, 0.95)  # Accuracies whose first time is reported.
   # Losses whose first time is reported: ten iterations in a row below them.
   config.time_to_loss = ()
+  # Perplexities whose first time is reported: an evaluation at or below them.
+  config.time_to_perplexity = ()
+  config.time_to_bits_per_byte = ()  # Bits per byte, likewise.
 
   # Which optional files does the run write?
   config.outputs = ConfigDict()
@@ -363,11 +366,13 @@ def get_config() -> ml_collections.ConfigDict:
   # Dropout rate before the last layer.
   config.model.inception_v3.dropout = 0.2
   config.model.transformer = ConfigDict()
-  config.model.transformer.layers = 2  # Blocks of attention and dense layers.
-  config.model.transformer.width = 128  # Width of token embeddings.
-  config.model.transformer.heads = 4  # Attention heads, which split the width.
+  config.model.transformer.size = 'tiny'  # Or '10M', '30M', '124M'.
+  # Blocks of attention and dense layers; 0 for those of the size, as below.
+  config.model.transformer.layers = 0
+  config.model.transformer.width = 0  # Width of token embeddings.
+  config.model.transformer.heads = 0  # Attention heads, which split the width.
   # Dropout rate of embeddings and layers.
-  config.model.transformer.dropout = 0.1
+  config.model.transformer.dropout = 0.0
   config.model.mlp = ConfigDict()
   config.model.mlp.hidden = (128,)  # Widths of the hidden layers.
 
@@ -397,11 +402,23 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.imagenet.folder = 'imagenet'
   config.data.imagenet.pixels = 224  # Height and width of images, pixels.
   config.data.text = ConfigDict()
-  # UTF-8 file, whose characters are the vocabulary; '' for Python's manual.
+  # Any file, whose bytes are the tokens; '' for Python's manual.
   config.data.text.file = ''
-  config.data.text.length = 128  # Characters of an example.
+  config.data.text.length = 128  # Bytes of an example.
   # Share of the file for testing, at its end.
   config.data.text.test_share = 0.1
+  config.data.tokens = ConfigDict()
+  config.data.tokens.file = 'train.bin'  # Token ids, without a header.
+  # File for testing, of the same type; '' for the end of the other one.
+  config.data.tokens.test_file = ''
+  config.data.tokens.test_tokens = 2**20  # Tokens for testing, at most.
+  config.data.tokens.dtype = 'uint16'  # Or 'uint32', little-endian.
+  config.data.tokens.vocabulary = 50257  # Ids are below; GPT-2's by default.
+  # Id that begins a document, apart from which it is read; -1 for none.
+  config.data.tokens.separator = 50256
+  config.data.tokens.length = 1024  # Tokens of an example.
+  # Bytes of text per token in the mean, for bits per byte; 0 if unknown.
+  config.data.tokens.bytes_per_token = 0.0
   config.data.synthetic = ConfigDict()
   config.data.synthetic.num_train = 1024  # Training examples.
   config.data.synthetic.num_test = 256  # Test examples.

@@ -24,6 +24,8 @@ Choose = Callable[[str], tuple[str, dict[str, Any]]]
 # Values of config.precision.matmul, from jax.default_matmul_precision.
 MATMULS = ('float32', 'tensorfloat32', 'bfloat16')
 MOST_LANES = 16  # Largest value of config.route.lanes.
+# Figures of evaluations with thresholds: fields time_to_NAME.
+FALLING = ('perplexity', 'bits_per_byte')
 AUTO = 'auto'  # Value of config.route.bucket_bytes beside numbers.
 
 # Package of the modules that a section chooses from.
@@ -182,9 +184,12 @@ def check_values(config: ConfigDict) -> None:
       raise ValueError(
         f'config.time_to: expected above 0, at most 1, got {accuracy}.'
       )
-  for loss in config.time_to_loss:
-    if not 0 < loss < float('inf'):
-      raise ValueError(f'config.time_to_loss: expected above 0, got {loss}.')
+  for name in ('loss', *FALLING):
+    for value in config[f'time_to_{name}']:
+      if not 0 < value < float('inf'):
+        raise ValueError(
+          f'config.time_to_{name}: expected above 0, got {value}.'
+        )
 
 
 def _check_local_steps(config: ConfigDict) -> None:

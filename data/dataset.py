@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+PADDING = -1  # Target of a position that does not count.
+
 
 class LazyRows(Protocol):
   """Rows of an array that are read when they are indexed."""
@@ -30,13 +32,13 @@ class Split(NamedTuple):
 
   Attributes:
     inputs: Images, uint8 or float32 [N, H, W, C], or tokens, int32 [N, T].
-      Inputs that do not fit into memory are `LazyRows`.
+      Those that do not fit into memory are `LazyRows`.
     targets: Classes from 0, int32 [N]; of tokens [N, T], the token that follows
-      each.
+      each, or `PADDING`.
   """
 
   inputs: 'np.ndarray | LazyRows'
-  targets: np.ndarray
+  targets: 'np.ndarray | LazyRows'
 
 
 class Dataset(NamedTuple):
@@ -51,6 +53,8 @@ class Dataset(NamedTuple):
     mean: Mean of each channel of the training inputs, of uint8 ones after
       scaling to 0..1.  Empty for tokens.
     std: Standard deviation of each channel, likewise.
+    separator: Token that begins a document; None if each row is one document.
+    bytes_per_token: Bytes of text per token in the mean; None if unknown.
   """
 
   train: Split
@@ -58,6 +62,8 @@ class Dataset(NamedTuple):
   num_classes: int = 0
   mean: tuple[float, ...] = ()
   std: tuple[float, ...] = ()
+  separator: int | None = None
+  bytes_per_token: float | None = None
 
   @property
   def input_shape(self) -> tuple[int, ...]:
@@ -78,11 +84,12 @@ class Dataset(NamedTuple):
           f'{inputs} inputs and {targets} targets.'
         )
 
-  def prepare(self, inputs: jax.Array | np.ndarray) -> jax.Array:
+  def prepare(self, inputs: jax.Array | np.ndarray) -> Any:
     """Returns standardised images, float32 [B, H, W, C], or the same tokens.
 
-    The function is pure.  In a compiled step, images are sent to the device as
-    bytes, a quarter of their size as floats.
+    With a separator, tokens are in a pair with the number of each one's
+    document, int32 [B, T].  The function is pure.  In a compiled step, images
+    are sent to the device as bytes, a quarter of their size as floats.
 
     Args:
       inputs: Rows of a split: uint8 or float32 [B, H, W, C], or int32 [B, T] if
@@ -94,7 +101,11 @@ class Dataset(NamedTuple):
     if not self.mean:
       if inputs.dtype != np.int32:
         raise ValueError(f'inputs: expected int32 tokens, got {inputs.dtype}.')
-      return jnp.asarray(inputs)
+      tokens = jnp.asarray(inputs)
+      if self.separator is None:
+        return tokens
+      begins = tokens == np.int32(self.separator)
+      return tokens, jnp.cumsum(begins, axis=1, dtype=np.int32)
     if inputs.dtype not in (np.uint8, np.float32):
       raise ValueError(
         f'inputs: expected uint8 or float32, got {inputs.dtype}.'

@@ -4,6 +4,7 @@ import numpy as np
 import xxhash
 
 from data.dataset import Dataset
+from data.token_rows import TokenRows
 
 _SAMPLED = 64  # Rows of an array that is mapped from a file.
 
@@ -11,9 +12,11 @@ _SAMPLED = 64  # Rows of an array that is mapped from a file.
 def digest(dataset: Dataset) -> str:
   """Returns a digest of both splits: 16 hexadecimal digits.
 
-  It covers shapes, types and all integers in memory, and some rows of arrays
-  that are mapped from files.  Floats and rows that are decoded when they are
-  read count by shape alone: libraries may give them other last digits.
+  It covers shapes, types and all integers in memory.  Of integers that are
+  mapped from files it covers their number and 64 rows, at equal distances from
+  the first to the last, so that a large file is not read.  Floats and images
+  that are decoded when they are read count by shape alone: libraries may give
+  them other last digits.
 
   Args:
     dataset: The data set.
@@ -22,10 +25,16 @@ def digest(dataset: Dataset) -> str:
   for split in (dataset.train, dataset.test):
     for array in split:
       found.update(f'{array.dtype} {tuple(array.shape)};'.encode())
-      if not isinstance(array, np.ndarray) or array.dtype.kind not in 'iub':
+      if isinstance(array, TokenRows):
+        source = array.tokens
+        found.update(f'{source.dtype} {len(source)};'.encode())
+      elif isinstance(array, np.ndarray) and array.dtype.kind in 'iub':
+        source = array
+      else:
         continue
-      rows = array
-      if isinstance(array, np.memmap):
+      if isinstance(source, np.memmap):
         rows = array[np.linspace(0, len(array) - 1, _SAMPLED).astype(int)]
+      else:
+        rows = array[:]
       found.update(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
   return found.hexdigest()

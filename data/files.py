@@ -11,13 +11,20 @@ import numpy as np
 from data.dataset import Split
 
 
-def locate_file(directory: str | None, file: str) -> pathlib.Path:
+def locate_file(
+  directory: str | None, file: str, *, field: str = 'file'
+) -> pathlib.Path:
   """Returns the path of `file` in `directory`.
 
+  Args:
+    directory: Path of a folder; None if there is none.
+    file: Name of a file in it.
+    field: Name of the field that names the file, for the message.
+
   Raises:
-    ValueError: If it is not there; names the field `file`.
+    ValueError: If it is not there; names the field.
   """
-  return _located('file', directory, file, pathlib.Path.is_file)
+  return _located(field, directory, file, pathlib.Path.is_file)
 
 
 def locate_folder(directory: str | None, folder: str) -> pathlib.Path:

@@ -1,92 +1,67 @@
-"""Examples for language models from any text, character by character.
+"""Examples for language models from any text, byte by byte.
 
-A model predicts the next character at every position of a window of the text,
-as in Graves, 'Generating Sequences With Recurrent Neural Networks'
-(2013).
+A model predicts the next byte at every position of a row of the text: its
+vocabulary is that of all texts, and bits per byte need no conversion.
 """
-
-import sys
 
 import numpy as np
 
-from data import embedded
-from data.dataset import Dataset, Split
+from data import embedded, token_rows
+from data.dataset import Dataset
 from data.files import locate_file
+
+_BYTES = 256  # Size of the vocabulary.
+_SEPARATOR = 0  # No byte of a text in UTF-8.
 
 
 def make(
   *, directory: str | None, file: str, length: int, test_share: float
 ) -> Dataset:
-  """Returns windows of the text, int32 [N, length].
+  """Returns rows of the text's bytes, int32 [N, length].
 
-  The text is cut into windows of `length` + 1 characters that do not overlap:
-  the inputs are all but the last of them, the targets all but the first.  The
-  rest at the end is dropped.  The last windows are for testing, so that no test
-  text is seen in training; the vocabulary is that of the whole file.
+  Rows are those of `token_rows.split`.  The last rows are for testing, so that
+  no text that is tested is learned; the last one may be padded.  Zero bytes
+  begin documents, apart from which each is read: the topics of the text that
+  comes with Python.
 
   Args:
     directory: Path of the folder that has `file`.
-    file: Name of a text in UTF-8; '' for the one that comes with Python.
-    length: Characters of an input.
-    test_share: Share of the windows that is for testing, between 0 and 1.
+    file: Name of a file, of any size, as it is mapped into memory; '' for the
+      text that comes with Python.
+    length: Bytes of a row.
+    test_share: Share of the rows that is for testing, between 0 and 1.
 
   Raises:
-    ValueError: If `file` is missing or not UTF-8, if it is too short for a
-      window in each split, or if another argument is out of range.
+    ValueError: If `file` is missing or too short for a row in each split, or if
+      another argument is out of range.
   """
   if length < 1:
     raise ValueError(f'length: expected at least 1, got {length}.')
   if not 0 < test_share < 1:
     raise ValueError(f'test_share: expected between 0 and 1, got {test_share}.')
-  text, source = _read(directory, file) if file else embedded.read()
-  tokens, vocabulary = encode(text)
-  num_windows = len(tokens) // (length + 1)
-  if num_windows < 2:
+  found, source = _read(directory, file)
+  if len(found) < length + 2:
     raise ValueError(
-      f'file: expected at least {2 * (length + 1)} characters, two windows, '
-      f'got {len(tokens)} in {source}.'
+      f'file: expected at least {length + 2} bytes, for a row of {length} to '
+      f'train on and one to test on, got {len(found)} in {source}.'
     )
-  windows = tokens[: num_windows * (length + 1)].reshape(num_windows, -1)
-  num_test = min(max(round(test_share * num_windows), 1), num_windows - 1)
+  rows = -(-(len(found) - 1) // length)
+  cut = (rows - min(max(round(test_share * rows), 1), rows - 1)) * length
   return Dataset(
-    train=_split(windows[:-num_test]),
-    test=_split(windows[-num_test:]),
-    num_classes=len(vocabulary),
-    mean=(),
-    std=(),
+    train=token_rows.split(found[: cut + 1], length=length),
+    test=token_rows.split(found[cut:], length=length),
+    num_classes=_BYTES,
+    separator=_SEPARATOR,
+    bytes_per_token=1.0,
   )
 
 
-def _read(directory: str | None, file: str) -> tuple[str, str]:
-  """Returns a file's text, and the file's path."""
+def _read(directory: str | None, file: str) -> tuple[np.ndarray, str]:
+  """Returns the bytes of a text, and the name of its source."""
+  if not file:
+    text, source = embedded.read()
+    return np.frombuffer(text.encode(), np.uint8), source
   path = locate_file(directory, file)
-  try:
-    return path.read_bytes().decode('utf-8'), str(path)
-  except UnicodeDecodeError as error:
-    raise ValueError(
-      f'file: expected text in UTF-8, got {path}: {error}.'
-    ) from error
-
-
-def encode(text: str) -> tuple[np.ndarray, str]:
-  """Returns the text's tokens, int32 [characters], and its vocabulary.
-
-  The vocabulary is the text's different characters in the order of their code
-  points, and a token is an index into it.  The function takes linear time.
-
-  Example:
-    >>> tokens, vocabulary = encode('banana')
-    >>> tokens.tolist(), vocabulary
-    ([1, 0, 2, 0, 2, 0], 'abn')
-  """
-  points = np.frombuffer(text.encode('utf-32-le'), np.uint32)
-  present = np.zeros(sys.maxunicode + 1, bool)
-  present[points] = True
-  tokens = np.cumsum(present, dtype=np.int32) - 1
-  return tokens[points], ''.join(map(chr, np.flatnonzero(present)))
-
-
-def _split(windows: np.ndarray) -> Split:
-  return Split(
-    np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, 1:])
-  )
+  if not path.stat().st_size:  # Cannot be mapped.
+    return np.zeros(0, np.uint8), str(path)
+  return np.memmap(path, np.uint8, 'r'), str(path)

@@ -9,16 +9,23 @@ import numpy as np
 from data.dataset import Split
 from models.task import Task
 
+MOST_EXAMPLES = 512  # That are computed at once.
+_WEIGHT = 'weight'  # Key of the weights' sum, beside the sums of figures.
+
 
 class TaskEvaluation:
-  """Accuracy of versions of a model on a split."""
+  """Accuracy of versions of a model on a split, and the task's other figures.
+
+  Attributes:
+    names: Names of the figures.
+  """
 
   def __init__(
     self,
     task: Task,
     test: Split,
     *,
-    batch: int = 512,
+    batch: int = MOST_EXAMPLES,
     matmul: str | None = 'float32',
   ):
     """Stores the split; compiles nothing yet.
@@ -33,6 +40,9 @@ class TaskEvaluation:
     self._inputs, self._targets = test
     self._batch = min(batch, len(test.targets))
 
+    self.names = task.figures
+    self._derived = task.derived
+    self._is_weighted = task.weigh is not None
     functions = {'accuracy': task.correct, **task.others}
 
     def count_correct(
@@ -47,7 +57,12 @@ class TaskEvaluation:
         with jax.default_matmul_precision(matmul):
           correct = function(params, stats, inputs, targets)
         check_each('task.correct', correct, mask)
+        if task.weigh is not None:
+          correct *= task.weigh(targets)
         found[name] = jnp.sum(jnp.where(mask, correct, 0.0))
+      if task.weigh is not None:
+        weights = jnp.where(mask, task.weigh(targets), 0.0)
+        found[_WEIGHT] = jnp.sum(weights)
       return found
 
     def is_finite(params: Any) -> jax.Array:
@@ -63,18 +78,21 @@ class TaskEvaluation:
       self._count_batch(params, stats, start)
       for start in range(0, len(self._targets), self._batch)
     ]
-    total = len(self._targets)
-    return {
-      name: sum(float(count[name]) for count in right) / total
-      for name in right[0]
+    sums = {
+      name: sum(float(count[name]) for count in right) for name in right[0]
     }
+    total = float(len(self._targets))
+    if self._is_weighted:
+      total = sums.pop(_WEIGHT) or 1.0  # Without a target, sums are 0.
+    means = {name: each / total for name, each in sums.items()}
+    return means | {name: of(means) for name, of in self._derived.items()}
 
   def warm_up(self, params: Any, stats: Any) -> None:
     """Compiles the evaluation of versions like this one."""
     jax.block_until_ready(self._count_batch(params, stats, 0))
 
   def _count_batch(self, params: Any, stats: Any, start: int) -> Any:
-    """Returns how many examples of a batch are correct, by measure."""
+    """Returns the sums of a batch's measures, and of its weights."""
     stop = start + self._batch
     return self._count(
       params,

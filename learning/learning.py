@@ -328,6 +328,10 @@ class ParameterStore(Protocol):
 class Evaluation(Protocol):
   """Measurement of how good a version is."""
 
+  @property
+  def names(self) -> Sequence[str]:
+    """Names of the figures that it gives, with 'accuracy' among them."""
+
   def __call__(self, params: Any, stats: Any) -> Mapping[str, float]:
     """Returns the accuracy, 0 to 1, and other measures by name."""
 

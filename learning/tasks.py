@@ -13,7 +13,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from configs.checks import require
-from configs.sections import Choose, build_section, error_prefix
+from configs.sections import FALLING, Choose, build_section, error_prefix
 from data import augment as augmentation
 from data.dataset import Dataset
 from data.digest import digest
@@ -22,7 +22,7 @@ from learning import compilations, outer, placement
 from learning import optimizer as optimizers
 from learning import scaling as scalings
 from learning import schedule as schedules
-from learning.evaluation import TaskEvaluation
+from learning.evaluation import MOST_EXAMPLES, TaskEvaluation
 from learning.gradient import TaskGradient
 from learning.layout import FLOAT32, Layout, count_float32, other_bytes
 from learning.learner import TaskLearner
@@ -31,7 +31,7 @@ from learning.local_steps import LocalSteps
 from learning.scaling import Scaling
 from learning.shard_codec import ShardCodec
 from learning.streaming import StreamingGradient, find_overlap
-from models.task import Task, classification
+from models.task import Task, classification, next_token
 from wire.codec import Wire
 
 
@@ -145,6 +145,10 @@ def make(
   num_train = len(dataset.train.targets)
   scaling = scalings.make(config, own_task=task is not None)
   task = task or _task(config, choose, dataset)
+  for name in FALLING:
+    wanted, field = config[f'time_to_{name}'], f'config.time_to_{name}'
+    none = f'(), as evaluations give {list(task.figures)}'
+    require(not wanted or name in task.figures, field, none, wanted)
   schedule = _schedule(config, choose, num_train)
   scaled = scaling is not None
   gradient = _gradient(config, devices, task, dataset, stream, scaled)
@@ -153,9 +157,7 @@ def make(
     stream=stream,
     gradient=gradient,
     pushes=_pushes(config, choose, gradient),
-    evaluate=TaskEvaluation(
-      task, dataset.test, matmul=compilations.matmul(config)
-    ),
+    evaluate=_evaluation(config, task, dataset),
     schedule=schedule,
     scaling=scaling,
     params=task.params,
@@ -200,7 +202,30 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
       dtype=jnp.dtype(config.precision.dtype),
     )
   with error_prefix(f'config.model.{config.model.name}'):
+    if _is_of_tokens(dataset):
+      return next_token(
+        model,
+        dataset.prepare,
+        top=top,
+        bytes_per_token=dataset.bytes_per_token,
+      )
     return classification(model, dataset.prepare, augment, top=top)
+
+
+def _is_of_tokens(dataset: Dataset) -> bool:
+  """Returns whether an example has a target at each of several positions."""
+  return len(dataset.train.targets.shape) == 2
+
+
+def _evaluation(
+  config: ConfigDict, task: Task, dataset: Dataset
+) -> TaskEvaluation:
+  batch = MOST_EXAMPLES
+  if _is_of_tokens(dataset):  # Logits of a row may be large.
+    batch = min(batch, config.batching.micro_batch)
+  return TaskEvaluation(
+    task, dataset.test, batch=batch, matmul=compilations.matmul(config)
+  )
 
 
 def _gradient(

@@ -1,5 +1,6 @@
 """Initial kernels and dense layers of the models."""
 
+import functools
 import math
 from typing import Any
 
@@ -26,9 +27,14 @@ def he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     shape: Shape of the kernel; the last axis is that of the outputs.
     dtype: Dtype of the kernel.
   """
+  return _truncated(key, shape, dtype, math.sqrt(2 / math.prod(shape[:-1])))
+
+
+def _truncated(
+  key: jax.Array, shape: tuple[int, ...], dtype: Any, std: float
+) -> jax.Array:
   row = jax.random.truncated_normal(key, -2, 2, (math.prod(shape),), dtype)
-  sigma = math.sqrt(2 / math.prod(shape[:-1])) / _TRUNCATED_STD
-  return row.reshape(shape) * sigma
+  return row.reshape(shape) * (std / _TRUNCATED_STD)
 
 
 def dense(
@@ -44,4 +50,30 @@ def dense(
   """
   return nnx.Linear(
     features, out, kernel_init=he_normal, dtype=dtype, rngs=rngs
+  )
+
+
+def linear(
+  features: int,
+  out: int,
+  rngs: nnx.Rngs,
+  dtype: np.dtype,
+  *,
+  gain: float = 1.0,
+) -> nnx.Linear:
+  """Returns a dense layer without bias, of kernel variance gain^2/fan-in.
+
+  LeCun et al., 'Efficient BackProp' (1998): with a gain of 1, results have the
+  variance of inputs.
+
+  Args:
+    features: Number of inputs.
+    out: Number of outputs.
+    rngs: Random streams of the parameters.
+    dtype: Dtype that it computes in; its parameters are float32.
+    gain: Standard deviation of results over that of inputs, at first.
+  """
+  init = functools.partial(_truncated, std=gain / math.sqrt(features))
+  return nnx.Linear(
+    features, out, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs
   )

@@ -5,6 +5,7 @@ differentiate can be trained under every scheme.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -30,6 +31,9 @@ class Task(NamedTuple):
       pytree of arrays, averaged over the batches of training, and read only by
       `correct`.  () if the model has none.
     others: Other measures than accuracy: functions like `correct`, by name.
+    weigh: Function (targets [B, ...]) -> float32 [B], weight of each example in
+      the means of an evaluation; None if all weigh alike.
+    derived: Functions of these means by name, such as a perplexity, by name.
   """
 
   params: Any
@@ -39,6 +43,13 @@ class Task(NamedTuple):
   others: Mapping[
     str, Callable[[Any, Any, jax.Array, jax.Array], jax.Array]
   ] = {}
+  weigh: Callable[[jax.Array], jax.Array] | None = None
+  derived: Mapping[str, Callable[[Mapping[str, float]], float]] = {}
+
+  @property
+  def figures(self) -> tuple[str, ...]:
+    """Names of the figures that an evaluation gives."""
+    return 'accuracy', *self.others, *self.derived
 
 
 def supervised(
@@ -47,10 +58,8 @@ def supervised(
   loss: Callable[[jax.Array, jax.Array], jax.Array],
   correct: Callable[[jax.Array, jax.Array], jax.Array],
   others: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {},
-  prepare: Callable[[jax.Array], jax.Array] = jnp.asarray,
-  augment: Callable[[jax.Array, jax.Array], jax.Array] = lambda inputs, _: (
-    inputs
-  ),
+  prepare: Callable[[jax.Array], Any] = jnp.asarray,
+  augment: Callable[[Any, jax.Array], Any] = lambda inputs, _: inputs,
 ) -> Task:
   """Returns the task of fitting a Flax NNX model to targets.
 
@@ -126,13 +135,10 @@ def classification(
   *,
   top: int = 0,
 ) -> Task:
-  """Returns the task of predicting the class of each target, by cross-entropy.
-
-  Examples have one target, or one at each of T positions, which count alike.
+  """Returns the task of predicting the class of each example, by cross-entropy.
 
   Args:
-    model: Module as in `supervised` that returns logits, [B, classes] or
-      [B, T, classes].
+    model: Module as in `supervised` that returns logits, [B, classes].
     prepare: As in `supervised`.
     augment: As in `supervised`.
     top: Number of largest logits among which the class is counted as another
@@ -141,25 +147,103 @@ def classification(
   Raises:
     ValueError: As in `supervised`.
   """
+  return supervised(
+    model,
+    loss=gradients.softmax_cross_entropy,
+    correct=lambda logits, targets: _is_among(logits, targets, 1),
+    others=_top_accuracy(top),
+    prepare=prepare,
+    augment=augment,
+  )
+
+
+def next_token(
+  model: nnx.Module,
+  prepare: Callable[[jax.Array], Any] = jnp.asarray,
+  *,
+  top: int = 0,
+  bytes_per_token: float | None = None,
+) -> Task:
+  """Returns the task of predicting the next token at each of T positions.
+
+  Targets that are negative do not count.  The loss of an example is the mean
+  cross-entropy of its other targets, in nats.  Evaluations weigh examples by
+  the number of these, so that all tokens weigh alike; they give
+
+    accuracy: The share of tokens that have the largest logit.
+    test_loss: The mean cross-entropy of a token, in nats.
+    perplexity: e to the power of the test loss, at most e^700.
+    bits_per_byte: The test loss in bits, divided by the bytes per token.  It
+      does not depend on the vocabulary.
+
+  Args:
+    model: Module as in `supervised` that returns logits, [B, T, vocabulary].
+    prepare: As in `supervised`.
+    top: As in `classification`.
+    bytes_per_token: Bytes of text per token in the mean; None if unknown, for
+      no bits per byte.
+
+  Raises:
+    ValueError: As in `supervised`.
+  """
 
   def loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    return _mean_per_example(gradients.softmax_cross_entropy(logits, targets))
+    classes = jnp.maximum(targets, 0)
+    each = gradients.softmax_cross_entropy(logits, classes)
+    return _mean_of_tokens(each, targets)
 
-  def correct(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    return _mean_per_example(jnp.argmax(logits, axis=-1) == targets)
+  def correct(
+    logits: jax.Array, targets: jax.Array, *, top: int = 1
+  ) -> jax.Array:
+    return _mean_of_tokens(_is_among(logits, targets, top), targets)
 
-  def among(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    _, largest = jax.lax.top_k(logits, top)
-    return _mean_per_example((largest == targets[..., None]).any(axis=-1))
-
+  derived = {'perplexity': lambda means: math.exp(min(means['test_loss'], 700))}
+  if bytes_per_token is not None:
+    bits = 1 / math.log(2) / bytes_per_token
+    derived['bits_per_byte'] = lambda means: means['test_loss'] * bits
+  others = {
+    name: functools.partial(correct, top=top) for name in _top_accuracy(top)
+  }
   return supervised(
     model,
     loss=loss,
     correct=correct,
-    others={f'top{top}_accuracy': among} if top else {},
+    others={**others, 'test_loss': loss},
     prepare=prepare,
-    augment=augment,
-  )
+  )._replace(weigh=_count_tokens, derived=derived)
+
+
+def _top_accuracy(
+  top: int,
+) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
+  """Returns the measure of accuracy among so many logits; none for 0."""
+  if not top:
+    return {}
+  return {f'top{top}_accuracy': functools.partial(_is_among, top=top)}
+
+
+def _is_among(logits: jax.Array, targets: jax.Array, top: int) -> jax.Array:
+  """Returns 1.0 where a target's logit is among the largest, and 0.0 elsewhere.
+
+  Of equal logits the first ones are taken.
+  """
+  if top == 1:
+    found = jnp.argmax(logits, axis=-1) == targets
+  else:
+    _, largest = jax.lax.top_k(logits, top)
+    found = (largest == targets[..., None]).any(axis=-1)
+  return found.astype(jnp.float32)
+
+
+def _mean_of_tokens(values: jax.Array, targets: jax.Array) -> jax.Array:
+  """Returns the mean of each row's values that have targets, float32 [B]."""
+  total = jnp.where(targets >= 0, values, 0.0).sum(axis=1)
+  return total / jnp.maximum(_count_tokens(targets), 1.0)
+
+
+def _count_tokens(targets: jax.Array) -> jax.Array:
+  """Returns the number of targets of each row, float32 [B]."""
+  return (targets >= 0).astype(jnp.float32).sum(axis=1)
 
 
 def _to_float32(outputs: Any) -> Any:
@@ -171,8 +255,3 @@ def _to_float32(outputs: Any) -> Any:
     ),
     outputs,
   )
-
-
-def _mean_per_example(values: jax.Array) -> jax.Array:
-  """Returns the mean over all axes but the first, float32 [B]."""
-  return values.reshape(len(values), -1).astype(jnp.float32).mean(axis=1)

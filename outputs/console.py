@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import rich.console
@@ -10,18 +10,39 @@ import rich.progress
 import rich.table
 from absl import logging
 
+# Labels and formats of figures of evaluations.
+_FIGURES = {
+  'accuracy': ('accuracy', '.2%'),
+  'test_loss': ('test loss', '.4f'),
+  'perplexity': ('perplexity', '.3f'),
+  'bits_per_byte': ('bits per byte', '.4f'),
+}
+
+
+# Labels of what falls to a threshold.
+_FALLING = {
+  'loss': 'training loss',
+  **{name: _FIGURES[name][0] for name in ('perplexity', 'bits_per_byte')},
+}
+
 
 class Console:
   """Display of a run's progress; use as a context."""
 
-  def __init__(self, *, target: int, clock: str):
+  def __init__(self, *, target: int, clock: str, figures: Collection[str] = ()):
     """Creates a display that shows nothing yet.
 
     Args:
       target: Examples after which the run ends.
       clock: Kind of the run's seconds: 'virtual' or 'real'.
+      figures: Names of the figures that evaluations give.
     """
     self._clock = clock
+    # Accuracy matters where there is no perplexity.
+    falling = [
+      name for name in ('perplexity', 'bits_per_byte') if name in figures
+    ]
+    self._shown = falling or ['accuracy']
     self._console = rich.console.Console()
     self._is_drawn = self._console.is_terminal
     self._bar = rich.progress.Progress(
@@ -42,13 +63,14 @@ class Console:
     if self._is_drawn:
       self._bar.stop()
 
-  def show(self, row: Mapping[str, Any], *, accuracy: float | None) -> None:
-    """Shows a row of metrics.jsonl, and the newest accuracy, 0 to 1.
+  def show(self, row: Mapping[str, Any], figures: Mapping[str, float]) -> None:
+    """Shows a row of metrics.jsonl, and the figures of the newest evaluation.
 
     Rows of barriers are not logged.
     """
+    shown = [_figure(name, figures.get(name)) for name in self._shown]
     text = (
-      f'accuracy {_number(accuracy, ".2%")}  '
+      f'{"  ".join(map(" ".join, shown))}  '
       f'{self._clock} {row["time"]:.1f} s  '
       f'{row["wall_examples_per_s"]:.0f} examples/s  '
       f'waiting {_number(row["waiting_share"], ".1%")}'
@@ -68,10 +90,19 @@ class Console:
     table.add_column(justify='right')
     rows = {
       'scheme': scheme,
-      'accuracy': _number(summary['final_accuracy'], '.2%'),
+      **dict(
+        _figure(name, summary[f'final_{name}'])
+        for name in _FIGURES
+        if f'final_{name}' in summary
+      ),
       **{
         f'time to {100 * float(accuracy):g}%': _number(reached, '.2f')
         for accuracy, reached in summary['time_to'].items()
+      },
+      **{
+        f'time to {label} {wanted}': _number(reached['time_s'], '.2f')
+        for name, label in _FALLING.items()
+        for wanted, reached in summary.get(f'to_{name}', {}).items()
       },
       'time in all': _number(summary['time_s'], '.2f'),
       'iterations': str(summary['iterations']),
@@ -84,6 +115,12 @@ class Console:
     for row in rows.items():
       table.add_row(*row)
     self._console.print(table)
+
+
+def _figure(name: str, value: float | None) -> tuple[str, str]:
+  """Returns the label and the text of a figure."""
+  label, form = _FIGURES[name]
+  return label, _number(value, form)
 
 
 def _number(value: float | None, form: str) -> str:

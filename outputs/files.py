@@ -35,7 +35,10 @@ _HOSTS = (
 )
 _BOARD = 'events.out.tfevents.*'
 _APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
-_PLOTTED = ('accuracy', 'loss', 'loss_scale', 'learning_rate', 'waiting_share')
+_PLOTTED = (
+  *('accuracy', 'loss', 'test_loss', 'perplexity', 'bits_per_byte'),
+  *('loss_scale', 'learning_rate', 'waiting_share'),
+)
 
 
 class RunFiles:

@@ -62,6 +62,7 @@ class Recorder:
     console: Console,
     accuracies: Iterable[float] = (),
     losses: Iterable[float] = (),
+    figures: Mapping[str, Iterable[float]] = {},
   ):
     """Creates a recorder that has recorded nothing.
 
@@ -73,6 +74,8 @@ class Recorder:
         or above.
       losses: Losses for which the summary has the first ten iterations in a row
         below.
+      figures: Other figures for which it has the first evaluation at or below,
+        by name.
     """
     self.accounting = Accounting()
     self.measures = Measures()
@@ -82,7 +85,7 @@ class Recorder:
     self._losses: list[PushLoss] = []
     # Loss and examples since the last row of each kind.
     self._sums = {'log': (0.0, 0), 'evaluation': (0.0, 0)}
-    self._thresholds = thresholds.make(accuracies, losses)
+    self._thresholds = thresholds.make(accuracies, losses, figures)
     self._figures: dict[str, float] = {}  # Results of the newest evaluation.
     self._wall_before_s = 0.0  # Wall time of earlier processes of the run.
     self._start = wall.perf_counter()
@@ -334,15 +337,14 @@ class Recorder:
   def record_row(self, row: dict[str, Any]) -> None:
     """Writes a row to metrics.jsonl, and shows it."""
     self._files.metric(row)
-    self._console.show(row, accuracy=self._figures.get('accuracy'))
+    self._console.show(row, self._figures)
 
   def record_evaluation(
     self, row: dict[str, Any], figures: Mapping[str, float] | None
   ) -> None:
     """Adds the row of an evaluation to metrics.jsonl, with its figures.
 
-    The figures also become those of the summary, and the accuracy counts for
-    `config.time_to`.
+    The figures also become those of the summary, and count for thresholds.
 
     Args:
       row: Result of `make_row` when the evaluation became due; the figures are
@@ -354,9 +356,7 @@ class Recorder:
       self._figures = dict(figures)
       row.update(figures)
       at = [row[name] for name in ('iterations', 'updates', 'examples')]
-      self._thresholds.add_accuracy(
-        figures['accuracy'], Reached(row['time'], *at)
-      )
+      self._thresholds.add_evaluation(figures, Reached(row['time'], *at))
     self.record_row(row)
 
   def summary(self, time: float, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Progress at which a run first reached given accuracies and losses."""
+"""Progress at which a run first reached given accuracies, losses and others."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -23,14 +23,29 @@ class Reached(NamedTuple):
   examples: int | None = None
 
 
+class FigureThreshold(NamedTuple):
+  """Figure of evaluations that falls, and how far it has to fall.
+
+  Attributes:
+    name: Name of the figure, such as 'perplexity'.
+    wanted: Text of the value to reach.
+    reached: Progress at the first evaluation at or below it.
+  """
+
+  name: str
+  wanted: str
+  reached: Reached = Reached()
+
+
 @dataclasses.dataclass
 class Thresholds:
-  """Accuracies and losses to reach, by their texts; plain data.
+  """Accuracies, losses and figures to reach, by their texts; plain data.
 
   Attributes:
     accuracies: Progress at the first evaluation at or above each accuracy.
     losses: Progress at the first ten iterations in a row below each loss.
     below: Number of iterations in a row below each loss, up to now.
+    figures: Thresholds of other figures of evaluations.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -38,17 +53,24 @@ class Thresholds:
   accuracies: dict[str, Reached]
   losses: dict[str, Reached]
   below: dict[str, int]
+  figures: tuple[FigureThreshold, ...] = ()
 
-  def add_accuracy(self, value: float, now: Reached) -> None:
-    """Records which thresholds an evaluation's accuracy reaches.
+  def add_evaluation(self, values: Mapping[str, float], now: Reached) -> None:
+    """Records which thresholds an evaluation reaches.
 
     Args:
-      value: Accuracy, 0 to 1.
+      values: Accuracy, 0 to 1, and other figures by name.
       now: Progress of the run when the evaluation became due.
     """
     for wanted, reached in self.accuracies.items():
-      if reached.time_s is None and value >= float(wanted):
+      if reached.time_s is None and values['accuracy'] >= float(wanted):
         self.accuracies[wanted] = now
+    self.figures = tuple(
+      each._replace(reached=now)
+      if each.reached.time_s is None and values[each.name] <= float(each.wanted)
+      else each
+      for each in self.figures
+    )
 
   def add_loss(self, value: float, now: Reached) -> None:
     """Records which thresholds a push's loss reaches, after some in a row.
@@ -71,16 +93,41 @@ class Thresholds:
       'time_to': {k: v.time_s for k, v in self.accuracies.items()},
       'to_accuracy': _plain(self.accuracies),
       'to_loss': _plain(self.losses),
+      **{
+        f'to_{name}': _plain(
+          {
+            each.wanted: each.reached
+            for each in self.figures
+            if each.name == name
+          }
+        )
+        for name in dict.fromkeys(each.name for each in self.figures)
+      },
     }
 
 
-def make(accuracies: Iterable[float], losses: Iterable[float]) -> Thresholds:
-  """Returns thresholds that are not reached yet."""
+def make(
+  accuracies: Iterable[float],
+  losses: Iterable[float],
+  figures: Mapping[str, Iterable[float]] = {},
+) -> Thresholds:
+  """Returns thresholds that are not reached yet.
+
+  Args:
+    accuracies: Accuracies of evaluations to reach, 0 to 1.
+    losses: Losses of pushes to get below.
+    figures: Other figures of evaluations to reach from above, by name.
+  """
   below = {str(loss): 0 for loss in losses}
   return Thresholds(
     {str(accuracy): Reached() for accuracy in accuracies},
     dict.fromkeys(below, Reached()),
     below,
+    tuple(
+      FigureThreshold(name, str(value))
+      for name, values in figures.items()
+      for value in values
+    ),
   )
 
 

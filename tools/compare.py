@@ -57,6 +57,11 @@ VARIANTS = (
   Variant('quorum', 'quorum'),
 )
 SCHEMES = tuple(dict.fromkeys(variant.scheme for variant in VARIANTS))
+# Figures of language models: fields of a summary, columns and formats.
+_FALLING = (
+  ('final_perplexity', 'perplexity', '.3f'),
+  ('final_bits_per_byte', 'bits per byte', '.4f'),
+)
 # Those of the tables in docs/choosing.md.
 _DEFAULT = [scheme for scheme in SCHEMES if scheme != 'quorum']
 
@@ -212,6 +217,9 @@ def row(summaries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
   diverged = len(summaries) - len(finished)
   note = f'; {diverged} of {len(summaries)} diverged' if diverged else ''
   cells = {'accuracy (%)': spread('final_accuracy', '.1f', 100) + note}
+  for field, label, form in _FALLING:
+    if finished and all(field in each for each in finished):
+      cells[label] = spread(field, form)
   for level in summaries[0]['time_to']:
     times = [each['time_to'][level] for each in summaries]
     cells[f'to {100 * float(level):g} % (s)'] = _time_cell(times)

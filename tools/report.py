@@ -3,9 +3,10 @@
   python -m tools.report RUN_DIR [RUN_DIR ...] --out=DIR
   python -m tools.report --html DIR [DIR ...] [--out=DIR]
 
-Draws accuracy*.png against time, iterations and examples, staleness.png,
-waiting.png, breakdown.png, gaps.png, bandwidth.png, and speed-up.png of runs
-with several numbers of workers; timeline-*.png and traffic-*.png of each run,
+Draws accuracy*.png against time, iterations and examples, and perplexity*.png
+and bits_per_byte*.png of language models; staleness.png, waiting.png,
+breakdown.png, gaps.png, bandwidth.png, and speed-up.png of runs with several
+numbers of workers; timeline-*.png and traffic-*.png of each run,
 batches-*.png of runs whose batches change, and links-*.png of allreduce runs,
 of which it prints the slowest links against plan.
 A log line names each picture that cannot be drawn.
@@ -197,14 +198,17 @@ def _figures(
   groups: Groups, timelines: int | None
 ) -> Iterator[tuple[str, Figure]]:
   """Yields the pictures with their names."""
-  if accuracies := _values(groups, 'accuracy', curves.accuracy):
-    yield 'accuracy', curves.draw(accuracies, 'time')
-    for against in ('iterations', 'examples'):
-      find = functools.partial(curves.accuracy, against=against)
+  for name in _drawn_figures(groups):
+    found = _values(
+      groups, name, functools.partial(curves.measured, figure=name)
+    )
+    for against in curves.AGAINST if found else ():
+      find = functools.partial(curves.measured, figure=name, against=against)
       lines = {
-        label: [*filter(None, map(find, groups[label]))] for label in accuracies
+        label: [*filter(None, map(find, groups[label]))] for label in found
       }
-      yield f'accuracy-{against}', curves.draw(lines, against)
+      picture = name if against == 'time' else f'{name}-{against}'
+      yield picture, curves.draw(lines, against, figure_name=name)
   if counts := _values(groups, 'staleness', operator.attrgetter('staleness')):
     yield 'staleness', _draw_staleness(counts)
   if seconds := _values(groups, 'waiting', operator.attrgetter('seconds')):
@@ -230,6 +234,16 @@ def _figures(
       logging.warning(
         '%s: has no timeline, because no worker did anything.', run.path
       )
+
+
+def _drawn_figures(groups: Groups) -> list[str]:
+  """Returns 'accuracy', and the other figures that any run has measured."""
+  runs = [*itertools.chain(*groups.values())]
+  return [
+    name
+    for name in curves.FIGURES
+    if name == 'accuracy' or any(curves.measured(run, name) for run in runs)
+  ]
 
 
 def _over_workers(groups: Groups) -> dict[str, list[RunRecord]]:

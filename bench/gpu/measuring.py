@@ -63,7 +63,12 @@ MODELS: dict[str, dict[str, Any]] = {
     'model.resnet.depth': 50,
     'batching.worker_batch': 32,
   },
-  'transformer': {'model.name': 'transformer', 'data.name': 'text'},
+  'transformer': {
+    'model.name': 'transformer',
+    'model.transformer.width': 128,
+    'model.transformer.heads': 4,
+    'data.name': 'text',
+  },
   'topk': {
     **_SYNTHETIC,
     'model.name': 'mlp',

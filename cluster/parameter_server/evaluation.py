@@ -12,7 +12,7 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -90,6 +90,11 @@ class RemoteEvaluation:
   def attach(self, evaluators: Evaluators) -> None:
     """Sets the workers."""
     self._evaluators = evaluators
+
+  @property
+  def names(self) -> Sequence[str]:
+    """Names of the figures that it gives."""
+    return self._local.names
 
   def is_finite(self, params: Any) -> bool:
     """Returns whether all parameters are finite."""

@@ -31,6 +31,7 @@ _MANY = 64  # Workers; forests of more take seconds.
 _SIZES = {
   'cifar10': (50_000, 10_000, 10),
   'imagenet': (1_281_167, 50_000, 1000),
+  'tokens': (1_000_000, 1024, 50_257),
 }
 
 
@@ -70,6 +71,10 @@ def _pixels(config: ConfigDict) -> int:
 def _blank(config: ConfigDict) -> Dataset:
   """Returns the data set's sizes, at the memory of one pixel."""
   *sizes, num_classes = _SIZES[config.data.name]
+  if config.data.name == 'tokens':
+    shapes = [(size, config.data.tokens.length) for size in sizes]
+    rows = [np.broadcast_to(np.int32(0), shape) for shape in shapes]
+    return Dataset(*(Split(each, each) for each in rows), num_classes)
   shape = (_pixels(config), _pixels(config), 3)
   splits = [
     Split(
@@ -91,6 +96,8 @@ def _stand_in(config: ConfigDict) -> Callable[..., nnx.Module]:
       'seed': seed,
     }
     _abstract(make, **shared, **own)
+    if len(input_shape) == 1:  # Tokens.
+      shared['input_shape'] = (1, 1, 1)
     return mlp.make(**shared, hidden=(1,))
 
   return made

@@ -1,4 +1,4 @@
-"""Tests for cifar100, fashion_mnist, text and augment of data/."""
+"""Tests for cifar100, fashion_mnist and augment of data/."""
 
 import functools
 import gzip
@@ -9,16 +9,13 @@ import pickle
 import struct
 import tarfile
 import tempfile
-from pydoc_data.topics import topics
 from unittest import mock
 
-import hypothesis
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
-from hypothesis import strategies as st
 
-from data import augment, cifar100, fashion_mnist, text
+from data import augment, cifar100, fashion_mnist
 from data.dataset import Dataset
 from tests.support import small_models
 
@@ -185,80 +182,6 @@ def _empty(names) -> dict[str, bytes]:
     name: _idx(np.zeros(shape, np.uint8))
     for name, shape in zip(names[2:], shapes, strict=True)
   }
-
-
-class TextTest(parameterized.TestCase):
-  def _make(self, content, **changed) -> Dataset:
-    directory = _folder()
-    if isinstance(content, str):
-      content = content.encode()
-    (directory / 'tiny.txt').write_bytes(content)
-    arguments = {'file': 'tiny.txt', 'length': 4, 'test_share': 0.25}
-    return text.make(directory=str(directory), **(arguments | changed))
-
-  def test_windows_give_the_text_back(self):
-    content = 'Sur le pont d’Avignon,\r\non y danse 🎶, on y danse. Zut!\n'
-    dataset = self._make(content)
-    vocabulary = ''.join(sorted(set(content)))
-    self.assertEqual(dataset.num_classes, len(vocabulary))
-    self.assertEqual(dataset.input_shape, (4,))
-    found = ''
-    for split in dataset[:2]:
-      self.assertEqual(split.inputs.dtype, np.int32)
-      self.assertEqual(split.targets.dtype, np.int32)
-      np.testing.assert_array_equal(split.inputs[:, 1:], split.targets[:, :-1])
-      windows = np.concatenate([split.inputs[:, :1], split.targets], axis=1)
-      found += ''.join(vocabulary[token] for token in windows.ravel())
-    self.assertEqual(found, content[: len(content) // 5 * 5])
-
-  @parameterized.parameters(
-    (0.25, 10, 2), (0.01, 10, 1), (0.99, 10, 9), (0.5, 2, 1), (0.1, 100, 10)
-  )
-  def test_the_last_windows_are_for_testing(self, share, windows, tests):
-    content = ''.join(chr(ord('A') + i) for i in range(windows)) * 5
-    content = ''.join(sorted(content)) + 'A'
-    dataset = self._make(content, test_share=share)
-    inputs = np.concatenate([dataset.train.inputs, dataset.test.inputs])
-    self.assertLen(dataset.test.targets, tests)
-    self.assertEqual(inputs[:, 0].tolist(), list(range(windows)))
-
-  @hypothesis.settings(deadline=None)
-  @hypothesis.given(st.text(st.characters(codec='utf-8')))
-  def test_any_text_survives_encoding(self, content):
-    tokens, vocabulary = text.encode(content)
-    self.assertEqual(vocabulary, ''.join(sorted(set(content))))
-    self.assertEqual(''.join(vocabulary[t] for t in tokens), content)
-    self.assertEqual(tokens.dtype, np.int32)
-
-  def test_python_brings_a_text(self):
-    dataset = text.make(directory=None, file='', length=128, test_share=0.1)
-    vocabulary = text.encode('\n'.join(topics.values()))[1]
-    first = ''.join(vocabulary[token] for token in dataset.train.inputs[0])
-    self.assertEqual(first, '\n'.join(topics.values())[:128])
-    self.assertEqual(dataset.num_classes, len(vocabulary))
-
-  def test_prepare_leaves_tokens_alone(self):
-    dataset = self._make('to be or not to be')
-    inputs = dataset.train.inputs
-    for prepared in (dataset.prepare(inputs), jax.jit(dataset.prepare)(inputs)):
-      self.assertIsInstance(prepared, jax.Array)
-      self.assertEqual(prepared.dtype, np.int32)
-      np.testing.assert_array_equal(prepared, inputs)
-    with self.assertRaisesRegex(ValueError, 'int32 tokens, got float32'):
-      dataset.prepare(inputs.astype(np.float32))
-
-  @parameterized.parameters(
-    ('to be or not', {'length': 0}, 'length: .* got 0'),
-    ('to be or not', {'test_share': 0.0}, 'test_share: .* got 0.0'),
-    ('to be or not', {'test_share': 1.0}, 'test_share: .* got 1.0'),
-    ('to be or', {}, 'file: .* 10 characters, two windows, got 8'),
-    ('', {}, 'file: .* got 0'),
-    (b'to be \xff', {}, 'file: .*UTF-8, got .*tiny.txt: .*position 6'),
-    ('to be or not', {'file': 'no.txt'}, "file: expected 'no.txt'"),
-  )
-  def test_rejects(self, content, changed, message):
-    with self.assertRaisesRegex(ValueError, message):
-      self._make(content, **changed)
 
 
 class AugmentTest(parameterized.TestCase):

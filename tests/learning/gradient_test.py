@@ -1,16 +1,18 @@
 """Tests for cluster.gradient: sums over micro-batches, and evaluation."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from flax import nnx
 
-from data.dataset import Split
+from data.dataset import PADDING, Split
 from learning import compilations
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient, micro_batches
-from models.task import Task, classification
+from models.task import Task, classification, next_token
 
 
 def _task():
@@ -156,17 +158,73 @@ class EvaluationTest(parameterized.TestCase):
     rng = np.random.default_rng(0)
     logits = rng.integers(5, size=(50, *places, 6)).astype(np.float32)  # Ties.
     targets = rng.integers(6, size=(50, *places)).astype(np.int32)
-    learned = classification(
-      _IdentityModel(), lambda x: x, lambda x, _: x, top=top
-    )
+    if places:
+      learned = next_token(_IdentityModel(), top=top)
+    else:
+      learned = classification(
+        _IdentityModel(), lambda x: x, lambda x, _: x, top=top
+      )
     evaluate = TaskEvaluation(learned, Split(logits, targets), batch=16)
     found = evaluate(learned.params, learned.stats)
     ranked = np.argsort(-logits, axis=-1, kind='stable')
     right = ranked == targets[..., None]
-    self.assertEqual([*found], ['accuracy', f'top{top}_accuracy'])
-    for number, share in zip((1, top), found.values(), strict=True):
+    for number, name in ((1, 'accuracy'), (top, f'top{top}_accuracy')):
+      share = found[name]
       want = right[..., :number].any(axis=-1).mean()
       self.assertAlmostEqual(share, want, places=6)
+
+  @parameterized.parameters(1, 7, 16)
+  def test_figures_of_tokens_are_those_of_all_tokens_alike(self, batch):
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(9, 5, 6)).astype(np.float32)
+    targets = rng.integers(6, size=(9, 5)).astype(np.int32)
+    targets[rng.random(size=(9, 5)) < 0.4] = PADDING
+    targets[3] = PADDING
+    learned = next_token(_IdentityModel(), bytes_per_token=3.5)
+    evaluate = TaskEvaluation(learned, Split(logits, targets), batch=batch)
+    found = evaluate(learned.params, learned.stats)
+
+    real = targets >= 0
+    wide = logits[real].astype(np.float64)
+    likelihood = np.exp(wide) / np.exp(wide).sum(-1, keepdims=True)
+    loss = -np.log(likelihood[np.arange(len(wide)), targets[real]]).mean()
+    want = {
+      'accuracy': (wide.argmax(-1) == targets[real]).mean(),
+      'test_loss': loss,
+      'perplexity': math.exp(loss),
+      'bits_per_byte': math.log2(math.exp(loss)) / 3.5,
+    }
+    self.assertEqual(evaluate.names, tuple(want))
+    self.assertEqual([*found], [*want])
+    for name, value in want.items():
+      self.assertAlmostEqual(found[name], value, places=5)
+
+  def test_padding_has_no_gradient(self):
+    logits = np.zeros((2, 3, 4), np.float32)
+    targets = np.array([[1, 2, PADDING], [PADDING] * 3], np.int32)
+    loss = next_token(_ShiftModel()).loss
+    shift = {'shift': jnp.zeros(4)}
+    key = jax.random.key(0)
+
+    def total(params):
+      each, _ = loss(params, logits, targets, key)
+      return each.sum(), each
+
+    gradient, each = jax.grad(total, has_aux=True)(shift)
+    np.testing.assert_allclose(each, [math.log(4), 0], rtol=1e-6)
+    np.testing.assert_allclose(
+      gradient['shift'], [0.25, -0.25, -0.25, 0.25], rtol=1e-6
+    )
+
+
+class _ShiftModel(nnx.Module):
+  """Model whose logits are its inputs plus a parameter."""
+
+  def __init__(self):
+    self.shift = nnx.Param(jnp.zeros(4))
+
+  def __call__(self, inputs, *, rngs=None):
+    return inputs + self.shift[...]
 
 
 class _IdentityModel(nnx.Module):

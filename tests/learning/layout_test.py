@@ -319,7 +319,11 @@ class BucketFillerTest(parameterized.TestCase):
 
 
 def _classify(make, shape, targets=(), dtype=np.float32):
-  learned = task.classification(drawn.model(make), lambda x: x, lambda x, _: x)
+  model = drawn.model(make)
+  if targets:
+    learned = task.next_token(model)
+  else:
+    learned = task.classification(model, lambda x: x, lambda x, _: x)
   args = (
     jax.ShapeDtypeStruct((4, *shape), dtype),
     jax.ShapeDtypeStruct((4, *targets), np.int32),
@@ -368,19 +372,16 @@ def _resnet():
 
 
 def _transformer():
-  size = {'layers': 2, 'width': 8, 'heads': 2, 'dropout': 0.1}
+  size = {'size': 'tiny', 'width': 8, 'heads': 2, 'dropout': 0.1}
   make = functools.partial(
     transformer.make, input_shape=(6,), num_classes=9, seed=0, **size
   )
-  norm, dense = ('scale', 'bias'), ('kernel', 'bias')
-  layer = [('attention_norm', norm), ('queries_keys_values', dense),
-           ('mix', dense), ('dense_norm', norm), ('up', dense),
-           ('down', dense)]  # fmt: skip
-  used = ['positions', 'tokens embedding']
-  used += [f'layers {n} {name} {part}' for n in range(2)
-           for name, parts in layer for part in parts]  # fmt: skip
-  used += [f'norm {part}' for part in norm]
-  used += [f'logits {part}' for part in dense]
+  layer = ('attention_norm scale', 'queries_keys_values kernel', 'mix kernel',
+           'dense_norm scale', 'gate_and_up kernel',
+           'down kernel')  # fmt: skip
+  used = ['tokens embedding']
+  used += [f'layers {n} {name}' for n in range(2) for name in layer]
+  used += ['norm scale']
   return *_classify(make, (6,), (6,), np.int32), used
 
 

@@ -14,13 +14,13 @@ from ml_collections import ConfigDict
 
 from configs import default
 from data import augment
-from data.dataset import Split
+from data.dataset import Dataset, Split
 from learning import optimizer
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient
 from learning.learner import TaskLearner
 from learning.shard_codec import ShardCodec
-from models.task import classification
+from models.task import classification, next_token
 from tests.support import lowering, small_models
 from wire.codec import Payload, Rows, Workspace
 
@@ -74,12 +74,11 @@ def _examples(shape):
 
 
 def _task(model, shape):
-  is_image = shape != _TOKENS
+  if shape == _TOKENS:
+    prepare = Dataset(*[_examples(shape)] * 2, separator=0).prepare
+    return next_token(model, prepare, top=3, bytes_per_token=1.0)
   changed = augment.make(
-    crop_padding=0,
-    crop_area=0.5 if is_image else 1.0,
-    flip=is_image,
-    input_shape=shape,
+    crop_padding=0, crop_area=0.5, flip=True, input_shape=shape
   )
   return classification(model, jnp.asarray, changed, top=3)
 

@@ -77,11 +77,20 @@ def _make(kind, devices=()):
     size |= {'input_shape': (6, 6, 1), 'hidden': (7, 9)}
     make = functools.partial(mlp.make, **size)
   else:
-    size |= {'layers': 1, 'width': 8, 'heads': 2, 'dropout': 0.0}
+    size |= {
+      'size': 'tiny',
+      'layers': 1,
+      'width': 8,
+      'heads': 2,
+      'dropout': 0.0,
+    }
     make = functools.partial(transformer.make, input_shape=(6,), **size)
     inputs, targets = rng.integers(5, size=(2, _EXAMPLES, 6)).astype(np.int32)
   model = drawn.model(make)
-  learned = task.classification(model, lambda x: x, lambda x, _: x)
+  if kind == 'transformer':
+    learned = task.next_token(model)
+  else:
+    learned = task.classification(model, lambda x: x, lambda x, _: x)
   return _gradient(learned, inputs, targets, devices=devices)
 
 
@@ -292,7 +301,7 @@ class AcceleratorTest(parameterized.TestCase):
   @mock.patch.object(jax, 'default_backend', lambda: 'fake')
   def test_a_bucket_is_sent_before_later_copies_land(self):
     gradient = _make('transformer')
-    layout = _layout(gradient, bucket_bytes=300.0)
+    layout = _layout(gradient, bucket_bytes=100.0)
     buckets = [
       leaves for leaves in [each.leaves for each in layout.buckets] if leaves
     ]

@@ -42,14 +42,22 @@ class EveryModelTest(parameterized.TestCase):
     self.assertEqual({leaf.dtype for leaf in leaves}, {np.dtype(np.float32)})
     self.assertEqual(jax.tree.structure(stats), jax.tree.structure(rest))
 
-  def test_kernels_have_the_variance_of_he(self, name):
+  def test_kernels_have_the_published_variance(self, name):
     _, params, _ = small_models.parts_of(name)
-    kernels = [
-      np.asarray(leaf)
+    gains = {'kernel': math.sqrt(2)}  # He et al., for ReLU.
+    if name == 'transformer':  # LeCun et al.; less where branches are added.
+      gains = {
+        'queries_keys_values': 1,
+        'gate_and_up': 1,
+        'mix': 0.5,
+        'down': 0.5,
+      }
+    scaled = [
+      np.asarray(leaf) * math.sqrt(leaf[..., 0].size) / gain
       for path, leaf in jax.tree.leaves_with_path(params)
-      if path[-1].key == 'kernel'
+      for part, gain in gains.items()
+      if path[-1].key == 'kernel' and part in [key.key for key in path]
     ]
-    scaled = [k * math.sqrt(k[..., 0].size / 2) for k in kernels]
     values = np.concatenate([k.ravel() for k in scaled])
     self.assertAlmostEqual(values.std(), 1, delta=5 / math.sqrt(values.size))
     self.assertLess(abs(values).max(), 2.28)
@@ -93,7 +101,9 @@ class GradientTest(parameterized.TestCase):
     gradient, _ = small_models.jit(function)(*arguments)
     leaves = jax.tree.leaves(gradient)
     self.assertTrue(all(np.isfinite(leaf).all() for leaf in leaves))
-    self.assertTrue(np.any(gradient['logits']['kernel']))
+    last = 'tokens' if name == 'transformer' else 'logits'
+    for leaf in jax.tree.leaves(gradient[last]):
+      self.assertTrue(np.any(leaf))
 
 
 class DropoutTest(parameterized.TestCase):

@@ -30,8 +30,11 @@ def _make(name, dtype):
   """Returns loss and gradient of parameters, and these."""
   make, inputs = _MODELS[name]
   model = small_models.make_by_numpy(make, dtype=jnp.dtype(dtype))
-  learned = task.classification(model, lambda x: x, lambda x, _: x)
-  targets = inputs if inputs.dtype == np.int32 else np.arange(len(inputs))
+  if inputs.dtype == np.int32:
+    learned, targets = task.next_token(model), inputs
+  else:
+    learned = task.classification(model, lambda x: x, lambda x, _: x)
+    targets = np.arange(len(inputs))
 
   def loss(params, inputs):
     each, stats = learned.loss(params, inputs, targets, jax.random.key(0))
@@ -86,7 +89,9 @@ class ModelTest(parameterized.TestCase):
   # A layer rounds its inputs, its parameters and its results, on the way
   # there and back: 6 roundings of at most eps / 2.
   @parameterized.parameters(
-    ('alexnet', 5, 'bfloat16'), ('transformer', 6, 'float16')
+    ('alexnet', 5, 'bfloat16'),
+    ('transformer', 6, 'bfloat16'),
+    ('transformer', 6, 'float16'),
   )
   def test_gradients_are_within_rounding_of_float32(self, name, layers, dtype):
     self._check_rounding(name, layers, dtype)

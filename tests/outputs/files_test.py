@@ -50,7 +50,7 @@ class TextTest(absltest.TestCase):
     return manifests.manifest(config, {})['own']
 
   def test_the_text_that_comes_with_python_is_identified_by_its_hash(self):
-    joined = '\n'.join(topics.values()).encode()
+    joined = ''.join(f'\0{topic}' for topic in topics.values()).encode()
     changed = {'data__name': 'text', 'model__name': 'transformer'}
     own = self._own(**changed)
     self.assertEqual(own, {'text': hashlib.sha256(joined).hexdigest()})

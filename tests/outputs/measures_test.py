@@ -94,6 +94,18 @@ class ThresholdsTest(absltest.TestCase):
       },
     )
 
+  def test_a_figure_is_reached_at_its_first_evaluation_at_or_below(self):
+    found = thresholds.make((0.5,), (), {'perplexity': (8, 4.5), 'bits': ()})
+    for number, value in enumerate([9.0, 8.0, 9.0, 7.0, 5.0]):
+      now = Reached(float(number), number, number, number)
+      found.add_evaluation({'accuracy': value / 20, 'perplexity': value}, now)
+    reached = {'time_s': 1.0, 'iterations': 1, 'updates': 1, 'examples': 1}
+    blank = dict.fromkeys(reached)
+    summary = found.summary()
+    self.assertEqual(summary['to_perplexity'], {'8': reached, '4.5': blank})
+    self.assertEqual(summary['time_to'], {'0.5': None})
+    self.assertNotIn('to_bits', summary)
+
   def test_a_threshold_that_was_not_reached_is_null(self):
     found = thresholds.make((0.9,), (0.5,)).summary()
     blank = dict.fromkeys(('time_s', 'iterations', 'updates', 'examples'))

@@ -67,23 +67,48 @@ def pool(reduce: Callable[..., np.ndarray], x: np.ndarray) -> np.ndarray:
   return pooled
 
 
-def layer_norm(layer: Any, x: np.ndarray) -> np.ndarray:
-  """Returns each position normalised over its units."""
-  x = x - x.mean(-1, keepdims=True)
-  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
-  return x * f64(layer.scale) + f64(layer.bias)
+def rms_norm(layer: Any, x: np.ndarray) -> np.ndarray:
+  """Returns each position divided by the root mean square of its units."""
+  return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * f64(layer.scale)
 
 
-def attention(layer: Any, x: np.ndarray, heads: int) -> np.ndarray:
-  """Returns causal self-attention, computed by head and by query."""
-  normal = layer_norm(layer.attention_norm, x)
-  parts = np.split(dense(layer.queries_keys_values, normal), 3, -1)
+def attention(
+  layer: Any, x: np.ndarray, heads: int, documents: np.ndarray
+) -> np.ndarray:
+  """Returns causal self-attention with rotary positions, by head and by query.
+
+  Rotations are products with complex numbers of modulus 1.
+
+  Args:
+    layer: Layer of the model.
+    x: Float64 [B, T, width].
+    heads: Number of heads.
+    documents: Int [B, T], numbers of the positions' documents.
+  """
+  normal = rms_norm(layer.attention_norm, x)
+  parts = np.split(normal @ f64(layer.queries_keys_values.kernel), 3, -1)
   mixed = np.zeros_like(x)
   size = x.shape[-1] // heads
+  speeds = 1 / 10_000 ** (2 * np.arange(size // 2) / size)
+  turns = np.exp(1j * np.arange(x.shape[1])[:, None] * speeds)
   for example, head in itertools.product(range(len(x)), range(heads)):
     units = slice(head * size, (head + 1) * size)
     query, key, value = (part[example][:, units] for part in parts)
+    query, key = (
+      (each[:, : size // 2] + 1j * each[:, size // 2 :]) * turns
+      for each in (query, key)
+    )
     for t in range(len(query)):
-      weight = np.exp(key[: t + 1] @ query[t] / math.sqrt(size))
+      scores = (key[: t + 1].conj() @ query[t]).real / math.sqrt(size)
+      weight = np.exp(scores) * (
+        documents[example, : t + 1] == documents[example, t]
+      )
       mixed[example, t, units] = weight @ value[: t + 1] / weight.sum()
-  return dense(layer.mix, mixed)
+  return mixed @ f64(layer.mix.kernel)
+
+
+def swiglu(layer: Any, x: np.ndarray) -> np.ndarray:
+  """Returns a dense branch whose gate is x / (1 + e^-x)."""
+  both = rms_norm(layer.dense_norm, x) @ f64(layer.gate_and_up.kernel)
+  gate, up = np.split(both, 2, -1)
+  return (gate / (1 + np.exp(-gate)) * up) @ f64(layer.down.kernel)

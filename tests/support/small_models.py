@@ -74,6 +74,7 @@ def make_transformer(**changed: Any) -> nnx.Module:
     'input_shape': (8,),
     'num_classes': 11,
     'seed': 0,
+    'size': 'tiny',
     'layers': 2,
     'width': 12,
     'heads': 3,

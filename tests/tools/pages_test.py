@@ -200,7 +200,11 @@ class SeriesTest(parameterized.TestCase):
 
     rows = [row for row in batches.rows if row['accuracy'] is not None]
     times = [row['time'] for row in rows]
-    np.testing.assert_allclose(shown['accuracy']['time'], times, rtol=1e-5)
+    drawn = shown['figures']['accuracy']
+    np.testing.assert_allclose(drawn['time'], times, rtol=1e-5)
+    percents = [100 * row['accuracy'] for row in rows]
+    np.testing.assert_allclose(drawn['values'], percents, rtol=1e-5)
+    self.assertEqual([*shown['figures']], ['accuracy'])
     self.assertEqual(shown['waiting'].keys(), batches.seconds.keys())
     self.assertAlmostEqual(sum(shown['staleness']['shares']), 1, places=4)
     events = [

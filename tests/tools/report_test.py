@@ -188,7 +188,7 @@ class CurveTest(parameterized.TestCase):
     rows = _jsonl(folder / 'metrics.jsonl')
     rows = [row for row in rows if row['kind'] == 'evaluation']
 
-    times, values = curves.accuracy(records.load(folder))
+    times, values = curves.measured(records.load(folder))
 
     self.assertGreater(len(rows), 4)
     np.testing.assert_array_equal(times, [row['time'] for row in rows])

@@ -1,4 +1,4 @@
-"""Draws accuracies against time, iterations and examples."""
+"""Draws figures of evaluations against time, iterations and examples."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -15,6 +15,12 @@ AGAINST = {
   'iterations': 'iterations of all workers',
   'examples': 'examples in updates',
 }
+# Figures of evaluations that are drawn: labels of axes, and factors of values.
+FIGURES = {
+  'accuracy': ('test accuracy (%)', 100),
+  'perplexity': ('test perplexity', 1),
+  'bits_per_byte': ('test bits per byte', 1),
+}
 _SEEDS = 4  # Labels, at most, of which each seed has a line.
 
 
@@ -30,17 +36,20 @@ class Curve(NamedTuple):
   values: np.ndarray
 
 
-def accuracy(run: RunRecord, against: str = 'time') -> Curve | None:
-  """Returns the accuracies, 0 to 1, that a run has measured, if it has any.
+def measured(
+  run: RunRecord, figure: str = 'accuracy', against: str = 'time'
+) -> Curve | None:
+  """Returns a figure of all evaluations of a run; None if it has none.
 
   Args:
-    run: Which one.
+    run: The run.
+    figure: One of `FIGURES`.
     against: One of `AGAINST`.
   """
   points = [
-    (row[against], row['accuracy'])
+    (row[against], row[figure])
     for row in run.rows
-    if row['accuracy'] is not None
+    if row.get(figure) is not None
   ]
   return Curve(*np.transpose(points)) if points else None
 
@@ -58,32 +67,51 @@ def median(curves: Sequence[Curve]) -> Curve:
   return Curve(times, np.median(values, axis=0))
 
 
-def draw(curves: Mapping[str, Sequence[Curve]], against: str) -> Figure:
+def draw(
+  curves: Mapping[str, Sequence[Curve]],
+  against: str,
+  *,
+  figure_name: str = 'accuracy',
+) -> Figure:
   """Draws the median of the seeds by label, and the seeds of a few labels.
 
   Args:
     curves: Curves of the seeds, by label.
     against: One of `AGAINST`.
+    figure_name: One of `FIGURES`.
   """
+  axis_label, factor = FIGURES[figure_name]
   figure = Figure((9.5, 5))
   axes = figure.subplots()
   medians = {label: median(found) for label, found in curves.items()}
   for index, (label, (times, values)) in enumerate(medians.items()):
     look_ = look.line(index)
     axes.plot(
-      times, 100 * values, label=look.wrap(label), linewidth=1.8, **look_
+      times, factor * values, label=look.wrap(label), linewidth=1.8, **look_
     )
     for times, values in curves[label] if len(curves) <= _SEEDS else ():
       color = look_['color']
-      axes.plot(times, 100 * values, linewidth=0.6, alpha=0.4, color=color)
-  axes.set(xlabel=AGAINST[against], ylabel='test accuracy (%)')
+      axes.plot(times, factor * values, linewidth=0.6, alpha=0.4, color=color)
+  axes.set(xlabel=AGAINST[against], ylabel=axis_label)
   axes.set_xlim(left=0)
-  axes.set_ylim(_floor(medians.values()), min(axes.get_ylim()[1], 100.5))
+  if figure_name == 'accuracy':
+    axes.set_ylim(_floor(medians.values()), min(axes.get_ylim()[1], 100.5))
+  else:
+    axes.set_ylim(top=_ceiling(medians.values()))
   axes.grid(alpha=0.3)
   several = any(len(found) > 1 for found in curves.values())
   title = 'median of the seeds' if several else None
   figure.legend(loc='outside right upper', title=title, alignment='left')
   return figure
+
+
+def _ceiling(medians: Collection[Curve]) -> float:
+  """Returns an upper limit for the last three quarters of falling curves.
+
+  Early values are many times the late ones.
+  """
+  late = [v[4 * t >= t[-1]] for t, v in medians if len(t)]
+  return 1.02 * float(np.concatenate([[0.0], *late]).max()) or 1.0
 
 
 def _floor(medians: Collection[Curve]) -> float:

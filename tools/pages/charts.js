@@ -74,12 +74,15 @@ function redraw(all) {
   }
 }
 
+// Of evaluations; the first that a run has is shown first.
+const FIGURES = {bits_per_byte: 'Bits per byte', perplexity: 'Perplexity',
+  accuracy: 'Accuracy'};
 const AXES = {time: 'time (s)', iterations: 'iterations of all workers',
   examples: 'examples in updates'};
 
 // A config's seeds look alike, and are in the legend once.
-function accuracies(runs, against) {
-  const measured = runs.filter((run) => run.accuracy);
+function figures(runs, figure, against) {
+  const measured = runs.filter((run) => run.figures[figure]);
   const key = (run) => JSON.stringify({...run.config, seed: null});
   const groups = measured.map(key);
   const keys = [...new Set(groups)];
@@ -91,7 +94,7 @@ function accuracies(runs, against) {
     const more = groups.filter((each) => each === group).length - 1;
     const name = short(run.name, narrow() ? 34 : 60);
     return {
-      x: run.accuracy[against], y: run.accuracy.values.map((v) => 100 * v),
+      x: run.figures[figure][against], y: run.figures[figure].values,
       name: name + (first && more ? ` and ${more} more` : ''),
       legendgroup: group, showlegend: first, mode: 'lines+markers',
       line: look(keys.indexOf(group)), marker: {size: 4}};
@@ -101,7 +104,7 @@ function accuracies(runs, against) {
     height: 330 + (traces.length > 1 ? 20 * lines : 0),
     showlegend: traces.length > 1,
     xaxis: {title: {text: AXES[against]}, rangemode: 'tozero'},
-    yaxis: {title: {text: 'test accuracy (%)'}}}};
+    yaxis: {title: {text: measured[0].figures[figure].label}}}};
 }
 
 // Shares of the workers' time, a bar for each run.

@@ -4,6 +4,7 @@ const MOST = 30;  // Runs in a chart of several.
 const content = JSON.parse(document.getElementById('data').textContent);
 const left = content.tables.map(() => []);
 const against = document.getElementById('against');
+const figure = document.getElementById('figure');
 
 function together() {
   const whole = left.flat().map((k) => content.runs[k]);
@@ -12,10 +13,17 @@ function together() {
   document.getElementById('which').textContent = whole.length > MOST
     ? `The first ${MOST} of the ${whole.length} runs that the filter leaves.`
     : 'The runs that the filter leaves.';
-  const measured = runs.some((run) => run.accuracy);
-  const curve = document.getElementById('together-accuracy');
-  curve.hidden = against.parentElement.hidden = !measured;
-  if (measured) draw(curve, () => accuracies(runs, against.value));
+  const measured = Object.keys(FIGURES).filter(
+    (name) => runs.some((run) => run.figures[name]));
+  const curve = document.getElementById('together-figure');
+  curve.hidden = against.parentElement.hidden = !measured.length;
+  figure.parentElement.hidden = measured.length < 2;
+  for (const option of figure.options) {
+    option.hidden = option.disabled = !measured.includes(option.value);
+  }
+  if (!measured.includes(figure.value)) figure.value = measured[0] || '';
+  const name = figure.value;
+  if (measured.length) draw(curve, () => figures(runs, name, against.value));
   const spent = runs.filter((run) => Object.keys(run.waiting).length);
   const bars = document.getElementById('together-waiting');
   bars.hidden = !spent.length;
@@ -48,7 +56,9 @@ function choose(k) {
     if (make) draw(where, make);
     return where;
   };
-  if (run.accuracy) add('Accuracy', () => accuracies([run], 'time'));
+  for (const [name, title] of Object.entries(FIGURES)) {
+    if (run.figures[name]) add(title, () => figures([run], name, 'time'));
+  }
   if (run.staleness) add('Staleness', () => staleness(run));
   if (Object.keys(run.waiting).length) {
     add("The workers' time", () => waiting([run]));
@@ -96,6 +106,7 @@ function addLinks(run, add) {
 }
 
 against.addEventListener('change', together);
+figure.addEventListener('change', together);
 content.tables.forEach((table, k) => addTable(table, {
   changed: (runs) => { left[k] = runs; later(); },
   chosen: (run) => {

@@ -30,7 +30,7 @@ def describe_run(name: str, run: RunRecord) -> dict[str, Any]:
     'name': name,
     'ended': run.ended,
     'config': run.config,
-    'accuracy': _accuracy(run),
+    'figures': _figures(run),
     'staleness': _staleness(run.staleness),
     'waiting': {phase: _short(s) for phase, s in run.seconds.items()},
     'breakdown': measures.breakdown(run),
@@ -49,16 +49,26 @@ def thin(count: int, most: int = _POINTS) -> np.ndarray:
   )
 
 
-def _accuracy(run: RunRecord) -> dict[str, Any] | None:
-  found = {name: curves.accuracy(run, name) for name in curves.AGAINST}
-  first = found['time']
-  if first is None:
-    return None
-  chosen = thin(len(first.values))
-  axes = {
-    name: _shorts(each.times[chosen]) for name, each in found.items() if each
-  }
-  return axes | {'values': _shorts(first.values[chosen])}
+def _figures(run: RunRecord) -> dict[str, dict[str, Any]]:
+  """Returns the curves of the figures that a run has measured, by name."""
+  found = {}
+  for figure, (label, factor) in curves.FIGURES.items():
+    lines = {
+      against: curves.measured(run, figure, against)
+      for against in curves.AGAINST
+    }
+    first = lines['time']
+    if first is None:
+      continue
+    chosen = thin(len(first.values))
+    axes = {
+      against: _shorts(each.times[chosen])
+      for against, each in lines.items()
+      if each
+    }
+    values = _shorts(factor * first.values[chosen])
+    found[figure] = {**axes, 'values': values, 'label': label}
+  return found
 
 
 def _staleness(counts: Mapping[int, int]) -> dict[str, Any] | None:

@@ -20,9 +20,11 @@ _ALWAYS = (
 )
 # Columns that are shown at first, beside the fields in which runs differ.
 _SUMMARY = (
-  *('final_accuracy', 'time_s', 'iterations', 'updates', 'waiting_share'),
+  *('final_accuracy', 'final_perplexity', 'final_bits_per_byte'),
+  *('time_s', 'iterations', 'updates', 'waiting_share'),
   *('staleness_mean', 'goodput'),
 )
+_THRESHOLDS = ('to_loss.', 'to_perplexity.', 'to_bits_per_byte.')
 _NAMED = ('run', 'status', 'ended')
 
 
@@ -126,14 +128,16 @@ def _sweep(folder: pathlib.Path, runs: list[tuple[str, RunRecord]]) -> Table:
       *(folder, places.count(None), len(rows), _MOST),
     )
   end = columns.index('final_accuracy') if 'final_accuracy' in columns else 2
-  seen = [
-    name
-    for k, name in enumerate(columns)
-    if k < end or name in _SUMMARY or name.startswith('time_to.')
-  ]
+  seen = [name for k, name in enumerate(columns) if k < end or _is_shown(name)]
   values = [_numbers(column) for column in zip(*rows, strict=True)]
   title = f'Sweep {folder}'
   return Table(title, columns, seen, list(zip(*values, strict=True)), places)
+
+
+def _is_shown(name: str) -> bool:
+  """Returns whether a field of a summary, by dotted name, is shown at first."""
+  reached = name.startswith(_THRESHOLDS) and name.endswith('.time_s')
+  return name in _SUMMARY or name.startswith('time_to.') or reached
 
 
 def _numbers(column: Sequence[str]) -> list[Any]:
@@ -156,7 +160,7 @@ def _of_runs(runs: Sequence[tuple[str, RunRecord]], first: int) -> Table:
     {
       name: value
       for name, value in _flat(run.summary or {}).items()
-      if name in _SUMMARY or name.startswith('time_to.')
+      if _is_shown(name)
     }
     for _, run in runs
   ]

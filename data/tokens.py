@@ -1,0 +1,131 @@
+"""Examples for language models from files of tokens.
+
+A file has the tokens of a corpus one after the other, without a header, as
+little-endian integers of 16 or 32 bits: the format of nanoGPT's and llm.c's
+data.  Files are mapped into memory, and a row is read when it is used.
+"""
+
+import math
+import pathlib
+
+import numpy as np
+
+from data import token_rows
+from data.dataset import Dataset
+from data.files import locate_file
+
+_DTYPES: dict[str, np.dtype] = {
+  'uint16': np.dtype('<u2'),
+  'uint32': np.dtype('<u4'),
+}
+_CHUNK = 1 << 24  # Tokens that are checked at once.
+
+
+def make(
+  *,
+  directory: str | None,
+  file: str,
+  test_file: str,
+  test_tokens: int,
+  dtype: str,
+  vocabulary: int,
+  separator: int,
+  length: int,
+  bytes_per_token: float,
+) -> Dataset:
+  """Returns rows of the corpus, int32 [N, length].
+
+  Rows are those of `token_rows.split`; of the training file the rest that fills
+  no row is left out.  All tokens are read once, to find those that are not in
+  the vocabulary, unless the vocabulary has all integers of the type.
+
+  Args:
+    directory: Path of the folder that has the files.
+    file: Name of the file to train on.
+    test_file: Name of the file to test on; '' for the end of `file`, on which
+      it does not train then.
+    test_tokens: Most tokens to test on: the first of `test_file`, or the last
+      of `file`.
+    dtype: 'uint16' or 'uint32', the type of both files.
+    vocabulary: Number of different tokens, which count from 0.
+    separator: Token that begins a document, apart from which it is read; -1 if
+      there is none.
+    length: Tokens of a row.
+    bytes_per_token: Bytes of text per token in the mean, for bits per byte; 0
+      if it is not known.
+
+  Raises:
+    ValueError: If a file is missing, has part of a token, a token that is not
+      in the vocabulary or too few, or if another argument is out of range.
+  """
+  if dtype not in _DTYPES:
+    raise ValueError(f'dtype: expected one of {list(_DTYPES)}, got {dtype!r}.')
+  for name, value in (('length', length), ('test_tokens', test_tokens)):
+    if value < 1:
+      raise ValueError(f'{name}: expected at least 1, got {value}.')
+  if vocabulary < 2:
+    raise ValueError(f'vocabulary: expected at least 2, got {vocabulary}.')
+  if not -1 <= separator < vocabulary:
+    raise ValueError(
+      f'separator: expected a token below {vocabulary}, or -1 for none, got '
+      f'{separator}.'
+    )
+  if not 0 <= bytes_per_token < math.inf:
+    raise ValueError(
+      f'bytes_per_token: expected more than 0, or 0 if it is not known, got '
+      f'{bytes_per_token}.'
+    )
+  tokens = _read('file', locate_file(directory, file), dtype, vocabulary)
+  needed, rest = length + 1, ''
+  if test_file:
+    path = locate_file(directory, test_file, field='test_file')
+    test = _read('test_file', path, dtype, vocabulary)[: test_tokens + 1]
+    if len(test) < 2:
+      raise ValueError(
+        f'test_file: expected at least 2 tokens, got {len(test)} in {path}.'
+      )
+  else:
+    needed += test_tokens
+    rest = f' and config.data.tokens.test_tokens, {test_tokens}'
+  if len(tokens) < needed:
+    raise ValueError(
+      f'file: expected at least {needed} tokens, for a row of {length}{rest}, '
+      f'got {len(tokens)} in {file}.'
+    )
+  if not test_file:
+    cut = len(tokens) - test_tokens - 1
+    tokens, test = tokens[: cut + 1], tokens[cut:]
+  whole = (len(tokens) - 1) // length * length
+  return Dataset(
+    train=token_rows.split(tokens[: whole + 1], length=length),
+    test=token_rows.split(test, length=length),
+    num_classes=vocabulary,
+    separator=None if separator < 0 else separator,
+    bytes_per_token=bytes_per_token or None,
+  )
+
+
+def _read(
+  field: str, path: pathlib.Path, dtype: str, vocabulary: int
+) -> np.ndarray:
+  """Returns a file's tokens, all of them in the vocabulary."""
+  found = _DTYPES[dtype]
+  size = path.stat().st_size
+  if size % found.itemsize:
+    raise ValueError(
+      f'{field}: expected whole tokens of {found.itemsize} bytes (dtype '
+      f'{dtype!r}), got {size} bytes in {path}.'
+    )
+  if not size:  # Cannot be mapped.
+    return np.zeros(0, found)
+  tokens = np.memmap(path, found, 'r')
+  starts = range(0, len(tokens), _CHUNK)
+  for start in starts if vocabulary < 1 << 8 * found.itemsize else ():
+    chunk = tokens[start : start + _CHUNK]
+    if chunk.max() >= vocabulary:
+      place = int(np.argmax(chunk >= vocabulary))
+      raise ValueError(
+        f'{field}: expected tokens below config.data.tokens.vocabulary, '
+        f'{vocabulary}, got {chunk[place]} at token {start + place} of {path}.'
+      )
+  return tokens
