@@ -29,8 +29,11 @@ from cluster.parameter_server.versions import Report
 from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable
 from learning.scaling import factor, worker_scaling
+from outputs.accounting import LostState
 
 _MAX_EVENTS = 64  # Whose orders are sent together.
+_NOT_SAVED = 'The checkpoint lacks it.'
+_FEWER = 'The run was started again with fewer workers.'
 
 
 class ParameterServerRuntime(EventLoop):
@@ -83,6 +86,8 @@ class ParameterServerRuntime(EventLoop):
     self._initial = [ResidualId()] * count
     self._wake: float | None = None
     self._drained: set[int] = set()  # Workers that leave after their push.
+    # Workers whose state is lost unless their next process has it.
+    self._lost_states: set[int] = set()
     self._alone_since = math.inf
     coordinator.attach(release=self._release, wake_at=self._wake_at)
 
@@ -108,11 +113,14 @@ class ParameterServerRuntime(EventLoop):
   def resume(self) -> None:
     """Continues after `restore`, with the workers that are connected."""
     self.coordinator.rejoin(self._before, self.time)
-    if (found := self._find_residuals()) and self._store.has_residuals:
+    if (found := self._find_residuals()) and self._store.has_worker_states:
       step, workers = found
       self._initial = assign_residuals(step, workers, len(self._members))
       for index in sorted(set(self._with_residuals) - set(workers)):
-        self.coordinator.recorder.record_lost_residual(index, self.time, None)
+        self._record_lost_state(index, _NOT_SAVED)
+      for index in workers[len(self._members) :]:
+        # Residuals pass to others; states of optimizers cannot be summed.
+        self._record_lost_optimizer(index, _FEWER)
     for update in self._store.pending:
       self._store.commit(update)
       self.coordinator.recorder.record_update(update, self.time)
@@ -163,7 +171,7 @@ class ParameterServerRuntime(EventLoop):
       'time': self.time,
       'coordinator': self.coordinator.state(),
       'servers': self._store.state(),
-      'keepers': self._live_workers() if self._store.has_residuals else [],
+      'keepers': self._live_workers() if self._store.has_worker_states else [],
     }
 
   def restore(self, state: dict[str, Any]) -> None:
@@ -207,8 +215,11 @@ class ParameterServerRuntime(EventLoop):
     loss, finite = report.loss, report.is_finite
     self.coordinator.check(index, finite=finite, loss=loss)
     member.compilations[event.incarnation] = report.compilations
-    if report.has_recalled and self._store.has_residuals:
+    if report.has_recalled and self._store.has_worker_states:
       self.coordinator.recorder.record_recovered_residual(index, self.time)
+      if index in self._lost_states:
+        self.coordinator.recorder.accounting.recover_state(index)
+    self._lost_states.discard(index)
     member.counted = report.iteration
     examples = self.coordinator.workers[index].examples
     member.progress.compute_times.append((report.compute_s, examples))
@@ -263,9 +274,12 @@ class ParameterServerRuntime(EventLoop):
     self._store.end(index, member.incarnation)
     if self._started:
       if (
-        self._store.has_residuals and self._residual(index).can_differ_from_zero
+        self._store.has_worker_states
+        and self._residual(index).can_differ_from_zero
       ):
-        self.coordinator.recorder.record_lost_residual(index, self.time, None)
+        self._record_lost_state(index, reason)
+        if self._store.has_inner_optimizer:
+          self._lost_states.add(index)
       self.coordinator.leave(index, self.time, reason)
 
   def _check_processes(self) -> None:
@@ -312,6 +326,7 @@ class ParameterServerRuntime(EventLoop):
         upcoming=self.coordinator.upcoming(index),
         stage=worker.stage,
         residual=self._residual(index),
+        rate=self._store.learning_rate,
       ),
     )
 
@@ -319,6 +334,17 @@ class ParameterServerRuntime(EventLoop):
     """Returns the residual with which a worker continues."""
     counted = self._members[index].counted
     return self._initial[index] if counted is None else ResidualId(counted)
+
+  def _record_lost_state(self, index: int, reason: str) -> None:
+    """Records that the state of a worker is lost, as far as is known."""
+    self.coordinator.recorder.record_lost_residual(index, self.time, None)
+    self._record_lost_optimizer(index, reason)
+
+  def _record_lost_optimizer(self, index: int, reason: str) -> None:
+    """Lists the state of a worker's inner optimizer as lost, if it has one."""
+    if self._store.has_inner_optimizer:
+      lost = LostState(index, self.time, reason)
+      self.coordinator.recorder.accounting.lost_states.append(lost)
 
   def _live_workers(self) -> list[int]:
     return [k for k, member in enumerate(self._members) if member.stream]
@@ -331,7 +357,9 @@ class ParameterServerRuntime(EventLoop):
     """
     return [
       self._reception.save_residual(index, step, self._residual(index))
-      for index in (self._live_workers() if self._store.has_residuals else [])
+      for index in (
+        self._live_workers() if self._store.has_worker_states else []
+      )
     ]
 
   def _wake_at(self, time: float | None) -> None:

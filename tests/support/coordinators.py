@@ -232,14 +232,20 @@ class Coordinator:
     while not self._has_started.wait(TIMEOUT_S / 5):
       stream.send(messages.ServerHeartbeat(0.0))
 
-  def work(self, index, gradient=None, **settings):
+  def work(self, index, pushes=None, **settings):
     """Runs a real worker in a thread; returns its Future."""
+    pushes = pushes or TimingOnlyGradient()
     worker = worker_.Worker(
       index,
-      gradient=gradient or TimingOnlyGradient(),
+      pushes=pushes,
       codec=self._codec,
       batching=fixed.make(num_workers=index + 1, worker_batch=8),
-      residuals=ResidualHistory(self._codec, index, self._parts),
+      residuals=ResidualHistory(
+        self._codec,
+        index,
+        self._parts,
+        init_optimizer=lambda: pushes.init(self._codec.params),
+      ),
       speed=None,
       coordinator=self._route_to(self.address),
       settings=make_settings(**settings),
