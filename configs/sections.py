@@ -209,14 +209,6 @@ def _check_local_steps(config: ConfigDict) -> None:
       f"config.wire.sparse.correction: expected 'masked' or 'none', {reason}: "
       f'momentum is corrected in gradients alone, got {correction!r}.'
     )
-  is_virtual = config.cluster.runtime == 'virtual'
-  if not is_virtual and config.route.name != 'server':
-    raise ValueError(
-      'config.batching.local_steps: expected 1, as config.cluster.runtime is '
-      f'{config.cluster.runtime!r} and config.route.name is '
-      f'{config.route.name!r}: replicas on real hosts sum gradients alone so '
-      f'far, got {config.batching.local_steps}.'
-    )
 
 
 def choose_section(

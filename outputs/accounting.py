@@ -28,7 +28,7 @@ class LostIteration(NamedTuple):
 
 
 class LostState(NamedTuple):
-  """A lost state of an inner optimizer: its worker starts with a new one.
+  """A state of an inner optimizer that is lost with its worker.
 
   Attributes:
     worker: Index of the worker.
@@ -39,6 +39,18 @@ class LostState(NamedTuple):
   worker: int
   time: float
   reason: str
+
+
+class NewState(NamedTuple):
+  """A state of an inner optimizer that began after the start of the run.
+
+  Attributes:
+    worker: Index of the worker.
+    time: Time of its first push, seconds.
+  """
+
+  worker: int
+  time: float
 
 
 class PendingPush(NamedTuple):
@@ -77,6 +89,7 @@ class Accounting:
     pending: Pushes by update that is not yet applied.
     lost: Iterations that were given up.
     lost_states: States of inner optimizers that were lost with their workers.
+    new_states: States of inner optimizers that began after the start.
     skipped: Pushes that were not applied, because they or their sum overflowed.
     skipped_examples: Examples in skipped pushes.
   """
@@ -101,6 +114,7 @@ class Accounting:
   )
   lost: list[LostIteration] = dataclasses.field(default_factory=list)
   lost_states: list[LostState] = dataclasses.field(default_factory=list)
+  new_states: list[NewState] = dataclasses.field(default_factory=list)
   skipped: int = 0
   skipped_examples: int = 0
 
@@ -216,6 +230,7 @@ class Accounting:
       'pending': [push._asdict() for push in pending],
       'lost': [lost._asdict() for lost in self.lost],
       'lost_states': [lost._asdict() for lost in self.lost_states],
+      'new_states': [new._asdict() for new in self.new_states],
       'skipped': self.skipped,
       'skipped_examples': self.skipped_examples,
     }

@@ -32,8 +32,8 @@ from ml_collections import ConfigDict
 
 from batching import fixed
 from cluster.coordinator import Coordinator
+from cluster.membership.worker_states import WorkerState
 from cluster.parameter_server.checkpoints import read_servers
-from cluster.parameter_server.residuals import WorkerState
 from configs import default
 from configs.checks import require
 from learning import build as learning

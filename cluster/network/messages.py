@@ -56,7 +56,7 @@ Progress = tuple[
 ]
 # Rank and address of a process that gives its state to others.
 Source = tuple[Rank, Address]
-# See `cluster.parameter_server.residuals.Since`.
+# See `cluster.membership.worker_states.ResidualId`.
 ResidualSource = tuple[Count | None, Count | None, Sequence[Rank]]
 # Receiver, bytes sent to it, and seconds for which some were on their way.
 Traffic = Annotated[
@@ -745,6 +745,7 @@ class Assignment(Message, frozen=True):
     stage: Index of the codec of gradients.
     assigned_at: Time of the assignment, seconds of the coordinator's clock.
     term: Term of the coordinator.
+    state: Source of the state that the replica's local steps continue with.
   """
 
   membership_epoch: Count
@@ -757,6 +758,7 @@ class Assignment(Message, frozen=True):
   stage: Count
   assigned_at: Number
   term: Count = 0
+  state: ResidualSource = (None, None, ())
 
 
 class CoordinatorState(Message, frozen=True):
@@ -1212,6 +1214,7 @@ FromReplica = (
   | StateCompared
   | ProbeAnswer
   | TrafficReport
+  | ResidualSaved
 )
 ServerReport = (
   PushArrived | WorkerFailed | ServerFailed | VersionPart | ShareSaved
@@ -1225,6 +1228,7 @@ ToReplica = (
   | CheckState
   | CompareState
   | CollectResiduals
+  | SaveResidual
   | CoordinatorState
   | ProbeOrder
 )

@@ -14,26 +14,24 @@ from typing import Any, Literal
 from absl import logging
 
 from cluster.coordinator import Coordinator
+from cluster.membership import worker_states
 from cluster.membership.event_loop import DRAINED, EventLoop
 from cluster.membership.events import Event, WorkerJoined, WorkerLost
 from cluster.membership.process import Settings
+from cluster.membership.worker_states import ResidualId, assign_residuals
 from cluster.network.messages import Pull
 from cluster.parameter_server.admission import (
   ParameterServerReception,
   PushReceived,
 )
-from cluster.parameter_server.residuals import ResidualId, assign_residuals
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.store import ShardedParameterStore
 from cluster.parameter_server.versions import Report
 from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Unmendable
 from learning.scaling import factor, worker_scaling
-from outputs.accounting import LostState
 
 _MAX_EVENTS = 64  # Whose orders are sent together.
-_NOT_SAVED = 'The checkpoint lacks it.'
-_FEWER = 'The run was started again with fewer workers.'
 
 
 class ParameterServerRuntime(EventLoop):
@@ -86,8 +84,6 @@ class ParameterServerRuntime(EventLoop):
     self._initial = [ResidualId()] * count
     self._wake: float | None = None
     self._drained: set[int] = set()  # Workers that leave after their push.
-    # Workers whose state is lost unless their next process has it.
-    self._lost_states: set[int] = set()
     self._alone_since = math.inf
     coordinator.attach(release=self._release, wake_at=self._wake_at)
 
@@ -116,11 +112,14 @@ class ParameterServerRuntime(EventLoop):
     if (found := self._find_residuals()) and self._store.has_worker_states:
       step, workers = found
       self._initial = assign_residuals(step, workers, len(self._members))
-      for index in sorted(set(self._with_residuals) - set(workers)):
-        self._record_lost_state(index, _NOT_SAVED)
-      for index in workers[len(self._members) :]:
-        # Residuals pass to others; states of optimizers cannot be summed.
-        self._record_lost_optimizer(index, _FEWER)
+      recorder = self.coordinator.recorder
+      unsaved = sorted(set(self._with_residuals) - set(workers))
+      for index in unsaved:
+        recorder.record_lost_residual(index, self.time, None)
+      if self._store.has_inner_optimizer:
+        recorder.accounting.lost_states += worker_states.lost_at_restart(
+          workers, unsaved, len(self._members), self.time
+        )
     for update in self._store.pending:
       self._store.commit(update)
       self.coordinator.recorder.record_update(update, self.time)
@@ -202,6 +201,7 @@ class ParameterServerRuntime(EventLoop):
     self._store.incarnations[index] = event.incarnation
     member.arrived = 0
     if self._started:
+      member.is_late = True
       self._log_joined(event)
       self.coordinator.join(index, self.time)
 
@@ -217,9 +217,14 @@ class ParameterServerRuntime(EventLoop):
     member.compilations[event.incarnation] = report.compilations
     if report.has_recalled and self._store.has_worker_states:
       self.coordinator.recorder.record_recovered_residual(index, self.time)
-      if index in self._lost_states:
-        self.coordinator.recorder.accounting.recover_state(index)
-    self._lost_states.discard(index)
+    if self._store.has_inner_optimizer:
+      worker_states.settle(
+        self.coordinator.recorder,
+        member,
+        index,
+        self.time,
+        recalled=report.has_recalled,
+      )
     member.counted = report.iteration
     examples = self.coordinator.workers[index].examples
     member.progress.compute_times.append((report.compute_s, examples))
@@ -277,9 +282,10 @@ class ParameterServerRuntime(EventLoop):
         self._store.has_worker_states
         and self._residual(index).can_differ_from_zero
       ):
-        self._record_lost_state(index, reason)
+        recorder = self.coordinator.recorder
+        recorder.record_lost_residual(index, self.time, None)
         if self._store.has_inner_optimizer:
-          self._lost_states.add(index)
+          worker_states.record_loss(recorder, member, index, self.time, reason)
       self.coordinator.leave(index, self.time, reason)
 
   def _check_processes(self) -> None:
@@ -334,17 +340,6 @@ class ParameterServerRuntime(EventLoop):
     """Returns the residual with which a worker continues."""
     counted = self._members[index].counted
     return self._initial[index] if counted is None else ResidualId(counted)
-
-  def _record_lost_state(self, index: int, reason: str) -> None:
-    """Records that the state of a worker is lost, as far as is known."""
-    self.coordinator.recorder.record_lost_residual(index, self.time, None)
-    self._record_lost_optimizer(index, reason)
-
-  def _record_lost_optimizer(self, index: int, reason: str) -> None:
-    """Lists the state of a worker's inner optimizer as lost, if it has one."""
-    if self._store.has_inner_optimizer:
-      lost = LostState(index, self.time, reason)
-      self.coordinator.recorder.accounting.lost_states.append(lost)
 
   def _live_workers(self) -> list[int]:
     return [k for k, member in enumerate(self._members) if member.stream]

@@ -17,16 +17,16 @@ from ml_collections import ConfigDict
 
 from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, RealSite
+from cluster.membership.worker_states import (
+  ResidualHistory,
+  workers_in_checkpoint,
+)
 from cluster.network.streams import Refused
 from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.evaluation import Evaluator, RemoteEvaluation
 from cluster.parameter_server.hosting import host_server
 from cluster.parameter_server.pieces import Pieces
-from cluster.parameter_server.residuals import (
-  ResidualHistory,
-  workers_in_checkpoint,
-)
 from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.store import ShardedParameterStore

@@ -20,16 +20,16 @@ from absl import logging
 from batching.batching import Batching
 from cluster.membership.process import Settings
 from cluster.membership.session import exit_on_error
+from cluster.membership.worker_states import (
+  ResidualHistory,
+  ResidualId,
+  WorkerState,
+)
 from cluster.network import memory, messages
 from cluster.network.errors import Corrupt, TransportError
 from cluster.network.heartbeat import Heartbeat
 from cluster.network.streams import Stream, chunked
 from cluster.parameter_server.evaluation import Evaluator
-from cluster.parameter_server.residuals import (
-  ResidualHistory,
-  ResidualId,
-  WorkerState,
-)
 from cluster.parameter_server.session import ParameterServerSession, Send
 from cluster.parameter_server.window import Window
 from cluster.process.deadlines import ProgressCounter

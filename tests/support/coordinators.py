@@ -17,6 +17,7 @@ from batching import fixed
 from cluster import coordinator
 from cluster.membership import admission as reception_
 from cluster.membership.process import Settings
+from cluster.membership.worker_states import ResidualHistory
 from cluster.milestones import Intervals, Milestones
 from cluster.network import messages
 from cluster.network.port import Port
@@ -25,7 +26,6 @@ from cluster.parameter_server import worker as worker_
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.checkpoints import server_part
 from cluster.parameter_server.hosting import host_server
-from cluster.parameter_server.residuals import ResidualHistory
 from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.store import ShardedParameterStore

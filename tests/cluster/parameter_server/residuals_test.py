@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from absl.testing import absltest
 
-from cluster.network.messages import ResidualSaved, SaveResidual
-from cluster.parameter_server import residuals
-from cluster.parameter_server.residuals import (
+from cluster.membership import worker_states as residuals
+from cluster.membership.worker_states import (
   ResidualHistory,
   ResidualId,
   WorkerState,
 )
+from cluster.network.messages import ResidualSaved, SaveResidual
 from learning.shard_codec import ShardCodec
 from learning.timing_only import TimingOnlyGradient, TimingOnlyLearner
 from outputs import checkpoints
@@ -180,7 +180,7 @@ class RunTest(absltest.TestCase):
       self.assertEqual(found, counts[worker] + count)
     (lost,) = again.coordinator.accounting.lost_states
     self.assertEqual(lost.worker, 2)
-    self.assertIn('fewer workers', lost.reason)
+    self.assertIn('fewer workers now', lost.reason)
     np.testing.assert_array_equal(
       again.sum_applied() + left, again.counted + residual
     )

@@ -80,6 +80,20 @@ class RunTest(parameterized.TestCase):
     self.assertGreater(summary['final_accuracy'], 0.5)
 
 
+class LossTest(absltest.TestCase):
+  def test_states_of_workers_that_leave_are_listed(self):
+    _, summary = small.execute(
+      **_ADAMW,
+      batching__local_steps=2,
+      epochs=6.0,
+      cluster__script=((1.0, 'leave', 1), (2.0, 'join', 1)),
+    )
+    (lost,), (new,) = summary['lost_states'], summary['new_states']
+    self.assertEqual((lost['worker'], lost['time']), (1, 1.0))
+    self.assertEqual(new['worker'], 1)
+    self.assertGreater(new['time'], 2.0)
+
+
 class ResumeTest(parameterized.TestCase):
   @parameterized.parameters('bsp', 'asp')
   def test_a_resumed_run_has_the_states_of_inner_optimizers(self, scheme):

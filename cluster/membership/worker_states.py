@@ -9,14 +9,17 @@ summed twice, and none is lost with a connection.
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol
 
-from cluster.network.errors import TransportError
+from cluster.membership.members import Member
+from cluster.network.errors import Corrupt, TransportError
 from cluster.network.messages import ResidualSaved, SaveResidual
-from cluster.parameter_server.session import Send
-from learning.shard_codec import ShardCodec
 from outputs import checkpoints, serialization
+from outputs.accounting import LostState, NewState
+from outputs.recorder import Recorder
 
 _PART = 'worker'  # Prefix of the names of workers' parts.
 _NEWEST = 3  # Iterations whose states are held: a request to save may be late.
@@ -42,6 +45,38 @@ class ResidualId(NamedTuple):
     return self.after is not None or bool(self.workers)
 
 
+class ResidualCodec(Protocol):
+  """Codec whose states hold residuals: see `learning.shard_codec`."""
+
+  def init(self, worker: int) -> Any:
+    """Returns the initial codec states of a worker."""
+
+  def residuals(self, states: Any) -> Mapping[str, Any]:
+    """Returns a worker's residuals by parameter."""
+
+  def inherit(self, states: Any, residuals: Sequence[Any]) -> Any:
+    """Returns codec states with the sum of others' residuals."""
+
+
+class NoCodec:
+  """A codec without residuals, for workers that hold theirs elsewhere."""
+
+  def init(self, worker: int) -> tuple[()]:
+    """Returns no state."""
+    del worker
+    return ()
+
+  def residuals(self, states: tuple[()]) -> dict[str, Any]:
+    """Returns no residual."""
+    del states
+    return {}
+
+  def inherit(self, states: tuple[()], residuals: Sequence[Any]) -> tuple[()]:
+    """Returns no state."""
+    del residuals
+    return states
+
+
 class WorkerState(NamedTuple):
   """State of a worker between two iterations.
 
@@ -64,7 +99,7 @@ class ResidualHistory:
 
   def __init__(
     self,
-    codec: ShardCodec,
+    codec: ResidualCodec,
     index: int,
     directory: pathlib.Path,
     *,
@@ -73,7 +108,7 @@ class ResidualHistory:
     """Creates a store without states.
 
     Args:
-      codec: Codec of pushes and pulls.
+      codec: Codec of pushes.
       index: Index of the worker.
       directory: Folder of the run's checkpoints.
       init_optimizer: Returns the state of an inner optimizer at its start; ()
@@ -85,6 +120,7 @@ class ResidualHistory:
     self._directory = directory
     self._states: dict[int | None, WorkerState] = {}
     self._begins = True
+    self._first = ResidualId()  # Of the incarnation's first iteration.
     self.has_recalled = False
 
   def begin(self) -> None:
@@ -94,14 +130,16 @@ class ResidualHistory:
   def recall(self, residual: ResidualId) -> WorkerState:
     """Returns the state of an identity; an initial one without any."""
     states = self._find(residual)
-    self.has_recalled = (
-      self._begins and states is not None and residual.can_differ_from_zero
-    )
-    self._begins = False
+    if self._begins:
+      self._begins, self._first = False, residual
+      self.has_recalled = states is not None and residual.can_differ_from_zero
+    elif residual != self._first:  # Else the iteration is repeated.
+      self.has_recalled = False
     if states is None:
       states = self.init()
-    self._states.pop(residual.after, None)  # It is the newest from here on.
-    self._states[residual.after] = states
+    others = {k: v for k, v in self._states.items() if k != residual.after}
+    # It is the newest from here on; another thread may read at any time.
+    self._states = {**others, residual.after: states}
     return states
 
   def init(self) -> WorkerState:
@@ -113,7 +151,9 @@ class ResidualHistory:
     newest = {**self._states, iteration: states}
     self._states = dict(list(newest.items())[-_NEWEST:])
 
-  def answer(self, request: SaveResidual, send: Send) -> None:
+  def answer(
+    self, request: SaveResidual, send: Callable[[ResidualSaved], None]
+  ) -> None:
     """Writes the state into a checkpoint, and reports whether it is there.
 
     Args:
@@ -193,3 +233,127 @@ def workers_in_checkpoint(directory: pathlib.Path, step: int) -> list[int]:
 def worker_part(index: int) -> str:
   """Returns the name of a worker's part of checkpoints."""
   return f'{_PART}{index}'
+
+
+def lost_at_restart(
+  workers: Sequence[int], unsaved: Sequence[int], count: int, time: float
+) -> list[LostState]:
+  """Returns the optimizer states that no worker continues with.
+
+  Residuals pass to other workers; states of optimizers cannot be summed.
+
+  Args:
+    workers: Workers whose states are in the checkpoint.
+    unsaved: Workers whose states it should have, but lacks.
+    count: Number of workers now.
+    time: Seconds on the run's clock.
+  """
+  fewer = [index for index in workers if index >= count]
+  return [
+    *(LostState(k, time, 'The checkpoint lacks it.') for k in unsaved),
+    *(LostState(k, time, 'There are fewer workers now.') for k in fewer),
+  ]
+
+
+class PartRequests:
+  """Requests to workers for their parts of checkpoints, and the answers.
+
+  Methods may be called from any thread.
+  """
+
+  def __init__(self) -> None:
+    """Starts without requests."""
+    self._lock = threading.Lock()
+    # Answers that are awaited, by worker, incarnation and checkpoint.
+    self._parts: dict[tuple[int, int], dict[int, Future[bool]]] = {}
+    self._ended: set[tuple[int, int]] = set()  # Incarnations.
+
+  def request(
+    self, index: int, member: Member, step: int, residual: ResidualId
+  ) -> Future[bool]:
+    """Requests a worker's part of a checkpoint, which it writes itself.
+
+    Args:
+      index: The worker.
+      member: Its record.
+      step: Number of the checkpoint.
+      residual: Identity of the state to write.
+
+    Returns:
+      A future: True once the part is written; False if the worker lacks that
+      state or is lost; an OSError if it could not write.
+    """
+    part: Future[bool] = Future()
+    key = index, member.incarnation
+    with self._lock:
+      if key in self._ended:
+        part.set_result(False)
+        return part
+      self._parts.setdefault(key, {})[step] = part
+    if member.stream is not None:
+      member.stream.send(SaveResidual(step, residual))
+    return part
+
+  def answer(self, index: int, number: int, message: ResidualSaved) -> None:
+    """Handles the answer of an incarnation.
+
+    Raises:
+      Corrupt: If the worker was not asked.
+    """
+    with self._lock:
+      part = self._parts.get((index, number), {}).pop(message.step, None)
+    if part is None:
+      raise Corrupt(f'Worker {index} answers what it was not asked.')
+    if message.error is None:
+      part.set_result(message.is_known)
+    else:
+      part.set_exception(OSError(f'Worker {index}: {message.error}'))
+
+  def end(self, index: int, number: int) -> None:
+    """Ends the requests to an incarnation that has ended."""
+    with self._lock:
+      self._ended.add((index, number))
+      parts = self._parts.pop((index, number), {})
+    for part in parts.values():
+      part.set_result(False)
+
+
+def record_loss(
+  recorder: Recorder, member: Member, index: int, time: float, reason: str
+) -> None:
+  """Lists a worker's optimizer state as lost, unless its process rejoins.
+
+  Args:
+    recorder: Recorder of the run.
+    member: Record of the worker.
+    index: Index of the worker.
+    time: Seconds on the run's clock.
+    reason: Reason for the loss, as text.
+  """
+  recorder.accounting.lost_states.append(LostState(index, time, reason))
+  member.has_lost_state = True
+
+
+def settle(
+  recorder: Recorder,
+  member: Member,
+  index: int,
+  time: float,
+  *,
+  recalled: bool,
+) -> None:
+  """Records the optimizer state that a worker begins with, after its push.
+
+  Args:
+    recorder: Recorder of the run.
+    member: Record of the worker.
+    index: Index of the worker.
+    time: Seconds on the run's clock.
+    recalled: Whether the worker continues with its own state of before.
+  """
+  accounting = recorder.accounting
+  if recalled and member.has_lost_state:
+    accounting.recover_state(index)
+  if member.is_late and not recalled:
+    accounting.new_states.append(NewState(index, time))
+  member.has_lost_state = member.is_late = False
