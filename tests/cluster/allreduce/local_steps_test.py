@@ -223,18 +223,25 @@ class ProcessTest(processes.TestCase):
     self.assertIn('This process coordinates the run in term 2', launch.text)
     summary = launch.summary
     self.assertEqual(recompute.difference(launch.folder), 0.0)
-    self.assertEqual(summary['late_compilations'], 0)
     self.assertEqual([lost['worker'] for lost in summary['lost_states']], [0])
+    self.assertEqual([new['worker'] for new in summary['new_states']], [0])
 
   @pytest.mark.soak
   def test_displacements_are_summed_by_xla(self):
-    with processes.launch(
-      workers=2,
-      servers=0,
+    fields = {
       **_STEPS,
-      route__name='native',
-      epochs=6.0,
-      cluster__faults=((1, 20, 'die', 'compute'),),  # All are started again.
+      'route__name': 'native',
+      'epochs': 12.0,
+      'cluster__speed__injected': True,
+      'cluster__speed__fixed_s': 0.02,
+      'cluster__speed__per_example_s': 0.0,
+    }
+    with processes.launch(workers=2, servers=0, **fields) as launch:
+      launch.reach(3 * 192)
+      launch.process.send_signal(signal.SIGTERM)
+      launch.wait()
+    with processes.launch(
+      workers=2, servers=0, folder=launch.folder, **fields
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     self.assertIn('Resuming from checkpoint', launch.text)
