@@ -286,9 +286,12 @@ def _plan(
       known,
       num_workers=config.cluster.workers,
       distributed=not virtual,
-      divisible=config.optimizer.clip_norm == math.inf,
+      # With local steps workers clip the gradients of their own steps.
+      divisible=config.optimizer.clip_norm == math.inf
+      or config.batching.local_steps > 1,
       bucket_bytes=sections.bucket_bytes(config),
-      overlap=route.overlap,
+      # No part of a displacement is known before the last local step.
+      overlap=route.overlap and config.batching.local_steps == 1,
     )
     expected = 'ParameterServer or Allreduce'
     is_plan = isinstance(plan, (ParameterServer, Allreduce))

@@ -26,7 +26,7 @@ def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
   """
   workers, section = config.cluster.workers, config.batching
   _, own = choose('batching')
-  shared = {}
+  shared: dict[str, Any] = {}
   if 'curves' in own:
     shared['curves'] = _curves(f'config.batching.{section.name}', own)
   if 'predictor' in own:
@@ -37,6 +37,12 @@ def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
       num_factors=num_factors,
       seed=config.seed,
     )
+  if 'unit' in own:
+    shared['step_examples'] = section.worker_batch
+    reason = f'as config.batching.local_steps is {section.local_steps}'
+    field, expected = f'config.batching.{section.name}.unit', "'examples'"
+    valid = own['unit'] != 'steps' or section.local_steps > 1
+    require(valid, field, f'{expected}, {reason}', own['unit'])
   batching: Batching = build_section(
     'batching',
     choose,

@@ -8,6 +8,10 @@ If an iteration has a fixed cost, a + b * x seconds, its measured speed is lower
 the fewer examples it has.  Repeated division by measured speeds still converges
 to equal times, without oscillation: in each step, the logarithms of the sizes
 keep the share a / (a + b * x) of their distance from the limit.
+
+With local steps the unit of the division can be a whole step: faster workers
+then take more steps of the same batch.  Liu et al., 'Asynchronous Local-SGD
+training for language modeling' (dynamic local updates), arXiv 2401.09135.
 """
 
 import dataclasses
@@ -30,11 +34,12 @@ class LbBsp:
 
   Attributes:
     threshold: Share of the time that a change must save.
-    division: Division of the global batch among the workers.
+    division: Division of the global batch among the workers, in units.
     predictor: Predictor of speeds, examples per second.
     pending: By worker, its iterations since the last barrier: examples,
       seconds, and the last driving factors.
     observed: Living workers of which the predictor has observations.
+    unit_examples: Examples of a unit of the division: 1, or those of a step.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -49,11 +54,12 @@ class LbBsp:
     default_factory=dict
   )
   observed: set[int] = dataclasses.field(default_factory=set)
+  unit_examples: int = 1
 
   @property
   def max_batch(self) -> int:
     """Upper bound of all batches, examples."""
-    return max(self.division.most)
+    return max(self.division.most) * self.unit_examples
 
   def observe(self, measurement: Measurement) -> None:
     """Records an iteration, which the predictor observes at the barrier."""
@@ -77,15 +83,18 @@ class LbBsp:
     sizes = allocation.proportional(
       total, list(speeds.values()), self.division.least, most
     )
-    return self.division.change(
+    divided = self.division.change(
       dict(zip(workers, sizes, strict=True)),
-      lambda worker, examples: examples / speeds[worker],
+      lambda worker, units: units / speeds[worker],
       self.threshold,
     )
+    unit = self.unit_examples
+    return {worker: units * unit for worker, units in divided.items()}
 
   def report(self) -> dict[str, float]:
     """Returns sum and extremes of batches, and workers with little history."""
-    return batching.summarize_sizes(self.division.sizes.values()) | {
+    sizes = [n * self.unit_examples for n in self.division.sizes.values()]
+    return batching.summarize_sizes(sizes) | {
       'predictor_fallback': self.predictor.num_fallback
     }
 
@@ -149,6 +158,8 @@ def make(
   threshold: float,
   least: int,
   most: Sequence[int],
+  unit: str = 'examples',
+  step_examples: int = 1,
 ) -> LbBsp:
   """Returns LB-BSP.
 
@@ -158,19 +169,28 @@ def make(
     predictor: Predictor of these workers' speeds; becomes part of the state.
     threshold: Share of the predicted time of a superstep that a change of sizes
       must save, 0..1.
-    least: Fewest examples of a worker, at least 1.
-    most: The most that fit into memory: one number for all workers, or one
-      each; () for no bound.
+    least: Fewest units of a worker, at least 1.
+    most: The most units of a worker, such as fit into memory: one number for
+      all workers, or one each; () for no bound.
+    unit: 'examples', or 'steps' to divide whole local steps.
+    step_examples: Examples of a local step; `worker_batch` is a multiple.
 
   Raises:
     ValueError: If an argument is out of range, or if the workers may not
       compute X.
   """
   checks.check_fraction('threshold', threshold)
+  units = {'examples': 1, 'steps': step_examples}
+  checks.require(unit in units, 'unit', f'one of {[*units]}', unit)
+  unit_examples = units[unit]
   return LbBsp(
     threshold=threshold,
     division=divide(
-      num_workers=num_workers, worker_batch=worker_batch, least=least, most=most
+      num_workers=num_workers,
+      worker_batch=worker_batch // unit_examples,
+      least=least,
+      most=most,
     ),
     predictor=predictor,
+    unit_examples=unit_examples,
   )

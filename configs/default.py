@@ -81,8 +81,10 @@ def get_config() -> ml_collections.ConfigDict:
   config.batching.lb_bsp = ConfigDict()  # In proportion to predicted speeds.
   # Share of a superstep's predicted time that a change of batches must save.
   config.batching.lb_bsp.threshold = 0.02
-  config.batching.lb_bsp.least = 1  # Fewest examples of a worker.
-  # Most examples of a worker: one value, or one per worker; () for no bound.
+  # Unit of the division: 'examples', or 'steps' for whole local steps.
+  config.batching.lb_bsp.unit = 'examples'
+  config.batching.lb_bsp.least = 1  # Fewest units of a worker.
+  # Most units of a worker: one value, or one per worker; () for no bound.
   config.batching.lb_bsp.most = ()
   # How fast will each worker be?  Unless a comment says otherwise, the values
   # have the least error on bench/recorded.csv, from 40 % to 70 % of each

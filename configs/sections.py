@@ -214,11 +214,6 @@ def _check_local_steps(config: ConfigDict) -> None:
       f"config.wire.sparse.correction: expected 'masked' or 'none', {reason}: "
       f'momentum is corrected in gradients alone, got {correction!r}.'
     )
-  if config.cluster.runtime != 'virtual':
-    raise ValueError(
-      'config.batching.local_steps: expected 1, as config.cluster.runtime is '
-      f'{config.cluster.runtime!r}, got {config.batching.local_steps}.'
-    )
 
 
 def choose_section(

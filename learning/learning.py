@@ -362,6 +362,10 @@ class Learning(Protocol):
     """Computation of pushes: gradients, or displacements of local steps."""
 
   @property
+  def has_inner_optimizer(self) -> bool:
+    """True if workers have states of inner optimizers, of local steps."""
+
+  @property
   def evaluate(self) -> Evaluation | None:
     """Evaluation of versions; None without a model."""
 

@@ -158,7 +158,8 @@ class LocalSteps:
     self.gradient.warm_up(params, step, changing=changing)
     state = self.init(params)
     payloads = []
-    for count in sorted({step, 2 * step, examples or step}):
+    # One step, a step after a step, and the rest of an iteration.
+    for count in sorted({step, 2 * step, (examples or 0) % step or step}):
       payload, _, state = self.push(
         params, ((0, count),), state, worker=0, iteration=0, rate=0.0
       )

@@ -53,6 +53,12 @@ class TaskLearning:
   dataset: Dataset
 
   @functools.cached_property
+  def has_inner_optimizer(self) -> bool:
+    """True if workers have states of inner optimizers, of local steps."""
+    state = jax.eval_shape(self.pushes.init, self.params)
+    return bool(jax.tree.leaves(state))
+
+  @functools.cached_property
   def data_digest(self) -> str:
     """Digest of the data set."""
     return digest(self.dataset)

@@ -187,6 +187,7 @@ class TimingOnlyLearning:
   evaluate: Evaluation | None = None
   schedule: Schedule | None = None
   scaling: Scaling | None = None
+  has_inner_optimizer = False
   other_bytes = 0
   data_digest = ''
   params: Any = ()

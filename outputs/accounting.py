@@ -27,6 +27,32 @@ class LostIteration(NamedTuple):
   reason: str
 
 
+class LostState(NamedTuple):
+  """A state of an inner optimizer that is lost with its worker.
+
+  Attributes:
+    worker: Index of the worker.
+    time: Time at which it was lost, seconds.
+    reason: Reason, as text.
+  """
+
+  worker: int
+  time: float
+  reason: str
+
+
+class NewState(NamedTuple):
+  """A state of an inner optimizer that began after the start of the run.
+
+  Attributes:
+    worker: Index of the worker.
+    time: Time of its first push, seconds.
+  """
+
+  worker: int
+  time: float
+
+
 class PendingPush(NamedTuple):
   """A push that is summed into an update which is not applied yet.
 
@@ -62,6 +88,8 @@ class Accounting:
     staleness: Number of applied pushes by staleness, versions.
     pending: Pushes by update that is not yet applied.
     lost: Iterations that were given up.
+    lost_states: States of inner optimizers that were lost with their workers.
+    new_states: States of inner optimizers that began after the start.
     skipped: Pushes that were not applied, because they or their sum overflowed.
     skipped_examples: Examples in skipped pushes.
   """
@@ -85,6 +113,8 @@ class Accounting:
     default_factory=dict
   )
   lost: list[LostIteration] = dataclasses.field(default_factory=list)
+  lost_states: list[LostState] = dataclasses.field(default_factory=list)
+  new_states: list[NewState] = dataclasses.field(default_factory=list)
   skipped: int = 0
   skipped_examples: int = 0
 
@@ -144,6 +174,11 @@ class Accounting:
     self.updates += 1
     return len(pushes) if applied else 0
 
+  def recover_state(self, worker: int) -> None:
+    """Removes the newest lost state of a worker, whose process has it still."""
+    mine = [lost for lost in self.lost_states if lost.worker == worker]
+    self.lost_states.remove(mine[-1])
+
   def _skip(self, examples: int) -> None:
     self.skipped += 1
     self.skipped_examples += examples
@@ -194,6 +229,8 @@ class Accounting:
       'worker_seconds': dict(self.seconds),
       'pending': [push._asdict() for push in pending],
       'lost': [lost._asdict() for lost in self.lost],
+      'lost_states': [lost._asdict() for lost in self.lost_states],
+      'new_states': [new._asdict() for new in self.new_states],
       'skipped': self.skipped,
       'skipped_examples': self.skipped_examples,
     }

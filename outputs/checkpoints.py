@@ -8,7 +8,7 @@ process has this part only.
 
   checkpoints/7/coordinator/   state of the run, and which parts it requires
   checkpoints/7/server0/       state of a server's shard
-  checkpoints/7/worker2/       residual of a worker
+  checkpoints/7/worker2/       residual of a worker, and its inner optimizer
 
 A part is a state from `outputs.serialization`, whose arrays Orbax writes.  It
 is written under a hidden name, flushed to the disk and renamed.  Each process

@@ -149,7 +149,9 @@ class Recorder:
   def record_lost_residual(
     self, worker: int, time: float, l1: Mapping[str, float] | None
   ) -> None:
-    """Records that a worker's residual is lost with it.
+    """Records that the state of a worker is lost with it.
+
+    That is its residual and, with local steps, its inner optimizer's state.
 
     Args:
       worker: Index of the worker.
@@ -160,7 +162,7 @@ class Recorder:
     self._files.event(row)
 
   def record_recovered_residual(self, worker: int, time: float) -> None:
-    """Records that a worker sends a residual from before it was lost."""
+    """Records that a worker continues with its state from before its loss."""
     self._files.event({'event': 'recalled', 'time': time, 'worker': worker})
 
   def record_drift(self, row: Mapping[str, Any]) -> None:

@@ -32,6 +32,7 @@ from ml_collections import ConfigDict
 
 from batching import fixed
 from cluster.coordinator import Coordinator
+from cluster.membership.worker_states import WorkerState
 from cluster.parameter_server.checkpoints import read_servers
 from configs import default
 from configs.checks import require
@@ -220,20 +221,20 @@ class _RecomputedRun:
     first = learned.scaling
     self.scalings = [first] * workers if first else []
     self._codec = codec
-    # Codec state of workers, and of workers that have left.
-    self._states: dict[int, Any] = {}
-    self._left: dict[int, Any] = {}
+    # State of workers, and of workers that have left.
+    self._states: dict[int, WorkerState | None] = {}
+    self._left: dict[int, WorkerState | None] = {}
     self._pushed: dict[int, list[Payload]] = {}
     self._pipelined = route['pipelined']
     # Pushes by update and worker; pipelined servers sum them in that order.
     self._pieces: dict[int, dict[int, tuple[list[Payload], int]]] = {}
-    self._gradient = learned.gradient
-    self._released: dict[int, tuple[Any, Any, int]] = {}
+    self._released: dict[int, tuple[Any, Any, int, float | None]] = {}
     self._before = before
     self._coordinator = Coordinator(
       scheme=manifests.make_scheme(config.to_dict(), workers),
       batching=fixed.make(
-        num_workers=workers, worker_batch=config.batching.worker_batch
+        num_workers=workers,
+        worker_batch=config.batching.worker_batch * config.batching.local_steps,
       ),
       store=cast(ParameterStore, self),  # Is never evaluated or saved.
       stream=learned.stream,
@@ -257,10 +258,12 @@ class _RecomputedRun:
       self.version = self._before.version
       self.scalings = self._before.scalings
       self._pieces = self._before._pieces
-      for worker, states in self._before._states.items():
-        others = [self._codec.residuals(states)]
-        fresh = self._codec.init(worker)
-        self._states[worker] = self._codec.inherit(fresh, others)
+      for worker, state in self._before._states.items():
+        if state is not None:
+          others = [self._codec.residuals(state.codec)]
+          fresh = self._codec.init(worker)
+          inherited = self._codec.inherit(fresh, others)
+          self._states[worker] = WorkerState(inherited, state.optimizer)
       self._coordinator.rejoin(self._before._coordinator.state(), time)
       sums = self._pieces or self.learners[0].state()['_sums']
       for update in sorted(sums):
@@ -283,14 +286,28 @@ class _RecomputedRun:
 
   def _push(self, row: Mapping[str, Any]) -> None:
     worker = row['worker']
-    params, ranges, iteration = self._released.pop(worker)
-    scale = factor(worker_scaling(self.scalings, worker))
-    payload, loss = self._gradient(
-      params, ranges, worker=worker, iteration=iteration, scale=scale
+    params, ranges, iteration, rate = self._released.pop(worker)
+    scale, pushes = (
+      factor(worker_scaling(self.scalings, worker)),
+      self._learned.pushes,
+    )
+    before = self._states.get(worker) or WorkerState(
+      self._codec.init(worker), pushes.init(self._learned.params)
+    )
+    payload, loss, optimizer = pushes.push(
+      params,
+      ranges,
+      before.optimizer,
+      worker=worker,
+      iteration=iteration,
+      scale=scale,
+      rate=rate,
     )
     stage = self._coordinator.workers[worker].stage
-    before = self._states.get(worker) or self._codec.init(worker)
-    messages, after, finite = self._codec.encode(before, payload, stage, scale)
+    messages, codec, finite = self._codec.encode(
+      before.codec, payload, stage, scale
+    )
+    after = WorkerState(codec, optimizer)
     self._states[worker] = after if finite else before
     messages = jax.device_get(messages)  # As on the wire.
     with placement.on_cpu():
@@ -367,7 +384,11 @@ class _RecomputedRun:
     with placement.on_cpu():
       sent = [self._codec.encode_pull(x.params, x.stats) for x in self.learners]
     params, _ = self._codec.decode_pulls(jax.device_get(sent))
-    self._released[index] = params, worker.ranges, worker.iteration
+    rate = None
+    if schedule := self._learned.schedule:
+      examples = self.learners[0].examples
+      rate = schedule(examples=examples, updates=self.version)
+    self._released[index] = params, worker.ranges, worker.iteration, rate
 
 
 def _divide(payload: Payload, scale: float) -> Payload:

@@ -7,9 +7,13 @@ without a message.  Other events: see `cluster.membership.events` and
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from cluster.membership.admission import Reception
 from cluster.membership.events import Event
+from cluster.membership.members import Incarnation
+from cluster.membership.worker_states import PartRequests, ResidualId
 from cluster.network import messages
 
 
@@ -47,6 +51,31 @@ class AllreduceReception(Reception):
 
   _schema = messages.FROM_REPLICA
   succeeded: tuple[int, Collection[int]] | None = None
+
+  def __init__(self, **arguments: Any):
+    """Creates a reception that does not listen yet: see `Reception`."""
+    super().__init__(**arguments)
+    self._parts = PartRequests()
+
+  def save_state(
+    self, index: int, step: int, state: ResidualId
+  ) -> Future[bool]:
+    """Requests a worker's part of a checkpoint: see `PartRequests`."""
+    return self._parts.request(index, self.members[index], step, state)
+
+  def _take_message(
+    self,
+    incarnation: Incarnation,
+    message: messages.FromWorker | messages.FromReplica,
+  ) -> None:
+    if isinstance(message, messages.ResidualSaved):
+      self._parts.answer(incarnation.index, incarnation.number, message)
+    else:
+      super()._take_message(incarnation, message)
+
+  def _on_incarnation_end(self, index: int, number: int) -> None:
+    super()._on_incarnation_end(index, number)
+    self._parts.end(index, number)
 
   def _find_succeeded(self, index: int) -> int | None:
     if self.succeeded and index in self.succeeded[1]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from cluster.coordinator import Coordinator
+from cluster.membership.worker_states import ResidualId
 from cluster.network.messages import Assignment
 
 
@@ -17,14 +18,20 @@ class IterationAssigner:
   """
 
   def __init__(
-    self, coordinator: Coordinator, send: Callable[[int, Assignment], None]
+    self,
+    coordinator: Coordinator,
+    send: Callable[[int, Assignment], None],
+    find_state: Callable[[int], ResidualId] = lambda index: ResidualId(),
   ):
     """Creates an assigner that has assigned nothing yet.
 
     Args:
       coordinator: Source of each worker's examples.
       send: Sends a message to a worker.
+      find_state: Returns the state of a worker after its last iteration that
+        counted.
     """
+    self._find_state = find_state
     self._coordinator, self._send = coordinator, send
     self.newest = -1
     self.term = 0
@@ -83,5 +90,9 @@ class IterationAssigner:
         stage=stage,
         assigned_at=now,
         term=self.term,
+        # Assigned ahead, an iteration is void unless this one counts.
+        state=ResidualId(workers[index].iteration)
+        if ahead
+        else self._find_state(index),
       )
       self._send(index, assignment)

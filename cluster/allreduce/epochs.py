@@ -24,6 +24,7 @@ from cluster.allreduce.rendezvous import Rendezvous, Unreachable
 from cluster.allreduce.replication import Inheritance
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
+from cluster.membership import worker_states
 from cluster.membership.admission import Reception
 from cluster.membership.event_loop import DRAINED
 from cluster.network.messages import (
@@ -221,6 +222,7 @@ class MembershipEpochs:
     departed, self._departed = self._departed, {}
     for index in sorted(departed):
       self._record_forgotten(index)
+      self._record_lost_state(index, departed[index])
       self._coordinator.leave(index, self._now(), departed[index])
     self.agreed, self._inheritance = self.rendezvous.members, None
     self.present = {*self.agreed}
@@ -502,6 +504,14 @@ class MembershipEpochs:
 
   def _record_drift(self, row: Mapping[str, Any]) -> None:
     self._coordinator.recorder.record_drift({'time': self._now(), **row})
+
+  def _record_lost_state(self, index: int, reason: str) -> None:
+    """Lists the state of a worker's inner optimizer as lost, if it had one."""
+    member, recorder = self._members[index], self._coordinator.recorder
+    if self._store.has_inner_optimizer and member.counted is not None:
+      if not self._store.has_residuals:  # Else it has been recorded.
+        recorder.record_lost_residual(index, self._now(), None)
+      worker_states.record_loss(recorder, member, index, self._now(), reason)
 
   def _record_forgotten(self, index: int) -> None:
     """Records that a worker's residual is lost, if it had one."""

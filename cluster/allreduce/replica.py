@@ -34,6 +34,7 @@ from cluster.allreduce.executor.errors import (
   PeerLost,
 )
 from cluster.allreduce.inbox import Inbox
+from cluster.allreduce.local_steps import ReplicaSteps
 from cluster.allreduce.retention import Retention, Update
 from cluster.allreduce.step_statistics import StatisticsLayout, StepStatistics
 from cluster.allreduce.succession import Succession
@@ -42,6 +43,7 @@ from cluster.allreduce.sums.reducer import Reducer
 from cluster.membership import handover
 from cluster.membership.process import Settings
 from cluster.membership.session import Session, exit_on_error
+from cluster.membership.worker_states import ResidualHistory, ResidualId
 from cluster.network import messages
 from cluster.network.errors import TransportError
 from cluster.network.heartbeat import BEATS
@@ -59,6 +61,7 @@ from cluster.speed.speed import Speed
 from learning import compilations, drift
 from learning.digest import digest
 from learning.learning import Gradient, Learner
+from learning.schedule import Schedule
 
 # Progress of a replica that connects and has the state: one that has yet to
 # fetch it has less, and delays the others.
@@ -90,6 +93,9 @@ class Replica:
     settings: Settings,
     on_hang: Callable[[str], None],
     succession: Succession | None = None,
+    local_steps: ReplicaSteps | None = None,
+    states: ResidualHistory | None = None,
+    schedule: Schedule | None = None,
   ):
     """Creates a replica without connections.
 
@@ -106,7 +112,14 @@ class Replica:
         'left', 'lost' or 'over', as the session has ended, or with 'executor'.
       succession: Part of this process in elections of a coordinator; None if
         the run ends with its coordinator.
+      local_steps: Computation of `gradient` if that is of local steps.
+      states: States of their inner optimizer after recent iterations.
+      schedule: Schedule of their learning rate.
     """
+    self._local_steps, self._states = local_steps, states
+    self._schedule = schedule
+    # Sends messages to the coordinator in a session.
+    self._send: Callable[[messages.ResidualSaved], None] | None = None
     self.index = index
     self.learner = learner
     self._gradient, self._reducer = gradient, reducer
@@ -142,6 +155,8 @@ class Replica:
     self.learner.restore(self._reducer.place(copy['learner']))
     changing = batching.is_adaptive
     self._reducer.warm_up(self.learner, batching.max_batch, changing=changing)
+    if self._states:
+      jax.block_until_ready(self._reducer.place(self._states.init().optimizer))
 
   @property
   def codec_state(self) -> CodecState | NoCodecState:
@@ -199,6 +214,8 @@ class Replica:
     """Works until the session ends; returns how it has ended."""
     self._progress, self._inbox, self._is_new = ProgressCounter(), Inbox(), True
     self._epoch = self._stop_epoch = -1
+    if self._states:
+      self._states.begin()
     with Session[messages.ToReplica](
       self._locate,
       self.index,
@@ -211,6 +228,7 @@ class Replica:
       is_blocked=self._is_blocked,
       patience_s=self._patience_s,
     ) as session:
+      self._send = session.send
       if succession := self._succession:
         succession.listen()
         succession.follow()
@@ -272,7 +290,15 @@ class Replica:
     logging.info('Worker %d: %s', self.index, session.heartbeat.end)
 
   def _receive(self, message: messages.ToReplica) -> None:
-    """Queues a message of the coordinator; called by the heartbeat's thread."""
+    """Queues a message of the coordinator; called by the heartbeat's thread.
+
+    Checkpoints are written meanwhile: the coordinator may wait for them.
+    """
+    if isinstance(message, messages.SaveResidual):
+      if self._states and self._send:
+        arguments = message, self._send
+        threading.Thread(target=self._states.answer, args=arguments).start()
+      return
     if isinstance(message, messages.CoordinatorState):
       if self._succession:
         self._succession.standby.take_state(message)
@@ -653,6 +679,7 @@ class Replica:
       compilations=compilations.count() - warm_compilations,
       loss=math.nan if loss is None else loss,
       finite=int(finite and (loss is None or math.isfinite(loss))),
+      recalled=int(self._states is not None and self._states.has_recalled),
     )
     numbers = np.zeros(self._layout.size, np.float32)
     factors = self._host_speed.factors(iteration)
@@ -669,7 +696,17 @@ class Replica:
     self, assignment: messages.Assignment, least_s: float
   ) -> tuple[float | None, bool]:
     """Returns the loss, and True if the gradient is finite: see `Reducer`."""
-    return self._reducer.compute(
+    before = None
+    if self._states and self._local_steps:
+      before = self._states.recall(ResidualId(*assignment.state))
+      rate = None
+      if self._schedule:
+        learner = self.learner
+        rate = self._schedule(
+          examples=learner.examples, updates=learner.version
+        )
+      self._local_steps.begin(self._reducer.place(before.optimizer), rate)
+    loss, finite = self._reducer.compute(
       assignment.version,
       self.learner,
       assignment.ranges,
@@ -678,6 +715,10 @@ class Replica:
       stage=assignment.stage,
       least_s=least_s,
     )
+    if before and self._states and self._local_steps:
+      after = before._replace(optimizer=self._local_steps.state)
+      self._states.record(assignment.iteration, after)
+    return loss, finite
 
   def _apply(self, assignment: messages.Assignment) -> None:
     """Applies the sum to the learner, or skips one that is not finite."""

@@ -9,6 +9,7 @@ workers join or leave.
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from absl import logging
@@ -39,6 +40,11 @@ from cluster.membership.events import (
   WorkerMessage,
 )
 from cluster.membership.process import Settings
+from cluster.membership.worker_states import (
+  ResidualId,
+  assign_residuals,
+  lost_at_restart,
+)
 from cluster.network import messages
 from cluster.probing.events import (
   ForestPacked,
@@ -89,6 +95,7 @@ class AllreduceRuntime(EventLoop):
     make_local_worker: Callable[[str], Callable[[], object]] | None,
     succession: Succession | None = None,
     newest_checkpoint: Callable[[], int] = lambda: -1,
+    find_states: Callable[[], tuple[int, list[int]] | None] = lambda: None,
   ):
     """Creates the runtime; it does not listen for workers yet.
 
@@ -110,6 +117,9 @@ class AllreduceRuntime(EventLoop):
       succession: Part of this process in elections of a coordinator; None if
         the run ends with its coordinator.
       newest_checkpoint: Returns the number of the newest checkpoint.
+      find_states: Returns the number of the checkpoint to resume from, and the
+        workers whose inner optimizers' states are in it; None to start from
+        scratch.
     """
     super().__init__(
       coordinator=coordinator,
@@ -132,9 +142,20 @@ class AllreduceRuntime(EventLoop):
     )
     self._links, self._check = links, self.epochs.check
     self._traffic_log = TrafficLog(rendezvous, Traffic(coordinator.recorder))
-    self._assigner = IterationAssigner(coordinator, reception.send_to_worker)
+    # States before the first iteration that counts, by worker.
+    self._initial_states = [ResidualId()] * len(reception.members)
+    self._find_states = find_states
+    # Workers whose states the checkpoint should have.
+    self._with_states: Sequence[int] = []
+    self._assigner = IterationAssigner(
+      coordinator, reception.send_to_worker, self._find_state
+    )
     self._recorder = IterationRecorder(
-      coordinator, layout, reception.members, iteration_bytes
+      coordinator,
+      layout,
+      reception.members,
+      iteration_bytes,
+      has_inner_optimizer=store.has_inner_optimizer,
     )
     self._is_pausing, self._overlap = False, overlap
     self._leaves_at: float | None = None  # Monotonic seconds, after SIGTERM.
@@ -193,6 +214,9 @@ class AllreduceRuntime(EventLoop):
     self.coordinator.restore(state['coordinator'])
     self._store.succeed(state['store'])
     self._restore_counts(state)
+    self._initial_states = [ResidualId(*each) for each in state['initial']]
+    for member, counted in zip(self._members, state['counted'], strict=True):
+      member.counted = counted
     for version, iteration in inheritance.iterations.items():
       order = iteration.assignment
       at = self._began + order.assigned_at - state['began']
@@ -247,6 +271,14 @@ class AllreduceRuntime(EventLoop):
     if self._started:  # As a successor, without a checkpoint.
       return
     self.coordinator.rejoin(self._before, self.time)
+    if (found := self._find_states()) and self._store.has_inner_optimizer:
+      step, workers = found
+      count = len(self._members)
+      self._initial_states = assign_residuals(step, workers, count)
+      unsaved = sorted(set(self._with_states) - set(workers))
+      self.coordinator.recorder.accounting.lost_states += lost_at_restart(
+        workers, unsaved, count, self.time
+      )
     self.start()
 
   def pause(self) -> bool:
@@ -347,7 +379,36 @@ class AllreduceRuntime(EventLoop):
       'store': self._store.state(),
       'admissions': [member.admissions for member in self._members],
       'drift': self._check.agreement.totals,
+      'keepers': self._keepers,
     }
+
+  def save_states(self, step: int) -> list[Future[bool]]:
+    """Requests the states of inner optimizers, as parts of a checkpoint.
+
+    Args:
+      step: Number of the checkpoint.
+
+    Returns:
+      A future of each part: see `PartRequests`.
+    """
+    return [
+      self._replicas.save_state(index, step, self._find_state(index))
+      for index in self._keepers
+    ]
+
+  @property
+  def _keepers(self) -> Sequence[int]:
+    """Members with states of inner optimizers that checkpoints hold."""
+    if not self._store.has_inner_optimizer:
+      return []
+    return [*self._rendezvous.members]
+
+  def _find_state(self, index: int) -> ResidualId:
+    """Returns the state that a worker's local steps continue with."""
+    counted = self._members[index].counted
+    if counted is None:
+      return self._initial_states[index]
+    return ResidualId(counted)
 
   def restore(self, state: dict[str, Any]) -> None:
     """Restores the result of `state`; the workers may be others."""
@@ -355,6 +416,7 @@ class AllreduceRuntime(EventLoop):
     self._before = state['coordinator']
     self._store.restore(state['store'])
     self._restore_counts(state)
+    self._with_states = state['keepers']
     self._collected_version = self._rendezvous.restored = self._store.version
 
   def _restore_counts(self, state: Mapping[str, Any]) -> None:
@@ -462,6 +524,7 @@ class AllreduceRuntime(EventLoop):
     if isinstance(ready, messages.ReplicaReady):
       self.epochs.add(index, ready.address, ready.cores)
     if self._started:
+      self._members[index].is_late = True
       self.epochs.catching_up.advance(self._store.version)
       self._log_joined(event)
       if self._is_idle:  # No iteration ends that would let it join.
@@ -576,6 +639,8 @@ class AllreduceRuntime(EventLoop):
         'store': self._store.counts(),
         'admissions': [member.admissions for member in self._members],
         'drift': self._check.agreement.totals,
+        'initial': self._initial_states,
+        'counted': [member.counted for member in self._members],
       },
       'milestones': self.coordinator.milestones.successor_state(),
       'recorder': recorder.successor_state(with_measures=has_measures),

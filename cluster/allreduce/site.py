@@ -3,12 +3,14 @@
 import faulthandler
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from absl import logging
 from ml_collections import ConfigDict
 
 from cluster import multi_round
 from cluster.allreduce.admission import AllreduceReception
+from cluster.allreduce.local_steps import ReplicaSteps
 from cluster.allreduce.planning import DEADLINE_S, ForestPlanner
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.replica import Replica
@@ -24,6 +26,11 @@ from cluster.allreduce.sums.reducer import Reducer
 from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, RealSite
 from cluster.membership.terms import Terms
+from cluster.membership.worker_states import (
+  NoCodec,
+  ResidualHistory,
+  workers_in_checkpoint,
+)
 from cluster.probing.cache import LinkCache
 from cluster.probing.events import ForestPlanned
 from cluster.probing.failed_links import FailedLinks
@@ -35,7 +42,7 @@ from cluster.runtime import Parts
 from cluster.speed import driving, layers
 from configs.sections import error_prefix
 from learning.layout import FLOAT32
-from learning.learning import Learner, Overlap
+from learning.learning import Gradient, Learner, Overlap
 from outputs.checkpoints import Checkpoints
 from route.route import Allreduce
 from wire.codec import Payload
@@ -70,6 +77,16 @@ class AllreduceSite(RealSite):
     """
     super().__init__(config, meeting, parts, windows=True)
     self._plan, self._workers = plan, config.cluster.workers
+    self._directory = parts.files.workdir / 'checkpoints'
+    self._has_local_steps = config.batching.local_steps > 1
+    if plan.forest is None and parts.learned.has_inner_optimizer:
+      # Orbax writes arrays of the host in the first of these processes alone.
+      raise ValueError(
+        "config.route.name: expected a route of hosts, such as 'ring', as "
+        f'config.batching.local_steps is {config.batching.local_steps} and '
+        'config.optimizer has a state: workers that XLA has joined cannot '
+        f'write theirs to a checkpoint, got {plan.name!r}.'
+      )
     learned = parts.learned
     speed = parts.speed
     factors = speed.model.num_driving if speed else len(driving.NAMES)
@@ -112,7 +129,13 @@ class AllreduceSite(RealSite):
         learner=learner,
       )
     self._replica = self._make_replica(learner)
-    self.store = ReplicaStore(self._replica, learned.schedule, learned.scaling)
+    self.store = ReplicaStore(
+      self._replica,
+      learned.schedule,
+      learned.scaling,
+      has_inner_optimizer=learned.has_inner_optimizer,
+    )
+    self._save_states: Callable[[int], Sequence[Future[bool]]] = lambda step: ()
     self._keep = config.checkpoint.keep
     self._lanes = config.route.lanes
 
@@ -120,10 +143,12 @@ class AllreduceSite(RealSite):
   def checkpoints(self) -> Checkpoints:
     """Checkpoints of the run, in the coordinator's process."""
     with error_prefix('config.checkpoint'):
-      folder = self.parts.files.workdir / 'checkpoints'
-      files = self.parts.files
+      folder, files = self._directory, self.parts.files
       return Checkpoints(
-        folder, keep=self._keep, may_write=lambda: not files.is_superseded
+        folder,
+        keep=self._keep,
+        save_others=lambda step: self._save_states(step),
+        may_write=lambda: not files.is_superseded,
       )
 
   @property
@@ -166,7 +191,7 @@ class AllreduceSite(RealSite):
       put_event=reception.events.put,
       record=coordinator.recorder.record_links,
     )
-    return AllreduceRuntime(
+    runtime = AllreduceRuntime(
       coordinator=coordinator,
       store=self.store,
       reception=reception,
@@ -192,7 +217,20 @@ class AllreduceSite(RealSite):
       deadlines=self.deadlines,
       succession=self._succession,
       newest_checkpoint=lambda: self.checkpoints.newest,
+      find_states=self._find_states,
     )
+    self._save_states = runtime.save_states
+    return runtime
+
+  def _find_states(self) -> tuple[int, list[int]] | None:
+    """Returns the number of the checkpoint, and the workers with states in it.
+
+    None to start from scratch.
+    """
+    if self.checkpoints.restored is None:
+      return None
+    step, _ = self.checkpoints.restored
+    return step, workers_in_checkpoint(self._directory, step)
 
   def _find_overlap(self, wire: str) -> Overlap:
     """Returns the kind of overlap in this process, and logs it."""
@@ -206,6 +244,9 @@ class AllreduceSite(RealSite):
         f'Gradients are sent after the backward pass: {wire} sends nothing '
         'before all is computed, as it is set.'
       )
+    elif self._has_local_steps:
+      overlap = Overlap.NONE
+      reason = 'Displacements are sent after the last local step.'
     else:
       learned = self.parts.learned
       overlap, reason = learned.find_overlap(wanted=plan.overlap)
@@ -242,8 +283,18 @@ class AllreduceSite(RealSite):
 
   def _make_replica(self, learner: Learner) -> Replica:
     """Returns the replica of this process, with its way to sum gradients."""
-    learned, gradient = self.parts.learned, self.parts.learned.gradient
+    learned, index = self.parts.learned, self.meeting.role.index
+    gradient: Gradient = learned.gradient
     reducer: Reducer
+    steps = states = None
+    if self._has_local_steps:
+      gradient = steps = ReplicaSteps(learned.pushes)
+      states = ResidualHistory(
+        NoCodec(),
+        index,
+        self._directory,
+        init_optimizer=lambda: learned.pushes.init(learned.params),
+      )
     if self._plan.forest is None:
       like = Payload(learned.params, learned.stats)
       native = self._native_type
@@ -262,7 +313,10 @@ class AllreduceSite(RealSite):
         combine_bytes=self._combine_bytes,
       )
     else:
-      gradient = learned.streaming(self._layout, overlap=self._plan.overlap)
+      streaming = steps or learned.streaming(
+        self._layout, overlap=self._plan.overlap
+      )
+      gradient = streaming
       host = self._host_type
       if self._multi_round:
         host = functools.partial(
@@ -274,7 +328,7 @@ class AllreduceSite(RealSite):
       reducer = host(
         self.meeting.role.index,
         workers=self._workers,
-        gradient=gradient,
+        gradient=streaming,
         layout=self._layout,
         port=self.settings.port,
         timeout_s=self.settings.timeout_s,
@@ -296,6 +350,9 @@ class AllreduceSite(RealSite):
       settings=settings,
       on_hang=self._handle_hang,
       succession=self._succession,
+      local_steps=steps,
+      states=states,
+      schedule=learned.schedule,
     )
 
   def _handle_hang(self, end_kind: str) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cluster.coordinator import Coordinator
+from cluster.membership import worker_states
 from cluster.membership.members import Member
 from learning import scaling
 
@@ -31,6 +32,7 @@ class StepStatistics(NamedTuple):
     loss: Sum over the examples; NaN if there is none.
     finite: 1 if loss and gradient are finite, else 0; -1 if they are, but not
       the sum of all gradients.
+    recalled: 1 if the worker has rejoined with its inner optimizer's state.
   """
 
   began: float
@@ -40,6 +42,7 @@ class StepStatistics(NamedTuple):
   compilations: int
   loss: float
   finite: int
+  recalled: int = 0
 
 
 _FIELDS = len(StepStatistics._fields)
@@ -108,6 +111,7 @@ class StatisticsLayout:
         compilations,
         loss,
         finite,
+        recalled,
       ) = row[: 1 + _FIELDS]
       statistics = StepStatistics(
         began,
@@ -117,6 +121,7 @@ class StatisticsLayout:
         round(compilations),
         loss if has_loss else math.nan,
         round(finite),
+        round(recalled),
       )
       result[worker] = statistics, tuple(row[1 + _FIELDS :])
     return result
@@ -158,6 +163,8 @@ class IterationRecorder:
     layout: StatisticsLayout,
     members: Sequence[Member],
     iteration_bytes: Callable[[int, int], int],
+    *,
+    has_inner_optimizer: bool = False,
   ):
     """Creates a recorder that has reported nothing yet.
 
@@ -167,8 +174,10 @@ class IterationRecorder:
       members: All workers.
       iteration_bytes: Returns the bytes that cross the network in an iteration,
         given the number of workers and the stage of the codec.
+      has_inner_optimizer: Whether workers have states of inner optimizers.
     """
     self.exposed_s = 0.0
+    self._has_inner_optimizer = has_inner_optimizer
     self._coordinator, self._layout = coordinator, layout
     self._members = members
     self._iteration_bytes = iteration_bytes
@@ -249,6 +258,12 @@ class IterationRecorder:
     member.compilations[member.incarnation] = statistics.compilations
     examples = coordinator.workers[index].examples
     member.progress.compute_times.append((statistics.compute_s, examples))
+    member.counted = coordinator.workers[index].iteration
+    if self._has_inner_optimizer:
+      recorder, recalled = coordinator.recorder, bool(statistics.recalled)
+      if recalled:
+        recorder.record_recovered_residual(index, time)
+      worker_states.settle(recorder, member, index, time, recalled=recalled)
     coordinator.push(
       index,
       time,

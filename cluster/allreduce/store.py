@@ -19,6 +19,7 @@ class ReplicaStore:
     examples: Number of examples in applied updates.
     scalings: The loss scale of all workers, if there is one: that after
       `version`, while the replica may be one version ahead.
+    has_inner_optimizer: True if workers have states of inner optimizers.
   """
 
   def __init__(
@@ -26,6 +27,8 @@ class ReplicaStore:
     replica: Replica,
     schedule: Schedule | None,
     scaling: Scaling | None = None,
+    *,
+    has_inner_optimizer: bool = False,
   ):
     """Creates a store at version 0.
 
@@ -33,7 +36,9 @@ class ReplicaStore:
       replica: Replica of this process.
       schedule: Schedule of the learning rate; None if nothing is learned.
       scaling: Scale of the losses; None for none.
+      has_inner_optimizer: Whether workers have states of inner optimizers.
     """
+    self.has_inner_optimizer = has_inner_optimizer
     self.scalings = [scaling] if scaling else []
     self.version = self.examples = 0
     self._replica, self._schedule = replica, schedule

@@ -95,8 +95,11 @@ class Member(Rank):
     last_heartbeat: Time of that incarnation's last heartbeat, monotonic
       seconds.
     arrived: Number of servers that have received its current push.
-    counted: Last iteration whose push all servers have received; None if
-      there was none.
+    counted: Last iteration whose push all servers have received, or that an
+      allreduce has summed; None if there was none.
+    has_lost_state: Whether its inner optimizer's state is listed as lost, and
+      its next process may still have it.
+    is_late: Whether it has joined after the start, and not pushed since.
     progress: Its progress, as its heartbeats carry it.
     devices: Kinds of the devices on which it computes gradients.
     compilations: Number of XLA compilations after warm-up, by incarnation.
@@ -107,6 +110,8 @@ class Member(Rank):
   last_heartbeat: float = 0.0
   arrived: int = 0
   counted: int | None = None
+  has_lost_state: bool = False
+  is_late: bool = False
   progress: ReceivedProgress = dataclasses.field(
     default_factory=ReceivedProgress
   )

@@ -56,7 +56,7 @@ Progress = tuple[
 ]
 # Rank and address of a process that gives its state to others.
 Source = tuple[Rank, Address]
-# See `cluster.parameter_server.residuals.Since`.
+# See `cluster.membership.worker_states.ResidualId`.
 ResidualSource = tuple[Count | None, Count | None, Sequence[Rank]]
 # Receiver, bytes sent to it, and seconds for which some were on their way.
 Traffic = Annotated[
@@ -131,7 +131,7 @@ class ServerHello(Message, frozen=True):
     versions: Versions of its process.
   """
 
-  server: Annotated[int, Meta(ge=1, lt=_WORKERS)]
+  server: Rank
   process: Process
   fingerprint: Text
   versions: Versions = Versions()
@@ -318,7 +318,8 @@ class Pull(Untagged, frozen=True):
     scale: Factor of the loss.
     upcoming: Examples of the iteration after it, as far as they are known.
     stage: Index of the codec of gradients.
-    residual: Source of the codec state that the worker continues with.
+    residual: Source of the state that the worker continues with.
+    rate: Learning rate of local steps; None without a model.
   """
 
   iteration: Count
@@ -328,6 +329,7 @@ class Pull(Untagged, frozen=True):
   upcoming: Ranges
   stage: Count
   residual: ResidualSource
+  rate: Number | None = None
 
 
 class Add(Message, frozen=True):
@@ -471,7 +473,7 @@ class PushReport(Untagged, frozen=True):
     is_finite: Whether loss and gradient are finite.
     computed: Number of examples that were computed, with padding.
     compilations: Number of XLA compilations since the first pull.
-    has_recalled: Whether this incarnation continues with an earlier residual.
+    has_recalled: Whether this incarnation continues with an earlier state.
   """
 
   iteration: Count
@@ -611,7 +613,7 @@ class SaveResidual(Message, frozen=True):
 
   Attributes:
     step: Number of the checkpoint.
-    residual: Source of the codec state to write.
+    residual: Source of the worker's state to write.
   """
 
   step: Count
@@ -623,7 +625,7 @@ class ResidualSaved(Message, frozen=True):
 
   Attributes:
     step: Number of the checkpoint.
-    is_known: Whether the worker has that codec state.
+    is_known: Whether the worker has that state.
     error: Reason for which it could not be written; None for none.
   """
 
@@ -743,6 +745,7 @@ class Assignment(Message, frozen=True):
     stage: Index of the codec of gradients.
     assigned_at: Time of the assignment, seconds of the coordinator's clock.
     term: Term of the coordinator.
+    state: Source of the state that the replica's local steps continue with.
   """
 
   membership_epoch: Count
@@ -755,6 +758,7 @@ class Assignment(Message, frozen=True):
   stage: Count
   assigned_at: Number
   term: Count = 0
+  state: ResidualSource = (None, None, ())
 
 
 class CoordinatorState(Message, frozen=True):
@@ -1268,6 +1272,7 @@ FromReplica = (
   | CaughtUp
   | ProbeAnswer
   | TrafficReport
+  | ResidualSaved
 )
 ServerReport = (
   PushArrived | WorkerFailed | ServerFailed | VersionPart | ShareSaved
@@ -1281,6 +1286,7 @@ ToReplica = (
   | CheckState
   | CompareState
   | CollectResiduals
+  | SaveResidual
   | CoordinatorState
   | RetainState
   | ReleaseState

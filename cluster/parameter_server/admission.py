@@ -20,6 +20,7 @@ from cluster.membership.admission import Reception
 from cluster.membership.events import Event, WorkerEvent, WorkerLost
 from cluster.membership.members import Incarnation, Rank, RemoteServer
 from cluster.membership.process import Settings
+from cluster.membership.worker_states import PartRequests, ResidualId
 from cluster.network import memory, messages
 from cluster.network.frame_reader import Receiving
 from cluster.network.loop_streams import LoopStream
@@ -27,7 +28,6 @@ from cluster.network.messages import FromReplica, FromWorker, OrderProgress
 from cluster.network.streams import Closed, Corrupt, TransportError
 from cluster.parameter_server import evaluation
 from cluster.parameter_server.answers import Answers
-from cluster.parameter_server.residuals import ResidualId
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.store import Key, ShardedParameterStore
 from cluster.parameter_server.versions import PART_BYTES, Report
@@ -107,9 +107,8 @@ class ParameterServerReception(Reception):
     self._addresses: dict[int, str] = {}  # Last one of each server.
     self._server_ranks = [Rank() for _ in range(num_servers)]
     self._begun = False
-    # Answers that are awaited, by incarnation and number of the checkpoint or
-    # of the evaluation.
-    self._parts: dict[Key, dict[int, Future[bool]]] = {}
+    self._parts = PartRequests()
+    # Answers that are awaited, by incarnation and number of the evaluation.
     self._evaluations: dict[Key, dict[int, Future[Mapping[str, float]]]] = {}
     self._ended: set[Key] = set()  # Incarnations.
 
@@ -171,28 +170,8 @@ class ParameterServerReception(Reception):
   def save_residual(
     self, index: int, step: int, residual: ResidualId
   ) -> Future[bool]:
-    """Requests a worker's part of a checkpoint, which it writes itself.
-
-    Args:
-      index: The worker.
-      step: Number of the checkpoint.
-      residual: Identity of the residual to write.
-
-    Returns:
-      A future: True once the part is written; False if the worker lacks that
-      residual or is lost; an OSError if it could not write.
-    """
-    member = self.members[index]
-    part: Future[bool] = Future()
-    key = index, member.incarnation
-    with self._lock:
-      if key in self._ended:
-        part.set_result(False)
-        return part
-      self._parts.setdefault(key, {})[step] = part
-    if member.stream is not None:
-      member.stream.send(messages.SaveResidual(step, residual))
-    return part
+    """Requests a worker's part of a checkpoint: see `PartRequests`."""
+    return self._parts.request(index, self.members[index], step, residual)
 
   def request_evaluation(
     self, number: int, address: str, excluded: set[Key]
@@ -244,11 +223,7 @@ class ParameterServerReception(Reception):
   ) -> None:
     key = incarnation.index, incarnation.number
     if isinstance(message, messages.ResidualSaved):
-      part = self._take_future(self._parts, key, message.step)
-      if message.error is None:
-        part.set_result(message.is_known)
-      else:
-        part.set_exception(OSError(f'Worker {key[0]}: {message.error}'))
+      self._parts.answer(*key, message)
     elif isinstance(message, messages.Evaluated):
       figures = self._take_future(self._evaluations, key, message.number)
       if message.figures is None:
@@ -272,12 +247,10 @@ class ParameterServerReception(Reception):
 
   def _on_incarnation_end(self, index: int, number: int) -> None:
     key = index, number
+    self._parts.end(*key)
     with self._lock:
       self._ended.add(key)
-      parts = self._parts.pop(key, {})
       evaluations = self._evaluations.pop(key, {})
-    for part in parts.values():
-      part.set_result(False)
     for figures in evaluations.values():
       figures.set_exception(evaluation.EvaluationLost('it is lost'))
 

@@ -66,10 +66,12 @@ class FaultyWorker(Worker):
       chunks = self._faults.during(chunks, self._late, None)
     return super()._incoming(server, chunks)
 
-  def _compute(self, pull: messages.Pull) -> tuple[Payload, Any]:
-    payload, loss = super()._compute(pull)
+  def _compute(
+    self, pull: messages.Pull, optimizer: Any
+  ) -> tuple[Payload, Any, Any]:
+    payload, loss, optimizer = super()._compute(pull, optimizer)
     push = self._faults.strike_push(self.index, self._iteration)
-    return faults_.to_nan(push, payload), loss
+    return faults_.to_nan(push, payload), loss, optimizer
 
   def _push(
     self, streams: Sequence[Stream], *arguments: Any

@@ -14,15 +14,16 @@ from typing import Any, Literal
 from absl import logging
 
 from cluster.coordinator import Coordinator
+from cluster.membership import worker_states
 from cluster.membership.event_loop import DRAINED, EventLoop
 from cluster.membership.events import Event, WorkerJoined, WorkerLost
 from cluster.membership.process import Settings
+from cluster.membership.worker_states import ResidualId, assign_residuals
 from cluster.network.messages import Pull
 from cluster.parameter_server.admission import (
   ParameterServerReception,
   PushReceived,
 )
-from cluster.parameter_server.residuals import ResidualId, assign_residuals
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.store import ShardedParameterStore
 from cluster.parameter_server.versions import Report
@@ -108,11 +109,17 @@ class ParameterServerRuntime(EventLoop):
   def resume(self) -> None:
     """Continues after `restore`, with the workers that are connected."""
     self.coordinator.rejoin(self._before, self.time)
-    if (found := self._find_residuals()) and self._store.has_residuals:
+    if (found := self._find_residuals()) and self._store.has_worker_states:
       step, workers = found
       self._initial = assign_residuals(step, workers, len(self._members))
-      for index in sorted(set(self._with_residuals) - set(workers)):
-        self.coordinator.recorder.record_lost_residual(index, self.time, None)
+      recorder = self.coordinator.recorder
+      unsaved = sorted(set(self._with_residuals) - set(workers))
+      for index in unsaved:
+        recorder.record_lost_residual(index, self.time, None)
+      if self._store.has_inner_optimizer:
+        recorder.accounting.lost_states += worker_states.lost_at_restart(
+          workers, unsaved, len(self._members), self.time
+        )
     for update in self._store.pending:
       self._store.commit(update)
       self.coordinator.recorder.record_update(update, self.time)
@@ -163,7 +170,7 @@ class ParameterServerRuntime(EventLoop):
       'time': self.time,
       'coordinator': self.coordinator.state(),
       'servers': self._store.state(),
-      'keepers': self._live_workers() if self._store.has_residuals else [],
+      'keepers': self._live_workers() if self._store.has_worker_states else [],
     }
 
   def restore(self, state: dict[str, Any]) -> None:
@@ -194,6 +201,7 @@ class ParameterServerRuntime(EventLoop):
     self._store.incarnations[index] = event.incarnation
     member.arrived = 0
     if self._started:
+      member.is_late = True
       self._log_joined(event)
       self.coordinator.join(index, self.time)
 
@@ -207,8 +215,16 @@ class ParameterServerRuntime(EventLoop):
     loss, finite = report.loss, report.is_finite
     self.coordinator.check(index, finite=finite, loss=loss)
     member.compilations[event.incarnation] = report.compilations
-    if report.has_recalled and self._store.has_residuals:
+    if report.has_recalled and self._store.has_worker_states:
       self.coordinator.recorder.record_recovered_residual(index, self.time)
+    if self._store.has_inner_optimizer:
+      worker_states.settle(
+        self.coordinator.recorder,
+        member,
+        index,
+        self.time,
+        recalled=report.has_recalled,
+      )
     member.counted = report.iteration
     examples = self.coordinator.workers[index].examples
     member.progress.compute_times.append((report.compute_s, examples))
@@ -263,9 +279,13 @@ class ParameterServerRuntime(EventLoop):
     self._store.end(index, member.incarnation)
     if self._started:
       if (
-        self._store.has_residuals and self._residual(index).can_differ_from_zero
+        self._store.has_worker_states
+        and self._residual(index).can_differ_from_zero
       ):
-        self.coordinator.recorder.record_lost_residual(index, self.time, None)
+        recorder = self.coordinator.recorder
+        recorder.record_lost_residual(index, self.time, None)
+        if self._store.has_inner_optimizer:
+          worker_states.record_loss(recorder, member, index, self.time, reason)
       self.coordinator.leave(index, self.time, reason)
 
   def _check_processes(self) -> None:
@@ -312,6 +332,7 @@ class ParameterServerRuntime(EventLoop):
         upcoming=self.coordinator.upcoming(index),
         stage=worker.stage,
         residual=self._residual(index),
+        rate=self._store.learning_rate,
       ),
     )
 
@@ -331,7 +352,9 @@ class ParameterServerRuntime(EventLoop):
     """
     return [
       self._reception.save_residual(index, step, self._residual(index))
-      for index in (self._live_workers() if self._store.has_residuals else [])
+      for index in (
+        self._live_workers() if self._store.has_worker_states else []
+      )
     ]
 
   def _wake_at(self, time: float | None) -> None:

@@ -17,16 +17,16 @@ from ml_collections import ConfigDict
 
 from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, RealSite
+from cluster.membership.worker_states import (
+  ResidualHistory,
+  workers_in_checkpoint,
+)
 from cluster.network.streams import Refused
 from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.evaluation import Evaluator, RemoteEvaluation
 from cluster.parameter_server.hosting import host_server
 from cluster.parameter_server.pieces import Pieces
-from cluster.parameter_server.residuals import (
-  ResidualHistory,
-  workers_in_checkpoint,
-)
 from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.store import ShardedParameterStore
@@ -94,11 +94,12 @@ class ParameterServerSite(RealSite):
       schedule=learned.schedule,
       num_workers=config.cluster.workers,
       scaling=learned.scaling,
+      has_inner_optimizer=learned.has_inner_optimizer,
     )
     if self.is_coordinator:
       where = 'processes of their own' if plan.dedicated else 'workers'
       reason = ''
-      if config.optimizer.clip_norm < math.inf:
+      if _needs_whole_updates(config):
         reason = ', as config.optimizer.clip_norm needs whole updates'
       logging.info('Servers: %d, in %s%s.', plan.servers, where, reason)
 
@@ -191,13 +192,17 @@ class ParameterServerSite(RealSite):
     return step, workers_in_checkpoint(self._directory, step)
 
   def _make_worker(self, coordinator: str) -> Worker:
+    learned = self.parts.learned
     return self._worker_type(
       self.meeting.role.index,
-      gradient=self.parts.learned.gradient,
+      pushes=learned.pushes,
       codec=self._codec,
       batching=self.parts.batching,
       residuals=ResidualHistory(
-        self._codec, self.meeting.role.index, self._directory
+        self._codec,
+        self.meeting.role.index,
+        self._directory,
+        init_optimizer=lambda: learned.pushes.init(learned.params),
       ),
       speed=self.parts.speed,
       coordinator=coordinator,
@@ -341,18 +346,27 @@ def _check_divisible(
   """Checks that servers can apply updates to their shares independently.
 
   Shares cut through layers, so norms of layers or of whole updates are not
-  known to a server.  Pipelined servers hold no running statistics of the model.
+  known to a server.  With local steps workers apply the optimizer, to whole
+  gradients.  Pipelined servers hold no running statistics of the model.
 
   Raises:
     ValueError: If the config needs one of these; names the field.
   """
   optimizer = config.optimizer
   whole = 'an optimizer without norms of layers, as servers hold parts of them'
-  require(optimizer.name != 'lars', 'config.optimizer.name', whole, 'lars')
+  valid = optimizer.name != 'lars' or config.batching.local_steps > 1
+  require(valid, 'config.optimizer.name', whole, 'lars')
   expected = 'False for models with running statistics'
   valid = not (plan.pipelined and jax.tree.leaves(parts.learned.stats))
   require(valid, 'config.route.server.pipelined', expected, plan.pipelined)
   one = 'inf unless one server applies updates as a whole'
   parted = plan.servers > 1 or plan.pipelined
-  valid = not parted or optimizer.clip_norm == math.inf
+  valid = not parted or not _needs_whole_updates(config)
   require(valid, 'config.optimizer.clip_norm', one, optimizer.clip_norm)
+
+
+def _needs_whole_updates(config: ConfigDict) -> bool:
+  """Returns whether servers need the norms of whole updates."""
+  is_clipped: bool = config.optimizer.clip_norm < math.inf
+  has_local_steps: bool = config.batching.local_steps > 1
+  return is_clipped and not has_local_steps

@@ -38,6 +38,7 @@ class ShardedParameterStore:
     scalings: Loss scaling of each worker; [] without.
     sequence: Number of batches of orders given to the servers.
     incarnations: Number of the last incarnation of each worker.
+    has_inner_optimizer: True if workers have states of inner optimizers.
   """
 
   def __init__(
@@ -47,6 +48,7 @@ class ShardedParameterStore:
     schedule: Schedule | None,
     num_workers: int,
     scaling: Scaling | None = None,
+    has_inner_optimizer: bool = False,
   ):
     """Creates the store at version 0, without servers.
 
@@ -55,7 +57,9 @@ class ShardedParameterStore:
       schedule: Learning rate schedule; None if nothing is learned.
       num_workers: Number of workers.
       scaling: Initial loss scaling of each worker; None without.
+      has_inner_optimizer: Whether workers have states of inner optimizers.
     """
+    self.has_inner_optimizer = has_inner_optimizer
     self.scalings = [scaling] * num_workers if scaling else []
     self.version = self.examples = 0
     self.incarnations = [-1] * num_workers
@@ -250,9 +254,9 @@ class ShardedParameterStore:
     return self._schedule(examples=self.examples, updates=self.version)
 
   @property
-  def has_residuals(self) -> bool:
-    """True if workers keep residuals of their gradients."""
-    return self._codec.has_residual
+  def has_worker_states(self) -> bool:
+    """True if workers have residuals, or states of inner optimizers."""
+    return self._codec.has_residual or self.has_inner_optimizer
 
   @functools.cached_property
   def sizes_bytes(self) -> list[int]:

@@ -20,12 +20,16 @@ from absl import logging
 from batching.batching import Batching
 from cluster.membership.process import Settings
 from cluster.membership.session import exit_on_error
+from cluster.membership.worker_states import (
+  ResidualHistory,
+  ResidualId,
+  WorkerState,
+)
 from cluster.network import memory, messages
 from cluster.network.errors import Corrupt, TransportError
 from cluster.network.heartbeat import Heartbeat
 from cluster.network.streams import Stream, chunked
 from cluster.parameter_server.evaluation import Evaluator
-from cluster.parameter_server.residuals import ResidualHistory, ResidualId
 from cluster.parameter_server.session import ParameterServerSession, Send
 from cluster.parameter_server.window import Window
 from cluster.process.deadlines import ProgressCounter
@@ -33,7 +37,7 @@ from cluster.process.exits import DRAINED, Exit, Reason
 from cluster.process.host import HostSpeed
 from cluster.speed.speed import Speed
 from learning import compilations
-from learning.learning import Gradient
+from learning.learning import Pushes
 from learning.shard_codec import ShardCodec, byte_views
 from wire.codec import Payload
 
@@ -42,7 +46,7 @@ class Worker:
   """A worker, from its first compilation to the end of the run.
 
   A call runs sessions until one ends with the run.  In a session, `_iterate`
-  passes each gradient through `_pull`, `_compute`, `_encode` and `_push`; the
+  passes each push through `_pull`, `_compute`, `_encode` and `_push`; the
   last returns before all is sent.  `cluster.parameter_server.faults` overrides
   `_incoming`, `_transmit` and others to inject failures.
   """
@@ -51,7 +55,7 @@ class Worker:
     self,
     index: int,
     *,
-    gradient: Gradient,
+    pushes: Pushes,
     codec: ShardCodec,
     batching: Batching,
     residuals: ResidualHistory,
@@ -65,10 +69,10 @@ class Worker:
 
     Args:
       index: Rank of the worker.
-      gradient: Computes gradients.
+      pushes: Computes pushes: gradients, or displacements of local steps.
       codec: Codec of pushes and pulls.
       batching: Batch sizes of the run.
-      residuals: Residuals after recent iterations.
+      residuals: States after recent iterations.
       speed: Model of the least time of iterations; None for their real time.
       coordinator: HOST:PORT of the coordinator.
       settings: Settings of this process.
@@ -77,7 +81,7 @@ class Worker:
       evaluator: Evaluates for the coordinator; None if this worker does not.
     """
     self.index = index
-    self._gradient = gradient
+    self._pushes = pushes
     self._codec = codec
     self._residuals = residuals
     self._batching = batching
@@ -100,7 +104,7 @@ class Worker:
   def warm_up(self) -> None:
     """Compiles all programs of iterations."""
     batching = self._batching
-    payloads = self._gradient.warm_up(
+    payloads = self._pushes.warm_up(
       self._codec.params, batching.max_batch, changing=batching.is_adaptive
     )
     for stage in range(len(self._codec.wire.pushes)):
@@ -181,7 +185,7 @@ class Worker:
     streams: Sequence[Stream],
     heartbeat: Heartbeat[messages.ToWorker],
   ) -> None:
-    """Pulls a version, computes a gradient, and begins to push that."""
+    """Pulls a version, computes a push, and begins to send that."""
     pull = self._pull(streams)
     for done in self._pushing:
       done.result()
@@ -191,11 +195,12 @@ class Worker:
     pulled_at = heartbeat.coordinator_time(time.monotonic())
     self._iteration = iteration = pull.iteration
     # Gathering examples that were not announced is not part of the speed.
-    self._gradient.prepare(pull.ranges)
+    self._pushes.prepare(pull.ranges)
+    state = self._residuals.recall(ResidualId(*pull.residual))
     start = time.monotonic()
-    before = self._gradient.computed
-    payload, loss = self._compute(pull)
-    parts, loss, finite = self._encode(pull, payload, loss)
+    before = self._pushes.computed
+    payload, loss, optimizer = self._compute(pull, state.optimizer)
+    parts, loss, finite = self._encode(pull, payload, loss, state, optimizer)
     self._host_speed.delay(iteration, pull.examples, start)
     end = time.monotonic()
     report = messages.PushReport(
@@ -206,11 +211,11 @@ class Worker:
       factors=self._host_speed.factors(iteration),
       loss=loss,
       is_finite=finite,
-      computed=self._gradient.computed - before,
+      computed=self._pushes.computed - before,
       compilations=compilations.count() - self._compiled,
       has_recalled=self._residuals.has_recalled,
     )
-    preparing = self._pool.submit(self._gradient.prepare, pull.upcoming)
+    preparing = self._pool.submit(self._pushes.prepare, pull.upcoming)
     self._progress.begin_iteration(iteration)
     self._progress.enter_transfer()
     self._pushing = [preparing, *self._push(streams, report, parts)]
@@ -228,34 +233,58 @@ class Worker:
     pull: messages.Pull = [each.result() for each in pulls].pop()
     return pull
 
-  def _compute(self, pull: messages.Pull) -> tuple[Payload, Any]:
-    """Returns the gradient of the examples of an iteration, and their loss."""
-    return self._gradient(
+  def _compute(
+    self, pull: messages.Pull, optimizer: Any
+  ) -> tuple[Payload, Any, Any]:
+    """Computes the push of an iteration.
+
+    Args:
+      pull: The iteration.
+      optimizer: State of the inner optimizer; () without local steps.
+
+    Returns:
+      The push, the loss of its examples, and the state afterwards.
+    """
+    return self._pushes.push(
       self._decode_pull(),
       pull.ranges,
+      optimizer,
       worker=self.index,
       iteration=pull.iteration,
       scale=pull.scale,
+      rate=pull.rate,
     )
 
   def _encode(
-    self, pull: messages.Pull, payload: Payload, loss: Any
+    self,
+    pull: messages.Pull,
+    payload: Payload,
+    loss: Any,
+    state: WorkerState,
+    optimizer: Any,
   ) -> tuple[list[list[np.ndarray]], float | None, bool]:
-    """Encodes a gradient for each server, and keeps the residual.
+    """Encodes a push for each server, and records the worker's state.
+
+    Args:
+      pull: The iteration.
+      payload: The push.
+      loss: Loss of its examples.
+      state: State of the worker before the iteration.
+      optimizer: State of the inner optimizer afterwards.
 
     Returns:
       The push of each server, uint8 [n] each; the loss, None if it is not
-      finite; and whether loss and gradient are finite.
+      finite; and whether loss and push are finite.
     """
-    states = self._residuals.recall(ResidualId(*pull.residual))
-    encoded, after, finite = self._codec.encode(
-      states, payload, pull.stage, pull.scale
+    encoded, codec, finite = self._codec.encode(
+      state.codec, payload, pull.stage, pull.scale
     )
     pushes = list(map(byte_views, encoded))
     loss = None if loss is None else float(loss)
     lost = loss is not None and not math.isfinite(loss)
     finite = bool(finite) and not lost
-    self._residuals.record(pull.iteration, after if finite else states)
+    after = WorkerState(codec, optimizer) if finite else state
+    self._residuals.record(pull.iteration, after)
     return pushes, None if lost else loss, finite
 
   def _push(

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from cluster.coordinator import Coordinator
 from cluster.speed.speed import Speed
 from cluster.virtual.allreduce import AllreduceTransfers
@@ -20,6 +22,7 @@ from cluster.virtual.store import LocalParameterStore
 from cluster.virtual.transfers import NOTHING, Delivered, Pipelined, Whole
 from learning import scaling
 from learning.learning import Pushes
+from outputs.accounting import LostState, NewState
 from wire.codec import Message
 
 # Simultaneous events happen in this order, and then by worker.
@@ -45,6 +48,8 @@ class _InFlight:
     loss: Sum of the losses of the examples.
     computed: Number of computed examples, with padding.
     compute_s: Seconds of computing.
+    has_pushed: Whether a push has arrived since the worker joined.
+    is_late: Whether the worker has joined after the start.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -59,6 +64,8 @@ class _InFlight:
   loss: Any = None
   computed: int = 0
   compute_s: float = 0.0
+  has_pushed: bool = False
+  is_late: bool = False
 
 
 class VirtualRuntime:
@@ -283,6 +290,11 @@ class VirtualRuntime:
       worker.codec, worker.optimizer = _commit_pushes(worker)
     loss, worker.loss = worker.loss, None
     worker.message = worker.before = None
+    if worker.is_late and not worker.has_pushed and _has_optimizer(worker):
+      self.coordinator.recorder.accounting.new_states.append(
+        NewState(index, self.time)
+      )
+    worker.has_pushed = True
     self.coordinator.push(
       index,
       self.time,
@@ -315,7 +327,10 @@ class VirtualRuntime:
     """Makes a worker compute its iteration once more."""
     worker = self._workers[index]
     self._workers[index] = _InFlight(
-      *_commit_pushes(worker), incarnation=worker.incarnation + 1
+      *_commit_pushes(worker),
+      incarnation=worker.incarnation + 1,
+      has_pushed=worker.has_pushed,
+      is_late=worker.is_late,
     )
     self._release(index)
 
@@ -326,13 +341,20 @@ class VirtualRuntime:
     for other in left.waiting:
       self.coordinator.enter(other, 'wait', self.time)  # Ends one wait.
     l1 = self._store.forget(index, _commit_pushes(worker)[0])
-    if any(l1.values()):
-      self.coordinator.recorder.record_lost_residual(index, self.time, l1)
+    recorder, reason = self.coordinator.recorder, 'config.cluster.script'
+    has_optimizer = worker.has_pushed and _has_optimizer(worker)
+    if has_optimizer or any(l1.values()):
+      recorder.record_lost_residual(index, self.time, l1)
+    if has_optimizer:
+      recorder.accounting.lost_states.append(
+        LostState(index, self.time, reason)
+      )
     self._workers[index] = self._make_worker(index, worker.incarnation + 1)
+    self._workers[index].is_late = True
     for other in left.again:
       self.coordinator.enter(other, 'pull', self.time)
       self._restart_iteration(other)
-    self.coordinator.leave(index, self.time, 'config.cluster.script')
+    self.coordinator.leave(index, self.time, reason)
 
   def _make_worker(self, index: int, incarnation: int) -> _InFlight:
     """Returns a worker without residuals, before its first local step."""
@@ -352,6 +374,11 @@ class VirtualRuntime:
       f'Nothing can happen after {self.time} s: the workers are {phases}.  '
       'A run whose workers all leave needs a join in config.cluster.script.'
     )
+
+
+def _has_optimizer(worker: _InFlight) -> bool:
+  """Returns whether a worker has a state of an inner optimizer."""
+  return bool(jax.tree.leaves(worker.optimizer))
 
 
 def _commit_pushes(worker: _InFlight) -> tuple[Any, Any]:

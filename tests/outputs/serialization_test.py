@@ -224,7 +224,7 @@ class FreezeTest(parameterized.TestCase):
     tree = serialization.freeze(1)()
     tree['format'][0] = formats.CHECKPOINT - 1
     with self.assertRaisesRegex(
-      ValueError, 'format: expected 10, got 9: the last commit .* is c1fb79a'
+      ValueError, 'format: expected 11, got 10: the last commit .* is c2c12a6'
     ):
       serialization.thaw(tree)
     tree['format'][0] = formats.CHECKPOINT + 1

@@ -17,6 +17,7 @@ from batching import fixed
 from cluster import coordinator
 from cluster.membership import admission as reception_
 from cluster.membership.process import Settings
+from cluster.membership.worker_states import ResidualHistory
 from cluster.milestones import Intervals, Milestones
 from cluster.network import messages
 from cluster.network.port import Port
@@ -25,7 +26,6 @@ from cluster.parameter_server import worker as worker_
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.checkpoints import server_part
 from cluster.parameter_server.hosting import host_server
-from cluster.parameter_server.residuals import ResidualHistory
 from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.store import ShardedParameterStore
@@ -232,14 +232,20 @@ class Coordinator:
     while not self._has_started.wait(TIMEOUT_S / 5):
       stream.send(messages.ServerHeartbeat(0.0))
 
-  def work(self, index, gradient=None, **settings):
+  def work(self, index, pushes=None, **settings):
     """Runs a real worker in a thread; returns its Future."""
+    pushes = pushes or TimingOnlyGradient()
     worker = worker_.Worker(
       index,
-      gradient=gradient or TimingOnlyGradient(),
+      pushes=pushes,
       codec=self._codec,
       batching=fixed.make(num_workers=index + 1, worker_batch=8),
-      residuals=ResidualHistory(self._codec, index, self._parts),
+      residuals=ResidualHistory(
+        self._codec,
+        index,
+        self._parts,
+        init_optimizer=lambda: pushes.init(self._codec.params),
+      ),
       speed=None,
       coordinator=self._route_to(self.address),
       settings=make_settings(**settings),

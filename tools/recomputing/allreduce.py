@@ -16,12 +16,18 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from batching import fixed
+from cluster.allreduce.local_steps import ReplicaSteps
 from cluster.allreduce.sums.host import CheckedFiller
 from cluster.coordinator import Coordinator
 from configs.checks import require
 from learning import placement
 from learning.layout import FLOAT32, Layout
-from learning.learning import Learner, Learning, ParameterStore
+from learning.learning import (
+  Learner,
+  Learning,
+  ParameterStore,
+  Streaming,
+)
 from learning.scaling import Scaling, factor
 from outputs import checkpoints
 from tools.reading import manifests, records, traffic
@@ -128,6 +134,9 @@ class _RecomputedRun:
       self._multi_round = before._multi_round
       with placement.on_cpu():
         self._multi_round.restart(before._sums)
+    # States of inner optimizers of workers, and of workers that have left.
+    self._states: dict[int, Any] = before._states if before else {}
+    self._left: dict[int, Any] = {}
     self._pushed: dict[int, tuple[np.ndarray, int]] = {}
     self._finite = True
     self._before = before
@@ -135,7 +144,8 @@ class _RecomputedRun:
     self._coordinator = Coordinator(
       scheme=manifests.make_scheme(config.to_dict(), workers),
       batching=fixed.make(
-        num_workers=workers, worker_batch=config.batching.worker_batch
+        num_workers=workers,
+        worker_batch=config.batching.worker_batch * config.batching.local_steps,
       ),
       store=cast(ParameterStore, self),  # Is never evaluated or saved.
       stream=learned.stream,
@@ -193,6 +203,7 @@ class _RecomputedRun:
         )
     self._sums = Sums(epoch)
     self._gradient = self._learned.streaming(self._layout, overlap=False)
+    self._steps = ReplicaSteps(self._learned.pushes)
 
   def replay(self, row: Mapping[str, Any], absent: Collection[int]) -> None:
     """Passes the event of a row of events.jsonl to the coordinator.
@@ -208,6 +219,11 @@ class _RecomputedRun:
       self._coordinator.start(time, absent)
     elif event == 'push':
       self._push(row)
+    elif event == 'forgot':
+      self._left[row['worker']] = self._states.pop(row['worker'], None)
+    elif event == 'recalled':
+      if row['worker'] in self._left:
+        self._states[row['worker']] = self._left.pop(row['worker'])
     elif event == 'wake':
       self._coordinator.wake(time)
     elif event == 'join':
@@ -224,7 +240,11 @@ class _RecomputedRun:
       np.zeros(layout.size, np.float32),
     )
     filler = CheckedFiller(layout, vector, lambda number: None)
-    stats, loss = self._gradient.stream(
+    gradient: Streaming = self._gradient
+    if self._config.batching.local_steps > 1:
+      self._begin_steps(index)
+      gradient = self._steps
+    stats, loss = gradient.stream(
       self.learner.params,
       worker.ranges,
       worker=index,
@@ -232,6 +252,8 @@ class _RecomputedRun:
       sink=filler,
       scale=factor(self.learner.scaling),
     )
+    if gradient is self._steps:
+      self._states[index] = self._steps.state
     finite = filler.finite and bool(np.isfinite(np.asarray(loss)))
     self._finite = self._finite and finite
     filler.finish(stats, [0.0] * layout.step_statistics(vector).size)
@@ -245,6 +267,19 @@ class _RecomputedRun:
       computed=0,
       finite=finite,
     )
+
+  def _begin_steps(self, index: int) -> None:
+    """Prepares the local steps of a worker."""
+    learned, learner = self._learned, self.learner
+    state = self._states.get(index)
+    if state is None:
+      state = learned.pushes.init(learned.params)
+    rate = None
+    if learned.schedule:
+      rate = learned.schedule(
+        examples=learner.examples, updates=learner.version
+      )
+    self._steps.begin(state, rate)
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True

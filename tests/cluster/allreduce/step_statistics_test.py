@@ -33,6 +33,7 @@ _statistics = st.builds(
   compilations=st.integers(0, 99),
   loss=st.one_of(st.just(math.nan), _float32),
   finite=st.integers(0, 1),
+  recalled=st.integers(0, 1),
 )
 
 

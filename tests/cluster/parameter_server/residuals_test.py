@@ -1,4 +1,4 @@
-"""Tests for residuals of workers on real hosts: each counts exactly once.
+"""Tests for states of workers on real hosts: each counts exactly once.
 
 Servers sum all pushes, and gradients are known, so that the sums of what was
 sent, of the residuals and of the gradients can be compared.
@@ -13,9 +13,13 @@ import numpy as np
 import pytest
 from absl.testing import absltest
 
+from cluster.membership import worker_states as residuals
+from cluster.membership.worker_states import (
+  ResidualHistory,
+  ResidualId,
+  WorkerState,
+)
 from cluster.network.messages import ResidualSaved, SaveResidual
-from cluster.parameter_server import residuals
-from cluster.parameter_server.residuals import ResidualHistory, ResidualId
 from learning.shard_codec import ShardCodec
 from learning.timing_only import TimingOnlyGradient, TimingOnlyLearner
 from outputs import checkpoints
@@ -48,12 +52,26 @@ def _gradient(worker, iteration):
 def _residual(directory, step, worker):
   """Returns a worker's residual in a checkpoint."""
   part = residuals.worker_part(worker)
-  return checkpoints.read(directory, step, [part])[part]['unsent:']
+  return checkpoints.read(directory, step, [part])[part]['residuals']['unsent:']
+
+
+def _count_in_checkpoint(directory, step, worker):
+  """Returns the state of a worker's inner optimizer in a checkpoint."""
+  part = residuals.worker_part(worker)
+  return int(checkpoints.read(directory, step, [part])[part]['optimizer'])
 
 
 class _Gradient(TimingOnlyGradient):
-  def __call__(self, params, ranges, *, worker, iteration, scale=1.0):
-    return Payload(jnp.asarray(_gradient(worker, iteration)), ()), None
+  """Gradients that are known, and a state that counts them."""
+
+  def init(self, params):
+    return jnp.zeros((), jnp.int32)
+
+  def push(
+    self, params, ranges, state, *, worker, iteration, scale=1.0, rate=None
+  ):
+    gradient = jnp.asarray(_gradient(worker, iteration))
+    return Payload(gradient, ()), None, state + 1
 
   def warm_up(self, params, examples, *, changing):
     return [Payload(jnp.zeros(_SIZE), ())]
@@ -82,12 +100,15 @@ class _Run:
       directory=directory,
       find_residuals=find_residuals,
     )
+    self.coordinator.store.has_inner_optimizer = True
     self.counted = np.zeros(_SIZE)
+    self.counts = [0] * workers  # Pushes that have counted, by worker.
     push = self.coordinator.cluster.coordinator.push
 
     def count(index, *args, **kwargs):
       iteration = self.coordinator.cluster.coordinator.workers[index].iteration
       self.counted += _gradient(index, iteration)
+      self.counts[index] += 1
       push(index, *args, **kwargs)
 
     self.coordinator.cluster.coordinator.push = count
@@ -139,6 +160,9 @@ class RunTest(absltest.TestCase):
       run.until(run.coordinator.accounting.iterations + 12)
     state, there, residual = run.save(7)
     self.assertEqual(there, [True] * 3)
+    counts = [_count_in_checkpoint(directory, 7, k) for k in range(3)]
+    self.assertEqual(counts, run.counts)
+    self.assertEmpty(run.coordinator.accounting.lost_states)
     np.testing.assert_array_equal(run.sum_applied() + residual, run.counted)
     self.assertGreater(np.abs(residual).sum(), 0)
     for event in ('forgot', 'recalled'):
@@ -151,6 +175,12 @@ class RunTest(absltest.TestCase):
     again.until(run.coordinator.accounting.iterations + 12)
     _, there, left = again.save(8)
     self.assertEqual(there, [True] * 2)
+    for worker, count in enumerate(again.counts):
+      found = _count_in_checkpoint(directory, 8, worker)
+      self.assertEqual(found, counts[worker] + count)
+    (lost,) = again.coordinator.accounting.lost_states
+    self.assertEqual(lost.worker, 2)
+    self.assertIn('fewer workers now', lost.reason)
     np.testing.assert_array_equal(
       again.sum_applied() + left, again.counted + residual
     )
@@ -171,10 +201,11 @@ class ResidualHistoryTest(absltest.TestCase):
 
   def _state(self, value):
     residual = {'unsent': np.full(_SIZE, value, np.float32)}
-    return [state._replace(residual=residual) for state in self.codec.init(0)]
+    codec = [state._replace(residual=residual) for state in self.codec.init(0)]
+    return WorkerState(codec)
 
   def _unsent(self, since):
-    (state,) = self.own.recall(since)
+    (state,) = self.own.recall(since).codec
     return float(np.unique(state.residual['unsent']).item())
 
   def test_the_residual_is_of_the_last_counted_iteration(self):

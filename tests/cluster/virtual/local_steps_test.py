@@ -12,6 +12,12 @@ from tests.support import small, stopping
 
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
 _ONE = {'cluster__workers': 1, 'cluster__speed__slowdown': (1.0,)}
+_UNEQUAL = {
+  'batching__name': 'lb_bsp',
+  'batching__lb_bsp__unit': 'steps',
+  'batching__local_steps': 4,
+  'data__ahead': 0,
+}
 _ADAMW = {'optimizer__name': 'adamw', 'optimizer__learning_rate': 0.01}
 
 
@@ -78,6 +84,47 @@ class RunTest(parameterized.TestCase):
       outer__learning_rate=0.7,
     )
     self.assertGreater(summary['final_accuracy'], 0.5)
+
+
+class UnequalStepsTest(parameterized.TestCase):
+  @parameterized.parameters('last', 'ema', 'arima', 'narx')
+  def test_faster_workers_take_more_steps_of_the_same_batch(self, predictor):
+    run, summary = small.execute(
+      **_ADAMW,
+      **_UNEQUAL,
+      batching__lb_bsp__predictor__name=predictor,
+      batching__lb_bsp__threshold=0.0,
+      epochs=6.0,
+    )
+    self.assertEqual(summary['compilations'], 0)
+    rows = [
+      row for row in small.rows(run, 'events.jsonl') if row['event'] == 'push'
+    ]
+    steps = np.array([row['examples'] for row in rows]) / 8
+    np.testing.assert_array_equal(steps, np.maximum(np.round(steps), 1))
+    last = {row['worker']: row['examples'] // 8 for row in rows[-6:-3]}
+    # 12 steps by speeds of 1, 1 / 1.3 and 1 / 3.1: 5.74, 4.41 and 1.85.
+    self.assertEqual(last, {0: 6, 1: 4, 2: 2})
+
+  def test_whole_steps_need_local_steps(self):
+    with self.assertRaisesRegex(
+      ValueError, "lb_bsp.unit: expected 'examples', .*local_steps is 1"
+    ):
+      small.build(small.config(**{**_UNEQUAL, 'batching__local_steps': 1}))
+
+
+class LossTest(absltest.TestCase):
+  def test_states_of_workers_that_leave_are_listed(self):
+    _, summary = small.execute(
+      **_ADAMW,
+      batching__local_steps=2,
+      epochs=6.0,
+      cluster__script=((1.0, 'leave', 1), (2.0, 'join', 1)),
+    )
+    (lost,), (new,) = summary['lost_states'], summary['new_states']
+    self.assertEqual((lost['worker'], lost['time']), (1, 1.0))
+    self.assertEqual(new['worker'], 1)
+    self.assertGreater(new['time'], 2.0)
 
 
 class ResumeTest(parameterized.TestCase):

@@ -1,0 +1,115 @@
+"""Local steps of a replica, in the place of its gradient.
+
+A reducer sums a displacement as it sums a gradient.  No part of it is known
+before the last step, so that nothing is sent earlier.  The state of the inner
+optimizer is the worker's own: replicas share the learner, with the outer
+optimizer, and no digest or handover includes the inner one.
+"""
+
+from typing import Any
+
+import jax
+
+from data.stream import Ranges
+from learning.gradient_buffer import LeafSink
+from learning.learning import Overlap, Pushes
+from wire.codec import Payload
+
+
+class ReplicaSteps:
+  """A `Streaming` computation of displacements.
+
+  Attributes:
+    state: State of the inner optimizer after the last call.
+    overlap: NONE, as all leaves are final at once.
+    copies: None.
+  """
+
+  overlap = Overlap.NONE
+  copies = None
+
+  def __init__(self, pushes: Pushes):
+    """Compiles nothing yet.
+
+    Args:
+      pushes: Computes the displacements.
+    """
+    self.state: Any = ()
+    self._pushes = pushes
+    self._rate: float | None = None
+
+  @property
+  def computed(self) -> int:
+    """Number of examples computed so far, with padding."""
+    return self._pushes.computed
+
+  def begin(self, state: Any, rate: float | None) -> None:
+    """Sets the state and the rate of the next call.
+
+    Args:
+      state: State of the inner optimizer, which stays valid.
+      rate: Learning rate of its steps.
+    """
+    self.state, self._rate = state, rate
+
+  def __call__(
+    self,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    scale: float = 1.0,
+  ) -> tuple[Payload, jax.Array | None]:
+    """Returns the displacement times the examples, and the loss over them."""
+    payload, loss, self.state = self._pushes.push(
+      params,
+      ranges,
+      self.state,
+      worker=worker,
+      iteration=iteration,
+      scale=scale,
+      rate=self._rate,
+    )
+    return payload, loss
+
+  def stream(
+    self,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    sink: LeafSink,
+    scale: float = 1.0,
+  ) -> tuple[Any, jax.Array | None]:
+    """Computes a displacement, and hands its leaves to a sink at the end."""
+    payload, loss = self(
+      params, ranges, worker=worker, iteration=iteration, scale=scale
+    )
+    leaves, stats = jax.device_get(
+      (jax.tree.leaves(payload.gradient), payload.stats)
+    )
+    for leaf, array in enumerate(leaves):
+      sink.put(leaf, array)
+    return stats, loss
+
+  def prepare(self, ranges: Ranges) -> None:
+    """Gathers the examples of a later call."""
+    self._pushes.prepare(ranges)
+
+  def place(self, tree: Any) -> Any:
+    """Returns a pytree with its arrays on the device of pushes."""
+    return self._pushes.place(tree)
+
+  def warm_up(
+    self, params: Any, examples: int | None, *, changing: bool
+  ) -> list[Payload]:
+    """Compiles every program that calls need; see `Computation`."""
+    return self._pushes.warm_up(params, examples, changing=changing)
+
+  def warm_up_stream(
+    self, params: Any, examples: int | None, *, changing: bool
+  ) -> None:
+    """Compiles every program that `stream` needs; arguments of `warm_up`."""
+    self._pushes.warm_up(params, examples, changing=changing)
