@@ -45,6 +45,22 @@ class PendingPush(NamedTuple):
   examples: int
 
 
+class Rollback(NamedTuple):
+  """A return to a mirror, after a process with parameters was lost.
+
+  Attributes:
+    time: Time of the return, seconds.
+    updates: Number of updates that are lost; their examples are used again.
+    examples: Number of examples in these updates.
+    reason: Reason, as text.
+  """
+
+  time: float
+  updates: int
+  examples: int
+  reason: str
+
+
 @dataclasses.dataclass
 class Accounting:
   """Counts of a run so far; plain data.
@@ -64,6 +80,8 @@ class Accounting:
     lost: Iterations that were given up.
     skipped: Pushes that were not applied, because they or their sum overflowed.
     skipped_examples: Examples in skipped pushes.
+    rollbacks: Returns to mirrors, with the updates that were lost.
+    mirror_bytes: Bytes of mirrors that were taken.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -87,6 +105,8 @@ class Accounting:
   lost: list[LostIteration] = dataclasses.field(default_factory=list)
   skipped: int = 0
   skipped_examples: int = 0
+  rollbacks: list[Rollback] = dataclasses.field(default_factory=list)
+  mirror_bytes: int = 0
 
   def add_time(self, phase: str, seconds: float) -> None:
     """Counts seconds that a worker has spent in a phase."""
@@ -196,6 +216,8 @@ class Accounting:
       'lost': [lost._asdict() for lost in self.lost],
       'skipped': self.skipped,
       'skipped_examples': self.skipped_examples,
+      'rollbacks': [each._asdict() for each in self.rollbacks],
+      'mirror_bytes': self.mirror_bytes,
     }
 
 

@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from outputs import formats
@@ -68,7 +67,8 @@ def thaw(tree: Mapping[str, np.ndarray]) -> Any:
   leaves = {}
   for name, array in arrays.items():
     number, _, dtype = name.removeprefix('array').partition(':')
-    leaves[int(number)] = jnp.array(array.view(dtype) if dtype else array)
+    own = np.array(array.view(dtype) if dtype else array)
+    leaves[int(number)] = jax.device_put(own)
   return load(data.tobytes(), [leaves[k] for k in range(len(leaves))])
 
 

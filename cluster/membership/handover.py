@@ -107,6 +107,8 @@ class Handover:
     port: Port,
     state: Callable[[int], tuple[Any, str]],
     timeout_s: float,
+    *,
+    service: str = STATES,
   ):
     """Starts to listen for requests.
 
@@ -115,10 +117,11 @@ class Handover:
       state: Returns the state of a version and its digest; called in other
         threads.  Raises LookupError if this process has another version.
       timeout_s: Seconds after which a receiver that takes nothing is lost.
+      service: Name of the service on the port.
     """
     self._state, self._timeout_s = state, timeout_s
     self._pool = ThreadPoolExecutor(1, 'handover')
-    self._listener = LoopListener(port, self._serve, service=STATES)
+    self._listener = LoopListener(port, self._serve, service=service)
     self.address = self._listener.address
 
   def close(self) -> None:
@@ -187,6 +190,7 @@ def fetch(
   step: Callable[[], None] = lambda: None,
   known: str = '',
   digest_s: float = 0.0,
+  service: str = STATES,
 ) -> tuple[Any, str]:
   """Returns the learner's state of a version, and its digest.
 
@@ -200,6 +204,7 @@ def fetch(
     known: Digest of the state that the caller has; '' for none.
     digest_s: Further limit of the first answer, before which a source may have
       to compute the digest, seconds.
+    service: Name of the service of the sources.
 
   Returns:
     The state, whose digest the caller has to verify once its arrays are placed,
@@ -210,7 +215,12 @@ def fetch(
   """
   sources = sources[:MAX_SOURCES]
   transfer = _Transfer(
-    StateRequest(version, known), security, timeout_s, step, digest_s
+    StateRequest(version, known),
+    security,
+    timeout_s,
+    step,
+    digest_s,
+    service,
   )
   with ThreadPoolExecutor(len(sources), 'handover') as pool:
     errors = [*pool.map(transfer.receive_from, sources)]
@@ -264,10 +274,12 @@ class _Transfer:
     timeout_s: float,
     step: Callable[[], None],
     digest_s: float,
+    service: str,
   ):
     self._request, self._security = request, security
     self._timeout_s, self._step = timeout_s, step
     self._answer_s = timeout_s + digest_s
+    self._service = service
     self._changed = threading.Condition()
     self._known = ''  # Digest of the caller's state, if it is the same.
     self._described: StateArrays | None = None
@@ -300,7 +312,11 @@ class _Transfer:
     worker, address = source
     try:
       stream = connect(
-        address, self._request, self._security, self._timeout_s, service=STATES
+        address,
+        self._request,
+        self._security,
+        self._timeout_s,
+        service=self._service,
       )
       try:
         self._receive(stream, worker)

@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cluster.network.errors import TransportError
-from cluster.network.messages import ResidualSaved, SaveResidual
+from cluster.network.messages import (
+  ResidualSaved,
+  RetainResidual,
+  SaveResidual,
+)
 from cluster.parameter_server.session import Send
 from learning.shard_codec import ShardCodec
 from outputs import checkpoints, serialization
@@ -61,6 +65,8 @@ class ResidualHistory:
     self._index = index
     self._directory = directory
     self._states: dict[int | None, Any] = {}
+    # States that mirrors need, by mirror: identity and state.
+    self._retained: dict[int, tuple[int, Any]] = {}
     self._begins = True
     self.has_recalled = False
 
@@ -85,6 +91,18 @@ class ResidualHistory:
     """Stores the codec states after an iteration that may count."""
     newest = {**self._states, iteration: states}
     self._states = dict(list(newest.items())[-_NEWEST:])
+
+  def retain(self, request: RetainResidual) -> None:
+    """Retains the residual that a mirror refers to, until `release`."""
+    residual = ResidualId(*request.residual)
+    states = self._states.get(residual.after)
+    if residual.after is not None and states is not None:
+      self._retained[request.mirror] = residual.after, states
+
+  def release(self, before: int) -> None:
+    """Drops what mirrors of lower numbers have retained."""
+    newest = {k: v for k, v in self._retained.items() if k >= before}
+    self._retained = newest
 
   def answer(self, request: SaveResidual, send: Send) -> None:
     """Writes the residual into a checkpoint, and reports whether it is there.
@@ -113,7 +131,8 @@ class ResidualHistory:
     """Returns the codec states of an identity; None if they are not stored."""
     if residual.after is None:
       return self._read(residual)
-    return self._states.get(residual.after)
+    retained = dict(self._retained.values())
+    return self._states.get(residual.after, retained.get(residual.after))
 
   def _read(self, residual: ResidualId) -> Any:
     """Returns the states to begin with; None without their checkpoint."""

@@ -14,22 +14,27 @@ from cluster.network.messages import (
   TO_WORKER,
   Activity,
   Evaluate,
+  FetchMirror,
   FromWorker,
+  HostServer,
+  MirrorCompleted,
   Progress,
+  RetainResidual,
   SaveResidual,
   ServerAddresses,
   ToWorker,
   WorkerConnection,
 )
 from cluster.network.streams import (
-  PUSHES,
   Closed,
   Refused,
   Stream,
   TransportError,
   connect,
+  push_service,
 )
 
+MirrorRequest = RetainResidual | FetchMirror | MirrorCompleted | HostServer
 # Sends a message to the coordinator.
 Send = Callable[[FromWorker], None]
 
@@ -51,6 +56,7 @@ class ParameterServerSession(Session[ToWorker]):
     *,
     save: Callable[[SaveResidual, Send], object],
     evaluate: Callable[[Evaluate, Send], object],
+    mirror: Callable[[MirrorRequest, Send], object],
     progress: Callable[[], Progress],
     on_hang: Callable[[str], None],
   ):
@@ -63,6 +69,7 @@ class ParameterServerSession(Session[ToWorker]):
       save: Called with a request to write a part of a checkpoint, and the
         function that sends the answer, in a thread of the heartbeat.
       evaluate: Called likewise with a request for an evaluation.
+      mirror: Called likewise with a request about mirrors.
       progress: Returns the progress that every heartbeat carries.
       on_hang: As of `Session`.
 
@@ -71,6 +78,7 @@ class ParameterServerSession(Session[ToWorker]):
     """
     self._addresses: queue.SimpleQueue[ServerAddresses] = queue.SimpleQueue()
     self._settings, self._save, self._evaluate = settings, save, evaluate
+    self._mirror = mirror
     self.streams: list[Stream] = []
     self.piece_sizes: list[Sequence[int]] = []
     super().__init__(
@@ -92,8 +100,8 @@ class ParameterServerSession(Session[ToWorker]):
       TransportError: If the coordinator has ended the session meanwhile.
     """
     addresses = self._addresses.get().addresses
-    for address in addresses:
-      stream = self._connect(address)
+    for server, address in enumerate(addresses):
+      stream = self._connect(server, address)
       self.stack.callback(drop, stream)
       with within(stream, self._timeout_s):
         self.piece_sizes.append(stream.receive(PIECE_SIZES).header.sizes)
@@ -101,7 +109,7 @@ class ParameterServerSession(Session[ToWorker]):
       connected = f'{len(self.streams)} of {len(addresses)} servers'
       self.send(Activity(f'connected to {connected}'))
 
-  def _connect(self, address: str) -> Stream:
+  def _connect(self, server: int, address: str) -> Stream:
     """Returns a stream to a server, as soon as it can be reached."""
     settings = self._settings
     while not self.heartbeat.ended.is_set():
@@ -111,7 +119,7 @@ class ParameterServerSession(Session[ToWorker]):
           self._hello,
           settings.security,
           settings.timeout_s,
-          service=PUSHES,
+          service=push_service(server),
         )
       except Refused:
         raise
@@ -127,6 +135,8 @@ class ParameterServerSession(Session[ToWorker]):
         self._evaluate(message, self.send)
       case ServerAddresses():
         self._addresses.put(message)
+      case _:
+        self._mirror(message, self.send)
 
   def _cancel(self) -> None:
     self._addresses.put(ServerAddresses(()))

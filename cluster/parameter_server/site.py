@@ -22,6 +22,8 @@ from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.evaluation import Evaluator, RemoteEvaluation
 from cluster.parameter_server.hosting import host_server
+from cluster.parameter_server.mirroring import Mirroring
+from cluster.parameter_server.mirrors import MirrorStore
 from cluster.parameter_server.pieces import Pieces
 from cluster.parameter_server.residuals import (
   ResidualHistory,
@@ -85,6 +87,12 @@ class ParameterServerSite(RealSite):
     self._directory = parts.files.workdir / 'checkpoints'
     self._keep = config.checkpoint.keep
     self._has_hung = False  # Whether the worker hangs in a process that stays.
+    self._is_over = threading.Event()  # Whether the run has ended here.
+    self._mirrors: MirrorStore | None = None
+    if plan.mirror_s:
+      self._mirrors = MirrorStore(self.settings.port, self.settings.timeout_s)
+    self._others: set[int] = set()  # Servers of other processes that are here.
+    self._hosting = threading.Lock()
     with error_prefix(f'config.route.{config.route.name}'):
       check_servers(learned.elements, plan.servers)
     with error_prefix(f'config.wire.{config.wire.name}'):
@@ -133,9 +141,10 @@ class ParameterServerSite(RealSite):
 
   @property
   def can_drain(self) -> bool:
-    """True if this process has no server."""
+    """True if this process has no server, or if that can move to another."""
     role, plan = self.meeting.role, self._plan
     has_place = plan.dedicated or role.index >= plan.servers
+    has_place |= bool(plan.mirror_s) and not self.is_coordinator
     return role.kind == 'worker' and has_place
 
   def runtime(self, coordinator: Coordinator) -> ParameterServerRuntime:
@@ -164,6 +173,11 @@ class ParameterServerSite(RealSite):
       make_local_worker=None if self._plan.dedicated else self._make_worker,
       settings=self.settings,
       deadlines=self.deadlines,
+      mirroring=Mirroring(
+        every_s=self._plan.mirror_s, limit_s=self.settings.start_s
+      ),
+      mirrors=self._mirrors,
+      newest_checkpoint=lambda: self.checkpoints.newest,
     )
 
   def _take_part(self) -> bool:
@@ -174,7 +188,10 @@ class ParameterServerSite(RealSite):
     if not plan.dedicated and role.index < plan.servers:
       server = threading.Thread(target=self._host_in_thread, daemon=True)
       server.start()
-    finished = self._make_worker(role.coordinator)()
+    try:
+      finished = self._make_worker(role.coordinator)()
+    finally:
+      self._is_over.set()
     if server:
       server.join(self.settings.start_s)
     return finished
@@ -204,6 +221,8 @@ class ParameterServerSite(RealSite):
       settings=self.settings,
       on_hang=self._handle_hang,
       evaluator=self._make_evaluator(),
+      mirrors=self._mirrors,
+      host=self._host_other,
     )
 
   def _make_evaluator(self) -> Evaluator | None:
@@ -252,6 +271,8 @@ class ParameterServerSite(RealSite):
         functools.partial(self._make_server, role.index),
         role.coordinator,
         self.settings,
+        mirrors=self._mirrors,
+        is_over=self._is_over.is_set,
       )
     except Unmendable as error:
       logging.error('%s', error)
@@ -286,6 +307,40 @@ class ParameterServerSite(RealSite):
       logging.exception('The server has failed')
     end(code, reason, message, cause)
 
+  def _host_other(self, server: int) -> None:
+    """Hosts a server whose own process is lost, in a thread.
+
+    Args:
+      server: Rank of the server.
+    """
+    role, plan = self.meeting.role, self._plan
+    with self._hosting:
+      is_own = not plan.dedicated and role.index == server
+      if is_own or server in self._others:  # It joins without being asked.
+        return
+      self._others.add(server)
+    threading.Thread(
+      target=self._run_other, args=[server], daemon=True
+    ).start()
+
+  def _run_other(self, server: int) -> None:
+    """Hosts a server of another process until all continue from a mirror."""
+    try:
+      host_server(
+        server,
+        functools.partial(self._make_server, server),
+        self.meeting.role.coordinator,
+        self.settings,
+        mirrors=self._mirrors,
+        is_own=False,
+        is_over=self._is_over.is_set,
+      )
+    except (Unmendable, Refused) as error:
+      logging.warning('Server %d is not hosted here: %s', server, error)
+    finally:
+      with self._hosting:
+        self._others.discard(server)
+
   def _make_server(
     self, index: int, report: Report, restore: tuple[int, int] | None
   ) -> Server:
@@ -297,6 +352,7 @@ class ParameterServerSite(RealSite):
       codec=self._codec,
       versions=self._make_versions(index, held, report),
       report=report,
+      mirrors=self._mirrors,
     )
 
   def _make_versions(

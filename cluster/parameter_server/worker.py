@@ -4,6 +4,7 @@ The worker joins the coordinator and has a stream to every server.  It rejoins,
 as a new incarnation, if the coordinator evicts it or a stream is lost.
 """
 
+import contextlib
 import functools
 import math
 import queue
@@ -25,8 +26,13 @@ from cluster.network.errors import Corrupt, TransportError
 from cluster.network.heartbeat import Heartbeat
 from cluster.network.streams import Stream, chunked
 from cluster.parameter_server.evaluation import Evaluator
+from cluster.parameter_server.mirrors import MirrorStore
 from cluster.parameter_server.residuals import ResidualHistory, ResidualId
-from cluster.parameter_server.session import ParameterServerSession, Send
+from cluster.parameter_server.session import (
+  MirrorRequest,
+  ParameterServerSession,
+  Send,
+)
 from cluster.parameter_server.window import Window
 from cluster.process.deadlines import ProgressCounter
 from cluster.process.exits import DRAINED, Exit, Reason
@@ -60,6 +66,8 @@ class Worker:
     settings: Settings,
     on_hang: Callable[[str], None],
     evaluator: Evaluator | None = None,
+    mirrors: MirrorStore | None = None,
+    host: Callable[[int], None] = lambda server: None,
   ):
     """Creates the worker; connects to no process yet.
 
@@ -75,6 +83,9 @@ class Worker:
       on_hang: Called from another thread if this worker hangs after its session
         has ended, with the coordinator's reason: 'left', 'lost' or 'over'.
       evaluator: Evaluates for the coordinator; None if this worker does not.
+      mirrors: Parts of mirrors that this process holds; None for a run without
+        mirrors.
+      host: Hosts a server in this process, given its rank.
     """
     self.index = index
     self._gradient = gradient
@@ -84,14 +95,15 @@ class Worker:
     self._coordinator, self._settings = coordinator, settings
     self._on_hang = on_hang
     self._evaluator = evaluator
+    self._mirrors, self._host = mirrors, host
     self._warm = False
     self._host_speed = HostSpeed(index, batching, speed)
     servers = range(len(codec.sizes))
     self._buffers = [memory.aligned(codec.pull_bytes(k)) for k in servers]
     self._windows: list[Window] = []
-    # For a pull and a push of each server, the next input, a checkpoint and an
-    # evaluation.
-    self._pool = _Threads(2 * len(servers) + 3)
+    # For a pull and a push of each server, the next input, a checkpoint, an
+    # evaluation and a mirror.
+    self._pool = _Threads(2 * len(servers) + 4)
     self._progress = ProgressCounter()
     self._iteration = -1  # Number of the last iteration, if any.
     self._pushing: list[Future[None]] = []  # Pushes, and the next input.
@@ -142,6 +154,7 @@ class Worker:
       on_hang=self._on_hang,
       save=functools.partial(self._pool.submit, self._residuals.answer),
       evaluate=functools.partial(self._pool.submit, self._evaluate),
+      mirror=self._mirror,
     ) as session:
       with session.suppress_errors():
         self._prepare(session)
@@ -161,6 +174,7 @@ class Worker:
       self._warm = True
     session.send(messages.Activity('waiting for servers'))
     self._pushing = []
+    self._compiled = None
     self._residuals.begin()
 
   def _report_ready(self, session: ParameterServerSession) -> None:
@@ -169,6 +183,7 @@ class Worker:
       messages.WorkerReady(
         devices=self._settings.devices,
         has_accelerator=self._evaluator is not None,
+        address=self._mirrors.open() if self._mirrors else None,
       )
     )
 
@@ -342,6 +357,31 @@ class Worker:
       yield chunk
       del chunk  # Before the next one arrives, which so takes its memory.
       self._progress.count_chunk()
+
+  def _mirror(self, request: MirrorRequest, send: Send) -> None:
+    """Handles a request about mirrors; in the thread of the heartbeat."""
+    match request:
+      case messages.RetainResidual():
+        self._residuals.retain(request)
+      case messages.FetchMirror():
+        self._pool.submit(self._fetch_mirror, request, send)
+      case messages.MirrorCompleted():
+        self._residuals.release(request.number)
+        if self._mirrors:
+          self._mirrors.drop_before(request.number)
+      case messages.HostServer():
+        self._host(request.server)
+
+  def _fetch_mirror(self, request: messages.FetchMirror, send: Send) -> None:
+    """Fetches a part of a mirror, and reports whether this process holds it."""
+    number, part, error = request.number, request.part, None
+    try:
+      if self._mirrors:
+        self._mirrors.fetch(number, part, [request.address])
+    except TransportError as failure:
+      error = f'{type(failure).__name__}: {failure}'
+    with contextlib.suppress(TransportError):  # The coordinator notices, too.
+      send(messages.MirrorFetched(number, part, error))
 
   def _evaluate(self, request: messages.Evaluate, send: Send) -> None:
     """Evaluates a version for the coordinator."""
