@@ -51,13 +51,14 @@ class Rollback(NamedTuple):
   Attributes:
     time: Time of the return, seconds.
     updates: Number of updates that are lost; their examples are used again.
-    examples: Number of examples in these updates.
+      None if the coordinator that has counted them is lost.
+    examples: Number of examples in these updates; None likewise.
     reason: Reason, as text.
   """
 
   time: float
-  updates: int
-  examples: int
+  updates: int | None
+  examples: int | None
   reason: str
 
 

@@ -136,8 +136,13 @@ class Recorder:
     self._files.rewind(sizes)
     self.restore(state)
     self._wall_before_s = wall_s
-    self.accounting.rollbacks = [*before.rollbacks, rollback]
+    self.accounting.rollbacks = before.rollbacks
     self.accounting.mirror_bytes = before.mirror_bytes
+    self.record_rollback(rollback)
+
+  def record_rollback(self, rollback: Rollback) -> None:
+    """Records the return to a mirror in another process than before."""
+    self.accounting.rollbacks = [*self.accounting.rollbacks, rollback]
     self._files.event({'event': 'rollback', **rollback._asdict()})
 
   def record_mirror(self, size_bytes: int) -> None:

@@ -30,13 +30,14 @@ from cluster.allreduce.executor.errors import (
   PeerLost,
 )
 from cluster.allreduce.inbox import Inbox
+from cluster.allreduce.replication import Standby
 from cluster.allreduce.step_statistics import StatisticsLayout, StepStatistics
-from cluster.allreduce.succession import Succession
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.membership import handover
 from cluster.membership.process import Settings
 from cluster.membership.session import Session, exit_on_error
+from cluster.membership.succession import Succession
 from cluster.network import messages
 from cluster.network.errors import TransportError
 from cluster.network.heartbeat import BEATS
@@ -84,7 +85,7 @@ class Replica:
     speed: Speed | None,
     settings: Settings,
     on_hang: Callable[[str], None],
-    succession: Succession | None = None,
+    succession: Succession[Standby] | None = None,
   ):
     """Creates a replica without connections.
 

@@ -22,13 +22,12 @@ from cluster.allreduce.admission import (
 from cluster.allreduce.assignment import IterationAssigner
 from cluster.allreduce.epochs import MembershipEpochs
 from cluster.allreduce.rendezvous import Rendezvous
-from cluster.allreduce.replication import Inheritance
+from cluster.allreduce.replication import Inheritance, Standby
 from cluster.allreduce.step_statistics import (
   IterationRecorder,
   StatisticsLayout,
 )
 from cluster.allreduce.store import ReplicaStore
-from cluster.allreduce.succession import Succession
 from cluster.coordinator import Coordinator
 from cluster.membership import election
 from cluster.membership.event_loop import DRAIN_S, EventLoop
@@ -39,6 +38,7 @@ from cluster.membership.events import (
   WorkerMessage,
 )
 from cluster.membership.process import Settings
+from cluster.membership.succession import Succession
 from cluster.network import messages
 from cluster.probing.events import (
   ForestPacked,
@@ -87,7 +87,7 @@ class AllreduceRuntime(EventLoop):
     settings: Settings,
     deadlines: Deadlines,
     make_local_worker: Callable[[str], Callable[[], object]] | None,
-    succession: Succession | None = None,
+    succession: Succession[Standby] | None = None,
     newest_checkpoint: Callable[[], int] = lambda: -1,
   ):
     """Creates the runtime; it does not listen for workers yet.

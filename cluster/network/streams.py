@@ -69,7 +69,6 @@ HELLO: Schema[msgspec.Raw] = Schema(msgspec.Raw)
 Spoil = Literal['first', 'last']  # Chunk that is corrupted on purpose.
 
 
-
 def push_service(server: int) -> str:
   """Returns the name of the service that takes pushes to a server."""
   return f'push{server}'

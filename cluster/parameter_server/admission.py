@@ -13,7 +13,7 @@ import functools
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -163,6 +163,7 @@ class ParameterServerReception(Reception):
     # Process that asks for a server's rank which another holds, and when.
     self._wanted: dict[int, tuple[str, float]] = {}
     self._asked: dict[int, tuple[Incarnation, float]] = {}  # To host a server.
+    self._hosts: dict[int, str] = {}  # Last process asked to host a server.
     # Answers that are awaited, by incarnation and number of the checkpoint or
     # of the evaluation.
     self._parts: dict[Key, dict[int, Future[bool]]] = {}
@@ -222,18 +223,34 @@ class ParameterServerReception(Reception):
       return servers if self._begun else []
 
   def _begin(self) -> None:
-    """Begins or continues the run with the servers there are; under the lock."""
+    """Begins or continues with the servers that have joined; under the lock."""
     self._begun, self._is_coupled = True, False
     self._asked.clear()
     for rank in self._server_ranks:
       rank.final = True
 
-  def restart(self, mirror: Mirror, reason: str) -> None:
+  def succeed(self, mirror: Mirror, admissions: Sequence[int]) -> None:
+    """Continues from a mirror in place of another coordinator.
+
+    Args:
+      mirror: The mirror.
+      admissions: Number of admissions of each worker.
+    """
+    with self._lock:
+      self._mirror, self._restarts, self._can_restart = mirror, 1, True
+      self._is_coupled = False
+      for member, count in zip(self.members, admissions, strict=True):
+        member.admissions = count
+
+  def restart(self, mirror: Mirror, reason: str) -> list[int]:
     """Makes all servers rejoin, to continue from a mirror.
 
     Args:
       mirror: The mirror.
       reason: Text for the servers' logs.
+
+    Returns:
+      Servers that were in other processes than their own, which are not there.
 
     Raises:
       LookupError: If server 0 is here and cannot continue from it.
@@ -243,12 +260,21 @@ class ParameterServerReception(Reception):
       self._restarts += 1
       remote, self._remote = self._remote, {}
       self._asked.clear()
+      now = time.monotonic()
+      absent = [
+        server
+        for server, process in self._hosts.items()
+        if (holder := self._server_ranks[server].holder) is not None
+        and holder.process == process
+        and now - self._wanted.get(server, ('', 0.0))[1] > self._timeout_s
+      ]
       for rank in self._server_ranks:
         rank.holder, rank.final = None, False
     for server in remote.values():
       server.stream.send(messages.SessionEnd('left', reason))
     if self._local:
       self._local.restart(mirror.number)
+    return absent
 
   def allow_restarts(self) -> None:
     """Lets the run survive the loss of a server: there is a mirror."""
@@ -324,6 +350,7 @@ class ParameterServerReception(Reception):
       if not hosts:
         return
       self._asked[server] = hosts[0], now
+      self._hosts[server] = hosts[0].process
     logging.info('Worker %d hosts server %d.', hosts[0].index, server)
     hosts[0].stream.send(messages.HostServer(server))
 
@@ -701,7 +728,7 @@ class ParameterServerReception(Reception):
   def _watch_others(self, now: float) -> None:
     with self._lock:
       servers = list(self._remote.items())
-    for index, server in servers:
+    for _, server in servers:
       silent = now - server.incarnation.last_heartbeat > self._timeout_s
       reason = 'It was silent for too long.' if silent else ''
       if reason := reason or self._find_overdue(server.progress):

@@ -169,7 +169,9 @@ class _ServerHost:
         deadline = time.monotonic() + settings.start_s
       except TransportError as error:
         if not self._mirrors or time.monotonic() >= deadline:
-          raise Unmendable(f'{name} has lost the coordinator: {error}') from error
+          raise Unmendable(
+            f'{name} has lost the coordinator: {error}'
+          ) from error
     return None
 
   def _prepare(

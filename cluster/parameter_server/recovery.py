@@ -8,7 +8,7 @@ those that come within a timeout.
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.mirroring import Mirror
@@ -27,6 +27,7 @@ class Recovery:
     lost: Collection[int],
     timeout_s: float,
     limit_s: float,
+    is_enough: Callable[[Collection[int]], bool] = bool,
   ):
     """Begins to wait for servers and workers.
 
@@ -37,6 +38,7 @@ class Recovery:
       lost: Servers whose own processes are lost.
       timeout_s: Seconds within which living processes rejoin.
       limit_s: Limit of the whole recovery, seconds.
+      is_enough: Returns whether the run can continue with some workers alone.
     """
     self.mirror = mirror
     self._reception = reception
@@ -44,6 +46,7 @@ class Recovery:
     now = time.monotonic()
     self._began, self._patient_until = now, now + timeout_s
     self._timeout_s, self._limit_s = timeout_s, limit_s
+    self._is_enough = is_enough
     self._complete_at: float | None = None  # When all servers were there.
 
   def lose_server(self, server: int) -> None:
@@ -75,4 +78,9 @@ class Recovery:
     if self._complete_at is None:
       self._complete_at = now
     is_late = now > self._complete_at + self._timeout_s
-    return bool(present) and (is_late or self._workers <= {*present})
+    is_complete = bool(present) and self._workers <= {*present}
+    if is_late and now > self._began + self._limit_s:
+      raise Unmendable(
+        f'Workers {sorted(present)} alone cannot continue the run.'
+      )
+    return is_complete or (is_late and self._is_enough(present))

@@ -5,7 +5,9 @@ reception, passes them to the scheme, and gives all servers the orders that
 carry out the scheme's decisions.
 """
 
+import functools
 import math
+import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
@@ -14,7 +16,8 @@ from typing import Any, Literal
 from absl import logging
 
 from cluster.coordinator import Coordinator
-from cluster.membership.event_loop import DRAINED, EventLoop
+from cluster.membership import election
+from cluster.membership.event_loop import DRAIN_S, DRAINED, EventLoop
 from cluster.membership.events import (
   Event,
   WorkerJoined,
@@ -22,6 +25,7 @@ from cluster.membership.events import (
   WorkerMessage,
 )
 from cluster.membership.process import Settings
+from cluster.membership.succession import Succession
 from cluster.network import messages
 from cluster.network.messages import Pull
 from cluster.parameter_server.admission import (
@@ -30,7 +34,7 @@ from cluster.parameter_server.admission import (
   ServerLost,
   ShareRetained,
 )
-from cluster.parameter_server.mirroring import Mirroring
+from cluster.parameter_server.mirroring import Mirror, Mirroring
 from cluster.parameter_server.mirrors import (
   COORDINATOR,
   MirrorStore,
@@ -39,10 +43,11 @@ from cluster.parameter_server.mirrors import (
 from cluster.parameter_server.recovery import Recovery
 from cluster.parameter_server.residuals import ResidualId, assign_residuals
 from cluster.parameter_server.server import Server
+from cluster.parameter_server.standby import Inheritance, MirrorStandby
 from cluster.parameter_server.store import ShardedParameterStore
 from cluster.parameter_server.versions import Report
 from cluster.process.deadlines import Deadlines
-from cluster.process.exits import Unmendable
+from cluster.process.exits import HandedOver, Relinquished, Unmendable
 from learning.scaling import factor, worker_scaling
 from outputs import serialization
 from outputs.accounting import Rollback
@@ -61,7 +66,7 @@ class ParameterServerRuntime(EventLoop):
     coordinator: Coordinator,
     store: ShardedParameterStore,
     reception: ParameterServerReception,
-    make_server: Callable[[Report, tuple[int, int] | None], Server],
+    make_server: Callable[[Report, tuple[int, int] | None], Server] | None,
     num_servers: int,
     find_residuals: Callable[[], tuple[int, list[int]] | None],
     settings: Settings,
@@ -70,6 +75,9 @@ class ParameterServerRuntime(EventLoop):
     mirroring: Mirroring,
     mirrors: MirrorStore | None,
     newest_checkpoint: Callable[[], int] = lambda: -1,
+    succession: Succession[MirrorStandby] | None = None,
+    index: int = 0,
+    is_superseded: Callable[[], bool] = lambda: False,
   ):
     """Creates the runtime; the reception does not listen yet.
 
@@ -78,7 +86,7 @@ class ParameterServerRuntime(EventLoop):
       store: Parameter store of the coordinator, which gives the orders.
       reception: Control streams to workers and servers.
       make_server: Creates server 0, given the function for its reports and the
-        checkpoint to resume from.
+        checkpoint to resume from; None if this process succeeds another one.
       num_servers: Number of servers.
       find_residuals: Returns the number of the checkpoint to resume from, and
         the workers whose residuals are in it; None to start from scratch.
@@ -90,6 +98,10 @@ class ParameterServerRuntime(EventLoop):
         without mirrors.
       newest_checkpoint: Returns the number of the newest complete checkpoint;
         -1 for none.
+      succession: Part of this process in elections of a coordinator; None for a
+        run without mirrors.
+      index: Rank of this process among the members of elections.
+      is_superseded: Returns whether another process has taken the run over.
     """
     super().__init__(
       coordinator=coordinator,
@@ -113,6 +125,14 @@ class ParameterServerRuntime(EventLoop):
     self._alone_since = math.inf
     self._mirroring, self._mirror_store = mirroring, mirrors
     self._newest_checkpoint = newest_checkpoint
+    self._succession, self._index = succession, index
+    self._is_superseded = is_superseded
+    self._term = 0
+    self._inheritance: Inheritance | None = None
+    self._publish: Callable[[], None] = lambda: None
+    self._leaves_at: float | None = None  # Once this process got SIGTERM.
+    self._has_handed_over = False
+    self._resumed: Mapping[str, Any] = {}
     self._recovery: Recovery | None = None
     # Why servers are to move at the mirror that is being taken, and the pushes
     # that have arrived since, which count if it is given up.
@@ -125,7 +145,13 @@ class ParameterServerRuntime(EventLoop):
 
     Raises:
       Unmendable: If one does not in time; carries their last activities.
+      Relinquished: If another process succeeds the coordinator.
     """
+    if self._inheritance:
+      self._gather(self._inheritance)
+      return
+    if self._make_server is None:
+      raise RuntimeError('Expected server 0 to be in this process.')
     self._wait_for_processes(
       self._reception.open(self._make_server),
       done=self._reception.begin,
@@ -136,11 +162,31 @@ class ParameterServerRuntime(EventLoop):
 
   def start(self) -> None:
     """Releases the first iterations."""
+    if self._succession and not self._term:
+      self._take_term(self._succession.terms.newest)
     super().start()
     self._store.flush()
 
+  def _take_term(self, newest: int) -> None:
+    """Takes the term after the newest one.
+
+    Raises:
+      Relinquished: If another process has it.
+    """
+    if self._succession is None:
+      return
+    terms, term = self._succession.terms, newest + 1
+    if terms.newest > newest or not terms.take(term, self._index):
+      raise Relinquished(f'Another coordinator has term {term}.')
+    logging.info('This process coordinates the run in term %d.', term)
+    self._term = term
+
   def resume(self) -> None:
     """Continues after `restore`, with the workers that are connected."""
+    if self._inheritance and self._recovery:
+      self._inheritance = None
+      self._continue(self._recovery)
+      return
     self.coordinator.rejoin(self._before, self.time)
     if (found := self._find_residuals()) and self._store.has_residuals:
       step, workers = found
@@ -203,12 +249,95 @@ class ParameterServerRuntime(EventLoop):
 
   @property
   def has_successor(self) -> bool:
-    """False: no other process can coordinate the run."""
-    return False
+    """True if another process can continue the run from a mirror."""
+    if self._succession is None or not self._mirroring.complete:
+      return False
+    own = self._reception.own_place.process
+    places = self._reception.worker_places().values()
+    return any(each.process != own for each in places)
 
   def is_ended_by(self, number: int) -> bool:
-    """Returns True: no other process can coordinate the run."""
-    return True
+    """Returns whether a signal ends the run, or hands it over.
+
+    SIGTERM to this process alone hands the run over to another one, once that
+    has a new mirror.  The run ends if other workers have got the signal, too,
+    within `DRAIN_S`, or if no other process can continue.
+
+    Args:
+      number: Number of the signal.
+
+    Raises:
+      HandedOver: If another process is to continue the run.
+    """
+    if self._has_handed_over:
+      self._reception.flush(self._timeout_s)
+      raise HandedOver('This process has left after SIGTERM; others continue.')
+    is_last = not self.has_successor
+    if number != signal.SIGTERM or is_last or self._drain_at:
+      return True
+    now = time.monotonic()
+    if self._leaves_at is None:
+      logging.info('SIGTERM: this process leaves, unless the run ends.')
+      self._leaves_at = now + DRAIN_S
+    if now >= self._leaves_at and not self._recovery and not self._move:
+      self._begin_move('The coordinator leaves.')
+    return False
+
+  def succeed(
+    self, inheritance: Inheritance, publish: Callable[[], None]
+  ) -> None:
+    """Continues from another coordinator that is lost; `warm_up` follows.
+
+    Args:
+      inheritance: State to continue from.
+      publish: Called once this process has the next term, before anything is
+        recorded.
+    """
+    state = inheritance.state['runtime']
+    self._inheritance, self._publish = inheritance, publish
+    self.restore(state)
+    # The run's clock continues as well while there is no coordinator.
+    self.time += inheritance.age_s
+    self._resumed = state
+    sources = inheritance.state['sources']
+    mirror = Mirror(inheritance.number, sources, frozenset())
+    self._mirroring.complete = mirror
+    self._mirroring.skip_to(inheritance.number)
+    self._reception.succeed(mirror, state['admissions'])
+
+  def _gather(self, inheritance: Inheritance) -> None:
+    """Waits until servers and enough workers have joined this coordinator.
+
+    Raises:
+      Relinquished: If another process has the next term.
+      Unmendable: If too few have joined in time.
+    """
+    began, membership = time.monotonic(), inheritance.membership
+    address = self._reception.listen()
+    recovery = self._recovery = Recovery(
+      self._reception,
+      Mirror(inheritance.number, inheritance.state['sources'], frozenset()),
+      workers=inheritance.supporters,
+      lost=inheritance.state['own_servers'],
+      timeout_s=self._timeout_s,
+      limit_s=self._start_s,
+      is_enough=functools.partial(election.may_succeed, membership.addresses),
+    )
+    self._wait_for_processes(
+      address,
+      done=lambda: recovery.is_ready(self._live_workers()),
+      missing=self._reception.missing,
+    )
+    self._take_term(membership.term)
+    self._publish()
+    self.time += time.monotonic() - began
+    rollback = Rollback(
+      time=self.time,
+      updates=None,
+      examples=None,
+      reason='The coordinator was lost.',
+    )
+    self.coordinator.recorder.record_rollback(rollback)
 
   def state(self) -> dict[str, Any]:
     """Returns the coordinator's state; the servers save theirs."""
@@ -305,9 +434,7 @@ class ParameterServerRuntime(EventLoop):
     holder = self._members[index].holder
     places = self._reception.server_places()
     if holder and any(each.process == holder.process for each in places):
-      self._move = f'Worker {index} leaves, and its servers move.'
-      self._mirroring.abort('servers move')
-      self._mirroring.hurry()
+      self._begin_move(f'Worker {index} leaves, and its servers move.')
       return
     if self.coordinator.workers[index].phase == 'wait':
       self._lose(index, DRAINED, kind='drained')
@@ -350,12 +477,15 @@ class ParameterServerRuntime(EventLoop):
 
     Raises:
       Unmendable: If there was no worker for `start_s`.
+      Relinquished: If another process coordinates the run.
     """
     self._lose_silent()
     if not self._recovery:
       self._lose_overdue()
     self._mirroring.check(time.monotonic())
     self._check_moves()
+    if self._succession and self._is_superseded():
+      raise Relinquished('Another process coordinates the run.')
     now = time.monotonic()
     if any(member.stream for member in self._members):
       self._alone_since = math.inf
@@ -464,6 +594,11 @@ class ParameterServerRuntime(EventLoop):
       'files': recorder.file_sizes(),
       'checkpoint': self._newest_checkpoint(),
       'sources': dict(pending.sources),
+      'own_servers': [
+        server
+        for server, place in enumerate(places)
+        if place.process == self._reception.own_place.process
+      ],
     }
     tree = serialization.freeze(state)()
     address = self._mirrors.put(number, COORDINATOR, tree)
@@ -471,6 +606,16 @@ class ParameterServerRuntime(EventLoop):
       if part == COORDINATOR:
         fetch = messages.FetchMirror(number, part, address)
         self._reception.send_to_worker(worker, fetch)
+
+  def _begin_move(self, reason: str) -> None:
+    """Takes a mirror, from which all continue, without an update in between.
+
+    Args:
+      reason: Text for logs and accounts.
+    """
+    self._move = reason
+    self._mirroring.abort('servers move')
+    self._mirroring.hurry()
 
   def _handle_retained(self, event: ShareRetained) -> None:
     """Lets a worker fetch a server's part of a mirror."""
@@ -481,7 +626,9 @@ class ParameterServerRuntime(EventLoop):
       fetch = messages.FetchMirror(event.number, part, event.address)
       self._reception.send_to_worker(worker, fetch)
 
-  def _handle_fetched(self, worker: int, answer: messages.MirrorFetched) -> None:
+  def _handle_fetched(
+    self, worker: int, answer: messages.MirrorFetched
+  ) -> None:
     """Records that a worker holds a part; the mirror may be complete now."""
     if not self._mirroring.answer(
       worker, answer.number, answer.part, answer.error
@@ -492,12 +639,16 @@ class ParameterServerRuntime(EventLoop):
     self._mirrors.drop_before(number)
     self._reception.allow_restarts()
     places = self._reception.worker_places()
-    completed = messages.MirrorCompleted(
-      self._term, number, {k: each.address for k, each in places.items()}
-    )
+    members = {k: each.address for k, each in places.items()}
+    members[self._index] = self._reception.own_place.address
+    if self._succession:
+      self._succession.lead(self._term, number, members)
+    completed = messages.MirrorCompleted(self._term, number, members)
     for index in self._live_workers():
       self._reception.send_to_worker(index, completed)
-    if self._move:
+    if self._move and self._leaves_at is not None:
+      self._has_handed_over = True
+    elif self._move:
       self._recover(self._move)
 
   def _lose_mirrors(self, worker: int) -> None:
@@ -520,12 +671,11 @@ class ParameterServerRuntime(EventLoop):
       self._end_move()
     for index in [*self._drained]:
       self._drain(index)
-    can_move = self._mirroring.complete and not self._recovery
-    if can_move and not self._move and not self._is_finished:
-      if displaced := self._reception.find_displaced():
-        self._move = f'Servers {displaced} return to their own processes.'
-        self._mirroring.abort('servers move')
-        self._mirroring.hurry()
+    is_busy = self._recovery or self._move or self._is_finished
+    if self._mirroring.complete and not is_busy:
+      displaced = self._reception.find_displaced()
+      if displaced:
+        self._begin_move(f'Servers {displaced} return to their own processes.')
 
   def _handle_server_lost(self, event: ServerLost) -> None:
     """Continues from a mirror without the process of a server."""
@@ -564,12 +714,12 @@ class ParameterServerRuntime(EventLoop):
       elif stream is not None:
         self._reception.evict(index, stream, text)
     self._drained -= {*leaving}
-    self._reception.restart(mirror, text)
+    absent = self._reception.restart(mirror, text)
     self._recovery = Recovery(
       self._reception,
       mirror,
       workers={*workers} - {*leaving},
-      lost=lost,
+      lost=[*lost, *absent],
       timeout_s=self._timeout_s,
       limit_s=self._start_s,
     )
@@ -583,9 +733,7 @@ class ParameterServerRuntime(EventLoop):
       examples=before[1] - self._store.examples,
       reason=reason,
     )
-    logging.warning(
-      '%s  Lost: %d updates, %d examples.', text, *rollback[1:3]
-    )
+    logging.warning('%s  Lost: %d updates, %d examples.', text, *rollback[1:3])
     self.coordinator.recorder.rewind(
       state['recorder'], state['files'], rollback
     )
@@ -594,8 +742,10 @@ class ParameterServerRuntime(EventLoop):
 
   def _try_continue(self, recovery: Recovery) -> None:
     """Continues the run from a mirror once the processes have rejoined."""
-    if not recovery.is_ready(self._live_workers()):
-      return
+    if recovery.is_ready(self._live_workers()):
+      self._continue(recovery)
+
+  def _continue(self, recovery: Recovery) -> None:
     self._store.attach(self._reception.try_continue(), self._save_residuals)
     self._recovery = None
     reason = 'Servers have continued from a mirror.'
@@ -626,8 +776,3 @@ class ParameterServerRuntime(EventLoop):
         recorder.record_lost_residual(index, self.time, None)
       if member.stream is not None:  # Another process has its rank.
         self._initial[index], member.counted = ResidualId(), None
-
-  @property
-  def _term(self) -> int:
-    """Term of this coordinator."""
-    return 0

@@ -50,7 +50,7 @@ class ParameterServerSession(Session[ToWorker]):
 
   def __init__(
     self,
-    coordinator: str,
+    coordinator: str | Callable[[], str],
     index: int,
     settings: Settings,
     *,
@@ -59,11 +59,12 @@ class ParameterServerSession(Session[ToWorker]):
     mirror: Callable[[MirrorRequest, Send], object],
     progress: Callable[[], Progress],
     on_hang: Callable[[str], None],
+    on_lost: Callable[[], None] = lambda: None,
   ):
     """Creates the session: connects to the coordinator.
 
     Args:
-      coordinator: HOST:PORT of the coordinator.
+      coordinator: As of `Session`.
       index: Rank of the worker.
       settings: Settings of all processes of the run.
       save: Called with a request to write a part of a checkpoint, and the
@@ -72,13 +73,14 @@ class ParameterServerSession(Session[ToWorker]):
       mirror: Called likewise with a request about mirrors.
       progress: Returns the progress that every heartbeat carries.
       on_hang: As of `Session`.
+      on_lost: Called from another thread once the session has ended.
 
     Raises:
       TransportError: If the coordinator cannot be reached.
     """
     self._addresses: queue.SimpleQueue[ServerAddresses] = queue.SimpleQueue()
     self._settings, self._save, self._evaluate = settings, save, evaluate
-    self._mirror = mirror
+    self._mirror, self._on_lost = mirror, on_lost
     self.streams: list[Stream] = []
     self.piece_sizes: list[Sequence[int]] = []
     super().__init__(
@@ -139,6 +141,7 @@ class ParameterServerSession(Session[ToWorker]):
         self._mirror(message, self.send)
 
   def _cancel(self) -> None:
+    self._on_lost()
     self._addresses.put(ServerAddresses(()))
     for stream in list(self.streams):
       stream.cancel()
