@@ -24,6 +24,9 @@ from cluster.parameter_server.server import Server
 from cluster.parameter_server.versions import Report
 from cluster.process.exits import Unmendable
 
+# Attempts to rejoin within a timeout, each perhaps at another address.
+_ATTEMPTS = 4
+
 
 def host_server(
   index: int,
@@ -147,7 +150,10 @@ class _ServerHost:
     """
     settings, name = self._settings, f'Server {self._index}'
     deadline = time.monotonic() + settings.start_s
-    start_s = settings.timeout_s if self._mirrors else settings.start_s
+    start_s, timeout_s = settings.start_s, settings.timeout_s
+    if self._mirrors:  # Another process may coordinate the run by now.
+      start_s = timeout_s
+      timeout_s /= _ATTEMPTS if self._admission else 1
     while not self._is_over():
       try:
         return join(
@@ -158,7 +164,7 @@ class _ServerHost:
           ),
           messages.SERVER_ADMISSION,
           security=settings.security,
-          timeout_s=settings.timeout_s,
+          timeout_s=timeout_s,
           start_s=start_s,
         )
       except Refused:
