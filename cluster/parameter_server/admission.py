@@ -101,7 +101,12 @@ class PushReceived(WorkerEvent):
 
 
 class ParameterServerReception(Reception):
-  """The coordinator's control streams to all workers and servers."""
+  """The coordinator's control streams to all workers and servers.
+
+  Attributes:
+    failures: Number of processes that could not continue from the mirror, by
+      server.
+  """
 
   _schema = messages.FROM_WORKER
 
@@ -164,6 +169,7 @@ class ParameterServerReception(Reception):
     self._wanted: dict[int, tuple[str, float]] = {}
     self._asked: dict[int, tuple[Incarnation, float]] = {}  # To host a server.
     self._hosts: dict[int, str] = {}  # Last process asked to host a server.
+    self.failures: Counter[int] = Counter()
     # Answers that are awaited, by incarnation and number of the checkpoint or
     # of the evaluation.
     self._parts: dict[Key, dict[int, Future[bool]]] = {}
@@ -258,6 +264,7 @@ class ParameterServerReception(Reception):
     with self._lock:
       self._mirror, self._begun = mirror, False
       self._restarts += 1
+      self.failures.clear()
       remote, self._remote = self._remote, {}
       self._asked.clear()
       now = time.monotonic()
@@ -604,6 +611,8 @@ class ParameterServerReception(Reception):
         is_used = self._remote.get(index) is server
         if is_used and not self._begun:
           del self._remote[index]
+      if not server.address and self._restarts:
+        self.failures[index] += 1
       if is_used and (self._begun or self._restarts):
         self._lose_server(index, f'Server {index} is lost: {error}')
       if isinstance(error, Corrupt):

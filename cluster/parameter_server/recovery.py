@@ -14,6 +14,8 @@ from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.mirroring import Mirror
 from cluster.process.exits import Unmendable
 
+_FAILURES = 3  # Of a server's part, after which no process seems to have it.
+
 
 class Recovery:
   """A recovery that is under way."""
@@ -69,10 +71,12 @@ class Recovery:
         self._reception.find_host(server)
     if missing or not self._reception.has_servers:
       self._complete_at = None
-      if now > self._began + self._limit_s:
+      failures = self._reception.failures
+      is_hopeless = any(failures[server] >= _FAILURES for server in missing)
+      if is_hopeless or now > self._began + self._limit_s:
         raise Unmendable(
           f'Servers {missing} have not continued from mirror '
-          f'{self.mirror.number} within {self._limit_s:.0f} s.'
+          f'{self.mirror.number} within {now - self._began:.0f} s.'
         )
       return False
     if self._complete_at is None:
