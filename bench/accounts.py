@@ -111,7 +111,7 @@ def find_lost(
   """
   iteration, running, lost = Counter(), set(), []
   pending, applied = Counter(), 0
-  for event in events:
+  for event, absent in records.split_absent(events):
     worker = event.get('worker')
     if event['event'] == 'start':  # A restart from a checkpoint.
       lost += [(other, iteration[other] - 1) for other in sorted(running)]
@@ -128,9 +128,10 @@ def find_lost(
     for update in event['decision'].get('commit', ()):
       applied += pending.pop(update, 0)
     is_last = applied == examples
-    for released in () if is_last else event['decision'].get('release', ()):
-      iteration[released] += 1
-      running.add(released)
+    released = () if is_last else event['decision'].get('release', ())
+    for other in {*released} - {*absent}:
+      iteration[other] += 1
+      running.add(other)
   return lost
 
 

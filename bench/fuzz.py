@@ -39,16 +39,20 @@ from cluster.network.connection import Connection, run_steps
 from cluster.network.messages import Schema
 from cluster.network.streams import (
   CONTROL,
-  PUSHES,
   STATES,
   Security,
   Stream,
   TransportError,
+  push_service,
 )
+from cluster.parameter_server.mirrors import share_part
 from outputs import arrays, checkpoints
 
 _WORKERS = 2
-_SERVICES = (CONTROL, CONTROL, CONTROL, PUSHES, STATES, 'sums', 'probes')
+_SERVICES = (
+  *(CONTROL, CONTROL, CONTROL, push_service(0)),
+  *(STATES, 'sums', 'probes', share_part(0)),
+)
 # Parts of checkpoints that have the parameters, by route.
 _PARTS = {'server': 'server0', 'forest': 'coordinator'}
 _FIELDS = {

@@ -46,11 +46,11 @@ from cluster.network.handshake import open_connection
 from cluster.network.loop_streams import LoopStream
 from cluster.network.socket_loop import SocketLoop
 from cluster.network.streams import (
-  PUSHES,
   Security,
   Stream,
   TransportError,
   connect,
+  push_service,
 )
 from cluster.process import roles
 from configs import default
@@ -283,8 +283,10 @@ class _Worker:
       servers = self._control.receive(messages.TO_WORKER).header.addresses
       hello = messages.WorkerConnection(self._index, admission.incarnation)
       connections = [
-        open_connection(address, security, PUSHES, timeout_s=_START_S)
-        for address in servers
+        open_connection(
+          address, security, push_service(server), timeout_s=_START_S
+        )
+        for server, address in enumerate(servers)
       ]
       self._loop.post(lambda: self._begin(connections, hello))
       self._is_connected.wait(_START_S)

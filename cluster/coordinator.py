@@ -5,6 +5,7 @@ examples, has pushes summed and updates applied, keeps the accounts, and calls
 the runtime back to release workers.  It is the same in every runtime.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -124,6 +125,7 @@ class Coordinator:
     self.milestones = milestones
     self.batching = batching
     self._scheme = scheme
+    self._new_scheme = copy.deepcopy(scheme)  # For `rejoin` after a start.
     self._stream = stream
     self._pushes = 0
     self._release: Callable[[int], None]  # Both are set by `attach`.
@@ -345,15 +347,24 @@ class Coordinator:
     for name in _STATE:
       setattr(self, name, state[name])
 
-  def rejoin(self, state: dict[str, Any], time: float) -> None:
+  def rejoin(
+    self,
+    state: dict[str, Any],
+    time: float,
+    reason: str = 'The run was started again.',
+  ) -> None:
     """Continues from a checkpoint with a new scheme and perhaps other workers.
 
-    The batching continues as well if there are as many workers as before.
+    The batching continues as well if there are as many workers as before.  The
+    coordinator itself may have continued after the state was taken.
 
     Args:
       state: State of a coordinator, perhaps with another number of workers.
-      time: Time at which the state was taken and now, seconds.
+      time: Time from which it continues, seconds.
+      reason: Reason for which iterations that were under way are lost.
     """
+    self._scheme = copy.deepcopy(self._new_scheme)
+    self.workers = [Progress() for _ in self.workers]
     self._stream, self._pushes = state['_stream'], state['_pushes']
     if len(state['workers']) == len(self.workers):
       self.batching = state['batching']
@@ -362,7 +373,7 @@ class Coordinator:
         'Batch sizes start from scratch, as the number of workers differs.'
       )
     for index, before in enumerate(state['workers']):
-      self._lose(index, before, time, 'The run was started again.')
+      self._lose(index, before, time, reason)
       if index < len(self.workers):
         self.workers[index].iteration = before.iteration
         if self.batching is state['batching'] and before.phase is None:

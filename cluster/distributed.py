@@ -13,10 +13,10 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from cluster.allreduce.site import AllreduceSite
-from cluster.allreduce.succession import find_running
 from cluster.allreduce.sums import native
 from cluster.membership import rendezvous_files
 from cluster.membership.process import Meeting
+from cluster.membership.succession import find_running
 from cluster.membership.terms import Terms
 from cluster.network import (
   credentials,
@@ -100,8 +100,12 @@ def meet(
   else:
     require(share == 1, _SHARE, '1, as no GPU is seen here', share)
   security, successor = Security(), ''
-  if not finished and isinstance(plan, Allreduce) and not is_native:
-    successor = _find_successor(config, role, address, files)
+  has_successors = not is_native
+  if isinstance(plan, ParameterServer):
+    has_successors = plan.mirror_s > 0
+  leading = f'{role.kind} {role.index}' == roles.leading(dedicated)
+  if not finished and has_successors and leading:
+    successor = _find_successor(config, address, files)
     finished = files.read_summary() is not None  # It may just have ended.
   if finished:
     # No process will connect to it.
@@ -140,21 +144,18 @@ def _gpus() -> list[str]:
   return [] if placement.is_cpu_only() else devices.gpus(os.environ)
 
 
-def _find_successor(
-  config: ConfigDict, role: roles.Role, address: str, files: RunFiles
-) -> str:
-  """Returns the address of a coordinator in place of worker 0; '' if none.
+def _find_successor(config: ConfigDict, address: str, files: RunFiles) -> str:
+  """Returns the address of a coordinator in place of this one; '' if none.
 
-  Worker 0 of a run without one is the coordinator.  It then holds the lock of
-  the folder, which names no other.  A coordinator that cannot be reached, but
-  holds the lock, continues the run: worker 0 asks again until it answers.
+  The first process of a run without one is the coordinator.  It then holds the
+  lock of the folder, which names no other.  A coordinator that cannot be
+  reached, but holds the lock, continues the run: this process asks again until
+  it answers.
 
   Raises:
     Busy: If the lock is held all the time until a start's limit.
     Unmendable: If other workers continue the run, and elect none in time.
   """
-  if role.index:
-    return ''
   terms, cluster = Terms(files.workdir), config.cluster
   token = files.workdir / rendezvous_files.TOKEN
   deadline = time.monotonic() + start_limit_s(cluster)

@@ -73,6 +73,7 @@ _REAL = (
   *('cluster.interface', 'cluster.port', 'cluster.token_file'),
   *('cluster.certificate_file', 'cluster.key_file', 'cluster.tls_name'),
   *('cluster.speed.injected', 'route.server.dedicated'),
+  'route.server.mirror_s',
   *('cluster.workers_per_gpu', 'route.lanes', 'outputs.metrics_port'),
 )
 # Recipes describe a virtual cluster (network, speed) as well, which is no error

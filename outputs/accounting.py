@@ -71,6 +71,23 @@ class PendingPush(NamedTuple):
   examples: int
 
 
+class Rollback(NamedTuple):
+  """A return to a mirror, after a process with parameters was lost.
+
+  Attributes:
+    time: Time of the return, seconds.
+    updates: Number of updates that are lost; their examples are used again.
+      None if the coordinator that has counted them is lost.
+    examples: Number of examples in these updates; None likewise.
+    reason: Reason, as text.
+  """
+
+  time: float
+  updates: int | None
+  examples: int | None
+  reason: str
+
+
 @dataclasses.dataclass
 class Accounting:
   """Counts of a run so far; plain data.
@@ -92,6 +109,8 @@ class Accounting:
     new_states: States of inner optimizers that began after the start.
     skipped: Pushes that were not applied, because they or their sum overflowed.
     skipped_examples: Examples in skipped pushes.
+    rollbacks: Returns to mirrors, with the updates that were lost.
+    mirror_bytes: Bytes of mirrors that were taken.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -117,6 +136,8 @@ class Accounting:
   new_states: list[NewState] = dataclasses.field(default_factory=list)
   skipped: int = 0
   skipped_examples: int = 0
+  rollbacks: list[Rollback] = dataclasses.field(default_factory=list)
+  mirror_bytes: int = 0
 
   def add_time(self, phase: str, seconds: float) -> None:
     """Counts seconds that a worker has spent in a phase."""
@@ -233,6 +254,8 @@ class Accounting:
       'new_states': [new._asdict() for new in self.new_states],
       'skipped': self.skipped,
       'skipped_examples': self.skipped_examples,
+      'rollbacks': [each._asdict() for each in self.rollbacks],
+      'mirror_bytes': self.mirror_bytes,
     }
 
 

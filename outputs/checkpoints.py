@@ -32,6 +32,10 @@ from outputs.serialization import Tree
 COORDINATOR = 'coordinator'  # Part that makes a checkpoint complete.
 
 
+class Abandoned(Exception):
+  """Raised by a part of a checkpoint that is not to be completed."""
+
+
 class Checkpoints:
   """Writer and reader of a run's checkpoints, in the coordinator's process.
 
@@ -202,6 +206,9 @@ class Checkpoints:
           other.result()
         if self._may_write():
           write(self._directory, number, COORDINATOR, tree())
+    except Abandoned as error:
+      logging.warning('Checkpoint %d is not completed: %s', number, error)
+      remove_all_but(self._directory, steps(self._directory))
     except OSError as error:
       if not self._may_write():  # The other process removes checkpoints, too.
         logging.warning('Another process continues the run: %s', error)

@@ -381,6 +381,20 @@ class RunFiles:
     for line in (self.workdir / 'metrics.jsonl').read_text().splitlines():
       self._plot(json.loads(line))
 
+  def rewind(self, sizes: Mapping[str, int]) -> None:
+    """Returns to earlier sizes of the files, in the process that writes them.
+
+    Args:
+      sizes: Bytes of each file, as `sizes` returned them.
+    """
+    for name, file in self._files.items():
+      file.flush()
+      file.truncate(sizes[name])
+      file.seek(0, os.SEEK_END)
+    if self.board:
+      self._board.close()
+    self._open_board()
+
   def abandon(self) -> None:
     """Closes the files of a run that another process continues."""
     for name, file in self._files.items():

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from outputs import thresholds
-from outputs.accounting import Accounting, LostIteration
+from outputs.accounting import Accounting, LostIteration, Rollback
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.measures import Measures
@@ -124,6 +124,33 @@ class Recorder:
     for name in _STATE:
       setattr(self, name, state[name])
     self.start_wall_clock()
+
+  def rewind(
+    self, state: dict[str, Any], sizes: Mapping[str, int], rollback: Rollback
+  ) -> None:
+    """Returns to an earlier state of this run, and records that.
+
+    Args:
+      state: Earlier state, which it takes over.
+      sizes: Bytes of the files then.
+      rollback: Account of the updates since, which are lost.
+    """
+    wall_s, before = self._wall_s, self.accounting
+    self._files.rewind(sizes)
+    self.restore(state)
+    self._wall_before_s = wall_s
+    self.accounting.rollbacks = before.rollbacks
+    self.accounting.mirror_bytes = before.mirror_bytes
+    self.record_rollback(rollback)
+
+  def record_rollback(self, rollback: Rollback) -> None:
+    """Records the return to a mirror in another process than before."""
+    self.accounting.rollbacks = [*self.accounting.rollbacks, rollback]
+    self._files.event({'event': 'rollback', **rollback._asdict()})
+
+  def record_mirror(self, size_bytes: int) -> None:
+    """Counts the bytes of a mirror that was taken."""
+    self.accounting.mirror_bytes += size_bytes
 
   def file_sizes(self) -> dict[str, int]:
     """Returns the bytes of each file that the recorder appends to."""

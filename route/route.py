@@ -23,11 +23,14 @@ class ParameterServer(NamedTuple):
     pipelined: Whether parts are summed and served one by one, before the
       scheme has released a worker.  Needs a synchronous scheme and an
       elementwise wire.
+    mirror_s: Seconds between two mirrors of the servers, on real hosts; 0 for
+      none.
   """
 
   servers: int
   dedicated: bool
   pipelined: bool
+  mirror_s: float = 0.0
 
 
 class ForestBuilder(Protocol):

@@ -16,6 +16,7 @@ its sums for the coordinator.
 """
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 from configs.checks import require
@@ -33,11 +34,13 @@ class ServerRoute:
     servers: Number of servers; 0 to choose it by the runtime.
     dedicated: Whether servers are processes of their own, on real hosts.
     pipelined: Whether parts are summed and served one by one.
+    mirror_s: Seconds between two mirrors, on real hosts; 0 for none.
   """
 
   servers: int
   dedicated: bool
   pipelined: bool
+  mirror_s: float
 
   def plan(
     self,
@@ -58,7 +61,9 @@ class ServerRoute:
     servers = self.servers or (num_workers if distributed and divisible else 1)
     if distributed:
       self._check(servers, num_workers)
-    return ParameterServer(servers, self.dedicated, self.pipelined)
+    return ParameterServer(
+      servers, self.dedicated, self.pipelined, self.mirror_s
+    )
 
   def _check(self, servers: int, num_workers: int) -> None:
     has_count = bool(self.servers) or not self.dedicated
@@ -69,7 +74,9 @@ class ServerRoute:
     require(fits, 'servers', most, servers)
 
 
-def make(*, servers: int, dedicated: bool, pipelined: bool) -> ServerRoute:
+def make(
+  *, servers: int, dedicated: bool, pipelined: bool, mirror_s: float
+) -> ServerRoute:
   """Returns the route.
 
   Args:
@@ -77,9 +84,13 @@ def make(*, servers: int, dedicated: bool, pipelined: bool) -> ServerRoute:
       worker on real hosts if updates can be divided, and one otherwise.
     dedicated: Whether servers are processes of their own, on real hosts.
     pipelined: Whether parts are summed and served one by one.
+    mirror_s: Seconds between two mirrors of the servers' states, which other
+      processes of real runs hold in memory; 0 for none.
 
   Raises:
-    ValueError: If `servers` is negative.
+    ValueError: If `servers` or `mirror_s` is negative or not finite.
   """
   require(servers >= 0, 'servers', 'at least 0', servers)
-  return ServerRoute(servers, dedicated, pipelined)
+  valid = 0 <= mirror_s < math.inf
+  require(valid, 'mirror_s', 'at least 0 seconds, finite', mirror_s)
+  return ServerRoute(servers, dedicated, pipelined, mirror_s)

@@ -35,14 +35,15 @@ from cluster.allreduce.executor.errors import (
 )
 from cluster.allreduce.inbox import Inbox
 from cluster.allreduce.local_steps import ReplicaSteps
+from cluster.allreduce.replication import Standby
 from cluster.allreduce.retention import Retention, Update
 from cluster.allreduce.step_statistics import StatisticsLayout, StepStatistics
-from cluster.allreduce.succession import Succession
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.membership import handover
 from cluster.membership.process import Settings
 from cluster.membership.session import Session, exit_on_error
+from cluster.membership.succession import Succession
 from cluster.membership.worker_states import ResidualHistory, ResidualId
 from cluster.network import messages
 from cluster.network.errors import TransportError
@@ -92,7 +93,7 @@ class Replica:
     speed: Speed | None,
     settings: Settings,
     on_hang: Callable[[str], None],
-    succession: Succession | None = None,
+    succession: Succession[Standby] | None = None,
     local_steps: ReplicaSteps | None = None,
     states: ResidualHistory | None = None,
     schedule: Schedule | None = None,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cluster.membership.succession import Membership
 from cluster.network.messages import Assignment, CoordinatorState
 from outputs import serialization
 
@@ -80,20 +81,6 @@ class Iteration:
 
   assignment: Assignment
   statistics: Sequence[float] | None = None
-
-
-class Membership(NamedTuple):
-  """A membership epoch that has begun.
-
-  Attributes:
-    term: Term of its coordinator; 0 for none yet.
-    number: Number of the epoch; -1 for none yet.
-    addresses: Address of each member, by rank.
-  """
-
-  term: int = 0
-  number: int = -1
-  addresses: Mapping[int, str] = {}
 
 
 class Inheritance(NamedTuple):

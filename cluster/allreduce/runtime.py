@@ -23,13 +23,12 @@ from cluster.allreduce.admission import (
 from cluster.allreduce.assignment import IterationAssigner
 from cluster.allreduce.epochs import MembershipEpochs
 from cluster.allreduce.rendezvous import Rendezvous
-from cluster.allreduce.replication import Inheritance
+from cluster.allreduce.replication import Inheritance, Standby
 from cluster.allreduce.step_statistics import (
   IterationRecorder,
   StatisticsLayout,
 )
 from cluster.allreduce.store import ReplicaStore
-from cluster.allreduce.succession import Succession
 from cluster.coordinator import Coordinator
 from cluster.membership import election
 from cluster.membership.event_loop import DRAIN_S, EventLoop
@@ -40,6 +39,7 @@ from cluster.membership.events import (
   WorkerMessage,
 )
 from cluster.membership.process import Settings
+from cluster.membership.succession import Succession
 from cluster.membership.worker_states import (
   ResidualId,
   assign_residuals,
@@ -93,7 +93,7 @@ class AllreduceRuntime(EventLoop):
     settings: Settings,
     deadlines: Deadlines,
     make_local_worker: Callable[[str], Callable[[], object]] | None,
-    succession: Succession | None = None,
+    succession: Succession[Standby] | None = None,
     newest_checkpoint: Callable[[], int] = lambda: -1,
     find_states: Callable[[], tuple[int, list[int]] | None] = lambda: None,
   ):

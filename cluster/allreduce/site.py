@@ -14,10 +14,10 @@ from cluster.allreduce.local_steps import ReplicaSteps
 from cluster.allreduce.planning import DEADLINE_S, ForestPlanner
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.replica import Replica
+from cluster.allreduce.replication import Standby
 from cluster.allreduce.runtime import AllreduceRuntime
 from cluster.allreduce.step_statistics import StatisticsLayout
 from cluster.allreduce.store import ReplicaStore
-from cluster.allreduce.succession import LIMIT, Succession
 from cluster.allreduce.sums.host import HostReducer
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
@@ -25,6 +25,7 @@ from cluster.allreduce.sums.native import NativeReducer
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, RealSite
+from cluster.membership.succession import LIMIT, Succession
 from cluster.membership.terms import Terms
 from cluster.membership.worker_states import (
   NoCodec,
@@ -120,13 +121,14 @@ class AllreduceSite(RealSite):
     self._overlap = self._find_overlap(config.wire.name)
     learner = learned.make_learner(learned.params, learned.stats)
     learner.scaling = learned.scaling
-    self._succession: Succession | None = None
+    self._succession: Succession[Standby] | None = None
     if plan.forest is not None:
       self._succession = Succession(
         meeting.role.index,
         settings=self.settings,
         terms=Terms(parts.files.workdir),
-        learner=learner,
+        standby=Standby(),
+        version=lambda: learner.version,
       )
     self._replica = self._make_replica(learner)
     self.store = ReplicaStore(

@@ -96,7 +96,7 @@ class Reception:
   """
 
   _schema: Schema[FromWorker | FromReplica]  # Messages of workers.
-  _num_servers = 1  # The first is in the coordinator's process.
+  _num_servers = 0  # Parameter servers.
 
   def __init__(
     self,
@@ -383,7 +383,7 @@ class Reception:
     if not is_known:
       raise Refused(
         f'expected one of {len(self.members)} workers or '
-        f'{self._num_servers - 1} servers, got {got}'
+        f'{self._num_servers} servers, got {got}'
       )
 
   def _handle(self, stream: LoopStream, hello: msgspec.Raw) -> Receiving[None]:

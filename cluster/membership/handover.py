@@ -146,6 +146,8 @@ class Handover:
     port: Port,
     state: Callable[[StateRequest], tuple[Any, str]],
     timeout_s: float,
+    *,
+    service: str = STATES,
   ):
     """Starts to listen for requests.
 
@@ -155,10 +157,11 @@ class Handover:
         digest; called in other threads.  Raises LookupError if this process
         does not have it.
       timeout_s: Seconds after which a receiver that takes nothing is lost.
+      service: Name of the service on the port.
     """
     self._state, self._timeout_s = state, timeout_s
     self._pool = ThreadPoolExecutor(1, 'handover')
-    self._listener = LoopListener(port, self._serve, service=STATES)
+    self._listener = LoopListener(port, self._serve, service=service)
     self.address = self._listener.address
 
   def close(self) -> None:
@@ -230,6 +233,7 @@ def fetch(
   digest_s: float = 0.0,
   is_retained: bool = False,
   since: int | None = None,
+  service: str = STATES,
 ) -> tuple[Any, str]:
   """Returns the learner's state of a version, and its digest.
 
@@ -246,6 +250,7 @@ def fetch(
     is_retained: Whether the sources retain the state, or updates.
     since: Version from which to fetch the updates in place of a state; None to
       fetch the state.
+    service: Name of the service of the sources.
 
   Returns:
     The state, whose digest the caller has to verify once its arrays are placed,
@@ -261,6 +266,7 @@ def fetch(
     timeout_s,
     step,
     digest_s,
+    service,
   )
   with ThreadPoolExecutor(len(sources), 'handover') as pool:
     errors = [*pool.map(transfer.receive_from, sources)]
@@ -314,10 +320,12 @@ class _Transfer:
     timeout_s: float,
     step: Callable[[], None],
     digest_s: float,
+    service: str,
   ):
     self._request, self._security = request, security
     self._timeout_s, self._step = timeout_s, step
     self._answer_s = timeout_s + digest_s
+    self._service = service
     self._changed = threading.Condition()
     self._known = ''  # Digest of the caller's state, if it is the same.
     self._described: StateArrays | None = None
@@ -350,7 +358,11 @@ class _Transfer:
     worker, address = source
     try:
       stream = connect(
-        address, self._request, self._security, self._timeout_s, service=STATES
+        address,
+        self._request,
+        self._security,
+        self._timeout_s,
+        service=self._service,
       )
       try:
         self._receive(stream, worker)

@@ -31,6 +31,7 @@ class Incarnation:
     has_accelerator: Whether the worker has reported that it can evaluate on an
       accelerator.
     is_draining: Whether the worker has reported that it wants to leave.
+    address: Address at which its process can be reached; '' if unknown.
     evicted: Reason for which its messages are ignored; '' while they count.
   """
 
@@ -45,6 +46,7 @@ class Incarnation:
   is_ready: bool = False
   has_accelerator: bool = False
   is_draining: bool = False
+  address: str = ''
   evicted: str = ''
 
 

@@ -16,7 +16,11 @@ from typing import Any, NamedTuple, Protocol
 
 from cluster.membership.members import Member
 from cluster.network.errors import Corrupt, TransportError
-from cluster.network.messages import ResidualSaved, SaveResidual
+from cluster.network.messages import (
+  ResidualSaved,
+  RetainResidual,
+  SaveResidual,
+)
 from outputs import checkpoints, serialization
 from outputs.accounting import LostState, NewState
 from outputs.recorder import Recorder
@@ -119,6 +123,8 @@ class ResidualHistory:
     self._index = index
     self._directory = directory
     self._states: dict[int | None, WorkerState] = {}
+    # States that mirrors need, by mirror: identity and state.
+    self._retained: dict[int, tuple[int, WorkerState]] = {}
     self._begins = True
     self._first = ResidualId()  # Of the incarnation's first iteration.
     self.has_recalled = False
@@ -151,6 +157,18 @@ class ResidualHistory:
     newest = {**self._states, iteration: states}
     self._states = dict(list(newest.items())[-_NEWEST:])
 
+  def retain(self, request: RetainResidual) -> None:
+    """Retains the state that a mirror refers to, until `release`."""
+    residual = ResidualId(*request.residual)
+    states = self._states.get(residual.after)
+    if residual.after is not None and states is not None:
+      self._retained[request.mirror] = residual.after, states
+
+  def release(self, before: int) -> None:
+    """Drops what mirrors of lower numbers have retained."""
+    newest = {k: v for k, v in self._retained.items() if k >= before}
+    self._retained = newest
+
   def answer(
     self, request: SaveResidual, send: Callable[[ResidualSaved], None]
   ) -> None:
@@ -182,7 +200,8 @@ class ResidualHistory:
     """Returns the state of an identity; None if it is not stored."""
     if residual.after is None:
       return self._read(residual)
-    return self._states.get(residual.after)
+    retained = dict(self._retained.values())
+    return self._states.get(residual.after, retained.get(residual.after))
 
   def _read(self, residual: ResidualId) -> WorkerState | None:
     """Returns the state to begin with; None without its checkpoint.

@@ -125,7 +125,7 @@ class ServerHello(Message, frozen=True):
   """Request of a parameter server for admission by the coordinator.
 
   Attributes:
-    server: Rank of the server; 0 is in the coordinator's process.
+    server: Rank of the server.
     process: Random identity of its process.
     fingerprint: Hash of its config.
     versions: Versions of its process.
@@ -150,6 +150,18 @@ class WorkerAdmitted(Message, frozen=True):
   succeeds: Count | None = None
 
 
+class MirrorSource(Untagged, frozen=True):
+  """A part of a mirror, and the processes that have it.
+
+  Attributes:
+    number: Number of the mirror.
+    addresses: Addresses of the processes.
+  """
+
+  number: Count
+  addresses: Annotated[Sequence[Address], Meta(max_length=MAX_SOURCES)]
+
+
 class ServerAdmitted(Message, frozen=True):
   """Admission of a parameter server.
 
@@ -157,10 +169,13 @@ class ServerAdmitted(Message, frozen=True):
     coordinator: Random identity of the coordinator's process.
     restore: Number of a checkpoint to resume from, and of the servers in it;
       None to start from scratch.
+    mirror: The server's share in a mirror, to resume from instead; None for
+      none.
   """
 
   coordinator: Text
   restore: tuple[Count, Count] | None = None
+  mirror: MirrorSource | None = None
 
 
 class RankTaken(Message, frozen=True):
@@ -277,10 +292,12 @@ class WorkerReady(Message, frozen=True):
   Attributes:
     devices: Kinds of its devices.
     has_accelerator: Whether it can evaluate on an accelerator.
+    address: Address of its process, if that can hold parts of mirrors.
   """
 
   devices: Devices = ()
   has_accelerator: bool = False
+  address: Address | None = None
 
   def __post_init__(self) -> None:
     """Checks that the devices are printable."""
@@ -430,8 +447,37 @@ class SaveShare(Message, frozen=True):
   step: Count
 
 
+class MirrorShare(Message, frozen=True):
+  """Order to retain a server's state as its part of a mirror.
+
+  Attributes:
+    number: Number of the mirror.
+  """
+
+  number: Count
+
+
+class DropMirrors(Message, frozen=True):
+  """Order to drop the parts of old mirrors.
+
+  Attributes:
+    before: Number of the oldest mirror that is retained.
+  """
+
+  before: Count
+
+
 Order = (
-  Add | Commit | Release | EndWorker | Hold | Drop | SendVersion | SaveShare
+  Add
+  | Commit
+  | Release
+  | EndWorker
+  | Hold
+  | Drop
+  | SendVersion
+  | SaveShare
+  | MirrorShare
+  | DropMirrors
 )
 
 
@@ -555,6 +601,20 @@ class ShareSaved(Message, frozen=True):
   error: Text | None = None
 
 
+class ShareMirrored(Message, frozen=True):
+  """Report that a server has retained its part of a mirror.
+
+  Attributes:
+    number: Number of the mirror.
+    address: Address of the process that has the part.
+    size_bytes: Bytes of its arrays.
+  """
+
+  number: Count
+  address: Address
+  size_bytes: Count
+
+
 # Between workers and parameter servers.
 
 
@@ -632,6 +692,70 @@ class ResidualSaved(Message, frozen=True):
   step: Count
   is_known: bool
   error: Text | None = None
+
+
+class RetainResidual(Message, frozen=True):
+  """Request to retain a worker's codec state for as long as a mirror.
+
+  Attributes:
+    mirror: Number of the mirror.
+    residual: Source of the codec state.
+  """
+
+  mirror: Count
+  residual: ResidualSource
+
+
+class FetchMirror(Message, frozen=True):
+  """Request to fetch a part of a mirror, and to hold it.
+
+  Attributes:
+    number: Number of the mirror.
+    part: Name of the part.
+    address: Address of the process that has it.
+  """
+
+  number: Count
+  part: Line
+  address: Address
+
+
+class MirrorFetched(Message, frozen=True):
+  """Answer to `FetchMirror`.
+
+  Attributes:
+    number: Number of the mirror.
+    part: Name of the part.
+    error: Reason for which the process does not hold it; None if it does.
+  """
+
+  number: Count
+  part: Line
+  error: Text | None = None
+
+
+class MirrorCompleted(Message, frozen=True):
+  """Note that a mirror is complete, and older ones are needed no longer.
+
+  Attributes:
+    term: Term of the coordinator.
+    number: Number of the mirror.
+    members: Addresses of the workers' processes, by rank.
+  """
+
+  term: Count
+  number: Count
+  members: dict[Rank, Address]
+
+
+class HostServer(Message, frozen=True):
+  """Request to host a server whose process is lost.
+
+  Attributes:
+    server: Rank of the server.
+  """
+
+  server: Rank
 
 
 class Evaluate(Message, frozen=True):
@@ -1258,7 +1382,12 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: Any) -> Any:
 _ENCODER = msgspec.msgpack.Encoder()
 
 FromWorker = (
-  WorkerHeartbeat | Activity | WorkerReady | ResidualSaved | Evaluated
+  WorkerHeartbeat
+  | Activity
+  | WorkerReady
+  | ResidualSaved
+  | Evaluated
+  | MirrorFetched
 )
 FromReplica = (
   WorkerHeartbeat
@@ -1275,10 +1404,23 @@ FromReplica = (
   | ResidualSaved
 )
 ServerReport = (
-  PushArrived | WorkerFailed | ServerFailed | VersionPart | ShareSaved
+  PushArrived
+  | WorkerFailed
+  | ServerFailed
+  | VersionPart
+  | ShareSaved
+  | ShareMirrored
 )
 FromServer = ServerHeartbeat | Activity | ServerAddress | ServerReport
-ToWorker = ServerAddresses | SaveResidual | Evaluate
+ToWorker = (
+  ServerAddresses
+  | SaveResidual
+  | Evaluate
+  | RetainResidual
+  | FetchMirror
+  | MirrorCompleted
+  | HostServer
+)
 ToReplica = (
   ConnectMembers
   | Assignment

@@ -42,7 +42,6 @@ from configs.checks import require
 __all__ = [
   'CONTROL',
   'ELECTION',
-  'PUSHES',
   'STATES',
   'Closed',
   'Corrupt',
@@ -56,18 +55,24 @@ __all__ = [
   'chunked',
   'connect',
   'interface_address',
+  'push_service',
 ]
 
 CHUNK_BYTES = 1 << 21  # The fastest on loopback.
 GRACE_S = 2.0  # Limit of the other end's answer when a stream ends.
-# Services: processes of a run and their coordinator, pushes and pulls of
-# parameters, states of replicas, standings in an election.
-CONTROL, PUSHES, STATES = 'control', 'pushes', 'states'
-ELECTION = 'election'
+# Services: processes of a run and their coordinator, states of replicas,
+# standings in an election.  Pushes to a server have a service of their own.
+CONTROL, STATES, ELECTION = 'control', 'states', 'election'
 _RETRY_S = 0.05
 SMALL_BYTES = 2**14  # Largest frames that are copied into one buffer.
 HELLO: Schema[msgspec.Raw] = Schema(msgspec.Raw)
 Spoil = Literal['first', 'last']  # Chunk that is corrupted on purpose.
+
+
+def push_service(server: int) -> str:
+  """Returns the name of the service that takes pushes to a server."""
+  return f'push{server}'
+
 
 T = TypeVar('T')
 S = TypeVar('S', bound='_Accepted')

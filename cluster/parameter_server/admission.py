@@ -1,20 +1,24 @@
 """Membership of a run with parameter servers: of workers and of servers.
 
 Workers are sent the addresses of the servers once all servers can be reached.
-Until the run begins, a server that is lost may rejoin.  From then on the loss
-of a server ends the run, and no other process can take its rank.  If servers
-run in the processes of workers, a process gets both ranks or neither.
+Until the run begins, a server that is lost may rejoin, and if servers run in
+the processes of workers, a process gets both ranks or neither.  After the begin
+no other process can take a server's rank.  The loss of a server ends the run,
+unless there is a mirror: all servers and workers then rejoin, and the place of
+a server may be in the process of any worker.
 """
 
 import dataclasses
 import functools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
 import numpy as np
+from absl import logging
 
 from cluster.membership.admission import Reception
 from cluster.membership.events import Event, WorkerEvent, WorkerLost
@@ -24,22 +28,63 @@ from cluster.membership.worker_states import PartRequests, ResidualId
 from cluster.network import memory, messages
 from cluster.network.frame_reader import Receiving
 from cluster.network.loop_streams import LoopStream
-from cluster.network.messages import FromReplica, FromWorker, OrderProgress
+from cluster.network.messages import (
+  MAX_SOURCES,
+  FromReplica,
+  FromWorker,
+  OrderProgress,
+  RankTaken,
+)
 from cluster.network.streams import Closed, Corrupt, TransportError
 from cluster.parameter_server import evaluation
 from cluster.parameter_server.answers import Answers
+from cluster.parameter_server.mirroring import Mirror, Place
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.store import Key, ShardedParameterStore
 from cluster.parameter_server.versions import PART_BYTES, Report
 from cluster.process.deadlines import Deadlines, Jobs, transfer_s
 from cluster.process.exits import Unmendable
+from outputs.checkpoints import Abandoned
 
 T = TypeVar('T')
+_HOSTS = 4  # Workers that may be asked to host a server within `start_s`.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerJoined(Event):
   """A parameter server that workers can connect to."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerLost(Event):
+  """A parameter server of a run that has begun is lost.
+
+  Attributes:
+    server: Rank of the server.
+    restarts: Number of times that servers had been made to rejoin.
+    reason: Text for logs.
+  """
+
+  server: int
+  restarts: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShareRetained(Event):
+  """A server has retained its part of a mirror.
+
+  Attributes:
+    server: Rank of the server.
+    number: Number of the mirror.
+    address: Address of the process that has the part.
+    size_bytes: Bytes of its arrays.
+  """
+
+  server: int
+  number: int
+  address: str
+  size_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +101,12 @@ class PushReceived(WorkerEvent):
 
 
 class ParameterServerReception(Reception):
-  """The coordinator's control streams to all workers and servers."""
+  """The coordinator's control streams to all workers and servers.
+
+  Attributes:
+    failures: Number of processes that could not continue from the mirror, by
+      server.
+  """
 
   _schema = messages.FROM_WORKER
 
@@ -73,6 +123,7 @@ class ParameterServerReception(Reception):
     jobs: Jobs,
     reserved: Mapping[int, str],
     restored_bytes: Callable[[], int] = lambda: 0,
+    has_first: bool = True,
   ):
     """Creates the reception; it does not listen yet.
 
@@ -88,6 +139,7 @@ class ParameterServerReception(Reception):
       jobs: Evaluations and checkpoints beside the event loop.
       reserved: As of `Reception`.
       restored_bytes: Returns the size of that checkpoint; called by `open`.
+      has_first: Whether server 0 is always in this process.
     """
     super().__init__(
       num_workers=num_workers,
@@ -107,10 +159,24 @@ class ParameterServerReception(Reception):
     self._addresses: dict[int, str] = {}  # Last one of each server.
     self._server_ranks = [Rank() for _ in range(num_servers)]
     self._begun = False
+    self._has_first = has_first
+    self._is_coupled = not dedicated  # A process gets both ranks or neither.
+    self._mirror: Mirror | None = None  # That servers continue from.
+    self._addresses_of: dict[str, str] = {}  # Of processes, by identity.
+    self._restarts = 0
+    self._can_restart = False  # Whether there is a complete mirror.
+    # Process that asks for a server's rank which another holds, and when.
+    self._wanted: dict[int, tuple[str, float]] = {}
+    self._asked: dict[int, tuple[Incarnation, float]] = {}  # To host a server.
+    self._hosts: dict[int, str] = {}  # Last process asked to host a server.
+    self.failures: Counter[int] = Counter()
     self._parts = PartRequests()
     # Answers that are awaited, by incarnation and number of the evaluation.
     self._evaluations: dict[Key, dict[int, Future[Mapping[str, float]]]] = {}
     self._ended: set[Key] = set()  # Incarnations.
+    self._restored: tuple[int, int] | None = None  # See `restore`.
+    # Servers that outlive a coordinator must not mistake the next one for it.
+    self._identity = secrets.token_hex(8)
 
   def open(
     self, make: Callable[[Report, tuple[int, int] | None], Server]
@@ -124,12 +190,8 @@ class ParameterServerReception(Reception):
     Returns:
       The address of the listener.
     """
-    restore = self._restore()
+    restore = self._restored = self._restore()
     self._transfer_s = transfer_s(self._restored_bytes(), 1)
-    # Servers that outlive a coordinator must not mistake the next one for it.
-    self._server_admission = messages.ServerAdmitted(
-      secrets.token_hex(8), restore
-    )
     address = self.listen()
     server = make(functools.partial(self.take_report, 0), restore)
     server.open(self._settings.port)
@@ -145,7 +207,7 @@ class ParameterServerReception(Reception):
     checkpoint.  They share a disk, so the bytes of all shards count.
     """
     with self._lock:
-      holders = [rank.holder for rank in self._server_ranks[1:]]
+      holders = [rank.holder for rank in self._server_ranks[self._first :]]
     return 0.0 if None in holders else self._transfer_s
 
   def begin(self) -> list[Server | RemoteServer]:
@@ -162,10 +224,183 @@ class ParameterServerReception(Reception):
       servers = self._servers()
       ready = [k for k, member in enumerate(self.members) if member.stream]
       if not self._begun and servers and self.quorum.is_reached(ready):
-        self._begun = True
-        for rank in self._server_ranks:
-          rank.final = True
+        self._begin()
       return servers if self._begun else []
+
+  def _begin(self) -> None:
+    """Begins or continues with the servers that have joined; under the lock."""
+    self._begun, self._is_coupled = True, False
+    self._asked.clear()
+    for rank in self._server_ranks:
+      rank.final = True
+
+  def succeed(self, mirror: Mirror, admissions: Sequence[int]) -> None:
+    """Continues from a mirror in place of another coordinator.
+
+    Args:
+      mirror: The mirror.
+      admissions: Number of admissions of each worker.
+    """
+    with self._lock:
+      self._mirror, self._restarts, self._can_restart = mirror, 1, True
+      self._is_coupled = False
+      for member, count in zip(self.members, admissions, strict=True):
+        member.admissions = count
+
+  def restart(self, mirror: Mirror, reason: str) -> list[int]:
+    """Makes all servers rejoin, to continue from a mirror.
+
+    Args:
+      mirror: The mirror.
+      reason: Text for the servers' logs.
+
+    Returns:
+      Servers that were in other processes than their own, which are not there.
+
+    Raises:
+      LookupError: If server 0 is here and cannot continue from it.
+    """
+    with self._lock:
+      self._mirror, self._begun = mirror, False
+      self._restarts += 1
+      self.failures.clear()
+      remote, self._remote = self._remote, {}
+      self._asked.clear()
+      now = time.monotonic()
+      absent = [
+        server
+        for server, process in self._hosts.items()
+        if (holder := self._server_ranks[server].holder) is not None
+        and holder.process == process
+        and now - self._wanted.get(server, ('', 0.0))[1] > self._timeout_s
+      ]
+      for rank in self._server_ranks:
+        rank.holder, rank.final = None, False
+    for server in remote.values():
+      server.stream.send(messages.SessionEnd('left', reason))
+    if self._local:
+      self._local.restart(mirror.number)
+    return absent
+
+  def allow_restarts(self) -> None:
+    """Lets the run survive the loss of a server: there is a mirror."""
+    self._can_restart = True
+
+  def _lose_server(self, server: int, reason: str) -> None:
+    """Reports the loss of a server of a run that has begun; in any thread."""
+    if not self._can_restart:
+      self.give_up(reason)
+      return
+    self._store.fail(Abandoned(reason))
+    self.events.put(
+      ServerLost(server=server, restarts=self._restarts, reason=reason)
+    )
+
+  def try_continue(self) -> list[Server | RemoteServer]:
+    """Continues the run if all servers have rejoined.
+
+    Returns:
+      The servers, in the order of their shares; none if one is missing.
+    """
+    with self._lock:
+      servers = self._servers()
+      if servers:
+        self._begin()
+      return servers
+
+  @property
+  def has_servers(self) -> bool:
+    """True if all servers can be reached."""
+    with self._lock:
+      return bool(self._servers())
+
+  @property
+  def restarts(self) -> int:
+    """Number of times that servers were made to rejoin."""
+    return self._restarts
+
+  @property
+  def missing_servers(self) -> list[int]:
+    """Ranks of the servers that no process has joined as."""
+    with self._lock:
+      ranks = self._server_ranks
+      first = self._first
+      return [k for k in range(first, len(ranks)) if ranks[k].holder is None]
+
+  def find_host(self, server: int) -> None:
+    """Asks a worker to host a server, unless one was asked and may do so.
+
+    Args:
+      server: Rank of the server, which no process has joined as.
+    """
+    now = time.monotonic()
+    sources = self._mirror.sources[server] if self._mirror else ()
+    with self._lock:
+      asked, at = self._asked.get(server, (None, now))
+      is_asked = asked in self._incarnations
+      if asked and is_asked and now - at < self._start_s / _HOSTS:
+        return
+      hosts = [
+        each
+        for each in self._incarnations
+        if not each.evicted and not each.is_draining and each is not asked
+      ]
+      counts = Counter(each.process for each, _ in self._asked.values())
+      hosts.sort(
+        key=lambda each: (
+          self._addresses_of.get(each.process) not in sources,
+          counts[each.process],
+          each.index,
+        )
+      )
+      if not hosts:
+        return
+      self._asked[server] = hosts[0], now
+      self._hosts[server] = hosts[0].process
+    logging.info('Worker %d hosts server %d.', hosts[0].index, server)
+    hosts[0].stream.send(messages.HostServer(server))
+
+  def find_displaced(self) -> list[int]:
+    """Returns servers whose own processes are there and ask for their ranks."""
+    now = time.monotonic()
+    with self._lock:
+      return [
+        server
+        for server, (process, at) in self._wanted.items()
+        if now - at <= self._timeout_s
+        and (holder := self._server_ranks[server].holder) is not None
+        and holder.process != process
+      ]
+
+  def server_places(self) -> list[Place]:
+    """Returns the processes of all servers; [] if one is missing."""
+    with self._lock:
+      return [
+        Place(self._settings.process, server.address)
+        if isinstance(server, Server)
+        else Place(server.incarnation.process, server.address)
+        for server in self._servers()
+      ]
+
+  def worker_places(self) -> dict[int, Place]:
+    """Returns the processes of workers that can hold parts of mirrors."""
+    places = {}
+    for index, member in enumerate(self.members):
+      holder = member.holder
+      if member.stream and holder and holder.address and not holder.is_draining:
+        places[index] = Place(holder.process, holder.address)
+    return places
+
+  @property
+  def own_place(self) -> Place:
+    """Process of the coordinator."""
+    settings = self._settings
+    return Place(settings.process, settings.port.address)
+
+  @property
+  def _first(self) -> int:
+    """Lowest rank of a server that may be in another process."""
+    return 1 if self._has_first else 0
 
   def save_residual(
     self, index: int, step: int, residual: ResidualId
@@ -216,6 +451,9 @@ class ParameterServerReception(Reception):
   ) -> None:
     if isinstance(ready, messages.WorkerReady):
       incarnation.has_accelerator = ready.has_accelerator
+      incarnation.address = ready.address or ''
+      with self._lock:
+        self._addresses_of[incarnation.process] = incarnation.address
     super()._take_ready(incarnation, ready)
 
   def _take_message(
@@ -230,6 +468,8 @@ class ParameterServerReception(Reception):
         figures.set_exception(evaluation.EvaluationLost(str(message.error)))
       else:
         figures.set_result(message.figures)
+    else:
+      super()._take_message(incarnation, message)
 
   def _take_future(
     self, questions: dict[Key, dict[int, Future[T]]], key: Key, number: int
@@ -284,12 +524,12 @@ class ParameterServerReception(Reception):
 
   def _absent(self) -> list[str]:
     with self._lock:
-      servers = set(range(1, self._num_servers)) - set(self._remote)
+      servers = {*range(self._first, self._num_servers)} - {*self._remote}
     return [f'server {k}' for k in sorted(servers)] + super()._absent()
 
   def _worker_ranks(self, index: int) -> dict[str, Rank]:
     ranks = super()._worker_ranks(index)
-    if not self._dedicated and 0 < index < self._num_servers:
+    if self._is_coupled and self._first <= index < self._num_servers:
       ranks[f'server {index}'] = self._server_ranks[index]
     return ranks
 
@@ -299,17 +539,24 @@ class ParameterServerReception(Reception):
     index, name = hello.server, f'server {hello.server}'
     rank = self._server_ranks[index]
     ranks: dict[str, Rank] = {name: rank}
-    if not self._dedicated:
+    if index < self._first:
+      stream.send(RankTaken('server 0 is in the process of the coordinator'))
+      return
+    if self._is_coupled:
       ranks[f'worker {index}'] = self.members[index]
     taken = self._take_rank(stream, index, hello.process, ranks)
     if taken is None:
+      with self._lock:
+        self._wanted[index] = hello.process, time.monotonic()
       return
+    with self._lock:
+      self._wanted.pop(index, None)
     incarnation, before = taken
     if before is not None:  # If it is alive, it reconnects and is refused.
       before.stream.cancel('It has a newer incarnation.')
     server, number = RemoteServer(incarnation), incarnation.number
     try:
-      stream.send(self._server_admission)
+      stream.send(self._admit_server(index))
       while True:
         message, size_bytes = yield from stream.receive(
           messages.FROM_SERVER, PART_BYTES
@@ -337,10 +584,21 @@ class ParameterServerReception(Reception):
         is_used = self._remote.get(index) is server
         if is_used and not self._begun:
           del self._remote[index]
-      if is_used and self._begun:
-        self.give_up(f'Server {index} is lost: {error}')
+      if not server.address and self._restarts:
+        self.failures[index] += 1
+      if is_used and (self._begun or self._restarts):
+        self._lose_server(index, f'Server {index} is lost: {error}')
       if isinstance(error, Corrupt):
         raise  # The listener logs it, and tells the process.
+
+  def _admit_server(self, index: int) -> messages.ServerAdmitted:
+    """Returns the admission of a server."""
+    source = None
+    if mirror := self._mirror:
+      sources = mirror.sources[index][:MAX_SOURCES]
+      source = messages.MirrorSource(mirror.number, sources)
+    restored = None if source else self._restored
+    return messages.ServerAdmitted(self._identity, restored, source)
 
   def _add_server(self, index: int, server: RemoteServer) -> None:
     """Records a server that can be reached, for the run to use.
@@ -384,12 +642,13 @@ class ParameterServerReception(Reception):
 
   def _servers(self) -> list[Server | RemoteServer]:
     """Returns all servers, or none if one has not joined; under the lock."""
-    if self._local is None or len(self._remote) < self._num_servers - 1:
+    local = [self._local] if self._local else []
+    if len(local) < self._first:
       return []
-    return [
-      self._local,
-      *(self._remote[k] for k in range(1, self._num_servers)),
-    ]
+    if len(self._remote) < self._num_servers - self._first:
+      return []
+    remote = range(self._first, self._num_servers)
+    return [*local, *(self._remote[k] for k in remote)]
 
   def take_report(
     self,
@@ -408,9 +667,18 @@ class ParameterServerReception(Reception):
       Corrupt: If the server answers a question that it was not asked.
     """
     if isinstance(report, messages.ServerFailed):
-      self.give_up(f'Server {server}: {report.reason}')
+      self._lose_server(server, f'Server {server}: {report.reason}')
     elif isinstance(report, messages.ShareSaved | messages.VersionPart):
       self._answers.take(server, report, body)
+    elif isinstance(report, messages.ShareMirrored):
+      self.events.put(
+        ShareRetained(
+          server=server,
+          number=report.number,
+          address=report.address,
+          size_bytes=report.size_bytes,
+        )
+      )
     elif self._has_existed(report.worker, report.incarnation):
       now = time.monotonic()
       if isinstance(report, messages.PushArrived):
@@ -442,13 +710,11 @@ class ParameterServerReception(Reception):
   def _watch_others(self, now: float) -> None:
     with self._lock:
       servers = list(self._remote.items())
-    for index, server in servers:
+    for _, server in servers:
       silent = now - server.incarnation.last_heartbeat > self._timeout_s
       reason = 'It was silent for too long.' if silent else ''
       if reason := reason or self._find_overdue(server.progress):
-        if self._begun:
-          self.give_up(f'Server {index} is lost: {reason}')
-        server.stream.cancel(reason)
+        server.stream.cancel(reason)  # Its handler reports that it is lost.
     if self._local and (reason := self._find_overdue(self._local.progress)):
       self.give_up(f'Server 0 is lost: {reason}')
 

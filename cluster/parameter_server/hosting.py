@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -18,27 +19,41 @@ from cluster.network.streams import (
   TransportError,
   chunked,
 )
+from cluster.parameter_server.mirrors import MirrorStore, share_part
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.versions import Report
 from cluster.process.exits import Unmendable
+
+# Attempts to rejoin within a timeout, each perhaps at another address.
+_ATTEMPTS = 4
 
 
 def host_server(
   index: int,
   make: Callable[[Report, tuple[int, int] | None], Server],
-  coordinator: str,
+  coordinator: str | Callable[[], str],
   settings: Settings,
+  *,
+  mirrors: MirrorStore | None = None,
+  is_own: bool = True,
+  is_over: Callable[[], bool] = lambda: False,
 ) -> bool:
   """Runs a server other than the coordinator's, until the coordinator ends it.
 
-  Until its first order it rejoins whenever the coordinator is lost.
+  Until its first order it rejoins whenever the coordinator is lost, and in a
+  run with mirrors also later, when it continues from one.
 
   Args:
     index: Rank of the server.
     make: Creates the server, given the function for its reports and the
       checkpoint to resume from.
-    coordinator: HOST:PORT of the coordinator.
+    coordinator: HOST:PORT of the coordinator, or a function that returns it.
     settings: Settings of all processes of the run.
+    mirrors: Parts of mirrors that this process holds; None for a run without
+      mirrors.
+    is_own: Whether the server belongs to this process; if not, it takes the
+      place of another one, once, until all servers continue from a mirror.
+    is_over: Returns whether the run has ended for this process.
 
   Returns:
     Whether the run is complete; if not, it can be resumed from a checkpoint.
@@ -48,7 +63,9 @@ def host_server(
       for too long.
     Refused: If the coordinator refuses this server.
   """
-  return _ServerHost(index, make, coordinator, settings).run()
+  return _ServerHost(
+    index, make, coordinator, settings, mirrors, is_own, is_over
+  ).run()
 
 
 class _ServerHost:
@@ -58,12 +75,16 @@ class _ServerHost:
     self,
     index: int,
     make: Callable[[Report, tuple[int, int] | None], Server],
-    coordinator: str,
+    coordinator: str | Callable[[], str],
     settings: Settings,
+    mirrors: MirrorStore | None,
+    is_own: bool,
+    is_over: Callable[[], bool],
   ):
     self._index = index
     self._make = make
     self._coordinator, self._settings = coordinator, settings
+    self._mirrors, self._is_own, self._is_over = mirrors, is_own, is_over
     self._server: Server | None = None
     self._stream: Stream  # To the coordinator.
     # That of the coordinator whose orders the server executes.
@@ -72,70 +93,122 @@ class _ServerHost:
 
   def run(self) -> bool:
     """Runs sessions until one ends the server: see `host_server`."""
-    timeout_s = self._settings.timeout_s
-    while True:
-      stream, admission = self._join()
+    while joined := self._join():
+      stream, admission = joined
       self._stream = stream
       heartbeat = Heartbeat(
         stream,
         schema=messages.TO_SERVER,
-        timeout_s=timeout_s,
+        timeout_s=self._settings.timeout_s,
         beat=self._beat,
         receive=self._order,
         on_end=lambda: None,
       )
       with contextlib.suppress(TransportError):  # The heartbeat meets it, too.
-        server = self._server or self._start(stream, admission)
-        if admission == self._admission:
-          stream.send(messages.ServerAddress(server.address))
+        if self._prepare(stream, admission) and self._server:
+          stream.send(messages.ServerAddress(self._server.address))
           heartbeat.ended.wait()
-      if heartbeat.end.kind != 'lost':
+      end = heartbeat.end
+      if end.kind == 'over':
         break
       stream.cancel()  # Orders may wait until it has taken a version.
-      is_replaced = self._admission not in (None, admission)
-      if self._has_orders.is_set() or is_replaced:
+      if not self._can_rejoin(end, admission):
         self._close()
-        reason = heartbeat.end.reason or 'another one has its place'
+        if not self._is_own or self._settings.is_draining():
+          return False
+        reason = end.reason or 'another one has its place'
         raise Unmendable(
           f'Server {self._index} has lost the coordinator: {reason}'
         )
       stream.close()
-      logging.info('Server %d rejoins: %s', self._index, heartbeat.end.reason)
+      logging.info('Server %d rejoins: %s', self._index, end.reason)
+    else:
+      self._close()
+      return False
     self._close()
     stream.close()
-    return heartbeat.end.is_finished
+    return end.is_finished
 
-  def _join(self) -> tuple[Stream, messages.ServerAdmitted]:
-    """Returns a stream to the coordinator, and its admission of this server."""
+  def _can_rejoin(
+    self, end: messages.SessionEnd, admission: messages.ServerAdmitted
+  ) -> bool:
+    """Returns whether the server can rejoin after the end of a session."""
+    if not self._is_own or self._settings.is_draining():
+      return False
+    is_replaced = self._admission not in (None, admission)
+    is_used = self._has_orders.is_set() or is_replaced
+    return not is_used or self._mirrors is not None
+
+  def _join(self) -> tuple[Stream, messages.ServerAdmitted] | None:
+    """Returns a stream to the coordinator, and its admission of this server.
+
+    In a run with mirrors a server waits for its rank as long as another process
+    holds it.
+
+    Returns:
+      The stream and the admission; None if the run has ended for this process.
+    """
     settings, name = self._settings, f'Server {self._index}'
-    try:
-      return join(
-        self._coordinator,
-        messages.ServerHello(
-          *(self._index, settings.process),
-          *(settings.fingerprint, settings.versions),
-        ),
-        messages.SERVER_ADMISSION,
-        security=settings.security,
-        timeout_s=settings.timeout_s,
-        start_s=settings.start_s,
-      )
-    except Refused:
-      raise
-    except RankHeld as error:
-      raise Unmendable(f'{name} gives up: {error}') from error
-    except TransportError as error:
-      raise Unmendable(f'{name} has lost the coordinator: {error}') from error
+    deadline = time.monotonic() + settings.start_s
+    start_s, timeout_s = settings.start_s, settings.timeout_s
+    if self._mirrors:  # Another process may coordinate the run by now.
+      start_s = timeout_s
+      timeout_s /= _ATTEMPTS if self._admission else 1
+    while not self._is_over():
+      try:
+        return join(
+          self._coordinator,
+          messages.ServerHello(
+            *(self._index, settings.process),
+            *(settings.fingerprint, settings.versions),
+          ),
+          messages.SERVER_ADMISSION,
+          security=settings.security,
+          timeout_s=timeout_s,
+          start_s=start_s,
+        )
+      except Refused:
+        raise
+      except RankHeld as error:
+        if not self._mirrors or not self._is_own:
+          raise Unmendable(f'{name} gives up: {error}') from error
+        deadline = time.monotonic() + settings.start_s
+      except TransportError as error:
+        if not self._mirrors or time.monotonic() >= deadline:
+          raise Unmendable(
+            f'{name} has lost the coordinator: {error}'
+          ) from error
+    return None
 
-  def _start(
+  def _prepare(
     self, stream: Stream, admission: messages.ServerAdmitted
-  ) -> Server:
-    """Creates the server and compiles its programs."""
-    stream.send(messages.Activity('compiling'))
-    server = self._make(self._report, admission.restore)
-    self._server, self._admission = server, admission
-    server.open(self._settings.port)
-    return server
+  ) -> bool:
+    """Makes the server ready for the orders of a coordinator.
+
+    Returns:
+      Whether it is; False if its state is of another run of the servers.
+
+    Raises:
+      TransportError: If its part of a mirror cannot be fetched.
+    """
+    source, server = admission.mirror, self._server
+    if server is None:
+      stream.send(messages.Activity('compiling'))
+      server = self._make(self._report, None if source else admission.restore)
+      self._server = server
+      server.open(self._settings.port)
+    elif not source and (
+      admission != self._admission or self._has_orders.is_set()
+    ):
+      return False
+    if source and self._mirrors:
+      part = share_part(self._index)
+      stream.send(messages.Activity('fetching its part of a mirror'))
+      self._mirrors.fetch(source.number, part, source.addresses)
+      server.restart(source.number)
+      self._has_orders.clear()
+    self._admission = admission
+    return True
 
   def _close(self) -> None:
     if self._server is not None:

@@ -214,9 +214,14 @@ class Pieces:
     return jax.tree.map(_joined, *states)
 
   def restore(self, state: Any) -> None:
-    """Restores a state of a learner of the share, with or without pieces."""
+    """Restores a state of a learner of the share, with or without pieces.
+
+    A superstep that was under way is void.
+    """
+    self._expected, self._counted = set(), set()
     sizes = [(size, 0) for size in self.sizes]
     for number, piece in enumerate(self._pieces):
+      piece.pushes, piece.ahead = {}, None
       piece.learner.restore(reshard({0: state}, 1, sizes, number))
       self._renew(piece)
 

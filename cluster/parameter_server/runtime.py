@@ -5,33 +5,56 @@ reception, passes them to the scheme, and gives all servers the orders that
 carry out the scheme's decisions.
 """
 
+import functools
 import math
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal
 
 from absl import logging
 
 from cluster.coordinator import Coordinator
-from cluster.membership import worker_states
-from cluster.membership.event_loop import DRAINED, EventLoop
-from cluster.membership.events import Event, WorkerJoined, WorkerLost
+from cluster.membership import election, worker_states
+from cluster.membership.event_loop import DRAIN_S, DRAINED, EventLoop
+from cluster.membership.events import (
+  Event,
+  WorkerJoined,
+  WorkerLost,
+  WorkerMessage,
+)
 from cluster.membership.process import Settings
+from cluster.membership.succession import Succession
 from cluster.membership.worker_states import ResidualId, assign_residuals
+from cluster.network import messages
 from cluster.network.messages import Pull
 from cluster.parameter_server.admission import (
   ParameterServerReception,
   PushReceived,
+  ServerLost,
+  ShareRetained,
 )
+from cluster.parameter_server.mirroring import Mirror, Mirroring
+from cluster.parameter_server.mirrors import (
+  COORDINATOR,
+  MirrorStore,
+  share_part,
+)
+from cluster.parameter_server.recovery import Recovery
 from cluster.parameter_server.server import Server
+from cluster.parameter_server.standby import Inheritance, MirrorStandby
 from cluster.parameter_server.store import ShardedParameterStore
 from cluster.parameter_server.versions import Report
 from cluster.process.deadlines import Deadlines
-from cluster.process.exits import Unmendable
+from cluster.process.exits import HandedOver, Relinquished, Unmendable
 from learning.scaling import factor, worker_scaling
+from outputs import serialization
+from outputs.accounting import Rollback
+from outputs.checkpoints import Abandoned
 
 _MAX_EVENTS = 64  # Whose orders are sent together.
+_POLL_S = 0.05  # Between two looks at a recovery.
 
 
 class ParameterServerRuntime(EventLoop):
@@ -43,12 +66,18 @@ class ParameterServerRuntime(EventLoop):
     coordinator: Coordinator,
     store: ShardedParameterStore,
     reception: ParameterServerReception,
-    make_server: Callable[[Report, tuple[int, int] | None], Server],
+    make_server: Callable[[Report, tuple[int, int] | None], Server] | None,
     num_servers: int,
     find_residuals: Callable[[], tuple[int, list[int]] | None],
     settings: Settings,
     deadlines: Deadlines,
     make_local_worker: Callable[[str], Callable[[], object]] | None,
+    mirroring: Mirroring,
+    mirrors: MirrorStore | None,
+    newest_checkpoint: Callable[[], int] = lambda: -1,
+    succession: Succession[MirrorStandby] | None = None,
+    index: int = 0,
+    is_superseded: Callable[[], bool] = lambda: False,
   ):
     """Creates the runtime; the reception does not listen yet.
 
@@ -57,13 +86,22 @@ class ParameterServerRuntime(EventLoop):
       store: Parameter store of the coordinator, which gives the orders.
       reception: Control streams to workers and servers.
       make_server: Creates server 0, given the function for its reports and the
-        checkpoint to resume from.
+        checkpoint to resume from; None if this process succeeds another one.
       num_servers: Number of servers.
       find_residuals: Returns the number of the checkpoint to resume from, and
         the workers whose residuals are in it; None to start from scratch.
       settings: As of `EventLoop`.
       deadlines: As of `EventLoop`.
       make_local_worker: As of `EventLoop`.
+      mirroring: Schedule of mirrors.
+      mirrors: Parts of mirrors that this process holds; None for a run
+        without mirrors.
+      newest_checkpoint: Returns the number of the newest complete checkpoint;
+        -1 for none.
+      succession: Part of this process in elections of a coordinator; None for a
+        run without mirrors.
+      index: Rank of this process among the members of elections.
+      is_superseded: Returns whether another process has taken the run over.
     """
     super().__init__(
       coordinator=coordinator,
@@ -85,6 +123,21 @@ class ParameterServerRuntime(EventLoop):
     self._wake: float | None = None
     self._drained: set[int] = set()  # Workers that leave after their push.
     self._alone_since = math.inf
+    self._mirroring, self._mirror_store = mirroring, mirrors
+    self._newest_checkpoint = newest_checkpoint
+    self._succession, self._index = succession, index
+    self._is_superseded = is_superseded
+    self._term = 0
+    self._inheritance: Inheritance | None = None
+    self._publish: Callable[[], None] = lambda: None
+    self._leaves_at: float | None = None  # Once this process got SIGTERM.
+    self._has_handed_over = False
+    self._resumed: Mapping[str, Any] = {}
+    self._recovery: Recovery | None = None
+    # Why servers are to move at the mirror that is being taken, and the pushes
+    # that have arrived since, which count if it is given up.
+    self._move = ''
+    self._delayed: list[PushReceived] = []
     coordinator.attach(release=self._release, wake_at=self._wake_at)
 
   def warm_up(self) -> None:
@@ -92,7 +145,13 @@ class ParameterServerRuntime(EventLoop):
 
     Raises:
       Unmendable: If one does not in time; carries their last activities.
+      Relinquished: If another process succeeds the coordinator.
     """
+    if self._inheritance:
+      self._gather(self._inheritance)
+      return
+    if self._make_server is None:
+      raise RuntimeError('Expected server 0 to be in this process.')
     self._wait_for_processes(
       self._reception.open(self._make_server),
       done=self._reception.begin,
@@ -103,11 +162,31 @@ class ParameterServerRuntime(EventLoop):
 
   def start(self) -> None:
     """Releases the first iterations."""
+    if self._succession and not self._term:
+      self._take_term(self._succession.terms.newest)
     super().start()
     self._store.flush()
 
+  def _take_term(self, newest: int) -> None:
+    """Takes the term after the newest one.
+
+    Raises:
+      Relinquished: If another process has it.
+    """
+    if self._succession is None:
+      return
+    terms, term = self._succession.terms, newest + 1
+    if terms.newest > newest or not terms.take(term, self._index):
+      raise Relinquished(f'Another coordinator has term {term}.')
+    logging.info('This process coordinates the run in term %d.', term)
+    self._term = term
+
   def resume(self) -> None:
     """Continues after `restore`, with the workers that are connected."""
+    if self._inheritance and self._recovery:
+      self._inheritance = None
+      self._continue(self._recovery)
+      return
     self.coordinator.rejoin(self._before, self.time)
     if (found := self._find_residuals()) and self._store.has_worker_states:
       step, workers = found
@@ -120,10 +199,14 @@ class ParameterServerRuntime(EventLoop):
         recorder.accounting.lost_states += worker_states.lost_at_restart(
           workers, unsaved, len(self._members), self.time
         )
+    self._commit_pending()
+    self.start()
+
+  def _commit_pending(self) -> None:
+    """Commits updates that had pushes when the state was saved."""
     for update in self._store.pending:
       self._store.commit(update)
       self.coordinator.recorder.record_update(update, self.time)
-    self.start()
 
   def step(self) -> None:
     """Handles events, after waiting for the first for at most a heartbeat.
@@ -132,7 +215,15 @@ class ParameterServerRuntime(EventLoop):
       Unmendable: If a server is lost, or if there was no worker for `start_s`.
       FloatingPointError: If a loss or a gradient is not finite.
     """
+    try:
+      self._step()
+    except Abandoned as error:  # Its event is still to come.
+      self._recover(str(error))
+
+  def _step(self) -> None:
     wait_s = self._check_at - time.monotonic()
+    if self._recovery:
+      wait_s = min(wait_s, _POLL_S)
     if self._wake is not None:
       wait_s = min(wait_s, self._wake - self._now())
     for _ in range(_MAX_EVENTS):
@@ -149,20 +240,110 @@ class ParameterServerRuntime(EventLoop):
       self.time = max(self.time, self._now())
       self.coordinator.wake(self.time)
     self._check_progress()
+    if self._recovery:
+      self._try_continue(self._recovery)
+    elif self._mirroring.is_due(time.monotonic()) and not self._is_finished:
+      self._take_mirror()
     self._store.flush()
 
   def pause(self) -> bool:
-    """Returns True: pushes under way are lost, and their examples are not."""
-    return True
+    """Returns whether all servers are there.
+
+    Pushes under way are lost then, and their examples are not.
+    """
+    return self._recovery is None
 
   @property
   def has_successor(self) -> bool:
-    """False: no other process can coordinate the run."""
-    return False
+    """True if another process can continue the run from a mirror."""
+    if self._succession is None or not self._mirroring.complete:
+      return False
+    own = self._reception.own_place.process
+    places = self._reception.worker_places().values()
+    return any(each.process != own for each in places)
 
   def is_ended_by(self, number: int) -> bool:
-    """Returns True: no other process can coordinate the run."""
-    return True
+    """Returns whether a signal ends the run, or hands it over.
+
+    SIGTERM to this process alone hands the run over to another one, once that
+    has a new mirror.  The run ends if other workers have got the signal, too,
+    within `DRAIN_S`, or if no other process can continue.
+
+    Args:
+      number: Number of the signal.
+
+    Raises:
+      HandedOver: If another process is to continue the run.
+    """
+    if self._has_handed_over:
+      self._reception.flush(self._timeout_s)
+      raise HandedOver('This process has left after SIGTERM; others continue.')
+    is_last = not self.has_successor
+    if number != signal.SIGTERM or is_last or self._drain_at:
+      return True
+    now = time.monotonic()
+    if self._leaves_at is None:
+      logging.info('SIGTERM: this process leaves, unless the run ends.')
+      self._leaves_at = now + DRAIN_S
+    if now >= self._leaves_at and not self._recovery and not self._move:
+      self._begin_move('The coordinator leaves.')
+    return False
+
+  def succeed(
+    self, inheritance: Inheritance, publish: Callable[[], None]
+  ) -> None:
+    """Continues from another coordinator that is lost; `warm_up` follows.
+
+    Args:
+      inheritance: State to continue from.
+      publish: Called once this process has the next term, before anything is
+        recorded.
+    """
+    state = inheritance.state['runtime']
+    self._inheritance, self._publish = inheritance, publish
+    self.restore(state)
+    # The run's clock continues as well while there is no coordinator.
+    self.time += inheritance.age_s
+    self._resumed = state
+    sources = inheritance.state['sources']
+    mirror = Mirror(inheritance.number, sources, frozenset())
+    self._mirroring.complete = mirror
+    self._mirroring.skip_to(inheritance.number)
+    self._reception.succeed(mirror, state['admissions'])
+
+  def _gather(self, inheritance: Inheritance) -> None:
+    """Waits until servers and enough workers have joined this coordinator.
+
+    Raises:
+      Relinquished: If another process has the next term.
+      Unmendable: If too few have joined in time.
+    """
+    began, membership = time.monotonic(), inheritance.membership
+    address = self._reception.listen()
+    recovery = self._recovery = Recovery(
+      self._reception,
+      Mirror(inheritance.number, inheritance.state['sources'], frozenset()),
+      workers=inheritance.supporters,
+      lost=inheritance.state['own_servers'],
+      timeout_s=self._timeout_s,
+      limit_s=self._start_s,
+      is_enough=functools.partial(election.may_succeed, membership.addresses),
+    )
+    self._wait_for_processes(
+      address,
+      done=lambda: recovery.is_ready(self._live_workers()),
+      missing=self._reception.missing,
+    )
+    self._take_term(membership.term)
+    self._publish()
+    self.time += time.monotonic() - began
+    rollback = Rollback(
+      time=self.time,
+      updates=None,
+      examples=None,
+      reason='The coordinator was lost.',
+    )
+    self.coordinator.recorder.record_rollback(rollback)
 
   def state(self) -> dict[str, Any]:
     """Returns the coordinator's state; the servers save theirs."""
@@ -193,6 +374,12 @@ class ParameterServerRuntime(EventLoop):
         self._handle_push(event)
       case WorkerLost():
         self._handle_lost(event)
+      case WorkerMessage(message=messages.MirrorFetched() as answer):
+        self._handle_fetched(event.worker, answer)
+      case ShareRetained():
+        self._handle_retained(event)
+      case ServerLost():
+        self._handle_server_lost(event)
 
   def _handle_joined(self, event: WorkerJoined) -> None:
     if not self._admit(event):
@@ -208,6 +395,9 @@ class ParameterServerRuntime(EventLoop):
   def _handle_push(self, event: PushReceived) -> None:
     index, member = event.worker, self._members[event.worker]
     report = event.report
+    if self._move:
+      self._delayed.append(event)
+      return
     member.arrived += 1
     if member.arrived < self._num_servers:
       return
@@ -249,15 +439,26 @@ class ParameterServerRuntime(EventLoop):
       self._lose(index, DRAINED, kind='drained')
 
   def _drain(self, index: int) -> None:
-    """Lets a worker leave at once if it waits, else after its push."""
+    """Lets a worker leave at once if it waits, else after its push.
+
+    Servers in its process move to others first.
+    """
     self._drained.add(index)
+    if self._recovery or self._move:
+      return
+    holder = self._members[index].holder
+    places = self._reception.server_places()
+    if holder and any(each.process == holder.process for each in places):
+      self._begin_move(f'Worker {index} leaves, and its servers move.')
+      return
     if self.coordinator.workers[index].phase == 'wait':
       self._lose(index, DRAINED, kind='drained')
 
   def _handle_lost(self, event: WorkerLost) -> None:
     index, member = event.worker, self._members[event.worker]
     if event.incarnation != member.incarnation:
-      self._store.end(index, event.incarnation)  # Servers may wait for it.
+      if not self._recovery:
+        self._store.end(index, event.incarnation)  # Servers may wait for it.
     elif member.stream is not None:
       self._lose(index, event.reason)
 
@@ -276,7 +477,9 @@ class ParameterServerRuntime(EventLoop):
     stream, member.stream = member.stream, None
     if stream is not None:
       self._reception.evict(index, stream, reason, kind)
-    self._store.end(index, member.incarnation)
+    self._lose_mirrors(index)
+    if not self._recovery:
+      self._store.end(index, member.incarnation)
     if self._started:
       if (
         self._store.has_worker_states
@@ -293,9 +496,15 @@ class ParameterServerRuntime(EventLoop):
 
     Raises:
       Unmendable: If there was no worker for `start_s`.
+      Relinquished: If another process coordinates the run.
     """
     self._lose_silent()
-    self._lose_overdue()
+    if not self._recovery:
+      self._lose_overdue()
+    self._mirroring.check(time.monotonic())
+    self._check_moves()
+    if self._succession and self._is_superseded():
+      raise Relinquished('Another process coordinates the run.')
     now = time.monotonic()
     if any(member.stream for member in self._members):
       self._alone_since = math.inf
@@ -359,3 +568,236 @@ class ParameterServerRuntime(EventLoop):
 
   def _wake_at(self, time: float | None) -> None:
     self._wake = time
+
+  @property
+  def _mirrors(self) -> MirrorStore:
+    """Parts of mirrors that this process holds.
+
+    Raises:
+      RuntimeError: If the run has no mirrors.
+    """
+    if self._mirror_store is None:
+      raise RuntimeError('Expected a run with mirrors.')
+    return self._mirror_store
+
+  def _take_mirror(self) -> None:
+    """Begins a mirror: all servers retain their states between two events."""
+    places = self._reception.server_places()
+    pending = self._mirroring.begin(
+      time.monotonic(),
+      own=self._reception.own_place,
+      servers=places,
+      workers=self._reception.worker_places(),
+    )
+    if pending is None:
+      logging.log_every_n_seconds(
+        logging.INFO, 'No other process can hold a mirror of the servers.', 60
+      )
+      self._move = ''
+      return
+    number, recorder = pending.number, self.coordinator.recorder
+    self._store.mirror(number)
+    if self._store.has_worker_states:
+      for index in self._live_workers():
+        residual = self._residual(index)
+        retain = messages.RetainResidual(number, residual)
+        self._reception.send_to_worker(index, retain)
+    holders = [each.holder for each in self._members]
+    state = {
+      'runtime': self.state()
+      | {
+        'counted': [member.counted for member in self._members],
+        'initial': self._initial,
+        'processes': [each.process if each else '' for each in holders],
+        'admissions': [member.admissions for member in self._members],
+      },
+      'milestones': self.coordinator.milestones.state(),
+      'recorder': recorder.state(),
+      'files': recorder.file_sizes(),
+      'checkpoint': self._newest_checkpoint(),
+      'sources': dict(pending.sources),
+      'own_servers': [
+        server
+        for server, place in enumerate(places)
+        if place.process == self._reception.own_place.process
+      ],
+    }
+    tree = serialization.freeze(state)()
+    address = self._mirrors.put(number, COORDINATOR, tree)
+    for worker, part in pending.fetches:
+      if part == COORDINATOR:
+        fetch = messages.FetchMirror(number, part, address)
+        self._reception.send_to_worker(worker, fetch)
+
+  def _begin_move(self, reason: str) -> None:
+    """Takes a mirror, from which all continue, without an update in between.
+
+    Args:
+      reason: Text for logs and accounts.
+    """
+    self._move = reason
+    self._mirroring.abort('servers move')
+    self._mirroring.hurry()
+
+  def _handle_retained(self, event: ShareRetained) -> None:
+    """Lets a worker fetch a server's part of a mirror."""
+    part = share_part(event.server)
+    self.coordinator.recorder.record_mirror(event.size_bytes)
+    worker = self._mirroring.holder(event.number, part)
+    if worker is not None:
+      fetch = messages.FetchMirror(event.number, part, event.address)
+      self._reception.send_to_worker(worker, fetch)
+
+  def _handle_fetched(
+    self, worker: int, answer: messages.MirrorFetched
+  ) -> None:
+    """Records that a worker holds a part; the mirror may be complete now."""
+    if not self._mirroring.answer(
+      worker, answer.number, answer.part, answer.error
+    ):
+      return
+    number = answer.number
+    self._store.drop_mirrors(number)
+    self._mirrors.drop_before(number)
+    self._reception.allow_restarts()
+    places = self._reception.worker_places()
+    members = {k: each.address for k, each in places.items()}
+    members[self._index] = self._reception.own_place.address
+    if self._succession:
+      self._succession.lead(self._term, number, members)
+    completed = messages.MirrorCompleted(self._term, number, members)
+    for index in self._live_workers():
+      self._reception.send_to_worker(index, completed)
+    if self._move and self._leaves_at is not None:
+      self._has_handed_over = True
+    elif self._move:
+      self._recover(self._move)
+
+  def _lose_mirrors(self, worker: int) -> None:
+    """Records that a worker's process is lost, with its parts of mirrors."""
+    had_pending = self._mirroring.pending is not None
+    self._mirroring.lose(worker)
+    if had_pending and self._mirroring.pending is None:
+      self._end_move()
+
+  def _end_move(self) -> None:
+    """Continues without the move, as the mirror for it was given up."""
+    delayed, self._delayed, self._move = self._delayed, [], ''
+    for event in delayed:
+      if self._is_valid(event):
+        self._handle_push(event)
+
+  def _check_moves(self) -> None:
+    """Begins to move servers back to their own processes."""
+    if self._move and self._mirroring.pending is None:
+      self._end_move()
+    for index in [*self._drained]:
+      self._drain(index)
+    is_busy = self._recovery or self._move or self._is_finished
+    if self._mirroring.complete and not is_busy:
+      displaced = self._reception.find_displaced()
+      if displaced:
+        self._begin_move(f'Servers {displaced} return to their own processes.')
+
+  def _handle_server_lost(self, event: ServerLost) -> None:
+    """Continues from a mirror without the process of a server."""
+    if self._recovery:
+      self._recovery.lose_server(event.server)
+    elif event.restarts == self._reception.restarts:
+      self._recover(event.reason, lost=[event.server])
+
+  def _recover(self, reason: str, lost: Collection[int] = ()) -> None:
+    """Makes all processes continue from the newest mirror.
+
+    Args:
+      reason: Text for logs and accounts.
+      lost: Servers whose processes are lost.
+
+    Raises:
+      Unmendable: If there is no mirror.
+    """
+    mirror = self._mirroring.complete
+    if mirror is None or self._recovery:
+      raise Unmendable(reason)
+    logging.warning('%s', reason)
+    is_move, self._move, self._delayed = bool(self._move), '', []
+    self._mirroring.abort('servers continue from the last one')
+    before = self._store.version, self._store.examples
+    workers = self._live_workers()
+    leaving = [k for k in workers if is_move and k in self._drained]
+    self._started, self._wake = False, None
+    text = f'Servers continue from mirror {mirror.number}.'
+    self._store.detach()
+    for index in workers:
+      member = self._members[index]
+      stream, member.stream = member.stream, None
+      if stream is not None and index in leaving:
+        self._reception.evict(index, stream, DRAINED, 'drained')
+      elif stream is not None:
+        self._reception.evict(index, stream, text)
+    self._drained -= {*leaving}
+    absent = self._reception.restart(mirror, text)
+    self._recovery = Recovery(
+      self._reception,
+      mirror,
+      workers={*workers} - {*leaving},
+      lost=[*lost, *absent],
+      timeout_s=self._timeout_s,
+      limit_s=self._start_s,
+    )
+    state = serialization.thaw(self._mirrors.get(mirror.number, COORDINATOR))
+    now = self.time
+    self.restore(state['runtime'])
+    self.time = now
+    rollback = Rollback(
+      time=now,
+      updates=before[0] - self._store.version,
+      examples=before[1] - self._store.examples,
+      reason=reason,
+    )
+    logging.warning('%s  Lost: %d updates, %d examples.', text, *rollback[1:3])
+    self.coordinator.recorder.rewind(
+      state['recorder'], state['files'], rollback
+    )
+    self.coordinator.milestones.restore(state['milestones'])
+    self._resumed = state['runtime']
+
+  def _try_continue(self, recovery: Recovery) -> None:
+    """Continues the run from a mirror once the processes have rejoined."""
+    if recovery.is_ready(self._live_workers()):
+      self._continue(recovery)
+
+  def _continue(self, recovery: Recovery) -> None:
+    self._store.attach(self._reception.try_continue(), self._save_residuals)
+    self._recovery = None
+    reason = 'Servers have continued from a mirror.'
+    self.coordinator.rejoin(self._before, self.time, reason)
+    self._restore_residuals(self._resumed)
+    self._commit_pending()
+    self._mirroring.hurry()
+    logging.info(
+      'The run continues from mirror %d with %d workers.',
+      recovery.mirror.number,
+      len(self._live_workers()),
+    )
+    self.start()
+
+  def _restore_residuals(self, state: Mapping[str, Any]) -> None:
+    """Returns to the residuals of a mirror; records those that are lost."""
+    self._initial = [ResidualId(*each) for each in state['initial']]
+    for index, member in enumerate(self._members):
+      member.counted = state['counted'][index]
+      holder, before = member.holder, state['processes'][index]
+      is_same = holder is not None and holder.process == before
+      if is_same and member.stream is not None:
+        continue
+      if self._store.has_worker_states and (
+        self._residual(index).can_differ_from_zero
+      ):
+        recorder, reason = self.coordinator.recorder, 'Its process is lost.'
+        recorder.record_lost_residual(index, self.time, None)
+        if self._store.has_inner_optimizer:
+          worker_states.record_loss(recorder, member, index, self.time, reason)
+      if member.stream is not None:  # Another process has its rank.
+        self._initial[index], member.counted = ResidualId(), None
+        member.is_late = True

@@ -25,12 +25,13 @@ from cluster.network.frame_reader import Receiving
 from cluster.network.loop_streams import LoopListener, LoopStream
 from cluster.network.messages import Order, OrderProgress
 from cluster.network.streams import (
-  PUSHES,
   Port,
   Refused,
   TransportError,
   chunked,
+  push_service,
 )
+from cluster.parameter_server.mirrors import MirrorStore, share_part
 from cluster.parameter_server.pieces import Pieces
 from cluster.parameter_server.store import Key
 from cluster.parameter_server.versions import Report, ShardVersions
@@ -40,6 +41,7 @@ from learning.shard_codec import ShardCodec, byte_views
 from wire.codec import Payload
 
 _LAST_S = 10.0  # Time limit of the last orders.
+_POLL_S = 0.1
 
 
 class WrongPush(Exception):
@@ -87,6 +89,7 @@ class Server:
     codec: ShardCodec,
     versions: ShardVersions,
     report: Report,
+    mirrors: MirrorStore | None = None,
   ):
     """Creates the server, which waits for orders.
 
@@ -97,6 +100,8 @@ class Server:
       versions: Checkpoints and held versions of the share.
       report: Reports to the coordinator that a push has arrived or that a
         stream has failed; called from two threads.
+      mirrors: Parts of mirrors that this process holds; None for a run without
+        mirrors.
     """
     self.index = index
     self.learner = learner
@@ -108,6 +113,7 @@ class Server:
       learner.piece_bytes() if isinstance(learner, Pieces) else []
     )
     self._versions = versions
+    self._mirror_store = mirrors
     self._pieces = learner if isinstance(learner, Pieces) else None
     self._lock = threading.Lock()  # Of streams and of ended incarnations.
     self._ports: dict[Key, _Port] = {}
@@ -143,7 +149,9 @@ class Server:
       else:
         for stage in range(len(self._codec.wire.pushes)):
           self._warm_up(stage)
-    self._listener = LoopListener(port, self._handle, service=PUSHES)
+    self._listener = LoopListener(
+      port, self._handle, service=push_service(self.index)
+    )
     self.address = self._listener.address
 
   @property
@@ -156,6 +164,40 @@ class Server:
       since_s=time.monotonic() - start,
       usual_s=self._longest.get(name),
     )
+
+  def restart(self, mirror: int) -> None:
+    """Continues from a mirror, with orders from number 0 on and no worker.
+
+    Args:
+      mirror: Number of the mirror, of which this process has the part.
+
+    Raises:
+      LookupError: If it does not have it.
+    """
+    state = self._mirrors.get(mirror, share_part(self.index))
+    with self._lock:
+      ports, self._ports = [*self._ports.values()], {}
+      self._ended = {}
+      for port in ports:
+        port.ended = True
+    for port in ports:
+      port.stream.cancel('The servers continue from a mirror.')
+    done = threading.Event()
+    self._submit(self._restart, state, done)
+    while not done.wait(_POLL_S):
+      if not self._thread.is_alive():
+        raise LookupError(f'Server {self.index} has failed.')
+
+  def _restart(self, state: Any, done: threading.Event) -> None:
+    """Replaces the state of the share; in the server's own thread."""
+    state = dict(jax.tree.map(_place, state))
+    self._versions.restart(state.pop('held'))
+    self.learner.restore(state)
+    self._payloads.clear()
+    self._piped.clear()
+    self._current = -1, []
+    self._sequence = self._done = 0
+    done.set()
 
   def order(self, sequence: int, orders: Sequence[Order]) -> None:
     """Queues orders, which are executed after those of lower numbers.
@@ -388,6 +430,10 @@ class Server:
         self._versions.send(order.question, order.version)
       case messages.SaveShare():
         self._save(order.question, order.step)
+      case messages.MirrorShare():
+        self._mirror(order.number)
+      case messages.DropMirrors():
+        self._mirrors.drop_before(order.before)
 
   def _add(self, order: messages.Add) -> None:
     payload = self._payloads.pop((order.worker, order.incarnation))
@@ -445,6 +491,24 @@ class Server:
   def _save(self, number: int, step: int) -> None:
     self._versions.save(number, step, self.learner.state())
 
+  @property
+  def _mirrors(self) -> MirrorStore:
+    """The parts of mirrors that this process holds.
+
+    Raises:
+      RuntimeError: If the run has no mirrors.
+    """
+    if self._mirror_store is None:
+      raise RuntimeError('Expected a run with mirrors.')
+    return self._mirror_store
+
+  def _mirror(self, number: int) -> None:
+    state = self.learner.state() | {'held': self._versions.held}
+    address = self._mirrors.put(number, share_part(self.index), state)
+    leaves = jax.tree.leaves(state)
+    size_bytes = sum(getattr(leaf, 'nbytes', 0) for leaf in leaves)
+    self._notify(messages.ShareMirrored(number, address, size_bytes))
+
   def _outgoing(self) -> list[np.ndarray]:
     """Returns the current version, encoded, uint8 [n] each."""
     if self._pieces:
@@ -453,3 +517,8 @@ class Server:
       message = self._codec.encode_pull(self.learner.params, self.learner.stats)
       self._current = self.learner.version, byte_views(message)
     return self._current[1]
+
+
+def _place(leaf: Any) -> Any:
+  """Returns a copy of an array on JAX's device; other leaves as they are."""
+  return jax.device_put(leaf.copy()) if isinstance(leaf, np.ndarray) else leaf

@@ -14,22 +14,27 @@ from cluster.network.messages import (
   TO_WORKER,
   Activity,
   Evaluate,
+  FetchMirror,
   FromWorker,
+  HostServer,
+  MirrorCompleted,
   Progress,
+  RetainResidual,
   SaveResidual,
   ServerAddresses,
   ToWorker,
   WorkerConnection,
 )
 from cluster.network.streams import (
-  PUSHES,
   Closed,
   Refused,
   Stream,
   TransportError,
   connect,
+  push_service,
 )
 
+MirrorRequest = RetainResidual | FetchMirror | MirrorCompleted | HostServer
 # Sends a message to the coordinator.
 Send = Callable[[FromWorker], None]
 
@@ -45,32 +50,37 @@ class ParameterServerSession(Session[ToWorker]):
 
   def __init__(
     self,
-    coordinator: str,
+    coordinator: str | Callable[[], str],
     index: int,
     settings: Settings,
     *,
     save: Callable[[SaveResidual, Send], object],
     evaluate: Callable[[Evaluate, Send], object],
+    mirror: Callable[[MirrorRequest, Send], object],
     progress: Callable[[], Progress],
     on_hang: Callable[[str], None],
+    on_lost: Callable[[], None] = lambda: None,
   ):
     """Creates the session: connects to the coordinator.
 
     Args:
-      coordinator: HOST:PORT of the coordinator.
+      coordinator: As of `Session`.
       index: Rank of the worker.
       settings: Settings of all processes of the run.
       save: Called with a request to write a part of a checkpoint, and the
         function that sends the answer, in a thread of the heartbeat.
       evaluate: Called likewise with a request for an evaluation.
+      mirror: Called likewise with a request about mirrors.
       progress: Returns the progress that every heartbeat carries.
       on_hang: As of `Session`.
+      on_lost: Called from another thread once the session has ended.
 
     Raises:
       TransportError: If the coordinator cannot be reached.
     """
     self._addresses: queue.SimpleQueue[ServerAddresses] = queue.SimpleQueue()
     self._settings, self._save, self._evaluate = settings, save, evaluate
+    self._mirror, self._on_lost = mirror, on_lost
     self.streams: list[Stream] = []
     self.piece_sizes: list[Sequence[int]] = []
     super().__init__(
@@ -92,8 +102,8 @@ class ParameterServerSession(Session[ToWorker]):
       TransportError: If the coordinator has ended the session meanwhile.
     """
     addresses = self._addresses.get().addresses
-    for address in addresses:
-      stream = self._connect(address)
+    for server, address in enumerate(addresses):
+      stream = self._connect(server, address)
       self.stack.callback(drop, stream)
       with within(stream, self._timeout_s):
         self.piece_sizes.append(stream.receive(PIECE_SIZES).header.sizes)
@@ -101,7 +111,7 @@ class ParameterServerSession(Session[ToWorker]):
       connected = f'{len(self.streams)} of {len(addresses)} servers'
       self.send(Activity(f'connected to {connected}'))
 
-  def _connect(self, address: str) -> Stream:
+  def _connect(self, server: int, address: str) -> Stream:
     """Returns a stream to a server, as soon as it can be reached."""
     settings = self._settings
     while not self.heartbeat.ended.is_set():
@@ -111,7 +121,7 @@ class ParameterServerSession(Session[ToWorker]):
           self._hello,
           settings.security,
           settings.timeout_s,
-          service=PUSHES,
+          service=push_service(server),
         )
       except Refused:
         raise
@@ -127,8 +137,11 @@ class ParameterServerSession(Session[ToWorker]):
         self._evaluate(message, self.send)
       case ServerAddresses():
         self._addresses.put(message)
+      case _:
+        self._mirror(message, self.send)
 
   def _cancel(self) -> None:
+    self._on_lost()
     self._addresses.put(ServerAddresses(()))
     for stream in list(self.streams):
       stream.cancel()

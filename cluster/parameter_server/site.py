@@ -17,6 +17,8 @@ from ml_collections import ConfigDict
 
 from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, RealSite
+from cluster.membership.succession import Succession
+from cluster.membership.terms import Terms
 from cluster.membership.worker_states import (
   ResidualHistory,
   workers_in_checkpoint,
@@ -26,9 +28,12 @@ from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.evaluation import Evaluator, RemoteEvaluation
 from cluster.parameter_server.hosting import host_server
+from cluster.parameter_server.mirroring import Mirroring
+from cluster.parameter_server.mirrors import MirrorStore
 from cluster.parameter_server.pieces import Pieces
 from cluster.parameter_server.runtime import ParameterServerRuntime
 from cluster.parameter_server.server import Server
+from cluster.parameter_server.standby import MirrorStandby
 from cluster.parameter_server.store import ShardedParameterStore
 from cluster.parameter_server.versions import Report, ShardVersions
 from cluster.parameter_server.worker import Worker
@@ -81,10 +86,27 @@ class ParameterServerSite(RealSite):
     """
     _check_divisible(config, parts, plan)
     self._plan, learned = plan, parts.learned
+    self._workers = config.cluster.workers
     super().__init__(config, meeting, parts, windows=plan.pipelined)
     self._directory = parts.files.workdir / 'checkpoints'
     self._keep = config.checkpoint.keep
     self._has_hung = False  # Whether the worker hangs in a process that stays.
+    self._is_over = threading.Event()  # Whether the run has ended here.
+    self._mirrors: MirrorStore | None = None
+    if plan.mirror_s:
+      self._mirrors = MirrorStore(self.settings.port, self.settings.timeout_s)
+    self._succession: Succession[MirrorStandby] | None = None
+    if self._mirrors:
+      standby = MirrorStandby(self._mirrors)
+      self._succession = Succession(
+        self._member,
+        settings=self.settings,
+        terms=Terms(parts.files.workdir),
+        standby=standby,
+        version=lambda: standby.version,
+      )
+    self._others: set[int] = set()  # Servers of other processes that are here.
+    self._hosting = threading.Lock()
     with error_prefix(f'config.route.{config.route.name}'):
       check_servers(learned.elements, plan.servers)
     with error_prefix(f'config.wire.{config.wire.name}'):
@@ -130,28 +152,40 @@ class ParameterServerSite(RealSite):
     """True if the coordinator is in this process."""
     kind = 'server' if self._plan.dedicated else 'worker'
     role = self.meeting.role
-    return (role.kind, role.index) == (kind, 0)
+    return (role.kind, role.index) == (kind, 0) and not self.meeting.follows
+
+  @property
+  def _member(self) -> int:
+    """Rank of this process among the members of elections."""
+    role = self.meeting.role
+    is_worker = role.kind == 'worker'
+    return role.index if is_worker else self._workers + role.index
 
   @property
   def can_drain(self) -> bool:
-    """True if this process has no server."""
+    """True if this process has no server, or if that can move to another."""
     role, plan = self.meeting.role, self._plan
     has_place = plan.dedicated or role.index >= plan.servers
+    has_place |= bool(plan.mirror_s) and not self.is_coordinator
     return role.kind == 'worker' and has_place
 
   def runtime(self, coordinator: Coordinator) -> ParameterServerRuntime:
     """Returns the runtime with the event loop, for the coordinator."""
+    role = self.meeting.role
+    is_worker = role.kind == 'worker'
+    reserved = {role.index: self.settings.process} if is_worker else {}
     reception = ParameterServerReception(
       store=self.store,
       num_workers=len(coordinator.workers),
       num_servers=self._plan.servers,
       dedicated=self._plan.dedicated,
-      reserved={} if self._plan.dedicated else {0: self.settings.process},
+      reserved=reserved,
       restore=lambda: self.checkpoints.found,
       restored_bytes=lambda: self.checkpoints.restored_bytes,
       deadlines=self.deadlines,
       settings=self.settings,
       jobs=self.jobs,
+      has_first=self.is_coordinator,
     )
     if isinstance(self.evaluate, RemoteEvaluation):
       self.evaluate.attach(reception)
@@ -159,12 +193,26 @@ class ParameterServerSite(RealSite):
       coordinator=coordinator,
       store=self.store,
       reception=reception,
-      make_server=functools.partial(self._make_server, 0),
+      make_server=(
+        functools.partial(self._make_server, 0) if self.is_coordinator else None
+      ),
       num_servers=self._plan.servers,
       find_residuals=self._find_residuals,
-      make_local_worker=None if self._plan.dedicated else self._make_worker,
+      make_local_worker=(
+        (lambda at: functools.partial(self._worker, at, is_local=True))
+        if is_worker
+        else None
+      ),
       settings=self.settings,
       deadlines=self.deadlines,
+      mirroring=Mirroring(
+        every_s=self._plan.mirror_s, limit_s=self.settings.start_s
+      ),
+      mirrors=self._mirrors,
+      newest_checkpoint=lambda: self.checkpoints.newest,
+      succession=self._succession,
+      index=self._member,
+      is_superseded=lambda: self.parts.files.is_superseded,
     )
 
   def _take_part(self) -> bool:
@@ -175,10 +223,37 @@ class ParameterServerSite(RealSite):
     if not plan.dedicated and role.index < plan.servers:
       server = threading.Thread(target=self._host_in_thread, daemon=True)
       server.start()
-    finished = self._make_worker(role.coordinator)()
+    try:
+      finished = self._worker(role.coordinator)
+      if finished is None:
+        self._coordinate()
+        finished = True
+    finally:
+      self._is_over.set()
     if server:
       server.join(self.settings.start_s)
     return finished
+
+  def _coordinate(self) -> None:
+    """Continues the run as its coordinator, until it is over.
+
+    Raises:
+      Relinquished: If another process continues it.
+      SystemExit: After SIGTERM.
+    """
+    inheritance = self._succession and self._succession.inheritance
+    if not inheritance:
+      raise RuntimeError('Expected to be elected.')
+    run = self.make_run()
+    run.has_sigterm = self._draining.is_set
+    publish = run.succeed(inheritance.state, self.parts.manifest)
+    run.runtime.succeed(inheritance, publish)
+    run()
+
+  def _locate(self) -> str:
+    """Returns the address of the coordinator, for a server to join it."""
+    given = self.meeting.role.coordinator
+    return self._succession.locate(given) if self._succession else given
 
   def _find_residuals(self) -> tuple[int, list[int]] | None:
     """Returns the residuals to resume from; None to start from scratch.
@@ -191,7 +266,9 @@ class ParameterServerSite(RealSite):
     step, _ = self.checkpoints.found
     return step, workers_in_checkpoint(self._directory, step)
 
-  def _make_worker(self, coordinator: str) -> Worker:
+  @functools.cached_property
+  def _worker(self) -> Worker:
+    """The worker of this process, in all of its sessions."""
     learned = self.parts.learned
     return self._worker_type(
       self.meeting.role.index,
@@ -205,10 +282,12 @@ class ParameterServerSite(RealSite):
         init_optimizer=lambda: learned.pushes.init(learned.params),
       ),
       speed=self.parts.speed,
-      coordinator=coordinator,
       settings=self.settings,
       on_hang=self._handle_hang,
       evaluator=self._make_evaluator(),
+      mirrors=self._mirrors,
+      host=self._host_other,
+      succession=self._succession,
     )
 
   def _make_evaluator(self) -> Evaluator | None:
@@ -255,8 +334,10 @@ class ParameterServerSite(RealSite):
       return host_server(
         role.index,
         functools.partial(self._make_server, role.index),
-        role.coordinator,
+        self._locate,
         self.settings,
+        mirrors=self._mirrors,
+        is_over=self._is_over.is_set,
       )
     except Unmendable as error:
       logging.error('%s', error)
@@ -291,6 +372,38 @@ class ParameterServerSite(RealSite):
       logging.exception('The server has failed')
     end(code, reason, message, cause)
 
+  def _host_other(self, server: int) -> None:
+    """Hosts a server whose own process is lost, in a thread.
+
+    Args:
+      server: Rank of the server.
+    """
+    role, plan = self.meeting.role, self._plan
+    with self._hosting:
+      is_own = not plan.dedicated and role.index == server
+      if is_own or server in self._others:  # It joins without being asked.
+        return
+      self._others.add(server)
+    threading.Thread(target=self._run_other, args=[server], daemon=True).start()
+
+  def _run_other(self, server: int) -> None:
+    """Hosts a server of another process until all continue from a mirror."""
+    try:
+      host_server(
+        server,
+        functools.partial(self._make_server, server),
+        self._locate,
+        self.settings,
+        mirrors=self._mirrors,
+        is_own=False,
+        is_over=self._is_over.is_set,
+      )
+    except (Unmendable, Refused) as error:
+      logging.warning('Server %d is not hosted here: %s', server, error)
+    finally:
+      with self._hosting:
+        self._others.discard(server)
+
   def _make_server(
     self, index: int, report: Report, restore: tuple[int, int] | None
   ) -> Server:
@@ -302,6 +415,7 @@ class ParameterServerSite(RealSite):
       codec=self._codec,
       versions=self._make_versions(index, held, report),
       report=report,
+      mirrors=self._mirrors,
     )
 
   def _make_versions(

@@ -74,13 +74,16 @@ class ShardedParameterStore:
     self._save_residuals: Callable[[int], list[Future[Any]]] = lambda step: []
     self._answering = threading.Lock()
     self._error: Exception | None = None
+    self._abandoned = 0  # Questions up to this number are answered in vain.
 
   def attach(
     self,
     servers: Sequence[OrderedServer],
     save_residuals: Callable[[int], list[Future[Any]]] = lambda step: [],
   ) -> None:
-    """Sets the servers, once all have joined and before the first order.
+    """Sets the servers, once all have joined and before their first order.
+
+    Answers to questions that other servers were asked are ignored from now on.
 
     Args:
       servers: Servers in the order of their shares.
@@ -88,6 +91,9 @@ class ShardedParameterStore:
         its number; returns a future of each.
     """
     self._servers, self._save_residuals = servers, save_residuals
+    self._orders, self.sequence = [], 0
+    with self._answering:
+      self._error, self._abandoned = None, self._number
 
   def add(
     self, update: int, worker: int, examples: int, *, finite: bool = True
@@ -148,6 +154,14 @@ class ShardedParameterStore:
       self.sequence += 1
       self._orders = []
 
+  def mirror(self, number: int) -> None:
+    """Orders servers to retain their states as parts of a mirror."""
+    self._orders.append(messages.MirrorShare(number))
+
+  def drop_mirrors(self, before: int) -> None:
+    """Orders servers to drop their parts of mirrors of lower numbers."""
+    self._orders.append(messages.DropMirrors(before))
+
   def hold(self) -> int:
     """Orders servers to hold the current version; returns its number."""
     number = self._next()
@@ -183,18 +197,18 @@ class ShardedParameterStore:
   def awaits(self, server: int, number: int) -> bool:
     """Returns whether a server may answer a question.
 
-    True if its answer is awaited, or no answer is awaited after an error.
+    True if its answer is awaited, or the question was asked before an error.
     """
     with self._answering:
       futures = self._questions.get(number)
       waits = futures is not None and not futures[server].done()
-      return waits or self._error is not None
+      return waits or self._error is not None or number <= self._abandoned
 
   def answer(self, server: int, number: int, answer: Any) -> None:
     """Records a server's answer to a question; from any thread."""
     with self._answering:
-      if self._error is not None:
-        return  # `fail` has answered all questions.
+      if self._error is not None or number <= self._abandoned:
+        return  # `fail` has answered the question.
       future = self._questions[number][server]
       if isinstance(answer, Exception):
         future.set_exception(answer)
@@ -204,7 +218,7 @@ class ShardedParameterStore:
         self._questions.pop(number)
 
   def fail(self, error: Exception) -> None:
-    """Makes all pending and later requests to servers raise an error."""
+    """Makes all requests raise an error until `attach`; from any thread."""
     with self._answering:
       self._error = self._error or error
       for futures in self._questions.values():
@@ -212,6 +226,10 @@ class ShardedParameterStore:
           if not future.done():
             future.set_exception(error)
       self._questions.clear()
+
+  def detach(self) -> None:
+    """Drops servers and orders, until `attach` sets the next servers."""
+    self._servers, self._orders = [], []
 
   def _next(self) -> int:
     self._number += 1
@@ -236,7 +254,8 @@ class ShardedParameterStore:
   def restore(self, state: Any) -> None:
     """Restores a state; the number of workers may have changed."""
     counts, scalings = state
-    self.version, self.examples, self._sums, self._number = counts
+    self.version, self.examples, self._sums, number = counts
+    self._number = max(number, self._number)
     self.scalings = [*scalings, *self.scalings[len(scalings) :]][
       : len(self.scalings)
     ]

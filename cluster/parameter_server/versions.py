@@ -59,6 +59,15 @@ class ShardVersions:
     """Holds a version under a number."""
     self._held[held] = params, stats
 
+  @property
+  def held(self) -> dict[int, tuple[Any, Any]]:
+    """The held versions, parameters and statistics, by number."""
+    return dict(self._held)
+
+  def restart(self, held: Mapping[int, tuple[Any, Any]]) -> None:
+    """Replaces the held versions by those of a mirror."""
+    self._held = dict(held)
+
   def drop(self, held: int) -> None:
     """Drops a held version."""
     del self._held[held]

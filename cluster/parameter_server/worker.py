@@ -4,6 +4,7 @@ The worker joins the coordinator and has a stream to every server.  It rejoins,
 as a new incarnation, if the coordinator evicts it or a stream is lost.
 """
 
+import contextlib
 import functools
 import math
 import queue
@@ -18,19 +19,27 @@ import numpy as np
 from absl import logging
 
 from batching.batching import Batching
+from cluster.membership.joining import RankHeld
 from cluster.membership.process import Settings
 from cluster.membership.session import exit_on_error
+from cluster.membership.succession import Succession
 from cluster.membership.worker_states import (
   ResidualHistory,
   ResidualId,
   WorkerState,
 )
 from cluster.network import memory, messages
-from cluster.network.errors import Corrupt, TransportError
+from cluster.network.errors import Corrupt, Refused, TransportError
 from cluster.network.heartbeat import Heartbeat
 from cluster.network.streams import Stream, chunked
 from cluster.parameter_server.evaluation import Evaluator
-from cluster.parameter_server.session import ParameterServerSession, Send
+from cluster.parameter_server.mirrors import MirrorStore
+from cluster.parameter_server.session import (
+  MirrorRequest,
+  ParameterServerSession,
+  Send,
+)
+from cluster.parameter_server.standby import MirrorStandby
 from cluster.parameter_server.window import Window
 from cluster.process.deadlines import ProgressCounter
 from cluster.process.exits import DRAINED, Exit, Reason
@@ -60,10 +69,12 @@ class Worker:
     batching: Batching,
     residuals: ResidualHistory,
     speed: Speed | None,
-    coordinator: str,
     settings: Settings,
     on_hang: Callable[[str], None],
     evaluator: Evaluator | None = None,
+    mirrors: MirrorStore | None = None,
+    host: Callable[[int], None] = lambda server: None,
+    succession: Succession[MirrorStandby] | None = None,
   ):
     """Creates the worker; connects to no process yet.
 
@@ -74,28 +85,34 @@ class Worker:
       batching: Batch sizes of the run.
       residuals: States after recent iterations.
       speed: Model of the least time of iterations; None for their real time.
-      coordinator: HOST:PORT of the coordinator.
       settings: Settings of this process.
       on_hang: Called from another thread if this worker hangs after its session
         has ended, with the coordinator's reason: 'left', 'lost' or 'over'.
       evaluator: Evaluates for the coordinator; None if this worker does not.
+      mirrors: Parts of mirrors that this process holds; None for a run without
+        mirrors.
+      host: Hosts a server in this process, given its rank.
+      succession: Part of this process in elections of a coordinator; None if
+        the run ends with its coordinator.
     """
     self.index = index
     self._pushes = pushes
     self._codec = codec
     self._residuals = residuals
     self._batching = batching
-    self._coordinator, self._settings = coordinator, settings
+    self._coordinator, self._settings = '', settings
     self._on_hang = on_hang
     self._evaluator = evaluator
+    self._mirrors, self._host = mirrors, host
+    self._succession, self._is_local = succession, False
     self._warm = False
     self._host_speed = HostSpeed(index, batching, speed)
     servers = range(len(codec.sizes))
     self._buffers = [memory.aligned(codec.pull_bytes(k)) for k in servers]
     self._windows: list[Window] = []
-    # For a pull and a push of each server, the next input, a checkpoint and an
-    # evaluation.
-    self._pool = _Threads(2 * len(servers) + 3)
+    # For a pull and a push of each server, the next input, a checkpoint, an
+    # evaluation and a mirror.
+    self._pool = _Threads(2 * len(servers) + 4)
     self._progress = ProgressCounter()
     self._iteration = -1  # Number of the last iteration, if any.
     self._pushing: list[Future[None]] = []  # Pushes, and the next input.
@@ -118,35 +135,81 @@ class Worker:
     if self._evaluator:
       self._evaluator.warm_up()
 
-  def __call__(self) -> bool:
+  def __call__(
+    self, coordinator: str, *, is_local: bool = False
+  ) -> bool | None:
     """Joins the coordinator, and works until the run is over.
 
+    Args:
+      coordinator: HOST:PORT of the coordinator.
+      is_local: Whether the coordinator is in this process.
+
     Returns:
-      Whether the run has finished; if not, a checkpoint resumes it.
+      Whether the run has finished; if not, a checkpoint resumes it.  None if
+      the coordinator is lost and this process is to replace it.
 
     Raises:
       Exit: With LOST if the coordinator is lost for too long, with 1 if
         it refuses this worker, with DRAINED if the worker has left the run.
     """
+    self._coordinator, self._is_local = coordinator, is_local
     with exit_on_error(self.index), self._host_speed:
-      while (end := self._run_session()).kind not in ('over', 'drained'):
+      while (end := self._try_session()).kind not in ('over', 'drained'):
+        if end.kind == 'lost' and self._may_succeed and self._succession:
+          found = self._succession.find_coordinator()
+          if found is None:
+            return None
         logging.info('Worker %d joins again.', self.index)
     if end.kind == 'drained':
       raise Exit(DRAINED, Reason.DRAINED, 'This worker has left after SIGTERM.')
     return end.is_finished
 
+  @property
+  def _may_succeed(self) -> bool:
+    """True if this process takes part in elections of a coordinator."""
+    succession = self._succession
+    return not self._is_local and bool(succession and succession.is_member)
+
+  def _locate(self) -> str:
+    """Returns the address of the coordinator, for an attempt to join it."""
+    if self._succession and not self._is_local:
+      return self._succession.locate(self._coordinator)
+    return self._coordinator
+
+  def _try_session(self) -> messages.SessionEnd:
+    """Runs a session; returns how and why it has ended.
+
+    A member of the run that cannot reach the coordinator has lost it.
+    """
+    try:
+      return self._run_session()
+    except (Refused, RankHeld):
+      raise
+    except TransportError as error:
+      if not self._may_succeed:
+        raise
+      return messages.SessionEnd('lost', str(error))
+
   def _run_session(self) -> messages.SessionEnd:
-    """Runs a session; returns how and why it has ended."""
+    settings = self._settings
+    if self._may_succeed:
+      limit_s = min(settings.start_s, settings.timeout_s)
+      settings = settings._replace(start_s=limit_s)
     progress = self._progress = ProgressCounter()
     with ParameterServerSession(
-      self._coordinator,
+      self._locate,
       self.index,
-      self._settings,
+      settings,
       progress=progress.read,
       on_hang=self._on_hang,
       save=functools.partial(self._pool.submit, self._residuals.answer),
       evaluate=functools.partial(self._pool.submit, self._evaluate),
+      mirror=self._mirror,
+      on_lost=self._lose,
     ) as session:
+      if self._succession:
+        self._succession.listen()
+        self._succession.follow()
       with session.suppress_errors():
         self._prepare(session)
         session.connect()
@@ -157,6 +220,11 @@ class Worker:
       self._log_end(session)
     return session.heartbeat.end
 
+  def _lose(self) -> None:
+    """Records that the session has ended; in the heartbeat's thread."""
+    if self._succession:
+      self._succession.lose()
+
   def _prepare(self, session: ParameterServerSession) -> None:
     """Prepares for the first iteration of a session."""
     if not self._warm:
@@ -165,6 +233,7 @@ class Worker:
       self._warm = True
     session.send(messages.Activity('waiting for servers'))
     self._pushing = []
+    self._compiled = None
     self._residuals.begin()
 
   def _report_ready(self, session: ParameterServerSession) -> None:
@@ -173,6 +242,7 @@ class Worker:
       messages.WorkerReady(
         devices=self._settings.devices,
         has_accelerator=self._evaluator is not None,
+        address=self._mirrors.open() if self._mirrors else None,
       )
     )
 
@@ -371,6 +441,33 @@ class Worker:
       yield chunk
       del chunk  # Before the next one arrives, which so takes its memory.
       self._progress.count_chunk()
+
+  def _mirror(self, request: MirrorRequest, send: Send) -> None:
+    """Handles a request about mirrors; in the thread of the heartbeat."""
+    match request:
+      case messages.RetainResidual():
+        self._residuals.retain(request)
+      case messages.FetchMirror():
+        self._pool.submit(self._fetch_mirror, request, send)
+      case messages.MirrorCompleted():
+        self._residuals.release(request.number)
+        if self._succession and not self._is_local:
+          self._succession.standby.complete(request)
+        if self._mirrors:
+          self._mirrors.drop_before(request.number)
+      case messages.HostServer():
+        self._host(request.server)
+
+  def _fetch_mirror(self, request: messages.FetchMirror, send: Send) -> None:
+    """Fetches a part of a mirror, and reports whether this process holds it."""
+    number, part, error = request.number, request.part, None
+    try:
+      if self._mirrors:
+        self._mirrors.fetch(number, part, [request.address])
+    except TransportError as failure:
+      error = f'{type(failure).__name__}: {failure}'
+    with contextlib.suppress(TransportError):  # The coordinator notices, too.
+      send(messages.MirrorFetched(number, part, error))
 
   def _evaluate(self, request: messages.Evaluate, send: Send) -> None:
     """Evaluates a version for the coordinator."""

@@ -21,7 +21,7 @@ from cluster.membership.worker_states import ResidualHistory
 from cluster.milestones import Intervals, Milestones
 from cluster.network import messages
 from cluster.network.port import Port
-from cluster.network.streams import PUSHES, Security, connect
+from cluster.network.streams import Security, connect, push_service
 from cluster.parameter_server import worker as worker_
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.checkpoints import server_part
@@ -225,7 +225,7 @@ class Coordinator:
       stream.receive(messages.PUSH)
 
     listener = Listener(
-      Port('127.0.0.1', 0, Security()), answer, service=PUSHES
+      Port('127.0.0.1', 0, Security()), answer, service=push_service(1)
     )
     self._closing.callback(listener.close, 0.0)
     stream.send(messages.ServerAddress(listener.address))
@@ -314,7 +314,8 @@ class Worker:
     hello = messages.WorkerConnection(index, admission.incarnation)
     servers = self.next().addresses
     self._streams = [
-      connect(each, hello, Security(), 10.0, service=PUSHES) for each in servers
+      connect(each, hello, Security(), 10.0, service=push_service(server))
+      for server, each in enumerate(servers)
     ]
     for stream in self._streams:
       stream.receive(messages.PIECE_SIZES)

@@ -89,7 +89,7 @@ class Plan:
   def leader(self) -> str:
     """The process that coordinates the run now.
 
-    On allreduce routes another worker may have succeeded `coordinator`.
+    Another worker may have succeeded `coordinator`.
     """
     place = Terms(self.workdir).find() if self.has_successors else None
     name = f'worker {place.worker}' if place else self.coordinator
@@ -98,7 +98,8 @@ class Plan:
   @property
   def has_successors(self) -> bool:
     """True if other workers continue a run whose coordinator dies."""
-    return self._route() not in ('server', 'native')
+    route, mirror_s = self._route()
+    return mirror_s > 0 if route == 'server' else route != 'native'
 
   @property
   def newest_checkpoint(self) -> int:
@@ -116,23 +117,29 @@ class Plan:
 
     With servers, these are the processes that may have shards of the
     parameters: those of the servers, or all workers if the run chooses how many
-    of them are servers.  On allreduce routes every worker has all parameters,
-    and no process is required; the route `native`, on which XLA sums, requires
-    all processes.  The route is that of the run's manifest; before
-    there is one, 'server' is assumed.
+    of them are servers.  With mirrors of the servers, no process is required.
+    On allreduce routes every worker has all parameters, and none is either; the
+    route `native`, on which XLA sums, requires all processes.  The route is
+    that of the run's manifest; before there is one, servers without mirrors are
+    assumed.
     """
-    route = self._route()
-    if route == 'server':
+    route, mirror_s = self._route()
+    if route == 'server' and not mirror_s:
       return self._all[: self.servers or self.workers]
     return self._all if route == 'native' else []
 
-  def _route(self) -> str:
-    """Returns the route in the run's manifest; 'server' without one."""
+  def _route(self) -> tuple[str, float]:
+    """Returns the route in the run's manifest, and the seconds of mirrors.
+
+    They are 'server' and 0 without a manifest.
+    """
     try:
       manifest = json.loads((self.workdir / 'manifest.json').read_text())
-      return str(manifest['config']['route']['name'])
+      route = manifest['config']['route']
+      own = route[route['name']]
+      return str(route['name']), float(own.get('mirror_s', 0.0))
     except (OSError, ValueError, LookupError, TypeError):
-      return 'server'
+      return 'server', 0.0
 
   @property
   def log(self) -> pathlib.Path:

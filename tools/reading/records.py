@@ -13,6 +13,7 @@ from outputs import formats
 _LINKS = 'links'
 _RESIDUALS = ('forgot', 'recalled')  # Residuals of workers, lost or recovered.
 DRIFT = 'drift'  # Replicas that differed from the reference.
+_ROLLBACK = 'rollback'  # Returns to mirrors.
 _SHOWN = 64  # Largest number of workers whose spans are read.
 _WINDOW = 16  # Mean iterations of a worker in the window of spans.
 _CONFIG = ('config.seed', 'config.sync.name', 'config.cluster.workers')
@@ -194,7 +195,7 @@ def read_events(
     ValueError: If a line is broken; names file and line.
     OSError: If the file cannot be read.
   """
-  others = {_LINKS, DRIFT, *(() if with_residuals else _RESIDUALS)}
+  others = {_LINKS, DRIFT, _ROLLBACK, *(() if with_residuals else _RESIDUALS)}
   return (row for row in read_all_events(path) if row['event'] not in others)
 
 
@@ -282,6 +283,8 @@ def _event_fields(event: str | None) -> tuple[str, ...]:
     return 'time', 'did', 'why'
   if event in (DRIFT, *_RESIDUALS):
     return ('worker',)
+  if event == _ROLLBACK:
+    return 'time', 'updates'
   return 'event', 'decision'
 
 

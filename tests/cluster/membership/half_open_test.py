@@ -50,10 +50,10 @@ while True:
 _PUSHES = """
 import sys, time
 from cluster.network import messages
-from cluster.network.streams import PUSHES, Security, connect
+from cluster.network.streams import Security, connect, push_service
 
 hello = messages.WorkerConnection(0, 0)
-stream = connect(sys.argv[1], hello, Security(), 10.0, service=PUSHES)
+stream = connect(sys.argv[1], hello, Security(), 10.0, service=push_service(0))
 stream.receive(messages.PIECE_SIZES)
 print('connected', flush=True)
 time.sleep(60.0)

@@ -19,11 +19,11 @@ from cluster.membership.process import Settings
 from cluster.network import messages
 from cluster.network.port import Port
 from cluster.network.streams import (
-  PUSHES,
   Closed,
   Security,
   TransportError,
   connect,
+  push_service,
 )
 from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import LOST, Unmendable
@@ -147,7 +147,9 @@ class WorkersTest(_TestCase):
     self.assertRegex(greeting.reason, _HELD.format(0, 1))
     (server,) = coordinator.servers
     hello = messages.WorkerConnection(0, 0)
-    stream = connect(server.address, hello, Security(), 10.0, service=PUSHES)
+    stream = connect(
+      server.address, hello, Security(), 10.0, service=push_service(0)
+    )
     self.addCleanup(stream.close)
     with self.assertRaisesRegex(Closed, 'incarnation 0 of worker 0 is over'):
       stream.receive(messages.PIECE_SIZES)

@@ -5,12 +5,12 @@ import tempfile
 
 from absl.testing import absltest
 
-from cluster.allreduce import succession
+from cluster.allreduce.replication import Standby
+from cluster.membership import succession
 from cluster.membership.process import Settings
 from cluster.membership.terms import Terms
 from cluster.network.port import Port
 from cluster.network.streams import Security
-from learning.timing_only import TimingOnlyLearner
 
 
 class TermsTest(absltest.TestCase):
@@ -30,7 +30,8 @@ class TermsTest(absltest.TestCase):
       2,
       settings=Settings(port, '', 5.0, 5.0, ''),
       terms=terms,
-      learner=TimingOnlyLearner((), ()),
+      standby=Standby(),
+      version=lambda: 0,
     )
     self.addCleanup(part.close)
     address = part.listen()

@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 
 from cluster.network import messages
 from cluster.network.port import Port
-from cluster.network.streams import PUSHES, Closed, Security, connect
+from cluster.network.streams import Closed, Security, connect, push_service
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.versions import ShardVersions
 from learning.shard_codec import ShardCodec
@@ -64,7 +64,7 @@ class VanishingWorkerTest(parameterized.TestCase):
 
   def _worker(self, address, incarnation=0):
     hello = messages.WorkerConnection(0, incarnation)
-    stream = connect(address, hello, Security(), 10.0, service=PUSHES)
+    stream = connect(address, hello, Security(), 10.0, service=push_service(0))
     self.addCleanup(stream.close)
     stream.receive(messages.PIECE_SIZES)
     return stream
@@ -160,7 +160,7 @@ class VanishingWorkerTest(parameterized.TestCase):
     if hello:
       hello = hello | {'type': 'WorkerConnection'}
     address = self.server.address
-    stream = connect(address, hello, Security(), 10.0, service=PUSHES)
+    stream = connect(address, hello, Security(), 10.0, service=push_service(0))
     with self.assertRaisesRegex(Closed, 'sent another hello'):
       stream.receive(messages.PULL)
     stream.close()

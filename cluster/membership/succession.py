@@ -1,4 +1,4 @@
-"""Succession: members of an allreduce run replace a coordinator that is lost.
+"""Succession: members of a run replace a coordinator that is lost.
 
 Each process answers requests for its standing at its port, for as long as it
 lives.  A member that has lost its coordinator asks all others, and `election`
@@ -8,13 +8,13 @@ decides from the answers whether it leads, joins another coordinator, or waits.
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from absl import logging
 
-from cluster.allreduce.replication import Inheritance, Membership, Standby
 from cluster.membership import election
 from cluster.membership.election import Position, Standing
 from cluster.membership.joining import drop
@@ -38,14 +38,51 @@ from cluster.network.streams import (
   connect,
 )
 from cluster.process.exits import Unmendable
-from learning.learning import Learner
 
 _POLL_S = 0.05
 _FILE_S = 0.5  # Between two looks into the run's folder.
 LIMIT = 5  # Timeouts after which a member without a coordinator gives up.
 
 
-class Succession:
+class Membership(NamedTuple):
+  """A membership that has begun.
+
+  Attributes:
+    term: Term of its coordinator; 0 for none yet.
+    number: Number of the membership; -1 for none yet.
+    addresses: Address of each member, by rank.
+  """
+
+  term: int = 0
+  number: int = -1
+  addresses: Mapping[int, str] = {}
+
+
+class Standby(Protocol):
+  """State that a process retains in order to succeed the coordinator.
+
+  Attributes:
+    membership: Last membership that is known to have begun.
+  """
+
+  membership: Membership
+
+  def can_succeed(self, version: int) -> bool:
+    """Returns whether a coordinator can continue at a version from here."""
+
+  def inherit(self, version: int, supporters: Sequence[int]) -> Any:
+    """Returns the state that a successor continues from.
+
+    Args:
+      version: Version of this process.
+      supporters: Members that have elected it, with itself.
+    """
+
+
+S = TypeVar('S', bound=Standby)
+
+
+class Succession(Generic[S]):
   """A process's part in the elections of a run.
 
   Attributes:
@@ -55,19 +92,28 @@ class Succession:
   """
 
   def __init__(
-    self, index: int, *, settings: Settings, terms: Terms, learner: Learner
+    self,
+    index: int,
+    *,
+    settings: Settings,
+    terms: Terms,
+    standby: S,
+    version: Callable[[], int],
   ):
     """Creates the part; it answers nobody yet.
 
     Args:
-      index: Rank of the worker in this process.
+      index: Rank of this process among the members: that of its worker.
       settings: Settings of this process.
       terms: Terms of the run.
-      learner: Learner of the worker.
+      standby: State that this process retains to succeed the coordinator.
+      version: Returns the version that this process has.
     """
-    self.terms, self.standby = terms, Standby()
-    self.inheritance: Inheritance | None = None
-    self._index, self._settings, self._learner = index, settings, learner
+    self.terms = terms
+    self.inheritance: Any = None
+    self._index, self._settings = index, settings
+    self.standby, self._version = standby, version
+    self._latest = ''  # Address of the last coordinator that was found.
     self._position = Position.FOLLOWS
     self._listener: LoopListener | None = None
     self._run = ''  # Identity of the run, while this process listens.
@@ -121,7 +167,12 @@ class Succession:
   @property
   def is_member(self) -> bool:
     """True if this process is a member of an epoch that has begun."""
-    return self._index in self.standby.membership.addresses
+    return self._index in self.membership.addresses
+
+  @property
+  def membership(self) -> Membership:
+    """Last membership that is known to have begun."""
+    return self.standby.membership
 
   def locate(self, given: str) -> str:
     """Returns the address of the run's coordinator.
@@ -130,14 +181,19 @@ class Succession:
       given: Address that this process was started with, which is that of the
         first coordinator.
     """
+    known = self._latest or given
     place = self._find_place()
-    is_newer = place and place.term > self.standby.membership.term
-    if place and is_newer and place.address != given:
-      run, security = self.terms.identify(), self._settings.security
-      found = ask(place.address, run, security, self._ask_s)
-      if found and found.position == 'leads':
-        return place.address
-    return given
+    if place is None or place.term <= self.membership.term:
+      return known
+    run, security = self.terms.identify(), self._settings.security
+    found = ask(place.address, run, security, self._ask_s)
+    if found and found.position == 'leads':
+      return place.address
+    if self.is_member:
+      return known
+    # One that gathers the others has not been published yet.
+    leaders = _find_leaders(place, run, security, self._ask_s)
+    return leaders[0] if leaders else known
 
   def find_coordinator(self) -> str | None:
     """Returns the address of a coordinator after the last one was lost.
@@ -150,7 +206,7 @@ class Succession:
       TransportError: If there is none in time.
     """
     self.lose()
-    membership, start = self.standby.membership, time.monotonic()
+    membership, start = self.membership, time.monotonic()
     logging.info('Worker %d looks for a coordinator.', self._index)
     with _Poll(
       self._index, membership, self._run, self._settings.security, self._ask_s
@@ -169,15 +225,18 @@ class Succession:
         )
         if decision.leads:
           self._succeed(decision.supporters)
+          self._latest = self._settings.port.address
           return None
         if decision.follows is not None:
           found = answers[decision.follows]
           if found is not None and found.address is not None:
+            self._latest = found.address
             return found.address
         if now >= look_at:
           look_at = now + _FILE_S
           place = self._find_place()
           if place and place.term > membership.term:
+            self._latest = place.address
             return place.address
         time.sleep(_POLL_S)
     raise Closed(
@@ -188,11 +247,12 @@ class Succession:
   def _succeed(self, supporters: tuple[int, ...]) -> None:
     """Becomes the candidate that gathers the others."""
     self._position = Position.GATHERS
-    self.inheritance = self.standby.inherit(self._learner.version, supporters)
+    version = self._version()
+    self.inheritance = self.standby.inherit(version, supporters)
     logging.info(
       'Worker %d is elected by workers %s to coordinate the run, from version '
       '%d.',
-      *(self._index, [*supporters], self._learner.version),
+      *(self._index, [*supporters], version),
     )
 
   @property
@@ -206,7 +266,7 @@ class Succession:
 
   @property
   def _standing(self) -> Standing:
-    version, membership = self._learner.version, self.standby.membership
+    version, membership = self._version(), self.membership
     return Standing(
       self._index,
       self._position,
@@ -287,6 +347,23 @@ class _Poll:
         self._others[rank], self._run_identity, self._security, self._limit_s
       )
       self._over.wait(_POLL_S)
+
+
+def _find_leaders(
+  place: Place, run: str, security: Security, limit_s: float
+) -> list[str]:
+  """Returns addresses of members that lead or gather, the newest term first."""
+  with ThreadPoolExecutor(len(place.members) or 1) as pool:
+    asked = pool.map(
+      lambda address: ask(address, run, security, limit_s),
+      place.members.values(),
+    )
+    leaders = [
+      (each.term, each.address)
+      for each in asked
+      if each and each.address and each.position in ('leads', 'gathers')
+    ]
+  return [address for _, address in sorted(leaders, reverse=True)]
 
 
 def find_running(
