@@ -190,11 +190,17 @@ class Milestones:
     state = {name: getattr(self, name) for name in _STATE}
     return state | {'queue': self._queue.state() if self._queue else []}
 
-  def successor_state(self) -> dict[str, Any]:
-    """Returns the state for a process that cannot read the held versions."""
+  def successor_state(self, *, with_versions: bool = False) -> dict[str, Any]:
+    """Returns the state for a process that may continue the run.
+
+    Args:
+      with_versions: Whether that process can read the held versions.
+    """
     state = self.state()
-    queue = [(row, version, None) for row, version, _ in state['queue']]
-    held = [version for _, version, held in state['queue'] if held is not None]
+    queue, held = state['queue'], []
+    if not with_versions:
+      queue = [(row, version, None) for row, version, _ in queue]
+      held = [version for _, version, n in state['queue'] if n is not None]
     schedule = self._save_schedule
     return state | {
       'queue': queue,

@@ -611,7 +611,9 @@ class ParameterServerRuntime(EventLoop):
         'processes': [each.process if each else '' for each in holders],
         'admissions': [member.admissions for member in self._members],
       },
-      'milestones': self.coordinator.milestones.state(),
+      'milestones': self.coordinator.milestones.successor_state(
+        with_versions=True
+      ),
       'recorder': recorder.state(),
       'files': recorder.file_sizes(),
       'checkpoint': self._newest_checkpoint(),
