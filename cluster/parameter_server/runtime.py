@@ -729,6 +729,7 @@ class ParameterServerRuntime(EventLoop):
     leaving = [k for k in workers if is_move and k in self._drained]
     self._started, self._wake = False, None
     text = f'Servers continue from mirror {mirror.number}.'
+    self._store.fail(Abandoned(text))  # A checkpoint may be under way.
     self._store.detach()
     for index in workers:
       member = self._members[index]
