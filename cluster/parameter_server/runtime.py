@@ -72,8 +72,8 @@ class ParameterServerRuntime(EventLoop):
     settings: Settings,
     deadlines: Deadlines,
     make_local_worker: Callable[[str], Callable[[], object]] | None,
-    mirroring: Mirroring,
-    mirrors: MirrorStore | None,
+    mirroring: Mirroring | None = None,
+    mirrors: MirrorStore | None = None,
     newest_checkpoint: Callable[[], int] = lambda: -1,
     succession: Succession[MirrorStandby] | None = None,
     index: int = 0,
@@ -93,7 +93,7 @@ class ParameterServerRuntime(EventLoop):
       settings: As of `EventLoop`.
       deadlines: As of `EventLoop`.
       make_local_worker: As of `EventLoop`.
-      mirroring: Schedule of mirrors.
+      mirroring: Schedule of mirrors; None for a run without mirrors.
       mirrors: Parts of mirrors that this process holds; None for a run
         without mirrors.
       newest_checkpoint: Returns the number of the newest complete checkpoint;
@@ -123,7 +123,8 @@ class ParameterServerRuntime(EventLoop):
     self._wake: float | None = None
     self._drained: set[int] = set()  # Workers that leave after their push.
     self._alone_since = math.inf
-    self._mirroring, self._mirror_store = mirroring, mirrors
+    self._mirroring = mirroring or Mirroring(every_s=0.0, limit_s=0.0)
+    self._mirror_store = mirrors
     self._newest_checkpoint = newest_checkpoint
     self._succession, self._index = succession, index
     self._is_superseded = is_superseded

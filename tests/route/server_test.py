@@ -15,7 +15,9 @@ def _plan(
   distributed=True,
   divisible=True,
 ):
-  route = server.make(servers=servers, dedicated=dedicated, pipelined=pipelined)
+  route = server.make(
+    servers=servers, dedicated=dedicated, pipelined=pipelined, mirror_s=0.0
+  )
   return route.plan(
     None,
     num_workers=workers,
