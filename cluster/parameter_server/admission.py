@@ -710,11 +710,13 @@ class ParameterServerReception(Reception):
   def _watch_others(self, now: float) -> None:
     with self._lock:
       servers = list(self._remote.items())
-    for _, server in servers:
+    for index, server in servers:
       silent = now - server.incarnation.last_heartbeat > self._timeout_s
       reason = 'It was silent for too long.' if silent else ''
       if reason := reason or self._find_overdue(server.progress):
-        server.stream.cancel(reason)  # Its handler reports that it is lost.
+        if self._begun:
+          self._lose_server(index, f'Server {index} is lost: {reason}')
+        server.stream.cancel(reason)
     if self._local and (reason := self._find_overdue(self._local.progress)):
       self.give_up(f'Server 0 is lost: {reason}')
 

@@ -247,11 +247,10 @@ class Coordinator:
         init_optimizer=lambda: pushes.init(self._codec.params),
       ),
       speed=None,
-      coordinator=self._route_to(self.address),
       settings=make_settings(**settings),
       on_hang=print,
     )
-    return self._threads.submit(worker)
+    return self._threads.submit(worker, self._route_to(self.address))
 
   def _hung(self, activity, duration_s):
     del activity, duration_s
