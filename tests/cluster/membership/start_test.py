@@ -21,11 +21,12 @@ from cluster.membership import event_loop
 from cluster.membership.events import WorkerLost
 from cluster.membership.roster import Roster
 from cluster.network import messages
-from cluster.network.streams import Security, connect
+from cluster.network.streams import Port, Security, connect, push_service
 from cluster.process.exits import Unmendable
 from learning.timing_only import TimingOnlyGradient
 from tests.support import coordinators, launches, processes
 from tests.support.link import Link
+from tests.support.listeners import Listener
 from tests.tools import lab_test
 
 _CUT_S = 2.5 * coordinators.TIMEOUT_S
@@ -198,8 +199,16 @@ class StartTest(parameterized.TestCase):
 
   def test_a_worker_retries_an_unreachable_server(self):
     coordinator = self._coordinator(num_servers=2, hosted=())
-    self._wait(lambda: coordinator.servers and coordinator.servers[0].address)
-    link = self._stack.enter_context(Link(coordinator.servers[0].address))
+
+    def answer(stream, hello):
+      del hello
+      stream.send(messages.PieceSizes([]))
+      stream.receive(messages.PUSH)
+
+    port = Port('127.0.0.1', 0, Security())
+    listener = Listener(port, answer, service=push_service(1))
+    self._stack.callback(listener.close, 0.0)
+    link = self._stack.enter_context(Link(listener.address))
     link.cut()
     server = self._stranger(coordinator, 1)
     server.send(messages.ServerAddress(link.address))
