@@ -213,8 +213,8 @@ def _choose(
     first: Rank with which workers on other hosts begin.
   """
   others = [k for k, each in workers.items() if each.process != owner.process]
-  highest = max(others, default=0) + 1
+  count = max(workers, default=0) + 1
   return sorted(
     others,
-    key=lambda k: (workers[k].host == owner.host, (k - first) % highest),
+    key=lambda k: (workers[k].host == owner.host, (k - first) % count),
   )
