@@ -7,8 +7,9 @@ With --route=server the run is ElasticBSP on this machine, with four workers and
 two dedicated servers, one of which is the coordinator.  After its start a
 random live process receives SIGKILL at random times, on average --mean_s apart,
 also during a restart.  The process is a worker, or with probability --servers a
-server or the coordinator, after which all processes resume from a checkpoint.
-Pauses are longer while all processes restart.
+server or the coordinator, after which all continue from a mirror, that is taken
+every second, or, if two were killed at once, resume from a checkpoint.  Pauses
+are longer while all processes restart.
 
 With --route=ring the run is BSP with four workers and no server, and any worker
 is killed, the coordinator's process too.  Nobody else may restart.
@@ -71,7 +72,9 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {
-  'server': _Kind('configs/vgg16_elastic.py', {}, 2, 0.375),
+  'server': _Kind(
+    'configs/vgg16_elastic.py', {'route.server.mirror_s': 1.0}, 2, 0.375
+  ),
   'ring': _Kind(
     'configs/default.py',
     {

@@ -62,7 +62,7 @@ class SchemaTest(parameterized.TestCase):
 
   @parameterized.parameters(
     *((_plain(_WORKER, worker=w),) for w in (-1, 2**20, '0', None, True, 0.5)),
-    *((_plain(_SERVER, server=s),) for s in (-1, 0, '1', None, True)),
+    *((_plain(_SERVER, server=s),) for s in (-1, 2**20, '1', None, True)),
     *(
       (_plain(_WORKER, process=process),)
       for process in (None, '', 'A' * 32, '0' * 31, '0' * 33, [], 1)

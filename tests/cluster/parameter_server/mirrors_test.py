@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import pytest
 from absl.testing import absltest, parameterized
 
 from bench import accounts
@@ -62,12 +63,18 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
     died = time.time()
     return launch.until('The run continues from mirror', before + 1) - died
 
+  def test_the_others_continue_when_a_server_dies(self):
+    self._check_death('worker:1', 'asp', {'wire__name': 'topk'})
+
+  @pytest.mark.soak
   @parameterized.parameters(
     ('worker:2', 'bsp', {}),
-    ('worker:1', 'asp', {'wire__name': 'topk'}),
     ('worker:2', 'bsp', {'route__server__pipelined': True}),
   )
-  def test_the_others_continue_when_a_server_dies(self, role, sync, fields):
+  def test_a_server_dies_under_bsp(self, role, sync, fields):
+    self._check_death(role, sync, fields)
+
+  def _check_death(self, role, sync, fields):
     with self._launch(sync__name=sync, **fields) as launch:
       self.assertLess(self._kill(launch, role), 3 * _TIMEOUT_S, launch.text)
       launch.until('return to their own processes')
@@ -91,6 +98,7 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(self._count_starts(launch), starts, launch.text)
     self._check_history(launch)
 
+  @pytest.mark.soak
   @parameterized.parameters(('server:1', 1), ('server:0', 2))
   def test_workers_host_dedicated_servers_that_die(self, role, term):
     with self._launch(
@@ -135,6 +143,7 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(self._count_starts(launch), starts, launch.text)
     self._check_history(launch)
 
+  @pytest.mark.soak
   def test_a_coordinator_that_was_stopped_is_ignored_when_it_returns(self):
     with self._launch(workers=4, servers=4, model=False) as launch:
       launch.reach(300)
@@ -150,6 +159,7 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
       self._stop(launch)
     self._check_history(launch, with_model=False)
 
+  @pytest.mark.soak
   def test_a_run_restarts_when_all_copies_of_a_shard_are_lost(self):
     with self._launch(workers=2, servers=2, epochs=100.0) as launch:
       launch.reach(300)

@@ -154,7 +154,8 @@ class ElasticTest(processes.TestCase):
         coordinator.until('Worker 1 has joined')
         while _count_pushes(coordinator, 1) < 10:
           time.sleep(0.05)
-        coordinator.process.send_signal(signal.SIGTERM)
+        for launch in (coordinator, first, second, late):
+          launch.process.send_signal(signal.SIGTERM)
         for launch in (coordinator, first, second, late):
           self.assertEqual(launch.wait(), 143, launch.text)
     self.check(coordinator)
