@@ -153,11 +153,15 @@ class Ways:
       for node in layer:
         if self._graph.worker[node] and not relays and node != source:
           continue
+        reach = width[node]
         for other, capacity in self._next[node]:
-          through = min(width[node], capacity)
-          if other in width or through < following.get(other, 0):
+          if other in width:
             continue
-          if through > following.get(other, 0):
+          through = capacity if capacity < reach else reach
+          known = following.get(other, 0)
+          if through < known:
+            continue
+          if through > known:
             following[other], parents[other] = through, []
             ways[other] = (*ways[node], other)
           parents[other].append(node)
