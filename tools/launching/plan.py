@@ -136,7 +136,7 @@ class Plan:
     try:
       manifest = json.loads((self.workdir / 'manifest.json').read_text())
       route = manifest['config']['route']
-      own = route[route['name']]
+      own = route.get(route['name'], {})
       return str(route['name']), float(own.get('mirror_s', 0.0))
     except (OSError, ValueError, LookupError, TypeError):
       return 'server', 0.0
