@@ -198,17 +198,24 @@ class Run:
     with contextlib.closing(self.checkpoints):
       if not self.is_successor:
         self.save_schedule.restart(self._examples)
-      while not (
-        self.milestones.finished
-        or (signals and self.runtime.is_ended_by(signals[0]))
-      ):
+      while not self._is_over(signals):
         self.runtime.step()  # The milestones review every decision in it.
         if self._is_save_possible() and self.runtime.pause():
           self._save()
       if self.save_schedule.is_enabled:
-        while not self.runtime.pause():
-          self.runtime.step()
+        while not self.runtime.pause() or not self._is_over(signals):
+          self.runtime.step()  # It may return to an earlier state.
         self._save()
+
+  def _is_over(self, signals: list[int]) -> bool:
+    """Returns whether the run is complete, or a signal ends it.
+
+    Raises:
+      HandedOver: After SIGTERM, if other processes continue the run.
+    """
+    if self.milestones.finished:
+      return True
+    return bool(signals) and self.runtime.is_ended_by(signals[0])
 
   def _is_save_possible(self) -> bool:
     """Returns whether a checkpoint is due and the last one is on the disk.

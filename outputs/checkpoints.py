@@ -177,7 +177,11 @@ class Checkpoints:
     self._finish()
     self._number = max(self._number, *_numbers(self._directory), -1) + 1
     tree = serialization.freeze({'parts': [*self._required], 'state': state})
-    others = self._save_others(self._number)
+    try:
+      others = self._save_others(self._number)
+    except Abandoned as error:
+      logging.warning('Checkpoint %d is not begun: %s', self._number, error)
+      return
     self._writing = self._pool.submit(self._write, self._number, tree, others)
 
   def close(self) -> None:

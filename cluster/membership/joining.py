@@ -28,6 +28,7 @@ from cluster.network.streams import (
 )
 
 _BACKOFF_S = 0.2  # Longest first wait; doubles with each attempt.
+_LEAST_S = 0.02  # Of an attempt.
 _LOG_INTERVAL_S = 30.0  # Between two lines on a rank that is held.
 
 T = TypeVar('T')
@@ -88,7 +89,7 @@ def join(
         wait_s = min(backoff_s, timeout_s / 2) * random.uniform(0.5, 1.0)
         backoff_s *= 2
       now = time.monotonic()
-      if now + wait_s >= deadline:
+      if now + max(wait_s, _LEAST_S) >= deadline:
         # The last attempt may have had too little time for any answer.
         if isinstance(before, RankHeld) and limit_s < timeout_s:
           raise before from error

@@ -66,14 +66,18 @@ class Recovery:
     """
     now = time.monotonic()
     missing = self._reception.missing_servers
+    failures = self._reception.failures
+    if hopeless := [k for k in failures if failures[k] >= _FAILURES]:
+      raise Unmendable(
+        f'No process has the parts of servers {hopeless} in mirror '
+        f'{self.mirror.number}.'
+      )
     for server in missing:
       if server in self._lost or now > self._patient_until:
         self._reception.find_host(server)
     if missing or not self._reception.has_servers:
       self._complete_at = None
-      failures = self._reception.failures
-      is_hopeless = any(failures[server] >= _FAILURES for server in missing)
-      if is_hopeless or now > self._began + self._limit_s:
+      if now > self._began + self._limit_s:
         raise Unmendable(
           f'Servers {missing} have not continued from mirror '
           f'{self.mirror.number} within {now - self._began:.0f} s.'

@@ -75,6 +75,7 @@ class ParameterServerRuntime(EventLoop):
     mirroring: Mirroring | None = None,
     mirrors: MirrorStore | None = None,
     newest_checkpoint: Callable[[], int] = lambda: -1,
+    drop_checkpoints: Callable[[int], None] = lambda newest: None,
     succession: Succession[MirrorStandby] | None = None,
     index: int = 0,
     is_superseded: Callable[[], bool] = lambda: False,
@@ -98,6 +99,7 @@ class ParameterServerRuntime(EventLoop):
         without mirrors.
       newest_checkpoint: Returns the number of the newest complete checkpoint;
         -1 for none.
+      drop_checkpoints: Removes checkpoints after a number.
       succession: Part of this process in elections of a coordinator; None for a
         run without mirrors.
       index: Rank of this process among the members of elections.
@@ -134,6 +136,8 @@ class ParameterServerRuntime(EventLoop):
     self._leaves_at: float | None = None  # Once this process got SIGTERM.
     self._has_handed_over = False
     self._resumed: Mapping[str, Any] = {}
+    self._rewind: Callable[[], None] = lambda: None
+    self._drop_checkpoints = drop_checkpoints
     self._recovery: Recovery | None = None
     # Why servers are to move at the mirror that is being taken, and the pushes
     # that have arrived since, which count if it is given up.
@@ -252,7 +256,7 @@ class ParameterServerRuntime(EventLoop):
 
     Pushes under way are lost then, and their examples are not.
     """
-    return self._recovery is None
+    return self._recovery is None and not self._store.has_failed
 
   @property
   def has_successor(self) -> bool:
@@ -760,11 +764,21 @@ class ParameterServerRuntime(EventLoop):
       reason=reason,
     )
     logging.warning('%s  Lost: %d updates, %d examples.', text, *rollback[1:3])
+    self._resumed = state['runtime']
+    self._rewind = functools.partial(self._rewind_records, state, rollback)
+
+  def _rewind_records(
+    self, state: Mapping[str, Any], rollback: Rollback
+  ) -> None:
+    """Returns files, accounts and checkpoints to a mirror.
+
+    Only once its parts are there: else the newest checkpoint is needed.
+    """
     self.coordinator.recorder.rewind(
       state['recorder'], state['files'], rollback
     )
     self.coordinator.milestones.restore(state['milestones'])
-    self._resumed = state['runtime']
+    self._drop_checkpoints(state['checkpoint'])
 
   def _try_continue(self, recovery: Recovery) -> None:
     """Continues the run from a mirror once the processes have rejoined."""
@@ -772,6 +786,8 @@ class ParameterServerRuntime(EventLoop):
       self._continue(recovery)
 
   def _continue(self, recovery: Recovery) -> None:
+    self._rewind()
+    self._rewind = lambda: None
     self._store.attach(self._reception.try_continue(), self._save_residuals)
     self._recovery = None
     reason = 'Servers have continued from a mirror.'

@@ -227,6 +227,12 @@ class ShardedParameterStore:
             future.set_exception(error)
       self._questions.clear()
 
+  @property
+  def has_failed(self) -> bool:
+    """True if requests raise an error: see `fail`."""
+    with self._answering:
+      return self._error is not None
+
   def detach(self) -> None:
     """Drops servers and orders, until `attach` sets the next servers."""
     self._servers, self._orders = [], []

@@ -67,7 +67,13 @@ def _screen(data):
 class PortTest(parameterized.TestCase):
   @parameterized.parameters(
     {'workers': 3, 'servers': 3, 'route__name': 'server'},
-    {'workers': 2, 'servers': 1, 'dedicated': True, 'route__name': 'server'},
+    {
+      'workers': 2,
+      'servers': 1,
+      'dedicated': True,
+      'route__name': 'server',
+      'route__server__mirror_s': 10.0,  # Else workers have no port.
+    },
     {'workers': 3, 'servers': 0, 'route__name': 'ring'},
   )
   def test_processes_of_one_host_listen_on_fixed_ports(self, **options):

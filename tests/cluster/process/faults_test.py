@@ -200,7 +200,6 @@ class CoordinatorTest(processes.TestCase):
       model=False,
       sync__name=scheme,
       epochs=8.0,
-      route__server__mirror_s=0.0,
       **_FIELDS,
     ) as launch:
       launch.reach(800)
