@@ -89,10 +89,17 @@ def check_parameters(path: pathlib.Path) -> Iterator[Check]:
   yield Check(name, difference == 0, f'they differ by {difference:.3g} at most')
   directory = path / 'checkpoints'
   parts = {
-    folder.name: checkpoints.part_names(directory, int(folder.name))
+    folder.name: {*checkpoints.part_names(directory, int(folder.name))}
     for folder in directory.iterdir()
   }
-  alike = len(set(map(tuple, parts.values()))) == 1
+  # Workers that left, and were perhaps away when a checkpoint was written.
+  left = {
+    f'worker{event["worker"]}'
+    for event in records.read_events(path)
+    if event['event'] == 'leave'
+  }
+  everywhere = set().union(*parts.values()) - left
+  alike = all(everywhere <= found for found in parts.values())
   yield Check('checkpoints have the same parts', alike, f'{parts}')
 
 

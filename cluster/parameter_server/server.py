@@ -334,9 +334,18 @@ class Server:
     stage: int,
   ) -> None:
     """Decodes and reports a push that has arrived."""
-    if not port.ended:  # Otherwise it would never be removed.
+    if not self._has_ended(port, key):  # Else it would never be removed.
       self._payloads[key] = self._payload(sent, stage)
       self._notify(messages.PushArrived(*key, report))
+
+  def _has_ended(self, port: _Port, key: Key) -> bool:
+    """Returns whether the coordinator has ended an incarnation of a worker.
+
+    Its stream may have ended before, and is then unknown to the order.
+    """
+    worker, incarnation = key
+    with self._lock:
+      return port.ended or incarnation <= self._ended.get(worker, -1)
 
   def _payload(self, sent: np.ndarray, stage: int) -> Payload:
     """Decodes a push in place: its bytes must not change afterwards."""
@@ -354,7 +363,7 @@ class Server:
   ) -> None:
     """Adds a worker's part of a piece, and sends pieces that are complete."""
     pieces = self._pieces
-    if pieces is None or port.ended:
+    if pieces is None or self._has_ended(port, key):
       return
     if number == 0:
       port.num_pieces = 0
