@@ -6,7 +6,7 @@ import pathlib
 import re
 import signal
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,9 +21,6 @@ _ADDRESS = re.compile(r'--coordinator=\S+?:(\d+)')
 # After this age and this number of pushes of the run, a process has compiled
 # all programs and is connected to all others.
 _WARM_UP_S, _WARM_UP_PUSHES = 15.0, 100
-# Growth that the next measurements do not confirm is that of a transfer, an
-# admission or an election.
-_CONFIRMATIONS = 3
 _PAGE_MIB = os.sysconf('SC_PAGE_SIZE') / 2**20
 
 
@@ -56,8 +53,8 @@ class RunProcesses:
     deaths: Number of processes that ended with a code other than 0.
     ports: Ports of coordinators.
     pushes: Number of pushes of the run so far, including lost ones.
-    growth: Largest growth of a process after warm-up that lasts for several
-      measurements, MiB and open files, by role.
+    growth: Largest growth of a process after warm-up, MiB and open files, by
+      role.
   """
 
   def __init__(self, workdir: pathlib.Path):
@@ -69,9 +66,6 @@ class RunProcesses:
     self.pushes = 0
     self.growth: dict[str, tuple[float, int]] = {}
     self._first: dict[int, tuple[float, int]] = {}
-    self._last: dict[int, deque[tuple[float, int]]] = defaultdict(
-      lambda: deque(maxlen=_CONFIRMATIONS)
-    )
     self._before: dict[int, int] = {}  # Pushes before a process was started.
     self._launch = Lines(workdir / 'launch.jsonl')
     self._events = Lines(workdir / 'events.jsonl')
@@ -111,12 +105,7 @@ class RunProcesses:
       if now - start < _WARM_UP_S or is_young or pid not in self._first:
         self._first[pid] = usage
         continue
-      last = self._last[pid]
-      last.append(usage)
-      if len(last) < _CONFIRMATIONS:
-        continue
-      least = map(min, zip(*last, strict=True))
-      more = (a - b for a, b in zip(least, self._first[pid], strict=True))
+      more = (a - b for a, b in zip(usage, self._first[pid], strict=True))
       before = self.growth.get(role, (0.0, 0))
       self.growth[role] = tuple(map(max, more, before))
 

@@ -151,8 +151,6 @@ class Ways:
     while layer:
       following: dict[int, int | float] = {}
       for node in layer:
-        if self._graph.worker[node] and not relays and node != source:
-          continue
         reach = width[node]
         for other, capacity in self._next[node]:
           if other in width:
@@ -166,8 +164,10 @@ class Ways:
             ways[other] = (*ways[node], other)
           parents[other].append(node)
       width.update(following)
+      ends = self._graph.worker  # Ways end at them, unless they are relays.
+      layer = [node for node in following if relays or not ends[node]]
       # So that the first way found to a node is the first in the order.
-      layer = sorted(following, key=ways.__getitem__)
+      layer.sort(key=ways.__getitem__)
     return ways, parents
 
 
