@@ -100,7 +100,8 @@ def check_parameters(path: pathlib.Path) -> Iterator[Check]:
   }
   everywhere = set().union(*parts.values()) - left
   alike = all(everywhere <= found for found in parts.values())
-  yield Check('checkpoints have the same parts', alike, f'{parts}')
+  detail = str({name: sorted(found) for name, found in parts.items()})
+  yield Check('checkpoints have the same parts', alike, detail)
 
 
 def find_lost(

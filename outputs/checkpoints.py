@@ -142,13 +142,21 @@ class Checkpoints:
   def succeed(self, newest: int) -> None:
     """Continues after another process, as of which `newest` is the newest.
 
-    Later ones are removed: the run continues from before them, with files that
-    differ.  The next number is skipped: the other process, which may only be
-    stopped, may be about to write a checkpoint of that number.
+    Later ones do not count any more: the run continues from before them, with
+    files that differ.  They are removed at the next save, as others may still
+    write parts of them.  The next number is skipped: the other process, which
+    may only be stopped, may be about to write a checkpoint of that number.
+
+    Raises:
+      OSError: If a later checkpoint cannot be renamed.
     """
+    if self._writing:
+      wait([self._writing])  # It may just complete a later one.
     earlier = _numbers(self._directory)
     self._number = max(earlier, default=-1) + 1
-    remove_all_but(self._directory, [n for n in earlier if n <= newest])
+    for number in earlier:
+      if number > newest:
+        _hide(self._directory / str(number) / COORDINATOR)
 
   def is_writing(self) -> bool:
     """Returns whether a save has to be put off until the last one has ended.
@@ -176,6 +184,7 @@ class Checkpoints:
     """
     self._finish()
     self._number = max(self._number, *_numbers(self._directory), -1) + 1
+    remove_all_but(self._directory, steps(self._directory))
     tree = serialization.freeze({'parts': [*self._required], 'state': state})
     try:
       others = self._save_others(self._number)
@@ -210,9 +219,9 @@ class Checkpoints:
           other.result()
         if self._may_write():
           write(self._directory, number, COORDINATOR, tree())
-    except Abandoned as error:
+    except Abandoned as error:  # Others may still write parts of it.
       logging.warning('Checkpoint %d is not completed: %s', number, error)
-      remove_all_but(self._directory, steps(self._directory))
+      return
     except OSError as error:
       if not self._may_write():  # The other process removes checkpoints, too.
         logging.warning('Another process continues the run: %s', error)

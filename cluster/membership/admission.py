@@ -283,13 +283,14 @@ class Reception:
     """
     self._loop_alive_at = time.monotonic() if is_watched else math.inf
 
-  def give_up(self, reason: str) -> None:
+  def give_up(self, reason: str, cause: BaseException | None = None) -> None:
     """Ends the run: the event loop will raise `Unmendable`; from any thread.
 
     Args:
       reason: Message of the exception.
+      cause: Cause of the exception; None for none.
     """
-    self.events.put(RunFailed(reason=reason))
+    self.events.put(RunFailed(reason=reason, cause=cause))
 
   def flush(self, limit_s: float) -> None:
     """Waits until the system has everything that was sent.

@@ -225,7 +225,7 @@ class EventLoop:
       worker()
     except BaseException as error:  # No caller of the thread would see it.
       self._reception.give_up(
-        f'The worker of the coordinator failed: {error!r}'
+        f'The worker of the coordinator failed: {error!r}', error
       )
       raise
 
@@ -245,7 +245,7 @@ class EventLoop:
       Unmendable: If the run cannot continue.
     """
     if isinstance(event, RunFailed):
-      raise Unmendable(event.reason)
+      raise Unmendable(event.reason) from event.cause
     if not self._is_valid(event):
       return
     if isinstance(event, WorkerDraining):

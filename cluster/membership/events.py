@@ -82,6 +82,8 @@ class RunFailed(Event):
 
   Attributes:
     reason: Text for logs.
+    cause: Exception behind it; None for none.
   """
 
   reason: str
+  cause: BaseException | None = None

@@ -10,6 +10,7 @@ a server may be in the process of any worker.
 
 import dataclasses
 import functools
+import math
 import secrets
 import time
 from collections import Counter
@@ -360,6 +361,14 @@ class ParameterServerReception(Reception):
     logging.info('Worker %d hosts server %d.', hosts[0].index, server)
     hosts[0].stream.send(messages.HostServer(server))
 
+  def _record_failure(self, server: int, process: str) -> None:
+    """Records that a process could not serve; another one is asked at once."""
+    with self._lock:
+      self.failures[server] += 1
+      asked, _ = self._asked.get(server, (None, 0.0))
+      if asked and asked.process == process:
+        self._asked[server] = asked, -math.inf
+
   def find_displaced(self) -> list[int]:
     """Returns servers whose own processes are there and ask for their ranks."""
     now = time.monotonic()
@@ -502,16 +511,19 @@ class ParameterServerReception(Reception):
     """
     return min(server.progress.executed for server in self._servers())
 
-  def give_up(self, reason: str) -> None:
+  def give_up(self, reason: str, cause: BaseException | None = None) -> None:
     """Ends the run: the event loop will raise `Unmendable`; from any thread.
 
     Waits for answers of servers end with the same exception.
 
     Args:
       reason: Message of the exception.
+      cause: Cause of the exception; None for none.
     """
-    super().give_up(reason)
-    self._store.fail(Unmendable(reason))
+    super().give_up(reason, cause)
+    error = Unmendable(reason)
+    error.__cause__ = cause
+    self._store.fail(error)
 
   def _close_others(self) -> None:
     with self._lock:
@@ -585,7 +597,7 @@ class ParameterServerReception(Reception):
         if is_used and not self._begun:
           del self._remote[index]
       if not server.address and self._restarts:
-        self.failures[index] += 1
+        self._record_failure(index, incarnation.process)
       if is_used and (self._begun or self._restarts):
         self._lose_server(index, f'Server {index} is lost: {error}')
       if isinstance(error, Corrupt):

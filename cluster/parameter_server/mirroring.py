@@ -1,10 +1,10 @@
 """Mirrors of a run, as its coordinator takes them.
 
 Between two events the coordinator orders all servers to retain their states,
-and retains its own.  Each part is then fetched by another process, on another
-host if there is one: the part of server k by a worker after k, that of the
-coordinator by up to three workers.  The mirror is complete once all have
-answered, and older ones are dropped.
+and retains its own.  Each part is then fetched by other processes, on other
+hosts if there are some: the part of server k by the two workers after k, that
+of the coordinator by three.  So a part outlives two deaths at a time.  The
+mirror is complete once all have answered, and older ones are dropped.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from absl import logging
 
 from cluster.parameter_server.mirrors import COORDINATOR, share_part
 
+COPIES = 2  # Workers that hold the part of a server, at most.
 STANDBYS = 3  # Workers that hold the coordinator's part, at most.
 
 
@@ -137,11 +138,12 @@ class Mirroring:
     self._due_at = now + self._every_s
     fetches, sources = set(), {}
     for server, owner in enumerate(servers):
-      others = _choose(owner, workers, server + 1)
+      others = _choose(owner, workers, server + 1)[:COPIES]
       if not others:
         return None
-      fetches.add(Fetch(others[0], share_part(server)))
-      sources[server] = [owner.address, workers[others[0]].address]
+      fetches |= {Fetch(worker, share_part(server)) for worker in others}
+      addresses = [workers[worker].address for worker in others]
+      sources[server] = [owner.address, *addresses]
     standbys = _choose(own, workers, 1)[:STANDBYS]
     if not standbys:
       return None
@@ -151,12 +153,12 @@ class Mirroring:
     self.pending = Pending(self._number, now, sources, fetches, holders)
     return self.pending
 
-  def holder(self, number: int, part: str) -> int | None:
-    """Returns the worker that is to fetch a part; None for another mirror."""
+  def holders(self, number: int, part: str) -> list[int]:
+    """Returns the workers that are to fetch a part; [] for another mirror."""
     if self.pending is None or self.pending.number != number:
-      return None
-    found = [each.worker for each in self.pending.fetches if each.part == part]
-    return found[0] if found else None
+      return []
+    fetches = self.pending.fetches
+    return sorted(each.worker for each in fetches if each.part == part)
 
   def answer(
     self, worker: int, number: int, part: str, error: str | None

@@ -2,7 +2,7 @@
 
 A *mirror* is a checkpoint in memory: the states of all servers and of the
 coordinator between the same two events.  It has a number.  Each part is in the
-process that it comes from and in another one, from which it is fetched once the
+process that it comes from and in two others, from which it is fetched once the
 first is lost (`cluster.parameter_server.mirroring`, `recovery`).
 """
 

@@ -647,12 +647,11 @@ class ParameterServerRuntime(EventLoop):
     self._mirroring.hurry()
 
   def _handle_retained(self, event: ShareRetained) -> None:
-    """Lets a worker fetch a server's part of a mirror."""
+    """Lets workers fetch a server's part of a mirror."""
     part = share_part(event.server)
-    self.coordinator.recorder.record_mirror(event.size_bytes)
-    worker = self._mirroring.holder(event.number, part)
-    if worker is not None:
-      fetch = messages.FetchMirror(event.number, part, event.address)
+    fetch = messages.FetchMirror(event.number, part, event.address)
+    for worker in self._mirroring.holders(event.number, part):
+      self.coordinator.recorder.record_mirror(event.size_bytes)
       self._reception.send_to_worker(worker, fetch)
 
   def _handle_fetched(

@@ -6,6 +6,8 @@ import pathlib
 import shutil
 import tempfile
 import threading
+import time
+from concurrent.futures import Future
 from unittest import mock
 
 import jax.numpy as jnp
@@ -229,6 +231,67 @@ class ReadTest(absltest.TestCase):
     checkpoints.write(directory, 0, checkpoints.COORDINATOR, tree)
     with self.assertRaisesRegex(OSError, 'server0'):
       checkpoints.read(directory, 0)
+
+
+class RewindTest(absltest.TestCase):
+  """A run that returns to an earlier state, or another process continues."""
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(tempfile.mkdtemp()) / 'checkpoints'
+    self.part = Future()
+    self.checkpoints = Checkpoints(
+      self.directory,
+      keep=2,
+      save_others=lambda number: [self.part],
+      waits=False,
+    )
+
+  def _save(self, count):
+    for number in range(count):
+      self.checkpoints.save({'number': number})
+      self.part.set_result(None)
+      while self.checkpoints.is_writing():
+        time.sleep(0.01)
+      self.part = Future()
+
+  def _reopen(self):
+    again = Checkpoints(self.directory, keep=2)
+    return again.restore(), again.newest
+
+  def test_later_checkpoints_do_not_count_and_go_at_the_next_save(self):
+    self._save(3)
+    self.checkpoints.succeed(1)
+    self.assertEqual(checkpoints.steps(self.directory), [1])
+    self.assertTrue((self.directory / '2').exists())  # Others may write to it.
+    self._save(1)
+    names = sorted(path.name for path in self.directory.iterdir())
+    self.assertEqual(names, ['1', '4'])
+    self.assertEqual(self._reopen(), ({'number': 0}, 4))
+
+  def test_a_checkpoint_that_just_completes_does_not_count(self):
+    self._save(1)
+    write = checkpoints.write
+
+    def write_slowly(*args):
+      time.sleep(0.2)
+      write(*args)
+
+    with mock.patch.object(checkpoints, 'write', write_slowly):
+      self.checkpoints.save({'number': 'later'})
+      self.part.set_result(None)
+      self.checkpoints.succeed(0)
+    self.assertEqual(self._reopen()[0], {'number': 0})
+
+  def test_an_abandoned_checkpoint_does_not_count_and_its_number_is_gone(self):
+    self._save(1)
+    self.checkpoints.save({'number': 'later'})
+    checkpoints.write(
+      self.directory, 1, 'server0', serialization.freeze({'x': 1})()
+    )
+    self.part.set_exception(checkpoints.Abandoned('a server is lost'))
+    self.checkpoints.close()
+    self.assertEqual(self._reopen(), ({'number': 0}, 1))
 
 
 class ScheduleTest(parameterized.TestCase):

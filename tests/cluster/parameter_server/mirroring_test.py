@@ -38,11 +38,18 @@ class ScheduleTest(parameterized.TestCase):
       ]
     ]
 
-  def test_each_part_is_in_two_processes(self):
+  @parameterized.parameters((2, 2), (3, 3), (5, 3))
+  def test_each_part_is_in_three_processes_if_there_are_so_many(
+    self, count, copies
+  ):
+    self.workers = _places(*range(count))
     pending = self._begin()
     for server, addresses in pending.sources.items():
       self.assertEqual(addresses[0], self.workers[server].address)
-      self.assertLen({*addresses}, 2)
+      self.assertLen({*addresses}, copies)
+
+  def test_every_worker_holds_parts(self):
+    pending = self._begin()
     holders = {each.worker for each in pending.fetches}
     self.assertEqual(holders, {0, 1, 2})
     standbys = {each.worker for each in pending.fetches if each.part == 'coord'}
@@ -51,9 +58,10 @@ class ScheduleTest(parameterized.TestCase):
   def test_parts_are_held_on_other_hosts_if_there_are_any(self):
     self.workers = _places(0, 0, 1, 1)
     pending = self._begin()
-    for server, (_, holder) in pending.sources.items():
+    for server, (_, *holders) in pending.sources.items():
       host = self.workers[server].host
-      self.assertNotEqual(holder.rpartition(':')[0], host)
+      for holder in holders:
+        self.assertNotEqual(holder.rpartition(':')[0], host)
 
   def test_a_mirror_is_complete_when_all_have_answered(self):
     pending = self._begin()

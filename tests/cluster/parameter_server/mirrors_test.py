@@ -98,6 +98,16 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(self._count_starts(launch), starts, launch.text)
     self._check_history(launch)
 
+  def test_a_coordinator_without_memory_leaves_the_run_to_others(self):
+    faults = ((0, 40, 'memory', 'compute'),)
+    with self._launch(cluster__faults=faults) as launch:
+      launch.until('in term 2')
+      launch.until('return to their own processes')
+      self._stop(launch)
+    starts = {f'worker:{k}': 1 for k in range(3)} | {'worker:0': 2}
+    self.assertEqual(self._count_starts(launch), starts, launch.text)
+    self._check_history(launch)
+
   @pytest.mark.soak
   @parameterized.parameters(('server:1', 1), ('server:0', 2))
   def test_workers_host_dedicated_servers_that_die(self, role, term):
