@@ -50,10 +50,11 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
     summary['issued'] == pushed + outstanding,
     f'{summary["issued"]} issued, {outstanding} outstanding',
   )
+  rows = list(records.read_events(path, with_rollbacks=True))
   listed = [(row['worker'], row['iteration']) for row in summary['lost']]
   yield Check(
     'lost iterations are listed',
-    listed == find_lost(events, summary['examples']),
+    listed == find_lost(rows, summary['examples']),
     f'{len(listed)}, in summary.json',
   )
   same = [recorded == replayed for recorded, replayed in replay.pairs(path)]
@@ -110,17 +111,24 @@ def find_lost(
   """Returns the iterations that ended with their worker, in order.
 
   Args:
-    events: Events of a run.
+    events: Events of a run, with its returns to mirrors.
     examples: Examples applied at the end, after which a released worker does
-      not start an iteration, even if the run is restarted.
+      not start an iteration, even if the run is restarted; but it has started
+      one if the run returns to a mirror later.
 
   Returns:
     Pairs of worker and iteration.
   """
   iteration, running, lost = Counter(), set(), []
+  last: set[int] = set()  # Workers released once all examples were applied.
   pending, applied = Counter(), 0
   for event, absent in records.split_absent(events):
     worker = event.get('worker')
+    if event['event'] == records.ROLLBACK:
+      iteration.update(last)
+      running |= last
+      last.clear()
+      continue
     if event['event'] == 'start':  # A restart from a checkpoint.
       lost += [(other, iteration[other] - 1) for other in sorted(running)]
       running.clear()
@@ -135,9 +143,11 @@ def find_lost(
         lost.append((worker, iteration[worker] - 1))
     for update in event['decision'].get('commit', ()):
       applied += pending.pop(update, 0)
-    is_last = applied == examples
-    released = () if is_last else event['decision'].get('release', ())
-    for other in {*released} - {*absent}:
+    released = {*event['decision'].get('release', ())} - {*absent}
+    if applied == examples:
+      last |= released
+      continue
+    for other in released:
       iteration[other] += 1
       running.add(other)
   return lost

@@ -48,6 +48,11 @@ class LostTest(parameterized.TestCase):
     self.assertEqual(accounts.find_lost(events, 2 * _BATCH), [])
     self.assertLen(accounts.find_lost(events, 2 * _BATCH + 1), 2)
 
+  def test_a_worker_released_at_the_end_loses_its_iteration_at_a_rollback(self):
+    rollback = {'event': 'rollback', 'time': 2.0, 'updates': 0}
+    events = [_start(), *_ITERATION, rollback, _start()]
+    self.assertEqual(accounts.find_lost(events, 2 * _BATCH), [(0, 1), (1, 1)])
+
 
 if __name__ == '__main__':
   absltest.main()

@@ -13,7 +13,7 @@ from outputs import formats
 _LINKS = 'links'
 _RESIDUALS = ('forgot', 'recalled')  # Residuals of workers, lost or recovered.
 DRIFT = 'drift'  # Replicas that differed from the reference.
-_ROLLBACK = 'rollback'  # Returns to mirrors.
+ROLLBACK = 'rollback'  # Returns to mirrors.
 _SHOWN = 64  # Largest number of workers whose spans are read.
 _WINDOW = 16  # Mean iterations of a worker in the window of spans.
 _CONFIG = ('config.seed', 'config.sync.name', 'config.cluster.workers')
@@ -182,7 +182,10 @@ def has_events(run: RunRecord) -> bool:
 
 
 def read_events(
-  path: pathlib.Path, *, with_residuals: bool = False
+  path: pathlib.Path,
+  *,
+  with_residuals: bool = False,
+  with_rollbacks: bool = False,
 ) -> Iterator[dict[str, Any]]:
   """Yields the events of a run's scheme with its decisions, in order.
 
@@ -190,12 +193,14 @@ def read_events(
     path: Folder of a run.
     with_residuals: True to yield also the rows of residuals that were lost or
       recovered.
+    with_rollbacks: True to yield also the rows of returns to mirrors.
 
   Raises:
     ValueError: If a line is broken; names file and line.
     OSError: If the file cannot be read.
   """
-  others = {_LINKS, DRIFT, _ROLLBACK, *(() if with_residuals else _RESIDUALS)}
+  others = {_LINKS, DRIFT, *(() if with_residuals else _RESIDUALS)}
+  others |= set() if with_rollbacks else {ROLLBACK}
   return (row for row in read_all_events(path) if row['event'] not in others)
 
 
@@ -283,7 +288,7 @@ def _event_fields(event: str | None) -> tuple[str, ...]:
     return 'time', 'did', 'why'
   if event in (DRIFT, *_RESIDUALS):
     return ('worker',)
-  if event == _ROLLBACK:
+  if event == ROLLBACK:
     return 'time', 'updates'
   return 'event', 'decision'
 
