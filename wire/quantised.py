@@ -12,7 +12,8 @@ clip below the largest number, which would leave most of a chunk at zero: of
 
 Without, a number is rounded at random to one of the two steps next to it, the
 nearer the likelier.  The expected value is exact (Alistarh et al., 'QSGD',
-2017), but with few bits the variance is many times the gradient's square.
+2017), but with few bits the variance exceeds the square of the gradient.  It is
+new with each message.
 """
 
 from typing import Any
@@ -61,9 +62,10 @@ def make(*, bits: int, chunk: int, error_feedback: bool, seed: int) -> Wire:
     return jnp.pad(vector, (0, -vector.size % chunk)).reshape(-1, chunk)
 
   def choose_scales(rows: jax.Array) -> jax.Array:
-    peaks = jnp.max(jnp.abs(rows), axis=1)  # NaN if one number is.
+    peaks: jax.Array = jnp.max(jnp.abs(rows), axis=1)  # NaN if one number is.
     if len(clips) == 1:
-      return peaks / largest
+      scales: jax.Array = peaks / largest
+      return scales
     units = rows / jnp.where(peaks > 0, peaks, 1)[:, None]
     errors = []
     for clip in clips:
@@ -71,7 +73,8 @@ def make(*, bits: int, chunk: int, error_feedback: bool, seed: int) -> Wire:
       rounded = jnp.clip(jnp.round(units / step), -largest, largest)
       errors.append(jnp.sum(jnp.square(units - rounded * step), axis=1))
     best = jnp.argmin(jnp.stack(errors), axis=0)
-    return peaks * (jnp.array(clips, jnp.float32) / largest)[best]
+    scales = peaks * (jnp.array(clips, jnp.float32) / largest)[best]
+    return scales
 
   def encode_whole(whole: jax.Array, n: int) -> jax.Array:
     clipped = jnp.clip(whole, -largest, largest).astype(jnp.int8)
