@@ -181,10 +181,13 @@ def get_config() -> ml_collections.ConfigDict:
   # The numbers of largest magnitude; the rest is kept as residual.
   config.wire.topk = ConfigDict()
   config.wire.topk.sparsity = 0.99  # Share of the numbers that is not sent.
-  # 8-bit integers with stochastic rounding.
+  # Integers of few bits, with a scale per chunk.
   config.wire.quantised = ConfigDict()
+  config.wire.quantised.bits = 8  # Bits of an integer: 8, 4 or 2.
   config.wire.quantised.chunk = 2048  # Numbers that share a scale.
-  config.wire.quantised.seed = 0  # Seed of the rounding.
+  # Whether rounding is to nearest, with errors kept as residual; False: random.
+  config.wire.quantised.error_feedback = True
+  config.wire.quantised.seed = 0  # Seed of random rounding.
   # Low-rank factors of matrices (PowerSGD); the rest is kept as residual.
   config.wire.lowrank = ConfigDict()
   config.wire.lowrank.rank = 4  # Rank of the factors.

@@ -1,4 +1,4 @@
-"""Tests for wire.topk, wire.quantised and wire.lowrank, against NumPy."""
+"""Tests for wire.topk and wire.lowrank, against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from absl.testing import absltest, parameterized
 from learning.shard_codec import ShardCodec, byte_views
 from tests.support import collectives
 from tests.support.collectives import jit_codec
-from wire import lowrank, quantised, topk
+from wire import lowrank, topk
 from wire.codec import Payload, Rows
 from wire.multi_round import MultiRoundAllreduce
 
@@ -56,64 +56,6 @@ class TopKTest(parameterized.TestCase):
   def test_rejects_a_sparsity_out_of_range(self, sparsity):
     with self.assertRaisesRegex(ValueError, 'sparsity: expected at least 0'):
       topk.make(sparsity=sparsity)
-
-
-class QuantisedTest(parameterized.TestCase):
-  def test_numbers_are_rounded_to_a_neighbouring_step(self):
-    n, codec = 23, jit_codec(quantised.make(chunk=5, seed=3).push)
-    vector = _vectors(0, n)
-    message, state = codec.encode(codec.init(n, 0), jnp.asarray(vector))
-    scales = np.array(
-      [
-        np.abs(vector[start : start + 5]).max() / 127
-        for start in range(0, n, 5)
-      ]
-    ).astype(np.float32)
-    np.testing.assert_allclose(message[0], scales, rtol=1e-6)
-    self.assertEqual(_size_bytes(message), n + 4 * 5)
-    self.assertEqual(codec.size_bytes(n), n + 4 * 5)
-    steps, each = vector / np.repeat(scales, 5)[:n], np.asarray(message[1])
-    self.assertTrue(((each >= steps - 1) & (each <= steps + 1)).all())
-    np.testing.assert_allclose(
-      codec.decode(message, n).vector,
-      each * np.repeat(scales, 5)[:n],
-      rtol=1e-6,
-    )
-    # The next vector is rounded in another way, and all is repeatable.
-    again, _ = codec.encode(codec.init(n, 0), jnp.asarray(vector))
-    np.testing.assert_array_equal(again[1], message[1])
-    for other in (state, codec.init(n, 1)):
-      differs, _ = codec.encode(other, jnp.asarray(vector))
-      self.assertTrue((differs[1] != message[1]).any())
-
-  def test_the_expected_value_is_exact(self):
-    n, draws, codec = 40, 4000, quantised.make(chunk=40, seed=0).push
-    vector = jnp.asarray(_vectors(2, n))
-
-    def draw(state, _):
-      message, state = codec.encode(state, vector)
-      return state, codec.decode(message, n).vector
-
-    _, found = jax.lax.scan(draw, codec.init(n, 0), length=draws)
-    scale = float(jnp.max(jnp.abs(vector))) / 127
-    # A step between neighbours has a standard deviation of half of it at most.
-    error = np.abs(np.asarray(found, np.float64).mean(axis=0) - vector)
-    self.assertLess(error.max(), 5 * scale / 2 / draws**0.5)
-    self.assertGreater(np.std(found, axis=0).max(), 0.3 * scale)
-
-  def test_whole_steps_and_zeros_are_exact(self):
-    codec = jit_codec(quantised.make(chunk=4, seed=0).push)
-    vector = jnp.array([127.0, -127.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-    state = codec.init(8, 0)
-    for _ in range(20):
-      message, state = codec.encode(state, vector)
-      np.testing.assert_array_equal(codec.decode(message, 8).vector, vector)
-
-  def test_rejects_settings_out_of_range(self):
-    with self.assertRaisesRegex(ValueError, 'chunk: expected at least 1'):
-      quantised.make(chunk=0, seed=0)
-    with self.assertRaisesRegex(ValueError, 'seed: expected 0 to'):
-      quantised.make(chunk=1, seed=-1)
 
 
 _ROWS = [Rows(3, 6, 5), Rows(40, 4, 4)]

@@ -90,6 +90,14 @@ class SameTest(parameterized.TestCase):
     },
     {'sync__name': 'elastic', 'wire__name': 'topk'},
     {'sync__name': 'quorum', 'wire__dense__dtype': 'bfloat16'},
+    {'wire__name': 'lowrank', 'wire__lowrank__rank': 1},
+    {
+      'sync__name': 'asp',
+      'wire__name': 'quantised',
+      'wire__quantised__bits': 2,
+      'wire__quantised__chunk': 64,
+    },
+    {'wire__name': 'quantised', 'wire__quantised__bits': 4},
   )
   def test_other_schemes_and_wires_can_be_computed_again(self, **fields):
     folder, summary = _together(

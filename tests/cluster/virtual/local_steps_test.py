@@ -61,6 +61,7 @@ class RunTest(parameterized.TestCase):
     {'wire__name': 'sparse', 'wire__sparse__chunk': 16},
     {'wire__name': 'topk'},
     {'wire__name': 'quantised'},
+    {'wire__name': 'quantised', 'wire__quantised__bits': 2},
     {'wire__name': 'lowrank'},
     {'route__name': 'ring', 'optimizer__name': 'sgd'},
     {'route__name': 'ring', 'wire__name': 'lowrank'},
@@ -84,6 +85,23 @@ class RunTest(parameterized.TestCase):
       outer__learning_rate=0.7,
     )
     self.assertGreater(summary['final_accuracy'], 0.5)
+
+  @parameterized.product(bits=[8, 4, 2], outer=['sgd', 'nesterov'])
+  def test_displacements_of_few_bits_learn_as_exact_ones(self, bits, outer):
+    fields = {
+      **_ADAMW,
+      'epochs': 6.0,
+      'batching__local_steps': 2,
+      'outer__name': outer,
+      'outer__learning_rate': 0.7,
+    }
+    _, exact = small.execute(**fields)
+    _, found = small.execute(
+      **fields, wire__name='quantised', wire__quantised__bits=bits
+    )
+    self.assertAlmostEqual(
+      found['final_accuracy'], exact['final_accuracy'], delta=0.05
+    )
 
 
 class UnequalStepsTest(parameterized.TestCase):
