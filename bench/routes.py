@@ -68,6 +68,7 @@ class Run(NamedTuple):
     route: Value of config.route.name; 'pipelined' for that of `server` with
       config.route.server.pipelined.
     mbit: Base rate of the links, Mbit/s.
+    local_steps: Steps of an iteration (H).
   """
 
   case: str
@@ -75,6 +76,7 @@ class Run(NamedTuple):
   way: str
   route: str
   mbit: int = hosts.BASE_MBIT
+  local_steps: int = 1
 
   @property
   def lab_hosts(self) -> hosts.Case:
@@ -192,6 +194,7 @@ def measure(
   lab_hosts = run.lab_hosts
   count = len(lab_hosts.up)
   name = f'{run.case}_{run.size_bytes}_{run.way}_{run.route}'
+  name += f'_{run.mbit}_{run.local_steps}'
   out.mkdir(parents=True, exist_ok=True)
   links, lab = out / f'{run.case}.json', out / f'{run.case}_lab.json'
   write_links(links, lab_hosts.cluster)
@@ -288,7 +291,7 @@ def _timing_fields(
   run: Run, compute_s: float, iterations: int, workers: int
 ) -> dict[str, Any]:
   """Returns the fields of a run that moves bytes but trains no model."""
-  examples = iterations * workers * default.get_config().batching.worker_batch
+  batch = default.get_config().batching.worker_batch * run.local_steps
   return {
     'epochs': 1.0,
     'eval_every': 1,
@@ -297,7 +300,8 @@ def _timing_fields(
     'route.server.pipelined': run.route == 'pipelined',
     'model.name': 'none',
     'model.none.size_bytes': run.size_bytes,
-    'model.none.num_train': examples,
+    'model.none.num_train': iterations * workers * batch,
+    'batching.local_steps': run.local_steps,
     'cluster.speed.name': 'constant',
     'cluster.speed.fixed_s': compute_s,
     'cluster.speed.per_example_s': 0.0,

@@ -1,7 +1,8 @@
 """Kills many processes of one run: python -m bench.soak, or `make soak`.
 
   python -m bench.soak [--route=server] [--kills=200] [--servers=0.1]
-    [--mean_s=1.5] [--seed=0] [--out=DIR]
+    [--mean_s=1.5] [--seed=0] [--scheme=elastic] [--local_steps=1]
+    [--slowdown='(1.0, 1.5, 2.0, 3.0)'] [--out=DIR]
 
 With --route=server the run is ElasticBSP on this machine, with four workers and
 two dedicated servers, one of which is the coordinator.  After its start a
@@ -10,6 +11,10 @@ also during a restart.  The process is a worker, or with probability --servers a
 server or the coordinator, after which all continue from a mirror, that is taken
 every second, or, if two were killed at once, resume from a checkpoint.  Pauses
 are longer while all processes restart.
+
+--scheme, --local_steps and --slowdown change the scheme of such a run, the
+steps of an iteration, each as long as an iteration of one step, and the
+workers' speeds.
 
 With --route=ring the run is BSP with four workers and no server, and any worker
 is killed, the coordinator's process too.  Nobody else may restart.
@@ -58,7 +63,7 @@ class _Kind(NamedTuple):
   """Kind of run.
 
   Attributes:
-    config: Config file.
+    config: Config file; {scheme} is replaced.
     fields: Changed fields.
     servers: Number of dedicated servers; 0 without servers.
     share: Share of the workers' time in which they push, at least: the run
@@ -73,7 +78,7 @@ class _Kind(NamedTuple):
 
 _KINDS = {
   'server': _Kind(
-    'configs/vgg16_elastic.py', {'route.server.mirror_s': 1.0}, 2, 0.375
+    'configs/vgg16_{scheme}.py', {'route.server.mirror_s': 1.0}, 2, 0.375
   ),
   'ring': _Kind(
     'configs/default.py',
@@ -87,6 +92,7 @@ _KINDS = {
     0.8,
   ),
 }
+_SCHEMES = ('bsp', 'ssp', 'elastic', 'quorum')
 _BASELINE_S = 20.0  # Before the first kill.
 _LIMIT_S = 6.0  # Seconds of the run per kill.
 _STANDSTILL_S = 90.0  # Without a push for this long, the run hangs.
@@ -106,15 +112,28 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--servers', type=float, default=0.1)
   parser.add_argument('--mean_s', type=float, default=1.5)
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--scheme', choices=_SCHEMES, default='elastic')
+  parser.add_argument('--local_steps', type=int, default=1)
+  parser.add_argument('--slowdown', help='config.cluster.speed.slowdown')
   parser.add_argument('--out', help='folder of the run; a new one by default')
   flags = parser.parse_args(argv)
+  changed = (flags.scheme, flags.local_steps, flags.slowdown)
+  if flags.route == 'ring' and changed != ('elastic', 1, None):
+    parser.error('--route=ring: expected no other scheme, steps or slowdown')
   out = pathlib.Path(flags.out or tempfile.mkdtemp()).resolve()
   print(f'the run is in {out}', flush=True)
   start, kind = time.monotonic(), _KINDS[flags.route]
   words = clusters.command(
     out / 'run',
-    kind.config,
-    {**_FIELDS, **kind.fields, 'epochs': _num_pushes(flags) / _EPOCH},
+    kind.config.format(scheme=flags.scheme),
+    {
+      **_FIELDS,
+      **kind.fields,
+      'epochs': _num_pushes(flags) * flags.local_steps / _EPOCH,
+      'batching.local_steps': flags.local_steps,
+      'cluster.speed.fixed_s': flags.local_steps * _ITERATION_S,
+      **({'cluster.speed.slowdown': flags.slowdown} if flags.slowdown else {}),
+    },
     workers=_WORKERS,
     servers=kind.servers,
     dedicated=kind.servers > 0,
@@ -165,7 +184,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _num_pushes(flags: argparse.Namespace) -> float:
   """Returns the pushes of the run, which outlasts the kills a little."""
-  rate = _WORKERS / _ITERATION_S
+  rate = _WORKERS / (flags.local_steps * _ITERATION_S)
   kills_s = flags.kills * flags.mean_s
   return rate * (_BASELINE_S + _KINDS[flags.route].share * kills_s)
 

@@ -1,4 +1,4 @@
-"""Measures one rank of PyTorch's gloo: sums, and steps of DDP.
+"""Measures one rank of PyTorch's gloo: sums, steps of DDP, torchft's DiLoCo.
 
 The program runs under another interpreter, which has torch and NumPy but
 nothing of this project: python -P ddp.py FOLDER RANK.  It reads its jobs from
@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pathlib
+import socket
 import statistics
 import sys
 import time
@@ -37,7 +38,7 @@ def main(folder: str, rank: str) -> None:
   torch.set_num_threads(task['threads'])
   torch.manual_seed(0)
   dist.init_process_group('gloo', rank=int(rank), world_size=task['ranks'])
-  jobs = {'sum': _sum, 'step': _step}
+  jobs = {'sum': _sum, 'step': _step, 'diloco': _diloco}
   results = []
   for job in task['jobs']:
     dist.barrier()
@@ -128,6 +129,93 @@ def _step(
     'compute_s': statistics.median(computed_s or alone or [0.0]),
     'parameters': sum(each.numel() for each in net.parameters()),
     **_costs(before, steps),
+  }
+
+
+def _diloco(
+  *,
+  layers: Sequence[tuple[int, float]],
+  seconds: float,
+  local_steps: int,
+  rounds: int,
+) -> dict[str, Any]:
+  """Returns the times and costs of rounds of DiLoCo after the first ones.
+
+  Each rank is a replica group of its own, and rank 0 has the lighthouse.  A
+  sleep stands for the computation of a local step.  The inner optimizer has one
+  number, so that its steps take no time, and each round moves the parameters by
+  the rank: the sum is known.
+
+  Args:
+    layers: Bytes of each parameter; ready times are ignored.
+    seconds: Seconds of a local step.
+    local_steps: Local steps of a round (H).
+    rounds: Number of measured rounds.
+  """
+  import torchft  # The other jobs do not need it.
+  from torchft.coordination import LighthouseServer
+  from torchft.local_sgd import DiLoCo
+
+  rank, ranks = dist.get_rank(), dist.get_world_size()
+  lighthouse = None
+  if rank == 0:
+    lighthouse = LighthouseServer(bind='[::]:0', min_replicas=ranks)
+  address = [lighthouse and lighthouse.address()]
+  dist.broadcast_object_list(address)
+  net = nn.Module()
+  net.parts = nn.ParameterList(
+    nn.Parameter(torch.zeros(size // 4)) for size, _ in layers
+  )
+  number = nn.Parameter(torch.zeros(1))
+  host = socket.gethostname()
+  store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+  manager = torchft.Manager(
+    pg=torchft.ProcessGroupGloo(),
+    load_state_dict=None,
+    state_dict=None,
+    min_replica_size=ranks,
+    use_async_quorum=False,
+    rank=0,
+    world_size=1,
+    store_addr=host,
+    store_port=store.port,
+    lighthouse_addr=address[0],
+    replica_id=f'rank{rank}',
+    hostname=host,
+    init_sync=False,
+  )
+  inner = torch.optim.SGD([number], lr=1.0)
+  # The result is the mean of the ranks' displacements.
+  outer = torch.optim.SGD(net.parameters(), lr=1.0)
+  try:
+    with DiLoCo(manager, [net], inner, outer, sync_every=local_steps):
+      before, times = _usage(), [time.monotonic()]
+      for done in range(_SKIPPED + rounds):
+        if done == _SKIPPED:
+          before, times = _usage(), [time.monotonic()]
+        for _ in range(local_steps - 1):
+          time.sleep(seconds)
+          inner.step()
+        time.sleep(seconds)
+        with torch.no_grad():
+          for part in net.parts:
+            part += rank
+        inner.step()
+        times.append(time.monotonic())
+      costs = _costs(before, rounds)
+  finally:
+    dist.barrier()
+    manager.shutdown(wait=False)
+    if lighthouse:
+      lighthouse.shutdown()
+  expected = (_SKIPPED + rounds) * (ranks - 1) / 2
+  if not all((part == expected).all() for part in net.parts):
+    raise RuntimeError('The mean displacement is wrong.')
+  return {
+    'steps_s': [b - a for a, b in itertools.pairwise(times)],
+    'compute_s': local_steps * seconds,
+    'parameters': sum(each.numel() for each in net.parameters()),
+    **costs,
   }
 
 

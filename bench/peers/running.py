@@ -1,7 +1,7 @@
-"""Runs PyTorch's gloo and DDP on hosts of a lab, for comparison.
+"""Runs PyTorch's gloo, DDP and torchft on hosts of a lab, for comparison.
 
-torch has its own environment (requirements-peers.txt, `make peers`); the
-program ddp.py runs under the interpreter of that environment.
+They have an environment of their own (requirements-peers.txt, `make peers`);
+the program ddp.py runs under its interpreter.
 """
 
 import argparse
@@ -48,10 +48,10 @@ class Sum(NamedTuple):
 
 
 class Step(NamedTuple):
-  """Median times of steps of DDP.
+  """Median times of steps of DDP, or of rounds of DiLoCo.
 
   Attributes:
-    step_s: Seconds from the end of a step to the next one.
+    step_s: Seconds from the end of a step or round to the next one.
     compute_s: Seconds of a step without communication, of the slowest rank.
     cpu_s: CPU seconds of all ranks.
     sent_bytes: Bytes sent by all ranks, with frames and headers.
@@ -145,6 +145,26 @@ def step_job(
     'bucket_bytes': bucket_bytes,
     'hook': hook,
     'rank': rank,
+  }
+
+
+def diloco_job(
+  layers: Sequence[Layer], *, step_s: float, local_steps: int, rounds: int
+) -> dict[str, Any]:
+  """Returns a job of rounds of torchft's DiLoCo, with a `Step` as result.
+
+  Args:
+    layers: Parameters of the model.
+    step_s: Seconds of the sleep that stands for a local step.
+    local_steps: Local steps of a round (H).
+    rounds: Number of measured rounds.
+  """
+  return {
+    'kind': 'diloco',
+    'layers': [(each.bytes, each.ready) for each in layers],
+    'seconds': step_s,
+    'local_steps': local_steps,
+    'rounds': rounds,
   }
 
 
