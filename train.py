@@ -31,7 +31,7 @@ from configs.checks import require
 from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
 from learning import build as learning
-from learning import compilations, placement
+from learning import compilations, placement, staleness
 from learning.learning import Learning
 from outputs import serialization
 from outputs.console import Console
@@ -172,6 +172,9 @@ def _assemble(
   scheme = copy.deepcopy(own['scheme']) or build_section(
     'sync', choose, num_workers=config.cluster.workers
   )
+  is_own = own['scheme'] is not None
+  name = type(scheme).__name__.lower() if is_own else config.sync.name
+  weigh = staleness.make(choose)
   wire = build_section('wire', choose)
   plan = _plan(config, choose, scheme, wire)
   if own_process and not _uses_accelerators(config, plan):
@@ -196,7 +199,7 @@ def _assemble(
   intervals = _intervals(config, parts.learned.num_train)
   site = runtime.make(config, meeting, parts)
   make_run = functools.partial(
-    _make_run, config, scheme, intervals, parts, site
+    _make_run, config, name, scheme, weigh, intervals, parts, site
   )
   if site.is_coordinator:
     return make_run(), parts.manifest
@@ -206,7 +209,9 @@ def _assemble(
 
 def _make_run(
   config: ConfigDict,
+  name: str,
   scheme: Scheme,
+  weigh: staleness.Weight,
   intervals: Intervals,
   parts: Parts,
   site: Site,
@@ -249,9 +254,10 @@ def _make_run(
     num_workers=config.cluster.workers,
     ahead=isinstance(parts.plan, Allreduce),
     find_stage=functools.partial(parts.find_stage, site.store),
+    weigh=weigh,
   )
   return Run(
-    name=type(scheme).__name__.lower(),
+    name=name,
     runtime=site.runtime(coordinator),
     milestones=milestones,
     recorder=recorder,
@@ -268,7 +274,8 @@ def _check_config(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   sections.check_fields(config, defaults)
   sections.check_values(config)
   sections.check_used(config, defaults, own)
-  for section in ('sync', 'batching', 'wire', 'route', 'model', 'outer'):
+  chosen = ('sync', 'batching', 'wire', 'route', 'model', 'outer', 'staleness')
+  for section in chosen:
     sections.choose_section(config, defaults, section)
   return functools.partial(sections.choose_section, config, defaults)
 

@@ -21,6 +21,7 @@ def check(config: ConfigDict, plan: Plan, scheme: Scheme, wire: Wire) -> None:
     ValueError: If they cannot be combined; names the field.
   """
   _check_reduction(config, scheme)
+  _check_staleness(config, scheme)
   _check_min_workers(config, plan)
   if isinstance(plan, ParameterServer):
     _check_parameter_server(config, plan, scheme, wire)
@@ -40,6 +41,21 @@ def _check_reduction(config: ConfigDict, scheme: Scheme) -> None:
   require(
     not getattr(scheme, 'is_synchronous', False), field, expected, reduction
   )
+
+
+def _check_staleness(config: ConfigDict, scheme: Scheme) -> None:
+  """Rejects weights by staleness where they would change nothing."""
+  field, weight = 'config.staleness.name', config.staleness.name
+  if weight == 'constant':
+    return
+  name = type(scheme).__name__
+  is_stale = not getattr(scheme, 'is_synchronous', False)
+  expected = f"'constant', as no push of {name} is stale"
+  require(is_stale, field, expected, weight)
+  optimizer = config.optimizer.name
+  is_linear = optimizer == 'sgd' or config.batching.local_steps > 1
+  expected = f"'constant', as {optimizer} takes steps whatever a push's scale"
+  require(is_linear, field, expected, weight)
 
 
 def _check_min_workers(config: ConfigDict, plan: Plan) -> None:

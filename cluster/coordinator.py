@@ -15,7 +15,7 @@ from absl import logging
 from batching.batching import Batching, Measurement
 from cluster.milestones import Milestones
 from data.stream import Ranges, Stream, size
-from learning import scaling
+from learning import scaling, staleness
 from learning.learning import ParameterStore
 from outputs.accounting import PHASES, LostIteration
 from outputs.recorder import Recorder
@@ -88,6 +88,7 @@ class Coordinator:
       changes the batches of the next but one.
     find_stage: Function that returns the stage of the wire for iterations that
       begin now.
+    weigh: Function that returns the weight of a push by its staleness.
   """
 
   def __init__(
@@ -102,6 +103,7 @@ class Coordinator:
     num_workers: int,
     ahead: bool = False,
     find_stage: Callable[[], int] = lambda: 0,
+    weigh: staleness.Weight | None = None,
   ):
     """Creates a coordinator; `attach` and `start` or `restore` follow.
 
@@ -116,8 +118,10 @@ class Coordinator:
       ahead: Whether iterations are assigned one ahead.
       find_stage: Function that returns the stage of the wire for iterations
         that begin now.
+      weigh: Weight of a push by its staleness; None for 1, always.
     """
     self.find_stage = find_stage
+    self.weigh = weigh or staleness.constant()
     self.ahead = ahead
     self.workers = [Progress() for _ in range(num_workers)]
     self.store = store
@@ -228,7 +232,10 @@ class Coordinator:
       return
     self._stream.done(index)
     worker.is_iterating = False
-    self.store.add(decision.into, index, push.examples, finite=finite)
+    weight = self.weigh(self.store.version - worker.version)
+    self.store.add(
+      decision.into, index, push.examples, weight=weight, finite=finite
+    )
     self.recorder.record_push(
       decision.into,
       push,

@@ -42,12 +42,16 @@ def get_config() -> ml_collections.ConfigDict:
   config.sync.name = 'bsp'  # Module of sync/.
   config.sync.bsp = ConfigDict()
   config.sync.asp = ConfigDict()
+  # Seconds in which pushes are merged into one update; 0 for none.
+  config.sync.asp.grace_s = 0.0
   config.sync.ssp = ConfigDict()
   config.sync.ssp.bound = 3  # Largest lead, iterations.
+  config.sync.ssp.grace_s = 0.0  # As of asp.
   config.sync.dssp = ConfigDict()
   # Lead up to which every worker continues, iterations.
   config.sync.dssp.low = 3
   config.sync.dssp.high = 15  # Largest lead, iterations.
+  config.sync.dssp.grace_s = 0.0  # As of asp.
   config.sync.elastic = ConfigDict()
   config.sync.elastic.lookahead = 15  # Predicted pushes per worker (R).
   # Pushes of every worker before the search for a barrier.
@@ -486,6 +490,13 @@ def get_config() -> ml_collections.ConfigDict:
   config.outer.delayed_nesterov.momentum = 0.9  # Decay of the momentum.
   # Updates between two that apply momentum, usually the number of workers.
   config.outer.delayed_nesterov.delay = 4
+
+  # How much does a push count that versions were applied since its pull?
+  config.staleness = ConfigDict()
+  config.staleness.name = 'constant'  # Function of learning/staleness.py.
+  config.staleness.constant = ConfigDict()  # As much as any.
+  config.staleness.polynomial = ConfigDict()  # (1 + versions)^-exponent.
+  config.staleness.polynomial.exponent = 0.5
 
   # How does the learning rate change, by examples of the whole cluster?
   config.schedule = ConfigDict()

@@ -65,7 +65,7 @@ _NO_MODEL = (
   'eval_top',
   'precision.*',
   *('batching.micro_batch', 'cluster.devices_per_worker'),
-  *('cluster.workers_per_gpu', 'outer.*'),
+  *('cluster.workers_per_gpu', 'outer.*', 'staleness.*'),
 )
 _REAL = (
   *('cluster.min_workers', 'cluster.faults'),

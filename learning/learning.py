@@ -280,7 +280,13 @@ class ParameterStore(Protocol):
     """The learning rate of the next update; None without a model."""
 
   def add(
-    self, update: int, worker: int, examples: int, *, finite: bool = True
+    self,
+    update: int,
+    worker: int,
+    examples: int,
+    *,
+    weight: float = 1.0,
+    finite: bool = True,
   ) -> None:
     """Adds a worker's push, which has arrived, to an update.
 
@@ -291,6 +297,8 @@ class ParameterStore(Protocol):
       update: Number of the update.
       worker: Index of the worker.
       examples: Number of examples of the push.
+      weight: Factor of its gradient or displacement, above 0; 1 in an
+        allreduce.
       finite: Whether all of its numbers are finite.
     """
 

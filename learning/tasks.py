@@ -323,7 +323,8 @@ def _learner(
       reduction=reduction,
       num_workers=config.cluster.workers,
       worker_batch=config.batching.worker_batch * steps,
-      scaled=scaled,
+      # A weight divides pushes as a loss scale does.
+      scaled=scaled or config.staleness.name != 'constant',
     )
 
 

@@ -1,9 +1,12 @@
-"""Asynchronous parallel: every push is an update, and no worker ever waits."""
+"""Asynchronous parallel: every push is an update, and no worker ever waits.
+
+With a grace window workers that push close together are merged: sync/grace.py.
+"""
 
 import dataclasses
 
-from sync import scheme
-from sync.scheme import Decision, Push
+from sync import grace, scheme
+from sync.scheme import Decision, Push, Scheme
 
 
 @dataclasses.dataclass
@@ -50,6 +53,15 @@ class Asp:
     return Decision(release=self.members.release((worker,)))
 
 
-def make(*, num_workers: int) -> Asp:
-  """Returns ASP for `num_workers` workers."""
-  return Asp(members=scheme.make_members(num_workers))
+def make(*, num_workers: int, grace_s: float = 0.0) -> Scheme:
+  """Returns ASP for `num_workers` workers.
+
+  Args:
+    num_workers: Number of workers.
+    grace_s: Seconds in which pushes are merged into one update; 0 for none.
+
+  Raises:
+    ValueError: If an argument is out of range.
+  """
+  asp = Asp(members=scheme.make_members(num_workers))
+  return grace.merge(asp, grace_s=grace_s)

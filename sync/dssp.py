@@ -20,8 +20,8 @@ import math
 import numpy as np
 
 from configs import checks
-from sync import scheme
-from sync.scheme import Decision, Push
+from sync import grace, scheme
+from sync.scheme import Decision, Push, Scheme
 
 
 @dataclasses.dataclass
@@ -132,20 +132,23 @@ class Dssp:
     return self.members.release(workers)
 
 
-def make(*, num_workers: int, low: int, high: int) -> Dssp:
+def make(
+  *, num_workers: int, low: int, high: int, grace_s: float = 0.0
+) -> Scheme:
   """Returns DSSP.
 
   Args:
     num_workers: Number of workers.
     low: Lead up to which every worker may continue, iterations, >= 0.
     high: Largest lead of a running worker, iterations, >= low.
+    grace_s: Seconds in which pushes are merged into one update; 0 for none.
 
   Raises:
     ValueError: If an argument is out of range.
   """
   checks.check_integer('low', low, at_least=0)
   checks.check_integer('high', high, at_least=low)
-  return Dssp(
+  dssp = Dssp(
     low=low,
     high=high,
     members=scheme.make_members(num_workers),
@@ -155,3 +158,4 @@ def make(*, num_workers: int, low: int, high: int) -> Dssp:
     last_push=[math.nan] * num_workers,
     interval_s=[math.nan] * num_workers,
   )
+  return grace.merge(dssp, grace_s=grace_s)

@@ -11,8 +11,8 @@ import heapq
 import math
 
 from configs import checks
-from sync import scheme
-from sync.scheme import Decision, Push
+from sync import grace, scheme
+from sync.scheme import Decision, Push, Scheme
 
 
 @dataclasses.dataclass
@@ -75,20 +75,22 @@ class Ssp:
     return self.members.release(scheme.pop_within(self.waiting, highest))
 
 
-def make(*, num_workers: int, bound: float) -> Ssp:
+def make(*, num_workers: int, bound: float, grace_s: float = 0.0) -> Scheme:
   """Returns SSP.
 
   Args:
     num_workers: Number of workers.
     bound: Largest lead of a running worker: an integer >= 0, or infinity.
+    grace_s: Seconds in which pushes are merged into one update; 0 for none.
 
   Raises:
     ValueError: If an argument is out of range.
   """
   if bound != math.inf:
     checks.check_integer('bound', bound, at_least=0)
-  return Ssp(
+  ssp = Ssp(
     bound=bound,
     members=scheme.make_members(num_workers),
     clocks=scheme.make_clocks(num_workers),
   )
+  return grace.merge(ssp, grace_s=grace_s)

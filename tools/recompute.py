@@ -34,10 +34,10 @@ from batching import fixed
 from cluster.coordinator import Coordinator
 from cluster.membership.worker_states import WorkerState
 from cluster.parameter_server.checkpoints import read_servers
-from configs import default
+from configs import default, sections
 from configs.checks import require
 from learning import build as learning
-from learning import compilations, placement
+from learning import compilations, placement, staleness
 from learning.learning import Learning, ParameterStore
 from learning.scaling import factor, worker_scaling
 from learning.shard_codec import ShardCodec
@@ -230,6 +230,9 @@ class _RecomputedRun:
     self._pieces: dict[int, dict[int, tuple[list[Payload], int]]] = {}
     self._released: dict[int, tuple[Any, Any, int, float | None]] = {}
     self._before = before
+    choose = functools.partial(
+      sections.choose_section, config, default.get_config()
+    )
     self._coordinator = Coordinator(
       scheme=manifests.make_scheme(config.to_dict(), workers),
       batching=fixed.make(
@@ -242,6 +245,7 @@ class _RecomputedRun:
       milestones=silent_milestones(),
       num_workers=workers,
       find_stage=self._stage,
+      weigh=staleness.make(choose),
     )
     self._coordinator.attach(release=self._release, wake_at=lambda at: None)
 
@@ -331,7 +335,13 @@ class _RecomputedRun:
     return self._codec.wire.stage(done)
 
   def add(
-    self, update: int, worker: int, examples: int, *, finite: bool = True
+    self,
+    update: int,
+    worker: int,
+    examples: int,
+    *,
+    weight: float = 1.0,
+    finite: bool = True,
   ) -> None:
     """Sums the push of a worker into an update."""
     shares, own = (
@@ -349,7 +359,7 @@ class _RecomputedRun:
         pieces[worker] = divided, examples
         return
       for learner, share in zip(self.learners, shares, strict=True):
-        learner.add(update, share, examples, scale=factor(own))
+        learner.add(update, share, examples, scale=factor(own) / weight)
 
   def discard(self, worker: int) -> None:
     """Drops the push of a worker."""

@@ -47,10 +47,16 @@ class ReplicaStore:
     self._held: dict[int, tuple[Any, Any]] = {}
 
   def add(
-    self, update: int, worker: int, examples: int, *, finite: bool = True
+    self,
+    update: int,
+    worker: int,
+    examples: int,
+    *,
+    weight: float = 1.0,
+    finite: bool = True,
   ) -> None:
     """Counts a worker's contribution to an update."""
-    del worker
+    del worker, weight  # 1: no contribution is stale.
     self._pending[update] = self._pending.get(update, 0) + examples
     if not finite:
       self._not_finite.add(update)

@@ -357,7 +357,7 @@ class Add(Message, frozen=True):
     incarnation: Its incarnation.
     update: Number of the update.
     examples: Weight of the push; 0 to discard it.
-    scale: Factor by which the push is divided.
+    scale: Number by which the push is divided: its loss scale over its weight.
   """
 
   worker: Rank

@@ -96,15 +96,20 @@ class ShardedParameterStore:
       self._error, self._abandoned = None, self._number
 
   def add(
-    self, update: int, worker: int, examples: int, *, finite: bool = True
+    self,
+    update: int,
+    worker: int,
+    examples: int,
+    *,
+    weight: float = 1.0,
+    finite: bool = True,
   ) -> None:
     """Adds a worker's push, which all servers have received, to an update."""
     scaling = worker_scaling(self.scalings, worker)
     examples = examples if finite else 0
+    scale = factor(scaling) / weight
     self._orders.append(
-      messages.Add(
-        worker, self.incarnations[worker], update, examples, factor(scaling)
-      )
+      messages.Add(worker, self.incarnations[worker], update, examples, scale)
     )
     if scaling:
       self.scalings[worker] = scaling.after(finite=finite)

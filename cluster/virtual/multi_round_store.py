@@ -70,9 +70,16 @@ class MultiRoundStore(LocalParameterStore):
     return super().take_push(worker, message, 0)
 
   def add(
-    self, update: int, worker: int, examples: int, *, finite: bool = True
+    self,
+    update: int,
+    worker: int,
+    examples: int,
+    *,
+    weight: float = 1.0,
+    finite: bool = True,
   ) -> None:
     """Adds the push of a worker to an update."""
+    del weight  # 1: no push of an allreduce is stale.
     payload = self._arrived.pop(worker)
     pushes = self._pushes.setdefault(update, {})
     pushes[worker] = payload, examples, finite

@@ -98,17 +98,23 @@ class LocalParameterStore:
     return not self._checks_finite or bool(self._is_finite(payload.gradient))
 
   def add(
-    self, update: int, worker: int, examples: int, *, finite: bool = True
+    self,
+    update: int,
+    worker: int,
+    examples: int,
+    *,
+    weight: float = 1.0,
+    finite: bool = True,
   ) -> None:
     """Adds a worker's push, which has arrived, to an update."""
     payload = self._arrived.pop(worker)
     if not self._scalings:
-      self.learner.add(update, payload, examples)
+      self.learner.add(update, payload, examples, scale=1 / weight)
       return
     own = self._scalings[worker]
     self._scalings[worker] = own.after(finite=finite)
     if finite:
-      self.learner.add(update, payload, examples, scale=own.value)
+      self.learner.add(update, payload, examples, scale=own.value / weight)
 
   def discard(self, worker: int) -> None:
     """Drops a worker's push, which has arrived."""
