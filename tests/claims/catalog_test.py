@@ -5,7 +5,10 @@ from absl.testing import absltest, parameterized
 from claims import catalog, judging, page, running
 from claims.published import Claim, Entry, Measure
 
-_PAPERS = 'ElasticBSP', 'DSSP', 'R2SP', 'LB-BSP', 'forest', 'GradientFlow'
+_PAPERS = (
+  *('ElasticBSP', 'DSSP', 'R2SP', 'LB-BSP', 'forest', 'GradientFlow'),
+  'local steps',
+)
 _RULE = {'measure': Measure('x', {}), 'confirmed': (0.0, 1.0)}
 
 
