@@ -9,8 +9,23 @@ from configs import local_steps
 
 # Inner and outer rates, from configs/sweeps/local_steps_digits.py.
 _RATES: dict[str, tuple[float, float | None]] = {
-  name: (2e-3, None if name in ('bsp', 'average', 'alone') else 0.7)
-  for name in local_steps.METHODS
+  'bsp': (2e-3, None),
+  'local_8': (2e-3, 0.3),
+  'local_32': (2e-3, 0.3),
+  'local_128': (2e-3, 0.3),
+  'asp_naive': (2e-3, 0.3),
+  'asp_delayed': (2e-3, 0.3),
+  'elastic_balanced': (2e-3, 0.7),
+  'alone_outer': (2e-3, 0.3),
+  'quorum': (2e-3, 0.3),
+  'average': (2e-3 / 3, None),
+  'alone': (2e-3 / 3, None),
+  'local_balanced': (2e-3, 0.7),
+  'elastic_naive': (2e-3, 0.3),
+  'elastic_naive_balanced': (2e-3, 0.3),
+  'elastic_delayed': (2e-3, 0.3),
+  'ssp_delayed': (2e-3, 0.7),
+  'r2sp_delayed': (2e-3, 0.3),
 }
 _GRID = shared.grid(_RATES)
 _LEVEL = '0.9'
