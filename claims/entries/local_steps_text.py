@@ -10,10 +10,10 @@ from configs import local_steps
 # Inner and outer rates, from configs/sweeps/local_steps_text.py.
 _RATES: dict[str, tuple[float, float | None]] = {
   'bsp': (3e-3, None),
-  'local_8': (1e-2, 0.7),
-  'local_32': (1e-2, 0.7),
+  'local_8': (3e-3, 0.3),
+  'local_32': (3e-3, 0.3),
   'asp_naive': (3e-3, 0.3),
-  'elastic_balanced': (1e-2, 0.7),
+  'elastic_balanced': (1e-2, 0.3),
 }
 _GRID = shared.grid(_RATES)
 _LEVEL = '0.25'
