@@ -18,7 +18,8 @@ from sweeps.folder import SweepFolder
 
 # Fields of a run's summary in every record, beside those that claims measure.
 _SUMMARY_FIELDS = (
-  *('final_accuracy', 'time_s', 'iterations', 'updates', 'examples', 'bytes'),
+  *('final_accuracy', 'final_bits_per_byte'),
+  *('time_s', 'iterations', 'updates', 'examples', 'bytes'),
   *('waiting_share', 'goodput', 'staleness_mean', 'staleness_max'),
 )
 _LINES = 5  # Last lines of a failed measurement's errors in its record.

@@ -3,9 +3,14 @@
 from absl.testing import absltest, parameterized
 
 from claims import catalog, judging, page, running
+from claims.entries import _local_steps
 from claims.published import Claim, Entry, Measure
+from configs import local_steps
 
-_PAPERS = 'ElasticBSP', 'DSSP', 'R2SP', 'LB-BSP', 'forest', 'GradientFlow'
+_PAPERS = (
+  *('ElasticBSP', 'DSSP', 'R2SP', 'LB-BSP', 'forest', 'GradientFlow'),
+  'local steps',
+)
 _RULE = {'measure': Measure('x', {}), 'confirmed': (0.0, 1.0)}
 
 
@@ -36,6 +41,11 @@ class TablesTest(absltest.TestCase):
           parts = (claim.measure or Measure('', {}))[1:4]
           selected = {key for part in parts for key in part or ()}
           self.assertContainsSubset(selected, fields, f'{name}: {claim.text}')
+
+  def test_methods_of_local_steps_are_selected_without_their_rates(self):
+    selected = [_local_steps.of(name) for name in local_steps.METHODS]
+    for fields in selected:
+      self.assertEqual(selected.count(fields), 1, fields)
 
   def test_every_entry_describes_both_experiments(self):
     for name, entry in catalog.find_all().items():

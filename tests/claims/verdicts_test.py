@@ -22,6 +22,7 @@ _CHEAP = {
   'r2sp_relaxation': (1, 2),
   'lb_bsp_gain': (2,),
   'gradientflow_fusion': (0,),
+  'local_steps_digits': (3,),
 }
 _TRAINED = 'accuracy', '_to.'  # Parts of names of fields that XLA affects.
 

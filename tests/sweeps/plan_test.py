@@ -94,7 +94,9 @@ class PlanTest(parameterized.TestCase):
       _plan(text, plan.SharedConfig(_FILE, {}))
 
   def test_grids_of_sweep_files_have_the_documented_size(self):
-    for path, count in {'schemes': 60, 'bounds': 30}.items():
+    counts = {'schemes': 60, 'bounds': 30}
+    counts |= {f'local_steps_{data}': 130 for data in ('digits', 'text')}
+    for path, count in counts.items():
       file = f'configs/sweeps/{path}.py'
       points = grid.points(plan.read_grid(file))
       self.assertLen(points, count)
@@ -105,7 +107,7 @@ class PlanTest(parameterized.TestCase):
       ]
       for line in lines:
         checking.resolve(line)
-    self.assertLen(list(_SWEEPS.glob('*.py')), 2)
+    self.assertLen(list(_SWEEPS.glob('*.py')), len(counts))
 
   def test_a_file_without_a_grid_needs_one(self):
     with self.assertRaisesRegex(ValueError, '--grid: expected some, or GRID'):
