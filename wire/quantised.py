@@ -73,8 +73,7 @@ def make(*, bits: int, chunk: int, error_feedback: bool, seed: int) -> Wire:
       rounded = jnp.clip(jnp.round(units / step), -largest, largest)
       errors.append(jnp.sum(jnp.square(units - rounded * step), axis=1))
     best = jnp.argmin(jnp.stack(errors), axis=0)
-    scales = peaks * (jnp.array(clips, jnp.float32) / largest)[best]
-    return scales
+    return peaks * (jnp.array(clips, jnp.float32) / largest)[best]
 
   def encode_whole(whole: jax.Array, n: int) -> jax.Array:
     clipped = jnp.clip(whole, -largest, largest).astype(jnp.int8)
