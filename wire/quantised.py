@@ -73,7 +73,8 @@ def make(*, bits: int, chunk: int, error_feedback: bool, seed: int) -> Wire:
       rounded = jnp.clip(jnp.round(units / step), -largest, largest)
       errors.append(jnp.sum(jnp.square(units - rounded * step), axis=1))
     best = jnp.argmin(jnp.stack(errors), axis=0)
-    return peaks * (jnp.array(clips, jnp.float32) / largest)[best]
+    shares = jnp.array(clips, jnp.float32) / largest
+    return peaks * jnp.take(shares, best)
 
   def encode_whole(whole: jax.Array, n: int) -> jax.Array:
     clipped = jnp.clip(whole, -largest, largest).astype(jnp.int8)
