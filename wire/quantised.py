@@ -64,8 +64,7 @@ def make(*, bits: int, chunk: int, error_feedback: bool, seed: int) -> Wire:
   def choose_scales(rows: jax.Array) -> jax.Array:
     peaks: jax.Array = jnp.max(jnp.abs(rows), axis=1)  # NaN if one number is.
     if len(clips) == 1:
-      scales: jax.Array = peaks / largest
-      return scales
+      return jnp.divide(peaks, largest)
     units = rows / jnp.where(peaks > 0, peaks, 1)[:, None]
     errors = []
     for clip in clips:
@@ -73,8 +72,7 @@ def make(*, bits: int, chunk: int, error_feedback: bool, seed: int) -> Wire:
       rounded = jnp.clip(jnp.round(units / step), -largest, largest)
       errors.append(jnp.sum(jnp.square(units - rounded * step), axis=1))
     best = jnp.argmin(jnp.stack(errors), axis=0)
-    shares = jnp.array(clips, jnp.float32) / largest
-    return peaks * jnp.take(shares, best)
+    return jnp.multiply(peaks, (jnp.array(clips, jnp.float32) / largest)[best])
 
   def encode_whole(whole: jax.Array, n: int) -> jax.Array:
     clipped = jnp.clip(whole, -largest, largest).astype(jnp.int8)
