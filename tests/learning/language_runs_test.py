@@ -14,8 +14,8 @@ from tensorboardX.proto import event_pb2
 import train
 from data import tokens
 from models import transformer
-from tests.support import small
-from tools import report
+from tests.support import processes, small
+from tools import recompute, report
 from tools.pages import series
 from tools.reading import records
 
@@ -26,6 +26,15 @@ _LOCAL = {
   'outer__name': 'nesterov',
   'data__ahead': 1,
   'epochs': 12.0,
+}
+
+
+# Defaults of fields that `small.config` changes and that no run here has.
+_UNUSED = {'model__mlp__hidden': train.default.get_config().model.mlp.hidden}
+_UNUSED |= {
+  f'data__synthetic__{name}': value
+  for name, value in train.default.get_config().data.synthetic.items()
+  if name in ('num_train', 'num_test', 'pixels', 'channels')
 }
 
 
@@ -40,7 +49,11 @@ def _folder(count=1200) -> str:
 
 
 def _config(directory, **changed):
-  fields = {
+  return small.config(**_fields(directory, **changed))
+
+
+def _fields(directory, **changed):
+  return {
     'epochs': 4.0,
     'model__name': 'transformer',
     **{f'model__transformer__{k}': v for k, v in _MODEL.items()},
@@ -55,14 +68,9 @@ def _config(directory, **changed):
     'optimizer__name': 'adamw',
     'optimizer__learning_rate': 0.01,
     'time_to': (),
+    **_UNUSED,
     **changed,
   }
-  config = small.config(**fields)
-  for name in ('num_train', 'num_test', 'pixels', 'channels'):
-    value = train.default.get_config().data.synthetic[name]
-    config.data.synthetic[name] = value
-  config.model.mlp.hidden = train.default.get_config().model.mlp.hidden
-  return config
 
 
 def _test_loss(params, directory) -> float:
@@ -251,6 +259,23 @@ class LanguageRunTest(parameterized.TestCase):
     summary = small.build(config)()
     self.assertIn('final_perplexity', summary)
     self.assertNotIn('final_bits_per_byte', summary)
+
+
+class RealHostsTest(processes.TestCase):
+  def test_two_processes_report_the_figures_of_a_language_model(self):
+    wire = {'wire__name': 'quantised', 'wire__quantised__bits': 4}
+    fields = _fields(_folder(), **(_LOCAL | wire))
+    with processes.launch(workers=2, **fields) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    summary = launch.summary
+    loss = summary['final_test_loss']
+    self.assertBetween(loss, 0.0, math.log(_VOCABULARY))
+    self.assertAlmostEqual(summary['final_perplexity'], math.exp(loss))
+    self.assertAlmostEqual(
+      summary['final_bits_per_byte'], loss / math.log(2) / _BYTES
+    )
+    self.assertEqual(summary['late_compilations'], 0)
+    self.assertEqual(recompute.difference(launch.folder), 0)
 
 
 if __name__ == '__main__':
