@@ -282,7 +282,13 @@ class _RecomputedRun:
     self._steps.begin(state, rate)
 
   def add(
-    self, update: int, worker: int, examples: int, *, finite: bool = True
+    self,
+    update: int,
+    worker: int,
+    examples: int,
+    *,
+    weight: float = 1.0,
+    finite: bool = True,
   ) -> None:
     """Ignores the push, because `_push` has stored it."""
 
