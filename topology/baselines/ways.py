@@ -38,7 +38,8 @@ class Ways:
   def __init__(self, cluster: Cluster) -> None:
     self.cluster = cluster
     self._graph = cluster.graph
-    self._ways: dict[int, _Found] = {}
+    # By source, and whether workers forward.
+    self._ways: dict[tuple[int, bool], _Found] = {}
     self._next: list[list[tuple[int, int]]] = [[] for _ in cluster.nodes]
     for src, dst, capacity in self._graph.links:
       self._next[src].append((dst, capacity))
@@ -46,13 +47,16 @@ class Ways:
   def hop(self, src: str, dst: str) -> trees.Hop:
     """Returns the nodes from one worker to another, both included.
 
-    All ways from a worker are found at once, and kept; each passes over the
-    links once or twice.
+    All ways from a worker are found at once, and kept, with one pass over the
+    links; with another one where switches do not lead to all.
+
+    Raises:
+      KeyError: If there is no way.
     """
     a, b = self.cluster.position[src], self.cluster.position[dst]
-    if a not in self._ways:
-      self._ways[a] = self._from(a)
-    return tuple(self.cluster.nodes[v] for v in self._ways[a][b])
+    found = self._from(a, relays=False)
+    way = found[b] if b in found else self._from(a, relays=True)[b]
+    return tuple(self.cluster.nodes[v] for v in way)
 
   def shares(self) -> dict[Ends, Fraction]:
     """Returns per link its capacity over the number of pairs that want it.
@@ -64,7 +68,7 @@ class Ways:
     """
     wanted: dict[tuple[int, int], Fraction] = {}
     for source in self._graph.workers:
-      for _, parents, targets in self._searches(source):
+      for parents, targets in self._searches(source):
         _divide(parents, targets, wanted)
     place = self.cluster.position
     return {
@@ -115,37 +119,43 @@ class Ways:
       found.setdefault(int(np.argmax(row >= least)), []).append(worker)
     return list(found.values())
 
-  def _from(self, source: int) -> _Found:
-    return {
-      target: ways[target]
-      for ways, _, targets in self._searches(source)
-      for target in targets
-    }
+  def _from(self, source: int, *, relays: bool) -> _Found:
+    key = source, relays
+    if key not in self._ways:
+      self._ways[key] = self._search(source, relays)
+    return self._ways[key]
 
   def _searches(
     self, source: int
-  ) -> list[tuple[_Found, dict[int, list[int]], list[int]]]:
-    """Returns the results of `_search`, each with the workers it serves.
+  ) -> list[tuple[dict[int, list[int]], list[int]]]:
+    """Returns the predecessors from `_search`, each with workers it serves.
 
     Once through switches only; once through all nodes, for the other workers.
     """
     found, missing = [], [w for w in self._graph.workers if w != source]
     for relays in (False, True):
       if missing:
-        ways, parents = self._search(source, relays)
-        found.append((ways, parents, [w for w in missing if w in ways]))
+        parents: dict[int, list[int]] = {source: []}
+        ways = self._search(source, relays, parents)
+        found.append((parents, [w for w in missing if w in ways]))
         missing = [w for w in missing if w not in ways]
     return found
 
   def _search(
-    self, source: int, relays: bool
-  ) -> tuple[_Found, dict[int, list[int]]]:
-    """Returns the way to each node, and its predecessors on all best ways.
+    self,
+    source: int,
+    relays: bool,
+    parents: dict[int, list[int]] | None = None,
+  ) -> _Found:
+    """Returns the way to each node.
 
-    Nodes come by ascending distance.
+    Args:
+      source: Node at which all ways begin.
+      relays: Whether workers forward.
+      parents: Takes the predecessors of each node on all best ways, nodes by
+        ascending distance; None for no need of them.
     """
     ways: _Found = {source: (source,)}
-    parents: dict[int, list[int]] = {source: []}
     width: dict[int, int | float] = {source: math.inf}
     layer = [source]
     while layer:
@@ -157,18 +167,18 @@ class Ways:
             continue
           through = capacity if capacity < reach else reach
           known = following.get(other, 0)
-          if through < known:
-            continue
           if through > known:
-            following[other], parents[other] = through, []
-            ways[other] = (*ways[node], other)
-          parents[other].append(node)
+            following[other], ways[other] = through, (*ways[node], other)
+            if parents is not None:
+              parents[other] = [node]
+          elif through == known and parents is not None:
+            parents[other].append(node)
       width.update(following)
       ends = self._graph.worker  # Ways end at them, unless they are relays.
       layer = [node for node in following if relays or not ends[node]]
       # So that the first way found to a node is the first in the order.
       layer.sort(key=ways.__getitem__)
-    return ways, parents
+    return ways
 
 
 def _divide(
