@@ -165,7 +165,7 @@ def measure(
     _until(lambda: processes.pushes >= replicas, run, processes, log)
     ready_s = time.monotonic() - start
     began, cpu_s = processes.pushes, _of_each(processes, _cpu_s)
-    target = replicas * iterations
+    target = began + replicas * iterations
     _until(lambda: processes.pushes >= target, run, processes, log)
     passed = (processes.pushes - began) / replicas
     for role, used_s in _of_each(processes, _cpu_s).items():

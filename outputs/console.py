@@ -130,10 +130,13 @@ def _number(value: float | None, form: str) -> str:
 @contextlib.contextmanager
 def hidden() -> Iterator[None]:
   """Hides the displays of runs, except for warnings."""
-  before = logging.get_verbosity()
-  logging.set_verbosity(logging.WARNING)
+  logger = logging.get_absl_logger()
+  before = (
+    logger.level
+  )  # Not the verbosity: before flags are parsed it differs.
+  logger.setLevel('WARNING')
   try:
     with contextlib.redirect_stdout(io.StringIO()):
       yield
   finally:
-    logging.set_verbosity(before)
+    logger.setLevel(before)
