@@ -2,13 +2,15 @@
 
 Not among them: the benchmarks of real hosts, which need root for network
 namespaces (`bench.allreduce`, `bench.routes`, `bench.steps`, `bench.ladder`,
-`bench.faults`, `bench.joining`), and `bench.lead`, `bench.fuzz`,
-`bench.replicas`, `bench.replication`, `bench.soak` (also `make soak`) and
-`bench.gpu`, which take minutes.  docs/benchmarks.md has their commands.
+`bench.faults`, `bench.joining`, `bench.local_steps`), and `bench.lead`,
+`bench.fuzz`, `bench.replicas`, `bench.replication`, `bench.soak` (also `make
+soak`), `bench.goodput` and `bench.gpu`, which take minutes.  docs/benchmarks.md
+has their commands.
 """
 
 from bench import (
   batching,
+  bits,
   checkpoint,
   drift,
   forest,
@@ -31,4 +33,5 @@ transport.main([])
 loopback.main([])
 predict.main([])
 batching.main([])
+bits.main([])
 forest.main([])
