@@ -17,7 +17,7 @@ from sync.scheme import Decision, Push, Scheme
 
 @dataclasses.dataclass
 class Ssp:
-  """State of SSP.
+  """Stale synchronous parallel: workers lead the slowest by at most a bound.
 
   Attributes:
     bound: Largest lead of a running worker, iterations; may be infinite.
