@@ -213,7 +213,7 @@ def get_config() -> ml_collections.ConfigDict:
   # the memory of other processes.  If a process is lost, the others continue
   # from the last one.  0 takes none: the loss of a server, or of the
   # coordinator, then restarts all processes from a checkpoint.
-  config.route.server.mirror_s = 0.0
+  config.route.server.mirror_s = 30.0
   # For all routes but 'server', which sum among the workers and need bsp: least
   # bytes of a bucket, which is sent as soon as it is full; 0 sends tensor by
   # tensor, inf all at once; 'auto' takes the size that is predicted to be the

@@ -77,7 +77,8 @@ class Rollback(NamedTuple):
   Attributes:
     time: Time of the return, seconds.
     updates: Number of updates that are lost; their examples are used again.
-      None if the coordinator that has counted them is lost.
+      None if neither the coordinator nor a server that has counted them is
+      left.
     examples: Number of examples in these updates; None likewise.
     reason: Reason, as text.
   """

@@ -129,6 +129,8 @@ class RemoteServer:
     stream: Control stream to its process.
     address: 'address:port' that workers connect to; '' before the server
       has reported it.
+    left: Updates and examples that it had applied before it returned to a
+      mirror; None if it has not.
     progress: Progress of its orders, from its last heartbeat.
   """
 
@@ -140,6 +142,7 @@ class RemoteServer:
     """
     self.incarnation, self.stream = incarnation, incarnation.stream
     self.address = ''
+    self.left: tuple[int, int] | None = None
     self.progress = OrderProgress()
 
   def order(self, sequence: int, orders: Sequence[Order]) -> None:

@@ -501,9 +501,12 @@ class ServerAddress(Message, frozen=True):
 
   Attributes:
     address: Its address.
+    left: Updates and examples that it had applied before it returned to a
+      mirror; None if it has not.
   """
 
   address: Address
+  left: tuple[Count, Count] | None = None
 
 
 class PushReport(Untagged, frozen=True):

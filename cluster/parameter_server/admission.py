@@ -328,6 +328,18 @@ class ParameterServerReception(Reception):
       first = self._first
       return [k for k in range(first, len(ranks)) if ranks[k].holder is None]
 
+  def find_left(self) -> tuple[int, int] | None:
+    """Returns the most updates, with their examples, that a server has left.
+
+    A server leaves those that it had applied as it returns to a mirror.
+
+    Returns:
+      The numbers of updates and examples; None if no server has left any.
+    """
+    with self._lock:
+      left = [each.left for each in self._remote.values() if each.left]
+    return max(left, default=None)
+
   def find_host(self, server: int) -> None:
     """Asks a worker to host a server, unless one was asked and may do so.
 
@@ -582,7 +594,7 @@ class ParameterServerReception(Reception):
           server.progress = message.orders or server.progress
           stream.send(messages.HeartbeatReply(message.sent, time.monotonic()))
         elif isinstance(message, messages.ServerAddress):
-          server.address = message.address
+          server.address, server.left = message.address, message.left
           self._add_server(index, server)
         elif not isinstance(message, messages.Activity):
           body = memory.aligned(size_bytes)

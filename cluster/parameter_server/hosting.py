@@ -90,6 +90,8 @@ class _ServerHost:
     # That of the coordinator whose orders the server executes.
     self._admission: messages.ServerAdmitted | None = None
     self._has_orders = threading.Event()
+    # Updates and examples before its last return to a mirror.
+    self._left: tuple[int, int] | None = None
 
   def run(self) -> bool:
     """Runs sessions until one ends the server: see `host_server`."""
@@ -106,7 +108,8 @@ class _ServerHost:
       )
       with contextlib.suppress(TransportError):  # The heartbeat meets it, too.
         if self._prepare(stream, admission) and self._server:
-          stream.send(messages.ServerAddress(self._server.address))
+          address = self._server.address
+          stream.send(messages.ServerAddress(address, self._left))
           heartbeat.ended.wait()
       end = heartbeat.end
       if end.kind == 'over':
@@ -205,7 +208,9 @@ class _ServerHost:
       part = share_part(self._index)
       stream.send(messages.Activity('fetching its part of a mirror'))
       self._mirrors.fetch(source.number, part, source.addresses)
-      server.restart(source.number)
+      left = server.restart(source.number)
+      # It may return again before any update.
+      self._left = left if self._has_orders.is_set() else self._left
       self._has_orders.clear()
     self._admission = admission
     return True

@@ -17,6 +17,7 @@ from cluster.parameter_server.mirrors import COORDINATOR, share_part
 
 COPIES = 2  # Workers that hold the part of a server, at most.
 STANDBYS = 3  # Workers that hold the coordinator's part, at most.
+_SHARE = 0.05  # Share of the time in which parts may travel.
 
 
 class Place(NamedTuple):
@@ -92,6 +93,10 @@ class Mirroring:
   def __init__(self, *, every_s: float, limit_s: float):
     """Creates the schedule; the first mirror is due at once.
 
+    Parts travel in at most a twentieth of the time: after a mirror that took
+    d seconds, or was given up after so many, the next begins 20 d later, if
+    that is more than `every_s`.  Only a change of processes comes before.
+
     Args:
       every_s: Seconds from one mirror to the next; 0 for no mirrors at all.
       limit_s: Seconds after which a mirror is given up.
@@ -161,11 +166,12 @@ class Mirroring:
     return sorted(each.worker for each in fetches if each.part == part)
 
   def answer(
-    self, worker: int, number: int, part: str, error: str | None
+    self, now: float, worker: int, number: int, part: str, error: str | None
   ) -> bool:
     """Records a worker's answer; returns whether the mirror is complete now.
 
     Args:
+      now: Monotonic time, seconds.
       worker: Rank of the worker.
       number: Number of the mirror.
       part: Name of the part.
@@ -181,6 +187,7 @@ class Mirroring:
     if pending.fetches:
       return False
     self.complete = Mirror(number, pending.sources, pending.holders)
+    self._delay_next(pending, now)
     self.pending = None
     return True
 
@@ -195,6 +202,7 @@ class Mirroring:
   def check(self, now: float) -> None:
     """Gives a mirror up that takes too long, at a monotonic time."""
     if self.pending and now > self.pending.began + self._limit_s:
+      self._delay_next(self.pending, now)
       self.abort(f'no answer within {self._limit_s:.0f} s')
 
   def abort(self, reason: str) -> None:
@@ -202,6 +210,11 @@ class Mirroring:
     if self.pending:
       logging.info('Mirror %d is given up: %s', self.pending.number, reason)
     self.pending = None
+
+  def _delay_next(self, pending: Pending, now: float) -> None:
+    """Delays the mirror after one that took long."""
+    due_at = pending.began + (now - pending.began) / _SHARE
+    self._due_at = max(self._due_at, due_at)
 
 
 def _choose(

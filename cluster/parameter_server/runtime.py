@@ -342,10 +342,11 @@ class ParameterServerRuntime(EventLoop):
     self._take_term(membership.term)
     self._publish()
     self.time += time.monotonic() - began
+    left, store = self._reception.find_left(), self._store
     rollback = Rollback(
       time=self.time,
-      updates=None,
-      examples=None,
+      updates=max(left[0] - store.version, 0) if left else None,
+      examples=max(left[1] - store.examples, 0) if left else None,
       reason='The coordinator was lost.',
     )
     self.coordinator.recorder.record_rollback(rollback)
@@ -659,7 +660,7 @@ class ParameterServerRuntime(EventLoop):
   ) -> None:
     """Records that a worker holds a part; the mirror may be complete now."""
     if not self._mirroring.answer(
-      worker, answer.number, answer.part, answer.error
+      time.monotonic(), worker, answer.number, answer.part, answer.error
     ):
       return
     number = answer.number

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 import jax
@@ -165,11 +166,14 @@ class Server:
       usual_s=self._longest.get(name),
     )
 
-  def restart(self, mirror: int) -> None:
+  def restart(self, mirror: int) -> tuple[int, int]:
     """Continues from a mirror, with orders from number 0 on and no worker.
 
     Args:
       mirror: Number of the mirror, of which this process has the part.
+
+    Returns:
+      The numbers of updates and of examples that it had applied before.
 
     Raises:
       LookupError: If it does not have it.
@@ -182,14 +186,17 @@ class Server:
         port.ended = True
     for port in ports:
       port.stream.cancel('The servers continue from a mirror.')
-    done = threading.Event()
-    self._submit(self._restart, state, done)
-    while not done.wait(_POLL_S):
+    left: Future[tuple[int, int]] = Future()
+    self._submit(self._restart, state, left)
+    while not left.done():
+      wait([left], _POLL_S)
       if not self._thread.is_alive():
         raise LookupError(f'Server {self.index} has failed.')
+    return left.result()
 
-  def _restart(self, state: Any, done: threading.Event) -> None:
+  def _restart(self, state: Any, left: Future[tuple[int, int]]) -> None:
     """Replaces the state of the share; in the server's own thread."""
+    before = self.learner.version, self.learner.examples
     state = dict(jax.tree.map(_place, state))
     self._versions.restart(state.pop('held'))
     self.learner.restore(state)
@@ -197,7 +204,7 @@ class Server:
     self._piped.clear()
     self._current = -1, []
     self._sequence = self._done = 0
-    done.set()
+    left.set_result(before)
 
   def order(self, sequence: int, orders: Sequence[Order]) -> None:
     """Queues orders, which are executed after those of lower numbers.

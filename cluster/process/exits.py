@@ -132,6 +132,9 @@ class ExitRecord:
   ) -> None:
     """Writes the record, once; logs an error if that is not possible.
 
+    A record that the process has written itself stays, even if a signal killed
+    it afterwards, while Python was ending it.
+
     Args:
       reason: Reason for the end.
       code: Exit code; negative for the number of a signal.
@@ -153,11 +156,22 @@ class ExitRecord:
       'pid': pid or os.getpid(),
     }
     path = self.folder / FOLDER / f'{self.rank.replace(":", "-")}.json'
+    if pid and _read_pid(path) == pid:
+      return
     try:
       path.parent.mkdir(exist_ok=True)
       atomic.write(path, json.dumps(record, indent=2) + '\n')
     except OSError as failure:
       logging.error('%s: %s', path, failure)
+
+
+def _read_pid(path: pathlib.Path) -> int | None:
+  """Returns the process of a record; None if there is none that is whole."""
+  try:
+    pid = json.loads(path.read_text())['pid']
+  except (OSError, ValueError, KeyError, TypeError):
+    return None
+  return int(pid)
 
 
 # Records of this process: none, or that of main.py.

@@ -30,9 +30,9 @@ class ScheduleTest(parameterized.TestCase):
       workers=self.workers,
     )
 
-  def _answer_all(self, pending):
+  def _answer_all(self, pending, now=0.0):
     return [
-      self.mirroring.answer(*fetch, None)
+      self.mirroring.answer(now, *fetch, None)
       for fetch in [
         (each.worker, pending.number, each.part) for each in pending.fetches
       ]
@@ -75,7 +75,8 @@ class ScheduleTest(parameterized.TestCase):
   def test_an_answer_for_another_mirror_is_ignored(self):
     pending = self._begin()
     fetch = next(iter(pending.fetches))
-    self.assertFalse(self.mirroring.answer(fetch.worker, 7, fetch.part, None))
+    answer = (fetch.worker, 7, fetch.part, None)
+    self.assertFalse(self.mirroring.answer(0.0, *answer))
     self.assertIn(fetch, self.mirroring.pending.fetches)
 
   def test_a_mirror_is_given_up_when_a_holder_is_lost(self):
@@ -98,9 +99,30 @@ class ScheduleTest(parameterized.TestCase):
       self.mirroring.check(71.0)
     else:
       fetch = next(iter(pending.fetches))
-      self.mirroring.answer(fetch.worker, pending.number, fetch.part, 'lost')
+      answer = (fetch.worker, pending.number, fetch.part, 'lost')
+      self.mirroring.answer(11.0, *answer)
     self.assertIsNone(self.mirroring.pending)
     self.assertEqual(self.mirroring.complete.number, 1)
+
+  @parameterized.parameters(
+    (0.4, 10.0),  # Seconds that a mirror takes, and between it and the next.
+    (3.0, 60.0),
+  )
+  def test_mirrors_take_a_twentieth_of_the_time(self, took_s, interval_s):
+    self._answer_all(self._begin(100.0), 100.0 + took_s)
+    self.assertFalse(self.mirroring.is_due(99.9 + interval_s))
+    self.assertTrue(self.mirroring.is_due(100.1 + interval_s))
+
+  def test_a_mirror_that_was_given_up_late_is_not_repeated_at_once(self):
+    self._begin()
+    self.mirroring.check(61.0)
+    self.assertFalse(self.mirroring.is_due(1200.0))
+    self.assertTrue(self.mirroring.is_due(1221.0))
+
+  def test_a_change_of_processes_does_not_wait(self):
+    self._answer_all(self._begin(), 9.0)
+    self.mirroring.lose(1)
+    self.assertTrue(self.mirroring.is_due(9.0))
 
   def test_one_process_has_no_mirrors(self):
     self.workers = _places(0)

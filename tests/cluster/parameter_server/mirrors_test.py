@@ -96,6 +96,8 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
       self._stop(launch)
     starts = {f'worker:{k}': 1 for k in range(4)} | {'worker:0': 2}
     self.assertEqual(self._count_starts(launch), starts, launch.text)
+    lost = launch.summary['rollbacks'][0]  # The servers that are left count.
+    self.assertEqual(lost['examples'], 4 * processes.BATCH * lost['updates'])
     self._check_history(launch)
 
   def test_a_coordinator_without_memory_leaves_the_run_to_others(self):

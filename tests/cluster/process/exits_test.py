@@ -57,6 +57,17 @@ class RecordTest(absltest.TestCase):
     self.assertIn('exits_test.py', ''.join(record['traceback']))
     self.assertEqual(record['pid'], os.getpid())
 
+  def test_the_record_of_a_process_outlasts_a_later_signal(self):
+    with (
+      self.assertRaises(SystemExit),
+      ExitRecord(self.folder, 'worker:1'),
+    ):
+      raise SystemExit(143)
+    for pid, reason in ((os.getpid(), 'stopped'), (1, 'killed')):
+      record = ExitRecord(self.folder, 'worker:1')
+      record.write(Reason.KILLED, -15, 'Terminated', pid=pid)
+      self.assertEqual(_read(self.folder, 'worker-1')['reason'], reason)
+
   def test_no_folder_is_created(self):
     with ExitRecord(self.folder / 'new', 'worker:1'):
       pass
