@@ -288,7 +288,7 @@ def _measured_rates(
   real = clusters.run(
     path / 'real',
     'configs/default.py',
-    fields | {'cluster.speed.injected': True},
+    fields | {'cluster.speed.injected': True, 'route.server.mirror_s': 0.0},
     workers=_WORKERS,
     link='1gbit',
   )

@@ -216,6 +216,7 @@ def _train_on_lab(
       'cluster.runtime': 'distributed',
       'cluster.speed.injected': True,
       'cluster.timeout_s': 20.0,
+      'route.server.mirror_s': 0.0,
     }
     if condition.servers:
       fields['route.server.servers'] = condition.servers

@@ -193,7 +193,7 @@ RUNS: dict[str, Run] = {
     for name, fields in _BY_SCHEME.items()
   },
   'servers': Run(
-    {'sync.name': 'elastic'} | _SLOW_SERVERS,
+    {'sync.name': 'elastic', 'route.server.mirror_s': 0.0} | _SLOW_SERVERS,
     _server_entries(),
     _MANY,
     servers=2,

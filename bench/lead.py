@@ -402,6 +402,7 @@ def _run_processes(
       'cluster.speed.slowdown': '(1.0,)',
       'cluster.timeout_s': _TIMEOUT_S,
       'cluster.start_s': _START_S,
+      'route.server.mirror_s': 0.0,
     }
     command = [sys.executable, '-m', 'tools.launch', f'--workers={processes}']
     command += ['--servers=1', f'--workdir={workdir}', '--']

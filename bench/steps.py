@@ -331,6 +331,7 @@ def measure(
     'cluster.speed.slowdown': (1.0,),
     'cluster.timeout_s': 60.0,
     'checkpoint.every_s': math.inf,
+    'route.server.mirror_s': 0.0,
     **data,
     **fields,
   }

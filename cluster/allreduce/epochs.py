@@ -140,9 +140,16 @@ class MembershipEpochs:
     self.stop('a coordinator is replaced')
 
   def give_up_absent(self) -> None:
-    """Marks the members as lost that have not joined this coordinator."""
+    """Marks the members as lost that have not joined this coordinator.
+
+    Raises:
+      Relinquished: If the worker of this process is one of them.
+    """
     if self._inheritance is None:
       return
+    local = self.rendezvous.local
+    if local in self.rendezvous.living and not self._members[local].stream:
+      raise Relinquished('The worker of the coordinator has not joined it.')
     for index in self.rendezvous.living:
       if self._members[index].stream is None:
         self.rendezvous.mark_lost(index, 'It was lost with the coordinator.')

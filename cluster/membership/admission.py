@@ -42,6 +42,7 @@ from cluster.membership.members import Incarnation, Member, Rank
 from cluster.membership.process import Settings
 from cluster.membership.quorum import Quorum
 from cluster.membership.roster import Roster
+from cluster.membership.silence import Silence
 from cluster.membership.versions import describe_difference
 from cluster.network.frame_reader import Receiving
 from cluster.network.heartbeat import BEATS
@@ -554,13 +555,15 @@ class Reception:
 
     The event loop cannot do this: it may wait for one of them.
     """
+    silence: Silence[Incarnation] = Silence(self._timeout_s / BEATS)
     while not self._over.wait(self._timeout_s / BEATS):
       now = time.monotonic()
       with self._lock:
         incarnations = list(self._incarnations)
-      for each in incarnations:
+      heard = {each: each.last_heartbeat for each in incarnations}
+      for each, silence_s in silence.measure(now, heard).items():
         # The process ends the stream itself after 1 timeout, if it can.
-        if now - each.last_heartbeat > 2 * self._timeout_s:
+        if silence_s > 2 * self._timeout_s:
           each.stream.cancel('It was silent for too long.')
         elif not each.is_ready and now - each.began > (
           limit_s := self._start_s + self.transfer_s()

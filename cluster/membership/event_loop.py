@@ -24,6 +24,7 @@ from cluster.membership.events import (
   WorkerLost,
 )
 from cluster.membership.process import Settings
+from cluster.membership.silence import Silence
 from cluster.network.heartbeat import BEATS
 from cluster.process.deadlines import Deadlines, ReceivedProgress
 from cluster.process.exits import Unmendable
@@ -87,6 +88,7 @@ class EventLoop:
     self._began: float | None = None  # Monotonic seconds.
     self._before: dict[str, Any] = {}  # The coordinator's restored state.
     self._check_at = 0.0  # Monotonic seconds.
+    self._silence: Silence[int] = Silence(self._timeout_s / BEATS)
     # Incarnation of each worker that wants to leave, and when it may.
     self._drain_at: dict[int, tuple[int, float]] = {}
     self._settings = settings
@@ -376,15 +378,15 @@ class EventLoop:
 
   def _lose_silent(self) -> None:
     """Evicts workers that have sent no heartbeat for too long."""
-    now = time.monotonic()
-    for index, member in enumerate(self._members):
-      if (
-        member.stream is not None
-        and now - member.last_heartbeat > self._timeout_s
-      ):
-        self._lose(
-          index, f'It was silent for {now - member.last_heartbeat:.1f} s.'
-        )
+    heard = {
+      index: member.last_heartbeat
+      for index, member in enumerate(self._members)
+      if member.stream is not None
+    }
+    silences_s = self._silence.measure(time.monotonic(), heard)
+    for index, silence_s in silences_s.items():
+      if silence_s > self._timeout_s:
+        self._lose(index, f'It was silent for {silence_s:.1f} s.')
 
   def _now(self) -> float:
     return 0.0 if self._began is None else time.monotonic() - self._began

@@ -25,9 +25,11 @@ from cluster.membership.admission import Reception
 from cluster.membership.events import Event, WorkerEvent, WorkerLost
 from cluster.membership.members import Incarnation, Rank, RemoteServer
 from cluster.membership.process import Settings
+from cluster.membership.silence import Silence
 from cluster.membership.worker_states import PartRequests, ResidualId
 from cluster.network import memory, messages
 from cluster.network.frame_reader import Receiving
+from cluster.network.heartbeat import BEATS
 from cluster.network.loop_streams import LoopStream
 from cluster.network.messages import (
   MAX_SOURCES,
@@ -157,6 +159,7 @@ class ParameterServerReception(Reception):
     self._deadlines = deadlines
     self._local: Server | None = None
     self._remote: dict[int, RemoteServer] = {}
+    self._silence: Silence[Incarnation] = Silence(self._timeout_s / BEATS)
     self._addresses: dict[int, str] = {}  # Last one of each server.
     self._server_ranks = [Rank() for _ in range(num_servers)]
     self._begun = False
@@ -734,8 +737,12 @@ class ParameterServerReception(Reception):
   def _watch_others(self, now: float) -> None:
     with self._lock:
       servers = list(self._remote.items())
+    heard = {
+      each.incarnation: each.incarnation.last_heartbeat for _, each in servers
+    }
+    silences_s = self._silence.measure(now, heard)
     for index, server in servers:
-      silent = now - server.incarnation.last_heartbeat > self._timeout_s
+      silent = silences_s[server.incarnation] > self._timeout_s
       reason = 'It was silent for too long.' if silent else ''
       if reason := reason or self._find_overdue(server.progress):
         if self._begun:

@@ -80,6 +80,7 @@ class Coordinator:
     silent=(),
     route_to=None,
     start_s=START_S,
+    timeout_s=TIMEOUT_S,
     wire=None,
     learner=TimingOnlyLearner,
     directory=None,
@@ -99,6 +100,8 @@ class Coordinator:
       route_to: Maps the address of the coordinator to the one that workers and
         servers connect to; None for the same.
       start_s: Seconds until all members must have joined.
+      timeout_s: Silence after which the coordinator or a hosted server counts
+        another process as lost, seconds.
       wire: Wire of pushes and pulls of 16 numbers; None for a dense one.
       learner: Creates the learner of a server.
       directory: Folder of workers' parts of checkpoints; None for a new one.
@@ -150,9 +153,10 @@ class Coordinator:
       milestones=milestones,
       num_workers=num_workers,
     )
-    deadlines = Deadlines(timeout_s=TIMEOUT_S, start_s=start_s, windows=False)
+    deadlines = Deadlines(timeout_s=timeout_s, start_s=start_s, windows=False)
     self.jobs = Jobs(deadlines)
-    settings = make_settings(port, start_s=start_s)
+    self._timeout_s = timeout_s
+    settings = make_settings(port, start_s=start_s, timeout_s=timeout_s)
     self.reception = ParameterServerReception(
       store=self.store,
       num_workers=num_workers,
@@ -209,7 +213,7 @@ class Coordinator:
       index,
       functools.partial(self._server, index),
       address,
-      make_settings(**settings),
+      make_settings(timeout_s=self._timeout_s, **settings),
     )
 
   def _silent(self, index):
@@ -247,7 +251,7 @@ class Coordinator:
         init_optimizer=lambda: pushes.init(self._codec.params),
       ),
       speed=None,
-      settings=make_settings(**settings),
+      settings=make_settings(timeout_s=self._timeout_s, **settings),
       on_hang=print,
     )
     return self._threads.submit(worker, self._route_to(self.address))

@@ -253,7 +253,7 @@ class WorkersTest(_TestCase):
 class ServersTest(_TestCase):
   @parameterized.parameters(False, True)
   def test_another_process_is_refused(self, begun):
-    coordinator = self._coordinator(num_servers=2)
+    coordinator = self._coordinator(num_servers=2, timeout_s=10.0)
     worker = coordinator.work(0)
     self._until(lambda: coordinator.reception._remote)
     if begun:

@@ -183,7 +183,10 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
 
 
 class CoordinatorTest(processes.TestCase):
-  """Death of the process that holds parameters: all processes restart."""
+  """Death of the process that holds parameters, without mirrors of them.
+
+  All processes restart.
+  """
 
   def test_no_more_than_a_checkpoint_interval_is_lost(self):
     self._check_run('ssp', dedicated=False, role='worker:0')
@@ -200,6 +203,7 @@ class CoordinatorTest(processes.TestCase):
       model=False,
       sync__name=scheme,
       epochs=8.0,
+      route__server__mirror_s=0.0,
       **_FIELDS,
     ) as launch:
       launch.reach(800)
