@@ -6,7 +6,6 @@ worker waits for it, except where the run is evaluated or saved, and where
 workers join or leave.
 """
 
-import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -31,7 +30,7 @@ from cluster.allreduce.step_statistics import (
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
 from cluster.membership import election
-from cluster.membership.event_loop import DRAIN_S, EventLoop
+from cluster.membership.event_loop import EventLoop
 from cluster.membership.events import (
   Event,
   WorkerJoined,
@@ -54,7 +53,7 @@ from cluster.probing.events import (
 from cluster.probing.link_manager import LinkManager
 from cluster.probing.traffic import TrafficLog
 from cluster.process.deadlines import Deadlines, transfer_s
-from cluster.process.exits import HandedOver, Relinquished, Unmendable
+from cluster.process.exits import Relinquished, Unmendable
 from cluster.traffic import Traffic
 from learning.learning import Overlap
 
@@ -158,7 +157,6 @@ class AllreduceRuntime(EventLoop):
       has_inner_optimizer=store.has_inner_optimizer,
     )
     self._is_pausing, self._overlap = False, overlap
-    self._leaves_at: float | None = None  # Monotonic seconds, after SIGTERM.
     self._succession, self._newest_checkpoint = succession, newest_checkpoint
     self._inheritance: Inheritance | None = None
     self._publish: Callable[[], None] = lambda: None
@@ -341,35 +339,14 @@ class AllreduceRuntime(EventLoop):
     others = {*self._rendezvous.members} - {self._rendezvous.local}
     return self._succession is not None and bool(others)
 
-  def is_ended_by(self, number: int) -> bool:
-    """Returns whether a signal ends the run, or hands it over.
-
-    SIGTERM to this process alone hands the run over to another member, after
-    the iteration.  The run ends if other workers have got the signal, too,
-    within `DRAIN_S`, or if there is nobody to continue.
-
-    Args:
-      number: Number of the signal.
-
-    Raises:
-      HandedOver: If another member is to continue the run.
-    """
-    is_last = not self.has_successor
-    if number != signal.SIGTERM or is_last or self._drain_at:
-      return True
-    now = time.monotonic()
-    if self._leaves_at is None:
-      logging.info('SIGTERM: this process leaves, unless the run ends.')
-      self._leaves_at = now + DRAIN_S
-    if now < self._leaves_at:
-      return False
+  def _hand_over(self) -> None:
+    """Sends the state to other members, after the iteration."""
     self._is_pausing = True
     if self._check.is_running or not self._is_idle:
-      return False
+      return
     self.coordinator.milestones.record_evaluations(wait=True)
     self._replicate()
-    self._reception.flush(self._timeout_s)
-    raise HandedOver('This process has left after SIGTERM; others continue.')
+    self._has_handed_over = True
 
   def state(self) -> dict[str, Any]:
     """Returns the state of the run, between two iterations."""

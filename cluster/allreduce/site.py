@@ -258,7 +258,8 @@ class AllreduceSite(RealSite):
   def _take_part(self) -> bool:
     finished = self._replica(self.meeting.role.coordinator)
     if finished is None:
-      self._coordinate()
+      succession = self._succession
+      self._coordinate(succession.inheritance if succession else None)
       return True
     if self._succession:
       self._succession.close()
@@ -266,22 +267,6 @@ class AllreduceSite(RealSite):
       # XLA would wait for all workers, also lost ones.
       end(STOPPED, Reason.STOPPED, 'The coordinator has ended the run.')
     return finished
-
-  def _coordinate(self) -> None:
-    """Continues the run as its coordinator, until it is over.
-
-    Raises:
-      Relinquished: If another process continues it.
-      SystemExit: After SIGTERM.
-    """
-    inheritance = self._succession and self._succession.inheritance
-    if not inheritance:
-      raise RuntimeError('Expected to be elected.')
-    run = self.make_run()
-    run.has_sigterm = self._draining.is_set
-    publish = run.succeed(inheritance.state, self.parts.manifest)
-    run.runtime.succeed(inheritance, publish)
-    run()
 
   def _make_replica(self, learner: Learner) -> Replica:
     """Returns the replica of this process, with its way to sum gradients."""

@@ -6,6 +6,7 @@ workers that send no heartbeat.
 
 import math
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -27,7 +28,7 @@ from cluster.membership.process import Settings
 from cluster.membership.silence import Silence
 from cluster.network.heartbeat import BEATS
 from cluster.process.deadlines import Deadlines, ReceivedProgress
-from cluster.process.exits import Unmendable
+from cluster.process.exits import HandedOver, Unmendable
 from cluster.process.monitoring import Monitor, Status
 from outputs.files import describe_kinds
 
@@ -98,6 +99,9 @@ class EventLoop:
     self._turned_at = time.monotonic()  # Last turn of the loop.
     # Kinds of the workers' devices, as they were recorded last.
     self._devices: dict[int, list[str]] = {}
+    # Monotonic time at which this process may leave, after SIGTERM.
+    self._leaves_at: float | None = None
+    self._has_handed_over = False  # Others have all that they need.
 
   def start(self) -> None:
     """Releases the first iterations."""
@@ -125,6 +129,45 @@ class EventLoop:
     self.coordinator.close(self.time)
     self._started = False
     self._reception.close(finished=self._is_finished)
+
+  @property
+  def has_successor(self) -> bool:
+    """True if another process can continue the run."""
+    raise NotImplementedError
+
+  def _hand_over(self) -> None:
+    """Lets another process continue the run, in steps between two events.
+
+    Sets `_has_handed_over` with the last one.
+    """
+    raise NotImplementedError
+
+  def is_ended_by(self, number: int) -> bool:
+    """Returns whether a signal ends the run, or hands it over.
+
+    SIGTERM to this process alone hands the run over to another one.  The run
+    ends if other workers have got the signal, too, within `DRAIN_S`, or if no
+    other process can continue.
+
+    Args:
+      number: Number of the signal.
+
+    Raises:
+      HandedOver: If another process is to continue the run.
+    """
+    if not self._has_handed_over:
+      is_last = not self.has_successor
+      if number != signal.SIGTERM or is_last or self._drain_at:
+        return True
+      if self._leaves_at is None:
+        logging.info('SIGTERM: this process leaves, unless the run ends.')
+        self._leaves_at = time.monotonic() + DRAIN_S
+      if time.monotonic() >= self._leaves_at:
+        self._hand_over()
+    if self._has_handed_over:
+      self._reception.flush(self._timeout_s)
+      raise HandedOver('This process has left after SIGTERM; others continue.')
+    return False
 
   def summary(self) -> dict[str, Any]:
     """Returns the entries of summary.json that this runtime alone has."""

@@ -7,9 +7,9 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from absl import logging
 from ml_collections import ConfigDict
@@ -90,6 +90,14 @@ class Settings(NamedTuple):
   def security(self) -> Security:
     """Credentials of all connections."""
     return self.port.security
+
+
+class Inherited(Protocol):
+  """A run that its coordinator has left to another process."""
+
+  @property
+  def state(self) -> Mapping[str, Any]:
+    """State of the recorder, the files and the runtime."""
 
 
 class RealSite:
@@ -177,6 +185,24 @@ class RealSite:
   def _take_part(self) -> bool:
     """Runs the worker or server; returns whether the run has finished."""
     raise NotImplementedError
+
+  def _coordinate(self, inheritance: Inherited | None) -> None:
+    """Continues the run as its coordinator, until it is over.
+
+    Args:
+      inheritance: What the coordinator before has left to this process.
+
+    Raises:
+      Relinquished: If another process continues it.
+      SystemExit: After SIGTERM.
+    """
+    if inheritance is None:
+      raise RuntimeError('Expected to be elected.')
+    run = self.make_run()
+    run.has_sigterm = self._draining.is_set
+    publish = run.succeed(inheritance.state, self.parts.manifest)
+    run.runtime.succeed(inheritance, publish)
+    run()
 
   @property
   def can_drain(self) -> bool:

@@ -7,7 +7,6 @@ carry out the scheme's decisions.
 
 import functools
 import math
-import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
@@ -17,7 +16,7 @@ from absl import logging
 
 from cluster.coordinator import Coordinator
 from cluster.membership import election, worker_states
-from cluster.membership.event_loop import DRAIN_S, DRAINED, EventLoop
+from cluster.membership.event_loop import DRAINED, EventLoop
 from cluster.membership.events import (
   Event,
   WorkerJoined,
@@ -47,7 +46,7 @@ from cluster.parameter_server.standby import Inheritance, MirrorStandby
 from cluster.parameter_server.store import ShardedParameterStore
 from cluster.parameter_server.versions import Report
 from cluster.process.deadlines import Deadlines
-from cluster.process.exits import HandedOver, Relinquished, Unmendable
+from cluster.process.exits import Relinquished, Unmendable
 from learning.scaling import factor, worker_scaling
 from outputs import serialization
 from outputs.accounting import Rollback
@@ -133,8 +132,6 @@ class ParameterServerRuntime(EventLoop):
     self._term = 0
     self._inheritance: Inheritance | None = None
     self._publish: Callable[[], None] = lambda: None
-    self._leaves_at: float | None = None  # Once this process got SIGTERM.
-    self._has_handed_over = False
     self._resumed: Mapping[str, Any] = {}
     self._rewind: Callable[[], None] = lambda: None
     self._drop_checkpoints = drop_checkpoints
@@ -267,32 +264,10 @@ class ParameterServerRuntime(EventLoop):
     places = self._reception.worker_places().values()
     return any(each.process != own for each in places)
 
-  def is_ended_by(self, number: int) -> bool:
-    """Returns whether a signal ends the run, or hands it over.
-
-    SIGTERM to this process alone hands the run over to another one, once that
-    has a new mirror.  The run ends if other workers have got the signal, too,
-    within `DRAIN_S`, or if no other process can continue.
-
-    Args:
-      number: Number of the signal.
-
-    Raises:
-      HandedOver: If another process is to continue the run.
-    """
-    if self._has_handed_over:
-      self._reception.flush(self._timeout_s)
-      raise HandedOver('This process has left after SIGTERM; others continue.')
-    is_last = not self.has_successor
-    if number != signal.SIGTERM or is_last or self._drain_at:
-      return True
-    now = time.monotonic()
-    if self._leaves_at is None:
-      logging.info('SIGTERM: this process leaves, unless the run ends.')
-      self._leaves_at = now + DRAIN_S
-    if now >= self._leaves_at and not self._recovery and not self._move:
+  def _hand_over(self) -> None:
+    """Takes a new mirror, from which another process continues."""
+    if not self._recovery and not self._move:
       self._begin_move('The coordinator leaves.')
-    return False
 
   def succeed(
     self, inheritance: Inheritance, publish: Callable[[], None]

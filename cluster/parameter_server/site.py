@@ -227,29 +227,14 @@ class ParameterServerSite(RealSite):
     try:
       finished = self._worker(role.coordinator)
       if finished is None:
-        self._coordinate()
+        succession = self._succession
+        self._coordinate(succession.inheritance if succession else None)
         finished = True
     finally:
       self._is_over.set()
     if server:
       server.join(self.settings.start_s)
     return finished
-
-  def _coordinate(self) -> None:
-    """Continues the run as its coordinator, until it is over.
-
-    Raises:
-      Relinquished: If another process continues it.
-      SystemExit: After SIGTERM.
-    """
-    inheritance = self._succession and self._succession.inheritance
-    if not inheritance:
-      raise RuntimeError('Expected to be elected.')
-    run = self.make_run()
-    run.has_sigterm = self._draining.is_set
-    publish = run.succeed(inheritance.state, self.parts.manifest)
-    run.runtime.succeed(inheritance, publish)
-    run()
 
   def _locate(self) -> str:
     """Returns the address of the coordinator, for a server to join it."""

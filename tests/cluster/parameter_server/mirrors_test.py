@@ -66,11 +66,11 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
   def test_the_others_continue_when_a_server_dies(self):
     self._check_death('worker:1', 'asp', {'wire__name': 'topk'})
 
-  @pytest.mark.soak
   @parameterized.parameters(
     ('worker:2', 'bsp', {}),
     ('worker:2', 'bsp', {'route__server__pipelined': True}),
   )
+  @pytest.mark.soak
   def test_a_server_dies_under_bsp(self, role, sync, fields):
     self._check_death(role, sync, fields)
 
@@ -110,8 +110,8 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(self._count_starts(launch), starts, launch.text)
     self._check_history(launch)
 
-  @pytest.mark.soak
   @parameterized.parameters(('server:1', 1), ('server:0', 2))
+  @pytest.mark.soak
   def test_workers_host_dedicated_servers_that_die(self, role, term):
     with self._launch(
       servers=2, dedicated=True, sync__name='ssp', model=False
