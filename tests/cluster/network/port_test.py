@@ -222,7 +222,7 @@ class StrangersTest(_Case):
         slow.sendall(bytes([byte]))
         time.sleep(0.02)
       _read_to_the_end(slow)
-    self.assertLess(time.monotonic() - start, 1.8)
+    self.assertLess(time.monotonic() - start, 8.0)
 
   def test_an_authenticated_peer_without_a_hello_is_cut_off(self):
     listener = self.listener(wait_s=0.5)
