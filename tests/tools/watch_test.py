@@ -1,0 +1,229 @@
+"""Tests for the terminal page of a run."""
+
+import io
+import json
+import os
+import pathlib
+import platform
+import tempfile
+
+import rich.console
+from absl.testing import absltest, parameterized
+
+from tests.support import small
+from tools.watching.following import Follower
+from tools.watching.memory import find_memory
+from tools.watching.page import Page
+from tools.watching.progress import LEFT, Progress
+
+
+def _folder():
+  return pathlib.Path(tempfile.mkdtemp())
+
+
+def _show(folder):
+  """Returns the page of a run, as a terminal of 80 characters shows it."""
+  console = rich.console.Console(file=io.StringIO(), width=80)
+  console.print(Page(folder).render())
+  return console.file.getvalue()
+
+
+class FollowerTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.path = _folder() / 'events.jsonl'
+    self.follower = Follower(self.path)
+
+  def test_rows_come_once_and_whole(self):
+    self.assertEqual(self.follower.read(), ([], False))
+    with self.path.open('w') as file:
+      file.write('{"a": 1}\n{"a"')
+      file.flush()
+      self.assertEqual(self.follower.read(), ([{'a': 1}], True))
+      self.assertEqual(self.follower.read(), ([], False))
+      file.write(': 2}\n')
+      file.flush()
+      self.assertEqual(self.follower.read(), ([{'a': 2}], False))
+
+  def test_a_file_that_was_replaced_is_read_again(self):
+    self.path.write_text('{"a": 1}\n{"a": 2}\n')
+    self.follower.read()
+    other = self.path.with_name('new')
+    other.write_text('{"a": 1}\n{"a": 3}\n{"a": 4}\n')
+    other.replace(self.path)
+    rows, is_new = self.follower.read()
+    self.assertEqual([row['a'] for row in rows], [1, 3, 4])
+    self.assertTrue(is_new)
+
+  def test_a_file_that_became_shorter_is_read_again(self):
+    self.path.write_text('{"a": 1}\n{"a": 2}\n')
+    self.follower.read()
+    os.truncate(self.path, 9)
+    self.assertEqual(self.follower.read(), ([{'a': 1}], True))
+
+  def test_a_broken_line_is_named(self):
+    self.path.write_text('{"a": 1}\nnothing\n')
+    with self.assertRaisesRegex(ValueError, r'events.jsonl, byte 9: .*nothing'):
+      self.follower.read()
+    self.path.write_text('[1]\n')
+    with self.assertRaisesRegex(ValueError, 'expected an object'):
+      Follower(self.path).read()
+
+
+class ProgressTest(parameterized.TestCase):
+  @parameterized.parameters('bsp', 'asp', 'ssp', 'elastic', 'quorum')
+  def test_versions_and_staleness_are_those_of_the_run(self, scheme):
+    run, summary = small.execute(sync__name=scheme)
+    progress = Progress(is_allreduce=False)
+    for line in (run.files.workdir / 'events.jsonl').read_text().splitlines():
+      progress.take(json.loads(line))
+    found = {str(key): n for key, n in sorted(progress.staleness.items())}
+    expected = {str(key): n for key, n in summary['staleness'].items() if n}
+    self.assertEqual(found, expected)
+    self.assertEqual(progress.version, summary['updates'])
+    pushes = [each.pushes for each in progress.workers.values()]
+    self.assertEqual(sum(pushes), summary['iterations'])
+    self.assertEqual(
+      [progress.lead(k) for k in (0, 1, 2)],
+      [progress.workers[k].pushes - min(pushes) for k in (0, 1, 2)],
+    )
+
+  def _take(self, progress, *rows):
+    for event, worker, time, decision in rows:
+      fields = {'compute_s': 1.0 + worker, 'examples': 8}
+      progress.take(
+        {
+          'event': event,
+          'time': time,
+          **({'worker': worker} if worker >= 0 else {}),
+          **(fields if event == 'push' else {}),
+          'decision': decision,
+        }
+      )
+
+  def test_times_of_servers_are_computing_transfers_and_waiting(self):
+    progress = Progress(is_allreduce=False)
+    both = {'commit': [0], 'release': [0, 1]}
+    self._take(
+      progress,
+      ('start', -1, 0.0, {'release': [0, 1]}),
+      ('push', 0, 1.5, {'into': 0}),
+      ('push', 1, 2.5, {'into': 0} | both),
+      ('push', 0, 4.0, {'into': 1}),
+    )
+    moved, waited = progress.workers[0].shares
+    # Computes 1 s in both, transfers .5 and .5 s, and has waited 1 s.
+    self.assertAlmostEqual(moved, 1 / 4)
+    self.assertAlmostEqual(waited, 1 / 4)
+    self.assertEqual(progress.workers[0].phase, 'waiting')
+    self.assertAlmostEqual(progress.workers[0].speed, 8.0)
+
+  def test_an_allreduce_waits_for_the_slowest_worker(self):
+    progress = Progress(is_allreduce=True)
+    both = {'into': 0, 'commit': [0], 'release': [0, 1]}
+    self._take(
+      progress,
+      ('start', -1, 0.0, {'release': [0, 1]}),
+      ('push', 0, 2.5, {'into': 0}),
+      ('push', 1, 2.5, both),
+    )
+    for worker, waited_s in ((0, 1.0), (1, 0.0)):
+      moved, waited = progress.workers[worker].shares
+      self.assertAlmostEqual(moved, 0.5 / 2.5)
+      self.assertAlmostEqual(waited, waited_s / 2.5)
+
+  def test_workers_leave_and_join(self):
+    progress = Progress(is_allreduce=False)
+    self._take(
+      progress,
+      ('start', -1, 0.0, {'release': [0, 1]}),
+      ('leave', 1, 1.0, {}),
+    )
+    self.assertEqual(progress.workers[1].phase, LEFT)
+    self._take(progress, ('join', 1, 3.0, {'release': [1]}))
+    self.assertEqual(progress.workers[1].phase, 'computing')
+    self.assertIsNone(progress.workers[1].speed)
+
+
+class PageTest(parameterized.TestCase):
+  def test_a_run_that_has_ended(self):
+    run, summary = small.execute(
+      sync__name='asp', outputs__events=True, epochs=2.0
+    )
+    text = _show(run.files.workdir)
+    self.assertIn('finished', text)
+    self.assertIn('asp, fixed, dense, server', text)
+    self.assertIn(f'{summary["updates"]} updates', text)
+    self.assertIn(f'accuracy {summary["final_accuracy"]:.2%}', text)
+    self.assertNotIn('left', text)
+    self.assertLessEqual(max(map(len, text.splitlines())), 80)
+
+  def test_a_run_under_way_has_a_time_left(self):
+    run, _ = small.execute(sync__name='bsp')
+    (run.files.workdir / 'summary.json').unlink()
+    for name in ('events.jsonl', 'metrics.jsonl'):
+      path = run.files.workdir / name
+      lines = path.read_text().splitlines(keepends=True)
+      path.write_text(''.join(lines[: len(lines) // 2]) + lines[-1][:10])
+    text = _show(run.files.workdir)
+    self.assertRegex(text, r'running, last event \d+ s ago')
+    self.assertRegex(text, r'about \d+ s left')
+
+  def test_links_of_an_allreduce_are_compared_with_plan(self):
+    run, _ = small.execute(sync__name='bsp', route__name='ring')
+    text = _show(run.files.workdir)
+    self.assertRegex(text, r'slowest links +MB/s +planned +share')
+
+  def test_a_run_that_has_not_begun(self):
+    run, _ = small.execute(epochs=0.1)
+    for path in run.files.workdir.glob('*.jsonl'):
+      path.unlink()
+    (run.files.workdir / 'summary.json').unlink()
+    self.assertRegex(_show(run.files.workdir), r'phase +starting')
+
+  def test_bad_input(self):
+    with self.assertRaisesRegex(ValueError, 'expected a run with manifest'):
+      Page(_folder())
+    run, _ = small.execute(epochs=0.1, outputs__events=False)
+    with self.assertRaisesRegex(ValueError, 'config.outputs.events=False'):
+      Page(run.files.workdir)
+
+
+class MemoryTest(absltest.TestCase):
+  def test_processes_of_a_launcher_and_of_a_lock(self):
+    folder = _folder()
+    self.assertEqual(find_memory(folder), {})
+    owner = {'host': platform.node(), 'pid': os.getpid()}
+    (folder / '.lock').write_text(json.dumps(owner))
+    found = find_memory(folder)
+    self.assertEqual(found.keys(), {'process'})
+    self.assertGreater(found['process'], 10.0)
+    rows = [
+      {'role': 'worker:0', 'event': 'start', 'pid': 2**22 + 1},  # No process.
+      {'role': 'worker:1', 'event': 'start', 'pid': os.getpid()},
+      {'role': 'worker:1', 'event': 'exit', 'pid': os.getpid(), 'code': 0},
+    ]
+    text = ''.join(f'{json.dumps(row)}\n' for row in rows)
+    (folder / 'launch.jsonl').write_text(text + '{"role"')
+    self.assertEqual(find_memory(folder).keys(), {'worker:1'})
+
+  def test_the_lock_of_another_host_is_left_out(self):
+    folder = _folder()
+    owner = {'host': 'elsewhere', 'pid': os.getpid()}
+    (folder / '.lock').write_text(json.dumps(owner))
+    self.assertEqual(find_memory(folder), {})
+
+
+class CommandTest(absltest.TestCase):
+  def test_a_page_without_a_terminal_is_printed_once(self):
+    run, _ = small.execute(epochs=0.5)
+    process = small.python('-m', 'tools.watch', str(run.files.workdir))
+    self.assertEqual(process.returncode, 0, process.stderr)
+    self.assertIn('finished', process.stdout)
+    process = small.python('-m', 'tools.watch', str(_folder()))
+    self.assertEqual(process.returncode, 1)
+    self.assertRegex(process.stderr, 'Refused: .*manifest.json')
+
+
+if __name__ == '__main__':
+  absltest.main()
