@@ -7,6 +7,7 @@ and the predicted time with latency and chunks decides.
 
 import collections
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -132,12 +133,17 @@ def choose_fastest(candidates: Sequence[Candidate]) -> Candidate:
   return min(candidates, key=cost)
 
 
-def build_packed(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
-  """Yields packed forests of two or more workers, with their names.
+@functools.lru_cache(maxsize=4)  # Messages of several sizes share them.
+def build_packed(cluster: Cluster) -> Sequence[tuple[str, Forest]]:
+  """Returns packed forests of two or more workers, with their names.
 
   They are the packed forest, fewer of its trees, and trees of at most two
   levels: to the root directly, or, where that is faster, through one relay.
   """
+  return tuple(_build_packed(cluster))
+
+
+def _build_packed(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
   small = len(cluster.workers) <= _EXACT
   best = pack(cluster, gap=0.0 if small else _GAP)
   yield 'packed', best
