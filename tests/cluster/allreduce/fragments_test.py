@@ -79,7 +79,7 @@ class ProcessTest(processes.TestCase):
   def test_own_parameters_survive_a_death_and_a_restart(self):
     fields = {
       **_FIELDS,
-      'epochs': 40.0,
+      'epochs': 30.0,
       'cluster__timeout_s': 5.0,
       'cluster__speed__injected': True,
       'cluster__speed__fixed_s': 0.02,
@@ -88,7 +88,7 @@ class ProcessTest(processes.TestCase):
     }
     faults = ((1, 6, 'die', 'compute'),)
     with processes.launch(
-      workers=3, servers=0, **fields, cluster__faults=faults
+      workers=2, servers=0, **fields, cluster__faults=faults
     ) as launch:
       launch.until('Membership epoch 2 begins: a worker joins')
       launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 300)
@@ -96,7 +96,7 @@ class ProcessTest(processes.TestCase):
       self.assertEqual(launch.wait(), 143, launch.text)
     self.assertEqual(recompute.difference(launch.folder), 0.0)
     with processes.launch(
-      workers=3, servers=0, folder=launch.folder, **fields
+      workers=2, servers=0, folder=launch.folder, **fields
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     summary = launch.summary
