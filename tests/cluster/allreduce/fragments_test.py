@@ -74,6 +74,32 @@ class SameTest(absltest.TestCase):
       _saved(folder), fragments.flat(found), 1e-4, 2e-6
     )
 
+  def test_a_run_without_a_model_sums_a_fragment_in_each_iteration(self):
+    config = small.timing(
+      **_REAL,
+      size_bytes=4 * 1000,
+      num_train=2 * 16 * 4,
+      batching__worker_batch=2,
+      batching__local_steps=8,
+      data__ahead=0,
+      route__name='ring',
+      route__fragments=4,
+      route__overlap_steps=1,
+      cluster__workers=2,
+      cluster__speed__injected=True,
+      cluster__speed__slowdown=(1.0,),
+      cluster__speed__fixed_s=0.01,
+      cluster__speed__per_example_s=0.0,
+      epochs=1.0,
+    )
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    together.run(config, folder)
+    summary = json.loads((folder / 'summary.json').read_text())
+    self.assertEqual((summary['updates'], summary['examples']), (16, 128))
+    # Both workers send each quarter of the model, and step statistics.
+    each = summary['bytes'] / 16 / 2
+    self.assertBetween(each, 1000, 1000 + 512)
+
 
 class ProcessTest(processes.TestCase):
   def test_own_parameters_survive_a_death_and_a_restart(self):
