@@ -303,6 +303,7 @@ def _plan(
     expected = 'ParameterServer or Allreduce'
     is_plan = isinstance(plan, (ParameterServer, Allreduce))
     require(is_plan, 'plan', expected, plan)
+  combinations.check_fragments(config, plan, scheme)
   reason = f'config.route.name is {route.name!r}'
   sections.check_default(config, default.get_config(), unused(plan), reason)
   combinations.check(config, plan, scheme, wire)

@@ -10,7 +10,13 @@ from batching.batching import Batching
 from batching.curves import Curve
 from configs import default
 from configs.checks import require
-from configs.sections import Choose, build_section, error_prefix, read_json
+from configs.sections import (
+  Choose,
+  build_section,
+  error_prefix,
+  iteration_steps,
+  read_json,
+)
 
 
 def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
@@ -47,7 +53,7 @@ def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
     'batching',
     choose,
     num_workers=workers,
-    worker_batch=section.worker_batch * section.local_steps,
+    worker_batch=section.worker_batch * iteration_steps(config),
     **shared,
   )
   return batching

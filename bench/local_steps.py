@@ -1,8 +1,8 @@
 """Measures iterations of local steps in a lab, beside torchft's DiLoCo and DDP.
 
   python -m bench.local_steps [--steps=1,8,32] [--rates=50,200] [--routes=
-    server,ring] [--megabytes=5] [--step_s=0.02] [--iterations=10] [--out=DIR]
-    [--peers=PYTHON]
+    server,ring] [--fragments=1] [--megabytes=5] [--step_s=0.02]
+    [--iterations=10] [--out=DIR] [--peers=PYTHON]
 
 Needs root, for network namespaces (tools.lab).  Four equal hosts train without
 a model: an iteration of H local steps takes H times --step_s of injected
@@ -14,6 +14,11 @@ links have the rates that frame headers leave.  over bound: over H times
 --step_s and the time in which each host sends 2 (n - 1) / n of the bytes at the
 nominal rate, which frame headers alone exceed by 4.5 %.
 
+With F fragments (--fragments) an iteration is F shorter ones, of H / F steps
+each, during all of which a fragment of 1 / F of the bytes is summed.  The bound
+is then the longer of both times.  exposed: time of an iteration without its
+steps, over the time of the bytes at the nominal rate.
+
 diloco: rounds of torchft's DiLoCo over gloo with the same bytes and H, each
 host a replica group; ddp: steps of torch's DDP that accumulate H gradients,
 with its own overlap in the last one.  Both need --peers (bench.peers).  Ratios
@@ -21,10 +26,12 @@ to them are ours over theirs.
 """
 
 import argparse
+import itertools
 import os
 import pathlib
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 from bench import clusters, hosts, routes
 from bench.peers import running as peers
@@ -43,6 +50,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--steps', default='1,8,32', help='H')
   parser.add_argument('--rates', default='50,200', help='Mbit/s')
   parser.add_argument('--routes', default=','.join(_ROUTES))
+  parser.add_argument('--fragments', default='1', help='F, of the ring')
   parser.add_argument('--megabytes', type=float, default=5.0)
   parser.add_argument('--step_s', type=float, default=0.02)
   parser.add_argument('--iterations', type=int, default=10)
@@ -77,22 +85,32 @@ def print_rate(
   """
   size_bytes = round(flags.megabytes * 1e6) // 4 * 4
   others = _measure_peers(mbit, size_bytes, local_steps, flags)
-  head = ('H', 'route', 's', 'virtual s', 'over virtual', 'bound s')
-  rows = [(*head, 'over bound', 'diloco s', 'over', 'ddp s', 'over')]
+  head = ('H', 'route', 'F', 's', 'exposed', 'virtual s', 'over virtual')
+  head = (*head, 'bound s', 'over bound')
+  rows = [(*head, 'diloco s', 'over', 'ddp s', 'over')]
   for count in local_steps:
-    limit_s = bound_s(
-      local_steps=count,
-      step_s=flags.step_s,
-      size_bytes=size_bytes,
-      workers=_HOSTS,
-      mbit=mbit,
-    )
-    for route in chosen:
-      run = routes.Run(_CASE, size_bytes, 'alone', route, mbit, count)
+    for route, parts in itertools.product(
+      chosen, map(int, flags.fragments.split(','))
+    ):
+      if parts > 1 and route == 'server':
+        continue
+      setting: dict[str, Any] = {
+        'local_steps': count,
+        'step_s': flags.step_s,
+        'size_bytes': size_bytes,
+        'workers': _HOSTS,
+        'mbit': mbit,
+      }
+      limit_s = bound_s(**setting, overlaps=parts > 1)
+      transfer_s = bound_s(**setting | {'step_s': 0.0})
+      run = routes.Run(_CASE, size_bytes, 'alone', route, mbit, count, parts)
       compute_s = count * flags.step_s
-      virtual_s = routes.simulate(run, compute_s)
-      took_s = routes.measure(out, run, compute_s, flags.iterations)
-      cells = [f'{count}', route, f'{took_s:.4f}']
+      virtual_s = parts * (routes.simulate(run, compute_s / parts) or 0.0)
+      took_s = parts * routes.measure(
+        out, run, compute_s / parts, parts * flags.iterations
+      )
+      exposed = (took_s - compute_s) / transfer_s
+      cells = [f'{count}', route, f'{parts}', f'{took_s:.4f}', f'{exposed:.3f}']
       for reference_s in (virtual_s, limit_s, *others.get(count, ())):
         cells += [f'{reference_s:.4f}', f'{took_s / reference_s:.3f}']
       cells += ['-'] * (len(rows[0]) - len(cells))
@@ -106,9 +124,15 @@ def print_rate(
 
 
 def bound_s(
-  *, local_steps: int, step_s: float, size_bytes: int, workers: int, mbit: int
+  *,
+  local_steps: int,
+  step_s: float,
+  size_bytes: int,
+  workers: int,
+  mbit: int,
+  overlaps: bool = False,
 ) -> float:
-  """Returns the seconds of computing and of an optimal sum, one by one.
+  """Returns the seconds of computing and of an optimal sum.
 
   In an optimal sum on equal links each host sends 2 (n - 1) / n of the bytes.
 
@@ -118,9 +142,11 @@ def bound_s(
     size_bytes: Bytes of the displacement.
     workers: Number of hosts (n).
     mbit: Nominal rate of each host in each direction, Mbit/s.
+    overlaps: Whether both go on at the same time; else one after the other.
   """
   sent_bytes = 2 * (workers - 1) / workers * size_bytes
-  return local_steps * step_s + 8e-6 * sent_bytes / mbit
+  times_s = local_steps * step_s, 8e-6 * sent_bytes / mbit
+  return max(times_s) if overlaps else sum(times_s)
 
 
 def _measure_peers(

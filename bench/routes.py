@@ -68,7 +68,9 @@ class Run(NamedTuple):
     route: Value of config.route.name; 'pipelined' for that of `server` with
       config.route.server.pipelined.
     mbit: Base rate of the links, Mbit/s.
-    local_steps: Steps of an iteration (H).
+    local_steps: Local steps (H).
+    fragments: Fragments that are summed in turn (F); each iteration then has
+      H / F steps, during which the sum of one runs.
   """
 
   case: str
@@ -77,6 +79,7 @@ class Run(NamedTuple):
   route: str
   mbit: int = hosts.BASE_MBIT
   local_steps: int = 1
+  fragments: int = 1
 
   @property
   def lab_hosts(self) -> hosts.Case:
@@ -194,7 +197,7 @@ def measure(
   lab_hosts = run.lab_hosts
   count = len(lab_hosts.up)
   name = f'{run.case}_{run.size_bytes}_{run.way}_{run.route}'
-  name += f'_{run.mbit}_{run.local_steps}'
+  name += f'_{run.mbit}_{run.local_steps}_{run.fragments}'
   out.mkdir(parents=True, exist_ok=True)
   links, lab = out / f'{run.case}.json', out / f'{run.case}_lab.json'
   write_links(links, lab_hosts.cluster)
@@ -292,7 +295,8 @@ def _timing_fields(
   run: Run, compute_s: float, iterations: int, workers: int
 ) -> dict[str, Any]:
   """Returns the fields of a run that moves bytes but trains no model."""
-  batch = default.get_config().batching.worker_batch * run.local_steps
+  steps = run.local_steps // run.fragments
+  batch = default.get_config().batching.worker_batch * steps
   return {
     'epochs': 1.0,
     'eval_every': 1,
@@ -303,6 +307,8 @@ def _timing_fields(
     'model.none.size_bytes': run.size_bytes,
     'model.none.num_train': iterations * workers * batch,
     'batching.local_steps': run.local_steps,
+    'route.fragments': run.fragments,
+    'route.overlap_steps': steps if run.fragments > 1 else 0,
     'cluster.speed.name': 'constant',
     'cluster.speed.fixed_s': compute_s,
     'cluster.speed.per_example_s': 0.0,

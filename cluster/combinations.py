@@ -2,10 +2,59 @@
 
 from ml_collections import ConfigDict
 
+from configs import sections
 from configs.checks import require
 from route.route import Allreduce, ParameterServer, Plan
 from sync.scheme import Scheme
 from wire.codec import Wire
+
+
+def check_fragments(config: ConfigDict, plan: Plan, scheme: Scheme) -> None:
+  """Rejects fragments that scheme, route, wire or batching cannot carry.
+
+  Args:
+    config: Config, whose fields are checked one by one.
+    plan: Plan of the route.
+    scheme: Scheme of the run.
+
+  Raises:
+    ValueError: If they cannot be combined; names the field.
+  """
+  if not sections.has_fragments(config):
+    return
+  route, name = config.route, type(scheme).__name__
+  reason = (
+    f'as config.route.fragments is {route.fragments}, overlap_steps '
+    f'{route.overlap_steps} and blend {route.blend:g}'
+  )
+  expected = (
+    f"'bsp', {reason}: all workers sum the same fragment, and {name} does not "
+    'release them together'
+  )
+  is_synchronous = getattr(scheme, 'is_synchronous', False)
+  require(is_synchronous, 'config.sync.name', expected, config.sync.name)
+  expected = f"a route of hosts such as 'ring', {reason}: "
+  if isinstance(plan, ParameterServer):
+    text = expected + 'servers send and get the whole model'
+    raise ValueError(f'config.route.name: expected {text}, got {route.name!r}.')
+  text = expected + 'XLA sums the whole model after the last step'
+  require(plan.forest is not None, 'config.route.name', text, plan.name)
+  text = f'False, {reason}: sums differ in their sizes'
+  require(not plan.adapt, f'config.route.{plan.name}.adapt', text, plan.adapt)
+  text = f'a number, {reason}: times of fragments are not predicted'
+  is_number = plan.bucket_bytes is not None
+  require(is_number, 'config.route.bucket_bytes', text, sections.AUTO)
+  text = f"'dense', {reason}: residuals are of the whole model"
+  wire, batching = config.wire.name, config.batching.name
+  require(wire == 'dense', 'config.wire.name', text, wire)
+  text = (
+    f"'fixed', {reason}: a displacement is of several iterations, whose "
+    'batches must not differ'
+  )
+  require(batching == 'fixed', 'config.batching.name', text, batching)
+  text = f"'sgd' or 'nesterov', {reason}: a delay counts updates of fragments"
+  fits = config.outer.name != 'delayed_nesterov'
+  require(fits, 'config.outer.name', text, config.outer.name)
 
 
 def check(config: ConfigDict, plan: Plan, scheme: Scheme, wire: Wire) -> None:

@@ -221,6 +221,15 @@ def get_config() -> ml_collections.ConfigDict:
   config.route.bucket_bytes = FieldReference(2.0**20, field_type=object)
   # Whether buckets are sent while other gradients are still being computed.
   config.route.overlap = True
+  # Parts of the model that are summed in turn (F), with local steps: each one
+  # every H steps (config.batching.local_steps), H / F steps after the one
+  # before it.  1 sums the whole model.
+  config.route.fragments = 1
+  # Local steps that run while a fragment is in transfer, 0 to H / F.
+  config.route.overlap_steps = 0
+  # Weight of a worker's own parameters when a summed fragment arrives, at least
+  # 0, below 1; the new version has the rest.
+  config.route.blend = 0.0
   # Lanes, on real hosts: threads that divide what a worker sends and receives,
   # each with connections of its own.  0 takes one for each 4 Gbit/s of the
   # links and each two cores of a process, 1 to 4.

@@ -124,7 +124,7 @@ def check_values(config: ConfigDict) -> None:
   positive = (
     *('epochs', 'eval_every', 'log_every', 'cluster.workers'),
     *('batching.worker_batch', 'batching.micro_batch'),
-    'batching.local_steps',
+    *('batching.local_steps', 'route.fragments'),
     *('cluster.timeout_s', 'cluster.start_s', 'cluster.workers_per_gpu'),
     *('model.none.size_bytes', 'model.none.num_train'),
   )
@@ -160,6 +160,7 @@ def check_values(config: ConfigDict) -> None:
       )
   if config.batching.local_steps > 1:
     _check_local_steps(config)
+  _check_fragments(config)
   precision = config.precision
   if precision.matmul not in MATMULS:
     raise ValueError(
@@ -215,6 +216,47 @@ def _check_local_steps(config: ConfigDict) -> None:
       f"config.wire.sparse.correction: expected 'masked' or 'none', {reason}: "
       f'momentum is corrected in gradients alone, got {correction!r}.'
     )
+
+
+def _check_fragments(config: ConfigDict) -> None:
+  """Checks fields of fragments that depend on the local steps alone."""
+  route, steps = config.route, config.batching.local_steps
+  reason = f'as config.batching.local_steps is {steps}'
+  if steps % route.fragments:
+    raise ValueError(
+      f'config.route.fragments: expected a divisor of the local steps, {reason}'
+      f', got {route.fragments}.'
+    )
+  between = iteration_steps(config) if steps > 1 else 0
+  if not 0 <= route.overlap_steps <= between:
+    raise ValueError(
+      f'config.route.overlap_steps: expected 0 to {between}, the local steps '
+      f'from one fragment to the next, {reason} and config.route.fragments is '
+      f'{route.fragments}, got {route.overlap_steps}.'
+    )
+  if not 0 <= route.blend < 1:
+    raise ValueError(
+      f'config.route.blend: expected at least 0, below 1, got {route.blend}.'
+    )
+  if route.blend and steps == 1:
+    raise ValueError(
+      f'config.route.blend: expected the default 0.0, {reason}: workers have '
+      f'no parameters of their own, got {route.blend}.'
+    )
+
+
+def iteration_steps(config: ConfigDict) -> int:
+  """Returns the local steps of an iteration, which ends with one sum.
+
+  With fragments it has the steps from one fragment to the next, H / F.
+  """
+  return int(config.batching.local_steps // config.route.fragments)
+
+
+def has_fragments(config: ConfigDict) -> bool:
+  """Returns whether workers keep parameters of their own between sums."""
+  route = config.route
+  return route.fragments > 1 or bool(route.overlap_steps or route.blend)
 
 
 def choose_section(

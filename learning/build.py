@@ -11,7 +11,7 @@ from configs.checks import require
 from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
 from data.stream import Stream
-from learning import compilations
+from learning import compilations, fragments
 from learning.learning import Learning
 from learning.timing_only import TimingOnlyLearning
 
@@ -77,7 +77,10 @@ def stand_in(config: ConfigDict, choose: Choose, *, devices: int) -> Learning:
   tasks.check(config, choose)
   stream = _stream(config, _STAND_IN_EXAMPLES)
   return TimingOnlyLearning(
-    size_bytes=_STAND_IN_BYTES, num_train=_STAND_IN_EXAMPLES, stream=stream
+    size_bytes=_STAND_IN_BYTES,
+    num_train=_STAND_IN_EXAMPLES,
+    stream=stream,
+    divide=functools.partial(fragments.divide_evenly, config),
   )
 
 
@@ -101,11 +104,15 @@ def _no_model(config: ConfigDict, choose: Choose) -> TimingOnlyLearning:
   _, own = choose('model')
   stream = _stream(config, own['num_train'])
   with error_prefix('config.model.none'):
-    return TimingOnlyLearning(stream=stream, **own)
+    return TimingOnlyLearning(
+      stream=stream,
+      divide=functools.partial(fragments.divide_evenly, config),
+      **own,
+    )
 
 
 def _stream(config: ConfigDict, num_train: int) -> Stream:
-  batch = config.batching.worker_batch * config.batching.local_steps
+  batch = config.batching.worker_batch * sections.iteration_steps(config)
   ahead = config.data.ahead
   most = f'at most the {num_train} training examples'
   require(batch <= num_train, 'config.batching.worker_batch', most, batch)

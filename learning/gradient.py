@@ -167,9 +167,10 @@ class TaskGradient:
     iteration: int,
     scale: float = 1.0,
     rate: float | None = None,
+    version: int = 0,
   ) -> tuple[Payload, jax.Array, Any]:
     """Returns a worker's gradient as its push, its loss, and no state."""
-    del rate
+    del rate, version
     payload, loss = self(
       params, ranges, worker=worker, iteration=iteration, scale=scale
     )

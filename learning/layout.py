@@ -98,7 +98,8 @@ class Layout:
       and the padding between and behind them.
     order: Indices of the gradient's leaves in the order of their positions.
     buckets: Buckets in the order of their positions; they cover the vector.
-    bucket_of: Index of the bucket in which each leaf of the gradient ends.
+    bucket_of: Index of the bucket in which each leaf of the gradient ends, by
+      the index of the leaf.
   """
 
   def __init__(
@@ -107,6 +108,7 @@ class Layout:
     stats: Any = (),
     *,
     order: Sequence[int] | None = None,
+    only: Sequence[int] | None = None,
     bucket_bytes: float = math.inf,
     dtype: np.dtype = FLOAT32,
     step_statistics: int = 0,
@@ -121,6 +123,8 @@ class Layout:
       stats: The same of the running statistics; () if there are none.
       order: Indices of the leaves of `params` in the order of their positions;
         None for the order of the tree.
+      only: Indices of the leaves that are in the vector; None for all.  Others
+        are read as 0.
       bucket_bytes: Bytes, counted in float32, at which a bucket is closed after
         the current leaf: 0 for a bucket per leaf, infinity for one bucket.  The
         last bucket has the leaves that are left, the statistics and the step
@@ -150,11 +154,13 @@ class Layout:
     least = 'at least 0'
     require(step_statistics >= 0, 'step_statistics', least, step_statistics)
     require(blank >= 0, 'blank', least, blank)
-    self.order = tuple(order)
+    chosen = {*(order if only is None else only)}
+    self.order = tuple(leaf for leaf in order if leaf in chosen)
     unit = alignment_bytes // _ITEM
     places = _placed([leaves[index] for index in self.order], 0, unit)
     by_leaf = dict(zip(self.order, places, strict=True))
-    self._leaves = [by_leaf[index] for index in indices]
+    self._leaves = [by_leaf.get(index) for index in indices]
+    self._shapes = [leaf.shape for leaf in leaves]
     end = (places[-1].end if places else 0) + blank
     self.gradient_size = _aligned(end, math.lcm(multiple, unit))
     self._stats = _placed(stats_leaves, self.gradient_size, unit)
@@ -167,9 +173,11 @@ class Layout:
     if cuts[-1] < self.size:
       cuts.append(self.size)
     # The bucket of a leaf is that of its last number.
-    ends = [max(place.end - 1, 0) for place in self._leaves]
+    ends = [max(place.end - 1, 0) for place in places]
     found = np.searchsorted(cuts, ends, side='right') - 1
-    self.bucket_of: tuple[int, ...] = tuple(found.tolist())
+    self.bucket_of: Mapping[int, int] = dict(
+      zip(self.order, found.tolist(), strict=True)
+    )
     self.buckets = tuple(
       Bucket(
         start,
@@ -236,7 +244,7 @@ class Layout:
     """
     end = self.gradient_size if end is None else end
     matrices = []
-    for place in sorted(self._leaves):
+    for place in sorted(place for place in self._leaves if place):
       columns = place.shape[-1] if len(place.shape) > 1 else 0
       if not columns or place.end == place.start:
         continue
@@ -275,9 +283,11 @@ class Layout:
 
     Its leaves are views if the vector is a NumPy array; traceable.
     """
-    return jax.tree.unflatten(
-      self._params_tree, [_view(vector, place, 0) for place in self._leaves]
-    )
+    leaves = [
+      np.zeros(shape, np.float32) if place is None else _view(vector, place, 0)
+      for place, shape in zip(self._leaves, self._shapes, strict=True)
+    ]
+    return jax.tree.unflatten(self._params_tree, leaves)
 
   def unflatten_stats(self, vector: Any) -> Any:
     """Returns the statistics in a vector as `flatten_stats` returns it."""
@@ -304,8 +314,14 @@ class Layout:
       vector: Float32 [gradient_size] or longer.
       leaf: Index of the leaf.
       array: Numbers, of the leaf's shape.
+
+    Raises:
+      ValueError: If the leaf is not in the vector.
     """
-    _view(vector, self._leaves[leaf], 0)[...] = array
+    place = self._leaves[leaf]
+    if place is None:
+      raise ValueError(f'leaf: expected one of {self.order}, got {leaf}.')
+    _view(vector, place, 0)[...] = array
 
   def write_stats(self, vector: np.ndarray, stats: Any) -> None:
     """Copies the statistics to their positions in a vector [size]."""
@@ -478,10 +494,12 @@ def _cuts(
 
 
 def _written(
-  vector: jax.Array, tree: Any, places: Sequence[_Place], start: int
+  vector: jax.Array, tree: Any, places: Sequence[_Place | None], start: int
 ) -> jax.Array:
   """Returns a vector with leaves at their positions, counted from `start`."""
   for place, leaf in zip(places, jax.tree.leaves(tree), strict=True):
+    if place is None:
+      continue
     # XLA's concatenation of large arrays is many times slower on CPUs.
     at = (place.start - start,)
     vector = jax.lax.dynamic_update_slice(vector, jnp.ravel(leaf), at)

@@ -14,6 +14,7 @@ import numpy as np
 
 from data.stream import Ranges, Stream
 from learning.device_copies import DeviceCopies
+from learning.fragments import Fragments
 from learning.gradient_buffer import LeafSink
 from learning.layout import FLOAT32, Layout
 from learning.scaling import Scaling
@@ -26,6 +27,7 @@ class Overlap(enum.StrEnum):
   """Work that is still running while parts of a gradient are already sent."""
 
   BACKWARD = 'backward'  # The backward pass.
+  STEPS = 'steps'  # Later local steps.
   COPIES = 'copies'  # Copies of later parts from an accelerator to its host.
   NONE = 'none'  # Nothing.
 
@@ -75,6 +77,7 @@ class Pushes(Computation, Protocol):
     iteration: int,
     scale: float = 1.0,
     rate: float | None = None,
+    version: int = 0,
   ) -> tuple[Payload, jax.Array | None, Any]:
     """Returns a worker's push, its loss summed over the examples, its state.
 
@@ -86,6 +89,7 @@ class Pushes(Computation, Protocol):
       iteration: Number of the worker's iteration, for its random key.
       scale: Factor of the gradient; the loss is not multiplied.
       rate: Learning rate of local steps; None without a model.
+      version: Number of the version, which gives the fragment to push.
     """
 
 
@@ -370,6 +374,10 @@ class Learning(Protocol):
     """Computation of pushes: gradients, or displacements of local steps."""
 
   @property
+  def fragments(self) -> Fragments | None:
+    """Parts of the model that synchronise in turn; None without these."""
+
+  @property
   def has_inner_optimizer(self) -> bool:
     """True if workers have states of inner optimizers, of local steps."""
 
@@ -441,8 +449,18 @@ class Learning(Protocol):
     step_statistics: int,
     dtype: np.dtype = FLOAT32,
     multiple: int = 1,
+    fragment: int | None = None,
   ) -> Layout:
-    """Returns the layout of a replica's gradient buffer; see `Layout`."""
+    """Returns the layout of a replica's gradient buffer; see `Layout`.
+
+    Args:
+      bucket_bytes: As of `Layout`, and so are the next ones.
+      step_statistics: Numbers at the end.
+      dtype: Dtype in which gradients travel.
+      multiple: Divisor of the gradient's part.
+      fragment: Number of the fragment whose leaves alone it has; None for the
+        whole model.
+    """
 
   def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
     """Returns the work that sending overlaps with, and a sentence for the log.

@@ -12,7 +12,8 @@ The state of the inner optimizer stays with the worker, from one iteration to
 the next.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -86,6 +87,7 @@ class LocalSteps:
     iteration: int,
     scale: float = 1.0,
     rate: float | None = None,
+    version: int = 0,
   ) -> tuple[Payload, jax.Array, Any]:
     """Returns a worker's displacement times its examples, loss and state.
 
@@ -97,6 +99,7 @@ class LocalSteps:
       iteration: Number of its iteration, for its random keys.
       scale: Unused, 1: there is no loss scale.
       rate: Learning rate of the inner steps.
+      version: Unused: the whole model is pushed.
 
     Returns:
       The payload; the loss, summed over the examples, each at the parameters
@@ -105,31 +108,14 @@ class LocalSteps:
     Raises:
       ValueError: If there is no example or no learning rate.
     """
-    del scale
-    if rate is None:
-      raise ValueError('rate: expected a learning rate, got None.')
-    reached, stats, loss = params, None, None
-    for number, step in enumerate(self._cut(ranges)):
-      payload, one = self.gradient(
-        reached,
-        step,
-        worker=worker,
-        iteration=iteration,
-        step=number,
-      )
-      reached, state = self._step(
-        reached,
-        state,
-        payload.gradient,
-        np.float32(size(step)),
-        np.float32(rate),
-      )
-      stats = payload.stats if stats is None else self._add(stats, payload)
-      loss = one if loss is None else loss + one
-    if loss is None:
-      raise ValueError('ranges: expected at least one example, got none.')
-    moved = self._displacement(params, reached, np.float32(size(ranges)))
-    return Payload(moved, stats), loss, state
+    del scale, version
+    progress = self._begin(params, state, rate)
+    progress.take(self._cut(ranges), worker=worker, iteration=iteration)
+    moved = self._displacement(
+      params, progress.params, np.float32(size(ranges))
+    )
+    payload, loss = progress.payload(moved)
+    return payload, loss, progress.state
 
   def prepare(self, ranges: Ranges) -> None:
     """Gathers the examples of a later call, batch by batch."""
@@ -167,9 +153,13 @@ class LocalSteps:
     self.gradient.computed = before
     return payloads[-1:]
 
-  def _add(self, stats: Any, payload: Payload) -> Any:
-    """Returns the sum of statistics."""
-    return self.gradient.add(stats, payload.stats)
+  def _begin(self, params: Any, state: Any, rate: float | None) -> '_Progress':
+    """Returns the progress of an iteration before its first step."""
+    if rate is None:
+      raise ValueError('rate: expected a learning rate, got None.')
+    return _Progress(
+      self.gradient, self._step, np.float32(rate), params=params, state=state
+    )
 
   def _cut(self, ranges: Ranges) -> Sequence[Ranges]:
     """Returns the positions of each step."""
@@ -183,3 +173,70 @@ class LocalSteps:
           steps.append(tuple(current))
           current, free = [], self._worker_batch
     return [*steps, tuple(current)] if current else steps
+
+
+@dataclasses.dataclass
+class _Progress:
+  """Local steps of an iteration so far.
+
+  Attributes:
+    gradient: Computation of the gradient of each step.
+    step: Function that applies one.
+    rate: Learning rate, float32.
+    params: Parameters reached.
+    state: State of the inner optimizer.
+    steps: Number of steps.
+    stats: Sum of the statistics; None before the first step.
+    loss: Sum of the losses, likewise.
+  """
+
+  gradient: TaskGradient
+  step: Callable[..., tuple[Any, Any]]
+  rate: np.float32
+  params: Any
+  state: Any
+  steps: int = 0
+  stats: Any = None
+  loss: jax.Array | None = None
+
+  def take(
+    self, batches: Sequence[Ranges], *, worker: int, iteration: int
+  ) -> None:
+    """Takes a step on each batch.
+
+    Args:
+      batches: Positions of the examples of each step.
+      worker: Index of the worker, for its random keys.
+      iteration: Number of its iteration, likewise.
+    """
+    for batch in batches:
+      payload, loss = self.gradient(
+        self.params,
+        batch,
+        worker=worker,
+        iteration=iteration,
+        step=self.steps,
+      )
+      self.params, self.state = self.step(
+        self.params,
+        self.state,
+        payload.gradient,
+        np.float32(size(batch)),
+        self.rate,
+      )
+      if self.loss is None:
+        self.stats, self.loss = payload.stats, loss
+      else:
+        self.stats = self.gradient.add(self.stats, payload.stats)
+        self.loss = self.loss + loss
+      self.steps += 1
+
+  def payload(self, moved: Any) -> tuple[Payload, jax.Array]:
+    """Returns a displacement with the statistics, and the loss.
+
+    Raises:
+      ValueError: If no step was taken.
+    """
+    if self.loss is None:
+      raise ValueError('ranges: expected at least one example, got none.')
+    return Payload(moved, self.stats), self.loss

@@ -13,7 +13,14 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from configs.checks import require
-from configs.sections import FALLING, Choose, build_section, error_prefix
+from configs.sections import (
+  FALLING,
+  Choose,
+  build_section,
+  error_prefix,
+  has_fragments,
+  iteration_steps,
+)
 from data import augment as augmentation
 from data.dataset import Dataset
 from data.digest import digest
@@ -23,6 +30,8 @@ from learning import optimizer as optimizers
 from learning import scaling as scalings
 from learning import schedule as schedules
 from learning.evaluation import MOST_EXAMPLES, TaskEvaluation
+from learning.fragment_steps import FragmentSteps
+from learning.fragments import Fragments, divide
 from learning.gradient import TaskGradient
 from learning.layout import FLOAT32, Layout, count_float32, other_bytes
 from learning.learner import TaskLearner
@@ -51,6 +60,7 @@ class TaskLearning:
   make_learner: Callable[[Any, Any], TaskLearner]
   devices: Sequence[str]
   dataset: Dataset
+  fragments: Fragments | None
 
   @functools.cached_property
   def has_inner_optimizer(self) -> bool:
@@ -104,12 +114,17 @@ class TaskLearning:
     step_statistics: int,
     dtype: np.dtype = FLOAT32,
     multiple: int = 1,
+    fragment: int | None = None,
   ) -> Layout:
     """Returns the layout of a replica's gradient buffer; see `Layout`."""
+    only = None
+    if fragment is not None and self.fragments:
+      only = self.fragments.leaves[fragment]
     return Layout(
       self.params,
       self.stats,
       order=self.gradient.order(self.params),
+      only=only,
       bucket_bytes=bucket_bytes,
       step_statistics=step_statistics,
       dtype=dtype,
@@ -158,11 +173,12 @@ def make(
   schedule = _schedule(config, choose, num_train)
   scaled = scaling is not None
   gradient = _gradient(config, devices, task, dataset, stream, scaled)
+  fragments = _fragments(config, task, gradient)
   return TaskLearning(
     num_train=num_train,
     stream=stream,
     gradient=gradient,
-    pushes=_pushes(config, choose, gradient),
+    pushes=_pushes(config, choose, gradient, fragments),
     evaluate=_evaluation(config, task, dataset),
     schedule=schedule,
     scaling=scaling,
@@ -171,6 +187,7 @@ def make(
     make_learner=functools.partial(_learner, config, choose, schedule, scaled),
     devices=[device.device_kind for device in jax.local_devices()[:devices]],
     dataset=dataset,
+    fragments=fragments,
   )
 
 
@@ -273,16 +290,35 @@ def _warn_of_precision(config: ConfigDict, device: jax.Device) -> None:
     )
 
 
+def _fragments(
+  config: ConfigDict, task: Task, gradient: TaskGradient
+) -> Fragments | None:
+  """Returns the fragments, in the order of the backward pass, or None."""
+  if not has_fragments(config):
+    return None
+  sizes = [leaf.size for leaf in jax.tree.leaves(task.params)]
+  return divide(config, sizes, gradient.order(task.params))
+
+
 def _pushes(
-  config: ConfigDict, choose: Choose, gradient: TaskGradient
+  config: ConfigDict,
+  choose: Choose,
+  gradient: TaskGradient,
+  fragments: Fragments | None,
 ) -> TaskGradient | LocalSteps:
   """Returns the computation of pushes: of gradients without local steps."""
   if config.batching.local_steps == 1:
     return gradient
-  return LocalSteps(
+  tx, worker_batch = _optimizer(config, choose), config.batching.worker_batch
+  if fragments is None:
+    return LocalSteps(gradient, tx, worker_batch=worker_batch)
+  return FragmentSteps(
     gradient,
-    _optimizer(config, choose),
-    worker_batch=config.batching.worker_batch,
+    tx,
+    fragments,
+    worker_batch=worker_batch,
+    overlap_steps=config.route.overlap_steps,
+    blend=config.route.blend,
   )
 
 
@@ -322,7 +358,7 @@ def _learner(
       schedule=schedule,
       reduction=reduction,
       num_workers=config.cluster.workers,
-      worker_batch=config.batching.worker_batch * steps,
+      worker_batch=config.batching.worker_batch * iteration_steps(config),
       # A weight divides pushes as a loss scale does.
       scaled=scaled or config.staleness.name != 'constant',
     )
@@ -344,6 +380,6 @@ def _schedule(
       update=(
         config.cluster.workers
         * config.batching.worker_batch
-        * config.batching.local_steps
+        * iteration_steps(config)
       ),
     )

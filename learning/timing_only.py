@@ -12,6 +12,7 @@ import numpy as np
 
 from configs.checks import require
 from data.stream import Ranges, Stream
+from learning.fragments import Fragments
 from learning.gradient_buffer import LeafSink
 from learning.layout import FLOAT32, Layout
 from learning.learning import Evaluation, Overlap
@@ -54,6 +55,7 @@ class TimingOnlyGradient:
     iteration: int,
     scale: float = 1.0,
     rate: float | None = None,
+    version: int = 0,
   ) -> tuple[Payload, None, Any]:
     """Returns the parameters in place of a push, no loss, and no state."""
     return Payload(params, ()), None, state
@@ -195,13 +197,21 @@ class TimingOnlyLearning:
   leaf_bytes: Sequence[int] = ()
   devices: Sequence[str] = ()
 
-  def __init__(self, *, size_bytes: int, num_train: int, stream: Stream):
+  def __init__(
+    self,
+    *,
+    size_bytes: int,
+    num_train: int,
+    stream: Stream,
+    divide: Callable[[int], Fragments | None] = lambda numbers: None,
+  ):
     """Stores the sizes.
 
     Args:
       size_bytes: Bytes of the parameters in float32.
       num_train: Number of examples of an epoch.
       stream: Assignment of examples to iterations.
+      divide: Returns the fragments of so many numbers; None for none.
 
     Raises:
       ValueError: If the bytes are not those of whole float32 numbers.
@@ -212,6 +222,7 @@ class TimingOnlyLearning:
     self.num_train, self.stream = num_train, stream
     self.gradient = self.pushes = TimingOnlyGradient()
     self.elements = size_bytes // item, 0
+    self.fragments = divide(self.elements[0])
 
   def make_learner(self, params: Any, stats: Any) -> TimingOnlyLearner:
     """Returns a learner that counts updates."""
@@ -238,11 +249,15 @@ class TimingOnlyLearning:
     step_statistics: int,
     dtype: np.dtype = FLOAT32,
     multiple: int = 1,
+    fragment: int | None = None,
   ) -> Layout:
     """Returns a layout of as many numbers in one bucket, without leaves."""
+    numbers = self.elements[0]
+    if fragment is not None and self.fragments:
+      numbers = self.fragments.numbers[fragment]
     return Layout(
       (),
-      blank=self.elements[0],
+      blank=numbers,
       bucket_bytes=bucket_bytes,
       step_statistics=step_statistics,
       dtype=dtype,

@@ -237,7 +237,8 @@ class _RecomputedRun:
       scheme=manifests.make_scheme(config.to_dict(), workers),
       batching=fixed.make(
         num_workers=workers,
-        worker_batch=config.batching.worker_batch * config.batching.local_steps,
+        worker_batch=config.batching.worker_batch
+        * sections.iteration_steps(config),
       ),
       store=cast(ParameterStore, self),  # Is never evaluated or saved.
       stream=learned.stream,

@@ -24,6 +24,7 @@ from cluster.allreduce.planning import PackingRequest
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.replica import Replica
 from cluster.allreduce.site import AllreduceSite
+from cluster.allreduce.sums.fragments import FragmentReducer
 from cluster.allreduce.sums.host import CheckedFiller, HostReducer
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
@@ -221,6 +222,10 @@ class _FaultyMultiRoundReducer(FaultyHostReducer, MultiRoundReducer):
   """A MultiRoundReducer with failures of gradients and chunks."""
 
 
+class _FaultyFragmentReducer(FaultyHostReducer, FragmentReducer):
+  """A FragmentReducer with failures of displacements and chunks."""
+
+
 class _FaultyNativeReducer(NativeReducer):
   """A NativeReducer whose gradients fail; its chunks are XLA's."""
 
@@ -370,6 +375,7 @@ class FaultyAllreduceSite(FaultyRealSite, AllreduceSite):
     self._replica_type = with_faults(FaultyReplica)
     self._rendezvous_type = with_faults(FaultyRendezvous)
     self._host_type = with_faults(FaultyHostReducer)
+    self._fragment_type = with_faults(_FaultyFragmentReducer)
     self._multi_round_type = with_faults(_FaultyMultiRoundReducer)
     self._native_type = with_faults(_FaultyNativeReducer)
     self._native_multi_round_type = with_faults(_FaultyNativeMultiRoundReducer)

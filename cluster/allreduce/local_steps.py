@@ -6,7 +6,7 @@ optimizer is the worker's own: replicas share the learner, with the outer
 optimizer, and no digest or handover includes the inner one.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -14,6 +14,9 @@ from data.stream import Ranges
 from learning.gradient_buffer import LeafSink
 from learning.learning import Overlap, Pushes
 from wire.codec import Payload
+
+if TYPE_CHECKING:  # Runs without a model start without Flax.
+  from learning.fragment_steps import FragmentSteps
 
 
 class ReplicaSteps:
@@ -23,10 +26,12 @@ class ReplicaSteps:
     state: State of the inner optimizer after the last call.
     overlap: NONE, as all leaves are final at once.
     copies: None.
+    ready: Share of an iteration's computing before the displacement is known.
   """
 
   overlap = Overlap.NONE
   copies = None
+  ready = 1.0
 
   def __init__(self, pushes: Pushes):
     """Compiles nothing yet.
@@ -37,20 +42,22 @@ class ReplicaSteps:
     self.state: Any = ()
     self._pushes = pushes
     self._rate: float | None = None
+    self._version = 0
 
   @property
   def computed(self) -> int:
     """Number of examples computed so far, with padding."""
     return self._pushes.computed
 
-  def begin(self, state: Any, rate: float | None) -> None:
-    """Sets the state and the rate of the next call.
+  def begin(self, state: Any, rate: float | None, *, version: int) -> None:
+    """Sets the state, the rate and the version of the next call.
 
     Args:
       state: State of the inner optimizer, which stays valid.
       rate: Learning rate of its steps.
+      version: Number of the version that it begins with.
     """
-    self.state, self._rate = state, rate
+    self.state, self._rate, self._version = state, rate, version
 
   def __call__(
     self,
@@ -113,3 +120,53 @@ class ReplicaSteps:
   ) -> None:
     """Compiles every program that `stream` needs; arguments of `warm_up`."""
     self._pushes.warm_up(params, examples, changing=changing)
+
+
+class FragmentReplicaSteps(ReplicaSteps):
+  """A `Streaming` computation of displacements of fragments.
+
+  Its leaves are handed over before the last steps, while these run.
+  """
+
+  def __init__(self, pushes: 'FragmentSteps'):
+    """Compiles nothing yet.
+
+    Args:
+      pushes: Computes the displacements.
+    """
+    super().__init__(pushes)
+    self._steps, self.ready = pushes, pushes.fragments.ready
+    self.overlap = Overlap.STEPS if self.ready < 1 else Overlap.NONE
+
+  def stream(
+    self,
+    params: Any,
+    ranges: Ranges,
+    *,
+    worker: int,
+    iteration: int,
+    sink: LeafSink,
+    scale: float = 1.0,
+  ) -> tuple[Any, jax.Array | None]:
+    """Computes a displacement, and hands over the leaves of its fragment."""
+    fragments = self._steps.fragments
+    chosen = fragments.leaves[fragments.at(self._version)]
+
+    def send(moved: Any) -> None:
+      leaves = jax.tree.leaves(moved)
+      arrays = jax.device_get([leaves[leaf] for leaf in chosen])
+      for leaf, array in zip(chosen, arrays, strict=True):
+        sink.put(leaf, array)
+
+    payload, loss, self.state = self._steps.push(
+      params,
+      ranges,
+      self.state,
+      worker=worker,
+      iteration=iteration,
+      scale=scale,
+      rate=self._rate,
+      version=self._version,
+      send=send,
+    )
+    return jax.device_get(payload.stats), loss

@@ -665,8 +665,10 @@ class Replica:
     examples, before = assignment.examples, self._gradient.computed
     least_s = self._host_speed.least_s(iteration, examples)
     if not self._reducer.simulates_time:
-      # The configured delay comes before the computation, as far as known.
-      time.sleep(max(least_s - self._took_s, 0.0))
+      # The configured delay comes before the computation, as far as known; a
+      # fragment is sent after its share of it.
+      share = self._local_steps.ready if self._local_steps else 1.0
+      time.sleep(share * max(least_s - self._took_s, 0.0))
     computation_start = time.monotonic()
     loss, finite = self._compute_gradient(assignment, least_s)
     self._took_s = time.monotonic() - computation_start
@@ -706,7 +708,9 @@ class Replica:
         rate = self._schedule(
           examples=learner.examples, updates=learner.version
         )
-      self._local_steps.begin(self._reducer.place(before.optimizer), rate)
+      self._local_steps.begin(
+        self._reducer.place(before.optimizer), rate, version=assignment.version
+      )
     loss, finite = self._reducer.compute(
       assignment.version,
       self.learner,

@@ -4,13 +4,14 @@ import faulthandler
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, cast
 
 from absl import logging
 from ml_collections import ConfigDict
 
 from cluster import multi_round
 from cluster.allreduce.admission import AllreduceReception
-from cluster.allreduce.local_steps import ReplicaSteps
+from cluster.allreduce.local_steps import FragmentReplicaSteps, ReplicaSteps
 from cluster.allreduce.planning import DEADLINE_S, ForestPlanner
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.allreduce.replica import Replica
@@ -18,6 +19,7 @@ from cluster.allreduce.replication import Standby
 from cluster.allreduce.runtime import AllreduceRuntime
 from cluster.allreduce.step_statistics import StatisticsLayout
 from cluster.allreduce.store import ReplicaStore
+from cluster.allreduce.sums.fragments import FragmentReducer
 from cluster.allreduce.sums.host import HostReducer
 from cluster.allreduce.sums.multi_round import MultiRoundReducer
 from cluster.allreduce.sums.multi_round_native import NativeMultiRoundReducer
@@ -42,11 +44,15 @@ from cluster.process.exits import LOST, STOPPED, Reason, end
 from cluster.runtime import Parts
 from cluster.speed import driving, layers
 from configs.sections import error_prefix
+from learning.fragments import Fragments
 from learning.layout import FLOAT32
 from learning.learning import Gradient, Learner, Overlap
 from outputs.checkpoints import Checkpoints
 from route.route import Allreduce
 from wire.codec import Payload
+
+if TYPE_CHECKING:  # Runs without a model start without Flax.
+  from learning.fragment_steps import FragmentSteps
 
 
 class AllreduceSite(RealSite):
@@ -56,6 +62,7 @@ class AllreduceSite(RealSite):
   _replica_type: Callable[..., Replica] = Replica
   _rendezvous_type: Callable[..., Rendezvous] = Rendezvous
   _host_type: Callable[..., HostReducer] = HostReducer
+  _fragment_type: Callable[..., HostReducer] = FragmentReducer
   _multi_round_type: Callable[..., HostReducer] = MultiRoundReducer
   _native_type: Callable[..., NativeReducer] = NativeReducer
   _native_multi_round_type: Callable[..., NativeReducer] = (
@@ -92,12 +99,14 @@ class AllreduceSite(RealSite):
     speed = parts.speed
     factors = speed.model.num_driving if speed else len(driving.NAMES)
     self._statistics = StatisticsLayout(self._workers, factors)
-    self._layout = learned.layout(
+    lay = functools.partial(
+      learned.layout,
       bucket_bytes=plan.chosen_bucket_bytes,
       step_statistics=self._statistics.size,
       dtype=parts.wire.push.dtype or FLOAT32,
       multiple=parts.wire.push.padding,
     )
+    self._layout = lay()
     rounds = multi_round.build(config, plan, parts.wire, learned)
     self._multi_round = rounds
     self._sizes = [self._layout.size_bytes]
@@ -107,6 +116,15 @@ class AllreduceSite(RealSite):
       )
       stages = range(len(rounds.codecs))
       self._sizes = [sum(rounds.size_bytes(n)) + others_bytes for n in stages]
+    self._fragments, self._layouts = learned.fragments, [self._layout]
+    if self._fragments:
+      numbers = range(self._fragments.count)
+      self._layouts = [lay(fragment=number) for number in numbers]
+      self._sizes = [layout.size_bytes for layout in self._layouts]
+    # All stages use one forest, that of the last one, and all fragments that
+    # of the largest one.
+    sizes = self._sizes if self._fragments else self._sizes[-1:]
+    self._planned_bytes = max(sizes)
     self._simulated_parts: Sequence[layers.Bucket] = ()
     streams = rounds is None or any(rounds.streamable)
     if streams and speed and learned.schedule is None:
@@ -175,7 +193,7 @@ class AllreduceSite(RealSite):
     rendezvous = self._rendezvous_type(
       self._plan.cluster,
       self._plan.forest,
-      size_bytes=self._sizes[-1],
+      size_bytes=self._planned_bytes,
       failed=FailedLinks(timeout_s=self.settings.timeout_s),
       local=own,
       lanes=self._lanes,
@@ -189,7 +207,7 @@ class AllreduceSite(RealSite):
     cache = LinkCache(self.parts.files.workdir)
     follower = LinkFollower(
       rendezvous,
-      size_bytes=self._sizes[-1],
+      size_bytes=self._planned_bytes,
       put_event=reception.events.put,
       record=coordinator.recorder.record_links,
     )
@@ -214,7 +232,7 @@ class AllreduceSite(RealSite):
       make_local_worker=lambda address: functools.partial(
         self._replica, address, completed=reception.events.put
       ),
-      iteration_bytes=lambda n, stage: 2 * (n - 1) * self._sizes[stage],
+      iteration_bytes=functools.partial(self._iteration_bytes, coordinator),
       settings=self.settings,
       deadlines=self.deadlines,
       succession=self._succession,
@@ -223,6 +241,14 @@ class AllreduceSite(RealSite):
     )
     self._save_states = runtime.save_states
     return runtime
+
+  def _iteration_bytes(
+    self, coordinator: Coordinator, workers: int, stage: int
+  ) -> int:
+    """Returns the bytes that cross the network in the current iteration."""
+    if self._fragments:
+      stage = self._fragments.at(coordinator.store.version)
+    return 2 * (workers - 1) * self._sizes[stage]
 
   def _find_states(self) -> tuple[int, list[int]] | None:
     """Returns the number of the checkpoint, and the workers with states in it.
@@ -246,6 +272,9 @@ class AllreduceSite(RealSite):
         f'Gradients are sent after the backward pass: {wire} sends nothing '
         'before all is computed, as it is set.'
       )
+    elif self._fragments and self._fragments.ready < 1:
+      overlap = Overlap.STEPS
+      reason = 'Fragments are sent while the last local steps run.'
     elif self._has_local_steps:
       overlap = Overlap.NONE
       reason = 'Displacements are sent after the last local step.'
@@ -275,7 +304,13 @@ class AllreduceSite(RealSite):
     reducer: Reducer
     steps = states = None
     if self._has_local_steps:
-      gradient = steps = ReplicaSteps(learned.pushes)
+      has_model = learned.schedule is not None
+      steps = (
+        FragmentReplicaSteps(cast('FragmentSteps', learned.pushes))
+        if self._fragments and has_model
+        else ReplicaSteps(learned.pushes)
+      )
+      gradient = steps
       states = ResidualHistory(
         NoCodec(),
         index,
@@ -312,14 +347,20 @@ class AllreduceSite(RealSite):
           bucket_bytes=self._plan.chosen_bucket_bytes,
           overlap=self._plan.overlap,
         )
+      own: dict[str, Any] = {
+        'layout': self._layout,
+        'simulated_parts': self._simulated_parts,
+      }
+      if self._fragments:
+        host = self._fragment_type
+        own = self._fragment_arguments(self._fragments)
       reducer = host(
         self.meeting.role.index,
         workers=self._workers,
         gradient=streaming,
-        layout=self._layout,
         port=self.settings.port,
         timeout_s=self.settings.timeout_s,
-        simulated_parts=self._simulated_parts,
+        **own,
       )
     settings = self.settings._replace(adapt=self._plan.adapt)
     if self.meeting.follows:
@@ -341,6 +382,21 @@ class AllreduceSite(RealSite):
       states=states,
       schedule=learned.schedule,
     )
+
+  def _fragment_arguments(self, fragments: Fragments) -> dict[str, Any]:
+    """Returns the arguments that only a reducer of fragments has."""
+    parts, item = [], self._layouts[0].buckets[0].dtype.itemsize
+    if self._simulated_parts:  # Statistics alone follow the fragment.
+      parts = [
+        [layers.Bucket(numbers * item, fragments.ready), layers.Bucket(0, 1.0)]
+        for numbers in fragments.numbers
+      ]
+    params = self.parts.learned.params
+    return {
+      'layouts': self._layouts,
+      'masks': [fragments.mask(params, k) for k in range(fragments.count)],
+      'simulated_parts': parts,
+    }
 
   def _handle_hang(self, end_kind: str) -> None:
     """Ends a process whose worker hangs; with the coordinator's, all restart.

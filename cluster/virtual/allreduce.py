@@ -67,10 +67,10 @@ class Sums:
       true: True links of the cluster.
       assumed: Links for which the forest is planned; None for the true ones.
       forest: Function that plans a forest.
-      stages: Buckets of a worker's contribution, by stage of the wire and round
-        of the allreduce, in the order in which they become ready: those of the
-        first round while the worker computes, those of later rounds once the
-        round before has ended.
+      stages: Buckets of a worker's contribution, by stage of the wire (or by
+        fragment) and round of the allreduce, in the order in which they become
+        ready: those of the first round while the worker computes, those of
+        later rounds once the round before has ended.
       overlap: Whether a bucket travels before the gradient is complete.
       range_s: Seconds for which each bucket occupies links before its bytes go.
       chunk_bytes: Bytes of one message, at most; None for those of the
@@ -103,10 +103,12 @@ class Sums:
   ) -> float:
     """Returns the time at which all workers have all sums, seconds.
 
+    Not before all have computed, even if sums of fragments end earlier.
+
     Args:
       started: Time at which each worker began to compute, seconds.
       computed: Time at which each worker had computed, seconds.
-      stage: Stage of the wire.
+      stage: Stage of the wire, or number of the fragment.
     """
     members = tuple(sorted(started))
     (first, of_chunk), *others = self._timing(members, stage).rounds
@@ -120,7 +122,7 @@ class Sums:
     end_s = first((ready_s + copy_s)[:, of_chunk])
     for allreduce, of_chunk in others:
       end_s = allreduce(np.full((len(members), len(of_chunk)), end_s))
-    return end_s
+    return max(end_s, *computed.values())
 
   def plan_for(self, members: Sequence[int], stage: int) -> Planned:
     """Returns the forest of some workers, with the rates that it assumes."""
@@ -254,10 +256,11 @@ class _TransferState:
     now: Iteration under way.
     sums: Number of completed iterations.
     recorded: The same number at the newest traffic row.
+    recent: Number of iterations since then, by stage.
     membership_epoch: Number of the current membership epoch; -1 before the
       first.
     members: Workers of the current set, or of the newest one.
-    stage: Stage of the wire in the newest iteration.
+    stage: Stage of the wire, or fragment, of the newest iteration.
     window: Window of the next traffic row.
   """
 
@@ -266,6 +269,7 @@ class _TransferState:
   now: _Iteration = dataclasses.field(default_factory=_Iteration)
   sums: int = 0
   recorded: int = 0
+  recent: dict[int, int] = dataclasses.field(default_factory=dict)
   membership_epoch: int = -1
   members: tuple[int, ...] = ()
   stage: int = 0
@@ -275,14 +279,17 @@ class _TransferState:
 class AllreduceTransfers:
   """Transfers of iterations that end with an allreduce: see `Whole`."""
 
-  def __init__(self, sums: Sums, traffic: Traffic):
+  def __init__(self, sums: Sums, traffic: Traffic, *, fragments: int = 1):
     """Creates transfers without an iteration.
 
     Args:
       sums: Durations of allreduces.
       traffic: Recorder of what links carry.
+      fragments: Number of fragments, which iterations sum in turn; if there are
+        several, the durations are by fragment.
     """
     self._sums, self._traffic = sums, traffic
+    self._fragments = fragments
     self._state = _TransferState()
 
   def next_time(self) -> float:
@@ -309,13 +316,15 @@ class AllreduceTransfers:
       return []
     members = tuple(sorted(now.started))
     begun = now.begun or self._traffic.mark(time)
-    if stage != self._state.stage:
+    if self._fragments > 1:
+      self._state.stage = self._state.sums % self._fragments
+    elif stage != self._state.stage:
       if self._state.sums > self._state.recorded:
         self._record(begun, 'a stage of the wire begins')
       self._state.stage = stage
     if members != self._state.members:
       self._form(begun, members)
-    now.ends = self._sums.ends(now.started, now.computed, stage)
+    now.ends = self._sums.ends(now.started, now.computed, self._state.stage)
     return [*members]
 
   def advance(self, time: float) -> Delivered:
@@ -324,6 +333,7 @@ class AllreduceTransfers:
     state = self._state
     state.now = _Iteration()
     state.sums += 1
+    state.recent[state.stage] = state.recent.get(state.stage, 0) + 1
     carried = self._sums.traffic_of(state.members, state.stage)
     return Delivered(
       sum(each.bytes for each in carried.values()), [*state.members]
@@ -371,14 +381,20 @@ class AllreduceTransfers:
   def _record(self, at: Mark, why: str) -> None:
     """Records what links have carried since the last traffic row."""
     state = self._state
-    count, state.recorded = state.sums - state.recorded, state.sums
-    carried = self._sums.traffic_of(state.members, state.stage)
+    state.recent, recent = {}, state.recent or {state.stage: 0}
+    state.recorded = state.sums
+    sent: dict[Ends, Sent] = {}
+    for stage in sorted(recent):
+      carried = self._sums.traffic_of(state.members, stage)
+      for ends, each in carried.items():
+        before = sent.get(ends, Sent(0, 0.0))
+        sent[ends] = Sent(
+          before.bytes + recent[stage] * each.bytes,
+          before.busy_s + recent[stage] * each.busy_s,
+        )
     self._traffic.record_traffic(
       at,
       version=state.sums,
       why=why,
-      sent={
-        ends: Sent(count * each.bytes, count * each.busy_s)
-        for ends, each in carried.items()
-      },
+      sent=sent,
     )

@@ -6,12 +6,46 @@ from ml_collections import ConfigDict
 
 from cluster.speed import layers
 from cluster.speed.layers import Bucket
+from learning.fragments import Fragments
 from learning.layout import FLOAT32
 from learning.learning import Learning
 from wire.codec import Wire
 from wire.multi_round import MultiRoundAllreduce
 
 _ITEM = FLOAT32.itemsize
+
+
+def of_fragments(
+  learned: Learning, fragments: Fragments, wire: Wire, *, bucket_bytes: float
+) -> list[list[list[Bucket]]]:
+  """Returns the contributions of iterations that sum a fragment each.
+
+  Statistics follow at the end of each iteration.
+
+  Args:
+    learned: Model and data of the run.
+    fragments: Division of the model.
+    wire: Codecs of the run.
+    bucket_bytes: Least bytes of a bucket, in float32.
+
+  Returns:
+    Buckets by fragment, in one round.
+  """
+  dtype = wire.push.dtype or FLOAT32
+  rest_bytes = _ITEM * learned.elements[1] + learned.other_bytes
+  rest = [Bucket(rest_bytes, 1.0)] if rest_bytes else []
+  return [
+    [
+      [
+        *(
+          Bucket(each // _ITEM * dtype.itemsize, fragments.ready)
+          for each in layers.equal_sizes(_ITEM * numbers, bucket_bytes)
+        ),
+        *rest,
+      ]
+    ]
+    for numbers in fragments.numbers
+  ]
 
 
 def of_run(

@@ -273,6 +273,7 @@ class VirtualRuntime:
       iteration=known.iteration,
       scale=scale,
       rate=worker.rate,
+      version=known.version,
     )
     worker.params, worker.computed = None, self.pushes.computed - before
     worker.message, worker.codec = self._store.codec.encode(

@@ -142,16 +142,27 @@ class VirtualSite:
     plan = parts.plan
     if isinstance(plan, ParameterServer):
       return _server_transfers(config, plan, self._sizes), lambda time: None
-    stages = contributions.of_run(
-      config,
-      parts.learned,
-      parts.wire,
-      self._multi_round,
-      bucket_bytes=plan.chosen_bucket_bytes,
-      overlap=plan.overlap,
-    )
+    fragments = parts.learned.fragments
+    if fragments:
+      stages = contributions.of_fragments(
+        parts.learned,
+        fragments,
+        parts.wire,
+        bucket_bytes=plan.chosen_bucket_bytes,
+      )
+    else:
+      stages = contributions.of_run(
+        config,
+        parts.learned,
+        parts.wire,
+        self._multi_round,
+        bucket_bytes=plan.chosen_bucket_bytes,
+        overlap=plan.overlap,
+      )
     sums = allreduce.AllreduceTransfers(
-      _sums(config, plan, stages), Traffic(coordinator.recorder)
+      _sums(config, plan, stages, overlap=plan.overlap or bool(fragments)),
+      Traffic(coordinator.recorder),
+      fragments=fragments.count if fragments else 1,
     )
     return sums, sums.record_evaluation
 
@@ -201,8 +212,19 @@ def _allreduce_store(
   codec = LocalCodec()
   if own is None:
     codec = LocalCodec(wire, learned.params, learned.stats, servers=1)
+  fragments, masks = learned.fragments, []
+  if fragments and jax.tree.leaves(learned.params) and fragments.count > 1:
+    masks = [
+      fragments.mask(learned.params, number)
+      for number in range(fragments.count)
+    ]
   return LocalParameterStore(
-    learner, codec, schedule=learned.schedule, scalings=[], summed=True
+    learner,
+    codec,
+    schedule=learned.schedule,
+    scalings=[],
+    summed=True,
+    masks=masks,
   )
 
 
@@ -210,6 +232,8 @@ def _sums(
   config: ConfigDict,
   plan: Allreduce,
   stages: Sequence[Sequence[Sequence[Bucket]]],
+  *,
+  overlap: bool,
 ) -> allreduce.Sums:
   """Returns the durations of the run's allreduces.
 
@@ -228,7 +252,7 @@ def _sums(
       assumed=plan.cluster,
       forest=plan.forest or ring.build_in_order,
       stages=stages,
-      overlap=plan.overlap,
+      overlap=overlap,
       range_s=range_s,
     )
 

@@ -1,7 +1,7 @@
 """Parameter store of virtual runs, in the process of all workers."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ class LocalParameterStore:
     schedule: Schedule | None,
     scalings: list[Scaling],
     summed: bool,
+    masks: Sequence[Any] = (),
   ):
     """Stores learner and codec.
 
@@ -41,11 +42,14 @@ class LocalParameterStore:
       scalings: Loss scale of each worker that pushes to servers; [] without.
       summed: Whether workers allreduce their gradients: sums are then rounded,
         too, and workers pull no parameters.
+      masks: Parts of updates to apply, in turn, as of `Payload.arrived`; () to
+        apply all.
     """
     self.learner = learner
     self.codec = codec
     self._schedule = schedule
     self._scalings, self._summed = scalings, summed
+    self._masks = masks
     # Without float16, losses show soon enough that numbers are not finite.
     scaled = bool(scalings or learner.scaling)
     self._checks_finite = scaled or codec.overflows
@@ -73,6 +77,8 @@ class LocalParameterStore:
         if self._checks_finite:
           self._is_finite(arrived.gradient)
       self.learner.warm_up(arrived)
+      for mask in self._masks[:1]:
+        self.learner.warm_up(arrived._replace(arrived=mask))
 
   def pull(self) -> Any:
     """Returns the parameters as workers receive them.
@@ -134,6 +140,9 @@ class LocalParameterStore:
         scaling.check(self.scalings, 0, what)
         self.learner.skip(update)
         return False
+    if self._masks:
+      mask = self._masks[self.version % len(self._masks)]
+      self.learner.replace(update, lambda sums: sums._replace(arrived=mask))
     self.learner.commit(update)
     return True
 

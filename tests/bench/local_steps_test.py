@@ -19,6 +19,14 @@ class BoundTest(absltest.TestCase):
     )
     self.assertEqual(bound_s, 0.5)
 
+  def test_steps_and_sums_of_fragments_go_on_at_the_same_time(self):
+    fields = {'local_steps': 8, 'size_bytes': 5_000_000, 'workers': 4}
+    for step_s, expected_s in ((0.02, 1.2), (0.2, 1.6)):
+      bound_s = local_steps.bound_s(
+        **fields, step_s=step_s, mbit=50, overlaps=True
+      )
+      self.assertAlmostEqual(bound_s, expected_s)
+
   def test_an_unknown_route_is_refused(self):
     with self.assertRaises(SystemExit):
       local_steps.main(['--routes=tree'])

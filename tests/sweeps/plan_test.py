@@ -96,7 +96,7 @@ class PlanTest(parameterized.TestCase):
   def test_grids_of_sweep_files_have_the_documented_size(self):
     counts = {'schemes': 60, 'bounds': 30}
     counts |= {f'local_steps_{data}': 130 for data in ('digits', 'text')}
-    counts['local_steps_asynchronous'] = 36
+    counts |= {'local_steps_asynchronous': 36, 'local_steps_fragments': 24}
     for path, count in counts.items():
       file = f'configs/sweeps/{path}.py'
       points = grid.points(plan.read_grid(file))

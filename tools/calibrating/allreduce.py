@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from cluster.speed import layers
 from cluster.virtual.allreduce import Sums
 from configs.checks import require
+from configs.sections import has_fragments
 from route import ring
 from route.links import Links, make_equal
 from route.route import LATENCY_S
@@ -82,10 +83,12 @@ def measure(
 
   Raises:
     ValueError: If the run has no rows on links, or too few iterations of all
-      workers.
+      workers, or if its iterations sum fragments.
   """
   del run, times
   path, workers = recorded.path, config.cluster.workers
+  field, expected = 'config.route.fragments', '1, without overlap or blend'
+  require(not has_fragments(config), field, expected, config.route.fragments)
   epoch = traffic.longest_epoch(path)
   has_all = [*epoch.members] == [*range(workers)]
   require(has_all, f'{path}', 'iterations of all workers', epoch.members)

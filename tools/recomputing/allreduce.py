@@ -8,7 +8,7 @@ allreduce, if it has one.
 import functools
 import importlib
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -16,11 +16,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from batching import fixed
-from cluster.allreduce.local_steps import ReplicaSteps
+from cluster.allreduce.local_steps import FragmentReplicaSteps, ReplicaSteps
 from cluster.allreduce.sums.host import CheckedFiller
 from cluster.coordinator import Coordinator
 from configs.checks import require
+from configs.sections import iteration_steps
 from learning import placement
+from learning.fragment_steps import FragmentSteps
 from learning.layout import FLOAT32, Layout
 from learning.learning import (
   Learner,
@@ -111,7 +113,7 @@ class _RecomputedRun:
   exact: bool
   learner: Learner
   _sums: Sums
-  _layout: Layout
+  _layouts: Sequence[Layout]  # Of each fragment; one without these.
 
   def __init__(
     self,
@@ -145,7 +147,7 @@ class _RecomputedRun:
       scheme=manifests.make_scheme(config.to_dict(), workers),
       batching=fixed.make(
         num_workers=workers,
-        worker_batch=config.batching.worker_batch * config.batching.local_steps,
+        worker_batch=config.batching.worker_batch * iteration_steps(config),
       ),
       store=cast(ParameterStore, self),  # Is never evaluated or saved.
       stream=learned.stream,
@@ -169,19 +171,20 @@ class _RecomputedRun:
   def form(self, epoch: MembershipEpoch) -> None:
     """Sets the membership epoch in which the workers sum."""
     planned, wire = epoch.plan, self._wire
-    route = self._config.route
+    route, count = self._config.route, 1
+    if self._learned.fragments:
+      count = self._learned.fragments.count
     lay = functools.partial(
       self._learned.layout,
       bucket_bytes=route.bucket_bytes,
       dtype=wire.push.dtype or FLOAT32,
       multiple=wire.push.padding,
     )
-    self._layout, self.exact = (
-      lay(step_statistics=0),
-      self.exact and planned is not None,
-    )
+    self._layouts = [lay(step_statistics=0, fragment=k) for k in range(count)]
+    self.exact = self.exact and planned is not None
     if planned:
-      own_bytes, multi_round = self._layout.size_bytes, None
+      own_bytes = max(layout.size_bytes for layout in self._layouts)
+      multi_round = None
       if wire.push.allreduce:
         multi_round = MultiRoundAllreduce(
           wire,
@@ -191,9 +194,10 @@ class _RecomputedRun:
         )
         rest = self._layout.size - self._layout.gradient_size
         own_bytes = sum(multi_round.size_bytes(0)) + _ITEM * rest
-      self._layout = lay(
-        step_statistics=(planned.size_bytes - own_bytes) // _ITEM
-      )
+      numbers = (planned.size_bytes - own_bytes) // _ITEM
+      self._layouts = [
+        lay(step_statistics=numbers, fragment=k) for k in range(count)
+      ]
       if multi_round and not self._multi_round:
         self._multi_round = RecomputedAllreduce(
           multi_round,
@@ -203,7 +207,16 @@ class _RecomputedRun:
         )
     self._sums = Sums(epoch)
     self._gradient = self._learned.streaming(self._layout, overlap=False)
-    self._steps = ReplicaSteps(self._learned.pushes)
+    self._steps = (
+      FragmentReplicaSteps(cast(FragmentSteps, self._learned.pushes))
+      if self._learned.fragments
+      else ReplicaSteps(self._learned.pushes)
+    )
+
+  @property
+  def _layout(self) -> Layout:
+    """Layout of the next sum."""
+    return self._layouts[self.learner.version % len(self._layouts)]
 
   def replay(self, row: Mapping[str, Any], absent: Collection[int]) -> None:
     """Passes the event of a row of events.jsonl to the coordinator.
@@ -279,7 +292,7 @@ class _RecomputedRun:
       rate = learned.schedule(
         examples=learner.examples, updates=learner.version
       )
-    self._steps.begin(state, rate)
+    self._steps.begin(state, rate, version=learner.version)
 
   def add(
     self,
@@ -316,12 +329,16 @@ class _RecomputedRun:
       if self._multi_round:
         self._multi_round.states = before
       return False
+    fragments, arrived = self._learned.fragments, reduced.arrived
+    if fragments:
+      number = fragments.at(self.learner.version)
+      arrived = fragments.mask(self.learner.params, number)
     self.learner.apply_buffer(
       self._layout,
       reduced.vector,
       examples=sum(examples for _, examples in pushed.values()),
       pushes=len(pushed),
-      arrived=reduced.arrived,
+      arrived=arrived,
     )
     return True
 

@@ -52,7 +52,7 @@ from cluster.network.socket_loop import SocketLoop
 from configs.checks import require
 
 __all__ = ['Executor', 'Membership', 'Reduction', 'Usage']
-_MAX_PROGRAMS = 8  # Programs that are cached, by layout of the buffer.
+_MAX_PROGRAMS = 64  # Programs that are cached, by layout of the buffer.
 _ProgramKey = tuple[int, tuple[tuple[int, int], ...], tuple[np.dtype, ...]]
 
 

@@ -27,6 +27,37 @@ from learning.scaling import factor
 _ITEM = np.dtype(np.float32).itemsize
 
 
+class SumBuffers:
+  """Two gradient buffers of a layout, and the ranges in which they are summed.
+
+  Attributes:
+    layout: Layout of gradient, statistics and step statistics.
+    parts: Without a model: parts of the layout with the times at which they
+      become ready, as shares of an iteration's computing time.
+    ranges: First element of each range, and the one after its last.
+    dtypes: Dtype as which each range is sent.
+    vectors: Float32 [layout.size] each: the one of this iteration, and that of
+      the iteration before, which the update may still read.
+  """
+
+  def __init__(self, layout: Layout, parts: Sequence[Bucket] = ()):
+    """Creates buffers of zeros; numbers between leaves stay 0."""
+    self.layout, self.parts = layout, parts
+    self.ranges = [bucket.bounds for bucket in layout.buckets]
+    self.dtypes = [bucket.dtype for bucket in layout.buckets]
+    if parts:
+      first = layout.buckets[0].dtype
+      ends = itertools.accumulate(p.bytes // first.itemsize for p in parts[:-1])
+      cuts = [0, *ends, *(bucket.end for bucket in layout.buckets)]
+      self.ranges = list(itertools.pairwise(cuts))
+      self.dtypes = [*[first] * len(parts), *self.dtypes[1:]]
+    self.vectors = [
+      memory.aligned(layout.size * _ITEM).view(np.float32) for _ in range(2)
+    ]
+    for vector in self.vectors:
+      vector[:] = 0.0
+
+
 class HostReducer:
   """A `Reducer` that uses the executor of this process and host memory.
 
@@ -64,38 +95,28 @@ class HostReducer:
         which they become ready, as shares of an iteration's computing time.
     """
     self.codec_state: CodecState | NoCodecState = NoCodecState()
-    self._index, self._simulated_parts = index, simulated_parts
+    self._index = index
     self.simulates_time = bool(simulated_parts)
-    self._ranges = [bucket.bounds for bucket in layout.buckets]
-    self._dtypes = [bucket.dtype for bucket in layout.buckets]
-    if simulated_parts:
-      first = layout.buckets[0].dtype
-      ends = itertools.accumulate(
-        p.bytes // first.itemsize for p in simulated_parts[:-1]
-      )
-      cuts = [0, *ends, *(bucket.end for bucket in layout.buckets)]
-      self._ranges = list(itertools.pairwise(cuts))
-      self._dtypes = [*[first] * len(simulated_parts), *self._dtypes[1:]]
-    self._gradient, self._layout = gradient, layout
+    self._use(SumBuffers(layout, simulated_parts))
+    self._gradient = gradient
     self._returned: BucketReturn | None = None
     self._executor_arguments: dict[str, Any] = {
       'port': port,
       'timeout_s': timeout_s,
       'workers': workers,
     }
-    # One of the iteration before, which the update may still read, and one of
-    # this iteration.  Numbers between leaves stay 0.
-    self._vectors = [
-      memory.aligned(layout.size * _ITEM).view(np.float32) for _ in range(2)
-    ]
-    for vector in self._vectors:
-      vector[:] = 0.0
     self._executor: Executor | None = None
     # Steps of this iteration's sums that have ended, and the running sum; one
     # value, as another thread reads it.
     self._progress: tuple[int, Reduction | None] = 0, None
     self._filler: CheckedFiller | None = None
     self._stats: Any = ()
+
+  def _use(self, buffers: SumBuffers) -> None:
+    """Sets the buffers of the sums that follow."""
+    self._layout, self._simulated_parts = buffers.layout, buffers.parts
+    self._ranges, self._dtypes = buffers.ranges, buffers.dtypes
+    self._vectors = buffers.vectors
 
   @property
   def steps(self) -> int:

@@ -1,0 +1,173 @@
+"""Local steps whose pushes are fragments: see `learning.fragments`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from data.stream import Ranges, size
+from learning.fragments import Fragments
+from learning.gradient import TaskGradient
+from learning.local_steps import LocalSteps
+from wire.codec import Payload
+
+
+class FragmentState(NamedTuple):
+  """A worker's state between two iterations.
+
+  Attributes:
+    optimizer: State of the inner optimizer.
+    params: Its own parameters, a pytree.
+    version: Version from which it has computed last; -1 before the first.
+  """
+
+  optimizer: Any
+  params: Any
+  version: Any
+
+
+class FragmentSteps(LocalSteps):
+  """Pushes of one fragment each, from a worker's own parameters."""
+
+  def __init__(
+    self,
+    gradient: TaskGradient,
+    tx: optax.GradientTransformation,
+    fragments: Fragments,
+    *,
+    worker_batch: int,
+    overlap_steps: int,
+    blend: float,
+  ):
+    """Compiles nothing yet.
+
+    Args:
+      gradient: Computes the gradient of each step.
+      tx: Inner optimizer, built for learning rate 1.
+      fragments: Division of the parameters.
+      worker_batch: Examples of a step; the last step of an iteration may have
+        fewer.
+      overlap_steps: Steps that follow the computation of the displacement.
+      blend: Weight of the worker's own parameters when a fragment arrives.
+    """
+    super().__init__(gradient, tx, worker_batch=worker_batch)
+    self.fragments = fragments
+    self._overlap_steps = overlap_steps
+    self._blend = blend
+
+    def mix(own: Sequence[Any], summed: Sequence[Any]) -> list[Any]:
+      return [
+        blend * one + (1 - blend) * other
+        for one, other in zip(own, summed, strict=True)
+      ]
+
+    def displacement(
+      version: Any, own: Any, examples: jax.Array, fragment: int
+    ) -> Any:
+      """Returns the displacement of a fragment, and 0 for other leaves."""
+      chosen = {*fragments.leaves[fragment]}
+      leaves, structure = jax.tree.flatten(version)
+      moved = [
+        (before - after) * examples if leaf in chosen else jnp.zeros_like(after)
+        for leaf, (before, after) in enumerate(
+          zip(leaves, jax.tree.leaves(own), strict=True)
+        )
+      ]
+      return jax.tree.unflatten(structure, moved)
+
+    self._mix = jax.jit(mix)
+    self._fragment = jax.jit(displacement, static_argnums=3)
+
+  def init(self, params: Any) -> FragmentState:
+    """Returns the state of a worker at its start."""
+    return FragmentState(super().init(params), params, np.int32(-1))
+
+  def push(
+    self,
+    params: Any,
+    ranges: Ranges,
+    state: FragmentState,
+    *,
+    worker: int,
+    iteration: int,
+    scale: float = 1.0,
+    rate: float | None = None,
+    version: int = 0,
+    send: Callable[[Any], None] | None = None,
+  ) -> tuple[Payload, jax.Array, FragmentState]:
+    """Returns a fragment's displacement times the examples, loss and state.
+
+    Args:
+      params: Pytree of arrays: the version that the worker has.
+      ranges: Positions of the examples in the stream.
+      state: State of the worker.
+      worker: Index of the worker, for its random keys.
+      iteration: Number of its iteration, for its random keys.
+      scale: Unused, 1: there is no loss scale.
+      rate: Learning rate of the inner steps.
+      version: Number of the version.
+      send: Called with the displacement once it is known, before the last
+        steps; its leaves of other fragments are 0.
+
+    Returns:
+      As of `LocalSteps.push`.
+
+    Raises:
+      ValueError: If there is no example or no learning rate.
+    """
+    del scale
+    fragment = self.fragments.at(version)
+    own = self._merge(params, state, version)
+    batches = self._cut(ranges)
+    first = max(len(batches) - self._overlap_steps, 0)
+    progress = self._begin(own, state.optimizer, rate)
+    progress.take(batches[:first], worker=worker, iteration=iteration)
+    examples = np.float32(size(ranges))
+    moved = self._fragment(params, progress.params, examples, fragment)
+    if send:
+      send(moved)
+    progress.take(batches[first:], worker=worker, iteration=iteration)
+    payload, loss = progress.payload(moved)
+    after = FragmentState(progress.state, progress.params, np.int32(version))
+    return payload, loss, after
+
+  def warm_up(
+    self, params: Any, examples: int | None, *, changing: bool
+  ) -> list[Payload]:
+    """Compiles every program that calls need: see `LocalSteps.warm_up`."""
+    payloads = super().warm_up(params, examples, changing=changing)
+    before, state = self.computed, self.init(params)
+    for version in range(self.fragments.count + 1):  # Each one is merged, too.
+      payload, _, state = self.push(
+        params,
+        ((0, 1),),
+        state,
+        worker=0,
+        iteration=0,
+        rate=0.0,
+        version=version,
+      )
+      jax.block_until_ready(payload)
+    self.gradient.computed = before
+    return payloads
+
+  def _merge(self, params: Any, state: FragmentState, version: int) -> Any:
+    """Returns a worker's own parameters after the arrival of a fragment.
+
+    A worker that was not there for the version before begins with this one.
+    """
+    before = int(state.version)
+    if before < 0 or before != version - 1:
+      return params
+    chosen = self.fragments.leaves[self.fragments.at(before)]
+    own, structure = jax.tree.flatten(state.params)
+    leaves = jax.tree.leaves(params)
+    summed = [leaves[leaf] for leaf in chosen]
+    if self._blend:
+      summed = self._mix([own[leaf] for leaf in chosen], summed)
+    for leaf, array in zip(chosen, summed, strict=True):
+      own[leaf] = array
+    return jax.tree.unflatten(structure, own)
