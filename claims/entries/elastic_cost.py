@@ -112,4 +112,5 @@ ENTRY = Entry(
     ),
   ),
   measurement='zipline',
+  evidence='timed',
 )

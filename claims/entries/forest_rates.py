@@ -139,4 +139,5 @@ ENTRY = Entry(
     ),
   ),
   measurement='forest',
+  evidence='arithmetic',
 )

@@ -60,6 +60,7 @@ class RefusalTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
     ('family', _entry(family='x'), "one of .* got 'x'"),
+    ('evidence', _entry(evidence='sure'), "'timed', .* got 'sure'"),
     ('mark', _entry(_claim(mark='sure', **_RULE)), "got 'sure'"),
     ('twice', _entry(_claim(**_RULE), _claim(**_RULE)), 'claims that differ'),
     ('nothing', _entry(_claim()), 'a measure, or a reason'),
@@ -90,7 +91,7 @@ class RefusalTest(parameterized.TestCase):
       missing_reason='Needs data.'
     )
     catalog.check('name', entry)
-    rows = page.judge_claims(entry, None, entry.missing_reason)
+    (rows,) = page.judge_entries([(entry, None)])
     found = [(each.verdict, each.reason) for each in rows.values()]
     self.assertEqual(found, [(judging.UNAVAILABLE, 'Needs data.')])
 
