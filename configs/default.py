@@ -51,6 +51,8 @@ def get_config() -> ml_collections.ConfigDict:
   # Lead up to which every worker continues, iterations.
   config.sync.dssp.low = 3
   config.sync.dssp.high = 15  # Largest lead, iterations.
+  # Grants of the printed pseudo-code, without a bound; high - low is the most.
+  config.sync.dssp.as_printed = False
   config.sync.dssp.grace_s = 0.0  # As of asp.
   config.sync.elastic = ConfigDict()
   config.sync.elastic.lookahead = 15  # Predicted pushes per worker (R).
