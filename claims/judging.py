@@ -259,6 +259,17 @@ def read_pairs(
   ]
 
 
+def has_records(claim: Claim, records: Sequence[Record]) -> bool:
+  """Returns whether records have the numbers that a claim is judged by."""
+  if claim.measure is None:
+    return True
+  try:
+    read_pairs(claim.measure, records)
+  except ValueError:  # None, or several, are selected.
+    return False
+  return True
+
+
 def _read(
   measure: Measure, over: str, seed: int, records: Sequence[Record]
 ) -> float | None:

@@ -129,8 +129,9 @@ def judge_entries(
     rows[place][claim.text] = judgement
   for row, (entry, results) in zip(rows, entries, strict=True):
     for text in store.find_late(results, entry) if results else ():
-      reasons = [reason for reason in (row[text].reason, _LATE) if reason]
-      row[text] = row[text]._replace(reason='; '.join(reasons))
+      if row[text].verdict != judging.NOT_RUN:
+        reasons = [reason for reason in (row[text].reason, _LATE) if reason]
+        row[text] = row[text]._replace(reason='; '.join(reasons))
   return [
     {claim.text: row[claim.text] for claim in entry.claims}
     for row, (entry, _) in zip(rows, entries, strict=True)
@@ -149,11 +150,18 @@ def _not_judged(
       for claim in entry.claims
       if claim.measure
     }
-  reason = 'its rule has changed since the runs'
-  return {
-    text: Judgement(judging.NOT_RUN, reason=reason)
-    for text in store.find_changed(results, entry)
-  }
+  changed = store.find_changed(results, entry)
+  late = store.find_late(results, entry)
+  rows = {}
+  for claim in entry.claims:
+    if claim.text in changed:
+      reason = 'its rule has changed since the runs'
+    elif claim.text in late and not judging.has_records(claim, results.records):
+      reason = 'the runs do not have what it needs'
+    else:
+      continue
+    rows[claim.text] = Judgement(judging.NOT_RUN, reason=reason)
+  return rows
 
 
 def _counts(judged: Mapping[str, Judged]) -> str:

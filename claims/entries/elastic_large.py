@@ -49,6 +49,7 @@ def _claim(model: str, scheme: str, paper: float) -> Claim:
     shape=(0.8, 1.05)
     if scheme == 'elastic'
     else ((0.0, 1.0) if paper < 1 else (1.0, 3.0)),
+    same_as=fields | {'sync.name': 'asp'} if scheme == 'ssp' else None,
   )
 
 

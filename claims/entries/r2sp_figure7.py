@@ -54,6 +54,7 @@ ENTRY = Entry(
         measure=Measure('iteration_s', _of(model, scheme), _of(model, 'bsp')),
         confirmed=near(paper, 0.1, LESS),
         shape=LESS,
+        same_as=_of(model, 'asp') if scheme == 'ssp' else None,
       )
       for model, papers in _PAPER.items()
       for scheme, paper in papers.items()
@@ -79,6 +80,10 @@ ENTRY = Entry(
         measure=Measure('updates_at_once', _of('VGG16', scheme)),
         confirmed=near(paper, 0.1, LESS),
         shape=(0.5, 1.0),
+        unfalsifiable='all pushes of a superstep make one update'
+        if scheme == 'bsp'
+        else '',
+        same_as=_of('VGG16', 'asp') if scheme == 'ssp' else None,
       )
       for scheme, paper in _GAPS.items()
     ),
@@ -111,6 +116,7 @@ ENTRY = Entry(
         ),
         confirmed=near(sum(papers) / 2, 0.1, MORE),
         shape=MORE,
+        same_as=_of('VGG16', 'asp') if scheme == 'ssp' else None,
       )
       for scheme, papers in _BANDWIDTH.items()
     ),

@@ -109,6 +109,19 @@ class StoredTest(absltest.TestCase):
     self.assertEqual(rows['y is 5'].reason, 'rule written after the runs')
     self.assertIn('The rules of 1 claims were written after the runs', text)
 
+  def test_later_claims_that_need_other_runs_have_not_run(self):
+    records = [{'seed': 0, 'status': 'finished', 'x': 3.0}]
+    store.write(self.folder, 'planted', _results(records, _entry()))
+    entry = _entry()
+    late = entry.claims[0]._replace(text='y is 2', measure=Measure('y', {}))
+    _, rows = self._judge_planted(entry._replace(claims=(*entry.claims, late)))
+    self.assertEqual(
+      rows['y is 2'],
+      judging.Judgement(
+        judging.NOT_RUN, reason='the runs do not have what it needs'
+      ),
+    )
+
   def test_the_page_shows_claims_that_were_dropped(self):
     records = [{'seed': 0, 'status': 'finished', 'x': 3.0}]
     entry = _entry()
