@@ -65,7 +65,6 @@ def _claim(
 
 def _of_dssp(scheme: str, label: str) -> tuple[Claim, ...]:
   """Returns table I's claims about DSSP, of our scheme or as printed."""
-  ours = {'source': 'ours', 'mark': 'ours'}
   return (
     _claim(
       f'time to an accuracy over BSP, {label}',
@@ -101,7 +100,8 @@ def _of_dssp(scheme: str, label: str) -> tuple[Claim, ...]:
       measure=Measure('iteration_s', _of(scheme), _of(3)),
       confirmed=(0.0, 0.8),
       shape=(0.0, 1.0),
-      **ours,
+      source='ours',
+      mark='ours',
     ),
     Claim(
       text=f'control: time to an accuracy, {label} over BSP at n times the '
@@ -109,7 +109,8 @@ def _of_dssp(scheme: str, label: str) -> tuple[Claim, ...]:
       measure=Measure(_TO, _of(scheme), _of('bsp')),
       confirmed=(0.0, 0.8),
       shape=(0.0, 1.0),
-      **ours,
+      source='ours',
+      mark='ours',
     ),
   )
 
