@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from claims import catalog, judging, ranking, store
+from claims import catalog, findings, judging, ranking, store
 from claims.judging import Judgement
 from claims.published import (
   EVIDENCE,
@@ -79,7 +79,8 @@ def render(folder: pathlib.Path) -> str:
   marks = ''.join(f'- *{mark}*: {text}\n' for mark, text in MARKS.items())
   kinds = ''.join(f'- *{kind}*: {text}\n' for kind, text in EVIDENCE.items())
   return (
-    f'{_HEAD}{_counts(judged)}\nEvidence, from the strongest:\n\n{kinds}\n'
+    f'{_HEAD}{_counts(judged)}\n{_findings(judged)}\n'
+    f'Evidence, from the strongest:\n\n{kinds}\n'
     f'Certainty of a source:\n\n{marks}\n' + '\n'.join(parts)
   )
 
@@ -194,6 +195,30 @@ def _counts(judged: Mapping[str, Judged]) -> str:
     f'{within} have their whole interval in the range of the rule. The rules '
     f'of {late} claims were written after the runs.\n'
   )
+
+
+def _findings(judged: Mapping[str, Judged]) -> str:
+  """Returns the findings with the numbers of their claims, as Markdown.
+
+  Only those of the given entries.
+  """
+  lines: list[tuple[str, ...]] = [
+    ('finding', 'evidence', 'claim', 'ours', '95 %', 'verdict')
+  ]
+  lines.append(('---',) * len(lines[0]))
+  for each in findings.FINDINGS:
+    if each.entry not in judged:
+      continue
+    entry, _, judgements = judged[each.entry]
+    (claim,) = (claim for claim in entry.claims if claim.text == each.claim)
+    row = judgements[each.claim]
+    what = f'{entry.title}: {each.claim}'
+    kind = find_evidence(entry, claim)
+    lines.append(
+      (each.text, kind, what, _ours(row), _interval(row), row.verdict)
+    )
+  table = ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+  return f'## Ten findings for users\n\n{table}'
 
 
 def _is_within(row: Judgement, claim: Claim) -> bool:

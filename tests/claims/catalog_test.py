@@ -2,7 +2,7 @@
 
 from absl.testing import absltest, parameterized
 
-from claims import catalog, judging, page, running
+from claims import catalog, findings, judging, page, running
 from claims.entries import _local_steps
 from claims.published import Claim, Entry, Measure
 from configs import local_steps
@@ -46,6 +46,11 @@ class TablesTest(absltest.TestCase):
     selected = [_local_steps.of(name) for name in local_steps.METHODS]
     for fields in selected:
       self.assertEqual(selected.count(fields), 1, fields)
+
+  def test_findings_are_those_of_claims(self):
+    for finding in findings.FINDINGS:
+      texts = [claim.text for claim in catalog.find(finding.entry).claims]
+      self.assertIn(finding.claim, texts)
 
   def test_every_entry_describes_both_experiments(self):
     for name, entry in catalog.find_all().items():
