@@ -19,8 +19,8 @@ class Finding(NamedTuple):
 
 FINDINGS = (
   Finding(
-    'With three of eight workers 1.5 to 4 times as slow, batches in proportion to speeds '
-    '(LB-BSP) halve the time to an accuracy of BSP.',
+    'With three of eight workers 1.5 to 4 times as slow, batches in proportion '
+    'to speeds (LB-BSP) halve the time to an accuracy of BSP.',
     'combined_workers',
     'BSP: time to .93, LB-BSP over equal',
   ),

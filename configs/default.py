@@ -339,6 +339,12 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.network.server_latency_s = (1e-4,)  # Seconds, one way.
   # Whether server k shares the links of worker k's host.
   config.cluster.network.servers_in_workers = False
+  # Work of the servers of a virtual cluster; inf: it takes no time.
+  config.cluster.server = ConfigDict()
+  # Bytes of a push per second that are added to an update.
+  config.cluster.server.sum_Bps = math.inf
+  # Bytes of parameters and optimizer slots per second that are updated.
+  config.cluster.server.update_Bps = math.inf
   # Links among workers, in place of the up and down links around one switch: a
   # file, or a builder such as 'ring(8, 25)'.  Latencies stay.
   config.cluster.links = ''
