@@ -166,7 +166,8 @@ ENTRY = Entry(
   'because nothing prevents overlap. The first rules of figure 8 counted '
   'pushes that arrive within a hundredth of T / N, which BSP does not do at a '
   'barrier; after the runs they were changed to updates and to a tenth, about '
-  'the resolution of a figure.',
+  'the resolution of a figure. The time of updates at servers does not explain '
+  'the costs of ASP either: see its entry.',
   grids={'quick': _GRID, 'full': _GRID},
   derived='gaps',
   seeds={'quick': 6, 'full': 10},
