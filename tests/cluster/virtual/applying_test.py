@@ -1,14 +1,16 @@
 """Tests for cluster.virtual.applying: closed forms of runs without jitter."""
 
 import math
+import tempfile
 
 import numpy as np
 import optax
 from absl.testing import absltest, parameterized
 
+import train
 from cluster.virtual import applying
 from configs import default
-from tests.support import small
+from tests.support import small, stopping
 
 _BYTES = 4_000_000
 _B = 1e7
@@ -89,6 +91,25 @@ class ServersTest(parameterized.TestCase):
       )
       self.assertEqual(servers.sum_s, 0.0)
       self.assertAlmostEqual(servers.update_s, 240 * (1 + slots) / 2 / 1e3)
+
+  def test_a_run_resumes_while_servers_are_busy(self):
+    config = stopping.eventful('asp', cluster__server__update_Bps=1e4)
+    straight = small.build(config)
+    straight()
+    expected = stopping.results(straight)
+    delays = straight.runtime._servers.busy_until - straight.runtime.time
+    self.assertGreater(delays, 0)
+    workdir = f'{tempfile.mkdtemp()}/run'
+    run = train.build(config, workdir=workdir)
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(run, saved_at=[60], killed_at=69)
+    run = train.build(config, workdir=workdir)
+    run()
+    got = stopping.results(run)
+    for one, other in zip(got['params'], expected['params'], strict=True):
+      np.testing.assert_array_equal(one, other)
+    for name in ('metrics', 'summary', 'events', 'trace'):
+      self.assertEqual(got[name], expected[name])
 
   @parameterized.parameters(
     ({'cluster__server__sum_Bps': 0.0}, 'sum_Bps: expected more than 0, got 0'),
