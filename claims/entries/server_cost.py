@@ -63,6 +63,7 @@ def _claim(
     ),
     confirmed=near(paper, 0.1, LESS if paper < 1 else (1.0, 3.0)),
     shape=LESS if paper < 1 else (1.0, 3.0),
+    same_as={'sync.name': 'asp', **fields} if scheme == 'ssp' else None,
   )
 
 
@@ -76,7 +77,9 @@ ENTRY = Entry(
   'GB of pushes per second, and update 4, 1 or .5 GB of parameters per second; '
   '95 MB and .35 s of computing for ResNet-50, calibrated links for VGG16',
   differences='rates of published servers are not known; .5 to 4 GB/s are '
-  'those of NumPy and of one core that is limited by its memory',
+  'assumed. .5 was chosen as the rate that arithmetic suggests for the '
+  'published ratio, so a confirmed row shows that such a rate exists, not that '
+  'it was theirs',
   claims=(
     *(
       _claim('ResNet-50', scheme, 'bsp', paper, rate, 'ElasticBSP, figure')
