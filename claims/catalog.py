@@ -4,7 +4,7 @@ import pathlib
 import runpy
 from collections.abc import Mapping
 
-from claims.published import MARKS, Claim, Entry
+from claims.published import EVIDENCE, MARKS, Claim, Entry
 from configs.checks import require
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -61,6 +61,8 @@ def check(name: str, entry: Entry) -> None:
     ValueError: If a claim cannot be judged; names the entry and the claim.
   """
   require(entry.family in FAMILIES, name, f'one of {FAMILIES}', entry.family)
+  kinds = f'one of {[*EVIDENCE]}'
+  require(entry.evidence in EVIDENCE, name, kinds, entry.evidence)
   texts = [claim.text for claim in entry.claims]
   require(len(texts) == len({*texts}), name, 'claims that differ', texts)
   for claim in entry.claims:

@@ -10,7 +10,7 @@ import time
 from importlib import metadata
 from typing import Any
 
-from claims import catalog, judging, page, running, store
+from claims import catalog, page, running, statistics, store
 from claims.published import Entry
 from configs.checks import require
 from outputs import atomic
@@ -27,8 +27,7 @@ def list_entries(out: str) -> str:
     out: Folder of results.
   """
   lines = []
-  for name, entry in catalog.find_all().items():
-    _, judgements = page.read_judgements(pathlib.Path(out), name, entry)
+  for name, (entry, _, judgements) in page.judge_all(pathlib.Path(out)).items():
     verdicts = [each.verdict for each in judgements.values()]
     counts = [f'{verdicts.count(v)} {v}' for v in dict.fromkeys(verdicts)]
     lines.append(
@@ -60,9 +59,9 @@ def reproduce(name: str, *, scale: str, seeds: int, out: str) -> int:
     return _write_page(folder)
   count = seeds or entry.seeds[scale]
   require(
-    1 <= count <= judging.MOST_SEEDS,
+    1 <= count <= statistics.MOST_SEEDS,
     '--seeds',
-    f'1 to {judging.MOST_SEEDS}',
+    f'1 to {statistics.MOST_SEEDS}',
     count,
   )
   folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +73,8 @@ def reproduce(name: str, *, scale: str, seeds: int, out: str) -> int:
   about |= {'wall_s': time.monotonic() - start}
   results = store.Results(scale, about, catalog.rules(entry), records)
   path = store.write(folder, name, results)
-  print(page.table(entry, page.judge_claims(entry, results, '')))
+  judged = page.judge_all(folder)[name]
+  print(page.table(judged.entry, judged.judgements))
   print(f'Results are in {path}')
   _write_page(folder)
   failed = [each for each in records if each['status'] == 'failed']

@@ -21,6 +21,28 @@ MARKS = {
   'derived': 'our arithmetic from what was found',
   'ours': 'our own claim, not published',
 }
+# Kinds of evidence, from the strongest.  RESULTS.md prints these texts.
+EVIDENCE = {
+  'real links': 'times of real processes over real links',
+  'timed': 'times of our code on this machine, without a network',
+  'trained': 'a model is trained; times are those of the virtual clock',
+  'simulated': 'virtual clock or synthetic traces; no model is trained',
+  'arithmetic': 'computed from sizes and capacities; nothing runs',
+}
+# Kinds of fields that differ from the kind of their entry, by prefix.
+_EVIDENCE_OF_FIELDS = {
+  'final_accuracy': 'trained',
+  'final_bits_per_byte': 'trained',
+  'time_to.': 'trained',
+  'iterations_to.': 'trained',
+  'examples_to.': 'trained',
+  'exact.': 'arithmetic',
+  'bytes': 'arithmetic',
+  'bytes_per_s': 'simulated',
+  'ms': 'timed',
+}
+# Differences below these are 'no effect': of a ratio from 1, and of accuracies.
+MARGIN_RATIO, MARGIN_DIFFERENCE = 0.05, 0.01
 Range = tuple[float, float]
 
 
@@ -58,6 +80,11 @@ class Claim(NamedTuple):
       this kind are too far from the published ones to confirm it.
     shape: Range of medians 'in shape'; medians outside of it refute the claim.
     unavailable: Reason why the quantity cannot be measured here, or ''.
+    unfalsifiable: Reason why no result of these runs could refute the claim, or
+      ''.
+    same_as: Values that select the records of a scheme without the setting that
+      the claim is about.  If their numbers equal those of the measure, the
+      setting has never acted, and the claim was not put to a test.
   """
 
   text: str
@@ -68,6 +95,8 @@ class Claim(NamedTuple):
   confirmed: Range | None = None
   shape: Range | None = None
   unavailable: str = ''
+  unfalsifiable: str = ''
+  same_as: Mapping[str, Any] | None = None
 
 
 class Entry(NamedTuple):
@@ -90,6 +119,8 @@ class Entry(NamedTuple):
     listed: Fields that identify runs in the ranking if there are no grids.
     missing_reason: Reason why a scale has no runs, such as missing data.
     observations: Observations on the results, and rules that were wrong.
+    evidence: Kind of evidence of the runs, a key of EVIDENCE; some fields have
+      another, see `find_evidence`.
   """
 
   family: str
@@ -106,6 +137,24 @@ class Entry(NamedTuple):
   listed: tuple[str, ...] = ()
   missing_reason: str = ''
   observations: str = ''
+  evidence: str = 'simulated'
+
+
+def find_evidence(entry: Entry, claim: Claim) -> str:
+  """Returns the kind of evidence for a claim, a key of EVIDENCE.
+
+  It is that of the entry, except for fields that only training changes, and for
+  those that follow from sizes alone.  It is '' for a claim without a measure.
+  """
+  if claim.measure is None:
+    return ''
+  field = claim.measure.field
+  prefixes = [
+    each
+    for each in _EVIDENCE_OF_FIELDS
+    if field == each or (each[-1] == '.' and field.startswith(each))
+  ]
+  return _EVIDENCE_OF_FIELDS[prefixes[0]] if prefixes else entry.evidence
 
 
 def near(value: float, share: float, within: Range = ANY) -> Range:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from claims import running
-from claims.judging import median_of, read_number
+from claims.judging import read_number
 from claims.published import Entry
+from claims.statistics import median_of
 from claims.store import Results
 
 _DASH = '-'

@@ -20,7 +20,7 @@ class Results(NamedTuple):
   Attributes:
     scale: 'quick' or 'full'.
     about: Command, date, machine, versions and code.
-    rules: Rules of the claims when the runs started.
+    rules: Rules of the claims when the runs started, by the texts of claims.
     records: Records of all runs, including failed ones.
   """
 
@@ -50,22 +50,37 @@ def write(folder: pathlib.Path, name: str, results: Results) -> pathlib.Path:
   return path
 
 
-class Stale(ValueError):
-  """Error of results whose rules differ from those of their entry."""
+def find_changed(results: Results, entry: Entry) -> set[str]:
+  """Returns the texts of claims whose rules are not those of the runs."""
+  rules = json.loads(json.dumps(catalog.rules(entry)))
+  return {
+    text
+    for text in results.rules.keys() & rules.keys()
+    if results.rules[text] != rules[text]
+  }
 
 
-def read(folder: pathlib.Path, name: str, entry: Entry) -> Results | None:
+def find_late(results: Results, entry: Entry) -> set[str]:
+  """Returns the texts of claims that have been written after the runs."""
+  return catalog.rules(entry).keys() - results.rules.keys()
+
+
+def find_dropped(results: Results, entry: Entry) -> list[str]:
+  """Returns the texts of claims that the entry no longer has, sorted."""
+  return sorted(results.rules.keys() - catalog.rules(entry).keys())
+
+
+def read(folder: pathlib.Path, name: str) -> Results | None:
   """Returns the results of an entry, of full scale if possible, or None.
 
   Raises:
     ValueError: If a file has another format, or comes from an interrupted
       write; names the file.
-    Stale: If the rules of the entry have changed since.
   """
   for scale in reversed(catalog.SCALES):
     path = results_file(folder, name, scale)
     if path.exists():
-      return _read(path, entry)
+      return _read(path)
   return None
 
 
@@ -78,7 +93,7 @@ def _round(record: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def _read(path: pathlib.Path, entry: Entry) -> Results:
+def _read(path: pathlib.Path) -> Results:
   content = atomic.read_object(path)
   if content is None:
     raise ValueError(
@@ -87,17 +102,6 @@ def _read(path: pathlib.Path, entry: Entry) -> Results:
     )
   version = content.get('format')
   require(version == _FORMAT, str(path), f'format {_FORMAT}', version)
-  rules = json.loads(json.dumps(catalog.rules(entry)))
-  changed = sorted(
-    text
-    for text in content['rules'].keys() | rules.keys()
-    if content['rules'].get(text) != rules.get(text)
-  )
-  if changed:
-    raise Stale(
-      f'{path}: expected the rules that were written before its runs; run it '
-      f'again, got others of {changed}.'
-    )
   return Results(
     content['scale'], content['about'], content['rules'], content['records']
   )

@@ -51,6 +51,8 @@ def get_config() -> ml_collections.ConfigDict:
   # Lead up to which every worker continues, iterations.
   config.sync.dssp.low = 3
   config.sync.dssp.high = 15  # Largest lead, iterations.
+  # Grants of the printed pseudo-code, without a bound; high - low is the most.
+  config.sync.dssp.as_printed = False
   config.sync.dssp.grace_s = 0.0  # As of asp.
   config.sync.elastic = ConfigDict()
   config.sync.elastic.lookahead = 15  # Predicted pushes per worker (R).
@@ -346,6 +348,12 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.network.server_latency_s = (1e-4,)  # Seconds, one way.
   # Whether server k shares the links of worker k's host.
   config.cluster.network.servers_in_workers = False
+  # Work of the servers of a virtual cluster; inf: it takes no time.
+  config.cluster.server = ConfigDict()
+  # Bytes of a push per second that are added to an update.
+  config.cluster.server.sum_Bps = math.inf
+  # Bytes of parameters and optimizer slots per second that are updated.
+  config.cluster.server.update_Bps = math.inf
   # Links among workers, in place of the up and down links around one switch: a
   # file, or a builder such as 'ring(8, 25)'.  Latencies stay.
   config.cluster.links = ''

@@ -5,12 +5,12 @@ iterations: as many as bring one of its predicted pushes closest to a predicted
 push of the slowest worker.  Zhao et al., 'Dynamic stale synchronous parallel
 distributed training for deep learning', ICDCS 2019.
 
-This module differs from the printed algorithm in two points.  As printed, the
-permission that comes with a grant of r is not counted, so that a worker makes
-r + 1 extra iterations; and a worker that has used up its grant may get another,
-which leaves leads unbounded.  Here the permission is the first of the r, and a
-grant never reaches beyond `high`: the lead of a running worker is at most
-`high`.
+By default this module differs from the printed algorithm in two points.  As
+printed, the permission that comes with a grant of r is not counted, so that a
+worker makes r + 1 extra iterations; and a worker that has used up its grant may
+get another of at most `high - low`, which leaves leads unbounded.  Here the
+permission is the first of the r, and a grant never reaches beyond `high`: the
+lead of a running worker is at most `high`.  `as_printed` follows the print.
 """
 
 import dataclasses
@@ -30,7 +30,9 @@ class Dssp:
 
   Attributes:
     low: Lead up to which every worker may continue, iterations.
-    high: Largest lead of a running worker, iterations.
+    high: Largest lead of a running worker, iterations; as printed, `low` plus
+      the largest grant.
+    as_printed: Whether grants are those of the printed algorithm.
     members: State of each worker.
     clocks: Numbers of finished iterations.
     fastest: Largest number of finished iterations of a living worker.
@@ -47,6 +49,7 @@ class Dssp:
 
   low: int
   high: int
+  as_printed: bool
   members: scheme.Members
   clocks: scheme.Clocks
   fastest: int
@@ -108,8 +111,12 @@ class Dssp:
       return True
     if self.clocks.finished[worker] < self.fastest:
       return False
-    grant = self._grant(worker, self.high - lead + 1)
-    self.credit[worker] = max(grant - 1, 0)
+    if self.as_printed:
+      grant = self._grant(worker, self.high - self.low)
+      self.credit[worker] = grant
+    else:
+      grant = self._grant(worker, self.high - lead + 1)
+      self.credit[worker] = max(grant - 1, 0)
     return grant > 0
 
   def _grant(self, worker: int, most: int) -> int:
@@ -133,14 +140,22 @@ class Dssp:
 
 
 def make(
-  *, num_workers: int, low: int, high: int, grace_s: float = 0.0
+  *,
+  num_workers: int,
+  low: int,
+  high: int,
+  as_printed: bool = False,
+  grace_s: float = 0.0,
 ) -> Scheme:
   """Returns DSSP.
 
   Args:
     num_workers: Number of workers.
     low: Lead up to which every worker may continue, iterations, >= 0.
-    high: Largest lead of a running worker, iterations, >= low.
+    high: Largest lead of a running worker, iterations, >= low.  As printed, no
+      lead is bounded, and `high - low` is the largest grant.
+    as_printed: Whether a grant does not count the permission it comes with, and
+      may follow another one without a bound, as in the paper's pseudo-code.
     grace_s: Seconds in which pushes are merged into one update; 0 for none.
 
   Raises:
@@ -148,9 +163,13 @@ def make(
   """
   checks.check_integer('low', low, at_least=0)
   checks.check_integer('high', high, at_least=low)
+  checks.require(
+    isinstance(as_printed, bool), 'as_printed', 'True or False', as_printed
+  )
   dssp = Dssp(
     low=low,
     high=high,
+    as_printed=as_printed,
     members=scheme.make_members(num_workers),
     clocks=scheme.make_clocks(num_workers),
     fastest=0,

@@ -1,5 +1,7 @@
 """Cost of ElasticBSP's search: table II and the figure of variants."""
 
+import math
+
 from claims.published import LESS, MORE, Claim, Entry, Measure, Range, near
 
 _TABLE, _FIGURE = 'ElasticBSP, table II', 'ElasticBSP, figure of variants'
@@ -31,6 +33,8 @@ _RATIOS = (
   ('opt', 'opt_bs', 400, 15, 1.25, _FIGURE),
   ('opt', 'opt_bs', 400, 150, 1.14, _FIGURE),
 )
+# Power of n with which n log n grows between 100 and 400 workers.
+_N_LOG_N = 1 + math.log(math.log(400) / math.log(100)) / math.log(4)
 
 
 def _slope(method: str, points: int, paper: float, source: str) -> Claim:
@@ -86,6 +90,7 @@ ENTRY = Entry(
       paper=1.0,
       measure=Measure('exact.zipline', {'part': 'exact'}),
       confirmed=(1.0, 2.0),
+      unfalsifiable='tests hold it on many more searches',
     ),
     Claim(
       text='GridScan is a heuristic: share of searches with the least wait',
@@ -104,6 +109,40 @@ ENTRY = Entry(
     ),
     *(_slope(*each) for each in _SLOPES),
     *(_ratio(*each) for each in _RATIOS),
+    *(
+      Claim(
+        text=f'cost of {method} grows linearly with R: R = 150 over R = 15, '
+        'n = 100',
+        source='ElasticBSP, text: O(Rn^2), O(Rn log n)',
+        mark='derived',
+        paper=10.0,
+        measure=Measure(
+          'us',
+          {'method': method, 'n': 100, 'R': 150},
+          {'method': method, 'n': 100, 'R': 15},
+        ),
+        confirmed=near(10.0, 0.25),
+        shape=near(10.0, 0.5),
+      )
+      for method in ('zipline', 'opt', 'opt_bs')
+    ),
+    *(
+      Claim(
+        text=f'cost of {method} is at most {bound}: power of n between 100 and '
+        f'400 workers, R = {points}, at most {power:.2f}',
+        source=f'ElasticBSP, text: {bound}',
+        mark='derived',
+        paper=round(power, 2),
+        measure=Measure('slope', {'method': method, 'slope_of': points}),
+        confirmed=(0.0, 1.05 * power),
+        shape=(0.0, 1.2 * power),
+      )
+      for method, bound, power in (
+        ('zipline', 'O(Rn^2)', 2.0),
+        ('opt_bs', 'O(Rn log n)', _N_LOG_N),
+      )
+      for points in (15, 150)
+    ),
     Claim(
       text='all of table II at n = 1,000 in absolute times',
       source=_TABLE,
@@ -112,4 +151,5 @@ ENTRY = Entry(
     ),
   ),
   measurement='zipline',
+  evidence='timed',
 )

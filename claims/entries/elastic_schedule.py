@@ -60,6 +60,7 @@ ENTRY = Entry(
         'final_accuracy', _of('ssp', 'updates'), minus=_of('ssp', 'examples')
       ),
       shape=(-1.0, 0.0),
+      same_as=_of('asp', 'updates'),
     ),
     Claim(
       text='ElasticBSP does not: by updates minus by examples',

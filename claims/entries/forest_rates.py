@@ -16,6 +16,7 @@ _BASELINES = {
   'sharded_server': 'a server in each worker',
 }
 _PAPER = 'forest, INFOCOM 2021, abstract'
+_BEST = 'the forest is an optimum, so that no ratio is below 1; tests hold it'
 
 
 def _of(network: str, ratio: int) -> dict[str, object]:
@@ -36,7 +37,9 @@ ENTRY = Entry(
   'known, no ratio can confirm it; the rule was changed after the runs. Rings '
   'are good on equal links behind switches; where each pair has a link, one '
   'ring leaves most links unused. One server is best where one worker has '
-  'nearly all of the capacity: the forest is a star there.',
+  'nearly all of the capacity: the forest is a star there. Trees of different '
+  'roots were first counted; since two roots can be as good as one, their rate '
+  'is now compared with that of one root.',
   claims=(
     Claim(
       text='forests are as fast as their bound: rate over bound, mesh, 1 : 100',
@@ -45,14 +48,18 @@ ENTRY = Entry(
       measure=Measure('of_bound', _of('mesh', 100)),
       confirmed=(0.99, 1.01),
       shape=(0.9, 1.01),
+      unfalsifiable='packing ends at the bound; tests hold it',
     ),
-    Claim(
-      text='trees of different roots are the best: roots, mesh, 1 : 100',
-      source=_PAPER,
-      mark='abstract',
-      measure=Measure('roots', _of('mesh', 100)),
-      confirmed=(2, 8),
-      shape=(1, 8),
+    *(
+      Claim(
+        text='trees of different roots are the best: rate over the best trees '
+        f'of one root, mesh whose directions differ, 1 : {ratio}',
+        source=_PAPER,
+        mark='abstract',
+        measure=Measure('over_one_root', _of('asymmetric mesh', ratio)),
+        confirmed=(1.01, 1e9),
+      )
+      for ratio in (10, 100)
     ),
     *(
       Claim(
@@ -63,6 +70,7 @@ ENTRY = Entry(
         measure=Measure('over_phases', _of(network, ratio)),
         confirmed=(1.01, 2.0),
         shape=(1.0, 2.0),
+        unfalsifiable=_BEST,
       )
       for network in _NETWORKS
       for ratio in (10, 100)
@@ -76,6 +84,7 @@ ENTRY = Entry(
         paper=18.3,
         measure=Measure('most', _of(network, 100)),
         shape=MORE,
+        unfalsifiable=_BEST,
       )
       for network, label in _NETWORKS.items()
     ),
@@ -88,6 +97,7 @@ ENTRY = Entry(
         paper=18.3,
         measure=Measure('least_of_strong', _of(network, 100)),
         shape=MORE,
+        unfalsifiable=_BEST,
       )
       for network, label in _NETWORKS.items()
     ),
@@ -139,4 +149,5 @@ ENTRY = Entry(
     ),
   ),
   measurement='forest',
+  evidence='arithmetic',
 )

@@ -79,6 +79,14 @@ ENTRY = Entry(
       )
       for rule in ('lb_bsp', 'lb_bsp_gpu')
     ),
+    _claim(
+      'stragglers are eliminated: share of waiting under lb_bsp',
+      'LB-BSP, text: all workers finish together',
+      'derived',
+      Measure('waiting_share', _of('lb_bsp')),
+      (0.0, 0.05),
+      (0.0, 0.2),
+    ),
     *(
       _claim(
         f'lb_bsp: time to an accuracy over {scheme}',

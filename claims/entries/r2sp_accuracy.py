@@ -61,6 +61,7 @@ ENTRY = Entry(
           'iterations_to.0.9', _of(scheme, _SLOW), _of('bsp', _SLOW)
         ),
         shape=_MORE[scheme],
+        same_as=_of('asp', _SLOW) if scheme == 'ssp' else None,
       )
       for scheme, (low, high) in _ITERATIONS.items()
     ),
@@ -72,6 +73,7 @@ ENTRY = Entry(
         paper=(low + high) / 2,
         measure=Measure(_TO, _of(scheme, _SLOW), _of('bsp', _SLOW)),
         shape=MORE if low > 1 else LESS,
+        same_as=_of('asp', _SLOW) if scheme == 'ssp' else None,
       )
       for scheme, (low, high) in _TIME.items()
     ),

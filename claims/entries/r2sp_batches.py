@@ -11,6 +11,7 @@ _SPEEDS = 429, 628, 917  # Examples per second: g2, p2, g3.
 _KINDS = 0, 0, 1, 1, 2, 2, 2, 2  # Kinds of cluster B's workers.
 _SLOWDOWN = tuple(_SPEEDS[0] / _SPEEDS[kind] for kind in _KINDS)
 _TUNED = {0: 512, 2: 901, 4: 1264}
+_STAYS = 'the rule never changes the batch of the slowest worker; tests hold it'
 _JITTERS = 0.02, 0.1  # Sigmas; the first is compared with the paper.
 _GRID = f"""
   batching.name = fixed, r2sp, r2sp_released;
@@ -53,6 +54,7 @@ def _of_table(name: str, prefix: str, source: str) -> tuple[Claim, ...]:
       measure=Measure(f'batch.{worker}', _of(name)),
       confirmed=near(paper, 0.1),
       shape=near(paper, 0.3),
+      unfalsifiable=_STAYS if (name, worker) == ('r2sp', 0) else '',
     )
     for worker, paper in _TUNED.items()
   )
@@ -90,6 +92,7 @@ ENTRY = Entry(
           f'batch.{worker}', _of('r2sp', sigma), _of('fixed', sigma)
         ),
         confirmed=near(_equal(worker), 0.15),
+        unfalsifiable=_STAYS if worker == 0 else '',
       )
       for sigma in _JITTERS
       for worker in _TUNED

@@ -45,6 +45,7 @@ ENTRY = Entry(
         measure=Measure('iteration_s', _of(model, 'table')),
         confirmed=near(paper, 0.1),
         shape=near(paper, 0.25),
+        unfalsifiable='rates and computing are calibrated from this number',
       )
       for model, paper in _ITERATION_S.items()
     ),

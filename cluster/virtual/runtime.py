@@ -17,6 +17,7 @@ import jax
 from cluster.coordinator import Coordinator
 from cluster.speed.speed import Speed
 from cluster.virtual.allreduce import AllreduceTransfers
+from cluster.virtual.applying import Servers
 from cluster.virtual.script import ScriptEntry
 from cluster.virtual.store import LocalParameterStore
 from cluster.virtual.transfers import NOTHING, Delivered, Pipelined, Whole
@@ -26,10 +27,10 @@ from outputs.accounting import LostState, NewState
 from wire.codec import Message
 
 # Simultaneous events happen in this order, and then by worker.
-_COMPUTED, _LEAVE, _JOIN, _PUSH, _WAKE = range(5)
+_COMPUTED, _LEAVE, _JOIN, _PUSH, _WAKE, _PULL = range(6)
 
 # Attributes of a cluster that change while it runs.
-_STATE = ('time', '_workers', '_wake', '_events')
+_STATE = ('time', '_workers', '_wake', '_events', '_servers')
 
 
 @dataclasses.dataclass
@@ -90,6 +91,7 @@ class VirtualRuntime:
     pushes: Pushes,
     speed: Speed,
     transfers: Whole | Pipelined | AllreduceTransfers,
+    servers: Servers,
     script: Sequence[ScriptEntry],
     record_evaluation: Callable[[float], None],
   ):
@@ -101,6 +103,7 @@ class VirtualRuntime:
       pushes: Computation of pushes.
       speed: Model of compute times.
       transfers: Model of pushes and pulls.
+      servers: Model of the servers' work.
       script: Deaths and returns of workers.
       record_evaluation: Function that is called with the time once an
         evaluation has become due.
@@ -113,6 +116,7 @@ class VirtualRuntime:
     count = len(coordinator.workers)
     self._workers = [self._make_worker(k, 0) for k in range(count)]
     self._transfers = transfers
+    self._servers = servers
     self._record_evaluation = record_evaluation
     self._wake = 0  # Number of the pending wake, which replaces earlier ones.
     # Time, kind, number of a worker or a wake, incarnation of the worker.
@@ -172,12 +176,15 @@ class VirtualRuntime:
       self._finish_computing(number)
     elif kind == _PUSH:
       self._report_push(number)
+    elif kind == _PULL:
+      self._start_pull(number)
     elif kind == _WAKE:
       self.coordinator.wake(self.time)
     elif kind == _LEAVE:
       self._leave(number)
     else:
       self.coordinator.join(number, self.time)
+    self._servers.update(self.time, self._store.version)
     if self.coordinator.milestones.evaluations > evaluations:
       self._record_evaluation(self.time)
 
@@ -250,9 +257,19 @@ class VirtualRuntime:
       heapq.heappush(self._events, event)
 
   def _release(self, index: int) -> None:
-    """Starts the pull of a worker that the coordinator has released."""
+    """Serves a worker that the coordinator has released.
+
+    Its pull starts once the servers have applied the version of this moment.
+    """
     worker = self._workers[index]
     worker.params, worker.rate = self._store.pull(), self._store.learning_rate
+    self._servers.update(self.time, self._store.version)
+    if self._servers.busy_until > self.time:
+      self._schedule(self._servers.busy_until, _PULL, index)
+    else:
+      self._start_pull(index)
+
+  def _start_pull(self, index: int) -> None:
     self._handle_arrivals(self._transfers.pull(self.time, index))
 
   def _finish_computing(self, index: int) -> None:
@@ -296,6 +313,7 @@ class VirtualRuntime:
         NewState(index, self.time)
       )
     worker.has_pushed = True
+    self._servers.add(self.time)
     self.coordinator.push(
       index,
       self.time,

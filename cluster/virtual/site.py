@@ -15,7 +15,13 @@ from cluster.speed import build
 from cluster.speed.layers import Bucket
 from cluster.speed.speed import Speed
 from cluster.traffic import Traffic
-from cluster.virtual import allreduce, contributions, script, transfers
+from cluster.virtual import (
+  allreduce,
+  applying,
+  contributions,
+  script,
+  transfers,
+)
 from cluster.virtual.multi_round_store import MultiRoundStore
 from cluster.virtual.network import Network
 from cluster.virtual.runtime import VirtualRuntime
@@ -32,7 +38,7 @@ from route import links, ring
 from route.route import Allreduce, ParameterServer, Plan
 from wire.multi_round import MultiRoundAllreduce
 
-_OF_SERVERS = ('cluster.network.server*',)
+_OF_SERVERS = ('cluster.network.server*', 'cluster.server.*')
 
 
 class SingleProcess(NamedTuple):
@@ -124,8 +130,22 @@ class VirtualSite:
       pushes=parts.learned.pushes,
       speed=parts.speed,
       transfers=carrier,
+      servers=self._make_servers(),
       script=events,
       record_evaluation=record_evaluation,
+    )
+
+  def _make_servers(self) -> applying.Servers:
+    """Returns the servers' work, which takes no time without servers."""
+    plan = self._parts.plan
+    if not isinstance(plan, ParameterServer):
+      return applying.Servers(sum_s=0.0, update_s=0.0)
+    learned = self._parts.learned
+    return applying.make(
+      self._config,
+      servers=plan.servers,
+      num_bytes=4 * sum(learned.elements) + learned.other_bytes,
+      learner_state=self.store.learner.state(),
     )
 
   def __call__(self) -> None:

@@ -2,7 +2,7 @@
 
 from absl.testing import absltest, parameterized
 
-from claims import catalog, judging, page, running
+from claims import catalog, findings, judging, page, running
 from claims.entries import _local_steps
 from claims.published import Claim, Entry, Measure
 from configs import local_steps
@@ -47,6 +47,11 @@ class TablesTest(absltest.TestCase):
     for fields in selected:
       self.assertEqual(selected.count(fields), 1, fields)
 
+  def test_findings_are_those_of_claims(self):
+    for finding in findings.FINDINGS:
+      texts = [claim.text for claim in catalog.find(finding.entry).claims]
+      self.assertIn(finding.claim, texts)
+
   def test_every_entry_describes_both_experiments(self):
     for name, entry in catalog.find_all().items():
       self.assertTrue(entry.published_setup and entry.our_setup, name)
@@ -60,6 +65,7 @@ class RefusalTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
     ('family', _entry(family='x'), "one of .* got 'x'"),
+    ('evidence', _entry(evidence='sure'), "'timed', .* got 'sure'"),
     ('mark', _entry(_claim(mark='sure', **_RULE)), "got 'sure'"),
     ('twice', _entry(_claim(**_RULE), _claim(**_RULE)), 'claims that differ'),
     ('nothing', _entry(_claim()), 'a measure, or a reason'),
@@ -90,7 +96,7 @@ class RefusalTest(parameterized.TestCase):
       missing_reason='Needs data.'
     )
     catalog.check('name', entry)
-    rows = page.judge_claims(entry, None, entry.missing_reason)
+    (rows,) = page.judge_entries([(entry, None)])
     found = [(each.verdict, each.reason) for each in rows.values()]
     self.assertEqual(found, [(judging.UNAVAILABLE, 'Needs data.')])
 

@@ -15,6 +15,7 @@ from claims import (
   commands,
   judging,
   page,
+  published,
   ranking,
   running,
   store,
@@ -73,22 +74,83 @@ class StoredTest(absltest.TestCase):
     entry = _entry()
     records = [{'seed': 0, 'status': 'finished', 'x': 3.0}]
     store.write(self.folder, 'planted', _results(records, entry))
-    results = store.read(self.folder, 'planted', entry)
+    results = store.read(self.folder, 'planted')
     self.assertEqual(results.records, records)
-    self.assertIsNone(store.read(self.folder, 'another', entry))
+    self.assertIsNone(store.read(self.folder, 'another'))
+
+  def _judge_planted(self, entry):
+    with mock.patch.object(catalog, 'find_all', lambda: {'planted': entry}):
+      text = page.render(self.folder)
+      return text, page.judge_all(self.folder)['planted'].judgements
 
   def test_the_page_shows_rules_that_changed_after_the_runs(self):
     records = [{'seed': 0, 'status': 'finished', 'x': 3.0}]
     store.write(self.folder, 'planted', _results(records, _entry()))
-    other = _entry(least=2.0)
-    with self.assertRaisesRegex(store.Stale, "others of .'x is 2'"):
-      store.read(self.folder, 'planted', other)
-    stored, rows = page.read_judgements(self.folder, 'planted', other)
-    self.assertIsNone(stored)
+    text, rows = self._judge_planted(_entry(least=2.0))
     first, second = rows.values()
     self.assertEqual(first.verdict, judging.NOT_RUN)
-    self.assertEqual(first.reason, 'its rules have changed since')
+    self.assertEqual(first.reason, 'its rule has changed since the runs')
     self.assertEqual(second.verdict, judging.UNAVAILABLE)
+    self.assertIn('**not run**: its rule has changed since the runs', text)
+
+  def test_the_page_shows_rules_that_were_written_after_the_runs(self):
+    records = [{'seed': 0, 'status': 'finished', 'x': 3.0, 'y': 5.0}]
+    store.write(self.folder, 'planted', _results(records, _entry()))
+    late = Claim(
+      *('y is 5', 'a paper', 'found'),
+      measure=Measure('y', {}),
+      confirmed=(5.0, 6.0),
+    )
+    entry = _entry()
+    entry = entry._replace(claims=(*entry.claims, late))
+    text, rows = self._judge_planted(entry)
+    self.assertEqual(rows['x is 2'].reason, '')
+    self.assertEqual(rows['y is 5'].verdict, judging.CONFIRMED)
+    self.assertEqual(rows['y is 5'].reason, 'rule written after the runs')
+    self.assertIn('The rules of 1 claims were written after the runs', text)
+
+  def test_later_claims_that_need_other_runs_have_not_run(self):
+    records = [{'seed': 0, 'status': 'finished', 'x': 3.0}]
+    store.write(self.folder, 'planted', _results(records, _entry()))
+    entry = _entry()
+    late = entry.claims[0]._replace(text='y is 2', measure=Measure('y', {}))
+    _, rows = self._judge_planted(entry._replace(claims=(*entry.claims, late)))
+    self.assertEqual(
+      rows['y is 2'],
+      judging.Judgement(
+        judging.NOT_RUN, reason='the runs do not have what it needs'
+      ),
+    )
+
+  def test_the_page_shows_claims_that_were_dropped(self):
+    records = [{'seed': 0, 'status': 'finished', 'x': 3.0}]
+    entry = _entry()
+    store.write(self.folder, 'planted', _results(records, entry))
+    text, _ = self._judge_planted(entry._replace(claims=entry.claims[1:]))
+    self.assertIn('Dropped since the runs: x is 2', text)
+
+  def test_verdicts_are_counted_by_evidence(self):
+    records = [{'seed': 0, 'status': 'finished', 'x': 3.0}]
+    store.write(self.folder, 'planted', _results(records, _entry()))
+    text, _ = self._judge_planted(_entry())
+    rows = [line.split(' | ') for line in text.splitlines()]
+    counts = {row[0].strip('| '): row[1:] for row in rows if len(row) == 9}
+    place = judging.VERDICTS.index(judging.CONFIRMED)
+    self.assertEqual(counts['simulated'][place], '1')
+    self.assertEqual(counts['trained'][place], '0')
+    self.assertEqual(counts['all'][place], '1')
+
+  def test_fields_that_need_training_are_trained(self):
+    entry = _entry()
+    for field, expected in (
+      ('final_accuracy', 'trained'),
+      ('time_to.0.9', 'trained'),
+      ('time_s', 'simulated'),
+      ('bytes', 'arithmetic'),
+      ('bytes_per_s', 'simulated'),
+    ):
+      claim = entry.claims[0]._replace(measure=Measure(field, {}))
+      self.assertEqual(published.find_evidence(entry, claim), expected)
 
   def test_the_page_lists_failed_runs(self):
     entry = _entry()
@@ -189,7 +251,7 @@ class InterruptedWriteTest(absltest.TestCase):
     for size in (0, 40):
       path.write_text(whole[:size])
       with self.assertRaisesRegex(ValueError, f'{path}: expected stored'):
-        store.read(self.folder, 'x', entry)
+        store.read(self.folder, 'x')
 
   def test_a_run_with_truncated_files_has_failed_and_is_named(self):
     names = {'1': 'summary', '2': 'manifest'}

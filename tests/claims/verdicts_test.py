@@ -49,14 +49,18 @@ def _difference(new, old):
   return ''
 
 
+def _judge(entry, results):
+  return page.judge_entries([(entry, results)])[0]
+
+
 class VerdictsTest(parameterized.TestCase):
   @parameterized.parameters(*_CHEAP.items())
   def test_repeated_runs_give_the_stored_records_and_verdicts(
     self, name, places
   ):
     entry = catalog.find(name)
-    stored = store.read(_RESULTS, name, entry)
-    before = page.judge_claims(entry, stored, '')
+    stored = store.read(_RESULTS, name)
+    before = _judge(entry, stored)
     points = running.entry_points(entry, _SCALE, [0])
     for place in places:
       new = _repeat(name, entry, points[place])
@@ -67,15 +71,14 @@ class VerdictsTest(parameterized.TestCase):
       )
       self.assertEqual(_difference(new, old), '', str(points[place]))
       old.update(new)
-    after = page.judge_claims(entry, stored, '')
+    after = _judge(entry, stored)
     self.assertEqual(
       {text: row.verdict for text, row in after.items()},
       {text: row.verdict for text, row in before.items()},
     )
 
   def test_rates_of_forests_equal_the_stored_ones(self):
-    entry = catalog.find('forest_rates')
-    stored = store.read(_RESULTS, 'forest_rates', entry)
+    stored = store.read(_RESULTS, 'forest_rates')
     for new in forest.measure(seed=0, scale=_SCALE):
       old = next(
         each

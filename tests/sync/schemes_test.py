@@ -407,6 +407,84 @@ class EquivalenceTest(parameterized.TestCase):
     self.assertEqual(driver.releases, [(2.0 * i, (0,)) for i in range(21)])
 
 
+class _PrintedDssp:
+  """The printed algorithm of DSSP's server and of its controller, O(r^2)."""
+
+  def __init__(self, num_workers, low, most):
+    self.low, self.most = low, most
+    self.clock = [0] * num_workers
+    self.extra = [0] * num_workers
+    self.times = [[] for _ in range(num_workers)]
+    self.waiting = set()
+
+  def push(self, worker, time):
+    """Returns the workers that get an OK."""
+    self.clock[worker] += 1
+    self.times[worker].append(time)
+    if not self._is_ok(worker):
+      self.waiting.add(worker)
+      released = set()
+    else:
+      released = {worker}
+    for other in [*self.waiting]:
+      if self.clock[other] - min(self.clock) <= self.low:
+        self.waiting.remove(other)
+        released.add(other)
+    return released
+
+  def _is_ok(self, worker):
+    if self.extra[worker] > 0:
+      self.extra[worker] -= 1
+      return True
+    if self.clock[worker] - min(self.clock) <= self.low:
+      return True
+    if self.clock[worker] == max(self.clock):
+      self.extra[worker] = self._control(worker)
+      return self.extra[worker] > 0
+    return False
+
+  def _control(self, worker):
+    slowest = self.clock.index(min(self.clock))
+    if min(len(self.times[worker]), len(self.times[slowest])) < 2:
+      return 0
+    (a, b), (c, d) = self.times[worker][-2:], self.times[slowest][-2:]
+    gaps = [
+      (abs(d + (k + 1) * (d - c) - (b + r * (b - a))), r)
+      for r in range(self.most + 1)
+      for k in range(self.most + 1)
+    ]
+    return min(gaps)[1]
+
+
+class PrintedDsspTest(parameterized.TestCase):
+  @parameterized.product(seed=list(range(8)), low=[0, 1, 3], most=[0, 1, 5])
+  def test_workers_are_released_as_by_the_printed_algorithm(
+    self, seed, low, most
+  ):
+    driver = Driver(
+      dssp.make(num_workers=3, low=low, high=low + most, as_printed=True), 3
+    )
+    printed = _PrintedDssp(3, low, most)
+    for step in driver.run(_random(seed), pushes=200):
+      if step.kind == 'push':
+        expected = printed.push(step.event['worker'], step.event['time'])
+        self.assertEqual(set(step.decision.release), expected, step)
+
+  def test_leads_are_bounded_only_if_the_print_is_not_followed(self):
+    leads = {False: 0, True: 0}
+    for as_printed in leads:
+      driver = Driver(
+        dssp.make(num_workers=2, low=3, high=15, as_printed=as_printed), 2
+      )
+
+      def check(driver, step, as_printed=as_printed):
+        leads[as_printed] = max(leads[as_printed], _lead(driver, step))
+
+      driver.run(_constant(1.0, 2.1), pushes=300, check=check)
+    self.assertLessEqual(leads[False], 15)
+    self.assertGreater(leads[True], 30)
+
+
 class RejectionTest(parameterized.TestCase):
   @parameterized.parameters(
     ('bsp', {'num_workers': 0}, 'num_workers: expected an integer'),
@@ -416,6 +494,7 @@ class RejectionTest(parameterized.TestCase):
     ('ssp', {'bound': True}, 'bound: expected an integer'),
     ('dssp', {'low': 5}, 'high: expected an integer of at least 5, got 4'),
     ('dssp', {'high': math.inf}, 'high: expected an integer'),
+    ('dssp', {'as_printed': 1}, 'as_printed: expected True or False, got 1'),
     ('elastic', {'lookahead': 0}, 'lookahead: expected an integer'),
     ('elastic', {'monitor_pushes': 1}, 'monitor_pushes: expected .* least 2'),
     ('r2sp', {'relaxation': 1.5}, 'relaxation: expected a number in 0..1'),
