@@ -13,6 +13,7 @@ import importlib.util
 import io
 import json
 import pathlib
+import pkgutil
 import re
 import shutil
 import sys
@@ -28,13 +29,15 @@ from absl.testing import absltest, parameterized
 
 import cluster.distributed
 import cluster.virtual.site  # noqa: F401  Before pages patch the modules.
-import predict.narx  # noqa: F401
 import train
 from configs import default, sections
 from examples import timing_only
-from learning import tasks  # noqa: F401
 from sweeps import checking, grid, plan
 from tests.docs import pages
+
+for _package in ('batching', 'learning', 'predict', 'route', 'sync', 'wire'):
+  for _module in pkgutil.iter_modules([str(pages.ROOT / _package)]):
+    importlib.import_module(f'{_package}.{_module.name}')
 
 _MODULE = re.compile(r'# ([a-z]\w*)/(\w+)\.py\n')
 _TARGETS = re.findall(
