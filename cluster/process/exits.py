@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Callable
 from typing import NoReturn
 
 from absl import logging
@@ -120,6 +121,7 @@ class ExitRecord:
       code = 1
     message = error.message if isinstance(error, Exit) else str(error or '')
     self.write(find_reason(error), code, message, error)
+    _notify(code, message)
 
   def write(
     self,
@@ -162,6 +164,22 @@ class ExitRecord:
 
 # Records of this process: none, or that of main.py.
 _records: list[ExitRecord] = []
+# Functions that are called with code and message when the process ends.
+_observers: list[Callable[[int, str], None]] = []
+
+
+def observe_end(function: Callable[[int, str], None]) -> None:
+  """Calls a function, which must not block, when this process ends.
+
+  Args:
+    function: Called with the exit code and a text for people.
+  """
+  _observers.append(function)
+
+
+def _notify(code: int, message: str) -> None:
+  while _observers:
+    _observers.pop()(code, message)
 
 
 def describe_process(
@@ -194,6 +212,7 @@ def end(
     )
     writer.start()
     writer.join(_WRITE_S)
+  _notify(code, message)
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code)

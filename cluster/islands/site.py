@@ -1,0 +1,82 @@
+"""The part of a follower in a run: it computes what its leader announces."""
+
+import signal
+from collections.abc import Callable
+from typing import Any, Literal
+
+from absl import logging
+
+from cluster.islands.meeting import Follower, end_lost
+from cluster.network import messages
+from cluster.network.errors import TransportError
+from cluster.process.exits import Reason, end
+from learning.island import IslandPushes
+
+
+class FollowerSite:
+  """A `Site` (see `cluster.runtime`) without a coordinator or a worker."""
+
+  is_coordinator = False
+  make_run: Callable[[], Any]
+  clock: Literal['real'] = 'real'
+
+  def __init__(self, follower: Follower | None, pushes: IslandPushes | None):
+    """Creates the site.
+
+    Args:
+      follower: Connection to the leader; None if the run has finished before.
+      pushes: Computation of pushes, with the leader; None likewise.
+    """
+    self._follower, self._pushes = follower, pushes
+
+  def __call__(self) -> None:
+    """Computes until the leader ends, and ends the process with its code.
+
+    SIGTERM is for the leader: this process ends with it.
+    """
+    if self._follower is None or self._pushes is None:
+      logging.info('The run has finished before.')
+      return
+    signal.signal(signal.SIGTERM, self._ignore)
+    follower = self._follower
+    try:
+      while True:
+        message = follower.receive()
+        if isinstance(message, messages.LeaderEnded):
+          break
+        self._handle(follower, self._pushes, message)
+    except TransportError as error:
+      end_lost(f'Worker {follower.index} has lost its leader: {error}')
+    logging.info('The leader has ended with code %d.', message.code)
+    if message.code:
+      # The leader does not wait for this process, so XLA must not, either.
+      end(message.code, Reason.STOPPED, message.reason)
+
+  def _handle(
+    self,
+    follower: Follower,
+    pushes: IslandPushes,
+    message: messages.PrepareExamples
+    | messages.WarmUpIsland
+    | messages.ComputePush,
+  ) -> None:
+    match message:
+      case messages.PrepareExamples():
+        pushes.prepare(message.ranges)
+      case messages.WarmUpIsland():
+        pushes.warm_up(None, message.examples, changing=message.changing)
+      case messages.ComputePush():
+        pushes.follow_push(
+          message.ranges,
+          has_state=message.has_state,
+          worker=follower.index,
+          iteration=message.iteration,
+          scale=message.scale,
+          rate=message.rate,
+        )
+
+  def _ignore(self, number: int, frame: object) -> None:
+    """Leaves SIGTERM to the leader, once; the next one ends the process."""
+    del frame
+    logging.info('SIGTERM: the leader of the island ends this process.')
+    signal.signal(number, signal.SIG_DFL)
