@@ -153,13 +153,14 @@ class IslandMesh:
       arrays = self._sum_whole(
         [self._stack(*pair) for pair in zip(leaves, rows, strict=True)]
       )
+      self.settle(arrays)
     else:
       # One by one, as each is whole on a device meanwhile.
       arrays = []
       for leaf, row in zip(leaves, rows, strict=True):
         axis = self._axis(leaf.shape)
         sums = self._sum_whole if axis is None else self._sum_parts[axis]
-        arrays.append(sums(self._stack(leaf, row)))
+        arrays.append(self.settle(sums(self._stack(leaf, row))))
     return jax.tree.unflatten(structure, arrays)
 
   def unshare(self, tree: Any) -> Any:
@@ -170,6 +171,16 @@ class IslandMesh:
     if not self._is_sharded:
       return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
     return jax.tree.map(self._on_host, tree)
+
+  def settle(self, tree: Any) -> Any:
+    """Returns a program's result, on CPUs once it is there.
+
+    On CPUs XLA may start a later program first, if its arguments are there
+    first: two processes would then wait in different collectives for ever.
+    """
+    if self._local[0].platform == 'cpu':
+      jax.block_until_ready(tree)
+    return tree
 
   def spread(self, params: Any) -> Callable[..., '_MeshSpread']:
     """Returns the constructor of a `Spread` for `TaskGradient`."""
@@ -234,7 +245,9 @@ class IslandMesh:
     )
 
   def _on_host(self, leaf: jax.Array) -> jax.Array:
-    whole = leaf if leaf.is_fully_replicated else self._gather(leaf)
+    whole = leaf
+    if not leaf.is_fully_replicated:
+      whole = self.settle(self._gather(leaf))
     array = whole.addressable_data(0)
     if self._local[0].platform == 'cpu':
       return array
@@ -287,12 +300,13 @@ class _MeshSpread:
     are devices.
     """
     split = len(inputs) >= self._mesh.count
-    return self._programs[split](
+    result = self._programs[split](
       copies,
       self._mesh.place(inputs, split=split),
       self._mesh.place(targets, split=split),
       *(self._mesh.place(each, split=False) for each in rest),
     )
+    return self._mesh.settle(result)
 
 
 class IslandPushes:
