@@ -202,7 +202,11 @@ def _check_islands(config: ConfigDict) -> None:
   """Checks the fields of workers that are several processes."""
   cluster, most = config.cluster, config.batching.micro_batch
   hosts = cluster.hosts_per_worker
-  if hosts < 1 or hosts & (hosts - 1) or hosts * cluster.devices_per_worker > most:
+  if (
+    hosts < 1
+    or hosts & (hosts - 1)
+    or hosts * cluster.devices_per_worker > most
+  ):
     raise ValueError(
       'config.cluster.hosts_per_worker: expected a power of two, and with '
       'config.cluster.devices_per_worker up to config.batching.micro_batch, '
@@ -229,7 +233,7 @@ def _check_islands(config: ConfigDict) -> None:
     )
   if config.route.name == 'native':
     raise ValueError(
-      "config.cluster.hosts_per_worker: expected 1, as config.route.name is "
+      'config.cluster.hosts_per_worker: expected 1, as config.route.name is '
       "'native', whose processes jax.distributed has joined already, got "
       f'{hosts}.'
     )

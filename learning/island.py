@@ -14,7 +14,6 @@ device gathers the parameters while it computes.  With 'replicated' each device
 has all of them.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -216,7 +215,12 @@ class IslandMesh:
 
     return jax.jit(
       of_whole,
-      in_shardings=(shardings, examples, examples, *[self._everywhere] * others),
+      in_shardings=(
+        shardings,
+        examples,
+        examples,
+        *[self._everywhere] * others,
+      ),
       out_shardings=(
         Payload(shardings, self._everywhere, self._everywhere),
         self._everywhere,
@@ -251,7 +255,9 @@ class IslandMesh:
     array = whole.addressable_data(0)
     if self._local[0].platform == 'cpu':
       return array
-    return jax.device_put(np.asarray(array), jax.local_devices(backend='cpu')[0])
+    return jax.device_put(
+      np.asarray(array), jax.local_devices(backend='cpu')[0]
+    )
 
   def _sharding(self, shape: Sequence[int]) -> NamedSharding:
     axis = self._axis(shape) if self._is_sharded else None

@@ -24,8 +24,8 @@ from learning import scaling as scalings
 from learning import schedule as schedules
 from learning.evaluation import MOST_EXAMPLES, TaskEvaluation
 from learning.gradient import TaskGradient
-from learning.layout import FLOAT32, Layout, count_float32, other_bytes
 from learning.island import Followers, IslandMesh, IslandPushes, find_devices
+from learning.layout import FLOAT32, Layout, count_float32, other_bytes
 from learning.learner import TaskLearner
 from learning.learning import Overlap
 from learning.local_steps import LocalSteps, unchanged

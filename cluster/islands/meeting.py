@@ -86,7 +86,9 @@ class Leader:
     if taken := sockets.refusal('', service):  # JAX would crash.
       raise OSError(taken.errno, f'{service}, for XLA: {taken.strerror}')
     try:
-      LoopListener(Port(address, control, security), self._serve, service=_SERVICE)
+      LoopListener(
+        Port(address, control, security), self._serve, service=_SERVICE
+      )
     except TransportError as error:
       raise error.__cause__ or OSError(str(error)) from error
     path = folder / FOLDER / f'worker-{self.index}.json'
@@ -150,9 +152,7 @@ class Leader:
     has_state: bool,
   ) -> None:
     """Announces a push: see `learning.island.Followers`."""
-    self._send(
-      messages.ComputePush(ranges, iteration, scale, rate, has_state)
-    )
+    self._send(messages.ComputePush(ranges, iteration, scale, rate, has_state))
 
   def fail(self, error: Exception) -> NoReturn:
     """Ends this process after an error of XLA."""

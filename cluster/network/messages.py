@@ -1527,9 +1527,7 @@ ToReplica = (
   | ProbeOrder
 )
 
-ToFollower = (
-  PrepareExamples | WarmUpIsland | ComputePush | LeaderEnded
-)
+ToFollower = PrepareExamples | WarmUpIsland | ComputePush | LeaderEnded
 
 NOTHING: Schema[None] = Schema(None)
 ISLAND_HELLO: Schema[IslandHello] = Schema(IslandHello)

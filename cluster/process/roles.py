@@ -93,7 +93,9 @@ class Role:
   @property
   def name(self) -> str:
     """Such as 'worker 3', 'server 0', or 'worker 3.1' for a follower."""
-    return f'{self.kind} {self.index}' + (f'.{self.member}' if self.member else '')
+    return f'{self.kind} {self.index}' + (
+      f'.{self.member}' if self.member else ''
+    )
 
 
 def find(

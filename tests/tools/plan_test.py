@@ -66,7 +66,10 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
 
   def test_processes_of_islands_have_gpus_of_their_own(self):
     plan = Plan(
-      workers=2, servers=0, dedicated=False, workdir=pathlib.Path(),
+      workers=2,
+      servers=0,
+      dedicated=False,
+      workdir=pathlib.Path(),
       hosts_per_worker=2,
     )
     names = ['worker 0', 'worker 0.1', 'worker 1', 'worker 1.1']

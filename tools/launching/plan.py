@@ -239,8 +239,9 @@ class Plan:
     processes = self.workers * self.hosts_per_worker
     fewer = (
       f'at most {places * share // self.hosts_per_worker}, as {seen} can be '
-      f'used here, devices_per_worker is {count} and workers_per_gpu is {share} '
-      f'(--workers_per_gpu={-(-processes // places)} shares them; {cpu})'
+      f'used here, devices_per_worker is {count} and workers_per_gpu is '
+      f'{share} (--workers_per_gpu={-(-processes // places)} shares them; '
+      f'{cpu})'
     )
     require(processes <= places * share, 'workers', fewer, self.workers)
     one = '1, as CUDA shows a process one MIG device'

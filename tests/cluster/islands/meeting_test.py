@@ -27,9 +27,10 @@ class MeetingTest(parameterized.TestCase):
     self._folder = pathlib.Path(tempfile.mkdtemp())
     self._joined = []
     self._lost = threading.Event()
-    join = lambda address, hosts, member, *_: self._joined.append(
-      (address, hosts, member)
-    )
+
+    def join(address, hosts, member, *_):
+      self._joined.append((address, hosts, member))
+
     patches = (
       mock.patch.object(meeting, '_join_xla', join),
       mock.patch.object(meeting, 'end_lost', self._record_lost),
@@ -139,9 +140,7 @@ class MeetingTest(parameterized.TestCase):
     with self._follow(1) as (follower,):
       leader = self._lead()
     fields = {'fingerprint': 'config', 'devices': 2} | changed
-    follower.report(
-      messages.FollowerReady(versions=_READY.versions, **fields)
-    )
+    follower.report(messages.FollowerReady(versions=_READY.versions, **fields))
     with self.assertRaisesRegex(ValueError, message):
       leader.check(_READY, start_s=_LIMIT_S)
 
