@@ -276,11 +276,13 @@ def speed(config: ConfigDict, choose: Choose) -> Speed | None:
   return build.make(config, choose) if injected else None
 
 
-def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
+def make(
+  config: ConfigDict, meeting: Meeting, parts: Parts
+) -> Site | FollowerSite:
   """Returns this process's part of a run on real hosts.
 
-  The part is a coordinator, a worker, a server or several of these, as
-  `meeting` says.
+  The part is a coordinator, a worker, a server or several of these, or a
+  follower of an island, as `meeting` says.
 
   Args:
     config: Config of the run.

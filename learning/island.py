@@ -252,7 +252,7 @@ class IslandMesh:
     whole = leaf
     if not leaf.is_fully_replicated:
       whole = self.settle(self._gather(leaf))
-    array = whole.addressable_data(0)
+    array: jax.Array = whole.addressable_data(0)
     if self._local[0].platform == 'cpu':
       return array
     return jax.device_put(
@@ -364,6 +364,11 @@ class IslandPushes:
     """True: several devices compute each gradient."""
     return True
 
+  @property
+  def part(self) -> Callable[..., tuple[Payload, jax.Array]]:
+    """The gradient of a micro-batch: see `TaskGradient.part`."""
+    return self._gradient.part
+
   def init(self, params: Any) -> Any:
     """Returns the state of the worker at its start; () if there is none."""
     return self._pushes.init(params)
@@ -466,9 +471,10 @@ class IslandPushes:
     try:
       shared = self._mesh.share(self._params, params)
       payloads = self._pushes.warm_up(shared, examples, changing=changing)
-      state = ()
+      state: Any = ()
       if jax.tree.leaves(self._state):
-        state = self._mesh.share(self._state, self.init(params or shared))
+        own = self.init(params) if self._followers else None
+        state = self._mesh.share(self._state, own)
       found = [self._mesh.unshare((each, state))[0] for each in payloads]
       jax.block_until_ready(found)
     except jax.errors.JaxRuntimeError as error:

@@ -94,7 +94,7 @@ class StreamingGradient:
     self._gradient = gradient
     self._groups = groups
     self._streaming: Callable[..., Any] = jax.jit(
-      functools.partial(self._compute_streaming, gradient)
+      functools.partial(self._compute_streaming, gradient.part)
     )
     self._take: Callable[[int, np.ndarray], None] = _NoSink().put
     self._sums: list[np.ndarray] = []
@@ -255,10 +255,10 @@ class StreamingGradient:
     return stats, loss
 
   def _compute_streaming(
-    self, gradient: TaskGradient, params: Any, *part: Any
-  ) -> tuple[Payload, jax.Array]:
+    self, compute: Callable[..., Any], params: Any, *part: Any
+  ) -> Any:
     """Computes a micro-batch, with a callback for each bucket."""
-    return gradient.part(params, *part, seen=self._with_callbacks)
+    return compute(params, *part, seen=self._with_callbacks)
 
   def _with_callbacks(self, params: Any) -> Any:
     """Returns the parameters, whose cotangents are given to callbacks."""

@@ -10,6 +10,7 @@ launcher starts all processes of the island again, which meet anew.
   islands/worker-2.json   address of the leader of worker 2
 """
 
+import contextlib
 import json
 import pathlib
 import threading
@@ -17,7 +18,6 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-import jax
 import msgspec
 from absl import logging
 
@@ -28,7 +28,8 @@ from cluster.network.handshake import Security
 from cluster.network.loop_streams import LoopListener, LoopStream
 from cluster.network.port import Port
 from cluster.network.streams import Stream
-from cluster.process import exits
+from cluster.network.time_limits import LIMITS
+from cluster.process import exits, xla_group
 from cluster.process.exits import LOST, Reason, Unmendable, end
 from configs.checks import require
 from data.stream import Ranges
@@ -37,7 +38,7 @@ from outputs import atomic
 FOLDER = 'islands'  # In the folder of the run.
 _SERVICE = 'island'
 _RETRY_S = 0.2
-_HOSTS = 'config.cluster.hosts_per_worker'
+_END_S = 2.0  # Time to learn why the leader ends.
 
 
 class Leader:
@@ -80,8 +81,10 @@ class Leader:
 
     Raises:
       OSError: If a port is taken, or the address cannot be written.
-      Unmendable: If a follower is missing in the end.
+      Unmendable: If a follower is missing in the end, or if an earlier start in
+        this process has met the island.
     """
+    _check_first()
     control, service = ports
     if taken := sockets.refusal('', service):  # JAX would crash.
       raise OSError(taken.errno, f'{service}, for XLA: {taken.strerror}')
@@ -108,7 +111,9 @@ class Leader:
       where = sockets.join(address, service)
       for stream in self._streams.values():
         stream.send(messages.JoinIsland(where))
-    _join_xla(where, self.hosts, 0, devices, start_s)
+    xla_group.join(
+      where, count=self.hosts, index=0, devices=devices, start_s=start_s
+    )
 
   def check(self, own: messages.FollowerReady, *, start_s: float) -> None:
     """Waits until all followers are ready, and compares them with the leader.
@@ -159,7 +164,7 @@ class Leader:
     end_lost(f'Worker {self.index} has lost its island: XLA: {error}', error)
 
   def _send(self, message: msgspec.Struct) -> None:
-    for stream in self._streams.values():
+    for stream in [*self._streams.values()]:
       stream.send(message)
 
   def _is_complete(self) -> bool:
@@ -236,23 +241,29 @@ class Follower:
       start_s: Seconds to wait for the leader and the other followers.
 
     Raises:
-      Unmendable: If there is no leader in time, or it ends meanwhile.
+      Unmendable: If there is no leader in time, or it ends meanwhile; or if an
+        earlier start in this process has met the island.
     """
+    _check_first()
     deadline = time.monotonic() + start_s
     path = folder / FOLDER / f'worker-{self.index}.json'
     stream = self._connect(path, security, deadline, start_s)
     stream.limit_silence(self._timeout_s)
     try:
-      with streams.LIMITS.limit(
-        start_s, lambda: stream.cancel('no answer in time')
-      ):
+      with LIMITS.limit(start_s, lambda: stream.cancel('no answer in time')):
         found = stream.receive(messages.JOIN_ISLAND, 0).header
     except TransportError as error:
       raise Unmendable(f'The island is not complete: {error}') from error
     if isinstance(found, messages.LeaderEnded):
       raise Unmendable(f'The leader has ended: {found.reason}')
     self._stream = stream
-    _join_xla(found.address, self.hosts, self.member, devices, start_s)
+    xla_group.join(
+      found.address,
+      count=self.hosts,
+      index=self.member,
+      devices=devices,
+      start_s=start_s,
+    )
 
   def report(self, ready: messages.FollowerReady) -> None:
     """Reports to the leader that this process can follow."""
@@ -264,7 +275,25 @@ class Follower:
     Raises:
       TransportError: If the leader is lost.
     """
-    return self._connected.receive(messages.TO_FOLLOWER, 0).header
+    message: messages.ToFollower
+    message = self._connected.receive(messages.TO_FOLLOWER, 0).header
+    return message
+
+  def find_end(self) -> messages.LeaderEnded | None:
+    """Returns the leader's last announcement; None if it has made none.
+
+    For a follower that XLA has told that the leader is lost.
+    """
+    stream = self._connected
+    with (
+      contextlib.suppress(TransportError),
+      LIMITS.limit(_END_S, lambda: stream.cancel('no answer in time')),
+    ):
+      while True:
+        message = self.receive()
+        if isinstance(message, messages.LeaderEnded):
+          return message
+    return None
 
   @property
   def _connected(self) -> Stream:
@@ -303,29 +332,13 @@ class Follower:
     )
 
 
+def _check_first() -> None:
+  """Checks that no earlier start in this process has met the island."""
+  if xla_group.has_joined():
+    raise Unmendable('A process meets its island once; a restart meets it.')
+
+
 def end_lost(message: str, error: Exception | None = None) -> NoReturn:
   """Ends this process, whose island is lost; a restart may help."""
   logging.error('%s', message)
   end(LOST, Reason.LOST, message, error)
-
-
-def _join_xla(
-  address: str,
-  hosts: int,
-  member: int,
-  devices: Sequence[int],
-  start_s: float,
-) -> None:
-  """Joins jax.distributed, before XLA starts."""
-  require(not jax.distributed.is_initialized(), _HOSTS, 'one island', 'two')
-  logging.info('The island meets at %s.', address)
-  # It would handle SIGTERM in place of this process.
-  jax.config.update('jax_enable_preemption_service', False)
-  jax.distributed.initialize(
-    address,
-    hosts,
-    member,
-    local_device_ids=[*devices],
-    cluster_detection_method='deactivate',
-    initialization_timeout=max(round(start_s), 1),
-  )

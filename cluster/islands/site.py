@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable
 from typing import Any, Literal
 
+import jax
 from absl import logging
 
 from cluster.islands.meeting import Follower, end_lost
@@ -38,19 +39,30 @@ class FollowerSite:
       logging.info('The run has finished before.')
       return
     signal.signal(signal.SIGTERM, self._ignore)
-    follower = self._follower
-    try:
-      while True:
-        message = follower.receive()
-        if isinstance(message, messages.LeaderEnded):
-          break
-        self._handle(follower, self._pushes, message)
-    except TransportError as error:
-      end_lost(f'Worker {follower.index} has lost its leader: {error}')
+    message = self._follow(self._follower, self._pushes)
     logging.info('The leader has ended with code %d.', message.code)
     if message.code:
       # The leader does not wait for this process, so XLA must not, either.
       end(message.code, Reason.STOPPED, message.reason)
+
+  def _follow(
+    self, follower: Follower, pushes: IslandPushes
+  ) -> messages.LeaderEnded:
+    """Computes until the leader ends; returns its last announcement."""
+    lost = f'Worker {follower.index} has lost its leader'
+    try:
+      while True:
+        message = follower.receive()
+        if isinstance(message, messages.LeaderEnded):
+          return message
+        self._handle(follower, pushes, message)
+    except TransportError as error:
+      end_lost(f'{lost}: {error}')
+    except jax.errors.JaxRuntimeError as error:
+      found = follower.find_end()
+      if found is None:
+        end_lost(f'{lost}: XLA: {error}', error)
+      return found
 
   def _handle(
     self,

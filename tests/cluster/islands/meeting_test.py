@@ -28,11 +28,11 @@ class MeetingTest(parameterized.TestCase):
     self._joined = []
     self._lost = threading.Event()
 
-    def join(address, hosts, member, *_):
-      self._joined.append((address, hosts, member))
+    def join(address, *, count, index, **_):
+      self._joined.append((address, count, index))
 
     patches = (
-      mock.patch.object(meeting, '_join_xla', join),
+      mock.patch.object(meeting.xla_group, 'join', join),
       mock.patch.object(meeting, 'end_lost', self._record_lost),
       mock.patch.object(meeting.exits, 'observe_end'),
     )
