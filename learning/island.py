@@ -253,11 +253,10 @@ class IslandMesh:
     if not leaf.is_fully_replicated:
       whole = self.settle(self._gather(leaf))
     array: jax.Array = whole.addressable_data(0)
-    if self._local[0].platform == 'cpu':
-      return array
-    return jax.device_put(
-      np.asarray(array), jax.local_devices(backend='cpu')[0]
-    )
+    if self._local[0].platform != 'cpu':
+      cpu = jax.local_devices(backend='cpu')[0]
+      array = jax.device_put(np.asarray(array), cpu)
+    return array
 
   def _sharding(self, shape: Sequence[int]) -> NamedSharding:
     axis = self._axis(shape) if self._is_sharded else None
