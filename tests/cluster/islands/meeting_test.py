@@ -123,7 +123,7 @@ class MeetingTest(parameterized.TestCase):
   def test_a_leader_that_disconnects_is_noticed(self):
     with self._follow(1) as (follower,):
       leader = self._lead()
-    for stream in leader._streams.values():
+    for stream in [*leader._streams.values()]:
       stream.cancel()
     with self.assertRaises(TransportError):
       follower.receive()
