@@ -203,10 +203,10 @@ class Leader:
         f'{member}: {reason}'
       )
 
-  def _tell_end(self, code: int, message: str) -> None:
+  def _tell_end(self, code: int, message: str, at_once: bool) -> None:
     """Tells the followers that this process ends."""
     self._is_ending = True
-    self._send(messages.LeaderEnded(code & 255, message[:1000]))
+    self._send(messages.LeaderEnded(code & 255, message[:1000], at_once))
 
 
 class Follower:

@@ -10,7 +10,7 @@ from absl import logging
 from cluster.islands.meeting import Follower, end_lost
 from cluster.network import messages
 from cluster.network.errors import TransportError
-from cluster.process.exits import Reason, end
+from cluster.process.exits import Exit, Reason, end
 from learning.island import IslandPushes
 
 
@@ -34,6 +34,9 @@ class FollowerSite:
     """Computes until the leader ends, and ends the process with its code.
 
     SIGTERM is for the leader: this process ends with it.
+
+    Raises:
+      Exit: With the leader's code, if that is not 0.
     """
     if self._follower is None or self._pushes is None:
       logging.info('The run has finished before.')
@@ -41,9 +44,10 @@ class FollowerSite:
     signal.signal(signal.SIGTERM, self._ignore)
     message = self._follow(self._follower, self._pushes)
     logging.info('The leader has ended with code %d.', message.code)
-    if message.code:
-      # The leader does not wait for this process, so XLA must not, either.
+    if message.at_once:  # It does not leave jax.distributed with this process.
       end(message.code, Reason.STOPPED, message.reason)
+    if message.code:
+      raise Exit(message.code, Reason.STOPPED, message.reason)
 
   def _follow(
     self, follower: Follower, pushes: IslandPushes

@@ -1403,10 +1403,13 @@ class LeaderEnded(Message, frozen=True):
   Attributes:
     code: Its exit code.
     reason: Text for logs.
+    at_once: Whether it does not leave jax.distributed, for which all processes
+      of the island would wait.
   """
 
   code: Annotated[int, Meta(ge=0, lt=256)]
   reason: Text
+  at_once: bool
 
 
 class Done(Message, frozen=True):

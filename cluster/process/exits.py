@@ -121,7 +121,7 @@ class ExitRecord:
       code = 1
     message = error.message if isinstance(error, Exit) else str(error or '')
     self.write(find_reason(error), code, message, error)
-    _notify(code, message)
+    _notify(code, message, at_once=False)
 
   def write(
     self,
@@ -164,22 +164,23 @@ class ExitRecord:
 
 # Records of this process: none, or that of main.py.
 _records: list[ExitRecord] = []
-# Functions that are called with code and message when the process ends.
-_observers: list[Callable[[int, str], None]] = []
+# Functions that are called when the process ends: see `observe_end`.
+_observers: list[Callable[[int, str, bool], None]] = []
 
 
-def observe_end(function: Callable[[int, str], None]) -> None:
+def observe_end(function: Callable[[int, str, bool], None]) -> None:
   """Calls a function, which must not block, when this process ends.
 
   Args:
-    function: Called with the exit code and a text for people.
+    function: Called with the exit code, a text for people, and whether the
+      process ends at once: then nothing that is registered for its exit runs.
   """
   _observers.append(function)
 
 
-def _notify(code: int, message: str) -> None:
+def _notify(code: int, message: str, *, at_once: bool) -> None:
   while _observers:
-    _observers.pop()(code, message)
+    _observers.pop()(code, message, at_once)
 
 
 def describe_process(
@@ -212,7 +213,7 @@ def end(
     )
     writer.start()
     writer.join(_WRITE_S)
-  _notify(code, message)
+  _notify(code, message, at_once=True)
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code)

@@ -49,7 +49,7 @@ class MeetingTest(parameterized.TestCase):
     leader = meeting.Leader(index, hosts, timeout_s=_LIMIT_S)
     ports = tuple(roles.free_ports(2))
     # Followers that disconnect after the test end no process.
-    self.addCleanup(leader._tell_end, 0, '')
+    self.addCleanup(leader._tell_end, 0, '', False)
     leader.meet(
       *(self._folder, '127.0.0.1', ports, _SECURITY),
       devices=(),
@@ -107,9 +107,11 @@ class MeetingTest(parameterized.TestCase):
           messages.ComputePush(((0, 3),), 4, 2.0, None, True),
         ],
       )
-    leader._tell_end(143, 'SIGTERM')
+    leader._tell_end(143, 'SIGTERM', False)
     for each in followers:
-      self.assertEqual(each.receive(), messages.LeaderEnded(143, 'SIGTERM'))
+      self.assertEqual(
+        each.receive(), messages.LeaderEnded(143, 'SIGTERM', False)
+      )
       each._stream.close()
     self.assertFalse(self._lost.is_set())
 
