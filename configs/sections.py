@@ -67,7 +67,7 @@ _NO_MODEL = (
   'eval_top',
   'precision.*',
   *('batching.micro_batch', 'cluster.devices_per_worker'),
-  *('cluster.hosts_per_worker', 'cluster.island_sharding'),
+  'cluster.island_sharding',
   *('cluster.workers_per_gpu', 'outer.*', 'staleness.*'),
 )
 _REAL = (
@@ -78,7 +78,7 @@ _REAL = (
   *('cluster.speed.injected', 'route.server.dedicated'),
   'route.server.mirror_s',
   *('cluster.workers_per_gpu', 'route.lanes', 'outputs.metrics_port'),
-  *('cluster.hosts_per_worker', 'cluster.island_sharding'),
+  'cluster.island_sharding',
 )
 # Recipes describe a virtual cluster (network, speed) as well, which is no error
 # on a real one.
@@ -225,6 +225,11 @@ def _check_islands(config: ConfigDict) -> None:
         f'config.cluster.hosts_per_worker is 1, got {sharding!r}.'
       )
     return
+  if cluster.runtime == 'distributed' and config.model.name == 'none':
+    raise ValueError(
+      'config.cluster.hosts_per_worker: expected 1, as config.model.name is '
+      f"'none', and the processes of an island compute gradients, got {hosts}."
+    )
   if cluster.workers_per_gpu > 1:
     raise ValueError(
       'config.cluster.workers_per_gpu: expected 1, as '
