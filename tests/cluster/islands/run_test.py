@@ -20,7 +20,12 @@ _SLOW = {
   'cluster__speed__fixed_s': 0.05,
   'cluster__speed__per_example_s': 0.0,
 }
-_SHORT = {'epochs': 0.5, 'checkpoint__every_examples': 48}
+_STEPS = {
+  'epochs': 0.5,
+  'checkpoint__every_examples': 48,
+  'batching__local_steps': 2,
+  'optimizer__sgd__momentum': 0.9,
+}
 
 
 def _final_params(folder):
@@ -37,7 +42,12 @@ def _final_params(folder):
 class RunTest(processes.TestCase):
   def test_islands_learn_what_plain_workers_learn(self):
     with processes.launch(
-      workers=2, servers=0, hosts=2, **_RING, **_SHORT
+      workers=2,
+      servers=0,
+      hosts=2,
+      cluster__island_sharding='fsdp',
+      **_RING,
+      **_STEPS,
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     self._check_nothing_left(launch)
@@ -47,7 +57,7 @@ class RunTest(processes.TestCase):
       cluster__runtime='distributed',
       cluster__speed__slowdown=(1.0,),
       **_RING,
-      **_SHORT,
+      **_STEPS,
     )
     together.run(config, folder)
     plain, islands = _final_params(folder), _final_params(launch.folder)
