@@ -53,7 +53,7 @@ def find_overlap(
   if gradient.is_spread:
     return Overlap.NONE, (
       'Gradients are sent after the backward pass: several devices of the CPU '
-      'compute them (config.cluster.devices_per_worker).'
+      'compute them (config.cluster.devices_per_worker, hosts_per_worker).'
     )
   return Overlap.BACKWARD, (
     'Gradients are sent bucket by bucket while the backward pass runs.'

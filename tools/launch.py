@@ -513,7 +513,9 @@ def _parse(argv: list[str]) -> list[str]:
     'hosts_per_worker', 1, 'Processes of each worker; several are an island.'
   )
   flags.DEFINE_bool('rank', False, 'Launch one process, that of this host.')
-  flags.DEFINE_string('role', '', 'With --rank: worker:2 or server:0.')
+  flags.DEFINE_string(
+    'role', '', 'With --rank: worker:2, server:0, or worker:2.1 of an island.'
+  )
   flags.DEFINE_string(
     'coordinator', '', 'With --rank: HOST:PORT where the coordinator listens.'
   )
