@@ -37,7 +37,10 @@ _WORKDIR = flags.DEFINE_string(
 )
 _PROCESS = {
   'role': flags.DEFINE_string(
-    'role', '', "Of a distributed run's process: worker:2 or server:0."
+    'role',
+    '',
+    "Of a distributed run's process: worker:2, server:0, or worker:2.1 of an "
+    'island.',
   ),
   'coordinator': flags.DEFINE_string(
     'coordinator', '', 'HOST:PORT where the coordinator listens.'

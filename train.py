@@ -185,7 +185,13 @@ def _assemble(
   runtime = importlib.import_module(_RUNTIMES[config.cluster.runtime])
   meeting = runtime.meet(config, plan, files=files, process=process)
   speed = runtime.speed(config, choose)
-  learned = learn(config, choose, devices=meeting.devices)
+  learned = learn(
+    config,
+    choose,
+    devices=meeting.devices,
+    followers=meeting.followers,
+    is_island=meeting.island is not None,
+  )
   plan = tuning.choose_bucket_bytes(config, choose, plan, learned, wire)
   parts = Parts(
     batching=_batching(config, choose, scheme, speed),

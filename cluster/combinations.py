@@ -27,6 +27,9 @@ def check_fragments(config: ConfigDict, plan: Plan, scheme: Scheme) -> None:
     f'as config.route.fragments is {route.fragments}, overlap_steps '
     f'{route.overlap_steps} and blend {route.blend:g}'
   )
+  hosts = config.cluster.hosts_per_worker
+  text = f'1, {reason}: only whole models move between islands'
+  require(hosts == 1, 'config.cluster.hosts_per_worker', text, hosts)
   expected = (
     f"'bsp', {reason}: all workers sum the same fragment, and {name} does not "
     'release them together'

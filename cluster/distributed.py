@@ -6,7 +6,7 @@ See `cluster.runtime` for the interface.
 import dataclasses
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 from absl import logging
@@ -14,10 +14,13 @@ from ml_collections import ConfigDict
 
 from cluster.allreduce.site import AllreduceSite
 from cluster.allreduce.sums import native
+from cluster.islands.meeting import Follower, Leader
+from cluster.islands.site import FollowerSite
 from cluster.membership import rendezvous_files
 from cluster.membership.process import Meeting
 from cluster.membership.succession import find_running
 from cluster.membership.terms import Terms
+from cluster.membership.versions import find_versions
 from cluster.network import (
   credentials,
   descriptors,
@@ -27,6 +30,7 @@ from cluster.network import (
   tcp_idle,
 )
 from cluster.network.handshake import Security
+from cluster.network.messages import FollowerReady
 from cluster.parameter_server.site import ParameterServerSite
 from cluster.process import devices, exits, roles
 from cluster.runtime import Parts, Site
@@ -35,7 +39,9 @@ from cluster.speed.speed import Speed
 from configs.checks import require
 from configs.sections import Choose, error_prefix
 from learning import placement
+from learning.island import IslandPushes
 from outputs.files import RunFiles
+from outputs.manifests import fingerprint
 from outputs.transient import Busy, start_limit_s
 from route.route import Allreduce, ParameterServer, Plan
 
@@ -51,9 +57,10 @@ def meet(
 ) -> Meeting:
   """Returns the role of this process, and how to connect to the others.
 
-  Processes are not part of jax.distributed (except on the `native` route): its
-  coordination service would end processes whose run can continue.  So each
-  selects its own devices, before XLA starts.
+  Processes are not part of one jax.distributed (except on the `native` route):
+  its coordination service would end processes whose run can continue.  So each
+  selects its own devices, before XLA starts.  Each island has a coordination
+  service of its own.
 
   Raises:
     ValueError: If a setting is wrong; names the field.
@@ -76,6 +83,7 @@ def meet(
     dedicated=dedicated,
     here=address,
     port=config.cluster.port,
+    hosts=config.cluster.hosts_per_worker,
     **process,
   )
   port = roles.listening_port(
@@ -83,8 +91,9 @@ def meet(
     f'{role.kind} {role.index}',
     workers=workers,
     dedicated=dedicated,
+    hosts=config.cluster.hosts_per_worker,
   )
-  exits.describe_process(rank=f'{role.kind}:{role.index}')
+  exits.describe_process(rank=role.name.replace(' ', ':'))
   finished = files.read_summary() is not None
   if not finished:
     descriptors.raise_limit(workers)
@@ -100,10 +109,11 @@ def meet(
   else:
     require(share == 1, _SHARE, '1, as no GPU is seen here', share)
   security, successor = Security(), ''
+  island: Leader | Follower | None = None
   has_successors = not is_native
   if isinstance(plan, ParameterServer):
     has_successors = plan.mirror_s > 0
-  leading = f'{role.kind} {role.index}' == roles.leading(dedicated)
+  leading = role.name == roles.leading(dedicated)
   if not finished and has_successors and leading:
     successor = _find_successor(config, address, files)
     finished = files.read_summary() is not None  # It may just have ended.
@@ -128,6 +138,12 @@ def meet(
         devices=ids,
         start_s=config.cluster.start_s,
       )
+    if config.cluster.hosts_per_worker > 1 and role.kind == 'worker':
+      with error_prefix('config.cluster'):
+        native.use_interface(config.cluster.interface)
+      island = _join_island(
+        config, role, dedicated, address, files, security, devices=ids
+      )
   return Meeting(
     role,
     address,
@@ -136,7 +152,47 @@ def meet(
     security=security,
     port=port,
     follows=bool(successor),
+    island=island,
   )
+
+
+def _join_island(
+  config: ConfigDict,
+  role: roles.Role,
+  dedicated: int,
+  address: str,
+  files: RunFiles,
+  security: Security,
+  *,
+  devices: Sequence[int],
+) -> Leader | Follower:
+  """Joins the other processes of an island; returns this process's end.
+
+  Raises:
+    OSError: If a port is taken, or the address cannot be written.
+    Unmendable: If the others are not there in time.
+  """
+  cluster = config.cluster
+  hosts, timeout_s = cluster.hosts_per_worker, cluster.timeout_s
+  if role.member:
+    follower = Follower(role.index, role.member, hosts, timeout_s=timeout_s)
+    follower.meet(
+      files.workdir, security, devices=devices, start_s=cluster.start_s
+    )
+    return follower
+  leader = Leader(role.index, hosts, timeout_s=timeout_s)
+  ports = roles.island_ports(
+    cluster.port, role.index, workers=cluster.workers, dedicated=dedicated
+  )
+  leader.meet(
+    files.workdir,
+    address,
+    ports,
+    security,
+    devices=devices,
+    start_s=cluster.start_s,
+  )
+  return leader
 
 
 def _gpus() -> list[str]:
@@ -194,7 +250,7 @@ def _rendezvous(
   run's folder, where the coordinator writes it.
   """
   place = rendezvous_files.Place(role.coordinator, config.cluster.token_file)
-  is_leading = f'{role.kind} {role.index}' == roles.leading(dedicated)
+  is_leading = role.name == roles.leading(dedicated)
   if is_leading and not follows:
     files.hold(config.cluster)
     place = rendezvous_files.host(
@@ -220,11 +276,13 @@ def speed(config: ConfigDict, choose: Choose) -> Speed | None:
   return build.make(config, choose) if injected else None
 
 
-def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
+def make(
+  config: ConfigDict, meeting: Meeting, parts: Parts
+) -> Site | FollowerSite:
   """Returns this process's part of a run on real hosts.
 
-  The part is a coordinator, a worker, a server or several of these, as
-  `meeting` says.
+  The part is a coordinator, a worker, a server or several of these, or a
+  follower of an island, as `meeting` says.
 
   Args:
     config: Config of the run.
@@ -236,17 +294,44 @@ def make(config: ConfigDict, meeting: Meeting, parts: Parts) -> Site:
   """
   if config.cluster.interface != 'lo':
     tcp_idle.log_advice()
+  if meeting.role.member:
+    return _make_follower(config, meeting, parts)
   make_server_site, make_replica_site = _site_types(config)
   site: ParameterServerSite | AllreduceSite
   if isinstance(parts.plan, ParameterServer):
     site = make_server_site(config, meeting, parts, parts.plan)
   else:
     site = make_replica_site(config, meeting, parts, parts.plan)
+  if meeting.followers:
+    ready = _describe(config, parts)
+    meeting.followers.check(ready, start_s=config.cluster.start_s)
   if site.is_coordinator:
     if not config.cluster.speed.injected:
       logging.info('Not used by real hosts: config.cluster.speed.')
     logging.info('Not used by real hosts: config.cluster.network.')
   return site
+
+
+def _make_follower(
+  config: ConfigDict, meeting: Meeting, parts: Parts
+) -> FollowerSite:
+  """Returns the part of a process that follows the leader of its island."""
+  follower, pushes = meeting.island, parts.learned.pushes
+  if not isinstance(follower, Follower):  # The run has finished before.
+    return FollowerSite(None, None)
+  if not isinstance(pushes, IslandPushes):
+    raise TypeError(f'Expected pushes of an island, got {pushes!r}.')
+  follower.report(_describe(config, parts))
+  return FollowerSite(follower, pushes)
+
+
+def _describe(config: ConfigDict, parts: Parts) -> FollowerReady:
+  """Returns what all processes of an island must share."""
+  return FollowerReady(
+    fingerprint=fingerprint(parts.manifest),
+    versions=find_versions(parts.manifest, parts.learned.data_digest),
+    devices=config.cluster.devices_per_worker,
+  )
 
 
 def _site_types(

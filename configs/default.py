@@ -269,6 +269,12 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.workers = 4  # Number of data-parallel workers (n).
   # Devices that split each worker's batch, on the same host.
   config.cluster.devices_per_worker = 1
+  # Processes of a worker (P), on one host or several: an island.  If they are
+  # simulated, they divide its batch, and the slowest sets its time.
+  config.cluster.hosts_per_worker = 1
+  # Parameters and inner optimizer state of an island: 'replicated' on all
+  # devices, or divided over them, 'fsdp'.
+  config.cluster.island_sharding = 'replicated'
   # Workers that share a GPU and its memory, on the same host.
   config.cluster.workers_per_gpu = 1
   # Simulated leaves and joins: ((seconds, 'leave' or 'join', worker), ...).

@@ -23,6 +23,8 @@ Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
 # Values of config.precision.matmul, from jax.default_matmul_precision.
 MATMULS = ('float32', 'tensorfloat32', 'bfloat16')
+# Values of config.cluster.island_sharding.
+ISLAND_SHARDINGS = ('replicated', 'fsdp')
 MOST_LANES = 16  # Largest value of config.route.lanes.
 # Figures of evaluations with thresholds: fields time_to_NAME.
 FALLING = ('perplexity', 'bits_per_byte')
@@ -65,6 +67,7 @@ _NO_MODEL = (
   'eval_top',
   'precision.*',
   *('batching.micro_batch', 'cluster.devices_per_worker'),
+  'cluster.island_sharding',
   *('cluster.workers_per_gpu', 'outer.*', 'staleness.*'),
 )
 _REAL = (
@@ -75,6 +78,7 @@ _REAL = (
   *('cluster.speed.injected', 'route.server.dedicated'),
   'route.server.mirror_s',
   *('cluster.workers_per_gpu', 'route.lanes', 'outputs.metrics_port'),
+  'cluster.island_sharding',
 )
 # Recipes describe a virtual cluster (network, speed) as well, which is no error
 # on a real one.
@@ -150,6 +154,7 @@ def check_values(config: ConfigDict) -> None:
       'config.cluster.devices_per_worker: expected a power of two up to '
       f'config.batching.micro_batch, {most}, got {devices}.'
     )
+  _check_islands(config)
   wire, optimizer = config.wire, config.optimizer
   if wire.name == 'sparse' and wire.sparse.correction == 'local':
     reason = "as config.wire.sparse.correction is 'local': workers apply it"
@@ -192,6 +197,52 @@ def check_values(config: ConfigDict) -> None:
         raise ValueError(
           f'config.time_to_{name}: expected above 0, got {value}.'
         )
+
+
+def _check_islands(config: ConfigDict) -> None:
+  """Checks the fields of workers that are several processes."""
+  cluster, most = config.cluster, config.batching.micro_batch
+  hosts = cluster.hosts_per_worker
+  if (
+    hosts < 1
+    or hosts & (hosts - 1)
+    or hosts * cluster.devices_per_worker > most
+  ):
+    raise ValueError(
+      'config.cluster.hosts_per_worker: expected a power of two, and with '
+      'config.cluster.devices_per_worker up to config.batching.micro_batch, '
+      f'{most}, devices, got {hosts}.'
+    )
+  sharding = cluster.island_sharding
+  if sharding not in ISLAND_SHARDINGS:
+    raise ValueError(
+      'config.cluster.island_sharding: expected one of '
+      f'{list(ISLAND_SHARDINGS)}, got {sharding!r}.'
+    )
+  if hosts == 1:
+    if sharding != 'replicated':
+      raise ValueError(
+        "config.cluster.island_sharding: expected 'replicated', as "
+        f'config.cluster.hosts_per_worker is 1, got {sharding!r}.'
+      )
+    return
+  if cluster.runtime == 'distributed' and config.model.name == 'none':
+    raise ValueError(
+      'config.cluster.hosts_per_worker: expected 1, as config.model.name is '
+      f"'none', and the processes of an island compute gradients, got {hosts}."
+    )
+  if cluster.workers_per_gpu > 1:
+    raise ValueError(
+      'config.cluster.workers_per_gpu: expected 1, as '
+      f'config.cluster.hosts_per_worker is {hosts}: NCCL refuses a GPU twice, '
+      f'got {cluster.workers_per_gpu}.'
+    )
+  if config.route.name == 'native':
+    raise ValueError(
+      'config.cluster.hosts_per_worker: expected 1, as config.route.name is '
+      "'native', whose processes jax.distributed has joined already, got "
+      f'{hosts}.'
+    )
 
 
 def _check_local_steps(config: ConfigDict) -> None:

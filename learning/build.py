@@ -2,7 +2,7 @@
 
 import functools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
@@ -16,6 +16,7 @@ from learning.learning import Learning
 from learning.timing_only import TimingOnlyLearning
 
 if TYPE_CHECKING:
+  from learning.island import Followers
   from models.task import Task
 
 # Examples and bytes of a stand-in for data and model.
@@ -29,6 +30,8 @@ def make(
   task: 'Task | None',
   dataset: Dataset | None,
   devices: int,
+  followers: 'Followers | None' = None,
+  is_island: bool = False,
 ) -> Learning:
   """Returns the learning of a config, or of a task and a data set.
 
@@ -39,6 +42,8 @@ def make(
     dataset: Data set that replaces that of the config; None for that one.
     devices: Number of this process's devices that compute gradients; 0 if none
       does.
+    followers: Announcements to followers, in the leader of an island.
+    is_island: Whether this process is part of an island.
 
   Raises:
     ValueError: If a setting is wrong; names the field.
@@ -51,10 +56,21 @@ def make(
   dataset = dataset or build_section('data', choose, directory=directory)
   dataset.check()
   stream = _stream(config, len(dataset.train.targets))
-  return tasks.make(config, choose, task, dataset, stream, devices)
+  return tasks.make(
+    config,
+    choose,
+    task,
+    dataset,
+    stream,
+    devices,
+    followers=followers,
+    is_island=is_island,
+  )
 
 
-def stand_in(config: ConfigDict, choose: Choose, *, devices: int) -> Learning:
+def stand_in(
+  config: ConfigDict, choose: Choose, *, devices: int, **island: Any
+) -> Learning:
   """Returns a learning without a model in place of that of a config.
 
   It takes no time to create.  Optimizer and schedule are checked; model and
@@ -64,11 +80,12 @@ def stand_in(config: ConfigDict, choose: Choose, *, devices: int) -> Learning:
     config: Checked config.
     choose: Function that chooses a section of it.
     devices: Unused, as nothing is computed.
+    **island: Unused likewise.
 
   Raises:
     ValueError: If a setting that is checked is wrong; names the field.
   """
-  del devices
+  del devices, island
   if config.model.name == 'none':
     return _no_model(config, choose)
   from learning import tasks

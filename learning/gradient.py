@@ -5,8 +5,9 @@ compiled before the run starts.  At most 1/8 of the computed examples are
 padding, which is masked: a batch of 33 is 32 + 1, a batch of 63 is 64.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,21 @@ def micro_batches(examples: int, *, largest: int) -> list[tuple[int, int]]:
   return list(zip(sizes, real, strict=True))
 
 
+class Spread(Protocol):
+  """Computation of micro-batches on several devices, which share each one."""
+
+  def copies(self, params: Any) -> Any:
+    """Returns the parameters as calls take them."""
+
+  def bind(self, leaf: Any) -> Any:
+    """Returns an array on the device of pushes, anything else unchanged."""
+
+  def __call__(
+    self, copies: Any, inputs: np.ndarray, targets: np.ndarray, *rest: Any
+  ) -> Any:
+    """Returns the result of `TaskGradient.part`."""
+
+
 _STEP_BITS = 16  # Of the number of a micro-batch within its local step.
 
 # Inputs, targets, and the number of real examples.
@@ -78,6 +94,7 @@ class TaskGradient:
     devices: Sequence[jax.Device] = (),
     scaled: bool = False,
     matmul: str | None = 'float32',
+    spread: Callable[..., Spread] | None = None,
   ):
     """Compiles nothing yet.
 
@@ -94,6 +111,9 @@ class TaskGradient:
       scaled: Whether losses have a scale: see `learning.scaling`.
       matmul: Precision of products and convolutions of float32, as
         `jax.default_matmul_precision` takes it.
+      spread: Returns the computation on several devices, given `part` and
+        `others`, the number of its arguments after the targets; None for
+        devices of this process alone.
 
     Raises:
       ValueError: If `micro_batch` is not a power of two, or if the number of
@@ -117,10 +137,11 @@ class TaskGradient:
     self._root = jax.random.key(seed)
     self._scaled = scaled
     self._matmul = matmul
-    self._spread: _Spread | None = None
+    self._spread: Spread | None = None
     self._part: Callable[..., Any] = jax.jit(self.part)
     if count > 1:
-      self._spread = _Spread(self.part, devices, others=2 + scaled)
+      spread = spread or functools.partial(_Spread, devices=devices)
+      self._spread = spread(self.part, others=2 + scaled)
       self._part = self._spread
     self.add = jax.jit(add_trees, donate_argnums=0)
 
@@ -178,7 +199,7 @@ class TaskGradient:
 
   @property
   def is_spread(self) -> bool:
-    """True if several devices of this process compute each gradient."""
+    """True if several devices compute each gradient."""
     return self._spread is not None
 
   def part(

@@ -25,6 +25,11 @@ from learning.gradient import TaskGradient
 from wire.codec import Payload
 
 
+def unchanged(tree: Any) -> Any:
+  """Returns a pytree as it is."""
+  return tree
+
+
 class LocalSteps:
   """Pushes of several steps of an inner optimizer: see `Gradient`.
 
@@ -38,6 +43,7 @@ class LocalSteps:
     tx: optax.GradientTransformation,
     *,
     worker_batch: int,
+    constrain: Callable[[Any], Any] = unchanged,
   ):
     """Compiles nothing yet.
 
@@ -46,6 +52,8 @@ class LocalSteps:
       tx: Inner optimizer, built for learning rate 1.
       worker_batch: Examples of a step; the last step of an iteration may have
         fewer.
+      constrain: Function of parameters and optimizer state, traced, that says
+        how they lie on several devices.
     """
     self.gradient = gradient
     self._worker_batch = worker_batch
@@ -57,7 +65,10 @@ class LocalSteps:
       mean = jax.tree.map(lambda leaf: leaf / examples, total)
       updates, state = tx.update(mean, state, params)
       updates = jax.tree.map(lambda u: u * rate, updates)
-      return optax.apply_updates(params, updates), state
+      reached: tuple[Any, Any] = constrain(
+        (optax.apply_updates(params, updates), state)
+      )
+      return reached
 
     def displacement(pulled: Any, reached: Any, examples: jax.Array) -> Any:
       return jax.tree.map(
@@ -67,6 +78,9 @@ class LocalSteps:
     # The state of the iteration before is still needed: its push may be lost.
     self._step = jax.jit(step)
     self._displacement = jax.jit(displacement)
+    self._constrain = constrain
+    if constrain is not unchanged:
+      self._constrain = jax.jit(constrain)
 
   @property
   def computed(self) -> int:
@@ -142,7 +156,7 @@ class LocalSteps:
     before = self.computed
     step = self._worker_batch
     self.gradient.warm_up(params, step, changing=changing)
-    state = self.init(params)
+    state = self._constrain(self.init(params))
     payloads = []
     # One step, a step after a step, and the rest of an iteration.
     for count in sorted({step, 2 * step, (examples or 0) % step or step}):

@@ -12,6 +12,7 @@ memory of the host are started in the order of the leaves' positions, and each
 leaf is handed over when its copy has landed, while later ones are still copied.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,12 +24,13 @@ from data.stream import Ranges
 from learning.device_copies import DeviceCopies, find_copies
 from learning.gradient import TaskGradient
 from learning.gradient_buffer import LeafSink
+from learning.island import IslandPushes
 from learning.learning import Overlap
 from wire.codec import Payload
 
 
 def find_overlap(
-  gradient: TaskGradient, *, wanted: bool
+  gradient: TaskGradient | IslandPushes, *, wanted: bool
 ) -> tuple[Overlap, str]:
   """Returns the work that sending overlaps with, and a sentence for the log.
 
@@ -51,7 +53,7 @@ def find_overlap(
   if gradient.is_spread:
     return Overlap.NONE, (
       'Gradients are sent after the backward pass: several devices of the CPU '
-      'compute them (config.cluster.devices_per_worker).'
+      'compute them (config.cluster.devices_per_worker, hosts_per_worker).'
     )
   return Overlap.BACKWARD, (
     'Gradients are sent bucket by bucket while the backward pass runs.'
@@ -70,7 +72,7 @@ class StreamingGradient:
 
   def __init__(
     self,
-    gradient: TaskGradient,
+    gradient: TaskGradient | IslandPushes,
     groups: Sequence[Sequence[int]],
     *,
     overlap: bool,
@@ -91,7 +93,9 @@ class StreamingGradient:
     self.streamed = 0
     self._gradient = gradient
     self._groups = groups
-    self._streaming: Callable[..., Any] = jax.jit(self._compute_streaming)
+    self._streaming: Callable[..., Any] = jax.jit(
+      functools.partial(self._compute_streaming, gradient.part)
+    )
     self._take: Callable[[int, np.ndarray], None] = _NoSink().put
     self._sums: list[np.ndarray] = []
 
@@ -171,15 +175,16 @@ class StreamingGradient:
     Raises:
       Exception: The error that the sink has raised; it receives no other leaf.
     """
-    parts = self._gradient.parts(
-      ranges, worker=worker, iteration=iteration, scale=scale
-    )
-    if self.overlap == Overlap.BACKWARD:
-      return self._compute_overlapping(params, parts, sink)
-    found = self._gradient.sum_parts(params, parts)
-    if found is None:
-      raise ValueError('ranges: expected at least one example, got none.')
-    payload, loss = found
+    arguments: dict[str, Any] = {
+      'worker': worker,
+      'iteration': iteration,
+      'scale': scale,
+    }
+    gradient = self._gradient
+    if self.overlap == Overlap.BACKWARD and isinstance(gradient, TaskGradient):
+      parts = gradient.parts(ranges, **arguments)
+      return self._compute_overlapping(gradient, params, parts, sink)
+    payload, loss = gradient(params, ranges, **arguments)
     leaves = self._copied_leaves(payload, loss)
     if self.overlap == Overlap.NONE:
       leaves = iter([*leaves])
@@ -205,10 +210,14 @@ class StreamingGradient:
       yield leaf, self._copies.wait_for_host(copy)
 
   def _compute_overlapping(
-    self, params: Any, parts: list[tuple[Any, ...]], sink: LeafSink
+    self,
+    gradient: TaskGradient,
+    params: Any,
+    parts: list[tuple[Any, ...]],
+    sink: LeafSink,
   ) -> tuple[Any, jax.Array]:
     *earlier, last = parts
-    before = self._gradient.sum_parts(params, earlier)
+    before = gradient.sum_parts(params, earlier)
     sums = [] if before is None else jax.tree.leaves(before[0].gradient)
     sums = [np.asarray(leaf) for leaf in sums]
     if sums and not self._sums:
@@ -241,15 +250,15 @@ class StreamingGradient:
       return payload.stats, loss
     sums_before = before[0].stats, before[1]
     stats, loss = jax.block_until_ready(
-      self._gradient.add(sums_before, (payload.stats, loss))
+      gradient.add(sums_before, (payload.stats, loss))
     )
     return stats, loss
 
   def _compute_streaming(
-    self, params: Any, *part: Any
-  ) -> tuple[Payload, jax.Array]:
+    self, compute: Callable[..., Any], params: Any, *part: Any
+  ) -> Any:
     """Computes a micro-batch, with a callback for each bucket."""
-    return self._gradient.part(params, *part, seen=self._with_callbacks)
+    return compute(params, *part, seen=self._with_callbacks)
 
   def _with_callbacks(self, params: Any) -> Any:
     """Returns the parameters, whose cotangents are given to callbacks."""

@@ -33,10 +33,11 @@ from learning.evaluation import MOST_EXAMPLES, TaskEvaluation
 from learning.fragment_steps import FragmentSteps
 from learning.fragments import Fragments, divide
 from learning.gradient import TaskGradient
+from learning.island import Followers, IslandMesh, IslandPushes, find_devices
 from learning.layout import FLOAT32, Layout, count_float32, other_bytes
 from learning.learner import TaskLearner
 from learning.learning import Overlap
-from learning.local_steps import LocalSteps
+from learning.local_steps import LocalSteps, unchanged
 from learning.scaling import Scaling
 from learning.shard_codec import ShardCodec
 from learning.streaming import StreamingGradient, find_overlap
@@ -50,8 +51,8 @@ class TaskLearning:
 
   num_train: int
   stream: Stream
-  gradient: TaskGradient
-  pushes: TaskGradient | LocalSteps
+  gradient: TaskGradient | IslandPushes
+  pushes: TaskGradient | LocalSteps | IslandPushes
   evaluate: TaskEvaluation
   schedule: schedules.Schedule
   scaling: Scaling | None
@@ -148,6 +149,9 @@ def make(
   dataset: Dataset,
   stream: Stream,
   devices: int,
+  *,
+  followers: Followers | None = None,
+  is_island: bool = False,
 ) -> TaskLearning:
   """Returns the learning of a config's model, or of a task in its place.
 
@@ -159,6 +163,8 @@ def make(
     stream: Assignment of its examples to iterations.
     devices: Number of this process's devices that compute gradients; 0 if none
       does.
+    followers: Announcements to followers, in the leader of an island.
+    is_island: Whether this process is part of an island.
 
   Raises:
     ValueError: If a setting is wrong; names the field.
@@ -172,20 +178,30 @@ def make(
     require(not wanted or name in task.figures, field, none, wanted)
   schedule = _schedule(config, choose, num_train)
   scaled = scaling is not None
-  gradient = _gradient(config, devices, task, dataset, stream, scaled)
-  fragments = _fragments(config, task, gradient)
+  mesh = _island_mesh(config, devices) if is_island else None
+  gradient: TaskGradient | IslandPushes
+  pushes: TaskGradient | LocalSteps | IslandPushes
+  gradient = base = _gradient(
+    config, devices, task, dataset, stream, scaled, mesh
+  )
+  fragments = _fragments(config, task, base)
+  pushes = steps = _pushes(config, choose, base, fragments, mesh)
+  kinds = [device.device_kind for device in jax.local_devices()[:devices]]
+  if mesh:
+    gradient = pushes = IslandPushes(steps, base, mesh, task.params, followers)
+    kinds = mesh.kinds
   return TaskLearning(
     num_train=num_train,
     stream=stream,
     gradient=gradient,
-    pushes=_pushes(config, choose, gradient, fragments),
+    pushes=pushes,
     evaluate=_evaluation(config, task, dataset),
     schedule=schedule,
     scaling=scaling,
     params=task.params,
     stats=task.stats,
     make_learner=functools.partial(_learner, config, choose, schedule, scaled),
-    devices=[device.device_kind for device in jax.local_devices()[:devices]],
+    devices=kinds,
     dataset=dataset,
     fragments=fragments,
   )
@@ -258,6 +274,7 @@ def _gradient(
   dataset: Dataset,
   stream: Stream,
   scaled: bool,
+  mesh: IslandMesh | None,
 ) -> TaskGradient:
   devices = jax.local_devices()
   most = f'at most {len(devices)}, the devices of this process'
@@ -271,10 +288,17 @@ def _gradient(
       stream.indices,
       micro_batch=config.batching.micro_batch,
       seed=config.seed,
-      devices=devices[:count],
+      devices=mesh.devices if mesh else devices[:count],
       scaled=scaled,
       matmul=compilations.matmul(config),
+      spread=mesh.spread(task.params) if mesh else None,
     )
+
+
+def _island_mesh(config: ConfigDict, count: int) -> IslandMesh:
+  cluster = config.cluster
+  devices = find_devices(cluster.hosts_per_worker, count)
+  return IslandMesh(devices, cluster.island_sharding)
 
 
 def _warn_of_precision(config: ConfigDict, device: jax.Device) -> None:
@@ -305,13 +329,19 @@ def _pushes(
   choose: Choose,
   gradient: TaskGradient,
   fragments: Fragments | None,
+  mesh: IslandMesh | None,
 ) -> TaskGradient | LocalSteps:
   """Returns the computation of pushes: of gradients without local steps."""
   if config.batching.local_steps == 1:
     return gradient
   tx, worker_batch = _optimizer(config, choose), config.batching.worker_batch
   if fragments is None:
-    return LocalSteps(gradient, tx, worker_batch=worker_batch)
+    return LocalSteps(
+      gradient,
+      tx,
+      worker_batch=worker_batch,
+      constrain=mesh.constrain if mesh else unchanged,
+    )
   return FragmentSteps(
     gradient,
     tx,

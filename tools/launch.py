@@ -11,6 +11,8 @@ coordinator draws progress: server 0 if servers are dedicated, else worker 0.
 --module names a module to run instead of main.py.  In a lab (tools/lab.py)
 dedicated servers run on the first hosts and workers on the next ones, in a
 circle.  Each worker gets its own GPUs, or --workers_per_gpu of them share one.
+With --hosts_per_worker=P each worker is an island of P processes: worker 2 is
+the leader of its island, worker 2.1 its first follower.
 
 The end of a process has these consequences:
 
@@ -30,6 +32,11 @@ The end of a process has these consequences:
     allreduce of hosts         or (75) all return to a checkpoint, at most
                                --restarts times.
   any other code             All processes end; the launcher has the same code.
+
+All processes of an island end with any of them.  The end of a follower has no
+consequence of its own, unless its code means that all processes end: the leader
+ends, too, and has 10 s for it, and the end of the leader is that of the worker.
+A restart of a worker is one of its whole island.
 
 SIGINT, SIGTERM and SIGHUP are passed to the coordinator as SIGTERM: it saves a
 checkpoint, and all processes end after at most --grace_s.  A second signal
@@ -94,12 +101,15 @@ from tools.launching.plan import Plan
 _MAIN = pathlib.Path(__file__).resolve().parents[1] / 'main.py'
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FINISH_S = 10.0  # Time of the others to end after the coordinator.
+_ISLAND_S = 10.0  # Time of a leader to end after one of its followers.
 _KILL_S = 5.0  # Time to end after SIGTERM, if no checkpoint is saved.
 _QUICK_S = 5.0  # A process that ends sooner after its start ends quickly.
 _QUICK = 5  # Quick ends in a row that end the run.
 _BACKOFF_S = 0.5  # Delay of a restart; doubles with each quick end in a row.
 _IDLE_S = 60.0
 _SAME_S = 1.0  # With --rank, a signal repeated within this time is ignored.
+# Codes with which followers end when their leader has ended.
+_OF_LEADERS = (LOST, STOPPED, DRAINED)
 _INTERFACE = '--config.cluster.interface='
 _LOOPBACK = f'{_INTERFACE}lo'
 _PORT = '--config.cluster.port='
@@ -176,6 +186,8 @@ class _Supervisor:
     self._code: int | None = None
     self._signalled_at = float('-inf')
     self._term_at = self._kill_at = float('inf')
+    # Times at which leaders are killed whose followers have ended.
+    self._island_at: dict[str, float] = {}
     self._terminated: set[str] = set()  # Processes that have got SIGTERM.
 
   def __call__(self) -> int:
@@ -205,7 +217,12 @@ class _Supervisor:
         self._terminate(name)
     if self._kill_at <= now:
       self._kill(self._plan.names)
+    for name in [name for name, at in self._island_at.items() if at <= now]:
+      del self._island_at[name]
+      if name in self._processes.names():
+        self._processes.signal(name, signal.SIGKILL)
     times = [*self._due.values(), self._term_at, self._kill_at]
+    times += self._island_at.values()
     return min([at - now for at in times if at > now] + [_IDLE_S])
 
   def _handle_end(self, ended: Exit) -> None:
@@ -218,6 +235,8 @@ class _Supervisor:
         self._shorten_deadlines()
     elif name in self._due:
       pass  # It is restarted with another one that ended at the same time.
+    elif self._is_follower(name) and (code <= 0 or code in _OF_LEADERS):
+      self._await_leader(name, code)
     elif code == 0 or (stopped and not (only or self._plan.has_successors)):
       self._over = True
       if coordinator or only:
@@ -230,6 +249,18 @@ class _Supervisor:
       self._fail(f'{name} has exited with code {code}', code)
     else:
       self._restart(ended)
+
+  def _is_follower(self, name: str) -> bool:
+    """Returns whether a process follows one that is launched here, too."""
+    leader, *followers = self._plan.island(name)
+    return not self._plan.only and leader != name and name in followers
+
+  def _await_leader(self, name: str, code: int) -> None:
+    """Sets the time until which a leader ends after its follower."""
+    leader = self._plan.island(name)[0]
+    if code and leader in self._processes.names():
+      end_at = time.monotonic() + _ISLAND_S
+      self._island_at.setdefault(leader, end_at)
 
   def _restart(self, ended: Exit) -> None:
     """Restarts a process, or all, after it was lost; or ends the run."""
@@ -259,7 +290,11 @@ class _Supervisor:
       delay_s = _BACKOFF_S * 2**short
       scope = 'all' if has_shard and not only else 'it'
       self._screen.print_line(f'{how}: starting {scope} again in {delay_s:g} s')
-      group = self._plan.names if has_shard else [name]
+      group = self._plan.names
+      if not has_shard:
+        group = [name] if only else self._plan.island(name)
+      for each in group:
+        self._island_at.pop(each, None)
       self._kill(group)
       if has_shard:
         self._choose_address()
@@ -383,6 +418,7 @@ class _Supervisor:
       plan.coordinator,
       workers=plan.workers,
       dedicated=plan.servers if plan.dedicated else 0,
+      hosts=plan.hosts_per_worker,
     )
     host = self._places[self._plan.coordinator]
     if not host:
@@ -420,6 +456,7 @@ def main(argv: list[str]) -> None:
       grace_s=values.grace_s,
       devices_per_worker=values.devices_per_worker,
       workers_per_gpu=values.workers_per_gpu,
+      hosts_per_worker=values.hosts_per_worker,
       only=only,
       role_flags=tuple(f'--{flag}={value}' for flag, value in process.items()),
     )
@@ -446,8 +483,9 @@ def _only(values: flags.FlagValues, process: Mapping[str, str]) -> str:
     dedicated=servers,
     role=process.get('role', ''),
     coordinator=process.get('coordinator', ''),
+    hosts=values.hosts_per_worker,
   )
-  return f'{role.kind} {role.index}'
+  return role.name
 
 
 def _parse(argv: list[str]) -> list[str]:
@@ -471,8 +509,13 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_integer(
     'workers_per_gpu', 1, 'Workers that share each GPU, and its memory.'
   )
+  flags.DEFINE_integer(
+    'hosts_per_worker', 1, 'Processes of each worker; several are an island.'
+  )
   flags.DEFINE_bool('rank', False, 'Launch one process, that of this host.')
-  flags.DEFINE_string('role', '', 'With --rank: worker:2 or server:0.')
+  flags.DEFINE_string(
+    'role', '', 'With --rank: worker:2, server:0, or worker:2.1 of an island.'
+  )
   flags.DEFINE_string(
     'coordinator', '', 'With --rank: HOST:PORT where the coordinator listens.'
   )

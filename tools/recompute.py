@@ -130,6 +130,9 @@ def _set_devices(
   got = ' and '.join(map(describe_kinds, [devices, *others]))
   require(not others, f'{path}: devices', expected, got)
   config.cluster.devices_per_worker = len(devices)
+  # This process has the devices of all processes of an island.
+  config.cluster.hosts_per_worker = 1
+  config.cluster.island_sharding = 'replicated'
   compilations.configure(config)
   here = jax.local_devices()
   present = [device.device_kind for device in here][: len(devices)]

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from absl import logging
 from ml_collections import ConfigDict
 
+from cluster.islands.meeting import Follower, Leader
 from cluster.membership.versions import find_versions
 from cluster.network import sockets
 from cluster.network.handshake import Security
@@ -44,6 +45,7 @@ class Meeting(NamedTuple):
       address has one; 0 for any.
     follows: Whether a worker has succeeded the coordinator that this process
       would be by its rank.
+    island: This process's end of its island; None without one.
   """
 
   role: roles.Role
@@ -53,6 +55,12 @@ class Meeting(NamedTuple):
   security: Security
   port: int = 0
   follows: bool = False
+  island: Leader | Follower | None = None
+
+  @property
+  def followers(self) -> Leader | None:
+    """The leader's end of an island; None in any other process."""
+    return self.island if isinstance(self.island, Leader) else None
 
 
 class Settings(NamedTuple):

@@ -1321,6 +1321,100 @@ class StateRange(Message, frozen=True):
   start: Count
 
 
+# Islands: see `cluster.islands`.
+
+
+class IslandHello(Message, frozen=True):
+  """Request of a follower to join its island.
+
+  Attributes:
+    worker: Rank of the island.
+    member: Rank of the process in it; the leader is 0.
+  """
+
+  worker: Rank
+  member: Annotated[int, Meta(ge=1, lt=_WORKERS)]
+
+
+class JoinIsland(Message, frozen=True):
+  """Answer to `IslandHello`, once all followers are there.
+
+  Attributes:
+    address: Address of the coordination service of jax.distributed.
+  """
+
+  address: Address
+
+
+class FollowerReady(Message, frozen=True):
+  """Report of a follower that it has the model and the data.
+
+  Attributes:
+    fingerprint: Hash of its config.
+    versions: Versions of its process.
+    devices: Number of devices of each process of the island.
+  """
+
+  fingerprint: Text
+  versions: Versions
+  devices: Count
+
+
+class PrepareExamples(Message, frozen=True):
+  """Order to gather the examples of a later push.
+
+  Attributes:
+    ranges: Positions of the examples.
+  """
+
+  ranges: Ranges
+
+
+class WarmUpIsland(Message, frozen=True):
+  """Order to compile all programs, with the leader.
+
+  Attributes:
+    examples: Examples of a batch; None if there is no bound.
+    changing: Whether later batches may be smaller.
+  """
+
+  examples: Count | None
+  changing: bool
+
+
+class ComputePush(Message, frozen=True):
+  """Order to compute a push, with the leader.
+
+  Attributes:
+    ranges: Positions of its examples.
+    iteration: Number of the iteration.
+    scale: Factor of the gradient.
+    rate: Learning rate of local steps; None without a model.
+    has_state: Whether the leader sends the state of the inner optimizer.
+  """
+
+  ranges: Ranges
+  iteration: Count
+  scale: Number
+  rate: Number | None
+  has_state: bool
+
+
+class LeaderEnded(Message, frozen=True):
+  """Note that the leader's process ends.
+
+  Attributes:
+    code: Its exit code.
+    reason: Text for logs.
+    at_once: Whether it does not leave jax.distributed, for which all processes
+      of the island would wait.
+  """
+
+  code: Annotated[int, Meta(ge=0, lt=256)]
+  reason: Text
+  at_once: bool
+
+
 class Done(Message, frozen=True):
   """Note that no more of a state is needed."""
 
@@ -1439,7 +1533,13 @@ ToReplica = (
   | ProbeOrder
 )
 
+ToFollower = PrepareExamples | WarmUpIsland | ComputePush | LeaderEnded
+
 NOTHING: Schema[None] = Schema(None)
+ISLAND_HELLO: Schema[IslandHello] = Schema(IslandHello)
+JOIN_ISLAND: Schema[JoinIsland | LeaderEnded] = Schema(JoinIsland | LeaderEnded)
+FOLLOWER_READY: Schema[FollowerReady] = Schema(FollowerReady)
+TO_FOLLOWER: Schema[ToFollower] = Schema(ToFollower)
 HELLO: Schema[WorkerHello | ServerHello] = Schema(WorkerHello | ServerHello)
 WORKER_ADMISSION: Schema[WorkerAdmitted | RankTaken | Rejected] = Schema(
   WorkerAdmitted | RankTaken | Rejected

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Callable
 from typing import NoReturn
 
 from absl import logging
@@ -120,6 +121,7 @@ class ExitRecord:
       code = 1
     message = error.message if isinstance(error, Exit) else str(error or '')
     self.write(find_reason(error), code, message, error)
+    _notify(code, message, at_once=False)
 
   def write(
     self,
@@ -176,6 +178,23 @@ def _read_pid(path: pathlib.Path) -> int | None:
 
 # Records of this process: none, or that of main.py.
 _records: list[ExitRecord] = []
+# Functions that are called when the process ends: see `observe_end`.
+_observers: list[Callable[[int, str, bool], None]] = []
+
+
+def observe_end(function: Callable[[int, str, bool], None]) -> None:
+  """Calls a function, which must not block, when this process ends.
+
+  Args:
+    function: Called with the exit code, a text for people, and whether the
+      process ends at once: then nothing that is registered for its exit runs.
+  """
+  _observers.append(function)
+
+
+def _notify(code: int, message: str, *, at_once: bool) -> None:
+  while _observers:
+    _observers.pop()(code, message, at_once)
 
 
 def describe_process(
@@ -208,6 +227,7 @@ def end(
     )
     writer.start()
     writer.join(_WRITE_S)
+  _notify(code, message, at_once=True)
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code)

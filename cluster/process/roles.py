@@ -6,10 +6,13 @@ A run has W workers and D dedicated servers (none if workers hold the shards).
   r < W           worker r   worker 0, if no server is dedicated
   W + k < W + D   server k   server 0
 
+If a worker is an island of P processes, ranks r P to r P + P - 1 are those of
+worker r.  The first is its leader, and process m > 0 has the role worker r.m.
+
 The first of these sources that is present gives the rank of this process, and
 the number of processes that were started:
 
-  --role=worker:R or --role=server:K
+  --role=worker:R, --role=worker:R.M or --role=server:K
   RANK                    WORLD_SIZE                              torchrun
   OMPI_COMM_WORLD_RANK    OMPI_COMM_WORLD_SIZE                    Open MPI
   PMIX_RANK               -                                       PMIx
@@ -42,7 +45,7 @@ from typing import Any
 from cluster.network import sockets
 from configs.checks import require
 
-_ROLE = re.compile(r'(worker|server):(\d{1,9})')
+_ROLE = re.compile(r'(worker|server):(\d{1,9})(?:\.(\d{1,9}))?')
 _ADDRESS = re.compile(r'(?:[^\s:\[\]]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})')
 # Variables of the rank, each with those of the number of processes.  Where
 # there is none, the number cannot be checked.
@@ -78,12 +81,21 @@ class Role:
       run's folder.
     launch: Name that SLURM or MPI has given to this launch, if the address is
       to be read from the run's folder; else ''.
+    member: Rank of the process in its island; 0 for a leader, or without one.
   """
 
   kind: str
   index: int
   coordinator: str
   launch: str = ''
+  member: int = 0
+
+  @property
+  def name(self) -> str:
+    """Such as 'worker 3', 'server 0', or 'worker 3.1' for a follower."""
+    return f'{self.kind} {self.index}' + (
+      f'.{self.member}' if self.member else ''
+    )
 
 
 def find(
@@ -95,6 +107,7 @@ def find(
   coordinator: str = '',
   here: str = '127.0.0.1',
   port: int = 0,
+  hosts: int = 1,
 ) -> Role:
   """Returns the role of this process.
 
@@ -107,6 +120,7 @@ def find(
     here: Address of this host, on which the coordinator of a run with a single
       process listens.
     port: Port on which that coordinator listens; 0 for a free one.
+    hosts: Number of processes of each worker.
 
   Raises:
     ValueError: If a value is missing or malformed, or if another number of
@@ -116,36 +130,41 @@ def find(
   value = environ.get(_RENAMED, '')
   require(not value, _RENAMED, expected, value)
   source = '' if role else _source(environ)
+  member = 0
   if role:
-    kind, index = _parse(role, workers, dedicated)
+    kind, index, member = _parse(role, workers, dedicated, hosts)
   else:
-    rank = _rank(environ, source, workers, dedicated)
-    kind = 'worker' if rank < workers else 'server'
-    index = rank if rank < workers else rank - workers
+    rank = _rank(environ, source, workers, dedicated, hosts)
+    kind, index = 'server', rank - workers * hosts
+    if rank < workers * hosts:
+      kind = 'worker'
+      index, member = divmod(rank, hosts)
   coordinator = _address(environ, coordinator)
-  if not coordinator and workers + dedicated == 1:
+  if not coordinator and workers * hosts + dedicated == 1:
     coordinator = sockets.join(here, port or free_ports(1)[0])
   elif not coordinator and source == 'RANK':
     coordinator = _torchrun_address(environ, dedicated)
   launch = '' if coordinator else _launch(environ, source)
   found = bool(coordinator or launch)
   require(found, _ADDRESS_SOURCES, _expected_address(source), '')
-  return Role(kind, index, coordinator, launch)
+  return Role(kind, index, coordinator, launch, member)
 
 
 def listening_port(
-  first: int, role: str, *, workers: int, dedicated: int
+  first: int, role: str, *, workers: int, dedicated: int, hosts: int = 1
 ) -> int:
   """Returns the port of a process: the first one + its rank; 0 for any.
 
   Ranks of dedicated servers follow those of workers, so that all processes of a
-  run differ, even on one host.
+  run differ, even on one host.  Followers of islands listen on none.
 
   Args:
     first: config.cluster.port; 0 for any port.
     role: Such as 'worker 3' or 'server 0'.
     workers: Number of workers.
     dedicated: Number of servers with processes of their own.
+    hosts: Number of processes of each worker; islands have two more ports each
+      (`island_ports`), after those of all processes.
 
   Raises:
     ValueError: If a port of the run exceeds the last one, 65535.
@@ -154,9 +173,30 @@ def listening_port(
     return 0
   count = workers + dedicated
   expected = f'at most {2**16 - count}, as {count} processes have a port each'
+  if hosts > 1:
+    count += 2 * workers
+    expected = f'at most {2**16 - count}, as the run has {count} ports'
   require(0 < first <= 2**16 - count, 'config.cluster.port', expected, first)
   kind, _, index = role.partition(' ')
   return first + int(index) + (workers if kind == 'server' else 0)
+
+
+def island_ports(
+  first: int, index: int, *, workers: int, dedicated: int
+) -> tuple[int, int]:
+  """Returns two ports of an island's leader: for followers, and for XLA.
+
+  Args:
+    first: config.cluster.port; 0 for free ports.
+    index: Rank of the island among the workers.
+    workers: Number of workers.
+    dedicated: Number of servers with processes of their own.
+  """
+  if not first:
+    control, service = free_ports(2)
+    return control, service
+  control = first + workers + dedicated + 2 * index
+  return control, control + 1
 
 
 def leading(dedicated: int) -> str:
@@ -207,25 +247,38 @@ def _source(environ: Mapping[str, str]) -> str:
   return found[0] if found else ''
 
 
-def _parse(role: str, workers: int, dedicated: int) -> tuple[str, int]:
-  """Returns kind and rank from the value of --role."""
+def _parse(
+  role: str, workers: int, dedicated: int, hosts: int
+) -> tuple[str, int, int]:
+  """Returns kind, rank and rank in the island from the value of --role."""
   match = _ROLE.fullmatch(role)
   total = {'worker': workers, 'server': dedicated}
-  kind, rank = match.groups() if match else ('', '')
+  kind, rank, member = match.groups() if match else ('', '', '')
   valid = match is not None and int(rank) < total[kind]
+  valid &= not member or (kind == 'worker' and int(member) < hosts)
   expected = f'worker:R, R < {workers} (config.cluster.workers)'
+  if hosts > 1:
+    expected += (
+      f', or worker:R.M, M < {hosts} (config.cluster.hosts_per_worker)'
+    )
   if dedicated:
     expected += f', or server:K, K < {dedicated} (config.route.server.servers)'
   require(valid, '--role', expected, role)
-  return kind, int(rank)
+  return kind, int(rank), int(member or 0)
 
 
 def _rank(
-  environ: Mapping[str, str], source: str, workers: int, dedicated: int
+  environ: Mapping[str, str],
+  source: str,
+  workers: int,
+  dedicated: int,
+  hosts: int,
 ) -> int:
   """Returns the rank that the environment gives."""
-  total = workers + dedicated
+  total = workers * hosts + dedicated
   counted = f'config.cluster.workers is {workers}'
+  if hosts > 1:
+    counted += f', config.cluster.hosts_per_worker is {hosts}'
   if dedicated:
     counted += f' and config.route.server.servers, dedicated, is {dedicated}'
   if not source:
@@ -242,6 +295,12 @@ def _rank(
   if variables := _SOURCES[source]:
     variable = _first(environ, *variables)
     tasks = _number(environ, variable)
+    if hosts > 1:
+      expected = (
+        f'a divisor of {tasks - dedicated}, the tasks of workers ({variable})'
+      )
+      divides = (tasks - dedicated) % hosts == 0
+      require(divides, 'config.cluster.hosts_per_worker', expected, hosts)
     expected = f'{total} tasks, because {counted}'
     require(tasks == total, variable, expected, tasks)
   rank = _number(environ, source)

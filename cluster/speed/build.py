@@ -15,13 +15,21 @@ def make(config: ConfigDict, choose: Choose) -> speeds.Speed:
   """
   name, own = choose('cluster.speed')
   workers, section = config.cluster.workers, config.cluster.speed
+  hosts = config.cluster.hosts_per_worker
   with error_prefix(f'config.cluster.speed.{name}'):
-    model = getattr(speeds, name)(num_workers=workers, seed=config.seed, **own)
+    model = getattr(speeds, name)(
+      num_workers=workers * hosts, seed=config.seed, **own
+    )
   with error_prefix('config.cluster.speed'):
+    slowdown = section.slowdown
+    if len(slowdown) != workers * hosts:  # The same for a worker's processes.
+      each = sections.expand_values('slowdown', slowdown, workers)
+      slowdown = [value for value in each for _ in range(hosts)]
     return speeds.Speed(
       fixed_s=section.fixed_s,
       per_example_s=section.per_example_s,
       least_s=section.least_s,
-      slowdown=sections.expand_values('slowdown', section.slowdown, workers),
+      slowdown=slowdown,
       model=model,
+      hosts=hosts,
     )

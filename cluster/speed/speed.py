@@ -46,10 +46,13 @@ class Speed:
   Attributes:
     fixed_s: Seconds of an iteration that do not depend on its batch.
     per_example_s: Seconds of each example.
-    slowdown: Float [num_workers], constant factor of each worker.
+    slowdown: Float [num_workers], constant factor of each worker of the model.
     least_s: Least seconds of an iteration before factors: a small batch does
       not fill a GPU.
     model: Model of the factors that vary from iteration to iteration.
+    hosts: Number of the model's workers that form one worker of the run, an
+      island.  They divide its batch evenly, and the last one to end sets the
+      time.
 
   Raises:
     ValueError: If a time is negative or not finite or both are 0, or if
@@ -61,6 +64,7 @@ class Speed:
   slowdown: Sequence[float]
   model: Model
   least_s: float = 0.0
+  hosts: int = 1
 
   def __post_init__(self) -> None:
     for name in ('fixed_s', 'per_example_s', 'least_s'):
@@ -88,17 +92,26 @@ class Speed:
     Raises:
       ValueError: If an argument is out of its range.
     """
-    if not (0 <= worker < len(self.slowdown) and iteration >= 0 and batch >= 0):
+    workers = len(self.slowdown) // self.hosts
+    if not (0 <= worker < workers and iteration >= 0 and batch >= 0):
       raise ValueError(
-        f'Expected worker from 0 to {len(self.slowdown) - 1}, iteration >= 0 '
+        f'Expected worker from 0 to {workers - 1}, iteration >= 0 '
         f'and batch >= 0, got {worker}, {iteration} and {batch}.'
       )
-    base_s = max(self.least_s, self.fixed_s + self.per_example_s * batch)
-    return base_s * self.slowdown[worker] * self.model.factor(worker, iteration)
+    share = -(-batch // self.hosts)
+    base_s = max(self.least_s, self.fixed_s + self.per_example_s * share)
+    first = worker * self.hosts
+    return max(
+      base_s * self.slowdown[k] * self.model.factor(k, iteration)
+      for k in range(first, first + self.hosts)
+    )
 
   def driving(self, worker: int, iteration: int) -> tuple[float, ...]:
-    """Returns the driving factors that a worker reads after an iteration."""
-    return self.model.driving(worker, iteration)
+    """Returns the driving factors that a worker reads after an iteration.
+
+    Those of an island are its leader's.
+    """
+    return self.model.driving(worker * self.hosts, iteration)
 
 
 def constant(*, num_workers: int, seed: int) -> Model:

@@ -46,9 +46,13 @@ class SingleProcess(NamedTuple):
 
   Attributes:
     devices: Number of devices on which it computes gradients.
+    island: None, as it is not part of an island.
+    followers: None likewise.
   """
 
   devices: int
+  island: None = None
+  followers: None = None
 
 
 def meet(

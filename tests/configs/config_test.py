@@ -46,6 +46,49 @@ class FileTest(parameterized.TestCase):
 
 class CheckTest(parameterized.TestCase):
   @parameterized.parameters(
+    (
+      {'cluster__hosts_per_worker': 2, 'cluster__island_sharding': 'fsdp'},
+      "island_sharding: .* the default 'replicated', .* 'virtual'",
+    ),
+    (
+      {
+        'cluster__hosts_per_worker': 2,
+        'cluster__speed__slowdown': (1.0, 1.0),
+      },
+      'slowdown: expected one value or 3, got',
+    ),
+    *(
+      (
+        {'cluster__runtime': 'distributed', **fields},
+        f'config.cluster.{message}',
+      )
+      for fields, message in (
+        (
+          {'cluster__hosts_per_worker': 3},
+          'hosts_per_worker: expected a power of two, .* got 3',
+        ),
+        (
+          {'cluster__hosts_per_worker': 256},
+          'hosts_per_worker: .* up to config.batching.micro_batch, 128, .* 256',
+        ),
+        (
+          {'cluster__hosts_per_worker': 2, 'route__name': 'native'},
+          "hosts_per_worker: expected 1, as config.route.name is 'native'",
+        ),
+        (
+          {'cluster__hosts_per_worker': 2, 'cluster__workers_per_gpu': 2},
+          'workers_per_gpu: expected 1, as .*hosts_per_worker is 2',
+        ),
+        (
+          {'cluster__island_sharding': 'fsdp'},
+          "island_sharding: expected 'replicated', .* is 1, got 'fsdp'",
+        ),
+        (
+          {'cluster__hosts_per_worker': 2, 'cluster__island_sharding': 'half'},
+          "island_sharding: expected one of .* got 'half'",
+        ),
+      )
+    ),
     ({'sync__name': 'elastc'}, r"config.sync.name: .* got 'elastc'"),
     (
       {'sync__name': 'asp', 'sync__ssp__bound': 5},

@@ -179,6 +179,7 @@ def launch(
   workers: int,
   servers: int = 1,
   dedicated: bool = False,
+  hosts: int = 1,
   folder: pathlib.Path | None = None,
   flags: tuple[str, ...] = (),
   before: tuple[str, ...] = (),
@@ -191,6 +192,7 @@ def launch(
     workers: Number of workers.
     servers: Number of servers.
     dedicated: True if servers have their own processes.
+    hosts: Processes of each worker.
     folder: Folder of the run; None for a new one.
     flags: Flags of each process.
     before: Command that runs the launcher.
@@ -200,6 +202,7 @@ def launch(
   folder = folder or pathlib.Path(tempfile.mkdtemp(), 'run')
   argv = [*before, sys.executable, '-m', 'tools.launch']
   argv += [f'--workers={workers}', f'--servers={servers}', '--grace_s=20']
+  argv += [f'--hosts_per_worker={hosts}']
   argv += [f'--workdir={folder}', *(['--dedicated'] if dedicated else [])]
   argv += ['--', f'--config={config_file(**fields)}', *flags]
   with _start(argv, folder, environ or {}) as launch:

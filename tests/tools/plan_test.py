@@ -64,6 +64,29 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
         given = plan.devices(none)
         self.assertEqual(given['worker 1'], {'JAX_NUM_CPU_DEVICES': '2'})
 
+  def test_processes_of_islands_have_gpus_of_their_own(self):
+    plan = Plan(
+      workers=2,
+      servers=0,
+      dedicated=False,
+      workdir=pathlib.Path(),
+      hosts_per_worker=2,
+    )
+    names = ['worker 0', 'worker 0.1', 'worker 1', 'worker 1.1']
+    self.assertEqual(plan.names, names)
+    self.assertEqual(plan.island('worker 1.1'), names[2:])
+    self.assertEqual(plan.shard_processes, ['worker 0', 'worker 1'])
+    self.assertIn('--config.cluster.hosts_per_worker=2', plan.flags())
+    with gpus.Host(gpus.list_output(4)).here():
+      given = plan.devices({})
+    masks = [given[name]['CUDA_VISIBLE_DEVICES'] for name in names]
+    self.assertEqual(masks, ['0', '1', '2', '3'])
+    with (
+      gpus.Host(gpus.list_output(2)).here(),
+      self.assertRaisesRegex(ValueError, 'workers: expected at most 1, .* 2'),
+    ):
+      plan.devices({})
+
   @parameterized.parameters(
     (1, 4, 1, 'workers: expected at most 1, as 1 GPU can .*per_gpu=4 .*got 4'),
     (8, 9, 1, 'workers: expected at most 8, as 8 GPUs .*per_gpu=2 .*, got 9'),

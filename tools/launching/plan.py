@@ -15,7 +15,7 @@ _OWN = (
   *('workdir', 'role', 'coordinator'),
   *('config.cluster.runtime', 'config.cluster.workers'),
   *('config.route.server.servers', 'config.route.server.dedicated'),
-  'config.cluster.workers_per_gpu',
+  *('config.cluster.workers_per_gpu', 'config.cluster.hosts_per_worker'),
 )
 
 
@@ -34,6 +34,8 @@ class Plan:
     grace_s: Seconds of the coordinator to end after a signal.
     devices_per_worker: GPUs of each worker; CPU devices on hosts without GPUs.
     workers_per_gpu: Workers that share each GPU and its memory.
+    hosts_per_worker: Processes of each worker; several are an island, of which
+      the first is the leader.
     only: Name of the one process to launch here; '' for all.
     role_flags: Flags --role and --coordinator of that process, if it has any.
   """
@@ -47,11 +49,15 @@ class Plan:
   grace_s: float = 30.0
   devices_per_worker: int = 1
   workers_per_gpu: int = 1
+  hosts_per_worker: int = 1
   only: str = ''
   role_flags: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
-    for field in ('workers', 'devices_per_worker', 'workers_per_gpu'):
+    for field in (
+      *('workers', 'devices_per_worker', 'workers_per_gpu'),
+      'hosts_per_worker',
+    ):
       value = getattr(self, field)
       require(value > 0, field, 'at least 1', value)
     least = int(self.dedicated)
@@ -76,9 +82,18 @@ class Plan:
   @property
   def _all(self) -> list[str]:
     servers = self.servers if self.dedicated else 0
-    return [f'server {k}' for k in range(servers)] + [
-      f'worker {r}' for r in range(self.workers)
-    ]
+    names = [f'server {k}' for k in range(servers)]
+    for worker in range(self.workers):
+      names += self.island(f'worker {worker}')
+    return names
+
+  def island(self, name: str) -> list[str]:
+    """Returns the processes of a process's island, the leader first."""
+    if name.startswith('server'):
+      return [name]
+    leader = name.partition('.')[0]
+    followers = range(1, self.hosts_per_worker)
+    return [leader, *(f'{leader}.{member}' for member in followers)]
 
   @property
   def coordinator(self) -> str:
@@ -125,7 +140,8 @@ class Plan:
     """
     route, mirror_s = self._route()
     if route == 'server' and not mirror_s:
-      return self._all[: self.servers or self.workers]
+      leaders = [name for name in self._all if '.' not in name]
+      return leaders[: self.servers or self.workers]
     return self._all if route == 'native' else []
 
   def _route(self) -> tuple[str, float]:
@@ -157,6 +173,8 @@ class Plan:
     ]
     if self.dedicated:
       words.append('--config.route.server.dedicated=True')
+    if self.hosts_per_worker > 1:
+      words.append(f'--config.cluster.hosts_per_worker={self.hosts_per_worker}')
     if self.workers_per_gpu > 1:
       words.append(f'--config.cluster.workers_per_gpu={self.workers_per_gpu}')
     return words
@@ -197,13 +215,14 @@ class Plan:
       return {self.only: {} if gpus else several}
     self._check_devices(gpus)
     variables = dict.fromkeys(self.names, cpu)
-    for worker in range(self.workers):
+    workers = [name for name in self.names if name.startswith('worker')]
+    for number, name in enumerate(workers):
       own = several
       if gpus:
-        first = worker % (len(gpus) // count) * count
+        first = number % (len(gpus) // count) * count
         own = devices.mask(environ, gpus[first : first + count])
         own['SYNCOPATE_LOCAL_RANK'] = '0'  # It sees these alone.
-      variables[f'worker {worker}'] = own
+      variables[name] = own
     return variables
 
   def _check_devices(self, gpus: Sequence[str]) -> None:
@@ -217,12 +236,14 @@ class Plan:
     most = f'at most {len(gpus)}, as {seen} can be used here ({cpu})'
     require(count <= len(gpus), 'devices_per_worker', most, count)
     places = len(gpus) // count
+    processes = self.workers * self.hosts_per_worker
     fewer = (
-      f'at most {places * share}, as {seen} can be used here, '
-      f'devices_per_worker is {count} and workers_per_gpu is {share} '
-      f'(--workers_per_gpu={-(-self.workers // places)} shares them; {cpu})'
+      f'at most {places * share // self.hosts_per_worker}, as {seen} can be '
+      f'used here, devices_per_worker is {count} and workers_per_gpu is '
+      f'{share} (--workers_per_gpu={-(-processes // places)} shares them; '
+      f'{cpu})'
     )
-    require(self.workers <= places * share, 'workers', fewer, self.workers)
+    require(processes <= places * share, 'workers', fewer, self.workers)
     one = '1, as CUDA shows a process one MIG device'
     is_mig = any(gpu.startswith('MIG-') for gpu in gpus)
     require(count == 1 or not is_mig, 'devices_per_worker', one, count)

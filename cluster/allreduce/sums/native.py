@@ -33,6 +33,7 @@ from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.network import interfaces, sockets
 from cluster.network.errors import Closed
 from cluster.network.messages import ConnectMembers
+from cluster.process import xla_group
 from cluster.process.exits import Unmendable
 from configs.checks import require
 from data.stream import Ranges
@@ -63,11 +64,7 @@ def join(
 ) -> None:
   """Joins jax.distributed with all other processes, before XLA starts.
 
-  Its coordination service listens on the coordinator's host.  It checks no
-  token, and neither do gloo and NCCL.
-
-  JAX's detection of clusters is off: under SLURM and Open MPI it would take the
-  GPU whose index is the local rank, whether this process owns it or not.
+  Its coordination service listens on the coordinator's host.
 
   Args:
     coordinator: Address 'host:port' on which the coordinator listens.
@@ -87,7 +84,7 @@ def join(
     Unmendable: If a run that another process of this rank has joined continues
       for longer than `start_s`.
   """
-  if jax.distributed.is_initialized():
+  if xla_group.has_joined():
     return  # By an earlier start that failed later on.
   host, _, coordinator_port = coordinator.rpartition(':')
   port = port or int(coordinator_port) + 1
@@ -102,14 +99,8 @@ def join(
     raise OSError(taken.errno, f'{address}, where XLA meets: {taken.strerror}')
   if index:
     _wait_for_next_run(coordinator, index, start_s)
-  logging.info('XLA meets at %s, without a token.', address)
-  jax.distributed.initialize(
-    address,
-    workers,
-    index,
-    local_device_ids=[*devices],
-    cluster_detection_method='deactivate',
-    initialization_timeout=max(round(start_s), 1),
+  xla_group.join(
+    address, count=workers, index=index, devices=devices, start_s=start_s
   )
 
 

@@ -8,6 +8,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
+from cluster.process import exits
 from cluster.process.exits import (
   Exit,
   ExitRecord,
@@ -67,6 +68,15 @@ class RecordTest(absltest.TestCase):
       record = ExitRecord(self.folder, 'worker:1')
       record.write(Reason.KILLED, -15, 'Terminated', pid=pid)
       self.assertEqual(_read(self.folder, 'worker-1')['reason'], reason)
+
+  def test_an_observer_is_told_code_and_message_once(self):
+    ends = []
+    with self.assertRaises(Exit), ExitRecord(self.folder, 'worker:1'):
+      exits.observe_end(lambda *end: ends.append(end))
+      raise Exit(79, Reason.DRAINED, 'It has left.')
+    with ExitRecord(self.folder, 'worker:1'):
+      pass
+    self.assertEqual(ends, [(79, 'It has left.', False)])
 
   def test_no_folder_is_created(self):
     with ExitRecord(self.folder / 'new', 'worker:1'):

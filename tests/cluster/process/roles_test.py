@@ -119,6 +119,24 @@ class RankTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'NUM_TASKS: expected 5 tasks'):
       _find(_SLURM | {'SLURM_PROCID': '3'} | environ, workers=5)
 
+  def test_ranks_of_islands_are_those_of_their_processes(self):
+    found = [
+      _find(
+        _SLURM | {'SLURM_PROCID': str(rank), 'SLURM_STEP_NUM_TASKS': '5'},
+        workers=2,
+        dedicated=1,
+        hosts=2,
+      ).name
+      for rank in range(5)
+    ]
+    expected = ['worker 0', 'worker 0.1', 'worker 1', 'worker 1.1', 'server 0']
+    self.assertEqual(found, expected)
+    named = [
+      _find({}, role=name.replace(' ', ':'), coordinator='a:1', hosts=2).name
+      for name in ('worker 3', 'worker 3.1')
+    ]
+    self.assertEqual(named, ['worker 3', 'worker 3.1'])
+
   def test_a_single_worker_needs_nothing(self):
     found = [_find({}, workers=1) for _ in range(5)]
     for role in found:
@@ -145,6 +163,18 @@ class RankTest(parameterized.TestCase):
     for first in (-1, 65532):
       with self.assertRaisesRegex(ValueError, f'at most 65531, .* got {first}'):
         roles.listening_port(first, 'worker 0', workers=3, dedicated=2)
+
+  def test_islands_have_ports_after_those_of_all_processes(self):
+    shape = {'workers': 2, 'dedicated': 1}
+    first = 2**16 - 7
+    own = [
+      roles.listening_port(first, name, hosts=2, **shape)
+      for name in ('worker 0', 'worker 1', 'server 0')
+    ]
+    others = [roles.island_ports(first, k, **shape) for k in range(2)]
+    self.assertEqual([*own, *others[0], *others[1]], [*range(first, 2**16)])
+    with self.assertRaisesRegex(ValueError, f'at most {first}, .* 7 ports'):
+      roles.listening_port(first + 1, 'worker 0', hosts=2, **shape)
 
   def test_free_ports_differ_and_are_never_taken(self):
     with socket.create_server(('', 0)) as server:
@@ -254,6 +284,18 @@ class RefusalTest(parameterized.TestCase):
       'is 4 and config.route.server.servers, dedicated, is 2, got 4',
     ),
     (_OMPI | {'OMPI_COMM_WORLD_SIZE': '1'}, {}, 'WORLD_SIZE: .* 4 tasks'),
+    (
+      _SLURM | {'SLURM_STEP_NUM_TASKS': '9'},
+      {'hosts': 2},
+      'hosts_per_worker: expected a divisor of 9, the tasks of workers .* 2',
+    ),
+    (_SLURM, {'hosts': 2}, 'expected 8 tasks, .*hosts_per_worker is 2, got 4'),
+    (
+      {},
+      {'role': 'worker:1.2', 'coordinator': 'a:1', 'hosts': 2},
+      '--role: .* or worker:R.M, M < 2 .*hosts_per_worker.*1.2',
+    ),
+    ({}, {'role': 'worker:1.1', 'coordinator': 'a:1'}, '--role: .*1.1'),
     (_SLURM | {'SLURM_PROCID': 'x'}, {}, 'SLURM_PROCID: expected a number'),
     (_SLURM | {'SLURM_PROCID': '²'}, {}, 'SLURM_PROCID: expected a number'),
     (_SLURM | {'SLURM_JOB_ID': ''}, {}, 'SLURM_JOB_ID: expected a number'),

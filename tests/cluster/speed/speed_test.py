@@ -31,6 +31,21 @@ class SpeedTest(parameterized.TestCase):
     self.assertEqual(times.seconds(1, 1, 4), 6.0)
     self.assertEqual(times.seconds(1, 1, 0), 3.0)
 
+  def test_islands_divide_batches_and_the_slowest_process_sets_the_time(self):
+    model = speed.regime(num_workers=4, seed=0, factors=(1.0, 3.0), stay=0.0)
+    slowdown = [1.0, 2.0, 1.0, 5.0]
+    alone = speed.Speed(0.5, 0.125, slowdown, model)
+    islands = speed.Speed(0.5, 0.125, slowdown, model, hosts=2)
+
+    for worker, iteration in itertools.product(range(2), range(3)):
+      members = (2 * worker, 2 * worker + 1)
+      self.assertEqual(
+        islands.seconds(worker, iteration, 7),  # 4 and 3 examples.
+        max(alone.seconds(each, iteration, 4) for each in members),
+      )
+    with self.assertRaisesRegex(ValueError, 'worker from 0 to 1, .* got 2'):
+      islands.seconds(2, 0, 1)
+
   def test_constant_factor_is_one(self):
     model = speed.constant(num_workers=3, seed=5)
 

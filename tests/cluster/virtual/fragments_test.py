@@ -157,6 +157,10 @@ class RejectionTest(parameterized.TestCase):
       "config.outer.name: expected 'sgd' or 'nesterov', as",
     ),
     (
+      {'route__fragments': 2, 'cluster__hosts_per_worker': 2},
+      'config.cluster.hosts_per_worker: expected 1, as config.route.fragments',
+    ),
+    (
       {'route__fragments': 2, 'route__bucket_bytes': 'auto'},
       'config.route.bucket_bytes: expected a number, as config.route.fragm',
     ),
