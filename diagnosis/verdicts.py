@@ -114,6 +114,7 @@ def judge(
           kind, worker, own, shown_s, iterations, cluster, replay=replay
         )
       )
+  found = [each for each in found if each.kind == 'worker' or _costs(each)]
   found.sort(key=lambda each: each.share.value if each.share else 1.0)
   shown = [each for k, each in enumerate(found) if _rank(found, k) < _SHOWN]
   for kind in ('worker', 'link'):
@@ -125,6 +126,11 @@ def judge(
   if not any(each.kind == 'worker' for each in found):
     shown.append(_judge_nobody(compute_s, iterations, replay))
   return shown
+
+
+def _costs(verdict: Verdict) -> bool:
+  """Returns whether what a verdict names costs a run any time, if known."""
+  return verdict.share is None or not verdict.share.value > 1 - _NEGLIGIBLE
 
 
 def _rank(found: Sequence[Verdict], index: int) -> int:

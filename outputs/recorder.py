@@ -262,6 +262,10 @@ class Recorder:
     """Records the kinds of the devices on which workers compute, by rank."""
     self._files.record_workers(workers)
 
+  def record_live(self, status: Mapping[str, Any]) -> None:
+    """Replaces live.json, the status of a running run."""
+    self._files.live(status)
+
   def record_iteration(
     self, worker: int, phases_s: Mapping[str, float], time: float
   ) -> None:

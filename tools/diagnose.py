@@ -3,7 +3,7 @@
   python -m tools.diagnose RUN_DIR
   python -m tools.diagnose --csv=FILE
   python -m tools.diagnose --ops=FILE.parquet
-  python -m tools.diagnose --live [--stacks] RUN_DIR
+  python -m tools.diagnose --live RUN_DIR [--stacks]
 
 RUN_DIR may be a finished run, a running or a broken one.  FILE has the columns
 worker, iteration, compute_s and sync_s, and perhaps host, examples, cpu and
@@ -24,7 +24,7 @@ from absl import app, flags
 
 from diagnosis import costs, pipeline, verdicts
 from diagnosis.verdicts import Verdict
-from tools.reading import iterations, links, manifests, records
+from tools.reading import iterations, links, live, manifests, records
 
 
 def main(argv: list[str]) -> None:
@@ -33,7 +33,13 @@ def main(argv: list[str]) -> None:
   sources = [values.csv, values.ops, *argv[1:]]
   if sum(source is not None for source in sources) != 1:
     raise app.UsageError('Expected one of RUN_DIR, --csv and --ops.')
+  if (values.live or values.stacks) and len(argv) < 2:
+    raise app.UsageError('--live: expected RUN_DIR, got none.')
   try:
+    if values.live or values.stacks:
+      path = pathlib.Path(argv[1])
+      print(*live.describe(path, with_stacks=values.stacks), sep='\n')
+      return
     if values.csv:
       found = diagnose_csv(pathlib.Path(values.csv))
     elif values.ops:
@@ -103,4 +109,6 @@ def diagnose_operations(file: pathlib.Path) -> list[Verdict]:
 if __name__ == '__main__':
   flags.DEFINE_string('csv', None, 'CSV file of iterations.')
   flags.DEFINE_string('ops', None, 'Parquet file of operations.')
+  flags.DEFINE_bool('live', False, 'Show who waits for whom in a running run.')
+  flags.DEFINE_bool('stacks', False, 'With --live: show stacks of processes.')
   app.run(main)
