@@ -12,6 +12,7 @@ from diagnosis import costs, pipeline, rule
 from diagnosis.costs import Estimate, Iterations
 
 SLIGHT = 0.05  # Share of the median computing added to transfers, which matter.
+REPEATS = 4  # Iterations for which the traffic of a longer interval counts.
 _START = 5  # Rounds after the start that still count as the start.
 _SHOWN = 5  # Verdicts of one kind with a sentence of their own.
 _SLOWEST = 0.03  # Share of the workers that are replaced together.
@@ -486,7 +487,7 @@ def judge_links(
   for window in windows:
     found = link_costs(window, is_planned=is_planned)
     row = [found.get(each, math.nan) for each in ends]
-    repeats = min(window.iterations, rule.LEAST)
+    repeats = min(window.iterations, REPEATS)
     rows += [row] * repeats
     begins += [window.start] * repeats
   if len(rows) < rule.LEAST:
@@ -500,8 +501,9 @@ def judge_links(
     is_slow = np.zeros(len(table), bool)
     for each in own:
       is_slow[each.start : each.end] = True
-    shares = 1 / table[is_slow, series]
-    share = costs.interval(shares[:: rule.LEAST], float(np.nanmean(shares)))
+    shares = np.where(is_slow, 1 / table[:, series], 1.0)
+    parts = shares[~np.isnan(shares)][::REPEATS]
+    share = costs.interval(parts, float(parts.mean()))
     since = own[-1].start
     when = 'the start' if since <= _START else f'{begins[since]:.4g} s'
     text = f'link from worker {src} to worker {dst}'
@@ -514,9 +516,9 @@ def judge_links(
       '' if own[-1].end is None else f' to {begins[own[-1].end - 1]:.4g} s'
     )
     text += f' {"from" if until else "since"} {when}{until}'
-    if len(own) == 1 and own[0].end is None:
-      text += f'; without it the run would take {share.value:.2f} of its time'
+    text += f'; without it the run would take {share.value:.2f} of its time'
     verdicts.append(Verdict('link', f'{src}-{dst}', None, share, text))
+  verdicts = [each for each in verdicts if _costs(each)]
   verdicts.sort(key=lambda each: each.share.value if each.share else 1.0)
   if len(verdicts) > max(len(ends) / 2, 2):
     slow = [rates[ends[series]] for series in _by_series(episodes)]

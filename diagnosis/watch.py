@@ -224,7 +224,7 @@ class LinkWatch:
     row = np.array([found.get(ends, np.nan) for ends in self.ends])
     changes = [
       change
-      for _ in range(min(window.iterations, rule.LEAST))
+      for _ in range(min(window.iterations, verdicts.REPEATS))
       for changed in self.detector.update(row, np.ones_like(row))
       for change in self.detector.changes(changed)
     ]

@@ -1,12 +1,15 @@
 """Python stacks of a process on request: SIGUSR2 writes them to a file."""
 
 import faulthandler
+import os
 import pathlib
 import signal
 import threading
 
 FOLDER = 'stacks'  # In the folder of the run.
 SIGNAL = signal.SIGUSR2
+# Of the newest file, which the handler of the process writes to.
+_descriptors: list[int] = []
 
 
 def dump_on_signal(workdir: pathlib.Path, name: str) -> None:
@@ -27,6 +30,9 @@ def dump_on_signal(workdir: pathlib.Path, name: str) -> None:
     return
   folder = workdir / FOLDER
   folder.mkdir(parents=True, exist_ok=True)
-  # Stays open: the handler writes to its descriptor.
-  file = (folder / f'{name}.txt').open('w')
-  faulthandler.register(SIGNAL, file=file, all_threads=True)
+  flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+  descriptor = os.open(folder / f'{name}.txt', flags, 0o644)
+  faulthandler.register(SIGNAL, file=descriptor, all_threads=True)
+  while _descriptors:
+    os.close(_descriptors.pop())
+  _descriptors.append(descriptor)

@@ -158,7 +158,7 @@ def find_processes(path: pathlib.Path) -> list[Process]:
     ValueError: If a file of a launcher is broken.
     OSError: If it cannot be read.
   """
-  started: dict[int, Mapping[str, Any]] = {}
+  started: dict[int, dict[str, Any]] = {}
   for file in sorted(path.glob('launch*.jsonl')):
     for row in records.read_rows(file):
       if row['event'] == 'start':
