@@ -76,7 +76,7 @@ def link_numbers(transfer_s: np.ndarray, compute_s: np.ndarray) -> np.ndarray:
     Float of the same shape.
   """
   known = np.where(np.isnan(compute_s), 0.0, compute_s)
-  return transfer_s + SLIGHT * np.median(known, axis=-1, keepdims=True)
+  return transfer_s + SLIGHT * rule.median(known)
 
 
 def judge(
