@@ -5,9 +5,11 @@ seconds of computing.  The deviation of a series is the logarithm of its number
 over the median of the others.  A one-sided cumulative sum of log-likelihood
 ratios (Page, Continuous inspection schemes, 1954) tests whether the mean
 deviation is that of a series that is slower by `effect` rather than 0; a second
-sum in the other direction finds the end.  A false alarm comes after at least
-exp(limit) iterations on average (Lorden, Procedures for reacting to a change
-in distribution, 1971), for independent normal deviations.
+sum in the other direction finds the end.  A series becomes slow only with a
+mean deviation of three quarters of the effect since the sum's last zero: what
+is surely but slightly slower is no straggler.  A false alarm comes after at
+least exp(limit) iterations on average (Lorden, Procedures for reacting to a
+change in distribution, 1971), for independent normal deviations.
 
 A warning in a run and a diagnosis of its files use the same detector.
 """
@@ -27,6 +29,7 @@ _MEMORY = 64  # Iterations over which jitter is averaged.
 _ALARMS = 1e-5  # Bound of the rate of false alarms of all series together.
 _STEPS = 6  # Iterations that an alarm takes at least.
 _FLOOR = 0.02  # Least jitter, of a logarithm: clocks and models are not exact.
+_ENOUGH = 0.75  # Least mean deviation of a slow series over that of `effect`.
 _CLIP = 4.0  # Largest difference that counts as jitter, in mean differences.
 # Standard deviation of normal numbers over the mean absolute difference of two.
 _SCALE = math.sqrt(math.pi) / 2
@@ -239,7 +242,10 @@ class Detector:
     total = self.totals + np.where(is_known, deviations, 0.0)
     self.totals = np.where(restarts, 0.0, total)
     self.counts = np.where(restarts, 0, self.counts + is_known)
-    changed = self.sums > self.limit
+    mean = self.totals / np.maximum(self.counts, 1)
+    changed: np.ndarray = (self.sums > self.limit) & (
+      self.is_slow | (mean > _ENOUGH * shift)
+    )
     if not changed.any():
       return changed
     self.since = np.where(changed, self.zeros, self.since)

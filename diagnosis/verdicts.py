@@ -115,7 +115,7 @@ def judge(
           kind, worker, own, shown_s, iterations, cluster, replay=replay
         )
       )
-  found = [each for each in found if each.kind == 'worker' or _costs(each)]
+  found = [each for each in found if _matters(each)]
   found.sort(key=lambda each: each.share.value if each.share else 1.0)
   shown = [each for k, each in enumerate(found) if _rank(found, k) < _SHOWN]
   for kind in ('worker', 'link'):
@@ -127,6 +127,13 @@ def judge(
   if not any(each.kind == 'worker' for each in found):
     shown.append(_judge_nobody(compute_s, iterations, replay))
   return shown
+
+
+def _matters(verdict: Verdict) -> bool:
+  """Returns whether a verdict is on a cost, or on a clearly slow worker."""
+  if _costs(verdict) or verdict.ratio is None:
+    return True
+  return verdict.kind == 'worker' and verdict.ratio.value >= rule.EFFECT
 
 
 def _costs(verdict: Verdict) -> bool:
