@@ -30,6 +30,7 @@ from configs import default, sections
 from configs.checks import require
 from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
+from diagnosis import watch
 from learning import build as learning
 from learning import compilations, placement, staleness
 from learning.learning import Learning
@@ -236,6 +237,11 @@ def _make_run(
     accuracies=config.time_to,
     losses=config.time_to_loss,
     figures={name: config[f'time_to_{name}'] for name in sections.FALLING},
+    watch=watch.make(
+      config.cluster.workers, has_links=isinstance(parts.plan, ParameterServer)
+    )
+    if config.outputs.events and config.cluster.workers > 1
+    else None,
   )
   with error_prefix('config.checkpoint'):
     save_schedule = SaveSchedule(

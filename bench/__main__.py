@@ -12,6 +12,7 @@ from bench import (
   batching,
   bits,
   checkpoint,
+  diagnosis,
   drift,
   forest,
   handover,
@@ -35,3 +36,4 @@ predict.main([])
 batching.main([])
 bits.main([])
 forest.main([])
+diagnosis.show()

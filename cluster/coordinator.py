@@ -222,7 +222,9 @@ class Coordinator:
     self.enter(index, 'wait', time)
     worker.computed = compute_s, tuple(factors)
     decision = self._scheme.push(push)
-    self.recorder.record_decision('push', push, decision)
+    self.recorder.record_decision(
+      'push', push, decision, factors=tuple(map(float, factors))
+    )
     if decision.into is None:
       self._stream.give_back(index)
       self.store.discard(index)
@@ -455,7 +457,7 @@ class Coordinator:
         continue
       compute_s, factors = worker.computed
       worker.computed = None
-      self.recorder.record_iteration(index, phases_s)
+      self.recorder.record_iteration(index, phases_s, time)
       self.batching.observe(
         Measurement(
           worker=index,

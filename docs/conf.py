@@ -68,6 +68,7 @@ PACKAGES = {
   'wire': 'Codecs decide what is sent.',
   'route': 'Routes decide where it travels.',
   'predict': 'Predictors of worker speeds.',
+  'diagnosis': 'Slow workers, links and stages, and what they cost.',
   'topology': 'Clusters as graphs, forests and their bounds.',
   'learning': 'Gradients, their layout, updates and evaluations.',
   'models': 'Flax NNX models, and the interface of tasks.',

@@ -431,6 +431,20 @@ class RunFiles:
     if self.events:
       self._files['events.jsonl'].write(_dumps(row) + '\n')
 
+  def live(self, status: Mapping[str, Any]) -> None:
+    """Replaces live.json, of which nothing depends: it is not flushed.
+
+    The rows of events.jsonl so far become readable as well.
+    """
+    if self.is_superseded:
+      return
+    new = self._copy('live.json')
+    new.write_text(_dumps(status) + '\n')
+    new.replace(self.workdir / 'live.json')
+    for name in ('events.jsonl', 'trace.json'):
+      if name in self._files:
+        self._files[name].flush()
+
   def span(
     self, worker: int, phase: str, start: float, end: float, examples: int
   ) -> None:

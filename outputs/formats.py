@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 RUN_FOLDER = 5  # `format` in manifest.json.
-CHECKPOINT = 11  # In every part of a checkpoint.
+CHECKPOINT = 12  # In every part of a checkpoint.
 
 # Last commits that read earlier formats: of run folders, of checkpoints.
 _LAST_COMMITS = {
@@ -13,6 +13,7 @@ _LAST_COMMITS = {
   8: '8a71d1c',
   9: 'c1fb79a',
   10: 'c2c12a6',
+  11: '32b50bd',
 }
 _FIRST_COMMIT = '0045af2'  # Reads all formats before these.
 

@@ -11,7 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from absl import logging
 
+from diagnosis.verdicts import Traffic
+from diagnosis.watch import LinkWatch, Warning, Watch
 from outputs import thresholds
 from outputs.accounting import Accounting, LostIteration, Rollback
 from outputs.console import Console
@@ -24,7 +27,7 @@ from sync.scheme import Decision, Push
 # Attributes of a recorder that change during a run.
 _STATE = (
   *('accounting', 'measures', '_losses', '_sums', '_thresholds'),
-  *('_figures', '_wall_before_s'),
+  *('_figures', '_wall_before_s', '_watch', '_link_watch'),
 )
 
 
@@ -63,6 +66,7 @@ class Recorder:
     accuracies: Iterable[float] = (),
     losses: Iterable[float] = (),
     figures: Mapping[str, Iterable[float]] = {},
+    watch: Watch | None = None,
   ):
     """Creates a recorder that has recorded nothing.
 
@@ -76,6 +80,7 @@ class Recorder:
         below.
       figures: Other figures for which it has the first evaluation at or below,
         by name.
+      watch: Watch for slow workers; None for no warnings.
     """
     self.accounting = Accounting()
     self.measures = Measures()
@@ -89,6 +94,8 @@ class Recorder:
     self._figures: dict[str, float] = {}  # Results of the newest evaluation.
     self._wall_before_s = 0.0  # Wall time of earlier processes of the run.
     self._start = wall.perf_counter()
+    self._watch = watch
+    self._link_watch = LinkWatch()
 
   def start_wall_clock(self) -> None:
     """Starts the wall time of this process."""
@@ -121,8 +128,11 @@ class Recorder:
 
   def restore(self, state: dict[str, Any]) -> None:
     """Continues from the state of a checkpoint, which it takes over."""
+    watch = self._watch
     for name in _STATE:
       setattr(self, name, state[name])
+    if watch and (self._watch is None or not watch.is_like(self._watch)):
+      self._watch = watch  # Of another number of workers, from now on.
     self.start_wall_clock()
 
   def rewind(
@@ -157,21 +167,64 @@ class Recorder:
     return self._files.sizes()
 
   def record_decision(
-    self, name: str, event: Push | Mapping[str, Any], decision: Decision
+    self,
+    name: str,
+    event: Push | Mapping[str, Any],
+    decision: Decision,
+    *,
+    factors: Sequence[float] = (),
   ) -> None:
-    """Records an event of the scheme, by name, and the scheme's decision."""
+    """Records an event of the scheme and its decision; warns of stragglers.
+
+    Args:
+      name: Name of the event.
+      event: Fields of the event.
+      decision: Decision of the scheme.
+      factors: Driving factors that were read with a push; may be none.
+    """
     if self._files.events:
       fields = event._asdict() if isinstance(event, Push) else dict(event)
-      self._files.event(record.encode_row(name, fields, decision))
+      row = record.encode_row(name, fields, decision)
+      self._files.event(row | {'factors': factors} if factors else row)
+    if self._watch is None:
+      return
+    if isinstance(event, Push):
+      found = self._watch.push(event.worker, event.time, event.compute_s)
+      self._record_warnings(found, event.time)
+    elif name == 'start':
+      self._watch.start(decision.release)
+    elif name == 'leave':
+      self._watch.leave(event['worker'])
+
+  def _record_warnings(self, warnings: Iterable[Warning], time: float) -> None:
+    """Records and shows that workers or links become slow, or normal."""
+    for warning in warnings:
+      self._files.event(warning.row(time))
+      logging.info('Straggler: %s', warning.text)
 
   def record_links(self, row: Mapping[str, Any]) -> None:
     """Records measurements of links, or a forest made from them."""
     self._files.event({'event': 'links', **row})
+    if row['did'] == 'forest':
+      self._link_watch.begin_epoch(bool(row.get('known')))
 
   def record_traffic(self, row: Mapping[str, Any]) -> None:
     """Records the bytes that links have carried for some time."""
     self.record_links(row)
     self._files.rates(row['since'], row['rates'])
+    if self._watch is None:
+      return
+    for src, dst, is_slow in self._link_watch.update(_traffic(row)):
+      did = 'appears' if is_slow else 'ends'
+      found = {'of': 'link', 'did': did, 'src': src, 'dst': dst}
+      since = {'since': row['since']}
+      self._files.event(
+        {'event': 'straggler', 'time': row['time'], **found, **since}
+      )
+      logging.info(
+        'Straggler: link from worker %d to worker %d is %s, since %.4g s.',
+        *(src, dst, 'slow' if is_slow else 'as planned again', row['since']),
+      )
 
   def record_lost_residual(
     self, worker: int, time: float, l1: Mapping[str, float] | None
@@ -209,11 +262,17 @@ class Recorder:
     """Records the kinds of the devices on which workers compute, by rank."""
     self._files.record_workers(workers)
 
+  def record_live(self, status: Mapping[str, Any]) -> None:
+    """Replaces live.json, the status of a running run."""
+    self._files.live(status)
+
   def record_iteration(
-    self, worker: int, phases_s: Mapping[str, float]
+    self, worker: int, phases_s: Mapping[str, float], time: float
   ) -> None:
-    """Records the seconds of a worker's iteration, by phase."""
+    """Records the seconds of a worker's iteration, by phase, at its end."""
     self.measures.add_iteration(worker, phases_s)
+    if self._watch is not None:
+      self._record_warnings(self._watch.iteration(worker, time, phases_s), time)
 
   def record_span(
     self, worker: int, phase: str, start: float, end: float, examples: int
@@ -406,3 +465,19 @@ class Recorder:
   def _wall_s(self) -> float:
     """Seconds of wall time, of this process and of earlier ones of the run."""
     return self._wall_before_s + wall.perf_counter() - self._start
+
+
+def _traffic(row: Mapping[str, Any]) -> Traffic:
+  """Returns the traffic of a row for the watch over links."""
+  parts = [row[f'{name}_s'] or 0.0 for name in ('compute', 'wait', 'push')]
+  total = sum(parts)
+  return Traffic(
+    start=row['since'],
+    iterations=row['iterations'],
+    exposed=parts[2] / total if total else 0.0,
+    slowness={
+      (each['src'], each['dst']): each['planned_Bps'] / each['Bps']
+      for each in row['rates']
+      if each.get('Bps') and each['planned_Bps']
+    },
+  )

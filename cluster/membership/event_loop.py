@@ -15,6 +15,7 @@ from typing import Any
 from absl import logging
 
 from cluster.coordinator import Coordinator
+from cluster.membership import live_status
 from cluster.membership.admission import Reception
 from cluster.membership.events import (
   Event,
@@ -337,6 +338,14 @@ class EventLoop:
       self._read_status()  # Notes progress between two requests.
       self._check_processes()
       self._drain_due()
+      self.coordinator.recorder.record_live(
+        live_status.describe(
+          self.time,
+          self._members,
+          self.coordinator.workers,
+          beat_s=self._timeout_s / BEATS,
+        )
+      )
       self._check_at = time.monotonic() + self._timeout_s / BEATS
     self._reception.note_loop(is_watched=not self._is_finished)
 

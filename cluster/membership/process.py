@@ -20,7 +20,7 @@ from cluster.network import sockets
 from cluster.network.handshake import Security
 from cluster.network.messages import Versions
 from cluster.network.port import Port
-from cluster.process import roles
+from cluster.process import roles, stacks
 from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import STOPPED, Exit, Reason
 from cluster.runtime import Parts
@@ -153,6 +153,9 @@ class RealSite:
       where = sockets.join(meeting.address, number)
       raise OSError(taken.errno, f'{where}: {taken.strerror}')
     self._draining = threading.Event()
+    stacks.dump_on_signal(
+      parts.files.workdir, f'{meeting.role.kind}-{meeting.role.index}'
+    )
     port, field = config.outputs.metrics_port, 'config.outputs.metrics_port'
     require(0 <= port < 2**16, field, 'a port, or 0 for none', port)
     self.settings = Settings(

@@ -19,8 +19,8 @@ _ROOT = pathlib.Path(__file__).parents[2]
 # Packages whose code a run executes.  Recipes of configs/ may differ: the
 # values of the config are compared by themselves.
 _PACKAGES = (
-  *('batching', 'cluster', 'data', 'learning', 'models', 'outputs', 'predict'),
-  *('route', 'sync', 'topology', 'wire'),
+  *('batching', 'cluster', 'data', 'diagnosis', 'learning', 'models'),
+  *('outputs', 'predict', 'route', 'sync', 'topology', 'wire'),
 )
 _NAMES = {
   'sources': 'code',

@@ -11,6 +11,7 @@ from outputs.accounting import PHASES
 from outputs.measures import Measures, Spread
 from outputs.thresholds import Reached
 from tests.support import small
+from tools.reading import records
 
 _SHARES = {'median_s': 0.5, 'p95_s': 0.95}
 
@@ -209,7 +210,7 @@ def _iterations(run):
   trace = json.loads((run.files.workdir / 'trace.json').read_text())
   pushes = [r for r in small.rows(run, 'events.jsonl') if r['event'] == 'push']
   released = {}
-  told = [r for r in small.rows(run, 'events.jsonl') if r['event'] != 'links']
+  told = list(records.read_events(run.files.workdir))
   for row in told[:-1]:  # No iteration follows the last one.
     for worker in row['decision'].get('release', ()):
       released.setdefault(worker, []).append(row['time'])

@@ -224,7 +224,7 @@ class FreezeTest(parameterized.TestCase):
     tree = serialization.freeze(1)()
     tree['format'][0] = formats.CHECKPOINT - 1
     with self.assertRaisesRegex(
-      ValueError, 'format: expected 11, got 10: the last commit .* is c2c12a6'
+      ValueError, 'format: expected 12, got 11: the last commit .* is 32b50bd'
     ):
       serialization.thaw(tree)
     tree['format'][0] = formats.CHECKPOINT + 1

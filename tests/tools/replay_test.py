@@ -8,6 +8,7 @@ from absl.testing import absltest, parameterized
 
 from tests.support import small
 from tools import replay
+from tools.reading import records
 
 _TWO = {'cluster__workers': 2, 'cluster__speed__slowdown': (1.0, 3.1)}
 
@@ -45,7 +46,7 @@ class ReplayTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     lines = done.stdout.splitlines()
     for folder, line in zip(folders, lines, strict=True):
-      count = len((folder / 'events.jsonl').read_text().splitlines())
+      count = sum(1 for _ in records.read_events(folder))
       self.assertEqual(line, f'{folder}: {count} events, the same decisions.')
 
   def test_a_different_decision_is_shown(self):

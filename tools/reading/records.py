@@ -14,6 +14,7 @@ _LINKS = 'links'
 _RESIDUALS = ('forgot', 'recalled')  # Residuals of workers, lost or recovered.
 DRIFT = 'drift'  # Replicas that differed from the reference.
 ROLLBACK = 'rollback'  # Returns to mirrors.
+STRAGGLER = 'straggler'  # Slow workers and links, and their ends.
 _SHOWN = 64  # Largest number of workers whose spans are read.
 _WINDOW = 16  # Mean iterations of a worker in the window of spans.
 _CONFIG = ('config.seed', 'config.sync.name', 'config.cluster.workers')
@@ -103,7 +104,7 @@ def load(path: str | pathlib.Path) -> RunRecord:
     seconds={phase: s for phase, s in sums['worker_seconds'].items() if s},
     window=shown,
     workers=workers,
-    spans=tuple(_overlapping(_read_spans(path, is_complete), shown, workers))
+    spans=tuple(_overlapping(read_spans(path, is_complete), shown, workers))
     if config['outputs']['timeline']
     else (),
     summary=summary,
@@ -199,9 +200,12 @@ def read_events(
     ValueError: If a line is broken; names file and line.
     OSError: If the file cannot be read.
   """
-  others = {_LINKS, DRIFT, *(() if with_residuals else _RESIDUALS)}
+  others = {_LINKS, DRIFT, STRAGGLER, *(() if with_residuals else _RESIDUALS)}
   others |= set() if with_rollbacks else {ROLLBACK}
-  return (row for row in read_all_events(path) if row['event'] not in others)
+  for row in read_all_events(path):
+    if row['event'] not in others:
+      row.pop('factors', None)  # The scheme does not get them.
+      yield row
 
 
 def split_absent(
@@ -258,6 +262,24 @@ def read_all_events(path: pathlib.Path) -> Iterator[dict[str, Any]]:
     yield row
 
 
+def read_spans(path: pathlib.Path, is_complete: bool = False) -> Iterator[Span]:
+  """Yields the phases of all workers from trace.json, by their ends.
+
+  Args:
+    path: Folder of a run.
+    is_complete: True if the file must end with a whole line.
+
+  Raises:
+    ValueError: If a line is broken; names file and line.
+    OSError: If the file cannot be read.
+  """
+  for where, row in _read_lines(path / 'trace.json', is_complete):
+    if row.get('ph') == 'X':
+      _check(row, _SPAN, where)
+      start = row['ts'] / 1e6
+      yield Span(row['tid'], row['name'], start, start + row['dur'] / 1e6)
+
+
 def read_rows(file: pathlib.Path) -> list[dict[str, Any]]:
   """Returns the objects of a complete file of a run.
 
@@ -290,6 +312,8 @@ def _event_fields(event: str | None) -> tuple[str, ...]:
     return ('worker',)
   if event == ROLLBACK:
     return 'time', 'updates'
+  if event == STRAGGLER:
+    return 'time', 'of', 'did'
   return 'event', 'decision'
 
 
@@ -299,14 +323,6 @@ def _read_metrics(
   for where, row in _read_lines(path / 'metrics.jsonl', is_complete):
     _check(row, _METRIC, where)
     yield row
-
-
-def _read_spans(path: pathlib.Path, is_complete: bool) -> Iterator[Span]:
-  for where, row in _read_lines(path / 'trace.json', is_complete):
-    if row.get('ph') == 'X':
-      _check(row, _SPAN, where)
-      start = row['ts'] / 1e6
-      yield Span(row['tid'], row['name'], start, start + row['dur'] / 1e6)
 
 
 def _overlapping(

@@ -1,0 +1,38 @@
+"""Python stacks of a process on request: SIGUSR2 writes them to a file."""
+
+import faulthandler
+import os
+import pathlib
+import signal
+import threading
+
+FOLDER = 'stacks'  # In the folder of the run.
+SIGNAL = signal.SIGUSR2
+# Of the newest file, which the handler of the process writes to.
+_descriptors: list[int] = []
+
+
+def dump_on_signal(workdir: pathlib.Path, name: str) -> None:
+  """Writes the stacks of all threads to a file at each SIGNAL, from now on.
+
+  The handler needs no Python code, so that it works in a process that hangs in
+  a compiled program.  A process that SIGSTOP has stopped writes after SIGCONT.
+  Only the main thread can do this; in others, as in tests, nothing is done.
+
+  Args:
+    workdir: Folder of the run.
+    name: Name of the process, such as 'worker-2'.
+
+  Raises:
+    OSError: If the file cannot be made.
+  """
+  if threading.current_thread() is not threading.main_thread():
+    return
+  folder = workdir / FOLDER
+  folder.mkdir(parents=True, exist_ok=True)
+  flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+  descriptor = os.open(folder / f'{name}.txt', flags, 0o644)
+  faulthandler.register(SIGNAL, file=descriptor, all_threads=True)
+  while _descriptors:
+    os.close(_descriptors.pop())
+  _descriptors.append(descriptor)

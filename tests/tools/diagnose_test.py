@@ -1,0 +1,264 @@
+"""Tests for tools.diagnose, and for warnings in runs."""
+
+import csv
+import json
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from absl.testing import absltest, parameterized
+
+from tests.diagnosis import pipeline_test
+from tests.support import small
+from tools import diagnose
+from tools.reading import records
+
+_JITTER = {
+  'cluster__speed__name': 'lognormal',
+  'cluster__speed__lognormal__sigma': 0.1,
+}
+
+
+def _run(**changed) -> pathlib.Path:
+  """Folder of a virtual run of 60 iterations of 4 workers."""
+  changed = {
+    'cluster__workers': 4,
+    'cluster__speed__slowdown': (1.0,),
+    'batching__worker_batch': 2,
+    'epochs': 60 * 8 / 192,
+    **_JITTER,
+    **changed,
+  }
+  run = small.build(small.timing(**changed))
+  run()
+  return pathlib.Path(run.files.workdir)
+
+
+def _texts(verdicts):
+  return [verdict.text for verdict in verdicts]
+
+
+_COLUMNS = ('worker', 'iteration', 'compute_s', 'sync_s')
+
+
+def _write_csv(path, rows, columns=_COLUMNS):
+  with path.open('w', newline='') as file:
+    writer = csv.writer(file)
+    writer.writerow(columns)
+    writer.writerows(rows)
+  return path
+
+
+class RunTest(parameterized.TestCase):
+  @parameterized.parameters('bsp', 'asp', 'ssp', 'elastic', 'r2sp', 'quorum')
+  def test_the_slow_worker_of_each_scheme_is_found(self, scheme):
+    changed = {'sync__quorum__minimum': 2} if scheme == 'quorum' else {}
+    folder = _run(
+      sync__name=scheme, cluster__speed__slowdown=(1, 1, 3, 1), **changed
+    )
+    (found,) = diagnose.diagnose_run(folder)
+    self.assertEqual((found.kind, found.name), ('worker', '2'))
+    self.assertBetween(found.ratio.value, 2.8, 3.2)
+    self.assertIn('since the start', found.text)
+    self.assertBetween(found.share.value, 0.3, 0.98)
+
+  def test_the_cost_is_that_of_a_run_without_the_slow_worker(self):
+    slow = _run(cluster__speed__slowdown=(1, 1, 3, 1))
+    fast = _run()
+    seconds = [records.read_summary(each)['time_s'] for each in (slow, fast)]
+    (found,) = diagnose.diagnose_run(slow)
+    self.assertAlmostEqual(
+      found.share.value, seconds[1] / seconds[0], delta=0.04
+    )
+
+  def test_equal_workers_are_not_blamed(self):
+    (found,) = diagnose.diagnose_run(_run())
+    self.assertEqual(found.kind, 'none')
+    self.assertStartsWith(found.text, 'no single worker: the slowest 25%')
+
+  def test_few_iterations_are_insufficient_evidence(self):
+    found = diagnose.diagnose_run(_run(epochs=12 * 8 / 192))
+    self.assertEqual(_texts(found), ['insufficient evidence: 12 iterations'])
+
+  def test_a_slow_link_carries_less_than_the_others(self):
+    rates = [5e4, 5e4, 5e4, 1e4]
+    folder = _run(
+      cluster__network__worker_up_Bps=rates,
+      cluster__network__worker_down_Bps=rates,
+    )
+    found = diagnose.diagnose_run(folder)
+    self.assertEqual([each.kind for each in found], ['link', 'none'])
+    self.assertStartsWith(
+      found[0].text, 'link of worker 3 carries 0.08 of 0.4 Mbit/s'
+    )
+
+  def test_a_larger_batch_explains_a_slow_worker(self):
+    folder = _run(cluster__speed__fixed_s=0.0)
+    path = folder / 'events.jsonl'
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+      if row['event'] == 'push' and row['worker'] == 1:
+        row['examples'], row['compute_s'] = 6, 3 * row['compute_s']
+    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    (found,) = diagnose.diagnose_run(folder)
+    self.assertIn(
+      "its batch is 3 times the others', which explains", found.text
+    )
+
+  def test_a_broken_run_is_diagnosed_up_to_its_last_whole_line(self):
+    folder = _run(cluster__speed__slowdown=(1, 1, 3, 1))
+    (folder / 'summary.json').unlink()
+    for name in ('events.jsonl', 'trace.json'):
+      size = (folder / name).stat().st_size
+      os.truncate(folder / name, size * 2 // 3)
+    (found,) = diagnose.diagnose_run(folder)
+    self.assertEqual((found.kind, found.name), ('worker', '2'))
+
+  def test_wrong_folders_are_refused_with_the_reason(self):
+    with self.assertRaisesRegex(ValueError, 'a run with manifest.json'):
+      diagnose.diagnose_run(pathlib.Path(tempfile.mkdtemp()))
+    folder = _run(epochs=12 * 8 / 192)
+    path = folder / 'events.jsonl'
+    lines = path.read_text().splitlines()
+    path.write_text('\n'.join([lines[0], *lines[:0:-1]]) + '\n')
+    with self.assertRaisesRegex(ValueError, 'time: expected times that never'):
+      diagnose.diagnose_run(folder)
+    row = json.loads(lines[1]) | {'compute_s': float('nan')}
+    path.write_text('\n'.join([lines[0], json.dumps(row)]) + '\n')
+    with self.assertRaisesRegex(ValueError, 'compute_s: expected finite'):
+      diagnose.diagnose_run(folder)
+    path.unlink()
+    with self.assertRaisesRegex(ValueError, 'expected a run with events.jsonl'):
+      diagnose.diagnose_run(folder)
+    with self.assertRaisesRegex(ValueError, 'workers: expected at least 2'):
+      diagnose.diagnose_run(_run(cluster__workers=1))
+
+  def test_warnings_agree_with_the_diagnosis(self):
+    folder = _run(
+      epochs=150 * 8 / 192,
+      cluster__speed__name='regime',
+      cluster__speed__regime__stay=0.97,
+      cluster__speed__regime__sigma=0.05,
+    )
+    warnings = [
+      (row['worker'], row['did'])
+      for row in records.read_all_events(folder)
+      if row['event'] == records.STRAGGLER
+    ]
+    self.assertIn('ends', [did for _, did in warnings])
+    found = {each.name for each in diagnose.diagnose_run(folder) if each.name}
+    self.assertEqual({str(worker) for worker, _ in warnings}, found)
+
+  def test_a_run_without_events_is_refused(self):
+    folder = _run(cluster__speed__slowdown=(1, 1, 3, 1), outputs__events=False)
+    with self.assertRaisesRegex(ValueError, 'outputs.events=False'):
+      diagnose.diagnose_run(folder)
+
+
+class FileTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp())
+    self.draws = np.random.default_rng(0)
+
+  def _rows(self, waits: bool):
+    """Rows of 60 iterations; b is slow, and c has a slow link."""
+    compute_s = self.draws.normal(1, 0.05, (60, 5)) * [1, 2.5, 1, 1, 1]
+    sync_s = np.full((60, 5), 0.5)
+    if waits:
+      total_s = (compute_s + sync_s).max(axis=1, keepdims=True)
+      sync_s = total_s - compute_s
+    else:
+      sync_s[:, 2] *= 4
+    return [
+      ('abcde'[k], t, compute_s[t, k], sync_s[t, k])
+      for t in range(60)
+      for k in range(5)
+    ]
+
+  def test_waits_for_a_slow_worker_are_not_slow_links(self):
+    file = _write_csv(self.folder / 'a.csv', self._rows(waits=True))
+    (found,) = diagnose.diagnose_csv(file)
+    self.assertEqual((found.kind, found.name), ('worker', 'b'))
+    self.assertAlmostEqual(found.share.value, 1.6 / 3, delta=0.03)
+
+  def test_a_slow_link_is_found_beside_a_slow_worker(self):
+    file = _write_csv(self.folder / 'a.csv', self._rows(waits=False))
+    found = diagnose.diagnose_csv(file)
+    self.assertCountEqual(
+      [(each.kind, each.name) for each in found],
+      [('worker', 'b'), ('link', 'c')],
+    )
+
+  def test_hosts_and_factors_that_go_with_it_are_named(self):
+    columns = (*_COLUMNS, 'host', 'cpu')
+    rows = [
+      (*row, 'h1' if row[0] in 'ab' else 'h2', 1.0)
+      for row in self._rows(waits=True)
+    ]
+    load = self.draws.uniform(0.4, 1, 61)
+    rows = [
+      (*row[:2], 2.5 / load[row[1]], *row[3:5], load[row[1] + 1])
+      if row[0] == 'b'
+      else row
+      for row in rows
+    ]
+    (found,) = diagnose.diagnose_csv(
+      _write_csv(self.folder / 'a.csv', rows, columns)
+    )
+    self.assertIn('it is on host h1, with worker a', found.text)
+    self.assertIn('its times correlate with cpu by -0.9', found.text)
+
+  @parameterized.parameters(
+    ([], 'at least one row'),
+    ([('a', 0, 1, 1), ('b', 0, 'nan', 1)], 'line 3: compute_s: expected'),
+    ([('a', 0, 1, 1), ('b', 0, 1, -1)], 'line 3: sync_s: expected'),
+    ([('a', 0, 1, 1), ('b', 0, 1, '')], 'line 3: sync_s: expected'),
+    ([('a', 3, 1, 1), ('a', 2, 1, 1)], 'iteration: expected numbers that go'),
+    ([('a', 0, 1, 1)], 'workers: expected at least 2'),
+  )
+  def test_wrong_rows_are_refused(self, rows, message):
+    file = _write_csv(self.folder / 'a.csv', rows)
+    with self.assertRaisesRegex(ValueError, message):
+      diagnose.diagnose_csv(file)
+
+  def test_missing_columns_are_named(self):
+    file = _write_csv(self.folder / 'a.csv', [], ('worker', 'time'))
+    with self.assertRaisesRegex(ValueError, 'the columns worker, iter'):
+      diagnose.diagnose_csv(file)
+
+  def test_operations_are_read_from_parquet(self):
+    operations = pipeline_test.simulate(
+      30, 4, 2, lambda _, stage, *__: 1.0 + (stage == 3)
+    )
+    columns = ('rank', 'stage', 'dp_rank', 'step', 'optype', 'start_ts')
+    names = (*columns, 'duration', 'seq_id')
+    table = pa.table(dict(zip(names, operations, strict=True)))
+    file = self.folder / 'ops.parquet'
+    pq.write_table(table, file)
+    found = diagnose.diagnose_operations(file)
+    self.assertEqual([each.name for each in found], ['3', ''])
+    pq.write_table(table.drop_columns(['stage']), file)
+    with self.assertRaisesRegex(ValueError, 'expected the columns dp_rank'):
+      diagnose.diagnose_operations(file)
+    file.write_text('worker,iteration')
+    with self.assertRaisesRegex(ValueError, 'expected a Parquet file'):
+      diagnose.diagnose_operations(file)
+
+  @parameterized.parameters(('SE', 'none', ''), ('ST', 'stage', '3'))
+  def test_public_traces_get_their_published_verdicts(self, name, kind, what):
+    folder = os.environ.get('SYNCOPATE_STRAGGLER_DIR')
+    if not folder:
+      self.skipTest('SYNCOPATE_STRAGGLER_DIR names no folder of traces.')
+    found = diagnose.diagnose_operations(
+      pathlib.Path(folder, f'trace-{name}.parquet')
+    )
+    self.assertEqual((found[0].kind, found[0].name), (kind, what))
+    self.assertNotIn('worker', [each.kind for each in found])
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,114 @@
+"""Says which workers, links and stages slow a run, since when, and what for.
+
+  python -m tools.diagnose RUN_DIR
+  python -m tools.diagnose --csv=FILE
+  python -m tools.diagnose --ops=FILE.parquet
+  python -m tools.diagnose --live RUN_DIR [--stacks]
+
+RUN_DIR may be a finished run, a running or a broken one.  FILE has the columns
+worker, iteration, compute_s and sync_s, and perhaps host, examples, cpu and
+memory; FILE.parquet has operations of a pipeline (docs/diagnosis.md).
+
+Prints verdicts, one a line, the most costly first.  What a worker costs is
+found by replays of the recorded iterations.  Intervals are of 95 %.
+
+With --live prints who waits for whom and since when, and which processes of
+this host are alive without progress; with --stacks also their Python stacks.
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+from absl import app, flags
+
+from diagnosis import costs, pipeline, verdicts
+from diagnosis.verdicts import Verdict
+from tools.reading import iterations, links, live, manifests, records
+
+
+def main(argv: list[str]) -> None:
+  """Prints the verdicts on what the command line names."""
+  values = flags.FLAGS
+  sources = [values.csv, values.ops, *argv[1:]]
+  if sum(source is not None for source in sources) != 1:
+    raise app.UsageError('Expected one of RUN_DIR, --csv and --ops.')
+  if (values.live or values.stacks) and len(argv) < 2:
+    raise app.UsageError('--live: expected RUN_DIR, got none.')
+  try:
+    if values.live or values.stacks:
+      path = pathlib.Path(argv[1])
+      print(*live.describe(path, with_stacks=values.stacks), sep='\n')
+      return
+    if values.csv:
+      found = diagnose_csv(pathlib.Path(values.csv))
+    elif values.ops:
+      found = diagnose_operations(pathlib.Path(values.ops))
+    else:
+      found = diagnose_run(pathlib.Path(argv[1]))
+  except (OSError, ValueError) as error:
+    sys.exit(f'Refused: {error}')
+  for verdict in found:
+    print(verdict.text[0].upper() + verdict.text[1:] + '.')
+
+
+def diagnose_run(path: pathlib.Path) -> list[Verdict]:
+  """Returns the verdicts on a run.
+
+  Args:
+    path: Folder of the run.
+
+  Raises:
+    ValueError: If there is no run or too little of it, or a file is broken.
+    OSError: If a file cannot be read.
+  """
+  found, cluster = iterations.read_run(path)
+  manifest = records.read_manifest(path)
+  count = len(cluster.names)
+  is_own = manifest['own']['scheme'] is not None
+
+  def replay(part: costs.Iterations, seconds: np.ndarray) -> float:
+    if is_own:  # Its code is not known.
+      return float('nan')
+    scheme = manifests.make_scheme(manifest['config'], count)
+    return costs.replay_s(part, seconds, scheme, count)
+
+  judged = verdicts.judge(found, cluster, replay)
+  if cluster.has_links or judged[0].kind == 'insufficient':
+    return judged
+  return [*judged, *links.judge(path)]
+
+
+def diagnose_csv(file: pathlib.Path) -> list[Verdict]:
+  """Returns the verdicts on a CSV file, whose iterations end in barriers.
+
+  Args:
+    file: The file: see `iterations.read_csv`.
+
+  Raises:
+    ValueError: If the file is wrong.
+    OSError: If the file cannot be read.
+  """
+  return verdicts.judge(*iterations.read_csv(file), costs.barrier_s)
+
+
+def diagnose_operations(file: pathlib.Path) -> list[Verdict]:
+  """Returns the verdicts on a trace of operations.
+
+  Args:
+    file: Parquet file: see `iterations.read_operations`.
+
+  Raises:
+    ValueError: If the file is wrong.
+    OSError: If the file cannot be read.
+  """
+  operations = iterations.read_operations(file)
+  return verdicts.judge_pipeline(pipeline.measure(operations))
+
+
+if __name__ == '__main__':
+  flags.DEFINE_string('csv', None, 'CSV file of iterations.')
+  flags.DEFINE_string('ops', None, 'Parquet file of operations.')
+  flags.DEFINE_bool('live', False, 'Show who waits for whom in a running run.')
+  flags.DEFINE_bool('stacks', False, 'With --live: show stacks of processes.')
+  app.run(main)
