@@ -146,7 +146,7 @@ def render(submission: Mapping[str, Any]) -> str:
       f'{submission["source"]} ({submission["mark"]})',
       numbers,
       '' if row.p is None else f'{row.p:.3g}',
-      f'{rule["confirmed"]} ({rule["shape"]})',
+      f'{_limits(rule["confirmed"])} ({_limits(rule["shape"])})',
       f'**{row.verdict}**' + (f': {row.reason}' if row.reason else ''),
     ),
   ]
@@ -317,6 +317,15 @@ def _range(limits: Sequence[float | None] | None) -> tuple[float, float] | None:
     -math.inf if low is None else float(low),
     math.inf if high is None else float(high),
   )
+
+
+def _limits(limits: Sequence[float | None] | None) -> str:
+  if limits is None:
+    return 'never'
+  low, high = limits
+  if low is None:
+    return f'≤ {high:g}'
+  return f'≥ {low:g}' if high is None else f'{low:g} to {high:g}'
 
 
 def _text(value: Any) -> str:
