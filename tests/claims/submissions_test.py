@@ -69,8 +69,8 @@ class VerdictTest(parameterized.TestCase):
     self.assertAlmostEqual(row.median, ratio)
     self.assertEqual(row.seeds, 6)
 
-  def test_three_pairs_cannot_show_a_difference(self):
-    row = submissions.judge(_submission([0.5] * 3, [1.0, 1.1, 1.2]))
+  def test_pairs_that_disagree_show_no_difference(self):
+    row = submissions.judge(_submission([0.5, 1.4, 0.6], [1.0, 1.0, 1.0]))
     self.assertEqual(row.verdict, judging.UNDECIDED)
 
   def test_an_iteration_has_the_time_of_all_workers_iterations(self):
