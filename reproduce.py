@@ -4,14 +4,21 @@
   python reproduce.py NAME [--scale=quick] [--seeds=6] [--out=results]
   python reproduce.py --all
   python reproduce.py --page            (of stored results alone)
+  python reproduce.py --check FILE      (of a submission: docs/submitting.md)
+  python reproduce.py clusters --data=FILE [--out=results]
+
+`clusters` predicts steps that others measured, from their file.
 
 The same command resumes an interrupted one.
 """
 
 import argparse
+import pathlib
 import sys
 
-from claims import catalog, commands
+from claims import catalog, commands, submissions
+from claims.clusters import page as clusters
+from configs.checks import require
 from outputs import transient
 
 
@@ -25,12 +32,20 @@ def main(argv: list[str] | None = None) -> int:
   action.add_argument('--list', action='store_true', help='list entries')
   action.add_argument('--all', action='store_true', help='run all entries')
   action.add_argument('--page', action='store_true', help='write the page')
+  action.add_argument('--check', metavar='FILE', help='judge a submission')
   parser.add_argument('--scale', choices=catalog.SCALES, default='quick')
   parser.add_argument('--seeds', type=int, default=0, help="the entry's own")
   parser.add_argument('--out', default='results', help='folder of results')
+  parser.add_argument('--data', default='', help='steps, for clusters')
   args = parser.parse_args(argv)
   options = {'scale': args.scale, 'seeds': args.seeds, 'out': args.out}
   try:
+    if args.name == clusters.NAME:
+      return _predict_clusters(args.data, args.out)
+    expected = f"'', as {clusters.NAME!r} alone reads a file"
+    require(not args.data, '--data', expected, args.data)
+    if args.check is not None:
+      return submissions.check_file(args.check)
     if args.list:
       print(commands.list_entries(args.out))
       return 0
@@ -43,6 +58,13 @@ def main(argv: list[str] | None = None) -> int:
     return transient.exit_code(error)
   except KeyboardInterrupt:
     return 130
+
+
+def _predict_clusters(data: str, out: str) -> int:
+  name = pathlib.Path(data).name
+  command = f'python reproduce.py {clusters.NAME} --data={name}'
+  about = commands.provenance(command)
+  return clusters.reproduce(data, out=out, about=about)
 
 
 if __name__ == '__main__':

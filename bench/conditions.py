@@ -216,9 +216,9 @@ def _train_on_lab(
       'cluster.runtime': 'distributed',
       'cluster.speed.injected': True,
       'cluster.timeout_s': 20.0,
-      'route.server.mirror_s': 0.0,
     }
     if condition.servers:
+      fields['route.server.mirror_s'] = 0.0
       fields['route.server.servers'] = condition.servers
       fields['route.server.dedicated'] = condition.dedicated
     else:

@@ -206,8 +206,9 @@ def measure(
     **_timing_fields(run, compute_s, iterations, count),
     'cluster.speed.injected': True,
     'cluster.timeout_s': 60.0,
-    'route.server.mirror_s': 0.0,
   }
+  if run.route in _WITH_SERVERS:
+    fields['route.server.mirror_s'] = 0.0
   if run.route in _WITH_LINKS:
     fields[f'route.{run.route}.cluster'] = str(links)
   path = run_in_lab(out / name, fields, lab_hosts, lab, workers=count)

@@ -331,10 +331,11 @@ def measure(
     'cluster.speed.slowdown': (1.0,),
     'cluster.timeout_s': 60.0,
     'checkpoint.every_s': math.inf,
-    'route.server.mirror_s': 0.0,
     **data,
     **fields,
   }
+  if config.get('route.name', 'server') == 'server':
+    config['route.server.mirror_s'] = 0.0
   clusters.run(
     path,
     'configs/default.py',

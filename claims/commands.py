@@ -69,7 +69,9 @@ def reproduce(name: str, *, scale: str, seeds: int, out: str) -> int:
   records = running.run_entry(
     name, entry, scale=scale, seeds=count, out=folder / 'runs'
   )
-  about = _provenance(name, scale, count)
+  about = provenance(
+    f'python reproduce.py {name} --scale={scale} --seeds={count}'
+  )
   about |= {'wall_s': time.monotonic() - start}
   results = store.Results(scale, about, catalog.rules(entry), records)
   path = store.write(folder, name, results)
@@ -110,6 +112,24 @@ def write_page(out: str) -> int:
   return _write_page(folder)
 
 
+def provenance(command: str) -> dict[str, Any]:
+  """Returns command, date, machine, versions and code of this process.
+
+  Args:
+    command: Command that repeats the results.
+  """
+  git = ['git', '-C', str(catalog.ROOT), 'rev-parse', 'HEAD']
+  revision = subprocess.run(git, capture_output=True, text=True, check=False)
+  return {
+    'command': command,
+    'date': datetime.datetime.now(datetime.UTC).strftime('%d %B %Y'),
+    'cores': len(os.sched_getaffinity(0)),
+    'python': platform.python_version(),
+    'versions': {each: metadata.version(each) for each in _PACKAGES},
+    'git_revision': revision.stdout.strip() or None,
+  }
+
+
 def _write_page(folder: pathlib.Path) -> int:
   folder.mkdir(parents=True, exist_ok=True)
   atomic.write(folder / page.NAME, page.render(folder))
@@ -120,17 +140,3 @@ def _has_runs(entry: Entry, scale: str) -> bool:
   """Returns whether an entry has anything to run at a scale."""
   has_runs = scale in entry.grids or bool(entry.measurement)
   return has_runs and scale in entry.seeds
-
-
-def _provenance(name: str, scale: str, seeds: int) -> dict[str, Any]:
-  """Returns command, date, machine, versions and code of this process."""
-  git = ['git', '-C', str(catalog.ROOT), 'rev-parse', 'HEAD']
-  revision = subprocess.run(git, capture_output=True, text=True, check=False)
-  return {
-    'command': f'python reproduce.py {name} --scale={scale} --seeds={seeds}',
-    'date': datetime.datetime.now(datetime.UTC).strftime('%d %B %Y'),
-    'cores': len(os.sched_getaffinity(0)),
-    'python': platform.python_version(),
-    'versions': {each: metadata.version(each) for each in _PACKAGES},
-    'git_revision': revision.stdout.strip() or None,
-  }

@@ -19,6 +19,7 @@ import numpy as np
 from bench import conditions
 from bench.conditions import Condition, Lab
 from bench.hosts import Case
+from claims import fidelity
 from claims.measures import answering
 from outputs import atomic
 
@@ -55,7 +56,9 @@ LABS = (
 def measure(
   *, seed: int, scale: str, folder: pathlib.Path
 ) -> Sequence[Mapping[str, Any]]:
-  """Returns the error of the prediction per condition, and a record of all.
+  """Returns the error of the prediction per condition, and records of all.
+
+  The latter have signed errors by scheme or route, and sizes of all errors.
 
   Args:
     seed: Number of the repetition; real runs differ anyway.
@@ -69,9 +72,13 @@ def measure(
       for lab, of_lab in draw_conditions(scale)
       for record in _compare(lab, of_lab, folder, _RUN_S[scale])
     ]
+  groups = fidelity.group(records, fidelity.scheme_or_route)
   misses = [each['miss'] for each in records if each['status'] == 'finished']
   return [
     *records,
+    *(
+      {'part': name, 'signed': each._asdict()} for name, each in groups.items()
+    ),
     {
       'part': 'all',
       'conditions': len(misses),

@@ -1,0 +1,372 @@
+"""Predictions of the virtual cluster for the steps that others measured.
+
+Four numbers are fitted, and one choice is made:
+  - seconds of a local step: the mean, over H, of the medians of DiLoCo's
+    unshaped local steps;
+  - the rate of links shaped to 1 Gbit/s, so that the virtual cluster takes the
+    measured time of LocalSGD's steps with H = 1;
+  - seconds of DiLoCo's outer optimizer: what its steps with H = 1 take longer
+    than LocalSGD's at 1 Gbit/s;
+  - the rate of unshaped links, from DiLoCo's steps with H = 1;
+  - DDP's algorithm, a ring or a double tree: the nearer one at 1 Gbit/s.  Its
+    computing and its optimizer are those of its unshaped steps.
+
+Links of other rates carry the share of their nominal rate that those of 1
+Gbit/s do.  The first allreduce of a run also takes the time of its set-up,
+which is measured with H = 1, for each algorithm.  The virtual cluster does not
+model this time: it is added.
+
+Displacements travel as one vector once the iteration is computed; DDP's buckets
+of 25 MiB travel during its backward pass.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from bench import routes
+from claims.clusters.measured import UNSHAPED, Medians, Setting, nominal_Bps
+from configs import default
+from configs.checks import require
+from sweeps import scratch
+
+WORKERS = 4
+SIZE_BYTES = 4 * 30_846_720  # Float32 parameters.
+SHAPED = '1g'  # Shaped links of the calibration.
+FORECAST = '50m', '200m', '5g'
+LOCAL_STEPS = 1, 8, 32, 128
+_FITTED = (
+  Setting('localsgd', 1, SHAPED),
+  Setting('diloco', 1, SHAPED),
+  Setting('diloco', 1, UNSHAPED),
+  Setting('ddp', 1, SHAPED),
+)
+_DDP_ROUTES = 'ring', 'double_tree'
+_DDP_BUCKET_BYTES = 25.0 * 2**20  # Default of DDP.
+_ITERATIONS = 4
+_FITS, _NEAR = 12, 1e-6  # Most steps of a fit, and its relative tolerance.
+
+
+class Calibration(NamedTuple):
+  """Fitted numbers; see the module.
+
+  Attributes:
+    step_s: Seconds of a local step.
+    outer_s: Seconds of DiLoCo's outer optimizer.
+    shaped_share: Rate of shaped links over the nominal one.
+    unshaped_Bps: Rate of unshaped links, bytes per second.
+    ddp_compute_s: Seconds of a forward and backward pass of DDP.
+    ddp_optimizer_s: Seconds of its optimizer.
+    ddp_route: Route of the virtual cluster that stands for its allreduce.
+    setup_s: Seconds of the set-up of a run's first allreduce, by algorithm and
+      bandwidth.
+  """
+
+  step_s: float
+  outer_s: float
+  shaped_share: float
+  unshaped_Bps: float
+  ddp_compute_s: float
+  ddp_optimizer_s: float
+  ddp_route: str
+  setup_s: Mapping[tuple[str, str], float]
+
+
+class Prediction(NamedTuple):
+  """Predicted times of a setting.
+
+  Attributes:
+    outer_s: Seconds of an outer step.
+    iteration_s: Seconds of an iteration: H - 1 local steps and an outer one.
+    setup_s: Seconds that the first outer step of a run takes longer.
+  """
+
+  outer_s: float
+  iteration_s: float
+  setup_s: float
+
+
+class Row(NamedTuple):
+  """Predicted and measured times of a setting.
+
+  Attributes:
+    setting: The setting.
+    route: Route of the virtual cluster.
+    is_first: Whether the outer step is the first one of its run.
+    use: 'fitted' or 'predicted'.
+    outer_count: Number of measured outer steps.
+    outer_s: Predicted and measured seconds of an outer step.
+    iteration_s: Predicted and measured seconds of an iteration.
+  """
+
+  setting: Setting
+  route: str
+  is_first: bool
+  use: str
+  outer_count: int
+  outer_s: tuple[float, float]
+  iteration_s: tuple[float, float]
+
+  @property
+  def outer_miss(self) -> float:
+    """Signed error of the outer step; above 0 if the prediction is too slow."""
+    return self.outer_s[0] / self.outer_s[1] - 1
+
+  @property
+  def iteration_miss(self) -> float:
+    """Signed error of the iteration, likewise."""
+    return self.iteration_s[0] / self.iteration_s[1] - 1
+
+
+def calibrate(measured: Mapping[Setting, Medians]) -> Calibration:
+  """Returns the numbers that are fitted to measured steps.
+
+  Args:
+    measured: Medians by setting.
+
+  Raises:
+    ValueError: If a needed setting is missing, or if no rate fits.
+  """
+  find = functools.partial(_find, measured)
+  local_s = [
+    medians.local_s
+    for setting, medians in sorted(measured.items())
+    if (setting.algorithm, setting.bandwidth) == ('diloco', UNSHAPED)
+    and medians.local_s is not None
+  ]
+  expected = f"rows of 'diloco', {UNSHAPED}, with local steps"
+  require(bool(local_s), '--data', expected, 'none')
+  step_s = sum(local_s) / len(local_s)
+  local_sgd_s = find('localsgd', 1, SHAPED, 'outer_s')
+  diloco_s = find('diloco', 1, SHAPED, 'outer_s')
+  unshaped_s = find('diloco', 1, UNSHAPED, 'outer_s')
+  outer_s = max(diloco_s - local_sgd_s, 0.0)
+
+  def take(Bps: float) -> float:
+    return simulate('ring', Bps, compute_s=step_s)
+
+  shaped_Bps = _fit_rate(local_sgd_s, step_s, take)
+  nominal = nominal_Bps(SHAPED) or math.inf
+  found = Calibration(
+    step_s=step_s,
+    outer_s=outer_s,
+    shaped_share=shaped_Bps / nominal,
+    unshaped_Bps=_fit_rate(unshaped_s - outer_s, step_s, take),
+    ddp_compute_s=find('ddp', 1, UNSHAPED, 'compute_s'),
+    ddp_optimizer_s=find('ddp', 1, UNSHAPED, 'optimizer_s'),
+    ddp_route='',
+    setup_s={
+      (setting.algorithm, setting.bandwidth): medians.first_sync_s
+      - medians.sync_s
+      for setting, medians in measured.items()
+      if setting.local_steps == 1
+      and setting.algorithm != 'ddp'
+      and medians.first_sync_s is not None
+      and medians.sync_s is not None
+    },
+  )
+  ddp = Setting('ddp', 1, SHAPED)
+  ddp_s = find(*ddp, 'outer_s')
+  routes_by_error = sorted(
+    _DDP_ROUTES,
+    key=lambda route: abs(predict(found, ddp, route).outer_s - ddp_s),
+  )
+  return found._replace(ddp_route=routes_by_error[0])
+
+
+def predict(
+  calibration: Calibration, setting: Setting, route: str = ''
+) -> Prediction:
+  """Returns the predicted times of a setting.
+
+  Args:
+    calibration: Fitted numbers.
+    setting: Algorithm, local steps and bandwidth.
+    route: Route of the virtual cluster; '' for that of the algorithm.
+  """
+  Bps = _rate(calibration, setting.bandwidth)
+  if setting.algorithm == 'ddp':
+    iteration_s = calibration.ddp_optimizer_s + simulate(
+      route or calibration.ddp_route,
+      Bps,
+      compute_s=calibration.ddp_compute_s,
+      bucket_bytes=_DDP_BUCKET_BYTES,
+    )
+    return Prediction(iteration_s, iteration_s, 0.0)
+  local_steps = setting.local_steps
+  iteration_s = simulate(
+    route or 'ring',
+    Bps,
+    compute_s=local_steps * calibration.step_s,
+    local_steps=local_steps,
+  )
+  if setting.algorithm == 'diloco':
+    iteration_s += calibration.outer_s
+  setup_s = calibration.setup_s
+  own = setting.algorithm, setting.bandwidth
+  return Prediction(
+    iteration_s - (local_steps - 1) * calibration.step_s,
+    iteration_s,
+    setup_s.get(own, setup_s.get((setting.algorithm, SHAPED), 0.0)),
+  )
+
+
+def compare(
+  measured: Mapping[Setting, Medians], calibration: Calibration
+) -> Iterator[Row]:
+  """Yields a row for each measured setting and each kind of outer step.
+
+  DDP has a row for each of its routes.
+
+  Args:
+    measured: Medians by setting.
+    calibration: Fitted numbers.
+  """
+  for setting, medians in sorted(measured.items()):
+    is_ddp = setting.algorithm == 'ddp'
+    for route in _DDP_ROUTES if is_ddp else ('ring',):
+      predicted = predict(calibration, setting, route)
+      is_chosen = is_ddp and route == calibration.ddp_route
+      is_fitted = setting in _FITTED and (is_chosen or not is_ddp)
+      kinds = (
+        (False, medians.outer_s, medians.outer_count),
+        (True, medians.first_s, medians.first_count),
+      )
+      for is_first, outer_s, count in kinds:
+        if outer_s is None:
+          continue
+        added_s = predicted.setup_s if is_first else 0.0
+        others_s = (setting.local_steps - 1) * (medians.local_s or 0.0)
+        yield Row(
+          setting,
+          route,
+          is_first,
+          'fitted' if is_fitted else 'predicted',
+          count,
+          (predicted.outer_s + added_s, outer_s),
+          (predicted.iteration_s + added_s, others_s + outer_s),
+        )
+
+
+def forecast(
+  calibration: Calibration,
+) -> Iterator[tuple[Setting, str, Prediction]]:
+  """Yields setting, route and prediction for links of other rates.
+
+  Args:
+    calibration: Fitted numbers.
+  """
+  for bandwidth in FORECAST:
+    for route in _DDP_ROUTES:
+      setting = Setting('ddp', 1, bandwidth)
+      yield setting, route, predict(calibration, setting, route)
+    for algorithm in ('localsgd', 'diloco'):
+      for local_steps in LOCAL_STEPS:
+        setting = Setting(algorithm, local_steps, bandwidth)
+        yield setting, 'ring', predict(calibration, setting)
+
+
+@functools.cache
+def simulate(
+  route: str,
+  Bps: float,
+  *,
+  compute_s: float,
+  local_steps: int = 1,
+  bucket_bytes: float = math.inf,
+) -> float:
+  """Returns the seconds of an iteration in the virtual cluster.
+
+  Args:
+    route: Route among the workers.
+    Bps: Rate of each host's link in each direction, bytes per second.
+    compute_s: Seconds of an iteration's computing.
+    local_steps: Steps of an iteration.
+    bucket_bytes: Least bytes of a bucket, which travels during the backward
+      pass; inf to send all bytes after it.
+  """
+  config = default.get_config()
+  examples = config.batching.worker_batch * local_steps * WORKERS
+  config.update_from_flattened_dict(
+    {
+      'epochs': 1.0,
+      'eval_every': 1.0,
+      'outputs.timeline': False,
+      'outputs.events': False,
+      'outputs.board': False,
+      'model.name': 'none',
+      'model.none.size_bytes': SIZE_BYTES,
+      'model.none.num_train': _ITERATIONS * examples,
+      'batching.local_steps': local_steps,
+      'route.name': route,
+      'route.bucket_bytes': bucket_bytes,
+      'route.overlap': bucket_bytes < math.inf,
+      'cluster.workers': WORKERS,
+      'cluster.speed.name': 'constant',
+      'cluster.speed.fixed_s': compute_s,
+      'cluster.speed.per_example_s': 0.0,
+      'cluster.speed.slowdown': (1.0,),
+      'cluster.network.worker_up_Bps': (Bps,),
+      'cluster.network.worker_down_Bps': (Bps,),
+      'cluster.network.worker_latency_s': (0.0,),
+      'checkpoint.every_s': math.inf,
+    }
+  )
+  with scratch.execute(config) as run:
+    return routes.iteration_s(run.folder)
+
+
+def _find(
+  measured: Mapping[Setting, Medians],
+  algorithm: str,
+  local_steps: int,
+  bandwidth: str,
+  field: str,
+) -> float:
+  """Returns a median that the calibration needs."""
+  setting = Setting(algorithm, local_steps, bandwidth)
+  found = getattr(measured.get(setting), field, None)
+  expected = (
+    f'two or more counted outer steps of {algorithm!r}, H = {local_steps}, '
+    f'{bandwidth}'
+  )
+  if found is None:
+    raise ValueError(f'--data: expected {expected}, got none.')
+  return float(found)
+
+
+def _rate(calibration: Calibration, bandwidth: str) -> float:
+  """Returns the rate of links, bytes per second."""
+  nominal = nominal_Bps(bandwidth)
+  if nominal is None:
+    return calibration.unshaped_Bps
+  return min(calibration.shaped_share * nominal, calibration.unshaped_Bps)
+
+
+def _fit_rate(
+  target_s: float, compute_s: float, take: Callable[[float], float]
+) -> float:
+  """Returns the rate at which an iteration takes the given time.
+
+  Args:
+    target_s: Measured seconds of the iteration.
+    compute_s: Seconds of its computing.
+    take: Function that returns the predicted seconds at a rate.
+
+  Raises:
+    ValueError: If no rate fits.
+  """
+  expected = f'outer steps longer than the {compute_s:.4g} s of a local step'
+  require(target_s > compute_s, '--data', expected, target_s)
+  sent_bytes = 2 * (WORKERS - 1) / WORKERS * SIZE_BYTES
+  Bps = sent_bytes / (target_s - compute_s)
+  for _ in range(_FITS):
+    took_s = take(Bps)
+    if abs(took_s / target_s - 1) < _NEAR:
+      return Bps
+    Bps *= (took_s - compute_s) / (target_s - compute_s)
+  raise ValueError(
+    f'--data: expected a rate at which a step takes {target_s:.6g} s, got '
+    f'{took_s:.6g} s at {Bps:.6g} bytes per second.'
+  )
