@@ -170,6 +170,14 @@ class RejectionTest(parameterized.TestCase):
   @parameterized.parameters(
     ({'batching__local_steps': 0}, 'config.batching.local_steps: expected mo'),
     (
+      {'batching__local_steps': 9},
+      'config.batching.local_steps: expected at most 8 with batches of 8, .* 9',
+    ),
+    (
+      {'batching__local_steps': 4},
+      'config.data.ahead: expected at most 1 with iterations of 32, .* got 2',
+    ),
+    (
       {'outer__learning_rate': 0.7},
       'config.outer.learning_rate: .* because config.batching.local_steps is 1',
     ),
