@@ -146,6 +146,10 @@ class CheckTest(parameterized.TestCase):
       {'cluster__script': (('soon', 'leave', 1),)},
       r"config.cluster.script: expected .* got \('soon', 'leave', 1\)",
     ),
+    (
+      {'optimizer__name': 'muon', 'wire__name': 'sparse'},
+      r"config.wire.sparse.correction: expected 'none', .* got 'masked'",
+    ),
     ({'data__ahead': -1}, r'config.data.ahead.* got -1'),
     (
       {'data__ahead': 10},

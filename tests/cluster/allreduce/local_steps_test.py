@@ -282,12 +282,14 @@ class ProcessTest(parameterized.TestCase, processes.TestCase):
     self._check_states_of_xla(launch)
 
   @pytest.mark.soak
-  @parameterized.parameters('sgd', 'muon')
-  def test_states_of_workers_that_xla_joins_survive_a_death(self, name):
+  @parameterized.parameters(
+    {'optimizer__name': 'sgd', 'optimizer__sgd__momentum': 0.9},
+    {'optimizer__name': 'muon'},
+  )
+  def test_states_of_workers_that_xla_joins_survive_a_death(self, **fields):
     fields = {
       **_STEPS,
-      'optimizer__name': name,
-      'optimizer__sgd__momentum': 0.9,
+      **fields,
       'route__name': 'native',
       'epochs': 6.0,
       'cluster__faults': ((1, 12, 'die', 'compute'),),

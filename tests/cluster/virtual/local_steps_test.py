@@ -146,10 +146,11 @@ class LossTest(absltest.TestCase):
 
 
 class ResumeTest(parameterized.TestCase):
-  @parameterized.parameters('bsp', 'asp')
-  def test_a_resumed_run_has_the_states_of_inner_optimizers(self, scheme):
+  @parameterized.parameters(('bsp', 'adamw'), ('asp', 'adamw'), ('bsp', 'muon'))
+  def test_a_resumed_run_has_the_states_of_inner_optimizers(self, scheme, name):
     fields = {
       **_ADAMW,
+      'optimizer__name': name,
       'batching__local_steps': 2,
       'outer__name': 'nesterov',
       'optimizer__sgd__momentum': 0.0,
