@@ -64,10 +64,12 @@ class RealPoint(NamedTuple):
 
 
 # By `python -m bench.soak --kills=10 --servers=0 --mean_s=5
-# --slowdown='(1.0,)'` with `--scheme=bsp` and `--scheme=quorum`.
+# --slowdown='(1.0,)'` with, in this order, `--scheme=bsp`, `--scheme=quorum`,
+# and `--scheme=quorum --local_steps=16 --ahead=0`.
 REAL = (
   RealPoint('bsp', 1, 20.0, 0.639),
   RealPoint('quorum', 1, 20.0, 0.536),
+  RealPoint('quorum', 16, 20.0, 0.602),
 )
 
 
