@@ -16,6 +16,9 @@ without failures; lost are the examples of iterations that ended with their
 worker, as a share of those applied.  Means over --seeds.  capacity is the share
 of the time in which a worker lives, which bounds goodput where workers do not
 wait.
+
+--picture also draws goodputs of real processes, measured by bench.soak with
+four workers, one of which is killed every five seconds.
 """
 
 import argparse
@@ -29,6 +32,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.figure import Figure
 
 import train
@@ -41,6 +45,32 @@ from sync.scheme import Decision, Push, Scheme
 _SCHEMES = ('bsp', 'ssp', 'elastic', 'quorum')
 _SIZE_BYTES, _SERVERS = 5_000_000, 2
 _EXCHANGE_S = 0.4  # Rough seconds of a push and a pull.
+
+
+class RealPoint(NamedTuple):
+  """Goodput of real processes.
+
+  Attributes:
+    scheme: Name of the scheme.
+    local_steps: Steps of an iteration (H).
+    between_s: Mean seconds between two failures of a worker.
+    goodput: Rate with failures over that before.
+  """
+
+  scheme: str
+  local_steps: int
+  between_s: float
+  goodput: float
+
+
+# By `python -m bench.soak --kills=10 --servers=0 --mean_s=5
+# --slowdown='(1.0,)'` with, in this order, `--scheme=bsp`, `--scheme=quorum`,
+# and `--scheme=quorum --local_steps=16 --ahead=0`.
+REAL = (
+  RealPoint('bsp', 1, 20.0, 0.639),
+  RealPoint('quorum', 1, 20.0, 0.536),
+  RealPoint('quorum', 16, 20.0, 0.602),
+)
 
 
 class Outcome(NamedTuple):
@@ -147,7 +177,7 @@ def main(argv: list[str] | None = None) -> None:
   for local_steps in map(int, flags.steps.split(',')):
     goodputs[local_steps] = print_table(schemes, local_steps, means_s, flags)
   if flags.picture:
-    draw(goodputs, means_s).savefig(flags.picture)
+    draw(goodputs, means_s, REAL).savefig(flags.picture)
 
 
 def print_table(
@@ -293,12 +323,15 @@ def simulate(
 def draw(
   goodputs: Mapping[int, Mapping[str, Sequence[float]]],
   means_s: Sequence[float],
+  real: Sequence[RealPoint] = (),
 ) -> Figure:
   """Returns a picture of goodput by failure rate, a panel for each H.
 
   Args:
     goodputs: Goodputs by H and scheme, one for each of `means_s`.
     means_s: Mean seconds from a worker's start to its death.
+    real: Goodputs of real processes, of which those of the same H and scheme
+      are drawn as crosses.
   """
   figure = Figure((5 * len(goodputs), 3.6), layout='constrained', dpi=110)
   panels = figure.subplots(1, len(goodputs), sharey=True, squeeze=False)[0]
@@ -306,7 +339,20 @@ def draw(
     panels, goodputs.items(), strict=True
   ):
     for name, values in by_scheme.items():
-      axes.plot(means_s, values, marker='o', label=name)
+      (line,) = axes.plot(means_s, values, marker='o', label=name)
+      points = [
+        (each.between_s, each.goodput)
+        for each in real
+        if (each.scheme, each.local_steps) == (name, local_steps)
+      ]
+      axes.plot(
+        *np.reshape(points, (-1, 2)).T,
+        marker='x',
+        markersize=9,
+        linestyle='none',
+        color=line.get_color(),
+        label=f'{name}, real processes' if points else None,
+      )
     axes.set(
       xscale='log',
       xticks=means_s,
@@ -316,8 +362,8 @@ def draw(
     axes.set_xticks([], minor=True)
     axes.set_xticklabels([f'{mean_s:g}' for mean_s in means_s])
     axes.grid(alpha=0.3)
+    axes.legend()
   panels[0].set_ylabel('goodput')
-  panels[-1].legend()
   return figure
 
 

@@ -1,7 +1,7 @@
 """Kills many processes of one run: python -m bench.soak, or `make soak`.
 
   python -m bench.soak [--route=server] [--kills=200] [--servers=0.1]
-    [--mean_s=1.5] [--seed=0] [--scheme=elastic] [--local_steps=1]
+    [--mean_s=1.5] [--seed=0] [--scheme=elastic] [--local_steps=1] [--ahead=2]
     [--slowdown='(1.0, 1.5, 2.0, 3.0)'] [--out=DIR]
 
 With --route=server the run is ElasticBSP on this machine, with four workers and
@@ -14,7 +14,8 @@ are longer while all processes restart.
 
 --scheme, --local_steps and --slowdown change the scheme of such a run, the
 steps of an iteration, each as long as an iteration of one step, and the
-workers' speeds.
+workers' speeds.  --ahead is config.data.ahead, of which an epoch of the data
+set bounds the examples: 8 local steps need 1, and 12 or more need 0.
 
 With --route=ring the run is BSP with four workers and no server, and any worker
 is killed, the coordinator's process too.  Nobody else may restart.
@@ -114,12 +115,13 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--scheme', choices=_SCHEMES, default='elastic')
   parser.add_argument('--local_steps', type=int, default=1)
+  parser.add_argument('--ahead', type=int, default=2, help='config.data.ahead')
   parser.add_argument('--slowdown', help='config.cluster.speed.slowdown')
   parser.add_argument('--out', help='folder of the run; a new one by default')
   flags = parser.parse_args(argv)
-  changed = (flags.scheme, flags.local_steps, flags.slowdown)
-  if flags.route == 'ring' and changed != ('elastic', 1, None):
-    parser.error('--route=ring: expected no other scheme, steps or slowdown')
+  changed = (flags.scheme, flags.local_steps, flags.ahead, flags.slowdown)
+  if flags.route == 'ring' and changed != ('elastic', 1, 2, None):
+    parser.error('--route=ring: expected no option of the server alone')
   out = pathlib.Path(flags.out or tempfile.mkdtemp()).resolve()
   print(f'the run is in {out}', flush=True)
   start, kind = time.monotonic(), _KINDS[flags.route]
@@ -131,6 +133,7 @@ def main(argv: list[str] | None = None) -> None:
       **kind.fields,
       'epochs': _num_pushes(flags) * flags.local_steps / _EPOCH,
       'batching.local_steps': flags.local_steps,
+      'data.ahead': flags.ahead,
       'cluster.speed.fixed_s': flags.local_steps * _ITERATION_S,
       **({'cluster.speed.slowdown': flags.slowdown} if flags.slowdown else {}),
     },

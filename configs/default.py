@@ -490,6 +490,18 @@ def get_config() -> ml_collections.ConfigDict:
   config.optimizer.adamw.eps = 1e-8  # Term added to the root of the latter.
   # Multiple of the parameters that is added to steps.
   config.optimizer.adamw.weight_decay = 1e-4
+  # Orthogonal steps for matrices, AdamW for embeddings and vectors.
+  config.optimizer.muon = ConfigDict()
+  config.optimizer.muon.momentum = 0.95  # Decay of the mean gradient.
+  config.optimizer.muon.nesterov = True  # Whether momentum is Nesterov's.
+  config.optimizer.muon.iterations = 5  # Of Newton and Schulz.
+  # Root mean square of a matrix's step at rate 1; AdamW's is about 0.2.
+  config.optimizer.muon.rms = 0.2
+  config.optimizer.muon.b1 = 0.9  # As adamw.b1, of embeddings and vectors.
+  config.optimizer.muon.b2 = 0.999  # As adamw.b2, likewise.
+  config.optimizer.muon.eps = 1e-8  # As adamw.eps; of norms of matrices, too.
+  # Multiple of the parameters that is added to steps.
+  config.optimizer.muon.weight_decay = 1e-4
   config.optimizer.lars = ConfigDict()
   config.optimizer.lars.momentum = 0.9  # Decay of the momentum.
   config.optimizer.lars.nesterov = False  # Whether momentum is Nesterov's.

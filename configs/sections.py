@@ -165,6 +165,14 @@ def check_values(config: ConfigDict) -> None:
       )
   if config.batching.local_steps > 1:
     _check_local_steps(config)
+  elif optimizer.name == 'muon':
+    valid = wire.name != 'sparse' or wire.sparse.correction == 'none'
+    if not valid:
+      raise ValueError(
+        "config.wire.sparse.correction: expected 'none', as steps of "
+        "config.optimizer.name 'muon' are of whole matrices, got "
+        f'{wire.sparse.correction!r}.'
+      )
   _check_fragments(config)
   precision = config.precision
   if precision.matmul not in MATMULS:

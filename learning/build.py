@@ -129,12 +129,18 @@ def _no_model(config: ConfigDict, choose: Choose) -> TimingOnlyLearning:
 
 
 def _stream(config: ConfigDict, num_train: int) -> Stream:
-  batch = config.batching.worker_batch * sections.iteration_steps(config)
-  ahead = config.data.ahead
-  most = f'at most the {num_train} training examples'
-  require(batch <= num_train, 'config.batching.worker_batch', most, batch)
-  held = config.cluster.workers * batch * (ahead + 1)
-  least = f'no more examples held ahead ({held}) than an epoch has'
-  require(held <= num_train, 'config.data.ahead', least, ahead)
+  batching, workers = config.batching, config.cluster.workers
+  batch, steps = batching.worker_batch, sections.iteration_steps(config)
+  reason = f'as {workers} workers share the {num_train} examples of an epoch'
+  most = num_train // workers
+  expected = f'at most {most}, {reason}'
+  require(batch <= most, 'config.batching.worker_batch', expected, batch)
+  most //= batch
+  expected = f'at most {most} with batches of {batch}, {reason}'
+  require(steps <= most, 'config.batching.local_steps', expected, steps)
+  # Examples of the current iteration, and of those ahead.
+  most, ahead = most // steps - 1, config.data.ahead
+  expected = f'at most {most} with iterations of {batch * steps}, {reason}'
+  require(ahead <= most, 'config.data.ahead', expected, ahead)
   with error_prefix('config.data'):
     return Stream(num_examples=num_train, seed=config.seed, ahead=ahead)

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from optax import contrib
 
-from configs.checks import require
+from configs.checks import check_integer, require
 
 
 def sgd(
@@ -59,6 +60,60 @@ def adamw(
   _check_positive('eps', eps)
   _check_decay(weight_decay)
   return optax.adamw(1.0, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+
+
+def muon(
+  *,
+  momentum: float,
+  nesterov: bool,
+  iterations: int,
+  rms: float,
+  b1: float,
+  b2: float,
+  eps: float,
+  weight_decay: float,
+) -> optax.GradientTransformation:
+  """Returns Muon: momentum whose matrices are made orthogonal (Jordan, 2024).
+
+  A kernel of a convolution is a matrix from all its inputs to its outputs.
+  Newton-Schulz iterations bring the singular values of a matrix of momentum
+  close to 1, and its step has the given root mean square.  Embeddings, and
+  parameters of fewer than two dimensions, take steps of AdamW.
+
+  Args:
+    momentum: Decay of the mean of gradients of matrices, 0 to 1.
+    nesterov: Whether momentum, and AdamW's, looks ahead.
+    iterations: Newton-Schulz iterations, at least 1.
+    rms: Root mean square of a matrix's step, above 0.  That of Adam is about
+      0.2, so that one learning rate suits both (Liu et al., 2025).
+    b1: Decay of AdamW's mean of gradients, 0 to 1.
+    b2: Decay of AdamW's mean of squared gradients, 0 to 1.
+    eps: Number added to its root, and to norms of matrices, above 0.
+    weight_decay: Factor of all parameters in each step, at least 0.
+
+  Raises:
+    ValueError: If an argument is out of range.
+  """
+  for name, value in (('momentum', momentum), ('b1', b1), ('b2', b2)):
+    _check_range(name, value)
+  _check_nesterov(nesterov, momentum)
+  check_integer('iterations', iterations, at_least=1)
+  _check_positive('rms', rms)
+  _check_positive('eps', eps)
+  _check_decay(weight_decay)
+  return contrib.muon(
+    1.0,
+    ns_steps=iterations,
+    beta=momentum,
+    eps=eps,
+    weight_decay=weight_decay,
+    nesterov=nesterov,
+    adam_b1=b1,
+    adam_b2=b2,
+    adam_weight_decay=weight_decay,
+    muon_weight_dimension_numbers=_dimensions,
+    consistent_rms=rms,
+  )
 
 
 def lars(
@@ -127,6 +182,18 @@ def clipped(
 def _matrices(params: Any) -> Any:
   """Returns a mask of the leaves with two dimensions or more."""
   return jax.tree.map(lambda leaf: np.ndim(leaf) > 1, params)
+
+
+def _dimensions(params: Any) -> Any:
+  """Returns which dimensions are a matrix's; None for what is no matrix."""
+
+  def find(path: Any, leaf: Any) -> contrib.MuonDimensionNumbers | None:
+    if np.ndim(leaf) < 2 or 'embedding' in jax.tree_util.keystr(path):
+      return None
+    last = np.ndim(leaf) - 1
+    return contrib.MuonDimensionNumbers(tuple(range(last)), last)
+
+  return jax.tree_util.tree_map_with_path(find, params)
 
 
 def _check_nesterov(nesterov: bool, momentum: float) -> None:

@@ -1,5 +1,9 @@
 """Folders of named arrays, written and read by Orbax, with checksums.
 
+Any process writes folders on its own, also one of several that XLA has joined
+(jax.distributed): Orbax's handler of NumPy arrays writes only in the first of
+these, so that one of ours takes its place.
+
 Every part of a checkpoint is such a folder: an Orbax checkpoint of one flat
 dictionary of NumPy arrays, which `orbax.checkpoint.PyTreeCheckpointer` reads.
 `checksums.json` lists the size and the checksum (XXH3) of each of its files.
@@ -8,13 +12,15 @@ tracebacks of its own.  Orbax is imported by the first call, as that takes a
 third of a second.
 """
 
+import asyncio
 import functools
 import json
 import logging as log
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import xxhash
 from absl import logging
@@ -28,9 +34,8 @@ _READ_BYTES = 1 << 20
 def write(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
   """Writes arrays into a new folder; does not flush it to the disk.
 
-  Several threads may write at once.  Orbax writes only in a process whose
-  `jax.process_index()` is 0: in each process on its own, and in the first one
-  of those that XLA has joined.
+  Several threads, and several processes, may write folders of their own at
+  once.
 
   Args:
     folder: Path of the folder, which must not exist.
@@ -111,13 +116,65 @@ def _checkpointer() -> Any:
   import orbax.checkpoint as ocp
 
   logging.get_absl_logger().addFilter(_is_of_interest)
+  index = jax.process_index()
   options = ocp.options.MultiprocessingOptions(
-    primary_host=0, active_processes={0}
+    primary_host=index, active_processes={index}
+  )
+  registry = ocp.type_handlers.create_type_handler_registry(
+    (np.ndarray, _array_handler(index)),
+    (jax.Array, ocp.type_handlers.ArrayHandler()),  # Else Orbax warns.
   )
   handler = ocp.PyTreeCheckpointHandler(
-    multiprocessing_options=options, use_compression=False
+    multiprocessing_options=options,
+    type_handler_registry=registry,
+    use_compression=False,
   )
   return ocp.Checkpointer(handler, multiprocessing_options=options)
+
+
+def _array_handler(index: int) -> Any:
+  """Returns a handler that writes arrays in this process.
+
+  Args:
+    index: Index of this process among those that XLA has joined.
+  """
+  import orbax.checkpoint as ocp
+  import tensorstore as ts
+
+  async def write_one(value: np.ndarray, info: Any, arg: Any) -> None:
+    await info.await_path_creation()
+    spec = ocp.type_handlers.get_json_tspec_write(
+      info,
+      use_ocdbt=info.is_ocdbt_checkpoint,
+      global_shape=value.shape,
+      local_shape=value.shape,
+      dtype=value.dtype,
+      process_index=index,
+      arg=arg,
+    )
+    context = info.ts_context
+    store = await ts.open(
+      ts.Spec(spec), create=True, open=True, context=context
+    )
+    await store.write(value)
+
+  async def write_all(
+    values: Sequence[np.ndarray], infos: Sequence[Any], args: Sequence[Any]
+  ) -> None:
+    await asyncio.gather(*map(write_one, values, infos, args))
+
+  class ArrayHandler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
+    async def serialize(
+      self,
+      values: Sequence[np.ndarray],
+      infos: Sequence[Any],
+      args: Sequence[Any] | None = None,
+    ) -> Sequence[Any]:
+      args = args or [ocp.type_handlers.SaveArgs()] * len(values)
+      writing = write_all(values, infos, args)
+      return [ocp.future.CommitFutureAwaitingContractedSignals(writing)]
+
+  return ArrayHandler()
 
 
 def _is_of_interest(record: log.LogRecord) -> bool:

@@ -87,14 +87,6 @@ class AllreduceSite(RealSite):
     self._plan, self._workers = plan, config.cluster.workers
     self._directory = parts.files.workdir / 'checkpoints'
     self._has_local_steps = config.batching.local_steps > 1
-    if plan.forest is None and parts.learned.has_inner_optimizer:
-      # Orbax writes arrays of the host in the first of these processes alone.
-      raise ValueError(
-        "config.route.name: expected a route of hosts, such as 'ring', as "
-        f'config.batching.local_steps is {config.batching.local_steps} and '
-        'config.optimizer has a state: workers that XLA has joined cannot '
-        f'write theirs to a checkpoint, got {plan.name!r}.'
-      )
     learned = parts.learned
     speed = parts.speed
     factors = speed.model.num_driving if speed else len(driving.NAMES)

@@ -453,9 +453,10 @@ def _check_divisible(
     ValueError: If the config needs one of these; names the field.
   """
   optimizer = config.optimizer
-  whole = 'an optimizer without norms of layers, as servers hold parts of them'
-  valid = optimizer.name != 'lars' or config.batching.local_steps > 1
-  require(valid, 'config.optimizer.name', whole, 'lars')
+  whole = 'an optimizer of single numbers, as servers hold parts of layers'
+  needs_layers = optimizer.name in ('lars', 'muon')
+  valid = not needs_layers or config.batching.local_steps > 1
+  require(valid, 'config.optimizer.name', whole, optimizer.name)
   expected = 'False for models with running statistics'
   valid = not (plan.pipelined and jax.tree.leaves(parts.learned.stats))
   require(valid, 'config.route.server.pipelined', expected, plan.pipelined)

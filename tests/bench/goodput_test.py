@@ -33,6 +33,19 @@ class FiguresTest(absltest.TestCase):
     self.assertEqual(goodput.outcome(summary), (4.0, 0.05))
 
 
+class PictureTest(absltest.TestCase):
+  def test_points_of_real_processes_are_crosses_beside_their_scheme(self):
+    goodputs = {1: {'bsp': [0.8, 0.6], 'quorum': [0.9, 0.7]}}
+    real = [
+      goodput.RealPoint('quorum', 1, 20.0, 0.5),
+      goodput.RealPoint('quorum', 16, 20.0, 0.25),
+    ]
+    (axes,) = goodput.draw(goodputs, [60.0, 15.0], real).axes
+    crosses = [line for line in axes.lines if line.get_marker() == 'x']
+    points = [line.get_xydata().tolist() for line in crosses]
+    self.assertEqual(points, [[], [[20.0, 0.5]]])
+
+
 class ScriptTest(absltest.TestCase):
   def test_workers_return_a_fixed_time_after_each_death(self):
     script = goodput.make_script(0, 2.0, _FLAGS)

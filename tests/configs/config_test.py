@@ -189,10 +189,14 @@ class CheckTest(parameterized.TestCase):
       {'cluster__script': (('soon', 'leave', 1),)},
       r"config.cluster.script: expected .* got \('soon', 'leave', 1\)",
     ),
+    (
+      {'optimizer__name': 'muon', 'wire__name': 'sparse'},
+      r"config.wire.sparse.correction: expected 'none', .* got 'masked'",
+    ),
     ({'data__ahead': -1}, r'config.data.ahead.* got -1'),
     (
       {'data__ahead': 10},
-      r'config.data.ahead: expected no more .*264.* got 10',
+      r'config.data.ahead: expected at most 7 with iterations of 8, .* got 10',
     ),
     ({'model__mlp__hidden': (1.5,)}, r'config.model.mlp.hidden: .* got \(1.5'),
     ({'time_to': ('a',)}, r'config.time_to: expected a tuple of numbers'),

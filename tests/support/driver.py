@@ -70,7 +70,8 @@ class Driver:
     """
     kinds = {'leave': _LEAVE, 'join': _JOIN}
     for time, kind, worker in faults:
-      heapq.heappush(self._events, (time, kinds[kind], worker, -1))
+      if worker < len(self.finished):
+        heapq.heappush(self._events, (time, kinds[kind], worker, -1))
     self._apply(seconds, check, 'start', time=0.0)
     while sum(self.finished) < pushes and not self._idle:
       self._next(seconds, check)

@@ -1,17 +1,18 @@
 """Tests for sync.elastic, with and without a bound on leads."""
 
 import copy
+import functools
 import hashlib
 import itertools
 import json
 import math
 
 import hypothesis
-import numpy as np
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
 
 from sync import elastic, record, ssp
+from tests.support import schedules
 from tests.support.driver import Driver
 
 # SHA-256 of the decisions without a bound, recorded before bounds existed.
@@ -27,16 +28,7 @@ def _make(num_workers, *, lookahead=6, monitor_pushes=2, bound=math.inf):
   )
 
 
-def _constant(*seconds):
-  return lambda worker, iteration: seconds[worker]
-
-
-def _random(seed):
-  """Returns iteration times of unequal workers, with jitter and many ties."""
-  rng = np.random.default_rng(seed)
-  speed = rng.integers(1, 9, 8)
-  table = rng.integers(1, 4, (8, 997)) * speed[:, None] / 4
-  return lambda worker, iteration: float(table[worker, iteration % 997])
+_random = functools.partial(schedules.jittered, workers=8, slowest=8)
 
 
 class _Leads:
@@ -70,25 +62,14 @@ class _Leads:
 def _schedules():
   """Returns strategies of random schedules with leaves and rejoins."""
   return {
-    'num_workers': st.integers(1, 6),
-    'seed': st.integers(0, 2**32 - 1),
+    **schedules.drawn(),
     'lookahead': st.integers(1, 7),
     'monitor_pushes': st.integers(2, 3),
-    'faults': st.lists(
-      st.tuples(
-        st.integers(0, 60).map(lambda t: t / 2),
-        st.sampled_from(['leave', 'join']),
-        st.integers(0, 5),
-      ),
-      max_size=12,
-    ),
   }
 
 
 def _drive(scheme, seed, faults=(), pushes=120):
-  num_workers = len(scheme.members.state)
-  faults = [fault for fault in faults if fault[2] < num_workers]
-  driver, leads = Driver(scheme, num_workers), _Leads()
+  driver, leads = Driver(scheme, len(scheme.members.state)), _Leads()
   driver.run(_random(seed), pushes=pushes, faults=faults, check=leads)
   return driver, leads.running
 
@@ -102,7 +83,7 @@ class BoundTest(parameterized.TestCase):
   @parameterized.parameters((10, 28), (30, 73))
   def test_without_a_bound_leads_grow_during_monitoring(self, slow, lead):
     driver, leads = Driver(_make(2, lookahead=15), 2), _Leads()
-    driver.run(_constant(1, slow), pushes=400, check=leads)
+    driver.run(schedules.constant(1, slow), pushes=400, check=leads)
     self.assertEqual(leads.largest, lead)
 
   @hypothesis.settings(max_examples=100, deadline=None)
@@ -149,7 +130,7 @@ class BoundTest(parameterized.TestCase):
     # and 2 pushes, the last at 5 and 6.  Worker 0 could push at 7 and then,
     # after waiting until 9, at 10; worker 1 at 9 and 12: 10 and 9 are nearest.
     driver, leads = Driver(_make(2, lookahead=2, bound=1), 2), _Leads()
-    driver.run(_constant(1, 3), pushes=8, check=leads)
+    driver.run(schedules.constant(1, 3), pushes=8, check=leads)
     self.assertEqual(
       driver.releases,
       [
@@ -168,7 +149,7 @@ class BoundTest(parameterized.TestCase):
     # At 1.5 worker 0 waits after one push of two; at 6 worker 1 has made both,
     # and monitoring would never end if it still included worker 0.
     driver = Driver(_make(2, lookahead=1, bound=0), 2)
-    driver.run(_constant(1, 3), pushes=4, faults=[(1.5, 'leave', 0)])
+    driver.run(schedules.constant(1, 3), pushes=4, faults=[(1.5, 'leave', 0)])
     barriers = [s.event['time'] for s in driver.steps if s.decision.barrier]
     self.assertEqual(barriers, [9])
 
@@ -186,7 +167,9 @@ class ChoiceTest(parameterized.TestCase):
     self, seconds, lookahead, bound
   ):
     # Irrational times: no ties, in whose order the schemes may differ.
-    times = _constant(*(s + math.sqrt(p) / 50 for p, s in enumerate(seconds)))
+    times = schedules.constant(
+      *(s + math.sqrt(p) / 50 for p, s in enumerate(seconds))
+    )
     scheme = _make(len(seconds), lookahead=lookahead, bound=bound)
     at_search = []
 

@@ -5,12 +5,11 @@ import json
 import math
 
 import hypothesis
-import numpy as np
 from absl.testing import absltest, parameterized
-from hypothesis import strategies as st
 
 from outputs import serialization
 from sync import asp, bsp, dssp, record, scheme, ssp
+from tests.support import schedules
 from tests.support.driver import Driver
 
 _GRACE_S = 0.5
@@ -22,18 +21,6 @@ _MAKE = {
 _LEADS = {'asp': math.inf, 'ssp': 2, 'dssp': 4}
 
 
-def _constant(*seconds):
-  return lambda worker, iteration: seconds[worker]
-
-
-def _random(seed):
-  """Returns iteration times of unequal workers, with jitter and many ties."""
-  rng = np.random.default_rng(seed)
-  speed = rng.integers(1, 5, 64)
-  table = rng.integers(1, 4, (64, 997)) * speed[:, None] / 4
-  return lambda worker, iteration: float(table[worker, iteration % 997])
-
-
 def _push(number, worker, time):
   return scheme.Push(number, worker, time, 1.0, 1)
 
@@ -41,7 +28,7 @@ def _push(number, worker, time):
 class TimelineTest(parameterized.TestCase):
   def test_workers_that_finish_close_together_are_merged(self):
     driver = Driver(asp.make(num_workers=3, grace_s=0.5), 3)
-    driver.run(_constant(1, 1.25, 4), pushes=8)
+    driver.run(schedules.constant(1, 1.25, 4), pushes=8)
 
     # The window that opens at 4 has the push of that instant, and ends with
     # the last worker.
@@ -57,7 +44,7 @@ class TimelineTest(parameterized.TestCase):
 
   def test_a_bounded_worker_waits_beyond_the_window(self):
     driver = Driver(ssp.make(num_workers=2, bound=0, grace_s=0.5), 2)
-    driver.run(_constant(1, 4), pushes=3)
+    driver.run(schedules.constant(1, 4), pushes=3)
     self.assertEqual(driver.releases[1:], [(4, (0, 1))])
     commits = [s.event['time'] for s in driver.steps if s.decision.commit]
     self.assertEqual(commits, [1.5, 4])
@@ -104,7 +91,7 @@ class LimitTest(parameterized.TestCase):
   def test_without_a_window_every_push_is_an_update(self, name):
     scheme_ = _MAKE[name](num_workers=4, grace_s=0.0)
     driver = Driver(scheme_, 4)
-    driver.run(_random(0), pushes=60)
+    driver.run(schedules.jittered(0), pushes=60)
     self.assertEqual(set(driver.applied.values()), {1})
     for step in driver.steps:
       self.assertLen(step.decision.commit, step.kind == 'push')
@@ -114,7 +101,7 @@ class LimitTest(parameterized.TestCase):
     found = Driver(_MAKE[name](num_workers=4, grace_s=1e9), 4)
     expected = Driver(bsp.make(num_workers=4), 4)
     for driver in (found, expected):
-      driver.run(_random(seed), pushes=40)
+      driver.run(schedules.jittered(seed), pushes=40)
     self.assertEqual(found.releases, expected.releases)
     for one, other in zip(found.steps, expected.steps, strict=True):
       self.assertEqual(one.event, other.event)
@@ -126,27 +113,17 @@ class ScheduleTest(parameterized.TestCase):
 
   @parameterized.parameters(*_MAKE)
   @hypothesis.settings(max_examples=100, deadline=None)
-  @hypothesis.given(
-    num_workers=st.integers(1, 6),
-    seed=st.integers(0, 2**32 - 1),
-    faults=st.lists(
-      st.tuples(
-        st.integers(0, 40).map(lambda t: t / 2),
-        st.sampled_from(['leave', 'join']),
-        st.integers(0, 5),
-      ),
-      max_size=10,
-    ),
-  )
+  @hypothesis.given(**schedules.drawn())
   def test_windows_merge_all_pushes_and_every_push_is_applied_once(
     self, name, num_workers, seed, faults
   ):
-    faults = [fault for fault in faults if fault[2] < num_workers]
     scheme_ = _MAKE[name](num_workers=num_workers, grace_s=_GRACE_S)
     driver = Driver(scheme_, num_workers)
     window = _Window(self, _LEADS[name])
 
-    driver.run(_random(seed), pushes=120, faults=faults, check=window.check)
+    driver.run(
+      schedules.jittered(seed), pushes=120, faults=faults, check=window.check
+    )
 
     times = list(driver.applied.values())
     self.assertEqual(times.count(0), window.pushes)
@@ -167,7 +144,7 @@ class ScheduleTest(parameterized.TestCase):
       saved.append(serialization.freeze(copy.deepcopy(driver.scheme))())
 
     faults = [(3.0, 'leave', 1), (5.25, 'join', 1)]
-    driver.run(_random(3), pushes=40, faults=faults, check=save)
+    driver.run(schedules.jittered(3), pushes=40, faults=faults, check=save)
     rows = [record.encode_row(*step) for step in driver.steps]
     for number, tree in enumerate(saved):
       restored = serialization.thaw(tree)

@@ -3,11 +3,8 @@
 from absl.testing import absltest, parameterized
 
 from sync import asp, bsp, dssp, elastic, quorum, r2sp, ssp
+from tests.support import schedules
 from tests.support.driver import Driver
-
-
-def _constant(*seconds):
-  return lambda worker, iteration: seconds[worker]
 
 
 class TimelineTest(parameterized.TestCase):
@@ -15,7 +12,7 @@ class TimelineTest(parameterized.TestCase):
 
   def _releases(self, scheme_, seconds, pushes):
     driver = Driver(scheme_, 3)
-    driver.run(_constant(*seconds), pushes=pushes)
+    driver.run(schedules.constant(*seconds), pushes=pushes)
     return driver
 
   def test_bsp_continues_with_the_slowest_worker(self):

@@ -5,11 +5,11 @@ import json
 import math
 
 import hypothesis
-import numpy as np
 from absl.testing import absltest, parameterized
 from hypothesis import strategies as st
 
 from sync import asp, bsp, dssp, elastic, quorum, r2sp, record, scheme, ssp
+from tests.support import schedules
 from tests.support.driver import Driver
 
 _ARGUMENTS = {
@@ -28,24 +28,12 @@ def _make(name, num_workers, **changed):
   return module.make(num_workers=num_workers, **_ARGUMENTS[name] | changed)
 
 
-def _constant(*seconds):
-  return lambda worker, iteration: seconds[worker]
-
-
-def _random(seed):
-  """Returns iteration times of unequal workers, with jitter and many ties."""
-  rng = np.random.default_rng(seed)
-  speed = rng.integers(1, 5, 64)
-  table = rng.integers(1, 4, (64, 997)) * speed[:, None] / 4
-  return lambda worker, iteration: float(table[worker, iteration % 997])
-
-
 class DepartureTimelineTest(parameterized.TestCase):
   """Tests against timelines of three workers that leave and rejoin."""
 
   def _releases(self, scheme_, seconds, pushes, faults):
     driver = Driver(scheme_, 3)
-    driver.run(_constant(*seconds), pushes=pushes, faults=faults)
+    driver.run(schedules.constant(*seconds), pushes=pushes, faults=faults)
     return driver.releases
 
   def test_r2sp_skips_turns_and_changes_the_gap(self):
@@ -146,7 +134,7 @@ class DepartureTimelineTest(parameterized.TestCase):
   def test_there_is_no_barrier_without_living_workers(self, name):
     driver = Driver(_make(name, 2), 2)
     driver.run(
-      _constant(1, 1),
+      schedules.constant(1, 1),
       pushes=9,
       faults=[(0.5, 'leave', 0), (0.5, 'leave', 1), (2.0, 'join', 1)],
     )
@@ -159,26 +147,17 @@ class ScheduleTest(parameterized.TestCase):
 
   @parameterized.parameters(*_ARGUMENTS)
   @hypothesis.settings(max_examples=100, deadline=None)
-  @hypothesis.given(
-    num_workers=st.integers(1, 6),
-    seed=st.integers(0, 2**32 - 1),
-    faults=st.lists(
-      st.tuples(
-        st.integers(0, 40).map(lambda t: t / 2),
-        st.sampled_from(['leave', 'join']),
-        st.integers(0, 5),
-      ),
-      max_size=10,
-    ),
-  )
+  @hypothesis.given(**schedules.drawn())
   def test_bounds_hold_and_every_push_is_applied_once(
     self, name, num_workers, seed, faults
   ):
-    faults = [fault for fault in faults if fault[2] < num_workers]
     driver = Driver(_make(name, num_workers), num_workers)
 
     driver.run(
-      _random(seed), pushes=120, faults=faults, check=getattr(self, '_' + name)
+      schedules.jittered(seed),
+      pushes=120,
+      faults=faults,
+      check=getattr(self, '_' + name),
     )
 
     pending = sum(times == 0 for times in driver.applied.values())
@@ -226,18 +205,9 @@ class ScheduleTest(parameterized.TestCase):
   @parameterized.parameters('count', 'drop')
   @hypothesis.settings(max_examples=100, deadline=None)
   @hypothesis.given(
-    num_workers=st.integers(2, 6),
     minimum=st.integers(1, 6),
     grace=st.sampled_from([0.0, 0.25, 1.0, 4.0]),
-    seed=st.integers(0, 2**32 - 1),
-    faults=st.lists(
-      st.tuples(
-        st.integers(0, 40).map(lambda t: t / 2),
-        st.sampled_from(['leave', 'join']),
-        st.integers(0, 5),
-      ),
-      max_size=10,
-    ),
+    **schedules.drawn(least_workers=2),
   )
   def test_rounds_end_with_a_quorum_and_its_grace_window(
     self, late, num_workers, minimum, grace, seed, faults
@@ -253,8 +223,7 @@ class ScheduleTest(parameterized.TestCase):
     def check(driver, step):
       self._check_quorum(driver, step, minimum=minimum, grace=grace)
 
-    faults = [fault for fault in faults if fault[2] < num_workers]
-    driver.run(_random(seed), pushes=120, faults=faults, check=check)
+    driver.run(schedules.jittered(seed), pushes=120, faults=faults, check=check)
 
     self.assertLessEqual(max(driver.applied.values()), 1)
     if late == 'count':
@@ -341,7 +310,7 @@ class EquivalenceTest(parameterized.TestCase):
   def _steps(self, scheme_, seed):
     faults = [(3.0, 'leave', 1), (6.0, 'join', 1), (6.0, 'leave', 2)]
     driver = Driver(scheme_, 4)
-    driver.run(_random(seed), pushes=300, faults=faults)
+    driver.run(schedules.jittered(seed), pushes=300, faults=faults)
     return driver.steps
 
   @parameterized.parameters(range(10))
@@ -381,7 +350,7 @@ class EquivalenceTest(parameterized.TestCase):
       )
     ]
     for driver in drivers:
-      driver.run(_random(seed), pushes=300)
+      driver.run(schedules.jittered(seed), pushes=300)
     self.assertEqual(drivers[0].steps, drivers[1].steps)
 
   @parameterized.parameters(range(10))
@@ -391,14 +360,14 @@ class EquivalenceTest(parameterized.TestCase):
       for scheme_ in (bsp.make(num_workers=4), ssp.make(num_workers=4, bound=0))
     ]
     for driver in drivers:
-      driver.run(_random(seed), pushes=200)
+      driver.run(schedules.jittered(seed), pushes=200)
     self.assertEqual(drivers[0].releases, drivers[1].releases)
 
   @parameterized.parameters(*_ARGUMENTS)
   def test_one_worker_never_waits(self, name):
     driver = Driver(_make(name, 1), 1)
 
-    driver.run(_constant(2.0), pushes=20)
+    driver.run(schedules.constant(2.0), pushes=20)
 
     changed = [s.decision for s in driver.steps if s.kind == 'push']
     self.assertLen(changed, 20)

@@ -191,7 +191,7 @@ def _local_sgd(config, ranges, rate, momentum):
   return _flat(params)
 
 
-class ProcessTest(processes.TestCase):
+class ProcessTest(parameterized.TestCase, processes.TestCase):
   def test_states_survive_epochs_and_restarts_and_are_listed_with_a_death(self):
     fields = {
       **_STEPS,
@@ -259,12 +259,55 @@ class ProcessTest(processes.TestCase):
     found = recompute.compare(launch.folder)
     self.assertLessEqual(found.difference, found.tolerance)
 
-  @pytest.mark.soak
-  def test_states_of_workers_that_xla_joins_are_refused(self):
-    fields = {**_STEPS, 'route__name': 'native'}
+  def test_states_of_workers_that_xla_joins_survive_a_restart(self):
+    fields = {
+      **_STEPS,
+      'route__name': 'native',
+      'epochs': 12.0,
+      'cluster__speed__injected': True,
+      'cluster__speed__fixed_s': 0.02,
+      'cluster__speed__per_example_s': 0.0,
+    }
     with processes.launch(workers=2, servers=0, **fields) as launch:
-      self.assertEqual(launch.wait(), 1)
-    self.assertIn('config.route.name: expected a route of hosts', launch.text)
+      launch.reach(200)
+      launch.process.send_signal(signal.SIGTERM)
+      self.assertEqual(launch.wait(), 143, launch.text)
+    directory = launch.folder / 'checkpoints'
+    found = checkpoints.part_names(directory, checkpoints.steps(directory)[-1])
+    self.assertEqual(found, ['coordinator', 'worker0', 'worker1'])
+    with processes.launch(
+      workers=2, servers=0, folder=launch.folder, **fields
+    ) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    self._check_states_of_xla(launch)
+
+  @pytest.mark.soak
+  @parameterized.parameters(
+    {'optimizer__name': 'sgd', 'optimizer__sgd__momentum': 0.9},
+    {'optimizer__name': 'muon'},
+  )
+  def test_states_of_workers_that_xla_joins_survive_a_death(self, **fields):
+    fields = {
+      **_STEPS,
+      **fields,
+      'route__name': 'native',
+      'epochs': 6.0,
+      'cluster__faults': ((1, 12, 'die', 'compute'),),
+    }
+    with processes.launch(workers=2, servers=0, **fields) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    starts = [r for r in launch.rows('events.jsonl') if r['event'] == 'start']
+    self.assertLen(starts, 2)
+    self._check_states_of_xla(launch)
+
+  def _check_states_of_xla(self, launch):
+    """Checks that all workers have continued with their states."""
+    summary = launch.summary
+    self.assertEqual(summary['late_compilations'], 0)
+    self.assertEqual(summary['lost_states'], [])
+    self.assertEqual(summary['new_states'], [])
+    found = recompute.compare(launch.folder)
+    self.assertLessEqual(found.difference, found.tolerance)
 
 
 if __name__ == '__main__':

@@ -59,7 +59,7 @@ class SameTest(parameterized.TestCase):
     {**_STEPS, 'schedule__name': 'step', 'schedule__step__epochs': (1.0,)},
     {**_STEPS, 'optimizer__clip_norm': 0.1},
     {**_STEPS, 'route__server__pipelined': True},
-    {'optimizer__name': 'lars', 'batching__local_steps': 2},
+    {'optimizer__name': 'muon', 'batching__local_steps': 2},
   )
   def test_a_synchronous_run_learns_as_the_virtual_one(self, **fields):
     folder, summary = _together(**fields, epochs=3.0)

@@ -146,10 +146,11 @@ class LossTest(absltest.TestCase):
 
 
 class ResumeTest(parameterized.TestCase):
-  @parameterized.parameters('bsp', 'asp')
-  def test_a_resumed_run_has_the_states_of_inner_optimizers(self, scheme):
+  @parameterized.parameters(('bsp', 'adamw'), ('asp', 'adamw'), ('bsp', 'muon'))
+  def test_a_resumed_run_has_the_states_of_inner_optimizers(self, scheme, name):
     fields = {
       **_ADAMW,
+      'optimizer__name': name,
       'batching__local_steps': 2,
       'outer__name': 'nesterov',
       'optimizer__sgd__momentum': 0.0,
@@ -169,6 +170,14 @@ class ResumeTest(parameterized.TestCase):
 class RejectionTest(parameterized.TestCase):
   @parameterized.parameters(
     ({'batching__local_steps': 0}, 'config.batching.local_steps: expected mo'),
+    (
+      {'batching__local_steps': 9},
+      'config.batching.local_steps: expected at most 8 with batches of 8, .* 9',
+    ),
+    (
+      {'batching__local_steps': 4},
+      'config.data.ahead: expected at most 1 with iterations of 32, .* got 2',
+    ),
     (
       {'outer__learning_rate': 0.7},
       'config.outer.learning_rate: .* because config.batching.local_steps is 1',
