@@ -434,7 +434,7 @@ class PrintedDsspTest(parameterized.TestCase):
       dssp.make(num_workers=3, low=low, high=low + most, as_printed=True), 3
     )
     printed = _PrintedDssp(3, low, most)
-    for step in driver.run(_random(seed), pushes=200):
+    for step in driver.run(schedules.jittered(seed), pushes=200):
       if step.kind == 'push':
         expected = printed.push(step.event['worker'], step.event['time'])
         self.assertEqual(set(step.decision.release), expected, step)
@@ -449,7 +449,7 @@ class PrintedDsspTest(parameterized.TestCase):
       def check(driver, step, as_printed=as_printed):
         leads[as_printed] = max(leads[as_printed], _lead(driver, step))
 
-      driver.run(_constant(1.0, 2.1), pushes=300, check=check)
+      driver.run(schedules.constant(1.0, 2.1), pushes=300, check=check)
     self.assertLessEqual(leads[False], 15)
     self.assertGreater(leads[True], 30)
 

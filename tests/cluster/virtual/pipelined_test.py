@@ -319,7 +319,7 @@ class RecordTest(parameterized.TestCase):
     run = small.build(self._eventful())
     run()
     scheme = manifests.make_scheme(records.read_config(run.files.workdir), 3)
-    rows = small.rows(run, 'events.jsonl')
+    rows = records.read_events(run.files.workdir)
     for recorded, replayed in record.replay(scheme, rows):
       self.assertEqual(recorded, replayed)
     summary = json.loads((run.files.workdir / 'summary.json').read_text())
