@@ -144,6 +144,17 @@ class ProgressTest(parameterized.TestCase):
     self.assertEqual(progress.workers[1].phase, 'computing')
     self.assertIsNone(progress.workers[1].speed)
 
+  def test_stragglers_appear_and_end(self):
+    progress = Progress(is_allreduce=False)
+    worker = {'event': 'straggler', 'time': 9.0, 'of': 'worker', 'worker': 2}
+    link = {'event': 'straggler', 'time': 9.0, 'of': 'link', 'src': 0, 'dst': 1}
+    progress.take(worker | {'did': 'appears', 'since': 4.0})
+    progress.take(link | {'did': 'appears', 'since': 5.0})
+    expected = {'worker 2': 4.0, 'link from worker 0 to 1': 5.0}
+    self.assertEqual(progress.stragglers, expected)
+    progress.take(worker | {'did': 'ends', 'since': 8.0})
+    self.assertEqual(progress.stragglers, {'link from worker 0 to 1': 5.0})
+
 
 class PageTest(parameterized.TestCase):
   def test_a_run_that_has_ended(self):

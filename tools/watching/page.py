@@ -103,6 +103,9 @@ class Page:
       f'{last["waiting_share"]:.1%} of the time waiting, mean staleness '
       f'{last["staleness_mean"]:.2f}',
     )
+    if slow := self._progress.stragglers:
+      text = ', '.join(f'{name} since {at:.4g} s' for name, at in slow.items())
+      table.add_row('slow', text)
     memory = find_memory(self._folder)
     if memory:
       text = ', '.join(f'{role} {mib:.0f}' for role, mib in memory.items())

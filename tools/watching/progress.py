@@ -126,6 +126,8 @@ class Progress:
     workers: Workers by rank.
     link_rates: Newest measured rates of links, as in rows of events.jsonl.
     staleness: Number of applied pushes by staleness, versions.
+    stragglers: Workers and links that are slow now, as text, with the time
+      since which they are.
   """
 
   def __init__(self, is_allreduce: bool):
@@ -140,6 +142,7 @@ class Progress:
     self.workers: dict[int, Worker] = {}
     self.link_rates: list[Mapping[str, Any]] = []
     self.staleness: collections.Counter[int] = collections.Counter()
+    self.stragglers: dict[str, float] = {}
     self._pending: dict[int, list[tuple[int, int]]] = {}
 
   def lead(self, rank: int) -> int:
@@ -153,6 +156,11 @@ class Progress:
     self.time = max(self.time, row.get('time') or 0.0)
     if row.get('rates') and row.get('did') == 'traffic':
       self.link_rates = row['rates']
+    if row.get('event') == 'straggler':
+      name = _name_straggler(row)
+      self.stragglers.pop(name, None)
+      if row['did'] == 'appears':
+        self.stragglers[name] = row['since']
     decision = row.get('decision')
     if not isinstance(decision, dict):
       return
@@ -188,3 +196,10 @@ class Progress:
       self.staleness[staleness] += 1
       self._worker(rank).staleness = staleness
     self.version += 1
+
+
+def _name_straggler(row: Mapping[str, Any]) -> str:
+  if 'src' in row:
+    return f'link from worker {row["src"]} to {row["dst"]}'
+  kind = 'link of worker' if row['of'] == 'link' else 'worker'
+  return f'{kind} {row["worker"]}'
