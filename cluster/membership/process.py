@@ -153,9 +153,10 @@ class RealSite:
       where = sockets.join(meeting.address, number)
       raise OSError(taken.errno, f'{where}: {taken.strerror}')
     self._draining = threading.Event()
-    stacks.dump_on_signal(
-      parts.files.workdir, f'{meeting.role.kind}-{meeting.role.index}'
-    )
+    if not meeting.finished:
+      stacks.dump_on_signal(
+        parts.files.workdir, f'{meeting.role.kind}-{meeting.role.index}'
+      )
     port, field = config.outputs.metrics_port, 'config.outputs.metrics_port'
     require(0 <= port < 2**16, field, 'a port, or 0 for none', port)
     self.settings = Settings(

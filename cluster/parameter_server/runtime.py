@@ -326,6 +326,13 @@ class ParameterServerRuntime(EventLoop):
     )
     self.coordinator.recorder.record_rollback(rollback)
 
+  def close(self) -> None:
+    """Ends the run for all processes, also after an error."""
+    super().close()
+    for each in (self._succession, self._mirror_store):
+      if each:
+        each.close()
+
   def state(self) -> dict[str, Any]:
     """Returns the coordinator's state; the servers save theirs."""
     return {

@@ -234,6 +234,9 @@ class ParameterServerSite(RealSite):
       self._is_over.set()
     if server:
       server.join(self.settings.start_s)
+    for each in (self._succession, self._mirrors):
+      if each:
+        each.close()
     return finished
 
   def _locate(self) -> str:

@@ -16,6 +16,7 @@ from data.stream import Stream
 from models import norm
 from models import task as tasks
 from tests.support import small, stopping
+from tools.reading import records
 
 
 class _Model(nnx.Module):
@@ -74,7 +75,7 @@ class StatisticsTest(parameterized.TestCase):
     mean, var = np.zeros(3), np.ones(3)
     stream, taken = Stream(num_examples=192, seed=0, ahead=2), {}
     sums = collections.defaultdict(list)
-    for row in small.rows(run, 'events.jsonl'):
+    for row in records.read_events(run.files.workdir):
       said = row['decision']
       if row['event'] == 'push':
         stream.done(row['worker'])

@@ -106,7 +106,7 @@ def compute_expected(
   result = Expected(np.zeros(_SIZE, np.float32), [])
   using, pending, pushed = {}, {}, 0
   for row in events:
-    if row['event'] == 'links':
+    if 'decision' not in row:
       continue
     decision = row['decision']
     if row['event'] == 'start':  # First start or restart.

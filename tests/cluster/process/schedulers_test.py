@@ -194,7 +194,7 @@ class SlurmTest(parameterized.TestCase):
 
     self.assertEqual((code, errors), (0, ''))
     for rank, (role, flags, own) in enumerate(self._tasks()):
-      self.assertEqual(role, ['worker', rank, '', _LAUNCH])
+      self.assertEqual(role, ['worker', rank, '', _LAUNCH, 0])
       self.assertEqual(own, [None, memory.ENVIRONMENT['GLIBC_TUNABLES']])
       self.assertEqual(flags['config'], 'x y.py')
       self.assertEqual(flags['config.cluster.runtime'], 'distributed')
@@ -209,8 +209,8 @@ class SlurmTest(parameterized.TestCase):
 
     self.assertEqual((code, errors), (0, ''))
     found = [(role, own[0]) for role, _, own in self._tasks()]
-    expected = [(['worker', n, '', _LAUNCH], None) for n in range(3)]
-    expected += [(['server', n, '', _LAUNCH], 'cpu') for n in range(2)]
+    expected = [(['worker', n, '', _LAUNCH, 0], None) for n in range(3)]
+    expected += [(['server', n, '', _LAUNCH, 0], 'cpu') for n in range(2)]
     self.assertEqual(found, expected)
 
   @parameterized.parameters(
