@@ -154,8 +154,10 @@ class ResidualHistory:
 
   def record(self, iteration: int, states: WorkerState) -> None:
     """Stores the state after an iteration that may count."""
-    newest = {**self._states, iteration: states}
-    self._states = dict(list(newest.items())[-_NEWEST:])
+    # An iteration has the number of a lost one if all return to a mirror.
+    others = {k: v for k, v in self._states.items() if k != iteration}
+    newest = [*others.items(), (iteration, states)]
+    self._states = dict(newest[-_NEWEST:])
 
   def retain(self, request: RetainResidual) -> None:
     """Retains the state that a mirror refers to, until `release`."""

@@ -19,7 +19,11 @@ from cluster.membership.worker_states import (
   ResidualId,
   WorkerState,
 )
-from cluster.network.messages import ResidualSaved, SaveResidual
+from cluster.network.messages import (
+  ResidualSaved,
+  RetainResidual,
+  SaveResidual,
+)
 from learning.shard_codec import ShardCodec
 from learning.timing_only import TimingOnlyGradient, TimingOnlyLearner
 from outputs import checkpoints
@@ -224,6 +228,18 @@ class ResidualHistoryTest(absltest.TestCase):
     self.assertFalse(self.own.has_recalled)
     self.own.record(3, self._state(4))
     self.assertEqual(self._unsent(ResidualId(2)), 3)
+
+  def test_iterations_that_are_repeated_from_a_mirror_have_new_residuals(self):
+    for iteration in range(26):
+      self.own.record(iteration, self._state(iteration))
+    self.own.retain(RetainResidual(2, (25, None, [])))
+    for iteration in range(26, 30):
+      self.own.record(iteration, self._state(iteration))
+    self.own.begin()  # All return to the mirror.
+    self.assertEqual(self._unsent(ResidualId(25)), 25)
+    for iteration in range(26, 34):
+      self.own.record(iteration, self._state(100 + iteration))
+      self.assertEqual(self._unsent(ResidualId(iteration)), 100 + iteration)
 
   def test_another_process_reports_that_it_lacks_the_residual(self):
     self.assertEqual(self._unsent(ResidualId(5)), 0)
