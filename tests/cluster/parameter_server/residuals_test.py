@@ -237,7 +237,7 @@ class ResidualHistoryTest(absltest.TestCase):
       self.own.record(iteration, self._state(iteration))
     self.own.begin()  # All return to the mirror.
     self.assertEqual(self._unsent(ResidualId(25)), 25)
-    for iteration in range(26, 34):
+    for iteration in range(27, 34):  # Number 26 was lost.
       self.own.record(iteration, self._state(100 + iteration))
       self.assertEqual(self._unsent(ResidualId(iteration)), 100 + iteration)
 
