@@ -243,6 +243,8 @@ def _check_started(module: str, words: list[str], own: str) -> None:
     _check_tool(other[1], words)
     return
   distributed = [*words, '--config.cluster.runtime=distributed']
+  if hosts := re.search(r'--hosts_per_worker=\d+', own):
+    distributed.append(f'--config.cluster.{hosts[0][2:]}')
   _check_fields(pages.config(distributed)[0])
 
 
