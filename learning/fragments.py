@@ -128,7 +128,7 @@ def split(sizes: Sequence[int], count: int) -> list[int]:
 
   Example:
     >>> split([5, 1, 1, 4, 3], 3)
-    [1, 3, 5]
+    [2, 4, 5]
   """
   low, high = max(sizes), max(sum(sizes), 1)
   while low < high:

@@ -104,6 +104,7 @@ class ServerTest(_TestCase):
       platforms='fake',
       checkpoint__every_examples=48,
       cluster__faults=(('server:1', 1, 'die', 'checkpoint'),),
+      route__server__mirror_s=0.0,  # Else the others continue.
       epochs=8.0,
     )
     self.assertLen(found['worker:1'], 2, launch.text)

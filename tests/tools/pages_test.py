@@ -128,10 +128,10 @@ class SourcesTest(parameterized.TestCase):
   def test_counts_of_verdicts_are_those_of_the_claims(self):
     folder = _ROOT / 'results'
     lines = (folder / 'RESULTS.md').read_text().splitlines()
-    start = next(k for k, s in enumerate(lines) if s.startswith('| confirmed'))
     names, counts = (
-      [part.strip() for part in line.strip('|').split('|')]
-      for line in (lines[start], lines[start + 2])
+      [part.strip() for part in line.strip('|').split('|')][1:]
+      for line in lines
+      if line.startswith(('| evidence | confirmed', '| all |'))
     )
 
     (table,) = sources.read([folder]).tables
