@@ -26,7 +26,7 @@ _SCHEMES = 'bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp'
 
 
 class Group(NamedTuple):
-  """Signed errors of some conditions.
+  """Signed errors of the virtual clock under a group of conditions.
 
   Attributes:
     conditions: Number of conditions.

@@ -25,7 +25,7 @@ Replay = Callable[[Iterations, np.ndarray], float]
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """What is known of workers beside their times.
+  """Names, hosts and other known properties of the workers.
 
   Attributes:
     names: Name of each worker.

@@ -13,7 +13,7 @@ from diagnosis.rule import Change, Detector
 _TIMES = 256  # Rounds whose times are stored at most.
 
 
-class Warning(NamedTuple):
+class StragglerChange(NamedTuple):
   """A worker or a link that has become slow, or is slow no longer.
 
   Attributes:
@@ -88,7 +88,7 @@ class Series:
 
   def add(
     self, worker: int, time: float, seconds: float, compute_s: float
-  ) -> list[Warning]:
+  ) -> list[StragglerChange]:
     """Adds an iteration; returns the warnings of a round that it completes."""
     row = self.rounds.add(worker, seconds)
     computing = self.others.add(worker, compute_s)
@@ -104,11 +104,13 @@ class Series:
       for change in self.detector.changes(changed)
     ]
 
-  def _warning(self, change: Change) -> Warning:
+  def _warning(self, change: Change) -> StragglerChange:
     first = self.detector.count - len(self.times)  # Round of the oldest time.
     place = max(change.since - 1 - first, 0)
     since = self.times[place] if change.since > 0 else 0.0
-    return Warning(self.of, change.series, change.is_slow, since, change.ratio)
+    return StragglerChange(
+      self.of, change.series, change.is_slow, since, change.ratio
+    )
 
 
 @dataclasses.dataclass
@@ -135,13 +137,15 @@ class Watch:
     for series in self._series:
       series.leave(worker)
 
-  def push(self, worker: int, time: float, compute_s: float) -> list[Warning]:
+  def push(
+    self, worker: int, time: float, compute_s: float
+  ) -> list[StragglerChange]:
     """Adds the computing of a push, seconds; returns new warnings."""
     return self.workers.add(worker, time, compute_s, compute_s)
 
   def iteration(
     self, worker: int, time: float, phases_s: Mapping[str, float]
-  ) -> list[Warning]:
+  ) -> list[StragglerChange]:
     """Adds the phases of an iteration, seconds; returns new warnings."""
     if self.links is None:
       return []

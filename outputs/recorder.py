@@ -14,7 +14,7 @@ import jax
 from absl import logging
 
 from diagnosis.verdicts import Traffic
-from diagnosis.watch import LinkWatch, Warning, Watch
+from diagnosis.watch import LinkWatch, StragglerChange, Watch
 from outputs import thresholds
 from outputs.accounting import Accounting, LostIteration, Rollback
 from outputs.console import Console
@@ -196,7 +196,9 @@ class Recorder:
     elif name == 'leave':
       self._watch.leave(event['worker'])
 
-  def _record_warnings(self, warnings: Iterable[Warning], time: float) -> None:
+  def _record_warnings(
+    self, warnings: Iterable[StragglerChange], time: float
+  ) -> None:
     """Records and shows that workers or links become slow, or normal."""
     for warning in warnings:
       self._files.event(warning.row(time))
@@ -468,7 +470,7 @@ class Recorder:
 
 
 def _traffic(row: Mapping[str, Any]) -> Traffic:
-  """Returns the traffic of a row for the watch over links."""
+  """Returns the traffic of a row, from which slow links are detected."""
   parts = [row[f'{name}_s'] or 0.0 for name in ('compute', 'wait', 'push')]
   total = sum(parts)
   return Traffic(

@@ -31,7 +31,7 @@ _PER_UNIT_BPS = {'m': 1e6 / 8, 'g': 1e9 / 8}
 
 
 class Setting(NamedTuple):
-  """What the steps of one median have in common.
+  """Algorithm, local steps and links that several measured steps share.
 
   Attributes:
     algorithm: One of ALGORITHMS.

@@ -1,4 +1,4 @@
-"""Time of updates at servers: whether it explains published costs of ASP."""
+"""Cost of updates at servers, as a cause of published times of ASP."""
 
 import ml_collections
 

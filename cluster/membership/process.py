@@ -202,7 +202,7 @@ class RealSite:
     """Continues the run as its coordinator, until it is over.
 
     Args:
-      inheritance: What the coordinator before has left to this process.
+      inheritance: State that the lost coordinator has left to this process.
 
     Raises:
       Relinquished: If another process continues it.

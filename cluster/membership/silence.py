@@ -1,4 +1,4 @@
-"""How long other processes have been silent, while this one was running."""
+"""Silence of other processes, as far as this process was running."""
 
 from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar

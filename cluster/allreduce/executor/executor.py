@@ -294,7 +294,7 @@ class Executor:
       lane.loop.close()
 
   def _make_lane(self, number: int) -> Lane:
-    """Returns a lane after the first, whose errors the first one handles."""
+    """Returns a further lane; its errors end the sums of all lanes."""
 
     def post_failure(error: Exception | None) -> None:
       if error:
