@@ -203,9 +203,11 @@ class Oracle:
   needs_barriers: ClassVar[bool] = True
 
   def observe(self, measurement: Measurement) -> None:
+    """Does nothing, as the speeds are known."""
     del measurement
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
+    """Returns batches in proportion to the next speeds."""
     next_speeds = [
       1 / self.speed.seconds(worker, self.iteration, 1) for worker in workers
     ]
