@@ -243,7 +243,8 @@ def print_ddp(python: str, setup: Setup) -> None:
     setup: Hosts and gradient.
   """
   chosen = [*itertools.product(_HOOKS, _BUCKETS)]
-  took = measure_ddp(python, setup, chosen)
+  jobs = [ddp_job(setup, *each) for each in chosen]
+  took = peers.run(python, setup.hosts, jobs)
   table = [('hook', 'buckets', 'step s', 'exposed s', 'bound/exposed', 'CPU s')]
   for (hook, size), each in zip(chosen, took, strict=True):
     share = 1 if hook == 'none' else 2
@@ -269,27 +270,22 @@ def print_ddp(python: str, setup: Setup) -> None:
   )
 
 
-def measure_ddp(
-  python: str, setup: Setup, chosen: Sequence[tuple[str, float | None]]
-) -> list[peers.Step]:
-  """Returns the times of the same step in torch's DDP, in a new lab.
+def ddp_job(
+  setup: Setup, hook: str, bucket_bytes: float | None
+) -> dict[str, Any]:
+  """Returns a job of the same step in torch's DDP, for `peers.run`.
 
   Args:
-    python: Path of an interpreter that has torch.
     setup: Hosts and gradient.
-    chosen: Pairs of a communication hook and the bytes of a bucket; 0 for one
-      per tensor, None for DDP's default.
-
-  Raises:
-    RuntimeError: If a rank fails.
+    hook: Communication hook.
+    bucket_bytes: Bytes of a bucket; 0 for one per tensor, None for DDP's
+      default.
   """
   rows = layers.parse(_profile(setup.size_bytes))
   model = peers.sleeping_model(rows, _compute_s(setup))
-  jobs = [
-    peers.step_job(model, steps=_STEPS, bucket_bytes=size, hook=hook)
-    for hook, size in chosen
-  ]
-  return peers.run(python, setup.hosts, jobs)
+  return peers.step_job(
+    model, steps=_STEPS, bucket_bytes=bucket_bytes, hook=hook
+  )
 
 
 def print_factors(out: pathlib.Path, setup: Setup, python: str | None) -> None:
@@ -303,7 +299,9 @@ def print_factors(out: pathlib.Path, setup: Setup, python: str | None) -> None:
   lowrank = measure_lowrank(out, setup)
   took: dict[str, Any] = {'lowrank, ring': lowrank}
   if python:
-    took['PowerSGD, ddp'] = measure_powersgd(python, setup, lowrank.step_s)
+    count = math.ceil(setup.seconds / lowrank.step_s)
+    (powersgd,) = peers.run(python, setup.hosts, [powersgd_job(count)])
+    took['PowerSGD, ddp'] = powersgd
   rows = [('factors', 'step s', 'computing s')]
   for name, each in took.items():
     rows.append((name, f'{each.step_s:.3f}', f'{each.compute_s:.3f}'))
@@ -326,26 +324,22 @@ def measure_lowrank(out: pathlib.Path, setup: Setup) -> steps.Steps:
   )
 
 
-def measure_powersgd(python: str, setup: Setup, step_s: float) -> peers.Step:
-  """Returns the times of the same step in DDP with PowerSGD.
+def powersgd_job(count: int) -> dict[str, Any]:
+  """Returns a job of the same step in DDP with PowerSGD, for `peers.run`.
 
   Args:
-    python: Path of an interpreter that has torch.
-    setup: Hosts; the model is that of bench.steps.
-    step_s: Approximate seconds of a step.
+    count: Number of steps.
   """
   # One bucket: with several, the hook blocks gloo's two threads while it
   # waits for messages that these threads would have to send.
-  job = peers.step_job(
+  return peers.step_job(
     steps.torch_model('mlp'),
-    steps=math.ceil(setup.seconds / step_s),
+    steps=count,
     batch=steps.BATCH,
     bucket_bytes=math.inf,
     hook='powersgd',
     rank=_RANK,
   )
-  (took,) = peers.run(python, setup.hosts, [job])
-  return took
 
 
 def message_bytes(rung: str, size_bytes: int) -> int:

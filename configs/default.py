@@ -426,6 +426,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.flip = False  # Whether half of the images are mirrored.
   config.data.digits = ConfigDict()
   config.data.digits.fold = 0  # Fifth of the data for testing, 0 to 4.
+  # Whether the next fifth is for testing and the fold for nothing: to choose
+  # settings of a fold without it.
+  config.data.digits.validation = False
   config.data.cifar10 = ConfigDict()
   # The official archive, or an .npz of encoded images.
   config.data.cifar10.file = 'cifar-10-python.tar.gz'

@@ -24,6 +24,8 @@ _SECONDS = {'quick': 3.0, 'full': 12.0}
 _ROUNDS = 5
 _SCHEMES = 'forest', 'ring', 'psum'
 _EXECUTOR = {'chunk_bytes': None, 'delay_s': 0.0, 'lanes': 1}
+_WITH_FACTORS = 'slow4'
+_STEPS = 20  # Of PowerSGD.
 _BUCKETS = 2.0**20, None  # Of DDP, bytes; None: its default.
 
 
@@ -48,30 +50,30 @@ def measure(
       setup = ladder.Setup(
         hosts.cases()[case], _SIZE_BYTES[scale], _SECONDS[scale]
       )
+      factors = {'has_factors': case == _WITH_FACTORS}
       for is_ours in order:
         took = (
-          _measure_ours(out / case, setup)
+          _measure_ours(out / case, setup, **factors)
           if is_ours
-          else _measure_torch(python, setup)
+          else _measure_torch(python, setup, **factors)
         )
         records += [
           {'links': case, 'system': name, 'took_s': seconds}
           for name, seconds in took.items()
         ]
-    lowrank = ladder.measure_lowrank(out, setup)
-    powersgd = ladder.measure_powersgd(python, setup, lowrank.step_s)
-  factors = {'lowrank': lowrank.step_s, 'powersgd': powersgd.step_s}
-  return [
-    *records,
-    *(
-      {'links': case, 'system': name, 'took_s': seconds}
-      for name, seconds in factors.items()
-    ),
-  ]
+  return records
 
 
-def _measure_ours(out: pathlib.Path, setup: ladder.Setup) -> dict[str, float]:
-  """Returns seconds of sums by scheme, and of a step over a forest."""
+def _measure_ours(
+  out: pathlib.Path, setup: ladder.Setup, *, has_factors: bool
+) -> dict[str, float]:
+  """Returns seconds of sums by scheme, and of steps.
+
+  Args:
+    out: Folder of the runs.
+    setup: Hosts and gradient.
+    has_factors: Whether to measure low-rank gradients, too.
+  """
   jobs = [(scheme, setup.size_bytes) for scheme in _SCHEMES]
   _, results = allreduce.measure_case(
     setup.hosts, jobs, _ROUNDS, _EXECUTOR, 'float32'
@@ -81,18 +83,33 @@ def _measure_ours(out: pathlib.Path, setup: ladder.Setup) -> dict[str, float]:
     for scheme, result in zip(_SCHEMES, results, strict=True)
   }
   step = ladder.measure_rung(out, 'forest', 'overlap', setup)
-  return {**took, 'step, forest': step.step_s}
+  took['step, forest'] = step.step_s
+  if has_factors:
+    took['lowrank'] = ladder.measure_lowrank(out, setup).step_s
+  return took
 
 
-def _measure_torch(python: str, setup: ladder.Setup) -> dict[str, float]:
-  """Returns seconds of gloo's sum and of a step of DDP in bfloat16."""
-  (total,) = peers.run(
-    python, setup.hosts, [peers.sum_job(setup.size_bytes, _ROUNDS)]
-  )
-  chosen = [('bfloat16', size) for size in _BUCKETS]
-  by_size = ladder.measure_ddp(python, setup, chosen)
-  step_s = min(each.step_s for each in by_size)
-  return {'sum, gloo': total.round_s, 'step, ddp': step_s}
+def _measure_torch(
+  python: str, setup: ladder.Setup, *, has_factors: bool
+) -> dict[str, float]:
+  """Returns seconds of gloo's sum and of steps of DDP, in one lab.
+
+  Args:
+    python: Path of an interpreter that has torch.
+    setup: Hosts and gradient.
+    has_factors: Whether to measure PowerSGD, too.
+  """
+  jobs = [
+    peers.sum_job(setup.size_bytes, _ROUNDS),
+    *(ladder.ddp_job(setup, 'bfloat16', size) for size in _BUCKETS),
+  ]
+  if has_factors:
+    jobs.append(ladder.powersgd_job(_STEPS))
+  total, *steps = peers.run(python, setup.hosts, jobs)
+  took = {'sum, gloo': total.round_s}
+  if has_factors:
+    took['powersgd'] = steps.pop().step_s
+  return {**took, 'step, ddp': min(each.step_s for each in steps)}
 
 
 if __name__ == '__main__':
