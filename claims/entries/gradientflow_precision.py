@@ -57,17 +57,6 @@ ENTRY = Entry(
       )
       for label, of in _CHANGED.items()
     ),
-    *(
-      Claim(
-        text=f'{label} cost no loss: final test loss over that of float32',
-        source='GradientFlow, abstract: mixed precision',
-        mark='abstract',
-        measure=Measure('final_test_loss', of, _FLOAT32),
-        confirmed=(0.99, 1.01),
-        shape=(0.95, 1.05),
-      )
-      for label, of in _CHANGED.items()
-    ),
     Claim(
       text='half precision is faster in computing',
       source='GradientFlow, text',
@@ -75,6 +64,8 @@ ENTRY = Entry(
       unavailable='needs GPUs with units for 16 bits',
     ),
   ),
+  observations='Three claims about test losses were dropped when the runs had '
+  'ended, before their numbers were seen: these runs did not evaluate losses.',
   grids={'quick': _GRID, 'full': _GRID},
   seeds={'quick': 16, 'full': 16},
 )
