@@ -54,6 +54,7 @@ def digits() -> ml_collections.ConfigDict:
   config.epochs = 4.0
   config.eval_every = 0.25
   config.time_to = (0.9,)
+  config.eval_loss = True
   return config
 
 
