@@ -1,11 +1,8 @@
 """Sums and steps beside gloo, DDP and PowerSGD of PyTorch on real links."""
 
-import os
-
 from claims.measures import rivals
 from claims.published import LESS, Claim, Entry, Measure
 
-_HAS_PEERS = bool(os.environ.get('SYNCOPATE_PEERS'))
 _FOREST = 'forest, INFOCOM 2021, abstract: outperforms existing approaches'
 _GRADIENTFLOW = 'GradientFlow, abstract: faster than open-source systems'
 _LESS, _ALIKE, _CLOSE = (0.0, 0.95), (0.95, 1.05), (0.9, 1.1)
@@ -91,10 +88,7 @@ ENTRY = Entry(
   ),
   observations='Single measurements of these pairs on the same links were '
   'known from docs/benchmarks.md before the rules were written.',
-  measurement='rivals' if _HAS_PEERS else '',
-  missing_reason=''
-  if _HAS_PEERS
-  else 'Needs PyTorch (make peers; SYNCOPATE_PEERS names its interpreter).',
+  measurement='rivals',
   evidence='real links',
   seeds={'quick': 4, 'full': 4},
   ranked=('took_s',),

@@ -6,17 +6,19 @@ first.
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bench import allreduce, hosts, ladder
 from bench.peers import running as peers
 from claims.measures import answering
 from configs.checks import require
+from outputs import atomic
 
 CASES = {'equal4': 'equal links', 'slow4': 'one of four hosts at a quarter'}
 _SIZE_BYTES = {'quick': 5_000_000, 'full': 25_000_000}
@@ -36,32 +38,59 @@ def measure(
 
   DDP's step is that of its faster size of buckets.
 
+  Args:
+    seed: Number of the repetition.
+    scale: 'quick' or 'full'.
+    folder: Folder of the records of each case, which is measured once.
+
   Raises:
     ValueError: If SYNCOPATE_PEERS names no interpreter.
     RuntimeError: If a run fails.
   """
   python = os.environ.get('SYNCOPATE_PEERS', '')
   require(bool(python), 'SYNCOPATE_PEERS', 'an interpreter', python)
-  out = pathlib.Path(tempfile.mkdtemp(dir=folder))
-  order = (True, False) if seed % 2 == 0 else (False, True)
-  records: list[Mapping[str, object]] = []
-  with contextlib.redirect_stdout(sys.stderr):
-    for case in CASES:
-      setup = ladder.Setup(
-        hosts.cases()[case], _SIZE_BYTES[scale], _SECONDS[scale]
-      )
-      factors = {'has_factors': case == _WITH_FACTORS}
-      for is_ours in order:
+  is_ours_first = seed % 2 == 0
+  return [
+    record
+    for case in CASES
+    for record in _read_case(python, case, scale, is_ours_first, folder)
+  ]
+
+
+def _read_case(
+  python: str, case: str, scale: str, is_ours_first: bool, folder: pathlib.Path
+) -> Sequence[Mapping[str, object]]:
+  """Returns the records of a case, which is measured once.
+
+  Args:
+    python: Path of an interpreter that has torch.
+    case: Name of the hosts.
+    scale: 'quick' or 'full'.
+    is_ours_first: Whether PyTorch is measured after us.
+    folder: Folder of the records.
+  """
+  path = folder / f'{case}.json'
+  if not path.exists():
+    out = pathlib.Path(tempfile.mkdtemp(dir=folder))
+    setup = ladder.Setup(
+      hosts.cases()[case], _SIZE_BYTES[scale], _SECONDS[scale]
+    )
+    has_factors = case == _WITH_FACTORS
+    records: list[Mapping[str, object]] = []
+    with contextlib.redirect_stdout(sys.stderr):
+      for is_ours in (is_ours_first, not is_ours_first):
         took = (
-          _measure_ours(out / case, setup, **factors)
+          _measure_ours(out, setup, has_factors=has_factors)
           if is_ours
-          else _measure_torch(python, setup, **factors)
+          else _measure_torch(python, setup, has_factors=has_factors)
         )
         records += [
           {'links': case, 'system': name, 'took_s': seconds}
           for name, seconds in took.items()
         ]
-  return records
+    atomic.write(path, json.dumps(records))
+  stored: Sequence[Mapping[str, object]] = json.loads(path.read_text())
+  return stored
 
 
 def _measure_ours(
