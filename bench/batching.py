@@ -26,7 +26,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -154,8 +154,18 @@ def print_traces(data: str | None) -> None:
   )
 
 
+class Rule(Protocol):
+  """Part of a `Batching` that simulated supersteps need."""
+
+  def observe(self, measurement: Measurement) -> None:
+    """Takes the measurement of a worker's iteration."""
+
+  def assign(self, workers: Sequence[int]) -> dict[int, int]:
+    """Returns the batch of each worker for the next superstep."""
+
+
 def simulate(
-  batching: Batching, speed: speeds.Speed, supersteps: int, start: int = 0
+  batching: Rule, speed: speeds.Speed, supersteps: int, start: int = 0
 ) -> float:
   """Returns the examples per second of simulated BSP supersteps.
 
@@ -200,7 +210,6 @@ class Oracle:
   speed: speeds.Speed
   total: int
   iteration: int = 0
-  needs_barriers: ClassVar[bool] = True
 
   def observe(self, measurement: Measurement) -> None:
     """Does nothing, as the speeds are known."""

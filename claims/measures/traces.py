@@ -12,7 +12,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from batching import fixed
-from batching.batching import Batching
 from bench import batching, predict
 from claims.measures import answering
 
@@ -55,7 +54,7 @@ def _replay(
   speed, supersteps = batching.read_speeds(path, value, order, driving)
   workers, total = speed.model.num_workers, batching.BATCH
   start = seed % _PARTS * supersteps // _PARTS
-  rules: dict[str, Batching] = {
+  rules: dict[str, batching.Rule] = {
     'fixed': fixed.make(num_workers=workers, worker_batch=total),
     'oracle': batching.Oracle(speed, workers * total, start),
     **{
