@@ -17,8 +17,7 @@ def table(entry: Entry, results: Results) -> str:
   """Returns a row per combination, sorted by the first field, as Markdown.
 
   Cells are medians over seeds, and over fields that are not listed, with
-  ranges.  A seed without a number sorts as
-  an infinite one.
+  ranges.  A seed without a number sorts as an infinite one.
 
   Args:
     entry: Entry with the fields of the ranking.
