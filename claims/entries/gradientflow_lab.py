@@ -66,8 +66,8 @@ ENTRY = Entry(
   'from bench.ladder (docs/benchmarks.md) before the rules were written. The '
   'entry was moved from the family of GradientFlow after two repetitions, '
   'which cannot show differences of many claims and would have taken this '
-  'from claims with six seeds. The same command with --seeds=4 adds two more; '
-  'one takes four minutes beside other work.',
+  'from claims with six seeds. The same command with --seeds=4 adds one more; '
+  'it takes four minutes beside other work.',
   measurement='ladder',
   evidence='real links',
   seeds={'quick': 4, 'full': 4},
