@@ -33,7 +33,7 @@ os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _cache)
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 # Processes that tests start write bytecode, as by default: one that finds none
-# compiles 170 modules, for a fifth of the processor time of a short run.
+# compiles 170 modules, for a tenth of the processor time of a short run.
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 # Several tests run at a time: threads of each would wait for one another.
 os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
