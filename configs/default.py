@@ -350,7 +350,7 @@ def get_config() -> ml_collections.ConfigDict:
   # before its bytes are sent.
   config.cluster.network.range_s = 0.0
   # Unequal shares of concurrent pushes and pulls on a link, as of TCP: standard
-  # deviation of the logarithms of their weights; 0 for equal shares.
+  # deviation of the logarithm of the weight of 100 kB; 0 for equal shares.
   config.cluster.network.share_sigma = 0.0
   # Bytes of pushes and pulls that a link lets pass at once after a pause, as
   # the token bucket of a traffic shaper does.

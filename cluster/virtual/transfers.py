@@ -161,7 +161,7 @@ class Whole:
   ) -> None:
     for host, size in zip(self._hosts, sizes, strict=True):
       ends = (host, index) if pulls else (index, host)
-      weight = self._shares.draw(*ends)
+      weight = self._shares.draw(*ends, size)
       flow = self.network.start(time, *ends, size, weight)
       self._pending[index].add(flow)
       self._flows[flow] = index, size
@@ -356,7 +356,7 @@ class Pipelined:
     size = sum(sizes[first : first + pieces])
     host = self._hosts[server]
     ends = (host, index) if pulls else (index, host)
-    weight = self._shares.draw(*ends)
+    weight = self._shares.draw(*ends, size)
     number = self.network.start(time, *ends, size, weight)
     member.flows[pulls, server] = number
     self._flows[number] = _Flow(index, server, pulls, pieces, size)
