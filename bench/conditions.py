@@ -33,8 +33,7 @@ _FIRST = 8  # Iterations of the prediction that sets the length of a run.
 _LEAST, _MOST = 16, 80  # Iterations of a run.
 _POLL_S = 0.05  # Interval of looking for the end of a run.
 _LIMIT_S = 900.0
-# Of plain TCP transfers in a lab: the section of docs/benchmarks.md on real
-# hosts has their times.
+# Of plain TCP transfers in a lab, as bench.shares measures them.
 _SHARE_SIGMA, _BURST_BYTES = 0.6, 60e3
 
 

@@ -22,7 +22,7 @@ from outputs import transient
 
 def repredict(
   records: Sequence[Mapping[str, Any]],
-) -> list[Mapping[str, Any]]:
+) -> list[dict[str, Any]]:
   """Returns records with the virtual times of the present model.
 
   Args:
