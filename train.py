@@ -34,7 +34,7 @@ from diagnosis import watch
 from learning import build as learning
 from learning import compilations, placement, staleness
 from learning.learning import Learning
-from outputs import serialization
+from outputs import serialization, tracking
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.manifests import manifest
@@ -286,6 +286,7 @@ def _check_config(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   sections.check_fields(config, defaults)
   sections.check_values(config)
   sections.check_used(config, defaults, own)
+  tracking.check(config.outputs.mlflow)
   chosen = ('sync', 'batching', 'wire', 'route', 'model', 'outer', 'staleness')
   for section in chosen:
     sections.choose_section(config, defaults, section)
