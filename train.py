@@ -91,6 +91,7 @@ def build(
     'dataset': dataset,
   }
   choose = _check_config(config, own)
+  tracking.check(config.outputs.mlflow)
   compilations.configure(config)  # Before anything starts XLA.
   learn = functools.partial(learning.make, task=task, dataset=dataset)
   files = RunFiles(workdir)
@@ -286,7 +287,6 @@ def _check_config(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
   sections.check_fields(config, defaults)
   sections.check_values(config)
   sections.check_used(config, defaults, own)
-  tracking.check(config.outputs.mlflow)
   chosen = ('sync', 'batching', 'wire', 'route', 'model', 'outer', 'staleness')
   for section in chosen:
     sections.choose_section(config, defaults, section)

@@ -108,6 +108,8 @@ def run_points(
     os.environ.update(compiled.variables(os.environ, programs))
   slots = _divide_machine(options, len(points), uses_model)
   runs = plan.plan_runs(shared, points, pool.resolve_all, names)
+  uri = runs[0].resolved.fields['outputs.mlflow']
+  tracking.check(uri)
   if options.is_dry:
     return _print_runs(folder.check(runs), folder)
   runs = folder.claim(runs)
@@ -125,7 +127,6 @@ def run_points(
   if len(left) < len(runs):
     over = len(runs) - len(left)
     display.print_line(f'{over} of {len(runs)} runs are over already')
-  uri = runs[0].resolved.fields.get('outputs.mlflow', '')
   tracked, status = tracking.SweepRun(folder.file(), uri), 'FAILED'
   try:
     code = _execute(

@@ -226,6 +226,22 @@ class ClusterTest(absltest.TestCase):
     self.assertTrue((self.folder / 'results.csv').exists())
     self.assertNotEmpty([*self.folder.glob('*/log.txt')])
 
+  def test_a_stopped_sweep_saves_checkpoints_of_its_runs(self):
+    words = sweeping.command(
+      self.folder, 'seed=0', '--submit=ray', '--config.epochs=100000.0'
+    )
+    process = self.nodes.start(*words[1:])
+    self.addCleanup(process.communicate)
+    self.addCleanup(process.kill)
+    launches.wait_for(condition=lambda: [*self.folder.glob('*/metrics.jsonl')])
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=_LIMIT_S)
+
+    self.assertEqual(process.returncode, 128 + signal.SIGTERM, out)
+    (path,) = self.folder.glob('*/summary.json')
+    self.assertEqual(json.loads(path.read_text())['reason'], 'stopped')
+    self.assertNotEmpty([*self.folder.glob('*/checkpoints/*/coordinator')])
+
   def _rows(self):
     return launches.rows(self.folder)
 
