@@ -31,6 +31,7 @@ PLOTTED = (
 )
 _EXPERIMENT = 'syncopate'
 _END_S = 10.0  # Time to send the rest at the end of a run.
+_IMPORT_S = 60.0  # Longest time to import MLflow's client.
 _BACKOFF_S = (1.0, 60.0)  # Delay after an error: the first, and the longest.
 _ROWS = 100  # Rows of a request: MLflow takes at most 1000 metrics.
 _PARAMS = 100  # Parameters of a request, as MLflow limits them.
@@ -40,6 +41,7 @@ _ENVIRONMENT = {
   'MLFLOW_HTTP_REQUEST_TIMEOUT': '10',
   'MLFLOW_HTTP_REQUEST_MAX_RETRIES': '0',
   'MLFLOW_DISABLE_TELEMETRY': 'true',
+  'MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT': 'true',
 }
 
 
@@ -115,6 +117,7 @@ class Tracker:
     self._status: str | None = None
     self._is_running = False  # True once the server has the status RUNNING.
     self._stopped, self._wake = threading.Event(), threading.Event()
+    self._imported = threading.Event()
     self._thread = threading.Thread(target=self._work, daemon=True)
     self._wake.set()
     self._thread.start()
@@ -143,6 +146,7 @@ class Tracker:
     """
     self._status = status
     self._wake.set()
+    self._imported.wait(_IMPORT_S)  # Not the server's time.
     self._thread.join(limit_s)
     is_sent = bool(self._run.get('status') == status)
     if not is_sent:
@@ -160,6 +164,7 @@ class Tracker:
       os.environ.setdefault(name, value)
     import mlflow.exceptions  # Slow: training does not wait for it.
 
+    self._imported.set()
     client: Any = None
     delay_s, is_told = _BACKOFF_S[0], False
     while True:
@@ -317,13 +322,13 @@ class SweepRun:
       client.set_terminated(run['run_id'], status)
 
   def _do(self, function: Callable[[Any], None]) -> None:
-    errors = ['no answer in 10 s']
+    for name, value in _ENVIRONMENT.items():
+      os.environ.setdefault(name, value)
+    import mlflow.exceptions
+
+    errors = [f'no answer in {_END_S:g} s']
 
     def work() -> None:
-      for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-      import mlflow.exceptions
-
       try:
         function(mlflow.MlflowClient(tracking_uri=self._uri))
         errors.clear()
