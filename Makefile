@@ -7,10 +7,13 @@ BIN := .venv/bin
 REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
 RUN := .venv/$(REQUIREMENTS:.txt=)
 
-.PHONY: train test slurm gpu compare lint requirements bench peers ray soak docs clean
+.PHONY: train demo test slurm gpu compare lint requirements bench peers ray soak docs clean
 
 train: $(RUN)
 	$(BIN)/python main.py --config=configs/vgg16_elastic.py
+
+demo: $(RUN)
+	$(BIN)/python -m tools.demo
 
 test: .venv/dev
 	$(BIN)/python -m pytest -n 2
