@@ -30,6 +30,7 @@ running ahead, and with everything ready at once, the end is at `all_ready_s`.
 
 import collections
 import copy
+import functools
 import itertools
 import math
 import numbers
@@ -178,7 +179,7 @@ def _fill_s(
   byte_s: Mapping[Ends, float],
   latency_of: Mapping[Ends, float],
   message_s: float,
-) -> np.ndarray:
+) -> np.ndarray | float:
   """Returns the seconds of the last chunk on each hop after its first.
 
   Args:
@@ -200,9 +201,8 @@ def _fill_s(
     is_first = hop[0] == tree.root and not tree.up
     sent_s = below[hop[0]] + (none if is_first else alone_s)
     below[hop[-1]] = sent_s + _hop_latency_s(hop, latency_of)
-  last_s: np.ndarray = np.max([*below.values()], axis=0)
-  fill_s: np.ndarray = np.max(first, axis=0) + last_s
-  return fill_s
+  last_s = functools.reduce(np.maximum, below.values())
+  return functools.reduce(np.maximum, first) + last_s
 
 
 def _messages(
