@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 import train
-from configs import default
+from configs import default, sections
 from outputs import console
 from sweeps import scratch
 from tools.advise.clusters import ClusterDescription
@@ -81,6 +81,27 @@ def simulate_pace(
   return _simulate(_config(cluster, workload, combination))
 
 
+def simulate_config(
+  cluster: ClusterDescription, workload: Workload, config: ConfigDict
+) -> Pace:
+  """Returns the pace of a config's scheme, batching, wire and route.
+
+  Args:
+    cluster: Cluster that replaces the config's.
+    workload: Model and batch.
+    config: Config of a virtual run.
+  """
+  timing = default.get_config()
+  micro_batch = timing.batching.micro_batch
+  for section in ('sync', 'batching', 'wire', 'route'):
+    timing[section] = config[section]
+  timing = timing.copy_and_resolve_references()  # Leaves `config` unchanged.
+  timing.batching.micro_batch = micro_batch
+  timing.seed, timing.data.ahead = config.seed, config.data.ahead
+  cluster.apply(timing, uses_servers=config.route.name == 'server')
+  return _simulate(_set_timing(timing, cluster, workload))
+
+
 def simulate_unlimited(cluster: ClusterDescription, workload: Workload) -> Pace:
   """Returns the pace of BSP over links of infinite rate."""
   config = _config(cluster, workload, BSP)
@@ -125,12 +146,24 @@ def _config(
   uses_servers = combination.route == 'server'
   cluster.apply(config, uses_servers=uses_servers)
   config.update_from_flattened_dict(fields(cluster, combination))
+  return _set_timing(config, cluster, workload)
+
+
+def _set_timing(
+  config: ConfigDict, cluster: ClusterDescription, workload: Workload
+) -> ConfigDict:
+  """Returns a config after setting the workload, length and outputs."""
   config.batching.worker_batch = workload.batch
   flows = cluster.workers * (cluster.servers if cluster.has_server_links else 1)
   iterations = max(_LEAST, min(_MOST, _FLOWS // flows))
   config.model.name = 'none'
   config.model.none.size_bytes = workload.size_bytes
-  config.model.none.num_train = cluster.workers * iterations * workload.batch
+  config.model.none.num_train = (
+    cluster.workers
+    * iterations
+    * workload.batch
+    * sections.iteration_steps(config)
+  )
   config.epochs = config.eval_every = 1.0
   config.log_every = cluster.workers
   config.outputs.timeline = config.outputs.events = False
