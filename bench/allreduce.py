@@ -157,13 +157,69 @@ def print_case(
     python: Path of an interpreter that has torch, for the rows of gloo and
       DDP; None to omit them.
   """
-  cluster = case.cluster
-  best = pack(cluster)
   jobs = [
     (f'{each}, {size / 1e6:g} MB' if each == 'forest' else each, size)
     for each in chosen
     for size in (sizes if each == 'forest' else sizes[:1])
   ]
+  forests, results = measure_case(case, jobs, rounds, settings, dtype)
+  bound_Bps = float(pack(case.cluster).bound_Bps or 1)
+  rows = [('', 'MB', 'trees', 'depth', 'optimum s', 'round s', 'efficiency')]
+  rows[0] += ('CPU s/GB',)
+  for (each, size), result in zip(jobs, results, strict=True):
+    shape = ('', '')
+    if forest_used := forests.get(each):
+      deepest = max(tree.depth for tree in forest_used.trees)
+      shape = (str(len(forest_used.trees)), str(deepest))
+    share = 1.0 if each == _PSUM else _DTYPES[dtype].itemsize / 4
+    optimum_s = share * size / bound_Bps
+    cells = ('failed', '', '')
+    if result:
+      took_s = statistics.median(result['took_s'])
+      cells = (f'{took_s:.3f}', f'{optimum_s / took_s:.3f}')
+      cpu = result.get('cpu_s_per_GB')
+      cells += ('' if cpu is None else f'{cpu:.2f}',)
+    rows.append(
+      (
+        each.split(',')[0],
+        f'{size / 1e6:g}',
+        *shape,
+        f'{optimum_s:.3f}',
+        *cells,
+      )
+    )
+  if python:
+    rows += sums.rows(python, case, sizes[0], rounds, dtype)
+  print(f'\n{name}\n\n{clusters.table(*rows)}', flush=True)
+
+
+def measure_case(
+  case: Case,
+  jobs: Sequence[tuple[str, int]],
+  rounds: int,
+  settings: dict[str, Any],
+  dtype: str,
+) -> tuple[dict[str, Forest], list[Any]]:
+  """Returns the forests of jobs, and the times of their rounds in a new lab.
+
+  Args:
+    case: Links of the hosts.
+    jobs: Scheme, and bytes of its buffer, of each job; the forest's names begin
+      with 'forest'.
+    rounds: Number of rounds of each job.
+    settings: Settings of the executors, their number of `lanes`, and `delay_s`
+      between them.
+    dtype: Dtype of messages.
+
+  Returns:
+    The forests by the names of jobs, and for each job `took_s`, the seconds of
+    each round, and `cpu_s_per_GB`, unless it is a psum.
+
+  Raises:
+    RuntimeError: If the lab fails.
+  """
+  cluster = case.cluster
+  best = pack(cluster)
   latency_s = settings['delay_s'] or LATENCY_S
   forests = {
     each: with_usable_rate(
@@ -194,38 +250,16 @@ def print_case(
     ]
     words += [sys.executable, '-m', 'bench.allreduce', f'--coordinator={path}']
     done = subprocess.run(
-      words, timeout=_LIMIT_S, stderr=subprocess.PIPE, text=True
+      words,
+      timeout=_LIMIT_S,
+      stdout=sys.stdout,  # Wherever it is redirected.
+      stderr=subprocess.PIPE,
+      text=True,
     )
     if done.returncode:
-      raise RuntimeError(f'{name}: the lab failed:\n{done.stderr}')
+      raise RuntimeError(f'The lab failed:\n{done.stderr}')
     results = json.loads((path / 'results').read_text())
-  rows = [('', 'MB', 'trees', 'depth', 'optimum s', 'round s', 'efficiency')]
-  rows[0] += ('CPU s/GB',)
-  for (each, size), result in zip(jobs, results, strict=True):
-    shape = ('', '')
-    if forest_used := forests.get(each):
-      deepest = max(tree.depth for tree in forest_used.trees)
-      shape = (str(len(forest_used.trees)), str(deepest))
-    share = 1.0 if each == _PSUM else _DTYPES[dtype].itemsize / 4
-    optimum_s = share * size / float(best.bound_Bps or 1)
-    cells = ('failed', '', '')
-    if result:
-      took_s = statistics.median(result['took_s'])
-      cells = (f'{took_s:.3f}', f'{optimum_s / took_s:.3f}')
-      cpu = result.get('cpu_s_per_GB')
-      cells += ('' if cpu is None else f'{cpu:.2f}',)
-    rows.append(
-      (
-        each.split(',')[0],
-        f'{size / 1e6:g}',
-        *shape,
-        f'{optimum_s:.3f}',
-        *cells,
-      )
-    )
-  if python:
-    rows += sums.rows(python, case, sizes[0], rounds, dtype)
-  print(f'\n{name}\n\n{clusters.table(*rows)}', flush=True)
+  return forests, results
 
 
 def with_usable_rate(nominal: Forest) -> Forest:

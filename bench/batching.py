@@ -26,7 +26,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from tools.reading import records
 
 _PARTS = ('constant', 'ratio', 'traces')
 _WORKERS = 4
-_BATCH = 32
+BATCH = 32
 _EXAMPLE_S = 0.004
 _SLOWDOWN = (1.0, 1.0, 2.0, 3.0)
 _RATIOS = (1, 2, 4, 8)
@@ -121,14 +121,14 @@ def print_ratio(out: pathlib.Path, *, lab: bool) -> None:
 def print_traces(data: str | None) -> None:
   """Prints the share of an oracle's gain that LB-BSP reaches, by trace."""
   traces = {
-    'recorded': _read_speeds(
+    'recorded': read_speeds(
       predict.RECORDED, 'compute_s', 'iteration', 'cpu,memory'
     )
   }
   for job in ('job1', 'job3'):
     path = pathlib.Path(data or '', 'pai', f'{job}.csv')
     if path.exists():
-      traces[f'PAI {job}'] = _read_speeds(path, 'batch_time_norm', 'time', '')
+      traces[f'PAI {job}'] = read_speeds(path, 'batch_time_norm', 'time', '')
     else:
       print(f'PAI {job}: skipped, there is no {path}.')
   traces |= {f'synthetic, {kind}': _synthetic(kind) for kind in _SYNTHETIC}
@@ -136,13 +136,13 @@ def print_traces(data: str | None) -> None:
   for name, (speed, supersteps) in traces.items():
     workers = speed.model.num_workers
     equal = simulate(
-      fixed.make(num_workers=workers, worker_batch=_BATCH), speed, supersteps
+      fixed.make(num_workers=workers, worker_batch=BATCH), speed, supersteps
     )
-    oracle = simulate(_Oracle(speed, workers * _BATCH), speed, supersteps)
-    alone = _solo_rate(speed, supersteps)
+    oracle = simulate(Oracle(speed, workers * BATCH), speed, supersteps)
+    alone = solo_rate(speed, supersteps)
     cells = [name, f'{equal / alone:.3f}', f'{oracle / alone:.3f}']
     for predictor in _PREDICTORS:
-      reached = simulate(_lb_bsp(predictor, speed), speed, supersteps)
+      reached = simulate(make_lb_bsp(predictor, speed), speed, supersteps)
       cells.append(
         f'{reached / alone:.3f} ({(reached - equal) / (oracle - equal):.0%})'
       )
@@ -154,17 +154,30 @@ def print_traces(data: str | None) -> None:
   )
 
 
-def simulate(batching: Batching, speed: speeds.Speed, supersteps: int) -> float:
+class Rule(Protocol):
+  """Part of a `Batching` that simulated supersteps need."""
+
+  def observe(self, measurement: Measurement) -> None:
+    """Takes the measurement of a worker's iteration."""
+
+  def assign(self, workers: Sequence[int]) -> dict[int, int]:
+    """Returns the batch of each worker for the next superstep."""
+
+
+def simulate(
+  batching: Rule, speed: speeds.Speed, supersteps: int, start: int = 0
+) -> float:
   """Returns the examples per second of simulated BSP supersteps.
 
   Args:
     batching: Batching, which observes each superstep.
     speed: Compute times of workers; transfers take no time.
     supersteps: Number of supersteps.
+    start: Iteration of the speeds with which the first superstep begins.
   """
   workers = range(speed.model.num_workers)
   time, examples = 0.0, 0
-  for iteration in range(supersteps):
+  for iteration in range(start, start + supersteps):
     sizes = batching.assign(workers)
     took = [speed.seconds(w, iteration, sizes[w]) for w in workers]
     time += max(took)
@@ -185,18 +198,25 @@ def simulate(batching: Batching, speed: speeds.Speed, supersteps: int) -> float:
 
 
 @dataclasses.dataclass
-class _Oracle:
-  """Batching with the true speeds of the next iterations."""
+class Oracle:
+  """Batching with the true speeds of the next iterations.
+
+  Attributes:
+    speed: Speeds of the workers.
+    total: Examples of a superstep.
+    iteration: The next iteration.
+  """
 
   speed: speeds.Speed
   total: int
   iteration: int = 0
-  needs_barriers: ClassVar[bool] = True
 
   def observe(self, measurement: Measurement) -> None:
+    """Does nothing, as the speeds are known."""
     del measurement
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
+    """Returns batches in proportion to the next speeds."""
     next_speeds = [
       1 / self.speed.seconds(worker, self.iteration, 1) for worker in workers
     ]
@@ -206,19 +226,33 @@ class _Oracle:
     return dict(zip(workers, map(int, sizes), strict=True))
 
 
-def _lb_bsp(name: str, speed: speeds.Speed) -> Batching:
+def make_lb_bsp(name: str, speed: speeds.Speed, seed: int = 0) -> Batching:
+  """Returns LB-BSP with a predictor, both with default settings.
+
+  Args:
+    name: Module of predict/.
+    speed: Speeds of the workers.
+    seed: Seed of the predictor's parameters.
+  """
   section = default.get_config().batching.lb_bsp.to_dict()
   workers, factors = speed.model.num_workers, speed.model.num_driving
   section['predictor'] = predict.make(
-    name, num_workers=workers, num_factors=factors
+    name, num_workers=workers, num_factors=factors, seed=seed
   )
-  return lb_bsp.make(num_workers=workers, worker_batch=_BATCH, **section)
+  return lb_bsp.make(num_workers=workers, worker_batch=BATCH, **section)
 
 
-def _read_speeds(
+def read_speeds(
   path: pathlib.Path, value: str, order: str, driving: str
 ) -> tuple[speeds.Speed, int]:
-  """Returns recorded speeds, and the iterations that every worker has."""
+  """Returns recorded speeds, and the iterations that every worker has.
+
+  Args:
+    path: CSV file with a column `worker`.
+    value: Column of the times.
+    order: Column by which a worker's rows are sorted.
+    driving: Columns of the driving factors, with commas between them.
+  """
   columns = {'worker_column': 'worker', 'order_column': order}
   columns |= {'value_column': value, 'driving_columns': driving}
   with path.open(encoding='utf-8') as file:
@@ -248,11 +282,16 @@ def _synthetic(kind: str) -> tuple[speeds.Speed, int]:
       writer.writerow(['worker', 'iteration', 'time_s', *names])
       for (step, worker), value in np.ndenumerate(generated):
         writer.writerow([worker, step, 1 / value, *factors[step, worker]])
-    return _read_speeds(path, 'time_s', 'iteration', ','.join(names))
+    return read_speeds(path, 'time_s', 'iteration', ','.join(names))
 
 
-def _solo_rate(speed: speeds.Speed, supersteps: int) -> float:
-  """Returns the mean sum of the workers' solo speeds, examples/s."""
+def solo_rate(speed: speeds.Speed, supersteps: int) -> float:
+  """Returns the mean sum of the workers' solo speeds, examples/s.
+
+  Args:
+    speed: Speeds of the workers.
+    supersteps: Number of iterations, from the first one.
+  """
   workers = range(speed.model.num_workers)
   took = [[speed.seconds(w, k, 1) for w in workers] for k in range(supersteps)]
   return float(np.mean(np.sum(1 / np.array(took), axis=1)))
@@ -270,11 +309,11 @@ def _measured_rates(
   fields = {
     'sync.name': sync,
     'batching.name': batching,
-    'batching.worker_batch': _BATCH,
+    'batching.worker_batch': BATCH,
     'epochs': 1.0,
     'model.name': 'none',
     'model.none.size_bytes': 100_000,
-    'model.none.num_train': _SUPERSTEPS * _WORKERS * _BATCH,
+    'model.none.num_train': _SUPERSTEPS * _WORKERS * BATCH,
     'cluster.speed.name': 'constant',
     'cluster.speed.fixed_s': 0.0,
     'cluster.speed.per_example_s': _EXAMPLE_S,

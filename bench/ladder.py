@@ -41,7 +41,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +105,20 @@ _STEPS = 4  # Steps of DDP for each size of buckets.
 _BUCKET_NAMES = {0.0: 'tensors', None: 'default', math.inf: 'one'}
 
 
+class Setup(NamedTuple):
+  """Hosts and gradient of a ladder.
+
+  Attributes:
+    hosts: Hosts and their links.
+    size_bytes: Bytes of the gradient in float32.
+    seconds: Approximate seconds of a run.
+  """
+
+  hosts: Case
+  size_bytes: int
+  seconds: float
+
+
 def main(argv: list[str] | None = None) -> None:
   """Prints the tables of the chosen routes."""
   parser = argparse.ArgumentParser(
@@ -129,62 +143,36 @@ def main(argv: list[str] | None = None) -> None:
   out = pathlib.Path(flags.out or tempfile.mkdtemp())
   print(f'runs are in {out}', flush=True)
   size_bytes = round(flags.megabytes * 1e6) // 4 * 4
+  mbit = [flags.mbit] * (flags.hosts - 1) + [flags.slowest or flags.mbit]
+  setup = Setup(Case(mbit, mbit, {}), size_bytes, flags.seconds)
   if {*routes} - {*_OTHER_TABLES}:
     print_codec(size_bytes)
   for route in routes:
     if route == 'factors':
-      print_factors(out, flags)
+      print_factors(out, setup, flags.peers)
     elif route != 'ddp':
-      print_ladder(out, route, flags, size_bytes)
+      print_ladder(out, route, setup, flags.rungs.split(','))
     elif flags.peers:
-      print_ddp(flags, size_bytes)
+      print_ddp(flags.peers, setup)
 
 
 def print_ladder(
-  out: pathlib.Path, route: str, flags: argparse.Namespace, size_bytes: int
+  out: pathlib.Path, route: str, setup: Setup, rungs: Sequence[str]
 ) -> None:
   """Prints the times of a step on a route, by rung.
 
   Args:
     out: Folder of all runs.
     route: Route of all rungs.
-    flags: Parsed flags of the command line.
-    size_bytes: Bytes of the gradient in float32.
+    setup: Hosts and gradient.
+    rungs: Names of rungs; the route `native` has some of them.
   """
-  profile = out / 'layers.json'
-  out.mkdir(parents=True, exist_ok=True)
-  profile.write_text(json.dumps(_profile(size_bytes)))
-  count, bound_s = flags.hosts, _bound(flags, size_bytes)
-  compute_s = _compute_s(flags, size_bytes)
-  shared = {
-    'model.name': 'none',
-    'model.none.size_bytes': size_bytes,
-    'cluster.speed.layers': str(profile),
-    'cluster.speed.injected': True,
-    'cluster.speed.fixed_s': compute_s,
-    'route.name': route,
-  }
-  if route == 'native':
-    del shared['cluster.speed.layers']
-  if route == 'forest':
-    links = out / 'links.json'
-    write_links(links, _hosts(flags).cluster)
-    shared['route.forest.cluster'] = str(links)
-  chosen = flags.rungs.split(',')
   rows = [('rung', 'step s', 'exposed s', 'bound s', 'bound/exposed')]
-  for rung, fields in _RUNGS.items():
-    if rung not in chosen or (route == 'native' and rung not in _NATIVE):
+  for rung in rungs:
+    if route == 'native' and rung not in _NATIVE:
       continue
-    if route == 'native':
-      fields = {k: v for k, v in fields.items() if k != 'route.overlap'}
-    took = steps.measure(
-      out / f'{route}_{rung}',
-      _hosts(flags),
-      {**shared, **fields},
-      about_s=compute_s + bound_s,
-      seconds=flags.seconds,
-    )
-    rung_bound_s = _bound(flags, message_bytes(rung, size_bytes))
+    took = measure_rung(out, route, rung, setup)
+    rung_bound_s = bound_s(setup, message_bytes(rung, setup.size_bytes))
     exposed_s = took.step_s - took.compute_s
     rows.append(
       (
@@ -196,39 +184,72 @@ def print_ladder(
       )
     )
   print(
-    f'\n{route}, {count} hosts, {_rates(flags)} Mbit/s, '
-    f'{size_bytes / 1e6:.1f} MB, computing {compute_s:.3f} s, load '
-    f'{os.getloadavg()[0]:.1f}\n\n'
+    f'\n{route}, {len(setup.hosts.up)} hosts, {_rates(setup)} Mbit/s, '
+    f'{setup.size_bytes / 1e6:.1f} MB, computing {_compute_s(setup):.3f} s, '
+    f'load {os.getloadavg()[0]:.1f}\n\n'
     f'{clusters.table(*rows)}',
     flush=True,
   )
 
 
-def print_ddp(flags: argparse.Namespace, size_bytes: int) -> None:
+def measure_rung(
+  out: pathlib.Path, route: str, rung: str, setup: Setup
+) -> steps.Steps:
+  """Returns the times of a step of a real run in a new lab.
+
+  Args:
+    out: Folder of all runs.
+    route: Route of the rung.
+    rung: Name of the rung.
+    setup: Hosts and gradient.
+
+  Raises:
+    RuntimeError: If the run fails.
+  """
+  out.mkdir(parents=True, exist_ok=True)
+  compute_s = _compute_s(setup)
+  fields = {
+    'model.name': 'none',
+    'model.none.size_bytes': setup.size_bytes,
+    'cluster.speed.injected': True,
+    'cluster.speed.fixed_s': compute_s,
+    'route.name': route,
+    **_RUNGS[rung],
+  }
+  if route == 'native':
+    fields.pop('route.overlap', None)
+  else:
+    profile = out / 'layers.json'
+    profile.write_text(json.dumps(_profile(setup.size_bytes)))
+    fields['cluster.speed.layers'] = str(profile)
+  if route == 'forest':
+    links = out / 'links.json'
+    write_links(links, setup.hosts.cluster)
+    fields['route.forest.cluster'] = str(links)
+  return steps.measure(
+    out / f'{route}_{rung}',
+    setup.hosts,
+    fields,
+    about_s=compute_s + bound_s(setup, setup.size_bytes),
+    seconds=setup.seconds,
+  )
+
+
+def print_ddp(python: str, setup: Setup) -> None:
   """Prints the times of the same step in torch's DDP.
 
   Args:
-    flags: Parsed flags of the command line.
-    size_bytes: Bytes of the gradient in float32.
+    python: Path of an interpreter that has torch.
+    setup: Hosts and gradient.
   """
-  compute_s = _compute_s(flags, size_bytes)
-  rows = layers.parse(_profile(size_bytes))
   chosen = [*itertools.product(_HOOKS, _BUCKETS)]
-  jobs = [
-    peers.step_job(
-      peers.sleeping_model(rows, compute_s),
-      steps=_STEPS,
-      bucket_bytes=size,
-      hook=hook,
-    )
-    for hook, size in chosen
-  ]
-  took = peers.run(flags.peers, _hosts(flags), jobs)
+  jobs = [ddp_job(setup, *each) for each in chosen]
+  took = peers.run(python, setup.hosts, jobs)
   table = [('hook', 'buckets', 'step s', 'exposed s', 'bound/exposed', 'CPU s')]
   for (hook, size), each in zip(chosen, took, strict=True):
     share = 1 if hook == 'none' else 2
     exposed_s = each.step_s - each.compute_s
-    bound_s = _bound(flags, size_bytes // share)
+    share_bound_s = bound_s(setup, setup.size_bytes // share)
     table.append(
       (
         hook,
@@ -237,48 +258,87 @@ def print_ddp(flags: argparse.Namespace, size_bytes: int) -> None:
         else f'{size / 2**20:g} MiB',
         f'{each.step_s:.3f}',
         f'{exposed_s:.3f}',
-        f'{bound_s / exposed_s:.3f}',
+        f'{share_bound_s / exposed_s:.3f}',
         f'{each.cpu_s:.2f}',
       )
     )
   print(
-    f'\nddp, {flags.hosts} hosts, {_rates(flags)} Mbit/s, computing '
-    f'{compute_s:.3f} s, load {os.getloadavg()[0]:.1f}\n\n'
+    f'\nddp, {len(setup.hosts.up)} hosts, {_rates(setup)} Mbit/s, computing '
+    f'{_compute_s(setup):.3f} s, load {os.getloadavg()[0]:.1f}\n\n'
     f'{clusters.table(*table)}',
     flush=True,
   )
 
 
-def print_factors(out: pathlib.Path, flags: argparse.Namespace) -> None:
-  """Prints the times of a step with low-rank gradients of dense layers."""
-  fields = {'wire.name': 'lowrank', 'wire.lowrank.rank': _RANK}
-  lowrank = steps.measure(
-    out / 'factors',
-    _hosts(flags),
-    {**steps.MODELS['mlp'], **fields, 'route.name': 'ring'},
-    about_s=0.2,
-    seconds=flags.seconds,
+def ddp_job(
+  setup: Setup, hook: str, bucket_bytes: float | None
+) -> dict[str, Any]:
+  """Returns a job of the same step in torch's DDP, for `peers.run`.
+
+  Args:
+    setup: Hosts and gradient.
+    hook: Communication hook.
+    bucket_bytes: Bytes of a bucket; 0 for one per tensor, None for DDP's
+      default.
+  """
+  rows = layers.parse(_profile(setup.size_bytes))
+  model = peers.sleeping_model(rows, _compute_s(setup))
+  return peers.step_job(
+    model, steps=_STEPS, bucket_bytes=bucket_bytes, hook=hook
   )
+
+
+def print_factors(out: pathlib.Path, setup: Setup, python: str | None) -> None:
+  """Prints the times of a step with low-rank gradients of dense layers.
+
+  Args:
+    out: Folder of all runs.
+    setup: Hosts; the model is that of bench.steps.
+    python: Path of an interpreter that has torch, or None.
+  """
+  lowrank = measure_lowrank(out, setup)
   took: dict[str, Any] = {'lowrank, ring': lowrank}
-  if flags.peers:
-    # One bucket: with several, the hook blocks gloo's two threads while it
-    # waits for messages that these threads would have to send.
-    job = peers.step_job(
-      steps.torch_model('mlp'),
-      steps=math.ceil(flags.seconds / lowrank.step_s),
-      batch=steps.BATCH,
-      bucket_bytes=math.inf,
-      hook='powersgd',
-      rank=_RANK,
-    )
-    (took['PowerSGD, ddp'],) = peers.run(flags.peers, _hosts(flags), [job])
+  if python:
+    count = math.ceil(setup.seconds / lowrank.step_s)
+    (powersgd,) = peers.run(python, setup.hosts, [powersgd_job(count)])
+    took['PowerSGD, ddp'] = powersgd
   rows = [('factors', 'step s', 'computing s')]
   for name, each in took.items():
     rows.append((name, f'{each.step_s:.3f}', f'{each.compute_s:.3f}'))
   print(
-    f'\nrank {_RANK}, {_rates(flags)} Mbit/s, load {os.getloadavg()[0]:.1f}\n\n'
-    f'{clusters.table(*rows)}',
+    f'\nrank {_RANK}, {_rates(setup)} Mbit/s, load {os.getloadavg()[0]:.1f}'
+    f'\n\n{clusters.table(*rows)}',
     flush=True,
+  )
+
+
+def measure_lowrank(out: pathlib.Path, setup: Setup) -> steps.Steps:
+  """Returns the times of a step of dense layers with low-rank gradients."""
+  fields = {'wire.name': 'lowrank', 'wire.lowrank.rank': _RANK}
+  return steps.measure(
+    out / 'factors',
+    setup.hosts,
+    {**steps.MODELS['mlp'], **fields, 'route.name': 'ring'},
+    about_s=0.2,
+    seconds=setup.seconds,
+  )
+
+
+def powersgd_job(count: int) -> dict[str, Any]:
+  """Returns a job of the same step in DDP with PowerSGD, for `peers.run`.
+
+  Args:
+    count: Number of steps.
+  """
+  # One bucket: with several, the hook blocks gloo's two threads while it
+  # waits for messages that these threads would have to send.
+  return peers.step_job(
+    steps.torch_model('mlp'),
+    steps=count,
+    batch=steps.BATCH,
+    bucket_bytes=math.inf,
+    hook='powersgd',
+    rank=_RANK,
   )
 
 
@@ -373,28 +433,24 @@ def _multi_round(size: int, dtype: str = 'float32') -> MultiRoundAllreduce:
   return MultiRoundAllreduce(wire, blank.gradient_size, (), uses_numpy=True)
 
 
-def _bound(flags: argparse.Namespace, size_bytes: int) -> float:
+def bound_s(setup: Setup, size_bytes: int) -> float:
   """Returns a lower bound on the seconds of an allreduce of a size."""
-  rate_Bps = float(pack(_hosts(flags).cluster).rate_Bps or 1)
-  return size_bytes / rate_Bps + 2 * (flags.hosts - 1) * _LATENCY_S
+  rate_Bps = float(pack(setup.hosts.cluster).rate_Bps or 1)
+  messages = 2 * (len(setup.hosts.up) - 1)
+  return size_bytes / rate_Bps + messages * _LATENCY_S
 
 
-def _compute_s(flags: argparse.Namespace, size_bytes: int) -> float:
+def _compute_s(setup: Setup) -> float:
   """Returns the seconds of computation in a step.
 
   The backward pass takes as long as communication in half precision.
   """
-  return _bound(flags, size_bytes) / 2 / (1 - _FORWARD)
+  return bound_s(setup, setup.size_bytes) / 2 / (1 - _FORWARD)
 
 
-def _hosts(flags: argparse.Namespace) -> Case:
-  mbit = [flags.mbit] * (flags.hosts - 1) + [flags.slowest or flags.mbit]
-  return Case(mbit, mbit, {})
-
-
-def _rates(flags: argparse.Namespace) -> str:
-  slowest = f' (one {flags.slowest})' if flags.slowest else ''
-  return f'{flags.mbit}{slowest}'
+def _rates(setup: Setup) -> str:
+  first, *_, last = setup.hosts.up
+  return f'{first} (one {last})' if last != first else f'{first}'
 
 
 def _profile(size_bytes: int) -> dict[str, Any]:

@@ -95,12 +95,14 @@ def read_pai(path: str | pathlib.Path) -> Trace:
   return _trace(rows)
 
 
-def make(name: str, *, num_workers: int, num_factors: int) -> Predictor:
+def make(
+  name: str, *, num_workers: int, num_factors: int, seed: int = 0
+) -> Predictor:
   """Returns a predictor with the settings of configs/default.py."""
   settings = default.get_config().batching.lb_bsp.predictor[name].to_dict()
   module = importlib.import_module(f'predict.{name}')
   return module.make(
-    num_workers=num_workers, num_factors=num_factors, seed=0, **settings
+    num_workers=num_workers, num_factors=num_factors, seed=seed, **settings
   )
 
 
@@ -138,19 +140,21 @@ def error(predictions: np.ndarray, trace: Trace) -> float:
   return float(np.mean(errors))
 
 
-def error_of(name: str, trace: Trace) -> float:
+def error_of(name: str, trace: Trace, seed: int = 0) -> float:
   """Returns the error of a predictor with its default settings on a trace.
 
   Args:
     name: Module of predict/; or 'narx, network alone' for the prediction of
       NARX's network without the gate that weighs it.
     trace: Measurements.
+    seed: Seed of the predictor's parameters.
   """
   _, workers, factors = trace.factors.shape
   predictor = make(
     'narx' if name == _ALONE else name,
     num_workers=workers,
     num_factors=factors,
+    seed=seed,
   )
   if name == _ALONE:
     return error(walk(predictor, trace, lambda p: p.gate.experts[-1]), trace)

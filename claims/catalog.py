@@ -12,7 +12,7 @@ ENTRIES = ROOT / 'claims/entries'
 SCALES = ('quick', 'full')
 FAMILIES = (
   *('ElasticBSP', 'DSSP', 'R2SP', 'LB-BSP', 'forest', 'GradientFlow'),
-  *('local steps', 'combinations', 'simulator'),
+  *('local steps', 'combinations', 'tuned rates', 'real links', 'simulator'),
 )
 
 

@@ -273,7 +273,7 @@ def has_records(claim: Claim, records: Sequence[Record]) -> bool:
 def _read(
   measure: Measure, over: str, seed: int, records: Sequence[Record]
 ) -> float | None:
-  """Returns the number of a seed, or the spread over a field; None if unknown.
+  """Returns the number of a seed, or its spread or mean; None if unknown.
 
   Args:
     measure: Quantity; `of` selects the records.
@@ -287,19 +287,22 @@ def _read(
     if record['seed'] == seed
     and all(record.get(key) == _as_json(v) for key, v in measure.of.items())
   ]
-  if not over:
+  varied = over or measure.mean_over
+  if not varied:
     expected = f'one record of seed {seed} with {dict(measure.of)}'
     require(len(selected) == 1, 'results', expected, len(selected))
     return read_number(measure.field, selected[0])
-  expected = f'records of seed {seed} with {dict(measure.of)} and any {over}'
-  require(
-    len({str(each[over]) for each in selected}) > 1, 'results', expected, 0
-  )
+  expected = f'records of seed {seed} with {dict(measure.of)} and any {varied}'
+  values = {str(each[varied]) for each in selected}
+  require(len(values) > 1, 'results', expected, len(values))
   numbers = [read_number(measure.field, record) for record in selected]
   known_numbers = [number for number in numbers if number is not None]
   if len(known_numbers) < len(numbers):
     return None
-  return _divide(max(known_numbers), min(known_numbers))
+  if over:
+    return _divide(max(known_numbers), min(known_numbers))
+  require(len(selected) == len(values), 'results', expected, len(selected))
+  return math.fsum(known_numbers) / len(known_numbers)
 
 
 def _as_json(value: Any) -> Any:

@@ -33,6 +33,7 @@ EVIDENCE = {
 _EVIDENCE_OF_FIELDS = {
   'final_accuracy': 'trained',
   'final_bits_per_byte': 'trained',
+  'final_test_loss': 'trained',
   'time_to.': 'trained',
   'iterations_to.': 'trained',
   'examples_to.': 'trained',
@@ -57,6 +58,9 @@ class Measure(NamedTuple):
     over: A further field; the records `of` selects differ in it, and the ratio
       of the largest number to the smallest replaces the number.
     over_by: The same field for the records that `by` selects.
+    mean_over: A further field; the records `of` selects, and those that `by` or
+      `minus` selects, differ in it, and the mean of their numbers replaces the
+      number, as in cross-validation.
   """
 
   field: str
@@ -65,6 +69,7 @@ class Measure(NamedTuple):
   minus: Mapping[str, Any] | None = None
   over: str = ''
   over_by: str = ''
+  mean_over: str = ''
 
 
 class Claim(NamedTuple):
@@ -116,7 +121,8 @@ class Entry(NamedTuple):
     seeds: Numbers of seeds, by scale.
     ranked: Fields of the page's ranking of all runs, which is sorted by the
       first; () for no ranking.
-    listed: Fields that identify runs in the ranking if there are no grids.
+    listed: Fields that identify rows of the ranking; () for all in which the
+      grid's runs differ.
     missing_reason: Reason why a scale has no runs, such as missing data.
     observations: Observations on the results, and rules that were wrong.
     evidence: Kind of evidence of the runs, a key of EVIDENCE; some fields have

@@ -16,8 +16,8 @@ _DASH = '-'
 def table(entry: Entry, results: Results) -> str:
   """Returns a row per combination, sorted by the first field, as Markdown.
 
-  Cells are medians over seeds, with ranges.  A seed without a number sorts as
-  an infinite one.
+  Cells are medians over seeds, and over fields that are not listed, with
+  ranges.  A seed without a number sorts as an infinite one.
 
   Args:
     entry: Entry with the fields of the ranking.
@@ -25,7 +25,7 @@ def table(entry: Entry, results: Results) -> str:
   """
   runs: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
   fields = [*entry.listed]
-  if entry.grids:
+  if entry.grids and not entry.listed:
     points = running.entry_points(entry, results.scale, [0])
     fields += [f for f in running.varied_fields(points) if f != 'seed']
   for record in results.records:

@@ -16,7 +16,7 @@ from outputs import atomic
 from sweeps import child, driver, grid, outcomes, plan
 from sweeps.folder import SweepFolder
 
-# Fields of a run's summary in every record, beside those that claims measure.
+# Fields of a run's summary in every record, beside those that its entry needs.
 _SUMMARY_FIELDS = (
   *('final_accuracy', 'final_bits_per_byte'),
   *('time_s', 'iterations', 'updates', 'examples', 'bytes'),
@@ -118,7 +118,7 @@ def make_record(
   needed += entry.ranked
   record: dict[str, Any] = {'status': status}
   record |= {field: _config_value(config, field) for field in fields}
-  record |= {f: summary[f] for f in _SUMMARY_FIELDS if f in summary}
+  record |= {f: summary[f] for f in (*_SUMMARY_FIELDS, *needed) if f in summary}
   iteration_s = (
     summary['time_s'] * config['cluster']['workers'] / summary['iterations']
   )

@@ -22,6 +22,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.log_every = 100  # Iterations between log rows.
   # Also reports top-k accuracy, for this k; 0 for accuracy alone.
   config.eval_top = 0
+  # Also reports the mean loss on the test split; language models always do.
+  config.eval_loss = False
   config.time_to = (0.9, 0.95)  # Accuracies whose first time is reported.
   # Losses whose first time is reported: ten iterations in a row below them.
   config.time_to_loss = ()
@@ -435,6 +437,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.flip = False  # Whether half of the images are mirrored.
   config.data.digits = ConfigDict()
   config.data.digits.fold = 0  # Fifth of the data for testing, 0 to 4.
+  # Whether the next fifth is for testing and the fold for nothing: to choose
+  # settings of a fold without it.
+  config.data.digits.validation = False
   config.data.cifar10 = ConfigDict()
   # The official archive, or an .npz of encoded images.
   config.data.cifar10.file = 'cifar-10-python.tar.gz'

@@ -64,7 +64,7 @@ _SOURCE = ('data.name', 'data.dir', 'data.*.*')
 _AUGMENTED = ('data.crop_padding', 'data.crop_area', 'data.flip')
 _NO_MODEL = (
   *(*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*', 'time_to*'),
-  'eval_top',
+  *('eval_top', 'eval_loss'),
   'precision.*',
   *('batching.micro_batch', 'cluster.devices_per_worker'),
   'cluster.island_sharding',
@@ -85,7 +85,10 @@ _REAL = (
 _UNUSED = {'virtual': _REAL, 'distributed': ('cluster.script',)}
 _REPLACED = {
   'scheme': ('sync.*',),
-  'task': ('model.*', *_AUGMENTED, 'precision.dtype', 'eval_top'),
+  'task': (
+    *('model.*', *_AUGMENTED),
+    *('precision.dtype', 'eval_top', 'eval_loss'),
+  ),
   'dataset': _SOURCE,
 }
 

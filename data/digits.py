@@ -17,16 +17,19 @@ _PIXELS = 32
 _FOLDS = 5
 
 
-def make(*, directory: str | None, fold: int) -> Dataset:
+def make(*, directory: str | None, fold: int, validation: bool) -> Dataset:
   """Returns 1,437 training and 360 test digits, float32 [N, 32, 32, 1].
 
   Every fifth example of each class is for testing, so that the split is
   stratified and the same in all runs.  The five folds together test all 1,797;
-  the last three have 359.
+  the last three have 359.  For validation the fold is left out, the next one is
+  for testing, and the other three are for training, so that settings of each
+  fold can be chosen without it.
 
   Args:
     directory: Unused; the digits need no file.
     fold: Index of the fifth that is for testing, 0 to 4.
+    validation: Whether to return the split for validation.
 
   Raises:
     ValueError: If there is no such fold.
@@ -41,9 +44,14 @@ def make(*, directory: str | None, fold: int) -> Dataset:
   by_class = np.argsort(targets, kind='stable')
   test = np.zeros(len(targets), bool)
   test[by_class[fold::_FOLDS]] = True
-  known = inputs[~test]
+  train = ~test
+  if validation:
+    test[:] = False
+    test[by_class[(fold + 1) % _FOLDS :: _FOLDS]] = True
+    train &= ~test
+  known = inputs[train]
   return Dataset(
-    train=Split(known, targets[~test]),
+    train=Split(known, targets[train]),
     test=Split(inputs[test], targets[test]),
     num_classes=10,
     mean=(float(known.mean()),),

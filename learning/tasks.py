@@ -242,13 +242,19 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
     )
   with error_prefix(f'config.model.{config.model.name}'):
     if _is_of_tokens(dataset):
+      expected = 'False, as language models have a test loss anyway'
+      require(
+        not config.eval_loss, 'config.eval_loss', expected, config.eval_loss
+      )
       return next_token(
         model,
         dataset.prepare,
         top=top,
         bytes_per_token=dataset.bytes_per_token,
       )
-    return classification(model, dataset.prepare, augment, top=top)
+    return classification(
+      model, dataset.prepare, augment, top=top, has_loss=config.eval_loss
+    )
 
 
 def _is_of_tokens(dataset: Dataset) -> bool:

@@ -134,6 +134,7 @@ def classification(
   augment: Callable[[jax.Array, jax.Array], jax.Array],
   *,
   top: int = 0,
+  has_loss: bool = False,
 ) -> Task:
   """Returns the task of predicting the class of each example, by cross-entropy.
 
@@ -143,15 +144,18 @@ def classification(
     augment: As in `supervised`.
     top: Number of largest logits among which the class is counted as another
       measure beside accuracy; the first of equal ones are taken.  0 for none.
+    has_loss: Whether evaluations also give `test_loss`, the mean cross-entropy
+      of an example in nats.
 
   Raises:
     ValueError: As in `supervised`.
   """
+  loss = gradients.softmax_cross_entropy
   return supervised(
     model,
-    loss=gradients.softmax_cross_entropy,
+    loss=loss,
     correct=lambda logits, targets: _is_among(logits, targets, 1),
-    others=_top_accuracy(top),
+    others=_top_accuracy(top) | ({'test_loss': loss} if has_loss else {}),
     prepare=prepare,
     augment=augment,
   )

@@ -148,6 +148,21 @@ class JudgeTest(parameterized.TestCase):
     measure = Measure('x', {'s': 'a'}, {'s': 'b'}, over='r', over_by='r')
     self.assertEqual(judging.read_pairs(measure, records), [(1.5, 4.0)])
 
+  def test_numbers_are_means_over_folds(self):
+    records = [
+      {'seed': 0, 'status': 'finished', 's': s, 'fold': fold, 'x': x}
+      for s, fold, x in (
+        ('a', 0, 3.0),
+        ('a', 1, 5.0),
+        ('b', 0, 1.0),
+        ('b', 1, 2.0),
+      )
+    ]
+    measure = Measure('x', {'s': 'a'}, {'s': 'b'}, mean_over='fold')
+    self.assertEqual(judging.read_pairs(measure, records), [(4.0, 1.5)])
+    with self.assertRaisesRegex(ValueError, 'and any fold, got 3'):
+      judging.read_pairs(measure, [*records, records[0]])
+
   def test_seeds_without_a_number_count(self):
     records = _records([1.0, 1.0, 1.0, 1.0])
     for record in records[2:]:

@@ -59,7 +59,7 @@ class DatasetTest(parameterized.TestCase):
 class DigitsTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    self.dataset = digits.make(directory=None, fold=0)
+    self.dataset = digits.make(directory=None, fold=0, validation=False)
     self.original = datasets.load_digits()
 
   def test_splits_hold_each_digit_once(self):
@@ -86,7 +86,7 @@ class DigitsTest(absltest.TestCase):
   def test_each_digit_is_tested_in_one_of_five_folds(self):
     tested, sizes = [], []
     for fold in range(5):
-      made = digits.make(directory=None, fold=fold)
+      made = digits.make(directory=None, fold=fold, validation=False)
       self.assertLen(made.train.targets, 1797 - len(made.test.targets))
       tested += zip(
         made.test.targets, made.test.inputs.mean(axis=(1, 2, 3)), strict=True
@@ -97,9 +97,27 @@ class DigitsTest(absltest.TestCase):
     expected = sorted(zip(self.original.target, means, strict=True))
     np.testing.assert_allclose(sorted(tested), expected, rtol=1e-5)
 
+  def test_a_fold_is_in_neither_split_of_its_validation(self):
+    for fold in range(5):
+      made = digits.make(directory=None, fold=fold, validation=True)
+      rest = [
+        digits.make(directory=None, fold=other % 5, validation=False).test
+        for other in range(fold + 2, fold + 5)
+      ]
+      tested = digits.make(
+        directory=None, fold=(fold + 1) % 5, validation=False
+      ).test
+      np.testing.assert_array_equal(made.test.inputs, tested.inputs)
+      np.testing.assert_array_equal(made.test.targets, tested.targets)
+      sums = np.concatenate([each.inputs.sum(axis=(1, 2, 3)) for each in rest])
+      np.testing.assert_array_equal(
+        np.sort(made.train.inputs.sum(axis=(1, 2, 3))), np.sort(sums)
+      )
+      self.assertEqual(made.mean, (float(made.train.inputs.mean()),))
+
   def test_a_sixth_fold_is_refused(self):
     with self.assertRaisesRegex(ValueError, 'fold: expected 0 to 4, got 5'):
-      digits.make(directory=None, fold=5)
+      digits.make(directory=None, fold=5, validation=False)
 
   def test_digits_are_enlarged_bilinearly(self):
     targets = self.original.target

@@ -173,6 +173,22 @@ class EvaluationTest(parameterized.TestCase):
       want = right[..., :number].any(axis=-1).mean()
       self.assertAlmostEqual(share, want, places=6)
 
+  @parameterized.parameters(4, 9)
+  def test_the_test_loss_of_classes_is_their_mean_cross_entropy(self, batch):
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(9, 6)).astype(np.float32)
+    targets = rng.integers(6, size=9).astype(np.int32)
+    learned = classification(
+      _IdentityModel(), lambda x: x, lambda x, _: x, has_loss=True
+    )
+    evaluate = TaskEvaluation(learned, Split(logits, targets), batch=batch)
+    found = evaluate(learned.params, learned.stats)
+    wide = logits.astype(np.float64)
+    shares = np.exp(wide) / np.exp(wide).sum(-1, keepdims=True)
+    want = -np.log(shares[np.arange(9), targets]).mean()
+    self.assertEqual(evaluate.names, ('accuracy', 'test_loss'))
+    self.assertAlmostEqual(found['test_loss'], want, places=5)
+
   @parameterized.parameters(1, 7, 16)
   def test_figures_of_tokens_are_those_of_all_tokens_alike(self, batch):
     rng = np.random.default_rng(0)

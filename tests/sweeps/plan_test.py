@@ -8,6 +8,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import train
+from configs.sweeps import full_scale
 from outputs import manifests
 from sweeps import checking, grid, plan
 from tests.docs import pages
@@ -94,11 +95,16 @@ class PlanTest(parameterized.TestCase):
       _plan(text, plan.SharedConfig(_FILE, {}))
 
   def test_grids_of_sweep_files_have_the_documented_size(self):
-    counts = {'schemes': 60, 'bounds': 30}
-    counts |= {f'local_steps_{data}': 130 for data in ('digits', 'text')}
-    counts |= {'local_steps_asynchronous': 36, 'local_steps_fragments': 24}
+    counts = {'schemes.py': 60, 'bounds.py': 30}
+    counts |= {f'local_steps_{data}.py': 130 for data in ('digits', 'text')}
+    counts |= {
+      'local_steps_asynchronous.py': 36,
+      'local_steps_fragments.py': 24,
+    }
+    counts |= {f'tuned_{data}.py': 56 for data in ('digits', 'text')}
+    counts |= {f'full_scale.py:{name}': 21 for name in full_scale.VARIANTS}
     for path, count in counts.items():
-      file = f'configs/sweeps/{path}.py'
+      file = f'configs/sweeps/{path}'
       points = grid.points(plan.read_grid(file))
       self.assertLen(points, count)
       shown = points[:: count // 10]
@@ -108,7 +114,8 @@ class PlanTest(parameterized.TestCase):
       ]
       for line in lines:
         checking.resolve(line)
-    self.assertLen(list(_SWEEPS.glob('*.py')), len(counts))
+    files = {path.partition(':')[0] for path in counts}
+    self.assertEqual({path.name for path in _SWEEPS.glob('*.py')}, files)
 
   def test_a_file_without_a_grid_needs_one(self):
     with self.assertRaisesRegex(ValueError, '--grid: expected some, or GRID'):
