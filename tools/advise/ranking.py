@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from tools.advise import simulating
+from tools.advise import islands, simulating
 from tools.advise.clusters import ClusterDescription
 from tools.advise.needed import BSP, SOURCES, Combination, ExamplesRatio
 from tools.advise.simulating import Pace, Workload
@@ -92,18 +92,23 @@ def advise(
   Raises:
     ValueError: If the cluster is wrong, before anything runs; names the field.
   """
-  choices = simulating.possible(cluster, needed)
+  choices = simulating.possible(cluster, workload, needed)
   simulating.check(cluster, workload, choices)
   paces = {}
-  for number, each in enumerate(choices, start=1):
-    log(f'{number} of {len(choices)}: {each}')
-    paces[each] = simulating.simulate_pace(cluster, workload, each)
-  plain = BSP if BSP in paces else BSP._replace(route='ring')
+  with islands.describe(cluster) as grouped:
+    choices += simulating.with_islands(grouped, choices)
+    for number, each in enumerate(choices, start=1):
+      log(f'{number} of {len(choices)}: {each}')
+      used = grouped if grouped and each.hosts > 1 else cluster
+      paces[each] = simulating.simulate_pace(used, workload, each)
+  plain = BSP._replace(local_steps=workload.local_steps)
+  if plain not in paces:
+    plain = plain._replace(route='ring')
   rows = [
     RankedCombination(
       each,
       pace,
-      needed[each],
+      needed[each.measured],
       pace.examples_per_s / paces[plain].examples_per_s,
     )
     for each, pace in paces.items()
@@ -125,13 +130,13 @@ def table(advice: Advice) -> str:
   head = ('when', 'how much', 'what', 'where', 'examples/s', 'staleness')
   rows = [('', *head, 'examples over BSP', 'time over BSP', '')]
   for place, row in enumerate(advice.rows, start=1):
-    when, much, what, where, pipelined = row.combination
+    when, much, what, *_ = row.combination
     low, high = row.needed.least / row.speed, row.needed.most / row.speed
     needed = row.needed
     rows.append(
       (
         f'{place}',
-        *(when, much, what, f'{where}, pipelined' if pipelined else where),
+        *(when, much, what, row.combination.where),
         f'{row.pace.examples_per_s:.4g}',
         f'{row.pace.staleness:.1f}' + ('' if row.is_covered else '*'),
         f'{needed.median:.2f} ({needed.least:.2f} to {needed.most:.2f})',
@@ -178,7 +183,10 @@ def _iteration_time(
   free: Pace,
 ) -> IterationTime:
   whole_s, free_s = (
-    cluster.workers * workload.batch / pace.examples_per_s
+    cluster.workers
+    * workload.batch
+    * workload.local_steps
+    / pace.examples_per_s
     for pace in (base.pace, free)
   )
   waiting_s = max(free_s - free.compute_s, 0.0)
