@@ -173,6 +173,8 @@ def _config(
   cluster.apply(config, uses_servers=uses_servers)
   config.update_from_flattened_dict(fields(cluster, combination))
   config.batching.worker_batch = workload.batch * cluster.hosts_per_worker
+  if cluster.hosts_per_worker > 1:  # XLA sums gradients as a whole.
+    config.route.overlap = False
   flows = cluster.workers * (cluster.servers if cluster.has_server_links else 1)
   iterations = max(_LEAST, min(_MOST, _FLOWS // flows))
   config.model.name = 'none'
