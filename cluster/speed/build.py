@@ -9,9 +9,7 @@ from configs.sections import Choose, error_prefix
 from learning.learning import Learning
 
 
-def make(
-  config: ConfigDict, choose: Choose, learned: Learning
-) -> speeds.Speed:
+def make(config: ConfigDict, choose: Choose, learned: Learning) -> speeds.Speed:
   """Returns the model of compute times that config.cluster.speed describes.
 
   Args:

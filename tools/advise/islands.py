@@ -77,9 +77,5 @@ def _rate_Bps(ways: Ways, group: list[str]) -> float:
     for src, dst in zip(group, [*group[1:], group[0]], strict=True)
   ]
   return 1e9 * float(
-    min(
-      capacity_GBps[ends]
-      for hop in hops
-      for ends in itertools.pairwise(hop)
-    )
+    min(capacity_GBps[ends] for hop in hops for ends in itertools.pairwise(hop))
   )

@@ -26,7 +26,9 @@ def _seconds(hosts, *slowdown, **changed):
   return summary['virtual_s'] / (summary['iterations'] / 2)
 
 
-def _inside_s(hosts, *slowdown, Bps=(_BPS,), latency_s=(_LATENCY_S,), **changed):
+def _inside_s(
+  hosts, *slowdown, Bps=(_BPS,), latency_s=(_LATENCY_S,), **changed
+):
   """Returns the seconds that transfers inside islands add to an iteration."""
   links = {
     'cluster__network__island_Bps': Bps,
@@ -108,7 +110,9 @@ class VirtualTest(parameterized.TestCase):
       _inside_s(2, **changed)
 
   def test_links_inside_need_islands(self):
-    with self.assertRaisesRegex(ValueError, 'island_Bps: .* hosts_per_worker is 1'):
+    with self.assertRaisesRegex(
+      ValueError, 'island_Bps: .* hosts_per_worker is 1'
+    ):
       _inside_s(1)
 
 
