@@ -18,10 +18,11 @@ FILE describes the links that differ from --link, as JSON:
 
   {"hosts": {"host1": {"up": "100mbit", "down": "50mbit"}},
    "pairs": [{"from": "host0", "to": "host2", "rate": "10mbit"}],
-   "groups": [{"hosts": ["host3", "host4"], "up": "50mbit", "down": "50mbit"}]}
+   "groups": [{"hosts": ["host3", "host4"], "up": "50mbit", "down": "50mbit",
+               "delay_ms": 25}]}
 
-Traffic into or out of a group shares a link with these rates; traffic within
-the group does not.  Groups may be nested.
+Traffic into or out of a group shares a link with these rates, which delays it
+in each direction; traffic within the group does not.  Groups may be nested.
 
 Hosts share files, processes and users with the machine, but have their own
 names, /etc/hosts and an isolated network (see tools/launching/hosts.py).  Labs
@@ -49,8 +50,9 @@ from typing import NoReturn
 from absl import app, flags
 
 from configs.checks import require
-from tools.launching import hosts
+from tools.launching import delayed_link, hosts
 
+_ROOT = pathlib.Path(__file__).parent.parent
 _STATES = pathlib.Path('/run')
 _NAMESPACES = pathlib.Path('/run/netns')  # Folder of `ip netns`.
 _NAME = re.compile('syn-[0-9a-f]{6}')
@@ -162,6 +164,8 @@ def made(links: hosts.Links) -> Iterator[str]:
     state.flush()
     try:
       _make(lab, links)
+      for line in hosts.delays(lab, links):
+        _start(line)
       yield lab
     finally:
       for number in _SIGNALS:
@@ -195,6 +199,17 @@ def _make(lab: str, links: hosts.Links) -> None:
   _hosts_file(lab).write_text(hosts.hosts_file(links))
   for line in hosts.commands(lab, links):
     _call(line)
+
+
+def _start(line: str) -> None:
+  """Starts a command that runs as long as the lab, and waits for it."""
+  words = [word.format(python=sys.executable) for word in line.split()]
+  process = subprocess.Popen(
+    words, stdout=subprocess.PIPE, text=True, cwd=_ROOT, start_new_session=True
+  )
+  output = process.stdout
+  ready = output.readline().strip() if output else ''
+  require(ready == delayed_link.READY, line, delayed_link.READY, ready)
 
 
 def _remove(lab: str, names: Sequence[str]) -> None:

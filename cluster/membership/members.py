@@ -102,6 +102,8 @@ class Member(Rank):
     has_lost_state: Whether its inner optimizer's state is listed as lost, and
       its next process may still have it.
     is_late: Whether it has joined after the start, and not pushed since.
+    awaits_state: Whether its next push shows if it still has the state, other
+      than zero, from which it continues.
     progress: Its progress, as its heartbeats carry it.
     devices: Kinds of the devices on which it computes gradients.
     compilations: Number of XLA compilations after warm-up, by incarnation.
@@ -114,6 +116,7 @@ class Member(Rank):
   counted: int | None = None
   has_lost_state: bool = False
   is_late: bool = False
+  awaits_state: bool = False
   progress: ReceivedProgress = dataclasses.field(
     default_factory=ReceivedProgress
   )

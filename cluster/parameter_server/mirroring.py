@@ -95,7 +95,8 @@ class Mirroring:
 
     Parts travel in at most a twentieth of the time: after a mirror that took
     d seconds, or was given up after so many, the next begins 20 d later, if
-    that is more than `every_s`.  Only a change of processes comes before.
+    that is more than `every_s`.  Only a change of processes comes before.  A
+    checkpoint makes the next one due as early as this share allows.
 
     Args:
       every_s: Seconds from one mirror to the next; 0 for no mirrors at all.
@@ -106,6 +107,7 @@ class Mirroring:
     self.is_enabled = every_s > 0
     self._every_s, self._limit_s = every_s, limit_s
     self._due_at = 0.0
+    self._allowed_at = 0.0  # Before this, parts would travel too often.
     self._number = 0  # Of the newest one, complete or not.
 
   def is_due(self, now: float) -> bool:
@@ -115,6 +117,14 @@ class Mirroring:
   def hurry(self) -> None:
     """Makes the next mirror due at once."""
     self._due_at = 0.0
+
+  def follow_checkpoint(self) -> None:
+    """Makes a mirror due that is not older than a new checkpoint.
+
+    After a death the run continues from the mirror, and later checkpoints are
+    dropped.
+    """
+    self._due_at = min(self._due_at, self._allowed_at)
 
   def skip_to(self, number: int) -> None:
     """Continues after the mirrors of another coordinator."""
@@ -213,8 +223,8 @@ class Mirroring:
 
   def _delay_next(self, pending: Pending, now: float) -> None:
     """Delays the mirror after one that took long."""
-    due_at = pending.began + (now - pending.began) / _SHARE
-    self._due_at = max(self._due_at, due_at)
+    self._allowed_at = pending.began + (now - pending.began) / _SHARE
+    self._due_at = max(self._due_at, self._allowed_at)
 
 
 def _choose(

@@ -127,6 +127,7 @@ class ParameterServerRuntime(EventLoop):
     self._mirroring = mirroring or Mirroring(every_s=0.0, limit_s=0.0)
     self._mirror_store = mirrors
     self._newest_checkpoint = newest_checkpoint
+    self._mirrored_checkpoint = -1  # Newest one when the last mirror began.
     self._succession, self._index = succession, index
     self._is_superseded = is_superseded
     self._term = 0
@@ -393,6 +394,11 @@ class ParameterServerRuntime(EventLoop):
     loss, finite = report.loss, report.is_finite
     self.coordinator.check(index, finite=finite, loss=loss)
     member.compilations[event.incarnation] = report.compilations
+    if member.awaits_state and not report.has_recalled:
+      self._record_lost_state(
+        index, 'It no longer has the state of the mirror.'
+      )
+    member.awaits_state = False
     if report.has_recalled and self._store.has_worker_states:
       self.coordinator.recorder.record_recovered_residual(index, self.time)
     if self._store.has_inner_optimizer:
@@ -469,15 +475,19 @@ class ParameterServerRuntime(EventLoop):
     if not self._recovery:
       self._store.end(index, member.incarnation)
     if self._started:
-      if (
-        self._store.has_worker_states
-        and self._residual(index).can_differ_from_zero
-      ):
-        recorder = self.coordinator.recorder
-        recorder.record_lost_residual(index, self.time, None)
-        if self._store.has_inner_optimizer:
-          worker_states.record_loss(recorder, member, index, self.time, reason)
+      self._record_lost_state(index, reason)
       self.coordinator.leave(index, self.time, reason)
+
+  def _record_lost_state(self, index: int, reason: str) -> None:
+    """Lists a worker's state as lost, if it has one other than zero."""
+    member, recorder = self._members[index], self.coordinator.recorder
+    member.awaits_state = False
+    if not self._store.has_worker_states:
+      return
+    if self._residual(index).can_differ_from_zero:
+      recorder.record_lost_residual(index, self.time, None)
+      if self._store.has_inner_optimizer:
+        worker_states.record_loss(recorder, member, index, self.time, reason)
 
   def _check_processes(self) -> None:
     """Evicts workers that are silent or make no progress.
@@ -490,6 +500,8 @@ class ParameterServerRuntime(EventLoop):
     if not self._recovery:
       self._lose_overdue()
     self._mirroring.check(time.monotonic())
+    if self._newest_checkpoint() > self._mirrored_checkpoint:
+      self._mirroring.follow_checkpoint()
     self._check_moves()
     if self._succession and self._is_superseded():
       raise Relinquished('Another process coordinates the run.')
@@ -571,6 +583,7 @@ class ParameterServerRuntime(EventLoop):
   def _take_mirror(self) -> None:
     """Begins a mirror: all servers retain their states between two events."""
     places = self._reception.server_places()
+    self._mirrored_checkpoint = self._newest_checkpoint()
     pending = self._mirroring.begin(
       time.monotonic(),
       own=self._reception.own_place,
@@ -604,7 +617,7 @@ class ParameterServerRuntime(EventLoop):
       ),
       'recorder': recorder.state(),
       'files': recorder.file_sizes(),
-      'checkpoint': self._newest_checkpoint(),
+      'checkpoint': self._mirrored_checkpoint,
       'sources': dict(pending.sources),
       'own_servers': [
         server
@@ -792,14 +805,9 @@ class ParameterServerRuntime(EventLoop):
       holder, before = member.holder, state['processes'][index]
       is_same = holder is not None and holder.process == before
       if is_same and member.stream is not None:
+        member.awaits_state = self._residual(index).can_differ_from_zero
         continue
-      if self._store.has_worker_states and (
-        self._residual(index).can_differ_from_zero
-      ):
-        recorder, reason = self.coordinator.recorder, 'Its process is lost.'
-        recorder.record_lost_residual(index, self.time, None)
-        if self._store.has_inner_optimizer:
-          worker_states.record_loss(recorder, member, index, self.time, reason)
+      self._record_lost_state(index, 'Its process is lost.')
       if member.stream is not None:  # Another process has its rank.
         self._initial[index], member.counted = ResidualId(), None
         member.is_late = True

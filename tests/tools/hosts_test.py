@@ -104,6 +104,10 @@ class LinksTest(parameterized.TestCase):
       r'links.groups\[0\].down: expected a rate .* got 5',
     ),
     (
+      '{"groups": [{"hosts": ["host1"], "delay_ms": -1}]}',
+      r'links.groups\[0\].delay_ms: expected a number from 0 to 2000, got -1',
+    ),
+    (
       '{"pairs": [{"from": "host0", "to": ["x"], "rate": "1gbit"}]}',
       r"links.pairs\[0\]: expected one of .* got \['x'\]",
     ),

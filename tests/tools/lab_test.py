@@ -113,6 +113,29 @@ with socket.create_server(('', 5000)) as server:
     name = link.getsockopt(6, socket.TCP_CONGESTION, 16)
   print(name.rstrip(bytes(1)).decode())
 """
+# Prints the seconds until two other hosts answer.
+_ANSWER = """
+import socket
+with socket.create_server(('', 5000)) as server:
+  print('ready', flush=True)
+  with server.accept()[0] as link:
+    link.send(link.recv(1))
+"""
+_ROUND_TRIPS = f"""
+import json, socket, subprocess, sys, time
+from tools import lab
+times = []
+for host in ('host1', 'host2'):
+  argv = lab.command(host, [sys.executable, '-c', {_ANSWER!r}])
+  with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
+    server.stdout.readline()
+    with socket.create_connection((host, 5000)) as link:
+      start = time.monotonic()
+      link.send(b'-')
+      link.recv(1)
+      times.append(time.monotonic() - start)
+print(json.dumps(times))
+"""
 _UNEQUAL = {
   'hosts': {'host0': {'up': '40mbit', 'down': '20mbit'}},
   'pairs': [{'from': 'host1', 'to': 'host2', 'rate': '10mbit'}],
@@ -239,6 +262,23 @@ class LabTest(parameterized.TestCase):
         if all(found):
           break
     self.assertTrue(all(found), reached)
+
+  @unittest.skipUnless(os.path.exists('/dev/net/tun'), 'There is no TUN.')
+  def test_frames_that_leave_a_group_with_a_delay_are_late_each_way(self):
+    group = {'hosts': ['host2', 'host3'], 'delay_ms': 200}
+    with tempfile.NamedTemporaryFile('w', suffix='.json') as file:
+      json.dump({'groups': [group]}, file)
+      file.flush()
+      words = ['--hosts=4', f'--links={file.name}', '--']
+      measure = [sys.executable, '-c', _ROUND_TRIPS]
+
+      code, out, errors = _run(*words, *measure)
+
+    self.assertEqual(code, 0, errors)
+    near_s, far_s = json.loads(out)
+    self.assertLess(near_s, 0.2)
+    self.assertBetween(far_s, 0.4, 0.7)
+    self.assert_removed(_name(errors))
 
   @parameterized.parameters(
     # Out of the group, into it, and within it while others leave it.

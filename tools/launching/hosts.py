@@ -7,9 +7,10 @@ holds the bridge that joins them: the machine's own namespace gets neither an
 interface nor a route, so the addresses below cannot collide with its own.  HTB
 limits the rate of a host's traffic, in total and to one destination, at its end
 of the link, and the rate of its received traffic at the other end.  A group of
-hosts has its own bridge, with a limited link to the bridge around it.
-Rates count Ethernet frames.  The only delay is that of queues (1000 packets),
-and traffic of a host to itself is not limited.
+hosts has its own bridge, with a limited link to the bridge around it, which may
+delay frames (`delayed_link`).  Rates count Ethernet frames.  The only other
+delay is that of queues (1000 packets), and traffic of a host to itself is not
+limited.
 
 The lab sets TCP's congestion control, because the gain of a scheme depends on
 how evenly transfers share a link.  By default it also disables Linux's slow
@@ -33,6 +34,7 @@ _LOWEST, _HIGHEST = 8_000, 10**11
 _BURST_S = 1e-3  # Burst after a pause, as time at the rate.
 _PACKETS = 3028  # Least bytes of a burst: two full Ethernet frames.
 _MOST = 250  # Hosts.
+_LONGEST_MS = 2000.0  # Delay of a group.
 _CONGESTION = re.compile('[a-z0-9_]{1,15}')
 _NETWORK = '10.213.0'  # Prefix of the addresses, a /24 network.
 _OTHERS = 2  # HTB class of frames to hosts without a special rate.
@@ -46,11 +48,13 @@ class HostGroup:
     hosts: Names of the hosts.
     up: Rate of their traffic to other hosts, in total.
     down: Rate of traffic from other hosts, in total.
+    delay_s: Seconds that frames to and from other hosts take longer, one way.
   """
 
   hosts: frozenset[str]
   up: int
   down: int
+  delay_s: float
 
 
 @dataclasses.dataclass
@@ -107,8 +111,8 @@ def parse_links(
     link: Rate of every link, both ways.
     text: Exceptions, as JSON: {"hosts": {NAME: {"up": RATE, "down": RATE}},
       "pairs": [{"from": NAME, "to": NAME, "rate": RATE}], "groups": [{"hosts":
-      [NAME, ...], "up": RATE, "down": RATE}]}; all but the fields of a pair and
-      the hosts of a group are optional.
+      [NAME, ...], "up": RATE, "down": RATE, "delay_ms": NUMBER}]}; all but the
+      fields of a pair and the hosts of a group are optional.
     congestion: TCP's congestion control, by the kernel's name.
     slow_start_after_idle: True if connections start slowly after pauses.
 
@@ -166,8 +170,12 @@ def commands(lab: str, links: Links) -> Iterator[str]:
     yield f'ip -n {switch} link add {bridge} type bridge'
     yield f'ip -n {switch} link set {bridge} up'
   for number, group in enumerate(links.groups):
-    up, down = f'up{number}', f'down{number}'
-    yield f'ip -n {switch} link add {up} type veth peer name {down}'
+    up, down = _group_ends(number)
+    if group.delay_s:
+      for end in (up, down):
+        yield f'ip -n {switch} tuntap add dev {end} mode tap vnet_hdr'
+    else:
+      yield f'ip -n {switch} link add {up} type veth peer name {down}'
     yield from _shape(switch, up, group.up, {})
     yield from _shape(switch, down, group.down, {})
     around = _bridge(links, group.hosts)
@@ -198,6 +206,24 @@ def commands(lab: str, links: Links) -> Iterator[str]:
     yield f'ip -n {own} route add {route}'
 
 
+def delays(lab: str, links: Links) -> Iterator[str]:
+  """Yields the commands that forward the frames of groups with a delay.
+
+  Each runs as long as the lab, and prints `delayed_link.READY` at its start.
+  Its program is the interpreter, for whose path there is a placeholder.
+
+  Args:
+    lab: Name of the lab.
+    links: Links of its hosts.
+  """
+  for number, group in enumerate(links.groups):
+    if group.delay_s:
+      ends = ' '.join(_group_ends(number))
+      module = 'tools.launching.delayed_link'
+      inside = f'ip netns exec {lab}-{SWITCH}'
+      yield f'{inside} {{python}} -m {module} {ends} {group.delay_s}'
+
+
 def change_commands(lab: str, host: str, rate: int) -> Iterator[str]:
   """Yields the commands that change the rates of a host without pairs.
 
@@ -211,6 +237,11 @@ def change_commands(lab: str, host: str, rate: int) -> Iterator[str]:
     for parent, number in (('1:', 1), ('1:1', _OTHERS)):
       added = _class(f'tc -n {namespace}', device, parent, number, rate, rate)
       yield added.replace('class add', 'class change')
+
+
+def _group_ends(number: int) -> tuple[str, str]:
+  """Returns the devices of a group's link: at its bridge, and around it."""
+  return f'up{number}', f'down{number}'
 
 
 def _bridge(links: Links, names: Set[str], *, own: bool = False) -> str:
@@ -294,7 +325,8 @@ def _read_groups(data: Any, links: Links, rate: int) -> None:
   require(isinstance(data, list), 'links.groups', 'a list', data)
   for number, group in enumerate(data):
     field = f'links.groups[{number}]'
-    _fields(group, field, needed=('hosts',), optional=('up', 'down'))
+    optional = ('up', 'down', 'delay_ms')
+    _fields(group, field, needed=('hosts',), optional=optional)
     names = group['hosts']
     require(isinstance(names, list), f'{field}.hosts', 'a list', names)
     for name in names:
@@ -312,7 +344,12 @@ def _read_groups(data: Any, links: Links, rate: int) -> None:
       way: parse_rate(group[way], f'{field}.{way}') if way in group else rate
       for way in ('up', 'down')
     }
-    links.groups.append(HostGroup(own, **rates))
+    delay_ms = group.get('delay_ms', 0)
+    is_number = isinstance(delay_ms, (int, float)) and delay_ms is not True
+    valid = is_number and 0 <= delay_ms <= _LONGEST_MS
+    expected = f'a number from 0 to {_LONGEST_MS:.0f}'
+    require(valid, f'{field}.delay_ms', expected, delay_ms)
+    links.groups.append(HostGroup(own, **rates, delay_s=delay_ms / 1e3))
 
 
 def _known(name: object, field: str, links: Links) -> None:

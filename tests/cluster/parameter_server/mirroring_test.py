@@ -124,6 +124,18 @@ class ScheduleTest(parameterized.TestCase):
     self.mirroring.lose(1)
     self.assertTrue(self.mirroring.is_due(9.0))
 
+  def test_a_mirror_follows_a_checkpoint_at_once_if_mirrors_are_short(self):
+    self._answer_all(self._begin(100.0), 100.2)  # Allowed again at 104.
+    self.mirroring.follow_checkpoint()
+    self.assertFalse(self.mirroring.is_due(103.9))
+    self.assertTrue(self.mirroring.is_due(104.1))
+
+  def test_a_checkpoint_does_not_make_long_mirrors_more_frequent(self):
+    self._answer_all(self._begin(100.0), 103.0)
+    self.mirroring.follow_checkpoint()
+    self.assertFalse(self.mirroring.is_due(159.9))
+    self.assertTrue(self.mirroring.is_due(160.1))
+
   def test_one_process_has_no_mirrors(self):
     self.workers = _places(0)
     self.assertIsNone(self._begin())

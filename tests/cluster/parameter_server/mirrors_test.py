@@ -1,7 +1,9 @@
 """Tests for runs that lose servers or the coordinator, of real processes."""
 
 import os
+import pathlib
 import signal
+import tempfile
 import time
 
 import pytest
@@ -23,6 +25,30 @@ _FIELDS = {
   'epochs': 10.0**4,
   'log_every': 16,
 }
+# Workers drop the states that mirrors need, as if asked for them too late.
+_FORGET = """
+import importlib.abc, importlib.util, sys
+
+class Finder(importlib.abc.MetaPathFinder):
+  def find_spec(self, name, path, target=None):
+    if name != 'cluster.membership.worker_states':
+      return None
+    sys.meta_path.remove(self)
+    spec = importlib.util.find_spec(name)
+    execute = spec.loader.exec_module
+    def patch(module):
+      execute(module)
+      history = module.ResidualHistory
+      begin = history.begin
+      def forget(self):
+        begin(self)
+        self._states = {}
+      history.begin, history.retain = forget, lambda self, request: None
+    spec.loader.exec_module = patch
+    return spec
+
+sys.meta_path.insert(0, Finder())
+"""
 
 
 class MirrorsTest(processes.TestCase, parameterized.TestCase):
@@ -73,6 +99,21 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
   @pytest.mark.soak
   def test_a_server_dies_under_bsp(self, role, sync, fields):
     self._check_death(role, sync, fields)
+
+  @pytest.mark.soak
+  def test_a_state_that_a_worker_lacks_is_listed_as_lost(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    (folder / 'sitecustomize.py').write_text(_FORGET)
+    path = f'{folder}:{os.getcwd()}'
+    fields = {'sync__name': 'asp', 'wire__name': 'topk'}
+    with self._launch(environ={'PYTHONPATH': path}, **fields) as launch:
+      launch.reach(1000)
+      self._kill(launch, 'worker:2')
+      self._stop(launch)
+    rows = launch.rows('events.jsonl')
+    lost = {row['worker'] for row in rows if row.get('event') == 'forgot'}
+    self.assertEqual(lost, {0, 1, 2})
+    self._check_history(launch)
 
   def _check_death(self, role, sync, fields):
     with self._launch(sync__name=sync, **fields) as launch:
