@@ -7,11 +7,14 @@ import pathlib
 import tempfile
 from collections.abc import Iterator
 
+from configs import default
 from route import links
 from tools.advise.clusters import ClusterDescription
 from topology.baselines.ways import Ways, ways_of
 from topology.clusters import cluster as topologies
 from topology.clusters import pruned
+
+_LATENCY_S = 'worker_latency_s'
 
 
 @contextlib.contextmanager
@@ -53,7 +56,13 @@ def describe(
     return
   followers = [host for group in groups for host in group[1:]]
   between = pruned.remove(cluster, workers=followers)
-  latency_s = description.network.get('worker_latency_s', [0.0])
+  defaults = default.get_config().cluster.network
+  latency_s = [*description.network.get(_LATENCY_S, defaults.worker_latency_s)]
+  others = {
+    field: value
+    for field, value in description.network.items()
+    if not field.startswith(('worker_', 'server_'))
+  }
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'islands.json')
     path.write_text(json.dumps(topologies.to_json(between)))
@@ -62,7 +71,8 @@ def describe(
       hosts_per_worker=hosts,
       links=str(path),
       network={
-        'worker_latency_s': latency_s[:: hosts if len(latency_s) > 1 else 1],
+        **others,
+        _LATENCY_S: latency_s[:: hosts if len(latency_s) > 1 else 1],
         'island_Bps': [_rate_Bps(ways, group) for group in groups],
         'island_latency_s': [2 * max(latency_s)],
       },
