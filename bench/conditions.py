@@ -33,6 +33,8 @@ _FIRST = 8  # Iterations of the prediction that sets the length of a run.
 _LEAST, _MOST = 16, 80  # Iterations of a run.
 _POLL_S = 0.05  # Interval of looking for the end of a run.
 _LIMIT_S = 900.0
+# Of plain TCP transfers in a lab, as bench.shares measures them.
+_SHARE_SIGMA, _BURST_BYTES = 0.6, 60e3
 
 
 class Lab(NamedTuple):
@@ -177,10 +179,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(f'--{flag}', required=True)
   args, others = parser.parse_known_args(argv)
   flags = dict(word.removeprefix('--config.').split('=', 1) for word in others)
-  shared = {
-    f'cluster.{field}': flags[f'cluster.{field}']
-    for field in ('interface', 'token_file')
-  }
+  # Processes of a run find its token in its folder.
+  shared = {'cluster.interface': flags['cluster.interface']}
   hosts_of_servers = int(flags['route.server.servers'])
   port = int(args.coordinator.rpartition(':')[2])
   kind, _, index = args.role.partition(':')
@@ -305,6 +305,8 @@ def _link_fields(
   if condition.dedicated:
     fields['cluster.network.server_latency_s'] = (0.0,)
   fields['cluster.network.servers_in_workers'] = not condition.dedicated
+  fields['cluster.network.share_sigma'] = _SHARE_SIGMA
+  fields['cluster.network.burst_bytes'] = _BURST_BYTES
   fields['route.server.servers'] = condition.servers
   return fields
 

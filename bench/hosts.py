@@ -20,12 +20,14 @@ class Case(NamedTuple):
     pairs: Lower rates from one host to another, by both indices.
     groups: Hosts that share a link to all others, and its rate in each
       direction.
+    delay_ms: Milliseconds that the links of groups take longer, one way.
   """
 
   up: Sequence[int]
   down: Sequence[int]
   pairs: dict[tuple[int, int], int]
   groups: Sequence[tuple[tuple[int, ...], int]] = ()
+  delay_ms: float = 0.0
 
   @property
   def cluster(self) -> Cluster:
@@ -58,6 +60,7 @@ class Case(NamedTuple):
         'hosts': [f'host{n}' for n in members],
         'up': f'{rate}mbit',
         'down': f'{rate}mbit',
+        'delay_ms': self.delay_ms,
       }
       for members, rate in self.groups
     ]

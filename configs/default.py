@@ -34,6 +34,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.outputs.timeline = True  # trace.json: phases of every worker.
   config.outputs.events = True  # events.jsonl: events, for replays.
   config.outputs.board = True  # Files for TensorBoard.
+  # Tracking URI of MLflow, such as 'http://host:5000', to which the run is
+  # sent, too; '' for none.
+  config.outputs.mlflow = ''
   # Port of the coordinator for /metrics and /healthz over HTTP; 0 for none.
   config.outputs.metrics_port = 0
 
@@ -354,6 +357,12 @@ def get_config() -> ml_collections.ConfigDict:
   # Overhead of a bucket in an allreduce: seconds for which it holds its links
   # before its bytes are sent.
   config.cluster.network.range_s = 0.0
+  # Unequal shares of concurrent pushes and pulls on a link, as of TCP: standard
+  # deviation of the logarithm of the weight of 100 kB; 0 for equal shares.
+  config.cluster.network.share_sigma = 0.0
+  # Bytes of pushes and pulls that a link lets pass at once after a pause, as
+  # the token bucket of a traffic shaper does.
+  config.cluster.network.burst_bytes = 0.0
   config.cluster.network.server_up_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.server_down_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.server_latency_s = (1e-4,)  # Seconds, one way.

@@ -182,14 +182,10 @@ def write(calibration: Calibration, path: str | pathlib.Path) -> None:
   """
   path = pathlib.Path(path)
   require(path.suffix == '.py', 'out', 'the path of a .py file', str(path))
-  fields = ''.join(
-    f'  {field!r}: {value!r},\n'
-    for field, value in manifests.changed_fields(calibration.config)
-  )
   text = _FILE.format(
     path=calibration.path,
     name=path.name,
-    fields=fields,
+    fields=manifests.fields_text(calibration.config),
     links=_LINKS if calibration.links.cluster else '',
   )
   atomic.write(path, text)

@@ -124,7 +124,7 @@ def command(host: str, argv: Sequence[str], lab: str = '') -> list[str]:
   Raises:
     ValueError: If the lab or the host does not exist.
   """
-  _check_machine()
+  check_machine()
   lab = lab or os.environ.get('SYNCOPATE_LAB', '')
   path = _state(lab)
   is_running = bool(_NAME.fullmatch(lab)) and path.exists()
@@ -150,7 +150,7 @@ def made(links: hosts.Links) -> Iterator[str]:
   Raises:
     ValueError: If the machine does not allow a lab.
   """
-  _check_machine()
+  check_machine()
   lab = f'syn-{secrets.token_hex(3)}'
   names = hosts.namespaces(lab, links)
   for name in names:
@@ -173,13 +173,27 @@ def made(links: hosts.Links) -> Iterator[str]:
       _remove(lab, names)
 
 
+def check_machine() -> None:
+  """Checks that this machine allows a lab.
+
+  Raises:
+    ValueError: If it does not; says what is missing.
+  """
+  if os.geteuid() != 0:
+    raise ValueError('tools.lab creates network namespaces, which needs root.')
+  for tool in ('ip', 'tc', 'unshare', 'mount', 'sysctl'):
+    exists = shutil.which(tool) is not None
+    packages = 'iproute2, util-linux or procps'
+    require(exists, 'PATH', f'{tool} (of {packages})', 'none')
+
+
 def clean() -> None:
   """Removes the namespaces and files of labs whose processes have died.
 
   Raises:
     ValueError: If a lab cannot be removed.
   """
-  _check_machine()
+  check_machine()
   for path in sorted(_STATES.glob(_state('syn-*').name)):
     lab = path.stem.removeprefix(_state('').stem)
     with contextlib.suppress(FileNotFoundError), path.open() as state:
@@ -252,15 +266,6 @@ def _call(line: str) -> str:
   error = done.stderr.strip()
   require(done.returncode == 0, line, 'success', error)
   return done.stdout
-
-
-def _check_machine() -> None:
-  if os.geteuid() != 0:
-    raise ValueError('tools.lab creates network namespaces, which needs root.')
-  for tool in ('ip', 'tc', 'unshare', 'mount', 'sysctl'):
-    exists = shutil.which(tool) is not None
-    packages = 'iproute2, util-linux or procps'
-    require(exists, 'PATH', f'{tool} (of {packages})', 'none')
 
 
 def _state(lab: str) -> pathlib.Path:

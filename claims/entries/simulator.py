@@ -28,9 +28,12 @@ ENTRY = Entry(
   'in workers; equal batches and LB-BSP; float32 and bfloat16; .5 and 1 MB. A '
   'run takes about 12 s, without its first quarter. 78 conditions, drawn with '
   'a fixed seed; --scale=quick runs 24 of them for 3 s',
-  differences='nothing is fitted: virtual links have nominal rates without '
-  'the share of frame headers, and no latency; workers sleep, so only links, '
-  'schemes and batches are predicted; all hosts share 2 cores',
+  differences='nothing is fitted in the stored predictions: virtual links '
+  'have nominal rates without the share of frame headers, no latency and equal '
+  'shares; workers sleep, so only links, schemes and batches are predicted; '
+  'all hosts share 2 cores. New predictions have the shares and bursts of '
+  'plain TCP transfers (bench.shares), whose law of sizes nine of the '
+  'conditions chose',
   claims=(
     _claim('median', 0.02, 0.04),
     _claim('p95', 0.05, 0.1),

@@ -1,8 +1,9 @@
 """Measures iterations in a lab and predicts them by the virtual clock.
 
 Labs need root.  Conditions are drawn with a fixed seed from the valid ones;
-workers sleep for their compute times.  No parameter is fitted: virtual links
-have the nominal rates without the share of frame headers, and no latency.
+workers sleep for their compute times.  Virtual links have the nominal rates
+without the share of frame headers, no latency, and to servers the shares and
+bursts of plain TCP transfers (bench.shares).
 """
 
 import contextlib

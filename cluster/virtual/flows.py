@@ -13,8 +13,10 @@ class Flow:
   ends: list[tuple[int, int]]  # Each finite link and the other one, or itself.
   latency: float
   left: float  # Bytes left at the time at which it last was in no group.
+  weight: float = 1.0  # Its share of a link, over that of a flow of weight 1.
   owner: int = -1  # Link whose group it is in; -1 for none.
-  mark: float = 0.0  # Bytes that the group has served once it has drained.
+  # Bytes that the group has served to a weight of 1 once it has drained.
+  mark: float = 0.0
   home: int = -1  # Link whose pool it is in; -1 for none.
   cap: float = math.inf  # Capacity of its other link.
 
@@ -26,15 +28,19 @@ class Link:
   is_state = True  # Plain data: checkpoints hold it.
 
   capacity: float
-  count: int = (
-    0  # Number of flows that cross it; `flows` has them by other link.
-  )
-  flows: dict[int, dict[int, None]] = dataclasses.field(default_factory=dict)
-  level: float = math.inf  # Rate of each flow of the group.
-  served: float = 0.0  # Bytes that each flow could have sent by `stamp`.
+  spare: float = 0.0  # Bytes that could pass at once at time `since`.
+  since: float = 0.0
+  count: int = 0  # Number of flows that cross it.
+  weight: float = 0.0  # Sum of their weights.
+  # Weights of these flows, by the other link that they cross.
+  flows: dict[int, dict[int, float]] = dataclasses.field(default_factory=dict)
+  level: float = math.inf  # Rate of a flow of weight 1 of the group.
+  served: float = 0.0  # Bytes that such a flow could have sent by `stamp`.
   stamp: float = 0.0
   due: float = math.inf  # Time of the first drain.
   queue: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+  queued: float = 0.0  # Sum of the weights of the flows in `queue`.
+  # Pooled flows of lower caps, by their caps over their weights.
   caps: list[tuple[float, int]] = dataclasses.field(default_factory=list)
   split: int = 0  # Number of `caps` below the level of the pool.
   taken: float = 0.0  # Sum of these caps.
@@ -53,10 +59,21 @@ class Link:
     """Returns the time of the group's first drain, seconds."""
     return self.stamp + (self.queue[0][0] - self.served) / self.level
 
+  def refill(self, now: float, most: float) -> None:
+    """Adds the bytes that have not passed since the link was last full.
+
+    Args:
+      now: Seconds.
+      most: Most bytes that may pass at once.
+    """
+    if not self.queue:
+      self.spare += self.capacity * (now - self.since)
+      self.spare, self.since = min(self.spare, most), now
+
   def pool_level(self) -> float:
-    """Returns the rate of each flow of the pool that is below its cap."""
+    """Returns the rate of a flow of weight 1 of the pool, below its cap."""
     if self.queue:
-      return (self.capacity - self.taken) / len(self.queue)
+      return (self.capacity - self.taken) / self.queued
     return math.inf if self.taken <= self.capacity else 0.0
 
   def release(self, cap: float) -> None:

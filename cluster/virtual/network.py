@@ -3,18 +3,21 @@
 Flows divide links max-min fairly (Bertsekas and Gallager, 1992, section 6.5.2).
 The flows that one link limits all run at its level.  A counter of the service
 that each of them has had, the virtual time of fair queueing (Parekh and
-Gallager, 1993), orders them by their ends.
+Gallager, 1993), orders them by their ends.  Flows have weights: at one link
+twice the weight gets twice the rate.
 """
 
 import bisect
 import heapq
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 
 from cluster.virtual.flows import Flow, Link
+
+# Weights are multiples of it: so their sums are exact in any order.
+_WEIGHT_UNIT = 2.0**-16
 
 
 class Network:
@@ -24,14 +27,17 @@ class Network:
   and arrives the latencies of both hosts after it has drained; latency holds
   no link.  A flow inside one host crosses nothing and arrives at once.
 
+  A link that has not been full may let some bytes pass at once, as the token
+  buckets of shapers do: the next flow has them less to send.
+
   Times, seconds, never go back: one before the last, or after `next_time()`, is
   a ValueError.  The starts and cancels of one instant cost one sharing of the
   links, in one of two ways that give the same rates:
 
   - While every flow has a link to itself, links are pools of flows with caps:
     O(log k) per start or drain of k flows, and per flow moved past its cap.
-  - Otherwise all links are filled, lowest level first, in O(P log A) for A
-    saturated links of which P pairs share flows, however many flows.
+  - Otherwise all links are filled, lowest level first, in O(F + P log A) for A
+    saturated links of which P pairs share F flows.
 
   Equal calls give equal times to the last bit.
   """
@@ -44,6 +50,7 @@ class Network:
     up_Bps: Sequence[float],
     down_Bps: Sequence[float],
     latency_s: Sequence[float],
+    burst_bytes: float = 0.0,
   ) -> None:
     """Starts at time 0, without flows.
 
@@ -51,6 +58,7 @@ class Network:
       up_Bps: Float [H], bytes per second that each host can send, inf too.
       down_Bps: The same that each host can receive.
       latency_s: Float [H], seconds that each host adds, one way.
+      burst_bytes: Most bytes that a link lets pass at once after a pause.
 
     Raises:
       ValueError: If lengths differ or a value is out of range.
@@ -59,7 +67,12 @@ class Network:
     up = _vector('up_Bps', up_Bps, hosts, finite=False)
     down = _vector('down_Bps', down_Bps, hosts, finite=False)
     self._latency_s = _vector('latency_s', latency_s, hosts, finite=True)
-    self._links = [Link(c) for c in up + down]  # Host h's: h up, H + h down.
+    if not 0 <= burst_bytes < math.inf:
+      expected = 'finite bytes, at least 0'
+      raise ValueError(f'burst_bytes: expected {expected}, got {burst_bytes}.')
+    self._burst = float(burst_bytes)
+    # Host h's: h up, H + h down.
+    self._links = [Link(c, self._burst) for c in up + down]
     self._finite = [capacity < math.inf for capacity in up + down]
     self._now, self._started = 0.0, 0  # Seconds; flows up to now.
     self._flows: dict[int, Flow] = {}  # Those that have not drained.
@@ -69,7 +82,14 @@ class Network:
     self._pooled = True  # Whether each flow is in the pool where it belongs.
     self._order: list[tuple[float, int]] = []  # (share, link); empty if pooled.
 
-  def start(self, time: float, src: int, dst: int, size_bytes: float) -> int:
+  def start(
+    self,
+    time: float,
+    src: int,
+    dst: int,
+    size_bytes: float,
+    weight: float = 1.0,
+  ) -> int:
     """Starts a flow and returns its id, which is larger than all before.
 
     Args:
@@ -77,6 +97,8 @@ class Network:
       src: Host that sends.
       dst: Host that receives.
       size_bytes: Bytes to send; may be 0.
+      weight: Share of a link, over that of a flow of weight 1; rounded to a
+        multiple of 2^-16.
 
     Raises:
       ValueError: If an argument is out of its range.
@@ -86,13 +108,16 @@ class Network:
       raise ValueError(f'src, dst: expected hosts < {hosts}, got {src}, {dst}.')
     if not 0 <= size_bytes < math.inf:
       raise ValueError(f'size_bytes: expected finite, >= 0, got {size_bytes}.')
+    if not 0 < weight < math.inf:
+      raise ValueError(f'weight: expected finite, > 0, got {weight}.')
     self._move(time)
     flow, self._started = self._started, self._started + 1
     latency = self._latency_s[src] + self._latency_s[dst] if src != dst else 0.0
-    if (
-      ends := self._ends(src, hosts + dst) if src != dst and size_bytes else []
-    ):
-      self._flows[flow] = Flow(ends, latency, float(size_bytes))
+    ends = self._ends(src, hosts + dst) if src != dst else []
+    left = self._burst_through(ends, float(size_bytes))
+    if ends and left:
+      units = max(1, round(weight / _WEIGHT_UNIT))
+      self._flows[flow] = Flow(ends, latency, left, units * _WEIGHT_UNIT)
       self._join(flow)
     else:
       bisect.insort(self._arrivals, (self._now + latency, flow))
@@ -143,6 +168,20 @@ class Network:
       return [(down, down)] if self._finite[down] else []
     return [(up, down), (down, up)] if self._finite[down] else [(up, up)]
 
+  def _burst_through(
+    self, ends: Sequence[tuple[int, int]], size_bytes: float
+  ) -> float:
+    """Lets bytes of a flow pass its links at once; returns those left."""
+    if not self._burst or not ends:
+      return size_bytes
+    links = [self._links[end] for end, _ in ends]
+    for link in links:
+      link.refill(self._now, self._burst)
+    passed = min(size_bytes, *(link.spare for link in links))
+    for link in links:
+      link.spare -= passed
+    return size_bytes - passed
+
   def _move(self, time: float) -> None:
     if time != self._now:
       last = self.next_time()  # Which shares links, if that is due.
@@ -160,11 +199,12 @@ class Network:
         self._part(flow)
 
   def _join(self, flow: int) -> None:
-    moved = [flow]
-    for end, other in self._flows[flow].ends:
+    moved, state = [flow], self._flows[flow]
+    for end, other in state.ends:
       link = self._links[end]
-      link.flows.setdefault(other, {})[flow] = None
+      link.flows.setdefault(other, {})[flow] = state.weight
       link.count += 1
+      link.weight += state.weight
       self._dirty[end] = None
       if link.count == 2:
         # The flow that had this link to itself may be pooled at its other one.
@@ -175,19 +215,21 @@ class Network:
       for each in moved:
         self._settle(each)
     else:
-      self._place(flow, self._flows[flow].ends[0][0])
+      self._place(flow, state.ends[0][0])
 
   def _part(self, flow: int) -> None:
     self._place(flow, -1)
     if self._pooled:
       self._unpool(flow)
-    for end, other in self._flows.pop(flow).ends:
+    state = self._flows.pop(flow)
+    for end, other in state.ends:
       link = self._links[end]
       alike = link.flows[other]
       del alike[flow]
       if not alike:
         del link.flows[other]
       link.count -= 1
+      link.weight -= state.weight
       self._dirty[end] = None
 
   def _is_tangled(self, flow: int) -> bool:
@@ -235,8 +277,9 @@ class Network:
     link = self._links[home]
     state.home, state.cap = home, self._links[other].capacity
     if state.cap < link.capacity:
-      place = bisect.bisect_left(link.caps, (state.cap, flow))
-      link.caps.insert(place, (state.cap, flow))
+      item = state.cap / state.weight, flow
+      place = bisect.bisect_left(link.caps, item)
+      link.caps.insert(place, item)
       if place < link.split:
         link.split += 1
         link.taken += state.cap
@@ -250,7 +293,7 @@ class Network:
       return
     link = self._links[state.home]
     if state.cap < link.capacity:
-      place = _remove(link.caps, (state.cap, flow))
+      place = _remove(link.caps, (state.cap / state.weight, flow))
       if place < link.split:
         link.release(state.cap)
 
@@ -259,15 +302,15 @@ class Network:
     # Each move raises the level, so one pass in each direction is enough.
     link = self._links[home]
     while link.split and link.caps[link.split - 1][0] > link.pool_level():
-      cap, flow = link.caps[link.split - 1]
-      link.release(cap)
+      _, flow = link.caps[link.split - 1]
+      link.release(self._flows[flow].cap)
       self._place(flow, home)
     while link.split < len(link.caps):
-      cap, flow = link.caps[link.split]
-      if cap >= link.pool_level():
+      level, flow = link.caps[link.split]
+      if level >= link.pool_level():
         break
       link.split += 1
-      link.taken += cap
+      link.taken += self._flows[flow].cap
       self._place(flow, dict(self._flows[flow].ends)[home])
 
   def _fill(self) -> dict[int, float]:
@@ -281,29 +324,31 @@ class Network:
     holders = self._dirty | {index: None for _, index in self._drains}
     waiting = self._order.copy()  # It is ordered, and so a heap.
     levels: dict[int, float] = {}
-    # Open links: number of flows that others hold back, and their total rate.
-    held: dict[int, list[Any]] = {}
-    free = len(self._flows)
+    # Open links: weight of flows that others hold back, and their total rate.
+    held: dict[int, list[float]] = {}
+    free = sum(flow.weight for flow in self._flows.values())
     while free:
       bound, index = heapq.heappop(waiting)
       link = self._links[index]
       if index not in held:
-        held[index] = [0, 0.0]
+        held[index] = [0.0, 0.0]
         for other in _common(link.flows, levels):
-          held[index][0] += len(link.flows[other])
-          held[index][1] += len(link.flows[other]) * levels[other]
-      count, rate = held[index]
-      if count == link.count:
+          weight = sum(link.flows[other].values())
+          held[index][0] += weight
+          held[index][1] += weight * levels[other]
+      weight, rate = held[index]
+      if weight == link.weight:
         continue
-      level = (link.capacity - rate) / (link.count - count)
+      level = (link.capacity - rate) / (link.weight - weight)
       if level > bound:
         heapq.heappush(waiting, (level, index))
         continue
       levels[index] = level
-      free -= link.count - count
+      free -= link.weight - weight
       for other in _common(link.flows, held):
-        held[other][0] += len(link.flows[other])
-        held[other][1] += len(link.flows[other]) * level
+        weight = sum(link.flows[other].values())
+        held[other][0] += weight
+        held[other][1] += weight * level
       holders.pop(index, None)
       for other in _common(link.flows, holders):
         for flow in link.flows[other]:
@@ -318,7 +363,7 @@ class Network:
       link = self._links[index]
       if link.share:
         _remove(self._order, (link.share, index))
-      link.share = link.capacity / link.count if link.count else 0.0
+      link.share = link.capacity / link.weight if link.count else 0.0
       if link.share:
         bisect.insort(self._order, (link.share, index))
 
@@ -331,14 +376,19 @@ class Network:
       link = self._links[state.owner]
       link.serve(self._now)
       _remove(link.queue, (state.mark, flow))
-      state.left = max(0.0, state.mark - link.served)
+      link.queued -= state.weight
+      link.since = self._now
+      state.left = max(0.0, state.mark - link.served) * state.weight
       self._dirty[state.owner] = None
     state.owner = owner
     if owner >= 0:
       link = self._links[owner]
       link.serve(self._now)
-      state.mark = link.served + state.left
+      if self._burst:
+        link.refill(self._now, self._burst)
+      state.mark = link.served + state.left / state.weight
       bisect.insort(link.queue, (state.mark, flow))
+      link.queued += state.weight
       self._dirty[owner] = None
 
   def _tune(self, index: int, level: float) -> None:

@@ -25,6 +25,7 @@ from cluster.virtual import (
 from cluster.virtual.multi_round_store import MultiRoundStore
 from cluster.virtual.network import Network
 from cluster.virtual.runtime import VirtualRuntime
+from cluster.virtual.shares import Shares
 from cluster.virtual.store import LocalParameterStore
 from configs import default, sections
 from configs.checks import require
@@ -38,7 +39,10 @@ from route import links, ring
 from route.route import Allreduce, ParameterServer, Plan
 from wire.multi_round import MultiRoundAllreduce
 
-_OF_SERVERS = ('cluster.network.server*', 'cluster.server.*')
+_OF_SERVERS = (
+  *('cluster.network.server*', 'cluster.server.*'),
+  *('cluster.network.share_sigma', 'cluster.network.burst_bytes'),
+)
 
 
 class SingleProcess(NamedTuple):
@@ -287,11 +291,15 @@ def _server_transfers(
   """Returns the transfers between workers and servers."""
   kind = transfers.Pipelined if plan.pipelined else transfers.Whole
   network, servers = _network(config, plan.servers)
+  with error_prefix('config.cluster.network'):
+    sigma = config.cluster.network.share_sigma
+    shares = Shares(sigma=sigma, seed=config.seed)
   return kind(
     network,
     num_workers=config.cluster.workers,
     servers=servers,
     sizes=sizes,
+    shares=shares,
   )
 
 
@@ -313,7 +321,7 @@ def _network(config: ConfigDict, count: int) -> tuple[Network, list[int]]:
     servers = list(range(count))
   links = sections.host_links(network, **kinds)
   with error_prefix('config.cluster.network'):
-    return Network(**links), servers
+    return Network(**links, burst_bytes=network.burst_bytes), servers
 
 
 def _sizes(parts: Parts, codec: LocalCodec, servers: int) -> transfers.Sizes:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from cluster.pipelining import pieces_per_share
 from cluster.virtual.network import Network
+from cluster.virtual.shares import Shares
 from learning.layout import split_evenly
 
 
@@ -69,6 +70,7 @@ class Whole:
     num_workers: int,
     servers: Sequence[int],
     sizes: Sizes,
+    shares: Shares,
   ):
     """Creates transfers without a flow.
 
@@ -77,8 +79,10 @@ class Whole:
       num_workers: Number of workers.
       servers: Hosts of the servers, which may be those of workers.
       sizes: Sizes of pushes and pulls.
+      shares: Shares of links of concurrent transfers.
     """
     self.network = network
+    self._shares = shares
     self._hosts = servers
     self._sizes = sizes
     self._pending: list[set[int]] = [set() for _ in range(num_workers)]
@@ -157,7 +161,8 @@ class Whole:
   ) -> None:
     for host, size in zip(self._hosts, sizes, strict=True):
       ends = (host, index) if pulls else (index, host)
-      flow = self.network.start(time, *ends, size)
+      weight = self._shares.draw(*ends, size)
+      flow = self.network.start(time, *ends, size, weight)
       self._pending[index].add(flow)
       self._flows[flow] = index, size
 
@@ -220,10 +225,12 @@ class Pipelined:
     num_workers: int,
     servers: Sequence[int],
     sizes: Sizes,
+    shares: Shares,
   ):
     """Creates transfers without a flow; arguments are those of Whole."""
     del num_workers
     self.network = network
+    self._shares = shares
     self._hosts = servers
     self._count = pieces_per_share(len(servers), sum(sizes.push[0]))
     self._pushes, self._pulls = (
@@ -349,7 +356,8 @@ class Pipelined:
     size = sum(sizes[first : first + pieces])
     host = self._hosts[server]
     ends = (host, index) if pulls else (index, host)
-    number = self.network.start(time, *ends, size)
+    weight = self._shares.draw(*ends, size)
+    number = self.network.start(time, *ends, size, weight)
     member.flows[pulls, server] = number
     self._flows[number] = _Flow(index, server, pulls, pieces, size)
 

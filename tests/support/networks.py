@@ -10,10 +10,14 @@ def make(
   up: list[float],
   down: list[float] | None,
   latency: list[float] | None = None,
+  burst_bytes: float = 0.0,
 ) -> network.Network:
   """Returns a network; by default down equals up and latency is 0."""
   return network.Network(
-    up_Bps=up, down_Bps=down or up, latency_s=latency or [0.0] * len(up)
+    up_Bps=up,
+    down_Bps=down or up,
+    latency_s=latency or [0.0] * len(up),
+    burst_bytes=burst_bytes,
   )
 
 

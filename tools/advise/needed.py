@@ -14,6 +14,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from configs.checks import require
+
 FOLDER = pathlib.Path(__file__).parents[2] / 'results'
 SOURCES = ('combined_equal', 'combined_links', 'combined_workers')
 _TO = 'time_to.0.93'
@@ -125,6 +127,29 @@ def read_ratios(
     combination: _summarize(ratios[combination[:3]], stale[combination[:3]])
     for combination in sorted(found)
   }
+
+
+def read_local_ratio(folder: pathlib.Path = FOLDER) -> ExamplesRatio:
+  """Returns the measured ratio of local steps whose parameters are averaged.
+
+  The runs are those of entry local_steps_digits: four workers with 32 local
+  steps under BSP, relative to one step, each with its best learning rate.
+
+  Raises:
+    ValueError: If results are missing or have another format; names the file.
+  """
+  path = folder / 'local_steps_digits-quick.json'
+  base: dict[int, float] = {}
+  local: dict[int, float] = {}
+  for record in _records(path):
+    fields = record['sync.name'], record['batching.name'], record['outer.name']
+    if fields == ('bsp', 'fixed', 'sgd') and record['cluster.workers'] > 1:
+      has_one = record['batching.local_steps'] == 1
+      examples = record.get('examples_to.0.9') or math.inf
+      (base if has_one else local)[record['seed']] = float(examples)
+  ratios = [local[seed] / base[seed] for seed in sorted({*base} & {*local})]
+  require(bool(ratios), f'{path}', 'runs of averages and of BSP', 'none')
+  return _summarize(ratios, [0.0])
 
 
 def _summarize(ratios: list[float], stale: Iterable[float]) -> ExamplesRatio:

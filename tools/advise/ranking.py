@@ -10,6 +10,11 @@ from tools.advise.simulating import Pace, Workload
 
 _WORTH = 0.95  # Largest time relative to BSP that counts as a gain.
 _FURTHER = 1.5  # Largest staleness relative to the measured one.
+# Workers from which on combinations that cannot be advised are not simulated.
+_MANY = 32
+# Least time of an iteration with pipelined servers over one without: pulls
+# overlap pushes, and nothing else changes.
+_PIPELINED = 0.5
 
 
 class RankedCombination(NamedTuple):
@@ -66,6 +71,7 @@ class Advice(NamedTuple):
     base: BSP with equal batches and float32.
     best: Advised combination.
     iteration: Time of an iteration of BSP.
+    omitted: Combinations that were not simulated, with the reason.
   """
 
   cluster: ClusterDescription
@@ -73,6 +79,7 @@ class Advice(NamedTuple):
   base: RankedCombination
   best: RankedCombination
   iteration: IterationTime
+  omitted: Mapping[Combination, str]
 
 
 def advise(
@@ -94,10 +101,17 @@ def advise(
   """
   choices = simulating.possible(cluster, workload, needed)
   simulating.check(cluster, workload, choices)
-  paces = {}
+  paces: dict[Combination, Pace] = {}
+  omitted: dict[Combination, str] = {}
   with islands.describe(cluster) as grouped:
     choices += simulating.with_islands(grouped, choices)
-    for number, each in enumerate(choices, start=1):
+    # Those that overlap pulls come last: others may show that they gain
+    # nothing.
+    ordered = sorted(choices, key=lambda each: each.pipelined)
+    for number, each in enumerate(ordered, start=1):
+      if reason := _why_not(each, cluster.workers, needed, paces):
+        omitted[each] = reason
+        continue
       log(f'{number} of {len(choices)}: {each}')
       used = grouped if grouped and each.hosts > 1 else cluster
       paces[each] = simulating.simulate_pace(used, workload, each)
@@ -120,9 +134,40 @@ def advise(
   if best.time > _WORTH:
     best = base
   free = simulating.simulate_unlimited(cluster, workload)
-  return Advice(
-    cluster, rows, base, best, _iteration_time(cluster, workload, base, free)
+  iteration = _iteration_time(cluster, workload, base, free)
+  return Advice(cluster, rows, base, best, iteration, omitted)
+
+
+def _why_not(
+  combination: Combination,
+  workers: int,
+  needed: Mapping[Combination, ExamplesRatio],
+  paces: Mapping[Combination, Pace],
+) -> str:
+  """Returns why a combination is not simulated; '' if it is.
+
+  Simulations of many workers take long, and some cannot lead to an advice.
+  Without barriers a gradient is as stale as there are other workers.
+
+  Args:
+    combination: The combination.
+    workers: Number of workers.
+    needed: Measured ratios.
+    paces: Paces of the combinations that have been simulated.
+  """
+  if workers <= _MANY:
+    return ''
+  own = needed[combination.measured]
+  if combination.sync != 'bsp' and workers - 1 > _FURTHER * own.staleness:
+    return f'its gradients would be about {workers - 1} updates stale'
+  plain = paces.get(combination._replace(pipelined=False))
+  if not combination.pipelined or plain is None:
+    return ''
+  most = plain.examples_per_s / _PIPELINED / own.predicted
+  best = max(
+    p.examples_per_s / needed[c.measured].predicted for c, p in paces.items()
   )
+  return 'others are faster than it can be' if most < best else ''
 
 
 def table(advice: Advice) -> str:
@@ -157,6 +202,7 @@ def table(advice: Advice) -> str:
       '* staler than what was measured: the examples it needs are not known, '
       'and it is not advised.'
     )
+  lines += [f'Not simulated: {c}: {why}.' for c, why in advice.omitted.items()]
   return '\n'.join(lines)
 
 

@@ -15,12 +15,14 @@ from tools import calibrate
 from tools.advise import clusters
 from tools.advise.clusters import ClusterDescription
 from tools.advise.simulating import Workload
+from tools.reading import manifests
 
 _COLUMNS = {
   'worker_column': 'worker',
   'order_column': 'iteration',
   'value_column': 'compute_s',
 }
+_WORKER = ('worker_up_Bps', 'worker_down_Bps')
 _SERVER = ('server_up_Bps', 'server_down_Bps')
 
 
@@ -60,6 +62,9 @@ def read_run(
     if apart:
       network[field] = rates * (route.server.servers if len(rates) == 1 else 1)
   network.pop('server_latency_s')
+  if links.exists():  # Then rates of hosts were not measured.
+    for field in _WORKER:
+      network.pop(field)
   description = ClusterDescription(
     path,
     config.cluster.workers,
@@ -67,7 +72,8 @@ def read_run(
     network,
     str(links) if links.exists() else '',
   )
-  return clusters.check(description), Workload(calibration.size_bytes, batch)
+  size_bytes = manifests.float32_bytes(config.wire, calibration.size_bytes)
+  return clusters.check(description), Workload(size_bytes, batch)
 
 
 def read_trace(path: str, file: str, batch: int) -> ClusterDescription:

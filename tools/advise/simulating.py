@@ -118,6 +118,27 @@ def simulate_pace(
   return _simulate(_config(cluster, workload, combination))
 
 
+def simulate_config(
+  cluster: ClusterDescription, workload: Workload, config: ConfigDict
+) -> Pace:
+  """Returns the pace of a config's scheme, batching, wire and route.
+
+  Args:
+    cluster: Cluster that replaces the config's.
+    workload: Model and batch.
+    config: Config of a virtual run.
+  """
+  timing = default.get_config()
+  micro_batch = timing.batching.micro_batch
+  for section in ('sync', 'batching', 'wire', 'route'):
+    timing[section] = config[section]
+  timing = timing.copy_and_resolve_references()  # Leaves `config` unchanged.
+  timing.batching.micro_batch = micro_batch
+  timing.seed, timing.data.ahead = config.seed, config.data.ahead
+  cluster.apply(timing, uses_servers=config.route.name == 'server')
+  return _simulate(_set_timing(timing, cluster, workload))
+
+
 def simulate_unlimited(cluster: ClusterDescription, workload: Workload) -> Pace:
   """Returns the pace of BSP over links of infinite rate."""
   plain = BSP._replace(local_steps=workload.local_steps)
@@ -172,9 +193,16 @@ def _config(
   uses_servers = combination.route == 'server'
   cluster.apply(config, uses_servers=uses_servers)
   config.update_from_flattened_dict(fields(cluster, combination))
-  config.batching.worker_batch = workload.batch * cluster.hosts_per_worker
   if cluster.hosts_per_worker > 1:  # XLA sums gradients as a whole.
     config.route.overlap = False
+  return _set_timing(config, cluster, workload)
+
+
+def _set_timing(
+  config: ConfigDict, cluster: ClusterDescription, workload: Workload
+) -> ConfigDict:
+  """Returns a config after setting the workload, length and outputs."""
+  config.batching.worker_batch = workload.batch * cluster.hosts_per_worker
   flows = cluster.workers * (cluster.servers if cluster.has_server_links else 1)
   iterations = max(_LEAST, min(_MOST, _FLOWS // flows))
   config.model.name = 'none'

@@ -20,7 +20,10 @@ from wire.codec import Wire
 
 # Fields of a real cluster that predictions ignore or measure: they stay at
 # their defaults, and may be unknown.
-_REAL = ('cluster.*', 'route.server.dedicated', 'route.forest.adapt')
+_REAL = (
+  *('cluster.*', 'route.server.dedicated', 'route.server.mirror_s'),
+  *('route.forest.adapt', 'route.lanes', 'outputs.metrics_port'),
+)
 _SHARED = ('cluster.workers',)
 
 
@@ -28,9 +31,8 @@ def restore_config(path: pathlib.Path) -> ConfigDict:
   """Returns the config of a run, for a simulation of it.
 
   The config's cluster is the virtual one of `configs.default`, with the run's
-  number of workers.  Two fields of real clusters are at their defaults, too:
-  `route.server.dedicated` and `route.forest.adapt`.  All other fields are the
-  run's.
+  number of workers.  Other fields of real clusters are at their defaults, too,
+  such as `route.server.dedicated`.  All other fields are the run's.
 
   Args:
     path: Folder of the run.
@@ -39,9 +41,12 @@ def restore_config(path: pathlib.Path) -> ConfigDict:
     ValueError: If there is no run, or if its config has an unknown field.
     OSError: If it cannot be read.
   """
-  config = default.get_config()
-  _restore(config, records.read_config(path), '')
-  return config
+  return _make_virtual(records.read_config(path))
+
+
+def virtual_config(config: ConfigDict) -> ConfigDict:
+  """Returns a real run's config for a simulation: see `restore_config`."""
+  return _make_virtual(config.to_dict())
 
 
 def restore_section(recorded: Mapping[str, Any], name: str) -> ConfigDict:
@@ -135,13 +140,18 @@ def timing_config(
   timing.log_every = max(round(epochs * num_train), 1)  # One row, at the end.
   timing.checkpoint.every_s = math.inf
   timing.model.name = 'none'
-  timing.model.none.size_bytes = _in_float32(config.wire, size_bytes)
+  timing.model.none.size_bytes = float32_bytes(config.wire, size_bytes)
   timing.model.none.num_train = num_train
   return timing
 
 
-def _in_float32(section: ConfigDict, size_bytes: int) -> int:
-  """Returns the bytes of float32 parameters whose transfers have a size."""
+def float32_bytes(section: ConfigDict, size_bytes: int) -> int:
+  """Returns the bytes of float32 parameters whose transfers have a size.
+
+  Args:
+    section: Section config.wire of the transfers.
+    size_bytes: Mean bytes of a push and of a pull.
+  """
   wire, many = make_wire(section), 2**20
   each = (wire.push_bytes(many, 0) + wire.pull_bytes(many, 0)) / (2 * many)
   numbers: int = round(size_bytes / each)
@@ -153,11 +163,24 @@ def changed_fields(config: ConfigDict) -> Iterator[tuple[str, Any]]:
   return _changed_fields(config, default.get_config(), '')
 
 
+def fields_text(config: ConfigDict) -> str:
+  """Returns a line of a config file for each field not at its default."""
+  return ''.join(
+    f'  {field!r}: {value!r},\n' for field, value in changed_fields(config)
+  )
+
+
 def field_value(config: ConfigDict, path: str) -> Any:
   """Returns a field, or a section as a dictionary, by its dotted name."""
   for part in path.split('.'):
     config = config[part]
   return config.to_dict() if isinstance(config, ConfigDict) else config
+
+
+def _make_virtual(recorded: Mapping[str, Any]) -> ConfigDict:
+  config = default.get_config()
+  _restore(config, recorded, '')
+  return config
 
 
 def _restore(

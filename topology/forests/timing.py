@@ -30,6 +30,7 @@ running ahead, and with everything ready at once, the end is at `all_ready_s`.
 
 import collections
 import copy
+import functools
 import itertools
 import math
 import numbers
@@ -151,9 +152,12 @@ def _totals_s(
 ) -> np.ndarray:
   """Returns `all_ready_s` for each of several chunk sizes, float [sizes]."""
   fill_s: np.ndarray = np.zeros(len(chunk_bytes))
+  byte_s = _link_byte_s(cluster)
   for tree in forest.trees:
     size = np.minimum(chunk_bytes, float(tree.share * size_bytes))
-    tree_s = _fill_s(cluster, tree, size, latency_of, message_s)
+    # Arrays of one number take several times as long as floats.
+    sizes = float(size[0]) if len(size) == 1 else size
+    tree_s = _fill_s(tree, sizes, byte_s, latency_of, message_s)
     fill_s = np.maximum(fill_s, tree_s)
   weighted = ((tree.share, (*tree.up, *tree.down)) for tree in forest.trees)
   load = trees.loads(weighted)
@@ -170,36 +174,35 @@ def _totals_s(
 
 
 def _fill_s(
-  cluster: Cluster,
   tree: Tree,
-  size: np.ndarray,
+  size: np.ndarray | float,
+  byte_s: Mapping[Ends, float],
   latency_of: Mapping[Ends, float],
   message_s: float,
-) -> np.ndarray:
+) -> np.ndarray | float:
   """Returns the seconds of the last chunk on each hop after its first.
 
   Args:
-    cluster: The links.
     tree: The tree.
-    size: Float [sizes], the bytes of a chunk.
+    size: Float [sizes], the bytes of a chunk; or one number.
+    byte_s: Seconds of a byte on each link.
     latency_of: Seconds of each link.
     message_s: Seconds of a chunk on a hop besides its bytes.
   """
-  none = np.zeros(len(size))
+  none = 0.0 * size
   above, below = {tree.root: none}, {tree.root: none}
   first = [none]
   for hop in reversed(tree.up):
-    alone_s = size * _per_byte_s(cluster, hop) + message_s
+    alone_s = size * _per_byte_s(byte_s, hop) + message_s
     first.append(above[hop[-1]] + _hop_latency_s(hop, latency_of))
     above[hop[0]] = first[-1] + alone_s
   for hop in tree.down:
-    alone_s = size * _per_byte_s(cluster, hop) + message_s
+    alone_s = size * _per_byte_s(byte_s, hop) + message_s
     is_first = hop[0] == tree.root and not tree.up
     sent_s = below[hop[0]] + (none if is_first else alone_s)
     below[hop[-1]] = sent_s + _hop_latency_s(hop, latency_of)
-  last_s: np.ndarray = np.max([*below.values()], axis=0)
-  fill_s: np.ndarray = np.max(first, axis=0) + last_s
-  return fill_s
+  last_s = functools.reduce(np.maximum, below.values())
+  return functools.reduce(np.maximum, first) + last_s
 
 
 def _messages(
@@ -278,7 +281,8 @@ class AllreduceTiming:
     numbers = [[place[h] for h in (*t.up, *t.down)] for t in forest.trees]
     counts = [np.bincount(each, minlength=len(hops)) for each in numbers]
     self._counts = np.array(counts, np.int64).reshape(len(counts), len(hops))
-    byte_s = np.array([_per_byte_s(cluster, hop) for hop in hops])
+    link_s = _link_byte_s(cluster)
+    byte_s = np.array([_per_byte_s(link_s, hop) for hop in hops])
     later_s = np.array([_hop_latency_s(hop, latency_s) for hop in hops])
     roots = [cluster.rank[tree.root] for tree in forest.trees]
     self._roots = np.array(roots, int)
@@ -419,11 +423,15 @@ def _fullest_s(cluster: Cluster, load: Mapping[Ends, Fraction | int]) -> float:
   return float(max(times, default=0))
 
 
-def _per_byte_s(cluster: Cluster, hop: Hop) -> float:
+def _link_byte_s(cluster: Cluster) -> dict[Ends, float]:
+  """Returns the seconds of a byte on each link."""
+  return {ends: 1 / float(Bps) for ends, Bps in cluster.capacity_Bps.items()}
+
+
+def _per_byte_s(byte_s: Mapping[Ends, float], hop: Hop) -> float:
   """Returns the seconds of a byte by itself on the slowest link of a hop."""
   try:
-    ends = itertools.pairwise(hop)
-    return 1 / float(min(cluster.capacity_Bps[each] for each in ends))
+    return max([byte_s[ends] for ends in itertools.pairwise(hop)])
   except KeyError as error:
     raise ValueError(
       f'forest: expected hops over links of the cluster, got {hop}.'
@@ -431,7 +439,7 @@ def _per_byte_s(cluster: Cluster, hop: Hop) -> float:
 
 
 def _hop_latency_s(hop: Hop, latency_s: Mapping[Ends, float]) -> float:
-  return sum(latency_s[ends] for ends in itertools.pairwise(hop))
+  return sum([latency_s[ends] for ends in itertools.pairwise(hop)])
 
 
 def _latencies(cluster: Cluster, latency_s: Latency) -> dict[Ends, float]:

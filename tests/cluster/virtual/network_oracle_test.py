@@ -34,6 +34,27 @@ class OracleTest(parameterized.TestCase):
         )
 
   @parameterized.parameters(range(10))
+  def test_weighted_arrivals_are_those_of_the_slow_simulator(self, group):
+    for seed in range(20 * group, 20 * group + 20):
+      links, schedule = _scenario(seed)
+      weights = random.Random(seed)
+      schedule = [
+        (*step, weights.choice([0.25, 1.0, 1.5, 6.0]))
+        if len(step) == 4
+        else step
+        for step in schedule
+      ]
+
+      times = _replay(networks.make(**links), schedule)
+
+      expected = _simulate(links, schedule)
+      self.assertEqual(times.keys(), expected.keys())
+      for flow, time in times.items():
+        self.assertAlmostEqual(
+          time, expected[flow], delta=1e-9 * max(1.0, time), msg=f'seed {seed}'
+        )
+
+  @parameterized.parameters(range(10))
   def test_rates_are_max_min_fair(self, group):
     for seed in range(20 * group, 20 * group + 20):
       links, schedule = _scenario(seed)
@@ -97,6 +118,7 @@ class StateTest(parameterized.TestCase):
 def _scenario(seed):
   """Hosts and a schedule: (time, src, dst, bytes) starts, (time, id) cancels.
 
+  A start may have a weight as well.
   Round numbers make ties, many flows share one host in some, and the load goes
   from a few flows to all at once.
   """
@@ -134,7 +156,7 @@ def _replay(net, schedule, finish=True, ask=False):
       now = net.next_time()
       times |= dict.fromkeys(net.advance(now), now)
     last = time
-    if len(step) == 3:
+    if len(step) > 1:
       net.start(time, *step)
     else:
       with contextlib.suppress(ValueError):  # It may have gone already.
@@ -144,10 +166,10 @@ def _replay(net, schedule, finish=True, ask=False):
 
 def _simulate(links, schedule):
   """Returns the expected result of `_replay`: new rates at every event."""
-  left, ends, times = {}, {}, {}
+  left, ends, weights, times = {}, {}, {}, {}
   now, started, steps = 0.0, 0, list(schedule)
   while left or steps:
-    rates = _rates(links, {flow: ends[flow] for flow in left})
+    rates = _rates(links, {flow: ends[flow] for flow in left}, weights)
     needs = {
       flow: size / rates[flow] if rates[flow] < INF else 0.0
       for flow, size in left.items()
@@ -165,16 +187,21 @@ def _simulate(links, schedule):
       del left[flow]
     while steps and steps[0][0] <= now:
       _, *step = steps.pop(0)
-      if len(step) == 3:
+      if len(step) > 1:
         left[started], ends[started] = step[2], step[:2]
+        weights[started] = step[3] if len(step) == 4 else 1.0
         started += 1
       elif left.pop(step[0], None) is None and times.get(step[0], -1) >= now:
         del times[step[0]]
   return times
 
 
-def _rates(links, flows):
-  """Progressive filling: all rates rise together until a link is full."""
+def _rates(links, flows, weights=None):
+  """Progressive filling: all rates rise together until a link is full.
+
+  In proportion to their weights, if they have any.
+  """
+  weights = weights or dict.fromkeys(flows, 1.0)
   room = {('up', host): c for host, c in enumerate(links['up'])}
   room |= {('down', host): c for host, c in enumerate(links['down'])}
   rates = {flow: INF for flow, (src, dst) in flows.items() if src == dst}
@@ -184,15 +211,18 @@ def _rates(links, flows):
       if flow not in rates:
         users.setdefault(('up', src), []).append(flow)
         users.setdefault(('down', dst), []).append(flow)
-    shares = {link: room[link] / len(users[link]) for link in users}
+    shares = {
+      link: room[link] / sum(weights[flow] for flow in users[link])
+      for link in users
+    }
     level = min(shares.values())
     full = [link for link in users if shares[link] <= level * (1 + 1e-12)]
     for flow in {flow for link in full for flow in users[link]}:
-      rates[flow] = level
+      rates[flow] = level * weights[flow]
       if level < INF:
         src, dst = flows[flow]
-        room['up', src] -= level
-        room['down', dst] -= level
+        room['up', src] -= rates[flow]
+        room['down', dst] -= rates[flow]
   return rates
 
 

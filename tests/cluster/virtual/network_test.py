@@ -121,6 +121,84 @@ class TimelineTest(parameterized.TestCase):
     self.assertEqual(net.next_time(), INF)
 
 
+class WeightTest(parameterized.TestCase):
+  """Flows of unequal weights."""
+
+  def test_first_end_is_that_of_its_share_and_the_last_one_of_all_bytes(self):
+    net = networks.make(up=[12.0, INF, INF], down=[INF] * 3)
+
+    net.start(0.0, 0, 1, 45.0, 3.0)  # At 9 until 5.
+    net.start(0.0, 0, 2, 45.0, 1.0)  # At 3 until then, and then at 12.
+
+    self.assertEqual(networks.arrivals(net), {0: 5.0, 1: 7.5})
+
+  def test_weight_of_a_flow_that_is_alone_has_no_effect(self):
+    net = networks.make(up=[8.0, 1.0], down=[1.0, 5.0])
+
+    net.start(2.0, 0, 1, 20.0, 0.3)
+
+    self.assertEqual(networks.arrivals(net), {0: 6.0})
+
+  def test_rate_above_the_flows_other_link_goes_to_the_others(self):
+    net = networks.make(up=[2.0, INF, 1.0], down=[1.0, 1.0, 8.0])
+
+    net.start(0.0, 0, 2, 8.0, 3.0)  # Its share is 6, its own link has 2.
+    net.start(0.0, 1, 2, 24.0, 1.0)
+
+    self.assertEqual(networks.arrivals(net), {0: 4.0, 1: 4.0})
+
+  @parameterized.parameters(0.0, -1.0, INF, math.nan)
+  def test_rejects_weight(self, weight):
+    net = networks.make(up=[1.0, 1.0], down=[1.0, 1.0])
+
+    with self.assertRaisesRegex(ValueError, f'weight: .* got {weight}'):
+      net.start(0.0, 0, 1, 1.0, weight)
+
+
+class BurstTest(parameterized.TestCase):
+  """Bytes that idle links let pass at once."""
+
+  @parameterized.parameters((20.0, 3.0), (8.0, 0.0), (5.0, 0.0))
+  def test_flow_after_a_pause_has_a_burst_less_to_send(self, size, expected):
+    net = networks.make(up=[4.0, INF], down=[INF, 9.0], burst_bytes=8.0)
+
+    net.start(0.0, 0, 1, size)
+
+    self.assertEqual(networks.arrivals(net), {0: expected})
+
+  @parameterized.parameters((0.0, 5.0), (1.0, 4.0), (2.0, 3.0), (9.0, 3.0))
+  def test_pause_earns_the_bytes_that_did_not_pass(self, pause_s, took_s):
+    net = networks.make(up=[4.0, INF], down=[INF, INF], burst_bytes=8.0)
+    net.start(0.0, 0, 1, 20.0)
+    self.assertEqual(net.advance(3.0), [0])
+
+    net.start(3.0 + pause_s, 0, 1, 20.0)
+
+    self.assertEqual(networks.arrivals(net), {1: 3.0 + pause_s + took_s})
+
+  def test_flows_of_one_link_have_one_burst_together(self):
+    net = networks.make(up=[4.0, INF, INF], down=[INF] * 3, burst_bytes=8.0)
+
+    net.start(0.0, 0, 1, 8.0)
+    net.start(0.0, 0, 2, 8.0)
+
+    self.assertEqual(networks.arrivals(net), {0: 0.0, 1: 2.0})
+
+  def test_link_below_its_rate_keeps_its_burst(self):
+    net = networks.make(up=[1.0, INF], down=[INF, 4.0], burst_bytes=8.0)
+    net.start(0.0, 0, 1, 16.0)  # Both bursts; then at 1, below 4.
+
+    net.advance(8.0)
+    net.start(8.0, 0, 1, 8.0)  # The up link has no burst yet.
+
+    self.assertEqual(networks.arrivals(net), {1: 16.0})
+
+  @parameterized.parameters(-1.0, INF, math.nan)
+  def test_rejects_burst(self, burst_bytes):
+    with self.assertRaisesRegex(ValueError, f'burst_bytes: .*{burst_bytes}'):
+      networks.make(up=[1.0], down=[1.0], burst_bytes=burst_bytes)
+
+
 class CancelTest(parameterized.TestCase):
   def test_link_is_free_for_the_others(self):
     net = networks.make(up=[4.0, 1.0], down=[1.0, INF])

@@ -43,7 +43,12 @@ class RunTest(absltest.TestCase):
     pace = simulating.simulate_pace(cluster, workload, BSP)
     self.assertAlmostEqual(pace.examples_per_s / measured, 1.0, delta=0.05)
 
-  def test_a_run_that_sums_among_workers_has_links_of_both_kinds(self):
+  def test_bytes_are_those_of_float32_whatever_was_sent(self):
+    run = clusters.run('bsp', wire__dense__dtype='bfloat16')
+    _, workload = recorded.read_run(str(run), _folder())
+    self.assertEqual(workload.size_bytes, 5_000_004)
+
+  def test_a_run_that_sums_among_workers_has_links_among_them_alone(self):
     network = {
       f'cluster__network__{host}_{way}_Bps': (125e6,)
       for host in ('worker', 'server')
@@ -58,6 +63,8 @@ class RunTest(absltest.TestCase):
       **network,
     )
     cluster, workload = recorded.read_run(str(run), _folder())
+    self.assertTrue(cluster.links)
+    self.assertFalse(cluster.has_server_links)
     ring = simulating.simulate_pace(
       cluster, workload, BSP._replace(route='ring')
     )

@@ -1,0 +1,159 @@
+"""The chain of a tuning: measure, predict, run the best, decide."""
+
+import math
+import pathlib
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from configs.checks import require
+from tools.advise import needed, recorded, simulating
+from tools.advise.clusters import ClusterDescription
+from tools.advise.simulating import Workload
+from tools.reading import manifests
+from tools.tune import candidates, deciding, measuring
+from tools.tune.candidates import Candidate, Rejection
+from tools.tune.deciding import Decision, Prediction, Trial
+from tools.tune.measuring import Launcher, Measurement
+
+_SHORT = 0.5  # Length of a run that only measures the cluster, over the others.
+
+
+class Outcome(NamedTuple):
+  """Result of a tuning.
+
+  Attributes:
+    config: The present config.
+    launcher: Way in which runs were started.
+    present_s: Predicted seconds per iteration of the present config.
+    present: Its measurements.
+    predictions: Predictions of the candidates, the best first.
+    trials: Candidates that have run.
+    rejected: Candidates that cannot run.
+    decision: The decision.
+  """
+
+  config: ConfigDict
+  launcher: Launcher
+  present_s: float
+  present: Sequence[Measurement]
+  predictions: Sequence[Prediction]
+  trials: Sequence[Trial]
+  rejected: Sequence[Rejection]
+  decision: Decision
+
+
+def tune(
+  config: ConfigDict,
+  launcher: Launcher,
+  *,
+  folder: pathlib.Path,
+  run_s: float,
+  allow: Collection[str] = (),
+  log: Callable[[str], None] = lambda text: None,
+  run: Callable[..., Measurement] = measuring.run,
+) -> Outcome:
+  """Measures, predicts, runs the best candidates, and decides.
+
+  The present config runs before the candidates, and again after them if one is
+  faster: a machine that has become slower or faster meanwhile is no gain.
+
+  Args:
+    config: Present config.
+    launcher: Way to start runs.
+    folder: New folder for the runs.
+    run_s: Seconds of each run.
+    allow: Changes of learning that are allowed.
+    log: Logs the progress.
+    run: Runs a config: see `measuring.run`.
+
+  Raises:
+    ValueError: If the config is refused, or a run is too short.
+    RunError: If the present config, or BSP, fails.
+    OSError: If a file cannot be read or written.
+  """
+  exists = folder.exists()
+  require(not exists, '--workdir', 'a folder that does not exist', str(folder))
+  candidates.check_present(config, launcher.workers)
+  found, rejected = candidates.propose(
+    config,
+    workers=launcher.workers,
+    allow=allow,
+    ratios=needed.read_ratios(),
+    local_ratio=needed.read_local_ratio(),
+  )
+  plain = candidates.measuring_config(config)
+  is_plain = plain == config
+  log('Runs BSP to measure speeds and links.')
+  base = run(
+    launcher, plain, folder / 'bsp', run_s if is_plain else _SHORT * run_s
+  )
+  present = [base]
+  if not is_plain:
+    log('Runs the present config.')
+    present = [run(launcher, config, folder / 'present', run_s)]
+  log(f'Predicts {len(found)} candidates.')
+  with tempfile.TemporaryDirectory() as times:
+    problem = recorded.read_run(base.folder, pathlib.Path(times))
+
+    def simulate(config: ConfigDict) -> float:
+      return simulate_s(config, launcher, *problem)
+
+    present_s = simulate(config)
+    predictions, unknown = deciding.predict(found, present_s, simulate)
+
+  def measure(candidate: Candidate) -> Measurement:
+    log(f'Runs {candidate.name}.')
+    name = f'candidate{next(numbers)}'
+    return run(launcher, candidate.config, folder / name, run_s)
+
+  numbers = iter(range(1, len(predictions) + 1))
+  trials = deciding.try_best(predictions, measure)
+  decision = deciding.decide(present, trials)
+  if decision.winner:
+    log('Runs the present config again.')
+    present.append(run(launcher, config, folder / 'present_again', run_s))
+    decision = deciding.decide(present, trials)
+  return Outcome(
+    config=config,
+    launcher=launcher,
+    present_s=present_s,
+    present=present,
+    predictions=predictions,
+    trials=trials,
+    rejected=[*rejected, *unknown],
+    decision=decision,
+  )
+
+
+def simulate_s(
+  config: ConfigDict,
+  launcher: Launcher,
+  cluster: ClusterDescription,
+  workload: Workload,
+) -> float:
+  """Returns the simulated seconds per iteration, as `Measurement.iteration_s`.
+
+  Args:
+    config: Config of a real run.
+    launcher: Way to start it.
+    cluster: Measured cluster.
+    workload: Measured model and batch.
+
+  Raises:
+    ValueError: If the cluster lacks links that the config needs.
+  """
+  uses_servers = config.route.name == 'server'
+  expected = 'one among workers, as links to servers were not measured'
+  known = cluster.has_server_links or not uses_servers
+  require(known, 'config.route.name', expected, config.route.name)
+  virtual = manifests.virtual_config(config)
+  if uses_servers:
+    divides = config.optimizer.clip_norm == math.inf
+    divides = divides or config.batching.local_steps > 1
+    chosen = launcher.workers if divides else 1
+    virtual.route.server.servers = launcher.servers or chosen
+  pace = simulating.simulate_config(cluster, workload, virtual)
+  return launcher.workers * workload.batch / pace.examples_per_s
