@@ -186,7 +186,6 @@ def _assemble(
     devices.require_cuda({**os.environ, **platforms})
   runtime = importlib.import_module(_RUNTIMES[config.cluster.runtime])
   meeting = runtime.meet(config, plan, files=files, process=process)
-  speed = runtime.speed(config, choose)
   learned = learn(
     config,
     choose,
@@ -194,6 +193,7 @@ def _assemble(
     followers=meeting.followers,
     is_island=meeting.island is not None,
   )
+  speed = runtime.speed(config, choose, learned)
   plan = tuning.choose_bucket_bytes(config, choose, plan, learned, wire)
   parts = Parts(
     batching=_batching(config, choose, scheme, speed),

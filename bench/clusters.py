@@ -23,6 +23,7 @@ def command(
   link: str = '',
   options: Sequence[str] = (),
   restarts: int = 3,
+  hosts_per_worker: int = 1,
 ) -> list[str]:
   """Returns the command line that launches a run.
 
@@ -30,21 +31,24 @@ def command(
     workdir: Folder of the run.
     config: Path of its config.
     fields: Changed fields, by dotted name.
-    workers: Number of workers, each on its own host.
+    workers: Number of workers, each on hosts of its own.
     servers: Number of servers.
     dedicated: True if servers have their own hosts.
     link: Rate of all links of a lab, such as '200mbit'; '' for no lab.
     options: Further flags of tools.lab.
     restarts: Largest number of restarts of all processes.
+    hosts_per_worker: Number of hosts of each worker.
   """
   python = [sys.executable, '-m']
   words = [*python, 'tools.launch', f'--workers={workers}']
   words += [f'--servers={servers}', f'--{"" if dedicated else "no"}dedicated']
   words += [f'--restarts={restarts}', f'--workdir={workdir}']
+  if hosts_per_worker > 1:
+    words += [f'--hosts_per_worker={hosts_per_worker}']
   words += ['--', f'--config={config}']
   words += [f'--config.{name}={value}' for name, value in fields.items()]
   if link:
-    hosts = workers + servers * dedicated
+    hosts = workers * hosts_per_worker + servers * dedicated
     lab = [*python, 'tools.lab', f'--hosts={hosts}', f'--link={link}']
     words = [*lab, *options, '--', *words]
   return words

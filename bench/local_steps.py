@@ -3,6 +3,7 @@
   python -m bench.local_steps [--steps=1,8,32] [--rates=50,200] [--routes=
     server,ring] [--fragments=1] [--megabytes=5] [--step_s=0.02]
     [--iterations=10] [--out=DIR] [--peers=PYTHON]
+  python -m bench.local_steps --islands [--steps=8] [--rates=50]
 
 Needs root, for network namespaces (tools.lab).  Four equal hosts train without
 a model: an iteration of H local steps takes H times --step_s of injected
@@ -19,6 +20,13 @@ each, during all of which a fragment of 1 / F of the bytes is summed.  The bound
 is then the longer of both times.  exposed: time of an iteration without its
 steps, over the time of the bytes at the nominal rate.
 
+islands: three islands of two hosts train the language model of
+configs/lm_diloco.py with two rows per local step, over a ring of --rates
+between islands and 1 Gbit/s inside.  Computing is slept as above; what XLA
+computes and sends inside happens meanwhile, and the sleep is longer by the
+transfers that the virtual clock has inside.  alone: computing phase of the same
+run without sleep.
+
 diloco: rounds of torchft's DiLoCo over gloo with the same bytes and H, each
 host a replica group; ddp: steps of torch's DDP that accumulate H gradients,
 with its own overlap in the last one.  Both need --peers (bench.peers).  Ratios
@@ -27,8 +35,11 @@ to them are ours over theirs.
 
 import argparse
 import itertools
+import json
+import math
 import os
 import pathlib
+import statistics
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -36,9 +47,15 @@ from typing import Any
 from bench import clusters, hosts, routes
 from bench.peers import running as peers
 from cluster.speed import layers
-from configs import default
+from configs import default, lm_diloco, sections
+from sweeps import scratch
+from topology.clusters import pruned
 
 _CASE, _HOSTS = 'equal4', 4
+_ISLANDS, _PER_ISLAND, _INSIDE_MBIT = 3, 2, 1000
+_ISLAND_CONFIG = 'configs/lm_diloco.py'
+_TEXT_LENGTH, _TEXT_ROWS = 16, 26_228  # Short rows, for little computing.
+_SHORT_S = 1e-3  # Stands for no sleep.
 _ROUTES = ('server', 'ring')
 
 
@@ -55,6 +72,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--step_s', type=float, default=0.02)
   parser.add_argument('--iterations', type=int, default=10)
   parser.add_argument('--out', help='folder of the runs; a new one by default')
+  parser.add_argument('--islands', action='store_true')
   parser.add_argument('--peers', **peers.FLAG)
   flags = parser.parse_args(argv)
   chosen = flags.routes.split(',')
@@ -63,8 +81,12 @@ def main(argv: list[str] | None = None) -> None:
   peers.require_torch(parser, flags.peers)
   out = pathlib.Path(flags.out or tempfile.mkdtemp())
   print(f'runs are in {out}', flush=True)
+  steps = [*map(int, flags.steps.split(','))]
   for mbit in map(int, flags.rates.split(',')):
-    print_rate(out, mbit, [*map(int, flags.steps.split(','))], chosen, flags)
+    if flags.islands:
+      print_islands(out, mbit, steps, flags)
+    else:
+      print_rate(out, mbit, steps, chosen, flags)
 
 
 def print_rate(
@@ -121,6 +143,128 @@ def print_rate(
     f'{clusters.table(*rows)}',
     flush=True,
   )
+
+
+def print_islands(
+  out: pathlib.Path,
+  mbit: int,
+  local_steps: Sequence[int],
+  flags: argparse.Namespace,
+) -> None:
+  """Prints the times of iterations of islands.
+
+  Args:
+    out: Folder of all runs.
+    mbit: Rate of the links between islands, Mbit/s.
+    local_steps: Numbers of local steps (H).
+    flags: Parsed flags of the command line.
+  """
+  rows = [('H', 'sharding', 's', 'virtual s', 'over virtual', 'alone s')]
+  for count, sharding in itertools.product(
+    local_steps, sections.ISLAND_SHARDINGS
+  ):
+    compute_s = count * flags.step_s
+    fields = _island_fields(count, sharding, compute_s, flags.iterations)
+    virtual_s = simulate_islands(out, mbit, fields)
+    took_s, _ = measure_islands(out / f'{count}_{sharding}', mbit, fields)
+    idle = fields | {'cluster.speed.fixed_s': _SHORT_S}
+    _, alone_s = measure_islands(out / f'{count}_{sharding}_alone', mbit, idle)
+    numbers = took_s, virtual_s, took_s / virtual_s, alone_s
+    rows.append((f'{count}', sharding, *(f'{each:.4f}' for each in numbers)))
+  print(
+    f'\n{_ISLANDS} islands of {_PER_ISLAND} hosts, {mbit} Mbit/s between '
+    f'them, {_INSIDE_MBIT} Mbit/s inside, a local step of {flags.step_s:g} s, '
+    f'load {os.getloadavg()[0]:.1f}\n\n{clusters.table(*rows)}',
+    flush=True,
+  )
+
+
+def measure_islands(
+  path: pathlib.Path, mbit: int, fields: dict[str, Any]
+) -> tuple[float, float]:
+  """Returns medians of a run in a lab: its iteration, and its computing phase.
+
+  Args:
+    path: Folder of the run.
+    mbit: Rate of the links between islands, Mbit/s.
+    fields: Fields of its config.
+  """
+  case = _island_case(mbit)
+  lab = path.with_suffix('.json')
+  lab.parent.mkdir(parents=True, exist_ok=True)
+  lab.write_text(json.dumps(case.links))
+  clusters.run(
+    path,
+    _ISLAND_CONFIG,
+    fields | {'cluster.speed.injected': True, 'cluster.timeout_s': 60.0},
+    workers=_ISLANDS,
+    hosts_per_worker=_PER_ISLAND,
+    servers=0,
+    dedicated=False,
+    link=f'{_INSIDE_MBIT}mbit',
+    options=[f'--links={lab}'],
+  )
+  lines = (path / 'events.jsonl').read_text().splitlines()
+  phases = [
+    row['compute_s'] for row in map(json.loads, lines) if row['event'] == 'push'
+  ]
+  return routes.iteration_s(path), statistics.median(phases)
+
+
+def simulate_islands(
+  out: pathlib.Path, mbit: int, fields: dict[str, Any]
+) -> float:
+  """Returns the seconds of an iteration of islands under the virtual clock."""
+  nominal = _island_case(mbit).cluster
+  names = enumerate(nominal.workers)
+  followers = [name for place, name in names if place % _PER_ISLAND]
+  path = out / f'islands_{mbit}.json'
+  routes.write_links(path, pruned.remove(nominal, workers=followers))
+  config = lm_diloco.get_config()
+  config.cluster.workers = _ISLANDS
+  config.cluster.hosts_per_worker = _PER_ISLAND
+  network = default.get_config().cluster.network
+  config.cluster.network = network  # Without the links of that config.
+  config.update_from_flattened_dict(fields)
+  config.cluster.links = config.route.ring.cluster = str(path)
+  with scratch.execute(config) as simulated:
+    return routes.iteration_s(simulated.folder)
+
+
+def _island_case(mbit: int) -> hosts.Case:
+  """Returns the hosts of the islands."""
+  count = _ISLANDS * _PER_ISLAND
+  groups = [
+    (tuple(range(first, first + _PER_ISLAND)), mbit)
+    for first in range(0, count, _PER_ISLAND)
+  ]
+  rates = [_INSIDE_MBIT] * count
+  return hosts.Case(rates, rates, {}, groups)
+
+
+def _island_fields(
+  local_steps: int, sharding: str, compute_s: float, iterations: int
+) -> dict[str, Any]:
+  """Returns the fields of a run of islands beside those of its config."""
+  examples = _ISLANDS * local_steps * _PER_ISLAND
+  return {
+    'epochs': iterations * examples / _TEXT_ROWS,
+    'eval_every': 100.0,
+    'log_every': 1000,
+    'route.name': 'ring',
+    'data.text.length': _TEXT_LENGTH,
+    'batching.local_steps': local_steps,
+    'batching.worker_batch': _PER_ISLAND,
+    'cluster.island_sharding': sharding,
+    'cluster.network.island_Bps': (
+      _INSIDE_MBIT * 1e6 / 8 * float(routes.USABLE),
+    ),
+    'cluster.speed.name': 'constant',
+    'cluster.speed.fixed_s': compute_s,
+    'cluster.speed.per_example_s': 0.0,
+    'cluster.speed.slowdown': (1.0,),
+    'checkpoint.every_s': math.inf,
+  }
 
 
 def bound_s(

@@ -31,8 +31,8 @@ def check_fragments(config: ConfigDict, plan: Plan, scheme: Scheme) -> None:
   text = f'1, {reason}: only whole models move between islands'
   require(hosts == 1, 'config.cluster.hosts_per_worker', text, hosts)
   expected = (
-    f"'bsp', {reason}: all workers sum the same fragment, and {name} does not "
-    'release them together'
+    f"'bsp', {reason}: an update is of one fragment, divided by the examples "
+    f'of its pushes, and a push that is late under {name} is of another one'
   )
   is_synchronous = getattr(scheme, 'is_synchronous', False)
   require(is_synchronous, 'config.sync.name', expected, config.sync.name)

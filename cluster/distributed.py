@@ -40,6 +40,7 @@ from configs.checks import require
 from configs.sections import Choose, error_prefix
 from learning import placement
 from learning.island import IslandPushes
+from learning.learning import Learning
 from outputs.files import RunFiles
 from outputs.manifests import fingerprint
 from outputs.transient import Busy, start_limit_s
@@ -270,10 +271,12 @@ def _rendezvous(
   return role, security
 
 
-def speed(config: ConfigDict, choose: Choose) -> Speed | None:
+def speed(
+  config: ConfigDict, choose: Choose, learned: Learning
+) -> Speed | None:
   """Returns the injected speed of workers; None for their real speed."""
   injected = config.cluster.speed.injected
-  return build.make(config, choose) if injected else None
+  return build.make(config, choose, learned) if injected else None
 
 
 def make(

@@ -8,7 +8,8 @@ calls in this order:
                                 finds the other processes, before XLA starts;
                                 returns what `make` needs, and how many
                                 `devices` compute gradients here
-  speed(config, choose)         how long workers compute, or None for as long
+  speed(config, choose, learned)
+                                how long workers compute, or None for as long
                                 as they really take
   make(config, meeting, parts)  returns the Site of this process
 """

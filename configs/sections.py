@@ -67,7 +67,6 @@ _NO_MODEL = (
   *('eval_top', 'eval_loss'),
   'precision.*',
   *('batching.micro_batch', 'cluster.devices_per_worker'),
-  'cluster.island_sharding',
   *('cluster.workers_per_gpu', 'outer.*', 'staleness.*'),
 )
 _REAL = (
@@ -78,7 +77,6 @@ _REAL = (
   *('cluster.speed.injected', 'route.server.dedicated'),
   'route.server.mirror_s',
   *('cluster.workers_per_gpu', 'route.lanes', 'outputs.metrics_port'),
-  'cluster.island_sharding',
 )
 # Recipes describe a virtual cluster (network, speed) as well, which is no error
 # on a real one.
@@ -396,6 +394,9 @@ def check_used(
     reasons['config.batching.local_steps is 1'] = ('outer.*',)
   if config.model.name == 'none':
     reasons["config.model.name is 'none'"] = _NO_MODEL
+  if config.cluster.hosts_per_worker == 1:
+    inside = ('cluster.network.island_*',)
+    reasons['config.cluster.hosts_per_worker is 1'] = inside
   if config.cluster.links:
     links = 'cluster.network.worker_*_Bps'
     reasons['config.cluster.links gives the links'] = (links,)

@@ -2,13 +2,20 @@
 
 from ml_collections import ConfigDict
 
+from cluster.speed import islands
 from cluster.speed import speed as speeds
 from configs import sections
 from configs.sections import Choose, error_prefix
+from learning.learning import Learning
 
 
-def make(config: ConfigDict, choose: Choose) -> speeds.Speed:
+def make(config: ConfigDict, choose: Choose, learned: Learning) -> speeds.Speed:
   """Returns the model of compute times that config.cluster.speed describes.
+
+  Args:
+    config: Checked config.
+    choose: Function that chooses a section of it.
+    learned: Model and data of the run.
 
   Raises:
     ValueError: If a setting is out of range; names the field.
@@ -20,6 +27,7 @@ def make(config: ConfigDict, choose: Choose) -> speeds.Speed:
     model = getattr(speeds, name)(
       num_workers=workers * hosts, seed=config.seed, **own
     )
+  links = islands.make(config, learned)
   with error_prefix('config.cluster.speed'):
     slowdown = section.slowdown
     if len(slowdown) != workers * hosts:  # The same for a worker's processes.
@@ -32,4 +40,5 @@ def make(config: ConfigDict, choose: Choose) -> speeds.Speed:
       slowdown=slowdown,
       model=model,
       hosts=hosts,
+      links=links,
     )

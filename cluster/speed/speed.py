@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from cluster.speed import traces
+from cluster.speed.islands import IslandLinks
 from configs.checks import require
 
 _BLOCK = 256  # Draws at a time, to spread the cost of a generator.
@@ -53,6 +54,8 @@ class Speed:
     hosts: Number of the model's workers that form one worker of the run, an
       island.  They divide its batch evenly, and the last one to end sets the
       time.
+    links: Links inside islands, whose transfers add to the time; None without
+      islands.
 
   Raises:
     ValueError: If a time is negative or not finite or both are 0, or if
@@ -65,6 +68,7 @@ class Speed:
   model: Model
   least_s: float = 0.0
   hosts: int = 1
+  links: IslandLinks | None = None
 
   def __post_init__(self) -> None:
     for name in ('fixed_s', 'per_example_s', 'least_s'):
@@ -84,6 +88,8 @@ class Speed:
   def seconds(self, worker: int, iteration: int, batch: int) -> float:
     """Returns the seconds that a worker computes in one iteration.
 
+    Those of an island include the transfers inside it.
+
     Args:
       worker: Index of the worker.
       iteration: Number of the iteration, from 0.
@@ -101,10 +107,12 @@ class Speed:
     share = -(-batch // self.hosts)
     base_s = max(self.least_s, self.fixed_s + self.per_example_s * share)
     first = worker * self.hosts
-    return max(
+    slowest_s = max(
       base_s * self.slowdown[k] * self.model.factor(k, iteration)
       for k in range(first, first + self.hosts)
     )
+    inside_s = self.links.seconds(worker, batch) if self.links else 0.0
+    return slowest_s + inside_s
 
   def driving(self, worker: int, iteration: int) -> tuple[float, ...]:
     """Returns the driving factors that a worker reads after an iteration.

@@ -31,7 +31,7 @@ from configs import default, sections
 from configs.checks import require
 from configs.sections import Choose, error_prefix
 from learning.layout import check_servers, split_evenly
-from learning.learning import Learner
+from learning.learning import Learner, Learning
 from learning.local_codec import LocalCodec
 from outputs.checkpoints import Checkpoints
 from outputs.files import RunFiles
@@ -76,9 +76,9 @@ def meet(
   return SingleProcess(config.cluster.devices_per_worker)
 
 
-def speed(config: ConfigDict, choose: Choose) -> Speed:
+def speed(config: ConfigDict, choose: Choose, learned: Learning) -> Speed:
   """Returns the model of the workers' compute times."""
-  return build.make(config, choose)
+  return build.make(config, choose, learned)
 
 
 class VirtualSite:

@@ -95,7 +95,7 @@ def choose_bucket_bytes(
     overlap=overlaps,
     range_s=config.cluster.network.range_s,
   )
-  speed = build.make(config, choose)
+  speed = build.make(config, choose, learned)
   batch, workers = config.batching.worker_batch, range(config.cluster.workers)
   started = dict.fromkeys(workers, 0.0)
   computed = {index: speed.seconds(index, 0, batch) for index in workers}

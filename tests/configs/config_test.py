@@ -47,10 +47,6 @@ class FileTest(parameterized.TestCase):
 class CheckTest(parameterized.TestCase):
   @parameterized.parameters(
     (
-      {'cluster__hosts_per_worker': 2, 'cluster__island_sharding': 'fsdp'},
-      "island_sharding: .* the default 'replicated', .* 'virtual'",
-    ),
-    (
       {
         'cluster__hosts_per_worker': 2,
         'cluster__speed__slowdown': (1.0, 1.0),

@@ -43,11 +43,11 @@ def _file(data):
   return str(path)
 
 
-def _advise(size_bytes=8_000_000, few=_FEW, **data):
+def _advise(size_bytes=8_000_000, few=_FEW, local_steps=1, **data):
   """Returns advice, as if all needed as many examples as BSP."""
   equal = dict.fromkeys(few, ExamplesRatio(1.0, 0.9, 1.1, 6, 8.0))
   cluster = clusters.read(_file(_data(**data)))
-  workload = simulating.Workload(size_bytes, _BATCH)
+  workload = simulating.Workload(size_bytes, _BATCH, local_steps)
   return ranking.advise(cluster, workload, equal)
 
 
@@ -124,6 +124,92 @@ class PlantedTest(absltest.TestCase):
     whole_s = 8 * _BATCH / advice.base.pace.examples_per_s
     self.assertAlmostEqual(whole_s, _COMPUTE_S + 128 / 125, delta=0.02)
     self.assertIn("links (the servers')", ranking.explain(advice))
+
+
+class LocalTest(absltest.TestCase):
+  """Tests of islands and of local steps."""
+
+  def _iteration_s(self, row, steps=1):
+    return 8 * _BATCH * steps / row.pace.examples_per_s
+
+  def test_groups_of_fast_links_are_advised_as_islands(self):
+    # Two racks of 4 hosts with 1 GB/s, and 12.5 MB/s for each rack.
+    spec = 'tree([2, 4], [0.0125, 1])'
+    ring = BSP._replace(route='ring')
+    network = {'worker_latency_s': [0.0]}
+    advice = _advise(
+      size_bytes=40_000_000, few=(ring, BSP), links=spec, network=network
+    )
+    island = ring._replace(hosts=4)
+    self.assertEqual(advice.best.combination, island)
+    rows = {row.combination: row for row in advice.rows}
+    # Rings: 14 / 8 of the bytes leave a rack, or all of them.  Inside, two
+    # allreduces of 6 / 4 of the bytes.
+    self.assertAlmostEqual(
+      self._iteration_s(rows[ring]), _COMPUTE_S + 40 / 12.5 * 14 / 8, delta=0.1
+    )
+    self.assertAlmostEqual(
+      self._iteration_s(rows[island]),
+      _COMPUTE_S + 2 * 6 / 4 * 0.04 + 40 / 12.5,
+      delta=0.1,
+    )
+    said = ranking.explain(advice)
+    self.assertIn('--config.cluster.hosts_per_worker=4', said)
+    self.assertIn('--config.cluster.workers=2', said)
+    self.assertIn('ring, islands of 4', ranking.table(advice))
+
+  def test_groups_of_unequal_sizes_are_no_islands(self):
+    ring = BSP._replace(route='ring')
+    text = {
+      'nodes': [
+        *({'id': f'w{i}', 'worker': True} for i in range(8)),
+        *({'id': f's{i}', 'worker': False} for i in range(2)),
+      ],
+      'links': [
+        {'src': src, 'dst': dst, 'GBps': GBps}
+        for a, b, GBps in [
+          *((f'w{i}', f's{i // 5}', 1) for i in range(8)),
+          ('s0', 's1', 0.01),
+        ]
+        for src, dst in ((a, b), (b, a))
+      ],
+    }
+    links = _file(json.dumps(text))
+    advice = _advise(few=(ring,), links=links, network={})
+    self.assertLen(advice.rows, 1)
+
+  def test_fragments_hide_sums_behind_local_steps(self):
+    ring = BSP._replace(route='ring')
+    advice = _advise(
+      size_bytes=40_000_000,
+      few=(BSP, ring, Combination('asp')),
+      rates=[1.25e8],
+      local_steps=16,
+    )
+    local = ring._replace(local_steps=16)
+    rows = {row.combination: row for row in advice.rows}
+    self.assertEqual(
+      {*rows},
+      {
+        local._replace(route='server'),
+        *(local._replace(fragments=count) for count in (1, 2, 4, 8)),
+      },
+    )
+    compute_s = 0.02 + 16 * 32 * 0.0025
+    transfer_s = 40 / 125 * 14 / 8
+    self.assertAlmostEqual(
+      self._iteration_s(rows[local], 16), compute_s + transfer_s, delta=0.05
+    )
+    # An iteration of a fragment has its own fixed time.
+    halves = rows[local._replace(fragments=2)]
+    self.assertAlmostEqual(
+      self._iteration_s(halves, 16), compute_s + 0.02, delta=0.05
+    )
+    self.assertEqual(advice.best.combination, halves.combination)
+    said = ranking.explain(advice)
+    self.assertIn('--config.batching.local_steps=16', said)
+    self.assertIn('--config.route.fragments=2', said)
+    self.assertIn('--config.route.overlap_steps=8', said)
 
 
 class RankingTest(absltest.TestCase):

@@ -1,6 +1,7 @@
 """Advises on scheme, batching, codec and route for a cluster.
 
   python -m tools.advise --model=vgg16 --cluster=FILE [--batch=32]
+    [--local_steps=1]
   python -m tools.advise --model=vgg16 --cluster=FILE --from-trace=CSV
   python -m tools.advise --from-run=DIR [--model=vgg16] [--batch=32]
 
@@ -45,6 +46,7 @@ def main(argv: list[str]) -> None:
         pathlib.Path(folder),
         model=values.model,
         batch=values.batch,
+        local_steps=values.local_steps,
         file=values.cluster,
         run=values['from-run'].value,
         trace=values['from-trace'].value,
@@ -82,6 +84,7 @@ def read_problem(
   *,
   model: str | None = None,
   batch: int | None = None,
+  local_steps: int = 1,
   file: str | None = None,
   run: str | None = None,
   trace: str | None = None,
@@ -91,7 +94,8 @@ def read_problem(
   Args:
     folder: Folder for measurements of a run, needed as long as the cluster.
     model: Value of --model; None without the flag, as below.
-    batch: Examples of an iteration.
+    batch: Examples of an iteration, or of one of its local steps.
+    local_steps: --local_steps.
     file: --cluster.
     run: --from-run.
     trace: --from-trace.
@@ -104,7 +108,7 @@ def read_problem(
     require(not (file or trace), '--from-run', alone, file or trace)
     cluster, own = recorded.read_run(run, folder)
     size = size_bytes(model) if model else own.size_bytes
-    return cluster, Workload(size, batch or own.batch)
+    return cluster, Workload(size, batch or own.batch, local_steps)
   beside = (
     'for its links, beside --from-trace' if trace else 'or --from-run=DIR'
   )
@@ -112,7 +116,7 @@ def read_problem(
     raise ValueError(f'--cluster: expected a file, {beside}, got {file!r}.')
   if not model:
     raise ValueError(f'--model: expected a name, or bytes, got {model!r}.')
-  workload = Workload(size_bytes(model), batch or _BATCH)
+  workload = Workload(size_bytes(model), batch or _BATCH, local_steps)
   if not trace:
     return clusters.read(file), workload
   return recorded.read_trace(trace, file, workload.batch), workload
@@ -130,4 +134,5 @@ if __name__ == '__main__':
   flags.DEFINE_integer(
     'batch', None, f"Examples of an iteration; {_BATCH}, or the run's.", 1
   )
+  flags.DEFINE_integer('local_steps', 1, 'Local steps of an iteration.', 1)
   app.run(main)

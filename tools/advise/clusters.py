@@ -31,6 +31,7 @@ class ClusterDescription(NamedTuple):
     speed: Fields of config.cluster.speed.
     network: Fields of config.cluster.network.
     links: Value of config.cluster.links.
+    hosts_per_worker: Number of hosts that form one worker, an island.
   """
 
   path: str
@@ -38,6 +39,7 @@ class ClusterDescription(NamedTuple):
   speed: Mapping[str, Any]
   network: Mapping[str, Any]
   links: str
+  hosts_per_worker: int = 1
 
   @property
   def has_server_links(self) -> bool:
@@ -67,6 +69,7 @@ class ClusterDescription(NamedTuple):
       ValueError: If a field is unknown or of another type; names it.
     """
     config.cluster.workers = self.workers
+    config.cluster.hosts_per_worker = self.hosts_per_worker
     among = bool(self.links) and not uses_servers
     config.cluster.links = self.links if among else ''
     for part in ('speed', 'network'):

@@ -34,6 +34,9 @@ class Combination(NamedTuple):
     dtype: Value of config.wire.dense.dtype.
     route: Value of config.route.name.
     pipelined: Value of config.route.server.pipelined.
+    hosts: Hosts of a worker, an island if there are several.
+    local_steps: Value of config.batching.local_steps.
+    fragments: Value of config.route.fragments.
   """
 
   sync: str = 'bsp'
@@ -41,10 +44,33 @@ class Combination(NamedTuple):
   dtype: str = 'float32'
   route: str = 'server'
   pipelined: bool = False
+  hosts: int = 1
+  local_steps: int = 1
+  fragments: int = 1
 
   def __str__(self) -> str:
-    where = f'{self.route}, pipelined' if self.pipelined else self.route
-    return f'{self.sync}, {self.batching}, {self.dtype}, {where}'
+    return f'{self.sync}, {self.batching}, {self.dtype}, {self.where}'
+
+  @property
+  def where(self) -> str:
+    """Route and its options, as text."""
+    parts = [self.route]
+    if self.pipelined:
+      parts.append('pipelined')
+    if self.hosts > 1:
+      parts.append(f'islands of {self.hosts}')
+    if self.fragments > 1:
+      parts.append(f'{self.fragments} fragments')
+    return ', '.join(parts)
+
+  @property
+  def measured(self) -> 'Combination':
+    """Combination whose measured examples are those of this one.
+
+    An island computes the batches of its hosts, and fragments change them by
+    less than the seed does (docs/routes.md).
+    """
+    return self._replace(hosts=1, local_steps=1, fragments=1)
 
 
 BSP = Combination()

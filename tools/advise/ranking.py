@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from tools.advise import simulating
+from tools.advise import islands, simulating
 from tools.advise.clusters import ClusterDescription
 from tools.advise.needed import BSP, SOURCES, Combination, ExamplesRatio
 from tools.advise.simulating import Pace, Workload
@@ -99,24 +99,30 @@ def advise(
   Raises:
     ValueError: If the cluster is wrong, before anything runs; names the field.
   """
-  choices = simulating.possible(cluster, needed)
+  choices = simulating.possible(cluster, workload, needed)
   simulating.check(cluster, workload, choices)
   paces: dict[Combination, Pace] = {}
   omitted: dict[Combination, str] = {}
-  # Those that overlap pulls come last: others may show that they gain nothing.
-  ordered = sorted(choices, key=lambda each: each.pipelined)
-  for number, each in enumerate(ordered, start=1):
-    if reason := _why_not(each, cluster.workers, needed, paces):
-      omitted[each] = reason
-      continue
-    log(f'{number} of {len(choices)}: {each}')
-    paces[each] = simulating.simulate_pace(cluster, workload, each)
-  plain = BSP if BSP in paces else BSP._replace(route='ring')
+  with islands.describe(cluster) as grouped:
+    choices += simulating.with_islands(grouped, choices)
+    # Those that overlap pulls come last: others may show that they gain
+    # nothing.
+    ordered = sorted(choices, key=lambda each: each.pipelined)
+    for number, each in enumerate(ordered, start=1):
+      if reason := _why_not(each, cluster.workers, needed, paces):
+        omitted[each] = reason
+        continue
+      log(f'{number} of {len(choices)}: {each}')
+      used = grouped if grouped and each.hosts > 1 else cluster
+      paces[each] = simulating.simulate_pace(used, workload, each)
+  plain = BSP._replace(local_steps=workload.local_steps)
+  if plain not in paces:
+    plain = plain._replace(route='ring')
   rows = [
     RankedCombination(
       each,
       pace,
-      needed[each],
+      needed[each.measured],
       pace.examples_per_s / paces[plain].examples_per_s,
     )
     for each, pace in paces.items()
@@ -151,14 +157,16 @@ def _why_not(
   """
   if workers <= _MANY:
     return ''
-  own = needed[combination]
+  own = needed[combination.measured]
   if combination.sync != 'bsp' and workers - 1 > _FURTHER * own.staleness:
     return f'its gradients would be about {workers - 1} updates stale'
   plain = paces.get(combination._replace(pipelined=False))
   if not combination.pipelined or plain is None:
     return ''
   most = plain.examples_per_s / _PIPELINED / own.predicted
-  best = max(p.examples_per_s / needed[c].predicted for c, p in paces.items())
+  best = max(
+    p.examples_per_s / needed[c.measured].predicted for c, p in paces.items()
+  )
   return 'others are faster than it can be' if most < best else ''
 
 
@@ -167,13 +175,13 @@ def table(advice: Advice) -> str:
   head = ('when', 'how much', 'what', 'where', 'examples/s', 'staleness')
   rows = [('', *head, 'examples over BSP', 'time over BSP', '')]
   for place, row in enumerate(advice.rows, start=1):
-    when, much, what, where, pipelined = row.combination
+    when, much, what, *_ = row.combination
     low, high = row.needed.least / row.speed, row.needed.most / row.speed
     needed = row.needed
     rows.append(
       (
         f'{place}',
-        *(when, much, what, f'{where}, pipelined' if pipelined else where),
+        *(when, much, what, row.combination.where),
         f'{row.pace.examples_per_s:.4g}',
         f'{row.pace.staleness:.1f}' + ('' if row.is_covered else '*'),
         f'{needed.median:.2f} ({needed.least:.2f} to {needed.most:.2f})',
@@ -221,7 +229,10 @@ def _iteration_time(
   free: Pace,
 ) -> IterationTime:
   whole_s, free_s = (
-    cluster.workers * workload.batch / pace.examples_per_s
+    cluster.workers
+    * workload.batch
+    * workload.local_steps
+    / pace.examples_per_s
     for pace in (base.pace, free)
   )
   waiting_s = max(free_s - free.compute_s, 0.0)

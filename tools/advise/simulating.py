@@ -16,6 +16,7 @@ from tools.advise.needed import BSP, Combination
 
 _FLOWS = 5_000  # Transfers of a simulation, to bound its time.
 _LEAST, _MOST = 8, 40  # Iterations of each worker.
+_FRAGMENTS = (2, 4, 8)
 _SETTLED = 0.4  # Share of a run that is omitted at its start.
 
 
@@ -38,21 +39,57 @@ class Workload(NamedTuple):
 
   Attributes:
     size_bytes: Bytes of the parameters in float32.
-    batch: Examples of a worker's iteration.
+    batch: Examples of a host's iteration, or of one of its local steps.
+    local_steps: Value of config.batching.local_steps.
   """
 
   size_bytes: int
   batch: int
+  local_steps: int = 1
 
 
 def possible(
-  cluster: ClusterDescription, combinations: Mapping[Combination, Any]
+  cluster: ClusterDescription,
+  workload: Workload,
+  combinations: Mapping[Combination, Any],
 ) -> list[Combination]:
-  """Returns the combinations for which a cluster has links."""
-  return [
+  """Returns the combinations for which a cluster has links.
+
+  With local steps they are those of BSP with equal batches, the only ones with
+  fragments, with and without these.
+  """
+  found = [
     each
     for each in combinations
     if cluster.has_server_links or each.route != 'server'
+  ]
+  if workload.local_steps == 1:
+    return found
+  counts = [n for n in _FRAGMENTS if workload.local_steps % n == 0]
+  return [
+    each._replace(local_steps=workload.local_steps, fragments=count)
+    for each in found
+    if (each.sync, each.batching) == ('bsp', 'fixed')
+    for count in ([1] if each.route == 'server' else [1, *counts])
+  ]
+
+
+def with_islands(
+  islands: ClusterDescription | None, combinations: list[Combination]
+) -> list[Combination]:
+  """Returns the combinations of BSP over routes of hosts, with islands.
+
+  Args:
+    islands: Cluster of islands; None for none.
+    combinations: Combinations with a host as each worker.
+  """
+  if islands is None:
+    return []
+  return [
+    each._replace(hosts=islands.hosts_per_worker)
+    for each in combinations
+    if (each.sync, each.batching, each.fragments) == ('bsp', 'fixed', 1)
+    and each.route != 'server'
   ]
 
 
@@ -104,7 +141,8 @@ def simulate_config(
 
 def simulate_unlimited(cluster: ClusterDescription, workload: Workload) -> Pace:
   """Returns the pace of BSP over links of infinite rate."""
-  config = _config(cluster, workload, BSP)
+  plain = BSP._replace(local_steps=workload.local_steps)
+  config = _config(cluster, workload, plain)
   network = config.cluster.network
   network.servers_in_workers = False
   config.route.server.servers = 1
@@ -117,6 +155,9 @@ def simulate_unlimited(cluster: ClusterDescription, workload: Workload) -> Pace:
 def flags(cluster: ClusterDescription, combination: Combination) -> list[str]:
   """Returns the flags of main.py for a combination."""
   values = fields(cluster, combination)
+  if combination.hosts > 1:
+    values['cluster.workers'] = cluster.workers // combination.hosts
+    values['cluster.hosts_per_worker'] = combination.hosts
   return [f'--config.{field}={value}' for field, value in values.items()]
 
 
@@ -130,6 +171,12 @@ def fields(
     values['batching.lb_bsp.predictor.name'] = 'ema'
   values['wire.dense.dtype'] = combination.dtype
   values['route.name'] = combination.route
+  if combination.local_steps > 1:
+    values['batching.local_steps'] = combination.local_steps
+  if combination.fragments > 1:
+    values['route.fragments'] = combination.fragments
+    steps = combination.local_steps // combination.fragments
+    values['route.overlap_steps'] = steps
   if combination.route == 'server':
     values['route.server.servers'] = cluster.servers
     values['route.server.pipelined'] = combination.pipelined
@@ -146,6 +193,8 @@ def _config(
   uses_servers = combination.route == 'server'
   cluster.apply(config, uses_servers=uses_servers)
   config.update_from_flattened_dict(fields(cluster, combination))
+  if cluster.hosts_per_worker > 1:  # XLA sums gradients as a whole.
+    config.route.overlap = False
   return _set_timing(config, cluster, workload)
 
 
@@ -153,7 +202,7 @@ def _set_timing(
   config: ConfigDict, cluster: ClusterDescription, workload: Workload
 ) -> ConfigDict:
   """Returns a config after setting the workload, length and outputs."""
-  config.batching.worker_batch = workload.batch
+  config.batching.worker_batch = workload.batch * cluster.hosts_per_worker
   flows = cluster.workers * (cluster.servers if cluster.has_server_links else 1)
   iterations = max(_LEAST, min(_MOST, _FLOWS // flows))
   config.model.name = 'none'
@@ -161,7 +210,7 @@ def _set_timing(
   config.model.none.num_train = (
     cluster.workers
     * iterations
-    * workload.batch
+    * config.batching.worker_batch
     * sections.iteration_steps(config)
   )
   config.epochs = config.eval_every = 1.0

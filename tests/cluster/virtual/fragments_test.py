@@ -134,7 +134,7 @@ class RejectionTest(parameterized.TestCase):
     (
       {'route__fragments': 2, 'sync__name': 'quorum'},
       "config.sync.name: expected 'bsp', as config.route.fragments is 2.*"
-      'Quorum does not release them together',
+      'a push that is late under Quorum is of another one',
     ),
     (
       {'route__fragments': 2, 'route__name': 'server'},
