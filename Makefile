@@ -7,7 +7,7 @@ BIN := .venv/bin
 REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
 RUN := .venv/$(REQUIREMENTS:.txt=)
 
-.PHONY: train demo test slurm gpu compare lint requirements bench peers soak docs clean
+.PHONY: train demo test slurm gpu compare lint requirements bench peers ray soak docs clean
 
 train: $(RUN)
 	$(BIN)/python main.py --config=configs/vgg16_elastic.py
@@ -41,6 +41,9 @@ bench: $(RUN)
 
 peers: .venv-peers/run
 
+ray: .venv/dev .venv-ray/run
+	SYNCOPATE_RAY=.venv-ray/bin/python $(BIN)/python -m pytest tests/tools/launch_ray_test.py
+
 soak: .venv/dev
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m bench.soak
@@ -50,7 +53,7 @@ docs: .venv/docs
 	@echo 'Pages: docs/_build/html/index.html'
 
 clean:
-	rm -rf .venv .venv-peers runs docs/_build docs/api/packages .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers .venv-ray runs docs/_build docs/api/packages .pytest_cache .ruff_cache .hypothesis
 
 $(RUN): $(REQUIREMENTS) requirements-cpu.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one with make PYTHON=...")'
@@ -69,4 +72,9 @@ $(RUN): $(REQUIREMENTS) requirements-cpu.txt
 .venv-peers/run: requirements-peers.txt
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-peers.txt
+	touch $@
+
+.venv-ray/run: $(REQUIREMENTS) requirements-cpu.txt requirements-ray.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS) -r requirements-ray.txt
 	touch $@

@@ -56,12 +56,16 @@ def _parse(argv: list[str]) -> list[str]:
     'Write the commands of runs that are left to this file; train none.',
   )
   flags.DEFINE_enum(
-    'submit', None, ['slurm', 'local'], 'Train runs as jobs of submitit.'
+    'submit',
+    None,
+    ['slurm', 'local', 'ray'],
+    'Train runs as jobs of submitit, or as tasks in a Ray cluster.',
   )
   flags.DEFINE_list(
     'submit_with',
     [],
-    'Parameters of submitit: timeout_min=60,slurm_partition=gpu.',
+    'Parameters of submitit: timeout_min=60,slurm_partition=gpu; or options of '
+    "Ray's tasks: num_cpus=4,num_gpus=1.",
   )
   with sections.reject_unknown_flags(argv):
     config_flags.DEFINE_config_file(

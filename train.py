@@ -34,7 +34,7 @@ from diagnosis import watch
 from learning import build as learning
 from learning import compilations, placement, staleness
 from learning.learning import Learning
-from outputs import serialization
+from outputs import serialization, tracking
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.manifests import manifest
@@ -91,6 +91,7 @@ def build(
     'dataset': dataset,
   }
   choose = _check_config(config, own)
+  tracking.check(config.outputs.mlflow)
   compilations.configure(config)  # Before anything starts XLA.
   learn = functools.partial(learning.make, task=task, dataset=dataset)
   files = RunFiles(workdir)

@@ -34,6 +34,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.outputs.timeline = True  # trace.json: phases of every worker.
   config.outputs.events = True  # events.jsonl: events, for replays.
   config.outputs.board = True  # Files for TensorBoard.
+  # Tracking URI of MLflow, such as 'http://host:5000', to which the run is
+  # sent, too; '' for none.
+  config.outputs.mlflow = ''
   # Port of the coordinator for /metrics and /healthz over HTTP; 0 for none.
   config.outputs.metrics_port = 0
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import logging
 
-from outputs import atomic, formats, manifests
+from outputs import atomic, formats, manifests, tracking
 from outputs.manifests import LOCAL, fingerprint
 from outputs.transient import LIVE_S, FolderLock, start_limit_s
 
@@ -35,10 +35,6 @@ _HOSTS = (
 )
 _BOARD = 'events.out.tfevents.*'
 _APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
-_PLOTTED = (
-  *('accuracy', 'loss', 'test_loss', 'perplexity', 'bits_per_byte'),
-  *('loss_scale', 'learning_rate', 'waiting_share'),
-)
 
 
 class RunFiles:
@@ -50,9 +46,12 @@ class RunFiles:
     events: True if the run writes events.jsonl (config.outputs.events).
     timeline: True if the run writes trace.json (config.outputs.timeline).
     board: True if the run writes TensorBoard events (config.outputs.board).
+    mlflow: URI of MLflow, to which the run is sent (config.outputs.mlflow); ''
+      for none.
   """
 
   events = timeline = board = True
+  mlflow = ''
 
   def __init__(self, workdir: str | None):
     """Creates a writer, but no folder or file.
@@ -74,6 +73,7 @@ class RunFiles:
     self._lock: FolderLock | None = None
     self._manifest: dict[str, Any] = {}  # Content of manifest.json.
     self._start: dict[str, Any] = {}  # The last of its `starts`.
+    self._tracker: tracking.Tracker | None = None  # If the run uses MLflow.
 
   def hold(
     self, cluster: Mapping[str, Any], *, limit_s: float = math.inf
@@ -125,7 +125,7 @@ class RunFiles:
       lock.record(fingerprint(manifest))
     written = manifest['config']['outputs']
     self.events, self.timeline = written['events'], written['timeline']
-    self.board = written['board']
+    self.board, self.mlflow = written['board'], written['mlflow']
 
   @contextlib.contextmanager
   def release_on_error(self) -> Iterator[None]:
@@ -303,6 +303,7 @@ class RunFiles:
       file.seek(0, os.SEEK_END)  # Truncation leaves the position.
     (self.workdir / 'summary.json').unlink(missing_ok=True)
     self._open_board()
+    self._open_tracker(sizes)
     if sizes:
       return
     for worker in range(num_workers if self.timeline else 0):
@@ -334,7 +335,7 @@ class RunFiles:
     """
     written = manifest['config']['outputs']
     self.events, self.timeline = written['events'], written['timeline']
-    self.board = False  # Until `publish`.
+    self.board, self.mlflow = False, ''  # Until `publish`.
     self.check(sizes)
     self._files = {}
     for name, size in sizes.items():
@@ -362,8 +363,10 @@ class RunFiles:
     for name in self._files:
       self._copy(name).replace(self.workdir / name)
     (self.workdir / 'summary.json').unlink(missing_ok=True)
-    self.board = manifest['config']['outputs']['board']
+    written = manifest['config']['outputs']
+    self.board, self.mlflow = written['board'], written['mlflow']
     self._open_board()
+    self._open_tracker(self.sizes())
 
   def _copy(self, name: str) -> pathlib.Path:
     """Returns the path of a successor's copy of a file."""
@@ -381,6 +384,22 @@ class RunFiles:
     for line in (self.workdir / 'metrics.jsonl').read_text().splitlines():
       self._plot(json.loads(line))
 
+  def _open_tracker(self, sizes: Mapping[str, int]) -> None:
+    """Starts to send the run to MLflow, if its config says so.
+
+    Args:
+      sizes: Bytes of each file now.
+    """
+    if not self.mlflow:
+      return
+    self._tracker = tracking.Tracker(
+      self.workdir,
+      self.mlflow,
+      self._manifest,
+      size_bytes=sizes.get('metrics.jsonl', 0),
+      may_write=lambda: not self.is_superseded,
+    )
+
   def rewind(self, sizes: Mapping[str, int]) -> None:
     """Returns to earlier sizes of the files, in the process that writes them.
 
@@ -394,9 +413,13 @@ class RunFiles:
     if self.board:
       self._board.close()
     self._open_board()
+    if self._tracker is not None:
+      self._tracker.rewind(sizes['metrics.jsonl'])
 
   def abandon(self) -> None:
     """Closes the files of a run that another process continues."""
+    if self._tracker is not None:
+      self._tracker.abandon()
     for name, file in self._files.items():
       file.close()
       self._copy(name).unlink(missing_ok=True)
@@ -425,6 +448,8 @@ class RunFiles:
     self._files['metrics.jsonl'].write(_dumps(row) + '\n')
     self._files['metrics.jsonl'].flush()
     self._plot(row)
+    if self._tracker is not None:
+      self._tracker.notify()
 
   def event(self, row: Mapping[str, Any]) -> None:
     """Appends an event and its decision to events.jsonl, if the run has it."""
@@ -502,6 +527,8 @@ class RunFiles:
       self.state()
       if not self.is_superseded:
         _write(self.workdir / 'summary.json', summary)
+        if self._tracker is not None:
+          self._tracker.close(tracking.status_of(summary))
     finally:
       with contextlib.ExitStack() as stack:
         stack.callback(self.release)
@@ -552,8 +579,7 @@ class RunFiles:
 
   def _plot(self, row: Mapping[str, Any]) -> None:
     for field, value in row.items() if self.board else ():
-      plotted = field in _PLOTTED or field.endswith('_accuracy')
-      if plotted and value is not None:
+      if tracking.is_plotted(field) and value is not None:
         self._board.plot(field, value, row['examples'])
     if self.board and row['kind'] == 'evaluation':
       self._board.flush()
@@ -568,8 +594,8 @@ def describe_kinds(kinds: Sequence[str]) -> str:
 
 def _differences(before: Any, now: Any, path: str) -> list[tuple[str, str]]:
   """Returns the fields that differ, each with a message."""
-  if path == 'config.checkpoint':
-    return []  # The frequency of checkpoints changes no result.
+  if path in ('config.checkpoint', tracking.FIELD):
+    return []  # They change no result.
   if not (isinstance(before, dict) and isinstance(now, dict)):
     line = f'{path}: expected {before!r}, got {now!r}.'
     if before is None and path.startswith('config.'):

@@ -29,6 +29,7 @@ LOCAL = (
   *('config.cluster.token_file', 'config.cluster.certificate_file'),
   *('config.cluster.key_file', 'config.cluster.tls_name'),
   *('config.cluster.workers_per_gpu', 'config.outputs.metrics_port'),
+  'config.outputs.mlflow',
 )
 # Fields of a manifest that may differ between the starts of a run.
 START = (
@@ -111,7 +112,7 @@ def fingerprint(described: Mapping[str, Any]) -> str:
   del parts['config']['checkpoint']
   for field in LOCAL:
     section, name = _section(parts, field)
-    del section[name]
+    section.pop(name, None)  # Runs of earlier versions lack it.
   parts['own'] = described['own']
   return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
 

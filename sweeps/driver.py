@@ -13,8 +13,8 @@ from typing import NamedTuple
 from absl import flags
 
 from configs.checks import require
-from outputs import atomic, compiled
-from sweeps import child, grid, plan, pool, submit
+from outputs import atomic, compiled, tracking
+from sweeps import child, grid, plan, pool, ray_tasks, submit
 from sweeps.display import Display
 from sweeps.folder import SweepFolder
 from sweeps.plan import PlannedRun, SharedConfig
@@ -32,8 +32,9 @@ class Options(NamedTuple):
     is_dry: True to print the runs and train none.
     command_list: File to which the commands of the runs that are left are
       written, to train none here; or None.
-    submit: Executor of submitit, 'slurm' or 'local'; None to train here.
-    submit_with: Parameters of submitit, NAME=VALUE.
+    submit: 'ray', or executor of submitit, 'slurm' or 'local'; None to train
+      here.
+    submit_with: Parameters of submitit, or options of Ray's tasks, NAME=VALUE.
   """
 
   out: str
@@ -96,7 +97,9 @@ def run_points(
     OSError: If a file cannot be written.
   """
   parameters = submit.parse_parameters(options.submit_with)
-  if options.submit:
+  if options.submit == 'ray':
+    ray_tasks.check(parameters)
+  elif options.submit:
     submit.require_submitit()
   elif parameters:
     require(False, '--submit_with', 'nothing without --submit', parameters)
@@ -105,6 +108,8 @@ def run_points(
     os.environ.update(compiled.variables(os.environ, programs))
   slots = _divide_machine(options, len(points), uses_model)
   runs = plan.plan_runs(shared, points, pool.resolve_all, names)
+  uri = runs[0].resolved.fields['outputs.mlflow']
+  tracking.check(uri)
   if options.is_dry:
     return _print_runs(folder.check(runs), folder)
   runs = folder.claim(runs)
@@ -122,13 +127,19 @@ def run_points(
   if len(left) < len(runs):
     over = len(runs) - len(left)
     display.print_line(f'{over} of {len(runs)} runs are over already')
+  tracked, status = tracking.SweepRun(folder.file(), uri), 'FAILED'
   try:
     code = _execute(
       options, left, folder, display, slots, uses_model=uses_model
     )
+    status = 'KILLED' if code else 'FINISHED'
+  except KeyboardInterrupt:
+    status = 'KILLED'
+    raise
   finally:
     results.write()
     display.close()
+    tracked.close('FAILED' if display.failed else status)
   print(f'Results are in {folder.file("results.csv")}')
   return code or (_FAILED if display.failed else 0)
 
@@ -165,6 +176,16 @@ def _execute(
   """Trains the runs that are left; returns the exit code of a signal, or 0."""
   if not left:
     return 0
+  if options.submit == 'ray':
+    stop = ray_tasks.execute(
+      left,
+      folder,
+      display,
+      jobs=options.jobs,
+      uses_model=uses_model,
+      options=submit.parse_parameters(options.submit_with),
+    )
+    return _stop_code(stop, display)
   if options.submit:
     submit.execute(
       left,
@@ -177,7 +198,11 @@ def _execute(
     )
     return 0
   display.print_line(f'{len(left)} runs, {pool.describe_slots(slots)}')
-  stop = pool.execute(left, folder, slots, display)
+  return _stop_code(pool.execute(left, folder, slots, display), display)
+
+
+def _stop_code(stop: int, display: Display) -> int:
+  """Returns the exit code of a signal; 0 for none, which stopped no run."""
   if stop:
     display.print_line('Stopped; the same command continues the sweep.')
   return stop and 128 + stop

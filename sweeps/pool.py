@@ -32,7 +32,7 @@ _PRELOADED = (
 )
 _BATCH = 8  # Configs that a process checks at once.
 _POLL_S = 0.5  # Interval of looking at the time and at signals.
-_GRACE_S = 60.0  # Time to save a checkpoint.
+GRACE_S = 60.0  # Time to save a checkpoint.
 _THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
 
 
@@ -171,7 +171,7 @@ def execute(
   waiting, free = deque(runs), list(slots)
   children: dict[Any, _Child] = {}
   handled, limit_s = 0, float('inf')
-  with _catch_stop_signals() as signals, _kill_at_exit(children):
+  with catch_stop_signals() as signals, _kill_at_exit(children):
     while children or (waiting and not signals):
       while waiting and free and not signals:
         new = _start(waiting.popleft(), folder, free.pop(0))
@@ -185,7 +185,7 @@ def execute(
       if len(signals) > handled:
         name = signal.Signals(signals[-1]).name
         observer.print_line(f'{name}: the runs end')
-        handled, limit_s = len(signals), time.monotonic() + _GRACE_S
+        handled, limit_s = len(signals), time.monotonic() + GRACE_S
         for each in children.values():
           each.process.terminate()
       if handled > 1 or time.monotonic() > limit_s:
@@ -251,7 +251,7 @@ def _resolve(line: tuple[str, ...]) -> ResolvedConfig:
 
 
 @contextmanager
-def _catch_stop_signals() -> Iterator[list[int]]:
+def catch_stop_signals() -> Iterator[list[int]]:
   """Yields a list to which signals that stop the sweep are appended."""
   received: list[int] = []
   before = {

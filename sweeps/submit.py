@@ -16,10 +16,10 @@ _POLL_S = {'local': 0.2, 'slurm': 10.0}
 
 
 def parse_parameters(words: Sequence[str]) -> dict[str, Any]:
-  """Returns parameters of submitit by name.
+  """Returns parameters of submitit, or options of Ray's tasks, by name.
 
   Args:
-    words: Parameters as text such as 'timeout_min=60'.
+    words: Parameters as text such as 'timeout_min=60' or 'num_gpus=0.5'.
 
   Raises:
     ValueError: If a word has another form.
@@ -28,8 +28,16 @@ def parse_parameters(words: Sequence[str]) -> dict[str, Any]:
   for word in words:
     name, equals, value = word.partition('=')
     require(bool(name and equals), '--submit_with', 'NAME=VALUE', word)
-    found[name] = int(value) if value.isdecimal() else value
+    found[name] = _parse_value(value)
   return found
+
+
+def _parse_value(text: str) -> int | float | str:
+  if text.isdecimal():
+    return int(text)
+  whole, point, part = text.partition('.')
+  is_float = bool(point) and whole.isdecimal() and part.isdecimal()
+  return float(text) if is_float else text
 
 
 def require_submitit() -> Any:

@@ -2,6 +2,7 @@
 
   python -m tools.launch --workers=4 [--servers=1] [--dedicated] [--workdir=DIR]
     [--restarts=3] -- --config=configs/vgg16_elastic.py [flags of main.py]
+  python -m tools.launch --on=ray --workers=4 -- [flags of main.py]
   python -m tools.launch --workers=4 --module=tools.probe -- [its flags]
   python -m tools.launch --rank --workers=4 --servers=1 --workdir=DIR
     [--role=worker:2] [--coordinator=HOST:PORT] -- [flags of main.py]
@@ -66,6 +67,11 @@ does a worker without a shard, which leaves if the coordinator continues.  All
 end after at most --grace_s, and return 128 + the number of the signal.
 A scheduler and a script may send the same signal twice: a second one counts if
 it arrives more than a second later.  Rows are in launch-worker-2.jsonl.
+
+With --on=ray all processes run on the nodes of a Ray cluster, each with
+--cpus_per_process and its GPUs, and the first table holds for them.  A process
+that is lost with its node counts as killed, and is restarted on a node that has
+room for it.
 """
 
 import datetime
@@ -96,6 +102,7 @@ from configs.checks import require
 from outputs import compiled, transient
 from tools import lab
 from tools.launching.children import Exit, Processes, Screen
+from tools.launching.nodes import RayProcesses, Request, Reservation, reserve
 from tools.launching.plan import Plan
 
 _MAIN = pathlib.Path(__file__).resolve().parents[1] / 'main.py'
@@ -115,12 +122,16 @@ _LOOPBACK = f'{_INTERFACE}lo'
 _PORT = '--config.cluster.port='
 
 
-def launch(plan: Plan, program: Sequence[str]) -> int:
+def launch(
+  plan: Plan, program: Sequence[str], *, on_ray: Request | None = None
+) -> int:
   """Runs the processes of a run until they have ended.
 
   Args:
     plan: Plan of the run.
     program: Command of each process, to which flags are appended.
+    on_ray: Resources of each process in a Ray cluster; None to run all
+      processes on this machine.
 
   Returns:
     The exit code: 0 if the run has finished; that of the process that ended it
@@ -128,16 +139,22 @@ def launch(plan: Plan, program: Sequence[str]) -> int:
     this process has received.
 
   Raises:
-    ValueError: If there are too few GPUs, or if the environment names a missing
-      lab.
+    ValueError: If there are too few GPUs, if the environment names a missing
+      lab, or if a Ray cluster or a folder that its nodes share is missing.
     OSError: If a process cannot be started, or the folder cannot be created.
   """
-  places = plan.places(os.environ)
-  devices = plan.devices(os.environ)
-  plan.workdir.mkdir(parents=True, exist_ok=True)
   screen = Screen(plan.names, plan.coordinator)
+  if on_ray is not None:
+    reservation = reserve(plan, on_ray, screen)
+    places = dict.fromkeys(plan.names, '')
+    devices = reservation.devices(plan)
+  else:
+    reservation = None
+    places = plan.places(os.environ)
+    devices = plan.devices(os.environ)
+  plan.workdir.mkdir(parents=True, exist_ok=True)
   log = plan.log.open('a', buffering=1)
-  with log, Processes(screen) as processes:
+  with log, _processes(plan, reservation, screen) as processes:
     run = _Supervisor(
       plan=plan,
       program=program,
@@ -153,6 +170,14 @@ def launch(plan: Plan, program: Sequence[str]) -> int:
     return run()
 
 
+def _processes(
+  plan: Plan, reservation: Reservation | None, screen: Screen
+) -> Processes | RayProcesses:
+  if reservation is None:
+    return Processes(screen)
+  return RayProcesses(reservation, screen, plan.workdir)
+
+
 class _Supervisor:
   """Supervisor of the processes of a run, with their due starts and ends."""
 
@@ -165,7 +190,7 @@ class _Supervisor:
     devices: Mapping[str, Mapping[str, str]],
     log: TextIO,
     screen: Screen,
-    processes: Processes,
+    processes: Processes | RayProcesses,
   ):
     self._plan = plan
     self._program = program
@@ -189,6 +214,7 @@ class _Supervisor:
     # Times at which leaders are killed whose followers have ended.
     self._island_at: dict[str, float] = {}
     self._terminated: set[str] = set()  # Processes that have got SIGTERM.
+    self._meeting: list[str] = []  # Flag of the coordinator's address.
 
   def __call__(self) -> int:
     """Supervises the run until it ends; returns its exit code."""
@@ -368,7 +394,7 @@ class _Supervisor:
         Reason.KILLED,
         ended.code,
         signal.strsignal(-ended.code) or '',
-        pid=ended.pid,
+        pid=ended.pid or None,
       )
 
   def _start(self, name: str) -> None:
@@ -377,37 +403,38 @@ class _Supervisor:
     if self._plan.only:
       argv += self._plan.role_flags
     else:
-      argv += [
-        f'--role={name.replace(" ", ":")}',
-        f'--coordinator={self._coordinator}',
-      ]
+      argv += [f'--role={name.replace(" ", ":")}', *self._meeting]
     if host := self._places[name]:
       if not any(word.startswith(_INTERFACE) for word in argv):
         argv += [f'{_INTERFACE}eth0']
       argv = lab.command(host, argv)
-    cache = compiled.variables(os.environ, _cache(self._plan))
-    environ = {
-      **cache,
-      **memory.ENVIRONMENT,
-      **os.environ,
-      **self._devices[name],
-      **self._screen.environ(name),
-    }
-    environ |= {'SYNCOPATE_RESTARTS': str(self._starts[name])}
-    pid = self._processes.start(name, argv, environ)
+    own = {**self._devices[name], **self._screen.environ(name)}
+    own |= {'SYNCOPATE_RESTARTS': str(self._starts[name])}
+    pid: int | None = None
+    if isinstance(self._processes, RayProcesses):
+      self._processes.start(name, argv, own)
+    else:
+      cache = compiled.variables(os.environ, _cache(self._plan))
+      environ = {**cache, **memory.ENVIRONMENT, **os.environ, **own}
+      pid = self._processes.start(name, argv, environ)
     self._starts[name] += 1
     self._row(name, pid, 'start', None)
 
-  def _row(self, name: str, pid: int, event: str, code: int | None) -> None:
+  def _row(
+    self, name: str, pid: int | None, event: str, code: int | None
+  ) -> None:
     row = {'time': time.time(), 'role': name.replace(' ', ':'), 'pid': pid}
     self._log.write(json.dumps(row | {'event': event, 'code': code}) + '\n')
 
   def _choose_address(self) -> None:
     """Chooses the coordinator's port: the configured one, or a new one.
 
-    No earlier process knows a new one.
+    No earlier process knows a new one.  On Ray the coordinator chooses it.
     """
     plan = self._plan
+    if isinstance(self._processes, RayProcesses):
+      self._processes.forget_address()
+      return
     if plan.only:
       return  # Processes of other hosts know the address.
     fixed = [w for w in plan.arguments if w.startswith(_PORT)] or [f'{_PORT}0']
@@ -425,7 +452,8 @@ class _Supervisor:
       words = self._plan.arguments
       named = [w for w in words if w.startswith(_INTERFACE)] or [_LOOPBACK]
       host = interface_address(named[-1].removeprefix(_INTERFACE))
-    self._coordinator = sockets.join(host, port or roles.free_ports(1)[0])
+    address = sockets.join(host, port or roles.free_ports(1)[0])
+    self._meeting = [f'--coordinator={address}']
 
 
 def _cache(plan: Plan) -> pathlib.Path:
@@ -461,7 +489,12 @@ def main(argv: list[str]) -> None:
       role_flags=tuple(f'--{flag}={value}' for flag, value in process.items()),
     )
     program = ['-m', values.module] if values.module else [str(_MAIN)]
-    code = launch(plan, [sys.executable, *program])
+    request = Request(cpus=values.cpus_per_process, wait_s=values.wait_s)
+    code = launch(
+      plan,
+      [sys.executable, *program],
+      on_ray=request if values.on == 'ray' else None,
+    )
   except (OSError, ValueError) as error:
     transient.leave(error)
   sys.exit(code)
@@ -511,6 +544,15 @@ def _parse(argv: list[str]) -> list[str]:
   )
   flags.DEFINE_integer(
     'hosts_per_worker', 1, 'Processes of each worker; several are an island.'
+  )
+  flags.DEFINE_enum(
+    'on', 'host', ['host', 'ray'], 'Where: on this host, or in a Ray cluster.'
+  )
+  flags.DEFINE_float(
+    'cpus_per_process', 1.0, 'With --on=ray: CPUs of each process.'
+  )
+  flags.DEFINE_float(
+    'wait_s', 300.0, 'With --on=ray: seconds to wait for free resources.'
   )
   flags.DEFINE_bool('rank', False, 'Launch one process, that of this host.')
   flags.DEFINE_string(

@@ -28,7 +28,8 @@ MACHINES = ('x86_64', 'aarch64')
 _GLIBC = 'manylinux_2_28'  # glibc of RHEL 8, Debian 10, Ubuntu 20.04 and later.
 _ROOT = pathlib.Path(__file__).parents[1]
 FILES = tuple(
-  _ROOT / f'requirements{name}.txt' for name in ('', '-cpu', '-dev', '-docs')
+  _ROOT / f'requirements{name}.txt'
+  for name in ('', '-cpu', '-dev', '-docs', '-ray', '-mlflow')
 )
 _LIMIT_S = 120.0
 # Texts in uv's output if it does not reach the index.

@@ -29,8 +29,9 @@ All processes connect to the address of the coordinator, HOST:PORT.  It is that
 of --coordinator, else of SYNCOPATE_COORDINATOR, else with torchrun MASTER_ADDR
 and the port after MASTER_PORT, where torchrun's own store listens.  Without any
 of these the coordinator writes its address into the run's folder
-(`cluster.membership.rendezvous_files`), with the name that SLURM or MPI has
-given to this launch, which distinguishes it from an earlier one.
+(`cluster.membership.rendezvous_files`), with the name of this launch, which
+distinguishes it from an earlier one: SYNCOPATE_LAUNCH, which `tools.launch`
+sets on Ray, or the name that SLURM or MPI has given to it.
 """
 
 import contextlib
@@ -79,8 +80,8 @@ class Role:
     index: Rank from 0, among the workers or among the dedicated servers.
     coordinator: HOST:PORT of the coordinator; '' if it is to be read from the
       run's folder.
-    launch: Name that SLURM or MPI has given to this launch, if the address is
-      to be read from the run's folder; else ''.
+    launch: Name that `tools.launch`, SLURM or MPI has given to this launch, if
+      the address is to be read from the run's folder; else ''.
     member: Rank of the process in its island; 0 for a leader, or without one.
   """
 
@@ -144,7 +145,9 @@ def find(
     coordinator = sockets.join(here, port or free_ports(1)[0])
   elif not coordinator and source == 'RANK':
     coordinator = _torchrun_address(environ, dedicated)
-  launch = '' if coordinator else _launch(environ, source)
+  launch = ''
+  if not coordinator:
+    launch = environ.get('SYNCOPATE_LAUNCH') or _launch(environ, source)
   found = bool(coordinator or launch)
   require(found, _ADDRESS_SOURCES, _expected_address(source), '')
   return Role(kind, index, coordinator, launch, member)

@@ -158,6 +158,8 @@ def _check_run(arguments: list[str], runs: bool = False) -> str:
     return _check_fields(config)  # The run would wait for other processes.
   if config.data.name not in ('digits', 'synthetic'):
     return _check_fields(config)  # The run needs files.
+  if config.outputs.mlflow:
+    return _check_fields(config)  # The run needs MLflow.
   config.unlock()
   config.epochs = 0.1
   if config.model.name == 'vgg' and not _differs(config.model.vgg):

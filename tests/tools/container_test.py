@@ -1,10 +1,12 @@
-"""Checks of tools/jobset.yaml and tools/Dockerfile without a cluster.
+"""Checks of tools/jobset.yaml, rayjob.yaml and Dockerfiles without a cluster.
 
 A typo in a field's name is ignored or refused by Kubernetes only once a user
 applies the file.  The Job of the JobSet is validated against the schemas of
 Kubernetes that kubernetes-validate has.  No package has those of JobSet: the
 fields below are those of JobSet v1alpha2 that the file may use, with their
 types, and the test of its rules has those that its webhook applies to them.
+Pods of the RayJob are validated likewise; the other fields are those of
+KubeRay's v1 that the file may use.
 """
 
 import copy
@@ -18,6 +20,8 @@ import sys
 import pytest
 import yaml
 from absl.testing import absltest
+
+from tests.docs import pages
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _METADATA = {'name': str}
@@ -147,6 +151,91 @@ class JobSetTest(absltest.TestCase):
         self.assertRegex(names['name'], r'\A[a-z0-9]([a-z0-9-]*[a-z0-9])?\Z')
 
 
+_GROUP = {'rayStartParams': {str: str}, 'template': {'spec': dict}}
+_RAYJOB = {
+  'apiVersion': str,
+  'kind': str,
+  'metadata': _METADATA,
+  'spec': {
+    'entrypoint': str,
+    'shutdownAfterJobFinishes': bool,
+    'ttlSecondsAfterFinished': int,
+    'backoffLimit': int,
+    'rayClusterSpec': {
+      'rayVersion': str,
+      'headGroupSpec': _GROUP,
+      'workerGroupSpecs': [
+        {
+          'groupName': str,
+          'replicas': int,
+          'minReplicas': int,
+          'maxReplicas': int,
+          **_GROUP,
+        }
+      ],
+    },
+  },
+}
+
+
+class RayJobTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.job = yaml.safe_load((_ROOT / 'tools/rayjob.yaml').read_text())
+    cluster = self.job['spec']['rayClusterSpec']
+    self.head, (self.workers,) = (
+      cluster['headGroupSpec'],
+      cluster['workerGroupSpecs'],
+    )
+
+  def test_every_field_is_known_and_of_its_type(self):
+    self.assertEqual(_errors(self.job, _RAYJOB, 'rayjob'), [])
+    names = self.job['apiVersion'], self.job['kind']
+    self.assertEqual(names, ('ray.io/v1', 'RayJob'))
+    self.workers['replica'] = 4
+    self.assertLen(_errors(self.job, _RAYJOB, 'rayjob'), 1)
+
+  def test_pods_match_the_schema_of_kubernetes(self):
+    validate = pytest.importorskip('kubernetes_validate')
+    for group in (self.head, self.workers):
+      pod = {'apiVersion': 'v1', 'kind': 'Pod', 'metadata': {'name': 'ray'}}
+      pod |= group['template']
+      validate.validate(pod, _KUBERNETES, strict=True)
+      (container,) = pod['spec']['containers']
+      container['workDir'] = '/'
+      with self.assertRaises(validate.ValidationError):
+        validate.validate(pod, _KUBERNETES, strict=True)
+
+  def test_the_cluster_has_room_for_the_processes_of_the_entrypoint(self):
+    words = self.job['spec']['entrypoint'].split()
+    own = words[words.index('tools.launch') + 1 : words.index('--')]
+    flags = dict(word.removeprefix('--').split('=') for word in own)
+    known = pages.flags_of(_ROOT / 'tools/launch.py')
+    self.assertLessEqual(set(flags), known)
+    (container,) = self.workers['template']['spec']['containers']
+    limits = container['resources']['limits']
+    numbers = {self.workers[f'{each}eplicas'] for each in ('r', 'minR', 'maxR')}
+    self.assertEqual(numbers, {int(flags['workers'])})
+    self.assertGreaterEqual(int(limits['cpu']), int(flags['cpus_per_process']))
+    self.assertEqual(limits['nvidia.com/gpu'], 1)
+    (mount,) = container['volumeMounts']
+    self.assertTrue(flags['workdir'].startswith(f'{mount["mountPath"]}/'))
+    (head,) = self.head['template']['spec']['containers']
+    self.assertEqual(head['volumeMounts'], [mount])
+    environ = {each['name']: each['value'] for each in head['env']}
+    stop_s = float(environ['RAY_JOB_STOP_WAIT_TIME_S'])
+    self.assertGreater(stop_s, float(flags['grace_s']))
+
+  def test_cluster_and_image_have_the_pinned_version_of_ray(self):
+    pinned = (_ROOT / 'requirements-ray.txt').read_text()
+    version = self.job['spec']['rayClusterSpec']['rayVersion']
+    self.assertIn(f'ray[default]=={version}\n', pinned)
+    text = (_ROOT / 'tools/Dockerfile.ray').read_text()
+    self.assertIn('-r requirements-ray.txt', text)
+    users = re.findall(r'^USER (\S+)', text, re.M)
+    self.assertEqual(users[-1], '1000:1000')
+
+
 class DockerfileTest(absltest.TestCase):
   def test_hadolint_finds_nothing(self):
     path = f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}'
@@ -154,7 +243,7 @@ class DockerfileTest(absltest.TestCase):
     if hadolint is None:
       self.skipTest('hadolint is not installed.')
     done = subprocess.run(
-      [hadolint, str(_ROOT / 'tools/Dockerfile')],
+      [hadolint, *map(str, (_ROOT / 'tools').glob('Dockerfile*'))],
       capture_output=True,
       text=True,
     )

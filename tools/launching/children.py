@@ -17,10 +17,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, AnyStr, NamedTuple
+from typing import IO, AnyStr, NamedTuple, Protocol
 
 _PDEATHSIG = 1  # PR_SET_PDEATHSIG, in <sys/prctl.h>.
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_PRCTL = ctypes.CDLL(None, use_errno=True).prctl
 _LIMIT_S = 10.0
 _CHUNK = 2**20  # Bytes that a pipe holds at most.
 _LONGEST = 2**20  # Bytes after which a line is shown without its end.
@@ -156,6 +156,22 @@ class Screen:
     return f'\x1b[{colour}m[{name}]\x1b[0m '.encode()
 
 
+class Output(Protocol):
+  """Receiver of the output of children, such as a `Screen`.
+
+  Attributes:
+    lost: True if nothing receives it any more.
+  """
+
+  lost: bool
+
+  def feed(self, name: str, data: bytes) -> None:
+    """Takes output of a child, in pieces of any size."""
+
+  def finish(self, name: str) -> None:
+    """Notes that a child has ended."""
+
+
 class _Child(NamedTuple):
   popen: subprocess.Popen[bytes]
   output: IO[bytes]
@@ -165,11 +181,11 @@ class _Child(NamedTuple):
 class Processes:
   """Running children; a context that ends them all."""
 
-  def __init__(self, screen: Screen):
+  def __init__(self, screen: Output):
     """Initializes the object, and starts no child.
 
     Args:
-      screen: Display of the output of the children.
+      screen: Receiver of the output of the children.
     """
     self._screen = screen
     self._children: dict[str, _Child] = {}
@@ -224,7 +240,7 @@ class Processes:
       stderr=subprocess.STDOUT,
       bufsize=0,
       start_new_session=True,
-      preexec_fn=_die_with(os.getpid()),  # Safe: there is one thread.
+      preexec_fn=_die_with(os.getpid()),  # Takes no lock of other threads.
     )
     output = _pipe(popen.stdout)
     self._children[name] = _Child(popen, output, time.monotonic())
@@ -351,7 +367,7 @@ def _die_with(parent: int) -> Callable[[], None]:
   """Returns a function that binds a new child to its parent's life."""
 
   def bind() -> None:
-    _LIBC.prctl(_PDEATHSIG, signal.SIGKILL)
+    _PRCTL(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # The parent has ended before.
       os.kill(os.getpid(), signal.SIGKILL)
 

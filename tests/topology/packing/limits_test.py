@@ -43,8 +43,8 @@ class TimeLimitTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    gc.freeze()  # The garbage of other tests is not traversed again.
-    self.addCleanup(gc.unfreeze)
+    gc.collect()
+    gc.freeze()  # The objects of other tests are not traversed.
 
   @parameterized.parameters(*_FEW)
   def test_time_limit_holds_and_the_forest_is_sound(self, spec, collective):

@@ -1,0 +1,371 @@
+"""Tests for what a run sends to MLflow.
+
+A client in the place of MLflow's records what it gets.  With SYNCOPATE_MLFLOW,
+the path of an interpreter that has MLflow and JAX, runs and a sweep are also
+sent to a server on this machine, and read from it.
+"""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import tempfile
+import time
+import types
+import unittest
+import urllib.request
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+import train
+from configs import vgg16_bsp
+from outputs import tracking
+from tests.support import sweeping
+from tools import track
+
+_LIMIT_S = 120.0
+
+
+class _Away(Exception):
+  """Stands for the exception of MLflow."""
+
+
+class _Server:
+  """What a server has got, and the client that gives it to it."""
+
+  def __init__(self):
+    self.is_away = False
+    self.runs: list[dict] = []
+
+  def client(self, tracking_uri):
+    del tracking_uri
+    return self
+
+  def _run(self, run_id):
+    if self.is_away:
+      raise _Away('no connection\nmore lines')
+    return self.runs[int(run_id)] if run_id is not None else None
+
+  def get_experiment_by_name(self, name):
+    self._run(None)
+    return types.SimpleNamespace(experiment_id=name)
+
+  def create_run(self, experiment_id, start_time, tags, run_name):
+    self._run(None)
+    run = {'name': run_name, 'experiment': experiment_id, 'tags': tags}
+    run |= {'params': {}, 'points': set(), 'status': [], 'files': []}
+    self.runs.append(run | {'start': start_time})
+    run_id = str(len(self.runs) - 1)
+    return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id))
+
+  def log_batch(self, run_id, metrics=(), params=()):
+    run = self._run(run_id)
+    if len(metrics) > 1000 or len(params) > 100:
+      raise ValueError('MLflow refuses so many.')
+    run['points'] |= set(metrics)
+    run['params'] |= dict(params)
+
+  def update_run(self, run_id, status):
+    self._run(run_id)['status'].append(status)
+
+  set_terminated = update_run
+
+  def log_artifact(self, run_id, path):
+    self._run(run_id)['files'].append(
+      json.loads(pathlib.Path(path).read_text())
+    )
+
+
+def _modules(server):
+  """Returns modules in the place of MLflow's."""
+  tuples = {
+    'Metric': lambda name, value, time_ms, step: (name, value, time_ms, step),
+    'Param': lambda name, value: (name, value),
+  }
+  exceptions = types.SimpleNamespace(MlflowException=_Away)
+  entities = types.SimpleNamespace(**tuples)
+  return {
+    'mlflow': types.SimpleNamespace(
+      MlflowClient=server.client, exceptions=exceptions, entities=entities
+    ),
+    'mlflow.exceptions': exceptions,
+    'mlflow.entities': entities,
+  }
+
+
+def _manifest(**config):
+  outputs = {'mlflow': 'http://tracking:5000'}
+  return {'config': {'seed': 3, 'outputs': outputs, **config}}
+
+
+class TrackerTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp()) / 'mine'
+    self.folder.mkdir()
+    self.rows = self.folder / 'metrics.jsonl'
+    self.rows.touch()
+    self.server = _Server()
+    self.enterContext(mock.patch.dict('sys.modules', _modules(self.server)))
+    self.enterContext(mock.patch.object(tracking, '_BACKOFF_S', (0.01, 0.02)))
+
+  def _tracker(self, uri='http://tracking:5000', **fields):
+    size_bytes = self.rows.stat().st_size
+    return tracking.Tracker(
+      self.folder, uri, _manifest(), size_bytes=size_bytes, **fields
+    )
+
+  def _add(self, *rows):
+    with self.rows.open('a') as file:
+      for examples, loss in rows:
+        row = {'kind': 'log', 'time': examples / 10, 'examples': examples}
+        file.write(json.dumps(row | {'loss': loss, 'accuracy': None}) + '\n')
+
+  def _points(self, run):
+    return sorted(point[3] for point in run['points'])
+
+  def test_a_run_has_parameters_points_summary_and_status(self):
+    tracker = self._tracker()
+    self._add((10, 2.0), (20, 1.0))
+    tracker.notify()
+    (self.folder / 'summary.json').write_text('{"ended": "finished"}')
+
+    self.assertTrue(tracker.close('FINISHED'))
+
+    (run,) = self.server.runs
+    self.assertEqual(run['name'], 'mine')
+    self.assertEqual(
+      run['params'], {'seed': '3', 'outputs.mlflow': 'http://tracking:5000'}
+    )
+    start = run['start']
+    expected = {
+      ('loss', 2.0, start + 1000, 10),
+      ('loss', 1.0, start + 2000, 20),
+    }
+    self.assertEqual(run['points'], expected)
+    self.assertEqual(run['files'], [{'ended': 'finished'}])
+    self.assertEqual(run['status'], ['RUNNING', 'FINISHED'])
+
+  def test_the_same_run_continues_after_a_restart(self):
+    first = self._tracker()
+    self._add((10, 2.0), (20, 1.0))
+    first.close('KILLED')
+    data = self.rows.read_bytes()
+    self.rows.write_bytes(data[: data.index(b'\n') + 1])  # A checkpoint.
+    second = self._tracker()
+    self._add((20, 0.9), (30, 0.5))
+    second.close('FINISHED')
+
+    (run,) = self.server.runs
+    self.assertEqual(self._points(run), [10, 20, 20, 30])
+    self.assertEqual(
+      run['status'], ['RUNNING', 'KILLED', 'RUNNING', 'FINISHED']
+    )
+
+  def test_another_server_gets_a_run_of_its_own_with_all_rows(self):
+    first = self._tracker()
+    self._add((10, 2.0))
+    first.close('KILLED')
+    second = self._tracker('http://other:5000')
+    self._add((20, 1.0))
+    second.close('FINISHED')
+
+    self.assertEqual(
+      [self._points(run) for run in self.server.runs], [[10], [10, 20]]
+    )
+
+  def test_a_process_that_lost_the_folder_sends_nothing_more(self):
+    owns = [True]
+    tracker = self._tracker(may_write=lambda: owns[0])
+    self._add((10, 2.0))
+    tracker.notify()
+    while not (self.server.runs and self.server.runs[0]['points']):
+      time.sleep(0.01)
+    owns[0] = False
+    self._add((20, 1.0))
+    tracker.notify()
+    tracker._thread.join(10)
+    successor = self._tracker()
+    self._add((30, 0.5))
+    successor.close('FINISHED')
+
+    (run,) = self.server.runs
+    self.assertEqual(self._points(run), [10, 20, 30])
+    self.assertEqual(run['status'], ['RUNNING', 'RUNNING', 'FINISHED'])
+
+  def test_rows_of_an_outage_arrive_after_it_with_one_warning(self):
+    with self.assertLogs(level='WARNING') as logs:
+      self.server.is_away = True
+      tracker = self._tracker()
+      self._add(*((10 * k, 1.0) for k in range(1, 251)))
+      tracker.notify()
+      time.sleep(0.2)
+      self.server.is_away = False
+      self.assertTrue(tracker.close('FINISHED'))
+
+    (run,) = self.server.runs
+    self.assertEqual(self._points(run), [10 * k for k in range(1, 251)])
+    (line,) = logs.output
+    self.assertIn('no connection', line)
+    self.assertNotIn('more lines', line)
+
+  def test_a_server_that_stays_away_ends_no_run_and_the_log_says_what_lacks(
+    self,
+  ):
+    self.server.is_away = True
+    with self.assertLogs(level='WARNING') as logs:
+      tracker = self._tracker()
+      self._add((10, 2.0), (20, 1.0))
+      start = time.monotonic()
+      self.assertFalse(tracker.close('FINISHED', limit_s=0.3))
+    self.assertLess(time.monotonic() - start, 5.0)
+    self.assertIn('2 rows of metrics.jsonl', logs.output[-1])
+    self.assertIn(f'tools.track {self.folder}', logs.output[-1])
+    self.server.is_away = False
+    manifest = json.dumps(_manifest())
+    (self.folder / 'manifest.json').write_text(manifest)
+    summary = '{"ended": "finished", "reason": "finished"}'
+    (self.folder / 'summary.json').write_text(summary)
+    with mock.patch.object(tracking, 'check'):
+      self.assertTrue(track.send(self.folder))
+    (run,) = self.server.runs
+    self.assertEqual(self._points(run), [10, 20])
+    self.assertEqual(run['status'], ['RUNNING', 'FINISHED'])
+
+  @parameterized.parameters(
+    ('finished', 'finished', 'FINISHED'),
+    ('interrupted', 'stopped', 'KILLED'),
+    ('FloatingPointError: loss', 'not_finite', 'FAILED'),
+  )
+  def test_the_end_of_a_run_is_its_status(self, ended, reason, expected):
+    summary = {'ended': ended, 'reason': reason}
+    self.assertEqual(tracking.status_of(summary), expected)
+
+  def test_runs_of_a_sweep_are_nested_in_its_run(self):
+    out = self.folder.parent
+    (out / 'sweep.json').touch()
+    for _ in range(2):  # The second is the same sweep, resumed.
+      tracked = tracking.SweepRun(out, 'http://tracking:5000')
+      tracked.close('FINISHED')
+    self._tracker().close('FINISHED')
+
+    parent, run = self.server.runs
+    self.assertEqual(run['tags']['mlflow.parentRunId'], '0')
+    self.assertNotIn('mlflow.parentRunId', parent['tags'])
+    self.assertEqual(parent['status'], ['RUNNING', 'FINISHED'] * 2)
+
+  def test_a_sweep_warns_of_a_server_that_is_away(self):
+    self.server.is_away = True
+    with self.assertLogs(level='WARNING') as logs:
+      tracking.SweepRun(self.folder, 'http://tracking:5000')
+    self.assertIn('no connection', logs.output[0])
+
+  def test_a_run_is_sent_while_it_trains(self):
+    config = vgg16_bsp.get_config()
+    config.model.name, config.model.none.num_train = 'none', 3200
+    config.epochs, config.outputs.mlflow = 1.0, 'http://tracking:5000'
+    folder = self.folder.parent / 'run'
+    with mock.patch.object(tracking, 'check'):
+      summary = train.build(config, workdir=str(folder))()
+
+    (run,) = self.server.runs
+    self.assertEqual(run['status'], ['RUNNING', 'FINISHED'])
+    self.assertEqual(run['params']['sync.name'], 'bsp')
+    self.assertEqual(run['files'][0]['ended'], summary['ended'])
+    rows = map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines())
+    steps = {row['examples'] for row in rows}
+    self.assertEqual({point[3] for point in run['points']}, steps)
+
+
+class CheckTest(absltest.TestCase):
+  def test_a_missing_mlflow_is_named_with_the_command_that_installs_it(self):
+    tracking.check('')
+    with (
+      mock.patch.object(tracking.importlib.util, 'find_spec', lambda _: None),
+      self.assertRaisesRegex(
+        ValueError, r'config.outputs.mlflow: .*-r requirements-mlflow.txt'
+      ),
+    ):
+      tracking.check('http://tracking:5000')
+
+
+_PYTHON = os.environ.get('SYNCOPATE_MLFLOW', '')
+
+
+@unittest.skipUnless(
+  _PYTHON, 'SYNCOPATE_MLFLOW names no interpreter that has MLflow and JAX'
+)
+class ServerTest(absltest.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    folder = tempfile.mkdtemp()
+    with socket.create_server(('127.0.0.1', 0)) as sock:
+      port = sock.getsockname()[1]
+    cls.uri = f'http://127.0.0.1:{port}'
+    cls.server = subprocess.Popen(
+      [
+        *(_PYTHON, '-m', 'mlflow', 'server', f'--port={port}', '--workers=1'),
+        f'--backend-store-uri=sqlite:///{folder}/runs.db',
+        f'--artifacts-destination={folder}/artifacts',
+      ],
+      cwd=folder,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
+      start_new_session=True,
+    )
+    cls.addClassCleanup(os.killpg, cls.server.pid, 9)
+    deadline = time.monotonic() + _LIMIT_S
+    while True:
+      try:
+        urllib.request.urlopen(f'{cls.uri}/health', timeout=5).close()
+        return
+      except OSError:
+        if time.monotonic() > deadline:
+          raise
+        time.sleep(0.2)
+
+  def _call(self, path, **body):
+    request = urllib.request.Request(
+      f'{self.uri}/api/2.0/mlflow/{path}',
+      data=json.dumps(body).encode() if body else None,
+      headers={'Content-Type': 'application/json'},
+    )
+    with urllib.request.urlopen(request, timeout=30) as reply:
+      return json.load(reply)
+
+  def test_a_sweep_and_its_runs_are_on_the_server(self):
+    out = pathlib.Path(tempfile.mkdtemp()) / 'out'
+    words = sweeping.command(
+      out, 'seed=0,1', f'--config.outputs.mlflow={self.uri}'
+    )
+    done = subprocess.run(
+      [_PYTHON, *words[1:]],
+      cwd=sweeping.ROOT,
+      capture_output=True,
+      text=True,
+      timeout=_LIMIT_S,
+      check=False,
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    known = json.loads((out / 'mlflow.json').read_text())
+    found = self._call('runs/search', experiment_ids=[known['experiment_id']])[
+      'runs'
+    ]
+    parents = {}
+    for run in found:
+      self.assertEqual(run['info']['status'], 'FINISHED')
+      tags = {tag['key']: tag['value'] for tag in run['data']['tags']}
+      parents[run['info']['run_id']] = tags.get('mlflow.parentRunId')
+    self.assertLen(found, 3)
+    self.assertIsNone(parents.pop(known['run_id']))
+    self.assertEqual(set(parents.values()), {known['run_id']})
+    for run_id in parents:
+      files = self._call(f'artifacts/list?run_id={run_id}')['files']
+      self.assertEqual([file['path'] for file in files], ['summary.json'])
+
+
+if __name__ == '__main__':
+  absltest.main()
