@@ -34,7 +34,7 @@ _FEW = (
 def _data(slowdown=(1.0,), rates=_FAST, **others):
   network = dict.fromkeys(_LINKS, rates)
   speed = {**_SPEED, 'slowdown': list(slowdown)}
-  return {'workers': 8, 'speed': speed, 'network': network, **others}
+  return {'workers': 8, 'speed': speed, 'network': network} | others
 
 
 def _file(data):
@@ -105,6 +105,17 @@ class PlantedTest(absltest.TestCase):
     few = (BSP, BSP._replace(route='ring'), _FEW[4])
     advice = _advise(rates=[1.25e7], few=few)
     self.assertEqual(advice.best.combination, _FEW[4])
+
+  def test_with_many_workers_what_cannot_be_advised_is_not_simulated(self):
+    pipelined = BSP._replace(pipelined=True)
+    few = (BSP, pipelined, BSP._replace(route='ring'), Combination('asp'))
+    advice = _advise(few=few, workers=33, rates=[1.25e8])
+    self.assertEqual(set(advice.omitted), {pipelined, few[3]})
+    self.assertIn('about 32 updates stale', advice.omitted[few[3]])
+    self.assertIn('Not simulated: asp', ranking.table(advice))
+    # 8 servers send 33 times the bytes each way, a ring about twice.
+    rows = {row.combination: row.speed for row in advice.rows}
+    self.assertGreater(rows[few[2]], 2)
 
   def test_links_among_workers_leave_servers_out(self):
     spec = 'star([1, 1, 1, 1, 1, 1, 1, 0.0125])'
