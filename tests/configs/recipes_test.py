@@ -88,6 +88,7 @@ def _blank(config: ConfigDict) -> Dataset:
 def _stand_in(config: ConfigDict) -> Callable[..., nnx.Module]:
   """Returns a `make` that checks its arguments and draws few parameters."""
   make = importlib.import_module(f'models.{config.model.name}').make
+  small = mlp.make  # Before it is replaced itself.
 
   def made(*, input_shape, num_classes, seed, **own):
     shared = {
@@ -98,7 +99,7 @@ def _stand_in(config: ConfigDict) -> Callable[..., nnx.Module]:
     _abstract(make, **shared, **own)
     if len(input_shape) == 1:  # Tokens.
       shared['input_shape'] = (1, 1, 1)
-    return mlp.make(**shared, hidden=(1,))
+    return small(**shared, hidden=(1,))
 
   return made
 
