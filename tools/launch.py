@@ -347,8 +347,9 @@ class _Supervisor:
     self._screen.print_line(f'{signal.Signals(number).name}: the run ends')
     # If only the coordinator got it, another one would succeed it.
     passes = self._plan.only or self._plan.has_successors
+    needed = self._plan.shard_processes if self._plan.has_started else []
     for name in self._processes.names():
-      drains = passes and name not in self._plan.shard_processes
+      drains = passes and name not in needed
       if drains or name == self._plan.leader:
         self._terminate(name)
     self._end(128 + number, term_s=self._plan.grace_s, kill_s=0.0)

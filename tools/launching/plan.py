@@ -117,6 +117,11 @@ class Plan:
     return mirror_s > 0 if route == 'server' else route != 'native'
 
   @property
+  def has_started(self) -> bool:
+    """True if the run has a manifest, which its first coordinator writes."""
+    return (self.workdir / 'manifest.json').exists()
+
+  @property
   def newest_checkpoint(self) -> int:
     """Number of the newest complete checkpoint; -1 without one.
 

@@ -127,7 +127,7 @@ class LargeRunTest(parameterized.TestCase):
   def test_512_members_form_lose_20_and_admit_20_in_short_events(self, build):
     # The same events again, if busy neighbours have slowed one.
     longest = []
-    while len(longest) < 3 and min(longest, default=(1.0, ''))[0] >= _MOST_S:
+    while len(longest) < 5 and min(longest, default=(1.0, ''))[0] >= _MOST_S:
       longest.append(self._run(build))
     self.assertLess(min(longest)[0], _MOST_S, longest)
 

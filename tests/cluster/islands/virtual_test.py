@@ -111,7 +111,7 @@ class VirtualTest(parameterized.TestCase):
 
   def test_links_inside_need_islands(self):
     with self.assertRaisesRegex(
-      ValueError, 'island_Bps: .* hosts_per_worker is 1'
+      ValueError, 'island_Bps: .*hosts_per_worker is 1'
     ):
       _inside_s(1)
 

@@ -56,7 +56,7 @@ class RunTest(absltest.TestCase):
     }
     run = clusters.run(
       'bsp',
-      route__name='ring',
+      route__name='forest',
       route__server__servers=0,
       cluster__network__server_latency_s=(1e-4,),
       cluster__links='star([0.02, 0.02, 0.02, 0.02])',
@@ -65,12 +65,12 @@ class RunTest(absltest.TestCase):
     cluster, workload = recorded.read_run(str(run), _folder())
     self.assertTrue(cluster.links)
     self.assertFalse(cluster.has_server_links)
-    ring = simulating.simulate_pace(
-      cluster, workload, BSP._replace(route='ring')
+    forest = simulating.simulate_pace(
+      cluster, workload, BSP._replace(route='forest')
     )
     summary = records.read_summary(run)
     measured = summary['examples'] / summary['time_s']
-    self.assertAlmostEqual(ring.examples_per_s / measured, 1.0, delta=0.05)
+    self.assertAlmostEqual(forest.examples_per_s / measured, 1.0, delta=0.05)
 
 
 class TraceTest(absltest.TestCase):
