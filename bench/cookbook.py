@@ -96,7 +96,11 @@ RECIPES = {
   'noisy': Recipe(
     'noisy neighbours: each worker is 3 times slower at times; 1 Gbit/s',
     Case(_equal(4, 1000), _equal(4, 1000), {}),
-    {'cluster.speed.name': 'regime', 'cluster.speed.regime.sigma': 0.05},
+    {
+      'cluster.speed.name': 'regime',
+      'cluster.speed.regime.sigma': 0.05,
+      'cluster.speed.lognormal.sigma': 0.1,  # The default, as it is not used.
+    },
   ),
   'nic': Recipe(
     'one bad NIC: 50 Mbit/s of 500',
