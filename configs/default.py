@@ -351,8 +351,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.network.worker_up_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.worker_down_Bps = (125e6,)  # Bytes per second.
   config.cluster.network.worker_latency_s = (1e-4,)  # Seconds, one way.
-  # Links inside an island (hosts_per_worker), one value or one per worker: bytes
-  # per second that each of its processes sends and receives.
+  # Links inside an island (hosts_per_worker), one value or one per worker:
+  # bytes per second that each of its processes sends and receives.
   config.cluster.network.island_Bps = (math.inf,)
   # Seconds of a message on such a link.
   config.cluster.network.island_latency_s = (0.0,)
