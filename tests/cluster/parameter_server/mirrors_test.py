@@ -134,6 +134,7 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
       self.assertLess(self._kill(launch, 'worker:0'), 3 * _TIMEOUT_S)
       launch.until('in term 2')
       launch.until('return to their own processes')
+      launch.until('The run continues from mirror', 2)
       self._stop(launch)
     starts = {f'worker:{k}': 1 for k in range(4)} | {'worker:0': 2}
     self.assertEqual(self._count_starts(launch), starts, launch.text)
