@@ -166,7 +166,7 @@ class Tracker:
 
     self._imported.set()
     client: Any = None
-    delay_s, is_told = _BACKOFF_S[0], False
+    delay_s, has_warned = _BACKOFF_S[0], False
     while True:
       self._wake.wait()
       self._wake.clear()
@@ -180,22 +180,22 @@ class Tracker:
           self._end(client, ending)
           return
       except (mlflow.exceptions.MlflowException, OSError) as error:
-        if not is_told:
+        if not has_warned:
           reason = str(error).splitlines()[0] if str(error) else repr(error)
           logging.warning(
             'MLflow (%s) does not take the run, which continues: %s  Rows stay '
             'in metrics.jsonl, and are sent once it answers.',
             *(self._uri, reason),
           )
-          is_told = True
+          has_warned = True
         # An end of the run does not wait for the whole delay.
         self._stopped.wait(min(delay_s, 1.0) if self._status else delay_s)
         delay_s = min(2 * delay_s, _BACKOFF_S[1])
         self._wake.set()
       else:
-        if is_told:
+        if has_warned:
           logging.info('MLflow (%s) has all rows again.', self._uri)
-        delay_s, is_told = _BACKOFF_S[0], False
+        delay_s, has_warned = _BACKOFF_S[0], False
 
   def _send(self, client: Any) -> None:
     """Sends all rows that the server lacks; creates its run before."""

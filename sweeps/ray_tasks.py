@@ -75,7 +75,7 @@ def execute(
   shared = ray_cluster.SharedFolder(folder.file())
   task = ray.remote(_train).options(**options)
   waiting, tasks = deque(runs), dict[Any, tuple[PlannedRun, int]]()
-  began, is_told = time.monotonic(), False
+  began, has_warned = time.monotonic(), False
   handled, limit_s = 0, float('inf')
   try:
     with shared, catch_stop_signals() as signals:
@@ -110,9 +110,9 @@ def execute(
           break
         observer.refresh()
         if lacks := ray_cluster.describe_shortage(ray.nodes(), [bundle]):
-          if not is_told:
+          if not has_warned:
             observer.print_line(f'The runs wait for resources of Ray: {lacks}')
-          is_told = True
+          has_warned = True
           in_time = time.monotonic() < began + _WAIT_S
           expected = 'a cluster with a node for a run (--submit_with)'
           require(in_time, _FLAG, expected, lacks)

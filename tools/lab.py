@@ -164,8 +164,8 @@ def made(links: hosts.Links) -> Iterator[str]:
     state.flush()
     try:
       _make(lab, links)
-      for line in hosts.delays(lab, links):
-        _start(line)
+      for words in hosts.delays(lab, links):
+        _start(words)
       yield lab
     finally:
       for number in _SIGNALS:
@@ -215,15 +215,18 @@ def _make(lab: str, links: hosts.Links) -> None:
     _call(line)
 
 
-def _start(line: str) -> None:
-  """Starts a command that runs as long as the lab, and waits for it."""
-  words = [word.format(python=sys.executable) for word in line.split()]
+def _start(words: Sequence[str]) -> None:
+  """Starts a command that runs as long as the lab, and waits until it is ready.
+
+  Raises:
+    ValueError: If it ends before.
+  """
   process = subprocess.Popen(
     words, stdout=subprocess.PIPE, text=True, cwd=_ROOT, start_new_session=True
   )
   output = process.stdout
   ready = output.readline().strip() if output else ''
-  require(ready == delayed_link.READY, line, delayed_link.READY, ready)
+  require(ready == delayed_link.READY, ' '.join(words), 'a start', ready)
 
 
 def _remove(lab: str, names: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ class _Away(Exception):
 
 
 class _Server:
-  """What a server has got, and the client that gives it to it."""
+  """A stand-in for an MLflow server and its client, which records all calls."""
 
   def __init__(self):
     self.is_away = False

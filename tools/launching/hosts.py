@@ -22,6 +22,7 @@ seconds.
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -206,22 +207,20 @@ def commands(lab: str, links: Links) -> Iterator[str]:
     yield f'ip -n {own} route add {route}'
 
 
-def delays(lab: str, links: Links) -> Iterator[str]:
+def delays(lab: str, links: Links) -> Iterator[list[str]]:
   """Yields the commands that forward the frames of groups with a delay.
 
   Each runs as long as the lab, and prints `delayed_link.READY` at its start.
-  Its program is the interpreter, for whose path there is a placeholder.
 
   Args:
     lab: Name of the lab.
     links: Links of its hosts.
   """
+  inside = f'ip netns exec {lab}-{SWITCH}'.split()
+  module = [sys.executable, '-m', 'tools.launching.delayed_link']
   for number, group in enumerate(links.groups):
     if group.delay_s:
-      ends = ' '.join(_group_ends(number))
-      module = 'tools.launching.delayed_link'
-      inside = f'ip netns exec {lab}-{SWITCH}'
-      yield f'{inside} {{python}} -m {module} {ends} {group.delay_s}'
+      yield [*inside, *module, *_group_ends(number), f'{group.delay_s}']
 
 
 def change_commands(lab: str, host: str, rate: int) -> Iterator[str]:

@@ -32,7 +32,7 @@ from tools.launching.plan import Plan
 _FLAG = '--on=ray'
 _INTERFACE = '--config.cluster.interface='
 _POLL_S = 0.5  # Between two answers of an actor while its process runs.
-_TELL_S = 10.0  # Between two lines while resources are missing.
+_LOG_INTERVAL_S = 10.0  # Between two lines while resources are missing.
 
 
 class Request(NamedTuple):
@@ -125,7 +125,7 @@ def reserve(plan: Plan, request: Request, screen: Screen) -> Reservation:
   has_gpus = uses_gpus and ray.cluster_resources().get('GPU', 0.0) > 0
   bundles = make_bundles(plan, request, has_gpus=has_gpus)
   group = ray.util.placement_group([*bundles.values()], strategy='SPREAD')
-  deadline, tell_at = time.monotonic() + request.wait_s, 0.0
+  deadline, log_at = time.monotonic() + request.wait_s, 0.0
   while not group.wait(1):
     lacks = ray_cluster.describe_shortage(ray.nodes(), [*bundles.values()])
     lacks = lacks or 'other jobs use the resources'
@@ -135,9 +135,9 @@ def reserve(plan: Plan, request: Request, screen: Screen) -> Reservation:
       expected = f'a cluster with room for {len(bundles)} processes'
       waited = f'within --wait_s={request.wait_s:g} s'
       require(False, _FLAG, f'{expected} {waited}', lacks)
-    if now >= tell_at:
+    if now >= log_at:
       screen.print_line(f'the run waits for resources of Ray: {lacks}')
-      tell_at = now + _TELL_S
+      log_at = now + _LOG_INTERVAL_S
   return Reservation(ray, group, bundles, has_gpus)
 
 
