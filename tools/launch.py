@@ -257,7 +257,7 @@ class _Supervisor:
     coordinator, only = name == self._plan.leader, self._plan.only
     stopped = code == STOPPED and not coordinator
     if self._code is not None:
-      if coordinator:
+      if coordinator and code != DRAINED:  # Else another one saves.
         self._shorten_deadlines()
     elif name in self._due:
       pass  # It is restarted with another one that ended at the same time.

@@ -191,7 +191,10 @@ class Replica:
     self._coordinator = coordinator
     self._completed = completed or _ignore
     succession = self._succession
-    with exit_on_error(self.index), self._host_speed:
+    with (
+      exit_on_error(self.index, self._settings.is_draining),
+      self._host_speed,
+    ):
       while (end := self._run_session()).kind not in ('over', 'drained'):
         is_lost = end.kind == 'lost' and completed is None
         if is_lost and succession and succession.is_member:

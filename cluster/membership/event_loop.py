@@ -103,6 +103,7 @@ class EventLoop:
     # Monotonic time at which this process may leave, after SIGTERM.
     self._leaves_at: float | None = None
     self._has_handed_over = False  # Others have all that they need.
+    self._is_ending = False  # A signal ends the run, for good.
 
   def start(self) -> None:
     """Releases the first iterations."""
@@ -158,7 +159,9 @@ class EventLoop:
     """
     if not self._has_handed_over:
       is_last = not self.has_successor
-      if number != signal.SIGTERM or is_last or self._drain_at:
+      self._is_ending |= number != signal.SIGTERM or is_last
+      self._is_ending |= bool(self._drain_at)
+      if self._is_ending:
         return True
       if self._leaves_at is None:
         logging.info('SIGTERM: this process leaves, unless the run ends.')
@@ -351,6 +354,8 @@ class EventLoop:
 
   def _drain_due(self) -> None:
     """Lets workers leave that want to, once the run should have ended else."""
+    if self._is_ending:
+      return
     for index, (incarnation, at) in [*self._drain_at.items()]:
       member = self._members[index]
       if member.stream is None or member.incarnation != incarnation:

@@ -29,6 +29,7 @@ from cluster.network.streams import (
 
 _BACKOFF_S = 0.2  # Longest first wait; doubles with each attempt.
 _LEAST_S = 0.02  # Of an attempt.
+_LEAVING = 3  # Timeouts for which a process tries that wants to leave.
 _LOG_INTERVAL_S = 30.0  # Between two lines on a rank that is held.
 
 T = TypeVar('T')
@@ -46,12 +47,14 @@ def join(
   security: Security,
   timeout_s: float,
   start_s: float,
+  is_leaving: Callable[[], bool] = lambda: False,
 ) -> tuple[Stream, T]:
   """Returns a stream to the coordinator, and its admission of this process.
 
   Retries until `start_s` have passed: a link may be down, the coordinator may
   start later or restart, and another process that holds the rank may end.  Each
-  attempt is short, because TCP doubles the time between its own retries.
+  attempt is short, because TCP doubles the time between its own retries.  A
+  process that wants to leave the run retries for at most 3 `timeout_s` more.
 
   If the coordinator was reached but did not admit the process, the next attempt
   waits.  The wait is drawn uniformly from the upper half of [0, b].  b is 0.2 s
@@ -66,6 +69,7 @@ def join(
     security: Credentials of the stream.
     timeout_s: Limit of one attempt, seconds.
     start_s: Limit of all attempts, seconds.
+    is_leaving: Returns whether this process wants to leave the run.
 
   Raises:
     Refused: If the coordinator rejects this process permanently.
@@ -75,7 +79,11 @@ def join(
   deadline = time.monotonic() + start_s
   backoff_s, log_at = _BACKOFF_S, 0.0
   before: TransportError | None = None
+  may_shorten = True
   while True:
+    if may_shorten and is_leaving():
+      may_shorten = False
+      deadline = min(deadline, time.monotonic() + _LEAVING * timeout_s)
     limit_s = max(min(timeout_s, deadline - time.monotonic()), 0.0)
     wait_s, stream = 0.0, None
     where = address if isinstance(address, str) else address()

@@ -22,7 +22,7 @@ from cluster.network.messages import (
   WorkerHeartbeat,
   WorkerHello,
 )
-from cluster.process.exits import LOST, Exit, Reason
+from cluster.process.exits import DRAINED, LOST, Exit, Reason
 
 T = TypeVar('T')
 
@@ -87,6 +87,7 @@ class Session(Generic[T]):
       security=settings.security,
       timeout_s=timeout_s,
       start_s=settings.start_s,
+      is_leaving=settings.is_draining,
     )
     self.incarnation = admission.incarnation
     self.succeeds = admission.succeeds
@@ -154,18 +155,22 @@ class Session(Generic[T]):
 
 
 @contextlib.contextmanager
-def exit_on_error(index: int) -> Iterator[None]:
+def exit_on_error(
+  index: int, is_draining: Callable[[], bool]
+) -> Iterator[None]:
   """Turns fatal transport errors of a worker into exit codes.
 
   Exceptions other than TransportError pass through.
 
   Args:
     index: Rank of the worker, for logs.
+    is_draining: Returns whether the process wants to leave the run.
 
   Raises:
     Exit: Exit code LOST if the worker could not join for
       `config.cluster.start_s` seconds, because the coordinator did not answer
-      or another process held the rank, and after any other TransportError.
+      or another process held the rank, and after any other TransportError;
+      DRAINED if it wanted to leave anyhow.
       Exit code 1, with the reason as the message, if the coordinator or a
       server refuses the worker.
   """
@@ -173,9 +178,11 @@ def exit_on_error(index: int) -> Iterator[None]:
     yield
   except Refused as error:
     raise Exit(1, Reason.REFUSED, f'Refused: {error}') from error
-  except RankHeld as error:
-    logging.error('Worker %d gives up: %s', index, error)
-    raise Exit(LOST, Reason.LOST, str(error)) from error
   except TransportError as error:
-    logging.error('Worker %d has lost the cluster: %s', index, error)
+    if is_draining():
+      logging.warning('Worker %d leaves after SIGTERM: %s', index, error)
+      text = f'This worker has left after SIGTERM: {error}'
+      raise Exit(DRAINED, Reason.DRAINED, text) from error
+    does = 'gives up' if isinstance(error, RankHeld) else 'has lost the cluster'
+    logging.error('Worker %d %s: %s', index, does, error)
     raise Exit(LOST, Reason.LOST, str(error)) from error

@@ -14,9 +14,15 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Mapping,
+  Sequence,
+)
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from absl import logging
@@ -251,15 +257,19 @@ class ParameterServerReception(Reception):
       for member, count in zip(self.members, admissions, strict=True):
         member.admissions = count
 
-  def restart(self, mirror: Mirror, reason: str) -> list[int]:
+  def restart(
+    self, mirror: Mirror, reason: str, leaving: Collection[str] = ()
+  ) -> list[int]:
     """Makes all servers rejoin, to continue from a mirror.
 
     Args:
       mirror: The mirror.
       reason: Text for the servers' logs.
+      leaving: Processes that leave the run: their servers do not rejoin.
 
     Returns:
-      Servers that were in other processes than their own, which are not there.
+      Servers that do not rejoin, and those that were in other processes than
+      their own, which are not there.
 
     Raises:
       LookupError: If server 0 is here and cannot continue from it.
@@ -280,8 +290,12 @@ class ParameterServerReception(Reception):
       ]
       for rank in self._server_ranks:
         rank.holder, rank.final = None, False
-    for server in remote.values():
-      server.stream.send(messages.SessionEnd('left', reason))
+    for index, server in remote.items():
+      is_leaving = server.incarnation.process in leaving
+      kind: Literal['drained', 'left'] = 'drained' if is_leaving else 'left'
+      server.stream.send(messages.SessionEnd(kind, reason))
+      if is_leaving:
+        absent.append(index)
     if self._local:
       self._local.restart(mirror.number)
     return absent

@@ -117,7 +117,7 @@ class _ServerHost:
       stream.cancel()  # Orders may wait until it has taken a version.
       if not self._can_rejoin(end, admission):
         self._close()
-        if not self._is_own or self._settings.is_draining():
+        if not self._is_own or end.kind == 'drained':
           return False
         reason = end.reason or 'another one has its place'
         raise Unmendable(
@@ -136,7 +136,7 @@ class _ServerHost:
     self, end: messages.SessionEnd, admission: messages.ServerAdmitted
   ) -> bool:
     """Returns whether the server can rejoin after the end of a session."""
-    if not self._is_own or self._settings.is_draining():
+    if not self._is_own or end.kind == 'drained':
       return False
     is_replaced = self._admission not in (None, admission)
     is_used = self._has_orders.is_set() or is_replaced

@@ -141,6 +141,7 @@ class ParameterServerRuntime(EventLoop):
     # that have arrived since, which count if it is given up.
     self._move = ''
     self._delayed: list[PushReceived] = []
+    self._is_handing_over = False  # The move is this coordinator's own leave.
     coordinator.attach(release=self._release, wake_at=self._wake_at)
 
   def warm_up(self) -> None:
@@ -269,6 +270,7 @@ class ParameterServerRuntime(EventLoop):
     """Takes a new mirror, from which another process continues."""
     if not self._recovery and not self._move:
       self._begin_move('The coordinator leaves.')
+      self._is_handing_over = True
 
   def succeed(
     self, inheritance: Inheritance, publish: Callable[[], None]
@@ -594,7 +596,7 @@ class ParameterServerRuntime(EventLoop):
       logging.log_every_n_seconds(
         logging.INFO, 'No other process can hold a mirror of the servers.', 60
       )
-      self._move = ''
+      self._end_move()
       return
     number, recorder = pending.number, self.coordinator.recorder
     self._store.mirror(number)
@@ -670,7 +672,9 @@ class ParameterServerRuntime(EventLoop):
     completed = messages.MirrorCompleted(self._term, number, members)
     for index in self._live_workers():
       self._reception.send_to_worker(index, completed)
-    if self._move and self._leaves_at is not None:
+    if self._is_handing_over and self._is_ending:
+      self._end_move()
+    elif self._is_handing_over:
       self._has_handed_over = True
     elif self._move:
       self._recover(self._move)
@@ -685,6 +689,7 @@ class ParameterServerRuntime(EventLoop):
   def _end_move(self) -> None:
     """Continues without the move, as the mirror for it was given up."""
     delayed, self._delayed, self._move = self._delayed, [], ''
+    self._is_handing_over = False
     for event in delayed:
       if self._is_valid(event):
         self._handle_push(event)
@@ -723,10 +728,12 @@ class ParameterServerRuntime(EventLoop):
       raise Unmendable(reason)
     logging.warning('%s', reason)
     is_move, self._move, self._delayed = bool(self._move), '', []
+    self._is_handing_over = False
     self._mirroring.abort('servers continue from the last one')
     before = self._store.version, self._store.examples
     workers = self._live_workers()
     leaving = [k for k in workers if is_move and k in self._drained]
+    holders = [self._members[index].holder for index in leaving]
     self._started, self._wake = False, None
     text = f'Servers continue from mirror {mirror.number}.'
     self._store.fail(Abandoned(text))  # A checkpoint may be under way.
@@ -739,7 +746,9 @@ class ParameterServerRuntime(EventLoop):
       elif stream is not None:
         self._reception.evict(index, stream, text)
     self._drained -= {*leaving}
-    absent = self._reception.restart(mirror, text)
+    absent = self._reception.restart(
+      mirror, text, leaving=[each.process for each in holders if each]
+    )
     self._recovery = Recovery(
       self._reception,
       mirror,

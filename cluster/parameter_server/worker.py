@@ -153,7 +153,10 @@ class Worker:
         it refuses this worker, with DRAINED if the worker has left the run.
     """
     self._coordinator, self._is_local = coordinator, is_local
-    with exit_on_error(self.index), self._host_speed:
+    with (
+      exit_on_error(self.index, self._settings.is_draining),
+      self._host_speed,
+    ):
       while (end := self._try_session()).kind not in ('over', 'drained'):
         if end.kind == 'lost' and self._may_succeed and self._succession:
           found = self._succession.find_coordinator()

@@ -160,8 +160,15 @@ class Launch:
 
   @property
   def summary(self) -> dict[str, Any]:
-    """Content of summary.json."""
-    return json.loads((self.folder / 'summary.json').read_text())
+    """Content of summary.json.
+
+    Raises:
+      FileNotFoundError: If there is none; with the output of the run.
+    """
+    path = self.folder / 'summary.json'
+    if not path.exists():
+      raise FileNotFoundError(f'{path}\n{self.text}')
+    return json.loads(path.read_text())
 
   def pid(self, role: str, log: str = 'launch.jsonl') -> int:
     """Returns the process id of a role's newest process."""

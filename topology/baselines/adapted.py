@@ -208,9 +208,11 @@ def _find_hop(
   pair: Ends, known: Mapping[Ends, trees.Hop], cluster: Cluster, ways: Ways
 ) -> trees.Hop:
   """Returns the way of a hop: the one that it had, if its links still exist."""
-  hop = known.get(pair)
-  if hop and all(
-    ends in cluster.capacity_Bps for ends in itertools.pairwise(hop)
-  ):
-    return hop
+  hop, capacity = known.get(pair), cluster.capacity_Bps
+  if hop:
+    for ends in itertools.pairwise(hop):
+      if ends not in capacity:
+        break
+    else:
+      return hop
   return ways.hop(*pair)

@@ -41,21 +41,26 @@ class Ways:
     # By source, and whether workers forward.
     self._ways: dict[tuple[int, bool], _Found] = {}
     self._next: list[list[tuple[int, int]]] = [[] for _ in cluster.nodes]
+    self._capacity: dict[tuple[int, int], int] = {}
     for src, dst, capacity in self._graph.links:
       self._next[src].append((dst, capacity))
+      self._capacity[src, dst] = capacity
 
   def hop(self, src: str, dst: str) -> trees.Hop:
     """Returns the nodes from one worker to another, both included.
 
-    All ways from a worker are found at once, and kept, with one pass over the
-    links; with another one where switches do not lead to all.
+    A way of one or two links is found by a pass over the links of its first
+    worker.  All longer ways from a worker are found at once, and kept, with one
+    pass over the links; with another one where switches do not lead to all.
 
     Raises:
       KeyError: If there is no way.
     """
     a, b = self.cluster.position[src], self.cluster.position[dst]
-    found = self._from(a, relays=False)
-    way = found[b] if b in found else self._from(a, relays=True)[b]
+    way = self._find_short(a, b)
+    if not way:
+      found = self._from(a, relays=False)
+      way = found[b] if b in found else self._from(a, relays=True)[b]
     return tuple(self.cluster.nodes[v] for v in way)
 
   def shares(self) -> dict[Ends, Fraction]:
@@ -118,6 +123,22 @@ class Ways:
     for row, worker in zip(close, cluster.workers, strict=True):
       found.setdefault(int(np.argmax(row >= least)), []).append(worker)
     return list(found.values())
+
+  def _find_short(self, src: int, dst: int) -> tuple[int, ...]:
+    """Returns the way if it has at most two links; () if it has more."""
+    capacity, is_worker = self._capacity, self._graph.worker
+    if src == dst:
+      return (src,)
+    if (src, dst) in capacity:
+      return (src, dst)
+    widest, best = 0, -1
+    for node, first in self._next[src]:
+      width = min(first, capacity.get((node, dst), 0))
+      if is_worker[node] or width < widest or not width:
+        continue
+      if width > widest or node < best:
+        widest, best = width, node
+    return (src, best, dst) if widest else ()
 
   def _from(self, source: int, *, relays: bool) -> _Found:
     key = source, relays

@@ -26,7 +26,7 @@ from cluster.network.streams import (
   push_service,
 )
 from cluster.process.deadlines import Deadlines, Jobs
-from cluster.process.exits import LOST, Unmendable
+from cluster.process.exits import DRAINED, LOST, Unmendable
 from tests.support import coordinators, processes
 from tests.support.listeners import Listener
 
@@ -479,12 +479,26 @@ class JoiningTest(_TestCase):
     self.assertLessEqual(max(waits), 0.5)
     self.assertGreaterEqual(min(waits), 0.1)
 
-  def test_a_held_rank_exits_with_the_code_for_a_restart(self):
-    with self.assertRaises(SystemExit) as ended, session.exit_on_error(1):
+  @parameterized.parameters((False, LOST), (True, DRAINED))
+  def test_a_held_rank_exits_with_the_code_for_a_restart(self, drains, code):
+    with (
+      self.assertRaises(SystemExit) as ended,
+      session.exit_on_error(1, lambda: drains),
+    ):
       raise joining.RankHeld('worker 1 is held')
-    self.assertEqual(ended.exception.code, LOST)
+    self.assertEqual(ended.exception.code, code)
 
-  def _join(self, address, start_s):
+  def test_a_process_that_wants_to_leave_does_not_wait_for_a_coordinator(self):
+    with Listener(Port('127.0.0.1', 0, Security()), lambda *_: None) as closed:
+      address = closed.address
+    is_leaving = threading.Event()
+    threading.Timer(1.0, is_leaving.set).start()
+    start = time.monotonic()
+    with self.assertRaises(TransportError):
+      self._join(address, 600.0, is_leaving.is_set)()
+    self.assertBetween(time.monotonic() - start, 3.5, 8.0)
+
+  def _join(self, address, start_s, is_leaving=lambda: False):
     return lambda: joining.join(
       address,
       messages.WorkerHello(0, _ONE, ''),
@@ -492,6 +506,7 @@ class JoiningTest(_TestCase):
       security=Security(),
       timeout_s=1.0,
       start_s=start_s,
+      is_leaving=is_leaving,
     )
 
   def assertBetween(self, value, low, high):

@@ -64,9 +64,9 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
     starts = [row['role'] for row in rows if row['event'] == 'start']
     return {role: starts.count(role) for role in sorted({*starts})}
 
-  def _stop(self, launch):
+  def _stop(self, launch, after_s=1.0):
     """Stops the run by a signal, after some more examples."""
-    time.sleep(1.0)
+    time.sleep(after_s)
     launch.process.send_signal(signal.SIGTERM)
     self.assertEqual(launch.wait(), 143, launch.text)
     self.assertEqual(launch.summary['ended'], 'interrupted', launch.text)
@@ -140,6 +140,23 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(self._count_starts(launch), starts, launch.text)
     lost = launch.summary['rollbacks'][0]  # The servers that are left count.
     self.assertEqual(lost['examples'], 4 * processes.BATCH * lost['updates'])
+    self._check_history(launch)
+
+  @parameterized.parameters(
+    ('Servers continue from mirror', 1, 0.0),
+    ('return to their own processes', 1, 0.0),
+    ('return to their own processes', 1, 0.01),
+    ('Servers continue from mirror', 2, 0.1),
+  )
+  @pytest.mark.soak
+  def test_a_signal_ends_a_run_whose_servers_move(self, text, count, after_s):
+    with self._launch(workers=4, servers=4) as launch:
+      launch.reach(300)
+      launch.until('in term 1')
+      time.sleep(1.0)
+      os.kill(launch.pid('worker:1'), signal.SIGKILL)
+      launch.until(text, count)
+      self._stop(launch, after_s)
     self._check_history(launch)
 
   def test_a_coordinator_without_memory_leaves_the_run_to_others(self):
