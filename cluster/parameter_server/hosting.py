@@ -107,10 +107,9 @@ class _ServerHost:
         on_end=lambda: None,
       )
       with contextlib.suppress(TransportError):  # The heartbeat meets it, too.
-        if self._prepare(stream, admission) and self._server:
-          address = self._server.address
-          stream.send(messages.ServerAddress(address, self._left))
-          heartbeat.ended.wait()
+        server = self._prepare(stream, admission)
+        stream.send(messages.ServerAddress(server.address, self._left))
+        heartbeat.ended.wait()
       end = heartbeat.end
       if end.kind == 'over':
         break
@@ -185,25 +184,27 @@ class _ServerHost:
 
   def _prepare(
     self, stream: Stream, admission: messages.ServerAdmitted
-  ) -> bool:
-    """Makes the server ready for the orders of a coordinator.
+  ) -> Server:
+    """Returns the server, ready for the orders of a coordinator.
 
-    Returns:
-      Whether it is; False if its state is of another run of the servers.
+    A coordinator without a mirror has begun from a checkpoint, or from scratch;
+    so does the server then, if it has a state of another run of the servers.
 
     Raises:
       TransportError: If its part of a mirror cannot be fetched.
     """
     source, server = admission.mirror, self._server
+    is_other = admission != self._admission or self._has_orders.is_set()
+    if server and not source and is_other:
+      logging.info('Server %d starts again, without its state.', self._index)
+      self._close()
+      self._has_orders.clear()
+      server, self._left = None, None
     if server is None:
       stream.send(messages.Activity('compiling'))
       server = self._make(self._report, None if source else admission.restore)
       self._server = server
       server.open(self._settings.port)
-    elif not source and (
-      admission != self._admission or self._has_orders.is_set()
-    ):
-      return False
     if source and self._mirrors:
       part = share_part(self._index)
       stream.send(messages.Activity('fetching its part of a mirror'))
@@ -213,7 +214,7 @@ class _ServerHost:
       self._left = left if self._has_orders.is_set() else self._left
       self._has_orders.clear()
     self._admission = admission
-    return True
+    return server
 
   def _close(self) -> None:
     if self._server is not None:

@@ -230,6 +230,21 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
       self._stop(launch)
     self._check_history(launch, with_model=False)
 
+  def test_a_server_that_is_left_alone_starts_again_from_a_checkpoint(self):
+    with self._launch(
+      workers=2, servers=2, dedicated=True, model=False, epochs=100.0
+    ) as launch:
+      launch.reach(600)
+      time.sleep(1.0)
+      for role in ('worker:0', 'worker:1', 'server:0'):
+        os.kill(launch.pid(role), signal.SIGKILL)
+      launch.until('Resuming from checkpoint')
+      launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 600)
+      self._stop(launch)
+    starts = {'server:0': 2, 'server:1': 1, 'worker:0': 2, 'worker:1': 2}
+    self.assertEqual(self._count_starts(launch), starts, launch.text)
+    self._check_history(launch, with_model=False)
+
   @pytest.mark.soak
   def test_a_run_restarts_when_all_copies_of_a_shard_are_lost(self):
     with self._launch(workers=2, servers=2, epochs=100.0) as launch:
