@@ -28,7 +28,7 @@ from cluster.network.streams import (
 )
 
 _BACKOFF_S = 0.2  # Longest first wait; doubles with each attempt.
-_LEAST_S = 0.02  # Of an attempt.
+_LEAST_S = 0.06  # Of an attempt: a shorter one would fail without waiting.
 _LEAVING = 3  # Timeouts for which a process tries that wants to leave.
 _LOG_INTERVAL_S = 30.0  # Between two lines on a rank that is held.
 

@@ -1,5 +1,6 @@
 """Tests for tools/tune/."""
 
+import functools
 import json
 import math
 import pathlib
@@ -321,11 +322,17 @@ class ChainTest(absltest.TestCase):
       return _measured(0.5 - 0.2 * balanced - 0.1 * half, 0.01)
 
     outcome, ran = self._tune(speed)
-    self.assertEqual(ran[0][0], 'bsp')
+    self.assertEqual(
+      ran[:2],
+      [
+        ('bsp', 'bsp, fixed, float32, server', 60.0),
+        ('links', 'bsp, fixed, float32, forest', 30.0),
+      ],
+    )
     self.assertEqual(
       ran[-1][:2], ('present_again', 'bsp, fixed, float32, server')
     )
-    self.assertLen(ran, 2 + deciding.MOST)
+    self.assertLen(ran, 3 + deciding.MOST)
     winner = outcome.decision.winner.prediction.candidate
     self.assertEqual(winner.name, 'bsp, lb_bsp, bfloat16, forest')
     out = _folder() / 'best.py'
@@ -373,7 +380,44 @@ class ChainTest(absltest.TestCase):
   def test_other_configs_run_beside_bsp_which_is_short(self):
     _, ran = self._tune(lambda config: _measured(0.5), sync__name='asp')
     self.assertEqual(ran[0], ('bsp', 'bsp, fixed, float32, server', 30.0))
-    self.assertEqual(ran[1], ('present', 'asp, fixed, float32, server', 60.0))
+    self.assertEqual(ran[2], ('present', 'asp, fixed, float32, server', 60.0))
+
+  def test_routes_among_workers_are_predicted_from_a_run_of_one(self):
+    folders = []
+
+    def read_run(folder, times):
+      del times
+      folders.append(folder)
+      return folder, None
+
+    seen = {}
+
+    def simulate(config, launcher, folder, _):
+      del launcher
+      seen.setdefault(folder, set()).add(config.route.name)
+      return 1.0
+
+    def run(fails, launcher, config, folder, seconds):
+      del launcher, seconds
+      if folder.name == fails:
+        raise RunError('exit code 3')
+      name = f'{folder.name} {config.route.name}'
+      return _measured(0.5)._replace(folder=name)
+
+    for fails, among in (('', 'links forest'), ('links', 'bsp server')):
+      seen.clear()
+      runs = functools.partial(run, fails)
+      with (
+        mock.patch.object(recorded, 'read_run', read_run),
+        mock.patch.object(tuning, 'simulate_s', simulate),
+        mock.patch.object(needed, 'read_ratios', lambda: _RATIOS),
+      ):
+        tuning.tune(
+          _config(), _LAUNCHER, folder=_folder() / 'a', run_s=1.0, run=runs
+        )
+      expected = {'bsp server': {'server'}}
+      expected[among] = expected.get(among, set()) | {'ring', 'forest'}
+      self.assertEqual(seen, expected)
 
   def test_a_simulated_config_has_the_pace_of_its_combination(self):
     cluster, workload = recorded.read_run(str(clusters.run('bsp')), _folder())

@@ -165,14 +165,19 @@ def apply(
   return changed
 
 
-def measuring_config(config: ConfigDict) -> ConfigDict:
-  """Returns the config of the run that measures the cluster.
+def measuring_config(config: ConfigDict, route: str = '') -> ConfigDict:
+  """Returns the config of a run that measures the cluster.
 
-  This is BSP with equal batches and one local step, over the config's own wire
-  and route.
+  This is BSP with equal batches and one local step, over the config's own wire.
+
+  Args:
+    config: Present config.
+    route: Route of the run; '' for the config's own.
   """
   changed, defaults = copy.deepcopy(config), default.get_config()
   same = _present(config)._replace(sync='bsp', batching='fixed')
+  if route:
+    same = same._replace(route=route, pipelined=False)
   for field in ('fragments', 'overlap_steps', 'blend'):
     changed.route[field] = defaults.route[field]
   return apply(changed, same, 1)

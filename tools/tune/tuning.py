@@ -16,7 +16,7 @@ from tools.reading import manifests
 from tools.tune import candidates, deciding, measuring
 from tools.tune.candidates import Candidate, Rejection
 from tools.tune.deciding import Decision, Prediction, Trial
-from tools.tune.measuring import Launcher, Measurement
+from tools.tune.measuring import Launcher, Measurement, RunError
 
 _SHORT = 0.5  # Length of a run that only measures the cluster, over the others.
 
@@ -86,19 +86,30 @@ def tune(
   )
   plain = candidates.measuring_config(config)
   is_plain = plain == config
+
+  def measure_base(config: ConfigDict, name: str) -> Measurement:
+    seconds = run_s if config == plain and is_plain else _SHORT * run_s
+    return run(launcher, config, folder / name, seconds)
+
   log('Runs BSP to measure speeds and links.')
-  base = run(
-    launcher, plain, folder / 'bsp', run_s if is_plain else _SHORT * run_s
-  )
+  base = measure_base(plain, 'bsp')
+  among = base
+  if plain.route.name == 'server' and _routes(found) - {'server'}:
+    among = _measure_links(config, found, base, measure_base, log)
   present = [base]
   if not is_plain:
     log('Runs the present config.')
     present = [run(launcher, config, folder / 'present', run_s)]
   log(f'Predicts {len(found)} candidates.')
   with tempfile.TemporaryDirectory() as times:
-    problem = recorded.read_run(base.folder, pathlib.Path(times))
+    problems = []
+    for name, each in (('bsp', base), ('links', among)):
+      path = pathlib.Path(times, name)
+      path.mkdir()
+      problems.append(recorded.read_run(each.folder, path))
 
     def simulate(config: ConfigDict) -> float:
+      problem = problems[config.route.name != 'server']
       return simulate_s(config, launcher, *problem)
 
     present_s = simulate(config)
@@ -126,6 +137,41 @@ def tune(
     rejected=[*rejected, *unknown],
     decision=decision,
   )
+
+
+def _routes(found: Sequence[Candidate]) -> set[str]:
+  """Returns the routes of candidates."""
+  return {each.config.route.name for each in found}
+
+
+def _measure_links(
+  config: ConfigDict,
+  found: Sequence[Candidate],
+  base: Measurement,
+  run: Callable[[ConfigDict, str], Measurement],
+  log: Callable[[str], None],
+) -> Measurement:
+  """Returns the run from which routes among workers are predicted.
+
+  With a server in each worker every transfer crosses the slowest link, so that
+  such a run does not tell which host has it.
+
+  Args:
+    config: Present config, with servers.
+    found: Candidates, of which some have other routes.
+    base: Run of BSP with servers, returned if the other run fails.
+    run: Runs a config in a folder.
+    log: Logs the progress.
+  """
+  routes = _routes(found)
+  route = 'forest' if 'forest' in routes else min(routes - {'server'})
+  log(f'Runs BSP over a {route} to measure the links among workers.')
+  plain = candidates.measuring_config(config, route)
+  try:
+    return run(plain, 'links')
+  except (RunError, ValueError) as error:
+    log(f'Failed; predicts from the run over servers: {error}')
+    return base
 
 
 def simulate_s(
