@@ -262,6 +262,9 @@ class ParameterServerReception(Reception):
   ) -> list[int]:
     """Makes all servers rejoin, to continue from a mirror.
 
+    Workers that have rejoined already, with the addresses of the servers as
+    they were, are evicted.
+
     Args:
       mirror: The mirror.
       reason: Text for the servers' logs.
@@ -290,6 +293,14 @@ class ParameterServerReception(Reception):
       ]
       for rank in self._server_ranks:
         rank.holder, rank.final = None, False
+      taking_part = [member.stream for member in self.members]
+      early = [
+        each
+        for each in self._incarnations
+        if each.has_addresses and each.stream not in taking_part
+      ]
+    for each in early:
+      self.evict(each.index, each.stream, reason)
     for index, server in remote.items():
       is_leaving = server.incarnation.process in leaving
       kind: Literal['drained', 'left'] = 'drained' if is_leaving else 'left'

@@ -10,6 +10,7 @@ from absl import logging
 
 from cluster.membership.joining import RankHeld, join
 from cluster.membership.process import Settings
+from cluster.membership.succession import LIMIT
 from cluster.network import messages
 from cluster.network.heartbeat import Heartbeat
 from cluster.network.streams import (
@@ -151,7 +152,10 @@ class _ServerHost:
       The stream and the admission; None if the run has ended for this process.
     """
     settings, name = self._settings, f'Server {self._index}'
-    deadline = time.monotonic() + settings.start_s
+    limit_s = settings.start_s
+    if self._admission:  # Else the workers may have found no successor.
+      limit_s = min(limit_s, LIMIT * settings.timeout_s)
+    deadline = time.monotonic() + limit_s
     start_s, timeout_s = settings.start_s, settings.timeout_s
     if self._mirrors:  # Another process may coordinate the run by now.
       start_s = timeout_s
@@ -174,7 +178,7 @@ class _ServerHost:
       except RankHeld as error:
         if not self._mirrors or not self._is_own:
           raise Unmendable(f'{name} gives up: {error}') from error
-        deadline = time.monotonic() + settings.start_s
+        deadline = time.monotonic() + limit_s
       except TransportError as error:
         if not self._mirrors or time.monotonic() >= deadline:
           raise Unmendable(

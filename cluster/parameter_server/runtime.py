@@ -738,6 +738,10 @@ class ParameterServerRuntime(EventLoop):
     text = f'Servers continue from mirror {mirror.number}.'
     self._store.fail(Abandoned(text))  # A checkpoint may be under way.
     self._store.detach()
+    # Before workers rejoin, who would connect to the servers as they were.
+    absent = self._reception.restart(
+      mirror, text, leaving=[each.process for each in holders if each]
+    )
     for index in workers:
       member = self._members[index]
       stream, member.stream = member.stream, None
@@ -746,9 +750,6 @@ class ParameterServerRuntime(EventLoop):
       elif stream is not None:
         self._reception.evict(index, stream, text)
     self._drained -= {*leaving}
-    absent = self._reception.restart(
-      mirror, text, leaving=[each.process for each in holders if each]
-    )
     self._recovery = Recovery(
       self._reception,
       mirror,

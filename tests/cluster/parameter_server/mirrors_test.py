@@ -246,6 +246,23 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
     self._check_history(launch, with_model=False)
 
   @pytest.mark.soak
+  def test_servers_without_any_worker_that_could_lead_start_again(self):
+    with self._launch(
+      workers=2, servers=2, dedicated=True, model=False, epochs=100.0
+    ) as launch:
+      self._kill(launch, 'server:0')
+      launch.until('return to their own processes')
+      launch.until('The run continues from mirror', 2)
+      time.sleep(1.0)
+      for role in ('worker:0', 'worker:1'):
+        os.kill(launch.pid(role), signal.SIGKILL)
+      before = time.time()
+      self.assertLess(launch.until('Resuming from checkpoint') - before, 25.0)
+      launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 600)
+      self._stop(launch)
+    self._check_history(launch, with_model=False)
+
+  @pytest.mark.soak
   def test_a_run_restarts_when_all_copies_of_a_shard_are_lost(self):
     with self._launch(workers=2, servers=2, epochs=100.0) as launch:
       launch.reach(300)
