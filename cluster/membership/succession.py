@@ -175,7 +175,7 @@ class Succession(Generic[S]):
     return self.standby.membership
 
   def locate(self, given: str) -> str:
-    """Returns the address of the run's coordinator.
+    """Returns the address of the run's coordinator, and remembers it.
 
     Args:
       given: Address that this process was started with, which is that of the
@@ -188,12 +188,12 @@ class Succession(Generic[S]):
     run, security = self.terms.identify(), self._settings.security
     found = ask(place.address, run, security, self._ask_s)
     if found and found.position == 'leads':
-      return place.address
-    if self.is_member:
-      return known
-    # One that gathers the others has not been published yet.
-    leaders = _find_leaders(place, run, security, self._ask_s)
-    return leaders[0] if leaders else known
+      self._latest = place.address
+    elif not self.is_member:
+      # One that gathers the others has not been published yet.
+      leaders = _find_leaders(place, run, security, self._ask_s)
+      self._latest = leaders[0] if leaders else known
+    return self._latest or known
 
   def find_coordinator(self) -> str | None:
     """Returns the address of a coordinator after the last one was lost.

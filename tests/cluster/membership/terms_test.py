@@ -24,16 +24,32 @@ class TermsTest(absltest.TestCase):
     self.assertNotEqual(self._make_terms().identify(), first)
     self.assertEqual(Terms(folder).newest, 0)
 
-  def test_a_process_answers_requests_of_its_own_run_alone(self):
-    terms, port = self._make_terms(), Port('127.0.0.1', 0, Security())
+  def _make_part(self, index, terms):
+    port = Port('127.0.0.1', 0, Security())
     part = succession.Succession(
-      2,
+      index,
       settings=Settings(port, '', 5.0, 5.0, ''),
       terms=terms,
       standby=Standby(),
       version=lambda: 0,
     )
     self.addCleanup(part.close)
+    return part
+
+  def test_a_member_rejoins_the_coordinator_that_it_has_found(self):
+    terms = self._make_terms()
+    leader, other = self._make_part(0, terms), self._make_part(1, terms)
+    self.assertEqual(other.locate('first:1'), 'first:1')
+    leader.lead(3, 7, {0: leader.listen(), 1: other.listen()})
+    address = leader.listen()
+    self.assertEqual(other.locate('first:1'), address)
+    # It has joined, and knows the same term; then its session ends.
+    other.standby.membership = leader.membership
+    self.assertEqual(other.locate('first:1'), address)
+
+  def test_a_process_answers_requests_of_its_own_run_alone(self):
+    terms = self._make_terms()
+    part = self._make_part(2, terms)
     address = part.listen()
     own = succession.ask(address, terms.identify(), Security(), 5.0)
     self.assertEqual(own.worker, 2)
