@@ -182,8 +182,15 @@ class Succession(Generic[S]):
         first coordinator.
     """
     known = self._latest or given
-    place = self._find_place()
-    if place is None or place.term <= self.membership.term:
+    try:
+      place = self.terms.find()
+    except OSError as error:  # The folder may be unreachable for a while.
+      logging.warning('The coordinator is not known: %s', error)
+      return known
+    if place is None:  # The first one starts, or starts from a checkpoint.
+      self._latest = ''
+      return given
+    if place.term <= self.membership.term:
       return known
     run, security = self.terms.identify(), self._settings.security
     found = ask(place.address, run, security, self._ask_s)

@@ -46,6 +46,8 @@ class TermsTest(absltest.TestCase):
     # It has joined, and knows the same term; then its session ends.
     other.standby.membership = leader.membership
     self.assertEqual(other.locate('first:1'), address)
+    terms.forget()  # The first coordinator starts from a checkpoint.
+    self.assertEqual(other.locate('first:1'), 'first:1')
 
   def test_a_process_answers_requests_of_its_own_run_alone(self):
     terms = self._make_terms()

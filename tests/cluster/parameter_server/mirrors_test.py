@@ -232,7 +232,7 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
 
   def test_a_server_that_is_left_alone_starts_again_from_a_checkpoint(self):
     with self._launch(
-      workers=2, servers=2, dedicated=True, model=False, epochs=100.0
+      workers=2, servers=2, dedicated=True, model=False
     ) as launch:
       launch.reach(600)
       time.sleep(1.0)
@@ -248,7 +248,7 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
   @pytest.mark.soak
   def test_servers_without_any_worker_that_could_lead_start_again(self):
     with self._launch(
-      workers=2, servers=2, dedicated=True, model=False, epochs=100.0
+      workers=2, servers=2, dedicated=True, model=False
     ) as launch:
       self._kill(launch, 'server:0')
       launch.until('return to their own processes')
