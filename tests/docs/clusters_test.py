@@ -11,6 +11,7 @@ import collections
 import contextlib
 import csv
 import json
+import math
 import os
 import pathlib
 import re
@@ -218,6 +219,7 @@ class LauncherTest(_Case):
 
 
 @pytest.mark.slurm
+@pytest.mark.timeout(3 * _LIMIT_S)  # Each wait has a limit of its own.
 class SlurmTest(_Case):
   @classmethod
   def setUpClass(cls):
@@ -250,11 +252,18 @@ class SlurmTest(_Case):
     return job
 
   def _until(self, condition, job):
-    """Waits for a condition; then the log of a job is in the failure."""
+    """Waits for a condition, at most until the job has ended for good.
+
+    Failures show the log of the job.
+    """
     deadline = time.monotonic() + _LIMIT_S
-    while not condition():
-      if time.monotonic() > deadline:
-        self.fail(f'{self._log(job)}\n{self.slurm.logs()}')
+    while True:
+      ended = re.search('JobState=(COMPLETED|FAILED|TIMEOUT) ', self._show(job))
+      if condition():
+        return
+      if ended or time.monotonic() > deadline:
+        shown = f'{self._show(job)}\n{self._log(job)}'
+        self.fail(f'{shown}\n{self.slurm.logs()}')
       time.sleep(0.5)
 
   def _log(self, job):
@@ -390,8 +399,15 @@ class SlurmTest(_Case):
     self._check_resumed(run)
 
   def test_a_ring_whose_time_is_over_resumes(self):
-    # SLURM looks at the time every 30 s, and signals as much earlier.
-    job, run = self._submit_ring('--time=1 --signal=B:TERM@25', epochs=7)
+    # SLURM looks at the time every 30 s, and signals up to as much earlier: the
+    # signal comes within 30 s after the limit has been set, while the run has
+    # 45 s to go, and at least 5 s before the limit.
+    job, run = self._submit_ring('--time=10 --signal=B:TERM@60', epochs=20)
+    (minutes, seconds) = map(
+      int, re.findall(r'RunTime=00:(\d+):(\d+) ', self._show(job))[0]
+    )
+    limit = math.ceil(minutes + (seconds + 35) / 60)
+    self.slurm.show('update', f'jobid={job}', f'timelimit={limit}')
     self._until(lambda: 'Restarts=1 ' in self._show(job), job)
     self.slurm.show('update', f'jobid={job}', 'timelimit=10')
     self._finish(job, nodes=1, restarts=1)
