@@ -17,6 +17,11 @@ steps of an iteration, each as long as an iteration of one step, and the
 workers' speeds.  --ahead is config.data.ahead, of which an epoch of the data
 set bounds the examples: 8 local steps need 1, and 12 or more need 0.
 
+With --route=server_in_workers each worker has a server, the default placement.
+Any worker is killed, and all others continue from the mirror of its server, or,
+if the process with the mirror was killed at the same time, start again from a
+checkpoint.
+
 With --route=ring the run is BSP with four workers and no server, and any worker
 is killed, the coordinator's process too.  Nobody else may restart.
 
@@ -81,6 +86,9 @@ _KINDS = {
   'server': _Kind(
     'configs/vgg16_{scheme}.py', {'route.server.mirror_s': 1.0}, 2, 0.375
   ),
+  'server_in_workers': _Kind(
+    'configs/vgg16_{scheme}.py', {'route.server.mirror_s': 1.0}, 0, 0.15
+  ),
   'ring': _Kind(
     'configs/default.py',
     {
@@ -121,7 +129,7 @@ def main(argv: list[str] | None = None) -> None:
   flags = parser.parse_args(argv)
   changed = (flags.scheme, flags.local_steps, flags.ahead, flags.slowdown)
   if flags.route == 'ring' and changed != ('elastic', 1, 2, None):
-    parser.error('--route=ring: expected no option of the server alone')
+    parser.error('--route=ring: expected no option of a run with servers')
   out = pathlib.Path(flags.out or tempfile.mkdtemp()).resolve()
   print(f'the run is in {out}', flush=True)
   start, kind = time.monotonic(), _KINDS[flags.route]
@@ -170,7 +178,7 @@ def main(argv: list[str] | None = None) -> None:
     *checks_of(out / 'run', processes),
     *check_parameters(out / 'run'),
   ]
-  if not kind.servers:
+  if flags.route == 'ring':
     checks.append(
       Check(
         'nobody else restarts',
@@ -209,9 +217,9 @@ def checks_of(
   events = Counter(event['event'] for event in records.read_events(path))
   yield Check(
     'workers have rejoined',
-    events['join'] > 0,
+    events['join'] > 0 or events['start'] > 1,
     f'{events["leave"]} departures, {events["join"]} rejoins, '
-    f'{events["start"]} restarts of all',
+    f'{events["start"]} starts with all',
   )
   ports = sorted(processes.ports & listening_ports())
   yield Check(
@@ -258,6 +266,7 @@ class Killer:
     self._rng = random.Random(flags.seed)
     self._kills: Counter[str] = Counter()
     self._num_pushes = _num_pushes(flags)
+    self._has_servers = _KINDS[flags.route].servers > 0
     self.goodput = self.longest_s = 0.0
 
   def run(self) -> Counter[str]:
@@ -311,7 +320,7 @@ class Killer:
   def _kill(self) -> str:
     """Kills a process; returns its role, or '' if there is none to kill."""
     kinds = ['server', 'worker']
-    if self._flags.route == 'ring' or self._rng.random() >= self._flags.servers:
+    if not self._has_servers or self._rng.random() >= self._flags.servers:
       kinds.reverse()
     for kind in kinds:
       if victims := self._processes.victims(kind):
