@@ -20,7 +20,7 @@ set bounds the examples: 8 local steps need 1, and 12 or more need 0.
 With --route=server_in_workers each worker has a server, the default placement.
 Any worker is killed, and all others continue from the mirror of its server, or,
 if the process with the mirror was killed at the same time, start again from a
-checkpoint.
+checkpoint.  Pauses are longer until the run has continued.
 
 With --route=ring the run is BSP with four workers and no server, and any worker
 is killed, the coordinator's process too.  Nobody else may restart.
@@ -101,11 +101,12 @@ _KINDS = {
     0.8,
   ),
 }
+_IN_WORKERS = ('server_in_workers',)  # Kinds whose workers are servers, too.
 _SCHEMES = ('bsp', 'ssp', 'elastic', 'quorum')
 _BASELINE_S = 20.0  # Before the first kill.
 _LIMIT_S = 6.0  # Seconds of the run per kill.
 _STANDSTILL_S = 90.0  # Without a push for this long, the run hangs.
-_RESTART_FACTOR = 4  # Pauses are this much longer while all restart.
+_RESTART_FACTOR = 4  # Pauses are this much longer until all continue.
 _ACCURACY = 0.96
 _MAX_GROWTH = 64.0, 16  # MiB and open files of a process after warm-up.
 _POLL_S, _MEASURE_S = 0.05, 2.0
@@ -306,7 +307,7 @@ class Killer:
       if role := self._kill():
         print(f'{now - start:6.1f} s: kill {self._kills.total()}, {role}')
         sys.stdout.flush()
-        if role.startswith('server'):
+        if role.startswith('server') or self._flags.route in _IN_WORKERS:
           restart = pushes
         factor = _RESTART_FACTOR if pushes == restart else 1
         due = now + self._pause_s() * factor
