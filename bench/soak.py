@@ -281,7 +281,7 @@ class Killer:
     """
     flags, processes = self._flags, self._processes
     start = pushed_at = measured_at = time.monotonic()
-    due, pushes, restart = math.inf, 0, -1
+    due, pause_s, pushes, restart = math.inf, 0.0, 0, -1
     marks: list[tuple[float, int]] = []  # Times, and numbers of pushes.
     while self._kills.total() < flags.kills and self._run.poll() is None:
       time.sleep(_POLL_S)
@@ -293,6 +293,8 @@ class Killer:
       if processes.pushes > pushes:
         if pushes:
           self.longest_s = max(self.longest_s, now - pushed_at)
+        if pushes == restart:  # The run has continued.
+          due = min(due, now + pause_s)
         pushed_at, pushes = now, processes.pushes
       if now - pushed_at > _STANDSTILL_S:
         raise RuntimeError(f'No push for {now - pushed_at:.0f} s.')
@@ -309,8 +311,9 @@ class Killer:
         sys.stdout.flush()
         if role.startswith('server') or self._flags.route in _IN_WORKERS:
           restart = pushes
+        pause_s = self._pause_s()
         factor = _RESTART_FACTOR if pushes == restart else 1
-        due = now + self._pause_s() * factor
+        due = now + pause_s * factor
     marks.append((time.monotonic(), processes.count_pushes()))
     if len(marks) == 3:
       (first_s, first), (second_s, second), (third_s, third) = marks
