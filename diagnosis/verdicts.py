@@ -3,12 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from configs.checks import require
-from diagnosis import costs, pipeline, rule
+from diagnosis import costs, pipeline, rule, server_links
 from diagnosis.costs import Estimate, Iterations
 
 SLIGHT = 0.05  # Share of the median computing added to transfers, which matter.
@@ -445,18 +445,17 @@ class Traffic(NamedTuple):
     start: Start, seconds on the run's clock.
     iterations: Number of iterations.
     exposed: Share of an iteration that is exposed communication.
-    slowness: Planned over measured rate, by sending and receiving worker.
+    slowness: Planned over measured rate, by sending and receiving worker; with
+      servers, usual over measured rate, by host.
   """
 
   start: float
   iterations: int
   exposed: float
-  slowness: Mapping[tuple[int, int], float]
+  slowness: Mapping[Any, float]
 
 
-def link_costs(
-  window: Traffic, *, is_planned: bool
-) -> dict[tuple[int, int], float]:
+def link_costs(window: Traffic, *, is_planned: bool) -> dict[Any, float]:
   """Returns the time of an iteration with each link, over that without it.
 
   Exposed communication is taken to be in proportion to the slowness of the
@@ -489,6 +488,74 @@ def judge_links(
     rates: Measured and planned bytes per second of each link over the run.
     is_planned: Whether planned rates are known.
   """
+  found = _find_slow_links(windows, is_planned=is_planned)
+  verdicts = []
+  for (src, dst), (share, when) in found.items():
+    Bps, planned_Bps = rates[src, dst]
+    text = f'link from worker {src} to worker {dst}'
+    if is_planned:
+      text += f' carries {_rates(Bps, planned_Bps)}'
+    else:
+      usual = float(np.median([each / plan for each, plan in rates.values()]))
+      text += f' carries {_rates(Bps, planned_Bps * usual)}, as others do,'
+    text += f' {when}'
+    text += f'; without it the run would take {share.value:.2f} of its time'
+    verdicts.append(Verdict('link', f'{src}-{dst}', None, share, text))
+  verdicts = [each for each in verdicts if _costs(each)]
+  verdicts.sort(key=lambda each: each.share.value if each.share else 1.0)
+  ends = {each for window in windows for each in window.slowness}
+  if len(verdicts) > max(len(ends) / 2, 2):
+    own, planned = np.median([rates[each] for each in found], axis=0)
+    text = (
+      f'{len(found)} of {len(ends)} links carry {_rates(own, planned)}: they '
+      'go at the pace of the slowest, or share what is slow'
+    )
+    return [Verdict('link', '', None, verdicts[0].share, text)]
+  return verdicts[:_SHOWN]
+
+
+def judge_server_links(
+  windows: Sequence[Traffic],
+  rates: Mapping[str, server_links.Rates],
+  hosts: Sequence[str],
+) -> list[Verdict]:
+  """Returns the verdicts on the links of hosts that have servers.
+
+  Args:
+    windows: Traffic of consecutive iterations, with the slowness of hosts.
+    rates: Rates of each host over the run.
+    hosts: Host of each worker; '' if unknown.
+  """
+  verdicts = []
+  for host, (share, when) in _find_slow_links(windows, is_planned=True).items():
+    workers = [str(k) for k, each in enumerate(hosts) if each == host]
+    own, usual = (8 * Bps / 1e6 for Bps in rates[host])
+    text = f'link of host {host}'
+    text += f' (worker {", ".join(workers)})' if workers else ''
+    text += (
+      f': a connection over it carries {own:.3g} Mbit/s, one between other '
+      f'hosts {usual:.3g} Mbit/s, {when}; without it the run would take '
+      f'{share.text()} of its time'
+    )
+    verdicts.append(Verdict('link', host, None, share, text))
+  verdicts = [each for each in verdicts if _costs(each)]
+  verdicts.sort(key=lambda each: each.share.value if each.share else 1.0)
+  return verdicts[:_SHOWN]
+
+
+def _find_slow_links(
+  windows: Sequence[Traffic], *, is_planned: bool
+) -> dict[Any, tuple[Estimate, str]]:
+  """Returns the links that become slow by the rule.
+
+  Args:
+    windows: Traffic of consecutive iterations.
+    is_planned: As of `link_costs`.
+
+  Returns:
+    By link, the share of its time that the run would take without the link, and
+    since when it is slow, as text; {} for too short a run.
+  """
   ends = sorted({each for window in windows for each in window.slowness})
   rows, begins = [], []
   for window in windows:
@@ -498,13 +565,11 @@ def judge_links(
     rows += [row] * repeats
     begins += [window.start] * repeats
   if len(rows) < rule.LEAST:
-    return []
+    return {}
   table = np.array(rows)
   episodes = rule.find_episodes(table, reference=np.ones_like(table))
-  verdicts = []
+  slow = {}
   for series, own in _by_series(episodes).items():
-    src, dst = ends[series]
-    Bps, planned_Bps = rates[ends[series]]
     is_slow = np.zeros(len(table), bool)
     for each in own:
       is_slow[each.start : each.end] = True
@@ -513,26 +578,9 @@ def judge_links(
     share = costs.interval(parts, float(parts.mean()))
     since = own[-1].start
     when = 'the start' if since <= _START else f'{begins[since]:.4g} s'
-    text = f'link from worker {src} to worker {dst}'
-    if is_planned:
-      text += f' carries {_rates(Bps, planned_Bps)}'
-    else:
-      usual = float(np.median([each / plan for each, plan in rates.values()]))
-      text += f' carries {_rates(Bps, planned_Bps * usual)}, as others do,'
     until = (
       '' if own[-1].end is None else f' to {begins[own[-1].end - 1]:.4g} s'
     )
-    text += f' {"from" if until else "since"} {when}{until}'
-    text += f'; without it the run would take {share.value:.2f} of its time'
-    verdicts.append(Verdict('link', f'{src}-{dst}', None, share, text))
-  verdicts = [each for each in verdicts if _costs(each)]
-  verdicts.sort(key=lambda each: each.share.value if each.share else 1.0)
-  if len(verdicts) > max(len(ends) / 2, 2):
-    slow = [rates[ends[series]] for series in _by_series(episodes)]
-    own, planned = np.median(slow, axis=0)
-    text = (
-      f'{len(slow)} of {len(ends)} links carry {_rates(own, planned)}: they go '
-      'at the pace of the slowest, or share what is slow'
-    )
-    return [Verdict('link', '', None, verdicts[0].share, text)]
-  return verdicts[:_SHOWN]
+    when = f'{"from" if until else "since"} {when}{until}'
+    slow[ends[series]] = share, when
+  return slow

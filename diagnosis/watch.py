@@ -187,17 +187,18 @@ def make(num_workers: int, *, has_links: bool) -> Watch:
 
 @dataclasses.dataclass
 class LinkWatch:
-  """Watch over the links of an allreduce; plain data.
+  """Watch over the links of an allreduce, or to servers; plain data.
 
   Attributes:
-    ends: Sending and receiving worker of each link; empty before the first row.
+    ends: Sending and receiving worker of each link, or hosts; empty before the
+      first row.
     is_planned: Whether planned rates are known.
     detector: Tests of the links; None before the first row.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
-  ends: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+  ends: list[Any] = dataclasses.field(default_factory=list)
   is_planned: bool = False
   detector: Detector | None = None
 
@@ -209,15 +210,14 @@ class LinkWatch:
     """
     self.ends, self.is_planned, self.detector = [], is_planned, None
 
-  def update(self, window: verdicts.Traffic) -> list[tuple[int, int, bool]]:
+  def update(self, window: verdicts.Traffic) -> list[tuple[Any, bool]]:
     """Adds the traffic of some iterations.
 
     Args:
       window: The traffic.
 
     Returns:
-      Sending and receiving worker of links that have become slow (True) or
-      normal (False).
+      Links that have become slow (True) or normal (False).
     """
     found = verdicts.link_costs(window, is_planned=self.is_planned)
     if self.detector is None and found:
@@ -232,4 +232,4 @@ class LinkWatch:
       for changed in self.detector.update(row, np.ones_like(row))
       for change in self.detector.changes(changed)
     ]
-    return [(*self.ends[each.series], each.is_slow) for each in changes]
+    return [(self.ends[each.series], each.is_slow) for each in changes]

@@ -216,7 +216,7 @@ class Recorder:
     self._files.rates(row['since'], row['rates'])
     if self._watch is None:
       return
-    for src, dst, is_slow in self._link_watch.update(_traffic(row)):
+    for (src, dst), is_slow in self._link_watch.update(_traffic(row)):
       did = 'appears' if is_slow else 'ends'
       found = {'of': 'link', 'did': did, 'src': src, 'dst': dst}
       since = {'since': row['since']}
@@ -226,6 +226,29 @@ class Recorder:
       logging.info(
         'Straggler: link from worker %d to worker %d is %s, since %.4g s.',
         *(src, dst, 'slow' if is_slow else 'as planned again', row['since']),
+      )
+
+  def record_server_links(self, row: Mapping[str, Any]) -> None:
+    """Records the rates of connections to servers, by host."""
+    self._files.event({'event': 'links', **row})
+    if self._watch is None:
+      return
+    self._link_watch.is_planned = (
+      True  # Rates are compared with the usual ones.
+    )
+    window = Traffic(
+      start=row['since'],
+      iterations=row['iterations'],
+      exposed=row['exposed'],
+      slowness={each['host']: each['slowness'] for each in row['rates']},
+    )
+    for host, is_slow in self._link_watch.update(window):
+      did = 'appears' if is_slow else 'ends'
+      found = {'of': 'link', 'did': did, 'host': host, 'since': row['since']}
+      self._files.event({'event': 'straggler', 'time': row['time'], **found})
+      logging.info(
+        'Straggler: link of host %s is %s, since %.4g s.',
+        *(host, 'slow' if is_slow else 'as others again', row['since']),
       )
 
   def record_lost_residual(

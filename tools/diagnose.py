@@ -18,6 +18,7 @@ this host are alive without progress; with --stacks also their Python stacks.
 
 import pathlib
 import sys
+from collections.abc import Iterable
 
 import numpy as np
 from absl import app, flags
@@ -48,8 +49,12 @@ def main(argv: list[str]) -> None:
       found = diagnose_run(pathlib.Path(argv[1]))
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
-  for verdict in found:
-    print(verdict.text[0].upper() + verdict.text[1:] + '.')
+  print(*sentences(found), sep='\n')
+
+
+def sentences(verdicts: Iterable[Verdict]) -> list[str]:
+  """Returns verdicts as sentences."""
+  return [each.text[0].upper() + each.text[1:] + '.' for each in verdicts]
 
 
 def diagnose_run(path: pathlib.Path) -> list[Verdict]:
@@ -74,9 +79,11 @@ def diagnose_run(path: pathlib.Path) -> list[Verdict]:
     return costs.replay_s(part, seconds, scheme, count)
 
   judged = verdicts.judge(found, cluster, replay)
-  if cluster.has_links or judged[0].kind == 'insufficient':
+  if judged[0].kind == 'insufficient':
     return judged
-  return [*judged, *links.judge(path)]
+  if not cluster.has_links:
+    return [*judged, *links.judge(path)]
+  return [*links.judge_servers(path, cluster.hosts), *judged]
 
 
 def diagnose_csv(file: pathlib.Path) -> list[Verdict]:

@@ -48,7 +48,7 @@ from cluster.membership.worker_states import ResidualHistory, ResidualId
 from cluster.network import messages
 from cluster.network.errors import TransportError
 from cluster.network.heartbeat import BEATS
-from cluster.probing import traffic
+from cluster.probing import rates
 from cluster.probing.measurer import Measurer
 from cluster.process.cores import count_cores
 from cluster.process.deadlines import (
@@ -274,7 +274,7 @@ class Replica:
     self._reducer.open()
     session.stack.callback(self._reducer.close)
     if settings.adapt:
-      reports = traffic.TrafficReporter(self._reducer.traffic, session.send)
+      reports = rates.TrafficReporter(self._reducer.traffic, session.send)
       session.stack.enter_context(reports)
     session.stack.callback(self._measurer.close)
     self._report_ready(session, source.address)
@@ -641,7 +641,7 @@ class Replica:
 
   def _digest_report(self) -> tuple[int, int, str, messages.Traffic]:
     """Returns epoch, version, digest of the state, and traffic so far."""
-    sent = traffic.rows(self._reducer.traffic())
+    sent = rates.rows(self._reducer.traffic())
     return self._epoch, self.learner.version, self._digest(), sent
 
   def _compute(

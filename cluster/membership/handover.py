@@ -268,12 +268,16 @@ def fetch(
     digest_s,
     service,
   )
-  with ThreadPoolExecutor(len(sources), 'handover') as pool:
-    errors = [*pool.map(transfer.receive_from, sources)]
-  if not transfer.is_complete:
-    for (worker, _), error in zip(sources, errors, strict=True):
-      if error is not None:
-        raise SourceLost(worker, str(error)) from error
+  for place, source in enumerate(sources):
+    threading.Thread(
+      target=transfer.receive_from, args=(place, source), daemon=True
+    ).start()
+  errors = transfer.wait(len(sources))
+  for (worker, _), error in zip(sources, errors, strict=True):
+    if error is not None and not isinstance(error, TransportError):
+      raise error
+    if error is not None and not transfer.is_complete:
+      raise SourceLost(worker, str(error)) from error
   return transfer.result()
 
 
@@ -336,6 +340,7 @@ class _Transfer:
     self._left = 0  # Ranges that have not arrived.
     self._size = 0
     self._streams: list[_Stream] = []
+    self._ended: dict[int, Exception | None] = {}  # Sources, by place.
 
   @property
   def is_complete(self) -> bool:
@@ -349,13 +354,42 @@ class _Transfer:
       return None, self._known
     return _join(self._plain, self._arrays), self._described.digest
 
-  def receive_from(self, source: Source) -> TransportError | None:
-    """Receives ranges from a source until the state is complete.
+  def wait(self, count: int) -> list[Exception | None]:
+    """Waits until the state is complete, or no source is left.
+
+    A source that cannot be reached, perhaps for a whole timeout, holds no
+    complete state up.
+
+    Args:
+      count: Number of sources.
 
     Returns:
-      The error that has ended it; None if it was needed no longer.
+      The error that has ended each source; None if it was needed no longer.
     """
-    worker, address = source
+    with self._changed:
+      self._changed.wait_for(
+        lambda: self.is_complete or len(self._ended) == count
+      )
+      return [self._ended.get(place) for place in range(count)]
+
+  def receive_from(self, place: int, source: Source) -> None:
+    """Receives ranges from a source until the state is complete.
+
+    Args:
+      place: Place of the source among all.
+      source: The source.
+    """
+    error: Exception | None
+    try:
+      error = self._receive_from(*source)
+    except Exception as failure:  # `fetch` raises it.
+      error = failure
+    with self._changed:
+      self._ended[place] = error
+      self._changed.notify_all()
+
+  def _receive_from(self, worker: int, address: str) -> TransportError | None:
+    """Returns the error that has ended a source; None if not needed longer."""
     try:
       stream = connect(
         address,

@@ -58,10 +58,9 @@ def _describe_worker(
     now: Monotonic seconds.
   """
   doing, iteration, steps = member.progress.latest
-  holder = member.holder
   return {
     'worker': index,
-    'host': holder.address.rpartition(':')[0] if holder else '',
+    'host': member.host,
     'alive': member.stream is not None,
     'running': worker.is_iterating,
     'examples': worker.examples,

@@ -123,6 +123,11 @@ class Member(Rank):
   devices: Sequence[str] = ()
   compilations: dict[int, int] = dataclasses.field(default_factory=dict)
 
+  @property
+  def host(self) -> str:
+    """Address of its host, as the coordinator sees it; '' without a process."""
+    return self.holder.stream.peer.rpartition(':')[0] if self.holder else ''
+
 
 class RemoteServer:
   """A parameter server in another process than the coordinator's.

@@ -28,7 +28,8 @@ _Result = TypeVar('_Result')
 # A coroutine that yields the socket events that it waits for.
 Steps = Generator[int, None, _Result]
 _MAX_IDLE_S = 2**15 - 1  # Largest keep-alive time that the system accepts.
-_INFO_BYTES, _BUSY_US = 256, 168  # Of struct tcp_info: tcpi_busy_time, u64.
+# Of struct tcp_info: tcpi_bytes_acked and tcpi_busy_time, each u64.
+_INFO_BYTES, _ACKNOWLEDGED, _BUSY_US = 256, 120, 168
 # TCP keepalive ends an idle connection to a dead host after a minute.
 _IDLE_S, _INTERVAL_S, _PROBES = 20, 10, 4
 _PART_BYTES = 1 << 18  # Given to TLS at once.
@@ -110,14 +111,23 @@ class Connection:
   @property
   def busy_s(self) -> float:
     """Seconds during which sent data was not yet acknowledged."""
+    return self._info(_BUSY_US) / 1e6
+
+  @property
+  def acknowledged_bytes(self) -> int:
+    """Number of sent bytes that the peer's system has acknowledged."""
+    return self._info(_ACKNOWLEDGED)
+
+  def _info(self, offset: int) -> int:
+    """Returns a number of struct tcp_info; 0 if the system has none."""
     with contextlib.suppress(OSError):
       info = self.sock.getsockopt(
         socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES
       )
-      if len(info) >= _BUSY_US + 8:
-        (busy_us,) = struct.unpack_from('=Q', info, _BUSY_US)
-        return float(busy_us / 1e6)
-    return 0.0
+      if len(info) >= offset + 8:
+        (number,) = struct.unpack_from('=Q', info, offset)
+        return int(number)
+    return 0
 
   def encrypt(self, context: ssl.SSLContext, **options: Any) -> Steps[None]:
     """Starts TLS on the connection; options as of `wrap_socket`."""

@@ -1055,10 +1055,11 @@ class CaughtUp(Message, frozen=True):
 
 
 class TrafficReport(Message, frozen=True):
-  """A replica's traffic.
+  """A worker's traffic.
 
   Attributes:
-    sent: Its traffic since it started.
+    sent: Traffic since its session began, by worker; of a run with servers, by
+      server.
   """
 
   sent: Traffic
@@ -1485,6 +1486,7 @@ FromWorker = (
   | ResidualSaved
   | Evaluated
   | MirrorFetched
+  | TrafficReport
 )
 FromReplica = (
   WorkerHeartbeat

@@ -263,6 +263,16 @@ class Stream:
     with contextlib.suppress(OSError):  # It may have ended.
       self._connection.limit_silence(timeout_s)
 
+  @property
+  def sent_bytes(self) -> int:
+    """Number of bytes that were sent and have arrived."""
+    return self._connection.acknowledged_bytes
+
+  @property
+  def busy_s(self) -> float:
+    """Seconds during which something was on its way to the peer."""
+    return self._connection.busy_s
+
   def limit_unsent(self) -> None:
     """Limits the bytes that wait in the kernel before the next message."""
     with contextlib.suppress(OSError):  # It may have ended.

@@ -34,6 +34,7 @@ from cluster.parameter_server.admission import (
   ServerLost,
   ShareRetained,
 )
+from cluster.parameter_server.links import ServerLinks
 from cluster.parameter_server.mirroring import Mirror, Mirroring
 from cluster.parameter_server.mirrors import (
   COORDINATOR,
@@ -142,6 +143,12 @@ class ParameterServerRuntime(EventLoop):
     self._move = ''
     self._delayed: list[PushReceived] = []
     self._is_handing_over = False  # The move is this coordinator's own leave.
+    self._links = ServerLinks(
+      coordinator.recorder,
+      num_workers=count,
+      num_servers=num_servers,
+      find_hosts=self._find_hosts,
+    )
     coordinator.attach(release=self._release, wake_at=self._wake_at)
 
   def warm_up(self) -> None:
@@ -367,6 +374,9 @@ class ParameterServerRuntime(EventLoop):
         self._handle_lost(event)
       case WorkerMessage(message=messages.MirrorFetched() as answer):
         self._handle_fetched(event.worker, answer)
+      case WorkerMessage(message=messages.TrafficReport() as report):
+        if event.incarnation == self._members[event.worker].incarnation:
+          self._links.take(event.worker, report)
       case ShareRetained():
         self._handle_retained(event)
       case ServerLost():
@@ -378,6 +388,7 @@ class ParameterServerRuntime(EventLoop):
     index, member = event.worker, self._members[event.worker]
     self._store.incarnations[index] = event.incarnation
     member.arrived = 0
+    self._links.clear()
     if self._started:
       member.is_late = True
       self._log_joined(event)
@@ -431,8 +442,14 @@ class ParameterServerRuntime(EventLoop):
       loss=loss,
       finite=finite,
     )
+    self._links.push(self.time, self._live_workers())
     if index in self._drained:
       self._lose(index, DRAINED, kind='drained')
+
+  def _find_hosts(self) -> tuple[list[str], list[str]]:
+    """Returns the host of each worker and of each server; '' if unknown."""
+    places = self._reception.server_places()
+    return [each.host for each in self._members], [each.host for each in places]
 
   def _drain(self, index: int) -> None:
     """Lets a worker leave at once if it waits, else after its push.
@@ -473,6 +490,7 @@ class ParameterServerRuntime(EventLoop):
     stream, member.stream = member.stream, None
     if stream is not None:
       self._reception.evict(index, stream, reason, kind)
+    self._links.clear()
     self._lose_mirrors(index)
     if not self._recovery:
       self._store.end(index, member.incarnation)

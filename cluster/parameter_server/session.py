@@ -33,7 +33,9 @@ from cluster.network.streams import (
   connect,
   push_service,
 )
+from cluster.probing.rates import TrafficReporter
 
+REPORT_S = 1.0  # Between two reports on traffic.
 MirrorRequest = RetainResidual | FetchMirror | MirrorCompleted | HostServer
 # Sends a message to the coordinator.
 Send = Callable[[FromWorker], None]
@@ -110,6 +112,17 @@ class ParameterServerSession(Session[ToWorker]):
       self.streams.append(stream)
       connected = f'{len(self.streams)} of {len(addresses)} servers'
       self.send(Activity(f'connected to {connected}'))
+
+  def report_traffic(self) -> None:
+    """Starts to report what the streams have sent, if there are several."""
+    if len(self.streams) > 1:
+      self.stack.enter_context(
+        TrafficReporter(self._traffic, self.send, REPORT_S)
+      )
+
+  def _traffic(self) -> dict[int, Stream]:
+    """Returns the streams by server, which know what they have sent."""
+    return dict(enumerate(self.streams))
 
   def _connect(self, server: int, address: str) -> Stream:
     """Returns a stream to a server, as soon as it can be reached."""

@@ -218,6 +218,7 @@ class Worker:
         session.connect()
         self._windows = list(map(Window, session.piece_sizes))
         self._report_ready(session)
+        session.report_traffic()
         while not session.heartbeat.ended.is_set():
           self._iterate(session.streams, session.heartbeat)
       self._log_end(session)

@@ -17,8 +17,8 @@ from cluster.membership.events import Event
 from cluster.network.messages import TrafficReport
 from cluster.probing import file_format
 from cluster.probing.events import ForestPacked, Packing
+from cluster.probing.rates import RateWindows
 from cluster.probing.repacking import Ends, RepackingPolicy, Switch
-from cluster.probing.traffic import RateWindows
 from route import selection
 from topology import Cluster
 from topology.baselines.transfer import transfer_forest

@@ -16,6 +16,7 @@ from absl.testing import absltest, parameterized
 from matplotlib import image
 
 from tests.support import browser, small, sums
+from tools import diagnose
 from tools.pages import page, series, sources
 from tools.reading import records
 
@@ -219,11 +220,28 @@ class SeriesTest(parameterized.TestCase):
     spans = sum(len(each['start']) for each in bars)
     self.assertEqual(spans, len(batches.spans))
 
+    said = subprocess.run(
+      [sys.executable, '-m', 'tools.diagnose', batches.path],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+    self.assertEqual(shown['diagnosis'], said.stdout.splitlines())
+
     links = series.describe_run('forest', forest)['links']
     self.assertLen(links['nodes'], 4)  # 3 workers and the switch between them.
     self.assertAlmostEqual(sum(t['share'] for t in links['trees']), 1, places=4)
     self.assertTrue(links['links'])
     self.assertIsNone(shown['links'])
+
+  def test_a_run_that_cannot_be_diagnosed_says_so(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    alone = _ran(
+      folder / 'alone', cluster__workers=1, cluster__speed__slowdown=(1.0,)
+    )
+    (found,) = series.describe_run('alone', records.load(alone))['diagnosis']
+    self.assertRegex(found, 'No diagnosis: .*: expected at least 2 to compare')
 
   @parameterized.parameters((0, 5), (1, 5), (5, 5), (6, 5), (1000, 600))
   def test_thinned_points_keep_the_ends(self, count, most):
@@ -322,6 +340,12 @@ class BrowserTest(absltest.TestCase):
       )
       title = self.browser.run('document.querySelector("#run h2").textContent')
       self.assertEqual(title, f'Run {name}')
+      verdicts = self.browser.run(
+        '[...document.querySelectorAll("#run li")].map((v) => v.textContent)'
+      )
+      folder = _folders()[place]
+      found = diagnose.diagnose_run(folder)
+      self.assertEqual(verdicts, diagnose.sentences(found))
       # All charts, not only those in sight.
       self.browser.run('redraw(true)')
       missing = self.browser.run(

@@ -47,6 +47,8 @@ function choose(k) {
   if (run.ended !== 'finished') {
     charts.before(element('p', {class: 'note'}, `Ended: ${run.ended}`));
   }
+  charts.before(element('h3', {}, 'Diagnosis'), element('ul', {},
+    ...run.diagnosis.map((verdict) => element('li', {}, verdict))));
   section.hidden = false;
   const add = (title, make, {whole = false, note = null, control = null} = {}) => {
     const where = element('div', {class: 'chart'});

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from outputs.accounting import PHASES
+from tools import diagnose
 from tools.drawing import batches, curves, measures, placing
 from tools.reading import traffic
 from tools.reading.records import RunRecord
@@ -29,6 +30,7 @@ def describe_run(name: str, run: RunRecord) -> dict[str, Any]:
   return {
     'name': name,
     'ended': run.ended,
+    'diagnosis': _diagnosis(run),
     'config': run.config,
     'figures': _figures(run),
     'staleness': _staleness(run.staleness),
@@ -40,6 +42,14 @@ def describe_run(name: str, run: RunRecord) -> dict[str, Any]:
     'batches': _batches(run),
     'links': _links(run),
   }
+
+
+def _diagnosis(run: RunRecord) -> list[str]:
+  """Returns the verdicts on a run, or why there are none, as sentences."""
+  try:
+    return diagnose.sentences(diagnose.diagnose_run(run.path))
+  except ValueError as error:
+    return [f'No diagnosis: {error}']
 
 
 def thin(count: int, most: int = _POINTS) -> np.ndarray:

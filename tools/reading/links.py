@@ -1,9 +1,10 @@
-"""Verdicts on the links of an allreduce run, from its recorded traffic."""
+"""Verdicts on the links of a run, from its recorded traffic."""
 
 import pathlib
+from collections.abc import Sequence
 
-from diagnosis import verdicts
-from tools.reading import traffic
+from diagnosis import server_links, verdicts
+from tools.reading import records, traffic
 
 
 def judge(path: pathlib.Path) -> list[verdicts.Verdict]:
@@ -40,6 +41,47 @@ def judge(path: pathlib.Path) -> list[verdicts.Verdict]:
   }
   known = bool(epoch.plan and epoch.plan.has_rates)
   return verdicts.judge_links(windows, rates, is_planned=known)
+
+
+def judge_servers(
+  path: pathlib.Path, hosts: Sequence[str]
+) -> list[verdicts.Verdict]:
+  """Returns the verdicts on the links of hosts that have servers.
+
+  Args:
+    path: Folder of the run.
+    hosts: Host of each worker; '' if unknown.
+
+  Raises:
+    ValueError: If there is no such run, or a row is broken.
+    OSError: If a file cannot be read.
+  """
+  windows, rates = [], []
+  for row in records.read_link_events(path):
+    if row['did'] != 'servers':
+      continue
+    try:
+      found = {
+        each['host']: server_links.Rates(each['Bps'], each['usual_Bps'])
+        for each in row['rates']
+      }
+      windows.append(
+        verdicts.Traffic(
+          start=row['since'],
+          iterations=row['iterations'],
+          exposed=row['exposed'],
+          slowness={key: each.slowness for key, each in found.items()},
+        )
+      )
+    except (KeyError, TypeError) as error:
+      raise ValueError(
+        f'{path}/events.jsonl: expected rates of links to servers, got '
+        f'{str(row)[:80]}: {error!r}.'
+      ) from error
+    rates.append(found)
+  return verdicts.judge_server_links(
+    windows, server_links.medians(rates), hosts
+  )
 
 
 def _exposed(window: traffic.TrafficWindow) -> float:

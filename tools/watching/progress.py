@@ -201,5 +201,7 @@ class Progress:
 def _name_straggler(row: Mapping[str, Any]) -> str:
   if 'src' in row:
     return f'link from worker {row["src"]} to {row["dst"]}'
+  if 'host' in row:
+    return f'link of host {row["host"]}'
   kind = 'link of worker' if row['of'] == 'link' else 'worker'
   return f'{kind} {row["worker"]}'

@@ -20,7 +20,7 @@ from cluster.membership.process import Settings
 from cluster.network import messages
 from cluster.network.port import Port
 from cluster.network.streams import Security
-from cluster.probing import traffic
+from cluster.probing import rates
 from cluster.process.faults import Faults
 from learning import digest
 from learning.layout import Layout
@@ -187,7 +187,7 @@ class ReplicaTest(parameterized.TestCase):
 
   def test_a_replica_reports_its_traffic_if_links_are_followed(self):
     with mock.patch.object(
-      traffic.TrafficReporter.__init__, '__defaults__', (0.01,)
+      rates.TrafficReporter.__init__, '__defaults__', (0.01,)
     ):
       nodes = [self._open_replica(k, workers=2, adapt=True) for k in range(2)]
     nodes[0].form(nodes[1])

@@ -1,6 +1,7 @@
 """Tests for the transfer of states between processes."""
 
 import contextlib
+import socket
 import threading
 import time
 from unittest import mock
@@ -113,6 +114,28 @@ class HandoverTest(parameterized.TestCase):
       state, _ = self._fetch(stuck.address, self._source(), timeout_s=60.0)
       self.assertLess(time.monotonic() - start, 20.0)
     self._assert_same(state)
+
+  @parameterized.parameters(True, False)
+  def test_a_source_that_cannot_be_reached_holds_nothing_up(self, is_silent):
+    gone = socket.create_server(('127.0.0.1', 0))
+    host, port = gone.getsockname()
+    if is_silent:  # It listens, and never answers.
+      self.addCleanup(gone.close)
+    else:
+      gone.close()
+    start = time.monotonic()
+    state, _ = self._fetch(
+      f'{host}:{port}', self._source(), f'{host}:{port}', timeout_s=60.0
+    )
+    self.assertLess(time.monotonic() - start, 20.0)
+    self._assert_same(state)
+
+  def test_an_error_of_the_caller_is_raised(self):
+    def fail():
+      raise ArithmeticError('a step')
+
+    with self.assertRaisesRegex(ArithmeticError, 'a step'):
+      self._fetch(self._source(), step=fail)
 
   def test_a_source_with_another_state_is_not_used(self):
     other = _TREE | {'big': _TREE['big'] + 1}

@@ -18,7 +18,8 @@ from cluster.network import messages
 from cluster.network.errors import Closed
 from cluster.network.messages import TrafficReport
 from cluster.probing.follower import LinkFollower
-from cluster.probing.traffic import RateWindows, Sent, TrafficReporter
+from cluster.probing.rates import RateWindows, TrafficReporter
+from cluster.traffic import Sent
 from route import forest
 from tests.support import changing_links
 from tests.tools import lab_test
