@@ -319,7 +319,7 @@ class Follower:
           security,
           min(left_s, self._timeout_s),
           service=_SERVICE,
-          waits=False,
+          waits=lambda: False,
         )
       except (Closed, Refused) as error:
         reason = str(error)

@@ -29,6 +29,7 @@ from cluster.network.streams import (
 
 _BACKOFF_S = 0.2  # Longest first wait; doubles with each attempt.
 _LEAST_S = 0.06  # Of an attempt: a shorter one would fail without waiting.
+_LOOK_S = 0.3  # Between two looks for the coordinator's address.
 _LEAVING = 3  # Timeouts for which a process tries that wants to leave.
 _LOG_INTERVAL_S = 30.0  # Between two lines on a rank that is held.
 
@@ -63,7 +64,7 @@ def join(
 
   Args:
     address: HOST:PORT of the coordinator, or a function that returns it for
-      each attempt.
+      each attempt, and every 0.3 s while nothing listens there.
     hello: Request for admission.
     schema: Answers of the coordinator.
     security: Credentials of the stream.
@@ -87,8 +88,9 @@ def join(
     limit_s = max(min(timeout_s, deadline - time.monotonic()), 0.0)
     wait_s, stream = 0.0, None
     where = address if isinstance(address, str) else address()
+    is_there = _Address(address, where).is_unchanged
     try:
-      stream = connect(where, hello, security, limit_s)
+      stream = connect(where, hello, security, limit_s, waits=is_there)
       return stream, _receive_admission(stream, schema, timeout_s)
     except Refused:
       raise
@@ -110,6 +112,23 @@ def join(
         left_s = deadline - now
         logging.warning('Tries again for up to %.0f s: %s', left_s, error)
     time.sleep(wait_s)
+
+
+class _Address:
+  """The address at which an attempt looks for the coordinator."""
+
+  def __init__(self, address: str | Callable[[], str], where: str):
+    self._address, self._where = address, where
+    self._look_at = time.monotonic() + _LOOK_S
+
+  def is_unchanged(self) -> bool:
+    """Returns whether the coordinator has not moved; looks every `_LOOK_S`."""
+    now = time.monotonic()
+    if isinstance(self._address, str) or now < self._look_at:
+      return True
+    is_same = self._address() == self._where
+    self._look_at = time.monotonic() + _LOOK_S
+    return is_same
 
 
 def drop(stream: Stream) -> None:

@@ -438,7 +438,7 @@ def ask(
         security,
         limit_s,
         service=ELECTION,
-        waits=False,
+        waits=lambda: False,
       )
       with within(stream, limit_s):
         standing: MemberStanding = stream.receive(STANDING).header

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
@@ -525,7 +525,7 @@ def connect(
   timeout_s: float,
   *,
   service: str = CONTROL,
-  waits: bool = True,
+  waits: Callable[[], bool] = lambda: True,
 ) -> Stream:
   """Returns a stream to a listener, waiting for the listener if need be.
 
@@ -535,7 +535,8 @@ def connect(
     security: Credentials of this process, of which `key` is not used.
     timeout_s: Seconds to wait for the listener and for its answer.
     service: Name of the service of the listener.
-    waits: Whether to try again if there is no listener.
+    waits: Returns, before each further try, whether to try again if there is no
+      listener.
 
   Raises:
     Refused: If the token is not that of the listener.
@@ -546,7 +547,7 @@ def connect(
     try:
       return _open(address, hello, security, deadline, service)
     except Closed as error:
-      if not waits or time.monotonic() + _RETRY_S >= deadline:
+      if time.monotonic() + _RETRY_S >= deadline or not waits():
         raise Closed(f'No stream within {timeout_s:g} s; {error}') from error
     time.sleep(_RETRY_S)
 

@@ -498,13 +498,29 @@ class JoiningTest(_TestCase):
       self._join(address, 600.0, is_leaving.is_set)()
     self.assertBetween(time.monotonic() - start, 3.5, 8.0)
 
-  def _join(self, address, start_s, is_leaving=lambda: False):
+  def test_a_process_follows_a_coordinator_that_has_moved(self):
+    with Listener(Port('127.0.0.1', 0, Security()), lambda *_: None) as closed:
+      address = [closed.address]
+
+    def admit(stream, hello):
+      stream.send(messages.WorkerAdmitted(7))
+      stream.receive(messages.FROM_WORKER)
+
+    with Listener(Port('127.0.0.1', 0, Security()), admit) as moved:
+      threading.Timer(1.0, address.__setitem__, args=(0, moved.address)).start()
+      start = time.monotonic()
+      stream, admission = self._join(lambda: address[0], 60.0, timeout_s=50.0)()
+      self.assertBetween(time.monotonic() - start, 0.9, 10.0)
+      joining.drop(stream)
+    self.assertEqual(admission.incarnation, 7)
+
+  def _join(self, address, start_s, is_leaving=lambda: False, timeout_s=1.0):
     return lambda: joining.join(
       address,
       messages.WorkerHello(0, _ONE, ''),
       messages.WORKER_ADMISSION,
       security=Security(),
-      timeout_s=1.0,
+      timeout_s=timeout_s,
       start_s=start_s,
       is_leaving=is_leaving,
     )
