@@ -397,6 +397,7 @@ class _Transfer:
         self._security,
         self._timeout_s,
         service=self._service,
+        waits=lambda: not self.is_complete,
       )
       try:
         self._receive(stream, worker)
