@@ -376,6 +376,16 @@ def get_config() -> ml_collections.ConfigDict:
   config.cluster.server.sum_Bps = math.inf
   # Bytes of parameters and optimizer slots per second that are updated.
   config.cluster.server.update_Bps = math.inf
+  # Work of the workers of a virtual cluster besides computing.
+  config.cluster.worker = ConfigDict()
+  # Bytes of float32 parameters per second of which a worker decodes a pull and
+  # encodes a push; inf: that takes no time.
+  config.cluster.worker.codec_Bps = math.inf
+  # Bytes per second that a worker adds in an allreduce; inf likewise.
+  config.cluster.worker.sum_Bps = math.inf
+  # Seconds of worker 0 that an evaluation takes, or of the servers if they have
+  # hosts of their own.
+  config.cluster.worker.evaluation_s = 0.0
   # Links among workers, in place of the up and down links around one switch: a
   # file, or a builder such as 'ring(8, 25)'.  Latencies stay.
   config.cluster.links = ''

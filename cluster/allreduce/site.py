@@ -27,7 +27,7 @@ from cluster.allreduce.sums.native import NativeReducer
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, RealSite
-from cluster.membership.succession import LIMIT, Succession
+from cluster.membership.succession import Succession, limit_join
 from cluster.membership.terms import Terms
 from cluster.membership.worker_states import (
   NoCodec,
@@ -354,11 +354,10 @@ class AllreduceSite(RealSite):
         timeout_s=self.settings.timeout_s,
         **own,
       )
-    settings = self.settings._replace(adapt=self._plan.adapt)
-    if self.meeting.follows:
-      # Without a coordinator this process is to start again, and become it.
-      limit_s = min(settings.start_s, LIMIT * settings.timeout_s)
-      settings = settings._replace(start_s=limit_s)
+    settings = limit_join(
+      self.settings._replace(adapt=self._plan.adapt),
+      follows=self.meeting.follows,
+    )
     return self._replica_type(
       self.meeting.role.index,
       gradient=gradient,

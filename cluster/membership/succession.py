@@ -373,6 +373,21 @@ def _find_leaders(
   return [address for _, address in sorted(leaders, reverse=True)]
 
 
+def limit_join(settings: Settings, *, follows: bool) -> Settings:
+  """Returns the settings of the worker of a process.
+
+  Args:
+    settings: Settings of the process.
+    follows: Whether the process would coordinate the run, had it not found
+      another one that does.  Without that one it is to start again, and
+      coordinate, before the limit of a start.
+  """
+  if not follows:
+    return settings
+  limit_s = min(settings.start_s, LIMIT * settings.timeout_s)
+  return settings._replace(start_s=limit_s)
+
+
 def find_running(
   terms: Terms, security: Security, *, timeout_s: float, limit_s: float
 ) -> str | None:

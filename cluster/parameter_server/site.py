@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from cluster.coordinator import Coordinator
 from cluster.membership.process import Meeting, RealSite
-from cluster.membership.succession import Succession
+from cluster.membership.succession import Succession, limit_join
 from cluster.membership.terms import Terms
 from cluster.membership.worker_states import (
   ResidualHistory,
@@ -271,7 +271,7 @@ class ParameterServerSite(RealSite):
         init_optimizer=lambda: learned.pushes.init(learned.params),
       ),
       speed=self.parts.speed,
-      settings=self.settings,
+      settings=limit_join(self.settings, follows=self.meeting.follows),
       on_hang=self._handle_hang,
       evaluator=self._make_evaluator(),
       mirrors=self._mirrors,
@@ -324,7 +324,7 @@ class ParameterServerSite(RealSite):
         role.index,
         functools.partial(self._make_server, role.index),
         self._locate,
-        self.settings,
+        limit_join(self.settings, follows=self.meeting.follows),
         mirrors=self._mirrors,
         is_over=self._is_over.is_set,
       )

@@ -40,11 +40,16 @@ class _Timing(NamedTuple):
       each of its chunks, int [chunks].
     planned: Forest as it was planned.
     carried: Traffic of each link in one iteration.
+    added_s: Seconds in which the worker that adds the most adds each bucket,
+      float [buckets], by round.
+    last_s: Seconds in which the last chunk is added along the deepest tree.
   """
 
   rounds: Sequence[tuple[timing.AllreduceTiming, np.ndarray]]
   planned: Planned
   carried: Mapping[Ends, Sent]
+  added_s: Sequence[np.ndarray]
+  last_s: float
 
 
 class Sums:
@@ -60,6 +65,7 @@ class Sums:
     overlap: bool,
     range_s: float,
     chunk_bytes: int | None = None,
+    sum_Bps: float = math.inf,
   ):
     """Plans the forest of all workers.
 
@@ -75,6 +81,7 @@ class Sums:
       range_s: Seconds for which each bucket occupies links before its bytes go.
       chunk_bytes: Bytes of one message, at most; None for those of the
         executor.
+      sum_Bps: Bytes per second that a worker adds.
 
     Raises:
       ValueError: If there is no such forest over these links.
@@ -90,6 +97,7 @@ class Sums:
     ]
     self._stages = stages
     self._range_s, self._chunk_bytes = range_s, chunk_bytes
+    self._sum_Bps = sum_Bps
     self._forest_of = functools.cache(self._plan_forest)
     self._timing = functools.cache(self._time)
     for stage in range(len(stages)):
@@ -111,7 +119,9 @@ class Sums:
       stage: Stage of the wire, or number of the fragment.
     """
     members = tuple(sorted(started))
-    (first, of_chunk), *others = self._timing(members, stage).rounds
+    timed = self._timing(members, stage)
+    (first, of_chunk), *others = timed.rounds
+    added_s, *added_later_s = timed.added_s
     ready, copy_s = self._ready[stage], self._copy_s[stage]
     start_s, stop_s = (
       np.array([times[index] for index in members])[:, None]
@@ -120,8 +130,16 @@ class Sums:
     # Exact at the end, where rounding would make it later than it is.
     ready_s = np.where(ready == 1, stop_s, start_s + (stop_s - start_s) * ready)
     end_s = first((ready_s + copy_s)[:, of_chunk])
-    for allreduce, of_chunk in others:
-      end_s = allreduce(np.full((len(members), len(of_chunk)), end_s))
+    if math.isfinite(self._sum_Bps):
+      # The worker that adds the most does so bucket by bucket.
+      left_s = np.cumsum(added_s[::-1])[::-1]
+      available_s = (ready_s + copy_s).max(axis=0)
+      end_s = max(end_s, float((available_s + left_s).max())) + timed.last_s
+    for (allreduce, of_chunk), bucket_s in zip(
+      others, added_later_s, strict=True
+    ):
+      through_s = allreduce(np.full((len(members), len(of_chunk)), end_s))
+      end_s = max(through_s, end_s + float(bucket_s.sum())) + timed.last_s
     return max(end_s, *computed.values())
 
   def plan_for(self, members: Sequence[int], stage: int) -> Planned:
@@ -172,7 +190,8 @@ class Sums:
   def _time(self, members: tuple[int, ...], stage: int) -> _Timing:
     """Returns the timing of some workers in a stage of the wire."""
     planned, allreduce, Bps = self._forest_of(members)
-    rounds = []
+    load, depth = _sum_load(planned.forest)
+    rounds, added_s, last_s = [], [], 0.0
     for buckets in self._stages[stage]:
       sent_bytes = sum(each.bytes for each in buckets)
       chunk_bytes = dealing.chunk_bytes(
@@ -182,6 +201,9 @@ class Sums:
       begins = np.diff(of_chunk, prepend=-1) > 0
       through = allreduce.with_chunks(sizes, begin_s=self._range_s * begins)
       rounds.append((through, of_chunk))
+      sent = np.array([each.bytes for each in buckets])
+      added_s.append(load * sent / self._sum_Bps)
+      last_s = max(last_s, depth * max(sizes, default=0) / self._sum_Bps)
     left = _find_links(self._true.cluster, members).workers
     index_of = dict(zip(left, members, strict=True))
     total = collections.Counter[tuple[str, str]]()
@@ -191,7 +213,18 @@ class Sums:
       (index_of[src], index_of[dst]): Sent(many, many / Bps[src, dst])
       for (src, dst), many in total.items()
     }
-    return _Timing(rounds, planned, carried)
+    return _Timing(rounds, planned, carried, added_s, last_s)
+
+
+def _sum_load(forest: Forest) -> tuple[float, int]:
+  """Returns how often a worker adds a byte at most, and the deepest tree."""
+  added: dict[str, float] = collections.defaultdict(float)
+  depth = 0
+  for tree in forest.trees:
+    for hop in tree.up:
+      added[hop[-1]] += float(tree.share)
+    depth = max(depth, tree.depth)
+  return max(added.values(), default=0.0), depth
 
 
 def _round_trip_s(

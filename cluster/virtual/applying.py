@@ -37,6 +37,10 @@ class Servers:
     """Adds the work of a push that has arrived."""
     self.busy_until = max(self.busy_until, time) + self.sum_s
 
+  def evaluate(self, time: float, seconds: float) -> None:
+    """Adds the work of an evaluation."""
+    self.busy_until = max(self.busy_until, time) + seconds
+
   def update(self, time: float, version: int) -> None:
     """Adds the work of all updates up to a version."""
     count = version - self.version

@@ -21,6 +21,7 @@ from cluster.virtual.applying import Servers
 from cluster.virtual.script import ScriptEntry
 from cluster.virtual.store import LocalParameterStore
 from cluster.virtual.transfers import NOTHING, Delivered, Pipelined, Whole
+from cluster.virtual.worker_costs import WorkerCosts
 from learning import scaling
 from learning.learning import Pushes
 from outputs.accounting import LostState, NewState
@@ -30,7 +31,7 @@ from wire.codec import Message
 _COMPUTED, _LEAVE, _JOIN, _PUSH, _WAKE, _PULL = range(6)
 
 # Attributes of a cluster that change while it runs.
-_STATE = ('time', '_workers', '_wake', '_events', '_servers')
+_STATE = ('time', '_workers', '_wake', '_events', '_servers', '_delay_s')
 
 
 @dataclasses.dataclass
@@ -92,6 +93,7 @@ class VirtualRuntime:
     speed: Speed,
     transfers: Whole | Pipelined | AllreduceTransfers,
     servers: Servers,
+    costs: WorkerCosts,
     script: Sequence[ScriptEntry],
     record_evaluation: Callable[[float], None],
   ):
@@ -104,6 +106,7 @@ class VirtualRuntime:
       speed: Model of compute times.
       transfers: Model of pushes and pulls.
       servers: Model of the servers' work.
+      costs: The workers' work besides computing.
       script: Deaths and returns of workers.
       record_evaluation: Function that is called with the time once an
         evaluation has become due.
@@ -117,6 +120,8 @@ class VirtualRuntime:
     self._workers = [self._make_worker(k, 0) for k in range(count)]
     self._transfers = transfers
     self._servers = servers
+    self._costs = costs
+    self._delay_s = 0.0  # Of the next iteration of worker 0, by an evaluation.
     self._record_evaluation = record_evaluation
     self._wake = 0  # Number of the pending wake, which replaces earlier ones.
     # Time, kind, number of a worker or a wake, incarnation of the worker.
@@ -187,6 +192,7 @@ class VirtualRuntime:
     self._servers.update(self.time, self._store.version)
     if self.coordinator.milestones.evaluations > evaluations:
       self._record_evaluation(self.time)
+      self._take_time_for_evaluation()
 
   def pause(self) -> bool:
     """Returns True, as everything under way is part of the state."""
@@ -339,8 +345,29 @@ class VirtualRuntime:
     known = self.coordinator.workers[index]
     self.coordinator.enter(index, 'compute', self.time)
     seconds = self._speed.seconds(index, known.iteration, known.examples)
+    seconds += self._costs.codec_s
+    if index == 0:
+      seconds, self._delay_s = seconds + self._delay_s, 0.0
     self._workers[index].compute_s = seconds
     self._schedule(self.time + seconds, _COMPUTED, index)
+
+  def _take_time_for_evaluation(self) -> None:
+    """Delays the host that evaluates by the time that it takes."""
+    seconds = self._costs.evaluation_s
+    if not seconds:
+      return
+    if not self._costs.evaluates:
+      self._servers.evaluate(self.time, seconds)
+      return
+    worker = self._workers[0]
+    for place, (time, kind, number, incarnation) in enumerate(self._events):
+      if (kind, number, incarnation) == (_COMPUTED, 0, worker.incarnation):
+        event = (time + seconds, kind, number, incarnation)
+        self._events[place] = event
+        heapq.heapify(self._events)
+        worker.compute_s += seconds
+        return
+    self._delay_s += seconds
 
   def _restart_iteration(self, index: int) -> None:
     """Makes a worker compute its iteration once more."""

@@ -21,6 +21,7 @@ from cluster.virtual import (
   contributions,
   script,
   transfers,
+  worker_costs,
 )
 from cluster.virtual.multi_round_store import MultiRoundStore
 from cluster.virtual.network import Network
@@ -122,6 +123,7 @@ class VirtualSite:
         parts.files.workdir / 'checkpoints', keep=config.checkpoint.keep
       )
     self._config, self._parts = config, parts
+    self._costs = worker_costs.make(config, plan, self._num_bytes)
     self.evaluate = parts.learned.evaluate
 
   def runtime(self, coordinator: Coordinator) -> VirtualRuntime:
@@ -139,20 +141,26 @@ class VirtualSite:
       speed=parts.speed,
       transfers=carrier,
       servers=self._make_servers(),
+      costs=self._costs,
       script=events,
       record_evaluation=record_evaluation,
     )
+
+  @property
+  def _num_bytes(self) -> int:
+    """Bytes of all parameters and running statistics, in float32."""
+    learned = self._parts.learned
+    return 4 * sum(learned.elements) + learned.other_bytes
 
   def _make_servers(self) -> applying.Servers:
     """Returns the servers' work, which takes no time without servers."""
     plan = self._parts.plan
     if not isinstance(plan, ParameterServer):
       return applying.Servers(sum_s=0.0, update_s=0.0)
-    learned = self._parts.learned
     return applying.make(
       self._config,
       servers=plan.servers,
-      num_bytes=4 * sum(learned.elements) + learned.other_bytes,
+      num_bytes=self._num_bytes,
       learner_state=self.store.learner.state(),
     )
 
@@ -188,7 +196,13 @@ class VirtualSite:
         overlap=plan.overlap,
       )
     sums = allreduce.AllreduceTransfers(
-      _sums(config, plan, stages, overlap=plan.overlap or bool(fragments)),
+      _sums(
+        config,
+        plan,
+        stages,
+        overlap=plan.overlap or bool(fragments),
+        sum_Bps=self._costs.sum_Bps,
+      ),
       Traffic(coordinator.recorder),
       fragments=fragments.count if fragments else 1,
     )
@@ -262,6 +276,7 @@ def _sums(
   stages: Sequence[Sequence[Sequence[Bucket]]],
   *,
   overlap: bool,
+  sum_Bps: float,
 ) -> allreduce.Sums:
   """Returns the durations of the run's allreduces.
 
@@ -282,6 +297,7 @@ def _sums(
       stages=stages,
       overlap=overlap,
       range_s=range_s,
+      sum_Bps=sum_Bps,
     )
 
 

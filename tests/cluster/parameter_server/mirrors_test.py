@@ -263,6 +263,20 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
     self._check_history(launch, with_model=False)
 
   @pytest.mark.soak
+  def test_a_first_coordinator_that_returns_to_nobody_starts_again(self):
+    with self._launch(model=False) as launch:
+      self._kill(launch, 'worker:0')
+      launch.until('The run is coordinated at')
+      for role in ('worker:1', 'worker:2'):
+        os.kill(launch.pid(role), signal.SIGKILL)
+      before = time.time()
+      resumed = launch.until('Resuming from checkpoint')
+      self.assertLess(resumed - before, 8 * _TIMEOUT_S, launch.text)
+      launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 600)
+      self._stop(launch)
+    self._check_history(launch, with_model=False)
+
+  @pytest.mark.soak
   def test_a_run_restarts_when_all_copies_of_a_shard_are_lost(self):
     with self._launch(workers=2, servers=2, epochs=100.0) as launch:
       launch.reach(300)
