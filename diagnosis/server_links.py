@@ -13,7 +13,8 @@ import numpy as np
 
 from diagnosis import rule
 
-MOST = 64 * 64  # Connections that are compared, at most.
+MOST_SERVERS = 64  # Whose connections are compared, at most.
+MOST = 64 * MOST_SERVERS  # Connections that are compared, at most.
 _QUANTILE = 0.75  # Of a host's connections: its link slows all of them.
 
 

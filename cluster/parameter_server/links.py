@@ -39,12 +39,15 @@ class ServerLinks:
     """
     self._recorder, self._find_hosts = recorder, find_hosts
     count = num_workers * num_servers
-    self._is_used = num_servers > 1 and count <= server_links.MOST
-    if count > server_links.MOST:
+    few = (
+      num_servers <= server_links.MOST_SERVERS and count <= server_links.MOST
+    )
+    self._is_used = num_servers > 1 and few
+    if not few:
       logging.info(
-        'Links to servers are not compared: expected at most %d connections, '
-        'got %d.',
-        *(server_links.MOST, count),
+        'Links to servers are not compared: expected at most %d servers and %d '
+        'connections, got %d and %d.',
+        *(server_links.MOST_SERVERS, server_links.MOST, num_servers, count),
       )
     self.clear()
 

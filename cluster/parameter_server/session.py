@@ -34,6 +34,7 @@ from cluster.network.streams import (
   push_service,
 )
 from cluster.probing.rates import TrafficReporter
+from diagnosis.server_links import MOST_SERVERS
 
 REPORT_S = 1.0  # Between two reports on traffic.
 MirrorRequest = RetainResidual | FetchMirror | MirrorCompleted | HostServer
@@ -114,8 +115,11 @@ class ParameterServerSession(Session[ToWorker]):
       self.send(Activity(f'connected to {connected}'))
 
   def report_traffic(self) -> None:
-    """Starts to report what the streams have sent, if there are several."""
-    if len(self.streams) > 1:
+    """Starts to report what the streams have sent, if there are several.
+
+    Not if there are so many that the coordinator would not compare them.
+    """
+    if 1 < len(self.streams) <= MOST_SERVERS:
       self.stack.enter_context(
         TrafficReporter(self._traffic, self.send, REPORT_S)
       )

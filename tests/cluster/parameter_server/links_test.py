@@ -91,6 +91,7 @@ class RowsTest(absltest.TestCase):
     for changed in (
       {'num_servers': 1},
       {'num_workers': server_links.MOST, 'num_servers': 3},
+      {'num_workers': 2, 'num_servers': server_links.MOST_SERVERS + 1},
       {'find_hosts': lambda: (_HOSTS, [])},  # A server is missing.
       {'find_hosts': lambda: (['a'] * 3, ['a'] * 3)},
     ):
