@@ -1,4 +1,4 @@
-"""Tests for costs of codecs, sums and evaluations: closed forms without jitter."""
+"""Tests for costs of codecs, sums and evaluations: closed forms, no jitter."""
 
 import math
 import tempfile
