@@ -11,7 +11,7 @@ import ml_collections
 
 from configs import default
 
-RATES = 0.005, 0.01, 0.02, 0.04
+RATES = 0.005, 0.01, 0.02, 0.04, 0.08, 0.16
 _BPS = 1.25e9  # 10 Gbit/s.
 # Scheme and batching by name.
 SCHEMES = {
