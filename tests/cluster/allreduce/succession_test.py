@@ -100,8 +100,8 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
       launch.until('coordinates the run in term 2')
       other = launch.pid('worker:1')
       os.kill(other, signal.SIGSTOP)
-      # Worker 0 is back, and the lock of the folder is held, perhaps by a process
-      # that was stopped before it had written its number there.
+      # Worker 0 is back, and the lock of the folder is held, perhaps by a
+      # process that was stopped before it had written its number there.
       launch.until('Waiting for .*process.* to release')
       os.kill(other, signal.SIGCONT)
       launch.until('begins: a worker joins')
