@@ -101,7 +101,6 @@ _KINDS = {
     0.8,
   ),
 }
-_IN_WORKERS = ('server_in_workers',)  # Kinds whose workers are servers, too.
 _SCHEMES = ('bsp', 'ssp', 'elastic', 'quorum')
 _BASELINE_S = 20.0  # Before the first kill.
 _LIMIT_S = 6.0  # Seconds of the run per kill.
@@ -309,7 +308,7 @@ class Killer:
       if role := self._kill():
         print(f'{now - start:6.1f} s: kill {self._kills.total()}, {role}')
         sys.stdout.flush()
-        if role.startswith('server') or self._flags.route in _IN_WORKERS:
+        if role.startswith('server') or flags.route == 'server_in_workers':
           restart = pushes
         pause_s = self._pause_s()
         factor = _RESTART_FACTOR if pushes == restart else 1

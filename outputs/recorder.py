@@ -230,12 +230,11 @@ class Recorder:
 
   def record_server_links(self, row: Mapping[str, Any]) -> None:
     """Records the rates of connections to servers, by host."""
-    self._files.event({'event': 'links', **row})
+    self.record_links(row)
     if self._watch is None:
       return
-    self._link_watch.is_planned = (
-      True  # Rates are compared with the usual ones.
-    )
+    # The slowness of a host is relative to the others already.
+    self._link_watch.is_planned = True
     window = Traffic(
       start=row['since'],
       iterations=row['iterations'],

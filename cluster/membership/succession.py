@@ -374,13 +374,15 @@ def _find_leaders(
 
 
 def limit_join(settings: Settings, *, follows: bool) -> Settings:
-  """Returns the settings of the worker of a process.
+  """Returns settings with a shorter limit for joining the coordinator.
+
+  The process that coordinates a run at its start joins another coordinator if
+  one has taken over.  If that one is lost, the process has to give up, so that
+  it starts again and coordinates the run from a checkpoint.
 
   Args:
     settings: Settings of the process.
-    follows: Whether the process would coordinate the run, had it not found
-      another one that does.  Without that one it is to start again, and
-      coordinate, before the limit of a start.
+    follows: Whether this is such a process; else the settings are unchanged.
   """
   if not follows:
     return settings

@@ -1,6 +1,6 @@
 """Links of a run with servers, from the rates of connections to them.
 
-Workers report what they have sent to each server; once a second or so the
+Workers report what they have sent to each server; about once a second the
 coordinator compares the rates: see `diagnosis.server_links`.
 """
 
@@ -18,7 +18,7 @@ _PERIOD_S = 1.0  # Least length of a window.
 _TRANSFERS = ('pull', 'push')
 
 
-class ServerLinks:
+class ServerLinkLog:
   """Writer of rows on the links to servers, for the coordinator's thread."""
 
   def __init__(
@@ -52,7 +52,7 @@ class ServerLinks:
     self.clear()
 
   def clear(self) -> None:
-    """Drops what is known, as workers or servers change."""
+    """Drops all reports, as workers or servers change."""
     self._windows = RateWindows(_PERIOD_S, least_iterations=1)
     self._pushes = self._pushes_then = 0
     self._since: float | None = None

@@ -34,7 +34,7 @@ from cluster.parameter_server.admission import (
   ServerLost,
   ShareRetained,
 )
-from cluster.parameter_server.links import ServerLinks
+from cluster.parameter_server.links import ServerLinkLog
 from cluster.parameter_server.mirroring import Mirror, Mirroring
 from cluster.parameter_server.mirrors import (
   COORDINATOR,
@@ -143,7 +143,7 @@ class ParameterServerRuntime(EventLoop):
     self._move = ''
     self._delayed: list[PushReceived] = []
     self._is_handing_over = False  # The move is this coordinator's own leave.
-    self._links = ServerLinks(
+    self._links = ServerLinkLog(
       coordinator.recorder,
       num_workers=count,
       num_servers=num_servers,

@@ -217,7 +217,12 @@ class Sums:
 
 
 def _sum_load(forest: Forest) -> tuple[float, int]:
-  """Returns how often a worker adds a byte at most, and the deepest tree."""
+  """Returns the load of sums of a forest.
+
+  Returns:
+    Bytes that the busiest worker adds, over the bytes of the allreduce, and the
+    depth of the deepest tree.
+  """
   added: dict[str, float] = collections.defaultdict(float)
   depth = 0
   for tree in forest.trees:

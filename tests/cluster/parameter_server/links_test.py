@@ -11,10 +11,10 @@ from absl.testing import absltest, parameterized
 
 from bench import clusters
 from cluster.network.messages import TrafficReport
-from cluster.parameter_server.links import ServerLinks
+from cluster.parameter_server.links import ServerLinkLog
 from diagnosis import server_links
 from outputs.accounting import Accounting
-from tests.tools import lab_test
+from tests.support import labs
 from tools import diagnose
 from tools.reading import records
 
@@ -36,7 +36,7 @@ class RowsTest(absltest.TestCase):
     )
     find_hosts = changed.pop('find_hosts', lambda: (_HOSTS, _HOSTS))
     counts = {'num_workers': 3, 'num_servers': 3, **changed}
-    return ServerLinks(recorder, **counts, find_hosts=find_hosts)
+    return ServerLinkLog(recorder, **counts, find_hosts=find_hosts)
 
   def _iterate(self, time, workers=(0, 1, 2)):
     """An iteration of half a second, .4 of which are transfers."""
@@ -106,7 +106,7 @@ class LabTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    if reason := lab_test._why_not():
+    if reason := labs.why_not():
       raise unittest.SkipTest(reason)
 
   @parameterized.parameters(True, False)
