@@ -6,7 +6,7 @@ import pathlib
 import re
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +21,9 @@ _ADDRESS = re.compile(r'--coordinator=\S+?:(\d+)')
 # After this age and this number of pushes of the run, a process has compiled
 # all programs and is connected to all others.
 _WARM_UP_S, _WARM_UP_PUSHES = 15.0, 100
+# Usage is the least of this many measurements, as connections of a transfer to
+# a process that rejoins, and their files, are temporary.
+_NUM_MEASUREMENTS = 6
 _PAGE_MIB = os.sysconf('SC_PAGE_SIZE') / 2**20
 
 
@@ -54,7 +57,8 @@ class RunProcesses:
     ports: Ports of coordinators.
     pushes: Number of pushes of the run so far, including lost ones.
     growth: Largest growth of a process after warm-up, MiB and open files, by
-      role.
+      role, where its usage is the least of six successive measurements.
+    peak: Largest number of open files of a process, by role.
   """
 
   def __init__(self, workdir: pathlib.Path):
@@ -65,6 +69,8 @@ class RunProcesses:
     self.ports: set[int] = set()
     self.pushes = 0
     self.growth: dict[str, tuple[float, int]] = {}
+    self.peak: Counter[str] = Counter()
+    self._recent: dict[int, deque[tuple[float, int]]] = {}
     self._first: dict[int, tuple[float, int]] = {}
     self._before: dict[int, int] = {}  # Pushes before a process was started.
     self._launch = Lines(workdir / 'launch.jsonl')
@@ -101,13 +107,21 @@ class RunProcesses:
       usage = _usage(pid)
       if usage is None:
         continue
+      self.peak[role] = max(self.peak[role], usage[1])
       is_young = self.pushes - self._before[pid] < _WARM_UP_PUSHES
-      if now - start < _WARM_UP_S or is_young or pid not in self._first:
-        self._first[pid] = usage
+      if now - start < _WARM_UP_S or is_young:
         continue
-      more = (a - b for a, b in zip(usage, self._first[pid], strict=True))
-      before = self.growth.get(role, (0.0, 0))
-      self.growth[role] = tuple(map(max, more, before))
+      recent = self._recent.setdefault(pid, deque(maxlen=_NUM_MEASUREMENTS))
+      recent.append(usage)
+      if len(recent) < _NUM_MEASUREMENTS:
+        continue
+      memory, files = map(min, zip(*recent, strict=True))
+      first_memory, first_files = self._first.setdefault(pid, (memory, files))
+      before_memory, before_files = self.growth.get(role, (0.0, 0))
+      self.growth[role] = (
+        max(before_memory, memory - first_memory),
+        max(before_files, files - first_files),
+      )
 
   def victims(self, kind: str) -> list[str]:
     """Returns the roles of processes of a kind that may be killed.

@@ -98,7 +98,7 @@ _KINDS = {
       'cluster.speed.slowdown': '(1.0,)',
     },
     0,
-    0.8,
+    0.35,
   ),
 }
 _SCHEMES = ('bsp', 'ssp', 'elastic', 'quorum')
@@ -237,7 +237,8 @@ def checks_of(
       memory <= _MAX_GROWTH[0] and n <= _MAX_GROWTH[1]
       for memory, n in processes.growth.values()
     ),
-    f'by at most {growth}',
+    f'by at most {growth}; at most {max(processes.peak.values(), default=0)} '
+    'files open',
   )
 
 

@@ -1,7 +1,9 @@
 """Tests for the checks of bench.soak and bench.accounts."""
 
+import contextlib
 import functools
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -67,6 +69,31 @@ class SoakTest(parameterized.TestCase):
   def test_a_process_that_grows_fails_its_check(self, memory, files, expected):
     failed = _failed_checks(_workdir(), {'server:0': (memory, files)})
     self.assertEqual(failed, expected)
+
+  def test_files_that_stay_open_count_as_growth_and_temporary_ones_do_not(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    row = {'role': 'worker:1', 'pid': os.getpid(), 'code': None}
+    row |= {'event': 'start', 'time': time.time() - 60}
+    (folder / 'launch.jsonl').write_text(json.dumps(row) + '\n')
+    processes = run_processes.RunProcesses(folder)
+    processes.update()
+    processes.pushes = 1000
+
+    def measure(num_temporary):
+      with contextlib.ExitStack() as stack:
+        for _ in range(num_temporary):
+          stack.enter_context((folder / 'launch.jsonl').open())
+        processes.measure()
+
+    for num_temporary in (0, 0, 0, 0, 0, 0, 30, 30, 0, 30, 30, 30, 30, 0):
+      measure(num_temporary)
+    self.assertEqual(processes.growth['worker:1'][1], 0)
+    self.assertGreaterEqual(processes.peak['worker:1'], 30)
+    with contextlib.ExitStack() as stack:  # A process that leaks.
+      for number in range(20):
+        stack.enter_context((folder / 'launch.jsonl').open())
+        measure(30 * (number % 2))
+      self.assertBetween(processes.growth['worker:1'][1], 14, 16)
 
   def test_only_the_worker_that_was_started_is_killed(self):
     folder = pathlib.Path(tempfile.mkdtemp())
