@@ -10,7 +10,12 @@ import time
 from collections.abc import Sequence
 
 from cluster.network.loop_streams import LoopStream
-from cluster.network.messages import Order, OrderProgress, Orders
+from cluster.network.messages import (
+  Order,
+  OrderProgress,
+  Orders,
+  ServerWork,
+)
 from cluster.process.deadlines import ReceivedProgress
 
 
@@ -139,6 +144,7 @@ class RemoteServer:
       has reported it.
     left: Updates and examples that it had applied before it returned to a
       mirror; None if it has not.
+    work: Its work, which it has measured; None if it has not.
     progress: Progress of its orders, from its last heartbeat.
   """
 
@@ -151,6 +157,7 @@ class RemoteServer:
     self.incarnation, self.stream = incarnation, incarnation.stream
     self.address = ''
     self.left: tuple[int, int] | None = None
+    self.work: ServerWork | None = None
     self.progress = OrderProgress()
 
   def order(self, sequence: int, orders: Sequence[Order]) -> None:

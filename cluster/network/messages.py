@@ -496,6 +496,22 @@ class Orders(Message, frozen=True):
 # Messages of parameter servers to the coordinator.
 
 
+class ServerWork(Untagged, frozen=True):
+  """Work of a parameter server, measured before its run.
+
+  Attributes:
+    share_bytes: Bytes of its parameters and running statistics.
+    slot_bytes: Bytes of the optimizer's slots.
+    sum_s: Seconds in which it decodes a push and adds it.
+    update_s: Seconds in which it applies an update.
+  """
+
+  share_bytes: Count
+  slot_bytes: Count
+  sum_s: Seconds
+  update_s: Seconds
+
+
 class ServerAddress(Message, frozen=True):
   """Report of a parameter server that workers can connect to it.
 
@@ -503,10 +519,12 @@ class ServerAddress(Message, frozen=True):
     address: Its address.
     left: Updates and examples that it had applied before it returned to a
       mirror; None if it has not.
+    work: Its work; None if it was not measured.
   """
 
   address: Address
   left: tuple[Count, Count] | None = None
+  work: ServerWork | None = None
 
 
 class PushReport(Untagged, frozen=True):

@@ -623,6 +623,7 @@ class ParameterServerReception(Reception):
           stream.send(messages.HeartbeatReply(message.sent, time.monotonic()))
         elif isinstance(message, messages.ServerAddress):
           server.address, server.left = message.address, message.left
+          server.work = message.work
           self._add_server(index, server)
         elif not isinstance(message, messages.Activity):
           body = memory.aligned(size_bytes)

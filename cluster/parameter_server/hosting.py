@@ -109,7 +109,9 @@ class _ServerHost:
       )
       with contextlib.suppress(TransportError):  # The heartbeat meets it, too.
         server = self._prepare(stream, admission)
-        stream.send(messages.ServerAddress(server.address, self._left))
+        stream.send(
+          messages.ServerAddress(server.address, self._left, server.work)
+        )
         heartbeat.ended.wait()
       end = heartbeat.end
       if end.kind == 'over':

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal
 
+import msgspec
 from absl import logging
 
 from cluster.coordinator import Coordinator
@@ -342,6 +343,12 @@ class ParameterServerRuntime(EventLoop):
     for each in (self._succession, self._mirror_store):
       if each:
         each.close()
+
+  def summary(self) -> dict[str, Any]:
+    """Returns the entries of summary.json that only this runtime has."""
+    work = self._store.work
+    own = {'server_work': msgspec.structs.asdict(work) if work else None}
+    return super().summary() | own
 
   def state(self) -> dict[str, Any]:
     """Returns the coordinator's state; the servers save theirs."""

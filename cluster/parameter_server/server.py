@@ -32,6 +32,7 @@ from cluster.network.streams import (
   chunked,
   push_service,
 )
+from cluster.parameter_server import work
 from cluster.parameter_server.mirrors import MirrorStore, share_part
 from cluster.parameter_server.pieces import Pieces
 from cluster.parameter_server.store import Key
@@ -80,6 +81,8 @@ class Server:
     index: Rank of the server.
     learner: Learner of the share.
     address: 'host:port' to which workers connect; '' before `open`.
+    work: Its work; None before `open`, without a model, and if it serves
+      pieces of sums.
   """
 
   def __init__(
@@ -107,6 +110,7 @@ class Server:
     self.index = index
     self.learner = learner
     self.address = ''
+    self.work: messages.ServerWork | None = None
     self._codec = codec
     self._report = report
     self._pull_bytes = codec.pull_bytes(index)
@@ -138,18 +142,23 @@ class Server:
     self._thread.start()
 
   def open(self, port: Port) -> None:
-    """Compiles all programs, and starts to listen for workers.
+    """Compiles all programs, measures them, and listens for workers.
 
     Args:
       port: Port of this process.
     """
     with placement.on_cpu():
       self._outgoing()
-      if self._pieces:
-        self._pieces.warm_up()
+      if isinstance(self.learner, Pieces):
+        self.learner.warm_up()
       else:
-        for stage in range(len(self._codec.wire.pushes)):
-          self._warm_up(stage)
+        stages = range(len(self._codec.wire.pushes))
+        for stage in stages:
+          payload = self._payload(self._zeros(stage), stage)
+          self.learner.warm_up(jax.block_until_ready(payload))
+        self.work = work.measure(
+          self.learner, stages, self._zeros, self._payload
+        )
     self._listener = LoopListener(
       port, self._handle, service=push_service(self.index)
     )
@@ -285,12 +294,11 @@ class Server:
       raise Refused(f'sent another hello: {error}') from error
     yield from self.serve(stream, worker.worker, worker.incarnation)
 
-  def _warm_up(self, stage: int) -> None:
-    """Compiles the programs for pushes of a stage of the wire."""
+  def _zeros(self, stage: int) -> np.ndarray:
+    """Returns a push of a stage of the wire whose bytes are all 0."""
     sent = memory.aligned(self._codec.push_bytes(self.index, stage))
     sent[:] = 0
-    payload = jax.block_until_ready(self._payload(sent, stage))
-    self.learner.warm_up(payload)
+    return sent
 
   def _check(
     self, port: _Port, report: messages.PushReport, size_bytes: int

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cluster.network import messages
+from cluster.parameter_server import work
 from learning.scaling import Scaling, factor, worker_scaling
 from learning.schedule import Schedule
 from learning.shard_codec import ShardCodec
@@ -23,7 +24,13 @@ Key = tuple[int, int]  # Rank of a worker, and number of its incarnation.
 
 
 class OrderedServer(Protocol):
-  """A server: in this process, or at the other end of a stream."""
+  """A server: in this process, or at the other end of a stream.
+
+  Attributes:
+    work: Its work; None if it was not measured.
+  """
+
+  work: messages.ServerWork | None
 
   def order(self, sequence: int, orders: Sequence[messages.Order]) -> None:
     """Queues orders, which are executed after those of lower numbers."""
@@ -237,6 +244,11 @@ class ShardedParameterStore:
     """True if requests raise an error: see `fail`."""
     with self._answering:
       return self._error is not None
+
+  @property
+  def work(self) -> messages.ServerWork | None:
+    """Work of the slowest server; None if one was not measured."""
+    return work.slowest([server.work for server in self._servers])
 
   def detach(self) -> None:
     """Drops servers and orders, until `attach` sets the next servers."""

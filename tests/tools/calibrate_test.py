@@ -136,6 +136,35 @@ class PredictTest(parameterized.TestCase):
     ratio = check.predicted.iteration_s / check.measured.iteration_s
     self.assertAlmostEqual(ratio, 1, delta=0.02)
 
+  @parameterized.parameters('asp', 'bsp')
+  def test_the_work_of_servers_is_told_from_latency(self, scheme):
+    work = {'share_bytes': 5_000_004, 'slot_bytes': 10_000_008}
+    work |= {'sum_s': 0.01, 'update_s': 0.03}
+    rates = {
+      'cluster__server__sum_Bps': work['share_bytes'] / work['sum_s'],
+      # Without a model there are no slots.
+      'cluster__server__update_Bps': work['share_bytes'] / work['update_s'],
+    }
+    measured = _rewrite(
+      clusters.run('asp', **rates),
+      'summary.json',
+      lambda summary: summary.update(server_work=work),
+    )
+
+    calibration = calibrate.measure(measured)
+
+    section = calibration.config.cluster
+    self.assertAlmostEqual(section.server.sum_Bps / 500.0004e6, 1)
+    self.assertAlmostEqual(section.server.update_Bps / 500.0004e6, 1)
+    (latency_s,) = section.network.worker_latency_s
+    self.assertBetween(latency_s, 1e-3, 4e-3)  # 2 ms.
+    self.assertRegex(calibrate.describe(calibration), r' 10 ms .* 30 ms')
+    true = timeline.pace(timeline.read(clusters.run(scheme, **rates)))
+    found = calibrate.predict(calibration, clusters.run(scheme, **rates))
+    np.testing.assert_allclose(
+      found['iteration_s'], true.iteration_s, rtol=0.02
+    )
+
   def test_a_noisy_run_predicts_as_well(self):
     calibration = calibrate.measure(
       clusters.with_noise(clusters.run('r2sp'), 0.02)

@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from cluster.virtual import applying
 from tools.calibrating import links, placement, tables, timeline
-from tools.calibrating.links import FittedLinks
+from tools.calibrating.links import FittedLinks, Transfers
 from tools.calibrating.timeline import Timeline
 
 # Config sections in which two runs have to agree, besides those of all
 # families, so that one can predict the other.
 SHARED = ('route',)
+_LATE_S = 1e-6  # Rounding of the timeline.
 
 
 class ServerLinks(NamedTuple):
@@ -22,11 +24,14 @@ class ServerLinks(NamedTuple):
     size_bytes: Bytes of a push and of a pull.
     down: The links that pulls used.
     up: The links that pushes used.
+    work: Work of the slowest server, as `messages.ServerWork` has it; None if
+      the run has not measured it.
   """
 
   size_bytes: int
   down: FittedLinks
   up: FittedLinks
+  work: Mapping[str, float] | None
 
   @property
   def cluster(self) -> None:
@@ -56,6 +61,8 @@ def measure(
   pulls, pushes = (
     timeline.transfers(recorded, phase) for phase in ('pull', 'push')
   )
+  if work := recorded.summary.get('server_work'):
+    pulls = _after_work(pulls, recorded.events, work)
   try:
     down, up = links.fit(
       pulls,
@@ -66,9 +73,15 @@ def measure(
   except ValueError as error:
     raise ValueError(f'{recorded.path}: {error}') from error
   _put(config, down, up)
+  if work:
+    share_bytes, slot_bytes = work['share_bytes'], work['slot_bytes']
+    config.cluster.server.sum_Bps = share_bytes / work['sum_s']
+    config.cluster.server.update_Bps = (share_bytes + slot_bytes) / work[
+      'update_s'
+    ]
   if placement.in_workers(run):
     placement.put(config, down, up)
-  return ServerLinks(size_bytes, down, up)
+  return ServerLinks(size_bytes, down, up, work)
 
 
 def describe(
@@ -106,6 +119,11 @@ def describe(
     'Error: median,\nrelative, of durations; push and pull.',
     tables.table(rows),
   ]
+  if found.work:
+    lines.append(
+      f'A server adds a push in {1e3 * found.work["sum_s"]:.3g} ms and applies '
+      f'an update in {1e3 * found.work["update_s"]:.3g} ms.'
+    )
   bound = (
     bound
     for each in (up, down)
@@ -118,6 +136,34 @@ def describe(
       'predicted.'
     )
   return '\n'.join(lines)
+
+
+def _after_work(
+  pulls: Transfers,
+  events: Sequence[Mapping[str, Any]],
+  work: Mapping[str, float],
+) -> Transfers:
+  """Returns pulls without the time in which the servers work before them.
+
+  Args:
+    pulls: Pulls, from the release of each worker on.
+    events: Rows of events.jsonl.
+    work: Work of the slowest server.
+  """
+  servers = applying.Servers(work['sum_s'], work['update_s'])
+  decisions = (row for row in events if 'decision' in row)
+  row, start = next(decisions, None), pulls.start.copy()
+  for place, released in enumerate(pulls.start):
+    while row and row['time'] <= released + _LATE_S:
+      if row['event'] == 'push':
+        servers.add(row['time'])
+      applied = len(row['decision'].get('commit', ()))
+      servers.update(row['time'], servers.version + applied)
+      row = next(decisions, None)
+    # A server may have been faster than it was measured.
+    latest = released + pulls.seconds[place] / 2
+    start[place] = min(max(released, servers.busy_until), latest)
+  return Transfers(pulls.worker, start, pulls.seconds - (start - pulls.start))
 
 
 def _put(config: ConfigDict, down: FittedLinks, up: FittedLinks) -> None:
