@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
+
 from topology import Cluster, Forest, Tree, pack
 from topology.baselines import schemes
 from topology.baselines.ways import Ways, ways_of
@@ -189,15 +191,10 @@ def _fewer(
 def _shallow(cluster: Cluster) -> Iterator[trees.Column]:
   """Yields trees of at most two hops up and two down."""
   ways, workers = ways_of(cluster), cluster.workers
-  capacity = cluster.capacity_Bps
-  width = {
-    (a, b): min(capacity[ends] for ends in itertools.pairwise(ways.hop(a, b)))
-    for a, b in itertools.permutations(workers, 2)
-  }
-  back = {(b, a): each for (a, b), each in width.items()}
+  width = _widths(cluster)
   for root in workers:
     ups = _parents(root, workers, width)
-    downs = _parents(root, workers, back)
+    downs = _parents(root, workers, width.T)
     for relay, up in ups.items():
       for other, down in downs.items():
         # All pairs of relays are many: only where there are few workers.
@@ -207,19 +204,41 @@ def _shallow(cluster: Cluster) -> Iterator[trees.Column]:
           )
 
 
+def _widths(cluster: Cluster) -> np.ndarray:
+  """Returns ranks of the slowest links of hops, int [N, N], from and to.
+
+  Hops of equal rates have equal ranks: comparing ranks is exact, and much
+  faster than comparing fractions.
+  """
+  ways, workers = ways_of(cluster), cluster.workers
+  rates = sorted(set(cluster.capacity_Bps.values()))
+  ranks = {rate: rank for rank, rate in enumerate(rates)}
+  rank = {ends: ranks[rate] for ends, rate in cluster.capacity_Bps.items()}
+  width = np.zeros((len(workers), len(workers)), int)
+  for (i, a), (j, b) in itertools.permutations(enumerate(workers), 2):
+    width[i, j] = min(rank[e] for e in itertools.pairwise(ways.hop(a, b)))
+  return width
+
+
 def _parents(
-  root: str, workers: Sequence[str], width: Mapping[Ends, Fraction]
+  root: str, workers: Sequence[str], width: np.ndarray
 ) -> dict[str, dict[str, str]]:
-  """Returns, by relay, the parent of each worker; the root means no relay."""
+  """Returns, by relay, the parent of each worker; the root means no relay.
+
+  Args:
+    root: The root.
+    workers: All workers.
+    width: Ranks of hops from workers to workers, int [N, N].
+  """
   found = {root: {w: root for w in workers if w != root}}
-  for relay in found[root]:
-    through = {
-      w: relay
-      for w in found[root]
-      if w != relay and width[w, relay] > width[w, root]
-    }
-    if through:
-      found[relay] = found[root] | through
+  place = workers.index(root)
+  is_wider = width > width[:, [place]]  # By worker and relay.
+  is_wider[place] = False
+  np.fill_diagonal(is_wider, False)
+  for column in np.flatnonzero(is_wider.any(axis=0)):
+    relay = workers[column]
+    through = {workers[w]: relay for w in np.flatnonzero(is_wider[:, column])}
+    found[relay] = found[root] | through
   return found
 
 
