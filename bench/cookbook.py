@@ -7,16 +7,19 @@ For each cluster of docs/cookbook.md, in a lab with its links and speeds:
 
 1. tools.tune runs BSP, predicts other configs and runs the best three.
 2. tools.diagnose says what is slow in the run of BSP.
-3. All configs that keep BSP's learning run as well, of a list fixed beforehand:
-   BSP over parameter servers, a ring and a forest, with equal batches and those
-   of LB-BSP.
+3. All configs of a list fixed beforehand run as well.  BSP over parameter
+   servers, a ring and a forest, with equal batches and those of LB-BSP, learns
+   as the run does.  Five other schemes over servers, and 8 local steps over
+   each route, change learning.
 4. With --peers, DDP of torch over gloo takes as many steps on the same hosts,
    with sleeps as long as the slowest worker of the run of BSP computes.
 
 Workers train nothing, so that two cores suffice: computing is a sleep, and
-gradients are zeros.  The chosen config is compared with the best of the list,
-and its measured gain over BSP with the predicted one.  DIR/NAME has the runs of
-a cluster, and DIR/cookbook.json all figures; --picture draws them.  Needs root.
+gradients are zeros.  The chosen config is compared with the best of those of
+the list that learn as it does, and its measured gain over BSP with the
+predicted one.  The seconds of the others are multiplied by the examples that
+they needed over those of BSP in the ledger's runs.  DIR/NAME has the runs of a
+cluster, and DIR/cookbook.json all figures; --picture draws them.  Needs root.
 """
 
 import argparse
@@ -38,6 +41,7 @@ from cluster.speed.layers import Layer
 from configs import default
 from diagnosis.costs import Estimate
 from tools import diagnose
+from tools.advise import needed
 from tools.advise.needed import BSP
 from tools.calibrating import tables
 from tools.reading import iterations
@@ -120,6 +124,26 @@ RECIPES = {
 }
 _ROUTES = ('server', 'ring', 'forest')
 _BATCHINGS = ('fixed', 'lb_bsp')
+_STALE = (
+  *(BSP._replace(sync=name) for name in ('ssp', 'asp', 'dssp', 'elastic')),
+  BSP._replace(sync='elastic', batching='lb_bsp'),
+  BSP._replace(sync='r2sp'),
+)
+_STEPS = 8  # Local steps of the configs that have some.
+
+
+class Member(NamedTuple):
+  """A config of the list.
+
+  Attributes:
+    config: The config.
+    changes: Whether it changes learning.
+    examples: Measured examples to an accuracy over those of BSP, at least 1.
+  """
+
+  config: ConfigDict
+  changes: bool = False
+  examples: float = 1.0
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -165,10 +189,11 @@ def draw(found: Mapping[str, Mapping[str, Any]]) -> Figure:
   bars: dict[str, list[float | None]] = {}
   for each in found.values():
     bsp_s = _bsp_s(each)
-    best_s = min(row['s'] for row in each['class'].values())
+    best_s = _best_s(each, changes=False)
     times = {
       'DDP of torch': each['ddp_s'],
       'best of the list': best_s,
+      'best with other learning': _best_s(each, changes=True),
       'tools.tune, predicted': _chosen_s(each['tuned'], 'predicted_s'),
       'tools.tune, measured': _chosen_s(each['tuned'], 'measured'),
     }
@@ -177,14 +202,15 @@ def draw(found: Mapping[str, Mapping[str, Any]]) -> Figure:
       bars.setdefault(name, []).append(share)
   width = 0.8 / len(bars)
   for number, (name, shares) in enumerate(bars.items()):
-    places = [k + (number - 1.5) * width for k in range(len(shares))]
+    middle = (len(bars) - 1) / 2
+    places = [k + (number - middle) * width for k in range(len(shares))]
     heights = [share or 0.0 for share in shares]
     axes.bar(places, heights, width, label=name)
   axes.axhline(1.0, color='black', linewidth=0.8)
   axes.set(ylabel='time of an iteration over BSP')
   axes.set_xticks(range(len(found)), [*found])
   axes.grid(axis='y', alpha=0.3)
-  axes.legend(ncols=4, loc='upper center', bbox_to_anchor=(0.5, 1.14))
+  axes.legend(ncols=3, loc='upper center', bbox_to_anchor=(0.5, 1.22))
   return figure
 
 
@@ -196,15 +222,25 @@ def _config(recipe: Recipe) -> ConfigDict:
   return config
 
 
-def list_configs(recipe: Recipe) -> dict[str, ConfigDict]:
-  """Returns all configs that keep the learning of BSP, by name."""
-  base = _config(recipe)
-  configs = [
-    candidates.apply(base, BSP._replace(route=route, batching=batching), 1)
+def list_configs(recipe: Recipe) -> dict[str, Member]:
+  """Returns the list by name, those that keep the learning of BSP first."""
+  base, ratios = _config(recipe), needed.read_ratios()
+  members = [
+    Member(
+      candidates.apply(base, BSP._replace(route=route, batching=batching), 1)
+    )
     for route in _ROUTES
     for batching in _BATCHINGS
   ]
-  return {candidates.name(config): config for config in configs}
+  members += [
+    Member(candidates.apply(base, each, 1), True, ratios[each].predicted)
+    for each in _STALE
+  ]
+  examples = needed.read_local_ratio().predicted
+  for route in _ROUTES:
+    config = candidates.apply(base, BSP._replace(route=route), _STEPS)
+    members.append(Member(config, True, examples))
+  return {candidates.name(each.config): each for each in members}
 
 
 def _run(
@@ -287,9 +323,10 @@ def _run_class(recipe: Recipe, out: pathlib.Path, run_s: float) -> None:
   """Runs all configs of the list in this lab; writes class.json."""
   launcher = Launcher(len(recipe.hosts.up))
   found = {}
-  for number, (name, config) in enumerate(list_configs(recipe).items()):
-    measured = measuring.run(launcher, config, out / f'{number}', run_s)
-    found[name] = _plain(measured)
+  for number, (name, each) in enumerate(list_configs(recipe).items()):
+    measured = measuring.run(launcher, each.config, out / f'{number}', run_s)
+    more = {'changes': each.changes, 'examples': each.examples}
+    found[name] = {**_plain(measured), **more}
   (out / 'class.json').write_text(json.dumps(found, indent=1) + '\n')
 
 
@@ -301,15 +338,21 @@ def _plain(measured: Measurement) -> dict[str, Any]:
 def describe(found: Mapping[str, Any]) -> str:
   """Returns the figures of a cluster as text."""
   tuned, members = found['tuned'], found['class']
-  rows = [('', 'iteration, s')]
+  rows = [('', 'iteration, s', 'examples over BSP', 'to the loss of BSP, s')]
   rows += [
-    (name, Estimate(each['s'], each['low'], each['high']).text(3))
+    (
+      name,
+      Estimate(each['s'], each['low'], each['high']).text(3),
+      f'{each["examples"]:.2f}',
+      f'{each["examples"] * each["s"]:.3f}',
+    )
     for name, each in members.items()
   ]
   if found['ddp_s'] is not None:
-    rows.append(('DDP of torch over gloo', f'{found["ddp_s"]:.3f}'))
+    seconds = f'{found["ddp_s"]:.3f}'
+    rows.append(('DDP of torch over gloo', seconds, '1.00', seconds))
   lines = [found['title'], *found['diagnosis'], tables.table(rows)]
-  best = min(each['s'] for each in members.values())
+  best = _best_s(found, changes=False)
   own = _chosen_s(tuned, 'measured')
   if tuned['winner'] is None:
     lines.append(f'tools.tune keeps BSP: {tuned["reason"]}')
@@ -319,10 +362,26 @@ def describe(found: Mapping[str, Any]) -> str:
       f'tools.tune chooses {tuned["winner"]}: {gain:.3f} of the time, '
       f'predicted {predicted:.3f} ({predicted / gain - 1:+.1%})'
     )
-  lines.append(f'Over the best of the list: {own / best:.3f}')
+  lines.append(f'Over the best of the list that learns alike: {own / best:.3f}')
+  other = _best_s(found, changes=True)
+  lines.append(f'Over the best with other learning: {own / other:.3f}')
   if found['ddp_s'] is not None:
     lines.append(f'Over DDP: {own / found["ddp_s"]:.3f}')
   return '\n'.join(lines) + '\n'
+
+
+def _best_s(found: Mapping[str, Any], *, changes: bool) -> float:
+  """Returns the least seconds to the loss of BSP, per iteration of BSP.
+
+  Args:
+    found: Figures of a cluster.
+    changes: Whether to look among configs that change learning.
+  """
+  return min(
+    each['s'] * each['examples']
+    for each in found['class'].values()
+    if each['changes'] == changes
+  )
 
 
 def _bsp_s(found: Mapping[str, Any]) -> float:

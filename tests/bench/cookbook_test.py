@@ -32,8 +32,9 @@ _FOUND = {
   'title': 'two hosts',
   'diagnosis': ['worker 1 is slow'],
   'class': {
-    'a': {'s': 1.0, 'low': 0.9, 'high': 1.1},
-    'b': {'s': 0.4, 'low': 0.3, 'high': 0.5},
+    'a': {'s': 1.0, 'low': 0.9, 'high': 1.1, 'changes': False, 'examples': 1.0},
+    'b': {'s': 0.4, 'low': 0.3, 'high': 0.5, 'changes': False, 'examples': 1.0},
+    'c': {'s': 0.3, 'low': 0.2, 'high': 0.4, 'changes': True, 'examples': 2.0},
   },
   'tuned': _TUNED,
   'ddp_s': 2.0,
@@ -45,16 +46,30 @@ class CookbookTest(parameterized.TestCase):
   def test_all_configs_of_a_cluster_can_run_on_its_links(self, name):
     recipe = cookbook.RECIPES[name]
     count = len(recipe.hosts.up)
-    for config in cookbook.list_configs(recipe).values():
-      candidates.check_present(config, count)
+    for each in cookbook.list_configs(recipe).values():
+      candidates.check_present(each.config, count)
     fast = f'{max(recipe.hosts.up)}mbit'
     links = hosts.parse_links(count, fast, json.dumps(recipe.hosts.links))
     self.assertLen(links.groups, len(recipe.hosts.groups))
 
-  def test_the_list_has_each_route_with_both_batchings(self):
-    names = [*cookbook.list_configs(cookbook.RECIPES['nic'])]
-    self.assertLen({*names}, 6)
-    self.assertIn('bsp, lb_bsp, float32, forest', names)
+  def test_the_list_has_all_schemes_routes_and_local_steps(self):
+    members = cookbook.list_configs(cookbook.RECIPES['nic'])
+    alike = {name for name, each in members.items() if not each.changes}
+    self.assertLen(alike, 6)
+    self.assertIn('bsp, lb_bsp, float32, forest', alike)
+    self.assertEqual(
+      {each.config.sync.name for each in members.values()},
+      {'bsp', 'ssp', 'asp', 'dssp', 'elastic', 'r2sp'},
+    )
+    steps = [
+      (each.config.route.name, each.config.batching.local_steps)
+      for each in members.values()
+      if each.config.batching.local_steps > 1
+    ]
+    self.assertEqual(steps, [('server', 8), ('ring', 8), ('forest', 8)])
+    for each in members.values():
+      self.assertGreaterEqual(each.examples, 1.0)
+      self.assertTrue(each.changes or each.examples == 1.0)
 
   def test_the_slowest_worker_of_each_iteration_counts(self):
     compute_s = np.array([1.0, 2.0, 5.0, 3.0, 9.0])
@@ -64,7 +79,8 @@ class CookbookTest(parameterized.TestCase):
   def test_the_chosen_config_is_compared_with_the_best_and_with_ddp(self):
     text = cookbook.describe(_FOUND)
     self.assertIn('0.500 of the time, predicted 0.500 (+0.0%)', text)
-    self.assertIn('Over the best of the list: 1.250', text)
+    self.assertIn('Over the best of the list that learns alike: 1.250', text)
+    self.assertIn('Over the best with other learning: 0.833', text)
     self.assertIn('Over DDP: 0.250', text)
 
   def test_bsp_is_compared_if_nothing_is_faster(self):
@@ -72,13 +88,13 @@ class CookbookTest(parameterized.TestCase):
     found['tuned'] |= {'winner': None, 'reason': 'noise', 'gain': None}
     text = cookbook.describe(found)
     self.assertIn('tools.tune keeps BSP: noise', text)
-    self.assertIn('Over the best of the list: 2.500', text)
+    self.assertIn('Over the best of the list that learns alike: 2.500', text)
 
   def test_the_picture_has_a_bar_of_each_kind_for_each_cluster(self):
     axes = cookbook.draw({'nic': _FOUND, 'gpus': _FOUND}).axes[0]
-    self.assertLen(axes.patches, 8)
+    self.assertLen(axes.patches, 10)
     heights = sorted({round(bar.get_height(), 3) for bar in axes.patches})
-    self.assertEqual(heights, [0.4, 0.45, 0.5, 2.0])
+    self.assertEqual(heights, [0.4, 0.45, 0.5, 0.6, 2.0])
 
 
 if __name__ == '__main__':
