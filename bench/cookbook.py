@@ -12,7 +12,8 @@ For each cluster of docs/cookbook.md, in a lab with its links and speeds:
    as the run does.  Five other schemes over servers, and 8 local steps over
    each route, change learning.
 4. With --peers, DDP of torch over gloo takes as many steps on the same hosts,
-   with sleeps as long as the slowest worker of the run of BSP computes.
+   with sleeps as long as the slowest worker of the run of BSP computes.  It
+   takes no part where workers are killed.
 
 Workers train nothing, so that two cores suffice: computing is a sleep, and
 gradients are zeros.  The chosen config is compared with the best of those of
@@ -23,12 +24,15 @@ cluster, and DIR/cookbook.json all figures; --picture draws them.  Needs root.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +41,7 @@ from ml_collections import ConfigDict
 
 from bench.hosts import Case
 from bench.peers import running as peers
+from bench.run_processes import RunProcesses
 from cluster.speed.layers import Layer
 from configs import default
 from diagnosis.costs import Estimate
@@ -75,11 +80,13 @@ class Recipe(NamedTuple):
     title: Its name in tables.
     hosts: Links of its hosts, each with a worker.
     fields: Fields of the config that differ, by dotted name.
+    kill_s: Mean seconds from one SIGKILL of a worker to the next; 0 for none.
   """
 
   title: str
   hosts: Case
   fields: Mapping[str, Any]
+  kill_s: float = 0.0
 
 
 def _equal(count: int, mbit: int) -> list[int]:
@@ -120,6 +127,12 @@ RECIPES = {
       [((0, 1), 50), ((2, 3), 50), ((4, 5), 50)],
     ),
     {},
+  ),
+  'preemptible': Recipe(
+    'preemptible nodes: a worker is killed every 10 s; 1 Gbit/s',
+    Case(_equal(4, 1000), _equal(4, 1000), {}),
+    {'route.server.mirror_s': 1.0, 'cluster.timeout_s': 2.0},
+    kill_s=10.0,
   ),
 }
 _ROUTES = ('server', 'ring', 'forest')
@@ -254,13 +267,14 @@ def _run(
   words = [f'--config={file}', f'--workers={len(recipe.hosts.up)}']
   words += [f'--run_s={run_s}', f'--out={out}/tuned.py']
   words += [f'--workdir={out}/runs']
-  tuned_text = _in_lab(recipe, out, 'tools.tune', words)
-  words = [f'--class_of={name}', f'--out={out}/class', f'--run_s={run_s}']
-  _in_lab(recipe, out, 'bench.cookbook', words)
+  with _preemptions(out, recipe.kill_s):
+    tuned_text = _in_lab(recipe, out, 'tools.tune', words)
+    words = [f'--class_of={name}', f'--out={out}/class', f'--run_s={run_s}']
+    _in_lab(recipe, out, 'bench.cookbook', words)
   tuned = json.loads((out / 'tuned.json').read_text())
   pushes, _ = iterations.read_run(out / 'runs' / 'bsp' / 'run')
   step = None
-  if python:
+  if python and not recipe.kill_s:  # DDP does not survive a death.
     layers = [
       Layer(_size(recipe) // _LAYERS, (k + 1) / _LAYERS) for k in range(_LAYERS)
     ]
@@ -279,6 +293,39 @@ def _run(
     'class': json.loads((out / 'class' / 'class.json').read_text()),
     'ddp_s': step,
   }
+
+
+@contextlib.contextmanager
+def _preemptions(out: pathlib.Path, mean_s: float) -> Iterator[None]:
+  """Kills a random worker of the newest run from time to time.
+
+  Args:
+    out: Folder of the runs.
+    mean_s: Mean seconds between kills; 0 for none.
+  """
+  ended, rng = threading.Event(), random.Random(0)
+
+  def kill() -> None:
+    runs: dict[pathlib.Path, RunProcesses] = {}
+    while not ended.wait(rng.expovariate(1 / mean_s)):
+      files = out.glob('**/run/launch.jsonl')
+      newest = max(files, key=lambda file: file.stat().st_mtime, default=None)
+      if newest is None:
+        continue
+      processes = runs.setdefault(newest, RunProcesses(newest.parent))
+      processes.update()
+      if processes.pushes and (victims := processes.victims('worker')):
+        processes.kill(rng.choice(victims))
+
+  thread = threading.Thread(target=kill)
+  if mean_s:
+    thread.start()
+  try:
+    yield
+  finally:
+    ended.set()
+    if mean_s:
+      thread.join()
 
 
 def _size(recipe: Recipe) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.checks import require
-from diagnosis import costs, pipeline, rule, server_links
+from diagnosis import costs, departures, pipeline, rule, server_links
 from diagnosis.costs import Estimate, Iterations
 
 SLIGHT = 0.05  # Share of the median computing added to transfers, which matter.
@@ -47,8 +47,8 @@ class Verdict(NamedTuple):
   """A verdict.
 
   Attributes:
-    kind: 'worker', 'link', 'stage', 'none' (nobody is to blame) or
-      'insufficient'.
+    kind: 'worker', 'link', 'stage', 'departures', 'none' (nobody is to blame)
+      or 'insufficient'.
     name: Name of the worker or stage; '' for none.
     ratio: Its seconds over the median of the others; None without one.
     share: Share of its time that the run would take without it; None likewise.
@@ -512,6 +512,45 @@ def judge_links(
     )
     return [Verdict('link', '', None, verdicts[0].share, text)]
   return verdicts[:_SHOWN]
+
+
+def judge_departures(found: departures.Departures) -> list[Verdict]:
+  """Returns the verdict on departures of workers, if they cost anything.
+
+  Args:
+    found: Departures of a run.
+  """
+  total = sum(found.counts.values())
+  parts = []
+  if total:
+    most = max(found.counts, key=lambda worker: found.counts[worker])
+    part = f'worker {most} left'
+    if total > 1:
+      own = _often(found.counts[most])
+      part = f'workers left {_often(total)} (worker {most} {own})'
+    if found.away_s is not None:
+      part += f', for {found.away_s:.3g} s in the median'
+    parts.append(part)
+  if found.restarts:
+    often = _often(found.restarts)
+    parts.append(f'all continued from an earlier state {often}')
+  if not parts:
+    return []
+  text = ', and '.join(parts)
+  if found.share is None:
+    text += '; all workers were together too briefly to tell what that costs'
+  elif found.share.high < 1 - _NEGLIGIBLE:
+    text += (
+      f'; without departures the run would take {found.share.text()} of its '
+      'time'
+    )
+  else:
+    return []
+  return [Verdict('departures', '', None, found.share, text)]
+
+
+def _often(count: int) -> str:
+  return 'once' if count == 1 else f'{count} times'
 
 
 def judge_server_links(

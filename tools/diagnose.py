@@ -23,7 +23,7 @@ from collections.abc import Iterable
 import numpy as np
 from absl import app, flags
 
-from diagnosis import costs, pipeline, verdicts
+from diagnosis import costs, departures, pipeline, verdicts
 from diagnosis.verdicts import Verdict
 from tools.reading import iterations, links, live, manifests, records
 
@@ -81,9 +81,11 @@ def diagnose_run(path: pathlib.Path) -> list[Verdict]:
   judged = verdicts.judge(found, cluster, replay)
   if judged[0].kind == 'insufficient':
     return judged
+  left = departures.measure(list(records.read_all_events(path)), count)
+  away = verdicts.judge_departures(left)
   if not cluster.has_links:
-    return [*judged, *links.judge(path)]
-  return [*links.judge_servers(path, cluster.hosts), *judged]
+    return [*away, *judged, *links.judge(path)]
+  return [*away, *links.judge_servers(path, cluster.hosts), *judged]
 
 
 def diagnose_csv(file: pathlib.Path) -> list[Verdict]:
