@@ -540,9 +540,11 @@ class AllreduceRuntime(EventLoop):
       self.coordinator.milestones.repeat_evaluation()
     self.epochs.begin()
     self._assigner.begin(self._store.version)
+    # Before the state of this epoch is sent to those that may succeed: it has
+    # the sizes of the files.
+    self._traffic_log.begin_epoch(self.time, version, self.epochs.reason)
     if self._started:
       self._assign()
-    self._traffic_log.begin_epoch(self.time, version, self.epochs.reason)
 
   def _take_term(self) -> bool:
     """Takes the next term if this epoch needs one: see `membership.election`.

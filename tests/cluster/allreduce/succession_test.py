@@ -81,6 +81,23 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
     self.assertLess(elected - died, 3 * _TIMEOUT_S)
     self._check_history(launch, with_model=model)
 
+  def test_rows_of_an_epoch_stay_if_its_coordinator_dies_at_once(self):
+    faults = ((0, 3, 'die', 'applied'), (1, 4, 'die', 'first'))
+    with self._launch(
+      workers=4, route__name='ring', epochs=10.0**4, cluster__faults=faults
+    ) as launch:
+      launch.until('coordinates the run in term 3')
+      self.assertTrue(self._wait_for_rows(launch, 3 * _TIMEOUT_S))
+      launch.process.send_signal(signal.SIGTERM)
+      self.assertEqual(launch.wait(), 143, launch.text)
+    members = [
+      row['members']
+      for row in launch.rows('events.jsonl')
+      if row.get('did') == 'forest'
+    ]
+    self.assertEqual(members[:3], [[0, 1, 2, 3], [1, 2, 3], [2, 3]])
+    self._check_history(launch, with_model=True)
+
   def test_a_run_of_two_workers_finishes_without_the_coordinator(self):
     with self._launch(
       workers=2, route__name='double_tree', model=False, epochs=20.0
