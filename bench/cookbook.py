@@ -51,7 +51,7 @@ from tools.advise.needed import BSP
 from tools.calibrating import tables
 from tools.reading import iterations
 from tools.tune import candidates, measuring, writing
-from tools.tune.measuring import Launcher, Measurement
+from tools.tune.measuring import Launcher, Measurement, RunError
 
 _BYTES = 2_000_000  # Of the parameters.
 _BATCH = 16
@@ -70,6 +70,7 @@ _FIELDS = {
   'sync.name': 'bsp',
 }
 _LAYERS = 8  # Of the model of DDP, ready one after the other.
+_ATTEMPTS = 3  # For each run of the list.
 _LIMIT_S = 1500.0  # Of the runs of one cluster.
 
 
@@ -371,10 +372,28 @@ def _run_class(recipe: Recipe, out: pathlib.Path, run_s: float) -> None:
   launcher = Launcher(len(recipe.hosts.up))
   found = {}
   for number, (name, each) in enumerate(list_configs(recipe).items()):
-    measured = measuring.run(launcher, each.config, out / f'{number}', run_s)
+    measured = _measure(launcher, each.config, out / f'{number}', run_s)
     more = {'changes': each.changes, 'examples': each.examples}
     found[name] = {**_plain(measured), **more}
   (out / 'class.json').write_text(json.dumps(found, indent=1) + '\n')
+
+
+def _measure(
+  launcher: Launcher, config: ConfigDict, folder: pathlib.Path, run_s: float
+) -> Measurement:
+  """Runs a config, again if its run fails: a kill may hit its very end.
+
+  Raises:
+    RunError: If it fails each time.
+  """
+  path = folder
+  for attempt in range(1, _ATTEMPTS):
+    try:
+      return measuring.run(launcher, config, path, run_s)
+    except RunError as error:
+      print(f'Runs {folder} again: {error}', file=sys.stderr)
+      path = folder.with_name(f'{folder.name}-{attempt}')
+  return measuring.run(launcher, config, path, run_s)
 
 
 def _plain(measured: Measurement) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 import copy
 import json
+import pathlib
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
 
 from bench import cookbook
 from tools.launching import hosts
-from tools.tune import candidates
+from tools.tune import candidates, measuring
 
 _ESTIMATE = {'value': 0.5, 'low': 0.4, 'high': 0.6}
 _TUNED = {
@@ -75,6 +77,25 @@ class CookbookTest(parameterized.TestCase):
     compute_s = np.array([1.0, 2.0, 5.0, 3.0, 9.0])
     workers = np.array([0, 1, 0, 1, 0])
     self.assertEqual(cookbook.slowest_s(compute_s, workers), (2.0 + 5.0) / 2)
+
+  def test_a_run_that_fails_is_repeated_in_another_folder(self):
+    runs = []
+
+    def run(launcher, config, folder, run_s):
+      runs.append(folder.name)
+      if len(runs) < 3:
+        raise measuring.RunError('killed')
+      return 'measured'
+
+    with mock.patch.object(measuring, 'run', run):
+      found = cookbook._measure(None, None, pathlib.Path('4'), 1.0)
+      self.assertEqual((found, runs), ('measured', ['4', '4-1', '4-2']))
+      runs.clear()
+      with (
+        mock.patch.object(cookbook, '_ATTEMPTS', 2),
+        self.assertRaises(measuring.RunError),
+      ):
+        cookbook._measure(None, None, pathlib.Path('4'), 1.0)
 
   def test_the_chosen_config_is_compared_with_the_best_and_with_ddp(self):
     text = cookbook.describe(_FOUND)
