@@ -235,9 +235,10 @@ def _parents(
   is_wider = width > width[:, [place]]  # By worker and relay.
   is_wider[place] = False
   np.fill_diagonal(is_wider, False)
-  for column in np.flatnonzero(is_wider.any(axis=0)):
+  for column in np.flatnonzero(is_wider.any(axis=0)).tolist():
     relay = workers[column]
-    through = {workers[w]: relay for w in np.flatnonzero(is_wider[:, column])}
+    behind = np.flatnonzero(is_wider[:, column]).tolist()
+    through = {workers[w]: relay for w in behind}
     found[relay] = found[root] | through
   return found
 
