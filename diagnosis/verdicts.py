@@ -18,6 +18,7 @@ _SHOWN = 5  # Verdicts of one kind with a sentence of their own.
 _SLOWEST = 0.03  # Share of the workers that are replaced together.
 _EXPLAINS = 1.1  # Ratio of batches that is worth a word.
 _CORRELATED = 0.5  # Least correlation that is worth a word.
+_BRIEF_S = 0.1  # Absences that are shown as brief.
 _NEGLIGIBLE = 0.01  # Share of a run's time below which there is no slowdown.
 
 Replay = Callable[[Iterations, np.ndarray], float]
@@ -529,7 +530,10 @@ def judge_departures(found: departures.Departures) -> list[Verdict]:
       own = _often(found.counts[most])
       part = f'workers left {_often(total)} (worker {most} {own})'
     if found.away_s is not None:
-      part += f', for {found.away_s:.3g} s in the median'
+      seconds = f'{found.away_s:.3g}'
+      if found.away_s < _BRIEF_S:
+        seconds = f'less than {_BRIEF_S:g}'
+      part += f', for {seconds} s in the median'
     parts.append(part)
   if found.restarts:
     often = _often(found.restarts)
