@@ -85,9 +85,13 @@ def check_parameters(path: pathlib.Path) -> Iterator[Check]:
   Args:
     path: Folder of the run.
   """
-  difference = recompute.difference(path)
   name = 'recomputed parameters are the same'
-  yield Check(name, difference == 0, f'they differ by {difference:.3g} at most')
+  try:
+    difference = recompute.difference(path)
+    detail = f'they differ by {difference:.3g} at most'
+    yield Check(name, difference == 0, detail)
+  except ValueError as error:  # A record is missing or wrong.
+    yield Check(name, False, str(error))
   directory = path / 'checkpoints'
   parts = {
     folder.name: {*checkpoints.part_names(directory, int(folder.name))}

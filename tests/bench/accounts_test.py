@@ -1,8 +1,13 @@
 """Tests for bench.accounts, with hand-written events."""
 
+import pathlib
+import tempfile
+from unittest import mock
+
 from absl.testing import absltest, parameterized
 
 from bench import accounts
+from tools import recompute
 
 _BATCH = 8
 
@@ -52,6 +57,19 @@ class LostTest(parameterized.TestCase):
     rollback = {'event': 'rollback', 'time': 2.0, 'updates': 0}
     events = [_start(), *_ITERATION, rollback, _start()]
     self.assertEqual(accounts.find_lost(events, 2 * _BATCH), [(0, 1), (1, 1)])
+
+
+class ParametersTest(absltest.TestCase):
+  def test_a_record_that_cannot_be_computed_again_fails_its_check(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    (folder / 'checkpoints').mkdir()
+    (folder / 'events.jsonl').touch()
+    wrong = ValueError('pushes: expected those of workers (0, 1), got (1,).')
+    with mock.patch.object(recompute, 'difference', side_effect=wrong):
+      first, second = accounts.check_parameters(folder)
+    self.assertFalse(first.holds)
+    self.assertIn('got (1,)', first.detail)
+    self.assertTrue(second.holds)
 
 
 if __name__ == '__main__':
