@@ -146,12 +146,12 @@ _STALE = (
 _STEPS = 8  # Local steps of the configs that have some.
 
 
-class Member(NamedTuple):
+class ListedConfig(NamedTuple):
   """A config of the list.
 
   Attributes:
     config: The config.
-    changes: Whether it changes learning.
+    changes: Whether its updates are others than those of BSP.
     examples: Measured examples to an accuracy over those of BSP, at least 1.
   """
 
@@ -236,24 +236,24 @@ def _config(recipe: Recipe) -> ConfigDict:
   return config
 
 
-def list_configs(recipe: Recipe) -> dict[str, Member]:
+def list_configs(recipe: Recipe) -> dict[str, ListedConfig]:
   """Returns the list by name, those that keep the learning of BSP first."""
   base, ratios = _config(recipe), needed.read_ratios()
   members = [
-    Member(
+    ListedConfig(
       candidates.apply(base, BSP._replace(route=route, batching=batching), 1)
     )
     for route in _ROUTES
     for batching in _BATCHINGS
   ]
   members += [
-    Member(candidates.apply(base, each, 1), True, ratios[each].predicted)
+    ListedConfig(candidates.apply(base, each, 1), True, ratios[each].predicted)
     for each in _STALE
   ]
   examples = needed.read_local_ratio().predicted
   for route in _ROUTES:
     config = candidates.apply(base, BSP._replace(route=route), _STEPS)
-    members.append(Member(config, True, examples))
+    members.append(ListedConfig(config, True, examples))
   return {candidates.name(each.config): each for each in members}
 
 
@@ -298,7 +298,7 @@ def _run(
 
 @contextlib.contextmanager
 def _preemptions(out: pathlib.Path, mean_s: float) -> Iterator[None]:
-  """Kills a random worker of the newest run from time to time.
+  """Kills random workers of the newest run, as a cloud preempts nodes.
 
   Args:
     out: Folder of the runs.
@@ -381,7 +381,7 @@ def _run_class(recipe: Recipe, out: pathlib.Path, run_s: float) -> None:
 def _measure(
   launcher: Launcher, config: ConfigDict, folder: pathlib.Path, run_s: float
 ) -> Measurement:
-  """Runs a config, again if its run fails: a kill may hit its very end.
+  """Measures a config, again if its run fails, as a kill may end it.
 
   Raises:
     RunError: If it fails each time.

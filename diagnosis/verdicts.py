@@ -197,7 +197,7 @@ def _judge_one(
 def _judge_nobody(
   compute_s: np.ndarray, iterations: Iterations, replay: Replay
 ) -> Verdict:
-  """Returns the verdict on a run without a slow worker."""
+  """Returns the verdict on a run in which no worker is slow."""
   filled_s = _carry_forward(compute_s)
   usual_s = np.nanmedian(filled_s, axis=1)
   count = compute_s.shape[1]
@@ -457,7 +457,7 @@ class Traffic(NamedTuple):
 
 
 def link_costs(window: Traffic, *, is_planned: bool) -> dict[Any, float]:
-  """Returns the time of an iteration with each link, over that without it.
+  """Returns how many times longer each link makes an iteration.
 
   Exposed communication is taken to be in proportion to the slowness of the
   slowest link.

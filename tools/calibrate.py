@@ -239,7 +239,9 @@ def predict(
     num_train=num_train,
     epochs=epochs,
   )
-  if work := calibration.links.work:  # A run without a model has no slots.
+  if (
+    work := calibration.links.server_work
+  ):  # A run without a model has no slots.
     section = timed.cluster.server
     section.update_Bps = work['share_bytes'] / work['update_s']
   with tempfile.TemporaryDirectory() as folder:

@@ -163,7 +163,7 @@ class MirrorSource(Untagged, frozen=True):
 
 
 class ServerAdmitted(Message, frozen=True):
-  """Admission of a parameter server.
+  """Answer of the coordinator: the parameter server takes part in the run.
 
   Attributes:
     coordinator: Random identity of the coordinator's process.
@@ -513,7 +513,7 @@ class ServerWork(Untagged, frozen=True):
 
 
 class ServerAddress(Message, frozen=True):
-  """Report of a parameter server that workers can connect to it.
+  """Report of a parameter server: the address that workers connect to.
 
   Attributes:
     address: Its address.

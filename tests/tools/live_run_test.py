@@ -53,7 +53,7 @@ class LiveRunTest(processes.TestCase, parameterized.TestCase):
       self.assertRegex(text, r'Process [0-9]+ \(worker:1\).* is alive')
 
   def _until(self, launch, expected):
-    """Returns the first description with a text, of a run that is stuck."""
+    """Waits until the output of --live matches a pattern; returns it."""
     deadline = time.monotonic() + 60
     text = ''
     while time.monotonic() < deadline:

@@ -67,8 +67,8 @@ class AllreduceLinks(NamedTuple):
   used: int
 
   @property
-  def work(self) -> None:
-    """There are no servers that work."""
+  def server_work(self) -> None:
+    """None, as an allreduce has no servers."""
     return None
 
 

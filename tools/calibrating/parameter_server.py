@@ -24,14 +24,14 @@ class ServerLinks(NamedTuple):
     size_bytes: Bytes of a push and of a pull.
     down: The links that pulls used.
     up: The links that pushes used.
-    work: Work of the slowest server, as `messages.ServerWork` has it; None if
-      the run has not measured it.
+    server_work: Work of the slowest server, as `messages.ServerWork` has it;
+      None if the run has not measured it.
   """
 
   size_bytes: int
   down: FittedLinks
   up: FittedLinks
-  work: Mapping[str, float] | None
+  server_work: Mapping[str, float] | None
 
   @property
   def cluster(self) -> None:
@@ -119,10 +119,10 @@ def describe(
     'Error: median,\nrelative, of durations; push and pull.',
     tables.table(rows),
   ]
-  if found.work:
+  if work := found.server_work:
     lines.append(
-      f'A server adds a push in {1e3 * found.work["sum_s"]:.3g} ms and applies '
-      f'an update in {1e3 * found.work["update_s"]:.3g} ms.'
+      f'A server adds a push in {1e3 * work["sum_s"]:.3g} ms and applies '
+      f'an update in {1e3 * work["update_s"]:.3g} ms.'
     )
   bound = (
     bound
