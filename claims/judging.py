@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from claims import statistics
 from claims.published import (
+  IN_BITS,
   MARGIN_DIFFERENCE,
   MARGIN_RATIO,
   Claim,
@@ -29,7 +30,7 @@ VERDICTS = (
 )
 _SIGNIFICANT = 0.05  # Largest corrected p-value of a result that shows.
 # Prefixes of times to a level: None means never reached, which is infinite.
-_TIMES = 'time_to.', 'iterations_to.', 'examples_to.'
+_TIMES = 'time_to.', 'iterations_to.', 'examples_to.', IN_BITS
 
 Record = Mapping[str, Any]
 

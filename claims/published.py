@@ -29,6 +29,7 @@ EVIDENCE = {
   'simulated': 'virtual clock or synthetic traces; no model is trained',
   'arithmetic': 'computed from sizes and capacities; nothing runs',
 }
+IN_BITS = 'time_to_bits_per_byte.'  # As time_to., which has accuracies.
 # Kinds of fields that differ from the kind of their entry, by prefix.
 _EVIDENCE_OF_FIELDS = {
   'final_accuracy': 'trained',
@@ -37,6 +38,7 @@ _EVIDENCE_OF_FIELDS = {
   'time_to.': 'trained',
   'iterations_to.': 'trained',
   'examples_to.': 'trained',
+  IN_BITS: 'trained',
   'exact.': 'arithmetic',
   'bytes': 'arithmetic',
   'bytes_per_s': 'simulated',

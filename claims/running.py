@@ -11,7 +11,7 @@ from typing import Any
 from absl import logging
 
 from claims import catalog, derived
-from claims.published import Entry
+from claims.published import IN_BITS, Entry
 from outputs import atomic
 from sweeps import child, driver, grid, outcomes, plan
 from sweeps.folder import SweepFolder
@@ -130,6 +130,9 @@ def make_record(
     for quantity, rate in rates.items()
     if f'{quantity}_to.{level}' in needed
   }
+  in_bits = summary.get('to_bits_per_byte', {})
+  times = {f'{IN_BITS}{level}': at['time_s'] for level, at in in_bits.items()}
+  record |= {field: times[field] for field in times if field in needed}
   record['iteration_s'] = iteration_s
   record['examples_per_s'] = examples_per_s
   record['bytes_per_s'] = summary['bytes'] / summary['time_s']

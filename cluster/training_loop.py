@@ -80,12 +80,13 @@ class Run:
       self.files.check(state['files'])
 
   def succeed(
-    self, state: Mapping[str, Any], manifest: Mapping[str, Any]
+    self, state: Mapping[str, Any], age_s: float, manifest: Mapping[str, Any]
   ) -> Callable[[], None]:
     """Continues the run of another process that is lost.
 
     Args:
       state: State of that process.
+      age_s: Seconds since that state, which the run's wall time includes.
       manifest: Manifest of this process.
 
     Returns:
@@ -97,7 +98,7 @@ class Run:
       ValueError: If a file is shorter than it was.
     """
     self.milestones.succeed(state['milestones'])
-    self.recorder.restore(state['recorder'])
+    self.recorder.restore(state['recorder'], age_s=age_s)
     self.files.succeed(manifest, state['files'])
     self.sizes, self.is_successor = state['files'], True
 

@@ -126,13 +126,19 @@ class Recorder:
       del state['measures']
     return state
 
-  def restore(self, state: dict[str, Any]) -> None:
-    """Continues from the state of a checkpoint, which it takes over."""
+  def restore(self, state: dict[str, Any], *, age_s: float = 0.0) -> None:
+    """Continues from the state of a checkpoint, which it takes over.
+
+    Args:
+      state: State of this run, of this process or another.
+      age_s: Seconds since that state that the run's wall time includes.
+    """
     watch = self._watch
     for name in _STATE:
       setattr(self, name, state[name])
     if watch and (self._watch is None or not watch.is_like(self._watch)):
       self._watch = watch  # Of another number of workers, from now on.
+    self._wall_before_s += age_s
     self.start_wall_clock()
 
   def rewind(

@@ -107,6 +107,10 @@ class Inherited(Protocol):
   def state(self) -> Mapping[str, Any]:
     """State of the recorder, the files and the runtime."""
 
+  @property
+  def age_s(self) -> float:
+    """Seconds since that state."""
+
 
 class RealSite:
   """Common base of the sites of real runs: see `Site` of `cluster.runtime`.
@@ -212,7 +216,9 @@ class RealSite:
       raise RuntimeError('Expected to be elected.')
     run = self.make_run()
     run.has_sigterm = self._draining.is_set
-    publish = run.succeed(inheritance.state, self.parts.manifest)
+    publish = run.succeed(
+      inheritance.state, inheritance.age_s, self.parts.manifest
+    )
     run.runtime.succeed(inheritance, publish)
     run()
 

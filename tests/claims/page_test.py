@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import pathlib
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
@@ -222,13 +223,16 @@ class RecordsTest(absltest.TestCase):
       'examples': 640,
       'bytes': 50,
       'time_to': {'0.9': 2.0},
+      'to_bits_per_byte': {'3.5': {'time_s': 3.0}, '2.5': {'time_s': None}},
     }
     errors = ('finished', 'FloatingPointError: NaN', 'ValueError: odd', None)
     for name, ended in zip(names.values(), errors, strict=True):
       run_summary = ended and summary | {'ended': ended}
       self._run(folder, name, run_summary, config)
     levels = ('iterations_to.0.9', 'examples_to.0.9', 'time_to.0.9')
-    records = running.read_records(_entry(ranked=levels), ['seed'], folder)
+    in_bits = [f'time_to_bits_per_byte.{level}' for level in ('3.5', '2.5')]
+    entry = _entry(ranked=(*levels, *in_bits))
+    records = running.read_records(entry, ['seed'], folder)
     statuses = [record['status'] for record in records]
     self.assertEqual(statuses, ['finished', 'diverged', 'failed', 'failed'])
     self.assertEqual(records[2]['error'], 'ValueError: odd')
@@ -237,6 +241,8 @@ class RecordsTest(absltest.TestCase):
     self.assertEqual((first['seed'], first['iteration_s']), (7, 0.5))
     self.assertEqual(first['examples_per_s'], 64.0)
     self.assertEqual([first[name] for name in levels], [4.0, 128.0, 2.0])
+    times = [judging.read_number(name, first) for name in in_bits]
+    self.assertEqual(times, [3.0, math.inf])
 
 
 class InterruptedWriteTest(absltest.TestCase):

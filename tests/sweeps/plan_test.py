@@ -101,7 +101,7 @@ class PlanTest(parameterized.TestCase):
       'local_steps_asynchronous.py': 36,
       'local_steps_fragments.py': 24,
     }
-    counts |= {'tuned_digits.py': 84, 'tuned_text.py': 56}
+    counts |= {'tuned_digits.py': 84, 'tuned_text.py': 70}
     counts |= {f'full_scale.py:{name}': 21 for name in full_scale.VARIANTS}
     for path, count in counts.items():
       file = f'configs/sweeps/{path}'
