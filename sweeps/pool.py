@@ -28,7 +28,7 @@ from sweeps.plan import PlannedRun, ResolvedConfig
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PRELOADED = (
   *('sweeps.server', 'sweeps.checking', 'cluster.virtual.site'),
-  'tensorboardX',
+  *('learning.tasks', 'orbax.checkpoint', 'tensorboardX'),
 )
 _BATCH = 8  # Configs that a process checks at once.
 _POLL_S = 0.5  # Interval of looking at the time and at signals.
