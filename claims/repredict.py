@@ -4,7 +4,7 @@
     [--match=TEXT]
 
 predicts the conditions of stored results of the entry `simulator` again, which
-takes a minute and needs no root, and prints the tables of claims.fidelity: the
+takes minutes and needs no root, and prints the tables of claims.fidelity: the
 effect of a change of the model, before anything is measured again.
 """
 

@@ -3,7 +3,8 @@
 Labs need root.  Conditions are drawn with a fixed seed from the valid ones;
 workers sleep for their compute times.  Virtual links have the nominal rates
 without the share of frame headers, no latency, and to servers the shares and
-bursts of plain TCP transfers (bench.shares).
+bursts of plain TCP transfers (bench.shares); predictions with servers are means
+over seeds.
 """
 
 import contextlib
@@ -71,7 +72,7 @@ def measure(
     records = [
       record
       for lab, of_lab in draw_conditions(scale)
-      for record in _compare(lab, of_lab, folder, _RUN_S[scale])
+      for record in compare(lab, of_lab, folder, _RUN_S[scale])
     ]
   groups = fidelity.group(records, fidelity.scheme_or_route)
   misses = [each['miss'] for each in records if each['status'] == 'finished']
@@ -109,6 +110,33 @@ def draw_conditions(scale: str) -> list[tuple[Lab, list[Condition]]]:
   if scale == 'quick':
     pairs = rng.sample(pairs, _QUICK)
   return [(lab, [c for at, c in pairs if at is lab]) for lab in LABS]
+
+
+def compare(
+  lab: Lab, of_lab: Sequence[Condition], folder: pathlib.Path, seconds: float
+) -> Iterator[dict[str, Any]]:
+  """Yields a record for each condition of a lab.
+
+  Args:
+    lab: Hosts and links.
+    of_lab: Conditions.
+    folder: Folder of the measured times, which are measured once.
+    seconds: Approximate length of a run.
+  """
+  for condition, count, real_s in _measure(lab, of_lab, folder, seconds):
+    record = {
+      'lab': lab.name,
+      'condition': condition.name,
+      'iterations': count,
+      'status': 'finished',
+    }
+    if isinstance(real_s, str):
+      yield record | {'status': 'failed', 'error': real_s}
+      continue
+    virtual_s = conditions.predict(lab, condition, count)
+    miss = abs(virtual_s / real_s - 1)
+    times = {'virtual_s': virtual_s, 'real_s': real_s}
+    yield record | times | {'miss': miss, 'over_real': virtual_s / real_s}
 
 
 def _draw_parameter_server(rng: random.Random) -> Condition:
@@ -163,26 +191,6 @@ def _condition(
       fields['batching.name'] = 'lb_bsp'
       fields['batching.lb_bsp.predictor.name'] = 'ema'
   return Condition(', '.join(words), *placement, fields)
-
-
-def _compare(
-  lab: Lab, of_lab: Sequence[Condition], folder: pathlib.Path, seconds: float
-) -> Iterator[Mapping[str, Any]]:
-  """Yields a record for each condition of a lab."""
-  for condition, count, real_s in _measure(lab, of_lab, folder, seconds):
-    record = {
-      'lab': lab.name,
-      'condition': condition.name,
-      'iterations': count,
-      'status': 'finished',
-    }
-    if isinstance(real_s, str):
-      yield record | {'status': 'failed', 'error': real_s}
-      continue
-    virtual_s = conditions.predict(lab, condition, count)
-    miss = abs(virtual_s / real_s - 1)
-    times = {'virtual_s': virtual_s, 'real_s': real_s}
-    yield record | times | {'miss': miss, 'over_real': virtual_s / real_s}
 
 
 def _measure(

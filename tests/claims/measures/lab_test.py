@@ -44,7 +44,7 @@ class ComparisonTest(absltest.TestCase):
       mock.patch.object(conditions, 'choose_iterations', lambda *_: 20),
       mock.patch.object(conditions, 'measure', lambda *_: times),
     ):
-      first, *others = lab._compare(at, drawn, folder, 3.0)
+      first, *others = lab.compare(at, drawn, folder, 3.0)
     self.assertEqual((first['status'], first['error']), ('failed', 'broken'))
     for record in others:
       self.assertAlmostEqual(record['miss'], 0.05)
