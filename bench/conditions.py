@@ -36,6 +36,8 @@ _POLL_S = 0.05  # Interval of looking for the end of a run.
 _LIMIT_S = 900.0
 # Of plain TCP transfers in a lab, as bench.shares measures them.
 _SHARE_SIGMA, _BURST_BYTES = 0.6, 60e3
+# Of a push or a pull, beside its bytes, as bench.empty measures it.
+LATENCY_S = 1e-3
 
 
 class Lab(NamedTuple):
@@ -84,7 +86,13 @@ def choose_iterations(lab: Lab, condition: Condition, seconds: float) -> int:
   return max(_LEAST, min(_MOST, math.ceil(seconds / predicted_s)))
 
 
-def predict(lab: Lab, condition: Condition, iterations: int) -> float:
+def predict(
+  lab: Lab,
+  condition: Condition,
+  iterations: int,
+  *,
+  latency_s: float = LATENCY_S,
+) -> float:
   """Returns the seconds of an iteration under the virtual clock.
 
   With servers this is the mean of several seeds, as shares of links are random:
@@ -94,9 +102,12 @@ def predict(lab: Lab, condition: Condition, iterations: int) -> float:
     lab: Hosts and links.
     condition: Kind of run.
     iterations: Iterations of each worker.
+    latency_s: Seconds that a push or a pull takes beside its bytes.
   """
   seeds = range(_SEEDS if condition.servers else 1)
-  times = [_predict_once(lab, condition, iterations, each) for each in seeds]
+  times = [
+    _predict_once(lab, condition, iterations, each, latency_s) for each in seeds
+  ]
   return math.fsum(times) / len(times)
 
 
@@ -105,6 +116,8 @@ def virtual_fields(
   condition: Condition,
   iterations: int,
   folder: pathlib.Path,
+  *,
+  latency_s: float = LATENCY_S,
 ) -> dict[str, Any]:
   """Returns the config fields of a run under the virtual clock.
 
@@ -113,11 +126,12 @@ def virtual_fields(
     condition: Kind of run.
     iterations: Iterations of each worker.
     folder: Folder for a file of links.
+    latency_s: Seconds that a push or a pull takes beside its bytes.
   """
   return {
     **_timing_fields(condition, iterations),
     'cluster.workers': condition.workers,
-    **_link_fields(lab, condition, folder),
+    **_link_fields(lab, condition, folder, latency_s),
   }
 
 
@@ -204,10 +218,16 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _predict_once(
-  lab: Lab, condition: Condition, iterations: int, seed: int = 0
+  lab: Lab,
+  condition: Condition,
+  iterations: int,
+  seed: int = 0,
+  latency_s: float = LATENCY_S,
 ) -> float:
   with tempfile.TemporaryDirectory() as folder:
-    fields = virtual_fields(lab, condition, iterations, pathlib.Path(folder))
+    fields = virtual_fields(
+      lab, condition, iterations, pathlib.Path(folder), latency_s=latency_s
+    )
     config = default.get_config()
     config.update_from_flattened_dict(fields | {'seed': seed})
     with scratch.execute(config) as run:
@@ -297,7 +317,7 @@ def _timing_fields(condition: Condition, iterations: int) -> dict[str, Any]:
 
 
 def _link_fields(
-  lab: Lab, condition: Condition, folder: pathlib.Path
+  lab: Lab, condition: Condition, folder: pathlib.Path, latency_s: float
 ) -> dict[str, Any]:
   """Returns the fields of virtual links."""
   fields: dict[str, Any] = {'cluster.network.worker_latency_s': (0.0,)}
@@ -306,6 +326,7 @@ def _link_fields(
     _write_links(links, lab, condition)
     fields['cluster.links'] = str(links)
     return fields | _route_fields(condition, links)
+  fields['cluster.network.worker_latency_s'] = (latency_s,)
   case = _first_hosts(lab.workers, condition.workers)
   per_mbit = 1e6 / 8 * float(USABLE)
   for way in ('up', 'down'):

@@ -112,8 +112,8 @@ def summarize(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
   An error is the virtual ratio over the measured one, less 1.
 
   Args:
-    records: Records of `lab.compare`.  Those of schemes get `real_ratio`,
-      `virtual_ratio` and `ratio_error` if both runs have finished.
+    records: Records of `lab.compare`, which get `real_ratio`, `virtual_ratio`
+      and `ratio_error`; a scheme has failed if BSP has.
 
   Returns:
     A record of each scheme, with the mean error, and one of all.
@@ -121,17 +121,21 @@ def summarize(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
   base: dict[tuple[str, str], dict[str, Any]] = {}
   errors: dict[str, list[float]] = {}
   for record in records:  # BSP comes first on each cluster.
-    scheme, _, cluster = record['condition'].partition(', ')
     if record['status'] != 'finished':
       continue
+    scheme, _, cluster = record['condition'].partition(', ')
+    key = record['lab'], cluster
     if scheme == _BASE:
-      base[record['lab'], cluster] = record
-    elif other := base.get((record['lab'], cluster)):
-      real = record['real_s'] / other['real_s']
-      virtual = record['virtual_s'] / other['virtual_s']
-      error = virtual / real - 1
-      record |= {'real_ratio': real, 'virtual_ratio': virtual}
-      record['ratio_error'] = error
+      base[key] = record
+    elif key not in base:
+      record |= {'status': 'failed', 'error': f'{_BASE} has not finished'}
+      continue
+    real = record['real_s'] / base[key]['real_s']
+    virtual = record['virtual_s'] / base[key]['virtual_s']
+    error = virtual / real - 1
+    record |= {'real_ratio': real, 'virtual_ratio': virtual}
+    record['ratio_error'] = error
+    if scheme != _BASE:
       errors.setdefault(scheme, []).append(error)
   if not errors:
     return []

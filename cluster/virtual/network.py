@@ -89,6 +89,8 @@ class Network:
     dst: int,
     size_bytes: float,
     weight: float = 1.0,
+    *,
+    lands: bool = True,
   ) -> int:
     """Starts a flow and returns its id, which is larger than all before.
 
@@ -99,6 +101,7 @@ class Network:
       size_bytes: Bytes to send; may be 0.
       weight: Share of a link, over that of a flow of weight 1; rounded to a
         multiple of 2^-16.
+      lands: False if it counts as arrived once it has drained; see `latency_s`.
 
     Raises:
       ValueError: If an argument is out of its range.
@@ -112,7 +115,7 @@ class Network:
       raise ValueError(f'weight: expected finite, > 0, got {weight}.')
     self._move(time)
     flow, self._started = self._started, self._started + 1
-    latency = self._latency_s[src] + self._latency_s[dst] if src != dst else 0.0
+    latency = self.latency_s(src, dst) if lands else 0.0
     ends = self._ends(src, hosts + dst) if src != dst else []
     left = self._burst_through(ends, float(size_bytes))
     if ends and left:
@@ -122,6 +125,10 @@ class Network:
     else:
       bisect.insort(self._arrivals, (self._now + latency, flow))
     return flow
+
+  def latency_s(self, src: int, dst: int) -> float:
+    """Returns the seconds from a flow's drain to its arrival."""
+    return self._latency_s[src] + self._latency_s[dst] if src != dst else 0.0
 
   def cancel(self, time: float, flow: int) -> None:
     """Cancels a flow that has not arrived yet.

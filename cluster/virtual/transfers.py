@@ -5,11 +5,13 @@ the sum of a piece as soon as the last worker has pushed it: on links that carry
 both directions at once, the pulls of a barrier then overlap with its pushes.
 """
 
+import bisect
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cluster.pipelining import pieces_per_share
+from cluster.pipelining import AHEAD, pieces_per_share
 from cluster.virtual.network import Network
 from cluster.virtual.shares import Shares
 from learning.layout import split_evenly
@@ -172,15 +174,21 @@ class _Member:
   """A worker of the superstep.
 
   Attributes:
-    pushed: Number of pieces of its push that have arrived, by server.
-    pulled: Number of pieces of the following pull that have arrived, by server.
+    sent: Number of pieces of its push that have left it, by server.
+    pushed: Number of those that have arrived.
+    answered: Number of pieces of its push that a pull has answered, by server.
+    served: Number of pieces of the following pull that have left the server.
+    pulled: Number of those that have arrived.
     pulling: Whether it was released and its pull is not yet complete.
-    flows: Flows under way, by whether they are pulls, and server.
+    flows: Flows that have not drained, by whether they are pulls, and server.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
 
+  sent: list[int]
   pushed: list[int]
+  answered: list[int]
+  served: list[int]
   pulled: list[int]
   pulling: bool = True
   flows: dict[tuple[bool, int], int] = dataclasses.field(default_factory=dict)
@@ -197,15 +205,18 @@ class _Flow(NamedTuple):
 class Pipelined:
   """Transfers in pieces, for schemes that release all workers at barriers.
 
-  Between a worker and a server one piece at a time is under way each way; the
-  next one starts when it has arrived.  A piece is served to the workers of a
-  superstep when all of them have pushed it, before the scheme has released
-  them.  A worker that was not among them, because it starts or rejoins, pulls
-  whole shards.
+  Between a worker and a server one piece at a time leaves its sender each way;
+  the next one follows at once, while it travels.  A push is at most AHEAD
+  pieces ahead of the pull that answers it, as that of a real worker.  A piece
+  is served to the workers of a superstep when all of them have pushed it,
+  before the scheme has released them.  A worker that was not among them,
+  because it starts or rejoins, pulls whole shards.
 
   With N equal workers that compute for C seconds, one server of B bytes/s each
   way, a shard of S bytes and l seconds of latency, a superstep costs
-  C + N (S + c) / B + (P + 1) l, where c is the largest of its P pieces.
+  C + N (S + c) / B + 2 l, where c is the largest of its pieces, as long as
+  AHEAD pieces of all workers keep the link busy for the 2 l and the time of a
+  piece.
 
   The push of a worker that dies in the middle of it does not count, although
   pieces of it may be in sums that were served: these sums are void, and served
@@ -241,6 +252,8 @@ class Pipelined:
     self._missing = [[0] * self._count for _ in self._pushes]
     self._members: dict[int, _Member] = {}
     self._flows: dict[int, _Flow] = {}
+    # Pieces that have drained: (time of arrival, flow), ordered.
+    self._landing: list[tuple[float, int]] = []
 
   def next_time(self) -> float:
     """Returns the earliest time at which a piece can arrive, seconds.
@@ -248,14 +261,15 @@ class Pipelined:
     Infinite without transfers.  The time is a lower bound: `advance` to it may
     find that nothing has arrived yet.
     """
-    return self.network.next_time()
+    landing = self._landing[0][0] if self._landing else math.inf
+    return min(self.network.next_time(), landing)
 
   def pull(self, time: float, index: int) -> Delivered:
     """Starts the pull of a worker; returns what has arrived of it already."""
     for missing in self._missing:
       missing[:] = [count + 1 for count in missing]
     if index not in self._members:
-      self._members[index] = _Member(self._none(), self._none())
+      self._members[index] = _Member(*(self._none() for _ in range(5)))
       for server in range(len(self._missing)):
         self._start(time, index, server, pulls=True, pieces=self._count)
       return NOTHING
@@ -271,18 +285,21 @@ class Pipelined:
   def push(self, time: float, index: int, stage: int) -> Sequence[int]:
     """Starts the push of a worker that has its pull; see Whole."""
     del stage
-    self._members[index].pulled = self._none()
+    member = self._members[index]
+    member.sent, member.answered = self._none(), self._none()
+    member.served, member.pulled = self._none(), self._none()
     for server in range(len(self._missing)):
-      self._start(time, index, server, pulls=False)
+      self._send(time, index, server)
     return (index,)
 
   def advance(self, time: float) -> Delivered:
     """Advances to `time`, at most the next one; returns the arrivals."""
-    size_bytes, ended = 0, []
     for number in self.network.advance(time):
-      flow = self._flows.pop(number)
+      self._handle_drain(time, number)
+    size_bytes, ended = 0, []
+    while self._landing and self._landing[0][0] <= time:
+      flow = self._flows.pop(self._landing.pop(0)[1])
       member = self._members[flow.worker]
-      del member.flows[flow.pulls, flow.server]
       if member.pulling or not flow.pulls:
         size_bytes += flow.size_bytes
       arrived = self._handle_pull if flow.pulls else self._handle_push
@@ -292,18 +309,23 @@ class Pipelined:
 
   def leave(self, time: float, index: int, *, lost: bool) -> Left:
     """Continues without a worker that died; arguments are those of Whole."""
-    member = self._members.pop(index, None)
+    member = self._members.get(index)
     if member is None:
       return Left()
-    self._cancel(time, member)
+    self._cancel(time, index)
+    del self._members[index]
     void = lost and not all(missing[0] for missing in self._missing)
     for missing, count in zip(self._missing, member.pushed, strict=True):
       missing[count:] = [each - 1 for each in missing[count:]]
-    for other in self._members.values() if void else ():
-      self._cancel(time, other, pulls_only=True)
-      other.pulled = self._none()
+    for key, other in self._members.items() if void else ():
+      self._cancel(time, key, pulls_only=True)
+      other.served, other.pulled = self._none(), self._none()
+      # Pulls begin again, and do not hold pushes back.
+      other.answered = [self._count] * len(self._missing)
     for server in range(len(self._missing)):
       self._serve_all(time, server)
+      for key in self._members if void else ():
+        self._send(time, key, server)
     return Left()
 
   def state(self) -> 'Pipelined':
@@ -314,24 +336,47 @@ class Pipelined:
     """Continues from the state of a checkpoint, which it takes over."""
     vars(self).update(vars(state))
 
+  def _handle_drain(self, time: float, number: int) -> None:
+    """Has a piece travel, and the next one leave."""
+    flow = self._flows[number]
+    ends = self._ends(flow.worker, flow.server, pulls=flow.pulls)
+    bisect.insort(self._landing, (time + self.network.latency_s(*ends), number))
+    member = self._members[flow.worker]
+    del member.flows[flow.pulls, flow.server]
+    if flow.pulls:
+      member.served[flow.server] += flow.pieces
+      self._serve(time, flow.worker, flow.server)
+    else:
+      member.sent[flow.server] += 1
+      self._send(time, flow.worker, flow.server)
+
   def _handle_push(self, time: float, flow: _Flow, member: _Member) -> bool:
     """Handles a piece of a push; returns whether the push is complete."""
     server, piece = flow.server, member.pushed[flow.server]
     member.pushed[server] += 1
     self._missing[server][piece] -= 1
-    if member.pushed[server] < self._count:
-      self._start(time, flow.worker, server, pulls=False)
     if not self._missing[server][piece]:
       self._serve_all(time, server)
     return min(member.pushed) == self._count
 
   def _handle_pull(self, time: float, flow: _Flow, member: _Member) -> bool:
     """Handles a piece of a pull; returns whether the pull is complete."""
-    member.pulled[flow.server] += flow.pieces
-    self._serve(time, flow.worker, flow.server)
+    server = flow.server
+    member.pulled[server] += flow.pieces
+    if not member.pulling:
+      answered = max(member.answered[server], member.pulled[server])
+      member.answered[server] = answered
+      self._send(time, flow.worker, server)
     ended = member.pulling and min(member.pulled) == self._count
     member.pulling = member.pulling and not ended
     return ended
+
+  def _send(self, time: float, index: int, server: int) -> None:
+    """Starts the next piece of a push, if it may leave."""
+    member = self._members[index]
+    most = min(self._count, member.answered[server] + AHEAD)
+    if member.sent[server] < most and (False, server) not in member.flows:
+      self._start(time, index, server, pulls=False)
 
   def _serve_all(self, time: float, server: int) -> None:
     for index in self._members:
@@ -340,7 +385,7 @@ class Pipelined:
   def _serve(self, time: float, index: int, server: int) -> None:
     """Starts the next piece of a pull, if it can be served."""
     member = self._members[index]
-    piece = member.pulled[server]
+    piece = member.served[server]
     if piece == self._count or (True, server) in member.flows:
       return
     # After the release, pushes of the next superstep are missing.
@@ -351,23 +396,32 @@ class Pipelined:
     self, time: float, index: int, server: int, *, pulls: bool, pieces: int = 1
   ) -> None:
     member = self._members[index]
-    first = (member.pulled if pulls else member.pushed)[server]
+    first = (member.served if pulls else member.sent)[server]
     sizes = (self._pulls if pulls else self._pushes)[server]
     size = sum(sizes[first : first + pieces])
-    host = self._hosts[server]
-    ends = (host, index) if pulls else (index, host)
+    ends = self._ends(index, server, pulls=pulls)
     weight = self._shares.draw(*ends, size)
-    number = self.network.start(time, *ends, size, weight)
+    number = self.network.start(time, *ends, size, weight, lands=False)
     member.flows[pulls, server] = number
     self._flows[number] = _Flow(index, server, pulls, pieces, size)
 
+  def _ends(self, index: int, server: int, *, pulls: bool) -> tuple[int, int]:
+    host = self._hosts[server]
+    return (host, index) if pulls else (index, host)
+
   def _cancel(
-    self, time: float, member: _Member, *, pulls_only: bool = False
+    self, time: float, index: int, *, pulls_only: bool = False
   ) -> None:
-    for (pulls, server), number in list(member.flows.items()):
+    flows = self._members[index].flows
+    for (pulls, server), number in list(flows.items()):
       if pulls or not pulls_only:
         self.network.cancel(time, number)
-        del self._flows[number], member.flows[pulls, server]
+        del self._flows[number], flows[pulls, server]
+    for landing in list(self._landing):
+      flow = self._flows[landing[1]]
+      if flow.worker == index and (flow.pulls or not pulls_only):
+        self._landing.remove(landing)
+        del self._flows[landing[1]]
 
   def _none(self) -> list[int]:
     return [0] * len(self._missing)

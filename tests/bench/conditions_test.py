@@ -35,14 +35,16 @@ class VirtualTest(parameterized.TestCase):
     condition = Condition('c', *placed, _EQUAL | {'route.name': route})
     equal = {'_SHARE_SIGMA': 0.0, '_BURST_BYTES': 0.0}
     with mock.patch.multiple(conditions, **equal):
-      predicted_s = conditions.predict(_LAB, condition, 8)
+      predicted_s = conditions.predict(_LAB, condition, 8, latency_s=0.0)
     self.assertAlmostEqual(predicted_s, 0.05 + took_s / 0.957, delta=0.01)
 
   def test_bursts_shorten_pushes_and_pulls(self):
     condition = Condition('c', 1, 1, True, _EQUAL)
-    predicted_s = conditions.predict(_LAB, condition, 8)
     took_s = 2 * (_S - 60e3) / _B / 0.957
-    self.assertAlmostEqual(predicted_s, 0.05 + took_s, delta=1e-6)
+    for latency_s in (0.0, 0.003):
+      predicted_s = conditions.predict(_LAB, condition, 8, latency_s=latency_s)
+      expected = 0.05 + took_s + 2 * latency_s
+      self.assertAlmostEqual(predicted_s, expected, delta=1e-6)
 
 
 class RealTest(absltest.TestCase):

@@ -8,6 +8,7 @@ from absl.testing import absltest
 
 import train
 from bench import conditions
+from claims import catalog, ranking, store
 from claims.measures import lab, ratios
 from configs import default
 
@@ -81,6 +82,17 @@ class SummaryTest(absltest.TestCase):
     failed = {'lab': '100 Mbit', 'condition': 'bsp, 4 workers'}
     records = [failed | {'status': 'failed'}, _record('asp', 1.0, 1.0)]
     self.assertEmpty(ratios.summarize(records))
+    self.assertEqual([each['status'] for each in records], ['failed'] * 2)
+
+  def test_results_are_rendered(self):
+    records = [_record('bsp', 2.0, 2.2), _record('asp', 1.0, 1.1)]
+    records += [
+      {'status': 'finished', **each} for each in ratios.summarize(records)
+    ]
+    entry = catalog.find('simulator_ratios')
+    records = [{'seed': 0, **each} for each in records]
+    ranked = ranking.table(entry, store.Results('quick', {}, {}, records))
+    self.assertIn('asp, 4 workers', ranked)
 
 
 if __name__ == '__main__':

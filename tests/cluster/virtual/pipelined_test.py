@@ -11,6 +11,7 @@ from absl.testing import absltest, parameterized
 
 import train
 from cluster import pipelining
+from cluster.virtual import transfers
 from learning.layout import split_evenly
 from sync import record
 from tests.support import small, stopping
@@ -85,17 +86,38 @@ class EqualWorkersTest(parameterized.TestCase):
     run = small.build(config)
     run()
 
-    shard = math.ceil(_BYTES / servers)
-    chunks = _CHUNKS // servers
-    chunk = math.ceil(shard / chunks)
-    whole_s = workers * shard / servers_Bps
-    chunk_s = workers * chunk / servers_Bps
     barriers = _barriers(run)
-    # The first pull is whole, with one latency; a push has one in each piece.
-    first = whole_s + 0.1 + whole_s + (1 + chunks) * latency_s
+    whole_s = workers * _BYTES / servers / servers_Bps
+    sizes = split_evenly(math.ceil(_BYTES / servers), _CHUNKS // servers)
+    pushed_s, pulled_s = _follow_one(
+      [workers * size / servers_Bps for size in sizes], latency_s
+    )
+    first = whole_s + latency_s + 0.1 + pushed_s
     self.assertAlmostEqual(barriers[0], first, places=9)
-    expected = 0.1 + whole_s + chunk_s + (chunks + 1) * latency_s
-    np.testing.assert_allclose(np.diff(barriers), expected, rtol=1e-9)
+    np.testing.assert_allclose(np.diff(barriers), 0.1 + pulled_s, rtol=1e-9)
+
+  def test_latency_counts_twice_while_windows_keep_the_link_busy(self):
+    chunks, latency_s = [0.01] * 64, 0.01
+    _, pulled_s = _follow_one(chunks, latency_s)
+    self.assertAlmostEqual(pulled_s, 0.64 + 0.01 + 2 * latency_s)
+
+
+def _follow_one(chunks, latency_s):
+  """Returns the time of a push by all workers, and of the pull that follows.
+
+  Args:
+    chunks: Seconds that each chunk of all workers takes at the server.
+    latency_s: Seconds that each travels.
+  """
+  pushed, pulled = [], []
+  for number, seconds in enumerate(chunks):
+    start = pushed[-1] if number else 0.0
+    if number >= pipelining.AHEAD:
+      start = max(start, pulled[number - pipelining.AHEAD] + latency_s)
+    pushed.append(start + seconds)
+    served = max(pushed[-1] + latency_s, pulled[-1] if number else 0.0)
+    pulled.append(served + seconds)
+  return pushed[-1] + latency_s, pulled[-1] + latency_s
 
 
 class _Oracle:
@@ -131,18 +153,49 @@ class _Oracle:
 
   def pushed(self, worker):
     """Returns the arrival times of the chunks of a push."""
-    return self.starts[worker] + np.cumsum(self.chunks) / self.up[worker]
+    return self._follow()[0][worker]
 
-  def barrier(self, not_before=0.0):
-    """Ends the superstep and returns when it ended."""
-    served = np.max([self.pushed(worker) for worker in self.starts], axis=0)
-    served = np.maximum(served, not_before)
+  def barrier(self, death=None):
+    """Ends the superstep and returns when it ended.
+
+    Args:
+      death: Time and worker of a death in it.
+    """
+    sent, _, pulled = self._follow()
+    options = {}
+    if death:
+      died, worker = death
+      options['not_before'] = died
+      if died > max(times[0] for times in sent.values()):  # Sums are void.
+        options |= {'opened': died, 'held': pulled}
+      del self.starts[worker]
+    _, served, pulled = self._follow(**options)
     for worker in self.starts:
-      end = 0.0
-      for time, size in zip(served, self.chunks, strict=True):
-        end = max(end, time) + size / self.down[worker]
-      self.starts[worker] = end + self.compute_s[worker]
+      self.starts[worker] = pulled[worker][-1] + self.compute_s[worker]
     return served[-1]
+
+  def _follow(self, not_before=0.0, opened=np.inf, held=None):
+    """Returns the times of chunks: sent by worker, complete, and pulled.
+
+    Args:
+      not_before: Time before which no chunk is complete.
+      opened: Time from which windows hold no push back.
+      held: Pulls that open the windows; None for the ones returned.
+    """
+    sent, pulled = ({worker: [] for worker in self.starts} for _ in range(2))
+    served = []
+    for number, size in enumerate(self.chunks):
+      for worker, times in sent.items():
+        start = times[-1] if number else self.starts[worker]
+        if number >= pipelining.AHEAD:
+          answer = (held or pulled)[worker][number - pipelining.AHEAD]
+          start = max(start, min(answer, opened))
+        times.append(start + size / self.up[worker])
+      served.append(max(not_before, *(times[-1] for times in sent.values())))
+      for worker, times in pulled.items():
+        start = max(served[-1], times[-1] if number else 0.0)
+        times.append(start + size / self.down[worker])
+    return sent, served, pulled
 
 
 class UnequalWorkersTest(parameterized.TestCase):
@@ -161,9 +214,7 @@ class UnequalWorkersTest(parameterized.TestCase):
     oracle = self.oracle
     # Worker 2 is the last to push; the others have pulled chunks by then.
     died = oracle.pushed(2)[20] + 1e-4
-    self.assertGreater(died, max(oracle.pushed(w)[-1] for w in (0, 1)))
-    del oracle.starts[2]
-    expected = [oracle.barrier(not_before=died)]
+    expected = [oracle.barrier(death=(died, 2))]
     expected.append(oracle.barrier())
     back = (expected[0] + expected[1]) / 2
     oracle.pull(2, expected[1])
@@ -184,8 +235,7 @@ class UnequalWorkersTest(parameterized.TestCase):
   ):
     oracle = self.oracle
     died = oracle.pushed(2)[last] - 1e-4  # Before chunk `last` is in.
-    del oracle.starts[2]
-    expected = [oracle.barrier(not_before=died)]
+    expected = [oracle.barrier(death=(died, 2))]
     expected += [oracle.barrier() for _ in range(3)]
 
     script = ((float(died), 'leave', 2),)
@@ -195,8 +245,8 @@ class UnequalWorkersTest(parameterized.TestCase):
 
   def test_a_push_that_was_complete_before_the_death_is_not_void(self):
     oracle = self.oracle
-    # The slowest worker lacks two chunks; earlier pieces stay.
-    died = oracle.pushed(2)[29] + 1e-4
+    # The slowest worker lacks a chunk; earlier pieces stay.
+    died = oracle.pushed(2)[-2] + 1e-4
     self.assertGreater(died, oracle.pushed(0)[-1])
     expected = [oracle.barrier()]
     del oracle.starts[0]
@@ -243,7 +293,7 @@ class SameNumbersTest(parameterized.TestCase):
   def _column(self, run, name):
     return [r[name] for r in small.rows(run, 'metrics.jsonl') if name in r]
 
-  def test_without_limits_times_are_those_of_plain_bsp(self):
+  def test_without_limits_and_windows_times_are_those_of_plain_bsp(self):
     changed = {
       **_constant(0.25, 3),
       'cluster__speed__slowdown': (1.0, 1.0, 2.0),
@@ -256,7 +306,9 @@ class SameNumbersTest(parameterized.TestCase):
         (2.0, 'join', 0),
       ),
     }
-    (run, _), (published, _) = _train(**changed), small.execute(**changed)
+    with mock.patch.object(transfers, 'AHEAD', _CHUNKS):
+      run, _ = _train(**changed)
+    published, _ = small.execute(**changed)
 
     for name in ('events.jsonl', 'trace.json'):
       one, other = (
@@ -268,20 +320,25 @@ class SameNumbersTest(parameterized.TestCase):
 
   def test_a_death_as_the_last_chunk_arrives_comes_before_the_push(self):
     # Worker 1 has no limits and dies at the very time of its push.
-    run, summary = _train(
+    config = {
       **_constant(0.25, 2),
-      cluster__speed__slowdown=(1.0, 2.0),
-      cluster__network__worker_up_Bps=(1e5, _INF),
-      cluster__script=((0.5, 'leave', 1),),
+      'cluster__speed__slowdown': (1.0, 2.0),
+      'cluster__network__worker_up_Bps': (1e5, _INF),
+    }
+    chunks = split_evenly(
+      small.size_bytes(small.build(small.config(**config))), _CHUNKS
     )
+    run, summary = _train(**config, cluster__script=((0.5, 'leave', 1),))
     self.assertEqual(summary['iterations'], summary['updates'])
     self.assertLen(summary['lost'], 1)
-    self.assertEqual(_barriers(run)[0], 0.5)
+    left = sum(chunks[pipelining.AHEAD :])  # Of the push of worker 0.
+    self.assertAlmostEqual(_barriers(run)[0], 0.5 + left / 1e5)
 
 
 class RecordTest(parameterized.TestCase):
   def _eventful(self):
-    return stopping.eventful('bsp', route__server__pipelined=True)
+    limited = {'cluster__network__worker_up_Bps': (1e5, 5e4, 2e4)}
+    return stopping.eventful('bsp', route__server__pipelined=True, **limited)
 
   def test_a_run_resumes_from_the_middle_of_a_superstep(self):
     straight = small.build(self._eventful())
