@@ -489,6 +489,8 @@ def judge_links(
     rates: Measured and planned bytes per second of each link over the run.
     is_planned: Whether planned rates are known.
   """
+  if _is_short(windows):
+    return [_insufficient_traffic(windows)]
   found = _find_slow_links(windows, is_planned=is_planned)
   verdicts = []
   for (src, dst), (share, when) in found.items():
@@ -569,6 +571,8 @@ def judge_server_links(
     rates: Rates of each host over the run.
     hosts: Host of each worker; '' if unknown.
   """
+  if _is_short(windows):
+    return [_insufficient_traffic(windows)]
   verdicts = []
   for host, (share, when) in _find_slow_links(windows, is_planned=True).items():
     workers = [str(k) for k, each in enumerate(hosts) if each == host]
@@ -586,6 +590,23 @@ def judge_server_links(
   return verdicts[:_SHOWN]
 
 
+def _is_short(windows: Sequence[Traffic]) -> bool:
+  """Returns whether there is traffic, but too little of it for a verdict."""
+  return 0 < sum(map(_repeats, windows)) < rule.LEAST
+
+
+def _insufficient_traffic(windows: Sequence[Traffic]) -> Verdict:
+  count = len(windows)
+  text = f'insufficient evidence of links: {count} window'
+  text += '' if count == 1 else 's'
+  return Verdict('insufficient', '', None, None, f'{text} of traffic')
+
+
+def _repeats(window: Traffic) -> int:
+  """Returns the number of iterations for which a window stands."""
+  return min(window.iterations, REPEATS)
+
+
 def _find_slow_links(
   windows: Sequence[Traffic], *, is_planned: bool
 ) -> dict[Any, tuple[Estimate, str]]:
@@ -597,17 +618,16 @@ def _find_slow_links(
 
   Returns:
     By link, the share of its time that the run would take without the link, and
-    since when it is slow, as text; {} for too short a run.
+    since when it is slow, as text; {} without traffic.
   """
   ends = sorted({each for window in windows for each in window.slowness})
   rows, begins = [], []
   for window in windows:
     found = link_costs(window, is_planned=is_planned)
     row = [found.get(each, math.nan) for each in ends]
-    repeats = min(window.iterations, REPEATS)
-    rows += [row] * repeats
-    begins += [window.start] * repeats
-  if len(rows) < rule.LEAST:
+    rows += [row] * _repeats(window)
+    begins += [window.start] * _repeats(window)
+  if not rows:
     return {}
   table = np.array(rows)
   episodes = rule.find_episodes(table, reference=np.ones_like(table))

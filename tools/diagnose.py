@@ -85,7 +85,10 @@ def diagnose_run(path: pathlib.Path) -> list[Verdict]:
   away = verdicts.judge_departures(left)
   if not cluster.has_links:
     return [*away, *judged, *links.judge(path)]
-  return [*away, *links.judge_servers(path, cluster.hosts), *judged]
+  of_links = links.judge_servers(path, cluster.hosts)
+  if of_links and of_links[0].kind == 'insufficient':
+    return [*away, *judged, *of_links]
+  return [*away, *of_links, *judged]
 
 
 def diagnose_csv(file: pathlib.Path) -> list[Verdict]:

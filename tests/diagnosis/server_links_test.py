@@ -148,10 +148,19 @@ class JudgeTest(absltest.TestCase):
     (found,) = self._judge(lambda k: 10.0 if k < 15 else 1.0)
     self.assertIn('from the start to', found.text)
 
-  def test_nobody_is_blamed_without_a_cost_or_evidence(self):
+  def test_nobody_is_blamed_without_a_cost(self):
     self.assertEmpty(self._judge(lambda k: 1.0))
     self.assertEmpty(self._judge(lambda k: 10.0, exposed=0.001))
-    self.assertEmpty(self._judge(lambda k: 10.0, windows=9))
+
+  def test_few_windows_are_insufficient_evidence(self):
+    self.assertEmpty(self._judge(lambda k: 10.0, windows=0))
+    for count, words in ((1, '1 window of'), (9, '9 windows of')):
+      (found,) = self._judge(lambda k: 10.0, windows=count)
+      self.assertEqual(found.kind, 'insufficient')
+      expected = f'insufficient evidence of links: {words} traffic'
+      self.assertEqual(found.text, expected)
+    (found,) = self._judge(lambda k: 10.0, windows=10)
+    self.assertEqual(found.kind, 'link')
 
 
 if __name__ == '__main__':
