@@ -326,7 +326,9 @@ def _link_fields(
     _write_links(links, lab, condition)
     fields['cluster.links'] = str(links)
     return fields | _route_fields(condition, links)
-  fields['cluster.network.worker_latency_s'] = (latency_s,)
+  # A transfer to a server in a worker has the latencies of two workers.
+  each_s = latency_s if condition.dedicated else latency_s / 2
+  fields['cluster.network.worker_latency_s'] = (each_s,)
   case = _first_hosts(lab.workers, condition.workers)
   per_mbit = 1e6 / 8 * float(USABLE)
   for way in ('up', 'down'):

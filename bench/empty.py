@@ -16,7 +16,7 @@ from bench.conditions import Condition, Lab
 from bench.hosts import Case
 from tools.calibrating import tables
 
-_LAB = Lab('200 Mbit', Case([200] * 8, [200] * 8, {}), 2, 200)
+LAB = Lab('200 Mbit', Case([200] * 8, [200] * 8, {}), 2, 200)
 # Numbers of workers and servers, and True for dedicated servers.
 _PLACEMENTS = (
   *((2, 1, True), (4, 1, True), (8, 2, True)),
@@ -51,14 +51,14 @@ def main(argv: list[str] | None = None) -> None:
   found = list(make_conditions())
   with tempfile.TemporaryDirectory() as folder:
     runs = [(each, _ITERATIONS) for each in found]
-    measured = conditions.measure(pathlib.Path(folder), _LAB, runs)
+    measured = conditions.measure(pathlib.Path(folder), LAB, runs)
   rows = [('condition', 'real, ms', 'virtual, ms', 'half of the rest, ms')]
   for each in found:
     real_s = measured[each.name]
     if isinstance(real_s, str):
       rows.append((each.name, real_s, '', ''))
       continue
-    virtual_s = conditions.predict(_LAB, each, _ITERATIONS, latency_s=0.0)
+    virtual_s = conditions.predict(LAB, each, _ITERATIONS, latency_s=0.0)
     times = real_s, virtual_s, (real_s - virtual_s) / 2
     rows.append((each.name, *(f'{1e3 * seconds:.2f}' for seconds in times)))
   print(tables.table(rows))

@@ -46,12 +46,11 @@ class VirtualTest(parameterized.TestCase):
       expected = 0.05 + took_s + 2 * latency_s
       self.assertAlmostEqual(predicted_s, expected, delta=1e-6)
 
-
   def test_empty_iterations_take_their_computing_and_latency(self):
     for condition in empty.make_conditions():
       with mock.patch.object(conditions, '_SEEDS', 1):
         times = [
-          conditions.predict(_LAB, condition, 8, latency_s=latency_s)
+          conditions.predict(empty.LAB, condition, 8, latency_s=latency_s)
           for latency_s in (0.0, 0.001)
         ]
       self.assertBetween(times[0], 0.04, 0.07)  # Jitter is 10 %.
