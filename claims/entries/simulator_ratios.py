@@ -54,7 +54,7 @@ ENTRY = Entry(
   observations='With four equal workers, 1 MB and 100 Mbit/s the virtual ASP '
   'is .71 of the measured ratio: real workers take most of the 16 iterations '
   'until they have lost step. Times of whole iterations over 28 to 80 '
-  'iterations have an error of -.5 to +.4 % in the mean for ASP '
+  'iterations have an error of +.2 % in the mean for ASP '
   '(docs/benchmarks.md).',
   measurement='ratios',
   evidence='real links',

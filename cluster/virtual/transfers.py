@@ -269,7 +269,8 @@ class Pipelined:
     for missing in self._missing:
       missing[:] = [count + 1 for count in missing]
     if index not in self._members:
-      self._members[index] = _Member(*(self._none() for _ in range(5)))
+      none = self._none
+      self._members[index] = _Member(none(), none(), none(), none(), none())
       for server in range(len(self._missing)):
         self._start(time, index, server, pulls=True, pieces=self._count)
       return NOTHING
