@@ -1,9 +1,9 @@
-"""Time that messages and processes add to an iteration: python -m bench.empty.
+"""Measures the latency of a push or a pull in a lab: python -m bench.empty.
 
-Workers of a lab push and pull 4 kB, so that links take no time.  An iteration
-takes the computing of its workers, which the virtual clock has, and what the
-push, the decision and the pull take.  Half of the latter is the latency of
-bench.conditions.  Needs root; takes a minute.
+Workers push and pull 4 kB, so that transfers take no time.  The virtual clock
+has the computing of an iteration; the rest is the time of messages between
+processes, for a push, the decision of the scheme, and a pull.  Half of it is
+the latency that bench.conditions predicts with.  Needs root; takes a minute.
 """
 
 import argparse

@@ -29,7 +29,8 @@ EVIDENCE = {
   'simulated': 'virtual clock or synthetic traces; no model is trained',
   'arithmetic': 'computed from sizes and capacities; nothing runs',
 }
-IN_BITS = 'time_to_bits_per_byte.'  # As time_to., which has accuracies.
+# Prefix of times to a value of bits per byte; `time_to.` is of accuracies.
+IN_BITS = 'time_to_bits_per_byte.'
 # Kinds of fields that differ from the kind of their entry, by prefix.
 _EVIDENCE_OF_FIELDS = {
   'final_accuracy': 'trained',

@@ -101,7 +101,8 @@ class Network:
       size_bytes: Bytes to send; may be 0.
       weight: Share of a link, over that of a flow of weight 1; rounded to a
         multiple of 2^-16.
-      lands: False if it counts as arrived once it has drained; see `latency_s`.
+      lands: Whether it arrives after the latency of both hosts, or as soon as
+        it has drained, so that the caller adds `latency_s`.
 
     Raises:
       ValueError: If an argument is out of its range.

@@ -252,7 +252,7 @@ class Pipelined:
     self._missing = [[0] * self._count for _ in self._pushes]
     self._members: dict[int, _Member] = {}
     self._flows: dict[int, _Flow] = {}
-    # Pieces that have drained: (time of arrival, flow), ordered.
+    # Pieces that have left and not arrived: (time of arrival, flow), ordered.
     self._landing: list[tuple[float, int]] = []
 
   def next_time(self) -> float:
@@ -338,7 +338,7 @@ class Pipelined:
     vars(self).update(vars(state))
 
   def _handle_drain(self, time: float, number: int) -> None:
-    """Has a piece travel, and the next one leave."""
+    """Schedules the arrival of a piece, and starts the next one."""
     flow = self._flows[number]
     ends = self._ends(flow.worker, flow.server, pulls=flow.pulls)
     bisect.insort(self._landing, (time + self.network.latency_s(*ends), number))

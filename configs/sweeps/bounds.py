@@ -22,5 +22,5 @@ GRID = """
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share."""
+  """Returns the config that all runs share."""
   return compare.get_config()

@@ -27,7 +27,7 @@ GRID = (
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share."""
+  """Returns the config that all runs share."""
   config = local_steps.experiment('digits')
   config.sync.name = 'asp'
   config.batching.local_steps = 32

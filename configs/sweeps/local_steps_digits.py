@@ -17,7 +17,7 @@ GRID = local_steps.tuning(
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share."""
+  """Returns the config that all runs share."""
   config = local_steps.experiment('digits')
   config.data.digits.fold = 1
   return config

@@ -19,7 +19,7 @@ GRID = (
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share."""
+  """Returns the config that all runs share."""
   config = local_steps.experiment('digits')
   usual = default.get_config().cluster.network
   for link in ('server_up_Bps', 'server_down_Bps'):  # There are no servers.

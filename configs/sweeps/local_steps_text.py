@@ -26,7 +26,7 @@ GRID = local_steps.tuning(
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share."""
+  """Returns the config that all runs share."""
   config = local_steps.experiment('text')
   config.data.text.file = 'tuning.txt'
   return config

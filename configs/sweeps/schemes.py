@@ -22,7 +22,7 @@ GRID = f"""
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share."""
+  """Returns the config that all runs share."""
   config = default.get_config()
   config.model.name = 'none'
   config.model.none.num_train = _WORKERS * _ITERATIONS * 32

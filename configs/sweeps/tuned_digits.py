@@ -20,7 +20,7 @@ GRID = (
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share."""
+  """Returns the config that all runs share."""
   config = tuned.digits()
   config.data.digits.validation = True
   return config

@@ -24,7 +24,7 @@ GRID = (
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Returns what the runs share."""
+  """Returns the config that all runs share."""
   config = tuned.text()
   config.data.text.file = 'tuning.txt'
   return config
