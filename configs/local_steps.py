@@ -106,7 +106,7 @@ def tuning(
 
 
 def experiment(variant: str) -> ml_collections.ConfigDict:
-  """Returns the config that all runs share., with the test split.
+  """Returns the config that all runs share, with the test split.
 
   Args:
     variant: 'digits' or 'text'.
