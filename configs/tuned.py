@@ -47,7 +47,7 @@ def chosen_grid(rates: Mapping[str, float]) -> str:
 
 
 def digits() -> ml_collections.ConfigDict:
-  """Returns the shared config of runs on digits: a dense layer of 64, 4 epochs."""
+  """Returns the config of runs on digits: a dense layer of 64, 4 epochs."""
   config = _shared()
   config.model.name = 'mlp'
   config.model.mlp.hidden = (64,)
@@ -59,7 +59,7 @@ def digits() -> ml_collections.ConfigDict:
 
 
 def text() -> ml_collections.ConfigDict:
-  """Returns the shared config of runs on text: one layer of width 32, an epoch."""
+  """Returns the config of runs on text: one layer of width 32, an epoch."""
   config = _shared()
   config.model.name = 'transformer'
   config.model.transformer.layers = 1
