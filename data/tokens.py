@@ -1,10 +1,11 @@
 """Examples for language models from files of tokens.
 
 A file has the tokens of a corpus one after the other, without a header, as
-little-endian integers of 16 or 32 bits: the format of nanoGPT's and llm.c's
-data.  Files are mapped into memory, and a row is read when it is used.
+little-endian integers of 16 or 32 bits: the format of nanoGPT's data.  Files
+are mapped into memory, and a row is read when it is used.
 """
 
+import codecs
 import math
 import pathlib
 
@@ -19,6 +20,19 @@ _DTYPES: dict[str, np.dtype] = {
   'uint32': np.dtype('<u4'),
 }
 _CHUNK = 1 << 24  # Tokens that are checked at once.
+# First bytes of other formats, whose headers would be read as tokens.
+_FORMATS = {
+  b'\x93NUMPY': "a NumPy array; numpy.load(FILE).astype('<u2').tofile(OTHER)",
+  b'PK\x03\x04': 'a ZIP archive or .npz',
+  b'\x1f\x8b\x08': 'compressed by gzip',
+  b'PAR1': 'in the format Parquet',
+  b'ARROW1': 'in the format Arrow',
+  b'\x89HDF\r\n\x1a\n': 'in the format HDF5',
+  (20240520).to_bytes(4, 'little'): 'one of llm.c, with a header of 1024 bytes',
+  (20240801).to_bytes(4, 'little'): 'one of llm.c, with a header of 1024 bytes',
+}
+_SAMPLED = 1 << 16  # First tokens by which other kinds of files are found.
+_FEWEST = 16  # With fewer tokens, chance may make them look like others.
 
 
 def make(
@@ -55,8 +69,9 @@ def make(
       if it is not known.
 
   Raises:
-    ValueError: If a file is missing, has part of a token, a token that is not
-      in the vocabulary or too few, or if another argument is out of range.
+    ValueError: If a file is missing, seems to be of another type or format, has
+      part of a token, a token that is not in the vocabulary or too few, or if
+      another argument is out of range.
   """
   if dtype not in _DTYPES:
     raise ValueError(f'dtype: expected one of {list(_DTYPES)}, got {dtype!r}.')
@@ -119,6 +134,13 @@ def _read(
   if not size:  # Cannot be mapped.
     return np.zeros(0, found)
   tokens = np.memmap(path, found, 'r')
+  other = _find_other_kind(tokens[:_SAMPLED])
+  if other:
+    raise ValueError(
+      f'{field}: expected tokens alone, without a header, of '
+      f'{found.itemsize} bytes (config.data.tokens.dtype {dtype!r}), got '
+      f'{path}, which seems to be {other}.'
+    )
   starts = range(0, len(tokens), _CHUNK)
   for start in starts if vocabulary < 1 << 8 * found.itemsize else ():
     chunk = tokens[start : start + _CHUNK]
@@ -129,3 +151,33 @@ def _read(
         f'{vocabulary}, got {chunk[place]} at token {start + place} of {path}.'
       )
   return tokens
+
+
+def _find_other_kind(tokens: np.ndarray) -> str:
+  """Returns what a file seems to be, if not one of such tokens; else ''."""
+  content = tokens.tobytes()
+  for start, kind in _FORMATS.items():
+    if content.startswith(start):
+      return kind
+  if len(tokens) < _FEWEST:
+    return ''
+  if _is_text(content):
+    return "a text (config.data.name 'text' reads it byte by byte)"
+  for factor in (4, 2):  # Small integers of a wider type begin with zeros.
+    size = tokens.itemsize * factor
+    whole = tokens[: len(tokens) // factor * factor].reshape(-1, factor)
+    if size <= 8 and whole[:, 0].any() and not whole[:, 1:].any():
+      return (
+        f'one of integers of {size} bytes, as of each {factor} tokens all but '
+        'the first are 0'
+      )
+  return ''
+
+
+def _is_text(content: bytes) -> bool:
+  """Returns whether bytes are the beginning of a text in UTF-8."""
+  try:
+    text = codecs.getincrementaldecoder('utf-8')().decode(content)
+  except UnicodeDecodeError:
+    return False
+  return all(letter.isprintable() or letter in '\t\n\f\r' for letter in text)

@@ -11,7 +11,7 @@ from configs.checks import require
 from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
 from data.stream import Stream
-from learning import compilations, fragments
+from learning import compilations, fragments, placement
 from learning.learning import Learning
 from learning.timing_only import TimingOnlyLearning
 
@@ -52,6 +52,7 @@ def make(
     return _no_model(config, choose)
   from learning import tasks  # Runs without a model start without Flax.
 
+  placement.start()
   directory = config.data.dir or os.environ.get('SYNCOPATE_DATA')
   dataset = dataset or build_section('data', choose, directory=directory)
   dataset.check()

@@ -11,6 +11,8 @@ import functools
 
 import jax
 
+from configs.checks import require
+
 _CPU = 'cpu'
 
 
@@ -35,6 +37,33 @@ def is_cpu_only() -> bool:
   return _platforms() == _CPU
 
 
+def start() -> None:
+  """Starts JAX on the first platform that JAX_PLATFORMS names, if any.
+
+  JAX itself passes over 'cuda' on a host without a GPU, and would compute on
+  the next platform.
+
+  Raises:
+    ValueError: If JAX does not start, or starts on the CPU although
+      JAX_PLATFORMS names an accelerator first.
+  """
+  keep_cpu()
+  platforms = _platforms()
+  try:
+    found = jax.default_backend()
+  except RuntimeError as error:
+    raise ValueError(
+      f'JAX: expected to start with JAX_PLATFORMS={platforms!r}, got: {error}'
+    ) from error
+  first = platforms.split(',')[0] or found
+  expected = (
+    f"a device of {first!r} on this host, or 'cpu' first, or nothing: then JAX "
+    'chooses'
+  )
+  fits = first == _CPU or found != _CPU
+  require(fits, 'JAX_PLATFORMS', expected, platforms)
+
+
 def has_accelerator() -> bool:
   """Returns whether JAX's default device is an accelerator; starts JAX."""
   return jax.default_backend() != _CPU
@@ -44,7 +73,8 @@ def on_cpu() -> contextlib.AbstractContextManager[None]:
   """Returns a context in which JAX creates arrays and computes on the CPU.
 
   Raises:
-    ValueError: If JAX has started without the CPU.
+    ValueError: If JAX does not start (see `start`), or had started without
+      the CPU.
   """
   context: contextlib.AbstractContextManager[None] = jax.default_device(_cpu())
   return context
@@ -57,10 +87,10 @@ def _platforms() -> str:
 
 @functools.cache
 def _cpu() -> jax.Device:
-  keep_cpu()
+  start()
   try:
     return jax.local_devices(backend=_CPU)[0]
-  except RuntimeError as error:
+  except RuntimeError as error:  # JAX had started before.
     platforms = _platforms()
     raise ValueError(
       f"JAX_PLATFORMS: expected 'cpu' among them, got {platforms!r}."

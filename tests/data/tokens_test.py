@@ -1,5 +1,7 @@
 """Tests for data.token_rows, data.text and data.tokens."""
 
+import gzip
+import io
 import pathlib
 import tempfile
 from pydoc_data.topics import topics
@@ -167,6 +169,52 @@ class TokensTest(parameterized.TestCase):
       self.assertIsInstance(split.inputs.tokens, np.memmap)
       self.assertIsInstance(split.targets.tokens, np.memmap)
       self.assertNotIsInstance(split.inputs[:1], np.memmap)
+
+  @parameterized.parameters(
+    ('uint16', np.uint32, 'of 4 bytes'),
+    ('uint16', np.int64, 'of 8 bytes'),
+    ('uint32', np.int64, 'of 8 bytes'),
+  )
+  def test_wider_integers_are_found_in_any_vocabulary(self, dtype, wide, said):
+    rng = np.random.default_rng(0)
+    for most, wanted in ((2, 2), (65, 65), (50257, 50257), (50257, 2**16)):
+      content = rng.integers(most, size=99).astype(wide).tobytes()
+      message = f'^file: .* {dtype!r}.*, got /.*/train.bin, .* integers {said}'
+      with self.assertRaisesRegex(ValueError, message):
+        self._make(content, dtype=dtype, vocabulary=wanted, separator=-1)
+
+  def test_no_corpus_of_the_right_type_is_taken_for_another(self):
+    rng = np.random.default_rng(0)
+    for vocabulary in (2, 3, 65, 256, 1000, 50257, 2**16):
+      for dtype in ('uint16', 'uint32'):
+        for _ in range(20):
+          content = rng.integers(vocabulary, size=40).tolist()
+          kinds = {'dtype': dtype, 'vocabulary': vocabulary, 'separator': -1}
+          dataset = self._make(content, **kinds)
+          self.assertEqual(_sequence(dataset.test), content[-6:])
+
+  def test_headers_of_other_formats_are_no_tokens(self):
+    values = np.arange(99, dtype=np.uint16)
+    array, archive = io.BytesIO(), io.BytesIO()
+    np.save(array, values)
+    np.savez(archive, values)
+    header = np.zeros(256, np.int32)
+    header[:3] = 20240520, 1, len(values)  # Of llm.c's data.
+    files = {
+      'a NumPy array': array.getvalue(),
+      'a ZIP archive': archive.getvalue(),
+      'gzip': gzip.compress(values.tobytes()),
+      'llm.c': header.tobytes() + values.tobytes(),
+      'a text': 'Sur le pont d’Avignon,\r\non y danse. Zut!\n'.encode() * 2,
+    }
+    for kind, content in files.items():
+      for dtype in ('uint16', 'uint32'):
+        whole = content + b' ' * (-len(content) % 4)
+        message = f'^file: .* without a header.*/train.bin, .* {kind}'
+        with self.assertRaisesRegex(ValueError, message):
+          self._make(whole, dtype=dtype, vocabulary=2**16, separator=-1)
+    with self.assertRaisesRegex(ValueError, '^test_file: .* a NumPy array'):
+      self._make([5] * 99, array.getvalue())
 
   @parameterized.parameters(
     (

@@ -37,6 +37,7 @@ from cluster.process import xla_group
 from cluster.process.exits import Unmendable
 from configs.checks import require
 from data.stream import Ranges
+from learning import placement
 from learning.layout import Layout
 from learning.learning import Gradient, Learner
 from learning.scaling import factor
@@ -496,6 +497,7 @@ def devices(workers: int) -> list[jax.Device]:
     ValueError: If XLA sees devices of another number of processes: then each
       process would sum alone, or with some of the others.
   """
+  placement.start()
   found: dict[int, jax.Device] = {}
   for device in sorted(jax.devices(), key=lambda each: each.id):
     found.setdefault(device.process_index, device)
