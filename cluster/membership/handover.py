@@ -10,8 +10,9 @@ A receiver asks each source for the next range that is missing, so that sources
 send in proportion to their rates.  The ranges of a source that is lost are
 fetched from the others, and so are those of a source that is much slower, once
 all ranges are taken.  Sources with another state than the first that answers,
-as replicas on unlike processors have, are not used.  The receiver verifies the
-digest of the whole.
+as replicas on unlike processors have, are used only once all sources of the
+first state are lost.  A source whose state would not fit into memory is not
+used.  The receiver verifies the digest of the whole.
 
 Updates travel in the same way: a source that retains the sums of some updates
 sends those since a version as one state.
@@ -74,6 +75,9 @@ _REQUESTS = 2  # Ranges that a source has to send: it never waits for requests.
 # of times as long as another one takes, which has nothing left to do.
 _SLOW_S, _SLOW_TIMES = 2.0, 4
 _POLL_S = 0.1
+_MAX_DIMENSIONS = 32  # Of an array.
+
+_Kind = tuple[np.dtype, Sequence[int]]  # Dtype and shape of an array.
 
 
 class SourceLost(TransportError):
@@ -418,21 +422,21 @@ class _Transfer:
       message = stream.receive(STATE)
     header = message.header
     if isinstance(header, SameState):
+      if not header.digest or header.digest != self._request.digest:
+        raise Corrupt(f'expected another state, got the same: {header.digest}')
       with self._changed:
         self._known = header.digest
         self._changed.notify_all()
       stream.send(Done())
       return
+    kinds = _check_description(header, message.size_bytes)
     plain = memory.aligned(message.size_bytes)
     self._fill(stream, plain)
-    if not self._agrees(header, plain):
-      logging.info('Worker %d has another state, which is not used.', worker)
-      stream.send(Done())
-      return
     now = time.monotonic()
     own = _Stream(stream, now, now, collections.deque())
-    with self._changed:
-      self._streams.append(own)
+    if not self._take_part(own, worker, header, plain, kinds):
+      stream.send(Done())
+      return
     try:
       while self._request_ranges(own):
         self._receive_range(own)
@@ -443,27 +447,53 @@ class _Transfer:
         self._changed.notify_all()
     stream.send(Done())
 
-  def _agrees(self, found: StateArrays, plain: np.ndarray) -> bool:
-    """Returns whether a source has the state of the first that answered.
+  def _take_part(
+    self,
+    own: _Stream,
+    worker: int,
+    found: StateArrays,
+    plain: np.ndarray,
+    kinds: Sequence[_Kind],
+  ) -> bool:
+    """Waits until the state of a source is the one that is fetched.
 
-    Raises:
-      Corrupt: If the description is not valid.
+    That is the state of the first source that answers; of another one once all
+    sources of that state are lost.
+
+    Args:
+      own: Stream from the source, which counts as one of this state then.
+      worker: Rank of the source.
+      found: Its description of the state.
+      plain: Plain data of the state, uint8 [n].
+      kinds: Dtypes and shapes of the arrays.
+
+    Returns:
+      Whether to fetch from it; False once the state is complete.
     """
+    has_logged = False
     with self._changed:
-      if self._described is not None:
-        return self._described == found
-      try:
-        self._arrays = _allocate(
-          [(jnp.dtype(dtype), shape) for _, dtype, shape in found.arrays]
-        )
-      except TypeError as error:
-        raise Corrupt(f'sent another description: {error}') from error
-      self._described, self._plain = found, plain
-      self._parts = [_bytes(array) for array in self._arrays]
-      self._size = sum(part.size for part in self._parts)
-      self._left = math.ceil(self._size / _RANGE_BYTES)
-      self._missing.extend(range(self._left))
-      return True
+      while not self.is_complete:
+        if self._described != found and not self._streams:
+          self._begin(found, plain, kinds)
+        if self._described == found:
+          self._streams.append(own)
+          return True
+        if not has_logged:
+          has_logged = True
+          logging.info('Worker %d has another state.', worker)
+        self._changed.wait(_POLL_S)
+    return False
+
+  def _begin(
+    self, found: StateArrays, plain: np.ndarray, kinds: Sequence[_Kind]
+  ) -> None:
+    """Begins to fetch a state from its first byte; under the lock."""
+    self._arrays = _allocate(kinds)
+    self._described, self._plain = found, plain
+    self._parts = [_bytes(array) for array in self._arrays]
+    self._size = sum(part.size for part in self._parts)
+    self._left = math.ceil(self._size / _RANGE_BYTES)
+    self._missing = collections.deque(range(self._left))
 
   def _request_ranges(self, own: _Stream) -> bool:
     """Requests ranges from a source, waiting until some are missing.
@@ -597,9 +627,44 @@ def _contiguous(array: np.ndarray) -> np.ndarray:
   return np.ascontiguousarray(array).reshape(np.shape(array))
 
 
-def _allocate(
-  kinds: Sequence[tuple[np.dtype, Sequence[int]]],
-) -> list[np.ndarray]:
+def _check_description(found: StateArrays, plain_bytes: int) -> list[_Kind]:
+  """Returns dtype and shape of each array that a source describes.
+
+  Args:
+    found: The description.
+    plain_bytes: Size of the plain data, bytes.
+
+  Raises:
+    Corrupt: If it describes no arrays of numbers, or more than fits into the
+      memory of this host.
+  """
+  kinds: list[_Kind] = []
+  for path, name, shape in found.arrays:
+    try:
+      dtype = jnp.dtype(name)
+    except (TypeError, ValueError) as error:
+      raise Corrupt(f'expected {path} to have a dtype, got {error}') from error
+    is_number = jnp.issubdtype(dtype, np.number) or dtype == np.bool_
+    if not is_number or len(shape) > _MAX_DIMENSIONS:
+      raise Corrupt(
+        f'expected {path} to have numbers and up to {_MAX_DIMENSIONS} '
+        f'dimensions, got {dtype} and {len(shape)}'
+      )
+    kinds.append((dtype, shape))
+  # NumPy multiplies lengths of empty arrays, too.
+  size_bytes = plain_bytes + sum(
+    dtype.itemsize * math.prod(max(length, 1) for length in shape)
+    for dtype, shape in kinds
+  )
+  if size_bytes > (available_bytes := memory.available_bytes()):
+    raise Corrupt(
+      f'expected a state of up to {available_bytes} bytes, which are available '
+      f'in memory, got one of {size_bytes}'
+    )
+  return kinds
+
+
+def _allocate(kinds: Sequence[_Kind]) -> list[np.ndarray]:
   """Returns arrays of some dtypes and shapes, as XLA takes without a copy."""
   sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in kinds]
   return [

@@ -3,6 +3,7 @@
 import itertools
 import mmap
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -32,6 +33,15 @@ def advise() -> None:
   for name, value in ENVIRONMENT.items():
     if name not in os.environ:
       logging.info('Large vectors move faster with %s=%s', name, value)
+
+
+def available_bytes() -> int:
+  """Returns how much memory of this host can be taken without swapping."""
+  for line in pathlib.Path('/proc/meminfo').read_text().splitlines():
+    name, _, text = line.partition(':')
+    if name == 'MemAvailable':
+      return int(text.split()[0]) * 1024
+  raise LookupError('/proc/meminfo: expected MemAvailable, got none')
 
 
 def aligned(size_bytes: int) -> np.ndarray:

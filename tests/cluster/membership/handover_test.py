@@ -12,10 +12,13 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from cluster.membership import handover
+from cluster.network import messages
 from cluster.network.handshake import Security
 from cluster.network.port import Port
+from cluster.network.streams import STATES
 from learning.digest import digest
 from tests.support import relays
+from tests.support.listeners import Listener
 
 _TREE = {
   'params': {
@@ -37,11 +40,12 @@ class _Opaque:
 
 
 class HandoverTest(parameterized.TestCase):
-  def _source(self, tree=_TREE):
+  def _source(self, tree=_TREE, ready=lambda: None):
     """Returns the address of a source of a state at version 3."""
     found = digest(tree)
 
     def find(request):
+      ready()
       if request.version != 3:
         raise LookupError(f'expected to have version {request.version}, got 3')
       return tree, found
@@ -143,6 +147,64 @@ class HandoverTest(parameterized.TestCase):
       state, found = self._fetch(self._source(), self._source(other))
       self.assertEqual(digest(state), found)
       self.assertIn(found, (digest(_TREE), digest(other)))
+
+  def _liar(self, answer, size_bytes=0, asked=lambda: None):
+    """Returns the address of a source that answers with a message only."""
+
+    def handle(stream, hello):
+      del hello
+      body = np.zeros(min(size_bytes, 10), np.uint8)
+      with contextlib.suppress(ValueError):  # It announces more than it has.
+        stream.send(answer, [body] if body.size else (), size_bytes)
+      while True:
+        stream.receive(messages.RANGE_REQUEST)
+        asked()
+
+    port = Port('127.0.0.1', 0, Security())
+    listener = Listener(port, handle, service=STATES)
+    self.addCleanup(listener.close, 0.0)
+    return listener.address
+
+  @parameterized.parameters(
+    ('float32', [2**52]),
+    ('float32', [2**52, 2**52]),
+    ('float32', [2**52, 0]),
+    ('float32', [1] * 1000),
+    ('object', [1]),
+    ('V9999999999999', [1]),
+    ('no dtype', [1]),
+    ('S', [2**40]),
+  )
+  def test_a_source_of_an_absurd_state_is_not_used(self, dtype, shape):
+    absurd = self._liar(messages.StateArrays([('a', dtype, shape)], 'absurd'))
+    with self.assertRaisesRegex(handover.SourceLost, 'expected'):
+      self._fetch(absurd)
+    state, _ = self._fetch(absurd, self._source())
+    self._assert_same(state)
+
+  def test_plain_data_of_an_absurd_size_is_not_allocated(self):
+    absurd = self._liar(messages.StateArrays([], 'absurd'), 2**50)
+    with self.assertRaisesRegex(handover.SourceLost, 'bytes'):
+      self._fetch(absurd)
+    state, _ = self._fetch(absurd, self._source())
+    self._assert_same(state)
+
+  def test_another_state_is_used_once_no_source_of_the_first_is_left(self):
+    fits = [('a', 'float32', [2**20])]
+    was_asked = threading.Event()
+    silent = self._liar(messages.StateArrays(fits, 'x'), asked=was_asked.set)
+    late = self._source(ready=lambda: was_asked.wait(5.0))
+    state, found = self._fetch(silent, late, timeout_s=1.0)
+    self.assertTrue(was_asked.is_set())
+    self.assertEqual(found, digest(_TREE))
+    self._assert_same(state)
+
+  @parameterized.parameters('', 'another')
+  def test_a_source_that_claims_to_have_the_same_state_is_not_believed(
+    self, known
+  ):
+    with self.assertRaises(handover.SourceLost):
+      self._fetch(self._liar(messages.SameState('mine')), known=known)
 
   def test_a_slow_transfer_with_progress_completes(self):
     steps = []
