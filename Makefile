@@ -45,7 +45,7 @@ ray: .venv/dev .venv-ray/run
 	SYNCOPATE_RAY=.venv-ray/bin/python $(BIN)/python -m pytest tests/tools/launch_ray_test.py
 
 soak: .venv/dev
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest --hypothesis-profile=random -m 'soak or hypothesis'
 	$(BIN)/python -m bench.soak
 
 docs: .venv/docs

@@ -1,4 +1,4 @@
-"""Settings of every test: devices, nothing compiled twice, one NumPy thread.
+"""Settings of every test: devices, compiled programs, examples, order, threads.
 
 Tests, and the processes that they start, compute on the CPU, whatever the host
 has.  `pytest -m gpu` runs those that need a GPU, on it.  If the environment has
@@ -15,21 +15,38 @@ import shutil
 import signal
 import tempfile
 
+import hypothesis
 import pytest
 
-_FAKE = pathlib.Path(__file__).parent / 'support/fake_gpu'
+from tests.support import compiled, requires
+
+_TESTS = pathlib.Path(__file__).parent
+_FAKE = _TESTS / 'support/fake_gpu'
 _GPU = 'SYNCOPATE_TESTS_GPU'  # Set in a run of the tests that need one.
 
+# Files that take longest.  The process that came to one of them last would work
+# alone at the end of a test run.
+LONG = ('bench/gpu_test.py',)
+
+# Examples of Hypothesis: the same in every run, so that a failure is that of a
+# change, or with --hypothesis-profile=random new ones (make soak).
+hypothesis.settings.register_profile('repeatable', derandomize=True)
+hypothesis.settings.register_profile('random', derandomize=False)
+hypothesis.settings.load_profile('repeatable')
+
 # All that tests leave is in one folder, which goes with the process that has
-# made it.  Workers of one test run inherit it.
+# made it, but for compiled programs.  Workers of one test run inherit both.
 if 'SYNCOPATE_TESTS' not in os.environ:
   _folder = tempfile.mkdtemp(prefix='syncopate-')
   os.environ['SYNCOPATE_TESTS'] = os.environ['TMPDIR'] = _folder
   tempfile.tempdir = _folder
   atexit.register(shutil.rmtree, _folder, ignore_errors=True)
 # Before JAX is imported, for this process and those that tests start.
-_cache = os.path.join(tempfile.gettempdir(), 'jax')
-os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _cache)
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+  _programs = compiled.root(os.environ)
+  compiled.prune(_programs, compiled.LIMIT_BYTES)
+  _cache = str(_programs / compiled.subfolder())
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = _cache
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 # Processes that tests start write bytecode, as by default: one that finds none
@@ -47,7 +64,11 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 
 
 def pytest_configure(config):
-  """Chooses JAX's devices, before it is imported."""
+  """Checks variables; chooses JAX's devices, before it is imported."""
+  try:
+    requires.must_run(os.environ)
+  except ValueError as error:
+    raise pytest.UsageError(str(error)) from error
   if config.option.markexpr == 'gpu':
     os.environ[_GPU] = '1'
     # Processes that tests start share the GPU with this one.
@@ -69,13 +90,13 @@ def pytest_collection_finish(session):
   gc.freeze()
 
 
+def pytest_collection_modifyitems(items):
+  """Puts the files that take longest first; the others keep their order."""
+  places = {str(_TESTS / name): place for place, name in enumerate(LONG)}
+  items.sort(key=lambda item: places.get(str(item.path), len(places)))
+
+
 def pytest_runtest_setup(item):
   """Skips tests that need a GPU where JAX computes on none."""
-  if item.get_closest_marker('gpu') is None:
-    return
-  if not {_GPU, 'SYNCOPATE_FAKE_GPU'} & os.environ.keys():
-    pytest.skip('needs a GPU: `pytest -m gpu` (make gpu) runs it')
-  import jax
-
-  if jax.default_backend() == 'cpu':
-    pytest.skip('needs a GPU, and JAX sees none')
+  if item.get_closest_marker('gpu') is not None:
+    requires.gpu()

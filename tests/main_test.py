@@ -12,11 +12,10 @@ import tempfile
 import threading
 import time
 
-import pytest
 from absl.testing import absltest, parameterized
 
 from configs import default
-from tests.support import accelerators, locks, processes, small
+from tests.support import accelerators, locks, processes, requires, small
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _LIMIT_S = 100.0
@@ -245,8 +244,8 @@ class RefusalTest(parameterized.TestCase):
     self._check(_flags(self.folder), '.*(File exists|Not a directory)')
     self.assertEqual(self.folder.read_text(), 'mine')
 
-  @pytest.mark.skipif(os.geteuid() == 0, reason='Root may write anywhere.')
   def test_a_folder_without_write_permission_is_refused(self):
+    requires.host(os.geteuid() != 0, 'Root may write anywhere.')
     self.folder.mkdir(mode=0o500)
     self._check(_flags(self.folder / 'run'), '.*Permission denied')
 

@@ -5,10 +5,9 @@ import shutil
 import subprocess
 import tempfile
 
-import pytest
 from absl.testing import absltest
 
-from tests.support import gpus
+from tests.support import gpus, requires
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _CUDA, _CPU = '-r requirements.txt', '-r requirements-cpu.txt'
@@ -17,8 +16,7 @@ _CUDA, _CPU = '-r requirements.txt', '-r requirements-cpu.txt'
 class RequirementsTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    if not shutil.which('make', path='/usr/bin:/bin'):
-      pytest.skip('make is not in /usr/bin or /bin')
+    requires.program('make')
     self.folder = pathlib.Path(tempfile.mkdtemp())
     for path in (_ROOT / 'Makefile', *_ROOT.glob('requirements*.txt')):
       shutil.copy(path, self.folder)

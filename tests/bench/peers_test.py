@@ -9,7 +9,6 @@ import io
 import itertools
 import json
 import math
-import os
 import pathlib
 import socket
 import stat
@@ -25,6 +24,7 @@ from bench import allreduce, hosts, ladder, routes, steps
 from bench.peers import running
 from cluster.speed.layers import Layer
 from models import mlp, vgg
+from tests.support import requires
 
 _PROGRAM = pathlib.Path(running.__file__).with_name('ddp.py')
 _IMAGE = {'input_shape': (32, 32, 3), 'num_classes': 10, 'seed': 0}
@@ -136,11 +136,7 @@ class RunningTest(parameterized.TestCase):
 class TorchTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    self._python = os.environ.get('SYNCOPATE_PEERS', '')
-    try:
-      running.version(self._python)
-    except ValueError as error:
-      self.skipTest(f'SYNCOPATE_PEERS: {error}')
+    self._python = requires.peers()
 
   def test_ranks_measure_sums_and_steps(self):
     model = running.sleeping_model(

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import os
 import pathlib
 import re
 import tempfile
@@ -20,9 +19,9 @@ import train
 from configs import default, sections
 from data.dataset import Dataset, Split
 from models import mlp
+from tests.support import requires
 
 _FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
-_REAL = pathlib.Path(os.environ.get('SYNCOPATE_DATA', ''), 'cifar10_jpeg.npz')
 _COMMAND = re.compile(r'main\.py --config=configs/(\w+)\.py(?::(\w+))?')
 _RECIPES = ('cifar10_vgg16', 'cifar10_resnet32', 'cifar10_alexnet', 'imagenet')
 _RECIPES += ('gradientflow',)
@@ -190,14 +189,14 @@ class FileTest(parameterized.TestCase):
       _MODULES[name].get_config('tiny')
 
 
-@absltest.skipUnless(_REAL.is_file(), f'No file {_REAL} (SYNCOPATE_DATA).')
 class DataTest(parameterized.TestCase):
   """Tests with the first images of CIFAR-10 (JPEG q75)."""
 
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    with np.load(_REAL) as arrays:
+    real = requires.data('cifar10_jpeg.npz')
+    with np.load(real) as arrays:
       cut = dict(arrays)
     for split in ('train', 'test'):
       lengths = cut[f'{split}_len'][:1000]
@@ -205,13 +204,13 @@ class DataTest(parameterized.TestCase):
       cut[f'{split}_buf'] = cut[f'{split}_buf'][: lengths.sum(dtype=int)]
       cut[f'{split}_y'] = cut[f'{split}_y'][:1000]
     cls.folder = tempfile.mkdtemp()
-    np.savez(f'{cls.folder}/{_REAL.name}', **cut)
+    np.savez(f'{cls.folder}/{real.name}', **cut)
 
   @parameterized.parameters(*_RECIPES[:3])
   def test_small_recipes_build(self, name):
     config = _config(name, 'small')
     config.data.dir = self.folder
-    config.data.cifar10.file = _REAL.name
+    config.data.cifar10.file = 'cifar10_jpeg.npz'
     _build(config)
 
 

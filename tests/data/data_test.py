@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import os
 import pathlib
 import pickle
 import struct
@@ -18,8 +17,8 @@ from sklearn import datasets
 
 from data import cifar10, digits, synthetic
 from data.dataset import Dataset, Split
+from tests.support import requires
 
-_REAL = pathlib.Path(os.environ.get('SYNCOPATE_DATA', ''), 'cifar10_jpeg.npz')
 _HEAD = 600  # Bytes in which JPEG files of one size and quality agree.
 
 
@@ -336,9 +335,9 @@ class NpzTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, r'file: .* got \(16, 16, 3\)'):
       self._make(arrays)
 
-  @absltest.skipUnless(_REAL.is_file(), f'No file {_REAL} (SYNCOPATE_DATA).')
   def test_the_real_images_are_all_there(self):
-    dataset = cifar10.make(directory=str(_REAL.parent), file=_REAL.name)
+    real = requires.data('cifar10_jpeg.npz')
+    dataset = cifar10.make(directory=str(real.parent), file=real.name)
     counts = [np.bincount(split.targets).tolist() for split in dataset[:2]]
     self.assertEqual(counts, [[5000] * 10, [1000] * 10])
     self.assertEqual(dataset.input_shape, (32, 32, 3))

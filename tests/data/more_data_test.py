@@ -17,7 +17,7 @@ from absl.testing import absltest, parameterized
 
 from data import augment, cifar100, fashion_mnist
 from data.dataset import Dataset
-from tests.support import small_models
+from tests.support import requires, small_models
 
 _FASHION = pathlib.Path('/usr/share/datasets/fashion-mnist')  # Debian's.
 
@@ -150,8 +150,8 @@ class FashionMnistTest(parameterized.TestCase):
     ):
       fashion_mnist.make(directory=directory, folder='no')
 
-  @absltest.skipUnless(_FASHION.is_dir(), f'No folder {_FASHION}.')
   def test_the_real_images_are_standard_when_prepared(self):
+    requires.host(_FASHION.is_dir(), f'No folder {_FASHION}.')
     dataset = fashion_mnist.make(
       directory=str(_FASHION.parent), folder=_FASHION.name
     )

@@ -20,13 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import unittest
 
 import pytest
 from absl.testing import absltest, parameterized
 
 from tests.docs import pages
-from tests.support import certificates, gpus, labs, slurm
+from tests.support import certificates, gpus, labs, requires, slurm
 from tools import lab
 
 _PAGE = pages.ROOT / 'docs/clusters.md'
@@ -112,8 +111,7 @@ class _Case(parameterized.TestCase):
 class HandTest(_Case):
   def setUp(self):
     super().setUp()
-    if reason := labs.why_not():
-      self.skipTest(reason)
+    requires.lab()
     stack = self.enterContext(contextlib.ExitStack())
     self.folder = _link_repository()
     self.lab = stack.enter_context(labs.start(2))
@@ -224,8 +222,7 @@ class SlurmTest(_Case):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    if reason := slurm.why_not():
-      raise unittest.SkipTest(reason)
+    requires.slurm()
     cls.slurm = cls.enterClassContext(slurm.start())
 
   def setUp(self):
@@ -434,7 +431,7 @@ class SlurmTest(_Case):
     return self.slurm.show('show', 'job', job)
 
   def test_a_sweep_is_an_array_of_jobs(self):
-    pytest.importorskip('submitit', reason='submitit is not installed')
+    requires.module('submitit')
     command = _block('--submit=slurm', page=pages.ROOT / 'docs/sweeps.md')
     # The docs' config has 30 runs of a large model.
     config = 'configs/vgg16_bsp.py --grid=seed=0,1 --config.model.name=mlp'
@@ -466,7 +463,7 @@ class SlurmTest(_Case):
     self.assertEqual((run / 'token').read_text(), token)
 
   def test_submitit(self):
-    pytest.importorskip('submitit', reason='submitit is not installed')
+    requires.module('submitit')
     code = _block('import submitit')
     last = '--config.cluster.interface=eth0"""'
     self.assertIn(last, code)

@@ -13,7 +13,6 @@ import subprocess
 import tempfile
 import time
 import types
-import unittest
 import urllib.request
 from unittest import mock
 
@@ -22,7 +21,7 @@ from absl.testing import absltest, parameterized
 import train
 from configs import vgg16_bsp
 from outputs import tracking
-from tests.support import sweeping
+from tests.support import requires, sweeping
 from tools import track
 
 _LIMIT_S = 120.0
@@ -291,23 +290,19 @@ class CheckTest(absltest.TestCase):
       tracking.check('http://tracking:5000')
 
 
-_PYTHON = os.environ.get('SYNCOPATE_MLFLOW', '')
-
-
-@unittest.skipUnless(
-  _PYTHON, 'SYNCOPATE_MLFLOW names no interpreter that has MLflow and JAX'
-)
 class ServerTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
+    cls.python = requires.mlflow()
     folder = tempfile.mkdtemp()
     with socket.create_server(('127.0.0.1', 0)) as sock:
       port = sock.getsockname()[1]
     cls.uri = f'http://127.0.0.1:{port}'
     cls.server = subprocess.Popen(
       [
-        *(_PYTHON, '-m', 'mlflow', 'server', f'--port={port}', '--workers=1'),
+        *(cls.python, '-m', 'mlflow', 'server'),
+        *(f'--port={port}', '--workers=1'),
         f'--backend-store-uri=sqlite:///{folder}/runs.db',
         f'--artifacts-destination={folder}/artifacts',
       ],
@@ -342,7 +337,7 @@ class ServerTest(absltest.TestCase):
       out, 'seed=0,1', f'--config.outputs.mlflow={self.uri}'
     )
     done = subprocess.run(
-      [_PYTHON, *words[1:]],
+      [self.python, *words[1:]],
       cwd=sweeping.ROOT,
       capture_output=True,
       text=True,

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import os
 import pathlib
 import tempfile
 
@@ -14,6 +13,7 @@ from bench import predict as bench
 from bench import synthetic
 from configs import default
 from predict import arima
+from tests.support import requires
 
 _BOUND = ('late spikes', 'regimes', 'jumping walk', 'lost factors')
 _MORE = (
@@ -196,17 +196,13 @@ class TraceTest(parameterized.TestCase):
 
   @parameterized.product(job=['job1', 'job3'], name=['narx', 'rnn', 'lstm'])
   def test_networks_are_no_worse_than_averages(self, job, name):
-    path = pathlib.Path(os.environ.get('SYNCOPATE_DATA', ''), f'pai/{job}.csv')
-    if not path.exists():
-      self.skipTest(f'There is no {path}.')
+    path = requires.data(f'pai/{job}.csv')
     (ratio,) = bench.excess([name], bench.read_pai(path))
     self.assertLess(ratio, 1.02)
 
   @parameterized.parameters(('job1', 13.8), ('job3', 31.2))
   def test_the_error_of_the_last_speed_is_reproduced(self, job, yardstick):
-    path = pathlib.Path(os.environ.get('SYNCOPATE_DATA', ''), f'pai/{job}.csv')
-    if not path.exists():
-      self.skipTest(f'There is no {path}.')
+    path = requires.data(f'pai/{job}.csv')
     found = bench.error_of('last', bench.read_pai(path))
     self.assertAlmostEqual(found, yardstick, delta=0.05)
 

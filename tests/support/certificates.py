@@ -5,12 +5,17 @@ import subprocess
 import tempfile
 
 from cluster.network.handshake import Security
+from tests.support import requires
 
 _LOOPBACK = 'IP:127.0.0.1'
 
 
 def write(folder: pathlib.Path, name: str = _LOOPBACK) -> list[pathlib.Path]:
-  """Writes a new certificate of a name and its key; returns both files."""
+  """Writes a new certificate of a name and its key; returns both files.
+
+  Skips the test, or fails it, without openssl (see `tests.support.requires`).
+  """
+  requires.program('openssl')
   certificate, key = folder / 'certificate', folder / 'key'
   command = (
     'openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes '

@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on one machine, for tests.
 
-Tests run without Ray.  SYNCOPATE_RAY is the path of an interpreter that has it,
-such as that of `make ray`, which runs the cluster and what is started in it.
+Tests run without Ray: another interpreter, which has it, runs the cluster and
+what is started in it.
 """
 
 import contextlib
@@ -73,24 +73,9 @@ class Nodes:
     )
 
 
-def reason_to_skip() -> str:
-  """Returns why tests with a cluster cannot run; '' if they can."""
-  python = os.environ.get('SYNCOPATE_RAY', '')
-  if not python:
-    return 'SYNCOPATE_RAY names no interpreter that has Ray (make ray)'
-  done = subprocess.run(
-    [python, '-c', 'import ray, jax'],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  return f'SYNCOPATE_RAY: {done.stderr}' if done.returncode else ''
-
-
 @contextlib.contextmanager
-def cluster(*cpus: int) -> Iterator[Nodes]:
+def cluster(python: str, *cpus: int) -> Iterator[Nodes]:
   """Starts a cluster with nodes of so many CPUs, the head first."""
-  python = os.environ['SYNCOPATE_RAY']
   process = subprocess.Popen(
     [python, '-c', _PROGRAM, *map(str, cpus)],
     cwd=ROOT,

@@ -21,7 +21,7 @@ import train
 from configs import cells
 from sweeps import child as child_process
 from sweeps import folder, outcomes, plan, results, submit
-from tests.support import gpus, locks, small, sweeping
+from tests.support import gpus, locks, requires, small, sweeping
 from tools.pages import sources
 
 # The last runs fail: no worker is left.
@@ -447,7 +447,7 @@ class SubmitTest(absltest.TestCase):
       submit.parse_parameters(['gpu'])
 
   def test_jobs_of_submitit_train_the_runs_that_are_left(self):
-    pytest.importorskip('submitit', reason='submitit is not installed')
+    requires.module('submitit')
     out = pathlib.Path(tempfile.mkdtemp()) / 'out'
     words = sweeping.command(out, 'seed=0,1', '--submit=local')
     done = subprocess.run(

@@ -127,7 +127,7 @@ class ExactMethodsTest(ZiplineTestCase):
         self.assert_valid(found, times)
         self.assertEqual(found[1:], expected)
 
-  @hypothesis.settings(deadline=None, max_examples=300, derandomize=True)
+  @hypothesis.settings(deadline=None, max_examples=300)
   @hypothesis.given(
     st.lists(
       st.lists(

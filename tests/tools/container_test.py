@@ -10,18 +10,15 @@ KubeRay's v1 that the file may use.
 """
 
 import copy
-import os
 import pathlib
 import re
-import shutil
 import subprocess
-import sys
 
-import pytest
 import yaml
 from absl.testing import absltest
 
 from tests.docs import pages
+from tests.support import requires
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _METADATA = {'name': str}
@@ -84,7 +81,8 @@ class JobSetTest(absltest.TestCase):
     )
 
   def test_the_job_matches_the_schema_of_kubernetes(self):
-    validate = pytest.importorskip('kubernetes_validate')
+    requires.module('kubernetes_validate')
+    import kubernetes_validate as validate
 
     def check(job):
       job = {'apiVersion': 'batch/v1', 'kind': 'Job'} | job
@@ -196,7 +194,9 @@ class RayJobTest(absltest.TestCase):
     self.assertLen(_errors(self.job, _RAYJOB, 'rayjob'), 1)
 
   def test_pods_match_the_schema_of_kubernetes(self):
-    validate = pytest.importorskip('kubernetes_validate')
+    requires.module('kubernetes_validate')
+    import kubernetes_validate as validate
+
     for group in (self.head, self.workers):
       pod = {'apiVersion': 'v1', 'kind': 'Pod', 'metadata': {'name': 'ray'}}
       pod |= group['template']
@@ -238,10 +238,7 @@ class RayJobTest(absltest.TestCase):
 
 class DockerfileTest(absltest.TestCase):
   def test_hadolint_finds_nothing(self):
-    path = f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}'
-    hadolint = shutil.which('hadolint', path=path)
-    if hadolint is None:
-      self.skipTest('hadolint is not installed.')
+    hadolint = requires.program('hadolint')
     done = subprocess.run(
       [hadolint, *map(str, (_ROOT / 'tools').glob('Dockerfile*'))],
       capture_output=True,

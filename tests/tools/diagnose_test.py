@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from absl.testing import absltest, parameterized
 
 from tests.diagnosis import pipeline_test
-from tests.support import small
+from tests.support import requires, small
 from tools import diagnose
 from tools.reading import records
 
@@ -250,12 +250,8 @@ class FileTest(parameterized.TestCase):
 
   @parameterized.parameters(('SE', 'none', ''), ('ST', 'stage', '3'))
   def test_public_traces_get_their_published_verdicts(self, name, kind, what):
-    folder = os.environ.get('SYNCOPATE_STRAGGLER_DIR')
-    if not folder:
-      self.skipTest('SYNCOPATE_STRAGGLER_DIR names no folder of traces.')
-    found = diagnose.diagnose_operations(
-      pathlib.Path(folder, f'trace-{name}.parquet')
-    )
+    file = requires.data(f'straggler/trace-{name}.parquet')
+    found = diagnose.diagnose_operations(file)
     self.assertEqual((found[0].kind, found[0].name), (kind, what))
     self.assertNotIn('worker', [each.kind for each in found])
 

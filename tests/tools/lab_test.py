@@ -3,34 +3,21 @@
 import json
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
 import tempfile
-import unittest
 from unittest import mock
 
 import pytest
 from absl.testing import absltest, parameterized
 
+from tests.support import labs, requires
 from tools import lab
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _LIMIT_S = 60.0  # Only a hang takes longer.
 _LAB = (sys.executable, '-m', 'tools.lab')
-# Commands of a lab, in namespaces that end with the test.
-_PROBE = """unshare --net --uts --mount sh -ec '
-  mount --bind /etc/hosts /etc/hosts
-  ip link add name br0 type bridge
-  ip link add name veth0 type veth peer name veth1
-  tc qdisc add dev veth0 root handle 1: htb default 1
-  tc class add dev veth0 parent 1: classid 1:1 htb rate 1mbit
-  tc filter add dev veth0 parent 1: u32 match u32 0 0 flowid 1:1
-  ip addr add 10.213.0.1/24 dev veth0 noprefixroute
-  ip link set veth0 up
-  ip route add 10.213.0.0/24 dev veth0 congctl cubic'
-"""
 # Prints the bit/s of the payload that one host gets from another, without the
 # first 256 KiB.
 _RECEIVE = """
@@ -142,14 +129,6 @@ _UNEQUAL = {
 }
 
 
-def _why_not():
-  """Returns why this machine can have no lab; nothing if it can."""
-  if os.geteuid() != 0:
-    return 'Labs need root.'
-  done = subprocess.run(_PROBE, shell=True, capture_output=True, text=True)
-  return done.stderr if done.returncode else ''
-
-
 def _start(*words):
   pipe = subprocess.PIPE
   argv = [*_LAB, *words]
@@ -167,11 +146,6 @@ def _network():
   """Returns the machine's interfaces, addresses and routes."""
   calls = 'ip -j addr', 'ip -j route', 'ip -j -6 route'
   return [subprocess.check_output(line.split()) for line in calls]
-
-
-def _name(errors):
-  """Returns the name of the lab that has printed something."""
-  return re.search('syn-[0-9a-f]{6}', errors)[0]
 
 
 def _left(name):
@@ -223,8 +197,7 @@ class LabTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    if reason := _why_not():
-      raise unittest.SkipTest(reason)
+    requires.lab()
 
   def setUp(self):
     super().setUp()
@@ -263,8 +236,8 @@ class LabTest(parameterized.TestCase):
           break
     self.assertTrue(all(found), reached)
 
-  @unittest.skipUnless(os.path.exists('/dev/net/tun'), 'There is no TUN.')
   def test_frames_that_leave_a_group_with_a_delay_are_late_each_way(self):
+    requires.host(os.path.exists('/dev/net/tun'), 'There is no TUN.')
     group = {'hosts': ['host2', 'host3'], 'delay_ms': 200}
     with tempfile.NamedTemporaryFile('w', suffix='.json') as file:
       json.dump({'groups': [group]}, file)
@@ -278,7 +251,7 @@ class LabTest(parameterized.TestCase):
     near_s, far_s = json.loads(out)
     self.assertLess(near_s, 0.2)
     self.assertBetween(far_s, 0.4, 0.7)
-    self.assert_removed(_name(errors))
+    self.assert_removed(labs.name_in(errors))
 
   @parameterized.parameters(
     # Out of the group, into it, and within it while others leave it.
@@ -349,7 +322,7 @@ class LabTest(parameterized.TestCase):
     code, _, errors = _run('--', 'sh', '-c', script)
 
     self.assertEqual(code, expected, errors)
-    self.assert_removed(_name(errors))
+    self.assert_removed(labs.name_in(errors))
 
   def test_unknown_hosts_and_labs_are_refused(self):
     words = ('-m', 'tools.lab', '--exec=switch', '--', 'true')
@@ -368,7 +341,7 @@ class LabTest(parameterized.TestCase):
     with _start('--', 'sh', '-c', script) as process:
       pid = process.stdout.readline().strip()
       process.send_signal(number)
-      name = _name(process.communicate(timeout=_LIMIT_S)[1])
+      name = labs.name_in(process.communicate(timeout=_LIMIT_S)[1])
 
     self.assertEqual(process.returncode, 128 + number)
     self.assertFalse(_runs(pid))
@@ -383,7 +356,7 @@ class LabTest(parameterized.TestCase):
       alive.stdout.readline()
       pid = killed.stdout.readline().strip()
       killed.kill()
-      name = _name(killed.stderr.readline())
+      name = labs.name_in(killed.stderr.readline())
       self.assertLen(_left(name), 5)
 
       code, _, errors = _run('--clean')
@@ -392,7 +365,7 @@ class LabTest(parameterized.TestCase):
       self.assertIn(f'{name} is removed', errors)
       self.assertFalse(_runs(pid))
       self.assert_removed(name)
-      other = _name(alive.stderr.readline())
+      other = labs.name_in(alive.stderr.readline())
       self.assertIn(f'{other} still runs', errors)
       self.assertLen(_left(other), 5)
       self.assertNotIn(name, _run('--clean')[2])

@@ -9,14 +9,13 @@ import os
 import pathlib
 import signal
 import tempfile
-import unittest
 from unittest import mock
 
 from absl.testing import absltest, parameterized
 
 from cluster.process import ray_cluster
 from sweeps import ray_tasks
-from tests.support import launches, ray_nodes, sweeping
+from tests.support import launches, ray_nodes, requires, sweeping
 from tools.launching import nodes
 from tools.launching.plan import Plan
 
@@ -115,15 +114,12 @@ class RefusalTest(parameterized.TestCase):
     self.assertEqual([*here.iterdir()], [])
 
 
-_REASON = ray_nodes.reason_to_skip()
-
-
-@unittest.skipIf(_REASON, _REASON)
 class ClusterTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    cls.nodes = cls.enterClassContext(ray_nodes.cluster(2, 2))
+    python = requires.ray()
+    cls.nodes = cls.enterClassContext(ray_nodes.cluster(python, 2, 2))
 
   def setUp(self):
     super().setUp()

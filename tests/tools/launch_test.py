@@ -11,14 +11,12 @@ import re
 import signal
 import sys
 import time
-import unittest
 
 from absl.testing import absltest, parameterized
 
 from cluster.network import memory, sockets
 from cluster.process import roles
-from tests.support import launches, processes
-from tests.tools import lab_test
+from tests.support import launches, processes, requires
 
 
 def _find_range(count):
@@ -362,8 +360,7 @@ class LabTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    if reason := lab_test._why_not():
-      raise unittest.SkipTest(reason)
+    requires.lab()
 
   def test_a_stopped_lab_prints_no_broken_pipes(self):
     before = [sys.executable, '-m', 'tools.lab', '--']

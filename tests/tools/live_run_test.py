@@ -8,8 +8,7 @@ import time
 import pytest
 from absl.testing import absltest, parameterized
 
-from tests.support import processes
-from tests.tools import lab_test
+from tests.support import processes, requires
 from tools.reading import live
 
 # Workers are evicted after this time; silence is shown after three fifths.
@@ -25,8 +24,8 @@ class LiveRunTest(processes.TestCase, parameterized.TestCase):
   )
   @pytest.mark.soak
   def test_the_worker_for_which_others_wait_is_named(self, kind, expected):
-    if kind == 'cut' and (reason := lab_test._why_not()):
-      self.skipTest(reason)
+    if kind == 'cut':
+      requires.lab()
     lab = (sys.executable, '-m', 'tools.lab', '--hosts=3', '--')
     with processes.launch(
       before=lab if kind == 'cut' else (),

@@ -9,13 +9,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import unittest
 
 import numpy as np
 from absl.testing import absltest, parameterized
 from matplotlib import image
 
-from tests.support import browser, small, sums
+from tests.support import browser, requires, small, sums
 from tools import diagnose
 from tools.pages import page, series, sources
 from tools.reading import records
@@ -277,11 +276,11 @@ class PageTest(absltest.TestCase):
     self.assertLess((three - one) / 2, 0.4e6)  # Bytes of a run.
 
 
-@unittest.skipUnless(browser.path(), 'needs Chromium')
 class BrowserTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
+    requires.browser()
     cls.browser = browser.Browser()
     cls.addClassCleanup(cls.browser.close)
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import unittest
 from concurrent import futures
 from unittest import mock
 
@@ -23,8 +22,7 @@ from cluster.network.handshake import Security, open_connection
 from cluster.network.port import Port
 from cluster.probing import transfers, trials
 from cluster.process import roles
-from tests.support import accelerators, shared_links
-from tests.tools import lab_test
+from tests.support import accelerators, requires, shared_links
 from tools import probe
 from topology.clusters import cluster
 
@@ -350,8 +348,7 @@ class LabTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    if reason := lab_test._why_not():
-      raise unittest.SkipTest(reason)
+    requires.lab()
 
   def test_rates_are_those_of_the_links(self):
     # On a busy machine something is late in every measurement, but not always

@@ -6,6 +6,7 @@ import zipfile
 
 from absl.testing import absltest, parameterized
 
+from tests.support import requires
 from tools import resolve_requirements as tool
 
 
@@ -26,10 +27,7 @@ def _wheel(folder, name, version, tag, python='>=3.11'):
 class ResolveRequirementsTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    try:
-      tool.find_uv()
-    except FileNotFoundError as error:
-      self.skipTest(str(error))
+    requires.program('uv')
     self.folder = pathlib.Path(tempfile.mkdtemp())
     _wheel(self.folder, 'anywhere', '1.0', 'py3-none-any')
     _wheel(self.folder, 'anywhere', '2.0', 'py3-none-any', python='>=3.12')

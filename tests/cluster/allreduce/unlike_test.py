@@ -10,7 +10,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from learning import drift
-from tests.support import accelerators, processes
+from tests.support import accelerators, processes, requires
 from tools import recompute, replay
 
 _FLAGS = pathlib.Path('/proc/cpuinfo').read_text().split()
@@ -69,8 +69,7 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
     self._check(route, fields, _ITERATIONS)
 
   def _check(self, route, fields, iterations):
-    if 'fma' not in _FLAGS:
-      self.skipTest('Needs a processor with fused multiply-add.')
+    requires.host('fma' in _FLAGS, 'It has no fused multiply-add.')
     if route == 'native':
       accelerators.skip_if_fake(accelerators.NATIVE)
     with self._launch(

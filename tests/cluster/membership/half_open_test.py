@@ -7,12 +7,10 @@ everything.
 import os
 import pathlib
 import queue
-import shutil
 import subprocess
 import sys
 import threading
 import time
-import unittest
 
 import numpy as np
 from absl.testing import absltest
@@ -29,6 +27,7 @@ from cluster.parameter_server.versions import ShardVersions
 from cluster.process.deadlines import Deadlines, Jobs
 from learning.shard_codec import ShardCodec
 from learning.timing_only import TimingOnlyLearner
+from tests.support import requires
 from tests.support.streams import WAIT_S, wait_until
 from wire import dense
 
@@ -75,13 +74,10 @@ def _count():
     return len(sockets), threading.active_count()
 
 
-@unittest.skipUnless(
-  sys.platform == 'linux' and os.geteuid() == 0 and shutil.which('ip'),
-  'root makes network namespaces with ip',
-)
 class HalfOpenTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
+    requires.lab()
     # Own names and addresses: other tests may run beside this one.
     number = os.getpid() % 2**14
     self._space, self._link = f'half-{os.getpid()}', f'half{number}'

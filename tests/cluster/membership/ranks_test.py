@@ -6,8 +6,7 @@ import signal
 import pytest
 from absl.testing import absltest
 
-from tests.support import launches, processes
-from tests.tools import lab_test
+from tests.support import launches, processes, requires
 
 _FIELDS = {
   'model': False,
@@ -22,8 +21,7 @@ _FIELDS = {
 class RanksTest(processes.TestCase):
   def setUp(self):
     super().setUp()
-    if reason := lab_test._why_not():
-      self.skipTest(reason)
+    requires.lab()
 
   def _kill(self, launch, role):
     pid = launch.pid(role, f'launch-{role.replace(":", "-")}.jsonl')

@@ -24,10 +24,9 @@ from cluster.network import messages
 from cluster.network.streams import Port, Security, connect, push_service
 from cluster.process.exits import Unmendable
 from learning.timing_only import TimingOnlyGradient
-from tests.support import coordinators, launches, processes
+from tests.support import coordinators, launches, processes, requires
 from tests.support.link import Link
 from tests.support.listeners import Listener
-from tests.tools import lab_test
 
 _CUT_S = 2.5 * coordinators.TIMEOUT_S
 
@@ -313,8 +312,7 @@ class LaunchedTest(processes.TestCase):
 class LabTest(processes.TestCase):
   def setUp(self):
     super().setUp()
-    if reason := lab_test._why_not():
-      self.skipTest(reason)
+    requires.lab()
 
   @pytest.mark.soak
   def test_a_run_starts_despite_a_cut_link(self):

@@ -3,7 +3,6 @@
 import os
 import pathlib
 import tempfile
-import unittest
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -11,6 +10,7 @@ from absl.testing import absltest, parameterized
 from cluster.network import credentials, interfaces
 from cluster.network.interfaces import interface_address, interface_name
 from configs import default
+from tests.support import requires
 
 _SECRET = 'a secret of sixteen or more'
 _CERTIFICATE = '-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n'
@@ -101,8 +101,8 @@ class CredentialsTest(parameterized.TestCase):
     found = credentials.security(cluster, _ETH0, '/no/file')
     self.assertEqual(found.token, _SECRET)
 
-  @unittest.skipIf(os.geteuid(), 'Only root can give files away.')
   def test_a_file_of_another_user_is_warned_of(self):
+    requires.host(os.geteuid() == 0, 'Only root can give files away.')
     path = pathlib.Path(tempfile.mkdtemp(), 'token')
     path.write_text(_SECRET)
     path.chmod(0o600)

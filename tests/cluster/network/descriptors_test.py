@@ -12,6 +12,7 @@ from cluster.network import descriptors
 from configs import default
 from outputs.files import RunFiles
 from route.route import ParameterServer
+from tests.support import requires
 
 
 class DescriptorsTest(absltest.TestCase):
@@ -20,8 +21,8 @@ class DescriptorsTest(absltest.TestCase):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
     self.hard = limits[1]
-    if self.hard == resource.RLIM_INFINITY:
-      self.skipTest('This system has no limit of open files.')
+    has_limit = self.hard != resource.RLIM_INFINITY
+    requires.host(has_limit, 'This system has no limit of open files.')
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(self.hard, 900), self.hard))
 
   def test_the_soft_limit_is_raised_to_the_hard_limit(self):

@@ -8,12 +8,10 @@ import contextlib
 import hashlib
 import hmac
 import queue
-import shutil
 import socket
 import ssl
 import struct
 import threading
-import unittest
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -21,7 +19,7 @@ from absl.testing import absltest, parameterized
 from cluster.network import handshake, sockets
 from cluster.network import streams as transport
 from cluster.network.streams import Closed, Port, Refused, Security
-from tests.support import certificates
+from tests.support import certificates, requires
 from tests.support.listeners import Listener
 from tests.support.relays import Relay
 from tests.support.streams import (
@@ -123,8 +121,7 @@ class TokenTest(TestCase):
       transport.connect(relay.address, None, _OURS, WAIT_S)
 
   def test_a_name_with_addresses_of_both_kinds_finds_the_listener(self):
-    if not socket.has_dualstack_ipv6():
-      self.skipTest('There is no IPv6.')
+    requires.host(socket.has_dualstack_ipv6(), 'There is no IPv6.')
     listener = Listener(Port('::1', 0, _OURS), echo)
     self.addCleanup(listener.close, 0.0)
     _, number = sockets.split(listener.address)
@@ -223,7 +220,6 @@ class TokenTest(TestCase):
     self.assertEqual(PLAIN.decode(hellos.get(timeout=WAIT_S)), 'hello')
     self.assertTrue(hellos.empty())
 
-  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_a_client_that_is_dropped_during_tls_connects_again(self):
     security = certificates.make_security(_TOKEN)
     context = handshake.listener_context(security)
@@ -248,7 +244,6 @@ class TokenTest(TestCase):
       thread.join(0.1)
       self.assertFalse(thread.is_alive())
 
-  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_a_relay_with_another_certificate_is_refused(self):
     # A relay that decrypts, whose certificate the client trusts as well.
     ours, theirs = (certificates.make_security(_TOKEN) for _ in range(2))
@@ -318,7 +313,6 @@ class ProofTest(parameterized.TestCase):
     }
     self.assertLen(codes, 1)
 
-  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_the_digest_is_that_of_the_first_certificate(self):
     one, other = (certificates.make_security('').certificate for _ in range(2))
     der = ssl.PEM_cert_to_DER_cert(one.decode())

@@ -4,13 +4,12 @@ import socket
 
 from absl.testing import absltest
 
-from tests.support import processes
+from tests.support import processes, requires
 
 
 class RunTest(processes.TestCase):
   def test_three_processes_train_over_ipv6(self):
-    if not socket.has_dualstack_ipv6():
-      self.skipTest('There is no IPv6.')
+    requires.host(socket.has_dualstack_ipv6(), 'There is no IPv6.')
     with processes.launch(
       workers=3,
       servers=0,

@@ -2,12 +2,10 @@
 
 import os
 import queue
-import shutil
 import signal
 import socket
 import threading
 import time
-import unittest
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -80,7 +78,6 @@ class MessagesTest(LoopTestCase):
       self.assertEqual(stream.receive(PLAIN).header, number)
     self.assertEqual(threading.active_count(), before)
 
-  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_encrypted_bodies_come_back_unchanged(self):
     security = certificates.make_security('secret')
     listener = self.listener(security=security)

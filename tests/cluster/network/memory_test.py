@@ -4,7 +4,6 @@ import os
 import platform
 import subprocess
 import sys
-import unittest
 from unittest import mock
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from cluster.network import memory
+from tests.support import requires
 
 # Takes and frees 100 MB ten times in a thread of several; says how many pages
 # the kernel has given after the first times.
@@ -51,8 +51,8 @@ def _faults(environ):
 
 
 class EnvironmentTest(absltest.TestCase):
-  @unittest.skipUnless(platform.libc_ver()[0] == 'glibc', 'needs glibc')
   def test_freed_memory_is_used_again(self):
+    requires.host(platform.libc_ver()[0] == 'glibc', 'The libc is not glibc.')
     pages = 10 * 10**8 // 4096
     self.assertGreater(_faults({}), pages * 0.9)
     self.assertLess(_faults(dict(memory.ENVIRONMENT)), pages * 0.01)

@@ -5,14 +5,12 @@ import gc
 import itertools
 import os
 import queue
-import shutil
 import socket
 import ssl
 import struct
 import threading
 import time
 import tracemalloc
-import unittest
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -22,7 +20,7 @@ from cluster.network import streams as transport
 from cluster.network.port import Port
 from cluster.network.rate_limited_log import RateLimitedLog
 from cluster.network.streams import Closed, Security
-from tests.support import certificates, descriptors
+from tests.support import certificates, descriptors, requires
 from tests.support.listeners import Listener
 from tests.support.streams import (
   HOST,
@@ -36,9 +34,6 @@ from tests.support.streams import (
 )
 
 _OURS = Security(token='a secret that both ends know')
-_NEEDS_OPENSSL = unittest.skipUnless(
-  shutil.which('openssl'), 'openssl makes certificates'
-)
 
 
 # Offers a service, whose event loop fails after a line of standard input.
@@ -123,12 +118,9 @@ class ServicesTest(_Case):
 
   @parameterized.parameters(False, True)
   def test_streams_use_ipv6(self, encrypted):
-    if not socket.has_dualstack_ipv6():
-      self.skipTest('There is no IPv6.')
+    requires.host(socket.has_dualstack_ipv6(), 'There is no IPv6.')
     security = _OURS
     if encrypted:
-      if not shutil.which('openssl'):
-        self.skipTest('openssl makes certificates')
       security = certificates.make_security(_OURS.token, 'IP:::1')
     listener = self.listener(security=security, host='::1')
     self.assertRegex(listener.address, r'^\[::1\]:\d+$')
@@ -137,7 +129,6 @@ class ServicesTest(_Case):
     with self.assertRaises(OSError):
       socket.create_connection((HOST, int(number)), 1.0)
 
-  @_NEEDS_OPENSSL
   def test_both_ends_of_an_encrypted_stream_send_at_once(self):
     security = certificates.make_security(_OURS.token)
     bodies = [random_bytes(10**6 + n) for n in range(4)]
@@ -277,8 +268,6 @@ class StrangersTest(_Case):
   def test_resets_at_every_byte_leave_nothing(self, encrypted):
     security, first = _OURS, b'syncope3control ' + bytes(32)
     if encrypted:
-      if not shutil.which('openssl'):
-        self.skipTest('openssl makes certificates')
       security = certificates.make_security(_OURS.token)
       first = _first_tls_bytes()
     listener = self.listener(security=security)
@@ -318,7 +307,6 @@ class StrangersTest(_Case):
     held = tracemalloc.get_traced_memory()[0] - before
     self.assertLess(held, 2**21)
 
-  @_NEEDS_OPENSSL
   def test_32_strangers_with_tls_take_at_most_2_mib(self):
     security = certificates.make_security(_OURS.token)
     listener, first = self.listener(security=security), _first_tls_bytes()
@@ -334,8 +322,6 @@ class StrangersTest(_Case):
   def test_2000_silent_connections_delay_nobody(self, encrypted, num_hosts):
     security = _OURS
     if encrypted:
-      if not shutil.which('openssl'):
-        self.skipTest('openssl makes certificates')
       security = certificates.make_security(_OURS.token)
     listener = self.listener(security=security)
     address, over = _parts(listener.address), threading.Event()
@@ -388,7 +374,6 @@ class StrangersTest(_Case):
           most = max(most, _rss_bytes())
     self.assertLess(most - before, 2**22)
 
-  @_NEEDS_OPENSSL
   def test_few_strangers_use_tls_at_once(self):
     security = certificates.make_security(_OURS.token)
     listener = self.listener(security=security)
@@ -402,7 +387,6 @@ class StrangersTest(_Case):
     wait_until(lambda: sum(map(_has_ended_tls, ends)) == 8)
     self.check(listener, security)
 
-  @_NEEDS_OPENSSL
   def test_handshakes_of_tls_of_a_flooding_address_drop_no_others(self):
     security = certificates.make_security(_OURS.token)
     listener, first = self.listener(security=security), _first_tls_bytes()
@@ -422,7 +406,6 @@ class StrangersTest(_Case):
         while other.recv(2**16):
           pass
 
-  @_NEEDS_OPENSSL
   @parameterized.parameters(
     b'syncope3control ' + bytes(32),
     b'\x16\x03\x01\xff\xff' + bytes(10),
@@ -526,8 +509,6 @@ class BrokenPeersTest(_Case):
     """Returns the socket of a stream that has sent half of a message."""
     security = _OURS
     if encrypted:
-      if not shutil.which('openssl'):
-        self.skipTest('openssl makes certificates')
       security = certificates.make_security(_OURS.token)
     listener = self.listener(self.handle, security)
     stream = self.connect(listener, None, security)

@@ -2,12 +2,10 @@
 
 import os
 import queue
-import shutil
 import signal
 import socket
 import threading
 import time
-import unittest
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -294,7 +292,6 @@ class ConnectTest(TestCase):
       Listener(transport.Port(HOST, port, OPEN), echo)
     self.assertTrue(transient.is_transient(refused.exception))
 
-  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_streams_are_encrypted_and_authenticate_the_listener(self):
     security = certificates.make_security('secret')
     listener = self.listener(security=security)
@@ -310,7 +307,6 @@ class ConnectTest(TestCase):
       with self.assertRaisesRegex(Closed, 'within 0.5 s'):
         transport.connect(listener.address, None, other, 0.5)
 
-  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_a_certificate_may_name_something_that_is_no_address(self):
     security = certificates.make_security('secret', 'DNS:coordinator.example')
     listener = self.listener(security=security)

@@ -5,7 +5,6 @@ import pathlib
 import subprocess
 import tempfile
 import types
-import unittest
 
 from absl.testing import absltest, parameterized
 
@@ -14,7 +13,7 @@ from cluster.network.messages import TrafficReport
 from cluster.parameter_server.links import ServerLinkLog
 from diagnosis import server_links
 from outputs.accounting import Accounting
-from tests.support import labs
+from tests.support import requires
 from tools import diagnose
 from tools.reading import records
 
@@ -106,8 +105,7 @@ class LabTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    if reason := labs.why_not():
-      raise unittest.SkipTest(reason)
+    requires.lab()
 
   @parameterized.parameters(True, False)
   def test_a_bad_nic_is_found_behind_a_server_in_each_worker(self, is_slow):

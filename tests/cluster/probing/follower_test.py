@@ -21,8 +21,7 @@ from cluster.probing.follower import LinkFollower
 from cluster.probing.rates import RateWindows, TrafficReporter
 from cluster.traffic import Sent
 from route import forest
-from tests.support import changing_links
-from tests.tools import lab_test
+from tests.support import changing_links, requires
 from tools.reading import records
 from topology.clusters import cluster as clusters
 from topology.clusters import measured, shapes
@@ -258,8 +257,7 @@ class LabTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    if reason := lab_test._why_not():
-      self.skipTest(reason)
+    requires.lab()
     self.out = pathlib.Path(tempfile.mkdtemp())
 
   def test_the_rate_of_a_throttled_link_is_recovered(self):

@@ -19,9 +19,8 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from outputs import checkpoints
-from tests.support import processes
+from tests.support import processes, requires
 from tests.support.processes import BATCH
-from tests.tools import lab_test
 
 _TIMEOUT_S = 3.0
 _EVERY = 320  # Examples between checkpoints.
@@ -260,8 +259,7 @@ class CutTest(processes.TestCase, parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    if reason := lab_test._why_not():
-      self.skipTest(reason)
+    requires.lab()
 
   def test_a_worker_that_is_cut_off_is_evicted(self):
     self._check_run('r2sp')

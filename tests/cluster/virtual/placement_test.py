@@ -39,10 +39,8 @@ def _round_s(**changed):
 class PlacementTest(parameterized.TestCase):
   """Closed forms: see route.server."""
 
-  @parameterized.product(workers=[1, 4], servers=[1, 2, 3, 4])
+  @parameterized.parameters((1, 1), (4, 1), (4, 2), (4, 3), (4, 4))
   def test_a_superstep_is_as_long_as_its_busiest_link(self, workers, servers):
-    if servers > workers:
-      self.skipTest('There are no such placements.')
     all_have_one = servers == workers
     own = 1 - 1 / servers if all_have_one else 1
     one_way = max(own, (workers - 1) / servers)

@@ -2,20 +2,18 @@
 
 import itertools
 import json
-import os
-import pathlib
 from fractions import Fraction
 
 from absl.testing import absltest, parameterized
 
 import topology
+from tests.support import requires
 from topology.baselines import ring_orders, schemes, ways
 from topology.bounds import allgather
 from topology.clusters import cluster, machines, randomized, shapes
 from topology.clusters.cluster import Cluster, Link
 from topology.forests import verify
 
-FOLDER = os.environ.get('SYNCOPATE_TOPOLOGIES')
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
 GB = 10**9
 NAMES = {  # Values of the ground truth.
@@ -267,11 +265,7 @@ class RateTest(parameterized.TestCase):
 
 def _truths():
   """The ground-truth entries with two or more workers, and their clusters."""
-  if FOLDER is None:
-    raise absltest.SkipTest(
-      'SYNCOPATE_TOPOLOGIES, a folder of JSON files, is not set.'
-    )
-  text = pathlib.Path(FOLDER, 'ground_truth.json').read_text()
+  text = requires.topologies('ground_truth.json').read_text()
   return [
     (known, cluster.from_json(known))
     for known in json.loads(text)['topologies']

@@ -2,18 +2,15 @@
 
 import itertools
 import json
-import os
-import pathlib
 import random
 from fractions import Fraction
 
 from absl.testing import absltest, parameterized
 
+from tests.support import requires
 from topology.bounds import allgather, cuts
 from topology.clusters import cluster, randomized, shapes
 from topology.clusters.cluster import Cluster, Link
-
-FOLDER = os.environ.get('SYNCOPATE_TOPOLOGIES')
 
 
 class GroundTruthTest(parameterized.TestCase):
@@ -21,11 +18,8 @@ class GroundTruthTest(parameterized.TestCase):
 
   @parameterized.parameters('ground_truth.json', 'ground_truth_large.json')
   def test_bounds_are_equal_as_fractions(self, file):
-    if FOLDER is None:
-      self.skipTest('SYNCOPATE_TOPOLOGIES, a folder of JSON files, is not set.')
-    for known in json.loads(pathlib.Path(FOLDER, file).read_text())[
-      'topologies'
-    ]:
+    text = requires.topologies(file).read_text()
+    for known in json.loads(text)['topologies']:
       for collective in ('allgather', 'reduce_scatter'):
         if collective not in known:
           continue

@@ -2,19 +2,16 @@
 
 import itertools
 import json
-import os
-import pathlib
 from collections import Counter
 from fractions import Fraction
 
 import networkx as nx
 from absl.testing import absltest, parameterized
 
+from tests.support import requires
 from topology.bounds import allgather
 from topology.clusters import cluster, machines, shapes
 from topology.clusters.builders import BUILDERS, build_cluster
-
-FOLDER = os.environ.get('SYNCOPATE_TOPOLOGIES')
 
 # Per spec its workers, switches and links, and whether it is its own reverse.
 SHAPES = {
@@ -93,9 +90,7 @@ class GroundTruthTest(parameterized.TestCase):
 
   @parameterized.parameters(*KNOWN)
   def test_builders_make_the_known_graphs(self, file):
-    if FOLDER is None:
-      self.skipTest('SYNCOPATE_TOPOLOGIES, a folder of JSON files, is not set.')
-    rows = json.loads(pathlib.Path(FOLDER, file).read_text())['topologies']
+    rows = json.loads(requires.topologies(file).read_text())['topologies']
     known = {row['name']: row for row in rows}
     for name, graph in KNOWN[file].items():
       with self.subTest(name):

@@ -6,13 +6,13 @@ import hashlib
 import itertools
 import json
 import re
-import shutil
 import subprocess
 from fractions import Fraction
 
 from absl.testing import absltest, parameterized
 
 import topology
+from tests.support import requires
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.clusters.builders import build_cluster
@@ -338,8 +338,7 @@ class DotTest(parameterized.TestCase):
     self.assertEqual(text.count('"back\\\\"'), 5)
 
   def test_graphviz_reads_it(self):
-    if shutil.which('dot') is None:
-      self.skipTest('Graphviz, whose program is dot, is not installed.')
+    requires.program('dot')
     cluster = build_cluster('dgx_a100(1)')
     packed = topology.pack(cluster)
     texts = (

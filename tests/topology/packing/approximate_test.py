@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import os
-import pathlib
 import random
 from fractions import Fraction
 
@@ -11,6 +9,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 import topology
+from tests.support import requires
 from topology.algorithms import stopping
 from topology.bounds import allgather, cuts, prices
 from topology.clusters import cluster, machines, randomized, shapes
@@ -19,7 +18,6 @@ from topology.clusters.cluster import Cluster, Link
 from topology.forests import trees, verify
 from topology.packing import approximate, exact
 
-FOLDER = os.environ.get('SYNCOPATE_TOPOLOGIES')
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
 # A reduce-scatter is an allgather backwards: see SameTest.
 _TWO = COLLECTIVES[:2]
@@ -167,9 +165,7 @@ class LargeTest(parameterized.TestCase):
 
   @parameterized.parameters('allreduce', 'allgather')
   def test_ground_truth_is_within_one_percent(self, collective):
-    if FOLDER is None:
-      self.skipTest('SYNCOPATE_TOPOLOGIES, a folder of JSON files, is not set.')
-    text = pathlib.Path(FOLDER, 'ground_truth_large.json').read_text()
+    text = requires.topologies('ground_truth_large.json').read_text()
     for known in json.loads(text)['topologies']:
       with self.subTest(known['name']):
         graph = cluster.from_json(known)

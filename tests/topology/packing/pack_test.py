@@ -1,20 +1,18 @@
 """Tests for topology.forest."""
 
 import json
-import os
-import pathlib
 from fractions import Fraction
 
 from absl.testing import absltest, parameterized
 
 import topology
+from tests.support import requires
 from topology.baselines import schemes
 from topology.bounds import allgather
 from topology.clusters import cluster, machines, randomized, shapes
 from topology.clusters.cluster import Cluster
 from topology.forests import trees, verify
 
-FOLDER = os.environ.get('SYNCOPATE_TOPOLOGIES')
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
 
 
@@ -23,9 +21,7 @@ class GroundTruthTest(parameterized.TestCase):
 
   @parameterized.parameters(*COLLECTIVES)
   def test_packing_is_exact_up_to_16_workers(self, collective):
-    if FOLDER is None:
-      self.skipTest('SYNCOPATE_TOPOLOGIES, a folder of JSON files, is not set.')
-    text = pathlib.Path(FOLDER, 'ground_truth.json').read_text()
+    text = requires.topologies('ground_truth.json').read_text()
     for known in json.loads(text)['topologies']:
       rate_Bps = _known_rate_Bps(known, collective)
       if rate_Bps is None:

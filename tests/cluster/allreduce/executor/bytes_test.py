@@ -5,10 +5,8 @@ when the executor begins an allreduce or has its own contribution.
 """
 
 import select
-import shutil
 import threading
 import time
-import unittest
 from unittest import mock
 
 import hypothesis
@@ -223,7 +221,6 @@ class UpwardTest(_Case):
     _, reduction = self._begin(membership, 0, numbers)
     self._check_damaged(reduction, 1)
 
-  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_all_parts_in_one_tls_record_are_received(self):
     security = certificates.make_security('')
     membership = self._membership(

@@ -1,8 +1,6 @@
 """Tests for cluster.allreduce.executor.lanes, over real connections."""
 
-import shutil
 import threading
-import unittest
 from unittest import mock
 
 import ml_dtypes
@@ -95,7 +93,6 @@ class LanesTest(_Case):
     self.assertEqual(executors.parallel(calls), [None] * 3)
     np.testing.assert_array_equal(buffers, np.tile(draw.sum(0), (3, 1)))
 
-  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_tls(self):
     security = certificates.make_security('secret')
     nodes, _ = self.connect_executors(

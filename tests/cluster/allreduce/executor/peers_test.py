@@ -1,11 +1,9 @@
 """Tests for the peers that an executor connects to and admits."""
 
 import contextlib
-import shutil
 import socket
 import threading
 import time
-import unittest
 
 import numpy as np
 from absl.testing import absltest
@@ -169,7 +167,6 @@ class ListenerTest(executors.TestCase):
     with self.assertRaisesRegex(PeerLost, 'it does not expect us'):
       other.form(stale)
 
-  @unittest.skipUnless(shutil.which('openssl'), 'openssl makes certificates')
   def test_tls(self):
     security = certificates.make_security('secret')
     nodes, _ = self.connect_executors(3, security=security)
