@@ -185,8 +185,8 @@ class Fuzz:
       self._silent.pop(0).close()
 
   def _handshake(self, where: int) -> None:
-    service = self._rng.choice((b'control ', b'pushes  ', bytes(8)))
-    version = self._rng.choice((b'syncope3', b'syncope2', bytes(8)))
+    service = self._rng.choice((b'control', b'pushes', b'')).ljust(32)
+    version = self._rng.choice((b'syncope4', b'syncope3', bytes(8)))
     with self._connect(where) as end:
       end.sendall(version + service + self._rng.randbytes(32))
       end.settimeout(0.1)

@@ -1,20 +1,26 @@
 """Handshake by which both ends of a connection prove that they know the token.
 
 Neither end sends the token.  Each sends a random number that was never used
-before, and an HMAC (RFC 2104) whose key is the token; in three passes, as in
-ISO/IEC 9798-4.  The HMAC covers both numbers, the role of its sender, the
-service that the client asks for, the address that it has connected to, and,
-with TLS, the listener's certificate.  A recorded handshake is therefore of no
-use at another time, for another service, or to another listener.  The listener
-proves itself first: until then a client reveals no more than that it exists.
+before, and an HMAC (RFC 2104) whose key is the token; in three passes after the
+request, as in ISO/IEC 9798-4.  The HMAC covers both numbers, the role of its
+sender, the service that the client asks for, the address that it has connected
+to, and, with TLS, the listener's certificate.  A recorded handshake is
+therefore of no use at another time, for another service, or to another
+listener.
+
+The client proves itself first: whoever connects without the token gets nothing
+that depends on it, by which it could check guesses.
 
 All fields have fixed sizes: a peer that does not know the token can make the
-other end read no more than 48 bytes and 32 bytes of a proof.
+other end read no more than 72 bytes and 32 bytes of a proof.
 
-  client    version [8], service [8], nonce [32]
-  listener  nonce [32], proof [32]
-  client    proof [32], then the bytes of the service
-  listener  verdict [1]
+  client    version [8], service [32], nonce [32]
+  listener  nonce [32]
+  client    proof [32]
+  listener  proof [32], verdict [1]
+  client    the first bytes of the service
+
+A listener sends zeros in place of its proof to a client whose proof is wrong.
 
 The handshake authenticates the peers.  It does not protect what they send
 afterwards from a third party: TLS does, which is set up before it.
@@ -41,15 +47,16 @@ from cluster.network.connection import (
   send_all,
 )
 from cluster.network.errors import Closed, Refused, TransportError, describe
+from configs.checks import require
 
 NONCE_BYTES = PROOF_BYTES = 32
-SERVICE_BYTES = 8
+SERVICE_BYTES = 32
 LISTENER, CLIENT = b'listener', b'client'
-_NAME, _VERSION = b'syncope', b'3'
+_NAME, _VERSION = b'syncope', b'4'
 _MAGIC = _NAME + _VERSION
 _ADMITTED, _NO_SERVICE = b'\1', b'\2'
 RETRIES, RETRY_S = 10, 0.05  # Of connections that a listener drops.
-# Sent in place of a proof to a listener that does not know the token.
+# Sent in place of a proof to a client that does not know the token.
 _REFUSAL = bytes(PROOF_BYTES)
 
 
@@ -84,7 +91,7 @@ class Transcript(NamedTuple):
   """Parts of a handshake that both ends know, which their proofs cover.
 
   Attributes:
-    service: Service that the client asks for, 8 bytes.
+    service: Service that the client asks for, 32 bytes.
     client: The client's random number, 32 bytes.
     listener: The listener's random number, 32 bytes.
     certificate: SHA-256 of the DER form of the listener's certificate, 32
@@ -141,8 +148,15 @@ def certificate_digest(security: Security) -> bytes:
 
 
 def name_service(name: str) -> bytes:
-  """Returns the name of a service as the handshake sends it, 8 bytes."""
-  return name.encode().ljust(SERVICE_BYTES)
+  """Returns the name of a service as the handshake sends it, 32 bytes.
+
+  Raises:
+    ValueError: If the name is empty or too long.
+  """
+  encoded = name.encode()
+  expected = f'a name of 1 to {SERVICE_BYTES} bytes'
+  require(0 < len(encoded) <= SERVICE_BYTES, 'service', expected, name)
+  return encoded.ljust(SERVICE_BYTES)
 
 
 def answer(
@@ -191,16 +205,17 @@ def answer(
     certificate,
     address,
   )
-  code = prove(security.token, LISTENER, transcript)
-  yield from send_all(connection, transcript.listener + code)
+  yield from send_all(connection, transcript.listener)
   code = yield from receive_exactly(connection, PROOF_BYTES)
   expected = prove(security.token, CLIENT, transcript)
   if not hmac.compare_digest(code, expected):
+    yield from send_all(connection, _REFUSAL)
     raise Refused('its token is not ours')
+  code = prove(security.token, LISTENER, transcript)
   if service not in services:
-    yield from send_all(connection, _NO_SERVICE)
+    yield from send_all(connection, code + _NO_SERVICE)
     raise Refused(f'there is no service {_printable(service)} here')
-  yield from send_all(connection, _ADMITTED)
+  yield from send_all(connection, code + _ADMITTED)
   return service
 
 
@@ -222,8 +237,7 @@ def initiate(
     name: Host of the listener, which its certificate must name unless
       `security` has another name.
     service: Service to ask for.
-    first: First bytes to the service, which are sent once the listener has
-      proved itself.
+    first: First bytes to the service, which are sent once it has admitted us.
 
   Raises:
     Refused: If the listener does not know the token.
@@ -260,17 +274,20 @@ def _initiate(
     certificate = connection.certificate_digest()
   nonce = secrets.token_bytes(NONCE_BYTES)
   yield from send_all(connection, _MAGIC + service + nonce)
-  response = yield from receive_exactly(connection, NONCE_BYTES + PROOF_BYTES)
+  challenge = yield from receive_exactly(connection, NONCE_BYTES)
   transcript = Transcript(
-    service, nonce, response[:NONCE_BYTES], certificate, connection.peer
+    service, nonce, challenge, certificate, connection.peer
   )
-  expected = prove(security.token, LISTENER, transcript)
-  if not hmac.compare_digest(response[NONCE_BYTES:], expected):
-    yield from send_all(connection, _REFUSAL)
-    raise Refused('the token is not that of the listener')
   code = prove(security.token, CLIENT, transcript)
-  yield from send_all(connection, code + first)
-  return (yield from receive_exactly(connection, len(_ADMITTED)))
+  yield from send_all(connection, code)
+  code = yield from receive_exactly(connection, PROOF_BYTES)
+  expected = prove(security.token, LISTENER, transcript)
+  if not hmac.compare_digest(code, expected):
+    raise Refused('the token is not that of the listener')
+  verdict = yield from receive_exactly(connection, len(_ADMITTED))
+  if verdict == _ADMITTED:
+    yield from send_all(connection, first)
+  return verdict
 
 
 def open_connection(
@@ -294,10 +311,12 @@ def open_connection(
     timeout_s: Limit, seconds.
 
   Raises:
+    ValueError: If the name of the service is empty or too long.
     Refused: If the listener does not know the token.
     Closed: If there is no connection in time; says why.
   """
   deadline = time.monotonic() + timeout_s
+  requested = name_service(service)
   name, _ = sockets.split(address)
   there, retries = address, 0
   others: list[str] = []
@@ -312,7 +331,7 @@ def open_connection(
         security,
         _cached_context(security.certificate),
         name,
-        name_service(service),
+        requested,
         first,
       )
       run_steps(connection, steps, deadline)

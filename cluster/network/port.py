@@ -11,7 +11,7 @@ random pending one is dropped, of the address that has most: a flood of silent
 connections drops mostly its own.  A handshake takes a few milliseconds, so an
 authorised peer behind the same address succeeds at its first attempts.  (If the
 oldest were dropped, a flood that is faster than a round trip would drop all.)
-A pending connection holds at most 80 bytes of its peer.  TLS costs time and
+A pending connection holds at most 104 bytes of its peer.  TLS costs time and
 memory, so it starts once a peer's whole first record is there, for a few at a
 time.  Refusals are logged at a limited rate.
 
@@ -121,7 +121,7 @@ class Port:
     """Offers a service; opens the port if it is the first one.
 
     Args:
-      service: Name of the service, at most 8 characters.
+      service: Name of the service, at most 32 bytes.
       on_connection: See `Service`.
       on_shortage: See `Service`.
 

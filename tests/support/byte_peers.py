@@ -26,7 +26,7 @@ HEADER_BYTES = 48
 _HEADER = struct.Struct('<HHIQQIIQ')
 _HELLO = struct.Struct('<QIII')
 _SETTLE_S = 0.05
-_MAGIC, _SERVICE = b'syncope3', b'sums    '
+_MAGIC, _SERVICE = b'syncope4', b'sums'.ljust(32)
 _ROLES = {'listener': b'listener', 'client': b'client  '}
 
 
@@ -132,11 +132,11 @@ class Peer:
       out = self._keep(context.wrap_socket(out, server_hostname=self._name))
     ours = secrets.token_bytes(32)
     out.sendall(_MAGIC + _SERVICE + ours)
-    theirs = _exactly(out, 64)[:32]
-    hello = _HELLO.pack(membership_epoch, self.index, receiver, 0)
-    out.sendall(self._proof('client', ours + theirs) + hello)
-    if _exactly(out, 1) != b'\1':
+    theirs = _exactly(out, 32)
+    out.sendall(self._proof('client', ours + theirs))
+    if _exactly(out, 33)[32:] != b'\1':
       raise AssertionError('The port does not let us in.')
+    out.sendall(_HELLO.pack(membership_epoch, self.index, receiver, 0))
     self._out = out
 
   def accept(self):
@@ -145,11 +145,13 @@ class Peer:
     receiver.settimeout(executors.WAIT_S)
     if context := self._listener_context:
       receiver = self._keep(context.wrap_socket(receiver, server_side=True))
-    nonce = _exactly(receiver, 48)[16:]
+    nonce = _exactly(receiver, 72)[40:]
     ours = secrets.token_bytes(32)
-    receiver.sendall(ours + self._proof('listener', nonce + ours))
-    _exactly(receiver, 32 + _HELLO.size)
-    receiver.sendall(b'\1\1')  # Of the port, and of the executor.
+    receiver.sendall(ours)
+    _exactly(receiver, 32)
+    receiver.sendall(self._proof('listener', nonce + ours) + b'\1')
+    _exactly(receiver, _HELLO.size)
+    receiver.sendall(b'\1')  # Of the executor.
     self._in, self.received = receiver, bytearray()
     args = receiver, self.received
     threading.Thread(target=_drain, args=args, daemon=True).start()

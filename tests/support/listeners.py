@@ -33,7 +33,7 @@ class Listener(BaseListener[Stream]):
       handle: Called with each stream and the encoded hello of its peer, in a
         thread of its own.  The stream ends when it returns; its exceptions are
         logged, and raised at the peer as Closed.
-      service: Name that clients ask for, at most 8 characters.
+      service: Name that clients ask for, at most 32 bytes.
 
     Raises:
       TransportError: If the address cannot be listened on; raised from the

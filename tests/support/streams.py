@@ -68,8 +68,9 @@ def start(code, *args):
 
 
 class TestCase(parameterized.TestCase):
-  def listener(self, handle=echo, security=OPEN):
-    listener = Listener(transport.Port(HOST, 0, security), handle)
+  def listener(self, handle=echo, security=OPEN, service=transport.CONTROL):
+    port = transport.Port(HOST, 0, security)
+    listener = Listener(port, handle, service=service)
     self.addCleanup(listener.close, 0.0)
     return listener
 

@@ -101,15 +101,50 @@ class CredentialsTest(parameterized.TestCase):
     found = credentials.security(cluster, _ETH0, '/no/file')
     self.assertEqual(found.token, _SECRET)
 
-  def test_a_file_of_another_user_is_warned_of(self):
-    requires.host(os.geteuid() == 0, 'Only root can give files away.')
+  def _token(self):
     path = pathlib.Path(tempfile.mkdtemp(), 'token')
     path.write_text(_SECRET)
     path.chmod(0o600)
+    return path
+
+  def test_a_named_file_of_another_user_is_warned_of(self):
+    requires.host(os.geteuid() == 0, 'Only root can give files away.')
+    path = self._token()
     os.chown(path, 12345, -1)
+    cluster = default.get_config().cluster
+    cluster.token_file = str(path)
     with self.assertLogs(level='WARNING') as logs:
-      credentials.security(default.get_config().cluster, _ETH0, str(path))
+      self.assertEqual(credentials.security(cluster, _ETH0).token, _SECRET)
     self.assertIn('others than you may read or change', logs.output[0])
+
+  def test_a_token_of_another_user_in_the_folder_of_the_run_is_refused(self):
+    requires.host(os.geteuid() == 0, 'Only root can give files away.')
+    path = self._token()
+    os.chown(path, 12345, -1)
+    cluster = default.get_config().cluster
+    with self.assertRaisesRegex(
+      ValueError, f'^workdir: expected {path} .* this user .*got .*12345'
+    ):
+      credentials.security(cluster, _ETH0, str(path))
+
+  def test_a_token_where_all_new_files_have_another_owner_is_used(self):
+    path = self._token()
+    cluster = default.get_config().cluster
+    with mock.patch.object(os, 'geteuid', lambda: os.getuid() + 1):
+      found = credentials.security(cluster, _ETH0, str(path))
+    self.assertEqual(found.token, _SECRET)
+
+  def test_a_link_in_the_folder_of_the_run_is_refused_and_a_named_one_used(
+    self,
+  ):
+    path = self._token()
+    link = path.with_name('link')
+    link.symlink_to(path)
+    cluster = default.get_config().cluster
+    with self.assertRaisesRegex(ValueError, 'token_file: expected a file'):
+      credentials.security(cluster, _ETH0, str(link))
+    cluster.token_file = str(link)
+    self.assertEqual(credentials.security(cluster, _ETH0).token, _SECRET)
 
 
 class InterfaceAddressTest(parameterized.TestCase):

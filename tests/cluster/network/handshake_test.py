@@ -18,7 +18,14 @@ from absl.testing import absltest, parameterized
 
 from cluster.network import handshake, sockets
 from cluster.network import streams as transport
-from cluster.network.streams import Closed, Port, Refused, Security
+from cluster.network.streams import (
+  Closed,
+  Port,
+  Refused,
+  Security,
+  push_service,
+)
+from cluster.parameter_server.mirrors import share_part
 from tests.support import certificates, requires
 from tests.support.listeners import Listener
 from tests.support.relays import Relay
@@ -34,7 +41,8 @@ from tests.support.streams import (
 
 _TOKEN = 'a secret that both ends know'
 _OURS = Security(token=_TOKEN)
-_MAGIC, _CONTROL = b'syncope3', b'control '
+_MAGIC, _CONTROL = b'syncope4', b'control'.ljust(32)
+_ZEROS = bytes(32)
 _NONCE = b'n' * 32
 
 
@@ -78,11 +86,9 @@ class TokenTest(TestCase):
     listener = self.listener(lambda _, hello: seen.put(hello), _OURS)
     sock = self.raw(listener)
     sock.sendall(_MAGIC + _CONTROL + _NONCE)
-    answer = _exactly(sock, 64)
-    args = _NONCE + answer[:32], listener.address
-    self.assertEqual(answer[32:], _proof(b'listener', *args))
+    args = _NONCE + _exactly(sock, 32), listener.address
     sock.sendall(_proof(b'client', *args))
-    self.assertEqual(_exactly(sock, 1), b'\1')
+    self.assertEqual(_exactly(sock, 33), _proof(b'listener', *args) + b'\1')
 
   @parameterized.parameters(
     (_OURS, OPEN),
@@ -104,16 +110,28 @@ class TokenTest(TestCase):
     )
     self.assertNotIn('secret', '\n'.join(self.logs.output))
 
-  def test_a_client_reveals_nothing_to_a_listener_without_the_token(self):
+  def test_a_stranger_gets_nothing_that_depends_on_the_token(self):
+    drawn = mock.patch.object(handshake.secrets, 'token_bytes', bytes)
+    answers = set()
+    for token in (_TOKEN, 'a secret of others', _TOKEN + '2'):
+      listener = self.listener(security=Security(token=token))
+      for code in (_ZEROS, _NONCE, _proof(b'client', bytes(64), '1:1')):
+        sock = self.raw(listener)
+        with drawn:
+          sock.sendall(_MAGIC + _CONTROL + _ZEROS)
+          answer = _exactly(sock, 32)
+        sock.sendall(code)
+        answers.add(answer + _exactly(sock, 1000))
+    self.assertEqual(answers, {_ZEROS + _ZEROS})
+
+  def test_a_client_sends_no_hello_to_a_listener_without_the_token(self):
     listener = self.listener(security=OPEN)
     with Relay(listener.address) as relay:
       with self.assertRaises(Refused):
         transport.connect(relay.address, 'a hello', _OURS, WAIT_S)
-      wait_until(lambda: len(relay.received) >= 48 + 32)
       sent = bytes(relay.received)
-    self.assertEqual(sent[:16], _MAGIC + _CONTROL)
-    self.assertLen(sent, 48 + 32)
-    self.assertEqual(sent[48:], bytes(32))
+    self.assertLen(sent, 72 + 32)
+    self.assertEqual(sent[:40], _MAGIC + _CONTROL)
 
   def test_a_relay_on_another_port_is_refused(self):
     listener = self.listener(security=_OURS)
@@ -141,30 +159,35 @@ class TokenTest(TestCase):
     listener = self.listener(security=_OURS)
     first = self.raw(listener)
     first.sendall(_MAGIC + _CONTROL + _NONCE)
-    answer = _exactly(first, 64)
-    code = _proof(b'client', _NONCE + answer[:32], listener.address)
+    code = _proof(b'client', _NONCE + _exactly(first, 32), listener.address)
     first.sendall(code)
-    self.assertEqual(_exactly(first, 1), b'\1')
+    self.assertEqual(_exactly(first, 33)[32:], b'\1')
     again = self.raw(listener)
     again.sendall(_MAGIC + _CONTROL + _NONCE)
-    _exactly(again, 64)
+    _exactly(again, 32)
     again.sendall(code)
+    self.assertEqual(_exactly(again, 32), _ZEROS)
     self.is_refused(again, 'its token is not ours')
 
   def test_bytes_of_the_listener_are_no_proof_of_a_client(self):
-    listener = self.listener(security=_OURS)
-    for part in (slice(0, 32), slice(32, 64)):
-      sock = self.raw(listener)
-      sock.sendall(_MAGIC + _CONTROL + _NONCE)
-      sock.sendall(_exactly(sock, 64)[part])
-      self.is_refused(sock, 'its token is not ours')
+    sock = self.raw(self.listener(security=_OURS))
+    sock.sendall(_MAGIC + _CONTROL + _NONCE)
+    sock.sendall(_exactly(sock, 32))
+    self.assertEqual(_exactly(sock, 32), _ZEROS)
+    self.is_refused(sock, 'its token is not ours')
 
-  def test_a_proof_for_another_service_is_refused(self):
+  @parameterized.parameters(
+    {'service': b'pushes'.ljust(32)}, {'role': b'listener'}
+  )
+  def test_a_proof_for_another_service_or_role_is_refused(
+    self, role=b'client', **options
+  ):
     listener = self.listener(security=_OURS)
     sock = self.raw(listener)
     sock.sendall(_MAGIC + _CONTROL + _NONCE)
-    args = _NONCE + _exactly(sock, 64)[:32], listener.address
-    sock.sendall(_proof(b'client', *args, service=b'pushes  '))
+    args = _NONCE + _exactly(sock, 32), listener.address
+    sock.sendall(_proof(role, *args, **options))
+    self.assertEqual(_exactly(sock, 32), _ZEROS)
     self.is_refused(sock, 'its token is not ours')
 
   @parameterized.parameters('echo', 'another address')
@@ -174,12 +197,13 @@ class TokenTest(TestCase):
 
       def answer():
         with contextlib.closing(server.accept()[0]) as sock:
-          nonce = _exactly(sock, 48)[16:]
-          code = nonce
+          nonce = _exactly(sock, 72)[40:]
+          sock.sendall(nonce)
+          code = _exactly(sock, 32)
           if how == 'another address':  # Of another listener with the token.
             code = _proof(b'listener', nonce + nonce, '127.0.0.1:1')
-          sock.sendall(nonce + code)
-          sock.recv(1000)
+          sock.sendall(code)
+          self.assertEqual(sock.recv(1000), b'')
 
       thread = threading.Thread(target=answer)
       thread.start()
@@ -205,15 +229,37 @@ class TokenTest(TestCase):
       transport.connect(listener.address, 0, _OURS, 0.2, service='pushes')
     wait_until(lambda: any('no service pushes' in x for x in self.logs.output))
 
+  @parameterized.parameters(
+    (push_service(10_000),), (share_part(10_000),), ('x' * 32,)
+  )
+  def test_names_of_services_may_have_32_bytes(self, service):
+    listener = self.listener(security=_OURS, service=service)
+    stream = transport.connect(
+      listener.address, None, _OURS, WAIT_S, service=service
+    )
+    stream.send(1)
+    self.assertEqual(stream.receive(PLAIN).header, 1)
+    stream.close()
+
+  @parameterized.parameters('', 'x' * 33, 17 * 'é')
+  def test_other_names_of_services_are_refused_where_they_are_given(
+    self, service
+  ):
+    expected = '^service: expected a name of 1 to 32 bytes'
+    with self.assertRaisesRegex(ValueError, expected):
+      Port(HOST, 0, _OURS).offer(service, print)
+    with self.assertRaisesRegex(ValueError, expected):
+      handshake.open_connection(f'{HOST}:1', _OURS, service, timeout_s=WAIT_S)
+
   def test_a_client_that_leaves_during_the_handshake_is_not_handled(self):
     hellos = queue.SimpleQueue()
     listener = self.listener(lambda _, hello: hellos.put(hello), _OURS)
     request = _MAGIC + _CONTROL + _NONCE
-    for size in (0, 1, 47, 48):
+    for size in (0, 1, 71, 72):
       with self.raw(listener) as sock:
         sock.sendall(request[:size])
-        if size == 48:
-          _exactly(sock, 64)
+        if size == 72:
+          _exactly(sock, 32)
           reset = struct.pack('ii', 1, 0)
           sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
     self.connect(listener, 'hello', _OURS)
@@ -233,7 +279,7 @@ class TokenTest(TestCase):
       sock, _ = server.accept()
       with context.wrap_socket(sock, server_side=True) as near:
         near.settimeout(WAIT_S)
-        _exactly(near, 48)
+        _exactly(near, 72)
 
     with socket.create_server((HOST, 0)) as server:
       thread = threading.Thread(target=drop_some, args=[server])
@@ -262,9 +308,11 @@ class TokenTest(TestCase):
           socket.create_connection((host, int(port))), server_hostname=host
         ) as far,
       ):
-        far.sendall(_exactly(near, 48))
-        near.sendall(_exactly(far, 64))
-        passed.append(_exactly(near, 32))
+        far.sendall(_exactly(near, 72))
+        near.sendall(_exactly(far, 32))
+        far.sendall(_exactly(near, 32))
+        passed.append(_exactly(far, 32))
+        near.sendall(passed[0])
 
     with socket.create_server((HOST, 0)) as server:
       thread = threading.Thread(target=relay, args=[server])
@@ -282,7 +330,7 @@ class TokenTest(TestCase):
         handshake.run_steps(connection, steps, float('inf'))
       thread.join()
       connection.close()
-    self.assertEqual(passed, [bytes(32)])
+    self.assertEqual(passed, [_ZEROS])
 
 
 class ProofTest(parameterized.TestCase):
@@ -295,7 +343,7 @@ class ProofTest(parameterized.TestCase):
         handshake.Transcript(service, *nonces, certificate, address),
       )
       for role in (b'listener', b'client')
-      for service in (b'control ', b'pushes  ')
+      for service in (b'control'.ljust(32), b'pushes'.ljust(32))
       for nonces in ((one, other), (other, one), (one, one))
       for certificate in (bytes(32), one)
       for address in ('10.0.0.1:1', '10.0.0.1:11', '[::1]:1')
@@ -307,7 +355,7 @@ class ProofTest(parameterized.TestCase):
       handshake.prove(
         _TOKEN,
         b'client',
-        handshake.Transcript(bytes(8), _NONCE, _NONCE, bytes(32), address),
+        handshake.Transcript(_ZEROS, _NONCE, _NONCE, bytes(32), address),
       )
       for address in ('[fe80::1%eth0]:1', '[fe80::1%eth7]:1', '[fe80::1]:1')
     }

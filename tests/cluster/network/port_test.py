@@ -34,6 +34,7 @@ from tests.support.streams import (
 )
 
 _OURS = Security(token='a secret that both ends know')
+_REQUEST = b'syncope4' + b'control'.ljust(32) + bytes(32)
 
 
 # Offers a service, whose event loop fails after a line of standard input.
@@ -209,7 +210,7 @@ class StrangersTest(_Case):
     listener, start = self.listener(wait_s=0.5), time.monotonic()
     with self.assertLogs(level='WARNING'), contextlib.suppress(OSError):
       slow = self.stranger(listener)
-      for byte in b'syncope3' * 100:
+      for byte in b'syncope4' * 100:
         slow.sendall(bytes([byte]))
         time.sleep(0.02)
       _read_to_the_end(slow)
@@ -266,7 +267,7 @@ class StrangersTest(_Case):
 
   @parameterized.parameters(False, True)
   def test_resets_at_every_byte_leave_nothing(self, encrypted):
-    security, first = _OURS, b'syncope3control ' + bytes(32)
+    security, first = _OURS, _REQUEST
     if encrypted:
       security = certificates.make_security(_OURS.token)
       first = _first_tls_bytes()
@@ -279,7 +280,7 @@ class StrangersTest(_Case):
       with socket.create_connection(_parts(listener.address)) as sock:
         sock.sendall(first[:size])
         if size == len(first):
-          sock.recv(64)  # The listener's answer.
+          sock.recv(32)  # The listener's answer.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     wait_until(lambda: len(os.listdir('/proc/self/fd')) <= num_files)
     self.assertLessEqual(threading.active_count(), num_threads)
@@ -289,7 +290,7 @@ class StrangersTest(_Case):
     listener = self.listener()
     self.check(listener)
     socks = [socket.socket() for _ in range(512)]
-    first = b'syncope3control ' + bytes(32)
+    first = _REQUEST
     tracemalloc.start()
     self.addCleanup(tracemalloc.stop)
     before, _ = tracemalloc.get_traced_memory()
@@ -300,7 +301,7 @@ class StrangersTest(_Case):
       sock.sendall(first)
     for sock in socks:
       sock.settimeout(WAIT_S)
-      sock.recv(64)
+      sock.recv(32)
       sock.sendall(bytes(31))  # Of 32 bytes of a proof.
     time.sleep(0.5)
     self.assertFalse(any(map(_has_ended, socks)))
@@ -407,7 +408,7 @@ class StrangersTest(_Case):
           pass
 
   @parameterized.parameters(
-    b'syncope3control ' + bytes(32),
+    _REQUEST,
     b'\x16\x03\x01\xff\xff' + bytes(10),
     b'\x16\x03\x01\x00\x20' + bytes(40),
   )
@@ -452,7 +453,7 @@ class StrangersTest(_Case):
     attempt = port.Attempt(
       address,
       HOST,
-      b'control ',
+      b'control'.ljust(32),
       b'',
       time.monotonic() + WAIT_S,
       None,

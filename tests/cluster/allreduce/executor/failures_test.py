@@ -86,8 +86,8 @@ class DescriptorsTest(_Case):
       self.assertNotIn('executor-0', sleepers)
       self.assertLen(logs.output, 1)
       self.assertRegex(logs.output[0], 'no connection is accepted.*many open')
-      sock.sendall(b'syncope3sums    ' + bytes(32))
-      self.assertLen(sock.recv(64), 64)
+      sock.sendall(b'syncope4' + b'sums'.ljust(32) + bytes(32))
+      self.assertLen(sock.recv(64), 32)
 
   def test_an_executor_that_cannot_accept_blames_itself(self):
     membership = self._membership(timeout_s=1.0)

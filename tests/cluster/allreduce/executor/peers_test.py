@@ -54,8 +54,8 @@ class ListenerTest(executors.TestCase):
       with self.assertRaisesRegex(PeerLost, 'token'):
         node.form(membership)
       thread.join()
-    self.assertLen(received[0], 48)
-    self.assertEqual(received[1], bytes(32))  # In place of a proof.
+    self.assertEqual([*map(len, received)], [72, 32])
+    self.assertNotIn(token.encode(), b''.join(received))
 
   def test_refusals_of_strangers_are_logged_at_a_limited_rate(self):
     with self.assertLogs(level='WARNING') as logs:
