@@ -23,7 +23,7 @@ from sync import record
 from sync.scheme import Decision, Push, Scheme
 
 # Attributes of a coordinator that change during a run.
-_STATE = ('workers', '_scheme', 'batching', '_stream', '_pushes')
+_STATE = ('workers', '_scheme', 'batching', '_stream', '_pushes', '_withheld')
 
 
 @dataclasses.dataclass
@@ -132,6 +132,9 @@ class Coordinator:
     self._new_scheme = copy.deepcopy(scheme)  # For `rejoin` after a start.
     self._stream = stream
     self._pushes = 0
+    # Releases that the end of the run has prevented: workers, time, and whether
+    # all of them had stopped.
+    self._withheld: list[tuple[tuple[int, ...], float, bool]] = []
     self._release: Callable[[int], None]  # Both are set by `attach`.
     self._wake_at: Callable[[float | None], None]
 
@@ -356,6 +359,17 @@ class Coordinator:
     for name in _STATE:
       setattr(self, name, state[name])
 
+  def extend(self) -> None:
+    """Releases the workers that the end of a shorter run has withheld.
+
+    Call it after `restore`; without such workers it does nothing.
+    """
+    if self.milestones.finished:
+      return
+    withheld, self._withheld = self._withheld, []
+    for released, time, all_stop in withheld:
+      self._begin_iterations(released, time, all_stop=all_stop)
+
   def rejoin(
     self,
     state: dict[str, Any],
@@ -440,10 +454,20 @@ class Coordinator:
     self.milestones.review(
       time, barrier=decision.barrier, notes=self.batching.report
     )
-    if not self.milestones.finished and decision.release:
-      self._assign(decision.release, time, all_stop=decision.barrier or starts)
-      for index in decision.release:
-        self._start_iteration(index, time)
+    if not decision.release:
+      return
+    all_stop = decision.barrier or starts
+    if self.milestones.finished:
+      self._withheld.append((tuple(decision.release), time, all_stop))
+    else:
+      self._begin_iterations(decision.release, time, all_stop=all_stop)
+
+  def _begin_iterations(
+    self, released: Sequence[int], time: float, *, all_stop: bool
+  ) -> None:
+    self._assign(released, time, all_stop=all_stop)
+    for index in released:
+      self._start_iteration(index, time)
 
   def _assign(
     self, released: Sequence[int], time: float, *, all_stop: bool

@@ -95,7 +95,7 @@ def meet(
     hosts=config.cluster.hosts_per_worker,
   )
   exits.describe_process(rank=role.name.replace(' ', ':'))
-  finished = files.read_summary() is not None
+  finished = files.read_summary(config.epochs) is not None
   if not finished:
     descriptors.raise_limit(workers)
     memory.advise()
@@ -117,7 +117,8 @@ def meet(
   leading = role.name == roles.leading(dedicated)
   if not finished and has_successors and leading:
     successor = _find_successor(config, address, files)
-    finished = files.read_summary() is not None  # It may just have ended.
+    # It may just have ended.
+    finished = files.read_summary(config.epochs) is not None
   if finished:
     # No process will connect to it.
     unused = role.coordinator or sockets.join(address, 0)

@@ -18,7 +18,7 @@ from learning.learning import Evaluation, ParameterStore
 from outputs.recorder import Recorder
 
 # Attributes of milestones that change during a run.
-_STATE = ('finished', 'evaluations', '_next_eval', '_next_log')
+_STATE = ('evaluations', '_next_eval', '_next_log')
 
 
 class Intervals(NamedTuple):
@@ -86,7 +86,6 @@ class Milestones:
   """Decides when a run is logged and evaluated, and when it ends.
 
   Attributes:
-    finished: True once the target is reached.
     evaluations: Number of evaluations that have become due.
     evaluate: Evaluation of a version; None if nothing is learned.
   """
@@ -113,7 +112,6 @@ class Milestones:
       save_schedule: Schedule of the checkpoints, which a successor continues;
         None for none.
     """
-    self.finished = False
     self.evaluations = 0
     self.evaluate = evaluate
     self._intervals = intervals
@@ -128,6 +126,11 @@ class Milestones:
       self._queue = Evaluations(
         store=store, evaluate=evaluate, run_in_thread=run_in_thread
       )
+
+  @property
+  def finished(self) -> bool:
+    """True once the target is reached."""
+    return self._recorder.accounting.examples >= self._intervals.target
 
   def warm_up(self) -> None:
     """Compiles the evaluation."""
@@ -160,7 +163,6 @@ class Milestones:
     if self._queue:
       self.record_evaluations()
     recorder.record_bandwidth(time)
-    self.finished = accounting.examples >= self._intervals.target
     if barrier:
       recorder.record_row(self._row('barrier', time, **notes()))
     if accounting.iterations >= self._next_log:

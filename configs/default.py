@@ -17,7 +17,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.seed = 0
   # Whether GPUs use kernels with bit-reproducible results, as CPUs do anyway.
   config.deterministic = True
-  config.epochs = 40.0  # Length of the run, epochs; fractions are allowed.
+  # Length of the run, epochs; fractions are allowed.  The same command with
+  # more epochs continues a run that has finished.
+  config.epochs = 40.0
   config.eval_every = 1.0  # Epochs between evaluations on the test split.
   config.log_every = 100  # Iterations between log rows.
   # Also reports top-k accuracy, for this k; 0 for accuracy alone.
@@ -407,6 +409,9 @@ def get_config() -> ml_collections.ConfigDict:
   # Which network is trained?
   config.model = ConfigDict()
   config.model.name = 'vgg'  # Module of models/, or 'none'.
+  # File of parameters to start from, of `tools.checkpoint RUN --export=FILE`;
+  # '' to draw them by the seed.
+  config.model.init = ''
   # No model: simulates time alone, for any number of workers.
   config.model.none = ConfigDict()
   config.model.none.size_bytes = 100_000_000  # Bytes of float32 parameters.

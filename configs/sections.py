@@ -65,7 +65,7 @@ _AUGMENTED = ('data.crop_padding', 'data.crop_area', 'data.flip')
 _NO_MODEL = (
   *(*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*', 'time_to*'),
   *('eval_top', 'eval_loss'),
-  'precision.*',
+  *('precision.*', 'model.init'),
   *('batching.micro_batch', 'cluster.devices_per_worker'),
   *('cluster.workers_per_gpu', 'outer.*', 'staleness.*'),
 )

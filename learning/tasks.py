@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from data import augment as augmentation
 from data.dataset import Dataset
 from data.digest import digest
 from data.stream import Stream
-from learning import compilations, outer, placement
+from learning import compilations, exported, outer, placement
 from learning import optimizer as optimizers
 from learning import scaling as scalings
 from learning import schedule as schedules
@@ -172,6 +173,8 @@ def make(
   num_train = len(dataset.train.targets)
   scaling = scalings.make(config, own_task=task is not None)
   task = task or _task(config, choose, dataset)
+  if config.model.init:
+    task = _initialized(task, config.model.init)
   for name in FALLING:
     wanted, field = config[f'time_to_{name}'], f'config.time_to_{name}'
     none = f'(), as evaluations give {list(task.figures)}'
@@ -255,6 +258,22 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
     return classification(
       model, dataset.prepare, augment, top=top, has_loss=config.eval_loss
     )
+
+
+def _initialized(task: Task, file: str) -> Task:
+  """Returns a task that starts from the parameters of a file."""
+  field, path = 'config.model.init', pathlib.Path(file).expanduser()
+  exported.check_suffix(path, field)
+  try:
+    params, stats = exported.load(path, task.params, task.stats)
+  except OSError as error:
+    reason = error.strerror or error
+    raise ValueError(
+      f'{field}: expected a file of parameters, got {file!r}: {reason}.'
+    ) from error
+  except ValueError as error:
+    raise ValueError(f'{field}: {error}') from error
+  return task._replace(params=params, stats=stats)
 
 
 def _is_of_tokens(dataset: Dataset) -> bool:

@@ -159,6 +159,9 @@ class RunFiles:
       for part in ('config', 'own')
       for field, line in _differences(before[part], manifest[part], part)
     ]
+    if before['config']['epochs'] < manifest['config']['epochs']:
+      differing = [each for each in differing if each[0] != 'config.epochs']
+      self._check_extension(before['config'])
     both = before['config'], manifest['config']
     runtimes = {config['cluster']['runtime'] for config in both}
     free = _HOSTS if runtimes == {'distributed'} else ()
@@ -191,7 +194,39 @@ class RunFiles:
           describe_kinds(start['devices']),
         )
         break
+    epochs = manifest['config']['epochs']
+    if epochs > before['config']['epochs']:
+      logging.info(
+        'The run becomes longer: config.epochs is %s, and was %s.',
+        epochs,
+        before['config']['epochs'],
+      )
+      # Other processes take a run that has a summary for finished.
+      (self.workdir / 'summary.json').unlink(missing_ok=True)
+      before = {**before, 'config': {**before['config'], 'epochs': epochs}}
+      _write(path, before)
     self._open(before, earlier, manifest)
+
+  def _check_extension(self, config: Mapping[str, Any]) -> None:
+    """Checks that a run of a recorded config can get more epochs.
+
+    Raises:
+      ValueError: If its learning rates would have been others, or if it has
+        finished without a checkpoint.
+    """
+    epochs, schedule = config['epochs'], config['schedule']['name']
+    reason = ''
+    if schedule == 'cosine' and config['model']['name'] != 'none':
+      reason = "config.schedule.name 'cosine' reaches its end there"
+    elif self.read_summary() and not any(
+      (self.workdir / 'checkpoints').glob('*/coordinator')
+    ):
+      reason = 'the run has finished without a checkpoint'
+    if reason:
+      raise ValueError(
+        f'config.epochs: expected {epochs}, as in {self.workdir}, because '
+        f'{reason}; start another run with config.model.init.'
+      )
 
   def _open(
     self,
@@ -242,15 +277,22 @@ class RunFiles:
     if not self.is_superseded:
       _write(self.workdir / 'manifest.json', self._manifest)
 
-  def read_summary(self) -> dict[str, Any] | None:
+  def read_summary(self, epochs: float = 0.0) -> dict[str, Any] | None:
     """Returns the summary if the folder holds a run that has finished.
 
-    A run without a readable summary has not finished.
+    A run without a readable summary has not finished, nor has one of fewer
+    epochs.
+
+    Args:
+      epochs: Least length of the run, config.epochs.
 
     Raises:
       OSError: If there is a summary, but the system cannot read it.
     """
     summary = atomic.read_object(self.workdir / 'summary.json') or {}
+    known = atomic.read_object(self.workdir / 'manifest.json')
+    if known is not None and known['config']['epochs'] < epochs:
+      return None
     return summary if summary.get('ended') == 'finished' else None
 
   def check(self, sizes: Mapping[str, int]) -> None:

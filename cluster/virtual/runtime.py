@@ -154,7 +154,8 @@ class VirtualRuntime:
     self.coordinator.start(self.time)
 
   def resume(self) -> None:
-    """Returns at once: after `restore` the next step continues the run."""
+    """Has the next step continue a run, which may have become longer."""
+    self.coordinator.extend()
 
   def step(self) -> None:
     """Advances to the next event and handles it.
@@ -213,7 +214,7 @@ class VirtualRuntime:
       **{name: getattr(self, name) for name in _STATE},
       '_transfers': self._transfers.state(),
       'coordinator': self.coordinator.state(),
-      **self._store.state(),
+      'store': self._store.state(),
     }
 
   def restore(self, state: dict[str, Any]) -> None:
@@ -222,7 +223,7 @@ class VirtualRuntime:
       setattr(self, name, state[name])
     self._transfers.restore(state['_transfers'])
     self.coordinator.restore(state['coordinator'])
-    self._store.restore(state)
+    self._store.restore(state['store'])
 
   def close(self) -> None:
     """Ends the workers' phases, to complete the accounts."""

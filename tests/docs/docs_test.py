@@ -160,6 +160,8 @@ def _check_run(arguments: list[str], runs: bool = False) -> str:
     return _check_fields(config)  # The run needs files.
   if config.outputs.mlflow:
     return _check_fields(config)  # The run needs MLflow.
+  if config.model.init:
+    return _check_fields(config)  # The run needs a file of parameters.
   config.unlock()
   config.epochs = 0.1
   if config.model.name == 'vgg' and not _differs(config.model.vgg):

@@ -55,7 +55,7 @@ class EndOfStreamTest(parameterized.TestCase):
     coordinator.step_for(0.1)
     for _ in range(3):
       coordinator.reception.events.put(ServerJoined())
-    coordinator.cluster.coordinator.milestones.finished = True
+    coordinator.accounting.examples = 10**9  # The target is reached.
     coordinator.cluster.step()
     self.assertEqual(coordinator.reception.events.qsize(), 2)
 
