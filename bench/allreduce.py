@@ -359,7 +359,9 @@ def _psum(
   if not jax.distributed.is_initialized():
     jax.config.update('jax_platforms', 'cpu')
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-    jax.distributed.initialize(address, count, index)
+    jax.distributed.initialize(
+      address, count, index, coordinator_bind_address=address
+    )
   mesh = jax.make_mesh((count,), ('w',))
   spec = jax.sharding.PartitionSpec('w')
   total = jax.jit(

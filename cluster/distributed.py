@@ -32,7 +32,7 @@ from cluster.network import (
 from cluster.network.handshake import Security
 from cluster.network.messages import FollowerReady
 from cluster.parameter_server.site import ParameterServerSite
-from cluster.process import devices, exits, roles
+from cluster.process import devices, exits, roles, xla_group
 from cluster.runtime import Parts, Site
 from cluster.speed import build
 from cluster.speed.speed import Speed
@@ -70,6 +70,8 @@ def meet(
   """
   workers, count = config.cluster.workers, config.cluster.devices_per_worker
   is_native = isinstance(plan, Allreduce) and plan.forest is None
+  is_joined = is_native or config.cluster.hosts_per_worker > 1
+  tls = xla_group.find_tls(config.cluster) if is_joined else None
   share, ids = config.cluster.workers_per_gpu, range(0)
   alone = f'1, as config.route.name is {config.route.name!r}: NCCL refuses'
   require(share == 1 or not is_native, _SHARE, f'{alone} a GPU twice', share)
@@ -135,16 +137,18 @@ def meet(
       native.join(
         role.coordinator,
         config.route.native.port or (port and port - role.index + workers),
+        host=address,
         index=role.index,
         workers=workers,
         devices=ids,
         start_s=config.cluster.start_s,
+        tls=tls,
       )
     if config.cluster.hosts_per_worker > 1 and role.kind == 'worker':
       with error_prefix('config.cluster'):
         native.use_interface(config.cluster.interface)
       island = _join_island(
-        config, role, dedicated, address, files, security, devices=ids
+        config, role, dedicated, address, files, security, devices=ids, tls=tls
       )
   return Meeting(
     role,
@@ -167,6 +171,7 @@ def _join_island(
   security: Security,
   *,
   devices: Sequence[int],
+  tls: xla_group.Tls | None,
 ) -> Leader | Follower:
   """Joins the other processes of an island; returns this process's end.
 
@@ -179,7 +184,11 @@ def _join_island(
   if role.member:
     follower = Follower(role.index, role.member, hosts, timeout_s=timeout_s)
     follower.meet(
-      files.workdir, security, devices=devices, start_s=cluster.start_s
+      files.workdir,
+      security,
+      devices=devices,
+      start_s=cluster.start_s,
+      tls=tls,
     )
     return follower
   leader = Leader(role.index, hosts, timeout_s=timeout_s)
@@ -193,6 +202,7 @@ def _join_island(
     security,
     devices=devices,
     start_s=cluster.start_s,
+    tls=tls,
   )
   return leader
 

@@ -68,6 +68,7 @@ class Leader:
     *,
     devices: Sequence[int],
     start_s: float,
+    tls: xla_group.Tls | None,
   ) -> None:
     """Waits for all followers, and joins jax.distributed with them.
 
@@ -78,6 +79,7 @@ class Leader:
       security: Credentials of the run.
       devices: Positions of this process's GPUs among those that it sees.
       start_s: Seconds to wait for the followers.
+      tls: Files of mutual TLS for XLA; None without.
 
     Raises:
       OSError: If a port is taken, or the address cannot be written.
@@ -86,7 +88,7 @@ class Leader:
     """
     _check_first()
     control, service = ports
-    if taken := sockets.refusal('', service):  # JAX would crash.
+    if taken := sockets.refusal(address, service):  # JAX would crash.
       raise OSError(taken.errno, f'{service}, for XLA: {taken.strerror}')
     try:
       LoopListener(
@@ -112,7 +114,13 @@ class Leader:
       for stream in self._streams.values():
         stream.send(messages.JoinIsland(where))
     xla_group.join(
-      where, count=self.hosts, index=0, devices=devices, start_s=start_s
+      where,
+      listen=where,
+      count=self.hosts,
+      index=0,
+      devices=devices,
+      start_s=start_s,
+      tls=tls,
     )
 
   def check(self, own: messages.FollowerReady, *, start_s: float) -> None:
@@ -231,6 +239,7 @@ class Follower:
     *,
     devices: Sequence[int],
     start_s: float,
+    tls: xla_group.Tls | None,
   ) -> None:
     """Finds the leader, and joins jax.distributed with it.
 
@@ -239,6 +248,7 @@ class Follower:
       security: Credentials of the run.
       devices: Positions of this process's GPUs among those that it sees.
       start_s: Seconds to wait for the leader and the other followers.
+      tls: Files of mutual TLS for XLA; None without.
 
     Raises:
       Unmendable: If there is no leader in time, or it ends meanwhile; or if an
@@ -259,10 +269,12 @@ class Follower:
     self._stream = stream
     xla_group.join(
       found.address,
+      listen='',
       count=self.hosts,
       index=self.member,
       devices=devices,
       start_s=start_s,
+      tls=tls,
     )
 
   def report(self, ready: messages.FollowerReady) -> None:

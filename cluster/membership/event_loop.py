@@ -27,6 +27,7 @@ from cluster.membership.events import (
 )
 from cluster.membership.process import Settings
 from cluster.membership.silence import Silence
+from cluster.network import sockets
 from cluster.network.heartbeat import BEATS
 from cluster.process.deadlines import Deadlines, ReceivedProgress
 from cluster.process.exits import HandedOver, Unmendable
@@ -242,7 +243,8 @@ class EventLoop:
       return
     host = settings.port.host
     self._monitor = Monitor(host, settings.metrics_port, self._read_status)
-    logging.info('Metrics at http://%s:%d/metrics', host, self._monitor.port)
+    where = sockets.join(host, self._monitor.port)
+    logging.info('Metrics at http://%s/metrics', where)
 
   def _read_status(self) -> Status:
     """Returns the status of the run; from any thread."""

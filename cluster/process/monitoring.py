@@ -3,17 +3,29 @@
 `/metrics` is in Prometheus' text format 0.0.4.  `/healthz` answers 200 while
 the coordinator's event loop is alive, else 503, with a line of JSON, as probes
 of Kubernetes expect.  Neither shows configs, paths or secrets.
+
+Anyone may connect, so the server takes a limited number of connections, each
+for a limited time: strangers cannot use up the descriptors or the threads of
+the coordinator.
 """
 
+import contextlib
 import http.server
 import json
+import socket
+import socketserver
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from cluster.network.time_limits import LIMITS
 
 _PREFIX = 'syncopate_'
-_TIMEOUT_S = 5.0  # Longest wait for a client's request.
+_MAX_CONNECTIONS = 16  # At a time; others are closed at once.
+_LIMIT_S = 5.0  # From the beginning of a connection to its end.
+_PAUSE_S = 0.1  # After a failure to accept connections.
 
 
 class Status(NamedTuple):
@@ -81,7 +93,7 @@ class Monitor:
     """Starts to listen.
 
     Args:
-      host: Address to listen on, and no other.
+      host: IPv4 or IPv6 address to listen on, and no other.
       port: Port; 0 for any free one.
       read: Returns the status; called in threads of the server.
 
@@ -92,8 +104,7 @@ class Monitor:
     class Handler(_Handler):
       read_status = staticmethod(read)
 
-    self._server = http.server.ThreadingHTTPServer((host, port), Handler)
-    self._server.daemon_threads = True
+    self._server = _Server(host, port, Handler)
     self.port: int = self._server.server_address[1]
     self._thread = threading.Thread(
       target=self._server.serve_forever, daemon=True
@@ -107,11 +118,58 @@ class Monitor:
     self._thread.join()
 
 
+class _Server(socketserver.ThreadingTCPServer):
+  """Server of a limited number of connections, each with a thread."""
+
+  allow_reuse_address = True
+  daemon_threads = True
+  request_queue_size = 128
+
+  def __init__(self, host: str, port: int, handler: type['_Handler']):
+    self.address_family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    self._free = threading.Semaphore(_MAX_CONNECTIONS)
+    super().__init__((host, port), handler)
+
+  def get_request(self) -> tuple[socket.socket, Any]:
+    try:
+      return super().get_request()
+    except OSError:  # Without descriptors the next attempt fails at once, too.
+      time.sleep(_PAUSE_S)
+      raise
+
+  def process_request(self, request: Any, client_address: Any) -> None:
+    if not self._free.acquire(blocking=False):
+      self.shutdown_request(request)
+      return
+    is_started = False
+    try:
+      super().process_request(request, client_address)
+      is_started = True
+    finally:
+      if not is_started:
+        self._free.release()
+
+  def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def end() -> None:
+      with contextlib.suppress(OSError):  # The client has ended it already.
+        request.shutdown(socket.SHUT_RDWR)
+
+    try:
+      with LIMITS.limit(_LIMIT_S, end):
+        super().process_request_thread(request, client_address)
+    finally:
+      self._free.release()
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
   """Handler of one request."""
 
   read_status: Callable[[], Status]
-  timeout = _TIMEOUT_S
+
+  def handle(self) -> None:
+    """Handles the request; a client may disconnect at any time."""
+    with contextlib.suppress(OSError):
+      super().handle()
 
   def do_GET(self) -> None:
     """Answers /metrics and /healthz."""

@@ -68,6 +68,24 @@ def _errors(value, schema, path='jobset'):
   return [] if isinstance(value, schema) else [f'{path}: got {value!r}']
 
 
+def _user_of_image(name):
+  """Returns user and group of the processes of an image, as numbers."""
+  text = (_ROOT / 'tools' / name).read_text()
+  *_, last = re.findall(r'^USER (\d+):(\d+)$', text, re.M)
+  return tuple(map(int, last))
+
+
+def _unreachable(pod, group):
+  """Returns the volumes of a pod that a group cannot read or write."""
+  found = []
+  has_group = pod.get('securityContext', {}).get('fsGroup') == group
+  for volume in pod['volumes']:
+    mode = volume.get('secret', {}).get('defaultMode', 0o440)
+    if not has_group or not mode & 0o040:
+      found.append(volume['name'])
+  return found
+
+
 class JobSetTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
@@ -104,6 +122,20 @@ class JobSetTest(absltest.TestCase):
       place[path[-1]] = value
       with self.assertRaises(validate.ValidationError):
         check(wrong)
+
+  def test_the_user_of_the_image_can_read_the_token_and_write_runs(self):
+    (replicated,) = self.jobset['spec']['replicatedJobs']
+    pod = replicated['template']['spec']['template']['spec']
+    _, group = _user_of_image('Dockerfile')
+    self.assertLen(pod['volumes'], 2)
+    self.assertEqual(_unreachable(pod, group), [])
+    # Files of secrets are root's.
+    (secret,) = (v['secret'] for v in pod['volumes'] if 'secret' in v)
+    self.assertEqual(secret['defaultMode'] & 0o007, 0)
+    secret['defaultMode'] = 0o400
+    self.assertEqual(_unreachable(pod, group), ['secret'])
+    del pod['securityContext']
+    self.assertEqual(_unreachable(pod, group), ['runs', 'secret'])
 
   def test_rules_of_the_webhook_of_jobset_hold(self):
     spec = self.jobset['spec']
@@ -205,6 +237,11 @@ class RayJobTest(absltest.TestCase):
       container['workDir'] = '/'
       with self.assertRaises(validate.ValidationError):
         validate.validate(pod, _KUBERNETES, strict=True)
+
+  def test_the_user_of_the_image_can_write_runs(self):
+    _, group = _user_of_image('Dockerfile.ray')
+    for each in (self.head, self.workers):
+      self.assertEqual(_unreachable(each['template']['spec'], group), [])
 
   def test_the_cluster_has_room_for_the_processes_of_the_entrypoint(self):
     words = self.job['spec']['entrypoint'].split()

@@ -58,25 +58,29 @@ def join(
   coordinator: str,
   port: int,
   *,
+  host: str,
   index: int,
   workers: int,
   devices: Sequence[int],
   start_s: float,
+  tls: xla_group.Tls | None,
 ) -> None:
   """Joins jax.distributed with all other processes, before XLA starts.
 
-  Its coordination service listens on the coordinator's host.
+  Its coordination service listens in the coordinator's process.
 
   Args:
     coordinator: Address 'host:port' on which the coordinator listens.
     port: Port of the coordination service; 0 for the one after the
       coordinator's.
+    host: Address of this host to listen on.
     index: Index of this worker.
     workers: Number of workers.
     devices: Positions of this worker's GPUs among those that it sees; none on
       CPUs.
     start_s: Seconds within which all processes have to join; otherwise JAX ends
       this process with SIGABRT.
+    tls: Files of mutual TLS; None without.
 
   Raises:
     ValueError: If there is no port after the coordinator's; names the field.
@@ -87,21 +91,27 @@ def join(
   """
   if xla_group.has_joined():
     return  # By an earlier start that failed later on.
-  host, _, coordinator_port = coordinator.rpartition(':')
+  name, _, coordinator_port = coordinator.rpartition(':')
   port = port or int(coordinator_port) + 1
   expected = (
     'a port, as there is none after that of the coordinator, '
     f'{coordinator_port}'
   )
   require(port < 2**16, 'config.route.native.port', expected, 0)
-  address = f'{host}:{port}'
-  # JAX listens on all addresses.
-  if index == 0 and (taken := sockets.refusal('', port)):
-    raise OSError(taken.errno, f'{address}, where XLA meets: {taken.strerror}')
+  address = f'{name}:{port}'
+  listen = '' if index else sockets.join(host, port)
+  if listen and (taken := sockets.refusal(host, port)):  # JAX would crash.
+    raise OSError(taken.errno, f'{listen}, where XLA meets: {taken.strerror}')
   if index:
     _wait_for_next_run(coordinator, index, start_s)
   xla_group.join(
-    address, count=workers, index=index, devices=devices, start_s=start_s
+    address,
+    listen=listen,
+    count=workers,
+    index=index,
+    devices=devices,
+    start_s=start_s,
+    tls=tls,
   )
 
 

@@ -54,6 +54,7 @@ class MeetingTest(parameterized.TestCase):
       *(self._folder, '127.0.0.1', ports, _SECURITY),
       devices=(),
       start_s=start_s,
+      tls=None,
     )
     return leader
 
@@ -68,7 +69,7 @@ class MeetingTest(parameterized.TestCase):
       threading.Thread(
         target=each.meet,
         args=(self._folder, _SECURITY),
-        kwargs={'devices': (), 'start_s': _LIMIT_S},
+        kwargs={'devices': (), 'start_s': _LIMIT_S, 'tls': None},
       )
       for each in followers
     ]

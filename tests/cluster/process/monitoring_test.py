@@ -1,21 +1,27 @@
 """Tests of the coordinator's metrics, over HTTP."""
 
+import contextlib
 import json
+import socket
+import threading
+import time
 import urllib.error
 import urllib.request
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
 from cluster.process import monitoring
 from cluster.process.roles import free_ports
-from tests.support import processes
+from tests.support import descriptors, processes, requires
+from tests.support.streams import wait_until
 
 _STATUS = monitoring.Status(7, 3, 24, 8, 999, 2, 1, 0.5, True)
 
 
-def _get(port, path):
+def _get(port, path, host='127.0.0.1'):
   """Returns code and text of an answer."""
-  url = f'http://127.0.0.1:{port}{path}'
+  url = f'http://{host}:{port}{path}'
   try:
     with urllib.request.urlopen(url, timeout=10) as answer:
       return answer.status, answer.read().decode()
@@ -56,6 +62,67 @@ class MonitorTest(absltest.TestCase):
 
   def test_other_paths_do_not_exist(self):
     self.assertEqual(_get(self._monitor(_STATUS), '/config')[0], 404)
+
+
+class StrangersTest(absltest.TestCase):
+  def _monitor(self, host='127.0.0.1'):
+    monitor = monitoring.Monitor(host, 0, lambda: _STATUS)
+    self.addCleanup(monitor.close)
+    return monitor.port
+
+  def _connect(self, port):
+    sock = socket.create_connection(('127.0.0.1', port), 10)
+    self.addCleanup(sock.close)
+    return sock
+
+  def test_the_number_of_connections_is_limited(self):
+    port, num_threads = self._monitor(), threading.active_count()
+    socks = [self._connect(port) for _ in range(100)]
+    num_open = len(socks)
+    for sock in reversed(socks):  # The first ones are served.
+      sock.settimeout(2.0)
+      try:
+        ended = sock.recv(1) == b''
+      except ConnectionResetError:
+        ended = True
+      except TimeoutError:
+        break
+      self.assertTrue(ended)
+      num_open -= 1
+    self.assertBetween(num_open, 1, 32)
+    self.assertLessEqual(threading.active_count() - num_threads, num_open + 1)
+    for sock in socks:
+      sock.close()
+    wait_until(lambda: threading.active_count() <= num_threads + 1)
+    self.assertEqual(_get(port, '/metrics')[0], 200)
+
+  def test_a_client_that_sends_slowly_is_cut_off(self):
+    self.enter_context(mock.patch.object(monitoring, '_LIMIT_S', 0.3))
+    sock = self._connect(self._monitor())
+    sock.sendall(b'GET /metrics HTTP/1.1\r\n')
+    end = time.monotonic() + 10
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+      sock.settimeout(0.05)
+      while time.monotonic() < end:
+        sock.sendall(b'X: y\r\n')
+        with contextlib.suppress(TimeoutError):
+          self.assertEqual(sock.recv(1000), b'')
+          break
+    self.assertLess(time.monotonic(), end)
+
+  def test_a_server_without_descriptors_does_not_use_up_a_core(self):
+    port = self._monitor()
+    with socket.socket() as sock, descriptors.exhaust():
+      sock.connect(('127.0.0.1', port))
+      begin_s = time.process_time()
+      time.sleep(0.5)
+      self.assertLess(time.process_time() - begin_s, 0.1)
+    self.assertEqual(_get(port, '/metrics')[0], 200)
+
+  def test_hosts_of_ipv6_serve_metrics(self):
+    requires.host(socket.has_dualstack_ipv6(), 'There is no IPv6.')
+    code, _ = _get(self._monitor('::1'), '/metrics', '[::1]')
+    self.assertEqual(code, 200)
 
 
 class RunTest(processes.TestCase, parameterized.TestCase):

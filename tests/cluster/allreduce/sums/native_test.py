@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import train
 from cluster.allreduce.sums import native
-from cluster.allreduce.sums.native import CollectiveSum, join
+from cluster.allreduce.sums.native import CollectiveSum
 from cluster.network import interfaces
 from cluster.process import roles
 from cluster.process.exits import Unmendable
@@ -55,8 +55,8 @@ from cluster.allreduce.sums import native
 
 index, port = map(int, sys.argv[1:])
 flags.FLAGS(['main.py', '--config=configs/vgg16_bsp.py'])
-native.join(f'127.0.0.1:{port - 1}', port, index=index, workers=2, devices=(),
-            start_s=60.0)
+native.join(f'127.0.0.1:{port - 1}', port, host='127.0.0.1', index=index,
+            workers=2, devices=(), start_s=60.0, tls=None)
 if index == 0:
   time.sleep(60.0)
 with mock.patch.object(train, 'build', side_effect=ValueError('no such data')):
@@ -220,21 +220,25 @@ class ProgramTest(parameterized.TestCase):
     self.assertEqual(found['bfloat16 default'], [1, 2, 2])
 
 
+def _join(address, port, **options):
+  native.join(address, port, host='127.0.0.1', devices=(), tls=None, **options)
+
+
 class JoinTest(absltest.TestCase):
   def test_rejects_the_port_after_the_last(self):
     with self.assertRaisesRegex(ValueError, 'route.native.port: .* 65535'):
-      join('127.0.0.1:65535', 0, index=0, workers=1, devices=(), start_s=1.0)
+      _join('127.0.0.1:65535', 0, index=0, workers=1, start_s=1.0)
 
   @mock.patch.object(jax.distributed, 'initialize')
   def test_join_waits_for_a_run_with_another_process_of_its_rank(self, meet):
     with socket.create_server(('127.0.0.1', 0)) as coordinator:
       address = '127.0.0.1:{1}'.format(*coordinator.getsockname())
       with self.assertRaisesRegex(Unmendable, 'worker 1 is held by another'):
-        join(address, 0, index=1, workers=2, devices=(), start_s=1.5)
+        _join(address, 0, index=1, workers=2, start_s=1.5)
       meet.assert_not_called()
       ending = threading.Timer(1.0, coordinator.close)
       ending.start()
-      join(address, 0, index=1, workers=2, devices=(), start_s=20.0)
+      _join(address, 0, index=1, workers=2, start_s=20.0)
       self.assertTrue(ending.finished.is_set())
     meet.assert_called_once()
 
