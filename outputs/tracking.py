@@ -46,14 +46,28 @@ _ENVIRONMENT = {
 
 
 def check(uri: str) -> None:
-  """Checks that MLflow is installed, if the run uses it.
+  """Checks the URI, and that MLflow is installed, if the run uses it.
+
+  Config and command line are written to files, logs and MLflow itself, so a
+  password does not belong there.
 
   Args:
     uri: `config.outputs.mlflow`.
 
   Raises:
-    ValueError: If it is not installed.
+    ValueError: If the URI has a password, which the error does not repeat, or
+      if MLflow is not installed.
   """
+  scheme, mark, rest = uri.partition('://')
+  credentials, _, _ = (rest if mark else uri).rpartition('@')
+  expected = (
+    'a URI without a password, which would get into manifest and logs; MLflow '
+    'takes it from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD'
+  )
+  has_password = ':' in credentials
+  require(
+    not has_password, FIELD, expected, f'{scheme}://...' if mark else '...'
+  )
   if uri:
     is_there = importlib.util.find_spec('mlflow') is not None
     install = f'{sys.executable} -m pip install -r requirements-mlflow.txt'

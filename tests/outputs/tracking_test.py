@@ -290,6 +290,50 @@ class CheckTest(absltest.TestCase):
       tracking.check('http://tracking:5000')
 
 
+class PasswordTest(parameterized.TestCase):
+  @parameterized.parameters(
+    'http://user:hidden@tracking:5000',
+    'http://:hidden@tracking',
+    'http://user:hid#d/e?n@hidden@tracking:5000/path',
+    'http://user:hidden://x@tracking',
+    'postgresql+psycopg2://user:hidden@[::1]:5432/runs',
+    'user:hidden@tracking',
+  )
+  def test_a_password_is_refused_before_anything_is_written(self, uri):
+    folder = pathlib.Path(tempfile.mkdtemp()) / 'run'
+    config = vgg16_bsp.get_config()
+    config.outputs.mlflow = uri
+    with self.assertRaisesRegex(
+      ValueError, '^config.outputs.mlflow: .*MLFLOW_TRACKING_PASSWORD'
+    ) as caught:
+      train.build(config, workdir=str(folder))
+    self.assertNotIn('hid', str(caught.exception))
+    self.assertFalse(folder.exists())
+
+  def test_a_sweep_with_a_password_is_refused_before_anything_is_written(self):
+    folder = pathlib.Path(tempfile.mkdtemp()) / 'sweep'
+    uri = '--config.outputs.mlflow=http://user:hidden@tracking'
+    with sweeping.start(sweeping.command(folder, 'seed=0,1', uri)) as sweep:
+      printed, _ = sweep.communicate(timeout=_LIMIT_S)
+    self.assertNotEqual(sweep.returncode, 0)
+    self.assertIn('MLFLOW_TRACKING_PASSWORD', printed)
+    self.assertNotIn('hidden', printed)
+    self.assertFalse(folder.exists())
+
+  @parameterized.parameters(
+    'http://tracking:5000',
+    'http://user@tracking:5000',
+    'http://[::1]:5000/x',
+    'databricks://profile',
+    'sqlite:///runs.db',
+    '/folder/runs',
+    '',
+  )
+  def test_other_uris_are_accepted(self, uri):
+    with mock.patch.object(tracking.importlib.util, 'find_spec'):
+      tracking.check(uri)
+
+
 class ServerTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):
