@@ -4,10 +4,12 @@
 PYTHON ?= python3
 DATA ?= digits
 BIN := .venv/bin
-REQUIREMENTS := $(if $(shell command -v nvidia-smi),requirements.txt,requirements-cpu.txt)
-RUN := .venv/$(REQUIREMENTS:.txt=)
+# Locks have the pins of requirements*.txt, and all that these need, with hashes.
+LOCK := $(if $(shell command -v nvidia-smi),requirements.lock,requirements-cpu.lock)
+RUN := .venv/$(LOCK:.lock=)
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: train demo test slurm gpu compare lint requirements bench peers ray soak docs clean
+.PHONY: train demo test slurm gpu compare lint requirements lock bench peers ray soak docs clean
 
 train: $(RUN)
 	$(BIN)/python main.py --config=configs/vgg16_elastic.py
@@ -36,6 +38,9 @@ lint: .venv/dev
 requirements: .venv/dev
 	$(BIN)/python -m tools.resolve_requirements
 
+lock: .venv/dev
+	$(BIN)/python -m tools.resolve_requirements --lock
+
 bench: $(RUN)
 	$(BIN)/python -m bench
 
@@ -55,26 +60,26 @@ docs: .venv/docs
 clean:
 	rm -rf .venv .venv-peers .venv-ray runs docs/_build docs/api/packages .pytest_cache .ruff_cache .hypothesis
 
-$(RUN): $(REQUIREMENTS) requirements-cpu.txt
+$(RUN): $(LOCK)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one with make PYTHON=...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
+	$(BIN)/python $(PIP_INSTALL) --require-hashes -r $(LOCK)
 	touch $@
 
-.venv/dev: $(RUN) requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+.venv/dev: $(RUN) requirements-dev.lock
+	$(BIN)/python $(PIP_INSTALL) --require-hashes -r requirements-dev.lock
 	touch $@
 
-.venv/docs: $(RUN) requirements-docs.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+.venv/docs: $(RUN) requirements-docs.lock
+	$(BIN)/python $(PIP_INSTALL) --require-hashes -r requirements-docs.lock
 	touch $@
 
 .venv-peers/run: requirements-peers.txt
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-peers.txt
+	.venv-peers/bin/python $(PIP_INSTALL) -r requirements-peers.txt
 	touch $@
 
-.venv-ray/run: $(REQUIREMENTS) requirements-cpu.txt requirements-ray.txt
+.venv-ray/run: $(LOCK) requirements-ray.lock
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS) -r requirements-ray.txt
+	.venv-ray/bin/python $(PIP_INSTALL) --require-hashes -r $(LOCK) -r requirements-ray.lock
 	touch $@

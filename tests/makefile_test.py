@@ -10,7 +10,7 @@ from absl.testing import absltest
 from tests.support import gpus, requires
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_CUDA, _CPU = '-r requirements.txt', '-r requirements-cpu.txt'
+_CUDA, _CPU = '-r requirements.lock', '-r requirements-cpu.lock'
 
 
 class RequirementsTest(absltest.TestCase):
@@ -18,7 +18,7 @@ class RequirementsTest(absltest.TestCase):
     super().setUp()
     requires.program('make')
     self.folder = pathlib.Path(tempfile.mkdtemp())
-    for path in (_ROOT / 'Makefile', *_ROOT.glob('requirements*.txt')):
+    for path in (_ROOT / 'Makefile', *_ROOT.glob('requirements*.lock')):
       shutil.copy(path, self.folder)
 
   def _make(self, host, *words):

@@ -268,7 +268,7 @@ class RayJobTest(absltest.TestCase):
     version = self.job['spec']['rayClusterSpec']['rayVersion']
     self.assertIn(f'ray[default]=={version}\n', pinned)
     text = (_ROOT / 'tools/Dockerfile.ray').read_text()
-    self.assertIn('-r requirements-ray.txt', text)
+    self.assertIn('-r requirements-ray.lock', text)
     users = re.findall(r'^USER (\S+)', text, re.M)
     self.assertEqual(users[-1], '1000:1000')
 
@@ -289,10 +289,10 @@ class DockerfileTest(absltest.TestCase):
     self.assertRegex(base, r':\d+\.\d+\.\d+-')
     users = re.findall(r'^USER (\S+)', text, re.M)
     self.assertNotIn(users[-1].split(':')[0], ('', '0', 'root'))
-    for name in re.findall(r'requirements\S*\.txt', text):
+    for name in re.findall(r'requirements\S*\.lock', text):
       self.assertTrue((_ROOT / name).exists(), name)
     for line in re.findall(r'pip install.*', text):
-      self.assertIn('--no-cache-dir', line)
+      self.assertIn('--no-cache-dir --require-hashes', line)
 
 
 if __name__ == '__main__':
