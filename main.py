@@ -1,8 +1,8 @@
 """Runs one experiment: python main.py --config=configs/vgg16_elastic.py.
 
 Exit codes: 0, the run has finished; 1 and 2, a permanent error; 75, an error
-that may pass, after which the same command resumes the run; 130 and 143, SIGINT
-and SIGTERM.
+that may pass, after which the same command resumes the run; 129, 130 and 143,
+SIGHUP, SIGINT and SIGTERM.
 """
 
 import functools

@@ -9,25 +9,20 @@ due, and it ends at the target or after a signal.
 import contextlib
 import dataclasses
 import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import logging
 
 from cluster.milestones import Milestones, SaveSchedule
 from cluster.process.exits import Exit, Reason, Relinquished, find_reason
+from cluster.process.stops import catch_stop_signals
 from cluster.runtime import Runtime, Saving
 from learning import compilations
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.recorder import Recorder
 from outputs.transient import is_shortage
-
-# Signals that end a run early: SLURM sends the first before it takes a node.
-_STOPS = (signal.SIGTERM, signal.SIGINT)
-# Handlers to leave alone: those that Python cannot restore, and "ignore".
-_UNTOUCHED = (None, signal.SIG_IGN)
 
 
 @dataclasses.dataclass
@@ -48,7 +43,8 @@ class Run:
     called: Whether the run has been called.
     is_successor: Whether it continues the run of another process, without a
       restart.
-    has_sigterm: Returns whether this process got SIGTERM before the run began.
+    was_terminated: Returns whether this process got SIGTERM or SIGHUP before
+      the run began.
   """
 
   name: str
@@ -62,7 +58,7 @@ class Run:
   sizes: Mapping[str, int] | None = None
   called: bool = False
   is_successor: bool = False
-  has_sigterm: Callable[[], bool] = lambda: False
+  was_terminated: Callable[[], bool] = lambda: False
 
   def restore(self) -> None:
     """Restores the newest readable checkpoint, if there is any.
@@ -111,14 +107,15 @@ class Run:
   def __call__(self) -> Mapping[str, Any]:
     """Trains and returns the content of summary.json.
 
-    The summary is written however the run ends, and says how.  After SIGTERM or
-    SIGINT a checkpoint is saved as well; a second signal ends the run at once.
+    The summary is written however the run ends, and says how.  After SIGTERM,
+    SIGHUP or SIGINT a checkpoint is saved as well; a second SIGTERM or SIGINT
+    ends the run at once.
 
     Raises:
       FloatingPointError: If a loss or a parameter is not finite.
-      HandedOver: After SIGTERM, if other processes continue the run.
+      HandedOver: After SIGTERM or SIGHUP, if other processes continue the run.
       RuntimeError: If no event can happen any more, or on a second call.
-      SystemExit: After SIGTERM.
+      SystemExit: After SIGTERM or SIGHUP.
       KeyboardInterrupt: After SIGINT.
     """
     if self.called:
@@ -148,8 +145,8 @@ class Run:
     try:
       self._warm_up()
       warm = compilations.count()
-      with self.console, _stop_signals() as signals:
-        if self.has_sigterm():
+      with self.console, catch_stop_signals(only_first=True) as signals:
+        if self.was_terminated():
           signals.append(signal.SIGTERM)
         self._loop(signals)
         if signals:
@@ -212,7 +209,7 @@ class Run:
     """Returns whether the run is complete, or a signal ends it.
 
     Raises:
-      HandedOver: After SIGTERM, if other processes continue the run.
+      HandedOver: After SIGTERM or SIGHUP, if other processes continue the run.
     """
     if self.milestones.finished:
       return True
@@ -275,27 +272,3 @@ class Run:
   def _examples(self) -> int:
     """Number of examples in applied updates."""
     return self.recorder.accounting.examples
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-  """Yields a list to which the first signal that stops the process is added."""
-  signals: list[int] = []
-  if threading.current_thread() is not threading.main_thread():
-    yield signals  # Only the main thread may handle signals.
-    return
-
-  def stop(number: int, frame: object) -> None:
-    del frame
-    signals.append(number)
-    for each, handler in before.items():
-      signal.signal(each, handler)  # The next one acts as it always did.
-
-  # An ignored signal stays so: processes in the background get no SIGINT.
-  handled = [n for n in _STOPS if signal.getsignal(n) not in _UNTOUCHED]
-  before = {number: signal.signal(number, stop) for number in handled}
-  try:
-    yield signals
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)

@@ -10,6 +10,8 @@ import rich.progress
 import rich.table
 from absl import logging
 
+from outputs import terminal
+
 # Labels and formats of figures of evaluations.
 _FIGURES = {
   'accuracy': ('accuracy', '.2%'),
@@ -56,12 +58,14 @@ class Console:
 
   def __enter__(self) -> 'Console':
     if self._is_drawn:
-      self._bar.start()
+      with terminal.may_be_lost():
+        self._bar.start()
     return self
 
   def __exit__(self, *exception: object) -> None:
     if self._is_drawn:
-      self._bar.stop()
+      with terminal.may_be_lost():
+        self._bar.stop()
 
   def show(self, row: Mapping[str, Any], figures: Mapping[str, float]) -> None:
     """Shows a row of metrics.jsonl, and the figures of the newest evaluation.
@@ -114,7 +118,8 @@ class Console:
     }
     for row in rows.items():
       table.add_row(*row)
-    self._console.print(table)
+    with terminal.may_be_lost():
+      self._console.print(table)
 
 
 def _figure(name: str, value: float | None) -> tuple[str, str]:

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from outputs import terminal
 from sweeps.folder import LOG, SweepFolder
 from sweeps.outcomes import Outcome
 from sweeps.plan import PlannedRun
@@ -78,21 +79,23 @@ class Display:
       past = format_duration(time.monotonic() - self._start_s)
       width = shutil.get_terminal_size().columns - 1
       text = f'{line}, {past}{self._time_left}'[:width]
-      print(_ERASE + text, end='', flush=True)
+      with terminal.may_be_lost():
+        print(_ERASE + text, end='', flush=True)
 
   def print_line(self, text: str) -> None:
     """Prints a line that stays."""
-    print((_ERASE if self._terminal else '') + text, flush=True)
+    with terminal.may_be_lost():
+      print((_ERASE if self._terminal else '') + text, flush=True)
 
   def close(self) -> None:
     """Erases the line of a terminal, and lists the runs that failed."""
-    if self._terminal:
-      print(_ERASE, end='')
+    lines = [_ERASE if self._terminal else '']
     for run, outcome in self.failed:
-      print(f'\n{run.name}: {outcome.status}')
-      for line in outcome.error.splitlines():
-        print(f'  {line}')
-      print(f'  {self._folder.file(run.name, LOG)}')
+      lines.append(f'\n{run.name}: {outcome.status}\n')
+      lines += [f'  {line}\n' for line in outcome.error.splitlines()]
+      lines.append(f'  {self._folder.file(run.name, LOG)}\n')
+    with terminal.may_be_lost():
+      print(''.join(lines), end='', flush=True)
 
   @property
   def _time_left(self) -> str:

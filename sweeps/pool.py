@@ -19,13 +19,13 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any, NamedTuple, Protocol
 
 from cluster.process import devices
+from cluster.process.stops import catch_stop_signals
 from configs.checks import require
 from sweeps import child
 from sweeps.folder import SweepFolder
 from sweeps.outcomes import Outcome
 from sweeps.plan import PlannedRun, ResolvedConfig
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PRELOADED = (
   *('sweeps.server', 'sweeps.checking', 'cluster.virtual.site'),
   *('learning.tasks', 'orbax.checkpoint', 'tensorboardX'),
@@ -160,7 +160,8 @@ def execute(
 ) -> int:
   """Trains runs, and returns the signal that stopped them, or 0.
 
-  After a signal the runs save checkpoints and end; a second signal kills them.
+  After a signal the runs save checkpoints and end; a second one other than
+  SIGHUP kills them.
 
   Args:
     runs: Runs without a final outcome, in their order.
@@ -171,7 +172,10 @@ def execute(
   waiting, free = deque(runs), list(slots)
   children: dict[Any, _Child] = {}
   handled, limit_s = 0, float('inf')
-  with catch_stop_signals() as signals, _kill_at_exit(children):
+  with (
+    catch_stop_signals(only_first=False) as signals,
+    _kill_at_exit(children),
+  ):
     while children or (waiting and not signals):
       while waiting and free and not signals:
         new = _start(waiting.popleft(), folder, free.pop(0))
@@ -248,22 +252,6 @@ def _resolve(line: tuple[str, ...]) -> ResolvedConfig:
   from sweeps import checking
 
   return checking.resolve(line)
-
-
-@contextmanager
-def catch_stop_signals() -> Iterator[list[int]]:
-  """Yields a list to which signals that stop the sweep are appended."""
-  received: list[int] = []
-  before = {
-    number: signal.signal(number, lambda number, _: received.append(number))
-    for number in _STOPS
-    if signal.getsignal(number) not in (None, signal.SIG_IGN)
-  }
-  try:
-    yield received
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
 
 
 def _gpus(uses_model: bool) -> list[str]:

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.process import devices, ray_cluster
+from cluster.process.stops import catch_stop_signals
 from configs.checks import require
 from sweeps import child
 from sweeps.folder import SweepFolder
 from sweeps.plan import PlannedRun
-from sweeps.pool import GRACE_S, Observer, catch_stop_signals
+from sweeps.pool import GRACE_S, Observer
 
 _FLAG = '--submit=ray'
 _POLL_S = 0.5
@@ -78,7 +79,7 @@ def execute(
   began, has_warned = time.monotonic(), False
   handled, limit_s = 0, float('inf')
   try:
-    with shared, catch_stop_signals() as signals:
+    with shared, catch_stop_signals(only_first=False) as signals:
       while tasks or (waiting and not signals):
         while waiting and not signals and (not jobs or len(tasks) < jobs):
           run = waiting.popleft()

@@ -10,8 +10,10 @@ from absl import logging
 from cluster.islands.meeting import Follower, end_lost
 from cluster.network import messages
 from cluster.network.errors import TransportError
+from cluster.process import stops
 from cluster.process.exits import Exit, Reason, end
 from learning.island import IslandPushes
+from outputs import terminal
 
 
 class FollowerSite:
@@ -33,7 +35,7 @@ class FollowerSite:
   def __call__(self) -> None:
     """Computes until the leader ends, and ends the process with its code.
 
-    SIGTERM is for the leader: this process ends with it.
+    SIGTERM and SIGHUP are for the leader: this process ends with it.
 
     Raises:
       Exit: With the leader's code, if that is not 0.
@@ -41,7 +43,7 @@ class FollowerSite:
     if self._follower is None or self._pushes is None:
       logging.info('The run has finished before.')
       return
-    signal.signal(signal.SIGTERM, self._ignore)
+    stops.handle_termination(self._ignore)
     message = self._follow(self._follower, self._pushes)
     logging.info('The leader has ended with code %d.', message.code)
     if message.at_once:  # It does not leave jax.distributed with this process.
@@ -92,7 +94,10 @@ class FollowerSite:
         )
 
   def _ignore(self, number: int, frame: object) -> None:
-    """Leaves SIGTERM to the leader, once; the next one ends the process."""
+    """Leaves a signal to the leader, once; the next one ends the process."""
     del frame
-    logging.info('SIGTERM: the leader of the island ends this process.')
-    signal.signal(number, signal.SIG_DFL)
+    terminal.drop_if_lost()
+    name = signal.Signals(number).name
+    logging.info('%s: the leader of the island ends this process.', name)
+    if number != signal.SIGHUP:  # A terminal that closes may repeat it.
+      signal.signal(number, signal.SIG_DFL)

@@ -32,6 +32,7 @@ from cluster.network.heartbeat import BEATS
 from cluster.process.deadlines import Deadlines, ReceivedProgress
 from cluster.process.exits import HandedOver, Unmendable
 from cluster.process.monitoring import Monitor, Status
+from cluster.process.stops import TERMINATING
 from outputs.files import describe_kinds
 
 _LOG_INTERVAL_S = 10.0  # Between two lines on missing processes.
@@ -148,9 +149,9 @@ class EventLoop:
   def is_ended_by(self, number: int) -> bool:
     """Returns whether a signal ends the run, or hands it over.
 
-    SIGTERM to this process alone hands the run over to another one.  The run
-    ends if other workers have got the signal, too, within `DRAIN_S`, or if no
-    other process can continue.
+    SIGTERM or SIGHUP to this process alone hands the run over to another one.
+    The run ends if other workers have got the signal, too, within `DRAIN_S`, or
+    if no other process can continue.
 
     Args:
       number: Number of the signal.
@@ -160,12 +161,13 @@ class EventLoop:
     """
     if not self._has_handed_over:
       is_last = not self.has_successor
-      self._is_ending |= number != signal.SIGTERM or is_last
+      self._is_ending |= number not in TERMINATING or is_last
       self._is_ending |= bool(self._drain_at)
       if self._is_ending:
         return True
       if self._leaves_at is None:
-        logging.info('SIGTERM: this process leaves, unless the run ends.')
+        name = signal.Signals(number).name
+        logging.info('%s: this process leaves, unless the run ends.', name)
         self._leaves_at = time.monotonic() + DRAIN_S
       if time.monotonic() >= self._leaves_at:
         self._hand_over()

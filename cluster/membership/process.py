@@ -20,12 +20,13 @@ from cluster.network import sockets
 from cluster.network.handshake import Security
 from cluster.network.messages import Versions
 from cluster.network.port import Port
-from cluster.process import roles, stacks
+from cluster.process import roles, stacks, stops
 from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import STOPPED, Exit, Reason
 from cluster.runtime import Parts
 from configs.checks import require
 from learning.learning import Evaluation
+from outputs import terminal
 from outputs.manifests import fingerprint
 
 _SAME_S = 1.0  # A signal that is repeated within this time is ignored.
@@ -194,7 +195,7 @@ class RealSite:
     if self.meeting.finished:
       logging.info('The run has finished before.')
       return
-    self._defer_sigterm()
+    self._defer_termination()
     if not self._take_part():
       raise Exit(STOPPED, Reason.STOPPED, 'The coordinator has ended the run.')
 
@@ -215,7 +216,7 @@ class RealSite:
     if inheritance is None:
       raise RuntimeError('Expected to be elected.')
     run = self.make_run()
-    run.has_sigterm = self._draining.is_set
+    run.was_terminated = self._draining.is_set
     publish = run.succeed(
       inheritance.state, inheritance.age_s, self.parts.manifest
     )
@@ -227,29 +228,30 @@ class RealSite:
     """True if the run continues when this process leaves it."""
     raise NotImplementedError
 
-  def _defer_sigterm(self) -> None:
-    """Handles SIGTERM from now on; only main threads can."""
-    signal.signal(signal.SIGTERM, self._handle_sigterm)
+  def _defer_termination(self) -> None:
+    """Handles SIGTERM and SIGHUP from now on; only main threads can."""
+    stops.handle_termination(self._handle_termination)
 
-  def _handle_sigterm(self, number: int, frame: object) -> None:
-    """Lets the coordinator decide at the first SIGTERM; the next one ends it.
+  def _handle_termination(self, number: int, frame: object) -> None:
+    """Lets the coordinator decide at the first signal; the next one ends it.
 
     If a scheduler sends it to all processes, the coordinator saves a checkpoint
     and then ends the others.  If not, this one leaves, if the others can
     continue.  Its launcher may send the signal as well as the scheduler.
     """
     del frame
-    now = time.monotonic()
+    terminal.drop_if_lost()
+    name, now = signal.Signals(number).name, time.monotonic()
     if now - self._terminated_at > _SAME_S:
       signal.signal(number, signal.SIG_DFL)
       os.kill(os.getpid(), number)
     elif self._terminated_at == math.inf:
       self._terminated_at = now
       if self.can_drain:
-        logging.info('SIGTERM: this worker leaves, unless the run ends.')
+        logging.info('%s: this worker leaves, unless the run ends.', name)
         self._draining.set()
       else:
-        logging.info('SIGTERM: it is for the coordinator to end the run.')
+        logging.info('%s: it is for the coordinator to end the run.', name)
 
   @property
   def is_coordinator(self) -> bool:

@@ -23,7 +23,7 @@ from data import synthetic
 from models import mlp, task
 from outputs import checkpoints
 from sync import asp, bsp
-from tests.support import small, stopping
+from tests.support import small, stopping, terminals
 
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
 
@@ -74,9 +74,12 @@ class ResumeTest(parameterized.TestCase):
         self._check(stopping.results(run), expected)
 
   @parameterized.parameters(
-    (signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)
+    (signal.SIGTERM, SystemExit),
+    (signal.SIGHUP, SystemExit),
+    (signal.SIGINT, KeyboardInterrupt),
   )
   def test_a_signal_stops_a_run_after_a_checkpoint(self, number, raised):
+    self.addCleanup(signal.signal, number, signal.getsignal(number))
     run = small.build(stopping.eventful('asp'))
     step = run.runtime.step
     with (
@@ -91,6 +94,17 @@ class ResumeTest(parameterized.TestCase):
     run = train.build(stopping.eventful('asp'), workdir=str(run.files.workdir))
     run()
     self._check(stopping.results(run), stopping.straight('asp')[0])
+
+  def test_an_ignored_hangup_stops_no_run(self):
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    self.addCleanup(signal.signal, signal.SIGHUP, before)
+    run = small.build(stopping.eventful('asp'))
+    step = run.runtime.step
+    with mock.patch.object(
+      run.runtime, 'step', lambda: (step(), signal.raise_signal(signal.SIGHUP))
+    ):
+      self.assertEqual(run()['ended'], 'finished')
 
   def test_batches_and_predictions_are_restored(self):
     self._check_balanced('bsp', 'narx')
@@ -305,6 +319,29 @@ class ProcessTest(parameterized.TestCase):
       stderr=subprocess.PIPE,
       text=True,
     )
+
+  def test_a_run_whose_terminal_closes_saves_a_checkpoint(self):
+    words = (sys.executable, 'main.py', f'--config={self.folder}/config.py')
+    with terminals.start(
+      [*words, f'--workdir={self.folder}/run'],
+      cwd=_ROOT,
+      env=os.environ | {'PYTHONPATH': str(_ROOT)},
+    ) as terminal:
+      deadline = time.monotonic() + 60
+      while not self._newest_checkpoint() and terminal.process.poll() is None:
+        terminal.read()
+        self.assertLess(time.monotonic(), deadline)
+        time.sleep(0.01)
+      saved = self._newest_checkpoint()
+      terminal.close()
+      time.sleep(0.01)  # The kernel has sent SIGHUP; a shell repeats it.
+      terminal.process.send_signal(signal.SIGHUP)
+      self.assertEqual(terminal.process.wait(60), 128 + signal.SIGHUP)
+    self.assertGreater(self._newest_checkpoint(), saved)
+    summary = json.loads((self.folder / 'run/summary.json').read_text())
+    self.assertEqual(summary['ended'], 'interrupted')
+    (record,) = (self.folder / 'run/exits').iterdir()
+    self.assertEqual(json.loads(record.read_text())['code'], 129)
 
   def _stop(self, number):
     """Stops the run once it has saved; returns its exit code and log."""

@@ -43,7 +43,7 @@ def run(
     for index, each in enumerate(configs)
   ]
   # Only main threads can handle signals.
-  with mock.patch.object(process.RealSite, '_defer_sigterm'):
+  with mock.patch.object(process.RealSite, '_defer_termination'):
     threads = [threading.Thread(target=part) for part in parts[1:]]
     for thread in threads:
       thread.start()

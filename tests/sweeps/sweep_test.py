@@ -19,9 +19,10 @@ from pyarrow import parquet
 
 import train
 from configs import cells
+from outputs import checkpoints
 from sweeps import child as child_process
 from sweeps import folder, outcomes, plan, results, submit
-from tests.support import gpus, locks, requires, small, sweeping
+from tests.support import gpus, locks, requires, small, sweeping, terminals
 from tools.pages import sources
 
 # The last runs fail: no worker is left.
@@ -83,6 +84,26 @@ class SweepTest(absltest.TestCase):
     self._check_failure(done, out)
     self._check_results(out)
     _same_bits(self, out / max(ended))
+
+  def test_a_sweep_whose_terminal_closes_stops_its_runs_with_checkpoints(self):
+    out = pathlib.Path(tempfile.mkdtemp()) / 'out'
+    words = sweeping.command(out, 'seed=0,1', '--jobs=2', '--config.epochs=900')
+    with terminals.start(words, cwd=sweeping.ROOT) as terminal:
+      sweeping.wait_for(
+        lambda: terminal.read() is not None and len(self._trains(out)) == 2
+      )
+      terminal.close()
+      time.sleep(0.01)  # The kernel has sent SIGHUP; a shell repeats it.
+      terminal.process.send_signal(signal.SIGHUP)
+      self.assertEqual(terminal.process.wait(60), 128 + signal.SIGHUP)
+    self.assertEmpty(sweeping.processes_of(out))
+    for run in (path.parent for path in out.glob('*/log.txt')):
+      self.assertEqual(outcomes.read_summary(run)['ended'], 'interrupted')
+      self.assertNotEmpty(checkpoints.steps(run / 'checkpoints'))
+
+  def _trains(self, out):
+    """Returns the runs that have begun to train."""
+    return [*out.glob('*/metrics.jsonl')]
 
   def _stops(self, processes, but):
     """Stops processes but one; returns whether there were any."""
