@@ -267,10 +267,13 @@ class SlurmTest(_Case):
     path = self.folder / f'syncopate-{job}.log'
     return path.read_text() if path.exists() else ''
 
-  def _finish(self, job, *, workers=4, nodes=2, restarts=0):
-    """Waits for a job, checks its run; returns the folder of the run."""
+  def _wait_for_end(self, job):
     left = re.compile('JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING) ')
     self._until(lambda: not left.search(self._show(job)), job)
+
+  def _finish(self, job, *, workers=4, nodes=2, restarts=0):
+    """Waits for a job, checks its run; returns the folder of the run."""
+    self._wait_for_end(job)
     log, shown = self._log(job), self._show(job)
     self.assertIn('JobState=COMPLETED', shown, log + self.slurm.logs())
     self.assertIn(f'NumNodes={nodes} ', shown)
@@ -295,6 +298,26 @@ class SlurmTest(_Case):
     run = self._finish(self._submit(command))
     self.assertStartsWith(self._address(run), '10.213.0.1:')
     self.assertEqual(self._hosts(run), {'host0': 2, 'host1': 2})
+
+  @parameterized.parameters('--export=INTERFACE=eth0', '--export=NONE')
+  def test_sbatch_with_a_list_of_variables(self, export):
+    command = _block('sbatch --ntasks=4 tools/slurm.sbatch --config=')
+    self._finish(self._submit(command, export))
+
+  def test_sbatch_with_nodes_and_tasks_of_each(self):
+    command = _block('sbatch --ntasks=4 tools/slurm.sbatch --config=')
+    command = command.replace('--ntasks=4', '--nodes=2 --ntasks-per-node=1')
+    run = self._finish(self._submit(command), workers=2)
+    self.assertEqual(self._hosts(run), {'host0': 1, 'host1': 1})
+
+  def test_a_job_whose_tasks_cannot_start_fails_at_once(self):
+    command = _block('sbatch --ntasks=4 tools/slurm.sbatch --config=')
+    job = self._submit(command, SLURM_MPI_TYPE='missing')
+    self._wait_for_end(job)
+    shown = self._show(job)
+    self.assertIn('JobState=FAILED', shown)
+    self.assertIn('Restarts=0 ', shown)
+    self.assertIn('No task has started', self._log(job))
 
   def test_sbatch_on_gpus_over_a_network_without_host_names(self):
     command = _block('sbatch --ntasks=4 --gpus-per-task=1')

@@ -32,7 +32,12 @@ argv = sys.argv[1:]
 options = [word for word in argv if word.startswith('--')]
 while argv[0].startswith('--'):
   argv.pop(0)
-count = int(os.environ['SLURM_NTASKS'])
+(count,) = [int(word[9:]) for word in options if word.startswith('--ntasks=')]
+if os.environ.get('REFUSED'):
+  sys.exit('srun: error: Unable to create step')
+if 'NOTED' in os.environ:
+  path = pathlib.Path(os.environ['codes'], '7')
+  path.write_text(os.environ['NOTED'])
 own = dict(os.environ, SLURM_STEP_NUM_TASKS=str(count), SLURM_STEP_ID='0')
 assert '--kill-on-bad-exit=1' in options, options
 tasks = [
@@ -181,10 +186,12 @@ class SlurmTest(parameterized.TestCase):
     self.assertContainsSubset(
       {'requeue': '', 'open-mode': 'append', 'signal': 'B:TERM@120'}, options
     )
-    self.assertEqual(options['ntasks'], '4')
-    # Partitions without GPUs, or with fewer nodes, would refuse the job.
+    # Partitions without GPUs, or with fewer nodes, would refuse the job, and so
+    # would SLURM if --nodes and --ntasks-per-node give other numbers.
     asked = [
-      option for option in options if 'gpu' in option or option == 'nodes'
+      option
+      for option in options
+      if 'gpu' in option or option in ('nodes', 'ntasks')
     ]
     self.assertEmpty(asked)
     self.assertIn('%j', options['output'])
@@ -203,6 +210,34 @@ class SlurmTest(parameterized.TestCase):
       self.assertEqual(flags['workdir'], f'{self.folder}/runs/slurm-77')
     self.assertEqual(rank, 2)
     self.assertEmpty(self._requeued())
+
+  @parameterized.parameters(({}, 2), ({'SLURM_NTASKS_PER_NODE': '2'}, 4))
+  def test_without_a_number_of_tasks_nodes_have_theirs(self, environ, tasks):
+    own = {'SLURM_NTASKS': '', 'SLURM_JOB_NUM_NODES': '2'}
+    code, errors = self._run(**own | environ)
+    self.assertEqual((code, errors), (0, ''))
+    self.assertLen(self._tasks(), tasks)
+
+  def test_a_start_without_a_task_is_final(self):
+    code, errors = self._run(REFUSED='1')
+    self.assertEqual(code, 1)
+    self.assertIn('Unable to create step', errors)
+    self.assertIn('No task has started', errors)
+    self.assertEmpty(self._requeued())
+
+  @parameterized.parameters(
+    'codes[$(touch ran)]', 'a[$(touch ran)0]', '0x8f', '-1'
+  )
+  def test_text_in_the_place_of_a_code_is_refused_and_not_run(self, text):
+    """Bash's arithmetic runs the commands in an index."""
+    code, errors = self._run(NOTED=text)
+    self.assertEqual(code, 1, errors)
+    self.assertIn('Task 7: expected its exit code', errors)
+    self.assertFalse((self.folder / 'ran').exists())
+
+  def test_a_code_with_leading_zeros_is_decimal(self):
+    code, errors = self._run(NOTED='009')
+    self.assertEqual(code, 9, errors)
 
   def test_dedicated_servers_are_the_last_tasks(self):
     code, errors = self._run(SERVERS='2', DEDICATED='True', SLURM_NTASKS='5')
