@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import logging
 
-from outputs import atomic, formats, manifests, tracking
+from outputs import atomic, formats, inputs, manifests, tracking
 from outputs.manifests import LOCAL, fingerprint
 from outputs.transient import LIVE_S, FolderLock, start_limit_s
 
@@ -146,19 +146,15 @@ class RunFiles:
     path = self.workdir / 'manifest.json'
     if not path.exists():
       self._check_free()
-      self._open(manifest, [], manifest)
+      self._open(manifest, [], manifest, [])
       return
     before = atomic.read_object(path)
     if before is None:
       self._check_known(run, fingerprint(manifest))
-      self._open(manifest, [], manifest)
+      self._open(manifest, [], manifest, [])
       return
     formats.check_run_folder(before, f'workdir: {self.workdir}')
-    differing = [
-      (field, line)
-      for part in ('config', 'own')
-      for field, line in _differences(before[part], manifest[part], part)
-    ]
+    differing = _all_differences(before, manifest)
     if before['config']['epochs'] < manifest['config']['epochs']:
       differing = [each for each in differing if each[0] != 'config.epochs']
       self._check_extension(before['config'])
@@ -168,6 +164,7 @@ class RunFiles:
     for field, line in differing:
       if field in free:
         logging.warning('The run continues with another %s', line)
+    changed = [field for field, _ in differing if field in free]
     refused = [line for field, line in differing if field not in free]
     if refused:
       raise ValueError(
@@ -205,7 +202,7 @@ class RunFiles:
       (self.workdir / 'summary.json').unlink(missing_ok=True)
       before = {**before, 'config': {**before['config'], 'epochs': epochs}}
       _write(path, before)
-    self._open(before, earlier, manifest)
+    self._open(before, earlier, manifest, changed)
 
   def _check_extension(self, config: Mapping[str, Any]) -> None:
     """Checks that a run of a recorded config can get more epochs.
@@ -233,6 +230,7 @@ class RunFiles:
     known: Mapping[str, Any],
     earlier: Sequence[Mapping[str, Any]],
     manifest: Mapping[str, Any],
+    changed: Sequence[str],
   ) -> None:
     """Writes the manifest of a new folder; prepares the entry of this start.
 
@@ -240,10 +238,16 @@ class RunFiles:
       known: Manifest that the folder has, or is to have.
       earlier: Starts of the run so far.
       manifest: Manifest of this start.
+      changed: Fields of its config that differ from those of the folder.
     """
     if not earlier:
       _write(self.workdir / 'manifest.json', known)
     self._start = manifests.start_of(manifest)
+    self._start['changed'] = {
+      field: manifests.read_field(manifest, field)
+      for field in changed
+      if field not in LOCAL
+    }
     self._manifest = {**known, 'starts': [*earlier, self._start]}
 
   def record_workers(self, workers: Mapping[int, Sequence[str]]) -> None:
@@ -634,13 +638,33 @@ def describe_kinds(kinds: Sequence[str]) -> str:
   return ', '.join(each) or 'no device'
 
 
+def _all_differences(
+  before: Mapping[str, Any], now: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+  """Returns the parts of a run's identity that differ, each with a message.
+
+  Args:
+    before: Manifest of the folder.
+    now: Manifest of this run.
+  """
+  read = before.get('files', {}), now['files']  # Earlier versions had none.
+  moved = inputs.identified_fields(read[0]) & inputs.identified_fields(read[1])
+  differing = [
+    (field, line)
+    for part in ('config', 'own', 'random')
+    for field, line in _differences(before.get(part, {}), now[part], part)
+    if field not in moved
+  ]
+  return differing + inputs.find_changes(*read)
+
+
 def _differences(before: Any, now: Any, path: str) -> list[tuple[str, str]]:
   """Returns the fields that differ, each with a message."""
   if path in ('config.checkpoint', tracking.FIELD):
     return []  # They change no result.
   if not (isinstance(before, dict) and isinstance(now, dict)):
     line = f'{path}: expected {before!r}, got {now!r}.'
-    if before is None and path.startswith('config.'):
+    if before is None and not path.startswith('own.'):
       line = f'{path}: younger than the run, which has none; got {now!r}.'
     return [] if before == now else [(path, line)]
   return [

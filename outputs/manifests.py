@@ -18,9 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from data import embedded
 from learning import compilations
-from outputs import formats
+from outputs import formats, inputs
 
 # Fields of a config that may differ between the hosts of a run.
 LOCAL = (
@@ -36,6 +35,8 @@ START = (
   *('host', 'python', 'versions', 'devices', 'cores', 'xla_flags'),
   *('numerics', 'git_revision'),
 )
+# Settings of JAX on which its random numbers depend.
+_RANDOM = ('jax_default_prng_impl', 'jax_threefry_partitionable')
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
 
 
@@ -86,24 +87,19 @@ def described(
   config: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Returns the part of a manifest that identifies a run: see `manifest`."""
-  prints = {k: v if v is None else _fingerprint(v) for k, v in own.items()}
-  if _is_embedded(config):
-    prints['text'] = embedded.sha256()
-  return {'config': _jsonable(config), 'own': prints}
-
-
-def _is_embedded(config: Mapping[str, Any]) -> bool:
-  """Returns whether a run reads the text that comes with Python."""
-  data = config['data']
-  read = config['model']['name'] != 'none' and data['name'] == 'text'
-  return read and not data['text']['file']
+  return {
+    'config': _jsonable(config),
+    'own': {k: v if v is None else _fingerprint(v) for k, v in own.items()},
+    'files': inputs.digests(config),
+    'random': {name: getattr(jax.config, name) for name in _RANDOM},
+  }
 
 
 def fingerprint(described: Mapping[str, Any]) -> str:
   """Returns a short text that identifies a run.
 
-  Fields that may differ between hosts, and the frequency of checkpoints, have
-  no influence.
+  Fields that may differ between hosts, the frequency of checkpoints, and paths
+  of files that the run reads have no influence; the content of the files has.
 
   Args:
     described: Result of `described`, or a manifest.
@@ -113,8 +109,28 @@ def fingerprint(described: Mapping[str, Any]) -> str:
   for field in LOCAL:
     section, name = _section(parts, field)
     section.pop(name, None)  # Runs of earlier versions lack it.
-  parts['own'] = described['own']
+  for field in inputs.identified_fields(described['files']):
+    section, name = _section(parts, field)
+    del section[name]
+  files = described['files'].items()
+  parts |= {
+    'own': described['own'],
+    'files': {field: file['digest'] for field, file in files},
+    'random': described['random'],
+  }
   return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
+
+
+def read_field(manifest: Mapping[str, Any], field: str) -> Any:
+  """Returns the value of a field, such as 'config.cluster.workers'."""
+  section, name = _section(manifest, field)
+  return section[name]
+
+
+def write_field(manifest: dict[str, Any], field: str, value: Any) -> None:
+  """Sets the value of a field, such as 'config.cluster.workers'."""
+  section, name = _section(manifest, field)
+  section[name] = value
 
 
 def _section(parts: Any, field: str) -> tuple[Any, str]:

@@ -31,9 +31,11 @@ def resolve(arguments: tuple[str, ...]) -> plan.ResolvedConfig:
   except ValueError as error:
     description = ' '.join(arguments[1:])
     raise ValueError(f'{error}  (of the run {description})') from error
+  described = manifests.described(resolved, _REPLACED)
   return plan.ResolvedConfig(
     fields=dict(_leaves(resolved)),
-    identity=manifests.fingerprint(manifests.described(resolved, _REPLACED)),
+    identity=manifests.fingerprint(described),
+    files=described['files'],
   )
 
 

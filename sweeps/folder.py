@@ -4,7 +4,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -52,6 +52,7 @@ class SweepFolder:
     names = self._read_names(runs)
     if names is None:
       return list(runs)
+    self._check_files(runs)
     omitted = names.keys() - {run.resolved.identity for run in runs}
     examples = sorted(names[identity] for identity in omitted)[:3]
     require(
@@ -73,6 +74,23 @@ class SweepFolder:
       run._replace(name=names.get(run.resolved.identity, run.name))
       for run in runs
     ]
+
+  def _check_files(self, runs: Sequence[PlannedRun]) -> None:
+    """Checks that runs read files with the content that the sweep's runs read.
+
+    Raises:
+      ValueError: If a file has another content; names the field.
+    """
+    before = self._read_digests()
+    for field, path, digest in _files_of(runs):
+      expected = f'{path} as the runs of the sweep in {self.out} have read it'
+      same = before.get(path, digest) == digest
+      require(same, field, expected, 'a file of another content')
+
+  def _read_digests(self) -> dict[str, Any]:
+    """Returns the digests of files that runs of the sweep read, by path."""
+    sweep = atomic.read_object(self._path / _SWEEP) or {}
+    return dict(sweep.get('files', {}))
 
   def read_run_names(self) -> list[str]:
     """Returns the names of all runs that sweep.json lists.
@@ -144,7 +162,13 @@ class SweepFolder:
     runs = self.check(runs)
     names = dict(self._read_names(runs) or {})
     names |= {run.resolved.identity: run.name for run in runs}
-    sweep = {'format': _FORMAT, 'command': sys.argv, 'runs': names}
+    files = {path: digest for _, path, digest in _files_of(runs)}
+    sweep = {
+      'format': _FORMAT,
+      'command': sys.argv,
+      'runs': names,
+      'files': self._read_digests() | files,
+    }
     atomic.write(self._path / _SWEEP, json.dumps(sweep, indent=2) + '\n')
     return runs
 
@@ -199,3 +223,12 @@ class SweepFolder:
     """Returns the size of a run's log, bytes."""
     path = self.file(name, LOG)
     return path.stat().st_size if path.exists() else 0
+
+
+def _files_of(
+  runs: Sequence[PlannedRun],
+) -> Iterator[tuple[str, str, str | None]]:
+  """Yields field, path and digest of each file that runs read."""
+  for run in runs:
+    for field, file in run.resolved.files.items():
+      yield field, file['path'], file['digest']

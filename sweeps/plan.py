@@ -36,10 +36,13 @@ class ResolvedConfig(NamedTuple):
   Attributes:
     fields: Values of all fields, by dotted name.
     identity: Fingerprint that no other run of the plan has.
+    files: Path and digest of each file that the run reads, by field: see
+      `outputs.inputs.digests`.
   """
 
   fields: Mapping[str, Any]
   identity: str
+  files: Mapping[str, Mapping[str, Any]]
 
 
 class PlannedRun(NamedTuple):

@@ -1,10 +1,8 @@
 """Tests of run folders: fingerprints, damaged manifests, locks, formats."""
 
-import hashlib
 import json
 import pathlib
 import tempfile
-from pydoc_data.topics import topics
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -42,20 +40,6 @@ class FingerprintTest(parameterized.TestCase):
   )
   def test_other_fields_change_it(self, **changed):
     self.assertNotEqual(_fingerprint(**changed), _fingerprint())
-
-
-class TextTest(absltest.TestCase):
-  def _own(self, **changed):
-    config = small.config(**changed).to_dict()
-    return manifests.manifest(config, {})['own']
-
-  def test_the_text_that_comes_with_python_is_identified_by_its_hash(self):
-    joined = ''.join(f'\0{topic}' for topic in topics.values()).encode()
-    changed = {'data__name': 'text', 'model__name': 'transformer'}
-    own = self._own(**changed)
-    self.assertEqual(own, {'text': hashlib.sha256(joined).hexdigest()})
-    self.assertEqual(self._own(data__text__file='a.txt', **changed), {})
-    self.assertEqual(self._own(data__name='text', model__name='none'), {})
 
 
 class BoardTest(absltest.TestCase):

@@ -216,7 +216,7 @@ class InterruptedWriteTest(absltest.TestCase):
   def test_a_sweep_that_lacks_runs_of_the_folder_is_still_refused(self):
     out = pathlib.Path(tempfile.mkdtemp())
     runs = [
-      plan.PlannedRun(f'seed{n}-{n}', (), plan.ResolvedConfig({}, str(n)))
+      plan.PlannedRun(f'seed{n}-{n}', (), plan.ResolvedConfig({}, str(n), {}))
       for n in range(2)
     ]
     folder.SweepFolder(str(out)).claim(runs)
@@ -329,7 +329,7 @@ class ResultsTest(absltest.TestCase):
         f'run{n}',
         (),
         plan.ResolvedConfig(
-          {'data.dir': text, 'scale': -0.5 * n, 'n': n}, str(n)
+          {'data.dir': text, 'scale': -0.5 * n, 'n': n}, str(n), {}
         ),
       )
       for n, text in enumerate(texts)
@@ -379,7 +379,9 @@ def _is_number(text):
 class FolderTest(absltest.TestCase):
   def _runs(self, *names):
     return [
-      plan.PlannedRun(name, ('--config=x.py',), plan.ResolvedConfig({}, name))
+      plan.PlannedRun(
+        name, ('--config=x.py',), plan.ResolvedConfig({}, name, {})
+      )
       for name in names
     ]
 
@@ -400,7 +402,7 @@ class FolderTest(absltest.TestCase):
     self.assertEqual(second.claim(self._runs('b', 'c')), self._runs('b', 'c'))
     self.assertEqual(second.read_run_names(), ['a', 'b', 'c'])
     (other,) = self._runs('a')
-    changed = other._replace(resolved=plan.ResolvedConfig({}, 'd'))
+    changed = other._replace(resolved=plan.ResolvedConfig({}, 'd', {}))
     with self.assertRaisesRegex(ValueError, 'run of this config in .*/a'):
       second.check([changed])
 

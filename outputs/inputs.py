@@ -1,0 +1,228 @@
+"""Files that a run reads.  Their content, not their path, identifies the run.
+
+`_INPUTS` declares all fields of a config that name such files; credentials, of
+which no result depends, are none.
+"""
+
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import xxhash
+
+from data import embedded
+
+_CHUNK = 1 << 20  # Bytes that are read at once.
+_DIRECTORY = 'data.dir'  # Folder of the data files.
+
+
+def digests(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """Returns path and digest of each file or folder that a run reads.
+
+  Files are read once, in one pass; XXH3 takes 0.1 to 0.2 s per GB beside the
+  time of the disk.  Of photographs, which stay on disk, names and sizes count.
+
+  Args:
+    config: Checked config, as a dictionary.
+
+  Returns:
+    A dictionary with `path` and `digest`, hexadecimal, by path of the field,
+    such as 'config.data.text.file'.  The digest is None if the file is not on
+    this host.  Fields without a file are left out.
+
+  Raises:
+    OSError: If a file cannot be read.
+  """
+  found = {}
+  for field, digest in _INPUTS.items():
+    value = _read_used(config, field)
+    if value is not None and (each := digest(config, value)):
+      found[f'config.{field}'] = {'path': each[0], 'digest': each[1]}
+  return found
+
+
+def identified_fields(files: Mapping[str, Mapping[str, Any]]) -> set[str]:
+  """Returns the fields whose files are identified by their content.
+
+  Their values may change: files may move.
+
+  Args:
+    files: Result of `digests`.
+  """
+  fields = {field for field, file in files.items() if file['digest']}
+  if any(field.startswith('config.data.') for field in fields):
+    fields.add(f'config.{_DIRECTORY}')
+  return fields
+
+
+def find_changes(
+  before: Mapping[str, Mapping[str, Any]],
+  now: Mapping[str, Mapping[str, Any]],
+) -> list[tuple[str, str]]:
+  """Returns the fields whose files have another content, with messages.
+
+  Args:
+    before: Result of `digests` when the run began.
+    now: Result of `digests` now.
+  """
+  found = []
+  for field in sorted(before.keys() & now.keys()):
+    old, new = before[field], now[field]
+    if old['digest'] != new['digest']:
+      line = (
+        f'{field}: expected the content that {old["path"] or "the text"} had '
+        f'when the run began, of digest {old["digest"]}, got '
+        f'{new["path"] or "the text"} of digest {new["digest"]}.'
+      )
+      found.append((field, line))
+  return found
+
+
+def _read_used(config: Mapping[str, Any], field: str) -> str | None:
+  """Returns the value of a field; None if the run does not use it."""
+  is_virtual = config['cluster']['runtime'] == 'virtual'
+  if field.startswith('data.') and config['model']['name'] == 'none':
+    return None
+  if field == 'cluster.links' and not is_virtual:
+    return None
+  is_timed = is_virtual or config['cluster']['speed']['injected']
+  if field.startswith('cluster.speed.') and not is_timed:
+    return None
+  *sections, name = field.split('.')
+  section: Mapping[str, Any] = config
+  for each in sections:
+    if section.get('name', each) != each:  # Another part is chosen.
+      return None
+    section = section[each]
+  return str(section[name])
+
+
+# Path and digest; the digest is None if there is no such file here.
+_Found = tuple[str, str | None]
+
+
+def _digest_list(config: Mapping[str, Any], value: str) -> _Found | None:
+  """Digests files whose paths are separated by commas."""
+  del config
+  paths = [each for each in value.split(',') if each]
+  found = [_digest_file(pathlib.Path(each)) for each in paths]
+  if not found:
+    return None
+  known = [each for each in found if each is not None]
+  return value, ','.join(known) if len(known) == len(found) else None
+
+
+def _digest_path(config: Mapping[str, Any], value: str) -> _Found:
+  """Digests one file."""
+  del config
+  return value, _digest_file(pathlib.Path(value))
+
+
+def _digest_links(config: Mapping[str, Any], value: str) -> _Found | None:
+  """Digests a file of links or layers, unless a call or a word describes them.
+
+  The rule is that of `topology.forests.files.read_cluster`.
+  """
+  del config
+  path = pathlib.Path(value)
+  if value in ('', 'probe') or ('(' in value and not path.exists()):
+    return None
+  return value, _digest_file(path)
+
+
+def _digest_parameters(config: Mapping[str, Any], value: str) -> _Found | None:
+  """Digests a file of parameters to start from."""
+  del config
+  if not value:
+    return None
+  path = pathlib.Path(value).expanduser()
+  return str(path), _digest_file(path)
+
+
+def _digest_data(config: Mapping[str, Any], value: str) -> _Found | None:
+  """Digests a file of the data folder."""
+  if not value:
+    return None
+  path = _data_path(config, value)
+  return str(path), _digest_file(path)
+
+
+def _digest_text(config: Mapping[str, Any], value: str) -> _Found | None:
+  """Digests a text, by default the one that comes with Python."""
+  return _digest_data(config, value) or ('', embedded.sha256())
+
+
+def _digest_folder(config: Mapping[str, Any], value: str) -> _Found | None:
+  """Digests the IDX files of a folder."""
+  folder = _data_path(config, value)
+  if not folder.is_dir():
+    return str(folder), None
+  whole = xxhash.xxh3_128()
+  for path in sorted(folder.glob('*-ubyte*')):
+    whole.update(f'{path.name} {_digest_file(path)};'.encode())
+  return str(folder), whole.hexdigest()
+
+
+def _digest_names(config: Mapping[str, Any], value: str) -> _Found | None:
+  """Digests names and sizes of the photographs of a folder, by class."""
+  folder = _data_path(config, value)
+  if not folder.is_dir():
+    return str(folder), None
+  whole = xxhash.xxh3_128()
+  for above in sorted(folder.glob('train/*/')) + sorted(folder.glob('val/*/')):
+    with os.scandir(above) as entries:
+      sizes = sorted((each.name, each.stat().st_size) for each in entries)
+    whole.update(os.fsencode(f'{above.relative_to(folder)} {sizes};'))
+  return str(folder), whole.hexdigest()
+
+
+# Fields that name files, each with the function that finds and digests them.
+_INPUTS: dict[str, Callable[[Mapping[str, Any], str], _Found | None]] = {
+  'batching.lb_bsp_gpu.curves': _digest_list,
+  'route.ring.cluster': _digest_links,
+  'route.hierarchical.cluster': _digest_links,
+  'route.double_tree.cluster': _digest_links,
+  'route.forest.cluster': _digest_links,
+  'route.auto.cluster': _digest_links,
+  'cluster.speed.layers': _digest_links,
+  'cluster.speed.trace.path': _digest_path,
+  'cluster.links': _digest_links,
+  'model.init': _digest_parameters,
+  'data.cifar10.file': _digest_data,
+  'data.cifar100.file': _digest_data,
+  'data.fashion_mnist.folder': _digest_folder,
+  'data.imagenet.folder': _digest_names,
+  'data.text.file': _digest_text,
+  'data.tokens.file': _digest_data,
+  'data.tokens.test_file': _digest_data,
+}
+
+
+def _data_path(config: Mapping[str, Any], name: str) -> pathlib.Path:
+  """Returns the path of a data file, as `data.files.locate_file` finds it."""
+  directory = config['data']['dir'] or os.environ.get('SYNCOPATE_DATA', '')
+  return pathlib.Path(directory, name)
+
+
+def _digest_file(path: pathlib.Path) -> str | None:
+  """Returns the digest of a file; None if there is none."""
+  if not path.is_file():
+    return None
+  found = path.stat()
+  return _digest_content(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+@functools.cache
+def _digest_content(path: pathlib.Path, *version: int) -> str:
+  """Returns the digest of a file, read once for each of its versions.
+
+  A sweep has many runs with the same file.
+  """
+  del version  # Part of the cache's key.
+  digest, chunk = xxhash.xxh3_128(), bytearray(_CHUNK)
+  with path.open('rb', buffering=0) as file:
+    while size := file.readinto(chunk):
+      digest.update(memoryview(chunk)[:size])
+  return digest.hexdigest()
