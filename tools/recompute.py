@@ -15,8 +15,8 @@ JAX_NUM_CPU_DEVICES if its workers had several.  A run is refused if this
 process lacks its devices, if its workers had unlike devices, or if it used GPUs
 without config.deterministic.
 
-Batches must have a fixed size, and all starts of a run the same numbers of
-workers and servers.
+Batches must have a fixed size.  A run may have resumed with other numbers of
+workers and servers if workers keep no states (residuals, inner optimizers).
 """
 
 import functools
@@ -38,13 +38,14 @@ from configs import default, sections
 from configs.checks import require
 from learning import build as learning
 from learning import compilations, placement, staleness
+from learning.layout import reshard
 from learning.learning import Learning, ParameterStore
 from learning.scaling import factor, worker_scaling
 from learning.shard_codec import ShardCodec
 from outputs import checkpoints
 from outputs.files import describe_kinds
 from tools.reading import checking, manifests, records
-from tools.recomputing import allreduce
+from tools.recomputing import allreduce, states
 from tools.recomputing.allreduce import Comparison
 from tools.recomputing.silent_recorder import (
   silent_milestones,
@@ -167,15 +168,20 @@ def _recompute(
   learned = learning.from_config(config)
   wire = manifests.make_wire(manifests.restore_section(recorded, 'wire'))
   route = recorded['route']['server']
-  codec = learned.shard_codec(servers=route['servers'], wire=wire)
-  local_state = jax.tree.leaves([state.local for state in codec.init(0)])
-  expected = 'a run whose codec has no local state but residuals'
-  require(not local_state, f'{path}', expected, 'another one')
   run: _RecomputedRun | None = None
-  events = records.read_events(path, with_residuals=True)
-  for row, absent in records.split_absent(events):
+  rows = [*records.split_absent(records.read_events(path, with_residuals=True))]
+  starts = sum(row['event'] == 'start' for row, _ in rows)
+  servers = iter(_count_servers(path, starts))
+  for row, absent in rows:
     if row['event'] == 'start':
-      run = _RecomputedRun(config, learned, route, codec, run)
+      workers = len(row['decision']['release'])
+      codec = learned.shard_codec(servers=next(servers), wire=wire)
+      local_state = jax.tree.leaves([state.local for state in codec.init(0)])
+      expected = 'a run whose codec has no local state but residuals'
+      require(not local_state, f'{path}', expected, 'another one')
+      if run and (workers, len(codec.sizes)) != run.size:
+        states.check_droppable(path, config, wire)
+      run = _RecomputedRun(config, learned, route, codec, run, workers)
     if run is None:
       raise ValueError(
         f'{path}: expected a start as the first event, got {row}.'
@@ -184,6 +190,25 @@ def _recompute(
   if run is None:
     raise ValueError(f'{path}: expected a run that has started, got no event.')
   return run
+
+
+def _count_servers(path: pathlib.Path, starts: int) -> list[int]:
+  """Returns the number of servers at each recorded start.
+
+  Args:
+    path: Folder of the run.
+    starts: Number of starts in events.jsonl.
+
+  Raises:
+    ValueError: If the number has changed, and it is not known at which start.
+  """
+  field = 'config.route.server.servers'
+  found = records.values_at_starts(path, field)
+  if len(set(found)) == 1:
+    return found[:1] * starts
+  expected = f'{len(found)} starts in events.jsonl, as in manifest.json'
+  require(len(found) == starts, f'{path}: servers', expected, starts)
+  return found
 
 
 def _read_params(path: pathlib.Path, servers: int) -> list[np.ndarray]:
@@ -204,6 +229,7 @@ class _RecomputedRun:
     version: Number of committed updates.
     learners: Learner of each server.
     scalings: Loss scaling of each worker; empty without loss scaling.
+    size: Numbers of workers and of servers.
   """
 
   def __init__(
@@ -213,8 +239,10 @@ class _RecomputedRun:
     route: Mapping[str, Any],
     codec: ShardCodec,
     before: '_RecomputedRun | None',
+    workers: int,
   ):
-    self.version, workers = 0, config.cluster.workers
+    self.version = 0
+    self.size = workers, len(codec.sizes)
     self._learned = learned
     with placement.on_cpu():
       self.learners = [
@@ -262,9 +290,11 @@ class _RecomputedRun:
     """
     event, time = row['event'], row['time']
     if event == 'start' and self._before:
-      self.learners = self._before.learners
+      self._take_learners(self._before)
       self.version = self._before.version
-      self.scalings = self._before.scalings
+      given = self._before.scalings
+      self.scalings = [*given, *self.scalings[len(given) :]]
+      self.scalings = self.scalings[: self.size[0]] if given else []
       self._pieces = self._before._pieces
       for worker, state in self._before._states.items():
         if state is not None:
@@ -291,6 +321,17 @@ class _RecomputedRun:
       self._coordinator.join(row['worker'], time)
     else:
       self._coordinator.leave(row['worker'], time, '')
+
+  def _take_learners(self, before: '_RecomputedRun') -> None:
+    """Takes over the learners of the start before, of any number of servers."""
+    count, sizes = before.size[1], self._codec.sizes
+    if count == len(sizes):
+      self.learners = before.learners
+      return
+    given = {k: each.state() for k, each in enumerate(before.learners)}
+    with placement.on_cpu():
+      for server, learner in enumerate(self.learners):
+        learner.restore(reshard(given, count, sizes, server))
 
   def _push(self, row: Mapping[str, Any]) -> None:
     worker = row['worker']

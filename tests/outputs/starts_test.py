@@ -42,6 +42,7 @@ class ResumeTest(parameterized.TestCase):
     self.assertEqual(before, first)
     self.assertEqual(before['examples'], 0)
     self.assertGreater(after.pop('examples'), 0)
+    self.assertEqual(after.pop('changed'), {})
     self.assertEqual(after, manifests.start_of(self._manifest))
     # It has finished: nothing starts any more.
     self._build()()

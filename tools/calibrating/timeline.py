@@ -174,11 +174,19 @@ def _absent_s(timeline: Timeline, start: float, end: float) -> float:
   absent_s = 0.0
   since: dict[int, float] = {}
   for event in timeline.events:
-    if event['event'] == 'leave':
-      since[event['worker']] = event['time']
-    elif event['event'] == 'join':
-      left = since.pop(event['worker'])
-      absent_s += max(min(event['time'], end) - max(left, start), 0.0)
+    name, time = event['event'], event['time']
+    back: Sequence[int] = ()
+    if name == 'leave':
+      since[event['worker']] = time
+    elif name == 'join':
+      back = (event['worker'],)
+    elif name == 'start':  # Perhaps with another number of workers than before.
+      back = event['decision'].get('release', ())
+      for worker in {*range(len(timeline.workers))} - {*back}:
+        since.setdefault(worker, time)
+    for worker in back:
+      if (left := since.pop(worker, None)) is not None:
+        absent_s += max(min(time, end) - max(left, start), 0.0)
   return absent_s + sum(max(end - max(t, start), 0.0) for t in since.values())
 
 

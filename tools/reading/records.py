@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from outputs import formats
+from outputs import formats, manifests
 
 # Values of `event` in rows of events.jsonl that are no events of a scheme.
 _LINKS = 'links'
@@ -18,6 +18,7 @@ STRAGGLER = 'straggler'  # Slow workers and links, and their ends.
 _SHOWN = 64  # Largest number of workers whose spans are read.
 _WINDOW = 16  # Mean iterations of a worker in the window of spans.
 _CONFIG = ('config.seed', 'config.sync.name', 'config.cluster.workers')
+_WORKERS = 'config.cluster.workers'
 _METRIC = ('kind', 'time', 'iterations', 'accuracy')
 _SPAN = ('name', 'ts', 'dur', 'tid')
 _SUMMARY = ('ended', 'staleness', 'worker_seconds')
@@ -161,6 +162,9 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
 def read_manifest(path: pathlib.Path) -> dict[str, Any]:
   """Returns the manifest of a run.
 
+  Fields of the config that may change when a run on real hosts resumes have the
+  values of the last start; the number of workers is the largest of all starts.
+
   Args:
     path: Folder of a run.
 
@@ -168,6 +172,18 @@ def read_manifest(path: pathlib.Path) -> dict[str, Any]:
     ValueError: If there is no run, or if its manifest is broken.
     OSError: If it cannot be read.
   """
+  found = _read_manifest(path)
+  changes = [start.get('changed', {}) for start in found.get('starts', [])]
+  first = manifests.read_field(found, _WORKERS)
+  workers = [first, *(each.get(_WORKERS, first) for each in changes)]
+  last = changes[-1] if changes else {}  # The run has not begun.
+  for field, value in (last | {_WORKERS: max(workers)}).items():
+    manifests.write_field(found, field, value)
+  return found
+
+
+def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the content of manifest.json: the config is of the first start."""
   file = path / 'manifest.json'
   if not file.is_file():
     got = 'a folder without one' if path.is_dir() else 'no folder'
@@ -175,6 +191,30 @@ def read_manifest(path: pathlib.Path) -> dict[str, Any]:
   found = _read(file, _CONFIG)
   formats.check_run_folder(found, path)
   return found
+
+
+def values_at_starts(path: pathlib.Path, field: str) -> list[Any]:
+  """Returns a field of the config at each start whose events are kept.
+
+  Events of a start that ended before its first checkpoint are not kept.
+
+  Args:
+    path: Folder of a run.
+    field: Path of the field, such as 'config.cluster.workers'.
+
+  Raises:
+    ValueError: If there is no run, or if its manifest is broken.
+    OSError: If it cannot be read.
+  """
+  manifest = _read_manifest(path)
+  starts, first = manifest['starts'], manifests.read_field(manifest, field)
+  return [
+    start.get('changed', {}).get(field, first)
+    for number, start in enumerate(starts)
+    if all(
+      start['examples'] < other['examples'] for other in starts[number + 1 :]
+    )
+  ]
 
 
 def has_events(run: RunRecord) -> bool:

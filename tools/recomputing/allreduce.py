@@ -34,6 +34,7 @@ from learning.scaling import Scaling, factor
 from outputs import checkpoints
 from tools.reading import manifests, records, traffic
 from tools.reading.traffic import MembershipEpoch
+from tools.recomputing import states
 from tools.recomputing.multi_round import (
   RecomputedAllreduce,
   ReducedPool,
@@ -106,6 +107,7 @@ class _RecomputedRun:
 
   Attributes:
     exact: True if sums are in the order of the run's forests.
+    num_workers: Number of workers since the last start.
     learner: Learner whose updates are recomputed.
   """
 
@@ -121,7 +123,9 @@ class _RecomputedRun:
     learned: Learning,
     wire: Wire,
     before: '_RecomputedRun | None',
+    num_workers: int,
   ):
+    self.num_workers = num_workers
     self.exact = before.exact if before else True
     self.learner = (
       before.learner
@@ -142,18 +146,17 @@ class _RecomputedRun:
     self._pushed: dict[int, tuple[np.ndarray, int]] = {}
     self._finite = True
     self._before = before
-    workers = config.cluster.workers
     self._coordinator = Coordinator(
-      scheme=manifests.make_scheme(config.to_dict(), workers),
+      scheme=manifests.make_scheme(config.to_dict(), num_workers),
       batching=fixed.make(
-        num_workers=workers,
+        num_workers=num_workers,
         worker_batch=config.batching.worker_batch * iteration_steps(config),
       ),
       store=cast(ParameterStore, self),  # Is never evaluated or saved.
       stream=learned.stream,
       recorder=silent_recorder(),
       milestones=silent_milestones(),
-      num_workers=workers,
+      num_workers=num_workers,
       ahead=True,
     )
     self._coordinator.attach(release=lambda k: None, wake_at=lambda at: None)
@@ -365,10 +368,10 @@ def _until(
     got = f'worker {row.get("worker")} apart at version {row.get("version")}'
     require(not drifted, f'{path}', expected, got)
     if row['event'] == 'start':
-      count, workers = len(row['decision']['release']), config.cluster.workers
-      expected = f'{workers} workers at each start, as in manifest.json'
-      require(count == workers, f'{path}', expected, count)
-      again = _RecomputedRun(config, learned, wire, again)
+      workers = len(row['decision']['release'])
+      if again and workers != again.num_workers:
+        states.check_droppable(path, config, wire)
+      again = _RecomputedRun(config, learned, wire, again, workers)
       where = f'{path}/events.jsonl'
       is_known = epoch is not None
       require(is_known, where, 'a row on links before the start', epoch)
