@@ -26,7 +26,20 @@ _GPU = 'SYNCOPATE_TESTS_GPU'  # Set in a run of the tests that need one.
 
 # Files that take longest.  The process that came to one of them last would work
 # alone at the end of a test run.
-LONG = ('bench/gpu_test.py',)
+LONG = (
+  'cluster/parameter_server/mirrors_test.py',
+  'cluster/process/schedulers_test.py',
+  'cluster/process/faults_test.py',
+  'cluster/islands/run_test.py',
+  'cluster/parameter_server/runtime_test.py',
+  'cluster/allreduce/unlike_test.py',
+  'cluster/resume_test.py',
+  'cluster/allreduce/succession_test.py',
+  'cluster/parameter_server/checkpoints_test.py',
+  'placement_test.py',
+  'main_test.py',
+  'sweeps/sweep_test.py',
+)
 
 # Examples of Hypothesis: the same in every run, so that a failure is that of a
 # change, or with --hypothesis-profile=random new ones (make soak).
@@ -92,8 +105,10 @@ def pytest_collection_finish(session):
 
 def pytest_collection_modifyitems(items):
   """Puts the files that take longest first; the others keep their order."""
-  places = {str(_TESTS / name): place for place, name in enumerate(LONG)}
-  items.sort(key=lambda item: places.get(str(item.path), len(places)))
+  places = {_TESTS / name: place for place, name in enumerate(LONG)}
+  if missing := [path for path in places if not path.exists()]:
+    raise pytest.UsageError(f'LONG: expected files, got {missing}')
+  items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_runtest_setup(item):

@@ -11,6 +11,7 @@ import tempfile
 import time
 from unittest import mock
 
+import pytest
 from absl.testing import absltest, parameterized
 
 import train
@@ -282,9 +283,15 @@ def _recording_mkdtemp(folders):
 
 
 class DryRunTest(absltest.TestCase):
-  def test_a_dry_run_has_all_rows_and_is_marked(self):
+  def test_a_dry_run_is_marked_and_leaves_out_what_needs_a_gpu(self):
+    self._check(('mixed', 'pytest'))
+
+  @pytest.mark.soak
+  def test_a_dry_run_measures_what_any_accelerator_has(self):
+    self._check(('topk', 'placement', 'mixed', 'pytest'))
+
+  def _check(self, jobs):
     out = pathlib.Path(tempfile.mkdtemp()) / 'gpu'
-    jobs = ('topk', 'placement', 'mixed', 'pytest')
     done = subprocess.run(
       [
         *(sys.executable, '-m', 'bench.gpu', f'--out={out}'),

@@ -101,6 +101,21 @@ class DamageTest(parameterized.TestCase):
     np.testing.assert_equal(stopping.results(run), stopping.straight('asp')[0])
 
 
+def _save(writer, *versions):
+  for version in versions:
+    writer.save({'version': version, 'array': jnp.full(5, version)})
+
+
+@functools.cache
+def _two_saves():
+  """Returns a folder with checkpoints of the versions 1 and 2."""
+  directory = pathlib.Path(tempfile.mkdtemp()) / 'checkpoints'
+  writer = Checkpoints(directory, keep=_KEEP)
+  _save(writer, 1, 2)
+  writer.close()
+  return directory
+
+
 class DeathTest(absltest.TestCase):
   """A process dies, or a disk is full, while a checkpoint is written."""
 
@@ -137,20 +152,20 @@ class DeathTest(absltest.TestCase):
 
   def test_a_folder_that_has_vanished_is_made_again(self):
     writer = self._writer()
-    self._save(writer, 1)
+    _save(writer, 1)
     writer.close()
     shutil.rmtree(self.directory)
     writer = self._writer()
-    self._save(writer, 2, 3)
+    _save(writer, 2, 3)
     writer.close()
     self.assertEqual(self._names(), ['0', '1'])
 
   def test_a_checkpoint_that_cannot_be_removed_is_logged(self):
     writer = self._writer()
     fails = mock.patch.object(shutil, 'rmtree', side_effect=PermissionError)
-    self._save(writer, 1, 2)
+    _save(writer, 1, 2)
     with fails, self.assertLogs('absl', 'WARNING') as logs:
-      self._save(writer, 3)
+      _save(writer, 3)
       writer.close()
     self.assertIn('checkpoints/0 could not be removed', str(logs.output))
     self.assertEqual(checkpoints.steps(self.directory), [1, 2])
@@ -161,15 +176,14 @@ class DeathTest(absltest.TestCase):
     Returns:
       Whether there was such a step, and the error of the save.
     """
+    shutil.copytree(_two_saves(), self.directory)
     writer = self._writer()
-    self._save(writer, 1, 2)
-    writer._finish()
     crash = crashes.Crash(
       self.directory, at=step, dies=lambda thread: True, error=error
     )
     with crashes.inject(crash):
       try:
-        self._save(writer, 3)
+        _save(writer, 3)
         writer.close()
       except (crashes.Killed, OSError) as raised:
         self.assertTrue(crash.happened)
@@ -183,17 +197,13 @@ class DeathTest(absltest.TestCase):
     state = writer.restore()
     self.assertIn(state['version'], (2, 3))
     np.testing.assert_array_equal(state['array'], np.full(5, state['version']))
-    self._save(writer, 4, 5, 6)
+    _save(writer, 4, 5)
     writer.close()
-    self.assertEqual(self._names(), [str(left + 2), str(left + 3)])
-    self.assertEqual(self._writer().restore()['version'], 6)
+    self.assertEqual(self._names(), [str(left + 1), str(left + 2)])
+    self.assertEqual(self._writer().restore()['version'], 5)
 
   def _writer(self):
     return Checkpoints(self.directory, keep=_KEEP)
-
-  def _save(self, writer, *versions):
-    for version in versions:
-      writer.save({'version': version, 'array': jnp.full(5, version)})
 
   def _names(self):
     return sorted(path.name for path in self.directory.iterdir())

@@ -107,7 +107,7 @@ class PlanTest(parameterized.TestCase):
       file = f'configs/sweeps/{path}'
       points = grid.points(plan.read_grid(file))
       self.assertLen(points, count)
-      shown = points[:: count // 10]
+      shown = points[:: count // 3]
       lines = [
         (f'--config={file}', *(f'--config.{f}={v}' for f, v in point.items()))
         for point in shown

@@ -72,7 +72,10 @@ if role == 'worker:0':
 until('over')
 """
     code, _, rows = launches.run(
-      body, workers=2, restarts=3, constants={'_QUICK': 100}
+      body,
+      workers=2,
+      restarts=3,
+      constants={'_QUICK': 100, '_BACKOFF_S': 0.0},
     )
 
     self.assertEqual(code, 0)
@@ -85,7 +88,10 @@ if role == 'worker:0' and restarts < 3:
 die()
 """
     code, lines, rows = launches.run(
-      body, workers=1, restarts=2, constants={'_QUICK': 100}
+      body,
+      workers=1,
+      restarts=2,
+      constants={'_QUICK': 100, '_BACKOFF_S': 0.0},
     )
 
     self.assertEqual(code, 137)

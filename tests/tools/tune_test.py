@@ -18,6 +18,7 @@ from configs import default
 from diagnosis.costs import Estimate
 from sweeps import plan
 from tests.support import clusters, small
+from tools import calibrate
 from tools.advise import needed, recorded, simulating
 from tools.advise.needed import BSP, Combination
 from tools.reading import manifests
@@ -306,7 +307,9 @@ class ChainTest(absltest.TestCase):
 
     config = _config(batching__worker_batch=16, **changed)
     launcher = Launcher(4, servers=1, dedicated=True)
+    measured = clusters.calibration('bsp')
     with (
+      mock.patch.object(calibrate, 'measure', lambda path: measured),
       mock.patch.object(tuning, 'simulate_s', simulate),
       mock.patch.object(needed, 'read_ratios', lambda: _RATIOS),
     ):

@@ -433,19 +433,14 @@ class SimulatedTest(parameterized.TestCase):
     self._assert_joins(world, 5)
 
 
+@pytest.mark.soak
 class RunTest(processes.TestCase, parameterized.TestCase):
-  def test_others_continue_while_a_slow_worker_fetches_the_state(self):
-    self._check_join(optimizer__name='adamw')
-
   @parameterized.parameters(
+    {'optimizer__name': 'adamw'},
     {'wire__name': 'sparse', 'wire__sparse__chunk': 16},
     {'wire__name': 'lowrank'},
   )
-  @pytest.mark.soak
-  def test_others_continue_while_it_replays_sums_of_codecs(self, **wire):
-    self._check_join(**wire)
-
-  def _check_join(self, **wire):
+  def test_others_continue_while_a_slow_worker_catches_up(self, **fields):
     folder = pathlib.Path(tempfile.mkdtemp(), 'run')
     address = f'--coordinator=127.0.0.1:{roles.free_ports(1)[0]}'
     start = functools.partial(
@@ -462,7 +457,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       cluster__speed__fixed_s=0.05,
       cluster__speed__per_example_s=0.0,
       log_every=10**6,
-      **wire,
+      **fields,
     )
     roles_ = [f'--role=worker:{k}' for k in range(4)]
     with (

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import pytest
 from absl.testing import absltest, parameterized
 
 from bench import accounts
@@ -67,8 +68,14 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
     ]
     self.assertEqual(versions, list(range(1, launch.summary['updates'] + 1)))
 
-  @parameterized.parameters(('ring', True), ('forest', False))
-  def test_the_others_continue_when_the_coordinator_dies(self, route, model):
+  def test_the_others_continue_when_the_coordinator_dies(self):
+    self._check_death('ring', model=True)
+
+  @pytest.mark.soak
+  def test_the_others_continue_along_a_forest_when_the_coordinator_dies(self):
+    self._check_death('forest', model=False)
+
+  def _check_death(self, route, *, model):
     with self._launch(
       workers=4, route__name=route, model=model, epochs=10.0**4
     ) as launch:
@@ -81,6 +88,7 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
     self.assertLess(elected - died, 3 * _TIMEOUT_S)
     self._check_history(launch, with_model=model)
 
+  @pytest.mark.soak
   def test_rows_of_an_epoch_stay_if_its_coordinator_dies_at_once(self):
     faults = ((0, 3, 'die', 'applied'), (1, 4, 'die', 'first'))
     with self._launch(
@@ -145,6 +153,7 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
     # Its next iteration was planned.
     self.assertLessEqual({row['worker'] for row in launch.summary['lost']}, {0})
 
+  @pytest.mark.soak
   def test_a_coordinator_that_was_stopped_is_ignored_when_it_returns(self):
     with self._launch(
       workers=4, route__name='ring', epochs=10.0**4, eval_every=5.0

@@ -37,7 +37,7 @@ _FIELDS = {
     'model__alexnet__norm': 'batch',
   },
 }
-_QUICK = (('ring', 'sgd'), ('forest', 'adamw'), ('native', 'sgd'))
+_QUICK = (('ring', 'sgd'), ('native', 'sgd'))
 _ALL = tuple((r, f) for r in ('ring', 'forest', 'native') for f in _FIELDS)
 
 
@@ -59,9 +59,6 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
   @parameterized.parameters(*_QUICK)
   def test_replicas_train_and_are_repaired(self, route, fields):
     self._check(route, fields, _ITERATIONS)
-
-  def test_replicas_with_batch_norm_are_repaired(self):
-    self._check('ring', 'batch_norm', 20)
 
   @parameterized.parameters(*_ALL)
   @pytest.mark.soak

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pytest
 from absl.testing import absltest, parameterized
 
 from tests.support import processes
@@ -62,8 +63,14 @@ class DrainingTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual([row['worker'] for row in leaves], [2])
     self._check(launch)
 
-  @parameterized.named_parameters(('ring', _RING), ('server', _SERVER))
-  def test_sigterm_to_all_saves_a_checkpoint_and_stops(self, fields):
+  def test_sigterm_to_all_saves_a_checkpoint_and_stops(self):
+    self._check_stop(_SERVER)
+
+  @pytest.mark.soak
+  def test_sigterm_to_all_of_a_ring_saves_a_checkpoint_and_stops(self):
+    self._check_stop(_RING)
+
+  def _check_stop(self, fields):
     with processes.launch(
       workers=3, epochs=100.0, **_FIELDS, **fields
     ) as launch:

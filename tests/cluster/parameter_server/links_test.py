@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import types
 
+import pytest
 from absl.testing import absltest, parameterized
 
 from bench import clusters
@@ -107,8 +108,14 @@ class LabTest(parameterized.TestCase):
     super().setUpClass()
     requires.lab()
 
-  @parameterized.parameters(True, False)
-  def test_a_bad_nic_is_found_behind_a_server_in_each_worker(self, is_slow):
+  def test_a_bad_nic_is_found_behind_a_server_in_each_worker(self):
+    self._check_nic(is_slow=True)
+
+  @pytest.mark.soak
+  def test_no_nic_is_named_if_all_are_good(self):
+    self._check_nic(is_slow=False)
+
+  def _check_nic(self, *, is_slow):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     links = folder / 'links.json'
     rates = {'up': '20mbit', 'down': '20mbit'} if is_slow else {}

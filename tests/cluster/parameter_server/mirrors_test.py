@@ -159,6 +159,7 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
       self._stop(launch, after_s)
     self._check_history(launch)
 
+  @pytest.mark.soak
   def test_a_coordinator_without_memory_leaves_the_run_to_others(self):
     faults = ((0, 40, 'memory', 'compute'),)
     with self._launch(cluster__faults=faults) as launch:
@@ -185,6 +186,7 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(self._count_starts(launch), starts, launch.text)
     self._check_history(launch, with_model=False)
 
+  @pytest.mark.soak
   def test_a_server_moves_when_its_process_gets_a_signal(self):
     with self._launch() as launch:
       launch.reach(300)
