@@ -375,8 +375,8 @@ def required_shards(
     ]
   found = range(min(overlapping, default=0), max(overlapping, default=0) + 1)
   first, second = (
-    (before[found.start : found.stop], start - sum(before[: found.start]))
-    for before, start, _ in parts
+    (before[found.start : found.stop], start - sum(before[: found.start]), size)
+    for before, start, size in parts
   )
   # Vectors of the same lengths would not tell which kind they are.
   is_unclear = first[0] == second[0] and first != second

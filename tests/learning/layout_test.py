@@ -1,6 +1,7 @@
 """Tests for learning.layout and learning.gradient_buffer."""
 
 import functools
+import itertools
 import math
 import random
 import threading
@@ -89,8 +90,8 @@ class LayoutTest(parameterized.TestCase):
     compiled = jax.jit(layout.payload)(vector)
     jax.tree.map(np.testing.assert_array_equal, compiled, expected)
 
-  @parameterized.parameters(4, 64)
-  def test_flattening_inverts_unflattening(self, alignment_bytes):
+  @parameterized.product(alignment_bytes=[4, 64], multiple=[1, 24, 32])
+  def test_flattening_inverts_unflattening(self, alignment_bytes, multiple):
     params, stats = _trees(3)
     layout = Layout(
       params,
@@ -98,11 +99,18 @@ class LayoutTest(parameterized.TestCase):
       order=_ORDER,
       alignment_bytes=alignment_bytes,
       step_statistics=2,
-      multiple=32,
+      multiple=multiple,
     )
     vector = jax.jit(layout.flatten)(params)
     self.assertEqual(vector.shape, (layout.gradient_size,))
-    self.assertEqual(layout.gradient_size % 32, 0)
+    # Leaves end at 168, or at 193 with padding; statistics are aligned, too.
+    end = 168 if alignment_bytes == 4 else 193
+    expected = next(
+      size
+      for size in itertools.count(end)
+      if size % multiple == 0 and size * 4 % alignment_bytes == 0
+    )
+    self.assertEqual(layout.gradient_size, expected)
     got = (
       layout.unflatten(vector),
       layout.unflatten_stats(layout.flatten_stats(stats)),
@@ -158,7 +166,7 @@ class LayoutTest(parameterized.TestCase):
       2 * layout.gradient_size + 4 * (layout.size - layout.gradient_size),
     )
 
-  @parameterized.parameters(0, 64, 600, math.inf)
+  @parameterized.parameters(0, 64, 96, 352, 600, math.inf)
   def test_combined_buckets_are_the_fewest_of_one_dtype(self, combine_bytes):
     layout = Layout(
       *_trees(0), bucket_bytes=0, dtype=np.dtype(np.float16), step_statistics=3
@@ -170,36 +178,42 @@ class LayoutTest(parameterized.TestCase):
     self.assertEqual(combined[-1].dtype, np.float32)
     for bucket in combined[:-2]:
       self.assertGreaterEqual(bucket.size_bytes, combine_bytes)
+    for start, end, dtype, leaves in combined:
+      parts = [b for b in layout.buckets if start <= b.start < end]
+      self.assertEqual({part.dtype for part in parts}, {dtype})
+      self.assertEqual(sum((part.leaves for part in parts), ()), leaves)
+      # Its last part was needed.
+      before = sum(part.size_bytes for part in parts[:-1])
+      self.assertTrue(before < combine_bytes or len(parts) == 1)
     if combine_bytes == math.inf:
       self.assertLen(combined, 2)
 
   @parameterized.parameters(1, 2, 3, 5)
   def test_shards_are_even_and_have_whole_rows(self, count):
-    params, stats = _trees(0)
-    layout = Layout(params, stats, alignment_bytes=4)
+    # Numbers that tell their position; boundaries cut both matrices.
+    numbers = np.arange(281, dtype=np.float32)
+    first, vector, second = np.split(numbers, [210, 221])
+    params = [first.reshape(30, 7), vector, second.reshape(4, 3, 5)]
+    layout = Layout(params, _trees(0)[1], alignment_bytes=4)
     shards = layout.shards(count)
     self.assertEqual(
       [shard.sizes for shard in shards],
-      [*zip(split_evenly(168, count), split_evenly(5, count), strict=True)],
+      [*zip(split_evenly(281, count), split_evenly(5, count), strict=True)],
     )
-    # Leaf 'a', 3 rows of 7, is at the start.
-    vector = layout.flatten(params)
-    rows = set()
+    rows = [*params[0], *params[2].reshape(12, 5)]
+    found_in_all = 0
     for shard in shards:
-      part = np.asarray(vector[slice(*shard.params)])
-      for start, height, width in layout.matrices(*shard.params):
-        self.assertEqual(width, 7)
-        found = part[start : start + height * width].reshape(height, width)
-        rows |= {tuple(row) for row in found}
-    expected = {
-      tuple(row)
-      for number, row in enumerate(params['a'])
-      if any(
-        shard.params[0] <= 7 * number and 7 * (number + 1) <= shard.params[1]
-        for shard in shards
-      )
-    }
-    self.assertEqual(rows, expected)
+      start, end = shard.params
+      part = np.asarray(layout.flatten(params))[start:end]
+      found = [
+        row.tolist()
+        for first, height, width in layout.matrices(start, end)
+        for row in part[first : first + height * width].reshape(height, width)
+      ]
+      whole = [row for row in rows if start <= row[0] and row[-1] < end]
+      self.assertEqual(found, [row.tolist() for row in whole])
+      found_in_all += len(found)
+    self.assertEqual(found_in_all < len(rows), count > 1)
 
   def test_sizes_are_split_evenly(self):
     self.assertEqual(split_evenly(10, 4), [3, 3, 2, 2])
@@ -232,39 +246,30 @@ class LayoutTest(parameterized.TestCase):
 
 
 class ReshardTest(parameterized.TestCase):
-  @parameterized.product(before=[1, 2, 3, 5], now=[1, 2, 4])
+  # With 5 and 6 numbers, parts of both kinds can have the same lengths.
+  @parameterized.product(
+    numbers=[(11, 6), (5, 6)], before=[1, 2, 3, 5], now=[1, 2, 4, 5]
+  )
   def test_states_are_joined_and_split_for_another_number_of_shards(
-    self, before, now
+    self, numbers, before, now
   ):
-    whole = {
-      'params': np.arange(11.0),
-      'stats': np.arange(100.0, 106.0),
-      'version': 3,
-      'sums': {2: (Payload(np.arange(11.0) * 2, np.arange(6.0)), 40)},
-    }
+    params, stats = np.arange(numbers[0]), 100 + np.arange(numbers[1])
 
     def cut(index, count):
-      first = np.cumsum([0, *split_evenly(11, count)])
-      second = np.cumsum([0, *split_evenly(6, count)])
-      one = slice(first[index], first[index + 1])
-      other = slice(second[index], second[index + 1])
-      payload, examples = whole['sums'][2]
+      one, other = (
+        np.split(array, np.cumsum(split_evenly(len(array), count)))[index]
+        for array in (params, stats)
+      )
+      sums = {2: (Payload(jnp.array(2 * one), jnp.array(3 * other)), 40)}
       return {
-        'params': jnp.array(whole['params'][one]),
-        'stats': jnp.array(whole['stats'][other]),
+        'params': jnp.array(one),
+        'stats': jnp.array(other),
         'version': 3,
-        'sums': {
-          2: (
-            Payload(
-              jnp.array(payload.gradient[one]), jnp.array(payload.stats[other])
-            ),
-            examples,
-          )
-        },
+        'sums': sums,
       }
 
     states = [cut(index, before) for index in range(before)]
-    sizes = list(zip(split_evenly(11, now), split_evenly(6, now), strict=True))
+    sizes = [*zip(*(split_evenly(n, now) for n in numbers), strict=True)]
     for index in range(now):
       jax.tree.map(
         np.testing.assert_array_equal,
