@@ -134,12 +134,12 @@ class R2spTuning(IndependentBatches):
       self._end_window()
 
   def leave(self, worker: int) -> None:
-    """Removes the worker and its measurements from the tuning."""
+    """Removes the worker, which has the initial batch if it rejoins.
+
+    Its measurements are ignored until then, and discarded when it rejoins.
+    """
     self.members.leave(worker)
     self.sizes[worker] = self.worker_batch
-    self.completed[worker] = 0
-    for window in (*self.windows, self.current):
-      window[worker] = Sums()
 
   def join(self, worker: int) -> None:
     """Adds the worker with the initial batch, and begins a new window.

@@ -42,6 +42,21 @@ def _times(slowdown, transfer_s, fixed_s=0.0):
   return turns.Times(per_example_s, transfer_s, fixed_s)
 
 
+def _tolerance(sigma, workers, iterations=_SETTLED):
+  """Returns the share by which a batch may be off, by the noise it is from.
+
+  Spare time counts as none up to 2 + 2 sqrt(ln n) standard errors of the
+  difference of two means, and three standard errors are seldom exceeded.
+
+  Args:
+    sigma: Sigma of the times of iterations.
+    workers: Number of workers.
+    iterations: Iterations that are averaged: ten windows of ten if settled.
+  """
+  errors = 3 + 2 + 2 * np.sqrt(np.log(workers))
+  return errors * sigma * np.sqrt(2 / iterations)
+
+
 def _rounds(policy, times, count, workers=None, gate_s=0.0, rng=None):
   """Runs rounds in which all workers start together; returns the next batches.
 
@@ -111,7 +126,7 @@ class NoiseTest(parameterized.TestCase):
     sizes = turns.simulate(
       policy, times, sigma=sigma, iterations=2000, seed=seed
     )
-    self._check_within(sizes, [_BATCH] * workers, 0.1)
+    np.testing.assert_array_equal(sizes, _BATCH)
 
   @parameterized.parameters(
     (bsp, {}),
@@ -126,7 +141,7 @@ class NoiseTest(parameterized.TestCase):
     sizes = turns.simulate(
       _tuning(8), times, sigma=0.3, iterations=500, seed=2, scheme=scheme
     )
-    self._check_within(sizes, [_BATCH] * 8, 0.1)
+    np.testing.assert_array_equal(sizes, _BATCH)
 
   @parameterized.product(set_up=[*_SET_UPS], sigma=[0.02, 0.1], seed=[0, 1])
   def test_times_become_equal_and_stay_so(self, set_up, sigma, seed):
@@ -136,8 +151,9 @@ class NoiseTest(parameterized.TestCase):
       policy, times, sigma=sigma, iterations=500, seed=seed
     )
     expected = times.equalizing_batches(_BATCH)
-    self._check_within(sizes[_SETTLED:], expected, 0.15)
-    np.testing.assert_allclose(sizes[-1], expected, rtol=0.08)
+    self._check_within(
+      sizes[_SETTLED:], expected, _tolerance(sigma, len(expected))
+    )
 
   @parameterized.parameters(0.02, 0.1)
   def test_times_become_equal_with_a_fixed_cost(self, sigma):
@@ -145,7 +161,8 @@ class NoiseTest(parameterized.TestCase):
     sizes = turns.simulate(
       _tuning(4), times, sigma=sigma, iterations=600, seed=0
     )
-    self._check_within(sizes[300:], times.equalizing_batches(_BATCH), 0.15)
+    expected = times.equalizing_batches(_BATCH)
+    self._check_within(sizes[300:], expected, _tolerance(sigma, 4))
 
   def test_one_pause_of_a_worker_changes_nothing(self):
     times, rng = _times([1.0] * 4, [0.01] * 4), np.random.default_rng(0)
@@ -156,7 +173,7 @@ class NoiseTest(parameterized.TestCase):
       _rounds(policy, paused, 1, rng=rng)
       for _ in range(150):
         sizes = _rounds(policy, times, 1, rng=rng)
-        self._check_within([list(sizes.values())], [_BATCH] * 4, 0.1)
+        self.assertEqual({*sizes.values()}, {_BATCH})
 
   def _check_within(self, sizes, expected, share):
     off = np.abs(np.array(sizes) / np.array(expected) - 1)
@@ -175,29 +192,28 @@ class ChangeTest(parameterized.TestCase):
       changes={300: after},
     )
 
+  def _check_equalizing(self, sizes, times):
+    np.testing.assert_allclose(
+      sizes,
+      times.equalizing_batches(_BATCH),
+      rtol=_tolerance(0.1, len(sizes)),
+    )
+
   def test_a_batch_shrinks_when_its_worker_slows_down(self):
     before = _times([1.0, 1.0, 2.0, 3.0], [0.01] * 4)
     after = _times([2.0, 1.0, 2.0, 3.0], [0.01] * 4)
     sizes = self._changed(before, after, seed=0)
-    np.testing.assert_allclose(
-      sizes[299], before.equalizing_batches(_BATCH), rtol=0.15
-    )
+    self._check_equalizing(sizes[299], before)
     self.assertLess(sizes[325, 0], 0.8 * sizes[299, 0])
-    np.testing.assert_allclose(
-      sizes[420], after.equalizing_batches(_BATCH), rtol=0.15
-    )
-    np.testing.assert_allclose(
-      sizes[-1], after.equalizing_batches(_BATCH), rtol=0.1
-    )
+    self._check_equalizing(sizes[420], after)
+    self._check_equalizing(sizes[-1], after)
 
   def test_a_worker_that_becomes_the_slowest_returns_to_its_initial_batch(self):
     before = _times([1.0, 1.0, 2.0, 3.0], [0.01] * 4)
     after = _times([6.0, 1.0, 2.0, 3.0], [0.01] * 4)
     sizes = self._changed(before, after, seed=1)
     self.assertEqual(sizes[400, 0], _BATCH)
-    np.testing.assert_allclose(
-      sizes[420], after.equalizing_batches(_BATCH), rtol=0.15
-    )
+    self._check_equalizing(sizes[420], after)
 
   def test_all_shrink_when_the_slowest_is_as_fast_as_they_are(self):
     before = _times([1.0, 1.0, 1.0, 4.0], [0.01] * 4)
@@ -211,7 +227,7 @@ class ChangeTest(parameterized.TestCase):
       changes={200: after},
     )
     self.assertGreater(sizes[199, :3].min(), 3.5 * _BATCH)
-    np.testing.assert_allclose(sizes[330], [_BATCH] * 4, rtol=0.1)
+    self.assertEqual(sizes[330].tolist(), [_BATCH] * 4)
 
   def test_a_batch_shrinks_when_its_link_slows_down(self):
     before = _times([1.0, 1.0, 3.0], [0.01] * 3)
@@ -225,9 +241,139 @@ class ChangeTest(parameterized.TestCase):
       changes={200: after},
     )
     self.assertLess(sizes[230, 1], 0.8 * sizes[199, 1])
-    np.testing.assert_allclose(
-      sizes[-1], after.equalizing_batches(_BATCH), rtol=0.1
-    )
+    self._check_equalizing(sizes[-1], after)
+
+
+class _Reference:
+  """The rule of the tuning, from the iterations of each window themselves.
+
+  Windows are lists by worker of (examples, compute, busy, spare seconds).
+  """
+
+  def __init__(self, num_workers, *, window, history, most):
+    self._window, self._history, self._most = window, history, most
+    self.living = {*range(num_workers)}
+    self.sizes = dict.fromkeys(range(num_workers), _BATCH)
+    self._windows = []
+    self._begin({*range(num_workers)})
+
+  def _begin(self, left_out=frozenset()):
+    self._completed = dict.fromkeys(self.sizes, 0)
+    self._current = {worker: [] for worker in self.sizes}
+    self._left_out = {*left_out}
+
+  def observe(self, measurement):
+    worker, examples = measurement.worker, measurement.examples
+    self._completed[worker] += 1
+    if worker in self._left_out:
+      self._left_out.remove(worker)
+    else:
+      initial_s = measurement.compute_s / examples * _BATCH
+      spare_s = measurement.waited_s + measurement.compute_s - initial_s
+      busy_s = initial_s + measurement.transfer_s
+      row = examples, measurement.compute_s, busy_s, spare_s
+      self._current[worker].append(row)
+    has_all = all(self._completed[w] >= self._window for w in self.living)
+    if self._completed[worker] >= self._window and has_all:
+      if self._windows and self._has_changed():
+        self._windows = []
+      self._windows = [*self._windows, self._current][-self._history :]
+      self._begin(self._left_out)
+      self._tune()
+
+  def leave(self, worker):
+    self.living.remove(worker)
+    self.sizes[worker], self._completed[worker] = _BATCH, 0
+    for window in (*self._windows, self._current):
+      window[worker] = []
+
+  def join(self, worker):
+    self.living.add(worker)
+    self._windows = []
+    self._begin(self.sizes)
+
+  def _rows(self):
+    """Returns the iterations in all windows, [n, 4], by living worker."""
+    return {
+      w: np.array([row for window in self._windows for row in window[w]])
+      for w in self.living
+    }
+
+  def _variances(self, rows):
+    spread = {w: np.var(each[:, 2], ddof=1) for w, each in rows.items()}
+    square = {w: np.mean(each[:, 2]) ** 2 for w, each in rows.items()}
+    share = np.mean([spread[w] / square[w] for w in rows])
+    return {w: max(spread[w], share * square[w]) for w in rows}
+
+  def _has_changed(self):
+    before = self._rows()
+    variances = self._variances(before)
+    for worker, rows in before.items():
+      now = np.array(self._current[worker])
+      off_s = abs(now[:, 2].mean() - rows[:, 2].mean())
+      error = variances[worker] * (1 / len(now) + 1 / len(rows))
+      if off_s > 5 * np.sqrt(error):
+        return True
+    return False
+
+  def _tune(self):
+    rows = self._rows()
+    variances = self._variances(rows)
+    spare_s = {w: each[:, 3].mean() for w, each in rows.items()}
+    slowest = min(spare_s, key=spare_s.get)
+    errors = 2 + 2 * np.sqrt(np.log(len(rows)))
+    for worker, each in rows.items():
+      extra_s = spare_s[worker] - spare_s[slowest]
+      margin_s = errors * np.sqrt(
+        variances[worker] / len(each) + variances[slowest] / len(rows[slowest])
+      )
+      counted_s = extra_s - margin_s**2 / extra_s if extra_s > margin_s else 0
+      speed = each[:, 0].sum() / each[:, 1].sum()
+      size = round(_BATCH + counted_s * speed)
+      self.sizes[worker] = min([size, *self._most[worker : worker + 1]])
+
+
+class ReferenceTest(parameterized.TestCase):
+  @parameterized.parameters(*range(24))
+  def test_batches_are_those_of_the_rule_while_workers_come_and_go(self, seed):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 6))
+    window, history = (int(n) for n in rng.integers((3, 1), (6, 5)))
+    most = (tuple(rng.integers(_BATCH, 4 * _BATCH, count).tolist()), ())[
+      seed % 2
+    ]
+    own = {'window': window, 'history': history}
+    policy = _tuning(count, most=most, **own)
+    reference = _Reference(count, most=most, **own)
+    per_example_s = rng.uniform(0.5, 2, count) * _EXAMPLE_S
+    tuned = set()
+    for _ in range(600):
+      worker = int(rng.integers(count))
+      kind = rng.uniform()
+      if worker not in reference.living:
+        for each in (policy, reference) if kind < 0.3 else ():
+          each.join(worker)
+      elif kind < 0.02:
+        for each in (policy, reference):
+          each.leave(worker)
+      else:
+        per_example_s[worker] *= 3 if kind > 0.995 else 1
+        examples = reference.sizes[worker]
+        measurement = Measurement(
+          worker=worker,
+          time=0.0,
+          compute_s=examples * per_example_s[worker] * rng.lognormal(0, 0.1),
+          transfer_s=rng.uniform(0.01, 0.02),
+          waited_s=rng.exponential(0.02 * (1 + worker)),
+          examples=examples,
+        )
+        for each in (policy, reference):
+          each.observe(measurement)
+      living = sorted(reference.living)
+      expected = {each: reference.sizes[each] for each in living}
+      self.assertEqual(policy.assign(living), expected)
+      tuned |= {*expected.values()}
+    self.assertGreater(len(tuned), 3 if count > 1 else 0)
 
 
 class MembersTest(parameterized.TestCase):
@@ -251,7 +397,8 @@ class MembersTest(parameterized.TestCase):
     self.assertEqual(policy.report()['batch_sum'], sum(policy.sizes[:2]))
     sizes = _rounds(policy, self._TIMES, 13, workers=[0, 1], rng=rng)
     self.assertEqual(sizes[1], _BATCH)
-    np.testing.assert_allclose(sizes[0], 2 * _BATCH, rtol=0.15)
+    tolerance = _tolerance(0.1, 2, iterations=40)  # Four windows have ended.
+    np.testing.assert_allclose(sizes[0], 2 * _BATCH, rtol=tolerance)
 
   def test_a_window_ends_without_a_worker_that_has_left(self):
     policy = _tuning(3)
@@ -280,18 +427,23 @@ class MembersTest(parameterized.TestCase):
     policy.join(0)
     sizes = _rounds(policy, times, 100, rng=rng)
     np.testing.assert_allclose(
-      list(sizes.values()), times.equalizing_batches(_BATCH), rtol=0.1
+      list(sizes.values()),
+      times.equalizing_batches(_BATCH),
+      rtol=_tolerance(0.1, 3),
     )
 
   def test_batches_shrink_when_the_slowest_worker_joins(self):
     policy, rng = _tuning(3), np.random.default_rng(0)
     policy.leave(2)
     sizes = _rounds(policy, self._TIMES, 60, workers=[0, 1], rng=rng)
-    np.testing.assert_allclose(sizes[0], 2 * _BATCH, rtol=0.15)
+    tolerance = _tolerance(0.1, 2, iterations=60)
+    np.testing.assert_allclose(sizes[0], 2 * _BATCH, rtol=tolerance)
     policy.join(2)
     sizes = _rounds(policy, self._TIMES, 60, rng=rng)
     np.testing.assert_allclose(
-      list(sizes.values()), self._TIMES.equalizing_batches(_BATCH), rtol=0.15
+      list(sizes.values()),
+      self._TIMES.equalizing_batches(_BATCH),
+      rtol=_tolerance(0.1, 3, iterations=60),
     )
 
   def test_one_worker_alone_keeps_its_batch(self):
