@@ -132,19 +132,40 @@ class ArimaTest(parameterized.TestCase):
     best = _error('ema', speeds, factors, from_=300, smoothing=0.3)
     self.assertLess(abs(found / best - 1), 0.03)
 
-  def test_fits_one_worker_at_a_time(self):
-    predictor = arima.make(
-      num_workers=5,
-      num_factors=0,
-      seed=0,
-      p=1,
-      d=0,
-      q=0,
-      kept=40,
-      needed=20,
-      refit=10,
-      smoothing=0.3,
+  def _make(self, **changed):
+    settings = {'p': 1, 'd': 0, 'q': 0, 'kept': 40, 'needed': 20, 'refit': 10}
+    return arima.make(
+      num_factors=0, seed=0, smoothing=0.3, **settings | changed
     )
+
+  def test_every_worker_is_fitted_in_turn(self):
+    predictor = self._make(num_workers=3, needed=8, refit=1)
+    draws = np.random.default_rng(0)
+    for step in range(20):
+      predictor.observe(draws.uniform(1, 2, 3), np.empty((3, 0)))
+      if step > 10:
+        # One fit of each in three observations.
+        age = predictor.history.count - predictor.fitted_at
+        self.assertCountEqual(age, [0, 1, 2])
+
+  @parameterized.parameters((1, 0, 1), (1, 1, 1))
+  def test_a_worker_that_was_reset_is_predicted_as_a_new_one(self, p, d, q):
+    own = {'num_workers': 1, 'p': p, 'd': d, 'q': q, 'refit': 30}
+    used, new = self._make(**own), self._make(**own)
+    draws = np.random.default_rng(0)
+    none = np.empty((1, 0))
+    for _ in range(25):
+      used.observe(draws.uniform(5, 9, 1), none)
+    used.reset(0)
+    for _ in range(30):
+      np.testing.assert_array_equal(used.predict(), new.predict())
+      speed = draws.uniform(1, 2, 1)
+      used.observe(speed, none)
+      new.observe(speed, none)
+    self.assertEqual(new.num_fallback, 0)
+
+  def test_fits_one_worker_at_a_time(self):
+    predictor = self._make(num_workers=5)
     draws = np.random.default_rng(0)
     waiting = []
     for _ in range(26):

@@ -69,6 +69,31 @@ class ForestTest(parameterized.TestCase):
       topology.check(left, found, relays=True)
     self.assertEqual(found, plan.forest(left, 5 * _MB))
 
+  def test_an_empty_forest_has_the_bound_of_the_links_of_workers(self):
+    # Each of 3 workers but the root sends up, and as many hops lead down.
+    empty = selection.make_empty(shapes.star([4, 2, 2, 2], [9, 9, 9, 9]))
+    self.assertEqual(empty.bound_Bps, Fraction(4 + 2 + 2 + 2, 2 * 3) * 10**9)
+
+  def test_trees_that_are_hardly_faster_than_rings_are_not_used(self):
+    gains = []
+    for slow in (100, 99, 98, 97, 95, 90, 80, 50):
+      cluster = shapes.star([100, 100, 100, slow])
+      best, candidates = forest.compare_candidates(cluster, 100 * _MB, 0.0)
+      plain, packed = (
+        selection.choose_fastest(
+          [
+            each
+            for each in candidates
+            if (each.name in ('sharded', 'ring', 'ring both ways')) == is_plain
+          ]
+        )
+        for is_plain in (True, False)
+      )
+      gains.append(plain.seconds / packed.seconds)
+      self.assertIs(best, packed if gains[-1] >= 1.05 else plain)
+    self.assertBetween(sorted(gains)[len(gains) // 2], 1.001, 1.05)
+    self.assertGreater(max(gains), 1.05)
+
   @parameterized.parameters(*_ROUTES)
   def test_the_last_worker_needs_no_trees(self, name):
     alone = remove(_groups(), workers=[f'host{i}' for i in range(5)])

@@ -18,7 +18,14 @@ from learning.local_codec import LocalCodec
 from learning.shard_codec import ShardCodec, byte_views
 from tests.support import small, stopping
 from wire import dense
-from wire.codec import Codec, PartialVector, Payload, State, Wire
+from wire.codec import (
+  Codec,
+  PartialVector,
+  Payload,
+  State,
+  StreamablePrefix,
+  Wire,
+)
 
 
 def _half(n):
@@ -94,6 +101,25 @@ class InterfaceTest(parameterized.TestCase):
       expected,
     )
     jax.tree.map(np.testing.assert_array_equal, made.pull(params), params)
+
+
+class StreamablePrefixTest(parameterized.TestCase):
+  @parameterized.product(count=[*range(1, 12)], least=[1, 2, 3, 5])
+  def test_chunks_travel_in_the_most_buckets_of_enough_bytes(
+    self, count, least
+  ):
+    prefix = StreamablePrefix(
+      chunk=2,
+      count=lambda n: count,
+      choose=lambda state, n: np.arange(count),
+      encode=lambda residual, vector: vector,
+    )
+    buckets = prefix.buckets(24, 8 * least)
+    chunks = [chunk for bucket in buckets for chunk in range(*bucket)]
+    self.assertEqual(chunks, [*range(count)])
+    self.assertLen(buckets, max(count // least, 1))
+    smallest = min(end - start for start, end in buckets)
+    self.assertGreaterEqual(smallest, min(least, count))
 
 
 class RunTest(parameterized.TestCase):

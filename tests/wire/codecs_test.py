@@ -105,6 +105,13 @@ class LowRankTest(parameterized.TestCase):
       np.testing.assert_allclose(arrived, (step + 1) * vector, atol=1e-4)
     np.testing.assert_allclose(state.residual, 0, atol=1e-5)
 
+  def test_matrices_that_would_not_become_smaller_are_sent_as_they_are(self):
+    codec = jit_codec(lowrank.make(rank=1).for_matrices([Rows(0, 2, 2)]).push)
+    vector = jnp.asarray([1, 2, 3, 5], jnp.float32)
+    message, state = codec.encode(codec.init(4, 0), vector)
+    np.testing.assert_array_equal(codec.decode(message, 4).vector, vector)
+    np.testing.assert_array_equal(state.residual, 0)
+
   def test_the_power_iteration_recovers_from_zeros(self):
     codec = jit_codec(lowrank.make(rank=1).for_matrices([Rows(0, 4, 4)]).push)
     _, state = codec.encode(codec.init(16, 0), jnp.zeros(16))

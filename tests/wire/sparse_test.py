@@ -9,6 +9,7 @@ from absl.testing import absltest, parameterized
 
 from tests.support import collectives
 from wire import sparse
+from wire.chunks import ChunkSettings
 from wire.codec import Wire, Workspace
 from wire.multi_round import MultiRoundAllreduce
 
@@ -73,6 +74,15 @@ def _largest(norms, count):
 def _whole(rng, *shape):
   # Multiples of 2^10, of which momentum leaves whole numbers for a while.
   return rng.integers(-3, 4, shape).astype(np.float32) * 2**10
+
+
+class SettingsTest(parameterized.TestCase):
+  def test_shares_of_whole_chunks_are_not_rounded_down(self):
+    for unsent in range(100):
+      settings = ChunkSettings(
+        unsent / 100, 1, 'none', 0.0, False, np.dtype(np.float32)
+      )
+      self.assertEqual(settings.count_sent(100), 100 - unsent)
 
 
 class ServerTest(parameterized.TestCase):
@@ -323,6 +333,27 @@ class SumTest(parameterized.TestCase):
         sums.append(summed.vector)
         state = after
       self.assertTrue(all(each is sums[0] for each in sums))
+
+  def test_a_workspace_may_have_served_other_sizes_and_sparsities(self):
+    workspace, rng = Workspace(), np.random.default_rng(0)
+    for n, sparsity in ((40, 0.6), (40, 0.0), (40, 0.6), (16, 0.5), (40, 0.8)):
+      codec = _make(sparsity=sparsity).push
+      multi_round = MultiRoundAllreduce(
+        Wire(codec, codec, codec), n, (), uses_numpy=True
+      )
+      state, gradient = multi_round.init(0), _whole(rng, n)
+      results = []
+      for used in (Workspace(), workspace):
+        rounds = multi_round.start(
+          state, gradient.copy(), stage=0, scale=1.0, workspace=used
+        )
+        contribution = next(rounds)
+        try:
+          while True:
+            contribution = rounds.send(contribution.copy())
+        except StopIteration as end:
+          results.append(end.value)
+      jax.tree.map(np.testing.assert_array_equal, *results)
 
 
 class WireTest(parameterized.TestCase):
