@@ -1,8 +1,10 @@
 """Tests for topology.clusters.pruned: what is left of a cluster."""
 
 import itertools
+import random
 from fractions import Fraction
 
+import networkx as nx
 from absl.testing import absltest, parameterized
 
 import topology
@@ -45,6 +47,38 @@ class WithoutTest(parameterized.TestCase):
     rate = topology.pack(left).rate_Bps
     expected = topology.pack(measured.build_cluster(rates)).rate_Bps
     self.assertAlmostEqual(float(rate / expected), 1, places=6)
+
+  @parameterized.parameters(*range(12))
+  def test_a_sender_reaches_others_as_fast_as_over_the_widest_way(self, seed):
+    rng = random.Random(seed)
+    switches = [f's{i}' for i in range(6)]
+    ring = [*zip(switches, switches[1:] + switches[:1], strict=True)]
+    others = rng.sample([*itertools.permutations(switches, 2)], 12)
+    links = [(a, b, rng.randint(1, 9)) for a, b in dict.fromkeys(ring + others)]
+    workers = ['w0', 'w1', 'w2', 'w3']
+    for worker in workers:
+      links.append((worker, rng.choice(switches), rng.randint(5, 9)))
+      links.append((rng.choice(switches), worker, rng.randint(5, 9)))
+    cluster = parts.make_cluster(workers, switches, links)
+
+    left = remove(cluster, pairs=[('w0', 'w1')])
+
+    wide = {dst: GBps for src, dst, GBps in left.links if src == 'w0.out'}
+    for receiver in ('w2', 'w3'):
+      nodes = {'w0', receiver, *switches}
+      within = [link for link in links if {*link[:2]} <= nodes]
+      loops = [(node, node) for node in nodes]  # So that all are nodes.
+      widest = max(
+        least
+        for least in range(1, 10)
+        if nx.has_path(
+          nx.DiGraph(loops + [(a, b) for a, b, c in within if c >= least]),
+          'w0',
+          receiver,
+        )
+      )
+      self.assertEqual(wide.pop(f'{receiver}.in'), widest)
+    self.assertEmpty(wide)
 
   def test_no_hop_of_a_forest_uses_a_removed_pair(self):
     lost = [('w0', 'w3'), ('w3', 'w0'), ('w1', 'w2')]

@@ -112,6 +112,15 @@ class WindowTest(parameterized.TestCase):
     found = dealing.window(many, chunk_bytes=10**9)
     self.assertEqual(found, 2 * len(many.trees))
 
+  def test_workers_run_ahead_for_the_deepest_tree(self):
+    star, line = (
+      topology.pack(cluster)
+      for cluster in (shapes.star([1, 1, 1]), shapes.line(5, 1))
+    )
+    both = dataclasses.replace(star, trees=star.trees + line.trees)
+    self.assertGreater(dealing.ahead_s(line), dealing.ahead_s(star))
+    self.assertEqual(dealing.ahead_s(both), dealing.ahead_s(line))
+
   def test_a_window_covers_a_round_trip_up_to_the_memory(self):
     forest = _forest([1], 10**6)
     within = dealing.window(forest, chunk_bytes=1000, round_trip_s=0.001)

@@ -321,6 +321,15 @@ class ChainTest(parameterized.TestCase):
 
       self.assertAlmostEqual(total_s, 0.5 + left_s)
 
+  def test_a_chunk_has_no_more_bytes_than_its_tree(self):
+    times = {
+      timing.all_ready_s(
+        LINE, _chain(down=True), 10**8, latency_s=0.25, chunk_bytes=chunk_bytes
+      )
+      for chunk_bytes in (10**8, 10**9)
+    }
+    self.assertLen(times, 1)
+
 
 class EventsTest(parameterized.TestCase):
   """Single trees of random meshes against all their events."""

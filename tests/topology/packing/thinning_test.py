@@ -4,6 +4,7 @@ import itertools
 import random
 from fractions import Fraction
 
+import numpy as np
 from absl.testing import absltest, parameterized
 
 import topology
@@ -48,6 +49,25 @@ class ThinnedTest(parameterized.TestCase):
       self.assertLessEqual(after, before)
     again = thinning.thin(graph, whole, stopping.never)
     self.assertEqual(few, again)
+
+  @parameterized.parameters(
+    ('star([21, 26, 27, 28, 24], [26, 22, 25, 23, 21])', 'allreduce', 8, 2),
+    ('star([21, 26, 27, 28, 24], [26, 22, 25, 23, 21])', 'allgather', 6, 3),
+    ('random_switched(7, 3, 1)', 'allgather', 7, 3),
+    ('pcie()', 'allgather', 17, 4),
+    # Shallow trees that cost a share of the rate would be chosen here.
+    ('random_mesh(5, 9)', 'allreduce', 9, 2),
+  )
+  def test_forests_that_can_be_thinner_are(
+    self, spec, collective, most, deepest
+  ):
+    graph = build_cluster(spec)
+    whole = getattr(exact, collective)(graph)
+    few = thinning.thin(graph, whole, stopping.never)
+    trees, depth = _size(few)
+    self.assertLess(trees * depth, np.prod(_size(whole)))
+    self.assertLessEqual(trees, most)
+    self.assertLessEqual(depth, deepest)
 
   @parameterized.parameters(*range(8))
   def test_unequal_star_of_8_needs_8_shallow_trees(self, seed):
