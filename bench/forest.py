@@ -1,12 +1,13 @@
 """Compares the rates of packed forests with other schemes; times packing.
 
-  python -m bench.forest [--parts=speedups,spread,times,trees,chunks]
-    [--topologies=FOLDER]
+  python -m bench.forest [--parts=shares,spread,times,trees,chunks]
+    [--topologies=FOLDER] [--out=FILE.json] [--picture=FILE.svg]
 
-speedups: the best rate of an allreduce over that of every scheme of
-topology/baselines, per topology.  FOLDER (or $SYNCOPATE_TOPOLOGIES) holds
-JSON files, each with `topologies` and their known optima; without it, the part
-uses one topology of each kind that topology/clusters/ can build.
+shares: the rate of an allreduce by every scheme of topology/baselines, as a
+share of the proven optimum, per topology: boxes with unequal numbers of GPUs,
+and those of FOLDER (or $SYNCOPATE_TOPOLOGIES), which holds JSON files, each
+with `topologies` and their known optima; without it, one topology of each kind
+that topology/clusters/ can build.  Also written as JSON, and drawn.
 spread: the same on links that are more and more unequal, up to 1:100.
 times: seconds of packing, with rates, gaps and trees.
 trees: the trees of the best forests before and after they are thinned; the
@@ -18,14 +19,21 @@ All parts take about 3 minutes on two cores.
 
 import argparse
 import itertools
+import json
 import os
+import pathlib
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
 
 import topology
 from bench import topologies
 from bench.clusters import table
+from outputs import atomic
 from topology.algorithms import stopping
 from topology.baselines import schemes
 from topology.clusters import randomized
@@ -34,7 +42,7 @@ from topology.clusters.cluster import Cluster
 from topology.forests import timing, trees
 from topology.packing import exact, thinning
 
-_PARTS = ('speedups', 'spread', 'times', 'trees', 'chunks')
+_PARTS = ('shares', 'spread', 'times', 'trees', 'chunks')
 _BASELINES = {
   'naive_ring': 'naive ring',
   'naive_ring_both_ways': 'naive both ways',
@@ -45,6 +53,7 @@ _BASELINES = {
   'double_binary_tree': 'double tree',
   'single_server': 'server',
   'sharded_server': 'sharded',
+  'load_balanced_shards': 'balanced shards',
   'equal_shards': 'equal shards',
 }
 _EXACT = 64  # Most workers for which the table of speed-ups is exact.
@@ -69,13 +78,18 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--parts', default=','.join(_PARTS))
   default = os.environ.get('SYNCOPATE_TOPOLOGIES')
   parser.add_argument('--topologies', default=default)
+  parser.add_argument('--out', type=pathlib.Path, help='of shares, JSON')
+  parser.add_argument('--picture', type=pathlib.Path, help='of shares')
   flags = parser.parse_args(argv)
   for part in flags.parts.split(','):
-    if part == 'speedups':
+    if part == 'shares':
       folder = flags.topologies
-      print_speedups(
-        topologies.read(folder) if folder else topologies.built_in()
-      )
+      others = topologies.read(folder) if folder else topologies.built_in()
+      records = print_shares([*topologies.unequal_boxes(), *others])
+      if flags.out:
+        atomic.write(flags.out, json.dumps(records, indent=1) + '\n')
+      if flags.picture:
+        draw_shares(records).savefig(flags.picture)
     elif part == 'spread':
       print_spread()
     elif part == 'times':
@@ -106,10 +120,21 @@ def ratios(cluster: Cluster, best: trees.Forest) -> dict[str, float | None]:
   }
 
 
-def print_speedups(chosen: Sequence[topologies.Topology]) -> None:
-  """Prints a row per topology: the rate, and its ratio to each baseline."""
-  head = 'topology', 'workers', 'GB/s', 'optimum', 'gap'
+def print_shares(
+  chosen: Sequence[topologies.Topology],
+) -> list[dict[str, Any]]:
+  """Prints a row per topology: the optimum, and each scheme's share of it.
+
+  Args:
+    chosen: Topologies of the table.
+
+  Returns:
+    A record per topology: `name`, `workers`, `optimum_GBps`, `gap` of the
+    packed forest and `shares` by name of the scheme.
+  """
+  head = 'topology', 'workers', 'optimum', 'packed', 'gap'
   rows = [(*head, *_BASELINES.values())]
+  records = []
   equal = below = above = 0
   for name, cluster, optimum in chosen:
     count = len(cluster.workers)
@@ -119,21 +144,32 @@ def print_speedups(chosen: Sequence[topologies.Topology]) -> None:
       equal += rate == optimum
       below += rate < optimum
       above += rate > optimum
-    cells = [
-      name,
-      f'{count}',
-      f'{float(rate):.5g}',
-      f'{optimum or "-"}',
-      _gap(best),
-    ]
-    cells += map(_ratio, ratios(cluster, best).values())
+    packed = float(best.rate_Bps / best.bound_Bps)
+    shares = {
+      key: packed / ratio
+      for key, ratio in ratios(cluster, best).items()
+      if ratio is not None
+    }
+    bound = float(best.bound_Bps) / 1e9
+    records.append(
+      {
+        'name': name,
+        'workers': count,
+        'optimum_GBps': bound,
+        'gap': float(best.gap),
+        'shares': {'packed': packed, **shares},
+      }
+    )
+    cells = [name, f'{count}', f'{bound:.5g}', f'{packed:.2f}', _gap(best)]
+    cells += [_ratio(shares.get(key)) for key in _BASELINES]
     rows.append(tuple(cells))
   print(
-    '\nAllreduce: rate of the forest (optimal where the gap is 0), and over '
-    f'that of each scheme:\n\n{table(*rows)}\n\n'
+    '\nAllreduce: the proven optimum, GB/s, and the share of it that each '
+    f'scheme reaches:\n\n{table(*rows)}\n\n'
     '-: a hierarchy needs several groups of workers.  Above '
-    f'{_EXACT} workers the forest, and that of\nequal shards (as of '
-    f'ForestColl), are packed to a gap of {_GAP:.0%}: ratios are true to that.',
+    f'{_EXACT} workers the forest, and that of\nequal shards (ForestColl: '
+    'reduce-scatter, then allgather), are packed to a gap of '
+    f'{_GAP:.0%}.\nBalanced shards are those of hivemind.',
     flush=True,
   )
   if equal + below + above:
@@ -142,6 +178,39 @@ def print_speedups(chosen: Sequence[topologies.Topology]) -> None:
       f'fractions, are below {below} and above {above}.',
       flush=True,
     )
+  return records
+
+
+def draw_shares(records: Sequence[Mapping[str, Any]]) -> Figure:
+  """Returns a figure of `print_shares`: a cell per topology and scheme.
+
+  Args:
+    records: What it returns.
+  """
+  titles = {'packed': 'packed', **_BASELINES}
+  values = np.array(
+    [[each['shares'].get(key, np.nan) for key in titles] for each in records]
+  )
+  figure = Figure((8.5, 1.6 + 0.24 * len(records)), layout='constrained')
+  axes = figure.subplots()
+  axes.imshow(values, cmap='cividis', vmin=0, vmax=1, aspect='auto')
+  names = [f'{each["name"]} ({each["workers"]})' for each in records]
+  axes.set_yticks(range(len(names)), names, fontsize=8)
+  axes.set_xticks(
+    range(len(titles)), titles.values(), fontsize=8, rotation=35, ha='left'
+  )
+  axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False)
+  for (row, column), value in np.ndenumerate(values):
+    text = '-' if np.isnan(value) else f'{value:.2f}'
+    color = 'black' if np.isnan(value) or value > 0.55 else 'white'
+    axes.text(
+      column, row, text, ha='center', va='center', fontsize=7, color=color
+    )
+  axes.set_xlabel(
+    'Rate of an allreduce over the proven optimum (workers in brackets)',
+    fontsize=9,
+  )
+  return figure
 
 
 def print_spread(seeds: Sequence[int] = _SEEDS) -> None:

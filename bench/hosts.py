@@ -102,6 +102,7 @@ def cases() -> dict[str, Case]:
     'random6': _hosts(6)._replace(pairs=_random(6)),
     'random8': _hosts(8)._replace(pairs=_random(8)),
     'equal8': _hosts(8),
+    'slow8': Case([200] * 7 + [100], [200] * 7 + [100], {}),
   }
 
 

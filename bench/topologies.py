@@ -91,6 +91,16 @@ PHASES_OF = (
   'random_switched(12, 4, 1)',
 )
 _STAR = 'star([20, 21, 22, 23, 24, 25, 26, 27])'
+_UNEQUAL = (
+  'mi250([8, 8])',
+  'mi250([12, 12])',
+  'mi250([8, 16])',
+  'dgx_a100([8, 4])',
+  'dgx_a100([8, 2])',
+  'dgx_a100([8, 8, 4])',
+  'dgx_h100([8, 4])',
+  'dgx_h100([8, 8, 2])',
+)
 _BUILT_IN = (
   'full_mesh(8, 25)',
   'ring(8, 25)',
@@ -144,6 +154,11 @@ def read(folder: str | pathlib.Path) -> list[Topology]:
   if not topologies:
     raise ValueError(f'--topologies: expected JSON files, got {folder}.')
   return topologies
+
+
+def unequal_boxes() -> list[Topology]:
+  """Returns boxes of which some have fewer GPUs than others."""
+  return [Topology(name, build_cluster(name), None) for name in _UNEQUAL]
 
 
 def exact_specs() -> list[str]:

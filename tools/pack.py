@@ -3,11 +3,26 @@
   python -m tools.pack FILE|BUILDER [--collective=allreduce] [--out=FILE.json]
     [--gap=0] [--max_trees=N] [--time_limit_s=S] [--baselines] [--dot=FILE.dot]
     [--size=100MB --latency_us=5 --message_us=0]
+    [--nvlink_GBps=25 --pcie_GBps=12 --socket_GBps=10] [--unit_GBps=0.125]
+    [--node_GBps=25 --switch_GBps=100 --hosts='n[0-3]']
 
-FILE is a cluster as JSON, BUILDER a call of a function that
-topology/clusters/builders.py has, such as 'dgx_a100(2)'.  Prints a table: the
-rate, the bound that no forest can exceed, the trees, their bottleneck and, with
---baselines, the rates of other schemes; with --size the time for that size.
+BUILDER is a call of a function that topology/clusters/builders.py has, such as
+'dgx_a100(2)'; boxes with unequal numbers of GPUs are 'dgx_a100([8, 4])',
+'dgx_h100([8, 8, 2])' or 'mi250([8, 8])'.  FILE is one of these:
+
+  nodes and links as JSON       (docs/files.md), or a forest
+  `nvidia-smi topo -m >FILE`    --nvlink_GBps; without NVLinks --pcie_GBps and
+                                --socket_GBps
+  NCCL_TOPO_DUMP_FILE (XML)     --socket_GBps where PCIe joins processors;
+                                others where the file does not say
+  SLURM's topology.conf         --node_GBps, --switch_GBps; --hosts
+  a matrix as CSV or .npy       --unit_GBps if it is not in GB/s
+
+The flags are capacities that the file lacks; a missing one is asked for.
+
+Prints a table: the rate, the bound that no forest can exceed, the trees, their
+bottleneck and, with --baselines, the rates of other schemes; with --size the
+time for that size.
 """
 
 import contextlib
@@ -33,6 +48,15 @@ from topology.forests.trees import Forest
 
 _UNITS = {'B': 1, 'kB': 10**3, 'MB': 10**6, 'GB': 10**9}
 _UNITS |= {'KiB': 2**10, 'MiB': 2**20, 'GiB': 2**30}
+# Capacities that files may lack.
+_CAPACITIES = {
+  'nvlink_GBps': 'GB/s each way of one NVLink.',
+  'pcie_GBps': 'GB/s each way of the PCIe link of a GPU or a switch.',
+  'socket_GBps': 'GB/s each way between a socket and the others.',
+  'node_GBps': "GB/s each way of a host's link, for topology.conf.",
+  'switch_GBps': 'GB/s each way between two switches, for topology.conf.',
+  'unit_GBps': 'GB/s of a 1 in a matrix: 0.125 for Gbit/s; by default 1.',
+}
 _MAX_NAMES = 6  # Links and nodes of the bottleneck, at most.
 _EVERY_S = 1.0  # Between two progress lines in a file.
 _ERASE = '\r\x1b[2K'
@@ -47,7 +71,12 @@ def main(argv: list[str]) -> None:
     size = _size(given.size, given.latency_us, given.message_us)
     _check_folder('out', given.out)
     _check_folder('dot', given.dot)
-    cluster = files.read_cluster(argv[1])
+    known = {name: given[name].value for name in _CAPACITIES}
+    cluster = files.read_cluster(
+      argv[1],
+      {name: value for name, value in known.items() if value is not None},
+      given.hosts,
+    )
     with _progress() as progress:
       start_s = time.perf_counter()
       packed = topology.pack(
@@ -296,4 +325,7 @@ if __name__ == '__main__':
   flags.DEFINE_string('size', None, 'Bytes to time, such as 100MB.')
   flags.DEFINE_float('latency_us', 0.0, 'Microseconds of every link.')
   flags.DEFINE_float('message_us', 0.0, 'Microseconds for each chunk and hop.')
+  for _name, _help in _CAPACITIES.items():
+    flags.DEFINE_string(_name, None, _help)  # Text is exact: '100/3'.
+  flags.DEFINE_string('hosts', '', "Hosts of topology.conf: 'n[0-3,8]'.")
   app.run(main)

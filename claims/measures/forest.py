@@ -20,6 +20,8 @@ NETWORKS = {
   'tree': 'tree([4, 4], [25, 25])',
 }
 _RATIOS = {'quick': (1, 10, 100), 'full': (1, 3, 10, 30, 100)}
+# Schemes that were added after the rules of the entry had been written.
+_LATER = ('load_balanced_shards',)
 _ORDERED = ('naive_ring', 'naive_ring_both_ways', 'single_server')
 
 
@@ -109,7 +111,11 @@ def _rates(spec: str, ratio: int, seed: int) -> Mapping[str, object]:
   """Returns the forest's rate over that of each scheme, and its properties."""
   cluster = randomized.spread(build_cluster(spec), ratio, seed)
   best = topology.pack(cluster)
-  over = {k: v for k, v in bench.ratios(cluster, best).items() if v is not None}
+  over = {
+    name: ratio
+    for name, ratio in bench.ratios(cluster, best).items()
+    if ratio is not None and name not in _LATER
+  }
   phases = topology.pack(cluster, overlap=False)
   strong = [v for k, v in over.items() if k not in (*_ORDERED, 'equal_shards')]
   return {

@@ -55,7 +55,7 @@ class BenchForestTest(absltest.TestCase):
     self.assertEqual(read[1].optimum_GBps, Fraction(5, 2))
 
     folder = _folder(right='3', low='5/2', high='4', higher='5')
-    text = _print('--parts=speedups', f'--topologies={folder}')
+    text = _print('--parts=shares', f'--topologies={folder}')
 
     self.assertIn('Of 4 known optima, rates equal 1, ', text)
     self.assertIn('are below 2 and above 1.', text)

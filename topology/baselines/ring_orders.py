@@ -7,10 +7,13 @@ import random
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+import numpy as np
+
 from topology.baselines.ways import Ways
 from topology.clusters.cluster import Ends
 
 _EXACT = 8  # Workers up to which all orders are tried.
+_BY_PAIRS = 12  # Workers up to which the widest ring of pairs is found.
 _KICKS = 40  # How often the best order so far is changed at random.
 _SEGMENT = 3  # Workers that are put elsewhere together, at most.
 _WORK = 1_000_000  # Changes of links looked at, all together: seconds.
@@ -26,9 +29,14 @@ def best_order(ways: Ways, *, both_ways: bool) -> list[str]:
   by most hops for its capacity.  Up to 8 workers all orders are tried, and the
   first of the best is taken.
 
-  Above, it is a heuristic that may miss the best.  It starts from the order of
-  the cluster, and from one in which each worker is followed by that with the
-  widest way to it.  The ring is cut at a hop over its fullest link, and
+  Up to 12 the bottleneck travelling salesman problem over the bandwidths of
+  pairs is solved (Held and Karp, 1962, in O(2^n n^2)): the best order if hops
+  share no links, as in a mesh or around one switch.
+
+  Above, and where hops share links, it is a heuristic that may miss the best.
+  It starts from the order of the cluster, from one in which each worker is
+  followed by that with the widest way to it, and from that of the pairs.  The
+  ring is cut at a hop over its fullest link, and
   elsewhere, to move a segment of up to 3 workers (or-opt) or to turn a longer
   one round (2-opt), as long as this leaves the links it changes emptier, the
   fullest first.  Then two segments of the best order change places at random
@@ -151,7 +159,9 @@ def _cuts(count: int) -> Iterator[tuple[int, int]]:
 
 def _searched(ring: _Ring) -> _Order:
   rng = random.Random(0)
-  starts = tuple(range(ring.count)), _greedy(ring.alone)
+  starts = [tuple(range(ring.count)), _greedy(ring.alone)]
+  if ring.count <= _BY_PAIRS:
+    starts.insert(0, _widest(ring.alone))
   best = min((ring.improved(start) for start in starts), key=ring.fullest)
   for _ in range(_KICKS):
     if ring.work < 0 or ring.fullest(best) <= ring.least:
@@ -160,6 +170,39 @@ def _searched(ring: _Ring) -> _Order:
     kicked = best[:i] + best[j:k] + best[i:j] + best[k:]
     best = min(ring.improved(kicked), best, key=ring.fullest)
   return best
+
+
+def _widest(alone: Sequence[Sequence[float]]) -> _Order:
+  """Returns the ring whose fullest hop alone is as empty as can be.
+
+  Args:
+    alone: How full each ordered pair makes its links, [n][n].
+  """
+  full = np.array(alone)
+  count = len(full)
+  # How full the fullest hop is of the best way from worker 0 through a set of
+  # the others to one of it; sets are bits.
+  fullest = np.full((1 << (count - 1), count - 1), np.inf)
+  before = np.zeros(fullest.shape, int)
+  for j in range(count - 1):
+    fullest[1 << j, j] = full[0, j + 1]
+  for passed in range(1, len(fullest)):
+    reached = np.maximum(fullest[passed][:, None], full[1:, 1:])
+    nearest = reached.argmin(0)
+    for j in range(count - 1):
+      following = passed | 1 << j
+      least = reached[nearest[j], j]
+      if following != passed and least < fullest[following, j]:
+        fullest[following, j], before[following, j] = least, nearest[j]
+  passed = len(fullest) - 1
+  last = int(np.maximum(fullest[passed], full[1:, 0]).argmin())
+  order = [last + 1]
+  while len(order) < count - 1:
+    previous = int(before[passed, last])
+    passed ^= 1 << last
+    last = previous
+    order.append(last + 1)
+  return 0, *order[::-1]
 
 
 def _greedy(alone: Sequence[Sequence[float]]) -> _Order:

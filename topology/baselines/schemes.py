@@ -13,14 +13,18 @@ import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+import numpy as np
+
 from topology.algorithms import weighted
 from topology.baselines import ring_orders
 from topology.baselines.ways import Ways, ways_of
 from topology.clusters.cluster import Cluster
 from topology.forests import trees
+from topology.packing import weights
 from topology.packing.pack import pack
 
 _EXACT = 64  # Workers up to which phases are packed exactly.
+_UNITS = 2**30  # Of the sizes of shards.
 _RINGS = 16  # Rotated rings, at most: each has N trees of N hops up and down.
 
 
@@ -41,8 +45,8 @@ def naive_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 def best_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   """Returns a ring through the workers in the fastest order.
 
-  Above 8 workers the order is the best that a heuristic finds: see
-  `ring_orders.best_order`.
+  Up to 8 workers, and up to 12 where pairs share no link, the order is the
+  best; else the best that a heuristic finds: see `ring_orders.best_order`.
   """
   order = ring_orders.best_order(ways_of(cluster), both_ways=False)
   return _build_rings(cluster, best, [order])
@@ -187,6 +191,44 @@ def sharded_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   return _fit_forest(cluster, best, columns)
 
 
+def load_balanced_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
+  """Returns a parameter server at each worker, for shards of the best sizes.
+
+  As hivemind divides an allreduce among peers of unequal bandwidth (Ryabinin et
+  al., "Moshpit SGD", 2021): a linear program sizes the shards so that the
+  fullest link is as empty as can be, to 2e-7 of the rate.  Around one switch,
+  of which worker i has the rate b_i each way, an allreduce of one byte among n
+  workers takes max(1 / min b_i, (2 n - 2) / sum b_i) seconds.  For an allgather
+  and a reduce-scatter, whose shards are equal, that is `sharded_server`.
+  """
+  if best.collective != 'allreduce' or len(cluster.workers) == 1:
+    return sharded_server(cluster, best)
+  ways, workers = ways_of(cluster), cluster.workers
+  columns = [
+    _build_tree(ways, root, [(root, w) for w in workers if w != root])
+    for root in workers
+  ]
+  place = {ends: i for i, ends in enumerate(cluster.capacity_Bps)}
+  loads = np.zeros((len(place), len(columns)), np.int64)
+  for number, column in enumerate(columns):
+    for hop in (*column.up, *column.down):
+      for ends in itertools.pairwise(hop):
+        loads[place[ends], number] += 1
+  capacity = np.array([float(Bps) for Bps in cluster.capacity_Bps.values()])
+  sizes, _ = weights.best(loads, capacity)
+  # Exact fractions of some digits: those of floats have hundreds.
+  units = np.rint(sizes / sizes.max() * _UNITS).astype(np.int64)
+  return _fit_forest(
+    cluster,
+    best,
+    [
+      column._replace(weight=int(unit))
+      for column, unit in zip(columns, units, strict=True)
+      if unit
+    ],
+  )
+
+
 def equal_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   """Returns the fastest reduce-scatter and then the fastest allgather.
 
@@ -215,7 +257,8 @@ def build_all(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
 
   These are the functions of this module, from rings to `equal_shards`.  A dict
   without `hierarchical` if the cluster has only one group of workers, without
-  `equal_shards` unless `best` is an allreduce; empty for a single worker.
+  `load_balanced_shards` and `equal_shards` unless `best` is an allreduce; empty
+  for a single worker.
 
   Args:
     cluster: Workers, switches and links.
@@ -227,7 +270,7 @@ def build_all(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
   if len(ways_of(cluster).groups()) == 1:
     left_out.append(hierarchical)
   if best.collective != 'allreduce':
-    left_out.append(equal_shards)
+    left_out += [load_balanced_shards, equal_shards]
   return {
     scheme.__name__: scheme(cluster, best)
     for scheme in _ALL
@@ -314,5 +357,5 @@ def _rotate(order: Sequence[str], by: int) -> list[str]:
 _ALL = (
   *(naive_ring, naive_ring_both_ways, best_ring, best_ring_both_ways),
   *(rotated_rings, hierarchical, double_binary_tree),
-  *(single_server, sharded_server, equal_shards),
+  *(single_server, sharded_server, load_balanced_shards, equal_shards),
 )

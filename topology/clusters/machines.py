@@ -1,9 +1,13 @@
 """Accelerator machines, alone and joined by their network cards.
 
 Workers are GPUs or the dies of one, in the order in which their makers number
-them.  Docstrings name the default capacities that are nominal, the maker's
-figures; measure them where it matters.  Arguments are as in `clusters.shapes`.
+them.  A job may have only some GPUs of a box, the first ones: where `boxes` is
+a list, it has the number of GPUs in each box.  Docstrings name the default
+capacities that are nominal, the maker's figures; measure them where it
+matters.  Other arguments are as in `clusters.shapes`.
 """
+
+from collections.abc import Sequence
 
 from topology.clusters import parts
 from topology.clusters.cluster import Cluster
@@ -45,23 +49,38 @@ def dgx_1(gpu: str) -> Cluster:
 
 
 def dgx_a100(
-  boxes: int, *, box_GBps: Capacity = 300, rail_GBps: Capacity = 25
+  boxes: int | Sequence[int],
+  *,
+  box_GBps: Capacity = 300,
+  rail_GBps: Capacity = 25,
 ) -> Cluster:
-  """Returns boxes of 8 workers around a switch, joined by two rails.
+  """Returns boxes of up to 8 workers around a switch, joined by two rails.
 
   The switch stands for a DGX A100's NVSwitches.  NVIDIA's figures: 300 GB/s
   each way over the 12 NVLinks of a GPU, 200 Gbit/s for its network card.  One
   rail for even GPUs and one for odd ones are those of ForestColl (Zhao et al.,
   arXiv 2402.06787, 2024).  A rail is a switch for all boxes; a single box has
   none.  Capacities are those of a worker's links to and from the switches.
+
+  Args:
+    boxes: Number of boxes of 8, or the number of GPUs in each, 1 to 8.
+    box_GBps: Capacity of a worker's links to and from the switch of its box.
+    rail_GBps: Capacity of its links to and from its rail.
+
+  Example:
+    >>> len(dgx_a100([8, 4]).workers)
+    12
   """
   return _switched(boxes, 2, box_GBps, rail_GBps)
 
 
 def dgx_h100(
-  boxes: int, *, box_GBps: Capacity = 450, rail_GBps: Capacity = 50
+  boxes: int | Sequence[int],
+  *,
+  box_GBps: Capacity = 450,
+  rail_GBps: Capacity = 50,
 ) -> Cluster:
-  """Returns boxes of 8 workers around a switch, joined by eight rails.
+  """Returns boxes of up to 8 workers around a switch, joined by eight rails.
 
   The switch stands for a DGX H100's NVSwitches, used without their sums and
   copies.  NVIDIA's figures: 450 GB/s each way over the 18 NVLinks of a GPU,
@@ -73,9 +92,12 @@ def dgx_h100(
 
 
 def mi250(
-  boxes: int, *, xgmi_GBps: Capacity = 50, rail_GBps: Capacity = 16
+  boxes: int | Sequence[int],
+  *,
+  xgmi_GBps: Capacity = 50,
+  rail_GBps: Capacity = 16,
 ) -> Cluster:
-  """Returns boxes of 16 workers, the dies of 8 MI250s, joined by one switch.
+  """Returns boxes of up to 16 workers, dies of 8 MI250s, joined by one switch.
 
   50 GB/s each way per link is AMD's figure for 16 lanes of xGMI at 25 GT/s, as
   are four links within a package.  The other links of the box, and 16 GB/s
@@ -83,18 +105,21 @@ def mi250(
   et al., arXiv 2402.06787, 2024).
 
   Args:
-    boxes: Number of them, at least 1; a single one has no switch.
+    boxes: Number of boxes of 16, or the number of dies in each, 1 to 16; a
+      single box has no switch.
     xgmi_GBps: Capacity of one link in a box; some dies share two or four.
     rail_GBps: Capacity of a worker's links to and from the switch.
   """
-  names = parts.make_names('w', 16 * parts.check_integer(boxes, 'boxes'))
+  counts = _counts(boxes, 16)
+  names = parts.make_names('w', sum(counts))
   unit = parts.check_capacity(xgmi_GBps, 'xgmi_GBps')
-  links = []
-  for box in range(boxes):
-    for count, pairs in _pairs(_MI250, names[16 * box :]):
-      links += parts.make_links(pairs, count * unit)
+  links, first = [], 0
+  for count in counts:
+    for times, pairs in _pairs(_MI250, names[first : first + count]):
+      links += parts.make_links(pairs, times * unit)
+    first += count
   rails = parts.make_links([(w, 's0') for w in names], rail_GBps, 'rail_GBps')
-  several = boxes > 1
+  several = len(counts) > 1
   return parts.make_cluster(names, ['s0'] * several, links + rails * several)
 
 
@@ -123,28 +148,49 @@ def pcie(
   return parts.make_cluster(names, switches, links)
 
 
+def _counts(boxes: object, full: int) -> list[int]:
+  """Returns the number of workers in each box.
+
+  Args:
+    boxes: Number of full boxes, or a list of the workers in each.
+    full: Workers of a full box.
+  """
+  if not isinstance(boxes, list | tuple):
+    return [full] * parts.check_integer(boxes, 'boxes')
+  counts = parts.check_list(boxes, 'boxes', parts.check_integer)
+  if max(counts) > full:
+    raise ValueError(
+      f'boxes: expected at most {full} workers in each, got {counts}.'
+    )
+  return counts
+
+
 def _pairs(
-  table: dict[int, str], names: list[str]
+  table: dict[int, str], names: Sequence[str]
 ) -> list[tuple[int, list[tuple[str, str]]]]:
-  """Pairs of nodes by the number of links between them."""
+  """Pairs of the nodes that are there, by the number of links between them."""
   found = []
   for count, each in table.items():
-    ends = [[names[int(digit, 16)] for digit in pair] for pair in each.split()]
-    found.append((count, [(a, b) for a, b in ends]))
+    ends = [[int(digit, 16) for digit in pair] for pair in each.split()]
+    there = [(a, b) for a, b in ends if max(a, b) < len(names)]
+    found.append((count, [(names[a], names[b]) for a, b in there]))
   return found
 
 
 def _switched(
-  boxes: int, rails: int, box_GBps: Capacity, rail_GBps: Capacity
+  boxes: object, rails: int, box_GBps: Capacity, rail_GBps: Capacity
 ) -> Cluster:
-  """Boxes of 8 around a switch; worker i of each is on rail i % rails."""
-  names = parts.make_names('w', 8 * parts.check_integer(boxes, 'boxes'))
-  inner = [(name, f's{i // 8}') for i, name in enumerate(names)]
-  outer = [(name, f's{boxes + i % rails}') for i, name in enumerate(names)]
-  box = parts.make_links(inner, box_GBps, 'box_GBps')
+  """Boxes of up to 8 around a switch; worker i of each is on rail i % rails."""
+  counts = _counts(boxes, 8)
+  places = [(box, i) for box, n in enumerate(counts) for i in range(n)]
+  names = parts.make_names('w', len(places))
+  inner, outer = [], []
+  for name, (box, i) in zip(names, places, strict=True):
+    inner.append((name, f's{box}'))
+    outer.append((name, f's{len(counts) + i % rails}'))
+  inside = parts.make_links(inner, box_GBps, 'box_GBps')
   rail = parts.make_links(outer, rail_GBps, 'rail_GBps')
-  if boxes == 1:
-    return parts.make_cluster(names, ['s0'], box)
-  return parts.make_cluster(
-    names, parts.make_names('s', boxes + rails), [*box, *rail]
-  )
+  if len(counts) == 1:
+    return parts.make_cluster(names, ['s0'], inside)
+  switches = parts.make_names('s', len(counts) + min(rails, max(counts)))
+  return parts.make_cluster(names, switches, [*inside, *rail])

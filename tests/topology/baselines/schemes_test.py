@@ -2,9 +2,12 @@
 
 import itertools
 import json
+import random
 from fractions import Fraction
 
+import numpy as np
 from absl.testing import absltest, parameterized
+from scipy import optimize
 
 import topology
 from tests.support import requires
@@ -117,7 +120,8 @@ class SoundnessTest(parameterized.TestCase):
       'single_server',
       'sharded_server',
     ]
-    want += ['equal_shards'] if collective == 'allreduce' else []
+    if collective == 'allreduce':
+      want += ['load_balanced_shards', 'equal_shards']
     self.assertEqual(list(made), want)
     ratio = {}
     for name, scheme in made.items():
@@ -223,6 +227,70 @@ class RateTest(parameterized.TestCase):
     self.assertEqual(schemes.hierarchical(graph, best).rate_Bps, GB)
     rotated = schemes.rotated_rings(graph, best)
     self.assertEqual(rotated.rate_Bps, Fraction(8 * GB, 2 * 7))
+
+  @parameterized.parameters(
+    ([10] * 8,),
+    ([100, 100, 100, 50, 50, 10],),  # Bound by the slowest host.
+    ([9, 8, 7, 6, 5, 4.5],),  # Bound by all hosts together.
+    ([3, 2],),
+    ([1] * 7 + [0.5],),
+  )
+  def test_balanced_shards_around_a_switch_are_the_optimum(self, GBps):
+    graph, count = shapes.star(GBps), len(GBps)
+    best = topology.pack(graph)
+    scheme = schemes.load_balanced_shards(graph, best)
+    seconds = max(1 / min(GBps), (2 * count - 2) / sum(GBps))
+    self.assertAlmostEqual(float(scheme.rate_Bps) * seconds / GB, 1, 6)
+    self.assertAlmostEqual(float(best.rate_Bps) * seconds / GB, 1, 12)
+
+  @parameterized.parameters(*range(4))
+  def test_no_other_sizes_of_shards_are_faster(self, seed):
+    graph = randomized.random_mesh(6, seed)
+    scheme = schemes.load_balanced_shards(graph, topology.pack(graph))
+    # Each of the other workers sends its part of a shard to the shard's worker
+    # and gets the sum: a shard of x loads the links to and from it by x.
+    found = optimize.linprog(
+      -np.ones(6),
+      A_ub=[
+        [float(worker in link[:2]) for worker in graph.workers]
+        for link in graph.links
+      ],
+      b_ub=[float(link.GBps) for link in graph.links],
+    )
+    self.assertAlmostEqual(float(scheme.rate_Bps) / GB / -found.fun, 1, 6)
+
+  @parameterized.parameters(8, 16, 32)
+  def test_a_host_at_half_rate_costs_the_least_that_is_possible(self, hosts):
+    # OptCC, arXiv 2606.01680: overhead over a ring of equal hosts, f = 1/2.
+    half = Fraction(1, 2)
+    least = max(
+      (1 - half) / (hosts - 1 + half), hosts / (2 * half * (hosts - 1)) - 1
+    )
+    equal, slow = (
+      shapes.star([1] * hosts),
+      shapes.star([1] * (hosts - 1) + [half]),
+    )
+    ring = schemes.naive_ring(equal, topology.pack(equal))
+    packed = topology.pack(slow)
+    self.assertEqual(packed.gap, 0)
+    self.assertEqual(ring.rate_Bps / packed.rate_Bps, 1 + least)
+    degraded = schemes.best_ring_both_ways(slow, packed)
+    self.assertEqual(ring.rate_Bps / degraded.rate_Bps, 2)
+
+  @parameterized.parameters(9, 10, 12)
+  def test_rings_of_up_to_12_in_a_mesh_are_the_widest(self, count):
+    # Of a hidden ring of wide links among narrow ones.
+    rng = random.Random(count)
+    order = rng.sample(range(count), count)
+    wide = {*itertools.pairwise([*order, order[0]])}
+    names = [f'w{i}' for i in range(count)]
+    links = tuple(
+      Link(names[a], names[b], Fraction(10 if (a, b) in wide else 9))
+      for a, b in itertools.permutations(range(count), 2)
+    )
+    graph = Cluster(tuple(names), tuple(names), links)
+    ring = schemes.best_ring(graph, topology.pack(graph, gap=0.1))
+    self.assertEqual(ring.rate_Bps, Fraction(10 * GB * count, 2 * (count - 1)))
 
   def test_hierarchy_of_one_group_is_an_error(self):
     graph = shapes.full_mesh(3, 1)

@@ -33,6 +33,44 @@ _FIELD = (
 )
 
 
+class FormatTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (b'\xef\xbb\xbf0,25\r\n25,0\r\n', {}),
+    (b'\tGPU0\tGPU1\nGPU0\t X \tNV1\nGPU1\tNV1\t X \n', {'nvlink_GBps': 25}),
+    (b'# a\nSwitchName=s Nodes=n[0-1]', {'node_GBps': '25'}),
+    (
+      b'<system><cpu>'
+      b'<pci busid="0"><gpu dev="0" rank="0" sm="70"/></pci>'
+      b'<pci busid="1"><gpu dev="1" rank="1" sm="70"/></pci></cpu></system>',
+      {'pcie_GBps': 25},
+    ),
+  )
+  def test_the_content_of_a_file_tells_its_format(self, content, capacities):
+    path = pathlib.Path(tempfile.mkdtemp(), 'file')
+    path.write_bytes(content)
+    cluster = forests.read_cluster(str(path), capacities)
+    self.assertEqual(topology.pack(cluster).rate_Bps, 25 * 10**9)
+    with self.assertRaisesRegex(ValueError, 'switch_GBps: expected no value'):
+      forests.read_cluster(str(path), capacities | {'switch_GBps': 1})
+
+  @parameterized.parameters(b'', b'hello', b'\xff\xfe\x00', b'\x93NUMPY\x01')
+  def test_other_content_is_refused_by_the_name_of_the_file(self, content):
+    path = pathlib.Path(tempfile.mkdtemp(), 'file')
+    path.write_bytes(content)
+    with self.assertRaisesRegex(ValueError, f'{path}: expected '):
+      forests.read_cluster(str(path))
+
+  def test_hosts_and_capacities_of_a_builder_are_refused(self):
+    with self.assertRaisesRegex(ValueError, 'pcie_GBps: expected no value'):
+      forests.read_cluster('ring(4, 25)', {'pcie_GBps': 1})
+    path = pathlib.Path(tempfile.mkdtemp(), 'file')
+    path.write_text('0,1\n1,0')
+    with self.assertRaisesRegex(
+      ValueError, 'hosts: expected none but for SLURM'
+    ):
+      forests.read_cluster(str(path), hosts='n0')
+
+
 class FuzzTest(parameterized.TestCase):
   """A thousand kinds of damage: read as what it is, or refused by name."""
 

@@ -1,0 +1,1 @@
+"""Clusters from files of NVIDIA's tools, NCCL and SLURM, and from matrices."""
