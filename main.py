@@ -23,7 +23,7 @@ from cluster.process.exits import (
   end,
 )
 from cluster.training_loop import Run
-from configs import sections
+from configs import paths, sections
 from outputs import transient
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -32,8 +32,8 @@ _CONFIG = config_flags.DEFINE_config_file(
   'Experiment, FILE.py or FILE.py:VARIANT; --config.SECTION.FIELD=VALUE '
   'changes a field.',
 )
-_WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'Folder for the outputs; by default a new one under runs/.'
+_WORKDIR = paths.define_path(
+  'workdir', 'Folder for the outputs; by default a new one under runs/.'
 )
 _PROCESS = {
   'role': flags.DEFINE_string(

@@ -11,7 +11,7 @@ import sys
 from absl import app, flags
 from ml_collections import config_flags
 
-from configs import sections
+from configs import paths, sections
 from outputs import transient
 from sweeps import driver
 
@@ -45,7 +45,7 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_string(
     'grid', None, 'FIELD=VALUE,VALUE; ...; by default GRID of the config file.'
   )
-  flags.DEFINE_string('out', None, 'Folder of the sweep.', required=True)
+  paths.define_path('out', 'Folder of the sweep.', required=True)
   flags.DEFINE_integer(
     'jobs', 0, 'Runs at a time; by default one on each GPU, or core.'
   )

@@ -26,7 +26,7 @@ from cluster.speed import driving
 from cluster.speed.speed import Speed
 from cluster.training_loop import Run
 from cluster.virtual import tuning
-from configs import default, sections
+from configs import default, paths, sections
 from configs.checks import require
 from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
@@ -90,7 +90,7 @@ def build(
     'task': task and (task.params, task.stats),
     'dataset': dataset,
   }
-  choose = _check_config(config, own)
+  config, choose = _check_config(config, own)
   tracking.check(config.outputs.mlflow)
   compilations.configure(config)  # Before anything starts XLA.
   learn = functools.partial(learning.make, task=task, dataset=dataset)
@@ -129,7 +129,7 @@ def check(config: ConfigDict) -> Mapping[str, Any]:
     ValueError: As of `build`.
   """
   own = dict.fromkeys(('scheme', 'task', 'dataset'))
-  choose = _check_config(config, own)
+  config, choose = _check_config(config, own)
   run, resolved = _assemble(
     config,
     choose,
@@ -281,16 +281,24 @@ def _make_run(
   )
 
 
-def _check_config(config: ConfigDict, own: Mapping[str, Any]) -> Choose:
-  """Checks the whole config; returns a function that selects a section."""
+def _check_config(
+  config: ConfigDict, own: Mapping[str, Any]
+) -> tuple[ConfigDict, Choose]:
+  """Checks the whole config.
+
+  Returns:
+    The config with whole paths, and a function that selects a section of it.
+  """
   defaults = default.get_config()
   sections.check_fields(config, defaults)
+  config = paths.expand_home(config)
   sections.check_values(config)
   sections.check_used(config, defaults, own)
   chosen = ('sync', 'batching', 'wire', 'route', 'model', 'outer', 'staleness')
   for section in chosen:
     sections.choose_section(config, defaults, section)
-  return functools.partial(sections.choose_section, config, defaults)
+  choose = functools.partial(sections.choose_section, config, defaults)
+  return config, choose
 
 
 def _plan(

@@ -115,7 +115,9 @@ def divide(
   """
   members = scheme.make_members(num_workers)
   checks.check_integer('least', least, at_least=1)
-  checks.check_integer('worker_batch', worker_batch, at_least=least)
+  checks.check_integer('worker_batch', worker_batch, at_least=1)
+  expected = f'at most {worker_batch}, the mean of the workers'
+  checks.require(least <= worker_batch, 'least', expected, least)
   total = num_workers * worker_batch
   bounds = batching.expand_bounds(most, num_workers=num_workers, least=least)
   bounds = [min(bound, total) for bound in bounds] or [total] * num_workers

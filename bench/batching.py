@@ -255,7 +255,7 @@ def read_speeds(
   """
   columns = {'worker_column': 'worker', 'order_column': order}
   columns |= {'value_column': value, 'driving_columns': driving}
-  with path.open(encoding='utf-8') as file:
+  with path.open(encoding='utf-8-sig') as file:
     place = file.readline().strip().split(',').index('worker')
     workers = [line.split(',')[place] for line in file]
   counts = [workers.count(worker) for worker in dict.fromkeys(workers)]

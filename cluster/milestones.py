@@ -276,9 +276,15 @@ class Milestones:
     self._recorder.count_losses(finite)
     if len(finite) < len(losses):
       first = losses[len(finite)]
+      advice = 'A smaller config.optimizer.learning_rate may help.'
+      if not first.iteration:
+        advice = (
+          'It is the first of this worker: inputs, targets or initial '
+          'parameters may be not finite or out of range; only with several '
+          'local steps may config.optimizer.learning_rate be too large.'
+        )
       raise FloatingPointError(
         f'The loss of worker {first.worker}, iteration {first.iteration}, is '
-        f'{float(first.loss)}: expected a finite number.  A smaller '
-        'config.optimizer.learning_rate may help.'
+        f'{float(first.loss)}: expected a finite number.  {advice}'
       )
     return self._recorder.take_mean_loss(kind)

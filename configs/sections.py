@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -40,6 +41,16 @@ _PACKAGES = {
   'model': 'models',
   'data': 'data',
 }
+# Fields of the arguments that sections share.
+_FIELDS = {
+  'num_workers': 'config.cluster.workers',
+  'worker_batch': 'config.batching.worker_batch',
+  'seed': 'config.seed',
+  'dtype': 'config.precision.dtype',
+  'directory': 'config.data.dir',
+}
+# Folders of the modules of ml_collections.
+_CONFIG_FOLDERS = ('config_flags', 'config_dict')
 # Former names of fields, and their present names.
 _RENAMED = {
   'route.range_bytes': 'route.bucket_bytes',
@@ -342,7 +353,7 @@ def choose_section(
       f'config.{section}.name: expected one of {options}, got {chosen.name!r}.'
     )
   for option in options:
-    for field, value in _iterate_fields(defaults[option]):
+    for field, value in iterate_fields(defaults[option]):
       got = _read_field(chosen[option], field)
       if option != chosen.name and got != value:
         raise ValueError(
@@ -370,8 +381,15 @@ def build_section(section: str, choose: Choose, **shared: Any) -> Any:
   """
   name, own = choose(section)
   module = importlib.import_module(f'{_PACKAGES[section]}.{name}')
-  with error_prefix(f'config.{section}.{name}'):
+  try:
     return module.make(**own | shared)
+  except ValueError as error:
+    argument = str(error).partition(':')[0]
+    field = _FIELDS.get(argument, '') if argument not in own else ''
+    path = f'config.{section}.{name}.{error}'
+    if field:
+      path = field + str(error).removeprefix(argument)
+    raise ValueError(path) from error
 
 
 def check_used(
@@ -428,7 +446,7 @@ def check_default(
   Raises:
     ValueError: If a field differs from its default; names it.
   """
-  for path, value in _iterate_fields(default):
+  for path, value in iterate_fields(default):
     unused = any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
     got = _read_field(config, path)
     if unused and got != value:
@@ -459,7 +477,7 @@ def read_json(field: str, expected: str, path: str) -> Any:
     ValueError: If the file cannot be read or is no JSON.
   """
   try:
-    return json.loads(pathlib.Path(path).read_text())
+    return json.loads(pathlib.Path(path).read_text(encoding='utf-8-sig'))
   except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
     raise ValueError(f'{field}: expected {expected}, got {error}.') from error
 
@@ -477,13 +495,43 @@ def reject_unknown_flags(argv: list[str]) -> Iterator[None]:
   try:
     yield
   except (AttributeError, KeyError) as error:  # Unknown field, or section.
+    line, is_refused = _find_line(error)
+    if not is_refused:
+      raise  # An error of the config file's own code.
     given = [arg for arg in argv if arg.startswith('--config.')]
     renamed = [
       f'  config.{before} was renamed to config.{now}.'
       for before, now in _RENAMED.items()
       if before.rpartition('.')[2] in re.split('[\'"]', str(error))
     ]
-    sys.exit(f'Refused: unknown field in {given}: {error}{"".join(renamed)}')
+    where = line or (f'in {given}' if given else 'in a flag')
+    cause: Any = error
+    while isinstance(cause, BaseException):
+      cause = cause.args[0]
+    first, *others = str(cause).splitlines()
+    first = first.partition(' Other fields present:')[0]
+    hints = [f'  {each}' for each in others if each.startswith('Did you mean')]
+    hints += renamed
+    sys.exit(f'Refused: unknown field {where}: {first}{"".join(hints)}')
+
+
+def _find_line(error: BaseException) -> tuple[str, bool]:
+  """Returns the line of a config file that raised, and whether a config did.
+
+  Returns:
+    File, number and text of the line, '' if no config file raised; and whether
+    the error is that of a config, not of the file's own code.
+  """
+  frames = traceback.extract_tb(error.__traceback__)
+  folders = [pathlib.PurePath(frame.filename).parent.name for frame in frames]
+  is_refused = folders[-1] in _CONFIG_FOLDERS
+  line, is_loading = '', False
+  for frame, folder in zip(frames, folders, strict=True):
+    if folder == 'config_flags':
+      line, is_loading = '', True
+    elif is_loading and folder != 'config_dict':
+      line = f'in {frame.filename}, line {frame.lineno} ({frame.line})'
+  return line, is_refused
 
 
 def expand_values(
@@ -525,9 +573,14 @@ def host_links(
     for host, count in hosts.items():
       path = f'config.cluster.network.{host}_{link}'
       values = network[f'{host}_{link}']
-      least = 'at least 0' if link == 'latency_s' else 'more than 0'
-      if not all(v > 0 or (v == 0 and link == 'latency_s') for v in values):
-        raise ValueError(f'{path}: expected {least}, got {values!r}.')
+      if link == 'latency_s':
+        valid = all(0 <= value < float('inf') for value in values)
+        expected = 'finite seconds, at least 0'
+      else:
+        valid = all(value > 0 for value in values)
+        expected = 'more than 0'
+      if not valid:
+        raise ValueError(f'{path}: expected {expected}, got {values!r}.')
       values_by_link[link] += expand_values(path, values, count)
   return values_by_link
 
@@ -536,13 +589,13 @@ def _read_field(config: ConfigDict, path: str) -> Any:
   return functools.reduce(lambda node, key: node[key], path.split('.'), config)
 
 
-def _iterate_fields(
+def iterate_fields(
   config: ConfigDict, above: str = ''
 ) -> Iterator[tuple[str, Any]]:
   """Yields the path and the value of every field, sections excluded."""
   for field, value in config.items():
     if isinstance(value, ConfigDict):
-      yield from _iterate_fields(value, f'{above}{field}.')
+      yield from iterate_fields(value, f'{above}{field}.')
     else:
       yield above + field, value
 

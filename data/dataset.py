@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 PADDING = -1  # Target of a position that does not count.
+_CHUNK = 1 << 22  # Numbers that are checked at once.
 
 
 class LazyRows(Protocol):
@@ -73,8 +74,11 @@ class Dataset(NamedTuple):
   def check(self) -> None:
     """Checks that both splits have as many targets as inputs, at least one.
 
+    Of a data set with classes it checks the arrays in memory, too: targets are
+    classes, and inputs are finite.
+
     Raises:
-      ValueError: If one has not; names it.
+      ValueError: If a split is wrong; names it and the first such example.
     """
     for name, split in (('train', self.train), ('test', self.test)):
       inputs, targets = len(split.inputs), len(split.targets)
@@ -83,6 +87,9 @@ class Dataset(NamedTuple):
           f'{name}: expected as many targets as inputs, and at least one, got '
           f'{inputs} inputs and {targets} targets.'
         )
+      if self.num_classes:
+        _check_classes(f'{name}.targets', split.targets, self.num_classes)
+        _check_finite(f'{name}.inputs', split.inputs)
 
   def prepare(self, inputs: jax.Array | np.ndarray) -> Any:
     """Returns standardised images, float32 [B, H, W, C], or the same tokens.
@@ -115,3 +122,40 @@ class Dataset(NamedTuple):
     mean = np.reshape(np.array(self.mean, np.float32), per_channel)
     std = np.reshape(np.array(self.std, np.float32), per_channel)
     return (jnp.asarray(inputs, np.float32) * scale - mean) / std
+
+
+def _check_classes(field: str, targets: Any, count: int) -> None:
+  """Raises ValueError if a target in memory is no class, nor padding."""
+  if not _is_in_memory(targets, 'iu') or not targets.size:
+    return
+  least = 0 if targets.ndim == 1 else PADDING
+  wrong = (targets < least) | (targets >= count)
+  if wrong.any():
+    place = np.unravel_index(np.argmax(wrong), wrong.shape)
+    raise ValueError(
+      f'{field}: expected classes from 0 to {count - 1}, got {targets[place]} '
+      f'of example {place[0]}.'
+    )
+
+
+def _check_finite(field: str, inputs: Any) -> None:
+  """Raises ValueError if an input in memory is NaN or infinite."""
+  if not _is_in_memory(inputs, 'f'):
+    return
+  step = max(_CHUNK // max(inputs[0].size, 1), 1)
+  for start in range(0, len(inputs), step):
+    rows = inputs[start : start + step]
+    wrong = ~np.isfinite(rows)
+    if wrong.any():
+      place = np.unravel_index(np.argmax(wrong), wrong.shape)
+      raise ValueError(
+        f'{field}: expected finite numbers, got {rows[place]} in example '
+        f'{start + place[0]}.'
+      )
+
+
+def _is_in_memory(array: Any, kinds: str) -> bool:
+  """Returns whether an array of one of NumPy's kinds of types is in memory."""
+  if not isinstance(array, np.ndarray) or isinstance(array, np.memmap):
+    return False
+  return array.dtype.kind in kinds

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from configs import default, sections
+from configs import default, paths, sections
 from configs.checks import require
 from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
@@ -110,6 +110,7 @@ def from_config(config: ConfigDict) -> Learning:
   """
   defaults = default.get_config()
   sections.check_fields(config, defaults)
+  config = paths.expand_home(config)
   sections.check_values(config)
   model = config.model.name
   require(model != 'none', 'config.model.name', 'a model', model)
@@ -134,6 +135,8 @@ def _stream(config: ConfigDict, num_train: int) -> Stream:
   batch, steps = batching.worker_batch, sections.iteration_steps(config)
   reason = f'as {workers} workers share the {num_train} examples of an epoch'
   most = num_train // workers
+  few = f'at most {num_train}, the examples of an epoch'
+  require(most > 0, 'config.cluster.workers', few, workers)
   expected = f'at most {most}, {reason}'
   require(batch <= most, 'config.batching.worker_batch', expected, batch)
   most //= batch

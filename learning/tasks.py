@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -262,7 +263,7 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
 
 def _initialized(task: Task, file: str) -> Task:
   """Returns a task that starts from the parameters of a file."""
-  field, path = 'config.model.init', pathlib.Path(file).expanduser()
+  field, path = 'config.model.init', pathlib.Path(file)
   exported.check_suffix(path, field)
   try:
     params, stats = exported.load(path, task.params, task.stats)
@@ -425,9 +426,12 @@ def _schedule(
   name, own = choose('schedule')
   with error_prefix(f'config.schedule.{name}'):
     shape = getattr(schedules, name)(total_epochs=config.epochs, **own)
+  rate = config.optimizer.learning_rate
+  valid = 0 < rate < math.inf
+  require(valid, 'config.optimizer.learning_rate', 'a number above 0', rate)
   with error_prefix('config.schedule'):
     return schedules.schedule(
-      rate=config.optimizer.learning_rate,
+      rate=rate,
       warmup_epochs=config.schedule.warmup_epochs,
       counts=config.schedule.counts,
       shape=shape,

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from absl import app, flags
 from ml_collections import ConfigDict
 
+from configs import paths
 from configs.checks import require
 from learning import placement
 from outputs import atomic
@@ -357,6 +358,6 @@ def _write_links(calibration: Calibration, path: pathlib.Path) -> bool:
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('out', None, 'Config to write, FILE.py.', required=True)
+  paths.define_path('out', 'Config to write, FILE.py.', required=True)
   flags.DEFINE_bool('check', False, 'Predict the runs that follow.')
   app.run(main)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from absl import app, flags
 
 from cluster.parameter_server.checkpoints import read_servers, server_part
+from configs import paths
 from configs.checks import require
 from learning import build as learning
 from learning import exported
@@ -32,9 +33,8 @@ _NUMBER = flags.DEFINE_integer(
 _EVALUATE = flags.DEFINE_bool(
   'evaluate', False, 'Prints the figures of the checkpoint on the test split.'
 )
-_EXPORT = flags.DEFINE_string(
+_EXPORT = paths.define_path(
   'export',
-  None,
   'File that the parameters are written to: FILE.npz or FILE.safetensors.',
 )
 

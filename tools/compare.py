@@ -19,7 +19,7 @@ import numpy as np
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from configs import default, sections
+from configs import default, paths, sections
 from outputs import atomic
 from sweeps import driver, outcomes, plan
 from sweeps.grid import Point
@@ -328,7 +328,7 @@ def _caption(config: ConfigDict, runs: Sequence[ComparedRun]) -> str:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  flags.DEFINE_string('out', None, 'Folder for all outputs.', required=True)
+  paths.define_path('out', 'Folder for all outputs.', required=True)
   flags.DEFINE_integer('seeds', 3, 'Runs of each variant.')
   flags.DEFINE_list('schemes', _DEFAULT, 'Schemes to compare.')
   shared = (

@@ -18,6 +18,7 @@ from typing import Any
 
 from absl import app, flags
 
+from configs import paths
 from configs.checks import require
 from sweeps import child
 from tools import diagnose, lab
@@ -137,6 +138,6 @@ def _pace(name: str, path: pathlib.Path, measured: dict[str, Any]) -> str:
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('out', None, 'Folder; by default a new one under runs/.')
+  paths.define_path('out', 'Folder; by default a new one under runs/.')
   flags.DEFINE_float('run_s', 20.0, 'Seconds of each run.')
   app.run(main)

@@ -23,6 +23,7 @@ from collections.abc import Iterable
 import numpy as np
 from absl import app, flags
 
+from configs import paths
 from diagnosis import costs, departures, pipeline, verdicts
 from diagnosis.verdicts import Verdict
 from tools.reading import iterations, links, live, manifests, records
@@ -119,8 +120,8 @@ def diagnose_operations(file: pathlib.Path) -> list[Verdict]:
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('csv', None, 'CSV file of iterations.')
-  flags.DEFINE_string('ops', None, 'Parquet file of operations.')
+  paths.define_path('csv', 'CSV file of iterations.')
+  paths.define_path('ops', 'Parquet file of operations.')
   flags.DEFINE_bool('live', False, 'Show who waits for whom in a running run.')
   flags.DEFINE_bool('stacks', False, 'With --live: show stacks of processes.')
   app.run(main)

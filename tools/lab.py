@@ -49,6 +49,7 @@ from typing import NoReturn
 
 from absl import app, flags
 
+from configs import paths
 from configs.checks import require
 from tools.launching import delayed_link, hosts
 
@@ -286,7 +287,7 @@ def _exit(number: int, frame: object) -> NoReturn:
 
 def _text(path: str) -> str:
   try:
-    return pathlib.Path(path).read_text(encoding='utf-8')
+    return pathlib.Path(path).read_text(encoding='utf-8-sig')
   except (OSError, UnicodeDecodeError) as error:
     raise ValueError(f'links: expected a JSON file, got {error}.') from error
 
@@ -294,7 +295,7 @@ def _text(path: str) -> str:
 def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_integer('hosts', 2, 'Hosts of the lab.')
   flags.DEFINE_string('link', '1gbit', 'Rate of every link, both ways.')
-  flags.DEFINE_string('links', None, 'JSON file of the links that differ.')
+  paths.define_path('links', 'JSON file of the links that differ.')
   flags.DEFINE_string('congestion', 'cubic', "TCP's congestion control.")
   flags.DEFINE_bool(
     'slow_start_after_idle',

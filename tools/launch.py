@@ -98,6 +98,7 @@ from cluster.process.exits import (
   ExitRecord,
   Reason,
 )
+from configs import paths
 from configs.checks import require
 from outputs import compiled, transient
 from tools import lab
@@ -528,9 +529,7 @@ def _parse(argv: list[str]) -> list[str]:
     'servers', 0, 'Shards of the parameters; 0: one in each worker.'
   )
   flags.DEFINE_bool('dedicated', False, 'Servers are processes of their own.')
-  flags.DEFINE_string(
-    'workdir', None, 'Folder of the run; by default a new one.'
-  )
+  paths.define_path('workdir', 'Folder of the run; by default a new one.')
   flags.DEFINE_integer(
     'restarts',
     3,

@@ -38,6 +38,7 @@ from typing import Any
 from absl import app, flags
 
 import topology
+from configs import paths
 from configs.checks import require
 from outputs import atomic
 from topology.baselines import schemes
@@ -319,8 +320,8 @@ if __name__ == '__main__':
   flags.DEFINE_float(
     'time_limit_s', None, 'Seconds after which the best forest is used.'
   )
-  flags.DEFINE_string('out', None, 'File for the forest as JSON.')
-  flags.DEFINE_string('dot', None, 'File for the graph in the DOT language.')
+  paths.define_path('out', 'File for the forest as JSON.')
+  paths.define_path('dot', 'File for the graph in the DOT language.')
   flags.DEFINE_bool('baselines', False, 'Compare other schemes.')
   flags.DEFINE_string('size', None, 'Bytes to time, such as 100MB.')
   flags.DEFINE_float('latency_us', 0.0, 'Microseconds of every link.')

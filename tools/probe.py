@@ -76,7 +76,7 @@ from cluster.network.loop_streams import LoopListener
 from cluster.probing import file_format, transfers, trials
 from cluster.process import roles
 from cluster.process.exits import Unmendable
-from configs import sections
+from configs import paths, sections
 from configs.checks import require
 from outputs import atomic, transient
 from tools.calibrating import tables
@@ -348,10 +348,8 @@ def main(argv: list[str]) -> None:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  flags.DEFINE_string(
-    'out', None, 'JSON file; WORKDIR/cluster.json by default.'
-  )
-  flags.DEFINE_string('workdir', None, 'Folder of the run.')
+  paths.define_path('out', 'JSON file; WORKDIR/cluster.json by default.')
+  paths.define_path('workdir', 'Folder of the run.')
   flags.DEFINE_float(
     'seconds', 0.5, 'Seconds of each transfer that are counted.'
   )

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict, config_flags
 
 from batching import curves
 from batching.curves import Curve
-from configs import sections
+from configs import paths, sections
 from configs.checks import require
 from learning import build as learning
 from outputs import atomic
@@ -218,10 +218,10 @@ def _numbers(texts: Sequence[str]) -> list[int]:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  flags.DEFINE_string('out', None, 'JSON file to write.', required=True)
+  paths.define_path('out', 'JSON file to write.', required=True)
   flags.DEFINE_list('batches', [], 'Examples of the batches, ascending.')
   flags.DEFINE_integer('rounds', 9, 'How often each batch is measured.')
-  flags.DEFINE_string('plot', None, 'PNG to draw.')
+  paths.define_path('plot', 'PNG to draw.')
   text = (
     'Config of model and data; --config.SECTION.FIELD=VALUE changes a field.'
   )

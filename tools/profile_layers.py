@@ -26,7 +26,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from ml_collections import ConfigDict, config_flags
 
 from cluster.speed import layers
-from configs import sections
+from configs import paths, sections
 from configs.checks import require
 from learning import build as learning
 from learning import compilations
@@ -215,7 +215,7 @@ class _Shown:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  flags.DEFINE_string('out', None, 'JSON file to write.', required=True)
+  paths.define_path('out', 'JSON file to write.', required=True)
   flags.DEFINE_integer(
     'batch', None, 'Examples; those of the config by default.'
   )

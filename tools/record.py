@@ -32,6 +32,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from cluster.speed import driving
+from configs import paths
 from configs.checks import require
 from learning import build as learning
 
@@ -184,7 +185,7 @@ def _parse(argv: list[str]) -> list[str]:
   config_flags.DEFINE_config_file(
     'config', 'configs/vgg16_bsp.py', 'Whose step is recorded.'
   )
-  flags.DEFINE_string('out', None, 'The file, a new one.', required=True)
+  paths.define_path('out', 'The file, a new one.', required=True)
   flags.DEFINE_float('minutes', 20.0, 'How long to record, in all.')
   flags.DEFINE_integer('workers', 4, 'How many to record, in turn.')
   flags.DEFINE_integer('batch', 64, 'Examples of a step.')

@@ -33,6 +33,7 @@ from absl import app, flags, logging
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from configs import paths
 from tools.drawing import batches, curves, look, measures, timeline
 from tools.drawing import traffic as links
 from tools.pages import page, sources
@@ -349,6 +350,6 @@ def _draw_waiting(seconds: Mapping[str, Sequence[Mapping[Any, Any]]]) -> Figure:
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('out', None, 'Folder for the pictures or the page.')
+  paths.define_path('out', 'Folder for the pictures or the page.')
   flags.DEFINE_bool('html', False, 'Write one page instead of pictures.')
   app.run(main)

@@ -22,6 +22,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from configs import paths
 from configs.checks import require
 from tools.drawing import panels, placing
 from tools.drawing import traffic as drawing
@@ -307,8 +308,6 @@ def _mark(shape: str, color: str, label: str) -> Line2D:
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string(
-    'out', None, 'File for the picture; next to FILE by default.'
-  )
+  paths.define_path('out', 'File for the picture; next to FILE by default.')
   flags.DEFINE_integer('trees', 4, 'Largest number of panels of trees.')
   app.run(main)

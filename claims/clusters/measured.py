@@ -98,7 +98,7 @@ def read(path: pathlib.Path) -> dict[Setting, Medians]:
       is no time or count; names file, line and column.
   """
   try:
-    with path.open(newline='', encoding='utf-8') as file:
+    with path.open(newline='', encoding='utf-8-sig') as file:
       reader = csv.DictReader(file)
       header = reader.fieldnames or ()
       missing = [name for name in _COLUMNS if name not in header]

@@ -244,8 +244,13 @@ class EventLoop:
     if not settings.metrics_port:
       return
     host = settings.port.host
-    self._monitor = Monitor(host, settings.metrics_port, self._read_status)
-    where = sockets.join(host, self._monitor.port)
+    where = sockets.join(host, settings.metrics_port)
+    try:
+      self._monitor = Monitor(host, settings.metrics_port, self._read_status)
+    except OSError as error:  # A process has taken it since the start.
+      raise OSError(
+        error.errno, f'config.outputs.metrics_port: {where}: {error.strerror}'
+      ) from error
     logging.info('Metrics at http://%s/metrics', where)
 
   def _read_status(self) -> Status:

@@ -148,15 +148,15 @@ class RealSite:
 
     Raises:
       ValueError: If a setting is wrong; names the field.
-      OSError: If another process has the port of this one.
+      OSError: If another process has the port of this one, or the coordinator's
+        port of metrics.
     """
     self.meeting, self.parts = meeting, parts
     number = meeting.port
     if self.is_coordinator:
       number = self._coordinator_port
-    elif taken := number and sockets.refusal(meeting.address, number):
-      where = sockets.join(meeting.address, number)
-      raise OSError(taken.errno, f'{where}: {taken.strerror}')
+    else:
+      _check_free(meeting.address, number)
     self._draining = threading.Event()
     if not meeting.finished:
       stacks.dump_on_signal(
@@ -164,6 +164,8 @@ class RealSite:
       )
     port, field = config.outputs.metrics_port, 'config.outputs.metrics_port'
     require(0 <= port < 2**16, field, 'a port, or 0 for none', port)
+    if self.is_coordinator and not meeting.finished:
+      _check_free(meeting.address, port, f'{field}: ')
     self.settings = Settings(
       Port(meeting.address, number, meeting.security),
       fingerprint(parts.manifest),
@@ -281,3 +283,11 @@ class RealSite:
       return call()
     finally:
       self.jobs.end('an evaluation')
+
+
+def _check_free(host: str, port: int, field: str = '') -> None:
+  """Raises OSError if a port cannot be listened on; 0 is any port."""
+  taken = sockets.refusal(host, port) if port else None
+  if taken:
+    where = sockets.join(host, port)
+    raise OSError(taken.errno, f'{field}{where}: {taken.strerror}')

@@ -332,7 +332,7 @@ def _torchrun_address(environ: Mapping[str, str], dedicated: int) -> str:
   port = _number(environ, 'MASTER_PORT')
   valid = 0 < port < 2**16 - 2
   require(valid, 'MASTER_PORT', f'a port below {2**16 - 2}', port)
-  address = f'{host}:{port + 1}'
+  address = sockets.join(host, port + 1)
   require(is_address(address), 'MASTER_ADDR', 'a host', host)
   if dedicated:  # MASTER_ADDR is the host of rank 0, a worker.
     size = environ['WORLD_SIZE']

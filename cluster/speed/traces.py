@@ -37,7 +37,7 @@ def rows(path: str, driving: Sequence[str], **columns: str) -> list[Row]:
       a number in it is none or not finite or a value is not positive.
   """
   try:
-    with open(path, newline='', encoding='utf-8') as file:
+    with open(path, newline='', encoding='utf-8-sig') as file:
       reader = csv.DictReader(file)
       header = reader.fieldnames or []
       found = [(reader.line_num, row) for row in reader]

@@ -8,11 +8,14 @@ import math
 import os
 import pathlib
 import tempfile
+import warnings
 from unittest import mock
 
 import numpy as np
 import pytest
+from absl import flags
 from absl.testing import absltest, parameterized
+from ml_collections import config_flags
 
 import train
 from configs import default, sections
@@ -21,6 +24,16 @@ from sync import asp
 from tests.support import small
 
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
+
+
+def _parse(*flags_of_config):
+  """Reads flags as main.py does."""
+  values, argv = flags.FlagValues(), ['main.py', *flags_of_config]
+  config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
+  with warnings.catch_warnings(), sections.reject_unknown_flags(argv):
+    # ml_collections loads the file by a deprecated function.
+    warnings.filterwarnings('ignore', 'the load_module', DeprecationWarning)
+    values(argv)
 
 
 class FileTest(parameterized.TestCase):
@@ -107,6 +120,25 @@ class CheckTest(parameterized.TestCase):
     ({'route__name': 'rings'}, r"config.route.name: .*'ring'.* got 'rings'"),
     ({'cluster__runtime': 'real'}, r"config.cluster.runtime: .* got 'real'"),
     ({'cluster__workers': 0}, r'config.cluster.workers: expected .* got 0'),
+    (
+      {'cluster__workers': 500, 'cluster__speed__slowdown': (1.0,)},
+      r'config.cluster.workers: expected at most 192, .* of an epoch, got 500',
+    ),
+    (
+      {'batching__name': 'lb_bsp', 'batching__lb_bsp__least': 5000},
+      r'config.batching.lb_bsp.least: expected at most 8, .* got 5000',
+    ),
+    (
+      {'optimizer__learning_rate': 0.0},
+      r'config.optimizer.learning_rate: expected a number above 0, got 0.0',
+    ),
+    *(
+      (
+        {f'cluster__network__{host}_latency_s': (math.inf,)},
+        rf'config.cluster.network.{host}_latency_s: expected finite .*\(inf,\)',
+      )
+      for host in ('worker', 'server')
+    ),
     (
       {'cluster__min_workers': 4},
       r'config.cluster.min_workers: expected 0 to .*workers, 3, got 4',
@@ -270,7 +302,7 @@ class CheckTest(parameterized.TestCase):
   def test_the_folder_of_another_run_is_rejected(self):
     run = small.build(small.config(epochs=0.2))
     run()
-    message = 'workdir: .* another config.  config.epochs: expected 0.2, got 2'
+    message = 'config.epochs: expected 0.2, as in '
     with self.assertRaisesRegex(ValueError, message):
       train.build(small.config(), workdir=str(run.files.workdir))
     with self.assertRaisesRegex(RuntimeError, 'runs once'):
@@ -283,6 +315,46 @@ class CheckTest(parameterized.TestCase):
           train.build(small.config(), workdir=workdir)
     with self.assertRaisesRegex(ValueError, 'workdir: expected the path'):
       train.build(small.config(), workdir='')
+
+
+def _list_fields():
+  """Returns fields with a number, and the sections that are above fields."""
+  numbers, parents = {}, {'config'}
+  for path, value in sections.iterate_fields(default.get_config()):
+    parts = path.split('.')
+    parents |= {'.'.join(['config', *parts[:k]]) for k in range(1, len(parts))}
+    wrong = {int: -1, float: math.nan, tuple: (math.nan,)}.get(type(value))
+    if wrong is not None:
+      numbers[path] = wrong
+  return numbers, parents
+
+
+class MessageTest(parameterized.TestCase):
+  @parameterized.parameters('batching', 'cluster', 'optimizer', 'sync', 'wire')
+  def test_a_refused_number_is_that_of_a_field_that_exists(self, section):
+    numbers, parents = _list_fields()
+    fields = {
+      f'config.{path}'
+      for path, _ in sections.iterate_fields(default.get_config())
+    }
+    refused = 0
+    for path, wrong in numbers.items():
+      if path.split('.')[0] != section:
+        continue
+      config, parts = small.config(), path.split('.')
+      chosen = {
+        f'{".".join(parts[:k])}.name': parts[k]
+        for k in range(1, len(parts) - 1)
+        if 'config.' + '.'.join(parts[:k]) + '.name' in fields
+      }
+      config.update_from_flattened_dict({**chosen, path: wrong})
+      try:
+        train.check(config)
+      except ValueError as error:
+        refused += 1
+        field = str(error).partition(':')[0]
+        self.assertIn(field, fields | parents, f'{path}: {error}')
+    self.assertGreater(refused, 1)
 
 
 class DefaultTest(parameterized.TestCase):
@@ -429,6 +501,33 @@ class MainTest(parameterized.TestCase):
     self._check_rejected(
       '--config.sync.ssp.bond=3', "unknown field in ['--config.sync.ssp.bond"
     )
+
+  @parameterized.parameters(
+    ('config.optimizer.learnig_rate = 3.0', 'learning_rate'),
+    ("config.optimiser.name = 'sgd'", 'optimizer'),
+  )
+  def test_a_wrong_line_of_a_config_file_is_named(self, line, meant):
+    path = pathlib.Path(tempfile.mkdtemp(), 'own.py')
+    path.write_text(
+      'from configs import default\n\n'
+      f'def get_config():\n  config = default.get_config()\n  {line}\n'
+      '  return config\n'
+    )
+    with self.assertRaisesRegex(SystemExit, '^Refused: unknown ') as found:
+      _parse(f'--config={path}')
+    self.assertIn(f'{path}, line 5 ({line}): ', str(found.exception))
+    self.assertIn(f'Did you mean "{meant}"', str(found.exception))
+    self.assertLess(len(str(found.exception)), 400)
+
+  def test_a_flag_of_an_unknown_field_is_named(self):
+    with self.assertRaisesRegex(SystemExit, r"in \['--config.x=1'\]: 'x'$"):
+      _parse('--config=configs/vgg16_bsp.py', '--config.x=1')
+
+  def test_an_error_of_a_config_file_is_no_unknown_field(self):
+    path = pathlib.Path(tempfile.mkdtemp(), 'own.py')
+    path.write_text("def get_config():\n  return {}['own']\n")
+    with self.assertRaisesRegex(KeyError, 'own'):
+      _parse(f'--config={path}')
 
   @parameterized.parameters(
     ('--config.sync.ssp.bound=many', 'config.sync.ssp.bound'),

@@ -5,7 +5,6 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from configs import sections
 from tests.support import small
 
 _OLD = """
@@ -61,13 +60,6 @@ class RenamedTest(parameterized.TestCase):
     self.assertEqual(process.returncode, 1)
     self.assertIn('Refused: ', process.stderr)
     self.assertIn(_MESSAGE, process.stderr)
-
-  def test_other_unknown_fields_are_rejected_without_a_new_name(self):
-    with (
-      self.assertRaisesRegex(SystemExit, "'x'$"),
-      sections.reject_unknown_flags(['--config.x=1']),
-    ):
-      raise AttributeError("'x'")
 
 
 if __name__ == '__main__':

@@ -18,6 +18,7 @@ import tempfile
 
 from absl import app, flags
 
+from configs import paths
 from configs.checks import require
 from learning import placement
 from tools import pack
@@ -128,9 +129,9 @@ def _log(text: str) -> None:
 
 if __name__ == '__main__':
   flags.DEFINE_string('model', None, 'A name, or bytes.')
-  flags.DEFINE_string('cluster', None, 'File of the cluster.')
-  flags.DEFINE_string('from-run', None, 'Folder of a run on the cluster.')
-  flags.DEFINE_string('from-trace', None, 'CSV file of times of iterations.')
+  paths.define_path('cluster', 'File of the cluster.')
+  paths.define_path('from-run', 'Folder of a run on the cluster.')
+  paths.define_path('from-trace', 'CSV file of times of iterations.')
   flags.DEFINE_integer(
     'batch', None, f"Examples of an iteration; {_BATCH}, or the run's.", 1
   )

@@ -97,7 +97,7 @@ def read(
     OSError: If it cannot be read.
   """
   try:
-    data = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
+    data = json.loads(pathlib.Path(path).read_text(encoding='utf-8-sig'))
   except (RecursionError, ValueError) as error:
     raise ValueError(f'{path}: expected JSON, got {error}.') from error
   require(isinstance(data, dict), path, 'a JSON object', data)

@@ -242,6 +242,12 @@ class Plan:
     require(count <= len(gpus), 'devices_per_worker', most, count)
     places = len(gpus) // count
     processes = self.workers * self.hosts_per_worker
+    some = (
+      f'at most {places * share}, as {seen} can be used here and '
+      f'devices_per_worker is {count} ({cpu})'
+    )
+    hosts = self.hosts_per_worker
+    require(hosts <= places * share, 'hosts_per_worker', some, hosts)
     fewer = (
       f'at most {places * share // self.hosts_per_worker}, as {seen} can be '
       f'used here, devices_per_worker is {count} and workers_per_gpu is '

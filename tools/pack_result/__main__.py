@@ -20,6 +20,7 @@ from typing import Any
 
 from absl import app, flags
 
+from configs import paths
 from configs.checks import require
 from outputs import atomic
 from tools.reading import benchmarks, records
@@ -181,5 +182,5 @@ def _checksums(folder: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('out', None, 'File; beside the folder by default.')
+  paths.define_path('out', 'File; beside the folder by default.')
   app.run(main)

@@ -92,7 +92,7 @@ def read_csv(file: pathlib.Path) -> tuple[Iterations, Cluster]:
     ValueError: If a column is missing or a number is wrong; names the line.
     OSError: If the file cannot be read.
   """
-  with file.open(newline='', encoding='utf-8', errors='replace') as lines:
+  with file.open(newline='', encoding='utf-8-sig', errors='replace') as lines:
     reader = csv.DictReader(lines)
     names = reader.fieldnames or ()
     for name in _CSV:

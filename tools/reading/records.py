@@ -333,7 +333,7 @@ def read_rows(file: pathlib.Path) -> list[dict[str, Any]]:
   if file.suffix == '.jsonl':
     return [row for _, row in _read_lines(file, True)]
   try:
-    content = json.loads(file.read_text(encoding='utf-8'))
+    content = json.loads(file.read_text(encoding='utf-8-sig'))
   except json.JSONDecodeError as error:
     raise ValueError(f'{file}: expected JSON, got {error}.') from error
   return content if isinstance(content, list) else [content]
@@ -391,7 +391,7 @@ def _read_lines(
   """
   if not (is_complete or file.exists()):
     return
-  with file.open(encoding='utf-8', errors='replace') as lines:
+  with file.open(encoding='utf-8-sig', errors='replace') as lines:
     for number, line in enumerate(lines, start=1):
       if not (is_complete or line.endswith('\n')):
         return
@@ -403,7 +403,7 @@ def _read_lines(
 
 def _read(file: pathlib.Path, fields: Sequence[str]) -> dict[str, Any]:
   """Returns the object of a JSON file that has the fields."""
-  text = file.read_text(encoding='utf-8', errors='replace')
+  text = file.read_text(encoding='utf-8-sig', errors='replace')
   content = _object(text, str(file))
   _check(content, fields, str(file))
   return content

@@ -21,7 +21,7 @@ import sys
 from absl import app, flags
 from ml_collections import config_flags
 
-from configs import sections
+from configs import paths, sections
 from configs.checks import require
 from learning import placement
 from sweeps import plan
@@ -86,10 +86,8 @@ def _parse(argv: list[str]) -> list[str]:
     'servers', 0, 'Shards of the parameters; 0: one in each worker.'
   )
   flags.DEFINE_bool('dedicated', False, 'Servers are processes of their own.')
-  flags.DEFINE_string('out', None, 'Config to write, FILE.py.', required=True)
-  flags.DEFINE_string(
-    'workdir', None, 'Folder of the runs; by default a new one.'
-  )
+  paths.define_path('out', 'Config to write, FILE.py.', required=True)
+  paths.define_path('workdir', 'Folder of the runs; by default a new one.')
   flags.DEFINE_float('run_s', 60.0, 'Seconds of each run.')
   flags.DEFINE_list(
     'allow', [], f'Allowed changes of learning: {candidates.ALLOWED}.'

@@ -98,7 +98,7 @@ def _read_any(path: pathlib.Path, given: Capacities, hosts: str) -> Cluster:
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
   try:
-    data = json.loads(path.read_text(encoding='utf-8'))
+    data = json.loads(path.read_text(encoding='utf-8-sig'))
   except (RecursionError, ValueError) as error:  # Too deep, or no text.
     raise ValueError(f'{path}: expected JSON, got {error}.') from error
   if not isinstance(data, dict):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import tempfile
 import threading
 import time
 import urllib.error
@@ -13,7 +14,7 @@ from absl.testing import absltest, parameterized
 
 from cluster.process import monitoring
 from cluster.process.roles import free_ports
-from tests.support import descriptors, processes, requires
+from tests.support import descriptors, processes, requires, small
 from tests.support.streams import wait_until
 
 _STATUS = monitoring.Status(7, 3, 24, 8, 999, 2, 1, 0.5, True)
@@ -147,6 +148,25 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       epoch = 0 if route == 'ring' else -1
       self.assertEqual(values['syncopate_membership_epoch'], epoch)
       self.assertEqual(_get(port, '/healthz')[0], 200)
+
+  def test_a_taken_port_may_become_free_and_is_named(self):
+    """Before any process waits for others."""
+    with socket.create_server(('127.0.0.1', 0)) as other:
+      port = other.getsockname()[1]
+      folder = tempfile.mkdtemp()
+      done = small.python(
+        *('main.py', '--config=configs/vgg16_bsp.py'),
+        *('--config.model.name=none', f'--workdir={folder}/run'),
+        *('--config.cluster.runtime=distributed', '--config.cluster.workers=1'),
+        *('--config.cluster.interface=lo', '--config.cluster.start_s=0.2'),
+        *('--config.route.server.servers=1', '--config.epochs=0.1'),
+        f'--config.outputs.metrics_port={port}',
+      )
+    self.assertEqual(done.returncode, 75, done.stderr)
+    field = 'config.outputs.metrics_port'
+    self.assertRegex(
+      done.stderr, f'Given up, .*{field}: 127.0.0.1:{port}: Address already'
+    )
 
 
 if __name__ == '__main__':

@@ -6,6 +6,7 @@ import socket
 
 from absl.testing import absltest, parameterized
 
+from cluster.network import sockets
 from cluster.process import roles
 from cluster.process.roles import Role
 
@@ -224,6 +225,11 @@ class AddressTest(parameterized.TestCase):
     # On one host; on several, server 0 may be elsewhere.
     role = _find(_TORCHRUN, workers=4 - dedicated, dedicated=dedicated)
     self.assertEqual(role.coordinator, 'host0:29501')
+
+  def test_torchrun_may_meet_at_an_ipv6_address(self):
+    role = _find(_TORCHRUN | {'MASTER_ADDR': '::1'})
+    self.assertEqual(role.coordinator, '[::1]:29501')
+    self.assertEqual(sockets.split(role.coordinator), ('::1', 29501))
 
   def test_variables_give_addresses(self):
     environ = _OMPI | {

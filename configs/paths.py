@@ -1,0 +1,66 @@
+"""Paths in flags and in fields of configs.
+
+A shell leaves '~' as it is in --workdir=~/runs and in files of configs.
+"""
+
+import copy
+import fnmatch
+import os
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from configs import sections
+
+# Fields with paths; curves are several, with commas between them.
+_FIELDS = (
+  *('data.dir', 'model.init', 'cluster.links', 'cluster.speed.layers'),
+  *('cluster.token_file', 'cluster.certificate_file', 'cluster.key_file'),
+  *('cluster.speed.trace.path', 'batching.*.curves', 'route.*.cluster'),
+)
+
+
+class _Parser(flags.ArgumentParser[str]):
+  """Parser of a path, in which '~' at the beginning is the home folder."""
+
+  def parse(self, argument: Any) -> str:
+    return os.path.expanduser(str(argument))
+
+  def flag_type(self) -> str:
+    return 'path'
+
+
+def define_path(
+  name: str, text: str, *, required: bool = False
+) -> flags.FlagHolder[str | None]:
+  """Defines a flag that is a path, by default None.
+
+  Args:
+    name: Name of the flag.
+    text: Its help.
+    required: Whether it must be given.
+  """
+  return flags.DEFINE(
+    _Parser(),
+    name,
+    None,
+    text,
+    serializer=flags.ArgumentSerializer[str](),
+    required=required,
+  )
+
+
+def expand_home(config: ConfigDict) -> ConfigDict:
+  """Returns a copy in which '~' at the beginning of a path is the home folder.
+
+  Args:
+    config: Config that `sections.check_fields` has passed.
+  """
+  expanded = copy.deepcopy(config)
+  for path, value in sections.iterate_fields(config):
+    if any(fnmatch.fnmatch(path, pattern) for pattern in _FIELDS):
+      several = value.split(',') if path.endswith('.curves') else [value]
+      whole = ','.join(map(os.path.expanduser, several))
+      expanded.update_from_flattened_dict({path: whole})
+  return expanded
