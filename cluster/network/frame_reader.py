@@ -14,7 +14,7 @@ import xxhash
 from cluster.network import frames
 from cluster.network.errors import Closed, Corrupt
 from cluster.network.frames import CHUNK, END, TEXT, FrameHeader
-from cluster.network.messages import Schema
+from cluster.network.messages import Schema, printable
 
 T = TypeVar('T')
 # A coroutine that yields buffers to receive into, and is sent the number of
@@ -71,8 +71,7 @@ class FrameReader:
     try:
       header, size_bytes = schema.decode_header(text)
     except ValueError as error:
-      why = printable(str(error)[:_REASON])
-      raise Corrupt(f'{self._peer}: sent another message: {why}') from error
+      raise Corrupt(f'{self._peer}: sent another message: {error}') from error
     if most_bytes is not None and size_bytes > most_bytes:
       raise Corrupt(
         f'{self._peer}: expected a body of at most {most_bytes} bytes, got one '
@@ -149,7 +148,7 @@ class FrameReader:
       )
     if frame.kind == END:
       reason = bytes((yield from self._payload(frame))[:_REASON])
-      self.end = printable(reason.decode('utf-8', 'replace'))
+      self.end = printable(reason.decode('utf-8', 'replace'), _REASON)
       raise Closed(f'{self._peer}: {self.end}')
     self._frame = frame
     return frame
@@ -198,8 +197,3 @@ class FrameReader:
       self._start = self._stop = 0  # The buffer is empty.
       count += yield [into[count:], self._buffer]
       self._stop = max(count - len(into), 0)
-
-
-def printable(text: str) -> str:
-  """Returns a text with unprintable characters replaced."""
-  return ''.join(c if c.isprintable() else '?' for c in text)

@@ -7,26 +7,32 @@ be faulty, so all constraints are checked when a message is decoded: a message
 that violates one is never seen by the code that acts on messages, and ends the
 stream of its sender.
 
-Numbers are finite, counts are not negative, and texts are bounded.  What only
-the receiver knows, such as the number of workers, is checked there.  Arrays are
-not part of messages: they travel as the body of a message (`streams`).
+Numbers are finite, counts are not negative.  Texts are bounded and printable,
+since they are logged: `printable` escapes all other characters of every text of
+a message that is made or decoded.  What only the receiver knows, such as the
+number of workers, is checked there: see `InvalidMessage`.  Arrays are not part
+of messages: they travel as the body of a message (`streams`).
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, inspect
 
 from configs.sections import MOST_LANES
 
 T_co = TypeVar('T_co', covariant=True)
 
 _NUMBER = 2.0**1000  # Exclusive bound of numbers.
+_SECONDS = 2.0**40  # Exclusive bound of times: their products are finite.
 _COUNT = 2**53  # Exclusive bound of counts, which floats then hold exactly.
 _WORKERS = 2**16  # Exclusive bound of ranks.
 _DEVICES = 1024  # Of one process.
+_REASON = 300  # Characters of a reason for which a message is refused.
 MAX_SOURCES = 4  # Of a state that a process fetches.
+MOST_CHARACTERS = 1000  # Of a text.
 _OCTET = '(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])'
 _PORT = (
   '(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}'
@@ -38,10 +44,12 @@ _ADDRESS = (
 )
 
 Number = Annotated[float, Meta(gt=-_NUMBER, lt=_NUMBER)]
-Seconds = Annotated[float, Meta(ge=0, lt=_NUMBER)]
+Factor = Annotated[float, Meta(gt=-_SECONDS, lt=_SECONDS)]
+Moment = Annotated[float, Meta(gt=-_SECONDS, lt=_SECONDS)]  # Of a clock.
+Seconds = Annotated[float, Meta(ge=0, lt=_SECONDS)]
 Count = Annotated[int, Meta(ge=0, lt=_COUNT)]
 Rank = Annotated[int, Meta(ge=0, lt=_WORKERS)]
-Text = Annotated[str, Meta(max_length=2**20)]
+Text = Annotated[str, Meta(max_length=MOST_CHARACTERS)]
 Line = Annotated[str, Meta(max_length=200)]  # Shown in logs again and again.
 Address = Annotated[str, Meta(pattern=_ADDRESS)]  # Of IPv4 or '[IPv6]:port'.
 Process = Annotated[str, Meta(pattern=r'\A[0-9a-f]{32}\Z')]
@@ -65,20 +73,83 @@ Traffic = Annotated[
 Devices = Annotated[Sequence[Line], Meta(max_length=_DEVICES)]
 
 
-def _check_printable(*lines: str) -> None:
-  for line in lines:
-    if not line.isprintable():
-      raise ValueError(f'Expected a printable line, got {line[:200]!r}')
+def printable(value: Any, most: int = MOST_CHARACTERS) -> Any:
+  """Returns a text of a peer as it may be logged.
+
+  Args:
+    value: A text, or plain data with texts.
+    most: Most characters of each text; more are cut off.
+
+  Returns:
+    The same value if all its texts are printable and short; otherwise one with
+    characters escaped as in Python's literals, so that no text can begin a new
+    line or control a terminal.
+  """
+  if isinstance(value, str):
+    if len(value) <= most and value.isprintable():
+      return value
+    text = ''.join(
+      c if c.isprintable() else c.encode('unicode_escape').decode()
+      for c in value[: most + 1]
+    )
+    return text if len(text) <= most else text[: most - 3] + '...'
+  if isinstance(value, list | tuple):
+    return type(value)(printable(each, most) for each in value)
+  if isinstance(value, dict):
+    return {
+      printable(key, most): printable(each, most) for key, each in value.items()
+    }
+  return value
 
 
-class Message(
-  msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
-):
+class _Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+  """Base of all structs, whose texts are `printable`."""
+
+  def __post_init__(self) -> None:
+    """Escapes texts; called when a struct is made and when it is decoded."""
+    for name, most in _find_texts(type(self)):
+      value = getattr(self, name)
+      if (shown := printable(value, most)) != value:
+        msgspec.structs.force_setattr(self, name, shown)
+
+
+class Message(_Base, frozen=True, forbid_unknown_fields=True, tag=True):
   """Base of all messages; a field 'type' holds the name of the class."""
 
 
-class Untagged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Untagged(_Base, frozen=True, forbid_unknown_fields=True):
   """Base of structs whose place in a stream or message determines the class."""
+
+
+@functools.cache
+def _find_texts(kind: type[msgspec.Struct]) -> tuple[tuple[str, int], ...]:
+  """Returns the fields of a struct that have texts, with their lengths.
+
+  Texts of which a pattern admits printable characters only are left out.
+  """
+  described = inspect.type_info(kind)
+  if not isinstance(described, inspect.StructType):
+    raise TypeError(f'Expected a struct, got {kind!r}.')
+  lengths = {each.name: _length(each.type) for each in described.fields}
+  return tuple((name, most) for name, most in lengths.items() if most)
+
+
+def _length(described: inspect.Type) -> int:
+  """Returns the most characters of texts of a type; 0 for a type without."""
+  match described:
+    case inspect.StrType(pattern=None):
+      return described.max_length or MOST_CHARACTERS
+    case inspect.UnionType():
+      parts = described.types
+    case inspect.ListType() | inspect.VarTupleType():
+      parts = (described.item_type,)
+    case inspect.TupleType():
+      parts = described.item_types
+    case inspect.DictType():
+      parts = described.key_type, described.value_type
+    case _:
+      return 0
+  return max(map(_length, parts))
 
 
 class Versions(Untagged, frozen=True):
@@ -97,12 +168,6 @@ class Versions(Untagged, frozen=True):
   jax: Line = ''
   jaxlib: Line = ''
   data: Line = ''
-
-  def __post_init__(self) -> None:
-    """Checks that the versions are printable."""
-    _check_printable(
-      *(self.sources, self.revision, self.jax, self.jaxlib, self.data)
-    )
 
 
 class WorkerHello(Message, frozen=True):
@@ -227,10 +292,6 @@ class OrderProgress(Untagged, frozen=True):
   since_s: Number = 0.0
   usual_s: Number | None = None
 
-  def __post_init__(self) -> None:
-    """Checks that the name is printable."""
-    _check_printable(self.order)
-
 
 class ServerHeartbeat(Message, frozen=True):
   """Sign of life of a parameter server.
@@ -281,10 +342,6 @@ class Activity(Message, frozen=True):
 
   text: Line
 
-  def __post_init__(self) -> None:
-    """Checks that the text is printable."""
-    _check_printable(self.text)
-
 
 class WorkerReady(Message, frozen=True):
   """Report of a worker that it has connected to all parameter servers.
@@ -299,10 +356,6 @@ class WorkerReady(Message, frozen=True):
   has_accelerator: bool = False
   address: Address | None = None
 
-  def __post_init__(self) -> None:
-    """Checks that the devices are printable."""
-    _check_printable(*self.devices)
-
 
 class ReplicaReady(Message, frozen=True):
   """Report of a replica that other replicas can connect to it.
@@ -316,10 +369,6 @@ class ReplicaReady(Message, frozen=True):
   address: Address
   devices: Devices = ()
   cores: Annotated[int, Meta(ge=1, lt=_COUNT)] = 1
-
-  def __post_init__(self) -> None:
-    """Checks that the devices are printable."""
-    _check_printable(*self.devices)
 
 
 # Orders to parameter servers.
@@ -544,20 +593,15 @@ class PushReport(Untagged, frozen=True):
   """
 
   iteration: Count
-  pulled_at: Number
-  computed_at: Number
-  compute_s: Number
-  factors: Sequence[Number]
+  pulled_at: Moment
+  computed_at: Moment
+  compute_s: Seconds
+  factors: Sequence[Factor]
   loss: Number | None
   is_finite: bool
   computed: Count
   compilations: Count
   has_recalled: bool
-
-  def __post_init__(self) -> None:
-    """Checks what msgspec does not check in integers that become floats."""
-    if self.compute_s < 0:
-      raise ValueError(f'Expected compute_s >= 0, got {self.compute_s}')
 
 
 class PushArrived(Message, frozen=True):
@@ -1192,10 +1236,6 @@ class HostDescription(Message, frozen=True):
   card: Line
   port: Annotated[int, Meta(ge=0, lt=2**16)]
 
-  def __post_init__(self) -> None:
-    """Checks that the texts are printable."""
-    _check_printable(self.hostname, self.address, self.card)
-
 
 # Index of another process, and seconds of a round trip or bytes per second.
 Rates = Annotated[Sequence[tuple[Rank, Number]], Meta(max_length=_WORKERS)]
@@ -1492,7 +1532,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: Any) -> Any:
   except (ValueError, RecursionError) as error:
     form = 'IPv4:PORT or [IPv6]:PORT'
     shown = str(error).replace(f'matching regex {_ADDRESS!r}', form)
-    raise ValueError(shown) from error
+    raise ValueError(printable(shown, _REASON)) from error
 
 
 _ENCODER = msgspec.msgpack.Encoder()

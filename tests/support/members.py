@@ -1,5 +1,7 @@
 """Simulated workers of the allreduce runs of `replicas`, for tests."""
 
+import hashlib
+
 from cluster.allreduce.admission import AllreduceReception
 from cluster.allreduce.replication import Standby
 from cluster.membership.process import Settings
@@ -87,7 +89,8 @@ class Session:
 
   @property
   def digest(self):
-    return str((self.learned, self.bits))
+    state = str((self.learned, self.bits))
+    return hashlib.sha256(state.encode()).hexdigest()
 
   # Attributes of the learner that the store uses.
   params = stats = ()

@@ -60,7 +60,9 @@ def parse(membership_epoch: int, members: MemberForest) -> Membership:
   Raises:
     ValueError: If the forest is not sound, or not one of the members.
   """
-  _, forest = compact.from_json(messages.FOREST.decode(members.forest))
+  # Names of nodes as `members.names` has them.
+  content = messages.printable(messages.FOREST.decode(members.forest))
+  _, forest = compact.from_json(content)
   return Membership(
     membership_epoch, members.addresses, forest, members.names, members.lanes
   )
