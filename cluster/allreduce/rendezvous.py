@@ -94,6 +94,7 @@ class Rendezvous:
   Attributes:
     membership_epoch: Number of the current epoch, from 0.
     members: Workers of it, or of the epoch before until `form`; ascending.
+    version: Version that all members have once they are connected.
     packed: Its forest, and the links of it; None before the first.
     size_bytes: Size of a gradient buffer, bytes.
     local: Rank of the worker in the coordinator's process.
@@ -127,6 +128,7 @@ class Rendezvous:
     """
     self.membership_epoch, self.local = 0, local
     self.members: tuple[int, ...] = ()
+    self.version = 0
     self.packed: PackedForest | None = None
     self.size_bytes = size_bytes
     self.fetching: set[int] = set()
@@ -491,7 +493,7 @@ class Rendezvous:
     members = tuple(members)
     self._has_better = False
     self._failed.settle(members)
-    self.members = members
+    self.members, self.version = members, version
     self._lost_members.clear()
     self._digests.clear()
     self._phase = _Phase.CONNECTING

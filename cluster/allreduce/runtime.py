@@ -9,7 +9,7 @@ workers join or leave.
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, get_args
 
 from absl import logging
 
@@ -30,9 +30,11 @@ from cluster.allreduce.step_statistics import (
 from cluster.allreduce.store import ReplicaStore
 from cluster.coordinator import Coordinator
 from cluster.membership import election
+from cluster.membership.checks import check_traffic
 from cluster.membership.event_loop import EventLoop
 from cluster.membership.events import (
   Event,
+  WorkerEvent,
   WorkerJoined,
   WorkerLost,
   WorkerMessage,
@@ -45,6 +47,7 @@ from cluster.membership.worker_states import (
   lost_at_restart,
 )
 from cluster.network import messages
+from cluster.network.errors import expect
 from cluster.probing.events import (
   ForestPacked,
   ForestPlanned,
@@ -58,6 +61,14 @@ from cluster.traffic import Traffic
 from learning.learning import Overlap
 
 _MEASURES_S = 10.0  # Between two replications of distributions.
+_OfEpoch = (
+  messages.Connected
+  | messages.ConnectionLost
+  | messages.EpochStopped
+  | messages.StateCompared
+  | messages.StateDigest
+)
+_OF_EPOCH = get_args(_OfEpoch)
 
 
 class AllreduceRuntime(EventLoop):
@@ -139,7 +150,8 @@ class AllreduceRuntime(EventLoop):
       check_s=max(settings.start_s, 2 * settings.timeout_s),
       now=lambda: self.time,
     )
-    self._links, self._check = links, self.epochs.check
+    self._layout = layout
+    self._links, self._checking = links, self.epochs.check
     self._traffic_log = TrafficLog(rendezvous, Traffic(coordinator.recorder))
     # States before the first iteration that counts, by worker.
     self._initial_states = [ResidualId()] * len(reception.members)
@@ -285,11 +297,11 @@ class AllreduceRuntime(EventLoop):
     The next step continues.
     """
     self._is_pausing = True
-    if self._check.is_running or not self._is_idle:
+    if self._checking.is_running or not self._is_idle:
       return False
-    if self._check.agreement.agreed < self._store.version:
+    if self._checking.agreement.agreed < self._store.version:
       self._sent.clear()
-      self._check.begin(self._store.version, lambda: None)
+      self._checking.begin(self._store.version, lambda: None)
       return False
     version = self._store.version
     number = self._rendezvous.membership_epoch
@@ -342,7 +354,7 @@ class AllreduceRuntime(EventLoop):
   def _hand_over(self) -> None:
     """Sends the state to other members, after the iteration."""
     self._is_pausing = True
-    if self._check.is_running or not self._is_idle:
+    if self._checking.is_running or not self._is_idle:
       return
     self.coordinator.milestones.record_evaluations(wait=True)
     self._replicate()
@@ -355,7 +367,7 @@ class AllreduceRuntime(EventLoop):
       'coordinator': self.coordinator.state(),
       'store': self._store.state(),
       'admissions': [member.admissions for member in self._members],
-      'drift': self._check.agreement.totals,
+      'drift': self._checking.agreement.totals,
       'keepers': self._keepers,
     }
 
@@ -400,7 +412,7 @@ class AllreduceRuntime(EventLoop):
     """Restores admissions and totals of checks from a state."""
     for member, count in zip(self._members, state['admissions'], strict=False):
       member.admissions = count
-    self._check.agreement.totals |= state.get('drift', {})
+    self._checking.agreement.totals |= state.get('drift', {})
 
   def close(self) -> None:
     """Ends the run for all processes, also after an error."""
@@ -413,7 +425,7 @@ class AllreduceRuntime(EventLoop):
     own = {
       'membership_epochs': self._rendezvous.membership_epoch + 1,
       'overlap': self._overlap,
-      'drift': self._check.agreement.totals,
+      'drift': self._checking.agreement.totals,
     }
     return super().summary() | own
 
@@ -470,6 +482,53 @@ class AllreduceRuntime(EventLoop):
       case ForestPacked():
         self._links.take_forest(event, self.time)
 
+  def _check(self, event: WorkerEvent) -> None:
+    if not isinstance(event, WorkerMessage):
+      return
+    index, message = event.worker, event.message
+    workers = range(len(self._members))
+    match message:
+      case messages.TrafficReport():
+        check_traffic(message.sent, workers)
+      case messages.ProbeAnswer():
+        self._links.check_answer(index, message)
+      case messages.ConnectionLost(peer=int(peer)):
+        expect(peer in workers, 'peer', f'one of {len(workers)} workers', peer)
+    if isinstance(message, _OF_EPOCH) and self.epochs.is_current(
+      index, message
+    ):
+      members = self._rendezvous.members
+      expect(index in members, 'sender', f'one of the members {members}', index)
+      self._check_member(message)
+
+  def _check_member(self, message: _OfEpoch) -> None:
+    """Checks a message of a member of the current epoch.
+
+    Raises:
+      InvalidMessage: If it cannot be true.
+    """
+    match message:
+      case messages.Connected(version=version, sent=sent):
+        check_traffic(sent, range(len(self._members)))
+        expected = self._rendezvous.version
+        expect(version == expected, 'version', f'{expected}', version)
+      case messages.StateDigest(sent=sent):
+        check_traffic(sent, range(len(self._members)))
+      case messages.StateCompared(difference=float(difference)):
+        expect(difference >= 0.0, 'difference', 'at least 0', difference)
+      case messages.EpochStopped(version=version, statistics=statistics):
+        newest = self._newest_assigned + 1
+        expect(version <= newest, 'version', f'up to {newest}', version)
+        if statistics:
+          self._layout.check(statistics)
+
+  @property
+  def _newest_assigned(self) -> int:
+    """Highest version whose iteration members may have applied."""
+    known = self._inheritance.iterations if self._inheritance else {}
+    newest = max(self._assigner.newest, self._store.version - 1)
+    return max([newest, *known])
+
   def _handle_message(
     self, index: int, message: messages.FromWorker | messages.FromReplica
   ) -> None:
@@ -520,7 +579,7 @@ class AllreduceRuntime(EventLoop):
     incarnation = self._members[index].incarnation
     self._traffic_log.take_connected(index, incarnation, message)
     if self._rendezvous.add_connected(index, message.digest):
-      self._check.begin(
+      self._checking.begin(
         message.version, self._begin_epoch, self._rendezvous.digests
       )
 
@@ -529,7 +588,7 @@ class AllreduceRuntime(EventLoop):
     succeeds = self._inheritance is not None
     if not self._take_term():
       return
-    version = self._check.agreement.agreed
+    version = self._checking.agreement.agreed
     unrecorded = self.epochs.take_unrecorded()
     # Only the last of them may have been assigned without the next.
     last = self._store.version + len(unrecorded) - 1
@@ -617,7 +676,7 @@ class AllreduceRuntime(EventLoop):
         'coordinator': self.coordinator.state(),
         'store': self._store.counts(),
         'admissions': [member.admissions for member in self._members],
-        'drift': self._check.agreement.totals,
+        'drift': self._checking.agreement.totals,
         'initial': self._initial_states,
         'counted': [member.counted for member in self._members],
       },
@@ -640,14 +699,14 @@ class AllreduceRuntime(EventLoop):
     """Handles a member's digest of its state, and its traffic."""
     if self.epochs.is_current(index, message):
       self._sent.append((index, self._members[index].incarnation, message))
-      self._check.add_digest(index, message.version, message.digest)
+      self._checking.add_digest(index, message.version, message.digest)
 
   def _handle_difference(
     self, index: int, message: messages.StateCompared
   ) -> None:
     """Handles the difference of a member's state from the reference."""
     if self.epochs.is_current(index, message):
-      self._check.add_difference(
+      self._checking.add_difference(
         index, message.version, message.difference, message.digest
       )
 
@@ -667,7 +726,7 @@ class AllreduceRuntime(EventLoop):
       if not self.epochs.is_running:
         return  # The epoch ends: the iteration is recorded in the next.
       self._sent.clear()
-      self._check.begin(
+      self._checking.begin(
         version + 1, lambda: self._record_agreed(event.statistics)
       )
     else:
@@ -703,7 +762,7 @@ class AllreduceRuntime(EventLoop):
       for k in self.epochs.newcomers
       if not (is_ahead or self.epochs.in_scheme(k))
     ]
-    self._recorder.record(
+    invalid = self._recorder.record(
       statistics,
       members,
       joining,
@@ -711,13 +770,17 @@ class AllreduceRuntime(EventLoop):
       stage=stage,
       time=self.time,
     )
+    for index in invalid:  # An event follows, after this iteration.
+      if stream := self._members[index].stream:
+        reason = f'Its statistics of version {version} cannot be true.'
+        self._reception.evict(index, stream, reason)
     self._links.end_iteration(self.time, self._recorder.exposed_s)
     self.epochs.catching_up.advance(self._store.version)
 
   def _assign(self) -> None:
     """Assigns this iteration and the next, as far as possible."""
     epochs, number = self.epochs, self._rendezvous.membership_epoch
-    if not epochs.is_running or self._is_finished or self._check.is_running:
+    if not epochs.is_running or self._is_finished or self._checking.is_running:
       return
     version, members = self._store.version, self._rendezvous.members
     is_replicated = False

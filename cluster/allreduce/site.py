@@ -42,7 +42,7 @@ from cluster.probing.link_manager import LinkManager
 from cluster.probing.surveyor import Surveyor
 from cluster.process.exits import LOST, STOPPED, Reason, end
 from cluster.runtime import Parts
-from cluster.speed import driving, layers
+from cluster.speed import layers
 from configs.sections import error_prefix
 from learning.fragments import Fragments
 from learning.layout import FLOAT32
@@ -88,9 +88,7 @@ class AllreduceSite(RealSite):
     self._directory = parts.files.workdir / 'checkpoints'
     self._has_local_steps = config.batching.local_steps > 1
     learned = parts.learned
-    speed = parts.speed
-    factors = speed.model.num_driving if speed else len(driving.NAMES)
-    self._statistics = StatisticsLayout(self._workers, factors)
+    self._statistics = StatisticsLayout(self._workers, self.num_factors)
     lay = functools.partial(
       learned.layout,
       bucket_bytes=plan.chosen_bucket_bytes,
@@ -119,7 +117,7 @@ class AllreduceSite(RealSite):
     self._planned_bytes = max(sizes)
     self._simulated_parts: Sequence[layers.Bucket] = ()
     streams = rounds is None or any(rounds.streamable)
-    if streams and speed and learned.schedule is None:
+    if streams and parts.speed and learned.schedule is None:
       self._simulated_parts = layers.of_run(
         config, learned, plan.chosen_bucket_bytes, self._layout.buckets[0].dtype
       )

@@ -13,7 +13,9 @@ import numpy as np
 
 from cluster.coordinator import Coordinator
 from cluster.membership import worker_states
+from cluster.membership.checks import LEAST_S
 from cluster.membership.members import Member
+from cluster.network.errors import expect
 from learning import scaling
 
 
@@ -46,6 +48,7 @@ class StepStatistics(NamedTuple):
 
 
 _FIELDS = len(StepStatistics._fields)
+_MOST = 2.0**40  # Exclusive bound of statistics other than the loss.
 
 
 class StatisticsLayout:
@@ -97,11 +100,12 @@ class StatisticsLayout:
     """Returns the statistics of each worker, and its driving factors.
 
     Args:
-      numbers: Vector, float32 [size], summed over workers.
+      numbers: Vector, float32 [size], summed over workers.  A row that is not
+        finite is that of a worker whose gradient is not.
     """
     rows = np.asarray(numbers, np.float32).reshape(self._workers, self._width)
     result = {}
-    for worker, row in enumerate(rows.tolist()):
+    for worker, row in enumerate(np.nan_to_num(rows).tolist()):
       (
         has_loss,
         began,
@@ -120,11 +124,43 @@ class StatisticsLayout:
         round(examples),
         round(compilations),
         loss if has_loss else math.nan,
-        round(finite),
+        round(finite) if np.isfinite(rows[worker]).all() else 0,
         round(recalled),
       )
       result[worker] = statistics, tuple(row[1 + _FIELDS :])
     return result
+
+  def check(self, numbers: Sequence[float]) -> None:
+    """Checks statistics that a worker has sent, summed over workers.
+
+    Raises:
+      InvalidMessage: If they cannot be those of an iteration.
+    """
+    size = len(numbers)
+    expect(size == self.size, 'statistics', f'{self.size} numbers', size)
+    largest = max(map(abs, numbers), default=0.0)
+    valid = largest <= float(np.finfo(np.float32).max)
+    expect(valid, 'statistics', 'numbers of float32', largest)
+
+  def find_invalid(
+    self, numbers: Sequence[float], members: Sequence[int]
+  ) -> list[int]:
+    """Returns members whose own statistics cannot be true.
+
+    Args:
+      numbers: Vector, float32 [size], summed over workers.
+      members: Workers that took part.
+    """
+    rows = np.asarray(numbers, np.float32).reshape(self._workers, self._width)
+    # All are bounded but the loss.
+    loss = 1 + StepStatistics._fields.index('loss')
+    bounded = np.delete(rows, loss, axis=1)
+    times = rows[:, 1 + StepStatistics._fields.index('compute_s')]
+    return [
+      index
+      for index in members
+      if not (abs(bounded[index]).max() < _MOST and times[index] >= LEAST_S)
+    ]
 
   def are_finite(
     self, numbers: Sequence[float], members: Sequence[int]
@@ -191,7 +227,7 @@ class IterationRecorder:
     assigned_at: float,
     stage: int,
     time: float,
-  ) -> None:
+  ) -> list[int]:
     """Reports an iteration to the coordinator, which asks the scheme.
 
     Args:
@@ -201,6 +237,10 @@ class IterationRecorder:
       assigned_at: When the iteration was assigned, seconds of the run.
       stage: Stage of the codec in it.
       time: When it ended, seconds of the run.
+
+    Returns:
+      Members whose statistics cannot be true, and are recorded as the shortest
+      time and no driving factors.
 
     Raises:
       FloatingPointError: If a loss or a gradient is not finite.
@@ -243,8 +283,14 @@ class IterationRecorder:
       coordinator.join(index, time)
     size_bytes = self._iteration_bytes(len(members), stage)
     coordinator.recorder.record_transfer(size_bytes)
+    invalid = self._layout.find_invalid(numbers, members)
     for index in members:
-      self._push(index, *reports[index], time=time)
+      statistics, factors = reports[index]
+      if index in invalid:
+        statistics = statistics._replace(compute_s=LEAST_S)
+        factors = ()
+      self._push(index, statistics, factors, time=time)
+    return invalid
 
   def _push(
     self,

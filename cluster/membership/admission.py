@@ -20,7 +20,6 @@ are ignored; its process is only sent the end of its session.
 """
 
 import math
-import queue
 import threading
 import time
 import types
@@ -31,7 +30,8 @@ import msgspec
 from absl import logging
 
 from cluster.membership.events import (
-  Event,
+  MOST_WAITING,
+  EventQueue,
   RunFailed,
   WorkerDraining,
   WorkerJoined,
@@ -44,6 +44,7 @@ from cluster.membership.quorum import Quorum
 from cluster.membership.roster import Roster
 from cluster.membership.silence import Silence
 from cluster.membership.versions import describe_difference
+from cluster.network.errors import InvalidMessage, expect
 from cluster.network.frame_reader import Receiving
 from cluster.network.heartbeat import BEATS
 from cluster.network.loop_streams import LoopListener, LoopStream
@@ -119,7 +120,7 @@ class Reception:
     # When the event loop was last alive, monotonic s; inf while not watched.
     self._loop_alive_at = math.inf
     self._jobs = jobs
-    self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    self.events = EventQueue()
     self.members = [Member() for _ in range(num_workers)]
     self._settings = settings
     self._timeout_s = settings.timeout_s
@@ -211,6 +212,9 @@ class Reception:
       was refused; it has been sent the reason.
     """
     index, process = hello.worker, hello.process
+    if self.events.is_full(index):  # It has joined and left again and again.
+      stream.send(RankTaken(f'too many events of worker {index} wait'))
+      return None
     if self._reserved.get(index, process) != process:
       reason = f'worker {index} is in the process of the coordinator'
       stream.send(RankTaken(reason))
@@ -237,7 +241,8 @@ class Reception:
       message: The message.
 
     Raises:
-      TransportError: If the message answers a request that was not sent.
+      InvalidMessage: If the message cannot be true, such as an answer to a
+        request that was not sent, or if too many wait for the event loop.
     """
     index, stream = incarnation.index, incarnation.stream
     incarnation.last_heartbeat = time.monotonic()
@@ -245,8 +250,6 @@ class Reception:
     self._roster.record_message(f'worker {index}', incarnation.number, activity)
     if incarnation.evicted:
       stream.send(SessionEnd('left', incarnation.evicted))
-    elif isinstance(message, WorkerReady | ReplicaReady):
-      self._take_ready(incarnation, message)
     elif isinstance(message, WorkerHeartbeat):
       member = self.members[index]
       if incarnation.number == member.incarnation:
@@ -258,7 +261,17 @@ class Reception:
           WorkerDraining(worker=index, incarnation=incarnation.number)
         )
       stream.send(HeartbeatReply(message.sent, time.monotonic()))
-    elif not isinstance(message, Activity):
+    elif isinstance(message, Activity):
+      pass  # The roster has it.
+    elif self.events.is_full(index):
+      raise InvalidMessage(
+        f'expected at most {MOST_WAITING} messages that wait for the '
+        'coordinator, got more'
+      )
+    elif isinstance(message, WorkerReady | ReplicaReady):
+      expect(not incarnation.is_ready, 'report', 'one', 'another')
+      self._take_ready(incarnation, message)
+    else:
       self._take_message(incarnation, message)
 
   def lose(self, incarnation: Incarnation, reason: str) -> None:

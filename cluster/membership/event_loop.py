@@ -28,6 +28,7 @@ from cluster.membership.events import (
 from cluster.membership.process import Settings
 from cluster.membership.silence import Silence
 from cluster.network import sockets
+from cluster.network.errors import InvalidMessage
 from cluster.network.heartbeat import BEATS
 from cluster.process.deadlines import Deadlines, ReceivedProgress
 from cluster.process.exits import HandedOver, Unmendable
@@ -310,8 +311,23 @@ class EventLoop:
       logging.info('Worker %d wants to leave: SIGTERM.', event.worker)
       at = time.monotonic() + DRAIN_S
       self._drain_at[event.worker] = event.incarnation, at
-    else:
-      self._handle(event)
+      return
+    if isinstance(event, WorkerEvent):
+      try:
+        self._check(event)
+      except InvalidMessage as error:
+        self._lose(event.worker, f'It has sent an invalid message: {error}')
+        return
+    self._handle(event)
+
+  def _check(self, event: WorkerEvent) -> None:
+    """Checks what only the runtime knows about an event of a worker.
+
+    Raises:
+      InvalidMessage: If it cannot be true; the worker is evicted, and the event
+        is not handled.
+    """
+    raise NotImplementedError
 
   def _handle(self, event: Event) -> None:
     """Handles an event of one of the kinds that the runtime knows."""

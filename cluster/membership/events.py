@@ -1,6 +1,9 @@
 """Events that the threads of the coordinator pass to its event loop."""
 
+import collections
 import dataclasses
+import queue
+import threading
 
 from cluster.network.loop_streams import LoopStream
 from cluster.network.messages import (
@@ -9,6 +12,10 @@ from cluster.network.messages import (
   ReplicaReady,
   WorkerReady,
 )
+
+# Events of one worker that wait for the event loop.  A worker sends one or two
+# messages a second, and the loop waits for hundreds of seconds at most.
+MOST_WAITING = 2**12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +81,51 @@ class WorkerMessage(WorkerEvent):
   """
 
   message: FromWorker | FromReplica
+
+
+class EventQueue:
+  """Events that wait for the event loop; for any thread.
+
+  Each worker may have a limited number of waiting events: `is_full`.
+  """
+
+  def __init__(self) -> None:
+    """Creates an empty queue."""
+    self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    self._lock = threading.Lock()
+    self._waiting: collections.Counter[int] = collections.Counter()
+
+  def put(self, event: Event) -> None:
+    """Adds an event."""
+    if isinstance(event, WorkerEvent):
+      with self._lock:
+        self._waiting[event.worker] += 1
+    self._events.put(event)
+
+  def get(self, timeout: float | None = None) -> Event:
+    """Waits for the oldest event, and removes it.
+
+    Raises:
+      queue.Empty: If there is none within `timeout` seconds.
+    """
+    event = self._events.get(timeout=timeout)
+    if isinstance(event, WorkerEvent):
+      with self._lock:
+        self._waiting[event.worker] -= 1
+    return event
+
+  def empty(self) -> bool:
+    """Returns whether no event waits."""
+    return self._events.empty()
+
+  def qsize(self) -> int:
+    """Returns how many events wait."""
+    return self._events.qsize()
+
+  def is_full(self, worker: int) -> bool:
+    """Returns whether no further event of a worker should be added."""
+    with self._lock:
+      return self._waiting[worker] >= MOST_WAITING
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

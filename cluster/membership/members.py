@@ -101,7 +101,7 @@ class Member(Rank):
       does.
     last_heartbeat: Time of that incarnation's last heartbeat, monotonic
       seconds.
-    arrived: Number of servers that have received its current push.
+    arrived: Servers that have received its current push.
     counted: Last iteration whose push all servers have received, or that an
       allreduce has summed; None if there was none.
     has_lost_state: Whether its inner optimizer's state is listed as lost, and
@@ -117,7 +117,7 @@ class Member(Rank):
   incarnation: int = -1
   stream: LoopStream | None = None
   last_heartbeat: float = 0.0
-  arrived: int = 0
+  arrived: set[int] = dataclasses.field(default_factory=set)
   counted: int | None = None
   has_lost_state: bool = False
   is_late: bool = False

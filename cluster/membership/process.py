@@ -24,6 +24,7 @@ from cluster.process import roles, stacks, stops
 from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import STOPPED, Exit, Reason
 from cluster.runtime import Parts
+from cluster.speed import driving
 from configs.checks import require
 from learning.learning import Evaluation
 from outputs import terminal
@@ -264,6 +265,12 @@ class RealSite:
   def _coordinator_port(self) -> int:
     """Port that the coordinator listens on."""
     return int(self.meeting.role.coordinator.rpartition(':')[2])
+
+  @property
+  def num_factors(self) -> int:
+    """Number of driving factors that a worker may report."""
+    speed = self.parts.speed
+    return speed.model.num_driving if speed else len(driving.NAMES)
 
   @property
   def evaluate(self) -> Evaluation | None:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 from cluster.membership.members import Member
-from cluster.network.errors import Corrupt, TransportError
+from cluster.network.errors import InvalidMessage, TransportError
 from cluster.network.messages import (
   ResidualSaved,
   RetainResidual,
@@ -287,7 +287,7 @@ class PartRequests:
     self._lock = threading.Lock()
     # Answers that are awaited, by worker, incarnation and checkpoint.
     self._parts: dict[tuple[int, int], dict[int, Future[bool]]] = {}
-    self._ended: set[tuple[int, int]] = set()  # Incarnations.
+    self._ended: dict[int, int] = {}  # Last incarnation, by worker.
 
   def request(
     self, index: int, member: Member, step: int, residual: ResidualId
@@ -307,7 +307,7 @@ class PartRequests:
     part: Future[bool] = Future()
     key = index, member.incarnation
     with self._lock:
-      if key in self._ended:
+      if member.incarnation <= self._ended.get(index, -1):
         part.set_result(False)
         return part
       self._parts.setdefault(key, {})[step] = part
@@ -319,12 +319,12 @@ class PartRequests:
     """Handles the answer of an incarnation.
 
     Raises:
-      Corrupt: If the worker was not asked.
+      InvalidMessage: If the worker was not asked.
     """
     with self._lock:
       part = self._parts.get((index, number), {}).pop(message.step, None)
     if part is None:
-      raise Corrupt(f'Worker {index} answers what it was not asked.')
+      raise InvalidMessage(f'Worker {index} answers what it was not asked.')
     if message.error is None:
       part.set_result(message.is_known)
     else:
@@ -333,7 +333,7 @@ class PartRequests:
   def end(self, index: int, number: int) -> None:
     """Ends the requests to an incarnation that has ended."""
     with self._lock:
-      self._ended.add((index, number))
+      self._ended[index] = max(number, self._ended.get(index, -1))
       parts = self._parts.pop((index, number), {})
     for part in parts.values():
       part.set_result(False)

@@ -13,8 +13,27 @@ class Corrupt(TransportError):
   """The bytes that arrived were not sent like this, or are no valid message."""
 
 
+class InvalidMessage(Corrupt):
+  """A message of the schema has contents that cannot be true in this run.
+
+  Only its receiver knows that: it raises this before the message has changed
+  anything.  The coordinator evicts the sender, and the run of the others goes
+  on; a worker ends with this error.
+  """
+
+
 class Refused(TransportError):
   """One end does not know the token, or rejects the other end's hello."""
+
+
+def expect(valid: bool, field: str, expected: str, got: object) -> None:
+  """Checks a field of a message that a peer has sent.
+
+  Raises:
+    InvalidMessage: Unless it is valid; says what was expected.
+  """
+  if not valid:
+    raise InvalidMessage(f'{field}: expected {expected}, got {repr(got)[:100]}')
 
 
 def describe(error: Exception) -> str:

@@ -22,18 +22,24 @@ from collections.abc import (
   Sequence,
 )
 from concurrent.futures import Future
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 from absl import logging
 
 from cluster.membership.admission import Reception
-from cluster.membership.events import Event, WorkerEvent, WorkerLost
+from cluster.membership.events import (
+  MOST_WAITING,
+  Event,
+  WorkerEvent,
+  WorkerLost,
+)
 from cluster.membership.members import Incarnation, Rank, RemoteServer
 from cluster.membership.process import Settings
 from cluster.membership.silence import Silence
 from cluster.membership.worker_states import PartRequests, ResidualId
 from cluster.network import memory, messages
+from cluster.network.errors import InvalidMessage, expect
 from cluster.network.frame_reader import Receiving
 from cluster.network.heartbeat import BEATS
 from cluster.network.loop_streams import LoopStream
@@ -55,7 +61,6 @@ from cluster.process.deadlines import Deadlines, Jobs, transfer_s
 from cluster.process.exits import Unmendable
 from outputs.checkpoints import Abandoned
 
-T = TypeVar('T')
 _HOSTS = 4  # Workers that may be asked to host a server within `start_s`.
 
 
@@ -107,6 +112,18 @@ class PushReceived(WorkerEvent):
 
   server: int
   report: messages.PushReport
+
+
+class _Evaluation(NamedTuple):
+  """An evaluation that a worker was asked for.
+
+  Attributes:
+    names: Names of its figures.
+    figures: Future of the figures.
+  """
+
+  names: frozenset[str]
+  figures: Future[Mapping[str, float]]
 
 
 class ParameterServerReception(Reception):
@@ -172,7 +189,8 @@ class ParameterServerReception(Reception):
     self._has_first = has_first
     self._is_coupled = not dedicated  # A process gets both ranks or neither.
     self._mirror: Mirror | None = None  # That servers continue from.
-    self._addresses_of: dict[str, str] = {}  # Of processes, by identity.
+    # Last process of each worker, and its address.
+    self._reached: dict[int, tuple[str, str]] = {}
     self._restarts = 0
     self._can_restart = False  # Whether there is a complete mirror.
     # Process that asks for a server's rank which another holds, and when.
@@ -181,9 +199,10 @@ class ParameterServerReception(Reception):
     self._hosts: dict[int, str] = {}  # Last process asked to host a server.
     self.failures: Counter[int] = Counter()
     self._parts = PartRequests()
-    # Answers that are awaited, by incarnation and number of the evaluation.
-    self._evaluations: dict[Key, dict[int, Future[Mapping[str, float]]]] = {}
-    self._ended: set[Key] = set()  # Incarnations.
+    # Names of the figures of answers that are awaited, and their futures, by
+    # incarnation and number of the evaluation.
+    self._evaluations: dict[Key, dict[int, _Evaluation]] = {}
+    self._ended: dict[int, int] = {}  # Last incarnation, by worker.
     self._restored: tuple[int, int] | None = None  # See `restore`.
     # Servers that outlive a coordinator must not mistake the next one for it.
     self._identity = secrets.token_hex(8)
@@ -315,6 +334,14 @@ class ParameterServerReception(Reception):
     """Lets the run survive the loss of a server: there is a mirror."""
     self._can_restart = True
 
+  def evict_server(self, server: int, reason: str) -> None:
+    """Ends the session of a server, which counts as lost; from any thread."""
+    with self._lock:
+      remote = self._remote.get(server)
+    self._lose_server(server, f'Server {server} is lost: {reason}')
+    if remote is not None:
+      remote.stream.cancel(reason)
+
   def _lose_server(self, server: int, reason: str) -> None:
     """Reports the loss of a server of a run that has begun; in any thread."""
     if not self._can_restart:
@@ -387,9 +414,10 @@ class ParameterServerReception(Reception):
         if not each.evicted and not each.is_draining and each is not asked
       ]
       counts = Counter(each.process for each, _ in self._asked.values())
+      addresses = dict(self._reached.values())
       hosts.sort(
         key=lambda each: (
-          self._addresses_of.get(each.process) not in sources,
+          addresses.get(each.process) not in sources,
           counts[each.process],
           each.index,
         )
@@ -458,7 +486,11 @@ class ParameterServerReception(Reception):
     return self._parts.request(index, self.members[index], step, residual)
 
   def request_evaluation(
-    self, number: int, address: str, excluded: set[Key]
+    self,
+    number: int,
+    address: str,
+    excluded: set[Key],
+    names: Collection[str],
   ) -> evaluation.PendingEvaluation | None:
     """Requests an evaluation from the first worker that has an accelerator.
 
@@ -466,17 +498,19 @@ class ParameterServerReception(Reception):
       number: Number of the evaluation, under which its version is fetched.
       address: Address from which the version is fetched.
       excluded: Workers and incarnations that are not asked.
+      names: Names of the figures that it has to give.
 
     Returns:
       The request; None if there is no such worker.
     """
     with self._lock:
-      evaluator = self._find_evaluator(excluded | self._ended)
+      evaluator = self._find_evaluator(excluded)
       if evaluator is None:
         return None
       key = evaluator.index, evaluator.number
       figures: Future[Mapping[str, float]] = Future()
-      self._evaluations.setdefault(key, {})[number] = figures
+      asked = _Evaluation(frozenset(names), figures)
+      self._evaluations.setdefault(key, {})[number] = asked
     evaluator.stream.send(messages.Evaluate(number, address))
     return evaluation.PendingEvaluation(*key, figures)
 
@@ -489,6 +523,7 @@ class ParameterServerReception(Reception):
         and holder.is_ready
         and holder.has_accelerator
         and (holder.index, holder.number) not in excluded
+        and holder.number > self._ended.get(holder.index, -1)
       ):
         return holder
     return None
@@ -502,7 +537,10 @@ class ParameterServerReception(Reception):
       incarnation.has_accelerator = ready.has_accelerator
       incarnation.address = ready.address or ''
       with self._lock:
-        self._addresses_of[incarnation.process] = incarnation.address
+        self._reached[incarnation.index] = (
+          incarnation.process,
+          incarnation.address,
+        )
     super()._take_ready(incarnation, ready)
 
   def _take_message(
@@ -512,36 +550,38 @@ class ParameterServerReception(Reception):
     if isinstance(message, messages.ResidualSaved):
       self._parts.answer(*key, message)
     elif isinstance(message, messages.Evaluated):
-      figures = self._take_future(self._evaluations, key, message.number)
-      if message.figures is None:
-        figures.set_exception(evaluation.EvaluationLost(str(message.error)))
-      else:
-        figures.set_result(message.figures)
+      self._take_figures(key, message)
     else:
       super()._take_message(incarnation, message)
 
-  def _take_future(
-    self, questions: dict[Key, dict[int, Future[T]]], key: Key, number: int
-  ) -> Future[T]:
-    """Removes and returns the future of an answer that is awaited.
+  def _take_figures(self, key: Key, message: messages.Evaluated) -> None:
+    """Passes the results of an evaluation to the thread that waits for them.
 
     Raises:
-      Corrupt: If the worker was not asked.
+      InvalidMessage: If the worker was not asked for these.
     """
     with self._lock:
-      future = questions.get(key, {}).pop(number, None)
-    if future is None:
-      raise Corrupt(f'Worker {key[0]} answers what it was not asked.')
-    return future
+      asked = self._evaluations.get(key, {}).get(message.number)
+      if asked is None:
+        raise InvalidMessage(f'Worker {key[0]} answers what it was not asked.')
+      figures = message.figures
+      if figures is not None:
+        given = {*figures}
+        expect(given == asked.names, 'figures', f'{[*asked.names]}', given)
+      self._evaluations[key].pop(message.number)
+    if figures is None:
+      asked.figures.set_exception(evaluation.EvaluationLost(str(message.error)))
+    else:
+      asked.figures.set_result(figures)
 
   def _on_incarnation_end(self, index: int, number: int) -> None:
     key = index, number
     self._parts.end(*key)
     with self._lock:
-      self._ended.add(key)
+      self._ended[index] = max(number, self._ended.get(index, -1))
       evaluations = self._evaluations.pop(key, {})
-    for figures in evaluations.values():
-      figures.set_exception(evaluation.EvaluationLost('it is lost'))
+    for asked in evaluations.values():
+      asked.figures.set_exception(evaluation.EvaluationLost('it is lost'))
 
   @property
   def executed(self) -> int:
@@ -717,7 +757,7 @@ class ParameterServerReception(Reception):
       body: Bytes that belong to the report.
 
     Raises:
-      Corrupt: If the server answers a question that it was not asked.
+      InvalidMessage: If the server answers a question that it was not asked.
     """
     if isinstance(report, messages.ServerFailed):
       self._lose_server(server, f'Server {server}: {report.reason}')
@@ -733,6 +773,8 @@ class ParameterServerReception(Reception):
         )
       )
     elif self._has_existed(report.worker, report.incarnation):
+      full = self.events.is_full(report.worker)
+      expect(not full, 'reports', f'at most {MOST_WAITING} that wait', 'more')
       now = time.monotonic()
       if isinstance(report, messages.PushArrived):
         self.events.put(

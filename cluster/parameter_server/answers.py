@@ -5,8 +5,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from cluster.network import memory
-from cluster.network.messages import ShareSaved, VersionPart
-from cluster.network.streams import Corrupt
+from cluster.network.errors import InvalidMessage
+from cluster.network.messages import (
+  SaveShare,
+  SendVersion,
+  ShareSaved,
+  VersionPart,
+)
 from cluster.parameter_server.store import ShardedParameterStore
 
 
@@ -37,10 +42,13 @@ class Answers:
       body: Bytes of a version; other messages may come between its parts.
 
     Raises:
-      Corrupt: If the server was not asked, or the version has another size.
+      InvalidMessage: If the server was not asked, or was asked for something
+        else, or the version has another size.
     """
-    if not self._store.awaits(server, answer.question):
-      raise Corrupt(f'Server {server} answers what it was not asked.')
+    is_version = isinstance(answer, VersionPart)
+    kind = SendVersion if is_version else SaveShare
+    if not self._store.awaits(server, answer.question, kind):
+      raise InvalidMessage(f'Server {server} answers what it was not asked.')
     if isinstance(answer, VersionPart):
       self._collect(server, answer, body)
     else:
@@ -54,13 +62,13 @@ class Answers:
   ) -> None:
     key, size = (server, part.question), self._store.held_bytes(server)
     if part.size_bytes != size:
-      raise Corrupt(f'Expected {size} bytes, got {part.size_bytes}.')
+      raise InvalidMessage(f'Expected {size} bytes, got {part.size_bytes}.')
     if key not in self._versions:
       self._versions[key] = memory.aligned(size), 0
     vector, start = self._versions[key]
     for chunk in body:
       if start + chunk.size > size:
-        raise Corrupt(f'Expected {size} bytes, got more.')
+        raise InvalidMessage(f'Expected {size} bytes, got more.')
       vector[start : start + chunk.size] = chunk
       start += chunk.size
       del chunk  # Before the next one arrives, which so takes its memory.

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -52,7 +52,11 @@ class Evaluators(Protocol):
   """Workers that can evaluate: see `ParameterServerReception`."""
 
   def request_evaluation(
-    self, number: int, address: str, excluded: set[tuple[int, int]]
+    self,
+    number: int,
+    address: str,
+    excluded: set[tuple[int, int]],
+    names: Collection[str],
   ) -> PendingEvaluation | None:
     """Requests an evaluation from the first worker that has an accelerator.
 
@@ -60,6 +64,7 @@ class Evaluators(Protocol):
       number: Number of the evaluation, under which its version is fetched.
       address: Address from which the version is fetched.
       excluded: Workers and incarnations that are not asked.
+      names: Names of the figures that it has to give.
 
     Returns:
       The request; None if there is no such worker.
@@ -129,7 +134,7 @@ class RemoteEvaluation:
       handover.Handover(self._settings.port, find, self._settings.timeout_s)
     ) as source:
       while pending := evaluators.request_evaluation(
-        number, source.address, self._excluded
+        number, source.address, self._excluded, self.names
       ):
         self._has_asked = True
         start = time.monotonic()

@@ -17,9 +17,11 @@ from absl import logging
 
 from cluster.coordinator import Coordinator
 from cluster.membership import election, worker_states
+from cluster.membership.checks import LEAST_S, check_traffic
 from cluster.membership.event_loop import DRAINED, EventLoop
 from cluster.membership.events import (
   Event,
+  WorkerEvent,
   WorkerJoined,
   WorkerLost,
   WorkerMessage,
@@ -28,6 +30,7 @@ from cluster.membership.process import Settings
 from cluster.membership.succession import Succession
 from cluster.membership.worker_states import ResidualId, assign_residuals
 from cluster.network import messages
+from cluster.network.errors import expect
 from cluster.network.messages import Pull
 from cluster.parameter_server.admission import (
   ParameterServerReception,
@@ -69,6 +72,7 @@ class ParameterServerRuntime(EventLoop):
     reception: ParameterServerReception,
     make_server: Callable[[Report, tuple[int, int] | None], Server] | None,
     num_servers: int,
+    num_factors: int,
     find_residuals: Callable[[], tuple[int, list[int]] | None],
     settings: Settings,
     deadlines: Deadlines,
@@ -90,6 +94,7 @@ class ParameterServerRuntime(EventLoop):
       make_server: Creates server 0, given the function for its reports and the
         checkpoint to resume from; None if this process succeeds another one.
       num_servers: Number of servers.
+      num_factors: Number of driving factors that a worker may report.
       find_residuals: Returns the number of the checkpoint to resume from, and
         the workers whose residuals are in it; None to start from scratch.
       settings: As of `EventLoop`.
@@ -116,7 +121,7 @@ class ParameterServerRuntime(EventLoop):
     self._store = store
     self._reception: ParameterServerReception = reception
     self._make_server = make_server
-    self._num_servers = num_servers
+    self._num_servers, self._num_factors = num_servers, num_factors
     self._find_residuals = find_residuals
     # Workers whose residuals the checkpoint should have.
     self._with_residuals: list[int] = []
@@ -389,12 +394,19 @@ class ParameterServerRuntime(EventLoop):
       case ServerLost():
         self._handle_server_lost(event)
 
+  def _check(self, event: WorkerEvent) -> None:
+    match event:
+      case PushReceived():
+        check_report(event.report, num_factors=self._num_factors)
+      case WorkerMessage(message=messages.TrafficReport() as report):
+        check_traffic(report.sent, range(self._num_servers))
+
   def _handle_joined(self, event: WorkerJoined) -> None:
     if not self._admit(event):
       return
     index, member = event.worker, self._members[event.worker]
     self._store.incarnations[index] = event.incarnation
-    member.arrived = 0
+    member.arrived.clear()
     self._links.clear()
     if self._started:
       member.is_late = True
@@ -407,10 +419,18 @@ class ParameterServerRuntime(EventLoop):
     if self._move:
       self._delayed.append(event)
       return
-    member.arrived += 1
-    if member.arrived < self._num_servers:
+    worker = self.coordinator.workers[index]
+    is_awaited = worker.is_iterating and report.iteration == worker.iteration
+    if not is_awaited or event.server in member.arrived:
+      # A server has checked it, unless the server is faulty.
+      self._reception.evict_server(
+        event.server, f'It has reported a push of worker {index} too many.'
+      )
       return
-    member.arrived = 0
+    member.arrived.add(event.server)
+    if len(member.arrived) < self._num_servers:
+      return
+    member.arrived.clear()
     loss, finite = report.loss, report.is_finite
     self.coordinator.check(index, finite=finite, loss=loss)
     member.compilations[event.incarnation] = report.compilations
@@ -846,3 +866,20 @@ class ParameterServerRuntime(EventLoop):
       if member.stream is not None:  # Another process has its rank.
         self._initial[index], member.counted = ResidualId(), None
         member.is_late = True
+
+
+def check_report(report: messages.PushReport, *, num_factors: int) -> None:
+  """Checks a worker's report on an iteration.
+
+  Args:
+    report: The report.
+    num_factors: Number of driving factors, unless there are none.
+
+  Raises:
+    InvalidMessage: If it cannot be true.
+  """
+  compute_s, count = report.compute_s, len(report.factors)
+  valid = compute_s >= LEAST_S
+  expect(valid, 'compute_s', f'at least {LEAST_S:g} s', compute_s)
+  valid = count in (0, num_factors)
+  expect(valid, 'factors', f'none or {num_factors} numbers', count)

@@ -78,6 +78,7 @@ class ShardedParameterStore:
     self.sequence = 0
     self._number = 0  # Number of the last question or held version.
     self._questions: dict[int, list[Future[Any]]] = {}
+    self._kinds: dict[int, type[messages.Order]] = {}  # Of the questions.
     self._save_residuals: Callable[[int], list[Future[Any]]] = lambda step: []
     self._answering = threading.Lock()
     self._error: Exception | None = None
@@ -206,14 +207,25 @@ class ShardedParameterStore:
       ]
     )
 
-  def awaits(self, server: int, number: int) -> bool:
+  def awaits(
+    self, server: int, number: int, kind: type[messages.Order]
+  ) -> bool:
     """Returns whether a server may answer a question.
 
     True if its answer is awaited, or the question was asked before an error.
+
+    Args:
+      server: Rank of the server.
+      number: Number of the question.
+      kind: Order that asks such a question.
     """
     with self._answering:
       futures = self._questions.get(number)
-      waits = futures is not None and not futures[server].done()
+      waits = (
+        futures is not None
+        and not futures[server].done()
+        and self._kinds[number] is kind
+      )
       return waits or self._error is not None or number <= self._abandoned
 
   def answer(self, server: int, number: int, answer: Any) -> None:
@@ -228,6 +240,7 @@ class ShardedParameterStore:
         future.set_result(answer)
       if all(future.done() for future in self._questions[number]):
         self._questions.pop(number)
+        self._kinds.pop(number)
 
   def fail(self, error: Exception) -> None:
     """Makes all requests raise an error until `attach`; from any thread."""
@@ -238,6 +251,7 @@ class ShardedParameterStore:
           if not future.done():
             future.set_exception(error)
       self._questions.clear()
+      self._kinds.clear()
 
   @property
   def has_failed(self) -> bool:
@@ -260,12 +274,14 @@ class ShardedParameterStore:
 
   def _ask(self, order: Callable[[int], messages.Order]) -> list[Future[Any]]:
     number = self._next()
+    asked = order(number)
     futures: list[Future[Any]] = [Future() for _ in self._servers]
     with self._answering:
       if self._error is not None:
         raise self._error
       self._questions[number] = futures
-    self._orders.append(order(number))
+      self._kinds[number] = type(asked)
+    self._orders.append(asked)
     self.flush()  # The caller may wait for an answer.
     return futures
 

@@ -157,6 +157,14 @@ class LinkManager:
     if self._follower:
       self._follower.take_forest(event, now_s)
 
+  def check_answer(self, worker: int, answer: ProbeAnswer) -> None:
+    """Checks a worker's answer to an order of a survey.
+
+    Raises:
+      InvalidMessage: If it is not one to the order.
+    """
+    self._surveyor.check_answer(worker, answer)
+
   def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
     """Handles a worker's answer to an order of a survey."""
     self._surveyor.take_answer(worker, answer)

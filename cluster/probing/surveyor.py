@@ -16,20 +16,24 @@ from typing import Any
 from absl import logging
 
 from cluster.membership.events import Event
+from cluster.network.errors import InvalidMessage, expect
 from cluster.network.messages import (
   CloseEndpoint,
   HostDescription,
   OpenEndpoint,
+  OpenTransfers,
   Probe,
   ProbeAnswer,
   ProbeOrder,
   Rates,
+  TransferFor,
 )
 from cluster.probing import file_format, transfers, trials
 from cluster.probing.cache import LinkCache
 from cluster.probing.events import LinksMeasured
 from cluster.process.exits import Unmendable
 
+_MOST_RATE = 1e15  # Bytes per second, or seconds.
 TOLERANCE = 0.1  # Relative error of a rate.
 _TEST_TRIES = 2  # Attempts of each test, since a busy machine is late at times.
 _TRIES = 2  # Attempts of all tests, if no worker was lost meanwhile.
@@ -92,6 +96,15 @@ class Surveyor:
       timeout_s=self._timeout_s,
     )
     self._survey.start(self._put_event)
+
+  def check_answer(self, worker: int, answer: ProbeAnswer) -> None:
+    """Checks a worker's answer to an order of the survey.
+
+    Raises:
+      InvalidMessage: If it is not one to the order.
+    """
+    if self._survey:
+      self._survey.check_answer(worker, answer)
 
   def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
     """Handles a worker's answer to an order of the survey."""
@@ -170,6 +183,11 @@ class _Survey:
     self._members = tuple(members)
     self._send, self._cache, self._timeout_s = send, cache, timeout_s
     self._skips_cache = skips_cache
+    # Orders that are being executed, by worker, and their number; and the
+    # processes from which each worker receives in the test.
+    self._orders: Mapping[int, Probe] = {}
+    self._number = -1
+    self._senders: dict[int, Sequence[int]] = {}
     # Answers by worker, or a text about the loss of one.
     self._answers: queue.SimpleQueue[tuple[int, ProbeAnswer] | str] = (
       queue.SimpleQueue()
@@ -182,6 +200,31 @@ class _Survey:
       done: Called with the result.
     """
     threading.Thread(target=self._run, args=[done], daemon=True).start()
+
+  def check_answer(self, worker: int, answer: ProbeAnswer) -> None:
+    """Checks a worker's answer: see `Surveyor`; late ones are ignored."""
+    if answer.number != self._number or answer.problem:
+      return
+    order = self._orders.get(worker)
+    expect(order is not None, 'worker', f'one of {self._members}', worker)
+    if isinstance(order, OpenEndpoint):
+      host = answer.answer
+      valid = isinstance(host, HostDescription) and host.port > 0
+      expect(valid, 'answer', 'a host and its port', host)
+      return
+    peers: Sequence[int] = ()
+    if isinstance(order, OpenTransfers) and order.pings:
+      peers = order.receivers
+    elif isinstance(order, TransferFor):
+      peers = self._senders[worker]
+    given = answer.answer
+    if given is None or isinstance(given, HostDescription):
+      raise InvalidMessage(f'answer: expected rates, got {given}')
+    found = sorted(peer for peer, _ in given)
+    expect(found == sorted(peers), 'answer', f'rates of {[*peers]}', found)
+    values = [value for _, value in given]
+    valid = all(0.0 <= value < _MOST_RATE for value in values)
+    expect(valid, 'answer', f'numbers of 0 to {_MOST_RATE:g}', values)
 
   def take_answer(self, worker: int, answer: ProbeAnswer) -> None:
     """Queues a worker's answer for the survey's thread; from any thread."""
@@ -201,7 +244,14 @@ class _Survey:
       _Lost: If a member is lost.
     """
     number = next(_numbers)
-    for index, order in zip(self._members, orders, strict=True):
+    self._orders = dict(zip(self._members, orders, strict=True))
+    self._senders |= {
+      index: order.senders
+      for index, order in self._orders.items()
+      if isinstance(order, OpenTransfers)
+    }
+    self._number = number
+    for index, order in self._orders.items():
       self._send(index, ProbeOrder(number, order))
     deadline = time.monotonic() + limit_s + 2 * self._timeout_s
     answers: dict[int, HostDescription | Rates | None] = {}

@@ -175,6 +175,7 @@ class Coordinator:
       reception=self.reception,
       make_server=functools.partial(self._server, 0),
       num_servers=num_servers,
+      num_factors=0,
       find_residuals=find_residuals,
       settings=settings,
       deadlines=deadlines,
@@ -339,7 +340,7 @@ class Worker:
   def beat(self, progress):
     self.control.send(messages.WorkerHeartbeat(0.0, tuple(progress)))
 
-  def push(self, servers=(0, 1), compute_s=0.0):
+  def push(self, servers=(0, 1), compute_s=1e-3):
     report = messages.PushReport(
       iteration=self._iteration,
       pulled_at=0.0,
