@@ -240,7 +240,7 @@ class IterationRecorder:
 
     Returns:
       Members whose statistics cannot be true, and are recorded as the shortest
-      time and no driving factors.
+      time, with driving factors of 0.
 
     Raises:
       FloatingPointError: If a loss or a gradient is not finite.
@@ -288,7 +288,7 @@ class IterationRecorder:
       statistics, factors = reports[index]
       if index in invalid:
         statistics = statistics._replace(compute_s=LEAST_S)
-        factors = ()
+        factors = (0.0,) * len(factors)
       self._push(index, statistics, factors, time=time)
     return invalid
 

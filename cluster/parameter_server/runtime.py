@@ -94,7 +94,7 @@ class ParameterServerRuntime(EventLoop):
       make_server: Creates server 0, given the function for its reports and the
         checkpoint to resume from; None if this process succeeds another one.
       num_servers: Number of servers.
-      num_factors: Number of driving factors that a worker may report.
+      num_factors: Number of driving factors that a worker reports.
       find_residuals: Returns the number of the checkpoint to resume from, and
         the workers whose residuals are in it; None to start from scratch.
       settings: As of `EventLoop`.
@@ -873,7 +873,7 @@ def check_report(report: messages.PushReport, *, num_factors: int) -> None:
 
   Args:
     report: The report.
-    num_factors: Number of driving factors, unless there are none.
+    num_factors: Number of driving factors.
 
   Raises:
     InvalidMessage: If it cannot be true.
@@ -881,5 +881,5 @@ def check_report(report: messages.PushReport, *, num_factors: int) -> None:
   compute_s, count = report.compute_s, len(report.factors)
   valid = compute_s >= LEAST_S
   expect(valid, 'compute_s', f'at least {LEAST_S:g} s', compute_s)
-  valid = count in (0, num_factors)
-  expect(valid, 'factors', f'none or {num_factors} numbers', count)
+  valid = count == num_factors
+  expect(valid, 'factors', f'{num_factors} numbers', count)

@@ -197,7 +197,11 @@ class ParameterServerSite(RealSite):
         functools.partial(self._make_server, 0) if self.is_coordinator else None
       ),
       num_servers=self._plan.servers,
-      num_factors=self.num_factors,
+      num_factors=(
+        self.num_factors
+        if self.parts.speed or coordinator.batching.is_adaptive
+        else 0
+      ),
       find_residuals=self._find_residuals,
       make_local_worker=(
         (lambda at: functools.partial(self._worker, at, is_local=True))

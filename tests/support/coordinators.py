@@ -10,6 +10,7 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
+import msgspec
 import numpy as np
 
 import data.stream
@@ -89,6 +90,8 @@ class Coordinator:
     reserved=types.MappingProxyType({}),
     exits=False,
     restored_bytes=0,
+    batching=None,
+    num_factors=0,
   ):
     """Starts to wait for all workers and servers.
 
@@ -110,6 +113,8 @@ class Coordinator:
       reserved: Argument of the reception.
       exits: True if a coordinator that hangs exits, as real ones do.
       restored_bytes: Size of the checkpoint that servers read.
+      batching: Batching of the run; None for a fixed one.
+      num_factors: Argument of the runtime.
     """
     self._learner = learner
     self.servers = []
@@ -146,7 +151,7 @@ class Coordinator:
     self.accounting = recorder.accounting
     driver = coordinator.Coordinator(
       scheme=asp.make(num_workers=num_workers),
-      batching=fixed.make(num_workers=num_workers, worker_batch=8),
+      batching=batching or fixed.make(num_workers=num_workers, worker_batch=8),
       store=self.store,
       stream=data.stream.Stream(num_examples=10**6, seed=0, ahead=0),
       recorder=recorder,
@@ -175,7 +180,7 @@ class Coordinator:
       reception=self.reception,
       make_server=functools.partial(self._server, 0),
       num_servers=num_servers,
-      num_factors=0,
+      num_factors=num_factors,
       find_residuals=find_residuals,
       settings=settings,
       deadlines=deadlines,
@@ -340,12 +345,12 @@ class Worker:
   def beat(self, progress):
     self.control.send(messages.WorkerHeartbeat(0.0, tuple(progress)))
 
-  def push(self, servers=(0, 1), compute_s=1e-3):
+  def push(self, servers=(0, 1), **fields):
     report = messages.PushReport(
       iteration=self._iteration,
       pulled_at=0.0,
       computed_at=0.0,
-      compute_s=compute_s,
+      compute_s=1e-3,
       factors=(),
       loss=None,
       is_finite=True,
@@ -353,6 +358,7 @@ class Worker:
       compilations=0,
       has_recalled=False,
     )
+    report = msgspec.structs.replace(report, **fields)
     for index in servers[: len(self._streams)]:
       body = np.zeros(self._sizes[index], np.uint8)
       self._streams[index].send(report, [body], body.size)

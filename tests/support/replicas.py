@@ -23,6 +23,7 @@ from cluster.allreduce.sums.codec_state import NoCodecState
 from cluster.membership.events import Event
 from cluster.membership.process import Settings
 from cluster.milestones import Intervals, Milestones
+from cluster.network.errors import InvalidMessage
 from cluster.network.port import Port
 from cluster.network.streams import Security
 from cluster.probing.link_manager import LinkManager
@@ -334,7 +335,12 @@ class SimulatedRun:
     elif isinstance(message, Event):
       self.reception.events.put(message)
     else:
-      self.reception.handle(session.incarnation, message)
+      try:
+        self.reception.handle(session.incarnation, message)
+      except InvalidMessage as error:  # The listener ends the stream.
+        session.is_alive = False
+        session.to_coordinator.clear()
+        self.reception.lose(session.incarnation, str(error))
     if not self.reception.events.empty():
       self.take()
 

@@ -272,7 +272,7 @@ class FormTest(TestCase):
       stream.receive(PLAIN)
 
   @parameterized.parameters(
-    (b'a\nb\x1b[2J', 'a?b?[2J'),
+    (b'a\nb\x1b[2J', 'a\\nb\\x1b[2J'),
     (b'\xff\xfe', '��'),
     (b'x' * 10**5, 'x' * _REASON),
   )
