@@ -22,7 +22,8 @@ def digests(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   """Returns path and digest of each file or folder that a run reads.
 
   Files are read once, in one pass; XXH3 takes 0.1 to 0.2 s per GB beside the
-  time of the disk.  Of photographs, which stay on disk, names and sizes count.
+  time of the disk.  Of photographs, which stay on disk, names and sizes
+  count: 25 us each.
 
   Args:
     config: Checked config, as a dictionary.

@@ -37,15 +37,19 @@ class DrainingTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(summary['issued'], sum(pushed) + held)
     self.assertTrue(all(a == b for a, b in replay.pairs(launch.folder)))
 
-  @parameterized.named_parameters(('ring', _RING), ('server', _SERVER))
-  def test_a_worker_that_gets_sigterm_leaves_and_the_others_continue(
-    self, fields
+  @parameterized.named_parameters(
+    ('ring', _RING, signal.SIGTERM),
+    ('server', _SERVER, signal.SIGTERM),
+    ('server_hangup', _SERVER, signal.SIGHUP),
+  )
+  def test_a_worker_that_gets_a_signal_leaves_and_the_others_continue(
+    self, fields, number
   ):
     with processes.launch(
       workers=3, epochs=100.0, **_FIELDS, **fields
     ) as launch:
       launch.reach(48)
-      os.kill(launch.pid('worker:2'), signal.SIGTERM)
+      os.kill(launch.pid('worker:2'), number)
       launch.until('worker 2 was drained')
       launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 160)
       launch.process.send_signal(signal.SIGTERM)
