@@ -109,7 +109,8 @@ def _write_states(folder: pathlib.Path, updates: int) -> None:
       _apply(learner, layout, vector)
       if count in _AFTER or count == updates:
         data, arrays = serialization.dump(jax.device_get(learner.state()))
-        np.savez(folder / f'{name}-{count}.npz', *arrays, data=data)
+        plain = np.frombuffer(data, np.uint8)
+        np.savez(folder / f'{name}-{count}.npz', *arrays, data=plain)
 
 
 def _print_drift(updates: int) -> None:
@@ -139,7 +140,7 @@ def _print_drift(updates: int) -> None:
 def _read(path: pathlib.Path) -> Any:
   with np.load(path, allow_pickle=False) as content:
     arrays = [content[f'arr_{k}'] for k in range(len(content.files) - 1)]
-    return serialization.load(content['data'], arrays)
+    return serialization.load(content['data'].data, arrays)
 
 
 def _print_costs(numbers: int, workers: int) -> None:

@@ -8,16 +8,24 @@ Every part of a checkpoint is such a folder: an Orbax checkpoint of one flat
 dictionary of NumPy arrays, which `orbax.checkpoint.PyTreeCheckpointer` reads.
 `checksums.json` lists the size and the checksum (XXH3) of each of its files.
 They are compared before Orbax reads: damage that Orbax meets makes it print
-tracebacks of its own.  Orbax is imported by the first call, as that takes a
-third of a second.
+tracebacks of its own.  What was written counts once Orbax finds all its arrays
+again.  Orbax is imported by the first call, as that takes a third of a second.
+
+Orbax takes some characters of a path for a pattern, and TensorStore takes each
+path for UTF-8.  A folder with such a path is written and read through a link
+that has a plain one.
 """
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging as log
+import math
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +37,7 @@ from configs.checks import require
 
 _CHECKSUMS = 'checksums.json'
 _READ_BYTES = 1 << 20
+_PLAIN_PATH = re.compile(r'[A-Za-z0-9_.,+=@/ -]+')
 
 
 def write(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -42,16 +51,26 @@ def write(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     arrays: Arrays by name; none of them empty.
 
   Raises:
-    OSError: If Orbax cannot write; parts of the folder may be left.
+    OSError: If Orbax cannot write, or cannot read what it has written; parts of
+      the folder may be left.
   """
   import orbax.checkpoint as ocp
 
   arguments = ocp.args.PyTreeSave(dict(arrays))
-  try:
-    _checkpointer().save(folder.absolute(), args=arguments)
-  # The errors of Orbax and TensorStore on a full disk are not documented.
-  except Exception as error:
-    raise OSError(f'{folder}: {error}') from error
+  expected = {name: (each.shape, each.dtype) for name, each in arrays.items()}
+  with _plain_path(folder) as path:
+    try:
+      _checkpointer().save(path, args=arguments)
+      found = _describe(path)
+    # The errors of Orbax and TensorStore on a full disk are not documented.
+    except Exception as error:
+      raise OSError(f'{folder}: {error}') from error
+  if found != expected:
+    raise OSError(
+      f'--workdir: expected a folder whose checkpoints can be read, got '
+      f'{folder}, in which Orbax finds other arrays than it has written: '
+      f'{found} instead of {expected}.'
+    )
   text = json.dumps(_file_checksums(folder), indent=2)
   (folder / _CHECKSUMS).write_text(text)
 
@@ -60,15 +79,22 @@ def read(folder: pathlib.Path) -> dict[str, np.ndarray]:
   """Returns the arrays of a folder by name.
 
   Raises:
-    ValueError: If a file is missing or differs from the one that was written.
+    ValueError: If a file is missing or differs from the one that was written,
+      or the arrays would be larger than the files.
     OSError: If the folder or a file cannot be read.
     Exception: From Orbax, if it cannot read what it has written.
   """
   import orbax.checkpoint as ocp
 
   verify(folder)
-  arguments = ocp.args.PyTreeRestore()
-  return dict(_checkpointer().restore(folder.absolute(), args=arguments))
+  most = sum(each.stat().st_size for each in folder.rglob('*'))
+  with _plain_path(folder) as path:
+    described = _describe(path)
+    # Those of a crafted description could take any memory.
+    size = sum(math.prod(s) * dtype.itemsize for s, dtype in described.values())
+    require(size <= most, f'{folder}', f'at most {most} bytes of arrays', size)
+    arguments = ocp.args.PyTreeRestore()
+    return dict(_checkpointer().restore(path, args=arguments))
 
 
 def verify(folder: pathlib.Path) -> None:
@@ -90,6 +116,38 @@ def verify(folder: pathlib.Path) -> None:
         f'{folder / name}: expected the file that was written, of '
         f'[size, checksum] {checksum}, got {found.get(name, "no file")}.'
       )
+
+
+def _describe(path: pathlib.Path) -> dict[str, tuple[tuple[int, ...], Any]]:
+  """Returns shape and dtype of the arrays that Orbax finds in a folder."""
+  found = _checkpointer().metadata(path).item_metadata
+  return {
+    name: (tuple(each.shape), np.dtype(each.dtype))
+    for name, each in found.items()
+  }
+
+
+@contextlib.contextmanager
+def _plain_path(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Enters a context with a path of a folder that Orbax takes as it is.
+
+  Raises:
+    OSError: If there is no place for a link.
+  """
+  path = folder.absolute()
+  if _PLAIN_PATH.fullmatch(str(path)):
+    yield path
+    return
+  with tempfile.TemporaryDirectory(prefix='syncopate-') as home:
+    if not _PLAIN_PATH.fullmatch(home):
+      raise OSError(
+        f'--workdir: expected a path of letters, digits and "_.,+=@ -", got '
+        f'{folder}; for another one, TMPDIR has to name a folder with such a '
+        f'path, not {home}.'
+      )
+    link = pathlib.Path(home, 'parent')
+    link.symlink_to(path.parent, target_is_directory=True)
+    yield link / path.name
 
 
 def _file_checksums(folder: pathlib.Path) -> dict[str, list[object]]:

@@ -110,7 +110,7 @@ class Checkpoints:
         own, names = _read_own(self._directory, number)
         for name in names:  # Their processes read them.
           arrays.verify(self._directory / str(number) / name)
-      # What damaged files make Orbax and pickle raise is not documented.
+      # What damaged files make Orbax raise is not documented.
       except Exception as error:
         text = str(error).partition('\n')[0]
         logging.warning(
@@ -250,7 +250,7 @@ def read(
   Raises:
     ValueError: If a part is damaged, or has another format.
     OSError: If a part is missing or cannot be read.
-    Exception: From Orbax or pickle, if a part is damaged.
+    Exception: From Orbax, if a part is damaged.
   """
   if parts is not None:
     return {name: _read(directory, number, name) for name in parts}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 RUN_FOLDER = 5  # `format` in manifest.json.
-CHECKPOINT = 12  # In every part of a checkpoint.
+CHECKPOINT = 13  # In every part of a checkpoint.
 
 # Last commits that read earlier formats: of run folders, of checkpoints.
 _LAST_COMMITS = {
@@ -14,6 +14,7 @@ _LAST_COMMITS = {
   9: 'c1fb79a',
   10: 'c2c12a6',
   11: '32b50bd',
+  12: '51a63563',
 }
 _FIRST_COMMIT = '0045af2'  # Reads all formats before these.
 

@@ -57,12 +57,11 @@ def decode(message: CoordinatorState) -> dict[str, Any]:
   """Returns the state in a message from `encode`.
 
   Raises:
-    ValueError: If it has another format.
-    Exception: From pickle, if it holds anything but plain data.
+    ValueError: If it has another format, or is no state.
   """
   state: dict[str, Any] = serialization.thaw(
     {
-      name: np.frombuffer(data, dtype).reshape(shape)
+      name: np.frombuffer(data, serialization.number_type(dtype)).reshape(shape)
       for name, dtype, shape, data in message.arrays
     }
   )

@@ -291,7 +291,7 @@ def copy_state(state: Any) -> Any:
   copies = _allocate([(array.dtype, array.shape) for _, array in arrays])
   for copy, (_, array) in zip(copies, arrays, strict=True):
     copy[...] = array
-  return _join(plain, copies)
+  return _join(_decode(plain, len(copies)), copies)
 
 
 @dataclasses.dataclass(eq=False)
@@ -337,7 +337,7 @@ class _Transfer:
     self._changed = threading.Condition()
     self._known = ''  # Digest of the caller's state, if it is the same.
     self._described: StateArrays | None = None
-    self._plain = np.zeros(0, np.uint8)
+    self._tree: Any = None
     self._arrays: list[np.ndarray] = []
     self._parts: list[np.ndarray] = []
     self._missing: collections.deque[int] = collections.deque()
@@ -356,7 +356,7 @@ class _Transfer:
     """Returns the state, None if it is known, and its digest."""
     if self._known or self._described is None:
       return None, self._known
-    return _join(self._plain, self._arrays), self._described.digest
+    return _join(self._tree, self._arrays), self._described.digest
 
   def wait(self, count: int) -> list[Exception | None]:
     """Waits until the state is complete, or no source is left.
@@ -432,9 +432,10 @@ class _Transfer:
     kinds = _check_description(header, message.size_bytes)
     plain = memory.aligned(message.size_bytes)
     self._fill(stream, plain)
+    tree = _decode(plain, len(kinds))
     now = time.monotonic()
     own = _Stream(stream, now, now, collections.deque())
-    if not self._take_part(own, worker, header, plain, kinds):
+    if not self._take_part(own, worker, header, tree, kinds):
       stream.send(Done())
       return
     try:
@@ -452,7 +453,7 @@ class _Transfer:
     own: _Stream,
     worker: int,
     found: StateArrays,
-    plain: np.ndarray,
+    tree: Any,
     kinds: Sequence[_Kind],
   ) -> bool:
     """Waits until the state of a source is the one that is fetched.
@@ -464,7 +465,7 @@ class _Transfer:
       own: Stream from the source, which counts as one of this state then.
       worker: Rank of the source.
       found: Its description of the state.
-      plain: Plain data of the state, uint8 [n].
+      tree: The state, with an `ArrayPlace` for each array.
       kinds: Dtypes and shapes of the arrays.
 
     Returns:
@@ -474,7 +475,7 @@ class _Transfer:
     with self._changed:
       while not self.is_complete:
         if self._described != found and not self._streams:
-          self._begin(found, plain, kinds)
+          self._begin(found, tree, kinds)
         if self._described == found:
           self._streams.append(own)
           return True
@@ -485,11 +486,11 @@ class _Transfer:
     return False
 
   def _begin(
-    self, found: StateArrays, plain: np.ndarray, kinds: Sequence[_Kind]
+    self, found: StateArrays, tree: Any, kinds: Sequence[_Kind]
   ) -> None:
     """Begins to fetch a state from its first byte; under the lock."""
     self._arrays = _allocate(kinds)
-    self._described, self._plain = found, plain
+    self._described, self._tree = found, tree
     self._parts = [_bytes(array) for array in self._arrays]
     self._size = sum(part.size for part in self._parts)
     self._left = math.ceil(self._size / _RANGE_BYTES)
@@ -587,23 +588,42 @@ def _split(state: Any) -> tuple[np.ndarray, list[tuple[str, np.ndarray]]]:
   ]
 
 
-def _join(plain: np.ndarray, arrays: Sequence[np.ndarray]) -> Any:
-  """Returns the state of some plain data and arrays.
+def _decode(plain: np.ndarray, count: int) -> Any:
+  """Returns a state from its plain data, with an `ArrayPlace` for each array.
+
+  Args:
+    plain: The plain data, uint8 [n].
+    count: Number of arrays.
 
   Raises:
-    Exception: From pickle, if there is anything but plain data in it.
+    Corrupt: If it is no state, or has places of other arrays.
   """
+  try:
+    tree = serialization.load(plain.data, ())
+    leaves = jax.tree.leaves(tree, is_leaf=_is_place)
+  except ValueError as error:
+    raise Corrupt(f'sent no state: {error}') from error
+  places = [leaf for leaf in leaves if _is_place(leaf)]
+  numbers = [place.number for place in places]
+  if not all(type(n) is int and 0 <= n < count for n in numbers):
+    raise Corrupt(f'expected places of {count} arrays, got {numbers}')
+  return tree
+
+
+def _join(tree: Any, arrays: Sequence[np.ndarray]) -> Any:
+  """Returns a state with arrays in their places."""
 
   def place(leaf: Any) -> Any:
-    if not isinstance(leaf, ArrayPlace):
+    if not _is_place(leaf):
       return leaf
     array = arrays[leaf.number]
     return jax.device_put(array) if leaf.is_jax else array
 
-  state = serialization.load(plain.tobytes(), ())
-  return jax.tree.map(
-    place, state, is_leaf=lambda leaf: isinstance(leaf, ArrayPlace)
-  )
+  return jax.tree.map(place, tree, is_leaf=_is_place)
+
+
+def _is_place(leaf: Any) -> bool:
+  return isinstance(leaf, ArrayPlace)
 
 
 def _slices(

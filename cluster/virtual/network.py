@@ -8,6 +8,7 @@ twice the weight gets twice the rate.
 """
 
 import bisect
+import dataclasses
 import heapq
 import math
 from collections.abc import Collection, Sequence
@@ -20,6 +21,7 @@ from cluster.virtual.flows import Flow, Link
 _WEIGHT_UNIT = 2.0**-16
 
 
+@dataclasses.dataclass(init=False, eq=False, repr=False)
 class Network:
   """Hosts 0 to H - 1, each with an up link, a down link and a latency.
 
@@ -43,6 +45,19 @@ class Network:
   """
 
   is_state = True  # Plain data: checkpoints hold it.
+
+  _latency_s: list[float]
+  _burst: float
+  _links: list[Link]  # Host h's: h up, H + h down.
+  _finite: list[bool]
+  _now: float  # Seconds.
+  _started: int  # Flows up to now.
+  _flows: dict[int, Flow]  # Those that have not drained.
+  _arrivals: list[tuple[float, int]]  # (time, flow), ordered.
+  _drains: list[tuple[float, int]]  # (time, link), ordered.
+  _dirty: dict[int, None]  # Links whose flows or groups changed.
+  _pooled: bool  # Whether each flow is in the pool where it belongs.
+  _order: list[tuple[float, int]]  # (share, link); empty if pooled.
 
   def __init__(
     self,
@@ -71,16 +86,12 @@ class Network:
       expected = 'finite bytes, at least 0'
       raise ValueError(f'burst_bytes: expected {expected}, got {burst_bytes}.')
     self._burst = float(burst_bytes)
-    # Host h's: h up, H + h down.
     self._links = [Link(c, self._burst) for c in up + down]
     self._finite = [capacity < math.inf for capacity in up + down]
-    self._now, self._started = 0.0, 0  # Seconds; flows up to now.
-    self._flows: dict[int, Flow] = {}  # Those that have not drained.
-    self._arrivals: list[tuple[float, int]] = []  # (time, flow), ordered.
-    self._drains: list[tuple[float, int]] = []  # (time, link), ordered.
-    self._dirty: dict[int, None] = {}  # Links whose flows or groups changed.
-    self._pooled = True  # Whether each flow is in the pool where it belongs.
-    self._order: list[tuple[float, int]] = []  # (share, link); empty if pooled.
+    self._now, self._started = 0.0, 0
+    self._flows, self._dirty = {}, {}
+    self._arrivals, self._drains = [], []
+    self._pooled, self._order = True, []
 
   def start(
     self,

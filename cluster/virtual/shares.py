@@ -7,6 +7,7 @@ ahead of another is about as many bytes, however long transfers are: shares of
 long ones are nearly equal.
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -18,6 +19,7 @@ _LEAST_BYTES = 50e3  # Smaller ones have the deviation of this size.
 _STREAM = 0x5348415245  # Apart from the draws of compute times.
 
 
+@dataclasses.dataclass(init=False, eq=False, repr=False)
 class Shares:
   """Weights of transfers, lognormal of median 1.
 
@@ -27,6 +29,10 @@ class Shares:
   """
 
   is_state = True  # Plain data: checkpoints hold it.
+
+  _sigma: float
+  _seed: int
+  _counts: dict[tuple[int, int], int]  # Transfers up to now, by hosts.
 
   def __init__(self, *, sigma: float, seed: int):
     """Creates shares without a transfer.
@@ -41,7 +47,7 @@ class Shares:
     """
     require(0 <= sigma < math.inf, 'share_sigma', 'finite, >= 0', sigma)
     self._sigma, self._seed = float(sigma), seed
-    self._counts: dict[tuple[int, int], int] = {}
+    self._counts = {}
 
   def draw(self, src: int, dst: int, size_bytes: float) -> float:
     """Returns the weight of the next transfer from one host to another.

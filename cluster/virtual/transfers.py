@@ -56,6 +56,7 @@ class Left(NamedTuple):
   again: Sequence[int] = ()
 
 
+@dataclasses.dataclass(init=False, eq=False, repr=False)
 class Whole:
   """Transfers of whole shards: a worker pulls and pushes in turns.
 
@@ -64,6 +65,13 @@ class Whole:
   """
 
   is_state = True  # Plain data: checkpoints hold it.
+
+  network: Network
+  _shares: Shares
+  _hosts: Sequence[int]
+  _sizes: Sizes
+  _pending: list[set[int]]
+  _flows: dict[int, tuple[int, int]]  # To (worker, bytes).
 
   def __init__(
     self,
@@ -87,8 +95,8 @@ class Whole:
     self._shares = shares
     self._hosts = servers
     self._sizes = sizes
-    self._pending: list[set[int]] = [set() for _ in range(num_workers)]
-    self._flows: dict[int, tuple[int, int]] = {}  # To (worker, bytes).
+    self._pending = [set() for _ in range(num_workers)]
+    self._flows = {}
 
   def next_time(self) -> float:
     """Returns the earliest time at which a transfer can arrive, seconds.
@@ -202,6 +210,7 @@ class _Flow(NamedTuple):
   size_bytes: int
 
 
+@dataclasses.dataclass(init=False, eq=False, repr=False)
 class Pipelined:
   """Transfers in pieces, for schemes that release all workers at barriers.
 
@@ -229,6 +238,18 @@ class Pipelined:
 
   is_state = True  # Plain data: checkpoints hold it.
 
+  network: Network
+  _shares: Shares
+  _hosts: Sequence[int]
+  _count: int  # Pieces of a share.
+  _pushes: list[list[int]]
+  _pulls: list[list[int]]
+  _missing: list[list[int]]  # By server and piece: pushes without it.
+  _members: dict[int, _Member]
+  _flows: dict[int, _Flow]
+  # Pieces that have left and not arrived: (time of arrival, flow), ordered.
+  _landing: list[tuple[float, int]]
+
   def __init__(
     self,
     network: Network,
@@ -248,12 +269,8 @@ class Pipelined:
       [split_evenly(size, self._count) for size in shares]
       for shares in (sizes.push[0], sizes.pull)  # There is but one stage.
     )
-    # By server and piece: of how many pushes it has not arrived.
     self._missing = [[0] * self._count for _ in self._pushes]
-    self._members: dict[int, _Member] = {}
-    self._flows: dict[int, _Flow] = {}
-    # Pieces that have left and not arrived: (time of arrival, flow), ordered.
-    self._landing: list[tuple[float, int]] = []
+    self._members, self._flows, self._landing = {}, {}, []
 
   def next_time(self) -> float:
     """Returns the earliest time at which a piece can arrive, seconds.

@@ -91,6 +91,18 @@ class DamageTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, r'workdir: .* got \[0, 1\]'):
       train.build(stopping.eventful('asp'), workdir=str(self.workdir))
 
+  def test_a_run_resumes_in_a_folder_whose_name_is_a_pattern(self):
+    folder = self.workdir.rename(self.workdir.with_name('[x] ä*'))
+    run = train.build(stopping.eventful('asp'), workdir=str(folder))
+    run()
+    np.testing.assert_equal(stopping.results(run), stopping.straight('asp')[0])
+    newest = checkpoints.steps(folder / 'checkpoints')[-1]
+    self.assertGreater(newest, 1)
+    self.assertIn(
+      checkpoints.COORDINATOR,
+      checkpoints.read(folder / 'checkpoints', newest),
+    )
+
   def test_an_incomplete_checkpoint_is_ignored_and_removed(self):
     for name in ('2/server0', '2/.coordinator.new', '1/.worker0.new'):
       (self.workdir / 'checkpoints' / name / 'd').mkdir(parents=True)

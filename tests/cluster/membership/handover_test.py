@@ -1,6 +1,8 @@
 """Tests for the transfer of states between processes."""
 
 import contextlib
+import dataclasses
+import pickle
 import socket
 import threading
 import time
@@ -17,6 +19,7 @@ from cluster.network.handshake import Security
 from cluster.network.port import Port
 from cluster.network.streams import STATES
 from learning.digest import digest
+from outputs import serialization
 from tests.support import relays
 from tests.support.listeners import Listener
 
@@ -34,9 +37,11 @@ _TREE = {
 }
 
 
+@dataclasses.dataclass
 class _Opaque:
-  def __init__(self):
-    self.array = jnp.zeros(3)
+  is_state = True
+
+  array: jax.Array
 
 
 class HandoverTest(parameterized.TestCase):
@@ -148,14 +153,17 @@ class HandoverTest(parameterized.TestCase):
       self.assertEqual(digest(state), found)
       self.assertIn(found, (digest(_TREE), digest(other)))
 
-  def _liar(self, answer, size_bytes=0, asked=lambda: None):
+  def _liar(self, answer, size_bytes=0, asked=lambda: None, plain=b''):
     """Returns the address of a source that answers with a message only."""
 
     def handle(stream, hello):
       del hello
       body = np.zeros(min(size_bytes, 10), np.uint8)
+      if plain:
+        body = np.frombuffer(plain, np.uint8)
       with contextlib.suppress(ValueError):  # It announces more than it has.
-        stream.send(answer, [body] if body.size else (), size_bytes)
+        size = len(plain) or size_bytes
+        stream.send(answer, [body] if body.size else (), size)
       while True:
         stream.receive(messages.RANGE_REQUEST)
         asked()
@@ -189,10 +197,30 @@ class HandoverTest(parameterized.TestCase):
     state, _ = self._fetch(absurd, self._source())
     self._assert_same(state)
 
+  @parameterized.parameters(
+    (pickle.dumps({'a': 1}),),
+    (b'no state',),
+    *(
+      serialization.dump([handover.ArrayPlace(number, True)])[:1]
+      for number in (1, -1, 2**60, True, None, 'x', 0.0)
+    ),
+    serialization.dump({'a': 1, 2: 3})[:1],  # Keys without an order.
+  )
+  def test_a_source_of_crafted_plain_data_is_not_used(self, plain):
+    answer = messages.StateArrays([('a', 'float32', [2])], 'crafted')
+    crafted = self._liar(answer, plain=plain)
+    with self.assertRaisesRegex(handover.SourceLost, 'sent no state|places'):
+      self._fetch(crafted)
+    state, _ = self._fetch(crafted, self._source())
+    self._assert_same(state)
+
   def test_another_state_is_used_once_no_source_of_the_first_is_left(self):
     fits = [('a', 'float32', [2**20])]
     was_asked = threading.Event()
-    silent = self._liar(messages.StateArrays(fits, 'x'), asked=was_asked.set)
+    plain, _ = serialization.dump([handover.ArrayPlace(0, True)])
+    silent = self._liar(
+      messages.StateArrays(fits, 'x'), asked=was_asked.set, plain=plain
+    )
     late = self._source(ready=lambda: was_asked.wait(5.0))
     state, found = self._fetch(silent, late, timeout_s=1.0)
     self.assertTrue(was_asked.is_set())
@@ -239,7 +267,7 @@ class HandoverTest(parameterized.TestCase):
 
   def test_an_array_outside_the_pytree_is_an_error(self):
     with self.assertRaisesRegex(TypeError, 'arrays in a pytree'):
-      handover.copy_state({'a': _Opaque()})
+      handover.copy_state({'a': _Opaque(jnp.zeros(3))})
 
 
 if __name__ == '__main__':
