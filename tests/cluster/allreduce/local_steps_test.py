@@ -219,10 +219,13 @@ class ProcessTest(parameterized.TestCase, processes.TestCase):
       checkpoints.steps(launch.folder / 'checkpoints')[-1],
     )
     self.assertEqual(found, ['coordinator', 'worker0', 'worker1', 'worker2'])
+    before = launch.summary['examples']
     with processes.launch(
       workers=3, servers=0, folder=launch.folder, **fields
     ) as launch:
-      self.assertEqual(launch.wait(), 0, launch.text)
+      launch.reach(before + 300)
+      launch.process.send_signal(signal.SIGTERM)
+      self.assertEqual(launch.wait(), 143, launch.text)
     summary = launch.summary
     self.assertEqual(recompute.difference(launch.folder), 0.0)
     self.assertEqual(summary['late_compilations'], 0)
@@ -281,11 +284,11 @@ class ProcessTest(parameterized.TestCase, processes.TestCase):
       self.assertEqual(launch.wait(), 0, launch.text)
     self._check_states_of_xla(launch)
 
-  @pytest.mark.soak
   @parameterized.parameters(
     {'optimizer__name': 'sgd', 'optimizer__sgd__momentum': 0.9},
     {'optimizer__name': 'muon'},
   )
+  @pytest.mark.soak
   def test_states_of_workers_that_xla_joins_survive_a_death(self, **fields):
     fields = {
       **_STEPS,

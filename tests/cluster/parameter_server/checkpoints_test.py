@@ -11,6 +11,7 @@ from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from cluster.parameter_server import checkpoints as sharded
@@ -145,20 +146,46 @@ def _dies(process):
   return dies
 
 
+def _save(run, times):
+  for _ in range(times):
+    run.train()
+    run.save()
+    while run.checkpoints.is_writing():
+      time.sleep(0.001)
+
+
+@functools.cache
+def _two_saves(num_servers):
+  """Returns a folder with two checkpoints, of the versions 1 and 2."""
+  directory = pathlib.Path(tempfile.mkdtemp()) / 'checkpoints'
+  run = _Run(directory, num_servers)
+  _save(run, 2)
+  run.checkpoints.close()
+  run.end()
+  return directory
+
+
 class DeathTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.directory = pathlib.Path(tempfile.mkdtemp()) / 'checkpoints'
 
   @parameterized.parameters(
+    (0, 1, 0, (1, 2)), (1, 2, 1, (2, 3)), (2, 3, 0, (3, 2)), (3, 3, 2, (1,))
+  )
+  def test_a_process_that_dies_at_some_steps_of_a_save(self, first, *case):
+    self._check_deaths(range(first, 1000, 4), *case)
+
+  @parameterized.parameters(
     (1, 0, (1, 2)), (2, 1, (2, 3)), (3, 0, (3, 2)), (3, 2, (1,))
   )
-  def test_a_process_that_dies_at_any_step_of_a_save(
-    self, servers, dead, after
-  ):
+  @pytest.mark.soak
+  def test_a_process_that_dies_at_any_step_of_a_save(self, *case):
+    self._check_deaths(range(1000), *case)
+
+  def _check_deaths(self, steps, servers, dead, after):
     again = itertools.cycle(after)
-    # Every third step, from another one for each number of servers.
-    for step in itertools.count(servers % 3, 3):
+    for step in steps:
       if not self._run_with_death(servers, dead, step, next(again)):
         break
       shutil.rmtree(self.directory)
@@ -166,8 +193,8 @@ class DeathTest(parameterized.TestCase):
 
   def _run_with_death(self, servers, dead, step, again):
     """Runs until a process dies at a step, and then once more."""
+    shutil.copytree(_two_saves(servers), self.directory)
     run = _Run(self.directory, servers)
-    self._save(run, 2)
     crash = crashes.Crash(self.directory, at=step, dies=_dies(dead))
     with crashes.inject(crash):
       run.train()
@@ -183,28 +210,28 @@ class DeathTest(parameterized.TestCase):
     self.assertIn(version, (2, 3))
     self.assertEqual(run.versions(), {version})
     self.assertEqual(version, run.state['store'][0][0])
-    self._save(run, 3)
+    _save(run, 2)
     run.checkpoints.close()
     run.end()
-    self._check_left(again, version + 3)
-    self.assertEqual(self._numbers(), {newest + 2, newest + 3})
+    self._check_left(again, version + 2)
+    self.assertEqual(self._numbers(), {newest + 1, newest + 2})
     return crash.happened
 
   def test_full_disks_end_a_run_with_one_message_and_take_nothing(self):
     failures = 0
     for process in range(2):
-      for step in itertools.count(1 + process, 2):
+      for step in itertools.count(1 + process, 4):
         happened, has_failed = self._fill_disk(process, step)
         failures += has_failed
         if not happened:
           break
-    self.assertGreater(failures, 8)
+    self.assertGreater(failures, 4)
 
   def _fill_disk(self, process, step):
     """Runs until a step of a process fails; returns if it was, and the save."""
     run = _Run(self.directory, 2)
     before = run.store.version
-    self._save(run, 2)
+    _save(run, 2)
     crash = crashes.Crash(
       self.directory,
       at=step,
@@ -233,16 +260,16 @@ class DeathTest(parameterized.TestCase):
 
   def test_a_folder_that_has_vanished_is_made_again(self):
     run = _Run(self.directory, 2)
-    self._save(run, 2)
+    _save(run, 2)
     shutil.rmtree(self.directory)
-    self._save(run, 3)
+    _save(run, 3)
     run.checkpoints.close()
     run.end()
     self._check_left(2, 5)
 
   def test_a_part_that_is_damaged_makes_the_one_before_count(self):
     run = _Run(self.directory, 2)
-    self._save(run, 3)
+    _save(run, 3)
     run.end()
     shutil.rmtree(self.directory / '2' / 'server1')
     with self.assertLogs('absl', 'WARNING') as logs:
@@ -250,7 +277,7 @@ class DeathTest(parameterized.TestCase):
     self.assertLen(logs.output, 1)
     self.assertIn('checkpoints/2 cannot be read', logs.output[0])
     self.assertEqual(run.versions(), {2})
-    self._save(run, 1)
+    _save(run, 1)
     self.assertEqual(checkpoints.steps(self.directory), [2, 3])
     run.end()
 
@@ -268,13 +295,6 @@ class DeathTest(parameterized.TestCase):
     self.assertFalse(run.checkpoints.is_writing())
     self.assertEqual(checkpoints.steps(self.directory), [0])
     run.end()
-
-  def _save(self, run, times):
-    for _ in range(times):
-      run.train()
-      run.save()
-      while run.checkpoints.is_writing():
-        time.sleep(0.001)
 
   def _numbers(self):
     return {int(path.name) for path in self.directory.iterdir()}

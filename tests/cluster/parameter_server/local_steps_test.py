@@ -132,7 +132,7 @@ class ProcessTest(processes.TestCase):
     fields = {
       **_STEPS,
       'sync__name': 'asp',
-      'epochs': 12.0,
+      'epochs': 7.0,
       'cluster__speed__injected': True,
       'cluster__speed__fixed_s': 0.02,
       'cluster__speed__per_example_s': 0.0,
@@ -142,7 +142,7 @@ class ProcessTest(processes.TestCase):
       workers=2, **fields, cluster__faults=faults
     ) as launch:
       launch.until('Worker 1 is lost')
-      launch.reach(8 * 192)
+      launch.reach(3 * 192)
       launch.process.send_signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self.assertEqual(recompute.difference(launch.folder), 0.0)
