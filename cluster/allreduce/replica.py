@@ -47,6 +47,7 @@ from cluster.membership.succession import Succession
 from cluster.membership.worker_states import ResidualHistory, ResidualId
 from cluster.network import messages
 from cluster.network.errors import TransportError
+from cluster.network.frames import MAX_EPOCH
 from cluster.network.heartbeat import BEATS
 from cluster.probing import rates
 from cluster.probing.measurer import Measurer
@@ -145,7 +146,7 @@ class Replica:
     self._warm_compilations: int | None = None
     # Version and digest of the state, if it has been digested.
     self._known_digest: tuple[int, str] | None = None
-    self._state_lock = threading.Lock()
+    self._state_lock = threading.Lock()  # Other threads read the state.
     # For workers that catch up: others may be ahead of this one for a while.
     self._retention = Retention(wait_s=settings.timeout_s / 2)
 
@@ -314,11 +315,10 @@ class Replica:
 
   def _end(self) -> None:
     """Wakes all waits of this session; called by the heartbeat's thread."""
-    self._inbox.put(None)
+    self._reducer.abandon(before=MAX_EPOCH + 1)
     if self._succession:
       self._succession.lose()
-    # A hanging executor must not keep the heartbeat from ending the process.
-    threading.Thread(target=self._reducer.abandon, daemon=True).start()
+    self._inbox.put(None)
 
   def _report_progress(self) -> messages.Progress:
     """Returns the progress, for a heartbeat."""
@@ -581,7 +581,8 @@ class Replica:
       state = self._fetch(session, version, order.sources)
       difference = _relative_difference(self._shared_state(), state)
       if order.replaces:
-        self.codec_state.reset()
+        with self._state_lock:
+          self.codec_state.reset()
       if order.replaces or difference <= drift.BOUND:
         self._adopt(version, state)
       session.send(
@@ -733,12 +734,14 @@ class Replica:
     members, sums = assignment.members, None
     examples, pushes = assignment.total, len(members)
     if self._layout.are_finite(self._statistics, members):
-      self._reducer.apply(self.learner, examples=examples, pushes=pushes)
+      with self._state_lock:
+        self._reducer.apply(self.learner, examples=examples, pushes=pushes)
       if self._retention.is_recording:
         sums = self._reducer.copy_sum()
     else:
-      self.learner.skip()
-      self.codec_state.commit(self.learner.version)
+      with self._state_lock:
+        self.learner.skip()
+        self.codec_state.commit(self.learner.version)
     self._retention.record(
       assignment.version,
       Update(sums, examples, pushes, self.codec_state.replicated),

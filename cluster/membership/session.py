@@ -30,6 +30,10 @@ T = TypeVar('T')
 class Session(Generic[T]):
   """A context manager, within which the control stream is open.
 
+  The functions that it calls from other threads are called after `__enter__`
+  begins and before `__exit__` returns, so that none of them meets the next
+  session of the worker.
+
   Attributes:
     incarnation: Number of the incarnation of the worker's process, from 0.
     succeeds: Term that the coordinator succeeds: see `WorkerAdmitted`.
@@ -63,8 +67,8 @@ class Session(Generic[T]):
       receive: Called with every message of the coordinator that is not about
         the session, from another thread.
       on_hang: Called from another thread if the context does not exit after the
-        session has ended, with the coordinator's reason: 'left', 'over' or
-        'lost'.
+        session has ended, or from `__exit__` if one of these functions does not
+        return, with the coordinator's reason: 'left', 'over' or 'lost'.
       on_end: Called from another thread once the coordinator has ended the
         session, or is lost; must unblock everything that the context waits for.
       is_blocked: Returns whether the context waits for something that `on_end`
@@ -108,11 +112,15 @@ class Session(Generic[T]):
     )
 
   def __enter__(self) -> Self:
+    # Its threads use the attributes of this class and of derived ones.
+    self.heartbeat.start()
     return self
 
   def __exit__(self, *exception: object) -> None:
     self._exited.set()
     self.stack.close()
+    if not self.heartbeat.join(self._timeout_s):
+      self._on_hang(self.heartbeat.end.kind)
 
   def send(self, message: FromWorker | FromReplica) -> None:
     """Sends a message to the coordinator, unless the session has ended."""

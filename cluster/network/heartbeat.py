@@ -56,7 +56,7 @@ class Heartbeat(Generic[T]):
     receive: Callable[[T], None],
     on_end: Callable[[], None],
   ):
-    """Starts to send heartbeats.
+    """Creates heartbeats; `start` sends them.
 
     Args:
       stream: Stream to the coordinator.
@@ -75,13 +75,36 @@ class Heartbeat(Generic[T]):
     self._receive = receive
     self._beat = beat
     self._finishing = threading.Lock()
-    self._unanswered = 0  # Heartbeats.
+    # Heartbeats, and how many had been sent when the last message arrived.
+    # Each number is written by one thread alone, so that none gets lost.
+    self._num_sent = self._num_answered = 0
     self._round_trip_s, self._offset_s = float('inf'), 0.0
+    self._threads = [
+      threading.Thread(target=self._run, args=[target], daemon=True)
+      for target in (self._send, self._listen)
+    ]
+
+  def start(self) -> None:
+    """Starts to send heartbeats, and to call `receive` and `on_end`."""
     # Heartbeats wait behind the body of another message, and count nothing.
-    stream.limit_silence(timeout_s)
-    stream.limit_unsent()
-    for target in (self._send, self._listen):
-      threading.Thread(target=self._run, args=[target], daemon=True).start()
+    self._stream.limit_silence(self._timeout_s)
+    self._stream.limit_unsent()
+    for thread in self._threads:
+      thread.start()
+
+  def join(self, limit_s: float) -> bool:
+    """Waits until nothing is called any more, after the stream's `cancel`.
+
+    Args:
+      limit_s: Limit of the wait, seconds.
+
+    Returns:
+      Whether that is so; if not, a call has not returned in time.
+    """
+    deadline = time.monotonic() + limit_s
+    for thread in self._threads:
+      thread.join(max(deadline - time.monotonic(), 0.0))
+    return not any(thread.is_alive() for thread in self._threads)
 
   def coordinator_time(self, here: float) -> float:
     """Returns the coordinator's clock at a time of this process's clock.
@@ -105,8 +128,8 @@ class Heartbeat(Generic[T]):
     """Sends heartbeats until one fails, or none is answered."""
     while not self.ended.wait(self._timeout_s / BEATS):
       # Counts heartbeats, not seconds: this process may have been stopped.
-      self._unanswered += 1
-      if self._unanswered >= BEATS:
+      self._num_sent += 1
+      if self._num_sent - self._num_answered >= BEATS:
         return SessionEnd('lost', f'no answer for {self._timeout_s:g} s')
       try:
         self._stream.send(self._beat(time.monotonic()))
@@ -120,7 +143,7 @@ class Heartbeat(Generic[T]):
       self._stream.send(self._beat(time.monotonic()))
       while True:
         message = self._stream.receive(self._schema).header
-        self._unanswered = 0
+        self._num_answered = self._num_sent
         if isinstance(message, HeartbeatReply):
           self._compare(message, time.monotonic())
         elif isinstance(message, SessionEnd):

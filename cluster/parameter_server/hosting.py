@@ -107,6 +107,7 @@ class _ServerHost:
         receive=self._order,
         on_end=lambda: None,
       )
+      heartbeat.start()
       with contextlib.suppress(TransportError):  # The heartbeat meets it, too.
         server = self._prepare(stream, admission)
         stream.send(
@@ -126,6 +127,8 @@ class _ServerHost:
           f'Server {self._index} has lost the coordinator: {reason}'
         )
       stream.close()
+      if not heartbeat.join(self._settings.timeout_s):
+        raise Unmendable(f'Server {self._index} hangs: its orders never end.')
       logging.info('Server %d rejoins: %s', self._index, end.reason)
     else:
       self._close()

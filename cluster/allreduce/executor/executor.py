@@ -272,13 +272,14 @@ class Executor:
     """Ends the running allreduce and the membership; from any thread.
 
     Waits of this worker raise Abandoned; so do those of others, once they are
-    notified.
+    notified.  Returns at once; a membership that is formed later is not
+    affected.
 
     Args:
       before: Memberships of lower epochs are abandoned, also those that are
         not formed yet; infinity for the current one.
     """
-    self._loop.run(functools.partial(self._abandon, before))
+    self._loop.post(functools.partial(self._abandon, before))
 
   def traffic(self) -> dict[int, Usage]:
     """Returns the traffic with each peer since the executor was opened."""

@@ -15,7 +15,7 @@ from cluster.allreduce.admission import IterationCompleted
 from cluster.allreduce.executor import membership
 from cluster.allreduce.faults import FaultyHostReducer, FaultyReplica
 from cluster.allreduce.step_statistics import StatisticsLayout
-from cluster.membership import session
+from cluster.membership import handover, session
 from cluster.membership.process import Settings
 from cluster.network import messages
 from cluster.network.port import Port
@@ -36,9 +36,15 @@ class _Heartbeat:
 
   def __init__(self, stream, *, receive, on_end, **_):
     self.ended, self.receive = threading.Event(), receive
-    self._on_end = on_end
+    self._on_end, self._has_called = on_end, threading.Event()
     self.end = messages.SessionEnd('over', '', True)
     stream.heartbeat = self
+
+  def start(self):
+    """Returns at once: the test calls the functions of the session."""
+
+  def join(self, limit_s):
+    return self._has_called.wait(limit_s)
 
   def coordinator_time(self, here):
     return here
@@ -46,6 +52,7 @@ class _Heartbeat:
   def finish(self):
     self.ended.set()
     self._on_end()
+    self._has_called.set()
 
 
 class _Learner(TimingOnlyLearner):
@@ -387,6 +394,100 @@ class ReplicaTest(parameterized.TestCase):
         waits.set()
         ending.join()
         node._thread.join()
+
+  def test_a_state_that_is_fetched_is_of_one_version(self):
+    node = self._open_replica()
+    learner = node.replica.learner = _HalfAppliedLearner()
+    node.form()
+    node.receive(messages.Connected)
+    node.assign(0, ((0, 8),))
+    self.assertTrue(learner.is_half_applied.wait(_WAIT_S))
+    state, expected = handover.fetch(
+      [(0, node.ready.address)], 1, Security(), _WAIT_S
+    )
+    self.assertEqual(digest.digest(state), expected)
+    learned = state['learner']
+    self.assertEqual((learned['version'], learned['examples']), (1, 8))
+    node.receive(IterationCompleted)
+
+  def test_an_epoch_that_is_formed_after_the_session_has_ended_is_abandoned(
+    self,
+  ):
+    node, absent = (self._open_replica(k, workers=2) for k in range(2))
+    reducer, took_s = node.replica._reducer, []
+    form, ending = reducer.form, threading.Thread(target=node.heartbeat.finish)
+
+    def form_late(*arguments):
+      with mock.patch.object(reducer, 'abandon', wraps=reducer.abandon) as told:
+        ending.start()
+        while not told.called:
+          time.sleep(0.01)
+      began = time.monotonic()
+      try:
+        form(*arguments)
+      finally:
+        took_s.append(time.monotonic() - began)
+
+    with (
+      mock.patch.object(reducer, 'form', form_late),
+      mock.patch.object(absent, 'send_message'),
+    ):
+      node.form(absent)
+      node._thread.join(_WAIT_S)
+    ending.join()
+    self.assertLess(took_s[0], 2.5)  # Others have 5 s to connect.
+
+  def test_the_end_of_a_session_does_not_reach_the_next_one(self):
+    with (
+      mock.patch.object(
+        session, 'join', lambda *_, **__: (node, messages.WorkerAdmitted(0))
+      ),
+      mock.patch.object(session, 'Heartbeat', _Heartbeat),
+    ):
+      node = self._open_replica()
+      reducer, late, left = node.replica._reducer, [], threading.Event()
+      abandon = reducer.abandon
+
+      def abandon_late(**arguments):
+        if threading.current_thread() is not ending:  # Nobody waits for it.
+          left.wait(_WAIT_S)
+        abandon(**arguments)
+        late.append(threading.current_thread())
+
+      before = node.heartbeat
+      before.end = messages.SessionEnd('left', '')
+      ending = threading.Thread(target=before.finish)
+      with mock.patch.object(reducer, 'abandon', abandon_late):
+        ending.start()
+        node.ready = node.receive(messages.ReplicaReady)
+        node.form()
+        node.receive(messages.Connected)
+        left.set()
+        ending.join()
+        while not late:
+          time.sleep(0.01)
+    node.assign(0, ((0, 8),))
+    node.receive(IterationCompleted)
+
+
+class _HalfAppliedLearner(_Learner):
+  """A learner that another thread tries to read while it applies a sum."""
+
+  def __init__(self):
+    super().__init__((), ())
+    self.is_half_applied, self._is_read = threading.Event(), threading.Event()
+
+  def apply_buffer(self, layout, vector, examples, *, pushes, arrived=()):
+    self.version += 1
+    self.is_half_applied.set()
+    self._is_read.wait(0.3)
+    self.examples += examples
+
+  def state(self):
+    found = super().state()
+    if self.is_half_applied.is_set():
+      self._is_read.set()
+    return found
 
 
 class _SlowGradient(TimingOnlyGradient):
