@@ -151,7 +151,7 @@ class LoopStream:
     """
     self._steps, self._on_end = steps, on_end
     self._guard(lambda: self._advance(lambda: next(steps)))
-    if self._connection.has_decrypted:  # Without an event.
+    if self._has_decrypted:  # Without an event.
       self._handle(IN)
 
   def end(self, reason: str) -> None:
@@ -195,6 +195,12 @@ class LoopStream:
       steps.close()
     finally:
       self._on_end()
+
+  @property
+  def _has_decrypted(self) -> bool:
+    """Whether TLS holds bytes of the peer; other threads send meanwhile."""
+    with self._lock:
+      return self._connection.has_decrypted
 
   def _queue(self, queued: list[tuple[int, Any]], *, messages: int = 0) -> None:
     with self._lock:
@@ -289,7 +295,7 @@ class LoopStream:
       is_drained = not encrypted and count < sum(map(len, wanted))
       if self._steps is None or is_drained:
         return
-    if self._connection.has_decrypted:  # Without an event.
+    if self._has_decrypted:  # Without an event.
       self._loop.post(lambda: self._handle(IN))
 
   def _feed(self, count: int) -> None:

@@ -589,7 +589,9 @@ class ParameterServerReception(Reception):
 
     Only valid once all servers have joined.
     """
-    return min(server.progress.executed for server in self._servers())
+    with self._lock:
+      servers = self._servers()
+    return min(server.progress.executed for server in servers)
 
   def give_up(self, reason: str, cause: BaseException | None = None) -> None:
     """Ends the run: the event loop will raise `Unmendable`; from any thread.

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -176,6 +177,63 @@ def _end_quietly(stream):
     yield from _echo(stream, None)
   except Closed:
     yield from stream.close('')
+
+
+class _Connection:
+  """A connection whose TLS holds decrypted bytes when it is asked."""
+
+  peer, sock, is_encrypted = 'peer', None, True
+
+  def __init__(self, is_locked):
+    self.uses = []  # Whether a lock was held at each use of TLS.
+    self._is_locked = is_locked
+
+  @property
+  def has_decrypted(self):
+    self.uses.append(self._is_locked())
+    return len(self.uses) < 4
+
+  def receiver(self):
+    def receive(buffers):
+      self.uses.append(self._is_locked())
+      return len(buffers[0])
+
+    return receive
+
+  def sender(self):
+    return self.receiver()
+
+  def shut_down(self, how=None):
+    """Returns at once."""
+
+  def close(self):
+    """Returns at once."""
+
+
+class TlsTest(absltest.TestCase):
+  def test_one_thread_at_a_time_uses_the_state_of_tls(self):
+    locks, make, posted = [], threading.Lock, []
+    loop = mock.create_autospec(SocketLoop, instance=True)
+    loop.post.side_effect = posted.append
+
+    def make_lock():
+      locks.append(make())
+      return locks[-1]
+
+    connection = _Connection(lambda: any(lock.locked() for lock in locks))
+    with mock.patch.object(threading, 'Lock', make_lock):
+      stream = LoopStream(loop, connection)
+
+    def serve():
+      while True:
+        yield [memoryview(bytearray(8))]
+
+    stream.run(serve(), lambda: None)
+    stream.send('text')
+    for function in posted:
+      function()
+    self.assertGreater(len(connection.uses), 5)
+    self.assertTrue(all(connection.uses), connection.uses)
 
 
 class DamageTest(LoopTestCase):
