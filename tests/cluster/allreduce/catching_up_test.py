@@ -29,8 +29,8 @@ from cluster.process import roles
 from learning.digest import digest
 from learning.layout import Layout
 from learning.learner import TaskLearner
-from tests.support import members, processes, replicas
-from tools import recompute, replay
+from tests.support import members, processes, replays, replicas
+from tools import recompute
 from wire.codec import PartialVector
 
 _STATE = {'learner': {'version': 3, 'w': jnp.arange(8.0)}, 'replicated': ()}
@@ -500,7 +500,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual({e['worker'] for e in pushes[-4:]}, {0, 1, 2, 3})
     self.assertEmpty(summary['lost'])
     self.assertEqual(sum(e['examples'] for e in pushes), summary['examples'])
-    self.assertTrue(all(a == b for a, b in replay.pairs(folder)))
+    replays.check(self, folder)
     self.assertEqual(recompute.difference(folder), 0.0)
 
 

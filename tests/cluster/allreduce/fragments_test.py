@@ -10,8 +10,8 @@ import numpy as np
 from absl.testing import absltest
 
 from outputs import checkpoints
-from tests.support import fragments, processes, small, together
-from tools import recompute, replay
+from tests.support import fragments, processes, replays, small, together
+from tools import recompute
 
 _FIELDS = {
   'batching__local_steps': 4,
@@ -67,7 +67,7 @@ class SameTest(absltest.TestCase):
     folder = pathlib.Path(tempfile.mkdtemp(), 'run')
     together.run(small.config(**_FIELDS, **_REAL, **workers), folder)
     self.assertEqual(recompute.difference(folder), 0.0)
-    self.assertTrue(all(a == b for a, b in replay.pairs(folder)))
+    replays.check(self, folder)
     run, _ = small.execute(**_FIELDS, **workers)
     found = jax.tree.leaves(run.runtime.coordinator.store.learner.params)
     np.testing.assert_allclose(

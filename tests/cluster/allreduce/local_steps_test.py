@@ -15,8 +15,8 @@ from absl.testing import absltest, parameterized
 from learning import build
 from learning.local_steps import LocalSteps
 from outputs import checkpoints
-from tests.support import processes, small, together
-from tools import recompute, replay
+from tests.support import processes, replays, small, together
+from tools import recompute
 from tools.reading import records
 
 _ADAMW = {'optimizer__name': 'adamw', 'optimizer__learning_rate': 0.01}
@@ -74,7 +74,7 @@ class SameTest(parameterized.TestCase):
     self.assertEqual(summary['lost_states'], [])
     self.assertEqual(summary['new_states'], [])
     self.assertEqual(recompute.difference(folder), 0.0)
-    self.assertTrue(all(a == b for a, b in replay.pairs(folder)))
+    replays.check(self, folder)
     fields |= {'cluster__workers': 3, 'cluster__speed__slowdown': (1.0,)}
     run, _ = small.execute(**fields, epochs=3.0)
     expected = _flat(run.runtime.coordinator.store.learner.params)
@@ -131,7 +131,7 @@ class SameTest(parameterized.TestCase):
     last = {row['worker']: row['examples'] // 8 for row in rows[-3:]}
     self.assertEqual(last[2], 1)
     self.assertLessEqual(abs(last[0] - last[1]), 1)
-    self.assertTrue(all(a == b for a, b in replay.pairs(folder)))
+    replays.check(self, folder)
 
   def test_a_run_without_a_model_counts_examples_of_all_steps(self):
     config = _config(

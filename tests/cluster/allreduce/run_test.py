@@ -17,8 +17,8 @@ from absl.testing import absltest, parameterized
 
 from cluster.process import roles
 from outputs import checkpoints
-from tests.support import processes
-from tools import recompute, replay
+from tests.support import processes, replays
+from tools import recompute
 
 _TIMEOUT_S = 2.0
 # Checkpoints hold classes of these.
@@ -66,7 +66,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     held = sum(stop - start for start, stop in summary['outstanding'])
     self.assertEqual(summary['issued'], sum(pushed) + held)
     self.assertEqual(summary['late_compilations'], 0, launch.text)
-    self.assertTrue(all(a == b for a, b in replay.pairs(launch.folder)))
+    replays.check(self, launch.folder)
     self.assertNotIn('Replicas differ', launch.text)
 
   def _check_learner(self, launch):

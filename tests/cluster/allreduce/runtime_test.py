@@ -580,6 +580,7 @@ class ReplicasTest(parameterized.TestCase):
       world.reach(world.store.version + 5, rng.choice)
       world.run_until(world.runtime.pause, rng.choice)
       self.assertLen({life.bits for life in world.members.values()}, 1)
+      self.assertNotEmpty(_drift_rows(world))
       self.assertFalse(any(row['corrupt'] for row in _drift_rows(world)))
       world.check()
 
@@ -723,6 +724,7 @@ class ReplicasTest(parameterized.TestCase):
     self.assertLen({life.bits for life in world.members.values()}, 1)
     lives = [life.number for life in world.members.values()]
     self.assertEqual(lives, [0] * 4)
+    self.assertNotEmpty(_drift_rows(world))
     self.assertFalse(any(row['corrupt'] for row in _drift_rows(world)))
 
   def test_a_member_that_does_not_answer_is_evicted(self):

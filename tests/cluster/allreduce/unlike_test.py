@@ -10,8 +10,8 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from learning import drift
-from tests.support import accelerators, processes, requires
-from tools import recompute, replay
+from tests.support import accelerators, processes, replays, requires
+from tools import recompute
 
 _FLAGS = pathlib.Path('/proc/cpuinfo').read_text().split()
 _ITERATIONS, _WORKERS, _BATCH, _EXAMPLES = 200, 2, 8, 192
@@ -101,7 +101,7 @@ class UnlikeTest(processes.TestCase, parameterized.TestCase):
       },
     )
 
-    self.assertTrue(all(a == b for a, b in replay.pairs(launch.folder)))
+    replays.check(self, launch.folder)
     if 'checkpoint__every_examples' in _FIELDS[fields]:
       with self.assertRaisesRegex(ValueError, 'like processors.*worker 1'):
         recompute.difference(launch.folder)

@@ -6,8 +6,7 @@ import signal
 import pytest
 from absl.testing import absltest, parameterized
 
-from tests.support import processes
-from tools import replay
+from tests.support import processes, replays
 
 _FIELDS = {
   'sync__name': 'bsp',
@@ -35,7 +34,7 @@ class DrainingTest(processes.TestCase, parameterized.TestCase):
     )
     held = sum(stop - start for start, stop in summary['outstanding'])
     self.assertEqual(summary['issued'], sum(pushed) + held)
-    self.assertTrue(all(a == b for a, b in replay.pairs(launch.folder)))
+    replays.check(self, launch.folder)
 
   @parameterized.named_parameters(
     ('ring', _RING, signal.SIGTERM),

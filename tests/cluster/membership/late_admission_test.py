@@ -475,6 +475,7 @@ class JoiningTest(_TestCase):
     ):
       self._join('', 1000.0)()
     waits = [call.args[0] for call in slept.call_args_list]
+    self.assertGreater(len(waits), 100)
     self.assertGreater(len({*waits}), len(waits) - 2)
     self.assertLessEqual(max(waits), 0.5)
     self.assertGreaterEqual(min(waits), 0.1)
