@@ -259,6 +259,11 @@ class SimulatedRun:
     return True
 
   @property
+  def terms(self):
+    """Terms that coordinators of the run have taken."""
+    return self._succession
+
+  @property
   def agreed_version(self):
     """Last version at which all members had the same state."""
     return self.runtime.epochs.check.agreement.agreed

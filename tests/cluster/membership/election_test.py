@@ -220,6 +220,31 @@ class DecisionTest(parameterized.TestCase):
     decision = self._decide(one, {0: None, 2: two, 3: _standing(3)})
     self.assertEqual(decision.supporters, (1, 2, 3))
 
+  def test_a_member_of_a_newer_epoch_leads_although_its_version_is_lower(self):
+    # Members of an older epoch may have applied sums that count no more.
+    newer, older = _standing(2, membership_epoch=4), _standing(1, version=9)
+    for own, other, leads in ((newer, older, True), (older, newer, False)):
+      answers = {0: None, other.worker: other, 3: None}
+      decision = self._decide(own, answers, is_patient=False)
+      self.assertEqual(decision.leads, leads)
+
+  def test_a_member_that_knows_of_no_newer_term_does_not_lead(self):
+    for newer in (Position.LOST, Position.FOLLOWS):
+      answers = {0: None, 2: _standing(2, newer, term=2), 3: _standing(3)}
+      decision = self._decide(_standing(1), answers, is_patient=False)
+      self.assertEqual(decision, election.WAIT)
+
+  def test_processes_that_were_no_members_do_not_support_a_candidate(self):
+    answers = {0: None, 2: None, 3: None, 4: _standing(4), 5: _standing(5)}
+    decision = self._decide(_standing(1), answers, is_patient=False)
+    self.assertEqual(decision, election.WAIT)
+
+  def test_the_leader_of_the_newest_term_is_joined(self):
+    old = _standing(2, Position.LEADS, term=2, membership_epoch=9)
+    new = _standing(3, Position.LEADS, term=3, membership_epoch=5)
+    answers = {0: None, 2: old, 3: new}
+    self.assertEqual(self._decide(_standing(1), answers).follows, 3)
+
   def test_a_member_without_the_coordinators_state_does_not_lead(self):
     one, two = _standing(1, has_state=False), _standing(2)
     for own, other, leads in ((one, two, False), (two, one, True)):

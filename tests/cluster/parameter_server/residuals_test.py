@@ -241,6 +241,24 @@ class ResidualHistoryTest(absltest.TestCase):
       self.own.record(iteration, self._state(100 + iteration))
       self.assertEqual(self._unsent(ResidualId(iteration)), 100 + iteration)
 
+  def test_the_state_of_the_newest_mirror_is_kept_and_those_before_are_not(
+    self,
+  ):
+    for mirror in (1, 2, 3):
+      self.own.record(mirror, self._state(mirror))
+      self.own.retain(RetainResidual(mirror, (mirror, None, [])))
+    self.own.release(2)  # Mirror 2 is complete.
+    for iteration in range(4, 9):
+      self.own.record(iteration, self._state(iteration))
+    answers = []
+    for mirror in (1, 2, 3):
+      self.own.answer(SaveResidual(mirror, (mirror, None, [])), answers.append)
+    self.assertEqual([each.is_known for each in answers], [False, True, True])
+    for mirror in (2, 3):
+      np.testing.assert_array_equal(
+        _residual(self.directory, mirror, 1), np.full(_SIZE, mirror)
+      )
+
   def test_another_process_reports_that_it_lacks_the_residual(self):
     self.assertEqual(self._unsent(ResidualId(5)), 0)
     self.assertFalse(self.own.has_recalled)
