@@ -42,7 +42,7 @@ from learning import placement
 from learning.island import IslandPushes
 from learning.learning import Learning
 from outputs.files import RunFiles
-from outputs.manifests import fingerprint
+from outputs.manifests import fingerprint, identity
 from outputs.transient import Busy, start_limit_s
 from route.route import Allreduce, ParameterServer, Plan
 
@@ -345,6 +345,7 @@ def _describe(config: ConfigDict, parts: Parts) -> FollowerReady:
     fingerprint=fingerprint(parts.manifest),
     versions=find_versions(parts.manifest, parts.learned.data_digest),
     devices=config.cluster.devices_per_worker,
+    fields=identity(parts.manifest),
   )
 
 

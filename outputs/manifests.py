@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -37,6 +37,7 @@ START = (
 )
 # Settings of JAX on which its random numbers depend.
 _RANDOM = ('jax_default_prng_impl', 'jax_threefry_partitionable')
+_MOST_SHOWN, _CHARACTERS = 8, 40  # Fields that differ, and of a value.
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
 
 
@@ -104,6 +105,65 @@ def fingerprint(described: Mapping[str, Any]) -> str:
   Args:
     described: Result of `described`, or a manifest.
   """
+  parts = _identify(described)
+  return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
+
+
+def identity(described: Mapping[str, Any]) -> dict[str, str]:
+  """Returns what identifies a run by field, as texts for messages.
+
+  The hosts of a run have the same: see `fingerprint`.
+
+  Args:
+    described: Result of `described`, or a manifest.
+  """
+  return dict(_flatten('', _identify(described)))
+
+
+def describe_difference(
+  expected: Mapping[str, str], got: Mapping[str, str]
+) -> str:
+  """Returns the fields that differ with both values; '' if none is known to.
+
+  Args:
+    expected: Config of the coordinator, or of another leader, by field.
+    got: Config of another process.
+  """
+  differing = [
+    field
+    for field in sorted(expected.keys() | got.keys())
+    if expected.get(field) != got.get(field)
+  ]
+  if not (expected and got and differing):
+    return ''
+  parts = [
+    f'{field}: {_show(got.get(field))} instead of {_show(expected.get(field))}'
+    for field in differing[:_MOST_SHOWN]
+  ]
+  if len(differing) > _MOST_SHOWN:
+    parts.append(f'and {len(differing) - _MOST_SHOWN} other fields')
+  return '; '.join(parts)
+
+
+def _show(value: str | None) -> str:
+  if value is None:
+    return 'no such field'
+  if len(value) <= _CHARACTERS:
+    return value
+  return value[: _CHARACTERS - 3] + '...'
+
+
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
+  """Yields the fields of nested dictionaries with their values as texts."""
+  if isinstance(value, Mapping) and value:
+    for key, each in value.items():
+      yield from _flatten(f'{name}.{key}' if name else key, each)
+  else:
+    yield name, json.dumps(value)
+
+
+def _identify(described: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the parts of a manifest that identify a run: see `fingerprint`."""
   parts = {'config': copy.deepcopy(described['config'])}
   del parts['config']['checkpoint']
   for field in LOCAL:
@@ -118,7 +178,7 @@ def fingerprint(described: Mapping[str, Any]) -> str:
     'files': {field: file['digest'] for field, file in files},
     'random': described['random'],
   }
-  return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
+  return parts
 
 
 def read_field(manifest: Mapping[str, Any], field: str) -> Any:

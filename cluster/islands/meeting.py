@@ -33,7 +33,7 @@ from cluster.process import exits, xla_group
 from cluster.process.exits import LOST, Reason, Unmendable, end
 from configs.checks import require
 from data.stream import Ranges
-from outputs import atomic
+from outputs import atomic, manifests
 
 FOLDER = 'islands'  # In the folder of the run.
 _SERVICE = 'island'
@@ -142,6 +142,11 @@ class Leader:
           f'{len(self._ready)} are ready after {start_s:g} s.'
         )
     for member, found in sorted(self._ready.items()):
+      if differs := manifests.describe_difference(own.fields, found.fields):
+        raise ValueError(
+          f'config of worker:{self.index}.{member}: expected that of its '
+          f'leader, got {differs}.'
+        )
       for field in ('fingerprint', 'versions', 'devices'):
         expected, got = getattr(own, field), getattr(found, field)
         name = f'{field} of worker:{self.index}.{member}'

@@ -44,6 +44,7 @@ from cluster.membership.quorum import Quorum
 from cluster.membership.roster import Roster
 from cluster.membership.silence import Silence
 from cluster.membership.versions import describe_difference
+from cluster.network import messages
 from cluster.network.errors import InvalidMessage, expect
 from cluster.network.frame_reader import Receiving
 from cluster.network.heartbeat import BEATS
@@ -70,7 +71,7 @@ from cluster.network.rate_limited_log import RateLimitedLog
 from cluster.network.streams import Corrupt, Refused, TransportError
 from cluster.process.deadlines import Jobs, exit_hung
 from cluster.process.exits import Unmendable
-from outputs import transient
+from outputs import manifests, transient
 
 _RECONNECTED = 'It has connected again.'
 _REPLACED = 'It was silent, and another process has its rank now.'
@@ -372,9 +373,12 @@ class Reception:
         raise Refused(f'sent another hello: {error}') from error
       self._check_rank(hello)
       if hello.fingerprint != self._settings.fingerprint:
+        # As they are after a message, which cuts long values.
+        own = messages.printable(dict(self._settings.fields), messages.LINE)
+        differs = manifests.describe_difference(own, hello.fields)
         raise Refused(
           'config: expected the same as that of the coordinator, got another '
-          f'from {stream.peer}.'
+          f'from {stream.peer}{": " if differs else ""}{differs}.'
         )
       if differs := describe_difference(
         self._settings.versions, hello.versions

@@ -7,6 +7,7 @@ import secrets
 import signal
 import threading
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, Protocol
@@ -28,7 +29,7 @@ from cluster.speed import driving
 from configs.checks import require
 from learning.learning import Evaluation
 from outputs import terminal
-from outputs.manifests import fingerprint
+from outputs.manifests import fingerprint, identity
 
 _SAME_S = 1.0  # A signal that is repeated within this time is ignored.
 
@@ -71,6 +72,7 @@ class Settings(NamedTuple):
   Attributes:
     port: Port of this process, on which all its services listen.
     fingerprint: Hash of the run's config, the same for all processes.
+    fields: The run's config by field, for messages.
     timeout_s: Silence after which a process counts as lost.
     start_s: Seconds within which all processes have to join.
     process: Random identity of this process.  By it the coordinator
@@ -95,6 +97,7 @@ class Settings(NamedTuple):
   is_draining: Callable[[], bool] = lambda: False
   metrics_port: int = 0
   min_workers: int = 0
+  fields: Mapping[str, str] = types.MappingProxyType({})
 
   @property
   def security(self) -> Security:
@@ -178,6 +181,7 @@ class RealSite:
       is_draining=self._draining.is_set,
       metrics_port=config.outputs.metrics_port,
       min_workers=config.cluster.min_workers,
+      fields=identity(parts.manifest),
     )
     self.deadlines = Deadlines(
       timeout_s=config.cluster.timeout_s,

@@ -85,7 +85,8 @@ class Session(Generic[T]):
     self._control, admission = join(
       coordinator,
       WorkerHello(
-        index, settings.process, settings.fingerprint, settings.versions
+        *(index, settings.process, settings.fingerprint, settings.versions),
+        dict(settings.fields),
       ),
       WORKER_ADMISSION,
       security=settings.security,

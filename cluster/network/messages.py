@@ -30,9 +30,10 @@ _SECONDS = 2.0**40  # Exclusive bound of times: their products are finite.
 _COUNT = 2**53  # Exclusive bound of counts, which floats then hold exactly.
 _WORKERS = 2**16  # Exclusive bound of ranks.
 _DEVICES = 1024  # Of one process.
+_FIELDS = 2**12  # Of a config.
 _REASON = 300  # Characters of a reason for which a message is refused.
 MAX_SOURCES = 4  # Of a state that a process fetches.
-MOST_CHARACTERS = 1000  # Of a text.
+MOST_CHARACTERS, LINE = 1000, 200  # Of a text, and of a line.
 _OCTET = '(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])'
 _PORT = (
   '(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}'
@@ -50,7 +51,7 @@ Seconds = Annotated[float, Meta(ge=0, lt=_SECONDS)]
 Count = Annotated[int, Meta(ge=0, lt=_COUNT)]
 Rank = Annotated[int, Meta(ge=0, lt=_WORKERS)]
 Text = Annotated[str, Meta(max_length=MOST_CHARACTERS)]
-Line = Annotated[str, Meta(max_length=200)]  # Shown in logs again and again.
+Line = Annotated[str, Meta(max_length=LINE)]  # Shown in logs again and again.
 Address = Annotated[str, Meta(pattern=_ADDRESS)]  # Of IPv4 or '[IPv6]:port'.
 Process = Annotated[str, Meta(pattern=r'\A[0-9a-f]{32}\Z')]
 
@@ -70,6 +71,8 @@ ResidualSource = tuple[Count | None, Count | None, Sequence[Rank]]
 Traffic = Annotated[
   Sequence[tuple[Rank, Count, Seconds]], Meta(max_length=_WORKERS)
 ]
+# Values of a config as texts, by field.
+Fields = Annotated[dict[Line, Line], Meta(max_length=_FIELDS)]
 Devices = Annotated[Sequence[Line], Meta(max_length=_DEVICES)]
 
 
@@ -178,12 +181,14 @@ class WorkerHello(Message, frozen=True):
     process: Random identity of its process.
     fingerprint: Hash of its config.
     versions: Versions of its process.
+    fields: Its config by field, for messages.
   """
 
   worker: Rank
   process: Process
   fingerprint: Text
   versions: Versions = Versions()
+  fields: Fields = {}
 
 
 class ServerHello(Message, frozen=True):
@@ -194,12 +199,14 @@ class ServerHello(Message, frozen=True):
     process: Random identity of its process.
     fingerprint: Hash of its config.
     versions: Versions of its process.
+    fields: Its config by field, for messages.
   """
 
   server: Rank
   process: Process
   fingerprint: Text
   versions: Versions = Versions()
+  fields: Fields = {}
 
 
 class WorkerAdmitted(Message, frozen=True):
@@ -1412,11 +1419,13 @@ class FollowerReady(Message, frozen=True):
     fingerprint: Hash of its config.
     versions: Versions of its process.
     devices: Number of devices of each process of the island.
+    fields: Its config by field, for messages.
   """
 
   fingerprint: Text
   versions: Versions
   devices: Count
+  fields: Fields = {}
 
 
 class PrepareExamples(Message, frozen=True):

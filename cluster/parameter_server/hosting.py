@@ -172,6 +172,7 @@ class _ServerHost:
           messages.ServerHello(
             *(self._index, settings.process),
             *(settings.fingerprint, settings.versions),
+            dict(settings.fields),
           ),
           messages.SERVER_ADMISSION,
           security=settings.security,

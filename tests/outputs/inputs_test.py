@@ -263,5 +263,30 @@ class EnvironmentTest(absltest.TestCase):
     )
 
 
+class IdentityTest(absltest.TestCase):
+  """Fields by which hosts name the difference of their configs."""
+
+  def test_configs_of_equal_fingerprints_have_equal_fields(self):
+    own = _described({})
+    for fields in ({'seed': 1}, {'cluster.port': 7}, {'outputs.mlflow': 'x'}):
+      other = _described(fields)
+      self.assertEqual(
+        manifests.fingerprint(own) == manifests.fingerprint(other),
+        manifests.identity(own) == manifests.identity(other),
+      )
+
+  def test_only_the_field_that_differs_is_named(self):
+    found = manifests.describe_difference(
+      manifests.identity(_described({})),
+      manifests.identity(_described({'seed': 12})),
+    )
+    self.assertRegex(found, r'^config\.seed: 12 instead of \d+$')
+
+  def test_settings_of_a_host_are_not_shown(self):
+    secret = 'http://me:secret@host'
+    fields = manifests.identity(_described({'outputs.mlflow': secret}))
+    self.assertNotIn('secret', ' '.join(fields.values()))
+
+
 if __name__ == '__main__':
   absltest.main()

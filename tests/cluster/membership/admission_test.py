@@ -8,12 +8,62 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from cluster.membership.admission import Reception
+from cluster.network import messages
+from cluster.network.streams import Security, connect
 from cluster.parameter_server.admission import ServerJoined
+from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import LOST, Unmendable
 from tests.support import coordinators
 
 _TIMEOUT_S = coordinators.TIMEOUT_S
 _STARTING_S = 3.0  # Enough on a busy machine, too.
+
+
+class ConfigTest(parameterized.TestCase):
+  """Hosts with different configs learn what differs."""
+
+  def test_the_fields_that_differ_are_named_with_both_values(self):
+    fields = {'config.seed': '0', 'config.epochs': '2.0', 'config.a': '1'}
+    refused = self._refuse(fields, fields | {'config.seed': '7'})
+    self.assertIn('config.seed: 7 instead of 0', refused)
+    for same in ('config.epochs', 'config.a'):
+      self.assertNotIn(same, refused)
+
+  def test_a_field_that_one_host_lacks_is_named(self):
+    refused = self._refuse({'config.a': '1'}, {'config.b': '2'})
+    self.assertIn('config.a: no such field instead of 1', refused)
+    self.assertIn('config.b: 2 instead of no such field', refused)
+
+  def test_long_values_and_many_fields_are_cut(self):
+    fields = {f'config.f{k}': 'x' * 10**4 for k in range(100)}
+    refused = self._refuse(fields, dict.fromkeys(fields, 'y\n' * 10**3))
+    self.assertIn('config.f0: y', refused)
+    self.assertIn('92 other fields', refused)
+    self.assertLess(len(refused), 1000)
+    self.assertTrue(refused.isprintable())
+
+  def test_without_fields_the_message_says_that_the_configs_differ(self):
+    self.assertIn('config: expected the same', self._refuse({}, {}))
+
+  def _refuse(self, own, other):
+    """Returns the reason for which a worker with another config is refused."""
+    reception = Reception(
+      num_workers=1,
+      settings=coordinators.make_settings(fields=own),
+      jobs=Jobs(Deadlines(timeout_s=5.0, start_s=5.0, windows=False)),
+    )
+    address = reception.listen()
+    hello = messages.WorkerHello(0, '0' * 32, 'theirs', fields=other)
+    with self.assertLogs('absl', 'WARNING') as logs:
+      stream = connect(address, hello, Security(), 5.0)
+      answer = stream.receive(messages.WORKER_ADMISSION).header
+      self.assertIsInstance(answer, messages.Rejected)
+      stream.close()
+      reception.close(finished=True)
+    # The log of the coordinator has the same reason.
+    self.assertIn(answer.reason[:200], ' '.join(logs.output))
+    return answer.reason
 
 
 class EndOfStreamTest(parameterized.TestCase):
