@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+from absl import logging
 from ml_collections import ConfigDict
 
 from batching import build as batching
@@ -101,7 +102,7 @@ def build(
       choose,
       own,
       learn=learn,
-      describe=manifest,
+      describe=_manifest,
       files=files,
       process=process or {},
       own_process=own_process,
@@ -135,7 +136,7 @@ def check(config: ConfigDict) -> Mapping[str, Any]:
     choose,
     own,
     learn=learning.stand_in,
-    describe=lambda resolved, _: resolved,
+    describe=lambda resolved, own, learned: resolved,
     files=RunFiles(None),
     process={},
   )
@@ -165,7 +166,8 @@ def _assemble(
     own: Scheme, task and data set that replace those of the config; None each
       for none.
     learn: Function that creates the model and the data.
-    describe: Function from the resolved config and `own` to the description.
+    describe: Function from the resolved config, `own` and the learning to the
+      description.
     files: Writer of the run's files.
     process: As of `build`.
     own_process: As of `build`.
@@ -202,7 +204,7 @@ def _assemble(
     plan=plan,
     speed=speed,
     files=files,
-    manifest=describe(_resolve_config(config, plan).to_dict(), own),
+    manifest=describe(_resolve_config(config, plan).to_dict(), own, learned),
   )
   intervals = _intervals(config, parts.learned.num_train)
   site = runtime.make(config, meeting, parts)
@@ -329,6 +331,20 @@ def _plan(
   sections.check_default(config, default.get_config(), unused(plan), reason)
   combinations.check(config, plan, scheme, wire)
   return plan
+
+
+def _manifest(
+  resolved: Mapping[str, Any], own: Mapping[str, Any], learned: Learning
+) -> Mapping[str, Any]:
+  ahead = learned.stream.ahead
+  if ahead != resolved['data']['ahead']:
+    logging.info(
+      'Workers prefetch %d iterations, not config.data.ahead, %d: an epoch has '
+      'no more.',
+      ahead,
+      resolved['data']['ahead'],
+    )
+  return manifest(resolved, own, prefetched_iterations=ahead)
 
 
 def _uses_accelerators(config: ConfigDict, plan: Plan) -> bool:

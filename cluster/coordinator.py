@@ -388,7 +388,11 @@ class Coordinator:
     """
     self._scheme = copy.deepcopy(self._new_scheme)
     self.workers = [Progress() for _ in self.workers]
-    self._stream, self._pushes = state['_stream'], state['_pushes']
+    # Of more workers each prefetches less.
+    self._stream = dataclasses.replace(
+      state['_stream'], ahead=self._stream.ahead
+    )
+    self._pushes = state['_pushes']
     if len(state['workers']) == len(self.workers):
       self.batching = state['batching']
     else:

@@ -448,7 +448,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.data = ConfigDict()
   config.data.name = 'digits'  # Module of data/.
   config.data.dir = ''  # Folder of data files; '' for $SYNCOPATE_DATA.
-  # Iterations for which a worker prefetches examples.
+  # Iterations for which a worker prefetches examples, at most: fewer if the
+  # workers' iterations would have more examples than an epoch.
   config.data.ahead = 2
   # Augmentation of training images; do not mirror digits.
   config.data.crop_padding = 0  # Largest random shift, pixels.

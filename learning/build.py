@@ -131,6 +131,7 @@ def _no_model(config: ConfigDict, choose: Choose) -> TimingOnlyLearning:
 
 
 def _stream(config: ConfigDict, num_train: int) -> Stream:
+  """Returns the stream; it prefetches less where an epoch is short."""
   batching, workers = config.batching, config.cluster.workers
   batch, steps = batching.worker_batch, sections.iteration_steps(config)
   reason = f'as {workers} workers share the {num_train} examples of an epoch'
@@ -142,9 +143,7 @@ def _stream(config: ConfigDict, num_train: int) -> Stream:
   most //= batch
   expected = f'at most {most} with batches of {batch}, {reason}'
   require(steps <= most, 'config.batching.local_steps', expected, steps)
-  # Examples of the current iteration, and of those ahead.
-  most, ahead = most // steps - 1, config.data.ahead
-  expected = f'at most {most} with iterations of {batch * steps}, {reason}'
-  require(ahead <= most, 'config.data.ahead', expected, ahead)
+  # Current iterations and those ahead have no more examples than an epoch.
+  ahead = min(config.data.ahead, most // steps - 1)
   with error_prefix('config.data'):
     return Stream(num_examples=num_train, seed=config.seed, ahead=ahead)

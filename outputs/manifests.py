@@ -33,7 +33,7 @@ LOCAL = (
 # Fields of a manifest that may differ between the starts of a run.
 START = (
   *('host', 'python', 'versions', 'devices', 'cores', 'xla_flags'),
-  *('numerics', 'git_revision'),
+  *('numerics', 'git_revision', 'prefetched_iterations'),
 )
 # Settings of JAX on which its random numbers depend.
 _RANDOM = ('jax_default_prng_impl', 'jax_threefry_partitionable')
@@ -42,7 +42,10 @@ _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy', 'ml_collections')
 
 
 def manifest(
-  config: Mapping[str, Any], own: Mapping[str, Any]
+  config: Mapping[str, Any],
+  own: Mapping[str, Any],
+  *,
+  prefetched_iterations: int,
 ) -> dict[str, Any]:
   """Returns the manifest of a run: config, command, versions.
 
@@ -50,6 +53,7 @@ def manifest(
     config: Config as a dictionary.
     own: Parts of the caller's own, by name, as pytrees of arrays and of values
       that `repr` tells apart; None for a part that the config describes.
+    prefetched_iterations: Iterations for which a worker prefetches examples.
   """
   return {
     'format': formats.RUN_FOLDER,
@@ -57,6 +61,7 @@ def manifest(
     'seed': config['seed'],
     **environment(),
     'numerics': compilations.numerics(config, jax.local_devices()[0]),
+    'prefetched_iterations': prefetched_iterations,
   }
 
 

@@ -222,10 +222,6 @@ class CheckTest(parameterized.TestCase):
       r"config.wire.sparse.correction: expected 'none', .* got 'masked'",
     ),
     ({'data__ahead': -1}, r'config.data.ahead.* got -1'),
-    (
-      {'data__ahead': 10},
-      r'config.data.ahead: expected at most 7 with iterations of 8, .* got 10',
-    ),
     ({'model__mlp__hidden': (1.5,)}, r'config.model.mlp.hidden: .* got \(1.5'),
     ({'time_to': ('a',)}, r'config.time_to: expected a tuple of numbers'),
     ({'cluster__script': (1.0, 'leave', 1)}, r'config.cluster.script: '),

@@ -17,7 +17,9 @@ from tests.support import locks, small, stopping
 def _fingerprint(**changed):
   own = {'scheme': None, 'task': None, 'dataset': None}
   return manifests.fingerprint(
-    manifests.manifest(small.config(**changed).to_dict(), own)
+    manifests.manifest(
+      small.config(**changed).to_dict(), own, prefetched_iterations=2
+    )
   )
 
 
@@ -59,7 +61,9 @@ class EndTest(absltest.TestCase):
   def test_a_run_with_a_summary_has_its_other_files_whole(self):
     folder = pathlib.Path(tempfile.mkdtemp(), 'run')
     files = RunFiles(str(folder))
-    files.claim(manifests.manifest(small.config().to_dict(), {}))
+    files.claim(
+      manifests.manifest(small.config().to_dict(), {}, prefetched_iterations=2)
+    )
     files.begin(num_workers=2)
     files.event({'event': 'push', 'time': 1.5})
     files.span(1, 'compute', 0.0, 1.5, 32)

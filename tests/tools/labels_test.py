@@ -14,7 +14,11 @@ from tools.reading import records
 def _record(seed=0, **changed):
   config = json.loads(
     json.dumps(
-      manifest(small.config(seed=seed, **changed).to_dict(), {})['config']
+      manifest(
+        small.config(seed=seed, **changed).to_dict(),
+        {},
+        prefetched_iterations=2,
+      )['config']
     )
   )
   return records.RunRecord(

@@ -176,7 +176,9 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     folder = launches.new_folder()
     (folder / 'launch.jsonl').write_text('{}\n')
     run = files.RunFiles(str(folder))
-    run.claim(manifests.manifest(small.config().to_dict(), {}))
+    run.claim(
+      manifests.manifest(small.config().to_dict(), {}, prefetched_iterations=2)
+    )
     run.release()
 
 
