@@ -46,8 +46,6 @@ _PROCESS = {
     'coordinator', '', 'HOST:PORT where the coordinator listens.'
   ),
 }
-# The flag's name until November 2026.
-flags.DEFINE_alias('lead', 'coordinator')
 flags.mark_flag_as_required('config')
 
 

@@ -4,7 +4,6 @@
   python reproduce.py NAME [--scale=quick] [--seeds=6] [--out=results]
   python reproduce.py --all
   python reproduce.py --page            (of stored results alone)
-  python reproduce.py --check FILE      (of a submission: docs/submitting.md)
   python reproduce.py clusters --data=FILE [--out=results]
 
 `clusters` predicts steps that others measured, from their file.
@@ -16,7 +15,7 @@ import argparse
 import pathlib
 import sys
 
-from claims import catalog, commands, submissions
+from claims import catalog, commands
 from claims.clusters import page as clusters
 from configs.checks import require
 from outputs import transient
@@ -32,7 +31,6 @@ def main(argv: list[str] | None = None) -> int:
   action.add_argument('--list', action='store_true', help='list entries')
   action.add_argument('--all', action='store_true', help='run all entries')
   action.add_argument('--page', action='store_true', help='write the page')
-  action.add_argument('--check', metavar='FILE', help='judge a submission')
   parser.add_argument('--scale', choices=catalog.SCALES, default='quick')
   parser.add_argument('--seeds', type=int, default=0, help="the entry's own")
   parser.add_argument('--out', default='results', help='folder of results')
@@ -44,8 +42,6 @@ def main(argv: list[str] | None = None) -> int:
       return _predict_clusters(args.data, args.out)
     expected = f"'', as {clusters.NAME!r} alone reads a file"
     require(not args.data, '--data', expected, args.data)
-    if args.check is not None:
-      return submissions.check_file(args.check)
     if args.list:
       print(commands.list_entries(args.out))
       return 0

@@ -3,17 +3,14 @@
 Not among them: the benchmarks of real hosts, which need root for network
 namespaces (`bench.allreduce`, `bench.routes`, `bench.steps`, `bench.ladder`,
 `bench.faults`, `bench.joining`, `bench.local_steps`), and `bench.lead`,
-`bench.fuzz`, `bench.replicas`, `bench.replication`, `bench.soak` (also `make
-soak`), `bench.goodput` and `bench.gpu`, which take minutes.  docs/benchmarks.md
+`bench.fuzz`, `bench.replicas`, `bench.soak` (also `make soak`), `bench.goodput`
+and `bench.gpu`, which take minutes.  docs/benchmarks.md
 has their commands.
 """
 
 from bench import (
   batching,
-  bits,
-  checkpoint,
   diagnosis,
-  drift,
   forest,
   handover,
   loopback,
@@ -27,13 +24,10 @@ from bench import (
 runtime.main([])
 zipline.main([])
 scale.main([])
-checkpoint.main([])
-drift.main([])
 handover.main([])
 transport.main([])
 loopback.main([])
 predict.main([])
 batching.main([])
-bits.main([])
 forest.main([])
 diagnosis.show()

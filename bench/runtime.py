@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> float:
   config = vgg16_bsp.get_config(arguments.data)
   config.model.vgg.width = arguments.width
   config.batching.worker_batch = arguments.batch
-  config.checkpoint.every_s = float('inf')  # bench.checkpoint measures these.
+  config.checkpoint.every_s = float('inf')
   config.epochs = config.eval_every = arguments.epochs
   bare = _BareLoop(config)
   bare.run()  # Compiles.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.checks import require
-from diagnosis import costs, departures, pipeline, rule, server_links
+from diagnosis import costs, departures, rule, server_links
 from diagnosis.costs import Estimate, Iterations
 
 SLIGHT = 0.05  # Share of the median computing added to transfers, which matter.
@@ -224,94 +224,6 @@ def _judge_nobody(
       'with all at the median)'
     )
   return Verdict('none', '', None, ideal, text)
-
-
-def judge_pipeline(result: pipeline.Result) -> list[Verdict]:
-  """Returns the verdicts on the ranks and stages of a pipeline.
-
-  Args:
-    result: Replays of the trace.
-  """
-  count = len(result.recorded_s)
-  if count < rule.LEAST:
-    text = f'insufficient evidence: {count} iterations'
-    return [Verdict('insufficient', '', None, None, text)]
-  total = float(result.replayed_s.sum())
-  slowdown = total / float(result.ideal_s.sum())
-  stages = _judge_stages(result)
-  ranks = _judge_ranks(result)
-  excess = total - float(result.ideal_s.sum())
-  nobody = []
-  if not ranks:
-    share = len(result.slowest) / len(result.ranks)
-    text = 'no single worker: operations take the same times everywhere'
-    if slowdown > 1 + _NEGLIGIBLE:
-      explained = max(total - float(result.slowest_s.sum()), 0.0) / excess
-      text = (
-        f'no single worker: the slowest {share:.0%} explain {explained:.0%} of '
-        f'the slowdown ({slowdown:.2f} times a run with equal operations)'
-      )
-      if result.pairing > 0.9:
-        text += (
-          '; forward and backward times of a microbatch correlate by '
-          f'{result.pairing:.2f}: microbatches are of unequal lengths'
-        )
-    nobody.append(Verdict('none', '', None, None, text))
-  verdicts = [*ranks, *stages]
-  # A stage that explains most of a slowdown comes first.
-  shares = [each.share.value for each in stages if each.share]
-  if shares and (1 - shares[0]) * total > excess > _NEGLIGIBLE * total:
-    return [*verdicts, *nobody]
-  return [*ranks, *nobody, *stages]
-
-
-def _judge_stages(result: pipeline.Result) -> list[Verdict]:
-  stages = np.unique(result.stage_of)
-  if len(stages) < 2:
-    return []
-  table = np.array(
-    [
-      np.median(result.compute_s[:, result.stage_of == stage], axis=1)
-      for stage in stages
-    ]
-  ).T
-  found = []
-  for stage, episodes in _by_series(rule.find_episodes(table)).items():
-    ratio = _episode_ratio(table, stage, episodes)
-    share = _share(result.stages_s[:, stage], result.replayed_s)
-    if share.high >= 1:
-      continue
-    text = (
-      f'stage {stages[stage]} computes {_times(ratio)} the median of the other '
-      f'stages {_when(episodes)}; at the mean of all, the run would take '
-      f'{share.text()} of its time'
-    )
-    found.append(Verdict('stage', str(stages[stage]), ratio, share, text))
-  return sorted(found, key=lambda each: each.share.value if each.share else 1.0)
-
-
-def _judge_ranks(result: pipeline.Result) -> list[Verdict]:
-  """Returns verdicts on ranks that are slower than others of their stage."""
-  found = []
-  for stage in np.unique(result.stage_of):
-    members = np.flatnonzero(result.stage_of == stage)
-    if len(members) < 2:
-      continue
-    table = result.compute_s[:, members]
-    for series, episodes in _by_series(rule.find_episodes(table)).items():
-      ratio = _episode_ratio(table, series, episodes)
-      share = _share(result.ranks_s[:, members[series]], result.replayed_s)
-      if share.high >= 1:
-        continue
-      name = str(result.ranks[members[series]])
-      text = (
-        f'worker {name} computes {_times(ratio)} the median of stage {stage} '
-        f'{_when(episodes)}; at the mean of all, the run would take '
-        f'{share.text()} of its time'
-      )
-      found.append(Verdict('worker', name, ratio, share, text))
-  found.sort(key=lambda each: each.share.value if each.share else 1.0)
-  return found[:_SHOWN]
 
 
 def _by_series(

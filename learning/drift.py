@@ -20,7 +20,7 @@ parameter that it adds to: at most about 2^-22, or 2.4e-7, of their norms.
 Momentum keeps an error for 1/(1 - beta) updates.  As sums are the same on all
 replicas, nothing feeds errors back, and they add up as a random walk: 10,000
 updates between two checks give 2.4e-7 x 100 x 10 = 2.4e-4.  After 1,000
-updates, 2.1e-7 at most was seen (two instruction sets; `bench.drift`).  So a
+updates, 2.1e-7 at most was seen (AVX beside AVX2, November 2026).  So a
 larger difference is no rounding.  A smaller one may be damage as well; its
 replica receives the reference state in both cases, so that mistaking one for
 the other costs nothing.

@@ -1,13 +1,12 @@
-"""Says which workers, links and stages slow a run, since when, and what for.
+"""Says which workers and links slow a run, since when, and what for.
 
   python -m tools.diagnose RUN_DIR
   python -m tools.diagnose --csv=FILE
-  python -m tools.diagnose --ops=FILE.parquet
   python -m tools.diagnose --live RUN_DIR [--stacks]
 
 RUN_DIR may be a finished run, a running or a broken one.  FILE has the columns
 worker, iteration, compute_s and sync_s, and perhaps host, examples, cpu and
-memory; FILE.parquet has operations of a pipeline (docs/diagnosis.md).
+memory (docs/diagnosis.md).
 
 Prints verdicts, one a line, the most costly first.  What a worker costs is
 found by replays of the recorded iterations.  Intervals are of 95 %.
@@ -24,7 +23,7 @@ import numpy as np
 from absl import app, flags
 
 from configs import paths
-from diagnosis import costs, departures, pipeline, verdicts
+from diagnosis import costs, departures, verdicts
 from diagnosis.verdicts import Verdict
 from tools.reading import iterations, links, live, manifests, records
 
@@ -32,9 +31,9 @@ from tools.reading import iterations, links, live, manifests, records
 def main(argv: list[str]) -> None:
   """Prints the verdicts on what the command line names."""
   values = flags.FLAGS
-  sources = [values.csv, values.ops, *argv[1:]]
+  sources = [values.csv, *argv[1:]]
   if sum(source is not None for source in sources) != 1:
-    raise app.UsageError('Expected one of RUN_DIR, --csv and --ops.')
+    raise app.UsageError('Expected either RUN_DIR or --csv.')
   if (values.live or values.stacks) and len(argv) < 2:
     raise app.UsageError('--live: expected RUN_DIR, got none.')
   try:
@@ -44,8 +43,6 @@ def main(argv: list[str]) -> None:
       return
     if values.csv:
       found = diagnose_csv(pathlib.Path(values.csv))
-    elif values.ops:
-      found = diagnose_operations(pathlib.Path(values.ops))
     else:
       found = diagnose_run(pathlib.Path(argv[1]))
   except (OSError, ValueError) as error:
@@ -105,23 +102,8 @@ def diagnose_csv(file: pathlib.Path) -> list[Verdict]:
   return verdicts.judge(*iterations.read_csv(file), costs.barrier_s)
 
 
-def diagnose_operations(file: pathlib.Path) -> list[Verdict]:
-  """Returns the verdicts on a trace of operations.
-
-  Args:
-    file: Parquet file: see `iterations.read_operations`.
-
-  Raises:
-    ValueError: If the file is wrong.
-    OSError: If the file cannot be read.
-  """
-  operations = iterations.read_operations(file)
-  return verdicts.judge_pipeline(pipeline.measure(operations))
-
-
 if __name__ == '__main__':
   paths.define_path('csv', 'CSV file of iterations.')
-  paths.define_path('ops', 'Parquet file of operations.')
   flags.DEFINE_bool('live', False, 'Show who waits for whom in a running run.')
   flags.DEFINE_bool('stacks', False, 'With --live: show stacks of processes.')
   app.run(main)

@@ -561,7 +561,6 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_string(
     'coordinator', '', 'With --rank: HOST:PORT where the coordinator listens.'
   )
-  flags.DEFINE_alias('lead', 'coordinator')  # Its name until November 2026.
   flags.DEFINE_string('module', None, 'Module to run instead of main.py.')
   return app.parse_flags_with_usage(argv)
 

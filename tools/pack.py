@@ -1,7 +1,7 @@
 """Packs the fastest forest of a cluster, and prints its rate and its bound.
 
   python -m tools.pack FILE|BUILDER [--collective=allreduce] [--out=FILE.json]
-    [--gap=0] [--max_trees=N] [--time_limit_s=S] [--baselines] [--dot=FILE.dot]
+    [--gap=0] [--max_trees=N] [--time_limit_s=S] [--baselines]
     [--size=100MB --latency_us=5 --message_us=0]
     [--nvlink_GBps=25 --pcie_GBps=12 --socket_GBps=10] [--unit_GBps=0.125]
     [--node_GBps=25 --switch_GBps=100 --hosts='n[0-3]']
@@ -44,7 +44,7 @@ from outputs import atomic
 from topology.baselines import schemes
 from topology.bounds import prices
 from topology.clusters.cluster import Cluster
-from topology.forests import dot, export, files, timing, trees, usage
+from topology.forests import export, files, timing, trees, usage
 from topology.forests.trees import Forest
 
 _UNITS = {'B': 1, 'kB': 10**3, 'MB': 10**6, 'GB': 10**9}
@@ -71,7 +71,6 @@ def main(argv: list[str]) -> None:
   try:
     size = _size(given.size, given.latency_us, given.message_us)
     _check_folder('out', given.out)
-    _check_folder('dot', given.dot)
     known = {name: given[name].value for name in _CAPACITIES}
     cluster = files.read_cluster(
       argv[1],
@@ -97,7 +96,7 @@ def main(argv: list[str]) -> None:
         progress('baselines')
         rows += compared(packed, schemes.build_all(cluster, packed))
     print(_table(rows))
-    _write(cluster, packed, given.out, given.dot)
+    _write(cluster, packed, given.out)
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
   except KeyboardInterrupt:
@@ -262,14 +261,8 @@ def _size(text: str | None, latency_us: float, message_us: float) -> int | None:
   return None
 
 
-def _write(
-  cluster: Cluster, packed: Forest, out: str | None, dot_file: str | None
-) -> None:
-  """Writes the requested files, and prints their paths and the next steps."""
-  if dot_file is not None:
-    text = dot.to_dot(cluster, packed)
-    atomic.write(dot_file, text)
-    print(f'\nGraph: {dot_file} (dot -Tsvg -O {dot_file})')
+def _write(cluster: Cluster, packed: Forest, out: str | None) -> None:
+  """Writes the forest if a file is named, and prints the next steps."""
   if out is None:
     print('\n--out=FILE.json saves the forest.')
     return
@@ -321,7 +314,6 @@ if __name__ == '__main__':
     'time_limit_s', None, 'Seconds after which the best forest is used.'
   )
   paths.define_path('out', 'File for the forest as JSON.')
-  paths.define_path('dot', 'File for the graph in the DOT language.')
   flags.DEFINE_bool('baselines', False, 'Compare other schemes.')
   flags.DEFINE_string('size', None, 'Bytes to time, such as 100MB.')
   flags.DEFINE_float('latency_us', 0.0, 'Microseconds of every link.')

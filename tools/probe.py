@@ -358,7 +358,6 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_float('tolerance', 0.1, 'Relative error of a rate.')
   flags.DEFINE_string('role', '', 'Role of this process: worker:2.')
   flags.DEFINE_string('coordinator', '', 'HOST:PORT where worker 0 listens.')
-  flags.DEFINE_alias('lead', 'coordinator')
   text = 'Config of the run; --config.cluster.FIELD=VALUE changes a field.'
   with sections.reject_unknown_flags(argv):
     config_flags.DEFINE_config_file('config', str(_CONFIG), text)

@@ -4,14 +4,14 @@
 
 The command writes to DIR, by default a new folder under runs/: manifest.json,
 rows.jsonl with each row as soon as it is measured, the logs of all jobs, and
-summary.json at the end; then it packs DIR.result.json for docs/submitting.md.
+summary.json at the end.
 Each job is a process with a share of the time.  A job that fails or takes
 longer misses its aims, and the other jobs continue.  docs/benchmarks.md
 explains every row.
 
 Without a GPU the command prints the reason and does a dry run on the CPU: the
 same rows with tiny sizes, to test the program.  A dry run is not a result: rows
-that depend on sizes get no verdict, and tools.pack_result refuses its folder.
+that depend on sizes get no verdict.
 
 The exit code is 1 if a row has missed its aim.
 """
@@ -30,7 +30,6 @@ from bench.gpu import machine, measuring, processes, running
 from bench.gpu.rows import ACCELERATOR, GPU, JOBS, MINUTES, Job
 from cluster.process import devices
 from outputs import atomic
-from tools.pack_result import __main__ as pack_result
 from tools.reading import benchmarks
 from tools.reading.benchmarks import Aim
 
@@ -83,7 +82,7 @@ def bench(
   *,
   is_dry: bool,
 ) -> int:
-  """Runs jobs, writes their rows and packs them; returns the exit code.
+  """Runs jobs and writes their rows; returns the exit code.
 
   Args:
     jobs: Jobs to run.
@@ -134,8 +133,6 @@ def bench(
   print(f'\n{verdicts}; {summary["wall_s"]:.0f} s')
   if is_dry:
     print('DRY RUN: nothing here is a result.')
-  else:
-    _pack(out)
   return int(counts[benchmarks.MISSED] > 0)
 
 
@@ -195,17 +192,6 @@ def _table_row(row: Mapping[str, Any]) -> str:
   value = '-' if row['value'] is None else f'{row["value"]:.4g}'
   words = [row['job'], row['row'], str(Aim.of(row['aim'])), value]
   return f'| {" | ".join([*words, row["verdict"], row["detail"]])} |'
-
-
-def _pack(out: pathlib.Path) -> None:
-  """Packs the result, or prints why it cannot be packed."""
-  path = out.with_name(f'{out.name}.result.json')
-  try:
-    pack_result.write(pack_result.pack(out), path)
-  except (OSError, ValueError) as error:
-    print(f'Not packed: {error}')
-  else:
-    print(f'Result: {path}')
 
 
 def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:

@@ -67,7 +67,6 @@ _MPI_LAUNCHES = {
 }
 _SLURM_PMIX = 'slurm.pmix.'  # Prefix of the namespaces of srun's own PMIx.
 _ADDRESS_SOURCES = '--coordinator or SYNCOPATE_COORDINATOR'
-_RENAMED = 'SYNCOPATE_LEAD'
 _PORTS = range(20000, 32000)
 
 
@@ -127,9 +126,6 @@ def find(
     ValueError: If a value is missing or malformed, or if another number of
       processes was started than the run has.
   """
-  expected = 'nothing: it is called SYNCOPATE_COORDINATOR now'
-  value = environ.get(_RENAMED, '')
-  require(not value, _RENAMED, expected, value)
   source = '' if role else _source(environ)
   member = 0
   if role:

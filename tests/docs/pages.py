@@ -17,6 +17,7 @@ from configs import sections
 
 ROOT = pathlib.Path(__file__).parents[2]
 _BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+_DEFINE = re.compile(r'DEFINE_\w+$|\.define_path$|\.add_argument$')
 _VARIABLE = re.compile(r'[A-Z_]+=')
 # Flags of main.py beside those of its config.
 _MAIN = ('workdir', 'role', 'coordinator')
@@ -101,8 +102,7 @@ def flags_of(module: pathlib.Path) -> set[str]:
   calls = [
     node
     for node in ast.walk(ast.parse(module.read_text()))
-    if isinstance(node, ast.Call)
-    and re.search(r'DEFINE_\w+$|\.add_argument$', ast.unparse(node.func))
+    if isinstance(node, ast.Call) and _DEFINE.search(ast.unparse(node.func))
   ]
   return {
     part.value.removeprefix('--')

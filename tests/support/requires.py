@@ -20,7 +20,7 @@ from tests.support import browser as browsers
 from tests.support import labs
 from tests.support import slurm as slurms
 
-_PROGRAMS = ('dot', 'hadolint', 'make', 'openssl', 'uv')
+_PROGRAMS = ('hadolint', 'make', 'openssl', 'uv')
 _MODULES = ('kubernetes_validate', 'submitit')
 NAMES = frozenset(
   (

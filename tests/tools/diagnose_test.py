@@ -7,12 +7,9 @@ import pathlib
 import tempfile
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from absl.testing import absltest, parameterized
 
-from tests.diagnosis import pipeline_test
-from tests.support import requires, small
+from tests.support import small
 from tools import diagnose
 from tools.reading import records
 
@@ -229,31 +226,6 @@ class FileTest(parameterized.TestCase):
     file = _write_csv(self.folder / 'a.csv', [], ('worker', 'time'))
     with self.assertRaisesRegex(ValueError, 'the columns worker, iter'):
       diagnose.diagnose_csv(file)
-
-  def test_operations_are_read_from_parquet(self):
-    operations = pipeline_test.simulate(
-      30, 4, 2, lambda _, stage, *__: 1.0 + (stage == 3)
-    )
-    columns = ('rank', 'stage', 'dp_rank', 'step', 'optype', 'start_ts')
-    names = (*columns, 'duration', 'seq_id')
-    table = pa.table(dict(zip(names, operations, strict=True)))
-    file = self.folder / 'ops.parquet'
-    pq.write_table(table, file)
-    found = diagnose.diagnose_operations(file)
-    self.assertEqual([each.name for each in found], ['3', ''])
-    pq.write_table(table.drop_columns(['stage']), file)
-    with self.assertRaisesRegex(ValueError, 'expected the columns dp_rank'):
-      diagnose.diagnose_operations(file)
-    file.write_text('worker,iteration')
-    with self.assertRaisesRegex(ValueError, 'expected a Parquet file'):
-      diagnose.diagnose_operations(file)
-
-  @parameterized.parameters(('SE', 'none', ''), ('ST', 'stage', '3'))
-  def test_public_traces_get_their_published_verdicts(self, name, kind, what):
-    file = requires.data(f'straggler/trace-{name}.parquet')
-    found = diagnose.diagnose_operations(file)
-    self.assertEqual((found[0].kind, found[0].name), (kind, what))
-    self.assertNotIn('worker', [each.kind for each in found])
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Iterations of workers, from the folder of a run, a CSV or a Parquet file."""
+"""Iterations of workers, from the folder of a run or a CSV file."""
 
 import csv
 import json
@@ -12,7 +12,6 @@ import numpy as np
 from cluster.speed import driving
 from configs.checks import require
 from diagnosis.costs import Iterations
-from diagnosis.pipeline import COLUMNS, Operations
 from diagnosis.rounds import Rounds
 from diagnosis.verdicts import Cluster
 from tools.reading import records
@@ -127,54 +126,6 @@ def read_csv(file: pathlib.Path) -> tuple[Iterations, Cluster]:
   }
   return _without_waits(iterations, len(workers)), Cluster(
     names=workers, hosts=[hosts[worker] for worker in workers], factors=factors
-  )
-
-
-def read_operations(file: pathlib.Path) -> Operations:
-  """Returns the operations of a Parquet file.
-
-  Args:
-    file: File with the columns of `pipeline.COLUMNS`.
-
-  Raises:
-    ValueError: If it is no such file, or lacks a column.
-    OSError: If the file cannot be read.
-  """
-  import pyarrow as pa  # Slow; of this reader alone.
-  import pyarrow.parquet as pq
-
-  try:
-    table = pq.read_table(file)
-  except pa.ArrowInvalid as error:
-    raise ValueError(f'{file}: expected a Parquet file, got {error}') from error
-  for name in COLUMNS:
-    expected = f'the columns {", ".join(COLUMNS)}'
-    got = ', '.join(table.column_names)
-    require(name in table.column_names, f'{file}', expected, got)
-
-  def numbers(name: str, kind: type) -> np.ndarray:
-    values = table[name].to_numpy()
-    is_number = np.issubdtype(values.dtype, np.number)
-    require(is_number, f'{file}: {name}', 'numbers', str(values.dtype))
-    if kind is int:
-      require(
-        bool(np.all(np.isfinite(values.astype(float)))),
-        f'{file}: {name}',
-        'whole numbers',
-        'missing ones',
-      )
-    found: np.ndarray = values.astype(kind)
-    return found
-
-  return Operations(
-    rank=numbers('rank', int),
-    stage=numbers('stage', int),
-    dp_rank=numbers('dp_rank', int),
-    step=numbers('step', int),
-    kind=np.array([str(kind) for kind in table['optype'].to_pylist()]),
-    start=numbers('start_ts', float),
-    duration=numbers('duration', float),
-    sequence=numbers('seq_id', int),
   )
 
 

@@ -261,11 +261,6 @@ class RefusalTest(parameterized.TestCase):
       )
       for dedicated in (0, 1)
     ),
-    (
-      {'SYNCOPATE_LEAD': 'a:1'},
-      {'role': 'worker:1', 'coordinator': 'b:2'},
-      'SYNCOPATE_LEAD: expected nothing: it is called SYNCOPATE_COORDINATOR',
-    ),
     *(
       ({}, {'role': 'worker:0', 'coordinator': text}, '--coordinator: expected')
       for text in ('host', 'host:', ':80', 'host:0', 'host:65536', 'a b:1')

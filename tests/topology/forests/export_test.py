@@ -1,23 +1,18 @@
-"""Tests for topology/export.py, dot.py and usage.py."""
+"""Tests for topology/export.py and usage.py."""
 
-import collections
 import copy
 import hashlib
-import itertools
 import json
 import re
-import subprocess
 from fractions import Fraction
 
 from absl.testing import absltest, parameterized
 
 import topology
-from tests.support import requires
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.clusters.builders import build_cluster
-from topology.clusters.cluster import Cluster, Link
-from topology.forests import dot, export, trees, usage
+from topology.forests import export, trees, usage
 
 COLLECTIVES = ('allreduce', 'allgather', 'reduce_scatter')
 SPECS = (
@@ -28,9 +23,6 @@ SPECS = (
   'random_switched(5, 3, 4)',
   'ring(1, 1)',
 )
-_EDGE = re.compile(r'^  ("(?:\\.|[^"\\])*") -> ("(?:\\.|[^"\\])*") \[(.*)\];$')
-_NODE = re.compile(r'^  ("(?:\\.|[^"\\])*") \[(.*)\];$')
-_STYLE = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
 
 
 def _written(spec, collective):
@@ -38,27 +30,6 @@ def _written(spec, collective):
   packed = topology.pack(cluster, collective=collective)
   data = json.loads(json.dumps(export.to_json(cluster, packed)))
   return cluster, packed, data
-
-
-def _parsed(text):
-  """The nodes and edges of a digraph, with their styles."""
-  nodes, edges = {}, {}
-  for line in text.splitlines():
-    if match := _EDGE.match(line):
-      ends = json.loads(match[1]), json.loads(match[2])
-      edges[ends] = dict(_STYLE.findall(match[3]))
-    elif match := _NODE.match(line):
-      nodes[json.loads(match[1])] = dict(_STYLE.findall(match[2]))
-  return nodes, edges
-
-
-def _loads_GBps(packed):
-  loads = collections.Counter()
-  for tree in packed.trees:
-    for hop in (*tree.up, *tree.down):
-      for ends in itertools.pairwise(hop):
-        loads[ends] += tree.weight_Bps / 10**9
-  return loads
 
 
 class JsonTest(parameterized.TestCase):
@@ -257,99 +228,6 @@ class UsageTest(parameterized.TestCase):
     chain = [('d', 'a'), *up[:2]]
     self.assertEqual(trees.Tree('c', one, one, chain, down).depth, 3)
     self.assertEqual(trees.Tree('c', one, one, [], []).depth, 0)
-
-
-class DotTest(parameterized.TestCase):
-  def test_nodes_and_capacities_are_those_of_the_cluster(self):
-    cluster = build_cluster('tree([2, 2], ["100/3", 25])')
-    nodes, edges = _parsed(dot.to_dot(cluster))
-    self.assertEqual([*nodes], [*cluster.nodes])
-    for node, style in nodes.items():
-      shape = 'ellipse' if node in cluster.workers else 'box'
-      self.assertEqual(style, {'shape': shape})
-    self.assertEqual(
-      {ends: style['label'] for ends, style in edges.items()},
-      {(a, b): f'{float(c):.4g}' for a, b, c in cluster.links},
-    )
-
-  @parameterized.parameters(*COLLECTIVES)
-  def test_labels_are_loads_and_the_bottleneck_is_marked(self, collective):
-    cluster = shapes.wan([3, 3], 25, [(2, 3, '2.5')])
-    packed = topology.pack(cluster, collective=collective)
-    loads = _loads_GBps(packed)
-
-    _, edges = _parsed(dot.to_dot(cluster, packed))
-
-    marked = set()
-    for src, dst, GBps in cluster.links:
-      style = edges.pop((src, dst))
-      load, capacity = map(float, style['label'].split('/'))
-      self.assertAlmostEqual(load, float(loads[src, dst]), delta=0.01)
-      self.assertEqual(capacity, float(GBps))
-      if 'color' in style:
-        marked.add((src, dst))
-    self.assertEmpty(edges)
-    self.assertTrue(marked)
-    self.assertLessEqual(marked, {('w2', 'w3'), ('w3', 'w2')})
-
-  @parameterized.parameters(0, 1)
-  def test_one_tree_is_labelled_hop_by_hop(self, number):
-    cluster = build_cluster('dgx_a100(1)')
-    packed = topology.pack(cluster)
-    tree = packed.trees[number]
-
-    nodes, edges = _parsed(dot.to_dot(cluster, packed, tree=number))
-
-    doubled = [node for node, style in nodes.items() if 'peripheries' in style]
-    self.assertEqual(doubled, [tree.root])
-    told = collections.defaultdict(set)
-    for ends, style in edges.items():
-      words = style.get('label', '').split()
-      for stage, numbers in zip(words[::2], words[1::2], strict=True):
-        for hop in numbers.split(','):
-          told[stage, int(hop)].add(ends)
-      colors = style['color'].split(':')
-      self.assertLen(colors, max(len(words) // 2, 1))
-    expected = {
-      (stage, i): set(itertools.pairwise(hop))
-      for stage, hops in (('up', tree.up), ('down', tree.down))
-      for i, hop in enumerate(hops, start=1)
-    }
-    self.assertEqual(dict(told), expected)
-
-  def test_an_unknown_tree_is_rejected(self):
-    cluster = shapes.full_mesh(3, 25)
-    packed = topology.pack(cluster)
-    for number in (-1, len(packed.trees)):
-      with self.assertRaisesRegex(ValueError, f'trees, got {number}'):
-        dot.to_dot(cluster, packed, tree=number)
-    with self.assertRaisesRegex(ValueError, 'tree: expected one of 0 trees'):
-      dot.to_dot(cluster, tree=0)
-
-  def _odd(self):
-    names = ['a "b"', 'back\\', 'x -> y;\n']
-    ends = list(itertools.permutations(names, 2))
-    links = tuple(Link(a, b, Fraction(1)) for a, b in ends)
-    return Cluster(tuple(names), tuple(names), links)
-
-  def test_ids_are_quoted(self):
-    text = dot.to_dot(self._odd())
-    self.assertEqual(text.count('"a \\"b\\""'), 5)
-    self.assertEqual(text.count('"back\\\\"'), 5)
-
-  def test_graphviz_reads_it(self):
-    requires.program('dot')
-    cluster = build_cluster('dgx_a100(1)')
-    packed = topology.pack(cluster)
-    texts = (
-      dot.to_dot(self._odd()),
-      dot.to_dot(cluster, packed),
-      dot.to_dot(cluster, packed, tree=0),
-    )
-    for text in texts:
-      line = ['dot', '-Tsvg']
-      done = subprocess.run(line, input=text, text=True, capture_output=True)
-      self.assertEqual((done.returncode, done.stderr), (0, ''))
 
 
 if __name__ == '__main__':
