@@ -166,8 +166,9 @@ class MembershipEpochs:
   ) -> bool:
     """Returns whether a message is of a living member of the current epoch."""
     is_living = self._members[index].stream is not None
+    is_member = is_living and index in self.rendezvous.members
     number = self.rendezvous.membership_epoch
-    return is_living and message.membership_epoch == number
+    return is_member and message.membership_epoch == number
 
   def in_scheme(self, index: int) -> bool:
     """Returns whether the scheme counts a worker."""

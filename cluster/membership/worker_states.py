@@ -316,12 +316,14 @@ class PartRequests:
     return part
 
   def answer(self, index: int, number: int, message: ResidualSaved) -> None:
-    """Handles the answer of an incarnation.
+    """Handles the answer of an incarnation, unless that has ended.
 
     Raises:
       InvalidMessage: If the worker was not asked.
     """
     with self._lock:
+      if number <= self._ended.get(index, -1):
+        return
       part = self._parts.get((index, number), {}).pop(message.step, None)
     if part is None:
       raise InvalidMessage(f'Worker {index} answers what it was not asked.')

@@ -557,10 +557,14 @@ class ParameterServerReception(Reception):
   def _take_figures(self, key: Key, message: messages.Evaluated) -> None:
     """Passes the results of an evaluation to the thread that waits for them.
 
+    Those of an incarnation that has ended are ignored.
+
     Raises:
       InvalidMessage: If the worker was not asked for these.
     """
     with self._lock:
+      if key[1] <= self._ended.get(key[0], -1):
+        return
       asked = self._evaluations.get(key, {}).get(message.number)
       if asked is None:
         raise InvalidMessage(f'Worker {key[0]} answers what it was not asked.')

@@ -14,6 +14,7 @@ from cluster.membership.succession import LIMIT
 from cluster.network import messages
 from cluster.network.heartbeat import Heartbeat
 from cluster.network.streams import (
+  Closed,
   Corrupt,
   Refused,
   Stream,
@@ -87,7 +88,8 @@ class _ServerHost:
     self._coordinator, self._settings = coordinator, settings
     self._mirrors, self._is_own, self._is_over = mirrors, is_own, is_over
     self._server: Server | None = None
-    self._stream: Stream  # To the coordinator.
+    # To the coordinator that has the server's address.
+    self._stream: Stream | None = None
     # That of the coordinator whose orders the server executes.
     self._admission: messages.ServerAdmitted | None = None
     self._has_orders = threading.Event()
@@ -98,7 +100,6 @@ class _ServerHost:
     """Runs sessions until one ends the server: see `host_server`."""
     while joined := self._join():
       stream, admission = joined
-      self._stream = stream
       heartbeat = Heartbeat(
         stream,
         schema=messages.TO_SERVER,
@@ -110,6 +111,7 @@ class _ServerHost:
       heartbeat.start()
       with contextlib.suppress(TransportError):  # The heartbeat meets it, too.
         server = self._prepare(stream, admission)
+        self._stream = stream  # Reports of before are not for this session.
         stream.send(
           messages.ServerAddress(server.address, self._left, server.work)
         )
@@ -233,6 +235,8 @@ class _ServerHost:
   def _report(
     self, message: messages.ServerReport, body: Iterable[np.ndarray]
   ) -> None:
+    if self._stream is None:
+      raise Closed('no coordinator has the address of this server')
     parts = list(body)
     size_bytes = sum(part.size for part in parts)
     self._stream.send(message, chunked(parts), size_bytes)

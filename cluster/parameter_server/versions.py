@@ -54,6 +54,10 @@ class ShardVersions:
     self._held = dict(held)
     self._report = report
     self._pool = ThreadPoolExecutor(1, part)
+    # How often the questions so far were abandoned.  No answer is on its way to
+    # the coordinator while this changes.
+    self._abandoned = 0
+    self._answering = threading.Lock()
 
   def hold(self, held: int, params: Any, stats: Any) -> None:
     """Holds a version under a number."""
@@ -65,8 +69,17 @@ class ShardVersions:
     return dict(self._held)
 
   def restart(self, held: Mapping[int, tuple[Any, Any]]) -> None:
-    """Replaces the held versions by those of a mirror."""
+    """Replaces the held versions by those of a mirror, and abandons questions.
+
+    The next coordinator has not asked them, and may use their numbers again.
+    """
+    self.abandon()
     self._held = dict(held)
+
+  def abandon(self) -> None:
+    """Drops the answers to all questions so far; none follows afterwards."""
+    with self._answering:
+      self._abandoned += 1
 
   def drop(self, held: int) -> None:
     """Drops a held version."""
@@ -81,7 +94,7 @@ class ShardVersions:
       number: Number of the coordinator's question.
       held: Number of the version.
     """
-    arguments = number, byte_views(self._held[held])
+    arguments = self._abandoned, number, byte_views(self._held[held])
     threading.Thread(target=self._send, args=arguments, daemon=True).start()
 
   def save(self, number: int, step: int, state: dict[str, Any]) -> None:
@@ -93,24 +106,45 @@ class ShardVersions:
       state: State of the learner.
     """
     tree = serialization.freeze(state | {'held': self._held})
-    written = self._pool.submit(self._write, step, tree)
-    written.add_done_callback(lambda done: self._report_saved(number, done))
+    written, asked = self._pool.submit(self._write, step, tree), self._abandoned
+    written.add_done_callback(
+      lambda done: self._report_saved(asked, number, done)
+    )
 
   def _write(self, step: int, tree: Callable[[], serialization.Tree]) -> None:
     checkpoints.write(self._directory, step, self._part, tree())
 
-  def _send(self, number: int, arrays: list[np.ndarray]) -> None:
+  def _send(self, asked: int, number: int, arrays: list[np.ndarray]) -> None:
     part = VersionPart(number, sum(array.size for array in arrays))
     with contextlib.suppress(TransportError):  # The coordinator notices, too.
-      self._report(part, ())
+      self._answer(asked, part)
       for chunk in chunked(arrays, PART_BYTES):
-        self._report(part, [chunk])
+        if not self._answer(asked, part, [chunk]):
+          return
         time.sleep(_GAP_S)
 
-  def _report_saved(self, number: int, written: Future[None]) -> None:
+  def _answer(
+    self, asked: int, answer: ServerReport, body: Iterable[np.ndarray] = ()
+  ) -> bool:
+    """Reports an answer, unless its question was abandoned; returns whether.
+
+    Args:
+      asked: Value of `_abandoned` when the question came.
+      answer: The answer.
+      body: Bytes that belong to it.
+    """
+    with self._answering:
+      if asked < self._abandoned:
+        return False
+      self._report(answer, body)
+    return True
+
+  def _report_saved(
+    self, asked: int, number: int, written: Future[None]
+  ) -> None:
     reason = None
     if error := written.exception():
       logging.error('A part of a checkpoint could not be written: %s', error)
       reason = f'{type(error).__name__}: {error}'
     with contextlib.suppress(TransportError):
-      self._report(ShareSaved(number, reason), ())
+      self._answer(asked, ShareSaved(number, reason))

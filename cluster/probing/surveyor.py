@@ -183,10 +183,10 @@ class _Survey:
     self._members = tuple(members)
     self._send, self._cache, self._timeout_s = send, cache, timeout_s
     self._skips_cache = skips_cache
-    # Orders that are being executed, by worker, and their number; and the
-    # processes from which each worker receives in the test.
-    self._orders: Mapping[int, Probe] = {}
-    self._number = -1
+    # The number of the orders that are being executed, and the orders, by
+    # worker, which change together; and the processes from which each worker
+    # receives in the test.
+    self._asked: tuple[int, Mapping[int, Probe]] = -1, {}
     self._senders: dict[int, Sequence[int]] = {}
     # Answers by worker, or a text about the loss of one.
     self._answers: queue.SimpleQueue[tuple[int, ProbeAnswer] | str] = (
@@ -203,9 +203,10 @@ class _Survey:
 
   def check_answer(self, worker: int, answer: ProbeAnswer) -> None:
     """Checks a worker's answer: see `Surveyor`; late ones are ignored."""
-    if answer.number != self._number or answer.problem:
+    number, orders = self._asked
+    if answer.number != number or answer.problem:
       return
-    order = self._orders.get(worker)
+    order = orders.get(worker)
     expect(order is not None, 'worker', f'one of {self._members}', worker)
     if isinstance(order, OpenEndpoint):
       host = answer.answer
@@ -244,14 +245,14 @@ class _Survey:
       _Lost: If a member is lost.
     """
     number = next(_numbers)
-    self._orders = dict(zip(self._members, orders, strict=True))
+    asked = dict(zip(self._members, orders, strict=True))
     self._senders |= {
       index: order.senders
-      for index, order in self._orders.items()
+      for index, order in asked.items()
       if isinstance(order, OpenTransfers)
     }
-    self._number = number
-    for index, order in self._orders.items():
+    self._asked = number, asked
+    for index, order in asked.items():
       self._send(index, ProbeOrder(number, order))
     deadline = time.monotonic() + limit_s + 2 * self._timeout_s
     answers: dict[int, HostDescription | Rates | None] = {}
