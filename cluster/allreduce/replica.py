@@ -41,12 +41,13 @@ from cluster.allreduce.step_statistics import StatisticsLayout, StepStatistics
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.membership import handover
+from cluster.membership.checks import check_ranges
 from cluster.membership.process import Settings
 from cluster.membership.session import Session, exit_on_error
 from cluster.membership.succession import Succession
 from cluster.membership.worker_states import ResidualHistory, ResidualId
 from cluster.network import messages
-from cluster.network.errors import TransportError
+from cluster.network.errors import InvalidMessage, TransportError, expect
 from cluster.network.frames import MAX_EPOCH
 from cluster.network.heartbeat import BEATS
 from cluster.probing import rates
@@ -187,7 +188,8 @@ class Replica:
 
     Raises:
       Exit: With LOST if the coordinator is lost for too long, with 1 if
-        it refuses this worker, with DRAINED if the worker has left the run.
+        it refuses this worker or sends a message that cannot be true, with
+        DRAINED if the worker has left the run.
     """
     self._coordinator = coordinator
     self._completed = completed or _ignore
@@ -340,6 +342,7 @@ class Replica:
       case messages.Assignment():
         # An assignment ahead of an iteration that has failed is void.
         if self._is_current(message.membership_epoch, message.version):
+          self._check_assignment(message)
           self._iterate(session, message)
       case messages.ProbeOrder():
         session.send(self._measurer(message))
@@ -370,6 +373,22 @@ class Replica:
             statistics=[] if self._is_new else self._statistics,
           )
         )
+
+  def _check_assignment(self, assignment: messages.Assignment) -> None:
+    """Checks an iteration of the coordinator.
+
+    Raises:
+      InvalidMessage: If it cannot be one of this run.
+    """
+    check_ranges(assignment.ranges, assignment.examples)
+    most, examples = self._batching.max_batch, assignment.examples
+    valid = examples > 0 and (most is None or examples <= most)
+    expect(valid, 'examples', f'1 to {most}', examples)
+    total, members = assignment.total, assignment.members
+    expect(total >= examples, 'total', f'at least {examples}', total)
+    workers = self._layout.workers
+    valid = self.index in members and max(members) < workers
+    expect(valid, 'members', f'worker {self.index} among {workers}', members)
 
   def _is_current(
     self, membership_epoch: int, version: int | None = None
@@ -598,11 +617,17 @@ class Replica:
   def _reporting_loss(
     self, session: Session[messages.ToReplica], membership_epoch: int
   ) -> Iterator[None]:
-    """Reports transport errors of a joint operation, and suppresses them."""
+    """Reports transport errors of a joint operation, and suppresses them.
+
+    Raises:
+      InvalidMessage: If the coordinator's order cannot be true.
+    """
     self._may_wait_for_others = True
     with contextlib.suppress(Abandoned):
       try:
         yield
+      except InvalidMessage:
+        raise
       except TransportError as error:
         peer = None
         if isinstance(error, PeerLost | Damaged | ExecutorFailed):

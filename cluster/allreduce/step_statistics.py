@@ -55,6 +55,7 @@ class StatisticsLayout:
   """Layout of the step statistics of all workers in one vector.
 
   Attributes:
+    workers: Number of workers of the run, living or not.
     size: Number of elements of the vector.
     factors: Number of driving factors of each worker.
   """
@@ -66,7 +67,7 @@ class StatisticsLayout:
       workers: Number of workers of the run, living or not.
       factors: Largest number of driving factors of each.
     """
-    self._workers, self._width = workers, 1 + _FIELDS + factors
+    self.workers, self._width = workers, 1 + _FIELDS + factors
     self.factors = factors
     self.size = workers * self._width
 
@@ -86,7 +87,7 @@ class StatisticsLayout:
       factors: Driving factors of its next iteration; may be none.
     """
     numbers[:] = 0.0
-    own = numbers.reshape(self._workers, self._width)[worker]
+    own = numbers.reshape(self.workers, self._width)[worker]
     # A NaN would spoil the sum, whatever the others have written there: a 1
     # beside the loss means that there is one.
     has_loss = float(not math.isnan(statistics.loss))
@@ -103,7 +104,7 @@ class StatisticsLayout:
       numbers: Vector, float32 [size], summed over workers.  A row that is not
         finite is that of a worker whose gradient is not.
     """
-    rows = np.asarray(numbers, np.float32).reshape(self._workers, self._width)
+    rows = np.asarray(numbers, np.float32).reshape(self.workers, self._width)
     result = {}
     for worker, row in enumerate(np.nan_to_num(rows).tolist()):
       (
@@ -151,7 +152,7 @@ class StatisticsLayout:
       numbers: Vector, float32 [size], summed over workers.
       members: Workers that took part.
     """
-    rows = np.asarray(numbers, np.float32).reshape(self._workers, self._width)
+    rows = np.asarray(numbers, np.float32).reshape(self.workers, self._width)
     # All are bounded but the loss.
     loss = 1 + StepStatistics._fields.index('loss')
     bounded = np.delete(rows, loss, axis=1)
@@ -178,7 +179,7 @@ class StatisticsLayout:
     """Marks summed statistics if the sum of gradients is not finite."""
     if finite:
       return numbers
-    rows = np.array(numbers, np.float32).reshape(self._workers, self._width)
+    rows = np.array(numbers, np.float32).reshape(self.workers, self._width)
     flags = rows[:, 1 + StepStatistics._fields.index('finite')]
     flags[flags == 1] = -1
     marked: list[float] = rows.ravel().tolist()

@@ -9,7 +9,7 @@ from absl import logging
 
 from cluster.membership.joining import RankHeld, drop, join
 from cluster.membership.process import Settings
-from cluster.network.errors import Refused, TransportError
+from cluster.network.errors import InvalidMessage, Refused, TransportError
 from cluster.network.heartbeat import BEATS, Heartbeat
 from cluster.network.messages import (
   WORKER_ADMISSION,
@@ -134,15 +134,18 @@ class Session(Generic[T]):
 
     Raises:
       Refused: If the coordinator or a server has refused this worker.
+      InvalidMessage: If one of them has sent a message that cannot be true.
     """
     try:
       yield
-    except Refused:
+    except (Refused, InvalidMessage):
       raise
     except TransportError as error:
       # The coordinator may know the reason, and sends it.
       self.heartbeat.ended.wait(self._timeout_s / BEATS)
       logging.info('Worker %d: %s', self._index, error)
+    if self.heartbeat.invalid:
+      raise self.heartbeat.invalid
 
   def _unblock(self) -> None:
     """Unblocks the context, in the heartbeat's thread, once the session ends.
@@ -181,12 +184,15 @@ def exit_on_error(
       or another process held the rank, and after any other TransportError;
       DRAINED if it wanted to leave anyhow.
       Exit code 1, with the reason as the message, if the coordinator or a
-      server refuses the worker.
+      server refuses the worker, or sends a message that cannot be true.
   """
   try:
     yield
   except Refused as error:
     raise Exit(1, Reason.REFUSED, f'Refused: {error}') from error
+  except InvalidMessage as error:
+    text = f'The coordinator or a server has sent an invalid message: {error}'
+    raise Exit(1, Reason.FAILED, text) from error
   except TransportError as error:
     if is_draining():
       logging.warning('Worker %d leaves after SIGTERM: %s', index, error)

@@ -350,9 +350,12 @@ class _Poll:
 
   def _run(self, rank: int) -> None:
     while not self._over.is_set():
-      self._answers[rank] = ask(
+      answer = ask(
         self._others[rank], self._run_identity, self._security, self._limit_s
       )
+      # Another process may have the address of the member by now.
+      is_of_member = answer is not None and answer.worker == rank
+      self._answers[rank] = answer if is_of_member else None
       self._over.wait(_POLL_S)
 
 

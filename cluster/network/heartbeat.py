@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from cluster.network.errors import InvalidMessage
 from cluster.network.messages import (
   HeartbeatReply,
   Schema,
@@ -44,6 +45,8 @@ class Heartbeat(Generic[T]):
   Attributes:
     ended: Set once the coordinator has ended the session, or is lost.
     end: The coordinator's last message; of the kind 'lost' if there is none.
+    invalid: Error of a message of the coordinator that cannot be true; None
+      for none.
   """
 
   def __init__(
@@ -64,11 +67,13 @@ class Heartbeat(Generic[T]):
       timeout_s: Silence of the coordinator after which it counts as lost,
         seconds.
       beat: Returns a heartbeat, given the time of this process's clock.
-      receive: Called with all other messages, from another thread.
+      receive: Called with all other messages, from another thread; may raise
+        InvalidMessage, which ends the session.
       on_end: Called once `ended` is set, from another thread.
     """
     self.ended = threading.Event()
     self.end = SessionEnd('lost', '')
+    self.invalid: InvalidMessage | None = None
     self._stream, self._schema = stream, schema
     self._timeout_s = timeout_s
     self._on_end = on_end
@@ -150,6 +155,9 @@ class Heartbeat(Generic[T]):
           return message
         else:
           self._receive(message)
+    except InvalidMessage as error:
+      self.invalid = error
+      return SessionEnd('lost', str(error))
     except TransportError as error:
       return SessionEnd('lost', str(error))
 

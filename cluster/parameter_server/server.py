@@ -22,6 +22,7 @@ import numpy as np
 from absl import logging
 
 from cluster.network import memory, messages
+from cluster.network.errors import expect
 from cluster.network.frame_reader import Receiving
 from cluster.network.loop_streams import LoopListener, LoopStream
 from cluster.network.messages import Order, OrderProgress
@@ -469,7 +470,9 @@ class Server:
         self._mirrors.drop_before(order.before)
 
   def _add(self, order: messages.Add) -> None:
-    payload = self._payloads.pop((order.worker, order.incarnation))
+    key = order.worker, order.incarnation
+    payload = self._payloads.pop(key, None)
+    expect(payload is not None, 'worker', 'one whose push is here', key)
     if not order.examples:
       return
     if isinstance(self.learner, Pieces):

@@ -8,6 +8,7 @@ from absl import logging
 from cluster.membership.joining import drop
 from cluster.membership.process import Settings
 from cluster.membership.session import Session
+from cluster.network.errors import expect
 from cluster.network.heartbeat import within
 from cluster.network.messages import (
   PIECE_SIZES,
@@ -60,6 +61,7 @@ class ParameterServerSession(Session[ToWorker]):
     save: Callable[[SaveResidual, Send], object],
     evaluate: Callable[[Evaluate, Send], object],
     mirror: Callable[[MirrorRequest, Send], object],
+    push_bytes: Sequence[int],
     progress: Callable[[], Progress],
     on_hang: Callable[[str], None],
     on_lost: Callable[[], None] = lambda: None,
@@ -74,6 +76,7 @@ class ParameterServerSession(Session[ToWorker]):
         function that sends the answer, in a thread of the heartbeat.
       evaluate: Called likewise with a request for an evaluation.
       mirror: Called likewise with a request about mirrors.
+      push_bytes: Bytes of a push to each server, in the order of their shares.
       progress: Returns the progress that every heartbeat carries.
       on_hang: As of `Session`.
       on_lost: Called from another thread once the session has ended.
@@ -84,6 +87,7 @@ class ParameterServerSession(Session[ToWorker]):
     self._addresses: queue.SimpleQueue[ServerAddresses] = queue.SimpleQueue()
     self._settings, self._save, self._evaluate = settings, save, evaluate
     self._mirror, self._on_lost = mirror, on_lost
+    self._push_bytes = push_bytes
     self.streams: list[Stream] = []
     self.piece_sizes: list[Sequence[int]] = []
     super().__init__(
@@ -103,13 +107,22 @@ class ParameterServerSession(Session[ToWorker]):
 
     Raises:
       TransportError: If the coordinator has ended the session meanwhile.
+      InvalidMessage: If there are other servers, or one takes pushes of another
+        size.
     """
-    addresses = self._addresses.get().addresses
+    addresses, expected = self._addresses.get().addresses, self._push_bytes
+    if self.heartbeat.ended.is_set():
+      raise Closed('The coordinator has ended the session.')
+    valid = len(addresses) == len(expected)
+    expect(valid, 'addresses', f'{len(expected)} servers', addresses)
     for server, address in enumerate(addresses):
       stream = self._connect(server, address)
       self.stack.callback(drop, stream)
       with within(stream, self._timeout_s):
-        self.piece_sizes.append(stream.receive(PIECE_SIZES).header.sizes)
+        sizes = stream.receive(PIECE_SIZES).header.sizes
+      valid = not sizes or sum(sizes) == expected[server]
+      expect(valid, 'sizes', f'{expected[server]} bytes in all', sizes)
+      self.piece_sizes.append(sizes)
       self.streams.append(stream)
       connected = f'{len(self.streams)} of {len(addresses)} servers'
       self.send(Activity(f'connected to {connected}'))

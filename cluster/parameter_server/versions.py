@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from cluster.network.errors import expect
 from cluster.network.messages import ServerReport, ShareSaved, VersionPart
 from cluster.network.streams import TransportError, chunked
 from learning.shard_codec import byte_views
@@ -82,8 +83,18 @@ class ShardVersions:
       self._abandoned += 1
 
   def drop(self, held: int) -> None:
-    """Drops a held version."""
+    """Drops a held version.
+
+    Raises:
+      InvalidMessage: If there is no such version.
+    """
+    self._find(held)
     del self._held[held]
+
+  def _find(self, held: int) -> tuple[Any, Any]:
+    """Returns a held version; raises InvalidMessage if there is none."""
+    expect(held in self._held, 'version', f'one of {[*self._held]}', held)
+    return self._held[held]
 
   def send(self, number: int, held: int) -> None:
     """Sends a held version to the coordinator, in a thread.
@@ -93,8 +104,11 @@ class ShardVersions:
     Args:
       number: Number of the coordinator's question.
       held: Number of the version.
+
+    Raises:
+      InvalidMessage: If there is no such version.
     """
-    arguments = self._abandoned, number, byte_views(self._held[held])
+    arguments = self._abandoned, number, byte_views(self._find(held))
     threading.Thread(target=self._send, args=arguments, daemon=True).start()
 
   def save(self, number: int, step: int, state: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from absl import logging
 
 from batching.batching import Batching
+from cluster.membership.checks import check_ranges
 from cluster.membership.joining import RankHeld
 from cluster.membership.process import Settings
 from cluster.membership.session import exit_on_error
@@ -29,7 +30,12 @@ from cluster.membership.worker_states import (
   WorkerState,
 )
 from cluster.network import memory, messages
-from cluster.network.errors import Corrupt, Refused, TransportError
+from cluster.network.errors import (
+  InvalidMessage,
+  Refused,
+  TransportError,
+  expect,
+)
 from cluster.network.heartbeat import Heartbeat
 from cluster.network.streams import Stream, chunked
 from cluster.parameter_server.evaluation import Evaluator
@@ -150,7 +156,8 @@ class Worker:
 
     Raises:
       Exit: With LOST if the coordinator is lost for too long, with 1 if
-        it refuses this worker, with DRAINED if the worker has left the run.
+        it refuses this worker or sends a message that cannot be true, with
+        DRAINED if the worker has left the run.
     """
     self._coordinator, self._is_local = coordinator, is_local
     with (
@@ -186,7 +193,7 @@ class Worker:
     """
     try:
       return self._run_session()
-    except (Refused, RankHeld):
+    except (Refused, RankHeld, InvalidMessage):
       raise
     except TransportError as error:
       if not self._may_succeed:
@@ -208,6 +215,10 @@ class Worker:
       save=functools.partial(self._pool.submit, self._residuals.answer),
       evaluate=functools.partial(self._pool.submit, self._evaluate),
       mirror=self._mirror,
+      push_bytes=[
+        self._codec.push_bytes(server, 0)
+        for server in range(len(self._codec.sizes))
+      ],
       on_lost=self._lose,
     ) as session:
       if self._succession:
@@ -299,13 +310,28 @@ class Worker:
 
     Raises:
       TransportError: If a stream has ended, or a share has another size.
+      InvalidMessage: If the iteration cannot be one of this run.
     """
     pulls = [
       self._pool.submit(self._receive, server, stream)
       for server, stream in enumerate(streams)
     ]
     pull: messages.Pull = [each.result() for each in pulls].pop()
+    self._check_pull(pull)
     return pull
+
+  def _check_pull(self, pull: messages.Pull) -> None:
+    """Checks an iteration that servers have sent.
+
+    Raises:
+      InvalidMessage: If it cannot be one of this run.
+    """
+    check_ranges(pull.ranges, pull.examples)
+    most = self._batching.max_batch
+    valid = pull.examples > 0 and (most is None or pull.examples <= most)
+    expect(valid, 'examples', f'1 to {most}', pull.examples)
+    stages = len(self._codec.wire.pushes)
+    expect(pull.stage < stages, 'stage', f'one of {stages}', pull.stage)
 
   def _compute(
     self, pull: messages.Pull, optimizer: Any
@@ -460,6 +486,9 @@ class Worker:
         if self._mirrors:
           self._mirrors.drop_before(request.number)
       case messages.HostServer():
+        num_servers = len(self._codec.sizes)
+        valid = request.server < num_servers
+        expect(valid, 'server', f'one of {num_servers}', request.server)
         self._host(request.server)
 
   def _fetch_mirror(self, request: messages.FetchMirror, send: Send) -> None:
@@ -505,30 +534,37 @@ def receive_version(
     The next iteration.
 
   Raises:
-    TransportError: If the stream has ended, or the share has another size.
+    TransportError: If the stream has ended.
+    InvalidMessage: If the share has another size.
   """
   try:
     message = stream.receive(messages.PULL)
     header, start = message.header, 0
     in_pieces = isinstance(header, messages.PulledPieces)
+    size = buffer.size
+    _check_size(message.size_bytes, size)
     for chunk in count(message.chunks):
       buffer[start : start + chunk.size] = chunk
       start += chunk.size
       del chunk  # Before the next one arrives, which so takes its memory.
       if in_pieces:  # Pieces arrive before the barrier.
         window.widen()
-    if start != buffer.size:
-      raise Corrupt(f'Expected {buffer.size} bytes to pull, got {start}.')
     if in_pieces:
       message = stream.receive(messages.PULL)
     if not isinstance(message.header, messages.Released):
-      raise Corrupt('Expected a release after all pieces, got pieces.')
+      raise InvalidMessage('Expected a release after all pieces, got pieces.')
     if in_pieces and message.size_bytes:  # A worker was lost: pieces were void.
+      _check_size(message.size_bytes, size)
       message.read(buffer)
     return message.header.pull
   except TransportError:
     window.lose()
     raise
+
+
+def _check_size(size_bytes: int, expected: int) -> None:
+  """Checks the bytes that a server announces: see `receive_version`."""
+  expect(size_bytes == expected, 'size', f'{expected} bytes', size_bytes)
 
 
 class _Threads:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from cluster.network import messages
+from cluster.network.errors import InvalidMessage, expect
 from cluster.network.messages import MemberForest
 from topology import Cluster, Forest
 from topology.forests import compact
@@ -58,11 +59,19 @@ def parse(membership_epoch: int, members: MemberForest) -> Membership:
     members: Result of `describe`.
 
   Raises:
-    ValueError: If the forest is not sound, or not one of the members.
+    InvalidMessage: If the forest is not sound, or not one of the members.
   """
+  names, addresses = members.names, members.addresses
   # Names of nodes as `members.names` has them.
-  content = messages.printable(messages.FOREST.decode(members.forest))
-  _, forest = compact.from_json(content)
+  try:
+    content = messages.printable(messages.FOREST.decode(members.forest))
+    cluster, forest = compact.from_json(content)
+  except ValueError as error:
+    raise InvalidMessage(f'forest: {error}') from error
+  nodes = sorted(cluster.workers)
+  expect(nodes == sorted(names), 'names', f'those of {nodes}', [*names])
+  is_same = sorted(names.values()) == sorted(addresses)
+  expect(is_same, 'addresses', f'those of {[*names.values()]}', [*addresses])
   return Membership(
     membership_epoch, members.addresses, forest, members.names, members.lanes
   )

@@ -150,7 +150,11 @@ class HostReducer:
       executor.close()
 
   def form(self, order: ConnectMembers, limit_s: float) -> None:
-    """Connects to the other members, after checking the forest of the order."""
+    """Connects to the other members, after checking the forest of the order.
+
+    Raises:
+      InvalidMessage: If the forest is not sound, or not one of the members.
+    """
     if order.members is None:
       raise RuntimeError('Expected a forest, got none.')
     parsed = membership.parse(order.membership_epoch, order.members)

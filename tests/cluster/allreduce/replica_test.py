@@ -7,6 +7,7 @@ import threading
 import time
 from unittest import mock
 
+import msgspec
 import numpy as np
 from absl.testing import absltest, parameterized
 
@@ -21,6 +22,7 @@ from cluster.network import messages
 from cluster.network.port import Port
 from cluster.network.streams import Security
 from cluster.probing import rates
+from cluster.process.exits import Exit
 from cluster.process.faults import Faults
 from learning import digest
 from learning.layout import Layout
@@ -37,6 +39,7 @@ class _Heartbeat:
   def __init__(self, stream, *, receive, on_end, **_):
     self.ended, self.receive = threading.Event(), receive
     self._on_end, self._has_called = on_end, threading.Event()
+    self.invalid, self.exits = None, threading.Event()
     self.end = messages.SessionEnd('over', '', True)
     stream.heartbeat = self
 
@@ -44,6 +47,7 @@ class _Heartbeat:
     """Returns at once: the test calls the functions of the session."""
 
   def join(self, limit_s):
+    self.exits.set()
     return self._has_called.wait(limit_s)
 
   def coordinator_time(self, here):
@@ -118,13 +122,22 @@ class _ReplicaThread:
       ),
       mock.patch.object(session, 'Heartbeat', _Heartbeat),
     ):
-      self._thread = threading.Thread(
-        target=self.replica,
-        args=['coordinator'],
-        kwargs={'completed': self.sent.put},
-      )
+      self.exit = None
+      self._thread = threading.Thread(target=self._run)
       self._thread.start()
       self.ready = self.receive(messages.ReplicaReady)
+
+  def _run(self):
+    try:
+      self.replica('coordinator', completed=self.sent.put)
+    except Exit as ended:
+      self.exit = ended
+
+  def wait_for_exit(self):
+    """Returns the exception that ends the process; its session goes on."""
+    self.heartbeat.exits.wait(_WAIT_S)
+    self.end()
+    return self.exit
 
   def end(self):
     self.heartbeat.finish()
@@ -170,20 +183,19 @@ class _ReplicaThread:
     for node in members:
       node.send_message(order)
 
-  def assign(self, version, ranges, *, epoch=0):
-    self.send_message(
-      messages.Assignment(
-        membership_epoch=epoch,
-        version=version,
-        iteration=version,
-        ranges=ranges,
-        examples=8,
-        total=8 * self.workers,
-        members=[*range(self.workers)],
-        stage=0,
-        assigned_at=0.0,
-      )
+  def assign(self, version, ranges, *, epoch=0, **changes):
+    assignment = messages.Assignment(
+      membership_epoch=epoch,
+      version=version,
+      iteration=version,
+      ranges=ranges,
+      examples=8,
+      total=8 * self.workers,
+      members=[*range(self.workers)],
+      stage=0,
+      assigned_at=0.0,
     )
+    self.send_message(msgspec.structs.replace(assignment, **changes))
 
 
 class ReplicaTest(parameterized.TestCase):
@@ -191,6 +203,45 @@ class ReplicaTest(parameterized.TestCase):
     node = _ReplicaThread(index, workers=workers, **fields)
     self.addCleanup(node.end)
     return node
+
+  @parameterized.parameters(
+    ({'ranges': ((0, 9),)}, 'ranges: expected 8 examples'),
+    ({'ranges': ((8, 0),)}, 'ranges: expected first positions'),
+    ({'ranges': (), 'examples': 0}, 'examples: expected 1 to 8'),
+    ({'ranges': ((0, 9),), 'examples': 9}, 'examples: expected 1 to 8'),
+    ({'total': 7}, 'total: expected at least 8'),
+    ({'members': [0, 1]}, 'members: expected worker 0 among 1'),
+    ({'members': []}, 'members: expected worker 0 among 1'),
+  )
+  def test_an_assignment_that_cannot_be_true_ends_the_process(
+    self, changes, text
+  ):
+    node = self._open_replica()
+    node.form()
+    node.receive(messages.Connected)
+    node.assign(0, **{'ranges': ((0, 8),), **changes})
+    ended = node.wait_for_exit()
+    self.assertRegex(str(ended.code), text)
+
+  @parameterized.parameters(
+    ({'names': {'other': 0}}, 'names: expected those of'),
+    ({'addresses': {1: f'{_HOST}:1'}}, 'addresses: expected those of'),
+    ({'forest': msgspec.Raw(b'\xa1x')}, 'forest: '),
+  )
+  def test_a_forest_that_cannot_be_true_ends_the_process(self, changes, text):
+    node = self._open_replica()
+    cluster, address = links.read_cluster('', 1), node.ready.address
+    described = membership.describe(
+      membership.Membership(
+        *(0, {0: address}, ring.build_in_order(cluster)),
+        {cluster.workers[0]: 0},
+      ),
+      cluster,
+    )
+    described = msgspec.structs.replace(described, **changes)
+    node.send_message(messages.ConnectMembers(0, 0, (), described))
+    ended = node.wait_for_exit()
+    self.assertRegex(str(ended.code), text)
 
   def test_a_replica_reports_its_traffic_if_links_are_followed(self):
     with mock.patch.object(

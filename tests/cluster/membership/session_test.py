@@ -108,6 +108,7 @@ class SessionTest(parameterized.TestCase):
         save=lambda request, send: send(answer),
         evaluate=lambda request, send: None,
         mirror=lambda request, send: None,
+        push_bytes=[],
       ),
     ):
       self.assertIn(answer, stream.sent)

@@ -127,6 +127,17 @@ class TermsTest(absltest.TestCase):
     terms.publish(Place(4, 2, 'next:1', {}))
     self.assertEqual(part.find_coordinator(), 'next:1')
 
+  def test_an_answer_under_the_rank_of_another_member_counts_as_none(self):
+    terms = self._make_terms()
+    part, liar = self._make_part(1, terms, 0.1), self._make_part(7, terms)
+    part.listen()
+    addresses = {0: liar.listen(), 1: ''}
+    liar.lead(3, 7, addresses)
+    terms.forget()
+    part.standby.membership = succession.Membership(3, 7, addresses)
+    with self.assertRaisesRegex(Closed, 'No coordinator within'):
+      part.find_coordinator()
+
   def test_a_process_answers_requests_of_its_own_run_alone(self):
     terms = self._make_terms()
     part = self._make_part(2, terms)
