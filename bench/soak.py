@@ -14,8 +14,7 @@ are longer while all processes restart.
 
 --scheme, --local_steps and --slowdown change the scheme of such a run, the
 steps of an iteration, each as long as an iteration of one step, and the
-workers' speeds.  --ahead is config.data.ahead, of which an epoch of the data
-set bounds the examples: 8 local steps need 1, and 12 or more need 0.
+workers' speeds.  --ahead is config.data.ahead.
 
 With --route=server_in_workers each worker has a server, the default placement.
 Any worker is killed, and all others continue from the mirror of its server, or,

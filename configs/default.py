@@ -473,6 +473,13 @@ def get_config() -> ml_collections.ConfigDict:
   # Folder of train/CLASS and val/CLASS.
   config.data.imagenet.folder = 'imagenet'
   config.data.imagenet.pixels = 224  # Height and width of images, pixels.
+  config.data.folder = ConfigDict()
+  # Folder of train/CLASS and test/CLASS, or val/CLASS: .png, .jpg.
+  config.data.folder.folder = 'images'
+  config.data.folder.pixels = 32  # Height and width of images, pixels.
+  config.data.arrays = ConfigDict()
+  # An .npz of train_inputs, train_targets, test_inputs and test_targets.
+  config.data.arrays.file = 'arrays.npz'
   config.data.text = ConfigDict()
   # Any file, whose bytes are the tokens; '' for Python's manual.
   config.data.text.file = ''

@@ -32,10 +32,10 @@ class Split(NamedTuple):
   """Examples, in the order in which the data set stores them.
 
   Attributes:
-    inputs: Images, uint8 or float32 [N, H, W, C], or tokens, int32 [N, T].
-      Those that do not fit into memory are `LazyRows`.
+    inputs: Images, uint8 or float32 [N, H, W, C], other numbers [N, ..., C], or
+      tokens, int32 [N, T].  Those that do not fit into memory are `LazyRows`.
     targets: Classes from 0, int32 [N]; of tokens [N, T], the token that follows
-      each, or `PADDING`.
+      each, or `PADDING`.  Whatever its loss takes, with a task of one's own.
   """
 
   inputs: 'np.ndarray | LazyRows'
@@ -92,14 +92,14 @@ class Dataset(NamedTuple):
         _check_finite(f'{name}.inputs', split.inputs)
 
   def prepare(self, inputs: jax.Array | np.ndarray) -> Any:
-    """Returns standardised images, float32 [B, H, W, C], or the same tokens.
+    """Returns standardised inputs, float32 [B, ..., C], or the same tokens.
 
     With a separator, tokens are in a pair with the number of each one's
     document, int32 [B, T].  The function is pure.  In a compiled step, images
     are sent to the device as bytes, a quarter of their size as floats.
 
     Args:
-      inputs: Rows of a split: uint8 or float32 [B, H, W, C], or int32 [B, T] if
+      inputs: Rows of a split: uint8 or float32 [B, ..., C], or int32 [B, T] if
         `mean` is empty.
 
     Raises:
@@ -118,7 +118,7 @@ class Dataset(NamedTuple):
         f'inputs: expected uint8 or float32, got {inputs.dtype}.'
       )
     scale = 1 / 255 if inputs.dtype == np.uint8 else 1.0
-    per_channel = (1, 1, 1, -1)
+    per_channel = (*(1,) * (inputs.ndim - 1), -1)
     mean = np.reshape(np.array(self.mean, np.float32), per_channel)
     std = np.reshape(np.array(self.std, np.float32), per_channel)
     return (jnp.asarray(inputs, np.float32) * scale - mean) / std

@@ -36,6 +36,17 @@ def locate_folder(directory: str | None, folder: str) -> pathlib.Path:
   return _located('folder', directory, folder, pathlib.Path.is_dir)
 
 
+def test_folder(directory: str | None, folder: str) -> str:
+  """Returns which part of a folder is for testing: 'test', or 'val'.
+
+  Args:
+    directory: Path of the folder that has `folder`; None if there is none.
+    folder: Name of a folder with images by class.
+  """
+  has_test = (pathlib.Path(directory or '') / folder / 'test').is_dir()
+  return 'test' if has_test else 'val'
+
+
 def read_archive(
   path: pathlib.Path, *, md5: str, members: tuple[str, ...], labels: bytes
 ) -> list[Split]:

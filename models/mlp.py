@@ -18,7 +18,7 @@ from models.initializers import FLOAT32, dense
 
 def make(
   *,
-  input_shape: tuple[int, int, int],
+  input_shape: tuple[int, ...],
   num_classes: int,
   seed: int,
   hidden: Sequence[int],
@@ -27,7 +27,7 @@ def make(
   """Returns a perceptron whose only state is its parameters.
 
   Args:
-    input_shape: Height, width and channels.
+    input_shape: Shape of an example, such as height, width and channels.
     num_classes: Number of logits.
     seed: Seed of the initial parameters.
     hidden: Width of each hidden layer; none is logistic regression.
@@ -60,7 +60,7 @@ class MLP(nnx.Module):
     """Returns logits, [B, num_classes].
 
     Args:
-      inputs: Float32 [B, H, W, C], standardised.
+      inputs: Float32 [B, ...], standardised.
       rngs: Unused, as nothing is random.
     """
     del rngs
@@ -72,11 +72,11 @@ class MLP(nnx.Module):
 
 
 def _check(
-  input_shape: tuple[int, int, int], num_classes: int, hidden: Sequence[int]
+  input_shape: tuple[int, ...], num_classes: int, hidden: Sequence[int]
 ) -> None:
-  if len(input_shape) != 3 or min(input_shape) < 1:
+  if min(input_shape, default=0) < 1:
     raise ValueError(
-      f'input_shape: expected height, width, channels, got {input_shape}.'
+      f'input_shape: expected sizes of at least 1, got {input_shape}.'
     )
   sizes.check(num_classes=num_classes)
   if any(type(width) is not int or width < 1 for width in hidden):

@@ -22,7 +22,10 @@ def check(
     ValueError: If an argument is out of range.
   """
   if num_classes < 1:
-    raise ValueError(f'num_classes: expected at least 1, got {num_classes}.')
+    raise ValueError(
+      'num_classes: expected at least 1, of data that have classes, got '
+      f'{num_classes}.'
+    )
   if not 0 < width < math.inf:
     raise ValueError(f'width: expected more than 0, got {width}.')
   if not 0 <= dropout < 1:

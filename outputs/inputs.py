@@ -5,6 +5,7 @@ which no result depends, are none.
 """
 
 import functools
+import itertools
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 import xxhash
 
 from data import embedded
+from data.files import test_folder
 
 _CHUNK = 1 << 20  # Bytes that are read at once.
 _DIRECTORY = 'data.dir'  # Folder of the data files.
@@ -166,13 +168,24 @@ def _digest_folder(config: Mapping[str, Any], value: str) -> _Found | None:
   return str(folder), whole.hexdigest()
 
 
-def _digest_names(config: Mapping[str, Any], value: str) -> _Found | None:
-  """Digests names and sizes of the photographs of a folder, by class."""
+def _digest_photographs(config: Mapping[str, Any], value: str) -> _Found:
+  """Digests names and sizes of the photographs of ImageNet."""
+  return _digest_names(_data_path(config, value), 'val')
+
+
+def _digest_images(config: Mapping[str, Any], value: str) -> _Found:
+  """Digests names and sizes of the images of a folder."""
   folder = _data_path(config, value)
+  return _digest_names(folder, test_folder(str(folder.parent), folder.name))
+
+
+def _digest_names(folder: pathlib.Path, test: str) -> _Found:
+  """Digests names and sizes of files by class, of training and of testing."""
   if not folder.is_dir():
     return str(folder), None
   whole = xxhash.xxh3_128()
-  for above in sorted(folder.glob('train/*/')) + sorted(folder.glob('val/*/')):
+  parts = [sorted(folder.glob(f'{part}/*/')) for part in ('train', test)]
+  for above in itertools.chain(*parts):
     with os.scandir(above) as entries:
       sizes = sorted((each.name, each.stat().st_size) for each in entries)
     whole.update(os.fsencode(f'{above.relative_to(folder)} {sizes};'))
@@ -194,7 +207,9 @@ _INPUTS: dict[str, Callable[[Mapping[str, Any], str], _Found | None]] = {
   'data.cifar10.file': _digest_data,
   'data.cifar100.file': _digest_data,
   'data.fashion_mnist.folder': _digest_folder,
-  'data.imagenet.folder': _digest_names,
+  'data.imagenet.folder': _digest_photographs,
+  'data.folder.folder': _digest_images,
+  'data.arrays.file': _digest_data,
   'data.text.file': _digest_text,
   'data.tokens.file': _digest_data,
   'data.tokens.test_file': _digest_data,

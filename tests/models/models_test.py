@@ -240,7 +240,8 @@ class MlpTest(parameterized.TestCase):
   @parameterized.parameters(
     ({'hidden': (4, 0)}, r'hidden: .* got \(4, 0\)'),
     ({'num_classes': 0}, 'num_classes: .* got 0'),
-    ({'input_shape': (4, 5)}, r'input_shape: .* got \(4, 5\)'),
+    ({'input_shape': (4, 0)}, r'input_shape: .* got \(4, 0\)'),
+    ({'input_shape': ()}, r'input_shape: .* got \(\)'),
   )
   def test_rejects(self, changed, message):
     with self.assertRaisesRegex(ValueError, message):

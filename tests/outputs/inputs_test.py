@@ -47,6 +47,7 @@ _READ = {
   'model.init': {},
   'data.cifar10.file': {'data.name': 'cifar10'},
   'data.cifar100.file': {'data.name': 'cifar100'},
+  'data.arrays.file': {'data.name': 'arrays'},
   'data.text.file': {'data.name': 'text'},
   'data.tokens.file': {'data.name': 'tokens'},
   'data.tokens.test_file': {'data.name': 'tokens'},
@@ -54,6 +55,7 @@ _READ = {
 _FOLDERS = {
   'data.fashion_mnist.folder': ('fashion_mnist', 'train-images-idx3-ubyte.gz'),
   'data.imagenet.folder': ('imagenet', 'val/cat/1.JPEG'),
+  'data.folder.folder': ('folder', 'train/cat/1.png'),
 }
 
 
@@ -99,6 +101,18 @@ class ContentTest(parameterized.TestCase):
       identities.append(manifests.fingerprint(described))
     self.assertEqual(identities[0], identities[2])
     self.assertNotEqual(identities[0], identities[1])
+
+  def test_images_that_are_tested_identify_a_run_and_others_do_not(self):
+    place = pathlib.Path(tempfile.mkdtemp())
+    identities = []
+    for file in ('train/a.png', 'val/a.png', 'test/a.png', 'val/b.png'):
+      path = place / 'images' / pathlib.Path(file).with_suffix('') / 'b.png'
+      path.parent.mkdir(parents=True)
+      path.touch()
+      described = _described({'data.name': 'folder', 'data.dir': str(place)})
+      identities.append(manifests.fingerprint(described))
+    self.assertLen({*identities}, 3)
+    self.assertEqual(identities[2], identities[3])
 
   @parameterized.parameters(*_FOLDERS)
   def test_files_of_a_folder_identify_a_run(self, field):
