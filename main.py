@@ -10,7 +10,6 @@ import pathlib
 import sys
 
 from absl import app, flags, logging
-from ml_collections import config_flags
 
 import train
 from cluster.process import exits
@@ -23,11 +22,10 @@ from cluster.process.exits import (
   end,
 )
 from cluster.training_loop import Run
-from configs import paths, sections
+from configs import config_file, paths, sections
 from outputs import transient
 
-_CONFIG = config_flags.DEFINE_config_file(
-  'config',
+_CONFIG = config_file.define_flag(
   None,
   'Experiment, FILE.py or FILE.py:VARIANT; --config.SECTION.FIELD=VALUE '
   'changes a field.',

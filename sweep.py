@@ -9,9 +9,8 @@ The same command resumes a sweep that was interrupted.
 import sys
 
 from absl import app, flags
-from ml_collections import config_flags
 
-from configs import paths, sections
+from configs import config_file, paths, sections
 from outputs import transient
 from sweeps import driver
 
@@ -68,8 +67,7 @@ def _parse(argv: list[str]) -> list[str]:
     "Ray's tasks: num_cpus=4,num_gpus=1.",
   )
   with sections.reject_unknown_flags(argv):
-    config_flags.DEFINE_config_file(
-      'config',
+    config_file.define_flag(
       None,
       'Config that the runs share, FILE.py or FILE.py:VARIANT; '
       '--config.SECTION.FIELD=VALUE changes a field.',

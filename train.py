@@ -27,7 +27,7 @@ from cluster.speed import driving
 from cluster.speed.speed import Speed
 from cluster.training_loop import Run
 from cluster.virtual import tuning
-from configs import default, paths, sections
+from configs import default, paths, sections, user_parts
 from configs.checks import require
 from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
@@ -35,10 +35,9 @@ from diagnosis import watch
 from learning import build as learning
 from learning import compilations, placement, staleness
 from learning.learning import Learning
-from outputs import serialization, tracking
+from outputs import manifests, serialization, tracking
 from outputs.console import Console
 from outputs.files import RunFiles
-from outputs.manifests import manifest
 from outputs.recorder import Recorder
 from route import links
 from route.route import Allreduce, ParameterServer, Plan, unused
@@ -197,8 +196,10 @@ def _assemble(
   )
   speed = runtime.speed(config, choose, learned)
   plan = tuning.choose_bucket_bytes(config, choose, plan, learned, wire)
+  batching_part = _batching(config, choose, scheme, speed)
+  _check_states(config, scheme, batching_part)
   parts = Parts(
-    batching=_batching(config, choose, scheme, speed),
+    batching=batching_part,
     learned=learned,
     wire=wire,
     plan=plan,
@@ -293,7 +294,7 @@ def _check_config(
   """
   defaults = default.get_config()
   sections.check_fields(config, defaults)
-  config = paths.expand_home(config)
+  config = sections.resolve_own(paths.expand_home(config))
   sections.check_values(config)
   sections.check_used(config, defaults, own)
   chosen = ('sync', 'batching', 'wire', 'route', 'model', 'outer', 'staleness')
@@ -311,7 +312,7 @@ def _plan(
   virtual = config.cluster.runtime == 'virtual'
   chosen = build_section('route', choose)
   known = links.read_virtual(config).cluster if virtual else None
-  with error_prefix(f'config.route.{route.name}'):
+  with error_prefix(sections.chosen_path(config, 'route')):
     plan: Plan = chosen.plan(
       known,
       num_workers=config.cluster.workers,
@@ -344,7 +345,21 @@ def _manifest(
       ahead,
       resolved['data']['ahead'],
     )
-  return manifest(resolved, own, prefetched_iterations=ahead)
+  return manifests.manifest(resolved, own, prefetched_iterations=ahead)
+
+
+def _check_states(
+  config: ConfigDict, scheme: Scheme, batching: Batching
+) -> None:
+  """Checks that the states of the user's own parts are plain data."""
+  parts = {'sync': scheme, 'batching': batching}
+  if config.batching.name == 'lb_bsp':
+    parts['batching.lb_bsp.predictor'] = batching
+  for section, state in parts.items():
+    path = f'config.{section}.name'
+    name = manifests.read_field({'config': config}, path)
+    if user_parts.is_own(name):
+      serialization.check(f'{path}: {name}', state)
 
 
 def _uses_accelerators(config: ConfigDict, plan: Plan) -> bool:
@@ -357,11 +372,10 @@ def _uses_accelerators(config: ConfigDict, plan: Plan) -> bool:
 def _resolve_config(config: ConfigDict, plan: Plan) -> ConfigDict:
   """Returns the config with the servers or buckets that the plan has chosen."""
   resolved = copy.deepcopy(config)
-  own = resolved.route[resolved.route.name]
   if isinstance(plan, Allreduce):
     resolved.route.bucket_bytes = plan.chosen_bucket_bytes
-  elif 'servers' in own:
-    own.servers = plan.servers
+  elif resolved.route.name == 'server':
+    resolved.route.server.servers = plan.servers
   return resolved
 
 

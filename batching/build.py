@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from batching import curves
 from batching.batching import Batching
 from batching.curves import Curve
-from configs import default
+from configs import default, user_parts
 from configs.checks import require
 from configs.sections import (
   Choose,
@@ -32,6 +32,8 @@ def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
   """
   workers, section = config.cluster.workers, config.batching
   _, own = choose('batching')
+  if user_parts.is_own(section.name):
+    own = {}  # Curves, predictor and unit are fields of our own modules.
   shared: dict[str, Any] = {}
   if 'curves' in own:
     shared['curves'] = _curves(f'config.batching.{section.name}', own)

@@ -132,7 +132,7 @@ def _check_min_workers(config: ConfigDict, plan: Plan) -> None:
 def _check_parameter_server(
   config: ConfigDict, plan: ParameterServer, scheme: Scheme, wire: Wire
 ) -> None:
-  field = f'config.route.{config.route.name}.pipelined'
+  field = f'{sections.chosen_path(config, "route")}.pipelined'
   name = type(scheme).__name__
   fits = getattr(scheme, 'is_synchronous', False) or not plan.pipelined
   expected = f'False, as {name} does not release all workers together'

@@ -4,7 +4,7 @@ import math
 
 from ml_collections import ConfigDict
 
-from configs.sections import error_prefix
+from configs.sections import chosen_path, error_prefix
 from learning.learning import Learning
 from route.route import Allreduce
 from wire.codec import Wire
@@ -29,7 +29,7 @@ def build(
     return None
   uses_numpy = plan.forest is not None
   layout = learned.layout(bucket_bytes=math.inf, step_statistics=0)
-  with error_prefix(f'config.wire.{config.wire.name}'):
+  with error_prefix(chosen_path(config, 'wire')):
     # Checks the gradient before padding, which would hide that it is too short.
     MultiRoundAllreduce(
       wire, layout.gradient_size, layout.matrices(), uses_numpy=uses_numpy

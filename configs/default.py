@@ -1,13 +1,17 @@
 """Defaults of all config fields: VGG16 at 1/8 width on digits, with BSP.
 
 A section with a `name` chooses one of its sub-sections.  Only the chosen one is
-used, and a changed field in another one is an error.
+used, and a changed field in another one is an error.  Where there is a section
+`own`, the name may be the dotted path of a user's module; `own` then has the
+fields of its `make`.
 """
 
 import math
 
 import ml_collections
 from ml_collections import ConfigDict, FieldReference
+
+from configs import user_parts
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -46,7 +50,8 @@ def get_config() -> ml_collections.ConfigDict:
 
   # When may a worker continue?
   config.sync = ConfigDict()
-  config.sync.name = 'bsp'  # Module of sync/.
+  config.sync.name = 'bsp'  # Module of sync/, or your own.
+  config.sync.own = ConfigDict()
   config.sync.bsp = ConfigDict()
   config.sync.asp = ConfigDict()
   # Seconds in which pushes are merged into one update; 0 for none.
@@ -81,7 +86,8 @@ def get_config() -> ml_collections.ConfigDict:
 
   # How much does each worker compute?
   config.batching = ConfigDict()
-  config.batching.name = 'fixed'  # Module of batching/.
+  config.batching.name = 'fixed'  # Module of batching/, or your own.
+  config.batching.own = ConfigDict()
   # Examples of a worker's iteration (X0), or of one of its local steps;
   # initially if batches change.
   config.batching.worker_batch = 16
@@ -104,7 +110,8 @@ def get_config() -> ml_collections.ConfigDict:
   # worker's values.  Around them the networks' errors hardly change.
   config.batching.lb_bsp.predictor = ConfigDict()
   predictor = config.batching.lb_bsp.predictor
-  predictor.name = 'narx'  # Module of predict/.
+  predictor.name = 'narx'  # Module of predict/, or your own.
+  predictor.own = ConfigDict()
   predictor.last = ConfigDict()
   predictor.ema = ConfigDict()
   predictor.ema.smoothing = 0.7  # Weight of the newest speed.
@@ -170,7 +177,8 @@ def get_config() -> ml_collections.ConfigDict:
 
   # What is sent?
   config.wire = ConfigDict()
-  config.wire.name = 'dense'  # Module of wire/.
+  config.wire.name = 'dense'  # Module of wire/, or your own.
+  config.wire.own = ConfigDict()
   config.wire.dense = ConfigDict()  # All numbers.
   # Type of sent numbers: 'float32', or 'bfloat16' or 'float16' to round them;
   # sums are in float32.
@@ -207,7 +215,8 @@ def get_config() -> ml_collections.ConfigDict:
 
   # Where does it travel?
   config.route = ConfigDict()
-  config.route.name = 'server'  # Module of route/.
+  config.route.name = 'server'  # Module of route/, or your own.
+  config.route.own = ConfigDict()
   config.route.server = ConfigDict()  # To parameter servers and back.
   # Number of servers, which share the parameters.  0 chooses: on real hosts one
   # in each worker, or a single one if updates cannot be divided; a single one
@@ -408,7 +417,8 @@ def get_config() -> ml_collections.ConfigDict:
 
   # Which network is trained?
   config.model = ConfigDict()
-  config.model.name = 'vgg'  # Module of models/, or 'none'.
+  config.model.name = 'vgg'  # Module of models/, your own, or 'none'.
+  config.model.own = ConfigDict()
   # File of parameters to start from, of `tools.checkpoint RUN --export=FILE`;
   # '' to draw them by the seed.
   config.model.init = ''
@@ -446,7 +456,8 @@ def get_config() -> ml_collections.ConfigDict:
 
   # Which data is it trained on?
   config.data = ConfigDict()
-  config.data.name = 'digits'  # Module of data/.
+  config.data.name = 'digits'  # Module of data/, or your own.
+  config.data.own = ConfigDict()
   config.data.dir = ''  # Folder of data files; '' for $SYNCOPATE_DATA.
   # Iterations for which a worker prefetches examples, at most: fewer if the
   # workers' iterations would have more examples than an epoch.
@@ -587,7 +598,13 @@ def get_config() -> ml_collections.ConfigDict:
   config.schedule.step.factor = 0.1  # Factor of each drop.
   config.schedule.cosine = ConfigDict()
   config.schedule.cosine.final = 0.0  # Final rate over the initial one.
-  return config.lock()
+  config.lock()
+  for path in user_parts.SUPPLIED:
+    section = config
+    for part in path.split('.'):
+      section = section[part]
+    section.own.unlock()  # Its fields depend on the user's module.
+  return config
 
 
 def _add_training(network: ConfigDict, *, steps: int, decay: float) -> None:

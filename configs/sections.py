@@ -5,9 +5,11 @@ fields of known types, values in range, and no field that would be ignored.
 """
 
 import contextlib
+import copy
 import fnmatch
 import functools
 import importlib
+import inspect
 import json
 import os
 import pathlib
@@ -19,6 +21,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from configs import user_parts
+
 # Function of a section's path that returns the chosen name and its fields.
 Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
@@ -26,6 +30,7 @@ Choose = Callable[[str], tuple[str, dict[str, Any]]]
 MATMULS = ('float32', 'tensorfloat32', 'bfloat16')
 # Values of config.cluster.island_sharding.
 ISLAND_SHARDINGS = ('replicated', 'fsdp')
+_ROOT = pathlib.Path(__file__).parents[1]
 MOST_LANES = 16  # Largest value of config.route.lanes.
 # Figures of evaluations with thresholds: fields time_to_NAME.
 FALLING = ('perplexity', 'bits_per_byte')
@@ -330,13 +335,89 @@ def has_fragments(config: ConfigDict) -> bool:
   return route.fragments > 1 or bool(route.overlap_steps or route.blend)
 
 
+def resolve_own(config: ConfigDict) -> ConfigDict:
+  """Imports the user's modules that a config names, and completes its fields.
+
+  Args:
+    config: Config that `check_fields` has passed.
+
+  Returns:
+    A copy in which the section `own` of each user's part has all fields of the
+    part, with the defaults of its `make`.
+
+  Raises:
+    ValueError: If there is no such module, or if a field is unknown, missing or
+      of another type than its default; or if there are fields of an own part
+      where none is chosen.
+  """
+  resolved = copy.deepcopy(config)
+  for section in user_parts.SUPPLIED:
+    part = _read_field(resolved, section)
+    path = f'config.{section}.{user_parts.SECTION}'
+    if user_parts.is_own(part.name):
+      field = f'config.{section}.name'
+      module = user_parts.load(field, part.name)
+      defaults = user_parts.defaults(field, section, module)
+      part[user_parts.SECTION] = ConfigDict(_complete(path, part.own, defaults))
+    elif part.own:
+      raise ValueError(
+        f'{path}: expected no fields, because config.{section}.name is '
+        f'{part.name!r}, which is no module of your own, got '
+        f'{part.own.to_dict()}.'
+      )
+  return resolved
+
+
+def _complete(
+  path: str, given: ConfigDict, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns all fields of a user's part.
+
+  Args:
+    path: Path of the section, for messages.
+    given: Fields that the config sets.
+    defaults: Fields of the part: see `user_parts.defaults`.
+  """
+  for field in given:
+    if field not in defaults:
+      raise ValueError(
+        f'{path}.{field}: unknown; expected the fields {sorted(defaults)}.'
+      )
+  complete = {}
+  for field, value in defaults.items():
+    got = given.get(field, value)
+    if value is inspect.Parameter.empty:
+      if got is value:
+        raise ValueError(
+          f'{path}.{field}: expected a value: it has no default.'
+        )
+      valid, expected = (
+        user_parts.is_value(got),
+        'a number, text, or a tuple of numbers',
+      )
+    else:
+      valid, expected = _same_type(got, value), _NAMES[type(value)]
+    if not valid:
+      raise ValueError(f'{path}.{field}: expected {expected}, got {got!r}.')
+    complete[field] = float(got) if isinstance(value, float) else got
+  return complete
+
+
+def chosen_path(config: ConfigDict, section: str) -> str:
+  """Returns the path of the sub-section that a section chooses."""
+  name = _read_field(config, section).name
+  chosen = user_parts.SECTION if user_parts.is_own(name) else name
+  return f'config.{section}.{chosen}'
+
+
 def choose_section(
   config: ConfigDict, default: ConfigDict, section: str
 ) -> tuple[str, dict[str, Any]]:
   """Returns the name that a section chooses, and the fields of that choice.
 
   Args:
-    config: Config that `check_fields` has passed.
+    config: Config that `check_fields` has passed; with a part of the user's
+      own, one from `resolve_own`.
     default: Config of `configs.default`.
     section: Path of the section, such as 'sync' or 'cluster.speed'.
 
@@ -347,10 +428,16 @@ def choose_section(
   chosen, defaults = config, default
   for part in section.split('.'):
     chosen, defaults = chosen[part], defaults[part]
-  options = [key for key in defaults if isinstance(defaults[key], ConfigDict)]
-  if chosen.name not in options:
+  options = [
+    key
+    for key in defaults
+    if isinstance(defaults[key], ConfigDict) and key != user_parts.SECTION
+  ]
+  is_own = section in user_parts.SUPPLIED and user_parts.is_own(chosen.name)
+  if not is_own and chosen.name not in options:
     raise ValueError(
       f'config.{section}.name: expected one of {options}, got {chosen.name!r}.'
+      f'{_explain_name(section, chosen.name)}'
     )
   for option in options:
     for field, value in iterate_fields(defaults[option]):
@@ -361,7 +448,28 @@ def choose_section(
           f'because config.{section}.name is {chosen.name!r} and would ignore '
           f'it, got {got!r}.'
         )
-  return chosen.name, chosen[chosen.name].to_dict()
+  fields = chosen[user_parts.SECTION if is_own else chosen.name]
+  return chosen.name, fields.to_dict()
+
+
+def _explain_name(section: str, name: str) -> str:
+  """Returns what to do about a name that is no option, after two spaces."""
+  package = _PACKAGES.get(section)
+  if not package:
+    return ''
+  if name.isidentifier() and (_ROOT / package / f'{name}.py').exists():
+    return (
+      f'  {package}/{name}.py exists, but configs/default.py has no section '
+      f'config.{section}.{name} with its fields.'
+    )
+  return "  A module of your own has a dotted path, such as 'my_lab.part'."
+
+
+def load_part(section: str, name: str) -> Any:
+  """Returns the module of a part: one of Syncopate, or one of the user."""
+  if user_parts.is_own(name):
+    return user_parts.load(f'config.{section}.name', name)
+  return importlib.import_module(f'{_PACKAGES[section]}.{name}')
 
 
 def build_section(section: str, choose: Choose, **shared: Any) -> Any:
@@ -379,17 +487,22 @@ def build_section(section: str, choose: Choose, **shared: Any) -> Any:
   Raises:
     ValueError: If an argument is invalid; names the field.
   """
-  name, own = choose(section)
-  module = importlib.import_module(f'{_PACKAGES[section]}.{name}')
+  name, fields = choose(section)
+  module = load_part(section, name)
   try:
-    return module.make(**own | shared)
+    return module.make(**fields | shared)
   except ValueError as error:
     argument = str(error).partition(':')[0]
-    field = _FIELDS.get(argument, '') if argument not in own else ''
-    path = f'config.{section}.{name}.{error}'
+    field = _FIELDS.get(argument, '') if argument not in fields else ''
     if field:
-      path = field + str(error).removeprefix(argument)
-    raise ValueError(path) from error
+      raise ValueError(f'{field}{str(error).removeprefix(argument)}') from error
+    if not user_parts.is_own(name):
+      raise ValueError(f'config.{section}.{name}.{error}') from error
+    if argument not in fields:
+      # Not an error of the config: its traceback is shown.
+      raise RuntimeError(f'{module.__name__}.make failed.') from error
+    path = f'config.{section}.{user_parts.SECTION}'
+    raise ValueError(f'{path}.{error}') from error
 
 
 def check_used(
@@ -613,6 +726,8 @@ def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
     )
   for field, value in default.items():
     got = config[field]
+    if field == user_parts.SECTION and isinstance(got, ConfigDict):
+      continue  # Its fields depend on the module: see `resolve_own`.
     if isinstance(value, ConfigDict) and isinstance(got, ConfigDict):
       _check_fields(got, value, f'{path}.{field}')
     elif field == 'bucket_bytes':

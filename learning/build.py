@@ -110,7 +110,7 @@ def from_config(config: ConfigDict) -> Learning:
   """
   defaults = default.get_config()
   sections.check_fields(config, defaults)
-  config = paths.expand_home(config)
+  config = sections.resolve_own(paths.expand_home(config))
   sections.check_values(config)
   model = config.model.name
   require(model != 'none', 'config.model.name', 'a model', model)

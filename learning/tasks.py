@@ -19,6 +19,7 @@ from configs.sections import (
   FALLING,
   Choose,
   build_section,
+  chosen_path,
   error_prefix,
   has_fragments,
   iteration_steps,
@@ -244,7 +245,7 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
       seed=config.seed,
       dtype=jnp.dtype(config.precision.dtype),
     )
-  with error_prefix(f'config.model.{config.model.name}'):
+  with error_prefix(chosen_path(config, 'model')):
     if _is_of_tokens(dataset):
       expected = 'False, as language models have a test loss anyway'
       require(

@@ -1,18 +1,21 @@
 """Files that a run reads.  Their content, not their path, identifies the run.
 
 `_INPUTS` declares all fields of a config that name such files; credentials, of
-which no result depends, are none.
+which no result depends, are none.  The modules of a user's own parts are among
+the files; of these the dotted path is part of the identity, too.
 """
 
 import functools
 import itertools
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import xxhash
 
+from configs import user_parts
 from data import embedded
 from data.files import test_folder
 
@@ -49,12 +52,14 @@ def digests(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def identified_fields(files: Mapping[str, Mapping[str, Any]]) -> set[str]:
   """Returns the fields whose files are identified by their content.
 
-  Their values may change: files may move.
+  Their values may change: files may move.  The name of a module stays, because
+  checkpoints name its classes.
 
   Args:
     files: Result of `digests`.
   """
-  fields = {field for field, file in files.items() if file['digest']}
+  modules = {f'config.{section}.name' for section in user_parts.SUPPLIED}
+  fields = {field for field, file in files.items() if file['digest']} - modules
   if any(field.startswith('config.data.') for field in fields):
     fields.add(f'config.{_DIRECTORY}')
   return fields
@@ -192,6 +197,15 @@ def _digest_names(folder: pathlib.Path, test: str) -> _Found:
   return str(folder), whole.hexdigest()
 
 
+def _digest_module(config: Mapping[str, Any], value: str) -> _Found | None:
+  """Digests the source of a user's module, which this process has imported."""
+  del config
+  if not user_parts.is_own(value):
+    return None
+  file = getattr(sys.modules.get(value), '__file__', None)
+  return (file, _digest_file(pathlib.Path(file))) if file else (value, None)
+
+
 # Fields that name files, each with the function that finds and digests them.
 _INPUTS: dict[str, Callable[[Mapping[str, Any], str], _Found | None]] = {
   'batching.lb_bsp_gpu.curves': _digest_list,
@@ -213,6 +227,7 @@ _INPUTS: dict[str, Callable[[Mapping[str, Any], str], _Found | None]] = {
   'data.text.file': _digest_text,
   'data.tokens.file': _digest_data,
   'data.tokens.test_file': _digest_data,
+  **{f'{section}.name': _digest_module for section in user_parts.SUPPLIED},
 }
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from configs import user_parts
 from learning import compilations
 from outputs import formats, inputs
 
@@ -230,7 +231,11 @@ def _output(command: list[str]) -> str | None:
 def _jsonable(value: Any) -> Any:
   """Returns a value for JSON, where infinite numbers are text."""
   if isinstance(value, Mapping):
-    return {key: _jsonable(item) for key, item in value.items()}
+    return {
+      key: _jsonable(item)
+      for key, item in value.items()
+      if item or key != user_parts.SECTION  # No part of the user's own.
+    }
   if isinstance(value, tuple):
     return [_jsonable(item) for item in value]
   if isinstance(value, float) and not math.isfinite(value):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from configs import sections
+from configs import config_file, sections
 from configs.checks import require
 from sweeps.grid import Point
 
@@ -141,9 +141,7 @@ def parse_config(arguments: Sequence[str]) -> ConfigDict:
   """
   values = flags.FlagValues()
   argv = ['main.py', *arguments]
-  config_flags.DEFINE_config_file(
-    'config', None, '', flag_values=values, sys_argv=argv
-  )
+  config_file.define_flag(None, '', flag_values=values, argv=argv)
   try:
     with warnings.catch_warnings(), sections.reject_unknown_flags(argv):
       # ml_collections loads the file by a deprecated function.

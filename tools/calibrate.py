@@ -41,7 +41,7 @@ from tools.calibrating import (
   tables,
   timeline,
 )
-from tools.reading import manifests, records
+from tools.reading import checking, manifests, records
 
 # Fields that two runs must share so that one can predict the other.
 _SHARED = ('cluster.workers', 'batching', 'wire', 'model')
@@ -125,6 +125,7 @@ def main(argv: list[str]) -> None:
     )
   placement.use_cpu_only()
   try:
+    checking.import_modules()
     calibration = measure(argv[1])
     write(calibration, values.out)
     print(describe(calibration))
@@ -359,5 +360,6 @@ def _write_links(calibration: Calibration, path: pathlib.Path) -> bool:
 
 if __name__ == '__main__':
   paths.define_path('out', 'Config to write, FILE.py.', required=True)
+  flags.DEFINE_list('own', [], checking.OWN)
   flags.DEFINE_bool('check', False, 'Predict the runs that follow.')
   app.run(main)

@@ -24,7 +24,7 @@ from learning import build as learning
 from learning import exported
 from learning.learning import Learning
 from outputs import atomic, checkpoints
-from tools.reading import manifests, records
+from tools.reading import checking, manifests, records
 from wire import dense
 
 _NUMBER = flags.DEFINE_integer(
@@ -33,6 +33,7 @@ _NUMBER = flags.DEFINE_integer(
 _EVALUATE = flags.DEFINE_bool(
   'evaluate', False, 'Prints the figures of the checkpoint on the test split.'
 )
+flags.DEFINE_list('own', [], checking.OWN)
 _EXPORT = paths.define_path(
   'export',
   'File that the parameters are written to: FILE.npz or FILE.safetensors.',
@@ -130,6 +131,7 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f'Expected the folder of one run, got {argv[1:]}.')
   path = pathlib.Path(argv[1])
   try:
+    checking.import_modules()
     if _EXPORT.value:
       exported.check_suffix(pathlib.Path(_EXPORT.value), '--export')
     if not (_EVALUATE.value or _EXPORT.value):

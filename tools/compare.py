@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
-from configs import default, paths, sections
+from configs import config_file, default, paths, sections, user_parts
 from outputs import atomic
 from sweeps import driver, outcomes, plan
 from sweeps.grid import Point
@@ -109,12 +109,20 @@ def main(argv: list[str]) -> None:
 def find_variants(schemes: Sequence[str]) -> list[Variant]:
   """Returns the rows for some schemes; BSP has four, which differ in steps.
 
+  Args:
+    schemes: Values of config.sync.name; a user's own scheme has a row.
+
   Raises:
     ValueError: If there is no scheme, or an unknown one.
   """
-  if not schemes or set(schemes) - set(SCHEMES):
-    raise ValueError(f'schemes: expected some of {SCHEMES}, got {schemes}.')
-  return [variant for variant in VARIANTS if variant.scheme in schemes]
+  own = [name for name in schemes if user_parts.is_own(name)]
+  if not schemes or set(schemes) - {*SCHEMES, *own}:
+    raise ValueError(
+      f'schemes: expected some of {SCHEMES}, or modules of your own, got '
+      f'{schemes}.'
+    )
+  found = [variant for variant in VARIANTS if variant.scheme in schemes]
+  return found + [Variant(name, name) for name in dict.fromkeys(own)]
 
 
 def plan_comparison(
@@ -140,9 +148,16 @@ def plan_comparison(
   if seeds < 1:
     raise ValueError(f'seeds: expected at least 1, got {seeds}.')
   _check_shared(config, {variant.scheme for variant in variants})
+  own = f'sync.{user_parts.SECTION}.'
+  others = {k: v for k, v in overrides.items() if not k.startswith(own)}
   return [
     ComparedRun(
-      variant.name, seed, {**overrides, **_own_fields(config, variant, seed)}
+      variant.name,
+      seed,
+      {
+        **(overrides if user_parts.is_own(variant.scheme) else others),
+        **_own_fields(config, variant, seed),
+      },
     )
     for seed in range(config.seed, config.seed + seeds)
     for variant in variants
@@ -269,6 +284,8 @@ def _check_shared(config: ConfigDict, schemes: set[str]) -> None:
       f'{config.optimizer.reduction!r}.'
     )
   defaults = default.get_config().sync
+  if any(map(user_parts.is_own, schemes)):
+    schemes = schemes | {user_parts.SECTION}
   for scheme in sorted(set(defaults) - {'name', *schemes}):
     if config.sync[scheme] != defaults[scheme]:
       raise ValueError(
@@ -336,7 +353,7 @@ def _parse(argv: list[str]) -> list[str]:
   )
   with sections.reject_unknown_flags(argv):
     # The default takes the changes of --config here.
-    config_flags.DEFINE_config_file('config', 'configs/compare.py', shared)
+    config_file.define_flag('configs/compare.py', shared)
     return app.parse_flags_with_usage(argv)
 
 

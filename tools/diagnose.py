@@ -22,10 +22,10 @@ from collections.abc import Iterable
 import numpy as np
 from absl import app, flags
 
-from configs import paths
+from configs import paths, user_parts
 from diagnosis import costs, departures, verdicts
 from diagnosis.verdicts import Verdict
-from tools.reading import iterations, links, live, manifests, records
+from tools.reading import checking, iterations, links, live, manifests, records
 
 
 def main(argv: list[str]) -> None:
@@ -44,6 +44,7 @@ def main(argv: list[str]) -> None:
     if values.csv:
       found = diagnose_csv(pathlib.Path(values.csv))
     else:
+      checking.import_modules()
       found = diagnose_run(pathlib.Path(argv[1]))
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
@@ -58,6 +59,9 @@ def sentences(verdicts: Iterable[Verdict]) -> list[str]:
 def diagnose_run(path: pathlib.Path) -> list[Verdict]:
   """Returns the verdicts on a run.
 
+  Without the code of its scheme there are no costs.  That is a scheme of the
+  caller, or a user's module that this process has not imported.
+
   Args:
     path: Folder of the run.
 
@@ -68,10 +72,14 @@ def diagnose_run(path: pathlib.Path) -> list[Verdict]:
   found, cluster = iterations.read_run(path)
   manifest = records.read_manifest(path)
   count = len(cluster.names)
-  is_own = manifest['own']['scheme'] is not None
+  name = manifest['config']['sync']['name']
+  is_known = manifest['own']['scheme'] is None
+  is_known = is_known and not (
+    user_parts.is_own(name) and name not in sys.modules
+  )
 
   def replay(part: costs.Iterations, seconds: np.ndarray) -> float:
-    if is_own:  # Its code is not known.
+    if not is_known:
       return float('nan')
     scheme = manifests.make_scheme(manifest['config'], count)
     return costs.replay_s(part, seconds, scheme, count)
@@ -105,5 +113,6 @@ def diagnose_csv(file: pathlib.Path) -> list[Verdict]:
 if __name__ == '__main__':
   paths.define_path('csv', 'CSV file of iterations.')
   flags.DEFINE_bool('live', False, 'Show who waits for whom in a running run.')
+  flags.DEFINE_list('own', [], checking.OWN)
   flags.DEFINE_bool('stacks', False, 'With --live: show stacks of processes.')
   app.run(main)

@@ -67,7 +67,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from absl import app, flags
-from ml_collections import config_flags
 
 from cluster.membership import rendezvous_files
 from cluster.network import credentials, sockets
@@ -76,7 +75,7 @@ from cluster.network.loop_streams import LoopListener
 from cluster.probing import file_format, transfers, trials
 from cluster.process import roles
 from cluster.process.exits import Unmendable
-from configs import paths, sections
+from configs import config_file, paths, sections
 from configs.checks import require
 from outputs import atomic, transient
 from tools.calibrating import tables
@@ -360,7 +359,7 @@ def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_string('coordinator', '', 'HOST:PORT where worker 0 listens.')
   text = 'Config of the run; --config.cluster.FIELD=VALUE changes a field.'
   with sections.reject_unknown_flags(argv):
-    config_flags.DEFINE_config_file('config', str(_CONFIG), text)
+    config_file.define_flag(str(_CONFIG), text)
     return app.parse_flags_with_usage(argv)
 
 

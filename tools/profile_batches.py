@@ -22,11 +22,11 @@ import jax
 import numpy as np
 from absl import app, flags
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from batching import curves
 from batching.curves import Curve
-from configs import paths, sections
+from configs import config_file, paths, sections, user_parts
 from configs.checks import require
 from learning import build as learning
 from outputs import atomic
@@ -176,7 +176,8 @@ def draw(profile: Profile, path: str | pathlib.Path) -> None:
 
 
 def _model(config: ConfigDict) -> str:
-  fields = config.model[config.model.name].items()
+  name = config.model.name
+  fields = config.model['own' if user_parts.is_own(name) else name].items()
   text = ', '.join(f'{field}={value}' for field, value in fields)
   return f'{config.model.name}({text}) of {config.data.name}'
 
@@ -226,7 +227,7 @@ def _parse(argv: list[str]) -> list[str]:
     'Config of model and data; --config.SECTION.FIELD=VALUE changes a field.'
   )
   with sections.reject_unknown_flags(argv):
-    config_flags.DEFINE_config_file('config', None, text)
+    config_file.define_flag(None, text)
     flags.mark_flag_as_required('config')
     return app.parse_flags_with_usage(argv)
 

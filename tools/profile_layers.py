@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 from jax.experimental.buffer_callback import buffer_callback
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from cluster.speed import layers
-from configs import paths, sections
+from configs import config_file, paths, sections
 from configs.checks import require
 from learning import build as learning
 from learning import compilations
@@ -224,7 +224,7 @@ def _parse(argv: list[str]) -> list[str]:
     'Config of model and data; --config.SECTION.FIELD=VALUE changes a field.'
   )
   with sections.reject_unknown_flags(argv):
-    config_flags.DEFINE_config_file('config', None, text)
+    config_file.define_flag(None, text)
     flags.mark_flag_as_required('config')
     return app.parse_flags_with_usage(argv)
 

@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-from absl import app
+from absl import app, flags
 from ml_collections import ConfigDict
 
 from batching import fixed
@@ -477,4 +477,5 @@ def _training_config(
 
 
 if __name__ == '__main__':
+  flags.DEFINE_list('own', [], checking.OWN)
   app.run(main)

@@ -29,10 +29,9 @@ from typing import TextIO
 
 import jax
 from absl import app, flags, logging
-from ml_collections import config_flags
 
 from cluster.speed import driving
-from configs import paths
+from configs import config_file, paths
 from configs.checks import require
 from learning import build as learning
 
@@ -182,9 +181,7 @@ def _come_and_go(
 
 
 def _parse(argv: list[str]) -> list[str]:
-  config_flags.DEFINE_config_file(
-    'config', 'configs/vgg16_bsp.py', 'Whose step is recorded.'
-  )
+  config_file.define_flag('configs/vgg16_bsp.py', 'Whose step is recorded.')
   paths.define_path('out', 'The file, a new one.', required=True)
   flags.DEFINE_float('minutes', 20.0, 'How long to record, in all.')
   flags.DEFINE_integer('workers', 4, 'How many to record, in turn.')

@@ -10,7 +10,7 @@ real hosts has a scheme of its own, for the number of workers at that start.
 import pathlib
 from collections.abc import Iterator
 
-from absl import app
+from absl import app, flags
 
 from sync import record
 from tools.reading import checking, manifests, records
@@ -51,4 +51,5 @@ def pairs(path: pathlib.Path) -> Iterator[tuple[record.Row, record.Row]]:
 
 
 if __name__ == '__main__':
+  flags.DEFINE_list('own', [], checking.OWN)
   app.run(main)

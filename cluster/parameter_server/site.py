@@ -48,7 +48,7 @@ from cluster.process.exits import (
 )
 from cluster.runtime import Parts
 from configs.checks import require
-from configs.sections import error_prefix
+from configs.sections import chosen_path, error_prefix
 from learning import placement
 from learning.layout import check_servers
 from learning.learning import Evaluation, Learner
@@ -107,9 +107,9 @@ class ParameterServerSite(RealSite):
       )
     self._others: set[int] = set()  # Servers of other processes that are here.
     self._hosting = threading.Lock()
-    with error_prefix(f'config.route.{config.route.name}'):
+    with error_prefix(chosen_path(config, 'route')):
       check_servers(learned.elements, plan.servers)
-    with error_prefix(f'config.wire.{config.wire.name}'):
+    with error_prefix(chosen_path(config, 'wire')):
       self._codec = learned.shard_codec(servers=plan.servers, wire=parts.wire)
     self.store = ShardedParameterStore(
       codec=self._codec,

@@ -227,9 +227,9 @@ def _server_codec(
   """Returns the encoding of pushes and pulls, and their sizes."""
   learned = parts.learned
   if not parts.wire.elementwise:
-    with error_prefix(f'config.route.{config.route.name}'):
+    with error_prefix(sections.chosen_path(config, 'route')):
       check_servers(learned.elements, servers)
-  with error_prefix(f'config.wire.{config.wire.name}'):
+  with error_prefix(sections.chosen_path(config, 'wire')):
     codec = LocalCodec(
       parts.wire, learned.params, learned.stats, servers=servers
     )

@@ -1,7 +1,7 @@
 """Tests for README.md and docs/: code is executed, commands are checked.
 
 The tests execute every block of Python.  Blocks of a page share a namespace,
-and a block that begins with the name of a module, such as `# sync/kasync.py`,
+and a block that begins with the name of a module, such as `# my_lab/int8.py`,
 becomes that module.  The tests parse the flags of every command.  They build
 runs of main.py, with a small model in place of VGG, and run those without a
 model, and those on pages that define a part, for a tenth of an epoch.  Commands
@@ -75,7 +75,6 @@ class _Page:
   """Executor of the blocks of one page, from top to bottom."""
 
   def __init__(self, path: pathlib.Path, stack: contextlib.ExitStack):
-    self._stack = stack
     stack.enter_context(contextlib.chdir(_link_repository()))
     stack.enter_context(mock.patch.dict(sys.modules))
     self.submitit = sys.modules['submitit'] = mock.MagicMock()
@@ -89,8 +88,6 @@ class _Page:
     found = _MODULE.match(block.text)
     if found is None:
       exec(compile(code, self._module.__name__, 'exec'), vars(self._module))
-    elif found[1] == 'configs':
-      self._add_fields(block.text)
     else:
       self.defines_module = True
       module = types.ModuleType(f'{found[1]}.{found[2]}')
@@ -99,17 +96,6 @@ class _Page:
       vars(self._module).update(
         {name: part for name, part in vars(module).items() if name[:2] != '__'}
       )
-
-  def _add_fields(self, text: str) -> None:
-    before = default.get_config
-
-    def get_config():
-      config = before().unlock()
-      exec(text, {'config': config, 'ConfigDict': default.ConfigDict})
-      return config.lock()
-
-    patched = mock.patch.object(default, 'get_config', get_config)
-    self._stack.enter_context(patched)
 
 
 def _check(words: list[str], *, runs: bool = False) -> str:
@@ -186,7 +172,7 @@ def _check_run(arguments: list[str], runs: bool = False) -> str:
 def _check_sweep(arguments: list[str]) -> str:
   """Checks the first run of a sweep, and that its flags are known."""
   given = dict(w.removeprefix('--').partition('=')[::2] for w in arguments)
-  known = pages.flags_of(pages.ROOT / 'sweep.py')
+  known = pages.flags_of(pages.ROOT / 'sweep.py') | {'config'}
   for flag in given:
     if flag not in known and not flag.startswith('config.'):
       raise ValueError(f'sweep.py: expected one of {known}, got {flag!r}.')
@@ -284,7 +270,7 @@ class PageTest(parameterized.TestCase):
       shown = set(re.findall(r'^# (\w+/\w+\.py)$', text, re.MULTILINE))
       for file in re.findall(rf'`({places}/[\w/]+\.\w+)`', text):
         if file not in shown and 'NAME' not in file:
-          found = (pages.ROOT / file).exists() or file in _PLANNED
+          found = (pages.ROOT / file).exists()
           self.assertTrue(found, f'{pages.name(path)}: {file}')
 
   def test_fields_that_pages_name_exist(self):
@@ -299,7 +285,7 @@ class PageTest(parameterized.TestCase):
 
   def _assert_field(self, defaults, field, page):
     section = defaults
-    for part in field.split('.'):
+    for part in field.partition('.own.')[0].split('.'):
       named = isinstance(section, type(defaults)) and part in section
       self.assertTrue(named, f'{page}: config.{field}')
       section = section[part]
@@ -307,8 +293,6 @@ class PageTest(parameterized.TestCase):
 
 # Former fields that pages name.
 _RENAMED = ('sync.bsp.pipelined',)
-# Modules that pages ask readers to write.
-_PLANNED = ('sync/kasync.py', 'batching/shares.py')
 
 
 class ReadmeTest(absltest.TestCase):

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from unittest import mock
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
-from configs import sections
+from configs import config_file, sections
 
 ROOT = pathlib.Path(__file__).parents[2]
 _BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
@@ -82,7 +82,7 @@ def config(arguments: list[str]) -> tuple[ConfigDict, dict[str, str]]:
     absl.flags.Error: If a flag is unknown or its value is invalid.
   """
   values = flags.FlagValues()
-  config_flags.DEFINE_config_file('config', None, '', flag_values=values)
+  config_file.define_flag(None, '', flag_values=values)
   for flag in _MAIN:
     flags.DEFINE_string(flag, None, '', flag_values=values)
   with warnings.catch_warnings(), sections.reject_unknown_flags(arguments):

@@ -5,9 +5,17 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from absl import app
+from absl import app, flags
+
+from configs import user_parts
 
 _T = TypeVar('_T')
+
+# Help of --own, a list of modules.
+OWN = (
+  'Modules of your own parts that the runs use, such as my_lab.backup; none is '
+  'imported because a run names it.'
+)
 
 
 class Difference(NamedTuple):
@@ -41,10 +49,22 @@ def check_runs(
   if len(argv) < 2:
     raise app.UsageError('Expected at least one folder of a run, got none.')
   try:
+    import_modules()
     passed = [check(pathlib.Path(path)) for path in argv[1:]]
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
   sys.exit(0 if all(passed) else 1)
+
+
+def import_modules() -> None:
+  """Imports the user's modules that --own names.
+
+  Raises:
+    ValueError: If one is no module of a part.
+  """
+  if 'own' in flags.FLAGS:
+    for name in flags.FLAGS['own'].value or ():
+      user_parts.load('--own', name)
 
 
 def first_difference(pairs: Iterable[tuple[_T, _T]]) -> Difference | None:

@@ -4,15 +4,15 @@ Predictions change the cluster of such a config to a virtual one.
 """
 
 import fnmatch
-import importlib
+import functools
 import math
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import default
+from configs import default, sections, user_parts
 from configs.checks import require
 from sync.scheme import Scheme
 from tools.reading import records
@@ -38,15 +38,23 @@ def restore_config(path: pathlib.Path) -> ConfigDict:
     path: Folder of the run.
 
   Raises:
-    ValueError: If there is no run, or if its config has an unknown field.
+    ValueError: If there is no run, if its config has an unknown field, or if it
+      names a user's module that this process has not imported.
     OSError: If it cannot be read.
   """
   return _make_virtual(records.read_config(path))
 
 
 def virtual_config(config: ConfigDict) -> ConfigDict:
-  """Returns a real run's config for a simulation: see `restore_config`."""
-  return _make_virtual(config.to_dict())
+  """Returns a real run's config for a simulation: see `restore_config`.
+
+  Args:
+    config: Config from flags or code, whose own parts are imported.
+
+  Raises:
+    ValueError: If a part of the user's own is wrong; names the field.
+  """
+  return _make_virtual(sections.resolve_own(config).to_dict())
 
 
 def restore_section(recorded: Mapping[str, Any], name: str) -> ConfigDict:
@@ -57,7 +65,8 @@ def restore_section(recorded: Mapping[str, Any], name: str) -> ConfigDict:
     name: Name of the section.
 
   Raises:
-    ValueError: If the section has an unknown field.
+    ValueError: If the section has an unknown field, or names a user's module
+      that this process has not imported.
   """
   section = default.get_config()[name]
   _restore(section, recorded[name], f'{name}.')
@@ -72,21 +81,26 @@ def make_scheme(recorded: Mapping[str, Any], num_workers: int) -> Scheme:
     num_workers: Number of workers.
 
   Raises:
-    ValueError: If the scheme has an unknown field.
+    ValueError: If the scheme has an unknown field, or is a user's module that
+      this process has not imported.
   """
-  name = recorded['sync']['name']
-  arguments = restore_section(recorded, 'sync')[name].to_dict()
-  scheme: Scheme = importlib.import_module(f'sync.{name}').make(
-    num_workers=num_workers, **arguments
-  )
+  part = _make_part('sync', restore_section(recorded, 'sync'))
+  scheme: Scheme = part(num_workers=num_workers)
   return scheme
 
 
 def make_wire(section: ConfigDict) -> Wire:
   """Returns the codecs that a section config.wire describes."""
-  arguments = section[section.name].to_dict()
-  wire: Wire = importlib.import_module(f'wire.{section.name}').make(**arguments)
+  wire: Wire = _make_part('wire', section)()
   return wire
+
+
+def _make_part(name: str, section: ConfigDict) -> Callable[..., Any]:
+  """Returns the `make` of the part that a section chooses, with its fields."""
+  make = sections.load_part(name, section.name).make
+  is_own = user_parts.is_own(section.name)
+  fields = section[user_parts.SECTION if is_own else section.name].to_dict()
+  return functools.partial(make, **fields)
 
 
 def num_train(path: pathlib.Path) -> int:
@@ -188,12 +202,27 @@ def _restore(
 ) -> None:
   for field, value in recorded.items():
     path = above + field
-    if isinstance(value, Mapping) and field in section:
+    if field == user_parts.SECTION and value:
+      _restore_own(section, recorded, above.removesuffix('.'))
+    elif isinstance(value, Mapping) and field in section:
       _restore(section[field], value, f'{path}.')
     elif path in _SHARED or not any(fnmatch.fnmatch(path, p) for p in _REAL):
       expected = f'one of {sorted(section)}'
       require(field in section, f'config.{path}', expected, field)
       section[field] = _convert(value, section[field])
+    if field == 'name' and user_parts.is_own(str(value)):
+      user_parts.find_loaded(f'config.{path}', str(value))
+
+
+def _restore_own(
+  section: ConfigDict, recorded: Mapping[str, Any], path: str
+) -> None:
+  """Restores the fields of a part of the user's own."""
+  field = f'config.{path}.name'
+  module = user_parts.find_loaded(field, recorded['name'])
+  defaults = user_parts.defaults(field, path, module)
+  for name, value in recorded[user_parts.SECTION].items():
+    section.own[name] = user_parts.restore(value, defaults.get(name))
 
 
 def _convert(value: Any, example: Any) -> Any:
@@ -209,7 +238,10 @@ def _changed_fields(
   config: ConfigDict, defaults: ConfigDict, above: str
 ) -> Iterator[tuple[str, Any]]:
   for field, value in config.items():
-    if isinstance(value, ConfigDict):
+    if field == user_parts.SECTION:
+      for name, got in value.items():
+        yield f'{above}{field}.{name}', got
+    elif isinstance(value, ConfigDict):
       yield from _changed_fields(value, defaults[field], f'{above}{field}.')
     elif value != defaults[field]:
       yield above + field, value

@@ -6,7 +6,6 @@ allreduce, if it has one.
 """
 
 import functools
-import importlib
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -19,6 +18,7 @@ from batching import fixed
 from cluster.allreduce.local_steps import FragmentReplicaSteps, ReplicaSteps
 from cluster.allreduce.sums.host import CheckedFiller
 from cluster.coordinator import Coordinator
+from configs import sections
 from configs.checks import require
 from configs.sections import iteration_steps
 from learning import placement
@@ -82,7 +82,7 @@ def compare(
       the expectation.
     OSError: If a file of the run cannot be read.
   """
-  importlib.import_module(f'sync.{config.sync.name}')  # Its class is in there.
+  sections.load_part('sync', config.sync.name)  # Its class is in there.
   saved = _read_learner(path)
   again = _until(path, config, learned, wire, saved['version'])
   recomputed, original = (

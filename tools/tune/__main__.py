@@ -19,9 +19,8 @@ import pathlib
 import sys
 
 from absl import app, flags
-from ml_collections import config_flags
 
-from configs import paths, sections
+from configs import config_file, paths, sections
 from configs.checks import require
 from learning import placement
 from sweeps import plan
@@ -97,7 +96,7 @@ def _parse(argv: list[str]) -> list[str]:
   )
   config = 'Present config; --config.SECTION.FIELD=VALUE changes a field.'
   with sections.reject_unknown_flags(argv):
-    config_flags.DEFINE_config_file('config', None, config)
+    config_file.define_flag(None, config)
     flags.mark_flag_as_required('config')
     return app.parse_flags_with_usage(argv)
 

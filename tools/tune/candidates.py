@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 import train
-from configs import default
+from configs import default, user_parts
 from configs.checks import require
 from outputs import console
 from tools.advise.needed import BSP, Combination, ExamplesRatio
@@ -23,7 +23,8 @@ from tools.reading import manifests
 STALENESS, LOCAL_STEPS = 'staleness', 'local_steps'
 ALLOWED = (STALENESS, LOCAL_STEPS)
 STEPS = (8, 32)  # Local steps of candidates.
-# Classes of schemes by staleness: none, bounded, unbounded.
+# Classes of schemes by staleness: none, bounded, unbounded.  One of the user's
+# own has the first: only that scheme, and what is not stale, takes its place.
 _CLASSES = {
   'bsp': 0,
   **dict.fromkeys(('quorum', 'ssp', 'dssp', 'r2sp'), 1),
@@ -69,8 +70,9 @@ def check_present(config: ConfigDict, workers: int) -> None:
     ValueError: If it is refused, or if its scheme is unknown; names the field.
   """
   scheme = config.sync.name
-  expected = f'one of {sorted(_CLASSES)}'
-  require(scheme in _CLASSES, 'config.sync.name', expected, scheme)
+  expected = f'one of {sorted(_CLASSES)}, or a module of your own'
+  is_known = scheme in _CLASSES or user_parts.is_own(scheme)
+  require(is_known, 'config.sync.name', expected, scheme)
   _check(config, workers)
 
 
@@ -141,8 +143,7 @@ def apply(
   if combination.sync == 'bsp':
     changed.staleness = defaults.staleness
   if combination.batching != config.batching.name:
-    own = changed.batching[config.batching.name]
-    own.update(defaults.batching[config.batching.name])
+    _reset(changed.batching, defaults.batching)
     changed.batching.name = combination.batching
     if combination.batching == 'lb_bsp':
       changed.batching.lb_bsp.predictor.name = 'ema'
@@ -153,7 +154,7 @@ def apply(
     if 'server' in (route, combination.route):
       changed.route = defaults.route
     else:
-      changed.route[route].update(defaults.route[route])
+      _reset(changed.route, defaults.route)
     changed.route.name = combination.route
   changed.route.server.pipelined = combination.pipelined
   if local_steps != config.batching.local_steps:
@@ -163,6 +164,14 @@ def apply(
     if local_steps > 1:
       changed.optimizer.reduction = defaults.optimizer.reduction
   return changed
+
+
+def _reset(section: ConfigDict, defaults: ConfigDict) -> None:
+  """Gives the fields of a section's choice their defaults."""
+  if user_parts.is_own(section.name):
+    section[user_parts.SECTION] = ConfigDict()
+  else:
+    section[section.name].update(defaults[section.name])
 
 
 def measuring_config(config: ConfigDict, route: str = '') -> ConfigDict:
@@ -210,7 +219,8 @@ def _changes(
   config: ConfigDict, combination: Combination, steps: int
 ) -> tuple[str, ...]:
   """Returns what a combination changes about learning."""
-  stale = _CLASSES[combination.sync] > _CLASSES[config.sync.name]
+  now = _CLASSES.get(config.sync.name, 0)
+  stale = _CLASSES.get(combination.sync, 0) > now
   changed = stale, steps != config.batching.local_steps
   return tuple(
     each for each, differs in zip(ALLOWED, changed, strict=True) if differs
