@@ -80,6 +80,24 @@ class TermsTest(parameterized.TestCase):
       _lose(world, 1, 2)
 
 
+class SuccessionTest(absltest.TestCase):
+  def test_half_of_the_members_continue_though_one_lacks_an_iteration(self):
+    world = _start(4)
+    lagging, newest = world.members[1], world.members[2]
+    world.run_until(
+      lambda: newest.version == lagging.version + 1, but=[('1/0', 'apply')]
+    )
+    world.members[3].end()
+    self.assertTrue(world.replace_coordinator())
+    self.assertEqual(world.local, 2)
+    version = world.members[2].version
+    self.assertEqual(world.members[1].version, version - 1)
+    world.run_until(lambda: world.runtime.epochs.is_running)
+    self.assertEqual(world.rendezvous.members, (1, 2))
+    world.reach(version + 3)
+    world.check()
+
+
 class LocalWorkerTest(absltest.TestCase):
   def _lose_at_once(self, *workers):
     """Returns how a run of three ends that loses workers within an epoch."""
