@@ -779,8 +779,9 @@ class ParameterServerReception(Reception):
         )
       )
     elif self._has_existed(report.worker, report.incarnation):
-      full = self.events.is_full(report.worker)
-      expect(not full, 'reports', f'at most {MOST_WAITING} that wait', 'more')
+      if self.events.is_full(report.worker):
+        self._evict_noisy(report.worker)
+        return
       now = time.monotonic()
       if isinstance(report, messages.PushArrived):
         self.events.put(
@@ -801,6 +802,13 @@ class ParameterServerReception(Reception):
             reason=report.reason,
           )
         )
+
+  def _evict_noisy(self, worker: int) -> None:
+    """Evicts a worker of which too many events wait; servers only report it."""
+    holder = self.members[worker].holder
+    if holder is not None:
+      reason = f'More than {MOST_WAITING} reports on it wait.'
+      self.evict(worker, holder.stream, reason)
 
   def _has_existed(self, worker: int, incarnation: int) -> bool:
     """Returns whether the incarnation in a worker's request has existed."""

@@ -269,6 +269,18 @@ class ParameterServerTest(parameterized.TestCase):
       fields['factors'] = [0.1, 0.2]
     liar.push(**fields)
 
+  def test_reports_of_a_server_on_a_noisy_worker_evict_the_worker(self):
+    run, honest, noisy = self._start()
+    failed = messages.WorkerFailed(1, 0, 'x')
+    for _ in range(MOST_WAITING + 1):
+      run.reception.take_report(0, failed, ())
+    self.assertIsNone(run.reception.members[1].holder)
+    run.until(lambda: run.reception.members[1].stream is None)
+    self.assertEqual(noisy.next().kind, 'left')
+    honest.pull()
+    honest.push(factors=[0.5, 0.5])
+    run.until(lambda: run.accounting.iterations == 1)
+
   def test_an_evaluation_without_accuracy_evicts_the_worker(self):
     run, _, _ = self._start()
     reception = run.reception
