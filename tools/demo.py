@@ -21,8 +21,7 @@ from absl import app, flags
 from configs import paths
 from configs.checks import require
 from sweeps import child
-from tools import diagnose, lab
-from tools.pages import page, sources
+from tools import diagnose, lab, report
 from tools.reading import records
 
 _HOSTS = 4
@@ -116,7 +115,7 @@ def conclude(folder: pathlib.Path, tuning: str) -> str:
       _pace(name, path, each)
       for (name, path), each in zip(runs.items(), measured, strict=True)
     ]
-  written = page.write(sources.read(runs.values()), folder)
+  written = report.write_page([*runs.values()], folder)
   return '\n'.join([*lines, f'Page: {pathlib.Path(written).resolve()}'])
 
 

@@ -11,8 +11,9 @@ batches-*.png of runs whose batches change, and links-*.png of allreduce runs,
 of which it prints the slowest links against plan.
 A log line names each picture that cannot be drawn.
 
-With --html writes one page instead, report.html, that needs no network: with
-ended runs, sweeps (folders with results.csv) and stored results (RESULTS.md).
+With --html writes one page instead, report.html: tables of ended runs and of
+sweeps (folders with results.csv), the diagnosis of each run and the figures, as
+SVG.  It needs no network and has no script.
 """
 
 import collections
@@ -34,10 +35,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from configs import paths
-from tools.drawing import batches, curves, look, measures, timeline
+from outputs import atomic
+from tools import diagnose
+from tools.drawing import batches, curves, look, measures, page, timeline
 from tools.drawing import traffic as links
-from tools.pages import page, sources
-from tools.reading import records, traffic
+from tools.reading import records, tables, traffic
 from tools.reading.records import RunRecord
 
 _PARTS = 5  # Parts of a label, at most.
@@ -48,6 +50,25 @@ _LOOK: Any = {
   'axes.spines.right': False,
   'legend.frameon': False,
 }
+PAGE = 'report.html'
+# Sentences below headings of figures, by the beginning of a figure's name.
+_SENTENCES = {
+  'accuracy': 'Accuracy on the test split; higher is better.',
+  'perplexity': 'Perplexity on the test split; lower is better.',
+  'bits_per_byte': 'Bits per byte on the test split; lower is better.',
+  'staleness': 'Versions that were applied between the pull of a push and the '
+  'update that it went into.',
+  'waiting': "Shares of all workers' time by phase.",
+  'breakdown': 'Seconds of an iteration by phase, medians of workers.',
+  'gaps': 'Seconds between updates and between pushes.',
+  'bandwidth': 'Bytes per second of all pushes and pulls.',
+  'speed-up': 'Examples per second over those of a single worker.',
+  'traffic': 'Bytes per second by worker.',
+  'batches': 'Examples of an iteration by worker.',
+  'links': 'Measured rates of links over those that were planned.',
+  'timeline': 'Phases of workers, in the middle of the run.',
+}
+_TIMELINES = 1  # Runs of a label with figures of their own on a page.
 Groups = Mapping[str, Sequence[RunRecord]]
 
 
@@ -60,7 +81,7 @@ def main(argv: list[str]) -> None:
     raise app.UsageError('--out: expected a folder for the pictures, got none.')
   try:
     if values.html:
-      print(f'Page: {page.write(sources.read(argv[1:]), values.out or ".")}')
+      print(f'Page: {write_page(argv[1:], values.out or ".")}')
       return
     runs = [records.load(path) for path in argv[1:]]
     draw(label_runs(runs), values.out)
@@ -133,6 +154,45 @@ def draw(
       figure.savefig(pictures[-1])
   logging.info('Pictures are in %s', out)
   return pictures
+
+
+def write_page(
+  folders: Sequence[str | pathlib.Path], out: str | pathlib.Path
+) -> pathlib.Path:
+  """Writes a page of runs and sweeps, and returns its path.
+
+  Args:
+    folders: Folders of runs that have ended, and of sweeps.
+    out: Folder, created if it is missing.
+
+  Raises:
+    ValueError: If a folder is neither, or a file of a run is broken.
+    OSError: If a file cannot be read or written.
+  """
+  content = tables.read(folders)
+  groups = label_runs([run for _, run in content.runs])
+  sections = [
+    page.Section(f'Diagnosis of {name}', _diagnosis(run), ())
+    for name, run in content.runs
+  ]
+  with matplotlib.rc_context(_LOOK):
+    for name, figure in _figures(groups, _TIMELINES) if groups else ():
+      kind = next(kind for kind in _SENTENCES if name.startswith(kind))
+      title = name[:1].upper() + name[1:].replace('_', ' ')
+      sections.append(page.Section(title, (_SENTENCES[kind],), (figure,)))
+    text = page.render('Runs', content.tables, sections)
+  path = pathlib.Path(out) / PAGE
+  path.parent.mkdir(parents=True, exist_ok=True)
+  atomic.write(path, text)
+  return path
+
+
+def _diagnosis(run: RunRecord) -> list[str]:
+  """Returns the verdicts on a run, or why there are none, as sentences."""
+  try:
+    return diagnose.sentences(diagnose.diagnose_run(run.path))
+  except ValueError as error:
+    return [f'No diagnosis: {error}']
 
 
 def _used_fields(

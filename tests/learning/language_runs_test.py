@@ -16,7 +16,7 @@ from data import tokens
 from models import transformer
 from tests.support import processes, small
 from tools import recompute, report
-from tools.pages import series
+from tools.drawing import curves
 from tools.reading import records
 
 _VOCABULARY, _LENGTH, _BYTES = 24, 8, 3.5
@@ -189,11 +189,9 @@ class LanguageRunTest(parameterized.TestCase):
       _board(folder),
     )
     record = records.load(folder)
-    shown = series.describe_run('run', record)['figures']
+    shown = curves.measured(record, 'perplexity', 'time')
     np.testing.assert_allclose(
-      shown['perplexity']['values'],
-      [row['perplexity'] for row in rows],
-      rtol=1e-5,
+      shown.values, [row['perplexity'] for row in rows], rtol=1e-5
     )
     pictures = report.draw({'run': [record]}, tempfile.mkdtemp(), timelines=0)
     names = {path.stem for path in pictures}

@@ -16,7 +16,6 @@ import sys
 import unittest
 from collections.abc import Mapping
 
-from tests.support import browser as browsers
 from tests.support import labs
 from tests.support import slurm as slurms
 
@@ -24,7 +23,7 @@ _PROGRAMS = ('hadolint', 'make', 'openssl', 'uv')
 _MODULES = ('kubernetes_validate', 'submitit')
 NAMES = frozenset(
   (
-    *('browser', 'data', 'gpu', 'host', 'lab', 'mlflow', 'peers', 'ray'),
+    *('data', 'gpu', 'host', 'lab', 'mlflow', 'peers', 'ray'),
     *('slurm', 'topologies', *_PROGRAMS, *_MODULES),
   )
 )
@@ -54,12 +53,6 @@ def lab() -> None:
 def slurm() -> None:
   """Requires the programs of SLURM, and a lab in which they run."""
   _require('slurm', slurms.why_not() or _why_no_lab())
-
-
-def browser() -> None:
-  """Requires Chromium or Chrome."""
-  found = browsers.path()
-  _require('browser', '' if found else 'Chromium is not installed.')
 
 
 def gpu() -> None:

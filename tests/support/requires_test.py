@@ -21,7 +21,6 @@ class RequiresTest(parameterized.TestCase):
       'topologies: SYNCOPATE_TOPOLOGIES names no folder',
     ),
     (lambda: requires.program('openssl'), 'openssl: openssl is not installed'),
-    (requires.browser, 'browser: Chromium is not installed'),
     (requires.ray, 'ray: SYNCOPATE_RAY names no interpreter'),
     (lambda: requires.host(False, 'It is too small.'), 'host: It is too small'),
   )
@@ -56,7 +55,7 @@ class RequiresTest(parameterized.TestCase):
 
   def test_unknown_names_are_refused(self):
     with self.assertRaisesRegex(
-      ValueError, r"SYNCOPATE_MUST_RUN: .*'browser', .* got \['labs'\]"
+      ValueError, r"SYNCOPATE_MUST_RUN: .*'data', .* got \['labs'\]"
     ):
       requires.must_run({'SYNCOPATE_MUST_RUN': 'lab,labs'})
 

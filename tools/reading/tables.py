@@ -1,4 +1,4 @@
-"""Reads the content of a page from folders of runs, sweeps and results."""
+"""Tables of runs, from their folders and from those of sweeps."""
 
 import csv
 import math
@@ -13,45 +13,40 @@ from tools.reading import records
 from tools.reading.records import RunRecord
 
 _MOST = 40  # Runs that are shown in detail; others have only a row.
-_RESULTS, _LEDGER = 'results.csv', 'RESULTS.md'
+_RESULTS, _SUMMARY_FILE = 'results.csv', 'summary.json'
 _ALWAYS = (
   *('seed', 'sync.name', 'batching.name', 'wire.name', 'route.name'),
   'cluster.workers',
 )
-# Columns that are shown at first, beside the fields in which runs differ.
+# Columns beside the fields in which runs differ.
 _SUMMARY = (
   *('final_accuracy', 'final_perplexity', 'final_bits_per_byte'),
   *('time_s', 'iterations', 'updates', 'waiting_share'),
   *('staleness_mean', 'goodput'),
 )
 _THRESHOLDS = ('to_loss.', 'to_perplexity.', 'to_bits_per_byte.')
-_NAMED = ('run', 'status', 'ended')
 
 
 class Table(NamedTuple):
-  """Table whose rows a reader can sort and filter.
+  """Table with a row for each run.
 
   Attributes:
     title: Heading of the table.
     columns: Names of the columns.
-    seen: Names of the columns that are shown at first.
     rows: Rows, each with a text, number, bool or None per column.
-    runs: Index of each row's run in the runs of the page, or None.
   """
 
   title: str
   columns: Sequence[str]
-  seen: Sequence[str]
   rows: Sequence[Sequence[Any]]
-  runs: Sequence[int | None]
 
 
 class Content(NamedTuple):
-  """Content of a page: its tables and the runs that it shows in detail.
+  """Tables, and the runs that a report shows in detail.
 
   Attributes:
-    tables: Tables, in the order of the page.
-    runs: Names and records of the runs that are shown in detail.
+    tables: Tables, one of each sweep and one of all other runs.
+    runs: Names and records of runs that have ended, the first 40.
   """
 
   tables: Sequence[Table]
@@ -61,15 +56,14 @@ class Content(NamedTuple):
 def read(folders: Iterable[str | pathlib.Path]) -> Content:
   """Returns the content of the folders.
 
-  A folder with results.csv is that of a sweep, one with RESULTS.md that of
-  stored results, any other that of a run.
+  A folder with results.csv is that of a sweep, any other that of a run.
 
   Args:
     folders: Folders, at least one.
 
   Raises:
-    ValueError: If a folder is none of these, is empty, or holds a run that has
-      not ended; names the folder.
+    ValueError: If a folder is neither, is empty, or holds a run that has not
+      ended; names the folder.
     OSError: If a file cannot be read.
   """
   tables: list[Table] = []
@@ -78,12 +72,10 @@ def read(folders: Iterable[str | pathlib.Path]) -> Content:
   for folder in map(pathlib.Path, folders):
     if (folder / _RESULTS).is_file():
       tables.append(_sweep(folder, runs))
-    elif (folder / _LEDGER).is_file():
-      tables.append(_accounting(folder / _LEDGER))
     else:
       alone.append((str(folder), _run(folder)))
   if alone:
-    tables.append(_of_runs(alone, len(runs)))
+    tables.append(_of_runs(alone))
     runs += alone
   return Content(tables, runs)
 
@@ -91,8 +83,8 @@ def read(folders: Iterable[str | pathlib.Path]) -> Content:
 def _run(folder: pathlib.Path) -> RunRecord:
   if folder.is_dir() and not any(folder.iterdir()):
     raise ValueError(
-      f'{folder}: expected a run, a sweep with {_RESULTS} or a folder with '
-      f'{_LEDGER}, got an empty folder.'
+      f'{folder}: expected a run, or a sweep with {_RESULTS}, got an empty '
+      'folder.'
     )
   run = records.load(folder)
   if run.summary is None:
@@ -114,28 +106,27 @@ def _sweep(folder: pathlib.Path, runs: list[tuple[str, RunRecord]]) -> Table:
       f'{path}: expected a row for each run, after the names run and status, '
       f'got {len(rows)} rows after {columns[:2]}.'
     )
-  places: list[int | None] = []
-  for row in rows:
-    own = folder / row[0]
-    close = len(runs) < _MOST and (own / 'summary.json').is_file()
-    places.append(len(runs) if close else None)
-    if close:
-      runs.append((row[0], records.load(own)))
-  if None in places:
+  ended = [
+    row[0] for row in rows if (folder / row[0] / _SUMMARY_FILE).is_file()
+  ]
+  chosen = ended[: max(_MOST - len(runs), 0)]
+  runs += [(name, records.load(folder / name)) for name in chosen]
+  if len(chosen) < len(rows):
     logging.warning(
       '%s: %d of %d runs have a row alone: they have not ended, or there are '
       'more than %d.',
-      *(folder, places.count(None), len(rows), _MOST),
+      *(folder, len(rows) - len(chosen), len(rows), _MOST),
     )
   end = columns.index('final_accuracy') if 'final_accuracy' in columns else 2
-  seen = [name for k, name in enumerate(columns) if k < end or _is_shown(name)]
-  values = [_numbers(column) for column in zip(*rows, strict=True)]
-  title = f'Sweep {folder}'
-  return Table(title, columns, seen, list(zip(*values, strict=True)), places)
+  shown = [k for k, name in enumerate(columns) if k < end or _is_shown(name)]
+  every = list(zip(*rows, strict=True))
+  values = [_numbers(every[k]) for k in shown]
+  names = [columns[k] for k in shown]
+  return Table(f'Sweep {folder}', names, list(zip(*values, strict=True)))
 
 
 def _is_shown(name: str) -> bool:
-  """Returns whether a field of a summary, by dotted name, is shown at first."""
+  """Returns whether a field of a summary, by dotted name, has a column."""
   reached = name.startswith(_THRESHOLDS) and name.endswith('.time_s')
   return name in _SUMMARY or name.startswith('time_to.') or reached
 
@@ -148,7 +139,7 @@ def _numbers(column: Sequence[str]) -> list[Any]:
   return [text or None for text in column]
 
 
-def _of_runs(runs: Sequence[tuple[str, RunRecord]], first: int) -> Table:
+def _of_runs(runs: Sequence[tuple[str, RunRecord]]) -> Table:
   flat = [_flat(run.config) for _, run in runs]
   fields = dict.fromkeys(name for each in flat for name in each)
   differ = [
@@ -174,8 +165,7 @@ def _of_runs(runs: Sequence[tuple[str, RunRecord]], first: int) -> Table:
     ]
     for (name, run), config, summary in zip(runs, flat, summaries, strict=True)
   ]
-  places = list(range(first, first + len(runs)))
-  return Table('Runs', columns, columns, rows, places)
+  return Table('Runs', columns, rows)
 
 
 def _flat(values: Mapping[str, Any], above: str = '') -> dict[str, Any]:
@@ -190,31 +180,6 @@ def _flat(values: Mapping[str, Any], above: str = '') -> dict[str, Any]:
         f'({", ".join(map(str, value))})' if listed else value
       )
   return flat
-
-
-def _accounting(path: pathlib.Path) -> Table:
-  """Returns the rows of all tables of claims of a page, with its headings."""
-  columns: list[str] = []
-  rows, entry, inside = [], '', False
-  for line in path.read_text(encoding='utf-8').splitlines():
-    if line.startswith('#'):
-      entry = line.lstrip('# ')
-    fields = [part.strip() for part in line.strip(' |').split(' | ')]
-    if not line.startswith('|'):
-      inside = False
-    elif fields[0] == 'claim':
-      inside, columns = True, columns or ['entry', *fields]
-    elif inside and not line.startswith('| --- |'):
-      parts = [part.strip() for part in line[1:].rstrip(' |').split('|')]
-      texts = [part.replace('**', '') or None for part in parts]
-      rows.append([entry, *texts, *(None,) * len(columns)][: len(columns)])
-  if not rows:
-    raise ValueError(f'{path}: expected tables of claims, got none.')
-  values = [
-    [_number(text) for text in column] for column in zip(*rows, strict=True)
-  ]
-  whole = list(zip(*values, strict=True))
-  return Table(f'Claims of {path}', columns, columns, whole, [None] * len(rows))
 
 
 def _number(text: str | None) -> str | float | None:
