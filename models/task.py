@@ -5,6 +5,7 @@ differentiate can be trained under every scheme.
 """
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -65,8 +66,10 @@ def supervised(
 
   Args:
     model: Module that is called as model(inputs, rngs=...), with rngs None in
-      evaluation.  Its state is parameters (`nnx.Param`) and running statistics
-      (`nnx.BatchStat`), which after a call in training are those of its batch.
+      evaluation; or, if its `__call__` has no argument `rngs`, as model(inputs)
+      after `model.train()` or `model.eval()`.  Its state is parameters
+      (`nnx.Param`) and running statistics (`nnx.BatchStat`), which after a call
+      in training are those of its batch.
       It may compute in bfloat16 or float16; its outputs are cast to float32.
     loss: Function (outputs [B, ...], targets [B, ...]) -> float32 [B].
     correct: Function of the same arguments -> float32 [B], 0 to 1.
@@ -87,14 +90,31 @@ def supervised(
     )
     raise ValueError(
       f'model: expected nnx.Param and nnx.BatchStat, got state of type {kinds}.'
+      '  For dropout create nnx.Dropout(rate) without rngs, and call it with '
+      'those of __call__: layer(x, rngs=rngs, deterministic=rngs is None).'
     )
 
+  takes_rngs = _takes_rngs(model)
   for _, module in nnx.iter_modules(model):
     if isinstance(module, nnx.BatchNorm) and module.momentum:
       raise ValueError(
-        'model: expected batch normalization of momentum 0, as the server '
+        'model: expected nnx.BatchNorm(..., momentum=0.0), as the server '
         f'averages over batches, got {module.momentum}.'
       )
+    if isinstance(module, nnx.Dropout) and not takes_rngs:
+      raise ValueError(
+        'model: expected __call__(inputs, *, rngs=None), as it has nnx.Dropout,'
+        f' got __call__{inspect.signature(model.__call__)}.'
+      )
+
+  def call(merged: Any, inputs: Any, rngs: nnx.Rngs | None) -> Any:
+    if takes_rngs:
+      return _to_float32(merged(inputs, rngs=rngs))
+    if rngs is None:
+      merged.eval()
+    else:
+      merged.train()
+    return _to_float32(merged(inputs))
 
   def loss_function(
     params: Any, inputs: jax.Array, targets: jax.Array, key: jax.Array
@@ -102,7 +122,7 @@ def supervised(
     augment_key, dropout_key = jax.random.split(key)
     changed = augment(prepare(inputs), augment_key)
     merged = nnx.merge(graph, params, start, {})
-    outputs = _to_float32(merged(changed, rngs=nnx.Rngs(dropout=dropout_key)))
+    outputs = call(merged, changed, nnx.Rngs(dropout=dropout_key))
     seen = nnx.to_pure_dict(nnx.state(merged, nnx.BatchStat))
     return loss(outputs, targets), seen
 
@@ -115,7 +135,7 @@ def supervised(
     correct: Callable[[jax.Array, jax.Array], jax.Array] = correct,
   ) -> jax.Array:
     merged = nnx.merge(graph, params, stats, {})
-    return correct(_to_float32(merged(prepare(inputs), rngs=None)), targets)
+    return correct(call(merged, prepare(inputs), None), targets)
 
   # Dictionaries of arrays: JAX flattens Variables in Python at every call.
   start = nnx.to_pure_dict(stats)
@@ -248,6 +268,15 @@ def _mean_of_tokens(values: jax.Array, targets: jax.Array) -> jax.Array:
 def _count_tokens(targets: jax.Array) -> jax.Array:
   """Returns the number of targets of each row, float32 [B]."""
   return (targets >= 0).astype(jnp.float32).sum(axis=1)
+
+
+def _takes_rngs(model: nnx.Module) -> bool:
+  """Returns whether a model may be called with an argument `rngs`."""
+  parameters = inspect.signature(model.__call__).parameters
+  is_open = any(
+    each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()
+  )
+  return 'rngs' in parameters or is_open
 
 
 def _to_float32(outputs: Any) -> Any:
