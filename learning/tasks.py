@@ -12,13 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import logging
+from flax import nnx
 from ml_collections import ConfigDict
 
+from configs import default
 from configs.checks import require
 from configs.sections import (
   FALLING,
   Choose,
   build_section,
+  check_default,
   chosen_path,
   error_prefix,
   has_fragments,
@@ -46,6 +49,12 @@ from learning.shard_codec import ShardCodec
 from learning.streaming import StreamingGradient, find_overlap
 from models.task import Task, classification, next_token
 from wire.codec import Wire
+
+# Fields that a model's own Task replaces.
+_UNUSED_BY_TASKS = (
+  *('data.crop_padding', 'data.crop_area', 'data.flip'),
+  *('eval_top', 'eval_loss'),
+)
 
 
 @dataclasses.dataclass
@@ -245,6 +254,14 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
       seed=config.seed,
       dtype=jnp.dtype(config.precision.dtype),
     )
+  if isinstance(model, Task):
+    reason = f'{config.model.name} returns a Task'
+    check_default(config, default.get_config(), _UNUSED_BY_TASKS, reason)
+    return model
+  if not isinstance(model, nnx.Module):
+    expected = 'a module whose make returns an nnx.Module or a Task'
+    got = f'{type(model).__module__}.{type(model).__qualname__}'
+    require(False, 'config.model.name', expected, got)
   with error_prefix(chosen_path(config, 'model')):
     if _is_of_tokens(dataset):
       expected = 'False, as language models have a test loss anyway'

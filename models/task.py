@@ -150,8 +150,8 @@ def supervised(
 
 def classification(
   model: nnx.Module,
-  prepare: Callable[[jax.Array], jax.Array],
-  augment: Callable[[jax.Array, jax.Array], jax.Array],
+  prepare: Callable[[jax.Array], Any] = jnp.asarray,
+  augment: Callable[[Any, jax.Array], Any] = lambda inputs, _: inputs,
   *,
   top: int = 0,
   has_loss: bool = False,

@@ -337,5 +337,97 @@ class OtherPartsTest(absltest.TestCase):
     self.assertEqual(small.build(config)()['ended'], 'finished')
 
 
+_TASK = """
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from models import task
+
+
+class Net(nnx.Module):
+  def __init__(self, size, width, rngs):
+    self.hidden = nnx.Linear(size, width, rngs=rngs)
+    self.last = nnx.Linear(width, 1, rngs=rngs)
+
+  def __call__(self, inputs, *, rngs=None):
+    return self.last(nnx.tanh(self.hidden(inputs)))[:, 0]
+
+
+def make(*, input_shape, num_classes, seed, dtype, width=8, tolerance=0.1):
+  return task.supervised(
+    Net(*input_shape, width, nnx.Rngs(seed)),
+    loss=optax.squared_error,
+    correct=lambda outputs, targets: jnp.abs(outputs - targets) < tolerance,
+    others={'squared_error': optax.squared_error},
+  )
+"""
+_DATA = """
+import numpy as np
+
+from data.dataset import Dataset, Split
+
+
+def make(*, directory, slope=0.5):
+  inputs = np.random.default_rng(0).normal(size=(256, 2)).astype(np.float32)
+  targets = slope * inputs.sum(axis=1)
+  return Dataset(
+    train=Split(inputs[:192], targets[:192]),
+    test=Split(inputs[192:], targets[192:]),
+  )
+"""
+
+
+def _regression(scheme='bsp', own=(), **changed):
+  defaults = default.get_config().data.synthetic
+  changed = {f'data__synthetic__{k}': v for k, v in defaults.items()} | changed
+  config = _config(scheme, own=own, **changed)
+  config.model.mlp.hidden = default.get_config().model.mlp.hidden
+  config.model.name, config.data.name = _write(_TASK), _write(_DATA)
+  config.model.own.width = 16
+  return config
+
+
+class OwnTaskTest(absltest.TestCase):
+  def test_a_model_may_return_a_task_with_its_own_loss_and_measures(self):
+    run = small.build(_regression(epochs=60.0))
+    run()
+    rows = [
+      row
+      for row in records.load(run.files.workdir).rows
+      if row['kind'] == 'evaluation'
+    ]
+    self.assertLess(rows[-1]['squared_error'], 0.5 * rows[0]['squared_error'])
+
+  def test_fields_that_a_task_would_ignore_are_refused(self):
+    config = _regression()
+    config.eval_loss = True
+    with self.assertRaisesRegex(ValueError, 'config.eval_loss: .* a Task'):
+      small.build(config)
+    config = _regression()
+    config.model.name = _write(
+      'def make(*, input_shape, num_classes, seed, dtype): return 3'
+    )
+    config.model.own = {}
+    with self.assertRaisesRegex(
+      ValueError, r'config\.model\.name: expected .* got .builtins\.int'
+    ):
+      small.build(config)
+
+  def test_an_own_scheme_an_own_loss_and_own_data_run_on_real_processes(self):
+    config = _regression(
+      _write(_SCHEME),
+      own={'k': 1},
+      epochs=1.0,
+      cluster__runtime='distributed',
+      cluster__workers=2,
+      cluster__speed__slowdown=(1.0,),
+    )
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    together.run(config, folder)
+    summary = json.loads((folder / 'summary.json').read_text())
+    self.assertEqual(summary['ended'], 'finished')
+
+
 if __name__ == '__main__':
   absltest.main()

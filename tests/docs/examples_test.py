@@ -14,6 +14,7 @@ from absl.testing import absltest
 
 from examples import own_forest, own_model, own_scheme, timing_only
 from tests.docs import pages
+from tests.support import small
 
 
 class ExampleTest(absltest.TestCase):
@@ -31,6 +32,19 @@ class ExampleTest(absltest.TestCase):
     )
     updates = [int(row.split()[3]) for row in rows[1:]]
     self.assertEqual(updates[1] // 3, updates[2])
+
+  def test_own_real_trains_its_task_on_real_processes(self):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    done = small.python(
+      *('-m', 'tools.launch', '--workers=2', f'--workdir={folder}'),
+      *('--module=examples.own_real', '--', '--config=configs/default.py'),
+      *('--config.epochs=0.5', '--config.optimizer.learning_rate=0.05'),
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    summary = json.loads((folder / 'summary.json').read_text())
+    self.assertEqual(summary['ended'], 'finished')
+    manifest = json.loads((folder / 'manifest.json').read_text())
+    self.assertIsNotNone(manifest['own']['task'])
 
   def test_own_model_learns(self):
     printed = self._run(own_model, '--epochs=3', '--scheme=asp')
