@@ -44,7 +44,7 @@ _PROCESS = {
     'coordinator', '', 'HOST:PORT where the coordinator listens.'
   ),
 }
-flags.mark_flag_as_required('config')
+paths.require_config()
 
 
 def main(argv: list[str]) -> None:

@@ -72,7 +72,7 @@ def _parse(argv: list[str]) -> list[str]:
       'Config that the runs share, FILE.py or FILE.py:VARIANT; '
       '--config.SECTION.FIELD=VALUE changes a field.',
     )
-    flags.mark_flag_as_required('config')
+    paths.require_config()
     return app.parse_flags_with_usage(argv)
 
 

@@ -385,8 +385,11 @@ def _batching(
   factors = speed.model.num_driving if speed else len(driving.NAMES)
   chosen = batching.make(config, choose, num_factors=factors)
   fits = getattr(scheme, 'has_barriers', False) or not chosen.needs_barriers
-  known = 'one that needs no barrier, as the scheme has none'
-  require(fits, 'config.batching.name', known, config.batching.name)
+  usable = (
+    f'one of {batching.names_without_barriers()}, as config.sync.name '
+    f'{config.sync.name!r} has no barriers'
+  )
+  require(fits, 'config.batching.name', usable, config.batching.name)
   return chosen
 
 

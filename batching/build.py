@@ -1,5 +1,6 @@
 """Builds the batching of a run from its config, with predictor and curves."""
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,20 @@ def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
     **shared,
   )
   return batching
+
+
+def names_without_barriers() -> list[str]:
+  """Returns the names of the batchings that work without barriers."""
+  section = default.get_config().batching
+  names = [name for name in section if isinstance(section[name], ConfigDict)]
+  return [
+    name
+    for name in names
+    if not any(
+      getattr(member, 'needs_barriers', False)
+      for member in vars(importlib.import_module(f'batching.{name}')).values()
+    )
+  ]
 
 
 def _curves(field: str, own: Mapping[str, Any]) -> list[Curve]:

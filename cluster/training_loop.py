@@ -68,7 +68,14 @@ class Run:
         has become shorter than it was at the checkpoint.
     """
     state = self.checkpoints.restore()
-    if state is not None:
+    if state is None:
+      if self.files.has_earlier_starts and self.files.read_summary() is None:
+        logging.warning(
+          'The run in %s has begun before and has no checkpoint: it starts '
+          'again from its first example, and its files with it.',
+          self.files.workdir,
+        )
+    else:
       self.runtime.restore(state['runtime'])
       self.milestones.restore(state['milestones'])
       self.recorder.restore(state['recorder'])

@@ -51,6 +51,15 @@ def define_path(
   )
 
 
+def require_config() -> None:
+  """Ends the command with an example if its flag `config` is not given."""
+  flags.register_validator(
+    'config',
+    lambda config: config is not None,
+    message='expected a file, such as --config=configs/vgg16_bsp.py',
+  )
+
+
 def expand_home(config: ConfigDict) -> ConfigDict:
   """Returns a copy in which '~' at the beginning of a path is the home folder.
 

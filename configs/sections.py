@@ -6,6 +6,7 @@ fields of known types, values in range, and no field that would be ignored.
 
 import contextlib
 import copy
+import difflib
 import fnmatch
 import functools
 import importlib
@@ -16,7 +17,7 @@ import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -444,9 +445,9 @@ def choose_section(
       got = _read_field(chosen[option], field)
       if option != chosen.name and got != value:
         raise ValueError(
-          f'config.{section}.{option}.{field}: expected the default {value!r}, '
-          f'because config.{section}.name is {chosen.name!r} and would ignore '
-          f'it, got {got!r}.'
+          f'config.{section}.{option}.{field}: {got!r} is ignored by '
+          f'config.{section}.name={chosen.name!r}; remove it, or choose '
+          f'{option!r}.'
         )
   fields = chosen[user_parts.SECTION if is_own else chosen.name]
   return chosen.name, fields.to_dict()
@@ -564,8 +565,7 @@ def check_default(
     got = _read_field(config, path)
     if unused and got != value:
       raise ValueError(
-        f'config.{path}: expected the default {value!r}, because {reason} and '
-        f'would ignore it, got {got!r}.'
+        f'config.{path}: {got!r} is ignored because {reason}; remove it.'
       )
 
 
@@ -597,35 +597,71 @@ def read_json(field: str, expected: str, path: str) -> Any:
 
 @contextlib.contextmanager
 def reject_unknown_flags(argv: list[str]) -> Iterator[None]:
-  """Ends the process if a flag names an unknown field, while flags are parsed.
+  """Ends the process if --config or a field is wrong, while flags are parsed.
 
   Args:
     argv: Command line.
 
   Raises:
-    SystemExit: If a flag or a config file names an unknown or renamed field.
+    SystemExit: If the config file does not exist, or if a flag or that file
+      names an unknown or renamed field.
   """
+  _check_config_file(argv)
   try:
     yield
   except (AttributeError, KeyError) as error:  # Unknown field, or section.
     line, is_refused = _find_line(error)
     if not is_refused:
       raise  # An error of the config file's own code.
-    given = [arg for arg in argv if arg.startswith('--config.')]
-    renamed = [
-      f'  config.{before} was renamed to config.{now}.'
-      for before, now in _RENAMED.items()
-      if before.rpartition('.')[2] in re.split('[\'"]', str(error))
-    ]
-    where = line or (f'in {given}' if given else 'in a flag')
     cause: Any = error
     while isinstance(cause, BaseException):
       cause = cause.args[0]
-    first, *others = str(cause).splitlines()
-    first = first.partition(' Other fields present:')[0]
-    hints = [f'  {each}' for each in others if each.startswith('Did you mean')]
-    hints += renamed
-    sys.exit(f'Refused: unknown field {where}: {first}{"".join(hints)}')
+    names = re.findall('[\'"](\\w+)[\'"]', str(cause))
+    field = names[0] if names else str(cause)
+    close = re.findall(r'Did you mean "(\w+)"', str(cause))
+    where = f'{line}: ' if line else ''
+    for path in [] if line else _flag_paths(argv):
+      if field in path:
+        field = '.'.join(path[: path.index(field) + 1])
+        break
+    renamed = [
+      f'  config.{before} was renamed to config.{now}.'
+      for before, now in _RENAMED.items()
+      if before.rpartition('.')[2] in names
+    ]
+    unknown = _describe_unknown(field, *close)
+    sys.exit(f'Refused: {where}{unknown}{"".join(renamed)}')
+
+
+def _describe_unknown(path: str, close: str = '') -> str:
+  """Returns the message on a field that does not exist.
+
+  Args:
+    path: Path of the field.
+    close: Name of a similar field beside it; '' for none.
+  """
+  if not close:
+    return f'{path}: unknown; configs/default.py has all fields.'
+  above = path.rpartition('.')[0]
+  return f'{path}: unknown; did you mean {above}{"." * bool(above)}{close}?'
+
+
+def _flag_paths(argv: Iterable[str]) -> list[list[str]]:
+  """Returns the parts of the paths of fields that flags set."""
+  flags = [arg.lstrip('-') for arg in argv if re.match('--?config[.]', arg)]
+  return [flag.partition('=')[0].split('.') for flag in flags]
+
+
+def _check_config_file(argv: Sequence[str]) -> None:
+  """Ends the process if --config names a file that does not exist."""
+  for arg, following in zip(argv, [*argv[1:], ''], strict=True):
+    name, is_joined, value = arg.partition('=')
+    file = (value if is_joined else following).partition(':')[0]
+    if name in ('--config', '-config') and not os.path.isfile(file):
+      sys.exit(
+        'Refused: --config: expected a file, such as configs/vgg16_bsp.py, got '
+        f'{file!r}, which does not exist.'
+      )
 
 
 def _find_line(error: BaseException) -> tuple[str, bool]:
@@ -661,7 +697,10 @@ def expand_values(
     ValueError: If there are neither one nor `count` values.
   """
   if len(values) not in (1, count):
-    raise ValueError(f'{field}: expected one value or {count}, got {values!r}.')
+    raise ValueError(
+      f'{field}: expected one value for all, such as '
+      f'{values[:1] or (1.0,)!r}, or one for each of {count}, got {values!r}.'
+    )
   return tuple(values) * (count // len(values))
 
 
@@ -720,10 +759,10 @@ def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
       raise ValueError(
         f'{path}.{field}: expected config.{now}, the new name of this field.'
       )
-    problem = 'unknown' if field in config else 'missing'
-    raise ValueError(
-      f'{path}.{field}: {problem}; expected the fields {sorted(default)}.'
-    )
+    if field not in config:
+      raise ValueError(f'{path}.{field}: missing.')
+    close = difflib.get_close_matches(field, default, n=1)
+    raise ValueError(_describe_unknown(f'{path}.{field}', *close))
   for field, value in default.items():
     got = config[field]
     if field == user_parts.SECTION and isinstance(got, ConfigDict):

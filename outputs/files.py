@@ -19,7 +19,7 @@ from typing import Any
 from absl import logging
 
 from outputs import atomic, formats, inputs, manifests, tracking
-from outputs.manifests import LOCAL, fingerprint
+from outputs.manifests import DISPLAY, LOCAL, fingerprint
 from outputs.transient import LIVE_S, FolderLock, start_limit_s
 
 # Fields of a manifest that must be equal for bit-identical results.
@@ -93,10 +93,17 @@ class RunFiles:
 
     Raises:
       OSError: If the folder cannot be made.
+      ValueError: If its path is that of a file, or lies below one.
       Busy: If another process has held the lock for that long.
     """
     if self._lock is None:
-      self.workdir.mkdir(parents=True, exist_ok=True)
+      try:
+        self.workdir.mkdir(parents=True, exist_ok=True)
+      except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(
+          f'workdir: expected a folder, got {str(self.workdir)!r}, which is a '
+          'file or lies below one.'
+        ) from error
       self._lock = FolderLock(
         self.workdir,
         busy='workdir: expected a folder of its own, but another run writes to '
@@ -135,6 +142,11 @@ class RunFiles:
     except BaseException:
       self.release()
       raise
+
+  @property
+  def has_earlier_starts(self) -> bool:
+    """True if the folder's run has begun before: see `claim`."""
+    return len(self._manifest.get('starts', [])) > 1
 
   def _check(self, manifest: Mapping[str, Any], run: str) -> None:
     """Writes the manifest, or compares it with that of the folder.
@@ -660,8 +672,8 @@ def _all_differences(
 
 def _differences(before: Any, now: Any, path: str) -> list[tuple[str, str]]:
   """Returns the fields that differ, each with a message."""
-  if path in ('config.checkpoint', tracking.FIELD):
-    return []  # They change no result.
+  if path in DISPLAY:
+    return []
   if not (isinstance(before, dict) and isinstance(now, dict)):
     line = f'{path}: expected {before!r}, got {now!r}.'
     if before is None and not path.startswith('own.'):

@@ -20,7 +20,7 @@ import numpy as np
 
 from configs import user_parts
 from learning import compilations
-from outputs import formats, inputs
+from outputs import formats, inputs, tracking
 
 # Fields of a config that may differ between the hosts of a run.
 LOCAL = (
@@ -29,7 +29,11 @@ LOCAL = (
   *('config.cluster.token_file', 'config.cluster.certificate_file'),
   *('config.cluster.key_file', 'config.cluster.tls_name'),
   *('config.cluster.workers_per_gpu', 'config.outputs.metrics_port'),
-  'config.outputs.mlflow',
+)
+# Fields of a config that change no result: a run may resume with others.
+DISPLAY = (
+  *('config.checkpoint', 'config.log_every', 'config.outputs.board'),
+  tracking.FIELD,
 )
 # Fields of a manifest that may differ between the starts of a run.
 START = (
@@ -105,8 +109,9 @@ def described(
 def fingerprint(described: Mapping[str, Any]) -> str:
   """Returns a short text that identifies a run.
 
-  Fields that may differ between hosts, the frequency of checkpoints, and paths
-  of files that the run reads have no influence; the content of the files has.
+  Fields that may differ between hosts, those that change no result (such as the
+  frequency of checkpoints), and paths of files that the run reads have no
+  influence; the content of the files has.
 
   Args:
     described: Result of `described`, or a manifest.
@@ -171,8 +176,7 @@ def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
 def _identify(described: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the parts of a manifest that identify a run: see `fingerprint`."""
   parts = {'config': copy.deepcopy(described['config'])}
-  del parts['config']['checkpoint']
-  for field in LOCAL:
+  for field in (*LOCAL, *DISPLAY):
     section, name = _section(parts, field)
     section.pop(name, None)  # Runs of earlier versions lack it.
   for field in inputs.identified_fields(described['files']):

@@ -225,7 +225,7 @@ def _parse(argv: list[str]) -> list[str]:
   )
   with sections.reject_unknown_flags(argv):
     config_file.define_flag(None, text)
-    flags.mark_flag_as_required('config')
+    paths.require_config()
     return app.parse_flags_with_usage(argv)
 
 

@@ -294,7 +294,8 @@ class Replica:
 
   def _log_end(self, session: Session[messages.ToReplica]) -> None:
     """Logs why the coordinator has ended a session."""
-    logging.info('Worker %d: %s', self.index, session.heartbeat.end)
+    end = session.heartbeat.end.describe()
+    logging.info('Worker %d %s.', self.index, end)
 
   def _receive(self, message: messages.ToReplica) -> None:
     """Queues a message of the coordinator; called by the heartbeat's thread.

@@ -142,7 +142,9 @@ class Session(Generic[T]):
       raise
     except TransportError as error:
       # The coordinator may know the reason, and sends it.
-      self.heartbeat.ended.wait(self._timeout_s / BEATS)
+      has_ended = self.heartbeat.ended.wait(self._timeout_s / BEATS)
+      if has_ended and self.heartbeat.end.kind in ('over', 'drained'):
+        return  # Streams end with the run.
       logging.info('Worker %d: %s', self._index, error)
     if self.heartbeat.invalid:
       raise self.heartbeat.invalid

@@ -339,6 +339,18 @@ class SessionEnd(Message, frozen=True):
   reason: Text
   is_finished: bool = False
 
+  def describe(self) -> str:
+    """Returns the end as a clause for logs, whose subject is the process."""
+    if self.kind == 'over':
+      return 'ends, as the run has ' + (
+        'finished' if self.is_finished else f'ended ({self.reason})'
+      )
+    if self.kind == 'drained':
+      return 'has left the run as it wanted to'
+    if self.kind == 'left':
+      return f'was evicted: {self.reason}'
+    return f'has lost the coordinator: {self.reason}'
+
 
 class Activity(Message, frozen=True):
   """Present activity of a process that starts, for logs.

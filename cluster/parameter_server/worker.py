@@ -263,7 +263,8 @@ class Worker:
 
   def _log_end(self, session: ParameterServerSession) -> None:
     """Logs why the coordinator has ended a session."""
-    logging.info('Worker %d: %s', self.index, session.heartbeat.end)
+    end = session.heartbeat.end.describe()
+    logging.info('Worker %d %s.', self.index, end)
 
   def _iterate(
     self,

@@ -238,7 +238,11 @@ class VirtualTest(parameterized.TestCase):
 
   @parameterized.parameters('asp', 'ssp', 'dssp', 'r2sp')
   def test_batching_that_needs_barriers_is_rejected_without_them(self, scheme):
-    message = 'config.batching.name: expected one that needs no barrier.*lb_bsp'
+    message = (
+      "config.batching.name: expected one of .'fixed', 'r2sp', "
+      f"'r2sp_released'., as config.sync.name '{scheme}' "
+      "has no barriers, got 'lb_bsp'"
+    )
     with self.assertRaisesRegex(ValueError, message):
       small.build(small.config(sync__name=scheme, batching__name='lb_bsp'))
 

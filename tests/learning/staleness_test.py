@@ -173,7 +173,7 @@ class VirtualTest(parameterized.TestCase):
     ),
     (
       {'staleness__polynomial__exponent': 1.0},
-      'config.staleness.polynomial.exponent: expected the default 0.5',
+      'config.staleness.polynomial.exponent: 1.0 is ignored by',
     ),
     ({'staleness__name': 'linear'}, r'config.staleness.name: .*\'constant\''),
     (

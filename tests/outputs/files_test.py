@@ -30,8 +30,10 @@ class FingerprintTest(parameterized.TestCase):
     {'cluster__token_file': '/run/token'},
     {'cluster__certificate_file': 'a.pem', 'cluster__key_file': 'b.pem'},
     {'checkpoint__keep': 7},
+    {'log_every': 7},
+    {'outputs__board': True},
   )
-  def test_fields_of_one_host_do_not_change_it(self, **changed):
+  def test_fields_of_one_host_or_of_displays_do_not_change_it(self, **changed):
     self.assertEqual(_fingerprint(**changed), _fingerprint())
 
   @parameterized.parameters(
@@ -39,6 +41,7 @@ class FingerprintTest(parameterized.TestCase):
     {'optimizer__learning_rate': 0.5},
     {'route__server__pipelined': True},
     {'cluster__timeout_s': 3.0},
+    {'data__ahead': 1},
   )
   def test_other_fields_change_it(self, **changed):
     self.assertNotEqual(_fingerprint(**changed), _fingerprint())

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import tempfile
 
 from absl.testing import absltest, parameterized
@@ -48,6 +49,39 @@ class ResumeTest(parameterized.TestCase):
     self._build()()
     self.assertLen(self._manifest['starts'], 2)
 
+  def test_other_log_rows_and_boards_change_no_result_of_a_resumed_run(self):
+    run = self._build(log_every=2, outputs__board=False)
+    run()
+    expected, _ = stopping.straight('asp')
+    got = stopping.results(run)
+    for name in ('summary', 'events', 'trace'):
+      self.assertEqual(got[name], expected[name])
+    self.assertEmpty([*self.folder.glob('events.out.tfevents.*')])
+
+    def evaluations(rows):
+      return [row for row in rows if row['kind'] == 'evaluation']
+
+    self.assertEqual(
+      *(evaluations(each['metrics']) for each in (got, expected))
+    )
+    logs = [row for row in got['metrics'] if row['kind'] == 'log']
+    self.assertGreater(len(logs), 2 * got['summary']['iterations'] / 7)
+
+  def test_a_start_that_has_to_begin_again_is_logged(self):
+    with self.assertNoLogs('absl', 'WARNING'):
+      self._build().files.release()  # It has a checkpoint.
+    shutil.rmtree(self.folder / 'checkpoints')
+    with self.assertLogs('absl', 'WARNING') as logs:
+      run = self._build()
+    self.assertRegex(logs.output[0], f'{self.folder} .*starts again')
+    run()
+    with self.assertNoLogs('absl', 'WARNING'):
+      self._build()  # It has finished.
+
+  def test_examples_leased_further_ahead_are_another_run(self):
+    with self.assertRaisesRegex(ValueError, 'config.data.ahead: expected 2'):
+      self._build(data__ahead=1)
+
   def test_another_kind_of_device_is_logged_and_recorded(self):
     def on_gpu(manifest):
       for part in (manifest, manifest['starts'][0]):
@@ -76,10 +110,10 @@ class ResumeTest(parameterized.TestCase):
 
   def test_a_field_that_the_run_does_not_have_is_named(self):
     def without(manifest):
-      del manifest['config']['log_every']
+      del manifest['config']['eval_every']
 
     self._change(without)
-    with self.assertRaisesRegex(ValueError, 'config.log_every: younger than'):
+    with self.assertRaisesRegex(ValueError, 'config.eval_every: younger than'):
       self._build()
 
 

@@ -58,14 +58,18 @@ class PlanTest(parameterized.TestCase):
     )
 
   @parameterized.named_parameters(
-    ('unknown', 'sync.nam=bsp', 'unknown field.*--config.sync.nam=bsp'),
-    ('no_section', 'snc.name=bsp', 'unknown field.*--config.snc.name'),
+    (
+      'unknown',
+      'sync.nam=bsp',
+      'config.sync.nam: unknown; did you mean config.sync.name',
+    ),
+    ('no_section', 'snc.name=bsp', 'config.snc: unknown'),
     ('renamed', 'sync.bsp.pipelined=True', 'was renamed'),
     ('type', 'seed=one', 'seed'),
     ('fraction', 'cluster.workers=2.5', 'cluster.workers'),
     ('tuple', 'cluster.speed.slowdown=fast', 'slowdown'),
     ('no_such', 'sync.name=bps', r"config.sync.name: expected one of .*'bps'"),
-    ('ignored', 'sync.ssp.bound=5', 'because config.sync.name is'),
+    ('ignored', 'sync.ssp.bound=5', '5 is ignored by config.sync.name'),
     ('range', 'cluster.workers=0', 'config.cluster.workers: expected more'),
     (
       'barrier',

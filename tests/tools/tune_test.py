@@ -450,7 +450,7 @@ class CommandTest(parameterized.TestCase):
     (('--workers=2', '--out=configs/demo.py'), '--out: expected a file that'),
     (
       ('--workers=2', '--out=best.py', '--config.sync.ssp.bound=5'),
-      'config.sync.ssp.bound: expected the default',
+      'config.sync.ssp.bound: 5 is ignored',
     ),
   )
   def test_refusals_name_the_flag(self, words, message):

@@ -97,7 +97,7 @@ def _parse(argv: list[str]) -> list[str]:
   config = 'Present config; --config.SECTION.FIELD=VALUE changes a field.'
   with sections.reject_unknown_flags(argv):
     config_file.define_flag(None, config)
-    flags.mark_flag_as_required('config')
+    paths.require_config()
     return app.parse_flags_with_usage(argv)
 
 

@@ -98,6 +98,32 @@ class SessionTest(parameterized.TestCase):
       self.assertTrue(session.heartbeat.ended.wait(_WAIT_S))
       self.assertEqual(self._hung, ['lost'])
 
+  @parameterized.parameters(('over', False), ('drained', False), ('left', True))
+  def test_errors_of_streams_are_logged_unless_the_run_is_over(
+    self, kind, is_logged
+  ):
+    end = messages.SessionEnd(kind, 'finished')
+    expect = self.assertLogs if is_logged else self.assertNoLogs
+    with (
+      expect('absl', 'INFO'),
+      self._open(_Stream(end)) as session,
+      session.suppress_errors(),
+    ):
+      self.assertTrue(session.heartbeat.ended.wait(_WAIT_S))
+      raise Closed('cancelled')
+
+  @parameterized.parameters(
+    ('over', 'finished', True, 'ends, as the run has finished'),
+    ('over', 'stopped', False, 'ends, as the run has ended (stopped)'),
+    ('left', 'it hangs', False, 'was evicted: it hangs'),
+    ('lost', 'no answer', False, 'has lost the coordinator: no answer'),
+  )
+  def test_the_end_of_a_session_is_told_in_words(
+    self, kind, reason, is_finished, text
+  ):
+    end = messages.SessionEnd(kind, reason, is_finished)
+    self.assertEqual(end.describe(), text)
+
   def test_a_request_that_arrives_at_once_is_answered(self):
     stream, answer = _Stream(messages.SaveResidual(3, (0, None, []))), object()
     with (
