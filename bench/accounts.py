@@ -140,11 +140,8 @@ def find_lost(
       lost.append((worker, iteration[worker] - 1))
     if event['event'] in ('leave', 'push'):
       running.discard(worker)
-    if event['event'] == 'push':
-      if 'into' in event['decision']:
-        pending[event['decision']['into']] += event['examples']
-      else:  # The scheme has dropped it.
-        lost.append((worker, iteration[worker] - 1))
+    if 'into' in event['decision']:  # A push that is not dropped.
+      pending[event['decision']['into']] += event['examples']
     for update in event['decision'].get('commit', ()):
       applied += pending.pop(update, 0)
     released = {*event['decision'].get('release', ())} - {*absent}

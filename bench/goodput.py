@@ -241,7 +241,8 @@ def capacity(mean_s: float, restart_s: float) -> float:
 
 def outcome(summary: Mapping[str, Any]) -> Outcome:
   """Returns the outcome of a run with this summary."""
-  lost = sum(each['examples'] for each in summary['lost'])
+  unused = [*summary['lost'], *summary['dropped']]
+  lost = sum(each['examples'] for each in unused)
   return Outcome(
     summary['examples'] / summary['virtual_s'], lost / summary['examples']
   )

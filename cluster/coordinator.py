@@ -201,7 +201,7 @@ class Coordinator:
 
     Called once the store has all of the push.  Carries out the scheme's
     decision: it may apply updates and release workers.  If the scheme drops the
-    push, its iteration is listed as lost, and others get its examples.
+    push, it is listed as dropped, and others get its examples.
 
     Args:
       index: Index of the worker.
@@ -231,7 +231,9 @@ class Coordinator:
     if decision.into is None:
       self._stream.give_back(index)
       self.store.discard(index)
-      self._record_lost(index, worker, time, 'The push came too late.')
+      self.recorder.record_dropped_push(
+        push, iteration=worker.iteration, computed=computed
+      )
       worker.is_iterating = False
       self._carry_out(decision, time)
       return
@@ -431,15 +433,9 @@ class Coordinator:
     """Records a worker's iteration as lost if it has not been pushed."""
     self._stream.leave(index)
     if worker.is_iterating:
-      self._record_lost(index, worker, time, reason)
-
-  def _record_lost(
-    self, index: int, worker: Progress, time: float, reason: str
-  ) -> None:
-    """Lists the iteration of a worker as lost."""
-    self.recorder.record_lost_iteration(
-      LostIteration(index, worker.iteration, worker.examples, time, reason)
-    )
+      self.recorder.record_lost_iteration(
+        LostIteration(index, worker.iteration, worker.examples, time, reason)
+      )
 
   def _notify(self, name: str, **event: Any) -> None:
     """Passes an event to the scheme, and carries out its decision."""

@@ -125,7 +125,7 @@ def judge(
       names = ', '.join(each.name for each in hidden)
       text = f'{len(hidden)} more {kind}s are slow: {names}'
       shown.append(Verdict(kind, names, None, None, text))
-  if not any(each.kind == 'worker' for each in found):
+  if not found:
     shown.append(_judge_nobody(compute_s, iterations, replay))
   return shown
 
@@ -175,7 +175,9 @@ def _judge_one(
   name = cluster.names[worker]
   when = _when(episodes, iterations)
   if kind == 'worker':
-    text = f'worker {name} computes {_times(ratio)} the median {when}'
+    text = (
+      f'worker {name} takes {_times(ratio, "to compute an iteration ")} {when}'
+    )
   else:
     text = f'link of worker {name}'
     usual = float(np.nanmedian(usual_s))
@@ -185,9 +187,9 @@ def _judge_one(
       text += f' carries {_rates(*rates)}: its transfers take'
     else:
       text += ': its transfers take'
-    text += f' {_times(ratio)} the median {when}'
+    text += f' {_times(ratio)} {when}'
   if math.isfinite(share.value):
-    text += f'; without it the run would take {share.text()} of its time'
+    text += f'; at their speed the run would take {_percent(share)} of its time'
   if kind == 'worker':
     notes = _correlates(worker, float(ratio.value), chosen, iterations, cluster)
     text += ''.join(f'; {note}' for note in notes)
@@ -214,7 +216,7 @@ def _judge_nobody(
   if not saved > _NEGLIGIBLE:
     text = (
       'no single worker: with all at the median the run would take '
-      f'{ideal.text()} of its time'
+      f'{_percent(ideal)} of its time'
     )
   else:
     explained = max(1 - slowest.value, 0.0) / saved
@@ -277,11 +279,20 @@ def _carry_forward(table: np.ndarray) -> np.ndarray:
   return np.take_along_axis(table, places, axis=0)
 
 
-def _times(ratio: Estimate) -> str:
+def _times(ratio: Estimate, what: str = '') -> str:
+  """Returns a ratio of seconds to the median of others, with its interval."""
   digits = 1 if ratio.value >= 2 else 2
   return (
-    f'{ratio.value:.{digits}f} times ({ratio.low:.{digits}f} to '
-    f'{ratio.high:.{digits}f})'
+    f'{ratio.value:.{digits}f} times as long {what}as the median of the others '
+    f'(95 %: {ratio.low:.{digits}f} to {ratio.high:.{digits}f})'
+  )
+
+
+def _percent(share: Estimate) -> str:
+  """Returns a share with its interval, in percent."""
+  return (
+    f'{100 * share.value:.0f} % ({100 * share.low:.0f} to '
+    f'{100 * share.high:.0f} %)'
   )
 
 
@@ -414,7 +425,9 @@ def judge_links(
       usual = float(np.median([each / plan for each, plan in rates.values()]))
       text += f' carries {_rates(Bps, planned_Bps * usual)}, as others do,'
     text += f' {when}'
-    text += f'; without it the run would take {share.value:.2f} of its time'
+    text += (
+      f'; without it the run would take {100 * share.value:.0f} % of its time'
+    )
     verdicts.append(Verdict('link', f'{src}-{dst}', None, share, text))
   verdicts = [each for each in verdicts if _costs(each)]
   verdicts.sort(key=lambda each: each.share.value if each.share else 1.0)
@@ -459,7 +472,7 @@ def judge_departures(found: departures.Departures) -> list[Verdict]:
     text += '; all workers were together too briefly to tell what that costs'
   elif found.share.high < 1 - _NEGLIGIBLE:
     text += (
-      f'; without departures the run would take {found.share.text()} of its '
+      f'; without departures the run would take {_percent(found.share)} of its '
       'time'
     )
   else:
@@ -494,7 +507,7 @@ def judge_server_links(
     text += (
       f': a connection over it carries {own:.3g} Mbit/s, one between other '
       f'hosts {usual:.3g} Mbit/s, {when}; without it the run would take '
-      f'{share.text()} of its time'
+      f'{_percent(share)} of its time'
     )
     verdicts.append(Verdict('link', host, None, share, text))
   verdicts = [each for each in verdicts if _costs(each)]

@@ -9,8 +9,26 @@ from sync.scheme import Push
 PHASES = ('pull', 'compute', 'push', 'wait')
 
 
+class DroppedPush(NamedTuple):
+  """A push that the scheme has put into no update.
+
+  Other workers get its examples.
+
+  Attributes:
+    worker: Index of the worker.
+    iteration: Number of the worker's iteration.
+    examples: Number of examples.
+    time: Time at which the push had arrived whole, seconds.
+  """
+
+  worker: int
+  iteration: int
+  examples: int
+  time: float
+
+
 class LostIteration(NamedTuple):
-  """An iteration whose gradient is not used; other workers get its examples.
+  """An iteration whose push never arrived; other workers get its examples.
 
   Attributes:
     worker: Index of the worker.
@@ -96,7 +114,7 @@ class Accounting:
   Attributes:
     seconds: Worker seconds in each phase; waiting is 'wait', transferring
       'pull' and 'push'.
-    iterations: Pushes that arrived whole.
+    iterations: Pushes that arrived whole, dropped ones included.
     updates: Updates applied, or skipped.
     examples: Examples in applied pushes.
     bytes: Bytes delivered, both ways.
@@ -105,7 +123,8 @@ class Accounting:
     applied_s: Seconds of computing gradients that were applied.
     staleness: Number of applied pushes by staleness, versions.
     pending: Pushes by update that is not yet applied.
-    lost: Iterations that were given up.
+    dropped: Pushes that arrived whole, but that the scheme put into no update.
+    lost: Iterations whose pushes never arrived.
     lost_states: States of inner optimizers that were lost with their workers.
     new_states: States of inner optimizers that began after the start.
     skipped: Pushes that were not applied, because they or their sum overflowed.
@@ -132,6 +151,7 @@ class Accounting:
   pending: dict[int, list[PendingPush]] = dataclasses.field(
     default_factory=dict
   )
+  dropped: list[DroppedPush] = dataclasses.field(default_factory=list)
   lost: list[LostIteration] = dataclasses.field(default_factory=list)
   lost_states: list[LostState] = dataclasses.field(default_factory=list)
   new_states: list[NewState] = dataclasses.field(default_factory=list)
@@ -164,15 +184,28 @@ class Accounting:
       computed: Number of examples with padding; 0 if nothing is computed.
       finite: Whether it is part of the update; if not, it is skipped.
     """
-    self.iterations += 1
-    self.pushed_examples += push.examples
-    self.computed_examples += computed
+    self._receive(push, computed)
     pushes = self.pending.setdefault(into, [])
     if not finite:
       self._skip(push.examples)
       return
     pushes.append(
       PendingPush(push.worker, iteration, pulled, push.compute_s, push.examples)
+    )
+
+  def add_dropped_push(
+    self, push: Push, *, iteration: int, computed: int
+  ) -> None:
+    """Counts a push that the scheme puts into no update.
+
+    Args:
+      push: The push, as the scheme gets it.
+      iteration: Number of the worker's iteration.
+      computed: Number of examples with padding; 0 if nothing is computed.
+    """
+    self._receive(push, computed)
+    self.dropped.append(
+      DroppedPush(push.worker, iteration, push.examples, push.time)
     )
 
   def add_update(self, update: int, *, applied: bool = True) -> int:
@@ -200,6 +233,12 @@ class Accounting:
     """Removes the newest lost state of a worker, whose process has it still."""
     mine = [lost for lost in self.lost_states if lost.worker == worker]
     self.lost_states.remove(mine[-1])
+
+  def _receive(self, push: Push, computed: int) -> None:
+    """Counts a push that has arrived whole."""
+    self.iterations += 1
+    self.pushed_examples += push.examples
+    self.computed_examples += computed
 
   def _skip(self, examples: int) -> None:
     self.skipped += 1
@@ -250,6 +289,7 @@ class Accounting:
       'bytes': self.bytes,
       'worker_seconds': dict(self.seconds),
       'pending': [push._asdict() for push in pending],
+      'dropped': [dropped._asdict() for dropped in self.dropped],
       'lost': [lost._asdict() for lost in self.lost],
       'lost_states': [lost._asdict() for lost in self.lost_states],
       'new_states': [new._asdict() for new in self.new_states],

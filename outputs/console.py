@@ -111,7 +111,16 @@ class Console:
       'time in all': _number(summary['time_s'], '.2f'),
       'iterations': str(summary['iterations']),
       'updates': str(summary['updates']),
+      **{
+        label: str(len(summary[name]))
+        for label, name in (
+          ('dropped pushes', 'dropped'),
+          ('lost iterations', 'lost'),
+        )
+        if summary[name]
+      },
       'waiting share': _number(summary['waiting_share'], '.1%'),
+      'transfer share': _number(_transfer_share(summary), '.1%'),
       'mean staleness': _number(summary['staleness_mean'], '.2f'),
       'largest staleness': _number(summary['staleness_max'], 'd'),
       'goodput': _number(summary['goodput'], '.1%'),
@@ -126,6 +135,13 @@ def _figure(name: str, value: float | None) -> tuple[str, str]:
   """Returns the label and the text of a figure."""
   label, form = _FIGURES[name]
   return label, _number(value, form)
+
+
+def _transfer_share(summary: Mapping[str, Any]) -> float | None:
+  """Returns the share of the workers' time in transfers; None at the start."""
+  seconds = summary['worker_seconds']
+  whole_s = sum(seconds.values())
+  return (seconds['pull'] + seconds['push']) / whole_s if whole_s else None
 
 
 def _number(value: float | None, form: str) -> str:

@@ -359,8 +359,22 @@ class Recorder:
         )
       )
 
+  def record_dropped_push(
+    self, push: Push, *, iteration: int, computed: int
+  ) -> None:
+    """Records a push that the scheme puts into no update.
+
+    Args:
+      push: The push, as the scheme gets it.
+      iteration: Number of the worker's iteration.
+      computed: Number of examples with padding; 0 if nothing is computed.
+    """
+    self.accounting.add_dropped_push(
+      push, iteration=iteration, computed=computed
+    )
+
   def record_lost_iteration(self, lost: LostIteration) -> None:
-    """Records an iteration whose gradient is not used."""
+    """Records an iteration whose push never arrived."""
     self.accounting.lost.append(lost)
 
   def record_transfer(self, size_bytes: int) -> None:

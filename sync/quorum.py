@@ -123,7 +123,7 @@ def make(*, num_workers: int, minimum: int, grace: float, late: str) -> Quorum:
     grace: Length of the grace window as a share of the time from the round's
       start to its quorum; a number of at least 0.
     late: 'count' to sum a late push into the update of the round in which it
-      arrives; 'drop' to give its examples back and list its iteration as lost.
+      arrives; 'drop' to give its examples back and list it as dropped.
 
   Raises:
     ValueError: If an argument is out of range.

@@ -184,6 +184,11 @@ def compare(
   """
   # All cores train one run at a time: the last bits of results depend on them.
   options = driver.Options(out, jobs=1)
+  print(
+    f'{len(runs)} runs, one at a time: the end of each shows the time that is '
+    'left, and the first one how long all will take.',
+    flush=True,
+  )
   with tempfile.TemporaryDirectory() as programs:
     code = driver.run_points(
       SharedConfig(file, {}),

@@ -89,12 +89,16 @@ def diagnose_run(path: pathlib.Path) -> list[Verdict]:
     return judged
   left = departures.measure(list(records.read_all_events(path)), count)
   away = verdicts.judge_departures(left)
-  if not cluster.has_links:
-    return [*away, *judged, *links.judge(path)]
-  of_links = links.judge_servers(path, cluster.hosts)
-  if of_links and of_links[0].kind == 'insufficient':
-    return [*away, *judged, *of_links]
-  return [*away, *of_links, *judged]
+  if cluster.has_links:
+    of_links = links.judge_servers(path, cluster.hosts)
+  else:
+    of_links = links.judge(path)
+  is_known = all(each.kind != 'insufficient' for each in of_links)
+  if judged[0].kind == 'none' and (away or (of_links and is_known)):
+    judged = []  # Something else is to blame.
+  if cluster.has_links and is_known:
+    return [*away, *of_links, *judged]
+  return [*away, *judged, *of_links]
 
 
 def diagnose_csv(file: pathlib.Path) -> list[Verdict]:

@@ -259,6 +259,7 @@ def _figures(
   groups: Groups, timelines: int | None
 ) -> Iterator[tuple[str, Figure]]:
   """Yields the pictures with their names."""
+  time_label = records.time_label(itertools.chain(*groups.values()))
   for name in _drawn_figures(groups):
     found = _values(
       groups, name, functools.partial(curves.measured, figure=name)
@@ -269,7 +270,10 @@ def _figures(
         label: [*filter(None, map(find, groups[label]))] for label in found
       }
       picture = name if against == 'time' else f'{name}-{against}'
-      yield picture, curves.draw(lines, against, figure_name=name)
+      yield (
+        picture,
+        curves.draw(lines, against, figure_name=name, time_label=time_label),
+      )
   if counts := _values(groups, 'staleness', operator.attrgetter('staleness')):
     yield 'staleness', _draw_staleness(counts)
   if seconds := _values(groups, 'waiting', operator.attrgetter('seconds')):
@@ -279,7 +283,7 @@ def _figures(
   if gaps := _values(groups, 'gaps', measures.gaps):
     yield 'gaps', measures.draw_gaps(gaps)
   if rates := _values(groups, 'bandwidth', measures.bandwidth):
-    yield 'bandwidth', measures.draw_bandwidth(rates)
+    yield 'bandwidth', measures.draw_bandwidth(rates, time_label)
   if ratios := measures.speed_ups(_over_workers(groups)):
     yield 'speed-up', measures.draw_speed_ups(ratios)
   for name, label, run in _named_runs(groups, timelines):

@@ -4,21 +4,25 @@
 
 Compares metrics, events, timeline and summary of two folders.  Fields of real
 time, which start with `wall_`, are ignored.  The exit status is 1 if anything
-else differs; the first difference of each file is printed.
+else differs; fields of the configs that differ are printed, then the first
+difference of each file, with long values cut.
 """
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from absl import app
 
 from tools.reading import checking, records
 
+_MOST = 12  # Differences that are printed of a config, or of a row.
+_LONGEST = 60  # Characters of a printed value.
 _FILES = ('metrics.jsonl', 'events.jsonl', 'trace.json', 'summary.json')
 
 
 def differences(before: pathlib.Path, after: pathlib.Path) -> Iterator[str]:
-  """Yields the first difference of each file of two runs, as text.
+  """Yields the differences of the configs and the first one of each file.
 
   Args:
     before: Folder of a run.
@@ -28,6 +32,10 @@ def differences(before: pathlib.Path, after: pathlib.Path) -> Iterator[str]:
     OSError: If a file is missing.
     ValueError: If a file is not valid JSON.
   """
+  configs = [
+    dict(_fields(records.read_config(path))) for path in (before, after)
+  ]
+  yield from (f'config.{text}' for text in _describe(*configs))
   for name in _FILES:
     rows = [
       [records.without_real_time(row) for row in records.read_rows(path / name)]
@@ -35,10 +43,42 @@ def differences(before: pathlib.Path, after: pathlib.Path) -> Iterator[str]:
     ]
     found = checking.first_difference(zip(*rows, strict=False))
     if found:
-      fields = checking.describe_fields(found.before, found.after)
+      fields = '; '.join(_describe(found.before, found.after))
       yield f'{name}: row {found.row}: {fields}'
     elif len(rows[0]) != len(rows[1]):
       yield f'{name}: {len(rows[0])} and {len(rows[1])} rows'
+
+
+def _fields(
+  section: Mapping[str, Any], above: str = ''
+) -> Iterator[tuple[str, Any]]:
+  """Yields the path and the value of every field of a config."""
+  for name, value in section.items():
+    if isinstance(value, Mapping):
+      yield from _fields(value, f'{above}{name}.')
+    else:
+      yield above + name, value
+
+
+def _describe(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+  """Returns the fields in which two objects differ, with both values."""
+  fields = sorted(
+    name
+    for name in before.keys() | after.keys()
+    if before.get(name) != after.get(name)
+  )
+  texts = [
+    f'{field} {_cut(before.get(field))} and {_cut(after.get(field))}'
+    for field in fields[:_MOST]
+  ]
+  more = len(fields) - _MOST
+  return [*texts, f'and {more} other fields'] if more > 0 else texts
+
+
+def _cut(value: Any) -> str:
+  """Returns a value as text that is not too long."""
+  text = repr(value)
+  return text if len(text) <= _LONGEST else f'{text[: _LONGEST - 4]} ...'
 
 
 def main(argv: list[str]) -> None:

@@ -265,6 +265,7 @@ class EventLoop:
       iterations=accounting.iterations,
       updates=accounting.updates,
       examples=accounting.examples,
+      dropped_examples=sum(each.examples for each in [*accounting.dropped]),
       lost_examples=sum(each.examples for each in [*accounting.lost]),
       delivered_bytes=accounting.bytes,
       workers_alive=sum(m.stream is not None for m in self._members),

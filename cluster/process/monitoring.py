@@ -35,7 +35,8 @@ class Status(NamedTuple):
     iterations: Pushes that have arrived whole.
     updates: Updates applied or skipped.
     examples: Examples in applied updates.
-    lost_examples: Examples of iterations that were given up.
+    dropped_examples: Examples of pushes that the scheme has dropped.
+    lost_examples: Examples of iterations whose pushes never arrived.
     delivered_bytes: Bytes of pushes and pulls, or of sums, that have arrived.
     workers_alive: Workers that take part.
     membership_epoch: Number of the membership epoch; -1 before the first, and
@@ -47,6 +48,7 @@ class Status(NamedTuple):
   iterations: int
   updates: int
   examples: int
+  dropped_examples: int
   lost_examples: int
   delivered_bytes: int
   workers_alive: int
@@ -60,10 +62,15 @@ _METRICS = {
   'iterations': ('iterations_total', 'counter', 'Pushes arrived whole.'),
   'updates': ('updates_total', 'counter', 'Updates applied or skipped.'),
   'examples': ('examples_total', 'counter', 'Examples in applied updates.'),
+  'dropped_examples': (
+    'dropped_examples_total',
+    'counter',
+    'Examples of pushes that the scheme has dropped.',
+  ),
   'lost_examples': (
     'lost_examples_total',
     'counter',
-    'Examples of iterations that were given up.',
+    'Examples of iterations whose pushes never arrived.',
   ),
   'delivered_bytes': ('delivered_bytes_total', 'counter', 'Bytes arrived.'),
   'workers_alive': ('workers_alive', 'gauge', 'Workers that take part.'),

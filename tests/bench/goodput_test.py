@@ -24,11 +24,12 @@ class FiguresTest(absltest.TestCase):
   def test_capacity_is_the_share_of_life(self):
     self.assertEqual(goodput.capacity(24.0, 8.0), 0.75)
 
-  def test_an_outcome_counts_applied_and_lost_examples(self):
+  def test_an_outcome_counts_applied_and_unused_examples(self):
     summary = {
       'examples': 200,
       'virtual_s': 50.0,
-      'lost': [{'examples': 8}, {'examples': 2}],
+      'lost': [{'examples': 3}, {'examples': 2}],
+      'dropped': [{'examples': 5}],
     }
     self.assertEqual(goodput.outcome(summary), (4.0, 0.05))
 

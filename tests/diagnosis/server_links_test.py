@@ -139,7 +139,7 @@ class JudgeTest(absltest.TestCase):
       found.text,
       'link of host b (worker 1, 2): a connection over it carries 16 Mbit/s, '
       'one between other hosts 160 Mbit/s, since the start; without it the run '
-      'would take 0.28 (0.28 to 0.28) of its time',
+      'would take 28 % (28 to 28 %) of its time',
     )
 
   def test_since_when_it_is_slow(self):

@@ -1,9 +1,13 @@
 """Tests for what a run counts: times, staleness, examples, rows, schedules."""
 
+import contextlib
+import io
 import json
+import re
 
 from absl.testing import absltest, parameterized
 
+from outputs import console
 from tests.support import small
 
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
@@ -67,6 +71,33 @@ class AccountTest(parameterized.TestCase):
     self.assertEqual(used + outstanding, issued)
     self.assertGreaterEqual(summary['examples'], 2 * 192)
 
+  def _table(self, run, summary):
+    """Returns the table that ends a run."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+      console.Console(target=1, clock='virtual').table(run.name, summary)
+    return output.getvalue()
+
+  def test_the_table_has_shares_that_add_up_and_iterations_that_are_lost(self):
+    run, summary = small.execute(
+      sync__name='asp',
+      cluster__network__worker_up_Bps=(3e5,),
+      cluster__script=((0.2, 'leave', 0), (0.7, 'join', 0)),
+    )
+    table = self._table(run, summary)
+    share = r'{} +│ +([\d.]+)% '
+    shares = [
+      float(re.search(share.format(name), table)[1])
+      for name in ('goodput', 'transfer share', 'waiting share')
+    ]
+    seconds = summary['worker_seconds']
+    moving = (seconds['pull'] + seconds['push']) / sum(seconds.values())
+    self.assertAlmostEqual(shares[1], 100 * moving, delta=0.06)
+    self.assertGreater(moving, 0.05)
+    self.assertBetween(sum(shares), 90, 100.15)  # One iteration is lost.
+    self.assertLen(summary['lost'], 1)
+    self.assertRegex(table, r'lost iterations +│ +1 ')
+    self.assertNotIn('dropped', table)
+
   def test_dropped_pushes_are_listed_and_their_examples_issued_again(self):
     run, summary = small.execute(
       sync__name='quorum',
@@ -85,12 +116,23 @@ class AccountTest(parameterized.TestCase):
       if row['event'] == 'push' and 'into' not in row['decision']
     ]
     self.assertEqual({row['worker'] for row in dropped}, {2})
-    self.assertLen(summary['lost'], len(dropped))
     self.assertEqual(
-      [lost['iteration'] for lost in summary['lost']], [*range(len(dropped))]
+      [
+        (each['worker'], each['iteration'], each['time'])
+        for each in summary['dropped']
+      ],
+      [(2, n, row['time']) for n, row in enumerate(dropped)],
     )
-    self.assertEqual(summary['iterations'], 24)
+    self.assertEqual(summary['lost'], [])
     self.assertLen(dropped, 12 // 3)
+    self.assertEqual(summary['iterations'], 24 + len(dropped))
+    self.assertEqual(
+      summary['iterations'],
+      len([row for row in events if row['event'] == 'push']),
+    )
+    table = self._table(run, summary)
+    self.assertRegex(table, rf'dropped pushes +│ +{len(dropped)} ')
+    self.assertNotIn('lost', table)
     self.assertEqual(summary['examples'], 192)
     outstanding = sum(stop - start for start, stop in summary['outstanding'])
     issued = run.runtime.coordinator.issued

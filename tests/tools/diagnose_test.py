@@ -71,6 +71,18 @@ class RunTest(parameterized.TestCase):
       found.share.value, seconds[1] / seconds[0], delta=0.04
     )
 
+  def test_a_sentence_says_what_is_compared_and_what_it_costs(self):
+    (found,) = diagnose.diagnose_run(
+      _run(cluster__speed__slowdown=(1, 1, 2, 1), cluster__speed__fixed_s=0.0)
+    )
+    (sentence,) = diagnose.sentences([found])
+    self.assertRegex(
+      sentence,
+      r'^Worker 2 takes 2\.\d times as long to compute an iteration as the '
+      r'median of the others \(95 %: 2\.\d to 2\.\d\) since the start; at '
+      r'their speed the run would take 5\d % \(\d\d to \d\d %\) of its time\.$',
+    )
+
   def test_equal_workers_are_not_blamed(self):
     (found,) = diagnose.diagnose_run(_run())
     self.assertEqual(found.kind, 'none')
@@ -87,7 +99,7 @@ class RunTest(parameterized.TestCase):
       cluster__network__worker_down_Bps=rates,
     )
     found = diagnose.diagnose_run(folder)
-    self.assertEqual([each.kind for each in found], ['link', 'none'])
+    self.assertEqual([each.kind for each in found], ['link'])
     self.assertStartsWith(
       found[0].text, 'link of worker 3 carries 0.08 of 0.4 Mbit/s'
     )

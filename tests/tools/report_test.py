@@ -16,7 +16,7 @@ from outputs.files import RunFiles
 from outputs.manifests import manifest
 from tests.support import small
 from tools import report
-from tools.drawing import curves, measures
+from tools.drawing import curves, measures, timeline
 from tools.reading import records
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -316,6 +316,15 @@ class PictureTest(parameterized.TestCase):
       shown = dict(list(found.items())[:count])
       (axes,) = curves.draw(shown, 'time').axes
       self.assertAlmostEqual(axes.get_ylim()[0], floor)
+
+  def test_axes_say_whose_time_it_is(self):
+    run = records.load(_run_folder('bsp', 0))
+    (axes,) = timeline.draw('bsp', run).axes
+    self.assertEqual(axes.get_xlabel(), 'virtual time (s)')
+    cluster = {**run.config['cluster'], 'runtime': 'distributed'}
+    real = run._replace(config={**run.config, 'cluster': cluster})
+    self.assertEqual(records.time_label([real]), 'time (s)')
+    self.assertEqual(records.time_label([run, real]), 'time (s)')
 
   def test_runs_that_measured_no_accuracy_are_named(self):
     folder = _write_run(workers=100)

@@ -26,6 +26,17 @@ class SameTest(parameterized.TestCase):
     other = pathlib.Path(run.files.workdir)
     self.assertEqual(list(same.differences(self.folder, other)), [])
 
+  def test_of_two_configs_the_fields_come_first_and_values_are_cut(self):
+    run, _ = small.execute(
+      epochs=0.6, time_to=tuple(n / 100 for n in range(1, 99))
+    )
+    other = pathlib.Path(run.files.workdir)
+    found = list(same.differences(self.folder, other))
+    self.assertEqual(found[0], 'config.epochs 0.5 and 0.6')
+    self.assertRegex(found[1], r'^config.time_to \[.*\] and \[0.01, .* \.\.\.$')
+    self.assertRegex(found[2], '^[a-z]+[.]json')
+    self.assertLess(len('\n'.join(found)), 3000)
+
   @parameterized.parameters(
     ('metrics.jsonl', 'time'), ('events.jsonl', 'time'), ('trace.json', 'ts')
   )

@@ -140,9 +140,25 @@ class ProgressTest(parameterized.TestCase):
       ('leave', 1, 1.0, {}),
     )
     self.assertEqual(progress.workers[1].phase, LEFT)
+    self.assertEqual(progress.lost, 1)
     self._take(progress, ('join', 1, 3.0, {'release': [1]}))
     self.assertEqual(progress.workers[1].phase, 'computing')
     self.assertIsNone(progress.workers[1].speed)
+
+  def test_dropped_pushes_and_lost_iterations_are_those_of_the_summary(self):
+    run, summary = small.execute(
+      sync__name='quorum',
+      sync__quorum__late='drop',
+      cluster__script=((0.25, 'leave', 0), (0.7, 'join', 0)),
+    )
+    progress = Progress(is_allreduce=False)
+    for row in small.rows(run, 'events.jsonl'):
+      progress.take(row)
+    self.assertGreater(progress.dropped, 0)
+    self.assertLen(summary['dropped'], progress.dropped)
+    self.assertLen(summary['lost'], progress.lost)
+    page = _show(pathlib.Path(run.files.workdir))
+    self.assertIn(f'{progress.dropped} dropped pushes, ', page)
 
   def test_stragglers_appear_and_end(self):
     progress = Progress(is_allreduce=False)

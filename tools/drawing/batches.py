@@ -45,7 +45,7 @@ def draw(label: str, run: RunRecord) -> Figure | None:
     axes.step(times, examples, label=f'worker {worker}', linewidth=1)
   if len(pushes) > _SHOWN:
     label = f'{label} ({_SHOWN} of {len(pushes)} workers)'
-  axes.set(xlabel='time (s)', ylabel='worker batch (examples)')
+  axes.set(xlabel=records.time_label([run]), ylabel='worker batch (examples)')
   axes.set_xlim(left=0)
   axes.set_ylim(bottom=0)
   axes.set_title(label, loc='left', fontsize='medium')

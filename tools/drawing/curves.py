@@ -72,6 +72,7 @@ def draw(
   against: str,
   *,
   figure_name: str = 'accuracy',
+  time_label: str = AGAINST['time'],
 ) -> Figure:
   """Draws the median of the seeds by label, and the seeds of a few labels.
 
@@ -79,6 +80,7 @@ def draw(
     curves: Curves of the seeds, by label.
     against: One of `AGAINST`.
     figure_name: One of `FIGURES`.
+    time_label: Label of the axis of times.
   """
   axis_label, factor = FIGURES[figure_name]
   figure = Figure((9.5, 5))
@@ -92,7 +94,8 @@ def draw(
     for times, values in curves[label] if len(curves) <= _SEEDS else ():
       color = look_['color']
       axes.plot(times, factor * values, linewidth=0.6, alpha=0.4, color=color)
-  axes.set(xlabel=AGAINST[against], ylabel=axis_label)
+  along = time_label if against == 'time' else AGAINST[against]
+  axes.set(xlabel=along, ylabel=axis_label)
   axes.set_xlim(left=0)
   if figure_name == 'accuracy':
     axes.set_ylim(_floor(medians.values()), min(axes.get_ylim()[1], 100.5))

@@ -121,7 +121,9 @@ def steps(found: Mapping[str, Any]) -> tuple[float, list[float]]:
   return found['window_s'] * several, rates
 
 
-def draw_bandwidth(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+def draw_bandwidth(
+  found: Mapping[str, Sequence[Mapping[str, Any]]], time_label: str
+) -> Figure:
   """Draws the bytes per second over time, of the first seed of each label."""
   figure = Figure((9.5, 4.2))
   axes = figure.subplots()
@@ -130,7 +132,7 @@ def draw_bandwidth(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     edges = step_s * np.arange(len(rates) + 1)
     name = f'{look.wrap(label)}\n(mean {np.mean(first["Bps"]) / 1e6:.3g})'
     axes.stairs(rates, edges, label=name, baseline=None, **look.line(index))
-  axes.set(xlabel='time (s)', ylabel='pushes and pulls that arrive (MB/s)')
+  axes.set(xlabel=time_label, ylabel='pushes and pulls that arrive (MB/s)')
   axes.set_xlim(left=0)
   axes.set_ylim(bottom=0)
   axes.grid(alpha=0.3)
@@ -164,7 +166,7 @@ def draw_traffic(label: str, run: RunRecord) -> Figure | None:
     axes.stairs(size * rates / 1e6, edges, fill=True, color=color, alpha=0.85)
     axes.set_ylabel(f'{way} (MB/s)')
     axes.grid(alpha=0.3)
-  axes.set(xlim=run.window, xlabel='time (s)')
+  axes.set(xlim=run.window, xlabel=records.time_label([run]))
   axes.set_ylim(bottom=0)
   title = f'{label}; bytes spread evenly over the time of each transfer'
   grid[0, 0].set_title(title, loc='left', fontsize='medium')

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from outputs.accounting import PHASES
+from tools.reading import records
 from tools.reading.records import RunRecord
 
 COLORS = dict(
@@ -37,7 +38,7 @@ def draw(label: str, run: RunRecord) -> Figure:
   workers = run.config['cluster']['workers']
   if len(run.workers) < workers:
     label = f'{label} ({len(run.workers)} of {workers} workers)'
-  axes.set(xlim=run.window, xlabel='time (s)')
+  axes.set(xlim=run.window, xlabel=records.time_label([run]))
   axes.set_title(label, loc='left', fontsize='medium')
   figure.legend(loc='outside right upper', ncols=5)
   return figure

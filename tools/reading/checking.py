@@ -2,7 +2,7 @@
 
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from absl import app, flags
@@ -73,15 +73,3 @@ def first_difference(pairs: Iterable[tuple[_T, _T]]) -> Difference | None:
     if before != after:
       return Difference(index, before, after)
   return None
-
-
-def describe_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-  """Returns the fields in which two objects differ, with both values."""
-  fields = sorted(
-    name
-    for name in before.keys() | after.keys()
-    if before.get(name) != after.get(name)
-  )
-  return '; '.join(
-    f'{name} {before.get(name)!r} and {after.get(name)!r}' for name in fields
-  )

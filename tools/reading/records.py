@@ -75,6 +75,12 @@ class RunRecord(NamedTuple):
   summary: Mapping[str, Any] | None = None
 
 
+def time_label(runs: Iterable[RunRecord]) -> str:
+  """Returns the label of an axis with the times of runs."""
+  clocks = {run.config['cluster']['runtime'] for run in runs}
+  return 'virtual time (s)' if clocks == {'virtual'} else 'time (s)'
+
+
 def load(path: str | pathlib.Path) -> RunRecord:
   """Returns the record of a run.
 

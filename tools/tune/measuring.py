@@ -25,7 +25,7 @@ from tools.reading import iterations, records
 from tools.tune import writing
 
 LEAST = 20  # Iterations of each worker, if there is time for them.
-_LONGEST = 4  # Multiple of its seconds after which a run is ended anyway.
+LONGEST = 4  # Multiple of its seconds after which a run is ended anyway.
 _START_S = 300.0  # Time until the first push.
 _END_S = 60.0  # Time to end after SIGTERM.
 _SETTLED = 0.2  # Share of a run that is omitted at its start.
@@ -238,7 +238,7 @@ def _wait(
       first = now if _least_pushes(workdir, workers) else math.inf
     elif now - first > seconds:
       enough = _least_pushes(workdir, workers) >= LEAST
-      if enough or now - first > _LONGEST * seconds:
+      if enough or now - first > LONGEST * seconds:
         return
 
 

@@ -87,6 +87,8 @@ def tune(
   plain = candidates.measuring_config(config)
   is_plain = plain == config
 
+  log(_describe_length(run_s, is_plain=is_plain))
+
   def measure_base(config: ConfigDict, name: str) -> Measurement:
     seconds = run_s if config == plain and is_plain else _SHORT * run_s
     return run(launcher, config, folder / name, seconds)
@@ -136,6 +138,23 @@ def tune(
     trials=trials,
     rejected=[*rejected, *unknown],
     decision=decision,
+  )
+
+
+def _describe_length(run_s: float, *, is_plain: bool) -> str:
+  """Returns how long a tuning takes, as text for the log.
+
+  Args:
+    run_s: Seconds of a run.
+    is_plain: Whether the present config is that of the first measurement.
+  """
+  # The cluster and its links, the present config twice, the candidates.
+  least_s = run_s * (1 + (0 if is_plain else _SHORT))
+  most_s = run_s * (_SHORT + deciding.MOST + 2 + (0 if is_plain else _SHORT))
+  return (
+    f'Takes {least_s / 60:.1f} to {most_s / 60:.1f} minutes of training, up to '
+    f'{measuring.LONGEST} times as long where iterations are slow, and the '
+    f'starts of up to {deciding.MOST + (3 if is_plain else 4)} runs.'
   )
 
 

@@ -91,6 +91,13 @@ class Page:
       f'epoch {last["epoch"]:.2f} of {config["epochs"]:g}, '
       f'{last["updates"]} updates, {last["iterations"]} iterations',
     )
+    unused = {
+      'dropped pushes': self._progress.dropped,
+      'lost iterations': self._progress.lost,
+    }
+    if any(unused.values()):
+      text = ', '.join(f'{number} {name}' for name, number in unused.items())
+      table.add_row('not applied', text)
     table.add_row('time', self._describe_time(last))
     figures = []
     for name, (label, form) in _FIGURES.items():

@@ -128,6 +128,8 @@ class Progress:
     staleness: Number of applied pushes by staleness, versions.
     stragglers: Workers and links that are slow now, as text, with the time
       since which they are.
+    dropped: Number of pushes that the scheme put into no update.
+    lost: Number of iterations that ended with their worker.
   """
 
   def __init__(self, is_allreduce: bool):
@@ -143,6 +145,7 @@ class Progress:
     self.link_rates: list[Mapping[str, Any]] = []
     self.staleness: collections.Counter[int] = collections.Counter()
     self.stragglers: dict[str, float] = {}
+    self.dropped = self.lost = 0
     self._pending: dict[int, list[tuple[int, int]]] = {}
 
   def lead(self, rank: int) -> int:
@@ -174,7 +177,11 @@ class Progress:
       if 'into' in decision:
         pushes = self._pending.setdefault(decision['into'], [])
         pushes.append((row['worker'], pulled))
+      else:
+        self.dropped += 1
     elif worker and row['event'] == 'leave':
+      # Workers that are absent at the start leave at once.
+      self.lost += worker.phase == COMPUTING and now > worker.since
       worker.leave(now)
     for update in decision.get('commit', ()):
       self._commit(update)

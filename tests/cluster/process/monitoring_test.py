@@ -18,7 +18,7 @@ from cluster.process.roles import free_ports
 from tests.support import processes, requires, small
 from tests.support.streams import wait_until
 
-_STATUS = monitoring.Status(7, 3, 24, 8, 999, 2, 1, 0.5, True)
+_STATUS = monitoring.Status(7, 3, 24, 5, 8, 999, 2, 1, 0.5, True)
 
 
 def _get(port, path, host='127.0.0.1'):
@@ -49,6 +49,7 @@ class MonitorTest(absltest.TestCase):
     self.assertEqual(code, 200)
     values = _values(text)
     self.assertEqual(values['syncopate_iterations_total'], 7)
+    self.assertEqual(values['syncopate_dropped_examples_total'], 5)
     self.assertEqual(values['syncopate_lost_examples_total'], 8)
     self.assertEqual(values['syncopate_idle_seconds'], 0.5)
     for name in values:
