@@ -384,12 +384,12 @@ def _batching(
 ) -> Batching:
   factors = speed.model.num_driving if speed else len(driving.NAMES)
   chosen = batching.make(config, choose, num_factors=factors)
-  fits = getattr(scheme, 'has_barriers', False) or not chosen.needs_barriers
-  usable = (
-    f'one of {batching.names_without_barriers()}, as config.sync.name '
-    f'{config.sync.name!r} has no barriers'
-  )
-  require(fits, 'config.batching.name', usable, config.batching.name)
+  if chosen.needs_barriers and not getattr(scheme, 'has_barriers', False):
+    raise ValueError(
+      'config.batching.name: expected one of '
+      f'{batching.names_without_barriers()}, as config.sync.name '
+      f'{config.sync.name!r} has no barriers, got {config.batching.name!r}.'
+    )
   return chosen
 
 

@@ -63,9 +63,13 @@ def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
 
 
 def names_without_barriers() -> list[str]:
-  """Returns the names of the batchings that work without barriers."""
+  """Returns the names of our batchings that work without barriers."""
   section = default.get_config().batching
-  names = [name for name in section if isinstance(section[name], ConfigDict)]
+  names = [
+    name
+    for name in section
+    if isinstance(section[name], ConfigDict) and name != user_parts.SECTION
+  ]
   return [
     name
     for name in names
