@@ -7,6 +7,7 @@ fields of its `make`.
 """
 
 import math
+from typing import Any
 
 import ml_collections
 from ml_collections import ConfigDict, FieldReference
@@ -605,6 +606,22 @@ def get_config() -> ml_collections.ConfigDict:
       section = section[part]
     section.own.unlock()  # Its fields depend on the user's module.
   return config
+
+
+def read_section(path: str) -> dict[str, Any]:
+  """Returns the fields of a section with their defaults.
+
+  They are the arguments of `make` of the section's module, for use without a
+  run.
+
+  Args:
+    path: Path of the section, such as 'sync.ssp'.
+  """
+  section = get_config()
+  for name in path.split('.'):
+    section = section[name]
+  fields: dict[str, Any] = section.to_dict()
+  return fields
 
 
 def _add_training(network: ConfigDict, *, steps: int, decay: float) -> None:
