@@ -216,15 +216,15 @@ class ParameterServerTest(parameterized.TestCase):
 
   @pytest.mark.soak
   def test_many_random_messages_of_one_worker_do_not_end_the_run(self):
-    for seed in range(1, 101):
-      self._fuzz(seed, lies=500)
+    for seed in range(1, 6):
+      self._fuzz(seed, lies=300)
 
   def _fuzz(self, seed, *, lies):
     rng = random.Random(seed)
     run, honest, liar = self._start(timeout_s=3.0)
     reception, has_pulled = run.reception, False
-    for _ in range(lies):
-      honest.beat(['transfer', 0, 0])
+    for lie in range(lies):
+      honest.beat(['transfer', 0, lie])  # It makes progress all the time.
       holder = reception.members[1].holder
       if holder is None:
         liar.close()
