@@ -12,10 +12,10 @@ from cluster.membership.joining import RankHeld, join
 from cluster.membership.process import Settings
 from cluster.membership.succession import LIMIT
 from cluster.network import messages
+from cluster.network.errors import InvalidMessage
 from cluster.network.heartbeat import Heartbeat
 from cluster.network.streams import (
   Closed,
-  Corrupt,
   Refused,
   Stream,
   TransportError,
@@ -64,6 +64,7 @@ def host_server(
     Unmendable: If the coordinator is lost, or another process holds the rank,
       for too long.
     Refused: If the coordinator refuses this server.
+    InvalidMessage: If the coordinator sends what cannot be true.
   """
   return _ServerHost(
     index, make, coordinator, settings, mirrors, is_own, is_over
@@ -116,6 +117,10 @@ class _ServerHost:
           messages.ServerAddress(server.address, self._left, server.work)
         )
         heartbeat.ended.wait()
+      if heartbeat.invalid:
+        stream.cancel()
+        self._close()
+        raise heartbeat.invalid
       end = heartbeat.end
       if end.kind == 'over':
         break
@@ -247,6 +252,6 @@ class _ServerHost:
 
   def _order(self, message: messages.Orders) -> None:
     if self._server is None:
-      raise Corrupt('Expected orders after the address was sent, got some.')
+      raise InvalidMessage('Expected no orders before the address was sent.')
     self._has_orders.set()
     self._server.order(message.sequence, message.orders)

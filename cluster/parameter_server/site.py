@@ -23,7 +23,7 @@ from cluster.membership.worker_states import (
   ResidualHistory,
   workers_in_checkpoint,
 )
-from cluster.network.streams import Refused
+from cluster.network.errors import InvalidMessage, Refused
 from cluster.parameter_server import checkpoints as sharded
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.evaluation import Evaluator, RemoteEvaluation
@@ -321,7 +321,8 @@ class ParameterServerSite(RealSite):
 
     Raises:
       Exit: With LOST if the coordinator is lost, or another process holds
-        the rank, for too long; with 1 if the coordinator refuses the server.
+        the rank, for too long; with 1 if the coordinator refuses the server, or
+        sends what cannot be true.
     """
     role = self.meeting.role
     try:
@@ -338,6 +339,9 @@ class ParameterServerSite(RealSite):
       raise Exit(LOST, Reason.LOST, str(error)) from error
     except Refused as error:
       raise Exit(1, Reason.REFUSED, f'Refused: {error}') from error
+    except InvalidMessage as error:
+      text = f'The coordinator has sent an invalid message: {error}'
+      raise Exit(1, Reason.FAILED, text) from error
 
   def _host_in_thread(self) -> None:
     """Serves parameters in a thread beside a worker; an error ends the process.
@@ -392,7 +396,7 @@ class ParameterServerSite(RealSite):
         is_own=False,
         is_over=self._is_over.is_set,
       )
-    except (Unmendable, Refused) as error:
+    except (Unmendable, Refused, InvalidMessage) as error:
       logging.warning('Server %d is not hosted here: %s', server, error)
     finally:
       with self._hosting:

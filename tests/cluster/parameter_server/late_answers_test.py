@@ -13,9 +13,11 @@ import numpy as np
 from absl.testing import absltest
 
 from cluster.network import messages
-from cluster.network.errors import TransportError
+from cluster.network.errors import InvalidMessage, TransportError
+from cluster.network.heartbeat import Heartbeat
 from cluster.network.port import Port
 from cluster.network.streams import Security
+from cluster.parameter_server import hosting
 from cluster.parameter_server.hosting import host_server
 from cluster.parameter_server.mirrors import MirrorStore
 from cluster.parameter_server.server import Server
@@ -38,8 +40,9 @@ class _Coordinator:
     reports: Messages of the server, without heartbeats.
   """
 
-  def __init__(self, admission):
+  def __init__(self, admission, *early):
     self._admission, self.reports = admission, queue.SimpleQueue()
+    self._early = early  # Orders that are sent at once.
     port = Port('127.0.0.1', 0, Security())
     self._listener = Listener(port, self._serve)
     self.address = self._listener.address
@@ -48,6 +51,8 @@ class _Coordinator:
     messages.HELLO.decode(hello)
     self._stream = stream
     stream.send(self._admission)
+    for sequence, order in enumerate(self._early):
+      self.order(sequence, order)
     with contextlib.suppress(TransportError):
       while True:
         message = stream.receive(messages.FROM_SERVER)
@@ -94,9 +99,9 @@ class LateAnswersTest(absltest.TestCase):
       mirrors=mirrors,
     )
 
-  def _coordinator(self, identity, mirror=None):
+  def _coordinator(self, identity, mirror=None, *early):
     admission = messages.ServerAdmitted(identity, None, mirror)
-    coordinator = _Coordinator(admission)
+    coordinator = _Coordinator(admission, *early)
     self.addCleanup(coordinator.close)
     return coordinator
 
@@ -154,6 +159,23 @@ class LateAnswersTest(absltest.TestCase):
 
   def test_a_restarted_run_gets_no_answer_to_a_question_of_before(self):
     self._check_answers(None)
+
+  def test_orders_before_the_server_is_ready_end_it(self):
+    first, opened = self._coordinator('first', None, messages.Commit(0)), []
+
+    def open_heartbeat(*args, **fields):
+      opened.append(Heartbeat(*args, **fields))
+      return opened[-1]
+
+    def make(report, restore):
+      self.assertTrue(opened[0].ended.wait(_LIMIT_S))
+      return self._make(None, report, restore)
+
+    with (
+      mock.patch.object(hosting, 'Heartbeat', open_heartbeat),
+      self.assertRaisesRegex(InvalidMessage, 'no orders before'),
+    ):
+      host_server(1, make, first.address, coordinators.make_settings())
 
   def test_a_version_that_is_being_sent_is_abandoned_at_a_restart(self):
     reports, begun, proceeds = [], threading.Event(), threading.Event()
