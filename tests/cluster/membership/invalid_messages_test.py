@@ -218,6 +218,7 @@ class ParameterServerTest(parameterized.TestCase):
   def test_many_random_messages_of_one_worker_do_not_end_the_run(self):
     for seed in range(1, 6):
       self._fuzz(seed, lies=300)
+      self.doCleanups()  # Else its coordinator hangs.
 
   def _fuzz(self, seed, *, lies):
     rng = random.Random(seed)
