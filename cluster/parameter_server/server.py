@@ -264,7 +264,7 @@ class Server:
     except (TransportError, WrongPush) as error:
       reason = f'{type(error).__name__}: {error}'
       if self._ports.get(key) is port:
-        self._submit(self._notify_failed, port, key, reason)
+        self._submit(self._notify, messages.WorkerFailed(*key, reason))
       raise
     finally:
       with self._lock:
@@ -341,14 +341,6 @@ class Server:
     """Sends a report to the coordinator, unless that is lost."""
     with contextlib.suppress(TransportError):
       self._report(report, ())
-
-  def _notify_failed(self, port: _Port, key: Key, reason: str) -> None:
-    """Reports that a worker's stream has ended, unless it was made to end.
-
-    After a return to a mirror another worker may have the incarnation's number.
-    """
-    if not self._has_ended(port, key):
-      self._notify(messages.WorkerFailed(*key, reason))
 
   def _take_push(
     self,
