@@ -157,7 +157,7 @@ class CommonTest(parameterized.TestCase):
     ('lb_bsp', {'worker_batch': 1.5}, 'worker_batch: expected an integer'),
     ('lb_bsp', {'num_workers': 0}, 'num_workers: .* least 1, got 0'),
     ('lb_bsp', {'least': 0}, 'least: expected .* least 1, got 0'),
-    ('lb_bsp', {'least': 17}, 'worker_batch: expected .* least 17, got 16'),
+    ('lb_bsp', {'least': 17}, 'least: expected at most 16, .* got 17'),
     ('lb_bsp', {'threshold': 1.5}, 'threshold: expected a number in 0..1'),
     ('lb_bsp', {'most': (9, 9)}, r'most: .* no, one or 4 numbers, got \(9, 9'),
     (
