@@ -268,12 +268,16 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
       require(
         not config.eval_loss, 'config.eval_loss', expected, config.eval_loss
       )
-      return next_token(
+      task = next_token(
         model,
         dataset.prepare,
         top=top,
         bytes_per_token=dataset.bytes_per_token,
       )
+      first = dataset.test.inputs[:1], dataset.test.targets[:1]
+      # A model of images refuses tokens where it is called.
+      jax.eval_shape(task.correct, task.params, task.stats, *first)
+      return task
     return classification(
       model, dataset.prepare, augment, top=top, has_loss=config.eval_loss
     )

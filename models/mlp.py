@@ -62,8 +62,16 @@ class MLP(nnx.Module):
     Args:
       inputs: Float32 [B, ...], standardised.
       rngs: Unused, as nothing is random.
+
+    Raises:
+      ValueError: If the inputs are tokens.
     """
     del rngs
+    if isinstance(inputs, tuple):  # Tokens, and the ends of documents.
+      raise ValueError(
+        'inputs: expected arrays of numbers, got tokens of documents, for '
+        "which there is config.model.name='transformer'."
+      )
     x = inputs.reshape(len(inputs), -1)
     *hidden, logits = self.layers
     for layer in hidden:
