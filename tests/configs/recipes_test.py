@@ -10,6 +10,7 @@ from collections.abc import Callable
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from flax import nnx
@@ -84,6 +85,17 @@ def _blank(config: ConfigDict) -> Dataset:
   return Dataset(*splits, num_classes, mean=(0.5,) * 3, std=(0.25,) * 3)
 
 
+class _OfTokens(nnx.Module):
+  """The same logits for each token."""
+
+  def __init__(self, num_classes):
+    self.logits = nnx.Param(jnp.zeros(num_classes))
+
+  def __call__(self, inputs, *, rngs=None):
+    tokens = inputs[0] if isinstance(inputs, tuple) else inputs
+    return jnp.broadcast_to(self.logits[...], (*tokens.shape, self.logits.size))
+
+
 def _stand_in(config: ConfigDict) -> Callable[..., nnx.Module]:
   """Returns a `make` that checks its arguments and draws few parameters."""
   make = importlib.import_module(f'models.{config.model.name}').make
@@ -96,8 +108,8 @@ def _stand_in(config: ConfigDict) -> Callable[..., nnx.Module]:
       'seed': seed,
     }
     _abstract(make, **shared, **own)
-    if len(input_shape) == 1:  # Tokens.
-      shared['input_shape'] = (1, 1, 1)
+    if len(input_shape) == 1:
+      return _OfTokens(num_classes)
     return small(**shared, hidden=(1,))
 
   return made
