@@ -62,7 +62,7 @@ class ScalingTest(parameterized.TestCase):
     ({'dtype': 'float16', 'loss_scaling': 'static'}, 'loss_scaling: .*static'),
     ({'dtype': 'bfloat16', 'loss_scaling': 'dynamic'}, 'loss_scaling: .* no'),
     ({'loss_scaling': 'none'}, 'loss_scaling: .* as no gradient is in float16'),
-    ({'grow_after': 3}, 'grow_after: expected the default 2000'),
+    ({'grow_after': 3}, 'grow_after: 3 is ignored'),
     (
       {'dtype': 'float16', 'loss_scaling': 'dynamic', 'grow_after': 0},
       'grow_after: expected at least 1',

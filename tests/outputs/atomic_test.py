@@ -54,12 +54,6 @@ from outputs import atomic
 ---
 atomic.write(folder / 'file', 'new')
 """
-_PACKED = """
-import json
-from tools.pack_result import __main__ as packed
----
-packed.write({'files': {}}, folder / 'r.json')
-"""
 
 
 class KillTest(parameterized.TestCase):
@@ -67,7 +61,6 @@ class KillTest(parameterized.TestCase):
     ('file', 'old', _PLAIN),
     ('x-quick.json', '{"old": 1}', _RESULTS),
     ('RESULTS.md', 'old', _PAGE),
-    ('r.json', '{"files": {}}', _PACKED),
   )
   def test_a_kill_during_a_write_leaves_the_old_file_complete(
     self, name, old, code

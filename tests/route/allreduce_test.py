@@ -232,8 +232,8 @@ class PlanTest(parameterized.TestCase):
     ),
     ({'route__bucket_bytes': float('nan')}, r'config.route.bucket_bytes: '),
     ({'route__ring__cluster': 'ring(3)'}, r'config.route.ring.cluster: '),
-    ({'route__server__servers': 2}, r'config.route.server.servers: .*default'),
-    ({'route__forest__cluster': ''}, r'config.route.forest.cluster: .*default'),
+    ({'route__server__servers': 2}, r'config.route.server.servers: 2 is ignored by'),
+    ({'route__forest__cluster': ''}, r'config.route.forest.cluster: .* is ignored by'),
     ({'cluster__links': 'ring(4, 1)'}, r'config.cluster.links: .*, 3, got 4'),
     (
       {'route__name': 'native', 'route__overlap': False},
@@ -258,7 +258,7 @@ class PlanTest(parameterized.TestCase):
     ),
     (
       {'cluster__network__server_up_Bps': (1e6,)},
-      r"network.server_up_Bps: .* is 'ring', which has no servers, and would",
+      r"network.server_up_Bps: .* is 'ring', which has no servers; remove it",
     ),
     (
       {'route__name': 'native', 'cluster__network__server_latency_s': (0.1,)},
@@ -266,7 +266,7 @@ class PlanTest(parameterized.TestCase):
     ),
     (
       {'cluster__network__servers_in_workers': True},
-      r'config.cluster.network.servers_in_workers: .* False, because',
+      r'config.cluster.network.servers_in_workers: True is ignored because',
     ),
   )
   def test_conflicting_fields_are_rejected(self, changed, message):

@@ -167,6 +167,7 @@ class Cluster:
       reception=self._reception,
       make_server=None,
       num_servers=servers,
+      num_factors=0,
       find_residuals=lambda: None,
       settings=Settings(
         Port('127.0.0.1', 0, Security()), '', _BEAT_S, _NEVER, ''
@@ -410,7 +411,7 @@ class Cluster:
       iteration=header.iteration,
       pulled_at=0.0,
       computed_at=0.0,
-      compute_s=0.0,
+      compute_s=0.001,
       factors=[],
       loss=None,
       is_finite=is_finite,

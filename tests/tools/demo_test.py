@@ -79,7 +79,7 @@ class DemoTest(absltest.TestCase):
   def test_diagnosis_tuning_and_both_runs_are_shown(self):
     folder = _folder('balanced')
     said = demo.conclude(folder, 'balanced takes 0.33 of the time.\n')
-    self.assertRegex(said, r'Worker 3 computes 3\.0 times')
+    self.assertRegex(said, r'Worker 3 takes 3\.0 times as long')
     self.assertIn('balanced takes 0.33 of the time.', said)
     self.assertRegex(said, r'Before *0\.300 s an iteration, workers wait 50%')
     self.assertRegex(said, r'After *0\.100 s an iteration, workers wait 0%')

@@ -139,7 +139,8 @@ class RunTest(processes.TestCase, parameterized.TestCase):
     )
     together.run(config, folder)
     summary = json.loads((folder / 'summary.json').read_text())
-    self.assertContainsSubset({2}, {lost['worker'] for lost in summary['lost']})
+    dropped = {push['worker'] for push in summary['dropped']}
+    self.assertContainsSubset({2}, dropped)
     for check in accounts.accounts(folder):
       self.assertTrue(check.holds, check)
     self.assertEqual(recompute.difference(folder), 0.0)

@@ -117,7 +117,9 @@ def _sweep(folder: pathlib.Path, runs: list[tuple[str, RunRecord]]) -> Table:
       'more than %d.',
       *(folder, len(rows) - len(chosen), len(rows), _MOST),
     )
-  end = columns.index('final_accuracy') if 'final_accuracy' in columns else 2
+  end = len(columns)  # Before any run has ended, there are no measures.
+  if 'final_accuracy' in columns:
+    end = columns.index('final_accuracy')
   shown = [k for k, name in enumerate(columns) if k < end or _is_shown(name)]
   every = list(zip(*rows, strict=True))
   values = [_numbers(every[k]) for k in shown]
