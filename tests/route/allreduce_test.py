@@ -232,8 +232,14 @@ class PlanTest(parameterized.TestCase):
     ),
     ({'route__bucket_bytes': float('nan')}, r'config.route.bucket_bytes: '),
     ({'route__ring__cluster': 'ring(3)'}, r'config.route.ring.cluster: '),
-    ({'route__server__servers': 2}, r'config.route.server.servers: 2 is ignored by'),
-    ({'route__forest__cluster': ''}, r'config.route.forest.cluster: .* is ignored by'),
+    (
+      {'route__server__servers': 2},
+      r'config.route.server.servers: 2 is ignored by',
+    ),
+    (
+      {'route__forest__cluster': ''},
+      r'config.route.forest.cluster: .* is ignored by',
+    ),
     ({'cluster__links': 'ring(4, 1)'}, r'config.cluster.links: .*, 3, got 4'),
     (
       {'route__name': 'native', 'route__overlap': False},

@@ -94,9 +94,7 @@ def measure(
   path, workers = recorded.path, config.cluster.workers
   field, expected = 'config.route.fragments', '1, without overlap or blend'
   require(not has_fragments(config), field, expected, config.route.fragments)
-  epoch = traffic.longest_epoch(path)
-  has_all = [*epoch.members] == [*range(workers)]
-  require(has_all, f'{path}', 'iterations of all workers', epoch.members)
+  epoch = traffic.longest_epoch(path, workers)
   planned = epoch.plan
   size_bytes = planned.size_bytes if planned else _size(recorded, workers)
   shape = _shape(epoch, workers)

@@ -173,8 +173,15 @@ def read_epochs(path: pathlib.Path) -> list[MembershipEpoch]:
   return epochs
 
 
-def longest_epoch(path: pathlib.Path) -> MembershipEpoch:
+def longest_epoch(
+  path: pathlib.Path, workers: int | None = None
+) -> MembershipEpoch:
   """Returns the epoch of a run with the most recorded iterations.
+
+  Args:
+    path: Folder of the run.
+    workers: Number of workers, all of which the epoch must have; None for any
+      members.
 
   Raises:
     ValueError: If there is none.
@@ -186,6 +193,12 @@ def longest_epoch(path: pathlib.Path) -> MembershipEpoch:
       f'{path}/events.jsonl: expected rows on links, as of a run on an '
       'allreduce route, got none.'
     )
+  if workers is not None:
+    whole = [*range(workers)]
+    everybody = [epoch for epoch in epochs if [*epoch.members] == whole]
+    members = [[*epoch.members] for epoch in epochs]
+    require(bool(everybody), f'{path}', 'iterations of all workers', members)
+    epochs = everybody
   return max(epochs, key=lambda epoch: epoch.iterations)
 
 
