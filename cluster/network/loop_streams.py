@@ -198,7 +198,7 @@ class LoopStream:
 
   @property
   def _has_decrypted(self) -> bool:
-    """Whether TLS holds bytes of the peer; other threads send meanwhile."""
+    """Returns whether TLS holds decrypted bytes, while other threads send."""
     with self._lock:
       return self._connection.has_decrypted
 

@@ -510,7 +510,7 @@ class _ShardVersions:
     self._cluster.saved[1][self._index] = state
 
   def abandon(self):
-    """Nobody is asked for versions."""
+    """Does nothing, as no test asks for versions."""
 
 
 def _all(ranges):

@@ -1,4 +1,4 @@
-"""What some tests require and not every machine has.
+"""Requirements of tests that not every machine meets.
 
 Each function here returns if the requirement is met, and otherwise skips the
 test that calls it, or whose setUp or setUpClass does, with the reason.  If the

@@ -1,4 +1,4 @@
-"""What recomputing knows of the states of workers when their number changes."""
+"""States of workers, and checks of them where the number of workers changes."""
 
 import pathlib
 
