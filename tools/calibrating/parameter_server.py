@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from cluster.virtual import applying
@@ -163,7 +164,10 @@ def _after_work(
     # A server may have been faster than it was measured.
     latest = released + pulls.seconds[place] / 2
     start[place] = min(max(released, servers.busy_until), latest)
-  return Transfers(pulls.worker, start, pulls.seconds - (start - pulls.start))
+  seconds = pulls.seconds - (start - pulls.start)
+  # A short pull may now begin before the one that was released before it.
+  order = np.argsort(start, kind='stable')
+  return Transfers(pulls.worker[order], start[order], seconds[order])
 
 
 def _put(config: ConfigDict, down: FittedLinks, up: FittedLinks) -> None:
