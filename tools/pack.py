@@ -1,7 +1,8 @@
-"""Packs the fastest forest of a cluster, and prints its rate and its bound.
+"""Packs the fastest forest of a cluster, prints its rate and bound, draws it.
 
   python -m tools.pack FILE|BUILDER [--collective=allreduce] [--out=FILE.json]
-    [--gap=0] [--max_trees=N] [--time_limit_s=S] [--baselines]
+    [--draw=FILE.png --panels=4] [--keep] [--baselines]
+    [--gap=0] [--max_trees=N] [--time_limit_s=S]
     [--size=100MB --latency_us=5 --message_us=0]
     [--nvlink_GBps=25 --pcie_GBps=12 --socket_GBps=10] [--unit_GBps=0.125]
     [--node_GBps=25 --switch_GBps=100 --hosts='n[0-3]']
@@ -22,7 +23,9 @@ The flags are capacities that the file lacks; a missing one is asked for.
 
 Prints a table: the rate, the bound that no forest can exceed, the trees, their
 bottleneck and, with --baselines, the rates of other schemes; with --size the
-time for that size.
+time for that size.  --draw draws the loads of all links, the bottleneck and the
+trees with the largest weights.  With --keep the forest of FILE is printed and
+drawn as it is, and nothing is packed.
 """
 
 import contextlib
@@ -36,11 +39,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
+from matplotlib.backend_bases import FigureCanvasBase
 
 import topology
 from configs import paths
 from configs.checks import require
 from outputs import atomic
+from tools.drawing import forests
 from topology.baselines import schemes
 from topology.bounds import prices
 from topology.clusters.cluster import Cluster
@@ -71,23 +76,10 @@ def main(argv: list[str]) -> None:
   try:
     size = _size(given.size, given.latency_us, given.message_us)
     _check_folder('out', given.out)
-    known = {name: given[name].value for name in _CAPACITIES}
-    cluster = files.read_cluster(
-      argv[1],
-      {name: value for name, value in known.items() if value is not None},
-      given.hosts,
-    )
+    _check_picture(given.draw)
+    require(given.panels >= 0, 'panels', 'at least 0', given.panels)
     with _progress() as progress:
-      start_s = time.perf_counter()
-      packed = topology.pack(
-        cluster,
-        collective=given.collective,
-        gap=given.gap,
-        max_trees=given.max_trees,
-        time_limit_s=given.time_limit_s,
-        progress=progress,
-      )
-      seconds = time.perf_counter() - start_s
+      cluster, packed, seconds = _read_forest(argv[1], progress)
       rows: list[tuple[str, ...]] = [*summary(cluster, packed, seconds)]
       if size is not None:
         delays_s = given.latency_us / 1e6, given.message_us / 1e6
@@ -96,11 +88,44 @@ def main(argv: list[str]) -> None:
         progress('baselines')
         rows += compared(packed, schemes.build_all(cluster, packed))
     print(_table(rows))
-    _write(cluster, packed, given.out)
+    _write(cluster, packed)
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
   except KeyboardInterrupt:
     sys.exit(130)
+
+
+def _read_forest(
+  spec: str, progress: Callable[[str], None]
+) -> tuple[Cluster, Forest, float | None]:
+  """Returns a cluster, its forest, and the seconds of packing.
+
+  The seconds are None if the forest is that of a file.
+  """
+  given = flags.FLAGS
+  if given.keep:
+    cluster, forest = files.read(spec)
+    if forest is None:
+      raise ValueError(
+        f'keep: expected {spec} to have a forest, got a cluster.'
+      )
+    return cluster, forest, None
+  known = {name: given[name].value for name in _CAPACITIES}
+  cluster = files.read_cluster(
+    spec,
+    {name: value for name, value in known.items() if value is not None},
+    given.hosts,
+  )
+  start_s = time.perf_counter()
+  packed = topology.pack(
+    cluster,
+    collective=given.collective,
+    gap=given.gap,
+    max_trees=given.max_trees,
+    time_limit_s=given.time_limit_s,
+    progress=progress,
+  )
+  return cluster, packed, time.perf_counter() - start_s
 
 
 def size_bytes(text: str) -> int:
@@ -118,14 +143,14 @@ def size_bytes(text: str) -> int:
 
 
 def summary(
-  cluster: Cluster, packed: Forest, seconds: float
+  cluster: Cluster, packed: Forest, seconds: float | None
 ) -> list[tuple[str, str]]:
   """Returns rows of a name and a value: the cluster, the forest, its bound.
 
   Args:
     cluster: The cluster.
     packed: Its forest.
-    seconds: Seconds of packing.
+    seconds: Seconds of packing; None if it was packed earlier.
   """
   rows = [
     ('collective', packed.collective),
@@ -146,7 +171,7 @@ def summary(
     ('trees', f'{len(packed.trees)}'),
     ('hops', f'{hops}'),
     ('largest depth', f'{deepest}'),
-    ('packed in', f'{seconds:.3g} s'),
+    *([] if seconds is None else [('packed in', f'{seconds:.3g} s')]),
     ('bottleneck', bottleneck(cluster, packed)),
   ]
 
@@ -261,14 +286,18 @@ def _size(text: str | None, latency_us: float, message_us: float) -> int | None:
   return None
 
 
-def _write(cluster: Cluster, packed: Forest, out: str | None) -> None:
-  """Writes the forest if a file is named, and prints the next steps."""
-  if out is None:
+def _write(cluster: Cluster, packed: Forest) -> None:
+  """Writes the files that flags name, and prints their names."""
+  given = flags.FLAGS
+  if given.out is None:
     print('\n--out=FILE.json saves the forest.')
-    return
-  text = json.dumps(export.to_json(cluster, packed))
-  atomic.write(out, text + '\n')
-  print(f'\nForest: {out}\nPicture: python -m tools.show_forest {out}')
+  else:
+    text = json.dumps(export.to_json(cluster, packed))
+    atomic.write(given.out, text + '\n')
+    print(f'\nForest: {given.out}')
+  if given.draw is not None:
+    forests.draw(cluster, packed, trees=given.panels).savefig(given.draw)
+    print(f'Picture: {given.draw}')
 
 
 def _check_folder(flag: str, path: str | None) -> None:
@@ -276,6 +305,15 @@ def _check_folder(flag: str, path: str | None) -> None:
   if path is not None:
     exists = pathlib.Path(path).parent.is_dir()
     require(exists, flag, 'a file in a folder that exists', path)
+
+
+def _check_picture(path: str | None) -> None:
+  """Raises ValueError unless a picture can be written; None passes."""
+  _check_folder('draw', path)
+  if path is not None:
+    formats = FigureCanvasBase.get_supported_filetypes()
+    suffix = pathlib.Path(path).suffix.removeprefix('.')
+    require(suffix in formats, 'draw', f'one of {sorted(formats)}', path)
 
 
 def _GBps(Bps: Any) -> str:
@@ -314,6 +352,13 @@ if __name__ == '__main__':
     'time_limit_s', None, 'Seconds after which the best forest is used.'
   )
   paths.define_path('out', 'File for the forest as JSON.')
+  paths.define_path(
+    'draw', 'File for a picture of the forest: png, svg or pdf.'
+  )
+  flags.DEFINE_integer('panels', 4, 'Largest number of panels of single trees.')
+  flags.DEFINE_bool(
+    'keep', False, 'Use the forest of FILE as it is, without packing.'
+  )
   flags.DEFINE_bool('baselines', False, 'Compare other schemes.')
   flags.DEFINE_string('size', None, 'Bytes to time, such as 100MB.')
   flags.DEFINE_float('latency_us', 0.0, 'Microseconds of every link.')

@@ -7,8 +7,8 @@ Draws accuracy*.png against time, iterations and examples, and perplexity*.png
 and bits_per_byte*.png of language models; staleness.png, waiting.png,
 breakdown.png, gaps.png, bandwidth.png, and speed-up.png of runs with several
 numbers of workers; timeline-*.png and traffic-*.png of each run,
-batches-*.png of runs whose batches change, and links-*.png of allreduce runs,
-of which it prints the slowest links against plan.
+batches-*.png of runs whose batches change; and links-*.png and forest-*.png of
+allreduce runs, of which it prints the slowest links against plan.
 A log line names each picture that cannot be drawn.
 
 With --html writes one page instead, report.html: tables of ended runs and of
@@ -37,7 +37,15 @@ from matplotlib.figure import Figure
 from configs import paths
 from outputs import atomic
 from tools import diagnose
-from tools.drawing import batches, curves, look, measures, page, timeline
+from tools.drawing import (
+  batches,
+  curves,
+  forests,
+  look,
+  measures,
+  page,
+  timeline,
+)
 from tools.drawing import traffic as links
 from tools.reading import records, tables, traffic
 from tools.reading.records import RunRecord
@@ -66,6 +74,8 @@ _SENTENCES = {
   'traffic': 'Bytes per second by worker.',
   'batches': 'Examples of an iteration by worker.',
   'links': 'Measured rates of links over those that were planned.',
+  'forest': 'Bytes between workers, and the trees with the largest weights; '
+  'colors are measured over planned rates.',
   'timeline': 'Phases of workers, in the middle of the run.',
 }
 _TIMELINES = 1  # Runs of a label with figures of their own on a page.
@@ -291,8 +301,10 @@ def _figures(
       yield f'traffic-{name}', figure
     if figure := batches.draw(label, run):
       yield f'batches-{name}', figure
-    if figure := _links(label, run):
-      yield f'links-{name}', figure
+    if epoch := _read_traffic(run):
+      yield f'links-{name}', links.draw(label, run, epoch)
+      if epoch.plan is not None:
+        yield f'forest-{name}', forests.draw_run(epoch)
     if run.spans:
       yield f'timeline-{name}', timeline.draw(label, run)
     else:
@@ -323,8 +335,8 @@ def _over_workers(groups: Groups) -> dict[str, list[RunRecord]]:
   return by_label
 
 
-def _links(label: str, run: RunRecord) -> Figure | None:
-  """Draws and prints the traffic of links; None if it is not known."""
+def _read_traffic(run: RunRecord) -> traffic.MembershipEpoch | None:
+  """Returns and prints the traffic of links; None if it is not known."""
   if run.config.get('route', {}).get('name', 'server') == 'server':
     return None
   try:
@@ -333,7 +345,7 @@ def _links(label: str, run: RunRecord) -> Figure | None:
     logging.warning('%s', error)
     return None
   print(f'{run.path}: {traffic.describe(epoch)}')
-  return links.draw(label, run, epoch)
+  return epoch
 
 
 def _values(

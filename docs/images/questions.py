@@ -21,9 +21,8 @@ from matplotlib.figure import Figure
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(_ROOT))
 
-from tools import show_forest  # noqa: E402
-from tools.drawing import timeline  # noqa: E402
-from tools.reading import records  # noqa: E402
+from tools.drawing import forests, timeline  # noqa: E402
+from tools.reading import records, traffic  # noqa: E402
 
 _SCHEMES = ('bsp', 'ssp', 'dssp', 'elastic', 'r2sp', 'asp')
 _WIRES = {
@@ -160,7 +159,7 @@ def draw_where(runs: pathlib.Path) -> Figure:
     '--config.cluster.links=random_mesh(6, 1, symmetric=True)',
     '--config.route.name=forest',
   )
-  return show_forest.draw_path(folder, trees=3)
+  return forests.draw_run(traffic.longest_epoch(folder), trees=3)
 
 
 def main() -> None:

@@ -72,7 +72,6 @@ class CommandTest(parameterized.TestCase):
       self.assertAlmostEqual(ratio, 100 / rate, delta=0.01)
     written = json.loads(out.read_text())
     self.assertEqual(export.from_json(written), (cluster, packed))
-    self.assertIn(f'python -m tools.show_forest {out}', done.stdout)
 
   def test_a_file_is_packed_and_timed(self):
     cluster = shapes.star([10, 20, 30])
@@ -90,6 +89,22 @@ class CommandTest(parameterized.TestCase):
     self.assertEqual(rows['effective rate'], rate)
     self.assertIn('s0 to w0: the highest price', rows['bottleneck'])
 
+  def test_a_kept_forest_is_drawn_as_it_is(self):
+    folder = _folder()
+    cluster = shapes.full_mesh(4, 25)
+    forest = topology.pack(cluster, max_trees=1)
+    file, picture = folder / 'one.json', folder / 'one.svg'
+    file.write_text(json.dumps(export.to_json(cluster, forest)))
+    done = _run(f'{file}', '--keep', f'--draw={picture}', '--panels=1')
+
+    self.assertEqual(done.returncode, 0, done.stderr)
+    rows = _rows(done.stdout)
+    self.assertEqual(rows['trees'], f'{len(forest.trees)}')
+    self.assertEqual(rows['rate'], f'{float(forest.rate_Bps / 10**9):.4g} GB/s')
+    self.assertNotIn('packed in', rows)
+    self.assertIn(f'Picture: {picture}', done.stdout)
+    self.assertIn('<svg', picture.read_text())
+
   def test_a_single_worker_has_nothing_to_send(self):
     done = _run('ring(1, 1)', '--baselines', '--size=1MB')
     self.assertEqual(done.returncode, 0, done.stderr)
@@ -105,6 +120,9 @@ class CommandTest(parameterized.TestCase):
     ('ring(4, 1) --latency_us=5', r'Refused: latency_us: .* --size, got 5.0'),
     ('ring(4, 1) --size=1B --latency_us=-1', r'Refused: latency_s: expected'),
     ('ring(4, 1) --out=/no/such/file', r'Refused: out: expected a file in'),
+    ('ring(4, 1) --draw=a.nosuch', r'Refused: draw: expected one of .*png'),
+    ('ring(4, 1) --panels=-1', r'Refused: panels: expected at least 0, got -1'),
+    ('ring(4, 1) --keep', r"Refused: .*No such file .*'ring\(4, 1\)'"),
     ('ring(4, 1) --gap=-1', r'Refused: gap: expected'),
     ('ring(4, 1) --collective=sum', r'collective'),
     ('ring(4, 1) another', r'Expected a file or a builder'),

@@ -1,25 +1,19 @@
-"""Tests for tools/show_forest.py, panels.py and placing.py."""
+"""Tests for pictures of clusters and forests."""
 
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
-import pytest
 from absl.testing import absltest, parameterized
 from matplotlib import colors, image
 
 import topology
-from tools import show_forest
-from tools.drawing import placing
+from tools.drawing import forests, placing
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.clusters.builders import build_cluster
-from topology.forests import export
 
-_ROOT = pathlib.Path(__file__).parents[2]
 _UP, _DOWN, _BOTTLENECK, _ROOT_NODE = '#0072B2', '#D55E00', '#E69F00', '#F0E442'
 
 
@@ -29,7 +23,7 @@ def _folder():
 
 def _pixels(cluster, packed=None, **options):
   file = _folder() / 'it.png'
-  show_forest.draw(cluster, packed, **options).savefig(file)
+  forests.draw(cluster, packed, **options).savefig(file)
   return image.imread(file)[..., :3]
 
 
@@ -131,59 +125,6 @@ class PlacesTest(parameterized.TestCase):
     points = np.stack([places[worker] for worker in cluster.workers])
     apart = np.linalg.norm(points[:, None] - points[None], axis=2)
     self.assertLess(apart[:4, :4].max(), apart[:3, 5:].min())
-
-
-class CommandTest(parameterized.TestCase):
-  def _run(self, *arguments):
-    return subprocess.run(
-      [sys.executable, '-m', 'tools.show_forest', *arguments],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      check=False,
-      timeout=60,
-    )
-
-  def _forest(self):
-    cluster = shapes.full_mesh(4, 25)
-    data = export.to_json(cluster, topology.pack(cluster))
-    file = _folder() / 'mesh.json'
-    file.write_text(json.dumps(data))
-    return file
-
-  def test_a_forest_is_drawn_beside_its_file(self):
-    file = self._forest()
-    done = self._run(str(file))
-    self.assertEqual((done.returncode, done.stderr), (0, ''))
-    pixels = image.imread(file.with_suffix('.png'))[..., :3]
-    self.assertGreater(_count(pixels, _UP), 100)
-
-  def test_the_picture_is_written_to_the_path_of_the_flag(self):
-    out = _folder() / 'picture.png'
-    done = self._run(str(self._forest()), f'--out={out}', '--trees=1')
-    self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertEqual(done.stdout.strip(), f'Picture: {out}')
-    self.assertEqual(out.read_bytes()[:8], b'\x89PNG\r\n\x1a\n')
-
-  @parameterized.parameters(
-    (('nothing.json',), r"Refused: .*No such file .*'nothing.json'"),
-    (('FOREST', '--out=a.nosuch'), r"Refused: Format 'nosuch' is not supp"),
-    ((), r'Expected a file, got \[\]'),
-  )
-  @pytest.mark.soak
-  def test_bad_flags_are_named(self, arguments, message):
-    self._check_named(arguments, message)
-
-  def test_bad_input_is_named(self):
-    message = r'Refused: trees: expected at least 0, got -1'
-    self._check_named(('FOREST', '--trees=-1'), message)
-
-  def _check_named(self, arguments, message):
-    file = str(self._forest())
-    done = self._run(*(a.replace('FOREST', file) for a in arguments))
-    self.assertEqual(done.returncode, 1)
-    self.assertRegex(done.stdout + done.stderr, message)
-    self.assertNotIn('Traceback', done.stderr)
 
 
 if __name__ == '__main__':

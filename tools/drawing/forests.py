@@ -1,74 +1,32 @@
-"""Draws a forest: loads and bottleneck of the cluster, and the trees.
+"""Pictures of clusters, forests, and the traffic of allreduce runs."""
 
-  python -m tools.show_forest FILE [--out=FILE.png] [--trees=4]
-  python -m tools.show_forest RUN_DIR [--out=FILE.png] [--trees=4]
-
-FILE is a forest in the JSON of tools.pack, or a cluster, which is then drawn
-alone.  For a run, the picture shows the forest with the most iterations, and
-its measured traffic beside the planned one.  Single panels show the trees that
-carry the most.
-"""
-
+import contextlib
 import math
-import pathlib
-import sys
 from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
-from absl import app, flags
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from configs import paths
-from configs.checks import require
 from tools.drawing import panels, placing
 from tools.drawing import traffic as drawing
-from tools.reading import traffic as reading
 from tools.reading.traffic import MembershipEpoch
 from topology.bounds import cuts
 from topology.clusters.cluster import Cluster
-from topology.forests import files, usage
+from topology.forests import usage
 from topology.forests.trees import Forest, Tree
 
 _Box = tuple[float, float, float, float]  # Left, bottom, width, height: inches.
 
 
-def main(argv: list[str]) -> None:
-  """Draws the file or the run of the command line."""
-  values = flags.FLAGS
-  if len(argv) != 2:
-    raise app.UsageError(f'Expected a file, got {argv[1:]}.')
-  path = pathlib.Path(argv[1])
-  beside = path / 'forest.png' if path.is_dir() else path.with_suffix('.png')
-  out = values.out or str(beside)
-  try:
-    require(values.trees >= 0, 'trees', 'at least 0', values.trees)
-    draw_path(path, trees=values.trees).savefig(out)
-  except (OSError, ValueError) as error:
-    sys.exit(f'Refused: {error}')
-  print(f'Picture: {out}')
-
-
-def draw_path(path: pathlib.Path, *, trees: int) -> Figure:
-  """Returns the picture of a file or of a run.
-
-  Args:
-    path: File of a forest or a cluster, or folder of an allreduce run.
-    trees: Largest number of panels of single trees.
-
-  Raises:
-    ValueError: If the path has no forest, cluster or run; gives the reason.
-    OSError: If the path cannot be read.
-  """
-  if path.is_dir():
-    epoch = reading.longest_epoch(path)
-    has_plan = epoch.plan is not None
-    require(has_plan, f'{path}', 'a run with a known forest', epoch.reason)
-    return draw_run(epoch, trees=trees)
-  return draw(*files.read(path), trees=trees)
+def _style() -> contextlib.AbstractContextManager[None]:
+  """Returns the style of figures whose axes have fixed positions."""
+  return matplotlib.rc_context(
+    {'figure.dpi': 130, 'font.size': 9, 'figure.constrained_layout.use': False}
+  )
 
 
 def draw_run(epoch: MembershipEpoch, *, trees: int = 4) -> Figure:
@@ -89,7 +47,7 @@ def draw_run(epoch: MembershipEpoch, *, trees: int = 4) -> Figure:
   small = min(width * size[1] / size[0], width) + 0.45
   rows = math.ceil(len(heaviest) / 4)
   total = 0.7 + big + band + rows * small
-  with matplotlib.rc_context({'figure.dpi': 130, 'font.size': 9}):
+  with _style():
     figure = Figure((2 * big + 0.8, total))
     head = {'x': 0.02, 'y': 0.99, 'ha': 'left', 'va': 'top', 'fontsize': 10}
     figure.suptitle(_title_of_run(epoch), **head)
@@ -150,7 +108,7 @@ def draw(
   )[:trees]
   places = placing.places(cluster)
   low, high = panels.extent(places)
-  with matplotlib.rc_context({'figure.dpi': 130, 'font.size': 9}):
+  with _style():
     figure, boxes = _layout(high - low, len(heaviest))
     head = {'x': 0.02, 'y': 0.99, 'ha': 'left', 'va': 'top', 'fontsize': 10}
     figure.suptitle(_title(cluster, forest), **head)
@@ -305,9 +263,3 @@ def _mark(shape: str, color: str, label: str) -> Line2D:
     markersize=8,
     label=label,
   )
-
-
-if __name__ == '__main__':
-  paths.define_path('out', 'File for the picture; next to FILE by default.')
-  flags.DEFINE_integer('trees', 4, 'Largest number of panels of trees.')
-  app.run(main)
