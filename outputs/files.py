@@ -361,7 +361,7 @@ class RunFiles:
       file.seek(0, os.SEEK_END)  # Truncation leaves the position.
     (self.workdir / 'summary.json').unlink(missing_ok=True)
     self._open_board()
-    self._open_tracker(sizes)
+    self._open_tracker()
     if sizes:
       return
     for worker in range(num_workers if self.timeline else 0):
@@ -424,7 +424,7 @@ class RunFiles:
     written = manifest['config']['outputs']
     self.board, self.mlflow = written['board'], written['mlflow']
     self._open_board()
-    self._open_tracker(self.sizes())
+    self._open_tracker()
 
   def _copy(self, name: str) -> pathlib.Path:
     """Returns the path of a successor's copy of a file."""
@@ -442,19 +442,14 @@ class RunFiles:
     for line in (self.workdir / 'metrics.jsonl').read_text().splitlines():
       self._plot(json.loads(line))
 
-  def _open_tracker(self, sizes: Mapping[str, int]) -> None:
-    """Starts to send the run to MLflow, if its config says so.
-
-    Args:
-      sizes: Bytes of each file now.
-    """
+  def _open_tracker(self) -> None:
+    """Starts to send the run to MLflow, if its config says so."""
     if not self.mlflow:
       return
     self._tracker = tracking.Tracker(
       self.workdir,
       self.mlflow,
       self._manifest,
-      size_bytes=sizes.get('metrics.jsonl', 0),
       may_write=lambda: not self.is_superseded,
     )
 
@@ -471,8 +466,6 @@ class RunFiles:
     if self.board:
       self._board.close()
     self._open_board()
-    if self._tracker is not None:
-      self._tracker.rewind(sizes['metrics.jsonl'])
 
   def abandon(self) -> None:
     """Closes the files of a run that another process continues."""
@@ -507,7 +500,7 @@ class RunFiles:
     self._files['metrics.jsonl'].flush()
     self._plot(row)
     if self._tracker is not None:
-      self._tracker.notify()
+      self._tracker.log(row)
 
   def event(self, row: Mapping[str, Any]) -> None:
     """Appends an event and its decision to events.jsonl, if the run has it."""

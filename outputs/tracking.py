@@ -1,10 +1,9 @@
 """Sends a run's parameters, metrics and end to MLflow (mlflow.org).
 
-metrics.jsonl is the source: a thread of this process sends its rows, and notes
-in mlflow.json how many bytes of it the server has.  So training never waits for
-the server, and after a restart, or in another coordinator, the same MLflow run
-continues where it was.  A server that does not answer is asked again, at longer
-and longer intervals, and the end of the run waits for it for a limited time.
+A thread of this process calls MLflow's own client, which tries a request again
+as its environment variables say.  So training never waits for the server.  What
+the client gives up is not in MLflow, but in metrics.jsonl.  mlflow.json names
+the MLflow run: it continues after a restart, or in another coordinator.
 """
 
 import importlib.util
@@ -12,10 +11,10 @@ import json
 import math
 import os
 import pathlib
+import queue
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -30,16 +29,11 @@ PLOTTED = (
   *('loss_scale', 'learning_rate', 'waiting_share'),
 )
 _EXPERIMENT = 'syncopate'
-_END_S = 10.0  # Time to send the rest at the end of a run.
-_IMPORT_S = 60.0  # Longest time to import MLflow's client.
-_BACKOFF_S = (1.0, 60.0)  # Delay after an error: the first, and the longest.
-_ROWS = 100  # Rows of a request: MLflow takes at most 1000 metrics.
+_WAIT_S = 30.0  # Longest wait for MLflow, at a sweep's start and at an end.
+_METRICS = 1000  # Metrics of a request, as MLflow limits them.
 _PARAMS = 100  # Parameters of a request, as MLflow limits them.
-_LONGEST = 6000  # Characters of a parameter's value, likewise.
-# One request with little patience: the thread itself tries again.
+_LONGEST = 6000  # Characters of a parameter's value, as MLflow limits them.
 _ENVIRONMENT = {
-  'MLFLOW_HTTP_REQUEST_TIMEOUT': '10',
-  'MLFLOW_HTTP_REQUEST_MAX_RETRIES': '0',
   'MLFLOW_DISABLE_TELEMETRY': 'true',
   'MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT': 'true',
 }
@@ -98,7 +92,14 @@ def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, str]:
 
 
 class Tracker:
-  """Sender of one run to MLflow, in a thread of its own."""
+  """One run of MLflow, which a thread creates or continues, feeds and ends.
+
+  If MLflow does not answer before the client gives up, then
+    at the start: a warning; MLflow has nothing of this start of the run.
+    later: a warning, one per outage; MLflow lacks the rows of the outage.
+    at the end: `close` returns after `_WAIT_S` with a warning; the status in
+      MLflow stays RUNNING.
+  """
 
   def __init__(
     self,
@@ -106,279 +107,176 @@ class Tracker:
     uri: str,
     manifest: Mapping[str, Any],
     *,
-    size_bytes: int = 0,
     may_write: Callable[[], bool] = lambda: True,
   ):
     """Starts the thread.
 
     Args:
-      folder: Folder of the run, with metrics.jsonl.
-      uri: `config.outputs.mlflow`.  If the run was sent to another one before,
-        it is sent as a new run, with all its rows.
-      manifest: Manifest of the run.
-      size_bytes: Bytes of metrics.jsonl now: what the server has of later ones
-        belongs to iterations that are repeated.
+      folder: Folder of the run, or of a sweep, in which runs are nested.
+      uri: `config.outputs.mlflow`.  If mlflow.json has another one, the run is
+        a new one in MLflow.
+      manifest: Manifest of the run; empty for a sweep.
       may_write: Returns False once another process writes the run.
     """
-    self._folder, self._manifest, self._uri = folder, manifest, uri
+    self._folder, self._uri, self._manifest = folder, uri, manifest
     self._may_write = may_write
-    self._lock = threading.Lock()  # Of the fields below; never held for long.
-    known = atomic.read_object(folder / FILE) or {}
-    self._run: dict[str, Any] = known if known.get('uri') == uri else {}
-    self._run.pop('status', None)
-    self._run['sent_bytes'] = min(self._run.get('sent_bytes', 0), size_bytes)
-    self._rewinds = 0
-    self._status: str | None = None
-    self._is_running = False  # True once the server has the status RUNNING.
-    self._stopped, self._wake = threading.Event(), threading.Event()
-    self._imported = threading.Event()
+    # Rows; last the status at the end of the run, or None if it is abandoned.
+    self._items: queue.SimpleQueue[Mapping[str, Any] | str | None] = (
+      queue.SimpleQueue()
+    )
+    self._is_started = threading.Event()  # Or never will be.
+    self._is_ended = False  # True once MLflow has the status of the end.
     self._thread = threading.Thread(target=self._work, daemon=True)
-    self._wake.set()
     self._thread.start()
 
-  def notify(self) -> None:
-    """Notes that metrics.jsonl has a new row."""
-    self._wake.set()
+  def await_start(self) -> None:
+    """Waits until mlflow.json names the run, or for `_WAIT_S`."""
+    self._is_started.wait(_WAIT_S)
 
-  def rewind(self, size_bytes: int) -> None:
-    """Notes that metrics.jsonl was cut off after so many bytes."""
-    with self._lock:
-      self._rewinds += 1
-      self._run['sent_bytes'] = min(self._run['sent_bytes'], size_bytes)
+  def log(self, row: Mapping[str, Any]) -> None:
+    """Sends a row of metrics.jsonl."""
+    if self._thread.is_alive():
+      self._items.put(row)
 
   def abandon(self) -> None:
     """Sends nothing more: another process continues the run."""
-    self._stopped.set()
-    self._wake.set()
+    self._items.put(None)
 
-  def close(self, status: str, *, limit_s: float = _END_S) -> bool:
-    """Sends the rest, and the end of the run; returns whether it was sent.
+  def close(self, status: str, *, limit_s: float = _WAIT_S) -> bool:
+    """Sends summary.json and the end of the run; returns whether it was sent.
 
     Args:
       status: 'FINISHED', 'FAILED' or 'KILLED'.
       limit_s: Longest time to wait, seconds.
     """
-    self._status = status
-    self._wake.set()
-    self._imported.wait(_IMPORT_S)  # Not the server's time.
+    self._items.put(status)
     self._thread.join(limit_s)
-    is_sent = bool(self._run.get('status') == status)
-    if not is_sent:
+    if not self._is_ended:
       logging.warning(
-        'MLflow (%s) has not got %d rows of metrics.jsonl and the end of the '
-        'run: python -m tools.track %s sends them.',
-        *(self._uri, sum(1 for _ in self._rows()), self._folder),
+        'MLflow (%s) has not got the end of the run; %s has all of it.',
+        *(self._uri, self._folder),
       )
-    self.abandon()
-    return is_sent
+    return self._is_ended
 
   def _work(self) -> None:
-    """Sends what there is whenever it is woken, until the run has ended."""
     for name, value in _ENVIRONMENT.items():
       os.environ.setdefault(name, value)
     import mlflow.exceptions  # Slow: training does not wait for it.
 
-    self._imported.set()
-    client: Any = None
-    delay_s, has_warned = _BACKOFF_S[0], False
+    failures = (mlflow.exceptions.MlflowException, OSError)
+    try:
+      client = mlflow.MlflowClient(tracking_uri=self._uri)
+      run_id, began_ms = self._start(client)
+    except failures as error:
+      self._warn('the run', error)
+      return
+    finally:
+      self._is_started.set()
+    is_away = False
     while True:
-      self._wake.wait()
-      self._wake.clear()
-      ending = self._status
-      if self._stopped.is_set() or not self._may_write():
+      rows, end, is_over = self._next()
+      if not self._may_write():
         return
       try:
-        client = client or mlflow.MlflowClient(tracking_uri=self._uri)
-        self._send(client)
-        if ending is not None:
-          self._end(client, ending)
-          return
-      except (mlflow.exceptions.MlflowException, OSError) as error:
-        if not has_warned:
-          reason = str(error).splitlines()[0] if str(error) else repr(error)
-          logging.warning(
-            'MLflow (%s) does not take the run, which continues: %s  Rows stay '
-            'in metrics.jsonl, and are sent once it answers.',
-            *(self._uri, reason),
-          )
-          has_warned = True
-        # An end of the run does not wait for the whole delay.
-        self._stopped.wait(min(delay_s, 1.0) if self._status else delay_s)
-        delay_s = min(2 * delay_s, _BACKOFF_S[1])
-        self._wake.set()
-      else:
-        if has_warned:
-          logging.info('MLflow (%s) has all rows again.', self._uri)
-        delay_s, has_warned = _BACKOFF_S[0], False
-
-  def _send(self, client: Any) -> None:
-    """Sends all rows that the server lacks; creates its run before."""
-    from mlflow.entities import Metric
-
-    if 'run_id' not in self._run:
-      self._create(client)
-    if not self._run.get('has_params'):
-      self._send_params(client)
-    if not self._is_running:
-      client.update_run(self._run['run_id'], status='RUNNING')
-      self._is_running = True
-    while True:
-      with self._lock:
-        rewinds = self._rewinds
-        rows = list(zip(range(_ROWS), self._rows(), strict=False))
-      if not rows:
+        _log(client, run_id, rows, began_ms)
+        is_away = False
+        if end is not None:
+          self._end(client, run_id, end)
+      except failures as error:
+        if not is_away:
+          self._warn('rows', error)
+        is_away = True
+      if is_over:
         return
-      metrics = [
-        Metric(
-          name,
-          float(value),
-          # The run's own clock: a row that is sent twice is one point.
-          self._run['began_ms'] + round(row['time'] * 1000),
-          row['examples'],
-        )
-        for _, (row, _) in rows
-        for name, value in row.items()
-        if is_plotted(name) and value is not None and math.isfinite(value)
-      ]
-      client.log_batch(self._run['run_id'], metrics=metrics)
-      with self._lock:
-        if rewinds == self._rewinds:
-          self._run['sent_bytes'] = rows[-1][1][1]
-      self._write()
 
-  def _rows(self) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yields complete rows that were not sent, each with the bytes up to it."""
-    path = self._folder / 'metrics.jsonl'
-    if not path.exists():
-      return
-    with path.open('rb') as file:
-      end = self._run['sent_bytes']
-      file.seek(end)
-      for line in file:
-        end += len(line)
-        if not line.endswith(b'\n'):
-          return
-        yield json.loads(line), end
+  def _next(self) -> tuple[list[Mapping[str, Any]], str | None, bool]:
+    """Waits for items; returns all rows, the status, and whether it is over."""
+    rows: list[Mapping[str, Any]] = []
+    while True:
+      item = self._items.get()
+      if item is None or isinstance(item, str):
+        return rows, item, True
+      rows.append(item)
+      if self._items.empty():
+        return rows, None, False
 
-  def _create(self, client: Any) -> None:
+  def _warn(self, what: str, error: Exception) -> None:
+    reason = str(error).splitlines()[0] if str(error) else repr(error)
+    logging.warning(
+      'MLflow (%s) does not take %s of %s, which continues: %s',
+      *(self._uri, what, self._folder, reason),
+    )
+
+  def _start(self, client: Any) -> tuple[str, int]:
+    """Creates or continues the run; returns its id and start, Unix time, ms."""
+    known = atomic.read_object(self._folder / FILE)
+    if known is not None and known.get('uri') == self._uri:
+      client.update_run(known['run_id'], status='RUNNING')
+      run = client.get_run(known['run_id'])
+    else:
+      run = self._create(client)
+    return run.info.run_id, run.info.start_time
+
+  def _create(self, client: Any) -> Any:
     """Creates the run, in the run of its sweep if it has one."""
+    from mlflow.entities import Param
+
     tags = {'mlflow.source.name': 'syncopate'}
     if self._manifest.get('git_revision'):
       tags['mlflow.source.git.commit'] = self._manifest['git_revision']
     above = self._folder.absolute().parent
-    parent = None
     if (above / 'sweep.json').exists():
       parent = atomic.read_object(above / FILE)
-    if parent is not None:
-      tags['mlflow.parentRunId'] = parent['run_id']
-    self._run |= _create(client, self._folder, self._uri, tags)
-    self._write()
-
-  def _send_params(self, client: Any) -> None:
-    """Sends the config, which MLflow keeps as it was at the first start."""
-    from mlflow.entities import Param
-
-    flat = flatten(self._manifest['config'])
+      if parent is not None:
+        tags['mlflow.parentRunId'] = parent['run_id']
+    name = os.environ.get('MLFLOW_EXPERIMENT_NAME') or _EXPERIMENT
+    experiment = client.get_experiment_by_name(name)
+    experiment_id = (
+      client.create_experiment(name)
+      if experiment is None
+      else experiment.experiment_id
+    )
+    run = client.create_run(
+      experiment_id, tags=tags, run_name=self._folder.absolute().name
+    )
+    flat = flatten(self._manifest.get('config', {}))
     params = [Param(name, value) for name, value in flat.items()]
     for first in range(0, len(params), _PARAMS):
       some = params[first : first + _PARAMS]
-      client.log_batch(self._run['run_id'], params=some)
-    self._run['has_params'] = True
-    self._write()
+      client.log_batch(run.info.run_id, params=some)
+    content = {
+      'uri': self._uri,
+      'experiment_id': experiment_id,
+      'run_id': run.info.run_id,
+    }
+    if self._may_write():
+      atomic.write(self._folder / FILE, json.dumps(content, indent=2) + '\n')
+    return run
 
-  def _end(self, client: Any, status: str) -> None:
-    run_id, summary = self._run['run_id'], self._folder / 'summary.json'
+  def _end(self, client: Any, run_id: str, status: str) -> None:
+    summary = self._folder / 'summary.json'
     if summary.exists():
       client.log_artifact(run_id, str(summary))
     client.set_terminated(run_id, status)
-    self._run['status'] = status
-    self._write()
-
-  def _write(self) -> None:
-    if self._may_write():
-      atomic.write(self._folder / FILE, json.dumps(self._run, indent=2) + '\n')
+    self._is_ended = True
 
 
-class SweepRun:
-  """The MLflow run of a sweep, in which the runs of the sweep are nested."""
+def _log(
+  client: Any, run_id: str, rows: Sequence[Mapping[str, Any]], began_ms: int
+) -> None:
+  """Sends the curves of rows, at the times of the run's own clock."""
+  from mlflow.entities import Metric
 
-  def __init__(self, folder: pathlib.Path, uri: str):
-    """Creates the run, or continues that of the folder; waits at most 10 s.
-
-    Without an answer a warning is logged, and the sweep's runs have no parent.
-
-    Args:
-      folder: Folder of the sweep.
-      uri: `config.outputs.mlflow` of its runs; '' for none.
-    """
-    self._folder, self._uri = folder, uri
-    if uri:
-      self._do(self._start)
-
-  def close(self, status: str) -> None:
-    """Ends the run, as `Tracker.close`."""
-    if self._uri:
-      self._do(lambda client: self._set(client, status))
-
-  def _start(self, client: Any) -> None:
-    if atomic.read_object(self._folder / FILE) is None:
-      run = _create(client, self._folder, self._uri, {})
-      atomic.write(self._folder / FILE, json.dumps(run, indent=2) + '\n')
-    self._set(client, 'RUNNING')
-
-  def _set(self, client: Any, status: str) -> None:
-    run = atomic.read_object(self._folder / FILE)
-    if run is None:
-      return
-    if status == 'RUNNING':
-      client.update_run(run['run_id'], status=status)
-    else:
-      client.set_terminated(run['run_id'], status)
-
-  def _do(self, function: Callable[[Any], None]) -> None:
-    for name, value in _ENVIRONMENT.items():
-      os.environ.setdefault(name, value)
-    import mlflow.exceptions
-
-    errors = [f'no answer in {_END_S:g} s']
-
-    def work() -> None:
-      try:
-        function(mlflow.MlflowClient(tracking_uri=self._uri))
-        errors.clear()
-      except (mlflow.exceptions.MlflowException, OSError) as error:
-        errors[:] = [str(error).splitlines()[0] if str(error) else repr(error)]
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(_END_S)
-    if errors:
-      logging.warning(
-        'MLflow (%s) does not take the run of the sweep: %s', self._uri, *errors
-      )
-
-
-def _create(
-  client: Any, folder: pathlib.Path, uri: str, tags: Mapping[str, str]
-) -> dict[str, Any]:
-  """Creates a run in MLflow; returns the first content of mlflow.json."""
-  name = os.environ.get('MLFLOW_EXPERIMENT_NAME') or _EXPERIMENT
-  experiment = client.get_experiment_by_name(name)
-  experiment_id = (
-    client.create_experiment(name)
-    if experiment is None
-    else experiment.experiment_id
-  )
-  began_ms = round(time.time() * 1000)
-  run = client.create_run(
-    experiment_id,
-    start_time=began_ms,
-    tags=dict(tags),
-    run_name=folder.absolute().name,
-  )
-  return {
-    'uri': uri,
-    'experiment_id': experiment_id,
-    'run_id': run.info.run_id,
-    'began_ms': began_ms,
-  }
+  metrics = [
+    Metric(
+      name,
+      float(value),
+      began_ms + round(row['time'] * 1000),
+      row['examples'],
+    )
+    for row in rows
+    for name, value in row.items()
+    if is_plotted(name) and value is not None and math.isfinite(value)
+  ]
+  for first in range(0, len(metrics), _METRICS):
+    client.log_batch(run_id, metrics=metrics[first : first + _METRICS])

@@ -127,7 +127,10 @@ def run_points(
   if len(left) < len(runs):
     over = len(runs) - len(left)
     display.print_line(f'{over} of {len(runs)} runs are over already')
-  tracked, status = tracking.SweepRun(folder.file(), uri), 'FAILED'
+  tracker = tracking.Tracker(folder.file(), uri, {}) if uri else None
+  if tracker is not None:
+    tracker.await_start()  # Its runs name it.
+  status = 'FAILED'
   try:
     code = _execute(
       options, left, folder, display, slots, uses_model=uses_model
@@ -139,7 +142,8 @@ def run_points(
   finally:
     results.write()
     display.close()
-    tracked.close('FAILED' if display.failed else status)
+    if tracker is not None:
+      tracker.close('FAILED' if display.failed else status)
   print(f'Results are in {folder.file("results.csv")}')
   return code or (_FAILED if display.failed else 0)
 

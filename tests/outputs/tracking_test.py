@@ -6,11 +6,13 @@ sent to a server on this machine, and read from it.
 """
 
 import json
+import math
 import os
 import pathlib
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import types
 import urllib.request
@@ -22,9 +24,9 @@ import train
 from configs import vgg16_bsp
 from outputs import tracking
 from tests.support import requires, sweeping
-from tools import track
 
 _LIMIT_S = 120.0
+_START_MS = 5000000
 
 
 class _Away(Exception):
@@ -36,6 +38,7 @@ class _Server:
 
   def __init__(self):
     self.is_away = False
+    self.refused = 0
     self.runs: list[dict] = []
 
   def client(self, tracking_uri):
@@ -44,6 +47,7 @@ class _Server:
 
   def _run(self, run_id):
     if self.is_away:
+      self.refused += 1
       raise _Away('no connection\nmore lines')
     return self.runs[int(run_id)] if run_id is not None else None
 
@@ -51,13 +55,17 @@ class _Server:
     self._run(None)
     return types.SimpleNamespace(experiment_id=name)
 
-  def create_run(self, experiment_id, start_time, tags, run_name):
+  def create_run(self, experiment_id, tags, run_name):
     self._run(None)
     run = {'name': run_name, 'experiment': experiment_id, 'tags': tags}
-    run |= {'params': {}, 'points': set(), 'status': [], 'files': []}
-    self.runs.append(run | {'start': start_time})
-    run_id = str(len(self.runs) - 1)
-    return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id))
+    run |= {'params': {}, 'points': set(), 'files': []}
+    self.runs.append(run | {'status': ['RUNNING']})
+    return self.get_run(str(len(self.runs) - 1))
+
+  def get_run(self, run_id):
+    self._run(run_id)
+    info = types.SimpleNamespace(run_id=run_id, start_time=_START_MS)
+    return types.SimpleNamespace(info=info)
 
   def log_batch(self, run_id, metrics=(), params=()):
     run = self._run(run_id)
@@ -104,31 +112,31 @@ class TrackerTest(parameterized.TestCase):
     super().setUp()
     self.folder = pathlib.Path(tempfile.mkdtemp()) / 'mine'
     self.folder.mkdir()
-    self.rows = self.folder / 'metrics.jsonl'
-    self.rows.touch()
     self.server = _Server()
     self.enterContext(mock.patch.dict('sys.modules', _modules(self.server)))
-    self.enterContext(mock.patch.object(tracking, '_BACKOFF_S', (0.01, 0.02)))
 
   def _tracker(self, uri='http://tracking:5000', **fields):
-    size_bytes = self.rows.stat().st_size
-    return tracking.Tracker(
-      self.folder, uri, _manifest(), size_bytes=size_bytes, **fields
-    )
+    return tracking.Tracker(self.folder, uri, _manifest(), **fields)
 
-  def _add(self, *rows):
-    with self.rows.open('a') as file:
-      for examples, loss in rows:
-        row = {'kind': 'log', 'time': examples / 10, 'examples': examples}
-        file.write(json.dumps(row | {'loss': loss, 'accuracy': None}) + '\n')
+  def _log(self, tracker, *rows):
+    for examples, loss in rows:
+      row = {'kind': 'log', 'time': examples / 10, 'examples': examples}
+      tracker.log(row | {'loss': loss, 'accuracy': None})
 
   def _points(self, run):
     return sorted(point[3] for point in run['points'])
 
+  def _await_points(self, *expected):
+    deadline = time.monotonic() + _LIMIT_S
+    while not self.server.runs or self._points(self.server.runs[0]) != [
+      *expected
+    ]:
+      self.assertLess(time.monotonic(), deadline)
+      time.sleep(0.01)
+
   def test_a_run_has_parameters_points_summary_and_status(self):
     tracker = self._tracker()
-    self._add((10, 2.0), (20, 1.0))
-    tracker.notify()
+    self._log(tracker, (10, 2.0), (20, 1.0), (30, math.nan))
     (self.folder / 'summary.json').write_text('{"ended": "finished"}')
 
     self.assertTrue(tracker.close('FINISHED'))
@@ -138,23 +146,27 @@ class TrackerTest(parameterized.TestCase):
     self.assertEqual(
       run['params'], {'seed': '3', 'outputs.mlflow': 'http://tracking:5000'}
     )
-    start = run['start']
     expected = {
-      ('loss', 2.0, start + 1000, 10),
-      ('loss', 1.0, start + 2000, 20),
+      ('loss', 2.0, _START_MS + 1000, 10),
+      ('loss', 1.0, _START_MS + 2000, 20),
     }
     self.assertEqual(run['points'], expected)
     self.assertEqual(run['files'], [{'ended': 'finished'}])
     self.assertEqual(run['status'], ['RUNNING', 'FINISHED'])
 
+  def test_rows_beyond_the_limit_of_a_request_are_sent_in_several(self):
+    tracker = self._tracker()
+    self._log(tracker, *((k, 1.0) for k in range(2500)))
+    self.assertTrue(tracker.close('FINISHED'))
+    (run,) = self.server.runs
+    self.assertEqual(self._points(run), [*range(2500)])
+
   def test_the_same_run_continues_after_a_restart(self):
     first = self._tracker()
-    self._add((10, 2.0), (20, 1.0))
+    self._log(first, (10, 2.0), (20, 1.0))
     first.close('KILLED')
-    data = self.rows.read_bytes()
-    self.rows.write_bytes(data[: data.index(b'\n') + 1])  # A checkpoint.
     second = self._tracker()
-    self._add((20, 0.9), (30, 0.5))
+    self._log(second, (20, 0.9), (30, 0.5))
     second.close('FINISHED')
 
     (run,) = self.server.runs
@@ -163,75 +175,82 @@ class TrackerTest(parameterized.TestCase):
       run['status'], ['RUNNING', 'KILLED', 'RUNNING', 'FINISHED']
     )
 
-  def test_another_server_gets_a_run_of_its_own_with_all_rows(self):
+  def test_another_server_gets_a_run_of_its_own(self):
     first = self._tracker()
-    self._add((10, 2.0))
+    self._log(first, (10, 2.0))
     first.close('KILLED')
     second = self._tracker('http://other:5000')
-    self._add((20, 1.0))
+    self._log(second, (20, 1.0))
     second.close('FINISHED')
 
     self.assertEqual(
-      [self._points(run) for run in self.server.runs], [[10], [10, 20]]
+      [self._points(run) for run in self.server.runs], [[10], [20]]
     )
 
   def test_a_process_that_lost_the_folder_sends_nothing_more(self):
     owns = [True]
     tracker = self._tracker(may_write=lambda: owns[0])
-    self._add((10, 2.0))
-    tracker.notify()
-    while not (self.server.runs and self.server.runs[0]['points']):
-      time.sleep(0.01)
+    self._log(tracker, (10, 2.0))
+    self._await_points(10)
     owns[0] = False
-    self._add((20, 1.0))
-    tracker.notify()
-    tracker._thread.join(10)
+    self._log(tracker, (20, 1.0))
+    self.assertFalse(tracker.close('FINISHED'))
     successor = self._tracker()
-    self._add((30, 0.5))
+    self._log(successor, (30, 0.5))
     successor.close('FINISHED')
 
     (run,) = self.server.runs
-    self.assertEqual(self._points(run), [10, 20, 30])
+    self.assertEqual(self._points(run), [10, 30])
     self.assertEqual(run['status'], ['RUNNING', 'RUNNING', 'FINISHED'])
 
-  def test_rows_of_an_outage_arrive_after_it_with_one_warning(self):
+  def test_an_outage_costs_its_rows_and_one_warning(self):
     with self.assertLogs(level='WARNING') as logs:
-      self.server.is_away = True
       tracker = self._tracker()
-      self._add(*((10 * k, 1.0) for k in range(1, 251)))
-      tracker.notify()
-      time.sleep(0.2)
+      self._log(tracker, (10, 2.0))
+      self._await_points(10)
+      self.server.is_away = True
+      for examples in (20, 30):
+        before = self.server.refused
+        self._log(tracker, (examples, 1.0))
+        while self.server.refused == before:
+          time.sleep(0.01)
       self.server.is_away = False
+      self._log(tracker, (40, 0.5))
       self.assertTrue(tracker.close('FINISHED'))
 
     (run,) = self.server.runs
-    self.assertEqual(self._points(run), [10 * k for k in range(1, 251)])
+    self.assertEqual(self._points(run), [10, 40])
     (line,) = logs.output
     self.assertIn('no connection', line)
     self.assertNotIn('more lines', line)
 
-  def test_a_server_that_stays_away_ends_no_run_and_the_log_says_what_lacks(
-    self,
-  ):
+  def test_without_a_server_a_run_is_not_tracked_and_ends_at_once(self):
     self.server.is_away = True
     with self.assertLogs(level='WARNING') as logs:
       tracker = self._tracker()
-      self._add((10, 2.0), (20, 1.0))
-      start = time.monotonic()
-      self.assertFalse(tracker.close('FINISHED', limit_s=0.3))
-    self.assertLess(time.monotonic() - start, 5.0)
-    self.assertIn('2 rows of metrics.jsonl', logs.output[-1])
-    self.assertIn(f'tools.track {self.folder}', logs.output[-1])
+      self._log(tracker, (10, 2.0))
+      self.assertFalse(tracker.close('FINISHED'))
+    self.assertIn('no connection', logs.output[0])
     self.server.is_away = False
-    manifest = json.dumps(_manifest())
-    (self.folder / 'manifest.json').write_text(manifest)
-    summary = '{"ended": "finished", "reason": "finished"}'
-    (self.folder / 'summary.json').write_text(summary)
-    with mock.patch.object(tracking, 'check'):
-      self.assertTrue(track.send(self.folder))
+    self._tracker().close('FINISHED')  # The next start makes its run.
     (run,) = self.server.runs
-    self.assertEqual(self._points(run), [10, 20])
     self.assertEqual(run['status'], ['RUNNING', 'FINISHED'])
+
+  def test_the_end_of_a_run_waits_for_a_limited_time(self):
+    answer = threading.Event()
+    self.addCleanup(answer.set)
+    with (
+      mock.patch.object(
+        self.server, 'log_batch', lambda *_, **__: answer.wait()
+      ),
+      self.assertLogs(level='WARNING') as logs,
+    ):
+      tracker = self._tracker()
+      self._log(tracker, (10, 2.0))
+      start = time.monotonic()
+      self.assertFalse(tracker.close('FINISHED', limit_s=0.1))
+      self.assertLess(time.monotonic() - start, 5.0)
+    self.assertIn(str(self.folder), logs.output[-1])
 
   @parameterized.parameters(
     ('finished', 'finished', 'FINISHED'),
@@ -246,7 +265,9 @@ class TrackerTest(parameterized.TestCase):
     out = self.folder.parent
     (out / 'sweep.json').touch()
     for _ in range(2):  # The second is the same sweep, resumed.
-      tracked = tracking.SweepRun(out, 'http://tracking:5000')
+      tracked = tracking.Tracker(out, 'http://tracking:5000', {})
+      tracked.await_start()
+      self.assertTrue((out / tracking.FILE).exists())
       tracked.close('FINISHED')
     self._tracker().close('FINISHED')
 
@@ -254,12 +275,6 @@ class TrackerTest(parameterized.TestCase):
     self.assertEqual(run['tags']['mlflow.parentRunId'], '0')
     self.assertNotIn('mlflow.parentRunId', parent['tags'])
     self.assertEqual(parent['status'], ['RUNNING', 'FINISHED'] * 2)
-
-  def test_a_sweep_warns_of_a_server_that_is_away(self):
-    self.server.is_away = True
-    with self.assertLogs(level='WARNING') as logs:
-      tracking.SweepRun(self.folder, 'http://tracking:5000')
-    self.assertIn('no connection', logs.output[0])
 
   def test_a_run_is_sent_while_it_trains(self):
     config = vgg16_bsp.get_config()
