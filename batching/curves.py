@@ -58,7 +58,7 @@ def check_curve(curve: Curve) -> None:
 
 
 def parse(content: Any) -> Curve:
-  """Returns the curve of a profile, as tools.profile_batches writes it.
+  """Returns the curve of a profile, as tools.profile writes it.
 
   Args:
     content: Decoded content of the profile's JSON file.

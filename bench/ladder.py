@@ -454,7 +454,7 @@ def _rates(setup: Setup) -> str:
 
 
 def _profile(size_bytes: int) -> dict[str, Any]:
-  """Returns a profile of AlexNet's layers, in the form of profile_layers."""
+  """Returns a profile of AlexNet's layers, in the form of tools.profile."""
   thousands: Sequence[float] = [size for layer, _ in _ALEXNET for size in layer]
   sizes = [
     round(size_bytes * n / sum(thousands)) // 4 * 4 for n in thousands[:-1]

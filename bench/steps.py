@@ -188,7 +188,13 @@ def print_hidden(out: pathlib.Path, seconds: float) -> None:
   """
   path = out / 'layers.json'
   out.mkdir(parents=True, exist_ok=True)
-  words = [sys.executable, '-m', 'tools.profile_layers', f'--batch={BATCH}']
+  words = [
+    sys.executable,
+    '-m',
+    'tools.profile',
+    '--of=layers',
+    f'--batch={BATCH}',
+  ]
   words += ['--config=configs/default.py', f'--out={path}']
   words += _config_flags({**MODELS['vgg2'], **_DATA})
   subprocess.run(words, check=True, stdout=subprocess.DEVNULL)

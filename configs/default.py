@@ -142,7 +142,7 @@ def get_config() -> ml_collections.ConfigDict:
   _add_training(predictor.lstm, steps=4, decay=0.1)
   # By measured curves of time over batch, or by trial.
   config.batching.lb_bsp_gpu = ConfigDict()
-  # Files of tools.profile_batches, comma-separated: one, or one per worker; ''
+  # Files of tools.profile, comma-separated: one, or one per worker; ''
   # to find batches by trial.
   config.batching.lb_bsp_gpu.curves = ''
   # With curves: weight of the newest iteration in a curve's scale.
@@ -332,7 +332,7 @@ def get_config() -> ml_collections.ConfigDict:
   # Multiplier of the time: one value, or one per worker.
   config.cluster.speed.slowdown = (1.0, 1.5, 2.0, 3.0)
   # Times at which gradients of layers become ready: a file of
-  # tools.profile_layers; 'roofline(MODEL, BATCH)' for 'alexnet' or 'resnet50',
+  # tools.profile; 'roofline(MODEL, BATCH)' for 'alexnet' or 'resnet50',
   # computed from shapes; or '' for times in proportion to their bytes, over the
   # last two thirds of the compute time.
   config.cluster.speed.layers = ''

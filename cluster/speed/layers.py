@@ -95,7 +95,7 @@ def read(field: str, path: str) -> list[Layer]:
 
 
 def parse(content: Any) -> list[Layer]:
-  """Returns the layers of a profile that tools.profile_layers has written.
+  """Returns the layers of a profile that tools.profile has written.
 
   Args:
     content: Decoded content of the JSON file.

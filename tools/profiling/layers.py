@@ -1,19 +1,14 @@
-"""Measures the times at which gradients of layers are ready in an iteration.
+"""Times at which gradients of layers are ready in an iteration.
 
-  python -m tools.profile_layers --config=FILE.py --out=FILE.json
-    [--batch=N] [--rounds=15]
-
-The command computes a batch of the config's model and data like a worker, in
+A batch of the config's model and data is computed as workers do it, in
 micro-batches.  In the last one, a callback records the time at which the
-backward pass has computed each leaf of the gradient.  FILE.json is a value for
-config.cluster.speed.layers.  Times are exact only on CPUs: callbacks of other
-devices run too late.
+backward pass has computed each leaf of the gradient.  Times are exact only on
+CPUs: callbacks of other devices run too late.
 """
 
 import json
 import pathlib
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,12 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
 from jax.experimental.buffer_callback import buffer_callback
 from ml_collections import ConfigDict
 
 from cluster.speed import layers
-from configs import config_file, paths, sections
 from configs.checks import require
 from learning import build as learning
 from learning import compilations
@@ -62,19 +55,6 @@ class Profile(NamedTuple):
   batch: int
   seconds: float
   layers: Sequence[Leaf]
-
-
-def main(argv: list[str]) -> None:
-  """Measures and writes as the flags describe."""
-  if len(argv) > 1:
-    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
-  given = flags.FLAGS
-  try:
-    profile = measure(given.config, batch=given.batch, rounds=given.rounds)
-    write(profile, given.out)
-  except (OSError, ValueError) as error:
-    sys.exit(f'Refused: {error}')
-  print(describe(profile))
 
 
 def measure(config: ConfigDict, *, batch: int | None, rounds: int) -> Profile:
@@ -212,22 +192,3 @@ class _Shown:
 
     identity.defvjp(lambda array: (array, None), backward)
     return identity
-
-
-def _parse(argv: list[str]) -> list[str]:
-  paths.define_path('out', 'JSON file to write.', required=True)
-  flags.DEFINE_integer(
-    'batch', None, 'Examples; those of the config by default.'
-  )
-  flags.DEFINE_integer('rounds', 15, 'Number of measurements of each leaf.')
-  text = (
-    'Config of model and data; --config.SECTION.FIELD=VALUE changes a field.'
-  )
-  with sections.reject_unknown_flags(argv):
-    config_file.define_flag(None, text)
-    paths.require_config()
-    return app.parse_flags_with_usage(argv)
-
-
-if __name__ == '__main__':
-  app.run(main, flags_parser=_parse)

@@ -1,11 +1,7 @@
-"""Measures the compute times of batches on this device, and fits a curve.
+"""Compute times of batches on this device, and a curve through them.
 
-  python -m tools.profile_batches --config=FILE.py --out=FILE.json
-    [--batches=1,2,3,4,6,8,...] [--rounds=9] [--plot=FILE.png]
-
-The command computes batches of the config's model and data like a worker, in
-micro-batches of compiled shapes.  FILE.json is a value for
-config.batching.lb_bsp_gpu.curves.
+A batch of the config's model and data is computed as workers do it, in
+micro-batches of compiled shapes.
 """
 
 import itertools
@@ -13,20 +9,18 @@ import json
 import pathlib
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import app, flags
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from batching import curves
 from batching.curves import Curve
-from configs import config_file, paths, sections, user_parts
+from configs import user_parts
 from configs.checks import require
 from learning import build as learning
 from outputs import atomic
@@ -52,22 +46,6 @@ class Profile(NamedTuple):
   batches: Sequence[int]
   seconds: Sequence[float]
   curve: Curve
-
-
-def main(argv: list[str]) -> None:
-  """Measures, writes and draws as the flags describe."""
-  if len(argv) > 1:
-    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
-  given = flags.FLAGS
-  try:
-    batches = _numbers(given.batches)
-    profile = measure(given.config, batches=batches, rounds=given.rounds)
-    write(profile, given.out)
-    print(describe(profile))
-    if given.plot:
-      draw(profile, given.plot)
-  except (OSError, ValueError) as error:
-    sys.exit(f'Refused: {error}')
 
 
 def measure(
@@ -210,27 +188,3 @@ def _device() -> str:
 
 def _errors(profile: Profile) -> np.ndarray:
   return curves.errors(profile.curve, profile.batches, profile.seconds)
-
-
-def _numbers(texts: Sequence[str]) -> list[int]:
-  valid = all(text.isdecimal() for text in texts)
-  require(valid, 'batches', 'integers', list(texts))
-  return [int(text) for text in texts]
-
-
-def _parse(argv: list[str]) -> list[str]:
-  paths.define_path('out', 'JSON file to write.', required=True)
-  flags.DEFINE_list('batches', [], 'Examples of the batches, ascending.')
-  flags.DEFINE_integer('rounds', 9, 'How often each batch is measured.')
-  paths.define_path('plot', 'PNG to draw.')
-  text = (
-    'Config of model and data; --config.SECTION.FIELD=VALUE changes a field.'
-  )
-  with sections.reject_unknown_flags(argv):
-    config_file.define_flag(None, text)
-    paths.require_config()
-    return app.parse_flags_with_usage(argv)
-
-
-if __name__ == '__main__':
-  app.run(main, flags_parser=_parse)

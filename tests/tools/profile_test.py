@@ -1,4 +1,4 @@
-"""Tests for tools.profile_batches, on a small model."""
+"""Tests for tools.profile and profiles of batches, on a small model."""
 
 import json
 import pathlib
@@ -12,8 +12,8 @@ from matplotlib import image
 
 from batching import curves
 from tests.support import small
-from tools import profile_batches
-from tools.profile_batches import Profile
+from tools.profiling import batches
+from tools.profiling.batches import Profile
 
 _KNOWN = curves.Curve(0.02, 0.0, 0.001)
 _BATCHES = (1, 4, 16, 64, 128)
@@ -36,7 +36,7 @@ class ProfileTest(parameterized.TestCase):
       model__mlp__hidden=(512, 512), batching__micro_batch=8
     )
     start = time.perf_counter()
-    profile = profile_batches.measure(config, batches=(), rounds=1)
+    profile = batches.measure(config, batches=(), rounds=1)
     took_s = time.perf_counter() - start
     self.assertEqual(profile.batches, [1, 2, 3, 4, 6, 8, 12, 16])
     self.assertGreater(min(profile.seconds), 0)
@@ -50,7 +50,7 @@ class ProfileTest(parameterized.TestCase):
 
   def test_a_curve_is_read_as_written(self):
     path = pathlib.Path(tempfile.mkdtemp()) / 'profile.json'
-    profile_batches.write(_profile(), path)
+    batches.write(_profile(), path)
     content = json.loads(path.read_text())
     self.assertEqual(curves.parse(content), _KNOWN)
     self.assertEqual(content['device'], 'a device')
@@ -59,7 +59,7 @@ class ProfileTest(parameterized.TestCase):
 
   def test_the_table_has_measured_and_fitted_values(self):
     profile = _profile()._replace(seconds=[0.02, 0.02, 0.02, 0.08, 0.128])
-    lines = profile_batches.describe(profile).splitlines()
+    lines = batches.describe(profile).splitlines()
     self.assertIn('a model on a device', lines[0])
     self.assertEqual(lines[5].split(), ['64', '80.00', '64.00', '-20.0%'])
     self.assertEqual(
@@ -68,7 +68,7 @@ class ProfileTest(parameterized.TestCase):
 
   def test_a_picture_is_written(self):
     path = pathlib.Path(tempfile.mkdtemp()) / 'profile.png'
-    profile_batches.draw(_profile(), path)
+    batches.draw(_profile(), path)
     self.assertGreater(np.std(image.imread(path)), 0.05)
 
   @parameterized.parameters(
@@ -80,7 +80,7 @@ class ProfileTest(parameterized.TestCase):
   def test_bad_arguments_are_named(self, changed, message):
     arguments = {'batches': [1, 2, 4], 'rounds': 1} | changed
     with self.assertRaisesRegex(ValueError, message):
-      profile_batches.measure(small.config(), **arguments)
+      batches.measure(small.config(), **arguments)
 
   def test_there_must_be_a_model(self):
     config = small.config()
@@ -88,11 +88,16 @@ class ProfileTest(parameterized.TestCase):
     with self.assertRaisesRegex(
       ValueError, 'config.model.name: expected a mod'
     ):
-      profile_batches.measure(config, batches=[1, 2, 4], rounds=1)
+      batches.measure(config, batches=[1, 2, 4], rounds=1)
 
   def test_the_command_writes_its_measurements(self):
     folder = pathlib.Path(tempfile.mkdtemp())
-    argv = ['-m', 'tools.profile_batches', '--config=configs/vgg16_bsp.py']
+    argv = [
+      '-m',
+      'tools.profile',
+      '--of=batches',
+      '--config=configs/vgg16_bsp.py',
+    ]
     argv += ['--config.model.name=mlp', '--config.model.mlp.hidden=(64,)']
     argv += ['--config.data.name=synthetic', f'--out={folder}/profile.json']
     argv += ['--rounds=1', f'--plot={folder}/profile.png']
@@ -104,12 +109,25 @@ class ProfileTest(parameterized.TestCase):
 
   @pytest.mark.soak
   def test_an_invalid_batch_is_refused(self):
-    argv = ['-m', 'tools.profile_batches', '--config=configs/vgg16_bsp.py']
+    argv = [
+      '-m',
+      'tools.profile',
+      '--of=batches',
+      '--config=configs/vgg16_bsp.py',
+    ]
     done = small.python(*argv, '--batches=1,many', '--out=/no/file')
     self.assertEqual(done.returncode, 1)
     self.assertIn(
       "Refused: batches: expected integers, got ['1', 'many']", done.stderr
     )
+
+  def test_a_flag_of_the_other_kind_is_refused(self):
+    argv = ['-m', 'tools.profile', '--of=layers', '--out=/no/file']
+    done = small.python(
+      *argv, '--config=configs/vgg16_bsp.py', '--batches=1,2,4'
+    )
+    self.assertEqual(done.returncode, 1)
+    self.assertIn('Refused: batches: expected no value', done.stderr)
 
 
 if __name__ == '__main__':

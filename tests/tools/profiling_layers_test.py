@@ -1,4 +1,4 @@
-"""Tests for tools.profile_layers, on a small model."""
+"""Tests for profiles of layers, on a small model."""
 
 import itertools
 import json
@@ -8,10 +8,10 @@ import time
 
 from absl.testing import absltest, parameterized
 
-from cluster.speed import layers
+from cluster.speed import layers as ready_layers
 from tests.support import accelerators, small
-from tools import profile_layers
-from tools.profile_layers import Leaf, Profile
+from tools.profiling import layers
+from tools.profiling.layers import Leaf, Profile
 
 _PROFILE = Profile('a model', 8, 0.1, [Leaf('b', 30, 0.5), Leaf('a', 10, 0.75)])
 
@@ -26,7 +26,7 @@ class ProfileTest(parameterized.TestCase):
       model__mlp__hidden=(2048, 2048, 2048), batching__micro_batch=8
     )
     start = time.perf_counter()
-    profile = profile_layers.measure(config, batch=12, rounds=3)
+    profile = layers.measure(config, batch=12, rounds=3)
     took_s = time.perf_counter() - start
 
     self.assertBetween(profile.seconds, 0, took_s)
@@ -35,7 +35,7 @@ class ProfileTest(parameterized.TestCase):
     self.assertBetween(min(ready.values()), 0, 1)
     self.assertBetween(max(ready.values()), 0, 1)
     if not _in_order(ready):  # The machine may have been busy at a time.
-      profile = profile_layers.measure(config, batch=12, rounds=7)
+      profile = layers.measure(config, batch=12, rounds=7)
       ready = {leaf.name: leaf.ready for leaf in profile.layers}
       self.assertTrue(_in_order(ready), ready)
     params = small.build(config).runtime.coordinator.store.learner.params
@@ -44,13 +44,13 @@ class ProfileTest(parameterized.TestCase):
 
   def test_layers_are_read_as_written(self):
     path = pathlib.Path(tempfile.mkdtemp()) / 'profile.json'
-    profile_layers.write(_PROFILE, path)
-    found = layers.read('field', str(path))
+    layers.write(_PROFILE, path)
+    found = ready_layers.read('field', str(path))
     self.assertEqual([each[:2] for each in found], [(30, 0.5), (10, 0.75)])
     self.assertEqual(json.loads(path.read_text())['batch'], 8)
 
   def test_the_table_has_the_measurements(self):
-    lines = profile_layers.describe(_PROFILE).splitlines()
+    lines = layers.describe(_PROFILE).splitlines()
     self.assertIn('a model, 8 examples in 100 ms, 2 leaves of 4e-05', lines[0])
     self.assertEqual(lines[2].split(), ['50.0%', '50', '75.0%', 'b'])
     self.assertEqual(lines[3].split(), ['75.0%', '75', '100.0%', 'a'])
@@ -61,9 +61,7 @@ class ProfileTest(parameterized.TestCase):
   )
   def test_bad_arguments_are_named(self, changed, message):
     with self.assertRaisesRegex(ValueError, message):
-      profile_layers.measure(
-        small.config(), **{'batch': 8, 'rounds': 1} | changed
-      )
+      layers.measure(small.config(), **{'batch': 8, 'rounds': 1} | changed)
 
 
 def _leaves(params):
