@@ -22,10 +22,9 @@ from typing import Any
 import ml_collections
 
 import train
-from configs import default
+from configs import timing
 
 _SCHEMES = 'bsp,asp,ssp,dssp,elastic,r2sp'
-_BATCH = 32
 _LINK_BPS = 1.25e9
 _COLUMNS = ('examples/s', 'waiting', 'staleness', 'largest', 'goodput')
 
@@ -41,30 +40,30 @@ def config(
   bound: float = math.inf,
 ) -> ml_collections.ConfigDict:
   """Returns the config of a run of about `iterations` for each worker."""
-  result = default.get_config()
-  result.sync.name = scheme
+  result = timing.config(
+    timing.fields(
+      workers=workers,
+      iterations=iterations,
+      size_bytes=100_000_000,
+      batch=32,
+    ),
+    timing.links(_LINK_BPS, _LINK_BPS),
+    {
+      'sync.name': scheme,
+      'batching.name': batching,
+      'route.server.servers': 8,
+      'cluster.speed.name': 'regime',
+      'cluster.speed.regime.stay': stay,
+      'cluster.speed.regime.sigma': 0.1,
+      'cluster.speed.fixed_s': 0.18,
+      'cluster.speed.per_example_s': 0.01,
+      'cluster.speed.slowdown': tuple(
+        slow if worker % 8 == 7 else 1.0 for worker in range(workers)
+      ),
+    },
+  )
   if scheme == 'elastic':
     result.sync.elastic.bound = bound
-  result.batching.name = batching
-  result.model.name = 'none'
-  result.model.none.size_bytes = 100_000_000
-  result.model.none.num_train = workers * iterations * _BATCH
-  result.epochs = 1.0
-  result.batching.worker_batch = _BATCH
-  result.route.server.servers = 8
-  cluster = result.cluster
-  cluster.workers = workers
-  cluster.speed.name = 'regime'
-  cluster.speed.regime.stay = stay
-  cluster.speed.regime.sigma = 0.1
-  cluster.speed.fixed_s, cluster.speed.per_example_s = 0.18, 0.01
-  cluster.speed.slowdown = tuple(
-    slow if worker % 8 == 7 else 1.0 for worker in range(workers)
-  )
-  for host in ('worker', 'server'):
-    for link in ('up', 'down'):
-      cluster.network[f'{host}_{link}_Bps'] = (_LINK_BPS,)
-  result.checkpoint.every_s = float('inf')
   return result
 
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from bench import routes
 from claims.clusters.measured import UNSHAPED, Medians, Setting, nominal_Bps
-from configs import default
+from configs import timing
 from configs.checks import require
 from sweeps import scratch
 
@@ -286,32 +286,22 @@ def simulate(
     bucket_bytes: Least bytes of a bucket, which travels during the backward
       pass; inf to send all bytes after it.
   """
-  config = default.get_config()
-  examples = config.batching.worker_batch * local_steps * WORKERS
-  config.update_from_flattened_dict(
+  config = timing.config(
+    timing.fields(
+      workers=WORKERS,
+      iterations=_ITERATIONS,
+      size_bytes=SIZE_BYTES,
+      local_steps=local_steps,
+      compute_s=compute_s,
+    ),
+    timing.links(Bps),
+    timing.FEW_OUTPUTS,
     {
-      'epochs': 1.0,
-      'eval_every': 1.0,
-      'outputs.timeline': False,
-      'outputs.events': False,
-      'outputs.board': False,
-      'model.name': 'none',
-      'model.none.size_bytes': SIZE_BYTES,
-      'model.none.num_train': _ITERATIONS * examples,
-      'batching.local_steps': local_steps,
       'route.name': route,
       'route.bucket_bytes': bucket_bytes,
       'route.overlap': bucket_bytes < math.inf,
-      'cluster.workers': WORKERS,
-      'cluster.speed.name': 'constant',
-      'cluster.speed.fixed_s': compute_s,
-      'cluster.speed.per_example_s': 0.0,
-      'cluster.speed.slowdown': (1.0,),
-      'cluster.network.worker_up_Bps': (Bps,),
-      'cluster.network.worker_down_Bps': (Bps,),
       'cluster.network.worker_latency_s': (0.0,),
-      'checkpoint.every_s': math.inf,
-    }
+    },
   )
   with scratch.execute(config) as run:
     return routes.iteration_s(run.folder)

@@ -1,10 +1,9 @@
 """Parts that several entries share; not an entry."""
 
-import math
-
 import ml_collections
 
 from configs import default
+from configs import timing as timing_fields
 
 BPS = 1.25e9  # 10 Gbit/s.
 EQUAL = (1.0,)
@@ -32,20 +31,16 @@ def timing(
     worker_Bps: Rate of each worker's link in each direction, bytes per second.
     server_Bps: The same for each server's link.
   """
-  config = default.get_config()
-  config.model.name = 'none'
-  config.model.none.size_bytes = size_bytes
-  config.batching.worker_batch = 32
-  config.model.none.num_train = workers * iterations * 32
-  config.epochs = 1.0
+  config = timing_fields.config(
+    timing_fields.fields(
+      workers=workers, iterations=iterations, size_bytes=size_bytes, batch=32
+    ),
+    timing_fields.links(worker_Bps, server_Bps),
+  )
   config.route.server.servers = servers
-  cluster = config.cluster
-  cluster.workers = workers
-  cluster.speed.slowdown = EQUAL
-  cluster.speed.fixed_s = compute_s / 2
-  cluster.speed.per_example_s = compute_s / 64
-  _set_links(config, worker_Bps, server_Bps)
-  config.checkpoint.every_s = math.inf
+  config.cluster.speed.slowdown = EQUAL
+  config.cluster.speed.fixed_s = compute_s / 2
+  config.cluster.speed.per_example_s = compute_s / 64
   config.checkpoint.every_examples = 10**9  # Sweeps require a number.
   return config
 
@@ -62,7 +57,7 @@ def digits(*, epochs: float) -> ml_collections.ConfigDict:
   config.eval_every = 0.125
   config.time_to = (0.85, 0.9, 0.93)
   config.cluster.speed.slowdown = EQUAL
-  _set_links(config, BPS, BPS)
+  config.update_from_flattened_dict(timing_fields.links(BPS, BPS))
   return config
 
 
@@ -73,11 +68,3 @@ def reduce(config: ml_collections.ConfigDict, route: str) -> None:
   config.route.server = defaults.route.server
   for way in ('server_up_Bps', 'server_down_Bps'):
     config.cluster.network[way] = defaults.cluster.network[way]
-
-
-def _set_links(
-  config: ml_collections.ConfigDict, worker_Bps: float, server_Bps: float
-) -> None:
-  for host, rate in (('worker', worker_Bps), ('server', server_Bps)):
-    for way in ('up', 'down'):
-      config.cluster.network[f'{host}_{way}_Bps'] = (rate,)

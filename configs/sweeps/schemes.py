@@ -9,7 +9,7 @@ python main.py --config=configs/sweeps/schemes.py      (one run: BSP)
 
 import ml_collections
 
-from configs import default
+from configs import timing
 
 _WORKERS, _ITERATIONS = 64, 100
 _UNEQUAL = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0) * (_WORKERS // 8)
@@ -23,17 +23,16 @@ GRID = f"""
 
 def get_config() -> ml_collections.ConfigDict:
   """Returns the config that all runs share."""
-  config = default.get_config()
-  config.model.name = 'none'
-  config.model.none.num_train = _WORKERS * _ITERATIONS * 32
-  config.epochs = 1.0
-  config.batching.worker_batch = 32
-  config.route.server.servers = 8
-  config.cluster.workers = _WORKERS
-  config.cluster.speed.slowdown = (1.0,)
-  config.cluster.speed.fixed_s = 0.18
-  config.cluster.speed.per_example_s = 0.01
-  for host in ('worker', 'server'):
-    for link in ('up', 'down'):
-      config.cluster.network[f'{host}_{link}_Bps'] = (1.25e9,)
-  return config
+  return timing.config(
+    timing.fields(
+      workers=_WORKERS, iterations=_ITERATIONS, size_bytes=100_000_000, batch=32
+    ),
+    timing.links(1.25e9, 1.25e9),
+    {
+      'route.server.servers': 8,
+      'cluster.speed.slowdown': (1.0,),
+      'cluster.speed.fixed_s': 0.18,
+      'cluster.speed.per_example_s': 0.01,
+      'checkpoint.every_s': 60.0,
+    },
+  )
