@@ -1,8 +1,8 @@
 """Settings that the recipes for CIFAR-10 and ImageNet share; no experiment.
 
 All run ElasticBSP on four workers, the slowest three times slower, with 10 %
-jitter: config.cluster as in configs/default.py.  Compute times, there and here,
-are assumptions.
+jitter: config.cluster as in configs/fields/cluster.py.  Compute times, there
+and here, are assumptions.
 
 Learning rates and batches are those of one worker.  As
 config.optimizer.reduction is 'sum', a barrier of four pushes of 32 examples at

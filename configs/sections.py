@@ -460,7 +460,7 @@ def _explain_name(section: str, name: str) -> str:
     return ''
   if name.isidentifier() and (_ROOT / package / f'{name}.py').exists():
     return (
-      f'  {package}/{name}.py exists, but configs/default.py has no section '
+      f'  {package}/{name}.py exists, but configs/fields/ has no section '
       f'config.{section}.{name} with its fields.'
     )
   return "  A module of your own has a dotted path, such as 'my_lab.part'."
@@ -641,7 +641,7 @@ def _describe_unknown(path: str, close: str = '') -> str:
     close: Name of a similar field beside it; '' for none.
   """
   if not close:
-    return f'{path}: unknown; configs/default.py has all fields.'
+    return f'{path}: unknown; configs/fields/ has all fields.'
   above = path.rpartition('.')[0]
   return f'{path}: unknown; did you mean {above}{"." * bool(above)}{close}?'
 

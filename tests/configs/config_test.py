@@ -1,8 +1,6 @@
 """Tests for configs/, train.build's checks, and main.py as a user runs it."""
 
 import importlib
-import inspect
-import itertools
 import json
 import math
 import os
@@ -354,15 +352,6 @@ class MessageTest(parameterized.TestCase):
     self.assertGreater(refused, 1)
 
 
-class DefaultTest(parameterized.TestCase):
-  def test_every_field_has_a_comment(self):
-    lines = inspect.getsource(default).splitlines()
-    for above, line in itertools.pairwise(lines):
-      field, _, rest = line.partition(' = ')
-      if field.startswith('  config.') and rest != 'ConfigDict()':
-        self.assertIn('# ', above if '#' not in rest else rest, line)
-
-
 class TimingTest(parameterized.TestCase):
   """Tests of runs without a model."""
 
@@ -521,7 +510,7 @@ class MainTest(parameterized.TestCase):
   @parameterized.parameters(
     ('sync.sssp=3', 'config.sync.sssp: unknown; did you mean config.sync.ssp?'),
     ('snc.name=bsp', 'config.snc: unknown; did you mean config.sync?'),
-    ('x=1', 'config.x: unknown; configs/default.py has all fields.'),
+    ('x=1', 'config.x: unknown; configs/fields/ has all fields.'),
   )
   def test_a_flag_of_an_unknown_field_is_named_alone(self, flag, message):
     with self.assertRaises(SystemExit) as found:

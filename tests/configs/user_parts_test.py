@@ -140,7 +140,7 @@ class FieldsTest(parameterized.TestCase):
     ('models.mine', "'models' is a package of Syncopate: give yours another"),
     ('my lab/backup.py', 'expected the dotted path of a module, such as'),
     ('own', 'expected one of .* A module of your own has a dotted path'),
-    ('record', 'sync/record.py exists, but configs/default.py has no section'),
+    ('record', 'sync/record.py exists, but configs/fields/ has no section'),
   )
   def test_a_name_without_a_module_is_refused(self, name, message):
     with self.assertRaisesRegex(

@@ -1,0 +1,247 @@
+"""Declarations of config fields: default, meaning, unit and range.
+
+The modules beside this one declare all sections, as plain data below all parts;
+configs/declared.py has the whole tree.
+"""
+
+import dataclasses
+import functools
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from configs.checks import require
+
+# Condition without which a field is ignored, so that it must have its default.
+Need = Literal['model', 'virtual', 'real', 'local steps', 'island']
+# What a path names: see `outputs.inputs`.  In the first row '~' is the home
+# folder; files of the second are below config.data.dir.
+File = Literal[
+  '', 'unread', 'file', 'files', 'links',
+  'data', 'text', 'idx', 'photographs', 'images',
+]  # fmt: skip
+_NOUNS = {int: 'an integer', float: 'a number'}
+_PLURALS = {int: 'integers', float: 'numbers'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+  """A field.  Its values are of the type of its default.
+
+  Attributes:
+    default: Its default.
+    doc: Its meaning.
+    unit: Unit of a number, or of each number of a tuple.
+    at_least: Smallest value.
+    above: Bound that all values exceed.
+    at_most: Largest value.
+    below: Bound that exceeds all values.
+    infinite: Whether inf is a value.
+    whole: Whether only whole numbers are values, although the type is float.
+    choices: All values; () for any in range.
+    words: Texts that may take the place of a number.
+    items: Type of a tuple's items; None if a part checks them.
+    file: What a path names; '' if the field is no path.
+    needs: Conditions without which the field must have its default.
+    is_local: Whether the hosts of a run may have different values.
+    is_display: Whether it changes no result: a run may resume with another
+      value.
+  """
+
+  default: Any
+  doc: str
+  _: dataclasses.KW_ONLY
+  unit: str = ''
+  at_least: float = -math.inf
+  above: float = -math.inf
+  at_most: float = math.inf
+  below: float = math.inf
+  infinite: bool = False
+  whole: bool = False
+  choices: tuple[Any, ...] = ()
+  words: tuple[str, ...] = ()
+  items: type | None = float
+  file: File = ''
+  needs: tuple[Need, ...] = ()
+  is_local: bool = False
+  is_display: bool = False
+
+  def check(self, name: str, value: object) -> None:
+    """Raises ValueError unless `value` is of the type and in the range.
+
+    Args:
+      name: Name of the field, for the message.
+      value: Its value; NumPy's numbers are numbers.
+    """
+    require(self._accepts(value), name, self.expected, value)
+
+  @functools.cached_property
+  def expected(self) -> str:
+    """Description of the values, such as 'an integer of at least 1'."""
+    if self.choices:
+      return f'one of {list(self.choices)}'
+    kind = type(self.default)
+    if kind is bool:
+      return 'True or False'
+    if kind is str:
+      return 'text'
+    if kind is not tuple:
+      noun = 'a whole number' if self.whole else _NOUNS[kind]
+      words = ''.join(f', or {word!r}' for word in self.words)
+      return f'{self._describe(noun, kind)}{words}'
+    if self.items is None:
+      return 'a tuple'
+    return f'a tuple of {self._describe(_PLURALS[self.items], self.items)}'
+
+  def _describe(self, noun: str, kind: type) -> str:
+    """Returns a noun with range and unit."""
+    is_bounded = min(self.at_most, self.below) < math.inf
+    if kind is float and not (is_bounded or self.infinite):
+      article, _, rest = noun.rpartition(' ')
+      noun = f'{article} finite {rest}'.strip()
+    if self.at_least > -math.inf and self.at_most < math.inf:
+      bounds = [f' from {self.at_least} to {self.at_most}']
+    else:
+      bounds = [
+        f'{text} {bound}'
+        for bound, text in (
+          (self.at_least, ' of at least'),
+          (self.above, ' above'),
+          (self.at_most, ', at most'),
+          (self.below, ', below'),
+        )
+        if abs(bound) < math.inf
+      ]
+    unit = f', in {self.unit}' if self.unit else ''
+    return f'{noun}{"".join(bounds)}{unit}{", or inf" * self.infinite}'
+
+  def _accepts(self, value: Any) -> bool:
+    kind = type(self.default)
+    if self.choices:
+      return not isinstance(value, bool) and value in self.choices
+    if kind is tuple and self.items is not None:
+      return isinstance(value, list | tuple) and all(
+        self._accepts_number(item, self.items) for item in value
+      )
+    if kind in (int, float):
+      return value in self.words or self._accepts_number(value, kind)
+    return isinstance(value, kind)
+
+  def _accepts_number(self, value: Any, kind: type) -> bool:
+    if self.words and value == 'inf':  # Flags give what is no literal as text.
+      value = math.inf
+    is_number = isinstance(
+      value, numbers.Integral if kind is int else numbers.Real
+    )
+    if not is_number or isinstance(value, bool):
+      return False
+    if value == math.inf:
+      return self.infinite
+    if self.whole and value != int(value):
+      return False
+    within = self.at_least <= value <= self.at_most
+    return bool(within and self.above < value < self.below)
+
+
+class Section:
+  """Fields and sections below one path.
+
+  Attributes:
+    doc: What the section is about.
+    members: Fields and sections by name.
+  """
+
+  def __init__(
+    self,
+    doc: str = '',
+    needs: tuple[Need, ...] = (),
+    /,
+    **members: 'Field | Section',
+  ):
+    """Creates a section.
+
+    Args:
+      doc: What the section is about.
+      needs: Further conditions without which no field of it is used.
+      **members: Fields and sections by name.
+    """
+    self.doc = doc
+    self.members: Mapping[str, Field | Section] = {
+      name: _with_needs(member, needs) for name, member in members.items()
+    }
+
+
+def _with_needs(
+  member: Field | Section, needs: tuple[Need, ...]
+) -> Field | Section:
+  """Returns a member all of whose fields have further needs."""
+  if isinstance(member, Field):
+    return dataclasses.replace(member, needs=(*member.needs, *needs))
+  return Section(member.doc, needs, **member.members)
+
+
+def count(default: int, doc: str, **more: Any) -> Field:
+  """Returns a field of an integer of at least 1."""
+  return Field(default, doc, at_least=1, **more)
+
+
+def natural(default: int, doc: str, **more: Any) -> Field:
+  """Returns a field of an integer of at least 0."""
+  return Field(default, doc, at_least=0, **more)
+
+
+def seed(default: int, doc: str) -> Field:
+  """Returns a field of the seed of a random number generator."""
+  return Field(default, doc, at_least=0, at_most=2**32 - 1)
+
+
+def port(default: int, doc: str, **more: Any) -> Field:
+  """Returns a field of a TCP port."""
+  return Field(default, doc, at_least=0, at_most=2**16 - 1, **more)
+
+
+def positive(
+  default: float | tuple[float, ...], doc: str, **more: Any
+) -> Field:
+  """Returns a field of finite numbers above 0."""
+  return Field(default, doc, above=0, **more)
+
+
+def nonnegative(default: float, doc: str, **more: Any) -> Field:
+  """Returns a field of a finite number of at least 0."""
+  return Field(default, doc, at_least=0, **more)
+
+
+def seconds(default: float, doc: str, **more: Any) -> Field:
+  """Returns a field of finite seconds, at least 0."""
+  return Field(default, doc, at_least=0, unit='seconds', **more)
+
+
+def Bps(default: float | tuple[float, ...], doc: str, **more: Any) -> Field:
+  """Returns a field of bytes per second, above 0; may be infinite."""
+  return Field(
+    default, doc, above=0, infinite=True, unit='bytes per second', **more
+  )
+
+
+def share(default: float, doc: str, **more: Any) -> Field:
+  """Returns a field of a number above 0, at most 1."""
+  return Field(default, doc, above=0, at_most=1, **more)
+
+
+def fraction(default: float, doc: str, **more: Any) -> Field:
+  """Returns a field of a number from 0 to 1."""
+  return Field(default, doc, at_least=0, at_most=1, **more)
+
+
+def decay(default: float, doc: str, **more: Any) -> Field:
+  """Returns a field of a number of at least 0, below 1."""
+  return Field(default, doc, at_least=0, below=1, **more)
+
+
+def weight_decay(default: float, target: str) -> Field:
+  """Returns a field of the multiple of the parameters that is added."""
+  return nonnegative(
+    default, f'Multiple of the parameters that is added to {target}.'
+  )
