@@ -3,14 +3,12 @@
 Not among them: the benchmarks of real hosts, which need root for network
 namespaces (`bench.allreduce`, `bench.routes`, `bench.steps`, `bench.ladder`,
 `bench.faults`, `bench.joining`, `bench.local_steps`), and `bench.lead`,
-`bench.fuzz`, `bench.replicas`, `bench.soak` (also `make soak`), `bench.goodput`
-and `bench.gpu`, which take minutes.  docs/benchmarks.md
-has their commands.
+`bench.fuzz`, `bench.replicas`, `bench.soak` (also `make soak`) and `bench.gpu`,
+which take minutes.  docs/benchmarks.md has their commands.
 """
 
 from bench import (
   batching,
-  diagnosis,
   forest,
   handover,
   loopback,
@@ -30,4 +28,3 @@ loopback.main([])
 predict.main([])
 batching.main([])
 forest.main([])
-diagnosis.show()

@@ -34,7 +34,7 @@ _LEAST, _MOST = 16, 80  # Iterations of a run.
 _SEEDS = 5  # Of a prediction with servers.
 _POLL_S = 0.05  # Interval of looking for the end of a run.
 _LIMIT_S = 900.0
-# Of plain TCP transfers in a lab, as bench.shares measures them.
+# Of plain TCP transfers in a lab: see docs/benchmarks.md.
 _SHARE_SIGMA, _BURST_BYTES = 0.6, 60e3
 # Of a push or a pull, beside its bytes, as bench.empty measures it.
 LATENCY_S = 1e-3

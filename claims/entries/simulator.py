@@ -32,8 +32,8 @@ ENTRY = Entry(
   'have nominal rates without the share of frame headers, no latency and equal '
   'shares; workers sleep, so only links, schemes and batches are predicted; '
   'all hosts share 2 cores. New predictions with servers are means of five '
-  'seeds, and have the shares and bursts of plain TCP transfers '
-  '(bench.shares), whose law of sizes nine of the conditions chose, and the '
+  'seeds, and have the shares and bursts of plain TCP transfers, '
+  'whose law of sizes nine of the conditions chose, and the '
   'latency of iterations without bytes (bench.empty)',
   claims=(
     _claim('median', 0.02, 0.04),

@@ -3,8 +3,8 @@
 Labs need root.  Conditions are drawn with a fixed seed from the valid ones;
 workers sleep for their compute times.  Virtual links have the nominal rates
 without the share of frame headers, and to servers the shares and bursts of
-plain TCP transfers (bench.shares) and the latency of an iteration without bytes
-(bench.empty); predictions with servers are means over seeds.
+plain TCP transfers and the latency of an iteration without bytes (bench.empty);
+predictions with servers are means over seeds.
 """
 
 import contextlib

@@ -8,7 +8,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import train
-from configs.sweeps import full_scale
+from configs.sweeps import full_scale, goodput
 from outputs import manifests
 from sweeps import checking, grid, plan
 from tests.docs import pages
@@ -106,6 +106,7 @@ class PlanTest(parameterized.TestCase):
       'local_steps_fragments.py': 24,
     }
     counts |= {'tuned_digits.py': 84, 'tuned_text.py': 70}
+    counts |= {f'goodput.py:{mean_s}': 8 for mean_s in ('none', '15')}
     counts |= {f'full_scale.py:{name}': 21 for name in full_scale.VARIANTS}
     for path, count in counts.items():
       file = f'configs/sweeps/{path}'
@@ -120,6 +121,21 @@ class PlanTest(parameterized.TestCase):
         checking.resolve(line)
     files = {path.partition(':')[0] for path in counts}
     self.assertEqual({path.name for path in _SWEEPS.glob('*.py')}, files)
+
+  def test_failures_of_the_goodput_sweep_end_8_s_later(self):
+    script = goodput.get_config('15').cluster.script
+    for worker in range(8):
+      own = [(time, kind) for time, kind, each in script if each == worker]
+      for (died, leave), (back, join) in zip(own[::2], own[1::2], strict=True):
+        self.assertEqual((leave, join), ('leave', 'join'))
+        self.assertAlmostEqual(back - died, 8.0)
+    lives = 6000.0 * 8 / (len(script) / 2) - 8.0
+    self.assertBetween(lives, 13.5, 16.5)
+
+  @parameterized.parameters('0', '-1', 'nan', 'seldom')
+  def test_a_rate_of_failures_that_is_none_is_refused(self, variant):
+    with self.assertRaisesRegex(ValueError, f"variant: .* got '{variant}'"):
+      goodput.get_config(variant)
 
   def test_a_file_without_a_grid_needs_one(self):
     with self.assertRaisesRegex(ValueError, '--grid: expected some, or GRID'):
