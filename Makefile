@@ -47,7 +47,7 @@ bench: $(RUN)
 peers: .venv-peers/run
 
 ray: .venv/dev .venv-ray/run
-	SYNCOPATE_RAY=.venv-ray/bin/python $(BIN)/python -m pytest tests/tools/launch_ray_test.py
+	SYNCOPATE_RAY=.venv-ray/bin/python $(BIN)/python -m pytest tests/launch/launch_ray_test.py
 
 soak: .venv/dev
 	$(BIN)/python -m pytest --hypothesis-profile=random -m 'soak or hypothesis'

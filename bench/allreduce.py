@@ -56,9 +56,9 @@ from cluster.allreduce.executor.program import DTYPES
 from cluster.network.handshake import Security
 from cluster.network.interfaces import interface_address
 from cluster.network.port import Port
+from launch import lab
 from route import forest
 from route.route import LATENCY_S
-from tools import lab
 from topology.baselines import schemes
 from topology.forests.dealing import CHUNK_BYTES
 from topology.forests.trees import Forest

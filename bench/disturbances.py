@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tools.launching import hosts
+from launch import hosts
 
 _LAB = re.compile(r'SYNCOPATE_LAB=(syn-[0-9a-f]{6})')
 # Classic BPF: (code, jump if true, jump if false, constant).

@@ -26,8 +26,8 @@ from bench import clusters
 from cluster.membership import handover
 from cluster.network.port import Port
 from cluster.network.streams import Security
+from launch import lab
 from learning.digest import digest
-from tools import lab
 
 _ARRAYS, _LIMIT_S, _TIMEOUT_S = 64, 600.0, 30.0
 

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench import clusters
-from tools import lab
+from launch import lab
 
 _LIMIT_S, _POLL_S = 240.0, 0.1
 _BEFORE, _AFTER = 4, 4  # Supersteps.

@@ -20,8 +20,9 @@ from absl import app, flags
 
 from configs import paths
 from configs.checks import require
+from launch import lab
 from sweeps import child
-from tools import diagnose, lab, report
+from tools import diagnose, report
 from tools.reading import records
 
 _HOSTS = 4

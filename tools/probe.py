@@ -54,32 +54,26 @@ Tests use TCP with one connection for each pair, or --streams, as collectives
 do, for which the graph is made; with TLS if the config names a certificate.
 """
 
-import dataclasses
-import functools
-import json
 import os
 import pathlib
-import shlex
 import statistics
 import sys
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from absl import app, flags
 
 from cluster.membership import rendezvous_files
-from cluster.network import credentials, sockets
+from cluster.network import credentials
 from cluster.network import streams as transport
-from cluster.network.loop_streams import LoopListener
-from cluster.probing import file_format, transfers, trials
+from cluster.probing import transfers, trials
 from cluster.process import roles
 from cluster.process.exits import Unmendable
 from configs import config_file, paths, sections
 from configs.checks import require
-from outputs import atomic, transient
+from launch import probe
+from outputs import transient
 from tools.calibrating import tables
-from tools.probing import lockstep, member
 
 _SHORTFALLS = """
 Hosts or links that cannot do both at once, links that pairs share, TCP's
@@ -90,104 +84,28 @@ _SHOWN = 10  # Worst shortfalls in the table.
 _CONFIG = pathlib.Path(__file__).resolve().parents[1] / 'configs/default.py'
 
 
-@dataclasses.dataclass(frozen=True)
-class Setup:
-  """Settings of one process of a probe.
-
-  Attributes:
-    hosts: Number of hosts.
-    rank: Index of this host.
-    leader: HOST:PORT where the process of rank 0 listens.
-    address: Address of this host, to listen on.
-    port: Port to listen on, unless it is that of the leader; 0 for any.
-    security: Credentials of the streams to the leader.
-    timeout_s: Silence of a process after which it counts as lost, seconds.
-    start_s: Seconds within which all processes must have connected.
-    seconds: Seconds for which each transfer is counted.
-    limit_s: Time limit of all tests, seconds.
-    streams: Connections of each transfer.
-    tolerance: Relative error of rates.
-    out: File for the graph.
-  """
-
-  hosts: int
-  rank: int
-  leader: str
-  address: str
-  port: int
-  security: transport.Security
-  timeout_s: float
-  start_s: float
-  seconds: float
-  limit_s: float
-  streams: int
-  tolerance: float
-  out: pathlib.Path
-
-  def __post_init__(self) -> None:
-    require(self.hosts > 1, 'config.cluster.workers', 'at least 2', self.hosts)
-    for flag in ('seconds', 'limit_s'):
-      value = getattr(self, flag)
-      finite = 0 < value < float('inf')
-      require(finite, f'--{flag}', 'more than 0', value)
-    require(self.streams > 0, '--streams', 'at least 1', self.streams)
-    valid = 0 <= self.tolerance < 1
-    expected = 'at least 0 and less than 1'
-    require(valid, '--tolerance', expected, self.tolerance)
-
-
-def probe(setup: Setup) -> str:
-  """Runs one process of a probe; rank 0 also writes the file and the tables.
-
-  Returns:
-    Reason of the leader for an early end, in any rank but 0; else ''.
-
-  Raises:
-    Failure: If another process fails or is lost, in rank 0.
-    TransportError: If the leader is lost.
-    OSError: If listening on an address or writing the file fails.
-  """
-  number = setup.port if setup.rank else sockets.split(setup.leader)[1]
-  port = transport.Port(setup.address, number, setup.security)
-  with transfers.Endpoint(port, timeout_s=setup.timeout_s) as endpoint:
-    part = functools.partial(
-      member.follow,
-      endpoint=endpoint,
-      rank=setup.rank,
-      address=setup.address,
-      security=setup.security,
-      timeout_s=setup.timeout_s,
-      start_s=setup.start_s,
-    )
+def main(argv: list[str]) -> None:
+  """Probes as the flags say."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  try:
+    setup = _setup(flags.FLAGS)
+  except (OSError, ValueError) as error:
+    transient.leave(error)
+  except Unmendable as error:
+    sys.exit(f'Failed: {error}')
+  try:
     if setup.rank:
-      return part(setup.leader)
-    leader = lockstep.Leader(
-      setup.hosts, timeout_s=setup.timeout_s, start_s=setup.start_s
-    )
-    with LoopListener(port, leader.handle) as listener:
-      own = threading.Thread(target=part, args=[listener.address], daemon=True)
-      own.start()
-      try:
-        found = trials.measure(
-          leader,
-          leader.gather(),
-          seconds=setup.seconds,
-          limit_s=setup.limit_s,
-          streams=setup.streams,
-          tolerance=setup.tolerance,
-          log=functools.partial(print, flush=True),
-        )
-      except transfers.Failure as error:
-        # Printed first: the others end now, and a lost one delays this one.
-        print(f'Failed: {error}', flush=True)
-        leader.dismiss(str(error))
-        raise
-      leader.dismiss('')
-      own.join(setup.timeout_s)
-  content = _content(setup, found)
-  atomic.write(setup.out, json.dumps(content, indent=1) + '\n')
-  print(describe(content))
-  return ''
+      sys.exit(probe.follow(setup) or 0)
+    print(describe(probe.lead(setup)))
+  except transfers.Failure:
+    # A stream whose other end is lost may hang or abort at a normal end.
+    sys.stdout.flush()
+    os._exit(1)
+  except transport.TransportError as error:
+    sys.exit(f'Failed: host0 at {error}')
+  except (OSError, ValueError) as error:
+    sys.exit(f'Failed: {error}')
 
 
 def describe(content: Mapping[str, Any]) -> str:
@@ -228,17 +146,6 @@ def describe(content: Mapping[str, Any]) -> str:
   return '\n\n'.join(parts)
 
 
-def _content(setup: Setup, found: trials.Findings) -> dict[str, Any]:
-  """Returns the content of the file."""
-  return file_format.content(
-    found,
-    seconds=setup.seconds,
-    streams=setup.streams,
-    tolerance=setup.tolerance,
-    command=shlex.join([sys.executable, '-m', 'tools.probe', *sys.argv[1:]]),
-  )
-
-
 def _both_units(GBps: str) -> tuple[str, str]:
   return f'{8000 * float(GBps):.4g}', GBps
 
@@ -251,7 +158,7 @@ def _us(seconds: float) -> str:
   return f'{1e6 * seconds:.0f} us'
 
 
-def _setup(values: Any) -> Setup:
+def _setup(values: Any) -> probe.Setup:
   """Returns the setup of this process from flags, config and environment.
 
   Raises:
@@ -274,7 +181,7 @@ def _setup(values: Any) -> Setup:
   )
   place = rendezvous_files.Place(role.coordinator, config.token_file)
   if values.workdir:
-    place = _find_place(
+    place = probe.find_place(
       pathlib.Path(values.workdir), role, place, address, port, config
     )
   folder = 'the folder that all processes share, as there is no --coordinator'
@@ -284,7 +191,7 @@ def _setup(values: Any) -> Setup:
   out = pathlib.Path(path)
   there = role.index > 0 or out.parent.is_dir()
   require(there, '--out', 'a file in an existing folder', path)
-  return Setup(
+  return probe.Setup(
     hosts=config.workers,
     rank=role.index,
     leader=place.coordinator,
@@ -299,51 +206,6 @@ def _setup(values: Any) -> Setup:
     tolerance=values.tolerance,
     out=out,
   )
-
-
-def _find_place(
-  folder: pathlib.Path,
-  role: roles.Role,
-  place: rendezvous_files.Place,
-  address: str,
-  port: int,
-  config: Any,
-) -> rendezvous_files.Place:
-  """Returns the place of the rendezvous, through files of a shared folder."""
-  if role.index > 0:
-    return rendezvous_files.join(
-      folder, place, launch=role.launch, limit_s=config.start_s
-    )
-  folder.mkdir(parents=True, exist_ok=True)
-  return rendezvous_files.host(
-    folder,
-    place,
-    address=address,
-    launch=role.launch,
-    ports=lambda: port or roles.free_ports(1)[0],
-  )
-
-
-def main(argv: list[str]) -> None:
-  """Probes as the flags say."""
-  if len(argv) > 1:
-    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
-  try:
-    setup = _setup(flags.FLAGS)
-  except (OSError, ValueError) as error:
-    transient.leave(error)
-  except Unmendable as error:
-    sys.exit(f'Failed: {error}')
-  try:
-    sys.exit(probe(setup) or 0)
-  except transfers.Failure:
-    # A stream whose other end is lost may hang or abort at a normal end.
-    sys.stdout.flush()
-    os._exit(1)
-  except transport.TransportError as error:
-    sys.exit(f'Failed: host0 at {error}')
-  except (OSError, ValueError) as error:
-    sys.exit(f'Failed: {error}')
 
 
 def _parse(argv: list[str]) -> list[str]:

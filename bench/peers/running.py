@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from bench import clusters
 from bench.hosts import Case
 from cluster.speed.layers import Layer
-from tools import lab
+from launch import lab
 
 # Arguments of the flag --peers; `require_torch` checks its value.
 FLAG = {'metavar': 'PYTHON', 'help': 'an interpreter that has torch'}

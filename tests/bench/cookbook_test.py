@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from bench import cookbook
-from tools.launching import hosts
+from launch import hosts
 from tools.tune import candidates, measuring
 
 _ESTIMATE = {'value': 0.5, 'low': 0.4, 'high': 0.6}

@@ -24,9 +24,9 @@ import time
 import pytest
 from absl.testing import absltest, parameterized
 
+from launch import lab
 from tests.docs import pages
 from tests.support import certificates, gpus, labs, requires, slurm
-from tools import lab
 
 _PAGE = pages.ROOT / 'docs/clusters.md'
 _LIMIT_S = 200.0  # Longer than any run, also on a busy machine.

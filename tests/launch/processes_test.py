@@ -1,6 +1,5 @@
 """Tests for launch.processes."""
 
-import contextlib
 import os
 import pathlib
 import signal
@@ -13,6 +12,7 @@ from absl.testing import absltest, parameterized
 
 from launch import processes
 from launch.processes import Command, ProcessError
+from tests.support import launches
 
 _LIMIT_S = 60.0  # Only a hang takes longer, on a busy machine, too.
 _FOREVER = 'while :; do sleep 0.05; done'
@@ -36,17 +36,9 @@ def shell(name, text, **options):
   return Command(name, ['sh', '-c', text], **options)
 
 
-def runs(pid):
-  """Returns whether a process, which is no child of this one, runs."""
-  with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-    text = pathlib.Path(f'/proc/{pid}/stat').read_text()
-    return text.rpartition(') ')[2][0] != 'Z'
-  return False
-
-
 def await_end(pid):
   deadline = time.monotonic() + _LIMIT_S
-  while runs(pid):
+  while launches.alive(pid):
     if time.monotonic() > deadline:
       raise AssertionError(f'Process {pid} has not ended.')
     time.sleep(0.01)
@@ -106,7 +98,7 @@ class ProcessesTest(parameterized.TestCase):
     with self.assertRaises(FileNotFoundError), group:
       pid = group.start(shell('one', _FOREVER))
       group.start(Command('two', ['no-such-command']))
-    self.assertFalse(runs(pid))
+    self.assertFalse(launches.alive(pid))
 
   def test_a_timeout_shows_the_ends_of_the_logs_of_those_that_run(self):
     group = self.start(shell('one', 'echo fine'), shell('two', _STOPS))
@@ -227,7 +219,7 @@ class ProcessesTest(parameterized.TestCase):
     )
     with starter:
       pid = int(starter.stdout.readline())
-      self.assertTrue(runs(pid))
+      self.assertTrue(launches.alive(pid))
       starter.send_signal(number)
 
     await_end(pid)

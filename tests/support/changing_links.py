@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bench import clusters
-from tools.launching import hosts as lab_hosts
+from launch import hosts as lab_hosts
 from tools.reading import records
 
 _RATE, _SLOW = 200_000_000, 50_000_000  # Bits per second.

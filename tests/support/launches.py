@@ -16,23 +16,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.support import accelerators
-from tests.tools import lab_test
 
 _ROOT = pathlib.Path(__file__).parents[2]
-# Launches a program by `launch.launch`, or by `launch.main` with flags.
+# Launches a program by `launcher.launch`, or by `tools.launch` with flags.
 _DRIVER = """
 import json, pathlib, sys
 from absl import app
+from launch import launcher
+from launch.plan import Plan
 from tools import launch
-from tools.launching.plan import Plan
 fields, program, constants, words = json.loads(sys.argv[1])
 for name, value in constants.items():
-  setattr(launch, name, value)
+  setattr(launcher, name, value)
 if words:
   launch._MAIN = program
   app.run(launch.main, ['launch', *words], flags_parser=launch._parse)
 fields['workdir'] = pathlib.Path(fields['workdir'])
-sys.exit(launch.launch(Plan(**fields), [sys.executable, '-S', program]))
+sys.exit(launcher.launch(Plan(**fields), [sys.executable, '-S', program]))
 """
 # Start of every program.
 _PROGRAM = """
@@ -186,5 +186,9 @@ def wait_for(
 
 
 def alive(pid: int | str) -> bool:
-  """Returns whether a process runs."""
-  return lab_test._runs(str(pid))
+  """Returns whether a process runs; a zombie does not."""
+  try:
+    status = pathlib.Path('/proc', str(pid), 'status').read_text()
+  except (FileNotFoundError, ProcessLookupError):
+    return False
+  return 'State:\tZ' not in status

@@ -54,7 +54,7 @@ for role, flags in {flags!r}.items():
 # fails; --role distinguishes hosts.
 _RANKS = """
 import os, subprocess, sys, time
-from tools import lab
+from launch import lab
 split = sys.argv.index('--')
 runs = []
 for rank, host in enumerate(os.environ['SYNCOPATE_HOSTS'].split(',')):

@@ -20,8 +20,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from launch import lab
 from tests.support import labs
-from tools import lab
 
 HOSTS = ('host0', 'host1')
 SECOND = '172.31.7'  # Prefix of the addresses in the network ib0.

@@ -14,10 +14,10 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 from cluster.process import ray_cluster
+from launch import ray_processes
+from launch.plan import Plan
 from sweeps import ray_tasks
 from tests.support import launches, ray_nodes, requires, sweeping
-from tools.launching import nodes
-from tools.launching.plan import Plan
 
 _CONFIG = (
   *('--config=configs/vgg16_bsp.py', '--config.model.name=none'),
@@ -38,9 +38,9 @@ def _node(*, alive=True, **resources):
 class BundlesTest(parameterized.TestCase):
   def test_each_process_has_a_bundle_and_workers_have_gpus(self):
     plan = _plan(devices_per_worker=2)
-    request = nodes.Request(cpus=3.0, wait_s=1.0)
+    request = ray_processes.Request(cpus=3.0, wait_s=1.0)
 
-    bundles = nodes.make_bundles(plan, request, has_gpus=True)
+    bundles = ray_processes.make_bundles(plan, request, has_gpus=True)
 
     worker = {'CPU': 3.0, 'GPU': 2.0}
     expected = {
@@ -52,16 +52,16 @@ class BundlesTest(parameterized.TestCase):
 
   def test_workers_that_share_a_gpu_have_equal_parts_of_it(self):
     plan = _plan(workers_per_gpu=4)
-    request = nodes.Request(cpus=1.0, wait_s=1.0)
+    request = ray_processes.Request(cpus=1.0, wait_s=1.0)
 
-    bundles = nodes.make_bundles(plan, request, has_gpus=True)
+    bundles = ray_processes.make_bundles(plan, request, has_gpus=True)
 
     self.assertEqual(bundles['worker 1'], {'CPU': 1.0, 'GPU': 0.25})
     with self.assertRaisesRegex(ValueError, 'workers_per_gpu.*no GPU.*got 4'):
-      nodes.make_bundles(plan, request, has_gpus=False)
+      ray_processes.make_bundles(plan, request, has_gpus=False)
     both = _plan(workers_per_gpu=2, devices_per_worker=2)
     with self.assertRaisesRegex(ValueError, 'devices_per_worker: .* got 2'):
-      nodes.make_bundles(both, request, has_gpus=True)
+      ray_processes.make_bundles(both, request, has_gpus=True)
 
   @parameterized.parameters(
     ([_node(CPU=2.0), _node(CPU=2.0)], ''),
@@ -127,7 +127,7 @@ class ClusterTest(absltest.TestCase):
 
   def _launch(self, *words, workers=2, flags=(), config=_CONFIG):
     command = ('-m', 'tools.launch', '--on=ray', f'--workers={workers}')
-    process = self.nodes.start(
+    process = self.ray_processes.start(
       *(*command, *flags, f'--workdir={self.folder}', '--', *config, *words)
     )
     self.addCleanup(process.communicate)
@@ -214,7 +214,7 @@ class ClusterTest(absltest.TestCase):
 
   def test_a_sweep_trains_its_runs_and_collects_results(self):
     words = sweeping.command(self.folder, 'seed=0,1', '--submit=ray')
-    process = self.nodes.start(*words[1:])
+    process = self.ray_processes.start(*words[1:])
     out, _ = process.communicate(timeout=_LIMIT_S)
 
     self.assertEqual(process.returncode, 0, out)
@@ -226,7 +226,7 @@ class ClusterTest(absltest.TestCase):
     words = sweeping.command(
       self.folder, 'seed=0', '--submit=ray', '--config.epochs=100000.0'
     )
-    process = self.nodes.start(*words[1:])
+    process = self.ray_processes.start(*words[1:])
     self.addCleanup(process.communicate)
     self.addCleanup(process.kill)
     launches.wait_for(condition=lambda: [*self.folder.glob('*/metrics.jsonl')])

@@ -4,9 +4,9 @@ import pathlib
 
 from absl.testing import absltest, parameterized
 
+from launch.plan import Plan
 from outputs import files, manifests
 from tests.support import gpus, launches, small
-from tools.launching.plan import Plan
 
 
 class PlanTest(parameterized.TestCase):

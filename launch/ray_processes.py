@@ -1,6 +1,6 @@
 """Processes of one run on the nodes of a Ray cluster.
 
-`RayProcesses` starts, watches and ends them as `children.Processes` does on one
+`RayProcesses` starts, watches and ends them as `processes.Group` does on one
 machine, so that the launcher's rules for restarts hold for both.  A placement
 group reserves a bundle of resources for each process, spread over the nodes.
 Each start of a process is an actor in the bundle, which runs the process as its
@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 from cluster.network import memory
 from cluster.process import devices, ray_cluster
 from configs.checks import require
+from launch.plan import Plan
+from launch.processes import Command, Exit, Group
+from launch.screen import Screen
 from outputs import compiled
-from tools.launching.children import Exit, Processes, Screen
-from tools.launching.plan import Plan
 
 _FLAG = '--on=ray'
 _INTERFACE = '--config.cluster.interface='
@@ -167,14 +168,14 @@ class Actor:
 
   def __init__(self) -> None:
     self._output = _Output()
-    self._processes = Processes(self._output)
+    self._processes = Group(None, output=self._output, is_bound=True)
     self._processes.__enter__()  # Until this process is killed.
 
   def start(
     self,
     name: str,
     argv: Sequence[str],
-    environ: Mapping[str, str],
+    environ: Mapping[str, str | None],
     *,
     cwd: str,
     workdir: str,
@@ -210,11 +211,11 @@ class Actor:
     folder = pathlib.Path(workdir) / 'compiled' / socket.gethostname()
     cache = compiled.variables(os.environ, folder)
     own = {**cache, **memory.ENVIRONMENT, **os.environ, **environ}
-    return self._processes.start(name, words, own)
+    return self._processes.start(Command(name, words, own))
 
   def poll(self) -> tuple[bytes, Exit | None]:
     """Returns new output, and the end of the process if it has ended."""
-    ended = self._processes.wait(_POLL_S)
+    ended = self._processes.next_ends(_POLL_S)
     return self._output.take(), ended[0] if ended else None
 
   def signal(self, name: str, number: int) -> None:
@@ -264,7 +265,7 @@ class RayProcesses:
     return self
 
   def __exit__(self, *exception: object) -> None:
-    self.kill(self.names())
+    self.kill(*self.names())
     self._folder.__exit__()
     self._ray.util.remove_placement_group(self._reservation.group)
     self._ray.shutdown()
@@ -277,16 +278,16 @@ class RayProcesses:
     """Has processes that start from now on meet at a new address."""
     self._launch = secrets.token_hex(8)
 
-  def start(
-    self, name: str, argv: Sequence[str], environ: Mapping[str, str]
-  ) -> None:
+  def start(self, command: Command) -> int | None:
     """Starts a process as soon as a node has room for it.
 
+    Returns None: the process has no id yet.
+
     Args:
-      name: Name of the process; no running process has it.
-      argv: Command, of which the first word stands for a node's own Python.
-      environ: Variables to add to those of the node.
+      command: The process; no running process has its name.  The first word
+        stands for a node's own Python, and `env` is added to that of the node.
     """
+    name = command.name
     names = [*self._reservation.bundles]
     bundle = self._reservation.bundles[name]
     strategies = self._ray.util.scheduling_strategies
@@ -303,15 +304,19 @@ class RayProcesses:
     )
     answer = actor.start.remote(
       name,
-      argv[1:],
-      {**environ, 'SYNCOPATE_LAUNCH': self._launch},
+      command.argv[1:],
+      {**command.env, 'SYNCOPATE_LAUNCH': self._launch},
       cwd=os.getcwd(),
       workdir=str(self._folder.path),
       text=self._folder.text,
     )
     self._running[name] = _Remote(actor, answer, 0, time.monotonic())
+    return None
 
-  def wait(self, timeout_s: float) -> list[Exit]:
+  def wake(self) -> None:
+    """Does nothing: `next_ends` returns soon."""
+
+  def next_ends(self, timeout_s: float) -> list[Exit]:
     """Shows output until a process ends, or for a short time.
 
     Returns:
@@ -335,11 +340,11 @@ class RayProcesses:
     """Sends a signal to a running process."""
     self._running[name].actor.signal.remote(name, number)
 
-  def kill(self, names: Sequence[str]) -> list[Exit]:
+  def kill(self, *names: str) -> list[Exit]:
     """Kills processes and their descendants; returns their ends.
 
     Args:
-      names: Names of processes; those that are not running are ignored.
+      *names: Names of processes; those that are not running are ignored.
     """
     found = [name for name in names if name in self._running]
     return [self._remove(name, -signal.SIGKILL) for name in found]

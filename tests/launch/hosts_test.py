@@ -1,4 +1,4 @@
-"""Tests for tools/launching/hosts.py."""
+"""Tests for launch.hosts."""
 
 import itertools
 import json
@@ -6,7 +6,7 @@ import json
 import networkx
 from absl.testing import absltest, parameterized
 
-from tools.launching import hosts
+from launch import hosts
 
 _UNEQUAL = {
   'hosts': {'host0': {'up': '40mbit', 'down': '20mbit'}},

@@ -1,4 +1,4 @@
-"""Tests for tools/probe.py and tools/probing; one needs root."""
+"""Tests for tools.probe, launch.probe and launch.lockstep; one needs root."""
 
 import contextlib
 import itertools
@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from concurrent import futures
-from unittest import mock
 
 import pytest
 from absl.testing import absltest, parameterized
@@ -20,7 +19,7 @@ from absl.testing import absltest, parameterized
 import topology
 from cluster.network.handshake import Security, open_connection
 from cluster.network.port import Port
-from cluster.probing import transfers, trials
+from cluster.probing import file_format, transfers, trials
 from cluster.process import roles
 from tests.support import accelerators, requires, shared_links
 from tools import probe
@@ -249,9 +248,11 @@ class ContentTest(absltest.TestCase):
     hosts = [{'hostname': f'h{n}', 'address': '10.0.0.1'} for n in range(6)]
     latency_s = dict.fromkeys(itertools.permutations(range(6), 2), 1e-4)
     found = trials.Findings(hosts, tests, latency_s, groups)
-    setup = mock.Mock(hosts=6, seconds=0.5, streams=1, tolerance=0.1)
 
-    content = json.loads(json.dumps(probe._content(setup, found)))
+    content = file_format.content(
+      found, seconds=0.5, streams=1, tolerance=0.1, command=''
+    )
+    content = json.loads(json.dumps(content))
 
     names = ['host0', 'host1', 'host2']
     rates = {'up_GBps': '0.005', 'down_GBps': '0.008'}

@@ -1,4 +1,4 @@
-"""Tests for tools.lab and its hosts; real labs need root."""
+"""Tests for tools.lab and launch.lab; real labs need root."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 from absl.testing import absltest, parameterized
 
-from tests.support import labs, requires
-from tools import lab
+from launch import lab
+from tests.support import labs, launches, requires
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _LIMIT_S = 60.0  # Only a hang takes longer.
@@ -38,7 +38,7 @@ with socket.create_connection((sys.argv[1], 5000)) as link:
 """
 _MEASURE = f"""
 import json, subprocess, sys
-from tools import lab
+from launch import lab
 def start(host, code, *args):
   argv = lab.command(host, [sys.executable, '-c', code, *args])
   return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
@@ -72,7 +72,7 @@ with socket.create_connection((sys.argv[1], 5000)) as link:
 """
 _AT_ONCE = f"""
 import json, subprocess, sys
-from tools import lab
+from launch import lab
 def start(host, code, *args):
   argv = lab.command(host, [sys.executable, '-c', code, *args])
   return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
@@ -93,7 +93,7 @@ with socket.create_connection(('host0', 5000)) as link:
 """
 _CONGESTION = f"""
 import socket, subprocess, sys
-from tools import lab
+from launch import lab
 with socket.create_server(('', 5000)) as server:
   argv = lab.command('host1', [sys.executable, '-c', {_CONNECT!r}])
   with subprocess.Popen(argv), server.accept()[0] as link:
@@ -110,7 +110,7 @@ with socket.create_server(('', 5000)) as server:
 """
 _ROUND_TRIPS = f"""
 import json, socket, subprocess, sys, time
-from tools import lab
+from launch import lab
 times = []
 for host in ('host1', 'host2'):
   argv = lab.command(host, [sys.executable, '-c', {_ANSWER!r}])
@@ -152,15 +152,6 @@ def _left(name):
   """Returns the files and namespaces of a lab."""
   folders = pathlib.Path('/run'), pathlib.Path('/run/netns')
   return [path for each in folders for path in each.glob(f'*{name}*')]
-
-
-def _runs(pid):
-  """Returns whether a process runs; a zombie does not."""
-  try:
-    status = pathlib.Path('/proc', pid, 'status').read_text()
-  except (FileNotFoundError, ProcessLookupError):
-    return False
-  return 'State:\tZ' not in status
 
 
 class RefusalTest(parameterized.TestCase):
@@ -344,7 +335,7 @@ class LabTest(parameterized.TestCase):
       name = labs.name_in(process.communicate(timeout=_LIMIT_S)[1])
 
     self.assertEqual(process.returncode, 128 + number)
-    self.assertFalse(_runs(pid))
+    self.assertFalse(launches.alive(pid))
     self.assert_removed(name)
 
   def test_clean_removes_a_killed_lab_but_none_that_runs(self):
@@ -363,7 +354,7 @@ class LabTest(parameterized.TestCase):
 
       self.assertEqual(code, 0, errors)
       self.assertIn(f'{name} is removed', errors)
-      self.assertFalse(_runs(pid))
+      self.assertFalse(launches.alive(pid))
       self.assert_removed(name)
       other = labs.name_in(alive.stderr.readline())
       self.assertIn(f'{other} still runs', errors)

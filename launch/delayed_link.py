@@ -1,4 +1,4 @@
-"""A link that delays frames: python -m tools.launching.delayed_link UP DOWN S.
+"""A link that delays frames: python -m launch.delayed_link UP DOWN S.
 
 UP and DOWN are two TAP devices of the network namespace that the command runs
 in.  Frames that leave through one of them enter through the other one S seconds

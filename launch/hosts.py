@@ -1,6 +1,6 @@
 """Hosts of a lab: their links, addresses, and the commands that create them.
 
-This module changes nothing on the machine; tools/lab.py runs the commands.
+This module changes nothing on the machine; launch/lab.py runs the commands.
 
 Each host is a network namespace with one interface, and a further namespace
 holds the bridge that joins them: the machine's own namespace gets neither an
@@ -217,7 +217,7 @@ def delays(lab: str, links: Links) -> Iterator[list[str]]:
     links: Links of its hosts.
   """
   inside = f'ip netns exec {lab}-{SWITCH}'.split()
-  module = [sys.executable, '-m', 'tools.launching.delayed_link']
+  module = [sys.executable, '-m', 'launch.delayed_link']
   for number, group in enumerate(links.groups):
     if group.delay_s:
       yield [*inside, *module, *_group_ends(number), f'{group.delay_s}']
