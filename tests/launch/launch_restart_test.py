@@ -1,4 +1,4 @@
-"""Tests for tools.launch and launch.launcher: which processes start again, and how often.
+"""Tests for launch.launcher: which processes start again, and how often.
 
 Small programs stand in the place of main.py.
 """

@@ -1,4 +1,4 @@
-"""Tests for tools.launch and launch.launcher: output, ends of runs, hosts of labs.
+"""Tests for launch.launcher: output, ends of runs, hosts of labs.
 
 Small programs stand in the place of main.py.
 """
