@@ -41,7 +41,7 @@ from cluster.allreduce.step_statistics import StatisticsLayout, StepStatistics
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.allreduce.sums.reducer import Reducer
 from cluster.membership import handover
-from cluster.membership.checks import check_ranges
+from cluster.membership.checks import check_iteration
 from cluster.membership.process import Settings
 from cluster.membership.session import Session, exit_on_error
 from cluster.membership.succession import Succession
@@ -91,6 +91,7 @@ class Replica:
     learner: Learner,
     reducer: Reducer,
     layout: StatisticsLayout,
+    stages: int,
     batching: Batching,
     speed: Speed | None,
     settings: Settings,
@@ -108,6 +109,7 @@ class Replica:
       learner: Learner at the initial version, or one that was restored.
       reducer: Sums the gradients of all workers.
       layout: Layout of step statistics at the end of the gradient buffer.
+      stages: Number of stages of the wire.
       batching: Batch sizes of the iterations.
       speed: Least duration of iterations; None for the actual one.
       settings: Settings of all processes of the run.
@@ -126,7 +128,7 @@ class Replica:
     self.index = index
     self.learner = learner
     self._gradient, self._reducer = gradient, reducer
-    self._layout = layout
+    self._layout, self._stages = layout, stages
     self._batching = batching
     self._host_speed = HostSpeed(index, batching, speed)
     self._coordinator, self._settings = '', settings
@@ -301,7 +303,12 @@ class Replica:
     """Queues a message of the coordinator; called by the heartbeat's thread.
 
     Checkpoints are written meanwhile: the coordinator may wait for them.
+
+    Raises:
+      InvalidMessage: If it is an iteration that cannot be one of this run.
     """
+    if isinstance(message, messages.Assignment):
+      self._check_assignment(message)
     if isinstance(message, messages.SaveResidual):
       if self._states and self._send:
         arguments = message, self._send
@@ -343,7 +350,6 @@ class Replica:
       case messages.Assignment():
         # An assignment ahead of an iteration that has failed is void.
         if self._is_current(message.membership_epoch, message.version):
-          self._check_assignment(message)
           self._iterate(session, message)
       case messages.ProbeOrder():
         session.send(self._measurer(message))
@@ -381,11 +387,13 @@ class Replica:
     Raises:
       InvalidMessage: If it cannot be one of this run.
     """
-    check_ranges(assignment.ranges, assignment.examples)
-    most, examples = self._batching.max_batch, assignment.examples
-    valid = examples > 0 and (most is None or examples <= most)
-    expect(valid, 'examples', f'1 to {most}', examples)
-    total, members = assignment.total, assignment.members
+    check_iteration(
+      assignment,
+      most=self._batching.max_batch,
+      stages=self._stages,
+    )
+    examples, total = assignment.examples, assignment.total
+    members = assignment.members
     expect(total >= examples, 'total', f'at least {examples}', total)
     workers = self._layout.workers
     valid = self.index in members and max(members) < workers

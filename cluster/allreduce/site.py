@@ -362,6 +362,7 @@ class AllreduceSite(RealSite):
       learner=learner,
       reducer=reducer,
       layout=self._statistics,
+      stages=len(self.parts.wire.pushes),
       batching=self.parts.batching,
       speed=self.parts.speed,
       settings=settings,

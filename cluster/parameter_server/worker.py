@@ -19,7 +19,7 @@ import numpy as np
 from absl import logging
 
 from batching.batching import Batching
-from cluster.membership.checks import check_ranges
+from cluster.membership.checks import check_iteration
 from cluster.membership.joining import RankHeld
 from cluster.membership.process import Settings
 from cluster.membership.session import exit_on_error
@@ -318,21 +318,12 @@ class Worker:
       for server, stream in enumerate(streams)
     ]
     pull: messages.Pull = [each.result() for each in pulls].pop()
-    self._check_pull(pull)
+    check_iteration(
+      pull,
+      most=self._batching.max_batch,
+      stages=len(self._codec.wire.pushes),
+    )
     return pull
-
-  def _check_pull(self, pull: messages.Pull) -> None:
-    """Checks an iteration that servers have sent.
-
-    Raises:
-      InvalidMessage: If it cannot be one of this run.
-    """
-    check_ranges(pull.ranges, pull.examples)
-    most = self._batching.max_batch
-    valid = pull.examples > 0 and (most is None or pull.examples <= most)
-    expect(valid, 'examples', f'1 to {most}', pull.examples)
-    stages = len(self._codec.wire.pushes)
-    expect(pull.stage < stages, 'stage', f'one of {stages}', pull.stage)
 
   def _compute(
     self, pull: messages.Pull, optimizer: Any

@@ -14,6 +14,7 @@ from cluster.allreduce.executor.executor import Executor, Reduction, Usage
 from cluster.allreduce.sums.bucket_return import BucketReturn
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.network import memory
+from cluster.network.errors import InvalidMessage
 from cluster.network.messages import ConnectMembers
 from cluster.network.port import Port
 from cluster.speed.layers import Bucket
@@ -156,7 +157,7 @@ class HostReducer:
       InvalidMessage: If the forest is not sound, or not one of the members.
     """
     if order.members is None:
-      raise RuntimeError('Expected a forest, got none.')
+      raise InvalidMessage('members: expected a forest, got none')
     parsed = membership.parse(order.membership_epoch, order.members)
     self._running.form(parsed, limit_s)
 

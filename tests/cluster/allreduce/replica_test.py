@@ -19,6 +19,7 @@ from cluster.allreduce.step_statistics import StatisticsLayout
 from cluster.membership import handover, session
 from cluster.membership.process import Settings
 from cluster.network import messages
+from cluster.network.errors import InvalidMessage
 from cluster.network.port import Port
 from cluster.network.streams import Security
 from cluster.probing import rates
@@ -37,7 +38,7 @@ class _Heartbeat:
   """Heartbeat of a session that the test ends."""
 
   def __init__(self, stream, *, receive, on_end, **_):
-    self.ended, self.receive = threading.Event(), receive
+    self.ended, self._receive = threading.Event(), receive
     self._on_end, self._has_called = on_end, threading.Event()
     self.invalid, self.exits = None, threading.Event()
     self.end = messages.SessionEnd('over', '', True)
@@ -52,6 +53,13 @@ class _Heartbeat:
 
   def coordinator_time(self, here):
     return here
+
+  def receive(self, message):
+    try:
+      self._receive(message)
+    except InvalidMessage as error:
+      self.invalid = error
+      self.finish()
 
   def finish(self):
     self.ended.set()
@@ -110,6 +118,7 @@ class _ReplicaThread:
         faults=faults,
       ),
       layout=layout,
+      stages=1,
       batching=fixed.make(num_workers=workers, worker_batch=8),
       speed=None,
       faults=faults,
@@ -212,6 +221,9 @@ class ReplicaTest(parameterized.TestCase):
     ({'total': 7}, 'total: expected at least 8'),
     ({'members': [0, 1]}, 'members: expected worker 0 among 1'),
     ({'members': []}, 'members: expected worker 0 among 1'),
+    ({'stage': 1}, 'stage: expected one of 1'),
+    ({'iteration': 2**32}, 'iteration: expected below'),
+    ({'version': 1, 'ranges': ((8, 0),)}, 'ranges: expected first positions'),
   )
   def test_an_assignment_that_cannot_be_true_ends_the_process(
     self, changes, text
@@ -219,7 +231,8 @@ class ReplicaTest(parameterized.TestCase):
     node = self._open_replica()
     node.form()
     node.receive(messages.Connected)
-    node.assign(0, **{'ranges': ((0, 8),), **changes})
+    # One of a later version is checked, too: its examples are prepared ahead.
+    node.assign(**{'version': 0, 'ranges': ((0, 8),), **changes})
     ended = node.wait_for_exit()
     self.assertRegex(str(ended.code), text)
 
@@ -242,6 +255,12 @@ class ReplicaTest(parameterized.TestCase):
     node.send_message(messages.ConnectMembers(0, 0, (), described))
     ended = node.wait_for_exit()
     self.assertRegex(str(ended.code), text)
+
+  def test_an_epoch_without_a_forest_ends_the_process(self):
+    node = self._open_replica()
+    node.send_message(messages.ConnectMembers(0, 0))
+    ended = node.wait_for_exit()
+    self.assertRegex(str(ended.code), 'members: expected a forest')
 
   def test_a_replica_reports_its_traffic_if_links_are_followed(self):
     with mock.patch.object(

@@ -49,9 +49,14 @@ class WorkerTest(parameterized.TestCase):
   def _serve(self, orders, sizes=(), pull=_PULL, size_bytes=_BYTES):
     """Returns the address of a coordinator and of its server."""
     port = Port('127.0.0.1', 0, Security())
+    self.sessions = 0
 
     def control(stream, hello):
       del hello
+      self.sessions += 1
+      if self.sessions > 1:  # A test that fails ends, too.
+        stream.send(messages.Rejected('This worker has joined before.'))
+        return
       stream.send(messages.WorkerAdmitted(0))
       for order in orders or [messages.ServerAddresses([listener.address])]:
         stream.send(order)
@@ -116,6 +121,9 @@ class WorkerTest(parameterized.TestCase):
     ({'ranges': ((8, 0),)}, 'ranges: expected first positions'),
     ({'ranges': (), 'examples': 0}, 'examples: expected 1 to 8'),
     ({'ranges': ((0, 9),), 'examples': 9}, 'examples: expected 1 to 8'),
+    ({'upcoming': ((16, 8),)}, 'upcoming: expected first positions'),
+    ({'upcoming': ((8, 17),)}, 'upcoming: expected at most 8 examples'),
+    ({'iteration': 2**32}, 'iteration: expected below'),
   )
   def test_an_iteration_that_cannot_be_true_ends_the_process(
     self, changes, text
