@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from analysis import records
 from bench.run_processes import command_line
 from outputs import checkpoints
 from tools import recompute, replay
-from tools.reading import records
 
 
 class Check(NamedTuple):

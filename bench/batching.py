@@ -31,12 +31,12 @@ from typing import Any, Protocol
 import numpy as np
 
 import train
+from analysis import records
 from batching import allocation, fixed, lb_bsp
 from batching.batching import Batching, Measurement
 from bench import clusters, predict, synthetic
 from cluster.speed import speed as speeds
 from configs import default
-from tools.reading import records
 
 _PARTS = ('constant', 'ratio', 'traces')
 _WORKERS = 4

@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import train
+from analysis import records
 from bench import clusters
 from bench.hosts import Case
 from bench.routes import USABLE, write_links
 from configs import default
 from sweeps import outcomes, scratch
-from tools.reading import records
 
 _START_SHARE = 0.25  # Share of a run that is omitted at its start.
 _FIRST = 8  # Iterations of the prediction that sets the length of a run.

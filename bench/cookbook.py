@@ -39,6 +39,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
+from analysis import iterations
 from bench.hosts import Case
 from bench.peers import running as peers
 from bench.run_processes import RunProcesses
@@ -46,12 +47,10 @@ from cluster.speed.layers import Layer
 from configs import default
 from diagnosis.costs import Estimate
 from tools import diagnose
-from tools.advise import needed
-from tools.advise.needed import BSP
-from tools.calibrating import tables
-from tools.reading import iterations
-from tools.tune import candidates, measuring, writing
-from tools.tune.measuring import Launcher, Measurement, RunError
+from tuning import candidates, measuring, needed, writing
+from tuning.calibrating import tables
+from tuning.measuring import Launcher, Measurement, RunError
+from tuning.needed import BSP
 
 _BYTES = 2_000_000  # Of the parameters.
 _BATCH = 16

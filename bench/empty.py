@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from bench import conditions
 from bench.conditions import Condition, Lab
 from bench.hosts import Case
-from tools.calibrating import tables
+from tuning.calibrating import tables
 
 LAB = Lab('200 Mbit', Case([200] * 8, [200] * 8, {}), 2, 200)
 # Numbers of workers and servers, and True for dedicated servers.

@@ -21,13 +21,13 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from analysis import records
 from bench import clusters, disturbances
 from bench.accounts import Check, accounts, check_history, check_parameters
 from bench.disturbances import Disturbances
 from bench.fault_runs import RUNS, Run
 from bench.run_processes import RunProcesses
 from cluster.process.faults import SLOWER
-from tools.reading import records
 
 _STANDSTILL = 3.0  # Longest time without a push, in timeouts.
 _LINK = '1gbit'

@@ -28,11 +28,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from analysis import records
 from bench import clusters
 from bench.accounts import Check, accounts
 from bench.run_processes import RunProcesses
 from cluster.process.exits import STOPPED
-from tools.reading import records
 
 _BATCH = 16
 _ENDLESS = 1e6  # Epochs.

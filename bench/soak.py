@@ -44,10 +44,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from analysis import records
 from bench import clusters
 from bench.accounts import Check, accounts, check_parameters
 from bench.run_processes import RunProcesses, listening_ports
-from tools.reading import records
 
 _WORKERS = 4
 _EPOCH = 1437 / 16  # Pushes of an epoch of digits.

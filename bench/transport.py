@@ -34,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from analysis import records
 from bench import clusters
 from cluster.network import memory
 from cluster.network import streams as transport
@@ -41,7 +42,6 @@ from cluster.network.frame_reader import Receiving
 from cluster.network.loop_streams import LoopListener, LoopStream
 from cluster.network.messages import NOTHING, Schema, WorkerHeartbeat, encode
 from configs import default
-from tools.reading import records
 
 _HOST = '127.0.0.1'
 _BARE_CHUNK_BYTES = 2**21  # The fastest, of 128 KiB to one batch of it all.

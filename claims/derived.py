@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tools.reading import records
+from analysis import records
 
 _SKIPPED = 0.3  # Share of a run that is omitted at its start.
 _ZERO = 0.1  # Gaps below this share of T / N count as zero, as in a figure.

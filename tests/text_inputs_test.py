@@ -7,13 +7,13 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
+from analysis import iterations, records
 from cluster.speed import traces
 from configs import sections
-from tools.advise import clusters
-from tools.reading import iterations, records
 from topology.clusters import cluster
 from topology.clusters.builders import build_cluster
 from topology.forests import files
+from tuning import clusters
 
 _CLUSTER = json.dumps(cluster.to_json(build_cluster('star([1, 2])')))
 _TRACE = 'worker,time,s\n0,0,1.5\n0,1,2.5\n1,0,3.5\n'

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from absl import app, flags
 
+from analysis import checking, manifests, records
 from cluster.parameter_server.checkpoints import read_servers, server_part
 from configs import paths
 from configs.checks import require
@@ -24,7 +25,6 @@ from learning import build as learning
 from learning import exported
 from learning.learning import Learning
 from outputs import atomic, checkpoints
-from tools.reading import checking, manifests, records
 from wire import dense
 
 _NUMBER = flags.DEFINE_integer(

@@ -19,13 +19,13 @@ import numpy as np
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
+from analysis import records
 from configs import config_file, default, paths, sections, user_parts
 from outputs import atomic
 from sweeps import driver, outcomes, plan
 from sweeps.grid import Point
 from sweeps.plan import SharedConfig
 from tools import report
-from tools.reading import records
 
 
 class Variant(NamedTuple):

@@ -18,12 +18,12 @@ from typing import Any
 
 from absl import app, flags
 
+from analysis import records
 from configs import paths
 from configs.checks import require
 from launch import lab
 from sweeps import child
 from tools import diagnose, report
-from tools.reading import records
 
 _HOSTS = 4
 _LINK, _SLOW = '200mbit', '20mbit'

@@ -22,10 +22,10 @@ from collections.abc import Iterable
 import numpy as np
 from absl import app, flags
 
+from analysis import checking, iterations, links, live, manifests, records
 from configs import paths, user_parts
 from diagnosis import costs, departures, verdicts
 from diagnosis.verdicts import Verdict
-from tools.reading import checking, iterations, links, live, manifests, records
 
 
 def main(argv: list[str]) -> None:

@@ -42,10 +42,10 @@ from absl import app, flags
 from matplotlib.backend_bases import FigureCanvasBase
 
 import topology
+from analysis.drawing import forests
 from configs import paths
 from configs.checks import require
 from outputs import atomic
-from tools.drawing import forests
 from topology.baselines import schemes
 from topology.bounds import prices
 from topology.clusters.cluster import Cluster

@@ -73,7 +73,7 @@ from configs import config_file, paths, sections
 from configs.checks import require
 from launch import probe
 from outputs import transient
-from tools.calibrating import tables
+from tuning.calibrating import tables
 
 _SHORTFALLS = """
 Hosts or links that cannot do both at once, links that pairs share, TCP's

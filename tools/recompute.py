@@ -30,6 +30,7 @@ import numpy as np
 from absl import app, flags
 from ml_collections import ConfigDict
 
+from analysis import checking, manifests, records
 from batching import fixed
 from cluster.coordinator import Coordinator
 from cluster.membership.worker_states import WorkerState
@@ -44,7 +45,6 @@ from learning.scaling import factor, worker_scaling
 from learning.shard_codec import ShardCodec
 from outputs import checkpoints
 from outputs.files import describe_kinds
-from tools.reading import checking, manifests, records
 from tools.recomputing import allreduce, states
 from tools.recomputing.allreduce import Comparison
 from tools.recomputing.silent_recorder import (

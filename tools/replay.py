@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from absl import app, flags
 
+from analysis import checking, manifests, records
 from sync import record
-from tools.reading import checking, manifests, records
 
 
 def main(argv: list[str]) -> None:

@@ -34,10 +34,8 @@ from absl import app, flags, logging
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from configs import paths
-from outputs import atomic
-from tools import diagnose
-from tools.drawing import (
+from analysis import records, tables, traffic
+from analysis.drawing import (
   batches,
   curves,
   forests,
@@ -46,9 +44,11 @@ from tools.drawing import (
   page,
   timeline,
 )
-from tools.drawing import traffic as links
-from tools.reading import records, tables, traffic
-from tools.reading.records import RunRecord
+from analysis.drawing import traffic as links
+from analysis.records import RunRecord
+from configs import paths
+from outputs import atomic
+from tools import diagnose
 
 _PARTS = 5  # Parts of a label, at most.
 _LOOK: Any = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import app
 
-from tools.reading import checking, records
+from analysis import checking, records
 
 _MOST = 12  # Differences that are printed of a config, or of a row.
 _LONGEST = 60  # Characters of a printed value.

@@ -15,8 +15,8 @@ import rich.console
 import rich.live
 from absl import app, flags
 
+from analysis.watching.page import Page
 from configs.checks import require
-from tools.watching.page import Page
 
 
 def main(argv: list[str]) -> None:

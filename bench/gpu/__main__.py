@@ -26,12 +26,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from analysis import benchmarks
+from analysis.benchmarks import Aim
 from bench.gpu import machine, measuring, processes, running
 from bench.gpu.rows import ACCELERATOR, GPU, JOBS, MINUTES, Job
 from cluster.process import devices
 from outputs import atomic
-from tools.reading import benchmarks
-from tools.reading.benchmarks import Aim
 
 _DRY_S = 300.0  # Limit of a job in a dry run, which usually takes seconds.
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from analysis import traffic
 from bench import routes
 from bench.gpu import processes, training
 from bench.gpu.processes import Context, Stepper
 from cluster.process import devices, roles
 from outputs import checkpoints
 from tools import same
-from tools.reading import traffic
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PART_S = 0.5  # Duration of a turn of steps.

@@ -9,8 +9,8 @@ the description of the machine.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from analysis.benchmarks import Aim
 from learning import drift
-from tools.reading.benchmarks import Aim
 
 MINUTES = 10.0
 GPU = 'GPU'  # A job that needs a GPU.

@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from analysis.benchmarks import MISSED, UNMEASURED, verdict
 from bench.gpu.rows import Job, Row
 from bench.run_processes import Lines
 from sweeps import child
-from tools.reading.benchmarks import MISSED, UNMEASURED, verdict
 
 _POLL_S = 0.1
 _TAIL = 3  # Lines of a log that explain a failure.

@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(_ROOT))
 
-from tools.drawing import forests, timeline  # noqa: E402
-from tools.reading import records, traffic  # noqa: E402
+from analysis import records, traffic  # noqa: E402
+from analysis.drawing import forests, timeline  # noqa: E402
 
 _SCHEMES = ('bsp', 'ssp', 'dssp', 'elastic', 'r2sp', 'asp')
 _WIRES = {

@@ -3,9 +3,9 @@
 import numpy as np
 from absl.testing import absltest
 
+from analysis import records
+from analysis.drawing import batches
 from tests.support import small
-from tools.drawing import batches
-from tools.reading import records
 
 _CHANGING = {
   'sync__name': 'bsp',

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+from analysis import records
 from batching import lb_bsp
 from bench import batching as bench_batching
 from cluster.speed import driving
@@ -28,7 +29,6 @@ from data.stream import Stream
 from models.task import Task
 from predict import ema
 from tests.support import processes, small
-from tools.reading import records
 
 _RATE = 2.0**-6
 _WORKERS, _BATCH = 4, 8

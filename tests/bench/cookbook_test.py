@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 
 from bench import cookbook
 from launch import hosts
-from tools.tune import candidates, measuring
+from tuning import candidates, measuring
 
 _ESTIMATE = {'value': 0.5, 'low': 0.4, 'high': 0.6}
 _TUNED = {

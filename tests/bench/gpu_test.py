@@ -15,12 +15,12 @@ import pytest
 from absl.testing import absltest, parameterized
 
 import train
+from analysis import benchmarks
+from analysis.benchmarks import Aim
 from bench.gpu import __main__ as gpu
 from bench.gpu import machine, measuring, rows, running
 from bench.gpu.rows import Job, Row
 from configs import default
-from tools.reading import benchmarks
-from tools.reading.benchmarks import Aim
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FAKE = _ROOT / 'tests/support/fake_gpu'

@@ -12,14 +12,14 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import train
+from analysis import manifests as recorded_configs
+from analysis import records
 from configs import default, sections
 from outputs import inputs, manifests
 from sweeps import plan
 from tests.support import small, together
 from tools import compare, diagnose, replay
-from tools.reading import manifests as recorded_configs
-from tools.reading import records
-from tools.tune import candidates
+from tuning import candidates
 
 _SCHEME = """
 import dataclasses

@@ -12,12 +12,12 @@ from absl.testing import absltest, parameterized
 from tensorboardX.proto import event_pb2
 
 import train
+from analysis import records
+from analysis.drawing import curves
 from data import tokens
 from models import transformer
 from tests.support import processes, small
 from tools import recompute, report
-from tools.drawing import curves
-from tools.reading import records
 
 _VOCABULARY, _LENGTH, _BYTES = 24, 8, 3.5
 _MODEL = {'layers': 1, 'width': 8, 'heads': 2}

@@ -10,13 +10,13 @@ from absl.testing import absltest, parameterized
 from flax import nnx
 
 import train
+from analysis import records
 from configs import default
 from data import synthetic
 from data.stream import Stream
 from models import norm
 from models import task as tasks
 from tests.support import small, stopping
-from tools.reading import records
 
 
 class _Model(nnx.Module):

@@ -6,12 +6,12 @@ import pickle
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from analysis import records
 from outputs import thresholds
 from outputs.accounting import PHASES
 from outputs.measures import Measures, Spread
 from outputs.thresholds import Reached
 from tests.support import small
-from tools.reading import records
 
 _SHARES = {'median_s': 0.5, 'p95_s': 0.95}
 

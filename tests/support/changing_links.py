@@ -23,9 +23,9 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from analysis import records
 from bench import clusters
 from launch import hosts as lab_hosts
-from tools.reading import records
 
 _RATE, _SLOW = 200_000_000, 50_000_000  # Bits per second.
 _AFTER_S = 12.0

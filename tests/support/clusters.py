@@ -15,7 +15,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tests.support import small
-from tools import calibrate
+from tuning import calibration as calibrating
+from tuning.calibration import Calibration
 
 UP = (20e6, 60e6, 40e6, 25e6)
 DOWN = (50e6, 25e6, 60e6, 30e6)
@@ -67,9 +68,9 @@ def run(scheme: str, servers: int = 1, **changed: Any) -> pathlib.Path:
 
 
 @functools.cache
-def calibration(scheme: str, servers: int = 1) -> calibrate.Calibration:
+def calibration(scheme: str, servers: int = 1) -> Calibration:
   """Returns the calibration measured from a run."""
-  return calibrate.measure(run(scheme, servers))
+  return calibrating.measure(run(scheme, servers))
 
 
 def with_timeline(

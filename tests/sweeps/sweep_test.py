@@ -18,12 +18,12 @@ from absl.testing import absltest
 from pyarrow import parquet
 
 import train
+from analysis import tables
 from configs import cells
 from outputs import checkpoints
 from sweeps import child as child_process
 from sweeps import folder, outcomes, plan, results, submit
 from tests.support import gpus, locks, requires, small, sweeping, terminals
-from tools.reading import tables
 
 # The last runs fail: no worker is left.
 _GRID = (

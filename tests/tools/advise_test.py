@@ -10,9 +10,9 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from tools.advise import __main__ as command
-from tools.advise import clusters, needed, ranking, simulating
-from tools.advise.needed import BSP, Combination, ExamplesRatio
+from tools import advise as command
+from tuning import clusters, needed, ranking, simulating
+from tuning.needed import BSP, Combination, ExamplesRatio
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SPEED = {'name': 'constant', 'fixed_s': 0.02, 'per_example_s': 0.0025}

@@ -8,10 +8,10 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from analysis.traffic import Link
 from tests.support import small
-from tools import calibrate
-from tools.calibrating import allreduce, timeline
-from tools.reading.traffic import Link
+from tuning import calibration
+from tuning.calibrating import allreduce, timeline
 
 _SIZE = 2_000_000
 # Host 3 has a slow link, both ways, and in the other star one of two.
@@ -57,27 +57,27 @@ class PredictTest(parameterized.TestCase):
     self, star, measured
   ):
     own = {f'route__{measured}__cluster': 'probe'}
-    calibration = calibrate.measure(_run(measured, star, **own))
+    measured = calibration.measure(_run(measured, star, **own))
     for route in ('forest', 'ring', 'double_tree', 'native'):
       folder = _run(route, star)
-      found = calibrate.predict(calibration, folder)
+      found = calibration.predict(measured, folder)
       np.testing.assert_allclose(
         found['iteration_s'], _pace_s(folder), rtol=0.01, err_msg=route
       )
 
   @parameterized.parameters('ring', 'double_tree')
   def test_links_without_known_rates_are_fitted(self, route):
-    calibration = calibrate.measure(_run(route, 'slow'))
-    network = calibration.config.cluster.network
+    measured = calibration.measure(_run(route, 'slow'))
+    network = measured.config.cluster.network
     for rates in (network.worker_up_Bps, network.worker_down_Bps):
       np.testing.assert_allclose(rates[3], 5e6, rtol=0.05)
-    found = calibrate.predict(calibration, _run(route, 'slow'))
+    found = calibration.predict(measured, _run(route, 'slow'))
     same_s = _pace_s(_run(route, 'slow'))
     np.testing.assert_allclose(found['iteration_s'], same_s, rtol=0.01)
 
   def test_native_runs_predict_native_runs(self):
     folder = _run('native', 'slow')
-    found = calibrate.predict(calibrate.measure(folder), folder)
+    found = calibration.predict(calibration.measure(folder), folder)
     np.testing.assert_allclose(found['iteration_s'], _pace_s(folder), rtol=0.01)
 
   def test_nearly_hidden_communication_is_predicted(self):
@@ -87,21 +87,21 @@ class PredictTest(parameterized.TestCase):
       cluster__speed__fixed_s=30.0,
       route__bucket_bytes=40_000.0,
     )
-    calibration = calibrate.measure(folder)
-    found = calibrate.predict(calibration, folder)
+    measured = calibration.measure(folder)
+    found = calibration.predict(measured, folder)
     np.testing.assert_allclose(found['iteration_s'], _pace_s(folder), rtol=0.01)
-    text = calibrate.describe(calibration)
+    text = calibration.describe(measured)
     self.assertRegex(text, '39 iterations took 40')
 
   def test_the_written_config_has_the_measured_cluster(self):
     folder = pathlib.Path(tempfile.mkdtemp())
-    calibration = calibrate.measure(_run('forest', 'slow'))
-    calibrate.write(calibration, folder / 'cluster.py')
+    measured = calibration.measure(_run('forest', 'slow'))
+    calibration.write(measured, folder / 'cluster.py')
     again = small.build(runpy.run_path(f'{folder}/cluster.py')['get_config']())
     again()
-    found = calibrate.predict(calibration, _run('forest', 'slow'))
+    found = calibration.predict(measured, _run('forest', 'slow'))
     self.assertEqual(_pace_s(again.files.workdir), found['iteration_s'])
-    self.assertRegex(calibrate.describe(calibration), r'w3 +s0 +5\b')
+    self.assertRegex(calibration.describe(measured), r'w3 +s0 +5\b')
 
 
 class HostsTest(parameterized.TestCase):
@@ -135,10 +135,10 @@ class HostsTest(parameterized.TestCase):
 
 class RefusalTest(absltest.TestCase):
   def test_runs_with_servers_are_refused(self):
-    calibration = calibrate.measure(_run('forest', 'slow'))
+    measured = calibration.measure(_run('forest', 'slow'))
     config = small.timing(size_bytes=_SIZE, num_train=1280)
     with self.assertRaisesRegex(ValueError, 'config.route.name: expected serv'):
-      calibrate.predict(calibration, config)
+      calibration.predict(measured, config)
 
   def test_runs_without_rows_on_links_are_refused(self):
     folder = small.copy_with_change(
@@ -148,7 +148,7 @@ class RefusalTest(absltest.TestCase):
     rows = path.read_text().splitlines(keepends=True)
     path.write_text(''.join(row for row in rows if '"links"' not in row))
     with self.assertRaisesRegex(ValueError, 'expected rows on links'):
-      calibrate.measure(folder)
+      calibration.measure(folder)
 
 
 if __name__ == '__main__':

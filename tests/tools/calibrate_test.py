@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+from analysis import manifests
 from cluster.speed import speed
 from configs import default
 from tests.support import clusters, small
-from tools import calibrate
-from tools.calibrating import timeline
-from tools.reading import manifests
+from tuning import calibration
+from tuning.calibrating import timeline
 
 
 def _rewrite(folder, name, change):
@@ -30,11 +30,11 @@ def _rewrite(folder, name, change):
 class ComputeTest(absltest.TestCase):
   def test_every_worker_repeats_its_recorded_times(self):
     folder = pathlib.Path(tempfile.mkdtemp())
-    calibration = clusters.calibration('asp')
+    measured = clusters.calibration('asp')
 
-    calibrate.write(calibration, folder / 'cluster.py')
+    calibration.write(measured, folder / 'cluster.py')
 
-    section = calibration.config.cluster.speed
+    section = measured.config.cluster.speed
     columns = section.trace.to_dict() | {'path': str(folder / 'cluster.csv')}
     model = speed.trace(num_workers=4, seed=0, **columns)
     speeds = speed.Speed(
@@ -49,7 +49,7 @@ class ComputeTest(absltest.TestCase):
       slowdown=(1.0, 1.5, 2.0, 3.0),
       model=speed.lognormal(num_workers=4, seed=0, sigma=0.1),
     )
-    for worker, times in enumerate(calibration.compute_s):
+    for worker, times in enumerate(measured.compute_s):
       self.assertGreater(len(times), 40)
       for iteration in range(len(times)):
         np.testing.assert_allclose(
@@ -66,12 +66,12 @@ class ComputeTest(absltest.TestCase):
         slow.remove(row['tid'])
         row['dur'] *= 10
 
-    calibration = calibrate.measure(
+    measured = calibration.measure(
       clusters.with_timeline(clusters.run('asp'), change)
     )
 
     for times, all_times in zip(
-      calibration.compute_s, clusters.calibration('asp').compute_s, strict=True
+      measured.compute_s, clusters.calibration('asp').compute_s, strict=True
     ):
       self.assertSequenceEqual(times, all_times[1:])
 
@@ -92,7 +92,7 @@ class PredictTest(parameterized.TestCase):
     folder = clusters.run(scheme, servers)
     true = timeline.pace(timeline.read(folder))
 
-    found = calibrate.predict(clusters.calibration('asp', servers), folder)
+    found = calibration.predict(clusters.calibration('asp', servers), folder)
 
     np.testing.assert_allclose(
       found['iteration_s'], true.iteration_s, rtol=0.05
@@ -111,15 +111,13 @@ class PredictTest(parameterized.TestCase):
       'cluster__network__worker_down_Bps': (25e6,),
       'cluster__speed__slowdown': (1.0,),
     }
-    calibration = calibrate.measure(clusters.run('bsp', 4, **equal))
-    network = calibration.config.cluster.network
+    measured = calibration.measure(clusters.run('bsp', 4, **equal))
+    network = measured.config.cluster.network
     self.assertTrue(network.servers_in_workers)
     for rate_Bps in network.worker_up_Bps + network.worker_down_Bps:
       self.assertLessEqual(rate_Bps, 1.05 * 25e6)
     for scheme in ('bsp', 'asp'):
-      (found,) = calibrate.check(
-        calibration, [clusters.run(scheme, 4, **equal)]
-      )
+      (found,) = calibration.check(measured, [clusters.run(scheme, 4, **equal)])
       ratio = found.predicted.iteration_s / found.measured.iteration_s
       self.assertBetween(ratio, 0.95, 1.05)
 
@@ -131,8 +129,8 @@ class PredictTest(parameterized.TestCase):
     real = small.copy_with_change(
       clusters.run('r2sp'), 'manifest.json', dedicate
     )
-    calibration = calibrate.measure(real)
-    (check,) = calibrate.check(calibration, [real])
+    measured = calibration.measure(real)
+    (check,) = calibration.check(measured, [real])
     ratio = check.predicted.iteration_s / check.measured.iteration_s
     self.assertAlmostEqual(ratio, 1, delta=0.02)
 
@@ -151,28 +149,28 @@ class PredictTest(parameterized.TestCase):
       lambda summary: summary.update(server_work=work),
     )
 
-    calibration = calibrate.measure(measured)
+    measured = calibration.measure(measured)
 
-    section = calibration.config.cluster
+    section = measured.config.cluster
     self.assertAlmostEqual(section.server.sum_Bps / 500.0004e6, 1)
     self.assertAlmostEqual(section.server.update_Bps / 500.0004e6, 1)
     (latency_s,) = section.network.worker_latency_s
     self.assertBetween(latency_s, 1e-3, 4e-3)  # 2 ms.
-    self.assertRegex(calibrate.describe(calibration), r' 10 ms .* 30 ms')
+    self.assertRegex(calibration.describe(measured), r' 10 ms .* 30 ms')
     true = timeline.pace(timeline.read(clusters.run(scheme, **rates)))
-    found = calibrate.predict(calibration, clusters.run(scheme, **rates))
+    found = calibration.predict(measured, clusters.run(scheme, **rates))
     np.testing.assert_allclose(
       found['iteration_s'], true.iteration_s, rtol=0.02
     )
 
   def test_a_noisy_run_predicts_as_well(self):
-    calibration = calibrate.measure(
+    measured = calibration.measure(
       clusters.with_noise(clusters.run('r2sp'), 0.02)
     )
     schemes = ('bsp', 'ssp', 'elastic', 'r2sp', 'asp')
 
-    checks = calibrate.check(
-      calibration, [clusters.run(name) for name in schemes]
+    checks = calibration.check(
+      measured, [clusters.run(name) for name in schemes]
     )
 
     self.assertEqual([each.scheme for each in checks], list(schemes))
@@ -181,21 +179,19 @@ class PredictTest(parameterized.TestCase):
       self.assertBetween(ratio, 0.95, 1.05, each)
 
   def test_a_config_is_predicted_as_well_as_a_run_of_it(self):
-    calibration = clusters.calibration('asp')
+    measured = clusters.calibration('asp')
     config = clusters.config('ssp', sync__ssp__bound=1)
 
-    found = calibrate.predict(calibration, config)
+    found = calibration.predict(measured, config)
 
-    run = calibrate.predict(
-      calibration, clusters.run('ssp', sync__ssp__bound=1)
-    )
+    run = calibration.predict(measured, clusters.run('ssp', sync__ssp__bound=1))
     self.assertEqual(found['iteration_s'], run['iteration_s'])
     self.assertEqual(config, clusters.config('ssp', sync__ssp__bound=1))
 
   def test_written_config_runs_in_main(self):
     folder = pathlib.Path(tempfile.mkdtemp())
-    calibration = clusters.calibration('asp')
-    calibrate.write(calibration, folder / 'cluster.py')
+    measured = clusters.calibration('asp')
+    calibration.write(measured, folder / 'cluster.py')
 
     done = small.python(
       'main.py',
@@ -205,7 +201,7 @@ class PredictTest(parameterized.TestCase):
     )
 
     self.assertEqual(done.returncode, 0, done.stderr)
-    found = calibrate.predict(calibration, clusters.run('ssp'))
+    found = calibration.predict(measured, clusters.run('ssp'))
     pace = timeline.pace(timeline.read(folder / 'run'))
     self.assertEqual(pace.iteration_s, found['iteration_s'])
     self.assertEqual(pace.waiting_share, found['waiting_share'])
@@ -220,16 +216,16 @@ class PredictTest(parameterized.TestCase):
     run()
     out = pathlib.Path(tempfile.mkdtemp(), 'cluster.py')
 
-    calibration = calibrate.measure(run.files.workdir)
-    calibrate.write(calibration, out)
+    measured = calibration.measure(run.files.workdir)
+    calibration.write(measured, out)
 
-    self.assertEqual(calibration.size_bytes, small.size_bytes(run))
-    self.assertEqual(calibration.num_train, 192)
+    self.assertEqual(measured.size_bytes, small.size_bytes(run))
+    self.assertEqual(measured.num_train, 192)
     again = small.build(runpy.run_path(str(out))['get_config']())
     again()
     pace = timeline.pace(timeline.read(again.files.workdir))
     true = timeline.pace(timeline.read(run.files.workdir))
-    found = calibrate.predict(calibration, run.files.workdir)
+    found = calibration.predict(measured, run.files.workdir)
     self.assertAlmostEqual(found['iteration_s'], pace.iteration_s)
     np.testing.assert_allclose(pace.iteration_s, true.iteration_s, rtol=0.02)
 
@@ -303,8 +299,8 @@ class ConfigTest(absltest.TestCase):
     self.assertEqual(config.cluster.workers, 4)
     self.assertEqual(config.checkpoint.every_s, float('inf'))
     self.assertEqual(config.time_to, (0.9, 0.95))
-    found = calibrate.predict(clusters.calibration('asp'), folder)
-    true = calibrate.predict(clusters.calibration('asp'), clusters.run('asp'))
+    found = calibration.predict(clusters.calibration('asp'), folder)
+    true = calibration.predict(clusters.calibration('asp'), clusters.run('asp'))
     self.assertEqual(found['iteration_s'], true['iteration_s'])
 
   def test_other_unknown_fields_are_refused(self):
@@ -314,26 +310,26 @@ class ConfigTest(absltest.TestCase):
     folder = _rewrite(clusters.run('asp'), 'manifest.json', change)
 
     with self.assertRaisesRegex(ValueError, "config.wire.bits: .* got 'bits'"):
-      calibrate.measure(folder)
+      calibration.measure(folder)
 
 
 class RefusalTest(parameterized.TestCase):
   def test_a_folder_without_a_run_is_refused(self):
     with self.assertRaisesRegex(ValueError, 'expected a run with manifest'):
-      calibrate.measure(tempfile.mkdtemp())
+      calibration.measure(tempfile.mkdtemp())
 
   def test_a_running_run_is_refused(self):
     folder = clusters.with_timeline(clusters.run('asp'), lambda row: None)
     (folder / 'summary.json').unlink()
 
     with self.assertRaisesRegex(ValueError, 'expected a run that has ended'):
-      calibrate.measure(folder)
+      calibration.measure(folder)
 
   def test_a_short_run_is_refused(self):
     folder = clusters.run('asp', epochs=20 * 16 / 10_000)
 
     with self.assertRaisesRegex(ValueError, 'worker 0: expected at least 8'):
-      calibrate.measure(folder)
+      calibration.measure(folder)
 
   def test_a_broken_timeline_is_refused(self):
     folder = clusters.with_timeline(
@@ -347,11 +343,11 @@ class RefusalTest(parameterized.TestCase):
     folder = clusters.run('asp', batching__worker_batch=32)
 
     with self.assertRaisesRegex(ValueError, f'{folder}: config.batching: exp'):
-      calibrate.check(clusters.calibration('asp'), [folder])
+      calibration.check(clusters.calibration('asp'), [folder])
 
   def test_a_config_is_a_python_file(self):
     with self.assertRaisesRegex(ValueError, "out: .* .py file, got 'a.json'"):
-      calibrate.write(clusters.calibration('asp'), 'a.json')
+      calibration.write(clusters.calibration('asp'), 'a.json')
 
 
 class CommandTest(absltest.TestCase):

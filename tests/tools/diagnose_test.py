@@ -9,9 +9,9 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from analysis import records
 from tests.support import small
 from tools import diagnose
-from tools.reading import records
 
 _JITTER = {
   'cluster__speed__name': 'lognormal',

@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 from matplotlib import colors, image
 
 import topology
-from tools.drawing import forests, placing
+from analysis.drawing import forests, placing
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.clusters.builders import build_cluster

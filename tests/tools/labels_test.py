@@ -5,10 +5,10 @@ import pathlib
 
 from absl.testing import absltest, parameterized
 
+from analysis import records
 from outputs.manifests import manifest
 from tests.support import small
 from tools import report
-from tools.reading import records
 
 
 def _record(seed=0, **changed):

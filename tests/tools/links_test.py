@@ -6,15 +6,15 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests.support import clusters
-from tools import calibrate
-from tools.calibrating import links, timeline
+from tuning import calibration
+from tuning.calibrating import links, timeline
 
 
 class LinksTest(parameterized.TestCase):
-  def assert_rates(self, calibration, tolerance):
+  def assert_rates(self, measured, tolerance):
     for each, rates, servers in (
-      (calibration.links.up, clusters.UP, clusters.SERVERS['down']),
-      (calibration.links.down, clusters.DOWN, clusters.SERVERS['up']),
+      (measured.links.up, clusters.UP, clusters.SERVERS['down']),
+      (measured.links.down, clusters.DOWN, clusters.SERVERS['up']),
     ):
       self.assertTrue(each.worker_bound.all() and each.servers_bound)
       np.testing.assert_allclose(each.worker_Bps, rates, rtol=tolerance)
@@ -22,11 +22,11 @@ class LinksTest(parameterized.TestCase):
 
   @parameterized.product(scheme=['asp', 'r2sp'], servers=[1, 2])
   def test_links_that_bind_are_found(self, scheme, servers):
-    calibration = clusters.calibration(scheme, servers)
+    measured = clusters.calibration(scheme, servers)
 
-    self.assert_rates(calibration, 0.01)
-    self.assertEqual(calibration.size_bytes, 5_000_004)
-    for each in (calibration.links.up, calibration.links.down):
+    self.assert_rates(measured, 0.01)
+    self.assertEqual(measured.size_bytes, 5_000_004)
+    for each in (measured.links.up, measured.links.down):
       np.testing.assert_allclose(each.latency_s, 2e-3, rtol=0.1)
       self.assertLess(each.errors, 1e-3)
       self.assertBetween(
@@ -35,12 +35,12 @@ class LinksTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 2)
   def test_noise_of_2_percent_moves_rates_by_less_than_5(self, servers):
-    calibration = calibrate.measure(
+    measured = calibration.measure(
       clusters.with_noise(clusters.run('asp', servers), 0.02)
     )
 
-    self.assert_rates(calibration, 0.05)
-    self.assertBetween(calibration.links.up.errors, 0.005, 0.03)
+    self.assert_rates(measured, 0.05)
+    self.assertBetween(measured.links.up.errors, 0.005, 0.03)
 
   def test_stalls_change_no_rates_but_the_mean_time(self):
     generator = random.Random(0)
@@ -50,44 +50,40 @@ class LinksTest(parameterized.TestCase):
         row['dur'] *= 4
 
     folder = clusters.with_timeline(clusters.run('asp'), change)
-    calibration = calibrate.measure(folder)
+    measured = calibration.measure(folder)
 
-    self.assert_rates(calibration, 0.05)
+    self.assert_rates(measured, 0.05)
     pushes = timeline.transfers(timeline.read(folder), 'push')
     before = timeline.transfers(timeline.read(clusters.run('asp')), 'push')
     stalled_s = pushes.seconds.mean() - before.seconds.mean()
     self.assertGreater(stalled_s, 5e-3)
-    self.assertAlmostEqual(calibration.links.up.excess_s, stalled_s, delta=1e-3)
-    (latency_s,) = calibration.config.cluster.network.worker_latency_s
-    excess_s = (
-      calibration.links.up.excess_s + calibration.links.down.excess_s
-    ) / 2
+    self.assertAlmostEqual(measured.links.up.excess_s, stalled_s, delta=1e-3)
+    (latency_s,) = measured.config.cluster.network.worker_latency_s
+    excess_s = (measured.links.up.excess_s + measured.links.down.excess_s) / 2
     self.assertAlmostEqual(latency_s, 2e-3 + excess_s, delta=1e-3)
 
   def test_latency_and_rate_are_separated(self):
     folder = clusters.run('asp', cluster__network__server_latency_s=(0.03,))
 
-    calibration = calibrate.measure(clusters.with_noise(folder, 0.02))
+    measured = calibration.measure(clusters.with_noise(folder, 0.02))
 
-    for each in (calibration.links.up, calibration.links.down):
+    for each in (measured.links.up, measured.links.down):
       np.testing.assert_allclose(each.latency_s, 0.032, rtol=0.2)
 
   def test_an_unbound_link_has_at_least_its_used_rate(self):
     # All pull at once, and no worker is slower than a quarter of the server.
-    calibration = clusters.calibration('bsp')
+    measured = clusters.calibration('bsp')
 
-    self.assertFalse(calibration.links.down.worker_bound.any())
-    np.testing.assert_allclose(
-      calibration.links.down.servers_Bps, 70e6, rtol=0.02
-    )
+    self.assertFalse(measured.links.down.worker_bound.any())
+    np.testing.assert_allclose(measured.links.down.servers_Bps, 70e6, rtol=0.02)
     quarter = [70e6 / 4] * 4
     np.testing.assert_allclose(
-      calibration.links.down.worker_Bps, quarter, rtol=0.02
+      measured.links.down.worker_Bps, quarter, rtol=0.02
     )
-    table = calibrate.describe(calibration)
+    table = calibration.describe(measured)
     self.assertRegex(table, r'worker 0 +20 +>= 17\.\d')
     self.assertIn('WARNING: >= marks links that never held', table)
-    self.assertNotIn('>=', calibrate.describe(clusters.calibration('asp')))
+    self.assertNotIn('>=', calibration.describe(clusters.calibration('asp')))
 
   @parameterized.parameters(1, 2)
   def test_model_with_true_links_gives_the_durations_of_a_run(self, servers):

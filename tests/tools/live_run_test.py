@@ -8,8 +8,8 @@ import time
 import pytest
 from absl.testing import absltest, parameterized
 
+from analysis import live
 from tests.support import processes, requires
-from tools.reading import live
 
 # Workers are evicted after this time; silence is shown after three fifths.
 _TIMEOUT_S = 15.0

@@ -10,12 +10,12 @@ import time
 import psutil
 from absl.testing import absltest, parameterized
 
+from analysis import live
 from cluster.coordinator import Progress
 from cluster.membership import live_status
 from cluster.membership.members import Member
 from cluster.process import stacks
 from tests.support import small
-from tools.reading import live
 
 _HANGS = """
 import pathlib, sys, time

@@ -2,8 +2,8 @@
 
 from absl.testing import absltest, parameterized
 
+from analysis import manifests
 from tests.support import small
-from tools.reading import manifests
 
 
 class TimedTest(parameterized.TestCase):

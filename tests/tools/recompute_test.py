@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+from analysis import traffic
+from analysis.traffic import MembershipEpoch, SumPlan
 from bench import accounts
 from tests.support import executors, groups, processes, small, together
 from tools import recompute
-from tools.reading import traffic
-from tools.reading.traffic import MembershipEpoch, SumPlan
 from tools.recomputing.sums import Sums
 
 

@@ -6,9 +6,9 @@ import json
 
 from absl.testing import absltest, parameterized
 
+from analysis import records
 from tests.support import small
 from tools import replay
-from tools.reading import records
 
 _TWO = {'cluster__workers': 2, 'cluster__speed__slowdown': (1.0, 3.1)}
 

@@ -13,9 +13,9 @@ from html import parser
 
 from absl.testing import absltest, parameterized
 
+from analysis import records, tables
 from tests.support import small, sums
 from tools import diagnose, report
-from tools.reading import records, tables
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _HOSTILE = '<img src=x onerror=boom()> & </script><b>'

@@ -12,12 +12,12 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from matplotlib import image
 
+from analysis import records
+from analysis.drawing import curves, measures, timeline
 from outputs.files import RunFiles
 from outputs.manifests import manifest
 from tests.support import small
 from tools import report
-from tools.drawing import curves, measures, timeline
-from tools.reading import records
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _RUNS = (('bsp', 0), ('bsp', 1), ('elastic', 0))

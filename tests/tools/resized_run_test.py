@@ -5,9 +5,10 @@ import time
 
 from absl.testing import absltest, parameterized
 
+from analysis import records
 from tests.support import processes
-from tools import calibrate, diagnose, recompute, replay
-from tools.reading import records
+from tools import diagnose, recompute, replay
+from tuning import calibration
 
 _FIELDS = {
   'checkpoint__every_examples': 96,
@@ -59,10 +60,10 @@ class ResizedRunTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(recompute.difference(folder), 0.0)
     self.assertTrue(all(a == b for a, b in replay.pairs(folder)))
     self.assertNotEmpty(diagnose.diagnose_run(folder))
-    calibration = calibrate.measure(folder)
-    self.assertEqual(calibration.config.cluster.workers, 3)
-    self.assertLen(calibration.compute_s, 3)
-    self.assertNotEmpty(calibrate.check(calibration, [folder]))
+    measured = calibration.measure(folder)
+    self.assertEqual(measured.config.cluster.workers, 3)
+    self.assertLen(measured.compute_s, 3)
+    self.assertNotEmpty(calibration.check(measured, [folder]))
     self.assertEqual(records.load(folder).workers, (0, 1, 2))
 
 

@@ -14,18 +14,26 @@ import scipy.stats
 from absl.testing import absltest, parameterized
 from sklearn import isotonic
 
+from analysis import manifests
 from configs import default
 from diagnosis.costs import Estimate
 from sweeps import plan
 from tests.support import clusters, small
-from tools import calibrate
-from tools.advise import needed, recorded, simulating
-from tools.advise.needed import BSP, Combination
-from tools.reading import manifests
-from tools.tune import candidates, deciding, describing, measuring, tuning
-from tools.tune.candidates import Candidate
-from tools.tune.deciding import Prediction, Trial
-from tools.tune.measuring import Launcher, LossPoint, Measurement, RunError
+from tuning import (
+  calibration,
+  candidates,
+  chain,
+  deciding,
+  describing,
+  measuring,
+  needed,
+  recorded,
+  simulating,
+)
+from tuning.candidates import Candidate
+from tuning.deciding import Prediction, Trial
+from tuning.measuring import Launcher, LossPoint, Measurement, RunError
+from tuning.needed import BSP, Combination
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FEW = (
@@ -309,11 +317,11 @@ class ChainTest(absltest.TestCase):
     launcher = Launcher(4, servers=1, dedicated=True)
     measured = clusters.calibration('bsp')
     with (
-      mock.patch.object(calibrate, 'measure', lambda path: measured),
-      mock.patch.object(tuning, 'simulate_s', simulate),
+      mock.patch.object(calibration, 'measure', lambda path: measured),
+      mock.patch.object(chain, 'simulate_s', simulate),
       mock.patch.object(needed, 'read_ratios', lambda: _RATIOS),
     ):
-      outcome = tuning.tune(
+      outcome = chain.tune(
         config, launcher, folder=_folder() / 'runs', run_s=60.0, run=run
       )
     return outcome, ran
@@ -412,10 +420,10 @@ class ChainTest(absltest.TestCase):
       runs = functools.partial(run, fails)
       with (
         mock.patch.object(recorded, 'read_run', read_run),
-        mock.patch.object(tuning, 'simulate_s', simulate),
+        mock.patch.object(chain, 'simulate_s', simulate),
         mock.patch.object(needed, 'read_ratios', lambda: _RATIOS),
       ):
-        tuning.tune(
+        chain.tune(
           _config(), _LAUNCHER, folder=_folder() / 'a', run_s=1.0, run=runs
         )
       expected = {'bsp server': {'server'}}

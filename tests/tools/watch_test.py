@@ -10,11 +10,11 @@ import tempfile
 import rich.console
 from absl.testing import absltest, parameterized
 
+from analysis.watching.following import Follower
+from analysis.watching.memory import find_memory
+from analysis.watching.page import Page
+from analysis.watching.progress import LEFT, Progress
 from tests.support import small
-from tools.watching.following import Follower
-from tools.watching.memory import find_memory
-from tools.watching.page import Page
-from tools.watching.progress import LEFT, Progress
 
 
 def _folder():

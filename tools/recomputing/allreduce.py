@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from analysis import manifests, records, traffic
+from analysis.traffic import MembershipEpoch
 from batching import fixed
 from cluster.allreduce.local_steps import FragmentReplicaSteps, ReplicaSteps
 from cluster.allreduce.sums.host import CheckedFiller
@@ -32,8 +34,6 @@ from learning.learning import (
 )
 from learning.scaling import Scaling, factor
 from outputs import checkpoints
-from tools.reading import manifests, records, traffic
-from tools.reading.traffic import MembershipEpoch
 from tools.recomputing import states
 from tools.recomputing.multi_round import (
   RecomputedAllreduce,

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from analysis.traffic import MembershipEpoch
 from cluster.allreduce.executor import program
 from cluster.allreduce.executor.membership import Membership
 from cluster.allreduce.executor.program import DTYPES
 from configs.checks import require
 from learning.layout import FLOAT32
-from tools.reading.traffic import MembershipEpoch
 from wire.sparse_numpy import round_to
 
 

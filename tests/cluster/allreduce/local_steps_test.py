@@ -12,12 +12,12 @@ import optax
 import pytest
 from absl.testing import absltest, parameterized
 
+from analysis import records
 from learning import build
 from learning.local_steps import LocalSteps
 from outputs import checkpoints
 from tests.support import processes, replays, small, together
 from tools import recompute
-from tools.reading import records
 
 _ADAMW = {'optimizer__name': 'adamw', 'optimizer__learning_rate': 0.01}
 _STEPS = {

@@ -9,6 +9,7 @@ import types
 import pytest
 from absl.testing import absltest, parameterized
 
+from analysis import records
 from bench import clusters
 from cluster.network.messages import TrafficReport
 from cluster.parameter_server.links import ServerLinkLog
@@ -16,7 +17,6 @@ from diagnosis import server_links
 from outputs.accounting import Accounting
 from tests.support import requires
 from tools import diagnose
-from tools.reading import records
 
 _HOSTS = ['a', 'b', 'c']
 

@@ -12,6 +12,7 @@ from fractions import Fraction
 import pytest
 from absl.testing import absltest, parameterized
 
+from analysis import records
 from cluster.allreduce.executor.executor import Usage
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.network import messages
@@ -22,7 +23,6 @@ from cluster.probing.rates import RateWindows, TrafficReporter
 from cluster.traffic import Sent
 from route import forest
 from tests.support import changing_links, requires
-from tools.reading import records
 from topology.clusters import cluster as clusters
 from topology.clusters import measured, shapes
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+from analysis import records
 from sync import bsp, record
 from tests.models import batch_norm_test
 from tests.support import small, sums
-from tools.reading import records
 
 _MB = 1e6
 

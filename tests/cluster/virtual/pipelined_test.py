@@ -10,12 +10,12 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import train
+from analysis import manifests, records
 from cluster import pipelining
 from cluster.virtual import transfers
 from learning.layout import split_evenly
 from sync import record
 from tests.support import small, stopping
-from tools.reading import manifests, records
 
 _CHUNKS = 64
 _BYTES = 1768  # Sizes of the model of small.config.

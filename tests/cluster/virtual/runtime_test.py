@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from analysis import records
 from data.stream import Stream
 from sync import asp, bsp, dssp, elastic, r2sp, record, ssp
 from tests.support import small
-from tools.reading import records
 
 _BYTES = 1768  # Sizes of the model of small.config.
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')

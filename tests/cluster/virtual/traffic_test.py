@@ -8,8 +8,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import cluster.traffic
+from analysis import records, traffic
 from tests.support import small
-from tools.reading import records, traffic
 from topology import pack
 from topology.clusters.builders import build_cluster
 from topology.forests import dealing

@@ -1,4 +1,4 @@
-"""Tests for tools.advise.recorded, and of the flags that ask for it."""
+"""Tests for tuning.recorded, and of the flags that ask for it."""
 
 import json
 import pathlib
@@ -6,11 +6,11 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
+from analysis import records
 from tests.support import clusters
-from tools.advise import __main__ as command
-from tools.advise import recorded, simulating
-from tools.advise.needed import BSP
-from tools.reading import records
+from tools import advise as command
+from tuning import recorded, simulating
+from tuning.needed import BSP
 
 _RATE = {'worker_up_Bps': [25e6], 'worker_down_Bps': [25e6]}
 _HEAD = 'worker,iteration,compute_s'
