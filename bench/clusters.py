@@ -8,6 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launch import processes
+from launch.processes import Command
+
 _LIMIT_S = 600.0
 _GRACE_S = 40.0  # For the launcher, which gives its coordinator 30 s.
 
@@ -111,10 +114,28 @@ def run(workdir: pathlib.Path, *args: Any, **kwargs: Any) -> pathlib.Path:
     **kwargs: Keyword arguments of `command`.
 
   Raises:
-    RuntimeError: If the run fails.
+    ProcessError: If the run fails.
   """
-  log = workdir.with_name(f'{workdir.name}.log')
-  finish(start(command(workdir, *args, **kwargs), log), log)
+  words = command(workdir, *args, **kwargs)
+  return execute(words, workdir)
+
+
+def execute(
+  words: Sequence[str], workdir: pathlib.Path, limit_s: float = _LIMIT_S
+) -> pathlib.Path:
+  """Executes the command of a run to its end and returns the run's folder.
+
+  Args:
+    words: The command.
+    workdir: New folder of the run; the output goes to a file beside it.
+    limit_s: Seconds after which it is stopped.
+
+  Raises:
+    ProcessError: If the run fails or takes too long.
+  """
+  run = Command(workdir.name, words, {'JAX_PLATFORMS': 'cpu'})
+  with processes.start([run], workdir.parent, grace_s=_GRACE_S) as group:
+    group.finish(limit_s)
   return workdir
 
 

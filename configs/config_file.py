@@ -3,6 +3,9 @@
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+# The flag is that of the module that calls `define_flag`, and in its --help.
+flags.disclaim_key_flags()
+
 
 def define_flag(
   default: str | None,

@@ -13,6 +13,9 @@ from ml_collections import ConfigDict
 
 from configs import sections
 
+# Flags are those of the module that calls `define_path`, and in its --help.
+flags.disclaim_key_flags()
+
 # Fields with paths; curves are several, with commas between them.
 _FIELDS = (
   *('data.dir', 'model.init', 'cluster.links', 'cluster.speed.layers'),

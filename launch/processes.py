@@ -26,10 +26,12 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, AnyStr, NamedTuple, Protocol
 
+_ROOT = pathlib.Path(__file__).parents[1]
 _PDEATHSIG = 1  # PR_SET_PDEATHSIG, in <sys/prctl.h>.
 _PRCTL = ctypes.CDLL(None, use_errno=True).prctl
 _LIMIT_S = 10.0  # For the kernel, to end a process that is killed.
@@ -84,6 +86,34 @@ class Command:
   env: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
   folder: pathlib.Path | None = None
   answers: bool = False
+
+
+def python_path() -> str:
+  """Returns the PYTHONPATH with which other processes find these modules."""
+  return os.pathsep.join(
+    filter(None, [str(_ROOT), os.environ.get('PYTHONPATH')])
+  )
+
+
+def module_command(
+  name: str,
+  module: str,
+  *words: str,
+  env: Mapping[str, str | None] | None = None,
+  answers: bool = False,
+) -> Command:
+  """Returns a command that runs a module of the repository, in any folder.
+
+  Args:
+    name: Name of the process.
+    module: Name of the module.
+    *words: Arguments of the module.
+    env: As in `Command`.
+    answers: As in `Command`.
+  """
+  argv = [sys.executable, '-m', module, *words]
+  env = {'PYTHONPATH': python_path()} | dict(env or {})
+  return Command(name, argv, env, answers=answers)
 
 
 class ProcessError(RuntimeError):
@@ -152,7 +182,10 @@ class _Running(NamedTuple):
 
 
 class Group:
-  """Named processes, for one thread; a context that ends them all."""
+  """Named processes; a context that ends them all.
+
+  Several threads may wait for processes and signal them.
+  """
 
   def __init__(
     self,
@@ -177,6 +210,7 @@ class Group:
     self._running: dict[str, _Running] = {}
     self._codes: dict[str, int] = {}
     self._received: dict[str, bytes] = {}  # Parts of lines.
+    self._changing = threading.RLock()
 
   def __enter__(self) -> 'Group':
     self._guard = self._start_guard()
@@ -228,16 +262,19 @@ class Group:
         # Takes no lock of other threads.
         preexec_fn=_die_with(os.getpid()) if self._is_bound else None,
       )
-    output = _pipe(popen.stdout) if self._output else None
-    descriptor = os.pidfd_open(popen.pid)
-    self._running[name] = _Running(popen, descriptor, output, time.monotonic())
-    self._notify_guard(popen.pid)
-    self._codes.pop(name, None)
-    self._received[name] = b''
-    self._selector.register(descriptor, selectors.EVENT_READ, name)
-    if output:
-      os.set_blocking(output.fileno(), False)
-      self._selector.register(output, selectors.EVENT_READ, name)
+    with self._changing:
+      output = _pipe(popen.stdout) if self._output else None
+      descriptor = os.pidfd_open(popen.pid)
+      self._running[name] = _Running(
+        popen, descriptor, output, time.monotonic()
+      )
+      self._notify_guard(popen.pid)
+      self._codes.pop(name, None)
+      self._received[name] = b''
+      self._selector.register(descriptor, selectors.EVENT_READ, name)
+      if output:
+        os.set_blocking(output.fileno(), False)
+        self._selector.register(output, selectors.EVENT_READ, name)
     return popen.pid
 
   def names(self) -> list[str]:
@@ -263,6 +300,10 @@ class Group:
   def log(self, name: str) -> str:
     """Returns the output of a process so far."""
     return self.log_path(name).read_text(errors='replace')
+
+  def tail(self, name: str, lines: int = _TAIL) -> str:
+    """Returns the last lines of the output of a process so far."""
+    return '\n'.join(self.log(name).splitlines()[-lines:])
 
   def wait(self, timeout_s: float, *names: str) -> dict[str, int]:
     """Waits until processes have ended; returns their exit codes by name.
@@ -381,7 +422,7 @@ class Group:
       limit_s = deadline - time.monotonic()
       if not _is_readable(self._running[name].descriptor, limit_s):
         raise TimeoutError(f'Expected {killed} to end when killed.')
-    return [self._remove(name) for name in killed]
+    return self._remove(killed)
 
   def end(self, *names: str) -> dict[str, int]:
     """Ends processes by SIGTERM, after the grace time by SIGKILL.
@@ -423,7 +464,7 @@ class Group:
           self._read(key.data)
       is_over = time.monotonic() >= deadline
       if ended or is_woken or is_over or self._is_lost() != was_lost:
-        return [self._remove(name) for name in ended]
+        return self._remove(ended)
 
   def wake(self) -> None:
     """Has `next_ends` return; for handlers of signals and other threads."""
@@ -448,15 +489,18 @@ class Group:
   def _error(self, problem: str, names: Sequence[str]) -> ProcessError:
     parts = [f'{", ".join(names)}: {problem}.']
     for name in names:
-      lines = self.log(name).splitlines()[-_TAIL:]
-      parts += [f'{self.log_path(name)} ends:', *lines]
+      parts += [f'{self.log_path(name)} ends:', self.tail(name)]
     return ProcessError('\n'.join(parts))
 
   def _is_lost(self) -> bool:
     return self._output is not None and self._output.lost
 
-  def _remove(self, name: str) -> Exit:
-    """Removes a process that has ended, and kills its descendants."""
+  def _remove(self, names: Sequence[str]) -> list[Exit]:
+    """Removes processes that have ended, and kills their descendants."""
+    with self._changing:  # Another thread may have removed some.
+      return [self._remove_one(name) for name in names if name in self._running]
+
+  def _remove_one(self, name: str) -> Exit:
     popen, descriptor, output, start = self._running[name]
     # It stays a zombie until then, so that its id is not used again.
     os.killpg(popen.pid, signal.SIGKILL)

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from cluster.process import devices
+from launch import processes
 from outputs import compiled, transient
 from sweeps.folder import CACHE, LOG
 
@@ -31,13 +32,6 @@ _PDEATHSIG = 1  # PR_SET_PDEATHSIG, in <sys/prctl.h>.
 _ROOT = pathlib.Path(__file__).parents[1]
 
 
-def python_path() -> str:
-  """Returns the PYTHONPATH with which other processes find these modules."""
-  return os.pathsep.join(
-    filter(None, [str(_ROOT), os.environ.get('PYTHONPATH')])
-  )
-
-
 def die_with_parent() -> None:
   """Has the kernel kill this process when its parent ends (Linux)."""
   ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
@@ -49,7 +43,7 @@ def bound_command(module: str, *words: str) -> list[str]:
   A new command is needed because a process that has loaded JAX must not fork.
 
   Args:
-    module: Name of the module, in `python_path()`.
+    module: Name of the module, in `processes.python_path()`.
     *words: Arguments of the module.
   """
   return [sys.executable, '-c', _BOUND, module, *words]
@@ -61,13 +55,13 @@ def run_module(
   """Runs a module in a process that dies with this one, and waits for it.
 
   Args:
-    module: Name of the module, in `python_path()`.
+    module: Name of the module, in `processes.python_path()`.
     *words: Arguments of the module.
     capture_output: True to return its output as text instead of showing it.
   """
   return subprocess.run(
     bound_command(module, *words),
-    env=os.environ | {'PYTHONPATH': python_path()},
+    env=os.environ | {'PYTHONPATH': processes.python_path()},
     capture_output=capture_output,
     text=True,
     check=False,

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from absl import flags
 
 from configs.checks import require
+from launch import processes
 from outputs import atomic, compiled, tracking
-from sweeps import child, grid, plan, pool, ray_tasks, submit
+from sweeps import grid, plan, pool, ray_tasks, submit
 from sweeps.display import Display
 from sweeps.folder import SweepFolder
 from sweeps.plan import PlannedRun, SharedConfig
@@ -162,7 +163,7 @@ def _divide_machine(
   jobs = pool.count_jobs(runs, options.jobs, uses_model=uses_model)
   slots = pool.divide_machine(jobs, uses_model=uses_model)
   of_user = dict(os.environ)  # Has precedence.
-  path = {'PYTHONPATH': child.python_path()}
+  path = {'PYTHONPATH': processes.python_path()}
   shared = pool.shared_environment(slots, uses_model=uses_model)
   os.environ.update(shared | of_user | path)
   return slots

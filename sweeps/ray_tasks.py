@@ -12,6 +12,7 @@ from typing import Any
 from cluster.process import devices, ray_cluster
 from cluster.process.stops import catch_stop_signals
 from configs.checks import require
+from launch import processes
 from sweeps import child
 from sweeps.folder import SweepFolder
 from sweeps.plan import PlannedRun
@@ -176,7 +177,7 @@ def _train(
   ray_cluster.require_shared(out, text, flag='--out', node=node)
   process = subprocess.Popen(
     child.bound_command(child.__name__, *arguments),
-    env={**os.environ, **environ, 'PYTHONPATH': child.python_path()},
+    env={**os.environ, **environ, 'PYTHONPATH': processes.python_path()},
   )
   try:
     while True:

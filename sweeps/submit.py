@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.checks import require
+from launch import processes
 from sweeps import child, pool
 from sweeps.folder import SweepFolder
 from sweeps.plan import PlannedRun
@@ -112,7 +113,7 @@ def _commands(count: int, cluster: str, *, uses_model: bool) -> list[list[str]]:
   Local jobs all start at once, and get no GPU from submitit, so that they are
   assigned here; SLURM assigns the GPUs of its jobs.
   """
-  words = [f'PYTHONPATH={child.python_path()}']
+  words = [f'PYTHONPATH={processes.python_path()}']
   if not uses_model and 'JAX_PLATFORMS' not in os.environ:
     words.append('JAX_PLATFORMS=cpu')
   each: list[list[str]] = [[]] * count

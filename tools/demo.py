@@ -21,7 +21,7 @@ from absl import app, flags
 from analysis import records
 from configs import paths
 from configs.checks import require
-from launch import lab
+from launch import lab, processes
 from sweeps import child
 from tools import diagnose, report
 
@@ -78,7 +78,7 @@ def tune(folder: pathlib.Path, run_s: float) -> str:
   ]
   done = subprocess.run(
     child.bound_command('tools.lab', *words),
-    env=os.environ | {'PYTHONPATH': child.python_path()},
+    env=os.environ | {'PYTHONPATH': processes.python_path()},
     stdout=subprocess.PIPE,
     text=True,
     check=False,

@@ -71,16 +71,27 @@ def _text(path: str) -> str:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  flags.DEFINE_integer('hosts', 2, 'Hosts of the lab.')
-  flags.DEFINE_string('link', '1gbit', 'Rate of every link, both ways.')
-  paths.define_path('links', 'JSON file of the links that differ.')
-  flags.DEFINE_string('congestion', 'cubic', "TCP's congestion control.")
+  flags.DEFINE_integer('hosts', 2, 'Number of hosts, 2 to 250.')
+  flags.DEFINE_string(
+    'link', '1gbit', 'Rate of every link each way, 8kbit to 100gbit.'
+  )
+  paths.define_path(
+    'links', 'JSON file of the links that differ; none by default.'
+  )
+  flags.DEFINE_string(
+    'congestion', 'cubic', "TCP's congestion control, by the kernel's name."
+  )
   flags.DEFINE_bool(
     'slow_start_after_idle',
     False,
     "Enable TCP's slow start after idle periods, Linux's default.",
   )
-  flags.DEFINE_string('exec', None, 'Host of a lab to run the command on.')
+  flags.DEFINE_string(
+    'exec',
+    None,
+    'Host of a running lab for the command, such as host1; by default host0 of '
+    'a new lab.',
+  )
   flags.DEFINE_bool('clean', False, 'Remove the namespaces of killed labs.')
   return app.parse_flags_with_usage(argv)
 

@@ -152,44 +152,71 @@ def _only(values: flags.FlagValues, process: Mapping[str, str]) -> str:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  flags.DEFINE_integer('workers', 4, 'Processes that train.')
+  flags.DEFINE_integer('workers', 4, 'Number of processes that train.')
   flags.DEFINE_integer(
-    'servers', 0, 'Shards of the parameters; 0: one in each worker.'
+    'servers',
+    0,
+    'Number of shards of the parameters; 0: the run chooses it, at most one '
+    'shard in each worker.',
   )
   flags.DEFINE_bool('dedicated', False, 'Servers are processes of their own.')
-  paths.define_path('workdir', 'Folder of the run; by default a new one.')
+  paths.define_path(
+    'workdir', 'Folder of the run; by default a new one in runs/.'
+  )
   flags.DEFINE_integer(
     'restarts',
     3,
-    'Most restarts of all processes without a new checkpoint between them.',
+    'Largest number of restarts of all processes without a new checkpoint '
+    'between them.',
   )
   flags.DEFINE_float(
-    'grace_s', 30.0, 'Seconds to save a checkpoint at the end.'
+    'grace_s',
+    30.0,
+    'Seconds that processes have to end after a signal, and the coordinator '
+    'to save a checkpoint.',
   )
-  flags.DEFINE_integer('devices_per_worker', 1, 'GPUs of each worker.')
   flags.DEFINE_integer(
-    'workers_per_gpu', 1, 'Workers that share each GPU, and its memory.'
+    'devices_per_worker',
+    1,
+    'Number of GPUs of each worker; of CPU devices on a host without GPUs.',
   )
   flags.DEFINE_integer(
-    'hosts_per_worker', 1, 'Processes of each worker; several are an island.'
+    'workers_per_gpu',
+    1,
+    'Number of workers that share each GPU and its memory.',
+  )
+  flags.DEFINE_integer(
+    'hosts_per_worker',
+    1,
+    'Number of processes of each worker; several are an island.',
   )
   flags.DEFINE_enum(
     'on', 'host', ['host', 'ray'], 'Where: on this host, or in a Ray cluster.'
   )
   flags.DEFINE_float(
-    'cpus_per_process', 1.0, 'With --on=ray: CPUs of each process.'
+    'cpus_per_process', 1.0, 'With --on=ray: number of CPUs of each process.'
   )
   flags.DEFINE_float(
     'wait_s', 300.0, 'With --on=ray: seconds to wait for free resources.'
   )
   flags.DEFINE_bool('rank', False, 'Launch one process, that of this host.')
   flags.DEFINE_string(
-    'role', '', 'With --rank: worker:2, server:0, or worker:2.1 of an island.'
+    'role',
+    '',
+    'With --rank: worker:2, server:0, or worker:2.1 of an island; by default '
+    'as the environment says.',
   )
   flags.DEFINE_string(
-    'coordinator', '', 'With --rank: HOST:PORT where the coordinator listens.'
+    'coordinator',
+    '',
+    'With --rank: HOST:PORT where the coordinator listens; by default as the '
+    'environment or the folder of the run says.',
   )
-  flags.DEFINE_string('module', None, 'Module to run instead of main.py.')
+  flags.DEFINE_string(
+    'module',
+    None,
+    'Module to run, such as tools.probe; main.py by default.',
+  )
   return app.parse_flags_with_usage(argv)
 
 

@@ -210,15 +210,31 @@ def _setup(values: Any) -> probe.Setup:
 
 def _parse(argv: list[str]) -> list[str]:
   paths.define_path('out', 'JSON file; WORKDIR/cluster.json by default.')
-  paths.define_path('workdir', 'Folder of the run.')
+  paths.define_path(
+    'workdir', 'Folder that all processes share; needed without --coordinator.'
+  )
   flags.DEFINE_float(
     'seconds', 0.5, 'Seconds of each transfer that are counted.'
   )
-  flags.DEFINE_float('limit_s', trials.LIMIT_S, 'Seconds of all tests.')
-  flags.DEFINE_integer('streams', 1, 'TCP connections of each transfer.')
-  flags.DEFINE_float('tolerance', 0.1, 'Relative error of a rate.')
-  flags.DEFINE_string('role', '', 'Role of this process: worker:2.')
-  flags.DEFINE_string('coordinator', '', 'HOST:PORT where worker 0 listens.')
+  flags.DEFINE_float(
+    'limit_s', trials.LIMIT_S, 'Seconds of all tests together.'
+  )
+  flags.DEFINE_integer(
+    'streams', 1, 'Number of TCP connections of each transfer.'
+  )
+  flags.DEFINE_float('tolerance', 0.1, 'Relative error of rates, 0 to 1.')
+  flags.DEFINE_string(
+    'role',
+    '',
+    'Role of this process, such as worker:2; by default as the environment '
+    'says.',
+  )
+  flags.DEFINE_string(
+    'coordinator',
+    '',
+    'HOST:PORT where worker 0 listens; by default as the environment or the '
+    'folder says.',
+  )
   text = 'Config of the run; --config.cluster.FIELD=VALUE changes a field.'
   with sections.reject_unknown_flags(argv):
     config_file.define_flag(str(_CONFIG), text)

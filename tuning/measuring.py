@@ -5,12 +5,11 @@ iterations; the launcher then gets SIGTERM, as from a user.
 """
 
 import copy
+import dataclasses
 import math
-import os
 import pathlib
 import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from ml_collections import ConfigDict
 from analysis import iterations, records
 from diagnosis import costs
 from diagnosis.costs import Estimate
-from sweeps import child
+from launch import processes
 from tuning import writing
 
 LEAST = 20  # Iterations of each worker, if there is time for them.
@@ -122,24 +121,16 @@ def run(
   measured = _prepare(config, launcher.workers)
   writing.write_config(file, measured, 'A run that tools.tune measures.')
   words = launcher.words(measured, str(file), str(workdir))
-  command = shlex.split(launcher.command) or child.bound_command('tools.launch')
-  environ = os.environ | {'PYTHONPATH': child.python_path()}
-  with (folder / 'log').open('w') as log:
-    process = subprocess.Popen(
-      [*command, *words], stdout=log, stderr=subprocess.STDOUT, env=environ
-    )
-    try:
-      _wait(process, workdir, launcher.workers, seconds)
-    finally:
-      if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        _end(process)
-  if records_missing(workdir, process.returncode):
-    lines = (folder / 'log').read_text(errors='replace').splitlines()
-    last = '\n'.join(lines[-_LINES:])
-    raise RunError(
-      f'exit code {process.returncode}; {folder}/log ends:\n{last}'
-    )
+  command = processes.module_command('launcher', 'tools.launch', *words)
+  if launcher.command:
+    argv = [*shlex.split(launcher.command), *words]
+    command = dataclasses.replace(command, argv=argv)
+  with processes.start([command], folder, grace_s=_END_S) as group:
+    _wait(group, workdir, launcher.workers, seconds)
+    code = group.end()['launcher']
+  if records_missing(workdir, code):
+    log, last = group.log_path('launcher'), group.tail('launcher', _LINES)
+    raise RunError(f'exit code {code}; {log} ends:\n{last}')
   return measure(workdir, launcher.workers * config.batching.worker_batch)
 
 
@@ -218,7 +209,7 @@ def _prepare(config: ConfigDict, workers: int) -> ConfigDict:
 
 
 def _wait(
-  process: subprocess.Popen[bytes],
+  group: processes.Group,
   workdir: pathlib.Path,
   workers: int,
   seconds: float,
@@ -229,8 +220,7 @@ def _wait(
     RunError: If it does not start.
   """
   begin, first = time.monotonic(), math.inf
-  while process.poll() is None:
-    time.sleep(_POLL_S)
+  while not group.next_ends(_POLL_S):
     now = time.monotonic()
     if first == math.inf:
       if now - begin > _START_S:
@@ -251,11 +241,3 @@ def _least_pushes(workdir: pathlib.Path, workers: int) -> int:
     if row['event'] == 'push':
       counts[row['worker']] += 1
   return min(counts)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-  try:
-    process.wait(_END_S)
-  except subprocess.TimeoutExpired:
-    process.kill()
-    process.wait()

@@ -31,6 +31,7 @@ from analysis.benchmarks import Aim
 from bench.gpu import machine, measuring, processes, running
 from bench.gpu.rows import ACCELERATOR, GPU, JOBS, MINUTES, Job
 from cluster.process import devices
+from launch.processes import Group
 from outputs import atomic
 
 _DRY_S = 300.0  # Limit of a job in a dry run, which usually takes seconds.
@@ -175,16 +176,19 @@ def _rows(
 
 def _measure(flags: argparse.Namespace) -> None:
   """Measures one job in this process."""
-  context = processes.Context(
-    folder=pathlib.Path(flags.out),
-    deadline=time.monotonic() + flags.limit_s,
-    is_dry=flags.dry_run,
-    report=running.Report(pathlib.Path(flags.values)),
-  )
-  try:
-    measuring.measure(flags.job, context)
-  except RuntimeError as error:
-    sys.exit(str(error))
+  folder = pathlib.Path(flags.out)
+  with Group(folder) as group:
+    context = processes.Context(
+      folder=folder,
+      group=group,
+      deadline=time.monotonic() + flags.limit_s,
+      is_dry=flags.dry_run,
+      report=running.Report(pathlib.Path(flags.values)),
+    )
+    try:
+      measuring.measure(flags.job, context)
+    except RuntimeError as error:
+      sys.exit(str(error))
 
 
 def _table_row(row: Mapping[str, Any]) -> str:

@@ -9,15 +9,17 @@ the GPU's memory.
 """
 
 import json
-import os
+import pathlib
 import shutil
 import subprocess
+import tempfile
 from typing import Any
 
 import jax
 
+from launch import processes
+from launch.processes import ProcessError, module_command
 from outputs import manifests
-from sweeps import child
 
 _CUDA = ('gpu', 'cuda')  # Names of CUDA's platform.
 _QUERY = '--query-gpu=name,memory.total,driver_version'
@@ -30,23 +32,13 @@ def find() -> dict[str, Any]:
   Raises:
     RuntimeError: If JAX does not start; has the end of its output.
   """
-  try:
-    done = subprocess.run(
-      child.bound_command('bench.gpu.machine'),
-      env=os.environ | {'PYTHONPATH': child.python_path()},
-      capture_output=True,
-      text=True,
-      timeout=_LIMIT_S,
-      check=False,
-    )
-  except subprocess.TimeoutExpired as error:
-    raise RuntimeError(
-      f'JAX has not started within {error.timeout:g} s'
-    ) from error
-  if done.returncode:
-    end = done.stderr.strip().splitlines()[-3:]
-    raise RuntimeError(f'JAX does not start here: {" | ".join(end)}')
-  return json.loads(done.stdout.splitlines()[-1])
+  command = module_command('machine', 'bench.gpu.machine', answers=True)
+  with tempfile.TemporaryDirectory() as folder:
+    try:
+      with processes.start([command], pathlib.Path(folder)) as group:
+        return json.loads(group.receive('machine', _LIMIT_S))
+    except ProcessError as error:
+      raise RuntimeError(f'JAX does not start here: {error}') from error
 
 
 def is_gpu(description: dict[str, Any]) -> bool:

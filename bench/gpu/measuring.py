@@ -3,15 +3,13 @@
 One function measures each job, and reports each value as soon as it is known.
 """
 
+import dataclasses
 import json
 import math
 import os
 import pathlib
 import re
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,6 +21,7 @@ from bench import routes
 from bench.gpu import processes, training
 from bench.gpu.processes import Context, Stepper
 from cluster.process import devices, roles
+from launch.processes import module_command
 from outputs import checkpoints
 from tools import same
 
@@ -230,20 +229,19 @@ def _virtual(context: Context) -> None:
   # Without a cache each process selects its kernels again.
   env = processes.environ(3, JAX_ENABLE_COMPILATION_CACHE='false')
 
-  def start(name: str) -> subprocess.Popen:
+  def start(name: str) -> None:
     folder = context.folder / name
     words = ['bench.gpu.training', f'--workdir={folder}']
     words += [f'--report={folder}.reports', *training.flags(fields)]
-    return processes.start(words, folder.with_suffix('.log'), env)
+    context.group.start(module_command(name, *words, env=env))
 
-  first, second, killed = map(start, ('first', 'second', 'killed'))
-  folder = context.folder / 'killed'
-  _kill_after_checkpoint(killed, folder)
-  resumed = start('killed')
-  for name, process in (
-    *(('first', first), ('second', second), ('killed', resumed)),
-  ):
-    processes.finish(process, context.folder / f'{name}.log')
+  names = ('first', 'second', 'killed')
+  for name in names:
+    start(name)
+  _kill_after_checkpoint(context, 'killed')
+  start('killed')
+  for name in names:
+    context.finish(name)
     if name != 'first':
       row = 'equal runs' if name == 'second' else 'kill and resume'
       differences = _differences(
@@ -252,21 +250,19 @@ def _virtual(context: Context) -> None:
       context.report(row, len(differences), '; '.join(differences))
 
 
-def _kill_after_checkpoint(
-  process: subprocess.Popen, folder: pathlib.Path
-) -> None:
+def _kill_after_checkpoint(context: Context, name: str) -> None:
   """Kills a run between its first checkpoint and its end.
 
   Raises:
     RuntimeError: If the run ends before.
   """
+  folder = context.folder / name
   while not checkpoints.steps(folder / 'checkpoints'):
-    if process.poll() is not None:
-      end = processes.tail(folder.with_suffix('.log'))
+    if context.group.code(name) is not None:
+      end = context.tail(name)
       raise RuntimeError(f'the run has ended before it was killed: {end}')
     time.sleep(0.01)
-  process.send_signal(signal.SIGKILL)
-  process.wait()
+  context.group.kill(name)
   if (folder / 'summary.json').exists():
     raise RuntimeError('the run has finished before it was killed')
 
@@ -286,8 +282,8 @@ def _digits(context: Context) -> None:
   folder = context.folder / 'run'
   words = ['bench.gpu.training', f'--workdir={folder}']
   words += ['--config=vgg16_elastic', f'--report={folder}.reports']
-  log = folder.with_suffix('.log')
-  processes.run([*words, *training.flags(fields)], log, processes.environ())
+  words += training.flags(fields)
+  processes.run(context, 'run', words, processes.environ())
   (report,) = processes.reports(folder)
   summary = report['summary']
   detail = f'{summary["wall_s"]:.1f} s of {summary["iterations"]} iterations'
@@ -326,12 +322,13 @@ def _recompute(context: Context, folder: pathlib.Path) -> tuple[float, int]:
   Raises:
     RuntimeError: If tools.recompute rejects the run.
   """
-  log = context.folder / 'recompute.log'
-  env = processes.environ()
-  code = processes.start(['tools.recompute', str(folder)], log, env).wait()
-  match = _DIFFERS.search(log.read_text())
+  name, group = 'recompute', context.group
+  words = ('tools.recompute', str(folder))
+  group.start(module_command(name, *words, env=processes.environ()))
+  code = group.wait(context.left_s, name)[name]
+  match = _DIFFERS.search(group.log(name))
   if not match:
-    raise RuntimeError(f'tools.recompute: code {code}: {processes.tail(log)}')
+    raise RuntimeError(f'tools.recompute: code {code}: {context.tail(name)}')
   return float(match[1]), code
 
 
@@ -357,17 +354,15 @@ def _gpu_and_cpu(context: Context) -> None:
   )
   folder = context.folder / 'run'
   (port,) = roles.free_ports(1)
-  workers = []
+  names = []
   for worker, platform in enumerate(({}, {'JAX_PLATFORMS': 'cpu'})):
     words = ['bench.gpu.training', f'--workdir={folder}']
     words += [f'--report={folder}.reports', f'--coordinator=127.0.0.1:{port}']
     words += [f'--role=worker:{worker}', *training.flags(fields)]
-    log = context.folder / f'worker{worker}.log'
-    workers.append(
-      (processes.start(words, log, processes.environ(**platform)), log)
-    )
-  for process, log in workers:
-    processes.finish(process, log)
+    names.append(f'worker{worker}')
+    env = processes.environ(**platform)
+    context.group.start(module_command(names[-1], *words, env=env))
+  context.finish(*names)
   summary = json.loads((folder / 'summary.json').read_text())
   drift = summary['drift']
   context.report('drift', drift['largest'], f'{drift["repairs"]} repairs')
@@ -436,25 +431,16 @@ def _report_pinned(
 def _copies(context: Context) -> list[dict[str, float]]:
   """Returns the rates of two processes that copy at the same time."""
   size = ['--mib=4', '--seconds=0.1'] if context.is_dry else []
-  log = context.folder / 'copying.log'
-  pair = [
-    processes.start(
-      ['bench.gpu.copying', *size],
-      log,
-      processes.environ(2),
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-    )
-    for _ in range(2)
-  ]
-  for each in pair:
-    each.stdout.readline()
-  for each in pair:
-    print(file=each.stdin, flush=True)
-  lines = [each.communicate()[0] for each in pair]
-  for each in pair:
-    processes.finish(each, log)
+  names, env = ('copying0', 'copying1'), processes.environ(2)
+  words, group = ('bench.gpu.copying', *size), context.group
+  for name in names:
+    group.start(module_command(name, *words, env=env, answers=True))
+  for name in names:
+    group.receive(name, context.left_s)
+  for name in names:
+    group.send(name, '')
+  lines = [group.receive(name, context.left_s) for name in names]
+  context.finish(*names)
   return [*map(json.loads, lines)]
 
 
@@ -473,8 +459,10 @@ def _sweep(context: Context) -> None:
     if not devices.gpus(os.environ):  # Sweeps share programs only on GPUs.
       cache = context.folder / f'compiled{count}'
       variables['JAX_COMPILATION_CACHE_DIR'] = str(cache)
-    log, start = out.with_suffix('.log'), time.monotonic()
-    processes.start(words, log, processes.environ(**variables)).wait()
+    name, start = out.name, time.monotonic()
+    env = processes.environ(**variables)
+    context.group.start(module_command(name, *words, env=env))
+    context.group.wait(context.left_s, name)
     took[count] = time.monotonic() - start
     finished += sum(
       json.loads(path.read_text())['ended'] == 'finished'
@@ -482,7 +470,8 @@ def _sweep(context: Context) -> None:
     )
     programs[count] = len([*cache.rglob('*-cache')])
   share = finished / (jobs + 1)
-  context.report('finished', share, '' if share == 1 else processes.tail(log))
+  end = '' if share == 1 else context.tail(name)
+  context.report('finished', share, end)
   additional = programs[jobs] - programs[1]
   detail = f'{programs[jobs]} of {jobs} runs, {programs[1]} of one'
   is_known = share == 1 and programs[1] > 0
@@ -503,8 +492,7 @@ def _placement(context: Context) -> None:
     folder = context.folder / row
     words = ['bench.gpu.training', f'--workdir={folder}']
     words += [f'--report={folder}.reports', *training.flags(fields)]
-    log = folder.with_suffix('.log')
-    processes.run(words, log, processes.environ())
+    processes.run(context, row, words, processes.environ())
     _report_started(context, row, processes.reports(folder))
   fields = _real(context, **_TINY, epochs=1.0)
   folder = processes.launch(
@@ -544,33 +532,18 @@ def _accelerators(report: Mapping[str, Any]) -> list[str]:
 
 def _pytest(context: Context) -> None:
   """Runs the tests that need a GPU."""
-  log = context.folder / 'pytest.log'
-  words = [
-    sys.executable,
-    '-m',
-    'pytest',
-    '-m',
-    'gpu',
-    '-p',
-    'no:cacheprovider',
-  ]
-  with log.open('wb') as file:
-    process = subprocess.run(
-      words,
-      cwd=_ROOT,
-      stdin=subprocess.DEVNULL,
-      stdout=file,
-      stderr=subprocess.STDOUT,
-      env=processes.environ(),
-    )
-  end = processes.tail(log)
+  words = ('pytest', '-m', 'gpu', '-p', 'no:cacheprovider')
+  command = module_command('pytest', *words, env=processes.environ())
+  context.group.start(dataclasses.replace(command, folder=_ROOT))
+  code = context.group.wait(context.left_s, 'pytest')['pytest']
+  end = context.tail('pytest')
   if 'No module named pytest' in end:
     context.report('failures', None, 'pytest is not installed')
-  elif process.returncode == _NO_TESTS:
+  elif code == _NO_TESTS:
     context.report('failures', None, 'no test has the marker gpu')
   else:
     failures = re.search(r'(\d+) (?:failed|error)', end)
-    count = int(failures[1]) if failures else int(process.returncode != 0)
+    count = int(failures[1]) if failures else int(code != 0)
     context.report('failures', count, end)
 
 

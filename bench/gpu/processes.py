@@ -8,14 +8,14 @@ virtual runs, and from config.cluster.workers_per_gpu for real runs.
 import json
 import os
 import pathlib
-import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bench.gpu import training
 from bench.gpu.running import Report
 from cluster.process import devices
-from sweeps import child
+from launch.processes import Group, module_command
 
 _TAIL = 4  # Lines of a log in an error.
 
@@ -25,64 +25,57 @@ class Context(NamedTuple):
 
   Attributes:
     folder: New folder of the runs and logs of the job.
+    group: Processes of the job, whose logs are in the folder.
     deadline: Time at which the job is killed, on the clock of time.monotonic.
     is_dry: True for the tiny sizes of a dry run.
     report: Receiver of the values of its rows.
   """
 
   folder: pathlib.Path
+  group: Group
   deadline: float
   is_dry: bool
   report: Report
 
+  @property
+  def left_s(self) -> float:
+    """Seconds until the deadline."""
+    return max(self.deadline - time.monotonic(), 0.0)
+
+  def finish(self, *names: str) -> None:
+    """Waits until processes have ended, all with exit code 0.
+
+    Raises:
+      ProcessError: If one fails, or some run at the deadline.
+    """
+    self.group.finish(self.left_s, *names)
+
+  def tail(self, name: str) -> str:
+    """Returns the last lines of a log as one line."""
+    lines = self.group.tail(name, _TAIL).splitlines()
+    return ' | '.join(filter(None, map(str.strip, lines)))
+
 
 def environ(sharing: int = 1, **variables: str) -> dict[str, str]:
-  """Returns the environment of a process.
+  """Returns variables of a process.
 
   Args:
     sharing: Number of processes that use the GPU at the same time.
     **variables: Further variables.
   """
-  share = devices.memory(os.environ, sharing)
-  path = {'PYTHONPATH': child.python_path()}
-  return {**os.environ, **path, **share, **variables}
-
-
-def start(
-  words: Sequence[str],
-  log: pathlib.Path,
-  env: Mapping[str, str],
-  **options: Any,
-) -> subprocess.Popen:
-  """Starts `python -m WORDS` with its output in a log."""
-  with log.open('ab') as file:
-    options = {'stdin': subprocess.DEVNULL, 'stdout': file, **options}
-    return subprocess.Popen(
-      child.bound_command(*words), env=env, stderr=file, **options
-    )
-
-
-def finish(process: subprocess.Popen, log: pathlib.Path) -> None:
-  """Waits for the end of a process; the job's limit bounds the wait.
-
-  Raises:
-    RuntimeError: If the process fails; has the end of its log.
-  """
-  if code := process.wait():
-    raise RuntimeError(f'exit code {code}: {tail(log)}')
+  return {**devices.memory(os.environ, sharing), **variables}
 
 
 def run(
-  words: Sequence[str], log: pathlib.Path, env: Mapping[str, str]
+  context: Context, name: str, words: Sequence[str], env: Mapping[str, str]
 ) -> None:
-  """Runs `python -m WORDS` to its end; errors are those of `finish`."""
-  finish(start(words, log, env), log)
+  """Runs `python -m WORDS` to its end, with its output in NAME.log.
 
-
-def tail(log: pathlib.Path) -> str:
-  """Returns the last lines of a log as one line."""
-  lines = log.read_text(errors='replace').splitlines()
-  return ' | '.join(filter(None, map(str.strip, lines[-_TAIL:])))
+  Raises:
+    ProcessError: If it fails, or runs at the end of the job.
+  """
+  context.group.start(module_command(name, *words, env=env))
+  context.finish(name)
 
 
 def launch(
@@ -107,7 +100,7 @@ def launch(
     dedicated: True if servers have their own processes.
 
   Raises:
-    RuntimeError: If the run fails.
+    ProcessError: If the run fails.
   """
   folder = context.folder / name
   if workers > 1 and len(devices.gpus(os.environ)) == 1:
@@ -118,7 +111,7 @@ def launch(
   words += [f'--report={folder}.reports', *training.flags(fields)]
   # Runs of one job compile the same programs.
   cache = {'JAX_COMPILATION_CACHE_DIR': str(context.folder / 'compiled')}
-  run(words, folder.with_suffix('.log'), environ(**cache))
+  run(context, name, words, environ(**cache))
   return folder
 
 
@@ -139,35 +132,21 @@ class Stepper:
     env: Mapping[str, str],
   ):
     """Starts the process, which compiles before its first answer."""
-    self._log = context.folder / f'{name}.log'
+    self._context, self._name = context, name
     words = ['bench.gpu.stepping', f'--workdir={context.folder / name}']
-    self._process = start(
-      [*words, *training.flags(fields)],
-      self._log,
-      env,
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-    )
+    words += training.flags(fields)
+    context.group.start(module_command(name, *words, env=env, answers=True))
 
   def ask(self, request: str, value: Any) -> float:
     """Returns the answer to a request, seconds.
 
     Raises:
-      RuntimeError: If the process has ended; has the end of its log.
+      ProcessError: If the process has ended, or does not answer in time.
     """
-    try:
-      print(request, value, file=self._process.stdin, flush=True)
-      answer = self._process.stdout.readline()
-    except BrokenPipeError:
-      answer = ''
-    if not answer:
-      finish(self._process, self._log)
-      raise RuntimeError(f'no answer to {request!r}: {tail(self._log)}')
-    return json.loads(answer)
+    self._context.group.send(self._name, f'{request} {value}')
+    answer = self._context.group.receive(self._name, self._context.left_s)
+    return float(json.loads(answer))
 
   def close(self) -> None:
-    """Closes the streams of the process and waits for its end."""
-    self._process.stdin.close()
-    self._process.stdout.close()
-    self._process.wait()
+    """Ends the process."""
+    self._context.group.kill(self._name)

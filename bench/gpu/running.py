@@ -5,13 +5,9 @@ This process turns lines into rows with verdicts.  At the limit of a job its
 whole process group is killed; values that were reported before count.
 """
 
-import contextlib
 import json
 import math
-import os
 import pathlib
-import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +15,7 @@ from typing import Any
 from analysis.benchmarks import MISSED, UNMEASURED, verdict
 from bench.gpu.rows import Job, Row
 from bench.run_processes import Lines
-from sweeps import child
+from launch import processes
 
 _POLL_S = 0.1
 _TAIL = 3  # Lines of a log that explain a failure.
@@ -105,31 +101,17 @@ def _lines(
 ) -> Iterator[Mapping[str, Any] | str]:
   """Yields the values of a process, and finally the way in which it ended."""
   lines, start = Lines(values), time.monotonic()
-  with log.open('wb') as output:
-    process = subprocess.Popen(
-      child.bound_command('bench.gpu', *words, f'--values={values}'),
-      env=os.environ | {'PYTHONPATH': child.python_path()},
-      stdin=subprocess.DEVNULL,
-      stdout=output,
-      stderr=subprocess.STDOUT,
-      start_new_session=True,
-    )
-  try:
+  words = [*words, f'--values={values}']
+  command = processes.module_command(log.stem, 'bench.gpu', *words)
+  with processes.start([command], log.parent) as group:
     ended = ''
     while not ended:
-      try:
-        code = process.wait(_POLL_S)
-        ended = f'the job gave no value: exit code {code}, {_end(log)}'
-      except subprocess.TimeoutExpired:
-        if time.monotonic() > deadline:
-          ended = f'not within its {deadline - start:.0f} s'
+      for exit in group.next_ends(_POLL_S):
+        ended = f'the job gave no value: exit code {exit.code}, {_end(log)}'
+      if not ended and time.monotonic() > deadline:
+        ended = f'not within its {deadline - start:.0f} s'
       for line in lines.more():
         yield json.loads(line)
-  finally:
-    # Children of the job are in its process group, and may outlive it.
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
   for line in lines.more():
     yield json.loads(line)
   yield ended

@@ -21,6 +21,7 @@ from bench.gpu import __main__ as gpu
 from bench.gpu import machine, measuring, rows, running
 from bench.gpu.rows import Job, Row
 from configs import default
+from launch.processes import Command
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FAKE = _ROOT / 'tests/support/fake_gpu'
@@ -89,15 +90,15 @@ def _bench(jobs, description=_MACHINE, *, is_dry=False, before=lambda _: None):
   """Returns exit code, folder and output of jobs that run `_PROGRAMS`."""
   out = pathlib.Path(tempfile.mkdtemp())
 
-  def command(module, *words):
+  def command(name, module, *words):
     del module
-    name = words[0].removeprefix('--job=')
     before(name)
-    return [sys.executable, '-c', _REPORT + _PROGRAMS[name], *words]
+    code = _REPORT + _PROGRAMS[name]
+    return Command(name, [sys.executable, '-c', code, *words])
 
   printed = io.StringIO()
   with (
-    mock.patch.object(running.child, 'bound_command', command),
+    mock.patch.object(running.processes, 'module_command', command),
     contextlib.redirect_stdout(printed),
   ):
     code = gpu.bench(jobs, out, description, is_dry=is_dry)
