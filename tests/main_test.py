@@ -4,18 +4,25 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 from absl.testing import absltest, parameterized
 
 from configs import default
-from tests.support import accelerators, locks, processes, requires, small
+from tests.support import (
+  accelerators,
+  commands,
+  locks,
+  processes,
+  requires,
+  small,
+)
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _LIMIT_S = 100.0
@@ -51,26 +58,10 @@ def _main(flags):
 
 def _main_until(text, then, flags):
   """Calls `then` once main.py has printed a text; returns as `_main`."""
-  with subprocess.Popen(
-    [sys.executable, 'main.py', *flags],
-    cwd=_ROOT,
-    env=os.environ | accelerators.inherited(),
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE,
-    text=True,
-  ) as process:
-    timer = threading.Timer(_LIMIT_S, process.kill)
-    timer.start()
-    said = ''
-    for line in process.stderr:
-      said += line
-      if text in line:
-        break
+  with commands.start([sys.executable, 'main.py', *flags]) as process:
+    process.until(re.escape(text))
     then()
-    said += process.stderr.read()
-    process.wait()
-    timer.cancel()
-  return process.returncode, said
+    return process.wait(), process.text
 
 
 def _ended(folder):

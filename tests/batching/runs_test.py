@@ -384,7 +384,7 @@ class RealTest(processes.TestCase):
     with processes.launch(workers=2, **fields) as launch:
       launch.until('Worker 1 has rejoined')
       launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 5 * 28)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       launch.wait()
     self.check(launch)
     count = self._history(launch).count.copy()
@@ -399,7 +399,7 @@ class RealTest(processes.TestCase):
     before = launch.summary['examples']
     with processes.launch(workers=2, folder=launch.folder, **fields) as launch:
       launch.reach(before + 5 * 28)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       launch.wait()
     self.check(launch)
     _rounds(launch.folder, total=28)

@@ -6,7 +6,6 @@ import pathlib
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from data import synthetic
 from models import mlp, task
 from outputs import checkpoints
 from sync import asp, bsp
-from tests.support import small, stopping, terminals
+from tests.support import commands, small, stopping, terminals
 
 _SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
 
@@ -311,14 +310,8 @@ class ProcessTest(parameterized.TestCase):
 
   def _start(self, name):
     command = [sys.executable, 'main.py', f'--config={self.folder}/config.py']
-    return subprocess.Popen(
-      [*command, f'--workdir={self.folder / name}'],
-      cwd=_ROOT,
-      env=os.environ | {'PYTHONPATH': str(_ROOT)},
-      stdout=subprocess.DEVNULL,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
+    command.append(f'--workdir={self.folder / name}')
+    return commands.start(command, env={'PYTHONPATH': str(_ROOT)})
 
   def test_a_run_whose_terminal_closes_saves_a_checkpoint(self):
     words = (sys.executable, 'main.py', f'--config={self.folder}/config.py')
@@ -346,14 +339,13 @@ class ProcessTest(parameterized.TestCase):
   def _stop(self, number):
     """Stops the run once it has saved; returns its exit code and log."""
     before = self._newest_checkpoint()
-    process = self._start('run')
-    deadline = time.monotonic() + 60
-    while self._newest_checkpoint() == before and process.poll() is None:
-      self.assertLess(time.monotonic(), deadline)
-      time.sleep(0.01)
-    process.send_signal(number)
-    _, log = process.communicate(timeout=60)
-    return process.returncode, log
+    with self._start('run') as process:
+      deadline = time.monotonic() + 60
+      while self._newest_checkpoint() == before and process.code is None:
+        self.assertLess(time.monotonic(), deadline)
+        time.sleep(0.01)
+      process.signal(number)
+      return process.wait(), process.text
 
   def _newest_checkpoint(self):
     """Returns the number of the newest complete checkpoint."""

@@ -26,7 +26,7 @@ from absl.testing import absltest, parameterized
 
 from launch import lab
 from tests.docs import pages
-from tests.support import certificates, gpus, labs, requires, slurm
+from tests.support import certificates, commands, gpus, labs, requires, slurm
 
 _PAGE = pages.ROOT / 'docs/clusters.md'
 _LIMIT_S = 200.0  # Longer than any run, also on a busy machine.
@@ -117,29 +117,19 @@ class HandTest(_Case):
     self.lab = stack.enter_context(labs.start(2))
 
   def _start(self, host, command):
-    return subprocess.Popen(
-      lab.command(host, ['bash', '-c', command], self.lab),
-      cwd=self.folder,
-      env=os.environ | _ENVIRON,
-      stdin=subprocess.DEVNULL,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
-    )
+    words = lab.command(host, ['bash', '-c', command], self.lab)
+    return commands.start(words, env=_ENVIRON, folder=self.folder)
 
-  def _run(self, commands):
+  def _run(self, by_host):
     """Runs a command on each host, by the host's name; returns their output."""
-    processes = []
-    try:
-      for host, command in commands.items():
-        processes.append(self._start(host, command))
-      output = [each.communicate(timeout=_LIMIT_S)[0] for each in processes]
-    finally:
-      for each in processes:
-        each.kill()
-        each.communicate()
-    whole = '\n'.join(output)
-    self.assertEqual([each.returncode for each in processes], [0, 0], whole)
+    with contextlib.ExitStack() as stack:
+      running = [
+        stack.enter_context(self._start(host, command))
+        for host, command in by_host.items()
+      ]
+      codes = [each.wait(_LIMIT_S) for each in running]
+    whole = '\n'.join(each.text for each in running)
+    self.assertEqual(codes, [0, 0], whole)
     return whole
 
   def test_by_hand(self):
@@ -188,10 +178,9 @@ class HandTest(_Case):
     command = block.split('# On host1')[0].replace('host0:61500', 'host1:61500')
     start = time.monotonic()
     with self._start('host0', _quick(command)) as process:
-      output = process.communicate(timeout=_LIMIT_S)[0]
-    self.assertEqual(process.returncode, 1, output)
+      self.assertEqual(process.wait(_LIMIT_S), 1, process.text)
     self.assertRegex(
-      output,
+      process.text,
       'Refused: --coordinator, .*: expected 10.213.0.1, at which this process, '
       "the coordinator, listens .*; host1 is 10.213.0.2, got 'host1:61500'",
     )

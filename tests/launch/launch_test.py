@@ -89,7 +89,7 @@ class PortTest(parameterized.TestCase):
       if options.get('dedicated'):
         ids.append(launch.pid('server:0'))
       found = [port for pid in ids for port in _find_listening(pid)]
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self.assertEqual({*found}, expected, launch.text)
     self.assertLen(found, count)

@@ -21,11 +21,12 @@ from cluster.network.handshake import Security, open_connection
 from cluster.network.port import Port
 from cluster.probing import file_format, transfers, trials
 from cluster.process import roles
-from tests.support import accelerators, requires, shared_links
+from tests.support import commands, requires, shared_links
 from tools import probe
 from topology.clusters import cluster
 
 _ROOT = pathlib.Path(__file__).parents[2]
+_LAB_S = 20.0  # For a lab, to remove itself.
 _LAB = (sys.executable, '-m', 'tools.lab')
 _KEY = bytes(range(16))
 # The kernel counts frames: 1448 of 1514 bytes are payload.
@@ -50,33 +51,17 @@ def _launch(*words, workers, before=()):
   # No process has a shard that others need.
   argv += [f'--workers={workers}', '--servers=1', '--module=tools.probe']
   argv += [f'--workdir={folder}', '--', *words]
-  process = subprocess.Popen(
-    argv,
-    cwd=_ROOT,
-    env=os.environ | accelerators.inherited(),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-  )
-  try:
+  with commands.start(argv, grace_s=_LAB_S * bool(before)) as process:
     yield process, folder
-  finally:
-    process.kill()  # The kernel kills its children.
-    process.communicate()
 
 
 def _run(*words, **fields):
   """Returns exit code, output and file of a whole run."""
   with _launch(*words, **fields) as (process, folder):
-    out, _ = process.communicate(timeout=60)
+    code = process.wait()
     file = folder / 'cluster.json'
     content = json.loads(file.read_text()) if file.exists() else None
-    return process.returncode, out, content
-
-
-def _until(process, text):
-  """Returns the next line with a text."""
-  return next(line for line in process.stdout if text in line)
+    return code, process.text, content
 
 
 class PlanTest(parameterized.TestCase):
@@ -300,17 +285,15 @@ class RunTest(parameterized.TestCase):
   def test_a_lost_host_ends_the_probe_with_its_name(self, number):
     words = '--seconds=0.3', '--config.cluster.timeout_s=0.5'
     with _launch(*words, workers=3) as (process, folder):
-      _until(process, 'tests of about')
+      process.until('tests of about')
       lines = (folder / 'launch.jsonl').read_text().splitlines()
       pids = {row['role']: row['pid'] for row in map(json.loads, lines)}
       os.kill(pids['worker:1'], number)
-      line = _until(process, 'Failed')
+      process.until(r'worker 0\] Failed: host1 \(.*\): ')
       with contextlib.suppress(ProcessLookupError):
         os.kill(pids['worker:1'], signal.SIGKILL)
-      process.communicate(timeout=60)
+      self.assertEqual(process.wait(), 1, process.text)
 
-    self.assertRegex(line, r'worker 0\] Failed: host1 \(.*\): ')
-    self.assertEqual(process.returncode, 1)
     self.assertFalse((folder / 'cluster.json').exists())
 
   def test_hosts_that_do_not_come_are_named(self):

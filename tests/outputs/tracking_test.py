@@ -7,7 +7,6 @@ sent to a server on this machine, and read from it.
 
 import json
 import math
-import os
 import pathlib
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from absl.testing import absltest, parameterized
 import train
 from configs import vgg16_bsp
 from outputs import tracking
-from tests.support import requires, sweeping
+from tests.support import commands, requires, sweeping
 
 _LIMIT_S = 120.0
 _START_MS = 5000000
@@ -358,19 +357,13 @@ class ServerTest(absltest.TestCase):
     with socket.create_server(('127.0.0.1', 0)) as sock:
       port = sock.getsockname()[1]
     cls.uri = f'http://127.0.0.1:{port}'
-    cls.server = subprocess.Popen(
-      [
-        *(cls.python, '-m', 'mlflow', 'server'),
-        *(f'--port={port}', '--workers=1'),
-        f'--backend-store-uri=sqlite:///{folder}/runs.db',
-        f'--artifacts-destination={folder}/artifacts',
-      ],
-      cwd=folder,
-      stdout=subprocess.DEVNULL,
-      stderr=subprocess.DEVNULL,
-      start_new_session=True,
-    )
-    cls.addClassCleanup(os.killpg, cls.server.pid, 9)
+    words = [
+      *(cls.python, '-m', 'mlflow', 'server'),
+      *(f'--port={port}', '--workers=1'),
+      f'--backend-store-uri=sqlite:///{folder}/runs.db',
+      f'--artifacts-destination={folder}/artifacts',
+    ]
+    cls.enterClassContext(commands.start(words, folder=pathlib.Path(folder)))
     deadline = time.monotonic() + _LIMIT_S
     while True:
       try:

@@ -119,9 +119,7 @@ def _run(
   lab += [f'--link={_RATE // 10**6}mbit', '--']
   changer = [sys.executable, '-m', 'tests.support.changing_links']
   changer += [change, str(path)]
-  log = path.parent / 'log'
-  clusters.finish(clusters.start([*lab, *changer, *words], log), log, _LIMIT_S)
-  return path
+  return clusters.execute([*lab, *changer, *words], path, _LIMIT_S)
 
 
 def _main(change: str, run: str, *words: str) -> int:

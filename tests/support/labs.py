@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import pathlib
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 
-_ROOT = pathlib.Path(__file__).parents[2]
+from tests.support import commands
+
 _LIMIT_S = 60.0
 # Commands of a lab, in namespaces that end with the test.
 _PROBE = """unshare --net --uts --mount sh -ec '
@@ -35,21 +35,12 @@ def start(hosts: int) -> Iterator[str]:
     The name of the lab, for `lab.command`.
 
   Raises:
-    RuntimeError: If this machine cannot have a lab.
+    ProcessError: If this machine cannot have a lab.
   """
-  argv = [sys.executable, '-m', 'tools.lab', f'--hosts={hosts}', '--', 'cat']
-  pipe = subprocess.PIPE
-  with subprocess.Popen(
-    argv, cwd=_ROOT, stdin=pipe, stderr=pipe, text=True
-  ) as process:
-    line = process.stderr.readline()
-    if 'SYNCOPATE_LAB=' not in line:
-      raise RuntimeError(f'No lab: {line}{process.stderr.read()}')
-    try:
-      yield name_in(line)
-    finally:
-      process.stdin.close()  # Ends `cat`, and thereby the lab.
-      process.wait(_LIMIT_S)
+  argv = [sys.executable, '-m', 'tools.lab', f'--hosts={hosts}', '--']
+  forever = ['sleep', 'infinity']
+  with commands.start([*argv, *forever], grace_s=_LIMIT_S) as process:
+    yield name_in(process.until('SYNCOPATE_LAB=').string)
 
 
 def name_in(text: str) -> str:

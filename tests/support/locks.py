@@ -2,9 +2,9 @@
 
 import contextlib
 import pathlib
-import subprocess
-import sys
 from collections.abc import Iterator
+
+from tests.support import commands
 
 _HOLD = """
 import fcntl, json, os, platform, sys, time
@@ -30,10 +30,7 @@ def hold(folder: pathlib.Path, *, for_s: float = 600.0) -> Iterator[int]:
     The ID of the process.
   """
   folder.mkdir(parents=True, exist_ok=True)
-  words = [sys.executable, '-S', '-c', _HOLD, str(folder / '.lock'), str(for_s)]
-  with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-    process.stdout.readline()
-    try:
-      yield process.pid
-    finally:
-      process.kill()
+  words = commands.python(_HOLD, str(folder / '.lock'), str(for_s))
+  with commands.start(words) as process:
+    process.until('held')
+    yield process.process_id

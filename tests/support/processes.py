@@ -4,14 +4,11 @@ Every run has a time limit, and leaves no process and no port.
 """
 
 import contextlib
-import dataclasses
 import importlib
 import json
-import os
 import pathlib
 import re
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -21,8 +18,9 @@ from typing import Any
 
 from absl.testing import absltest
 
+from launch.processes import Group
 from outputs import checkpoints
-from tests.support import accelerators
+from tests.support import commands
 from tools import replay
 
 SCHEMES = ('bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp', 'quorum')
@@ -36,8 +34,7 @@ _CLASSES = (
   'predict.narx',
   'train',
 )
-_ROOT = pathlib.Path(__file__).parents[2]
-_LIMIT_S = 100.0
+_LAB_S = 20.0  # For a lab, to end its processes and to remove itself.
 _CONFIG = """
 from tests.support import small
 
@@ -98,48 +95,54 @@ def config_file(
   return str(path)
 
 
-@dataclasses.dataclass
-class Launch:
-  """Launcher and its output.
+class Launch(commands.Running):
+  """A launcher, with the times of its lines.
 
   Attributes:
-    process: Process of the launcher.
     folder: Folder of the run.
-    lines: Lines of its output so far: Unix time and text.
   """
 
-  process: subprocess.Popen
-  folder: pathlib.Path
-  lines: list[tuple[float, str]] = dataclasses.field(default_factory=list)
+  def __init__(self, group: Group, folder: pathlib.Path):
+    super().__init__(group)
+    self.folder = folder
+    self._lines: list[tuple[float, str]] = []
+    self._rest = ''
+    self._reading = threading.Lock()
 
-  def read(self) -> None:
-    """Reads lines until the end of the output; runs in a thread."""
-    for line in self.process.stdout:
-      self.lines.append((time.time(), line.rstrip('\n')))
+  @contextlib.contextmanager
+  def watched(self) -> Iterator[None]:
+    """Notes the times of lines, in a thread, within the context."""
+    is_over = threading.Event()
 
-  @property
-  def text(self) -> str:
-    """Text of all lines so far."""
-    return '\n'.join(line for _, line in self.lines)
+    def watch() -> None:
+      while not is_over.wait(0.01):
+        self._read()
+
+    with self.log_path.open(errors='replace') as self._log:
+      reader = threading.Thread(target=watch)
+      reader.start()
+      try:
+        yield
+      finally:
+        is_over.set()
+        reader.join()
+        self._read()
 
   def times(self, pattern: str) -> list[float]:
-    """Returns the times of lines that match."""
-    return [at for at, line in self.lines if re.search(pattern, line)]
+    """Returns the Unix times of lines that match."""
+    self._read()
+    return [at for at, line in self._lines if re.search(pattern, line)]
 
   def until(self, pattern: str, count: int = 1) -> float:
     """Waits until a number of lines match; returns the time of the last one."""
-    deadline = time.monotonic() + _LIMIT_S
-    while len(self.times(pattern)) < count:
-      if self.process.poll() is not None or time.monotonic() > deadline:
-        raise AssertionError(f'No {pattern!r} in:\n{self.text}')
-      time.sleep(0.02)
+    super().until(pattern, count)
     return self.times(pattern)[count - 1]
 
   def reach(self, examples: int) -> None:
     """Waits until metrics.jsonl has a row with a number of examples."""
-    deadline = time.monotonic() + _LIMIT_S
+    deadline = time.monotonic() + commands.LIMIT_S
     while self._recorded_examples() < examples:
-      if self.process.poll() is not None or time.monotonic() > deadline:
+      if self.code is not None or time.monotonic() > deadline:
         raise AssertionError(f'Not {examples} examples in:\n{self.text}')
       time.sleep(0.02)
 
@@ -148,10 +151,12 @@ class Launch:
     whole = path.read_text().rpartition('\n')[0] if path.exists() else ''
     return json.loads(whole.splitlines()[-1])['examples'] if whole else 0
 
-  def wait(self) -> int:
-    """Waits for the end of the launcher; returns its exit code."""
-    self.process.wait(_LIMIT_S)
-    return self.process.returncode
+  def _read(self) -> None:
+    with self._reading:
+      if self._log.closed:  # All has been read.
+        return
+      *lines, self._rest = (self._rest + self._log.read()).split('\n')
+      self._lines += [(time.time(), line) for line in lines]
 
   def rows(self, name: str) -> list[dict[str, Any]]:
     """Returns the rows of a file of the run."""
@@ -212,7 +217,7 @@ def launch(
   argv += [f'--hosts_per_worker={hosts}']
   argv += [f'--workdir={folder}', *(['--dedicated'] if dedicated else [])]
   argv += ['--', f'--config={config_file(**fields)}', *flags]
-  with _start(argv, folder, environ or {}) as launch:
+  with _start(argv, folder, environ or {}, _LAB_S * bool(before)) as launch:
     yield launch
 
 
@@ -241,7 +246,8 @@ def ranks(
   argv += [f'--workers={workers}', f'--servers={servers}']
   argv += [f'--restarts={restarts}', f'--workdir={folder}', '--']
   argv += [f'--config={config_file(**fields)}']
-  with _start([*argv, '--config.cluster.interface=eth0'], folder, {}) as launch:
+  argv += ['--config.cluster.interface=eth0']
+  with _start(argv, folder, {}, _LAB_S) as launch:
     yield launch
 
 
@@ -264,26 +270,21 @@ def again(launch: Launch, role: str) -> Iterator[Launch]:
 
 @contextlib.contextmanager
 def _start(
-  argv: list[str], folder: pathlib.Path, environ: Mapping[str, str]
+  argv: list[str],
+  folder: pathlib.Path,
+  environ: Mapping[str, str],
+  grace_s: float = 0.0,
 ) -> Iterator[Launch]:
-  process = subprocess.Popen(
-    argv,
-    cwd=_ROOT,
-    env=os.environ | accelerators.inherited() | environ,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-  )
-  launch = Launch(process, folder)
-  reader = threading.Thread(target=launch.read)
-  reader.start()
-  try:
+  with (
+    commands.start(
+      argv,
+      env=environ,
+      grace_s=grace_s,
+      make=lambda group: Launch(group, folder),
+    ) as launch,
+    launch.watched(),
+  ):
     yield launch
-  finally:
-    process.kill()  # The kernel ends its children.
-    process.wait()
-    reader.join()
-    process.stdout.close()
 
 
 def newest(folder: pathlib.Path) -> tuple[dict[str, Any], list[Any]]:

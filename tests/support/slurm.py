@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launch import lab
+from launch.processes import Command, Group
 from tests.support import labs
 
 HOSTS = ('host0', 'host1')
@@ -87,10 +88,11 @@ class Slurm:
     name: Name of the lab.
   """
 
-  def __init__(self, folder: pathlib.Path, name: str):
+  def __init__(self, folder: pathlib.Path, name: str, group: Group):
     """Initializes a cluster, which `start` starts."""
     self.folder, self.name = folder, name
-    self._daemons: list[subprocess.Popen] = []
+    self._group = group
+    self._daemons: list[str] = []
 
   def run(
     self,
@@ -153,7 +155,8 @@ class Slurm:
 
   def start_nodes(self, host: str) -> None:
     """Starts the nodes of a host, also after `fail_host`."""
-    self._daemons = [each for each in self._daemons if each.poll() is None]
+    code = self._group.code
+    self._daemons = [each for each in self._daemons if code(each) is None]
     for node in _nodes(HOSTS.index(host)):
       self.start_daemon(host, ['slurmd', '-D', '-N', node])
 
@@ -166,39 +169,22 @@ class Slurm:
     self.wait_until(lambda: self._idle() == 2 * len(HOSTS))
 
   def start_daemon(self, host: str, argv: Sequence[str]) -> None:
-    """Starts a program of SLURM on a host, which `end` ends."""
-    environ = os.environ | {'SLURM_CONF': str(self.folder / 'slurm.conf')}
-    environ['PATH'] = _path()
-    number = len([*self.folder.glob('out-*.log')])
-    with (self.folder / f'out-{number}.log').open('w') as out:
-      daemon = subprocess.Popen(
-        lab.command(host, argv, self.name),
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=out,
-      )
-    self._daemons.append(daemon)
+    """Starts a program of SLURM on a host."""
+    variables = {'SLURM_CONF': str(self.folder / 'slurm.conf'), 'PATH': _path()}
+    name = f'out-{len([*self.folder.glob("out-*.log")])}'
+    words = lab.command(host, argv, self.name)
+    self._group.start(Command(name, words, variables))
+    self._daemons.append(name)
 
   def wait_until(self, condition: Callable[[], bool]) -> None:
     """Waits for a condition; raises RuntimeError if a daemon ends."""
     deadline = time.monotonic() + _START_S
     while not condition():
-      ended = any(daemon.poll() is not None for daemon in self._daemons)
+      code = self._group.code
+      ended = any(code(daemon) is not None for daemon in self._daemons)
       if ended or time.monotonic() > deadline:
         raise RuntimeError(f'SLURM does not start:\n{self.logs()}')
       time.sleep(0.2)
-
-  def end(self) -> None:
-    """Ends all programs of SLURM."""
-    for daemon in reversed(self._daemons):
-      daemon.terminate()
-    for daemon in reversed(self._daemons):
-      try:
-        daemon.wait(10)
-      except subprocess.TimeoutExpired:
-        daemon.kill()
-        daemon.wait()
 
   def _idle(self) -> int:
     """Returns the number of idle nodes."""
@@ -230,9 +216,10 @@ def start() -> Iterator[Slurm]:
   folder = pathlib.Path(tempfile.mkdtemp(prefix='slurm-', dir='/tmp'))
   with contextlib.ExitStack() as stack:
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    slurm = Slurm(folder, stack.enter_context(labs.start(len(HOSTS))))
+    name = stack.enter_context(labs.start(len(HOSTS)))
+    group = stack.enter_context(Group(folder, grace_s=10.0))
+    slurm = Slurm(folder, name, group)
     _configure(slurm)
-    stack.callback(slurm.end)
     _start(slurm)
     yield slurm
 

@@ -1,9 +1,6 @@
 """Streams for tests: listeners, clients and other processes."""
 
-import pathlib
 import socket
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -13,9 +10,9 @@ from absl.testing import parameterized
 from cluster.network import streams as transport
 from cluster.network.messages import Schema
 from cluster.network.streams import Security
+from tests.support import commands
 from tests.support.listeners import Listener
 
-_ROOT = pathlib.Path(__file__).parents[2]
 HOST = '127.0.0.1'
 OPEN = Security()
 PLAIN = Schema(Any)  # Accepts any message.
@@ -26,6 +23,7 @@ import sys
 import time
 from typing import Any
 from cluster.network import messages, streams as transport
+from tests.support import commands
 from tests.support.listeners import Listener
 stream = transport.connect(sys.argv[1], 'hello', transport.Security(), 10.0)
 print('connected', flush=True)
@@ -56,17 +54,6 @@ def read(message):
   return into
 
 
-def start(code, *args):
-  return subprocess.Popen(
-    [sys.executable, '-c', code, *args],
-    cwd=_ROOT,
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-
-
 class TestCase(parameterized.TestCase):
   def listener(self, handle=echo, security=OPEN, service=transport.CONTROL):
     port = transport.Port(HOST, 0, security)
@@ -80,14 +67,13 @@ class TestCase(parameterized.TestCase):
     return stream
 
   def process(self, code, *args):
-    process = self.enterContext(start(code, *args))
-    self.addCleanup(process.kill)
-    return process
+    words = commands.python(code, *args)
+    return self.enterContext(commands.start(words, answers=True))
 
   def peer(self, listener):
     """Returns a client in another process, once it is connected."""
     process = self.process(_CLIENT, listener.address)
-    self.assertEqual(process.stdout.readline(), 'connected\n')
+    self.assertEqual(process.receive(), 'connected')
     return process
 
 

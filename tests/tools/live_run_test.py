@@ -43,7 +43,7 @@ class LiveRunTest(processes.TestCase, parameterized.TestCase):
       **({'cluster__interface': 'eth0'} if kind == 'cut' else {}),
     ) as launch:
       text = self._until(launch, expected)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       launch.wait()
     self.assertRegex(text, r'Workers 0, 2 wait for worker 1, since [0-9.]+ s')
     if kind == 'stop':
@@ -61,7 +61,7 @@ class LiveRunTest(processes.TestCase, parameterized.TestCase):
         waits = re.search('wait for worker 1', text)
         if waits and re.search(expected, text):
           return text
-      self.assertIsNone(launch.process.poll(), launch.text)
+      self.assertIsNone(launch.code, launch.text)
       time.sleep(0.2)
     raise AssertionError(f'No {expected!r}; the last is:\n{text}')
 

@@ -2,8 +2,6 @@
 
 import pathlib
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 
@@ -14,8 +12,7 @@ from analysis import live
 from cluster.coordinator import Progress
 from cluster.membership import live_status
 from cluster.membership.members import Member
-from cluster.process import stacks
-from tests.support import small
+from tests.support import commands, small
 
 _HANGS = """
 import pathlib, sys, time
@@ -126,22 +123,16 @@ class ExplainTest(parameterized.TestCase):
 class StacksTest(absltest.TestCase):
   def test_a_process_that_hangs_shows_where(self):
     folder = pathlib.Path(tempfile.mkdtemp())
-    with subprocess.Popen(
-      [sys.executable, '-c', _HANGS, str(folder)],
-      stdout=subprocess.PIPE,
-      cwd=pathlib.Path(stacks.__file__).parents[2],
-    ) as hanging:
-      try:
-        hanging.stdout.readline()
-        process = live.Process('worker:2', hanging.pid, 'sleeping', 0.0)
-        _, text = live.dump_stacks(folder, process)
-        self.assertIn('in hang_here', text)
-        hanging.send_signal(signal.SIGSTOP)
-        stopped = process._replace(status=psutil.STATUS_STOPPED)
-        (line,) = live.dump_stacks(folder, stopped)
-        self.assertIn('is stopped', line)
-      finally:
-        hanging.kill()
+    words = commands.python(_HANGS, str(folder))
+    with commands.start(words, answers=True) as hanging:
+      hanging.receive()
+      process = live.Process('worker:2', hanging.process_id, 'sleeping', 0.0)
+      _, text = live.dump_stacks(folder, process)
+      self.assertIn('in hang_here', text)
+      hanging.signal(signal.SIGSTOP)
+      stopped = process._replace(status=psutil.STATUS_STOPPED)
+      (line,) = live.dump_stacks(folder, stopped)
+      self.assertIn('is stopped', line)
 
 
 if __name__ == '__main__':

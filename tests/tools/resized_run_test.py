@@ -1,6 +1,7 @@
 """Tests of tools on a run that has resumed with other numbers of workers."""
 
 import json
+import signal
 import time
 
 from absl.testing import absltest, parameterized
@@ -31,7 +32,7 @@ class ResizedRunTest(processes.TestCase, parameterized.TestCase):
         folder = launch.folder
         if number < 2:
           self._reach(launch)
-          launch.process.terminate()
+          launch.signal(signal.SIGTERM)
         launch.wait()
     summary = json.loads((folder / 'summary.json').read_text())
     self.assertEqual(summary['ended'], 'finished')

@@ -480,7 +480,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
           time.sleep(0.05)
         launches = (coordinator, first, second, late)
         for launch in launches:
-          launch.process.send_signal(signal.SIGTERM)
+          launch.signal(signal.SIGTERM)
         for launch in launches:
           self.assertEqual(launch.wait(), 143, launch.text)
     self.assertGreater(close - began, 2.5)

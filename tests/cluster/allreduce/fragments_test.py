@@ -118,7 +118,7 @@ class ProcessTest(processes.TestCase):
     ) as launch:
       launch.until('Membership epoch 2 begins: a worker joins')
       launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 300)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self.assertEqual(recompute.difference(launch.folder), 0.0)
     with processes.launch(

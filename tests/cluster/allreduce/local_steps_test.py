@@ -210,7 +210,7 @@ class ProcessTest(parameterized.TestCase, processes.TestCase):
       launch.until('Membership epoch 2 begins: a worker joins')
       rows = len(launch.rows('events.jsonl'))
       launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 300)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self.assertGreater(rows, 6)
     self.assertEqual(recompute.difference(launch.folder), 0.0)
@@ -224,7 +224,7 @@ class ProcessTest(parameterized.TestCase, processes.TestCase):
       workers=3, servers=0, folder=launch.folder, **fields
     ) as launch:
       launch.reach(before + 300)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     summary = launch.summary
     self.assertEqual(recompute.difference(launch.folder), 0.0)
@@ -273,7 +273,7 @@ class ProcessTest(parameterized.TestCase, processes.TestCase):
     }
     with processes.launch(workers=2, servers=0, **fields) as launch:
       launch.reach(200)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     directory = launch.folder / 'checkpoints'
     found = checkpoints.part_names(directory, checkpoints.steps(directory)[-1])

@@ -89,7 +89,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       rows = len(launch.rows('events.jsonl'))
       while len(launch.rows('events.jsonl')) < rows + 30:
         time.sleep(0.05)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self._check_run(launch, ended='interrupted')
     self.assertEqual(launch.summary['admissions'], [1, 2, 1])
@@ -126,7 +126,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
         while len(coordinator.rows('events.jsonl')) < rows + 30:
           time.sleep(0.05)
         for launch in (coordinator, other, late):
-          launch.process.send_signal(signal.SIGTERM)
+          launch.signal(signal.SIGTERM)
         for launch in (coordinator, other, late):
           self.assertEqual(launch.wait(), 143, launch.text)
     self._check_run(coordinator, ended='interrupted')
@@ -235,15 +235,14 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       ) as launch:
         folder = launch.folder
         done = _examples(folder)
-        while _examples(folder) < done + 300 and launch.process.poll() is None:
+        while _examples(folder) < done + 300 and launch.code is None:
           time.sleep(0.05)
         time.sleep(rng.uniform(0.0, 0.3))
         for row in launch.rows('launch.jsonl'):
           if row['event'] == 'start':
             with contextlib.suppress(ProcessLookupError):
               os.kill(row['pid'], signal.SIGKILL)
-        launch.process.kill()
-        launch.process.wait()
+        launch.kill()
     with self._launch(workers=3, folder=folder, epochs=30.0) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
     self._check_run(launch)

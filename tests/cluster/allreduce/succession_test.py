@@ -49,7 +49,7 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
     """Waits until worker 0 is back, and stops the run by a signal."""
     launch.until('Membership epoch 2 begins: a worker joins')
     self.assertTrue(self._wait_for_rows(launch, 3 * _TIMEOUT_S))
-    launch.process.send_signal(signal.SIGTERM)
+    launch.signal(signal.SIGTERM)
     self.assertEqual(launch.wait(), 143, launch.text)
     self.assertEqual(launch.summary['ended'], 'interrupted', launch.text)
     self.assertEqual(self._count_starts(launch), [2, 1, 1, 1])
@@ -96,7 +96,7 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
     ) as launch:
       launch.until('coordinates the run in term 3')
       self.assertTrue(self._wait_for_rows(launch, 3 * _TIMEOUT_S))
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     members = [
       row['members']
@@ -131,7 +131,7 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
       os.kill(other, signal.SIGCONT)
       launch.until('begins: a worker joins')
       self.assertTrue(self._wait_for_rows(launch, 3 * _TIMEOUT_S))
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self.assertEqual(self._count_starts(launch), [2, 1, 0, 0])
     self._check_history(launch, with_model=False)
@@ -144,7 +144,7 @@ class SuccessionTest(processes.TestCase, parameterized.TestCase):
       elected = launch.until('coordinates the run in term 2')
       self.assertTrue(self._wait_for_rows(launch, 3 * _TIMEOUT_S))
       self.assertLess(elected - left, _TIMEOUT_S)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self.assertEqual(self._count_starts(launch), [1, 1, 1, 1])
     self.assertTrue((launch.folder / 'summary.json').exists(), launch.text)

@@ -72,7 +72,7 @@ class RunTest(processes.TestCase):
       os.kill(launch.pid('worker:1.1'), signal.SIGKILL)
       launch.until('Worker 1 has rejoined')
       launch.until('Membership epoch .* begins: a worker joins')
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self._check_nothing_left(launch)
     rows = launch.rows('launch.jsonl')

@@ -51,7 +51,7 @@ class DrainingTest(processes.TestCase, parameterized.TestCase):
       os.kill(launch.pid('worker:2'), number)
       launch.until('worker 2 was drained')
       launch.reach(launch.rows('metrics.jsonl')[-1]['examples'] + 160)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143)
     rows = launch.rows('launch.jsonl')
     codes = [
@@ -94,7 +94,7 @@ class DrainingTest(processes.TestCase, parameterized.TestCase):
       workers=3, folder=launch.folder, epochs=100.0, **_FIELDS, **fields
     ) as launch:
       launch.reach(before + 48)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       launch.wait()
     self._check(launch)
 

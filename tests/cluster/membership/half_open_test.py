@@ -8,7 +8,6 @@ import os
 import pathlib
 import queue
 import subprocess
-import sys
 import threading
 import time
 
@@ -27,7 +26,7 @@ from cluster.parameter_server.versions import ShardVersions
 from cluster.process.deadlines import Deadlines, Jobs
 from learning.shard_codec import ShardCodec
 from learning.timing_only import TimingOnlyLearner
-from tests.support import requires
+from tests.support import commands, requires
 from tests.support.streams import WAIT_S, wait_until
 from wire import dense
 
@@ -99,14 +98,9 @@ class HalfOpenTest(absltest.TestCase):
 
   def _start(self, code, address):
     """Runs a peer in the namespace until the end of the test."""
-    command = ['ip', 'netns', 'exec', self._space, sys.executable, '-c', code]
-    process = subprocess.Popen(
-      [*command, address], stdout=subprocess.PIPE, text=True
-    )
-    self.addCleanup(process.stdout.close)
-    self.addCleanup(process.wait)
-    self.addCleanup(process.kill)
-    self.assertEqual(process.stdout.readline(), 'connected\n')
+    inside = ['ip', 'netns', 'exec', self._space]
+    words = [*inside, *commands.python(code, address)]
+    self.enterContext(commands.start(words)).until('connected')
 
   def _cut(self):
     """Makes both ends drop all packets: they are for another MAC address."""

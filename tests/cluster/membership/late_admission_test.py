@@ -577,8 +577,8 @@ class LaunchedTest(processes.TestCase, parameterized.TestCase):
       with processes.again(launch, 'worker:1') as second:
         second.until('Tries again')
         self._until_rows(launch, 80)  # In 2 s, 4 s without the updates.
-        self.assertIsNone(second.process.poll(), second.text)
-      launch.process.send_signal(signal.SIGTERM)
+        self.assertIsNone(second.code, second.text)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self._check_nothing_left(launch)
     self.assertRegex(second.text, 'for up to .* s: ' + _HELD.format(1, 0))

@@ -333,7 +333,7 @@ class LabTest(processes.TestCase):
       subprocess.run([*link, 'up'], check=True)
       mended = time.time()
       began = launch.until('Outputs are in')
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       launch.wait()
     self.check(launch)
     self.assertEqual(launch.summary['ended'], 'finished')

@@ -363,7 +363,7 @@ class EndTest(LoopTestCase):
 
     listener = self.listener(handle)
     process = self.peer(listener)
-    os.kill(process.pid, signal.SIGSTOP)
+    os.kill(process.process_id, signal.SIGSTOP)
     start = time.monotonic()
     listener.close(0.2)
     self.assertLess(time.monotonic() - start, WAIT_S)

@@ -158,18 +158,15 @@ class ServicesTest(_Case):
 
   def test_a_port_that_fails_ends_the_process(self):
     process = self.process(_FAILING)
-    address = process.stdout.readline().strip()
+    address = process.receive()
     stream = transport.connect(address, None, Security(), WAIT_S)
     self.addCleanup(stream.close)
-    process.stdin.write('fail\n')
-    process.stdin.flush()
+    process.send('fail')
     socket.create_connection(_parts(address), WAIT_S).close()
     with self.assertRaises(Closed):
       stream.receive(PLAIN)
     self.assertEqual(process.wait(WAIT_S), os.EX_TEMPFAIL)
-    self.assertRegex(
-      process.stderr.read(), f'The port {address} has failed.*No clock'
-    )
+    self.assertRegex(process.text, f'The port {address} has failed.*No clock')
 
   def test_connections_have_tcp_keepalive_and_no_delay(self):
     accepted = queue.SimpleQueue()

@@ -195,10 +195,10 @@ class EndTest(TestCase):
 
   def test_a_killed_listener_is_noticed(self):
     process = self.process(_LISTENER)
-    address = process.stdout.readline().strip()
+    address = process.receive()
     stream = transport.connect(address, 0, OPEN, WAIT_S)
     self.assertEqual(stream.receive(PLAIN).header, 'first')
-    timer = threading.Timer(0.2, process.kill)
+    timer = threading.Timer(0.2, os.kill, [process.process_id, signal.SIGKILL])
     timer.start()
     start = time.monotonic()
     with self.assertRaises(Closed):
@@ -223,7 +223,7 @@ class EndTest(TestCase):
 
     listener = self.listener(handle)
     process = self.peer(listener)
-    os.kill(process.pid, signal.SIGSTOP)
+    os.kill(process.process_id, signal.SIGSTOP)
     time.sleep(0.2)
     start = time.monotonic()
     listener.close(0.5)
@@ -232,17 +232,16 @@ class EndTest(TestCase):
 
   def test_a_client_closes_although_the_listener_is_stopped(self):
     process = self.process(_LISTENER)
-    address = process.stdout.readline().strip()
+    address = process.receive()
     stream = transport.connect(address, 0, OPEN, WAIT_S)
-    os.kill(process.pid, signal.SIGSTOP)
+    os.kill(process.process_id, signal.SIGSTOP)
     start = time.monotonic()
     stream.close()
     self.assertLess(time.monotonic() - start, WAIT_S)
 
   def test_the_interpreter_exits_with_open_streams(self):
     process = self.process(_LEAVER)
-    self.assertEqual(process.communicate(timeout=WAIT_S)[0], '')
-    self.assertEqual(process.returncode, 0)
+    self.assertEqual(process.wait(WAIT_S), 0)
 
 
 class ConnectTest(TestCase):

@@ -143,7 +143,7 @@ class ProcessTest(processes.TestCase):
     ) as launch:
       launch.until('Worker 1 is lost')
       launch.reach(3 * 192)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self.assertEqual(recompute.difference(launch.folder), 0.0)
     with processes.launch(workers=2, folder=launch.folder, **fields) as launch:

@@ -67,7 +67,7 @@ class MirrorsTest(processes.TestCase, parameterized.TestCase):
   def _stop(self, launch, after_s=1.0):
     """Stops the run by a signal, after some more examples."""
     time.sleep(after_s)
-    launch.process.send_signal(signal.SIGTERM)
+    launch.signal(signal.SIGTERM)
     self.assertEqual(launch.wait(), 143, launch.text)
     self.assertEqual(launch.summary['ended'], 'interrupted', launch.text)
 

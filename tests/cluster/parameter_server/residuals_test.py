@@ -315,7 +315,7 @@ class ProcessTest(processes.TestCase):
     }
     with processes.launch(workers=3, servers=2, **fields) as launch:
       launch.reach(5 * 192)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self.assertEqual(recompute.difference(launch.folder), 0.0)
     with processes.launch(

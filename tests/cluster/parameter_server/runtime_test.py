@@ -152,7 +152,7 @@ class ElasticTest(processes.TestCase):
         while _count_pushes(coordinator, 1) < 10:
           time.sleep(0.05)
         for launch in (coordinator, first, second, late):
-          launch.process.send_signal(signal.SIGTERM)
+          launch.signal(signal.SIGTERM)
         for launch in (coordinator, first, second, late):
           self.assertEqual(launch.wait(), 143, launch.text)
     self.check(coordinator)
@@ -190,7 +190,7 @@ class ResumeTest(processes.TestCase):
     }
     with processes.launch(workers=2, servers=2, **fields) as launch:
       launch.reach(2 * 192)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
     self.check(launch)
     before = launch.summary

@@ -107,7 +107,7 @@ class RunTest(processes.TestCase):
       os.kill(launch.pid('worker:1'), signal.SIGKILL)
       launch.until('worker 1 has died')
       self.assertEqual(_read(launch.folder, 'worker-1')['reason'], 'killed')
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       launch.wait()
     self.assertEqual(launch.summary['reason'], 'stopped')
     record = _read(launch.folder, 'server-0')

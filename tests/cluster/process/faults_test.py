@@ -18,6 +18,7 @@ import time
 import pytest
 from absl.testing import absltest, parameterized
 
+from launch.processes import ProcessError
 from outputs import checkpoints
 from tests.support import processes, requires
 from tests.support.processes import BATCH
@@ -75,7 +76,7 @@ class KindsTest(processes.TestCase, parameterized.TestCase):
       for worker in (1, 2):
         launch.until(f'Worker {worker} has rejoined')
       launch.until('Worker 3 has rejoined', 2)
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       self.assertEqual(launch.wait(), 143, launch.text)
 
     self._check_die(launch)
@@ -209,7 +210,7 @@ class CoordinatorTest(processes.TestCase):
       # A checkpoint that is still being written does not count.
       directory = launch.folder / 'checkpoints'
       while max(checkpoints.steps(directory), default=-1) < 1:
-        self.assertIsNone(launch.process.poll(), launch.text)
+        self.assertIsNone(launch.code, launch.text)
         time.sleep(0.02)
       os.kill(launch.pid(role), signal.SIGKILL)
       launch.until('starting all again')
@@ -277,7 +278,7 @@ class CutTest(processes.TestCase, parameterized.TestCase):
         time.sleep(0.1)
       self.assertTrue(_established(coordinator, '10.213.0.2'))
       launch.until('Outputs are in')
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       launch.wait()
     self.check(launch)
 
@@ -303,7 +304,7 @@ class CutTest(processes.TestCase, parameterized.TestCase):
     with self._launch(scheme, ((1, 4, 'cut'),)) as launch:
       left = launch.until(r'Worker 1 is lost: It was silent for')
       launch.until('Outputs are in')
-      launch.process.send_signal(signal.SIGTERM)
+      launch.signal(signal.SIGTERM)
       launch.wait()
 
     cut = (launch.folder / 'faults' / '1-4-cut').stat().st_mtime
@@ -329,7 +330,7 @@ def _resume(launch, worker):
   """Resumes a stopped worker once the coordinator has evicted it."""
 
   def resume():
-    with contextlib.suppress(AssertionError):  # The test will see it.
+    with contextlib.suppress(ProcessError):  # The test will see it.
       launch.until(f'Worker {worker} is lost: It was silent')
       pid = launch.pid(f'worker:{worker}')
       status = pathlib.Path('/proc', str(pid), 'stat').read_text()

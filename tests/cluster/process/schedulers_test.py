@@ -76,11 +76,12 @@ else:
 _FAKE_LAUNCH = f"""
 import importlib.util, pathlib
 from absl import app
+from launch import launcher
 path = '{_ROOT}/tools/launch.py'
 spec = importlib.util.spec_from_file_location('launch', path)
 launch = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(launch)
-launch._BACKOFF_S, launch._MAIN = 0.01, pathlib.Path('main.py').resolve()
+launcher._BACKOFF_S, launch._MAIN = 0.01, pathlib.Path('main.py').resolve()
 app.run(launch.main, flags_parser=launch._parse)
 """
 # Stands in for main.py; ends as the variable ENDS says of its rank, or of its

@@ -2,12 +2,9 @@
 
 import contextlib
 import inspect
-import os
 import pathlib
 import socket
 import ssl
-import subprocess
-import sys
 import tempfile
 from unittest import mock
 
@@ -17,7 +14,7 @@ from absl.testing import absltest, parameterized
 import train
 from cluster.process import roles, xla_group
 from configs import default
-from tests.support import accelerators, certificates, requires, small
+from tests.support import accelerators, certificates, commands, requires, small
 
 _HAS_TLS = (
   'mtls_cert_file' in inspect.signature(jax.distributed.initialize).parameters
@@ -42,7 +39,6 @@ for found in psutil.Process().net_connections('inet'):
     print(found.laddr.ip.removeprefix('::ffff:'))
 print('end', flush=True)
 sys.stdin.read()
-os._exit(0)
 """
 
 
@@ -50,20 +46,10 @@ class ListeningTest(absltest.TestCase):
   @contextlib.contextmanager
   def _joined(self, address, *files):
     """Yields the hosts that a process listens on at the port of a group."""
-    command = [sys.executable, '-c', _JOIN, address, *map(str, files)]
-    with subprocess.Popen(
-      command,
-      env=os.environ | accelerators.cpu(),
-      cwd=_ROOT,
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-    ) as process:
-      try:
-        yield [*iter(lambda: process.stdout.readline().strip(), 'end')]
-      finally:
-        process.stdin.close()
-        process.wait(_LIMIT_S)
+    words = commands.python(_JOIN, address, *map(str, files))
+    env = accelerators.cpu()
+    with commands.start(words, env=env, answers=True) as process:
+      yield [*iter(process.receive, 'end')]
 
   def test_the_service_listens_on_the_address_of_the_run_alone(self):
     (port,) = roles.free_ports(1)

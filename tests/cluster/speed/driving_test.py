@@ -1,15 +1,15 @@
 """Tests for cluster.driving: what others leave of this host."""
 
-import subprocess
-import sys
+import contextlib
 import time
 
 import psutil
 from absl.testing import absltest
 
 from cluster.speed import driving
+from tests.support import commands
 
-_COMPUTES = 'print(flush=True)\nwhile True: pass'
+_COMPUTES = 'print("computes", flush=True)\nwhile True: pass'
 
 
 class DrivingTest(absltest.TestCase):
@@ -63,26 +63,15 @@ def _least(host):
   return least
 
 
-class _computing:
-  """Other processes that compute."""
-
-  def __init__(self, count):
-    self._count = count
-
-  def __enter__(self):
-    self._processes = [
-      subprocess.Popen(
-        [sys.executable, '-c', _COMPUTES], stdout=subprocess.PIPE
-      )
-      for _ in range(self._count)
-    ]
-    for process in self._processes:
-      process.stdout.readline()
-
-  def __exit__(self, *error):
-    for process in self._processes:
-      process.kill()
-      process.communicate()
+@contextlib.contextmanager
+def _computing(count):
+  """Has other processes compute."""
+  with contextlib.ExitStack() as stack:
+    words = commands.python(_COMPUTES)
+    others = [stack.enter_context(commands.start(words)) for _ in range(count)]
+    for other in others:
+      other.until('computes')
+    yield
 
 
 if __name__ == '__main__':

@@ -33,7 +33,7 @@ from cluster.process.exits import Unmendable
 from configs import default
 from learning import compilations
 from learning.layout import Layout
-from tests.support import accelerators, processes, small
+from tests.support import accelerators, commands, processes, small
 from tools import recompute
 from wire.codec import Payload
 
@@ -245,21 +245,14 @@ class JoinTest(absltest.TestCase):
   def test_a_refused_process_ends_while_others_continue(self):
     (port,) = roles.free_ports(1)
     command = [sys.executable, '-c', _REFUSED]
-    settings = {'env': os.environ | accelerators.cpu(), 'cwd': _ROOT}
-    with subprocess.Popen([*command, '0', str(port)], **settings) as other:
-      try:
-        done = subprocess.run(
-          [*command, '1', str(port)],
-          **settings,
-          capture_output=True,
-          text=True,
-          timeout=50.0,
-        )
-        self.assertIsNone(other.poll())
-      finally:
-        other.kill()
-    self.assertEqual(done.returncode, 1, done.stderr)
-    self.assertIn('Refused: no such data', done.stderr)
+    first, second = (
+      commands.start([*command, str(k), str(port)], env=accelerators.cpu())
+      for k in range(2)
+    )
+    with first as other, second as refused:
+      self.assertEqual(refused.wait(), 1, refused.text)
+      self.assertIsNone(other.code)
+    self.assertIn('Refused: no such data', refused.text)
 
 
 class DevicesTest(parameterized.TestCase):
