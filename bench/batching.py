@@ -36,7 +36,7 @@ from batching import allocation, fixed, lb_bsp
 from batching.batching import Batching, Measurement
 from bench import clusters, predict, synthetic
 from cluster.speed import speed as speeds
-from configs import default
+from configs import default, timing
 
 _PARTS = ('constant', 'ratio', 'traces')
 _WORKERS = 4
@@ -307,18 +307,17 @@ def _measured_rates(
 ) -> tuple[float, float | None]:
   """Returns the examples/s of a virtual run, and with `lab` of a real one."""
   fields = {
+    **timing.fields(
+      workers=_WORKERS,
+      iterations=_SUPERSTEPS,
+      size_bytes=100_000,
+      batch=BATCH,
+      compute_s=0.0,
+    ),
     'sync.name': sync,
     'batching.name': batching,
-    'batching.worker_batch': BATCH,
-    'epochs': 1.0,
-    'model.name': 'none',
-    'model.none.size_bytes': 100_000,
-    'model.none.num_train': _SUPERSTEPS * _WORKERS * BATCH,
-    'cluster.speed.name': 'constant',
-    'cluster.speed.fixed_s': 0.0,
     'cluster.speed.per_example_s': _EXAMPLE_S,
     'cluster.speed.slowdown': tuple(slowdown),
-    'checkpoint.every_s': 'inf',
   }
   path = out / f'{sync}_{batching}'
   virtual = _examples_per_s(_run(path / 'virtual', fields))
@@ -335,15 +334,8 @@ def _measured_rates(
 
 
 def _run(path: pathlib.Path, fields: Mapping[str, Any]) -> pathlib.Path:
-  config = default.get_config()
-  for name, value in fields.items():
-    section, _, field = name.rpartition('.')
-    place = config
-    for part in section.split('.') if section else ():
-      place = place[part]
-    place[field] = float(value) if value == 'inf' else value
   with contextlib.redirect_stdout(io.StringIO()):  # Hides its table.
-    train.build(config, workdir=str(path))()
+    train.build(timing.config(fields), workdir=str(path))()
   return path
 
 

@@ -49,7 +49,11 @@ def command(
   if hosts_per_worker > 1:
     words += [f'--hosts_per_worker={hosts_per_worker}']
   words += ['--', f'--config={config}']
-  words += [f'--config.{name}={value}' for name, value in fields.items()]
+  words += [
+    f'--config.{name}={value}'
+    for name, value in fields.items()
+    if name != 'cluster.workers'  # The launcher sets it.
+  ]
   if link:
     hosts = workers * hosts_per_worker + servers * dedicated
     lab = [*python, 'tools.lab', f'--hosts={hosts}', f'--link={link}']

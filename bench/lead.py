@@ -53,7 +53,7 @@ from cluster.network.streams import (
   push_service,
 )
 from cluster.process import roles
-from configs import default
+from configs import default, timing
 from outputs.manifests import fingerprint
 
 _ROWS = ((16, 1), (64, 1), (256, 1), (16, 4), (256, 4))  # Workers, servers.
@@ -205,34 +205,22 @@ def _clocks() -> tuple[float, float, float]:
 
 
 def _config(workers: int, servers: int, pushes: int) -> ConfigDict:
-  config = _timing_config(workers)
-  config.sync.name = 'asp'
-  config.route.server.servers = servers
-  config.route.server.dedicated = True
-  _set_length(config, pushes)
-  config.cluster.timeout_s = _TIMEOUT_S
-  return config
-
-
-def _timing_config(workers: int) -> ConfigDict:
-  """Returns the config of a timing-only run of real processes."""
-  config = default.get_config()
-  config.model.name = 'none'
-  config.model.none.size_bytes = _SIZE_BYTES
-  config.cluster.runtime = 'distributed'
-  config.cluster.workers = workers
-  config.cluster.speed.slowdown = (1.0,)
-  config.cluster.start_s = _START_S
-  config.checkpoint.every_s = float('inf')
-  config.log_every = 10**9
-  return config
-
-
-def _set_length(config: ConfigDict, iterations: int) -> None:
-  """Sets the length of a run to a number of iterations of all workers."""
-  num_train = iterations * config.batching.worker_batch
-  config.model.none.num_train = num_train
-  config.epochs = config.eval_every = 1.0
+  return timing.config(
+    timing.fields(workers=workers, iterations=1, size_bytes=_SIZE_BYTES),
+    {
+      'sync.name': 'asp',
+      'route.server.servers': servers,
+      'route.server.dedicated': True,
+      'model.none.num_train': (
+        pushes * default.get_config().batching.worker_batch
+      ),
+      'log_every': 10**9,
+      'cluster.runtime': 'distributed',
+      'cluster.speed.slowdown': (1.0,),
+      'cluster.start_s': _START_S,
+      'cluster.timeout_s': _TIMEOUT_S,
+    },
+  )
 
 
 def _drive(indices: range, coordinator: str, workdir: str) -> None:
@@ -386,24 +374,20 @@ def _run_processes(
   scheme: str, processes: int, supersteps: int
 ) -> dict[str, Any]:
   """Executes a run of real processes; returns its times and memory."""
-  config = _timing_config(processes)
   with tempfile.TemporaryDirectory() as folder:
     workdir = pathlib.Path(folder) / 'run'
-    _set_length(config, processes * supersteps)
     fields = {
+      **timing.fields(
+        workers=processes, iterations=supersteps, size_bytes=_SIZE_BYTES
+      ),
       'sync.name': scheme,
-      'model.name': 'none',
-      'model.none.size_bytes': _SIZE_BYTES,
-      'model.none.num_train': config.model.none.num_train,
-      'epochs': config.epochs,
-      'eval_every': config.eval_every,
       'log_every': processes,
-      'checkpoint.every_s': 'inf',
-      'cluster.speed.slowdown': '(1.0,)',
+      'cluster.speed.slowdown': (1.0,),
       'cluster.timeout_s': _TIMEOUT_S,
       'cluster.start_s': _START_S,
       'route.server.mirror_s': 0.0,
     }
+    del fields['cluster.workers']  # The launcher sets it.
     command = [sys.executable, '-m', 'tools.launch', f'--workers={processes}']
     command += ['--servers=1', f'--workdir={workdir}', '--']
     command += [f'--config={_MAIN.parent / "configs" / "default.py"}']

@@ -33,20 +33,17 @@ from bench import clusters
 from bench.accounts import Check, accounts
 from bench.run_processes import RunProcesses
 from cluster.process.exits import STOPPED
+from configs import timing
 
 _BATCH = 16
 _ENDLESS = 1e6  # Epochs.
 _MORE = 10  # Iterations after all replicas take part again.
 _LIMIT_S, _POLL_S = 300.0, 0.2
 _FIELDS = {
-  'model.name': 'none',
-  'model.none.size_bytes': 1 << 18,
   'sync.name': 'bsp',
   'epochs': _ENDLESS,
   'eval_every': _ENDLESS,
   'log_every': 10**9,
-  'batching.worker_batch': _BATCH,
-  'checkpoint.every_s': 'inf',
   'cluster.timeout_s': 20.0,
   'outputs.timeline': False,
   'outputs.board': False,
@@ -147,9 +144,11 @@ def measure(
   """
   start, log = time.monotonic(), folder.with_name(f'{folder.name}.log')
   fields: dict[str, Any] = {
+    **timing.fields(
+      workers=replicas, iterations=10, size_bytes=1 << 18, batch=_BATCH
+    ),
     **_FIELDS,
     'route.name': route,
-    'model.none.num_train': 10 * _BATCH * replicas,
   }
   words = clusters.command(
     folder,

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 
-from configs import default
+from configs import timing
 from sweeps import scratch
 
 _SCHEMES = ('elastic', 'ssp')
@@ -83,23 +83,21 @@ def _run(
   scheme: str, workers: int, server_Bps: float, iterations: int, *, bare: bool
 ) -> None:
   """Executes the run of one row and prints its measurements as JSON."""
-  config = default.get_config()
-  config.sync.name = scheme
+  slowdown = [1 + 2 * worker / (workers - 1) for worker in range(workers)]
+  config = timing.config(
+    timing.fields(workers=workers, iterations=10, size_bytes=1_000_000),
+    timing.links(_UNLIMITED, server_Bps),
+    {
+      'sync.name': scheme,
+      'epochs': iterations / 10,
+      'eval_every': iterations / 10,
+      'cluster.speed.slowdown': tuple(slowdown),
+      'checkpoint.every_s': 60.0,
+    },
+  )
   if bare:
     config.outputs.timeline = config.outputs.events = False
     config.outputs.board = False
-  config.model.name = 'none'
-  config.model.none.size_bytes = 1_000_000
-  batch = config.batching.worker_batch
-  config.model.none.num_train = workers * batch * 10
-  config.epochs = iterations / 10
-  config.eval_every = config.epochs
-  config.cluster.workers = workers
-  slowdown = [1 + 2 * worker / (workers - 1) for worker in range(workers)]
-  config.cluster.speed.slowdown = tuple(slowdown)
-  network = config.cluster.network
-  network.worker_up_Bps = network.worker_down_Bps = (_UNLIMITED,)
-  network.server_up_Bps = network.server_down_Bps = (server_Bps,)
   with scratch.execute(config) as run:
     summary = run.summary
   row = {name: summary[name] for name in ('wall_s', 'iterations')}

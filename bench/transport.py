@@ -41,7 +41,7 @@ from cluster.network import streams as transport
 from cluster.network.frame_reader import Receiving
 from cluster.network.loop_streams import LoopListener, LoopStream
 from cluster.network.messages import NOTHING, Schema, WorkerHeartbeat, encode
-from configs import default
+from configs import timing
 
 _HOST = '127.0.0.1'
 _BARE_CHUNK_BYTES = 2**21  # The fastest, of 128 KiB to one batch of it all.
@@ -310,20 +310,10 @@ def _serve(pipe: Connection, size: int, chunk: int) -> None:
 
 def _iteration_s(size: int, iterations: int) -> float:
   """Returns the median seconds of an iteration of a run that moves bytes."""
-  fields = {
-    'epochs': 1.0,
-    'model.name': 'none',
-    'model.none.size_bytes': size,
-    'model.none.num_train': (
-      iterations * default.get_config().batching.worker_batch
-    ),
-    'cluster.speed.injected': True,
-    'cluster.speed.name': 'constant',
-    'cluster.speed.fixed_s': _COMPUTE_S,
-    'cluster.speed.per_example_s': 0.0,
-    'cluster.speed.slowdown': (1.0,),
-    'checkpoint.every_s': 'inf',
-  }
+  fields = timing.fields(
+    workers=1, iterations=iterations, size_bytes=size, compute_s=_COMPUTE_S
+  )
+  fields['cluster.speed.injected'] = True
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'run')
     clusters.run(path, 'configs/default.py', fields, workers=1)

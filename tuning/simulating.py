@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 import train
 from configs import default, sections
+from configs import timing as timing_fields
 from outputs import console
 from sweeps import scratch
 from tuning.clusters import ClusterDescription
@@ -202,22 +203,22 @@ def _set_timing(
   config: ConfigDict, cluster: ClusterDescription, workload: Workload
 ) -> ConfigDict:
   """Returns a config after setting the workload, length and outputs."""
-  config.batching.worker_batch = workload.batch * cluster.hosts_per_worker
+  batch = workload.batch * cluster.hosts_per_worker
   flows = cluster.workers * (cluster.servers if cluster.has_server_links else 1)
   iterations = max(_LEAST, min(_MOST, _FLOWS // flows))
-  config.model.name = 'none'
-  config.model.none.size_bytes = workload.size_bytes
-  config.model.none.num_train = (
-    cluster.workers
-    * iterations
-    * config.batching.worker_batch
-    * sections.iteration_steps(config)
+  config.update_from_flattened_dict(
+    {
+      **timing_fields.fields(
+        workers=cluster.workers,
+        iterations=iterations * sections.iteration_steps(config),
+        size_bytes=workload.size_bytes,
+        batch=batch,
+      ),
+      **timing_fields.FEW_OUTPUTS,
+      'log_every': cluster.workers,
+      'batching.local_steps': config.batching.local_steps,
+    }
   )
-  config.epochs = config.eval_every = 1.0
-  config.log_every = cluster.workers
-  config.outputs.timeline = config.outputs.events = False
-  config.outputs.board = False
-  config.checkpoint.every_s = math.inf
   return config
 
 

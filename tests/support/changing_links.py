@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from analysis import records
 from bench import clusters
+from configs import timing
 from launch import hosts as lab_hosts
 
 _RATE, _SLOW = 200_000_000, 50_000_000  # Bits per second.
@@ -98,14 +99,12 @@ def _run(
   path = out / name / 'run'
   path.parent.mkdir(parents=True)
   fields = {
+    **timing.fields(
+      workers=_HOSTS, iterations=iterations, size_bytes=_SIZE_BYTES, batch=16
+    ),
     'sync.name': 'bsp',
     'route.name': 'forest',
     'route.forest.adapt': adapt,
-    'model.name': 'none',
-    'model.none.size_bytes': _SIZE_BYTES,
-    'model.none.num_train': 16 * _HOSTS * iterations,
-    'epochs': 1.0,
-    'checkpoint.every_s': 'inf',
   }
   words = clusters.command(
     path,

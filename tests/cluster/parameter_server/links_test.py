@@ -13,6 +13,7 @@ from analysis import records
 from bench import clusters
 from cluster.network.messages import TrafficReport
 from cluster.parameter_server.links import ServerLinkLog
+from configs import timing
 from diagnosis import server_links
 from outputs.accounting import Accounting
 from tests.support import requires
@@ -121,18 +122,17 @@ class LabTest(parameterized.TestCase):
     rates = {'up': '20mbit', 'down': '20mbit'} if is_slow else {}
     links.write_text(json.dumps({'hosts': {'host1': rates}}))
     fields = {
+      **timing.fields(
+        workers=3,
+        iterations=60,
+        size_bytes=500_000,
+        batch=16,
+        compute_s=0.1 if is_slow else 0.2,
+      ),
       'sync.name': 'bsp',
-      'model.name': 'none',
-      'model.none.size_bytes': 500_000,
       'optimizer.sgd.momentum': 0.0,
-      'batching.worker_batch': 16,
-      'model.none.num_train': 60 * 3 * 16,
-      'epochs': 1.0,
       'cluster.timeout_s': 20.0,
       'cluster.speed.injected': True,
-      'cluster.speed.fixed_s': 0.1 if is_slow else 0.2,
-      'cluster.speed.per_example_s': 0.0,
-      'cluster.speed.slowdown': '(1.0,)',
       'route.server.mirror_s': 0.0,
     }
     words = clusters.command(

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 import train
 from cluster.virtual import tuning
-from configs import default, sections
+from configs import default, sections, timing
 from learning import build as learning
 from learning.learning import Overlap
 from route import ring
@@ -24,22 +24,22 @@ _LAYERS, _COMPUTE_S = 64, 0.1
 
 def _config(bucket_bytes, **fields) -> ConfigDict:
   """Returns a run of 64 layers of 1 MB that become ready evenly in 0.1 s."""
-  config = default.get_config()
-  config.sync.name = 'bsp'
-  config.route.name = 'ring'
-  config.route.bucket_bytes = bucket_bytes
-  config.model.name = 'none'
-  config.model.none.size_bytes = _LAYERS * _MB
-  config.model.none.num_train = 64 * 3
-  config.epochs = 1.0
-  config.cluster.speed.name = 'constant'
-  config.cluster.speed.slowdown = (1.0,)
-  config.cluster.speed.fixed_s = _COMPUTE_S
-  config.cluster.speed.per_example_s = 0.0
-  network = config.cluster.network
-  network.worker_up_Bps = network.worker_down_Bps = (1e9,)
-  network.worker_latency_s = (0.0,)
-  network.range_s = 0.002
+  config = timing.config(
+    timing.fields(
+      workers=4,
+      iterations=3,
+      size_bytes=_LAYERS * _MB,
+      compute_s=_COMPUTE_S,
+    ),
+    timing.links(1e9),
+    {
+      'sync.name': 'bsp',
+      'route.name': 'ring',
+      'route.bucket_bytes': bucket_bytes,
+      'cluster.network.worker_latency_s': (0.0,),
+      'cluster.network.range_s': 0.002,
+    },
+  )
   rows = [
     {'name': str(n), 'bytes': _MB, 'ready': (n + 1) / _LAYERS}
     for n in range(_LAYERS)
