@@ -36,10 +36,10 @@ lint: .venv/dev
 	$(BIN)/lint-imports --no-cache
 
 requirements: .venv/dev
-	$(BIN)/python -m tools.resolve_requirements
+	.ci/lock --check
 
 lock: .venv/dev
-	$(BIN)/python -m tools.resolve_requirements --lock
+	.ci/lock
 
 bench: $(RUN)
 	$(BIN)/python -m bench

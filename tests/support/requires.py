@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from tests.support import labs
 from tests.support import slurm as slurms
 
-_PROGRAMS = ('hadolint', 'make', 'openssl', 'uv')
+_PROGRAMS = ('hadolint', 'make', 'openssl')
 _MODULES = ('kubernetes_validate', 'submitit')
 NAMES = frozenset(
   (
