@@ -3,7 +3,7 @@
 Workers push and pull 4 kB, so that transfers take no time.  The virtual clock
 has the computing of an iteration; the rest is the time of messages between
 processes, for a push, the decision of the scheme, and a pull.  Half of it is
-the latency that bench.conditions predicts with.  Needs root; takes a minute.
+the latency with which bench.lab predicts.  Needs root; takes a minute.
 """
 
 import argparse
@@ -11,9 +11,9 @@ import pathlib
 import tempfile
 from collections.abc import Iterator
 
-from bench import conditions
-from bench.conditions import Condition, Lab
 from bench.hosts import Case
+from bench.lab import conditions, running
+from bench.lab.conditions import Condition, Lab
 from tuning.calibrating import tables
 
 LAB = Lab('200 Mbit', Case([200] * 8, [200] * 8, {}), 2, 200)
@@ -39,6 +39,7 @@ def make_conditions() -> Iterator[Condition]:
         f'{scheme}, {workers} workers, {servers} servers {where}, empty',
         *(workers, servers, dedicated),
         _FIELDS | {'sync.name': scheme},
+        _ITERATIONS,
       )
 
 
@@ -50,15 +51,15 @@ def main(argv: list[str] | None = None) -> None:
   parser.parse_args(argv)
   found = list(make_conditions())
   with tempfile.TemporaryDirectory() as folder:
-    runs = [(each, _ITERATIONS) for each in found]
-    measured = conditions.measure(pathlib.Path(folder), LAB, runs)
+    measured = running.measure(pathlib.Path(folder), LAB, found)
   rows = [('condition', 'real, ms', 'virtual, ms', 'half of the rest, ms')]
   for each in found:
-    real_s = measured[each.name]
-    if isinstance(real_s, str):
-      rows.append((each.name, real_s, '', ''))
+    figures = measured[each.name]
+    if 'error' in figures:
+      rows.append((each.name, figures['error'], '', ''))
       continue
-    virtual_s = conditions.predict(LAB, each, _ITERATIONS, latency_s=0.0)
+    real_s = figures['mean_s']
+    virtual_s = conditions.predict(LAB, each, latency_s=0.0).mean_s
     times = real_s, virtual_s, (real_s - virtual_s) / 2
     rows.append((each.name, *(f'{1e3 * seconds:.2f}' for seconds in times)))
   print(tables.table(rows))

@@ -90,24 +90,41 @@ def scaled_cases(mbit: int) -> dict[str, Case]:
 
 def cases() -> dict[str, Case]:
   """Returns the cases that benchmarks measure, by name."""
-  cross = {(a, b): 20 for a in range(6) for b in range(6) if (a < 3) != (b < 3)}
   return {
     'equal4': _hosts(4),
     'slow4': Case([200, 200, 200, 50], [200, 200, 200, 50], {}),
     'unequal6': Case(
       [200, 200, 100, 100, 50, 200], [200, 100, 200, 100, 200, 50], {}
     ),
-    'groups6': _hosts(6)._replace(pairs=cross),
+    'equal2': _hosts(2),
+    'groups4': _hosts(4)._replace(pairs=_cross(4)),
+    'groups6': _hosts(6)._replace(pairs=_cross(6)),
     'shared6': _hosts(6)._replace(groups=[((3, 4, 5), 20)]),
     'random6': _hosts(6)._replace(pairs=_random(6)),
     'random8': _hosts(8)._replace(pairs=_random(8)),
     'equal8': _hosts(8),
+    # Links inside of islands are 20 times as fast as those between them.
+    'islands6': Case(
+      *([20 * BASE_MBIT] * 6, [20 * BASE_MBIT] * 6, {}),
+      [((n, n + 1), BASE_MBIT) for n in (0, 2, 4)],
+    ),
     'slow8': Case([200] * 7 + [100], [200] * 7 + [100], {}),
   }
 
 
 def _hosts(count: int) -> Case:
   return Case([BASE_MBIT] * count, [BASE_MBIT] * count, {})
+
+
+def _cross(count: int) -> dict[tuple[int, int], int]:
+  """Returns the rates between the two halves of the hosts."""
+  half = count // 2
+  return {
+    (a, b): 20
+    for a in range(count)
+    for b in range(count)
+    if (a < half) != (b < half)
+  }
 
 
 def _random(count: int) -> dict[tuple[int, int], int]:

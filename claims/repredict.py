@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench import conditions
+from bench.lab import conditions
 from claims import fidelity
 from claims.measures import lab
 from outputs import transient
@@ -41,7 +41,9 @@ def repredict(
     name = record['lab'], record['condition']
     if name not in drawn:
       raise ValueError(f'condition: expected a drawn one, got {name}.')
-    virtual_s = conditions.predict(*drawn[name], record['iterations'])
+    place, condition = drawn[name]
+    run = condition._replace(iterations=record['iterations'])
+    virtual_s = conditions.predict(place, run).mean_s
     found.append({**record, 'virtual_s': virtual_s})
   return found
 

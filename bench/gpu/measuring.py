@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from analysis import traffic
-from bench import routes
 from bench.gpu import processes, training
 from bench.gpu.processes import Context, Stepper
+from bench.lab import conditions
 from cluster.process import devices, roles
 from launch.processes import module_command
 from outputs import checkpoints
@@ -394,7 +394,7 @@ def _ring(context: Context) -> None:
   for turn, overlap in enumerate((True, False, True)):
     run_fields = {**fields, 'route.overlap': overlap}
     folder = processes.launch(context, f'run{turn}', run_fields, workers=2)
-    took[overlap].append(routes.iteration_s(folder))
+    took[overlap].append(conditions.read_median_s(folder))
     exposed[overlap].append(traffic.longest_epoch(folder).mean('push_s'))
   summary = json.loads((folder / 'summary.json').read_text())
   for row, seconds in (

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from bench import routes
+from bench.lab import conditions
 from claims.clusters.measured import UNSHAPED, Medians, Setting, nominal_Bps
 from configs import timing
 from configs.checks import require
@@ -304,7 +304,7 @@ def simulate(
     },
   )
   with scratch.execute(config) as run:
-    return routes.iteration_s(run.folder)
+    return conditions.read_median_s(run.folder)
 
 
 def _find(

@@ -145,7 +145,7 @@ ENTRY = Entry(
       source='forest, INFOCOM 2021',
       mark='abstract',
       unavailable='no figure of them was found; ours are made by '
-      '`python -m bench.routes`, which needs root',
+      '`python -m bench.lab --table=routes`, which needs root',
     ),
   ),
   measurement='forest',

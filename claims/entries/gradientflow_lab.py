@@ -63,7 +63,7 @@ ENTRY = Entry(
     ),
   ),
   observations='Steps of 25 MB on 200 Mbit/s, measured once each, were known '
-  'from bench.ladder (docs/benchmarks.md) before the rules were written. Three '
+  'from the ladder of docs/benchmarks.md before the rules were written. Three '
   'repetitions show no small differences once they are corrected with the '
   'other claims of the paper; the same command adds a fourth.',
   measurement='ladder',

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from bench import conditions
-from bench.conditions import Condition, Lab
 from bench.hosts import Case
+from bench.lab import conditions, running
+from bench.lab.conditions import Condition, Lab
 from claims import fidelity
 from claims.measures import answering
 from outputs import atomic
@@ -123,17 +123,17 @@ def compare(
     folder: Folder of the measured times, which are measured once.
     seconds: Approximate length of a run.
   """
-  for condition, count, real_s in _measure(lab, of_lab, folder, seconds):
+  for condition, real_s in _measure(lab, of_lab, folder, seconds):
     record = {
       'lab': lab.name,
       'condition': condition.name,
-      'iterations': count,
+      'iterations': condition.iterations,
       'status': 'finished',
     }
     if isinstance(real_s, str):
       yield record | {'status': 'failed', 'error': real_s}
       continue
-    virtual_s = conditions.predict(lab, condition, count)
+    virtual_s = conditions.predict(lab, condition).mean_s
     miss = abs(virtual_s / real_s - 1)
     times = {'virtual_s': virtual_s, 'real_s': real_s}
     yield record | times | {'miss': miss, 'over_real': virtual_s / real_s}
@@ -195,23 +195,31 @@ def _condition(
 
 def _measure(
   lab: Lab, of_lab: Sequence[Condition], folder: pathlib.Path, seconds: float
-) -> list[tuple[Condition, int, float | str]]:
-  """Returns conditions, iterations, and measured seconds or an error.
+) -> list[tuple[Condition, float | str]]:
+  """Returns conditions with their iterations, and measured seconds or an error.
 
   Conditions are measured once, and then read from a file of the folder.
   """
   path = folder / f'{lab.name}.json'
   if not path.exists():
-    runs = [
-      (each, conditions.choose_iterations(lab, each, seconds))
+    chosen = [
+      each._replace(iterations=conditions.choose_iterations(lab, each, seconds))
       for each in of_lab
     ]
     out = pathlib.Path(tempfile.mkdtemp(dir=folder))
-    results = conditions.measure(out, lab, runs)
-    rows = {each.name: (count, results[each.name]) for each, count in runs}
+    results = running.measure(out, lab, chosen)
+    rows = {}
+    for each in chosen:
+      figures = results[each.name]
+      real_s = figures.get('mean_s', figures.get('error'))
+      rows[each.name] = (each.iterations, real_s)
     atomic.write(path, json.dumps(rows))
   rows = json.loads(path.read_text())
-  return [(each, *rows[each.name]) for each in of_lab]
+  found = []
+  for each in of_lab:
+    count, real_s = rows[each.name]
+    found.append((each._replace(iterations=count), real_s))
+  return found
 
 
 if __name__ == '__main__':

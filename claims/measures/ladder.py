@@ -9,37 +9,43 @@ import sys
 import tempfile
 from collections.abc import Mapping
 
-from bench import ladder
-from bench.hosts import Case
+from bench import hosts
+from bench.lab import running, tables
+from bench.lab.conditions import Lab
+from bench.lab.tables import Setting
 from claims.measures import answering
 
-HOSTS, MBIT = 4, 200
-_SIZE_BYTES = {'quick': 5_000_000, 'full': 25_000_000}
-_SECONDS = {'quick': 3.0, 'full': 12.0}
+CASE = 'equal4'
+_SIZES = {'quick': '5', 'full': '25'}  # MB.
+_ROUNDS = 6
 _RUNGS = 'tensors', 'fused', 'half', 'overlap', 'ahead', 'sparse', 'both'
 
 
 def measure(
   *, seed: int, scale: str, folder: pathlib.Path
 ) -> list[Mapping[str, object]]:
-  """Returns the seconds of a step, and their exposed part, of each rung."""
-  mbit = [MBIT] * HOSTS
-  setup = ladder.Setup(
-    Case(mbit, mbit, {}), _SIZE_BYTES[scale], _SECONDS[scale]
-  )
-  out = pathlib.Path(tempfile.mkdtemp(dir=folder))
+  """Returns the seconds of a step, and their exposed part, of each rung.
+
+  Raises:
+    RuntimeError: If a run fails.
+  """
+  lab = Lab(CASE, hosts.cases()[CASE])
+  setting = Setting(lab, hosts.BASE_MBIT, _SIZES[scale], _ROUNDS)
+  schemes = tables.TABLES['ladder'].schemes
   place = seed % len(_RUNGS)
-  records: list[Mapping[str, object]] = []
+  rungs = (*_RUNGS[place:], *_RUNGS[:place])
+  wanted = [
+    tables.make_condition(rung, schemes[rung], setting) for rung in rungs
+  ]
+  out = pathlib.Path(tempfile.mkdtemp(dir=folder))
   with contextlib.redirect_stdout(sys.stderr):
-    for rung in (*_RUNGS[place:], *_RUNGS[:place]):
-      took = ladder.measure_rung(out, 'ring', rung, setup)
-      records.append(
-        {
-          'rung': rung,
-          'step_s': took.step_s,
-          'exposed_s': took.step_s - took.compute_s,
-        }
-      )
+    results = running.measure(out, lab, wanted)
+  records: list[Mapping[str, object]] = []
+  for rung in rungs:
+    took = running.require_finished(rung, results[rung])
+    step_s = took['median_s']
+    exposed_s = step_s - took['compute_s']
+    records.append({'rung': rung, 'step_s': step_s, 'exposed_s': exposed_s})
   return records
 
 

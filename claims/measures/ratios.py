@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.conditions import Condition
+from bench.lab.conditions import Condition
 from claims.measures import answering, lab
 
 SCHEMES = 'asp', 'ssp', 'dssp', 'elastic', 'r2sp'

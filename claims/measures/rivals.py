@@ -9,26 +9,38 @@ import contextlib
 import json
 import os
 import pathlib
-import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from bench import allreduce, hosts, ladder
-from bench.peers import running as peers
+from bench import hosts
+from bench.lab import running, tables
+from bench.lab.conditions import Condition, Lab
+from bench.lab.tables import Setting
 from claims.measures import answering
 from configs.checks import require
 from outputs import atomic
 
 CASES = {'equal4': 'equal links', 'slow4': 'one of four hosts at a quarter'}
-_SIZE_BYTES = {'quick': 5_000_000, 'full': 25_000_000}
-_SECONDS = {'quick': 3.0, 'full': 12.0}
-_ROUNDS = 5
-_SCHEMES = 'forest', 'ring', 'psum'
-_EXECUTOR = {'chunk_bytes': None, 'delay_s': 0.0, 'lanes': 1}
+_SIZES = {'quick': '5', 'full': '25'}  # MB.
+_ROUNDS, _STEPS = 5, 6
+# Rows of the tables of bench.lab, by their names here; DDP has two sizes of
+# buckets, of which the faster one counts.
+_OURS = {
+  'sum, forest': ('allreduce', 'forest'),
+  'sum, ring': ('allreduce', 'ring'),
+  'sum, psum': ('allreduce', 'psum'),
+  'step, forest': ('ladder', 'forest-overlap'),
+  'lowrank': ('ladder', 'lowrank'),
+}
+_TORCH = {
+  'sum, gloo': ('allreduce', 'gloo'),
+  'step, ddp': ('ladder', 'ddp-bfloat16-1MiB'),
+  'step, ddp, default': ('ladder', 'ddp-bfloat16-default'),
+  'powersgd': ('ladder', 'powersgd'),
+}
+_FACTORS = 'lowrank', 'powersgd'
 _WITH_FACTORS = 'slow4'
-_STEPS = 20  # Of PowerSGD.
-_BUCKETS = 2.0**20, None  # Of DDP, bytes; None: its default.
 
 
 def measure(
@@ -72,73 +84,46 @@ def _read_case(
   path = folder / f'{case}.json'
   if not path.exists():
     out = pathlib.Path(tempfile.mkdtemp(dir=folder))
-    setup = ladder.Setup(
-      hosts.cases()[case], _SIZE_BYTES[scale], _SECONDS[scale]
-    )
-    has_factors = case == _WITH_FACTORS
+    lab = Lab(case, hosts.cases()[case])
     records: list[Mapping[str, object]] = []
-    with contextlib.redirect_stdout(sys.stderr):
-      for is_ours in (is_ours_first, not is_ours_first):
-        took = (
-          _measure_ours(out, setup, has_factors=has_factors)
-          if is_ours
-          else _measure_torch(python, setup, has_factors=has_factors)
-        )
-        records += [
-          {'links': case, 'system': name, 'took_s': seconds}
-          for name, seconds in took.items()
-        ]
+    for rows in (_OURS, _TORCH) if is_ours_first else (_TORCH, _OURS):
+      wanted = make_conditions(lab, rows, scale)
+      with contextlib.redirect_stdout(sys.stderr):
+        results = running.measure(out, lab, wanted, python=python)
+      took = {
+        name: running.require_finished(name, results[name])['median_s']
+        for name in results
+      }
+      if default_s := took.pop('step, ddp, default', None):
+        took['step, ddp'] = min(took['step, ddp'], default_s)
+      records += [
+        {'links': case, 'system': name, 'took_s': seconds}
+        for name, seconds in took.items()
+      ]
     atomic.write(path, json.dumps(records))
   stored: Sequence[Mapping[str, object]] = json.loads(path.read_text())
   return stored
 
 
-def _measure_ours(
-  out: pathlib.Path, setup: ladder.Setup, *, has_factors: bool
-) -> dict[str, float]:
-  """Returns seconds of sums by scheme, and of steps.
+def make_conditions(
+  lab: Lab, rows: Mapping[str, tuple[str, str]], scale: str
+) -> list[Condition]:
+  """Returns the conditions of rows of bench.lab on hosts.
 
   Args:
-    out: Folder of the runs.
-    setup: Hosts and gradient.
-    has_factors: Whether to measure low-rank gradients, too.
+    lab: The hosts; low-rank gradients are measured on one of them.
+    rows: Table and row by name.
+    scale: 'quick' or 'full'.
   """
-  jobs = [(scheme, setup.size_bytes) for scheme in _SCHEMES]
-  _, results = allreduce.measure_case(
-    setup.hosts, jobs, _ROUNDS, _EXECUTOR, 'float32'
-  )
-  took = {
-    f'sum, {scheme}': statistics.median(result['took_s'])
-    for scheme, result in zip(_SCHEMES, results, strict=True)
-  }
-  step = ladder.measure_rung(out, 'forest', 'overlap', setup)
-  took['step, forest'] = step.step_s
-  if has_factors:
-    took['lowrank'] = ladder.measure_lowrank(out, setup).step_s
-  return took
-
-
-def _measure_torch(
-  python: str, setup: ladder.Setup, *, has_factors: bool
-) -> dict[str, float]:
-  """Returns seconds of gloo's sum and of steps of DDP, in one lab.
-
-  Args:
-    python: Path of an interpreter that has torch.
-    setup: Hosts and gradient.
-    has_factors: Whether to measure PowerSGD, too.
-  """
-  jobs = [
-    peers.sum_job(setup.size_bytes, _ROUNDS),
-    *(ladder.ddp_job(setup, 'bfloat16', size) for size in _BUCKETS),
-  ]
-  if has_factors:
-    jobs.append(ladder.powersgd_job(_STEPS))
-  total, *steps = peers.run(python, setup.hosts, jobs)
-  took = {'sum, gloo': total.round_s}
-  if has_factors:
-    took['powersgd'] = steps.pop().step_s
-  return {**took, 'step, ddp': min(each.step_s for each in steps)}
+  conditions = []
+  for name, (table, row) in rows.items():
+    if name in _FACTORS and lab.name != _WITH_FACTORS:
+      continue
+    rounds = _ROUNDS if table == 'allreduce' else _STEPS
+    setting = Setting(lab, hosts.BASE_MBIT, _SIZES[scale], rounds)
+    scheme = tables.TABLES[table].schemes[row]
+    conditions.append(tables.make_condition(name, scheme, setting))
+  return conditions
 
 
 if __name__ == '__main__':

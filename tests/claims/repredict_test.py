@@ -8,7 +8,7 @@ import tempfile
 import msgspec
 from absl.testing import absltest
 
-from bench import conditions
+from bench.lab import conditions
 from claims import repredict
 from claims.measures import lab
 
@@ -16,13 +16,14 @@ from claims.measures import lab
 class RepredictTest(absltest.TestCase):
   def _record(self):
     place, (condition, *_) = lab.draw_conditions('full')[0]
+    run = condition._replace(iterations=4)
     return {
       'lab': place.name,
       'condition': condition.name,
       'iterations': 4,
       'status': 'finished',
       'virtual_s': 9.0,
-      'real_s': 2 * conditions.predict(place, condition, 4),
+      'real_s': 2 * conditions.predict(place, run).mean_s,
     }
 
   def test_prints_the_error_of_the_present_model(self):

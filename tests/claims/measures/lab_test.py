@@ -8,7 +8,8 @@ from unittest import mock
 from absl.testing import absltest
 
 import train
-from bench import conditions
+from bench.lab import conditions, running
+from bench.lab.conditions import Times
 from claims.measures import lab
 from configs import default
 
@@ -27,7 +28,9 @@ class DrawingTest(absltest.TestCase):
     folder = pathlib.Path(tempfile.mkdtemp())
     for at, drawn in lab.draw_conditions('quick'):
       for each in drawn[:3]:
-        fields = conditions.virtual_fields(at, each, 16, folder)
+        fields = conditions.virtual_fields(
+          at, each._replace(iterations=16), folder
+        )
         config = default.get_config()
         config.update_from_flattened_dict(fields)
         train.check(config)  # Raises for an invalid config.
@@ -37,12 +40,12 @@ class ComparisonTest(absltest.TestCase):
   def test_a_failed_condition_has_a_record(self):
     at, drawn = lab.draw_conditions('quick')[0]
     folder = pathlib.Path(tempfile.mkdtemp())
-    times = {each.name: 2.0 for each in drawn}
-    times[drawn[0].name] = 'broken'
+    times = {each.name: {'mean_s': 2.0} for each in drawn}
+    times[drawn[0].name] = {'error': 'broken'}
     with (
-      mock.patch.object(conditions, 'predict', lambda *_: 1.9),
+      mock.patch.object(conditions, 'predict', lambda *_: Times(1.9)),
       mock.patch.object(conditions, 'choose_iterations', lambda *_: 20),
-      mock.patch.object(conditions, 'measure', lambda *_: times),
+      mock.patch.object(running, 'measure', lambda *_: times),
     ):
       first, *others = lab.compare(at, drawn, folder, 3.0)
     self.assertEqual((first['status'], first['error']), ('failed', 'broken'))

@@ -7,7 +7,7 @@ from unittest import mock
 from absl.testing import absltest
 
 import train
-from bench import conditions
+from bench.lab import conditions
 from claims import catalog, ranking, store
 from claims.measures import lab, ratios
 from configs import default
@@ -31,7 +31,7 @@ class ConditionsTest(absltest.TestCase):
       for scheme in ('bsp', *ratios.SCHEMES):
         condition = ratios.make_condition(setting, scheme)
         fields = conditions.virtual_fields(
-          places[setting.lab], condition, 16, folder
+          places[setting.lab], condition._replace(iterations=16), folder
         )
         config = default.get_config()
         config.update_from_flattened_dict(fields)

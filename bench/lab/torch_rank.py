@@ -1,8 +1,8 @@
 """Measures one rank of PyTorch's gloo: sums, steps of DDP, torchft's DiLoCo.
 
 The program runs under another interpreter, which has torch and NumPy but
-nothing of this project: python -P ddp.py FOLDER RANK.  It reads its jobs from
-FOLDER/task.json, see running.py, and writes their times to FOLDER/RANK.json.
+nothing of this project: python -P torch_rank.py FOLDER RANK.  FOLDER/task.json
+has its jobs, from `bench.lab.running`; FOLDER/RANK.json gets their times.
 """
 
 import functools
@@ -34,7 +34,11 @@ _CLASSES, _IMAGE = 10, (3, 32, 32)
 def main(folder: str, rank: str) -> None:
   """Runs all jobs together with the other ranks, and writes their times."""
   task = json.loads(pathlib.Path(folder, 'task.json').read_text())
-  os.environ |= task['environ']
+  os.environ |= {
+    'MASTER_ADDR': task['address'],
+    'MASTER_PORT': str(task['port']),
+    'GLOO_SOCKET_IFNAME': task['interface'],
+  }
   torch.set_num_threads(task['threads'])
   torch.manual_seed(0)
   dist.init_process_group('gloo', rank=int(rank), world_size=task['ranks'])
