@@ -1,8 +1,8 @@
 """Executes virtual runs in this process, and deletes their files afterwards.
 
 A prediction under the virtual clock takes less time than the start of a
-process.  Programs that need many predictions, such as tools.advise and
-tools.calibrate, therefore execute them here, one after the other.
+process.  Programs that need many predictions, such as tools.tune,
+therefore execute them here, one after the other.
 """
 
 import contextlib

@@ -32,7 +32,6 @@ import contextlib
 import json
 import math
 import pathlib
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +42,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 
 import topology
 from analysis.drawing import forests
-from configs import paths
+from configs import paths, units
 from configs.checks import require
 from outputs import atomic
 from topology.baselines import schemes
@@ -52,8 +51,6 @@ from topology.clusters.cluster import Cluster
 from topology.forests import export, files, timing, trees, usage
 from topology.forests.trees import Forest
 
-_UNITS = {'B': 1, 'kB': 10**3, 'MB': 10**6, 'GB': 10**9}
-_UNITS |= {'KiB': 2**10, 'MiB': 2**20, 'GiB': 2**30}
 # Capacities that files may lack.
 _CAPACITIES = {
   'nvlink_GBps': 'GB/s each way of one NVLink.',
@@ -126,20 +123,6 @@ def _read_forest(
     progress=progress,
   )
   return cluster, packed, time.perf_counter() - start_s
-
-
-def size_bytes(text: str) -> int:
-  """Returns a number of bytes such as '100MB', '1.5 GiB' or '4096'.
-
-  Raises:
-    ValueError: If it is none, or less than one byte.
-  """
-  match = re.fullmatch(r'(\d+(?:\.\d+)?) ?([a-zA-Z]*)', text)
-  unit = _UNITS.get(match[2] or 'B', 0) if match else 0
-  size = round(float(match[1]) * unit) if match else 0
-  expected = f'bytes, with one of {", ".join(_UNITS)}'
-  require(size >= 1, 'size', expected, text)
-  return size
 
 
 def summary(
@@ -280,7 +263,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 def _size(text: str | None, latency_us: float, message_us: float) -> int | None:
   """Returns the bytes to time, or None without --size."""
   if text is not None:
-    return size_bytes(text)
+    return units.parse_bytes(text)
   for flag, value in (('latency_us', latency_us), ('message_us', message_us)):
     require(not value, flag, 'none without --size', value)
   return None

@@ -32,7 +32,7 @@ from tuning.calibrating import (
 # Fields that two runs must share so that one can predict the other.
 _SHARED = ('cluster.workers', 'batching', 'wire', 'model')
 _COLUMNS = ('worker', 'iteration', 'compute_s')
-_FILE = '''"""The cluster of a run, as measured by tools.calibrate.
+_FILE = '''"""The cluster of a run, as measured by tools.tune.
 
 The run: {path}
 

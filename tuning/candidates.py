@@ -1,14 +1,14 @@
 """Candidates: configs that differ from the present one in how they run.
 
-Candidates are the combinations of `tools.advise`, put into the user's config,
-and the same with the present scheme.  By default they keep learning as it is:
-no gradient becomes staler than the present scheme allows, and the local steps
-stay.  The wire changes from float32 to bfloat16 alone, because both were
-measured to need the same examples (`tuning.needed`).
+Candidates are the combinations of `combinations.ALL`, put into the user's
+config, and the same with the present scheme.  By default they keep learning as
+it is: no gradient becomes staler than the present scheme allows, and the local
+steps stay.  The wire changes from float32 to bfloat16 alone.
 """
 
 import copy
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -18,19 +18,14 @@ from analysis import manifests
 from configs import default, user_parts
 from configs.checks import require
 from outputs import console
-from tuning.needed import BSP, Combination, ExamplesRatio
+from tuning import combinations, examples
+from tuning.combinations import BSP, Combination
+from tuning.examples import ExamplesRatio, Ratios
 
 STALENESS, LOCAL_STEPS = 'staleness', 'local_steps'
 ALLOWED = (STALENESS, LOCAL_STEPS)
 STEPS = (8, 32)  # Local steps of candidates.
-# Classes of schemes by staleness: none, bounded, unbounded.  One of the user's
-# own has the first: only that scheme, and what is not stale, takes its place.
-_CLASSES = {
-  'bsp': 0,
-  **dict.fromkeys(('quorum', 'ssp', 'dssp', 'r2sp'), 1),
-  **dict.fromkeys(('elastic', 'asp'), 2),
-}
-_SAME = ExamplesRatio(1.0, 1.0, 1.0, 0, 0.0)
+_CLASSES = combinations.STALENESS
 _ROUTES = ('server', 'ring', 'forest')  # Those of local steps.
 
 
@@ -41,8 +36,7 @@ class Candidate(NamedTuple):
     name: Scheme, batching, wire, route and local steps, as text.
     config: The config.
     changes: What it changes about learning, of `ALLOWED`.
-    ratio: Examples that it needs over those of the present config, measured
-      with another model if it changes learning.
+    ratio: Examples that it needs over those of the present config.
   """
 
   name: str
@@ -81,8 +75,7 @@ def propose(
   *,
   workers: int,
   allow: Collection[str],
-  ratios: Mapping[Combination, ExamplesRatio],
-  local_ratio: ExamplesRatio,
+  ratios: Ratios,
 ) -> tuple[list[Candidate], list[Rejection]]:
   """Returns the candidates for a config, and those that cannot run.
 
@@ -90,18 +83,18 @@ def propose(
     config: Present config.
     workers: Number of workers.
     allow: Changes of learning that are allowed, of `ALLOWED`.
-    ratios: Ratios of `needed.read_ratios`.
-    local_ratio: Ratio of local steps.
+    ratios: Ratios of `examples.read_ratios`.
 
   Raises:
     ValueError: If a change is unknown.
   """
   for each in allow:
     require(each in ALLOWED, '--allow', f'some of {ALLOWED}', each)
-  base = ratios.get(_present(config), ratios[BSP])
   steps = config.batching.local_steps
-  own = [each._replace(sync=config.sync.name) for each in ratios]
-  choices = [(each, steps) for each in dict.fromkeys((*ratios, *own))]
+  base = examples.find(ratios, _present(config), steps)
+  own = [each._replace(sync=config.sync.name) for each in combinations.ALL]
+  every = dict.fromkeys((*combinations.ALL, *own))
+  choices = [(each, steps) for each in every]
   if LOCAL_STEPS in allow and steps == 1:
     plain = [BSP._replace(route=route) for route in _ROUTES]
     choices += [(each, many) for many in STEPS for each in plain]
@@ -114,10 +107,9 @@ def propose(
     if changed in seen:
       continue
     seen.append(changed)
-    ratio = _SAME
+    ratio = examples.SAME
     if changes:
-      is_local = LOCAL_STEPS in changes
-      ratio = _over(local_ratio if is_local else ratios[combination], base)
+      ratio = _over(examples.find(ratios, combination, steps), base)
     candidate = Candidate(name(changed), changed, changes, ratio)
     try:
       _check(changed, workers)
@@ -232,7 +224,7 @@ def _over(ratio: ExamplesRatio, base: ExamplesRatio) -> ExamplesRatio:
   return ratio._replace(
     median=ratio.predicted / base.predicted,
     least=ratio.least / base.predicted,
-    most=ratio.most / base.predicted,
+    most=ratio.most / base.predicted if base.is_known else math.inf,
   )
 
 

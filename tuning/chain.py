@@ -10,10 +10,11 @@ from ml_collections import ConfigDict
 
 from analysis import manifests
 from configs.checks import require
-from tuning import candidates, deciding, measuring, needed, recorded, simulating
+from tuning import candidates, deciding, measuring, recorded, simulating
 from tuning.candidates import Candidate, Rejection
 from tuning.clusters import ClusterDescription
 from tuning.deciding import Decision, Prediction, Trial
+from tuning.examples import Ratios
 from tuning.measuring import Launcher, Measurement, RunError
 from tuning.simulating import Workload
 
@@ -50,6 +51,7 @@ def tune(
   *,
   folder: pathlib.Path,
   run_s: float,
+  ratios: Ratios,
   allow: Collection[str] = (),
   log: Callable[[str], None] = lambda text: None,
   run: Callable[..., Measurement] = measuring.run,
@@ -64,6 +66,8 @@ def tune(
     launcher: Way to start runs.
     folder: New folder for the runs.
     run_s: Seconds of each run.
+    ratios: Examples that combinations need, as far as known: see
+      `examples.read_ratios`.
     allow: Changes of learning that are allowed.
     log: Logs the progress.
     run: Runs a config: see `measuring.run`.
@@ -80,8 +84,7 @@ def tune(
     config,
     workers=launcher.workers,
     allow=allow,
-    ratios=needed.read_ratios(),
-    local_ratio=needed.read_local_ratio(),
+    ratios=ratios,
   )
   plain = candidates.measuring_config(config)
   is_plain = plain == config

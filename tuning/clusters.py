@@ -1,4 +1,4 @@
-"""Reads files that describe clusters for tools.advise.
+"""Reads files that describe clusters for tools.tune --dry_run.
 
 A file is JSON with fields of config.cluster: `workers`; `speed`, with at least
 `slowdown`; `network`, with `worker_up_Bps` and `worker_down_Bps`, and those of

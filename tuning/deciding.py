@@ -96,7 +96,7 @@ def predict(
       continue
     speed, ratio = seconds / present_s, each.ratio
     examples = ratio.median, ratio.least, ratio.most
-    # Staleness should gain nothing: see needed.ExamplesRatio.predicted.
+    # Staleness should gain nothing: see ExamplesRatio.predicted.
     value, low, high = (max(1.0, part) * speed for part in examples)
     found.append(Prediction(each, seconds, Estimate(value, low, high)))
   return sorted(found, key=lambda each: each.time.value), rejected

@@ -30,8 +30,8 @@ def describe(outcome: Outcome) -> str:
   lines = [tables.table(rows), _SECONDS]
   if any(each.is_uncertain for each in outcome.predictions):
     lines.append(
-      'Uncertain: examples to an accuracy were measured with another model, '
-      'with the range in brackets.'
+      'Uncertain: how many examples it needs has the range in brackets, or is '
+      'not known: --examples_from=SWEEP takes it from your own runs.'
     )
   lines += [
     f'Failed: {trial.prediction.candidate.name}: {trial.failure}'

@@ -1,11 +1,12 @@
 """Ranking of combinations, its reasons, and its sensitivity."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from tuning import islands, simulating
+from tuning import combinations, examples, islands, simulating
 from tuning.clusters import ClusterDescription
-from tuning.needed import BSP, SOURCES, Combination, ExamplesRatio
+from tuning.combinations import BSP, Combination
+from tuning.examples import ExamplesRatio, Ratios
 from tuning.simulating import Pace, Workload
 
 _WORTH = 0.95  # Largest time relative to BSP that counts as a gain.
@@ -23,7 +24,7 @@ class RankedCombination(NamedTuple):
   Attributes:
     combination: The combination.
     pace: Its simulated pace.
-    needed: Measured examples relative to those of BSP.
+    needed: Examples relative to those of BSP.
     speed: Examples per second relative to those of BSP.
   """
 
@@ -39,8 +40,9 @@ class RankedCombination(NamedTuple):
 
   @property
   def is_covered(self) -> bool:
-    """True if the measurements had gradients of about this staleness."""
-    return self.pace.staleness <= max(1.0, _FURTHER * self.needed.staleness)
+    """True if its examples are known for gradients of about this staleness."""
+    limit = max(1.0, _FURTHER * self.needed.staleness)
+    return self.needed.is_known and self.pace.staleness <= limit
 
 
 class IterationTime(NamedTuple):
@@ -85,21 +87,23 @@ class Advice(NamedTuple):
 def advise(
   cluster: ClusterDescription,
   workload: Workload,
-  needed: Mapping[Combination, ExamplesRatio],
+  ratios: Ratios,
   log: Callable[[str], None] = lambda text: None,
+  choices: Iterable[Combination] = combinations.ALL,
 ) -> Advice:
   """Simulates and ranks the combinations on a cluster.
 
   Args:
     cluster: The cluster.
     workload: Model and batch.
-    needed: Ratios of `needed.read_ratios`.
+    ratios: Ratios of `examples.read_ratios`.
     log: Logs the progress.
+    choices: Combinations to rank, with BSP among them.
 
   Raises:
     ValueError: If the cluster is wrong, before anything runs; names the field.
   """
-  choices = simulating.possible(cluster, workload, needed)
+  choices = simulating.possible(cluster, workload, choices)
   simulating.check(cluster, workload, choices)
   paces: dict[Combination, Pace] = {}
   omitted: dict[Combination, str] = {}
@@ -109,7 +113,7 @@ def advise(
     # nothing.
     ordered = sorted(choices, key=lambda each: each.pipelined)
     for number, each in enumerate(ordered, start=1):
-      if reason := _why_not(each, cluster.workers, needed, paces):
+      if reason := _why_not(each, cluster.workers, ratios, paces):
         omitted[each] = reason
         continue
       log(f'{number} of {len(choices)}: {each}')
@@ -122,7 +126,7 @@ def advise(
     RankedCombination(
       each,
       pace,
-      needed[each.measured],
+      examples.find(ratios, each),
       pace.examples_per_s / paces[plain].examples_per_s,
     )
     for each, pace in paces.items()
@@ -141,7 +145,7 @@ def advise(
 def _why_not(
   combination: Combination,
   workers: int,
-  needed: Mapping[Combination, ExamplesRatio],
+  ratios: Ratios,
   paces: Mapping[Combination, Pace],
 ) -> str:
   """Returns why a combination is not simulated; '' if it is.
@@ -152,12 +156,12 @@ def _why_not(
   Args:
     combination: The combination.
     workers: Number of workers.
-    needed: Measured ratios.
+    ratios: Measured ratios.
     paces: Paces of the combinations that have been simulated.
   """
   if workers <= _MANY:
     return ''
-  own = needed[combination.measured]
+  own = examples.find(ratios, combination)
   if combination.sync != 'bsp' and workers - 1 > _FURTHER * own.staleness:
     return f'its gradients would be about {workers - 1} updates stale'
   plain = paces.get(combination._replace(pipelined=False))
@@ -165,27 +169,26 @@ def _why_not(
     return ''
   most = plain.examples_per_s / _PIPELINED / own.predicted
   best = max(
-    p.examples_per_s / needed[c.measured].predicted for c, p in paces.items()
+    p.examples_per_s / examples.find(ratios, c).predicted
+    for c, p in paces.items()
   )
   return 'others are faster than it can be' if most < best else ''
 
 
 def table(advice: Advice) -> str:
-  """Returns a row per combination; a star where staleness was not measured."""
+  """Returns a row per combination; a star where its examples are not known."""
   head = ('when', 'how much', 'what', 'where', 'examples/s', 'staleness')
   rows = [('', *head, 'examples over BSP', 'time over BSP', '')]
   for place, row in enumerate(advice.rows, start=1):
     when, much, what, *_ = row.combination
-    low, high = row.needed.least / row.speed, row.needed.most / row.speed
-    needed = row.needed
     rows.append(
       (
         f'{place}',
         *(when, much, what, row.combination.where),
         f'{row.pace.examples_per_s:.4g}',
         f'{row.pace.staleness:.1f}' + ('' if row.is_covered else '*'),
-        f'{needed.median:.2f} ({needed.least:.2f} to {needed.most:.2f})',
-        f'{row.time:.2f} ({low:.2f} to {high:.2f})',
+        _range(row.needed, 1.0),
+        _range(row.needed, row.speed),
         'advised' if row is advice.best else '',
       )
     )
@@ -199,8 +202,8 @@ def table(advice: Advice) -> str:
   stars = [row for row in advice.rows if not row.is_covered]
   if stars:
     lines.append(
-      '* staler than what was measured: the examples it needs are not known, '
-      'and it is not advised.'
+      '* How many examples it needs at this staleness is not known: it is not '
+      'advised.'
     )
   lines += [f'Not simulated: {c}: {why}.' for c, why in advice.omitted.items()]
   return '\n'.join(lines)
@@ -211,15 +214,28 @@ def explain(advice: Advice) -> str:
   parts = [_reason(advice)]
   flags = simulating.flags(advice.cluster, advice.best.combination)
   parts.append('Run it with\n  ' + '\n  '.join(flags))
-  runs = sorted(row.needed.runs for row in advice.rows)
-  parts.append(
-    'What would change this:\n'
-    + '\n'.join(f'  {line}' for line in _changers(advice))
-    + f'\nExamples over BSP: medians and ranges of {runs[0]} to {runs[-1]} '
-    f'runs of eight workers, {", ".join(SOURCES)} of the ledger; fewer than '
-    'those of BSP count as 1.'
+  lines = ['What would change this:']
+  lines += [f'  {line}' for line in _changers(advice)]
+  runs = sorted(row.needed.runs for row in advice.rows if row.needed.runs)
+  lines.append(
+    f'Examples over BSP: medians and ranges of {runs[0]} to {runs[-1]} runs; '
+    'fewer than those of BSP count as 1.'
+    if runs
+    else 'No run tells how many examples stale gradients need: '
+    '--examples_from=SWEEP takes that from your own runs.'
   )
+  parts.append('\n'.join(lines))
   return '\n\n'.join(parts)
+
+
+def _range(needed: ExamplesRatio, speed: float) -> str:
+  """Returns examples over a speed, with the range of the runs."""
+  if not needed.is_known:
+    return 'not known'
+  if not needed.runs:
+    return f'{needed.median / speed:.2f}'
+  low, high = needed.least / speed, needed.most / speed
+  return f'{needed.predicted / speed:.2f} ({low:.2f} to {high:.2f})'
 
 
 def _iteration_time(
@@ -308,12 +324,8 @@ def _changers(advice: Advice) -> list[str]:
     side = 'behind' if distance >= 0 else 'ahead'
     text = f'{row.combination} is {abs(distance):.0%} {side}: '
     text += f'it is first if it needs less than {limit:.2f} times the examples '
-    text += f'of BSP (measured {row.needed.median:.2f}, '
-    text += f'{row.needed.least:.2f} to {row.needed.most:.2f}'
-    if not row.is_covered:
-      text += f', at a staleness of {row.needed.staleness:.0f} at most, here '
-      text += f'{row.pace.staleness:.0f}'
-    lines.append(f'{text}).')
+    text += f'of BSP ({_known(row)}).'
+    lines.append(text)
   if others and best.combination[:3] != BSP[:3]:
     limit = others[0].time * best.speed
     lines.append(
@@ -321,6 +333,24 @@ def _changers(advice: Advice) -> list[str]:
       'times the examples of BSP.'
     )
   return lines
+
+
+def _known(row: RankedCombination) -> str:
+  """Returns what is known of the examples that a combination needs."""
+  needed = row.needed
+  if not needed.is_known:
+    return 'not known'
+  if not needed.runs:
+    return 'it needs as many'
+  text = (
+    f'measured {needed.median:.2f}, {needed.least:.2f} to {needed.most:.2f}'
+  )
+  if row.is_covered:
+    return text
+  return (
+    f'{text}, at a staleness of {needed.staleness:.0f} at most, here '
+    f'{row.pace.staleness:.0f}'
+  )
 
 
 def _changes(combination: Combination) -> int:

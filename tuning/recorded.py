@@ -28,7 +28,7 @@ _SERVER = ('server_up_Bps', 'server_down_Bps')
 def read_run(
   path: str, folder: pathlib.Path
 ) -> tuple[ClusterDescription, Workload]:
-  """Returns cluster and workload of a run, measured by tools.calibrate.
+  """Returns cluster and workload of a run, by `calibration.measure`.
 
   Args:
     path: Folder of the run.
@@ -40,7 +40,7 @@ def read_run(
   """
   exists = pathlib.Path(path, 'manifest.json').exists()
   expected = 'the folder of a run, with its manifest.json'
-  require(exists, '--from-run', expected, path)
+  require(exists, '--from_run', expected, path)
   measured = calibration.measure(path)
   file = folder / 'measured.py'
   calibration.write(measured, file)
@@ -80,7 +80,7 @@ def read_trace(path: str, file: str, batch: int) -> ClusterDescription:
 
   Args:
     path: CSV with the columns worker, iteration and compute_s, seconds, as
-      tools.calibrate writes it.
+      a calibration writes it.
     file: File of the cluster, without `speed`.
     batch: Examples of a recorded iteration.
 
@@ -91,7 +91,7 @@ def read_trace(path: str, file: str, batch: int) -> ClusterDescription:
   try:
     speed, workers = _read_speed(pathlib.Path(path), batch), _workers(path)
   except ValueError as error:
-    raise ValueError(f'--from-trace: {error}') from error
+    raise ValueError(f'--from_trace: {error}') from error
   description = clusters.read(file, speed)
   expected = f'{workers}, as {path} has'
   is_same = description.workers == workers

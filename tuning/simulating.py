@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -13,7 +13,7 @@ from configs import timing as timing_fields
 from outputs import console
 from sweeps import scratch
 from tuning.clusters import ClusterDescription
-from tuning.needed import BSP, Combination
+from tuning.combinations import BSP, Combination
 
 _FLOWS = 5_000  # Transfers of a simulation, to bound its time.
 _LEAST, _MOST = 8, 40  # Iterations of each worker.
@@ -52,7 +52,7 @@ class Workload(NamedTuple):
 def possible(
   cluster: ClusterDescription,
   workload: Workload,
-  combinations: Mapping[Combination, Any],
+  combinations: Iterable[Combination],
 ) -> list[Combination]:
   """Returns the combinations for which a cluster has links.
 

@@ -10,7 +10,6 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 import topology
-from tools import pack
 from topology.baselines import schemes
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
@@ -133,25 +132,6 @@ class CommandTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 1)
     self.assertRegex(done.stdout + done.stderr, message)
     self.assertNotIn('Traceback', done.stderr)
-
-
-class SizeTest(parameterized.TestCase):
-  @parameterized.parameters(
-    ('4096', 4096),
-    ('7B', 7),
-    ('100MB', 10**8),
-    ('1.5 GiB', 3 * 2**29),
-    ('2kB', 2000),
-  )
-  def test_sizes_have_units(self, text, expected):
-    self.assertEqual(pack.size_bytes(text), expected)
-
-  @parameterized.parameters(
-    '', '0', 'MB', '-1MB', '1mb', '1e3', '0.1B', 'infGB'
-  )
-  def test_an_invalid_size_is_refused(self, text):
-    with self.assertRaisesRegex(ValueError, f"size: expected .* got '{text}'"):
-      pack.size_bytes(text)
 
 
 class ReadTest(parameterized.TestCase):

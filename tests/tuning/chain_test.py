@@ -1,4 +1,4 @@
-"""Tests for tools/tune/."""
+"""Tests for the chain of a tuning."""
 
 import functools
 import json
@@ -25,29 +25,24 @@ from tuning import (
   chain,
   deciding,
   describing,
+  examples,
   measuring,
-  needed,
   recorded,
   simulating,
 )
 from tuning.candidates import Candidate
+from tuning.combinations import BSP, Combination
 from tuning.deciding import Prediction, Trial
 from tuning.measuring import Launcher, LossPoint, Measurement, RunError
-from tuning.needed import BSP, Combination
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_FEW = (
-  BSP,
-  BSP._replace(route='forest'),
-  BSP._replace(dtype='bfloat16'),
-  BSP._replace(dtype='bfloat16', route='ring'),
-  BSP._replace(pipelined=True),
-  BSP._replace(batching='lb_bsp'),
-  BSP._replace(batching='lb_bsp', dtype='bfloat16', route='forest'),
-  *map(Combination, ('ssp', 'dssp', 'r2sp', 'asp', 'elastic')),
-)
-_RATIOS = {each: needed.read_ratios()[each] for each in _FEW}
-_LOCAL = needed.read_local_ratio()
+_STALE = examples.ExamplesRatio(1.04, 0.7, 1.41, 18, 6.9)
+_RATIOS = {
+  **{examples.Learning(sync): _STALE for sync in ('ssp', 'asp', 'elastic')},
+  **{
+    examples.Learning(local_steps=steps): _STALE for steps in candidates.STEPS
+  },
+}
 _LAUNCHER = Launcher(4)
 
 
@@ -59,13 +54,11 @@ def _config(**changed):
 
 
 def _propose(config, *allow):
-  return candidates.propose(
-    config, workers=4, allow=allow, ratios=_RATIOS, local_ratio=_LOCAL
-  )
+  return candidates.propose(config, workers=4, allow=allow, ratios=_RATIOS)
 
 
 def _candidate(name='other', *changes, ratio=(1.0, 1.0, 1.0)):
-  ratio = needed.ExamplesRatio(*ratio, 6, 0.0)
+  ratio = examples.ExamplesRatio(*ratio, 6, 0.0)
   return Candidate(name, _config(), changes, ratio)
 
 
@@ -121,7 +114,7 @@ class ProposeTest(parameterized.TestCase):
     self.assertEqual(steps, {1, *candidates.STEPS})
     self.assertEqual(set(by_change), {(), ('staleness',), ('local_steps',)})
     for each in by_change['local_steps',]:
-      self.assertEqual(each.ratio.predicted, max(1.0, _LOCAL.median))
+      self.assertEqual(each.ratio.predicted, _STALE.median)
     for each in by_change[()]:
       self.assertEqual(each.ratio[:3], (1.0, 1.0, 1.0))
 
@@ -311,7 +304,9 @@ class ChainTest(absltest.TestCase):
 
     def simulate(config, *_):
       balanced = config.batching.name == 'lb_bsp'
-      return 0.6 - 0.3 * balanced - 0.1 * (config.route.name != 'server')
+      half = config.wire.dense.dtype == 'bfloat16'
+      among = config.route.name != 'server'
+      return 0.6 - 0.3 * balanced - 0.1 * among - 0.05 * half
 
     config = _config(batching__worker_batch=16, **changed)
     launcher = Launcher(4, servers=1, dedicated=True)
@@ -319,10 +314,14 @@ class ChainTest(absltest.TestCase):
     with (
       mock.patch.object(calibration, 'measure', lambda path: measured),
       mock.patch.object(chain, 'simulate_s', simulate),
-      mock.patch.object(needed, 'read_ratios', lambda: _RATIOS),
     ):
       outcome = chain.tune(
-        config, launcher, folder=_folder() / 'runs', run_s=60.0, run=run
+        config,
+        launcher,
+        folder=_folder() / 'runs',
+        run_s=60.0,
+        ratios=_RATIOS,
+        run=run,
       )
     return outcome, ran
 
@@ -356,7 +355,7 @@ class ChainTest(absltest.TestCase):
     self.assertEqual(loaded.to_dict(), winner.config.to_dict())
     text = out.read_text()
     self.assertIn('Measured: 0.40 (0.37 to 0.43) of its time; 0.2000', text)
-    self.assertIn('Predicted: 0.33 (0.33 to 0.33) of its time; 0.2000', text)
+    self.assertIn('Predicted: 0.25 (0.25 to 0.25) of its time; 0.1500', text)
     content = json.loads(out.with_suffix('.json').read_text())
     self.assertEqual(content['winner'], winner.name)
     rows = {row['name']: row for row in content['candidates']}
@@ -421,13 +420,21 @@ class ChainTest(absltest.TestCase):
       with (
         mock.patch.object(recorded, 'read_run', read_run),
         mock.patch.object(chain, 'simulate_s', simulate),
-        mock.patch.object(needed, 'read_ratios', lambda: _RATIOS),
       ):
         chain.tune(
-          _config(), _LAUNCHER, folder=_folder() / 'a', run_s=1.0, run=runs
+          _config(),
+          _LAUNCHER,
+          folder=_folder() / 'a',
+          run_s=1.0,
+          ratios={},
+          run=runs,
         )
       expected = {'bsp server': {'server'}}
-      expected[among] = expected.get(among, set()) | {'ring', 'forest'}
+      expected[among] = expected.get(among, set()) | {
+        'ring',
+        'forest',
+        'double_tree',
+      }
       self.assertEqual(seen, expected)
 
   def test_a_simulated_config_has_the_pace_of_its_combination(self):

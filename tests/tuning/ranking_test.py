@@ -1,7 +1,6 @@
-"""Tests for tools/advise/."""
+"""Tests for rankings of combinations on described clusters."""
 
 import json
-import math
 import pathlib
 import re
 import subprocess
@@ -10,9 +9,9 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from tools import advise as command
-from tuning import clusters, needed, ranking, simulating
-from tuning.needed import BSP, Combination, ExamplesRatio
+from tuning import clusters, problem, ranking, simulating
+from tuning.combinations import BSP, Combination
+from tuning.examples import ExamplesRatio, Learning
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SPEED = {'name': 'constant', 'fixed_s': 0.02, 'per_example_s': 0.0025}
@@ -45,10 +44,15 @@ def _file(data):
 
 def _advise(size_bytes=8_000_000, few=_FEW, local_steps=1, **data):
   """Returns advice, as if all needed as many examples as BSP."""
-  equal = dict.fromkeys(few, ExamplesRatio(1.0, 0.9, 1.1, 6, 8.0))
   cluster = clusters.read(_file(_data(**data)))
   workload = simulating.Workload(size_bytes, _BATCH, local_steps)
-  return ranking.advise(cluster, workload, equal)
+  return ranking.advise(cluster, workload, _equal(few), choices=few)
+
+
+def _equal(few, staleness=8.0):
+  """Returns ratios with which all need as many examples as BSP."""
+  ratio = ExamplesRatio(1.0, 0.9, 1.1, 6, staleness)
+  return {Learning(*each[:3]): ratio for each in few}
 
 
 class PlantedTest(absltest.TestCase):
@@ -245,47 +249,26 @@ class RankingTest(absltest.TestCase):
 
   def test_staler_combinations_than_measured_are_not_advised(self):
     few = BSP, Combination('asp')
-    ranked = dict.fromkeys(few, ExamplesRatio(1.0, 0.9, 1.1, 6, 0.1))
     data = _data(slowdown=[1.0] * 7 + [10.0])
     cluster = clusters.read(_file(data))
     workload = simulating.Workload(8_000_000, _BATCH)
-    advice = ranking.advise(cluster, workload, ranked)
-    self.assertEqual(advice.rows[0].combination.sync, 'asp')
-    self.assertEqual(advice.best.combination, BSP)
-    self.assertIn('* staler than what was measured', ranking.table(advice))
-    self.assertIn('asp, fixed, float32, server is', ranking.explain(advice))
+    for ratios, known in ((_equal(few, 0.1), 'measured 1.00'), ({}, 'not kno')):
+      advice = ranking.advise(cluster, workload, ratios, choices=few)
+      self.assertEqual(advice.rows[0].combination.sync, 'asp')
+      self.assertEqual(advice.best.combination, BSP)
+      self.assertIn('* How many examples', ranking.table(advice))
+      text = ranking.explain(advice)
+      self.assertRegex(text, f'asp, fixed, float32, server is .*{known}')
 
-
-class NeededTest(absltest.TestCase):
-  def test_measured_ratios_are_printed(self):
-    found = needed.read_ratios()
-    self.assertAlmostEqual(found[BSP].median, 1.0, places=3)
-    self.assertEqual(found[Combination('asp')].runs, 18)
-    self.assertGreater(found[Combination('asp')].staleness, 6)
-    for each in found.values():
-      self.assertLessEqual(each.least, each.median)
-      self.assertLessEqual(each.median, each.most)
-      self.assertLess(each.median, 1.5)
-
-  def test_examples_are_those_of_the_same_seed(self):
-    folder = pathlib.Path(tempfile.mkdtemp())
-    for source in needed.SOURCES:
-      records = []
-      for seed, to_s in enumerate((1.0, 2.0)):
-        for sync, longer in (('bsp', 1), ('asp', 1.5 if seed else math.nan)):
-          own = {'sync.name': sync, 'batching.name': 'fixed', 'seed': seed}
-          own |= {'wire.dense.dtype': 'float32', 'route.name': 'server'}
-          own |= {'status': 'finished', 'staleness_mean': 3.0}
-          time_s = None if math.isnan(longer) else to_s * longer
-          own |= {'time_to.0.93': time_s, 'examples_per_s': 10.0 + seed}
-          records.append(own)
-      file = folder / f'{source}-quick.json'
-      file.write_text(json.dumps({'records': records}))
-    asp = needed.read_ratios(folder)[Combination('asp')]
-    self.assertEqual(asp, ExamplesRatio(math.inf, 1.5, math.inf, 6, 3.0))
-    file.unlink()
-    with self.assertRaisesRegex(ValueError, f'{file.name}: expected results'):
-      needed.read_ratios(folder)
+  def test_without_runs_only_learning_as_before_has_a_time(self):
+    few = BSP, BSP._replace(batching='lb_bsp'), Combination('asp')
+    cluster = clusters.read(_file(_data(slowdown=[1.0] * 7 + [10.0])))
+    workload = simulating.Workload(8_000_000, _BATCH)
+    advice = ranking.advise(cluster, workload, {}, choices=few)
+    self.assertEqual(advice.best.combination, few[1])
+    self.assertIn('--examples_from=SWEEP', ranking.explain(advice))
+    (row,) = (each for each in advice.rows if each.combination == few[2])
+    self.assertFalse(row.needed.is_known)
 
 
 class FileTest(parameterized.TestCase):
@@ -337,8 +320,7 @@ class FileTest(parameterized.TestCase):
 
   def _advise(self, data):
     cluster = clusters.read(_file(data))
-    equal = dict.fromkeys(_FEW, ExamplesRatio(1.0, 0.9, 1.1, 6, 8.0))
-    ranking.advise(cluster, simulating.Workload(4, 1), equal)
+    ranking.advise(cluster, simulating.Workload(4, 1), {}, choices=_FEW)
 
 
 class CommandTest(absltest.TestCase):
@@ -351,16 +333,16 @@ class CommandTest(absltest.TestCase):
         before = width
     for width, count in ((7 * 7 * 512, 4096), (4096, 4096), (4096, 1000)):
       total += width * count + count
-    self.assertEqual(command.size_bytes('vgg16'), 4 * total)
-    self.assertEqual(command.size_bytes('10MB'), 10**7)
+    self.assertEqual(problem.size_bytes('vgg16'), 4 * total)
+    self.assertEqual(problem.size_bytes('10MB'), 10**7)
     with self.assertRaisesRegex(ValueError, "model: .*got 'vgg99'"):
-      command.size_bytes('vgg99')
+      problem.size_bytes('vgg99')
 
   def test_a_bad_file_is_refused(self):
     file = _file('[]')
     done = subprocess.run(
       [
-        *(sys.executable, '-m', 'tools.advise'),
+        *(sys.executable, '-m', 'tools.tune', '--dry_run'),
         *('--model=vgg16', f'--cluster={file}'),
       ],
       cwd=_ROOT,

@@ -1,4 +1,4 @@
-"""Tests for tools.calibrate: known clusters are predicted from one run."""
+"""Tests for calibrations: known clusters are predicted from one run."""
 
 import json
 import pathlib
@@ -358,12 +358,11 @@ class CommandTest(absltest.TestCase):
     done = small.python(
       *(
         '-m',
-        'tools.calibrate',
-        str(clusters.run('asp')),
+        'tools.tune',
+        f'--from_run={clusters.run("asp")}',
         f'--out={out}',
-        '--check',
+        f'--check={",".join(others)}',
       ),
-      *others,
     )
 
     self.assertEqual(done.returncode, 0, done.stderr)
@@ -375,10 +374,17 @@ class CommandTest(absltest.TestCase):
     self.assertTrue(out.exists() and out.with_suffix('.csv').exists())
 
   def test_the_command_refuses_a_folder_without_a_run(self):
-    done = small.python('-m', 'tools.calibrate', '/none', '--out=/none/a.py')
+    done = small.python('-m', 'tools.tune', '--from_run=/none', '--out=a.py')
 
     self.assertEqual(done.returncode, 1)
     self.assertIn('Refused: /none: expected a run', done.stderr)
+
+  def test_a_flag_of_another_command_is_refused(self):
+    done = small.python(
+      *('-m', 'tools.tune', '--from_run=/none', '--out=a.py', '--workers=2')
+    )
+    self.assertEqual(done.returncode, 1)
+    self.assertIn('Refused: --workers: expected no value', done.stderr)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Tests for tools.calibrate on allreduce runs on known clusters."""
+"""Tests for calibrations of allreduce runs on known clusters."""
 
 import functools
 import pathlib

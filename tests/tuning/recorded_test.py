@@ -8,9 +8,8 @@ from absl.testing import absltest, parameterized
 
 from analysis import records
 from tests.support import clusters
-from tools import advise as command
-from tuning import recorded, simulating
-from tuning.needed import BSP
+from tuning import problem, recorded, simulating
+from tuning.combinations import BSP
 
 _RATE = {'worker_up_Bps': [25e6], 'worker_down_Bps': [25e6]}
 _HEAD = 'worker,iteration,compute_s'
@@ -78,7 +77,7 @@ class TraceTest(absltest.TestCase):
     fast = {'worker_up_Bps': [1e12], 'worker_down_Bps': [1e12]}
     file = _file('cluster.json', {'workers': 3, 'network': fast})
     trace = _trace(0.1, 0.2, 0.4)
-    cluster, workload = command.read_problem(
+    cluster, workload = problem.read_problem(
       _folder(), model='1MB', batch=8, file=file, trace=trace
     )
     pace = simulating.simulate_pace(cluster, workload, BSP)
@@ -88,45 +87,45 @@ class TraceTest(absltest.TestCase):
 
 class RefusalTest(parameterized.TestCase):
   @parameterized.named_parameters(
-    ('nothing', {'model': '1MB'}, '--cluster: expected a file, or --from-run'),
+    ('nothing', {'model': '1MB'}, '--cluster: expected a file, or --from_run'),
     (
       'no_links',
       {'model': '1MB', 'trace': 'x.csv'},
-      '--cluster: expected a file, for its links, beside --from-trace',
+      '--cluster: expected a file, for its links, beside --from_trace',
     ),
     ('no_model', {'file': 'x'}, '--model: expected a name, or bytes, got None'),
     (
       'two_sources',
       {'run': 'x', 'file': 'y.json'},
-      "--from-run: expected neither .* got 'y.json'",
+      "--from_run: expected neither .* got 'y.json'",
     ),
     (
       'no_run',
       {'run': '/nowhere'},
-      "--from-run: expected the folder of a run, .* got '/nowhere'",
+      "--from_run: expected the folder of a run, .* got '/nowhere'",
     ),
     (
       'no_trace',
       {'model': '1MB', 'file': 'x', 'trace': '/nowhere.csv'},
-      '--from-trace: path: expected a CSV file, got .*nowhere.csv',
+      '--from_trace: path: expected a CSV file, got .*nowhere.csv',
     ),
   )
   def test_missing_flags_are_named(self, flags, message):
     with self.assertRaisesRegex(ValueError, message):
-      command.read_problem(_folder(), **flags)
+      problem.read_problem(_folder(), **flags)
 
   @parameterized.named_parameters(
     (
       'column',
       'worker,compute_s\n0,1\n',
       {'workers': 2},
-      "--from-trace: order_column: expected one of .* got 'iteration'",
+      "--from_trace: order_column: expected one of .* got 'iteration'",
     ),
     (
       'number',
       f'{_HEAD}\n0,0,-1\n',
       {'workers': 2},
-      '--from-trace: .*line 2, compute_s: expected a finite number > 0',
+      '--from_trace: .*line 2, compute_s: expected a finite number > 0',
     ),
     (
       'workers',
@@ -144,7 +143,7 @@ class RefusalTest(parameterized.TestCase):
   def test_files_that_do_not_fit_are_named(self, trace, cluster, message):
     files = _file('cluster.json', cluster), _file('times.csv', trace)
     with self.assertRaisesRegex(ValueError, message):
-      command.read_problem(
+      problem.read_problem(
         _folder(), model='1MB', file=files[0], trace=files[1]
       )
 
