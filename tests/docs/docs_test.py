@@ -216,6 +216,8 @@ def _check_tool(module: str, arguments: list[str]) -> str:
       raise ValueError(f'{module}: expected one of {known}, got {word!r}.')
   if any(word.startswith('--config') for word in own.split()):
     given = [word for word in arguments if word.startswith('--config')]
+    if module == 'tools.tune':  # It starts runs on real hosts.
+      given.append('--config.cluster.runtime=distributed')
     _check_fields(pages.config(given)[0])
   if rest:
     _check_started(module, arguments[arguments.index('--') + 1 :], own)
