@@ -9,11 +9,13 @@ forest can exceed, the rate of the best ring, the links that limit the forest,
 and every tree with its root and its share of the data.  Takes about a second.
 """
 
-import argparse
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
+
+from absl import app, flags
 
 import topology
 from topology.baselines import schemes
@@ -47,15 +49,13 @@ CLUSTER = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """Packs, checks and prints a forest, and writes it if --out is given."""
-  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
-  parser.add_argument('--out', help='File for the forest, as JSON.')
-  parser.add_argument('--cluster', help='File with nodes and links, JSON.')
-  given = parser.parse_args(argv)
-  data = CLUSTER
-  if given.cluster:
-    data = json.loads(pathlib.Path(given.cluster).read_text())
+def show(data: Mapping[str, Any], out: str | None = None) -> None:
+  """Packs, checks and prints the forest of a cluster.
+
+  Args:
+    data: Nodes and links.
+    out: File for the forest, as JSON; None for none.
+  """
   cluster = topology.from_json(data)
   packed = topology.pack(cluster)
   topology.check(cluster, packed)  # Recomputes rate and proof.
@@ -74,14 +74,26 @@ def main(argv: Sequence[str] | None = None) -> None:
   for tree in packed.trees:
     hops = ', '.join('-'.join(hop) for hop in tree.up)
     print(f'{float(tree.share):6.1%} to {tree.root}: {hops}')
-  if given.out:
+  if out:
     text = json.dumps(export.to_json(cluster, packed), indent=2)
-    pathlib.Path(given.out).write_text(f'{text}\n')
+    pathlib.Path(out).write_text(f'{text}\n')
 
 
 def _GBps(rate: Fraction) -> str:
   return f'{float(rate) / 1e9:.3f} GB/s ({rate / 10**9})'
 
 
+def main(argv: list[str]) -> None:
+  """Shows the forest of the cluster that the flags name."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  data = CLUSTER
+  if flags.FLAGS.cluster:
+    data = json.loads(pathlib.Path(flags.FLAGS.cluster).read_text())
+  show(data, flags.FLAGS.out)
+
+
 if __name__ == '__main__':
-  main()
+  flags.DEFINE_string('out', None, 'File for the forest, as JSON.')
+  flags.DEFINE_string('cluster', None, 'File with nodes and links, as JSON.')
+  app.run(main)

@@ -9,13 +9,12 @@ the table of the run, the accuracy, the time to 90 %, and the shapes of the
 trained parameters.  Takes about 4 s on two cores.
 """
 
-import argparse
 import tempfile
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import app, flags
 from flax import nnx
 
 import train
@@ -73,16 +72,17 @@ def learned() -> task.Task:
   )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """Trains, and prints accuracy, time and parameter shapes."""
-  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
-  parser.add_argument('--epochs', type=float, default=12.0)
-  parser.add_argument('--scheme', default='elastic')
-  given = parser.parse_args(argv)
+def learn(*, epochs: float, scheme: str) -> None:
+  """Trains, and prints accuracy, time and parameter shapes.
+
+  Args:
+    epochs: Length of the run.
+    scheme: Value of config.sync.name.
+  """
   config = default.get_config()
-  config.epochs = given.epochs
+  config.epochs = epochs
   config.time_to = (0.9,)
-  config.sync.name = given.scheme
+  config.sync.name = scheme
   config.optimizer.learning_rate = 0.05
   compilations.configure(config)  # XLA's flags, before the model starts it.
   data = Dataset(train=signals(1600, seed=1), test=signals(400, seed=2))
@@ -98,5 +98,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f'{jax.tree_util.keystr(path)}: {leaf.shape}')
 
 
+def main(argv: list[str]) -> None:
+  """Trains as the flags say."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  learn(epochs=flags.FLAGS.epochs, scheme=flags.FLAGS.scheme)
+
+
 if __name__ == '__main__':
-  main()
+  flags.DEFINE_float('epochs', 12.0, 'Length of the run, epochs.')
+  flags.DEFINE_string('scheme', 'elastic', 'Value of config.sync.name.')
+  app.run(main)

@@ -10,12 +10,11 @@ virtual seconds, updates, share of waiting and mean staleness.  Takes about 5 s
 on two cores.
 """
 
-import argparse
 import dataclasses
 import tempfile
-from collections.abc import Sequence
 
 import ml_collections
+from absl import app, flags
 
 import train
 from configs import checks, default
@@ -95,18 +94,19 @@ def config(epochs: float) -> ml_collections.ConfigDict:
   return result
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """Trains under each scheme and prints the table."""
-  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
-  parser.add_argument('--epochs', type=float, default=8.0)
-  parser.add_argument('--k', type=int, default=2)
-  given = parser.parse_args(argv)
-  shared = config(given.epochs)
+def compare(*, epochs: float, k: int) -> None:
+  """Trains under each scheme and prints the table.
+
+  Args:
+    epochs: Length of a run.
+    k: Pushes of an update of K-async.
+  """
+  shared = config(epochs)
   workers = shared.cluster.workers
   schemes: dict[str, Scheme] = {
     'bsp': bsp.make(num_workers=workers),
     'asp': asp.make(num_workers=workers),
-    f'{given.k}-async': make(num_workers=workers, k=given.k),
+    f'{k}-async': make(num_workers=workers, k=k),
   }
   rows = {}
   for name, each in schemes.items():
@@ -124,5 +124,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(name.ljust(8), *(cell.rjust(10) for cell in row))
 
 
+def main(argv: list[str]) -> None:
+  """Compares the schemes as the flags say."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  compare(epochs=flags.FLAGS.epochs, k=flags.FLAGS.k)
+
+
 if __name__ == '__main__':
-  main()
+  flags.DEFINE_float('epochs', 8.0, 'Length of a run, epochs.')
+  flags.DEFINE_integer('k', 2, 'Pushes of an update of K-async.')
+  app.run(main)

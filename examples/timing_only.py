@@ -13,18 +13,18 @@ each run, one of all runs: examples per second, share of waiting, mean and
 largest staleness, and goodput.  Takes two seconds per scheme on two cores.
 """
 
-import argparse
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
+from absl import app, flags
 
 import train
 from configs import timing
 
-_SCHEMES = 'bsp,asp,ssp,dssp,elastic,r2sp'
+SCHEMES = ['bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp']
 _LINK_BPS = 1.25e9
 _COLUMNS = ('examples/s', 'waiting', 'staleness', 'largest', 'goodput')
 
@@ -78,36 +78,49 @@ def row(summary: Mapping[str, Any]) -> tuple[str, ...]:
   )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """Runs each scheme and prints the table."""
-  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
-  parser.add_argument('--workers', type=int, default=64)
-  parser.add_argument('--iterations', type=int, default=100)
-  parser.add_argument('--schemes', default=_SCHEMES)
-  parser.add_argument('--batching', default='fixed')
-  parser.add_argument('--slow', type=float, default=2.0)
-  parser.add_argument('--stay', type=float, default=0.98)
-  parser.add_argument('--bound', type=float, default=math.inf)
-  given = parser.parse_args(argv)
+def compare(schemes: Sequence[str], **settings: Any) -> None:
+  """Runs each scheme and prints the table.
+
+  Args:
+    schemes: Values of config.sync.name.
+    **settings: Further arguments of `config`.
+  """
   rows = {}
-  for scheme in given.schemes.split(','):
-    scheme_config = config(
-      scheme,
-      batching=given.batching,
-      workers=given.workers,
-      iterations=given.iterations,
-      slow=given.slow,
-      stay=given.stay,
-      bound=given.bound,
-    )
+  for scheme in schemes:
     with tempfile.TemporaryDirectory() as folder:
-      rows[scheme] = row(
-        train.build(scheme_config, workdir=f'{folder}/run', own_process=True)()
+      run = train.build(
+        config(scheme, **settings), workdir=f'{folder}/run', own_process=True
       )
+      rows[scheme] = row(run())
   print('scheme  ', *(column.rjust(12) for column in _COLUMNS))
   for scheme, cells in rows.items():
     print(scheme.ljust(8), *(cell.rjust(12) for cell in cells))
 
 
+def main(argv: list[str]) -> None:
+  """Compares schemes as the flags say."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  values = flags.FLAGS
+  compare(
+    values.schemes,
+    batching=values.batching,
+    workers=values.workers,
+    iterations=values.iterations,
+    slow=values.slow,
+    stay=values.stay,
+    bound=values.bound,
+  )
+
+
 if __name__ == '__main__':
-  main()
+  flags.DEFINE_integer('workers', 64, 'Number of workers.')
+  flags.DEFINE_integer('iterations', 100, 'Iterations of each worker.')
+  flags.DEFINE_list('schemes', SCHEMES, 'Values of config.sync.name.')
+  flags.DEFINE_string('batching', 'fixed', 'Value of config.batching.name.')
+  flags.DEFINE_float('slow', 2.0, 'Slowdown of every eighth worker.')
+  flags.DEFINE_float('stay', 0.98, 'Probability that a phase goes on.')
+  flags.DEFINE_float(
+    'bound', math.inf, 'Largest lead between barriers of elastic, iterations.'
+  )
+  app.run(main)

@@ -8,7 +8,6 @@ sends 1 GB of gradients and has no model.  Three minutes on two cores; finished
 runs in DIR are not repeated.
 """
 
-import argparse
 import collections
 import json
 import pathlib
@@ -16,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 
+from absl import app, flags
 from matplotlib.figure import Figure
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -43,10 +43,10 @@ _WIDTH = 0.4  # Width of a bar.
 _SHOWN_S = (2.0, 4.0)  # Interval of the timelines, virtual seconds.
 
 
-def run(folder: pathlib.Path, *flags: str) -> records.RunRecord:
+def run(folder: pathlib.Path, *words: str) -> records.RunRecord:
   """Runs main.py with these flags unless the folder has the finished run."""
   if not (folder / 'summary.json').exists():
-    command = [sys.executable, 'main.py', *flags, f'--workdir={folder}']
+    command = [sys.executable, 'main.py', *words, f'--workdir={folder}']
     subprocess.run(command, cwd=_ROOT, check=True)
   return records.load(folder)
 
@@ -117,7 +117,7 @@ def draw_what(runs: pathlib.Path) -> Figure:
   """Returns bytes of an iteration, by wire and route."""
   figure = Figure((10, 3.6), layout='constrained')
   axes = figure.subplots()
-  for place, (label, flags) in enumerate(_WIRES.items()):
+  for place, (label, changes) in enumerate(_WIRES.items()):
     routes = [
       route for route in _ROUTES if route == 'server' or label not in _NO_SUMS
     ]
@@ -127,7 +127,7 @@ def draw_what(runs: pathlib.Path) -> Figure:
         '--config=configs/vgg16_bsp.py',
         '--config.epochs=1',
         f'--config.route.name={route}',
-        *flags,
+        *changes,
       )
       summary = record.summary
       sent_MB = summary['bytes'] / summary['iterations'] / 1e6
@@ -162,11 +162,11 @@ def draw_where(runs: pathlib.Path) -> Figure:
   return forests.draw_run(traffic.longest_epoch(folder), trees=3)
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
   """Runs whatever is missing and writes the four pictures beside this file."""
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument('--runs', type=pathlib.Path, default=None)
-  runs = parser.parse_args().runs or pathlib.Path(tempfile.mkdtemp())
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  runs = pathlib.Path(flags.FLAGS.runs or tempfile.mkdtemp())
   pictures = {
     'when': draw_when,
     'how_much': draw_how_much,
@@ -180,4 +180,5 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  flags.DEFINE_string('runs', None, 'Folder of the runs; a new one without.')
+  app.run(main)

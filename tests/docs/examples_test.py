@@ -10,23 +10,42 @@ import subprocess
 import sys
 import tempfile
 
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
 from examples import own_forest, own_model, own_scheme, timing_only
 from tests.docs import pages
 from tests.support import small
 
 
+class CommandTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ('own_scheme', '--k'),
+    ('own_model', '--scheme'),
+    ('own_forest', '--cluster'),
+    ('timing_only', '--stay'),
+  )
+  def test_help_has_the_purpose_an_example_and_all_flags(self, name, flag):
+    done = small.python('-m', f'examples.{name}', '--help')
+    self.assertIn(f'python -m examples.{name}', done.stdout)
+    self.assertIn(flag, done.stdout)
+
+  def test_the_flags_of_an_example_reach_its_run(self):
+    folder = tempfile.mkdtemp()
+    done = small.python('-m', 'examples.own_forest', f'--out={folder}/a.json')
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertTrue(os.path.exists(f'{folder}/a.json'))
+
+
 class ExampleTest(absltest.TestCase):
   """Tests for the output that each program's docstring describes."""
 
-  def _run(self, program, *arguments):
+  def _run(self, function, *arguments, **settings):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-      program.main(arguments)
+      function(*arguments, **settings)
     return printed.getvalue()
 
   def test_own_scheme_compares_three_schemes(self):
-    rows = self._run(own_scheme, '--epochs=0.4', '--k=3').splitlines()[-4:]
+    rows = self._run(own_scheme.compare, epochs=0.4, k=3).splitlines()[-4:]
     self.assertEqual(
       [row.split()[0] for row in rows], ['scheme', 'bsp', 'asp', '3-async']
     )
@@ -47,26 +66,34 @@ class ExampleTest(absltest.TestCase):
     self.assertIsNotNone(manifest['own']['task'])
 
   def test_own_model_learns(self):
-    printed = self._run(own_model, '--epochs=3', '--scheme=asp')
+    printed = self._run(own_model.learn, epochs=3.0, scheme='asp')
     accuracy = float(re.search(r'^accuracy ([\d.]+)%', printed, re.M)[1])
     self.assertGreater(accuracy, 50)
     self.assertIn("['last']['kernel']: (16, 4)", printed)
 
   def test_timing_only_has_a_row_for_each_scheme(self):
-    arguments = ('--workers=8', '--iterations=10', '--slow=4', '--stay=1')
-    printed = self._run(timing_only, *arguments)
+    printed = self._run(
+      timing_only.compare,
+      timing_only.SCHEMES,
+      batching='fixed',
+      workers=8,
+      iterations=10,
+      slow=4.0,
+      stay=1.0,
+    )
     rows = [row.split() for row in printed.splitlines()[-6:]]
-    names = ['bsp', 'asp', 'ssp', 'dssp', 'elastic', 'r2sp']
-    self.assertEqual([row[0] for row in rows], names)
+    self.assertEqual([row[0] for row in rows], timing_only.SCHEMES)
     rates = {row[0]: float(row[1]) for row in rows}
     self.assertGreater(rates['asp'], 2 * rates['bsp'])
 
   def test_own_forest_reaches_its_bound_and_is_read_back(self):
     out = f'{tempfile.mkdtemp()}/forest.json'
-    printed = self._run(own_forest, f'--out={out}')
+    printed = self._run(own_forest.show, own_forest.CLUSTER, out)
     self.assertRegex(printed, r'gap +0\.00%')
     self.assertTrue(os.path.exists(out))
-    again = self._run(own_forest, f'--cluster={_write_cluster(out)}')
+    again = self._run(
+      own_forest.show, json.loads(pathlib.Path(out).read_text())['cluster']
+    )
     self.assertEqual(again, printed)
 
   def test_the_commands_on_forests_print_what_the_page_shows(self):
@@ -84,14 +111,6 @@ class ExampleTest(absltest.TestCase):
     for row in table.splitlines():
       if row and not row.startswith('packed in'):
         self.assertIn(row, done.stdout)
-
-
-def _write_cluster(forest: str) -> str:
-  """Writes the cluster of a forest's file beside it; returns its path."""
-  path = pathlib.Path(forest)
-  cluster = path.with_name('cluster.json')
-  cluster.write_text(json.dumps(json.loads(path.read_text())['cluster']))
-  return str(cluster)
 
 
 if __name__ == '__main__':
