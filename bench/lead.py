@@ -245,7 +245,7 @@ def _drive(indices: range, coordinator: str, workdir: str) -> None:
   for index in indices:
     hello = messages.WorkerHello(index, process, config_fingerprint, versions)
     controls.append(connect(coordinator, hello, security, _START_S))
-    worker = _Worker(index, controls[-1], loop)
+    worker = _Worker(index, process, controls[-1], loop)
     threading.Thread(target=worker.join, args=(security,), daemon=True).start()
   _send_heartbeats(controls)
 
@@ -257,8 +257,11 @@ class _Worker:
   take little of the processors from the servers.
   """
 
-  def __init__(self, index: int, control: Stream, loop: SocketLoop):
-    self._index, self._control, self._loop = index, control, loop
+  def __init__(
+    self, index: int, process: str, control: Stream, loop: SocketLoop
+  ):
+    self._index, self._process = index, process
+    self._control, self._loop = control, loop
     self._streams: list[LoopStream] = []
     self._buffers: list[np.ndarray] = []
     self._num_waited = 0  # Servers whose answer has not arrived.
@@ -269,7 +272,9 @@ class _Worker:
     with contextlib.suppress(TransportError):
       admission = self._control.receive(messages.WORKER_ADMISSION).header
       servers = self._control.receive(messages.TO_WORKER).header.addresses
-      hello = messages.WorkerConnection(self._index, admission.incarnation)
+      hello = messages.WorkerConnection(
+        self._index, admission.incarnation, self._process
+      )
       connections = [
         open_connection(
           address, security, push_service(server), timeout_s=_START_S

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from cluster.network.loop_streams import LoopStream
 from cluster.network.messages import (
+  AcceptWorker,
   Order,
   OrderProgress,
   Orders,
@@ -30,6 +31,8 @@ class Incarnation:
     number: Number of admissions to the rank before this one.
     last_heartbeat: Time of the last message, monotonic seconds.
     closed: Set once the stream has ended.
+    unconfirmed: Servers that have not answered yet that they accept the worker;
+      None before they were told.
     has_addresses: Whether the worker was sent the addresses of the servers.
     began: Time of the admission, monotonic seconds.
     is_ready: Whether the worker has reported that it can begin.
@@ -46,6 +49,7 @@ class Incarnation:
   number: int
   last_heartbeat: float = dataclasses.field(default_factory=time.monotonic)
   closed: threading.Event = dataclasses.field(default_factory=threading.Event)
+  unconfirmed: set[int] | None = None
   has_addresses: bool = False
   began: float = dataclasses.field(default_factory=time.monotonic)
   is_ready: bool = False
@@ -159,6 +163,10 @@ class RemoteServer:
     self.left: tuple[int, int] | None = None
     self.work: ServerWork | None = None
     self.progress = OrderProgress()
+
+  def accept(self, order: AcceptWorker) -> None:
+    """Orders the server to accept the stream of a worker; it answers."""
+    self.stream.send(order)
 
   def order(self, sequence: int, orders: Sequence[Order]) -> None:
     """Sends orders, which the server executes in the order of their numbers.

@@ -651,6 +651,34 @@ class WorkerFailed(Message, frozen=True):
   reason: Text
 
 
+class AcceptWorker(Message, frozen=True):
+  """Order to a parameter server to accept the stream of a worker.
+
+  Not one of `Orders`: workers connect before the run begins.
+
+  Attributes:
+    worker: Rank of the worker.
+    incarnation: Its incarnation, which ends those before.
+    process: Random identity of its process.
+  """
+
+  worker: Rank
+  incarnation: Count
+  process: Process
+
+
+class WorkerAccepted(Message, frozen=True):
+  """Answer to `AcceptWorker`.
+
+  Attributes:
+    worker: Rank of the worker.
+    incarnation: Its incarnation.
+  """
+
+  worker: Rank
+  incarnation: Count
+
+
 class ServerFailed(Message, frozen=True):
   """Report of a server that it cannot continue.
 
@@ -708,10 +736,12 @@ class WorkerConnection(Message, frozen=True):
   Attributes:
     worker: Rank of the worker.
     incarnation: Its incarnation.
+    process: Random identity of its process.
   """
 
   worker: Rank
   incarnation: Count
+  process: Process
 
 
 class PieceSizes(Message, frozen=True):
@@ -1589,7 +1619,10 @@ ServerReport = (
   | ShareSaved
   | ShareMirrored
 )
-FromServer = ServerHeartbeat | Activity | ServerAddress | ServerReport
+FromServer = (
+  ServerHeartbeat | Activity | ServerAddress | WorkerAccepted | ServerReport
+)
+ToServer = Orders | AcceptWorker
 ToWorker = (
   ServerAddresses
   | SaveResidual
@@ -1637,8 +1670,8 @@ TO_WORKER: Schema[HeartbeatReply | SessionEnd | ToWorker] = Schema(
 TO_REPLICA: Schema[HeartbeatReply | SessionEnd | ToReplica] = Schema(
   HeartbeatReply | SessionEnd | ToReplica
 )
-TO_SERVER: Schema[HeartbeatReply | SessionEnd | Orders] = Schema(
-  HeartbeatReply | SessionEnd | Orders
+TO_SERVER: Schema[HeartbeatReply | SessionEnd | ToServer] = Schema(
+  HeartbeatReply | SessionEnd | ToServer
 )
 WORKER_CONNECTION: Schema[WorkerConnection] = Schema(WorkerConnection)
 PIECE_SIZES: Schema[PieceSizes] = Schema(PieceSizes)

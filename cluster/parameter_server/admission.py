@@ -1,6 +1,8 @@
 """Membership of a run with parameter servers: of workers and of servers.
 
-Workers are sent the addresses of the servers once all servers can be reached.
+Once all servers can be reached, they are told of each worker that is admitted,
+and the worker is sent their addresses when all have answered.  So a server can
+refuse every stream that is not of a worker's newest incarnation.
 Until the run begins, a server that is lost may rejoin, and if servers run in
 the processes of workers, a process gets both ranks or neither.  After the begin
 no other process can take a server's rank.  The loss of a server ends the run,
@@ -328,6 +330,8 @@ class ParameterServerReception(Reception):
         absent.append(index)
     if self._local:
       self._local.restart(mirror.number)
+      with self._lock:
+        self._introduce_all(self._local)
     return absent
 
   def allow_restarts(self) -> None:
@@ -671,6 +675,8 @@ class ParameterServerReception(Reception):
           server.address, server.left = message.address, message.left
           server.work = message.work
           self._add_server(index, server)
+        elif isinstance(message, messages.WorkerAccepted):
+          self._confirm(index, message)
         elif not isinstance(message, messages.Activity):
           body = memory.aligned(size_bytes)
           yield from stream.fill(body)
@@ -721,23 +727,69 @@ class ParameterServerReception(Reception):
       self._addresses[index] = server.address
       self._remote[index] = server
       connected = [each for each in self._incarnations if each.has_addresses]
+      self._introduce_all(server, index)
     if before != server.address:
-      # A new process does not know the workers of its predecessor.
       reason = f'Server {index} has rejoined as another process.'
       for each in connected:
         self.evict(each.index, each.stream, reason)
     self._on_admission()
     self.events.put(ServerJoined())
 
+  def _introduce_all(
+    self, server: Server | RemoteServer, index: int | None = None
+  ) -> None:
+    """Tells a server that joins again of all workers; under the lock.
+
+    Args:
+      server: The server, which may have been told of some before.
+      index: Its rank; None for the server in this process, which does not
+        answer.
+    """
+    for each in self._incarnations:
+      if each.unconfirmed is not None and not each.evicted:
+        if index is not None:
+          each.unconfirmed.add(index)
+        server.accept(_introduce(each))
+
   def _on_admission(self) -> None:
-    """Sends workers the servers' addresses, once all can be reached."""
+    """Tells the servers of new workers, once all can be reached."""
     with self._lock:
-      servers = [server.address for server in self._servers()]
-      waiting = [each for each in self._incarnations if not each.has_addresses]
-      for each in waiting if servers else ():
+      servers = self._servers()
+      for each in self._incarnations if servers else ():
+        if each.unconfirmed is None:
+          each.unconfirmed = {*self._remote}
+          for server in servers:
+            server.accept(_introduce(each))
+    self._send_addresses()
+
+  def _confirm(self, server: int, answer: messages.WorkerAccepted) -> None:
+    """Records that a server accepts the stream of a worker.
+
+    Raises:
+      InvalidMessage: If there was no such worker.
+    """
+    worker, incarnation = answer.worker, answer.incarnation
+    is_known = self._has_existed(worker, incarnation)
+    expect(is_known, 'worker', 'one that was admitted', (worker, incarnation))
+    with self._lock:
+      for each in self._incarnations:
+        is_meant = (each.index, each.number) == (worker, incarnation)
+        if is_meant and each.unconfirmed is not None:
+          each.unconfirmed.discard(server)
+    self._send_addresses()
+
+  def _send_addresses(self) -> None:
+    """Sends the servers' addresses to workers whom all servers accept."""
+    with self._lock:
+      addresses = [server.address for server in self._servers()]
+      accepted = [
+        each
+        for each in self._incarnations
+        if addresses and each.unconfirmed == set() and not each.has_addresses
+      ]
+      for each in accepted:
         each.has_addresses = True
-    for each in waiting if servers else ():
-      each.stream.send(messages.ServerAddresses(servers))
+        each.stream.send(messages.ServerAddresses(addresses))
 
   def _servers(self) -> list[Server | RemoteServer]:
     """Returns all servers, or none if one has not joined; under the lock."""
@@ -840,3 +892,10 @@ class ParameterServerReception(Reception):
     return self._deadlines.explain_server(
       progress.order, progress.since_s, progress.usual_s
     )
+
+
+def _introduce(incarnation: Incarnation) -> messages.AcceptWorker:
+  """Returns the order to servers to accept the stream of a worker."""
+  return messages.AcceptWorker(
+    incarnation.index, incarnation.number, incarnation.process
+  )

@@ -1,6 +1,7 @@
 """Hosts a server in another process than the coordinator's, until it ends."""
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -106,7 +107,7 @@ class _ServerHost:
         schema=messages.TO_SERVER,
         timeout_s=self._settings.timeout_s,
         beat=self._beat,
-        receive=self._order,
+        receive=functools.partial(self._order, stream),
         on_end=lambda: None,
       )
       heartbeat.start()
@@ -250,8 +251,12 @@ class _ServerHost:
     server = self._server
     return messages.ServerHeartbeat(now, server.progress if server else None)
 
-  def _order(self, message: messages.Orders) -> None:
+  def _order(self, stream: Stream, message: messages.ToServer) -> None:
     if self._server is None:
       raise InvalidMessage('Expected no orders before the address was sent.')
+    if isinstance(message, messages.AcceptWorker):
+      self._server.accept(message)
+      stream.send(messages.WorkerAccepted(message.worker, message.incarnation))
+      return
     self._has_orders.set()
     self._server.order(message.sequence, message.orders)

@@ -121,8 +121,10 @@ class Server:
     self._versions = versions
     self._mirror_store = mirrors
     self._pieces = learner if isinstance(learner, Pieces) else None
-    self._lock = threading.Lock()  # Of streams and of ended incarnations.
+    self._lock = threading.Lock()  # Of streams and of incarnations.
     self._ports: dict[Key, _Port] = {}
+    # Newest incarnation that the coordinator has admitted, by worker.
+    self._accepted: dict[int, messages.AcceptWorker] = {}
     self._ended: dict[int, int] = {}  # Last ended incarnation, by worker.
     # In the server's own thread: pushes received and not yet added; of pieces
     # their worker stands here.
@@ -191,7 +193,8 @@ class Server:
     state = self._mirrors.get(mirror, share_part(self.index))
     with self._lock:
       ports, self._ports = [*self._ports.values()], {}
-      self._ended = {}
+      # Another coordinator may count its incarnations from lower numbers.
+      self._accepted, self._ended = {}, {}
       for port in ports:
         port.ended = True
     for port in ports:
@@ -216,6 +219,13 @@ class Server:
     self._sequence = self._done = 0
     left.set_result(before)
 
+  def accept(self, order: messages.AcceptWorker) -> None:
+    """Accepts the stream of a worker's incarnation, and no older one."""
+    with self._lock:
+      before = self._accepted.get(order.worker)
+      if before is None or before.incarnation < order.incarnation:
+        self._accepted[order.worker] = order
+
   def order(self, sequence: int, orders: Sequence[Order]) -> None:
     """Queues orders, which are executed after those of lower numbers.
 
@@ -226,26 +236,29 @@ class Server:
     self._work.put(functools.partial(self._execute_all, sequence, orders))
 
   def serve(
-    self, stream: LoopStream, worker: int, incarnation: int
+    self, stream: LoopStream, hello: messages.WorkerConnection
   ) -> Receiving[None]:
     """Receives the pushes of a worker until its stream ends.
 
     Args:
       stream: Stream from the worker.
-      worker: Rank of the worker.
-      incarnation: Number of its incarnation.
+      hello: Its first message.
 
     Raises:
-      Refused: If the incarnation is over, or is older than another one.
+      Refused: If the incarnation is over, or the coordinator has not admitted
+        it, or has admitted a newer one.
       TransportError: If the stream has ended.
       WrongPush: If a message is not the push of the last release.
     """
-    port, key = _Port(stream), (worker, incarnation)
+    worker, incarnation = key = hello.worker, hello.incarnation
+    port, name = _Port(stream), f'incarnation {incarnation} of worker {worker}'
     with self._lock:
       if incarnation <= self._ended.get(worker, -1):
-        raise Refused(f'incarnation {incarnation} of worker {worker} is over')
-      if any(w == worker and i > incarnation for w, i in self._ports):
-        raise Refused(f'worker {worker} has a newer incarnation')
+        raise Refused(f'{name} is over')
+      if self._accepted.get(worker) != messages.AcceptWorker(
+        *key, hello.process
+      ):
+        raise Refused(f'{name} is not the one that was admitted')
       before = self._ports.get(key)
       self._ports[key] = port
     if before is not None:  # Its worker had lost the connection.
@@ -291,10 +304,10 @@ class Server:
 
   def _handle(self, stream: LoopStream, hello: msgspec.Raw) -> Receiving[None]:
     try:
-      worker = messages.WORKER_CONNECTION.decode(hello)
+      connection = messages.WORKER_CONNECTION.decode(hello)
     except ValueError as error:
       raise Refused(f'sent another hello: {error}') from error
-    yield from self.serve(stream, worker.worker, worker.incarnation)
+    yield from self.serve(stream, connection)
 
   def _zeros(self, stage: int) -> np.ndarray:
     """Returns a push of a stage of the wire whose bytes are all 0."""

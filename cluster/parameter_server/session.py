@@ -100,7 +100,7 @@ class ParameterServerSession(Session[ToWorker]):
       on_hang=on_hang,
       on_end=self._cancel,
     )
-    self._hello = WorkerConnection(index, self.incarnation)
+    self._hello = WorkerConnection(index, self.incarnation, settings.process)
 
   def connect(self) -> None:
     """Connects to all servers, once the coordinator has sent their addresses.

@@ -21,6 +21,7 @@ from cluster.membership.process import Settings
 from cluster.membership.worker_states import ResidualHistory
 from cluster.milestones import Intervals, Milestones
 from cluster.network import messages
+from cluster.network.errors import TransportError
 from cluster.network.port import Port
 from cluster.network.streams import Security, connect, push_service
 from cluster.parameter_server import worker as worker_
@@ -59,6 +60,23 @@ def make_settings(port=0, **changes):
   return settings._replace(**changes)
 
 
+def accept_worker(stream):
+  """Answers the next order to a simulated server to accept a worker.
+
+  Args:
+    stream: Control stream of the server.
+
+  Returns:
+    The order.
+  """
+  while not isinstance(
+    order := stream.receive(messages.TO_SERVER).header, messages.AcceptWorker
+  ):
+    pass
+  stream.send(messages.WorkerAccepted(order.worker, order.incarnation))
+  return order
+
+
 class Coordinator:
   """Coordinator and servers in this process, with streams as workers.
 
@@ -92,6 +110,7 @@ class Coordinator:
     restored_bytes=0,
     batching=None,
     num_factors=0,
+    mirrors=None,
   ):
     """Starts to wait for all workers and servers.
 
@@ -115,8 +134,9 @@ class Coordinator:
       restored_bytes: Size of the checkpoint that servers read.
       batching: Batching of the run; None for a fixed one.
       num_factors: Argument of the runtime.
+      mirrors: Parts of mirrors that servers here hold; None without mirrors.
     """
-    self._learner = learner
+    self._learner, self._mirrors = learner, mirrors
     self.servers = []
     self._members = []
     self._closing = contextlib.ExitStack()
@@ -205,6 +225,7 @@ class Coordinator:
         self._parts, server_part(index), held={}, report=report
       ),
       report=report,
+      mirrors=self._mirrors,
     )
     self.servers.append(server)
     return server
@@ -239,8 +260,14 @@ class Coordinator:
     )
     self._closing.callback(listener.close, 0.0)
     stream.send(messages.ServerAddress(listener.address))
+    self._threads.submit(self._accept, stream)
     while not self._has_started.wait(TIMEOUT_S / 5):
       stream.send(messages.ServerHeartbeat(0.0))
+
+  def _accept(self, stream):
+    with contextlib.suppress(TransportError):
+      while True:
+        accept_worker(stream)
 
   def work(self, index, pushes=None, **settings):
     """Runs a real worker in a thread; returns its Future."""
@@ -320,7 +347,7 @@ class Worker:
     hello = messages.WorkerHello(index, process, 'ours')
     self.control = connect(address, hello, Security(), 10.0)
     admission = self.control.receive(messages.WORKER_ADMISSION).header
-    hello = messages.WorkerConnection(index, admission.incarnation)
+    hello = messages.WorkerConnection(index, admission.incarnation, process)
     servers = self.next().addresses
     self._streams = [
       connect(each, hello, Security(), 10.0, service=push_service(server))

@@ -57,6 +57,7 @@ _WAIT_S = 20.0
 _BEAT_S = 1.0
 _WIRE = dense.make(dtype='float32')
 _NEVER = 10**9
+_PROCESS = '0' * 32
 # Compiled once for all tests.
 _LEARNER = TaskLearner(
   params=np.zeros(2, np.float32),
@@ -371,9 +372,12 @@ class Cluster:
   def _serve(self, server, sock, index, incarnation):
     """Serves a worker in the loop, until its stream ends."""
 
+    hello = messages.WorkerConnection(index, incarnation, _PROCESS)
+    server.accept(messages.AcceptWorker(index, incarnation, _PROCESS))
+
     def run(stream):
       with contextlib.suppress(Closed):
-        yield from server.serve(stream, index, incarnation)
+        yield from server.serve(stream, hello)
       yield from stream.close('')
 
     def begin():

@@ -50,7 +50,7 @@ import sys, time
 from cluster.network import messages
 from cluster.network.streams import Security, connect, push_service
 
-hello = messages.WorkerConnection(0, 0)
+hello = messages.WorkerConnection(0, 0, '0' * 32)
 stream = connect(sys.argv[1], hello, Security(), 10.0, service=push_service(0))
 stream.receive(messages.PIECE_SIZES)
 print('connected', flush=True)
@@ -157,6 +157,7 @@ class HalfOpenTest(absltest.TestCase):
     )
     server.open(Port(self._host, 0, Security()))
     self.addCleanup(server.close, 0.0)
+    server.accept(messages.AcceptWorker(0, 0, '0' * 32))
     before = _count()
     self._start(_PUSHES, server.address)
     self._cut()

@@ -146,7 +146,7 @@ class WorkersTest(_TestCase):
     )
     self.assertRegex(greeting.reason, _HELD.format(0, 1))
     (server,) = coordinator.servers
-    hello = messages.WorkerConnection(0, 0)
+    hello = messages.WorkerConnection(0, 0, coordinators.PROCESS)
     stream = connect(
       server.address, hello, Security(), 10.0, service=push_service(0)
     )

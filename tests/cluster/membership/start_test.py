@@ -133,6 +133,7 @@ class StartTest(parameterized.TestCase):
     worker = coordinator.work(0)
     gone = self._stranger(coordinator, 1)
     gone.send(messages.ServerAddress('127.0.0.1:1'))  # Nothing listens there.
+    coordinators.accept_worker(gone)
     self._wait(
       lambda: any(
         each.has_addresses for each in coordinator.reception._incarnations
@@ -212,6 +213,7 @@ class StartTest(parameterized.TestCase):
     server = self._stranger(coordinator, 1)
     server.send(messages.ServerAddress(link.address))
     coordinator.work(0)
+    coordinators.accept_worker(server)
     self._wait(lambda: 'connected to 1 of 2' in coordinator.reception.missing())
     for _ in range(10):  # Longer than an attempt.
       time.sleep(coordinators.TIMEOUT_S / 5)

@@ -21,6 +21,7 @@ from tests.support.relays import Relay
 from wire import dense
 
 _FLOATS = 2 * 10**6
+_PROCESS = '0' * 32
 _LIMIT_S = 20.0  # The system alone would end a connection after a minute.
 _REPORT = messages.PushReport(
   iteration=0,
@@ -63,7 +64,8 @@ class VanishingWorkerTest(parameterized.TestCase):
     self.addCleanup(self.server.close, 0.0)
 
   def _worker(self, address, incarnation=0):
-    hello = messages.WorkerConnection(0, incarnation)
+    hello = messages.WorkerConnection(0, incarnation, _PROCESS)
+    self.server.accept(messages.AcceptWorker(0, incarnation, _PROCESS))
     stream = connect(address, hello, Security(), 10.0, service=push_service(0))
     self.addCleanup(stream.close)
     stream.receive(messages.PIECE_SIZES)
@@ -132,7 +134,7 @@ class VanishingWorkerTest(parameterized.TestCase):
 
   def test_an_older_incarnation_is_refused(self):
     stream = self._worker(self.server.address, incarnation=1)
-    with self.assertRaisesRegex(Closed, 'worker 0 has a newer incarnation'):
+    with self.assertRaisesRegex(Closed, 'not the one that was admitted'):
       self._worker(self.server.address, incarnation=0)
     self._release(0, incarnation=1)
     self.assertEqual(stream.receive(messages.PULL).header.pull.iteration, 0)
@@ -150,11 +152,12 @@ class VanishingWorkerTest(parameterized.TestCase):
     ([],),
     ({},),
     ({'worker': 0},),
-    ({'worker': '0', 'incarnation': 0},),
-    ({'worker': -1, 'incarnation': 0},),
-    ({'worker': True, 'incarnation': 0},),
-    ({'worker': 0, 'incarnation': 2**60},),
-    ({'worker': 0, 'incarnation': 0.0},),
+    ({'worker': '0', 'incarnation': 0, 'process': _PROCESS},),
+    ({'worker': -1, 'incarnation': 0, 'process': _PROCESS},),
+    ({'worker': True, 'incarnation': 0, 'process': _PROCESS},),
+    ({'worker': 0, 'incarnation': 2**60, 'process': _PROCESS},),
+    ({'worker': 0, 'incarnation': 0.0, 'process': _PROCESS},),
+    ({'worker': 0, 'incarnation': 0, 'process': 'another'},),
   )
   def test_other_hellos_are_refused(self, hello):
     if hello:

@@ -38,11 +38,13 @@ class _Coordinator:
   Attributes:
     address: HOST:PORT.
     reports: Messages of the server, without heartbeats.
+    joined: Set once the server has joined.
   """
 
   def __init__(self, admission, *early):
     self._admission, self.reports = admission, queue.SimpleQueue()
     self._early = early  # Orders that are sent at once.
+    self.joined = threading.Event()
     port = Port('127.0.0.1', 0, Security())
     self._listener = Listener(port, self._serve)
     self.address = self._listener.address
@@ -50,6 +52,7 @@ class _Coordinator:
   def _serve(self, stream, hello):
     messages.HELLO.decode(hello)
     self._stream = stream
+    self.joined.set()
     stream.send(self._admission)
     for sequence, order in enumerate(self._early):
       self.order(sequence, order)
@@ -159,6 +162,35 @@ class LateAnswersTest(absltest.TestCase):
 
   def test_a_restarted_run_gets_no_answer_to_a_question_of_before(self):
     self._check_answers(None)
+
+  def test_orders_of_a_lost_session_are_not_given_in_the_next(self):
+    mirrors = MirrorStore(Port('127.0.0.1', 0, Security()), _LIMIT_S)
+    self.addCleanup(mirrors.close)
+    first = self._coordinator('first')
+    second = self._coordinator('second', messages.MirrorSource(1, []))
+    self.where = first.address
+    thread = self._host(mirrors)
+    self.assertIsInstance(first.next(), messages.ServerAddress)
+    first.order(0, messages.MirrorShare(1))
+    self.assertIsInstance(first.next(), messages.ShareMirrored)
+    order, begun, overtaken = Server.order, threading.Event(), []
+
+    def slowly(*args):
+      begun.set()
+      overtaken.append(second.joined.wait(0.5))
+      order(*args)
+
+    with mock.patch.object(Server, 'order', slowly):
+      first.order(1, messages.Hold(1))
+      self.assertTrue(begun.wait(_LIMIT_S))
+      self.where = second.address
+      first.end()
+      self.assertIsInstance(second.next(), messages.ServerAddress)
+    self.assertEqual(overtaken, [False])
+    second.order(0, messages.SaveShare(1, 1))
+    self.assertEqual(second.next(), messages.ShareSaved(1, None))
+    second.end(messages.SessionEnd('over', 'finished', True))
+    thread.join(_LIMIT_S)
 
   def test_orders_before_the_server_is_ready_end_it(self):
     first, opened = self._coordinator('first', None, messages.Commit(0)), []

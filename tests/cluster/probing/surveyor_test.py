@@ -12,6 +12,7 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 from cluster.network import messages
+from cluster.network.errors import InvalidMessage
 from cluster.network.handshake import Security
 from cluster.network.interfaces import card
 from cluster.network.port import Port
@@ -105,6 +106,33 @@ class SurveyTest(absltest.TestCase):
     self.assertEqual(workers.surveyor.finish(again)['links'], found['links'])
     anew = workers.measure(skips_cache=True)
     self.assertGreater(anew.took_s, 0)
+
+  def test_an_answer_is_checked_by_the_orders_of_its_number(self):
+    refused, events = [], queue.SimpleQueue()
+
+    def send(index, order):
+      if not isinstance(order.probe, messages.OpenEndpoint):
+        return
+      # It answers before the next one has its order, and once more too late.
+      rates = [(1 - index, 1.0)]
+      for number in (order.number, order.number - 1):
+        try:
+          surveyor.check_answer(index, messages.ProbeAnswer(number, rates, ''))
+        except InvalidMessage as error:
+          self.assertIn('answer: expected a host', str(error))
+          refused.append((index, order.number - number))
+      if index:
+        surveyor.lose(index, 'gone')
+
+    surveyor = Surveyor(
+      cache=LinkCache(self.workdir),
+      send=send,
+      put_event=events.put,
+      timeout_s=20.0,
+    )
+    surveyor.begin([0, 1])
+    self.assertEqual(events.get(timeout=20).problem, 'worker 1 is lost: gone')
+    self.assertEqual(refused, [(0, 0), (1, 0)])
 
   def test_the_loss_of_a_worker_ends_a_survey_at_once(self):
     workers = self._workers(2, timeout_s=20.0)
