@@ -228,19 +228,22 @@ def _make_run(
   site: Site,
 ) -> Run:
   learned, files = parts.learned, parts.files
-  evaluate = learned.evaluate
+  measures = learned.evaluate.measures if learned.evaluate else {}
   console = Console(
     target=intervals.target,
     clock=site.clock,
-    figures=evaluate.names if evaluate else (),
+    primary=next(iter(measures), 'accuracy'),
   )
   recorder = Recorder(
     epoch=learned.num_train,
     files=files,
     console=console,
-    accuracies=config.time_to,
+    measures=measures,
+    accuracies=()
+    if measures and 'accuracy' not in measures
+    else config.time_to,
     losses=config.time_to_loss,
-    figures={name: config[f'time_to_{name}'] for name in sections.FALLING},
+    figures=config.time_to_measure.to_dict(),
     watch=watch.make(
       config.cluster.workers, has_links=isinstance(parts.plan, ParameterServer)
     )
@@ -345,7 +348,12 @@ def _manifest(
       ahead,
       resolved['data']['ahead'],
     )
-  return manifests.manifest(resolved, own, prefetched_iterations=ahead)
+  return manifests.manifest(
+    resolved,
+    own,
+    measures=learned.evaluate.measures if learned.evaluate else {},
+    prefetched_iterations=ahead,
+  )
 
 
 def _check_states(

@@ -23,6 +23,8 @@ from wire.codec import Wire
 _REAL = (
   *('cluster.*', 'route.server.dedicated', 'route.server.mirror_s'),
   *('route.forest.adapt', 'route.lanes', 'outputs.metrics_port'),
+  # Thresholds of earlier versions.
+  *('time_to_perplexity', 'time_to_bits_per_byte'),
 )
 _SHARED = ('cluster.workers',)
 
@@ -204,6 +206,10 @@ def _restore(
     path = above + field
     if field == user_parts.SECTION and value:
       _restore_own(section, recorded, above.removesuffix('.'))
+    elif field == 'time_to_measure':
+      section[field].update(
+        {name: tuple(values) for name, values in value.items()}
+      )
     elif isinstance(value, Mapping) and field in section:
       _restore(section[field], value, f'{path}.')
     elif path in _SHARED or not any(fnmatch.fnmatch(path, p) for p in _REAL):
@@ -238,7 +244,7 @@ def _changed_fields(
   config: ConfigDict, defaults: ConfigDict, above: str
 ) -> Iterator[tuple[str, Any]]:
   for field, value in config.items():
-    if field == user_parts.SECTION:
+    if field in user_parts.OPEN:
       for name, got in value.items():
         yield f'{above}{field}.{name}', got
     elif isinstance(value, ConfigDict):

@@ -27,6 +27,12 @@ _NO_SUMMARY: Mapping[str, Any] = {
   'staleness': {},
   'worker_seconds': {},
 }
+# Measures of runs whose manifest has none: it is of an earlier version.
+_MEASURES = {
+  'accuracy': 'rises',
+  'perplexity': 'falls',
+  'bits_per_byte': 'falls',
+}
 _REAL_TIME = 'wall_'  # Prefix of fields.
 
 
@@ -61,6 +67,8 @@ class RunRecord(NamedTuple):
     workers: Indices of the workers that have `spans`.
     spans: All spans of these workers that overlap the window.
     summary: Content of summary.json; None without one.
+    measures: Directions of the measures of evaluations, 'rises' or 'falls', by
+      name, the primary one first; empty without a model.
   """
 
   path: pathlib.Path
@@ -73,6 +81,7 @@ class RunRecord(NamedTuple):
   workers: Sequence[int]
   spans: Sequence[Span]
   summary: Mapping[str, Any] | None = None
+  measures: Mapping[str, str] = {}
 
 
 def time_label(runs: Iterable[RunRecord]) -> str:
@@ -96,7 +105,8 @@ def load(path: str | pathlib.Path) -> RunRecord:
     OSError: If a file cannot be read.
   """
   path = pathlib.Path(path)
-  config = read_config(path)
+  manifest = read_manifest(path)
+  config = manifest['config']
   summary = read_summary(path)
   is_complete, sums = summary is not None, summary or _NO_SUMMARY
   rows = tuple(_read_metrics(path, is_complete))
@@ -115,7 +125,14 @@ def load(path: str | pathlib.Path) -> RunRecord:
     if config['outputs']['timeline']
     else (),
     summary=summary,
+    measures=find_measures(manifest),
   )
+
+
+def find_measures(manifest: Mapping[str, Any]) -> Mapping[str, str]:
+  """Returns the directions of a run's measures from its manifest."""
+  measures: Mapping[str, str] = manifest.get('measures', _MEASURES)
+  return measures
 
 
 def read_summary(path: pathlib.Path) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from analysis.records import RunRecord
 from configs import cells
 
 _MOST = 40  # Runs that are shown in detail; others have only a row.
+_ACCURACY = 'final_accuracy'  # None of tasks without one.
 _RESULTS, _SUMMARY_FILE = 'results.csv', 'summary.json'
 _ALWAYS = (
   *('seed', 'sync.name', 'batching.name', 'wire.name', 'route.name'),
@@ -20,11 +21,9 @@ _ALWAYS = (
 )
 # Columns beside the fields in which runs differ.
 _SUMMARY = (
-  *('final_accuracy', 'final_perplexity', 'final_bits_per_byte'),
   *('time_s', 'iterations', 'updates', 'waiting_share'),
   *('staleness_mean', 'goodput'),
 )
-_THRESHOLDS = ('to_loss.', 'to_perplexity.', 'to_bits_per_byte.')
 
 
 class Table(NamedTuple):
@@ -118,10 +117,14 @@ def _sweep(folder: pathlib.Path, runs: list[tuple[str, RunRecord]]) -> Table:
       *(folder, len(rows) - len(chosen), len(rows), _MOST),
     )
   end = len(columns)  # Before any run has ended, there are no measures.
-  if 'final_accuracy' in columns:
-    end = columns.index('final_accuracy')
-  shown = [k for k, name in enumerate(columns) if k < end or _is_shown(name)]
+  if _ACCURACY in columns:
+    end = columns.index(_ACCURACY)
   every = list(zip(*rows, strict=True))
+  shown = [
+    k
+    for k, name in enumerate(columns)
+    if k < end or (_is_shown(name) and (name != _ACCURACY or any(every[k])))
+  ]
   values = [_numbers(every[k]) for k in shown]
   names = [columns[k] for k in shown]
   return Table(f'Sweep {folder}', names, list(zip(*values, strict=True)))
@@ -129,8 +132,10 @@ def _sweep(folder: pathlib.Path, runs: list[tuple[str, RunRecord]]) -> Table:
 
 def _is_shown(name: str) -> bool:
   """Returns whether a field of a summary, by dotted name, has a column."""
-  reached = name.startswith(_THRESHOLDS) and name.endswith('.time_s')
-  return name in _SUMMARY or name.startswith('time_to.') or reached
+  is_accuracy = name.startswith('to_accuracy.')  # In `time_to`.
+  reached = name.startswith('to_') and name.endswith('.time_s')
+  measured = name.startswith(('final_', 'time_to.'))
+  return name in _SUMMARY or measured or (reached and not is_accuracy)
 
 
 def _numbers(column: Sequence[str]) -> list[Any]:
@@ -153,7 +158,7 @@ def _of_runs(runs: Sequence[tuple[str, RunRecord]]) -> Table:
     {
       name: value
       for name, value in _flat(run.summary or {}).items()
-      if _is_shown(name)
+      if _is_shown(name) and (name != _ACCURACY or value is not None)
     }
     for _, run in runs
   ]

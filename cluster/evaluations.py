@@ -2,7 +2,7 @@
 
 Where time passes during an evaluation, one is computed and at most one waits;
 each holds its version in the parameter store.  An evaluation that becomes due
-meanwhile replaces the waiting one, whose row then has no accuracy.  The queue
+meanwhile replaces the waiting one, whose row then has no measures.  The queue
 is part of checkpoints.  Only the end of a run waits for it.
 """
 
@@ -105,7 +105,7 @@ class Evaluations:
       Each row, and its figures; None for an evaluation that was left out.
 
     Raises:
-      FloatingPointError: If a parameter is not finite.
+      FloatingPointError: If a parameter or a measure is not finite.
     """
     while self._queue:
       self._start_first()
@@ -156,7 +156,7 @@ class Evaluations:
   def _compute(
     self, version: int, read: Callable[[], tuple[Any, Any]]
   ) -> Mapping[str, float]:
-    """Returns the figures of a version, with 'accuracy' among them."""
+    """Returns the measures of a version by name."""
     params, stats = read()
     if not self._evaluate.is_finite(params):
       raise FloatingPointError(

@@ -22,6 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
     for part in path.split('.'):
       section = section[part]
     section.own.unlock()  # Its fields depend on the user's module.
+  config.time_to_measure.unlock()  # Its fields depend on the task.
   return config
 
 

@@ -55,12 +55,12 @@ def get_config(variant: str = 'tiny') -> ml_collections.ConfigDict:
   if variant == 'tiny':
     config.data.name = 'text'
     config.data.text.length = 64
-    config.time_to_bits_per_byte = (3.0, 2.6)
+    config.time_to_measure.bits_per_byte = (3.0, 2.6)
     return config
   config.data.name = 'tokens'
   config.epochs = 1.0
   config.eval_every = 0.01
-  config.time_to_perplexity = (100.0, 40.0)
+  config.time_to_measure.perplexity = (100.0, 40.0)
   config.optimizer.learning_rate = 6e-4
   config.schedule.warmup_epochs = 0.01
   config.batching.micro_batch = 8

@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import json
+import math
 import os
 import pathlib
 import re
@@ -23,6 +24,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import user_parts
+from configs.checks import require
 
 # Function of a section's path that returns the chosen name and its fields.
 Choose = Callable[[str], tuple[str, dict[str, Any]]]
@@ -33,8 +35,6 @@ MATMULS = ('float32', 'tensorfloat32', 'bfloat16')
 ISLAND_SHARDINGS = ('replicated', 'fsdp')
 _ROOT = pathlib.Path(__file__).parents[1]
 MOST_LANES = 16  # Largest value of config.route.lanes.
-# Figures of evaluations with thresholds: fields time_to_NAME.
-FALLING = ('perplexity', 'bits_per_byte')
 AUTO = 'auto'  # Value of config.route.bucket_bytes beside numbers.
 
 # Package of the modules that a section chooses from.
@@ -63,6 +63,8 @@ _RENAMED = {
   'sync.bsp.pipelined': 'route.server.pipelined',
   'batching.r2sp.recent': 'batching.r2sp_released.recent',
   'batching.r2sp.threshold': 'batching.r2sp_released.threshold',
+  'time_to_perplexity': 'time_to_measure.perplexity',
+  'time_to_bits_per_byte': 'time_to_measure.bits_per_byte',
 }
 # Numbers of tasks, as set by srun, Open MPI, and other mpiruns.
 _TASKS = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE')
@@ -217,12 +219,15 @@ def check_values(config: ConfigDict) -> None:
       raise ValueError(
         f'config.time_to: expected above 0, at most 1, got {accuracy}.'
       )
-  for name in ('loss', *FALLING):
-    for value in config[f'time_to_{name}']:
-      if not 0 < value < float('inf'):
-        raise ValueError(
-          f'config.time_to_{name}: expected above 0, got {value}.'
-        )
+  for value in config.time_to_loss:
+    if not 0 < value < float('inf'):
+      raise ValueError(f'config.time_to_loss: expected above 0, got {value}.')
+  for name, values in config.time_to_measure.items():
+    valid = type(values) is tuple and all(
+      type(value) in (int, float) and math.isfinite(value) for value in values
+    )
+    field = f'config.time_to_measure.{name}'
+    require(valid, field, 'a tuple of numbers, such as (0.5,)', values)
 
 
 def _check_islands(config: ConfigDict) -> None:
@@ -525,7 +530,10 @@ def check_used(
   if config.batching.local_steps == 1:
     reasons['config.batching.local_steps is 1'] = ('outer.*',)
   if config.model.name == 'none':
-    reasons["config.model.name is 'none'"] = _NO_MODEL
+    reason = "config.model.name is 'none'"
+    reasons[reason] = _NO_MODEL
+    field, got = 'config.time_to_measure', config.time_to_measure.to_dict()
+    require(not got, field, f'no fields, because {reason}', got)
   if config.cluster.hosts_per_worker == 1:
     inside = ('cluster.network.island_*',)
     reasons['config.cluster.hosts_per_worker is 1'] = inside
@@ -765,8 +773,8 @@ def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
     raise ValueError(_describe_unknown(f'{path}.{field}', *close))
   for field, value in default.items():
     got = config[field]
-    if field == user_parts.SECTION and isinstance(got, ConfigDict):
-      continue  # Its fields depend on the module: see `resolve_own`.
+    if field in user_parts.OPEN and isinstance(got, ConfigDict):
+      continue  # Its fields depend on the user's modules.
     if isinstance(value, ConfigDict) and isinstance(got, ConfigDict):
       _check_fields(got, value, f'{path}.{field}')
     elif field == 'bucket_bytes':

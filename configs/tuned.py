@@ -71,7 +71,7 @@ def text() -> ml_collections.ConfigDict:
   config.epochs = 1.0
   config.eval_every = 0.1
   config.time_to = ()
-  config.time_to_bits_per_byte = (3.5,)
+  config.time_to_measure.bits_per_byte = (3.5,)
   config.optimizer.name = 'adamw'
   config.optimizer.clip_norm = 1.0
   return config

@@ -28,6 +28,8 @@ SUPPLIED: Mapping[str, tuple[str, ...]] = {
   'data': ('directory',),
 }
 SECTION = 'own'  # Section of the fields, beside the name.
+# Sections whose fields depend on the user's modules.
+OPEN = (SECTION, 'time_to_measure')
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _KINDS = (bool, int, float, str, tuple)  # Types of fields.

@@ -45,13 +45,15 @@ class StragglerChange(NamedTuple):
   @property
   def text(self) -> str:
     """The warning as a sentence."""
-    subject = f'worker {self.worker} computes'
+    subject, what = f'worker {self.worker} takes', 'to compute an iteration '
     if self.of == 'link':
-      subject = f'link of worker {self.worker}: its transfers take'
+      subject, what = f'transfers of worker {self.worker} take', ''
+    since = f'since {self.since:.4g} s.'
     if not self.is_slow:
-      return f'{subject} as long as the others again, since {self.since:.4g} s.'
+      return f'{subject} as long {what}as the others again, {since}'
     return (
-      f'{subject} {self.ratio:.2g} times the median, since {self.since:.4g} s.'
+      f'{subject} {self.ratio:.2g} times as long {what}as the median of the '
+      f'others, {since}'
     )
 
 

@@ -1,5 +1,6 @@
 """Evaluation of versions of a model."""
 
+import math
 from typing import Any
 
 import jax
@@ -14,10 +15,10 @@ _WEIGHT = 'weight'  # Key of the weights' sum, beside the sums of figures.
 
 
 class TaskEvaluation:
-  """Accuracy of versions of a model on a split, and the task's other figures.
+  """Measures of versions of a model on a split.
 
   Attributes:
-    names: Names of the figures.
+    measures: Directions of the measures, the primary one first: see `Task`.
   """
 
   def __init__(
@@ -40,12 +41,12 @@ class TaskEvaluation:
     self._inputs, self._targets = test
     self._batch = min(batch, len(test.targets))
 
-    self.names = task.figures
+    self.measures = task.measures
     self._derived = task.derived
     self._is_weighted = task.weigh is not None
-    functions = {'accuracy': task.correct, **task.others}
+    functions = task.evaluated
 
-    def count_correct(
+    def sum_measures(
       params: Any,
       stats: Any,
       inputs: jax.Array,
@@ -55,11 +56,13 @@ class TaskEvaluation:
       mask, found = jnp.arange(len(targets)) < real, {}
       for name, function in functions.items():
         with jax.default_matmul_precision(matmul):
-          correct = function(params, stats, inputs, targets)
-        check_each('task.correct', correct, mask)
+          values = function(params, stats, inputs, targets)
+        is_accuracy = function is task.correct
+        field = 'task.correct' if is_accuracy else f'task.others[{name!r}]'
+        check_each(field, values, mask)
         if task.weigh is not None:
-          correct *= task.weigh(targets)
-        found[name] = jnp.sum(jnp.where(mask, correct, 0.0))
+          values *= task.weigh(targets)
+        found[name] = jnp.sum(jnp.where(mask, values, 0.0))
       if task.weigh is not None:
         weights = jnp.where(mask, task.weigh(targets), 0.0)
         found[_WEIGHT] = jnp.sum(weights)
@@ -69,32 +72,40 @@ class TaskEvaluation:
       leaves = jax.tree.leaves(params)
       return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()
 
-    self._count = jax.jit(count_correct)
+    self._sum = jax.jit(sum_measures)
     self._is_finite = jax.jit(is_finite)
 
   def __call__(self, params: Any, stats: Any) -> dict[str, float]:
-    """Returns the accuracy, 0 to 1, and other measures by name."""
-    right = [
-      self._count_batch(params, stats, start)
+    """Returns the measures by name; an accuracy is 0 to 1.
+
+    Raises:
+      FloatingPointError: If a measure is not finite.
+    """
+    batches = [
+      self._sum_batch(params, stats, start)
       for start in range(0, len(self._targets), self._batch)
     ]
     sums = {
-      name: sum(float(count[name]) for count in right) for name in right[0]
+      name: sum(float(batch[name]) for batch in batches) for name in batches[0]
     }
     total = float(len(self._targets))
     if self._is_weighted:
       total = sums.pop(_WEIGHT) or 1.0  # Without a target, sums are 0.
     means = {name: each / total for name, each in sums.items()}
-    return means | {name: of(means) for name, of in self._derived.items()}
+    figures = means | {name: of(means) for name, of in self._derived.items()}
+    for name, value in figures.items():
+      if not math.isfinite(value):
+        raise FloatingPointError(f'The measure {name} is {value}.')
+    return figures
 
   def warm_up(self, params: Any, stats: Any) -> None:
     """Compiles the evaluation of versions like this one."""
-    jax.block_until_ready(self._count_batch(params, stats, 0))
+    jax.block_until_ready(self._sum_batch(params, stats, 0))
 
-  def _count_batch(self, params: Any, stats: Any, start: int) -> Any:
+  def _sum_batch(self, params: Any, stats: Any, start: int) -> Any:
     """Returns the sums of a batch's measures, and of its weights."""
     stop = start + self._batch
-    return self._count(
+    return self._sum(
       params,
       stats,
       padded(self._inputs[start:stop], self._batch),

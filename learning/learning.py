@@ -341,11 +341,11 @@ class Evaluation(Protocol):
   """Measurement of how good a version is."""
 
   @property
-  def names(self) -> Sequence[str]:
-    """Names of the figures that it gives, with 'accuracy' among them."""
+  def measures(self) -> Mapping[str, str]:
+    """Directions of its measures, 'rises' or 'falls', the primary one first."""
 
   def __call__(self, params: Any, stats: Any) -> Mapping[str, float]:
-    """Returns the accuracy, 0 to 1, and other measures by name."""
+    """Returns the measures by name; an accuracy is 0 to 1."""
 
   def is_finite(self, params: Any) -> bool:
     """Returns whether all parameters are finite."""

@@ -18,7 +18,6 @@ from ml_collections import ConfigDict
 from configs import default
 from configs.checks import require
 from configs.sections import (
-  FALLING,
   Choose,
   build_section,
   check_default,
@@ -186,10 +185,7 @@ def make(
   task = task or _task(config, choose, dataset)
   if config.model.init:
     task = _initialized(task, config.model.init)
-  for name in FALLING:
-    wanted, field = config[f'time_to_{name}'], f'config.time_to_{name}'
-    none = f'(), as evaluations give {list(task.figures)}'
-    require(not wanted or name in task.figures, field, none, wanted)
+  _check_thresholds(config, task)
   schedule = _schedule(config, choose, num_train)
   scaled = scaling is not None
   mesh = _island_mesh(config, devices) if is_island else None
@@ -276,11 +272,32 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
       )
       first = dataset.test.inputs[:1], dataset.test.targets[:1]
       # A model of images refuses tokens where it is called.
-      jax.eval_shape(task.correct, task.params, task.stats, *first)
+      jax.eval_shape(
+        task.evaluated['accuracy'], task.params, task.stats, *first
+      )
       return task
     return classification(
       model, dataset.prepare, augment, top=top, has_loss=config.eval_loss
     )
+
+
+def _check_thresholds(config: ConfigDict, task: Task) -> None:
+  """Checks that a task has the measures for which the config has thresholds."""
+  names = list(task.measures)
+  if 'accuracy' not in names:
+    field = 'config.time_to'
+    expected = (
+      f'the default, as the task measures {names}, but no accuracy; set '
+      f'config.time_to_measure.{task.primary}'
+    )
+    is_default = config.time_to == default.get_config().time_to
+    require(is_default, field, expected, config.time_to)
+  for name, values in config.time_to_measure.items():
+    field = f'config.time_to_measure.{name}'
+    expected = f'one of the measures of the task, {names}'
+    if name == 'accuracy':
+      expected = 'config.time_to, which has the accuracies'
+    require(name in names and name != 'accuracy', field, expected, values)
 
 
 def _initialized(task: Task, file: str) -> Task:

@@ -1,4 +1,4 @@
-"""Tasks: initial parameters, a loss per example, and a measure of accuracy.
+"""Tasks: initial parameters, a loss per example, and measures of evaluations.
 
 Runtimes know a model only as a `Task`, so that anything that JAX can
 differentiate can be trained under every scheme.
@@ -7,7 +7,7 @@ differentiate can be trained under every scheme.
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,38 +27,68 @@ class Task(NamedTuple):
       [B], the loss of each example; the batch's statistics, like `stats`).
       `key` is for dropout and the like.
     correct: Function (params, stats, inputs [B, ...], targets [B, ...]) ->
-      float32 [B], the share of each example's targets that is correct.
+      float32 [B], the share of each example's targets that is correct, whose
+      mean is the measure 'accuracy'.  None if the task has no accuracy.
     stats: Initial running statistics, such as those of batch normalisation: a
       pytree of arrays, averaged over the batches of training, and read only by
-      `correct`.  () if the model has none.
+      `correct` and `others`.  () if the model has none.
     others: Other measures than accuracy: functions like `correct`, by name.
     weigh: Function (targets [B, ...]) -> float32 [B], weight of each example in
       the means of an evaluation; None if all weigh alike.
     derived: Functions of these means by name, such as a perplexity, by name.
+    primary: Name of the measure by which runs are compared first.
+    falling: Names of the measures that are better where they are smaller.
   """
 
   params: Any
   loss: Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
-  correct: Callable[[Any, Any, jax.Array, jax.Array], jax.Array]
+  correct: Callable[[Any, Any, jax.Array, jax.Array], jax.Array] | None = None
   stats: Any = ()
   others: Mapping[
     str, Callable[[Any, Any, jax.Array, jax.Array], jax.Array]
   ] = {}
   weigh: Callable[[jax.Array], jax.Array] | None = None
   derived: Mapping[str, Callable[[Mapping[str, float]], float]] = {}
+  primary: str = 'accuracy'
+  falling: Collection[str] = ()
 
   @property
-  def figures(self) -> tuple[str, ...]:
-    """Names of the figures that an evaluation gives."""
-    return 'accuracy', *self.others, *self.derived
+  def evaluated(
+    self,
+  ) -> dict[str, Callable[[Any, Any, jax.Array, jax.Array], jax.Array]]:
+    """Measures of examples, functions like `correct`, by name."""
+    accuracy = {'accuracy': self.correct} if self.correct else {}
+    return {**accuracy, **self.others}
+
+  @property
+  def measures(self) -> dict[str, str]:
+    """Directions of all measures, 'rises' or 'falls', the primary one first.
+
+    Raises:
+      ValueError: If `primary` or `falling` names another measure.
+    """
+    names = [*self.evaluated, *self.derived]
+    for field, got in (('primary', [self.primary]), ('falling', self.falling)):
+      for name in got:
+        if name not in names:
+          raise ValueError(
+            f'task.{field}: expected some of the measures {names}, got '
+            f'{name!r}.'
+          )
+    return {
+      name: 'falls' if name in self.falling else 'rises'
+      for name in dict.fromkeys((self.primary, *names))
+    }
 
 
 def supervised(
   model: nnx.Module,
   *,
   loss: Callable[[jax.Array, jax.Array], jax.Array],
-  correct: Callable[[jax.Array, jax.Array], jax.Array],
+  correct: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
   others: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {},
+  primary: str = 'accuracy',
+  falling: Collection[str] = (),
   prepare: Callable[[jax.Array], Any] = jnp.asarray,
   augment: Callable[[Any, jax.Array], Any] = lambda inputs, _: inputs,
 ) -> Task:
@@ -72,8 +102,11 @@ def supervised(
       in training are those of its batch.
       It may compute in bfloat16 or float16; its outputs are cast to float32.
     loss: Function (outputs [B, ...], targets [B, ...]) -> float32 [B].
-    correct: Function of the same arguments -> float32 [B], 0 to 1.
+    correct: Function of the same arguments -> float32 [B], 0 to 1; None if the
+      task has no accuracy.
     others: Other measures than accuracy: functions like `correct`, by name.
+    primary: As of `Task`.
+    falling: As of `Task`.
     prepare: Function from stored inputs to those of the model; compiled.
     augment: Function (inputs of the model, key) -> inputs to train on;
       compiled.
@@ -126,25 +159,30 @@ def supervised(
     seen = nnx.to_pure_dict(nnx.state(merged, nnx.BatchStat))
     return loss(outputs, targets), seen
 
-  def correct_function(
+  def measure(
     params: Any,
     stats: Any,
     inputs: jax.Array,
     targets: jax.Array,
     *,
-    correct: Callable[[jax.Array, jax.Array], jax.Array] = correct,
+    function: Callable[[jax.Array, jax.Array], jax.Array],
   ) -> jax.Array:
     merged = nnx.merge(graph, params, stats, {})
-    return correct(call(merged, prepare(inputs), None), targets)
+    return function(call(merged, prepare(inputs), None), targets)
 
   # Dictionaries of arrays: JAX flattens Variables in Python at every call.
   start = nnx.to_pure_dict(stats)
-  more = {
-    name: functools.partial(correct_function, correct=function)
-    for name, function in others.items()
-  }
   return Task(
-    nnx.to_pure_dict(params), loss_function, correct_function, start, more
+    nnx.to_pure_dict(params),
+    loss_function,
+    correct=functools.partial(measure, function=correct) if correct else None,
+    stats=start,
+    others={
+      name: functools.partial(measure, function=function)
+      for name, function in others.items()
+    },
+    primary=primary,
+    falling=falling,
   )
 
 
@@ -176,6 +214,7 @@ def classification(
     loss=loss,
     correct=lambda logits, targets: _is_among(logits, targets, 1),
     others=_top_accuracy(top) | ({'test_loss': loss} if has_loss else {}),
+    falling=('test_loss',) if has_loss else (),
     prepare=prepare,
     augment=augment,
   )
@@ -199,6 +238,8 @@ def next_token(
     perplexity: e to the power of the test loss, at most e^700.
     bits_per_byte: The test loss in bits, divided by the bytes per token.  It
       does not depend on the vocabulary.
+
+  The last one that there is is the primary measure.
 
   Args:
     model: Module as in `supervised` that returns logits, [B, T, vocabulary].
@@ -234,7 +275,12 @@ def next_token(
     correct=correct,
     others={**others, 'test_loss': loss},
     prepare=prepare,
-  )._replace(weigh=_count_tokens, derived=derived)
+  )._replace(
+    weigh=_count_tokens,
+    derived=derived,
+    primary=[*derived][-1],
+    falling=('test_loss', *derived),
+  )
 
 
 def _top_accuracy(

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import rich.console
@@ -10,41 +10,22 @@ import rich.progress
 import rich.table
 from absl import logging
 
-from outputs import terminal
-
-# Labels and formats of figures of evaluations.
-_FIGURES = {
-  'accuracy': ('accuracy', '.2%'),
-  'test_loss': ('test loss', '.4f'),
-  'perplexity': ('perplexity', '.3f'),
-  'bits_per_byte': ('bits per byte', '.4f'),
-}
-
-
-# Labels of what falls to a threshold.
-_FALLING = {
-  'loss': 'training loss',
-  **{name: _FIGURES[name][0] for name in ('perplexity', 'bits_per_byte')},
-}
+from outputs import figures, terminal
 
 
 class Console:
   """Display of a run's progress; use as a context."""
 
-  def __init__(self, *, target: int, clock: str, figures: Collection[str] = ()):
+  def __init__(self, *, target: int, clock: str, primary: str = 'accuracy'):
     """Creates a display that shows nothing yet.
 
     Args:
       target: Examples after which the run ends.
       clock: Kind of the run's seconds: 'virtual' or 'real'.
-      figures: Names of the figures that evaluations give.
+      primary: Name of the measure that is shown during the run.
     """
     self._clock = clock
-    # Accuracy matters where there is no perplexity.
-    falling = [
-      name for name in ('perplexity', 'bits_per_byte') if name in figures
-    ]
-    self._shown = falling or ['accuracy']
+    self._primary = primary
     self._console = rich.console.Console()
     self._is_drawn = self._console.is_terminal
     self._bar = rich.progress.Progress(
@@ -67,14 +48,14 @@ class Console:
       with terminal.may_be_lost():
         self._bar.stop()
 
-  def show(self, row: Mapping[str, Any], figures: Mapping[str, float]) -> None:
-    """Shows a row of metrics.jsonl, and the figures of the newest evaluation.
+  def show(self, row: Mapping[str, Any], newest: Mapping[str, float]) -> None:
+    """Shows a row of metrics.jsonl, and a measure of the newest evaluation.
 
     Rows of barriers are not logged.
     """
-    shown = [_figure(name, figures.get(name)) for name in self._shown]
+    value = figures.text(self._primary, newest.get(self._primary))
     text = (
-      f'{"  ".join(map(" ".join, shown))}  '
+      f'{figures.label(self._primary)} {value}  '
       f'{self._clock} {row["time"]:.1f} s  '
       f'{row["wall_examples_per_s"]:.0f} examples/s  '
       f'waiting {_number(row["waiting_share"], ".1%")}'
@@ -94,19 +75,13 @@ class Console:
     table.add_column(justify='right')
     rows = {
       'scheme': scheme,
-      **dict(
-        _figure(name, summary[f'final_{name}'])
-        for name in _FIGURES
-        if f'final_{name}' in summary
-      ),
       **{
-        f'time to {100 * float(accuracy):g}%': _number(reached, '.2f')
-        for accuracy, reached in summary['time_to'].items()
+        figures.label(name): figures.text(name, value)
+        for name, value in figures.final(summary).items()
       },
       **{
-        f'time to {label} {wanted}': _number(reached['time_s'], '.2f')
-        for name, label in _FALLING.items()
-        for wanted, reached in summary.get(f'to_{name}', {}).items()
+        f'time to {wanted}': _number(time_s, '.2f')
+        for wanted, time_s in figures.times(summary).items()
       },
       'time in all': _number(summary['time_s'], '.2f'),
       'iterations': str(summary['iterations']),
@@ -129,12 +104,6 @@ class Console:
       table.add_row(*row)
     with terminal.may_be_lost():
       self._console.print(table)
-
-
-def _figure(name: str, value: float | None) -> tuple[str, str]:
-  """Returns the label and the text of a figure."""
-  label, form = _FIGURES[name]
-  return label, _number(value, form)
 
 
 def _transfer_share(summary: Mapping[str, Any]) -> float | None:

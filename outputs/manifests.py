@@ -50,6 +50,7 @@ def manifest(
   config: Mapping[str, Any],
   own: Mapping[str, Any],
   *,
+  measures: Mapping[str, str],
   prefetched_iterations: int,
 ) -> dict[str, Any]:
   """Returns the manifest of a run: config, command, versions.
@@ -58,6 +59,8 @@ def manifest(
     config: Config as a dictionary.
     own: Parts of the caller's own, by name, as pytrees of arrays and of values
       that `repr` tells apart; None for a part that the config describes.
+    measures: Directions of the measures of evaluations, by name, the primary
+      one first.
     prefetched_iterations: Iterations for which a worker prefetches examples.
   """
   return {
@@ -66,6 +69,7 @@ def manifest(
     'seed': config['seed'],
     **environment(),
     'numerics': compilations.numerics(config, jax.local_devices()[0]),
+    'measures': measures,
     'prefetched_iterations': prefetched_iterations,
   }
 
@@ -238,7 +242,7 @@ def _jsonable(value: Any) -> Any:
     return {
       key: _jsonable(item)
       for key, item in value.items()
-      if item or key != user_parts.SECTION  # No part of the user's own.
+      if item or key not in user_parts.OPEN  # Nothing of the user's own.
     }
   if isinstance(value, tuple):
     return [_jsonable(item) for item in value]

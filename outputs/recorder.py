@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import jax
 from absl import logging
 
+from configs.checks import require
 from diagnosis.verdicts import Traffic
 from diagnosis.watch import LinkWatch, StragglerChange, Watch
-from outputs import thresholds
+from outputs import thresholds, tracking
 from outputs.accounting import Accounting, LostIteration, Rollback
 from outputs.console import Console
 from outputs.files import RunFiles
@@ -63,6 +64,7 @@ class Recorder:
     epoch: int,
     files: RunFiles,
     console: Console,
+    measures: Mapping[str, str] = {},
     accuracies: Iterable[float] = (),
     losses: Iterable[float] = (),
     figures: Mapping[str, Iterable[float]] = {},
@@ -74,14 +76,26 @@ class Recorder:
       epoch: Examples of one epoch.
       files: Writer of the run's files.
       console: Display of the run.
+      measures: Directions of the measures of evaluations, by name.
       accuracies: Accuracies for which the summary has the first evaluation at
         or above.
       losses: Losses for which the summary has the first ten iterations in a row
         below.
-      figures: Other figures for which it has the first evaluation at or below,
-        by name.
+      figures: Values of other measures for which it has the first evaluation
+        that is as good, by name.
       watch: Watch for slow workers; None for no warnings.
+
+    Raises:
+      ValueError: If a measure has the name of another field of rows.
     """
+    for name in measures:
+      require(
+        name.isidentifier() and name not in tracking.NO_MEASURES,
+        'task.others, task.derived',
+        'names of measures, words other than the fields '
+        f'{tracking.NO_MEASURES} of metrics.jsonl',
+        name,
+      )
     self.accounting = Accounting()
     self.measures = Measures()
     self._epoch = epoch
@@ -91,6 +105,7 @@ class Recorder:
     # Loss and examples since the last row of each kind.
     self._sums = {'log': (0.0, 0), 'evaluation': (0.0, 0)}
     self._thresholds = thresholds.make(accuracies, losses, figures)
+    self._falling = [name for name in measures if measures[name] == 'falls']
     self._figures: dict[str, float] = {}  # Results of the newest evaluation.
     self._wall_before_s = 0.0  # Wall time of earlier processes of the run.
     self._start = wall.perf_counter()
@@ -481,14 +496,15 @@ class Recorder:
     Args:
       row: Result of `make_row` when the evaluation became due; the figures are
         added to it.
-      figures: 'accuracy', and other figures by name; None if the evaluation was
-        left out, whose row has no accuracy then.
+      figures: Measures by name; None if the evaluation was left out, whose row
+        has none then.
     """
     if figures is not None:
       self._figures = dict(figures)
       row.update(figures)
       at = [row[name] for name in ('iterations', 'updates', 'examples')]
-      self._thresholds.add_evaluation(figures, Reached(row['time'], *at))
+      reached = Reached(row['time'], *at)
+      self._thresholds.add_evaluation(figures, self._falling, reached)
     self.record_row(row)
 
   def summary(self, time: float, **more: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Progress at which a run first reached given accuracies, losses and others."""
+"""Progress at which a run first reached given measures and losses."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 _IN_A_ROW = 10  # Iterations below a loss; as in R2SP (INFOCOM 2019).
@@ -24,12 +24,12 @@ class Reached(NamedTuple):
 
 
 class FigureThreshold(NamedTuple):
-  """Figure of evaluations that falls, and how far it has to fall.
+  """Value of a measure that is to be reached.
 
   Attributes:
-    name: Name of the figure, such as 'perplexity'.
-    wanted: Text of the value to reach.
-    reached: Progress at the first evaluation at or below it.
+    name: Name of the measure, such as 'perplexity'.
+    wanted: Text of the value.
+    reached: Progress at the first evaluation that is as good.
   """
 
   name: str
@@ -39,13 +39,13 @@ class FigureThreshold(NamedTuple):
 
 @dataclasses.dataclass
 class Thresholds:
-  """Accuracies, losses and figures to reach, by their texts; plain data.
+  """Accuracies, losses and other measures to reach, by their texts.
 
   Attributes:
     accuracies: Progress at the first evaluation at or above each accuracy.
     losses: Progress at the first ten iterations in a row below each loss.
     below: Number of iterations in a row below each loss, up to now.
-    figures: Thresholds of other figures of evaluations.
+    figures: Thresholds of other measures.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -55,11 +55,14 @@ class Thresholds:
   below: dict[str, int]
   figures: tuple[FigureThreshold, ...] = ()
 
-  def add_evaluation(self, values: Mapping[str, float], now: Reached) -> None:
+  def add_evaluation(
+    self, values: Mapping[str, float], falling: Collection[str], now: Reached
+  ) -> None:
     """Records which thresholds an evaluation reaches.
 
     Args:
-      values: Accuracy, 0 to 1, and other figures by name.
+      values: Measures by name.
+      falling: Names of those that are better where they are smaller.
       now: Progress of the run when the evaluation became due.
     """
     for wanted, reached in self.accuracies.items():
@@ -67,7 +70,10 @@ class Thresholds:
         self.accuracies[wanted] = now
     self.figures = tuple(
       each._replace(reached=now)
-      if each.reached.time_s is None and values[each.name] <= float(each.wanted)
+      if each.reached.time_s is None
+      and _is_reached(
+        values[each.name], float(each.wanted), each.name in falling
+      )
       else each
       for each in self.figures
     )
@@ -116,7 +122,7 @@ def make(
   Args:
     accuracies: Accuracies of evaluations to reach, 0 to 1.
     losses: Losses of pushes to get below.
-    figures: Other figures of evaluations to reach from above, by name.
+    figures: Values of other measures to reach, by name.
   """
   below = {str(loss): 0 for loss in losses}
   return Thresholds(
@@ -129,6 +135,10 @@ def make(
       for value in values
     ),
   )
+
+
+def _is_reached(value: float, wanted: float, falls: bool) -> bool:
+  return value <= wanted if falls else value >= wanted
 
 
 def _plain(reached: Mapping[str, Reached]) -> dict[str, dict[str, Any]]:

@@ -24,10 +24,14 @@ from outputs import atomic
 
 FIELD = 'config.outputs.mlflow'
 FILE = 'mlflow.json'
-PLOTTED = (
-  *('accuracy', 'loss', 'test_loss', 'perplexity', 'bits_per_byte'),
-  *('loss_scale', 'learning_rate', 'waiting_share'),
+# Fields of rows that are no measures of evaluations, and those without a curve.
+_CURVES = ('loss', 'loss_scale', 'learning_rate', 'waiting_share')
+_NO_CURVES = (
+  *('kind', 'time', 'examples', 'epoch', 'iterations', 'updates'),
+  *('staleness_mean', 'skipped', 'wall_s', 'wall_examples_per_s'),
+  *('batch_sum', 'batch_least', 'batch_largest', 'predictor_fallback'),
 )
+NO_MEASURES = _CURVES + _NO_CURVES
 _EXPERIMENT = 'syncopate'
 _WAIT_S = 30.0  # Longest wait for MLflow, at a sweep's start and at an end.
 _METRICS = 1000  # Metrics of a request, as MLflow limits them.
@@ -70,7 +74,7 @@ def check(uri: str) -> None:
 
 def is_plotted(field: str) -> bool:
   """Returns whether a field of metrics.jsonl is a curve of its own."""
-  return field in PLOTTED or field.endswith('_accuracy')
+  return field not in _NO_CURVES
 
 
 def status_of(summary: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import math
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from analysis import records
 from configs import config_file, default, paths, sections, user_parts
-from outputs import atomic
+from outputs import atomic, figures
 from sweeps import driver, outcomes, plan
 from sweeps.grid import Point
 from sweeps.plan import SharedConfig
@@ -57,11 +57,6 @@ VARIANTS = (
   Variant('quorum', 'quorum'),
 )
 SCHEMES = tuple(dict.fromkeys(variant.scheme for variant in VARIANTS))
-# Figures of language models: fields of a summary, columns and formats.
-_FALLING = (
-  ('final_perplexity', 'perplexity', '.3f'),
-  ('final_bits_per_byte', 'bits per byte', '.4f'),
-)
 # Those of the tables in docs/choosing.md.
 _DEFAULT = [scheme for scheme in SCHEMES if scheme != 'quorum']
 
@@ -207,7 +202,10 @@ def compare(
     record = records.load(folder)
     summaries.setdefault(run.variant, []).append(record.summary or {})
     groups.setdefault(run.variant, []).append(record)
-  table = markdown({name: row(each) for name, each in summaries.items()})
+  measures = records.load(folders[0]).measures or ('accuracy',)
+  table = markdown(
+    {name: row(each, measures) for name, each in summaries.items()}
+  )
   text = f'{_caption(config, runs)}\n\n{table}'
   print(text)
   atomic.write(pathlib.Path(out) / 'table.md', text)
@@ -216,13 +214,16 @@ def compare(
   return 0
 
 
-def row(summaries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def row(
+  summaries: Sequence[Mapping[str, Any]], measures: Iterable[str]
+) -> dict[str, str]:
   """Returns the cells of a variant by the names of the columns.
 
   Args:
-    summaries: Summary of each seed's run.  Times to an accuracy count all of
+    summaries: Summary of each seed's run.  Times to a threshold count all of
       them, and are infinite where it was not reached; other columns omit runs
-      that diverged, and the accuracy has their number.
+      that diverged, and the first one has their number.
+    measures: Names of the measures, in the order of their columns.
   """
   finished = [
     each
@@ -236,13 +237,18 @@ def row(summaries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
   diverged = len(summaries) - len(finished)
   note = f'; {diverged} of {len(summaries)} diverged' if diverged else ''
-  cells = {'accuracy (%)': spread('final_accuracy', '.1f', 100) + note}
-  for field, label, form in _FALLING:
-    if finished and all(field in each for each in finished):
-      cells[label] = spread(field, form)
-  for level in summaries[0]['time_to']:
-    times = [each['time_to'][level] for each in summaries]
-    cells[f'to {100 * float(level):g} % (s)'] = _time_cell(times)
+  cells = {}
+  for name in measures:
+    if figures.is_share(name):
+      column, form, scale = f'{figures.label(name)} (%)', '.1f', 100
+    else:
+      column, form, scale = figures.label(name), figures.number_format(name), 1
+    cells[column] = spread(f'final_{name}', form, scale) + note
+    note = ''
+  times = [figures.times(each) for each in summaries]
+  for wanted in times[0]:
+    column = f'to {wanted.replace("%", " %")} (s)'
+    cells[column] = _time_cell([each[wanted] for each in times])
   cells['in all (s)'] = spread('virtual_s', '.1f')
   cells['waiting (%)'] = spread('waiting_share', '.1f', 100)
   cells['mean staleness'] = spread('staleness_mean', '.2f')
@@ -333,7 +339,7 @@ def _changes(
 
 
 def _time_cell(times: list[float | None]) -> str:
-  """Returns the cell of times to an accuracy."""
+  """Returns the cell of times to a threshold."""
   reached = len(times) - times.count(None)
   note = f'; {reached} of {len(times)}' if None in times else ''
   return cell(times, '.1f') + note

@@ -3,8 +3,8 @@
   python -m tools.report RUN_DIR [RUN_DIR ...] --out=DIR
   python -m tools.report --html DIR [DIR ...] [--out=DIR]
 
-Draws accuracy*.png against time, iterations and examples, and perplexity*.png
-and bits_per_byte*.png of language models; staleness.png, waiting.png,
+Draws accuracy*.png against time, iterations and examples, and the same of each
+other measure of the task, such as perplexity*.png; staleness.png, waiting.png,
 breakdown.png, gaps.png, bandwidth.png, and speed-up.png of runs with several
 numbers of workers; timeline-*.png and traffic-*.png of each run,
 batches-*.png of runs whose batches change; and links-*.png and forest-*.png of
@@ -47,7 +47,7 @@ from analysis.drawing import (
 from analysis.drawing import traffic as links
 from analysis.records import RunRecord
 from configs import paths
-from outputs import atomic
+from outputs import atomic, figures
 from tools import diagnose
 
 _PARTS = 5  # Parts of a label, at most.
@@ -61,9 +61,6 @@ _LOOK: Any = {
 PAGE = 'report.html'
 # Sentences below headings of figures, by the beginning of a figure's name.
 _SENTENCES = {
-  'accuracy': 'Accuracy on the test split; higher is better.',
-  'perplexity': 'Perplexity on the test split; lower is better.',
-  'bits_per_byte': 'Bits per byte on the test split; lower is better.',
   'staleness': 'Versions that were applied between the pull of a push and the '
   'update that it went into.',
   'waiting': "Shares of all workers' time by phase.",
@@ -186,15 +183,30 @@ def write_page(
     for name, run in content.runs
   ]
   with matplotlib.rc_context(_LOOK):
+    directions = _directions(groups)
     for name, figure in _figures(groups, _TIMELINES) if groups else ():
-      kind = next(kind for kind in _SENTENCES if name.startswith(kind))
       title = name[:1].upper() + name[1:].replace('_', ' ')
-      sections.append(page.Section(title, (_SENTENCES[kind],), (figure,)))
+      sentence = _sentence(name, directions)
+      sections.append(page.Section(title, (sentence,), (figure,)))
     text = page.render('Runs', content.tables, sections)
   path = pathlib.Path(out) / PAGE
   path.parent.mkdir(parents=True, exist_ok=True)
   atomic.write(path, text)
   return path
+
+
+def _sentence(name: str, directions: Mapping[str, str]) -> str:
+  """Returns the sentence below the heading of a picture."""
+  measure = name.partition('-')[0]
+  if measure not in directions:
+    return next(
+      _SENTENCES[kind] for kind in _SENTENCES if name.startswith(kind)
+    )
+  words = figures.label(measure)
+  better = 'lower' if directions[measure] == 'falls' else 'higher'
+  return (
+    f'{words[:1].upper()}{words[1:]} on the test split; {better} is better.'
+  )
 
 
 def _diagnosis(run: RunRecord) -> list[str]:
@@ -270,7 +282,7 @@ def _figures(
 ) -> Iterator[tuple[str, Figure]]:
   """Yields the pictures with their names."""
   time_label = records.time_label(itertools.chain(*groups.values()))
-  for name in _drawn_figures(groups):
+  for name, direction in _directions(groups).items():
     found = _values(
       groups, name, functools.partial(curves.measured, figure=name)
     )
@@ -282,7 +294,13 @@ def _figures(
       picture = name if against == 'time' else f'{name}-{against}'
       yield (
         picture,
-        curves.draw(lines, against, figure_name=name, time_label=time_label),
+        curves.draw(
+          lines,
+          against,
+          figure_name=name,
+          falls=direction == 'falls',
+          time_label=time_label,
+        ),
       )
   if counts := _values(groups, 'staleness', operator.attrgetter('staleness')):
     yield 'staleness', _draw_staleness(counts)
@@ -313,14 +331,16 @@ def _figures(
       )
 
 
-def _drawn_figures(groups: Groups) -> list[str]:
-  """Returns 'accuracy', and the other figures that any run has measured."""
+def _directions(groups: Groups) -> dict[str, str]:
+  """Returns the directions of the measures that any run has, by name."""
   runs = [*itertools.chain(*groups.values())]
-  return [
-    name
-    for name in curves.FIGURES
-    if name == 'accuracy' or any(curves.measured(run, name) for run in runs)
-  ]
+  found = {
+    name: direction
+    for run in runs
+    for name, direction in run.measures.items()
+    if any(curves.measured(each, name) for each in runs)
+  }
+  return found or {'accuracy': 'rises'}
 
 
 def _over_workers(groups: Groups) -> dict[str, list[RunRecord]]:

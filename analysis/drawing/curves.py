@@ -8,18 +8,13 @@ from matplotlib.figure import Figure
 
 from analysis.drawing import look
 from analysis.records import RunRecord
+from outputs import figures
 
 # Fields of rows that accuracies are drawn against, and what axes say.
 AGAINST = {
   'time': 'time (s)',
   'iterations': 'iterations of all workers',
   'examples': 'examples in updates',
-}
-# Figures of evaluations that are drawn: labels of axes, and factors of values.
-FIGURES = {
-  'accuracy': ('test accuracy (%)', 100),
-  'perplexity': ('test perplexity', 1),
-  'bits_per_byte': ('test bits per byte', 1),
 }
 _SEEDS = 4  # Labels, at most, of which each seed has a line.
 
@@ -39,11 +34,11 @@ class Curve(NamedTuple):
 def measured(
   run: RunRecord, figure: str = 'accuracy', against: str = 'time'
 ) -> Curve | None:
-  """Returns a figure of all evaluations of a run; None if it has none.
+  """Returns a measure of all evaluations of a run; None if it has none.
 
   Args:
     run: The run.
-    figure: One of `FIGURES`.
+    figure: Name of the measure.
     against: One of `AGAINST`.
   """
   points = [
@@ -72,6 +67,7 @@ def draw(
   against: str,
   *,
   figure_name: str = 'accuracy',
+  falls: bool = False,
   time_label: str = AGAINST['time'],
 ) -> Figure:
   """Draws the median of the seeds by label, and the seeds of a few labels.
@@ -79,10 +75,13 @@ def draw(
   Args:
     curves: Curves of the seeds, by label.
     against: One of `AGAINST`.
-    figure_name: One of `FIGURES`.
+    figure_name: Name of the measure.
+    falls: Whether it is better where it is smaller.
     time_label: Label of the axis of times.
   """
-  axis_label, factor = FIGURES[figure_name]
+  is_share = figures.is_share(figure_name)
+  axis_label = f'test {figures.label(figure_name)}{" (%)" * is_share}'
+  factor = 100 if is_share else 1
   figure = Figure((9.5, 5))
   axes = figure.subplots()
   medians = {label: median(found) for label, found in curves.items()}
@@ -97,10 +96,10 @@ def draw(
   along = time_label if against == 'time' else AGAINST[against]
   axes.set(xlabel=along, ylabel=axis_label)
   axes.set_xlim(left=0)
-  if figure_name == 'accuracy':
+  if is_share:
     axes.set_ylim(_floor(medians.values()), min(axes.get_ylim()[1], 100.5))
-  else:
-    axes.set_ylim(top=_ceiling(medians.values()))
+  elif falls and (top := _ceiling(medians.values())) > 0:
+    axes.set_ylim(top=top)
   axes.grid(alpha=0.3)
   several = any(len(found) > 1 for found in curves.values())
   title = 'median of the seeds' if several else None
@@ -114,7 +113,7 @@ def _ceiling(medians: Collection[Curve]) -> float:
   Early values are many times the late ones.
   """
   late = [v[4 * t >= t[-1]] for t, v in medians if len(t)]
-  return 1.02 * float(np.concatenate([[0.0], *late]).max()) or 1.0
+  return 1.02 * float(np.concatenate([[0.0], *late]).max())
 
 
 def _floor(medians: Collection[Curve]) -> float:

@@ -13,17 +13,11 @@ from analysis import records
 from analysis.watching.following import Follower
 from analysis.watching.memory import find_memory
 from analysis.watching.progress import LEFT, Progress
+from outputs import figures
 
 _MOST_WORKERS = 64  # Rows of the table of workers.
 _MOST_LINKS = 5
 _RECENT = 32  # Rows of metrics.jsonl that the rate of examples is of.
-_FIGURES = {
-  'loss': ('training loss', '.4f'),
-  'accuracy': ('accuracy', '.2%'),
-  'test_loss': ('test loss', '.4f'),
-  'perplexity': ('perplexity', '.3f'),
-  'bits_per_byte': ('bits per byte', '.4f'),
-}
 
 
 class Page:
@@ -40,7 +34,9 @@ class Page:
       OSError: If its files cannot be read.
     """
     self._folder = folder
-    self._config = records.read_config(folder)
+    manifest = records.read_manifest(folder)
+    self._config = manifest['config']
+    self._measures = ('loss', *records.find_measures(manifest))
     if not self._config['outputs']['events']:
       raise ValueError(
         f'{folder}: expected a run with events.jsonl, got one with '
@@ -99,12 +95,13 @@ class Page:
       text = ', '.join(f'{number} {name}' for name, number in unused.items())
       table.add_row('not applied', text)
     table.add_row('time', self._describe_time(last))
-    figures = []
-    for name, (label, form) in _FIGURES.items():
+    results = []
+    for name in self._measures:
       known = [row[name] for row in self._rows if row.get(name) is not None]
       if known:
-        figures.append(f'{label} {known[-1]:{form}}')
-    table.add_row('results', ', '.join(figures) or '-')
+        value = figures.text(name, known[-1])
+        results.append(f'{figures.label(name)} {value}')
+    table.add_row('results', ', '.join(results) or '-')
     table.add_row(
       'workers',
       f'{last["waiting_share"]:.1%} of the time waiting, mean staleness '

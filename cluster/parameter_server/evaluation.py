@@ -12,7 +12,7 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -97,9 +97,9 @@ class RemoteEvaluation:
     self._evaluators = evaluators
 
   @property
-  def names(self) -> Sequence[str]:
-    """Names of the figures that it gives."""
-    return self._local.names
+  def measures(self) -> Mapping[str, str]:
+    """Directions of its measures, the primary one first."""
+    return self._local.measures
 
   def is_finite(self, params: Any) -> bool:
     """Returns whether all parameters are finite."""
@@ -110,7 +110,7 @@ class RemoteEvaluation:
     self._local.warm_up(params, stats)
 
   def __call__(self, params: Any, stats: Any) -> Mapping[str, float]:
-    """Returns the accuracy, 0 to 1, and other measures by name."""
+    """Returns the measures by name; an accuracy is 0 to 1."""
     if self._evaluators is not None:
       figures = self._evaluate(
         self._evaluators, {'params': params, 'stats': stats}
@@ -134,7 +134,7 @@ class RemoteEvaluation:
       handover.Handover(self._settings.port, find, self._settings.timeout_s)
     ) as source:
       while pending := evaluators.request_evaluation(
-        number, source.address, self._excluded, self.names
+        number, source.address, self._excluded, self.measures
       ):
         self._has_asked = True
         start = time.monotonic()
@@ -196,7 +196,11 @@ class Evaluator:
     figures, error = None, None
     try:
       figures = self._figures(request.number, request.address)
-    except (TransportError, jax.errors.JaxRuntimeError) as failure:
+    except (
+      TransportError,
+      jax.errors.JaxRuntimeError,
+      FloatingPointError,  # The coordinator finds the same, and ends the run.
+    ) as failure:
       error = f'{type(failure).__name__}: {failure}'
     with contextlib.suppress(TransportError):  # The coordinator notices, too.
       send(messages.Evaluated(request.number, figures, error))

@@ -60,7 +60,7 @@ RUN = Section(
   ),
   time_to=Field(
     (0.9, 0.95),
-    'Accuracies whose first time is reported.',
+    'Accuracies whose first time is reported, if the task has an accuracy.',
     above=0,
     at_most=1,
     needs=('model',),
@@ -70,17 +70,10 @@ RUN = Section(
     'Losses whose first time is reported: ten iterations in a row below them.',
     needs=('model',),
   ),
-  time_to_perplexity=positive(
-    (),
-    'Perplexities whose first time is reported: an evaluation at or below '
-    'them.',
-    needs=('model',),
-  ),
-  time_to_bits_per_byte=positive(
-    (),
-    'Bits per byte whose first time is reported: an evaluation at or below '
-    'them.',
-    needs=('model',),
+  time_to_measure=Section(
+    'Values of other measures of the task, as fields of their names, whose '
+    'first time is reported, such as config.time_to_measure.perplexity = '
+    '(40.0,).',
   ),
   outputs=Section(
     'Which optional files does the run write?',

@@ -1,6 +1,8 @@
 """Tests for parts of the user's own, which configs name by dotted path."""
 
+import contextlib
 import functools
+import io
 import json
 import pathlib
 import sys
@@ -9,16 +11,18 @@ import textwrap
 
 import jax
 import numpy as np
+import rich.console
 from absl.testing import absltest, parameterized
 
 import train
 from analysis import manifests as recorded_configs
 from analysis import records
+from analysis.watching.page import Page
 from configs import default, sections
 from outputs import inputs, manifests
 from sweeps import plan
 from tests.support import small, together
-from tools import compare, diagnose, replay
+from tools import compare, diagnose, replay, report
 from tuning import candidates
 
 _SCHEME = """
@@ -358,8 +362,12 @@ def make(*, input_shape, num_classes, seed, dtype, width=8, tolerance=0.1):
   return task.supervised(
     Net(*input_shape, width, nnx.Rngs(seed)),
     loss=optax.squared_error,
-    correct=lambda outputs, targets: jnp.abs(outputs - targets) < tolerance,
-    others={'squared_error': optax.squared_error},
+    others={
+      'mse': optax.squared_error,
+      'met': lambda outputs, targets: jnp.abs(outputs - targets) < tolerance,
+    },
+    primary='mse',
+    falling=('mse',),
   )
 """
 _DATA = """
@@ -388,16 +396,90 @@ def _regression(scheme='bsp', own=(), **changed):
   return config
 
 
-class OwnTaskTest(absltest.TestCase):
-  def test_a_model_may_return_a_task_with_its_own_loss_and_measures(self):
-    run = small.build(_regression(epochs=60.0))
-    run()
-    rows = [
-      row
-      for row in records.load(run.files.workdir).rows
-      if row['kind'] == 'evaluation'
-    ]
-    self.assertLess(rows[-1]['squared_error'], 0.5 * rows[0]['squared_error'])
+class OwnTaskTest(parameterized.TestCase):
+  def test_a_measure_of_ones_own_is_shown_in_all_places(self):
+    config = _regression(epochs=30.0)
+    config.time_to_measure.mse, config.time_to_measure.met = (0.1,), (0.3, 2.0)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), self.assertLogs() as logs:
+      run = small.build(config)
+      run.console._console.file = printed
+      summary = run()
+    record = records.load(run.files.workdir)
+    self.assertEqual(record.measures, {'mse': 'falls', 'met': 'rises'})
+    rows = [row for row in record.rows if row['kind'] == 'evaluation']
+    self.assertLess(rows[-1]['mse'], 0.5 * rows[0]['mse'])
+    self.assertIsNone(rows[-1]['accuracy'])
+    first = next(row for row in rows if row['mse'] <= 0.1)
+    self.assertEqual(summary['to_mse']['0.1']['time_s'], first['time'])
+    first = next(row for row in rows if row['met'] >= 0.3)
+    self.assertEqual(summary['to_met']['0.3']['time_s'], first['time'])
+    self.assertIsNone(summary['to_met']['2.0']['time_s'])
+    self.assertEqual((summary['time_to'], summary['to_accuracy']), ({}, {}))
+    self.assertIsNone(summary['final_accuracy'])
+
+    shown = f'mse {summary["final_mse"]:.4g}'
+    self.assertIn(shown, '\n'.join(logs.output))
+    reached = f'{summary["to_mse"]["0.1"]["time_s"]:.2f}'
+    table = printed.getvalue()
+    self.assertRegex(table, rf'│ time to mse 0.1 +│ +{reached} │')
+    self.assertNotIn('accuracy', table)
+
+    page = io.StringIO()
+    rich.console.Console(file=page, width=80).print(
+      Page(run.files.workdir).render()
+    )
+    self.assertIn(shown, page.getvalue())
+    cells = compare.row([summary], record.measures)
+    self.assertEqual(next(iter(cells)), 'mse')
+    self.assertIn('to mse 0.1 (s)', cells)
+    out = tempfile.mkdtemp()
+    text = report.write_page([run.files.workdir], out).read_text()
+    self.assertIn('Mse on the test split; lower is better.', text)
+    self.assertIn('Met on the test split; higher is better.', text)
+    self.assertNotIn('ccuracy', text)
+
+  @parameterized.parameters(
+    (
+      {'time_to_measure__mae': (1.0,)},
+      r"time_to_measure.mae: expected one of .* \['mse', 'met'\]",
+    ),
+    (
+      {'time_to_measure__accuracy': (0.5,)},
+      'time_to_measure.accuracy: expected config.time_to, which',
+    ),
+    (
+      {'time_to': (0.5,)},
+      r"time_to: expected the default, .* \['mse', 'met'\], but no accuracy; "
+      'set config.time_to_measure.mse',
+    ),
+  )
+  def test_a_threshold_of_a_measure_that_a_task_lacks(self, changed, message):
+    with self.assertRaisesRegex(ValueError, rf'^config\.{message}'):
+      small.build(_regression(**changed))
+
+  @parameterized.parameters(
+    ("primary='mse',", '', r"task.primary: .* \['mse', 'met'\], .* 'accuracy'"),
+    ("falling=('mse',)", "falling=('mae',)", "task.falling: .* 'mae'"),
+    ("'met'", "'loss'", "names of measures, .*, got 'loss'"),
+  )
+  def test_a_task_whose_measures_are_wrong(self, text, other, message):
+    config = _regression()
+    config.model.name = _write(_TASK.replace(text, other))
+    with self.assertRaisesRegex(ValueError, message):
+      small.build(config)
+
+  def test_a_measure_that_is_not_finite_ends_the_run(self):
+    config = _regression()
+    measured = "'mse': lambda *pair: optax.squared_error(*pair) / 0"
+    text = _TASK.replace("'mse': optax.squared_error", measured)
+    config.model.name = _write(text)
+    run = small.build(config)
+    with self.assertRaisesRegex(FloatingPointError, 'measure mse is inf'):
+      run()
+    self.assertRegex(
+      records.read_summary(run.files.workdir)['ended'], 'FloatingPointError'
+    )
 
   def test_fields_that_a_task_would_ignore_are_refused(self):
     config = _regression()
@@ -424,9 +506,12 @@ class OwnTaskTest(absltest.TestCase):
       cluster__speed__slowdown=(1.0,),
     )
     folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    config.time_to_measure.mse = (100.0,)
     together.run(config, folder)
     summary = json.loads((folder / 'summary.json').read_text())
     self.assertEqual(summary['ended'], 'finished')
+    self.assertIsNotNone(summary['to_mse']['100.0']['time_s'])
+    self.assertGreater(summary['final_mse'], 0)
 
 
 if __name__ == '__main__':

@@ -177,7 +177,9 @@ print(*map(os.environ.get, ('JAX_PLATFORMS', 'CUDA_VISIBLE_DEVICES')))
     (folder / 'launch.jsonl').write_text('{}\n')
     run = files.RunFiles(str(folder))
     run.claim(
-      manifests.manifest(small.config().to_dict(), {}, prefetched_iterations=2)
+      manifests.manifest(
+        small.config().to_dict(), {}, measures={}, prefetched_iterations=2
+      )
     )
     run.release()
 

@@ -148,10 +148,10 @@ class LanguageRunTest(parameterized.TestCase):
 
   def test_results_are_shown_in_all_places(self):
     directory = _folder()
-    wanted = {'time_to_perplexity': (20.0, 1.0), 'time_to_loss': (2.9,)}
-    run = small.build(
-      _config(directory, **wanted, time_to_bits_per_byte=(1.25,), log_every=1)
-    )
+    config = _config(directory, time_to_loss=(2.9,), log_every=1)
+    config.time_to_measure.perplexity = (20.0, 1.0)
+    config.time_to_measure.bits_per_byte = (1.25,)
+    run = small.build(config)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), self.assertLogs() as logs:
       run.console._console.file = printed
@@ -169,7 +169,7 @@ class LanguageRunTest(parameterized.TestCase):
     bits = f'{summary["final_bits_per_byte"]:.4f}'
     perplexity = f'{summary["final_perplexity"]:.3f}'
     logged = '\n'.join(logs.output)
-    self.assertIn(f'perplexity {perplexity}  bits per byte {bits}', logged)
+    self.assertIn(f'bits per byte {bits}', logged)
     table = printed.getvalue()
     for label, text in (
       ('bits per byte', bits),
@@ -233,11 +233,14 @@ class LanguageRunTest(parameterized.TestCase):
     (
       {
         'data__tokens__bytes_per_token': 0.0,
-        'time_to_bits_per_byte': (2.0,),
+        'time_to_measure__bits_per_byte': (2.0,),
       },
-      r'config.time_to_bits_per_byte: expected \(\), as evaluations give .*',
+      r"time_to_measure.bits_per_byte: expected .* the task, \['perplexity', ",
     ),
-    ({'time_to_perplexity': (-1.0,)}, 'config.time_to_perplexity: .* above 0'),
+    (
+      {'time_to_measure__perplexity': 4.0},
+      r'config.time_to_measure.perplexity: expected a tuple .*, got 4\.0',
+    ),
   )
   def test_rejects_before_anything_starts(self, changed, message):
     directory = _folder(count=1201)
@@ -248,9 +251,10 @@ class LanguageRunTest(parameterized.TestCase):
 
   def test_models_of_images_have_no_perplexity(self):
     with self.assertRaisesRegex(
-      ValueError, r"config.time_to_perplexity: .* give \['accuracy'\]"
+      ValueError,
+      r"config.time_to_measure.perplexity: .* the task, \['accuracy'\]",
     ):
-      small.build(small.config(time_to_perplexity=(3.0,)))
+      small.build(small.config(time_to_measure__perplexity=(3.0,)))
 
   def test_without_bytes_per_token_there_are_no_bits_per_byte(self):
     config = _config(_folder(), epochs=1.0, data__tokens__bytes_per_token=0.0)

@@ -18,7 +18,10 @@ def _fingerprint(**changed):
   own = {'scheme': None, 'task': None, 'dataset': None}
   return manifests.fingerprint(
     manifests.manifest(
-      small.config(**changed).to_dict(), own, prefetched_iterations=2
+      small.config(**changed).to_dict(),
+      own,
+      measures={},
+      prefetched_iterations=2,
     )
   )
 
@@ -65,7 +68,9 @@ class EndTest(absltest.TestCase):
     folder = pathlib.Path(tempfile.mkdtemp(), 'run')
     files = RunFiles(str(folder))
     files.claim(
-      manifests.manifest(small.config().to_dict(), {}, prefetched_iterations=2)
+      manifests.manifest(
+        small.config().to_dict(), {}, measures={}, prefetched_iterations=2
+      )
     )
     files.begin(num_workers=2)
     files.event({'event': 'push', 'time': 1.5})

@@ -95,15 +95,22 @@ class ThresholdsTest(absltest.TestCase):
       },
     )
 
-  def test_a_figure_is_reached_at_its_first_evaluation_at_or_below(self):
-    found = thresholds.make((0.5,), (), {'perplexity': (8, 4.5), 'bits': ()})
+  def test_a_measure_is_reached_at_its_first_evaluation_that_is_as_good(self):
+    values = {'perplexity': (8, 4.5), 'score': (8.5,), 'bits': ()}
+    found = thresholds.make((0.5,), (), values)
     for number, value in enumerate([9.0, 8.0, 9.0, 7.0, 5.0]):
       now = Reached(float(number), number, number, number)
-      found.add_evaluation({'accuracy': value / 20, 'perplexity': value}, now)
+      figures = {
+        'accuracy': value / 20,
+        'perplexity': value,
+        'score': 17 - value,
+      }
+      found.add_evaluation(figures, ['perplexity'], now)
     reached = {'time_s': 1.0, 'iterations': 1, 'updates': 1, 'examples': 1}
     blank = dict.fromkeys(reached)
     summary = found.summary()
     self.assertEqual(summary['to_perplexity'], {'8': reached, '4.5': blank})
+    self.assertEqual(summary['to_score'], {'8.5': reached})
     self.assertEqual(summary['time_to'], {'0.5': None})
     self.assertNotIn('to_bits', summary)
 

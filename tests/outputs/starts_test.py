@@ -121,7 +121,7 @@ class WorkersTest(absltest.TestCase):
   def test_devices_are_recorded_and_changes_are_logged(self):
     folder = pathlib.Path(tempfile.mkdtemp(), 'run')
     found = manifests.manifest(
-      small.config().to_dict(), {}, prefetched_iterations=2
+      small.config().to_dict(), {}, measures={}, prefetched_iterations=2
     )
     for start, kind in enumerate(('NVIDIA A100', 'NVIDIA H100')):
       files = RunFiles(str(folder))

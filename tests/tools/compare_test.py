@@ -258,7 +258,7 @@ class TableTest(parameterized.TestCase):
     self.assertEqual(compare.cell(values, 'g'), expected)
 
   def test_cells_are_medians_and_ranges(self):
-    cells = compare.row([_summary(seed) for seed in range(3)])
+    cells = compare.row([_summary(seed) for seed in range(3)], ['accuracy'])
     self.assertEqual(
       cells,
       {
@@ -277,17 +277,19 @@ class TableTest(parameterized.TestCase):
     ([1.0, None, None], '-; 1 of 3'),
   )
   def test_a_time_has_the_number_of_its_seeds(self, times, cell):
-    cells = compare.row([_summary(reached=time) for time in times])
+    cells = compare.row(
+      [_summary(reached=time) for time in times], ['accuracy']
+    )
     self.assertEqual(cells['to 90 % (s)'], cell)
 
   def test_diverged_runs_are_counted_and_omitted(self):
     diverged = _summary(ended='FloatingPointError: no', reached=None)
-    cells = compare.row([_summary(0), diverged, _summary(2)])
+    cells = compare.row([_summary(0), diverged, _summary(2)], ['accuracy'])
     self.assertEqual(cells['accuracy (%)'], '91.0 (90.0–92.0); 1 of 3 diverged')
     self.assertEqual(cells['to 90 % (s)'], '1.0; 2 of 3')
     self.assertEqual(cells['updates'], '101 (100–102)')
 
-    cells = compare.row([diverged, diverged])
+    cells = compare.row([diverged, diverged], ['accuracy'])
     self.assertEqual(cells['accuracy (%)'], '-; 2 of 2 diverged')
     self.assertEqual(cells['in all (s)'], '-')
 

@@ -17,6 +17,7 @@ def _record(seed=0, **changed):
       manifest(
         small.config(seed=seed, **changed).to_dict(),
         {},
+        measures={},
         prefetched_iterations=2,
       )['config']
     )

@@ -65,7 +65,9 @@ def _write_run(workers):
   config = small.config(
     cluster__workers=workers, cluster__speed__slowdown=(1.0,)
   )
-  files.claim(manifest(config.to_dict(), {}, prefetched_iterations=2))
+  files.claim(
+    manifest(config.to_dict(), {}, measures={}, prefetched_iterations=2)
+  )
   files.begin(num_workers=workers)
   for second in range(40):
     for worker in range(workers):
