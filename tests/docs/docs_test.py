@@ -287,7 +287,8 @@ class PageTest(parameterized.TestCase):
 
   def _assert_field(self, defaults, field, page):
     section = defaults
-    for part in field.partition('.own.')[0].split('.'):
+    path = re.split(r'\.own\.|(?<=time_to_measure)\.', field)[0]
+    for part in path.split('.'):
       named = isinstance(section, type(defaults)) and part in section
       self.assertTrue(named, f'{page}: config.{field}')
       section = section[part]
