@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from cluster.network import memory, sockets
+from cluster.network import sockets
 from cluster.network.interfaces import interface_address
 from cluster.process import roles
 from cluster.process.exits import (
@@ -26,11 +26,10 @@ from cluster.process.exits import (
 )
 from configs.checks import require
 from launch import lab
-from launch.plan import Plan
+from launch.plan import INTERFACE, Plan, environment, on_interface
 from launch.processes import Command, Exit, Group
 from launch.ray_processes import RayProcesses, Request, Reservation, reserve
 from launch.screen import Screen
-from outputs import compiled
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FINISH_S = 10.0  # Time of the others to end after the coordinator.
@@ -43,8 +42,7 @@ _IDLE_S = 60.0
 _SAME_S = 1.0  # With --rank, a signal repeated within this time is ignored.
 # Codes with which followers end when their leader has ended.
 _OF_LEADERS = (LOST, STOPPED, DRAINED)
-_INTERFACE = '--config.cluster.interface='
-_LOOPBACK = f'{_INTERFACE}lo'
+_LOOPBACK = f'{INTERFACE}lo'
 _PORT = '--config.cluster.port='
 
 
@@ -337,14 +335,11 @@ class _Supervisor:
     else:
       argv += [f'--role={name.replace(" ", ":")}', *self._meeting]
     if host := self._places[name]:
-      if not any(word.startswith(_INTERFACE) for word in argv):
-        argv += [f'{_INTERFACE}eth0']
-      argv = lab.command(host, argv)
+      argv = lab.command(host, on_interface(argv, 'eth0'))
     own = {**self._devices[name], **self._screen.environ(name)}
     own |= {'SYNCOPATE_RESTARTS': str(self._starts[name])}
     if not isinstance(self._processes, RayProcesses):
-      cache = compiled.variables(os.environ, _cache(self._plan))
-      own = {**cache, **memory.ENVIRONMENT, **os.environ, **own}
+      own = {**environment(os.environ, _cache(self._plan)), **own}
     pid = self._processes.start(Command(name, argv, own))
     self._starts[name] += 1
     self._row(name, pid, 'start', None)
@@ -379,8 +374,8 @@ class _Supervisor:
     host = self._places[self._plan.coordinator]
     if not host:
       words = self._plan.arguments
-      named = [w for w in words if w.startswith(_INTERFACE)] or [_LOOPBACK]
-      host = interface_address(named[-1].removeprefix(_INTERFACE))
+      named = [w for w in words if w.startswith(INTERFACE)] or [_LOOPBACK]
+      host = interface_address(named[-1].removeprefix(INTERFACE))
     address = sockets.join(host, port or roles.free_ports(1)[0])
     self._meeting = [f'--coordinator={address}']
 

@@ -7,8 +7,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from cluster.membership.terms import Terms
+from cluster.network import memory
 from cluster.process import devices
 from configs.checks import require
+from outputs import compiled
 
 # Flags that the launcher sets.
 _OWN = (
@@ -17,6 +19,28 @@ _OWN = (
   *('config.route.server.servers', 'config.route.server.dedicated'),
   *('config.cluster.workers_per_gpu', 'config.cluster.hosts_per_worker'),
 )
+
+
+INTERFACE = '--config.cluster.interface='
+
+
+def on_interface(argv: Sequence[str], interface: str) -> list[str]:
+  """Returns a command with an interface, unless it names one."""
+  is_named = any(word.startswith(INTERFACE) for word in argv)
+  return [*argv, *([] if is_named else [f'{INTERFACE}{interface}'])]
+
+
+def environment(
+  environ: Mapping[str, str], cache: pathlib.Path
+) -> dict[str, str]:
+  """Returns variables of the processes of a run.
+
+  Args:
+    environ: The environment, which has precedence.
+    cache: Folder of compiled programs, for processes that restart.
+  """
+  programs = compiled.variables(environ, cache)
+  return {**programs, **memory.ENVIRONMENT, **environ}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,16 +22,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cluster.network import memory
 from cluster.process import devices, ray_cluster
 from configs.checks import require
-from launch.plan import Plan
+from launch.plan import Plan, environment, on_interface
 from launch.processes import Command, Exit, Group
 from launch.screen import Screen
-from outputs import compiled
 
 _FLAG = '--on=ray'
-_INTERFACE = '--config.cluster.interface='
 _POLL_S = 0.5  # Between two answers of an actor while its process runs.
 _LOG_INTERVAL_S = 10.0  # Between two lines while resources are missing.
 
@@ -204,13 +201,10 @@ class Actor:
     require(has_code, _FLAG, expected, absent)
     ray_cluster.require_shared(workdir, text, flag='--workdir', node=node)
     os.chdir(cwd)
-    words = [sys.executable, *argv]
-    if not any(word.startswith(_INTERFACE) for word in argv):
-      words.append(f'{_INTERFACE}{node}')
+    words = on_interface([sys.executable, *argv], node)
     # Compiled programs may differ between hosts.
-    folder = pathlib.Path(workdir) / 'compiled' / socket.gethostname()
-    cache = compiled.variables(os.environ, folder)
-    own = {**cache, **memory.ENVIRONMENT, **os.environ, **environ}
+    cache = pathlib.Path(workdir) / 'compiled' / socket.gethostname()
+    own = {**environment(os.environ, cache), **environ}
     return self._processes.start(Command(name, words, own))
 
   def poll(self) -> tuple[bytes, Exit | None]:
