@@ -6,8 +6,6 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
 
 from absl.testing import absltest, parameterized
@@ -98,14 +96,9 @@ class ExampleTest(absltest.TestCase):
 
   def test_the_commands_on_forests_print_what_the_page_shows(self):
     folder = tempfile.mkdtemp()
-    command = [sys.executable, '-m', 'tools.pack', 'dgx_a100(2)', '--baselines']
-    done = subprocess.run(
-      [*command, f'--out={folder}/forest.json'],
-      cwd=pages.ROOT,
-      capture_output=True,
-      text=True,
-      check=True,
-    )
+    words = ('dgx_a100(2)', '--baselines', f'--out={folder}/forest.json')
+    done = small.python('-m', 'tools.pack', *words)
+    done.check_returncode()
     shown = (pages.ROOT / 'docs/questions/where.md').read_text()
     (table,) = re.findall(r'```text\n(rate.*?)```', shown, re.DOTALL)
     for row in table.splitlines():

@@ -1,11 +1,8 @@
 """Tests of damaged checkpoints: damage is noticed, and takes no memory."""
 
 import collections
-import os
 import pathlib
 import resource
-import subprocess
-import sys
 import tempfile
 
 import jax.numpy as jnp
@@ -16,9 +13,8 @@ from absl.testing import absltest
 from outputs import arrays, serialization
 from outputs.checkpoints import Checkpoints
 from sync import scheme
-from tests.support import accelerators
+from tests.support import small
 
-_ROOT = pathlib.Path(__file__).parents[2]
 _MEMORY_BYTES = (
   2**33
 )  # Limit of the address space; JAX itself takes half of it.
@@ -125,13 +121,7 @@ class RestoreTest(absltest.TestCase):
       'from tests.outputs import damage_test as t; '
       f'print(t.check(t.folder(), {step}))'
     )
-    done = subprocess.run(
-      [sys.executable, '-c', code],
-      cwd=_ROOT,
-      env=os.environ | accelerators.inherited(),
-      capture_output=True,
-      text=True,
-    )
+    done = small.python('-c', code)
     self.assertEqual(done.returncode, 0, done.stderr[-3000:])
     return int(done.stdout.splitlines()[-1])
 

@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 import jax
@@ -17,7 +15,6 @@ from sweeps import plan
 from tests.support import small
 from tools import compare
 
-_ROOT = pathlib.Path(__file__).parents[2]
 _FILE = 'configs/default.py'
 _BSP_AND_ASP = (compare.Variant('bsp', 'bsp'), compare.Variant('asp', 'asp'))
 _SMALL = {
@@ -211,14 +208,8 @@ class CompareTest(parameterized.TestCase):
 
   def _compare(self, out, *words):
     flags = [f'--config.{field}={value}' for field, value in _SMALL.items()]
-    command = [sys.executable, '-m', 'tools.compare', f'--out={out}']
-    return subprocess.run(
-      [*command, f'--config={_FILE}', *flags, *words],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      check=False,
-    )
+    flags += [f'--config={_FILE}', f'--out={out}']
+    return small.python('-m', 'tools.compare', *flags, *words)
 
   def _times(self, out):
     return [path.stat().st_mtime_ns for path in out.glob('*/summary.json')]
@@ -310,13 +301,7 @@ class CommandTest(parameterized.TestCase):
   def test_a_refusal_is_one_line(self):
     argument, message = '--schemes=bps', r'Refused: schemes: expected some of'
     out = f'{tempfile.mkdtemp()}/out'
-    done = subprocess.run(
-      [sys.executable, '-m', 'tools.compare', f'--out={out}', argument],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      check=False,
-    )
+    done = small.python('-m', 'tools.compare', f'--out={out}', argument)
     self.assertEqual(done.returncode, 1)
     self.assertRegex(done.stderr, message)
     self.assertLen(done.stderr.splitlines(), 1)

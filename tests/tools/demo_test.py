@@ -3,8 +3,6 @@
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 from unittest import mock
 
@@ -12,8 +10,6 @@ from absl.testing import absltest
 
 from tests.support import small
 from tools import demo, lab
-
-_ROOT = pathlib.Path(__file__).parents[2]
 
 
 def _run(*slowdown):
@@ -57,13 +53,7 @@ class DemoTest(absltest.TestCase):
     drop = 'import os; os.geteuid = lambda: 1000; from tools import demo; '
     start = 'from absl import app; app.run(demo.main)'
     flags = "demo.flags.DEFINE_string('out', None, ''); "
-    done = subprocess.run(
-      [sys.executable, '-c', f'{drop}{flags}{start}', f'--out={folder}'],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      timeout=100,
-    )
+    done = small.python('-c', f'{drop}{flags}{start}', f'--out={folder}')
     self.assertEqual(done.returncode, 1)
     self.assertStartsWith(done.stderr, 'Refused: tools.lab creates network')
     self.assertFalse(folder.exists())

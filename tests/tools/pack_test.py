@@ -3,30 +3,20 @@
 import json
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
 
 from absl.testing import absltest, parameterized
 
 import topology
+from tests.support import small
 from topology.baselines import schemes
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.forests import export, files, timing
 
-_ROOT = pathlib.Path(__file__).parents[2]
-
 
 def _run(*arguments):
-  return subprocess.run(
-    [sys.executable, '-m', 'tools.pack', *arguments],
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    check=False,
-    timeout=60,
-  )
+  return small.python('-m', 'tools.pack', *arguments)
 
 
 def _rows(text):

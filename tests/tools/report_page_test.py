@@ -6,8 +6,6 @@ import functools
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 from html import parser
 
@@ -17,7 +15,6 @@ from analysis import records, tables
 from tests.support import small, sums
 from tools import diagnose, report
 
-_ROOT = pathlib.Path(__file__).parents[2]
 _HOSTILE = '<img src=x onerror=boom()> & </script><b>'
 
 
@@ -109,15 +106,8 @@ class TablesTest(parameterized.TestCase):
   def test_the_command_refuses_before_it_writes(self):
     top = pathlib.Path(tempfile.mkdtemp())
     (top / 'empty').mkdir()
-    done = subprocess.run(
-      [
-        *(sys.executable, '-m', 'tools.report', '--html'),
-        *(str(top / 'empty'), f'--out={top}/out'),
-      ],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-    )
+    words = (str(top / 'empty'), f'--out={top}/out')
+    done = small.python('-m', 'tools.report', '--html', *words)
 
     self.assertEqual(done.returncode, 1)
     self.assertIn('Refused', done.stderr)

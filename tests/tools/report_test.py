@@ -4,8 +4,6 @@ import functools
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
@@ -19,7 +17,6 @@ from outputs.manifests import manifest
 from tests.support import small
 from tools import report
 
-_ROOT = pathlib.Path(__file__).parents[2]
 _RUNS = (('bsp', 0), ('bsp', 1), ('elastic', 0))
 _ACCURACIES = {'accuracy', 'accuracy-iterations', 'accuracy-examples'}
 _TOGETHER = _ACCURACIES | {'staleness', 'waiting', 'breakdown', 'gaps'}
@@ -357,13 +354,7 @@ class PictureTest(parameterized.TestCase):
 
 class CommandTest(absltest.TestCase):
   def _run(self, *arguments):
-    return subprocess.run(
-      [sys.executable, '-m', 'tools.report', *arguments],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      check=False,
-    )
+    return small.python('-m', 'tools.report', *arguments)
 
   def test_a_refused_run_draws_nothing_of_the_others(self):
     out = pathlib.Path(tempfile.mkdtemp()) / 'out'

@@ -4,8 +4,6 @@ import functools
 import json
 import math
 import pathlib
-import subprocess
-import sys
 import tempfile
 from unittest import mock
 
@@ -35,7 +33,6 @@ from tuning.combinations import BSP, Combination
 from tuning.deciding import Prediction, Trial
 from tuning.measuring import Launcher, LossPoint, Measurement, RunError
 
-_ROOT = pathlib.Path(__file__).parents[2]
 _STALE = examples.ExamplesRatio(1.04, 0.7, 1.41, 18, 6.9)
 _RATIOS = {
   **{examples.Learning(sync): _STALE for sync in ('ssp', 'asp', 'elastic')},
@@ -450,10 +447,8 @@ class ChainTest(absltest.TestCase):
 
 class CommandTest(parameterized.TestCase):
   def _call(self, *words):
-    argv = [sys.executable, '-m', 'tools.tune', '--config=configs/demo.py']
-    return subprocess.run(
-      [*argv, *words], cwd=_ROOT, capture_output=True, text=True, timeout=100
-    )
+    argv = ['-m', 'tools.tune', '--config=configs/demo.py']
+    return small.python(*argv, *words)
 
   def test_one_worker_has_nothing_to_tune(self):
     done = self._call('--workers=1', '--out=best.py')

@@ -3,17 +3,15 @@
 import json
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
 
 from absl.testing import absltest, parameterized
 
+from tests.support import small
 from tuning import clusters, problem, ranking, simulating
 from tuning.combinations import BSP, Combination
 from tuning.examples import ExamplesRatio, Learning
 
-_ROOT = pathlib.Path(__file__).parents[2]
 _SPEED = {'name': 'constant', 'fixed_s': 0.02, 'per_example_s': 0.0025}
 _BATCH = 32
 _COMPUTE_S = 0.02 + 32 * 0.0025
@@ -340,17 +338,8 @@ class CommandTest(absltest.TestCase):
 
   def test_a_bad_file_is_refused(self):
     file = _file('[]')
-    done = subprocess.run(
-      [
-        *(sys.executable, '-m', 'tools.tune', '--dry_run'),
-        *('--model=vgg16', f'--cluster={file}'),
-      ],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      check=False,
-      timeout=60,
-    )
+    words = ('--dry_run', '--model=vgg16', f'--cluster={file}')
+    done = small.python('-m', 'tools.tune', *words)
     self.assertEqual(done.returncode, 1)
     expected = re.escape(f'Refused: {file}: expected a JSON object')
     self.assertRegex(done.stderr, expected)

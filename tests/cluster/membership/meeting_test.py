@@ -3,8 +3,6 @@
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 import time
 from unittest import mock
@@ -17,7 +15,6 @@ from cluster.process.exits import LOST, Unmendable
 from outputs.files import RunFiles
 from tests.support import processes, small
 
-_ROOT = pathlib.Path(__file__).parents[3]
 _SLURM = {
   'SLURM_JOB_ID': '7',
   'SLURM_STEP_ID': '0',
@@ -66,14 +63,8 @@ class MeetingTest(absltest.TestCase):
     file = processes.config_file(
       cluster__runtime='distributed', cluster__workers=2, cluster__start_s=0.2
     )
-    argv = [sys.executable, 'main.py', f'--config={file}']
-    done = subprocess.run(
-      [*argv, f'--workdir={self.folder}'],
-      cwd=_ROOT,
-      env=os.environ | _SLURM | {'SLURM_PROCID': '1'},
-      capture_output=True,
-      text=True,
-    )
+    words = ('main.py', f'--config={file}', f'--workdir={self.folder}')
+    done = small.python(*words, **_SLURM, SLURM_PROCID='1')
     self.assertEqual(done.returncode, LOST, done.stderr)
     self.assertIn('Expected the token of the run in', done.stderr)
 

@@ -7,10 +7,8 @@ import functools
 import itertools
 import json
 import os
-import pathlib
 import re
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -37,7 +35,6 @@ from tests.support import accelerators, commands, processes, small
 from tools import recompute
 from wire.codec import Payload
 
-_ROOT = pathlib.Path(__file__).parents[4]
 _MODULE = 'tests.cluster.allreduce.sums.native_test'
 _DEVICES = 8
 _SHAPES = ((3, 4), (700,), (5,), (40, 30), ())
@@ -174,15 +171,8 @@ def _of_many(dtype, combine_bytes):
 @functools.cache
 def _run_sums():
   """Returns what `_sum_numbers` has found, by bytes of a range."""
-  done = subprocess.run(
-    [sys.executable, '-m', _MODULE, 'summed'],
-    env=os.environ
-    | {'JAX_NUM_CPU_DEVICES': str(_DEVICES), 'JAX_PLATFORMS': 'cpu'},
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    timeout=100,
-  )
+  env = {'JAX_NUM_CPU_DEVICES': str(_DEVICES), 'JAX_PLATFORMS': 'cpu'}
+  done = small.python('-m', _MODULE, 'summed', **env)
   if done.returncode:
     raise AssertionError(done.stderr)
   return json.loads(done.stdout.splitlines()[-1])
