@@ -127,7 +127,7 @@ class ClusterTest(absltest.TestCase):
 
   def _launch(self, *words, workers=2, flags=(), config=_CONFIG):
     command = ('-m', 'tools.launch', '--on=ray', f'--workers={workers}')
-    process = self.ray_processes.start(
+    process = self.nodes.start(
       *(*command, *flags, f'--workdir={self.folder}', '--', *config, *words)
     )
     self.addCleanup(process.communicate)
@@ -186,7 +186,7 @@ class ClusterTest(absltest.TestCase):
     self.assertEqual(max(launches.starts(self._rows()).values()), 1)
 
   def test_a_worker_of_a_lost_node_restarts_on_another_node(self):
-    with ray_nodes.cluster(2, 1) as cluster:
+    with ray_nodes.cluster(self.nodes.python, 2, 1) as cluster:
       self.nodes = cluster
       process = self._launch(
         '--config.epochs=1000.0', '--config.route.name=ring', workers=3
@@ -214,7 +214,7 @@ class ClusterTest(absltest.TestCase):
 
   def test_a_sweep_trains_its_runs_and_collects_results(self):
     words = sweeping.command(self.folder, 'seed=0,1', '--submit=ray')
-    process = self.ray_processes.start(*words[1:])
+    process = self.nodes.start(*words[1:])
     out, _ = process.communicate(timeout=_LIMIT_S)
 
     self.assertEqual(process.returncode, 0, out)
@@ -226,7 +226,7 @@ class ClusterTest(absltest.TestCase):
     words = sweeping.command(
       self.folder, 'seed=0', '--submit=ray', '--config.epochs=100000.0'
     )
-    process = self.ray_processes.start(*words[1:])
+    process = self.nodes.start(*words[1:])
     self.addCleanup(process.communicate)
     self.addCleanup(process.kill)
     launches.wait_for(condition=lambda: [*self.folder.glob('*/metrics.jsonl')])
