@@ -37,6 +37,7 @@ _PRCTL = ctypes.CDLL(None, use_errno=True).prctl
 _LIMIT_S = 10.0  # For the kernel, to end a process that is killed.
 _POLL_S = 0.02
 _CHUNK = 2**20  # Bytes that a pipe holds at most.
+_CLOSED = -1  # Instead of a file descriptor.
 _TAIL = 20  # Last lines of a log that an error shows.
 # Reads ids of sessions, each once at its start and once at its end.  Ignores
 # signals, because those sent to all processes of a host are for the others.
@@ -211,6 +212,7 @@ class Group:
     self._codes: dict[str, int] = {}
     self._received: dict[str, bytes] = {}  # Parts of lines.
     self._changing = threading.RLock()
+    self._waker = _CLOSED
 
   def __enter__(self) -> 'Group':
     self._guard = self._start_guard()
@@ -224,7 +226,8 @@ class Group:
       self.end()
     finally:
       self._selector.close()
-      os.close(self._waker)
+      waker, self._waker = self._waker, _CLOSED  # A late signal may wake.
+      os.close(waker)
       self._guard.communicate(timeout=_LIMIT_S)
 
   def start(self, command: Command) -> int:
@@ -468,7 +471,8 @@ class Group:
 
   def wake(self) -> None:
     """Has `next_ends` return; for handlers of signals and other threads."""
-    os.eventfd_write(self._waker, 1)
+    if self._waker != _CLOSED:
+      os.eventfd_write(self._waker, 1)
 
   def _wait(
     self, timeout_s: float, names: Sequence[str], is_over: Callable[[], bool]

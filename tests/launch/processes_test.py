@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from absl.testing import absltest, parameterized
@@ -170,6 +171,17 @@ class ProcessesTest(parameterized.TestCase):
       group.receive('one', _LIMIT_S)
     with self.assertRaisesRegex(ProcessError, "ended before 'more'"):
       group.send('one', 'more')
+
+  def test_a_wait_ends_when_it_is_woken_also_by_a_handler_of_signals(self):
+    with processes.Group(self.folder) as group:
+      group.start(shell('one', _FOREVER))
+      before = signal.signal(signal.SIGUSR1, lambda *_: group.wake())
+      self.addCleanup(signal.signal, signal.SIGUSR1, before)
+      timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGUSR1])
+      timer.start()
+      self.assertEqual(group.next_ends(_LIMIT_S), [])
+      self.assertIsNone(group.code('one'))
+    os.kill(os.getpid(), signal.SIGUSR1)  # Nothing waits any more.
 
   def test_a_signal_reaches_the_process_alone(self):
     text = f'({_STAYS}) & trap "wait; exit 6" TERM; {_FOREVER}'
