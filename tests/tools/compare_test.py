@@ -208,7 +208,7 @@ class CompareTest(parameterized.TestCase):
 
   def _compare(self, out, *words):
     flags = [f'--config.{field}={value}' for field, value in _SMALL.items()]
-    flags += [f'--config={_FILE}', f'--out={out}']
+    flags = [f'--out={out}', f'--config={_FILE}', *flags]
     return small.python('-m', 'tools.compare', *flags, *words)
 
   def _times(self, out):

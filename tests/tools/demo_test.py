@@ -8,8 +8,9 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from launch import lab
 from tests.support import small
-from tools import demo, lab
+from tools import demo
 
 
 def _run(*slowdown):
