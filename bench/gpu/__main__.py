@@ -1,6 +1,6 @@
-"""Measures a first run on a GPU in ten minutes, by rows with aim and verdict.
+"""Measures a first run on a GPU in five minutes, by rows with aim and verdict.
 
-  python -m bench.gpu [--out=DIR] [--jobs=vgg16,virtual,...] [--dry_run]
+  python -m bench.gpu [--out=DIR] [--jobs=vgg16,ring,...] [--dry_run]
 
 The command writes to DIR, by default a new folder under runs/: manifest.json,
 rows.jsonl with each row as soon as it is measured, the logs of all jobs, and
@@ -29,7 +29,7 @@ from typing import Any
 from analysis import benchmarks
 from analysis.benchmarks import Aim
 from bench.gpu import machine, measuring, processes, running
-from bench.gpu.rows import ACCELERATOR, GPU, JOBS, MINUTES, Job
+from bench.gpu.rows import JOBS, MINUTES, Job
 from cluster.process import devices
 from launch.processes import Group
 from outputs import atomic
@@ -116,7 +116,7 @@ def bench(
   )
   rows = []
   with (out / benchmarks.ROWS).open('a', encoding='utf-8') as file:
-    for row in _rows(jobs, out, description, is_dry=is_dry):
+    for row in _rows(jobs, out, is_dry=is_dry):
       rows.append(row)
       file.write(f'{json.dumps(row)}\n')
       file.flush()
@@ -138,27 +138,16 @@ def bench(
 
 
 def _rows(
-  jobs: Sequence[Job],
-  out: pathlib.Path,
-  description: Mapping[str, Any],
-  *,
-  is_dry: bool,
+  jobs: Sequence[Job], out: pathlib.Path, *, is_dry: bool
 ) -> Iterator[dict[str, Any]]:
   """Yields the rows of all jobs as they are measured."""
   deadline = time.monotonic() + 60 * MINUTES
-  gpu, accelerator = (
-    machine.is_gpu(description),
-    machine.is_accelerator(description),
-  )
-  is_available = {'': True, GPU: gpu, ACCELERATOR: accelerator}
   logs = out / 'logs'
   logs.mkdir()
   for job in jobs:
     remaining_s = deadline - time.monotonic()
     limit_s = _DRY_S if is_dry else min(job.share_s, remaining_s)
-    if not is_available[job.needs]:
-      yield from running.skip(job, 'needs a GPU')
-    elif limit_s <= 0 and not is_dry:
+    if limit_s <= 0 and not is_dry:
       yield from running.skip(job, f'the {MINUTES:g} minutes are over')
     else:
       folder = out / benchmarks.SCRATCH / job.name

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bench.gpu import training
 from bench.gpu.running import Report
 from cluster.process import devices
 from launch.processes import Group, module_command
@@ -84,41 +83,33 @@ def launch(
   fields: Mapping[str, Any],
   *,
   workers: int,
-  servers: int = 0,
-  dedicated: bool = False,
 ) -> pathlib.Path:
   """Executes a run of real processes on this machine; returns its folder.
-
-  The reports of `bench.gpu.training` are in the folder NAME.reports.
 
   Args:
     context: Context of the job.
     name: Name of the run.
     fields: Fields of its config.
     workers: Number of processes that train and share the GPU.
-    servers: Number of shards of the parameters.
-    dedicated: True if servers have their own processes.
 
   Raises:
     ProcessError: If the run fails.
   """
   folder = context.folder / name
-  if workers > 1 and len(devices.gpus(os.environ)) == 1:
-    fields = {**fields, 'cluster.workers_per_gpu': workers}
-  words = ['tools.launch', f'--workers={workers}', f'--servers={servers}']
-  words += [f'--{"" if dedicated else "no"}dedicated', '--restarts=0']
-  words += [f'--workdir={folder}', '--module=bench.gpu.training', '--']
-  words += [f'--report={folder}.reports', *training.flags(fields)]
+  words = ['tools.launch', f'--workers={workers}', '--restarts=0']
+  if devices.gpus(os.environ):
+    words.append(f'--workers_per_gpu={workers}')
+  words += [f'--workdir={folder}', '--', '--config=configs/default.py']
+  words += flags(fields)
   # Runs of one job compile the same programs.
   cache = {'JAX_COMPILATION_CACHE_DIR': str(context.folder / 'compiled')}
   run(context, name, words, environ(**cache))
   return folder
 
 
-def reports(folder: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the reports of a run's processes."""
-  paths = sorted(folder.with_name(f'{folder.name}.reports').glob('*.json'))
-  return [json.loads(path.read_text()) for path in paths]
+def flags(fields: Mapping[str, Any]) -> list[str]:
+  """Returns the flags of config fields."""
+  return [f'--config.{name}={value}' for name, value in fields.items()]
 
 
 class Stepper:
@@ -134,7 +125,7 @@ class Stepper:
     """Starts the process, which compiles before its first answer."""
     self._context, self._name = context, name
     words = ['bench.gpu.stepping', f'--workdir={context.folder / name}']
-    words += training.flags(fields)
+    words += flags(fields)
     context.group.start(module_command(name, *words, env=env, answers=True))
 
   def ask(self, request: str, value: Any) -> float:

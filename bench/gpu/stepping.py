@@ -6,8 +6,6 @@ It reads lines from standard input and answers each with a line of JSON:
 
   product N   seconds that N steps of the run take
   bare N      seconds that N steps of a bare jitted loop take
-  gradient F  0, once the gradient of the first batch is in the file F (.npz);
-              before any step
 
 Processes with different flags of XLA, which a process reads only once, can
 alternate in this way.  The run is a virtual one of one worker that pauses
@@ -17,12 +15,13 @@ update, with donated arguments.
 """
 
 import argparse
+import ast
 import contextlib
 import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 import jax
@@ -33,11 +32,11 @@ import optax
 from ml_collections import ConfigDict
 
 import train
-from bench.gpu import training
+from configs import default
 from data.dataset import Split
 from models.task import Task
 
-_SCALE = 2.0**10  # Scale of losses in float16.
+_FIELD = '--config.'
 _FIELDS = {
   'cluster.workers': 1,
   'cluster.speed.slowdown': (1.0,),
@@ -58,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
   flags, words = parser.parse_known_args(argv)
   # Standard output carries only answers; output of the run goes elsewhere.
   answers, sys.stdout = sys.stdout, sys.stderr
-  config = training.config('default', [*training.flags(_FIELDS), *words])
+  config = read_config(words)
   run = train.build(config, workdir=flags.workdir)
   run.runtime.pushes = _RequestedPushes(run.runtime.pushes, config, answers)
   with contextlib.suppress(_EndOfInput):
@@ -85,22 +84,18 @@ class _RequestedPushes:
       jax.block_until_ready(params)  # Result of the last update.
       if self._start:
         self._answer(time.perf_counter() - self._start)
-      self._remaining = self._await_steps(params, ranges)
+      self._remaining = self._await_steps(params)
       self._start = time.perf_counter()
     self._remaining -= 1
     return self._gradient.push(params, ranges, *args, **arguments)
 
-  def _await_steps(self, params: Any, ranges: Any) -> int:
+  def _await_steps(self, params: Any) -> int:
     """Executes requests up to one for steps; returns the number of steps."""
     for line in sys.stdin:
       request, value = line.split(maxsplit=1)
       if request == 'product':
         return int(value)
-      if request == 'bare':
-        self._answer(self._take_bare(params, int(value)))
-      else:
-        self._save(params, ranges, value.strip())
-        self._answer(0.0)
+      self._answer(self._take_bare(params, int(value)))
     raise _EndOfInput
 
   def _answer(self, seconds: float) -> None:
@@ -119,14 +114,32 @@ class _RequestedPushes:
     jax.block_until_ready(result)
     return time.perf_counter() - start
 
-  def _save(self, params: Any, ranges: Any, path: str) -> None:
-    scaled = self._config.precision.dtype == 'float16'
-    scale = _SCALE if scaled else 1.0
-    payload, _ = self._gradient(
-      params, ranges, worker=0, iteration=0, scale=scale
-    )
-    vector, _ = jax.flatten_util.ravel_pytree(payload.gradient)
-    np.savez(path, gradient=np.asarray(vector, np.float64) / scale)
+
+def read_config(words: Sequence[str]) -> ConfigDict:
+  """Returns the config of one worker with fields changed by flags.
+
+  Args:
+    words: Flags, --config.SECTION.FIELD=VALUE.
+
+  Raises:
+    ValueError: If a flag has another form.
+  """
+  fields = dict(_FIELDS)
+  for word in words:
+    field, has_value, text = word.partition('=')
+    if not (field.startswith(_FIELD) and has_value):
+      raise ValueError(f'flags: expected {_FIELD}FIELD=VALUE, got {word!r}.')
+    fields[field.removeprefix(_FIELD)] = _value(text)
+  config = default.get_config()
+  config.update_from_flattened_dict(fields)
+  return config
+
+
+def _value(text: str) -> Any:
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    return float(text) if text == 'inf' else text
 
 
 def bare_loop(

@@ -34,16 +34,6 @@ _REQUIRED = {
       *('vgg16', 'vgg16_full', 'alexnet', 'resnet50', 'transformer', 'topk'),
     )
   },
-  'virtual': {'equal runs': Aim(0, 0), 'kill and resume': Aim(0, 0)},
-  'digits': {'accuracy': Aim(least=0.97)},
-  'server': {'recompute': Aim(0, 0)},
-  'mixed': {'drift': Aim(0, 1e-3), 'digests': Aim(0, 0)},
-  'precision': {
-    'float32 error': Aim(most=1e-3),
-    'TF32 error': Aim(most=0.1),
-    'bfloat16 time': Aim(most=1.0),
-    'float16 time': Aim(most=1.0),
-  },
   'ring': {
     'copy to host': Aim(least=0.5),
     'pinned memory': Aim(least=1.0),
@@ -51,14 +41,6 @@ _REQUIRED = {
     'exposed communication': Aim(most=1.0),
     'overlap': Aim(1, 1),
   },
-  'sweep': {'finished': Aim(1, 1), 'compiled again': Aim(0, 0)},
-  'native': {'recompute': Aim(0, 0)},
-  'placement': {
-    'timing-only': Aim(0, 0),
-    'NARX': Aim(0, 0),
-    'servers': Aim(0, 0),
-  },
-  'pytest': {'failures': Aim(0, 0)},
 }
 _REPORT = """
 import json, sys
@@ -126,9 +108,9 @@ class RowsTest(parameterized.TestCase):
       for row in job.rows:
         self.assertNotEqual(row.aim.ends, [None, None], f'{job.name} {row}')
 
-  def test_every_job_is_measured_within_ten_minutes(self):
+  def test_every_job_is_measured_within_five_minutes(self):
     self.assertEqual({*measuring.MEASURES}, {job.name for job in rows.JOBS})
-    self.assertLessEqual(sum(job.share_s for job in rows.JOBS), 600.0)
+    self.assertLessEqual(sum(job.share_s for job in rows.JOBS), 300.0)
 
   @parameterized.parameters(*measuring.MODELS)
   def test_configs_of_steps_can_be_run(self, name):
@@ -194,7 +176,7 @@ class LimitsTest(parameterized.TestCase):
       self.assertLess(time.monotonic() - start, 60.0)
       time.sleep(0.05)
 
-  def test_after_ten_minutes_no_job_starts(self):
+  def test_after_five_minutes_no_job_starts(self):
     with mock.patch.object(gpu, 'MINUTES', 0.0):
       code, out, _ = _bench([_job('good')])
 
@@ -221,23 +203,14 @@ class LimitsTest(parameterized.TestCase):
     )
     self.assertFalse((out[0] / 'summary.json').exists())
 
-  @parameterized.parameters(
-    ('gpu', {'', rows.ACCELERATOR, rows.GPU}),
-    ('fake', {'', rows.ACCELERATOR}),
-    ('cpu', {''}),
-  )
-  def test_rows_without_their_device_are_not_measured(self, platform, has):
-    jobs = [
-      _job('good', needs=needs) for needs in ('', rows.ACCELERATOR, rows.GPU)
-    ]
-    for job in jobs:
-      description = {**_MACHINE, 'platform': platform}
-      _, out, printed = _bench([job], description)
-      row = _rows(out)['good', 'one']
-      self.assertEqual(row['verdict'] == 'held', job.needs in has)
-      if job.needs not in has:
-        self.assertEqual(row['detail'], 'needs a GPU')
-      self.assertEqual('DRY RUN' in printed, platform != 'gpu')
+  @parameterized.parameters('gpu', 'fake', 'cpu')
+  def test_a_run_without_a_gpu_is_marked_as_a_dry_run(self, platform):
+    description = {**_MACHINE, 'platform': platform}
+    _, out, printed = _bench([_job('good')], description)
+
+    self.assertEqual('DRY RUN' in printed, platform != 'gpu')
+    manifest = json.loads((out / 'manifest.json').read_text())
+    self.assertEqual(manifest['dry_run'], platform != 'gpu')
 
   def test_a_dry_run_gives_no_verdict_on_rows_that_depend_on_sizes(self):
     timed = Row('one', '', Aim(0, 1), sized=True)
@@ -270,14 +243,9 @@ def _recording_mkdtemp(folders):
 
 
 class DryRunTest(absltest.TestCase):
-  def test_a_dry_run_is_marked_and_leaves_out_what_needs_a_gpu(self):
-    self._check(('mixed', 'pytest'))
-
   @pytest.mark.soak
   def test_a_dry_run_measures_what_any_accelerator_has(self):
-    self._check(('topk', 'placement', 'mixed', 'pytest'))
-
-  def _check(self, jobs):
+    jobs = ('topk', 'ring')
     out = pathlib.Path(tempfile.mkdtemp()) / 'gpu'
     done = subprocess.run(
       [
@@ -307,15 +275,13 @@ class DryRunTest(absltest.TestCase):
       if job.name in jobs
     }
     self.assertEqual(measured_rows.keys(), expected)
-    for (job, _), row in measured_rows.items():
-      if job == 'topk':
-        self.assertGreater(row['value'], 0.0)
+    for (_, name), row in measured_rows.items():
+      if name == 'overlap':
+        self.assertEqual(row['verdict'], 'held', row)
+      elif row['value'] is not None:  # Few devices have pinned memory.
+        self.assertGreater(row['value'], 0.0, row)
         self.assertEqual(row['verdict'], 'not measured')
         self.assertIn('dry run', row['detail'])
-      elif job == 'placement':
-        self.assertEqual((row['value'], row['verdict']), (0.0, 'held'), row)
-      else:
-        self.assertEqual(row['detail'], 'needs a GPU')
     manifest = json.loads((out / 'manifest.json').read_text())
     self.assertTrue(manifest['dry_run'])
 
