@@ -153,8 +153,8 @@ class ReceptionTest(absltest.TestCase):
     stream.receive(schema)
     return stream
 
-  def _server(self, address='127.0.0.1:1'):
-    hello = messages.ServerHello(1, _ONE, 'ours')
+  def _server(self, address='127.0.0.1:1', index=1):
+    hello = messages.ServerHello(index, _ONE, 'ours')
     stream = self._stream(hello, messages.SERVER_ADMISSION)
     stream.send(messages.ServerAddress(address))
     return stream
@@ -213,6 +213,24 @@ class ReceptionTest(absltest.TestCase):
     )
     server.cancel()
     server = self._server('127.0.0.1:2')
+    self.assertIsInstance(self._next(worker), messages.HeartbeatReply)
+    self._answer(server)
+    self._check_addresses(worker)
+
+  def test_a_server_that_was_lost_after_its_answer_answers_again(self):
+    self.run_ = coordinators.Coordinator(num_servers=3, hosted=())
+    self.addCleanup(self.run_.close)
+    worker, server = self._worker(), self._server()
+    other = self._server('127.0.0.1:2', index=2)
+    self._answer(server)
+    server.cancel()
+    server = self._server('127.0.0.1:3')
+    self._answer(other)
+    other.send(messages.ServerHeartbeat(0.0))
+    while not isinstance(
+      other.receive(messages.TO_SERVER).header, messages.HeartbeatReply
+    ):
+      pass  # Its answer has been handled before.
     self.assertIsInstance(self._next(worker), messages.HeartbeatReply)
     self._answer(server)
     self._check_addresses(worker)

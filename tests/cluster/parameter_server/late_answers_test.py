@@ -108,13 +108,25 @@ class LateAnswersTest(absltest.TestCase):
     self.addCleanup(coordinator.close)
     return coordinator
 
-  def _host(self, mirrors):
+  def _record_heartbeats(self):
+    """Returns a list that will have all heartbeats of hosted servers."""
+    opened = []
+
+    def open_heartbeat(*args, **fields):
+      opened.append(Heartbeat(*args, **fields))
+      return opened[-1]
+
+    patch = mock.patch.object(hosting, 'Heartbeat', open_heartbeat)
+    self.enterContext(patch)
+    return opened
+
+  def _host(self, mirrors, timeout_s=5.0):
     """Hosts server 1 in a thread, at the address in `self.where`."""
     thread = threading.Thread(
       target=host_server,
       args=(
         *(1, functools.partial(self._make, mirrors), lambda: self.where),
-        coordinators.make_settings(timeout_s=5.0),
+        coordinators.make_settings(timeout_s=timeout_s),
       ),
       kwargs={'mirrors': mirrors},
       daemon=True,
@@ -169,22 +181,22 @@ class LateAnswersTest(absltest.TestCase):
     first = self._coordinator('first')
     second = self._coordinator('second', messages.MirrorSource(1, []))
     self.where = first.address
-    thread = self._host(mirrors)
+    opened = self._record_heartbeats()
+    thread = self._host(mirrors, timeout_s=1.0)
     self.assertIsInstance(first.next(), messages.ServerAddress)
     first.order(0, messages.MirrorShare(1))
     self.assertIsInstance(first.next(), messages.ShareMirrored)
-    order, begun, overtaken = Server.order, threading.Event(), []
+    order, overtaken = Server.order, []
 
     def slowly(*args):
-      begun.set()
-      overtaken.append(second.joined.wait(0.5))
+      # No answer to a heartbeat is read meanwhile, so the session ends.
+      self.assertTrue(opened[0].ended.wait(_LIMIT_S))
+      overtaken.append(second.joined.wait(0.3))
       order(*args)
 
+    self.where = second.address
     with mock.patch.object(Server, 'order', slowly):
       first.order(1, messages.Hold(1))
-      self.assertTrue(begun.wait(_LIMIT_S))
-      self.where = second.address
-      first.end()
       self.assertIsInstance(second.next(), messages.ServerAddress)
     self.assertEqual(overtaken, [False])
     second.order(0, messages.SaveShare(1, 1))
@@ -193,20 +205,14 @@ class LateAnswersTest(absltest.TestCase):
     thread.join(_LIMIT_S)
 
   def test_orders_before_the_server_is_ready_end_it(self):
-    first, opened = self._coordinator('first', None, messages.Commit(0)), []
-
-    def open_heartbeat(*args, **fields):
-      opened.append(Heartbeat(*args, **fields))
-      return opened[-1]
+    first = self._coordinator('first', None, messages.Commit(0))
+    opened = self._record_heartbeats()
 
     def make(report, restore):
       self.assertTrue(opened[0].ended.wait(_LIMIT_S))
       return self._make(None, report, restore)
 
-    with (
-      mock.patch.object(hosting, 'Heartbeat', open_heartbeat),
-      self.assertRaisesRegex(InvalidMessage, 'no orders before'),
-    ):
+    with self.assertRaisesRegex(InvalidMessage, 'no orders before'):
       host_server(1, make, first.address, coordinators.make_settings())
 
   def test_a_version_that_is_being_sent_is_abandoned_at_a_restart(self):
