@@ -1,67 +1,84 @@
-"""Runs the experiments that confirm or refute published claims.
+"""Runs published tables, and shows their numbers beside ours.
 
   python reproduce.py --list
-  python reproduce.py NAME [--scale=quick] [--seeds=6] [--out=results]
+  python reproduce.py TABLE... [--scale=quick] [--seeds=6] [--out=DIR]
+    [--against=results] [--latex | --csv]
   python reproduce.py --all
-  python reproduce.py --page            (of stored results alone)
-  python reproduce.py clusters --data=FILE [--out=results]
+  python reproduce.py TABLE... --show=results [--latex | --csv]
+  python reproduce.py --page=results
 
-`clusters` predicts steps that others measured, from their file.
-
-The same command resumes an interrupted one.
+The same command resumes an interrupted one.  --show and --page read stored
+results, and run nothing.
 """
 
-import argparse
 import pathlib
 import sys
 
-from claims import catalog, commands
-from claims.clusters import page as clusters
+from absl import app, flags
+
+from configs import paths
 from configs.checks import require
 from outputs import transient
+from papers import command, page, schema
+
+OUT = 'runs/reproduced'  # Never a folder of stored results.
 
 
-def main(argv: list[str] | None = None) -> int:
-  """Runs the command that the flags name; returns the exit code."""
-  parser = argparse.ArgumentParser(
-    prog='reproduce.py', description=(__doc__ or '').split('\n')[0]
-  )
-  action = parser.add_mutually_exclusive_group(required=True)
-  action.add_argument('name', nargs='?', help='run the entry of this name')
-  action.add_argument('--list', action='store_true', help='list entries')
-  action.add_argument('--all', action='store_true', help='run all entries')
-  action.add_argument('--page', action='store_true', help='write the page')
-  parser.add_argument('--scale', choices=catalog.SCALES, default='quick')
-  parser.add_argument('--seeds', type=int, default=0, help="the entry's own")
-  parser.add_argument('--out', default='results', help='folder of results')
-  parser.add_argument('--data', default='', help='steps, for clusters')
-  args = parser.parse_args(argv)
-  options = {'scale': args.scale, 'seeds': args.seeds, 'out': args.out}
+def main(argv: list[str]) -> None:
+  """Runs the command that the flags describe."""
   try:
-    if args.name == clusters.NAME:
-      return _predict_clusters(args.data, args.out)
-    expected = f"'', as {clusters.NAME!r} alone reads a file"
-    require(not args.data, '--data', expected, args.data)
-    if args.list:
-      print(commands.list_entries(args.out))
-      return 0
-    if args.page:
-      return commands.write_page(args.out)
-    if args.all:
-      return commands.reproduce_all(**options)
-    return commands.reproduce(args.name, **options)
+    code = _run(argv[1:], flags.FLAGS)
   except (OSError, ValueError) as error:
-    return transient.exit_code(error)
+    transient.leave(error)
   except KeyboardInterrupt:
-    return 130
+    sys.exit(130)
+  sys.exit(code)
 
 
-def _predict_clusters(data: str, out: str) -> int:
-  name = pathlib.Path(data).name
-  command = f'python reproduce.py {clusters.NAME} --data={name}'
-  about = commands.provenance(command)
-  return clusters.reproduce(data, out=out, about=about)
+def _run(chosen: list[str], values: flags.FlagValues) -> int:
+  """Returns the exit code."""
+  if values.list:
+    print(command.list_entries())
+    return 0
+  if values.page:
+    path = page.write(pathlib.Path(values.page))
+    print(f'The page is {path}')
+    return 0
+  require(not (chosen and values['all'].value), '--all', 'no TABLE', chosen)
+  names = schema.names() if values['all'].value else chosen
+  require(bool(names), 'TABLE', 'a name (see --list), or --all', names)
+  for name in names:
+    schema.read(name)
+  kind = 'latex' if values.latex else 'csv' if values.csv else 'text'
+  if values.show:
+    folder = pathlib.Path(values.show)
+    for name in names:
+      print(command.show(page.read(folder, name), kind))
+    return 0
+  options = {'scale': values.scale, 'seeds': values.seeds, 'out': values.out}
+  if len(names) > 1:
+    against = values.against or ''
+    return command.reproduce_many(names, **options, against=against, kind=kind)
+  section = command.reproduce(names[0], **options)
+  print(command.show(section, kind))
+  if values.against:
+    print(command.compare(section, values.against))
+  return command.exit_code(section)
+
+
+def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_bool('list', False, 'List tables, minutes, needs and evidence.')
+  flags.DEFINE_bool('all', False, 'Run all tables.')
+  flags.DEFINE_enum('scale', 'quick', schema.SCALES, 'Size of the runs.')
+  flags.DEFINE_integer('seeds', 0, "Seeds of each run; 0: the table's own.")
+  flags.DEFINE_string('out', OUT, 'Folder of results, and of runs in DIR/runs.')
+  paths.define_path('against', 'Folder of results to compare verdicts with.')
+  paths.define_path('show', 'Show the stored results of this folder.')
+  paths.define_path('page', 'Write the page of the results of this folder.')
+  flags.DEFINE_bool('latex', False, 'Show tables as LaTeX.')
+  flags.DEFINE_bool('csv', False, 'Show a line for each cell, as CSV.')
+  return app.parse_flags_with_usage(argv)
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  app.run(main, flags_parser=_parse)

@@ -1,7 +1,7 @@
 """Outcomes of runs, read from the files in their folders.
 
 All commands that start many runs decide by these outcomes which of them are
-left: sweeps, comparisons, published claims and benchmarks.
+left: sweeps, comparisons, published tables and benchmarks.
 """
 
 import pathlib

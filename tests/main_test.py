@@ -131,7 +131,7 @@ class VirtualTest(parameterized.TestCase):
     self.assertIn('cluster.virtual.runtime', loaded)
     for absent in (
       *('pyarrow', 'cluster.network', 'cluster.distributed'),
-      *('sweeps', 'tools', 'bench', 'claims'),
+      *('sweeps', 'tools', 'bench', 'papers'),
     ):
       self.assertNotIn(absent, loaded)
 

@@ -6,7 +6,7 @@ entry tuned_digits of the ledger has the rates with the smallest mean test loss,
 which the second command prints:
 
 python sweep.py --config=configs/sweeps/tuned_digits.py --out=runs/tuned_digits
-python -m claims.tuning runs/tuned_digits
+python -m papers.tuning runs/tuned_digits
 """
 
 import ml_collections

@@ -9,7 +9,7 @@ tuned_text of the ledger has the rates with the smallest mean test loss, which
 the second command prints:
 
 python sweep.py --config=configs/sweeps/tuned_text.py --out=runs/tuned_text
-python -m claims.tuning runs/tuned_text
+python -m papers.tuning runs/tuned_text
 """
 
 import ml_collections

@@ -38,16 +38,16 @@ sys.addaudithook(
 exec(code.partition('---')[2])
 """
 _RESULTS = """
-from claims import store
+from papers import store
 ---
-store.write(folder, 'x', store.Results('quick', {}, {}, [{'status': 'new'}]))
+store.write(folder, 'x', store.Results({}, {}, [{'status': 'new'}]), ['status'])
 """
 _PAGE = """
 from unittest import mock
-from claims import commands, page
-page.render = lambda folder: 'new'
+from papers import page, schema
+schema.names = lambda: []
 ---
-commands.write_page(str(folder))
+page.write(folder)
 """
 _PLAIN = """
 from outputs import atomic
@@ -59,7 +59,7 @@ atomic.write(folder / 'file', 'new')
 class KillTest(parameterized.TestCase):
   @parameterized.parameters(
     ('file', 'old', _PLAIN),
-    ('x-quick.json', '{"old": 1}', _RESULTS),
+    ('x.json', '{"old": 1}', _RESULTS),
     ('RESULTS.md', 'old', _PAGE),
   )
   def test_a_kill_during_a_write_leaves_the_old_file_complete(
