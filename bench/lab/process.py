@@ -14,6 +14,7 @@ from typing import Any
 import train
 from bench.lab import conditions, sums
 from bench.lab.conditions import RUN, Condition
+from cluster.process import exits
 
 _POLL_S = 0.05  # Interval of looking for the end of a run.
 _LIMIT_S = 600.0
@@ -54,7 +55,8 @@ def _run(
     config.update_from_flattened_dict(_with_tuples(condition.fields))
     host = f'host{0 if condition.dedicated else servers}'
     process = {'role': role, 'coordinator': f'{host}:{port}'}
-    train.build(config, workdir=str(path), process=process)()
+    with exits.ExitRecord(path, role):  # Tells followers of an island.
+      train.build(config, workdir=str(path), process=process)()
   deadline = time.monotonic() + _LIMIT_S
   while not (path / 'summary.json').exists():
     if time.monotonic() > deadline:
