@@ -11,16 +11,15 @@ from bench import (
   forest,
   handover,
   loopback,
+  overhead,
   predict,
-  runtime,
-  scale,
   transport,
   zipline,
 )
 
-runtime.main([])
+overhead.print_runtime()
 zipline.main([])
-scale.main([])
+overhead.print_scale()
 handover.main([])
 transport.main([])
 loopback.main([])
