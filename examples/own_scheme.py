@@ -75,7 +75,7 @@ class KAsync:
     return decision._replace(commit=(self.updates - 1,), release=release)
 
 
-def make(*, num_workers: int, k: int) -> KAsync:
+def make(*, num_workers: int, k: int = 2) -> KAsync:
   """Returns K-async for `num_workers` workers.
 
   Raises:

@@ -180,8 +180,9 @@ def compare(
   # All cores train one run at a time: the last bits of results depend on them.
   options = driver.Options(out, jobs=1)
   print(
-    f'{len(runs)} runs, one at a time: the end of each shows the time that is '
-    'left, and the first one how long all will take.',
+    f'{len(runs)} runs, one at a time.  How long they take depends on this '
+    'machine: the first run measures it, and the end of each run shows the '
+    'time that is left.',
     flush=True,
   )
   with tempfile.TemporaryDirectory() as programs:

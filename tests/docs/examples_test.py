@@ -63,6 +63,38 @@ class ExampleTest(absltest.TestCase):
     manifest = json.loads((folder / 'manifest.json').read_text())
     self.assertIsNotNone(manifest['own']['task'])
 
+  def test_own_parts_run_in_every_command(self):
+    out = pathlib.Path(tempfile.mkdtemp())
+    folder = pathlib.Path(sys.executable).parent
+    done = subprocess.run(
+      ['sh', 'examples/own.sh', str(out), '2', '1'],
+      cwd=pages.ROOT,
+      env={**os.environ, 'PATH': f'{folder}:{os.environ["PATH"]}'},
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    for name in ('run', 'real'):
+      summary = json.loads((out / name / 'summary.json').read_text())
+      self.assertEqual(summary['ended'], 'finished')
+      self.assertIn('0.1', summary['to_mse'])
+      manifest = json.loads((out / name / 'manifest.json').read_text())
+      measures = {'mse': 'falls', 'mae': 'falls'}
+      self.assertEqual(manifest['measures'], measures)
+      self.assertIn('config.sync.name', manifest['files'])
+      self.assertLen(manifest['starts'], 2 if name == 'run' else 1)
+    lines = (out / 'sweep' / 'results.csv').read_text().splitlines()
+    self.assertLen(lines, 5)
+    self.assertIn('final_mse', lines[0])
+    header, _, *rows = (
+      (out / 'compare' / 'table.md').read_text().splitlines()[2:]
+    )
+    self.assertRegex(header, r'^\| +\| mse +\| mae +\| to mse 0.1 \(s\) +\| in')
+    self.assertContainsSubset('examples.own_scheme', rows[1])
+    tuned = json.loads((out / 'tuned.json').read_text())
+    self.assertIn('examples.own_scheme', json.dumps(tuned))
+
   def test_own_model_learns(self):
     printed = self._run(own_model.learn, epochs=3.0, scheme='asp')
     accuracy = float(re.search(r'^accuracy ([\d.]+)%', printed, re.M)[1])
