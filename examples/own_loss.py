@@ -7,6 +7,7 @@ A perceptron learns a function of two numbers by Huber's loss.  examples/own.sh
 has this in every command: runs, real processes, sweeps, comparisons, tuning.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -53,7 +54,7 @@ def make(
   del num_classes, dtype
   return task.supervised(
     Curve(*input_shape, width, nnx.Rngs(seed)),
-    loss=lambda outputs, targets: optax.huber_loss(outputs, targets, delta),
+    loss=functools.partial(optax.huber_loss, delta=delta),
     others={
       'mse': optax.squared_error,
       'mae': lambda outputs, targets: jnp.abs(outputs - targets),

@@ -73,11 +73,12 @@ class Console:
     )
     table.add_column()
     table.add_column(justify='right')
+    measured = figures.final(summary)
     rows = {
       'scheme': scheme,
       **{
-        figures.label(name): figures.text(name, value)
-        for name, value in figures.final(summary).items()
+        figures.label(name): figures.text(name, measured[name])
+        for name in sorted(measured, key=lambda name: name != self._primary)
       },
       **{
         f'time to {wanted}': _number(time_s, '.2f')

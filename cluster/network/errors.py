@@ -1,5 +1,8 @@
 """Errors of streams between processes."""
 
+# Reasons of a peer that gives none: it closes its stream, or only its socket.
+CLOSED, ENDED = 'closed', 'the connection ended'
+
 
 class TransportError(Exception):
   """Base of all errors of streams."""

@@ -18,7 +18,13 @@ from absl import logging
 
 from cluster.network import frames
 from cluster.network.connection import Connection, drop_sent
-from cluster.network.errors import Closed, TransportError, describe
+from cluster.network.errors import (
+  CLOSED,
+  ENDED,
+  Closed,
+  TransportError,
+  describe,
+)
 from cluster.network.frame_reader import READ_BYTES, FrameReader, Receiving
 from cluster.network.frames import CHUNK, END, TEXT
 from cluster.network.messages import Schema, encode_header
@@ -163,7 +169,7 @@ class LoopStream:
     with self._lock:
       if not self._reason and not self._is_ending:
         self._is_ending = True
-        self._frames.append((END, (reason or 'closed').encode()))
+        self._frames.append((END, (reason or CLOSED).encode()))
         self._flush()
 
   def close(self, reason: str) -> Receiving[None]:
@@ -289,7 +295,7 @@ class LoopStream:
         self._lose(describe(error))
         return
       if not count:
-        self._lose('the connection ended')
+        self._lose(ENDED)
         return
       self._feed(count)
       is_drained = not encrypted and count < sum(map(len, wanted))

@@ -23,6 +23,8 @@ from absl import logging
 from cluster.network import frames
 from cluster.network.connection import Connection, open_channel
 from cluster.network.errors import (
+  CLOSED,
+  ENDED,
   Closed,
   Corrupt,
   Refused,
@@ -229,7 +231,7 @@ class Stream:
       # still gets the reason.
       is_idle = self._sending.acquire(timeout=GRACE_S / 2)
       left_s = max(deadline - time.monotonic(), 0.0)
-      self._end(reason or 'closed', left_s)
+      self._end(reason or CLOSED, left_s)
       if is_idle:
         self._sending.release()
       self._connection.shut_down(socket.SHUT_WR)
@@ -239,7 +241,7 @@ class Stream:
       if self._receiving.acquire(timeout=left_s):
         self._drain(deadline)
         self._receiving.release()
-      self._reason = self._reason or 'closed'
+      self._reason = self._reason or CLOSED
       self._connection.shut_down()
       # Other threads leave their calls now.
       with self._receiving:
@@ -373,7 +375,7 @@ class Stream:
       except OSError as error:
         raise self._lost(describe(error)) from error
     if not count:
-      raise self._lost('the connection ended')
+      raise self._lost(ENDED)
     return count
 
   def _drain(self, deadline: float) -> None:
@@ -507,9 +509,14 @@ class BaseListener(abc.ABC, Generic[S]):
     return _log_refusal(self._refusals, stream, error)
 
   def _log_end(self, stream: S, error: Exception) -> str:
-    """Logs the error for which a stream ends; returns it as text."""
+    """Logs the error for which a stream ends; returns it as text.
+
+    That a peer has ended without a reason is not logged: it does so at the end
+    of a run.
+    """
     if isinstance(error, Closed):
-      self._ends.write(str(error), level=log.INFO)
+      if not str(error).endswith((f': {CLOSED}', f': {ENDED}')):
+        self._ends.write(str(error), level=log.INFO)
       return str(error)
     if isinstance(error, TransportError):
       return _log_refusal(self._failures, stream, error)

@@ -8,6 +8,7 @@ import threading
 import time
 
 import numpy as np
+from absl import logging
 from absl.testing import absltest, parameterized
 
 from cluster.network import streams as transport
@@ -107,6 +108,16 @@ class EndTest(TestCase):
     for call in (lambda: stream.receive(PLAIN), lambda: stream.send(0)):
       with self.assertRaises(Closed):
         call()
+
+  @parameterized.parameters((None, 0), ('', 0), ('all epochs done', 1))
+  def test_a_client_that_ends_without_a_reason_is_not_logged(self, why, lines):
+    listener = self.listener()
+    with self.assertLogs(level='INFO') as logs:
+      logging.info('So that there is a line.')
+      stream = self.connect(listener)
+      stream.cancel() if why is None else stream.close(why)
+      listener.close(WAIT_S)
+    self.assertLen(logs.output, 1 + lines)
 
   def test_the_reason_arrives_although_a_body_is_not_complete(self):
     begun, continued = threading.Event(), threading.Event()
