@@ -9,7 +9,7 @@ set -eu
 out=$1 epochs=${2:-4} tune_s=${3:-5}
 parts='--config=configs/default.py
   --config.model.name=examples.own_loss --config.model.own.delta=0.3
-  --config.data.name=examples.own_data --config.time_to_measure.mse=(0.1,)
+  --config.data.name=examples.own_data --config.time_to_measure.mse=(0.2,)
   --config.optimizer.learning_rate=0.1'
 scheme='--config.sync.name=examples.own_scheme --config.sync.own.k=2'
 

@@ -78,7 +78,7 @@ class ExampleTest(absltest.TestCase):
     for name in ('run', 'real'):
       summary = json.loads((out / name / 'summary.json').read_text())
       self.assertEqual(summary['ended'], 'finished')
-      self.assertIn('0.1', summary['to_mse'])
+      self.assertIn('0.2', summary['to_mse'])
       manifest = json.loads((out / name / 'manifest.json').read_text())
       measures = {'mse': 'falls', 'mae': 'falls'}
       self.assertEqual(manifest['measures'], measures)
@@ -90,8 +90,8 @@ class ExampleTest(absltest.TestCase):
     header, _, *rows = (
       (out / 'compare' / 'table.md').read_text().splitlines()[2:]
     )
-    self.assertRegex(header, r'^\| +\| mse +\| mae +\| to mse 0.1 \(s\) +\| in')
-    self.assertContainsSubset('examples.own_scheme', rows[1])
+    self.assertRegex(header, r'^\| +\| mse +\| mae +\| to mse 0.2 \(s\) +\| in')
+    self.assertIn('examples.own_scheme', rows[1])
     tuned = json.loads((out / 'tuned.json').read_text())
     self.assertIn('examples.own_scheme', json.dumps(tuned))
 
