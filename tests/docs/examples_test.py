@@ -6,6 +6,8 @@ import json
 import os
 import pathlib
 import re
+import subprocess
+import sys
 import tempfile
 
 from absl.testing import absltest, parameterized
