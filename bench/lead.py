@@ -327,6 +327,7 @@ class _Worker:
       compute_s=0.0,
       factors=(),
       loss=None,
+      weight=0.0,
       is_finite=True,
       computed=0,
       compilations=0,

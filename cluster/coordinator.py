@@ -195,6 +195,7 @@ class Coordinator:
     factors: Sequence[float],
     loss: Any,
     computed: int,
+    weight: float | None = None,
     finite: bool = True,
   ) -> None:
     """Handles a worker's push: adds it to an update that the scheme chooses.
@@ -208,8 +209,9 @@ class Coordinator:
       time: Time at which the push had arrived whole, seconds.
       compute_s: Seconds of computing alone.
       factors: Driving factors of the worker's next iteration; may be none.
-      loss: Sum over the examples; None without one.
+      loss: Weighted sum over the examples; None without one.
       computed: Number of examples that were computed, with padding.
+      weight: Weight of the push, in examples; None for their number.
       finite: Whether loss and gradient are finite, as far as is known; if not,
         the push is not applied.
 
@@ -220,7 +222,9 @@ class Coordinator:
     if not finite:
       self.check(index, finite=finite, loss=loss)
     worker = self.workers[index]
-    push = Push(self._pushes, index, time, compute_s, worker.examples)
+    if weight == worker.examples:
+      weight = None
+    push = Push(self._pushes, index, time, compute_s, worker.examples, weight)
     self._pushes += 1
     self.enter(index, 'wait', time)
     worker.computed = compute_s, tuple(factors)
@@ -239,9 +243,13 @@ class Coordinator:
       return
     self._stream.done(index)
     worker.is_iterating = False
-    weight = self.weigh(self.store.version - worker.version)
     self.store.add(
-      decision.into, index, push.examples, weight=weight, finite=finite
+      decision.into,
+      index,
+      push.examples,
+      weight=weight,
+      staleness_weight=self.weigh(self.store.version - worker.version),
+      finite=finite,
     )
     self.recorder.record_push(
       decision.into,

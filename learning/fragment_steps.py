@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from data.stream import Ranges, size
+from data.stream import Ranges
 from learning.fragments import Fragments
 from learning.gradient import TaskGradient
 from learning.local_steps import LocalSteps
@@ -65,13 +65,13 @@ class FragmentSteps(LocalSteps):
       ]
 
     def displacement(
-      version: Any, own: Any, examples: jax.Array, fragment: int
+      version: Any, own: Any, weight: jax.Array, fragment: int
     ) -> Any:
       """Returns the displacement of a fragment, and 0 for other leaves."""
       chosen = {*fragments.leaves[fragment]}
       leaves, structure = jax.tree.flatten(version)
       moved = [
-        (before - after) * examples if leaf in chosen else jnp.zeros_like(after)
+        (before - after) * weight if leaf in chosen else jnp.zeros_like(after)
         for leaf, (before, after) in enumerate(
           zip(leaves, jax.tree.leaves(own), strict=True)
         )
@@ -98,7 +98,7 @@ class FragmentSteps(LocalSteps):
     version: int = 0,
     send: Callable[[Any], None] | None = None,
   ) -> tuple[Payload, jax.Array, FragmentState]:
-    """Returns a fragment's displacement times the examples, loss and state.
+    """Returns a fragment's displacement times its weight, loss and state.
 
     Args:
       params: Pytree of arrays: the version that the worker has.
@@ -125,8 +125,8 @@ class FragmentSteps(LocalSteps):
     first = max(len(batches) - self._overlap_steps, 0)
     progress = self._begin(own, state.optimizer, rate)
     progress.take(batches[:first], worker=worker, iteration=iteration)
-    examples = np.float32(size(ranges))
-    moved = self._fragment(params, progress.params, examples, fragment)
+    weight = np.float32(self.weigh(ranges))
+    moved = self._fragment(params, progress.params, weight, fragment)
     if send:
       send(moved)
     progress.take(batches[first:], worker=worker, iteration=iteration)

@@ -6,6 +6,7 @@ padding, which is masked: a batch of 33 is 32 + 1, a batch of 63 is 64.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -16,7 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs.checks import require
 from data.dataset import Split
-from data.stream import Ranges
+from data.stream import Ranges, size
+from learning import placement
 from learning.evaluation import check_each, padded
 from learning.gradient_buffer import backward_order
 from models.task import Task
@@ -74,7 +76,10 @@ _MicroBatch = tuple[np.ndarray, np.ndarray, int]
 class TaskGradient:
   """The gradient of a task's loss, summed over the examples of a batch.
 
-  Batch statistics are those of each micro-batch, averaged over the examples.
+  Where the task weighs, an example's loss counts as the share of its targets
+  that count: the sum over `weigh` is then the mean over all of these targets,
+  however a batch was divided.  Batch statistics are those of each micro-batch,
+  averaged over the examples.
 
   Attributes:
     task: Task that is learned.
@@ -139,6 +144,7 @@ class TaskGradient:
     self._matmul = matmul
     self._spread: Spread | None = None
     self._part: Callable[..., Any] = jax.jit(self.part)
+    self._shares_on_host = jax.jit(self._shares)
     if count > 1:
       spread = spread or functools.partial(_Spread, devices=devices)
       self._spread = spread(self.part, others=2 + scaled)
@@ -155,7 +161,7 @@ class TaskGradient:
     step: int = 0,
     scale: float = 1.0,
   ) -> tuple[Payload, jax.Array]:
-    """Returns a worker's gradient, and its loss summed over the examples.
+    """Returns a worker's gradient, and its loss: see `Pushes`.
 
     Args:
       params: Pytree of arrays.
@@ -213,7 +219,7 @@ class TaskGradient:
     *,
     seen: Callable[[Any], Any] = lambda params: params,
   ) -> tuple[Payload, jax.Array]:
-    """Returns payload and loss of a micro-batch, summed over it; pure.
+    """Returns payload and loss of a micro-batch, weighted sums over it; pure.
 
     Args:
       params: Pytree of arrays.
@@ -233,6 +239,8 @@ class TaskGradient:
     def total(params: Any) -> tuple[jax.Array, Any]:
       each, stats = self.task.loss(seen(params), inputs, targets, key)
       check_each('task.loss', each, mask)
+      if self.task.weigh is not None:
+        each *= self._shares(targets)
       loss = jnp.sum(jnp.where(mask, each, 0.0))
       return loss if scale is None else loss * scale, (loss, stats)
 
@@ -326,6 +334,41 @@ class TaskGradient:
         real,
       )
 
+  def weigh(self, ranges: Ranges) -> float:
+    """Returns the weight of examples, in examples: see `Computation`.
+
+    It is rounded to float32, in which step statistics travel.
+
+    Raises:
+      ValueError: If the task gives an example less weight than 0, or more than
+        it has targets.
+    """
+    if self.task.weigh is None:
+      return size(ranges)
+    targets = self.train.targets[self._indices(ranges)]
+    total = 0.0
+    for start in range(0, len(targets), self._micro_batch):
+      part = targets[start : start + self._micro_batch]
+      with placement.on_cpu():
+        shares = self._shares_on_host(padded(part, self._micro_batch))
+      shares = np.asarray(shares, np.float64)[: len(part)]
+      if not ((shares >= 0) & (shares <= 1)).all():
+        count = math.prod(targets.shape[1:])
+        raise ValueError(
+          f'task.weigh: expected 0 to {count}, the number of targets of an '
+          f'example, got {(shares * count).tolist()}.'
+        )
+      total += float(shares.sum())
+    return float(np.float32(total))
+
+  def _shares(self, targets: jax.Array) -> jax.Array:
+    """Returns the share of each example's targets that count; traceable."""
+    if self.task.weigh is None:
+      return jnp.ones(len(targets))
+    found = self.task.weigh(targets)
+    check_each('task.weigh', found, jnp.ones(len(targets), bool))
+    return found / math.prod(targets.shape[1:])
+
   def place(self, tree: Any) -> Any:
     """Returns a pytree with its arrays on the device of pushes.
 
@@ -352,6 +395,7 @@ class TaskGradient:
     """
     before = self.computed
     payloads = []
+    self.weigh(((0, 1),))
     for batch in self.batches(examples, changing=changing):
       payload, _ = self(params, ((0, batch),), worker=0, iteration=0)
       payloads.append(jax.block_until_ready(payload))

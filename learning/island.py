@@ -378,6 +378,10 @@ class IslandPushes:
       self._followers.prepare(ranges)
     self._pushes.prepare(ranges)
 
+  def weigh(self, ranges: Ranges) -> float:
+    """Returns the weight of examples, in examples; in this process alone."""
+    return self._gradient.weigh(ranges)
+
   def place(self, tree: Any) -> Any:
     """Returns a pytree with its arrays on the device of pushes."""
     return jax.tree.map(self._mesh.bind, tree)

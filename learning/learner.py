@@ -35,13 +35,15 @@ _STATE = (
 class TaskLearner:
   """A `Learner` of a model.
 
-  An update applies `tx` to the mean gradient of the examples summed into it.
-  The result is multiplied by the learning rate and by the number of examples
-  over X0 (reduction 'sum': the same displacement per example under every
-  scheme), over n X0 ('mean'), or over X0 times the number of pushes
-  ('barrier_mean': the pushes of a barrier are averaged, a single one counts in
-  full).  Running statistics move towards the mean of the pushed ones, at a rate
-  that depends on the number of examples likewise.
+  An update applies `tx` to the weighted mean gradient of the examples summed
+  into it: an example weighs 1, or the share of its targets that count.  The
+  result is multiplied by the learning rate and by the sum of weights over X0
+  (reduction 'sum': the same displacement per example under every scheme), over
+  n X0 ('mean'), or over X0 times the number of pushes ('barrier_mean': the
+  pushes of a barrier are averaged, a single one counts in full).  Running
+  statistics move towards the mean of the pushed ones, at a rate that depends on
+  the number of examples likewise.  An update of weight 0 has no mean: it
+  changes neither parameters nor statistics nor the optimizer's state.
 
   Gradients may be multiplied by a power of two.  They are divided by it first,
   without rounding: each push when it is added, or, if all workers have the same
@@ -95,8 +97,8 @@ class TaskLearner:
     self._scaled = scaled
     self._init = jax.jit(tx.init)
     self._state = self._init(params)
-    # Sum, examples and pushes of each update that is not yet applied.
-    self._sums: dict[int, tuple[Payload, int, int]] = {}
+    # Sum, examples, weight and pushes of each update that is not yet applied.
+    self._sums: dict[int, tuple[Payload, int, float, int]] = {}
     self._schedule = schedule
     self._unit = worker_batch * (num_workers if reduction == 'mean' else 1)
     self._averages = reduction == 'barrier_mean'
@@ -149,8 +151,8 @@ class TaskLearner:
     # Later sums and updates reuse the memory of these arrays.
     fork._state = self._copy(self._state)
     fork._sums = {
-      update: (self._copy(total), examples, pushes)
-      for update, (total, examples, pushes) in self._sums.items()
+      update: (self._copy(total), *counts)
+      for update, (total, *counts) in self._sums.items()
     }
     return fork
 
@@ -167,7 +169,7 @@ class TaskLearner:
     if self._scaled and self.scaling is None:
       gradient = self._divide(payload.gradient, np.float32(1.0))
       payload = payload._replace(gradient=gradient)
-    jax.block_until_ready(self._update(state, payload, 1, 1))
+    jax.block_until_ready(self._update(state, payload, 1, 1, 1))
 
   def add(
     self,
@@ -175,6 +177,7 @@ class TaskLearner:
     payload: Payload,
     examples: int,
     *,
+    weight: float | None = None,
     pushes: int = 1,
     scale: float = 1.0,
   ) -> None:
@@ -184,41 +187,50 @@ class TaskLearner:
       update: Number of the update.
       payload: The push; the learner owns its memory from now on.
       examples: Number of examples that it was summed over.
+      weight: Their weight, in examples; None for their number.
       pushes: Number of pushes that it is the sum of.
       scale: Loss scale by which its gradient is divided.
     """
+    weight = examples if weight is None else weight
     if scale != 1:
       gradient = self._divide(payload.gradient, np.float32(scale))
       payload = payload._replace(gradient=gradient)
     if update in self._sums:
-      total, before, count = self._sums[update]
+      total, before, weight_before, count = self._sums[update]
       if not (_is_partial(total) and _is_partial(payload)):
         total, payload = _complete(total), _complete(payload)
       total = self._add(total, payload)
-      self._sums[update] = total, before + examples, count + pushes
+      self._sums[update] = (
+        *(total, before + examples),
+        *(weight_before + weight, count + pushes),
+      )
     else:
-      self._sums[update] = payload, examples, pushes
+      self._sums[update] = payload, examples, weight, pushes
 
   def replace(
     self, update: int, function: Callable[[Payload], Payload]
   ) -> Payload:
     """Replaces an update's sum by a function of it, and returns the result."""
-    total, examples, pushes = self._sums[update]
+    total, examples, weight, pushes = self._sums[update]
     total = function(total)
-    self._sums[update] = total, examples, pushes
+    self._sums[update] = total, examples, weight, pushes
     return total
 
   def commit(self, update: int) -> None:
     """Applies an update and increments the version.
 
-    An update to which nothing was added changes nothing else.
+    An update to which nothing was added changes nothing else; one of weight 0
+    counts its examples.
     """
     if update not in self._sums:
       self.version += 1
       return
-    payload, examples, pushes = self._sums.pop(update)
-    updated = self._update(self._state, payload, examples, pushes)
-    self._take(updated, examples)
+    payload, examples, weight, pushes = self._sums.pop(update)
+    if weight:
+      self.params, self.stats, self._state = self._update(
+        self._state, payload, examples, weight, pushes
+      )
+    self._count(examples)
 
   def skip(self, update: int | None = None) -> None:
     """Increments the version and lowers the scale, after an overflow.
@@ -238,6 +250,7 @@ class TaskLearner:
     vector: np.ndarray,
     examples: int,
     *,
+    weight: float | None = None,
     pushes: int,
     arrived: Any = (),
   ) -> None:
@@ -252,12 +265,17 @@ class TaskLearner:
       vector: The buffer, float32 [layout.size], which has been read on return.
         It is not copied if it starts at a multiple of 64 bytes.
       examples: Number of examples that it was summed over.
+      weight: Their weight, in examples; None for their number.
       pushes: Number of pushes that it is the sum of.
       arrived: Mask of the numbers to apply, as of `Payload`.
     """
-    payload = layout.payload(vector)._replace(arrived=arrived)
-    updated = self._update(self._state, payload, examples, pushes)
-    self._take(jax.block_until_ready(updated), examples)
+    weight = examples if weight is None else weight
+    if weight:
+      payload = layout.payload(vector)._replace(arrived=arrived)
+      self.params, self.stats, self._state = jax.block_until_ready(
+        self._update(self._state, payload, examples, weight, pushes)
+      )
+    self._count(examples)
 
   def warm_up_buffer(self, layout: Layout, arrived: Any = ()) -> None:
     """Compiles the programs of `apply_buffer`, and changes nothing."""
@@ -267,7 +285,7 @@ class TaskLearner:
     # Results may be bound to a device although the arguments were not.
     for _ in range(2):
       twin.params, twin.stats, twin._state = jax.block_until_ready(
-        twin._update(twin._state, payload, 1, 1)
+        twin._update(twin._state, payload, 1, 1, 1)
       )
 
   def state(self) -> dict[str, Any]:
@@ -293,16 +311,20 @@ class TaskLearner:
     """The learning rate of the next update."""
     return self._schedule(examples=self.examples, updates=self.version)
 
-  def _take(self, updated: tuple[Any, Any, Any], examples: int) -> None:
-    """Stores the result of an update as the next version."""
-    self.params, self.stats, self._state = updated
+  def _count(self, examples: int) -> None:
+    """Counts an update, whose result is stored, as the next version."""
     self.version += 1
     self.examples += examples
     if self.scaling:
       self.scaling = self.scaling.after(finite=True)
 
   def _update(
-    self, state: Any, payload: Payload, examples: int, pushes: int
+    self,
+    state: Any,
+    payload: Payload,
+    examples: int,
+    weight: float,
+    pushes: int,
   ) -> tuple[Any, Any, Any]:
     """Returns parameters, statistics and optimizer state after an update."""
     unit = self._unit * (pushes if self._averages else 1)
@@ -312,8 +334,8 @@ class TaskLearner:
       state,
       *payload,
       np.float32(examples),
-      np.float32(examples * factor(self.scaling)),
-      np.float32(self.learning_rate * examples / unit),
+      np.float32(weight * factor(self.scaling)),
+      np.float32(self.learning_rate * weight / unit),
       np.float32(_STATS_DECAY ** (examples / self._worker_batch)),
     )
     return updated

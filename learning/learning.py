@@ -42,6 +42,13 @@ class Computation(Protocol):
   def prepare(self, ranges: Ranges) -> None:
     """Gathers the examples of a later call."""
 
+  def weigh(self, ranges: Ranges) -> float:
+    """Returns the weight of examples in the mean of an update, in examples.
+
+    It is their number, unless the task weighs: then each example counts as the
+    share of its targets that count, so that all targets weigh alike.
+    """
+
   def place(self, tree: Any) -> Any:
     """Returns a pytree with its arrays on the device of pushes."""
 
@@ -79,7 +86,9 @@ class Pushes(Computation, Protocol):
     rate: float | None = None,
     version: int = 0,
   ) -> tuple[Payload, jax.Array | None, Any]:
-    """Returns a worker's push, its loss summed over the examples, its state.
+    """Returns a worker's push, its loss, and its state.
+
+    Push and loss are weighted sums over the examples: see `weigh`.
 
     Args:
       params: Pytree of arrays: the version that the worker has pulled.
@@ -105,7 +114,7 @@ class Gradient(Computation, Protocol):
     iteration: int,
     scale: float = 1.0,
   ) -> tuple[Payload, jax.Array | None]:
-    """Returns a worker's gradient, and its loss summed over the examples.
+    """Returns a worker's gradient, and its loss, as of `Pushes.push`.
 
     Args:
       params: Pytree of arrays.
@@ -151,7 +160,7 @@ class Streaming(Gradient, Protocol):
       scale: Factor of the gradient.
 
     Returns:
-      Statistics and loss, summed over the examples.
+      Statistics, summed over the examples, and loss, as of `Pushes.push`.
     """
 
   def warm_up_stream(
@@ -201,6 +210,7 @@ class Learner(Protocol):
     payload: Payload,
     examples: int,
     *,
+    weight: float | None = None,
     pushes: int = 1,
     scale: float = 1.0,
   ) -> None:
@@ -210,6 +220,7 @@ class Learner(Protocol):
       update: Number of the update.
       payload: The push; the learner owns its memory from now on.
       examples: Number of examples that it was summed over.
+      weight: Their weight, in examples; None for their number.
       pushes: Number of pushes that it is the sum of.
       scale: Loss scale by which its gradient is divided.
     """
@@ -220,7 +231,10 @@ class Learner(Protocol):
     """Replaces an update's sum by a function of it, and returns the result."""
 
   def commit(self, update: int) -> None:
-    """Applies an update and increments the version."""
+    """Applies an update and increments the version.
+
+    An update of weight 0 counts its examples, and changes nothing else.
+    """
 
   def skip(self, update: int | None = None) -> None:
     """Drops an update, if there is one, and increments the version."""
@@ -231,6 +245,7 @@ class Learner(Protocol):
     vector: np.ndarray,
     examples: int,
     *,
+    weight: float | None = None,
     pushes: int,
     arrived: Any = (),
   ) -> None:
@@ -240,6 +255,7 @@ class Learner(Protocol):
       layout: Layout of the buffer.
       vector: The buffer, float32 [layout.size].
       examples: Number of examples that it was summed over.
+      weight: Their weight, in examples; None for their number.
       pushes: Number of pushes that it is the sum of.
       arrived: Mask of the numbers to apply, as of `Payload`.
     """
@@ -289,7 +305,8 @@ class ParameterStore(Protocol):
     worker: int,
     examples: int,
     *,
-    weight: float = 1.0,
+    weight: float | None = None,
+    staleness_weight: float = 1.0,
     finite: bool = True,
   ) -> None:
     """Adds a worker's push, which has arrived, to an update.
@@ -301,8 +318,9 @@ class ParameterStore(Protocol):
       update: Number of the update.
       worker: Index of the worker.
       examples: Number of examples of the push.
-      weight: Factor of its gradient or displacement, above 0; 1 in an
-        allreduce.
+      weight: Their weight, in examples; None for their number.
+      staleness_weight: Factor of its gradient or displacement, above 0;
+        1 in an allreduce.
       finite: Whether all of its numbers are finite.
     """
 

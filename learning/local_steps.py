@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import optax
 
-from data.stream import Ranges, size
+from data.stream import Ranges
 from learning.gradient import TaskGradient
 from wire.codec import Payload
 
@@ -60,9 +60,9 @@ class LocalSteps:
     self._init = jax.jit(tx.init)
 
     def step(
-      params: Any, state: Any, total: Any, examples: jax.Array, rate: jax.Array
+      params: Any, state: Any, total: Any, weight: jax.Array, rate: jax.Array
     ) -> tuple[Any, Any]:
-      mean = jax.tree.map(lambda leaf: leaf / examples, total)
+      mean = jax.tree.map(lambda leaf: leaf / weight, total)
       updates, state = tx.update(mean, state, params)
       updates = jax.tree.map(lambda u: u * rate, updates)
       reached: tuple[Any, Any] = constrain(
@@ -70,9 +70,9 @@ class LocalSteps:
       )
       return reached
 
-    def displacement(pulled: Any, reached: Any, examples: jax.Array) -> Any:
+    def displacement(pulled: Any, reached: Any, weight: jax.Array) -> Any:
       return jax.tree.map(
-        lambda before, after: (before - after) * examples, pulled, reached
+        lambda before, after: (before - after) * weight, pulled, reached
       )
 
     # The state of the iteration before is still needed: its push may be lost.
@@ -103,7 +103,10 @@ class LocalSteps:
     rate: float | None = None,
     version: int = 0,
   ) -> tuple[Payload, jax.Array, Any]:
-    """Returns a worker's displacement times its examples, loss and state.
+    """Returns a worker's displacement times its weight, loss and state.
+
+    The weight is that of the examples of all steps.  A step whose examples
+    weigh nothing changes neither parameters nor state.
 
     Args:
       params: Pytree of arrays: the version that the worker has pulled.
@@ -116,8 +119,8 @@ class LocalSteps:
       version: Unused: the whole model is pushed.
 
     Returns:
-      The payload; the loss, summed over the examples, each at the parameters
-      of its step; and the state of the inner optimizer afterwards.
+      The payload; the loss, a weighted sum over the examples, each at the
+      parameters of its step; and the state of the inner optimizer afterwards.
 
     Raises:
       ValueError: If there is no example or no learning rate.
@@ -126,7 +129,7 @@ class LocalSteps:
     progress = self._begin(params, state, rate)
     progress.take(self._cut(ranges), worker=worker, iteration=iteration)
     moved = self._displacement(
-      params, progress.params, np.float32(size(ranges))
+      params, progress.params, np.float32(self.weigh(ranges))
     )
     payload, loss = progress.payload(moved)
     return payload, loss, progress.state
@@ -134,6 +137,10 @@ class LocalSteps:
   def prepare(self, ranges: Ranges) -> None:
     """Gathers the examples of a later call, batch by batch."""
     self.gradient.prepare(*self._cut(ranges))
+
+  def weigh(self, ranges: Ranges) -> float:
+    """Returns the weight of an iteration's examples: see `Computation`."""
+    return self.gradient.weigh(ranges)
 
   def place(self, tree: Any) -> Any:
     """Returns a pytree with its arrays on the device of pushes."""
@@ -231,13 +238,12 @@ class _Progress:
         iteration=iteration,
         step=self.steps,
       )
-      self.params, self.state = self.step(
-        self.params,
-        self.state,
-        payload.gradient,
-        np.float32(size(batch)),
-        self.rate,
-      )
+      weight = self.gradient.weigh(batch)
+      if weight:
+        self.params, self.state = self.step(
+          *(self.params, self.state, payload.gradient),
+          *(np.float32(weight), self.rate),
+        )
       if self.loss is None:
         self.stats, self.loss = payload.stats, loss
       else:

@@ -127,6 +127,10 @@ class StreamingGradient:
     """Gathers the examples of a later call."""
     self._gradient.prepare(ranges)
 
+  def weigh(self, ranges: Ranges) -> float:
+    """Returns the weight of examples, in examples: see `Computation`."""
+    return self._gradient.weigh(ranges)
+
   def place(self, tree: Any) -> Any:
     """Returns a pytree with its arrays on the device of pushes."""
     return self._gradient.place(tree)
@@ -143,6 +147,7 @@ class StreamingGradient:
     """Compiles every program that `stream` needs; arguments of `warm_up`."""
     gradient = self._gradient
     before = gradient.computed
+    gradient.weigh(((0, 1),))
     if changing:  # Only the last micro-batch of a batch is streamed.
       gradient.warm_up(params, examples, changing=True)
     for batch in gradient.batches(examples, changing=changing):
@@ -170,7 +175,7 @@ class StreamingGradient:
       scale: Factor of the gradient, as of `TaskGradient`.
 
     Returns:
-      Statistics and loss, summed over the examples.
+      Statistics, summed over the examples, and loss, as of `Pushes.push`.
 
     Raises:
       Exception: The error that the sink has raised; it receives no other leaf.

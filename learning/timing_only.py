@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from configs.checks import require
-from data.stream import Ranges, Stream
+from data.stream import Ranges, Stream, size
 from learning.fragments import Fragments
 from learning.gradient_buffer import LeafSink
 from learning.layout import FLOAT32, Layout
@@ -62,6 +62,10 @@ class TimingOnlyGradient:
 
   def prepare(self, ranges: Ranges) -> None:
     """Returns at once: there are no examples to load."""
+
+  def weigh(self, ranges: Ranges) -> int:
+    """Returns the number of examples: there is no task that weighs."""
+    return size(ranges)
 
   def place(self, tree: Any) -> Any:
     """Returns the pytree as it is: there is no device to place it on."""
@@ -132,6 +136,7 @@ class TimingOnlyLearner:
     payload: Payload,
     examples: int,
     *,
+    weight: float | None = None,
     pushes: int = 1,
     scale: float = 1.0,
   ) -> None:
@@ -159,6 +164,7 @@ class TimingOnlyLearner:
     vector: np.ndarray,
     examples: int,
     *,
+    weight: float | None = None,
     pushes: int,
     arrived: Any = (),
   ) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 RUN_FOLDER = 5  # `format` in manifest.json.
-CHECKPOINT = 13  # In every part of a checkpoint.
+CHECKPOINT = 14  # In every part of a checkpoint.
 
 # Last commits that read earlier formats: of run folders, of checkpoints.
 _LAST_COMMITS = {
@@ -15,6 +15,7 @@ _LAST_COMMITS = {
   10: 'c2c12a6',
   11: '32b50bd',
   12: '51a63563',
+  13: '60fa0c64',
 }
 _FIRST_COMMIT = '0045af2'  # Reads all formats before these.
 

@@ -38,14 +38,14 @@ class PushLoss(NamedTuple):
   Attributes:
     worker: Index of the worker.
     iteration: Number of the worker's iteration.
-    examples: Number of examples.
-    loss: Sum over the examples; on a device until it is fetched.
+    weight: Weight of the push, in examples.
+    loss: Weighted sum over the examples; on a device until it is fetched.
     at: Progress of the run when the push arrived.
   """
 
   worker: int
   iteration: int
-  examples: int
+  weight: float
   loss: Any
   at: Reached
 
@@ -102,8 +102,11 @@ class Recorder:
     self._files = files
     self._console = console
     self._losses: list[PushLoss] = []
-    # Loss and examples since the last row of each kind.
-    self._sums = {'log': (0.0, 0), 'evaluation': (0.0, 0)}
+    # Loss and weight since the last row of each kind.
+    self._sums: dict[str, tuple[float, float]] = {
+      'log': (0.0, 0),
+      'evaluation': (0.0, 0),
+    }
     self._thresholds = thresholds.make(accuracies, losses, figures)
     self._falling = [name for name in measures if measures[name] == 'falls']
     self._figures: dict[str, float] = {}  # Results of the newest evaluation.
@@ -204,7 +207,9 @@ class Recorder:
       factors: Driving factors that were read with a push; may be none.
     """
     if self._files.events:
-      fields = event._asdict() if isinstance(event, Push) else dict(event)
+      fields = (
+        record.push_fields(event) if isinstance(event, Push) else dict(event)
+      )
       row = record.encode_row(name, fields, decision)
       self._files.event(row | {'factors': factors} if factors else row)
     if self._watch is None:
@@ -353,7 +358,8 @@ class Recorder:
       push: The push, as the scheme gets it.
       iteration: Number of the worker's iteration.
       pulled: Version that the gradient was computed from.
-      loss: Sum over the examples, perhaps still on a device; None without one.
+      loss: Weighted sum over the examples, perhaps still on a device; None
+        without one.
       computed: Number of examples with padding; 0 if nothing is computed.
       finite: Whether it is part of the update; if not, it is skipped.
     """
@@ -368,10 +374,9 @@ class Recorder:
     )
     if loss is not None:
       at = (accounting.iterations, accounting.updates, accounting.examples)
+      weight = push.examples if push.weight is None else push.weight
       self._losses.append(
-        PushLoss(
-          push.worker, iteration, push.examples, loss, Reached(push.time, *at)
-        )
+        PushLoss(push.worker, iteration, weight, loss, Reached(push.time, *at))
       )
 
   def record_dropped_push(
@@ -421,24 +426,25 @@ class Recorder:
   def count_losses(self, losses: Sequence[PushLoss]) -> None:
     """Counts the first of the fetched losses, which are all finite."""
     for each in losses:
-      self._thresholds.add_loss(float(each.loss) / each.examples, each.at)
+      if each.weight:
+        self._thresholds.add_loss(float(each.loss) / each.weight, each.at)
     new_loss = sum(float(each.loss) for each in losses)
-    new_examples = sum(each.examples for each in losses)
+    new_weight = sum(each.weight for each in losses)
     self._losses = self._losses[len(losses) :]
-    for kind, (loss, examples) in self._sums.items():
-      self._sums[kind] = loss + new_loss, examples + new_examples
+    for kind, (loss, weight) in self._sums.items():
+      self._sums[kind] = loss + new_loss, weight + new_weight
 
   def take_mean_loss(self, kind: str) -> float | None:
-    """Returns the mean loss per example since the last row of a kind.
+    """Returns the weighted mean loss since the last row of a kind.
 
     The next mean of this kind begins here.
 
     Args:
       kind: 'log' or 'evaluation'.
     """
-    loss, examples = self._sums[kind]
+    loss, weight = self._sums[kind]
     self._sums[kind] = 0.0, 0
-    return loss / examples if examples else None
+    return loss / weight if weight else None
 
   def make_row(
     self,

@@ -39,6 +39,14 @@ def apply_event(scheme: Scheme, event: str, **fields: Any) -> Decision:
   return handlers[event](**fields)
 
 
+def push_fields(push: Push) -> Row:
+  """Returns the fields of a push, without a weight at its default."""
+  fields = push._asdict()
+  if push.weight is None:
+    del fields['weight']
+  return fields
+
+
 def encode_row(event: str, fields: Row, decision: Decision) -> Row:
   """Returns the row of an event, without decision fields at their defaults.
 

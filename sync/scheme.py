@@ -26,6 +26,9 @@ class Push(NamedTuple):
     time: Time of the arrival, seconds, clock of the run.
     compute_s: Seconds of computing alone: no waiting, no transfer.
     examples: Number of examples that the gradient was computed from.
+    weight: Weight of the gradient in the mean of an update, in examples: one of
+      which only a share of the targets counts weighs that share.  None if it is
+      `examples`.
   """
 
   id: int
@@ -33,6 +36,7 @@ class Push(NamedTuple):
   time: float
   compute_s: float
   examples: int
+  weight: float | None = None
 
 
 class Decision(NamedTuple):

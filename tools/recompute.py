@@ -257,8 +257,9 @@ class _RecomputedRun:
     self._left: dict[int, WorkerState | None] = {}
     self._pushed: dict[int, list[Payload]] = {}
     self._pipelined = route['pipelined']
-    # Pushes by update and worker; pipelined servers sum them in that order.
-    self._pieces: dict[int, dict[int, tuple[list[Payload], int]]] = {}
+    # Pushes by update and worker, with examples and weights; pipelined servers
+    # sum them in that order.
+    self._pieces: dict[int, dict[int, tuple[list[Payload], int, float]]] = {}
     self._released: dict[int, tuple[Any, Any, int, float | None]] = {}
     self._before = before
     choose = functools.partial(
@@ -372,6 +373,7 @@ class _RecomputedRun:
       loss=loss,
       finite=bool(finite and np.isfinite(np.asarray(loss))),
       computed=0,
+      weight=pushes.weigh(ranges),
     )
 
   def _stage(self) -> int:
@@ -385,7 +387,8 @@ class _RecomputedRun:
     worker: int,
     examples: int,
     *,
-    weight: float = 1.0,
+    weight: float | None = None,
+    staleness_weight: float = 1.0,
     finite: bool = True,
   ) -> None:
     """Sums the push of a worker into an update."""
@@ -401,10 +404,14 @@ class _RecomputedRun:
     with placement.on_cpu():
       if pieces is not None:
         divided = [_divide(share, factor(own)) for share in shares]
-        pieces[worker] = divided, examples
+        pieces[worker] = (
+          *(divided, examples),
+          examples if weight is None else weight,
+        )
         return
+      scale = factor(own) / staleness_weight
       for learner, share in zip(self.learners, shares, strict=True):
-        learner.add(update, share, examples, scale=factor(own) / weight)
+        learner.add(update, share, examples, weight=weight, scale=scale)
 
   def discard(self, worker: int) -> None:
     """Drops the push of a worker."""
@@ -426,11 +433,12 @@ class _RecomputedRun:
     if not pushed:
       return
     for server, learner in enumerate(self.learners):
-      gradients = [shares[server].gradient for _, (shares, _) in pushed]
+      gradients = [shares[server].gradient for _, (shares, *_) in pushed]
       learner.add(
         update,
         Payload(functools.reduce(operator.add, gradients), ()),
-        sum(examples for _, (_, examples) in pushed),
+        sum(examples for _, (_, examples, _) in pushed),
+        weight=sum(weight for _, (*_, weight) in pushed),
         pushes=len(pushed),
       )
 

@@ -68,7 +68,7 @@ class ReplicaSteps:
     iteration: int,
     scale: float = 1.0,
   ) -> tuple[Payload, jax.Array | None]:
-    """Returns the displacement times the examples, and the loss over them."""
+    """Returns the displacement times its weight, and the loss."""
     payload, loss, self.state = self._pushes.push(
       params,
       ranges,
@@ -104,6 +104,10 @@ class ReplicaSteps:
   def prepare(self, ranges: Ranges) -> None:
     """Gathers the examples of a later call."""
     self._pushes.prepare(ranges)
+
+  def weigh(self, ranges: Ranges) -> float:
+    """Returns the weight of examples, in examples: see `Computation`."""
+    return self._pushes.weigh(ranges)
 
   def place(self, tree: Any) -> Any:
     """Returns a pytree with its arrays on the device of pushes."""

@@ -583,6 +583,7 @@ class Replica:
             learner,
             update.sums,
             examples=update.examples,
+            weight=update.weight,
             pushes=update.pushes,
           )
         self._progress.count_chunk()
@@ -699,6 +700,7 @@ class Replica:
     if self._preparation:  # It may be for an assignment that is void now.
       self._preparation.join()
     self._gradient.prepare(assignment.ranges)
+    weight = self._gradient.weigh(assignment.ranges)
     start = time.monotonic()
     examples, before = assignment.examples, self._gradient.computed
     least_s = self._host_speed.least_s(iteration, examples)
@@ -717,6 +719,7 @@ class Replica:
       computed=coordinator_time(end) - assignment.assigned_at,
       compute_s=end - start,
       examples=self._gradient.computed - before,
+      weight=weight,
       compilations=compilations.count() - warm_compilations,
       loss=math.nan if loss is None else loss,
       finite=int(finite and (loss is None or math.isfinite(loss))),
@@ -766,10 +769,14 @@ class Replica:
   def _apply(self, assignment: messages.Assignment) -> None:
     """Applies the sum to the learner, or skips one that is not finite."""
     members, sums = assignment.members, None
-    examples, pushes = assignment.total, len(members)
+    counts: dict[str, Any] = {
+      'examples': assignment.total,
+      'weight': self._layout.total_weight(self._statistics, members),
+      'pushes': len(members),
+    }
     if self._layout.are_finite(self._statistics, members):
       with self._state_lock:
-        self._reducer.apply(self.learner, examples=examples, pushes=pushes)
+        self._reducer.apply(self.learner, **counts)
       if self._retention.is_recording:
         sums = self._reducer.copy_sum()
     else:
@@ -778,7 +785,7 @@ class Replica:
         self.codec_state.commit(self.learner.version)
     self._retention.record(
       assignment.version,
-      Update(sums, examples, pushes, self.codec_state.replicated),
+      Update(sums, **counts, replicated=self.codec_state.replicated),
     )
     self._retain_if_due()
     if self._succession:

@@ -39,12 +39,14 @@ class Update(NamedTuple):
     sums: Copy of the sum, as of `Reducer.copy_sum`; None if it was skipped, as
       it was not finite.
     examples: Number of examples that it was summed over.
+    weight: Their weight, in examples.
     pushes: Number of workers that took part.
     replicated: Replicated part of the codec state after the update.
   """
 
   sums: Any
   examples: int
+  weight: float
   pushes: int
   replicated: Any
 

@@ -30,8 +30,9 @@ class StepStatistics(NamedTuple):
     computed: When it had computed.
     compute_s: Seconds of computing alone.
     examples: Number of examples that were computed, with padding.
+    weight: Weight of the examples, in examples, without padding.
     compilations: Number of XLA compilations since the warm-up.
-    loss: Sum over the examples; NaN if there is none.
+    loss: Weighted sum over the examples; NaN if there is none.
     finite: 1 if loss and gradient are finite, else 0; -1 if they are, but not
       the sum of all gradients.
     recalled: 1 if the worker has rejoined with its inner optimizer's state.
@@ -41,6 +42,7 @@ class StepStatistics(NamedTuple):
   computed: float
   compute_s: float
   examples: int
+  weight: float
   compilations: int
   loss: float
   finite: int
@@ -113,6 +115,7 @@ class StatisticsLayout:
         computed,
         compute_s,
         examples,
+        weight,
         compilations,
         loss,
         finite,
@@ -123,6 +126,7 @@ class StatisticsLayout:
         computed,
         compute_s,
         round(examples),
+        weight,
         round(compilations),
         loss if has_loss else math.nan,
         round(finite) if np.isfinite(rows[worker]).all() else 0,
@@ -144,24 +148,43 @@ class StatisticsLayout:
     expect(valid, 'statistics', 'numbers of float32', largest)
 
   def find_invalid(
-    self, numbers: Sequence[float], members: Sequence[int]
+    self, numbers: Sequence[float], members: Mapping[int, int]
   ) -> list[int]:
     """Returns members whose own statistics cannot be true.
 
     Args:
       numbers: Vector, float32 [size], summed over workers.
-      members: Workers that took part.
+      members: Number of examples of each worker that took part.
     """
     rows = np.asarray(numbers, np.float32).reshape(self.workers, self._width)
     # All are bounded but the loss.
     loss = 1 + StepStatistics._fields.index('loss')
     bounded = np.delete(rows, loss, axis=1)
-    times = rows[:, 1 + StepStatistics._fields.index('compute_s')]
+    times, weights = (
+      rows[:, 1 + StepStatistics._fields.index(name)]
+      for name in ('compute_s', 'weight')
+    )
     return [
       index
-      for index in members
-      if not (abs(bounded[index]).max() < _MOST and times[index] >= LEAST_S)
+      for index, examples in members.items()
+      if not (
+        abs(bounded[index]).max() < _MOST
+        and times[index] >= LEAST_S
+        and 0 <= weights[index] <= examples
+      )
     ]
+
+  def total_weight(
+    self, numbers: Sequence[float], members: Sequence[int]
+  ) -> float:
+    """Returns the weight of all examples of an iteration, in examples.
+
+    Args:
+      numbers: Vector, float32 [size], summed over workers.
+      members: Workers that took part.
+    """
+    statistics = self.read(numbers)
+    return sum(statistics[index][0].weight for index in members)
 
   def are_finite(
     self, numbers: Sequence[float], members: Sequence[int]
@@ -241,7 +264,8 @@ class IterationRecorder:
 
     Returns:
       Members whose statistics cannot be true, and are recorded as the shortest
-      time, with driving factors of 0.
+      time and the weight of their number of examples, with driving factors of
+      0.
 
     Raises:
       FloatingPointError: If a loss or a gradient is not finite.
@@ -284,11 +308,14 @@ class IterationRecorder:
       coordinator.join(index, time)
     size_bytes = self._iteration_bytes(len(members), stage)
     coordinator.recorder.record_transfer(size_bytes)
-    invalid = self._layout.find_invalid(numbers, members)
+    examples = {index: coordinator.workers[index].examples for index in members}
+    invalid = self._layout.find_invalid(numbers, examples)
     for index in members:
       statistics, factors = reports[index]
       if index in invalid:
-        statistics = statistics._replace(compute_s=LEAST_S)
+        statistics = statistics._replace(
+          compute_s=LEAST_S, weight=examples[index]
+        )
         factors = (0.0,) * len(factors)
       self._push(index, statistics, factors, time=time)
     return invalid
@@ -317,6 +344,7 @@ class IterationRecorder:
       compute_s=statistics.compute_s,
       factors=factors,
       computed=statistics.examples,
+      weight=statistics.weight,
       loss=None if math.isnan(statistics.loss) else statistics.loss,
       finite=statistics.finite == 1,
     )

@@ -52,11 +52,13 @@ class ReplicaStore:
     worker: int,
     examples: int,
     *,
-    weight: float = 1.0,
+    weight: float | None = None,
+    staleness_weight: float = 1.0,
     finite: bool = True,
   ) -> None:
     """Counts a worker's contribution to an update."""
-    del worker, weight  # 1: no contribution is stale.
+    del worker, weight  # Replicas have the sum of all weights.
+    del staleness_weight  # 1: no contribution is stale.
     self._pending[update] = self._pending.get(update, 0) + examples
     if not finite:
       self._not_finite.add(update)

@@ -48,6 +48,7 @@ Number = Annotated[float, Meta(gt=-_NUMBER, lt=_NUMBER)]
 Factor = Annotated[float, Meta(gt=-_SECONDS, lt=_SECONDS)]
 Moment = Annotated[float, Meta(gt=-_SECONDS, lt=_SECONDS)]  # Of a clock.
 Seconds = Annotated[float, Meta(ge=0, lt=_SECONDS)]
+Weight = Annotated[float, Meta(ge=0, lt=_COUNT)]  # In examples.
 Count = Annotated[int, Meta(ge=0, lt=_COUNT)]
 Rank = Annotated[int, Meta(ge=0, lt=_WORKERS)]
 Text = Annotated[str, Meta(max_length=MOST_CHARACTERS)]
@@ -424,14 +425,17 @@ class Add(Message, frozen=True):
     worker: Rank of the worker.
     incarnation: Its incarnation.
     update: Number of the update.
-    examples: Weight of the push; 0 to discard it.
-    scale: Number by which the push is divided: its loss scale over its weight.
+    examples: Number of its examples; 0 to discard it.
+    weight: Weight of these examples, in examples.
+    scale: Number by which the push is divided: its loss scale over the weight
+      of its staleness.
   """
 
   worker: Rank
   incarnation: Count
   update: Count
   examples: Count
+  weight: Weight
   scale: Number
 
 
@@ -604,7 +608,9 @@ class PushReport(Untagged, frozen=True):
     computed_at: Time at which it had computed, by the coordinator's clock.
     compute_s: Seconds of computing.
     factors: Driving factors of its next iteration.
-    loss: Loss summed over the examples; None for none or a non-finite one.
+    loss: Weighted sum of the examples' losses; None for none or a non-finite
+      one.
+    weight: Weight of the push, in examples.
     is_finite: Whether loss and gradient are finite.
     computed: Number of examples that were computed, with padding.
     compilations: Number of XLA compilations since the first pull.
@@ -617,6 +623,7 @@ class PushReport(Untagged, frozen=True):
   compute_s: Seconds
   factors: Sequence[Factor]
   loss: Number | None
+  weight: Weight
   is_finite: bool
   computed: Count
   compilations: Count

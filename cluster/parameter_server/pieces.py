@@ -88,8 +88,9 @@ class Pieces:
       learner = first.twin(params[end - size : end], ())
       self._pieces.append(_Piece(learner, size))
     self._step = 0
-    # Examples and loss scales of the superstep's workers.
+    # Examples, weights and loss scales of the superstep's workers.
     self._examples: dict[Key, int] = {}
+    self._weights: dict[Key, float] = {}
     self._scales: dict[Key, float] = {}
     self._expected: set[Key] = set()  # Workers of the superstep that live.
     self._counted: set[Key] = set()  # Workers whose push was added to an
@@ -123,9 +124,14 @@ class Pieces:
     valid, self._void = not self._void, False
     self._step += 1
     self._examples = {key: count for key, (count, _) in released.items()}
+    self._weights = {}
     self._scales = {key: scale for key, (_, scale) in released.items()}
     self._expected = set(released)
     return valid
+
+  def weigh(self, key: Key, weight: float) -> None:
+    """Sets the weight of a worker's push, in examples, before its pieces."""
+    self._weights[key] = weight
 
   def void(self, key: Key) -> None:
     """Excludes a worker's push from updates: its pieces are not finite."""
@@ -279,8 +285,13 @@ class Pieces:
     for key in keys[1:]:
       total += piece.pushes[key]
     payload = Payload(jax.device_put(total, may_alias=True), ())
-    examples = sum(self._examples[key] for key in keys)
-    learner.add(update, payload, examples, pushes=len(keys))
+    learner.add(
+      update,
+      payload,
+      sum(self._examples[key] for key in keys),
+      weight=sum(self._weights[key] for key in keys),
+      pushes=len(keys),
+    )
 
   def _renew(self, piece: _Piece) -> None:
     params = (piece.ahead or piece.learner).params

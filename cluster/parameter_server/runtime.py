@@ -397,7 +397,14 @@ class ParameterServerRuntime(EventLoop):
   def _check(self, event: WorkerEvent) -> None:
     match event:
       case PushReceived():
-        check_report(event.report, num_factors=self._num_factors)
+        report = event.report
+        worker = self.coordinator.workers[event.worker]
+        is_current = report.iteration == worker.iteration
+        check_report(
+          report,
+          num_factors=self._num_factors,
+          examples=worker.examples if is_current else None,
+        )
       case WorkerMessage(message=messages.TrafficReport() as report):
         check_traffic(report.sent, range(self._num_servers))
 
@@ -466,6 +473,7 @@ class ParameterServerRuntime(EventLoop):
       compute_s=report.compute_s,
       factors=report.factors,
       computed=report.computed,
+      weight=report.weight,
       loss=loss,
       finite=finite,
     )
@@ -868,12 +876,15 @@ class ParameterServerRuntime(EventLoop):
         member.is_late = True
 
 
-def check_report(report: messages.PushReport, *, num_factors: int) -> None:
+def check_report(
+  report: messages.PushReport, *, num_factors: int, examples: int | None
+) -> None:
   """Checks a worker's report on an iteration.
 
   Args:
     report: The report.
     num_factors: Number of driving factors.
+    examples: Examples of the iteration; None if it is not the current one.
 
   Raises:
     InvalidMessage: If it cannot be true.
@@ -883,3 +894,5 @@ def check_report(report: messages.PushReport, *, num_factors: int) -> None:
   expect(valid, 'compute_s', f'at least {LEAST_S:g} s', compute_s)
   valid = count == num_factors
   expect(valid, 'factors', f'{num_factors} numbers', count)
+  valid = examples is None or report.weight <= examples
+  expect(valid, 'weight', f'at most {examples}', report.weight)

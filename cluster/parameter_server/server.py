@@ -327,6 +327,10 @@ class Server:
       raise WrongPush(
         f'Expected iteration {pull.iteration}, got {report.iteration}.'
       )
+    if report.weight > pull.examples:
+      raise WrongPush(
+        f'Expected a weight of at most {pull.examples}, got {report.weight}.'
+      )
     size = self._codec.push_bytes(self.index, pull.stage)
     if size_bytes != size:
       raise WrongPush(f'Expected {size} bytes, got {size_bytes}.')
@@ -398,6 +402,7 @@ class Server:
     if number == 0:
       port.num_pieces = 0
       self._piped[key] = port
+      pieces.weigh(key, report.weight)
       if not report.is_finite:
         pieces.void(key)
     if number == len(self._piece_bytes) - 1:
@@ -478,12 +483,20 @@ class Server:
     key = order.worker, order.incarnation
     payload = self._payloads.pop(key, None)
     expect(payload is not None, 'worker', 'one whose push is here', key)
+    most, got = order.examples, order.weight
+    expect(got <= most, 'weight', f'at most {most}', got)
     if not order.examples:
       return
     if isinstance(self.learner, Pieces):
       self.learner.add(order.update, (order.worker, order.incarnation))
     elif isinstance(payload, Payload):
-      self.learner.add(order.update, payload, order.examples, scale=order.scale)
+      self.learner.add(
+        order.update,
+        payload,
+        order.examples,
+        weight=order.weight,
+        scale=order.scale,
+      )
 
   def _release(self, order: messages.Release) -> None:
     key = order.worker, order.incarnation

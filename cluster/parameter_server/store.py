@@ -109,15 +109,23 @@ class ShardedParameterStore:
     worker: int,
     examples: int,
     *,
-    weight: float = 1.0,
+    weight: float | None = None,
+    staleness_weight: float = 1.0,
     finite: bool = True,
   ) -> None:
     """Adds a worker's push, which all servers have received, to an update."""
     scaling = worker_scaling(self.scalings, worker)
     examples = examples if finite else 0
-    scale = factor(scaling) / weight
+    weight = examples if weight is None or not finite else weight
     self._orders.append(
-      messages.Add(worker, self.incarnations[worker], update, examples, scale)
+      messages.Add(
+        worker=worker,
+        incarnation=self.incarnations[worker],
+        update=update,
+        examples=examples,
+        weight=weight,
+        scale=factor(scaling) / staleness_weight,
+      )
     )
     if scaling:
       self.scalings[worker] = scaling.after(finite=finite)
@@ -126,7 +134,14 @@ class ShardedParameterStore:
   def discard(self, worker: int) -> None:
     """Drops a worker's push, which all servers have received."""
     self._orders.append(
-      messages.Add(worker, self.incarnations[worker], 0, examples=0, scale=1.0)
+      messages.Add(
+        worker=worker,
+        incarnation=self.incarnations[worker],
+        update=0,
+        examples=0,
+        weight=0.0,
+        scale=1.0,
+      )
     )
 
   def commit(self, update: int) -> bool:

@@ -296,6 +296,7 @@ class Worker:
       compute_s=end - start,
       factors=self._host_speed.factors(iteration),
       loss=loss,
+      weight=self._pushes.weigh(pull.ranges),
       is_finite=finite,
       computed=self._pushes.computed - before,
       compilations=compilations.count() - self._compiled,

@@ -50,8 +50,8 @@ class MultiRoundStore(LocalParameterStore):
       enumerate(map(multi_round.init, range(workers)))
     )
     self._stage = 0
-    # By update and worker: payload, examples, and whether it is finite.
-    self._pushes: dict[int, dict[int, tuple[Payload, int, bool]]] = {}
+    # By update and worker: payload, examples, weight, and whether it is finite.
+    self._pushes: dict[int, dict[int, tuple[Payload, int, float, bool]]] = {}
     self._to_vector, self._add = jax.jit(layout.flatten), jax.jit(add_trees)
     self._to_leaves = jax.jit(layout.unflatten)
 
@@ -75,14 +75,16 @@ class MultiRoundStore(LocalParameterStore):
     worker: int,
     examples: int,
     *,
-    weight: float = 1.0,
+    weight: float | None = None,
+    staleness_weight: float = 1.0,
     finite: bool = True,
   ) -> None:
     """Adds the push of a worker to an update."""
-    del weight  # 1: no push of an allreduce is stale.
+    del staleness_weight  # 1: no push of an allreduce is stale.
+    weight = examples if weight is None else weight
     payload = self._arrived.pop(worker)
     pushes = self._pushes.setdefault(update, {})
-    pushes[worker] = payload, examples, finite
+    pushes[worker] = payload, examples, weight, finite
 
   def commit(self, update: int) -> bool:
     """Runs the allreduce of an update's pushes, and applies its result."""
@@ -108,8 +110,11 @@ class MultiRoundStore(LocalParameterStore):
       self.learner.skip()
       return False
     self._replace_states(next_states)
-    examples = sum(count for _, count, _ in pushes.values())
-    self.learner.add(update, payload, examples, pushes=len(pushes))
+    examples = sum(count for _, count, *_ in pushes.values())
+    weight = sum(weight for *_, weight, _ in pushes.values())
+    self.learner.add(
+      update, payload, examples, weight=weight, pushes=len(pushes)
+    )
     self.learner.commit(update)
     return True
 

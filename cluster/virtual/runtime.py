@@ -47,7 +47,8 @@ class _InFlight:
     params: Parameters as pulled, until the push is computed.
     rate: Learning rate of local steps; None without a model.
     message: Message of the push, while it is under way.
-    loss: Sum of the losses of the examples.
+    loss: Weighted sum of the losses of the examples.
+    weight: Weight of the push, in examples.
     computed: Number of computed examples, with padding.
     compute_s: Seconds of computing.
     has_pushed: Whether a push has arrived since the worker joined.
@@ -64,6 +65,7 @@ class _InFlight:
   rate: float | None = None
   message: Message = None
   loss: Any = None
+  weight: float = 0.0
   computed: int = 0
   compute_s: float = 0.0
   has_pushed: bool = False
@@ -300,6 +302,7 @@ class VirtualRuntime:
       version=known.version,
     )
     worker.params, worker.computed = None, self.pushes.computed - before
+    worker.weight = self.pushes.weigh(known.ranges)
     worker.message, worker.codec = self._store.codec.encode(
       worker.codec, payload, known.stage, scale
     )
@@ -329,6 +332,7 @@ class VirtualRuntime:
       loss=loss,
       finite=finite,
       computed=worker.computed,
+      weight=worker.weight,
     )
 
   def _handle_arrivals(self, delivered: Delivered) -> None:

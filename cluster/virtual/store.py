@@ -109,18 +109,21 @@ class LocalParameterStore:
     worker: int,
     examples: int,
     *,
-    weight: float = 1.0,
+    weight: float | None = None,
+    staleness_weight: float = 1.0,
     finite: bool = True,
   ) -> None:
     """Adds a worker's push, which has arrived, to an update."""
     payload = self._arrived.pop(worker)
     if not self._scalings:
-      self.learner.add(update, payload, examples, scale=1 / weight)
+      scale = 1 / staleness_weight
+      self.learner.add(update, payload, examples, weight=weight, scale=scale)
       return
     own = self._scalings[worker]
     self._scalings[worker] = own.after(finite=finite)
     if finite:
-      self.learner.add(update, payload, examples, scale=own.value / weight)
+      scale = own.value / staleness_weight
+      self.learner.add(update, payload, examples, weight=weight, scale=scale)
 
   def discard(self, worker: int) -> None:
     """Drops a worker's push, which has arrived."""

@@ -16,7 +16,7 @@ from analysis import records
 from analysis.drawing import curves
 from data import tokens
 from models import transformer
-from tests.support import processes, small
+from tests.support import processes, replays, small
 from tools import recompute, report
 
 _VOCABULARY, _LENGTH, _BYTES = 24, 8, 3.5
@@ -71,6 +71,30 @@ def _fields(directory, **changed):
     **_UNUSED,
     **changed,
   }
+
+
+def _masked(**changed):
+  """Returns fields of runs on rows of which most have few targets, or none."""
+  directory, rng = tempfile.mkdtemp(), np.random.default_rng(0)
+  arrays = {}
+  for split, count in (('train', 192), ('test', 32)):
+    shape = count, _LENGTH
+    targets = rng.integers(0, _VOCABULARY, shape)
+    share = rng.choice([0.0, 0.2, 1.0], (count, 1))
+    arrays[f'{split}_inputs'] = rng.integers(0, _VOCABULARY, shape)
+    arrays[f'{split}_targets'] = np.where(
+      rng.random(shape) < share, targets, -1
+    )
+  np.savez(pathlib.Path(directory, 'masked.npz'), **arrays)
+  fields = {
+    name: value
+    for name, value in _fields(directory).items()
+    if not name.startswith('data__tokens')
+  }
+  own = {'data__name': 'arrays', 'data__arrays__file': 'masked.npz'}
+  # Batches of two rows: some updates have no target at all.
+  own |= {'batching__worker_batch': 2, 'epochs': 1.0}
+  return {**fields, **own, **changed}
 
 
 def _test_loss(params, directory) -> float:
@@ -263,7 +287,7 @@ class LanguageRunTest(parameterized.TestCase):
     self.assertNotIn('final_bits_per_byte', summary)
 
 
-class RealHostsTest(processes.TestCase):
+class RealHostsTest(processes.TestCase, parameterized.TestCase):
   def test_two_processes_report_the_figures_of_a_language_model(self):
     wire = {'wire__name': 'quantised', 'wire__quantised__bits': 4}
     fields = _fields(_folder(), **(_LOCAL | wire))
@@ -278,6 +302,30 @@ class RealHostsTest(processes.TestCase):
     )
     self.assertEqual(summary['late_compilations'], 0)
     self.assertEqual(recompute.difference(launch.folder), 0)
+
+  @parameterized.parameters(
+    {'batching__micro_batch': 1},
+    {'route__name': 'ring', **_LOCAL, 'epochs': 2.0},
+  )
+  def test_unequal_numbers_of_targets_weigh_as_in_a_virtual_run(
+    self, **changed
+  ):
+    fields = _masked(**changed)
+    servers = int(fields.get('route__name', 'server') == 'server')
+    with processes.launch(workers=2, servers=servers, **fields) as launch:
+      self.assertEqual(launch.wait(), 0, launch.text)
+    summary = launch.summary
+    speed = {'cluster__workers': 2, 'cluster__speed__slowdown': (1.0,)}
+    expected = small.build(small.config(**fields, **speed))()
+    for name in ('final_test_loss', 'examples', 'updates'):
+      self.assertAlmostEqual(summary[name], expected[name], places=4)
+    self.assertEqual(summary['late_compilations'], 0)
+    self.assertEqual(recompute.difference(launch.folder), 0)
+    replays.check(self, launch.folder)
+    pushes = [r for r in launch.rows('events.jsonl') if r['event'] == 'push']
+    weights = [push.get('weight', push['examples']) for push in pushes]
+    self.assertIn(0, weights)
+    self.assertLess(sum(weights), summary['examples'])
 
 
 if __name__ == '__main__':

@@ -380,6 +380,7 @@ class Worker:
       compute_s=1e-3,
       factors=(),
       loss=None,
+      weight=8.0,
       is_finite=True,
       computed=8,
       compilations=0,

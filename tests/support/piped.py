@@ -418,6 +418,7 @@ class Cluster:
       compute_s=0.001,
       factors=[],
       loss=None,
+      weight=BATCH,
       is_finite=is_finite,
       computed=BATCH,
       compilations=0,

@@ -284,7 +284,7 @@ class SimulatedRun:
   def write_statistics(self, index):
     """Returns the step statistics of a worker."""
     numbers = np.empty(self.layout.size, np.float32)
-    statistics = StepStatistics(0.0, 0.0, 1.0 + index, BATCH, 0, 1.0, 1)
+    statistics = StepStatistics(0.0, 0.0, 1.0 + index, BATCH, BATCH, 0, 1.0, 1)
     self.layout.write(numbers, index, statistics, ())
     return numbers
 

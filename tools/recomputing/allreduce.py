@@ -143,7 +143,7 @@ class _RecomputedRun:
     # States of inner optimizers of workers, and of workers that have left.
     self._states: dict[int, Any] = before._states if before else {}
     self._left: dict[int, Any] = {}
-    self._pushed: dict[int, tuple[np.ndarray, int]] = {}
+    self._pushed: dict[int, tuple[np.ndarray, int, float]] = {}
     self._finite = True
     self._before = before
     self._coordinator = Coordinator(
@@ -273,7 +273,8 @@ class _RecomputedRun:
     finite = filler.finite and bool(np.isfinite(np.asarray(loss)))
     self._finite = self._finite and finite
     filler.finish(stats, [0.0] * layout.step_statistics(vector).size)
-    self._pushed[index] = vector, worker.examples
+    weight = gradient.weigh(worker.ranges)
+    self._pushed[index] = vector, worker.examples, weight
     self._coordinator.push(
       index,
       row['time'],
@@ -281,6 +282,7 @@ class _RecomputedRun:
       factors=(),
       loss=loss,
       computed=0,
+      weight=weight,
       finite=finite,
     )
 
@@ -303,7 +305,8 @@ class _RecomputedRun:
     worker: int,
     examples: int,
     *,
-    weight: float = 1.0,
+    weight: float | None = None,
+    staleness_weight: float = 1.0,
     finite: bool = True,
   ) -> None:
     """Ignores the push, because `_push` has stored it."""
@@ -312,7 +315,7 @@ class _RecomputedRun:
     """Applies the sum of the pushes if it is finite; returns whether it did."""
     del update
     pushed, self._pushed = self._pushed, {}
-    vectors = {worker: vector for worker, (vector, _) in pushed.items()}
+    vectors = {worker: vector for worker, (vector, *_) in pushed.items()}
     finite, self._finite = self._finite, True
     if self._multi_round:
       before = dict(self._multi_round.states)
@@ -339,7 +342,8 @@ class _RecomputedRun:
     self.learner.apply_buffer(
       self._layout,
       reduced.vector,
-      examples=sum(examples for _, examples in pushed.values()),
+      examples=sum(examples for _, examples, _ in pushed.values()),
+      weight=sum(weight for *_, weight in pushed.values()),
       pushes=len(pushed),
       arrived=arrived,
     )

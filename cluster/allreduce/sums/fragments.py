@@ -80,18 +80,27 @@ class FragmentReducer(HostReducer):
       least_s=least_s,
     )
 
-  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
+  def apply(
+    self, learner: Learner, *, examples: int, weight: float, pushes: int
+  ) -> None:
     """Applies the summed buffer to its fragment."""
     learner.apply_buffer(
       self._layout,
       self._vectors[0],
       examples=examples,
+      weight=weight,
       pushes=pushes,
       arrived=self._masks[learner.version % len(self._masks)],
     )
 
   def apply_copy(
-    self, learner: Learner, sums: Any, *, examples: int, pushes: int
+    self,
+    learner: Learner,
+    sums: Any,
+    *,
+    examples: int,
+    weight: float,
+    pushes: int,
   ) -> None:
     """Applies copied buckets to the fragment of the learner's version."""
     number = learner.version % len(self._each)
@@ -103,6 +112,7 @@ class FragmentReducer(HostReducer):
       layout,
       vector,
       examples=examples,
+      weight=weight,
       pushes=pushes,
       arrived=self._masks[number],
     )

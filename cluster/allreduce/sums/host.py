@@ -278,17 +278,25 @@ class HostReducer:
       reduction.wait_for_bucket(bucket)
       self._returned.start(bucket)
 
-  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
+  def apply(
+    self, learner: Learner, *, examples: int, weight: float, pushes: int
+  ) -> None:
     """Applies the summed buffer to the learner."""
     returned, self._returned = self._returned, None
     if returned is None:
       learner.apply_buffer(
-        self._layout, self._vectors[0], examples=examples, pushes=pushes
+        self._layout,
+        self._vectors[0],
+        examples=examples,
+        weight=weight,
+        pushes=pushes,
       )
       return
     returned.wait()
     update = learner.version
-    learner.add(update, returned.payload(), examples, pushes=pushes)
+    learner.add(
+      update, returned.payload(), examples, weight=weight, pushes=pushes
+    )
     learner.commit(update)
     # The next computation's time is measured without the update.
     jax.block_until_ready((learner.params, learner.stats))
@@ -302,13 +310,21 @@ class HostReducer:
     ]
 
   def apply_copy(
-    self, learner: Learner, sums: Any, *, examples: int, pushes: int
+    self,
+    learner: Learner,
+    sums: Any,
+    *,
+    examples: int,
+    weight: float,
+    pushes: int,
   ) -> None:
     """Applies copied buckets to the learner."""
     vector = memory.aligned(self._layout.size * _ITEM).view(np.float32)
     for bucket, numbers in zip(self._layout.buckets, sums, strict=True):
       vector[bucket.start : bucket.end] = numbers
-    learner.apply_buffer(self._layout, vector, examples=examples, pushes=pushes)
+    learner.apply_buffer(
+      self._layout, vector, examples=examples, weight=weight, pushes=pushes
+    )
 
   def collect(self, version: int) -> None:
     """Returns at once: there are no residuals."""

@@ -168,13 +168,16 @@ class MultiRoundReducer(HostReducer):
       self._total[: gradient.size] = reduced
     return self._layout.step_statistics(self._total).tolist(), self._finite
 
-  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
+  def apply(
+    self, learner: Learner, *, examples: int, weight: float, pushes: int
+  ) -> None:
     """Applies the sum, or the part of it that has arrived, to the learner."""
     ended = self._finished_rounds
     learner.apply_buffer(
       self._layout,
       self._total,
       examples=examples,
+      weight=weight,
       pushes=pushes,
       arrived=self._leaves(ended.reduced.arrived),
     )
@@ -190,7 +193,13 @@ class MultiRoundReducer(HostReducer):
     return {'numbers': self._total[mask], 'arrived': np.packbits(mask)}
 
   def apply_copy(
-    self, learner: Learner, sums: Any, *, examples: int, pushes: int
+    self,
+    learner: Learner,
+    sums: Any,
+    *,
+    examples: int,
+    weight: float,
+    pushes: int,
   ) -> None:
     """Applies a copied sum, or the part that had arrived, to the learner."""
     total, arrived = sums['numbers'], sums['arrived']
@@ -205,6 +214,7 @@ class MultiRoundReducer(HostReducer):
       self._layout,
       total,
       examples=examples,
+      weight=weight,
       pushes=pushes,
       arrived=self._leaves(arrived),
     )

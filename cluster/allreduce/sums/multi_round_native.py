@@ -95,9 +95,11 @@ class NativeMultiRoundReducer(NativeReducer):
     finite = not self._checks_sums or bool(self._is_finite(payload))
     return numbers.tolist(), finite
 
-  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
+  def apply(
+    self, learner: Learner, *, examples: int, weight: float, pushes: int
+  ) -> None:
     """Applies the sum to the learner."""
-    super().apply(learner, examples=examples, pushes=pushes)
+    super().apply(learner, examples=examples, weight=weight, pushes=pushes)
     if self._ended is not None:
       self._ended.finish(learner.version)
 

@@ -424,10 +424,13 @@ class NativeReducer:
     finite = not self._checks_sums or bool(self._is_finite(self._payload))
     return numbers.tolist(), finite
 
-  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
+  def apply(
+    self, learner: Learner, *, examples: int, weight: float, pushes: int
+  ) -> None:
     """Applies the sum to the learner."""
-    learner.add(learner.version, self._payload, examples, pushes=pushes)
-    learner.commit(learner.version)
+    update = learner.version
+    learner.add(update, self._payload, examples, weight=weight, pushes=pushes)
+    learner.commit(update)
     jax.block_until_ready(learner.params)
 
   def copy_sum(self) -> Any:
@@ -435,7 +438,13 @@ class NativeReducer:
     raise RuntimeError('Expected a sum of hosts, got one of XLA.')
 
   def apply_copy(
-    self, learner: Learner, sums: Any, *, examples: int, pushes: int
+    self,
+    learner: Learner,
+    sums: Any,
+    *,
+    examples: int,
+    weight: float,
+    pushes: int,
   ) -> None:
     """Raises RuntimeError, as `copy_sum`."""
     raise RuntimeError('Expected a sum of hosts, got one of XLA.')

@@ -109,8 +109,8 @@ class Reducer(Protocol):
       least_s: Seconds that it takes, if `simulates_time`.
 
     Returns:
-      The loss summed over the examples, None without one; and whether all of
-      the gradient is finite.
+      The loss, a weighted sum over the examples, None without one; and whether
+      all of the gradient is finite.
 
     Raises:
       Abandoned: As of `total`.
@@ -132,8 +132,17 @@ class Reducer(Protocol):
       Abandoned: If the epoch is abandoned.
     """
 
-  def apply(self, learner: Learner, *, examples: int, pushes: int) -> None:
-    """Applies the sum to the learner, whose version increases by 1."""
+  def apply(
+    self, learner: Learner, *, examples: int, weight: float, pushes: int
+  ) -> None:
+    """Applies the sum to the learner, whose version increases by 1.
+
+    Args:
+      learner: The learner.
+      examples: Number of examples of all workers.
+      weight: Their weight, in examples.
+      pushes: Number of workers that took part.
+    """
 
   def copy_sum(self) -> Any:
     """Returns a copy of the sum that `apply` applies, or has just applied.
@@ -143,7 +152,13 @@ class Reducer(Protocol):
     """
 
   def apply_copy(
-    self, learner: Learner, sums: Any, *, examples: int, pushes: int
+    self,
+    learner: Learner,
+    sums: Any,
+    *,
+    examples: int,
+    weight: float,
+    pushes: int,
   ) -> None:
     """Applies another worker's `copy_sum`, as `apply` has done there.
 
@@ -153,6 +168,7 @@ class Reducer(Protocol):
       learner: Learner at the version to which the sum was applied.
       sums: The copy.
       examples: Number of examples that it was summed over.
+      weight: Their weight, in examples.
       pushes: Number of workers that took part.
     """
 

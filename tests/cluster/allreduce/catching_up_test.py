@@ -63,7 +63,7 @@ retention.Retention.release = release
 
 def _update(value, size=4):
   sums = np.full(size, value, np.float32)
-  return Update(sums=sums, examples=8, pushes=2, replicated=())
+  return Update(sums=sums, examples=8, weight=8.0, pushes=2, replicated=())
 
 
 def _request(version, since=None):
@@ -220,13 +220,13 @@ class ReplayTest(parameterized.TestCase):
     copies = []
     for k in range(5):
       draw()
-      apply(self.learner, examples=8 + k, pushes=3)
+      apply(self.learner, examples=8 + k, weight=7.5 + k, pushes=3)
       copies.append(reducer.copy_sum())
     draw()  # The buffer is used again.
     other = self.learner.fork()
     other.restore(start)
     for k, sums in enumerate(copies):
-      reducer.apply_copy(other, sums, examples=8 + k, pushes=3)
+      reducer.apply_copy(other, sums, examples=8 + k, weight=7.5 + k, pushes=3)
     self.assertEqual(digest(other.state()), digest(self.learner.state()))
     return sum(leaf.nbytes for leaf in jax.tree.leaves(copies[0]))
 

@@ -30,6 +30,7 @@ _statistics = st.builds(
   computed=_float32,
   compute_s=_float32,
   examples=st.integers(0, 2**20),
+  weight=st.floats(0, 1e6, width=32),
   compilations=st.integers(0, 99),
   loss=st.one_of(st.just(math.nan), _float32),
   finite=st.integers(0, 1),
@@ -57,12 +58,26 @@ class StatisticsLayoutTest(parameterized.TestCase):
     # The last worker has written nothing.
     self.assertEqual(result[workers - 1][0].examples, 0)
 
+  @parameterized.parameters(
+    (0.0, True), (3.5, True), (8.0, True), (8.5, False), (-1.0, False)
+  )
+  def test_a_weight_is_at_most_the_number_of_examples(self, weight, is_valid):
+    layout = StatisticsLayout(2, 0)
+    numbers = np.empty((2, layout.size), np.float32)
+    for worker, each in enumerate((weight, 4.25)):
+      statistics = StepStatistics(0.0, 1.0, 1.0, 8, each, 0, 1.0, 1)
+      layout.write(numbers[worker], worker, statistics, ())
+    summed = numbers.sum(axis=0)
+    invalid = layout.find_invalid(summed, {0: 8, 1: 8})
+    self.assertEqual(invalid, [] if is_valid else [0])
+    self.assertEqual(layout.total_weight(summed, (0, 1)), weight + 4.25)
+
   def test_a_non_finite_loss_does_not_affect_other_workers(self):
     layout = StatisticsLayout(2, 0)
     numbers = np.zeros((2, layout.size), np.float32)
     for worker, loss in enumerate((math.inf, 2.0)):
       statistics = StepStatistics(
-        0.0, 0.0, 0.0, 1, 0, loss, math.isfinite(loss)
+        0.0, 0.0, 0.0, 1, 1.0, 0, loss, math.isfinite(loss)
       )
       layout.write(numbers[worker], worker, statistics, ())
     result = layout.read(numbers.sum(0))
@@ -131,9 +146,9 @@ class IterationRecorderTest(parameterized.TestCase):
   def test_phases_follow_from_the_statistics(self, assigned_at):
     late = 10.0 - assigned_at  # Times are relative to the assignment.
     reports = {
-      0: StepStatistics(0.5 + late, 2.0 + late, 1.5, 8, 0, 1.0, 1),
-      1: StepStatistics(0.5 + late, 4.0 + late, 3.5, 8, 0, 1.0, 1),
-      2: StepStatistics(1.0 + late, 3.0 + late, 2.0, 8, 0, 1.0, 1),
+      0: StepStatistics(0.5 + late, 2.0 + late, 1.5, 8, 8.0, 0, 1.0, 1),
+      1: StepStatistics(0.5 + late, 4.0 + late, 3.5, 8, 8.0, 0, 1.0, 1),
+      2: StepStatistics(1.0 + late, 3.0 + late, 2.0, 8, 8.0, 0, 1.0, 1),
     }
     _, recorder = self._record(reports, time=16.0, assigned_at=assigned_at)
     spans = {0: [], 1: [], 2: []}
@@ -154,7 +169,7 @@ class IterationRecorderTest(parameterized.TestCase):
     recorder.record_transfer.assert_called_once_with(300)
 
   def test_unsynchronised_clocks_cause_no_negative_phase(self):
-    reports = {0: StepStatistics(-3.0, 99.0, 1.0, 8, 0, math.nan, 1)}
+    reports = {0: StepStatistics(-3.0, 99.0, 1.0, 8, 8.0, 0, math.nan, 1)}
     _, recorder = self._record(reports, time=12.0, joining=(1, 2))
     for call in recorder.record_span.call_args_list:
       _, _, start, end, _ = call.args
@@ -163,14 +178,16 @@ class IterationRecorderTest(parameterized.TestCase):
       self.assertLessEqual(end, 12.0)
 
   def test_a_worker_that_joins_is_released_with_the_others(self):
-    reports = {k: StepStatistics(0.0, 1.0, 1.0, 8, 0, 1.0, 1) for k in (0, 1)}
+    reports = {
+      k: StepStatistics(0.0, 1.0, 1.0, 8, 8.0, 0, 1.0, 1) for k in (0, 1)
+    }
     coordinator, _ = self._record(reports, time=12.0, joining=(2,))
     self.assertEqual([w.phase for w in coordinator.workers], ['pull'] * 3)
     self.assertEqual(coordinator.workers[2].version, 1)
 
   def test_a_non_finite_gradient_ends_the_run(self):
     reports = {
-      k: StepStatistics(0.0, 1.0, 1.0, 8, 0, 1.0, k != 1) for k in range(3)
+      k: StepStatistics(0.0, 1.0, 1.0, 8, 8.0, 0, 1.0, k != 1) for k in range(3)
     }
     with self.assertRaisesRegex(FloatingPointError, 'worker 1, iteration 0'):
       self._record(reports, time=12.0)

@@ -150,7 +150,7 @@ class AllreduceTest(parameterized.TestCase):
 
     def write(index):
       compute_s = 0.0 if index == 2 else 1.0
-      statistics = StepStatistics(0.0, 0.0, compute_s, 8, 0, 1.0, 1)
+      statistics = StepStatistics(0.0, 0.0, compute_s, 8, 8.0, 0, 1.0, 1)
       numbers = np.empty(layout.size, np.float32)
       layout.write(numbers, index, statistics, ())
       return numbers

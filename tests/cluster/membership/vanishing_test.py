@@ -30,6 +30,7 @@ _REPORT = messages.PushReport(
   compute_s=0.0,
   factors=[],
   loss=None,
+  weight=8.0,
   is_finite=True,
   computed=8,
   compilations=0,

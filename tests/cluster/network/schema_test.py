@@ -18,6 +18,7 @@ _REPORT = messages.PushReport(
   compute_s=0.0,
   factors=[1.0],
   loss=None,
+  weight=8.0,
   is_finite=True,
   computed=8,
   compilations=0,

@@ -133,7 +133,7 @@ class WorkerTest(parameterized.TestCase):
 
 class ServerTest(parameterized.TestCase):
   @parameterized.parameters(
-    (messages.Add(0, 0, 0, 8, 1.0), 'worker: expected'),
+    (messages.Add(0, 0, 0, 8, 8.0, 1.0), 'worker: expected'),
     (messages.SendVersion(1, 5), 'version: expected'),
     (messages.Drop(5), 'version: expected'),
   )

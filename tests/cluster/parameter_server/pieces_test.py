@@ -48,7 +48,7 @@ class PiecesTest(absltest.TestCase):
     pipe, whole = _create_pieces(), _server(_params(), ())
     for step in range(3):
       pushes = _pushes(3) * (step + 1)
-      pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
+      _expect(pipe, dict.fromkeys(_KEYS, (4, 1.0)))
       for key, push in zip(_KEYS, pushes, strict=True):
         _send(pipe, key, push)
       served = [*pipe.complete_from(0)]
@@ -68,7 +68,7 @@ class PiecesTest(absltest.TestCase):
 
   def test_a_piece_travels_back_before_the_next_is_sent(self):
     pipe = _create_pieces()
-    pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
+    _expect(pipe, dict.fromkeys(_KEYS, (4, 1.0)))
     sizes = np.cumsum([0, *pipe.sizes])
     pushes = _pushes(3)
     for number in range(5):
@@ -83,7 +83,7 @@ class PiecesTest(absltest.TestCase):
   def test_pieces_ahead_are_no_version_before_the_coordinator_commits(self):
     pipe = _create_pieces()
     start = pipe.state()
-    pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
+    _expect(pipe, dict.fromkeys(_KEYS, (4, 1.0)))
     for key in _KEYS:
       _send(pipe, key, np.ones(100, np.float32))
     np.testing.assert_array_equal(pipe.params, start['params'])
@@ -92,7 +92,7 @@ class PiecesTest(absltest.TestCase):
 
   def test_a_checkpoint_holds_the_sum_of_counted_pushes(self):
     pipe, whole = _create_pieces(), _server(_params(), ())
-    pipe.expect(dict.fromkeys(_KEYS, (4, 1.0)))
+    _expect(pipe, dict.fromkeys(_KEYS, (4, 1.0)))
     pushes = _pushes(3)
     for key, push in zip(_KEYS, pushes, strict=True):
       _send(pipe, key, push)
@@ -112,7 +112,7 @@ class PiecesTest(absltest.TestCase):
 
   def test_a_worker_that_leaves_is_not_awaited_and_does_not_count(self):
     pipe = _create_pieces()
-    self.assertTrue(pipe.expect(dict.fromkeys(_KEYS, (4, 1.0))))
+    self.assertTrue(_expect(pipe, dict.fromkeys(_KEYS, (4, 1.0))))
     start = np.asarray(pipe.params)
     for number in range(2):  # The third worker dies after two pieces.
       size = pipe.sizes[number]
@@ -125,7 +125,7 @@ class PiecesTest(absltest.TestCase):
     for key in _KEYS[:2]:
       pipe.add(0, key)
     pipe.commit(0)
-    self.assertFalse(pipe.expect(dict.fromkeys(_KEYS[:2], (4, 1.0))))
+    self.assertFalse(_expect(pipe, dict.fromkeys(_KEYS[:2], (4, 1.0))))
     self.assertFalse((ahead == _vector(pipe)[: ahead.size]).all())
     # The mean gradient is the same, the displacement that of its examples.
     step = start - np.asarray(pipe.params)
@@ -135,16 +135,16 @@ class PiecesTest(absltest.TestCase):
     pipe = _create_pieces()
     start = pipe.state()
     for _ in range(2):
-      pipe.expect({(0, 0): (4, 1.0)})
+      _expect(pipe, {(0, 0): (4, 1.0)})
       _send(pipe, (0, 0), _pushes(1)[0])
       pipe.leave((0, 0))
-      self.assertFalse(pipe.expect({}))
+      self.assertFalse(_expect(pipe, {}))
       jax.tree.map(np.testing.assert_array_equal, pipe.state(), start)
       np.testing.assert_array_equal(_vector(pipe).view(np.float32), pipe.params)
 
   def test_its_state_equals_that_of_a_server_without_pieces(self):
     pipe = _create_pieces()
-    pipe.expect({(0, 0): (4, 1.0)})
+    _expect(pipe, {(0, 0): (4, 1.0)})
     _send(pipe, (0, 0), _pushes(1)[0])
     pipe.add(0, (0, 0))
     pipe.commit(0)
@@ -163,6 +163,13 @@ def _vector(pipe):
 def _assert_close(one, other):
   # XLA may round multiply-and-add once or twice.
   np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def _expect(pipe, released):
+  valid = pipe.expect(released)
+  for key, (examples, _) in released.items():
+    pipe.weigh(key, examples)
+  return valid
 
 
 def _send(pipe, key, push):

@@ -176,7 +176,7 @@ class HostReducerTest(absltest.TestCase):
       statistics, finite = worker.total()
       self.assertEqual((statistics, finite), ([len(self.workers)], True))
       if applies:
-        worker.apply(learner, examples=8, pushes=2)
+        worker.apply(learner, examples=8, weight=8.0, pushes=2)
       else:
         learner.skip()
 

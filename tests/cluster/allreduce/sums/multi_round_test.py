@@ -247,7 +247,7 @@ class MultiRoundTest(parameterized.TestCase):
       worker, learner = self.workers[index], self.learners[index]
       self._compute(index, version, stage)
       books, finite = worker.total()
-      worker.apply(learner, examples=8, pushes=len(members))
+      worker.apply(learner, examples=8, weight=8.0, pushes=len(members))
       return books, finite
 
     expected = [1.0 + k if k in members else 0.0 for k in range(_BOOKS)]
@@ -396,7 +396,9 @@ class MultiRoundTest(parameterized.TestCase):
         self.workers[index].total()
       except Abandoned:
         return
-      self.workers[index].apply(self.learners[index], examples=8, pushes=2)
+      self.workers[index].apply(
+        self.learners[index], examples=8, weight=8.0, pushes=2
+      )
 
     self._each(take_part, [0, 1])
     self.executors[1].observe = lambda begin, ranges: begin()
