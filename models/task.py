@@ -33,8 +33,10 @@ class Task(NamedTuple):
       pytree of arrays, averaged over the batches of training, and read only by
       `correct` and `others`.  () if the model has none.
     others: Other measures than accuracy: functions like `correct`, by name.
-    weigh: Function (targets [B, ...]) -> float32 [B], weight of each example in
-      the means of an evaluation; None if all weigh alike.
+    weigh: Function (targets [B, ...]) -> float32 [B], number of each example's
+      targets that count, from 0 to all of them; None if all count.  In updates
+      and evaluations an example weighs in proportion: `loss`, `correct` and
+      `others` are means over the targets that count, finite without any.
     derived: Functions of these means by name, such as a perplexity, by name.
     primary: Name of the measure by which runs are compared first.
     falling: Names of the measures that are better where they are smaller.
@@ -230,8 +232,8 @@ def next_token(
   """Returns the task of predicting the next token at each of T positions.
 
   Targets that are negative do not count.  The loss of an example is the mean
-  cross-entropy of its other targets, in nats.  Evaluations weigh examples by
-  the number of these, so that all tokens weigh alike; they give
+  cross-entropy of its other targets, in nats.  Examples weigh by the number of
+  these, so that all tokens weigh alike.  Evaluations give
 
     accuracy: The share of tokens that have the largest logit.
     test_loss: The mean cross-entropy of a token, in nats.

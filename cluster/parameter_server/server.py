@@ -329,7 +329,7 @@ class Server:
       )
     if report.weight > pull.examples:
       raise WrongPush(
-        f'Expected a weight of at most {pull.examples}, got {report.weight}.'
+        f'weight: expected at most {pull.examples}, got {report.weight}.'
       )
     size = self._codec.push_bytes(self.index, pull.stage)
     if size_bytes != size:
@@ -480,11 +480,11 @@ class Server:
         self._mirrors.drop_before(order.before)
 
   def _add(self, order: messages.Add) -> None:
+    most, got = order.examples, order.weight
+    expect(got <= most, 'weight', f'at most {most}', got)
     key = order.worker, order.incarnation
     payload = self._payloads.pop(key, None)
     expect(payload is not None, 'worker', 'one whose push is here', key)
-    most, got = order.examples, order.weight
-    expect(got <= most, 'weight', f'at most {most}', got)
     if not order.examples:
       return
     if isinstance(self.learner, Pieces):

@@ -150,7 +150,7 @@ class AllreduceTest(parameterized.TestCase):
 
     def write(index):
       compute_s = 0.0 if index == 2 else 1.0
-      statistics = StepStatistics(0.0, 0.0, compute_s, 8, 8.0, 0, 1.0, 1)
+      statistics = StepStatistics(0.0, 0.0, compute_s, 8, 1.0, 0, 1.0, 1)
       numbers = np.empty(layout.size, np.float32)
       layout.write(numbers, index, statistics, ())
       return numbers
@@ -192,6 +192,7 @@ class ParameterServerTest(parameterized.TestCase):
     ({'factors': []}, 'factors'),
     ({'factors': [1.0]}, 'factors'),
     ({'factors': [0.0] * 10**4}, 'factors'),
+    ({'weight': 8.5, 'factors': [0.5, 0.5]}, 'weight'),
   )
   def test_a_worker_with_an_impossible_report_is_evicted(self, fields, name):
     run, honest, liar = self._start()
@@ -210,6 +211,21 @@ class ParameterServerTest(parameterized.TestCase):
     run.during(again.pull)
     again.push(factors=[0.5, 0.5])
     run.until(lambda: run.accounting.iterations == 4)
+
+  def test_a_worker_whose_weight_a_server_did_not_check_is_evicted(self):
+    run, honest, liar = self._start()
+    liar.pull()
+    report = drawn_messages.make(random.Random(0), messages.PushReport)
+    report = msgspec.structs.replace(
+      report, iteration=0, compute_s=1.0, factors=[0.5, 0.5], weight=9.0
+    )
+    arrived = messages.PushArrived(1, 0, report)
+    run.reception.take_report(0, arrived, ())
+    run.until(lambda: run.reception.members[1].stream is None)
+    self.assertRegex(liar.next().reason, 'weight: expected at most 8')
+    honest.pull()
+    honest.push(factors=[0.5, 0.5])
+    run.until(lambda: run.accounting.iterations == 1)
 
   def test_random_messages_of_one_worker_do_not_end_the_run(self):
     self._fuzz(seed=0, lies=60)
@@ -268,6 +284,8 @@ class ParameterServerTest(parameterized.TestCase):
     }
     if rng.random() < 0.5:
       fields['factors'] = [0.1, 0.2]
+    if rng.random() < 0.5:
+      fields['weight'] = rng.uniform(0.0, 8.0)
     liar.push(**fields)
 
   def test_reports_of_a_server_on_a_noisy_worker_evict_the_worker(self):

@@ -134,6 +134,7 @@ class WorkerTest(parameterized.TestCase):
 class ServerTest(parameterized.TestCase):
   @parameterized.parameters(
     (messages.Add(0, 0, 0, 8, 8.0, 1.0), 'worker: expected'),
+    (messages.Add(0, 0, 0, 8, 8.5, 1.0), 'weight: expected at most 8'),
     (messages.SendVersion(1, 5), 'version: expected'),
     (messages.Drop(5), 'version: expected'),
   )
