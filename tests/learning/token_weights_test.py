@@ -18,6 +18,7 @@ from learning.learner import TaskLearner
 from learning.local_steps import LocalSteps
 from learning.schedule import fixed
 from models import task
+from outputs import serialization
 from tests.support import replays, small
 from wire.codec import Payload
 
@@ -179,6 +180,23 @@ class DivisionTest(parameterized.TestCase):
     )
     nominal = _WORKER_BATCH * _LENGTH
     _assert_close(learner.params, _moved(_RATE * tokens / nominal, mean))
+
+  def test_a_checkpoint_between_two_pushes_keeps_their_weights(self):
+    gradient, learners = _gradient(4), [_learner(), _learner()]
+    for number, bounds in enumerate([(0, 9), (9, 30)]):
+      payload, _ = gradient(_TASK.params, (bounds,), worker=0, iteration=0)
+      weight = gradient.weigh((bounds,))
+      learners[number].add(0, payload, bounds[1] - bounds[0], weight=weight)
+      if not number:
+        tree = serialization.freeze(learners[0].state())()
+        learners[1].restore(serialization.thaw(tree))
+    learners[1].commit(0)
+    rows = np.arange(30)
+    mean = _pooled_gradient(
+      _TASK.params, _EXAMPLES.inputs[rows], _EXAMPLES.targets[rows]
+    )
+    scale = _RATE * _count(rows) / _WORKER_BATCH / _LENGTH
+    _assert_close(learners[1].params, _moved(scale, mean))
 
   def test_examples_whose_targets_all_count_weigh_their_number(self):
     whole = Split(_EXAMPLES.inputs, np.abs(_EXAMPLES.targets))
