@@ -35,7 +35,7 @@ class _Learner:
     self.params, self.stats = params, ()
     self.version = 0
 
-  def add(self, update, payload, examples, *, scale):
+  def add(self, update, payload, examples, *, weight, scale):
     pass
 
   def commit(self, update):

@@ -84,7 +84,7 @@ class _Gradient(TimingOnlyGradient):
 class _Sum(TimingOnlyLearner):
   """Its parameters are the sum of all pushes."""
 
-  def add(self, update, payload, examples, *, pushes=1, scale=1.0):
+  def add(self, update, payload, examples, *, weight=None, pushes=1, scale=1.0):
     super().add(update, payload, examples)
     self.params = self.params + np.asarray(payload.gradient)
 

@@ -74,8 +74,8 @@ class WorkTest(absltest.TestCase):
 
     self.assertIsNotNone(work.measure(learner, [0, 1], _receive, _decode))
 
-    total, examples, pushes = learner.state()['_sums'][0]
-    self.assertEqual((examples, pushes), (8, 1))
+    total, *counts = learner.state()['_sums'][0]
+    self.assertEqual(counts, [8, 8, 1])  # Examples, weight and pushes.
     np.testing.assert_array_equal(total.gradient, np.full(_SIZE, 2.0))
 
   def test_there_is_no_work_without_a_model(self):

@@ -70,7 +70,7 @@ class _Learner:
     self.version, self.params, self.scaling = 0, (), None
     self.applied = None
 
-  def apply_buffer(self, layout, vector, examples, *, pushes, arrived):
+  def apply_buffer(self, layout, vector, examples, *, weight, pushes, arrived):
     del examples, pushes
     self.version += 1
     self.applied = layout.payload(vector.copy())._replace(arrived=arrived)
