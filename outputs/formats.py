@@ -15,7 +15,7 @@ _LAST_COMMITS = {
   10: 'c2c12a6',
   11: '32b50bd',
   12: '51a63563',
-  13: '60fa0c64',
+  13: 'f8ec41a1',
 }
 _FIRST_COMMIT = '0045af2'  # Reads all formats before these.
 
