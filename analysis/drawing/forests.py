@@ -86,11 +86,18 @@ def _add_ratios(band: Axes) -> None:
   """Adds a band with the legend of colors."""
   inches = _width(band)
   bar = band.inset_axes((0.4 / inches, 0.62, 2.4 / inches, 0.2))
-  band.figure.colorbar(drawing.RATIO, cax=bar, orientation='horizontal')
+  _draw_colors(bar, drawing.RATIO)
   bar.set_xticks([0, 0.5, 1, 1.5, 2], ['0', '50 %', '100 %', '150 %', '200 %'])
   bar.tick_params(labelsize=7)
   text = 'measured / planned rate.  Wider lines: more bytes.'
   band.text(3.1 / inches, 0.62, text, fontsize=8, va='center')
+
+
+def _draw_colors(bar: Axes, scale: ScalarMappable) -> None:
+  """Draws a colorbar as vectors: a page without images shows it, too."""
+  colors = bar.figure.colorbar(scale, cax=bar, orientation='horizontal')
+  if colors.solids is not None:
+    colors.solids.set_rasterized(False)
 
 
 def draw(
@@ -229,8 +236,7 @@ def _add_legends(
     inches = _width(band)
     left = 1.9 / inches
     bar = band.inset_axes((0.25 / inches, 0.62, 1.4 / inches, 0.16))
-    scale = ScalarMappable(cmap=panels.LOAD)
-    band.figure.colorbar(scale, cax=bar, orientation='horizontal')
+    _draw_colors(bar, ScalarMappable(cmap=panels.LOAD))
     bar.set_xticks([0, 0.5, 1], ['0', '50 %', '100 %'], fontsize=7)
     bar.set_xlabel('load / capacity', fontsize=7.5, labelpad=1)
   band.legend(

@@ -90,7 +90,11 @@ def draw_matrix(axes: Axes, epoch: MembershipEpoch) -> None:
     if link.ratio is not None:
       color = np.array(rgba(link.ratio))
       fields[place[src], place[dst]] = 0.45 * color + 0.55  # Text is readable.
-  axes.imshow(fields)
+  # Vectors: a page without images shows them, too.
+  edges = np.arange(len(members) + 1) - 0.5
+  axes.pcolormesh(edges, edges, fields)
+  axes.set_aspect('equal')
+  axes.invert_yaxis()
   name, unit = traffic.choose_unit(links.values())
   for (src, dst), link in links.items():
     if len(members) <= _WITH_RATES:
