@@ -27,7 +27,7 @@ from cluster.speed import driving
 from cluster.speed.speed import Speed
 from cluster.training_loop import Run
 from cluster.virtual import tuning
-from configs import default, paths, sections, user_parts
+from configs import paths, relations, sections, user_parts
 from configs.checks import require
 from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
@@ -250,11 +250,10 @@ def _make_run(
     if config.outputs.events and config.cluster.workers > 1
     else None,
   )
-  with error_prefix('config.checkpoint'):
-    save_schedule = SaveSchedule(
-      every_s=config.checkpoint.every_s,
-      every_examples=config.checkpoint.every_examples,
-    )
+  save_schedule = SaveSchedule(
+    every_s=config.checkpoint.every_s,
+    every_examples=config.checkpoint.every_examples,
+  )
   milestones = Milestones(
     intervals=intervals,
     recorder=recorder,
@@ -295,15 +294,14 @@ def _check_config(
   Returns:
     The config with whole paths, and a function that selects a section of it.
   """
-  defaults = default.get_config()
-  sections.check_fields(config, defaults)
+  sections.check_fields(config)
   config = sections.resolve_own(paths.expand_home(config))
-  sections.check_values(config)
-  sections.check_used(config, defaults, own)
+  relations.check_relations(config)
+  sections.check_used(config, own)
   chosen = ('sync', 'batching', 'wire', 'route', 'model', 'outer', 'staleness')
   for section in chosen:
-    sections.choose_section(config, defaults, section)
-  choose = functools.partial(sections.choose_section, config, defaults)
+    sections.choose_section(config, section)
+  choose = functools.partial(sections.choose_section, config)
   return config, choose
 
 
@@ -332,7 +330,7 @@ def _plan(
     require(is_plan, 'plan', expected, plan)
   combinations.check_fragments(config, plan, scheme)
   reason = f'config.route.name is {route.name!r}'
-  sections.check_default(config, default.get_config(), unused(plan), reason)
+  sections.check_default(config, unused(plan), reason)
   combinations.check(config, plan, scheme, wire)
   return plan
 

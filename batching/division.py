@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from batching import batching
-from configs import checks
+from configs import checks, declared
 from sync import scheme
 
 
@@ -114,8 +114,7 @@ def divide(
       add up to less.
   """
   members = scheme.make_members(num_workers)
-  checks.check_integer('least', least, at_least=1)
-  checks.check_integer('worker_batch', worker_batch, at_least=1)
+  declared.check('batching', worker_batch=worker_batch)
   expected = f'at most {worker_batch}, the mean of the workers'
   checks.require(least <= worker_batch, 'least', expected, least)
   total = num_workers * worker_batch

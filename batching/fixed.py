@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from batching.batching import Measurement
-from configs import checks
+from configs import checks, declared
 
 
 @dataclasses.dataclass
@@ -57,5 +57,5 @@ def make(*, num_workers: int, worker_batch: int) -> Fixed:
     ValueError: If an argument is out of range.
   """
   checks.check_integer('num_workers', num_workers, at_least=1)
-  checks.check_integer('worker_batch', worker_batch, at_least=1)
+  declared.check('batching', worker_batch=worker_batch)
   return Fixed(worker_batch=worker_batch)

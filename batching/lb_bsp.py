@@ -24,7 +24,7 @@ import numpy as np
 from batching import allocation, batching
 from batching.batching import Measurement
 from batching.division import Division, divide
-from configs import checks
+from configs import declared
 from predict.predictor import Predictor
 
 
@@ -150,6 +150,7 @@ class LbBsp:
     return {w: mean if math.isnan(v) else v for w, v in speeds.items()}
 
 
+@declared.check_arguments('batching.lb_bsp')
 def make(
   *,
   num_workers: int,
@@ -179,9 +180,7 @@ def make(
     ValueError: If an argument is out of range, or if the workers may not
       compute X.
   """
-  checks.check_fraction('threshold', threshold)
   units = {'examples': 1, 'steps': step_examples}
-  checks.require(unit in units, 'unit', f'one of {[*units]}', unit)
   unit_examples = units[unit]
   return LbBsp(
     threshold=threshold,

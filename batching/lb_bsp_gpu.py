@@ -19,7 +19,7 @@ from batching.batching import Measurement
 from batching.curves import Curve, check_curve
 from batching.division import Division, divide
 from batching.windowed import Windowed
-from configs import checks
+from configs import checks, declared
 
 
 @dataclasses.dataclass
@@ -100,6 +100,7 @@ class LbBspGpu:
     self.division.join(worker)
 
 
+@declared.check_arguments('batching.lb_bsp_gpu')
 def make(
   *,
   num_workers: int,
@@ -134,10 +135,6 @@ def make(
     ValueError: If an argument is out of range, or if the workers may not
       compute X.
   """
-  checks.check_fraction('threshold', threshold)
-  checks.check_share('smoothing', smoothing)
-  checks.check_integer('window', window, at_least=1)
-  checks.check_integer('step', step, at_least=1)
   division = divide(
     num_workers=num_workers, worker_batch=worker_batch, least=least, most=most
   )

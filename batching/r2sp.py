@@ -44,7 +44,7 @@ from typing import ClassVar, NamedTuple
 from batching import batching
 from batching.batching import Measurement
 from batching.independent import IndependentBatches
-from configs import checks
+from configs import declared
 from sync import scheme
 
 _MARGIN = 2.0  # Standard errors beyond the range of equal workers.
@@ -237,6 +237,7 @@ def _variances(totals: dict[int, Sums]) -> dict[int, float]:
   }
 
 
+@declared.check_arguments('batching.r2sp')
 def make(
   *,
   num_workers: int,
@@ -259,9 +260,7 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  checks.check_integer('worker_batch', worker_batch, at_least=1)
-  checks.check_integer('window', window, at_least=3)
-  checks.check_integer('history', history, at_least=1)
+  declared.check('batching', worker_batch=worker_batch)
   bounds = batching.expand_bounds(
     most, num_workers=num_workers, least=worker_batch
   )

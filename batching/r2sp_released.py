@@ -24,7 +24,7 @@ from typing import ClassVar
 from batching import batching
 from batching.batching import Measurement
 from batching.independent import IndependentBatches
-from configs import checks
+from configs import checks, declared
 from sync import scheme
 
 
@@ -97,6 +97,7 @@ class R2spReleased(IndependentBatches):
       self.sizes[worker] = min(size, most)
 
 
+@declared.check_arguments('batching.r2sp_released')
 def make(
   *,
   num_workers: int,
@@ -121,10 +122,9 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  checks.check_integer('worker_batch', worker_batch, at_least=1)
-  checks.check_integer('recent', recent, at_least=1)
-  checks.check_integer('window', window, at_least=recent)
-  checks.check_fraction('threshold', threshold)
+  declared.check('batching', worker_batch=worker_batch)
+  expected = f'at least recent, {recent}'
+  checks.require(window >= recent, 'window', expected, window)
   bounds = batching.expand_bounds(
     most, num_workers=num_workers, least=worker_batch
   )

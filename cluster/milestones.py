@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from cluster.evaluations import Evaluations, RunInThread
-from configs.checks import require
 from learning.learning import Evaluation, ParameterStore
 from outputs.recorder import Recorder
 
@@ -48,12 +47,7 @@ class SaveSchedule:
     Args:
       every_s: Seconds of wall time between checkpoints; inf for none.
       every_examples: Examples between checkpoints; 0 for none.
-
-    Raises:
-      ValueError: If an argument is out of range.
     """
-    require(every_s > 0, 'every_s', 'more than 0 seconds', every_s)
-    require(every_examples >= 0, 'every_examples', 'at least 0', every_examples)
     self._every_s = every_s
     self._every_examples = every_examples or math.inf
     self.is_enabled = min(self._every_s, self._every_examples) < math.inf

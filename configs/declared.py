@@ -9,49 +9,51 @@ declarations of its section, so that no range is written twice:
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from configs.fields.field import Field, Need, Section
-from configs.fields.run import RUN
+from configs.fields.run import RUN as RUN
 
 _Arguments = ParamSpec('_Arguments')
 _Result = TypeVar('_Result')
 
 
-def find(path: str) -> Field | Section:
-  """Returns the field or section at a path, such as 'sync.ssp.bound'.
-
-  Args:
-    path: Names with dots between them; '' for all.
+def find_section(path: str) -> Section:
+  """Returns the section at a path, such as 'sync.ssp'; '' for all.
 
   Raises:
     KeyError: If there is none.
   """
-  found: Field | Section = RUN
+  section = RUN
   for name in path.split('.') if path else ():
-    if isinstance(found, Field):
-      raise KeyError(path)
-    found = found.members[name]
-  return found
-
-
-def iterate_fields(
-  section: Section = RUN, above: str = ''
-) -> Iterator[tuple[str, Field]]:
-  """Yields path and declaration of every field of a section."""
-  for name, member in section.members.items():
+    member = section.members[name]
     if isinstance(member, Field):
-      yield f'{above}{name}', member
+      raise KeyError(path)
+    section = member
+  return section
+
+
+def find_field(path: str) -> Field:
+  """Returns the field at a path, such as 'sync.ssp.bound'.
+
+  Raises:
+    KeyError: If there is none.
+  """
+  above, _, name = path.rpartition('.')
+  field = find_section(above).members[name]
+  if isinstance(field, Section):
+    raise KeyError(path)
+  return field
+
+
+def iterate_fields(section: str = '') -> Iterator[tuple[str, Field]]:
+  """Yields path and declaration of every field of a section, '' for all."""
+  for name, member in find_section(section).members.items():
+    path = f'{section}.{name}'.removeprefix('.')
+    if isinstance(member, Field):
+      yield path, member
     else:
-      yield from iterate_fields(member, f'{above}{name}.')
-
-
-def defaults(section: Section = RUN) -> dict[str, Any]:
-  """Returns the defaults of a section, nested as its sections are."""
-  return {
-    name: member.default if isinstance(member, Field) else defaults(member)
-    for name, member in section.members.items()
-  }
+      yield from iterate_fields(path)
 
 
 def that_need(need: Need) -> list[str]:
@@ -70,8 +72,7 @@ def check(section: str, **values: object) -> None:
   Raises:
     ValueError: If a value is out of its range; names the field.
   """
-  found = find(section)
-  members = found.members if isinstance(found, Section) else {}
+  members = find_section(section).members
   for name, value in values.items():
     field = members.get(name)
     if isinstance(field, Field) and not field.file:

@@ -10,12 +10,11 @@ from ml_collections import ConfigDict, FieldReference
 
 from configs import declared, user_parts
 from configs.fields.field import Section
-from configs.fields.run import RUN
 
 
 def get_config() -> ml_collections.ConfigDict:
   """Returns the defaults, locked: a misspelt field is an error."""
-  config = _build(RUN)
+  config = _build(declared.RUN)
   config.lock()
   for path in user_parts.SUPPLIED:
     section = config
@@ -35,10 +34,8 @@ def read_section(path: str) -> dict[str, Any]:
   Args:
     path: Path of the section, such as 'sync.ssp'.
   """
-  section = declared.find(path)
-  if not isinstance(section, Section):
-    raise ValueError(f'path: expected that of a section, got {path!r}.')
-  return declared.defaults(section)
+  fields: dict[str, Any] = _build(declared.find_section(path)).to_dict()
+  return fields
 
 
 def _build(section: Section) -> ConfigDict:

@@ -4,24 +4,19 @@ A shell leaves '~' as it is in --workdir=~/runs and in files of configs.
 """
 
 import copy
-import fnmatch
 import os
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
-from configs import sections
+from configs import declared, sections
 
 # Flags are those of the module that calls `define_path`, and in its --help.
 flags.disclaim_key_flags()
 
-# Fields with paths; curves are several, with commas between them.
-_FIELDS = (
-  *('data.dir', 'model.init', 'cluster.links', 'cluster.speed.layers'),
-  *('cluster.token_file', 'cluster.certificate_file', 'cluster.key_file'),
-  *('cluster.speed.trace.path', 'batching.*.curves', 'route.*.cluster'),
-)
+# Kinds of files whose paths may begin with '~': see `configs.fields.field`.
+_HOMES = ('unread', 'file', 'files', 'links')
 
 
 class _Parser(flags.ArgumentParser[str]):
@@ -70,9 +65,11 @@ def expand_home(config: ConfigDict) -> ConfigDict:
     config: Config that `sections.check_fields` has passed.
   """
   expanded = copy.deepcopy(config)
-  for path, value in sections.iterate_fields(config):
-    if any(fnmatch.fnmatch(path, pattern) for pattern in _FIELDS):
-      several = value.split(',') if path.endswith('.curves') else [value]
+  values = dict(sections.iterate_fields(config))
+  for path, field in declared.iterate_fields():
+    if field.file in _HOMES:
+      value = values[path]
+      several = value.split(',') if field.file == 'files' else [value]
       whole = ','.join(map(os.path.expanduser, several))
       expanded.update_from_flattened_dict({path: whole})
   return expanded

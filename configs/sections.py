@@ -12,7 +12,6 @@ import functools
 import importlib
 import inspect
 import json
-import math
 import os
 import pathlib
 import re
@@ -23,18 +22,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import user_parts
+from configs import declared, user_parts
 from configs.checks import require
+from configs.fields.field import Field, Need, Section
 
 # Function of a section's path that returns the chosen name and its fields.
 Choose = Callable[[str], tuple[str, dict[str, Any]]]
 
-# Values of config.precision.matmul, from jax.default_matmul_precision.
-MATMULS = ('float32', 'tensorfloat32', 'bfloat16')
-# Values of config.cluster.island_sharding.
-ISLAND_SHARDINGS = ('replicated', 'fsdp')
 _ROOT = pathlib.Path(__file__).parents[1]
-MOST_LANES = 16  # Largest value of config.route.lanes.
 AUTO = 'auto'  # Value of config.route.bucket_bytes beside numbers.
 
 # Package of the modules that a section chooses from.
@@ -66,265 +61,28 @@ _RENAMED = {
   'time_to_perplexity': 'time_to_measure.perplexity',
   'time_to_bits_per_byte': 'time_to_measure.bits_per_byte',
 }
-# Numbers of tasks, as set by srun, Open MPI, and other mpiruns.
-_TASKS = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE')
-_NAMES = {
-  bool: 'True or False',
-  int: 'an integer',
-  float: 'a number',
-  str: 'text',
-  tuple: 'a tuple of numbers',
-  ConfigDict: 'a section',
-}
-
-# Fields that are unused without a model, or with a task or data set of the
-# caller.
-_SOURCE = ('data.name', 'data.dir', 'data.*.*')
-_AUGMENTED = ('data.crop_padding', 'data.crop_area', 'data.flip')
-_NO_MODEL = (
-  *(*_SOURCE, *_AUGMENTED, 'optimizer.*', 'schedule.*', 'time_to*'),
-  *('eval_top', 'eval_loss'),
-  *('precision.*', 'model.init'),
-  *('batching.micro_batch', 'cluster.devices_per_worker'),
-  *('cluster.workers_per_gpu', 'outer.*', 'staleness.*'),
-)
-_REAL = (
-  *('cluster.min_workers', 'cluster.faults'),
-  *('cluster.timeout_s', 'cluster.start_s'),
-  *('cluster.interface', 'cluster.port', 'cluster.token_file'),
-  *('cluster.certificate_file', 'cluster.key_file', 'cluster.tls_name'),
-  *('cluster.speed.injected', 'route.server.dedicated'),
-  'route.server.mirror_s',
-  *('cluster.workers_per_gpu', 'route.lanes', 'outputs.metrics_port'),
-)
-# Recipes describe a virtual cluster (network, speed) as well, which is no error
-# on a real one.
-_UNUSED = {'virtual': _REAL, 'distributed': ('cluster.script',)}
+# Fields of the parts that the caller can replace, as patterns.
 _REPLACED = {
   'scheme': ('sync.*',),
   'task': (
-    *('model.*', *_AUGMENTED),
+    *('model.*', 'data.crop_padding', 'data.crop_area', 'data.flip'),
     *('precision.dtype', 'eval_top', 'eval_loss'),
   ),
-  'dataset': _SOURCE,
+  'dataset': ('data.name', 'data.dir', 'data.*.*'),
 }
 
 
-def check_fields(config: ConfigDict, default: ConfigDict) -> None:
-  """Checks that a config has the fields of the default, of the same types.
-
-  Args:
-    config: Config to check.
-    default: Config of `configs.default`.
+def check_fields(config: ConfigDict) -> None:
+  """Checks that a config has all fields, and each a value in its range.
 
   Raises:
-    ValueError: If a field is unknown, missing or of another type.
+    ValueError: If a field is unknown, missing, of another type or out of its
+      range.
   """
-  _check_fields(config, default, 'config')
-
-
-def check_values(config: ConfigDict) -> None:
-  """Checks the values that no part built from the config checks itself.
-
-  Args:
-    config: Config with all fields.
-
-  Raises:
-    ValueError: If a value is out of its range, or if several tasks were started
-      for a virtual run, which is one process.
-  """
-  if config.cluster.runtime not in _UNUSED:
-    raise ValueError(
-      f'config.cluster.runtime: expected one of {list(_UNUSED)}, got '
-      f'{config.cluster.runtime!r}.'
-    )
-  virtual = config.cluster.runtime == 'virtual'
-  for variable in _TASKS if virtual else ():
-    if os.environ.get(variable, '1') not in ('', '0', '1'):
-      raise ValueError(
-        "config.cluster.runtime: expected one process for 'virtual', got "
-        f'{os.environ[variable]} by {variable}.'
-      )
-  positive = (
-    *('epochs', 'eval_every', 'log_every', 'cluster.workers'),
-    *('batching.worker_batch', 'batching.micro_batch'),
-    *('batching.local_steps', 'route.fragments'),
-    *('cluster.timeout_s', 'cluster.start_s', 'cluster.workers_per_gpu'),
-    *('model.none.size_bytes', 'model.none.num_train'),
-  )
-  for field in positive:
-    value = _read_field(config, field)
-    if not 0 < value < float('inf'):
-      raise ValueError(f'config.{field}: expected more than 0, got {value}.')
-  least, workers = config.cluster.min_workers, config.cluster.workers
-  if not 0 <= least <= workers:
-    raise ValueError(
-      'config.cluster.min_workers: expected 0 to config.cluster.workers, '
-      f'{workers}, got {least}.'
-    )
-  port = config.cluster.port
-  if not 0 <= port < 2**16:
-    raise ValueError(
-      f'config.cluster.port: expected a port below {2**16}, or 0 for free '
-      f'ones, got {port}.'
-    )
-  devices, most = config.cluster.devices_per_worker, config.batching.micro_batch
-  if not 0 < devices <= most or devices & (devices - 1):
-    raise ValueError(
-      'config.cluster.devices_per_worker: expected a power of two up to '
-      f'config.batching.micro_batch, {most}, got {devices}.'
-    )
-  _check_islands(config)
-  wire, optimizer = config.wire, config.optimizer
-  if wire.name == 'sparse' and wire.sparse.correction == 'local':
-    reason = "as config.wire.sparse.correction is 'local': workers apply it"
-    if optimizer.name != 'sgd' or optimizer.sgd.momentum:
-      raise ValueError(
-        f"config.optimizer: expected 'sgd' without momentum, {reason}, got "
-        f'{optimizer.name!r} with {optimizer[optimizer.name].to_dict()}.'
-      )
-  if config.batching.local_steps > 1:
-    _check_local_steps(config)
-  elif optimizer.name == 'muon':
-    valid = wire.name != 'sparse' or wire.sparse.correction == 'none'
-    if not valid:
-      raise ValueError(
-        "config.wire.sparse.correction: expected 'none', as steps of "
-        "config.optimizer.name 'muon' are of whole matrices, got "
-        f'{wire.sparse.correction!r}.'
-      )
-  _check_fragments(config)
-  precision = config.precision
-  if precision.matmul not in MATMULS:
-    raise ValueError(
-      f'config.precision.matmul: expected one of {list(MATMULS)}, got '
-      f'{precision.matmul!r}.'
-    )
-  half = precision.dtype != 'float32'
-  if half and precision.matmul != 'float32':
-    raise ValueError(
-      "config.precision.matmul: expected the default 'float32', because with "
-      f'config.precision.dtype {precision.dtype!r} there are no float32 '
-      f'products, got {precision.matmul!r}.'
-    )
-  if not 0 <= config.route.lanes <= MOST_LANES:
-    raise ValueError(
-      f'config.route.lanes: expected 0 to {MOST_LANES}, got '
-      f'{config.route.lanes}.'
-    )
-  if not 0 <= config.seed < 2**32:
-    raise ValueError(f'config.seed: expected 0 to 2^32 - 1, got {config.seed}.')
-  for accuracy in config.time_to:
-    if not 0 < accuracy <= 1:
-      raise ValueError(
-        f'config.time_to: expected above 0, at most 1, got {accuracy}.'
-      )
-  for value in config.time_to_loss:
-    if not 0 < value < float('inf'):
-      raise ValueError(f'config.time_to_loss: expected above 0, got {value}.')
+  _check_fields(config, declared.RUN, 'config')
+  thresholds = Field((), 'Values of a measure.')
   for name, values in config.time_to_measure.items():
-    valid = type(values) is tuple and all(
-      type(value) in (int, float) and math.isfinite(value) for value in values
-    )
-    field = f'config.time_to_measure.{name}'
-    require(valid, field, 'a tuple of numbers, such as (0.5,)', values)
-
-
-def _check_islands(config: ConfigDict) -> None:
-  """Checks the fields of workers that are several processes."""
-  cluster, most = config.cluster, config.batching.micro_batch
-  hosts = cluster.hosts_per_worker
-  if (
-    hosts < 1
-    or hosts & (hosts - 1)
-    or hosts * cluster.devices_per_worker > most
-  ):
-    raise ValueError(
-      'config.cluster.hosts_per_worker: expected a power of two, and with '
-      'config.cluster.devices_per_worker up to config.batching.micro_batch, '
-      f'{most}, devices, got {hosts}.'
-    )
-  sharding = cluster.island_sharding
-  if sharding not in ISLAND_SHARDINGS:
-    raise ValueError(
-      'config.cluster.island_sharding: expected one of '
-      f'{list(ISLAND_SHARDINGS)}, got {sharding!r}.'
-    )
-  if hosts == 1:
-    if sharding != 'replicated':
-      raise ValueError(
-        "config.cluster.island_sharding: expected 'replicated', as "
-        f'config.cluster.hosts_per_worker is 1, got {sharding!r}.'
-      )
-    return
-  if cluster.runtime == 'distributed' and config.model.name == 'none':
-    raise ValueError(
-      'config.cluster.hosts_per_worker: expected 1, as config.model.name is '
-      f"'none', and the processes of an island compute gradients, got {hosts}."
-    )
-  if cluster.workers_per_gpu > 1:
-    raise ValueError(
-      'config.cluster.workers_per_gpu: expected 1, as '
-      f'config.cluster.hosts_per_worker is {hosts}: NCCL refuses a GPU twice, '
-      f'got {cluster.workers_per_gpu}.'
-    )
-  if config.route.name == 'native':
-    raise ValueError(
-      'config.cluster.hosts_per_worker: expected 1, as config.route.name is '
-      "'native', whose processes jax.distributed has joined already, got "
-      f'{hosts}.'
-    )
-
-
-def _check_local_steps(config: ConfigDict) -> None:
-  """Checks fields that several local steps exclude."""
-  reason = f'as config.batching.local_steps is {config.batching.local_steps}'
-  reduction = config.optimizer.reduction
-  if reduction != 'sum':
-    raise ValueError(
-      f"config.optimizer.reduction: expected the default 'sum', {reason}: "
-      f'config.outer.reduction takes its place, got {reduction!r}.'
-    )
-  precision = config.precision
-  if precision.dtype == 'float16' or precision.loss_scaling == 'dynamic':
-    raise ValueError(
-      f"config.precision.dtype: expected 'float32' or 'bfloat16', {reason}: "
-      f'displacements have no loss scale, got {precision.dtype!r} with '
-      f'loss_scaling {precision.loss_scaling!r}.'
-    )
-  correction = config.wire.sparse.correction
-  if config.wire.name == 'sparse' and correction == 'local':
-    raise ValueError(
-      f"config.wire.sparse.correction: expected 'masked' or 'none', {reason}: "
-      f'momentum is corrected in gradients alone, got {correction!r}.'
-    )
-
-
-def _check_fragments(config: ConfigDict) -> None:
-  """Checks fields of fragments that depend on the local steps alone."""
-  route, steps = config.route, config.batching.local_steps
-  reason = f'as config.batching.local_steps is {steps}'
-  if steps % route.fragments:
-    raise ValueError(
-      f'config.route.fragments: expected a divisor of the local steps, {reason}'
-      f', got {route.fragments}.'
-    )
-  between = iteration_steps(config) if steps > 1 else 0
-  if not 0 <= route.overlap_steps <= between:
-    raise ValueError(
-      f'config.route.overlap_steps: expected 0 to {between}, the local steps '
-      f'from one fragment to the next, {reason} and config.route.fragments is '
-      f'{route.fragments}, got {route.overlap_steps}.'
-    )
-  if not 0 <= route.blend < 1:
-    raise ValueError(
-      f'config.route.blend: expected at least 0, below 1, got {route.blend}.'
-    )
-  if route.blend and steps == 1:
-    raise ValueError(
-      f'config.route.blend: expected the default 0.0, {reason}: workers have '
-      f'no parameters of their own, got {route.blend}.'
-    )
+    _check_value(f'config.time_to_measure.{name}', values, thresholds)
 
 
 def iteration_steps(config: ConfigDict) -> int:
@@ -392,19 +150,13 @@ def _complete(
   complete = {}
   for field, value in defaults.items():
     got = given.get(field, value)
-    if value is inspect.Parameter.empty:
-      if got is value:
-        raise ValueError(
-          f'{path}.{field}: expected a value: it has no default.'
-        )
-      valid, expected = (
-        user_parts.is_value(got),
-        'a number, text, or a tuple of numbers',
-      )
+    if value is not inspect.Parameter.empty:
+      _check_value(f'{path}.{field}', got, Field(value, '', infinite=True))
+    elif got is value:
+      raise ValueError(f'{path}.{field}: expected a value: it has no default.')
     else:
-      valid, expected = _same_type(got, value), _NAMES[type(value)]
-    if not valid:
-      raise ValueError(f'{path}.{field}: expected {expected}, got {got!r}.')
+      expected = 'a number, text, or a tuple of numbers'
+      require(user_parts.is_value(got), f'{path}.{field}', expected, got)
     complete[field] = float(got) if isinstance(value, float) else got
   return complete
 
@@ -417,27 +169,24 @@ def chosen_path(config: ConfigDict, section: str) -> str:
 
 
 def choose_section(
-  config: ConfigDict, default: ConfigDict, section: str
+  config: ConfigDict, section: str
 ) -> tuple[str, dict[str, Any]]:
   """Returns the name that a section chooses, and the fields of that choice.
 
   Args:
     config: Config that `check_fields` has passed; with a part of the user's
-      own, one from `resolve_own`.
-    default: Config of `configs.default`.
-    section: Path of the section, such as 'sync' or 'cluster.speed'.
+      own, the result of `resolve_own`.
+    section: Path of the section, such as 'sync'.
 
   Raises:
-    ValueError: If there is no sub-section of that name, or if a field of
-      another sub-section differs from its default: it would be ignored.
+    ValueError: If there is no such choice, or if a field of another sub-section
+      differs from its default: it would be ignored.
   """
-  chosen, defaults = config, default
-  for part in section.split('.'):
-    chosen, defaults = chosen[part], defaults[part]
+  chosen = _read_field(config, section)
   options = [
-    key
-    for key in defaults
-    if isinstance(defaults[key], ConfigDict) and key != user_parts.SECTION
+    name
+    for name, member in declared.find_section(section).members.items()
+    if isinstance(member, Section) and name != user_parts.SECTION
   ]
   is_own = section in user_parts.SUPPLIED and user_parts.is_own(chosen.name)
   if not is_own and chosen.name not in options:
@@ -446,11 +195,11 @@ def choose_section(
       f'{_explain_name(section, chosen.name)}'
     )
   for option in options:
-    for field, value in iterate_fields(defaults[option]):
-      got = _read_field(chosen[option], field)
-      if option != chosen.name and got != value:
+    for name, field in declared.iterate_fields(f'{section}.{option}'):
+      got = _read_field(config, name)
+      if option != chosen.name and got != field.default:
         raise ValueError(
-          f'config.{section}.{option}.{field}: {got!r} is ignored by '
+          f'config.{name}: {got!r} is ignored by '
           f'config.{section}.name={chosen.name!r}; remove it, or choose '
           f'{option!r}.'
         )
@@ -511,14 +260,11 @@ def build_section(section: str, choose: Choose, **shared: Any) -> Any:
     raise ValueError(f'{path}.{error}') from error
 
 
-def check_used(
-  config: ConfigDict, default: ConfigDict, own: Mapping[str, Any]
-) -> None:
+def check_used(config: ConfigDict, own: Mapping[str, Any]) -> None:
   """Checks that unused fields have their default values.
 
   Args:
     config: Config that `check_fields` has passed.
-    default: Config of `configs.default`.
     own: Objects of the caller that replace parts of the config, by the keys
       'scheme', 'task' and 'dataset'; None where there is none.
 
@@ -526,52 +272,52 @@ def check_used(
     ValueError: If an unused field differs from its default; names it.
   """
   runtime = config.cluster.runtime
-  reasons = {f'config.cluster.runtime is {runtime!r}': _UNUSED[runtime]}
+  # Recipes describe a virtual cluster (network, speed) as well, which is no
+  # error on a real one.
+  missing: Need = 'real' if runtime == 'virtual' else 'virtual'
+  unused = declared.that_need(missing)
+  check_default(config, unused, f'config.cluster.runtime is {runtime!r}')
   if config.batching.local_steps == 1:
-    reasons['config.batching.local_steps is 1'] = ('outer.*',)
+    reason = 'config.batching.local_steps is 1'
+    check_default(config, declared.that_need('local steps'), reason)
   if config.model.name == 'none':
     reason = "config.model.name is 'none'"
-    reasons[reason] = _NO_MODEL
+    check_default(config, declared.that_need('model'), reason)
     field, got = 'config.time_to_measure', config.time_to_measure.to_dict()
     require(not got, field, f'no fields, because {reason}', got)
   if config.cluster.hosts_per_worker == 1:
-    inside = ('cluster.network.island_*',)
-    reasons['config.cluster.hosts_per_worker is 1'] = inside
+    reason = 'config.cluster.hosts_per_worker is 1'
+    check_default(config, declared.that_need('island'), reason)
   if config.cluster.links:
     links = 'cluster.network.worker_*_Bps'
-    reasons['config.cluster.links gives the links'] = (links,)
+    check_default(config, (links,), 'config.cluster.links gives the links')
   for part, value in own.items():
     if value is not None:
       if part != 'scheme' and config.model.name == 'none':
         raise ValueError(
           f"config.model.name: expected a model to use the {part}, got 'none'."
         )
-      reasons[f'there is a {part} of its own'] = _REPLACED[part]
-  for reason, patterns in reasons.items():
-    check_default(config, default, patterns, reason)
+      check_default(config, _REPLACED[part], f'there is a {part} of its own')
 
 
 def check_default(
-  config: ConfigDict,
-  default: ConfigDict,
-  patterns: Iterable[str],
-  reason: str,
+  config: ConfigDict, patterns: Iterable[str], reason: str
 ) -> None:
   """Checks that the fields that match a pattern have their default values.
 
   Args:
     config: Config that `check_fields` has passed.
-    default: Config of `configs.default`.
     patterns: Patterns of paths, such as 'data.*.*'.
     reason: Reason why the fields are unused, for the message.
 
   Raises:
     ValueError: If a field differs from its default; names it.
   """
-  for path, value in iterate_fields(default):
-    unused = any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
+  for path, field in declared.iterate_fields():
     got = _read_field(config, path)
-    if unused and got != value:
+    if got != field.default and any(
+      fnmatch.fnmatch(path, pattern) for pattern in patterns
+    ):
       raise ValueError(
         f'config.{path}: {got!r} is ignored because {reason}; remove it.'
       )
@@ -725,7 +471,7 @@ def host_links(
     One value per host for each of 'up_Bps', 'down_Bps' and 'latency_s'.
 
   Raises:
-    ValueError: If a value is out of range, or if there are too many or too few.
+    ValueError: If there are too many values or too few.
   """
   values_by_link: dict[str, tuple[float, ...]] = {}
   for link in ('up_Bps', 'down_Bps', 'latency_s'):
@@ -733,14 +479,6 @@ def host_links(
     for host, count in hosts.items():
       path = f'config.cluster.network.{host}_{link}'
       values = network[f'{host}_{link}']
-      if link == 'latency_s':
-        valid = all(0 <= value < float('inf') for value in values)
-        expected = 'finite seconds, at least 0'
-      else:
-        valid = all(value > 0 for value in values)
-        expected = 'more than 0'
-      if not valid:
-        raise ValueError(f'{path}: expected {expected}, got {values!r}.')
       values_by_link[link] += expand_values(path, values, count)
   return values_by_link
 
@@ -760,50 +498,36 @@ def iterate_fields(
       yield above + field, value
 
 
-def _check_fields(config: ConfigDict, default: ConfigDict, path: str) -> None:
-  for field in sorted(set(config) ^ set(default)):
-    now = _RENAMED.get(f'{path}.{field}'.removeprefix('config.'))
-    if now and field in config:
+def _check_fields(config: ConfigDict, section: Section, path: str) -> None:
+  for name in sorted(set(config) ^ set(section.members)):
+    now = _RENAMED.get(f'{path}.{name}'.removeprefix('config.'))
+    if now and name in config:
       raise ValueError(
-        f'{path}.{field}: expected config.{now}, the new name of this field.'
+        f'{path}.{name}: expected config.{now}, the new name of this field.'
       )
-    if field not in config:
-      raise ValueError(f'{path}.{field}: missing.')
-    close = difflib.get_close_matches(field, default, n=1)
-    raise ValueError(_describe_unknown(f'{path}.{field}', *close))
-  for field, value in default.items():
-    got = config[field]
-    if field in user_parts.OPEN and isinstance(got, ConfigDict):
-      continue  # Its fields depend on the user's modules.
-    if isinstance(value, ConfigDict) and isinstance(got, ConfigDict):
-      _check_fields(got, value, f'{path}.{field}')
-    elif field == 'bucket_bytes':
-      _check_bucket_bytes(got)
-    elif not _same_type(got, value) and field not in ('script', 'faults'):
-      raise ValueError(
-        f'{path}.{field}: expected {_NAMES[type(value)]}, got {got!r}.'
-      )
+    if name not in config:
+      raise ValueError(f'{path}.{name}: missing.')
+    close = difflib.get_close_matches(name, section.members, n=1)
+    raise ValueError(_describe_unknown(f'{path}.{name}', *close))
+  for name, member in section.members.items():
+    got = config[name]
+    if isinstance(member, Field):
+      _check_value(f'{path}.{name}', got, member)
+      continue
+    is_section = isinstance(got, ConfigDict)
+    require(is_section, f'{path}.{name}', 'a section', got)
+    if name not in user_parts.OPEN:  # Fields depend on the user's modules.
+      _check_fields(got, member, f'{path}.{name}')
+
+
+def _check_value(path: str, value: object, field: Field) -> None:
+  """Checks type and range.  Manifests hold plain values, none of NumPy's."""
+  is_plain = field.items is None or user_parts.is_value(value)
+  require(is_plain, path, field.expected, value)
+  field.check(path, value)
 
 
 def bucket_bytes(config: ConfigDict) -> float | None:
   """Returns the least bytes of a bucket; None if they are to be chosen."""
   value = config.route.bucket_bytes
   return None if value == AUTO else float(value)
-
-
-def _check_bucket_bytes(got: Any) -> None:
-  # Flags give what is no literal as text.
-  valid = type(got) in (int, float) or got in (AUTO, 'inf')
-  if not valid or (got != AUTO and not float(got) >= 0):
-    raise ValueError(
-      'config.route.bucket_bytes: expected a number, at least 0, or '
-      f'{AUTO!r}, got {got!r}.'
-    )
-
-
-def _same_type(got: Any, default: Any) -> bool:
-  if isinstance(default, float) and type(got) is int:
-    return True
-  if isinstance(default, tuple) and isinstance(got, tuple):
-    return all(type(item) in (int, float) for item in got)
-  return type(got) is type(default)

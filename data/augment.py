@@ -11,10 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from configs import declared
+
 _RATIO = 4 / 3  # Largest ratio of a crop's sides.
 _TRIES = 10  # Number of shapes that are drawn, of which the first fit is used.
 
 
+@declared.check_arguments('data')
 def make(
   *,
   crop_padding: int,
@@ -35,12 +38,6 @@ def make(
     ValueError: If anything but images would be changed, or an argument is out
       of range.
   """
-  if crop_padding < 0:
-    raise ValueError(f'crop_padding: expected at least 0, got {crop_padding}.')
-  if not 0 < crop_area <= 1:
-    raise ValueError(
-      f'crop_area: expected more than 0, at most 1, got {crop_area}.'
-    )
   if crop_area < 1 and crop_padding:
     raise ValueError(
       f'crop_padding: expected 0 beside crop_area {crop_area}, as images are '

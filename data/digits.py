@@ -10,6 +10,7 @@ import pathlib
 
 import numpy as np
 
+from configs import declared
 from data.dataset import Dataset, Split
 
 _FILE = 'datasets/data/digits.csv.gz'
@@ -17,6 +18,7 @@ _PIXELS = 32
 _FOLDS = 5
 
 
+@declared.check_arguments('data.digits')
 def make(*, directory: str | None, fold: int, validation: bool) -> Dataset:
   """Returns 1,437 training and 360 test digits, float32 [N, 32, 32, 1].
 
@@ -35,8 +37,6 @@ def make(*, directory: str | None, fold: int, validation: bool) -> Dataset:
     ValueError: If there is no such fold.
   """
   del directory
-  if not 0 <= fold < _FOLDS:
-    raise ValueError(f'fold: expected 0 to {_FOLDS - 1}, got {fold}.')
   rows = np.loadtxt(_path(), delimiter=',')
   images = rows[:, :-1].reshape(-1, 8, 8)
   inputs = _enlarge(images / images.max())[..., np.newaxis]

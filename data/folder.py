@@ -5,6 +5,7 @@ The layout is that of torchvision's `ImageFolder`.
 
 import numpy as np
 
+from configs import declared
 from data import image_folders, statistics
 from data.dataset import Dataset
 from data.files import test_folder
@@ -13,6 +14,7 @@ _SUFFIXES = ('.png', '.jpg', '.jpeg')
 _MEASURED = 1000  # Training images of which mean and deviation are taken.
 
 
+@declared.check_arguments('data.folder')
 def make(*, directory: str | None, folder: str, pixels: int) -> Dataset:
   """Returns lazily decoded images, uint8 [N, pixels, pixels, 3].
 

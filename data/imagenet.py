@@ -4,6 +4,7 @@ From Russakovsky et al., 'ImageNet Large Scale Visual Recognition Challenge'
 (IJCV, 2015).
 """
 
+from configs import declared
 from data import image_folders
 from data.dataset import Dataset
 
@@ -13,6 +14,7 @@ _SUFFIXES = ('.jpeg', '.jpg')  # One official file is a PNG all the same.
 _SHOWN = 224 / 256  # Share of the shorter side that the crop shows.
 
 
+@declared.check_arguments('data.imagenet')
 def make(*, directory: str | None, folder: str, pixels: int) -> Dataset:
   """Returns lazily decoded images, uint8 [N, pixels, pixels, 3].
 

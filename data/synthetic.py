@@ -6,12 +6,14 @@ prototype under noise as strong as itself.
 
 import numpy as np
 
+from configs import declared
 from data.dataset import Dataset, Split
 
 _SEED = 0  # Fixed, so that runs with different seeds share one data set.
 _CELLS = 4  # A prototype is a coarse pattern, which pooling does not erase.
 
 
+@declared.check_arguments('data.synthetic')
 def make(
   *,
   directory: str | None,
@@ -37,11 +39,6 @@ def make(
     ValueError: If a number is less than 1.
   """
   del directory
-  sizes = (num_train, num_test, pixels, channels, num_classes)
-  names = ('num_train', 'num_test', 'pixels', 'channels', 'num_classes')
-  for name, size in zip(names, sizes, strict=True):
-    if size < 1:
-      raise ValueError(f'{name}: expected at least 1, got {size}.')
   rng = np.random.default_rng(_SEED)
   prototypes = _prototypes(rng, num_classes, pixels, channels)
   return Dataset(

@@ -6,6 +6,7 @@ vocabulary is that of all texts, and bits per byte need no conversion.
 
 import numpy as np
 
+from configs import declared
 from data import embedded, token_rows
 from data.dataset import Dataset
 from data.files import locate_file
@@ -14,6 +15,7 @@ _BYTES = 256  # Size of the vocabulary.
 _SEPARATOR = 0  # No byte of a text in UTF-8.
 
 
+@declared.check_arguments('data.text')
 def make(
   *, directory: str | None, file: str, length: int, test_share: float
 ) -> Dataset:
@@ -35,10 +37,6 @@ def make(
     ValueError: If `file` is missing or too short for a row in each split, or if
       another argument is out of range.
   """
-  if length < 1:
-    raise ValueError(f'length: expected at least 1, got {length}.')
-  if not 0 < test_share < 1:
-    raise ValueError(f'test_share: expected between 0 and 1, got {test_share}.')
   found, source = _read(directory, file)
   if len(found) < length + 2:
     raise ValueError(

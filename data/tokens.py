@@ -6,11 +6,11 @@ are mapped into memory, and a row is read when it is used.
 """
 
 import codecs
-import math
 import pathlib
 
 import numpy as np
 
+from configs import declared
 from data import token_rows
 from data.dataset import Dataset
 from data.files import locate_file
@@ -35,6 +35,7 @@ _SAMPLED = 1 << 16  # First tokens by which other kinds of files are found.
 _FEWEST = 16  # With fewer tokens, chance may make them look like others.
 
 
+@declared.check_arguments('data.tokens')
 def make(
   *,
   directory: str | None,
@@ -73,22 +74,10 @@ def make(
       part of a token, a token that is not in the vocabulary or too few, or if
       another argument is out of range.
   """
-  if dtype not in _DTYPES:
-    raise ValueError(f'dtype: expected one of {list(_DTYPES)}, got {dtype!r}.')
-  for name, value in (('length', length), ('test_tokens', test_tokens)):
-    if value < 1:
-      raise ValueError(f'{name}: expected at least 1, got {value}.')
-  if vocabulary < 2:
-    raise ValueError(f'vocabulary: expected at least 2, got {vocabulary}.')
-  if not -1 <= separator < vocabulary:
+  if separator >= vocabulary:
     raise ValueError(
       f'separator: expected a token below {vocabulary}, or -1 for none, got '
       f'{separator}.'
-    )
-  if not 0 <= bytes_per_token < math.inf:
-    raise ValueError(
-      f'bytes_per_token: expected more than 0, or 0 if it is not known, got '
-      f'{bytes_per_token}.'
     )
   tokens = _read('file', locate_file(directory, file), dtype, vocabulary)
   needed, rest = length + 1, ''

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from configs import default, paths, sections
+from configs import paths, relations, sections
 from configs.checks import require
 from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
@@ -108,14 +108,13 @@ def from_config(config: ConfigDict) -> Learning:
   Raises:
     ValueError: If there is no model, or a setting is wrong; names the field.
   """
-  defaults = default.get_config()
-  sections.check_fields(config, defaults)
+  sections.check_fields(config)
   config = sections.resolve_own(paths.expand_home(config))
-  sections.check_values(config)
+  relations.check_relations(config)
   model = config.model.name
   require(model != 'none', 'config.model.name', 'a model', model)
   compilations.configure(config)
-  choose = functools.partial(sections.choose_section, config, defaults)
+  choose = functools.partial(sections.choose_section, config)
   return make(config, choose, None, None, config.cluster.devices_per_worker)
 
 

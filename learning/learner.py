@@ -2,14 +2,14 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from configs.checks import require
+from configs import declared
 from learning.gradient import add_trees
 from learning.layout import Layout
 from learning.scaling import Scaling, factor
@@ -86,9 +86,7 @@ class TaskLearner:
     Raises:
       ValueError: If `reduction` is unknown.
     """
-    known = reduction in get_args(Reduction)
-    expected = f'one of {get_args(Reduction)}'
-    require(known, 'reduction', expected, reduction)
+    declared.check('optimizer', reduction=reduction)
     self.params = params
     self.stats = stats
     self.version = 0

@@ -14,9 +14,11 @@ import numpy as np
 import optax
 from optax import contrib
 
-from configs.checks import check_integer, require
+from configs import declared
+from configs.checks import require
 
 
+@declared.check_arguments('optimizer.sgd')
 def sgd(
   *, momentum: float, nesterov: bool, weight_decay: float
 ) -> optax.GradientTransformation:
@@ -30,8 +32,6 @@ def sgd(
   Raises:
     ValueError: If an argument is out of range.
   """
-  _check_range('momentum', momentum)
-  _check_decay(weight_decay)
   _check_nesterov(nesterov, momentum)
   return optax.chain(
     optax.add_decayed_weights(weight_decay)
@@ -41,6 +41,7 @@ def sgd(
   )
 
 
+@declared.check_arguments('optimizer.adamw')
 def adamw(
   *, b1: float, b2: float, eps: float, weight_decay: float
 ) -> optax.GradientTransformation:
@@ -55,13 +56,10 @@ def adamw(
   Raises:
     ValueError: If an argument is out of range.
   """
-  _check_range('b1', b1)
-  _check_range('b2', b2)
-  _check_positive('eps', eps)
-  _check_decay(weight_decay)
   return optax.adamw(1.0, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
 
 
+@declared.check_arguments('optimizer.muon')
 def muon(
   *,
   momentum: float,
@@ -94,13 +92,7 @@ def muon(
   Raises:
     ValueError: If an argument is out of range.
   """
-  for name, value in (('momentum', momentum), ('b1', b1), ('b2', b2)):
-    _check_range(name, value)
   _check_nesterov(nesterov, momentum)
-  check_integer('iterations', iterations, at_least=1)
-  _check_positive('rms', rms)
-  _check_positive('eps', eps)
-  _check_decay(weight_decay)
   return contrib.muon(
     1.0,
     ns_steps=iterations,
@@ -116,6 +108,7 @@ def muon(
   )
 
 
+@declared.check_arguments('optimizer.lars')
 def lars(
   *,
   momentum: float,
@@ -145,9 +138,6 @@ def lars(
   Raises:
     ValueError: If an argument is out of range.
   """
-  _check_range('momentum', momentum)
-  _check_decay(weight_decay)
-  _check_positive('trust_coefficient', trust_coefficient)
   _check_nesterov(nesterov, momentum)
   adapted = _matrices if skip_vectors else True
   return optax.lars(
@@ -161,6 +151,7 @@ def lars(
   )
 
 
+@declared.check_arguments('optimizer')
 def clipped(
   tx: optax.GradientTransformation, *, clip_norm: float
 ) -> optax.GradientTransformation:
@@ -173,7 +164,6 @@ def clipped(
   Raises:
     ValueError: If `clip_norm` is out of range.
   """
-  require(clip_norm > 0, 'clip_norm', 'more than 0', clip_norm)
   if clip_norm == math.inf:
     return tx
   return optax.chain(optax.clip_by_global_norm(clip_norm), tx)
@@ -199,15 +189,3 @@ def _dimensions(params: Any) -> Any:
 def _check_nesterov(nesterov: bool, momentum: float) -> None:
   valid = not nesterov or momentum > 0
   require(valid, 'nesterov', 'False without momentum', nesterov)
-
-
-def _check_positive(name: str, value: float) -> None:
-  require(0 < value < math.inf, name, 'a number above 0', value)
-
-
-def _check_range(name: str, value: float) -> None:
-  require(0 <= value < 1, name, 'at least 0, below 1', value)
-
-
-def _check_decay(value: float) -> None:
-  require(0 <= value < math.inf, 'weight_decay', 'at least 0', value)

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from configs import checks
-from configs.checks import require
+from configs import declared
 
 
 def sgd() -> optax.GradientTransformation:
@@ -19,6 +18,7 @@ def sgd() -> optax.GradientTransformation:
   return optax.sgd(1.0)
 
 
+@declared.check_arguments('outer.nesterov')
 def nesterov(*, momentum: float) -> optax.GradientTransformation:
   """Returns Nesterov's momentum, the outer optimizer of DiLoCo.
 
@@ -28,7 +28,6 @@ def nesterov(*, momentum: float) -> optax.GradientTransformation:
   Raises:
     ValueError: If `momentum` is out of range.
   """
-  _check_momentum(momentum)
   return optax.sgd(1.0, momentum=momentum, nesterov=True)
 
 
@@ -46,6 +45,7 @@ class DelayedState(NamedTuple):
   buffer: Any
 
 
+@declared.check_arguments('outer.delayed_nesterov')
 def delayed_nesterov(
   *, momentum: float, delay: int
 ) -> optax.GradientTransformation:
@@ -70,8 +70,6 @@ def delayed_nesterov(
   Raises:
     ValueError: If an argument is out of range.
   """
-  _check_momentum(momentum)
-  checks.check_integer('delay', delay, at_least=1)
 
   def init(params: Any) -> DelayedState:
     zeros = jax.tree.map(jnp.zeros_like, params)
@@ -98,8 +96,3 @@ def delayed_nesterov(
     return steps, DelayedState(count, mean, buffer)
 
   return optax.GradientTransformation(init, update)
-
-
-def _check_momentum(momentum: float) -> None:
-  expected = 'a number above 0, below 1'
-  require(0 < momentum < 1, 'momentum', expected, momentum)

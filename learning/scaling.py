@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import default, sections
+from configs import sections
 from configs.checks import require
 
 _FIRST = 2.0**15
 # Losses are sums over examples, so that their scales may be small.
 _LEAST, _MOST = 2.0**-8, 2.0**24
-_DTYPES = ('float32', 'bfloat16', 'float16')
 _KINDS = ('dynamic', 'none')
 
 
@@ -101,8 +100,6 @@ def make(config: ConfigDict, *, own_task: bool) -> Scaling | None:
   """
   own = config.precision
   dtype, kind = own.dtype, own.loss_scaling
-  field = 'config.precision.dtype'
-  require(dtype in _DTYPES, field, f'one of {list(_DTYPES)}', dtype)
   field = 'config.precision.loss_scaling'
   if dtype == 'float16':
     expected = "'dynamic', or 'none' to go without, of gradients in float16"
@@ -117,10 +114,6 @@ def make(config: ConfigDict, *, own_task: bool) -> Scaling | None:
   if kind != 'dynamic':
     reason = f'{field} is {kind!r}'
     unused = ('precision.grow_after',)
-    sections.check_default(config, default.get_config(), unused, reason)
+    sections.check_default(config, unused, reason)
     return None
-  least = 'at least 1'
-  require(
-    own.grow_after > 0, 'config.precision.grow_after', least, own.grow_after
-  )
   return Scaling(_FIRST, 0, own.grow_after)

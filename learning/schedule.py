@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from configs import declared
 from configs.checks import require
 
 Shape = Callable[[float], float]
@@ -69,6 +70,7 @@ def constant(*, total_epochs: float) -> Shape:
   return lambda epochs: 1.0
 
 
+@declared.check_arguments('schedule.step')
 def step(
   *, total_epochs: float, epochs: Sequence[float], factor: float
 ) -> Shape:
@@ -84,16 +86,12 @@ def step(
   """
   del total_epochs
   steps = tuple(epochs)
-  require(factor > 0, 'factor', 'a number above 0', factor)
-  require(
-    list(steps) == sorted(set(steps)) and all(0 < e < math.inf for e in steps),
-    'epochs',
-    'increasing positive numbers',
-    steps,
-  )
+  is_increasing = list(steps) == sorted(set(steps))
+  require(is_increasing, 'epochs', 'increasing numbers', steps)
   return lambda now: factor ** sum(e <= now for e in steps)
 
 
+@declared.check_arguments('schedule.cosine')
 def cosine(*, total_epochs: float, final: float) -> Shape:
   """Returns half a cosine from 1 to `final` (Loshchilov and Hutter, 2017).
 
@@ -104,7 +102,6 @@ def cosine(*, total_epochs: float, final: float) -> Shape:
   Raises:
     ValueError: If `final` is out of range.
   """
-  require(0 <= final <= 1, 'final', 'a number in 0..1', final)
 
   def shape(epochs: float) -> float:
     done = min(epochs / total_epochs, 1.0)
@@ -119,10 +116,11 @@ def fixed(rate: float) -> Schedule:
   Raises:
     ValueError: If it is not above 0.
   """
-  require(0 < rate < math.inf, 'learning_rate', 'a number above 0', rate)
+  declared.check('optimizer', learning_rate=rate)
   return Schedule(rate, 0.0, lambda epochs: 1.0, 1, None)
 
 
+@declared.check_arguments('schedule')
 def schedule(
   *,
   rate: float,
@@ -145,15 +143,6 @@ def schedule(
   Raises:
     ValueError: If an argument is out of range.
   """
-  require(0 < rate < math.inf, 'learning_rate', 'a number above 0', rate)
-  require(
-    0 <= warmup_epochs < math.inf, 'warmup_epochs', 'at least 0', warmup_epochs
-  )
-  require(
-    counts in ('examples', 'updates'),
-    'counts',
-    "'examples' or 'updates'",
-    counts,
-  )
+  declared.check('optimizer', learning_rate=rate)
   counted = update if counts == 'updates' else None
   return Schedule(rate, warmup_epochs, shape, epoch, counted)

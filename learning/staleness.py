@@ -9,7 +9,7 @@ stale push moves the parameters, and momentum, by less.
 
 from collections.abc import Callable
 
-from configs import checks
+from configs import declared
 from configs.sections import Choose, error_prefix
 
 # Function of the staleness, versions, that returns the weight.
@@ -21,6 +21,7 @@ def constant() -> Weight:
   return lambda staleness: 1.0
 
 
+@declared.check_arguments('staleness.polynomial')
 def polynomial(*, exponent: float) -> Weight:
   """Returns the weight (1 + staleness)^-exponent.
 
@@ -39,8 +40,6 @@ def polynomial(*, exponent: float) -> Weight:
     >>> weight(0), weight(3)
     (1.0, 0.5)
   """
-  expected = 'a number above 0, at most 4'
-  checks.require(0 < exponent <= 4, 'exponent', expected, exponent)
 
   def weight(staleness: int) -> float:
     return float((1 + staleness) ** -exponent)

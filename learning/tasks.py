@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +14,6 @@ from absl import logging
 from flax import nnx
 from ml_collections import ConfigDict
 
-from configs import default
 from configs.checks import require
 from configs.sections import (
   Choose,
@@ -252,7 +250,7 @@ def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
     )
   if isinstance(model, Task):
     reason = f'{config.model.name} returns a Task'
-    check_default(config, default.get_config(), _UNUSED_BY_TASKS, reason)
+    check_default(config, _UNUSED_BY_TASKS, reason)
     return model
   if not isinstance(model, nnx.Module):
     expected = 'a module whose make returns an nnx.Module or a Task'
@@ -466,8 +464,6 @@ def _schedule(
   with error_prefix(f'config.schedule.{name}'):
     shape = getattr(schedules, name)(total_epochs=config.epochs, **own)
   rate = config.optimizer.learning_rate
-  valid = 0 < rate < math.inf
-  require(valid, 'config.optimizer.learning_rate', 'a number above 0', rate)
   with error_prefix('config.schedule'):
     return schedules.schedule(
       rate=rate,

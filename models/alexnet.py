@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from configs import declared
 from models import gradients, sizes
 from models import norm as norms
 from models.initializers import FLOAT32, dense
@@ -74,6 +75,7 @@ _NETS = {
 }
 
 
+@declared.check_arguments('model.alexnet')
 def make(
   *,
   input_shape: tuple[int, int, int],
@@ -104,7 +106,7 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  _check(input_shape, num_classes, width, dropout)
+  _check(input_shape, num_classes)
   net = _NETS[input_shape[0]]
   return AlexNet(
     convs=tuple(
@@ -182,14 +184,9 @@ class AlexNet(nnx.Module):
     return self.logits(x)
 
 
-def _check(
-  input_shape: tuple[int, int, int],
-  num_classes: int,
-  width: float,
-  dropout: float,
-) -> None:
+def _check(input_shape: tuple[int, int, int], num_classes: int) -> None:
   if tuple(input_shape[:2]) not in [(pixels, pixels) for pixels in _NETS]:
     raise ValueError(
       f'input_shape: expected 224 x 224 or 32 x 32 pixels, got {input_shape}.'
     )
-  sizes.check(num_classes=num_classes, width=width, dropout=dropout)
+  sizes.check_classes(num_classes)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from configs import declared
 from models import gradients, sizes
 from models import norm as norms
 from models.initializers import FLOAT32, dense
@@ -25,6 +26,7 @@ _SMALLEST = 75  # Pixels that leave one at the end.
 _Make = Callable[[int], Any]
 
 
+@declared.check_arguments('model.inception_v3')
 def make(
   *,
   input_shape: tuple[int, int, int],
@@ -53,7 +55,7 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  _check(input_shape, num_classes, width, dropout)
+  _check(input_shape, num_classes)
   return InceptionV3(
     features=input_shape[-1],
     num_classes=num_classes,
@@ -257,15 +259,10 @@ def _expanded(conv: Callable[..., _Make]) -> _Make:
   )
 
 
-def _check(
-  input_shape: tuple[int, int, int],
-  num_classes: int,
-  width: float,
-  dropout: float,
-) -> None:
+def _check(input_shape: tuple[int, int, int], num_classes: int) -> None:
   if len(input_shape) != 3 or min(input_shape[:2]) < _SMALLEST:
     raise ValueError(
       f'input_shape: expected at least {_SMALLEST} x {_SMALLEST} pixels, got '
       f'{input_shape}.'
     )
-  sizes.check(num_classes=num_classes, width=width, dropout=dropout)
+  sizes.check_classes(num_classes)

@@ -12,10 +12,12 @@ import jax
 import numpy as np
 from flax import nnx
 
+from configs import declared
 from models import sizes
 from models.initializers import FLOAT32, dense
 
 
+@declared.check_arguments('model.mlp')
 def make(
   *,
   input_shape: tuple[int, ...],
@@ -36,7 +38,7 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  _check(input_shape, num_classes, hidden)
+  _check(input_shape, num_classes)
   return MLP(
     widths=(math.prod(input_shape), *hidden, num_classes),
     dtype=dtype,
@@ -79,15 +81,9 @@ class MLP(nnx.Module):
     return logits(x)
 
 
-def _check(
-  input_shape: tuple[int, ...], num_classes: int, hidden: Sequence[int]
-) -> None:
+def _check(input_shape: tuple[int, ...], num_classes: int) -> None:
   if min(input_shape, default=0) < 1:
     raise ValueError(
       f'input_shape: expected sizes of at least 1, got {input_shape}.'
     )
-  sizes.check(num_classes=num_classes)
-  if any(type(width) is not int or width < 1 for width in hidden):
-    raise ValueError(
-      f'hidden: expected integers of at least 1, got {tuple(hidden)}.'
-    )
+  sizes.check_classes(num_classes)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from configs import declared
 from models import gradients, sizes
 from models import norm as norms
 from models.initializers import FLOAT32, dense, he_normal
@@ -32,6 +33,7 @@ _BOTTLENECK = 50
 _EXPANSION = 4  # Outputs of a bottleneck block per inner channel.
 
 
+@declared.check_arguments('model.resnet')
 def make(
   *,
   input_shape: tuple[int, int, int],
@@ -63,7 +65,7 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  _check(input_shape, num_classes, depth, width)
+  _check(input_shape, num_classes, depth)
   return ResNet(
     stages=tuple((sizes.scaled(size, width), n) for size, n in _STAGES[depth]),
     bottleneck=depth == _BOTTLENECK,
@@ -214,14 +216,12 @@ def _last_conv(
 
 
 def _check(
-  input_shape: tuple[int, int, int], num_classes: int, depth: int, width: float
+  input_shape: tuple[int, int, int], num_classes: int, depth: int
 ) -> None:
-  if depth not in _STAGES:
-    raise ValueError(f'depth: expected 20, 32, 50 or 110, got {depth}.')
   accepted = (32, 224) if depth == _BOTTLENECK else (32,)
   if tuple(input_shape[:2]) not in [(pixels, pixels) for pixels in accepted]:
     expected = ' or '.join(f'{pixels} x {pixels}' for pixels in accepted)
     raise ValueError(
       f'input_shape: expected {expected} pixels, got {input_shape}.'
     )
-  sizes.check(num_classes=num_classes, width=width)
+  sizes.check_classes(num_classes)

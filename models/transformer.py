@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from configs import declared
 from models import gradients, sizes
 from models.initializers import FLOAT32, linear
 
@@ -53,6 +54,7 @@ SIZES = {
 }
 
 
+@declared.check_arguments('model.transformer')
 def make(
   *,
   input_shape: tuple[int],
@@ -86,7 +88,7 @@ def make(
     raise ValueError(
       f'input_shape: expected a number of tokens, got {input_shape}.'
     )
-  sizes.check(num_classes=num_classes, dropout=dropout)
+  sizes.check_classes(num_classes)
   return Transformer(
     vocabulary=num_classes,
     size=_find_size(size, layers, width, heads),
@@ -222,15 +224,7 @@ def _norm(width: int, rngs: nnx.Rngs) -> nnx.RMSNorm:
 
 
 def _find_size(name: str, layers: int, width: int, heads: int) -> Size:
-  if name not in SIZES:
-    raise ValueError(f'size: expected one of {list(SIZES)}, got {name!r}.')
   own = {'layers': layers, 'width': width, 'heads': heads}
-  for field, value in own.items():
-    if value < 0:
-      raise ValueError(
-        f'{field}: expected at least 1, or 0 for that of size {name!r}, got '
-        f'{value}.'
-      )
   size = SIZES[name]._replace(**{k: v for k, v in own.items() if v})
   if size.width % (2 * size.heads):
     raise ValueError(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from configs import declared
 from models import gradients, sizes
 from models.initializers import FLOAT32, dense, he_normal
 
@@ -25,6 +26,7 @@ _HIDDEN = {224: 4096, 32: 512}  # Width of the two hidden dense layers.
 _SMALL = 4  # Pixels up to which a convolution is one matrix product.
 
 
+@declared.check_arguments('model.vgg')
 def make(
   *,
   input_shape: tuple[int, int, int],
@@ -53,7 +55,7 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  _check(input_shape, num_classes, depth, width, dropout)
+  _check(input_shape, num_classes)
   return VGG(
     channels=tuple(
       (sizes.scaled(channels, width),) * convs
@@ -156,18 +158,10 @@ def _conv(features: int, out: int, rngs: nnx.Rngs, dtype: np.dtype) -> nnx.Conv:
   )
 
 
-def _check(
-  input_shape: tuple[int, int, int],
-  num_classes: int,
-  depth: int,
-  width: float,
-  dropout: float,
-) -> None:
-  if depth not in _CONVS_PER_BLOCK:
-    raise ValueError(f'depth: expected 11, 16 or 19, got {depth}.')
+def _check(input_shape: tuple[int, int, int], num_classes: int) -> None:
   pixels = input_shape[:2]
   if pixels not in [(p, p) for p in _HIDDEN]:
     raise ValueError(
       f'input_shape: expected 224 x 224 or 32 x 32 pixels, got {input_shape}.'
     )
-  sizes.check(num_classes=num_classes, width=width, dropout=dropout)
+  sizes.check_classes(num_classes)

@@ -25,7 +25,6 @@ from typing import Any
 
 from absl import logging
 
-from configs.checks import require
 from outputs import arrays, atomic, serialization
 from outputs.serialization import Tree
 
@@ -71,11 +70,7 @@ class Checkpoints:
         begin while `is_writing` is true.
       may_write: Returns whether the run's folder is this process's; if not,
         nothing is written.
-
-    Raises:
-      ValueError: If `keep` is out of range.
     """
-    require(keep >= 1, 'keep', 'at least 1', keep)
     self.restored: tuple[int, Sequence[str]] | None = None
     self._directory = directory
     self._keep = keep

@@ -1,6 +1,6 @@
 """Files that a run reads.  Their content, not their path, identifies the run.
 
-`_INPUTS` declares all fields of a config that name such files; credentials, of
+The declarations of fields say which of them name such files; credentials, on
 which no result depends, are none.  The modules of a user's own parts are among
 the files; of these the dotted path is part of the identity, too.
 """
@@ -10,12 +10,12 @@ import itertools
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import xxhash
 
-from configs import user_parts
+from configs import declared, user_parts
 from data import embedded
 from data.files import test_folder
 
@@ -42,7 +42,7 @@ def digests(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     OSError: If a file cannot be read.
   """
   found = {}
-  for field, digest in _INPUTS.items():
+  for field, digest in _inputs():
     value = _read_used(config, field)
     if value is not None and (each := digest(config, value)):
       found[f'config.{field}'] = {'path': each[0], 'digest': each[1]}
@@ -122,10 +122,13 @@ def _digest_list(config: Mapping[str, Any], value: str) -> _Found | None:
   return value, ','.join(known) if len(known) == len(found) else None
 
 
-def _digest_path(config: Mapping[str, Any], value: str) -> _Found:
+def _digest_path(config: Mapping[str, Any], value: str) -> _Found | None:
   """Digests one file."""
   del config
-  return value, _digest_file(pathlib.Path(value))
+  if not value:
+    return None
+  path = pathlib.Path(value).expanduser()
+  return str(path), _digest_file(path)
 
 
 def _digest_links(config: Mapping[str, Any], value: str) -> _Found | None:
@@ -138,15 +141,6 @@ def _digest_links(config: Mapping[str, Any], value: str) -> _Found | None:
   if value in ('', 'probe') or ('(' in value and not path.exists()):
     return None
   return value, _digest_file(path)
-
-
-def _digest_parameters(config: Mapping[str, Any], value: str) -> _Found | None:
-  """Digests a file of parameters to start from."""
-  del config
-  if not value:
-    return None
-  path = pathlib.Path(value).expanduser()
-  return str(path), _digest_file(path)
 
 
 def _digest_data(config: Mapping[str, Any], value: str) -> _Found | None:
@@ -206,29 +200,28 @@ def _digest_module(config: Mapping[str, Any], value: str) -> _Found | None:
   return (file, _digest_file(pathlib.Path(file))) if file else (value, None)
 
 
-# Fields that name files, each with the function that finds and digests them.
-_INPUTS: dict[str, Callable[[Mapping[str, Any], str], _Found | None]] = {
-  'batching.lb_bsp_gpu.curves': _digest_list,
-  'route.ring.cluster': _digest_links,
-  'route.hierarchical.cluster': _digest_links,
-  'route.double_tree.cluster': _digest_links,
-  'route.forest.cluster': _digest_links,
-  'route.auto.cluster': _digest_links,
-  'cluster.speed.layers': _digest_links,
-  'cluster.speed.trace.path': _digest_path,
-  'cluster.links': _digest_links,
-  'model.init': _digest_parameters,
-  'data.cifar10.file': _digest_data,
-  'data.cifar100.file': _digest_data,
-  'data.fashion_mnist.folder': _digest_folder,
-  'data.imagenet.folder': _digest_photographs,
-  'data.folder.folder': _digest_images,
-  'data.arrays.file': _digest_data,
-  'data.text.file': _digest_text,
-  'data.tokens.file': _digest_data,
-  'data.tokens.test_file': _digest_data,
-  **{f'{section}.name': _digest_module for section in user_parts.SUPPLIED},
+# Functions that find and digest what a field names: see `Field.file`.
+_DIGESTS: dict[str, Callable[[Mapping[str, Any], str], _Found | None]] = {
+  'file': _digest_path,
+  'files': _digest_list,
+  'links': _digest_links,
+  'data': _digest_data,
+  'text': _digest_text,
+  'idx': _digest_folder,
+  'photographs': _digest_photographs,
+  'images': _digest_images,
 }
+
+
+def _inputs() -> Iterator[
+  tuple[str, Callable[[Mapping[str, Any], str], _Found | None]]
+]:
+  """Yields the fields that name files, each with its function."""
+  for path, field in declared.iterate_fields():
+    if field.file in _DIGESTS:
+      yield path, _DIGESTS[field.file]
+  for section in user_parts.SUPPLIED:
+    yield f'{section}.name', _digest_module
 
 
 def _data_path(config: Mapping[str, Any], name: str) -> pathlib.Path:

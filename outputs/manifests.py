@@ -18,22 +18,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from configs import user_parts
+from configs import declared, user_parts
 from learning import compilations
-from outputs import formats, inputs, tracking
+from outputs import formats, inputs
 
 # Fields of a config that may differ between the hosts of a run.
-LOCAL = (
-  *('config.cluster.interface', 'config.cluster.port'),
-  'config.cluster.devices_per_worker',
-  *('config.cluster.token_file', 'config.cluster.certificate_file'),
-  *('config.cluster.key_file', 'config.cluster.tls_name'),
-  *('config.cluster.workers_per_gpu', 'config.outputs.metrics_port'),
+LOCAL = tuple(
+  f'config.{path}'
+  for path, field in declared.iterate_fields()
+  if field.is_local
 )
 # Fields of a config that change no result: a run may resume with others.
-DISPLAY = (
-  *('config.checkpoint', 'config.log_every', 'config.outputs.board'),
-  tracking.FIELD,
+DISPLAY = tuple(
+  f'config.{path}'
+  for path, field in declared.iterate_fields()
+  if field.is_display
 )
 # Fields of a manifest that may differ between the starts of a run.
 START = (
@@ -180,9 +179,15 @@ def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
 def _identify(described: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the parts of a manifest that identify a run: see `fingerprint`."""
   parts = {'config': copy.deepcopy(described['config'])}
+  emptied = set()
   for field in (*LOCAL, *DISPLAY):
     section, name = _section(parts, field)
     section.pop(name, None)  # Runs of earlier versions lack it.
+    if not section:
+      emptied.add(field.rpartition('.')[0])
+  for path in emptied:
+    above, name = _section(parts, path)
+    del above[name]
   for field in inputs.identified_fields(described['files']):
     section, name = _section(parts, field)
     del section[name]

@@ -19,7 +19,7 @@ import numpy as np
 from scipy import signal
 from statsmodels.tsa.arima import model as statsmodels
 
-from configs import checks
+from configs import checks, declared
 from predict import history, predictor
 
 
@@ -127,6 +127,7 @@ class Arima:
     self.errors[worker] = errors[::-1][:q]
 
 
+@declared.check_arguments('batching.lb_bsp.predictor.arima')
 def make(
   *,
   num_workers: int,
@@ -159,14 +160,9 @@ def make(
     ValueError: If an argument is out of range.
   """
   predictor.check_sizes(num_workers, num_factors, seed)
-  for name, value in (('p', p), ('d', d), ('q', q)):
-    checks.check_integer(name, value, at_least=0)
-  if d > 1:
-    raise ValueError(f'd: expected 0 or 1, got {d}.')
   least = 4 * (p + d + q) + 4
-  checks.check_integer('needed', needed, at_least=least)
-  checks.check_integer('kept', kept, at_least=least)
-  checks.check_integer('refit', refit, at_least=1)
+  checks.require(needed >= least, 'needed', f'at least {least}', needed)
+  checks.require(kept >= least, 'kept', f'at least {least}', kept)
   return Arima(
     order=(p, d, q),
     refit=refit,

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from configs import checks
+from configs import declared
 from predict import predictor
 
 
@@ -65,6 +65,7 @@ def update_average(
   return np.where(np.isnan(speeds), old, old + smoothing * (speeds - old))
 
 
+@declared.check_arguments('batching.lb_bsp.predictor.ema')
 def make(
   *, num_workers: int, num_factors: int, seed: int, smoothing: float
 ) -> Ema:
@@ -80,5 +81,4 @@ def make(
     ValueError: If an argument is out of range.
   """
   predictor.check_sizes(num_workers, num_factors, seed)
-  checks.check_share('smoothing', smoothing)
   return Ema(num_factors, smoothing, np.full(num_workers, np.nan))

@@ -24,7 +24,6 @@ import dataclasses
 
 import numpy as np
 
-from configs import checks
 from predict import ema
 
 EXPERTS = 4  # The last speed, a quick and a slow average, the network.
@@ -133,9 +132,6 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  checks.check_share('quick', quick)
-  checks.check_share('smoothing', slow)
-  checks.check_share('discount', discount)
   return Gate(
     smoothings=np.array([[1.0], [quick], [slow]]),
     discount=discount,

@@ -188,7 +188,6 @@ def make(
     ValueError: If an argument is out of range.
   """
   checks.check_integer('capacity', capacity, at_least=2)
-  checks.check_share('smoothing', smoothing)
   shape = (num_workers, num_factors + 1)
   return History(
     smoothing=smoothing,

@@ -6,6 +6,9 @@ Hochreiter and Schmidhuber, 'Long short-term memory', 1997.  The arguments of
 
 import functools
 
+from configs import declared
 from predict import recurrent
 
-make = functools.partial(recurrent.make, 'OptimizedLSTMCell')
+make = declared.check_arguments('batching.lb_bsp.predictor.lstm')(
+  functools.partial(recurrent.make, 'OptimizedLSTMCell')
+)

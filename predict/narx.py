@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from configs import checks
+from configs import declared
 from predict import online, predictor
 
 
@@ -78,6 +78,7 @@ class Narx(nnx.Module):
     return outputs[:, 0]
 
 
+@declared.check_arguments('batching.lb_bsp.predictor.narx')
 def make(
   *,
   num_workers: int,
@@ -101,8 +102,6 @@ def make(
     ValueError: If an argument is out of range.
   """
   predictor.check_sizes(num_workers, num_factors, seed)
-  checks.check_integer('lags', lags, at_least=1)
-  checks.check_integer('hidden', hidden, at_least=1)
   return online.make(
     NarxArchitecture(lags=lags, factors=num_factors, hidden=hidden),
     num_workers=num_workers,

@@ -206,14 +206,8 @@ def make(
   """
   predictor.check_sizes(num_workers, num_factors, seed)
   least = architecture.window + 1
-  checks.check_integer('kept', kept, at_least=least)
-  checks.check_integer('needed', needed, at_least=least)
-  checks.check_integer('steps', steps, at_least=1)
-  checks.check_integer('minibatch', minibatch, at_least=1)
-  checks.check_share('learning_rate', learning_rate)
-  checks.check_share('averaging', averaging)
-  if not 0 <= decay < 1:
-    raise ValueError(f'decay: expected 0 <= decay < 1, got {decay!r}.')
+  checks.require(kept >= least, 'kept', f'at least {least}', kept)
+  checks.require(needed >= least, 'needed', f'at least {least}', needed)
   with _on_cpu():
     params = _init_parameters(architecture, seed)
   predictor_ = Online(

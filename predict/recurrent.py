@@ -10,7 +10,6 @@ from typing import Any
 import jax
 from flax import nnx
 
-from configs import checks
 from predict import online, predictor
 
 
@@ -89,8 +88,6 @@ def make(
     ValueError: If an argument is out of range.
   """
   predictor.check_sizes(num_workers, num_factors, seed)
-  checks.check_integer('window', window, at_least=1)
-  checks.check_integer('hidden', hidden, at_least=1)
   return online.make(
     RecurrentArchitecture(
       cell=cell, window=window, factors=num_factors, hidden=hidden

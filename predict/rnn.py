@@ -6,6 +6,9 @@ predict/recurrent.py; predict/online.py trains the network.
 
 import functools
 
+from configs import declared
 from predict import recurrent
 
-make = functools.partial(recurrent.make, 'SimpleCell')
+make = declared.check_arguments('batching.lb_bsp.predictor.rnn')(
+  functools.partial(recurrent.make, 'SimpleCell')
+)

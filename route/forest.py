@@ -8,6 +8,7 @@ equal shards or a ring are about as fast.
 
 from absl import logging
 
+from configs import declared
 from route import selection
 from route.allreduce import AllreduceRoute
 from route.route import LATENCY_S
@@ -55,6 +56,7 @@ def build_forest(
   return best.forest
 
 
+@declared.check_arguments('route.forest')
 def make(*, cluster: str, adapt: bool = False) -> AllreduceRoute:
   """Returns the route.
 

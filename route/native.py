@@ -7,7 +7,7 @@ a ring in the order of the workers, after all gradients are computed.
 import dataclasses
 from typing import TYPE_CHECKING
 
-from configs.checks import require
+from configs import declared
 from route.route import Allreduce
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class NativeRoute:
     return Allreduce('native', None, None, bucket_bytes, overlap=False)
 
 
+@declared.check_arguments('route.native')
 def make(*, port: int, combine_bytes: float) -> NativeRoute:
   """Returns the route.
 
@@ -43,7 +44,4 @@ def make(*, port: int, combine_bytes: float) -> NativeRoute:
   Raises:
     ValueError: If an argument is out of range.
   """
-  valid = combine_bytes >= 0
-  require(valid, 'combine_bytes', 'at least 0', combine_bytes)
-  require(0 <= port < 2**16, 'port', 'a port, or 0', port)
   return NativeRoute()

@@ -16,9 +16,9 @@ its sums for the coordinator.
 """
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING
 
+from configs import declared
 from configs.checks import require
 from route.route import ParameterServer
 
@@ -74,6 +74,7 @@ class ServerRoute:
     require(fits, 'servers', most, servers)
 
 
+@declared.check_arguments('route.server')
 def make(
   *, servers: int, dedicated: bool, pipelined: bool, mirror_s: float
 ) -> ServerRoute:
@@ -90,7 +91,4 @@ def make(
   Raises:
     ValueError: If `servers` or `mirror_s` is negative or not finite.
   """
-  require(servers >= 0, 'servers', 'at least 0', servers)
-  valid = 0 <= mirror_s < math.inf
-  require(valid, 'mirror_s', 'at least 0 seconds, finite', mirror_s)
   return ServerRoute(servers, dedicated, pipelined, mirror_s)

@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-from configs import checks
+from configs import checks, declared
 from sync import grace, scheme
 from sync.scheme import Decision, Push, Scheme
 
@@ -139,6 +139,7 @@ class Dssp:
     return self.members.release(workers)
 
 
+@declared.check_arguments('sync.dssp')
 def make(
   *,
   num_workers: int,
@@ -161,11 +162,7 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  checks.check_integer('low', low, at_least=0)
-  checks.check_integer('high', high, at_least=low)
-  checks.require(
-    isinstance(as_printed, bool), 'as_printed', 'True or False', as_printed
-  )
+  checks.require(high >= low, 'high', f'at least low, {low}', high)
   dssp = Dssp(
     low=low,
     high=high,

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from configs import checks
+from configs import declared
 from sync import scheme, zipline
 from sync.scheme import Decision, Push
 
@@ -214,6 +214,7 @@ class Elastic:
     return self.updates - 1
 
 
+@declared.check_arguments('sync.elastic')
 def make(
   *,
   num_workers: int,
@@ -234,12 +235,8 @@ def make(
   Raises:
     ValueError: If an argument is out of range.
   """
-  checks.check_integer('lookahead', lookahead, at_least=1)
-  checks.check_integer('monitor_pushes', monitor_pushes, at_least=2)
   if isinstance(bound, float) and bound.is_integer():
     bound = int(bound)  # Configs hold floats where infinity is allowed.
-  if bound != math.inf:
-    checks.check_integer('bound', bound, at_least=0)
   members = scheme.make_members(num_workers)
   return Elastic(
     lookahead=lookahead,

@@ -13,10 +13,9 @@ no worker is running is this project's.
 """
 
 import dataclasses
-import math
 from typing import Protocol
 
-from configs import checks
+from configs import declared
 from sync.scheme import Decision, Members, Push, Scheme
 
 
@@ -108,6 +107,5 @@ def merge(scheme: Mergeable, *, grace_s: float) -> Scheme:
   Raises:
     ValueError: If `grace_s` is out of range.
   """
-  valid = 0 <= grace_s < math.inf
-  checks.require(valid, 'grace_s', 'a finite number of at least 0', grace_s)
+  declared.check('sync.asp', grace_s=grace_s)
   return Grace(grace_s=grace_s, scheme=scheme) if grace_s else scheme

@@ -19,9 +19,8 @@ quorum, grace window and weights by tokens are those of Decoupled DiLoCo (arXiv
 """
 
 import dataclasses
-import math
 
-from configs import checks
+from configs import checks, declared
 from sync import scheme
 from sync.scheme import Decision, Push
 
@@ -114,6 +113,7 @@ class Quorum:
     return released
 
 
+@declared.check_arguments('sync.quorum')
 def make(*, num_workers: int, minimum: int, grace: float, late: str) -> Quorum:
   """Returns the quorum scheme.
 
@@ -129,12 +129,8 @@ def make(*, num_workers: int, minimum: int, grace: float, late: str) -> Quorum:
     ValueError: If an argument is out of range.
   """
   members = scheme.make_members(num_workers)
-  checks.check_integer('minimum', minimum, at_least=1)
   expected = f'at most {num_workers}, the number of workers'
   checks.require(minimum <= num_workers, 'minimum', expected, minimum)
-  valid = 0 <= grace < math.inf
-  checks.require(valid, 'grace', 'a finite number of at least 0', grace)
-  checks.require(late in LATE, 'late', f'one of {LATE}', late)
   return Quorum(
     minimum=minimum,
     grace=grace,

@@ -10,7 +10,7 @@ parameter servers', INFOCOM 2019, where T comes from worker 0 alone.
 
 import dataclasses
 
-from configs import checks
+from configs import declared
 from sync import scheme
 from sync.scheme import Decision, Push
 
@@ -103,6 +103,7 @@ class R2sp:
     return self.last_grant + gap_s
 
 
+@declared.check_arguments('sync.r2sp')
 def make(*, num_workers: int, relaxation: float, smoothing: float) -> R2sp:
   """Returns R2SP.
 
@@ -114,8 +115,6 @@ def make(*, num_workers: int, relaxation: float, smoothing: float) -> R2sp:
   Raises:
     ValueError: If an argument is out of range.
   """
-  checks.check_fraction('relaxation', relaxation)
-  checks.check_share('smoothing', smoothing)
   return R2sp(
     relaxation=relaxation,
     smoothing=smoothing,

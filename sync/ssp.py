@@ -10,7 +10,7 @@ import dataclasses
 import heapq
 import math
 
-from configs import checks
+from configs import declared
 from sync import grace, scheme
 from sync.scheme import Decision, Push, Scheme
 
@@ -87,7 +87,7 @@ def make(*, num_workers: int, bound: float, grace_s: float = 0.0) -> Scheme:
     ValueError: If an argument is out of range.
   """
   if bound != math.inf:
-    checks.check_integer('bound', bound, at_least=0)
+    declared.check('sync.ssp', bound=bound)
   ssp = Ssp(
     bound=bound,
     members=scheme.make_members(num_workers),

@@ -262,9 +262,7 @@ class _RecomputedRun:
     self._pieces: dict[int, dict[int, tuple[list[Payload], int, float]]] = {}
     self._released: dict[int, tuple[Any, Any, int, float | None]] = {}
     self._before = before
-    choose = functools.partial(
-      sections.choose_section, config, default.get_config()
-    )
+    choose = functools.partial(sections.choose_section, config)
     self._coordinator = Coordinator(
       scheme=manifests.make_scheme(config.to_dict(), workers),
       batching=fixed.make(

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.checks import require
+from configs import declared
 from wire.codec import Codec, PartialVector, State, Wire
 
-_DTYPES = ('float32', 'bfloat16', 'float16')
 _Numbers = TypeVar('_Numbers', jax.Array, np.ndarray)
 
 
+@declared.check_arguments('wire.dense')
 def make(*, dtype: str) -> Wire:
   """Returns a wire whose pushes and pulls are cast to one dtype.
 
@@ -27,18 +27,8 @@ def make(*, dtype: str) -> Wire:
   Raises:
     ValueError: If `dtype` is another one; names the field.
   """
-  codec = cast(parse_dtype(dtype))
+  codec = cast(jnp.dtype(dtype))
   return Wire(push=codec, pull=codec, stats=cast(jnp.dtype('float32')))
-
-
-def parse_dtype(name: str) -> np.dtype:
-  """Returns the dtype of a name, if numbers can be sent as it.
-
-  Raises:
-    ValueError: If they cannot; names the field `dtype`.
-  """
-  require(name in _DTYPES, 'dtype', f'one of {list(_DTYPES)}', name)
-  return jnp.dtype(name)
 
 
 def cast(dtype: np.dtype) -> Codec:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.checks import require
+from configs import declared
 from wire import dense
 from wire.codec import (
   Codec,
@@ -34,6 +34,7 @@ from wire.factors import FactorSettings
 from wire.lowrank_numpy import NumpyFactors
 
 
+@declared.check_arguments('wire.lowrank')
 def make(*, rank: int) -> Wire:
   """Returns a wire whose pushes are factors; its pulls are dense float32.
 
@@ -48,7 +49,6 @@ def make(*, rank: int) -> Wire:
   Raises:
     ValueError: If it is below 1; names the field.
   """
-  require(rank >= 1, 'rank', 'at least 1', rank)
   return _wire(rank, None)
 
 

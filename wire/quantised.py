@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from configs import declared
 from configs.checks import require
 from wire import dense
 from wire.codec import Codec, Message, PartialVector, State, Wire
@@ -29,6 +30,7 @@ from wire.codec import Codec, Message, PartialVector, State, Wire
 _CLIPS = [2 ** (-i / 2) for i in range(8)]
 
 
+@declared.check_arguments('wire.quantised')
 def make(*, bits: int, chunk: int, error_feedback: bool, seed: int) -> Wire:
   """Returns a wire whose pushes are integers; its pulls are dense float32.
 
@@ -43,9 +45,6 @@ def make(*, bits: int, chunk: int, error_feedback: bool, seed: int) -> Wire:
     ValueError: If an argument is out of range, or is a seed that error feedback
       would ignore.
   """
-  require(bits in (8, 4, 2), 'bits', '8, 4 or 2', bits)
-  require(chunk >= 1, 'chunk', 'at least 1', chunk)
-  require(0 <= seed < 2**32, 'seed', '0 to 2^32 - 1', seed)
   expected = '0, as error_feedback rounds nothing at random'
   require(seed == 0 or not error_feedback, 'seed', expected, seed)
   largest = 2 ** (bits - 1) - 1

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from configs import declared
 from configs.checks import require
 from wire import dense
 from wire.chunks import ChunkSettings
@@ -37,13 +38,13 @@ from wire.codec import (
 )
 from wire.sparse_numpy import NumpyChunks
 
-_CORRECTIONS = ('none', 'masked', 'local')
 _PARTS = 8  # In which a chunk is added.
 
 # A residual: `unsent` numbers, and with local momentum their `velocity`.
 Vectors = Mapping[str, jax.Array]
 
 
+@declared.check_arguments('wire.sparse')
 def make(
   *,
   dtype: str,
@@ -77,22 +78,15 @@ def make(
   Raises:
     ValueError: If an argument is out of range; names the field.
   """
-  require(chunk >= 1, 'chunk', 'at least 1', chunk)
-  require(0 <= sparsity < 1, 'sparsity', 'at least 0, below 1', sparsity)
   path = [0, *warmup, sparsity]
   rising = f'rising numbers from 0 to {sparsity}'
-  valid = path == sorted(path) and all(0 <= each < 1 for each in path)
-  require(valid, 'warmup', rising, warmup)
-  require(warmup_epochs > 0, 'warmup_epochs', 'more than 0', warmup_epochs)
-  known = f'one of {list(_CORRECTIONS)}'
-  require(correction in _CORRECTIONS, 'correction', known, correction)
+  require(path == sorted(path), 'warmup', rising, warmup)
   local = correction == 'local'
   none = f'0, as workers have none with {correction!r}'
   expected = 'above 0, below 1' if local else none
   valid = 0 < momentum < 1 if local else momentum == 0
   require(valid, 'momentum', expected, momentum)
-  require(select_lag in (0, 1), 'select_lag', '0 or 1', select_lag)
-  lags, parsed = bool(select_lag), dense.parse_dtype(dtype)
+  lags, parsed = bool(select_lag), jnp.dtype(dtype)
   codecs = [
     _codec(ChunkSettings(each, chunk, correction, momentum, lags, parsed))
     for each in (*warmup, sparsity)

@@ -8,13 +8,14 @@ next gradient (error feedback: Stich et al., 'Sparsified SGD with Memory',
 import jax
 import jax.numpy as jnp
 
-from configs.checks import require
+from configs import declared
 from wire import dense
 from wire.codec import Codec, Message, PartialVector, State, Wire
 
 _ROUNDING = 1e-9  # Allowed rounding error of a share of numbers.
 
 
+@declared.check_arguments('wire.topk')
 def make(*, sparsity: float) -> Wire:
   """Returns a wire whose pushes are numbers; its pulls are dense float32.
 
@@ -28,7 +29,6 @@ def make(*, sparsity: float) -> Wire:
   Raises:
     ValueError: If it is out of range.
   """
-  require(0 <= sparsity < 1, 'sparsity', 'at least 0, below 1', sparsity)
 
   def count_sent(n: int) -> int:
     return max(n - int(sparsity * n + _ROUNDING), 1)

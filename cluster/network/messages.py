@@ -21,7 +21,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from configs.sections import MOST_LANES
+from configs.fields.route import MOST_LANES
 
 T_co = TypeVar('T_co', covariant=True)
 

@@ -10,14 +10,12 @@ computing: XLA overlaps them on some accelerators.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 
 import jax
 from ml_collections import ConfigDict
 
 from configs import sections
-from configs.checks import require
 from learning.gradient import micro_batches
 from learning.layout import FLOAT32
 from learning.learning import Learning
@@ -104,10 +102,6 @@ def make(config: ConfigDict, learned: Learning) -> IslandLinks | None:
   if hosts == 1:
     return None
   Bps, latency_s = network.island_Bps, network.island_latency_s
-  valid = all(each > 0 for each in Bps)
-  require(valid, _BPS, 'bytes per second, more than 0', Bps)
-  valid = all(0 <= each < math.inf for each in latency_s)
-  require(valid, _LATENCY_S, 'finite seconds, at least 0', latency_s)
   state = jax.eval_shape(learned.pushes.init, learned.params)
   return IslandLinks(
     hosts=hosts,

@@ -16,6 +16,7 @@ import numpy as np
 
 from cluster.speed import traces
 from cluster.speed.islands import IslandLinks
+from configs import declared
 from configs.checks import require
 
 _BLOCK = 256  # Draws at a time, to spread the cost of a generator.
@@ -71,16 +72,20 @@ class Speed:
   links: IslandLinks | None = None
 
   def __post_init__(self) -> None:
-    for name in ('fixed_s', 'per_example_s', 'least_s'):
-      value = getattr(self, name)
-      require(0 <= value < math.inf, name, 'finite seconds >= 0', value)
+    declared.check(
+      'cluster.speed',
+      fixed_s=self.fixed_s,
+      per_example_s=self.per_example_s,
+      least_s=self.least_s,
+      slowdown=list(self.slowdown),
+    )
     total = self.fixed_s + self.per_example_s
     require(total > 0, 'fixed_s + per_example_s', 'seconds > 0', total)
     workers = self.model.num_workers
     require(
-      len(self.slowdown) == workers and all(map(_is_factor, self.slowdown)),
+      len(self.slowdown) == workers,
       'slowdown',
-      f'{workers} finite numbers > 0, one for each worker',
+      f'{workers} numbers, one for each worker',
       self.slowdown,
     )
     self.slowdown = [float(value) for value in self.slowdown]
@@ -136,6 +141,7 @@ def constant(*, num_workers: int, seed: int) -> Model:
   return _Constant(num_workers)
 
 
+@declared.check_arguments('cluster.speed.lognormal')
 def lognormal(*, num_workers: int, seed: int, sigma: float) -> Model:
   """Returns a model of independent lognormal factors of mean 1.
 
@@ -150,10 +156,10 @@ def lognormal(*, num_workers: int, seed: int, sigma: float) -> Model:
     ValueError: If an argument is out of its range.
   """
   _check(num_workers, seed)
-  require(0 <= sigma < math.inf, 'sigma', 'a finite number >= 0', sigma)
   return _Lognormal(num_workers, sigma, _Draws(seed, 'standard_normal'))
 
 
+@declared.check_arguments('cluster.speed.regime')
 def regime(
   *,
   num_workers: int,
@@ -184,15 +190,7 @@ def regime(
     ValueError: If an argument is out of its range.
   """
   _check(num_workers, seed)
-  require(
-    len(factors) >= 2 and all(map(_is_factor, factors)),
-    'factors',
-    'at least two finite numbers > 0',
-    factors,
-  )
-  require(0 <= stay <= 1, 'stay', 'a probability from 0 to 1', stay)
-  for name, value in (('sigma', sigma), ('noise', noise)):
-    require(0 <= value < math.inf, name, 'a finite number >= 0', value)
+  require(len(factors) >= 2, 'factors', 'at least two', factors)
   values = [float(value) for value in factors]
   chains = _Draws(seed, 'random')
   return _Regime(

@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from cluster.virtual.flows import Flow, Link
+from configs import declared
 
 # Weights are multiples of it: so their sums are exact in any order.
 _WEIGHT_UNIT = 2.0**-16
@@ -82,9 +83,7 @@ class Network:
     up = _vector('up_Bps', up_Bps, hosts, finite=False)
     down = _vector('down_Bps', down_Bps, hosts, finite=False)
     self._latency_s = _vector('latency_s', latency_s, hosts, finite=True)
-    if not 0 <= burst_bytes < math.inf:
-      expected = 'finite bytes, at least 0'
-      raise ValueError(f'burst_bytes: expected {expected}, got {burst_bytes}.')
+    declared.check('cluster.network', burst_bytes=burst_bytes)
     self._burst = float(burst_bytes)
     self._links = [Link(c, self._burst) for c in up + down]
     self._finite = [capacity < math.inf for capacity in up + down]

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from configs.checks import require
+from configs import declared
 
 _SIGMA_BYTES = 1e5  # Size of a transfer whose weight has the deviation sigma.
 _LEAST_BYTES = 50e3  # Smaller ones have the deviation of this size.
@@ -45,7 +45,7 @@ class Shares:
     Raises:
       ValueError: If `sigma` is out of its range.
     """
-    require(0 <= sigma < math.inf, 'share_sigma', 'finite, >= 0', sigma)
+    declared.check('cluster.network', share_sigma=sigma)
     self._sigma, self._seed = float(sigma), seed
     self._counts = {}
 

@@ -285,10 +285,8 @@ def _sums(
   """
   true = links.read_virtual(config)
   range_s = config.cluster.network.range_s
-  field = 'config.cluster.network.range_s'
-  require(0 <= range_s < math.inf, field, 'finite seconds, >= 0', range_s)
   reason = f'config.route.name is {plan.name!r}, which has no servers'
-  sections.check_default(config, default.get_config(), _OF_SERVERS, reason)
+  sections.check_default(config, _OF_SERVERS, reason)
   with error_prefix(f'config.route.{plan.name}'):
     return allreduce.Sums(
       true,

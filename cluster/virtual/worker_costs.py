@@ -1,11 +1,10 @@
 """Time that virtual workers take for codecs, sums and evaluations."""
 
-import math
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import default, sections
+from configs import sections
 from configs.checks import require
 from route.route import ParameterServer, Plan
 
@@ -40,19 +39,15 @@ def make(config: ConfigDict, plan: Plan, num_bytes: int) -> WorkerCosts:
     num_bytes: Bytes of all parameters and running statistics, in float32.
 
   Raises:
-    ValueError: If a value is out of its range, or if it cannot be used: sums
-      without an allreduce, evaluations at servers that serve pieces of sums.
+    ValueError: If a value cannot be used: sums without an allreduce,
+      evaluations at servers that serve pieces of sums.
   """
   section = config.cluster.worker
-  for name in ('codec_Bps', 'sum_Bps'):
-    field = f'config.cluster.worker.{name}'
-    require(section[name] > 0, field, 'more than 0', section[name])
   seconds = section.evaluation_s
-  require(0 <= seconds < math.inf, _EVALUATION, 'finite seconds, >= 0', seconds)
   has_servers = isinstance(plan, ParameterServer)
   if has_servers:
     reason = "config.route.name is 'server', where servers add,"
-    sections.check_default(config, default.get_config(), (_SUM,), reason)
+    sections.check_default(config, (_SUM,), reason)
   evaluates = not has_servers or config.cluster.network.servers_in_workers
   is_used = evaluates or not config.route.server.pipelined or not seconds
   expected = '0, because config.route.server.pipelined is True'

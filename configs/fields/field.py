@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import operator
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -53,10 +54,10 @@ class Field:
   doc: str
   _: dataclasses.KW_ONLY
   unit: str = ''
-  at_least: float = -math.inf
-  above: float = -math.inf
-  at_most: float = math.inf
-  below: float = math.inf
+  at_least: float | None = None
+  above: float | None = None
+  at_most: float | None = None
+  below: float | None = None
   infinite: bool = False
   whole: bool = False
   choices: tuple[Any, ...] = ()
@@ -96,11 +97,11 @@ class Field:
 
   def _describe(self, noun: str, kind: type) -> str:
     """Returns a noun with range and unit."""
-    is_bounded = min(self.at_most, self.below) < math.inf
-    if kind is float and not (is_bounded or self.infinite):
+    has_most = self.at_most is not None or self.below is not None
+    if kind is float and not (has_most or self.infinite):
       article, _, rest = noun.rpartition(' ')
       noun = f'{article} finite {rest}'.strip()
-    if self.at_least > -math.inf and self.at_most < math.inf:
+    if self.at_least is not None and self.at_most is not None:
       bounds = [f' from {self.at_least} to {self.at_most}']
     else:
       bounds = [
@@ -111,10 +112,11 @@ class Field:
           (self.at_most, ', at most'),
           (self.below, ', below'),
         )
-        if abs(bound) < math.inf
+        if bound is not None
       ]
     unit = f', in {self.unit}' if self.unit else ''
-    return f'{noun}{"".join(bounds)}{unit}{", or inf" * self.infinite}'
+    inf = ', or inf' if self.infinite and bounds else ''
+    return f'{noun}{"".join(bounds)}{unit}{inf}'
 
   def _accepts(self, value: Any) -> bool:
     kind = type(self.default)
@@ -136,12 +138,19 @@ class Field:
     )
     if not is_number or isinstance(value, bool):
       return False
-    if value == math.inf:
-      return self.infinite
-    if self.whole and value != int(value):
+    if math.isinf(value) and not self.infinite:
       return False
-    within = self.at_least <= value <= self.at_most
-    return bool(within and self.above < value < self.below)
+    if self.whole and math.isfinite(value) and value != int(value):
+      return False
+    return all(
+      bound is None or compare(value, bound)
+      for compare, bound in (
+        (operator.ge, self.at_least),
+        (operator.gt, self.above),
+        (operator.le, self.at_most),
+        (operator.lt, self.below),
+      )
+    )
 
 
 class Section:

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import math
 import os
 import pathlib
 import tempfile
@@ -39,7 +38,7 @@ class FileTest(parameterized.TestCase):
     module = importlib.import_module(f'configs.vgg16_{name}')
     config = module.get_config(variant)
 
-    sections.check_fields(config, default.get_config())
+    sections.check_fields(config)
     self.assertEqual(config.sync.name, name)
     self.assertEqual(config.data.name, variant)
     self.assertEqual(module.get_config(), module.get_config('digits'))
@@ -49,7 +48,7 @@ class FileTest(parameterized.TestCase):
     module = importlib.import_module(f'configs.vgg16_{name}')
     config = module.get_config()
     config.sync.name = other
-    chosen, own = sections.choose_section(config, default.get_config(), 'sync')
+    chosen, own = sections.choose_section(config, 'sync')
     self.assertEqual(chosen, other)
     self.assertEqual(own, default.get_config().sync[other].to_dict())
 
@@ -89,10 +88,6 @@ class CheckTest(parameterized.TestCase):
           {'cluster__island_sharding': 'fsdp'},
           "island_sharding: expected 'replicated', .* is 1, got 'fsdp'",
         ),
-        (
-          {'cluster__hosts_per_worker': 2, 'cluster__island_sharding': 'half'},
-          "island_sharding: expected one of .* got 'half'",
-        ),
       )
     ),
     ({'sync__name': 'elastc'}, r"config.sync.name: .* got 'elastc'"),
@@ -100,11 +95,6 @@ class CheckTest(parameterized.TestCase):
       {'sync__name': 'asp', 'sync__ssp__bound': 5},
       "config.sync.ssp.bound: 5 is ignored by config.sync.name='asp'; remove "
       "it, or choose 'ssp'",
-    ),
-    ({'sync__name': 'ssp', 'sync__ssp__bound': -1}, r'config.sync.ssp.bound'),
-    (
-      {'sync__name': 'elastic', 'sync__elastic__monitor_pushes': 1},
-      r'config.sync.elastic.monitor_pushes: expected an integer of at least 2',
     ),
     (
       {'sync__name': 'quorum', 'sync__quorum__minimum': 99},
@@ -115,8 +105,6 @@ class CheckTest(parameterized.TestCase):
     ({'batching__name': 'even'}, r"config.batching.name: .*'fixed'.*even"),
     ({'wire__name': 'half'}, r"config.wire.name: .*'dense'.* got 'half'"),
     ({'route__name': 'rings'}, r"config.route.name: .*'ring'.* got 'rings'"),
-    ({'cluster__runtime': 'real'}, r"config.cluster.runtime: .* got 'real'"),
-    ({'cluster__workers': 0}, r'config.cluster.workers: expected .* got 0'),
     (
       {'cluster__workers': 500, 'cluster__speed__slowdown': (1.0,)},
       r'config.cluster.workers: expected at most 192, .* of an epoch, got 500',
@@ -126,45 +114,18 @@ class CheckTest(parameterized.TestCase):
       r'config.batching.lb_bsp.least: expected at most 8, .* got 5000',
     ),
     (
-      {'optimizer__learning_rate': 0.0},
-      r'config.optimizer.learning_rate: expected a number above 0, got 0.0',
-    ),
-    *(
-      (
-        {f'cluster__network__{host}_latency_s': (math.inf,)},
-        rf'config.cluster.network.{host}_latency_s: expected finite .*\(inf,\)',
-      )
-      for host in ('worker', 'server')
-    ),
-    (
       {'cluster__min_workers': 4},
       r'config.cluster.min_workers: expected 0 to .*workers, 3, got 4',
     ),
-    ({'cluster__min_workers': -1}, r'config.cluster.min_workers: .* got -1'),
     (
       {'cluster__min_workers': 2},
       r"cluster.min_workers: .* because config.cluster.runtime is 'virtual'",
     ),
-    ({'epochs': 0.0}, r'config.epochs: expected more than 0, got 0.0'),
-    ({'epochs': math.nan}, r'config.epochs: expected more than 0, got nan'),
-    ({'time_to': (0.9, 90.0)}, r'config.time_to: expected .* got 90.0'),
-    ({'time_to_loss': (0.0,)}, r'config.time_to_loss: .* above 0, got 0.0'),
     ({'batching__worker_batch': 500}, r'config.batching.worker_batch: .* 192'),
     ({'batching__micro_batch': 48}, r'config.batching.micro_batch: .* got 48'),
     (
       {'cluster__speed__slowdown': (1.0, 2.0)},
       r'speed.slowdown: .* such as \(1.0,\), or one for each of 3',
-    ),
-    (
-      {
-        'cluster__speed__name': 'lognormal',
-        'cluster__speed__lognormal__sigma': -1.0,
-      },
-      r'config.cluster.speed.lognormal.sigma.* got -1.0',
-    ),
-    (
-      {'cluster__network__worker_up_Bps': (0.0,)},
-      r'config.cluster.network.worker_up_Bps: expected more than 0, got',
     ),
     (
       {'cluster__script': ((1.0, 'die', 0),)},
@@ -183,28 +144,12 @@ class CheckTest(parameterized.TestCase):
       r"config.cluster.script: expected .* got \(1.0, 'leave'\)",
     ),
     (
-      {'optimizer__learning_rate': -0.1},
-      r'learning_rate: expected .* got -0.1',
-    ),
-    (
-      {'optimizer__sgd__momentum': 1.5},
-      r'config.optimizer.sgd.momentum: expected .* got 1.5',
-    ),
-    (
-      {'optimizer__reduction': 'max'},
-      r"config.optimizer.reduction: expected one of \('sum', .* got 'max'",
-    ),
-    (
       {'optimizer__reduction': 'barrier_mean'},
       r"reduction: expected 'mean', as every update of Bsp is of a barrier, ",
     ),
     (
       {'optimizer__reduction': 'barrier_mean', 'sync__name': 'ssp'},
       r"reduction: expected 'sum' or 'mean', as no update of Ssp is of several",
-    ),
-    (
-      {'sync__name': 'elastic', 'sync__elastic__bound': 2.5},
-      r'config.sync.elastic.bound: expected an integer of at least 0, got 2.5',
     ),
     (
       {'schedule__name': 'step', 'schedule__step__epochs': (2.0, 1.0)},
@@ -218,29 +163,14 @@ class CheckTest(parameterized.TestCase):
       {'optimizer__name': 'muon', 'wire__name': 'sparse'},
       r"config.wire.sparse.correction: expected 'none', .* got 'masked'",
     ),
-    ({'data__ahead': -1}, r'config.data.ahead.* got -1'),
-    ({'model__mlp__hidden': (1.5,)}, r'config.model.mlp.hidden: .* got \(1.5'),
-    ({'time_to': ('a',)}, r'config.time_to: expected a tuple of numbers'),
     ({'cluster__script': (1.0, 'leave', 1)}, r'config.cluster.script: '),
     ({'schedule__step__epochs': (1.0,)}, r'config.schedule.step.epochs: .*ign'),
-    ({'schedule__counts': 'pushes'}, r'config.schedule.counts: .*pushes'),
-    ({'schedule__warmup_epochs': -1.0}, r'config.schedule.warmup_epochs: '),
-    ({'optimizer__clip_norm': 0.0}, r'config.optimizer.clip_norm: .* got 0'),
-    ({'data__crop_padding': -1}, r'config.data.crop_padding: .* got -1'),
-    ({'data__crop_area': 0.0}, r'config.data.crop_area: .* got 0.0'),
     ({'eval_top': 10}, r'config.eval_top: expected 0, or 2 to 9, got 10'),
-    ({'seed': -1}, r'config.seed: expected .* got -1'),
-    ({'route__lanes': -1}, r'config.route.lanes: expected 0 to 16, got -1'),
-    ({'route__lanes': 17}, r'config.route.lanes: expected 0 to 16, got 17'),
     (
       {'route__name': 'ring', 'route__lanes': 2},
       r"config.route.lanes: .* because config.cluster.runtime is 'virtual'",
     ),
     ({'epochs': 1e-6}, r'config.epochs: expected at least one example'),
-    (
-      {'cluster__speed__slowdown': ('fast',)},
-      r'config.cluster.speed.slowdown: expected a tuple of numbers, got',
-    ),
     (
       {'optimizer__sgd__nesterov': True},
       r'config.optimizer.sgd.nesterov: expected False without momentum',
@@ -280,7 +210,7 @@ class CheckTest(parameterized.TestCase):
     with config.ignore_type():
       config.sync.ssp.bound = 'three'
     with self.assertRaisesRegex(
-      ValueError, "config.sync.ssp.bound: expected an integer, got 'three'"
+      ValueError, "config.sync.ssp.bound: expected an integer .* got 'three'"
     ):
       train.build(config)
 
@@ -312,46 +242,6 @@ class CheckTest(parameterized.TestCase):
       train.build(small.config(), workdir='')
 
 
-def _list_fields():
-  """Returns fields with a number, and the sections that are above fields."""
-  numbers, parents = {}, {'config'}
-  for path, value in sections.iterate_fields(default.get_config()):
-    parts = path.split('.')
-    parents |= {'.'.join(['config', *parts[:k]]) for k in range(1, len(parts))}
-    wrong = {int: -1, float: math.nan, tuple: (math.nan,)}.get(type(value))
-    if wrong is not None:
-      numbers[path] = wrong
-  return numbers, parents
-
-
-class MessageTest(parameterized.TestCase):
-  @parameterized.parameters('batching', 'cluster', 'optimizer', 'sync', 'wire')
-  def test_a_refused_number_is_that_of_a_field_that_exists(self, section):
-    numbers, parents = _list_fields()
-    fields = {
-      f'config.{path}'
-      for path, _ in sections.iterate_fields(default.get_config())
-    }
-    refused = 0
-    for path, wrong in numbers.items():
-      if path.split('.')[0] != section:
-        continue
-      config, parts = small.config(), path.split('.')
-      chosen = {
-        f'{".".join(parts[:k])}.name': parts[k]
-        for k in range(1, len(parts) - 1)
-        if 'config.' + '.'.join(parts[:k]) + '.name' in fields
-      }
-      config.update_from_flattened_dict({**chosen, path: wrong})
-      try:
-        train.check(config)
-      except ValueError as error:
-        refused += 1
-        field = str(error).partition(':')[0]
-        self.assertIn(field, fields | parents, f'{path}: {error}')
-    self.assertGreater(refused, 1)
-
-
 class TimingTest(parameterized.TestCase):
   """Tests of runs without a model."""
 
@@ -378,24 +268,6 @@ class TimingTest(parameterized.TestCase):
     run = train.build(config, workdir=str(folder))
     self.assertIsNotNone(run.sizes)
     self.assertEqual(run()['ended'], 'finished')
-
-  @parameterized.parameters(
-    ({'optimizer__learning_rate': 0.1}, 'config.optimizer.learning_rate'),
-    ({'schedule__warmup_epochs': 1.0}, 'config.schedule.warmup_epochs'),
-    ({'data__flip': True}, 'config.data.flip'),
-    ({'data__name': 'cifar10'}, 'config.data.name'),
-    ({'data__cifar10__file': 'x'}, 'config.data.cifar10.file'),
-  )
-  def test_fields_that_need_a_model_are_rejected(self, changed, field):
-    message = f"{field}: .* is ignored because config.model.name is 'none'"
-    with self.assertRaisesRegex(ValueError, message):
-      small.build(small.timing(**changed))
-
-  @parameterized.parameters('size_bytes', 'num_train')
-  def test_sizes_are_positive(self, field):
-    message = f'config.model.none.{field}: expected more than 0, got 0'
-    with self.assertRaisesRegex(ValueError, message):
-      small.build(small.timing(**{field: 0}))
 
 
 class ReplacedTest(parameterized.TestCase):

@@ -17,7 +17,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 import train
-from configs import default, sections
+from configs import relations, sections
 from data.dataset import Dataset, Split
 from models import mlp
 from tests.support import requires
@@ -138,8 +138,8 @@ class FileTest(parameterized.TestCase):
   ):
     config = _config(name, variant)
     self.assertTrue(config.is_locked)
-    sections.check_fields(config, default.get_config())
-    sections.check_values(config)
+    sections.check_fields(config)
+    relations.check_relations(config)
 
   @parameterized.parameters(
     each for each in _EXPERIMENTS if _config(*each).cluster.workers <= _MANY
@@ -169,7 +169,7 @@ class FileTest(parameterized.TestCase):
     self, name, variant, parameters
   ):
     config = _config(name, variant)
-    _, own = sections.choose_section(config, default.get_config(), 'model')
+    _, own = sections.choose_section(config, 'model')
     model = _abstract(
       importlib.import_module(f'models.{config.model.name}').make,
       input_shape=(_pixels(config), _pixels(config), 3),

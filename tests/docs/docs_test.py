@@ -30,7 +30,7 @@ from absl.testing import absltest, parameterized
 import cluster.distributed
 import cluster.virtual.site  # noqa: F401  Before pages patch the modules.
 import train
-from configs import default, sections
+from configs import default, relations, sections
 from examples import timing_only
 from sweeps import checking, grid, plan
 from tests.docs import pages
@@ -191,10 +191,9 @@ def _differs(vgg) -> bool:
 
 def _check_fields(config) -> str:
   """Checks all fields of a config; returns the kind of check."""
-  defaults = default.get_config()
-  sections.check_fields(config, defaults)
-  sections.check_values(config)
-  sections.check_used(config, defaults, {})
+  sections.check_fields(config)
+  relations.check_relations(config)
+  sections.check_used(config, {})
   return 'parsed'
 
 

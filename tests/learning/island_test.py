@@ -9,7 +9,7 @@ import optax
 from absl.testing import absltest, parameterized
 from flax import nnx
 
-from configs.sections import ISLAND_SHARDINGS
+from configs import declared
 from data.dataset import Split
 from learning import compilations
 from learning.gradient import TaskGradient
@@ -18,6 +18,7 @@ from learning.local_steps import LocalSteps
 from models import task
 from tests.support import small
 
+_SHARDINGS = declared.find_field('cluster.island_sharding').choices
 _EXAMPLES = 7  # In steps of 4 and 3, in micro-batches of 4, 2 and 1.
 _STORED = 8  # As many as two steps need, which compile all programs.
 
@@ -106,7 +107,7 @@ def _results():
   """Returns what a process with two devices has computed."""
   learned = task.classification(_Model(6), lambda x: x, lambda x, _: x)
   found = {'one': _run(_pushes(learned), learned.params)}
-  for sharding in ISLAND_SHARDINGS:
+  for sharding in _SHARDINGS:
     followers = _Announced()
     mesh = IslandMesh(jax.local_devices(), sharding)
     pushes = _pushes(learned, mesh, followers)
@@ -135,7 +136,7 @@ class IslandTest(parameterized.TestCase):
       raise AssertionError(process.stderr)
     cls._found = json.loads(process.stdout.splitlines()[-1])
 
-  @parameterized.parameters(*ISLAND_SHARDINGS)
+  @parameterized.parameters(*_SHARDINGS)
   def test_pushes_equal_those_of_one_device(self, sharding):
     expected, found = self._found['one'], self._found[sharding]
     pairs = zip(expected['numbers'], found['numbers'], strict=True)
@@ -143,7 +144,7 @@ class IslandTest(parameterized.TestCase):
       np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
     self.assertEqual(found['compilations'], 0)
 
-  @parameterized.parameters(*ISLAND_SHARDINGS)
+  @parameterized.parameters(*_SHARDINGS)
   def test_states_are_sent_at_the_start_and_after_a_lost_push(self, sharding):
     states = self._found[sharding]['states']
     self.assertEqual(states, [True, False, True])

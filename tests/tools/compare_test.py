@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 
 import train
 from configs import compare as compare_config
-from configs import default, sections
+from configs import sections
 from sweeps import plan
 from tests.support import small
 from tools import compare
@@ -67,7 +67,7 @@ class ConfigTest(parameterized.TestCase):
   def test_the_comparison_has_four_unequal_workers(self):
     config = compare_config.get_config()
 
-    sections.check_fields(config, default.get_config())
+    sections.check_fields(config)
     self.assertEqual(config.cluster.speed.slowdown, (1.0, 1.5, 2.0, 3.0))
     self.assertEqual(config.cluster.speed.lognormal.sigma, 0.1)
 
@@ -125,7 +125,7 @@ class PlanTest(parameterized.TestCase):
     bounds = {config.sync.name: config.sync.ssp.bound for config in configs}
     self.assertEqual(bounds, {'bsp': 3, 'ssp': 5})
     for config in configs:
-      sections.choose_section(config, default.get_config(), 'sync')
+      sections.choose_section(config, 'sync')
 
   def test_n_times_the_rate_undoes_the_mean(self):
     changed = {'cluster.workers': '4', 'cluster.speed.slowdown': '(1.0,)'}

@@ -19,7 +19,7 @@ from absl.testing import absltest, parameterized
 from cluster.membership.terms import Place, Terms
 from cluster.network import memory
 from cluster.process import roles
-from configs import sections
+from configs import relations, sections
 from tests.docs import pages
 from tests.support import launches
 
@@ -359,7 +359,8 @@ class JobSetTest(parameterized.TestCase):
     config, others = pages.config(
       [*given, '--config.cluster.runtime=distributed']
     )
-    sections.check_values(config)
+    sections.check_fields(config)
+    relations.check_relations(config)
     self.assertEmpty(others)
     # The token is where the secret is, under the name that the page gives it.
     mounts = {m['name']: m['mountPath'] for m in container['volumeMounts']}

@@ -59,9 +59,7 @@ def _predict(overlap, dtype, Gbps, **fields):
   """Returns the size chosen for real hosts, and predicted times by size."""
   config = _config('auto', **fields)
   config.cluster.runtime = 'distributed'
-  choose = functools.partial(
-    sections.choose_section, config, default.get_config()
-  )
+  choose = functools.partial(sections.choose_section, config)
   plan = ring.make(cluster=f'star({[Gbps] * 4})').plan(
     None,
     num_workers=4,
