@@ -298,7 +298,6 @@ class RunTest(parameterized.TestCase):
 
 class CheckTest(parameterized.TestCase):
   @parameterized.parameters(
-    (0, 'a power of two up to config.batching.micro_batch, 1024, got 0'),
     (3, 'a power of two up to config.batching.micro_batch, 1024, got 3'),
     (2048, 'a power of two up to config.batching.micro_batch, 1024, got 2048'),
     (1024, 'at most [0-9]+, the devices of this process, got 1024'),

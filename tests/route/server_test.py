@@ -55,7 +55,6 @@ class ServerTest(parameterized.TestCase):
     self.assertTrue(_plan(pipelined=True, **given).pipelined)
 
   @parameterized.parameters(
-    ({'servers': -1}, 'servers: expected at least 0, got -1'),
     ({'dedicated': True}, 'servers: expected at least 1 if .* dedicated, got'),
     ({'servers': 5}, 'servers: expected at most config.cluster.workers, 4'),
   )

@@ -111,15 +111,6 @@ class LocalCodecTest(parameterized.TestCase):
 
 
 class SumTest(parameterized.TestCase):
-  @parameterized.parameters('float64', 'float8', '')
-  def test_other_dtypes_are_refused(self, dtype):
-    message = (
-      r"config.wire.dense.dtype: expected one of \['float32', 'bfloat16', "
-      rf"'float16'\], got {dtype!r}"
-    )
-    with self.assertRaisesRegex(ValueError, message):
-      small.build(small.config(wire__dense__dtype=dtype))
-
   def test_servers_sum_in_float32(self):
     server = TaskLearner(
       params=jnp.ones(1),

@@ -241,21 +241,11 @@ class ShardTest(parameterized.TestCase):
     jax.tree.map(np.testing.assert_array_equal, moved, residuals)
 
 
-class RejectionTest(parameterized.TestCase):
-  @parameterized.parameters(
-    ('bits', 3, 'expected 8, 4 or 2, got 3'),
-    ('bits', 16, 'expected 8, 4 or 2, got 16'),
-    ('bits', 0, 'expected 8, 4 or 2, got 0'),
-    ('chunk', 0, 'expected at least 1, got 0'),
-    ('seed', -1, 'expected 0 to'),
-    ('seed', 1, 'expected 0, as error_feedback rounds nothing at random'),
-  )
-  def test_rejects_settings_out_of_range(self, field, value, message):
-    changed = {'wire__name': 'quantised', f'wire__quantised__{field}': value}
-    with self.assertRaisesRegex(
-      ValueError, f'config.wire.quantised.{field}: {message}'
-    ):
-      small.build(small.config(**changed))
+class RejectionTest(absltest.TestCase):
+  def test_rejects_a_seed_with_error_feedback(self):
+    message = 'seed: expected 0, as error_feedback rounds nothing at random'
+    with self.assertRaisesRegex(ValueError, f'config.wire.quantised.{message}'):
+      small.build(small.config(wire__name='quantised', wire__quantised__seed=1))
 
 
 if __name__ == '__main__':

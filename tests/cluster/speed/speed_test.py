@@ -57,7 +57,7 @@ class SpeedTest(parameterized.TestCase):
     ('nan', {'fixed_s': math.nan}, 'fixed_s: .* got nan'),
     ('nothing', {'fixed_s': 0.0}, r'fixed_s \+ per_example_s: .* got 0.0'),
     ('length', {'slowdown': [1.0]}, r'slowdown: expected 2 .* got \[1.0\]'),
-    ('zero', {'slowdown': [1.0, 0.0]}, 'slowdown: .* numbers > 0'),
+    ('zero', {'slowdown': [1.0, 0.0]}, 'slowdown: .* numbers above 0'),
   )
   def test_rejects(self, changes, message):
     arguments = {
@@ -270,16 +270,12 @@ class RejectionTest(parameterized.TestCase):
   @parameterized.named_parameters(
     ('no_worker', 'constant', {'num_workers': 0}, 'num_workers: .* got 0'),
     ('seed', 'constant', {'seed': -1}, 'seed: .* got -1'),
-    ('sigma', 'lognormal', {'sigma': -0.1}, 'sigma: .* got -0.1'),
-    ('sigma_nan', 'lognormal', {'sigma': math.nan}, 'sigma: .* got nan'),
     (
       'one_factor',
       'regime',
       {'factors': (1.0,)},
       'factors: expected at least two',
     ),
-    ('zero_factor', 'regime', {'factors': (1.0, 0.0)}, 'factors: .* > 0'),
-    ('stay', 'regime', {'stay': 1.5}, 'stay: .* got 1.5'),
   )
   def test_rejects(self, name, changes, message):
     own = {

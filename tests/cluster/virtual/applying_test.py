@@ -112,7 +112,6 @@ class ServersTest(parameterized.TestCase):
       self.assertEqual(got[name], expected[name])
 
   @parameterized.parameters(
-    ({'cluster__server__sum_Bps': 0.0}, 'sum_Bps: expected more than 0, got 0'),
     (
       {'cluster__server__update_Bps': 1e9, 'route__server__pipelined': True},
       'update_Bps: expected inf, because config.route.server.pipelined',

@@ -222,14 +222,6 @@ class RejectionTest(parameterized.TestCase):
       {'batching__local_steps': 2, 'precision__loss_scaling': 'dynamic'},
       'config.precision.dtype: .* no loss scale',
     ),
-    (
-      {
-        'batching__local_steps': 2,
-        'outer__name': 'nesterov',
-        'outer__nesterov__momentum': 1.5,
-      },
-      'config.outer.nesterov.momentum: expected a number above 0',
-    ),
   )
   def test_rejects(self, fields, message):
     with self.assertRaisesRegex(ValueError, message):

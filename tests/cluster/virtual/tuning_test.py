@@ -166,9 +166,6 @@ class TuningTest(parameterized.TestCase):
       },
       'a number, as sparse sends nothing before all',
     ),
-    ({'route.bucket_bytes': 'most'}, "at least 0, or 'auto', got 'most'"),
-    ({'route.bucket_bytes': math.nan}, "at least 0, or 'auto', got nan"),
-    ({'route.bucket_bytes': True}, "at least 0, or 'auto', got True"),
     ({'route.name': 'server'}, 'is ignored because'),
   )
   def test_rejects(self, fields, message):
@@ -178,14 +175,6 @@ class TuningTest(parameterized.TestCase):
       config.cluster.network.range_s = 0.0
     with self.assertRaisesRegex(
       ValueError, f'config.route.bucket_bytes: .*{message}'
-    ):
-      train.check(config)
-
-  @parameterized.parameters(-1.0, math.inf)
-  def test_rejects_a_fixed_cost_out_of_range(self, seconds):
-    config = _config(0.0, **{'cluster.network.range_s': seconds})
-    with self.assertRaisesRegex(
-      ValueError, 'config.cluster.network.range_s: expected finite seconds'
     ):
       train.check(config)
 

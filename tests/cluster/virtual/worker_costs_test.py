@@ -1,6 +1,5 @@
 """Tests for costs of codecs, sums and evaluations: closed forms, no jitter."""
 
-import math
 import tempfile
 
 import numpy as np
@@ -143,11 +142,7 @@ class RunTest(parameterized.TestCase):
       self.assertEqual(got[name], expected[name])
 
   @parameterized.parameters(
-    ({'codec_Bps': 0.0}, 'worker.codec_Bps: expected more than 0, got 0'),
-    ({'sum_Bps': -1.0}, 'worker.sum_Bps: expected more than 0, got -1'),
     ({'sum_Bps': 1e9}, "sum_Bps: .* is ignored because .*'server'"),
-    ({'evaluation_s': -1.0}, 'evaluation_s: expected finite seconds, >= 0'),
-    ({'evaluation_s': math.inf}, 'evaluation_s: expected finite seconds'),
   )
   def test_wrong_costs_are_refused(self, changed, message):
     fields = {f'cluster__worker__{k}': v for k, v in changed.items()}
