@@ -28,7 +28,7 @@ from outputs import transient
 _CONFIG = config_file.define_flag(
   None,
   'Experiment, FILE.py or FILE.py:VARIANT; --config.SECTION.FIELD=VALUE '
-  'changes a field.',
+  'changes a field: see --help_fields.',
 )
 _WORKDIR = paths.define_path(
   'workdir', 'Folder for the outputs; by default a new one under runs/.'

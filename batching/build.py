@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from batching import curves
 from batching.batching import Batching
 from batching.curves import Curve
-from configs import default, user_parts
+from configs import declared, default, user_parts
 from configs.checks import require
 from configs.sections import (
   Choose,
@@ -64,15 +64,9 @@ def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
 
 def names_without_barriers() -> list[str]:
   """Returns the names of our batchings that work without barriers."""
-  section = default.get_config().batching
-  names = [
-    name
-    for name in section
-    if isinstance(section[name], ConfigDict) and name != user_parts.SECTION
-  ]
   return [
     name
-    for name in names
+    for name in declared.options('batching')
     if not any(
       getattr(member, 'needs_barriers', False)
       for member in vars(importlib.import_module(f'batching.{name}')).values()

@@ -1,10 +1,26 @@
-"""The flag --config of every command."""
+"""The flags --config and --help_fields of every command that takes a config."""
+
+import sys
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-# The flag is that of the module that calls `define_flag`, and in its --help.
+from configs import reference
+
+# Flags are those of the module that calls `define_flag`, and in its --help.
 flags.disclaim_key_flags()
+
+
+class _HelpFields(flags.Flag[str]):
+  """Flag that prints fields of a config and ends the process."""
+
+  def parse(self, argument: Any) -> None:
+    try:
+      print(reference.as_text(str(argument)))
+    except ValueError as error:
+      raise flags.IllegalFlagValueError(str(error)) from error
+    sys.exit(0)
 
 
 def define_flag(
@@ -25,6 +41,17 @@ def define_flag(
     flag_values: Flags to add it to.
     argv: Command line; None for that of this process.
   """
+  flags.DEFINE_flag(
+    _HelpFields(
+      flags.ArgumentParser[str](),
+      flags.ArgumentSerializer[str](),
+      'help_fields',
+      None,
+      'Prints the fields of a section of the config, such as sync.ssp, and '
+      "ends; '' for all.",
+    ),
+    flag_values,
+  )
   holder: flags.FlagHolder[ConfigDict] = config_flags.DEFINE_config_file(
     'config',
     default,

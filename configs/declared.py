@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
+from configs import user_parts
 from configs.fields.field import Field, Need, Section
 from configs.fields.run import RUN as RUN
 
@@ -54,6 +55,15 @@ def iterate_fields(section: str = '') -> Iterator[tuple[str, Field]]:
       yield path, member
     else:
       yield from iterate_fields(path)
+
+
+def options(section: str) -> list[str]:
+  """Returns the sub-sections that a section's `name` chooses from."""
+  return [
+    name
+    for name, member in find_section(section).members.items()
+    if isinstance(member, Section) and name != user_parts.SECTION
+  ]
 
 
 def that_need(need: Need) -> list[str]:

@@ -183,11 +183,7 @@ def choose_section(
       differs from its default: it would be ignored.
   """
   chosen = _read_field(config, section)
-  options = [
-    name
-    for name, member in declared.find_section(section).members.items()
-    if isinstance(member, Section) and name != user_parts.SECTION
-  ]
+  options = declared.options(section)
   is_own = section in user_parts.SUPPLIED and user_parts.is_own(chosen.name)
   if not is_own and chosen.name not in options:
     raise ValueError(
@@ -395,7 +391,7 @@ def _describe_unknown(path: str, close: str = '') -> str:
     close: Name of a similar field beside it; '' for none.
   """
   if not close:
-    return f'{path}: unknown; configs/fields/ has all fields.'
+    return f'{path}: unknown; --help_fields= prints all fields.'
   above = path.rpartition('.')[0]
   return f'{path}: unknown; did you mean {above}{"." * bool(above)}{close}?'
 

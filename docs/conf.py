@@ -1,8 +1,8 @@
 """Configuration of Sphinx for `make docs`, with MyST and the book theme.
 
-Before Sphinx reads the pages, this module writes those of docs/api/packages/:
-one for each package, with every module of it, so that no list of modules can be
-out of date.  No network is used.
+Before Sphinx reads the pages, this module writes those of docs/api/packages/,
+one for each package, with every module of it, and the tables of docs/fields.md:
+no list of modules or fields can be out of date.  No network is used.
 """
 
 import pathlib
@@ -15,6 +15,8 @@ from sphinx.application import Sphinx
 _DOCS = pathlib.Path(__file__).parent
 _ROOT = _DOCS.parent
 sys.path.insert(0, str(_ROOT))
+
+from configs import reference  # noqa: E402
 
 project = 'Syncopate'
 author = 'The Syncopate authors'
@@ -113,6 +115,13 @@ def _write_packages(app: Sphinx) -> None:
       page.write_text(text)
 
 
+def _write_fields(app: Sphinx) -> None:
+  """Writes the tables that docs/fields.md includes."""
+  del app
+  (_DOCS / '_build').mkdir(exist_ok=True)
+  (_DOCS / '_build' / 'fields.md').write_text(reference.as_markdown())
+
+
 def _as_rst(
   app: Sphinx, kind: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
@@ -149,4 +158,5 @@ def _escape(line: str) -> str:
 def setup(app: Sphinx) -> None:
   """Registers the hooks of this module."""
   app.connect('builder-inited', _write_packages)
+  app.connect('builder-inited', _write_fields)
   app.connect('autodoc-process-docstring', _as_rst, priority=400)

@@ -382,7 +382,7 @@ class MainTest(parameterized.TestCase):
   @parameterized.parameters(
     ('sync.sssp=3', 'config.sync.sssp: unknown; did you mean config.sync.ssp?'),
     ('snc.name=bsp', 'config.snc: unknown; did you mean config.sync?'),
-    ('x=1', 'config.x: unknown; configs/fields/ has all fields.'),
+    ('x=1', 'config.x: unknown; --help_fields= prints all fields.'),
   )
   def test_a_flag_of_an_unknown_field_is_named_alone(self, flag, message):
     with self.assertRaises(SystemExit) as found:

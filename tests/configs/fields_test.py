@@ -1,13 +1,23 @@
 """Tests of declared fields: ranges, and refusals by configs and by parts."""
 
+import contextlib
 import importlib
+import io
 import math
 
 import numpy as np
+from absl import flags
 from absl.testing import absltest, parameterized
 
 from cluster.speed import speed
-from configs import declared, default, sections, user_parts
+from configs import (
+  config_file,
+  declared,
+  default,
+  reference,
+  sections,
+  user_parts,
+)
 from configs.fields.field import Field, Section
 from learning import optimizer, outer, schedule, staleness
 
@@ -211,6 +221,41 @@ class ConfigTest(parameterized.TestCase):
           self.assertRegex(message, f'^config.{path}: .* is ignored because ')
           if len(field.needs) == 1:
             self.assertIn(f'because config.{reason}; remove it', message)
+
+
+class ReferenceTest(parameterized.TestCase):
+  def test_help_and_page_have_each_field_with_default_range_and_sentence(self):
+    text = ' '.join(reference.as_text('').split())
+    page = reference.as_markdown().replace('\\', '')
+    for path, field in declared.iterate_fields():
+      doc = ' '.join(field.doc.split())
+      self.assertIn(f' --config.{path}={field.default!r} {doc} ', text)
+      name = path.rpartition('.')[2]
+      self.assertIn(f'| `{name}` | `{field.default!r}` | ', page)
+      self.assertIn(f' | {field.doc} |', page)
+      if name != 'name':
+        self.assertIn(f'{doc} Expected: {field.expected}.', text)
+
+  @parameterized.parameters(
+    ('sync.ssp.bound', '  --config.sync.ssp.bound=3\n', 'config.sync.ssp\n'),
+    ('config.sync.ssp', 'config.sync.ssp\nStale ', 'sync.asp'),
+    ('sync', 'config.sync\nWhen may a worker continue?\n', 'config.batching'),
+    ('', 'config\nA run. ', 'sync.own'),
+  )
+  def test_a_flag_prints_a_part_of_the_reference(self, path, start, other):
+    values = flags.FlagValues()
+    config_file.define_flag(None, '', flag_values=values, argv=['main.py'])
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), self.assertRaises(SystemExit) as e:
+      values(['main.py', f'--help_fields={path}'])
+    self.assertEqual(e.exception.code, 0)
+    self.assertStartsWith(output.getvalue(), start)
+    self.assertNotIn(other, output.getvalue())
+
+  def test_an_unknown_section_is_refused(self):
+    for path in ('sync.bps', 'sync.ssp.bound.x', 'own'):
+      with self.assertRaisesRegex(ValueError, f"a path .* got '{path}'"):
+        reference.as_text(path)
 
 
 class PartTest(parameterized.TestCase):

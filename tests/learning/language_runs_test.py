@@ -14,6 +14,7 @@ from tensorboardX.proto import event_pb2
 import train
 from analysis import records
 from analysis.drawing import curves
+from configs import default
 from data import tokens
 from models import transformer
 from tests.support import processes, replays, small
@@ -30,10 +31,10 @@ _LOCAL = {
 
 
 # Defaults of fields that `small.config` changes and that no run here has.
-_UNUSED = {'model__mlp__hidden': train.default.get_config().model.mlp.hidden}
+_UNUSED = {'model__mlp__hidden': default.get_config().model.mlp.hidden}
 _UNUSED |= {
   f'data__synthetic__{name}': value
-  for name, value in train.default.get_config().data.synthetic.items()
+  for name, value in default.get_config().data.synthetic.items()
   if name in ('num_train', 'num_test', 'pixels', 'channels')
 }
 
