@@ -26,7 +26,6 @@ from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import STOPPED, Exit, Reason
 from cluster.runtime import Parts
 from cluster.speed import driving
-from configs.checks import require
 from learning.learning import Evaluation
 from outputs import terminal
 from outputs.manifests import fingerprint, identity
@@ -167,7 +166,6 @@ class RealSite:
         parts.files.workdir, f'{meeting.role.kind}-{meeting.role.index}'
       )
     port, field = config.outputs.metrics_port, 'config.outputs.metrics_port'
-    require(0 <= port < 2**16, field, 'a port, or 0 for none', port)
     if self.is_coordinator and not meeting.finished:
       _check_free(meeting.address, port, f'{field}: ')
     self.settings = Settings(

@@ -64,13 +64,12 @@ def make(
     learner_state: State of the learner, which has the optimizer's slots.
 
   Raises:
-    ValueError: If a rate is not positive, or if it is finite and servers serve
-      pieces of sums (`config.route.server.pipelined`).
+    ValueError: If a rate is finite and servers serve pieces of sums
+      (`config.route.server.pipelined`).
   """
   section = config.cluster.server
   for name in ('sum_Bps', 'update_Bps'):
     field = f'config.cluster.server.{name}'
-    require(section[name] > 0, field, 'more than 0', section[name])
     is_used = not config.route.server.pipelined or math.isinf(section[name])
     expected = 'inf, because config.route.server.pipelined is True'
     require(is_used, field, expected, section[name])
