@@ -152,7 +152,7 @@ class CommonTest(parameterized.TestCase):
       policy.observe(Measurement(0, 0.0, 1.0, 0.0, 0.0, 0))
 
   @parameterized.parameters(
-    ('fixed', {'worker_batch': 0}, 'worker_batch: .* least 1, got 0'),
+    ('fixed', {'worker_batch': 0}, 'worker_batch: .* least 1, .* got 0'),
     ('fixed', {'num_workers': 0}, 'num_workers: .* least 1, got 0'),
     ('lb_bsp', {'worker_batch': 1.5}, 'worker_batch: expected an integer'),
     ('lb_bsp', {'num_workers': 0}, 'num_workers: .* least 1, got 0'),
@@ -172,10 +172,14 @@ class CommonTest(parameterized.TestCase):
       'most: expected a sum of at least 64',
     ),
     ('curves', {'curves': [Curve(1, 1, 1, 9)], 'least': 10}, 'most: .* got 9'),
-    ('r2sp', {'worker_batch': 0}, 'worker_batch: .* least 1, got 0'),
+    ('r2sp', {'worker_batch': 0}, 'worker_batch: .* least 1, .* got 0'),
     ('r2sp', {'most': (15,)}, 'most: expected .* least 16, got 15'),
     ('r2sp', {'most': (32, 32)}, r'most: .* no, one or 4 numbers'),
-    ('r2sp_released', {'worker_batch': 0}, 'worker_batch: .* least 1, got 0'),
+    (
+      'r2sp_released',
+      {'worker_batch': 0},
+      'worker_batch: .* least 1, .* got 0',
+    ),
     ('r2sp_released', {'recent': 11}, 'window: expected .* recent, 11, got 10'),
     ('r2sp_released', {'most': (15,)}, 'most: expected .* least 16, got 15'),
     ('r2sp_released', {'most': (32, 32)}, r'most: .* no, one or 4 numbers'),

@@ -245,10 +245,6 @@ class PlanTest(parameterized.TestCase):
       {'route__name': 'native', 'route__overlap': False},
       r"config.route.overlap: .* because config.route.name is 'native'",
     ),
-    (
-      {'route__name': 'native', 'route__native__combine_bytes': -1.0},
-      r'config.route.native.combine_bytes: expected at least 0, got -1',
-    ),
     ({'route__name': 'hierarchical'}, r'config.route.hierarchical.cluster: '),
     (
       {'route__name': 'server', 'route__bucket_bytes': 5.0},

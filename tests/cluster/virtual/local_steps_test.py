@@ -196,7 +196,6 @@ class PrefetchingTest(parameterized.TestCase):
 
 class RejectionTest(parameterized.TestCase):
   @parameterized.parameters(
-    ({'batching__local_steps': 0}, 'config.batching.local_steps: expected mo'),
     (
       {'batching__local_steps': 9},
       'config.batching.local_steps: expected at most 8 with batches of 8, .* 9',
