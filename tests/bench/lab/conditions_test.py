@@ -83,7 +83,7 @@ class RealTest(parameterized.TestCase):
       conditions.real_fields(_LAB, condition, folder)
     )
     # Raises for a field that the route would ignore.
-    name, _ = sections.choose_section(config, default.get_config(), 'route')
+    name, _ = sections.choose_section(config, 'route')
     self.assertEqual(name, route)
 
 
