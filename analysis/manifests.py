@@ -13,7 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from analysis import records
-from configs import default, sections, user_parts
+from configs import declared, default, sections, user_parts
 from configs.checks import require
 from sync.scheme import Scheme
 from wire.codec import Wire
@@ -21,8 +21,7 @@ from wire.codec import Wire
 # Fields of a real cluster that predictions ignore or measure: they stay at
 # their defaults, and may be unknown.
 _REAL = (
-  *('cluster.*', 'route.server.dedicated', 'route.server.mirror_s'),
-  *('route.forest.adapt', 'route.lanes', 'outputs.metrics_port'),
+  *('cluster.*', 'route.forest.adapt', *declared.that_need('real')),
   # Thresholds of earlier versions.
   *('time_to_perplexity', 'time_to_bits_per_byte'),
 )

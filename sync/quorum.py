@@ -24,8 +24,6 @@ from configs import checks, declared
 from sync import scheme
 from sync.scheme import Decision, Push
 
-LATE = ('count', 'drop')
-
 
 @dataclasses.dataclass
 class Quorum:

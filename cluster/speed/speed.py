@@ -371,10 +371,6 @@ def _jitter(sigma: float, z: float) -> float:
   return math.exp(sigma * z - sigma * sigma / 2)
 
 
-def _is_factor(value: float) -> bool:
-  return 0 < value < math.inf
-
-
 def _check(num_workers: int, seed: int) -> None:
   require(num_workers >= 1, 'num_workers', 'at least 1', num_workers)
   require(0 <= seed < 2**64, 'seed', '0 <= seed < 2^64', seed)
