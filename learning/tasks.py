@@ -14,6 +14,7 @@ from absl import logging
 from flax import nnx
 from ml_collections import ConfigDict
 
+from configs import declared
 from configs.checks import require
 from configs.sections import (
   Choose,
@@ -288,7 +289,8 @@ def _check_thresholds(config: ConfigDict, task: Task) -> None:
       f'the default, as the task measures {names}, but no accuracy; set '
       f'config.time_to_measure.{task.primary}'
     )
-    is_default = config.time_to == default.get_config().time_to
+    usual = declared.find_field('time_to').default
+    is_default = config.time_to == usual
     require(is_default, field, expected, config.time_to)
   for name, values in config.time_to_measure.items():
     field = f'config.time_to_measure.{name}'
