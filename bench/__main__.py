@@ -1,9 +1,9 @@
 """Runs every benchmark that needs neither root nor long: `make bench`.
 
 Not among them: the benchmarks of real hosts, which need root for network
-namespaces (`bench.lab`, `bench.empty`, `bench.faults`, `bench.joining`), and
-`bench.lead`, `bench.fuzz`, `bench.replicas`, `bench.soak` (also `make soak`)
-and `bench.gpu`, which take minutes.  docs/benchmarks.md has their commands.
+namespaces (`bench.lab`, `bench.empty`, `bench.joining`), and `bench.lead`,
+`bench.fuzz` and `bench.gpu`, which take minutes.  docs/benchmarks.md has their
+commands.
 """
 
 from bench import (

@@ -17,7 +17,7 @@ from launch import processes as launching
 from launch.processes import Command
 from learning import build, device_copies, digest, drift, placement
 from tests.support import accelerators, processes, small
-from tools import recompute
+from tests.support.recomputing import recompute
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from analysis.benchmarks import MISSED, UNMEASURED, verdict
+from analysis.watching.following import Follower
 from bench.gpu.rows import Job, Row
-from bench.run_processes import Lines
 from launch import processes
 
 _POLL_S = 0.1
@@ -100,7 +100,7 @@ def _lines(
   words: list[str], values: pathlib.Path, log: pathlib.Path, deadline: float
 ) -> Iterator[Mapping[str, Any] | str]:
   """Yields the values of a process, and finally the way in which it ended."""
-  lines, start = Lines(values), time.monotonic()
+  follower, start = Follower(values), time.monotonic()
   words = [*words, f'--values={values}']
   command = processes.module_command(log.stem, 'bench.gpu', *words)
   with processes.start([command], log.parent) as group:
@@ -110,10 +110,8 @@ def _lines(
         ended = f'the job gave no value: exit code {exit.code}, {_end(log)}'
       if not ended and time.monotonic() > deadline:
         ended = f'not within its {deadline - start:.0f} s'
-      for line in lines.more():
-        yield json.loads(line)
-  for line in lines.more():
-    yield json.loads(line)
+      yield from follower.read()[0]
+  yield from follower.read()[0]
   yield ended
 
 

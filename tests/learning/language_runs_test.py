@@ -18,7 +18,8 @@ from configs import default
 from data import tokens
 from models import transformer
 from tests.support import processes, replays, small
-from tools import recompute, report
+from tests.support.recomputing import recompute
+from tools import report
 
 _VOCABULARY, _LENGTH, _BYTES = 24, 8, 3.5
 _MODEL = {'layers': 1, 'width': 8, 'heads': 2}

@@ -15,13 +15,12 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import train
-from bench import accounts
 from configs import default
 from data.dataset import Dataset, Split
 from learning import staleness
 from models.task import Task
-from tests.support import processes, small, stopping, together
-from tools import recompute
+from tests.support import accounts, processes, small, stopping, together
+from tests.support.recomputing import recompute
 
 _CENTRE = np.array([1.0, -2.0, 0.5], np.float32)
 _FIRST = np.array([3.0, 1.0, -1.0], np.float32)

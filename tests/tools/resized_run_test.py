@@ -8,7 +8,8 @@ from absl.testing import absltest, parameterized
 
 from analysis import records
 from tests.support import processes
-from tools import diagnose, recompute, replay
+from tests.support.recomputing import recompute
+from tools import diagnose, replay
 from tuning import calibration
 
 _FIELDS = {

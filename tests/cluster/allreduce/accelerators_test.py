@@ -4,7 +4,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from tests.support import accelerators, processes
-from tools import recompute
+from tests.support.recomputing import recompute
 
 _SENTENCE = 'bucket by bucket after the backward pass, while later'
 

@@ -30,7 +30,7 @@ from learning.digest import digest
 from learning.layout import Layout
 from learning.learner import TaskLearner
 from tests.support import members, processes, replays, replicas
-from tools import recompute
+from tests.support.recomputing import recompute
 from wire.codec import PartialVector
 
 _STATE = {'learner': {'version': 3, 'w': jnp.arange(8.0)}, 'replicated': ()}

@@ -11,7 +11,7 @@ from absl.testing import absltest
 
 from outputs import checkpoints
 from tests.support import fragments, processes, replays, small, together
-from tools import recompute
+from tests.support.recomputing import recompute
 
 _FIELDS = {
   'batching__local_steps': 4,

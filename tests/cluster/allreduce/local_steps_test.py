@@ -17,7 +17,7 @@ from learning import build
 from learning.local_steps import LocalSteps
 from outputs import checkpoints
 from tests.support import processes, replays, small, together
-from tools import recompute
+from tests.support.recomputing import recompute
 
 _ADAMW = {'optimizer__name': 'adamw', 'optimizer__learning_rate': 0.01}
 _STEPS = {

@@ -18,7 +18,7 @@ from absl.testing import absltest, parameterized
 from cluster.process import roles
 from outputs import checkpoints
 from tests.support import processes, replays
-from tools import recompute
+from tests.support.recomputing import recompute
 
 _TIMEOUT_S = 2.0
 # Checkpoints hold classes of these.

@@ -7,8 +7,7 @@ import time
 import pytest
 from absl.testing import absltest, parameterized
 
-from bench import accounts
-from tests.support import processes
+from tests.support import accounts, processes
 
 _TIMEOUT_S = 2.0
 _FIELDS = {

@@ -11,7 +11,7 @@ from absl.testing import absltest, parameterized
 
 from learning import drift
 from tests.support import accelerators, processes, replays, requires
-from tools import recompute
+from tests.support.recomputing import recompute
 
 _FLAGS = pathlib.Path('/proc/cpuinfo').read_text().split()
 _ITERATIONS, _WORKERS, _BATCH, _EXAMPLES = 200, 2, 8, 192

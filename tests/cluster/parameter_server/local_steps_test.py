@@ -9,9 +9,8 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from bench import accounts
-from tests.support import processes, small, together
-from tools import recompute
+from tests.support import accounts, processes, small, together
+from tests.support.recomputing import recompute
 
 _ADAMW = {'optimizer__name': 'adamw', 'optimizer__learning_rate': 0.01}
 _STEPS = {

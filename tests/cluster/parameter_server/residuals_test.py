@@ -28,7 +28,7 @@ from learning.shard_codec import ShardCodec
 from learning.timing_only import TimingOnlyGradient, TimingOnlyLearner
 from outputs import checkpoints
 from tests.support import coordinators, processes
-from tools import recompute
+from tests.support.recomputing import recompute
 from wire import sparse
 from wire.codec import Payload
 

@@ -15,7 +15,7 @@ from absl.testing import absltest, parameterized
 import train
 from cluster.process import roles
 from tests.support import certificates, processes, small
-from tools import recompute
+from tests.support.recomputing import recompute
 
 
 def _virtual(**fields):

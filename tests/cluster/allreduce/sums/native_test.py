@@ -32,7 +32,7 @@ from configs import default
 from learning import compilations
 from learning.layout import Layout
 from tests.support import accelerators, commands, processes, small
-from tools import recompute
+from tests.support.recomputing import recompute
 from wire.codec import Payload
 
 _MODULE = 'tests.cluster.allreduce.sums.native_test'

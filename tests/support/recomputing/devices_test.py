@@ -1,4 +1,4 @@
-"""Tests for tools.recompute: where runs are computed again, and where not.
+"""Tests for recompute: where runs are computed again, and where not.
 
 Runs and their recomputation are in processes of their own, which have several
 devices, or a CPU client in the place of an accelerator.
@@ -14,7 +14,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 from tests.support import accelerators, small, together
-from tools import recompute
+from tests.support.recomputing import recompute
 
 _ROUTES = {
   'server': {'route__server__servers': 2},
@@ -81,7 +81,7 @@ def _of_an_accelerator(route):
 def _call_in_process(*words, **environment):
   """Returns the results of a function of this module in a new process."""
   done = small.python(
-    *('-m', 'tests.tools.recompute_devices_test', *words),
+    *('-m', 'tests.support.recomputing.devices_test', *words),
     **{'JAX_PLATFORMS': 'cpu'} | environment,
   )
   if done.returncode:

@@ -1,4 +1,4 @@
-"""Tests for bench.replicas."""
+"""Tests for tests.soak.replicas."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from bench import replicas
+from tests.soak import replicas
 
 
 class ReplicasTest(absltest.TestCase):

@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.allreduce.sums.streaming import ChunkPacker
 from learning.layout import FLOAT32, Layout
-from tools.recomputing.sums import Sums
+from tests.support.recomputing.sums import Sums
 from wire.codec import State, Workspace
 from wire.multi_round import MultiRoundAllreduce
 

@@ -1,12 +1,10 @@
 """Recomputes runs on real hosts in one process, from their recorded events.
 
-  python -m tools.recompute RUN_DIR [RUN_DIR ...]
-
 A coordinator receives the recorded events in their order.  It assigns the same
 examples, and every push is computed from the version that its worker had.  The
 parameters must equal those of the newest checkpoint: to the last bit on the
 same kind of processor, and to rounding if XLA computed the sums
-(route.name=native).  The exit code is 1 if they do not.
+(route.name=native).
 
 Gradients are computed on the number and kind of devices that a worker had, with
 the run's XLA flags and precision; updates on the device of the run, which is
@@ -27,10 +25,9 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-from absl import app, flags
 from ml_collections import ConfigDict
 
-from analysis import checking, manifests, records
+from analysis import manifests, records
 from batching import fixed
 from cluster.coordinator import Coordinator
 from cluster.membership.worker_states import WorkerState
@@ -45,9 +42,9 @@ from learning.scaling import factor, worker_scaling
 from learning.shard_codec import ShardCodec
 from outputs import checkpoints
 from outputs.files import describe_kinds
-from tools.recomputing import allreduce, states
-from tools.recomputing.allreduce import Comparison
-from tools.recomputing.silent_recorder import (
+from tests.support.recomputing import allreduce, states
+from tests.support.recomputing.allreduce import Comparison
+from tests.support.recomputing.silent_recorder import (
   silent_milestones,
   silent_recorder,
 )
@@ -55,11 +52,6 @@ from wire.codec import Payload
 
 # Sections of the config that recomputing does not use.
 _UNUSED = ('cluster', 'route', 'checkpoint')
-
-
-def main(argv: list[str]) -> None:
-  """Recomputes the runs that the command line names."""
-  checking.check_runs(argv, _check)
 
 
 def difference(path: pathlib.Path) -> float:
@@ -151,14 +143,6 @@ def _set_devices(
 
 def _unique(workers: Iterable[Sequence[str]]) -> list[list[str]]:
   return [list(kinds) for kinds in sorted(set(map(tuple, workers)))]
-
-
-def _check(path: pathlib.Path) -> bool:
-  """Prints the difference of a run; returns whether it is small enough."""
-  difference, tolerance, reason = compare(path)
-  allowed = f'; {tolerance:.3g} is allowed: {reason}' if tolerance else ''
-  print(f'{path}: parameters differ by {difference:.3g} at most{allowed}.')
-  return difference <= tolerance
 
 
 def _recompute(
@@ -480,8 +464,3 @@ def _training_config(
     )
   config.cluster.workers = recorded['cluster']['workers']
   return config
-
-
-if __name__ == '__main__':
-  flags.DEFINE_list('own', [], checking.OWN)
-  app.run(main)

@@ -5,8 +5,8 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from bench.fault_runs import RUNS
 from cluster.process.faults import Faults, Kind, Phase
+from tests.soak.fault_runs import RUNS
 
 
 class FaultRunsTest(parameterized.TestCase):

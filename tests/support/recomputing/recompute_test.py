@@ -1,4 +1,4 @@
-"""Tests for tools.recompute."""
+"""Tests for recompute."""
 
 import functools
 import json
@@ -11,10 +11,16 @@ from absl.testing import absltest, parameterized
 
 from analysis import traffic
 from analysis.traffic import MembershipEpoch, SumPlan
-from bench import accounts
-from tests.support import executors, groups, processes, small, together
-from tools import recompute
-from tools.recomputing.sums import Sums
+from tests.support import (
+  accounts,
+  executors,
+  groups,
+  processes,
+  small,
+  together,
+)
+from tests.support.recomputing import recompute
+from tests.support.recomputing.sums import Sums
 
 
 class SumsTest(executors.TestCase):

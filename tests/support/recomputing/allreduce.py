@@ -34,17 +34,17 @@ from learning.learning import (
 )
 from learning.scaling import Scaling, factor
 from outputs import checkpoints
-from tools.recomputing import states
-from tools.recomputing.multi_round import (
+from tests.support.recomputing import states
+from tests.support.recomputing.multi_round import (
   RecomputedAllreduce,
   ReducedPool,
   is_finite,
 )
-from tools.recomputing.silent_recorder import (
+from tests.support.recomputing.silent_recorder import (
   silent_milestones,
   silent_recorder,
 )
-from tools.recomputing.sums import Sums
+from tests.support.recomputing.sums import Sums
 from wire.codec import Wire
 from wire.multi_round import MultiRoundAllreduce
 

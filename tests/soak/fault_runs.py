@@ -1,4 +1,4 @@
-"""The fault matrix: runs of `bench.faults`, as data.
+"""The fault matrix: runs of `tests.soak.faults`, as data.
 
 In the runs `bsp` to `servers`, `ring`, `forest` and `native`, five of six
 workers die, hang, are slow and lose their links for 5 and 30 s, in every phase
@@ -21,7 +21,7 @@ each worker, and a mirror every 2 s, from which all continue after a death.
 import itertools
 from typing import Any, NamedTuple
 
-from bench.disturbances import Disturbance
+from tests.soak.disturbances import Disturbance
 
 Entry = tuple[int | str, int, str, str]
 _MANY = 6  # Workers; the first one has no faults but corrupt pushes.

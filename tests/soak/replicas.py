@@ -1,6 +1,6 @@
 """Runs many real replicas on this machine, and loses some of them.
 
-  python -m bench.replicas [--replicas=64] [--routes=ring,forest]
+  python -m tests.soak.replicas [--replicas=64] [--routes=ring,forest]
     [--iterations=50] [--losses=3] [--out=DIR]
 
 Each replica is a process of `tools.launch` that moves real bytes, a gradient of
@@ -30,10 +30,10 @@ from typing import Any, NamedTuple
 
 from analysis import records
 from bench import clusters
-from bench.accounts import Check, accounts
-from bench.run_processes import RunProcesses
 from cluster.process.exits import STOPPED
 from configs import timing
+from tests.support.accounts import Check, accounts
+from tests.support.run_processes import RunProcesses
 
 _BATCH = 16
 _ENDLESS = 1e6  # Epochs.
@@ -78,7 +78,7 @@ class Row(NamedTuple):
 def main(argv: list[str] | None = None) -> None:
   """Executes a run on each route, and prints the table and the checks."""
   parser = argparse.ArgumentParser(
-    prog='bench.replicas', description=__doc__.splitlines()[0]
+    prog='tests.soak.replicas', description=__doc__.splitlines()[0]
   )
   parser.add_argument('--replicas', type=int, default=64)
   parser.add_argument('--routes', default='ring,forest')

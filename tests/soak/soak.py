@@ -1,6 +1,6 @@
-"""Kills many processes of one run: python -m bench.soak, or `make soak`.
+"""Kills many processes of one run: python -m tests.soak.soak, or `make soak`.
 
-  python -m bench.soak [--route=server] [--kills=200] [--servers=0.1]
+  python -m tests.soak.soak [--route=server] [--kills=200] [--servers=0.1]
     [--mean_s=1.5] [--seed=0] [--scheme=elastic] [--local_steps=1] [--ahead=2]
     [--slowdown='(1.0, 1.5, 2.0, 3.0)'] [--out=DIR]
 
@@ -46,8 +46,8 @@ from typing import Any, NamedTuple
 
 from analysis import records
 from bench import clusters
-from bench.accounts import Check, accounts, check_parameters
-from bench.run_processes import RunProcesses, listening_ports
+from tests.support.accounts import Check, accounts, check_parameters
+from tests.support.run_processes import RunProcesses, listening_ports
 
 _WORKERS = 4
 _EPOCH = 1437 / 16  # Pushes of an epoch of digits.
@@ -113,7 +113,7 @@ _POLL_S, _MEASURE_S = 0.05, 2.0
 def main(argv: list[str] | None = None) -> None:
   """Executes the run and prints its checks."""
   parser = argparse.ArgumentParser(
-    prog='bench.soak', description=__doc__.splitlines()[0]
+    prog='tests.soak.soak', description=__doc__.splitlines()[0]
   )
   parser.add_argument('--route', choices=_KINDS, default='server')
   parser.add_argument('--kills', type=int, default=200)

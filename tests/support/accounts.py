@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from analysis import records
-from bench.run_processes import command_line
 from outputs import checkpoints
-from tools import recompute, replay
+from tests.support.recomputing import recompute
+from tests.support.run_processes import command_line
+from tools import replay
 
 
 class Check(NamedTuple):

@@ -1,10 +1,10 @@
-"""Injects every kind of fault in every phase: python -m bench.faults.
+"""Injects every kind of fault in every phase: python -m tests.soak.faults.
 
-  python -m bench.faults [--runs=NAME,...] [--out=DIR]
+  python -m tests.soak.faults [--runs=NAME,...] [--out=DIR]
 
-The runs are those of `bench.fault_runs`, by name.  Needs root, for a lab of
-hosts.  Failures inside processes are those of config.cluster.faults; links and
-the disk are disturbed from outside (`bench.disturbances`).
+The runs are those of `tests.soak.fault_runs`, by name.  Needs root, for a lab
+of hosts.  Failures inside processes are those of config.cluster.faults; links
+and the disk are disturbed from outside (`tests.soak.disturbances`).
 
 A cell of the table has the number of faults that happened over the number of
 faults that were planned; the checks of the run follow.  The exit code is 1 if a
@@ -22,12 +22,18 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from analysis import records
-from bench import clusters, disturbances
-from bench.accounts import Check, accounts, check_history, check_parameters
-from bench.disturbances import Disturbances
-from bench.fault_runs import RUNS, Run
-from bench.run_processes import RunProcesses
+from bench import clusters
 from cluster.process.faults import SLOWER
+from tests.soak import disturbances
+from tests.soak.disturbances import Disturbances
+from tests.soak.fault_runs import RUNS, Run
+from tests.support.accounts import (
+  Check,
+  accounts,
+  check_history,
+  check_parameters,
+)
+from tests.support.run_processes import RunProcesses
 
 _STANDSTILL = 3.0  # Longest time without a push, in timeouts.
 _LINK = '1gbit'
@@ -52,7 +58,7 @@ _FIELDS = {
 def main(argv: list[str] | None = None) -> None:
   """Executes the runs and prints their tables and checks."""
   parser = argparse.ArgumentParser(
-    prog='bench.faults', description=__doc__.splitlines()[0]
+    prog='tests.soak.faults', description=__doc__.splitlines()[0]
   )
   parser.add_argument('--runs', default=','.join(RUNS))
   parser.add_argument('--out', help='folder of the runs; a new one by default')

@@ -1,4 +1,4 @@
-"""Tests for the checks of bench.soak and bench.accounts."""
+"""Tests for the checks of tests.soak.soak and tests.support.accounts."""
 
 import contextlib
 import functools
@@ -12,8 +12,8 @@ import time
 
 from absl.testing import absltest, parameterized
 
-from bench import run_processes, soak
-from tests.support import small
+from tests.soak import soak
+from tests.support import run_processes, small
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Tests for bench.accounts, with hand-written events."""
+"""Tests for accounts, with hand-written events."""
 
 import pathlib
 import tempfile
@@ -6,8 +6,8 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from bench import accounts
-from tools import recompute
+from tests.support import accounts
+from tests.support.recomputing import recompute
 
 _BATCH = 8
 
