@@ -44,6 +44,7 @@ _REPORT = messages.PushReport(
   compute_s=0.1,
   factors=[],
   loss=None,
+  weight=8.0,
   is_finite=True,
   computed=8,
   compilations=0,
