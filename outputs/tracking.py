@@ -98,11 +98,12 @@ def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, str]:
 class Tracker:
   """One run of MLflow, which a thread creates or continues, feeds and ends.
 
-  If MLflow does not answer before the client gives up, then
-    at the start: a warning; MLflow has nothing of this start of the run.
-    later: a warning, one per outage; MLflow lacks the rows of the outage.
-    at the end: `close` returns after `_WAIT_S` with a warning; the status in
-      MLflow stays RUNNING.
+  What happens if MLflow does not answer before its client gives up:
+
+    at the start  A warning; MLflow has nothing of this start of the run.
+    later         A warning, one per outage; MLflow lacks the rows of it.
+    at the end    `close` returns after `_WAIT_S` with a warning; the status in
+                  MLflow stays RUNNING.
   """
 
   def __init__(
