@@ -1,4 +1,6 @@
-"""Measures the latency of a push or a pull in a lab: python -m bench.empty.
+"""Measures the latency of a push or a pull in a lab.
+
+  python -m bench.empty
 
 Workers push and pull 4 kB, so that transfers take no time.  The virtual clock
 has the computing of an iteration; the rest is the time of messages between
@@ -6,10 +8,11 @@ processes, for a push, the decision of the scheme, and a pull.  Half of it is
 the latency with which bench.lab predicts.  Needs root; takes a minute.
 """
 
-import argparse
 import pathlib
 import tempfile
 from collections.abc import Iterator
+
+from absl import app
 
 from bench.hosts import Case
 from bench.lab import conditions, running
@@ -43,12 +46,10 @@ def make_conditions() -> Iterator[Condition]:
       )
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
   """Prints measured and virtual times of an iteration without latency."""
-  parser = argparse.ArgumentParser(
-    prog='bench.empty', description=(__doc__ or '').split('\n')[0]
-  )
-  parser.parse_args(argv)
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
   found = list(make_conditions())
   with tempfile.TemporaryDirectory() as folder:
     measured = running.measure(pathlib.Path(folder), LAB, found)
@@ -66,4 +67,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == '__main__':
-  main()
+  app.run(main)

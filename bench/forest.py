@@ -17,7 +17,6 @@ chunks: the time of several sizes with latency, in the best chunks.
 All parts take about 3 minutes on two cores.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -28,11 +27,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from absl import app, flags
 from matplotlib.figure import Figure
 
 import topology
-from bench import topologies
+from bench import flag_lists, topologies
 from bench.clusters import table
+from configs import paths
 from outputs import atomic
 from topology.algorithms import stopping
 from topology.baselines import schemes
@@ -70,40 +71,31 @@ _LATENCY_S = 5e-6
 _MESSAGE_S = 2e-6
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints the tables of every part."""
-  parser = argparse.ArgumentParser(
-    prog='bench.forest', description=__doc__.splitlines()[0]
-  )
-  parser.add_argument('--parts', default=','.join(_PARTS))
-  default = os.environ.get('SYNCOPATE_TOPOLOGIES')
-  parser.add_argument('--topologies', default=default)
-  parser.add_argument('--out', type=pathlib.Path, help='of shares, JSON')
-  parser.add_argument('--picture', type=pathlib.Path, help='of shares')
-  flags = parser.parse_args(argv)
-  for part in flags.parts.split(','):
-    if part == 'shares':
-      folder = flags.topologies
-      others = topologies.read(folder) if folder else topologies.built_in()
-      records = print_shares([*topologies.unequal_boxes(), *others])
-      if flags.out:
-        atomic.write(flags.out, json.dumps(records, indent=1) + '\n')
-      if flags.picture:
-        draw_shares(records).savefig(flags.picture)
-    elif part == 'spread':
-      print_spread()
-    elif part == 'times':
-      print_times()
-    elif part == 'trees':
-      print_thinned(
-        topologies.read(flags.topologies) if flags.topologies else ()
-      )
-      print_few()
-      print_phases()
-    elif part == 'chunks':
-      print_chunks()
-    else:
-      parser.error(f'--parts: expected some of {_PARTS}, got {part!r}.')
+def main(argv: list[str]) -> None:
+  """Prints the tables of the chosen parts."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  values = flags.FLAGS
+  folder = values.topologies or os.environ.get('SYNCOPATE_TOPOLOGIES')
+  known = topologies.read(folder) if folder else []
+  if 'shares' in values.parts:
+    others = known or topologies.built_in()
+    records = print_shares([*topologies.unequal_boxes(), *others])
+    if values.out:
+      text = json.dumps(records, indent=1) + '\n'
+      atomic.write(pathlib.Path(values.out), text)
+    if values.picture:
+      draw_shares(records).savefig(values.picture)
+  if 'spread' in values.parts:
+    print_spread()
+  if 'times' in values.parts:
+    print_times()
+  if 'trees' in values.parts:
+    print_thinned(known)
+    print_few()
+    print_phases()
+  if 'chunks' in values.parts:
+    print_chunks()
 
 
 def ratios(cluster: Cluster, best: trees.Forest) -> dict[str, float | None]:
@@ -409,5 +401,16 @@ def _span(counts: Sequence[int]) -> str:
   return f'{low}' if low == high else f'{low}-{high}'
 
 
+def _parse(argv: list[str]) -> list[str]:
+  flag_lists.define_choices('parts', _PARTS, 'Parts to print.')
+  paths.define_path(
+    'topologies',
+    'Folder of JSON files of topologies; $SYNCOPATE_TOPOLOGIES by default.',
+  )
+  paths.define_path('out', 'Of shares: JSON file to write.')
+  paths.define_path('picture', 'Of shares: picture to write, such as SVG.')
+  return app.parse_flags_with_usage(argv)
+
+
 if __name__ == '__main__':
-  main()
+  app.run(main, flags_parser=_parse)

@@ -8,7 +8,6 @@ are hosts of a lab (root only) with links of that rate, and the last column is
 the share of the receiver's link that the state's bytes take.
 """
 
-import argparse
 import json
 import pathlib
 import socket
@@ -21,51 +20,47 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import app, flags
 
-from bench import clusters
+from bench import clusters, flag_lists
 from cluster.membership import handover
 from cluster.network.port import Port
 from cluster.network.streams import Security
+from configs import paths
 from launch import lab
 from learning.digest import digest
 
 _ARRAYS, _LIMIT_S, _TIMEOUT_S = 64, 600.0, 30.0
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
   """Measures and prints the table."""
-  parser = argparse.ArgumentParser(
-    prog='bench.handover', description=__doc__.splitlines()[0]
-  )
-  parser.add_argument('--mb', type=int, default=256)
-  parser.add_argument('--rounds', type=int, default=5)
-  parser.add_argument('--sources', default='1,2')
-  parser.add_argument('--mbit', type=int, default=0, help='0 for loopback')
-  parser.add_argument('--serve', help='for itself')
-  parser.add_argument('--at', default='localhost', help='for itself')
-  parser.add_argument('--hosts', action='store_true', help='for itself')
-  flags = parser.parse_args(argv)
-  if flags.serve:
-    _serve(flags.serve, flags.mb, flags.at)
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  values = flags.FLAGS
+  if values.serve:
+    _serve(values.serve, values.mb, values.at)
     return
-  if flags.mbit and not flags.hosts:
-    counts = [*map(int, flags.sources.split(','))]
-    words = [sys.executable, '-m', 'tools.lab', f'--hosts={max(counts) + 1}']
-    words += [f'--link={flags.mbit}mbit', '--', sys.executable, '-m']
-    words += ['bench.handover', '--hosts', *(argv or sys.argv[1:])]
+  if values.mbit and not values.hosts:
+    hosts = max(values.sources) + 1
+    words = [sys.executable, '-m', 'tools.lab', f'--hosts={hosts}']
+    words += [f'--link={values.mbit}mbit', '--', sys.executable, '-m']
+    words += ['bench.handover', '--hosts', *sys.argv[1:]]
     subprocess.run(words, check=True, timeout=_LIMIT_S)
     return
   rows = [('sources', 'MB', 's', 'GB/s', 'CPU s/GB here', 'share of the link')]
-  for count in map(int, flags.sources.split(',')):
-    took_s, cpu_s = _measure(count, flags)
-    size_GB = flags.mb / 1e3
-    share = f'{8e3 * size_GB / took_s / flags.mbit:.3f}' if flags.mbit else ''
+  size_GB, mbit = values.mb / 1e3, values.mbit
+  for count in values.sources:
+    took_s, cpu_s = _measure(count, values.rounds, values.mb, mbit)
+    share = f'{8e3 * size_GB / took_s / mbit:.3f}' if mbit else ''
     cells = f'{took_s:.3f}', f'{size_GB / took_s:.2f}', f'{cpu_s / size_GB:.2f}'
-    rows.append((str(count), str(flags.mb), *cells, share))
+    rows.append((str(count), str(values.mb), *cells, share))
   print(clusters.table(*rows), flush=True)
 
 
-def _measure(count: int, flags: argparse.Namespace) -> tuple[float, float]:
+def _measure(
+  count: int, rounds: int, mb: int, mbit: int
+) -> tuple[float, float]:
   """Returns the median time of a transfer, and of this process's CPU."""
   processes, took_s, cpu_s = [], [], []
   with tempfile.TemporaryDirectory() as folder:
@@ -73,15 +68,15 @@ def _measure(count: int, flags: argparse.Namespace) -> tuple[float, float]:
       for rank in range(count):
         path = pathlib.Path(folder, f'{rank}')
         words = [sys.executable, '-m', 'bench.handover', f'--serve={path}']
-        words.append(f'--mb={flags.mb}')
-        if flags.mbit:
+        words.append(f'--mb={mb}')
+        if mbit:
           host = f'host{rank + 1}'
           words = lab.command(host, [*words, f'--at={host}'])
         processes.append(subprocess.Popen(words))
       sources = [
         (rank, _await(pathlib.Path(folder, f'{rank}'))) for rank in range(count)
       ]
-      for _ in range(flags.rounds):
+      for _ in range(rounds):
         start, cpu = time.perf_counter(), time.process_time()
         state, expected = handover.fetch(sources, 0, Security(), _TIMEOUT_S)
         jax.block_until_ready(state)
@@ -127,5 +122,22 @@ def _serve(path: str, mb: int, host: str) -> None:
     time.sleep(1.0)
 
 
+def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_integer('mb', 256, 'Size of the state, MB.', lower_bound=1)
+  flags.DEFINE_integer(
+    'rounds', 5, 'Measured transfers of a row.', lower_bound=1
+  )
+  flag_lists.define_integers(
+    'sources', (1, 2), 'Numbers of sources, a row of each.'
+  )
+  flags.DEFINE_integer(
+    'mbit', 0, 'Rate of the links, Mbit/s; 0 for loopback.', lower_bound=0
+  )
+  paths.define_path('serve', 'For itself: file for the address of a source.')
+  flags.DEFINE_string('at', 'localhost', 'For itself: host of a source.')
+  flags.DEFINE_bool('hosts', False, 'For itself: it runs in the lab.')
+  return app.parse_flags_with_usage(argv)
+
+
 if __name__ == '__main__':
-  main()
+  app.run(main, flags_parser=_parse)

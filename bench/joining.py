@@ -10,7 +10,6 @@ superstep before, the longest one until it has taken part in one, the time in
 which the members had no sum as the epoch began, and a superstep of all four.
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -26,7 +25,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import clusters
+from absl import app, flags
+
+from bench import clusters, flag_lists
 from launch import lab
 
 _LIMIT_S, _POLL_S = 240.0, 0.1
@@ -50,24 +51,19 @@ _WORKERS, _STATES = 4, 3  # Parameters, and two moments of AdamW.
 _BATCH, _PIXELS = 8, 4
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
   """Measures and prints the table."""
-  parser = argparse.ArgumentParser(
-    prog='bench.joining', description=__doc__.splitlines()[0]
-  )
-  parser.add_argument('--mb', type=int, default=200)
-  parser.add_argument('--mbit', type=int, default=200)
-  parser.add_argument('--modes', default=','.join(_MODES))
-  parser.add_argument('--hosts', action='store_true', help='for itself')
-  flags = parser.parse_args(argv)
-  if not flags.hosts:
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  values = flags.FLAGS
+  if not values.hosts:
     words = [sys.executable, '-m', 'tools.lab', f'--hosts={_WORKERS}']
-    words += [f'--link={flags.mbit}mbit', '--', sys.executable, '-m']
-    words += ['bench.joining', '--hosts', *(argv or sys.argv[1:])]
+    words += [f'--link={values.mbit}mbit', '--', sys.executable, '-m']
+    words += ['bench.joining', '--hosts', *sys.argv[1:]]
     subprocess.run(words, check=True)
     return
   rows = [('mode', 'superstep s', 'longest s', 'without sums s', 'with all s')]
-  rows += [(mode, *_measure(mode, flags.mb)) for mode in flags.modes.split(',')]
+  rows += [(mode, *_measure(mode, values.mb)) for mode in values.modes]
   print(clusters.table(*rows), flush=True)
 
 
@@ -178,5 +174,13 @@ def _times(rows: Rows, after: str = '') -> list[float]:
   ]
 
 
+def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_integer('mb', 200, 'Size of the state, MB.', lower_bound=1)
+  flags.DEFINE_integer('mbit', 200, 'Rate of all links, Mbit/s.', lower_bound=1)
+  flag_lists.define_choices('modes', [*_MODES], 'Modes, a row of each.')
+  flags.DEFINE_bool('hosts', False, 'For itself: it runs in the lab.')
+  return app.parse_flags_with_usage(argv)
+
+
 if __name__ == '__main__':
-  main()
+  app.run(main, flags_parser=_parse)

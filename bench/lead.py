@@ -16,7 +16,6 @@ With --processes, tools.launch starts that many real workers of a timing-only
 model: seconds until all are ready, seconds of a superstep, memory of a process.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -34,6 +33,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from absl import app, flags
 from ml_collections import ConfigDict
 
 import train
@@ -66,23 +66,17 @@ _MAIN = pathlib.Path(__file__).resolve().parents[1] / 'main.py'
 _MEMORY = re.compile(rb'^(Rss|Pss):\s+(\d+) kB', re.MULTILINE)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
   """Prints a Markdown table of scripted workers or of real processes."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--pushes', type=int, default=10_000)
-  parser.add_argument('--processes', type=int)
-  parser.add_argument('--supersteps', type=int, default=100)
-  parser.add_argument('--schemes', default='bsp,elastic')
-  parser.add_argument('--part', help=argparse.SUPPRESS)
-  arguments = parser.parse_args(argv)
-  if arguments.part:
-    _take_part(**json.loads(arguments.part))
-  elif arguments.processes:
-    _print_processes(
-      arguments.processes, arguments.supersteps, arguments.schemes.split(',')
-    )
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  values = flags.FLAGS
+  if values.part:
+    _take_part(**json.loads(values.part))
+  elif values.processes:
+    _print_processes(values.processes, values.supersteps, values.schemes)
   else:
-    _print_scripted(arguments.pushes)
+    _print_scripted(values.pushes)
 
 
 def _print_scripted(pushes: int) -> None:
@@ -131,8 +125,8 @@ def _row(workers: int, servers: int, pushes: int) -> dict[str, float]:
 @contextlib.contextmanager
 def _start(run: dict[str, Any], **part: Any) -> Iterator[subprocess.Popen]:
   """Yields a process of a run, which is killed if the context fails."""
-  command = [sys.executable, '-m', 'bench.lead', '--part']
-  command.append(json.dumps(run | part))
+  command = [sys.executable, '-m', 'bench.lead']
+  command.append(f'--part={json.dumps(run | part)}')
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
     try:
       yield process
@@ -441,5 +435,25 @@ def _memory_MiB(pid: int) -> tuple[float, float]:
   return sizes[b'Rss'], sizes[b'Pss']
 
 
+def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_integer(
+    'pushes', 10_000, 'Pushes of a run of scripted workers.', lower_bound=1
+  )
+  flags.DEFINE_integer(
+    'processes',
+    None,
+    'Real workers, in place of scripted ones.',
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
+    'supersteps', 100, 'With --processes: supersteps of a run.', lower_bound=1
+  )
+  flags.DEFINE_list(
+    'schemes', ['bsp', 'elastic'], 'With --processes: schemes, a run of each.'
+  )
+  flags.DEFINE_string('part', '', 'For itself: one process of a run, as JSON.')
+  return app.parse_flags_with_usage(argv)
+
+
 if __name__ == '__main__':
-  main()
+  app.run(main, flags_parser=_parse)

@@ -14,7 +14,6 @@ the end of the wait, over equal shards and a ring: medians and 95th percentiles
 of --steps sums, one after the other.
 """
 
-import argparse
 import contextlib
 import multiprocessing
 import resource
@@ -26,8 +25,9 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from absl import app, flags
 
-from bench import clusters
+from bench import clusters, flag_lists
 from cluster.allreduce.executor.executor import Executor, Membership
 from cluster.network import frames
 from cluster.network.handshake import Security
@@ -43,28 +43,21 @@ _PARTS = ('checksum', 'add')
 _SIZES = (1, 16)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
   """Prints both tables."""
-  parser = argparse.ArgumentParser(
-    prog='bench.loopback', description=__doc__.splitlines()[0]
-  )
-  parser.add_argument('--mb', type=float, default=100)
-  parser.add_argument('--rounds', type=int, default=5)
-  parser.add_argument('--chunk_kb', default='48,256,1024')
-  parser.add_argument('--lanes', default='1')
-  parser.add_argument('--steps', type=int, default=300)
-  flags = parser.parse_args(argv)
-  lanes = [int(each) for each in flags.lanes.split(',')]
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  values = flags.FLAGS
   rows = [('lanes', 'chunk KiB', 'round s', 'GB/s each way', 'per core')]
   rows[0] += ('CPU s/GB', 'kernel', 'checksum', 'add', 'Python')
-  for count in lanes:
-    for kib in flags.chunk_kb.split(','):
-      rows.append(_measure_rate(count, int(kib), flags.mb, flags.rounds))
-  print(f'2 workers, {flags.mb:g} MB\n\n{clusters.table(*rows)}', flush=True)
+  for count in values.lanes:
+    for kib in values.chunk_kb:
+      rows.append(_measure_rate(count, kib, values.mb, values.rounds))
+  print(f'2 workers, {values.mb:g} MB\n\n{clusters.table(*rows)}', flush=True)
   rows = [('forest', 'lanes', 'numbers', 'median ms', '95 % ms')]
   for name in ('shards', 'ring'):
-    for count in lanes:
-      rows += _measure_empty(name, count, flags.steps)
+    for count in values.lanes:
+      rows += _measure_empty(name, count, values.steps)
   print(f'\nempty supersteps of 4 workers\n\n{clusters.table(*rows)}')
 
 
@@ -266,5 +259,20 @@ def _measure_clock() -> float:
   return statistics.median(differences)
 
 
+def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_float('mb', 100.0, 'Of rate: size of the buffer, MB.')
+  flags.DEFINE_integer(
+    'rounds', 5, 'Of rate: measured sums of a row.', lower_bound=1
+  )
+  flag_lists.define_integers(
+    'chunk_kb', (48, 256, 1024), 'Of rate: sizes of chunks, KiB.'
+  )
+  flag_lists.define_integers('lanes', (1,), 'Numbers of lanes of a link.')
+  flags.DEFINE_integer(
+    'steps', 300, 'Of empty: measured sums of a row.', lower_bound=1
+  )
+  return app.parse_flags_with_usage(argv)
+
+
 if __name__ == '__main__':
-  main()
+  app.run(main, flags_parser=_parse)

@@ -36,8 +36,8 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 import train
+from bench import flag_lists
 from configs import timing, vgg16_bsp
-from configs.checks import require
 from data.stream import Stream
 from sweeps import scratch
 
@@ -57,8 +57,6 @@ def main(argv: list[str]) -> None:
     limits = int(workers), float(server_Bps)
     _run(scheme, *limits, values.iterations, bare=values.bare)
     return
-  known = {*values.parts} <= {*_PARTS}
-  require(known, '--parts', f'some of {_PARTS}', values.parts)
   if 'runtime' in values.parts:
     print_runtime(
       pairs=values.pairs,
@@ -293,7 +291,7 @@ def _peak_MiB() -> float:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  flags.DEFINE_list('parts', [*_PARTS], 'Parts: runtime, scale.')
+  flag_lists.define_choices('parts', _PARTS, 'Parts to measure.')
   flags.DEFINE_integer('pairs', 5, 'Of runtime: pairs of runs.')
   flags.DEFINE_float('epochs', 2.0, 'Of runtime: epochs of a run.')
   flags.DEFINE_string(

@@ -13,7 +13,6 @@ whose values are times.  Synthetic traces are those of bench/synthetic.py.  The
 benchmark takes about two minutes on two cores.
 """
 
-import argparse
 import importlib
 import os
 import pathlib
@@ -22,10 +21,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from absl import app, flags
 
 from bench import synthetic
 from cluster.speed import driving, traces
-from configs import default
+from configs import default, paths
 from learning import compilations
 from predict.predictor import Predictor
 
@@ -51,19 +51,20 @@ class Trace(NamedTuple):
   factors: np.ndarray
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
   """Prints the errors on each trace and the costs of a prediction."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--data', default=os.environ.get('SYNCOPATE_DATA', ''))
-  parser.add_argument('--trace', default=str(RECORDED))
-  arguments = parser.parse_args(argv)
-  if pathlib.Path(arguments.trace).exists():
-    print_errors('recorded, steps per second', read_recording(arguments.trace))
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  values = flags.FLAGS
+  trace = pathlib.Path(values.trace or RECORDED)
+  if trace.exists():
+    print_errors('recorded, steps per second', read_recording(trace))
   else:
-    print(f'recorded: skipped, there is no {arguments.trace}')
+    print(f'recorded: skipped, there is no {trace}')
+  data = values.data or os.environ.get('SYNCOPATE_DATA', '')
   for job in ('job1', 'job3'):
-    path = pathlib.Path(arguments.data, 'pai', f'{job}.csv')
-    if arguments.data and path.exists():
+    path = pathlib.Path(data, 'pai', f'{job}.csv')
+    if data and path.exists():
       print_errors(f'PAI {job}, times', read_pai(path))
     else:
       print(f'PAI {job}: skipped, there is no {path}')
@@ -259,5 +260,15 @@ def _trace(rows: Sequence[traces.Row]) -> Trace:
   return Trace(table[..., 0], table[..., 1:])
 
 
+def _parse(argv: list[str]) -> list[str]:
+  paths.define_path(
+    'data', 'Folder of pai/job1.csv and job3.csv; $SYNCOPATE_DATA by default.'
+  )
+  paths.define_path(
+    'trace', 'Recording of tools.record; bench/recorded.csv by default.'
+  )
+  return app.parse_flags_with_usage(argv)
+
+
 if __name__ == '__main__':
-  main()
+  app.run(main, flags_parser=_parse)

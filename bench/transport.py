@@ -18,7 +18,6 @@ checks and decodes it each time, and on a DoExchange of Flight, which passes its
 bytes alone.
 """
 
-import argparse
 import contextlib
 import multiprocessing
 import os
@@ -33,6 +32,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
+from absl import app, flags
 
 from analysis import records
 from bench import clusters
@@ -60,18 +60,11 @@ _COMPUTE_S = 0.001  # Of an iteration of a run.
 Turn = Callable[[str], tuple[float, float]]
 
 
-def main(argv: list[str] | None = None) -> float:
-  """Prints rates and ratios; returns the stream's to the aim's bare Flight."""
-  parser = argparse.ArgumentParser(
-    prog='bench.transport', description=__doc__.splitlines()[0]
-  )
-  parser.add_argument('--mb', type=int, default=100)
-  parser.add_argument('--turns', type=int, default=30)
-  parser.add_argument('--chunk_kb', type=int, default=2048)
-  parser.add_argument('--iterations', type=int, default=120)
-  parser.add_argument('--round_trips', type=int, default=5000)
-  given = parser.parse_args(argv)
-
+def main(argv: list[str]) -> None:
+  """Prints rates, and their ratios to those of bare Flight."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  given = flags.FLAGS
   size, chunk = 10**6 * given.mb, 2**10 * given.chunk_kb
   with (
     _pair({}, size, chunk) as as_it_is,
@@ -114,7 +107,6 @@ def main(argv: list[str] | None = None) -> float:
     us = f'{1e6 * cpu_s / count:.0f} us'
     rows.append((_ROUND_TRIPS[kind], f'{count / took_s:.0f}', us))
   print(clusters.table(*rows))
-  return reached
 
 
 def _turn(pairs: Mapping[str, Turn]) -> dict[tuple[str, str], Any]:
@@ -323,5 +315,17 @@ def _iteration_s(size: int, iterations: int) -> float:
   return statistics.median(np.diff(times)[2:])
 
 
+def _parse(argv: list[str]) -> list[str]:
+  for name, default, text in (
+    ('mb', 100, 'Size of the vector, MB.'),
+    ('turns', 30, 'Transfers of each kind, there and back.'),
+    ('chunk_kb', 2048, 'Size of a chunk of the stream, KiB.'),
+    ('iterations', 120, 'Iterations of the run.'),
+    ('round_trips', 5000, 'Heartbeats that come back, of each kind.'),
+  ):
+    flags.DEFINE_integer(name, default, text, lower_bound=1)
+  return app.parse_flags_with_usage(argv)
+
+
 if __name__ == '__main__':
-  main()
+  app.run(main, flags_parser=_parse)

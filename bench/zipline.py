@@ -8,12 +8,12 @@ Published figures: Zhao et al., "Elastic Bulk Synchronous Parallel Model for
 Distributed Deep Learning", ICDM 2019, Table II, and its figure of variants.
 """
 
-import argparse
 import functools
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from absl import app, flags
 
 from sync import zipline
 
@@ -43,20 +43,11 @@ _PAPER_US = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """Measures and prints every table.
-
-  Args:
-    argv: Arguments of the command line, without the command's name; those of
-      the process when None.
-  """
-  parser = argparse.ArgumentParser(
-    prog='bench.zipline', description=__doc__.split('\n')[0]
-  )
-  parser.add_argument(
-    '--max_n', type=int, default=max(_WORKERS), help='most workers to measure'
-  )
-  max_n = parser.parse_args(argv).max_n
+def main(argv: list[str]) -> None:
+  """Measures and prints every table."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  max_n = flags.FLAGS.max_n
   print_sorts()
   for points in _POINTS:
     print_methods(points, [n for n in _WORKERS if n <= max_n])
@@ -195,5 +186,12 @@ def _slope(row: dict[int, float]) -> str:
   return f'{slope:.2f}'
 
 
+def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_integer(
+    'max_n', max(_WORKERS), 'Most workers to measure.', lower_bound=1
+  )
+  return app.parse_flags_with_usage(argv)
+
+
 if __name__ == '__main__':
-  main()
+  app.run(main, flags_parser=_parse)

@@ -16,7 +16,6 @@ that depend on sizes get no verdict.
 The exit code is 1 if a row has missed its aim.
 """
 
-import argparse
 import datetime
 import json
 import os
@@ -26,43 +25,42 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from absl import app, flags
+
 from analysis import benchmarks
 from analysis.benchmarks import Aim
+from bench import flag_lists
 from bench.gpu import machine, measuring, processes, running
 from bench.gpu.rows import JOBS, MINUTES, Job
 from cluster.process import devices
+from configs import paths
 from launch.processes import Group
 from outputs import atomic
 
 _DRY_S = 300.0  # Limit of a job in a dry run, which usually takes seconds.
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Runs all jobs and prints their rows."""
-  parser = argparse.ArgumentParser(
-    prog='bench.gpu', description=__doc__.splitlines()[0]
-  )
-  names = [job.name for job in JOBS]
-  parser.add_argument('--out', help='folder of the result, a new one')
-  parser.add_argument('--jobs', default=','.join(names))
-  parser.add_argument('--dry_run', action='store_true')
-  parser.add_argument('--job', help=argparse.SUPPRESS)
-  parser.add_argument('--values', help=argparse.SUPPRESS)
-  parser.add_argument('--limit_s', type=float, help=argparse.SUPPRESS)
-  flags = parser.parse_args(argv)
-  if flags.job:
-    _measure(flags)
+def main(argv: list[str]) -> None:
+  """Runs the chosen jobs and prints their rows."""
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  values = flags.FLAGS
+  if values.job:
+    _measure(
+      values.job,
+      pathlib.Path(values.out),
+      pathlib.Path(values.values),
+      limit_s=values.limit_s,
+      is_dry=values.dry_run,
+    )
     return
-  chosen = flags.jobs.split(',')
-  if {*chosen} - {*names}:
-    parser.error(f'--jobs: expected some of {names}, got {flags.jobs!r}')
   now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
-  out = pathlib.Path(flags.out or f'runs/gpu-{now}').resolve()
+  out = pathlib.Path(values.out or f'runs/gpu-{now}').resolve()
   try:
     out.mkdir(parents=True)
   except FileExistsError:
-    parser.error(f'--out: expected a new folder, got {out}')
-  jobs = [job for job in JOBS if job.name in chosen]
+    sys.exit(f'--out: expected a new folder, got {out}')
+  jobs = [job for job in JOBS if job.name in values.jobs]
   try:
     description = machine.find()
   except RuntimeError as error:
@@ -73,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
   elif not machine.is_accelerator(description):
     # Runs refuse a CPU where there are GPUs that JAX cannot use.
     os.environ['JAX_PLATFORMS'] = 'cpu'
-  sys.exit(bench(jobs, out, description, is_dry=flags.dry_run))
+  sys.exit(bench(jobs, out, description, is_dry=values.dry_run))
 
 
 def bench(
@@ -163,19 +161,25 @@ def _rows(
       )
 
 
-def _measure(flags: argparse.Namespace) -> None:
-  """Measures one job in this process."""
-  folder = pathlib.Path(flags.out)
+def _measure(
+  job: str,
+  folder: pathlib.Path,
+  values: pathlib.Path,
+  *,
+  limit_s: float,
+  is_dry: bool,
+) -> None:
+  """Measures one job in this process, and reports its values to a file."""
   with Group(folder) as group:
     context = processes.Context(
       folder=folder,
       group=group,
-      deadline=time.monotonic() + flags.limit_s,
-      is_dry=flags.dry_run,
-      report=running.Report(pathlib.Path(flags.values)),
+      deadline=time.monotonic() + limit_s,
+      is_dry=is_dry,
+      report=running.Report(values),
     )
     try:
-      measuring.measure(flags.job, context)
+      measuring.measure(job, context)
     except RuntimeError as error:
       sys.exit(str(error))
 
@@ -191,5 +195,17 @@ def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:
   atomic.write(path, f'{json.dumps(content, indent=1)}\n')
 
 
+def _parse(argv: list[str]) -> list[str]:
+  paths.define_path(
+    'out', 'Folder of the result, a new one; one under runs/ by default.'
+  )
+  flag_lists.define_choices('jobs', [job.name for job in JOBS], 'Jobs to run.')
+  flags.DEFINE_bool('dry_run', False, 'Tiny sizes, to test the program.')
+  flags.DEFINE_string('job', '', 'For itself: the job of this process.')
+  paths.define_path('values', 'For itself: file for the values of the job.')
+  flags.DEFINE_float('limit_s', 0.0, 'For itself: limit of the job, seconds.')
+  return app.parse_flags_with_usage(argv)
+
+
 if __name__ == '__main__':
-  main()
+  app.run(main, flags_parser=_parse)

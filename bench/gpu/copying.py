@@ -14,7 +14,6 @@ and whether the first, second and last use pinned memory (`pinned`), as training
 does where the device allows it: see learning/device_copies.py.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -24,6 +23,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import app, flags
 
 from learning.device_copies import (
   DeviceCopies,
@@ -35,23 +35,22 @@ from learning.device_copies import (
 _BUCKET = 2**18  # Float32 numbers, 1 MiB.
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
   """Measures the copies and prints their rates."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--mib', type=int, default=64)
-  parser.add_argument('--seconds', type=float, default=1.0)
-  flags = parser.parse_args(argv)
+  if len(argv) > 1:
+    raise app.UsageError(f'Expected only flags, got {argv[1:]}.')
+  mib, seconds = flags.FLAGS.mib, flags.FLAGS.seconds
 
   @jax.jit
   def whole(start: jax.Array) -> list[jax.Array]:
-    return [start + jnp.arange(flags.mib * _BUCKET, dtype=jnp.float32)]
+    return [start + jnp.arange(mib * _BUCKET, dtype=jnp.float32)]
 
   @jax.jit
   def buckets(start: jax.Array) -> list[jax.Array]:
     numbers = start + jnp.arange(_BUCKET, dtype=jnp.float32)
-    return [numbers + k for k in range(flags.mib)]
+    return [numbers + k for k in range(mib)]
 
-  host = np.zeros(flags.mib * _BUCKET, np.float32)
+  host = np.zeros(mib * _BUCKET, np.float32)
   fastest = find_copies()
   calls = {
     'whole': lambda: _to_host_s(fastest, whole),
@@ -64,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
   print('ready', flush=True)
   sys.stdin.readline()
   took: dict[str, list[float]] = {name: [] for name in calls}
-  deadline = time.monotonic() + flags.seconds
+  deadline = time.monotonic() + seconds
   while time.monotonic() < deadline or not took['to_device']:
     for name, call in calls.items():  # Alternate, because load changes.
       took[name].append(call())
@@ -93,5 +92,11 @@ def _to_device_s(copies: DeviceCopies, host: np.ndarray) -> float:
   return time.perf_counter() - start
 
 
+def _parse(argv: list[str]) -> list[str]:
+  flags.DEFINE_integer('mib', 64, 'Size of all copied arrays, MiB.')
+  flags.DEFINE_float('seconds', 1.0, 'Seconds of measuring.')
+  return app.parse_flags_with_usage(argv)
+
+
 if __name__ == '__main__':
-  main()
+  app.run(main, flags_parser=_parse)

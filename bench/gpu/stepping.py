@@ -14,7 +14,6 @@ The bare loop is written in plain JAX: one jitted function of loss, gradient and
 update, with donated arguments.
 """
 
-import argparse
 import ast
 import contextlib
 import functools
@@ -29,10 +28,11 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
+from absl import app, flags
 from ml_collections import ConfigDict
 
 import train
-from configs import default
+from configs import default, paths
 from data.dataset import Split
 from models.task import Task
 
@@ -50,15 +50,12 @@ class _EndOfInput(Exception):
   """End of standard input, which ends the run."""
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
   """Performs the requested steps until standard input ends."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--workdir', required=True)
-  flags, words = parser.parse_known_args(argv)
   # Standard output carries only answers; output of the run goes elsewhere.
   answers, sys.stdout = sys.stdout, sys.stderr
-  config = read_config(words)
-  run = train.build(config, workdir=flags.workdir)
+  config = read_config(argv[1:])
+  run = train.build(config, workdir=flags.FLAGS.workdir)
   run.runtime.pushes = _RequestedPushes(run.runtime.pushes, config, answers)
   with contextlib.suppress(_EndOfInput):
     run()
@@ -214,5 +211,10 @@ def _make_split(
   return split
 
 
+def _parse(argv: list[str]) -> list[str]:
+  paths.define_path('workdir', 'New folder of the run.', required=True)
+  return flags.FLAGS(argv, known_only=True)  # Fields of the config remain.
+
+
 if __name__ == '__main__':
-  main()
+  app.run(main, flags_parser=_parse)

@@ -16,6 +16,14 @@ _COMMANDS = {
     if 'app.run(' in path.read_text()
   },
 }
+_BENCHMARKS = {
+  '.'.join(path.relative_to(_ROOT).with_suffix('').parts).removesuffix(
+    '.__main__'
+  ): path
+  for path in sorted((_ROOT / 'bench').rglob('*.py'))
+  if 'app.run(' in path.read_text()
+}
+_ALL = _COMMANDS | _BENCHMARKS
 
 
 def _flags(tree):
@@ -24,6 +32,8 @@ def _flags(tree):
     name = ast.unparse(node.func) if isinstance(node, ast.Call) else ''
     if name == 'paths.define_path':
       place = 1
+    elif name.startswith('flag_lists.'):
+      place = 2
     elif name.startswith('flags.DEFINE_'):
       place = 3 if name.endswith('_enum') else 2
     else:
@@ -37,16 +47,17 @@ class CommandsTest(parameterized.TestCase):
     names = [name.removesuffix('.py') for name in listed]
     self.assertCountEqual(names, _COMMANDS)
 
-  @parameterized.parameters(*_COMMANDS)
+  @parameterized.parameters(*_ALL)
   def test_help_begins_with_the_purpose_and_has_an_example(self, name):
-    text = ast.get_docstring(ast.parse(_COMMANDS[name].read_text()))
+    text = ast.get_docstring(ast.parse(_ALL[name].read_text()))
     self.assertRegex(text.splitlines()[0], r'^[A-Z].*[.:]')
-    called = f'-m {name} ' if '.' in name else f'{name}.py '
+    is_script = _ALL[name].parent == _ROOT
+    called = f'{name}.py ' if is_script else f'-m {name} '
     self.assertIn(called, f'{text} '.replace('\n', ' '))
 
-  @parameterized.parameters(*_COMMANDS)
+  @parameterized.parameters(*_ALL)
   def test_each_flag_says_what_it_is(self, name):
-    for flag, text in _flags(ast.parse(_COMMANDS[name].read_text())):
+    for flag, text in _flags(ast.parse(_ALL[name].read_text())):
       self.assertGreater(len(text), 3, flag)
 
 

@@ -17,7 +17,9 @@ from configs import config_file, sections
 
 ROOT = pathlib.Path(__file__).parents[2]
 _BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-_DEFINE = re.compile(r'DEFINE_\w+$|\.define_path$|\.add_argument$')
+_DEFINE = re.compile(
+  r'DEFINE_\w+$|\.define_(?:path|choices|integers)$|\.add_argument$'
+)
 _VARIABLE = re.compile(r'[A-Z_]+=')
 # Flags of main.py beside those of its config.
 _MAIN = ('workdir', 'role', 'coordinator')
