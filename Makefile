@@ -51,7 +51,6 @@ ray: .venv/dev .venv-ray/run
 
 soak: .venv/dev
 	$(BIN)/python -m pytest --hypothesis-profile=random -m 'soak or hypothesis'
-	$(BIN)/python -m tests.soak.soak
 
 docs: .venv/docs
 	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build/html

@@ -4,8 +4,8 @@
 
 Not among them, and so not in `make bench`: the benchmarks of real hosts, which
 need root for network namespaces (`bench.lab`, `bench.empty`, `bench.joining`),
-and `bench.lead`, `bench.fuzz` and `bench.gpu`, which take minutes.
-docs/benchmarks.md has their commands.
+and `bench.lead` and `bench.gpu`, which take minutes.  docs/benchmarks.md has
+their commands.
 """
 
 import subprocess

@@ -1,15 +1,13 @@
 """Commands and processes of the real runs that benchmarks start."""
 
-import os
+import contextlib
 import pathlib
-import signal
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launch import processes
-from launch.processes import Command
+from launch.processes import Command, Group
 
 _LIMIT_S = 600.0
 _GRACE_S = 40.0  # For the launcher, which gives its coordinator 30 s.
@@ -61,52 +59,17 @@ def command(
   return words
 
 
-def start(words: list[str], log: pathlib.Path) -> subprocess.Popen:
-  """Starts a command in a new process session, with its output in a file."""
-  log.parent.mkdir(parents=True, exist_ok=True)
-  with log.open('wb') as file:
-    return subprocess.Popen(
-      words,
-      env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-      stdout=file,
-      stderr=subprocess.STDOUT,
-      start_new_session=True,
-    )
-
-
-def finish(
-  process: subprocess.Popen, log: pathlib.Path, limit_s: float = _LIMIT_S
-) -> None:
-  """Waits until a command has exited with code 0.
+@contextlib.contextmanager
+def start(words: Sequence[str], workdir: pathlib.Path) -> Iterator[Group]:
+  """Starts the command of a run, which ends with the context.
 
   Args:
-    process: Process of `start`.
-    log: File of its output.
-    limit_s: Seconds after which it is stopped.
-
-  Raises:
-    RuntimeError: If it fails or takes too long; has the end of its output.
+    words: The command; its name in the group is that of the run's folder.
+    workdir: New folder of the run; the output goes to a file beside it.
   """
-  try:
-    code = process.wait(limit_s)
-  except subprocess.TimeoutExpired:
-    code = f'none within {limit_s:g} s'
-  finally:
-    end(process)
-  if code != 0:
-    lines = log.read_text(errors='replace').splitlines()[-20:]
-    raise RuntimeError('\n'.join([f'Expected code 0, got {code}:', *lines]))
-
-
-def end(process: subprocess.Popen) -> None:
-  """Stops a running command by SIGTERM, and by SIGKILL after a grace time."""
-  for number in (signal.SIGTERM, signal.SIGKILL):
-    if process.poll() is None:
-      process.send_signal(number)
-      try:
-        process.wait(_GRACE_S)
-      except subprocess.TimeoutExpired:
-        continue
+  run = Command(workdir.name, words, {'JAX_PLATFORMS': 'cpu'})
+  with processes.start([run], workdir.parent, grace_s=_GRACE_S) as group:
+    yield group
 
 
 def run(workdir: pathlib.Path, *args: Any, **kwargs: Any) -> pathlib.Path:
@@ -137,8 +100,7 @@ def execute(
   Raises:
     ProcessError: If the run fails or takes too long.
   """
-  run = Command(workdir.name, words, {'JAX_PLATFORMS': 'cpu'})
-  with processes.start([run], workdir.parent, grace_s=_GRACE_S) as group:
+  with start(words, workdir) as group:
     group.finish(limit_s)
   return workdir
 

@@ -1,4 +1,4 @@
-"""The fault matrix: runs of `tests.soak.faults`, as data.
+"""The fault matrix: runs of `tests.soak.faults_test`, as data.
 
 In the runs `bsp` to `servers`, `ring`, `forest` and `native`, five of six
 workers die, hang, are slow and lose their links for 5 and 30 s, in every phase

@@ -1,29 +1,21 @@
 """Runs many real replicas on this machine, and loses some of them.
 
-  python -m tests.soak.replicas [--replicas=64] [--routes=ring,forest]
-    [--iterations=50] [--losses=3] [--out=DIR]
-
 Each replica is a process of `tools.launch` that moves real bytes, a gradient of
-256 KiB, without a model.  After --iterations some replicas get SIGKILL at once;
-their launcher starts them again, and the run takes them in.  Ten iterations
-later SIGTERM ends the run.
+256 KiB, without a model.  After some iterations some replicas get SIGKILL at
+once; their launcher starts them again, and the run takes them in.  Ten
+iterations later SIGTERM ends the run.
 
-Columns: seconds from the start of the launcher to the first iteration, the
-median time of an iteration before the losses, the longest time between two
-iterations, seconds from the losses until all replicas take part again, seconds
-in all, and CPU time of an iteration and memory (the share of each process, PSS)
-of the coordinator and the median of the others.  The exit code is 1 if a check
-of the accounts fails.
+Columns of the table: seconds from the start of the launcher to the first
+iteration, the median time of an iteration before the losses, the longest time
+between two iterations, seconds from the losses until all replicas take part
+again, seconds in all, and CPU time of an iteration and memory (the share of
+each process, PSS) of the coordinator and the median of the others.
 """
 
-import argparse
 import itertools
 import os
 import pathlib
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -32,6 +24,7 @@ from analysis import records
 from bench import clusters
 from cluster.process.exits import STOPPED
 from configs import timing
+from launch.processes import Group
 from tests.support.accounts import Check, accounts
 from tests.support.run_processes import RunProcesses
 
@@ -75,51 +68,22 @@ class Row(NamedTuple):
   checks: list[Check]
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Executes a run on each route, and prints the table and the checks."""
-  parser = argparse.ArgumentParser(
-    prog='tests.soak.replicas', description=__doc__.splitlines()[0]
-  )
-  parser.add_argument('--replicas', type=int, default=64)
-  parser.add_argument('--routes', default='ring,forest')
-  parser.add_argument('--iterations', type=int, default=50)
-  parser.add_argument('--losses', type=int, default=3)
-  parser.add_argument('--out', help='folder of the runs; a new one by default')
-  flags = parser.parse_args(argv)
-  out = pathlib.Path(flags.out or tempfile.mkdtemp()).resolve()
-  print(f'the runs are in {out}', flush=True)
-  rows = {
-    route: measure(
-      out / route,
-      route,
-      replicas=flags.replicas,
-      iterations=flags.iterations,
-      losses=flags.losses,
-    )
-    for route in flags.routes.split(',')
-  }
+def describe(name: str, row: Row) -> str:
+  """Returns a table of a run's measurements."""
   head = ('route', 'ready, s', 'iteration, ms', 'longest pause, s')
   head += ('all back, s', 'whole, s')
   head += ('CPU, ms: coordinator, replica', 'MiB: coordinator, replica')
-  cells = [
-    (
-      route,
-      f'{row.ready_s:.1f}',
-      f'{1e3 * row.iteration_s:.0f}',
-      f'{row.pause_s:.2f}',
-      f'{row.rejoin_s:.1f}',
-      f'{row.whole_s:.1f}',
-      ', '.join(f'{1e3 * each:.1f}' for each in row.cpu_s),
-      ', '.join(f'{each:.0f}' for each in row.memory_MiB),
-    )
-    for route, row in rows.items()
-  ]
-  print(clusters.table(head, *cells))
-  checks = [(name, each) for name, row in rows.items() for each in row.checks]
-  for name, check in checks:
-    result = 'ok  ' if check.holds else 'FAIL'
-    print(f'{result}  {name}: {check.name}: {check.detail}')
-  sys.exit(0 if all(check.holds for _, check in checks) else 1)
+  cells = (
+    name,
+    f'{row.ready_s:.1f}',
+    f'{1e3 * row.iteration_s:.0f}',
+    f'{row.pause_s:.2f}',
+    f'{row.rejoin_s:.1f}',
+    f'{row.whole_s:.1f}',
+    ', '.join(f'{1e3 * each:.1f}' for each in row.cpu_s),
+    ', '.join(f'{each:.0f}' for each in row.memory_MiB),
+  )
+  return clusters.table(head, cells)
 
 
 def measure(
@@ -142,7 +106,7 @@ def measure(
   Raises:
     RuntimeError: If the run ends or stands still; has the end of its output.
   """
-  start, log = time.monotonic(), folder.with_name(f'{folder.name}.log')
+  start = time.monotonic()
   fields: dict[str, Any] = {
     **timing.fields(
       workers=replicas, iterations=10, size_bytes=1 << 18, batch=_BATCH
@@ -158,14 +122,13 @@ def measure(
     servers=0,
     dedicated=False,
   )
-  run = clusters.start(words, log)
   processes = RunProcesses(folder)
-  try:
-    _until(lambda: processes.pushes >= replicas, run, processes, log)
+  with clusters.start(words, folder) as run:
+    _until(lambda: processes.pushes >= replicas, run, processes)
     ready_s = time.monotonic() - start
     began, cpu_s = processes.pushes, _of_each(processes, _cpu_s)
     target = began + replicas * iterations
-    _until(lambda: processes.pushes >= target, run, processes, log)
+    _until(lambda: processes.pushes >= target, run, processes)
     passed = (processes.pushes - began) / replicas
     for role, used_s in _of_each(processes, _cpu_s).items():
       cpu_s[role] = (used_s - cpu_s[role]) / passed
@@ -176,12 +139,11 @@ def measure(
     lost_at = time.monotonic()
     for role in lost:
       processes.kill(role)
-    _until(lambda: _count(folder, 'join') >= losses, run, processes, log)
+    _until(lambda: _count(folder, 'join') >= losses, run, processes)
     rejoin_s = time.monotonic() - lost_at
     target = processes.pushes + replicas * _MORE
-    _until(lambda: processes.pushes >= target, run, processes, log)
-  finally:
-    clusters.end(run)
+    _until(lambda: processes.pushes >= target, run, processes)
+    code = run.end()[folder.name]
   whole_s = time.monotonic() - start
   processes.update()
   ends = sorted(
@@ -200,8 +162,8 @@ def measure(
       *accounts(folder),
       Check(
         'the launcher ends as after SIGTERM',
-        run.returncode == STOPPED,
-        f'code {run.returncode}',
+        code == STOPPED,
+        f'code {code}',
       ),
       Check(
         'the lost replicas alone have left and rejoined',
@@ -216,17 +178,16 @@ def measure(
 
 def _until(
   condition: Callable[[], bool],
-  run: subprocess.Popen,
+  run: Group,
   processes: RunProcesses,
-  log: pathlib.Path,
 ) -> None:
   """Waits for a condition; raises RuntimeError if the run ends before."""
   deadline = time.monotonic() + _LIMIT_S
   while not condition():
-    if run.poll() is not None or time.monotonic() > deadline:
-      lines = log.read_text(errors='replace').splitlines()[-20:]
-      raise RuntimeError('\n'.join(['The run does not continue:', *lines]))
-    time.sleep(_POLL_S)
+    run.next_ends(_POLL_S)
+    if not run.names() or time.monotonic() > deadline:
+      tail = run.tail(processes.workdir.name)
+      raise RuntimeError(f'The run does not continue:\n{tail}')
     processes.update()
 
 
@@ -261,8 +222,3 @@ def _memory_MiB(pid: int) -> float:
   lines = pathlib.Path(f'/proc/{pid}/smaps_rollup').read_text().splitlines()
   (share,) = [line for line in lines if line.startswith('Pss:')]
   return int(share.split()[1]) / 1024
-
-
-if __name__ == '__main__':
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-  main()

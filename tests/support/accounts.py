@@ -2,7 +2,7 @@
 
 import pathlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from analysis import records
@@ -24,6 +24,14 @@ class Check(NamedTuple):
   name: str
   holds: bool
   detail: str
+
+
+def failed(checks: Iterable[Check]) -> list[Check]:
+  """Prints checks; returns those that do not hold."""
+  checks = list(checks)
+  for check in checks:
+    print(f'{"ok  " if check.holds else "FAIL"}  {check.name}: {check.detail}')
+  return [check for check in checks if not check.holds]
 
 
 def accounts(path: pathlib.Path) -> Iterator[Check]:

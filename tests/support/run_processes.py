@@ -51,6 +51,7 @@ class RunProcesses:
   """Processes of a run, according to its launch.jsonl.
 
   Attributes:
+    workdir: Folder of the run.
     alive: Process id and Unix time of the start of each live process, by role.
     starts: Number of starts.
     deaths: Number of processes that ended with a code other than 0.
@@ -63,7 +64,7 @@ class RunProcesses:
 
   def __init__(self, workdir: pathlib.Path):
     """Initializes the object without processes."""
-    self._workdir = workdir
+    self.workdir = workdir
     self.alive: dict[str, tuple[int, float]] = {}
     self.starts = self.deaths = 0
     self.ports: set[int] = set()
@@ -88,13 +89,13 @@ class RunProcesses:
   def count_pushes(self) -> int:
     """Returns the number of pushes in the run's file, without lost ones."""
     return sum(
-      _PUSH in line for line in Lines(self._workdir / 'events.jsonl').more()
+      _PUSH in line for line in Lines(self.workdir / 'events.jsonl').more()
     )
 
   @property
   def coordinator(self) -> str:
     """Role of the process that coordinates the run now."""
-    place = Terms(self._workdir).find()
+    place = Terms(self.workdir).find()
     has_servers = any(role.startswith('server') for role in self.alive)
     if place:
       return f'worker:{place.worker}'

@@ -1,4 +1,8 @@
-"""Tests for the checks of tests.soak.soak and tests.support.accounts."""
+"""Runs whose processes are killed, and tests of what checks them.
+
+SYNCOPATE_KILLS and SYNCOPATE_KILLS_MEAN_S are other numbers of kills, and mean
+seconds between two, of the runs in RUNS.
+"""
 
 import contextlib
 import functools
@@ -10,10 +14,24 @@ import sys
 import tempfile
 import time
 
+import pytest
 from absl.testing import absltest, parameterized
 
-from tests.soak import soak
-from tests.support import run_processes, small
+from tests.soak import killing
+from tests.soak.killing import Kills
+from tests.support import accounts, run_processes, small
+
+_OF_WORKERS = Kills(
+  'server', 10, mean_s=5.0, servers=0.0, scheme='quorum', slowdown='(1.0,)'
+)
+RUNS = {
+  'server': Kills('server', 200),
+  'server_in_workers': Kills('server_in_workers', 80, mean_s=2.5),
+  'ring': Kills('ring', 60, mean_s=10.0),
+  'quorum': _OF_WORKERS,
+  'bsp': _OF_WORKERS._replace(scheme='bsp'),
+  'local_steps': _OF_WORKERS._replace(local_steps=16, ahead=0),
+}
 
 
 @functools.cache
@@ -27,11 +45,11 @@ def _workdir():
 def _failed_checks(folder, growth=()):
   processes = run_processes.RunProcesses(folder)
   processes.growth |= dict(growth)
-  checks = soak.checks_of(folder, processes, least=0.1)
+  checks = killing.checks_of(folder, processes, least=0.1)
   return [check.name for check in checks if not check.holds]
 
 
-class SoakTest(parameterized.TestCase):
+class ChecksTest(parameterized.TestCase):
   def test_a_run_that_loses_workers_passes_all_checks(self):
     summary = json.loads((_workdir() / 'summary.json').read_text())
     self.assertNotEmpty(summary['lost'])
@@ -129,6 +147,19 @@ class SoakTest(parameterized.TestCase):
       processes.update()
     self.assertEqual(processes.victims('worker'), [])
     self.assertEqual((processes.starts, processes.deaths), (4, 3))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+class KillsTest(parameterized.TestCase):
+  @parameterized.named_parameters(*((name, name) for name in RUNS))
+  def test_a_run_continues_after_kills(self, name):
+    planned = RUNS[name]
+    kills = int(os.environ.get('SYNCOPATE_KILLS', planned.kills))
+    mean_s = float(os.environ.get('SYNCOPATE_KILLS_MEAN_S', planned.mean_s))
+    path = pathlib.Path(tempfile.mkdtemp(), name)
+    checks = killing.execute(path, planned._replace(kills=kills, mean_s=mean_s))
+    self.assertEmpty(accounts.failed(checks))
 
 
 if __name__ == '__main__':

@@ -1,14 +1,17 @@
-"""Tests for bench.fuzz, and for a listener that it fuzzes."""
+"""Tests of listeners, and of runs, that are fuzzed."""
 
+import pathlib
 import queue
+import tempfile
 import threading
 
 import numpy as np
-from absl.testing import absltest
+import pytest
+from absl.testing import absltest, parameterized
 
-from bench import fuzz
 from cluster.network import streams as transport
 from cluster.network.streams import Closed, Refused, Security
+from tests.soak import fuzzing
 from tests.support.streams import (
   HOST,
   PLAIN,
@@ -47,7 +50,7 @@ class FuzzTest(TestCase):
     exchanges = threading.Thread(target=exchange)
     exchanges.start()
     with self.assertLogs(level='WARNING') as logs:
-      client = fuzz.Fuzz([port], _TOKEN, seed=1)
+      client = fuzzing.Fuzz([port], _TOKEN, seed=1)
       for _ in range(200):
         client.send()
       client.close()
@@ -64,10 +67,21 @@ class FuzzTest(TestCase):
 
   def test_parameters_are_compared_bit_for_bit(self):
     one = {'array0': np.zeros(3, np.float32)}
-    self.assertTrue(fuzz.same(one, {'array0': np.zeros(3, np.float32)}))
+    self.assertTrue(fuzzing.same(one, {'array0': np.zeros(3, np.float32)}))
     other = np.array([0, 0, -0.0], np.float32)
-    self.assertFalse(fuzz.same(one, {'array0': other}))
-    self.assertFalse(fuzz.same(one, {}))
+    self.assertFalse(fuzzing.same(one, {'array0': other}))
+    self.assertFalse(fuzzing.same(one, {}))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+class RunsTest(parameterized.TestCase):
+  @parameterized.named_parameters(('server', 'server'), ('forest', 'forest'))
+  def test_a_fuzzed_run_ends_with_the_parameters_of_a_calm_one(self, route):
+    out = pathlib.Path(tempfile.mkdtemp())
+    outcome = fuzzing.execute(out, route, messages=10_000)
+    print(outcome)
+    self.assertTrue(outcome.equal)
 
 
 if __name__ == '__main__':

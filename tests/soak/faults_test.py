@@ -1,42 +1,42 @@
-"""Injects every kind of fault in every phase: python -m tests.soak.faults.
+"""The fault matrix: every kind of fault in every phase of a real run.
 
-  python -m tests.soak.faults [--runs=NAME,...] [--out=DIR]
+The runs are those of `tests.soak.fault_runs`, by name, in a lab of hosts.
+Failures inside processes are those of config.cluster.faults; links and the disk
+are disturbed from outside (`tests.soak.disturbances`).
 
-The runs are those of `tests.soak.fault_runs`, by name.  Needs root, for a lab
-of hosts.  Failures inside processes are those of config.cluster.faults; links
-and the disk are disturbed from outside (`tests.soak.disturbances`).
-
-A cell of the table has the number of faults that happened over the number of
-faults that were planned; the checks of the run follow.  The exit code is 1 if a
-check fails.
+A cell of the table that a run prints has the number of faults that happened
+over the number of faults that were planned; the checks of the run follow.
 """
 
-import argparse
 import collections
 import pathlib
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import pytest
+from absl.testing import absltest, parameterized
+
 from analysis import records
 from bench import clusters
-from cluster.process.faults import SLOWER
+from cluster.process.faults import SLOWER, Faults, Kind, Phase
 from tests.soak import disturbances
 from tests.soak.disturbances import Disturbances
 from tests.soak.fault_runs import RUNS, Run
+from tests.support import certificates, requires
 from tests.support.accounts import (
   Check,
   accounts,
   check_history,
   check_parameters,
+  failed,
 )
 from tests.support.run_processes import RunProcesses
 
 _STANDSTILL = 3.0  # Longest time without a push, in timeouts.
 _LINK = '1gbit'
+_TLS_NAME = 'syncopate'
 _BACKOFF_S = 0.5  # Pause of the launcher before a restart.
 _LIMIT_S, _POLL_S, _TIMEOUT_S = 900.0, 0.05, 2.0
 _FIELDS = {
@@ -55,18 +55,46 @@ _FIELDS = {
 }
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Executes the runs and prints their tables and checks."""
-  parser = argparse.ArgumentParser(
-    prog='tests.soak.faults', description=__doc__.splitlines()[0]
+class FaultRunsTest(parameterized.TestCase):
+  @parameterized.parameters(*RUNS)
+  def test_faults_are_accepted(self, name):
+    run = RUNS[name]
+    faults = _make(run.entries, run.workers, max(run.servers, 1))
+    self.assertEqual(bool(run.entries), bool(faults.kinds))
+
+  @parameterized.parameters('die:5', 'memory:5', 'stop:0')
+  def test_seconds_of_other_kinds_are_refused(self, kind):
+    with self.assertRaisesRegex(ValueError, 'seconds, above 0'):
+      _make(((0, 1, kind),), 1, 1)
+
+  def test_a_counted_phase_fails_at_its_number_and_only_once(self):
+    faults = _make(((0, 1, 'memory', 'serve'),), 1, 1)
+    faults.strike_counted(0, Phase.SERVE)
+    with self.assertRaisesRegex(MemoryError, 'as the config says'):
+      faults.strike_counted(0, Phase.SERVE)
+    faults.strike_counted(0, Phase.SERVE)
+    self.assertEqual(faults.kinds, {Kind.MEMORY})
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2 * _LIMIT_S)
+class MatrixTest(parameterized.TestCase):
+  @parameterized.named_parameters(*((name, name) for name in RUNS))
+  def test_a_run_continues_after_its_faults(self, name):
+    requires.lab()
+    path = pathlib.Path(tempfile.mkdtemp(), name)
+    self.assertEmpty(_run(path, RUNS[name]))
+
+
+def _make(entries, workers, servers):
+  return Faults(
+    entries,
+    num_workers=workers,
+    num_servers=servers,
+    directory=pathlib.Path(tempfile.mkdtemp()),
+    interface='eth0',
+    timeout_s=1.0,
   )
-  parser.add_argument('--runs', default=','.join(RUNS))
-  parser.add_argument('--out', help='folder of the runs; a new one by default')
-  flags = parser.parse_args(argv)
-  out = pathlib.Path(flags.out or tempfile.mkdtemp()).resolve()
-  print(f'runs are in {out}', flush=True)
-  holds = [_run(out / name, RUNS[name]) for name in flags.runs.split(',')]
-  sys.exit(0 if all(holds) else 1)
 
 
 class Pause(NamedTuple):
@@ -105,11 +133,16 @@ class Pause(NamedTuple):
     )
 
 
-def _run(path: pathlib.Path, run: Run) -> bool:
-  """Executes a run and prints table and checks; returns whether all hold."""
+def _run(path: pathlib.Path, run: Run) -> list[Check]:
+  """Executes a run, and prints it; returns the checks that do not hold."""
   fields = _FIELDS | run.fields | {'cluster.interface': 'eth0'}
   if run.is_encrypted:
-    fields |= _make_certificate(path)
+    certificate, key = certificates.write(path.parent, f'DNS:{_TLS_NAME}')
+    fields |= {
+      'cluster.certificate_file': str(certificate),
+      'cluster.key_file': str(key),
+      'cluster.tls_name': _TLS_NAME,
+    }
   words = clusters.command(
     path,
     'configs/default.py',
@@ -126,7 +159,7 @@ def _run(path: pathlib.Path, run: Run) -> bool:
 
 def _execute(
   path: pathlib.Path, run: Run, fields: dict[str, Any], words: list[str]
-) -> bool:
+) -> list[Check]:
   timeout_s, start_s = (
     float(fields[f'cluster.{name}']) for name in ('timeout_s', 'start_s')
   )
@@ -161,29 +194,7 @@ def _execute(
     cells = [counts.get((phase, kind)) for kind in kinds]
     rows.append((phase, *('{}/{}'.format(*c) if c else '-' for c in cells)))
   print(f'\n{clusters.table(*rows)}\n')
-  checks = list(_checks(path, run, counts, outside, still_s, limit_s))
-  for check in checks:
-    print(f'{"ok  " if check.holds else "FAIL"}  {check.name}: {check.detail}')
-  sys.stdout.flush()
-  return all(check.holds for check in checks)
-
-
-def _make_certificate(path: pathlib.Path) -> dict[str, str]:
-  """Returns the fields of a new certificate beside a run's folder."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  certificate = path.with_name(f'{path.name}-certificate.pem')
-  key = path.with_name(f'{path.name}-key.pem')
-  command = (
-    'openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes '
-    '-days 1 -subj /CN=syncopate -addext subjectAltName=DNS:syncopate '
-    f'-keyout {key} -out {certificate}'
-  )
-  subprocess.run(command.split(), check=True, capture_output=True)
-  return {
-    'cluster.certificate_file': str(certificate),
-    'cluster.key_file': str(key),
-    'cluster.tls_name': 'syncopate',
-  }
+  return failed(_checks(path, run, counts, outside, still_s, limit_s))
 
 
 def _pushes(
@@ -200,12 +211,11 @@ def _pushes(
     Seconds since the push before, or since the start of the first worker, and
     the processes of the run.
   """
-  log = path.with_name(f'{path.name}.log')
-  run, processes = clusters.start(words, log), RunProcesses(path)
+  processes = RunProcesses(path)
   start, pushed_at, pushes = time.monotonic(), 0.0, 0
-  try:
-    while run.poll() is None and time.monotonic() - start < _LIMIT_S:
-      time.sleep(_POLL_S)
+  with clusters.start(words, path) as run:
+    while run.names() and time.monotonic() - start < _LIMIT_S:
+      run.next_ends(_POLL_S)
       processes.update()
       if outside:
         outside.update(processes.pushes)
@@ -214,8 +224,7 @@ def _pushes(
         since = pushed_at or processes.alive['worker:0'][1]
         yield now - since, processes
         pushed_at, pushes = now, processes.pushes
-  finally:
-    clusters.finish(run, log, 1.0)
+    run.finish(1.0)
 
 
 def _longest_pause_s(
@@ -312,4 +321,4 @@ def _checks(
 
 
 if __name__ == '__main__':
-  main()
+  absltest.main()

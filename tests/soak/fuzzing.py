@@ -1,30 +1,19 @@
-"""Fuzzes the listening ports of a run: python -m bench.fuzz.
+"""Fuzzes the listening ports of a run.
 
-  python -m bench.fuzz [--route=server|forest] [--messages=10000] [--seed=0]
-    [--out=DIR]
-
-The benchmark starts two equal BSP runs with two workers on this machine, and
-fuzzes one of them: with a dedicated server (services control and pushes), or
-with an allreduce (control, sums and states).  Every port on which its processes
-listen receives random bytes, first messages of a real client with bytes flipped
-or cut off, and invalid hellos, headers, checksums and sizes, with and without
-the token, for all services, from random addresses in 127.0.0.0/8.  Other
+Two equal BSP runs with two workers are on this machine, and one of them is
+fuzzed: with a dedicated server (services control and pushes), or with an
+allreduce (control, sums and states).  Every port on which its processes listen
+receives random bytes, first messages of a real client with bytes flipped or cut
+off, and invalid hellos, headers, checksums and sizes, with and without the
+token, for all services, from random addresses in 127.0.0.0/8.  Other
 connections send nothing, or send slowly.
-
-It prints the number of messages by kind, the memory, descriptors and threads of
-the fuzzed processes, and the number of refusals in the log.  The exit code is 1
-unless both runs end with the same parameters, bit for bit (a sum of two
-gradients has one order).
 """
 
-import argparse
 import contextlib
 import json
 import pathlib
 import random
 import socket
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -414,67 +403,79 @@ def attack(
   return fuzz, usage
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Runs both runs and prints the table."""
-  parser = argparse.ArgumentParser(
-    prog='bench.fuzz', description=__doc__.splitlines()[0]
-  )
-  parser.add_argument('--route', choices=[*_ROUTES], default='server')
-  parser.add_argument('--messages', type=int, default=10_000)
-  parser.add_argument('--seed', type=int, default=0)
-  parser.add_argument('--seconds', type=float, help='of the runs')
-  parser.add_argument('--out', help='folder of the runs; a new one by default')
-  given = parser.parse_args(argv)
-  out = pathlib.Path(given.out or tempfile.mkdtemp()).resolve()
-  seconds = given.seconds or given.messages * _MESSAGE_S + 10.0
-  fields = _FIELDS | {'epochs': seconds * _EPOCHS_PER_S}
-  fields |= {'route.name': given.route}
-  runs = {
-    name: clusters.start(
-      clusters.command(
-        out / name,
-        'configs/vgg16_bsp.py',
-        fields,
-        workers=_WORKERS,
-        **_ROUTES[given.route],
-      ),
-      out / f'{name}.log',
+class Outcome(NamedTuple):
+  """What two runs have shown.
+
+  Attributes:
+    sent: Number of messages sent, by kind.
+    usage: Resources of each fuzzed process, by role, as `attack` gives them.
+    refused: Lines of the fuzzed run's log about refused peers.
+    lines: Lines of this log.
+    equal: Whether both runs end with the same parameters, bit for bit (a sum of
+      two gradients has one order).
+  """
+
+  sent: Counter[str]
+  usage: dict[str, list[Usage]]
+  refused: int
+  lines: int
+  equal: bool
+
+  def __str__(self) -> str:
+    rows = [f'{n:7}  {kind}' for kind, n in self.sent.most_common()]
+    rows.append(f'{self.sent.total():7}  in all')
+    for role, own in self.usage.items():
+      rows.append(
+        f'{role}: before, at most, {_SETTLE_S:g} s after the last message'
+      )
+      rows += [
+        f'{field:>14}  {values[0]}, {max(values)}, {values[-1]}'
+        for field, values in zip(
+          Usage._fields, zip(*own, strict=True), strict=True
+        )
+      ]
+    rows.append(f'lines of its log that say so: {self.refused} of {self.lines}')
+    return '\n'.join(rows)
+
+
+def execute(
+  out: pathlib.Path, route: str, *, messages: int, seed: int = 0
+) -> Outcome:
+  """Executes a fuzzed and a calm run; returns what they have shown.
+
+  Args:
+    out: Folder of the runs.
+    route: 'server' or 'forest'.
+    messages: Number of messages.
+    seed: Seed of the messages.
+
+  Raises:
+    RuntimeError: If a run fails.
+  """
+  seconds = messages * _MESSAGE_S + 10.0
+  fields = _FIELDS | {'epochs': seconds * _EPOCHS_PER_S, 'route.name': route}
+  with contextlib.ExitStack() as stack:
+    fuzzed, calm = (
+      stack.enter_context(
+        clusters.start(
+          clusters.command(
+            out / name,
+            'configs/vgg16_bsp.py',
+            fields,
+            workers=_WORKERS,
+            **_ROUTES[route],
+          ),
+          out / name,
+        )
+      )
+      for name in ('fuzzed', 'calm')
     )
-    for name in ('fuzzed', 'calm')
-  }
-  try:
     fuzz, usage = attack(
-      out / 'fuzzed',
-      given.messages,
-      given.seed,
-      lambda: runs['fuzzed'].poll() is None,
+      out / 'fuzzed', messages, seed, lambda: fuzzed.code('fuzzed') is None
     )
-    print(f'runs are in {out}')
-    for name, process in runs.items():
-      clusters.finish(process, out / f'{name}.log', _LIMIT_S)
-  finally:
-    for process in runs.values():
-      clusters.end(process)
-  for kind, count in fuzz.sent.most_common():
-    print(f'{count:7}  {kind}')
-  print(f'{fuzz.sent.total():7}  in all')
-  lines = (out / 'fuzzed.log').read_text(errors='replace')
-  lines = lines.splitlines()
-  refused = [line for line in lines if ': refused: ' in line]
-  for role, own in usage.items():
-    print(f'{role}: before, at most, {_SETTLE_S:g} s after the last message')
-    for field, values in zip(
-      Usage._fields, zip(*own, strict=True), strict=True
-    ):
-      print(f'{field:>14}  {values[0]}, {max(values)}, {values[-1]}')
-  print(f'lines of its log that say so: {len(refused)} of {len(lines)}')
-  equal = same(
-    parameters(out / 'fuzzed', given.route),
-    parameters(out / 'calm', given.route),
-  )
-  print(f'parameters: {"the same, bit for bit" if equal else "ANOTHER"}')
-  sys.exit(0 if equal else 1)
-
-
-if __name__ == '__main__':
-  main()
+    for run in (fuzzed, calm):
+      run.finish(_LIMIT_S)
+    lines = fuzzed.log('fuzzed').splitlines()
+  refused = sum(': refused: ' in line for line in lines)
+  ends = [parameters(out / name, route) for name in ('fuzzed', 'calm')]
+  return Outcome(fuzz.sent, usage, refused, len(lines), same(*ends))

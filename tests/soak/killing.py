@@ -1,44 +1,29 @@
-"""Kills many processes of one run: python -m tests.soak.soak, or `make soak`.
+"""Kills many processes of one run on this machine.
 
-  python -m tests.soak.soak [--route=server] [--kills=200] [--servers=0.1]
-    [--mean_s=1.5] [--seed=0] [--scheme=elastic] [--local_steps=1] [--ahead=2]
-    [--slowdown='(1.0, 1.5, 2.0, 3.0)'] [--out=DIR]
+With a route of servers the run is of four workers; dedicated servers are two,
+one of which is the coordinator.  After its start a random live process receives
+SIGKILL at random times, also during a restart.  The process is a worker, or
+with some probability a server or the coordinator, after which all continue from
+a mirror, that is taken every second, or, if two were killed at once, resume
+from a checkpoint.  Pauses are longer while all processes restart.
 
-With --route=server the run is ElasticBSP on this machine, with four workers and
-two dedicated servers, one of which is the coordinator.  After its start a
-random live process receives SIGKILL at random times, on average --mean_s apart,
-also during a restart.  The process is a worker, or with probability --servers a
-server or the coordinator, after which all continue from a mirror, that is taken
-every second, or, if two were killed at once, resume from a checkpoint.  Pauses
-are longer while all processes restart.
+If each worker has a server, the default placement, any worker is killed, and
+all others continue from the mirror of its server, or, if the process with the
+mirror was killed at the same time, start again from a checkpoint.  Pauses are
+longer until the run has continued.
 
---scheme, --local_steps and --slowdown change the scheme of such a run, the
-steps of an iteration, each as long as an iteration of one step, and the
-workers' speeds.  --ahead is config.data.ahead.
-
-With --route=server_in_workers each worker has a server, the default placement.
-Any worker is killed, and all others continue from the mirror of its server, or,
-if the process with the mirror was killed at the same time, start again from a
-checkpoint.  Pauses are longer until the run has continued.
-
-With --route=ring the run is BSP with four workers and no server, and any worker
-is killed, the coordinator's process too.  Nobody else may restart.
+On a ring the run is BSP without servers, and any worker is killed, the
+coordinator's process too.  Nobody else may restart.
 
 A process that has died several times in a row soon after its start is not
 killed again until it is older, because the launcher would end the run.  The
 goodput is the rate at which examples are pushed, and not lost afterwards, from
 the first kill to the last, over the rate in the 20 s before the first.
-
-The benchmark prints the checks of the run; the exit code is 1 if one fails.
 """
 
-import argparse
 import math
 import pathlib
 import random
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -46,6 +31,7 @@ from typing import Any, NamedTuple
 
 from analysis import records
 from bench import clusters
+from launch.processes import Group
 from tests.support.accounts import Check, accounts, check_parameters
 from tests.support.run_processes import RunProcesses, listening_ports
 
@@ -100,7 +86,6 @@ _KINDS = {
     0.35,
   ),
 }
-_SCHEMES = ('bsp', 'ssp', 'elastic', 'quorum')
 _BASELINE_S = 20.0  # Before the first kill.
 _LIMIT_S = 6.0  # Seconds of the run per kill.
 _STANDSTILL_S = 90.0  # Without a push for this long, the run hangs.
@@ -110,93 +95,96 @@ _MAX_GROWTH = 64.0, 16  # MiB and open files of a process after warm-up.
 _POLL_S, _MEASURE_S = 0.05, 2.0
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Executes the run and prints its checks."""
-  parser = argparse.ArgumentParser(
-    prog='tests.soak.soak', description=__doc__.splitlines()[0]
-  )
-  parser.add_argument('--route', choices=_KINDS, default='server')
-  parser.add_argument('--kills', type=int, default=200)
-  parser.add_argument('--servers', type=float, default=0.1)
-  parser.add_argument('--mean_s', type=float, default=1.5)
-  parser.add_argument('--seed', type=int, default=0)
-  parser.add_argument('--scheme', choices=_SCHEMES, default='elastic')
-  parser.add_argument('--local_steps', type=int, default=1)
-  parser.add_argument('--ahead', type=int, default=2, help='config.data.ahead')
-  parser.add_argument('--slowdown', help='config.cluster.speed.slowdown')
-  parser.add_argument('--out', help='folder of the run; a new one by default')
-  flags = parser.parse_args(argv)
-  changed = (flags.scheme, flags.local_steps, flags.ahead, flags.slowdown)
-  if flags.route == 'ring' and changed != ('elastic', 1, 2, None):
-    parser.error('--route=ring: expected no option of a run with servers')
-  out = pathlib.Path(flags.out or tempfile.mkdtemp()).resolve()
-  print(f'the run is in {out}', flush=True)
-  start, kind = time.monotonic(), _KINDS[flags.route]
+class Kills(NamedTuple):
+  """A run and its kills.
+
+  Attributes:
+    route: 'server' with dedicated servers, 'server_in_workers' or 'ring'.
+    kills: Number of kills.
+    mean_s: Mean time between two kills, seconds.
+    servers: Probability that a dedicated server is killed.
+    scheme: Scheme of a run with servers.
+    local_steps: Steps of an iteration, each as long as one of one step.
+    ahead: config.data.ahead.
+    slowdown: config.cluster.speed.slowdown; '' for that of the config.
+    seed: Seed of victims and times.
+  """
+
+  route: str
+  kills: int
+  mean_s: float = 1.5
+  servers: float = 0.1
+  scheme: str = 'elastic'
+  local_steps: int = 1
+  ahead: int = 2
+  slowdown: str = ''
+  seed: int = 0
+
+  @property
+  def num_pushes(self) -> float:
+    """Pushes of the run, which outlasts the kills a little."""
+    rate = _WORKERS / (self.local_steps * _ITERATION_S)
+    kills_s = self.kills * self.mean_s
+    return rate * (_BASELINE_S + _KINDS[self.route].share * kills_s)
+
+
+def execute(path: pathlib.Path, planned: Kills) -> Iterator[Check]:
+  """Executes a run with kills, prints figures, and yields its checks.
+
+  Args:
+    path: New folder of the run.
+    planned: The run and its kills.
+
+  Raises:
+    RuntimeError: If the run fails or hangs.
+  """
+  start, kind = time.monotonic(), _KINDS[planned.route]
+  slowdown = {'cluster.speed.slowdown': planned.slowdown}
   words = clusters.command(
-    out / 'run',
-    kind.config.format(scheme=flags.scheme),
+    path,
+    kind.config.format(scheme=planned.scheme),
     {
       **_FIELDS,
       **kind.fields,
-      'epochs': _num_pushes(flags) * flags.local_steps / _EPOCH,
-      'batching.local_steps': flags.local_steps,
-      'data.ahead': flags.ahead,
-      'cluster.speed.fixed_s': flags.local_steps * _ITERATION_S,
-      **({'cluster.speed.slowdown': flags.slowdown} if flags.slowdown else {}),
+      'epochs': planned.num_pushes * planned.local_steps / _EPOCH,
+      'batching.local_steps': planned.local_steps,
+      'data.ahead': planned.ahead,
+      'cluster.speed.fixed_s': planned.local_steps * _ITERATION_S,
+      **(slowdown if planned.slowdown else {}),
     },
     workers=_WORKERS,
     servers=kind.servers,
     dedicated=kind.servers > 0,
-    restarts=flags.kills,
+    restarts=planned.kills,
   )
-  run = clusters.start(words, out / 'run.log')
-  processes = RunProcesses(out / 'run')
-  try:
-    killer = Killer(run, processes, flags)
+  processes = RunProcesses(path)
+  with clusters.start(words, path) as run:
+    killer = Killer(run, processes, planned)
     kills = killer.run()
-    per_kill_s = max(_LIMIT_S, 2 * flags.mean_s)
-    limit_s = max(start + per_kill_s * flags.kills - time.monotonic(), 60.0)
-    clusters.finish(run, out / 'run.log', limit_s)
-  finally:
-    clusters.end(run)
+    per_kill_s = max(_LIMIT_S, 2 * planned.mean_s)
+    limit_s = start + per_kill_s * planned.kills - time.monotonic()
+    run.finish(max(limit_s, 60.0))
   processes.update()
   kinds = ', '.join(f'{count} of {kind}' for kind, count in kills.items())
   print(
     f'{kills.total()} kills ({kinds}), {processes.deaths} deaths, '
-    f'{processes.starts} '
-    f'starts, {time.monotonic() - start:.0f} s'
+    f'{processes.starts} starts, {time.monotonic() - start:.0f} s'
   )
   print(
     f'goodput {killer.goodput:.1%}; at most {killer.longest_s:.1f} s without a '
     'push'
   )
-  checks = [
-    Check(
-      'all kills happened', kills.total() == flags.kills, f'{kills.total()}'
-    ),
-    *checks_of(out / 'run', processes),
-    *check_parameters(out / 'run'),
-  ]
-  if flags.route == 'ring':
-    checks.append(
-      Check(
-        'nobody else restarts',
-        processes.starts
-        == _WORKERS + kills.total()
-        == _WORKERS + processes.deaths,
-        f'{processes.starts} starts',
-      )
+  happened = kills.total() == planned.kills
+  yield Check('all kills happened', happened, f'{kills.total()}')
+  yield from checks_of(path, processes)
+  yield from check_parameters(path)
+  if planned.route == 'ring':
+    expected = _WORKERS + kills.total()
+    yield Check(
+      'nobody else restarts',
+      processes.starts == expected == _WORKERS + processes.deaths,
+      f'{processes.starts} starts',
     )
-  for check in checks:
-    print(f'{"ok  " if check.holds else "FAIL"}  {check.name}: {check.detail}')
-  sys.exit(0 if all(check.holds for check in checks) else 1)
-
-
-def _num_pushes(flags: argparse.Namespace) -> float:
-  """Returns the pushes of the run, which outlasts the kills a little."""
-  rate = _WORKERS / (flags.local_steps * _ITERATION_S)
-  kills_s = flags.kills * flags.mean_s
-  return rate * (_BASELINE_S + _KINDS[flags.route].share * kills_s)
 
 
 def checks_of(
@@ -251,22 +239,21 @@ class Killer:
 
   def __init__(
     self,
-    run: subprocess.Popen,
+    run: Group,
     processes: RunProcesses,
-    flags: argparse.Namespace,
+    planned: Kills,
   ):
     """Initializes the object without kills.
 
     Args:
-      run: Process of the launcher.
+      run: The launcher alone.
       processes: Processes that the launcher has started.
-      flags: Parsed flags of the command line.
+      planned: The run and its kills.
     """
-    self._run, self._processes, self._flags = run, processes, flags
-    self._rng = random.Random(flags.seed)
+    self._run, self._processes, self._planned = run, processes, planned
+    self._rng = random.Random(planned.seed)
     self._kills: Counter[str] = Counter()
-    self._num_pushes = _num_pushes(flags)
-    self._has_servers = _KINDS[flags.route].servers > 0
+    self._has_servers = _KINDS[planned.route].servers > 0
     self.goodput = self.longest_s = 0.0
 
   def run(self) -> Counter[str]:
@@ -278,12 +265,12 @@ class Killer:
     Raises:
       RuntimeError: If the run hangs.
     """
-    flags, processes = self._flags, self._processes
+    planned, processes = self._planned, self._processes
     start = pushed_at = measured_at = time.monotonic()
     due, pause_s, pushes, restart = math.inf, 0.0, 0, -1
     marks: list[tuple[float, int]] = []  # Times, and numbers of pushes.
-    while self._kills.total() < flags.kills and self._run.poll() is None:
-      time.sleep(_POLL_S)
+    while self._kills.total() < planned.kills and self._run.names():
+      self._run.next_ends(_POLL_S)
       processes.update()
       now = time.monotonic()
       if now - measured_at > _MEASURE_S:
@@ -307,8 +294,7 @@ class Killer:
         marks.append((now, processes.count_pushes()))
       if role := self._kill():
         print(f'{now - start:6.1f} s: kill {self._kills.total()}, {role}')
-        sys.stdout.flush()
-        if role.startswith('server') or flags.route == 'server_in_workers':
+        if role.startswith('server') or planned.route == 'server_in_workers':
           restart = pushes
         pause_s = self._pause_s()
         factor = _RESTART_FACTOR if pushes == restart else 1
@@ -323,7 +309,7 @@ class Killer:
   def _kill(self) -> str:
     """Kills a process; returns its role, or '' if there is none to kill."""
     kinds = ['server', 'worker']
-    if not self._has_servers or self._rng.random() >= self._flags.servers:
+    if not self._has_servers or self._rng.random() >= self._planned.servers:
       kinds.reverse()
     for kind in kinds:
       if victims := self._processes.victims(kind):
@@ -337,15 +323,10 @@ class Killer:
 
   def _pause_s(self) -> float:
     """Returns seconds to the next kill, fewer if the run would end before."""
-    flags = self._flags
-    run_left = max(1 - self._processes.pushes / self._num_pushes, 0.1)
-    kills_left = 1 - self._kills.total() / flags.kills
-    return (
-      self._rng.expovariate(1 / (flags.mean_s * min(run_left / kills_left, 1)))
-      if kills_left
-      else 0.0
-    )
-
-
-if __name__ == '__main__':
-  main()
+    planned = self._planned
+    run_left = max(1 - self._processes.pushes / planned.num_pushes, 0.1)
+    kills_left = 1 - self._kills.total() / planned.kills
+    if not kills_left:
+      return 0.0
+    mean_s = planned.mean_s * min(run_left / kills_left, 1)
+    return self._rng.expovariate(1 / mean_s)
