@@ -19,8 +19,7 @@ _NAMES = (
   'handover',
   'transport',
   'loopback',
-  'predict',
-  'batching',
+  'predictors',
   'forest',
 )
 

@@ -37,7 +37,7 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 import train
-from cluster.membership import rendezvous_files
+from cluster.membership import checks, rendezvous_files
 from cluster.membership.versions import find_versions
 from cluster.network import messages
 from cluster.network.connection import Connection
@@ -87,7 +87,7 @@ def _print_scripted(pushes: int) -> None:
   print('| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |')
   first: list[float] = []
   for workers, servers in _ROWS:
-    row = _row(workers, servers, pushes)
+    row = measure(workers, servers, pushes)
     costs_us = [
       1e6 * row[key] / row['pushes'] for key in ('cpu_s', 'decided_s')
     ]
@@ -103,8 +103,14 @@ def _print_scripted(pushes: int) -> None:
     )
 
 
-def _row(workers: int, servers: int, pushes: int) -> dict[str, float]:
-  """Returns times, pushes and memory of the coordinator of a run."""
+def measure(workers: int, servers: int, pushes: int) -> dict[str, float]:
+  """Returns times, pushes and memory of the coordinator of a run.
+
+  Args:
+    workers: Number of scripted workers.
+    servers: Number of dedicated servers.
+    pushes: Pushes of all workers.
+  """
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
     run = {
       'workers': workers,
@@ -318,7 +324,7 @@ class _Worker:
       iteration=iteration,
       pulled_at=now,
       computed_at=now,
-      compute_s=0.0,
+      compute_s=checks.LEAST_S,
       factors=(),
       loss=None,
       weight=0.0,

@@ -10,7 +10,7 @@ iteration, time (of its end, seconds), compute_s, and the driving factors of
 cluster/speed/driving.py after it.  The workers are recorded
 one after another, each for its share of the minutes.
 
-The file is a trace for config.cluster.speed.trace and for bench.predict.
+The file is a trace for config.cluster.speed.trace and for bench.predictors.
 """
 
 import contextlib

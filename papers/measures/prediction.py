@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bench import predict, synthetic
+from bench import synthetic
+from bench.predictors import errors
 
 _KINDS = ('driven', 'bursts', 'regimes', 'idle factors')
 _PREDICTORS = ('last', 'ema', 'arima', 'rnn', 'lstm', 'narx')
@@ -19,15 +20,15 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
   records: list[Mapping[str, object]] = []
   for kind in _KINDS:
     generated = synthetic.make(kind, seed=_SEED + seed, steps=_STEPS[scale])
-    trace = predict.Trace(*generated)
-    errors = {name: predict.error_of(name, trace) for name in _PREDICTORS}
-    errors['yardstick'] = min(errors['last'], errors['ema'])
+    trace = errors.Trace(*generated)
+    rmse = {name: errors.error_of(name, trace) for name in _PREDICTORS}
+    rmse['yardstick'] = min(rmse['last'], rmse['ema'])
     if trace.factors.shape[-1]:
-      late = predict.ablations(trace)['narx, no current factors']
-      errors['narx, late'] = predict.error_of('narx', late)
+      late = errors.ablations(trace)['narx, no current factors']
+      rmse['narx, late'] = errors.error_of('narx', late)
     records += [
-      {'kind': kind, 'predictor': name, 'rmse': error}
-      for name, error in errors.items()
+      {'kind': kind, 'predictor': name, 'rmse': each}
+      for name, each in rmse.items()
     ]
   ms = _cost_ms(seed)
   return [*records, {'kind': 'cost', 'predictor': 'narx', 'ms': ms}]
@@ -36,7 +37,7 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
 def _cost_ms(seed: int) -> float:
   """Returns the milliseconds to predict and observe four workers, median."""
   draws = np.random.default_rng(seed)
-  predictor = predict.make('narx', num_workers=4, num_factors=2)
+  predictor = errors.make('narx', num_workers=4, num_factors=2)
   times_ms = []
   for _ in range(_TIMED):
     speeds, factors = 1 + draws.uniform(size=4), draws.uniform(size=(4, 2))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from batching import fixed
-from bench import batching, predict
+from bench.predictors import batches, errors
 
 PAI_JOBS = 'job1', 'job3'
 _BATCHINGS = 'last', 'ema', 'lstm', 'narx'
@@ -32,7 +32,7 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
   `of_oracle` the gain over equal batches as a share of that of an oracle.
   """
   del scale  # A trace has one length.
-  files = {'recorded': (predict.RECORDED, 'compute_s', 'iteration')}
+  files = {'recorded': (errors.RECORDED, 'compute_s', 'iteration')}
   files |= {
     f'PAI {job}': (find_pai(job), 'batch_time_norm', 'time') for job in PAI_JOBS
   }
@@ -50,19 +50,19 @@ def measure(*, seed: int, scale: str) -> list[Mapping[str, object]]:
 def _replay(
   path: pathlib.Path, value: str, order: str, driving: str, seed: int
 ) -> list[dict[str, object]]:
-  speed, supersteps = batching.read_speeds(path, value, order, driving)
-  workers, total = speed.model.num_workers, batching.BATCH
+  speed, supersteps = batches.read_speeds(path, value, order, driving)
+  workers, total = speed.model.num_workers, batches.BATCH
   start = seed % _PARTS * supersteps // _PARTS
-  rules: dict[str, batching.Rule] = {
+  rules: dict[str, batches.Rule] = {
     'fixed': fixed.make(num_workers=workers, worker_batch=total),
-    'oracle': batching.Oracle(speed, workers * total, start),
+    'oracle': batches.Oracle(speed, workers * total, start),
     **{
-      name: batching.make_lb_bsp(name, speed, seed=seed) for name in _BATCHINGS
+      name: batches.make_lb_bsp(name, speed, seed=seed) for name in _BATCHINGS
     },
   }
-  alone = batching.solo_rate(speed, supersteps)
+  alone = batches.solo_rate(speed, supersteps)
   reached = {
-    name: batching.simulate(rule, speed, supersteps, start) / alone
+    name: batches.simulate(rule, speed, supersteps, start) / alone
     for name, rule in rules.items()
   }
   equal = reached['fixed']
@@ -76,14 +76,14 @@ def _replay(
 def _errors(
   name: str, path: pathlib.Path, seed: int
 ) -> list[dict[str, object]]:
-  read = predict.read_recording if name == 'recorded' else predict.read_pai
+  read = errors.read_recording if name == 'recorded' else errors.read_pai
   trace = read(path)
   steps = int(np.isfinite(trace.values).sum(axis=0).min())
   shift = seed % _PARTS * steps // _PARTS
-  turned = predict.Trace(
+  turned = errors.Trace(
     *(np.roll(part[:steps], -shift, axis=0) for part in trace)
   )
   return [
-    {'predictor': each, 'rmse': predict.error_of(each, turned, seed)}
+    {'predictor': each, 'rmse': errors.error_of(each, turned, seed)}
     for each in _PREDICTORS
   ]

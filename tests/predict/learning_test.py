@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
-from bench import predict as bench
 from bench import synthetic
+from bench.predictors import errors
 from configs import default
 from predict import arima
 from tests.support import requires
@@ -36,7 +36,7 @@ def _error(name: str, speeds, factors, *, from_: int, **changed) -> float:
     seed=0,
     **own,
   )
-  predicted = bench.walk(predictor, bench.Trace(speeds, factors))
+  predicted = errors.walk(predictor, errors.Trace(speeds, factors))
   return float(np.sqrt(np.mean((predicted - speeds)[from_:] ** 2)))
 
 
@@ -76,7 +76,7 @@ class NarxTest(absltest.TestCase):
   def test_current_factors_reduce_the_error(self):
     speeds, factors = _draw_driven(800, 4, noise=0.2)
     found = _error_on_known('narx')
-    for blind in bench.ablations(bench.Trace(speeds, factors)).values():
+    for blind in errors.ablations(errors.Trace(speeds, factors)).values():
       self.assertGreater(_error('narx', *blind, from_=550), 1.5 * found)
 
   def test_past_speeds_alone_predict_a_periodic_process(self):
@@ -193,22 +193,22 @@ class BoundTest(parameterized.TestCase):
     self._assert_bounded(kind, name)
 
   def _assert_bounded(self, kind, name):
-    trace = bench.Trace(*synthetic.make(kind, seed=400, steps=400))
-    (ratio,) = bench.excess([name], trace)
+    trace = errors.Trace(*synthetic.make(kind, seed=400, steps=400))
+    (ratio,) = errors.excess([name], trace)
     self.assertLess(ratio, 1.02)
 
   @parameterized.parameters(('driven', 0.5), ('noise', 0.9), ('regimes', 0.98))
   def test_networks_beat_averages_on_predictable_traces(self, kind, most):
-    trace = bench.Trace(*synthetic.make(kind, seed=401, steps=400))
-    (ratio,) = bench.excess(['narx'], trace)
+    trace = errors.Trace(*synthetic.make(kind, seed=401, steps=400))
+    (ratio,) = errors.excess(['narx'], trace)
     self.assertLess(ratio, most)
 
   @parameterized.parameters(1, 9)
   def test_the_bound_holds_for_any_number_of_workers(self, workers):
-    trace = bench.Trace(
+    trace = errors.Trace(
       *synthetic.make('shifts', seed=402, steps=300, workers=workers)
     )
-    (ratio,) = bench.excess(['narx'], trace)
+    (ratio,) = errors.excess(['narx'], trace)
     self.assertLess(ratio, 1.02)
 
 
@@ -218,13 +218,13 @@ class TraceTest(parameterized.TestCase):
   @parameterized.product(job=['job1', 'job3'], name=['narx', 'rnn', 'lstm'])
   def test_networks_are_no_worse_than_averages(self, job, name):
     path = requires.data(f'pai/{job}.csv')
-    (ratio,) = bench.excess([name], bench.read_pai(path))
+    (ratio,) = errors.excess([name], errors.read_pai(path))
     self.assertLess(ratio, 1.02)
 
   @parameterized.parameters(('job1', 13.8), ('job3', 31.2))
   def test_the_error_of_the_last_speed_is_reproduced(self, job, yardstick):
     path = requires.data(f'pai/{job}.csv')
-    found = bench.error_of('last', bench.read_pai(path))
+    found = errors.error_of('last', errors.read_pai(path))
     self.assertAlmostEqual(found, yardstick, delta=0.05)
 
   def test_current_factors_help_narx_on_the_recording(self):
@@ -235,36 +235,36 @@ class TraceTest(parameterized.TestCase):
     self._assert_factors_help(None)
 
   def _assert_factors_help(self, steps):
-    values, factors = bench.read_recording(bench.RECORDED)
-    trace = bench.Trace(values[:steps], factors[:steps])
-    found = bench.error_of('narx', trace)
-    least = min(bench.error_of(name, trace) for name in ('last', 'ema'))
+    values, factors = errors.read_recording(errors.RECORDED)
+    trace = errors.Trace(values[:steps], factors[:steps])
+    found = errors.error_of('narx', trace)
+    least = min(errors.error_of(name, trace) for name in ('last', 'ema'))
     self.assertLess(found, 0.98 * least)
-    for blind in bench.ablations(trace).values():
-      self.assertGreater(bench.error_of('narx', blind), 1.01 * found)
+    for blind in errors.ablations(trace).values():
+      self.assertGreater(errors.error_of('narx', blind), 1.01 * found)
 
 
 class BenchTest(absltest.TestCase):
   def test_the_score_is_of_the_end_of_each_worker(self):
     values = np.arange(1.0, 29.0)[:, None] * [1.0, 2.0]
     values[18:, 1] = np.nan
-    trace = bench.Trace(values, np.empty((28, 2, 0)))
+    trace = errors.Trace(values, np.empty((28, 2, 0)))
     predictions = values - 3.0
     predictions[:22, 0] = 99.0  # The score excludes 8 + 70 % of 20,
     predictions[:15, 1] = 99.0  # and 8 + 70 % of 10.
-    self.assertEqual(bench.error(predictions, trace), 3.0)
+    self.assertEqual(errors.error(predictions, trace), 3.0)
     predictions[22, 0] -= 3.0
-    self.assertGreater(bench.error(predictions, trace), 3.0)
+    self.assertGreater(errors.error(predictions, trace), 3.0)
 
   def test_the_score_ignores_gaps(self):
     values = np.arange(1.0, 29.0)[:, None]
     gaps = np.insert(values, [3, 15, 26], np.nan, axis=0)
     predictions = np.arange(28.0)[:, None] ** 1.1
     of_gaps = np.insert(predictions, [3, 15, 26], 99.0, axis=0)
-    whole = bench.Trace(values, np.empty((28, 1, 0)))
-    other = bench.Trace(gaps, np.empty((31, 1, 0)))
+    whole = errors.Trace(values, np.empty((28, 1, 0)))
+    other = errors.Trace(gaps, np.empty((31, 1, 0)))
     self.assertEqual(
-      bench.error(of_gaps, other), bench.error(predictions, whole)
+      errors.error(of_gaps, other), errors.error(predictions, whole)
     )
 
   def test_recordings_are_read_by_worker_and_iteration(self):
@@ -274,7 +274,7 @@ class BenchTest(absltest.TestCase):
         'worker,iteration,time,compute_s,cpu,memory\n'
         '0,0,1.0,0.5,0.9,0.8\n0,1,2.0,0.25,0.7,0.6\n1,0,3.0,0.125,0.5,0.4\n'
       )
-      trace = bench.read_recording(str(path))
+      trace = errors.read_recording(str(path))
     np.testing.assert_array_equal(trace.values, [[2, 8], [4, np.nan]])
     np.testing.assert_array_equal(trace.factors[:, 0], [[0.9, 0.8], [0.7, 0.6]])
     np.testing.assert_array_equal(trace.factors[0, 1], [0.5, 0.4])
