@@ -46,7 +46,7 @@ def _failed_checks(folder, growth=()):
   processes = run_processes.RunProcesses(folder)
   processes.growth |= dict(growth)
   checks = killing.checks_of(folder, processes, least=0.1)
-  return [check.name for check in checks if not check.holds]
+  return [check.name for check in accounts.failed(checks)]
 
 
 class ChecksTest(parameterized.TestCase):
