@@ -17,9 +17,7 @@ from configs import config_file, sections
 
 ROOT = pathlib.Path(__file__).parents[2]
 _BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-_DEFINE = re.compile(
-  r'DEFINE_\w+$|\.define_(?:path|choices|integers)$|\.add_argument$'
-)
+_DEFINE = re.compile(r'DEFINE_\w+$|\.define_(?:path|choices|integers)$')
 _VARIABLE = re.compile(r'[A-Z_]+=')
 # Flags of main.py beside those of its config.
 _MAIN = ('workdir', 'role', 'coordinator')
@@ -107,7 +105,7 @@ def flags_of(module: pathlib.Path) -> set[str]:
     if isinstance(node, ast.Call) and _DEFINE.search(ast.unparse(node.func))
   ]
   return {
-    part.value.removeprefix('--')
+    part.value
     for call in calls
     for part in call.args[:1]
     if isinstance(part, ast.Constant)
