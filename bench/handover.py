@@ -27,7 +27,8 @@ from cluster.membership import handover
 from cluster.network.port import Port
 from cluster.network.streams import Security
 from configs import paths
-from launch import lab
+from launch import lab, processes
+from launch.processes import Command
 from learning.digest import digest
 
 _ARRAYS, _LIMIT_S, _TIMEOUT_S = 64, 600.0, 30.0
@@ -62,20 +63,12 @@ def _measure(
   count: int, rounds: int, mb: int, mbit: int
 ) -> tuple[float, float]:
   """Returns the median time of a transfer, and of this process's CPU."""
-  processes, took_s, cpu_s = [], [], []
-  with tempfile.TemporaryDirectory() as folder:
-    try:
-      for rank in range(count):
-        path = pathlib.Path(folder, f'{rank}')
-        words = [sys.executable, '-m', 'bench.handover', f'--serve={path}']
-        words.append(f'--mb={mb}')
-        if mbit:
-          host = f'host{rank + 1}'
-          words = lab.command(host, [*words, f'--at={host}'])
-        processes.append(subprocess.Popen(words))
-      sources = [
-        (rank, _await(pathlib.Path(folder, f'{rank}'))) for rank in range(count)
-      ]
+  took_s, cpu_s = [], []
+  with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    commands = [_source(rank, folder, mb, mbit) for rank in range(count)]
+    with processes.start(commands, folder):
+      sources = [(rank, _await(folder / f'{rank}')) for rank in range(count)]
       for _ in range(rounds):
         start, cpu = time.perf_counter(), time.process_time()
         state, expected = handover.fetch(sources, 0, Security(), _TIMEOUT_S)
@@ -85,11 +78,17 @@ def _measure(
         took_s.append(time.perf_counter() - start)
         cpu_s.append(time.process_time() - cpu)
         del state
-    finally:
-      for process in processes:
-        process.terminate()
-        process.wait()
   return statistics.median(took_s), statistics.median(cpu_s)
+
+
+def _source(rank: int, folder: pathlib.Path, mb: int, mbit: int) -> Command:
+  """Returns the process of a source, on its host if there is a lab."""
+  words = [sys.executable, '-m', 'bench.handover', f'--mb={mb}']
+  words.append(f'--serve={folder / str(rank)}')
+  if mbit:
+    host = f'host{rank + 1}'
+    words = lab.command(host, [*words, f'--at={host}'])
+  return Command(f'source{rank}', words)
 
 
 def _await(path: pathlib.Path) -> str:

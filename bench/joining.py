@@ -10,11 +10,9 @@ superstep before, the longest one until it has taken part in one, the time in
 which the members had no sum as the epoch began, and a superstep of all four.
 """
 
-import contextlib
 import itertools
 import json
 import math
-import os
 import pathlib
 import signal
 import statistics
@@ -28,7 +26,8 @@ from typing import Any
 from absl import app, flags
 
 from bench import clusters, flag_lists
-from launch import lab
+from launch import lab, processes
+from launch.processes import Command
 
 _LIMIT_S, _POLL_S = 240.0, 0.1
 _BEFORE, _AFTER = 4, 4  # Supersteps.
@@ -72,17 +71,14 @@ def _measure(mode: str, mb: int) -> tuple[str, ...]:
   folder = pathlib.Path(tempfile.mkdtemp())
   config = folder / 'config.py'
   config.write_text(_CONFIG.format(code=_MODES[mode]))
-  with contextlib.ExitStack() as stack:
-    workers = [
-      _start(stack, rank, config, folder, mb) for rank in range(_WORKERS - 1)
-    ]
+  workers = [_worker(rank, config, folder, mb) for rank in range(_WORKERS)]
+  with processes.start(workers[:-1], folder) as group:
     _await(folder, lambda rows: len(_times(rows)) > _BEFORE)
-    workers.append(_start(stack, _WORKERS - 1, config, folder, mb))
+    group.start(workers[-1])
     _await(folder, lambda rows: len(_times(rows, after='join')) > _AFTER)
     for worker in workers:
-      worker.send_signal(signal.SIGTERM)
-    for worker in workers:
-      worker.wait(_LIMIT_S)
+      group.signal(worker.name, signal.SIGTERM)
+    group.wait(_LIMIT_S)
   rows = _read(folder)
   times = _times(rows)
   usual = [b - a for a, b in itertools.pairwise(times)][1 : _BEFORE - 1]
@@ -101,14 +97,10 @@ def _measure(mode: str, mb: int) -> tuple[str, ...]:
   )
 
 
-def _start(
-  stack: contextlib.ExitStack,
-  rank: int,
-  config: pathlib.Path,
-  folder: pathlib.Path,
-  mb: int,
-) -> subprocess.Popen[bytes]:
-  """Starts a worker on its host, which is killed with the stack."""
+def _worker(
+  rank: int, config: pathlib.Path, folder: pathlib.Path, mb: int
+) -> Command:
+  """Returns the process of a worker on its host."""
   width = round(math.sqrt(mb * 1e6 / 4 / _STATES))
   fields = {
     'epochs': 1000.0,
@@ -135,16 +127,8 @@ def _start(
   words += [f'--config.{name}={value}' for name, value in fields.items()]
   words += [f'--workdir={folder / "run"}', f'--role=worker:{rank}']
   words += ['--coordinator=host0:61500']
-  log = stack.enter_context((folder / f'worker{rank}.log').open('wb'))
-  process = subprocess.Popen(
-    lab.command(f'host{rank}', words),
-    stdout=log,
-    stderr=subprocess.STDOUT,
-    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-  )
-  stack.callback(process.wait)
-  stack.callback(process.kill)
-  return process
+  argv = lab.command(f'host{rank}', words)
+  return Command(f'worker{rank}', argv, {'JAX_PLATFORMS': 'cpu'})
 
 
 def _await(folder: pathlib.Path, is_reached: Callable[[Rows], bool]) -> None:

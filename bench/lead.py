@@ -23,12 +23,10 @@ import pathlib
 import re
 import resource
 import secrets
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -37,6 +35,7 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 import train
+from bench import clusters
 from cluster.membership import checks, rendezvous_files
 from cluster.membership.versions import find_versions
 from cluster.network import messages
@@ -54,6 +53,8 @@ from cluster.network.streams import (
 )
 from cluster.process import roles
 from configs import default, timing
+from launch import processes
+from launch.processes import Command, Group
 from outputs.manifests import fingerprint
 
 _ROWS = ((16, 1), (64, 1), (256, 1), (16, 4), (256, 4))  # Workers, servers.
@@ -111,7 +112,7 @@ def measure(workers: int, servers: int, pushes: int) -> dict[str, float]:
     servers: Number of dedicated servers.
     pushes: Pushes of all workers.
   """
-  with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+  with tempfile.TemporaryDirectory() as folder:
     run = {
       'workers': workers,
       'servers': servers,
@@ -119,26 +120,22 @@ def measure(workers: int, servers: int, pushes: int) -> dict[str, float]:
       'workdir': f'{folder}/run',
       'coordinator': f'127.0.0.1:{roles.free_ports(1)[0]}',
     }
-    coordinator = stack.enter_context(_start(run, role='server:0'))
-    for index in range(1, servers):
-      stack.enter_context(_start(run, role=f'server:{index}'))
-    for index in range(_CLIENTS):
-      stack.enter_context(_start(run, client=index))
-    output, _ = coordinator.communicate(timeout=_START_S)
-    return json.loads(output.splitlines()[-1])
+    commands = [
+      *(_command(run, role=f'server:{index}') for index in range(servers)),
+      *(_command(run, client=index) for index in range(_CLIENTS)),
+    ]
+    with processes.start(commands, pathlib.Path(folder)) as group:
+      group.finish(_START_S, 'server:0')
+      group.wait(_START_S)
+      lines = group.log('server:0').splitlines()
+      return json.loads(next(line for line in lines if line.startswith('{')))
 
 
-@contextlib.contextmanager
-def _start(run: dict[str, Any], **part: Any) -> Iterator[subprocess.Popen]:
-  """Yields a process of a run, which is killed if the context fails."""
-  command = [sys.executable, '-m', 'bench.lead']
-  command.append(f'--part={json.dumps(run | part)}')
-  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-    try:
-      yield process
-    except BaseException:
-      process.kill()
-      raise
+def _command(run: dict[str, Any], **part: Any) -> Command:
+  """Returns a process of a run, with what is special about its part."""
+  words = [sys.executable, '-m', 'bench.lead']
+  words.append(f'--part={json.dumps(run | part)}')
+  return Command(part.get('role') or f'client{part["client"]}', words)
 
 
 def _take_part(
@@ -399,25 +396,20 @@ def _run_processes(
     command += [f'--config={_MAIN.parent / "configs" / "default.py"}']
     command += [f'--config.{name}={value}' for name, value in fields.items()]
     start = time.time()
-    with subprocess.Popen(command, stdout=sys.stderr) as launcher:
-      try:
-        memory = _memory_once(launcher, workdir)
-        subprocess.CompletedProcess(command, launcher.wait()).check_returncode()
-      finally:
-        launcher.terminate()  # Also ends its children.
+    with clusters.start(command, workdir) as launcher:
+      memory = _memory_once(launcher, workdir)
+      launcher.finish(_START_S)
     path = workdir / 'summary.json'
     summary = json.loads(path.read_text())
     ready_s = path.stat().st_mtime - summary['wall_s'] - start
   return memory | {'ready_s': ready_s, 'wall_s': summary['wall_s']}
 
 
-def _memory_once(
-  launcher: subprocess.Popen, workdir: pathlib.Path
-) -> dict[str, str]:
+def _memory_once(launcher: Group, workdir: pathlib.Path) -> dict[str, str]:
   """Returns the memory of the coordinator and of a mean worker, mid-run."""
   rows = workdir / 'metrics.jsonl'
   while not rows.exists() or not rows.stat().st_size:
-    if launcher.poll() is not None:
+    if launcher.code(workdir.name) is not None:
       raise RuntimeError('The run has ended before its first metrics.')
     time.sleep(0.2)
   pids: dict[str, int] = {}
