@@ -119,9 +119,21 @@ def made(links: hosts.Links) -> Iterator[str]:
       with _delays(lab, links):
         yield lab
     finally:
-      for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-      _remove(lab, names)
+      with _signals_ignored():
+        _remove(lab, names)
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+  """Ignores signals in the context, and restores their handlers."""
+  before = {
+    number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS
+  }
+  try:
+    yield
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
 def check_machine() -> None:

@@ -205,7 +205,7 @@ class RefusalTest(parameterized.TestCase):
   @parameterized.parameters(-1, 65536)
   def test_a_port_out_of_range_is_refused(self, port):
     flags = [*_flags(self.folder), f'--config.cluster.port={port}']
-    self._check(flags, f'config.cluster.port: expected a port .* got {port}')
+    self._check(flags, f'config.cluster.port: expected .* got {port}')
 
   def test_ports_beyond_the_last_are_refused(self):
     flags = [*_flags(self.folder, cluster__workers=4), '--role=worker:1']

@@ -16,7 +16,7 @@ _OF_WORKERS = {
   *('jit_part', 'jit_stage', 'jit__threefry_seed'),
   *('jit__init', 'jit__encode', 'jit__decode_pulls'),
 }
-_OF_EVALUATIONS = {'jit_count_correct', 'jit_is_finite', 'jit__join'}
+_OF_EVALUATIONS = {'jit_sum_measures', 'jit_is_finite', 'jit__join'}
 # Programs of a replica, which updates its parameters: optimizer and copies.
 _OF_REPLICAS = {
   *('jit_part', 'jit_stage', 'jit__threefry_seed'),
@@ -86,7 +86,7 @@ class VirtualTest(_TestCase):
     for name in (_PREDICTOR, _INITIAL):
       self.assertIn(name, cpu.computations)
       self.assertNotIn(name, fake.computations)
-    for name in ('jit_part', 'jit_apply', 'jit_count_correct'):
+    for name in ('jit_part', 'jit_apply', 'jit_sum_measures'):
       self.assertIn(name, fake.computations)
       self.assertNotIn(name, cpu.computations)
 
@@ -122,11 +122,11 @@ class ServerTest(_TestCase):
     for role in ('server:0', 'server:1'):
       (record,) = found[role]
       self.assertEqual(set(record.clients), {'cpu'})
-      self.assertNotIn('jit_count_correct', record.clients['cpu'].computations)
+      self.assertNotIn('jit_sum_measures', record.clients['cpu'].computations)
     for role in ('worker:0', 'worker:1'):
       (record,) = found[role]
       fake = record.clients['fake'].computations
-      self.assertIn('jit_count_correct', fake)
+      self.assertIn('jit_sum_measures', fake)
       self.assertEqual(set(fake) - _OF_WORKERS - _OF_EVALUATIONS, set())
 
   def test_without_a_model_no_accelerator_starts(self):

@@ -335,7 +335,10 @@ class Session:
     parts = self.world.parts[self.membership_epoch, version]
     self.learned.append((version, tuple(sorted(parts.items()))))
     self.bits += self.world.rounding.get(self.index, 0.0)
-    numbers = sum(self.world.write_statistics(index) for index in parts)
+    numbers = sum(
+      self.world.write_statistics(index, ranges)
+      for index, ranges in parts.items()
+    )
     self.last = numbers.tolist()
     self.standby.take_statistics(version, self.last)
     self.retain_if_due()

@@ -281,10 +281,11 @@ class SimulatedRun:
       and assignment.version == session.version
     )
 
-  def write_statistics(self, index):
-    """Returns the step statistics of a worker."""
+  def write_statistics(self, index, ranges):
+    """Returns the step statistics of a worker that has computed ranges."""
     numbers = np.empty(self.layout.size, np.float32)
-    statistics = StepStatistics(0.0, 0.0, 1.0 + index, BATCH, BATCH, 0, 1.0, 1)
+    count = sum(end - start for start, end in ranges)
+    statistics = StepStatistics(0.0, 0.0, 1.0 + index, count, count, 0, 1.0, 1)
     self.layout.write(numbers, index, statistics, ())
     return numbers
 

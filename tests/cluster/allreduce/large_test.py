@@ -68,8 +68,8 @@ class _LargeRun(replicas.SimulatedRun):
     )
 
   @functools.cache  # noqa: B019 - The run ends with its test.
-  def write_statistics(self, index):
-    return super().write_statistics(index)
+  def write_statistics(self, index, ranges):
+    return super().write_statistics(index, ranges)
 
   def take(self):
     before, waiting = time.thread_time(), repr(self.rendezvous._phase)

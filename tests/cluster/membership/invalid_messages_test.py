@@ -148,7 +148,8 @@ class AllreduceTest(parameterized.TestCase):
     world.begin()
     layout = world.layout
 
-    def write(index):
+    def write(index, ranges):
+      del ranges
       compute_s = 0.0 if index == 2 else 1.0
       statistics = StepStatistics(0.0, 0.0, compute_s, 8, 1.0, 0, 1.0, 1)
       numbers = np.empty(layout.size, np.float32)
