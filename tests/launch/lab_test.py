@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from absl.testing import absltest, parameterized
 
-from launch import lab
+from launch import hosts, lab
 from tests.support import labs, launches, requires
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -197,6 +197,13 @@ class LabTest(parameterized.TestCase):
   def assert_removed(self, name):
     self.assertEmpty(_left(name))
     self.assertEqual(_network(), self.before)
+
+  def test_signals_have_their_handlers_again_after_a_lab(self):
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    before = [signal.getsignal(number) for number in numbers]
+    with lab.made(hosts.parse_links(2, '100mbit')):
+      pass
+    self.assertEqual([signal.getsignal(number) for number in numbers], before)
 
   def test_hosts_reach_each_other_by_name_at_the_rates_of_the_links(self):
     expected = {
