@@ -103,7 +103,7 @@ def changed_rules(section: Section) -> list[str]:
 
 
 def command(section: Section) -> str:
-  """Returns the command that makes an entry's results."""
+  """Returns the command that runs an entry and stores its results."""
   results = section.results
   return (
     str(results.about['command'])

@@ -50,7 +50,7 @@ _DIRECTIONS: dict[tuple[str, bool], Range] = {
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-  """What a cell measures, and what it is accepted by.
+  """Measure of a cell, and the rule that accepts it.
 
   Attributes:
     measure: Field of the records.

@@ -19,7 +19,7 @@ from tuning.combinations import STALENESS, Combination
 
 
 class Learning(NamedTuple):
-  """What decides how many examples a run needs.
+  """Scheme, batching, wire and local steps: they decide the examples of a run.
 
   Attributes:
     sync: Value of config.sync.name.
@@ -59,7 +59,7 @@ class ExamplesRatio(NamedTuple):
 
   @property
   def is_known(self) -> bool:
-    """Whether it was measured, or is 1 by definition."""
+    """True if the ratio was measured, or is 1 by definition."""
     return self.runs > 0 or math.isfinite(self.most)
 
 
@@ -135,7 +135,7 @@ def read_ratios(
 
 
 def _learning(config: Mapping[str, Any]) -> Learning:
-  """Returns what decides the examples; a wire other than dense has its name."""
+  """Returns the learning of a config; `dtype` is the name of other wires."""
   wire, batching = config['wire'], config['batching']
   is_dense = wire['name'] == 'dense'
   dtype = wire['dense']['dtype'] if is_dense else wire['name']
@@ -145,6 +145,6 @@ def _learning(config: Mapping[str, Any]) -> Learning:
 
 
 def _cluster(config: Mapping[str, Any]) -> str:
-  """Returns what two runs share so that their examples can be compared."""
+  """Returns seed, cluster and workload: equal in runs that are comparable."""
   workload = config['model'], config['data'], config['batching']['worker_batch']
   return json.dumps([config['seed'], config['cluster'], workload])

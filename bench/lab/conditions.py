@@ -67,7 +67,7 @@ class Lab(NamedTuple):
 
 
 class Condition(NamedTuple):
-  """What the processes of a lab do, without their links.
+  """Work of the processes of a lab, without the rates of its links.
 
   Attributes:
     name: Name of the condition and of its folder.

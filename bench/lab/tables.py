@@ -64,7 +64,7 @@ _CHANNELS, _CONVS = (64, 128, 256, 512, 512), (2, 2, 3, 3, 3)
 
 
 class Setting(NamedTuple):
-  """What the rows of a group have in common.
+  """Links, model or bytes that all rows of a group share.
 
   Attributes:
     lab: Hosts and their links.

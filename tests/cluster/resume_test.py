@@ -95,7 +95,7 @@ class ResumeTest(parameterized.TestCase):
     self._check(stopping.results(run), stopping.straight('asp')[0])
 
   def test_an_ignored_hangup_stops_no_run(self):
-    """As under nohup."""
+    """Runs go on under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     self.addCleanup(signal.signal, signal.SIGHUP, before)
     run = small.build(stopping.eventful('asp'))
