@@ -38,7 +38,7 @@ class Context(NamedTuple):
 
   @property
   def left_s(self) -> float:
-    """Returns the seconds until the job's deadline."""
+    """Seconds until the job's deadline."""
     return max(self.deadline - time.monotonic(), 0.0)
 
   def finish(self, *names: str) -> None:
