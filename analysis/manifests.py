@@ -20,11 +20,7 @@ from wire.codec import Wire
 
 # Fields of a real cluster that predictions ignore or measure: they stay at
 # their defaults, and may be unknown.
-_REAL = (
-  *('cluster.*', 'route.forest.adapt', *declared.that_need('real')),
-  # Thresholds of earlier versions.
-  *('time_to_perplexity', 'time_to_bits_per_byte'),
-)
+_REAL = ('cluster.*', 'route.forest.adapt', *declared.that_need('real'))
 _SHARED = ('cluster.workers',)
 
 
