@@ -17,25 +17,13 @@ from cluster.parameter_server.server import Server
 from cluster.parameter_server.versions import ShardVersions
 from learning.shard_codec import ShardCodec
 from learning.timing_only import TimingOnlyLearner
+from tests.support import reports
 from tests.support.relays import Relay
 from wire import dense
 
 _FLOATS = 2 * 10**6
 _PROCESS = '0' * 32
 _LIMIT_S = 20.0  # The system alone would end a connection after a minute.
-_REPORT = messages.PushReport(
-  iteration=0,
-  pulled_at=0.0,
-  computed_at=0.0,
-  compute_s=0.0,
-  factors=[],
-  loss=None,
-  weight=8.0,
-  is_finite=True,
-  computed=8,
-  compilations=0,
-  has_recalled=False,
-)
 
 
 class VanishingWorkerTest(parameterized.TestCase):
@@ -95,7 +83,7 @@ class VanishingWorkerTest(parameterized.TestCase):
 
       def push():
         with contextlib.suppress(Closed):
-          stream.send(_REPORT, halves, body.size)
+          stream.send(reports.PUSH, halves, body.size)
 
       pusher = threading.Thread(target=push)
       pusher.start()
@@ -126,12 +114,14 @@ class VanishingWorkerTest(parameterized.TestCase):
       )
       relay.stall()
       with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(stream.send, _REPORT, [chunk] * 32, 32 * chunk.size)
+        sent = pool.submit(
+          stream.send, reports.PUSH, [chunk] * 32, 32 * chunk.size
+        )
         time.sleep(1.0)
         self.assertFalse(sent.done())
         stream.cancel()
         self.assertIsInstance(sent.exception(_LIMIT_S), Closed)
-      other.send(_REPORT)  # Its connection is another one.
+      other.send(reports.PUSH)  # Its connection is another one.
 
   def test_an_older_incarnation_is_refused(self):
     stream = self._worker(self.server.address, incarnation=1)
@@ -187,7 +177,9 @@ class VanishingWorkerTest(parameterized.TestCase):
     self._release(sequence, incarnation=1)
     pull = stream.receive(messages.PULL)
     pull.read(np.empty(pull.size_bytes, np.uint8))
-    stream.send(_REPORT, [np.zeros(pull.size_bytes, np.uint8)], pull.size_bytes)
+    stream.send(
+      reports.PUSH, [np.zeros(pull.size_bytes, np.uint8)], pull.size_bytes
+    )
     while not isinstance(
       report := self.reports.get(timeout=_LIMIT_S), messages.PushArrived
     ):

@@ -6,24 +6,12 @@ import msgspec
 from absl.testing import absltest, parameterized
 
 from cluster.network import messages
-from tests.support import drawn_messages
+from tests.support import drawn_messages, reports
 
 _WORKER = messages.WorkerHello(0, '09af' * 8, 'x')
 _SERVER = messages.ServerHello(1, '09af' * 8, 'x')
 _HEARTBEAT = messages.WorkerHeartbeat(0.5, ('compute', 3, 1))
-_REPORT = messages.PushReport(
-  iteration=0,
-  pulled_at=0.0,
-  computed_at=0.0,
-  compute_s=0.0,
-  factors=[1.0],
-  loss=None,
-  weight=8.0,
-  is_finite=True,
-  computed=8,
-  compilations=0,
-  has_recalled=False,
-)
+_REPORT = msgspec.structs.replace(reports.PUSH, factors=[1.0])
 _HOST = messages.HostDescription('a', '10.0.0.1', '', 1)
 
 

@@ -23,7 +23,7 @@ from cluster.parameter_server.server import Server
 from cluster.parameter_server.versions import ShardVersions
 from learning.shard_codec import ShardCodec
 from learning.timing_only import TimingOnlyLearner
-from tests.support import coordinators
+from tests.support import coordinators, reports
 from wire import dense
 
 _LIMIT_S = 20.0
@@ -36,19 +36,6 @@ _PULL = messages.Pull(
   upcoming=(),
   stage=0,
   residual=(None, None, ()),
-)
-_REPORT = messages.PushReport(
-  iteration=0,
-  pulled_at=0.0,
-  computed_at=0.0,
-  compute_s=0.1,
-  factors=[],
-  loss=None,
-  weight=8.0,
-  is_finite=True,
-  computed=8,
-  compilations=0,
-  has_recalled=False,
 )
 
 
@@ -104,9 +91,9 @@ class ServerTest(parameterized.TestCase):
     self.server.order(0, [messages.Release(0, 3, _PULL)])
     pull = stream.receive(messages.PULL)
     pull.read(np.empty(pull.size_bytes, np.uint8))
-    stream.send(_REPORT, [np.zeros(64, np.uint8)], 64)
+    stream.send(reports.PUSH, [np.zeros(64, np.uint8)], 64)
     arrived = self.reports.get(timeout=_LIMIT_S)
-    self.assertEqual(arrived, messages.PushArrived(0, 3, _REPORT))
+    self.assertEqual(arrived, messages.PushArrived(0, 3, reports.PUSH))
     self._connect(3)  # Again, as its worker had lost the connection.
 
   def test_a_newer_incarnation_ends_those_before(self):
