@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-RUN_FOLDER = 5  # `format` in manifest.json.
+RUN_FOLDER = 6  # `format` in manifest.json.
 CHECKPOINT = 14  # In every part of a checkpoint.
 
 # Last commits that read earlier formats: of run folders, of checkpoints.
 _LAST_COMMITS = {
   3: '8a71d1c',
   4: 'c1fb79a',
+  5: '1813ba71',
   8: '8a71d1c',
   9: 'c1fb79a',
   10: 'c2c12a6',

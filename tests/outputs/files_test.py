@@ -193,14 +193,15 @@ class VersionTest(absltest.TestCase):
       ({'format': 2}, '0045af2'),
       ({'format': 3}, '8a71d1c'),
       ({'format': 4}, 'c1fb79a'),
+      ({'format': 5}, '1813ba71'),
     ):
       path.write_text(json.dumps(old))
       with self.assertRaisesRegex(
         ValueError,
-        f'of format 5, got format .*: the last commit .* is {commit}',
+        f'of format 6, got format .*: the last commit .* is {commit}',
       ):
         train.build(small.config(), workdir=folder)
-    path.write_text(json.dumps({'format': 6}))
+    path.write_text(json.dumps({'format': 7}))
     with self.assertRaisesRegex(ValueError, 'written by a later version'):
       train.build(small.config(), workdir=folder)
 
