@@ -274,9 +274,8 @@ def find_shortfalls(
     for pair, rate in test.items()
     if not rates.crossed(*pair)
   }
-  return {
-    pair: share for pair, share in shares.items() if share < 1 - tolerance
-  }
+  limit = 1 - Fraction(str(tolerance))
+  return {pair: share for pair, share in shares.items() if share < limit}
 
 
 def _collect_rates(

@@ -207,6 +207,18 @@ class FitTest(parameterized.TestCase):
 
     self.assertEqual(fitted, measured.fit(tests[:-1], hosts=4, tolerance=0.1))
 
+  def test_a_pair_is_slow_below_the_tolerance_not_at_it(self):
+    for slow_Bps, pairs_GBps in (
+      (9e9, {}),
+      (8.98e9, {(0, 1): Fraction('8.98')}),
+    ):
+      tests = [{pair: 1e10} for pair in _pairs(3) if pair != (0, 1)] * 3
+      tests.append({(0, 1): slow_Bps})
+
+      fitted = measured.fit(tests, hosts=3, tolerance=0.1)
+
+      self.assertEqual(fitted.pairs_GBps, pairs_GBps)
+
   def test_rates_are_decimals_of_three_digits(self):
     tests = [{(0, 1): 23_456_789.0, (1, 0): 98_765.4}]
 
@@ -217,6 +229,7 @@ class FitTest(parameterized.TestCase):
 
   @parameterized.parameters(
     (2, 1.0, {}, 'tolerance'),
+    (2, -0.1, {}, 'tolerance'),
     (1, 0.1, {}, 'at least 2 hosts'),
     (2, 0.1, {(0, 1): 1.0}, r'none of \[\(1, 0\)\]'),
     (2, 0.1, {(0, 1): 1.0, (1, 0): 0.0}, r'none of \[\(1, 0\)\]'),
@@ -393,7 +406,8 @@ class ShortfallsTest(absltest.TestCase):
     rates = measured.Rates(
       (Fraction(1, 10),) * 4, (Fraction(1, 10),) * 4, {(2, 3): Fraction(1, 50)}
     )
-    test = {(0, 1): 5e7, (1, 0): 9.5e7, (2, 3): 2e7, (3, 2): 8e7}
+    # That of 0 to 2 is the least rate that is within the tolerance.
+    test = {(0, 1): 5e7, (1, 0): 9.5e7, (2, 3): 2e7, (3, 2): 8e7, (0, 2): 9e7}
 
     short = measured.find_shortfalls(test, rates, tolerance=0.1)
 
