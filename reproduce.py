@@ -45,7 +45,7 @@ def _run(chosen: list[str], values: flags.FlagValues) -> int:
     print(f'The page is {path}')
     return 0
   require(not (chosen and values['all'].value), '--all', 'no TABLE', chosen)
-  names = schema.names() if values['all'].value else chosen
+  names = command.all_names() if values['all'].value else chosen
   require(bool(names), 'TABLE', 'a name (see --list), or --all', names)
   for name in names:
     schema.read(name)
@@ -68,7 +68,7 @@ def _run(chosen: list[str], values: flags.FlagValues) -> int:
 
 def _parse(argv: list[str]) -> list[str]:
   flags.DEFINE_bool('list', False, 'List tables, minutes, needs and evidence.')
-  flags.DEFINE_bool('all', False, 'Run all tables.')
+  flags.DEFINE_bool('all', False, 'Run all tables; those on real links first.')
   flags.DEFINE_enum('scale', 'quick', schema.SCALES, 'Size of the runs.')
   flags.DEFINE_integer('seeds', 0, "Seeds of each run; 0: the table's own.")
   flags.DEFINE_string('out', OUT, 'Folder of results, and of runs in DIR/runs.')

@@ -15,6 +15,14 @@ MOST_SEEDS = 16  # The exact signed-rank test permutes 2 ** 16 signs.
 _UNFINISHED = 1  # Exit code if any run failed.
 _ENVIRONMENT = {'torch': 'SYNCOPATE_PEERS', 'data': 'SYNCOPATE_DATA'}
 FORMATS = ('text', 'latex', 'csv')
+_MEASURED = ('real links', 'timed')  # Evidence that another load would spoil.
+
+
+def all_names() -> list[str]:
+  """Returns all entries, those first whose runs need a machine of their own."""
+  return sorted(
+    schema.names(), key=lambda name: schema.read(name).evidence not in _MEASURED
+  )
 
 
 def list_entries() -> str:
