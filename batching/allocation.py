@@ -126,11 +126,9 @@ def _check_bounds(
 def _level(
   total: int, speeds: np.ndarray, least: int, most: np.ndarray
 ) -> float:
-  """Returns the time by which the bounded workers do `total` in real numbers.
-
-  The sum grows with the time, linearly between the times at which a worker
-  reaches one of its bounds.
-  """
+  """Returns the time by which workers within bounds do `total`, in reals."""
+  # The sum grows with the time, linearly between the times at which a worker
+  # reaches one of its bounds.
   low, high = least / speeds, most / speeds
   bends = np.sort(np.concatenate([low, high]))
   at = bisect.bisect_left(

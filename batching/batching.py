@@ -82,7 +82,6 @@ def expand_bounds(
 
   Args:
     most: One number for all workers, or one each; () for no bound.
-    num_workers: Number of workers.
     least: The smallest number that is allowed.
 
   Raises:

@@ -25,8 +25,6 @@ def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
 
   Args:
     config: Config of the run, checked.
-    choose: Function that chooses a section of the config.
-    num_factors: Number of driving factors of each worker's speed.
 
   Raises:
     ValueError: If a setting is wrong; names the field.
@@ -75,16 +73,7 @@ def names_without_barriers() -> list[str]:
 
 
 def _curves(field: str, own: Mapping[str, Any]) -> list[Curve]:
-  """Returns the curves in the files that a batching's section names.
-
-  Args:
-    field: Path of the section, for messages.
-    own: Fields of the section; which of them are used depends on `curves`.
-
-  Raises:
-    ValueError: If a field that is not used differs from its default, or if a
-      file holds no curve.
-  """
+  """Returns the curves in the files of a section; refuses unused fields."""
   paths = own['curves']
   usual = default.get_config().batching[field.rpartition('.')[2]]
   for unused in ('window', 'step') if paths else ('smoothing',):

@@ -123,7 +123,6 @@ def errors(curve: Curve, batches: Any, seconds: Any) -> np.ndarray:
   """Returns the relative errors of a curve against measured times.
 
   Args:
-    curve: Curve to compare.
     batches: Examples of each batch, [n].
     seconds: Measured time of each batch, [n].
 

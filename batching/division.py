@@ -17,7 +17,8 @@ class Division:
   """Division of the global batch, X examples, among the living workers.
 
   X stays the same when workers leave, unless the bounds of the living workers
-  add up to less: then they compute that sum.
+  add up to less: then they compute that sum.  A worker's leave or join takes
+  effect at the next barrier.
 
   Attributes:
     total: Global batch X, examples of a superstep.
@@ -103,7 +104,6 @@ def divide(
   """Returns a division of num_workers * worker_batch examples.
 
   Args:
-    num_workers: Number of workers.
     worker_batch: Mean examples of a worker.
     least: Fewest examples of a worker, at least 1.
     most: The most examples of a worker: one number for all workers, or one

@@ -25,18 +25,15 @@ class Fixed:
 
   @property
   def max_batch(self) -> int:
-    """Upper bound of all batches: the fixed batch."""
     return self.worker_batch
 
   def observe(self, measurement: Measurement) -> None:
     """Ignores the iteration."""
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns the fixed batch of each worker."""
     return dict.fromkeys(workers, self.worker_batch)
 
   def report(self) -> dict[str, float]:
-    """Returns no fields, as the config has the batch."""
     return {}
 
   def leave(self, worker: int) -> None:
@@ -50,7 +47,6 @@ def make(*, num_workers: int, worker_batch: int) -> Fixed:
   """Returns the fixed batching.
 
   Args:
-    num_workers: Number of workers.
     worker_batch: Examples of an iteration.
 
   Raises:

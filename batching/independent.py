@@ -15,6 +15,8 @@ from sync import scheme
 class IndependentBatches:
   """State that batchings without a global batch share.
 
+  They report the sum, the least and the largest batch of the living workers.
+
   Attributes:
     worker_batch: Initial batch of each worker, examples.
     most: Int [num_workers], the most examples of each worker; [] for no bound.
@@ -29,7 +31,6 @@ class IndependentBatches:
 
   @property
   def max_batch(self) -> int | None:
-    """Upper bound of all batches, examples; None without a bound."""
     return max(self.most, default=None)
 
   @property
@@ -39,13 +40,11 @@ class IndependentBatches:
     return [worker for worker, state in states if state != scheme.ABSENT]
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns the batch of each of some workers, which must be alive."""
     for worker in workers:
       batching.check_living(self.members, worker)
     return {worker: self.sizes[worker] for worker in workers}
 
   def report(self) -> dict[str, float]:
-    """Returns the sum, the least and the largest batch of living workers."""
     return batching.summarize_sizes(
       [self.sizes[worker] for worker in self.living]
     )

@@ -32,10 +32,14 @@ from predict.predictor import Predictor
 class LbBsp:
   """State of LB-BSP.
 
+  Batches stay as they are unless those in proportion to the predicted speeds
+  would save at least the share `threshold` of the superstep's predicted time.
+
   Attributes:
     threshold: Share of the time that a change must save.
     division: Division of the global batch among the workers, in units.
-    predictor: Predictor of speeds, examples per second.
+    predictor: Predictor of speeds, examples per second.  It observes a
+      superstep's iterations at the barrier.
     pending: By worker, its iterations since the last barrier: examples,
       seconds, and the last driving factors.
     observed: Living workers of which the predictor has observations.
@@ -58,11 +62,9 @@ class LbBsp:
 
   @property
   def max_batch(self) -> int:
-    """Upper bound of all batches, examples."""
     return max(self.division.most) * self.unit_examples
 
   def observe(self, measurement: Measurement) -> None:
-    """Records an iteration, which the predictor observes at the barrier."""
     batching.check_measurement(self.division.members, measurement)
     examples, compute_s, _ = self.pending.get(measurement.worker, (0, 0.0, ()))
     self.pending[measurement.worker] = (
@@ -72,10 +74,6 @@ class LbBsp:
     )
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns batches by predicted speeds; the last ones if those are as good.
-
-    A change must save the share `threshold` of the predicted time.
-    """
     workers = self.division.sort_living(workers)
     self._update_predictor()
     speeds = self._predict_speeds(workers)
@@ -92,21 +90,18 @@ class LbBsp:
     return {worker: units * unit for worker, units in divided.items()}
 
   def report(self) -> dict[str, float]:
-    """Returns sum and extremes of batches, and workers with little history."""
     sizes = [n * self.unit_examples for n in self.division.sizes.values()]
     return batching.summarize_sizes(sizes) | {
       'predictor_fallback': self.predictor.num_fallback
     }
 
   def leave(self, worker: int) -> None:
-    """Removes the worker and its measurements."""
     self.division.leave(worker)
     self.pending.pop(worker, None)
     self.observed.discard(worker)
     self.predictor.reset(worker)
 
   def join(self, worker: int) -> None:
-    """Assigns the worker a share of the batch from the next barrier."""
     self.division.join(worker)
 
   def _update_predictor(self) -> None:
@@ -165,7 +160,6 @@ def make(
   """Returns LB-BSP.
 
   Args:
-    num_workers: Number of workers.
     worker_batch: X / num_workers, examples.
     predictor: Predictor of these workers' speeds; becomes part of the state.
     threshold: Share of the predicted time of a superstep that a change of sizes

@@ -26,13 +26,16 @@ from configs import checks, declared
 class LbBspGpu:
   """State of LB-BSP with curves.
 
+  Batches stay as they are unless those of equal predicted times would save at
+  least the share `threshold` of the superstep's predicted time.
+
   Attributes:
     threshold: Share of the time that a change must save.
     smoothing: Weight of the newest iteration in a scale.
     curves: Measured curve of each worker.
     division: Division of the global batch among the workers.
     scales: Float [num_workers], average of measured over predicted time; NaN
-      before a worker's first iteration.
+      before a worker's first iteration, and again after it has left.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -48,11 +51,9 @@ class LbBspGpu:
 
   @property
   def max_batch(self) -> int:
-    """Upper bound of all batches, examples."""
     return max(self.division.most)
 
   def observe(self, measurement: Measurement) -> None:
-    """Updates the scale of the worker's curve."""
     batching.check_measurement(self.division.members, measurement)
     worker = measurement.worker
     scale, curve = self.scales[worker], self.curves[worker]
@@ -62,10 +63,6 @@ class LbBspGpu:
     self.scales[worker] = scale + self.smoothing * (newest - scale)
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns batches of equal times; the last ones if those are as good.
-
-    A change must save the share `threshold` of the predicted time.
-    """
     workers = self.division.sort_living(workers)
     scales = [self.scales[worker] for worker in workers]
     known = [scale for scale in scales if not math.isnan(scale)]
@@ -87,16 +84,13 @@ class LbBspGpu:
     )
 
   def report(self) -> dict[str, float]:
-    """Returns the sum, the least and the largest batch."""
     return batching.summarize_sizes(self.division.sizes.values())
 
   def leave(self, worker: int) -> None:
-    """Removes the worker and resets its scale."""
     self.division.leave(worker)
     self.scales[worker] = math.nan
 
   def join(self, worker: int) -> None:
-    """Assigns the worker a share of the batch from the next barrier."""
     self.division.join(worker)
 
 
@@ -116,7 +110,6 @@ def make(
   """Returns LB-BSP with curves, or with windows if there are no curves.
 
   Args:
-    num_workers: Number of workers.
     worker_batch: X / num_workers, examples.
     curves: One for all workers, or one each; () for none.
     smoothing: With curves: weight of the newest iteration in a curve's scale,

@@ -101,6 +101,11 @@ class Sums(NamedTuple):
 class R2spTuning(IndependentBatches):
   """State of R2SP's batch tuning.
 
+  The measurements of a worker that has left are ignored, and discarded if it
+  rejoins: it starts again with the initial batch.  A join begins a new window,
+  until whose end the others keep their batches; windows from before are
+  discarded, as waiting times without the worker are not comparable.
+
   Attributes:
     window: Iterations that each worker completes from one tuning to the next.
     history: Number of windows that are averaged, the last ones.
@@ -124,7 +129,6 @@ class R2spTuning(IndependentBatches):
   windows: list[list[Sums]]
 
   def observe(self, measurement: Measurement) -> None:
-    """Records an iteration, and tunes all batches when a window ends."""
     batching.check_measurement(self.members, measurement)
     batching.check_times(measurement)
     self._count(measurement)
@@ -134,19 +138,10 @@ class R2spTuning(IndependentBatches):
       self._end_window()
 
   def leave(self, worker: int) -> None:
-    """Removes the worker, which has the initial batch if it rejoins.
-
-    Its measurements are ignored until then, and discarded when it rejoins.
-    """
     self.members.leave(worker)
     self.sizes[worker] = self.worker_batch
 
   def join(self, worker: int) -> None:
-    """Adds the worker with the initial batch, and begins a new window.
-
-    The others keep their batches until this window ends.  Windows from before
-    are discarded: waiting times without the worker are not comparable.
-    """
     self.members.join(worker)
     self.windows = []
     self.first = [True] * len(self.first)
@@ -225,11 +220,9 @@ class R2spTuning(IndependentBatches):
 
 
 def _variances(totals: dict[int, Sums]) -> dict[int, float]:
-  """Returns the variance of each worker's time, seconds squared.
-
-  The mean squared coefficient of variation of all workers gives its lower
-  bound: the variance of few iterations of one worker may be small by chance.
-  """
+  """Returns the variance of each worker's time, seconds squared."""
+  # The mean squared coefficient of variation of all workers gives its lower
+  # bound: the variance of few iterations of one worker may be small by chance.
   square = sum(t.variance / t.mean_busy_s**2 for t in totals.values())
   return {
     worker: max(t.variance, square / len(totals) * t.mean_busy_s**2)
@@ -249,7 +242,6 @@ def make(
   """Returns R2SP's batch tuning.
 
   Args:
-    num_workers: Number of workers.
     worker_batch: Initial batch of each worker, examples.
     window: Iterations that each worker completes from one tuning to the next,
       at least 3: one may be left out, and a variance takes two.

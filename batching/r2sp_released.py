@@ -32,6 +32,9 @@ from sync import scheme
 class R2spReleased(IndependentBatches):
   """State of R2SP's batch tuning as released.
 
+  A worker that leaves and rejoins starts with the initial batch, without
+  measurements.
+
   Attributes:
     window: Iterations of a worker from one tuning to the next.
     recent: Number of waiting times that are averaged, the last of a window.
@@ -54,7 +57,6 @@ class R2spReleased(IndependentBatches):
   measurements: list[list[Measurement]]
 
   def observe(self, measurement: Measurement) -> None:
-    """Records an iteration, and tunes the batch when a window ends."""
     batching.check_measurement(self.members, measurement)
     batching.check_times(measurement)
     worker = measurement.worker
@@ -69,22 +71,18 @@ class R2spReleased(IndependentBatches):
       self.measurements[worker] = []
 
   def leave(self, worker: int) -> None:
-    """Removes the worker, and resets its batch and measurements."""
     self.members.leave(worker)
     self.sizes[worker] = self.worker_batch
     self.speeds[worker] = math.nan
     self.measurements[worker] = []
 
   def join(self, worker: int) -> None:
-    """Adds the worker, which starts with the initial batch."""
     self.members.join(worker)
 
   def _tune(self, worker: int, window: Sequence[Measurement]) -> None:
-    """Adds the examples that the worker could compute while it waits.
-
-    The batch stays if the mean waiting time is below the threshold, or if the
-    worker is the slowest one.
-    """
+    """Adds the examples that the worker could compute while it waits."""
+    # The batch stays if the mean waiting time is below the threshold, or if the
+    # worker is the slowest one.
     waits = [each.waited_s for each in window[-self.recent :]]
     waited_s = math.fsum(waits) / len(waits)
     busy_s = math.fsum(each.compute_s + each.transfer_s for each in window)
@@ -110,7 +108,6 @@ def make(
   """Returns R2SP's batch tuning as released, which diverges.
 
   Args:
-    num_workers: Number of workers.
     worker_batch: Initial batch of each worker, examples.
     window: Iterations of a worker from one tuning to the next.
     recent: Number of waiting times that are averaged, the last of a window.

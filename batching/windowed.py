@@ -59,17 +59,14 @@ class Windowed:
 
   @property
   def max_batch(self) -> int:
-    """Upper bound of all batches, examples."""
     return max(self.division.most)
 
   def observe(self, measurement: Measurement) -> None:
-    """Records an iteration."""
     batching.check_measurement(self.division.members, measurement)
     count, seconds = self.spent.get(measurement.worker, (0, 0.0))
     self.spent[measurement.worker] = count + 1, seconds + measurement.compute_s
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns the current batches, after a step at the end of a window."""
     workers = self.division.sort_living(workers)
     if not self.division.is_among(workers):
       self._divide(workers)
@@ -80,15 +77,12 @@ class Windowed:
     return dict(self.division.sizes)
 
   def report(self) -> dict[str, float]:
-    """Returns the sum, the least and the largest batch."""
     return batching.summarize_sizes(self.division.sizes.values())
 
   def leave(self, worker: int) -> None:
-    """Divides the worker's share among the others from the next barrier."""
     self.division.leave(worker)
 
   def join(self, worker: int) -> None:
-    """Assigns the worker a share of the batch from the next barrier."""
     self.division.join(worker)
 
   def _divide(self, workers: Sequence[int]) -> None:

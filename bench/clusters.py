@@ -29,16 +29,11 @@ def command(
   """Returns the command line that launches a run.
 
   Args:
-    workdir: Folder of the run.
     config: Path of its config.
     fields: Changed fields, by dotted name.
     workers: Number of workers, each on hosts of its own.
-    servers: Number of servers.
-    dedicated: True if servers have their own hosts.
     link: Rate of all links of a lab, such as '200mbit'; '' for no lab.
     options: Further flags of tools.lab.
-    restarts: Largest number of restarts of all processes.
-    hosts_per_worker: Number of hosts of each worker.
   """
   python = [sys.executable, '-m']
   words = [*python, 'tools.launch', f'--workers={workers}']
@@ -93,9 +88,8 @@ def execute(
   """Executes the command of a run to its end and returns the run's folder.
 
   Args:
-    words: The command.
     workdir: New folder of the run; the output goes to a file beside it.
-    limit_s: Seconds after which it is stopped.
+    limit_s: Time after which it is stopped.
 
   Raises:
     ProcessError: If the run fails or takes too long.

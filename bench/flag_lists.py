@@ -34,14 +34,7 @@ def define_choices(
   *,
   flag_values: flags.FlagValues = flags.FLAGS,
 ) -> None:
-  """Defines a flag for some of several names, by default all of them.
-
-  Args:
-    name: Name of the flag.
-    choices: The names.
-    text: Its help.
-    flag_values: Flags that it joins.
-  """
+  """Defines a flag for some of several names, by default all of them."""
   parser = _Parser(flags.EnumParser([*choices]))
   _define(parser, name, choices, text, flag_values)
 
@@ -53,14 +46,7 @@ def define_integers(
   *,
   flag_values: flags.FlagValues = flags.FLAGS,
 ) -> None:
-  """Defines a flag for positive integers.
-
-  Args:
-    name: Name of the flag.
-    default: Its default.
-    text: Its help.
-    flag_values: Flags that it joins.
-  """
+  """Defines a flag for positive integers."""
   parser = _Parser(flags.IntegerParser(lower_bound=1))
   _define(parser, name, default, text, flag_values)
 

@@ -117,9 +117,6 @@ def print_shares(
 ) -> list[dict[str, Any]]:
   """Prints a row per topology: the optimum, and each scheme's share of it.
 
-  Args:
-    chosen: Topologies of the table.
-
   Returns:
     A record per topology: `name`, `workers`, `optimum_GBps`, `gap` of the
     packed forest and `shares` by name of the scheme.
@@ -174,11 +171,7 @@ def print_shares(
 
 
 def draw_shares(records: Sequence[Mapping[str, Any]]) -> Figure:
-  """Returns a figure of `print_shares`: a cell per topology and scheme.
-
-  Args:
-    records: What it returns.
-  """
+  """Returns a figure of `print_shares`: a cell per topology and scheme."""
   titles = {'packed': 'packed', **_BASELINES}
   values = np.array(
     [[each['shares'].get(key, np.nan) for key in titles] for each in records]
@@ -270,9 +263,6 @@ def print_thinned(chosen: Sequence[topologies.Topology] = ()) -> None:
   """Prints trees and depth of exact forests, before and after thinning.
 
   Includes all clusters of other tables that are packed exactly within seconds.
-
-  Args:
-    chosen: Further topologies.
   """
   clusters = {name: cluster for name, cluster, _ in chosen}
   clusters |= {name: build_cluster(name) for name in topologies.exact_specs()}

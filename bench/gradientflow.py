@@ -145,8 +145,6 @@ def speedups(
   """Returns the examples per second of each rung over those of one GPU.
 
   Args:
-    assumed: Assumptions about the cluster and the GPU.
-    gpus: Number of GPUs.
     route: 'ring' or 'hierarchy'.
     rungs: Rungs by model and name.
   """

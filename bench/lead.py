@@ -105,13 +105,7 @@ def _print_scripted(pushes: int) -> None:
 
 
 def measure(workers: int, servers: int, pushes: int) -> dict[str, float]:
-  """Returns times, pushes and memory of the coordinator of a run.
-
-  Args:
-    workers: Number of scripted workers.
-    servers: Number of dedicated servers.
-    pushes: Pushes of all workers.
-  """
+  """Returns times, pushes and memory of the coordinator of a run."""
   with tempfile.TemporaryDirectory() as folder:
     run = {
       'workers': workers,
@@ -183,10 +177,7 @@ class _TimedRuntime:
     self._runtime.close()
 
   def elapsed(self) -> dict[str, float]:
-    """Returns the number of threads of the process, and some seconds.
-
-    They are of the wall clock, and CPU time of the process and the thread.
-    """
+    """Returns threads, and seconds: wall, CPU of the process, of its thread."""
     spans = [
       end - start for start, end in zip(self._start, self._end, strict=True)
     ]

@@ -80,8 +80,6 @@ def print_runtime(
   """Prints the ratio of every pair of runs, and the median.
 
   Args:
-    pairs: Number of pairs.
-    epochs: Epochs of a run.
     data: Data set, as a variant of configs/vgg16_bsp.py.
     width: Width of VGG16, 1 as published.
     batch: Examples of a worker's iteration.
@@ -123,7 +121,6 @@ def print_scale(
 
   Args:
     workers: Workers of the larger runs; the smaller ones have a sixteenth.
-    iterations: Iterations of each worker.
     bare: Whether to write neither the timeline, nor events, nor TensorBoard's
       files.
   """

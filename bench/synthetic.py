@@ -26,9 +26,6 @@ def make(kind: str, *, seed: int, steps: int = 600, workers: int = 4) -> Trace:
 
   Args:
     kind: One of `DESIGN` or `HELD_OUT`.
-    seed: Seed of the random numbers.
-    steps: Number of iterations.
-    workers: Number of workers, whose draws differ.
 
   Raises:
     ValueError: If there is no such kind.
@@ -70,12 +67,7 @@ class _Draws:
   def piecewise_constant(
     self, probability: float, values: Callable[[], np.ndarray]
   ) -> np.ndarray:
-    """Returns values that change with a probability per step, [T, workers].
-
-    Args:
-      probability: Probability of a change in a step.
-      values: Returns the possible values at all times.
-    """
+    """Returns values, [T, workers], that stay until a random change."""
     changes = self.uniform() < probability
     changes[0] = True
     since = np.maximum.accumulate(np.where(changes, self.times, 0), axis=0)

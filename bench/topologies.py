@@ -162,7 +162,7 @@ def unequal_boxes() -> list[Topology]:
 
 
 def exact_specs() -> list[str]:
-  """Returns the specs of clusters that some table packs exactly."""
+  """Returns the specs of the clusters that the tables pack exactly."""
   timed_specs = [spec for specs, gap, _ in TIMES if not gap for spec in specs]
   return list(
     dict.fromkeys([_STAR, *_BUILT_IN, *FEW_OF, *PHASES_OF, *timed_specs])

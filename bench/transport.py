@@ -110,11 +110,7 @@ def main(argv: list[str]) -> None:
 
 
 def _turn(pairs: Mapping[str, Turn]) -> dict[tuple[str, str], Any]:
-  """Returns the seconds there and back, by what is done and with what memory.
-
-  Args:
-    pairs: Pairs of processes, by what happens to freed memory.
-  """
+  """Returns the seconds there and back, by (kind of transfer, memory kept)."""
   return {
     (kind, kept): turn(kind) for kind in _NAMES for kept, turn in pairs.items()
   }
@@ -122,13 +118,7 @@ def _turn(pairs: Mapping[str, Turn]) -> dict[tuple[str, str], Any]:
 
 @contextlib.contextmanager
 def _pair(environ: Mapping[str, str], size: int, chunk: int) -> Iterator[Turn]:
-  """Gives a function that moves bytes between two new processes and back.
-
-  Args:
-    environ: Further environment variables of the processes.
-    size: Bytes each way.
-    chunk: Bytes of a chunk of the stream.
-  """
+  """Yields a function that moves bytes between two new processes and back."""
   with (
     _process(environ, _serve, size, chunk) as server,
     _process(environ, _ask, size, chunk) as client,
@@ -148,7 +138,7 @@ def _pair(environ: Mapping[str, str], size: int, chunk: int) -> Iterator[Turn]:
 def _process(
   environ: Mapping[str, str], target: Callable[..., None], *args: Any
 ) -> Iterator[Connection]:
-  """Gives the pipe of a new process, which ends with what is done with it."""
+  """Yields the pipe of a new process, which ends with the context."""
   ours, theirs = multiprocessing.Pipe()
   process = multiprocessing.get_context('spawn').Process(
     target=target, args=(theirs, *args), daemon=True
@@ -169,7 +159,7 @@ def _process(
 
 
 def _ask(pipe: Connection, size: int, chunk: int) -> None:
-  """Sends and fetches, as often as it is told to; the client of `_serve`."""
+  """Sends and fetches vectors on request; the client of `_serve`."""
   bare, address = pipe.recv()
   vector, landed = _vector(size), np.zeros(size, np.uint8)
   with flight.FlightClient(f'grpc://{bare}') as client:
@@ -235,7 +225,7 @@ def _put(client: flight.FlightClient, vector: np.ndarray, kind: str) -> None:
 
 
 def _received(reader: Any, keep: bool) -> pa.Table | None:
-  """Returns all that a reader receives, or drops it and returns None."""
+  """Returns what a reader receives; without `keep`, drops it: None."""
   if keep:
     return reader.read_all()
   for _ in reader:
@@ -277,7 +267,7 @@ class _Bare(flight.FlightServerBase):
 
 
 def _serve(pipe: Connection, size: int, chunk: int) -> None:
-  """Takes and gives back, as a stream and as bare Flight, until it is told."""
+  """Receives and returns vectors, by stream and by bare Flight, until told."""
   landed = np.zeros(size, np.uint8)
 
   def handle(stream: LoopStream, hello: Any) -> Receiving[None]:

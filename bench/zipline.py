@@ -71,10 +71,8 @@ def published_times(
   its last push and the expected pushes after it.
 
   Args:
-    rng: Draws the intervals and the starts.
     n: Number of workers.
     columns: Number R of predictions per worker.
-    pushes: Pushes before the search.
 
   Returns:
     Float64 [n, R], milliseconds.
@@ -131,10 +129,8 @@ def print_methods(columns: int, workers: Sequence[int]) -> None:
 def _costs(
   method: str, columns: int, workers: Sequence[int]
 ) -> dict[int, float]:
-  """Returns the microseconds of a search by number of workers.
-
-  Stops at the first number whose search would exceed the budget.
-  """
+  """Returns the microseconds of a search by number of workers."""
+  # Stops at the first number whose search would exceed the budget.
   costs = {}
   for n in workers:
     if costs:

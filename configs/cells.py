@@ -18,7 +18,7 @@ _NUMBER = re.compile(
 
 
 def escape(value: Any) -> Any:
-  """Returns the value of a cell, with an apostrophe before a formula.
+  """Returns the value of a cell; a text that is a formula gets an apostrophe.
 
   Example:
     >>> escape('=1+1'), escape('-0.5'), escape(-0.5), escape("'=1+1")

@@ -22,8 +22,8 @@ def get_config(variant: str = 'digits') -> ml_collections.ConfigDict:
   """Returns the config that all runs of a comparison share.
 
   Args:
-    variant: 'digits', or 'fashion_mnist', of which a quarter of an epoch is ten
-      epochs of digits.
+    variant: 'digits', or 'fashion_mnist'; a quarter of an epoch of the latter
+      is ten epochs of digits.
 
   Raises:
     ValueError: If there is no such variant.

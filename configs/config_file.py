@@ -30,15 +30,13 @@ def define_flag(
   flag_values: flags.FlagValues = flags.FLAGS,
   argv: list[str] | None = None,
 ) -> flags.FlagHolder[ConfigDict]:
-  """Defines --config, a file, and its --config.SECTION.FIELD=VALUE.
+  """Defines the flag --config, a file, and its --config.SECTION.FIELD=VALUE.
 
   The sections of users' own parts take any field: they are not locked, unlike
   the rest of `configs.default`.  Their fields are checked with the modules.
 
   Args:
     default: Default file; None for none.
-    text: Help of the flag.
-    flag_values: Flags to add it to.
     argv: Command line; None for that of this process.
   """
   flags.DEFINE_flag(

@@ -20,7 +20,7 @@ _Result = TypeVar('_Result')
 
 
 def find_section(path: str) -> Section:
-  """Returns the section at a path, such as 'sync.ssp'; '' for all.
+  """Returns the section at a path, such as 'sync.ssp'; '' for the root.
 
   Raises:
     KeyError: If there is none.
@@ -67,7 +67,7 @@ def options(section: str) -> list[str]:
 
 
 def that_need(need: Need) -> list[str]:
-  """Returns the paths of the fields that are unused without a condition."""
+  """Returns the paths of the fields that are only used under a condition."""
   return [path for path, field in iterate_fields() if need in field.needs]
 
 
@@ -76,8 +76,8 @@ def check(section: str, **values: object) -> None:
 
   Args:
     section: Path of the section, such as 'sync.ssp'.
-    **values: Values by the names of their fields.  Those of other names are not
-      checked, nor is what has been read from a field's file.
+    **values: Values by the names of their fields.  Names that are no field are
+      ignored, and so is the content of a field's file.
 
   Raises:
     ValueError: If a value is out of its range; names the field.
@@ -92,7 +92,7 @@ def check(section: str, **values: object) -> None:
 def check_arguments(
   section: str,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-  """Returns a decorator: keyword arguments are checked as by `check`."""
+  """Returns a decorator that checks keyword arguments as `check` does."""
 
   def decorate(
     make: Callable[_Arguments, _Result],

@@ -26,13 +26,10 @@ def get_config() -> ml_collections.ConfigDict:
 
 
 def read_section(path: str) -> dict[str, Any]:
-  """Returns the fields of a section with their defaults.
+  """Returns the default of each field of a section, such as 'sync.ssp'.
 
   They are the arguments of `make` of the section's module, for use without a
   run.
-
-  Args:
-    path: Path of the section, such as 'sync.ssp'.
   """
   fields: dict[str, Any] = _build(declared.find_section(path)).to_dict()
   return fields

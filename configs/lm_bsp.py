@@ -25,8 +25,8 @@ _LINK_BPS = 1.25e6  # 10 Mbit/s.
 def get_config(variant: str = 'tiny') -> ml_collections.ConfigDict:
   """Returns the config that trains a transformer with BSP.
 
-  AdamW's update applies the mean gradient of the 64 rows of all workers; half a
-  cosine after a short warm-up.
+  AdamW's update applies the mean gradient of the 64 rows of all workers.  After
+  a short warm-up the rate falls along half a cosine.
 
   Args:
     variant: Size of the model, one of `models.transformer.SIZES`; an unknown

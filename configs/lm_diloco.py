@@ -22,7 +22,7 @@ def get_config(variant: str = 'tiny') -> ml_collections.ConfigDict:
   """Returns the config that trains a transformer with DiLoCo.
 
   Args:
-    variant: As of `lm_bsp.get_config`.
+    variant: Size of the model, as in `lm_bsp.get_config`.
   """
   config = lm_bsp.get_config(variant)
   config.batching.local_steps = 8

@@ -65,7 +65,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
 
 
 def grid(rows: Iterable[tuple[str, float, float | None]]) -> str:
-  """Returns a grid of methods with rates.
+  """Returns a grid of methods with rates, as text: see `sweeps.grid`.
 
   Args:
     rows: Method, inner rate, and outer rate; None for one without.
@@ -85,10 +85,10 @@ def tuning(
   inner: Sequence[float],
   outer: Sequence[float],
 ) -> str:
-  """Returns the grid among which the rates of methods are chosen, two seeds.
+  """Returns the grid of candidate rates of each method, two seeds, as text.
 
-  Methods with momentum between the workers try all pairs, the others the inner
-  rates and a third of the least.
+  Methods with momentum between the workers try all pairs; the others try the
+  inner rates and a third of the lowest.
 
   Args:
     methods: Names in METHODS.

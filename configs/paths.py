@@ -32,13 +32,7 @@ class _Parser(flags.ArgumentParser[str]):
 def define_path(
   name: str, text: str, *, required: bool = False
 ) -> flags.FlagHolder[str | None]:
-  """Defines a flag that is a path, by default None.
-
-  Args:
-    name: Name of the flag.
-    text: Its help.
-    required: Whether it must be given.
-  """
+  """Defines a flag that is a path, by default None."""
   return flags.DEFINE(
     _Parser(),
     name,

@@ -22,7 +22,7 @@ def cifar10(model: str, variant: str) -> ml_collections.ConfigDict:
   Images are mirrored and shifted by up to four pixels, as in section 4.2 of He
   et al., CVPR 2016.  Variant 'small' takes minutes on two CPU cores: the
   default batches of 4 x 16, SGD without momentum unless a recipe sets it, half
-  a cosine after half an epoch of warm-up.  Variant 'full' follows that section,
+  an epoch of warm-up, then half a cosine.  Variant 'full' follows that section,
   for a GPU: batches of 4 x 32, momentum 0.9, a tenth of the rate from 32,000
   and from 48,000 of 64,000 steps of 128 examples, which are epochs 82, 123 and
   164.  One epoch of warm-up was added.
@@ -91,7 +91,6 @@ def synchronous(
   """Returns BSP on equal GPUs with constant compute times.
 
   Args:
-    workers: Number of workers.
     per_example_s: Compute time per example, seconds.
     link_Bps: Bandwidth of each worker in each direction, bytes per second.
   """

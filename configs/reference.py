@@ -59,7 +59,7 @@ def as_markdown() -> str:
 
 
 def _sections(path: str, section: Section) -> Iterator[tuple[str, Section]]:
-  """Yields a section and those below it, but none of own parts."""
+  """Yields a section and those below it, but none of users' own parts."""
   yield path, section
   for name, member in section.members.items():
     if isinstance(member, Section) and name != user_parts.SECTION:

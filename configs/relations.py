@@ -11,7 +11,7 @@ _TASKS = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE')
 
 
 def check_relations(config: ConfigDict) -> None:
-  """Checks what fields demand of each other and no part checks itself.
+  """Checks relations between fields that no part checks itself.
 
   Args:
     config: Config that `sections.check_fields` has passed.

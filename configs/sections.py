@@ -135,13 +135,7 @@ def resolve_own(config: ConfigDict) -> ConfigDict:
 def _complete(
   path: str, given: ConfigDict, defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns all fields of a user's part.
-
-  Args:
-    path: Path of the section, for messages.
-    given: Fields that the config sets.
-    defaults: Fields of the part: see `user_parts.defaults`.
-  """
+  """Returns all fields of a user's part: the given ones, then its defaults."""
   for field in given:
     if field not in defaults:
       raise ValueError(
@@ -334,7 +328,6 @@ def read_json(field: str, expected: str, path: str) -> Any:
   Args:
     field: Path of the field that names the file, for the message.
     expected: Description of valid content, for the message.
-    path: Path of the file.
 
   Raises:
     ValueError: If the file cannot be read or is no JSON.
@@ -348,9 +341,6 @@ def read_json(field: str, expected: str, path: str) -> Any:
 @contextlib.contextmanager
 def reject_unknown_flags(argv: list[str]) -> Iterator[None]:
   """Ends the process if --config or a field is wrong, while flags are parsed.
-
-  Args:
-    argv: Command line.
 
   Raises:
     SystemExit: If the config file does not exist, or if a flag or that file
@@ -384,12 +374,7 @@ def reject_unknown_flags(argv: list[str]) -> Iterator[None]:
 
 
 def _describe_unknown(path: str, close: str = '') -> str:
-  """Returns the message on a field that does not exist.
-
-  Args:
-    path: Path of the field.
-    close: Name of a similar field beside it; '' for none.
-  """
+  """Returns the message on an unknown field; `close` is a similar one."""
   if not close:
     return f'{path}: unknown; --help_fields= prints all fields.'
   above = path.rpartition('.')[0]
@@ -415,12 +400,9 @@ def _check_config_file(argv: Sequence[str]) -> None:
 
 
 def _find_line(error: BaseException) -> tuple[str, bool]:
-  """Returns the line of a config file that raised, and whether a config did.
-
-  Returns:
-    File, number and text of the line, '' if no config file raised; and whether
-    the error is that of a config, not of the file's own code.
-  """
+  """Returns the line of a config file that raised; whether a check raised."""
+  # The line has file, number and text, and is '' if no config file raised.
+  # Otherwise the file's own code has raised.
   frames = traceback.extract_tb(error.__traceback__)
   folders = [pathlib.PurePath(frame.filename).parent.name for frame in frames]
   is_refused = folders[-1] in _CONFIG_FOLDERS
@@ -441,7 +423,6 @@ def expand_values(
   Args:
     field: Path of the field, for the message.
     values: One value for all hosts, or one each.
-    count: Number of hosts.
 
   Raises:
     ValueError: If there are neither one nor `count` values.
@@ -460,7 +441,8 @@ def host_links(
   """Returns the bandwidths and latencies of all hosts.
 
   Args:
-    network: Section with a field {host}_{link} for every kind of both.
+    network: Section with a field KIND_LINK for each kind of host and each of
+      'up_Bps', 'down_Bps' and 'latency_s'.
     **hosts: Number of hosts of each kind, in their order.
 
   Returns:
@@ -524,6 +506,6 @@ def _check_value(path: str, value: object, field: Field) -> None:
 
 
 def bucket_bytes(config: ConfigDict) -> float | None:
-  """Returns the least bytes of a bucket; None if they are to be chosen."""
+  """Returns the smallest size of a bucket, bytes; None: the run chooses it."""
   value = config.route.bucket_bytes
   return None if value == AUTO else float(value)

@@ -41,11 +41,9 @@ def fields(
   """Returns the fields of a run of one epoch without checkpoints.
 
   Args:
-    workers: Number of workers.
     iterations: Iterations of each worker, in the mean.
     size_bytes: Bytes of the float32 parameters, and of a dense push.
     batch: Examples of a worker in a local step; None for the default.
-    local_steps: Local steps of an iteration.
     compute_s: Seconds of computing in an iteration, the same for all workers
       and batches; None for the default, which is unequal and has jitter.
   """
@@ -77,7 +75,8 @@ def links(worker_Bps: float, server_Bps: float | None = None) -> dict[str, Any]:
 
   Args:
     worker_Bps: Rate of each worker in each direction, bytes per second.
-    server_Bps: The same of each server; None for routes among workers.
+    server_Bps: Rate of each server in each direction, bytes per second; None
+      for routes among workers.
   """
   rates = {'worker': worker_Bps, 'server': server_Bps}
   return {

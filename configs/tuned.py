@@ -27,7 +27,7 @@ _FIELDS = 'sync.name', 'batching.name'
 
 
 def of(scheme: str) -> dict[str, object]:
-  """Returns the fields that select the records of a scheme, at any rate."""
+  """Returns the fields that identify the records of a scheme, at any rate."""
   return dict(zip(_FIELDS, SCHEMES[scheme], strict=True))
 
 

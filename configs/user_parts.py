@@ -49,8 +49,8 @@ def load(field: str, name: str) -> ModuleType:
 
   Raises:
     ValueError: If there is no such module, or if it has no function `make`.
-    ImportError: In place of a ValueError or an OSError of the module itself, so
-      that it is not taken for an error of the config.
+    ImportError: If the module itself raises a ValueError or an OSError, so that
+      this is not taken for an error of the config.
   """
   expected = "the dotted path of a module, such as 'my_lab.backup'"
   is_path = all(part.isidentifier() for part in name.split('.'))
@@ -102,7 +102,6 @@ def defaults(field: str, section: str, module: ModuleType) -> dict[str, Any]:
   Args:
     field: Field that names the module, for messages.
     section: Section of the config, a key of `SUPPLIED`.
-    module: Module with `make`.
 
   Returns:
     The default of each field by its name; `inspect.Parameter.empty` if the
@@ -138,14 +137,17 @@ def defaults(field: str, section: str, module: ModuleType) -> dict[str, Any]:
 
 
 def is_value(value: object) -> bool:
-  """Returns whether a value can be that of a field."""
+  """Returns whether a value is of a type that a field can have."""
   if isinstance(value, tuple):
     return all(type(item) in (int, float) for item in value)
   return type(value) in _KINDS
 
 
 def restore(value: Any, default: Any) -> Any:
-  """Returns a field's value from that in a manifest, which is JSON."""
+  """Returns a field's value from that in a manifest, which is JSON.
+
+  There, lists stand for tuples, and texts for infinite numbers.
+  """
   if isinstance(value, list):
     return tuple(map(float, value)) if 'inf' in value else tuple(value)
   if isinstance(default, float) and isinstance(value, str):

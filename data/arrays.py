@@ -11,7 +11,7 @@ from data.files import locate_file
 
 
 def make(*, directory: str | None, file: str) -> Dataset:
-  """Returns the examples of a file.
+  """Returns the examples of an .npz file.
 
   It has arrays `train_inputs`, `train_targets`, `test_inputs`, `test_targets`.
   Inputs are bytes (uint8) or floats [N, ..., C], which are standardised by
@@ -19,11 +19,7 @@ def make(*, directory: str | None, file: str) -> Dataset:
   from 0, [N], or with token ids the next token at each position, [N, T], where
   -1 does not count.  Floats are targets of any shape for a loss of your own.
   The number of classes is the largest class, or token, plus 1.  Floats become
-  float32, integers but bytes int32.
-
-  Args:
-    directory: Path of the folder that has `file`.
-    file: Name of an .npz file.
+  float32; integers other than bytes become int32.
 
   Raises:
     ValueError: If the file is missing, or lacks an array, or if one has another

@@ -25,13 +25,12 @@ def make(
   flip: bool,
   input_shape: tuple[int, ...],
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-  """Returns the function (inputs, key) -> inputs that a run trains with.
+  """Returns the function (inputs, key) -> inputs that changes training images.
 
   Args:
     crop_padding: Largest shift in pixels; 0 for none.
     crop_area: Smallest share of an image that a crop of random size shows; 1
       for no such crop.
-    flip: Whether to mirror images.
     input_shape: Shape of one example.
 
   Raises:
@@ -62,12 +61,12 @@ def flip_and_crop(
   padding: int = 4,
   flip: bool = True,
 ) -> jax.Array:
-  """Returns the images flipped and shifted, each at random by itself.
+  """Returns the images, each mirrored and shifted at random.
 
   An image is mirrored left to right with probability 1/2, surrounded by
-  `padding` zeros on each side, and cropped to its size anywhere in there, as
+  `padding` zeros on each side, and cropped to its size at a random position, as
   in He et al., 'Deep Residual Learning for Image Recognition' (CVPR, 2016),
-  section 4.2, who pad images whose mean was subtracted: pass prepared inputs
+  section 4.2.  They pad images whose mean was subtracted: pass prepared inputs
   for that, stored ones for black borders.  The same inputs and key give the
   same images.
 
@@ -75,7 +74,7 @@ def flip_and_crop(
     inputs: [B, H, W, C], of any type.
     key: Typed key of all random choices.
     padding: Largest shift, pixels; 0 shifts nothing.
-    flip: Whether to mirror; digits, for one, do not stay what they are.
+    flip: Whether to mirror, which digits, for example, do not survive.
 
   Returns:
     Images of the shape and type of `inputs`.
@@ -99,12 +98,13 @@ def flip_and_resize(
 ) -> jax.Array:
   """Returns random parts of images, each resized to the whole image.
 
-  A part has `area` to all of the pixels, uniformly, is 3/4 to 4/3 as wide as
-  high, uniformly in the logarithm, and lies anywhere; it is resized to the size
-  of the image, as in Szegedy et al., 'Going Deeper with Convolutions' (CVPR,
-  2015).  Shapes that do not fit are drawn again; after ten of them it is all of
-  the image.  Pixels are weighted by triangles, which are as wide as an output's
-  pixel where that is larger.
+  A part has a share of the pixels between `area` and 1, uniformly, and a ratio
+  of width to height between 3/4 and 4/3, uniformly in the logarithm; its
+  position is random.  It is resized to the size of the image, as in Szegedy et
+  al., 'Going Deeper with Convolutions' (CVPR, 2015).  Shapes that do not fit
+  are drawn again; after ten of them the part is the whole image.  Pixels are
+  weighted by triangles, which are as wide as an output's pixel where that is
+  larger.
 
   Args:
     inputs: [B, H, W, C], floating point.

@@ -37,7 +37,6 @@ def make(
   `len[i]` bytes of `buf`, and `y[i]` is its class.
 
   Args:
-    directory: Path of the folder that has `file`.
     file: The official archive, .tar.gz, or JPEG images, .npz.
 
   Raises:

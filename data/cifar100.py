@@ -20,7 +20,6 @@ def make(*, directory: str | None, file: str) -> Dataset:
   unpacked to disk.
 
   Args:
-    directory: Path of the folder that has `file`.
     file: The official archive, cifar-100-python.tar.gz.
 
   Raises:

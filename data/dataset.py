@@ -1,4 +1,9 @@
-"""Data sets: two splits of examples, and how to standardise their inputs."""
+"""Data sets: two splits of examples, and how to standardise their inputs.
+
+`make(directory=..., ...)` of each data set's module returns it: `directory` is
+the folder that has its files, None if the user has named none; data sets
+without files do not use it.
+"""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -53,9 +58,10 @@ class Dataset(NamedTuple):
       leave them out.
     mean: Mean of each channel of the training inputs, of uint8 ones after
       scaling to 0..1.  Empty for tokens.
-    std: Standard deviation of each channel, likewise.
-    separator: Token that begins a document; None if each row is one document.
-    bytes_per_token: Bytes of text per token in the mean; None if unknown.
+    std: Standard deviation of each channel, after the same scaling.
+    separator: Token id at the start of each document, which keeps the documents
+      of a row apart; None if each row is one document.
+    bytes_per_token: Mean bytes of text per token; None if unknown.
   """
 
   train: Split
@@ -72,13 +78,11 @@ class Dataset(NamedTuple):
     return self.train.inputs.shape[1:]
 
   def check(self) -> None:
-    """Checks that both splits have as many targets as inputs, at least one.
+    """Raises ValueError unless both splits have examples, each with a target.
 
     Of a data set with classes it checks the arrays in memory, too: targets are
-    classes, and inputs are finite.
-
-    Raises:
-      ValueError: If a split is wrong; names it and the first such example.
+    classes, and inputs are finite.  The message names the split and the first
+    wrong example.
     """
     for name, split in (('train', self.train), ('test', self.test)):
       inputs, targets = len(split.inputs), len(split.targets)
@@ -94,9 +98,10 @@ class Dataset(NamedTuple):
   def prepare(self, inputs: jax.Array | np.ndarray) -> Any:
     """Returns standardised inputs, float32 [B, ..., C], or the same tokens.
 
-    With a separator, tokens are in a pair with the number of each one's
-    document, int32 [B, T].  The function is pure.  In a compiled step, images
-    are sent to the device as bytes, a quarter of their size as floats.
+    With a separator it returns a pair: the tokens, and the number of the
+    document that each belongs to, int32 [B, T].  The function is pure.  In a
+    compiled step, images are sent to the device as bytes, a quarter of their
+    size as floats.
 
     Args:
       inputs: Rows of a split: uint8 or float32 [B, ..., C], or int32 [B, T] if

@@ -14,12 +14,9 @@ def digest(dataset: Dataset) -> str:
 
   It covers shapes, types and all integers in memory.  Of integers that are
   mapped from files it covers their number and 64 rows, at equal distances from
-  the first to the last, so that a large file is not read.  Floats and images
-  that are decoded when they are read count by shape alone: libraries may give
-  them other last digits.
-
-  Args:
-    dataset: The data set.
+  the first to the last, so that a large file is not read.  Of floats, and of
+  images that are decoded when they are read, only the shape counts: their last
+  digits depend on the library.
   """
   found = xxhash.xxh3_64()
   for split in (dataset.train, dataset.test):

@@ -24,14 +24,12 @@ def make(*, directory: str | None, fold: int, validation: bool) -> Dataset:
 
   Every fifth example of each class is for testing, so that the split is
   stratified and the same in all runs.  The five folds together test all 1,797;
-  the last three have 359.  For validation the fold is left out, the next one is
-  for testing, and the other three are for training, so that settings of each
-  fold can be chosen without it.
+  the last three have 359.  With `validation` the fold itself is left out: the
+  next one is for testing and the other three are for training, so that settings
+  can be chosen without looking at the fold.
 
   Args:
-    directory: Unused; the digits need no file.
     fold: Index of the fifth that is for testing, 0 to 4.
-    validation: Whether to return the split for validation.
 
   Raises:
     ValueError: If there is no such fold.

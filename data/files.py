@@ -18,7 +18,6 @@ def locate_file(
 
   Args:
     directory: Path of a folder; None if there is none.
-    file: Name of a file in it.
     field: Name of the field that names the file, for the message.
 
   Raises:
@@ -56,7 +55,6 @@ def read_archive(
   contains.  Nothing is unpacked to disk.
 
   Args:
-    path: Path of a .tar.gz file.
     md5: MD5 of the official archive, hexadecimal.
     members: Names of files in it, without folders.
     labels: Key of the classes; the key of the images is b'data'.

@@ -18,14 +18,12 @@ _MEASURED = 1000  # Training images of which mean and deviation are taken.
 def make(*, directory: str | None, folder: str, pixels: int) -> Dataset:
   """Returns lazily decoded images, uint8 [N, pixels, pixels, 3].
 
-  Of an image the central square is resized.  Mean and deviation are those of
+  The central square of an image is resized.  Mean and deviation are those of
   1,000 training images, at equal distances from the first to the last.
 
   Args:
-    directory: Path of the folder that has `folder`.
     folder: Name of a folder with train/CLASS/*.png and test/CLASS/*.png, or
-      val/ in place of test/; .jpg and .jpeg likewise.
-    pixels: Height and width.
+      val/ in place of test/; .jpg and .jpeg, too.
 
   Raises:
     ValueError: As in `image_folders.read`.

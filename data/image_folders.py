@@ -34,10 +34,8 @@ def read(
   their folders' names; the examples are sorted by class.
 
   Args:
-    directory: Path of the folder that has `folder`.
     folder: Name of a folder with train/CLASS/FILE and TEST/CLASS/FILE.
     test: Name of the folder TEST.
-    pixels: Height and width.
     shown: Share of the shorter side that the central crop shows.
     suffixes: Ends of the names of image files, in small letters.
 
@@ -73,6 +71,11 @@ class Images:
   slice or an array.  Nothing is cached: a row is decoded whenever it is
   indexed, with the same result.
 
+  Args:
+    names: Paths of the files below `folder`.
+    pixels: Height and width of the images.
+    shown: Share of the shorter side that the central crop shows.
+
   Attributes:
     shape: (N, pixels, pixels, 3), red, green and blue.
     dtype: Uint8.
@@ -86,14 +89,6 @@ class Images:
     pixels: int,
     shown: float,
   ):
-    """Stores the paths.
-
-    Args:
-      folder: Folder of the files.
-      names: Paths of the files below it.
-      pixels: Height and width of the images.
-      shown: Share of the shorter side that the central crop shows.
-    """
     self.shape = (len(names), pixels, pixels, 3)
     self.dtype = np.dtype(np.uint8)
     # One array of bytes: a million strings would take several times as much.

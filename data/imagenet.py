@@ -22,9 +22,7 @@ def make(*, directory: str | None, folder: str, pixels: int) -> Dataset:
   centre is cropped.  Both are one step, which resizes only the centre.
 
   Args:
-    directory: Path of the folder that has `folder`.
     folder: Name of a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG.
-    pixels: Height and width.
 
   Raises:
     ValueError: As in `image_folders.read`.

@@ -10,8 +10,8 @@ def of_channels(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
   """Returns mean and standard deviation of each channel, the last axis.
 
-  Of uint8 inputs they are those after scaling to 0..1.  The deviation of a
-  channel that is constant is 1.
+  Uint8 inputs are scaled to 0..1 first.  The deviation of a constant channel is
+  1.
 
   Args:
     inputs: Uint8 or float32 [N, ..., C].

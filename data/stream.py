@@ -72,7 +72,6 @@ class Stream:
     lease, which is extended so that `ahead * count` positions remain.
 
     Args:
-      worker: Index of the worker.
       count: Number of examples of the iteration, at least 1.
 
     Raises:
@@ -97,7 +96,6 @@ class Stream:
     """Leases the positions of the worker's next `take`, and returns them.
 
     Args:
-      worker: Index of the worker.
       count: Number of examples of the iteration.
     """
     lease = self.leases.get(worker, ())
@@ -112,7 +110,6 @@ class Stream:
     see `indices`.
 
     Args:
-      worker: Index of the worker.
       count: Number of positions, at least 1.
     """
     return _merged(_cut(self.leases.get(worker, ()), count)[0])

@@ -25,15 +25,8 @@ def make(
 ) -> Dataset:
   """Returns balanced classes, float32 [N, pixels, pixels, channels].
 
-  The same arguments give the same examples.
-
-  Args:
-    directory: Unused: nothing is read.
-    num_train: Training examples.
-    num_test: Test examples, of the same prototypes.
-    pixels: Height and width.
-    channels: Channels of an image.
-    num_classes: Number of classes.
+  The test examples have the same prototypes.  The same arguments give the same
+  examples.
 
   Raises:
     ValueError: If a number is less than 1.

@@ -22,15 +22,13 @@ def make(
   """Returns rows of the text's bytes, int32 [N, length].
 
   Rows are those of `token_rows.split`.  The last rows are for testing, so that
-  no text that is tested is learned; the last one may be padded.  Zero bytes
-  begin documents, apart from which each is read: the topics of the text that
-  comes with Python.
+  no text that is tested is learned; the last one may be padded.  A zero byte
+  begins each document, such as each topic of the text that comes with Python;
+  attention never crosses it.
 
   Args:
-    directory: Path of the folder that has `file`.
     file: Name of a file, of any size, as it is mapped into memory; '' for the
       text that comes with Python.
-    length: Bytes of a row.
     test_share: Share of the rows that is for testing, between 0 and 1.
 
   Raises:

@@ -13,7 +13,12 @@ from data.dataset import PADDING, Split
 
 
 class TokenRows:
-  """Inputs or targets, int32 [N, T]: see `split`.
+  """Inputs or targets, int32 [N, T], which are read when indexed: see `split`.
+
+  Args:
+    tokens: Integers, at least 2.
+    length: Tokens T of a row.
+    shift: 0 for inputs, 1 for targets.
 
   Attributes:
     tokens: The sequence, 1-D, in memory or mapped from a file.
@@ -22,13 +27,6 @@ class TokenRows:
   """
 
   def __init__(self, tokens: np.ndarray, *, length: int, shift: int):
-    """Stores the sequence and reads none of it.
-
-    Args:
-      tokens: Integers, at least 2.
-      length: Tokens T of a row.
-      shift: 0 for inputs, 1 for targets.
-    """
     self.tokens = tokens
     self.shape = (-(-(len(tokens) - 1) // length), length)
     self.dtype = np.dtype(np.int32)

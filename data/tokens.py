@@ -55,19 +55,17 @@ def make(
   the vocabulary, unless the vocabulary has all integers of the type.
 
   Args:
-    directory: Path of the folder that has the files.
     file: Name of the file to train on.
-    test_file: Name of the file to test on; '' for the end of `file`, on which
-      it does not train then.
-    test_tokens: Most tokens to test on: the first of `test_file`, or the last
-      of `file`.
+    test_file: Name of the file to test on; '' for the end of `file`, which is
+      then left out of training.
+    test_tokens: Largest number of tokens to test on: the first of `test_file`,
+      or the last of `file`.
     dtype: 'uint16' or 'uint32', the type of both files.
     vocabulary: Number of different tokens, which count from 0.
-    separator: Token that begins a document, apart from which it is read; -1 if
-      there is none.
-    length: Tokens of a row.
-    bytes_per_token: Bytes of text per token in the mean, for bits per byte; 0
-      if it is not known.
+    separator: Token id at the start of each document.  Attention never crosses
+      it.  -1: no such token.
+    bytes_per_token: Mean bytes of text per token, for bits per byte; 0 if it is
+      not known.
 
   Raises:
     ValueError: If a file is missing, seems to be of another type or format, has
@@ -143,7 +141,7 @@ def _read(
 
 
 def _find_other_kind(tokens: np.ndarray) -> str:
-  """Returns what a file seems to be, if not one of such tokens; else ''."""
+  """Returns what a file seems to be if not one of these tokens; else ''."""
   content = tokens.tobytes()
   for start, kind in _FORMATS.items():
     if content.startswith(start):

@@ -23,7 +23,6 @@ class Curve(nnx.Module):
   """Perceptron of one hidden layer with one output."""
 
   def __init__(self, inputs: int, width: int, rngs: nnx.Rngs):
-    """Draws the parameters."""
     self.hidden = nnx.Linear(inputs, width, rngs=rngs)
     self.last = nnx.Linear(width, 1, rngs=rngs)
 
@@ -48,7 +47,6 @@ def make(
     num_classes: Unused, as there are no classes.
     seed: Seed of the parameters.
     dtype: Unused, as layers compute in float32.
-    width: Width of the hidden layer.
     delta: Error from which the loss is linear.
   """
   del num_classes, dtype

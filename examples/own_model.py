@@ -32,7 +32,6 @@ class Tones(nnx.Module):
   """Network of two convolutions along the signal, a mean, a dense layer."""
 
   def __init__(self, rngs: nnx.Rngs):
-    """Draws the parameters."""
     self.first = nnx.Conv(1, 16, kernel_size=9, rngs=rngs)
     self.second = nnx.Conv(16, 16, kernel_size=9, strides=2, rngs=rngs)
     self.last = nnx.Linear(16, len(_TONES), rngs=rngs)
@@ -76,7 +75,6 @@ def learn(*, epochs: float, scheme: str) -> None:
   """Trains, and prints accuracy, time and parameter shapes.
 
   Args:
-    epochs: Length of the run.
     scheme: Value of config.sync.name.
   """
   config = default.get_config()

@@ -26,10 +26,10 @@ _COLUMNS = ('accuracy', 'virtual s', 'updates', 'waiting', 'staleness')
 
 @dataclasses.dataclass
 class KAsync:
-  """State of K-async.
+  """State of K-async.  A worker that joins is released at once.
 
   Attributes:
-    k: Pushes of an update.
+    k: Pushes of an update.  After a leave, an update may have fewer.
     members: State of each worker: absent, waiting or running.
     pushed: Pushes since the last update.
     updates: Updates so far; the next one's id.
@@ -43,26 +43,21 @@ class KAsync:
   updates: int = 0
 
   def start(self, time: float) -> Decision:
-    """Releases every worker."""
     return Decision(release=self.members.release_all())
 
   def push(self, push: Push) -> Decision:
-    """Sums the push; the k-th one is an update."""
     self.members.stop(push.worker)
     self.pushed += 1
     return self._update(Decision(into=self.updates))
 
   def wake(self, time: float) -> Decision:
-    """Changes nothing: K-async requests no wakes."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Removes the worker, and may commit an update of fewer pushes."""
     self.members.leave(worker)
     return self._update(Decision())
 
   def join(self, worker: int, time: float) -> Decision:
-    """Releases the worker at once."""
     self.members.join(worker)
     return Decision(release=self.members.release((worker,)))
 
@@ -95,12 +90,7 @@ def config(epochs: float) -> ml_collections.ConfigDict:
 
 
 def compare(*, epochs: float, k: int) -> None:
-  """Trains under each scheme and prints the table.
-
-  Args:
-    epochs: Length of a run.
-    k: Pushes of an update of K-async.
-  """
+  """Trains under each scheme, K-async with `k` pushes, and prints the table."""
   shared = config(epochs)
   workers = shared.cluster.workers
   schemes: dict[str, Scheme] = {

@@ -86,10 +86,9 @@ def parse_rate(text: object, field: str) -> int:
 
   Args:
     text: A number and kbit, mbit or gbit, from 8kbit to 100gbit.
-    field: Name of the field in error messages.
 
   Raises:
-    ValueError: If the text is no such rate.
+    ValueError: If the text is no such rate; names `field`.
   """
   match = _RATE.fullmatch(text) if isinstance(text, str) else None
   rate = round(float(match[1]) * _UNITS[match[2]]) if match else 0
@@ -115,7 +114,6 @@ def parse_links(
       [NAME, ...], "up": RATE, "down": RATE, "delay_ms": NUMBER}]}; all but the
       fields of a pair and the hosts of a group are optional.
     congestion: TCP's congestion control, by the kernel's name.
-    slow_start_after_idle: True if connections start slowly after pauses.
 
   Raises:
     ValueError: If an argument is out of its range, or the text is not of this
@@ -157,12 +155,7 @@ def namespaces(lab: str, links: Links) -> list[str]:
 
 
 def commands(lab: str, links: Links) -> Iterator[str]:
-  """Yields the commands that create a lab's namespaces and links, in order.
-
-  Args:
-    lab: Name of the lab.
-    links: Links of its hosts.
-  """
+  """Yields the commands that create a lab's namespaces and links, in order."""
   switch = f'{lab}-{SWITCH}'
   address = addresses(links)
   yield f'ip netns add {switch}'
@@ -211,10 +204,6 @@ def delays(lab: str, links: Links) -> Iterator[list[str]]:
   """Yields the commands that forward the frames of groups with a delay.
 
   Each runs as long as the lab, and prints `delayed_link.READY` at its start.
-
-  Args:
-    lab: Name of the lab.
-    links: Links of its hosts.
   """
   inside = f'ip netns exec {lab}-{SWITCH}'.split()
   module = [sys.executable, '-m', 'launch.delayed_link']
@@ -227,8 +216,6 @@ def change_commands(lab: str, host: str, rate: int) -> Iterator[str]:
   """Yields the commands that change the rates of a host without pairs.
 
   Args:
-    lab: Name of the lab.
-    host: Name of the host.
     rate: New send and receive rate, bit/s.
   """
   ends = (f'{lab}-{host}', 'eth0'), (f'{lab}-{SWITCH}', host)
@@ -244,13 +231,8 @@ def _group_ends(number: int) -> tuple[str, str]:
 
 
 def _bridge(links: Links, names: Set[str], *, own: bool = False) -> str:
-  """Returns the bridge of hosts: that of the smallest group with more hosts.
-
-  Args:
-    links: Links of the lab.
-    names: Names of the hosts.
-    own: True to allow the group of exactly these hosts.
-  """
+  """Returns the bridge of the smallest group that has these hosts, and more."""
+  # With `own`, the group may have exactly these hosts.
   around = [
     (len(group.hosts), f'bridge{number}')
     for number, group in enumerate(links.groups)
@@ -262,14 +244,7 @@ def _bridge(links: Links, names: Set[str], *, own: bool = False) -> str:
 def _shape(
   namespace: str, device: str, rate: int, pairs: Mapping[str, int]
 ) -> Iterator[str]:
-  """Yields the commands that limit the traffic out of a device.
-
-  Args:
-    namespace: Namespace of the device.
-    device: Name of the device.
-    rate: Rate of all frames, bit/s.
-    pairs: Rates to single addresses, bit/s.
-  """
+  """Yields the commands that limit traffic out of a device; rates in bit/s."""
   tc = f'tc -n {namespace}'
   # HTB grants a leaf its rate even if its parent has less, so that the rates of
   # all leaves must not exceed the parent's; they borrow up to `ceil`.

@@ -40,10 +40,6 @@ _AS_HOST = """
 def run(links: hosts.Links, argv: Sequence[str]) -> int:
   """Runs a command on the first host of a new lab; removes the lab.
 
-  Args:
-    links: Links of the lab.
-    argv: The command.
-
   Returns:
     The exit code of the command; 128 + the number of a signal that ended it.
 
@@ -69,9 +65,7 @@ def command(host: str, argv: Sequence[str], lab: str = '') -> list[str]:
   Its process becomes that of the other command, so that signals reach it.
 
   Args:
-    host: Name of the host.
-    argv: The command.
-    lab: Name of the lab; that of SYNCOPATE_LAB if empty.
+    lab: Name of the lab; '' for that of SYNCOPATE_LAB.
 
   Raises:
     ValueError: If the lab or the host does not exist.
@@ -91,13 +85,7 @@ def command(host: str, argv: Sequence[str], lab: str = '') -> list[str]:
 
 @contextlib.contextmanager
 def made(links: hosts.Links) -> Iterator[str]:
-  """Creates a lab, and removes it and its processes at the end of the context.
-
-  Args:
-    links: Links of the lab.
-
-  Yields:
-    The name of the lab.
+  """Creates a lab and yields its name; removes it and its processes afterwards.
 
   Raises:
     ValueError: If the machine does not allow a lab.
@@ -137,11 +125,7 @@ def _signals_ignored() -> Iterator[None]:
 
 
 def check_machine() -> None:
-  """Checks that this machine allows a lab.
-
-  Raises:
-    ValueError: If it does not; says what is missing.
-  """
+  """Raises ValueError, with what is missing, if this machine allows no lab."""
   if os.geteuid() != 0:
     raise ValueError('tools.lab creates network namespaces, which needs root.')
   for tool in ('ip', 'tc', 'unshare', 'mount', 'sysctl'):
@@ -180,11 +164,7 @@ def _make(lab: str, links: hosts.Links) -> None:
 
 @contextlib.contextmanager
 def _delays(lab: str, links: hosts.Links) -> Iterator[None]:
-  """Starts what delays frames of groups, and ends it with the context.
-
-  Raises:
-    ValueError: If it does not start.
-  """
+  """Starts the processes that delay frames of groups; the context ends them."""
   commands = [
     Command(words[-2], words, folder=_ROOT)
     for words in hosts.delays(lab, links)

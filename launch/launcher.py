@@ -52,7 +52,6 @@ def launch(
   """Runs the processes of a run until they have ended.
 
   Args:
-    plan: Plan of the run.
     program: Command of each process, to which flags are appended.
     on_ray: Resources of each process in a Ray cluster; None to run all
       processes on this machine.
@@ -211,7 +210,7 @@ class _Supervisor:
     return not self._plan.only and leader != name and name in followers
 
   def _await_leader(self, name: str, code: int) -> None:
-    """Sets the time until which a leader ends after its follower."""
+    """Sets the time until which a leader must end after its follower."""
     leader = self._plan.island(name)[0]
     if code and leader in self._processes.names():
       end_at = time.monotonic() + _ISLAND_S
@@ -351,10 +350,8 @@ class _Supervisor:
     self._log.write(json.dumps(row | {'event': event, 'code': code}) + '\n')
 
   def _choose_address(self) -> None:
-    """Chooses the coordinator's port: the configured one, or a new one.
-
-    No earlier process knows a new one.  On Ray the coordinator chooses it.
-    """
+    """Chooses the coordinator's port: the configured one, or a new one."""
+    # No earlier process knows a new one.  On Ray the coordinator chooses it.
     plan = self._plan
     if isinstance(self._processes, RayProcesses):
       self._processes.forget_address()

@@ -48,16 +48,15 @@ class _Reply(NamedTuple):
 
 
 class Leader:
-  """Leader of the members; a `LoopListener` serves them by `handle`."""
+  """Leader of the members; a `LoopListener` serves them by `handle`.
+
+  Args:
+    members: Number of members.
+    timeout_s: Silence of a process after which it counts as lost.
+    start_s: Time within which all members must connect.
+  """
 
   def __init__(self, members: int, *, timeout_s: float, start_s: float):
-    """Initializes the leader without members.
-
-    Args:
-      members: Number of members.
-      timeout_s: Silence of a process after which it counts as lost, seconds.
-      start_s: Seconds within which all members must connect.
-    """
     self._members = members
     self._start_s = start_s
     self._timeout_s = timeout_s
@@ -70,7 +69,6 @@ class Leader:
     """Receives the answers of a member until its stream ends.
 
     Args:
-      stream: Stream to the member.
       hello: Encoded first message of the member.
 
     Raises:
@@ -106,8 +104,7 @@ class Leader:
     """Sends an order to each member; returns the answers by rank.
 
     Args:
-      orders: Order of each member.
-      limit_s: Largest time of the orders without lost members, seconds.
+      limit_s: Longest time that the orders take if no member is lost.
 
     Raises:
       Failure: If a member fails, or does not answer in time.
@@ -162,9 +159,8 @@ def follow(
     member: First message to the leader.
     obey: Carries out an order and returns the answer; an exception `Broken` is
       reported to the leader.
-    security: Credentials of the stream.
-    timeout_s: Silence of a process after which it counts as lost, seconds.
-    start_s: Seconds within which all members must connect.
+    timeout_s: Silence of a process after which it counts as lost.
+    start_s: Time within which all members must connect.
 
   Returns:
     Reason of an early end; '' for a normal end.

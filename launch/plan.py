@@ -33,7 +33,7 @@ def on_interface(argv: Sequence[str], interface: str) -> list[str]:
 def environment(
   environ: Mapping[str, str], cache: pathlib.Path
 ) -> dict[str, str]:
-  """Returns variables of the processes of a run.
+  """Returns the environment variables of a run's processes.
 
   Args:
     environ: The environment, which has precedence.
@@ -161,10 +161,10 @@ class Plan:
 
     With servers, these are the processes that may have shards of the
     parameters: those of the servers, or all workers if the run chooses how many
-    of them are servers.  With mirrors of the servers, no process is required.
-    On allreduce routes every worker has all parameters, and none is either; the
-    route `native`, on which XLA sums, requires all processes.  The route is
-    that of the run's manifest; before there is one, servers without mirrors are
+    of them are servers.  With mirrors of the servers there are none, nor on
+    allreduce routes, where every worker has all parameters; on the route
+    `native`, on which XLA sums, they are all processes.  The route is that of
+    the run's manifest; before there is one, servers without mirrors are
     assumed.
     """
     route, mirror_s = self._route()
@@ -174,10 +174,7 @@ class Plan:
     return self._all if route == 'native' else []
 
   def _route(self) -> tuple[str, float]:
-    """Returns the route in the run's manifest, and the seconds of mirrors.
-
-    They are 'server' and 0 without a manifest.
-    """
+    """Returns the route and its mirror seconds, by default 'server' and 0."""
     try:
       manifest = json.loads((self.workdir / 'manifest.json').read_text())
       route = manifest['config']['route']
@@ -211,9 +208,6 @@ class Plan:
   def places(self, environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the host of the lab for each process; '' without a lab.
 
-    Args:
-      environ: The environment.
-
     Raises:
       ValueError: If it names a lab, but no hosts.
     """
@@ -227,9 +221,6 @@ class Plan:
 
   def devices(self, environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Returns the variables that give each process its devices.
-
-    Args:
-      environ: The environment.
 
     Raises:
       ValueError: If there are GPUs, but too few; or none to share.

@@ -105,12 +105,7 @@ def module_command(
 ) -> Command:
   """Returns a command that runs a module of the repository, in any folder.
 
-  Args:
-    name: Name of the process.
-    module: Name of the module.
-    *words: Arguments of the module.
-    env: As in `Command`.
-    answers: As in `Command`.
+  `env` and `answers` are those of `Command`.
   """
   argv = [sys.executable, '-m', module, *words]
   env = {'PYTHONPATH': python_path()} | dict(env or {})
@@ -160,7 +155,6 @@ def start(
   """Starts processes, which end with the context.
 
   Args:
-    commands: The processes.
     folder: Folder of their logs, which is created if it is missing.
     grace_s: Seconds between SIGTERM and SIGKILL for processes that run when the
       context or this process ends; 0 for SIGKILL only.  A command that has to
@@ -186,6 +180,14 @@ class Group:
   """Named processes; a context that ends them all.
 
   Several threads may wait for processes and signal them.
+
+  Args:
+    folder: Folder of the logs; None if there is a receiver of the output.
+    grace_s: Time between SIGTERM and SIGKILL at the end.
+    output: Receiver of the output, in `next_ends`; None to write logs.
+    is_bound: True if the kernel, too, ends each process with this thread, even
+      if the guard was killed.  This process must not have loaded JAX, which
+      warns of the fork.
   """
 
   def __init__(
@@ -196,16 +198,6 @@ class Group:
     output: Output | None = None,
     is_bound: bool = False,
   ):
-    """Initializes the object, and starts no process.
-
-    Args:
-      folder: Folder of the logs; None if there is a receiver of the output.
-      grace_s: Seconds between SIGTERM and SIGKILL at the end.
-      output: Receiver of the output, in `next_ends`; None to write logs.
-      is_bound: True if the kernel, too, ends each process with this thread,
-        even if the guard was killed.  This process must not have loaded JAX,
-        which warns of the fork.
-    """
     self._folder, self._grace_s = folder, grace_s
     self._output, self._is_bound = output, is_bound
     self._running: dict[str, _Running] = {}
@@ -312,7 +304,6 @@ class Group:
     """Waits until processes have ended; returns their exit codes by name.
 
     Args:
-      timeout_s: Time limit, seconds.
       *names: Processes; all by default.
 
     Raises:
@@ -325,7 +316,6 @@ class Group:
     """Waits until processes have ended, all with exit code 0.
 
     Args:
-      timeout_s: Time limit, seconds.
       *names: Processes; all by default.
 
     Raises:
@@ -343,13 +333,10 @@ class Group:
   def wait_for_line(
     self, name: str, pattern: str, timeout_s: float, *, count: int = 1
   ) -> re.Match[str]:
-    """Waits until a log has lines that match; returns the last match.
+    """Waits until `count` lines of a log match; returns the last match.
 
     Args:
-      name: Name of the process.
       pattern: Regular expression, searched in each whole line.
-      timeout_s: Time limit, seconds.
-      count: Number of lines that match.
 
     Raises:
       ProcessError: If the process ends before, or after the time limit.
@@ -369,7 +356,7 @@ class Group:
       time.sleep(_POLL_S)
 
   def send(self, name: str, line: str) -> None:
-    """Writes a line to a process that answers.
+    """Writes a line to a process whose command `answers`.
 
     Raises:
       ProcessError: If it has ended.
@@ -383,7 +370,7 @@ class Group:
     raise self._error(f'it has ended before {line!r}', [name])
 
   def receive(self, name: str, timeout_s: float) -> str:
-    """Returns the next line of a process that answers.
+    """Returns the next line of a process whose command `answers`.
 
     Raises:
       ProcessError: If it ends without one, or after the time limit.
@@ -403,7 +390,7 @@ class Group:
     return line.decode()
 
   def signal(self, name: str, number: int) -> None:
-    """Sends a signal to a process, unless it has ended, not to descendants."""
+    """Sends a signal to a running process, but not to its descendants."""
     if name in self._running:
       signal.pidfd_send_signal(self._running[name].descriptor, number)
 
@@ -451,7 +438,7 @@ class Group:
     Also returns when the receiver of the output is lost.
 
     Returns:
-      The ends of processes, after all their output.
+      The ends of processes, once all their output has been received.
     """
     deadline = time.monotonic() + timeout_s
     was_lost, is_woken = self._is_lost(), False
@@ -470,14 +457,14 @@ class Group:
         return self._remove(ended)
 
   def wake(self) -> None:
-    """Has `next_ends` return; for handlers of signals and other threads."""
+    """Makes `next_ends` return; for signal handlers and other threads."""
     if self._waker != _CLOSED:
       os.eventfd_write(self._waker, 1)
 
   def _wait(
     self, timeout_s: float, names: Sequence[str], is_over: Callable[[], bool]
   ) -> None:
-    """Waits until processes have ended, or something else makes it over."""
+    """Waits until processes have ended, or `is_over` returns True."""
     deadline = time.monotonic() + timeout_s
     while not is_over() and self._left(names):
       limit_s = deadline - time.monotonic()

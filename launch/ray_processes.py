@@ -38,7 +38,7 @@ class Request(NamedTuple):
 
   Attributes:
     cpus: CPUs of each process.
-    wait_s: Seconds to wait until the cluster has all resources free.
+    wait_s: Time to wait until the cluster has all resources free.
   """
 
   cpus: float
@@ -79,11 +79,6 @@ def make_bundles(
 ) -> dict[str, dict[str, float]]:
   """Returns the resources of each process of a run, by Ray's names.
 
-  Args:
-    plan: Plan of the run.
-    request: Resources of each process.
-    has_gpus: True if workers compute on GPUs.
-
   Raises:
     ValueError: If a worker would have a part of several GPUs.
   """
@@ -105,8 +100,6 @@ def reserve(plan: Plan, request: Request, screen: Screen) -> Reservation:
   """Connects to the cluster, and reserves the resources of a run.
 
   Args:
-    plan: Plan of the run.
-    request: Resources of each process.
     screen: Display of what the cluster lacks.
 
   Raises:
@@ -148,7 +141,6 @@ class _Output:
     self._data = b''
 
   def feed(self, name: str, data: bytes) -> None:
-    """Adds output."""
     self._data += data
 
   def finish(self, name: str) -> None:
@@ -181,11 +173,8 @@ class Actor:
     """Starts the process and returns its process id.
 
     Args:
-      name: Name of the process.
       argv: Arguments of this node's Python.
       environ: Variables to add to those of this node.
-      cwd: Working directory.
-      workdir: Folder of the run.
       text: Content of the file of `ray_cluster.SharedFolder`.
 
     Raises:
@@ -236,18 +225,14 @@ class _Remote:
 
 
 class RayProcesses:
-  """Processes on the nodes of a cluster; a context that ends them all."""
+  """Processes on the nodes of a cluster; a context that ends them all.
+
+  The folder of the run must be one that all nodes share.
+  """
 
   def __init__(
     self, reservation: Reservation, screen: Screen, workdir: pathlib.Path
   ):
-    """Initializes the object, and starts no process.
-
-    Args:
-      reservation: Resources of the run.
-      screen: Display of the output of the processes.
-      workdir: Folder of the run, which all nodes share.
-    """
     self._ray, self._reservation = reservation.ray, reservation
     self._screen = screen
     self._folder = ray_cluster.SharedFolder(workdir)
@@ -269,7 +254,7 @@ class RayProcesses:
     return list(self._running)
 
   def forget_address(self) -> None:
-    """Has processes that start from now on meet at a new address."""
+    """Makes processes that start from now on meet at a new address."""
     self._launch = secrets.token_hex(8)
 
   def start(self, command: Command) -> int | None:
@@ -314,7 +299,7 @@ class RayProcesses:
     """Shows output until a process ends, or for a short time.
 
     Returns:
-      The ends of processes, after all their output.
+      The ends of processes, once all their output has been shown.
 
     Raises:
       ValueError: If a node lacks a folder of the run.

@@ -21,18 +21,15 @@ class Screen:
   One child may redraw a line of progress: on a terminal it stays below the
   other lines, elsewhere each state of it is a line.
 
+  Args:
+    drawing: Name of the child that draws progress.
+
   Attributes:
     terminal: True if standard output is a terminal.
     lost: True if standard output is closed; lines are then dropped.
   """
 
   def __init__(self, names: Sequence[str], drawing: str):
-    """Initializes the display, and writes nothing.
-
-    Args:
-      names: Names of all children.
-      drawing: Name of the child that draws progress.
-    """
     self._names = list(names)
     self._drawing = drawing
     self._pending = b''
@@ -51,12 +48,11 @@ class Screen:
     return shown
 
   def print_line(self, text: str) -> None:
-    """Writes a line of the launcher."""
+    """Writes a line of the launcher itself."""
     self._write(self._prefix('launch') + text.encode())
     self._flush()
 
   def feed(self, name: str, data: bytes) -> None:
-    """Writes complete lines of a child's output, and holds back the rest."""
     data = self._rest[name] + data
     if self.terminal:
       *lines, rest = data.split(b'\n')
@@ -75,7 +71,6 @@ class Screen:
     self._flush()
 
   def finish(self, name: str) -> None:
-    """Writes the rest of an ended child's output, which has no line end."""
     rest, self._rest[name] = self._rest[name], b''
     if name == self._drawing:
       self._status = b''

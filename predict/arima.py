@@ -27,6 +27,9 @@ from predict import history, predictor
 class Arima:
   """State of the models of all workers.
 
+  Before a worker's first fit, its exponential average is predicted.
+  Predictions are clipped to the range of the worker's past speeds.
+
   Attributes:
     order: Orders p, d and q of the models.
     refit: Number of observations of a worker between its fits.
@@ -59,11 +62,9 @@ class Arima:
 
   @property
   def num_fallback(self) -> int:
-    """Number of workers without a model, for which averages are predicted."""
     return int(((self.history.count > 0) & ~self.has_model).sum())
 
   def observe(self, speeds: np.ndarray, factors: np.ndarray) -> None:
-    """Records an observation, and fits at most one worker."""
     new = self.history.add(speeds, factors)
     if not len(new):
       return
@@ -80,17 +81,10 @@ class Arima:
       self._fit(int(np.argmax(np.where(age >= due, age, -1))))
 
   def predict(self) -> np.ndarray:
-    """Returns each worker's predicted next speed, examples per second [n].
-
-    NaN for a worker that was never observed.
-
-    Predictions are clipped to the range of the worker's past speeds.
-    """
     speeds = self.history.clip(self._base() + self._predict_values())
     return np.where(self.has_model, speeds, self.history.average)
 
   def reset(self, worker: int) -> None:
-    """Deletes a worker's history and model."""
     self.history.reset(worker)
     self.fitted_at[worker] = self.mean[worker] = 0
     self.has_model[worker] = False
@@ -144,7 +138,6 @@ def make(
   """Returns an ARIMA model per worker.
 
   Args:
-    num_workers: Number of workers.
     num_factors: Number of driving factors, which have no effect.
     seed: Has no effect: nothing is random.
     p: Number of past values in the model.

@@ -29,7 +29,6 @@ class Ema:
   speeds: np.ndarray
 
   def observe(self, speeds: np.ndarray, factors: np.ndarray) -> None:
-    """Updates the averages by the new speeds."""
     speeds, _ = predictor.validate_observation(
       speeds,
       factors,
@@ -39,14 +38,9 @@ class Ema:
     self.speeds = update_average(self.speeds, speeds, self.smoothing)
 
   def predict(self) -> np.ndarray:
-    """Returns each worker's average speed, float64 [n], examples per second.
-
-    NaN before the first speed.
-    """
     return self.speeds.copy()
 
   def reset(self, worker: int) -> None:
-    """Deletes a worker's average."""
     predictor.check_worker(worker, len(self.speeds))
     self.speeds[worker] = np.nan
 
@@ -69,12 +63,11 @@ def update_average(
 def make(
   *, num_workers: int, num_factors: int, seed: int, smoothing: float
 ) -> Ema:
-  """Returns exponential averages.
+  """Returns exponential averages of all workers' speeds.
+
+  Driving factors and `seed` have no effect.
 
   Args:
-    num_workers: Number of workers.
-    num_factors: Number of driving factors, which have no effect.
-    seed: Has no effect: nothing is random.
     smoothing: Weight of the newest speed, above 0, at most 1.
 
   Raises:

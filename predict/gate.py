@@ -82,7 +82,7 @@ class Gate:
     return weights
 
   def observe(self, speeds: np.ndarray) -> None:
-    """Updates the errors of the experts; NaN is no observation."""
+    """Updates averages and errors by observed speeds, [n]; NaN: unobserved."""
     missed = (self.experts - speeds) ** 2
     known = ~np.isnan(missed[0])
     for kind, here in enumerate((known & ~self.apart, known & self.apart)):
@@ -123,11 +123,11 @@ def make(
   """Returns a gate without observations.
 
   Args:
-    num_workers: Number of workers, n.
     quick: Weight of the newest speed in the quick average, above 0, at most 1.
     slow: Weight of the newest speed in the slow average, which the network
       corrects, above 0, at most 1.
-    discount: Weight of the newest squared error, above 0, at most 1.
+    discount: Smoothing factor of the squared errors of the experts, above 0, at
+      most 1.
 
   Raises:
     ValueError: If an argument is out of range.

@@ -105,7 +105,6 @@ class History:
 
     Args:
       draws: Random generator; draws with replacement.
-      size: Number of windows.
       length: Rows of a window.
 
     Returns:
@@ -179,8 +178,6 @@ def make(
   """Returns an empty history.
 
   Args:
-    num_workers: Number of workers, n.
-    num_factors: Number of driving factors, F.
     capacity: Number of observations that are stored per worker.
     smoothing: Weight of the newest speed in the average, above 0, at most 1.
 

@@ -26,7 +26,6 @@ class Last:
   speeds: np.ndarray
 
   def observe(self, speeds: np.ndarray, factors: np.ndarray) -> None:
-    """Stores the new speeds."""
     speeds, _ = predictor.validate_observation(
       speeds,
       factors,
@@ -36,11 +35,9 @@ class Last:
     self.speeds = np.where(np.isnan(speeds), self.speeds, speeds)
 
   def predict(self) -> np.ndarray:
-    """Returns each worker's last speed, float64 [n]; NaN before the first."""
     return self.speeds.copy()
 
   def reset(self, worker: int) -> None:
-    """Deletes a worker's speed."""
     predictor.check_worker(worker, len(self.speeds))
     self.speeds[worker] = np.nan
 
@@ -48,10 +45,7 @@ class Last:
 def make(*, num_workers: int, num_factors: int, seed: int) -> Last:
   """Returns the predictor of the last speed.
 
-  Args:
-    num_workers: Number of workers.
-    num_factors: Number of driving factors, which have no effect.
-    seed: Has no effect: nothing is random.
+  Driving factors and `seed` have no effect.
 
   Raises:
     ValueError: If an argument is out of range.

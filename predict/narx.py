@@ -45,22 +45,19 @@ class NarxArchitecture:
     return self.lags + 1
 
   def build(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the network with random parameters."""
     inputs = self.lags + self.window * self.factors + 1
     return Narx(inputs=inputs, hidden=self.hidden, rngs=rngs)
 
 
 class Narx(nnx.Module):
-  """A perceptron plus a linear map, with an initial output of zero."""
+  """A perceptron plus a linear map, with an initial output of zero.
+
+  Args:
+    inputs: Number of inputs, the average of the speeds among them.
+    hidden: Width of the tanh layer.
+  """
 
   def __init__(self, *, inputs: int, hidden: int, rngs: nnx.Rngs):
-    """Draws the parameters of both layers.
-
-    Args:
-      inputs: Number of inputs, the average of the speeds among them.
-      hidden: Width of the tanh layer.
-      rngs: Random generators of the parameters.
-    """
     self.hidden = nnx.Linear(inputs, hidden, rngs=rngs)
     self.output = nnx.Linear(
       hidden + inputs - 1, 1, kernel_init=nnx.initializers.zeros, rngs=rngs
@@ -91,7 +88,6 @@ def make(
   """Returns a NARX predictor.
 
   Args:
-    num_workers: Number of workers.
     num_factors: Number of driving factors; may be 0.
     seed: Seed of the parameters and of the training samples.
     lags: Number of past speeds and factors among the inputs, d.

@@ -78,6 +78,10 @@ class Fitting:
 class Online:
   """State of a network, its training data, and its errors.
 
+  An observation trains the network and predicts the next speeds: O(n).
+  Predictions are clipped to the range of the worker's past speeds.  A worker's
+  reset deletes its history; the parameters, which all workers share, stay.
+
   Attributes:
     architecture: Sizes of the network.
     fitting: Settings of the training.
@@ -105,12 +109,10 @@ class Online:
 
   @property
   def num_fallback(self) -> int:
-    """Number of workers that averages alone predict, for lack of history."""
     count = self.history.count
     return int(((count > 0) & (count < self.needed)).sum())
 
   def observe(self, speeds: np.ndarray, factors: np.ndarray) -> None:
-    """Records an observation, trains the network, and predicts.  O(n)."""
     if not len(self.history.add(speeds, factors)):
       return
     self.gate.observe(np.asarray(speeds, np.float64))
@@ -131,16 +133,9 @@ class Online:
     self.predicted = self.history.clip(self.gate.mix(expected))
 
   def predict(self) -> np.ndarray:
-    """Returns each worker's predicted next speed, examples per second [n].
-
-    NaN for a worker that was never observed.
-
-    Predictions are clipped to the range of the worker's past speeds.
-    """
     return self.predicted.copy()
 
   def reset(self, worker: int) -> None:
-    """Deletes a worker's history; the parameters, which all share, stay."""
     self.history.reset(worker)
     self.gate.reset(worker)
     self.predicted[worker] = np.nan
@@ -182,15 +177,13 @@ def make(
   """Returns a predictor with a compiled network that is not trained yet.
 
   Args:
-    architecture: Sizes of the network.
-    num_workers: Number of workers, n.
     num_factors: Number of driving factors, F; may be 0.
     seed: Seed of the parameters and of the samples, 0 to 2^64 - 1.
     smoothing: Weight of the newest speed in the average to which the network
       adds its output.
     quick: Weight of the newest speed in a second average.
-    discount: Weight of the newest squared error in the weights of the network,
-      the two averages and the last speed.
+    discount: Smoothing factor of the squared errors by which the gate mixes its
+      four experts: the network, the two averages and the last speed.
     kept: Number of stored observations per worker, the newest; fewer if all
       workers together would have over 200,000.
     needed: Observations of a worker after which the network predicts.
@@ -253,27 +246,13 @@ def _compile(online: Online) -> None:
 def _fit_and_predict(
   architecture: Architecture,
   fitting: Fitting,
-  weights: jax.Array,
-  fits: jax.Array,
-  windows: jax.Array,
-  gains: jax.Array,
-  latest: jax.Array,
+  weights: jax.Array,  # Float32 [4, p], as in `Online`.
+  fits: jax.Array,  # Int32, number of earlier calls.
+  windows: jax.Array,  # Inputs of samples: [steps, minibatch, window, F + 2].
+  gains: jax.Array,  # Targets of samples: [steps, minibatch], in deviations.
+  latest: jax.Array,  # Inputs of the prediction: [n, window, F + 2].
 ) -> tuple[jax.Array, jax.Array]:
-  """Trains on one observation, then predicts all workers' speeds.
-
-  Args:
-    architecture: Sizes of the network.
-    fitting: Settings of the training.
-    weights: Float32 [4, p], as in `Online`.
-    fits: Int32, number of earlier calls.
-    windows: Float32 [steps, minibatch, window, F + 2], inputs of samples.
-    gains: Float32 [steps, minibatch], targets of samples.
-    latest: Float32 [n, window, F + 2], inputs of the prediction.
-
-  Returns:
-    The new weights, and float32 [n], predicted speed minus average, in
-    deviations.
-  """
+  """Trains on one observation; returns weights and all predicted speeds."""
   network = _network(architecture)
 
   def loss(params: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:

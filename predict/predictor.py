@@ -54,13 +54,7 @@ def validate_observation(
   num_workers: int,
   num_factors: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns an observation as float64 arrays.
-
-  Args:
-    speeds: Speeds, as `Predictor.observe` has them.
-    factors: Driving factors, as `Predictor.observe` has them.
-    num_workers: Number of workers, n.
-    num_factors: Number of driving factors, F.
+  """Returns the arguments of `Predictor.observe` as float64 arrays.
 
   Raises:
     ValueError: If a shape or a value is not as `Predictor.observe` expects.

@@ -32,7 +32,6 @@ class RecurrentArchitecture:
   hidden: int
 
   def build(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the network with random parameters."""
     cell = getattr(nnx, self.cell)(self.factors + 2, self.hidden, rngs=rngs)
     return Recurrent(cell=cell, hidden=self.hidden, rngs=rngs)
 
@@ -41,13 +40,6 @@ class Recurrent(nnx.Module):
   """A cell and a linear map of its last output, initially zero."""
 
   def __init__(self, *, cell: nnx.RNNCellBase, hidden: int, rngs: nnx.Rngs):
-    """Draws the parameters of the linear map.
-
-    Args:
-      cell: Cell with parameters.
-      hidden: Width of the cell's output.
-      rngs: Random generators of the parameters.
-    """
     self.cell = cell
     self.output = nnx.Linear(
       hidden, 1, kernel_init=nnx.initializers.zeros, rngs=rngs
@@ -77,7 +69,6 @@ def make(
 
   Args:
     cell: Name of the cell in `flax.nnx`.
-    num_workers: Number of workers.
     num_factors: Number of driving factors; may be 0.
     seed: Seed of the parameters and of the training samples.
     window: Number of observations that the network reads.

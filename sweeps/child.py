@@ -33,7 +33,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 
 def die_with_parent() -> None:
-  """Has the kernel kill this process when its parent ends (Linux)."""
+  """Makes the kernel kill this process when its parent ends (Linux)."""
   ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
@@ -43,8 +43,7 @@ def bound_command(module: str, *words: str) -> list[str]:
   A new command is needed because a process that has loaded JAX must not fork.
 
   Args:
-    module: Name of the module, in `processes.python_path()`.
-    *words: Arguments of the module.
+    module: Name of a module in `processes.python_path()`.
   """
   return [sys.executable, '-c', _BOUND, module, *words]
 
@@ -55,8 +54,7 @@ def run_module(
   """Runs a module in a process that dies with this one, and waits for it.
 
   Args:
-    module: Name of the module, in `processes.python_path()`.
-    *words: Arguments of the module.
+    module: Name of a module in `processes.python_path()`.
     capture_output: True to return its output as text instead of showing it.
   """
   return subprocess.run(
@@ -91,7 +89,6 @@ def run(
 
   Args:
     arguments: Flags of main.py.
-    folder: Folder of the run.
     cores: Indices of the CPU cores that the run may use.
     environ: Environment variables to add to those of this process.
   """
@@ -113,12 +110,10 @@ def _main(arguments: Sequence[str], folder: pathlib.Path) -> None:
 
 
 def _share_programs(out: pathlib.Path) -> None:
-  """Shares compiled programs with other runs on this host, if it has GPUs.
-
-  Keys of programs for CPUs lack the number of cores: see `outputs.compiled`.
-  GPU runs also have programs for the CPU; most of these compile in less than a
-  second, and are not stored.
-  """
+  """Shares compiled programs with other runs on this host, if it has GPUs."""
+  # Keys of programs for CPUs lack the number of cores: see `outputs.compiled`.
+  # GPU runs also have programs for the CPU; most of these compile in less than
+  # a second, and are not stored.
   try:
     has_gpus = bool(devices.gpus(os.environ))
   except (OSError, ValueError) as error:

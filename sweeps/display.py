@@ -17,6 +17,10 @@ _ERASE = '\r\x1b[2K'
 class Display:
   """Observer of a sweep that shows its progress and updates its results.
 
+  Args:
+    runs: All runs of the sweep.
+    remaining: Number of runs without a final outcome.
+
   Attributes:
     failed: Runs that failed or diverged, and their outcomes.
   """
@@ -28,14 +32,6 @@ class Display:
     folder: SweepFolder,
     results: ResultsTable,
   ):
-    """Initializes the display without output.
-
-    Args:
-      runs: All runs of the sweep.
-      remaining: Number of runs without a final outcome.
-      folder: Folder of the sweep.
-      results: Table that gets the outcomes.
-    """
     self._count, self._remaining, self._remaining_at_start = (
       len(runs),
       remaining,
@@ -48,12 +44,10 @@ class Display:
     self.failed: list[tuple[PlannedRun, Outcome]] = []
 
   def run_started(self, run: PlannedRun) -> None:
-    """Records the start of a run."""
     self._started_s[run.name] = time.monotonic()
     self.refresh()
 
   def run_ended(self, run: PlannedRun, outcome: Outcome) -> None:
-    """Updates the results with the outcome of a run, and shows it."""
     duration_s = time.monotonic() - self._started_s.pop(run.name)
     self._results.update(run, outcome)
     if outcome.status == 'unfinished':
@@ -69,7 +63,6 @@ class Display:
     self.refresh()
 
   def refresh(self) -> None:
-    """Redraws the line of a terminal."""
     if self._terminal:
       over = self._count - self._remaining
       failed = f', {len(self.failed)} failed' if self.failed else ''
@@ -83,7 +76,6 @@ class Display:
         print(_ERASE + text, end='', flush=True)
 
   def print_line(self, text: str) -> None:
-    """Prints a line that stays."""
     with terminal.may_be_lost():
       print((_ERASE if self._terminal else '') + text, flush=True)
 

@@ -31,8 +31,8 @@ class Options(NamedTuple):
     out: Folder of the sweep.
     jobs: Number of runs at a time; 0 for as many as fit.
     is_dry: True to print the runs and train none.
-    command_list: File to which the commands of the runs that are left are
-      written, to train none here; or None.
+    command_list: File to which the commands of the unfinished runs are written
+      instead of training; None to train.
     submit: 'ray', or executor of submitit, 'slurm' or 'local'; None to train
       here.
     submit_with: Parameters of submitit, or options of Ray's tasks, NAME=VALUE.
@@ -54,7 +54,6 @@ def run_sweep(
   Args:
     values: Parsed flags, of which those of the config are read.
     grid_text: Fields and values; None for GRID of the config file.
-    options: Options of the sweep.
 
   Raises:
     ValueError: If anything is wrong, before anything runs.
@@ -80,10 +79,6 @@ def run_points(
   """Trains the runs of a plan; returns the exit code.
 
   Args:
-    shared: Config that the runs share.
-    points: Fields and values of each run.
-    options: Options of the sweep.
-    uses_model: True if any run has a model.
     names: Names of the runs' folders, if a later plan for the same folder may
       lack some of them; None for names of values and identity.
     programs: Folder in which the runs share all compiled programs; None to
@@ -152,11 +147,9 @@ def run_points(
 def _divide_machine(
   options: Options, runs: int, uses_model: bool
 ) -> list[pool.Slot]:
-  """Returns the slots of runs here, and sets the environment of processes.
-
-  The slots do not depend on the number of runs that are left, because the last
-  bits of results depend on the cores of a run.
-  """
+  """Returns the slots of runs here, and sets the environment of processes."""
+  # The slots do not depend on the number of runs that are left, because the
+  # last bits of results depend on the cores of a run.
   if options.submit:  # Other hosts have other cores and GPUs.
     require(options.jobs >= 0, '--jobs', 'at least 0', options.jobs)
     return []

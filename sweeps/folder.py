@@ -24,27 +24,25 @@ _END = 4096  # Bytes at the end of a log to read for them.
 
 
 class SweepFolder:
-  """Folder of a sweep, which this process locks until it ends."""
+  """Folder of a sweep, which `claim` creates and locks until this process ends.
+
+  Args:
+    may_omit_runs: True if a plan may lack runs that the folder has.
+
+  Raises:
+    ValueError: If `out` is empty.
+  """
 
   def __init__(self, out: str, *, may_omit_runs: bool = False):
-    """Creates the object, but no folder.
-
-    Args:
-      out: Path of the folder.
-      may_omit_runs: True if a plan may lack runs that the folder has.
-
-    Raises:
-      ValueError: If `out` is empty.
-    """
     require(bool(out), '--out', 'the path of a folder', out)
     self.out = out.rstrip('/') or '/'
     self._path = pathlib.Path(out)
     self._may_omit_runs = may_omit_runs
 
   def check(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Checks that the folder is this sweep's; returns the runs as named in it.
+    """Checks that the folder is this sweep's; returns the runs with its names.
 
-    A sweep may have more runs than the folder.
+    The sweep may have more runs than the folder.
 
     Raises:
       ValueError: If the folder holds another sweep, or other files.
@@ -76,11 +74,7 @@ class SweepFolder:
     ]
 
   def _check_files(self, runs: Sequence[PlannedRun]) -> None:
-    """Checks that runs read files with the content that the sweep's runs read.
-
-    Raises:
-      ValueError: If a file has another content; names the field.
-    """
+    """Raises ValueError if a file has changed since the sweep has read it."""
     before = self._read_digests()
     for field, path, digest in _files_of(runs):
       expected = f'{path} as the runs of the sweep in {self.out} have read it'
@@ -106,11 +100,9 @@ class SweepFolder:
     return list(found['runs'].values())
 
   def _read_names(self, runs: Sequence[PlannedRun]) -> Mapping[str, str] | None:
-    """Returns names of folders by identity of the run; None if there are none.
-
-    If sweep.json is left of an interrupted write, the names are those of
-    the folders: of the planned runs, and of others that end in an identity.
-    """
+    """Returns names of folders by identity of the run; None without any."""
+    # If sweep.json is left of an interrupted write, the names are those of the
+    # folders: of the planned runs, and of others that end in an identity.
     path = self._path / _SWEEP
     if not path.exists():
       found = [p.name for p in self._path.glob('*') if p.name[0] != '.']
@@ -177,14 +169,10 @@ class SweepFolder:
     return self._path.joinpath(*parts)
 
   def read(self, name: str, file: str) -> dict[str, Any] | None:
-    """Returns the object in a JSON file of a run, or None without one.
+    """Returns the object in a JSON file of the run `name`, or None without one.
 
     Also returns None, and logs it, if the file is left of an interrupted write:
     such a run has not ended.
-
-    Args:
-      name: Name of the run.
-      file: Name of the file.
     """
     return atomic.read_object(self.file(name, file))
 
@@ -196,7 +184,6 @@ class SweepFolder:
     """Returns the outcome of a run whose process has ended.
 
     Args:
-      name: Name of the run.
       code: Exit code of the process; the negative number of a signal.
       began: Bytes of the run's log when the process started.
     """

@@ -26,15 +26,12 @@ class Outcome(NamedTuple):
 
   @property
   def is_final(self) -> bool:
-    """True if another start of the run would end in the same way."""
+    """True if the run would end in the same way if it were started again."""
     return self.status in ('finished', 'diverged')
 
 
 def read_summary(folder: pathlib.Path) -> dict[str, Any] | None:
   """Returns the summary of a run; None if it is missing or incomplete.
-
-  Args:
-    folder: Folder of the run.
 
   Raises:
     OSError: If there is a summary that cannot be read.

@@ -100,8 +100,6 @@ def plan_runs(
   """Returns the runs of a plan, in the order of their points.
 
   Args:
-    shared: Config that the runs share.
-    points: Fields and values of each run.
     resolve: Checks the configs of runs, given the flags of each.
     names: Names of their folders; None for names of values and identity.
 
@@ -133,11 +131,8 @@ def plan_runs(
 def parse_config(arguments: Sequence[str]) -> ConfigDict:
   """Returns the config that flags describe, exactly as main.py reads it.
 
-  Args:
-    arguments: Flags of main.py.
-
   Raises:
-    ValueError: If they cannot be parsed.
+    ValueError: If the flags cannot be parsed.
   """
   values = flags.FlagValues()
   argv = ['main.py', *arguments]

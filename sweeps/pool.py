@@ -75,10 +75,8 @@ def count_jobs(runs: int, jobs: int, *, uses_model: bool) -> int:
   """Returns the number of runs that this machine trains at a time.
 
   Args:
-    runs: Number of all runs.
     jobs: Number that the user wants; 0 for one on each GPU, or one on each core
       of a machine without GPUs.
-    uses_model: True if any run has a model.
   """
   require(jobs >= 0, '--jobs', 'at least 0', jobs)
   available = len(_gpus(uses_model)) or len(os.sched_getaffinity(0))
@@ -92,7 +90,6 @@ def divide_machine(jobs: int, *, uses_model: bool) -> list[Slot]:
   the GPU with the most runs, so that a run is the same on each GPU.
 
   Args:
-    jobs: Number of runs at a time.
     uses_model: True if any run has a model; without one GPUs are not used.
   """
   cores, gpus = sorted(os.sched_getaffinity(0)), _gpus(uses_model)
@@ -129,7 +126,6 @@ def shared_environment(
   """Returns environment variables that libraries of all runs read when loaded.
 
   Args:
-    slots: Parts of the machine.
     uses_model: True if any run has a model; without one GPUs are not used.
   """
   threads = dict.fromkeys(_THREADS, str(len(slots[0].cores)))
@@ -165,9 +161,7 @@ def execute(
 
   Args:
     runs: Runs without a final outcome, in their order.
-    folder: Folder of the sweep.
     slots: Parts of the machine, one for each run at a time.
-    observer: Observer of their progress.
   """
   waiting, free = deque(runs), list(slots)
   children: dict[Any, _Child] = {}

@@ -28,14 +28,7 @@ _OPTIONS = (*_RESOURCES, 'memory', 'max_retries', 'accelerator_type')
 
 
 def check(options: Mapping[str, Any]) -> None:
-  """Checks that Ray is installed, and the options of tasks.
-
-  Args:
-    options: Options of tasks, by name.
-
-  Raises:
-    ValueError: If Ray is missing, or if an option is unknown or no number.
-  """
+  """Raises ValueError unless Ray is installed and has the options of tasks."""
   ray_cluster.require_ray(_FLAG)
   for name, value in options.items():
     require(name in _OPTIONS, '--submit_with', f'some of {_OPTIONS}', name)
@@ -61,11 +54,9 @@ def execute(
   Args:
     runs: Runs without a final outcome, in their order.
     folder: Folder of the sweep, on a file system that all nodes share.
-    observer: Observer of their progress.
     jobs: Largest number of runs at a time; 0 for as many as the cluster has
       room for.
     uses_model: True if any run has a model; without one GPUs are not used.
-    options: Options of tasks, by name.
 
   Raises:
     ValueError: If there is no cluster, if no node has the resources of a run,
@@ -134,11 +125,7 @@ def _variables(
 
 
 def _code(ray: Any, ref: Any) -> int:
-  """Returns the exit code of the process of a task that has ended.
-
-  Raises:
-    ValueError: If the task could not start the process.
-  """
+  """Returns the exit code of the process of a task that has ended."""
   try:
     return int(ray.get(ref))
   except ray.exceptions.TaskCancelledError:
@@ -156,15 +143,7 @@ def _train(
   environ: Mapping[str, str],
   text: str,
 ) -> int:
-  """Trains a run in a child process; returns its exit code.
-
-  Args:
-    arguments: Flags of main.py.
-    path: Folder of the run.
-    cwd: Working directory of the sweep.
-    environ: Environment variables to add to those of this node.
-    text: Content of the file of `ray_cluster.SharedFolder`.
-  """
+  """Trains a run in a child process on this node; returns its exit code."""
   import ray
 
   node = ray.util.get_node_ip_address()

@@ -26,10 +26,12 @@ _SHARE = 20  # At most 1 / 20 of the time is spent on writing.
 
 
 class ResultsTable:
-  """Table of a sweep's results, with a row for each run from the start on."""
+  """Table of a sweep's results, with a row for each run from the start on.
+
+  It begins with the outcomes that the folder has.
+  """
 
   def __init__(self, runs: Sequence[PlannedRun], folder: SweepFolder):
-    """Reads the outcomes of the runs so far, but writes nothing."""
     self._folder = folder
     self._fields = differing_fields(runs)
     self._rows = {
@@ -38,7 +40,7 @@ class ResultsTable:
     self._next_write_s = 0.0
 
   def update(self, run: PlannedRun, outcome: Outcome) -> None:
-    """Updates the row of a run that has ended, and writes the files at times.
+    """Updates the row of a run that has ended; writes the files now and then.
 
     Writing them after each of many runs would take a time that grows with the
     square of their number.

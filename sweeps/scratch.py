@@ -35,9 +35,6 @@ def execute(config: ConfigDict) -> Iterator[ScratchRun]:
 
   The console shows only the warnings of the run.
 
-  Args:
-    config: Config of a virtual run.
-
   Raises:
     ValueError: If the config is refused; names the field.
   """

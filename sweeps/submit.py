@@ -42,11 +42,7 @@ def _parse_value(text: str) -> int | float | str:
 
 
 def require_submitit() -> Any:
-  """Returns the module submitit.
-
-  Raises:
-    ValueError: If submitit is not installed.
-  """
+  """Returns the module submitit; a ValueError says how to install it."""
   try:
     import submitit
   except ImportError as error:
@@ -75,11 +71,9 @@ def execute(
   Args:
     runs: Runs without a final outcome, in their order.
     folder: Folder of the sweep, on a file system that all hosts share.
-    observer: Observer of their progress.
     cluster: 'slurm' or 'local'.
     jobs: Largest number of jobs at a time; 0 for no limit but SLURM's.
     uses_model: True if any run has a model; without one GPUs are not used.
-    parameters: Parameters of submitit, by name.
   """
   submitit = require_submitit()
   logs = folder.file('submitit').absolute()
@@ -108,11 +102,9 @@ def execute(
 
 
 def _commands(count: int, cluster: str, *, uses_model: bool) -> list[list[str]]:
-  """Returns the commands of jobs, without the flags of their runs.
-
-  Local jobs all start at once, and get no GPU from submitit, so that they are
-  assigned here; SLURM assigns the GPUs of its jobs.
-  """
+  """Returns the commands of jobs, without the flags of their runs."""
+  # Local jobs all start at once, and get no GPU from submitit, so that they are
+  # assigned here; SLURM assigns the GPUs of its jobs.
   words = [f'PYTHONPATH={processes.python_path()}']
   if not uses_model and 'JAX_PLATFORMS' not in os.environ:
     words.append('JAX_PLATFORMS=cpu')

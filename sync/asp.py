@@ -11,7 +11,7 @@ from sync.scheme import Decision, Push, Scheme
 
 @dataclasses.dataclass
 class Asp:
-  """State of ASP.
+  """State of ASP.  A worker that joins is released at once.
 
   Attributes:
     members: State of each worker.
@@ -24,11 +24,9 @@ class Asp:
   updates: int = 0
 
   def start(self, time: float) -> Decision:
-    """Releases every worker."""
     return Decision(release=self.members.release_all())
 
   def push(self, push: Push) -> Decision:
-    """Applies the push and releases its worker."""
     self.members.stop(push.worker)
     update = self.updates
     self.updates += 1
@@ -39,16 +37,13 @@ class Asp:
     )
 
   def wake(self, time: float) -> Decision:
-    """Returns an empty Decision: this scheme sets no timer (`wake_at`)."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Removes the worker, for which no other worker waits."""
     self.members.leave(worker)
     return Decision()
 
   def join(self, worker: int, time: float) -> Decision:
-    """Adds the worker and releases it at once."""
     self.members.join(worker)
     return Decision(release=self.members.release((worker,)))
 
@@ -57,7 +52,6 @@ def make(*, num_workers: int, grace_s: float = 0.0) -> Scheme:
   """Returns ASP for `num_workers` workers.
 
   Args:
-    num_workers: Number of workers.
     grace_s: Seconds in which pushes are merged into one update; 0 for none.
 
   Raises:

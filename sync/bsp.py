@@ -15,12 +15,14 @@ from sync.scheme import Decision, Push
 class Bsp:
   """State of BSP.
 
+  The last push of a superstep applies its update and releases all workers; so
+  does a leave after which no worker is running.  A worker that joins waits for
+  the barrier, unless none is running.
+
   Attributes:
     members: State of each worker.  A superstep ends when none is running.
     update: Id of the update that pushes of this superstep are summed into.
     pushes: Number of pushes in this superstep.
-    has_barriers: True: supersteps end at barriers.
-    is_synchronous: True: each release is of all workers, after one update.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -32,33 +34,24 @@ class Bsp:
   pushes: int = 0
 
   def start(self, time: float) -> Decision:
-    """Releases every worker."""
     return Decision(release=self.members.release_all())
 
   def push(self, push: Push) -> Decision:
-    """Decides that a push is summed into the update of its superstep.
-
-    The last push of a superstep also applies the update and releases all
-    workers.
-    """
     self.members.stop(push.worker)
     self.pushes += 1
     decision = Decision(into=self.update)
     return decision if self.members.running else self._barrier(decision)
 
   def wake(self, time: float) -> Decision:
-    """Returns an empty Decision: this scheme sets no timer (`wake_at`)."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Removes the worker, which ends the superstep if it was the last."""
     was_running = self.members.leave(worker)
     if was_running and not self.members.running:
       return self._barrier(Decision())
     return Decision()
 
   def join(self, worker: int, time: float) -> Decision:
-    """Adds the worker, which waits for a barrier unless none is running."""
     self.members.join(worker)
     return Decision() if self.members.running else self._barrier(Decision())
 

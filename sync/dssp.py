@@ -28,6 +28,9 @@ from sync.scheme import Decision, Push, Scheme
 class Dssp:
   """State of DSSP.
 
+  A worker that joins is released at once, with as many finished iterations as
+  the slowest worker.  `leave` is O(n).
+
   Attributes:
     low: Lead up to which every worker may continue, iterations.
     high: Largest lead of a running worker, iterations; as printed, `low` plus
@@ -60,11 +63,9 @@ class Dssp:
   updates: int = 0
 
   def start(self, time: float) -> Decision:
-    """Releases every worker."""
     return Decision(release=self.members.release_all())
 
   def push(self, push: Push) -> Decision:
-    """Applies the push and releases the workers that may continue."""
     worker = push.worker
     self.members.stop(worker)
     self.interval_s[worker] = push.time - self.last_push[worker]
@@ -81,11 +82,9 @@ class Dssp:
     )
 
   def wake(self, time: float) -> Decision:
-    """Returns an empty Decision: this scheme sets no timer (`wake_at`)."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Removes the worker, which may have been the slowest.  O(n)."""
     self.members.leave(worker)
     self.clocks.leave(worker)
     self.credit[worker] = 0
@@ -97,7 +96,6 @@ class Dssp:
     return Decision(release=self._release([]))
 
   def join(self, worker: int, time: float) -> Decision:
-    """Releases the worker, with as many iterations as the slowest worker."""
     self.members.join(worker)
     self.clocks.join(worker)
     self.fastest = max(self.fastest, self.clocks.finished[worker])
@@ -151,7 +149,6 @@ def make(
   """Returns DSSP.
 
   Args:
-    num_workers: Number of workers.
     low: Lead up to which every worker may continue, iterations, >= 0.
     high: Largest lead of a running worker, iterations, >= low.  As printed, no
       lead is bounded, and `high - low` is the largest grant.

@@ -1,4 +1,4 @@
-"""ElasticBSP: barriers at predicted times at which workers wait least.
+"""ElasticBSP: barriers at predicted times, chosen so that workers wait least.
 
 A superstep has two parts.  During monitoring, every push is an update of its
 own and its worker continues.  When the last worker has made `monitor_pushes`
@@ -32,11 +32,15 @@ from sync.scheme import Decision, Push
 class Elastic:
   """State of ElasticBSP.
 
+  A worker that joins waits for the next barrier, unless none is running.  A
+  leave may start the search, end the superstep, or release workers that waited
+  because of the bound: O(num_workers).
+
   Attributes:
     lookahead: Number of predicted pushes per worker.
     monitor_pushes: Pushes of every worker before a search, at least 2.
-    bound: Largest lead of a running worker, in iterations since the barrier,
-      at which all had the same version; may be infinite.
+    bound: Largest lead of a running worker, in iterations since the barrier, at
+      which all had the same version; may be infinite.
     members: State of each worker.  A superstep ends when none is running.
     clocks: Numbers of iterations finished since the barrier, of the workers
       that started from it.
@@ -51,7 +55,6 @@ class Elastic:
     barrier: Id of the update that the chosen pushes are summed into; None
       before the first of them.
     updates: Number of ids given to updates so far.
-    has_barriers: True: supersteps end at barriers.
   """
 
   is_state = True  # Plain data: checkpoints hold it.
@@ -72,14 +75,9 @@ class Elastic:
   updates: int = 0
 
   def start(self, time: float) -> Decision:
-    """Releases every worker."""
     return self._superstep(Decision())._replace(barrier=False)
 
   def push(self, push: Push) -> Decision:
-    """Decides to apply a push at once, or to sum it into the barrier's update.
-
-    It is summed if it is the last one of its worker before the barrier.
-    """
     worker = push.worker
     self.members.stop(worker)
     self.clocks.tick(worker)
@@ -97,14 +95,9 @@ class Elastic:
     )
 
   def wake(self, time: float) -> Decision:
-    """Returns an empty Decision: this scheme sets no timer (`wake_at`)."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Removes the worker, which may start the search or the barrier.
-
-    It also releases workers that waited for this one.  O(num_workers).
-    """
     was_running = self.members.leave(worker)
     others = [entry for entry in self.waiting if entry[1] != worker]
     took_part = was_running or len(others) < len(self.waiting)
@@ -119,7 +112,6 @@ class Elastic:
     return Decision(release=self._release(time))
 
   def join(self, worker: int, time: float) -> Decision:
-    """Adds the worker, which waits for a barrier unless none is running."""
     self.members.join(worker)
     return Decision() if self.members.running else self._superstep(Decision())
 
@@ -150,11 +142,9 @@ class Elastic:
       self.remaining[worker] = int(column) + 1
 
   def _predict_ends(self, workers: Sequence[int]) -> np.ndarray:
-    """Returns the times of each worker's next pushes, [n, lookahead], seconds.
-
-    A time is infinite if the bound would delay the push until other workers
-    have made more than `lookahead` pushes: no barrier can be there.
-    """
+    """Returns the times of each worker's next pushes, s, [n, lookahead]."""
+    # A time is infinite if the bound would delay the push until other workers
+    # have made more than `lookahead` pushes: no barrier can be there.
     resumed_at = np.array(self.resumed_at)[workers]
     interval_s = np.array(self.interval_s)[workers]
     if self.bound == math.inf:
@@ -225,7 +215,6 @@ def make(
   """Returns ElasticBSP.
 
   Args:
-    num_workers: Number of workers.
     lookahead: Predicted pushes per worker (R of the paper), at least 1.
     monitor_pushes: Pushes of every worker before a search, at least 2: an
       interval without a wait takes two.

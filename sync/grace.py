@@ -33,6 +33,8 @@ class Mergeable(Scheme, Protocol):
 class Grace:
   """State of a scheme with grace windows.
 
+  A worker that joins while a window is open waits for its end.
+
   Attributes:
     grace_s: Length of a window, seconds.
     scheme: Scheme whose pushes are merged.  Workers that are held count as
@@ -52,11 +54,9 @@ class Grace:
   updates: int = 0
 
   def start(self, time: float) -> Decision:
-    """Releases the workers that the scheme releases."""
     return self.scheme.start(time)
 
   def push(self, push: Push) -> Decision:
-    """Sums the push into the update of the window, which it may open."""
     if push.worker in self.held:
       raise ValueError(
         f'worker: expected worker {push.worker} to be running, got waiting.'
@@ -69,18 +69,15 @@ class Grace:
     return self._advance(released, is_over=is_over)._replace(into=update)
 
   def wake(self, time: float) -> Decision:
-    """Ends the window if its time is over."""
     is_over = self.ends_at is not None and time >= self.ends_at
     return self._advance((), is_over=is_over)
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Removes the worker, which ends the window if no other one is running."""
     released = self.scheme.leave(worker, time).release
     self.held = [other for other in self.held if other != worker]
     return self._advance(released, is_over=False)
 
   def join(self, worker: int, time: float) -> Decision:
-    """Adds the worker, which waits for the end of a window that is open."""
     released = self.scheme.join(worker, time).release
     return self._advance(released, is_over=False)
 

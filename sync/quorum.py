@@ -29,6 +29,9 @@ from sync.scheme import Decision, Push
 class Quorum:
   """State of the quorum scheme.
 
+  If no worker is running, the next event ends the round at once, also a leave
+  or a join.
+
   Attributes:
     minimum: Number of pushes of a round before it can end, at least 1.
     grace: Length of the grace window as a share of the round before it.
@@ -56,15 +59,10 @@ class Quorum:
   ends_at: float | None = None
 
   def start(self, time: float) -> Decision:
-    """Releases every worker."""
     self.start_s = time
     return Decision(release=self._release_all())
 
   def push(self, push: Push) -> Decision:
-    """Decides that a push is summed into the update of the round, or dropped.
-
-    The push that completes the quorum starts the grace window.
-    """
     self.members.stop(push.worker)
     if self.late == 'drop' and self.rounds[push.worker] < self.round:
       return self._advance(Decision(), push.time)
@@ -74,19 +72,13 @@ class Quorum:
     return self._advance(Decision(into=self.update), push.time)
 
   def wake(self, time: float) -> Decision:
-    """Ends the round if its grace window is over."""
     return self._advance(Decision(), time)
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Removes the worker, which ends the round if no other one is running."""
     self.members.leave(worker)
     return self._advance(Decision(), time)
 
   def join(self, worker: int, time: float) -> Decision:
-    """Adds the worker, which waits for the round's end.
-
-    If no worker is running, the round ends at once.
-    """
     self.members.join(worker)
     return self._advance(Decision(), time)
 
@@ -116,7 +108,6 @@ def make(*, num_workers: int, minimum: int, grace: float, late: str) -> Quorum:
   """Returns the quorum scheme.
 
   Args:
-    num_workers: Number of workers.
     minimum: Pushes of a round before it can end, 1 to `num_workers`.
     grace: Length of the grace window as a share of the time from the round's
       start to its quorum; a number of at least 0.

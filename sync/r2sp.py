@@ -19,6 +19,9 @@ from sync.scheme import Decision, Push
 class R2sp:
   """State of R2SP.
 
+  All workers are released at the start; turns begin with the first push.  A
+  worker that joins is appended to the order and waits for its turn.
+
   Attributes:
     relaxation: Gap as a share of T / N (r of the paper).
     smoothing: Weight of the newest iteration time in T.
@@ -44,12 +47,10 @@ class R2sp:
   updates: int = 0
 
   def start(self, time: float) -> Decision:
-    """Releases every worker; turns begin with the first push."""
     self.granted_at = [time] * len(self.granted_at)
     return Decision(release=self.members.release_all())
 
   def push(self, push: Push) -> Decision:
-    """Applies the push; its worker waits for its turn."""
     self.members.stop(push.worker)
     newest_s = push.time - self.granted_at[push.worker]
     if self.iteration_s is None:
@@ -60,11 +61,9 @@ class R2sp:
     return self._grant(Decision(into=update, commit=(update,)), push.time)
 
   def wake(self, time: float) -> Decision:
-    """Releases the workers whose turn and time have come."""
     return self._grant(Decision(), time)
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Removes the worker from the order.  O(num_workers)."""
     self.members.leave(worker)
     place = self.order.index(worker)
     del self.order[place]
@@ -73,7 +72,6 @@ class R2sp:
     return self._grant(Decision(), time)
 
   def join(self, worker: int, time: float) -> Decision:
-    """Appends the worker to the order; it waits for its turn."""
     self.members.join(worker)
     self.order.append(worker)
     return self._grant(Decision(), time)
@@ -108,7 +106,6 @@ def make(*, num_workers: int, relaxation: float, smoothing: float) -> R2sp:
   """Returns R2SP.
 
   Args:
-    num_workers: Number of workers.
     relaxation: Gap as a share of T / N, 0..1.
     smoothing: Weight of the newest iteration time in T, above 0, at most 1.
 

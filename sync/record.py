@@ -40,7 +40,7 @@ def apply_event(scheme: Scheme, event: str, **fields: Any) -> Decision:
 
 
 def push_fields(push: Push) -> Row:
-  """Returns the fields of a push, without a weight at its default."""
+  """Returns the fields of a push, without `weight` where it is `examples`."""
   fields = push._asdict()
   if push.weight is None:
     del fields['weight']
@@ -53,7 +53,6 @@ def encode_row(event: str, fields: Row, decision: Decision) -> Row:
   Args:
     event: Name of the event, as in `apply_event`.
     fields: Arguments of the event, by name.
-    decision: Decision of the scheme.
   """
   changed = {
     field: value
@@ -69,7 +68,6 @@ def replay(scheme: Scheme, rows: Iterable[Row]) -> Iterator[tuple[Row, Row]]:
   Args:
     scheme: Scheme with the settings of the recorded run, before its first
       event; changed in place.
-    rows: Recorded rows, in order.
   """
   for recorded in rows:
     fields = {

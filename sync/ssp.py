@@ -17,7 +17,10 @@ from sync.scheme import Decision, Push, Scheme
 
 @dataclasses.dataclass
 class Ssp:
-  """Stale synchronous parallel: workers lead the slowest by at most a bound.
+  """State of SSP.
+
+  A worker that joins is released at once, with as many finished iterations as
+  the slowest worker.  `leave` is O(n).
 
   Attributes:
     bound: Largest lead of a running worker, iterations; may be infinite.
@@ -36,11 +39,9 @@ class Ssp:
   updates: int = 0
 
   def start(self, time: float) -> Decision:
-    """Releases every worker."""
     return Decision(release=self.members.release_all())
 
   def push(self, push: Push) -> Decision:
-    """Applies the push and releases the workers that are within the bound."""
     self.members.stop(push.worker)
     self.clocks.tick(push.worker)
     heapq.heappush(
@@ -51,11 +52,9 @@ class Ssp:
     return Decision(into=update, commit=(update,), release=self._release())
 
   def wake(self, time: float) -> Decision:
-    """Returns an empty Decision: this scheme sets no timer (`wake_at`)."""
     return Decision()
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Removes the worker, which may have been the slowest.  O(n)."""
     self.members.leave(worker)
     self.clocks.leave(worker)
     self.waiting = [entry for entry in self.waiting if entry[1] != worker]
@@ -63,7 +62,6 @@ class Ssp:
     return Decision(release=self._release())
 
   def join(self, worker: int, time: float) -> Decision:
-    """Releases the worker, with as many iterations as the slowest worker."""
     self.members.join(worker)
     self.clocks.join(worker)
     return Decision(release=self.members.release((worker,)))
@@ -79,7 +77,6 @@ def make(*, num_workers: int, bound: float, grace_s: float = 0.0) -> Scheme:
   """Returns SSP.
 
   Args:
-    num_workers: Number of workers.
     bound: Largest lead of a running worker: an integer >= 0, or infinity.
     grace_s: Seconds in which pushes are merged into one update; 0 for none.
 

@@ -109,12 +109,10 @@ def _check(times: np.ndarray) -> None:
 
 
 def _sort(times: np.ndarray) -> float:
-  """Returns the end of the best window, by one sort.
-
-  A window that starts at x ends at the latest of the workers' first points and
-  of the successors, within their rows, of all points before x.  No window can
-  start after the earliest of the workers' last points.
-  """
+  """Returns the end of the best window, by one sort."""
+  # A window that starts at x ends at the latest of the workers' first points
+  # and of the successors, within their rows, of all points before x.  No window
+  # can start after the earliest of the workers' last points.
   latest_start = np.where(times < np.inf, times, -np.inf).max(axis=1).min()
   flat = times.ravel()
   # A row's last point is never below the bound, so that the next element of

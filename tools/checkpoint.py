@@ -64,7 +64,6 @@ def read(
   """Returns a checkpoint's version, and the model and data of the run.
 
   Args:
-    path: Folder of the run.
     number: Number of the checkpoint; None for the newest.
 
   Raises:

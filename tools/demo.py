@@ -58,8 +58,7 @@ def tune(folder: pathlib.Path, run_s: float) -> str:
   """Tunes configs/demo.py in a lab; returns what tools.tune has printed.
 
   Args:
-    folder: Folder of the demonstration.
-    run_s: Seconds of each run.
+    run_s: Length of each run.
 
   Raises:
     SystemExit: If tools.tune fails, with its exit code.
@@ -121,7 +120,7 @@ def conclude(folder: pathlib.Path, tuning: str) -> str:
 
 
 def _winner(content: dict[str, Any]) -> dict[str, Any] | None:
-  """Returns what was measured of the winner; None without one."""
+  """Returns the measurements of the winner; None without one."""
   for row in content['candidates']:
     if row['name'] == content['winner']:
       measured: dict[str, Any] = row['measured']

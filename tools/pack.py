@@ -95,10 +95,7 @@ def main(argv: list[str]) -> None:
 def _read_forest(
   spec: str, progress: Callable[[str], None]
 ) -> tuple[Cluster, Forest, float | None]:
-  """Returns a cluster, its forest, and the seconds of packing.
-
-  The seconds are None if the forest is that of a file.
-  """
+  """Returns a cluster, its forest, and the seconds of packing; None if read."""
   given = flags.FLAGS
   if given.keep:
     cluster, forest = files.read(spec)
@@ -131,8 +128,6 @@ def summary(
   """Returns rows of a name and a value: the cluster, the forest, its bound.
 
   Args:
-    cluster: The cluster.
-    packed: Its forest.
     seconds: Seconds of packing; None if it was packed earlier.
   """
   rows = [
@@ -195,12 +190,10 @@ def timed(
   """Returns rows of a forest's predicted time, at its best chunk size.
 
   Args:
-    cluster: Cluster of the forest.
-    packed: The forest.
-    size: Bytes of the whole.
+    size: Bytes of the whole vector.
     latency_s: Seconds of every link.
-    message_s: Seconds for which each chunk holds the links of a hop, besides
-      its bytes.
+    message_s: Seconds for which each chunk holds the links of a hop, in
+      addition to its bytes.
   """
   chunk_bytes, total_s = timing.best_chunk_bytes(
     cluster, packed, size, latency_s=latency_s, message_s=message_s
@@ -221,12 +214,7 @@ def timed(
 def compared(
   packed: Forest, others: Mapping[str, Forest]
 ) -> list[tuple[str, ...]]:
-  """Returns rows of each baseline's name and rate, and of the speed-up over it.
-
-  Args:
-    packed: Forest that is compared with the baselines.
-    others: Forests of the baselines, by name.
-  """
+  """Returns rows: name and rate of a baseline, and `packed`'s rate over it."""
   rows: list[tuple[str, ...]] = [('',), ('baseline', 'GB/s', 'forest/baseline')]
   for name, other in others.items():
     ratio = ''
@@ -238,10 +226,8 @@ def compared(
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-  """Yields a function that shows a text on stderr, replacing the last one.
-
-  If stderr is no terminal, the function prints lines, at most one per second.
-  """
+  """Yields a function that shows a text on stderr, replacing the last one."""
+  # If stderr is no terminal, the function prints lines, at most one per second.
   terminal, printed_s = sys.stderr.isatty(), -math.inf
 
   def show(text: str) -> None:

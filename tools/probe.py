@@ -109,11 +109,7 @@ def main(argv: list[str]) -> None:
 
 
 def describe(content: Mapping[str, Any]) -> str:
-  """Returns the content of a file as tables.
-
-  Args:
-    content: Content of the file.
-  """
+  """Returns the content of a probe's file as tables."""
   latency_s = {
     (row['src'], row['dst']): row['s'] for row in content['latency_s']
   }
@@ -159,12 +155,7 @@ def _us(seconds: float) -> str:
 
 
 def _setup(values: Any) -> probe.Setup:
-  """Returns the setup of this process from flags, config and environment.
-
-  Raises:
-    ValueError: If anything is missing or out of its range.
-    OSError: If a file cannot be read.
-  """
+  """Returns the setup of this process from flags, config and environment."""
   config = values.config.cluster
   with sections.error_prefix('config.cluster'):
     address = transport.interface_address(config.interface)

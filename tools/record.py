@@ -85,7 +85,6 @@ def record(
   """Writes a row for each step of each worker.
 
   Args:
-    file: Text file of the rows.
     step: Performs one step and waits for its end.
     shares_s: Seconds of the record of each worker.
   """

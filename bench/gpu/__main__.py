@@ -84,10 +84,8 @@ def bench(
   """Runs jobs and writes their rows; returns the exit code.
 
   Args:
-    jobs: Jobs to run.
     out: Folder of the result, a new one.
     description: Description of the machine, of `machine.find`.
-    is_dry: True for a dry run, which is the default without a GPU.
   """
   start = time.monotonic()
   has_gpu = machine.is_gpu(description)

@@ -75,11 +75,7 @@ _DRY: dict[str, dict[str, Any]] = {
 
 
 def measure(name: str, context: Context) -> None:
-  """Measures a job.
-
-  Args:
-    name: Name of the job.
-    context: Context of the job.
+  """Measures the job of this name.
 
   Raises:
     RuntimeError: If a process of the job fails; values reported before count.
@@ -92,7 +88,6 @@ def model(name: str, *, is_dry: bool) -> dict[str, Any]:
 
   Args:
     name: Name of a job that measures steps.
-    is_dry: True for tiny sizes.
   """
   return (_DRY if is_dry else MODELS)[name]
 
@@ -125,12 +120,7 @@ def _steps(context: Context) -> None:
 def _turns(
   context: Context, ways: Mapping[str, tuple[Stepper, str]]
 ) -> dict[str, list[float]]:
-  """Returns the seconds of a step by way and turn; the ways alternate.
-
-  Args:
-    context: Context of the job.
-    ways: Processes and their requests, by name.
-  """
+  """Returns the seconds of a step by way and turn; the ways alternate."""
   few = 2
   for process, request in ways.values():  # Compiles.
     process.ask(request, few)

@@ -56,11 +56,10 @@ class Context(NamedTuple):
 
 
 def environ(sharing: int = 1, **variables: str) -> dict[str, str]:
-  """Returns variables of a process.
+  """Returns environment variables of a process, `variables` among them.
 
   Args:
     sharing: Number of processes that use the GPU at the same time.
-    **variables: Further variables.
   """
   return {**devices.memory(os.environ, sharing), **variables}
 
@@ -87,9 +86,6 @@ def launch(
   """Executes a run of real processes on this machine; returns its folder.
 
   Args:
-    context: Context of the job.
-    name: Name of the run.
-    fields: Fields of its config.
     workers: Number of processes that train and share the GPU.
 
   Raises:
@@ -113,7 +109,10 @@ def flags(fields: Mapping[str, Any]) -> list[str]:
 
 
 class Stepper:
-  """Process of `bench.gpu.stepping`, which performs steps on request."""
+  """Process of `bench.gpu.stepping`, which performs steps on request.
+
+  It compiles before its first answer.
+  """
 
   def __init__(
     self,
@@ -122,7 +121,6 @@ class Stepper:
     fields: Mapping[str, Any],
     env: Mapping[str, str],
   ):
-    """Starts the process, which compiles before its first answer."""
     self._context, self._name = context, name
     words = ['bench.gpu.stepping', f'--workdir={context.folder / name}']
     words += flags(fields)

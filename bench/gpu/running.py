@@ -35,7 +35,6 @@ class Report:
     """Reports the value of a row.
 
     Args:
-      row: Name of the row.
       value: Measured value; None if the row cannot be measured here.
       detail: Further information, such as both times of a ratio, or the reason
         why there is no value.
@@ -50,12 +49,7 @@ class Report:
 
 
 def skip(job: Job, reason: str) -> Iterator[dict[str, Any]]:
-  """Yields the rows of a job that is not run.
-
-  Args:
-    job: The job.
-    reason: Reason why the job is not run.
-  """
+  """Yields the rows of a job that is not run."""
   for row in job.rows:
     yield _row(job, row, None, UNMEASURED, reason)
 
@@ -68,18 +62,12 @@ def measure(
   limit_s: float,
   is_dry: bool,
 ) -> Iterator[dict[str, Any]]:
-  """Runs a job and yields its rows as they are measured.
+  """Runs a job and yields each of its rows once, as soon as it is measured.
 
   Args:
-    job: The job.
     words: Arguments of `python -m bench.gpu` that run it; the file of values is
       added.
-    log: File for its output.
-    limit_s: Seconds after which it is killed.
-    is_dry: True for a dry run with tiny sizes.
-
-  Yields:
-    Each row of the job once.
+    limit_s: Time after which it is killed.
   """
   values = log.with_suffix('.jsonl')
   values.unlink(missing_ok=True)

@@ -148,8 +148,6 @@ def bare_loop(
   residual, as with error feedback.
 
   Args:
-    task: Task of the model.
-    data: Training examples.
     params: Initial parameters, which are copied.
     config: Config of the run to compare with.
   """
@@ -195,10 +193,8 @@ def bare_loop(
 def _make_split(
   config: ConfigDict, size: int
 ) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]] | None:
-  """Returns a function that splits a vector into largest numbers and residual.
-
-  None without wire `topk`.
-  """
+  """Returns the function that splits off the largest numbers of a vector."""
+  # Other wires send everything: None.
   if config.wire.name != 'topk':
     return None
   count = round((1 - config.wire.topk.sparsity) * size)

@@ -92,11 +92,7 @@ def measure(
   """Returns measured rows of a table.
 
   Args:
-    out: Folder of the runs.
-    table: The table.
-    setting: Hosts and size of the rows.
-    schemes: Names of the rows.
-    python: Path of an interpreter that has torch; '' for no such rows.
+    python: Path of an interpreter that has torch; '' to leave out its rows.
   """
   chosen = [(name, table.schemes[name]) for name in schemes]
   wanted = [tables.make_condition(*each, setting) for each in chosen]
@@ -155,12 +151,7 @@ def write(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def fill_page(text: str, name: str, rows: Sequence[dict[str, Any]]) -> str:
-  """Returns a page with the stored rows of a table in its place.
-
-  Args:
-    text: The page.
-    name: Name of the table.
-    rows: Stored rows.
+  """Returns a page in which the rows replace those of the table `name`.
 
   Raises:
     ValueError: If the page has no place for the table.

@@ -112,7 +112,7 @@ class Times(NamedTuple):
 
 
 def choose_iterations(lab: Lab, condition: Condition, seconds: float) -> int:
-  """Returns the number of iterations of a run of about so many seconds."""
+  """Returns the number of iterations of a run that takes about `seconds`."""
   first = condition._replace(iterations=_FIRST)
   predicted_s = _predict_once(lab, first).mean_s
   return max(_LEAST, min(_MOST, math.ceil(seconds / predicted_s)))
@@ -127,8 +127,6 @@ def predict(
   random: the times of DSSP differ by 10 % and more from seed to seed.
 
   Args:
-    lab: Hosts and links.
-    condition: Run to predict.
     latency_s: Seconds that a push or a pull takes beside its bytes.
   """
   seeds = range(_SEEDS if condition.servers else 1)
@@ -189,8 +187,6 @@ def virtual_fields(
   """Returns the config fields of a run under the virtual clock.
 
   Args:
-    lab: Hosts and links.
-    condition: Run to predict.
     folder: Folder for a file of links.
     latency_s: Seconds that a push or a pull takes beside its bytes.
 
@@ -236,8 +232,6 @@ def real_fields(
   """Returns the config fields of a run on real links.
 
   Args:
-    lab: Hosts and links.
-    condition: Run to measure.
     folder: Folder for a file of links.
   """
   fields = {
@@ -258,10 +252,9 @@ def real_fields(
 
 
 def usable_links(nominal: Cluster) -> dict[str, Any]:
-  """Returns a cluster as JSON with the rates that frame headers leave.
+  """Returns a cluster as JSON, with the part of its nominal rates for payload.
 
-  Args:
-    nominal: Cluster with nominal rates.
+  The rest goes to frames and their headers.
   """
   links = [Link(src, dst, GBps * USABLE) for src, dst, GBps in nominal.links]
   usable = Cluster(nominal.nodes, nominal.workers, tuple(links))

@@ -40,15 +40,7 @@ def _run(
   servers: int,
   port: int,
 ) -> None:
-  """Takes part in a run, and waits until it has finished.
-
-  Args:
-    folder: Folder of all runs.
-    condition: The run.
-    place: Number of this host.
-    servers: Number of hosts of dedicated servers, which come first.
-    port: Port of the run's coordinator.
-  """
+  """Takes part in a run as the host `place`; waits until it has finished."""
   path = folder / condition.name
   if role := find_role(condition, place, servers):
     config = conditions.base_config(condition)
@@ -68,7 +60,6 @@ def find_role(condition: Condition, place: int, servers: int) -> str:
   """Returns the role of the process of a host, '' if it has none.
 
   Args:
-    condition: The run.
     place: Number of the host.
     servers: Number of hosts of dedicated servers, which come first.
   """

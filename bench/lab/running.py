@@ -41,8 +41,6 @@ def measure(
   measure the next ones.
 
   Args:
-    out: Folder of all runs.
-    lab: Hosts and links.
     wanted: Conditions with different names.
     python: Path of an interpreter that has torch, if a condition needs it.
   """
@@ -85,9 +83,7 @@ def run_on_hosts(
 
   Args:
     folder: Folder of the logs of all commands.
-    links: Links of the lab.
-    commands: Command of each host.
-    limit_s: Seconds after which all are killed.
+    limit_s: Time after which all are killed.
 
   Raises:
     ProcessError: If one fails, or they take too long.
@@ -153,13 +149,7 @@ def _fields(
 def _read(
   folder: pathlib.Path, condition: Condition, place: int
 ) -> dict[str, Any] | None:
-  """Returns the figures of a condition; None if it has not finished.
-
-  Args:
-    folder: Folder of its processes.
-    condition: The condition.
-    place: Its place among the conditions of its processes.
-  """
+  """Returns the figures of a condition; None if it has not finished."""
   if condition.system == RUN:
     path = folder / condition.name
     if outcomes.read_outcome(path).status != 'finished':
@@ -175,12 +165,7 @@ def _read(
 
 
 def _combine(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """Returns the figures of all ranks.
-
-  Args:
-    ranks: `rounds`, starts and ends of sums, or `steps_s`, seconds of steps;
-      costs; and other figures, which are the same.
-  """
+  """Returns the figures of all ranks, with a median in place of their times."""
   figures = dict(ranks[0])
   if 'rounds' in figures:
     rounds = zip(*(rank['rounds'] for rank in ranks), strict=True)

@@ -50,7 +50,6 @@ def build_forest(scheme: str, nominal: Cluster, size_bytes: int) -> Forest:
     scheme: FOREST for that of the route of this name, or one of `SCHEMES`: a
       ring through the hosts in their order or in the fastest one, or equal
       shards, each with another host as its root.
-    nominal: Links with nominal rates.
     size_bytes: Bytes of the buffer.
   """
   if scheme == FOREST:
@@ -93,7 +92,6 @@ def run(
     scheme: PSUM for XLA's sum; else executors sum over the forest.
     size_bytes: Bytes of the buffer in float32.
     rounds: Number of measured rounds, after one that is not.
-    workers: Number of hosts.
     content: Forest of the executors, as `export.to_json` has it.
     dtype: Dtype of the executors' messages.
 
@@ -140,9 +138,7 @@ def meet(
   """Returns the values of all hosts, once each host has given its own.
 
   Args:
-    folder: Folder of this meeting.
     place: Number of this host.
-    workers: Number of hosts.
     value: Plain data.
 
   Raises:

@@ -388,13 +388,7 @@ TABLES: Mapping[str, Table] = {
 
 
 def make_condition(name: str, scheme: Scheme, setting: Setting) -> Condition:
-  """Returns the condition that measures a row.
-
-  Args:
-    name: Name of the row.
-    scheme: The row.
-    setting: Its hosts and size.
-  """
+  """Returns the condition that measures a row."""
   hosts = len(setting.lab.workers.up)
   if 'cluster.island_sharding' in scheme.fields:
     return _island_condition(name, scheme, setting)
@@ -446,7 +440,6 @@ def count_message_bytes(fields: Mapping[str, Any], size_bytes: int) -> int:
   """Returns the bytes that a row sums, without norms and step statistics.
 
   Args:
-    fields: Those of its scheme.
     size_bytes: Bytes of the vector in float32.
   """
   numbers = size_bytes // 4

@@ -82,17 +82,9 @@ def _step(
   hook: str,
   rank: int,
 ) -> dict[str, Any]:
-  """Returns the times and costs of steps after the first ones.
-
-  Args:
-    model: Name and sizes of the model.
-    steps: Number of measured steps.
-    batch: Examples of a step.
-    bucket_bytes: Size of DDP's buckets; 0 for one per tensor, None for DDP's
-      default.
-    hook: 'none', 'float16', 'bfloat16' or 'powersgd'.
-    rank: Rank of PowerSGD.
-  """
+  """Returns the times and costs of steps after the first ones."""
+  # Buckets of 0 bytes hold one tensor each; None is DDP's default.  `rank` is
+  # PowerSGD's.
   arguments = dict(model)
   models = {'sleeping': _SleepingModel, 'vgg': _vgg, 'mlp': _mlp}
   net = models[arguments.pop('name')](**arguments)
@@ -143,19 +135,11 @@ def _diloco(
   local_steps: int,
   rounds: int,
 ) -> dict[str, Any]:
-  """Returns the times and costs of rounds of DiLoCo after the first ones.
-
-  Each rank is a replica group of its own, and rank 0 has the lighthouse.  A
-  sleep stands for the computation of a local step.  The inner optimizer has one
-  number, so that its steps take no time, and each round moves the parameters by
-  the rank: the sum is known.
-
-  Args:
-    layers: Bytes of each parameter; ready times are ignored.
-    seconds: Seconds of a local step.
-    local_steps: Local steps of a round (H).
-    rounds: Number of measured rounds.
-  """
+  """Returns the times and costs of rounds of DiLoCo after the first ones."""
+  # Each rank is a replica group of its own, and rank 0 has the lighthouse.  A
+  # sleep stands for the computation of a local step.  The inner optimizer has
+  # one number, so that its steps take no time, and each round moves the
+  # parameters by the rank: the sum is known.
   import torchft  # The other jobs do not need it.
   from torchft.coordination import LighthouseServer
   from torchft.local_sgd import DiLoCo
@@ -259,19 +243,17 @@ def _register(net: DistributedDataParallel, hook: str, rank: int) -> None:
 class _SleepingModel(nn.Module):
   """Layers whose gradients are ready after parts of a sleep.
 
+  Args:
+    layers: Bytes of each layer, and the part of the step after which its
+      gradient is ready, in the order of the backward pass.
+    seconds: Length of the sleep.
+
   Attributes:
     start_s: Start of the step, on the clock of time.monotonic.
     computed_s: Seconds from the start of the step to the last gradient.
   """
 
   def __init__(self, layers: Sequence[tuple[int, float]], seconds: float):
-    """Creates a parameter for each layer.
-
-    Args:
-      layers: Bytes of each layer, and the part of the step after which its
-        gradient is ready, in the order of the backward pass.
-      seconds: Seconds of the sleep.
-    """
     super().__init__()
     # DDP assumes that parameters are registered in the order of the forward
     # pass.
@@ -282,7 +264,6 @@ class _SleepingModel(nn.Module):
     self.start_s = self.computed_s = 0.0
 
   def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-    """Returns a number whose gradient depends on all parameters."""
     del inputs
     self.start_s = time.monotonic()
     x = torch.zeros((), requires_grad=True)

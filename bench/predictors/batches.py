@@ -40,9 +40,7 @@ def simulate(
   """Returns the examples per second of simulated BSP supersteps.
 
   Args:
-    batching: Batching, which observes each superstep.
     speed: Compute times of workers; transfers take no time.
-    supersteps: Number of supersteps.
     start: Iteration of the speeds with which the first superstep begins.
   """
   workers = range(speed.model.num_workers)
@@ -69,7 +67,7 @@ def simulate(
 
 @dataclasses.dataclass
 class Oracle:
-  """Batching with the true speeds of the next iterations.
+  """Batching with the true speeds of the next iterations: it divides by them.
 
   Attributes:
     speed: Speeds of the workers.
@@ -82,11 +80,9 @@ class Oracle:
   iteration: int = 0
 
   def observe(self, measurement: Measurement) -> None:
-    """Does nothing, as the speeds are known."""
     del measurement
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns batches in proportion to the next speeds."""
     next_speeds = [
       1 / self.speed.seconds(worker, self.iteration, 1) for worker in workers
     ]
@@ -101,8 +97,6 @@ def make_lb_bsp(name: str, speed: speeds.Speed, seed: int = 0) -> Batching:
 
   Args:
     name: Module of predict/.
-    speed: Speeds of the workers.
-    seed: Seed of the predictor's parameters.
   """
   section = default.get_config().batching.lb_bsp.to_dict()
   workers, factors = speed.model.num_workers, speed.model.num_driving
@@ -142,10 +136,9 @@ def read_speeds(
 
 
 def solo_rate(speed: speeds.Speed, supersteps: int) -> float:
-  """Returns the mean sum of the workers' solo speeds, examples/s.
+  """Returns the mean sum of the workers' solo speeds, examples per second.
 
   Args:
-    speed: Speeds of the workers.
     supersteps: Number of iterations, from the first one.
   """
   workers = range(speed.model.num_workers)
@@ -164,11 +157,7 @@ def measure_rates(
   """Returns the examples/s of a virtual run, and with `lab` of a real one.
 
   Args:
-    out: Folder of the runs.
-    sync: Scheme.
-    batching: Rule of batches.
     slowdown: Slowdown of each of `WORKERS` workers.
-    lab: Whether to run in a lab, too.
   """
   fields = {
     **timing.fields(

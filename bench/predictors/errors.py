@@ -76,13 +76,7 @@ def walk(
   trace: Trace,
   forecast: Callable[[Predictor], np.ndarray] = lambda p: p.predict(),
 ) -> np.ndarray:
-  """Returns the prediction of each value from those before, [T, n].
-
-  Args:
-    predictor: Predictor, which observes the trace.
-    trace: Measurements.
-    forecast: Returns the prediction of a predictor.
-  """
+  """Returns the prediction of each value from the values before it, [T, n]."""
   predictions = np.empty_like(trace.values)
   for step, (values, factors) in enumerate(zip(*trace, strict=True)):
     predictions[step] = forecast(predictor)
@@ -111,8 +105,6 @@ def error_of(name: str, trace: Trace, seed: int = 0) -> float:
   Args:
     name: Module of predict/; or 'narx, network alone' for the prediction of
       NARX's network without the gate that weighs it.
-    trace: Measurements.
-    seed: Seed of the predictor's parameters.
   """
   _, workers, factors = trace.factors.shape
   predictor = make(

@@ -32,7 +32,7 @@ def _training(*, steps: int, weight_decay: float) -> dict[str, Field]:
       0.7, 'Weight of the newest speed in a quicker average, for comparison.'
     ),
     'discount': share(
-      0.03, 'Weight of the newest squared error when predictions are weighed.'
+      0.03, 'Smoothing factor of the squared errors that weigh predictions.'
     ),
     'kept': count(
       2000,

@@ -71,9 +71,8 @@ class Field:
   def check(self, name: str, value: object) -> None:
     """Raises ValueError unless `value` is of the type and in the range.
 
-    Args:
-      name: Name of the field, for the message.
-      value: Its value; NumPy's numbers are numbers.
+    NumPy's numbers are numbers, too.  `name` is that of the field, for the
+    message.
     """
     require(self._accepts(value), name, self.expected, value)
 
@@ -156,6 +155,11 @@ class Field:
 class Section:
   """Fields and sections below one path.
 
+  Args:
+    doc: What the section is about.
+    needs: Further conditions without which no field of it is used.
+    **members: Fields and sections by name.
+
   Attributes:
     doc: What the section is about.
     members: Fields and sections by name.
@@ -168,13 +172,6 @@ class Section:
     /,
     **members: 'Field | Section',
   ):
-    """Creates a section.
-
-    Args:
-      doc: What the section is about.
-      needs: Further conditions without which no field of it is used.
-      **members: Fields and sections by name.
-    """
     self.doc = doc
     self.members: Mapping[str, Field | Section] = {
       name: _with_needs(member, needs) for name, member in members.items()
@@ -250,7 +247,7 @@ def decay(default: float, doc: str, **more: Any) -> Field:
 
 
 def weight_decay(default: float, target: str) -> Field:
-  """Returns a field of the multiple of the parameters that is added."""
+  """Returns a field: the multiple of the parameters added to `target`."""
   return nonnegative(
     default, f'Multiple of the parameters that is added to {target}.'
   )

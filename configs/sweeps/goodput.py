@@ -75,10 +75,8 @@ def _parse(variant: str) -> float | None:
 
 
 def _failures(mean_s: float) -> tuple[tuple[float, str, int], ...]:
-  """Returns leaves and joins in a time that is longer than any run.
-
-  Times of lives are exponential, and in proportion to their mean.
-  """
+  """Returns leaves and joins in a time that is longer than any run."""
+  # Lives are exponentially distributed; other means scale the same draws.
   entries = []
   for worker in range(_WORKERS):
     rng, time = random.Random(f'0-{worker}'), 0.0

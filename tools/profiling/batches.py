@@ -59,7 +59,6 @@ def measure(
     config: Config with the model and the data; every field is checked.
     batches: Examples, ascending, at least three; () for a default, up to twice
       the largest micro-batch.
-    rounds: Number of measurements of each batch.
 
   Raises:
     ValueError: If an argument is wrong, or if times do not grow.

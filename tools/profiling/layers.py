@@ -63,7 +63,6 @@ def measure(config: ConfigDict, *, batch: int | None, rounds: int) -> Profile:
   Args:
     config: Names the model and the data; every field is checked.
     batch: Examples; None for config.batching.worker_batch.
-    rounds: Number of measurements of each leaf.
 
   Raises:
     ValueError: If an argument is wrong, or there is no CPU to compute on.
@@ -125,7 +124,7 @@ def write(profile: Profile, path: str | pathlib.Path) -> None:
 
 
 def describe(profile: Profile) -> str:
-  """Returns how much of the gradient is there after which part of the time."""
+  """Returns a table of leaves: ready time, share of the gradient until then."""
   total = sum(leaf.bytes for leaf in profile.layers)
   lines = [
     f'{profile.model}, {profile.batch} examples in '
@@ -161,10 +160,8 @@ class _Shown:
   def seconds(
     self, params: Any, inputs: Any, targets: Any
   ) -> tuple[float, list[float]]:
-    """Returns the duration, and the time of each leaf, seconds.
-
-    A leaf without dependants is ready at the end.
-    """
+    """Returns the duration, and the time of each leaf, seconds."""
+    # A leaf without dependants is ready at the end.
     self._seen_s.clear()
     start_s = time.perf_counter()
     with jax.default_matmul_precision(self._matmul):
