@@ -355,7 +355,7 @@ class RunFiles:
       for name, is_written in zip(_APPENDED, written, strict=True)
       if is_written
     ]
-    self._files = {name: (self.workdir / name).open('a') for name in names}
+    self._files = {name: (self.workdir / name).open('a+') for name in names}
     for name, file in self._files.items():
       file.truncate(sizes.get(name, 0))
       file.seek(0, os.SEEK_END)  # Truncation leaves the position.
@@ -400,7 +400,7 @@ class RunFiles:
       source, copy = self.workdir / name, self._copy(name)
       shutil.copyfile(source, copy)
       os.truncate(copy, size)
-      self._files[name] = self._copy(name).open('a')
+      self._files[name] = self._copy(name).open('a+')
 
   def publish(self, manifest: Mapping[str, Any]) -> None:
     """Takes the folder over: its lock, and all files of the run.
@@ -501,6 +501,14 @@ class RunFiles:
     self._plot(row)
     if self._tracker is not None:
       self._tracker.log(row)
+
+  def evaluations(self) -> list[dict[str, Any]]:
+    """Returns the rows of metrics.jsonl on evaluations, of all starts."""
+    file = self._files['metrics.jsonl']
+    file.seek(0)  # Rows are appended wherever the position is.
+    rows = [json.loads(line) for line in file if line.startswith(_EVALUATION)]
+    file.seek(0, os.SEEK_END)
+    return rows
 
   def event(self, row: Mapping[str, Any]) -> None:
     """Appends an event and its decision to events.jsonl, if the run has it."""
@@ -690,3 +698,4 @@ def _size(path: pathlib.Path) -> int:
 
 
 _dumps = json.JSONEncoder(allow_nan=False, separators=(',', ':')).encode
+_EVALUATION = _dumps({'kind': 'evaluation'})[:-1]  # Start of its row.

@@ -520,6 +520,9 @@ class Recorder:
       'final_accuracy': self._figures.get('accuracy'),
       **{f'final_{name}': value for name, value in others.items()},
       **self._thresholds.summary(),
+      'time_to_interpolated': self._thresholds.interpolate(
+        self._files.evaluations(), self._falling
+      ),
       'time_s': time,
       'wall_s': self._wall_s,
       **self.accounting.summary(),

@@ -1,7 +1,8 @@
 """Progress at which a run first reached given measures and losses."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _IN_A_ROW = 10  # Iterations below a loss; as in R2SP (INFOCOM 2019).
@@ -21,6 +22,20 @@ class Reached(NamedTuple):
   iterations: int | None = None
   updates: int | None = None
   examples: int | None = None
+
+
+class Interpolated(NamedTuple):
+  """Time at which a measure passed a level; None where it never did.
+
+  Attributes:
+    time_s: Seconds on the run's clock, on the straight line between the first
+      evaluation at the level and the one before it; those of the evaluation if
+      it is the run's first.
+    resolution_s: Seconds between these two evaluations, or since the start.
+  """
+
+  time_s: float | None = None
+  resolution_s: float | None = None
 
 
 class FigureThreshold(NamedTuple):
@@ -111,6 +126,25 @@ class Thresholds:
       },
     }
 
+  def interpolate(
+    self, evaluations: Sequence[Mapping[str, Any]], falling: Collection[str]
+  ) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Returns `time_to_interpolated` of summary.json: by measure and level.
+
+    Args:
+      evaluations: Rows of metrics.jsonl on all evaluations, in their order.
+      falling: Names of measures that are better where they are smaller.
+    """
+    levels = [('accuracy', wanted) for wanted in self.accuracies]
+    levels += [(each.name, each.wanted) for each in self.figures]
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    for name, wanted in levels:
+      passed = interpolate(
+        evaluations, name, float(wanted), falls=name in falling
+      )
+      found.setdefault(name, {})[wanted] = passed._asdict()
+    return found
+
 
 def make(
   accuracies: Iterable[float],
@@ -135,6 +169,38 @@ def make(
       for value in values
     ),
   )
+
+
+def interpolate(
+  evaluations: Iterable[Mapping[str, Any]],
+  name: str,
+  level: float,
+  *,
+  falls: bool,
+) -> Interpolated:
+  """Returns when a measure first passed a level, between two evaluations.
+
+  Args:
+    evaluations: Rows of metrics.jsonl on evaluations, in their order.  Those
+      that were left out, without measures, are passed over.
+    name: Name of the measure.
+    level: Value to reach.
+    falls: Whether the measure is better where it is smaller.
+  """
+  before_s, before = 0.0, math.nan
+  for row in evaluations:
+    value = row.get(name)
+    if value is None:
+      continue
+    time_s = row['time']
+    if _is_reached(value, level, falls):
+      resolution_s = time_s - before_s
+      if math.isnan(before):
+        return Interpolated(time_s, resolution_s)
+      past = (value - level) / (value - before)  # Share of the interval.
+      return Interpolated(time_s - past * resolution_s, resolution_s)
+    before_s, before = time_s, value
+  return Interpolated()
 
 
 def _is_reached(value: float, wanted: float, falls: bool) -> bool:

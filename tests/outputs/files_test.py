@@ -93,6 +93,43 @@ class EndTest(absltest.TestCase):
     self.assertIsNone(files.read_summary())
 
 
+class EvaluationsTest(absltest.TestCase):
+  """Evaluations of a run that resumes, and goes back to an earlier state."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = tempfile.mkdtemp()
+
+  def _begin(self, sizes=None):
+    files = RunFiles(self.folder)
+    files.timeline = files.board = False
+    files.begin(num_workers=1, sizes=sizes)
+    self.addCleanup(files.abandon)
+    return files
+
+  def _write(self, files, *times):
+    for time in times:
+      files.metric({'kind': 'log', 'time': time})
+      files.metric({'kind': 'evaluation', 'time': time})
+
+  def _times(self, files):
+    return [row['time'] for row in files.evaluations()]
+
+  def test_those_of_earlier_starts_count_and_lost_ones_do_not(self):
+    files = self._begin()
+    self._write(files, 1.0)
+    sizes = files.sizes()
+    self._write(files, 2.0, 3.0)
+    self.assertEqual(self._times(files), [1.0, 2.0, 3.0])
+    again = self._begin(sizes)
+    self._write(again, 4.0)
+    self.assertEqual(self._times(again), [1.0, 4.0])
+    self._write(again, 5.0)
+    again.rewind(sizes)
+    self._write(again, 6.0)
+    self.assertEqual(self._times(again), [1.0, 6.0])
+
+
 class InterruptedWriteTest(parameterized.TestCase):
   """Files that a write has left empty or cut short, before it was durable."""
 

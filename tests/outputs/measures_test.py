@@ -121,6 +121,57 @@ class ThresholdsTest(absltest.TestCase):
     self.assertEqual(found['to_loss'], {'0.5': blank})
 
 
+_ROWS = [
+  (1.0, 0.2),
+  (3.0, 0.4),
+  (4.0, None),
+  (7.0, 0.8),
+  (9.0, 0.5),
+  (10.0, 0.9),
+]
+
+
+class InterpolationTest(parameterized.TestCase):
+  """Accuracies at times; that of one evaluation was left out."""
+
+  def _passed(self, level, rows=_ROWS, *, falls=False):
+    evaluations = [{'time': time, 'score': value} for time, value in rows]
+    return tuple(
+      thresholds.interpolate(evaluations, 'score', level, falls=falls)
+    )
+
+  @parameterized.parameters(0.25, 0.4, 0.41, 0.7, 0.8, 0.85)
+  def test_a_level_is_passed_on_the_line_between_two_evaluations(self, level):
+    rising = [row for row in _ROWS if row != (9.0, 0.5) and row[1] is not None]
+    if level > 0.8:  # The line from the evaluation that went back.
+      rising = [(9.0, 0.5), (10.0, 0.9)]
+    times, values = zip(*rising, strict=True)
+    expected_s = np.interp(level, values, times)
+    steps_s = {0.25: 2.0, 0.4: 2.0, 0.85: 1.0}
+    time_s, resolution_s = self._passed(level)
+    self.assertAlmostEqual(time_s, expected_s)
+    self.assertEqual(resolution_s, steps_s.get(level, 4.0))
+    mirrored = [(time, value and -value) for time, value in _ROWS]
+    falling = self._passed(-level, mirrored, falls=True)
+    self.assertEqual(falling, (time_s, resolution_s))
+
+  def test_an_evaluation_exactly_at_the_level_has_its_own_time(self):
+    rows = [(0.1, 0.1), (0.3, 0.7), (0.5, 0.9)]
+    self.assertEqual(self._passed(0.7, rows)[0], 0.3)
+
+  def test_before_the_first_evaluation_nothing_is_known(self):
+    self.assertEqual(self._passed(0.1), (1.0, 1.0))
+    self.assertEqual(self._passed(0.1, _ROWS[2:]), (7.0, 7.0))
+
+  def test_a_level_that_was_never_reached_has_no_time(self):
+    self.assertEqual(self._passed(0.95), (None, None))
+    self.assertEqual(self._passed(0.1, []), (None, None))
+
+  def test_two_evaluations_at_one_moment_have_its_time(self):
+    rows = [(2.0, 0.1), (2.0, 0.9)]
+    self.assertEqual(self._passed(0.5, rows), (2.0, 0.0))
+
+
 class RunTest(parameterized.TestCase):
   @parameterized.parameters(
     {'sync__name': 'bsp'},
@@ -184,6 +235,34 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(reached['updates'], tenth - 1)
     self.assertEqual(reached['examples'], 8 * (tenth - 1))
     self.assertIsNone(summary['to_loss']['1e-09']['time_s'])
+
+  def test_levels_of_all_measures_of_a_run_are_interpolated(self):
+    run, summary = small.execute(
+      epochs=4.0,
+      eval_every=0.25,
+      eval_loss=True,
+      time_to=(0.3, 1.0),
+      time_to_measure__test_loss=(2.0,),
+      optimizer__learning_rate=0.1,
+    )
+    rows = small.rows(run, 'metrics.jsonl')
+    rows = [row for row in rows if row['kind'] == 'evaluation']
+    found = summary['time_to_interpolated']
+    self.assertEqual([*found], ['accuracy', 'test_loss'])
+    self.assertEqual(
+      found['accuracy'].pop('1.0'), {'time_s': None, 'resolution_s': None}
+    )
+    for name, level, sign in (('accuracy', 0.3, 1), ('test_loss', 2.0, -1)):
+      at = next(
+        k for k, row in enumerate(rows) if sign * row[name] >= sign * level
+      )
+      times = [rows[k]['time'] for k in (at - 1, at)]
+      values = [sign * rows[k][name] for k in (at - 1, at)]
+      passed = found[name].pop(str(level))
+      self.assertAlmostEqual(
+        passed['time_s'], np.interp(sign * level, values, times)
+      )
+      self.assertEqual(passed['resolution_s'], times[1] - times[0])
 
   def test_outputs_that_are_off_change_no_others(self):
     whole = small.build(small.timing())
