@@ -29,6 +29,7 @@ from cluster.training_loop import Run
 from cluster.virtual import tuning
 from configs import paths, relations, sections, user_parts
 from configs.checks import require
+from configs.fields.field import read_seconds
 from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
 from diagnosis import watch
@@ -261,6 +262,8 @@ def _make_run(
     evaluate=site.evaluate,
     run_in_thread=site.run_in_thread,
     save_schedule=save_schedule,
+    plans_ahead=isinstance(parts.plan, Allreduce)
+    and config.cluster.runtime == 'distributed',
   )
   coordinator = Coordinator(
     scheme=scheme,
@@ -295,7 +298,8 @@ def _check_config(
     The config with whole paths, and a function that selects a section of it.
   """
   sections.check_fields(config)
-  config = sections.resolve_own(paths.expand_home(config))
+  config = sections.convert_numbers(paths.expand_home(config))
+  config = sections.resolve_own(config)
   relations.check_relations(config)
   sections.check_used(config, own)
   chosen = ('sync', 'batching', 'wire', 'route', 'model', 'outer', 'staleness')
@@ -402,8 +406,12 @@ def _batching(
 def _intervals(config: ConfigDict, num_train: int) -> Intervals:
   target = round(config.epochs * num_train)
   require(target > 0, 'config.epochs', 'at least one example', config.epochs)
+  seconds = read_seconds(config.eval_every)
   return Intervals(
     target=target,
-    eval_every=max(round(config.eval_every * num_train), 1),
+    eval_every=max(round(config.eval_every * num_train), 1)
+    if seconds is None
+    else seconds,
     log_every=config.log_every,
+    is_timed=seconds is not None,
   )

@@ -230,7 +230,7 @@ def _convert(value: Any, example: Any) -> Any:
   """Returns a value of a manifest in the type of a config's field."""
   if isinstance(example, tuple):
     return tuple(_convert(item, 0.0) for item in value)
-  if isinstance(example, float) and isinstance(value, str):
+  if isinstance(example, float) and value in ('inf', '-inf', 'nan'):
     return float(value)
   return value
 

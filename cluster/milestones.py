@@ -25,13 +25,15 @@ class Intervals(NamedTuple):
 
   Attributes:
     target: Examples after which the run is complete.
-    eval_every: Examples between evaluations.
+    eval_every: Examples or seconds between evaluations.
     log_every: Iterations between log rows.
+    is_timed: Whether `eval_every` is in seconds on the run's clock.
   """
 
   target: int
-  eval_every: int
+  eval_every: float
   log_every: int
+  is_timed: bool = False
 
 
 class SaveSchedule:
@@ -93,6 +95,7 @@ class Milestones:
     evaluate: Evaluation | None,
     run_in_thread: RunInThread | None = None,
     save_schedule: SaveSchedule | None = None,
+    plans_ahead: bool = False,
   ):
     """Creates the milestones of a run that starts.
 
@@ -105,11 +108,16 @@ class Milestones:
         run continues meanwhile; None to call it at once.
       save_schedule: Schedule of the checkpoints, which a successor continues;
         None for none.
+      plans_ahead: Whether the version to evaluate has to be known before its
+        iteration ends, so that the next one does not begin: see
+        `plan_evaluation`.
     """
     self.evaluations = 0
     self.evaluate = evaluate
     self._intervals = intervals
-    self._next_eval = intervals.eval_every
+    self._plans_ahead = plans_ahead
+    self._next_eval = intervals.eval_every  # Examples or seconds.
+    self._planned_eval = math.inf  # Examples, where the interval is in seconds.
     self._next_log = intervals.log_every
     self._recorder = recorder
     self._store = store
@@ -131,9 +139,21 @@ class Milestones:
     if self._queue is not None:
       self._queue.warm_up()
 
+  def plan_evaluation(self, examples: int, time: float) -> None:
+    """Plans an evaluation if its time has come, where the interval is a time.
+
+    Args:
+      examples: Examples in applied updates when the run can be evaluated next.
+      time: Seconds on the run's clock.
+    """
+    if self._intervals.is_timed and time >= self._next_eval:
+      self._planned_eval = min(self._planned_eval, examples)
+
   def will_evaluate(self, examples: int) -> bool:
     """Returns whether a review after so many examples evaluates the run."""
-    return examples >= min(self._next_eval, self._intervals.target)
+    is_timed = self._intervals.is_timed
+    due = self._planned_eval if is_timed else self._next_eval
+    return examples >= min(due, self._intervals.target)
 
   def review(
     self,
@@ -163,9 +183,12 @@ class Milestones:
       self._next_log += self._intervals.log_every
       loss = self._mean_loss('log')
       recorder.record_row(self._row('log', time, loss=loss, **notes()))
-    if accounting.examples >= self._next_eval or self.finished:
-      while self._next_eval <= accounting.examples:
-        self._next_eval += self._intervals.eval_every
+    if not self._plans_ahead:
+      self.plan_evaluation(accounting.examples, time)
+    if self.will_evaluate(accounting.examples):
+      self._planned_eval = math.inf
+      at = time if self._intervals.is_timed else accounting.examples
+      self._next_eval = _next_multiple(self._intervals.eval_every, at)
       self._evaluate(time)
 
   def record_evaluations(self, *, wait: bool = False) -> None:
@@ -282,3 +305,11 @@ class Milestones:
         f'{float(first.loss)}: expected a finite number.  {advice}'
       )
     return self._recorder.take_mean_loss(kind)
+
+
+def _next_multiple(step: float, above: float) -> float:
+  """Returns the smallest multiple of `step` above a number."""
+  count = above // step + 1
+  while count * step <= above:  # Rounding.
+    count += 1
+  return count * step

@@ -41,7 +41,7 @@ def _build(section: Section) -> ConfigDict:
   for name, member in section.members.items():
     if isinstance(member, Section):
       config[name] = _build(member)
-    elif member.words:
+    elif member.takes_text:
       config[name] = FieldReference(member.default, field_type=object)
     else:
       config[name] = member.default

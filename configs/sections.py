@@ -85,6 +85,24 @@ def check_fields(config: ConfigDict) -> None:
     _check_value(f'config.time_to_measure.{name}', values, thresholds)
 
 
+def convert_numbers(config: ConfigDict) -> ConfigDict:
+  """Returns a copy in which integers in fields of floats are floats.
+
+  Fields that take no text convert them themselves.  The identity of a run
+  depends on it.
+
+  Args:
+    config: Config that `check_fields` has passed.
+  """
+  converted = copy.deepcopy(config)
+  values = dict(iterate_fields(config))
+  for path, field in declared.iterate_fields():
+    if field.takes_text and not isinstance(values[path], str):
+      number = type(field.default)(values[path])
+      converted.update_from_flattened_dict({path: number})
+  return converted
+
+
 def iteration_steps(config: ConfigDict) -> int:
   """Returns the local steps of an iteration, which ends with one sum.
 

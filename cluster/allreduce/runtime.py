@@ -801,6 +801,9 @@ class AllreduceRuntime(EventLoop):
     examples = sum(
       self.coordinator.workers[index].examples for index in members
     )
+    if self._assigner.newest == version:
+      applied = self.coordinator.recorder.accounting.examples
+      self.coordinator.milestones.plan_evaluation(applied + examples, self.time)
     waits = self._is_pausing or self._pauses_after(examples)
     waits = waits or bool(epochs.newcomers) or bool(epochs.end_reason)
     if self._assigner.newest == version and not waits:

@@ -42,6 +42,8 @@ class Field:
     whole: Whether only whole numbers are values, although the type is float.
     choices: All values; () for any in range.
     words: Texts that may take the place of a number.
+    or_seconds: Whether a text such as '10s', seconds on the run's clock, may
+      take the place of a number: see `read_seconds`.
     items: Type of a tuple's items; None if a part checks them.
     file: What a path names; '' if the field is no path.
     needs: Conditions without which the field must have its default.
@@ -62,6 +64,7 @@ class Field:
   whole: bool = False
   choices: tuple[Any, ...] = ()
   words: tuple[str, ...] = ()
+  or_seconds: bool = False
   items: type | None = float
   file: File = ''
   needs: tuple[Need, ...] = ()
@@ -76,6 +79,11 @@ class Field:
     """
     require(self._accepts(value), name, self.expected, value)
 
+  @property
+  def takes_text(self) -> bool:
+    """Whether the value of a field for numbers may be a text."""
+    return bool(self.words) or self.or_seconds
+
   @functools.cached_property
   def expected(self) -> str:
     """Description of the values, such as 'an integer of at least 1'."""
@@ -89,6 +97,8 @@ class Field:
     if kind is not tuple:
       noun = 'a whole number' if self.whole else _NOUNS[kind]
       words = ''.join(f', or {word!r}' for word in self.words)
+      if self.or_seconds:
+        words += ", or seconds on the run's clock as a text such as '10s'"
       return f'{self._describe(noun, kind)}{words}'
     if self.items is None:
       return 'a tuple'
@@ -126,6 +136,8 @@ class Field:
         self._accepts_number(item, self.items) for item in value
       )
     if kind in (int, float):
+      if self.or_seconds and (seconds := read_seconds(value)) is not None:
+        value = seconds
       return value in self.words or self._accepts_number(value, kind)
     return isinstance(value, kind)
 
@@ -185,6 +197,16 @@ def _with_needs(
   if isinstance(member, Field):
     return dataclasses.replace(member, needs=(*member.needs, *needs))
   return Section(member.doc, needs, **member.members)
+
+
+def read_seconds(value: object) -> float | None:
+  """Returns the seconds of a text such as '10s' or '0.5s'; None for others."""
+  if not (isinstance(value, str) and value.endswith('s')):
+    return None
+  try:
+    return float(value.removesuffix('s'))
+  except ValueError:
+    return None
 
 
 def count(default: int, doc: str, **more: Any) -> Field:

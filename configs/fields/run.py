@@ -42,7 +42,12 @@ RUN = Section(
     unit='epochs',
   ),
   eval_every=positive(
-    1.0, 'Time between evaluations on the test split.', unit='epochs'
+    1.0,
+    'Interval of evaluations on the test split: a number of epochs, or seconds '
+    "of virtual or real time, such as '10s'.  Each is of the first version at "
+    'or after a multiple of it.',
+    unit='epochs',
+    or_seconds=True,
   ),
   log_every=count(
     100, 'Iterations between log rows.', unit='iterations', is_display=True

@@ -1,12 +1,13 @@
 """Tests of evaluations that end after later events of the run."""
 
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 from absl import logging
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
 from cluster.evaluations import Evaluations
 from cluster.milestones import Intervals, Milestones, SaveSchedule
@@ -74,7 +75,7 @@ class _Slow:
 class _Run:
   """A run in which an evaluation is due after each push, or after several."""
 
-  def __init__(self, *, held=None, target=10**6, pushes=1):
+  def __init__(self, *, held=None, target=10**6, pushes=1, every_s=None):
     self.store, self.slow = _Store(held), _Slow()
     self.files = mock.create_autospec(RunFiles, instance=True)
     self.pool = ThreadPoolExecutor(4)  # More than are to be used.
@@ -85,7 +86,9 @@ class _Run:
       accuracies=(0.02, 0.04),
     )
     self.milestones = Milestones(
-      intervals=Intervals(target, 8 * pushes, 10**6),
+      intervals=Intervals(target, 8 * pushes, 10**6)
+      if every_s is None
+      else Intervals(target, every_s, 10**6, is_timed=True),
       recorder=self.recorder,
       store=self.store,
       evaluate=self.slow,
@@ -131,7 +134,7 @@ class _Run:
     return [(row['updates'], row['accuracy']) for row in rows]
 
 
-class EvaluationsTest(absltest.TestCase):
+class EvaluationsTest(parameterized.TestCase):
   def _run(self, **fields):
     run = _Run(**fields)
     self.addCleanup(run.pool.shutdown)
@@ -233,6 +236,31 @@ class EvaluationsTest(absltest.TestCase):
     run = self._run()
     run.push(pushes)
     return run.state()
+
+  def test_an_interval_in_seconds_evaluates_the_first_version_after_it(self):
+    run = self._run(every_s=2.5, target=8 * 12)
+    run.slow.turns.release(12)
+    run.push(6)  # One a second.
+    state = run.state()
+    again = self._run(every_s=2.5, target=8 * 12, held=run.store.held)
+    again.slow.turns.release(12)
+    again.restore(state)
+    again.store.version = 6
+    again.push(6)
+    versions = [version for version, _ in run.rows() + again.rows()]
+    self.assertEqual(versions, [3, 5, 8, 10, 12])
+
+  @parameterized.parameters(0.1, 0.3, 1 / 3, 0.7)
+  def test_no_multiple_of_an_interval_is_evaluated_twice(self, every_s):
+    run = self._run(every_s=every_s)
+    run.slow.turns.release(100)
+    multiples = [k * every_s for k in range(1, 100)]
+    for before, at in itertools.pairwise(0.1 * k for k in range(60)):
+      evaluations = run.milestones.evaluations
+      run.milestones.review(at, barrier=False)
+      is_due = any(before < each <= at for each in multiples)
+      with self.subTest(at):
+        self.assertEqual(run.milestones.evaluations - evaluations, is_due)
 
   def test_the_end_of_a_run_waits_for_all_evaluations(self):
     run = self._run(target=24)

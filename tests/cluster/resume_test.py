@@ -72,6 +72,28 @@ class ResumeTest(parameterized.TestCase):
         self.assertEqual(summary['compilations'], 0)
         self._check(stopping.results(run), expected)
 
+  def test_a_killed_run_evaluates_at_the_times_of_an_uninterrupted_one(self):
+    changed = {'eval_every': '0.9s', 'time_to': (0.12, 0.13)}
+    expected, steps = stopping.straight('asp', **changed)
+    rows = expected['metrics']
+    times = [row['time'] for row in rows if row['kind'] == 'evaluation']
+    decided = [json.loads(x)['time'] for x in expected['events'].splitlines()]
+    due_s = 0.9 * np.arange(1, 1 + decided[-1] // 0.9)
+    firsts = {min(t for t in decided if t >= each) for each in due_s}
+    self.assertEqual(times, sorted(firsts | {decided[-1]}))
+    run = small.build(stopping.eventful('asp', **changed))
+    with self.assertRaises(stopping.Killed):
+      stopping.stop(run, saved_at=[steps // 2], killed_at=steps - 1)
+    run.files.release()
+    again = train.build(
+      stopping.eventful('asp', **changed), workdir=str(run.files.workdir)
+    )
+    again()
+    self._check(stopping.results(again), expected)
+    self.assertIsNotNone(
+      expected['summary']['time_to_interpolated']['accuracy']['0.12']['time_s']
+    )
+
   @parameterized.parameters(
     (signal.SIGTERM, SystemExit),
     (signal.SIGHUP, SystemExit),

@@ -20,6 +20,7 @@ from configs import (
 )
 from configs.fields.field import Field, Section
 from learning import optimizer, outer, schedule, staleness
+from sweeps import plan
 
 # Modules whose functions are the parts of a section.
 _MODULES = {
@@ -112,6 +113,11 @@ class FieldTest(parameterized.TestCase):
     (Field(3.0, '', at_least=0, infinite=True), [math.inf], [-math.inf]),
     (Field(3.0, '', at_least=0, whole=True), [2.0], [2.5]),
     (Field(3.0, '', at_least=0, words=('auto',)), ['auto', 1.0], ['car']),
+    (
+      Field(3.0, '', above=0, or_seconds=True),
+      [2, 0.5, '10s', '0.5s', '1e3s'],
+      ['10', 's', '0s', '-1s', 'infs', 'nans', '5m', '1 min', 'tens', 0.0],
+    ),
     (Field(True, ''), [False], [0, 'True']),
     (Field('a', '', choices=('a', 'b')), ['b'], ['c', 1]),
     (Field(8, '', choices=(8, 1)), [1], [True, 4]),
@@ -138,6 +144,11 @@ class FieldTest(parameterized.TestCase):
     (
       Field(0.5, '', above=0, infinite=True, words=('auto',)),
       "a number above 0, or inf, or 'auto'",
+    ),
+    (
+      Field(0.5, '', above=0, unit='epochs', or_seconds=True),
+      "a finite number above 0, in epochs, or seconds on the run's clock as a "
+      "text such as '10s'",
     ),
     (Field((), '', at_least=1, items=int), 'a tuple of integers of at least 1'),
     (Field('a', '', choices=('a', 'b')), "one of ['a', 'b']"),
@@ -221,6 +232,17 @@ class ConfigTest(parameterized.TestCase):
           self.assertRegex(message, f'^config.{path}: .* is ignored because ')
           if len(field.needs) == 1:
             self.assertIn(f'because config.{reason}; remove it', message)
+
+
+class NumberTest(parameterized.TestCase):
+  @parameterized.parameters(('2', 2.0), ('0.5', 0.5), ('10s', '10s'))
+  def test_a_flag_has_a_number_or_seconds(self, text, expected):
+    config = plan.parse_config(
+      ['--config=configs/default.py', f'--config.eval_every={text}']
+    )
+    sections.check_fields(config)
+    got = sections.convert_numbers(config).eval_every
+    self.assertEqual((type(got), got), (type(expected), expected))
 
 
 class ReferenceTest(parameterized.TestCase):

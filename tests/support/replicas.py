@@ -84,6 +84,7 @@ class SimulatedRun:
     *,
     batching=None,
     eval_every=40,
+    is_timed=False,
     target=10**6,
     timeout_s=1e6,
     tolerates_loss=True,
@@ -106,6 +107,7 @@ class SimulatedRun:
       self._make_runtime,
       batching=batching or fixed.make(num_workers=workers, worker_batch=BATCH),
       eval_every=eval_every,
+      is_timed=is_timed,
       target=target,
       timeout_s=timeout_s,
       tolerates_loss=tolerates_loss,
@@ -123,6 +125,7 @@ class SimulatedRun:
     *,
     batching,
     eval_every,
+    is_timed,
     target,
     timeout_s,
     tolerates_loss,
@@ -148,10 +151,11 @@ class SimulatedRun:
       console=Console(target=10**6, clock='real'),
     )
     milestones = Milestones(
-      intervals=Intervals(target, eval_every, 10**6),
+      intervals=Intervals(target, eval_every, 10**6, is_timed),
       recorder=recorder,
       store=store,
       evaluate=evaluate,
+      plans_ahead=True,
     )
     self.accounting, self.drift = recorder.accounting, mock.Mock()
     recorder.record_drift = self.drift

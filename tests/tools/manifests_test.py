@@ -1,5 +1,8 @@
 """Tests for configs of the times alone of a recorded run."""
 
+import math
+import pathlib
+
 from absl.testing import absltest, parameterized
 
 from analysis import manifests
@@ -24,6 +27,16 @@ class TimedTest(parameterized.TestCase):
     self.assertEqual(timed.model.none.size_bytes, 4 * 1001)
     summary = small.build(timed)()
     self.assertEqual(summary['bytes'], 2 * size_bytes * summary['iterations'])
+
+  @parameterized.parameters('10s', 0.5)
+  def test_an_interval_of_evaluations_is_read_as_it_was_set(self, every):
+    config = small.config(eval_every=every, checkpoint__every_s=math.inf)
+    run = small.build(config)
+    run.files.release()
+    folder = run.files.workdir
+    read = manifests.restore_config(pathlib.Path(folder))
+    self.assertEqual(read.eval_every, every)
+    self.assertEqual(read.checkpoint.every_s, math.inf)
 
 
 if __name__ == '__main__':

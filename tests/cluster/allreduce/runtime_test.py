@@ -300,6 +300,29 @@ class OrdersTest(parameterized.TestCase):
     world.reach(world.store.version + 4)
     world.check()
 
+  @parameterized.parameters(1e-9, 2.0, 25.0)
+  def test_evaluations_at_a_time_are_of_the_version_of_all_members(
+    self, every_s
+  ):
+    world = _start(3, eval_every=every_s, is_timed=True)
+    rng = random.Random(7)
+
+    def choose(moves):
+      world.runtime.time += 0.2 * rng.random()  # Until the next event.
+      return rng.choice(moves)
+
+    world.reach(150, choose)
+    world.members[1].end()
+    world.join(1)
+    world.reach(300, choose)
+    # Each is an iteration late at most, as the next one may be assigned.
+    time_s, late_s = world.runtime.time, 2 * world.runtime.time / 300
+    evaluations = world.coordinator.milestones.evaluations
+    self.assertBetween(
+      evaluations, time_s / (every_s + late_s) - 2, time_s / every_s
+    )
+    world.check()
+
   def test_members_fetch_the_state_of_one_that_ended_the_iteration(self):
     world = _start(eval_every=24)
     apply = {('0/0', 'apply'), ('1/0', 'apply')}
