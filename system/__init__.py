@@ -1,0 +1,5 @@
+"""What runs ask of their host: clocks, threads, sockets, processes.
+
+Packages above call these four modules by attribute (`clock.monotonic()`,
+`threads.Lock()`), so that `system.simulated` can put its own in their place.
+"""
