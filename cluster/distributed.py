@@ -5,7 +5,6 @@ See `cluster.runtime` for the interface.
 
 import dataclasses
 import os
-import time
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -45,6 +44,7 @@ from outputs.files import RunFiles
 from outputs.manifests import fingerprint, identity
 from outputs.transient import Busy, start_limit_s
 from route.route import Allreduce, ParameterServer, Plan
+from system import clock
 
 _SHARE = 'config.cluster.workers_per_gpu'
 
@@ -226,7 +226,7 @@ def _find_successor(config: ConfigDict, address: str, files: RunFiles) -> str:
   """
   terms, cluster = Terms(files.workdir), config.cluster
   token = files.workdir / rendezvous_files.TOKEN
-  deadline = time.monotonic() + start_limit_s(cluster)
+  deadline = clock.monotonic() + start_limit_s(cluster)
   while terms.find() and (cluster.token_file or token.exists()):
     security = credentials.security(cluster, address, str(token))
     found = find_running(
@@ -239,7 +239,7 @@ def _find_successor(config: ConfigDict, address: str, files: RunFiles) -> str:
       files.hold(cluster, limit_s=cluster.timeout_s)
       break
     except Busy:
-      if time.monotonic() >= deadline:
+      if clock.monotonic() >= deadline:
         raise
   files.hold(cluster)
   terms.forget()

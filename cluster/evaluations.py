@@ -8,15 +8,15 @@ is part of checkpoints.  Only the end of a run waits for it.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 from absl import logging
 
 from learning.learning import Evaluation, ParameterStore
+from system import threads
 
 Row = dict[str, Any]  # Of metrics.jsonl.
-RunInThread = Callable[[Callable[[], Any]], Future[Any]]
+RunInThread = Callable[[Callable[[], Any]], threads.Future[Any]]
 
 
 @dataclasses.dataclass
@@ -34,7 +34,7 @@ class _Entry:
   row: Row
   version: int
   held: int | None
-  figures: Future[Mapping[str, float]] | None = None
+  figures: threads.Future[Mapping[str, float]] | None = None
 
 
 class Evaluations:
@@ -165,8 +165,8 @@ class Evaluations:
     return self._evaluate(params, stats)
 
 
-def _call_now(call: Callable[[], Any]) -> Future[Any]:
+def _call_now(call: Callable[[], Any]) -> threads.Future[Any]:
   """Calls a function in this thread, which raises what the call raises."""
-  future: Future[Any] = Future()
+  future: threads.Future[Any] = threads.Future()
   future.set_result(call())
   return future

@@ -8,13 +8,13 @@ milestones decide is written by `outputs.recorder`, which decides nothing.
 
 import itertools
 import math
-import time as wall
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from cluster.evaluations import Evaluations, RunInThread
 from learning.learning import Evaluation, ParameterStore
 from outputs.recorder import Recorder
+from system import clock
 
 # Attributes of milestones that change during a run.
 _STATE = ('evaluations', '_next_eval', '_next_log')
@@ -62,20 +62,20 @@ class SaveSchedule:
       examples: Number of examples in applied updates.
     """
     self._next_examples = examples + self._every_examples
-    self._next_s = wall.monotonic() + self._every_s
+    self._next_s = clock.monotonic() + self._every_s
 
   def state(self) -> tuple[float, float]:
     """Returns examples, and seconds from now, of the next checkpoint."""
-    return self._next_examples, self._next_s - wall.monotonic()
+    return self._next_examples, self._next_s - clock.monotonic()
 
   def succeed(self, examples: float, wait_s: float) -> None:
     """Continues from the `state` of another process."""
     self._next_examples = examples
-    self._next_s = wall.monotonic() + wait_s
+    self._next_s = clock.monotonic() + wait_s
 
   def is_due(self, examples: int) -> bool:
     """Returns whether it is time for a checkpoint."""
-    return examples >= self._next_examples or wall.monotonic() >= self._next_s
+    return examples >= self._next_examples or clock.monotonic() >= self._next_s
 
 
 class Milestones:

@@ -16,7 +16,6 @@ calls in this order:
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from batching.batching import Batching
@@ -25,6 +24,7 @@ from cluster.speed.speed import Speed
 from learning.learning import Evaluation, Learning, ParameterStore
 from outputs.files import RunFiles
 from route.route import Plan
+from system import threads
 from wire.codec import Wire
 
 
@@ -169,7 +169,9 @@ class Site(Protocol):
     """Evaluation of a version; None if nothing is learned."""
 
   @property
-  def run_in_thread(self) -> Callable[[Callable[[], Any]], Future[Any]] | None:
+  def run_in_thread(
+    self,
+  ) -> Callable[[Callable[[], Any]], threads.Future[Any]] | None:
     """Calls a function in a thread beside the run; None to call it at once."""
 
   def runtime(self, coordinator: Coordinator) -> Runtime:

@@ -8,7 +8,6 @@ due, and it ends at the target or after a signal.
 
 import contextlib
 import dataclasses
-import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.recorder import Recorder
 from outputs.transient import is_shortage
+from system import processes
 
 
 @dataclasses.dataclass
@@ -154,7 +154,7 @@ class Run:
       warm = compilations.count()
       with self.console, catch_stop_signals(only_first=True) as signals:
         if self.was_terminated():
-          signals.append(signal.SIGTERM)
+          signals.append(processes.SIGTERM)
         self._loop(signals)
         if signals:
           self._stop(signals[0])
@@ -266,13 +266,13 @@ class Run:
     """
     logging.info(
       'Stopped by %s; the same command with --workdir=%s %s.',
-      signal.Signals(number).name,
+      processes.Signals(number).name,
       self.files.workdir,
       'resumes it' if self.save_schedule.is_enabled else 'starts from scratch',
     )
-    if number == signal.SIGINT:
+    if number == processes.SIGINT:
       raise KeyboardInterrupt
-    name = signal.Signals(number).name
+    name = processes.Signals(number).name
     raise Exit(128 + number, Reason.STOPPED, f'Stopped by {name}.')
 
   @property

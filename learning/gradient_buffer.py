@@ -6,7 +6,6 @@ the interface that receives them, and `BucketFiller` copies them into a buffer
 and reports each bucket that is complete, so that it can be sent at once.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ import numpy as np
 from jax.extend import core
 
 from learning.layout import Layout
+from system import threads
 
 
 class LeafSink(Protocol):
@@ -48,7 +48,7 @@ class BucketFiller:
         complete, by the thread that completed it.
     """
     self._layout, self._vector, self._ready = layout, vector, ready
-    self._lock = threading.Lock()
+    self._lock = threads.Lock()
     self._missing = [len(bucket.leaves) for bucket in layout.buckets]
     # Buckets that `finish` completes.
     self._finished = {

@@ -5,11 +5,12 @@ disk, callers wait for it forever.  Here they get the error.
 """
 
 import pathlib
-import time
 
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
+
+from system import clock
 
 _PREFIX = 'events'  # Of the name of the file.
 
@@ -37,7 +38,7 @@ class Board:
       step: Its place on the horizontal axis.
     """
     point = summary.scalar(name, value)
-    event = event_pb2.Event(wall_time=time.time(), step=step, summary=point)
+    event = event_pb2.Event(wall_time=clock.wall(), step=step, summary=point)
     self._writer.write_event(event)
 
   def flush(self) -> None:

@@ -20,13 +20,13 @@ import contextlib
 import pathlib
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from absl import logging
 
 from outputs import arrays, atomic, serialization
 from outputs.serialization import Tree
+from system import threads
 
 COORDINATOR = 'coordinator'  # Part that makes a checkpoint complete.
 
@@ -49,7 +49,9 @@ class Checkpoints:
     *,
     keep: int,
     required: Sequence[str] = (),
-    save_others: Callable[[int], Sequence[Future[Any]]] = lambda number: (),
+    save_others: Callable[
+      [int], Sequence[threads.Future[Any]]
+    ] = lambda number: (),
     job: Callable[
       [], contextlib.AbstractContextManager[None]
     ] = contextlib.nullcontext,
@@ -80,8 +82,8 @@ class Checkpoints:
     self._waits, self._may_write = waits, may_write
     # Number of the newest checkpoint, even an incomplete one.
     self._number = -1
-    self._pool = ThreadPoolExecutor(1, 'checkpoints')
-    self._writing: Future[None] | None = None
+    self._pool = threads.ThreadPoolExecutor(1, 'checkpoints')
+    self._writing: threads.Future[None] | None = None
 
   def restore(self) -> Any:
     """Returns the coordinator's state of the newest readable checkpoint.
@@ -146,7 +148,7 @@ class Checkpoints:
       OSError: If a later checkpoint cannot be renamed.
     """
     if self._writing:
-      wait([self._writing])  # It may just complete a later one.
+      threads.wait([self._writing])  # It may just complete a later one.
     earlier = _numbers(self._directory)
     self._number = max(earlier, default=-1) + 1
     for number in earlier:
@@ -204,12 +206,12 @@ class Checkpoints:
     self,
     number: int,
     tree: Callable[[], Tree],
-    others: Sequence[Future[Any]],
+    others: Sequence[threads.Future[Any]],
   ) -> None:
     """Writes the coordinator's part once all others are on the disk."""
     try:
       with self._job():
-        wait(others)
+        threads.wait(others)
         for other in others:
           other.result()
         if self._may_write():

@@ -21,6 +21,7 @@ from absl import logging
 from outputs import atomic, formats, inputs, manifests, tracking
 from outputs.manifests import DISPLAY, LOCAL, fingerprint
 from outputs.transient import LIVE_S, FolderLock, start_limit_s
+from system import processes
 
 # Fields of a manifest that must be equal for bit-identical results.
 _EXACT = ('versions', 'cores', 'xla_flags', 'git_revision')
@@ -68,7 +69,7 @@ class RunFiles:
     self.has_given_folder = workdir is not None
     if workdir is None:
       now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
-      workdir = f'runs/{now}-{os.getpid()}'
+      workdir = f'runs/{now}-{processes.getpid()}'
     self.workdir = pathlib.Path(workdir)
     self._lock: FolderLock | None = None
     self._manifest: dict[str, Any] = {}  # Content of manifest.json.
@@ -428,7 +429,7 @@ class RunFiles:
 
   def _copy(self, name: str) -> pathlib.Path:
     """Returns the path of a successor's copy of a file."""
-    return self.workdir / f'.{name}.{os.getpid()}.new'
+    return self.workdir / f'.{name}.{processes.getpid()}.new'
 
   def _open_board(self) -> None:
     """Plots the rows of metrics.jsonl anew, and those that follow."""

@@ -6,7 +6,6 @@ and when a run ends, is a matter of `cluster.milestones`.
 
 import itertools
 import math
-import time as wall
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from outputs.measures import Measures
 from outputs.thresholds import Reached
 from sync import record
 from sync.scheme import Decision, Push
+from system import clock
 
 # Attributes of a recorder that change during a run.
 _STATE = (
@@ -111,13 +111,13 @@ class Recorder:
     self._falling = [name for name in measures if measures[name] == 'falls']
     self._figures: dict[str, float] = {}  # Results of the newest evaluation.
     self._wall_before_s = 0.0  # Wall time of earlier processes of the run.
-    self._start = wall.perf_counter()
+    self._start = clock.perf_counter()
     self._watch = watch
     self._link_watch = LinkWatch()
 
   def start_wall_clock(self) -> None:
     """Starts the wall time of this process."""
-    self._start = wall.perf_counter()
+    self._start = clock.perf_counter()
 
   def state(self) -> dict[str, Any]:
     """Returns the state for a checkpoint."""
@@ -533,7 +533,7 @@ class Recorder:
   @property
   def _wall_s(self) -> float:
     """Seconds of wall time, of this process and of earlier ones of the run."""
-    return self._wall_before_s + wall.perf_counter() - self._start
+    return self._wall_before_s + clock.perf_counter() - self._start
 
 
 def _traffic(row: Mapping[str, Any]) -> Traffic:

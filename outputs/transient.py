@@ -8,20 +8,19 @@ exit code is EX_TEMPFAIL, 75, which means that a later start may succeed.
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import pathlib
 import platform
 import re
-import socket
 import sys
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from absl import logging
+
+from system import clock, net, processes
 
 _T = TypeVar('_T')
 
@@ -64,7 +63,7 @@ def is_transient(error: BaseException | None) -> bool:
   while error is not None:
     if isinstance(error, (Busy, TimeoutError)) or _number(error) in _PASSING:
       return True
-    if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+    if isinstance(error, net.gaierror) and error.errno == net.EAI_AGAIN:
       return True
     error = error.__cause__
   return False
@@ -101,7 +100,7 @@ def retry(
   Raises:
     Exception: The error of the call, if it is permanent or past the limit.
   """
-  start, wait_s = time.monotonic(), _FIRST_S
+  start, wait_s = clock.monotonic(), _FIRST_S
   while True:
     try:
       return call()
@@ -109,13 +108,13 @@ def retry(
       # A lock that is busy has been waited for already.
       if isinstance(error, Busy) or not is_transient(error):
         raise
-      left_s = limit_s() - (time.monotonic() - start)
+      left_s = limit_s() - (clock.monotonic() - start)
       if left_s <= 0:
         raise
       logging.warning(
         '%s failed, and is tried again for %.3g s: %s', what, left_s, error
       )
-    time.sleep(min(wait_s, left_s))
+    clock.sleep(min(wait_s, left_s))
     wait_s = min(2 * wait_s, _MOST_S)
 
 
@@ -191,7 +190,9 @@ class FolderLock:
     """
     self._busy, self._folder = busy, folder
     self._path = folder / '.lock'
-    self._open(self._path.with_name(f'.lock.{os.getpid()}') if seizes else None)
+    self._open(
+      self._path.with_name(f'.lock.{processes.getpid()}') if seizes else None
+    )
     try:
       self._wait(limit_s, limit_s if live_s is None else min(live_s, limit_s))
       self.run = self._content().get('run', '')
@@ -229,7 +230,7 @@ class FolderLock:
       OSError: If the file cannot be written.
     """
     self.run = run
-    holder = {'host': platform.node(), 'pid': os.getpid(), 'run': run}
+    holder = {'host': platform.node(), 'pid': processes.getpid(), 'run': run}
     data = json.dumps(holder).encode() + b'\n'
     os.pwrite(self._handle, data, 0)
     os.ftruncate(self._handle, len(data))
@@ -237,12 +238,12 @@ class FolderLock:
 
   def _wait(self, limit_s: float, live_s: float) -> None:
     """Waits until this process has taken the lock."""
-    start, warn_at, wait_s = time.monotonic(), 0.0, _FIRST_S / 2
+    start, warn_at, wait_s = clock.monotonic(), 0.0, _FIRST_S / 2
     while not self._try_lock():
       holder = self._content()
-      waited_s = time.monotonic() - start
+      waited_s = clock.monotonic() - start
       limit = min(limit_s, live_s) if _is_live(holder) else limit_s
-      if holder.get('pid') == os.getpid() and _is_live(holder):
+      if holder.get('pid') == processes.getpid() and _is_live(holder):
         limit = 0.0
       other = 'a process'
       if holder:
@@ -258,7 +259,7 @@ class FolderLock:
           'Waiting for %s to release %s/.lock, for %.3g s at most.',
           *(other, self._folder, limit - waited_s),
         )
-      time.sleep(min(wait_s, limit - waited_s))
+      clock.sleep(min(wait_s, limit - waited_s))
       wait_s = min(2 * wait_s, _LOOK_S)
 
   def _try_lock(self) -> bool:
@@ -270,11 +271,7 @@ class FolderLock:
 
   def _flock(self) -> bool:
     """Locks the open file; returns False if another process has locked it."""
-    try:
-      fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      return False
-    return True
+    return processes.lock_file(self._handle)
 
   def _content(self) -> dict[str, Any]:
     """Returns the content of the lock's file; {} if it is no JSON object."""
@@ -294,7 +291,7 @@ def _is_live(holder: Mapping[str, Any]) -> bool:
 
 def _number(error: BaseException) -> int | None:
   """Returns the errno of an error, or None without one."""
-  if isinstance(error, socket.gaierror):
+  if isinstance(error, net.gaierror):
     return None  # Its numbers are not those of errno.
   if isinstance(error, OSError) and error.errno:
     return error.errno

@@ -7,7 +7,6 @@ without a message.  Other events: see `cluster.membership.events` and
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from cluster.membership.admission import Reception
@@ -15,6 +14,7 @@ from cluster.membership.events import Event
 from cluster.membership.members import Incarnation
 from cluster.membership.worker_states import PartRequests, ResidualId
 from cluster.network import messages
+from system import threads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class AllreduceReception(Reception):
 
   def save_state(
     self, index: int, step: int, state: ResidualId
-  ) -> Future[bool]:
+  ) -> threads.Future[bool]:
     """Requests a worker's part of a checkpoint: see `PartRequests`."""
     return self._parts.request(index, self.members[index], step, state)
 

@@ -1,11 +1,11 @@
 """Assignment of examples to the members, one iteration after the other."""
 
-import time
 from collections.abc import Callable, Sequence
 
 from cluster.coordinator import Coordinator
 from cluster.membership.worker_states import ResidualId
 from cluster.network.messages import Assignment
+from system import clock
 
 
 class IterationAssigner:
@@ -76,7 +76,7 @@ class IterationAssigner:
     }
     sizes = {k: sum(end - start for start, end in ranges[k]) for k in members}
     total = sum(sizes.values())
-    now, stage = time.monotonic(), self._coordinator.find_stage()
+    now, stage = clock.monotonic(), self._coordinator.find_stage()
     self.newest, self._assigned[version] = version, (now, stage)
     for index in members:
       assignment = Assignment(

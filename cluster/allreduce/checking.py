@@ -16,7 +16,6 @@ its state is replaced in place.
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ from cluster.allreduce.rendezvous import Rendezvous
 from cluster.network.messages import CheckState, CompareState, ToReplica
 from cluster.process.exits import Unmendable
 from learning import drift
+from system import clock
 
 
 class StateCheck:
@@ -104,7 +104,7 @@ class StateCheck:
         'newest checkpoint.'
       )
     self.agreement.begin(version, self._rendezvous.members, voters)
-    self._asked_at = time.monotonic()
+    self._asked_at = clock.monotonic()
     if digests is None:
       for index in self.agreement.awaited:
         self._send(index, CheckState(self._rendezvous.membership_epoch))
@@ -154,7 +154,7 @@ class StateCheck:
     """
     if not self.is_running:
       return []
-    now = time.monotonic()
+    now = clock.monotonic()
     return [
       index
       for index in self.agreement.awaited
@@ -185,7 +185,7 @@ class StateCheck:
       return  # The membership changes.
     self._unreached = [index for index in members if index not in sources]
     self.agreement.compare(sources)
-    self._asked_at = time.monotonic()
+    self._asked_at = clock.monotonic()
     for index, found in sources.items():
       self._send(
         index,

@@ -12,7 +12,6 @@ Members compare their states when they have connected, and before an iteration
 is recorded after which the run is evaluated, saved or over: see `checking`.
 """
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
@@ -41,6 +40,7 @@ from cluster.probing.events import ForestPlanned, LinksMeasured
 from cluster.probing.link_manager import LinkManager
 from cluster.process.deadlines import Deadlines
 from cluster.process.exits import Relinquished, Unmendable
+from system import clock
 
 
 class MembershipEpochs:
@@ -95,7 +95,7 @@ class MembershipEpochs:
     self.catching_up = CatchingUp(
       rendezvous,
       send=reception.send_to_worker,
-      now=time.monotonic,
+      now=clock.monotonic,
       limit_s=check_s,
     )
     self.is_running = False
@@ -217,7 +217,7 @@ class MembershipEpochs:
     if self._inheritance and index in self.rendezvous.awaited:
       number = self.rendezvous.membership_epoch
       stop = StopEpoch(membership_epoch=number, completes=False)
-      self._members[index].progress.last_change = time.monotonic()
+      self._members[index].progress.last_change = clock.monotonic()
       self._reception.send_to_worker(index, stop)
     if not self._has_started and self.rendezvous.is_waiting:
       self._form()
@@ -238,7 +238,7 @@ class MembershipEpochs:
     self.catching_up.settle(self.agreed)
     if self._stopped_at:
       number = self.rendezvous.membership_epoch
-      waited_s = time.monotonic() - self._stopped_at
+      waited_s = clock.monotonic() - self._stopped_at
       logging.info('Membership epoch %d runs after %.2f s.', number, waited_s)
     self.links.begin_epoch()
 
@@ -323,7 +323,7 @@ class MembershipEpochs:
       number = self.rendezvous.membership_epoch
       logging.info('Membership epoch %d begins: %s.', number, reason)
       self.is_running, self.reason = False, reason
-      self._stopped_at = time.monotonic()
+      self._stopped_at = clock.monotonic()
     if is_first or (self._ends_iteration and not ends):
       self._ends_iteration = ends
       number = self.rendezvous.membership_epoch
@@ -404,7 +404,7 @@ class MembershipEpochs:
       )
       if self._members[index].stream  # A successor waits for others to join.
     ]
-    now = time.monotonic()
+    now = clock.monotonic()
     overdue = self._deadlines.overdue(active, now=now, executed_orders=0)
     local = rendezvous.local
     is_computing = any(
@@ -424,7 +424,7 @@ class MembershipEpochs:
     for index in self.rendezvous.awaited:
       progress = self._members[index].progress
       if not progress.is_computing:
-        progress.last_change = time.monotonic()
+        progress.last_change = clock.monotonic()
       self._reception.send_to_worker(index, message)
 
   def _proceed(self) -> None:
@@ -507,7 +507,7 @@ class MembershipEpochs:
       return
     self.catching_up.complete(members, version)
     for index, order in orders:
-      self._members[index].progress.last_change = time.monotonic()
+      self._members[index].progress.last_change = clock.monotonic()
       self._reception.send_to_worker(index, order)
 
   def _record_drift(self, row: Mapping[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """Queue of the coordinator's messages to a replica."""
 
 import collections
-import threading
 
 from cluster.network.messages import Assignment, ToReplica
+from system import threads
 
 
 class Inbox:
@@ -12,7 +12,7 @@ class Inbox:
   def __init__(self) -> None:
     """Creates an empty queue."""
     self._messages: collections.deque[ToReplica | None] = collections.deque()
-    self._has_messages = threading.Condition()
+    self._has_messages = threads.Condition()
 
   def put(self, message: ToReplica | None) -> None:
     """Adds a message; None only wakes the thread that waits in `take`."""

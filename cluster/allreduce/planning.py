@@ -17,16 +17,15 @@ import logging as levels
 import os
 import pathlib
 import pickle
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import logging
 
 from route.route import ForestBuilder
+from system import processes, threads
 from topology import Cluster, Forest
 from topology.clusters.cluster import Ends
 from topology.packing import pack as packing
@@ -98,7 +97,7 @@ def pack_in_process(
     PackingFailed: If there is no forest, or the process dies or takes too long.
   """
   paths = str(_ROOT), os.environ.get('PYTHONPATH')
-  command = [sys.executable, '-m', _MODULE, str(os.getpid())]
+  command = [sys.executable, '-m', _MODULE, str(processes.getpid())]
   try:
     process = subprocess.Popen(
       command,
@@ -147,7 +146,7 @@ class ForestPlanner:
       deadline_s: Time limit of packing a forest.
     """
     self._put_result, self._deadline_s = put_result, deadline_s
-    self._lock = threading.Lock()
+    self._lock = threads.Lock()
     self._key: Any = None
     self._process: subprocess.Popen[bytes] | None = None
 
@@ -176,7 +175,7 @@ class ForestPlanner:
         self._process.kill()
         self._process = None
     args = key, pickle.dumps(request)
-    threading.Thread(target=self._run, args=args, daemon=True).start()
+    threads.Thread(target=self._run, args=args, daemon=True).start()
 
   def _run(self, key: Any, request: bytes) -> None:
     """Packs a forest, and passes the result on if it is still wanted."""
@@ -208,7 +207,7 @@ def main(parent: int) -> None:
   Args:
     parent: Number of the process that waits for the result.
   """
-  ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+  ctypes.CDLL(None).prctl(_PDEATHSIG, processes.SIGKILL)
   if os.getppid() != parent:
     sys.exit('The parent has ended.')
   logging.set_verbosity(levels.INFO)

@@ -16,8 +16,6 @@ sums of the updates since (`retention`).
 
 import contextlib
 import math
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -65,6 +63,7 @@ from learning import compilations, drift
 from learning.digest import digest
 from learning.learning import Gradient, Learner
 from learning.schedule import Schedule
+from system import clock, threads
 
 # Progress of a replica that connects and has the state: one that has yet to
 # fetch it has less, and delays the others.
@@ -137,7 +136,7 @@ class Replica:
     self._is_compiled = False
     # Whether its state may be of another run's version of the same number.
     self._is_new = True
-    self._preparation: threading.Thread | None = None
+    self._preparation: threads.Thread | None = None
     self._progress = ProgressCounter()
     self._inbox = Inbox()
     self._measurer = Measurer(index, settings.port, settings.timeout_s)
@@ -149,7 +148,7 @@ class Replica:
     self._warm_compilations: int | None = None
     # Version and digest of the state, if it has been digested.
     self._known_digest: tuple[int, str] | None = None
-    self._state_lock = threading.Lock()  # Other threads read the state.
+    self._state_lock = threads.Lock()  # Other threads read the state.
     # For workers that catch up: others may be ahead of this one for a while.
     self._retention = Retention(wait_s=settings.timeout_s / 2)
 
@@ -312,7 +311,7 @@ class Replica:
     if isinstance(message, messages.SaveResidual):
       if self._states and self._send:
         arguments = message, self._send
-        threading.Thread(target=self._states.answer, args=arguments).start()
+        threads.Thread(target=self._states.answer, args=arguments).start()
       return
     if isinstance(message, messages.CoordinatorState):
       if self._succession:
@@ -657,7 +656,7 @@ class Replica:
     with self._reporting_loss(session, assignment.membership_epoch):
       self._compute(session, assignment, self._warm_compilations)
       if following := self._inbox.peek_assignment():
-        self._preparation = threading.Thread(
+        self._preparation = threads.Thread(
           target=self._gradient.prepare, args=[following.ranges], daemon=True
         )
         self._preparation.start()
@@ -696,24 +695,24 @@ class Replica:
     iteration = assignment.iteration
     coordinator_time = session.heartbeat.coordinator_time
     self._begin(assignment)
-    began = time.monotonic()
+    began = clock.monotonic()
     if self._preparation:  # It may be for an assignment that is void now.
       self._preparation.join()
     self._gradient.prepare(assignment.ranges)
     weight = self._gradient.weigh(assignment.ranges)
-    start = time.monotonic()
+    start = clock.monotonic()
     examples, before = assignment.examples, self._gradient.computed
     least_s = self._host_speed.least_s(iteration, examples)
     if not self._reducer.simulates_time:
       # The configured delay comes before the computation, as far as known; a
       # fragment is sent after its share of it.
       share = self._local_steps.ready if self._local_steps else 1.0
-      time.sleep(share * max(least_s - self._took_s, 0.0))
-    computation_start = time.monotonic()
+      clock.sleep(share * max(least_s - self._took_s, 0.0))
+    computation_start = clock.monotonic()
     loss, finite = self._compute_gradient(assignment, least_s)
-    self._took_s = time.monotonic() - computation_start
+    self._took_s = clock.monotonic() - computation_start
     self._host_speed.delay(iteration, examples, start)
-    end = time.monotonic()
+    end = clock.monotonic()
     statistics = StepStatistics(
       began=coordinator_time(began) - assignment.assigned_at,
       computed=coordinator_time(end) - assignment.assigned_at,
@@ -794,7 +793,7 @@ class Replica:
       )
     self._completed(
       IterationCompleted(
-        at=time.monotonic(),
+        at=clock.monotonic(),
         version=assignment.version,
         statistics=self._statistics,
       )

@@ -8,8 +8,6 @@ applied since.  A successor restores the state and records these iterations.
 """
 
 import dataclasses
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +16,7 @@ import numpy as np
 from cluster.membership.succession import Membership
 from cluster.network.messages import Assignment, CoordinatorState
 from outputs import serialization
+from system import clock, threads
 
 STANDBYS = 3  # Members that get the state, at most.
 _KEPT = 4  # Versions; a successor needs those of the last 3.
@@ -119,7 +118,7 @@ class Standby:
     self._received = 0.0  # When the last state came, monotonic seconds.
     self._with_measures: CoordinatorState | None = None  # The last such state.
     self._iterations: dict[int, Iteration] = {}
-    self._lock = threading.Lock()
+    self._lock = threads.Lock()
 
   def note_formed(
     self, membership_epoch: int, addresses: Mapping[int, str]
@@ -133,7 +132,7 @@ class Standby:
     with self._lock:
       self._begin(state.term, state.membership_epoch)
       self._states = [*self._states, state][-_KEPT:]
-      self._received = time.monotonic()
+      self._received = clock.monotonic()
       if state.has_measures:
         self._with_measures = state
 
@@ -189,7 +188,7 @@ class Standby:
         supporters,
         state.version,
         content,
-        time.monotonic() - self._received,
+        clock.monotonic() - self._received,
         dict(self._iterations),
       )
 

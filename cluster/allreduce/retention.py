@@ -17,8 +17,6 @@ updates meanwhile.
 """
 
 import collections
-import threading
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +25,7 @@ import numpy as np
 
 from cluster.membership.handover import StateCopy
 from cluster.network.messages import StateRequest
+from system import clock, threads
 
 # Sums that are retained beside as many bytes as the state has.
 SPARE_UPDATES, SPARE_BYTES = 4, 2**26
@@ -69,7 +68,7 @@ class Retention:
       wait_s: Seconds that `find` waits for a version that is still to come.
     """
     self._wait_s = wait_s
-    self._changed = threading.Condition()
+    self._changed = threads.Condition()
     self._due: int | None = None  # Version of a state that is to be retained.
     self._state: tuple[int, StateCopy] | None = None
     self._updates: collections.deque[Update] = collections.deque()
@@ -153,10 +152,10 @@ class Retention:
     Raises:
       LookupError: If this replica does not have it.
     """
-    deadline = time.monotonic() + self._wait_s
+    deadline = clock.monotonic() + self._wait_s
     with self._changed:
       while self._is_awaited(request):
-        if not self._changed.wait(deadline - time.monotonic()):
+        if not self._changed.wait(deadline - clock.monotonic()):
           break
       copy = self._find_copy(request)
     return copy, copy.digest

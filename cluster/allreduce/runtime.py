@@ -6,9 +6,7 @@ worker waits for it, except where the run is evaluated or saved, and where
 workers join or leave.
 """
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, get_args
 
 from absl import logging
@@ -59,6 +57,7 @@ from cluster.process.deadlines import Deadlines, transfer_s
 from cluster.process.exits import Relinquished, Unmendable
 from cluster.traffic import Traffic
 from learning.learning import Overlap
+from system import clock, threads
 
 _MEASURES_S = 10.0  # Between two replications of distributions.
 _OfEpoch = (
@@ -220,7 +219,7 @@ class AllreduceRuntime(EventLoop):
     self._inheritance, self._publish = inheritance, publish
     self.time = state['time']
     # The run's clock continues as well while there is no coordinator.
-    self._began = time.monotonic() - self.time - inheritance.age_s
+    self._began = clock.monotonic() - self.time - inheritance.age_s
     self.coordinator.restore(state['coordinator'])
     self._store.succeed(state['store'])
     self._restore_counts(state)
@@ -243,11 +242,11 @@ class AllreduceRuntime(EventLoop):
       Relinquished: If too few of them join, or another process has the term.
       Unmendable: If it takes too long.
     """
-    give_up_at: float | None = time.monotonic() + 2 * self._timeout_s
+    give_up_at: float | None = clock.monotonic() + 2 * self._timeout_s
 
     def begin() -> bool:
       nonlocal give_up_at
-      now = time.monotonic()
+      now = clock.monotonic()
       if give_up_at is not None and now >= give_up_at:
         give_up_at = None
         self.epochs.give_up_absent()
@@ -265,7 +264,7 @@ class AllreduceRuntime(EventLoop):
     """
     awaited = self._rendezvous.fetching.intersection(self._rendezvous.awaited)
     moved = [self._members[index].progress.last_change for index in awaited]
-    now = time.monotonic()
+    now = clock.monotonic()
     if not moved or now - max(moved) > 2 * self._timeout_s:
       return 0.0
     return transfer_s(self._store.state_bytes, len(self._members) - 1)
@@ -307,7 +306,7 @@ class AllreduceRuntime(EventLoop):
     number = self._rendezvous.membership_epoch
     if self._store.has_residuals and self._collected_version < version:
       if self._collection is None or self._collection[0] < number:
-        self._collection = number, time.monotonic()
+        self._collection = number, clock.monotonic()
         for index in self._rendezvous.members:
           self._reception.send_to_worker(
             index, messages.CollectResiduals(number)
@@ -325,12 +324,12 @@ class AllreduceRuntime(EventLoop):
     """
     if not self._is_pausing and self._is_idle:
       self._assign()  # After a pause.
-    self._handle_next(max(self._check_at - time.monotonic(), 0.0))
+    self._handle_next(max(self._check_at - clock.monotonic(), 0.0))
     self._check_progress()
-    if self._delayed and time.monotonic() >= self._delayed[1]:
+    if self._delayed and clock.monotonic() >= self._delayed[1]:
       self.begin_delayed()
     collection = self._collection
-    if collection and time.monotonic() - collection[1] > self._start_s:
+    if collection and clock.monotonic() - collection[1] > self._start_s:
       raise Unmendable('Workers do not report their residuals.')
 
   def begin_delayed(self) -> bool:
@@ -371,7 +370,7 @@ class AllreduceRuntime(EventLoop):
       'keepers': self._keepers,
     }
 
-  def save_states(self, step: int) -> list[Future[bool]]:
+  def save_states(self, step: int) -> list[threads.Future[bool]]:
     """Requests the states of inner optimizers, as parts of a checkpoint.
 
     Args:
@@ -631,7 +630,7 @@ class AllreduceRuntime(EventLoop):
       if not is_first and self._delayed is None and not self._has_half:
         # Members that are cut off, but are more, elect another coordinator.
         number = self._rendezvous.membership_epoch
-        self._delayed = number, time.monotonic() + self._timeout_s
+        self._delayed = number, clock.monotonic() + self._timeout_s
         return False
       term += 1
       if not terms.take(term, self._rendezvous.local):
@@ -659,7 +658,7 @@ class AllreduceRuntime(EventLoop):
     others = [k for k in rendezvous.members if k != rendezvous.local]
     if self._succession is None or not others:
       return
-    recorder, now = self.coordinator.recorder, time.monotonic()
+    recorder, now = self.coordinator.recorder, clock.monotonic()
     measured = rendezvous.membership_epoch, now
     # A new member, and each at times, gets the distributions, too.
     has_measures = self._measures_sent[0] != measured[0] or (
@@ -793,7 +792,7 @@ class AllreduceRuntime(EventLoop):
       if self._is_pausing:
         return
       for index in members:
-        self._members[index].progress.last_change = time.monotonic()
+        self._members[index].progress.last_change = clock.monotonic()
       self._replicate()
       is_replicated = True
       epochs.catching_up.retain(version)

@@ -3,7 +3,6 @@
 import faulthandler
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
 from absl import logging
@@ -49,6 +48,7 @@ from learning.layout import FLOAT32
 from learning.learning import Gradient, Learner, Overlap
 from outputs.checkpoints import Checkpoints
 from route.route import Allreduce
+from system import processes, threads
 from wire.codec import Payload
 
 if TYPE_CHECKING:  # Runs without a model start without Flax.
@@ -145,11 +145,13 @@ class AllreduceSite(RealSite):
       learned.scaling,
       has_inner_optimizer=learned.has_inner_optimizer,
     )
-    self._save_states: Callable[[int], Sequence[Future[bool]]] = lambda step: ()
+    self._save_states: Callable[[int], Sequence[threads.Future[bool]]] = (
+      lambda step: ()
+    )
     self._keep = config.checkpoint.keep
     self._lanes = config.route.lanes
 
-  @functools.cached_property
+  @processes.CachedProperty
   def checkpoints(self) -> Checkpoints:
     """Checkpoints of the run, in the coordinator's process."""
     with error_prefix('config.checkpoint'):

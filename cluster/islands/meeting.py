@@ -13,27 +13,25 @@ launcher starts all processes of the island again, which meet anew.
 import contextlib
 import json
 import pathlib
-import threading
-import time
 from collections.abc import Sequence
 from typing import NoReturn
 
 import msgspec
 from absl import logging
 
-from cluster.network import messages, sockets, streams
+from cluster.network import messages, sockets, streams, time_limits
 from cluster.network.errors import Closed, Refused, TransportError
 from cluster.network.frame_reader import Receiving
 from cluster.network.handshake import Security
 from cluster.network.loop_streams import LoopListener, LoopStream
 from cluster.network.port import Port
 from cluster.network.streams import Stream
-from cluster.network.time_limits import LIMITS
 from cluster.process import exits, xla_group
 from cluster.process.exits import LOST, Reason, Unmendable, end
 from configs.checks import require
 from data.stream import Ranges
 from outputs import atomic, manifests
+from system import clock, threads
 
 FOLDER = 'islands'  # In the folder of the run.
 _SERVICE = 'island'
@@ -54,7 +52,7 @@ class Leader:
     """
     self.index, self.hosts = index, hosts
     self._timeout_s = timeout_s
-    self._changed = threading.Condition()
+    self._changed = threads.Condition()
     self._streams: dict[int, LoopStream] = {}  # By rank of the follower.
     self._ready: dict[int, messages.FollowerReady] = {}
     self._has_joined = self._is_ending = False
@@ -260,12 +258,14 @@ class Follower:
         earlier start in this process has met the island.
     """
     _check_first()
-    deadline = time.monotonic() + start_s
+    deadline = clock.monotonic() + start_s
     path = folder / FOLDER / f'worker-{self.index}.json'
     stream = self._connect(path, security, deadline, start_s)
     stream.limit_silence(self._timeout_s)
     try:
-      with LIMITS.limit(start_s, lambda: stream.cancel('no answer in time')):
+      with time_limits.limit(
+        start_s, lambda: stream.cancel('no answer in time')
+      ):
         found = stream.receive(messages.JOIN_ISLAND, 0).header
     except TransportError as error:
       raise Unmendable(f'The island is not complete: {error}') from error
@@ -304,7 +304,7 @@ class Follower:
     stream = self._connected
     with (
       contextlib.suppress(TransportError),
-      LIMITS.limit(_END_S, lambda: stream.cancel('no answer in time')),
+      time_limits.limit(_END_S, lambda: stream.cancel('no answer in time')),
     ):
       while True:
         message = self.receive()
@@ -327,7 +327,7 @@ class Follower:
   ) -> Stream:
     """Returns a stream to the leader, whose file may be of an earlier one."""
     hello, reason = messages.IslandHello(self.index, self.member), 'no file'
-    while (left_s := deadline - time.monotonic()) > 0:
+    while (left_s := deadline - clock.monotonic()) > 0:
       try:
         address = str(json.loads(path.read_text())['address'])
         return streams.connect(
@@ -342,7 +342,7 @@ class Follower:
         reason = str(error)
       except (OSError, ValueError, LookupError, TypeError) as error:
         reason = f'{type(error).__name__}: {error}'
-      time.sleep(_RETRY_S)
+      clock.sleep(_RETRY_S)
     raise Unmendable(
       f'Process worker:{self.index}.{self.member} gives up: no leader of its '
       f'island within {start_s:g} s ({path}: {reason}).'

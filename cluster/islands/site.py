@@ -1,6 +1,5 @@
 """The part of a follower in a run: it computes what its leader announces."""
 
-import signal
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from cluster.process import stops
 from cluster.process.exits import Exit, Reason, end
 from learning.island import IslandPushes
 from outputs import terminal
+from system import processes
 
 
 class FollowerSite:
@@ -97,7 +97,7 @@ class FollowerSite:
     """Leaves a signal to the leader, once; the next one ends the process."""
     del frame
     terminal.drop_if_lost()
-    name = signal.Signals(number).name
+    name = processes.Signals(number).name
     logging.info('%s: the leader of the island ends this process.', name)
-    if number != signal.SIGHUP:  # A terminal that closes may repeat it.
-      signal.signal(number, signal.SIG_DFL)
+    if number != processes.SIGHUP:  # A terminal that closes may repeat it.
+      processes.handle_signal(number, processes.SIG_DFL)

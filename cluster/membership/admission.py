@@ -20,8 +20,6 @@ are ignored; its process is only sent the end of its session.
 """
 
 import math
-import threading
-import time
 import types
 from collections.abc import Mapping
 from typing import Literal
@@ -72,6 +70,7 @@ from cluster.network.streams import Corrupt, Refused, TransportError
 from cluster.process.deadlines import Jobs, exit_hung
 from cluster.process.exits import Unmendable
 from outputs import manifests, transient
+from system import clock, threads
 
 _RECONNECTED = 'It has connected again.'
 _REPLACED = 'It was silent, and another process has its rank now.'
@@ -135,9 +134,9 @@ class Reception:
     self._reserved = reserved
     self._refusals = RateLimitedLog(interval_s=_LOG_INTERVAL_S)
     self._incarnations: set[Incarnation] = set()
-    self._over = threading.Event()
+    self._over = threads.Event()
     self._end = SessionEnd('over', 'stopped')  # The last message to all.
-    self._lock = threading.Lock()
+    self._lock = threads.Lock()
     self._listener: LoopListener | None = None
 
   def listen(self) -> str:
@@ -165,7 +164,7 @@ class Reception:
       self._timeout_s,
       self._start_s,
     )
-    threading.Thread(target=self._watch, daemon=True).start()
+    threads.Thread(target=self._watch, daemon=True).start()
     return self._listener.address
 
   def transfer_s(self) -> float:
@@ -246,7 +245,7 @@ class Reception:
         request that was not sent, or if too many wait for the event loop.
     """
     index, stream = incarnation.index, incarnation.stream
-    incarnation.last_heartbeat = time.monotonic()
+    incarnation.last_heartbeat = clock.monotonic()
     activity = message.text if isinstance(message, Activity) else ''
     self._roster.record_message(f'worker {index}', incarnation.number, activity)
     if incarnation.evicted:
@@ -261,7 +260,7 @@ class Reception:
         self.events.put(
           WorkerDraining(worker=index, incarnation=incarnation.number)
         )
-      stream.send(HeartbeatReply(message.sent, time.monotonic()))
+      stream.send(HeartbeatReply(message.sent, clock.monotonic()))
     elif isinstance(message, Activity):
       pass  # The roster has it.
     elif self.events.is_full(index):
@@ -296,7 +295,7 @@ class Reception:
     Args:
       is_watched: Whether the process is to exit if the loop hangs from now on.
     """
-    self._loop_alive_at = time.monotonic() if is_watched else math.inf
+    self._loop_alive_at = clock.monotonic() if is_watched else math.inf
 
   def give_up(self, reason: str, cause: BaseException | None = None) -> None:
     """Ends the run: the event loop will raise `Unmendable`; from any thread.
@@ -313,14 +312,14 @@ class Reception:
     Args:
       limit_s: Limit of the wait, seconds.
     """
-    deadline = time.monotonic() + limit_s
+    deadline = clock.monotonic() + limit_s
     with self._lock:
       streams = [each.stream for each in self._incarnations]
     while any(stream.has_unsent for stream in streams):
-      if time.monotonic() > deadline:
+      if clock.monotonic() > deadline:
         logging.warning('Processes have not taken the last messages.')
         return
-      time.sleep(_FLUSH_S)
+      clock.sleep(_FLUSH_S)
 
   def close(self, *, finished: bool) -> None:
     """Ends the sessions of all processes, and waits until they have left.
@@ -336,15 +335,15 @@ class Reception:
       incarnations = list(self._incarnations)
     for each in incarnations:
       each.stream.send(self._end)
-    deadline = time.monotonic() + self._timeout_s
+    deadline = clock.monotonic() + self._timeout_s
     for each in incarnations:
-      if not each.closed.wait(max(deadline - time.monotonic(), 0.0)):
+      if not each.closed.wait(max(deadline - clock.monotonic(), 0.0)):
         logging.warning('The worker at %s has not ended.', each.stream.peer)
-    deadline = time.monotonic() + self._timeout_s
+    deadline = clock.monotonic() + self._timeout_s
     self._close_others()
     self._refusals.close()
     if self._listener:
-      self._listener.close(max(deadline - time.monotonic(), 0.0))
+      self._listener.close(max(deadline - clock.monotonic(), 0.0))
 
   def _close_others(self) -> None:
     """Closes the resources of a subclass, once the workers have left."""
@@ -493,7 +492,7 @@ class Reception:
       process: Identity of the process that asks for the ranks.
       ranks: The ranks, by name.
     """
-    now = time.monotonic()
+    now = clock.monotonic()
     for name, rank in ranks.items():
       holder = rank.holder
       if holder and rank.blocks(process, now, self._timeout_s):
@@ -574,7 +573,7 @@ class Reception:
     """
     silence: Silence[Incarnation] = Silence(self._timeout_s / BEATS)
     while not self._over.wait(self._timeout_s / BEATS):
-      now = time.monotonic()
+      now = clock.monotonic()
       with self._lock:
         incarnations = list(self._incarnations)
       heard = {each: each.last_heartbeat for each in incarnations}

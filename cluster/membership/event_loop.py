@@ -5,10 +5,6 @@ workers that send no heartbeat.
 """
 
 import math
-import queue
-import signal
-import threading
-import time
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -35,6 +31,7 @@ from cluster.process.exits import HandedOver, Unmendable
 from cluster.process.monitoring import Monitor, Status
 from cluster.process.stops import TERMINATING
 from outputs.files import describe_kinds
+from system import clock, processes, threads
 
 _LOG_INTERVAL_S = 10.0  # Between two lines on missing processes.
 # Time between the signals of a scheduler that ends all processes of a run: a
@@ -99,8 +96,8 @@ class EventLoop:
     self._settings = settings
     self._monitor: Monitor | None = None
     # Iterations at the last check, and the time when they last changed.
-    self._progress = -1, time.monotonic()
-    self._turned_at = time.monotonic()  # Last turn of the loop.
+    self._progress = -1, clock.monotonic()
+    self._turned_at = clock.monotonic()  # Last turn of the loop.
     # Kinds of the workers' devices, as they were recorded last.
     self._devices: dict[int, list[str]] = {}
     # Monotonic time at which this process may leave, after SIGTERM.
@@ -110,7 +107,7 @@ class EventLoop:
 
   def start(self) -> None:
     """Releases the first iterations."""
-    self._began = time.monotonic() - self.time
+    self._began = clock.monotonic() - self.time
     self._started = True
     self._record_devices()
     count = len(self._members)
@@ -167,10 +164,10 @@ class EventLoop:
       if self._is_ending:
         return True
       if self._leaves_at is None:
-        name = signal.Signals(number).name
+        name = processes.Signals(number).name
         logging.info('%s: this process leaves, unless the run ends.', name)
-        self._leaves_at = time.monotonic() + DRAIN_S
-      if time.monotonic() >= self._leaves_at:
+        self._leaves_at = clock.monotonic() + DRAIN_S
+      if clock.monotonic() >= self._leaves_at:
         self._hand_over()
     if self._has_handed_over:
       self._reception.flush(self._timeout_s)
@@ -219,10 +216,10 @@ class EventLoop:
     self._start_monitor()
     if self._make_local_worker:
       worker = self._make_local_worker(address)
-      threading.Thread(
+      threads.Thread(
         target=self._run_local_worker, args=[worker], daemon=True
       ).start()
-    now = time.monotonic()
+    now = clock.monotonic()
     deadline, log_at = now + self._start_s, now + _LOG_INTERVAL_S
     while not done():
       next_s = min(log_at - now, self._timeout_s / BEATS)
@@ -230,7 +227,7 @@ class EventLoop:
         next_s = min(next_s, deadline - now)
       self._handle_next(next_s)
       self._lose_silent()
-      now, lines = time.monotonic(), missing()
+      now, lines = clock.monotonic(), missing()
       if now >= deadline and now >= deadline + transfer_s():
         limit_s = now - deadline + self._start_s
         raise Unmendable(f'Not all were there within {limit_s:.0f} s:\n{lines}')
@@ -256,7 +253,7 @@ class EventLoop:
 
   def _read_status(self) -> Status:
     """Returns the status of the run; from any thread."""
-    accounting, now = self.coordinator.recorder.accounting, time.monotonic()
+    accounting, now = self.coordinator.recorder.accounting, clock.monotonic()
     before, since = self._progress
     if accounting.iterations != before:
       self._progress = accounting.iterations, now
@@ -310,7 +307,7 @@ class EventLoop:
       return
     if isinstance(event, WorkerDraining):
       logging.info('Worker %d wants to leave: SIGTERM.', event.worker)
-      at = time.monotonic() + DRAIN_S
+      at = clock.monotonic() + DRAIN_S
       self._drain_at[event.worker] = event.incarnation, at
       return
     if isinstance(event, WorkerEvent):
@@ -350,20 +347,20 @@ class EventLoop:
     Args:
       wait_s: Longest wait, seconds.
     """
-    self._turned_at = time.monotonic()
+    self._turned_at = clock.monotonic()
     try:
       event = self._reception.events.get(timeout=max(wait_s, 0.0))
-    except queue.Empty:
+    except threads.Empty:
       self.time = max(self.time, self._now())
       return None
-    at = time.monotonic() if event.at is None else event.at
+    at = clock.monotonic() if event.at is None else event.at
     if self._began is not None:
       self.time = max(self.time, at - self._began)
     return event
 
   def _check_progress(self) -> None:
     """Checks all processes once per heartbeat interval, not at every event."""
-    if time.monotonic() >= self._check_at:
+    if clock.monotonic() >= self._check_at:
       self._read_status()  # Notes progress between two requests.
       self._check_processes()
       self._drain_due()
@@ -375,7 +372,7 @@ class EventLoop:
           beat_s=self._timeout_s / BEATS,
         )
       )
-      self._check_at = time.monotonic() + self._timeout_s / BEATS
+      self._check_at = clock.monotonic() + self._timeout_s / BEATS
     self._reception.note_loop(is_watched=not self._is_finished)
 
   def _drain_due(self) -> None:
@@ -386,7 +383,7 @@ class EventLoop:
       member = self._members[index]
       if member.stream is None or member.incarnation != incarnation:
         del self._drain_at[index]
-      elif time.monotonic() >= at:
+      elif clock.monotonic() >= at:
         self._drain(index)
 
   def _drain(self, index: int) -> None:
@@ -407,7 +404,7 @@ class EventLoop:
     if member.stream is not None:
       self._lose(index, reason)
     member.incarnation = event.incarnation
-    member.stream, member.last_heartbeat = event.stream, time.monotonic()
+    member.stream, member.last_heartbeat = event.stream, clock.monotonic()
     member.progress = ReceivedProgress(last_change=member.last_heartbeat)
     member.devices = event.ready.devices
     if self._started:
@@ -466,10 +463,10 @@ class EventLoop:
       for index, member in enumerate(self._members)
       if member.stream is not None
     }
-    silences_s = self._silence.measure(time.monotonic(), heard)
+    silences_s = self._silence.measure(clock.monotonic(), heard)
     for index, silence_s in silences_s.items():
       if silence_s > self._timeout_s:
         self._lose(index, f'It was silent for {silence_s:.1f} s.')
 
   def _now(self) -> float:
-    return 0.0 if self._began is None else time.monotonic() - self._began
+    return 0.0 if self._began is None else clock.monotonic() - self._began

@@ -2,8 +2,6 @@
 
 import collections
 import dataclasses
-import queue
-import threading
 
 from cluster.network.loop_streams import LoopStream
 from cluster.network.messages import (
@@ -12,6 +10,7 @@ from cluster.network.messages import (
   ReplicaReady,
   WorkerReady,
 )
+from system import threads
 
 # Events of one worker that wait for the event loop.  A worker sends one or two
 # messages a second, and the loop waits for hundreds of seconds at most.
@@ -91,8 +90,8 @@ class EventQueue:
 
   def __init__(self) -> None:
     """Creates an empty queue."""
-    self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    self._lock = threading.Lock()
+    self._events: threads.SimpleQueue[Event] = threads.SimpleQueue()
+    self._lock = threads.Lock()
     self._waiting: collections.Counter[int] = collections.Counter()
 
   def put(self, event: Event) -> None:
@@ -106,7 +105,7 @@ class EventQueue:
     """Waits for the oldest event, and removes it.
 
     Raises:
-      queue.Empty: If there is none within `timeout` seconds.
+      threads.Empty: If there is none within `timeout` seconds.
     """
     event = self._events.get(timeout=timeout)
     if isinstance(event, WorkerEvent):

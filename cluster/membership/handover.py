@@ -20,13 +20,9 @@ sends those since a version as one state.
 
 import collections
 import dataclasses
-import functools
 import itertools
 import math
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -65,6 +61,7 @@ from cluster.network.streams import (
 )
 from learning.digest import digest
 from outputs import serialization
+from system import clock, processes, threads
 
 # Size of a chunk, and bytes that have to arrive within a timeout: many
 # processes may share the source's link, as all do when a run resumes.
@@ -127,7 +124,7 @@ class StateCopy:
       lambda leaf: next(contents) if _is_array(leaf) else leaf, state
     )
 
-  @functools.cached_property
+  @processes.CachedProperty
   def digest(self) -> str:
     """Digest of the state."""
     return digest(self._tree)
@@ -164,7 +161,7 @@ class Handover:
       service: Name of the service on the port.
     """
     self._state, self._timeout_s = state, timeout_s
-    self._pool = ThreadPoolExecutor(1, 'handover')
+    self._pool = threads.ThreadPoolExecutor(1, 'handover')
     self._listener = LoopListener(port, self._serve, service=service)
     self.address = self._listener.address
 
@@ -273,7 +270,7 @@ def fetch(
     service,
   )
   for place, source in enumerate(sources):
-    threading.Thread(
+    threads.Thread(
       target=transfer.receive_from, args=(place, source), daemon=True
     ).start()
   errors = transfer.wait(len(sources))
@@ -334,7 +331,7 @@ class _Transfer:
     self._timeout_s, self._step = timeout_s, step
     self._answer_s = timeout_s + digest_s
     self._service = service
-    self._changed = threading.Condition()
+    self._changed = threads.Condition()
     self._known = ''  # Digest of the caller's state, if it is the same.
     self._described: StateArrays | None = None
     self._tree: Any = None
@@ -433,7 +430,7 @@ class _Transfer:
     plain = memory.aligned(message.size_bytes)
     self._fill(stream, plain)
     tree = _decode(plain, len(kinds))
-    now = time.monotonic()
+    now = clock.monotonic()
     own = _Stream(stream, now, now, collections.deque())
     if not self._take_part(own, worker, header, tree, kinds):
       stream.send(Done())
@@ -507,7 +504,7 @@ class _Transfer:
       with self._changed:
         while self._missing and len(own.requested) < _REQUESTS:
           if not own.requested:
-            own.moved = time.monotonic()
+            own.moved = clock.monotonic()
           wanted.append(self._missing.popleft())
           own.requested.append(wanted[-1])
         if not own.requested:
@@ -525,7 +522,7 @@ class _Transfer:
   def _cancel_slow(self, own: _Stream) -> None:
     """Ends streams that are much slower than one that has nothing to do."""
     limit_s = _SLOW_S + _SLOW_TIMES * own.range_s
-    now = time.monotonic()
+    now = clock.monotonic()
     for other in self._streams:
       if other.requested and now - other.moved > limit_s:
         other.stream.cancel(f'no range for {now - other.moved:.1f} s')
@@ -545,7 +542,7 @@ class _Transfer:
       self._fill(own.stream, piece)
     with self._changed:
       own.requested.popleft()
-      own.received, own.moved = own.received + 1, time.monotonic()
+      own.received, own.moved = own.received + 1, clock.monotonic()
       self._left -= 1
       if not self._left:
         self._changed.notify_all()

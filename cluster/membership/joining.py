@@ -5,7 +5,6 @@ by a process that is about to end.  All of this is retried until a deadline.
 """
 
 import random
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -26,6 +25,7 @@ from cluster.network.streams import (
   TransportError,
   connect,
 )
+from system import clock
 
 _BACKOFF_S = 0.2  # Longest first wait; doubles with each attempt.
 _LEAST_S = 0.06  # Of an attempt: a shorter one would fail without waiting.
@@ -77,15 +77,15 @@ def join(
     RankHeld: If another process holds the rank at the last attempt.
     TransportError: If the last attempt failed otherwise; says why.
   """
-  deadline = time.monotonic() + start_s
+  deadline = clock.monotonic() + start_s
   backoff_s, log_at = _BACKOFF_S, 0.0
   before: TransportError | None = None
   may_shorten = True
   while True:
     if may_shorten and is_leaving():
       may_shorten = False
-      deadline = min(deadline, time.monotonic() + _LEAVING * timeout_s)
-    limit_s = max(min(timeout_s, deadline - time.monotonic()), 0.0)
+      deadline = min(deadline, clock.monotonic() + _LEAVING * timeout_s)
+    limit_s = max(min(timeout_s, deadline - clock.monotonic()), 0.0)
     wait_s, stream = 0.0, None
     where = address if isinstance(address, str) else address()
     is_there = _Address(address, where).is_unchanged
@@ -98,7 +98,7 @@ def join(
       if stream is not None:  # An attempt that fails to connect has waited.
         wait_s = min(backoff_s, timeout_s / 2) * random.uniform(0.5, 1.0)
         backoff_s *= 2
-      now = time.monotonic()
+      now = clock.monotonic()
       if now + max(wait_s, _LEAST_S) >= deadline:
         # The last attempt may have had too little time for any answer.
         if isinstance(before, RankHeld) and limit_s < timeout_s:
@@ -111,7 +111,7 @@ def join(
         log_at = now + _LOG_INTERVAL_S
         left_s = deadline - now
         logging.warning('Tries again for up to %.0f s: %s', left_s, error)
-    time.sleep(wait_s)
+    clock.sleep(wait_s)
 
 
 class _Address:
@@ -119,15 +119,15 @@ class _Address:
 
   def __init__(self, address: str | Callable[[], str], where: str):
     self._address, self._where = address, where
-    self._look_at = time.monotonic() + _LOOK_S
+    self._look_at = clock.monotonic() + _LOOK_S
 
   def is_unchanged(self) -> bool:
     """Returns whether the coordinator has not moved; looks every `_LOOK_S`."""
-    now = time.monotonic()
+    now = clock.monotonic()
     if isinstance(self._address, str) or now < self._look_at:
       return True
     is_same = self._address() == self._where
-    self._look_at = time.monotonic() + _LOOK_S
+    self._look_at = clock.monotonic() + _LOOK_S
     return is_same
 
 

@@ -5,14 +5,13 @@ the run: a reader compares its time with the clock to see whether the
 coordinator still handles events.
 """
 
-import os
 import platform
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from cluster.coordinator import Progress
 from cluster.membership.members import Member
+from system import clock, processes
 
 
 def describe(
@@ -30,12 +29,12 @@ def describe(
     workers: Their progress, as the coordinator has it.
     beat_s: Seconds between two heartbeats of a process, and between two checks.
   """
-  now = time.monotonic()
+  now = clock.monotonic()
   return {
-    'written': time.time(),
+    'written': clock.wall(),
     'time': run_s,
     'host': platform.node(),
-    'pid': os.getpid(),
+    'pid': processes.getpid(),
     'beat_s': beat_s,
     'workers': [
       _describe_worker(index, member, worker, now)

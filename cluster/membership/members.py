@@ -5,8 +5,6 @@ process to a rank is an incarnation, which has a number.
 """
 
 import dataclasses
-import threading
-import time
 from collections.abc import Sequence
 
 from cluster.network.loop_streams import LoopStream
@@ -18,6 +16,7 @@ from cluster.network.messages import (
   ServerWork,
 )
 from cluster.process.deadlines import ReceivedProgress
+from system import clock, threads
 
 
 @dataclasses.dataclass(eq=False)
@@ -47,11 +46,11 @@ class Incarnation:
   index: int
   process: str
   number: int
-  last_heartbeat: float = dataclasses.field(default_factory=time.monotonic)
-  closed: threading.Event = dataclasses.field(default_factory=threading.Event)
+  last_heartbeat: float = dataclasses.field(default_factory=clock.monotonic)
+  closed: threads.Event = dataclasses.field(default_factory=threads.Event)
   unconfirmed: set[int] | None = None
   has_addresses: bool = False
-  began: float = dataclasses.field(default_factory=time.monotonic)
+  began: float = dataclasses.field(default_factory=clock.monotonic)
   is_ready: bool = False
   has_accelerator: bool = False
   is_draining: bool = False

@@ -1,15 +1,9 @@
 """Common parts of the processes of a run on real hosts, for all routes."""
 
-import functools
 import math
-import os
 import secrets
-import signal
-import threading
-import time
 import types
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, Protocol
 
 from absl import logging
@@ -29,6 +23,7 @@ from cluster.speed import driving
 from learning.learning import Evaluation
 from outputs import terminal
 from outputs.manifests import fingerprint, identity
+from system import clock, processes, threads
 
 _SAME_S = 1.0  # A signal that is repeated within this time is ignored.
 
@@ -160,7 +155,7 @@ class RealSite:
       number = self._coordinator_port
     else:
       _check_free(meeting.address, number)
-    self._draining = threading.Event()
+    self._draining = threads.Event()
     if not meeting.finished:
       stacks.dump_on_signal(
         parts.files.workdir, f'{meeting.role.kind}-{meeting.role.index}'
@@ -246,10 +241,10 @@ class RealSite:
     """
     del frame
     terminal.drop_if_lost()
-    name, now = signal.Signals(number).name, time.monotonic()
+    name, now = processes.Signals(number).name, clock.monotonic()
     if now - self._terminated_at > _SAME_S:
-      signal.signal(number, signal.SIG_DFL)
-      os.kill(os.getpid(), number)
+      processes.handle_signal(number, processes.SIG_DFL)
+      processes.kill(processes.getpid(), number)
     elif self._terminated_at == math.inf:
       self._terminated_at = now
       if self.can_drain:
@@ -279,10 +274,10 @@ class RealSite:
     """Evaluation of versions, in the coordinator's process; None for none."""
     return self.parts.learned.evaluate
 
-  @functools.cached_property
-  def run_in_thread(self) -> Callable[[Callable[[], Any]], Future[Any]]:
+  @processes.CachedProperty
+  def run_in_thread(self) -> Callable[[Callable[[], Any]], threads.Future[Any]]:
     """Function that calls another one in a thread, for the coordinator."""
-    pool = ThreadPoolExecutor(1)
+    pool = threads.ThreadPoolExecutor(1)
     return lambda call: pool.submit(self._evaluate, call)
 
   def _evaluate(self, call: Callable[[], Any]) -> Any:

@@ -1,7 +1,8 @@
 """Quorum of a start: the workers that a run on real hosts waits for."""
 
-import time
 from collections.abc import Callable, Collection
+
+from system import clock
 
 
 class Quorum:
@@ -18,7 +19,7 @@ class Quorum:
     num_workers: int,
     min_workers: int,
     grace_s: float,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = clock.monotonic,
   ):
     """Creates the condition, for no ready worker yet.
 

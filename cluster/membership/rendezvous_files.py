@@ -18,8 +18,6 @@ import json
 import os
 import pathlib
 import secrets
-import socket
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,6 +28,7 @@ from cluster.network.credentials import LEAST
 from cluster.process.exits import Unmendable
 from configs.checks import require
 from outputs import atomic
+from system import clock, net, processes
 
 TOKEN, ADDRESS = 'token', 'rendezvous.json'
 _TOKEN_BYTES = 32
@@ -104,7 +103,7 @@ def join(
     Unmendable: If a file is missing or invalid at the end; names it.
     ValueError: If this user may not read a file.
   """
-  deadline = time.monotonic() + limit_s
+  deadline = clock.monotonic() + limit_s
   coordinator, token_file = place
   if not token_file:
     path = folder / TOKEN
@@ -168,9 +167,9 @@ def check_address(coordinator: str, address: str) -> None:
     ValueError: If HOST stands for other addresses only.
   """
   name, _ = sockets.split(coordinator)
-  family = socket.AF_INET6 if ':' in address else socket.AF_INET
+  family = net.AF_INET6 if ':' in address else net.AF_INET
   try:
-    found = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)
+    found = net.getaddrinfo(name, None, family, net.SOCK_STREAM)
   except OSError as error:
     expected = f'a name or an address of the kind of {address}'
     require(not _is_number(name), _FLAGS, expected, coordinator)
@@ -182,7 +181,7 @@ def check_address(coordinator: str, address: str) -> None:
     )
     return
   there = sorted({str(each[4][0]) for each in found})
-  own = name.partition('.')[0] == socket.gethostname().partition('.')[0]
+  own = name.partition('.')[0] == net.gethostname().partition('.')[0]
   if own and all(ipaddress.ip_address(each).is_loopback for each in there):
     return
   expected = (
@@ -215,9 +214,9 @@ def _publish(
   content = {
     'address': coordinator,
     'launch': launch,
-    'host': socket.gethostname(),
-    'pid': os.getpid(),
-    'time': time.time(),
+    'host': net.gethostname(),
+    'pid': processes.getpid(),
+    'time': clock.wall(),
   }
   atomic.write(path, json.dumps(content, indent=2) + '\n', mode=0o600)
   return coordinator
@@ -276,7 +275,7 @@ def _wait(
     Unmendable: If the file is missing or invalid at the deadline.
     ValueError: If this user may not read the file.
   """
-  start = time.monotonic()
+  start = clock.monotonic()
   log_at = start + min(_LOG_INTERVAL_S, 1.0)
   while True:
     found, why = '', 'it does not exist'
@@ -295,7 +294,7 @@ def _wait(
       why = str(error)
     if found:
       return found
-    now = time.monotonic()
+    now = clock.monotonic()
     if now >= deadline:
       raise Unmendable(
         f'Expected {what} in {path} within {limit_s:g} s, which the '
@@ -313,7 +312,7 @@ def _wait(
         limit_s,
         why,
       )
-    time.sleep(max(min(_POLL_S, deadline - now), 0.0))
+    clock.sleep(max(min(_POLL_S, deadline - now), 0.0))
 
 
 def _write_once(path: pathlib.Path, text: str) -> None:

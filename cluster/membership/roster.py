@@ -5,9 +5,10 @@ that are missing, with their last activity.
 """
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Sequence
+
+from system import clock, threads
 
 _SHOWN = 16  # Processes of a run of hundreds; the others are counted.
 
@@ -36,7 +37,7 @@ class _Entry:
 class Roster:
   """Last activities of processes; for any thread."""
 
-  def __init__(self, clock: Callable[[], float] = time.monotonic):
+  def __init__(self, clock: Callable[[], float] = clock.monotonic):
     """Creates an empty roster.
 
     Args:
@@ -44,7 +45,7 @@ class Roster:
     """
     self._clock = clock
     self._entries: dict[str, _Entry] = {}
-    self._lock = threading.Lock()
+    self._lock = threads.Lock()
 
   def record_admission(self, name: str, incarnation: int, peer: str) -> None:
     """Records an admission.

@@ -1,7 +1,6 @@
 """Session of a worker: its control stream to the coordinator."""
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, Self, TypeVar
 
@@ -23,6 +22,7 @@ from cluster.network.messages import (
   WorkerHello,
 )
 from cluster.process.exits import DRAINED, LOST, Exit, Reason
+from system import threads
 
 T = TypeVar('T')
 
@@ -100,7 +100,7 @@ class Session(Generic[T]):
     self._on_hang = on_hang
     self._on_end, self._is_blocked = on_end, is_blocked
     self._patience_s = patience_s
-    self._exited = threading.Event()
+    self._exited = threads.Event()
     self.stack = contextlib.ExitStack()
     self.stack.callback(drop, self._control)
     self.heartbeat = Heartbeat(

@@ -6,10 +6,7 @@ decides from the answers whether it leads, joins another coordinator, or waits.
 """
 
 import contextlib
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -38,6 +35,7 @@ from cluster.network.streams import (
   connect,
 )
 from cluster.process.exits import Unmendable
+from system import clock, threads
 
 _POLL_S = 0.05
 _FILE_S = 0.5  # Between two looks into the run's folder.
@@ -213,13 +211,13 @@ class Succession(Generic[S]):
       TransportError: If there is none in time.
     """
     self.lose()
-    membership, start = self.membership, time.monotonic()
+    membership, start = self.membership, clock.monotonic()
     logging.info('Worker %d looks for a coordinator.', self._index)
     with _Poll(
       self._index, membership, self._run, self._settings.security, self._ask_s
     ) as poll:
       look_at = 0.0
-      while (now := time.monotonic()) < start + LIMIT * self._timeout_s:
+      while (now := clock.monotonic()) < start + LIMIT * self._timeout_s:
         answers = poll.answers()
         decision = election.decide(
           self._standing,
@@ -245,7 +243,7 @@ class Succession(Generic[S]):
           if place and place.term > membership.term:
             self._latest = place.address
             return place.address
-        time.sleep(_POLL_S)
+        clock.sleep(_POLL_S)
     raise Closed(
       f'No coordinator within {LIMIT * self._timeout_s:g} s: too few members '
       'of the last membership epoch are left, or none has the state.'
@@ -334,11 +332,11 @@ class _Poll:
       if rank != index
     }
     self._answers: dict[int, MemberStanding | None] = {}
-    self._over = threading.Event()
+    self._over = threads.Event()
 
   def __enter__(self) -> '_Poll':
     for rank in self._others:
-      threading.Thread(target=self._run, args=[rank], daemon=True).start()
+      threads.Thread(target=self._run, args=[rank], daemon=True).start()
     return self
 
   def __exit__(self, *exception: object) -> None:
@@ -363,7 +361,7 @@ def _find_leaders(
   place: Place, run: str, security: Security, limit_s: float
 ) -> list[str]:
   """Returns addresses of members that lead or gather, the newest term first."""
-  with ThreadPoolExecutor(len(place.members) or 1) as pool:
+  with threads.ThreadPoolExecutor(len(place.members) or 1) as pool:
     asked = pool.map(
       lambda address: ask(address, run, security, limit_s),
       place.members.values(),
@@ -412,10 +410,10 @@ def find_running(
   Raises:
     Unmendable: If members are there, and have elected none in time.
   """
-  deadline = time.monotonic() + limit_s
+  deadline = clock.monotonic() + limit_s
   run = terms.identify()
   while place := terms.find():
-    with ThreadPoolExecutor(len(place.members) or 1) as pool:
+    with threads.ThreadPoolExecutor(len(place.members) or 1) as pool:
       asked = pool.map(
         lambda address: ask(address, run, security, timeout_s / 2),
         place.members.values(),
@@ -426,12 +424,12 @@ def find_running(
       return max(leaders, key=lambda each: each.term).address
     if not found and terms.find() == place:
       return None
-    if time.monotonic() >= deadline:
+    if clock.monotonic() >= deadline:
       raise Unmendable(
         f'Workers {sorted(each.worker for each in found)} have elected no '
         f'coordinator within {limit_s:g} s.'
       )
-    time.sleep(_POLL_S)
+    clock.sleep(_POLL_S)
   return None
 
 

@@ -9,9 +9,7 @@ summed twice, and none is lost with a connection.
 
 import contextlib
 import pathlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 from cluster.membership.members import Member
@@ -24,6 +22,7 @@ from cluster.network.messages import (
 from outputs import checkpoints, serialization
 from outputs.accounting import LostState, NewState
 from outputs.recorder import Recorder
+from system import threads
 
 _PART = 'worker'  # Prefix of the names of workers' parts.
 _NEWEST = 3  # Iterations whose states are held: a request to save may be late.
@@ -284,14 +283,14 @@ class PartRequests:
 
   def __init__(self) -> None:
     """Starts without requests."""
-    self._lock = threading.Lock()
+    self._lock = threads.Lock()
     # Answers that are awaited, by worker, incarnation and checkpoint.
-    self._parts: dict[tuple[int, int], dict[int, Future[bool]]] = {}
+    self._parts: dict[tuple[int, int], dict[int, threads.Future[bool]]] = {}
     self._ended: dict[int, int] = {}  # Last incarnation, by worker.
 
   def request(
     self, index: int, member: Member, step: int, residual: ResidualId
-  ) -> Future[bool]:
+  ) -> threads.Future[bool]:
     """Requests a worker's part of a checkpoint, which it writes itself.
 
     Args:
@@ -304,7 +303,7 @@ class PartRequests:
       A future: True once the part is written; False if the worker lacks that
       state or is lost; an OSError if it could not write.
     """
-    part: Future[bool] = Future()
+    part: threads.Future[bool] = threads.Future()
     key = index, member.incarnation
     with self._lock:
       if member.incarnation <= self._ended.get(index, -1):

@@ -12,17 +12,14 @@ import functools
 import hashlib
 import math
 import os
-import select
-import socket
 import ssl
 import struct
-import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from cluster.network.errors import Closed, Refused
 from cluster.network.socket_loop import IN, OUT
+from system import clock, net, threads
 
 _Result = TypeVar('_Result')
 # A coroutine that yields the socket events that it waits for.
@@ -47,7 +44,7 @@ class Connection:
     sock: Its socket.
   """
 
-  def __init__(self, sock: socket.socket, peer: str):
+  def __init__(self, sock: net.Socket, peer: str):
     """Creates a connection of a socket, which will not block.
 
     Args:
@@ -56,20 +53,20 @@ class Connection:
     """
     self.sock = sock
     self.peer = peer
-    self._ending = threading.Lock()
+    self._ending = threads.Lock()
     sock.setblocking(False)
 
   def configure(self) -> None:
     """Sets the options of the socket: no delay, and TCP keepalive."""
     sock = self.sock
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(net.SOL_SOCKET, net.SO_KEEPALIVE, 1)
     for option, value in (
-      (socket.TCP_NODELAY, 1),
-      (socket.TCP_KEEPIDLE, _IDLE_S),
-      (socket.TCP_KEEPINTVL, _INTERVAL_S),
-      (socket.TCP_KEEPCNT, _PROBES),
+      (net.TCP_NODELAY, 1),
+      (net.TCP_KEEPIDLE, _IDLE_S),
+      (net.TCP_KEEPINTVL, _INTERVAL_S),
+      (net.TCP_KEEPCNT, _PROBES),
     ):
-      sock.setsockopt(socket.IPPROTO_TCP, option, value)
+      sock.setsockopt(net.IPPROTO_TCP, option, value)
 
   def limit_silence(self, timeout_s: float) -> None:
     """Makes the system end the connection if the peer does not answer.
@@ -83,20 +80,18 @@ class Connection:
     # 0 would disable the timeout.
     lost_ms = max(round(1000 * min(timeout_s, 4 * _MAX_IDLE_S)), 1)
     for option, value in (
-      (socket.TCP_USER_TIMEOUT, lost_ms),
-      (socket.TCP_KEEPIDLE, idle_s),
-      (socket.TCP_KEEPINTVL, max(idle_s // 4, 1)),
+      (net.TCP_USER_TIMEOUT, lost_ms),
+      (net.TCP_KEEPIDLE, idle_s),
+      (net.TCP_KEEPINTVL, max(idle_s // 4, 1)),
     ):
-      self.sock.setsockopt(socket.IPPROTO_TCP, option, value)
+      self.sock.setsockopt(net.IPPROTO_TCP, option, value)
 
   def limit_unsent(self) -> None:
     """Limits the bytes that wait in the kernel to be sent to 64 KiB.
 
     By default they are megabytes, which take a slow link seconds.
     """
-    self.sock.setsockopt(
-      socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES
-    )
+    self.sock.setsockopt(net.IPPROTO_TCP, net.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
   @property
   def is_encrypted(self) -> bool:
@@ -121,9 +116,7 @@ class Connection:
   def _info(self, offset: int) -> int:
     """Returns a number of struct tcp_info; 0 if the system has none."""
     with contextlib.suppress(OSError):
-      info = self.sock.getsockopt(
-        socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES
-      )
+      info = self.sock.getsockopt(net.IPPROTO_TCP, net.TCP_INFO, _INFO_BYTES)
       if len(info) >= offset + 8:
         (number,) = struct.unpack_from('=Q', info, offset)
         return int(number)
@@ -143,9 +136,9 @@ class Connection:
     Args:
       count: Number of the bytes; fewer if the peer has disconnected.
     """
-    self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+    self.sock.setsockopt(net.SOL_SOCKET, net.SO_RCVLOWAT, count)
     yield IN
-    self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+    self.sock.setsockopt(net.SOL_SOCKET, net.SO_RCVLOWAT, 1)
 
   def wait_for_tls(self) -> Steps[None]:
     """Waits until the peer's first TLS record has arrived, and checks its type.
@@ -154,9 +147,7 @@ class Connection:
       Refused: If the peer does not use TLS.
     """
     yield from self.wait_for_bytes(_RECORD_HEADER.size)
-    peek = functools.partial(
-      self.sock.recv, _RECORD_HEADER.size, socket.MSG_PEEK
-    )
+    peek = functools.partial(self.sock.recv, _RECORD_HEADER.size, net.MSG_PEEK)
     header = yield from retry(peek)
     if len(header) < _RECORD_HEADER.size:
       raise Closed('it has disconnected during the handshake')
@@ -196,7 +187,7 @@ class Connection:
 
     return send
 
-  def shut_down(self, how: int = socket.SHUT_RDWR) -> None:
+  def shut_down(self, how: int = net.SHUT_RDWR) -> None:
     """Ends the connection in one direction or both, from any thread.
 
     Args:
@@ -205,7 +196,7 @@ class Connection:
     # Once it is closed, another socket may have its number.
     with self._ending, contextlib.suppress(OSError):
       # That of SSLSocket would drop the state of TLS, which readers use.
-      socket.socket.shutdown(self.sock, how)
+      net.Socket.shutdown(self.sock, how)
 
   def close(self) -> None:
     """Closes the connection; the system still delivers bytes that were sent."""
@@ -253,7 +244,7 @@ class PlainChannel:
     if len(buffers) == 1 and deadline is None:
       self._sock.sendall(buffers[0])
       return
-    flags = 0 if deadline is None else socket.MSG_DONTWAIT
+    flags = 0 if deadline is None else net.MSG_DONTWAIT
     unsent = list(buffers)
     while unsent:
       if deadline is not None:
@@ -270,7 +261,7 @@ class TlsChannel:
   def __init__(self, connection: Connection):
     """Creates the channel of a connection."""
     self._sock = connection.sock
-    self._lock = threading.Lock()
+    self._lock = threads.Lock()
 
   def receive(
     self, buffers: Sequence[memoryview], deadline: float | None = None
@@ -296,7 +287,7 @@ class TlsChannel:
   def _retry(self, function: Callable[[], int], deadline: float) -> int:
     while True:
       # A peer that sends without a pause never lets it wait.
-      if time.monotonic() >= deadline:
+      if clock.monotonic() >= deadline:
         raise TimeoutError('no answer in time')
       try:
         with self._lock:
@@ -371,7 +362,7 @@ def connected(connection: Connection) -> Steps[None]:
     OSError: If it cannot be opened.
   """
   yield OUT
-  error = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+  error = connection.sock.getsockopt(net.SOL_SOCKET, net.SO_ERROR)
   if error:
     raise OSError(error, os.strerror(error))
 
@@ -410,7 +401,7 @@ def send_all(connection: Connection, data: bytes) -> Steps[None]:
     yield events
 
 
-def _wait(sock: socket.socket, events: int, deadline: float) -> None:
+def _wait(sock: net.Socket, events: int, deadline: float) -> None:
   """Waits for events of a socket.
 
   Raises:
@@ -419,9 +410,9 @@ def _wait(sock: socket.socket, events: int, deadline: float) -> None:
   number = sock.fileno()
   if number < 0:
     raise OSError(errno.EBADF, 'the connection is closed')
-  poll = select.poll()
+  poll = net.poll()
   poll.register(number, events)
-  left_s = deadline - time.monotonic()
+  left_s = deadline - clock.monotonic()
   if left_s == math.inf:
     poll.poll()
   elif left_s <= 0 or not poll.poll(1000 * left_s):

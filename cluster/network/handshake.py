@@ -33,7 +33,6 @@ import hmac
 import os
 import secrets
 import ssl
-import time
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
@@ -48,6 +47,7 @@ from cluster.network.connection import (
 )
 from cluster.network.errors import Closed, Refused, TransportError, describe
 from configs.checks import require
+from system import clock
 
 NONCE_BYTES = PROOF_BYTES = 32
 SERVICE_BYTES = 32
@@ -315,7 +315,7 @@ def open_connection(
     Refused: If the listener does not know the token.
     Closed: If there is no connection in time; says why.
   """
-  deadline = time.monotonic() + timeout_s
+  deadline = clock.monotonic() + timeout_s
   requested = name_service(service)
   name, _ = sockets.split(address)
   there, retries = address, 0
@@ -344,11 +344,11 @@ def open_connection(
       # It may listen on another one, unless this one has answered.
       if others and isinstance(error, ConnectionRefusedError):
         continue
-      is_over = time.monotonic() + RETRY_S >= deadline or retries == RETRIES
+      is_over = clock.monotonic() + RETRY_S >= deadline or retries == RETRIES
       if is_over or not isinstance(error, Dropped):
         raise Closed(f'{there}: {describe(error)}') from error
     retries += 1
-    time.sleep(RETRY_S)
+    clock.sleep(RETRY_S)
 
 
 @functools.lru_cache(maxsize=4)

@@ -6,11 +6,10 @@ clocks (as in NTP, RFC 5905).
 """
 
 import contextlib
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from cluster.network import time_limits
 from cluster.network.errors import InvalidMessage
 from cluster.network.messages import (
   HeartbeatReply,
@@ -20,7 +19,7 @@ from cluster.network.messages import (
   WorkerHeartbeat,
 )
 from cluster.network.streams import Stream, TransportError
-from cluster.network.time_limits import LIMITS
+from system import clock, threads
 
 BEATS = 5  # Heartbeats within the silence after which a process is lost.
 
@@ -35,7 +34,7 @@ def within(stream: Stream, limit_s: float) -> Iterator[None]:
     stream: The stream.
     limit_s: The limit, seconds.
   """
-  with LIMITS.limit(limit_s, lambda: stream.cancel('no answer in time')):
+  with time_limits.limit(limit_s, lambda: stream.cancel('no answer in time')):
     yield
 
 
@@ -71,7 +70,7 @@ class Heartbeat(Generic[T]):
         InvalidMessage, which ends the session.
       on_end: Called once `ended` is set, from another thread.
     """
-    self.ended = threading.Event()
+    self.ended = threads.Event()
     self.end = SessionEnd('lost', '')
     self.invalid: InvalidMessage | None = None
     self._stream, self._schema = stream, schema
@@ -79,13 +78,13 @@ class Heartbeat(Generic[T]):
     self._on_end = on_end
     self._receive = receive
     self._beat = beat
-    self._finishing = threading.Lock()
+    self._finishing = threads.Lock()
     # Heartbeats, and how many had been sent when the last message arrived.
     # Each number is written by one thread alone, so that none gets lost.
     self._num_sent = self._num_answered = 0
     self._round_trip_s, self._offset_s = float('inf'), 0.0
     self._threads = [
-      threading.Thread(target=self._run, args=[target], daemon=True)
+      threads.Thread(target=self._run, args=[target], daemon=True)
       for target in (self._send, self._listen)
     ]
 
@@ -106,16 +105,16 @@ class Heartbeat(Generic[T]):
     Returns:
       Whether that is so; if not, a call has not returned in time.
     """
-    deadline = time.monotonic() + limit_s
+    deadline = clock.monotonic() + limit_s
     for thread in self._threads:
-      thread.join(max(deadline - time.monotonic(), 0.0))
+      thread.join(max(deadline - clock.monotonic(), 0.0))
     return not any(thread.is_alive() for thread in self._threads)
 
   def coordinator_time(self, here: float) -> float:
     """Returns the coordinator's clock at a time of this process's clock.
 
     Args:
-      here: Time as `time.monotonic` gives it.
+      here: Time as `clock.monotonic` gives it.
     """
     return here + self._offset_s
 
@@ -137,7 +136,7 @@ class Heartbeat(Generic[T]):
       if self._num_sent - self._num_answered >= BEATS:
         return SessionEnd('lost', f'no answer for {self._timeout_s:g} s')
       try:
-        self._stream.send(self._beat(time.monotonic()))
+        self._stream.send(self._beat(clock.monotonic()))
       except TransportError:
         break  # `_listen` meets the error, too, and reports it.
     return None
@@ -145,12 +144,12 @@ class Heartbeat(Generic[T]):
   def _listen(self) -> SessionEnd:
     """Receives messages; returns the last one."""
     try:
-      self._stream.send(self._beat(time.monotonic()))
+      self._stream.send(self._beat(clock.monotonic()))
       while True:
         message = self._stream.receive(self._schema).header
         self._num_answered = self._num_sent
         if isinstance(message, HeartbeatReply):
-          self._compare(message, time.monotonic())
+          self._compare(message, clock.monotonic())
         elif isinstance(message, SessionEnd):
           return message
         else:

@@ -1,19 +1,9 @@
 """Addresses of this host's network interfaces (Linux): IPv4 and IPv6."""
 
-import contextlib
-import fcntl
 import ipaddress
-import pathlib
-import socket
-import struct
 
 from configs.checks import require
-
-_SIOCGIFADDR, _SIOCGIFHWADDR = 0x8915, 0x8927
-_IPV6_FILE = pathlib.Path('/proc/net/if_inet6')
-# Flags of IPv6 addresses (linux/if_addr.h): temporary, deprecated, and two for
-# which no socket can have the address: another host has it, or may have it.
-_TEMPORARY, _DEPRECATED, _DUPLICATE, _TENTATIVE = 0x01, 0x20, 0x08, 0x40
+from system import net
 
 
 def interface_address(name: str) -> str:
@@ -32,7 +22,7 @@ def interface_address(name: str) -> str:
     ValueError: If there is no such interface or address, or if not exactly one
       address is in the network; lists the addresses.
   """
-  found = _addresses()
+  found = net.interface_addresses()
   if name in found:
     own = found[name]
     expected = 'one with an address that is not link-local'
@@ -86,7 +76,7 @@ def interface_name(name: str) -> str:
   Raises:
     ValueError: As of `interface_address`.
   """
-  address, found = interface_address(name), _addresses()
+  address, found = interface_address(name), net.interface_addresses()
   if name in found:
     return name
   return min(key for key, own in found.items() if address in own)
@@ -95,36 +85,3 @@ def interface_name(name: str) -> str:
 def is_loopback(address: str) -> bool:
   """Returns whether only this host can reach an address."""
   return ipaddress.ip_address(address).is_loopback
-
-
-def card(address: str) -> str:
-  """Returns the hardware address of the interface with an address.
-
-  As hexadecimal digits; '' if no interface of this host has the address.
-  """
-  names = [name for name, own in _addresses().items() if address in own]
-  if not names:
-    return ''
-  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-    request = struct.pack('256s', names[0].encode())
-    return fcntl.ioctl(probe, _SIOCGIFHWADDR, request)[18:24].hex()
-
-
-def _addresses() -> dict[str, list[str]]:
-  """Returns the addresses of this host by interface, that of IPv4 first."""
-  found: dict[str, list[str]] = {}
-  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-    for _, interface in socket.if_nameindex():
-      found[interface] = []
-      request = struct.pack('256s', interface.encode())
-      with contextlib.suppress(OSError):  # No IPv4 address.
-        reply = fcntl.ioctl(probe, _SIOCGIFADDR, request)
-        found[interface].append(socket.inet_ntoa(reply[20:24]))
-  with contextlib.suppress(FileNotFoundError):  # A kernel without IPv6.
-    for line in _IPV6_FILE.read_text().splitlines():
-      digits, _, _, _, flags, interface = line.split()
-      address = ipaddress.IPv6Address(bytes.fromhex(digits))
-      unfit = _TEMPORARY | _DEPRECATED | _DUPLICATE | _TENTATIVE
-      if not (address.is_link_local or int(flags, 16) & unfit):
-        found.setdefault(interface, []).append(str(address))
-  return found

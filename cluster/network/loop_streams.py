@@ -7,8 +7,6 @@ coroutine, which waits for bytes of its peer; messages are sent from any thread.
 import collections
 import contextlib
 import functools
-import socket
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -16,7 +14,7 @@ import msgspec
 import numpy as np
 from absl import logging
 
-from cluster.network import frames
+from cluster.network import frames, time_limits
 from cluster.network.connection import Connection, drop_sent
 from cluster.network.errors import (
   CLOSED,
@@ -37,7 +35,7 @@ from cluster.network.streams import (
   BaseListener,
   Port,
 )
-from cluster.network.time_limits import LIMITS
+from system import net, threads
 
 T = TypeVar('T')
 
@@ -70,7 +68,7 @@ class LoopStream:
     self._reader = FrameReader(connection.peer)
     self._receive_some = connection.receiver()
     self._send_some = connection.sender()
-    self._lock = threading.Lock()  # Of all below, and of TLS.
+    self._lock = threads.Lock()  # Of all below, and of TLS.
     self._frames: collections.deque[tuple[int, Any]] = collections.deque()
     self._num_waiting = 0  # Messages among the frames.
     self._unsent: list[Any] = []  # Buffers of frames that are being sent.
@@ -182,7 +180,7 @@ class LoopStream:
     # Bytes that the system has and nobody reads would make it reset the
     # connection, and the peer might lose our last messages.
     scratch = [memoryview(bytearray(READ_BYTES))]
-    with LIMITS.limit(GRACE_S, self._connection.shut_down):
+    with time_limits.limit(GRACE_S, self._connection.shut_down):
       try:
         while True:
           yield scratch
@@ -244,7 +242,7 @@ class LoopStream:
       self._is_blocked = True
       self._loop.post(self._watch)
     elif self._is_ending:
-      self._connection.shut_down(socket.SHUT_WR)
+      self._connection.shut_down(net.SHUT_WR)
 
   def _pack(self) -> None:
     """Makes buffers of the next frames."""

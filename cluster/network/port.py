@@ -24,8 +24,6 @@ import os
 import random
 import ssl
 import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
@@ -39,6 +37,7 @@ from cluster.network.handshake import RETRIES, RETRY_S, Dropped, Security
 from cluster.network.rate_limited_log import RateLimitedLog
 from cluster.network.socket_loop import IN, SocketLoop
 from configs.checks import require
+from system import clock, processes, threads
 
 WAIT_S = 20.0  # Limit of a handshake; clients try again.
 _MAX_PENDING = 512  # Connections that have not completed the handshake.
@@ -96,7 +95,7 @@ class Port:
     self.host, self.security = host, security
     self.wait_s = wait_s
     self._port = port
-    self._changing = threading.Lock()
+    self._changing = threads.Lock()
     self._services: dict[bytes, Service] = {}
     self._acceptor: _Acceptor | None = None
 
@@ -191,7 +190,7 @@ class Port:
       name,
       handshake.name_service(service),
       first,
-      time.monotonic() + limit_s,
+      clock.monotonic() + limit_s,
       on_done,
       on_error,
     )
@@ -318,7 +317,7 @@ class _Acceptor:
     self._loop.watch(self._sock, IN, self._accept)
 
   def _pause(self) -> None:
-    self._resume_s = time.monotonic() + _PAUSE_S
+    self._resume_s = clock.monotonic() + _PAUSE_S
     self._loop.is_ticking = True
 
   def _accept(self, events: int) -> None:
@@ -372,7 +371,7 @@ class _Acceptor:
       connection,
       _Pending(
         steps,
-        time.monotonic() + self._wait_s,
+        clock.monotonic() + self._wait_s,
         host,
         lambda service: self._hand_over(connection, service),
         lambda error: self._log_refusal(connection, error),
@@ -421,7 +420,7 @@ class _Acceptor:
 
     The system queues clients meanwhile.
     """
-    now = time.monotonic()
+    now = clock.monotonic()
     self._log.write(f'{self.address}: no connection is accepted: {error}')
     self._loop.forget(self._sock)
     self._pause()
@@ -475,7 +474,7 @@ class _Acceptor:
   def _fail(self, attempt: Attempt, error: Exception) -> None:
     if attempt.is_cancelled:
       return
-    retry_s = time.monotonic() + RETRY_S
+    retry_s = clock.monotonic() + RETRY_S
     is_dropped = isinstance(error, Dropped) and retry_s < attempt.deadline_s
     if is_dropped and attempt.retries < RETRIES:
       attempt.retries += 1
@@ -533,7 +532,7 @@ class _Acceptor:
 
   def _tick(self) -> None:
     """Ends overdue handshakes, and resumes what was postponed."""
-    now = time.monotonic()
+    now = clock.monotonic()
     if self._resume_s is not None and now >= self._resume_s:
       self._resume()
     for connection, pending in [*self._pending.items()]:
@@ -581,4 +580,4 @@ def _end_process(address: str, error: Exception) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
   finally:
-    os._exit(os.EX_TEMPFAIL)
+    processes.exit_now(os.EX_TEMPFAIL)

@@ -1,11 +1,11 @@
 """Rate-limited log, so that unknown peers cannot fill the disk."""
 
 import logging as log
-import threading
-import time
 from collections.abc import Callable
 
 from absl import logging
+
+from system import clock, threads
 
 _INTERVAL_S = 1.0
 
@@ -15,7 +15,7 @@ class RateLimitedLog:
 
   def __init__(
     self,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = clock.monotonic,
     *,
     interval_s: float = _INTERVAL_S,
   ):
@@ -26,7 +26,7 @@ class RateLimitedLog:
       interval_s: Shortest time between two lines, seconds.
     """
     self._clock, self._interval_s = clock, interval_s
-    self._lock = threading.Lock()
+    self._lock = threads.Lock()
     self._next = -float('inf')
     self._suppressed = 0
 

@@ -4,19 +4,16 @@ import collections
 import contextlib
 import errno
 import functools
-import os
-import select
-import socket
-import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from absl import logging
 
-IN, OUT = select.EPOLLIN, select.EPOLLOUT
+from system import clock, net, threads
+
+IN, OUT = net.EPOLLIN, net.EPOLLOUT
 # Edge-triggered: one event each time there is room again, or data arrives.
-IN_OR_ROOM = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
+IN_OR_ROOM = net.EPOLLIN | net.EPOLLOUT | net.EPOLLET
 Handler = Callable[[int], None]
 _TICK_S = 0.1
 _Result = TypeVar('_Result')
@@ -57,27 +54,27 @@ class SocketLoop:
     self._after_events, self._tick = after_events, tick
     self._on_error, self._on_exit = on_error, on_exit
     self._next_tick_s = 0.0
-    self._epoll = select.epoll()
+    self._epoll = net.epoll()
     self._handlers: dict[int, Handler] = {}
     self._posted: collections.deque[Callable[[], object]] = collections.deque()
     try:
-      self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+      self._wake = net.Wake()
     except OSError:
       self._epoll.close()
       raise
-    self._epoll.register(self._wake, IN)
-    self._is_ending = False
+    self._epoll.register(self._wake.number, IN)
+    self._is_ending = self._has_ended = False
     self._num_pings = self._last_ping = 0
-    self._lock = threading.Lock()
-    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    self._lock = threads.Lock()
+    self._thread = threads.Thread(target=self._run, name=name, daemon=True)
     try:
       self._thread.start()
     except RuntimeError as error:
       self._epoll.close()
-      os.close(self._wake)
+      self._wake.close()
       raise OSError(errno.EAGAIN, str(error)) from error
 
-  def watch(self, sock: socket.socket, events: int, handler: Handler) -> None:
+  def watch(self, sock: net.Socket, events: int, handler: Handler) -> None:
     """Registers the handler of a socket's events, replacing an earlier one."""
     number = sock.fileno()
     try:
@@ -86,7 +83,7 @@ class SocketLoop:
       self._epoll.modify(number, events)
     self._handlers[number] = handler
 
-  def forget(self, sock: socket.socket) -> None:
+  def forget(self, sock: net.Socket) -> None:
     """Unregisters a socket."""
     self._forget(sock.fileno())
 
@@ -96,11 +93,11 @@ class SocketLoop:
     Thread-safe.
     """
     with self._lock:
-      if self._wake < 0:
+      if self._has_ended:
         return False
       self._posted.append(function)
       if len(self._posted) == 1:
-        os.eventfd_write(self._wake, 1)
+        self._wake.set()
     return True
 
   def run(self, function: Callable[[], _Result]) -> _Result | None:
@@ -109,7 +106,7 @@ class SocketLoop:
     Returns None if the thread has ended, or if the function has raised an
     exception, which `on_error` has received.  Not for the loop's own thread.
     """
-    done = threading.Event()
+    done = threads.Event()
     results: list[_Result] = []
 
     def call() -> None:
@@ -161,8 +158,8 @@ class SocketLoop:
   def _end(self, error: Exception | None) -> None:
     """Calls `on_exit`, then what was posted before."""
     with self._lock:
-      os.close(self._wake)
-      self._wake = -1
+      self._wake.close()
+      self._has_ended = True
     try:
       self._on_exit(error)
     finally:
@@ -210,13 +207,13 @@ class SocketLoop:
   def _turn(self) -> None:
     timeout_s = _TICK_S if self.is_ticking else None
     for number, events in self._epoll.poll(timeout_s):
-      if number == self._wake:
-        os.eventfd_read(self._wake)
+      if number == self._wake.number:
+        self._wake.clear()
       elif number in self._handlers:
         self._guard(functools.partial(self._handle, number, events))
     while self._posted and not self._is_ending:
       self._guard(self._posted.popleft())
     self._guard(self._after_events)
-    if self.is_ticking and time.monotonic() >= self._next_tick_s:
-      self._next_tick_s = time.monotonic() + _TICK_S
+    if self.is_ticking and clock.monotonic() >= self._next_tick_s:
+      self._next_tick_s = clock.monotonic() + _TICK_S
       self._guard(self._tick)

@@ -6,9 +6,9 @@ An address is 'host:port', or '[host]:port' if the host is an IPv6 address.
 import contextlib
 import ipaddress
 import re
-import socket
 
 from configs.checks import require
+from system import net
 
 _BACKLOG = 4096
 
@@ -52,11 +52,11 @@ def resolve(address: str) -> list[str]:
     ValueError: If the address has another form.
   """
   host, port = split(address)
-  found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+  found = net.getaddrinfo(host, port, type=net.SOCK_STREAM)
   numbers: dict[int, str] = {}
   for family, _, _, _, where in found:
-    flags = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-    name, _ = socket.getnameinfo(where, flags)
+    flags = net.NI_NUMERICHOST | net.NI_NUMERICSERV
+    name, _ = net.getnameinfo(where, flags)
     numbers.setdefault(family, join(name, port))
   return [numbers[family] for family in sorted(numbers)]
 
@@ -77,7 +77,7 @@ def origin(host: str) -> str:
   return address.packed[:8].hex(':', 2)
 
 
-def start_connecting(address: str) -> socket.socket:
+def start_connecting(address: str) -> net.Socket:
   """Returns a non-blocking socket whose connection has begun.
 
   Args:
@@ -87,10 +87,10 @@ def start_connecting(address: str) -> socket.socket:
     OSError: If the connection fails at once.
   """
   host, port = split(address)
-  family, kind, protocol, _, where = socket.getaddrinfo(
-    host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+  family, kind, protocol, _, where = net.getaddrinfo(
+    host, port, type=net.SOCK_STREAM, flags=net.AI_NUMERICHOST
   )[0]
-  sock = socket.socket(family, kind, protocol)
+  sock = net.Socket(family, kind, protocol)
   try:
     sock.setblocking(False)
     with contextlib.suppress(BlockingIOError):
@@ -101,7 +101,7 @@ def start_connecting(address: str) -> socket.socket:
   return sock
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> net.Socket:
   """Returns a non-blocking socket that listens on one address.
 
   Args:
@@ -111,12 +111,12 @@ def listen(host: str, port: int) -> socket.socket:
   Raises:
     OSError: If the address cannot be listened on.
   """
-  family, kind, protocol, _, where = socket.getaddrinfo(
-    host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+  family, kind, protocol, _, where = net.getaddrinfo(
+    host, port, type=net.SOCK_STREAM, flags=net.AI_NUMERICHOST
   )[0]
-  sock = socket.socket(family, kind, protocol)
+  sock = net.Socket(family, kind, protocol)
   try:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(net.SOL_SOCKET, net.SO_REUSEADDR, 1)
     sock.bind(where)
     sock.listen(_BACKLOG)
     sock.setblocking(False)
@@ -134,14 +134,14 @@ def refusal(host: str, port: int) -> OSError | None:
     port: 0 for any.
   """
   # A dual-stack IPv6 socket occupies the port of IPv4 as well.
-  both = not host and socket.has_dualstack_ipv6()
+  both = not host and net.has_dualstack_ipv6()
   is_ipv6 = both or ':' in host
   try:
-    with socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET) as probe:
+    with net.Socket(net.AF_INET6 if is_ipv6 else net.AF_INET) as probe:
       # As listeners do: ports of closed connections may be used.
-      probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+      probe.setsockopt(net.SOL_SOCKET, net.SO_REUSEADDR, 1)
       if both:
-        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        probe.setsockopt(net.IPPROTO_IPV6, net.IPV6_V6ONLY, 0)
       probe.bind((host, port))
   except OSError as error:
     return error

@@ -9,9 +9,6 @@ sent, and arrive in their destination, without a copy unless they are small.
 import abc
 import contextlib
 import logging as log
-import socket
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
@@ -20,7 +17,7 @@ import msgspec
 import numpy as np
 from absl import logging
 
-from cluster.network import frames
+from cluster.network import frames, time_limits
 from cluster.network.connection import Connection, open_channel
 from cluster.network.errors import (
   CLOSED,
@@ -38,8 +35,8 @@ from cluster.network.interfaces import interface_address
 from cluster.network.messages import NOTHING, Schema, encode, encode_header
 from cluster.network.port import Port
 from cluster.network.rate_limited_log import RateLimitedLog
-from cluster.network.time_limits import LIMITS
 from configs.checks import require
+from system import clock, net, threads
 
 __all__ = [
   'CONTROL',
@@ -146,10 +143,10 @@ class Stream:
     weakref.finalize(self, connection.close).atexit = False
     self._reader = FrameReader(connection.peer)
     self._finished = False
-    self._sending = threading.Lock()  # Held for a message with its body,
-    self._writing = threading.Lock()  # and for frames that are written at once.
-    self._receiving = threading.Lock()
-    self._closing = threading.Lock()
+    self._sending = threads.Lock()  # Held for a message with its body,
+    self._writing = threads.Lock()  # and for frames that are written at once.
+    self._receiving = threads.Lock()
+    self._closing = threads.Lock()
     self._sent = 0  # Frames.
     self._reason = ''  # Reason for the end of the stream.
 
@@ -226,18 +223,18 @@ class Stream:
       if self._finished:
         return
       self._finished = True
-      deadline = time.monotonic() + GRACE_S
+      deadline = clock.monotonic() + GRACE_S
       # A body whose next chunk is not produced in time is cut off: the peer
       # still gets the reason.
       is_idle = self._sending.acquire(timeout=GRACE_S / 2)
-      left_s = max(deadline - time.monotonic(), 0.0)
+      left_s = max(deadline - clock.monotonic(), 0.0)
       self._end(reason or CLOSED, left_s)
       if is_idle:
         self._sending.release()
-      self._connection.shut_down(socket.SHUT_WR)
+      self._connection.shut_down(net.SHUT_WR)
       # Bytes that the system has and nobody reads would make it reset the
       # connection, and the peer might lose our last messages.
-      left_s = max(deadline - time.monotonic(), 0.0)
+      left_s = max(deadline - clock.monotonic(), 0.0)
       if self._receiving.acquire(timeout=left_s):
         self._drain(deadline)
         self._receiving.release()
@@ -334,7 +331,7 @@ class Stream:
 
   def _end(self, reason: str, limit_s: float = GRACE_S) -> None:
     """Sends the last frame, unless the stream has ended."""
-    deadline = time.monotonic() + limit_s
+    deadline = clock.monotonic() + limit_s
     if not self._writing.acquire(timeout=limit_s):
       return  # The peer does not take a frame.
     try:
@@ -437,7 +434,7 @@ class BaseListener(abc.ABC, Generic[S]):
     self._refusals, self._failures = RateLimitedLog(), RateLimitedLog()
     self._ends = RateLimitedLog()
     self._streams: set[S] = set()
-    self._changed = threading.Condition()
+    self._changed = threads.Condition()
     self._is_closed = False
 
   def __enter__(self) -> Self:
@@ -502,7 +499,7 @@ class BaseListener(abc.ABC, Generic[S]):
   def _limit_hello(self, stream: S) -> contextlib.AbstractContextManager[None]:
     """Ends a stream whose first message takes too long."""
     late = f'no hello within {self._port.wait_s:g} s'
-    return LIMITS.limit(self._port.wait_s, lambda: stream.cancel(late))
+    return time_limits.limit(self._port.wait_s, lambda: stream.cancel(late))
 
   def _log_refusal(self, stream: S, error: TransportError) -> str:
     """Logs the error for which a hello is refused; returns it as text."""
@@ -549,24 +546,24 @@ def connect(
     Refused: If the token is not that of the listener.
     Closed: If there is no answer in time; says what went wrong last.
   """
-  deadline = time.monotonic() + timeout_s
+  deadline = clock.monotonic() + timeout_s
   while True:
     try:
       return _open(address, hello, security, deadline, service)
     except Closed as error:
-      if time.monotonic() + _RETRY_S >= deadline or not waits():
+      if clock.monotonic() + _RETRY_S >= deadline or not waits():
         raise Closed(f'No stream within {timeout_s:g} s; {error}') from error
-    time.sleep(_RETRY_S)
+    clock.sleep(_RETRY_S)
 
 
 def _open(
   address: str, hello: object, security: Security, deadline: float, service: str
 ) -> Stream:
-  left_s = max(deadline - time.monotonic(), 0.0)
+  left_s = max(deadline - clock.monotonic(), 0.0)
   stream = Stream(open_connection(address, security, service, timeout_s=left_s))
   try:
-    left_s = max(deadline - time.monotonic(), 0.0)
-    with LIMITS.limit(left_s, lambda: stream.cancel('no answer')):
+    left_s = max(deadline - clock.monotonic(), 0.0)
+    with time_limits.limit(left_s, lambda: stream.cancel('no answer')):
       stream.send(msgspec.Raw(encode(hello)))
       stream.receive(NOTHING, 0)
   except TransportError:

@@ -3,11 +3,11 @@
 import contextlib
 import itertools
 import math
-import threading
-import time
 from collections.abc import Callable, Iterator
 
 from absl import logging
+
+from system import clock, processes, threads
 
 
 class TimeLimits:
@@ -15,7 +15,7 @@ class TimeLimits:
 
   def __init__(self) -> None:
     """Starts without limits and without a thread."""
-    self._changed = threading.Condition()
+    self._changed = threads.Condition()
     self._numbers = itertools.count()
     # Monotonic time of each limit, and what is called then.
     self._running: dict[int, tuple[float, Callable[[], object]]] = {}
@@ -31,10 +31,10 @@ class TimeLimits:
       limit_s: The limit, seconds.
       expire: Called in another thread, which it must not block.
     """
-    end_s, number = time.monotonic() + limit_s, next(self._numbers)
+    end_s, number = clock.monotonic() + limit_s, next(self._numbers)
     with self._changed:
       if self._next_s == -math.inf:
-        threading.Thread(
+        threads.Thread(
           target=self._watch, name='time-limits', daemon=True
         ).start()
         self._next_s = math.inf
@@ -50,13 +50,13 @@ class TimeLimits:
   def _watch(self) -> None:
     while True:
       with self._changed:
-        now = time.monotonic()
+        now = clock.monotonic()
         expired = [n for n, (end_s, _) in self._running.items() if end_s <= now]
         functions = [self._running.pop(number)[1] for number in expired]
         if not functions:
           ends = (end_s for end_s, _ in self._running.values())
           self._next_s = min(ends, default=math.inf)
-          wait_s = min(self._next_s - now, threading.TIMEOUT_MAX)
+          wait_s = min(self._next_s - now, threads.TIMEOUT_MAX)
           self._changed.wait(wait_s)
       for function in functions:
         try:
@@ -66,4 +66,11 @@ class TimeLimits:
           logging.exception('A function of a time limit failed.')
 
 
-LIMITS = TimeLimits()
+_LIMITS = processes.Own(TimeLimits)
+
+
+def limit(
+  limit_s: float, expire: Callable[[], object]
+) -> contextlib.AbstractContextManager[None]:
+  """Limits the time of a body, in this process: see `TimeLimits.limit`."""
+  return _LIMITS.get().limit(limit_s, expire)

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import math
 import secrets
-import time
 from collections import Counter
 from collections.abc import (
   Callable,
@@ -23,7 +22,6 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
-from concurrent.futures import Future
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -62,6 +60,7 @@ from cluster.parameter_server.versions import PART_BYTES, Report
 from cluster.process.deadlines import Deadlines, Jobs, transfer_s
 from cluster.process.exits import Unmendable
 from outputs.checkpoints import Abandoned
+from system import clock, threads
 
 _HOSTS = 4  # Workers that may be asked to host a server within `start_s`.
 
@@ -125,7 +124,7 @@ class _Evaluation(NamedTuple):
   """
 
   names: frozenset[str]
-  figures: Future[Mapping[str, float]]
+  figures: threads.Future[Mapping[str, float]]
 
 
 class ParameterServerReception(Reception):
@@ -304,7 +303,7 @@ class ParameterServerReception(Reception):
       self.failures.clear()
       remote, self._remote = self._remote, {}
       self._asked.clear()
-      now = time.monotonic()
+      now = clock.monotonic()
       absent = [
         server
         for server, process in self._hosts.items()
@@ -405,7 +404,7 @@ class ParameterServerReception(Reception):
     Args:
       server: Rank of the server, which no process has joined as.
     """
-    now = time.monotonic()
+    now = clock.monotonic()
     sources = self._mirror.sources[server] if self._mirror else ()
     with self._lock:
       asked, at = self._asked.get(server, (None, now))
@@ -443,7 +442,7 @@ class ParameterServerReception(Reception):
 
   def find_displaced(self) -> list[int]:
     """Returns servers whose own processes are there and ask for their ranks."""
-    now = time.monotonic()
+    now = clock.monotonic()
     with self._lock:
       return [
         server
@@ -485,7 +484,7 @@ class ParameterServerReception(Reception):
 
   def save_residual(
     self, index: int, step: int, residual: ResidualId
-  ) -> Future[bool]:
+  ) -> threads.Future[bool]:
     """Requests a worker's part of a checkpoint: see `PartRequests`."""
     return self._parts.request(index, self.members[index], step, residual)
 
@@ -512,7 +511,7 @@ class ParameterServerReception(Reception):
       if evaluator is None:
         return None
       key = evaluator.index, evaluator.number
-      figures: Future[Mapping[str, float]] = Future()
+      figures: threads.Future[Mapping[str, float]] = threads.Future()
       asked = _Evaluation(frozenset(names), figures)
       self._evaluations.setdefault(key, {})[number] = asked
     evaluator.stream.send(messages.Evaluate(number, address))
@@ -649,7 +648,7 @@ class ParameterServerReception(Reception):
     taken = self._take_rank(stream, index, hello.process, ranks)
     if taken is None:
       with self._lock:
-        self._wanted[index] = hello.process, time.monotonic()
+        self._wanted[index] = hello.process, clock.monotonic()
       return
     with self._lock:
       self._wanted.pop(index, None)
@@ -663,14 +662,14 @@ class ParameterServerReception(Reception):
         message, size_bytes = yield from stream.receive(
           messages.FROM_SERVER, PART_BYTES
         )
-        incarnation.last_heartbeat = time.monotonic()
+        incarnation.last_heartbeat = clock.monotonic()
         activity = ''
         if isinstance(message, messages.Activity):
           activity = message.text
         self._roster.record_message(name, number, activity)
         if isinstance(message, messages.ServerHeartbeat):
           server.progress = message.orders or server.progress
-          stream.send(messages.HeartbeatReply(message.sent, time.monotonic()))
+          stream.send(messages.HeartbeatReply(message.sent, clock.monotonic()))
         elif isinstance(message, messages.ServerAddress):
           server.address, server.left = message.address, message.left
           server.work = message.work
@@ -834,7 +833,7 @@ class ParameterServerReception(Reception):
       if self.events.is_full(report.worker):
         self._evict_noisy(report.worker)
         return
-      now = time.monotonic()
+      now = clock.monotonic()
       if isinstance(report, messages.PushArrived):
         self.events.put(
           PushReceived(

@@ -11,9 +11,7 @@ The figures are of the same version in any case.
 import contextlib
 import functools
 import itertools
-import time
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -27,6 +25,7 @@ from cluster.parameter_server.session import Send
 from cluster.process.deadlines import Deadlines
 from learning.digest import digest
 from learning.learning import Evaluation
+from system import clock, threads
 
 
 class EvaluationLost(Exception):
@@ -45,7 +44,7 @@ class PendingEvaluation(NamedTuple):
 
   worker: int
   incarnation: int
-  figures: Future[Mapping[str, float]]
+  figures: threads.Future[Mapping[str, float]]
 
 
 class Evaluators(Protocol):
@@ -137,16 +136,16 @@ class RemoteEvaluation:
         number, source.address, self._excluded, self.measures
       ):
         self._has_asked = True
-        start = time.monotonic()
+        start = clock.monotonic()
         limit_s = self._deadlines.evaluation_s(self._longest_s)
         try:
           figures = pending.figures.result(limit_s)
         except TimeoutError:
-          reason = f'no answer for {time.monotonic() - start:.1f} s'
+          reason = f'no answer for {clock.monotonic() - start:.1f} s'
         except EvaluationLost as error:
           reason = str(error)
         else:
-          elapsed_s = time.monotonic() - start
+          elapsed_s = clock.monotonic() - start
           self._longest_s = max(self._longest_s or 0.0, elapsed_s)
           return figures
         self._excluded.add((pending.worker, pending.incarnation))

@@ -7,7 +7,6 @@ happen; `cluster.process.faults` describes the failures.  A run without
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from cluster.runtime import Parts
 from configs.checks import require
 from outputs import serialization
 from route.route import ParameterServer
+from system import threads
 from wire.codec import Payload
 
 
@@ -75,7 +75,7 @@ class FaultyWorker(Worker):
 
   def _push(
     self, streams: Sequence[Stream], *arguments: Any
-  ) -> list[Future[None]]:
+  ) -> list[threads.Future[None]]:
     due = self._faults.due
     self._first = due(self.index, self._iteration, Phase.FIRST)
     self._last = due(self.index, self._iteration, Phase.LAST)

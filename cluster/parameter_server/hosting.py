@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import threading
-import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -26,6 +24,7 @@ from cluster.parameter_server.mirrors import MirrorStore, share_part
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.versions import Report
 from cluster.process.exits import Unmendable
+from system import clock, threads
 
 # Attempts to rejoin within a timeout, each perhaps at another address.
 _ATTEMPTS = 4
@@ -94,7 +93,7 @@ class _ServerHost:
     self._stream: Stream | None = None
     # That of the coordinator whose orders the server executes.
     self._admission: messages.ServerAdmitted | None = None
-    self._has_orders = threading.Event()
+    self._has_orders = threads.Event()
     # Updates and examples before its last return to a mirror.
     self._left: tuple[int, int] | None = None
 
@@ -168,7 +167,7 @@ class _ServerHost:
     limit_s = settings.start_s
     if self._admission:  # Else the workers may have found no successor.
       limit_s = min(limit_s, LIMIT * settings.timeout_s)
-    deadline = time.monotonic() + limit_s
+    deadline = clock.monotonic() + limit_s
     start_s, timeout_s = settings.start_s, settings.timeout_s
     if self._mirrors:  # Another process may coordinate the run by now.
       start_s = timeout_s
@@ -192,9 +191,9 @@ class _ServerHost:
       except RankHeld as error:
         if not self._mirrors or not self._is_own:
           raise Unmendable(f'{name} gives up: {error}') from error
-        deadline = time.monotonic() + limit_s
+        deadline = clock.monotonic() + limit_s
       except TransportError as error:
-        if not self._mirrors or time.monotonic() >= deadline:
+        if not self._mirrors or clock.monotonic() >= deadline:
           raise Unmendable(
             f'{name} has lost the coordinator: {error}'
           ) from error

@@ -7,7 +7,6 @@ first is lost (`cluster.parameter_server.mirroring`, `recovery`).
 """
 
 import functools
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import jax
 from cluster.membership import handover
 from cluster.network.messages import MAX_SOURCES, StateRequest
 from cluster.network.streams import Port, TransportError
+from system import threads
 
 COORDINATOR = 'coord'  # Part of the coordinator.
 
@@ -36,7 +36,7 @@ class MirrorStore:
       timeout_s: Limit of a connection, and of each 256 KiB, seconds.
     """
     self._port, self._timeout_s = port, timeout_s
-    self._lock = threading.Lock()
+    self._lock = threads.Lock()
     self._parts: dict[str, dict[int, Any]] = {}  # By name and mirror.
     self._services: dict[str, handover.Handover] = {}
 

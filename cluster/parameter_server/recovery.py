@@ -7,12 +7,12 @@ continues once all servers are there and the workers that have not been lost, or
 those that come within a timeout.
 """
 
-import time
 from collections.abc import Callable, Collection
 
 from cluster.parameter_server.admission import ParameterServerReception
 from cluster.parameter_server.mirroring import Mirror
 from cluster.process.exits import Unmendable
+from system import clock
 
 _FAILURES = 3  # Of a server's part, after which no process seems to have it.
 
@@ -45,7 +45,7 @@ class Recovery:
     self.mirror = mirror
     self._reception = reception
     self._workers, self._lost = set(workers), set(lost)
-    now = time.monotonic()
+    now = clock.monotonic()
     self._began, self._patient_until = now, now + timeout_s
     self._timeout_s, self._limit_s = timeout_s, limit_s
     self._is_enough = is_enough
@@ -64,7 +64,7 @@ class Recovery:
     Raises:
       Unmendable: If servers have not rejoined in time.
     """
-    now = time.monotonic()
+    now = clock.monotonic()
     missing = self._reception.missing_servers
     failures = self._reception.failures
     if hopeless := [k for k in failures if failures[k] >= _FAILURES]:

@@ -7,9 +7,7 @@ carry out the scheme's decisions.
 
 import functools
 import math
-import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
 from typing import Any, Literal
 
 import msgspec
@@ -56,6 +54,7 @@ from learning.scaling import factor, worker_scaling
 from outputs import serialization
 from outputs.accounting import Rollback
 from outputs.checkpoints import Abandoned
+from system import clock, threads
 
 _MAX_EVENTS = 64  # Whose orders are sent together.
 _POLL_S = 0.05  # Between two looks at a recovery.
@@ -238,7 +237,7 @@ class ParameterServerRuntime(EventLoop):
       self._recover(str(error))
 
   def _step(self) -> None:
-    wait_s = self._check_at - time.monotonic()
+    wait_s = self._check_at - clock.monotonic()
     if self._recovery:
       wait_s = min(wait_s, _POLL_S)
     if self._wake is not None:
@@ -259,7 +258,7 @@ class ParameterServerRuntime(EventLoop):
     self._check_progress()
     if self._recovery:
       self._try_continue(self._recovery)
-    elif self._mirroring.is_due(time.monotonic()) and not self._is_finished:
+    elif self._mirroring.is_due(clock.monotonic()) and not self._is_finished:
       self._take_mirror()
     self._store.flush()
 
@@ -314,7 +313,7 @@ class ParameterServerRuntime(EventLoop):
       Relinquished: If another process has the next term.
       Unmendable: If too few have joined in time.
     """
-    began, membership = time.monotonic(), inheritance.membership
+    began, membership = clock.monotonic(), inheritance.membership
     address = self._reception.listen()
     recovery = self._recovery = Recovery(
       self._reception,
@@ -332,7 +331,7 @@ class ParameterServerRuntime(EventLoop):
     )
     self._take_term(membership.term)
     self._publish()
-    self.time += time.monotonic() - began
+    self.time += clock.monotonic() - began
     left, store = self._reception.find_left(), self._store
     rollback = Rollback(
       time=self.time,
@@ -554,13 +553,13 @@ class ParameterServerRuntime(EventLoop):
     self._lose_silent()
     if not self._recovery:
       self._lose_overdue()
-    self._mirroring.check(time.monotonic())
+    self._mirroring.check(clock.monotonic())
     if self._newest_checkpoint() > self._mirrored_checkpoint:
       self._mirroring.follow_checkpoint()
     self._check_moves()
     if self._succession and self._is_superseded():
       raise Relinquished('Another process coordinates the run.')
-    now = time.monotonic()
+    now = clock.monotonic()
     if any(member.stream for member in self._members):
       self._alone_since = math.inf
       return
@@ -576,7 +575,7 @@ class ParameterServerRuntime(EventLoop):
       if member.stream and workers[index].phase not in (None, 'wait')
     ]
     overdue = self._deadlines.overdue(
-      running, now=time.monotonic(), executed_orders=self._reception.executed
+      running, now=clock.monotonic(), executed_orders=self._reception.executed
     )
     for index, reason in overdue:
       self._lose(index, reason)
@@ -584,7 +583,7 @@ class ParameterServerRuntime(EventLoop):
   def _release(self, index: int) -> None:
     worker = self.coordinator.workers[index]
     progress = self._members[index].progress
-    progress.last_change = time.monotonic()
+    progress.last_change = clock.monotonic()
     progress.orders_before = self._store.sequence + 1
     self._store.release(
       index,
@@ -608,7 +607,7 @@ class ParameterServerRuntime(EventLoop):
   def _live_workers(self) -> list[int]:
     return [k for k, member in enumerate(self._members) if member.stream]
 
-  def _save_residuals(self, step: int) -> list[Future[bool]]:
+  def _save_residuals(self, step: int) -> list[threads.Future[bool]]:
     """Requests the workers' codec states, which they write to a checkpoint.
 
     Returns:
@@ -640,7 +639,7 @@ class ParameterServerRuntime(EventLoop):
     places = self._reception.server_places()
     self._mirrored_checkpoint = self._newest_checkpoint()
     pending = self._mirroring.begin(
-      time.monotonic(),
+      clock.monotonic(),
       own=self._reception.own_place,
       servers=places,
       workers=self._reception.worker_places(),
@@ -710,7 +709,7 @@ class ParameterServerRuntime(EventLoop):
   ) -> None:
     """Records that a worker holds a part; the mirror may be complete now."""
     if not self._mirroring.answer(
-      time.monotonic(), worker, answer.number, answer.part, answer.error
+      clock.monotonic(), worker, answer.number, answer.part, answer.error
     ):
       return
     number = answer.number

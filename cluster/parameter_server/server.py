@@ -9,11 +9,7 @@ then receives the worker's push.  One event loop serves the streams of all.
 import contextlib
 import functools
 import itertools
-import queue
-import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from typing import Any
 
 import jax
@@ -41,6 +37,7 @@ from cluster.parameter_server.versions import Report, ShardVersions
 from learning import placement
 from learning.learning import Learner
 from learning.shard_codec import ShardCodec, byte_views
+from system import clock, threads
 from wire.codec import Payload
 
 _LAST_S = 10.0  # Time limit of the last orders.
@@ -121,7 +118,7 @@ class Server:
     self._versions = versions
     self._mirror_store = mirrors
     self._pieces = learner if isinstance(learner, Pieces) else None
-    self._lock = threading.Lock()  # Of streams and of incarnations.
+    self._lock = threads.Lock()  # Of streams and of incarnations.
     self._ports: dict[Key, _Port] = {}
     # Newest incarnation that the coordinator has admitted, by worker.
     self._accepted: dict[int, messages.AcceptWorker] = {}
@@ -132,14 +129,14 @@ class Server:
     # Streams of workers that get the next version in pieces.
     self._piped: dict[Key, _Port] = {}
     self._current: tuple[int, list[np.ndarray]] = -1, []  # Version, its bytes.
-    self._work: queue.SimpleQueue[Callable[[], object] | None] = (
-      queue.SimpleQueue()
+    self._work: threads.SimpleQueue[Callable[[], object] | None] = (
+      threads.SimpleQueue()
     )
     self._sequence = self._done = 0
     self._order: tuple[str, float] = '', 0.0  # Name and start.
     self._longest: dict[str, float] = {}  # Seconds of orders, by name.
     self._listener: LoopListener | None = None
-    self._thread = threading.Thread(
+    self._thread = threads.Thread(
       target=self._run, name=f'server-{index}', daemon=True
     )
     self._thread.start()
@@ -174,7 +171,7 @@ class Server:
     return OrderProgress(
       executed=self._done,
       order=name,
-      since_s=time.monotonic() - start,
+      since_s=clock.monotonic() - start,
       usual_s=self._longest.get(name),
     )
 
@@ -199,15 +196,15 @@ class Server:
         port.ended = True
     for port in ports:
       port.stream.cancel('The servers continue from a mirror.')
-    left: Future[tuple[int, int]] = Future()
+    left: threads.Future[tuple[int, int]] = threads.Future()
     self._submit(self._restart, state, left)
     while not left.done():
-      wait([left], _POLL_S)
+      threads.wait([left], _POLL_S)
       if not self._thread.is_alive():
         raise LookupError(f'Server {self.index} has failed.')
     return left.result()
 
-  def _restart(self, state: Any, left: Future[tuple[int, int]]) -> None:
+  def _restart(self, state: Any, left: threads.Future[tuple[int, int]]) -> None:
     """Replaces the state of the share; in the server's own thread."""
     before = self.learner.version, self.learner.examples
     state = dict(jax.tree.map(_place, state))
@@ -448,11 +445,11 @@ class Server:
         if self._pieces:
           self._expect(self._pieces, releases)
       for order in alike:
-        start = time.monotonic()
+        start = clock.monotonic()
         self._order = name, start
         self._execute_one(order)
         self._order = '', 0.0
-        seconds = time.monotonic() - start
+        seconds = clock.monotonic() - start
         self._longest[name] = max(seconds, self._longest.get(name, 0.0))
     self._done = self._sequence
 

@@ -1,6 +1,5 @@
 """Session of a worker: its streams to the coordinator and to all servers."""
 
-import queue
 from collections.abc import Callable, Sequence
 
 from absl import logging
@@ -36,6 +35,7 @@ from cluster.network.streams import (
 )
 from cluster.probing.rates import TrafficReporter
 from diagnosis.server_links import MOST_SERVERS
+from system import threads
 
 REPORT_S = 1.0  # Between two reports on traffic.
 MirrorRequest = RetainResidual | FetchMirror | MirrorCompleted | HostServer
@@ -84,7 +84,9 @@ class ParameterServerSession(Session[ToWorker]):
     Raises:
       TransportError: If the coordinator cannot be reached.
     """
-    self._addresses: queue.SimpleQueue[ServerAddresses] = queue.SimpleQueue()
+    self._addresses: threads.SimpleQueue[ServerAddresses] = (
+      threads.SimpleQueue()
+    )
     self._settings, self._save, self._evaluate = settings, save, evaluate
     self._mirror, self._on_lost = mirror, on_lost
     self._push_bytes = push_bytes

@@ -7,7 +7,6 @@ have processes of their own.  The coordinator is in the process of server 0.
 import faulthandler
 import functools
 import math
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,6 +52,7 @@ from learning import placement
 from learning.layout import check_servers
 from learning.learning import Evaluation, Learner
 from route.route import ParameterServer
+from system import processes, threads
 
 
 class ParameterServerSite(RealSite):
@@ -91,7 +91,7 @@ class ParameterServerSite(RealSite):
     self._directory = parts.files.workdir / 'checkpoints'
     self._keep = config.checkpoint.keep
     self._has_hung = False  # Whether the worker hangs in a process that stays.
-    self._is_over = threading.Event()  # Whether the run has ended here.
+    self._is_over = threads.Event()  # Whether the run has ended here.
     self._mirrors: MirrorStore | None = None
     if plan.mirror_s:
       self._mirrors = MirrorStore(self.settings.port, self.settings.timeout_s)
@@ -106,7 +106,7 @@ class ParameterServerSite(RealSite):
         version=lambda: standby.version,
       )
     self._others: set[int] = set()  # Servers of other processes that are here.
-    self._hosting = threading.Lock()
+    self._hosting = threads.Lock()
     with error_prefix(chosen_path(config, 'route')):
       check_servers(learned.elements, plan.servers)
     with error_prefix(chosen_path(config, 'wire')):
@@ -125,7 +125,7 @@ class ParameterServerSite(RealSite):
         reason = ', as config.optimizer.clip_norm needs whole updates'
       logging.info('Servers: %d, in %s%s.', plan.servers, where, reason)
 
-  @functools.cached_property
+  @processes.CachedProperty
   def checkpoints(self) -> sharded.ShardedCheckpoints:
     """Checkpoints of the run, for the coordinator's process."""
     with error_prefix('config.checkpoint'):
@@ -137,7 +137,7 @@ class ParameterServerSite(RealSite):
         keep=self._keep,
       )
 
-  @functools.cached_property
+  @processes.CachedProperty
   def evaluate(self) -> Evaluation | None:
     """Evaluation of versions, in the coordinator's process."""
     local = self.parts.learned.evaluate
@@ -227,7 +227,7 @@ class ParameterServerSite(RealSite):
       return self._host()
     server = None
     if not plan.dedicated and role.index < plan.servers:
-      server = threading.Thread(target=self._host_in_thread, daemon=True)
+      server = threads.Thread(target=self._host_in_thread, daemon=True)
       server.start()
     try:
       finished = self._worker(role.coordinator)
@@ -260,7 +260,7 @@ class ParameterServerSite(RealSite):
     step, _ = self.checkpoints.found
     return step, workers_in_checkpoint(self._directory, step)
 
-  @functools.cached_property
+  @processes.CachedProperty
   def _worker(self) -> Worker:
     """The worker of this process, in all of its sessions."""
     learned = self.parts.learned
@@ -382,7 +382,7 @@ class ParameterServerSite(RealSite):
       if is_own or server in self._others:  # It joins without being asked.
         return
       self._others.add(server)
-    threading.Thread(target=self._run_other, args=[server], daemon=True).start()
+    threads.Thread(target=self._run_other, args=[server], daemon=True).start()
 
   def _run_other(self, server: int) -> None:
     """Hosts a server of another process until all continue from a mirror."""

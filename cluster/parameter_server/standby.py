@@ -1,6 +1,5 @@
 """State from which a worker succeeds a coordinator with parameter servers."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +7,7 @@ from cluster.membership.succession import Membership
 from cluster.network.messages import MirrorCompleted
 from cluster.parameter_server.mirrors import COORDINATOR, MirrorStore
 from outputs import serialization
+from system import clock
 
 
 class Inheritance(NamedTuple):
@@ -54,7 +54,7 @@ class MirrorStandby:
 
   def complete(self, message: MirrorCompleted) -> None:
     """Records that a mirror is complete."""
-    self._completed_at = time.monotonic()
+    self._completed_at = clock.monotonic()
     self.membership = Membership(message.term, message.number, message.members)
 
   def can_succeed(self, version: int) -> bool:
@@ -76,5 +76,5 @@ class MirrorStandby:
       supporters,
       version,
       serialization.thaw(self._mirrors.get(version, COORDINATOR)),
-      time.monotonic() - self._completed_at,
+      clock.monotonic() - self._completed_at,
     )

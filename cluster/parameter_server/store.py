@@ -5,10 +5,7 @@ coordinator's calls into numbered orders, which all servers execute in the same
 sequence.
 """
 
-import functools
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +15,7 @@ from cluster.parameter_server import work
 from learning.scaling import Scaling, factor, worker_scaling
 from learning.schedule import Schedule
 from learning.shard_codec import ShardCodec
+from system import processes, threads
 
 _ITEM = np.dtype(np.float32).itemsize
 Key = tuple[int, int]  # Rank of a worker, and number of its incarnation.
@@ -77,17 +75,21 @@ class ShardedParameterStore:
     self._orders: list[messages.Order] = []
     self.sequence = 0
     self._number = 0  # Number of the last question or held version.
-    self._questions: dict[int, list[Future[Any]]] = {}
+    self._questions: dict[int, list[threads.Future[Any]]] = {}
     self._kinds: dict[int, type[messages.Order]] = {}  # Of the questions.
-    self._save_residuals: Callable[[int], list[Future[Any]]] = lambda step: []
-    self._answering = threading.Lock()
+    self._save_residuals: Callable[[int], list[threads.Future[Any]]] = (
+      lambda step: []
+    )
+    self._answering = threads.Lock()
     self._error: Exception | None = None
     self._abandoned = 0  # Questions up to this number are answered in vain.
 
   def attach(
     self,
     servers: Sequence[OrderedServer],
-    save_residuals: Callable[[int], list[Future[Any]]] = lambda step: [],
+    save_residuals: Callable[
+      [int], list[threads.Future[Any]]
+    ] = lambda step: [],
   ) -> None:
     """Sets the servers, once all have joined and before their first order.
 
@@ -161,7 +163,7 @@ class ShardedParameterStore:
     """Makes servers end a worker's streams and drop its push unless added."""
     self._orders.append(messages.EndWorker(worker, incarnation))
 
-  def save(self, step: int) -> list[Future[Any]]:
+  def save(self, step: int) -> list[threads.Future[Any]]:
     """Orders servers and workers to write their parts of a checkpoint.
 
     Args:
@@ -287,10 +289,14 @@ class ShardedParameterStore:
     self._number += 1
     return self._number
 
-  def _ask(self, order: Callable[[int], messages.Order]) -> list[Future[Any]]:
+  def _ask(
+    self, order: Callable[[int], messages.Order]
+  ) -> list[threads.Future[Any]]:
     number = self._next()
     asked = order(number)
-    futures: list[Future[Any]] = [Future() for _ in self._servers]
+    futures: list[threads.Future[Any]] = [
+      threads.Future() for _ in self._servers
+    ]
     with self._answering:
       if self._error is not None:
         raise self._error
@@ -331,7 +337,7 @@ class ShardedParameterStore:
     """True if workers have residuals, or states of inner optimizers."""
     return self._codec.has_residual or self.has_inner_optimizer
 
-  @functools.cached_property
+  @processes.CachedProperty
   def sizes_bytes(self) -> list[int]:
     """Bytes of a push and a pull together, by stage of the wire."""
     codec = self._codec

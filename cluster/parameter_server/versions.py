@@ -6,10 +6,7 @@ write and send it, so that a slow disk or reader delays no orders.
 
 import contextlib
 import pathlib
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,6 +17,7 @@ from cluster.network.messages import ServerReport, ShareSaved, VersionPart
 from cluster.network.streams import TransportError, chunked
 from learning.shard_codec import byte_views
 from outputs import checkpoints, serialization
+from system import clock, threads
 
 # Called with a report of a server, and with bytes that belong to it.
 Report = Callable[[ServerReport, Iterable[np.ndarray]], None]
@@ -54,11 +52,11 @@ class ShardVersions:
     self._directory, self._part = directory, part
     self._held = dict(held)
     self._report = report
-    self._pool = ThreadPoolExecutor(1, part)
+    self._pool = threads.ThreadPoolExecutor(1, part)
     # How often the questions so far were abandoned.  No answer is on its way to
     # the coordinator while this changes.
     self._abandoned = 0
-    self._answering = threading.Lock()
+    self._answering = threads.Lock()
 
   def hold(self, held: int, params: Any, stats: Any) -> None:
     """Holds a version under a number."""
@@ -109,7 +107,7 @@ class ShardVersions:
       InvalidMessage: If there is no such version.
     """
     arguments = self._abandoned, number, byte_views(self._find(held))
-    threading.Thread(target=self._send, args=arguments, daemon=True).start()
+    threads.Thread(target=self._send, args=arguments, daemon=True).start()
 
   def save(self, number: int, step: int, state: dict[str, Any]) -> None:
     """Writes a part of a checkpoint in a thread, and reports the outcome.
@@ -135,7 +133,7 @@ class ShardVersions:
       for chunk in chunked(arrays, PART_BYTES):
         if not self._answer(asked, part, [chunk]):
           return
-        time.sleep(_GAP_S)
+        clock.sleep(_GAP_S)
 
   def _answer(
     self, asked: int, answer: ServerReport, body: Iterable[np.ndarray] = ()
@@ -154,7 +152,7 @@ class ShardVersions:
     return True
 
   def _report_saved(
-    self, asked: int, number: int, written: Future[None]
+    self, asked: int, number: int, written: threads.Future[None]
   ) -> None:
     reason = None
     if error := written.exception():

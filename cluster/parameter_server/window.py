@@ -1,12 +1,12 @@
 """Flow control of pushes in pieces, for pipelined parameter servers."""
 
-import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from cluster.network.streams import Closed
 from cluster.pipelining import AHEAD
+from system import threads
 
 
 class Window:
@@ -20,7 +20,7 @@ class Window:
     self.pieces = pieces
     self._answered = 0  # Pieces whose next version has been pulled.
     self._is_lost = False
-    self._changed = threading.Condition()
+    self._changed = threads.Condition()
 
   def cut(self, vector: np.ndarray) -> Iterator[np.ndarray]:
     """Yields the pieces of a vector, uint8, as soon as they may be sent.

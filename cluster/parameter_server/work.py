@@ -1,6 +1,5 @@
 """Measures how long a server adds a push and applies an update."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -8,6 +7,7 @@ import numpy as np
 
 from cluster.network.messages import ServerWork
 from learning.learning import Learner
+from system import clock
 from wire.codec import Payload
 
 _ROUNDS, _LIMIT_S = 3, 0.5  # No further round after this many seconds.
@@ -36,9 +36,9 @@ def measure(
   if '_state' not in state:
     return None
   rounds: list[tuple[float, float]] = []
-  start = time.perf_counter()
+  start = clock.perf_counter()
   while not rounds or (
-    len(rounds) < _ROUNDS and time.perf_counter() - start < _LIMIT_S
+    len(rounds) < _ROUNDS and clock.perf_counter() - start < _LIMIT_S
   ):
     rounds.append(_measure_once(learner.fork(), stages, receive, decode))
   sum_s, update_s = (min(seconds) for seconds in zip(*rounds, strict=True))
@@ -70,14 +70,14 @@ def _measure_once(
     learner.add(update, decode(receive(stage), stage), 1)
     push = receive(stage)
     jax.block_until_ready(learner.state())
-    start = time.perf_counter()
+    start = clock.perf_counter()
     learner.add(update, decode(push, stage), 1)
     jax.block_until_ready(learner.state())
-    sum_s += time.perf_counter() - start
-  start = time.perf_counter()
+    sum_s += clock.perf_counter() - start
+  start = clock.perf_counter()
   learner.commit(update)
   jax.block_until_ready(learner.state())
-  return sum_s, time.perf_counter() - start
+  return sum_s, clock.perf_counter() - start
 
 
 def _num_bytes(tree: object) -> int:

@@ -7,11 +7,7 @@ as a new incarnation, if the coordinator evicts it or a stream is lost.
 import contextlib
 import functools
 import math
-import queue
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -54,6 +50,7 @@ from cluster.speed.speed import Speed
 from learning import compilations
 from learning.learning import Pushes
 from learning.shard_codec import ShardCodec, byte_views
+from system import clock, threads
 from wire.codec import Payload
 
 
@@ -121,7 +118,9 @@ class Worker:
     self._pool = _Threads(2 * len(servers) + 4)
     self._progress = ProgressCounter()
     self._iteration = -1  # Number of the last iteration, if any.
-    self._pushing: list[Future[None]] = []  # Pushes, and the next input.
+    self._pushing: list[
+      threads.Future[None]
+    ] = []  # Pushes, and the next input.
     self._compiled: int | None = None  # Compilations before the first pull.
 
   def warm_up(self) -> None:
@@ -278,17 +277,17 @@ class Worker:
     self._progress.enter_compute()
     if self._compiled is None:  # A server of this process compiles, too.
       self._compiled = compilations.count()
-    pulled_at = heartbeat.coordinator_time(time.monotonic())
+    pulled_at = heartbeat.coordinator_time(clock.monotonic())
     self._iteration = iteration = pull.iteration
     # Gathering examples that were not announced is not part of the speed.
     self._pushes.prepare(pull.ranges)
     state = self._residuals.recall(ResidualId(*pull.residual))
-    start = time.monotonic()
+    start = clock.monotonic()
     before = self._pushes.computed
     payload, loss, optimizer = self._compute(pull, state.optimizer)
     parts, loss, finite = self._encode(pull, payload, loss, state, optimizer)
     self._host_speed.delay(iteration, pull.examples, start)
-    end = time.monotonic()
+    end = clock.monotonic()
     report = messages.PushReport(
       iteration=iteration,
       pulled_at=pulled_at,
@@ -385,7 +384,7 @@ class Worker:
     streams: Sequence[Stream],
     report: messages.PushReport,
     pushes: Sequence[list[np.ndarray]],
-  ) -> list[Future[None]]:
+  ) -> list[threads.Future[None]]:
     """Begins to send a push; the next pull may begin before all is sent.
 
     Returns:
@@ -572,13 +571,15 @@ class _Threads:
     Args:
       count: Number of threads.
     """
-    self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    self._calls: threads.SimpleQueue[Any] = threads.SimpleQueue()
     for _ in range(count):
-      threading.Thread(target=self._call, daemon=True).start()
+      threads.Thread(target=self._call, daemon=True).start()
 
-  def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+  def submit(
+    self, function: Callable[..., Any], *args: Any
+  ) -> threads.Future[Any]:
     """Calls a function in a thread; returns a future of its result."""
-    future: Future[Any] = Future()
+    future: threads.Future[Any] = threads.Future()
     self._calls.put((future, function, args))
     return future
 

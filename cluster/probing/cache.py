@@ -8,7 +8,6 @@ addresses and network cards, in the same order of workers.
 import hashlib
 import json
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from absl import logging
 
 from cluster.probing import file_format
 from outputs import atomic
+from system import clock
 from topology.clusters import cluster as clusters
 
 FOLDER = '.links'
@@ -44,7 +44,7 @@ class LinkCache:
     path = self._path(hosts)
     try:
       content: dict[str, Any] = json.loads(path.read_text())
-      age_s = time.time() - content['measured_at']
+      age_s = clock.wall() - content['measured_at']
       # Readers of the result need all of this: an error shows up here.
       clusters.from_json(content)
       file_format.summary(content)

@@ -17,10 +17,11 @@ its caller provides the clock.
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Collection, Iterable
 
 from absl import logging
+
+from system import clock
 
 Pair = tuple[int, int]
 
@@ -56,7 +57,7 @@ class FailedLinks:
   """
 
   def __init__(
-    self, *, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    self, *, timeout_s: float, clock: Callable[[], float] = clock.monotonic
   ):
     """Creates the record, without a failure.
 

@@ -5,8 +5,6 @@ packs forests in a thread, and records the decisions.
 """
 
 import itertools
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +18,7 @@ from cluster.probing.events import ForestPacked, Packing
 from cluster.probing.rates import RateWindows
 from cluster.probing.repacking import Ends, RepackingPolicy, Switch
 from route import selection
+from system import clock, threads
 from topology import Cluster
 from topology.baselines.transfer import transfer_forest
 from topology.baselines.ways import ways_of
@@ -75,7 +74,7 @@ class LinkFollower:
     packed = self._formation.packed
     same = self._packed is packed
     if self._stopped_at is not None:
-      self._cost_s = time.monotonic() - self._stopped_at
+      self._cost_s = clock.monotonic() - self._stopped_at
       self._stopped_at = None
     self._windows.clear()
     self._policy.begin_epoch(same=same)
@@ -118,7 +117,7 @@ class LinkFollower:
     must_measure = self.interruption.startswith('links')
     self.interruption = ''
     if not must_measure:
-      self._stopped_at = time.monotonic()
+      self._stopped_at = clock.monotonic()
     return must_measure
 
   def take_measurement(
@@ -140,7 +139,7 @@ class LinkFollower:
     self._formation.set_links(cluster, host_s)
     self._is_packing = True
     args = running, cluster, host_s
-    threading.Thread(target=self._pack, args=args, daemon=True).start()
+    threads.Thread(target=self._pack, args=args, daemon=True).start()
 
   def take_forest(self, event: ForestPacked, now_s: float) -> None:
     """Decides whether to use a forest that has been packed."""

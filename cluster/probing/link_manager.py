@@ -1,7 +1,5 @@
 """The coordinator's knowledge of the links: when to measure and to adapt."""
 
-import time
-
 from absl import logging
 
 from cluster.allreduce.rendezvous import Rendezvous
@@ -13,6 +11,7 @@ from cluster.probing.follower import LinkFollower
 from cluster.probing.surveyor import Surveyor
 from cluster.process.exits import Unmendable
 from route import links
+from system import clock
 from topology.clusters import cluster as clusters
 
 
@@ -82,7 +81,7 @@ class LinkManager:
       if not is_known:
         self._rendezvous.set_links(links.make_equal(self._workers), {})
       return False
-    self._start = time.monotonic()
+    self._start = clock.monotonic()
     self._surveyor.begin(members, skips_cache=skips_cache)
     return True
 
@@ -102,7 +101,7 @@ class LinkManager:
     if not event.is_lost:  # Failed links stay equal; later ones are measured.
       self._is_provisional = False
     if self._follower and not is_first:
-      took_s = time.monotonic() - self._start
+      took_s = clock.monotonic() - self._start
       self._follower.take_measurement(now_s, found, took_s)
     elif found:
       cluster = clusters.from_json(found)

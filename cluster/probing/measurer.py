@@ -1,9 +1,6 @@
 """A worker's part in measuring the links of its run: it executes orders."""
 
-import socket
-
 from cluster.network.errors import TransportError, describe
-from cluster.network.interfaces import card
 from cluster.network.messages import (
   CloseEndpoint,
   HostDescription,
@@ -15,6 +12,7 @@ from cluster.network.messages import (
 )
 from cluster.network.port import Port
 from cluster.probing import transfers, trials
+from system import net
 
 
 class Measurer:
@@ -63,9 +61,9 @@ class Measurer:
       self.close()
       self._endpoint = transfers.Endpoint(self._port, timeout_s=self._timeout_s)
       return HostDescription(
-        hostname=socket.gethostname(),
+        hostname=net.gethostname(),
         address=self._port.host,
-        card=card(self._port.host),
+        card=net.hardware_address(self._port.host),
         port=self._endpoint.port,
       )
     if isinstance(order, CloseEndpoint):

@@ -6,7 +6,6 @@ of two differences is the rate of a connection while it had something to send,
 whatever else the worker was doing.
 """
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -15,6 +14,7 @@ from cluster.network.errors import TransportError
 from cluster.network.messages import TrafficReport
 from cluster.probing.repacking import Ends
 from cluster.traffic import Sent
+from system import threads
 
 PERIOD_S = 2.0  # Time between reports, and least length of a window.
 _ITERATIONS = 4  # Least number of iterations of a window.
@@ -50,10 +50,10 @@ class TrafficReporter:
       period_s: Time between reports.
     """
     self._traffic, self._send, self._period_s = traffic, send, period_s
-    self._over = threading.Event()
+    self._over = threads.Event()
 
   def __enter__(self) -> Self:
-    threading.Thread(target=self._run, daemon=True).start()
+    threads.Thread(target=self._run, daemon=True).start()
     return self
 
   def __exit__(self, *exception: object) -> None:

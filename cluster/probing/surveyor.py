@@ -6,10 +6,7 @@ a worker that is lost meanwhile.
 """
 
 import itertools
-import queue
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +29,7 @@ from cluster.probing import file_format, transfers, trials
 from cluster.probing.cache import LinkCache
 from cluster.probing.events import LinksMeasured
 from cluster.process.exits import Unmendable
+from system import clock, threads
 
 _MOST_RATE = 1e15  # Bytes per second, or seconds.
 TOLERANCE = 0.1  # Relative error of a rate.
@@ -189,8 +187,8 @@ class _Survey:
     self._asked: tuple[int, Mapping[int, Probe]] = -1, {}
     self._senders: dict[int, Sequence[int]] = {}
     # Answers by worker, or a text about the loss of one.
-    self._answers: queue.SimpleQueue[tuple[int, ProbeAnswer] | str] = (
-      queue.SimpleQueue()
+    self._answers: threads.SimpleQueue[tuple[int, ProbeAnswer] | str] = (
+      threads.SimpleQueue()
     )
 
   def start(self, done: Callable[[LinksMeasured], None]) -> None:
@@ -199,7 +197,7 @@ class _Survey:
     Args:
       done: Called with the result.
     """
-    threading.Thread(target=self._run, args=[done], daemon=True).start()
+    threads.Thread(target=self._run, args=[done], daemon=True).start()
 
   def check_answer(self, worker: int, answer: ProbeAnswer) -> None:
     """Checks a worker's answer: see `Surveyor`; late ones are ignored."""
@@ -254,7 +252,7 @@ class _Survey:
     self._asked = number, asked
     for index, order in asked.items():
       self._send(index, ProbeOrder(number, order))
-    deadline = time.monotonic() + limit_s + 2 * self._timeout_s
+    deadline = clock.monotonic() + limit_s + 2 * self._timeout_s
     answers: dict[int, HostDescription | Rates | None] = {}
     problems: dict[int, str] = {}
     while len(answers) < len(self._members):
@@ -277,9 +275,9 @@ class _Survey:
 
   def _next(self, deadline: float) -> tuple[int, ProbeAnswer] | None:
     try:
-      wait_s = max(deadline - time.monotonic(), 0.0)
+      wait_s = max(deadline - clock.monotonic(), 0.0)
       answer = self._answers.get(timeout=wait_s)
-    except queue.Empty:
+    except threads.Empty:
       return None
     if isinstance(answer, str):
       raise _Lost(answer)
@@ -298,7 +296,7 @@ class _Survey:
     done(result)
 
   def _measure(self) -> LinksMeasured:
-    start = time.monotonic()
+    start = clock.monotonic()
     count = len(self._members)
     try:
       answers = self.ask([OpenEndpoint()] * count, limit_s=0.0)
@@ -329,9 +327,9 @@ class _Survey:
     )
     for row, host in zip(written['hosts'], hosts, strict=True):
       row['card'] = host['card']
-    written['measured_at'] = time.time()
+    written['measured_at'] = clock.wall()
     self._cache.save(hosts, written)
-    return LinksMeasured(content=written, took_s=time.monotonic() - start)
+    return LinksMeasured(content=written, took_s=clock.monotonic() - start)
 
 
 def _describe(worker: int, host: HostDescription | Rates) -> dict[str, Any]:

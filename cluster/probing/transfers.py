@@ -7,15 +7,11 @@ arrived, so that the next one finds empty links.
 """
 
 import collections
-import concurrent.futures
 import contextlib
 import hmac
 import os
-import queue
-import socket
 import ssl
 import struct
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
@@ -29,6 +25,7 @@ from cluster.network.connection import (
 from cluster.network.errors import TransportError
 from cluster.network.handshake import open_connection
 from cluster.network.port import Port
+from system import clock, net, threads
 
 PROBES = 'probes'  # Service of endpoints.
 _HELLO = struct.Struct('!16sII')  # Key, number of the test, sender.
@@ -98,11 +95,11 @@ class Endpoint:
     """
     self._timeout_s = timeout_s
     self._own_port = port
-    self._arrived: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+    self._arrived: threads.SimpleQueue[Connection] = threads.SimpleQueue()
     port.offer(PROBES, self._take)
     _, self.port = sockets.split(port.address)
-    self._out: list[tuple[int, socket.socket]] = []
-    self._in: list[tuple[int, socket.socket]] = []
+    self._out: list[tuple[int, net.Socket]] = []
+    self._in: list[tuple[int, net.Socket]] = []
 
   def __enter__(self) -> Self:
     return self
@@ -114,7 +111,7 @@ class Endpoint:
     """Closes all connections, and stops to listen."""
     self._own_port.withdraw(PROBES)
     self._disconnect()
-    with contextlib.suppress(queue.Empty):
+    with contextlib.suppress(threads.Empty):
       while True:
         self._arrived.get_nowait().close()
 
@@ -197,11 +194,11 @@ class Endpoint:
     Raises:
       Broken: If a connection breaks, or is silent for too long.
     """
-    start = time.monotonic()
+    start = clock.monotonic()
     whole_s = duration_s(seconds)
     rates: dict[int, float] = collections.defaultdict(float)
-    threads = len(self._out) + len(self._in)
-    with concurrent.futures.ThreadPoolExecutor(threads or 1) as pool:
+    count = len(self._out) + len(self._in)
+    with threads.ThreadPoolExecutor(count or 1) as pool:
       sending = [
         pool.submit(self._send, *each, start + whole_s) for each in self._out
       ]
@@ -220,18 +217,18 @@ class Endpoint:
     self._disconnect()
     return dict(rates)
 
-  def _send(self, peer: int, sock: socket.socket, until: float) -> None:
+  def _send(self, peer: int, sock: net.Socket, until: float) -> None:
     block = _TLS_BLOCK if isinstance(sock, ssl.SSLSocket) else _BLOCK
     with self._naming_peer(peer):
-      while time.monotonic() < until:
+      while clock.monotonic() < until:
         sock.send(block)
       sock.sendall(_LAST)
-      sock.shutdown(socket.SHUT_WR)
+      sock.shutdown(net.SHUT_WR)
 
   def _receive(
     self,
     peer: int,
-    sock: socket.socket,
+    sock: net.Socket,
     start: float,
     seconds: float,
     whole_s: float,
@@ -249,12 +246,12 @@ class Endpoint:
       number: Number of the test.
       missing: Number of connections to accept, by sender.
     """
-    deadline = time.monotonic() + self._timeout_s
+    deadline = clock.monotonic() + self._timeout_s
     while +missing:
-      left_s = max(deadline - time.monotonic(), 0.0)
+      left_s = max(deadline - clock.monotonic(), 0.0)
       try:
         connection = self._arrived.get(timeout=left_s)
-      except queue.Empty:
+      except threads.Empty:
         name = self._peers[min(+missing)].name
         raise Broken(f'{name}: timed out') from None
       peer = self._sender(connection, number, deadline)
@@ -302,7 +299,7 @@ class Endpoint:
 
 
 def _measure_rate_Bps(
-  sock: socket.socket, start: float, seconds: float, deadline: float
+  sock: net.Socket, start: float, seconds: float, deadline: float
 ) -> float:
   """Returns the rate at which bytes arrive in a window; reads to the end.
 
@@ -323,7 +320,7 @@ def _measure_rate_Bps(
   first, last = None, None
   ending = b''
   while size := sock.recv_into(buffer):
-    now = time.monotonic()
+    now = clock.monotonic()
     ending = bytes(buffer[size - 1 : size])
     if now >= start and not first:
       first = now, _count_received(sock)
@@ -333,7 +330,7 @@ def _measure_rate_Bps(
       raise TimeoutError('what was sent has not arrived in time')
   if ending != _LAST:
     raise ConnectionError('the transfer has broken off')
-  now = time.monotonic()
+  now = clock.monotonic()
   if now < start + seconds / 2:
     raise TimeoutError('the transfer had ended before it was measured')
   if not last:
@@ -343,31 +340,31 @@ def _measure_rate_Bps(
   return (last[1] - first[1]) / max(last[0] - first[0], seconds / 2)
 
 
-def _count_received(sock: socket.socket) -> int:
+def _count_received(sock: net.Socket) -> int:
   """Returns the bytes that have arrived at a connection, read or not."""
   size = _RECEIVED_AT + _RECEIVED.size
-  info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+  info = sock.getsockopt(net.IPPROTO_TCP, net.TCP_INFO, size)
   (count,) = _RECEIVED.unpack_from(info, _RECEIVED_AT)
   return int(count)
 
 
-def _measure_round_trip_s(sock: socket.socket) -> float:
+def _measure_round_trip_s(sock: net.Socket) -> float:
   """Returns the shortest of several round trips of one byte, seconds."""
   shortest_s = float('inf')
-  begin = time.monotonic()
+  begin = clock.monotonic()
   for count in range(_PINGS):
-    start = time.monotonic()
+    start = clock.monotonic()
     limit_s = PINGS_S if count < _FEWEST_PINGS else _PINGING_S
     if start > begin + limit_s:
       break
     sock.sendall(b'\0')
     _receive_exactly(sock, 1)
-    shortest_s = min(shortest_s, time.monotonic() - start)
+    shortest_s = min(shortest_s, clock.monotonic() - start)
   sock.sendall(_LAST)
   return shortest_s
 
 
-def _receive_exactly(sock: socket.socket, size: int) -> bytes:
+def _receive_exactly(sock: net.Socket, size: int) -> bytes:
   """Receives a number of bytes.
 
   Raises:

@@ -12,7 +12,6 @@ and what the time limit does not allow is left out, with a line of the log.
 import functools
 import itertools
 import secrets
-import time
 from collections.abc import (
   Callable,
   Collection,
@@ -32,6 +31,7 @@ from cluster.network.messages import (
   TransferFor,
 )
 from cluster.probing import transfers
+from system import clock
 from topology.clusters import measured, shared
 from topology.clusters.measured import Ends
 
@@ -289,7 +289,7 @@ def measure(
   limit_s: float = LIMIT_S,
   tries: int = 1,
   log: Callable[[str], None] = lambda text: None,
-  clock: Callable[[], float] = time.monotonic,
+  clock: Callable[[], float] = clock.monotonic,
 ) -> Findings:
   """Measures the links between processes, by orders to all of them.
 

@@ -32,8 +32,6 @@ is evicted, and none while another one computes.
 import collections
 import dataclasses
 import faulthandler
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -41,6 +39,7 @@ from absl import logging
 
 from cluster.network.messages import Progress
 from cluster.process.exits import LOST, Reason, end
+from system import clock, threads
 
 _TIMEOUTS, _LONGEST = 2, 4
 _RECENT = 10  # Iterations.
@@ -74,7 +73,7 @@ class ProgressCounter:
     """Starts with no progress recorded."""
     self._phase: Literal['transfer', 'compute'] = 'transfer'
     self._iteration, self._steps = -1, 0
-    self._lock = threading.Lock()
+    self._lock = threads.Lock()
 
   def enter_compute(self) -> None:
     """Enters the phase in which the worker computes a gradient."""
@@ -283,17 +282,17 @@ class Jobs:
 
   def begin(self, name: str) -> None:
     """Records the start of a job; one of each name can run at a time."""
-    self._begun[name] = time.monotonic()
+    self._begun[name] = clock.monotonic()
 
   def end(self, name: str) -> None:
     """Records the end of a job."""
-    took_s = time.monotonic() - self._begun.pop(name)
+    took_s = clock.monotonic() - self._begun.pop(name)
     self._longest[name] = max(took_s, self._longest.get(name, 0.0))
 
   def overdue(self) -> tuple[str, float] | None:
     """Returns a job that hangs, and its age in seconds; None if none does."""
     for name, begun in list(self._begun.items()):
-      still_s = time.monotonic() - begun
+      still_s = clock.monotonic() - begun
       if self._deadlines.is_job_overdue(still_s, self._longest.get(name, 0.0)):
         return name, still_s
     return None

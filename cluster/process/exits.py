@@ -11,8 +11,6 @@ import os
 import pathlib
 import platform
 import sys
-import threading
-import time
 import traceback
 import types
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from typing import NoReturn
 from absl import logging
 
 from outputs import atomic, transient
+from system import clock, processes, threads
 
 LOST = os.EX_TEMPFAIL  # 75: a restart of the process may help.
 STOPPED = 143  # SIGTERM or the coordinator has ended an unfinished run.
@@ -102,7 +101,7 @@ class ExitRecord:
     self._is_written = False
 
   def __enter__(self) -> 'ExitRecord':
-    _records.append(self)
+    _records.get().append(self)
     return self
 
   def __exit__(
@@ -111,7 +110,7 @@ class ExitRecord:
     error: BaseException | None,
     trace: types.TracebackType | None,
   ) -> None:
-    _records.remove(self)
+    _records.get().remove(self)
     code = 0
     if isinstance(error, SystemExit):
       code = error.code if isinstance(error.code, int) else 1
@@ -153,9 +152,9 @@ class ExitRecord:
       'code': code,
       'message': message,
       'traceback': traceback.format_exception(error) if error else [],
-      'time': time.time(),
+      'time': clock.wall(),
       'host': platform.node(),
-      'pid': pid or os.getpid(),
+      'pid': pid or processes.getpid(),
     }
     path = self.folder / FOLDER / f'{self.rank.replace(":", "-")}.json'
     if pid and _read_pid(path) == pid:
@@ -177,9 +176,9 @@ def _read_pid(path: pathlib.Path) -> int | None:
 
 
 # Records of this process: none, or that of main.py.
-_records: list[ExitRecord] = []
+_records = processes.Own[list[ExitRecord]](list)
 # Functions that are called when the process ends: see `observe_end`.
-_observers: list[Callable[[int, str, bool], None]] = []
+_observers = processes.Own[list[Callable[[int, str, bool], None]]](list)
 
 
 def observe_end(function: Callable[[int, str, bool], None]) -> None:
@@ -189,19 +188,20 @@ def observe_end(function: Callable[[int, str, bool], None]) -> None:
     function: Called with the exit code, a text for people, and whether the
       process ends at once: then nothing that is registered for its exit runs.
   """
-  _observers.append(function)
+  _observers.get().append(function)
 
 
 def _notify(code: int, message: str, *, at_once: bool) -> None:
-  while _observers:
-    _observers.pop()(code, message, at_once)
+  observers = _observers.get()
+  while observers:
+    observers.pop()(code, message, at_once)
 
 
 def describe_process(
   *, folder: pathlib.Path | None = None, rank: str = ''
 ) -> None:
   """Names folder and rank of this process for its record, once known."""
-  for record in _records:
+  for record in _records.get():
     record.folder = folder or record.folder
     record.rank = rank or record.rank
 
@@ -220,9 +220,9 @@ def end(
     message: Text for the record.
     error: Exception that is the cause, if any.
   """
-  for record in _records:
+  for record in _records.get():
     # The folder may be what hangs.
-    writer = threading.Thread(
+    writer = threads.Thread(
       target=record.write, args=(reason, code, message, error), daemon=True
     )
     writer.start()
@@ -230,7 +230,7 @@ def end(
   _notify(code, message, at_once=True)
   sys.stdout.flush()
   sys.stderr.flush()
-  os._exit(code)
+  processes.exit_now(code)
 
 
 class Relinquished(Unmendable):

@@ -9,14 +9,10 @@ is due in the phases that they override.
 
 import enum
 import itertools
-import os
 import pathlib
 import re
 import resource
-import signal
 import subprocess
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +23,7 @@ from ml_collections import ConfigDict
 
 from configs.checks import require
 from configs.sections import error_prefix
+from system import clock, processes, threads
 
 
 class Kind(enum.StrEnum):
@@ -206,13 +203,13 @@ class Faults:
     if fault is None:
       return
     if fault.kind == Kind.DIE:
-      os.kill(os.getpid(), signal.SIGKILL)
+      processes.kill(processes.getpid(), processes.SIGKILL)
     elif fault.kind == Kind.STOP:
       _stop(fault.seconds)
     elif fault.kind == Kind.HANG:
-      threading.Event().wait()
+      threads.Event().wait()
     elif fault.kind == Kind.SLOW:
-      time.sleep(SLOWER * self._timeout_s)
+      clock.sleep(SLOWER * self._timeout_s)
     elif fault.kind == Kind.CUT:
       self._cut(fault.seconds)
     elif fault.kind == Kind.DESCRIPTORS:
@@ -319,14 +316,14 @@ def make(
 
 def _stop(seconds: int) -> None:
   """Stops this process, for some seconds or for good."""
-  own = os.getpid()
+  own = processes.getpid()
   if seconds:
     # A session of its own: the shell outlives this process.
     subprocess.Popen(
       ['sh', '-c', f'sleep {seconds}; kill -CONT {own}'],
       start_new_session=True,
     )
-  os.kill(own, signal.SIGSTOP)
+  processes.kill(own, processes.SIGSTOP)
 
 
 def _forbid_descriptors(seconds: int) -> None:
@@ -334,7 +331,7 @@ def _forbid_descriptors(seconds: int) -> None:
   limits = resource.getrlimit(resource.RLIMIT_NOFILE)
   resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
   if seconds:
-    restore = threading.Timer(
+    restore = threads.Timer(
       seconds, resource.setrlimit, [resource.RLIMIT_NOFILE, limits]
     )
     restore.daemon = True

@@ -1,12 +1,12 @@
 """The speed of a worker's host: real, or slowed down as a config says."""
 
-import time
 from collections.abc import Sequence
 from typing import Any, Self
 
 from batching.batching import Batching
 from cluster.speed.driving import Driving
 from cluster.speed.speed import Speed
+from system import clock
 
 
 class HostSpeed:
@@ -64,6 +64,6 @@ class HostSpeed:
       start: Monotonic seconds at which it began.
     """
     end = start + self.least_s(iteration, examples)
-    rest_s = end - time.monotonic()
+    rest_s = end - clock.monotonic()
     if rest_s > 0:
-      time.sleep(rest_s)
+      clock.sleep(rest_s)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from cluster.network.time_limits import LIMITS
+from cluster.network import time_limits
 
 _PREFIX = 'syncopate_'
 _MAX_CONNECTIONS = 16  # At a time; others are closed at once.
@@ -162,7 +162,7 @@ class _Server(socketserver.ThreadingTCPServer):
         request.shutdown(socket.SHUT_RDWR)
 
     try:
-      with LIMITS.limit(_LIMIT_S, end):
+      with time_limits.limit(_LIMIT_S, end):
         super().process_request_thread(request, client_address)
     finally:
       self._free.release()

@@ -8,12 +8,12 @@ import os
 import pathlib
 import secrets
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.checks import require
 from outputs import atomic
+from system import clock
 
 _SHARED_S = 10.0  # Time in which a shared file system shows a new file.
 _POLL_S = 0.2
@@ -128,15 +128,15 @@ def require_shared(path: str, text: str, *, flag: str, node: str) -> None:
     ValueError: If this node does not see the file.
   """
   folder = pathlib.Path(path)
-  deadline = time.monotonic() + _SHARED_S
+  deadline = clock.monotonic() + _SHARED_S
   while True:
     if folder.is_dir():
       os.listdir(folder)  # NFS caches that a file is missing; this ends it.
       if _marker(folder, text).exists():
         return
-    if time.monotonic() > deadline:
+    if clock.monotonic() > deadline:
       break
-    time.sleep(_POLL_S)
+    clock.sleep(_POLL_S)
   expected = 'a folder on a file system that all nodes share'
   require(False, flag, expected, f'{path}, which node {node} does not see')
 

@@ -39,12 +39,12 @@ import dataclasses
 import errno
 import random
 import re
-import socket
 from collections.abc import Mapping
 from typing import Any
 
 from cluster.network import sockets
 from configs.checks import require
+from system import net
 
 _ROLE = re.compile(r'(worker|server):(\d{1,9})(?:\.(\d{1,9}))?')
 _ADDRESS = re.compile(r'(?:[^\s:\[\]]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})')
@@ -210,15 +210,15 @@ def free_ports(count: int) -> list[int]:
   connections, which could otherwise take one of them meanwhile.
   """
   ports: list[int] = []
-  is_dual = socket.has_dualstack_ipv6()
+  is_dual = net.has_dualstack_ipv6()
   options: dict[str, Any] = {'dualstack_ipv6': is_dual}
-  options['family'] = socket.AF_INET6 if is_dual else socket.AF_INET
+  options['family'] = net.AF_INET6 if is_dual else net.AF_INET
   with contextlib.ExitStack() as stack:
     for port in random.sample(_PORTS, len(_PORTS)):
       if len(ports) == count:
         return ports
       with contextlib.suppress(OSError):
-        stack.enter_context(socket.create_server(('', port), **options))
+        stack.enter_context(net.create_server(('', port), **options))
         ports.append(port)
   message = f'Expected {count} free ports in {_PORTS}, got {len(ports)}.'
   raise OSError(errno.EADDRINUSE, message)

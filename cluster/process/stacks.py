@@ -3,13 +3,13 @@
 import faulthandler
 import os
 import pathlib
-import signal
-import threading
+
+from system import processes, threads
 
 FOLDER = 'stacks'  # In the folder of the run.
-SIGNAL = signal.SIGUSR2
+SIGNAL = processes.SIGUSR2
 # Of the newest file, which the handler of the process writes to.
-_descriptors: list[int] = []
+_descriptors = processes.Own[list[int]](list)
 
 
 def dump_on_signal(workdir: pathlib.Path, name: str) -> None:
@@ -26,13 +26,14 @@ def dump_on_signal(workdir: pathlib.Path, name: str) -> None:
   Raises:
     OSError: If the file cannot be made.
   """
-  if threading.current_thread() is not threading.main_thread():
+  if threads.current_thread() is not threads.main_thread():
     return
   folder = workdir / FOLDER
   folder.mkdir(parents=True, exist_ok=True)
   flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
   descriptor = os.open(folder / f'{name}.txt', flags, 0o644)
   faulthandler.register(SIGNAL, file=descriptor, all_threads=True)
-  while _descriptors:
-    os.close(_descriptors.pop())
-  _descriptors.append(descriptor)
+  before = _descriptors.get()
+  while before:
+    os.close(before.pop())
+  before.append(descriptor)

@@ -1,18 +1,17 @@
 """Signals that stop runs and sweeps."""
 
 import contextlib
-import signal
-import threading
 from collections.abc import Callable, Iterator
 
 from outputs import terminal
+from system import processes, threads
 
 # Signals by which others end a process: SLURM sends SIGTERM before it takes a
 # node, and a terminal that closes sends SIGHUP.
-TERMINATING = (signal.SIGTERM, signal.SIGHUP)
-_STOPS = (signal.SIGINT, *TERMINATING)
+TERMINATING = (processes.SIGTERM, processes.SIGHUP)
+_STOPS = (processes.SIGINT, *TERMINATING)
 # Handlers to leave alone: those that Python cannot restore, and "ignore".
-_UNTOUCHED = (None, signal.SIG_IGN)
+_UNTOUCHED = (None, processes.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -32,7 +31,7 @@ def catch_stop_signals(*, only_first: bool) -> Iterator[list[int]]:
       is not appended.
   """
   received: list[int] = []
-  if threading.current_thread() is not threading.main_thread():
+  if threads.current_thread() is not threads.main_thread():
     yield received
     return
 
@@ -42,18 +41,18 @@ def catch_stop_signals(*, only_first: bool) -> Iterator[list[int]]:
     terminal.drop_if_lost()
     if only_first:
       for each, handler in before.items():
-        signal.signal(each, handler)
-    if signal.SIGHUP in before:
-      signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        processes.handle_signal(each, handler)
+    if processes.SIGHUP in before:
+      processes.handle_signal(processes.SIGHUP, processes.SIG_IGN)
 
-  handled = [n for n in _STOPS if signal.getsignal(n) not in _UNTOUCHED]
-  before = {number: signal.signal(number, stop) for number in handled}
+  handled = [n for n in _STOPS if processes.find_handler(n) not in _UNTOUCHED]
+  before = {number: processes.handle_signal(number, stop) for number in handled}
   try:
     yield received
   finally:
     for number, handler in before.items():
-      if not (number == signal.SIGHUP and number in received):
-        signal.signal(number, handler)
+      if not (number == processes.SIGHUP and number in received):
+        processes.handle_signal(number, handler)
 
 
 def handle_termination(handler: Callable[[int, object], None]) -> None:
@@ -65,5 +64,8 @@ def handle_termination(handler: Callable[[int, object], None]) -> None:
     handler: Function of the number of the signal and the frame.
   """
   for number in TERMINATING:
-    if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-      signal.signal(number, handler)
+    if (
+      number != processes.SIGHUP
+      or processes.find_handler(number) != processes.SIG_IGN
+    ):
+      processes.handle_signal(number, handler)

@@ -6,10 +6,11 @@ distributed learning in non-dedicated environments', SoCC 2020.
 """
 
 import collections
-import threading
 import time
 
 import psutil
+
+from system import clock, threads
 
 NAMES = ('cpu', 'memory')
 _PERIOD_S = 0.02  # Between samples; the kernel's counters tick every 10 ms.
@@ -24,8 +25,8 @@ class Driving:
     count = round(_WINDOW_S / _PERIOD_S) + 1
     self._samples = collections.deque([_sample()], maxlen=count)
     self._cores = psutil.cpu_count()
-    self._closed = threading.Event()
-    self._thread = threading.Thread(target=self._follow, daemon=True)
+    self._closed = threads.Event()
+    self._thread = threads.Thread(target=self._follow, daemon=True)
 
   def __enter__(self) -> 'Driving':
     self._thread.start()
@@ -61,4 +62,4 @@ def _sample() -> tuple[float, float]:
   # Idle time, and guests, which are part of user and nice.
   left_out = ('idle', 'iowait', 'guest', 'guest_nice')
   busy_s = sum(s for name, s in times.items() if name not in left_out)
-  return time.monotonic(), busy_s - time.process_time()
+  return clock.monotonic(), busy_s - time.process_time()

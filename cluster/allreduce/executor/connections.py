@@ -12,7 +12,6 @@ import collections
 import contextlib
 import functools
 import math
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,6 +31,7 @@ from cluster.network.connection import Connection
 from cluster.network.errors import Corrupt, TransportError
 from cluster.network.frames import FrameHeader
 from cluster.network.socket_loop import IN, IN_OR_ROOM, OUT, SocketLoop
+from system import clock
 
 _Result = TypeVar('_Result')
 
@@ -342,7 +342,7 @@ class MembershipConnections:
       self._sent(exchange, worker)
     while item := exchange.take(worker):
       if item.kind == frames.UP and self._trip is None:
-        self._trip = item.chunk, time.monotonic()
+        self._trip = item.chunk, clock.monotonic()
       if not out.writer.write(*self._pack(exchange, *item)):
         out.is_blocked = True
         return
@@ -398,7 +398,7 @@ class MembershipConnections:
     chunk, sent_s = self._trip
     if frame.number == chunk:
       self._trip = None
-      trip_s = time.monotonic() - sent_s
+      trip_s = clock.monotonic() - sent_s
       if trip_s < self._round_trip_s:
         self._round_trip_s = trip_s
         exchange.adapt_window(trip_s)

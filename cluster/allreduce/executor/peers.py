@@ -10,7 +10,6 @@ import contextlib
 import functools
 import math
 import struct
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from cluster.network.errors import Closed, Refused, TransportError
 from cluster.network.port import WAIT_S, Attempt, Port
 from cluster.network.rate_limited_log import RateLimitedLog
 from cluster.network.socket_loop import IN, SocketLoop
+from system import clock
 
 SUMS = 'sums'  # Service of executors.
 _HELLO = struct.Struct('<QIII')
@@ -215,7 +215,7 @@ class Peers:
 
   def tick(self) -> bool:
     """Ends overdue exchanges; returns whether it has to be called again."""
-    now = time.monotonic()
+    now = clock.monotonic()
     for connection, running in [*self._exchanges.items()]:
       if now > running.deadline_s:
         self._drop(connection)
@@ -255,7 +255,7 @@ class Peers:
       _Exchange(
         True,
         receive_exactly(connection, _HELLO.size),
-        time.monotonic() + WAIT_S,
+        clock.monotonic() + WAIT_S,
         functools.partial(self._decide, connection),
         log_refusal,
       ),

@@ -1,10 +1,10 @@
 """Futures of an executor's callers: for allreduces and for memberships."""
 
-import threading
 from collections.abc import Callable, Sequence
 
 from cluster.allreduce.executor.exchange import Exchange
 from configs.checks import require
+from system import threads
 
 
 class _Future:
@@ -12,7 +12,7 @@ class _Future:
 
   def __init__(self) -> None:
     """Creates a future of an operation that has not ended."""
-    self._done = threading.Event()
+    self._done = threads.Event()
     self._error: Exception | None = None
 
   @property
@@ -63,7 +63,7 @@ class Reduction(_Future):
     self._unready = set(range(len(exchanges[0].program.bucket_chunks)))
     # Bucket that `wait_for_bucket` waits for; None if it does not run.
     self._awaited: int | None = None
-    self._progressed = threading.Condition()
+    self._progressed = threads.Condition()
 
   @property
   def steps(self) -> int:

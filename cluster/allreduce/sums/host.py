@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from learning.gradient_buffer import BucketFiller
 from learning.layout import FLOAT32, Layout
 from learning.learning import Learner, Streaming
 from learning.scaling import factor
+from system import clock
 
 _ITEM = np.dtype(np.float32).itemsize
 
@@ -243,11 +243,11 @@ class HostReducer:
 
   def _wait_as_computing(self, reduction: Reduction, seconds: float) -> None:
     """Marks all ranges but the last as ready, each at its time."""
-    start = time.monotonic()
+    start = clock.monotonic()
     for number, part in enumerate(self._simulated_parts[:-1]):
-      rest_s = start + part.ready * seconds - time.monotonic()
+      rest_s = start + part.ready * seconds - clock.monotonic()
       if rest_s > 0:
-        time.sleep(rest_s)
+        clock.sleep(rest_s)
       reduction.ready(number)
 
   def finish(self, numbers: np.ndarray) -> None:

@@ -1,6 +1,5 @@
 """Multi-round allreduce of gradients by the executors of hosts."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from data.stream import Ranges
 from learning.layout import FLOAT32
 from learning.learning import Learner
 from learning.scaling import factor
+from system import clock
 from wire.codec import StreamablePrefix, Workspace
 from wire.multi_round import MultiRoundAllreduce
 
@@ -270,11 +270,11 @@ class MultiRoundReducer(HostReducer):
 
   def _advance_as_computing(self, packer: ChunkPacker, seconds: float) -> None:
     """Advances through the gradient's parts, each at its time."""
-    start, count = time.monotonic(), 0
+    start, count = clock.monotonic(), 0
     for part in self._simulated_parts[:-1]:
-      rest_s = start + part.ready * seconds - time.monotonic()
+      rest_s = start + part.ready * seconds - clock.monotonic()
       if rest_s > 0:
-        time.sleep(rest_s)
+        clock.sleep(rest_s)
       count += part.bytes // _ITEM
       packer.advance(count)
 

@@ -18,8 +18,6 @@ import contextlib
 import math
 import os
 import random
-import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +39,7 @@ from learning import placement
 from learning.layout import Layout
 from learning.learning import Gradient, Learner
 from learning.scaling import factor
+from system import clock, net
 from wire.codec import Payload
 
 # Keeps XLA from joining collectives.
@@ -172,26 +171,26 @@ def _wait_for_next_run(coordinator: str, index: int, start_s: float) -> None:
   Raises:
     Unmendable: If the coordinator still listens then.
   """
-  deadline, has_warned = time.monotonic() + start_s, False
+  deadline, has_warned = clock.monotonic() + start_s, False
   while _listens(coordinator):
     held = (
       f'worker {index} is held by another process, with which the run at '
       f'{coordinator} has begun'
     )
     wait_s = random.uniform(0.5, 1.0) * _RETRY_S
-    if time.monotonic() + wait_s >= deadline:
+    if clock.monotonic() + wait_s >= deadline:
       raise Unmendable(f'Worker {index} gives up: {held}')
     if not has_warned:
       logging.warning('Tries again for up to %.0f s: %s', start_s, held)
     has_warned = True
-    time.sleep(wait_s)
+    clock.sleep(wait_s)
 
 
 def _listens(address: str) -> bool:
   """Returns whether 'host:port' can be connected to."""
   host, _, port = address.rpartition(':')
   with contextlib.suppress(OSError):
-    socket.create_connection((host, int(port)), timeout=_RETRY_S).close()
+    net.create_connection((host, int(port)), timeout=_RETRY_S).close()
     return True
   return False
 

@@ -1,12 +1,12 @@
 """Sends an allreduce's streamable prefix while the gradient is computed."""
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from system import threads
 from wire.codec import StreamablePrefix
 
 
@@ -47,7 +47,7 @@ class ChunkPacker:
     self.ranges = [
       (first * prefix.chunk, end * prefix.chunk) for first, end in self._buckets
     ]
-    self._lock, self._full_buckets = threading.Lock(), 0
+    self._lock, self._full_buckets = threads.Lock(), 0
     self._contribution = np.empty(0, np.float32)
     self._on_full: Callable[[int], None] = lambda bucket: None
 
@@ -96,7 +96,7 @@ class FilledPrefix:
     self._ends = [end for _, end in ranges]
     self._is_full = [False] * len(ranges)
     self._size, self._next = size, 0
-    self._lock = threading.Lock()
+    self._lock = threads.Lock()
 
   def mark_full(self, bucket: int) -> int:
     """Marks a bucket as full; returns the numbers of the filled beginning."""

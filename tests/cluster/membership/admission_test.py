@@ -1,6 +1,5 @@
 """Tests for processes that join, leave and hang, over raw streams."""
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from cluster.network.streams import Security, connect
 from cluster.parameter_server.admission import ServerJoined
 from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import LOST, Unmendable
+from system import processes
 from tests.support import coordinators
 
 _TIMEOUT_S = coordinators.TIMEOUT_S
@@ -228,7 +228,7 @@ class EndOfStreamTest(parameterized.TestCase):
       coordinator.until(goes_on)
 
   def test_a_coordinator_that_hangs_exits(self):
-    ended = self.enterContext(mock.patch.object(os, '_exit'))
+    ended = self.enterContext(mock.patch.object(processes, 'exit_now'))
     coordinator = self._coordinator(exits=True, start_s=_STARTING_S)
     coordinator.member(0)
     coordinator.begin()
@@ -239,7 +239,7 @@ class EndOfStreamTest(parameterized.TestCase):
     self.assertIn('The coordinator has been at events for', logged.output[0])
 
   def test_a_coordinator_whose_checkpoint_hangs_exits(self):
-    ended = self.enterContext(mock.patch.object(os, '_exit'))
+    ended = self.enterContext(mock.patch.object(processes, 'exit_now'))
     coordinator = self._coordinator(exits=True, start_s=_STARTING_S)
     coordinator.member(0)
     coordinator.begin()

@@ -17,10 +17,9 @@ from absl.testing import absltest
 from cluster.allreduce.admission import AllreduceReception
 from cluster.membership.events import WorkerLost
 from cluster.membership.process import Settings
-from cluster.network import messages
+from cluster.network import messages, time_limits
 from cluster.network.port import Port
 from cluster.network.streams import Security
-from cluster.network.time_limits import LIMITS
 from cluster.parameter_server.server import Server
 from cluster.parameter_server.versions import ShardVersions
 from cluster.process.deadlines import Deadlines, Jobs
@@ -64,7 +63,7 @@ def _ip(*words):
 
 def _count():
   """Returns the sockets and threads of this process."""
-  with LIMITS.limit(WAIT_S, lambda: None):  # Its thread starts once.
+  with time_limits.limit(WAIT_S, lambda: None):  # Its thread starts once.
     sockets = [
       each
       for each in pathlib.Path('/proc/self/fd').iterdir()

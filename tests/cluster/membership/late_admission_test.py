@@ -27,6 +27,7 @@ from cluster.network.streams import (
 )
 from cluster.process.deadlines import Deadlines, Jobs
 from cluster.process.exits import DRAINED, LOST, Unmendable
+from system import clock
 from tests.support import coordinators, processes
 from tests.support.listeners import Listener
 
@@ -469,8 +470,8 @@ class JoiningTest(_TestCase):
       mock.patch.object(
         joining, '_receive_admission', side_effect=joining.RankHeld('x')
       ),
-      mock.patch.object(joining.time, 'sleep') as slept,
-      mock.patch.object(joining.time, 'monotonic', side_effect=range(10**6)),
+      mock.patch.object(clock, 'sleep') as slept,
+      mock.patch.object(clock, 'monotonic', side_effect=range(10**6)),
       self.assertRaises(joining.RankHeld),
     ):
       self._join('', 1000.0)()

@@ -18,6 +18,7 @@ from absl.testing import absltest, parameterized
 from cluster.membership import rendezvous_files
 from cluster.membership.rendezvous_files import Place
 from cluster.process.exits import Unmendable
+from system import net
 
 _SECRET = 'a secret of sixteen or more'
 _HERE = '10.0.0.7'
@@ -233,7 +234,7 @@ class AddressTest(parameterized.TestCase):
       ('getaddrinfo', find),
       ('gethostname', lambda: 'host0.example'),
     ):
-      self.enter_context(mock.patch.object(socket, function, stand_in))
+      self.enter_context(mock.patch.object(net, function, stand_in))
 
   @parameterized.parameters(
     ('host0', _HERE),

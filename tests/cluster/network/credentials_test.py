@@ -7,9 +7,10 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from cluster.network import credentials, interfaces
+from cluster.network import credentials
 from cluster.network.interfaces import interface_address, interface_name
 from configs import default
+from system import net
 from tests.support import requires
 
 _SECRET = 'a secret of sixteen or more'
@@ -159,7 +160,7 @@ class InterfaceAddressTest(parameterized.TestCase):
       'down': [],
     }
     self.enter_context(
-      mock.patch.object(interfaces, '_addresses', lambda: found)
+      mock.patch.object(net, 'interface_addresses', lambda: found)
     )
 
   @parameterized.parameters(

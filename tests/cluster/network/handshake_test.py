@@ -26,6 +26,7 @@ from cluster.network.streams import (
   push_service,
 )
 from cluster.parameter_server.mirrors import share_part
+from system import net
 from tests.support import certificates, requires
 from tests.support.listeners import Listener
 from tests.support.relays import Relay
@@ -149,7 +150,7 @@ class TokenTest(TestCase):
       hosts = ('::1', HOST) if host == 'both' else (host,)
       return [each for h in hosts for each in resolve(h, *rest, **options)]
 
-    with mock.patch.object(socket, 'getaddrinfo', find):
+    with mock.patch.object(net, 'getaddrinfo', find):
       stream = transport.connect(f'both:{number}', None, _OURS, WAIT_S)
     stream.send(1)
     self.assertEqual(stream.receive(PLAIN).header, 1)

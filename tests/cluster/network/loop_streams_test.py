@@ -19,6 +19,7 @@ from cluster.network.loop_streams import LoopListener, LoopStream
 from cluster.network.messages import encode_header
 from cluster.network.socket_loop import SocketLoop
 from cluster.network.streams import Stream
+from system import threads
 from tests.support import certificates
 from tests.support.streams import (
   HOST,
@@ -221,7 +222,7 @@ class TlsTest(absltest.TestCase):
       return locks[-1]
 
     connection = _Connection(lambda: any(lock.locked() for lock in locks))
-    with mock.patch.object(threading, 'Lock', make_lock):
+    with mock.patch.object(threads, 'Lock', make_lock):
       stream = LoopStream(loop, connection)
 
     def serve():

@@ -12,6 +12,7 @@ from cluster.process.deadlines import (
   ReceivedProgress,
   transfer_s,
 )
+from system import clock
 
 _TIMEOUT_S, _START_S = 10.0, 300.0
 
@@ -164,19 +165,19 @@ class DeadlinesTest(parameterized.TestCase):
   def test_a_job_of_the_coordinator_is_overdue_after_its_limit(
     self, before, limit_s
   ):
-    clock = mock.Mock(return_value=0.0)
-    with mock.patch.object(deadlines.time, 'monotonic', clock):
+    now = mock.Mock(return_value=0.0)
+    with mock.patch.object(clock, 'monotonic', now):
       jobs = deadlines.Jobs(self._deadlines())
       for took_s in before:
         jobs.begin('a checkpoint')
-        clock.return_value += took_s
+        now.return_value += took_s
         jobs.end('a checkpoint')
       self.assertFalse(jobs)
       jobs.begin('a checkpoint')
-      clock.return_value += limit_s
+      now.return_value += limit_s
       self.assertIsNone(jobs.overdue())
       self.assertTrue(jobs)
-      clock.return_value += 0.1
+      now.return_value += 0.1
       self.assertEqual(jobs.overdue()[0], 'a checkpoint')
 
   def _deadlines(self, windows=False):

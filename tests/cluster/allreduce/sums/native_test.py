@@ -25,12 +25,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 import train
 from cluster.allreduce.sums import native
 from cluster.allreduce.sums.native import CollectiveSum
-from cluster.network import interfaces
 from cluster.process import roles
 from cluster.process.exits import Unmendable
 from configs import default
 from learning import compilations
 from learning.layout import Layout
+from system import net
 from tests.support import accelerators, commands, processes, small
 from tests.support.recomputing import recompute
 from wire.codec import Payload
@@ -293,7 +293,7 @@ class InterfaceTest(parameterized.TestCase):
       'eth01': ['172.16.0.7'],
     }
     self.enterContext(
-      mock.patch.object(interfaces, '_addresses', lambda: addresses)
+      mock.patch.object(net, 'interface_addresses', lambda: addresses)
     )
     self.environ = self.enterContext(mock.patch.dict(os.environ))
     self.environ.pop('NCCL_SOCKET_IFNAME', None)
