@@ -235,7 +235,7 @@ class Coordinator:
     if decision.into is None:
       self._stream.give_back(index)
       self.store.discard(index)
-      self.recorder.record_dropped_push(
+      self.recorder.accounting.add_dropped_push(
         push, iteration=worker.iteration, computed=computed
       )
       worker.is_iterating = False
@@ -441,7 +441,7 @@ class Coordinator:
     """Records a worker's iteration as lost if it has not been pushed."""
     self._stream.leave(index)
     if worker.is_iterating:
-      self.recorder.record_lost_iteration(
+      self.recorder.accounting.lost.append(
         LostIteration(index, worker.iteration, worker.examples, time, reason)
       )
 

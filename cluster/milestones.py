@@ -6,7 +6,6 @@ that moment.  The training loop asks `SaveSchedule` after each step.  What the
 milestones decide is written by `outputs.recorder`, which decides nothing.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -176,7 +175,7 @@ class Milestones:
     recorder, accounting = self._recorder, self._recorder.accounting
     if self._queue:
       self.record_evaluations()
-    recorder.record_bandwidth(time)
+    recorder.measures.add_bytes(time, accounting.bytes)
     if barrier:
       recorder.record_row(self._row('barrier', time, **notes()))
     if accounting.iterations >= self._next_log:
@@ -286,13 +285,8 @@ class Milestones:
     Raises:
       FloatingPointError: If a loss is not finite.
     """
-    losses = self._recorder.fetch_losses()
-    finite = list(
-      itertools.takewhile(lambda each: math.isfinite(each.loss), losses)
-    )
-    self._recorder.count_losses(finite)
-    if len(finite) < len(losses):
-      first = losses[len(finite)]
+    first = self._recorder.count_losses()
+    if first is not None:
       advice = 'A smaller config.optimizer.learning_rate may help.'
       if not first.iteration:
         advice = (

@@ -34,7 +34,7 @@ class Run:
     runtime: Runtime, which carries out events.
     milestones: Milestones, which log and evaluate the run, and end it.
     recorder: Recorder of the run.
-    files: Writer of the run's files; the folder is claimed.
+    files: Folder of the run, which is claimed.
     checkpoints: Writer and reader of the run's checkpoints.
     save_schedule: Schedule of the checkpoints.
     console: Display of the run.
@@ -80,7 +80,7 @@ class Run:
       self.milestones.restore(state['milestones'])
       self.recorder.restore(state['recorder'])
       self.sizes = state['files']
-      self.files.check(state['files'])
+      self.files.rows.check(state['files'])
 
   def succeed(
     self, state: Mapping[str, Any], age_s: float, manifest: Mapping[str, Any]
@@ -102,11 +102,11 @@ class Run:
     """
     self.milestones.succeed(state['milestones'])
     self.recorder.restore(state['recorder'], age_s=age_s)
-    self.files.succeed(manifest, state['files'])
+    self.files.copy(manifest, state['files'])
     self.sizes, self.is_successor = state['files'], True
 
     def publish() -> None:
-      self.files.publish(manifest)
+      self.files.take_over(manifest)
       self.checkpoints.succeed(state['checkpoint'])
 
     return publish
@@ -252,7 +252,7 @@ class Run:
         'runtime': self.runtime.state(),
         'milestones': self.milestones.state(),
         'recorder': self.recorder.state(),
-        'files': self.files.state(),
+        'files': self.files.rows.state(),
       }
     )
     self.save_schedule.restart(self._examples)

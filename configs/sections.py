@@ -23,7 +23,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import declared, user_parts
-from configs.checks import require
+from configs.checks import describe_password, require
 from configs.fields.field import Field, Need, Section
 
 # Function of a section's path that returns the chosen name and its fields.
@@ -50,6 +50,8 @@ _FIELDS = {
   'dtype': 'config.precision.dtype',
   'directory': 'config.data.dir',
 }
+# URI with a password in a word of the command line.
+_PASSWORD = re.compile(r'://[^/@\s,;]*:[^/@\s,;]*@')
 # Folders of the modules of ml_collections.
 _CONFIG_FOLDERS = ('config_flags', 'config_dict')
 # Former names of fields, and their present names.
@@ -362,8 +364,13 @@ def reject_unknown_flags(argv: list[str]) -> Iterator[None]:
 
   Raises:
     SystemExit: If the config file does not exist, or if a flag or that file
-      names an unknown or renamed field.
+      names an unknown or renamed field, or if a word has a URI with a password,
+      which messages and files would repeat.
   """
+  for word in argv[1:]:
+    if _PASSWORD.search(word):
+      name = word.partition('=')[0].partition('://')[0]
+      sys.exit(f'Refused: {describe_password(name)}')
   _check_config_file(argv)
   try:
     yield

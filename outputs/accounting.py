@@ -160,10 +160,6 @@ class Accounting:
   rollbacks: list[Rollback] = dataclasses.field(default_factory=list)
   mirror_bytes: int = 0
 
-  def add_time(self, phase: str, seconds: float) -> None:
-    """Counts seconds that a worker has spent in a phase."""
-    self.seconds[phase] += seconds
-
   def add_push(
     self,
     into: int,

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
@@ -51,6 +52,18 @@ def write(
     new.unlink(missing_ok=True)  # The disk may be full.
     raise
   sync_folder(target.parent)
+
+
+def write_object(
+  path: str | pathlib.Path, content: Mapping[str, Any], *, mode: int = 0o666
+) -> None:
+  """Replaces a JSON file atomically, or creates it: see `write`.
+
+  Raises:
+    ValueError: If a number is not finite.
+  """
+  text = json.dumps(content, indent=2, allow_nan=False)
+  write(path, text + '\n', mode=mode)
 
 
 def sync_folder(folder: pathlib.Path) -> None:

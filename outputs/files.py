@@ -1,61 +1,50 @@
-"""Files of a run, in one folder, written during the run.
+"""Folder of a run: its lock, its identity, and its summary.
 
-The files are manifest.json, metrics.jsonl, events.jsonl, trace.json (Chrome
-trace format), TensorBoard events and summary.json.  An unknown value is null,
-never NaN.
+  event       state before   state after   written to the folder
+  hold        new            held          .lock names this process
+  claim       new, held      claimed       .lock names the run; manifest.json
+  begin       claimed        writing       this start in manifest.json; cut rows
+  copy        new            copying       hidden copies of the rows
+  take_over   copying        writing       a new .lock; the copies replace rows
+  close       writing        closed        the end of the rows, summary.json
+  abandon     any            closed        nothing
+  release     any            closed        nothing
+
+`take_over` in another process puts a process that is writing into the state
+`lost`: it may only have been stopped, and writes into files that have no name
+any more.  Its `close` changes nothing in the folder.  There is a summary.json
+only between an end and the next `begin` or `take_over`.
+
+`outputs.rows` writes the files that grow, and `outputs.checkpoints` the
+checkpoints.  `outputs.starts` compares manifests.
 """
 
-import collections
 import contextlib
 import datetime
-import json
 import math
-import os
 import pathlib
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
-from outputs import atomic, formats, inputs, manifests, tracking
-from outputs.manifests import DISPLAY, LOCAL, fingerprint
+from outputs import atomic, formats, manifests, rows, starts
+from outputs.manifests import LOCAL, fingerprint
 from outputs.transient import LIVE_S, FolderLock, start_limit_s
 from system import processes
 
-# Fields of a manifest that must be equal for bit-identical results.
-_EXACT = ('versions', 'cores', 'xla_flags', 'git_revision')
-# Fields that may change when a run on real hosts resumes.
-_HOSTS = (
-  *LOCAL,
-  *('config.route.server.servers', 'config.route.server.dedicated'),
-  *('config.cluster.workers', 'config.cluster.speed.slowdown'),
-  'config.cluster.min_workers',
-  *('config.cluster.timeout_s', 'config.cluster.start_s'),
-  'config.cluster.faults',
-)
-_BOARD = 'events.out.tfevents.*'
-_APPENDED = ('metrics.jsonl', 'events.jsonl', 'trace.json')
-
 
 class RunFiles:
-  """Writer of one run's files.
+  """Folder of one run, in a process that writes to it.
 
   Attributes:
-    workdir: Folder of the run.
+    workdir: Path of the folder.
     has_given_folder: True if the caller chose the folder.
-    events: True if the run writes events.jsonl (config.outputs.events).
-    timeline: True if the run writes trace.json (config.outputs.timeline).
-    board: True if the run writes TensorBoard events (config.outputs.board).
-    mlflow: URI of MLflow, to which the run is sent (config.outputs.mlflow); ''
-      for none.
+    rows: Writer of the files that grow.
   """
 
-  events = timeline = board = True
-  mlflow = ''
-
   def __init__(self, workdir: str | None):
-    """Creates a writer, but no folder or file.
+    """Creates no folder and no file.
 
     Args:
       workdir: New folder, or the folder of a run to resume; None for a new
@@ -71,10 +60,11 @@ class RunFiles:
       now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')
       workdir = f'runs/{now}-{processes.getpid()}'
     self.workdir = pathlib.Path(workdir)
+    self.rows = rows.Rows(
+      self.workdir, may_write=lambda: not self.is_superseded
+    )
     self._lock: FolderLock | None = None
     self._manifest: dict[str, Any] = {}  # Content of manifest.json.
-    self._start: dict[str, Any] = {}  # The last of its `starts`.
-    self._tracker: tracking.Tracker | None = None  # If the run uses MLflow.
 
   def hold(
     self, cluster: Mapping[str, Any], *, limit_s: float = math.inf
@@ -83,14 +73,11 @@ class RunFiles:
 
     If another process holds the lock, this one waits, as that process may be
     ending: for `start_limit_s` at most, or, in a virtual run, for `LIVE_S` if
-    the store is a live process of this host.
+    the holder is a live process of this host.
 
     Args:
       cluster: `config.cluster`.
       limit_s: Another limit, seconds, if it is lower.
-
-    Returns:
-      The lock of the folder.
 
     Raises:
       OSError: If the folder cannot be made.
@@ -115,12 +102,10 @@ class RunFiles:
     return self._lock
 
   def claim(self, manifest: Mapping[str, Any]) -> None:
-    """Creates the folder and its manifest, or resumes the run in the folder.
-
-    Holds the lock of the folder; see `hold`.
+    """Makes the folder that of a run, or checks that it is; see `hold`.
 
     Args:
-      manifest: From `manifest`.
+      manifest: Manifest of this start.
 
     Raises:
       OSError: If the folder cannot be made.
@@ -129,11 +114,19 @@ class RunFiles:
     """
     lock = self.hold(manifest['config']['cluster'])
     with self.release_on_error():
-      self._check(manifest, lock.run)
+      path = self.workdir / 'manifest.json'
+      before = atomic.read_object(path)
+      if before is None:
+        if path.exists():
+          self._check_known(lock.run, fingerprint(manifest))
+        else:
+          self._check_free()
+        changed: Sequence[str] = ()
+      else:
+        changed = self._check_same(before, manifest)
+      self._add_start(before or manifest, manifest, changed)
       lock.record(fingerprint(manifest))
-    written = manifest['config']['outputs']
-    self.events, self.timeline = written['events'], written['timeline']
-    self.board, self.mlflow = written['board'], written['mlflow']
+    self.rows.configure(manifest['config']['outputs'])
 
   @contextlib.contextmanager
   def release_on_error(self) -> Iterator[None]:
@@ -149,119 +142,60 @@ class RunFiles:
     """True if the folder's run has begun before: see `claim`."""
     return len(self._manifest.get('starts', [])) > 1
 
-  def _check(self, manifest: Mapping[str, Any], run: str) -> None:
-    """Writes the manifest, or compares it with that of the folder.
+  def begin(
+    self,
+    *,
+    num_workers: int,
+    sizes: Mapping[str, int] | None = None,
+    examples: int = 0,
+  ) -> None:
+    """Opens the files that grow, and records this start in the manifest.
 
     Args:
-      manifest: Manifest of this run.
-      run: Fingerprint of the folder's run, by its lock; '' if unknown.
+      num_workers: Number of workers.
+      sizes: Bytes of each file at the checkpoint to resume from; None for a new
+        run.
+      examples: Examples applied until then.
     """
-    path = self.workdir / 'manifest.json'
-    if not path.exists():
-      self._check_free()
-      self._open(manifest, [], manifest, [])
-      return
-    before = atomic.read_object(path)
-    if before is None:
-      self._check_known(run, fingerprint(manifest))
-      self._open(manifest, [], manifest, [])
-      return
-    formats.check_run_folder(before, f'workdir: {self.workdir}')
-    differing = _all_differences(before, manifest)
-    if before['config']['epochs'] < manifest['config']['epochs']:
-      differing = [each for each in differing if each[0] != 'config.epochs']
-      self._check_extension(before['config'])
-    both = before['config'], manifest['config']
-    runtimes = {config['cluster']['runtime'] for config in both}
-    free = _HOSTS if runtimes == {'distributed'} else ()
-    for field, line in differing:
-      if field in free:
-        logging.warning('The run continues with another %s', line)
-    changed = [field for field, _ in differing if field in free]
-    refused = [line for field, line in differing if field not in free]
-    if refused:
-      raise ValueError(
-        f'workdir: {self.workdir} holds a run of another config.  '
-        + '  '.join(refused)
-      )
-    earlier = before.get('starts', [])  # A run may end before it begins.
-    for field in _EXACT:
-      if before[field] != manifest[field]:
-        logging.warning(
-          'The run began with %s %s and continues with %s: its results may '
-          'differ in the last bits from those of an uninterrupted one.',
-          field,
-          before[field],
-          manifest[field],
-        )
-    for start in earlier:
-      if start['devices'] != manifest['devices']:
-        logging.warning(
-          'The run resumes on %s; %s on %s: its digits may differ from those '
-          'of an uninterrupted one.',
-          describe_kinds(manifest['devices']),
-          'it began' if start is earlier[0] else 'it was',
-          describe_kinds(start['devices']),
-        )
-        break
-    epochs = manifest['config']['epochs']
-    if epochs > before['config']['epochs']:
-      logging.info(
-        'The run becomes longer: config.epochs is %s, and was %s.',
-        epochs,
-        before['config']['epochs'],
-      )
-      # Other processes take a run that has a summary for finished.
-      (self.workdir / 'summary.json').unlink(missing_ok=True)
-      before = {**before, 'config': {**before['config'], 'epochs': epochs}}
-      _write(path, before)
-    self._open(before, earlier, manifest, changed)
+    self._manifest['starts'][-1]['examples'] = examples
+    self._write_manifest()
+    self._remove_summary()
+    self.rows.open(
+      sizes or {}, num_workers=num_workers, manifest=self._manifest
+    )
 
-  def _check_extension(self, config: Mapping[str, Any]) -> None:
-    """Checks that a run of a recorded config can get more epochs.
+  def copy(self, manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Copies the files of a run that another process has written.
+
+    Args:
+      manifest: Manifest of this process.
+      sizes: Bytes of each file to continue from.
 
     Raises:
-      ValueError: If its learning rates would have been others, or if it has
-        finished without a checkpoint.
+      OSError: If the files cannot be copied.
+      ValueError: If a file is shorter.
     """
-    epochs, schedule = config['epochs'], config['schedule']['name']
-    reason = ''
-    if schedule == 'cosine' and config['model']['name'] != 'none':
-      reason = "config.schedule.name 'cosine' reaches its end there"
-    elif self.read_summary() and not any(
-      (self.workdir / 'checkpoints').glob('*/coordinator')
-    ):
-      reason = 'the run has finished without a checkpoint'
-    if reason:
-      raise ValueError(
-        f'config.epochs: expected {epochs}, as in {self.workdir}, because '
-        f'{reason}; start another run with config.model.init.'
-      )
+    self.rows.configure(manifest['config']['outputs'])
+    self.rows.copy(sizes)
 
-  def _open(
-    self,
-    known: Mapping[str, Any],
-    earlier: Sequence[Mapping[str, Any]],
-    manifest: Mapping[str, Any],
-    changed: Sequence[str],
-  ) -> None:
-    """Writes the manifest of a new folder; prepares the entry of this start.
+  def take_over(self, manifest: Mapping[str, Any]) -> None:
+    """Takes the folder from the other process: its lock, and all files.
 
     Args:
-      known: Manifest that the folder has, or is to have.
-      earlier: Starts of the run so far.
-      manifest: Manifest of this start.
-      changed: Fields of its config that differ from those of the folder.
+      manifest: Manifest of this process.
+
+    Raises:
+      OSError: If a file cannot be replaced.
+      ValueError: If the folder has no readable manifest.
     """
-    if not earlier:
-      _write(self.workdir / 'manifest.json', known)
-    self._start = manifests.start_of(manifest)
-    self._start['changed'] = {
-      field: manifests.read_field(manifest, field)
-      for field in changed
-      if field not in LOCAL
-    }
-    self._manifest = {**known, 'starts': [*earlier, self._start]}
+    self._lock = FolderLock(self.workdir, busy='', limit_s=0.0, seizes=True)
+    self._lock.record(fingerprint(manifest))
+    before = atomic.read_object(self.workdir / 'manifest.json')
+    if before is None or not before.get('starts'):
+      raise ValueError(f'workdir: {self.workdir} has no manifest of the run.')
+    self._manifest = before
+    self._remove_summary()
+    self.rows.publish(before)
 
   def record_workers(self, workers: Mapping[int, Sequence[str]]) -> None:
     """Adds to the manifest on which devices workers compute, from now on.
@@ -284,15 +218,11 @@ class RunFiles:
           'Worker %d computes on %s, and did so on %s before: digits may '
           'differ from those of an uninterrupted run.',
           worker,
-          describe_kinds(kinds),
-          describe_kinds(before[-1]),
+          starts.describe_kinds(kinds),
+          starts.describe_kinds(before[-1]),
         )
       known[str(worker)] = list(kinds)
     self._write_manifest()
-
-  def _write_manifest(self) -> None:
-    if not self.is_superseded:
-      _write(self.workdir / 'manifest.json', self._manifest)
 
   def read_summary(self, epochs: float = 0.0) -> dict[str, Any] | None:
     """Returns the summary if the folder holds a run that has finished.
@@ -312,268 +242,18 @@ class RunFiles:
       return None
     return summary if summary.get('ended') == 'finished' else None
 
-  def check(self, sizes: Mapping[str, int]) -> None:
-    """Checks that the files are complete enough to resume the run.
-
-    Args:
-      sizes: Bytes of each file, as `state` returned them.
-
-    Raises:
-      ValueError: If a file has become shorter than it was.
-    """
-    for name, size in sizes.items():
-      path = self.workdir / name
-      found = path.stat().st_size if path.exists() else 0
-      if found < size:
-        raise ValueError(
-          f'workdir: expected {path} to have {size} bytes, as when the '
-          f'checkpoint was made, got {found}.'
-        )
-
-  def begin(
-    self,
-    *,
-    num_workers: int,
-    sizes: Mapping[str, int] | None = None,
-    examples: int = 0,
-  ) -> None:
-    """Opens the files that are written during the run.
-
-    The manifest gets an entry of this start.
-
-    Args:
-      num_workers: Number of workers.
-      sizes: Bytes of each file at the checkpoint to resume from, as `state`
-        returned them; None for a new run.
-      examples: Examples applied until then.
-    """
-    sizes = sizes or {}
-    self._start['examples'] = examples
-    self._write_manifest()
-    written = (True, self.events, self.timeline)
-    names = [
-      name
-      for name, is_written in zip(_APPENDED, written, strict=True)
-      if is_written
-    ]
-    self._files = {name: (self.workdir / name).open('a+') for name in names}
-    for name, file in self._files.items():
-      file.truncate(sizes.get(name, 0))
-      file.seek(0, os.SEEK_END)  # Truncation leaves the position.
-    (self.workdir / 'summary.json').unlink(missing_ok=True)
-    self._open_board()
-    self._open_tracker()
-    if sizes:
-      return
-    for worker in range(num_workers if self.timeline else 0):
-      row = {
-        'name': 'thread_name',
-        'ph': 'M',
-        'args': {'name': f'worker {worker}'},
-        'pid': 0,
-        'tid': worker,
-      }
-      line = (',\n' if worker else '[\n') + _dumps(row)
-      self._files['trace.json'].write(line)
-
-  def succeed(
-    self, manifest: Mapping[str, Any], sizes: Mapping[str, int]
-  ) -> None:
-    """Opens copies of the files of a run that another process has written.
-
-    `publish` replaces the files by them, so that the other process, which may
-    only be stopped, cannot write to them any more.
-
-    Args:
-      manifest: Manifest of this process.
-      sizes: Bytes of each file to continue from.
-
-    Raises:
-      OSError: If the files cannot be copied.
-      ValueError: If a file is shorter.
-    """
-    written = manifest['config']['outputs']
-    self.events, self.timeline = written['events'], written['timeline']
-    self.board, self.mlflow = False, ''  # Until `publish`.
-    self.check(sizes)
-    self._files = {}
-    for name, size in sizes.items():
-      source, copy = self.workdir / name, self._copy(name)
-      shutil.copyfile(source, copy)
-      os.truncate(copy, size)
-      self._files[name] = self._copy(name).open('a+')
-
-  def publish(self, manifest: Mapping[str, Any]) -> None:
-    """Takes the folder over: its lock, and all files of the run.
-
-    Args:
-      manifest: Manifest of this process.
-
-    Raises:
-      OSError: If a file cannot be replaced.
-      ValueError: If the folder has no readable manifest.
-    """
-    self._lock = FolderLock(self.workdir, busy='', limit_s=0.0, seizes=True)
-    self._lock.record(fingerprint(manifest))
-    before = atomic.read_object(self.workdir / 'manifest.json')
-    if before is None or not before.get('starts'):
-      raise ValueError(f'workdir: {self.workdir} has no manifest of the run.')
-    self._manifest, self._start = before, before['starts'][-1]
-    for name in self._files:
-      self._copy(name).replace(self.workdir / name)
-    (self.workdir / 'summary.json').unlink(missing_ok=True)
-    written = manifest['config']['outputs']
-    self.board, self.mlflow = written['board'], written['mlflow']
-    self._open_board()
-    self._open_tracker()
-
-  def _copy(self, name: str) -> pathlib.Path:
-    """Returns the path of a successor's copy of a file."""
-    return self.workdir / f'.{name}.{processes.getpid()}.new'
-
-  def _open_board(self) -> None:
-    """Plots the rows of metrics.jsonl anew, and those that follow."""
-    for path in self.workdir.glob(_BOARD):
-      path.unlink()
-    if not self.board:
-      return
-    from outputs.board import Board  # Slow; only the coordinator needs it.
-
-    self._board = Board(self.workdir)
-    for line in (self.workdir / 'metrics.jsonl').read_text().splitlines():
-      self._plot(json.loads(line))
-
-  def _open_tracker(self) -> None:
-    """Starts to send the run to MLflow, if its config says so."""
-    if not self.mlflow:
-      return
-    self._tracker = tracking.Tracker(
-      self.workdir,
-      self.mlflow,
-      self._manifest,
-      may_write=lambda: not self.is_superseded,
-    )
-
-  def rewind(self, sizes: Mapping[str, int]) -> None:
-    """Returns to earlier sizes of the files, in the process that writes them.
-
-    Args:
-      sizes: Bytes of each file, as `sizes` returned them.
-    """
-    for name, file in self._files.items():
-      file.flush()
-      file.truncate(sizes[name])
-      file.seek(0, os.SEEK_END)
-    if self.board:
-      self._board.close()
-    self._open_board()
-
-  def abandon(self) -> None:
-    """Closes the files of a run that another process continues."""
-    if self._tracker is not None:
-      self._tracker.abandon()
-    for name, file in self._files.items():
-      file.close()
-      self._copy(name).unlink(missing_ok=True)
-    self.release()
-
   @property
   def is_superseded(self) -> bool:
-    """True if another process has taken the folder over: see `publish`."""
+    """True if another process has taken the folder over."""
     return self._lock is not None and not self._lock.is_held()
 
-  def sizes(self) -> dict[str, int]:
-    """Returns the bytes of each file, which other processes can read."""
-    for file in self._files.values():
-      file.flush()
-    return {name: file.tell() for name, file in self._files.items()}
-
-  def state(self) -> dict[str, int]:
-    """Flushes the files to the disk, and returns the bytes of each."""
-    for file in self._files.values():
-      file.flush()
-      os.fsync(file.fileno())
-    return {name: file.tell() for name, file in self._files.items()}
-
-  def metric(self, row: Mapping[str, Any]) -> None:
-    """Appends a row to metrics.jsonl and plots it against examples."""
-    self._files['metrics.jsonl'].write(_dumps(row) + '\n')
-    self._files['metrics.jsonl'].flush()
-    self._plot(row)
-    if self._tracker is not None:
-      self._tracker.log(row)
-
-  def evaluations(self) -> list[dict[str, Any]]:
-    """Returns the rows of metrics.jsonl on evaluations, of all starts."""
-    file = self._files['metrics.jsonl']
-    file.seek(0)  # Rows are appended wherever the position is.
-    rows = [json.loads(line) for line in file if line.startswith(_EVALUATION)]
-    file.seek(0, os.SEEK_END)
-    return rows
-
-  def event(self, row: Mapping[str, Any]) -> None:
-    """Appends an event and its decision to events.jsonl, if the run has it."""
-    if self.events:
-      self._files['events.jsonl'].write(_dumps(row) + '\n')
-
-  def live(self, status: Mapping[str, Any]) -> None:
-    """Replaces live.json, of which nothing depends: it is not flushed.
-
-    The rows of events.jsonl so far become readable as well.
-    """
-    if self.is_superseded:
-      return
-    new = self._copy('live.json')
-    new.write_text(_dumps(status) + '\n')
-    new.replace(self.workdir / 'live.json')
-    for name in ('events.jsonl', 'trace.json'):
-      if name in self._files:
-        self._files[name].flush()
-
-  def span(
-    self, worker: int, phase: str, start: float, end: float, examples: int
-  ) -> None:
-    """Adds a phase of a worker's iteration to the timeline; seconds."""
-    if not self.timeline:
-      return
-    # Formatted by hand: runs of thousands of workers have millions of spans.
-    self._files['trace.json'].write(
-      f',\n{{"name":"{phase}","ph":"X","ts":{start * 1e6!r},'
-      f'"dur":{(end - start) * 1e6!r},"pid":0,"tid":{worker},'
-      f'"args":{{"examples":{examples}}}}}'
-    )
-
-  def rates(self, time: float, rates: Sequence[Mapping[str, Any]]) -> None:
-    """Adds counters of the links' rates to the timeline.
-
-    Args:
-      time: Time from which the rates hold, seconds.
-      rates: Mappings with `src`, `dst`, `Bps` and `planned_Bps`, one per link.
-    """
-    if not self.timeline:
-      return
-    name = {'name': 'process_name', 'ph': 'M', 'args': {'name': 'links'}}
-    self._files['trace.json'].write(f',\n{_dumps(name | {"pid": 1})}')
-    for row in rates:
-      shown = {'measured': row.get('Bps'), 'planned': row['planned_Bps']}
-      counter = {
-        'name': f'worker {row["src"]} to {row["dst"]}, MB/s',
-        'ph': 'C',
-        'ts': time * 1e6,
-        'pid': 1,
-        'args': {
-          name: Bps / 1e6 for name, Bps in shown.items() if Bps is not None
-        },
-      }
-      self._files['trace.json'].write(f',\n{_dumps(counter)}')
-
   def close(self, summary: Mapping[str, Any]) -> None:
-    """Ends a run's files: writes summary.json and releases the folder.
+    """Ends the run: completes the rows, writes summary.json, and releases.
 
-    Also called after an error, which the summary names.  metrics.jsonl,
-    events.jsonl and trace.json are flushed to the disk before the summary is
-    written, so that they are complete in a folder with a summary, even if this
-    process is killed meanwhile.  TensorBoard's file is completed only after it.
+    Also called after an error, which the summary names.  The rows are on the
+    disk before the summary is written, so that they are complete in a folder
+    with a summary, even if this process is killed meanwhile.  TensorBoard's
+    file is completed only after it.
 
     Args:
       summary: Content of summary.json.
@@ -582,20 +262,19 @@ class RunFiles:
       OSError: If a file cannot be written; the folder is released nevertheless.
     """
     try:
-      if self.timeline:
-        self._files['trace.json'].write('\n]\n')
-      self.state()
+      self.rows.finish()
       if not self.is_superseded:
-        _write(self.workdir / 'summary.json', summary)
-        if self._tracker is not None:
-          self._tracker.close(tracking.status_of(summary))
+        atomic.write_object(self.workdir / 'summary.json', summary)
+        self.rows.report_end(summary)
     finally:
-      with contextlib.ExitStack() as stack:
-        stack.callback(self.release)
-        for file in self._files.values():
-          stack.callback(file.close)
-        if self.board:
-          stack.callback(self._board.close)
+      self.abandon()
+
+  def abandon(self) -> None:
+    """Closes the files of a run that another process continues."""
+    try:
+      self.rows.close()
+    finally:
+      self.release()
 
   def release(self) -> None:
     """Releases the lock of the folder, so that other runs can use it."""
@@ -603,100 +282,109 @@ class RunFiles:
       self._lock.release()
       self._lock = None
 
+  def _check_same(
+    self, before: dict[str, Any], manifest: Mapping[str, Any]
+  ) -> Sequence[str]:
+    """Checks that a start continues the folder's run, perhaps for longer.
+
+    Returns:
+      The fields of the config that have changed.
+    """
+    formats.check_run_folder(before, f'workdir: {self.workdir}')
+    found = starts.compare(before, manifest)
+    if found.is_longer:
+      self._check_extension(before['config'])
+    if found.refused:
+      raise ValueError(
+        f'workdir: {self.workdir} holds a run of another config.  '
+        + '  '.join(found.refused)
+      )
+    for warning in found.warnings:
+      logging.warning('%s', warning)
+    if found.is_longer:
+      epochs = manifest['config']['epochs']
+      logging.info(
+        'The run becomes longer: config.epochs is %s, and was %s.',
+        *(epochs, before['config']['epochs']),
+      )
+      # Other processes take a run that has a summary for finished.
+      self._remove_summary()
+      before['config']['epochs'] = epochs
+      atomic.write_object(self.workdir / 'manifest.json', before)
+    return found.changed
+
+  def _check_extension(self, config: Mapping[str, Any]) -> None:
+    """Checks that a run of a recorded config can get more epochs."""
+    reason = ''
+    if config['schedule']['name'] == 'cosine' and (
+      config['model']['name'] != 'none'
+    ):
+      reason = "config.schedule.name 'cosine' reaches its end there"
+    elif self.read_summary() and not any(
+      (self.workdir / 'checkpoints').glob('*/coordinator')
+    ):
+      reason = 'the run has finished without a checkpoint'
+    if reason:
+      raise ValueError(
+        f'config.epochs: expected {config["epochs"]}, as in {self.workdir}, '
+        f'because {reason}; start another run with config.model.init.'
+      )
+
   def _check_known(self, run: str, own: str) -> None:
     """Checks that a folder whose manifest cannot be read is this run's.
 
     The folder is this run's if the lock has its fingerprint, or if the lock has
     none and the folder has no other files of a run.
-
-    Args:
-      run: Fingerprint of the folder's run, by its lock; '' if unknown.
-      own: Fingerprint of this run.
-
-    Raises:
-      ValueError: If the folder is another run's, or may be.
     """
-    found = [
-      path
-      for name in (*_APPENDED, 'summary.json', 'checkpoints')
-      if (path := self.workdir / name).is_dir() or _size(path)
+    left = [
+      path.name
+      for name in (*rows.NAMES, 'summary.json', 'checkpoints')
+      if (path := self.workdir / name).is_dir()
+      or (path.exists() and path.stat().st_size)
     ]
-    if run != own and (run or found):
-      left = run or f'unknown, with {", ".join(path.name for path in found)}'
+    if run != own and (run or left):
+      got = run or f'unknown, with {", ".join(left)}'
       raise ValueError(
         f'workdir: {self.workdir}/manifest.json cannot be read.  Expected a '
-        f'folder of this run, {own}, got that of run {left}; name a new folder.'
+        f'folder of this run, {own}, got that of run {got}; name a new folder.'
       )
     logging.warning('%s/manifest.json is rewritten.', self.workdir)
 
   def _check_free(self) -> None:
-    for pattern in (*_APPENDED, 'summary.json', 'checkpoints', _BOARD):
+    for pattern in (*rows.NAMES, 'summary.json', 'checkpoints', rows.BOARD):
       for path in self.workdir.glob(pattern):
         raise ValueError(
           'workdir: expected a new folder, or one that holds a run, but there '
           f'is {path} and no manifest.json.'
         )
 
-  def _plot(self, row: Mapping[str, Any]) -> None:
-    for field, value in row.items() if self.board else ():
-      if tracking.is_plotted(field) and value is not None:
-        self._board.plot(field, value, row['examples'])
-    if self.board and row['kind'] == 'evaluation':
-      self._board.flush()
+  def _add_start(
+    self,
+    known: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    changed: Sequence[str],
+  ) -> None:
+    """Prepares the entry of this start; `begin` writes it.
 
+    Args:
+      known: Manifest that the folder has, or is to have.
+      manifest: Manifest of this start.
+      changed: Fields of its config that differ from those of the folder.
+    """
+    earlier = known.get('starts', [])  # A run may end before it begins.
+    if not earlier:
+      atomic.write_object(self.workdir / 'manifest.json', known)
+    start = manifests.start_of(manifest)
+    start['changed'] = {
+      field: manifests.read_field(manifest, field)
+      for field in changed
+      if field not in LOCAL
+    }
+    self._manifest = {**known, 'starts': [*earlier, start]}
 
-def describe_kinds(kinds: Sequence[str]) -> str:
-  """Returns kinds of devices as text, such as '2 x NVIDIA A100, cpu'."""
-  numbers = collections.Counter(kinds)
-  each = [f'{n} x {kind}' if n > 1 else kind for kind, n in numbers.items()]
-  return ', '.join(each) or 'no device'
+  def _write_manifest(self) -> None:
+    if not self.is_superseded:
+      atomic.write_object(self.workdir / 'manifest.json', self._manifest)
 
-
-def _all_differences(
-  before: Mapping[str, Any], now: Mapping[str, Any]
-) -> list[tuple[str, str]]:
-  """Returns the parts of a run's identity that differ, each with a message.
-
-  Args:
-    before: Manifest of the folder.
-    now: Manifest of this run.
-  """
-  read = before.get('files', {}), now['files']  # Earlier versions had none.
-  moved = inputs.identified_fields(read[0]) & inputs.identified_fields(read[1])
-  differing = [
-    (field, line)
-    for part in ('config', 'own', 'random')
-    for field, line in _differences(before.get(part, {}), now[part], part)
-    if field not in moved
-  ]
-  return differing + inputs.find_changes(*read)
-
-
-def _differences(before: Any, now: Any, path: str) -> list[tuple[str, str]]:
-  """Returns the fields that differ, each with a message."""
-  if path in DISPLAY:
-    return []
-  if not (isinstance(before, dict) and isinstance(now, dict)):
-    line = f'{path}: expected {before!r}, got {now!r}.'
-    if before is None and not path.startswith('own.'):
-      line = f'{path}: younger than the run, which has none; got {now!r}.'
-    return [] if before == now else [(path, line)]
-  return [
-    difference
-    for field in sorted(before.keys() | now.keys())
-    for difference in _differences(
-      before.get(field), now.get(field), f'{path}.{field}'
-    )
-  ]
-
-
-def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-  atomic.write(path, json.dumps(content, indent=2, allow_nan=False) + '\n')
-
-
-def _size(path: pathlib.Path) -> int:
-  return path.stat().st_size if path.exists() else 0
-
-
-_dumps = json.JSONEncoder(allow_nan=False, separators=(',', ':')).encode
-_EVALUATION = _dumps({'kind': 'evaluation'})[:-1]  # Start of its row.
+  def _remove_summary(self) -> None:
+    (self.workdir / 'summary.json').unlink(missing_ok=True)

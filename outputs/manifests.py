@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -131,7 +131,8 @@ def identity(described: Mapping[str, Any]) -> dict[str, str]:
   Args:
     described: Result of `described`, or a manifest.
   """
-  return dict(_flatten('', _identify(described)))
+  flat = flatten(_identify(described))
+  return {field: json.dumps(value) for field, value in flat.items()}
 
 
 def describe_difference(
@@ -167,15 +168,6 @@ def _show(value: str | None) -> str:
   return value[: _CHARACTERS - 3] + '...'
 
 
-def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
-  """Yields the fields of nested dictionaries with their values as texts."""
-  if isinstance(value, Mapping) and value:
-    for key, each in value.items():
-      yield from _flatten(f'{name}.{key}' if name else key, each)
-  else:
-    yield name, json.dumps(value)
-
-
 def _identify(described: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the parts of a manifest that identify a run: see `fingerprint`."""
   parts = {'config': copy.deepcopy(described['config'])}
@@ -198,6 +190,17 @@ def _identify(described: Mapping[str, Any]) -> dict[str, Any]:
     'random': described['random'],
   }
   return parts
+
+
+def flatten(values: Mapping[str, Any], above: str = '') -> dict[str, Any]:
+  """Returns the fields of nested dictionaries by path, such as 'sync.name'."""
+  flat: dict[str, Any] = {}
+  for name, value in values.items():
+    if isinstance(value, Mapping):
+      flat |= flatten(value, f'{above}{name}.')
+    else:
+      flat[above + name] = value
+  return flat
 
 
 def read_field(manifest: Mapping[str, Any], field: str) -> Any:

@@ -1,7 +1,20 @@
 """Record of a run: accounting, measures, rows of its files, display, summary.
 
-The recorder writes what it is given, and decides nothing: when a row is due,
-and when a run ends, is a matter of `cluster.milestones`.
+The recorder writes what it is given, and decides nothing: `cluster.milestones`
+decides when a row is due, and when a run ends.
+
+  event            state of a push before   state after
+  record_push      under way                pending in its update; skipped if it
+                                            is not finite
+  record_update    pending                  applied, or skipped with its update
+
+  event            state of a loss before   state after
+  record_push      -                        on its device
+  count_losses     on its device            in the sums of both kinds of rows
+  take_mean_loss   in the sums              in a row of one kind
+
+`restore` replaces all of this by the result of `state`, of this process or of
+another one; `rewind` cuts the rows as well.
 """
 
 import itertools
@@ -16,7 +29,7 @@ from configs.checks import require
 from diagnosis.verdicts import Traffic
 from diagnosis.watch import LinkWatch, StragglerChange, Watch
 from outputs import thresholds, tracking
-from outputs.accounting import Accounting, LostIteration, Rollback
+from outputs.accounting import Accounting, Rollback
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.measures import Measures
@@ -56,6 +69,7 @@ class Recorder:
   Attributes:
     accounting: Counts of the run so far.
     measures: Distributions of the run so far.
+    rows: Writer of the files that grow.
   """
 
   def __init__(
@@ -74,7 +88,7 @@ class Recorder:
 
     Args:
       epoch: Examples of one epoch.
-      files: Writer of the run's files.
+      files: Folder of the run.
       console: Display of the run.
       measures: Directions of the measures of evaluations, by name.
       accuracies: Accuracies for which the summary has the first evaluation at
@@ -99,6 +113,7 @@ class Recorder:
     self.accounting = Accounting()
     self.measures = Measures()
     self._epoch = epoch
+    self.rows = files.rows
     self._files = files
     self._console = console
     self._losses: list[PushLoss] = []
@@ -119,30 +134,25 @@ class Recorder:
     """Starts the wall time of this process."""
     self._start = clock.perf_counter()
 
-  def state(self) -> dict[str, Any]:
-    """Returns the state for a checkpoint."""
-    self.fetch_losses()
-    state = {name: getattr(self, name) for name in _STATE}
-    return state | {'_wall_before_s': self._wall_s}
-
-  def successor_state(self, *, with_measures: bool) -> dict[str, Any]:
+  def state(
+    self, *, is_standby: bool = False, with_measures: bool = True
+  ) -> dict[str, Any]:
     """Returns the state for a process that may continue the run.
 
-    Losses are counted before, so that it stays small.
-
     Args:
+      is_standby: Whether it is sent often: losses are counted and distributions
+        folded before, so that it stays small.
       with_measures: Whether it has the distributions, which are larger.
     """
-    losses = self.fetch_losses()
-    self.count_losses(
-      list(itertools.takewhile(lambda each: math.isfinite(each.loss), losses))
-    )
-    state = self.state()
-    if with_measures:
-      self.measures.fold()
-    else:
+    self._fetch_losses()
+    if is_standby:
+      self.count_losses()
+      if with_measures:
+        self.measures.fold()
+    state = {name: getattr(self, name) for name in _STATE}
+    if not with_measures:
       del state['measures']
-    return state
+    return state | {'_wall_before_s': self._wall_s}
 
   def restore(self, state: dict[str, Any], *, age_s: float = 0.0) -> None:
     """Continues from the state of a checkpoint, which it takes over.
@@ -162,7 +172,7 @@ class Recorder:
   def rewind(
     self, state: dict[str, Any], sizes: Mapping[str, int], rollback: Rollback
   ) -> None:
-    """Returns to an earlier state of this run, and records that.
+    """Goes back to an earlier state of this run, and records that.
 
     Args:
       state: Earlier state, which it takes over.
@@ -170,7 +180,7 @@ class Recorder:
       rollback: Account of the updates since, which are lost.
     """
     wall_s, before = self._wall_s, self.accounting
-    self._files.rewind(sizes)
+    self.rows.rewind(sizes)
     self.restore(state)
     self._wall_before_s = wall_s
     self.accounting.rollbacks = before.rollbacks
@@ -180,15 +190,7 @@ class Recorder:
   def record_rollback(self, rollback: Rollback) -> None:
     """Records the return to a mirror in another process than before."""
     self.accounting.rollbacks = [*self.accounting.rollbacks, rollback]
-    self._files.event({'event': 'rollback', **rollback._asdict()})
-
-  def record_mirror(self, size_bytes: int) -> None:
-    """Counts the bytes of a mirror that was taken."""
-    self.accounting.mirror_bytes += size_bytes
-
-  def file_sizes(self) -> dict[str, int]:
-    """Returns the bytes of each file that the recorder appends to."""
-    return self._files.sizes()
+    self.rows.event({'event': 'rollback', **rollback._asdict()})
 
   def record_decision(
     self,
@@ -206,12 +208,12 @@ class Recorder:
       decision: Decision of the scheme.
       factors: Driving factors that were read with a push; may be none.
     """
-    if self._files.events:
+    if self.rows.events:
       fields = (
         record.push_fields(event) if isinstance(event, Push) else dict(event)
       )
       row = record.encode_row(name, fields, decision)
-      self._files.event(row | {'factors': factors} if factors else row)
+      self.rows.event(row | {'factors': factors} if factors else row)
     if self._watch is None:
       return
     if isinstance(event, Push):
@@ -227,31 +229,28 @@ class Recorder:
   ) -> None:
     """Records and shows that workers or links become slow, or normal."""
     for warning in warnings:
-      self._files.event(warning.row(time))
+      self.rows.event(warning.row(time))
       logging.info('Straggler: %s', warning.text)
 
   def record_links(self, row: Mapping[str, Any]) -> None:
     """Records measurements of links, or a forest made from them."""
-    self._files.event({'event': 'links', **row})
+    self.rows.event({'event': 'links', **row})
     if row['did'] == 'forest':
       self._link_watch.begin_epoch(bool(row.get('known')))
 
   def record_traffic(self, row: Mapping[str, Any]) -> None:
-    """Records the bytes that links have carried for some time."""
+    """Records the bytes that links between workers have carried."""
     self.record_links(row)
-    self._files.rates(row['since'], row['rates'])
+    self.rows.rates(row['since'], row['rates'])
     if self._watch is None:
       return
     for (src, dst), is_slow in self._link_watch.update(_traffic(row)):
-      did = 'appears' if is_slow else 'ends'
-      found = {'of': 'link', 'did': did, 'src': src, 'dst': dst}
-      since = {'since': row['since']}
-      self._files.event(
-        {'event': 'straggler', 'time': row['time'], **found, **since}
-      )
-      logging.info(
-        'Straggler: link from worker %d to worker %d is %s, since %.4g s.',
-        *(src, dst, 'slow' if is_slow else 'as planned again', row['since']),
+      self._record_slow_link(
+        row,
+        {'src': src, 'dst': dst},
+        f'from worker {src} to worker {dst}',
+        'slow' if is_slow else 'as planned again',
+        is_slow=is_slow,
       )
 
   def record_server_links(self, row: Mapping[str, Any]) -> None:
@@ -268,13 +267,30 @@ class Recorder:
       slowness={each['host']: each['slowness'] for each in row['rates']},
     )
     for host, is_slow in self._link_watch.update(window):
-      did = 'appears' if is_slow else 'ends'
-      found = {'of': 'link', 'did': did, 'host': host, 'since': row['since']}
-      self._files.event({'event': 'straggler', 'time': row['time'], **found})
-      logging.info(
-        'Straggler: link of host %s is %s, since %.4g s.',
-        *(host, 'slow' if is_slow else 'as others again', row['since']),
+      self._record_slow_link(
+        row,
+        {'host': host},
+        f'of host {host}',
+        'slow' if is_slow else 'as others again',
+        is_slow=is_slow,
       )
+
+  def _record_slow_link(
+    self,
+    row: Mapping[str, Any],
+    ends: Mapping[str, Any],
+    name: str,
+    state: str,
+    *,
+    is_slow: bool,
+  ) -> None:
+    """Records and shows that a link becomes slow, or is slow no longer."""
+    did = 'appears' if is_slow else 'ends'
+    event = {'event': 'straggler', 'time': row['time'], 'of': 'link'}
+    self.rows.event(event | {'did': did, **ends, 'since': row['since']})
+    logging.info(
+      'Straggler: link %s is %s, since %.4g s.', name, state, row['since']
+    )
 
   def record_lost_residual(
     self, worker: int, time: float, l1: Mapping[str, float] | None
@@ -289,32 +305,15 @@ class Recorder:
       l1: Sum of the residual's absolute values, by parameter; None if unknown.
     """
     row = {'event': 'forgot', 'time': time, 'worker': worker, 'l1': l1}
-    self._files.event(row)
+    self.rows.event(row)
 
   def record_recovered_residual(self, worker: int, time: float) -> None:
     """Records that a worker continues with its state from before its loss."""
-    self._files.event({'event': 'recalled', 'time': time, 'worker': worker})
-
-  def record_drift(self, row: Mapping[str, Any]) -> None:
-    """Writes to events.jsonl that a replica differs from the reference state.
-
-    Nothing is written if the run records no events.
-
-    Args:
-      row: `time`, seconds on the run's clock; `worker`, index of the differing
-        worker; `version` of the states; `reference`, indices of the workers
-        with the reference state; `difference`, relative, None if it is not
-        finite; `corrupt`, True if the difference is more than rounding.
-    """
-    self._files.event({'event': 'drift', **row})
+    self.rows.event({'event': 'recalled', 'time': time, 'worker': worker})
 
   def record_devices(self, workers: Mapping[int, Sequence[str]]) -> None:
     """Records the kinds of the devices on which workers compute, by rank."""
     self._files.record_workers(workers)
-
-  def record_live(self, status: Mapping[str, Any]) -> None:
-    """Replaces live.json, the status of a running run."""
-    self._files.live(status)
 
   def record_iteration(
     self, worker: int, phases_s: Mapping[str, float], time: float
@@ -336,9 +335,9 @@ class Recorder:
       end: Seconds on the run's clock.
       examples: Examples of the iteration that the phase is part of.
     """
-    self.accounting.add_time(phase, end - start)
-    if end > start and self._files.timeline:
-      self._files.span(worker, phase, start, end, examples)
+    self.accounting.seconds[phase] += end - start
+    if end > start and self.rows.timeline:
+      self.rows.span(worker, phase, start, end, examples)
 
   def record_push(
     self,
@@ -379,32 +378,6 @@ class Recorder:
         PushLoss(push.worker, iteration, weight, loss, Reached(push.time, *at))
       )
 
-  def record_dropped_push(
-    self, push: Push, *, iteration: int, computed: int
-  ) -> None:
-    """Records a push that the scheme puts into no update.
-
-    Args:
-      push: The push, as the scheme gets it.
-      iteration: Number of the worker's iteration.
-      computed: Number of examples with padding; 0 if nothing is computed.
-    """
-    self.accounting.add_dropped_push(
-      push, iteration=iteration, computed=computed
-    )
-
-  def record_lost_iteration(self, lost: LostIteration) -> None:
-    """Records an iteration whose push never arrived."""
-    self.accounting.lost.append(lost)
-
-  def record_transfer(self, size_bytes: int) -> None:
-    """Records that bytes of pushes and pulls have arrived."""
-    self.accounting.bytes += size_bytes
-
-  def record_bandwidth(self, time: float) -> None:
-    """Records the bytes that have arrived until a time, seconds."""
-    self.measures.add_bytes(time, self.accounting.bytes)
-
   def record_update(
     self, update: int, time: float, *, applied: bool = True
   ) -> None:
@@ -413,26 +386,30 @@ class Recorder:
       time, self.accounting.add_update(update, applied=applied)
     )
 
-  def fetch_losses(self) -> list[PushLoss]:
-    """Returns the losses that have not been counted, as host numbers."""
+  def _fetch_losses(self) -> None:
+    """Makes the losses that have not been counted numbers of this host."""
     if self._losses:
       losses = jax.device_get([each.loss for each in self._losses])
       self._losses = [
         each._replace(loss=loss)
         for each, loss in zip(self._losses, losses, strict=True)
       ]
-    return self._losses
 
-  def count_losses(self, losses: Sequence[PushLoss]) -> None:
-    """Counts the first of the fetched losses, which are all finite."""
-    for each in losses:
+  def count_losses(self) -> PushLoss | None:
+    """Counts losses up to the first that is not finite; returns that one."""
+    self._fetch_losses()
+    finite = list(
+      itertools.takewhile(lambda each: math.isfinite(each.loss), self._losses)
+    )
+    self._losses = self._losses[len(finite) :]
+    for each in finite:
       if each.weight:
         self._thresholds.add_loss(float(each.loss) / each.weight, each.at)
-    new_loss = sum(float(each.loss) for each in losses)
-    new_weight = sum(each.weight for each in losses)
-    self._losses = self._losses[len(losses) :]
+    new_loss = sum(float(each.loss) for each in finite)
+    new_weight = sum(each.weight for each in finite)
     for kind, (loss, weight) in self._sums.items():
       self._sums[kind] = loss + new_loss, weight + new_weight
+    return self._losses[0] if self._losses else None
 
   def take_mean_loss(self, kind: str) -> float | None:
     """Returns the weighted mean loss since the last row of a kind.
@@ -489,7 +466,7 @@ class Recorder:
 
   def record_row(self, row: dict[str, Any]) -> None:
     """Writes a row to metrics.jsonl, and shows it."""
-    self._files.metric(row)
+    self.rows.metric(row)
     self._console.show(row, self._figures)
 
   def record_evaluation(
@@ -521,7 +498,7 @@ class Recorder:
       **{f'final_{name}': value for name, value in others.items()},
       **self._thresholds.summary(),
       'time_to_interpolated': self._thresholds.interpolate(
-        self._files.evaluations(), self._falling
+        self.rows.evaluations(), self._falling
       ),
       'time_s': time,
       'wall_s': self._wall_s,

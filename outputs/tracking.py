@@ -22,7 +22,7 @@ from absl import logging
 from configs.checks import require
 from outputs import atomic
 
-FIELD = 'config.outputs.mlflow'
+_FIELD = 'config.outputs.mlflow'
 FILE = 'mlflow.json'
 # Fields of rows that are no measures of evaluations, and those without a curve.
 _CURVES = ('loss', 'loss_scale', 'learning_rate', 'waiting_share')
@@ -44,32 +44,11 @@ _ENVIRONMENT = {
 
 
 def check(uri: str) -> None:
-  """Checks the URI, and that MLflow is installed, if the run uses it.
-
-  Config and command line are written to files, logs and MLflow itself, so a
-  password does not belong there.
-
-  Args:
-    uri: `config.outputs.mlflow`.
-
-  Raises:
-    ValueError: If the URI has a password, which the error does not repeat, or
-      if MLflow is not installed.
-  """
-  scheme, mark, rest = uri.partition('://')
-  credentials, _, _ = (rest if mark else uri).rpartition('@')
-  expected = (
-    'a URI without a password, which would get into manifest and logs; MLflow '
-    'takes it from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD'
-  )
-  has_password = ':' in credentials
-  require(
-    not has_password, FIELD, expected, f'{scheme}://...' if mark else '...'
-  )
+  """Raises ValueError if the run uses MLflow, which is not installed."""
   if uri:
     is_there = importlib.util.find_spec('mlflow') is not None
     install = f'{sys.executable} -m pip install -r requirements-mlflow.txt'
-    require(is_there, FIELD, f'MLflow to be installed ({install})', uri)
+    require(is_there, _FIELD, f'MLflow to be installed ({install})', uri)
 
 
 def is_plotted(field: str) -> bool:
@@ -82,17 +61,6 @@ def status_of(summary: Mapping[str, Any]) -> str:
   if summary['ended'] == 'finished':
     return 'FINISHED'
   return 'KILLED' if summary['reason'] == 'stopped' else 'FAILED'
-
-
-def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, str]:
-  """Returns the fields of a config by dotted name, as text."""
-  found: dict[str, str] = {}
-  for name, value in config.items():
-    if isinstance(value, Mapping):
-      found |= flatten(value, f'{prefix}{name}.')
-    else:
-      found[prefix + name] = str(value)[:_LONGEST]
-  return found
 
 
 class Tracker:
@@ -244,8 +212,14 @@ class Tracker:
     run = client.create_run(
       experiment_id, tags=tags, run_name=self._folder.absolute().name
     )
-    flat = flatten(self._manifest.get('config', {}))
-    params = [Param(name, value) for name, value in flat.items()]
+    params = []
+    if self._manifest:
+      from outputs.manifests import flatten  # Imports JAX, unlike a sweep.
+
+      params = [
+        Param(name, str(value)[:_LONGEST])
+        for name, value in flatten(self._manifest['config']).items()
+      ]
     for first in range(0, len(params), _PARAMS):
       some = params[first : first + _PARAMS]
       client.log_batch(run.info.run_id, params=some)

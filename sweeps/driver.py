@@ -104,7 +104,7 @@ def run_points(
     os.environ.update(compiled.variables(os.environ, programs))
   slots = _divide_machine(options, len(points), uses_model)
   runs = plan.plan_runs(shared, points, pool.resolve_all, names)
-  uri = runs[0].resolved.fields['outputs.mlflow']
+  uri = runs[0].resolved.fields[plan.MLFLOW]
   tracking.check(uri)
   if options.is_dry:
     return _print_runs(folder.check(runs), folder)

@@ -12,9 +12,10 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from configs import config_file, sections
-from configs.checks import require
+from configs.checks import check_uri, require
 from sweeps.grid import Point
 
+MLFLOW = 'outputs.mlflow'  # Field of a URI.
 _LONGEST = 80  # Characters of the values in the name of a folder.
 
 
@@ -106,6 +107,8 @@ def plan_runs(
   Raises:
     ValueError: If a config is refused, or if two runs are the same.
   """
+  for values in (shared.overrides, *points):
+    check_uri(MLFLOW, values.get(MLFLOW, ''))
   for field in points[0]:
     expected = f'either --config.{field} or {field} in the grid'
     require(field not in shared.overrides, 'grid', expected, 'both')

@@ -266,10 +266,10 @@ class FullTest(absltest.TestCase):
     # A limit on the size of files would be for good: EFBIG.
     code = """
 import errno, os, runpy, sys
-from outputs import files
+from outputs import rows
 def full(self, row):
   raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-files.RunFiles.metric = full
+rows.Rows.metric = full
 sys.argv = ['main.py', *sys.argv[1:]]
 runpy.run_path('main.py', run_name='__main__')
 """

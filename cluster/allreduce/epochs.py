@@ -511,7 +511,9 @@ class MembershipEpochs:
       self._reception.send_to_worker(index, order)
 
   def _record_drift(self, row: Mapping[str, Any]) -> None:
-    self._coordinator.recorder.record_drift({'time': self._now(), **row})
+    self._coordinator.recorder.rows.event(
+      {'event': 'drift', 'time': self._now(), **row}
+    )
 
   def _record_lost_state(self, index: int, reason: str) -> None:
     """Lists the state of a worker's inner optimizer as lost, if it had one."""

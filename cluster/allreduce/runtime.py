@@ -678,8 +678,8 @@ class AllreduceRuntime(EventLoop):
         'counted': [member.counted for member in self._members],
       },
       'milestones': self.coordinator.milestones.successor_state(),
-      'recorder': recorder.successor_state(with_measures=has_measures),
-      'files': recorder.file_sizes(),
+      'recorder': recorder.state(is_standby=True, with_measures=has_measures),
+      'files': recorder.rows.state(is_durable=False),
       'checkpoint': self._newest_checkpoint(),
     }
     message = replication.encode(

@@ -307,7 +307,7 @@ class IterationRecorder:
     for index in joining:
       coordinator.join(index, time)
     size_bytes = self._iteration_bytes(len(members), stage)
-    coordinator.recorder.record_transfer(size_bytes)
+    coordinator.recorder.accounting.bytes += size_bytes
     examples = {index: coordinator.workers[index].examples for index in members}
     invalid = self._layout.find_invalid(numbers, examples)
     for index in members:

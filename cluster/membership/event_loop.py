@@ -30,7 +30,7 @@ from cluster.process.deadlines import Deadlines, ReceivedProgress
 from cluster.process.exits import HandedOver, Unmendable
 from cluster.process.monitoring import Monitor, Status
 from cluster.process.stops import TERMINATING
-from outputs.files import describe_kinds
+from outputs.starts import describe_kinds
 from system import clock, processes, threads
 
 _LOG_INTERVAL_S = 10.0  # Between two lines on missing processes.
@@ -364,7 +364,7 @@ class EventLoop:
       self._read_status()  # Notes progress between two requests.
       self._check_processes()
       self._drain_due()
-      self.coordinator.recorder.record_live(
+      self.coordinator.recorder.rows.live(
         live_status.describe(
           self.time,
           self._members,

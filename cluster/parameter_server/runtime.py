@@ -459,7 +459,7 @@ class ParameterServerRuntime(EventLoop):
     examples = self.coordinator.workers[index].examples
     member.progress.compute_times.append((report.compute_s, examples))
     stage = self.coordinator.workers[index].stage
-    self.coordinator.recorder.record_transfer(self._store.sizes_bytes[stage])
+    self.coordinator.recorder.accounting.bytes += self._store.sizes_bytes[stage]
     began = self._began or 0.0
     starts = (
       ('compute', report.pulled_at - began),
@@ -670,7 +670,7 @@ class ParameterServerRuntime(EventLoop):
         with_versions=True
       ),
       'recorder': recorder.state(),
-      'files': recorder.file_sizes(),
+      'files': recorder.rows.state(is_durable=False),
       'checkpoint': self._mirrored_checkpoint,
       'sources': dict(pending.sources),
       'own_servers': [
@@ -701,7 +701,7 @@ class ParameterServerRuntime(EventLoop):
     part = share_part(event.server)
     fetch = messages.FetchMirror(event.number, part, event.address)
     for worker in self._mirroring.holders(event.number, part):
-      self.coordinator.recorder.record_mirror(event.size_bytes)
+      self.coordinator.recorder.accounting.mirror_bytes += event.size_bytes
       self._reception.send_to_worker(worker, fetch)
 
   def _handle_fetched(
@@ -827,7 +827,7 @@ class ParameterServerRuntime(EventLoop):
   def _rewind_records(
     self, state: Mapping[str, Any], rollback: Rollback
   ) -> None:
-    """Returns files, accounts and checkpoints to a mirror.
+    """Takes files, accounts and checkpoints back to a mirror.
 
     Only once its parts are there: else the newest checkpoint is needed.
     """

@@ -338,7 +338,7 @@ class VirtualRuntime:
   def _handle_arrivals(self, delivered: Delivered) -> None:
     """Handles arrivals: a whole push is an event, a whole pull starts work."""
     if delivered.size_bytes:
-      self.coordinator.recorder.record_transfer(delivered.size_bytes)
+      self.coordinator.recorder.accounting.bytes += delivered.size_bytes
     for index in delivered.ended:
       if self.coordinator.workers[index].phase == 'push':
         self._schedule(self.time, _PUSH, index)

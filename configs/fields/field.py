@@ -12,7 +12,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from configs.checks import require
+from configs.checks import check_uri, require
 
 # Condition without which a field is ignored, so that it must have its default.
 Need = Literal['model', 'virtual', 'real', 'local steps', 'island']
@@ -46,6 +46,7 @@ class Field:
       take the place of a number: see `read_seconds`.
     items: Type of a tuple's items; None if a part checks them.
     file: What a path names; '' if the field is no path.
+    is_uri: Whether it is a URI, which must have no password.
     needs: Conditions without which the field must have its default.
     is_local: Whether the hosts of a run may have different values.
     is_display: Whether it changes no result: a run may resume with another
@@ -67,6 +68,7 @@ class Field:
   or_seconds: bool = False
   items: type | None = float
   file: File = ''
+  is_uri: bool = False
   needs: tuple[Need, ...] = ()
   is_local: bool = False
   is_display: bool = False
@@ -78,6 +80,8 @@ class Field:
     message.
     """
     require(self._accepts(value), name, self.expected, value)
+    if self.is_uri:
+      check_uri(name, str(value))
 
   @property
   def takes_text(self) -> bool:

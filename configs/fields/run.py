@@ -88,7 +88,9 @@ RUN = Section(
     mlflow=Field(
       '',
       "Tracking URI of MLflow, such as 'http://host:5000', to which the run is "
-      "sent, too; '' for none.",
+      "sent, too; '' for none.  It has no password: MLflow takes that from "
+      'MLFLOW_TRACKING_PASSWORD.',
+      is_uri=True,
       is_display=True,
     ),
     metrics_port=port(

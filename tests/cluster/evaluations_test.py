@@ -12,9 +12,9 @@ from absl.testing import absltest, parameterized
 from cluster.evaluations import Evaluations
 from cluster.milestones import Intervals, Milestones, SaveSchedule
 from outputs.console import Console
-from outputs.files import RunFiles
 from outputs.recorder import Recorder
 from sync.scheme import Push
+from tests.support import unwritten
 
 _LIMIT_S = 10.0
 
@@ -77,7 +77,7 @@ class _Run:
 
   def __init__(self, *, held=None, target=10**6, pushes=1, every_s=None):
     self.store, self.slow = _Store(held), _Slow()
-    self.files = mock.create_autospec(RunFiles, instance=True)
+    self.files = unwritten.files()
     self.pool = ThreadPoolExecutor(4)  # More than are to be used.
     self.recorder = Recorder(
       epoch=8,
@@ -130,7 +130,7 @@ class _Run:
     self.milestones.restore(state[1])
 
   def rows(self):
-    rows = [call.args[0] for call in self.files.metric.call_args_list]
+    rows = [call.args[0] for call in self.files.rows.metric.call_args_list]
     return [(row['updates'], row['accuracy']) for row in rows]
 
 

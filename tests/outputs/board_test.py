@@ -12,7 +12,7 @@ from tensorboardX.proto import event_pb2
 from outputs.board import Board
 
 
-def _read(folder):
+def read_points(folder):
   """Returns the points in the folder's file: name, step and value."""
   (path,) = folder.glob('events.out.tfevents.*')
   data, points, start = path.read_bytes(), [], 0
@@ -39,11 +39,13 @@ class BoardTest(absltest.TestCase):
     board.plot('accuracy', 0.25, 200)
     board.flush()
     expected = [('loss', 100, 0.5), ('accuracy', 200, 0.25)]
-    self.assertEqual(_read(self.folder), expected)
+    self.assertEqual(read_points(self.folder), expected)
     self.assertEqual(threading.active_count(), before)
     board.plot('loss', 0.125, 300)
     board.close()
-    self.assertEqual(_read(self.folder), [*expected, ('loss', 300, 0.125)])
+    self.assertEqual(
+      read_points(self.folder), [*expected, ('loss', 300, 0.125)]
+    )
 
   def test_a_file_that_cannot_grow_is_an_error(self):
     board = Board(self.folder)

@@ -9,8 +9,10 @@ from absl.testing import absltest, parameterized
 
 import outputs.files
 import train
-from outputs import manifests
+from outputs import atomic, manifests
 from outputs.files import RunFiles
+from outputs.rows import Rows
+from tests.outputs import board_test
 from tests.support import locks, small, stopping
 
 
@@ -51,15 +53,25 @@ class FingerprintTest(parameterized.TestCase):
 
 
 class BoardTest(absltest.TestCase):
-  def test_every_accuracy_is_shown(self):
-    files = RunFiles(f'{tempfile.mkdtemp()}/run')
-    files.board = True
-    files._board = mock.Mock()
-    row = {'accuracy': 0.5, 'top5_accuracy': 0.9, 'examples': 7, 'time': 1.0}
-    files._plot(row | {'loss': None, 'kind': 'eval'})
+  def test_curves_have_every_accuracy_and_are_drawn_anew_after_a_return(self):
+    folder = pathlib.Path(tempfile.mkdtemp(), 'run')
+    files = RunFiles(str(folder))
+    files.claim(
+      manifests.manifest(
+        small.config().to_dict(), {}, measures={}, prefetched_iterations=2
+      )
+    )
+    files.begin(num_workers=2)
+    row = {'accuracy': 0.5, 'top5_accuracy': 0.75, 'examples': 7, 'time': 1.0}
+    files.rows.metric(row | {'loss': None, 'kind': 'evaluation'})
+    sizes = files.rows.state()
+    files.rows.metric(row | {'kind': 'log', 'examples': 9})
+    files.rows.rewind(sizes)
+    files.rows.metric({'loss': 0.25, 'kind': 'log', 'examples': 8, 'time': 2.0})
+    files.close({'ended': 'finished'})
     self.assertEqual(
-      files._board.plot.call_args_list,
-      [mock.call('accuracy', 0.5, 7), mock.call('top5_accuracy', 0.9, 7)],
+      board_test.read_points(folder),
+      [('accuracy', 7, 0.5), ('top5_accuracy', 7, 0.75), ('loss', 8, 0.25)],
     )
 
 
@@ -73,8 +85,8 @@ class EndTest(absltest.TestCase):
       )
     )
     files.begin(num_workers=2)
-    files.event({'event': 'push', 'time': 1.5})
-    files.span(1, 'compute', 0.0, 1.5, 32)
+    files.rows.event({'event': 'push', 'time': 1.5})
+    files.rows.span(1, 'compute', 0.0, 1.5, 32)
 
     def killed(path, content):
       del content
@@ -86,7 +98,7 @@ class EndTest(absltest.TestCase):
       raise KeyboardInterrupt
 
     with (
-      mock.patch.object(outputs.files, '_write', killed),
+      mock.patch.object(atomic, 'write_object', killed),
       self.assertRaises(KeyboardInterrupt),
     ):
       files.close({'ended': 'finished'})
@@ -101,26 +113,26 @@ class EvaluationsTest(absltest.TestCase):
     self.folder = tempfile.mkdtemp()
 
   def _begin(self, sizes=None):
-    files = RunFiles(self.folder)
-    files.timeline = files.board = False
-    files.begin(num_workers=1, sizes=sizes)
-    self.addCleanup(files.abandon)
-    return files
+    rows = Rows(pathlib.Path(self.folder), may_write=lambda: True)
+    rows.timeline = False
+    rows.open(sizes or {}, num_workers=1, manifest={})
+    self.addCleanup(rows.close)
+    return rows
 
-  def _write(self, files, *times):
+  def _write(self, rows, *times):
     for time in times:
-      files.metric({'kind': 'log', 'time': time})
-      files.metric({'kind': 'evaluation', 'time': time})
+      rows.metric({'kind': 'log', 'time': time})
+      rows.metric({'kind': 'evaluation', 'time': time})
 
-  def _times(self, files):
-    return [row['time'] for row in files.evaluations()]
+  def _times(self, rows):
+    return [row['time'] for row in rows.evaluations()]
 
   def test_those_of_earlier_starts_count_and_lost_ones_do_not(self):
-    files = self._begin()
-    self._write(files, 1.0)
-    sizes = files.sizes()
-    self._write(files, 2.0, 3.0)
-    self.assertEqual(self._times(files), [1.0, 2.0, 3.0])
+    rows = self._begin()
+    self._write(rows, 1.0)
+    sizes = rows.state()
+    self._write(rows, 2.0, 3.0)
+    self.assertEqual(self._times(rows), [1.0, 2.0, 3.0])
     again = self._begin(sizes)
     self._write(again, 4.0)
     self.assertEqual(self._times(again), [1.0, 4.0])

@@ -10,6 +10,7 @@ import math
 import pathlib
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -20,7 +21,7 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 import train
-from configs import vgg16_bsp
+from configs import sections, vgg16_bsp
 from outputs import tracking
 from tests.support import commands, requires, sweeping
 
@@ -112,7 +113,10 @@ class TrackerTest(parameterized.TestCase):
     self.folder = pathlib.Path(tempfile.mkdtemp()) / 'mine'
     self.folder.mkdir()
     self.server = _Server()
-    self.enterContext(mock.patch.dict('sys.modules', _modules(self.server)))
+    # Not mock.patch.dict, which also removes what is imported meanwhile.
+    for name, module in _modules(self.server).items():
+      self.addCleanup(sys.modules.pop, name)
+      sys.modules[name] = module
 
   def _tracker(self, uri='http://tracking:5000', **fields):
     return tracking.Tracker(self.folder, uri, _manifest(), **fields)
@@ -249,7 +253,9 @@ class TrackerTest(parameterized.TestCase):
       start = time.monotonic()
       self.assertFalse(tracker.close('FINISHED', limit_s=0.1))
       self.assertLess(time.monotonic() - start, 5.0)
-    self.assertIn(str(self.folder), logs.output[-1])
+      answer.set()
+      tracker.close('FINISHED')  # Its thread uses the stand-in to the end.
+    self.assertIn(str(self.folder), logs.output[0])
 
   @parameterized.parameters(
     ('finished', 'finished', 'FINISHED'),
@@ -280,8 +286,17 @@ class TrackerTest(parameterized.TestCase):
     config.model.name, config.model.none.num_train = 'none', 3200
     config.epochs, config.outputs.mlflow = 1.0, 'http://tracking:5000'
     folder = self.folder.parent / 'run'
-    with mock.patch.object(tracking, 'check'):
+    password = {'MLFLOW_TRACKING_PASSWORD': 'hidden in the environment'}
+    with (
+      mock.patch.object(tracking, 'check'),
+      mock.patch.dict('os.environ', password),
+      self.assertLogs(level='DEBUG') as logs,
+    ):
       summary = train.build(config, workdir=str(folder))()
+    self.assertNotIn('hidden in', ' '.join(logs.output))
+    for path in folder.rglob('*'):
+      if path.is_file():
+        self.assertNotIn(b'hidden in', path.read_bytes(), path)
 
     (run,) = self.server.runs
     self.assertEqual(run['status'], ['RUNNING', 'FINISHED'])
@@ -312,6 +327,7 @@ class PasswordTest(parameterized.TestCase):
     'http://user:hidden://x@tracking',
     'postgresql+psycopg2://user:hidden@[::1]:5432/runs',
     'user:hidden@tracking',
+    'postgresql://tracking/runs?user=user&password=hidden',
   )
   def test_a_password_is_refused_before_anything_is_written(self, uri):
     folder = pathlib.Path(tempfile.mkdtemp()) / 'run'
@@ -335,6 +351,55 @@ class PasswordTest(parameterized.TestCase):
     self.assertFalse(folder.exists())
 
   @parameterized.parameters(
+    ('main.py', '--config.outputs.mlflow=http://user:hidden@tracking'),
+    ('main.py', '--config.outputs.mflow=http://user:hidden@tracking'),
+    ('main.py', 'outputs.mlflow=http://user:hidden@tracking'),
+    ('sweep.py', '--grid=outputs.mlflow=http://a,http://user:hidden@tracking'),
+    ('sweep.py', '--grid=outputs.mlflow=http://a,user:hidden@tracking'),
+  )
+  def test_no_command_repeats_a_password(self, script, word):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    out = {'main.py': '--workdir', 'sweep.py': '--out'}[script]
+    words = ['--config=configs/vgg16_bsp.py', f'{out}={folder}/out', word]
+    done = subprocess.run(
+      [sys.executable, script, *words],
+      cwd=sweeping.ROOT,
+      capture_output=True,
+      text=True,
+      timeout=_LIMIT_S,
+      check=False,
+    )
+    self.assertNotEqual(done.returncode, 0)
+    self.assertIn('MLFLOW_TRACKING_PASSWORD', done.stdout + done.stderr)
+    self.assertNotIn('hidden', done.stdout + done.stderr)
+    self.assertEmpty([*folder.iterdir()])
+
+  def test_a_config_file_with_a_password_is_refused_by_a_sweep(self):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    file = folder / 'mine.py'
+    file.write_text(
+      'from configs import vgg16_bsp\n'
+      'GRID = "seed=0,1"\n'
+      'def get_config():\n'
+      '  config = vgg16_bsp.get_config()\n'
+      '  config.outputs.mlflow = "http://user:hidden@tracking"\n'
+      '  return config\n'
+    )
+    words = [f'--config={file}', f'--out={folder}/out']
+    done = subprocess.run(
+      [sys.executable, 'sweep.py', *words],
+      cwd=sweeping.ROOT,
+      capture_output=True,
+      text=True,
+      timeout=_LIMIT_S,
+      check=False,
+    )
+    self.assertNotEqual(done.returncode, 0)
+    self.assertIn('MLFLOW_TRACKING_PASSWORD', done.stdout + done.stderr)
+    self.assertNotIn('hidden', done.stdout + done.stderr)
+    self.assertFalse((folder / 'out').exists())
+
+  @parameterized.parameters(
     'http://tracking:5000',
     'http://user@tracking:5000',
     'http://[::1]:5000/x',
@@ -344,8 +409,9 @@ class PasswordTest(parameterized.TestCase):
     '',
   )
   def test_other_uris_are_accepted(self, uri):
-    with mock.patch.object(tracking.importlib.util, 'find_spec'):
-      tracking.check(uri)
+    config = vgg16_bsp.get_config()
+    config.outputs.mlflow = uri
+    sections.check_fields(config)
 
 
 class ServerTest(absltest.TestCase):

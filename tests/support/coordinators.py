@@ -37,9 +37,9 @@ from cluster.process.deadlines import Deadlines, Jobs
 from learning.shard_codec import ShardCodec
 from learning.timing_only import TimingOnlyGradient, TimingOnlyLearner
 from outputs.console import Console
-from outputs.files import RunFiles
 from outputs.recorder import Recorder
 from sync import asp
+from tests.support import unwritten
 from tests.support.listeners import Listener
 from wire import dense
 
@@ -159,7 +159,7 @@ class Coordinator:
     )
     recorder = Recorder(
       epoch=10**6,
-      files=mock.create_autospec(RunFiles, instance=True),
+      files=unwritten.files(),
       console=Console(target=10**6, clock='real'),
     )
     milestones = Milestones(

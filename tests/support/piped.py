@@ -45,9 +45,9 @@ from learning.learner import TaskLearner
 from learning.scaling import Scaling
 from learning.shard_codec import ShardCodec
 from outputs.console import Console
-from outputs.files import RunFiles
 from outputs.recorder import Recorder
 from sync import bsp
+from tests.support import unwritten
 from wire import dense
 from wire.codec import Payload
 
@@ -129,7 +129,7 @@ class Cluster:
     self._is_closed = False
     recorder = Recorder(
       epoch=_NEVER,
-      files=mock.create_autospec(RunFiles, instance=True),
+      files=unwritten.files(),
       console=Console(target=_NEVER, clock='real'),
     )
     milestones = Milestones(

@@ -31,11 +31,10 @@ from cluster.probing.surveyor import Surveyor
 from cluster.process.deadlines import Deadlines
 from learning.learning import Overlap
 from outputs.console import Console
-from outputs.files import RunFiles
 from outputs.recorder import Recorder
 from route import links, ring
 from sync import bsp
-from tests.support import members
+from tests.support import members, unwritten
 
 BATCH = 8
 
@@ -143,8 +142,7 @@ class SimulatedRun:
     evaluate = mock.Mock(return_value={'accuracy': 0.5})
     evaluate.is_finite.return_value = True
     if files is None:
-      files = mock.create_autospec(RunFiles, instance=True)
-      files.sizes.return_value = {}
+      files = unwritten.files()
     recorder = Recorder(
       epoch=10**6,
       files=files,
@@ -157,8 +155,7 @@ class SimulatedRun:
       evaluate=evaluate,
       plans_ahead=True,
     )
-    self.accounting, self.drift = recorder.accounting, mock.Mock()
-    recorder.record_drift = self.drift
+    self.accounting, self.files = recorder.accounting, files
     self.stream = data.stream.Stream(num_examples=10**6, seed=0, ahead=0)
     self.coordinator = coordinator.Coordinator(
       scheme=bsp.make(num_workers=workers),

@@ -69,11 +69,11 @@ def _write_run(workers):
   for second in range(40):
     for worker in range(workers):
       middle = second + 0.1 + 0.8 * worker / workers
-      files.span(worker, 'compute', second, middle, 16)
-      files.span(worker, 'wait', middle, second + 1, 16)
+      files.rows.span(worker, 'compute', second, middle, 16)
+      files.rows.span(worker, 'wait', middle, second + 1, 16)
   for row in _ROWS:
     blank = dict.fromkeys(('accuracy', 'loss', 'learning_rate'))
-    files.metric({**blank, 'waiting_share': None, **row})
+    files.rows.metric({**blank, 'waiting_share': None, **row})
   files.close(
     {
       'ended': 'finished',

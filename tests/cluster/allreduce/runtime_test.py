@@ -557,7 +557,8 @@ def _is_ready(world, incarnation):
 
 def _drift_rows(world):
   """Returns the rows about replicas that differed."""
-  return [call.args[0] for call in world.drift.call_args_list]
+  rows = [call.args[0] for call in world.files.rows.event.call_args_list]
+  return [row for row in rows if row['event'] == 'drift']
 
 
 class ReplicasTest(parameterized.TestCase):

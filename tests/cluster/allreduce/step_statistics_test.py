@@ -20,6 +20,7 @@ from cluster.allreduce.step_statistics import (
 from cluster.coordinator import Coordinator
 from cluster.membership.members import Member
 from cluster.milestones import Milestones
+from outputs.accounting import Accounting
 from outputs.recorder import Recorder
 from sync import bsp
 
@@ -89,6 +90,7 @@ def _make_coordinator(workers, *, ahead=True, batch=8):
   store = mock.Mock(version=0, scalings=[])
   stream = data.stream.Stream(num_examples=1000, seed=0, ahead=0)
   recorder = mock.create_autospec(Recorder, instance=True)
+  recorder.accounting = Accounting()
   milestones = mock.create_autospec(Milestones, instance=True, finished=False)
   coordinator = Coordinator(
     scheme=bsp.make(num_workers=workers),
@@ -166,7 +168,7 @@ class IterationRecorderTest(parameterized.TestCase):
     rest = [('compute', 10.5, 14.0), ('push', 14.0, 16.0)]
     self.assertEqual(spans[1], first + rest)
     self.assertIn(('compute', 11.0, 13.0), spans[2])
-    recorder.record_transfer.assert_called_once_with(300)
+    self.assertEqual(recorder.accounting.bytes, 300)
 
   def test_unsynchronised_clocks_cause_no_negative_phase(self):
     reports = {0: StepStatistics(-3.0, 99.0, 1.0, 8, 8.0, 0, math.nan, 1)}

@@ -147,7 +147,7 @@ class _Run:
 
   def rows(self, event):
     calls = (
-      self.coordinator.cluster.coordinator.recorder._files.event.call_args_list
+      self.coordinator.cluster.coordinator.recorder.rows.event.call_args_list
     )
     rows = [call.args[0] for call in calls]
     return [row['worker'] for row in rows if row['event'] == event]

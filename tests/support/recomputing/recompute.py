@@ -41,7 +41,7 @@ from learning.learning import Learning, ParameterStore
 from learning.scaling import factor, worker_scaling
 from learning.shard_codec import ShardCodec
 from outputs import checkpoints
-from outputs.files import describe_kinds
+from outputs.starts import describe_kinds
 from tests.support.recomputing import allreduce, states
 from tests.support.recomputing.allreduce import Comparison
 from tests.support.recomputing.silent_recorder import (

@@ -1,6 +1,5 @@
 """Recorder and milestones that do nothing, for recorded runs."""
 
-from collections.abc import Callable
 from typing import Any, cast
 
 from cluster.milestones import Milestones
@@ -8,12 +7,15 @@ from outputs.recorder import Recorder
 
 
 class _Silent:
-  """Object with every method; none of them does anything."""
+  """Object with every attribute; as a method, none of them does anything."""
 
   finished = False
 
-  def __getattr__(self, name: str) -> Callable[..., None]:
-    return lambda *args, **fields: None
+  def __getattr__(self, name: str) -> '_Silent':
+    return _Silent()
+
+  def __call__(self, *args: Any, **fields: Any) -> None:
+    del args, fields
 
 
 def silent_recorder() -> Recorder:
