@@ -67,7 +67,7 @@ class SaveSchedule:
     """Returns examples, and seconds from now, of the next checkpoint."""
     return self._next_examples, self._next_s - clock.monotonic()
 
-  def succeed(self, examples: float, wait_s: float) -> None:
+  def take_over(self, examples: float, wait_s: float) -> None:
     """Continues from the `state` of another process."""
     self._next_examples = examples
     self._next_s = clock.monotonic() + wait_s
@@ -121,7 +121,7 @@ class Milestones:
     self._recorder = recorder
     self._store = store
     self._save_schedule = save_schedule
-    self._interrupted: int | None = None  # Version; see `succeed`.
+    self._interrupted: int | None = None  # Version; see `take_over`.
     self._queue: Evaluations | None = None
     if evaluate is not None:
       self._queue = Evaluations(
@@ -233,7 +233,7 @@ class Milestones:
     if self._queue is not None:
       self._queue.restore(state['queue'])
 
-  def succeed(self, state: dict[str, Any]) -> None:
+  def take_over(self, state: dict[str, Any]) -> None:
     """Continues from the result of `successor_state` of a lost process.
 
     Evaluations that have not ended there are left out, but for the newest: see
@@ -242,7 +242,7 @@ class Milestones:
     self.restore(state)
     self._interrupted = state['interrupted']
     if self._save_schedule:
-      self._save_schedule.succeed(*state['saving'])
+      self._save_schedule.take_over(*state['saving'])
 
   def repeat_evaluation(self) -> None:
     """Computes the newest evaluation again that a lost process has begun.

@@ -125,7 +125,7 @@ class Saving(Protocol):
   def restore(self) -> Any:
     """Returns the state of the newest readable checkpoint; None without one."""
 
-  def succeed(self, newest: int) -> None:
+  def take_over(self, newest: int) -> None:
     """Continues after another process; removes checkpoints after `newest`."""
 
   def is_writing(self) -> bool:

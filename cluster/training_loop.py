@@ -82,7 +82,7 @@ class Run:
       self.sizes = state['files']
       self.files.rows.check(state['files'])
 
-  def succeed(
+  def take_over(
     self, state: Mapping[str, Any], age_s: float, manifest: Mapping[str, Any]
   ) -> Callable[[], None]:
     """Continues the run of another process that is lost.
@@ -100,14 +100,14 @@ class Run:
       OSError: If the files of the run cannot be copied.
       ValueError: If a file is shorter than it was.
     """
-    self.milestones.succeed(state['milestones'])
+    self.milestones.take_over(state['milestones'])
     self.recorder.restore(state['recorder'], age_s=age_s)
     self.files.copy(manifest, state['files'])
     self.sizes, self.is_successor = state['files'], True
 
     def publish() -> None:
       self.files.take_over(manifest)
-      self.checkpoints.succeed(state['checkpoint'])
+      self.checkpoints.take_over(state['checkpoint'])
 
     return publish
 

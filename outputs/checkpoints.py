@@ -136,7 +136,7 @@ class Checkpoints:
     """Number of the newest checkpoint, complete or not; -1 before the first."""
     return self._number
 
-  def succeed(self, newest: int) -> None:
+  def take_over(self, newest: int) -> None:
     """Continues after another process, as of which `newest` is the newest.
 
     Later ones do not count any more: the run continues from before them, with

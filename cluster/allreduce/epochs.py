@@ -122,7 +122,7 @@ class MembershipEpochs:
     """Marks the start of the run: lost workers leave the scheme from here."""
     self._has_started = True
 
-  def succeed(self, inheritance: Inheritance) -> None:
+  def take_over(self, inheritance: Inheritance) -> None:
     """Ends the last epoch of the coordinator before, of a run that has started.
 
     Its members stop once they have joined; see `give_up_absent`.
@@ -133,7 +133,7 @@ class MembershipEpochs:
     membership = inheritance.membership
     self.agreed = tuple(sorted(membership.addresses))
     self._has_started, self._inheritance = True, inheritance
-    self.rendezvous.succeed(membership.number, self.agreed)
+    self.rendezvous.take_over(membership.number, self.agreed)
     for index in self.agreed:
       if index not in inheritance.supporters:
         self.rendezvous.mark_lost(index, 'It was lost with the coordinator.')

@@ -462,7 +462,7 @@ class Rendezvous:
     self._lost_members.clear()
     self._phase = _Phase.WAITING
 
-  def succeed(self, membership_epoch: int, members: Iterable[int]) -> None:
+  def take_over(self, membership_epoch: int, members: Iterable[int]) -> None:
     """Continues with the members of another coordinator's epoch, which ends.
 
     Args:

@@ -205,7 +205,7 @@ class AllreduceRuntime(EventLoop):
       transfer_s=self._find_transfer_s,
     )
 
-  def succeed(
+  def take_over(
     self, inheritance: Inheritance, publish: Callable[[], None]
   ) -> None:
     """Continues from another coordinator that is lost; `warm_up` follows.
@@ -221,7 +221,7 @@ class AllreduceRuntime(EventLoop):
     # The run's clock continues as well while there is no coordinator.
     self._began = clock.monotonic() - self.time - inheritance.age_s
     self.coordinator.restore(state['coordinator'])
-    self._store.succeed(state['store'])
+    self._store.take_over(state['store'])
     self._restore_counts(state)
     self._initial_states = [ResidualId(*each) for each in state['initial']]
     for member, counted in zip(self._members, state['counted'], strict=True):
@@ -230,10 +230,10 @@ class AllreduceRuntime(EventLoop):
       order = iteration.assignment
       at = self._began + order.assigned_at - state['began']
       self._assigner.inherit(version, at, order.stage)
-    self._links.succeed()
+    self._links.take_over()
     membership = inheritance.membership
     self._replicas.succeeded = membership.term, membership.addresses.keys()
-    self.epochs.succeed(inheritance)
+    self.epochs.take_over(inheritance)
 
   def _gather(self) -> None:
     """Waits until the members of the last epoch are connected, and begins one.

@@ -137,7 +137,7 @@ class ReplicaStore:
       'scalings': list(self.scalings),
     }
 
-  def succeed(self, counts: dict[str, Any]) -> None:
+  def take_over(self, counts: dict[str, Any]) -> None:
     """Continues from `counts`; the replica's learner may be newer."""
     self.version, self.examples, self._pending = counts['counts']
     self.scalings = counts['scalings']

@@ -217,10 +217,10 @@ class RealSite:
       raise RuntimeError('Expected to be elected.')
     run = self.make_run()
     run.was_terminated = self._draining.is_set
-    publish = run.succeed(
+    publish = run.take_over(
       inheritance.state, inheritance.age_s, self.parts.manifest
     )
-    run.runtime.succeed(inheritance, publish)
+    run.runtime.take_over(inheritance, publish)
     run()
 
   @property

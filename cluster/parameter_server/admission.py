@@ -264,7 +264,7 @@ class ParameterServerReception(Reception):
     for rank in self._server_ranks:
       rank.final = True
 
-  def succeed(self, mirror: Mirror, admissions: Sequence[int]) -> None:
+  def take_over(self, mirror: Mirror, admissions: Sequence[int]) -> None:
     """Continues from a mirror in place of another coordinator.
 
     Args:

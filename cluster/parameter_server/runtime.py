@@ -284,7 +284,7 @@ class ParameterServerRuntime(EventLoop):
       self._begin_move('The coordinator leaves.')
       self._is_handing_over = True
 
-  def succeed(
+  def take_over(
     self, inheritance: Inheritance, publish: Callable[[], None]
   ) -> None:
     """Continues from another coordinator that is lost; `warm_up` follows.
@@ -304,7 +304,7 @@ class ParameterServerRuntime(EventLoop):
     mirror = Mirror(inheritance.number, sources, frozenset())
     self._mirroring.complete = mirror
     self._mirroring.skip_to(inheritance.number)
-    self._reception.succeed(mirror, state['admissions'])
+    self._reception.take_over(mirror, state['admissions'])
 
   def _gather(self, inheritance: Inheritance) -> None:
     """Waits until servers and enough workers have joined this coordinator.

@@ -215,7 +215,7 @@ class ParameterServerSite(RealSite):
       ),
       mirrors=self._mirrors,
       newest_checkpoint=lambda: self.checkpoints.newest,
-      drop_checkpoints=lambda newest: self.checkpoints.succeed(newest),
+      drop_checkpoints=lambda newest: self.checkpoints.take_over(newest),
       succession=self._succession,
       index=self._member,
       is_superseded=lambda: self.parts.files.is_superseded,

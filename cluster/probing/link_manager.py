@@ -107,7 +107,7 @@ class LinkManager:
       cluster = clusters.from_json(found)
       self._rendezvous.set_links(cluster, file_format.host_latency_s(found))
 
-  def succeed(self) -> None:
+  def take_over(self) -> None:
     """Continues with the links that another coordinator has measured.
 
     Raises:

@@ -119,11 +119,11 @@ class _Run:
   def state(self):
     return self.recorder.state(), self.milestones.state()
 
-  def succeed(self, run):
+  def take_over(self, run):
     """Continues from another run, whose held versions are lost."""
     self.store.version = run.store.version
     self.recorder.restore(run.recorder.state())
-    self.milestones.succeed(run.milestones.successor_state())
+    self.milestones.take_over(run.milestones.successor_state())
 
   def restore(self, state):
     self.recorder.restore(state[0])
@@ -202,7 +202,7 @@ class EvaluationsTest(parameterized.TestCase):
     run = self._run(pushes=3)
     run.push(3)
     after = self._run(pushes=3)
-    after.succeed(run)
+    after.take_over(run)
     after.milestones.repeat_evaluation()
     after.push(3)
     after.finish(2)
@@ -213,7 +213,7 @@ class EvaluationsTest(parameterized.TestCase):
     run = self._run(pushes=3)
     run.push(3)
     after = self._run(pushes=3)
-    after.succeed(run)
+    after.take_over(run)
     after.push(1)  # The others had applied it when the process was lost.
     after.milestones.repeat_evaluation()
     after.push(1)
@@ -227,7 +227,7 @@ class EvaluationsTest(parameterized.TestCase):
     run.push(3)
     run.finish(1)
     after = self._run(pushes=3)
-    after.succeed(run)
+    after.take_over(run)
     after.milestones.repeat_evaluation()
     after.push(2)
     self.assertEqual((after.slow.running, after.rows()), (0, []))
@@ -300,9 +300,9 @@ class SaveScheduleTest(absltest.TestCase):
     self.assertEqual(examples, 130)
     self.assertBetween(wait_s, 990.0, 1000.0)
     after = SaveSchedule(every_s=1000.0, every_examples=100)
-    after.succeed(examples, wait_s)
+    after.take_over(examples, wait_s)
     self.assertEqual([after.is_due(n) for n in (129, 130)], [False, True])
-    after.succeed(examples, -1.0)
+    after.take_over(examples, -1.0)
     self.assertTrue(after.is_due(0))
 
 

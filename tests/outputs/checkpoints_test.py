@@ -283,7 +283,7 @@ class RewindTest(absltest.TestCase):
 
   def test_later_checkpoints_do_not_count_and_go_at_the_next_save(self):
     self._save(3)
-    self.checkpoints.succeed(1)
+    self.checkpoints.take_over(1)
     self.assertEqual(checkpoints.steps(self.directory), [1])
     self.assertTrue((self.directory / '2').exists())  # Others may write to it.
     self._save(1)
@@ -302,7 +302,7 @@ class RewindTest(absltest.TestCase):
     with mock.patch.object(checkpoints, 'write', write_slowly):
       self.checkpoints.save({'number': 'later'})
       self.part.set_result(None)
-      self.checkpoints.succeed(0)
+      self.checkpoints.take_over(0)
     self.assertEqual(self._reopen()[0], {'number': 0})
 
   def test_an_abandoned_checkpoint_does_not_count_and_its_number_is_gone(self):

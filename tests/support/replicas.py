@@ -221,7 +221,7 @@ class SimulatedRun:
     self._make()
     self.coordinator.milestones.restore(inheritance.state['milestones'])
     self.coordinator.recorder.restore(inheritance.state['recorder'])
-    self.runtime.succeed(inheritance, lambda: None)
+    self.runtime.take_over(inheritance, lambda: None)
     self.accounting = self.coordinator.recorder.accounting
     self.stream = self.coordinator.state()['_stream']
     self.sessions, self.members = {}, {}
