@@ -12,13 +12,7 @@ PHASES = ('pull', 'compute', 'push', 'wait')
 class DroppedPush(NamedTuple):
   """A push that the scheme has put into no update.
 
-  Other workers get its examples.
-
-  Attributes:
-    worker: Index of the worker.
-    iteration: Number of the worker's iteration.
-    examples: Number of examples.
-    time: Time at which the push had arrived whole, seconds.
+  Other workers get its examples.  `time` is when it had arrived whole, seconds.
   """
 
   worker: int
@@ -30,12 +24,7 @@ class DroppedPush(NamedTuple):
 class LostIteration(NamedTuple):
   """An iteration whose push never arrived; other workers get its examples.
 
-  Attributes:
-    worker: Index of the worker.
-    iteration: Number of the worker's iteration.
-    examples: Number of examples.
-    time: Time at which it was given up, seconds.
-    reason: Reason, as text.
+  `time` is when it was given up, seconds.
   """
 
   worker: int
@@ -46,13 +35,7 @@ class LostIteration(NamedTuple):
 
 
 class LostState(NamedTuple):
-  """A state of an inner optimizer that is lost with its worker.
-
-  Attributes:
-    worker: Index of the worker.
-    time: Time at which it was lost, seconds.
-    reason: Reason, as text.
-  """
+  """A state of an inner optimizer that is lost with its worker."""
 
   worker: int
   time: float
@@ -62,9 +45,7 @@ class LostState(NamedTuple):
 class NewState(NamedTuple):
   """A state of an inner optimizer that began after the start of the run.
 
-  Attributes:
-    worker: Index of the worker.
-    time: Time of its first push, seconds.
+  `time` is that of its first push, seconds.
   """
 
   worker: int
@@ -75,11 +56,8 @@ class PendingPush(NamedTuple):
   """A push that is summed into an update which is not applied yet.
 
   Attributes:
-    worker: Index of the worker.
-    iteration: Number of the worker's iteration.
     pulled: Version that the gradient was computed from.
     compute_s: Seconds of computing alone.
-    examples: Number of examples.
   """
 
   worker: int
@@ -93,12 +71,10 @@ class Rollback(NamedTuple):
   """A return to a mirror, after a process with parameters was lost.
 
   Attributes:
-    time: Time of the return, seconds.
     updates: Number of updates that are lost; their examples are used again.
       None if neither the coordinator nor a server that has counted them is
       left.
-    examples: Number of examples in these updates; None likewise.
-    reason: Reason, as text.
+    examples: Number of examples in these updates; None where `updates` is.
   """
 
   time: float
@@ -174,7 +150,6 @@ class Accounting:
 
     Args:
       into: Number of the update.
-      push: The push, as the scheme gets it.
       iteration: Number of the worker's iteration.
       pulled: Version that the gradient was computed from.
       computed: Number of examples with padding; 0 if nothing is computed.
@@ -192,13 +167,7 @@ class Accounting:
   def add_dropped_push(
     self, push: Push, *, iteration: int, computed: int
   ) -> None:
-    """Counts a push that the scheme puts into no update.
-
-    Args:
-      push: The push, as the scheme gets it.
-      iteration: Number of the worker's iteration.
-      computed: Number of examples with padding; 0 if nothing is computed.
-    """
+    """Counts a push that the scheme puts into no update: see `add_push`."""
     self._receive(push, computed)
     self.dropped.append(
       DroppedPush(push.worker, iteration, push.examples, push.time)
@@ -206,10 +175,6 @@ class Accounting:
 
   def add_update(self, update: int, *, applied: bool = True) -> int:
     """Counts an update that was applied, or skipped with all of its pushes.
-
-    Args:
-      update: Number of the update.
-      applied: False if it was skipped.
 
     Returns:
       The number of pushes that were applied.

@@ -27,7 +27,7 @@ def write(
   Args:
     path: Path of the file; its folder must exist.
     content: Bytes, or text, which is written as UTF-8.
-    mode: Permissions of the file, before the umask.
+    mode: Permissions of a new file, before the umask.
 
   Raises:
     OSError: If the file cannot be written; the old file is unchanged.
@@ -105,9 +105,6 @@ def read_object(path: pathlib.Path) -> dict[str, Any] | None:
 
   Also returns None, and logs a warning, if the file holds no JSON object, such
   as an empty or truncated file of an interrupted write.
-
-  Args:
-    path: Path of the file.
 
   Raises:
     OSError: If there is a file, but it cannot be read.

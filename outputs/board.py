@@ -16,27 +16,17 @@ _PREFIX = 'events'  # Of the name of the file.
 
 
 class Board:
-  """Writer of one file of TensorBoard events."""
+  """Writer of one new file of TensorBoard events.
+
+  Raises:
+    OSError: From every method, if the file cannot be written.
+  """
 
   def __init__(self, folder: pathlib.Path):
-    """Creates the file.
-
-    Args:
-      folder: Folder of the run.
-
-    Raises:
-      OSError: If the file cannot be written; as of all methods.
-    """
     self._writer = EventsWriter(str(folder / _PREFIX))
 
   def plot(self, name: str, value: float, step: int) -> None:
-    """Adds a point to a curve.
-
-    Args:
-      name: Name of the curve.
-      value: Value of the point.
-      step: Its place on the horizontal axis.
-    """
+    """Adds a point to the curve `name`; `step` is its horizontal place."""
     point = summary.scalar(name, value)
     event = event_pb2.Event(wall_time=clock.wall(), step=step, summary=point)
     self._writer.write_event(event)
@@ -46,5 +36,4 @@ class Board:
     self._writer.flush()
 
   def close(self) -> None:
-    """Closes the file."""
     self._writer.close()

@@ -38,6 +38,29 @@ class Abandoned(Exception):
 class Checkpoints:
   """Writer and reader of a run's checkpoints, in the coordinator's process.
 
+  event       state before   state after   on the disk
+  restore     new            idle          incomplete checkpoints are removed
+  take_over   new            idle          later ones do not count any more
+  save        idle, writing  writing       parts under hidden names
+  (written)   writing        idle          a new checkpoint; old ones removed
+  (failed)    writing        failed        the checkpoints before it
+  close       any            closed        as after the last save
+
+  A failure is raised by the next call of `save`, `is_writing` or `close`.
+
+  Args:
+    directory: Folder of the run's checkpoints, which all processes share.
+    keep: Number of the newest complete checkpoints that are kept.
+    required: Names of the parts of other processes without which a checkpoint
+      is of no use.
+    save_others: Function that has other processes write their parts of a
+      checkpoint; returns futures that end once these are on the disk.
+    job: Function that returns a context in which a checkpoint is written.
+    waits: Whether a save waits for the one before it; if not, it must not begin
+      while `is_writing` is true.
+    may_write: Returns whether the run's folder is this process's; if not,
+      nothing is written.
+
   Attributes:
     restored: Number and parts of the checkpoint that the run continues from;
       None if it starts from scratch.
@@ -58,21 +81,6 @@ class Checkpoints:
     waits: bool = True,
     may_write: Callable[[], bool] = lambda: True,
   ):
-    """Creates no file yet.
-
-    Args:
-      directory: Folder of the run's checkpoints, which all processes share.
-      keep: Number of the newest complete checkpoints that are kept.
-      required: Names of the parts of other processes without which a checkpoint
-        is of no use.
-      save_others: Function that has other processes write their parts of a
-        checkpoint; returns futures that end once these are on the disk.
-      job: Function that returns a context in which a checkpoint is written.
-      waits: Whether a save waits for the one before it; if not, it must not
-        begin while `is_writing` is true.
-      may_write: Returns whether the run's folder is this process's; if not,
-        nothing is written.
-    """
     self.restored: tuple[int, Sequence[str]] | None = None
     self._directory = directory
     self._keep = keep
@@ -170,10 +178,7 @@ class Checkpoints:
     return False
 
   def save(self, state: Any) -> None:
-    """Captures a state, and writes a checkpoint while the run continues.
-
-    Args:
-      state: Coordinator's state: plain data and arrays.
+    """Captures the coordinator's state; writes it while the run continues.
 
     Raises:
       OSError: If the checkpoint before could not be written.
@@ -240,8 +245,6 @@ def read(
   """Returns states of a complete checkpoint, by part.
 
   Args:
-    directory: Folder of the run's checkpoints.
-    number: Number of the checkpoint.
     parts: Names of the parts to read; None for all.
 
   Raises:
@@ -261,10 +264,7 @@ def write(directory: pathlib.Path, number: int, part: str, tree: Tree) -> None:
   A kill at any moment leaves either the whole part or none.
 
   Args:
-    directory: Folder of the run's checkpoints.
-    number: Number of the checkpoint.
-    part: Name of the part.
-    tree: Its state, from `serialization.freeze`.
+    tree: State of the part, from `serialization.freeze`.
 
   Raises:
     OSError: If it cannot be written; nothing of it is left then.

@@ -54,10 +54,6 @@ def use(folder: pathlib.Path, *, everything: bool) -> None:
 
 
 def here(folder: pathlib.Path) -> pathlib.Path:
-  """Returns the subfolder of a compilation cache for hosts like this one.
-
-  Args:
-    folder: Folder that hosts share.
-  """
+  """Returns the subfolder, for hosts like this one, of one that hosts share."""
   cores = len(os.sched_getaffinity(0))
   return folder / f'{os.uname().nodename}-{cores}'

@@ -14,18 +14,16 @@ from outputs import figures, terminal
 
 
 class Console:
-  """Display of a run's progress; use as a context."""
+  """Display of a run's progress; use as a context.
+
+  Args:
+    target: Examples after which the run ends.
+    clock: Kind of the run's seconds: 'virtual' or 'real'.
+    primary: Name of the measure that is shown during the run.
+  """
 
   def __init__(self, *, target: int, clock: str, primary: str = 'accuracy'):
-    """Creates a display that shows nothing yet.
-
-    Args:
-      target: Examples after which the run ends.
-      clock: Kind of the run's seconds: 'virtual' or 'real'.
-      primary: Name of the measure that is shown during the run.
-    """
-    self._clock = clock
-    self._primary = primary
+    self._clock, self._primary = clock, primary
     self._console = rich.console.Console()
     self._is_drawn = self._console.is_terminal
     self._bar = rich.progress.Progress(
@@ -122,9 +120,7 @@ def _number(value: float | None, form: str) -> str:
 def hidden() -> Iterator[None]:
   """Hides the displays of runs, except for warnings."""
   logger = logging.get_absl_logger()
-  before = (
-    logger.level
-  )  # Not the verbosity: before flags are parsed it differs.
+  before = logger.level  # The verbosity differs before flags are parsed.
   logger.setLevel('WARNING')
   try:
     with contextlib.redirect_stdout(io.StringIO()):

@@ -37,22 +37,20 @@ from system import processes
 class RunFiles:
   """Folder of one run, in a process that writes to it.
 
+  Args:
+    workdir: New folder, or the folder of a run to resume; None for a new folder
+      under runs/, named by the time.
+
   Attributes:
     workdir: Path of the folder.
     has_given_folder: True if the caller chose the folder.
     rows: Writer of the files that grow.
+
+  Raises:
+    ValueError: If `workdir` is empty.
   """
 
   def __init__(self, workdir: str | None):
-    """Creates no folder and no file.
-
-    Args:
-      workdir: New folder, or the folder of a run to resume; None for a new
-        folder under runs/, named by the time.
-
-    Raises:
-      ValueError: If `workdir` is empty.
-    """
     if workdir == '':
       raise ValueError("workdir: expected the path of a folder, got ''.")
     self.has_given_folder = workdir is not None
@@ -104,9 +102,6 @@ class RunFiles:
   def claim(self, manifest: Mapping[str, Any]) -> None:
     """Makes the folder that of a run, or checks that it is; see `hold`.
 
-    Args:
-      manifest: Manifest of this start.
-
     Raises:
       OSError: If the folder cannot be made.
       Busy: If another process holds the lock of the folder for too long.
@@ -152,7 +147,6 @@ class RunFiles:
     """Opens the files that grow, and records this start in the manifest.
 
     Args:
-      num_workers: Number of workers.
       sizes: Bytes of each file at the checkpoint to resume from; None for a new
         run.
       examples: Examples applied until then.
@@ -168,7 +162,6 @@ class RunFiles:
     """Copies the files of a run that another process has written.
 
     Args:
-      manifest: Manifest of this process.
       sizes: Bytes of each file to continue from.
 
     Raises:
@@ -180,9 +173,6 @@ class RunFiles:
 
   def take_over(self, manifest: Mapping[str, Any]) -> None:
     """Takes the folder from the other process: its lock, and all files.
-
-    Args:
-      manifest: Manifest of this process.
 
     Raises:
       OSError: If a file cannot be replaced.
@@ -255,9 +245,6 @@ class RunFiles:
     with a summary, even if this process is killed meanwhile.  TensorBoard's
     file is completed only after it.
 
-    Args:
-      summary: Content of summary.json.
-
     Raises:
       OSError: If a file cannot be written; the folder is released nevertheless.
     """
@@ -285,11 +272,7 @@ class RunFiles:
   def _check_same(
     self, before: dict[str, Any], manifest: Mapping[str, Any]
   ) -> Sequence[str]:
-    """Checks that a start continues the folder's run, perhaps for longer.
-
-    Returns:
-      The fields of the config that have changed.
-    """
+    """Checks that it is the folder's run, or longer; returns changed fields."""
     formats.check_run_folder(before, f'workdir: {self.workdir}')
     found = starts.compare(before, manifest)
     if found.is_longer:
@@ -331,11 +314,7 @@ class RunFiles:
       )
 
   def _check_known(self, run: str, own: str) -> None:
-    """Checks that a folder whose manifest cannot be read is this run's.
-
-    The folder is this run's if the lock has its fingerprint, or if the lock has
-    none and the folder has no other files of a run.
-    """
+    """Checks, by fingerprints, a folder whose manifest cannot be read."""
     left = [
       path.name
       for name in (*rows.NAMES, 'summary.json', 'checkpoints')
@@ -364,13 +343,7 @@ class RunFiles:
     manifest: Mapping[str, Any],
     changed: Sequence[str],
   ) -> None:
-    """Prepares the entry of this start; `begin` writes it.
-
-    Args:
-      known: Manifest that the folder has, or is to have.
-      manifest: Manifest of this start.
-      changed: Fields of its config that differ from those of the folder.
-    """
+    """Adds this start to the `known` manifest; `begin` writes it."""
     earlier = known.get('starts', [])  # A run may end before it begins.
     if not earlier:
       atomic.write_object(self.workdir / 'manifest.json', known)

@@ -22,11 +22,7 @@ _FIRST_COMMIT = '0045af2'  # Reads all formats before these.
 
 
 def check_run_folder(manifest: Mapping[str, Any], folder: object) -> None:
-  """Checks that this version reads a run folder.
-
-  Args:
-    manifest: Content of its manifest.json.
-    folder: Path, for the message.
+  """Checks that this version reads a run folder, by its manifest.
 
   Raises:
     ValueError: If the folder has another format.

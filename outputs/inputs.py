@@ -10,7 +10,7 @@ import itertools
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import xxhash
@@ -42,9 +42,9 @@ def digests(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     OSError: If a file cannot be read.
   """
   found = {}
-  for field, digest in _inputs():
+  for field, kind in _inputs():
     value = _read_used(config, field)
-    if value is not None and (each := digest(config, value)):
+    if value is not None and (each := _digest(kind, config, value)):
       found[f'config.{field}'] = {'path': each[0], 'digest': each[1]}
   return found
 
@@ -71,9 +71,7 @@ def find_changes(
 ) -> list[tuple[str, str]]:
   """Returns the fields whose files have another content, with messages.
 
-  Args:
-    before: Result of `digests` when the run began.
-    now: Result of `digests` now.
+  Both arguments are results of `digests`.
   """
   found = []
   for field in sorted(before.keys() & now.keys()):
@@ -107,127 +105,75 @@ def _read_used(config: Mapping[str, Any], field: str) -> str | None:
   return str(section[name])
 
 
-# Path and digest; the digest is None if there is no such file here.
-_Found = tuple[str, str | None]
+def _inputs() -> Iterator[tuple[str, str]]:
+  """Yields the fields that name files, and what they name: see `Field.file`."""
+  for path, field in declared.iterate_fields():
+    if field.file not in ('', 'unread'):
+      yield path, field.file
+  for section in user_parts.SUPPLIED:
+    yield f'{section}.name', 'module'
 
 
-def _digest_list(config: Mapping[str, Any], value: str) -> _Found | None:
-  """Digests files whose paths are separated by commas."""
-  del config
-  paths = [each for each in value.split(',') if each]
-  found = [_digest_file(pathlib.Path(each)) for each in paths]
-  if not found:
-    return None
-  known = [each for each in found if each is not None]
-  return value, ','.join(known) if len(known) == len(found) else None
-
-
-def _digest_path(config: Mapping[str, Any], value: str) -> _Found | None:
-  """Digests one file."""
-  del config
-  if not value:
-    return None
-  path = pathlib.Path(value).expanduser()
-  return str(path), _digest_file(path)
-
-
-def _digest_links(config: Mapping[str, Any], value: str) -> _Found | None:
-  """Digests a file of links or layers, unless a call or a word describes them.
-
-  The rule is that of `topology.forests.files.read_cluster`.
-  """
-  del config
+def _digest(
+  kind: str, config: Mapping[str, Any], value: str
+) -> tuple[str, str | None] | None:
+  """Returns path and digest, if it is here, of what a field names; or None."""
   path = pathlib.Path(value)
-  if value in ('', 'probe') or ('(' in value and not path.exists()):
-    return None
-  return value, _digest_file(path)
-
-
-def _digest_data(config: Mapping[str, Any], value: str) -> _Found | None:
-  """Digests a file of the data folder."""
-  if not value:
-    return None
-  path = _data_path(config, value)
+  match kind:
+    case 'files':
+      paths = [pathlib.Path(each) for each in value.split(',') if each]
+      known = [digest for each in paths if (digest := _digest_file(each))]
+      digest = ','.join(known) if len(known) == len(paths) else None
+      return (value, digest) if paths else None
+    case 'links':  # As `topology.forests.files.read_cluster` reads them.
+      is_text = value in ('', 'probe') or ('(' in value and not path.exists())
+      return None if is_text else (value, _digest_file(path))
+    case 'file':
+      path = path.expanduser()
+      return (str(path), _digest_file(path)) if value else None
+    case 'module':
+      if not user_parts.is_own(value):
+        return None
+      file = getattr(sys.modules.get(value), '__file__', None)
+      return (file, _digest_file(pathlib.Path(file))) if file else (value, None)
+    case 'text' if not value:  # The one that comes with Python.
+      return '', embedded.sha256()
+    case 'data' if not value:
+      return None
+  # As `data.files.locate_file` finds it.
+  folder = config['data']['dir'] or os.environ.get('SYNCOPATE_DATA', '')
+  path = pathlib.Path(folder, value)
+  match kind:
+    case 'idx':
+      return str(path), _digest_folder(path)
+    case 'photographs':
+      return str(path), _digest_names(path, 'val')
+    case 'images':
+      return str(path), _digest_names(path, test_folder(folder, value))
   return str(path), _digest_file(path)
 
 
-def _digest_text(config: Mapping[str, Any], value: str) -> _Found | None:
-  """Digests a text, by default the one that comes with Python."""
-  return _digest_data(config, value) or ('', embedded.sha256())
-
-
-def _digest_folder(config: Mapping[str, Any], value: str) -> _Found | None:
+def _digest_folder(folder: pathlib.Path) -> str | None:
   """Digests the IDX files of a folder."""
-  folder = _data_path(config, value)
   if not folder.is_dir():
-    return str(folder), None
+    return None
   whole = xxhash.xxh3_128()
   for path in sorted(folder.glob('*-ubyte*')):
     whole.update(f'{path.name} {_digest_file(path)};'.encode())
-  return str(folder), whole.hexdigest()
+  return whole.hexdigest()
 
 
-def _digest_photographs(config: Mapping[str, Any], value: str) -> _Found:
-  """Digests names and sizes of the photographs of ImageNet."""
-  return _digest_names(_data_path(config, value), 'val')
-
-
-def _digest_images(config: Mapping[str, Any], value: str) -> _Found:
-  """Digests names and sizes of the images of a folder."""
-  folder = _data_path(config, value)
-  return _digest_names(folder, test_folder(str(folder.parent), folder.name))
-
-
-def _digest_names(folder: pathlib.Path, test: str) -> _Found:
+def _digest_names(folder: pathlib.Path, test: str) -> str | None:
   """Digests names and sizes of files by class, of training and of testing."""
   if not folder.is_dir():
-    return str(folder), None
+    return None
   whole = xxhash.xxh3_128()
   parts = [sorted(folder.glob(f'{part}/*/')) for part in ('train', test)]
   for above in itertools.chain(*parts):
     with os.scandir(above) as entries:
       sizes = sorted((each.name, each.stat().st_size) for each in entries)
     whole.update(os.fsencode(f'{above.relative_to(folder)} {sizes};'))
-  return str(folder), whole.hexdigest()
-
-
-def _digest_module(config: Mapping[str, Any], value: str) -> _Found | None:
-  """Digests the source of a user's module, which this process has imported."""
-  del config
-  if not user_parts.is_own(value):
-    return None
-  file = getattr(sys.modules.get(value), '__file__', None)
-  return (file, _digest_file(pathlib.Path(file))) if file else (value, None)
-
-
-# Functions that find and digest what a field names: see `Field.file`.
-_DIGESTS: dict[str, Callable[[Mapping[str, Any], str], _Found | None]] = {
-  'file': _digest_path,
-  'files': _digest_list,
-  'links': _digest_links,
-  'data': _digest_data,
-  'text': _digest_text,
-  'idx': _digest_folder,
-  'photographs': _digest_photographs,
-  'images': _digest_images,
-}
-
-
-def _inputs() -> Iterator[
-  tuple[str, Callable[[Mapping[str, Any], str], _Found | None]]
-]:
-  """Yields the fields that name files, each with its function."""
-  for path, field in declared.iterate_fields():
-    if field.file in _DIGESTS:
-      yield path, _DIGESTS[field.file]
-  for section in user_parts.SUPPLIED:
-    yield f'{section}.name', _digest_module
-
-
-def _data_path(config: Mapping[str, Any], name: str) -> pathlib.Path:
-  """Returns the path of a data file, as `data.files.locate_file` finds it."""
-  directory = config['data']['dir'] or os.environ.get('SYNCOPATE_DATA', '')
-  return pathlib.Path(directory, name)
+  return whole.hexdigest()
 
 
 def _digest_file(path: pathlib.Path) -> str | None:
@@ -240,10 +186,7 @@ def _digest_file(path: pathlib.Path) -> str | None:
 
 @functools.cache
 def _digest_content(path: pathlib.Path, *version: int) -> str:
-  """Returns the digest of a file, read once for each of its versions.
-
-  A sweep has many runs with the same file.
-  """
+  """Returns the digest of a file, which runs of a sweep share."""
   del version  # Part of the cache's key.
   digest, chunk = xxhash.xxh3_128(), bytearray(_CHUNK)
   with path.open('rb', buffering=0) as file:

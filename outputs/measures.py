@@ -141,12 +141,7 @@ class Measures:
   counted: int = 0
 
   def add_iteration(self, worker: int, phases_s: Mapping[str, float]) -> None:
-    """Adds an iteration of a worker.
-
-    Args:
-      worker: Index of the worker.
-      phases_s: Seconds in each of PHASES, in this order.
-    """
+    """Adds a worker's iteration: seconds in each of PHASES, in this order."""
     self.phases.add((worker, *phases_s.values()))
 
   def add_update(self, time: float, pushes: int) -> None:

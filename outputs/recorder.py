@@ -49,8 +49,6 @@ class PushLoss(NamedTuple):
   """Loss of a push.
 
   Attributes:
-    worker: Index of the worker.
-    iteration: Number of the worker's iteration.
     weight: Weight of the push, in examples.
     loss: Weighted sum over the examples; on a device until it is fetched.
     at: Progress of the run when the push arrived.
@@ -66,10 +64,26 @@ class PushLoss(NamedTuple):
 class Recorder:
   """Recorder of one run.
 
+  Args:
+    epoch: Examples of one epoch.
+    files: Folder of the run.
+    console: Display of the run.
+    measures: Directions of the measures of evaluations, by name.
+    accuracies: Accuracies for which the summary has the first evaluation at or
+      above.
+    losses: Losses for which the summary has the first ten iterations in a row
+      below.
+    figures: Values of other measures for which it has the first evaluation that
+      is as good, by name.
+    watch: Watch for slow workers; None for no warnings.
+
   Attributes:
     accounting: Counts of the run so far.
     measures: Distributions of the run so far.
     rows: Writer of the files that grow.
+
+  Raises:
+    ValueError: If a measure has the name of another field of rows.
   """
 
   def __init__(
@@ -84,24 +98,6 @@ class Recorder:
     figures: Mapping[str, Iterable[float]] = {},
     watch: Watch | None = None,
   ):
-    """Creates a recorder that has recorded nothing.
-
-    Args:
-      epoch: Examples of one epoch.
-      files: Folder of the run.
-      console: Display of the run.
-      measures: Directions of the measures of evaluations, by name.
-      accuracies: Accuracies for which the summary has the first evaluation at
-        or above.
-      losses: Losses for which the summary has the first ten iterations in a row
-        below.
-      figures: Values of other measures for which it has the first evaluation
-        that is as good, by name.
-      watch: Watch for slow workers; None for no warnings.
-
-    Raises:
-      ValueError: If a measure has the name of another field of rows.
-    """
     for name in measures:
       require(
         name.isidentifier() and name not in tracking.NO_MEASURES,
@@ -158,7 +154,6 @@ class Recorder:
     """Continues from the state of a checkpoint, which it takes over.
 
     Args:
-      state: State of this run, of this process or another.
       age_s: Seconds since that state that the run's wall time includes.
     """
     watch = self._watch
@@ -203,9 +198,7 @@ class Recorder:
     """Records an event of the scheme and its decision; warns of stragglers.
 
     Args:
-      name: Name of the event.
       event: Fields of the event.
-      decision: Decision of the scheme.
       factors: Driving factors that were read with a push; may be none.
     """
     if self.rows.events:
@@ -242,55 +235,37 @@ class Recorder:
     """Records the bytes that links between workers have carried."""
     self.record_links(row)
     self.rows.rates(row['since'], row['rates'])
-    if self._watch is None:
-      return
-    for (src, dst), is_slow in self._link_watch.update(_traffic(row)):
-      self._record_slow_link(
-        row,
-        {'src': src, 'dst': dst},
-        f'from worker {src} to worker {dst}',
-        'slow' if is_slow else 'as planned again',
-        is_slow=is_slow,
-      )
+    if self._watch is not None:
+      self._watch_links(row, _traffic(row), 'planned')
 
   def record_server_links(self, row: Mapping[str, Any]) -> None:
     """Records the rates of connections to servers, by host."""
     self.record_links(row)
-    if self._watch is None:
-      return
-    # The slowness of a host is relative to the others already.
-    self._link_watch.is_planned = True
-    window = Traffic(
-      start=row['since'],
-      iterations=row['iterations'],
-      exposed=row['exposed'],
-      slowness={each['host']: each['slowness'] for each in row['rates']},
-    )
-    for host, is_slow in self._link_watch.update(window):
-      self._record_slow_link(
-        row,
-        {'host': host},
-        f'of host {host}',
-        'slow' if is_slow else 'as others again',
-        is_slow=is_slow,
+    if self._watch is not None:
+      # The slowness of a host is relative to the others already.
+      self._link_watch.is_planned = True
+      slowness = {each['host']: each['slowness'] for each in row['rates']}
+      window = Traffic(
+        row['since'], row['iterations'], row['exposed'], slowness
       )
+      self._watch_links(row, window, 'others')
 
-  def _record_slow_link(
-    self,
-    row: Mapping[str, Any],
-    ends: Mapping[str, Any],
-    name: str,
-    state: str,
-    *,
-    is_slow: bool,
+  def _watch_links(
+    self, row: Mapping[str, Any], window: Traffic, usual: str
   ) -> None:
-    """Records and shows that a link becomes slow, or is slow no longer."""
-    did = 'appears' if is_slow else 'ends'
-    event = {'event': 'straggler', 'time': row['time'], 'of': 'link'}
-    self.rows.event(event | {'did': did, **ends, 'since': row['since']})
-    logging.info(
-      'Straggler: link %s is %s, since %.4g s.', name, state, row['since']
-    )
+    """Records and shows links that become slow, or are so no longer."""
+    for link, is_slow in self._link_watch.update(window):
+      ends, name = {'host': link}, f'of host {link}'
+      if isinstance(link, tuple):
+        ends = dict(zip(('src', 'dst'), link, strict=True))
+        name = f'from worker {link[0]} to worker {link[1]}'
+      did = 'appears' if is_slow else 'ends'
+      event = {'event': 'straggler', 'time': row['time'], 'of': 'link'}
+      self.rows.event(event | {'did': did, **ends, 'since': row['since']})
+      state = 'slow' if is_slow else f'as {usual} again'
+      logging.info(
+        'Straggler: link %s is %s, since %.4g s.', name, state, row['since']
+      )
 
   def record_lost_residual(
     self, worker: int, time: float, l1: Mapping[str, float] | None
@@ -300,8 +275,6 @@ class Recorder:
     That is its residual and, with local steps, its inner optimizer's state.
 
     Args:
-      worker: Index of the worker.
-      time: Seconds on the run's clock.
       l1: Sum of the residual's absolute values, by parameter; None if unknown.
     """
     row = {'event': 'forgot', 'time': time, 'worker': worker, 'l1': l1}
@@ -326,13 +299,10 @@ class Recorder:
   def record_span(
     self, worker: int, phase: str, start: float, end: float, examples: int
   ) -> None:
-    """Records the phase of a worker between two times.
+    """Records the phase of a worker between two times, seconds.
 
     Args:
-      worker: Index of the worker.
       phase: One of accounting.PHASES.
-      start: Seconds on the run's clock.
-      end: Seconds on the run's clock.
       examples: Examples of the iteration that the phase is part of.
     """
     self.accounting.seconds[phase] += end - start
@@ -350,17 +320,11 @@ class Recorder:
     computed: int,
     finite: bool = True,
   ) -> None:
-    """Records a push.
+    """Records a push: see `Accounting.add_push`.
 
     Args:
-      into: Update into which it is summed.
-      push: The push, as the scheme gets it.
-      iteration: Number of the worker's iteration.
-      pulled: Version that the gradient was computed from.
       loss: Weighted sum over the examples, perhaps still on a device; None
         without one.
-      computed: Number of examples with padding; 0 if nothing is computed.
-      finite: Whether it is part of the update; if not, it is skipped.
     """
     accounting = self.accounting
     accounting.add_push(
@@ -414,10 +378,7 @@ class Recorder:
   def take_mean_loss(self, kind: str) -> float | None:
     """Returns the weighted mean loss since the last row of a kind.
 
-    The next mean of this kind begins here.
-
-    Args:
-      kind: 'log' or 'evaluation'.
+    The next mean of this kind, 'log' or 'evaluation', begins here.
     """
     loss, weight = self._sums[kind]
     self._sums[kind] = 0.0, 0
@@ -436,7 +397,6 @@ class Recorder:
 
     Args:
       kind: 'barrier', 'log' or 'evaluation'.
-      time: Seconds on the run's clock.
       learning_rate: Learning rate of the next update; None without one.
       loss_scales: Loss scale of each worker; empty without scaling.
       **measured: More fields, such as `loss`.

@@ -34,7 +34,10 @@ _EVALUATION = _dumps({'kind': 'evaluation'})[:-1]  # Start of its row.
 
 
 class Rows:
-  """Writer of a run's rows.
+  """Writer of a run's rows; creates no file before `open` or `copy`.
+
+  Args:
+    may_write: Returns False once another process writes the run.
 
   Attributes:
     events: True if the run writes events.jsonl (config.outputs.events).
@@ -44,12 +47,6 @@ class Rows:
   events = timeline = True
 
   def __init__(self, folder: pathlib.Path, *, may_write: Callable[[], bool]):
-    """Creates no file.
-
-    Args:
-      folder: Folder of the run.
-      may_write: Returns False once another process writes the run.
-    """
     self._folder, self._may_write = folder, may_write
     self._has_board, self._mlflow = False, ''
     self._files: dict[str, TextIO] = {}
@@ -90,8 +87,6 @@ class Rows:
 
     Args:
       sizes: Bytes of each file to continue from; empty for a new run.
-      num_workers: Number of workers.
-      manifest: Manifest of the run.
     """
     written = (True, self.events, self.timeline)
     for name, is_written in zip(NAMES, written, strict=True):

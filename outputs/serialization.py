@@ -72,11 +72,8 @@ def freeze(state: Any) -> Callable[[], Tree]:
   Plain data is copied at once.  Arrays are only referred to: XLA does not reuse
   the memory of an array for which there is a NumPy view.
 
-  Args:
-    state: Plain data and JAX arrays.
-
   Raises:
-    ValueError: If the state contains anything else.
+    ValueError: If the state contains anything but plain data and JAX arrays.
   """
   data, arrays = dump(state)
   return functools.partial(_make_tree, data, jax.device_get(arrays))
@@ -157,12 +154,8 @@ def dump(state: Any) -> tuple[bytes, list[jax.Array]]:
 def check(name: str, value: Any) -> None:
   """Checks that a value can be serialized and read again.
 
-  Args:
-    name: Name of the value, for the message.
-    value: Value to check.
-
   Raises:
-    ValueError: If the value is not plain data and non-empty arrays.
+    ValueError: If the value is not plain data and non-empty arrays; has `name`.
   """
   try:
     data, arrays = dump(value)
@@ -483,13 +476,7 @@ class _Writer:
   def _fields(
     self, values: Mapping[Any, Any], depth: int, place: str
   ) -> list[_Value]:
-    """Returns what stands for the values of fields or keys.
-
-    Args:
-      values: Values by name.
-      depth: Depth of the values.
-      place: Format of a name in the path.
-    """
+    """Returns what stands for values by name; `place` formats a name's path."""
     items = []
     for name, value in values.items():
       try:
@@ -522,18 +509,17 @@ class _Writer:
 
 
 class _Reader:
-  """Creates the state of a document."""
+  """Creates the state of a document.
+
+  Raises:
+    ValueError: If there is no such class of states, or its fields differ.
+  """
 
   def __init__(
     self,
     types: Iterable[tuple[str, list[str]]],
     arrays: Sequence[jax.Array | np.ndarray],
   ):
-    """Finds the classes.
-
-    Raises:
-      ValueError: If there is no such class of states, or its fields differ.
-    """
     self._types = [_matching_type(name, fields) for name, fields in types]
     self._arrays = arrays
     self._values: list[Any] = []
@@ -602,10 +588,6 @@ class _Reader:
   def _create(self, node: Any, items: list[Any]) -> Any:
     """Returns the value of a node, but a mapping, that contains `items`."""
     match node:
-      case _List():
-        return items
-      case _Tuple():
-        return tuple(items)
       case _Instance() | _Named():
         return self._instance(node, items)
       case _Array():
@@ -625,9 +607,7 @@ class _Reader:
         return node.data
       case _Deque():
         return collections.deque(items, node.limit)
-      case _Set():
-        return set(items)
-    return frozenset(items)
+    return _KINDS[type(node)](items)
 
   def _instance(self, node: _Instance | _Named, items: list[Any]) -> Any:
     if node.kind >= len(self._types):
@@ -666,6 +646,9 @@ _SEQUENCES: Mapping[type, Callable[[list[_Value]], _Node]] = {
   tuple: _Tuple,
   set: _Set,
   frozenset: _FrozenSet,
+}
+_KINDS: Mapping[Any, Callable[[list[Any]], Any]] = {
+  node: kind for kind, node in _SEQUENCES.items()
 }
 
 

@@ -7,7 +7,6 @@ the MLflow run: it continues after a restart, or in another coordinator.
 """
 
 import importlib.util
-import json
 import math
 import os
 import pathlib
@@ -72,6 +71,13 @@ class Tracker:
     later         A warning, one per outage; MLflow lacks the rows of it.
     at the end    `close` returns after `_WAIT_S` with a warning; the status in
                   MLflow stays RUNNING.
+
+  Args:
+    folder: Folder of the run, or of a sweep, in which runs are nested.
+    uri: `config.outputs.mlflow`.  If mlflow.json has another one, the run is a
+      new one in MLflow.
+    manifest: Manifest of the run; empty for a sweep.
+    may_write: Returns False once another process writes the run.
   """
 
   def __init__(
@@ -82,15 +88,6 @@ class Tracker:
     *,
     may_write: Callable[[], bool] = lambda: True,
   ):
-    """Starts the thread.
-
-    Args:
-      folder: Folder of the run, or of a sweep, in which runs are nested.
-      uri: `config.outputs.mlflow`.  If mlflow.json has another one, the run is
-        a new one in MLflow.
-      manifest: Manifest of the run; empty for a sweep.
-      may_write: Returns False once another process writes the run.
-    """
     self._folder, self._uri, self._manifest = folder, uri, manifest
     self._may_write = may_write
     # Rows; last the status at the end of the run, or None if it is abandoned.
@@ -229,7 +226,7 @@ class Tracker:
       'run_id': run.info.run_id,
     }
     if self._may_write():
-      atomic.write(self._folder / FILE, json.dumps(content, indent=2) + '\n')
+      atomic.write_object(self._folder / FILE, content)
     return run
 
   def _end(self, client: Any, run_id: str, status: str) -> None:

@@ -15,7 +15,7 @@ import platform
 import re
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from absl import logging
@@ -60,26 +60,20 @@ def is_transient(error: BaseException | None) -> bool:
   Transient errors are timeouts, `Busy`, temporary failures of name resolution,
   and errors with an errno in `_PASSING`.
   """
-  while error is not None:
-    if isinstance(error, (Busy, TimeoutError)) or _number(error) in _PASSING:
-      return True
-    if isinstance(error, net.gaierror) and error.errno == net.EAI_AGAIN:
-      return True
-    error = error.__cause__
-  return False
+  return any(
+    isinstance(each, (Busy, TimeoutError))
+    or _number(each) in _PASSING
+    or (isinstance(each, net.gaierror) and each.errno == net.EAI_AGAIN)
+    for each in _causes(error)
+  )
 
 
 def is_shortage(error: BaseException | None) -> bool:
-  """Returns whether this host alone lacks memory or descriptors.
-
-  Args:
-    error: The error, or one of its causes.
-  """
-  while error is not None:
-    if isinstance(error, MemoryError) or _number(error) in _SHORTAGES:
-      return True
-    error = error.__cause__
-  return False
+  """Returns whether this host alone lacks memory or descriptors."""
+  return any(
+    isinstance(each, MemoryError) or _number(each) in _SHORTAGES
+    for each in _causes(error)
+  )
 
 
 def retry(
@@ -130,11 +124,7 @@ def start_limit_s(cluster: Mapping[str, Any]) -> float:
 
 
 def exit_code(error: Exception) -> int:
-  """Prints the error of a failed start, and returns the exit code for it.
-
-  Returns:
-    EX_TEMPFAIL if the error is transient, else 1.
-  """
+  """Prints the error of a failed start; returns EX_TEMPFAIL if it may pass."""
   passes = is_transient(error)
   how = 'Given up, but the same command may work later' if passes else 'Refused'
   print(f'{how}: {error}', file=sys.stderr)
@@ -142,11 +132,7 @@ def exit_code(error: Exception) -> int:
 
 
 def leave(error: Exception) -> NoReturn:
-  """Prints the error of a failed start, and ends the process.
-
-  Raises:
-    SystemExit: With the code that `exit_code` returns.
-  """
+  """Prints the error of a failed start, and ends the process."""
   sys.exit(exit_code(error))
 
 
@@ -155,11 +141,24 @@ class FolderLock:
 
   The lock is on the file `.lock` in the folder.  Its content is a JSON object
   with the holder's `host` and `pid`, and `run`, the fingerprint of the run in
-  the folder.
+  the folder.  The holder is logged while this process waits.
+
+  Args:
+    folder: An existing folder.
+    busy: Beginning of the message of `Busy`.
+    limit_s: Limit of waiting, seconds.
+    live_s: Limit of waiting if a live process of this host holds the lock,
+      seconds; None for `limit_s`.
+    seizes: Whether to replace the file, and so to take the lock from another
+      process, which may be stopped: see `is_held`.
 
   Attributes:
     run: Fingerprint that the last holder recorded; '' without one.
     release: Releases the lock.
+
+  Raises:
+    Busy: If the lock is not free in time, or if this process holds it.
+    OSError: If the lock cannot be taken.
   """
 
   def __init__(
@@ -171,23 +170,6 @@ class FolderLock:
     live_s: float | None = None,
     seizes: bool = False,
   ):
-    """Creates a lock that this process holds, once it is free.
-
-    Logs the holder of the lock while waiting.
-
-    Args:
-      folder: An existing folder.
-      busy: Beginning of the message of `Busy`.
-      limit_s: Limit of waiting, seconds.
-      live_s: Limit of waiting if a live process of this host holds the lock,
-        seconds; None for `limit_s`.
-      seizes: Whether to replace the file, and so to take the lock from another
-        process, which may be stopped: see `is_held`.
-
-    Raises:
-      Busy: If the lock is not free in time, or if this process holds it.
-      OSError: If the lock cannot be taken.
-    """
     self._busy, self._folder = busy, folder
     self._path = folder / '.lock'
     self._open(
@@ -240,11 +222,10 @@ class FolderLock:
     """Waits until this process has taken the lock."""
     start, warn_at, wait_s = clock.monotonic(), 0.0, _FIRST_S / 2
     while not self._try_lock():
-      holder = self._content()
+      holder, limit = self._content(), limit_s
       waited_s = clock.monotonic() - start
-      limit = min(limit_s, live_s) if _is_live(holder) else limit_s
-      if holder.get('pid') == processes.getpid() and _is_live(holder):
-        limit = 0.0
+      if _is_live(holder):
+        limit = 0.0 if holder.get('pid') == processes.getpid() else live_s
       other = 'a process'
       if holder:
         other = f'process {holder.get("pid")} on {holder.get("host")}'
@@ -287,6 +268,13 @@ def _is_live(holder: Mapping[str, Any]) -> bool:
   if holder.get('host') != platform.node():
     return False
   return pathlib.Path('/proc', str(holder.get('pid'))).exists()
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+  """Yields an error and its causes."""
+  while error is not None:
+    yield error
+    error = error.__cause__
 
 
 def _number(error: BaseException) -> int | None:

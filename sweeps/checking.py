@@ -1,8 +1,5 @@
 """Checks the configs of planned runs before the first one starts."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from ml_collections import ConfigDict
 
 import train
@@ -33,7 +30,7 @@ def resolve(arguments: tuple[str, ...]) -> plan.ResolvedConfig:
     raise ValueError(f'{error}  (of the run {description})') from error
   described = manifests.described(resolved, _REPLACED)
   return plan.ResolvedConfig(
-    fields=dict(_leaves(resolved)),
+    fields=manifests.flatten(resolved),
     identity=manifests.fingerprint(described),
     files=described['files'],
   )
@@ -47,13 +44,3 @@ def _check_resumable(config: ConfigDict) -> None:
   has_checkpoints = rhythm.every_s < float('inf') or rhythm.every_examples > 0
   expected = 'checkpoints, from which a sweep resumes runs'
   require(has_checkpoints, 'config.checkpoint', expected, rhythm.to_dict())
-
-
-def _leaves(
-  config: Mapping[str, Any], above: str = ''
-) -> Iterator[tuple[str, Any]]:
-  for field, value in config.items():
-    if isinstance(value, dict):
-      yield from _leaves(value, f'{above}{field}.')
-    else:
-      yield above + field, value

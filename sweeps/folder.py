@@ -1,6 +1,5 @@
 """Folder of a sweep: its lock, the names of its runs and their outcomes."""
 
-import json
 import os
 import pathlib
 import sys
@@ -161,7 +160,7 @@ class SweepFolder:
       'runs': names,
       'files': self._read_digests() | files,
     }
-    atomic.write(self._path / _SWEEP, json.dumps(sweep, indent=2) + '\n')
+    atomic.write_object(self._path / _SWEEP, sweep)
     return runs
 
   def file(self, *parts: str) -> pathlib.Path:

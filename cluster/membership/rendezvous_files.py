@@ -218,7 +218,7 @@ def _publish(
     'pid': processes.getpid(),
     'time': clock.wall(),
   }
-  atomic.write(path, json.dumps(content, indent=2) + '\n', mode=0o600)
+  atomic.write_object(path, content, mode=0o600)
   return coordinator
 
 

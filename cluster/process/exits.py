@@ -161,7 +161,7 @@ class ExitRecord:
       return
     try:
       path.parent.mkdir(exist_ok=True)
-      atomic.write(path, json.dumps(record, indent=2) + '\n')
+      atomic.write_object(path, record)
     except OSError as failure:
       logging.error('%s: %s', path, failure)
 
