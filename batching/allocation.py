@@ -32,7 +32,7 @@ def proportional(
     total: Sum of the result.
     speeds: Float [n], examples per second, each more than 0.
     least: Fewest examples of a worker, at least 1.
-    most: Int [n], the most examples of each worker.
+    most: Int [n], largest number of examples of each worker.
 
   Returns:
     Int [n].
@@ -68,7 +68,7 @@ def equal_time(total: int, curves: Sequence[Curve], least: int) -> list[int]:
 
   Args:
     total: Sum of the result.
-    curves: Curves of n workers, with the most examples of each.
+    curves: Curves of n workers, with the largest batch of each.
     least: Fewest examples of a worker, at least 1.
 
   Returns:

@@ -78,7 +78,7 @@ class Batching(Protocol):
 def expand_bounds(
   most: Sequence[int], *, num_workers: int, least: int
 ) -> list[int]:
-  """Returns the most examples of each worker, or [] if there is no bound.
+  """Returns the largest batch of each worker, or [] if there is no bound.
 
   Args:
     most: One number for all workers, or one each; () for no bound.

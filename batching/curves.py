@@ -20,10 +20,10 @@ class Curve(NamedTuple):
   """Time of a batch: max(flat_s, intercept_s + slope_s * examples) seconds.
 
   Attributes:
-    flat_s: Least seconds of a batch; 0 if there is no flat part.
+    flat_s: Time of the smallest batches, seconds; 0: no flat part.
     intercept_s: Intercept of the linear part, seconds; may be negative.
     slope_s: Slope of the linear part, seconds per example.
-    most: The most examples of a batch; None for no bound.
+    most: Largest batch, examples; None for no bound.
   """
 
   flat_s: float
@@ -85,7 +85,7 @@ def parse(content: Any) -> Curve:
 
 
 def fit(batches: Sequence[int], seconds: Sequence[float]) -> Curve:
-  """Returns the curve with the least squared relative errors.
+  """Returns the curve with the smallest sum of squared relative errors.
 
   The search tries every number of batches on the flat part, with the bend
   between two batches or at one, so that the result is the best of all curves
@@ -143,7 +143,7 @@ def _candidates(x: np.ndarray, t: np.ndarray) -> Iterator[Curve]:
 
 
 def _squares(x: np.ndarray, t: np.ndarray) -> tuple[float, float]:
-  """Returns a and b of the line a + b * x with the least relative errors."""
+  """Returns a, b of the line a + b * x of least squared relative errors."""
   columns = np.stack([1 / t, x / t], axis=1)
   (a, b), *_ = np.linalg.lstsq(columns, np.ones(len(t)))
   return float(a), float(b)

@@ -23,7 +23,7 @@ class Division:
   Attributes:
     total: Global batch X, examples of a superstep.
     least: Fewest examples of a worker.
-    most: Int [num_workers], the most examples of each worker, at most X.
+    most: Int [num_workers], largest batch of each worker, at most X.
     members: State of each worker.
     sizes: Examples last assigned, by worker, without workers that have left.
     changed: True if a worker has left since then.
@@ -59,7 +59,7 @@ class Division:
     return not self.changed and set(workers) == self.sizes.keys()
 
   def bounds(self, workers: Sequence[int]) -> tuple[int, list[int]]:
-    """Returns the sum of examples for these workers, and the most of each."""
+    """Returns the examples that workers divide, and the bound of each."""
     most = [self.most[worker] for worker in workers]
     return min(self.total, sum(most)), most
 
@@ -106,8 +106,8 @@ def divide(
   Args:
     worker_batch: Mean examples of a worker.
     least: Fewest examples of a worker, at least 1.
-    most: The most examples of a worker: one number for all workers, or one
-      each; () for no bound.
+    most: Largest batch of a worker: one number for all workers, or one each;
+      () for no bound.
 
   Raises:
     ValueError: If an argument is out of range, or if the bounds of the workers

@@ -15,11 +15,11 @@ from sync import scheme
 class IndependentBatches:
   """State that batchings without a global batch share.
 
-  They report the sum, the least and the largest batch of the living workers.
+  They report the sum, the smallest and the largest batch of the living workers.
 
   Attributes:
     worker_batch: Initial batch of each worker, examples.
-    most: Int [num_workers], the most examples of each worker; [] for no bound.
+    most: Int [num_workers], largest batch of each worker; [] for no bound.
     members: State of each worker.
     sizes: Int [num_workers], current batch of each worker, examples.
   """

@@ -165,8 +165,8 @@ def make(
     threshold: Share of the predicted time of a superstep that a change of sizes
       must save, 0..1.
     least: Fewest units of a worker, at least 1.
-    most: The most units of a worker, such as fit into memory: one number for
-      all workers, or one each; () for no bound.
+    most: Largest number of units of a worker, for example what its memory
+      holds: one number for all workers, or one each; () for no bound.
     unit: 'examples', or 'steps' to divide whole local steps.
     step_examples: Examples of a local step; `worker_batch` is a multiple.
 

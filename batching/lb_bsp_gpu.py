@@ -121,8 +121,8 @@ def make(
       must save, 0..1.  Without: share of the slowest worker's time by which
       another must be faster.
     least: Fewest examples of a worker, at least 1.
-    most: The most that fit into memory: one number for all workers, or one
-      each; () for no bound.  A curve's own bound holds as well.
+    most: Largest batch that fits into memory: one number for all workers, or
+      one each; () for no bound.  A curve's own bound holds as well.
 
   Raises:
     ValueError: If an argument is out of range, or if the workers may not

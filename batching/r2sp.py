@@ -17,8 +17,9 @@ additions of this module:
 - Spare time refers to the initial batch: waiting time, plus the time that the
   examples beyond the initial batch took.  A tuned batch thus yields the same
   batch again, and a batch that is too large shrinks.
-- The least spare time of all workers is the waiting that turns, gaps and jitter
-  impose even on the slowest worker.  It is subtracted from each spare time.
+- The smallest spare time of all workers is the waiting that turns, gaps and
+  jitter impose even on the slowest worker.  It is subtracted from each spare
+  time.
 - All workers are measured over the same interval of the run: a window ends when
   each worker has completed some iterations, and the last few windows are
   averaged.  The first iteration of each worker after the start of a run, or
@@ -108,7 +109,7 @@ class R2spTuning(IndependentBatches):
 
   Attributes:
     window: Iterations that each worker completes from one tuning to the next.
-    history: Number of windows that are averaged, the last ones.
+    history: Number of windows that are averaged, the newest.
     completed: Int [num_workers], iterations in the current window.
     first: Bool [num_workers], True if the next iteration is left out.
     current: [num_workers], sums over the current window.
@@ -245,7 +246,7 @@ def make(
     worker_batch: Initial batch of each worker, examples.
     window: Iterations that each worker completes from one tuning to the next,
       at least 3: one may be left out, and a variance takes two.
-    history: Number of windows that are averaged, the last ones.
+    history: Number of windows that are averaged, the newest.
     most: Upper bound of the batches, at least worker_batch: one number for all
       workers, or one each; () for no bound.
 

@@ -86,7 +86,7 @@ class Windowed:
     self.division.join(worker)
 
   def _divide(self, workers: Sequence[int]) -> None:
-    """Divides X among a new set of workers, in the proportions of before."""
+    """Divides X among a new set of workers in the previous proportions."""
     before = self.division.sizes
     mean = sum(before.values()) / len(before) if before else 1
     total, most = self.division.bounds(workers)

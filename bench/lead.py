@@ -126,7 +126,7 @@ def measure(workers: int, servers: int, pushes: int) -> dict[str, float]:
 
 
 def _command(run: dict[str, Any], **part: Any) -> Command:
-  """Returns a process of a run, with what is special about its part."""
+  """Returns the command of a process of a run; `part` is for it alone."""
   words = [sys.executable, '-m', 'bench.lead']
   words.append(f'--part={json.dumps(run | part)}')
   return Command(part.get('role') or f'client{part["client"]}', words)

@@ -22,7 +22,7 @@ FEW_OUTPUTS: Mapping[str, Any] = {
 
 
 def config(*parts: Mapping[str, Any]) -> ml_collections.ConfigDict:
-  """Returns the defaults with fields by dotted name; later parts win."""
+  """Returns the defaults, changed by fields with dotted names, in order."""
   result = default.get_config()
   for part in parts:
     result.update_from_flattened_dict(part)

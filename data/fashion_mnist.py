@@ -29,7 +29,7 @@ def make(*, directory: str | None, folder: str) -> Dataset:
   Args:
     folder: Name of a folder with train-images-idx3-ubyte,
       train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
-      t10k-labels-idx1-ubyte, each as such or with the ending .gz.
+      t10k-labels-idx1-ubyte, with or without the ending .gz.
 
   Raises:
     ValueError: If a file is missing, or does not have that format.

@@ -273,7 +273,7 @@ class _Supervisor:
         self._kill_at = 0.0
       return
     self._screen.print_line(f'{signal.Signals(number).name}: the run ends')
-    # If only the coordinator got it, another one would succeed it.
+    # If only the coordinator got it, another one would take over.
     passes = self._plan.only or self._plan.has_successors
     needed = self._plan.shard_processes if self._plan.has_started else []
     for name in self._processes.names():

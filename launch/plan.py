@@ -128,7 +128,7 @@ class Plan:
   def leader(self) -> str:
     """The process that coordinates the run now.
 
-    Another worker may have succeeded `coordinator`.
+    Another worker may have taken over from `coordinator`.
     """
     place = Terms(self.workdir).find() if self.has_successors else None
     name = f'worker {place.worker}' if place else self.coordinator

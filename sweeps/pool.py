@@ -86,8 +86,8 @@ def count_jobs(runs: int, jobs: int, *, uses_model: bool) -> int:
 def divide_machine(jobs: int, *, uses_model: bool) -> list[Slot]:
   """Returns the parts of this machine for runs at the same time.
 
-  Runs that share a GPU get equal parts of its memory, as many as there are on
-  the GPU with the most runs, so that a run is the same on each GPU.
+  Runs that share a GPU get equal parts of its memory.  The largest number of
+  runs on a GPU sets the part on all, so that a run is the same on each GPU.
 
   Args:
     uses_model: True if any run has a model; without one GPUs are not used.

@@ -154,7 +154,7 @@ class Elastic:
     last = finished + self.lookahead
     ends = np.full((len(workers), self.lookahead), np.inf)
     before, since = resumed_at.copy(), finished.copy()
-    # Time at which all workers have made so many pushes.
+    # Time at which all workers have made this number of pushes.
     all_by: dict[float, float] = {}
     for number in range(finished.min() + 1, last.max() + 1):
       own = (finished < number) & (number <= last)

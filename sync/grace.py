@@ -95,7 +95,7 @@ class Grace:
 
 
 def merge(scheme: Mergeable, *, grace_s: float) -> Scheme:
-  """Returns the scheme with grace windows; the scheme itself if they are 0.
+  """Returns the scheme with grace windows, or unchanged if `grace_s` is 0.
 
   Args:
     scheme: Scheme before its start.

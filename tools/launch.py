@@ -29,7 +29,7 @@ The end of a process has these consequences:
                                row within 5 s of its start end the run;
     a process with a shard     of all processes, from a checkpoint, at most
                                --restarts times.
-    the coordinator of an      of this worker: another one has succeeded it,
+    the coordinator of an      of this worker: another one has taken over,
     allreduce of hosts         or (75) all return to a checkpoint, at most
                                --restarts times.
   any other code             All processes end; the launcher has the same code.

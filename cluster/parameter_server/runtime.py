@@ -56,7 +56,7 @@ from outputs.accounting import Rollback
 from outputs.checkpoints import Abandoned
 from system import clock, threads
 
-_MAX_EVENTS = 64  # Whose orders are sent together.
+_MAX_EVENTS = 64  # Most events per step; their orders go in one message.
 _POLL_S = 0.05  # Between two looks at a recovery.
 
 
@@ -143,8 +143,8 @@ class ParameterServerRuntime(EventLoop):
     self._rewind: Callable[[], None] = lambda: None
     self._drop_checkpoints = drop_checkpoints
     self._recovery: Recovery | None = None
-    # Why servers are to move at the mirror that is being taken, and the pushes
-    # that have arrived since, which count if it is given up.
+    # Reason of the move that begins once the current mirror is complete, '' for
+    # none; and the pushes since then, which count if the move is given up.
     self._move = ''
     self._delayed: list[PushReceived] = []
     self._is_handing_over = False  # The move is this coordinator's own leave.

@@ -146,7 +146,7 @@ class Field:
     return isinstance(value, kind)
 
   def _accepts_number(self, value: Any, kind: type) -> bool:
-    if self.words and value == 'inf':  # Flags give what is no literal as text.
+    if self.words and value == 'inf':  # Flags pass all but literals as text.
       value = math.inf
     is_number = isinstance(
       value, numbers.Integral if kind is int else numbers.Real
