@@ -42,11 +42,6 @@ class AllreduceRoute:
     bucket_bytes: float | None,
     overlap: bool,
   ) -> Allreduce:
-    """Returns the plan, as data: see `Route`.
-
-    Raises:
-      ValueError: If the route's links are invalid, or of other workers.
-    """
     del divisible
     own = links.read_cluster(self.links, num_workers)
     known = own or cluster
@@ -60,7 +55,7 @@ class AllreduceRoute:
 
 @dataclasses.dataclass(frozen=True)
 class RealLinkBuilder:
-  """Builder of forests over real links, which carry headers as well.
+  """Builder of forests for messages with their headers, which real links carry.
 
   Attributes:
     forest: Function that builds the forest for given links.
@@ -74,5 +69,4 @@ class RealLinkBuilder:
     size_bytes: int,
     latency_s: float | Mapping[tuple[str, str], float] = LATENCY_S,
   ) -> 'Forest':
-    """Returns the forest for a message with its headers: see ForestBuilder."""
     return self.forest(cluster, round(size_bytes / GOODPUT), latency_s)

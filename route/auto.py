@@ -1,4 +1,4 @@
-"""The allreduce of the least predicted time over the given links.
+"""The allreduce of the shortest predicted time over the given links.
 
 One executor runs rings, hierarchies, double trees, shards and forests, so that
 predictions are comparable.  XLA's psum is not among the candidates: on CPUs it
@@ -36,7 +36,7 @@ def build_forest(
 
 
 def make(*, cluster: str) -> AllreduceRoute:
-  """Returns the route.
+  """Returns the route `auto`.
 
   Args:
     cluster: Links, as `links.read_cluster` reads them.

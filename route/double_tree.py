@@ -21,7 +21,7 @@ def build_forest(
 
 
 def make(*, cluster: str) -> AllreduceRoute:
-  """Returns the route.
+  """Returns the route `double_tree`.
 
   Args:
     cluster: Links, as `links.read_cluster` reads them.

@@ -2,8 +2,8 @@
 
 Trees with different roots have weights that make them together as fast as the
 links allow (Zhang et al., INFOCOM 2021): see `topology`.  Several forests are
-built, and the one of the least predicted time for the message is used, unless
-equal shards or a ring are about as fast.
+built, and the one with the shortest predicted time for the message is used,
+unless equal shards or a ring are about as fast.
 """
 
 from absl import logging
@@ -58,7 +58,7 @@ def build_forest(
 
 @declared.check_arguments('route.forest')
 def make(*, cluster: str, adapt: bool = False) -> AllreduceRoute:
-  """Returns the route.
+  """Returns the route `forest`.
 
   Args:
     cluster: Links, as `links.read_cluster` reads them.

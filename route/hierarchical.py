@@ -41,7 +41,7 @@ def check_groups(cluster: Cluster) -> None:
 
 
 def make(*, cluster: str) -> AllreduceRoute:
-  """Returns the route.
+  """Returns the route `hierarchical`.
 
   Args:
     cluster: Links, as `links.read_cluster` reads them.

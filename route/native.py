@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class NativeRoute:
-  """The route over XLA's psum."""
+  """The route over XLA's psum, whose plan does not depend on links."""
 
   def plan(
     self,
@@ -28,18 +28,17 @@ class NativeRoute:
     bucket_bytes: float | None,
     overlap: bool,
   ) -> Allreduce:
-    """Returns the plan, which does not depend on links: see `Route`."""
     del cluster, num_workers, distributed, divisible, overlap
     return Allreduce('native', None, None, bucket_bytes, overlap=False)
 
 
 @declared.check_arguments('route.native')
 def make(*, port: int, combine_bytes: float) -> NativeRoute:
-  """Returns the route.
+  """Returns the route `native`.
 
   Args:
     port: Port of jax.distributed; 0 for the one after the coordinator's.
-    combine_bytes: Least bytes of a collective between accelerators.
+    combine_bytes: Smallest collective between accelerators, bytes.
 
   Raises:
     ValueError: If an argument is out of range.

@@ -33,7 +33,7 @@ def build_in_order(
 
 
 def make(*, cluster: str) -> AllreduceRoute:
-  """Returns the route.
+  """Returns the route `ring`.
 
   Args:
     cluster: Links, as `links.read_cluster` reads them; '' for equal links, on

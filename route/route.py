@@ -60,16 +60,18 @@ class Allreduce(NamedTuple):
   Needs a synchronous scheme.
 
   Attributes:
-    name: The route's, as config.route.name.
-    cluster: The links that it believes in; its worker i is worker i of the
-      run.  None: to be measured, or the true ones under the virtual clock.
-    forest: Finds the forest to use over such links, or over what is left of
-      them (`topology.clusters.pruned`).  None: XLA's psum.
-    bucket_bytes: Least bytes of a bucket, in float32, which is sent as soon as
-      it is full; 0: tensor by tensor, inf: all in one.  None: still to be
+    name: Name of the route, as in config.route.name.
+    cluster: Links that the route assumes; worker i of the cluster is worker i
+      of the run.  None: to be measured, or the true ones under the virtual
+      clock.
+    forest: Builds the forest for these links, or for those of the remaining
+      workers (`topology.clusters.pruned`).  None: XLA's psum.
+    bucket_bytes: Smallest size of a bucket, in float32, which is sent as soon
+      as it is full; 0: tensor by tensor, inf: all in one.  None: still to be
       chosen, see `cluster.virtual.tuning`.
-    overlap: Whether it is while the others are still computed.
-    adapt: Whether links are followed, and forests changed with them.
+    overlap: Whether a bucket is sent while later gradients are still computed.
+    adapt: Whether links are measured during the run, and the forest is replaced
+      when they change.
   """
 
   name: str
@@ -81,7 +83,7 @@ class Allreduce(NamedTuple):
 
   @property
   def chosen_bucket_bytes(self) -> float:
-    """`bucket_bytes`, which has been chosen.
+    """`bucket_bytes`, if it has been chosen.
 
     Raises:
       RuntimeError: If it has not.
@@ -125,12 +127,12 @@ class Route(Protocol):
 
     Args:
       cluster: The workers and the links between them; None if these are not
-        known, as between real hosts before anybody has measured them.
-      num_workers: How many workers there are.
-      distributed: Whether they are real hosts.
+        known, as between real hosts before they are measured.
+      num_workers: Number of workers.
+      distributed: Whether the workers are real hosts.
       divisible: Whether parts of an update can be applied by themselves.
-      bucket_bytes: As of `Allreduce`.
-      overlap: Likewise.
+      bucket_bytes: As in `Allreduce`.
+      overlap: As in `Allreduce`.
 
     Raises:
       ValueError: If the route does not fit the cluster.

@@ -91,10 +91,8 @@ def predict_time(
 
   Args:
     name: Description of the forest, for logs.
-    cluster: Links.
-    forest: Forest of an allreduce.
-    size_bytes: Bytes of the message.
-    latency_s: Latency of every link, or of each by its ends, seconds.
+    size_bytes: Size of the message.
+    latency_s: Latency of every link, or of each by its ends.
   """
   seconds = timing.all_ready_s(
     cluster,
@@ -108,7 +106,7 @@ def predict_time(
 
 
 def _count_rivals(forest: Forest) -> int:
-  """Returns the number of senders to one worker, less one, at most."""
+  """Returns the largest number of senders to one worker, less one."""
   hops = {
     (hop[-1], hop[0]) for tree in forest.trees for hop in (*tree.up, *tree.down)
   }
@@ -117,7 +115,7 @@ def _count_rivals(forest: Forest) -> int:
 
 
 def choose_fastest(candidates: Sequence[Candidate]) -> Candidate:
-  """Returns the candidate of the least time, corrected by measured effects.
+  """Returns the candidate of the shortest time, corrected by measured effects.
 
   The corrections count trees, levels and senders.  Ties: the first candidate.
   """
@@ -168,11 +166,9 @@ def _fewer(
   columns: Sequence[trees.Column],
   name: str,
 ) -> Iterator[tuple[str, Forest]]:
-  """Yields forests of fewer and fewer of the trees, with new weights each.
-
-  The lightest trees are left out step by step, as optimal weights are spread
-  over many trees and move to the remaining ones.
-  """
+  """Yields forests of fewer and fewer of the trees, with new weights each."""
+  # The lightest trees are left out step by step, as optimal weights are spread
+  # over many trees and move to the remaining ones.
   count = len(columns)
   while count:
     some = tuple(
@@ -205,11 +201,9 @@ def _shallow(cluster: Cluster) -> Iterator[trees.Column]:
 
 
 def _widths(cluster: Cluster) -> np.ndarray:
-  """Returns ranks of the slowest links of hops, int [N, N], from and to.
-
-  Hops of equal rates have equal ranks: comparing ranks is exact, and much
-  faster than comparing fractions.
-  """
+  """Returns ranks of the slowest links of hops, int [N, N], from and to."""
+  # Hops of equal rates have equal ranks: comparing ranks is exact, and much
+  # faster than comparing fractions.
   ways, workers = ways_of(cluster), cluster.workers
   rates = sorted(set(cluster.capacity_Bps.values()))
   ranks = {rate: rank for rank, rate in enumerate(rates)}
@@ -223,13 +217,7 @@ def _widths(cluster: Cluster) -> np.ndarray:
 def _parents(
   root: str, workers: Sequence[str], width: np.ndarray
 ) -> dict[str, dict[str, str]]:
-  """Returns, by relay, the parent of each worker; the root means no relay.
-
-  Args:
-    root: The root.
-    workers: All workers.
-    width: Ranks of hops from workers to workers, int [N, N].
-  """
+  """Returns, by relay, the parent of each worker; the root means no relay."""
   found = {root: {w: root for w in workers if w != root}}
   place = workers.index(root)
   is_wider = width > width[:, [place]]  # By worker and relay.

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ServerRoute:
-  """The route to parameter servers.
+  """The route to parameter servers, whose plan does not depend on links.
+
+  `plan` raises ValueError if real workers cannot have these servers.
 
   Attributes:
     servers: Number of servers; 0 to choose it by the runtime.
@@ -52,11 +54,6 @@ class ServerRoute:
     bucket_bytes: float | None,
     overlap: bool,
   ) -> ParameterServer:
-    """Returns the plan, which does not depend on links: see `Route`.
-
-    Raises:
-      ValueError: If real workers cannot have these servers.
-    """
     del cluster, bucket_bytes, overlap
     servers = self.servers or (num_workers if distributed and divisible else 1)
     if distributed:
@@ -78,7 +75,7 @@ class ServerRoute:
 def make(
   *, servers: int, dedicated: bool, pipelined: bool, mirror_s: float
 ) -> ServerRoute:
-  """Returns the route.
+  """Returns the route `server`.
 
   Args:
     servers: Number of servers, which share the parameters; 0 for one in each

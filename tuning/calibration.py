@@ -142,7 +142,6 @@ def write(calibration: Calibration, path: str | pathlib.Path) -> None:
   """Writes a config for main.py, and the compute times beside it.
 
   Args:
-    calibration: Calibration by `measure`.
     path: Path of the config, which ends in '.py'.
 
   Raises:
@@ -168,7 +167,6 @@ def predict(
   """Predicts a run on a cluster by a simulation of its times.
 
   Args:
-    calibration: Calibration of the cluster.
     source: Folder of a run, to predict the time of its examples; or a config,
       to predict its epochs.
 
@@ -228,11 +226,7 @@ def predict(
 def check(
   calibration: Calibration, paths: Sequence[str | pathlib.Path]
 ) -> list[Check]:
-  """Returns the predicted and measured paces of runs.
-
-  Args:
-    calibration: Calibration of the cluster.
-    paths: Folders of runs.
+  """Returns the predicted and measured paces of the runs in folders.
 
   Raises:
     ValueError: If a run has not ended, or has another workload.

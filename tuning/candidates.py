@@ -3,7 +3,7 @@
 Candidates are the combinations of `combinations.ALL`, put into the user's
 config, and the same with the present scheme.  By default they keep learning as
 it is: no gradient becomes staler than the present scheme allows, and the local
-steps stay.  The wire changes from float32 to bfloat16 alone.
+steps stay.  Only the wire may change, from float32 to bfloat16.
 """
 
 import copy
@@ -81,7 +81,6 @@ def propose(
 
   Args:
     config: Present config.
-    workers: Number of workers.
     allow: Changes of learning that are allowed, of `ALLOWED`.
     ratios: Ratios of `examples.read_ratios`.
 
@@ -172,7 +171,6 @@ def measuring_config(config: ConfigDict, route: str = '') -> ConfigDict:
   This is BSP with equal batches and one local step, over the config's own wire.
 
   Args:
-    config: Present config.
     route: Route of the run; '' for the config's own.
   """
   changed, defaults = copy.deepcopy(config), default.get_config()
@@ -229,11 +227,7 @@ def _over(ratio: ExamplesRatio, base: ExamplesRatio) -> ExamplesRatio:
 
 
 def _check(config: ConfigDict, workers: int) -> None:
-  """Checks a config as that of a virtual run, which knows all parts.
-
-  Raises:
-    ValueError: If it is refused; names the field.
-  """
+  """Checks a config as that of a virtual run, which knows all parts."""
   virtual = manifests.virtual_config(config)
   virtual.cluster.workers = workers
   virtual.cluster.speed.slowdown = (1.0,)

@@ -63,13 +63,11 @@ def tune(
 
   Args:
     config: Present config.
-    launcher: Way to start runs.
     folder: New folder for the runs.
     run_s: Seconds of each run.
     ratios: Examples that combinations need, as far as known: see
       `examples.read_ratios`.
     allow: Changes of learning that are allowed.
-    log: Logs the progress.
     run: Runs a config: see `measuring.run`.
 
   Raises:
@@ -144,12 +142,8 @@ def tune(
 
 
 def _describe_length(run_s: float, *, is_plain: bool) -> str:
-  """Returns how long a tuning takes, as text for the log.
-
-  Args:
-    run_s: Seconds of a run.
-    is_plain: Whether the present config is that of the first measurement.
-  """
+  """Returns the time that a tuning takes, as text for the log."""
+  # `is_plain`: the present config is that of the first measurement.
   # The cluster and its links, the present config twice, the candidates.
   least_s = run_s * (1 + (0 if is_plain else _SHORT))
   most_s = run_s * (_SHORT + deciding.MOST + 2 + (0 if is_plain else _SHORT))
@@ -172,18 +166,10 @@ def _measure_links(
   run: Callable[[ConfigDict, str], Measurement],
   log: Callable[[str], None],
 ) -> Measurement:
-  """Returns the run from which routes among workers are predicted.
-
-  With a server in each worker every transfer crosses the slowest link, so that
-  such a run does not tell which host has it.
-
-  Args:
-    config: Present config, with servers.
-    found: Candidates, of which some have other routes.
-    base: Run of BSP with servers, returned if the other run fails.
-    run: Runs a config in a folder.
-    log: Logs the progress.
-  """
+  """Returns the run from which routes among workers are predicted."""
+  # With a server in each worker every transfer crosses the slowest link, so
+  # that the run `base` of BSP does not tell which host has it.  It is returned
+  # if the other run fails.
   routes = _routes(found)
   route = 'forest' if 'forest' in routes else min(routes - {'server'})
   log(f'Runs BSP over a {route} to measure the links among workers.')
@@ -202,12 +188,6 @@ def simulate_s(
   workload: Workload,
 ) -> float:
   """Returns the simulated seconds per iteration, as `Measurement.iteration_s`.
-
-  Args:
-    config: Config of a real run.
-    launcher: Way to start it.
-    cluster: Measured cluster.
-    workload: Measured model and batch.
 
   Raises:
     ValueError: If the cluster lacks links that the config needs.

@@ -59,10 +59,9 @@ class ClusterDescription(NamedTuple):
     return min(self.workers, _MOST)
 
   def apply(self, config: ConfigDict, *, uses_servers: bool) -> None:
-    """Sets the cluster of a config.
+    """Sets the cluster of a config, which is changed.
 
     Args:
-      config: Config, which is changed.
       uses_servers: True for a route with servers; `links` are for others.
 
     Raises:
@@ -88,7 +87,6 @@ def read(
   """Returns the cluster of a file.
 
   Args:
-    path: Path of the file.
     speed: Fields of config.cluster.speed that replace those of the file; None
       for those of the file.
 
@@ -157,11 +155,7 @@ def _check_required(description: ClusterDescription) -> None:
 
 
 def _apply(section: ConfigDict, given: Mapping[str, Any], path: str) -> None:
-  """Sets the fields of a section from plain data.
-
-  Raises:
-    ValueError: If a field is unknown or of another type.
-  """
+  """Sets the fields of a section from plain data."""
   for field, value in given.items():
     where = f'{path}.{field}'
     require(field in section, where, f'one of {sorted(section)}', field)

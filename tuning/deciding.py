@@ -3,7 +3,7 @@
 A candidate that keeps learning as it is wins by its seconds per iteration: its
 interval must lie below that of the present config.  One that changes learning
 wins by the time at which its training loss has fallen to the loss at the end of
-the present config's run, likewise with intervals.
+the present config's run; these intervals must not overlap either.
 """
 
 import math
@@ -80,7 +80,6 @@ def predict(
   """Returns predictions, and candidates that cannot be predicted.
 
   Args:
-    candidates: The candidates.
     present_s: Simulated seconds per iteration of the present config.
     simulate: Returns the simulated seconds per iteration of a config.
 
@@ -114,7 +113,7 @@ def try_best(
   Args:
     predictions: Predictions, the best first.
     measure: Runs a candidate.
-    most: Number of candidates to measure.
+    most: Largest number of candidates to measure.
   """
   trials: list[Trial] = []
   for each in predictions:
@@ -133,7 +132,6 @@ def decide(present: Sequence[Measurement], trials: Iterable[Trial]) -> Decision:
 
   Args:
     present: Runs of the present config; a winner must beat all of them.
-    trials: Candidates that have run.
   """
   trials = [*trials]
   if not any(trial.measured for trial in trials):
@@ -163,10 +161,6 @@ def time_to_loss(losses: Sequence[LossPoint], target: Estimate) -> Estimate:
   Mean losses of 20 parts of the run, which are made to fall (isotonic
   regression), are the curve.  The interval combines that of the target with
   twice the spread of the parts around the curve.
-
-  Args:
-    losses: Losses of the run.
-    target: The target, with its interval.
 
   Returns:
     The seconds; infinite where the run does not reach the target.
@@ -205,11 +199,9 @@ def final_loss(losses: Sequence[LossPoint]) -> Estimate:
 
 
 def _gain(present: Sequence[Measurement], trial: Trial) -> Estimate | None:
-  """Returns a candidate's time over the present config's; None if unknown.
-
-  The upper end compares the candidate's upper end with the lowest of the
-  present config, so that below 1 the intervals do not overlap.
-  """
+  """Returns a candidate's time over the present config's; None if unknown."""
+  # The upper end compares the candidate's upper end with the lowest of the
+  # present config, so that below 1 the intervals do not overlap.
   if trial.measured is None:
     return None
   if not trial.prediction.candidate.changes:

@@ -46,7 +46,6 @@ def write(outcome: Outcome, out: pathlib.Path, file: str) -> str:
   """Writes the files of a tuning; returns the verdict as text.
 
   Args:
-    outcome: Outcome of the tuning.
     out: Path of the winner's config, not written without a winner.
     file: File of the present config.
 
@@ -102,10 +101,9 @@ Intervals are of 95 %.
 
 
 def content(outcome: Outcome, file: str) -> dict[str, Any]:
-  """Returns predictions and measurements as plain data; docs/files.md.
+  """Returns predictions and measurements as plain data: see docs/files.md.
 
   Args:
-    outcome: Outcome of the tuning.
     file: File of the present config.
   """
   trials = {id(trial.prediction): trial for trial in outcome.trials}
@@ -199,7 +197,7 @@ def _plain(estimate: Estimate) -> dict[str, float | None]:
 
 
 def _changed(outcome: Outcome) -> list[tuple[str, Any]]:
-  """Returns the fields of the winner that the present config has otherwise."""
+  """Returns the fields in which the winner differs from the present config."""
   winner = outcome.decision.winner
   if winner is None:
     return []

@@ -73,12 +73,11 @@ def find(
 ) -> ExamplesRatio:
   """Returns the ratio of a combination: measured, 1, or unknown.
 
-  Batches in proportion to speeds and a bfloat16 wire count as learning as
-  before: weighted means are those of the pooled batch.
+  Batches in proportion to speeds and a bfloat16 wire do not count as a change
+  of learning: weighted means are those of the pooled batch.
 
   Args:
     ratios: Ratios of `read_ratios`.
-    combination: The combination.
     local_steps: Number of local steps, where the base has one.
   """
   learning = Learning(*combination[:3], local_steps)
@@ -95,7 +94,7 @@ def read_ratios(
   the fewest examples counts.
 
   Args:
-    folder: Folder with those of runs, at any depth.
+    folder: Folder that has the runs' folders, at any depth.
     level: Accuracy of config.time_to, as summary.json has it.
 
   Raises:

@@ -23,9 +23,9 @@ def describe(
 ) -> Iterator[ClusterDescription | None]:
   """Yields the cluster whose workers are the groups of fast links.
 
-  Between islands leaders use the links that they have as hosts.  Inside, a
-  host sends to the next one of its group at the rate of the thinnest link on
-  the way, and each of both adds its latency.
+  Between islands leaders use the links that they have as hosts.  Inside, a host
+  sends to the next one of its group at the rate of the thinnest link on the
+  way; the latencies of both hosts add up.
 
   Args:
     description: Cluster in which each host is a worker.

@@ -59,8 +59,7 @@ class Launcher(NamedTuple):
     """Returns the flags of tools.launch for a config.
 
     Args:
-      config: The config.
-      file: Its file.
+      file: Path of the config's file.
       workdir: Folder of the run; '' to leave it open.
     """
     words = [f'--workers={self.workers}']
@@ -89,8 +88,8 @@ class Measurement(NamedTuple):
   Attributes:
     folder: Folder of the run.
     iteration_s: Seconds in which all workers together compute as many examples
-      as in an iteration of BSP with equal batches, with the interval of 95 %.
-    iterations: Number of such iterations that were measured.
+      as in an iteration of BSP with equal batches, with the 95 % interval.
+    iterations: Number of these iterations that were measured.
     losses: Training losses.
   """
 
@@ -106,8 +105,6 @@ def run(
   """Runs a config for some seconds, and returns what was measured.
 
   Args:
-    launcher: Way to start it.
-    config: The config.
     folder: New folder, for the run and its files.
     seconds: Length of the run from its first push on.
 
@@ -135,7 +132,7 @@ def run(
 
 
 def records_missing(workdir: pathlib.Path, code: int) -> bool:
-  """Returns True if a run has not ended as it should."""
+  """Returns whether a run that ended with an exit code lacks its records."""
   ended_well = code in (0, 128 + signal.SIGTERM, -signal.SIGTERM)
   return not (ended_well and (workdir / 'summary.json').exists())
 
@@ -144,7 +141,6 @@ def measure(path: pathlib.Path, batch: int) -> Measurement:
   """Returns the pace and the losses of a run.
 
   Args:
-    path: Folder of the run.
     batch: Examples of an iteration of all workers.
 
   Raises:
@@ -214,11 +210,7 @@ def _wait(
   workers: int,
   seconds: float,
 ) -> None:
-  """Waits until a run has ended, or is long enough to be ended.
-
-  Raises:
-    RunError: If it does not start.
-  """
+  """Waits until a run has ended, or is long enough to be ended."""
   begin, first = time.monotonic(), math.inf
   while not group.next_ends(_POLL_S):
     now = time.monotonic()

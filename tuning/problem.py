@@ -51,12 +51,12 @@ def read_problem(
 
   Args:
     folder: Folder for measurements of a run, needed as long as the cluster.
-    model: Value of --model; None without the flag, as below.
+    model: Value of --model: see `size_bytes`; None without the flag.
     batch: Examples of an iteration, or of one of its local steps.
-    local_steps: --local_steps.
-    file: --cluster.
-    run: --from_run.
-    trace: --from_trace.
+    local_steps: Value of --local_steps.
+    file: Value of --cluster.
+    run: Value of --from_run.
+    trace: Value of --from_trace.
 
   Raises:
     ValueError: If a flag or its file is wrong; names it.

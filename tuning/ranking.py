@@ -51,7 +51,7 @@ class IterationTime(NamedTuple):
   Attributes:
     compute_s: Computing, mean over workers.
     waiting_s: Waiting for the gradient of the slowest worker.
-    links_s: Further time on links.
+    links_s: Remaining time on links.
   """
 
   compute_s: float
@@ -94,10 +94,7 @@ def advise(
   """Simulates and ranks the combinations on a cluster.
 
   Args:
-    cluster: The cluster.
-    workload: Model and batch.
     ratios: Ratios of `examples.read_ratios`.
-    log: Logs the progress.
     choices: Combinations to rank, with BSP among them.
 
   Raises:
@@ -148,17 +145,10 @@ def _why_not(
   ratios: Ratios,
   paces: Mapping[Combination, Pace],
 ) -> str:
-  """Returns why a combination is not simulated; '' if it is.
-
-  Simulations of many workers take long, and some cannot lead to an advice.
-  Without barriers a gradient is as stale as there are other workers.
-
-  Args:
-    combination: The combination.
-    workers: Number of workers.
-    ratios: Measured ratios.
-    paces: Paces of the combinations that have been simulated.
-  """
+  """Returns why a combination is not simulated; '' if it is."""
+  # Simulations of many workers take long, and some cannot lead to an advice.
+  # Without barriers, the staleness of a gradient is the number of other
+  # workers.
   if workers <= _MANY:
     return ''
   own = examples.find(ratios, combination)
@@ -336,7 +326,7 @@ def _changers(advice: Advice) -> list[str]:
 
 
 def _known(row: RankedCombination) -> str:
-  """Returns what is known of the examples that a combination needs."""
+  """Returns what is known of the examples that a combination needs, as text."""
   needed = row.needed
   if not needed.is_known:
     return 'not known'

@@ -57,7 +57,7 @@ def possible(
   """Returns the combinations for which a cluster has links.
 
   With local steps they are those of BSP with equal batches, the only ones with
-  fragments, with and without these.
+  fragments, with and without fragments.
   """
   found = [
     each
@@ -126,7 +126,6 @@ def simulate_config(
 
   Args:
     cluster: Cluster that replaces the config's.
-    workload: Model and batch.
     config: Config of a virtual run.
   """
   timing = default.get_config()
@@ -232,11 +231,9 @@ def _simulate(config: ConfigDict) -> Pace:
 
 
 def _settled_rate(rows: list[dict[str, Any]]) -> float:
-  """Returns examples per second from a settled row to the last one.
-
-  Rows of barriers are exact if all workers meet there; if barriers are rare,
-  rows of the log have finer times.
-  """
+  """Returns examples per second from a settled row to the last one."""
+  # Rows of barriers are exact if all workers meet there; if barriers are rare,
+  # rows of the log have finer times.
   logged = [row for row in rows if row['kind'] == 'log']
   barriers = [row for row in rows if row['kind'] == 'barrier']
   used = barriers if len(barriers) >= len(logged) // 2 else logged

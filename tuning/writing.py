@@ -36,8 +36,6 @@ def write_config(path: pathlib.Path, config: ConfigDict, about: str) -> None:
   """Writes a config as a file for main.py.
 
   Args:
-    path: Path of the file.
-    config: The config.
     about: Docstring of the file.
 
   Raises:

@@ -4,11 +4,12 @@ Edmonds' theorem ("Edge-disjoint branchings", 1973): trees that start with given
 multiplicities at given roots fit if and only if each set of nodes can be
 entered as often as trees start outside of it.  They are found tree by tree, in
 the form of Gabow and Manu ("Packing algorithms for arborescences (and spanning
-trees) in capacitated graphs", 1998): a link is added if what it takes leaves
-room for all trees to come, with as large a multiplicity as that allows.  Few
-sets of nodes ever stand in the way, and they are learned one by one: trees grow
-by what is known, and where one cannot, a minimum cut shows a set that has been
-entered too often, and trees that have done so are grown again.
+trees) in capacitated graphs", 1998): a link is added to a tree if the remaining
+links still have room for all trees to come, with the largest multiplicity for
+which this holds.  Only a few sets of nodes ever forbid a link, and they are
+learned one by one: trees grow by the sets known so far, and where a tree cannot
+grow, a minimum cut shows a set that has been entered too often; the trees that
+enter it are grown again.
 """
 
 import functools
@@ -39,12 +40,12 @@ def pack(
 ) -> list[Branching]:
   """Returns spanning out-trees, of which `starts[v]` start at node v.
 
-  Each takes O(m) steps, for m links, on bit masks of all sets that are known;
-  there are mostly fewer trees than links, and a few sets per node that have to
-  be learned, at about one maximum flow and a few trees each.
+  Each takes O(m) steps, for m links, on bit masks of all known sets.  There are
+  usually fewer trees than links, and a few sets per node to learn, each at the
+  cost of about one maximum flow and a few trees.
 
   Links are (src, dst, capacity); all numbers are integers.  `stop` is asked at
-  each tree and each maximum flow.  ValueError if so many trees do not fit.
+  each tree and each maximum flow.  ValueError if the trees do not fit.
   """
   packer = _Packer(nodes, links, starts)
   while (root := packer.next_root()) is not None:
@@ -54,10 +55,9 @@ def pack(
 
 
 class _Packer:
-  """Remaining capacity of links, and sets of nodes that limit trees.
+  """Remaining capacity of links, trees taken out, and sets that limit trees.
 
-  Masks are integers of which bit i stands for set i.  `trees` are those that
-  have been taken out of the links.
+  Masks are integers of which bit i stands for set i.
   """
 
   def __init__(
@@ -137,7 +137,7 @@ class _Packer:
   def _fit(
     self, reached: Sequence[int], hops: Sequence[tuple[int, int]]
   ) -> int:
-    """Returns the most units that a further link fits; 0 if none fits."""
+    """Returns the largest number of units that fit one more link, or 0."""
     touched, times = self._entered(reached[0], hops)
     inside = set(reached)
     best = 0
@@ -188,10 +188,8 @@ class _Packer:
   def _learn(
     self, tree: Branching, reached: Sequence[int], stop: stopping.Stop
   ) -> None:
-    """Adds sets that a part of a tree shows, and undoes trees against them.
-
-    By the theorem, one of them holds a node that the tree could not reach.
-    """
+    """Adds sets that a part of a tree shows, and undoes trees against them."""
+    # By the theorem, one of them holds a node that the tree could not reach.
     self._use(tree, 1)
     for side, spare in self._overfull(tree, reached, stop).items():
       self._add(side, spare)
@@ -209,11 +207,10 @@ class _Packer:
   def _overfull(
     self, tree: Branching, reached: Sequence[int], stop: stopping.Stop
   ) -> dict[tuple[int, ...], int]:
-    """Returns sets that trees enter too often, each with its spare entries.
-
-    A source feeds the roots of trees to come, and through one more node what
-    the tree has reached.  A node that cannot be sent all is in such a set.
-    """
+    """Returns sets that trees enter too often, each with its spare entries."""
+    # A source feeds the roots of trees to come, and through one more node the
+    # nodes that the tree has reached.  A node that cannot receive all is in
+    # such a set.
     count = len(self._starts)
     source, middle = count, count + 1
     links = [

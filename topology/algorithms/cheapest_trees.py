@@ -1,7 +1,7 @@
 """Exact costs of the cheapest trees between workers, by prices of links.
 
-Trees consist of hops from worker to worker, through switches only; a hop costs
-what its links cost together.  Prices are integers of any size.
+Trees consist of hops from worker to worker, through switches only; the cost of
+a hop is the sum of the prices of its links.  Prices are integers of any size.
 """
 
 import heapq
@@ -16,13 +16,13 @@ Priced = tuple[int, int, int]  # Two nodes and the price of a link.
 
 
 def spanning_tree(worker: Sequence[bool], links: Sequence[Priced]) -> int:
-  """Returns the cost of the cheapest tree on links of either direction.
+  """Returns the cost of the cheapest tree if links are used in both directions.
 
   Each switch belongs to its nearest worker, and hops are only those that cross
   one link between two workers' switches: among them is a cheapest tree
   (Mehlhorn, "A faster approximation algorithm for the Steiner problem in
-  graphs", 1988).  O(m log m) for m links, prices at least 0, which connect all
-  nodes that are a worker.
+  graphs", 1988).  O(m log m) for m links with prices of at least 0, which
+  connect all workers.
   """
   distance, nearest = _nearest(worker, links)
   hops = sorted(
@@ -37,10 +37,7 @@ def spanning_tree(worker: Sequence[bool], links: Sequence[Priced]) -> int:
 def _nearest(
   worker: Sequence[bool], links: Sequence[Priced]
 ) -> tuple[list[int], list[int]]:
-  """Returns, per node, the distance of the nearest worker, and the worker.
-
-  A switch that is linked to no worker is nearest to none, -1.
-  """
+  """Returns distance and index of each node's nearest worker; -1 for none."""
   links_of: list[list[tuple[int, int]]] = [[] for _ in worker]
   for a, b, price in links:
     links_of[a].append((b, price))
@@ -70,8 +67,8 @@ def hops(
   Prices are at least 0; `stop` is asked at each switch.
 
   Returns:
-    Integers [N, N] from row to column, of 64 bits as long as they suffice.
-    Where there is no hop, as on the diagonal, more than N times the price of
+    Integers [N, N] from row to column, of 64 bits if these suffice.  Where
+    there is no hop, as on the diagonal, the entry exceeds N times the price of
     all links.
   """
   count = sum(worker)
@@ -102,12 +99,13 @@ def arborescences(
 
   The algorithm of Chu, Liu and Edmonds, as a path that grows backwards along
   cheapest hops and contracts cycles (Gabow, Galil, Spencer and Tarjan, 1986).
-  It does not depend on the root: every worker and every contracted set pays
-  for its cheapest entry, and a tree costs what all those sets pay that do not
-  hold its root, by duality.  O(N^2) for all roots together.
+  It does not depend on the root: every worker and every contracted set has the
+  price of its cheapest entry, and by duality the cost of a tree is the sum of
+  the prices of all sets that do not hold its root.  O(N^2) for all roots
+  together.
 
-  Prices are as of `hops`, with one from each worker to every other; transposed,
-  trees towards the root are priced.  `stop` is asked at each entry.
+  `price` is a result of `hops` with a hop between all workers; transposed, it
+  gives the costs of trees towards the root.  `stop` is asked at each entry.
   """
   price = price.copy()
   count, far = len(price), price[0, 0]

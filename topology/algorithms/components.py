@@ -5,7 +5,7 @@ class Components:
   """Nodes 0 to n - 1, at first each in a set of its own.
 
   Attributes:
-    label: Per node, which is the same for all nodes of a set.
+    label: Label of each node's set; nodes of a set have the same label.
   """
 
   def __init__(self, nodes: int) -> None:
@@ -13,7 +13,7 @@ class Components:
     self._members = [[node] for node in range(nodes)]
 
   def join(self, a: int, b: int) -> bool:
-    """Merges the sets of two nodes; returns False if they are in one set.
+    """Merges the sets of two nodes; returns False if they are the same set.
 
     O(n log n) for all calls together.
     """

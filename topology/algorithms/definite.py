@@ -1,8 +1,8 @@
-"""Positive definite systems, solved alike to the last bit on every machine.
+"""Positive definite systems, with a solution of the same bits on all machines.
 
 A library multiplies matrices in an order of its own, which depends on the
 processor and on the number of threads, and so do the last digits.  Here it gets
-integers only, of so few bits that all sums are exact in whatever order; and all
+only integers with so few bits that all sums are exact in any order.  Everything
 else is elementwise, or a sum in NumPy's fixed order.
 """
 
@@ -20,7 +20,7 @@ _BLOCK = 32  # Columns that are eliminated one by one.
 class Gram:
   """Products `whole.T @ diag(weight) @ whole` of a matrix `whole`.
 
-  It is of floats [m, n] that are small integers of at least 0.
+  The matrix has floats [m, n] that are small integers of at least 0.
   """
 
   def __init__(self, whole: np.ndarray) -> None:
@@ -33,10 +33,10 @@ class Gram:
   def of(
     self, weight: np.ndarray, stop: stopping.Stop = stopping.never
   ) -> np.ndarray:
-    """Returns the product, symmetric.
+    """Returns the product for one weight per row, floats of at least 0.
 
-    Each entry to some 40 bits of the diagonal entries of its row and column.
-    O(m n^2), in one product of matrices.  Weights are floats of at least 0.
+    The result is symmetric, with errors of about 2^-40 of the diagonal entries
+    of an entry's row and column.  O(m n^2), in one product of matrices.
     """
     top = np.zeros(self._whole.shape[1])
     np.maximum.at(top, self._column, self._entry * weight[self._row])
@@ -59,8 +59,8 @@ class Gram:
 class Factor:
   """Cholesky factor of a symmetric matrix with a diagonal of about 1.
 
-  ValueError if the matrix is not positive definite, as far as can be seen;
-  `Stopped` once `stop` says so.
+  ValueError if the matrix is numerically not positive definite; `Stopped` once
+  `stop` returns True.
   """
 
   def __init__(
@@ -78,7 +78,7 @@ class Factor:
     self._inverses = _inverses(self._lower, count)
 
   def solve(self, right: np.ndarray) -> np.ndarray:
-    """Returns the floats [n] that the matrix takes to `right`."""
+    """Returns the floats x [n] with `matrix @ x = right`."""
     x = np.zeros(len(self._lower))
     x[: self._size] = right
     for k, inverse in enumerate(self._inverses):
@@ -100,10 +100,8 @@ def times(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _eliminate(panel: np.ndarray, stop: stopping.Stop) -> None:
-  """Replaces the left columns of a matrix by those of its factor, in place.
-
-  Numbers above the diagonal are neither read nor meaningful afterwards.
-  """
+  """Replaces the left columns of a matrix by those of its factor, in place."""
+  # Numbers above the diagonal are neither read nor meaningful afterwards.
   columns = panel.shape[1]
   if columns > _BLOCK:
     half = columns // 2 // _BLOCK * _BLOCK
@@ -121,10 +119,8 @@ def _eliminate(panel: np.ndarray, stop: stopping.Stop) -> None:
 
 
 def _product(left: np.ndarray, count: int) -> np.ndarray:
-  """Returns `left @ left[:count].T`, of entries of at most 1, to some 40 bits.
-
-  Entries are sums of two integers, one of them scaled down.
-  """
+  """Returns `left @ left[:count].T`, of entries of at most 1, to 40 bits."""
+  # Entries are sums of two integers, one of them scaled down.
   digits = (_DIGITS - 1 - math.ceil(math.log2(left.shape[1]))) // 2
   one = 2.0**digits
   left = left * one

@@ -30,7 +30,7 @@ def copy(residual: Residual) -> Residual:
 
 
 def push(residual: Residual, path: Sequence[int], amount: int) -> None:
-  """Adds flow along a path, given by its nodes, without looking at capacity."""
+  """Adds flow along a path, given by its nodes, without a check of capacity."""
   for i in range(len(path) - 1):
     src, dst = path[i], path[i + 1]
     residual[src][dst] -= amount
@@ -40,10 +40,10 @@ def push(residual: Residual, path: Sequence[int], amount: int) -> None:
 def augment(residual: Residual, source: int, sink: int, limit: int) -> int:
   """Adds the largest flow from source to sink that the network can carry.
 
-  By Dinic's algorithm (1970): blocking flows along shortest paths, O(n^2 m)
-  for m links, and far less on the graphs met here.  The network is changed in
-  place; a link with no capacity left, or a negative one, is not used.
-  Returns the flow added, at most `limit`.
+  By Dinic's algorithm (1970): blocking flows along shortest paths, O(n^2 m) for
+  m links, and far less on the graphs met here.  The network is changed in
+  place; a link with no capacity left, or a negative one, is not used.  Returns
+  the added flow, which is at most `limit`.
   """
   added = 0
   while added < limit:
@@ -58,7 +58,7 @@ def detour(residual: Residual, source: int, sink: int, limit: int) -> int:
   """Adds flow as `augment` does, faster for small amounts.
 
   Path by path, each a shortest one that is searched for from both ends: O(n +
-  m) for each path.  Returns the flow added, at most `limit`.
+  m) for each path.  Returns the added flow, which is at most `limit`.
   """
   added = 0
   while added < limit:
@@ -73,7 +73,7 @@ def detour(residual: Residual, source: int, sink: int, limit: int) -> int:
 
 
 def reach(residual: Residual, source: int) -> list[int]:
-  """Returns the nodes, sorted, that links with room lead to from `source`.
+  """Returns the nodes, sorted, that `source` reaches over links with room.
 
   After a maximum flow they are the source side of a minimum cut, the smallest
   of all.  O(n + m).
@@ -82,7 +82,7 @@ def reach(residual: Residual, source: int) -> list[int]:
 
 
 def reach_back(residual: Residual, sink: int) -> list[int]:
-  """Returns the nodes, sorted, from which links with room lead to `sink`.
+  """Returns the nodes, sorted, that reach `sink` over links with room.
 
   After a maximum flow they are the sink side of a minimum cut, the smallest of
   all.  O(n + m).

@@ -17,12 +17,12 @@ class Program:
   """Linear program: largest `objective . z` with `rows . z <= limits`, z >= 0.
 
   The simplex method from z = 0, and its dual after rows have been added; on a
-  dictionary of integers, of 64 bits as long as they suffice, in which each row
-  has a denominator of its own and loses common factors once they matter.  The
-  largest coefficient enters, or after a while without progress the first
-  (Bland), with which the method always ends.  A pivot costs O(n) for each row
-  that holds the variable which enters; `stop` is asked before each, and for
-  each row.  All are integers, limits at least 0.
+  dictionary of integers, of 64 bits if these suffice, in which each row has a
+  denominator of its own and loses common factors once numbers grow.  The
+  variable with the largest coefficient enters or, after many steps without
+  progress, the first one (Bland), with which the method always ends.  A pivot
+  costs O(n) for each row that holds the entering variable; `stop` is asked
+  before each, and for each row.  All numbers are integers, limits at least 0.
   """
 
   def __init__(
@@ -103,7 +103,7 @@ class Program:
     return min(negative, key=across.__getitem__)
 
   def _binding(self, column: int) -> int:
-    """Returns the first row that limits a variable; ties: least basic one."""
+    """Returns the first row that limits a variable; ties: lowest basic one."""
     entries, limits = (
       self._table[:, column].tolist(),
       self._table[:, -2].tolist(),

@@ -2,10 +2,10 @@
 
 Edge splitting: capacity of a link into a switch and of one out of it is
 exchanged for a link that bypasses it, as far as every worker can still receive
-all.  Where no switch has more capacity out than in, this ends with nothing left
-out of any switch (Bang-Jensen, Frank and Jackson, "Preserving and increasing
-local edge-connectivity in mixed graphs", 1995); used for collectives in
-ForestColl (Zhao et al., arXiv 2402.06787, 2024).
+all data.  Where no switch has more capacity out than in, this ends with no
+capacity left out of any switch (Bang-Jensen, Frank and Jackson, "Preserving and
+increasing local edge-connectivity in mixed graphs", 1995); used for collectives
+in ForestColl (Zhao et al., arXiv 2402.06787, 2024).
 """
 
 from collections.abc import Sequence
@@ -24,25 +24,25 @@ def bypass(
 ) -> dict[tuple[int, int], list[Path]]:
   """Returns links between workers that replace all switches, as paths.
 
-  With a source that feeds its units to each worker, every worker can still be
-  sent the units of all.  A flow that shows this is kept for each worker, and
-  repaired after each exchange: for N workers, O(N) shortest paths for each
-  pair of links into and out of a switch, most of which need none.
+  With a source that feeds `units` to each worker, every worker can still
+  receive the units of all.  A flow that shows this is kept for each worker, and
+  repaired after each exchange: for N workers, O(N) shortest paths for each pair
+  of links into and out of a switch, most of which need none.
 
   Args:
     nodes: Number of nodes.
-    workers: Those that are workers, N of them.
+    workers: Indices of the N workers among them.
     links: (src, dst, capacity), integers.
-    units: Integers [N], what each worker has to send to all.
+    units: Integers [N], amount that each worker has to send to all.
     stop: Asked before each maximum flow and each exchange.
 
   Returns:
-    Per pair of workers that are linked, paths from one to the other through
-    switches only, with units that add up to the capacity of the link.
+    Per pair of linked workers, paths from one to the other through switches
+    only, with units that add up to the capacity of the link.
 
   Raises:
-    ValueError: If some worker cannot be sent all, or a switch has more
-      capacity out than in so that it cannot be bypassed.
+    ValueError: If some worker cannot receive all, or if a switch cannot be
+      bypassed because it has more capacity out than in.
   """
   splitter = _Splitter(nodes, workers, links, units, stop)
   for switch in sorted(set(range(nodes)).difference(workers)):
@@ -135,7 +135,7 @@ def take(
 ) -> list[Path]:
   """Removes paths with `units` from a link between workers; returns them.
 
-  A link of which nothing is left is dropped.
+  The link is dropped once nothing of it is left.
   """
   taken, have = [], paths[ends]
   while units:

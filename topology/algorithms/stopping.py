@@ -22,11 +22,7 @@ def never() -> bool:
 
 
 def check(stop: Stop) -> None:
-  """Returns if the computation may continue.
-
-  Raises:
-    Stopped: If `stop` returns True.
-  """
+  """Raises `Stopped` if `stop` returns True."""
   if stop():
     raise Stopped
 

@@ -1,10 +1,11 @@
 """Corners of a set `rows . x <= limits, x >= 0`, first in floats, then exact.
 
-At a corner no more variables than rows are above 0.  A simplex method in
-floating point finds one where an objective is largest, or nearly; the corner
-itself is then the solution of a square system of integers, by p-adic lifting
-(Dixon, "Exact solution of linear equations using p-adic expansions", 1982).
-All operations are elementwise, so that every machine finds the same.
+At a corner, the number of positive variables is at most that of rows.  A
+simplex method in floating point finds a corner with the largest objective, or
+nearly; the exact corner is then the solution of a square system of integers, by
+p-adic lifting (Dixon, "Exact solution of linear equations using p-adic
+expansions", 1982).  All operations are elementwise, so that every machine finds
+the same.
 """
 
 import math
@@ -30,8 +31,8 @@ def best(
   """Returns a corner of `rows . x <= 1` with nearly the largest objective.
 
   Rows are floats [m, K] of about 1, and so is the objective, [K].  A pivot
-  costs O(m K), and there are some for each row; `stop` is asked before each.
-  None if there is no end, or no bound, in sight.
+  costs O(m K), and there are a few for each row; `stop` is asked before each.
+  None if the search does not end in time, or if the objective seems unbounded.
   """
   count, width = rows.shape
   table = np.zeros((count + 1, width + 1))
@@ -72,7 +73,7 @@ def solve(
 ) -> list[Fraction] | None:
   """Returns the x with `matrix . x = right`, or None if it is not found.
 
-  The matrix is square, of integers below 2^20, [n, n].  O(n^3) modulo a prime,
+  The matrix is square, [n, n], of integers below 2^20.  O(n^3) modulo a prime,
   then O(n^2) for each 31 bits of the fractions; `stop` is asked at each.
   """
   inverse = _inverse(matrix.astype(np.int64) % _PRIME, stop)

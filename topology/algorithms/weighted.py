@@ -7,7 +7,10 @@ from typing import Any
 
 
 def scale(*values: Fraction) -> Fraction:
-  """Returns the least factor that makes all values integers, one not 0."""
+  """Returns the smallest positive factor that makes all values integers.
+
+  At least one value is not 0.
+  """
   factor = math.lcm(*(value.denominator for value in values))
   common = math.gcd(*(multiple(value, factor) for value in values))
   return Fraction(factor, common)
@@ -21,13 +24,13 @@ def multiple(value: Fraction, factor: int) -> int:
 def align(
   *columns: Sequence[tuple[Any, Any]],
 ) -> list[tuple[tuple[Any, ...], Any]]:
-  """Returns rows of items, one of each column, split to have equal weights.
+  """Splits weighted lists, so that their items can be combined row by row.
 
   Args:
-    *columns: Lists of pairs of an item and a weight, of the same sum each.
+    *columns: Lists of (item, weight), all with the same sum of weights.
 
   Returns:
-    Pairs of a tuple, of an item of each column, and their weight.
+    Rows (items, weight), with one item of each list.
 
   Example:
     >>> align([('a', 3)], [('b', 2), ('c', 1)])

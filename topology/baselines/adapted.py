@@ -1,6 +1,6 @@
 """Adaptation of a forest to other workers, in time linear in its hops.
 
-Used while a forest is packed for the workers that are left, which takes longer.
+Used while a forest is packed for the remaining workers, which takes longer.
 """
 
 import itertools
@@ -24,10 +24,10 @@ def adapt_forest(
   """Returns the trees of an allreduce forest, changed for other workers.
 
   Children of a missing worker become those of its parent.  A missing root is
-  replaced by its first child.  New workers become leaves, of different workers.
-  A worker whose hop to its parent is avoided gets another parent.  Weights keep
-  their ratios, rounded; of many trees only the heaviest are used, without those
-  that make the rest slow.
+  replaced by its first child.  New workers become leaves, each below another
+  worker.  A worker whose hop to its parent is avoided gets another parent.
+  Weights keep their ratios, rounded; of many trees only the heaviest are used,
+  without those that slow down the others.
 
   Args:
     forest: Allreduce forest of one or more trees.
@@ -58,16 +58,11 @@ def adapt_forest(
 def _drop_overloading(
   cluster: Cluster, columns: Sequence[tuple[trees.Column, int]]
 ) -> list[trees.Column]:
-  """Returns the trees without those whose new hops make the rest slow.
-
-  New hops share links with hops for which these were packed.  One after the
-  other, of the trees across the fullest link that with the most new hops is
-  dropped.  The best of these sets is used.
-
-  Args:
-    cluster: The links.
-    columns: Each tree, and its number of new hops.
-  """
+  """Returns the trees without those whose new hops slow down the others."""
+  # `columns` has each tree with its number of new hops, which share links with
+  # hops for which these were packed.  Trees are dropped one by one: of those
+  # across the fullest link, the one with the largest number of new hops.  The
+  # best of these sets is used.
   capacity = {ends: float(Bps) for ends, Bps in cluster.capacity_Bps.items()}
   crossed: list[dict[Ends, float]] = []
   loads: dict[Ends, float] = {}
@@ -98,7 +93,7 @@ def _drop_overloading(
 
 
 def _find_root(tree: trees.Tree, cluster: Cluster) -> str:
-  """Returns the root, or the first worker below it that is left."""
+  """Returns the root, or the first remaining worker below it."""
   if tree.root in cluster.rank:
     return tree.root
   below = [hop[-1] for hop in tree.down if hop[-1] in cluster.rank]

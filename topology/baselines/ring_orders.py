@@ -25,23 +25,23 @@ _Hop = tuple[int, int]  # A worker and the next on the ring.
 def best_order(ways: Ways, *, both_ways: bool) -> list[str]:
   """Returns the workers in the order that makes a ring fastest, or nearly.
 
-  All hops of a ring carry the same, so that its time is that of the link used
-  by most hops for its capacity.  Up to 8 workers all orders are tried, and the
-  first of the best is taken.
+  All hops of a ring carry the same bytes, so that its time is that of the link
+  used by most hops for its capacity.  Up to 8 workers all orders are tried, and
+  the first of the best is taken.
 
   Up to 12 the bottleneck travelling salesman problem over the bandwidths of
   pairs is solved (Held and Karp, 1962, in O(2^n n^2)): the best order if hops
   share no links, as in a mesh or around one switch.
 
-  Above, and where hops share links, it is a heuristic that may miss the best.
-  It starts from the order of the cluster, from one in which each worker is
-  followed by that with the widest way to it, and from that of the pairs.  The
-  ring is cut at a hop over its fullest link, and
-  elsewhere, to move a segment of up to 3 workers (or-opt) or to turn a longer
-  one round (2-opt), as long as this leaves the links it changes emptier, the
+  Beyond that, and where hops share links, a heuristic is used, which may miss
+  the best.  It starts from the order of the cluster, from an order in which
+  each worker is followed by the one with the widest way to it, and from the
+  solution over pairs.  The ring is cut at a hop over its fullest link and
+  elsewhere, to move a segment of up to 3 workers (or-opt) or to reverse a
+  longer one (2-opt), as long as this leaves the changed links emptier, the
   fullest first.  Then two segments of the best order change places at random
-  (always the same), and so on from there.  The work is limited: with hundreds
-  of workers it may end before no such move is left.
+  (always the same), and the search starts again.  The work is limited: with
+  hundreds of workers it may end before no improving move is left.
 
   The order is for a ring in one direction, or both at the same time; it begins
   with the first worker of the cluster.
@@ -61,8 +61,9 @@ def best_order(ways: Ways, *, both_ways: bool) -> list[str]:
 class _Ring:
   """Loads of rings through workers 0 to `count` - 1, in hops per GB/s.
 
-  With how full each hop `alone` makes its links, how full the fullest link is
-  at `least`, and the `work` left, in changes of links to look at.
+  `alone` is how full each hop alone makes its links, `least` a lower bound of
+  how full the fullest link is, and `work` the remaining work, in changes of
+  links to look at.
   """
 
   def __init__(self, ways: Ways, both_ways: bool) -> None:
@@ -173,11 +174,7 @@ def _searched(ring: _Ring) -> _Order:
 
 
 def _widest(alone: Sequence[Sequence[float]]) -> _Order:
-  """Returns the ring whose fullest hop alone is as empty as can be.
-
-  Args:
-    alone: How full each ordered pair makes its links, [n][n].
-  """
+  """Returns the ring whose fullest hop alone, [n][n], is the emptiest."""
   full = np.array(alone)
   count = len(full)
   # How full the fullest hop is of the best way from worker 0 through a set of

@@ -1,10 +1,10 @@
 """Schemes that a packed forest is compared with, as forests themselves.
 
-Each takes a cluster and the packed forest of it, `best`, and returns the scheme
-for the same collective, as fast as the links let it be, with the bound and the
-proof of `best`.  An allreduce goes up and down, an allgather only down and a
-reduce-scatter only up, the last two with the same weight for each root.  Hops
-go as `ways.Ways` says, through workers where switches do not lead, so that
+Each function takes a cluster and its packed forest `best`, and returns the
+scheme for the same collective, as fast as the links allow, with the bound and
+the proof of `best`.  An allreduce goes up and down, an allgather only down and
+a reduce-scatter only up, the last two with the same weight for each root.  Hops
+are those of `ways.Ways`, through workers where switches do not lead, so that
 `verify.check` needs `relays=True`.  A single worker gets `best` itself.
 """
 
@@ -31,7 +31,8 @@ _RINGS = 16  # Rotated rings, at most: each has N trees of N hops up and down.
 def naive_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   """Returns a ring through the workers in the order of the cluster.
 
-  An equal shard per worker goes once around up to it, and once down from it.
+  An equal shard per worker travels once around the ring to that worker, and
+  once more from it.
   """
   return _build_rings(cluster, best, [cluster.workers])
 
@@ -45,8 +46,8 @@ def naive_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 def best_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   """Returns a ring through the workers in the fastest order.
 
-  Up to 8 workers, and up to 12 where pairs share no link, the order is the
-  best; else the best that a heuristic finds: see `ring_orders.best_order`.
+  The order is the best for up to 8 workers, and for up to 12 where pairs share
+  no link; otherwise it comes from a heuristic: see `ring_orders.best_order`.
   """
   order = ring_orders.best_order(ways_of(cluster), both_ways=False)
   return _build_rings(cluster, best, [order])
@@ -65,18 +66,19 @@ def best_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 def rotated_rings(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   """Returns several rings with an equal part of each shard, like those of NCCL.
 
-  Ring k goes through one group of `Ways.groups` after the other: through all
-  of group g (both counted from 0), from its worker of rank k - g around to that
-  of rank k - g - 1.  So the rings leave each group at different workers, and
-  enter the next one at the rank at which they left: in boxes that are joined by
-  rails, on the same rail.  There are as many as workers in the smallest group.
+  Ring k visits the groups of `Ways.groups` one after the other: in group g
+  (both counted from 0), it enters at the worker of rank k - g, goes around, and
+  leaves at that of rank k - g - 1.  So the rings leave each group at different
+  workers, and enter the next one at the rank at which they left: in boxes that
+  are joined by rails, on the same rail.  The smallest group's size is the
+  number of rings.
 
   In a single group all of these would be the same ring.  Instead, ring k goes
   from worker i to i + k, for each k below N that has no factor in common with
   N; k = N - 1 is the first ring backwards.
 
-  No more than the first 16 rings.  Trees share the hops of their ring: those of
-  1,024 workers take 0.8 GB, and a minute, half of it for ways and groups.
+  At most 16 rings are used.  Trees share the hops of their ring: those of 1,024
+  workers take 0.8 GB, and a minute, half of it for ways and groups.
   """
   groups = ways_of(cluster).groups()
   count = len(cluster.workers)
@@ -99,10 +101,10 @@ def hierarchical(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
   BlueConnect (Cho et al., MLSys 2019) on two levels: a reduce-scatter around
   each group, an allreduce around the workers of equal rank in all groups, an
-  allgather around each group.  As trees: an equal shard for each worker; that
-  of rank r goes up around each group to its worker of rank r, and from these
-  around the groups to the root; down the other way.  In a smaller group, rank
-  r is that of rank r modulo its workers.
+  allgather around each group.  As trees, with an equal shard for each worker:
+  the shard of a worker of rank r goes up around each group to its worker of
+  rank r, and from these around the groups to the root; down the other way.  In
+  a smaller group, rank r is that of rank r modulo its workers.
 
   Raises:
     ValueError: If there are several workers and all are in one group.
@@ -129,13 +131,13 @@ def double_binary_tree(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
   Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast,
   reduction and scan", 2009.  The first tree has the workers in-order, so that
-  each second one is a leaf; the second tree has them in reverse, or one further
-  on around if their number is odd, so that those which are not leaves of the
-  first are leaves of this.
+  every second one is a leaf.  The second tree has them in reverse order or, if
+  their number is odd, shifted by one, so that the inner nodes of the first tree
+  are its leaves.
 
   In an allgather and a reduce-scatter, where each worker is the root of a
-  shard, each half of a shard has one of these trees, with all workers further
-  on around until its worker is the root.
+  shard, each half of a shard has one of these trees, with all workers shifted
+  until its worker is the root.
   """
   ways, order = ways_of(cluster), cluster.workers
   count = len(order)
@@ -195,11 +197,11 @@ def load_balanced_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   """Returns a parameter server at each worker, for shards of the best sizes.
 
   As hivemind divides an allreduce among peers of unequal bandwidth (Ryabinin et
-  al., "Moshpit SGD", 2021): a linear program sizes the shards so that the
-  fullest link is as empty as can be, to 2e-7 of the rate.  Around one switch,
-  of which worker i has the rate b_i each way, an allreduce of one byte among n
-  workers takes max(1 / min b_i, (2 n - 2) / sum b_i) seconds.  For an allgather
-  and a reduce-scatter, whose shards are equal, that is `sharded_server`.
+  al., "Moshpit SGD", 2021): a linear program sizes the shards to minimise the
+  load of the fullest link, to 2e-7 of the rate.  Around one switch, on which
+  worker i has the rate b_i each way, an allreduce of one byte among n workers
+  takes max(1 / min b_i, (2 n - 2) / sum b_i) seconds.  For an allgather and a
+  reduce-scatter, whose shards are equal, the result is `sharded_server`.
   """
   if best.collective != 'allreduce' or len(cluster.workers) == 1:
     return sharded_server(cluster, best)
@@ -234,8 +236,8 @@ def equal_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
   The allreduce of ForestColl (Zhao et al., arXiv 2402.06787, 2024): the phases
   follow one another, with an equal shard for each worker.  For an allgather and
-  a reduce-scatter, which have such shards, `best`.  Beyond 64 workers each
-  phase is packed to within 1 % of its bound only.
+  a reduce-scatter, which have such shards, the result is `best`.  Beyond 64
+  workers each phase is packed only to within 1 % of its bound.
   """
   if best.collective != 'allreduce' or len(cluster.workers) == 1:
     return best
@@ -253,16 +255,16 @@ def equal_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
 
 def build_all(cluster: Cluster, best: trees.Forest) -> dict[str, trees.Forest]:
-  """Returns the published ways to sum or gather on a cluster, by name.
+  """Returns the published schemes for the collective of `best`, by name.
 
-  These are the functions of this module, from rings to `equal_shards`.  A dict
-  without `hierarchical` if the cluster has only one group of workers, without
-  `load_balanced_shards` and `equal_shards` unless `best` is an allreduce; empty
-  for a single worker.
+  These are the functions of this module, from rings to `equal_shards`.  The
+  dict is without `hierarchical` if the cluster has only one group of workers,
+  without `load_balanced_shards` and `equal_shards` unless `best` is an
+  allreduce; it is empty for a single worker.
 
   Args:
     cluster: Workers, switches and links.
-    best: Packed forest, whose collective the others do as well.
+    best: Packed forest of the cluster.
   """
   if len(cluster.workers) == 1:
     return {}
@@ -330,11 +332,9 @@ def _build_tree(
 
 
 def _build_binary_tree(ways: Ways, order: Sequence[str]) -> trees.Column:
-  """Returns the binary search tree of 1 to N, whose odd numbers are leaves.
-
-  A number is as far from the leaves as 2 divides it: above i are i + b or
-  i - b, where b is the largest power of 2 in it.
-  """
+  """Returns the binary search tree of 1 to N, whose odd numbers are leaves."""
+  # A number is as far from the leaves as 2 divides it: above i are i + b or i -
+  # b, where b is the largest power of 2 in it.
   numbers = sorted(range(1, len(order) + 1), key=_lowest_bit, reverse=True)
   edges = []
   for i in numbers[1:]:

@@ -22,7 +22,7 @@ def transfer_forest(
   Args:
     forest: Forest of another cluster.
     cluster: Links of the result.
-    name_of: Worker of `cluster` in the place of each worker of the forest.
+    name_of: Worker of `cluster` that replaces each worker of the forest.
   """
   ways = ways_of(cluster)
 

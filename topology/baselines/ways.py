@@ -1,6 +1,6 @@
 """Ways from worker to worker, and groups of workers that are close.
 
-For schemes that look at pairs of workers rather than at all links together.
+For schemes that consider pairs of workers rather than all links together.
 """
 
 import functools
@@ -19,17 +19,17 @@ _Found = dict[int, tuple[int, ...]]  # The nodes on the way to each.
 
 @functools.lru_cache(maxsize=1)
 def ways_of(cluster: Cluster) -> 'Ways':
-  """Returns the ways of a cluster, those of the last one without searching."""
+  """Returns the ways of a cluster; keeps those of the last cluster."""
   return Ways(cluster)
 
 
 class Ways:
   """Ways from each worker to each other, one for each pair.
 
-  Of the ways through switches only, those with the fewest links; of these the
-  widest, whose thinnest link has the most capacity; of these the one with the
-  first nodes in the order of the cluster.  Where switches do not lead, the same
-  of the ways through all nodes: workers on it forward.
+  A way is chosen by these rules, in turn: through switches only; fewest links;
+  widest, by the capacity of its thinnest link; first nodes in the order of the
+  cluster.  Where switches do not lead, the same rules choose among the ways
+  through all nodes: workers on the way forward.
 
   A way is extended only where it is the best to the node that it has reached,
   even if a thinner link behind that node makes another one as wide.
@@ -51,7 +51,7 @@ class Ways:
 
     A way of one or two links is found by a pass over the links of its first
     worker.  All longer ways from a worker are found at once, and kept, with one
-    pass over the links; with another one where switches do not lead to all.
+    pass over the links, or two where switches do not lead to all workers.
 
     Raises:
       KeyError: If there is no way.
@@ -64,12 +64,12 @@ class Ways:
     return tuple(self.cluster.nodes[v] for v in way)
 
   def shares(self) -> dict[Ends, Fraction]:
-    """Returns per link its capacity over the number of pairs that want it.
+    """Returns the capacity of each link over the number of pairs that use it.
 
     In GB per second, if each worker sends to each other.  A pair with several
     ways that are equally short and wide is divided between them, so that
     clusters with symmetries have shares with the same symmetries.  Links that
-    no pair wants are left out.
+    no pair uses are left out.
     """
     wanted: dict[tuple[int, int], Fraction] = {}
     for source in self._graph.workers:
@@ -85,17 +85,18 @@ class Ways:
   def groups(self) -> list[list[str]]:
     """Returns the workers in groups that are closer inside than between.
 
-    How close two workers are is the width, both ways, of the widest way between
-    them, where each link has what it gives to each of the pairs that want it
-    (`shares`): so a box is a group if the way out is slow, and a rack if
-    its uplink is shared by too many.  Workers at least as close as some width
-    form groups.  Of all such partitions without a group of one, the one whose
-    least width inside is the largest multiple of the largest between groups; of
-    equal ones, that with the fewest groups.  If there is none, as where all
-    workers are equally close, they are one group.
+    The closeness of two workers is the width, both ways, of the widest way
+    between them, where the width of a link is its share for one pair
+    (`shares`): so a box is a group if the way out is slow, and a rack if its
+    uplink is shared by too many.  For each width, the workers that are at least
+    as close form a partition into groups.  Among the partitions without a group
+    of one worker, the best has the largest ratio of the smallest width inside
+    groups to the largest width between groups; of equal ones, the fewest
+    groups.  If there is none, for example because all workers are equally
+    close, they are one group.
 
-    Groups come by their first workers, workers in the order of the cluster.
-    O(nodes^3) in NumPy.
+    Groups are sorted by their first workers, workers in the order of the
+    cluster.  O(nodes^3) in NumPy.
     """
     cluster, shares = self.cluster, self.shares()
     widths = sorted(set(shares.values()))
@@ -149,10 +150,8 @@ class Ways:
   def _searches(
     self, source: int
   ) -> list[tuple[dict[int, list[int]], list[int]]]:
-    """Returns the predecessors from `_search`, each with workers it serves.
-
-    Once through switches only; once through all nodes, for the other workers.
-    """
+    """Returns the predecessors from `_search`, each with workers it serves."""
+    # Once through switches only; once through all nodes, for the other workers.
     found, missing = [], [w for w in self._graph.workers if w != source]
     for relays in (False, True):
       if missing:
@@ -168,14 +167,9 @@ class Ways:
     relays: bool,
     parents: dict[int, list[int]] | None = None,
   ) -> _Found:
-    """Returns the way to each node.
-
-    Args:
-      source: Node at which all ways begin.
-      relays: Whether workers forward.
-      parents: Takes the predecessors of each node on all best ways, nodes by
-        ascending distance; None for no need of them.
-    """
+    """Returns the way to each node; `relays`: whether workers forward."""
+    # `parents` takes the predecessors of each node on all best ways, nodes by
+    # ascending distance.
     ways: _Found = {source: (source,)}
     width: dict[int, int | float] = {source: math.inf}
     layer = [source]

@@ -5,8 +5,8 @@ arXiv 2402.06787, 2024): see `bounds.cuts`.  It can be met if no switch has more
 capacity out than in, as trees can then be split off at the switches
 (Bang-Jensen, Frank and Jackson, "Preserving and increasing local
 edge-connectivity in mixed graphs", 1995).  Where a switch has more, the cuts
-alone promise too much, as if it could copy; its capacity out is then reduced
-to what comes in, in the best way, which is a linear program over the cuts.
+alone promise too much, as if it could copy; its capacity out is then reduced to
+its capacity in, in the best way, which is a linear program over the cuts.
 
 A reduce-scatter is an allgather run backwards: its bound is that of the
 reversed cluster, whose cuts are to be read from dst to src.
@@ -29,11 +29,11 @@ class Optimum(NamedTuple):
   """Optimum of an allgather.
 
   Attributes:
-    inv_x: Seconds per GB: an allgather of M GB over N workers takes
-      (M / N) inv_x, as do that many reduce-scatters in the reversed cluster.
+    inv_x: Seconds per GB: an allgather of M GB over N workers takes (M / N)
+      inv_x, and so does a reduce-scatter in the reversed cluster.
     cut: The proof that none is faster.
-    links: Links with which it can be met and of which no switch has more
-      capacity out than in: those of the cluster, or less.
+    links: Links that suffice for it, with capacities of at most those of the
+      cluster; no switch has more capacity out than in.
   """
 
   inv_x: Fraction
@@ -42,7 +42,7 @@ class Optimum(NamedTuple):
 
 
 def bound(cluster: Cluster) -> tuple[Fraction | None, Cut | None]:
-  """Returns the least seconds per GB of a worker's shard, and the proof.
+  """Returns the fewest seconds per GB of a worker's shard, and the proof.
 
   They are `inv_x` and `cut` of the optimum; (None, None) for a single worker,
   which has nothing to send.
@@ -95,11 +95,9 @@ def _cut(cluster: Cluster, side: Sequence[int]) -> Cut:
 
 
 def _adjustable(graph: Graph) -> list[int]:
-  """Returns the links whose capacity can be reduced.
-
-  Out of switches with less capacity in than out, and out of all switches that
-  reduced links lead to.
-  """
+  """Returns the links whose capacity can be reduced."""
+  # Out of switches with less capacity in than out, and out of all switches that
+  # reduced links lead to.
   balance = [0] * graph.nodes
   for src, dst, capacity in graph.links:
     balance[src] -= capacity
@@ -115,7 +113,7 @@ def _adjustable(graph: Graph) -> list[int]:
 
 
 def _thinnest(graph: Graph) -> tuple[Fraction, list[int]]:
-  """Returns the least rate into a single worker, and its cut."""
+  """Returns the smallest rate into a single worker, and its cut."""
   entering = [0] * graph.nodes
   for _, dst, capacity in graph.links:
     entering[dst] += capacity

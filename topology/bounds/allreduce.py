@@ -29,9 +29,9 @@ class Optimum(NamedTuple):
     prices: The proof that none is faster, for `prices.prove_rate`; None if the
       phases do not overlap.
     root_GBps: Per worker, the rate of the trees with their root there.
-    up: What the trees towards the roots may use of each link.
-    down: What the trees away from the roots may use of each link: if all links
-      are alike in both directions, what those of `up` are, turned round.
+    up: Capacity of each link for the trees towards the roots.
+    down: Capacity of each link for the trees away from the roots.  If all links
+      are alike in both directions, it is `up` reversed.
   """
 
   rate_GBps: Fraction
@@ -50,13 +50,13 @@ def optimum(
   """Returns the best allreduce of two or more workers.
 
   An exact linear program with a variable for each worker and each use of a
-  link, one use if all links are alike in both directions, else two.  Cuts
-  around single workers to start with, then minimum cuts that are violated: one
+  link, one use if all links are alike in both directions, else two.  It begins
+  with cuts around single workers; then violated minimum cuts are added: one
   maximum flow for each worker, direction and round, and `stop` is asked before
   each and each pivot.  For some hundreds of links.
 
-  If sums do not go up while results go down (`overlap`), first one goes, then
-  the other, each for the same part of the time on all links.
+  Without `overlap`, sums first go up and then results go down, with the same
+  division of the time on all links.
   """
   return _Search(cluster, overlap).run(stop)
 
@@ -64,10 +64,10 @@ def optimum(
 class _Search:
   """Linear program over cuts, with its initial cuts.
 
-  Variables are the rates of the workers, what trees down may use of each link
-  and, unless the cluster is symmetric, what trees up may use of it.  In a
-  symmetric cluster trees up may be those down, turned round: of any solution
-  and its reversal the mean is as good.
+  Variables are the rates of the workers, the capacity of each link for trees
+  down and, unless the cluster is symmetric, for trees up.  In a symmetric
+  cluster trees up may be those down, reversed: the mean of any solution and its
+  reversal is as good.
   """
 
   def __init__(self, cluster: Cluster, overlap: bool) -> None:
@@ -128,11 +128,9 @@ class _Search:
     ]
 
   def _phase_rows(self) -> list[_Row]:
-    """Rows that leave links to sums for a while, then to results.
-
-    The last variable is the part of the time that sums have.  It is one half
-    if all links are alike in both directions.
-    """
+    """Returns rows that give links to sums for a while, then to results."""
+    # The last variable is the share of the time for sums.  It is one half if
+    # all links are alike in both directions.
     last, rows = self._size - 1, []
     for i, (_, _, capacity) in enumerate(self._graph.links):
       down, up = (self._down[i], 1), (self._up[i], 1)

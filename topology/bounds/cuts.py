@@ -2,8 +2,8 @@
 
 In an allgather at x GB per second and worker, each set of nodes that lacks some
 worker must send the data of its k workers out: the links that leave it carry at
-least k x.  Where switches have more capacity out than in, several cuts prove
-together what none proves alone, with prices of the switches.
+least k x.  Where switches have more capacity out than in, a weighted set of
+cuts, with prices of the switches, proves more than each cut alone.
 """
 
 import math
@@ -19,14 +19,14 @@ class Cut(NamedTuple):
   """Proof that an allgather cannot be faster, which `prove_time` recomputes.
 
   Attributes:
-    nodes: Ids of the bottleneck, a set of nodes that does not hold all
-      workers, in the order of the cluster.
+    nodes: Ids of the bottleneck, a set of nodes that does not hold all workers,
+      in the order of the cluster.
     links: The links (src, dst) that leave it.
-    parts: Pairs of a weight and such a set of nodes.  One cut is a proof by
-      itself unless a switch has more capacity out than in.
+    parts: Pairs of a weight and a set of nodes such as `nodes`.  One cut is a
+      proof by itself unless a switch has more capacity out than in.
     switch_prices: Pairs of a switch and a price of at least 0, by which links
-      out of the switch become cheaper and links into it dearer; none of them
-      if one cut is a proof.
+      out of the switch become cheaper and links into it dearer; none of them if
+      one cut is a proof.
   """
 
   nodes: tuple[str, ...]
@@ -38,17 +38,18 @@ class Cut(NamedTuple):
 def prove_time(
   cluster: Cluster, cut: Cut, stop: stopping.Stop = stopping.never
 ) -> Fraction:
-  """Returns the seconds per GB that `cut` proves to be needed at least.
+  """Returns the seconds per GB that are necessary, as `cut` proves.
 
-  The links get prices: the weights of the cuts that they leave, less the price
-  of the switch that they leave, plus that of the switch that they enter.
-  Along a hop from worker to worker the prices of switches cancel, so that a
-  tree costs at least the weights of the cuts that hold its root, while all
-  links together are worth price times capacity.  O(m) for each cut; `stop` is
-  asked now and then.
+  The price of a link is the sum of the weights of the cuts that it leaves, less
+  the price of the switch that it leaves, plus that of the switch that it
+  enters.  Along a hop from worker to worker the prices of switches cancel, so
+  that a tree costs at least the weights of the cuts that hold its root, while
+  all links together are worth price times capacity.  O(m) for each cut; `stop`
+  is asked now and then.
 
   Raises:
-    ValueError: If the cut is no proof, as of sets with all workers or none.
+    ValueError: If the cut proves nothing, for example because a set has all
+      workers or none.
   """
   workers = set(cluster.workers)
   price_of = dict(cut.switch_prices)
@@ -84,7 +85,7 @@ def link_prices(
 def _units(
   cluster: Cluster, cut: Cut, stop: stopping.Stop
 ) -> tuple[list[int], int]:
-  """Returns the price of each link, in integers, and what 1 is in these."""
+  """Returns the price of each link, in integers, and the integer of price 1."""
   numbers = [price for _, price in cut.switch_prices]
   numbers += [weight for weight, _ in cut.parts]
   unit = math.lcm(*(number.denominator for number in numbers))

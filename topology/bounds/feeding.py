@@ -50,10 +50,9 @@ def build_network(
   Args:
     nodes: Number of nodes.
     links: (src, dst, capacity) of each link.
-    amounts: Pairs of a worker and the data that it has to send, in the units of
-      the links.
-    stop: Function that is called regularly during this call, which ends as soon
-      as it returns True.
+    amounts: Pairs of a worker and the amount of its data, in the units of the
+      links.
+    stop: Function that returns True to raise `Stopped`, called regularly.
 
   Raises:
     Stopped: If `stop` has returned True.

@@ -19,7 +19,7 @@ class Prices(NamedTuple):
   """Certificate of a bound on an allreduce, which `prove_rate` computes.
 
   Attributes:
-    links: (src, dst, price) of the links that are not free, in the order of
+    links: (src, dst, price) of the links with a positive price, in the order of
       the cluster's links.  Only the ratios of prices count.
   """
 
@@ -38,8 +38,6 @@ def prove_rate(
   for n workers, after O((n + s)^2) for each of s switches.
 
   Args:
-    cluster: Links.
-    prices: Certificate.
     stop: Function that returns True to raise `Stopped`, called regularly.
 
   Raises:
@@ -55,7 +53,6 @@ def prove_rate_of_units(
   """Returns the bound of `prove_rate`, by integer prices of all links.
 
   Args:
-    cluster: Links.
     units: Price of each link, in the order of the cluster's links.
     stop: Function that returns True to raise `Stopped`, called regularly.
   """

@@ -2,9 +2,9 @@
 
 Workers are GPUs or the dies of one, in the order in which their makers number
 them.  A job may have only some GPUs of a box, the first ones: where `boxes` is
-a list, it has the number of GPUs in each box.  Docstrings name the default
-capacities that are nominal, the maker's figures; measure them where it
-matters.  Other arguments are as in `clusters.shapes`.
+a list, it has the number of GPUs in each box.  Default capacities that a
+docstring calls a maker's figures are nominal: measure them where it matters.
+Other arguments are as in `clusters.shapes`.
 """
 
 from collections.abc import Sequence
@@ -149,12 +149,7 @@ def pcie(
 
 
 def _counts(boxes: object, full: int) -> list[int]:
-  """Returns the number of workers in each box.
-
-  Args:
-    boxes: Number of full boxes, or a list of the workers in each.
-    full: Workers of a full box.
-  """
+  """Returns the number of workers in each box; an integer means full boxes."""
   if not isinstance(boxes, list | tuple):
     return [full] * parts.check_integer(boxes, 'boxes')
   counts = parts.check_list(boxes, 'boxes', parts.check_integer)

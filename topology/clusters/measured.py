@@ -59,7 +59,7 @@ class Rates(NamedTuple):
   groups: tuple[Group, ...] = ()
 
   def between(self, src: int, dst: int) -> Fraction:
-    """Returns the rate from a host to another without other transfers."""
+    """Returns the rate from a host to another if nothing else is sent."""
     return min(self.limits(src, dst).values())
 
   def crossed(self, src: int, dst: int) -> bool:
@@ -96,24 +96,25 @@ def fit(
 ) -> Rates:
   """Returns the rates of hosts, pairs and groups that tests show.
 
-  The rate at which a host can send is the best total that it has sent in a
-  test; likewise for receiving, and for pairs.  The best is the median of all
-  values within the tolerance of the highest, since short measurements can be
-  too high as well: data that was lost and sent again arrives in bursts.  A pair
-  has a limit of its own if its best is below 1 - tolerance of the rates of its
-  ends.  Groups are measured like hosts, by the traffic out of them and into
-  them; a pair that crosses their links has a limit of its own only if it was
-  measured alone, since it may have shared the links otherwise.
+  The rate at which a host can send is the largest total that it has sent in a
+  test; the rates of receiving and of pairs are found in the same way.  The
+  median of all values within the tolerance of the highest stands for the
+  largest, since short measurements can also be too high: data that was lost and
+  sent again arrives in bursts.  A pair has a limit of its own if its rate is
+  below 1 - tolerance of the rates of its ends.  Groups are measured like hosts,
+  by the traffic out of them and into them; a pair that crosses their links has
+  a limit of its own only if it was measured alone, since it may have shared the
+  links otherwise.
 
-  Similar hosts get equal rates: rates, those of hosts and groups (sent and
-  received together) and then those of pairs, are sorted into classes, from the
-  highest down, each with the rates within the tolerance of its highest.  They
+  Similar hosts get equal rates: the rates of hosts and groups (sent and
+  received together), and then those of pairs, are sorted into classes, from the
+  highest down; a class has the rates within the tolerance of its highest.  They
   are replaced by the median of their class, or by 1.03 times its lowest if that
-  is less, as a forest is as fast as the slowest of its links.  Rates are
-  decimals of 3 significant digits.  So no rate falls by more than the tolerance
-  and the rounding, and none rises by more than 3 %; but a pair without a limit
-  of its own gets the rate of its ends, as does a pair in whose tests its ends
-  have always sent or received something else, too.
+  is less, because the slowest link of a forest limits it.  Rates are decimals
+  of 3 significant digits.  So no rate falls by more than the tolerance and the
+  rounding, and none rises by more than 3 %; but a pair without a limit of its
+  own gets the rate of its ends, also if its ends sent or received something
+  else in all of its tests.
 
   Args:
     tests: Tests in which each host sends and receives.
@@ -123,8 +124,8 @@ def fit(
       within the other, or they are disjoint.
 
   Raises:
-    ValueError: If an argument is out of its range, a rate is not finite, a
-      pair has carried nothing in any of its tests, or a host has no transfer.
+    ValueError: If an argument is out of its range, a rate is not finite, a pair
+      has carried nothing in any of its tests, or a host has no transfer.
   """
   if hosts < 2 or not 0 <= tolerance < 1:
     raise ValueError(
@@ -167,11 +168,10 @@ def fit(
 def measure_groups(
   tests: Sequence[Test], groups: Sequence[tuple[int, ...]], *, tolerance: float
 ) -> list[Group]:
-  """Returns the rates of groups as `fit` does, but not those of classes.
+  """Returns the rates of groups as `fit` does, but without rounding to classes.
 
   Args:
     tests: Tests; each group sends and receives in some of them.
-    groups: Hosts of each group.
     tolerance: Relative error of the measurements.
   """
   found = []
@@ -262,12 +262,10 @@ def find_shortfalls(
   receives from at most one.  Pairs that cross the link of a group are left out.
 
   Args:
-    test: Test to compare.
-    rates: Rates of the model.
     tolerance: Relative error of the measurements.
 
   Returns:
-    Measured over predicted rate of each such pair.
+    Measured over predicted rate of each slower pair.
   """
   shares = {
     pair: Fraction(rate) / (rates.between(*pair) * _GB)
@@ -281,10 +279,9 @@ def find_shortfalls(
 def _collect_rates(
   tests: Sequence[Test], hosts: int, parties: Sequence[tuple[int, ...]]
 ) -> tuple[list[list[float]], list[list[float]], dict[Ends, list[float]]]:
-  """Returns rates sent and received by each party, and rates of pairs, by test.
-
-  Parties are hosts and groups of hosts; transfers within a party do not count.
-  """
+  """Returns rates sent and received by each party, and of pairs, by test."""
+  # Parties are hosts and groups of hosts; transfers within a party do not
+  # count.
   sent: list[list[float]] = [[] for _ in parties]
   received: list[list[float]] = [[] for _ in parties]
   within = {
@@ -370,7 +367,7 @@ def _levels(rates: Rates) -> Iterator[tuple[str, list[_Party]]]:
 
 
 def _innermost(levels: Sequence[Group], around: Sequence[bool]) -> int:
-  """Returns the number of the smallest of some groups."""
+  """Returns the number of the smallest of the groups around something."""
   sizes = [len(each.hosts) for each in levels]
   return min((size, n) for n, size in enumerate(sizes) if around[n])[1]
 
@@ -426,7 +423,7 @@ def _snap(rates_Bps: Sequence[float], tolerance: float) -> list[Fraction]:
 
 
 def _floor(value: Fraction) -> Fraction:
-  """Returns the largest decimal of 3 significant digits that is not above."""
+  """Returns a value rounded down to a decimal of 3 significant digits."""
   quotient = _DIGITS.divide(
     decimal.Decimal(value.numerator), decimal.Decimal(value.denominator)
   )

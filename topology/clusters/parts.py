@@ -39,7 +39,7 @@ def check_capacity(value: object, field: str = 'GBps') -> Fraction:
 def check_list(
   values: object, field: str, check: Callable[[Any, str], Any] | None = None
 ) -> list[Any]:
-  """Returns an argument of a cluster as a list, after checking its values.
+  """Returns an argument of a cluster as a list, after a check of its values.
 
   Args:
     values: List, tuple or other iterable of values, but no string.

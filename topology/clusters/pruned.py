@@ -27,7 +27,6 @@ def remove(
   that sender.
 
   Args:
-    cluster: Cluster before the removal.
     workers: Ids of removed workers.
     pairs: Ordered pairs (sender, receiver) of ids of workers.
 

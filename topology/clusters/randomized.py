@@ -1,6 +1,7 @@
 """Clusters drawn at random, and clusters made unequal at random.
 
-All raise ValueError, which names it, if an argument is out of its range.
+All functions raise ValueError, with the name of the argument, if an argument is
+out of its range.
 """
 
 import decimal
@@ -24,11 +25,11 @@ def random_mesh(
 ) -> Cluster:
   """Returns workers with links of random capacity, without switches.
 
-  Each pair is linked with the given probability; neighbors on the ring of all
+  Each pair is linked with probability `density`; neighbors on the ring of all
   workers always are, so that the cluster is connected.
 
   Args:
-    workers: Number of them, at least 1.
+    workers: Number of workers, at least 1.
     seed: An integer of at least 0, which chooses the cluster.
     density: Probability of a link, 0 to 1.
     symmetric: Whether both directions of a pair are the same.
@@ -62,12 +63,12 @@ def random_switched(
   low_GBps: int = 1,
   high_GBps: int = 50,
 ) -> Cluster:
-  """Returns workers each behind a random one of randomly linked switches.
+  """Returns workers, each behind a random one of randomly linked switches.
 
-  Links go both ways.  Each switch is linked to one of those before it, and to
-  each other one with the given probability.  Switches may be without workers,
-  and unless links are symmetric have another capacity in than out.  Arguments
-  are as of `random_mesh`.
+  Links go both ways.  Each switch is linked to one of the switches before it,
+  and to each other one with probability `density`.  Switches may be without
+  workers, and unless `symmetric`, their capacities in and out may differ.
+  Arguments are as in `random_mesh`.
   """
   rng = _rng(seed, density, low_GBps, high_GBps)
   names = parts.make_names('w', parts.check_integer(workers, 'workers'))
@@ -92,12 +93,12 @@ def spread(
 ) -> Cluster:
   """Returns the cluster with its capacities reduced by unequal factors.
 
-  The factors are those from 1 down to 1 / ratio in equal steps of their
-  logarithm, one for each pair of linked nodes, in random order.  Between the
-  two ends they are rounded to 3 significant digits, so that capacities stay
-  exact decimals.  What was homogeneous is then 1 : ratio.  Less than two pairs
-  of linked nodes stay as they are.  Unless it is symmetric, each direction of a
-  pair has a factor of its own.
+  The factors go from 1 down to 1 / ratio in equal steps of their logarithm, one
+  for each pair of linked nodes, in random order.  Between the two ends they are
+  rounded to 3 significant digits, so that capacities stay exact decimals.  A
+  homogeneous cluster then has capacities of 1 : ratio.  A single pair of linked
+  nodes stays as it is.  Unless `symmetric`, each direction of a pair has a
+  factor of its own.
 
   Example:
     >>> unequal = spread(random_mesh(4, 1, low_GBps=50), 100, 1)

@@ -32,7 +32,7 @@ def ring(workers: int, GBps: Capacity, *, both_ways: bool = True) -> Cluster:
 
 
 def line(workers: int, GBps: Capacity) -> Cluster:
-  """Returns workers each linked, both ways, to the next, the last to none."""
+  """Returns workers in a line, each linked both ways to the next."""
   names = parts.make_names('w', parts.check_integer(workers, 'workers'))
   return parts.make_cluster(
     names, (), parts.make_links(itertools.pairwise(names), GBps)
@@ -44,8 +44,8 @@ def star(
 ) -> Cluster:
   """Returns workers around one switch, 's0'.
 
-  Per worker, with the capacity of its link to the switch and of that back; the
-  same if only one is given.
+  `up_GBps` has the capacity of each worker's link to the switch, `down_GBps`
+  that of the link back; None: the same.
   """
   up = parts.check_list(up_GBps, 'up_GBps', parts.check_capacity)
   down = up
@@ -112,8 +112,8 @@ def tree(
 def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
   """Returns workers on a grid whose lines are rings, linked both ways.
 
-  Sides are the workers along each dimension, at least 1; between two workers
-  the links there and around are parallel.
+  `sides` has the number of workers along each dimension, at least 1.  On a side
+  of 2, the link to the neighbor and the link around are parallel.
 
   Example:
     >>> len(torus([3, 3], 25).links)
@@ -136,7 +136,7 @@ def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
 def hypercube(dimensions: int, GBps: Capacity) -> Cluster:
   """Returns 2^dimensions workers, linked both ways where one bit differs.
 
-  It has the links of a torus of sides 2, but one instead of two parallel ones.
+  It is a torus of sides 2 without its parallel links.
   """
   names = parts.make_names(
     'w', 2 ** parts.check_integer(dimensions, 'dimensions', 0)
@@ -205,10 +205,11 @@ def bcube(ports: int, levels: int, GBps: Capacity) -> Cluster:
 def dcell(ports: int, levels: int, GBps: Capacity) -> Cluster:
   """Returns the DCell of Guo et al., SIGCOMM 2008, links both ways.
 
-  At level 0, workers around a switch.  A cell of level k is made of one cell
-  of level k - 1 more than such a cell has workers, t; of each two of them,
-  i < j, worker j - 1 of the one and worker i of the other are linked, so that
-  each worker has one link of each level.  Level k has t (t + 1) workers.
+  At level 0, workers around a switch.  A cell of level k consists of t + 1
+  cells of level k - 1, where t is the number of workers of one.  In each pair
+  of these cells, i < j, worker j - 1 of cell i and worker i of cell j are
+  linked, so that each worker has one link of each level.  Level k has t (t + 1)
+  workers.
 
   Example:
     >>> len(dcell(3, 1, 10).workers)
@@ -239,9 +240,11 @@ def wan(
 ) -> Cluster:
   """Returns sites, each a full mesh, joined by links between some workers.
 
-  Sites are numbers of workers, which are counted from the first site on.
-  `GBps` is for links within a site; those between sites are given by the
-  numbers of their two workers and their capacity each way.
+  Args:
+    sites: Number of workers of each site; workers are numbered from the first
+      site on.
+    GBps: Capacity of links within a site.
+    links: Links between sites: numbers of two workers, capacity each way.
 
   Example:
     >>> two = wan([4, 4], 25, [(3, 4, 1)])

@@ -19,17 +19,13 @@ _GB = 10**9
 
 
 def compute_fair_Bps(rates: Rates, pairs: Iterable[Ends]) -> dict[Ends, float]:
-  """Returns the max-min fair rates of simultaneous transfers.
+  """Returns the max-min fair rates of simultaneous transfers, bytes per second.
 
-  Repeatedly fills the limit with the least share per transfer.  Takes time in
-  O(L^2 + L T) for T transfers and L limits.
+  Repeatedly fills the limit with the smallest share per transfer.  O(L^2 + L T)
+  for T transfers and L limits.
 
   Args:
-    rates: Rates of the hosts.
     pairs: Sender and receiver of each transfer.
-
-  Returns:
-    Bytes per second of each transfer.
   """
   limits = {pair: rates.limits(*pair) for pair in pairs}
   left: dict[Hashable, float] = {}
@@ -90,10 +86,6 @@ def choose_loads(
 
   Every host has a transfer, the fastest senders with the fastest receivers;
   hosts of the smaller side have several.
-
-  Args:
-    group: Hosts behind the link.
-    rates: Rates of the hosts.
   """
   others = [host for host in range(len(rates.up_GBps)) if host not in group]
   ways = []
@@ -117,7 +109,6 @@ def choose_control(test: Test, rates: Rates) -> tuple[Ends, ...]:
 
   Args:
     test: Test in which all hosts send to all others.
-    rates: Rates of the hosts.
   """
   kinship = _measure_kinship(test, rates)
   free = {*range(len(rates.up_GBps))}
@@ -146,7 +137,6 @@ def confirm_groups(
   Args:
     suspected: Suspected groups, the larger ones first.
     tests: All tests, with those of `choose_loads` for each suspected group.
-    hosts: Number of hosts.
     tolerance: Relative error of the measurements.
   """
   alone = _rates(tests, (), hosts=hosts, tolerance=tolerance)
@@ -193,7 +183,6 @@ def explains_control(
     control: Test of the transfers of `choose_control`.
     groups: Hosts behind shared links.
     tests: All tests.
-    hosts: Number of hosts.
     tolerance: Relative error of the measurements.
   """
   rates = _rates(tests, groups, hosts=hosts, tolerance=tolerance)
@@ -230,11 +219,9 @@ def _measure_kinship(test: Test, rates: Rates) -> dict[Ends, float]:
 def _merge_clusters(
   kinship: Mapping[Ends, float], hosts: int
 ) -> Iterator[tuple[list[Hosts], float]]:
-  """Yields pairs of clusters that merge, the smaller first, and their kinship.
-
-  Average linkage: the kinship of two clusters is the mean over their pairs of
-  hosts, and decreases from merger to merger.  O(hosts^3).
-  """
+  """Yields pairs of clusters that merge, the smaller first; their kinship."""
+  # Average linkage: the kinship of two clusters is the mean over their pairs of
+  # hosts, and decreases from merger to merger.  O(hosts^3).
   clusters: list[Hosts] = [(host,) for host in range(hosts)]
   sums: dict[tuple[Hosts, Hosts], float] = {}
   for (i, j), value in kinship.items():

@@ -24,7 +24,7 @@ class CompactForest:
   Attributes:
     hops: Each hop once, in the order of its first use.
     up: Of each tree, ends of runs in `hops`: first, last + 1, first, ...
-    down: The same for the hops away from the root.
+    down: Ends of the runs away from the root, in the same form.
   """
 
   hops: Sequence[Hop]
@@ -48,7 +48,6 @@ def sum_over_hops(forest: Forest, amounts: Iterable[int]) -> dict[Hop, int]:
   """Returns the amount that each hop carries.
 
   Args:
-    forest: The forest.
     amounts: Amount that each tree carries over each of its hops.
   """
   form = compress(forest)
@@ -82,8 +81,8 @@ def from_json(data: Any) -> tuple[Cluster, Forest]:
   """Returns the cluster and the forest that plain data describe.
 
   Raises:
-    ValueError: If a run is none of the list of hops, a direction of a tree has
-      a hop twice, or as `export.from_json`; names the field.
+    ValueError: If a run lies outside the list of hops, if a direction of a tree
+      has a hop twice, or as `export.from_json`; names the field.
   """
   hops = data.get('hops') if isinstance(data, Mapping) else data
   if not isinstance(hops, list):
@@ -130,11 +129,9 @@ def _find_runs(
 def _count_equal(
   hops: Sequence[Hop], at: int, table: Sequence[Hop], start: int
 ) -> int:
-  """Returns the number of hops that are the same in both lists, at least 1.
-
-  Compares slices of twice the size, and then of half, so that Python's loops
-  take O(log n).
-  """
+  """Returns the number of hops that are the same in both lists, at least 1."""
+  # Compares slices of twice the size, and then of half, so that Python's loops
+  # take O(log n).
   equal, step = 1, 1
   most = min(len(hops) - at, len(table) - start)
   is_growing = True

@@ -52,14 +52,13 @@ _UNITS = 2**40  # Of shares: sums of integers are exact, and fast.
 
 
 def lanes(forest: Forest, *, cores: int) -> int:
-  """Returns the number of lanes that divide the chunks of an allreduce.
+  """Returns the number of lanes that divide the chunks of an allreduce, 1 to 4.
 
-  One for each 4 Gbit/s that the busiest host sends, and for each two cores, as
-  lanes compete with the computing for them; 1 to 4.
+  One for each 4 Gbit/s that the busiest host sends, but at most one for each
+  two cores, as lanes compete with the computing for them.
 
   Args:
-    forest: Forest that carries the chunks.
-    cores: Cores that each process can use, at least.
+    cores: Smallest number of cores that a process can use.
   """
   carried = compact.sum_over_hops(
     forest, (int(tree.share * _UNITS) for tree in forest.trees)
@@ -83,10 +82,10 @@ def chunk_bytes(
 ) -> int:
   """Returns the size of a message's chunks, except the last of each bucket.
 
-  A message of S bytes in chunks of c bytes over trees of depth d takes about
-  S / c chunks' processor time and 2 d c / rate to fill the trees.  The sum is
-  least at the square root of S rate _CHUNK_S / 2 d.  That size is taken, but
-  no more than the rate carries in 2 ms, and between 48 KiB and 1 MiB.  Forests
+  A message of S bytes in chunks of c bytes over trees of depth d takes about S
+  / c chunks' processor time and 2 d c / rate to fill the trees.  The sum is
+  smallest at the square root of S rate _CHUNK_S / 2 d.  That size is taken, but
+  at most what the rate carries in 2 ms, and between 48 KiB and 1 MiB.  Forests
   of at most 1 Gbit/s, or without a rate, have chunks of 48 KiB.
 
   Small messages over trees of different shares have smaller chunks, one for
@@ -95,8 +94,7 @@ def chunk_bytes(
   links, so that few large chunks are best.
 
   Args:
-    size_bytes: Bytes of the message.
-    forest: Forest that carries it.
+    size_bytes: Size of the message.
     fixed: Size to use in place of that of the rate, bytes, a multiple of 4.
 
   Returns:
@@ -129,16 +127,14 @@ def window(
   that links stay busy while sums are on their way.
 
   Args:
-    forest: Forest that carries the chunks.
-    chunk_bytes: Bytes of each chunk.
     round_trip_s: Shortest measured time from a chunk's sending to the arrival
       of its sum, seconds; 0 if it is not measured.
     lanes: Number of lanes that divide the chunks.
 
   Returns:
-    Chunks that a lane carries in `ahead_s`, and in one and a half round trips
-    as far as they are longer than half of that; at least its part of 5, and of
-    2 per tree; at most those of `ahead_bytes`.
+    The chunks that a lane carries in `ahead_s` plus 1.5 times the part of
+    `round_trip_s` beyond half of `ahead_s`.  At least the lane's part of 5
+    chunks, and of 2 per tree; at most the chunks of `ahead_bytes`.
   """
   least_s = ahead_s(forest)
   seconds = least_s + _TRIP_SHARE * max(round_trip_s - least_s / 2, 0.0)
@@ -149,14 +145,13 @@ def window(
 
 
 def ahead_bytes(forest: Forest, *, chunk_bytes: int, lanes: int = 1) -> int:
-  """Returns the largest memory for chunks of one sender that cannot be added.
+  """Returns the largest memory for one sender's chunks that must wait.
 
-  A host's memory for all that send it partial sums is at most `AHEAD_BYTES` in
-  all lanes together, unless the least window needs more.
+  They wait until they can be added.  A host's memory for all that send it
+  partial sums is at most `AHEAD_BYTES` in all lanes together, unless the
+  smallest window needs more.
 
   Args:
-    forest: Forest that carries the chunks.
-    chunk_bytes: Bytes of each chunk.
     lanes: Number of lanes that divide the chunks; the memory is that of one.
   """
   least = _least_window(forest, lanes) * chunk_bytes

@@ -64,8 +64,8 @@ _NUMBER = re.compile(r'-?[0-9]+(/[0-9]+)?')
 def fingerprint(cluster: Cluster) -> str:
   """Returns the SHA-256 of a cluster as hexadecimal digits.
 
-  Of `cluster.to_json` as compact JSON in ASCII with sorted keys, so that equal
-  clusters, and only these, have the same.
+  The input is `cluster.to_json` as compact JSON in ASCII with sorted keys, so
+  that equal clusters, and only these, have the same digest.
   """
   return digest(clusters.to_json(cluster))
 

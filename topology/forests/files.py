@@ -57,7 +57,7 @@ def read_cluster(
 
   Raises:
     ValueError: If `spec` is neither, describes no cluster, lacks a capacity, or
-      has no link that a given one could be of.
+      has no link of a given capacity's kind.
     OSError: If the file cannot be read.
   """
   given = Capacities(capacities)

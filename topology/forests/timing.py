@@ -58,21 +58,21 @@ def all_ready_s(
   message_s: float = 0.0,
   hidden_s: float = 0.0,
 ) -> float:
-  """Returns the seconds that a collective takes at most, all data being ready.
+  """Returns an upper bound of a collective's time, s, if all data is ready.
 
-  They are the time in which the fullest link carries its bytes and messages,
-  and the time of the last chunk of a tree on each hop after its first, less
-  what running ahead hides.  The fullest link need not be on the longest way, so
-  events may end earlier.  O(hops).
+  It is the time in which the fullest link carries its bytes and messages, plus
+  the time of the last chunk of a tree on each hop after its first, less the
+  part that running ahead hides.  The fullest link need not be on the longest
+  way, so events may end earlier.  O(hops).
 
   Args:
-    cluster: That of the forest.
-    forest: Sound, as `verify.check` has it; without trees it takes no time.
-    size_bytes: Bytes of the whole, at least 0.
-    latency_s: Seconds of every link, or of each link by its (src, dst).
-    chunk_bytes: Bytes of a chunk, at most; at least 1.
-    message_s: Seconds for which each chunk holds the links of a hop, besides
-      its bytes.
+    forest: A sound forest of the cluster (`verify.check`); without trees it
+      takes no time.
+    size_bytes: Size of the whole vector, at least 0.
+    latency_s: Latency of every link, or of each link by its (src, dst).
+    chunk_bytes: Largest size of a chunk; at least 1.
+    message_s: Seconds for which each chunk holds the links of a hop, in
+      addition to its bytes.
     hidden_s: Seconds of the last chunk's way that running ahead hides.
 
   Raises:
@@ -99,20 +99,20 @@ def best_chunk_bytes(
   message_s: float,
   max_chunks: int = 1024,
 ) -> tuple[int, float]:
-  """Returns the chunk size with the least `all_ready_s`, and those seconds.
+  """Returns the chunk size with the smallest `all_ready_s`, and those seconds.
 
   Compares the sizes that divide the largest part of a tree into 1 to
   `max_chunks` chunks; the time has several local minima, because chunks are
   whole.  The largest of equally fast sizes wins.
 
   Args:
-    cluster: That of the forest.
-    forest: Sound, as `verify.check` has it; without trees it takes no time.
-    size_bytes: Bytes of the whole, at least 1.
-    latency_s: Seconds of every link, or of each link by its (src, dst).
-    message_s: Seconds for which each chunk holds the links of a hop, besides
-      its bytes.
-    max_chunks: Chunks of the largest part, at most; at least 1.
+    forest: A sound forest of the cluster (`verify.check`); without trees it
+      takes no time.
+    size_bytes: Size of the whole vector, at least 1.
+    latency_s: Latency of every link, or of each link by its (src, dst).
+    message_s: Seconds for which each chunk holds the links of a hop, in
+      addition to its bytes.
+    max_chunks: Largest number of chunks of the largest part; at least 1.
 
   Raises:
     ValueError: As `all_ready_s`.
@@ -180,15 +180,9 @@ def _fill_s(
   latency_of: Mapping[Ends, float],
   message_s: float,
 ) -> np.ndarray | float:
-  """Returns the seconds of the last chunk on each hop after its first.
-
-  Args:
-    tree: The tree.
-    size: Float [sizes], the bytes of a chunk; or one number.
-    byte_s: Seconds of a byte on each link.
-    latency_of: Seconds of each link.
-    message_s: Seconds of a chunk on a hop besides its bytes.
-  """
+  """Returns the seconds of the last chunk on each hop after its first."""
+  # `size` is the bytes of a chunk, one number or floats [sizes]; `message_s`
+  # the seconds of a chunk on a hop in addition to its bytes.
   none = 0.0 * size
   above, below = {tree.root: none}, {tree.root: none}
   first = [none]
@@ -246,6 +240,15 @@ class AllreduceTiming:
   A call takes O(hops * chunks of a tree), in as many NumPy steps as trees are
   deep.
 
+  Args:
+    forest: A sound allreduce of the cluster; without trees for a single worker.
+    chunks: Bytes of each chunk, in the order in which they are sent.
+    latency_s: Latency of each link.
+    of_tree: Int [chunks], the tree of each; None for the result of `deal`.
+    ahead_bytes: Largest number of bytes by which workers run ahead.
+    begin_s: Float [chunks], seconds for which each chunk holds the links before
+      its bytes are sent; None for zeros.
+
   Attributes:
     carried: Bytes that one worker sends to another, by their ids.
   """
@@ -261,18 +264,6 @@ class AllreduceTiming:
     ahead_bytes: int = 0,
     begin_s: np.ndarray | None = None,
   ) -> None:
-    """Prepares all that does not depend on when chunks are ready.
-
-    Args:
-      cluster: That of the forest.
-      forest: Sound, an allreduce; without trees for a single worker.
-      chunks: Bytes of each, in the order in which they are sent.
-      latency_s: Of each link.
-      of_tree: Int [chunks], the tree of each; None for the result of `dealt`.
-      ahead_bytes: Bytes by which workers run ahead, at most.
-      begin_s: Float [chunks], seconds for which each chunk holds the links
-        before its bytes are sent; None for zeros.
-    """
     self._cluster, self._ahead_bytes = cluster, ahead_bytes
     self._shares = [float(tree.share) for tree in forest.trees]
     hops = sorted({h for tree in forest.trees for h in (*tree.up, *tree.down)})
@@ -386,16 +377,9 @@ def _stages(
   *,
   down: bool,
 ) -> list[_Stage]:
-  """Returns the hops of all trees in stages; a stage waits for those before.
-
-  Args:
-    cluster: The links.
-    chosen: The trees.
-    place: The index of each hop in the next two arguments.
-    byte_s: Float [hops], seconds of a byte by itself.
-    later_s: Float [hops], latency.
-    down: Whether to take the hops down, not those up.
-  """
+  """Returns the hops of all trees in stages; a stage waits for those before."""
+  # `place` is the index of each hop in `byte_s`, float [hops], the seconds of a
+  # byte by itself, and in `later_s`, its latency.
   rank, rows = cluster.rank, []
   for t, tree in enumerate(chosen):
     # The number of hops after which a worker has all that it passes on.

@@ -138,10 +138,10 @@ def center_tree(
 ) -> tuple[_Node, list[tuple[int, bool]]]:
   """Returns the middle of a longest path in a tree, and the edges from there.
 
-  A root in the middle makes a tree least deep.  O(n).
+  With its root in the middle, the depth of a tree is smallest.  O(n).
 
   Args:
-    ends: The two ends of each of its edges, at least one edge.
+    ends: The two ends of each edge, at least one edge.
 
   Returns:
     The node and, the nearest first, each edge by its place in `ends` and
@@ -236,7 +236,6 @@ def fit_forest(
   Weights keep their ratios; the fullest link is full.
 
   Args:
-    cluster: The links.
     columns: One or more, over links that exist, with weights per root as
       `bound.collective` asks for.
     bound: Forest of the same cluster, whose collective and proof are used.

@@ -33,15 +33,13 @@ def check(
   Every tree spans all workers over links that exist, through switches only, in
   hops from worker to worker.  Sent step by step, the contribution of each
   worker is counted once, and each worker receives the result once.  No link
-  carries more than its capacity.  Trees come by root, in the order of the
-  workers.  Weights add up to the rate, those of each root to an equal part of
-  it but in an allreduce; shares are proportional to them and cover all bytes.
-  The rate is not above the bound, which the certificate proves.  The check
-  takes O(trees x workers x path length).
+  carries more than its capacity.  Trees are sorted by root, in the order of the
+  workers.  Weights add up to the rate; except in an allreduce, those of each
+  root add up to an equal part of it.  Shares are proportional to the weights
+  and cover all bytes.  The rate is not above the bound, which the certificate
+  proves.  The check takes O(trees x workers x path length).
 
   Args:
-    cluster: Links.
-    forest: Forest to check.
     relays: Whether hops may pass through workers, which forward data without
       adding to it, as some baselines do.
     stop: Function that returns True to raise `Stopped`, called at each tree.

@@ -39,9 +39,9 @@ def allreduce(
 ) -> tuple[list[Column], prices.Prices]:
   """Returns trees up and down for two or more workers, and a proof.
 
-  Attempts end when 1 - rate / bound is at most `gap`, or when `stop` says so,
-  with one tree at least; `report` is called after each.  Raises `Stopped` once
-  `end` says that there is no time for that.
+  Attempts end when 1 - rate / bound is at most `gap`, or when `stop` returns
+  True, with at least one tree; `report` is called after each.  Raises `Stopped`
+  once `end` returns True: there is no time for one.
   """
   arrays = Arrays(cluster, paired=cluster.symmetric, stop=end)
   stopping.check(end)
@@ -75,8 +75,8 @@ def allgather(
 ) -> list[Column]:
   """Returns trees down for two or more workers, the same weight for each root.
 
-  As `allreduce`, but for at least one tree for each worker, and with the proof
-  of a bound, which tells the rate to aim at.
+  As `allreduce`, but with at least one tree for each worker; `cut` proves the
+  bound at which it aims.
   """
   arrays = Arrays(cluster, paired=False, stop=end)
   workers = len(arrays.workers)
@@ -105,7 +105,7 @@ def heaviest(
 ) -> list[Column]:
   """Returns the `count` heaviest trees of a forest, with new optimal weights.
 
-  Of an allgather at least one for each worker, which each worker then has.
+  Of an allgather at least one for each worker.
   """
   order = sorted(forest.trees, key=lambda tree: -tree.share)
   roots = None
@@ -142,7 +142,7 @@ def _each(
   stop: stopping.Stop,
   end: stopping.Stop,
 ) -> Iterator[growing.Grown]:
-  """Yields a tree for each root, hastily once it is to stop."""
+  """Yields a tree for each root, hastily once `stop` returns True."""
   for i, root in enumerate(roots):
     stopping.check(end)
     yield grower.down(root, hasty=i > 0 and stop())
@@ -151,7 +151,7 @@ def _each(
 def _until(
   stop: stopping.Stop, trees: Iterable[growing.Grown]
 ) -> Iterator[growing.Grown]:
-  """Yields one tree, and more until it is to stop."""
+  """Yields one tree, and more until `stop` returns True."""
   for tree in trees:
     yield tree
     if stop():
@@ -159,10 +159,7 @@ def _until(
 
 
 class _Search:
-  """Trees so far, and their best weights.
-
-  With the rate of all of them in GB/s, and the dual prices, floats [c].
-  """
+  """Trees so far, their best weights and rate, GB/s, and dual prices, [c]."""
 
   def __init__(
     self,
@@ -290,9 +287,9 @@ def loads(
   trees: Sequence[growing.Grown],
   stop: stopping.Stop = stopping.never,
 ) -> np.ndarray:
-  """Returns how often each tree uses what: floats [c, trees].
+  """Returns how often each tree uses each capacity: floats [c, trees].
 
-  Raises `Stopped` once `stop`, asked at each tree, says so.
+  Raises `Stopped` once `stop`, asked at each tree, returns True.
   """
   table = np.zeros((len(arrays.capacity), len(trees)))
   for k, tree in enumerate(trees):

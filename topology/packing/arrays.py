@@ -108,13 +108,14 @@ class Arrays:
     return Hop(hop.dst, hop.src, self._backwards(hop.links), hop.uses[::-1])
 
   def hops(self, prices: np.ndarray, turn: int) -> list[Hop]:
-    """Returns hops that are cheap, enough to connect all workers in general.
+    """Returns cheap hops, usually enough to connect all workers.
 
-    Links between workers, if there are no switches.  Otherwise ways from cell
-    to cell of `cells`: a cheapest tree of them, or the cheapest out of and into
-    each cell, and over links between switches from each to each; and at each
-    switch, ways from each arm to another, so that not all end at the one worker
-    that is nearest: `turn`, any integer, chooses which.
+    Without switches they are the links between workers.  Otherwise they are
+    ways from cell to cell of `cells`: a cheapest tree of them, or the cheapest
+    way out of and into each cell; and over links between switches the ways from
+    each cell to each other.  At each switch, there are also ways from each arm
+    to another, so that not all of them end at the nearest worker: `turn`, any
+    integer, chooses which.
     """
     if not self._switched:
       return self._direct
@@ -150,10 +151,9 @@ class Arrays:
     return Cells(away, home, there, back, source, sink)
 
   def tree(self, cells: Cells, prices: np.ndarray) -> tuple[float, list[int]]:
-    """Returns a minimum spanning tree of a paired network.
+    """Returns price and links of a minimum spanning tree of a paired network.
 
-    By Kruskal's algorithm on ways from cell to cell: the price of its hops, and
-    the link of each that joins two cells.
+    By Kruskal's algorithm on ways from cell to cell; each link joins two cells.
     """
     links = self._once
     ends = self.src[links], self.dst[links]
@@ -173,7 +173,7 @@ class Arrays:
     return total, kept
 
   def loads(self, cells: Cells, kept: list[int]) -> np.ndarray:
-    """Returns how often a tree uses what, floats [c]; its hops as of `tree`."""
+    """Returns how often a tree of `tree` uses each capacity, floats [c]."""
     ends = np.concatenate([self.src[kept], self.dst[kept]])
     loads = np.bincount(self.use[kept], minlength=len(self.capacity))
     for node, times in zip(*np.unique(ends, return_counts=True), strict=True):
@@ -182,7 +182,7 @@ class Arrays:
     return loads.astype(float)
 
   def around_thinnest(self) -> list[np.ndarray]:
-    """Returns 1 for the links into (out of) the worker with least, else 0."""
+    """Returns 1 for links into (out of) the worker of lowest rate, else 0."""
     around = []
     for ends in (self.dst, self.src):
       total = np.bincount(ends, self.capacity[self.use], self.nodes)

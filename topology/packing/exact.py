@@ -25,7 +25,7 @@ def allgather(cluster: Cluster, stop: stopping.Stop = stopping.never) -> Forest:
   """Returns the best allgather of two or more workers.
 
   The costs are given at `bounds.allgather.optimum`, `splitting.bypass` and
-  `arborescences.pack`.  Raises `Stopped` once `stop` says so.
+  `arborescences.pack`.  Raises `Stopped` once `stop` returns True.
   """
   best = allgather_optimum(cluster, stop)
   count = len(cluster.workers)
@@ -83,11 +83,9 @@ def _trees(
 
 
 def _both_ways(packed: _Packed) -> _Pairs:
-  """Returns trees with their reversal, and the root in the middle.
-
-  Whichever worker is the root, each hop is used once in each direction; in the
-  middle of a longest path the trees are least deep.
-  """
+  """Returns trees with their reversal, and the root in the middle."""
+  # Whichever worker is the root, each hop is used once in each direction; with
+  # the root in the middle of a longest path, the depth is smallest.
   weight_of: dict[tuple[str, _Hops], Fraction] = {}
   for trees in packed.values():
     for hops, weight in trees:

@@ -31,8 +31,7 @@ class Costs:
   """Prices of links that rise with their use: `now`, one for each capacity.
 
   A link of which the share z is used costs exp(20 z) over its capacity, where z
-  is taken after one more tree of `unit_GBps`.  To begin with, z is `full`,
-  floats [c].
+  includes one more tree of `unit_GBps`.  Initially z is `full`, floats [c].
   """
 
   def __init__(
@@ -90,10 +89,9 @@ class Grown(NamedTuple):
 class Grower:
   """Grows tree after tree, on links that become dearer.
 
-  A tree carries `unit_GBps`; to begin with, the shares `full` of the links are
-  used, floats [c], or nothing.  After each `every` trees cheap hops are
-  searched for again.  `both` raises `Stopped` once `end` reports that there is
-  no time left.
+  A tree carries `unit_GBps`; initially the shares `full` of the links are used,
+  floats [c], or nothing.  After each `every` trees cheap hops are searched for
+  again.  `both` raises `Stopped` once `end` returns True: no time is left.
   """
 
   def __init__(
@@ -119,8 +117,8 @@ class Grower:
     """Returns a tree up and down.
 
     If links are paired, it is the same tree both ways, and its root is in its
-    middle.  Otherwise its root is the worker that would have to pay most to
-    send up and to receive: what it alone need not do.
+    middle.  Otherwise its root is the worker for which sending up and receiving
+    would cost most: the root need not do either.
     """
     hops = self._candidates()
     if self._arrays.paired:
@@ -212,11 +210,9 @@ class Grower:
   def _branching(
     self, root: int, hops: Sequence[Hop], *, up: bool
   ) -> list[Hop]:
-    """Returns a tree of hops away from a root or up to it, nearest hops first.
-
-    Prim's algorithm with rising prices.  On links that differ by direction it
-    is a heuristic: the cheapest next hop need not be part of a cheapest tree.
-    """
+    """Returns a tree of hops from a root or up to it, nearest hops first."""
+    # Prim's algorithm with rising prices.  On links that differ by direction it
+    # is a heuristic: the cheapest next hop need not be part of a cheapest tree.
     beside: dict[int, list[int]] = {}
     for i, hop in enumerate(hops):
       beside.setdefault(hop.dst if up else hop.src, []).append(i)

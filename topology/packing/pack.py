@@ -51,35 +51,34 @@ def pack(
 ) -> Forest:
   """Returns a forest with a proven bound, which has been checked.
 
-  Two ways lead to it.  The exact one reaches the bound: in a second or so for
+  There are two methods.  The exact one reaches the bound: in a second or so for
   64 workers on the usual networks, in half a minute for 256, but in hours for
   more or for many links (`packing.exact`, which can be called itself).  The
   other comes within a few percent in seconds, for up to 1,024 workers, and
-  nearer in minutes (`packing.approximate`).  Which is taken depends on the
-  number of workers and links: the exact one as long as it takes a minute or so.
+  nearer in minutes (`packing.approximate`).  The number of workers and links
+  decides: the exact one is used where it takes at most a minute or so.
 
   The same cluster gives the same forest in every process, to the last bit,
-  unless a time limit ends the search: then let one process pack and send the
-  others what it has (`forests.export`).
+  unless a time limit ends the search: then let one process pack and send its
+  forest to the others (`forests.export`).
 
   Args:
     cluster: Workers, switches and links.
     collective: 'allreduce': each worker has all data, and gets the sum.
-      'allgather': each has 1 / N of the data, and gets all.
-      'reduce_scatter': each has all, and gets the sum of 1 / N of it.
-    gap: How far below the bound the rate may be, as a part of it, so that
-      packing ends there.  0 asks for the exact way, which is also tried if
-      the other misses the gap; large clusters get as near as some hundreds of
-      trees can.
-    max_trees: The most trees; in an allgather or reduce-scatter at least one
-      for each worker.  The rate is what so many can reach.
+      'allgather': each has 1 / N of the data, and gets all. 'reduce_scatter':
+      each has all, and gets the sum of 1 / N of it.
+    gap: Packing ends once 1 - rate / bound is at most this.  0 asks for the
+      exact method, which is also tried if the other misses the gap; large
+      clusters get as near as some hundreds of trees can.
+    max_trees: Largest number of trees; in an allgather or reduce-scatter at
+      least one for each worker.  The rate is the best that this number allows.
     time_limit_s: Seconds after which packing ends with the best forest so far,
       and its bound.  It ends within 1.2 times as much and half a second; if
       that is too short for any forest, with an error: an allgather of 1,024
       workers has a million hops, and takes more than 10 seconds.  Clusters of
       more than 200,000 links may take a second or so longer.
     overlap: Whether an allreduce sums up and sends down at the same time.  If
-      not, one phase follows the other, packed the exact way.
+      not, one phase follows the other, packed by the exact method.
     progress: Function that is called with a short description of progress.
 
   Returns:
@@ -181,7 +180,7 @@ class _Packer:
     return self.max_trees is None or len(forest.trees) <= self.max_trees
 
   def _limits(self, cluster: Cluster) -> tuple[int, int]:
-    """Workers times links up to which the exact way is quick, and not slow."""
+    """Returns workers x links up to which the exact way is quick, or usable."""
     if self.collective == 'allgather':
       return _GATHER if cluster.switches else _GATHER_MESH
     if cluster.symmetric:

@@ -24,8 +24,8 @@ _FINE = 2**30  # Highest price of a certificate.
 class Bound:
   """The best link prices so far, and the bound that they prove.
 
-  No more prices are tried after `stop` returns True.  Raises `Stopped` if `end`
-  returns True before there are any.
+  The search ends after `stop` returns True.  Raises `Stopped` if `end` returns
+  True before there are any prices.
 
   Attributes:
     rate: Rate that no allreduce can exceed, GB/s.

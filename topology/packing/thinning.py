@@ -1,11 +1,11 @@
 """Replaces the trees of a forest by fewer and shallower ones, at its rate.
 
-A corner of all optimal weights has no more trees than links that it fills
-(Dantzig, 1951), and of all corners the one is taken at which depth costs least.
-Besides the trees of a forest it may have shallow ones over the same hops: grown
-by Prim's algorithm, cheapest at the prices that prove the bound, as all trees
-of an optimum are (complementary slackness), then near to their root and on
-links with room.
+A corner of all optimal weights has at most as many trees as links that it fills
+(Dantzig, 1951); of all corners the one is taken at which depth costs least.
+The candidates are the trees of the forest and shallow trees over the same hops:
+grown by Prim's algorithm, cheapest at the prices that prove the bound, as all
+trees of an optimum are (complementary slackness), then near to their root and
+on links with room.
 """
 
 import heapq
@@ -35,12 +35,11 @@ def thin(
   """Returns a forest of the same rate with fewer or shallower trees.
 
   Among candidates with no more and no deeper trees, it is the one with the
-  least product of trees and depth, which may be the forest itself.  The rate is
-  the same fraction.  Deterministic; takes a small part of the time of exact
+  smallest product of trees and depth, which may be the forest itself.  The rate
+  is the same fraction.  Deterministic; takes a small part of the time of exact
   packing.
 
   Args:
-    cluster: Links.
     forest: Optimal allreduce or allgather, whose `gap` is 0.
     stop: Function that returns True to raise `Stopped`, called regularly.
   """
@@ -110,7 +109,7 @@ class _Pool:
   def forest(
     self, basis: vertex.Basis, stop: stopping.Stop
   ) -> list[trees.Forest]:
-    """Returns the forest of a corner, if that is as fast, exactly."""
+    """Returns the forest of a corner if it is exactly as fast; else nothing."""
     chosen, binding = basis
     scale = weighted.scale(*self._limits)
     limits = [int(self._limits[i] * scale) for i in binding]
@@ -189,7 +188,7 @@ class _Grower:
     return trees.Tree(root, Fraction(0), Fraction(0), up, down)
 
   def _branches(self, root: str, *, up: bool) -> list[trees.Hop] | None:
-    """Hops away from the root, or up to it, those nearest to it first."""
+    """Returns hops away from the root, or up to it, the nearest to it first."""
     depth, node = {root: 0}, root
     tree: list[trees.Hop] = []
     queue: list[tuple[int, float, trees.Hop]] = []

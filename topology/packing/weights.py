@@ -36,10 +36,10 @@ def best(
   0 and feasible, and the prices prove a bound, both up to rounding: `capacity .
   prices` is at least the optimum.  The two differ by at most 2e-7 of it, unless
   rounding (with capacities of very different magnitude), the limit of steps or
-  `stop` ends the method earlier; compare them where this matters.  A tree that
-  equals an earlier one has weight 0, as have trees that are not worth their
-  price, if that costs no more than 1e-7 of the rate.  Otherwise the optimum is
-  in the middle of all optima, and uses many trees.
+  `stop` ends the method earlier; compare them where this matters.  The weight
+  of a tree that equals an earlier one is 0.  Trees that are not worth their
+  price have weight 0, too, if that costs at most 1e-7 of the rate.  Otherwise
+  the optimum is in the middle of all optima, and uses many trees.
 
   Args:
     loads: Number of times that each tree uses each link, integers [m, K]; each
@@ -50,8 +50,8 @@ def best(
 
   Returns:
     The weights [K], in the unit of the capacities, and the prices [m] >= 0 of
-    the links, at which the cheapest tree costs 1, or the cheapest trees of
-    all roots do together.
+    the links, at which the cheapest tree costs 1, or with `roots` the cheapest
+    trees of all roots together.
 
   Raises:
     ValueError: If an argument is not of this kind.
@@ -124,16 +124,14 @@ class _State(NamedTuple):
 class _Program:
   """Linear program: largest x[-1] with `rows . x <= limits`, x >= 0.
 
-  x are the weights, each as a multiple of its weight when all trees of a root
-  carry the same, and the rate per root, as a multiple of the rate then.  What
-  all trees of a root use of a link is an entry of the rate, not of the trees:
-  otherwise the trees of a network in which every tree must use most links are
-  alike but for rounding.
+  x has the weights, each as a multiple of its weight when all trees of a root
+  carry the same, and the rate per root, as a multiple of the rate then.  A use
+  of a link that all trees of a root have in common is an entry of the rate, not
+  of the trees: otherwise the trees of a network in which every tree must use
+  most links differ only by rounding.
 
   Rows are those of links, then one for each root: its trees carry the rate.
-
-  Attributes:
-    first: The trees that equal no earlier one, by root.
+  `first` has the trees that equal no earlier one, by root.
   """
 
   def __init__(

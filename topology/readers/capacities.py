@@ -13,19 +13,17 @@ from topology.clusters.parts import Capacity
 class Capacities:
   """Given capacities, of which each must be used.
 
+  Args:
+    given: Capacity by name, GB/s each way.
+
   Attributes:
     used: Names that a reader has asked for.
+
+  Raises:
+    ValueError: If a capacity is no number above 0; names it.
   """
 
   def __init__(self, given: Mapping[str, Capacity]):
-    """Checks that they are numbers above 0.
-
-    Args:
-      given: Capacity by name, GB/s each way.
-
-    Raises:
-      ValueError: If one is not; names it.
-    """
     self._given = {
       name: parts.check_capacity(value, name) for name, value in given.items()
     }
@@ -40,8 +38,7 @@ class Capacities:
     """Returns a capacity.
 
     Args:
-      name: Its name.
-      links: Links that it is for, for the message.
+      links: Links that have it, for the message.
 
     Raises:
       ValueError: If it is not given.
@@ -55,7 +52,7 @@ class Capacities:
     return found
 
   def check_used(self) -> None:
-    """Raises ValueError if a given capacity has no link to be of."""
+    """Raises ValueError if no link has a given capacity."""
     unused = sorted(self._given.keys() - self.used)
     if unused:
       raise ValueError(

@@ -1,8 +1,8 @@
 """Matrices of bandwidths between pairs of workers, as CSV or .npy files.
 
 Row i, column j is the bandwidth from worker i to worker j.  Each pair has a
-link of its own, so that what several pairs share is not known; `tools.probe`
-measures that.  The diagonal is ignored, and 0 is no link.
+link of its own, so that links which several pairs share are not known;
+`tools.probe` measures them.  The diagonal is ignored, and 0 is no link.
 """
 
 import io
@@ -55,11 +55,10 @@ def read(text: str, capacities: Capacities) -> Cluster:
   """Returns the cluster of a matrix as text.
 
   Cells are separated by commas, semicolons, tabs or spaces.  A first row and a
-  first column that are no numbers name the workers, else w0, w1 and so on; what
-  follows # is a comment.
+  first column that are no numbers name the workers, else w0, w1 and so on; text
+  after # is a comment.
 
   Args:
-    text: The matrix.
     capacities: `unit_GBps`, the GB/s of a 1 in the matrix; 1 if it is not
       given, 0.125 for Gbit/s.
 
@@ -92,7 +91,7 @@ def read(text: str, capacities: Capacities) -> Cluster:
 
 
 def _rows(text: str) -> list[tuple[int, list[str]]]:
-  """Returns the cells of each line that has some, and its number."""
+  """Returns the cells of each line that has any, and its number."""
   rows = []
   for number, line in enumerate(text.splitlines(), 1):
     plain = line.partition('#')[0].strip(' \r\n')

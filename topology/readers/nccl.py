@@ -49,8 +49,8 @@ def read(text: str, capacities: Capacities) -> Cluster:
   Args:
     text: Content of the file.
     capacities: `nvlink_GBps` of one NVLink and `pcie_GBps` of a PCIe link
-      replace what the file says, and are needed where it says nothing;
-      `socket_GBps` between processors is never in it.
+      replace those of the file, and are needed where it has none; `socket_GBps`
+      between processors is never in it.
 
   Raises:
     ValueError: If the file has no GPU, or is none of NCCL's; names the element,

@@ -37,7 +37,7 @@ def read(text: str, capacities: Capacities) -> Cluster:
   """Returns the GPUs of a host, as workers GPU0, GPU1 and so on.
 
   Args:
-    text: What the command has printed; lines around the matrix are ignored.
+    text: Output of the command; lines around the matrix are ignored.
     capacities: `nvlink_GBps` of one NVLink (25 from V100 to H100, 50 of B200);
       where PCIe joins GPUs, `pcie_GBps` of a PCIe link, and `socket_GBps`
       between the sockets.

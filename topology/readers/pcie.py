@@ -42,7 +42,8 @@ class Builder:
       above_GBps: Capacity of the link above the switch.
 
     Returns:
-      The whole: of a single part, with the lower of its capacities.
+      The joined part; for a single part, the lower of the two capacities
+      counts.
     """
     if len(below) == 1:
       return Branch(below[0].node, min(below[0].GBps, above_GBps))

@@ -77,7 +77,7 @@ def read(text: str, capacities: Capacities, hosts: str = '') -> Cluster:
 
 
 def expand(hostlist: str) -> list[str]:
-  """Returns the names of a list of SLURM's, such as 'n[00-03,8],login'.
+  """Returns the host names of a SLURM hostlist, such as 'n[00-03,8],login'.
 
   Raises:
     ValueError: If it is none.
@@ -131,10 +131,8 @@ def _read_switches(text: str) -> dict[str, _Switch]:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-  """Yields lines and their numbers, without comments and empty ones.
-
-  A backslash at the end of a line continues it.
-  """
+  """Yields lines and their numbers, without comments and empty ones."""
+  # A backslash at the end of a line continues it.
   held, first = '', 0
   for number, line in enumerate(text.splitlines(), 1):
     plain = line.partition('#')[0].rstrip()
@@ -182,7 +180,7 @@ def _without_idle(
 
 
 def _split(text: str) -> list[str]:
-  """Returns what commas outside brackets separate."""
+  """Returns the parts of a text between commas outside brackets."""
   pieces = re.findall(r'(?:[^,\[\]]|\[[^\]]*\])+', text)
   if ','.join(pieces) != text:
     raise ValueError(f'hosts: expected a list of names, got {text!r}.')

@@ -50,7 +50,7 @@ class AllreduceLinks(NamedTuple):
     size_bytes: Bytes of the summed vector.
     cluster: Content of a file of links; None for rates of hosts, up and down.
     up_Bps: Send rate of each host, bytes per second; () if there is a cluster.
-    down_Bps: Receive rate of each host, likewise.
+    down_Bps: Receive rate of each host, bytes per second; () with a cluster.
     bound: True if links ever limited an iteration.
     iteration_s: Mean seconds of the iterations that were compared.
     fitted_s: Predicted mean seconds of these iterations.
@@ -81,7 +81,6 @@ def measure(
   """Returns the links of a run, and sets them in a config.
 
   Args:
-    recorded: Timeline of the run.
     config: Config of the run under the virtual clock, which is changed.
     run: Not used.
     times: Not used.
@@ -164,7 +163,12 @@ def describe(
 
 
 class _Model:
-  """Iterations over the recorded forest under the virtual clock."""
+  """Iterations over the recorded forest under the virtual clock.
+
+  Args:
+    shape: Links with rates up to a common factor.
+    epoch: Membership epoch of all workers.
+  """
 
   def __init__(
     self,
@@ -173,14 +177,6 @@ class _Model:
     config: ConfigDict,
     size_bytes: int,
   ):
-    """Initializes the model with relative rates of links.
-
-    Args:
-      shape: Links with rates up to a common factor.
-      epoch: Membership epoch of all workers.
-      config: Config of the run.
-      size_bytes: Bytes of the summed vector.
-    """
     self._shape, self._planned = shape, epoch.plan
     many = config.route.bucket_bytes
     even = layers.in_proportion(layers.equal_sizes(size_bytes, many))
@@ -197,12 +193,7 @@ class _Model:
     return clusters.from_json(_content(self._shape, links))
 
   def mean_s(self, factor: float, compute_s: np.ndarray) -> float:
-    """Returns the mean seconds of iterations.
-
-    Args:
-      factor: Factor of all rates.
-      compute_s: Float [iterations, workers].
-    """
+    """Returns the mean seconds of iterations, all rates times a factor."""
     cluster = self.scale(factor)
     rank = cluster.rank
     latency_s = {
@@ -274,7 +265,6 @@ def hosts_of(
 
   Args:
     links: Traffic of the links between hosts.
-    workers: Number of workers.
   """
   out, into = ([0.0] * workers for _ in range(2))
   slow: dict[int, int] = {}  # Receiver of the longest transfer of a host.
@@ -300,13 +290,8 @@ def hosts_of(
 def _iterations(
   recorded: Timeline, workers: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns compute times and durations of the iterations after the first.
-
-  Only iterations of all workers count.
-
-  Returns:
-    Float [iterations, workers] and float [iterations], seconds.
-  """
+  """Returns compute times, s, [iterations, workers], and durations, s."""
+  # Only iterations of all workers count, without the first.
   ends = sorted({e['time'] for e in recorded.events if e['event'] == 'push'})
   found: list[dict[int, float]] = [{} for _ in ends]
   for spans in recorded.workers:

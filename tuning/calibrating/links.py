@@ -54,7 +54,7 @@ class FittedLinks(NamedTuple):
       its rate is the largest that was used, and the link may be faster.
     servers_Bps: Rate of all servers together, bytes per second.
     servers_bound: True if the servers' links ever limited a transfer.
-    latency_s: Seconds of a transfer beside those of its bytes.
+    latency_s: Seconds of a transfer in addition to those of its bytes.
     excess_s: Mean seconds of transfers beyond the fit, such as stalls.
     error: Float [N], median relative error of the durations of each worker.
     errors: Median relative error of all durations.
@@ -78,9 +78,9 @@ def fit(
   """Returns the links that explain transfers best, of both directions.
 
   Simultaneous transfers determine the servers' rate, and a worker's link only
-  if it is slower than its share.  A link without which the fit is as good
-  counts as unbound.  Workers' links are tried first: one link of the servers is
-  a simpler explanation than many.
+  if it is slower than its share.  If the fit is as good without a link, the
+  link counts as unbound.  Workers' links are tried first: one link of the
+  servers is a simpler explanation than many.
 
   If few transfers overlap, rates and latency cannot be separated.  Therefore
   the latency is a mean, weighted by precision, of the estimates of this

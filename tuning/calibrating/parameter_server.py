@@ -49,9 +49,8 @@ def measure(
   """Returns the links of a run, and puts them into a config.
 
   Args:
-    recorded: The run's.
     config: Config of the run under the virtual clock, which is changed.
-    run: The run's own, as its manifest has it.
+    run: The run's own config, as its manifest has it.
     times: Not used.
 
   Raises:
@@ -144,13 +143,8 @@ def _after_work(
   events: Sequence[Mapping[str, Any]],
   work: Mapping[str, float],
 ) -> Transfers:
-  """Returns pulls without the time in which the servers work before them.
-
-  Args:
-    pulls: Pulls, from the release of each worker on.
-    events: Rows of events.jsonl.
-    work: Work of the slowest server.
-  """
+  """Returns pulls without the time in which servers work before them."""
+  # A pull of `pulls` starts with the release of its worker.
   servers = applying.Servers(work['sum_s'], work['update_s'])
   decisions = (row for row in events if 'decision' in row)
   row, start = next(decisions, None), pulls.start.copy()

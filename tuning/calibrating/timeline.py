@@ -52,10 +52,7 @@ class Timeline(NamedTuple):
 
 
 def read(path: str | pathlib.Path) -> Timeline:
-  """Returns the timeline of a run.
-
-  Args:
-    path: Folder of the run.
+  """Returns the timeline of the run in a folder.
 
   Raises:
     ValueError: If there is no run, if it has no summary yet, or if a file of it
@@ -80,7 +77,6 @@ def transfers(timeline: Timeline, phase: str) -> Transfers:
   """Returns the transfers that have arrived completely.
 
   Args:
-    timeline: Timeline of a run.
     phase: 'pull' or 'push'.
   """
   whole = sorted(
