@@ -495,7 +495,7 @@ class MembershipEpochs:
       self.rendezvous.local in members
       and self._reception.quorum.is_reached(members)
     ):
-      self.rendezvous.await_first()
+      self.rendezvous.reset_to_first_epoch()
       return
     if self.links.begin_survey(members) or self.rendezvous.begin_plan(members):
       return

@@ -456,8 +456,8 @@ class Rendezvous:
     lost, self._lost_members = self._lost_members, {}
     return lost
 
-  def await_first(self) -> None:
-    """Returns to the state before the first epoch, without members."""
+  def reset_to_first_epoch(self) -> None:
+    """Goes back to the state before the first epoch, without members."""
     self.members = ()
     self._lost_members.clear()
     self._phase = _Phase.WAITING

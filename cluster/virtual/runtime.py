@@ -315,7 +315,7 @@ class VirtualRuntime:
     worker, known = self._workers[index], self.coordinator.workers[index]
     finite = self._store.take_push(index, worker.message, known.stage)
     if not finite:  # The push is not applied.
-      worker.codec, worker.optimizer = _commit_pushes(worker)
+      worker.codec, worker.optimizer = _states_without_push_in_flight(worker)
     loss, worker.loss = worker.loss, None
     worker.message = worker.before = None
     if worker.is_late and not worker.has_pushed and _has_optimizer(worker):
@@ -378,7 +378,7 @@ class VirtualRuntime:
     """Makes a worker compute its iteration once more."""
     worker = self._workers[index]
     self._workers[index] = _InFlight(
-      *_commit_pushes(worker),
+      *_states_without_push_in_flight(worker),
       incarnation=worker.incarnation + 1,
       has_pushed=worker.has_pushed,
       is_late=worker.is_late,
@@ -391,7 +391,7 @@ class VirtualRuntime:
     left = self._transfers.leave(self.time, index, lost=lost)
     for other in left.waiting:
       self.coordinator.enter(other, 'wait', self.time)  # Ends one wait.
-    l1 = self._store.forget(index, _commit_pushes(worker)[0])
+    l1 = self._store.forget(index, _states_without_push_in_flight(worker)[0])
     recorder, reason = self.coordinator.recorder, 'config.cluster.script'
     has_optimizer = worker.has_pushed and _has_optimizer(worker)
     if has_optimizer or any(l1.values()):
@@ -432,6 +432,6 @@ def _has_optimizer(worker: _InFlight) -> bool:
   return bool(jax.tree.leaves(worker.optimizer))
 
 
-def _commit_pushes(worker: _InFlight) -> tuple[Any, Any]:
+def _states_without_push_in_flight(worker: _InFlight) -> tuple[Any, Any]:
   """Returns states of codec and optimizer after the pushes that arrived."""
   return worker.before or (worker.codec, worker.optimizer)

@@ -99,8 +99,8 @@ def pack(
   )
   try:
     forest = packer.run(cluster.reversed() if turn else cluster, times)
-    forest = reverse_forest(forest, times.end) if turn else forest
-    verify.check(cluster, forest, stop=times.end)
+    forest = reverse_forest(forest, times.is_over) if turn else forest
+    verify.check(cluster, forest, stop=times.is_over)
   except stopping.Stopped:
     raise TimeoutError(
       f'time_limit_s: expected enough for a forest of {len(cluster.workers)} '
@@ -115,19 +115,19 @@ class _Times(NamedTuple):
   start_s: float
   limit_s: float | None
 
-  def exact(self) -> bool:
+  def is_exact_over(self) -> bool:
     """Returns whether the time of the exact method is over."""
     return self._after(_EXACT_SHARE, 0)
 
-  def search(self) -> bool:
+  def is_search_over(self) -> bool:
     """Returns whether the remaining time is needed to finish a forest."""
     return self._after(_SEARCH_SHARE, 0)
 
-  def end(self) -> bool:
+  def is_over(self) -> bool:
     """Returns whether all time is over."""
     return self._after(_MOST, _MORE_S)
 
-  def bound(self) -> stopping.Stop:
+  def make_bound_stop(self) -> stopping.Stop:
     """Returns the `stop` of a search for a bound that begins now."""
     if self.limit_s is None:
       return stopping.never
@@ -154,24 +154,24 @@ class _Packer:
 
   def run(self, cluster: Cluster, times: _Times) -> Forest:
     """Returns the forest: an exact one if requested and possible in time."""
-    stopping.check(times.end)
+    stopping.check(times.is_over)
     size = len(cluster.workers) * len(cluster.links)
     small, large = self._limits(cluster)
-    stopping.check(times.end)
+    stopping.check(times.is_over)
     best = None
     if not self.overlap or size <= (small if self.gap else large):
-      best = self._exact(cluster, times.exact)
+      best = self._exact(cluster, times.is_exact_over)
     if best and self._few_enough(best):
       return best
     found = self._approximate(cluster, times, best)
     if best and self.max_trees is not None:
       few = self.max_trees
-      columns = approximate.heaviest(cluster, best, few, times.search)
-      rival = fit_forest(cluster, columns, best, stop=times.end)
+      columns = approximate.heaviest(cluster, best, few, times.is_search_over)
+      rival = fit_forest(cluster, columns, best, stop=times.is_over)
       found = max(found, rival, key=lambda forest: forest.rate_Bps or 0)
     if self.gap and found.gap > self.gap and not best and size <= large:
       # The exact way may reach a rate that the search does not.
-      best = self._exact(cluster, times.search)
+      best = self._exact(cluster, times.is_search_over)
       if best and self._few_enough(best):
         return best
     return found
@@ -210,17 +210,23 @@ class _Packer:
   ) -> Forest:
     """Returns grown trees; `known` is of the same cluster, but has too many."""
     wanted: dict[str, Any] = {'gap': self.gap, 'max_trees': self.max_trees}
-    wanted |= {'stop': times.search, 'end': times.end, 'report': self._report}
+    wanted |= {
+      'stop': times.is_search_over,
+      'end': times.is_over,
+      'report': self._report,
+    }
     proof: Certificate
     if self.collective == 'allreduce':
       columns, proof = approximate.allreduce(cluster, **wanted)
-      bound = prices.prove_rate(cluster, proof, times.end)
+      bound = prices.prove_rate(cluster, proof, times.is_over)
     else:
       proof = _cut(cluster, times, known)
       columns = approximate.allgather(cluster, proof, **wanted)
-      bound = len(cluster.workers) / cuts.prove_time(cluster, proof, times.end)
+      bound = len(cluster.workers) / cuts.prove_time(
+        cluster, proof, times.is_over
+      )
     known = known or Forest(self.collective, (), None, bound * _GB, proof)
-    return fit_forest(cluster, columns, known, stop=times.end)
+    return fit_forest(cluster, columns, known, stop=times.is_over)
 
   def _report(self, count: int, rate: float, bound: float) -> None:
     self._notify(
@@ -237,7 +243,7 @@ def _cut(cluster: Cluster, times: _Times, known: Forest | None) -> cuts.Cut:
   if known and isinstance(known.certificate, cuts.Cut):
     return known.certificate
   try:
-    return allgather.optimum(cluster, times.bound()).cut
+    return allgather.optimum(cluster, times.make_bound_stop()).cut
   except stopping.Stopped:
     return allgather.around_workers(cluster)
 

@@ -120,7 +120,9 @@ class ThinnedTest(parameterized.TestCase):
 
     told = []
     late = absltest.mock.patch.object(
-      pack._Times, 'exact', lambda _: any('fewer' in text for text in told)
+      pack._Times,
+      'is_exact_over',
+      lambda _: any('fewer' in text for text in told),
     )
     with late:
       packed = topology.pack(graph, time_limit_s=60, progress=told.append)
