@@ -36,7 +36,7 @@ class Aim(NamedTuple):
 
   @classmethod
   def of(cls, ends: Sequence[float | None]) -> 'Aim':
-    """Returns the aim with these ends, as JSON has them."""
+    """Returns the aim with the ends that JSON has."""
     least, most = ends
     return cls(
       -math.inf if least is None else least, math.inf if most is None else most
@@ -44,7 +44,7 @@ class Aim(NamedTuple):
 
   @property
   def ends(self) -> list[float | None]:
-    """Both ends as JSON, which has no infinite numbers: those are null."""
+    """Both ends for JSON, which has no infinite numbers: they are null."""
     return [end if math.isfinite(end) else None for end in self]
 
   def __str__(self) -> str:
@@ -57,11 +57,10 @@ class Aim(NamedTuple):
 
 
 def verdict(value: float | None, aim: Aim) -> str:
-  """Returns the verdict on a value; a NaN misses every aim.
+  """Returns the verdict on a measured value; a NaN misses every aim.
 
   Args:
-    value: Measured value; None without one.
-    aim: Interval of accepted values.
+    value: None if it could not be measured.
   """
   if value is None:
     return UNMEASURED

@@ -1,10 +1,10 @@
-"""Cost of a worker or link: replays of a run's iterations, with it as others.
+"""Cost of a worker or link: replays of a run in which it is as fast as others.
 
 The recorded seconds of computing and transferring pass an event simulation in
-which the run's own scheme decides when workers continue.  The same replay with
-the seconds of one worker replaced by the median of the others' shows what the
-worker costs.  Consecutive blocks of iterations are replayed apart: their spread
-gives the interval.
+which the run's own scheme decides when workers continue.  A second replay, with
+the seconds of one worker replaced by the median of the others', shows what the
+worker costs.  Consecutive blocks of iterations are replayed separately: their
+spread gives the interval.
 """
 
 import heapq
@@ -24,7 +24,7 @@ _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 
 class Estimate(NamedTuple):
-  """A number with its interval of 95 %.
+  """A number with its 95 % interval.
 
   Attributes:
     value: Best estimate.
@@ -68,7 +68,6 @@ class Iterations(NamedTuple):
 
     Args:
       values: Float [pushes].
-      num_workers: Number of workers.
 
     Returns:
       Float [rounds, num_workers].
@@ -81,11 +80,7 @@ class Iterations(NamedTuple):
       return np.where(counts > 0, sums / counts, np.nan)
 
   def select(self, chosen: np.ndarray) -> 'Iterations':
-    """Returns some of the pushes, in order.
-
-    Args:
-      chosen: Bool [pushes].
-    """
+    """Returns the pushes that a mask, Bool [pushes], chooses."""
     return Iterations(*(field[chosen] for field in self))
 
 
@@ -95,19 +90,18 @@ def replay_s(
   scheme: Scheme,
   num_workers: int,
 ) -> float:
-  """Returns the seconds in which a scheme receives as many pushes as recorded.
+  """Returns the time in which a scheme receives as many pushes as recorded.
 
   A worker repeats its iterations if it needs more of them.
 
   Args:
-    iterations: Recorded iterations.
     seconds: Float [pushes], seconds of each iteration without waiting.
     scheme: Scheme before its start, which the replay changes.
     num_workers: Number of workers of the scheme.  Those without an iteration
       leave at the start.
 
   Returns:
-    The seconds; NaN if the scheme stops all workers before.
+    Seconds; NaN if the scheme stops all workers before.
   """
   durations = {
     int(worker): (
@@ -188,10 +182,10 @@ def share(
   """Returns the share of its time that a run would take with other seconds.
 
   Args:
-    iterations: Recorded iterations.
-    seconds: Float [pushes], recorded seconds of each, without waiting.
-    replaced: Float [pushes], seconds instead of them.
-    replay: Returns the seconds of iterations with given seconds, as `replay_s`.
+    seconds: Float [pushes], recorded seconds of each iteration, without
+      waiting.
+    replaced: Float [pushes], seconds that replace them.
+    replay: Returns the time of iterations with given seconds, as `replay_s`.
   """
   parts = []
   for chosen in blocks(iterations):

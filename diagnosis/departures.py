@@ -1,8 +1,8 @@
-"""Cost of departures: a run's pace while all workers were there, over its own.
+"""Cost of departures: a run's pace while no worker was missing, over its own.
 
 A departure costs more than the share of its worker: others wait until it is
-noticed, its iteration is lost, and its return interrupts them.  The pace of the
-times in which nobody was missing has none of that.
+noticed, its iteration is lost, and its return interrupts them.  The pace while
+all workers were there has no such losses.
 """
 
 import statistics
@@ -26,8 +26,8 @@ class Departures(NamedTuple):
 
   Attributes:
     counts: Number of departures of each worker that has left.
-    restarts: Number of times at which all have started again.
-    away_s: Seconds of the median absence, if it has ended; None if none has.
+    restarts: Number of restarts of all workers.
+    away_s: Median seconds of the absences that have ended; None if none has.
     share: Share of its time that the run would take without departures; None if
       all workers were together too briefly.
   """
@@ -86,13 +86,7 @@ def _share(
   together: Sequence[tuple[float, float]],
   count: int,
 ) -> Estimate | None:
-  """Returns the seconds of an example with all workers, over those of the run.
-
-  Args:
-    pushes: Pushes of the run.
-    together: Starts and ends of the times with all workers.
-    count: Number of workers.
-  """
+  """Returns seconds per example with all workers, over those of the run."""
   times = np.array([push['time'] for push in pushes])
   examples = np.array([push['examples'] for push in pushes], float)
   spans = np.array([span for span in together if span[1] > span[0]])

@@ -1,9 +1,9 @@
-"""Iterations of workers, arranged so that those of one time can be compared.
+"""Iterations of workers, grouped by time so that they can be compared.
 
-Workers of an asynchronous scheme are at different iterations at one time.  A
-round ends once there are as many pushes as workers take part: with barriers it
-is an iteration of each; otherwise a fast worker may have several pushes in it
-and a slow one none.
+At one time, workers of an asynchronous scheme are in different iterations.  A
+round ends once it has as many pushes as there are workers: with barriers it is
+an iteration of each; otherwise a fast worker may have several pushes in it and
+a slow one none.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Rounds:
   pushes: int = 0
 
   def start(self, workers: Iterable[int]) -> None:
-    """Begins with these workers, and an empty round."""
+    """Begins an empty round of these workers."""
     self.active = set(workers)
     self.seconds, self.pushes = {}, 0
 
@@ -39,8 +39,7 @@ class Rounds:
     """Adds a push; returns the round that it completes, if any.
 
     Args:
-      worker: Index of the worker.
-      seconds: Seconds of its iteration.
+      seconds: Duration of the push's iteration.
 
     Returns:
       Float [num_workers], means of a worker's pushes, NaN without one; or None.
@@ -51,7 +50,7 @@ class Rounds:
     return self._end_if_complete()
 
   def leave(self, worker: int) -> None:
-    """Removes a worker that takes part no longer."""
+    """Removes a worker that no longer takes part."""
     self.active.discard(worker)
 
   def _end_if_complete(self) -> np.ndarray | None:

@@ -1,9 +1,9 @@
 """Links of hosts with servers, compared by the rates of connections.
 
-Where every worker exchanges parts of each push with a server on every host, all
-wait for a host with a slow link: their transfers take the same time.  The rates
-of connections still tell the host apart: all those that it sends over, or
-receives over, are slow, and those between other hosts are not.
+Where every worker exchanges parts of each push with a server on every host, a
+host with a slow link slows down all workers: their transfers take the same
+time.  The rates of connections still identify the host: all connections out of
+it, or all into it, are slow, and those between other hosts are not.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +22,8 @@ class Rates(NamedTuple):
   """Rates of the connections of one host.
 
   Attributes:
-    Bps: Upper quartile of those that it sends over, or of those that it
-      receives over if that is less; bytes per second.
+    Bps: Upper quartile of the rates of connections out of the host, or of those
+      into it if that is lower; bytes per second.
     usual_Bps: Median of the connections between other hosts.
   """
 
@@ -32,7 +32,7 @@ class Rates(NamedTuple):
 
   @property
   def slowness(self) -> float:
-    """Usual over own rate, or 1 if the two differ as those of equal links may.
+    """Usual over own rate; 1 if the difference is usual between equal links.
 
     Connections that share a link get unequal parts of it.
     """

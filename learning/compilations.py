@@ -68,11 +68,8 @@ def configure(config: ConfigDict) -> None:
 def matmul(config: Mapping[str, Any]) -> str | None:
   """Returns a run's argument of jax.default_matmul_precision.
 
-  It is the precision of the config if layers compute in float32, and None,
-  JAX's default, if they compute in half precision.
-
-  Args:
-    config: Checked config.
+  It is the precision of the checked config if layers compute in float32, and
+  None, JAX's default, if they compute in half precision.
   """
   precision = config['precision']
   return precision['matmul'] if precision['dtype'] == 'float32' else None

@@ -40,7 +40,7 @@ def relative_difference(state: Any, reference: Any) -> float:
     The norm of the difference over the norm of the reference, the largest over
     the mapping's items (parameters, statistics, optimizer state).  Norms are
     Euclidean, over all floating-point numbers of an item.  The result is
-    infinite if trees, shapes, dtypes or other than floating-point numbers
+    infinite if trees, shapes, dtypes or numbers that are not floating-point
     differ, or if the difference is not finite.
   """
   if state.keys() != reference.keys():

@@ -56,7 +56,7 @@ def load(path: pathlib.Path, params: Any, stats: Any) -> tuple[Any, Any]:
     path: File with the content from `encode`, or of another program.
     params: Pytree of arrays of the model, whose names, shapes and types the
       file must have.
-    stats: The same of its running statistics.
+    stats: Pytree of the model's running statistics, for the same check.
 
   Raises:
     ValueError: If the file has other arrays; names them.

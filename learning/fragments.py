@@ -36,8 +36,8 @@ class Fragments:
   """Division of the model into fragments.
 
   Attributes:
-    leaves: Indices of the leaves of each fragment; () each without a model.
-    numbers: Number of parameters of each.
+    leaves: Indices of the leaves of each fragment; empty without a model.
+    numbers: Number of parameters of each fragment.
     ready: Share of an iteration's computing after which its fragment is sent.
   """
 
@@ -78,7 +78,6 @@ def divide(
   """Returns the fragments of a model; None if the config has none.
 
   Args:
-    config: Checked config.
     sizes: Number of parameters of each leaf.
     order: Indices of the leaves in the order in which fragments take them.
 
@@ -99,11 +98,7 @@ def divide(
 
 
 def divide_evenly(config: ConfigDict, numbers: int) -> Fragments | None:
-  """Returns fragments of so many numbers that have no leaves.
-
-  Args:
-    config: Checked config.
-    numbers: Numbers of the model.
+  """Returns fragments of equal size, without leaves, of `numbers` parameters.
 
   Raises:
     ValueError: If there are more fragments than numbers; names the field.
@@ -124,7 +119,7 @@ def split(sizes: Sequence[int], count: int) -> list[int]:
 
   Args:
     sizes: Sizes of the elements, at least 0.
-    count: Number of parts, at most that of the elements; none is empty.
+    count: Number of parts, at most the number of elements; none is empty.
 
   Example:
     >>> split([5, 1, 1, 4, 3], 3)

@@ -1,8 +1,9 @@
 """Residuals of codecs, by parameter.
 
 A codec that does not send all of a gradient keeps the rest, its residual, for
-the next one.  By parameter, residuals fit runs with other numbers of workers
-and servers: a worker that replaces others inherits the sum of theirs.
+the next one.  Named by parameter, residuals fit runs with other numbers of
+workers and servers: a worker that replaces others inherits the sum of their
+residuals.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def l1_norms(residuals: Mapping[str, Any]) -> dict[str, float]:
-  """Returns the sum of absolute numbers of each residual, float64, by name."""
+  """Returns the sum of absolute values of each residual, float64, by name."""
   return {
     name: float(np.abs(array, dtype=np.float64).sum())
     for name, array in residuals.items()

@@ -43,11 +43,7 @@ class Scaling(NamedTuple):
     return self.value > _LEAST
 
   def after(self, *, finite: bool) -> 'Scaling':
-    """Returns the loss scale after another gradient.
-
-    Args:
-      finite: Whether the gradient was finite.
-    """
+    """Returns the loss scale after another gradient, finite or not."""
     if not finite:
       return self._replace(value=max(self.value / 2, _LEAST), good=0)
     if self.good + 1 < self.grow_after:
@@ -65,7 +61,6 @@ def worker_scaling(scalings: Sequence[Scaling], worker: int) -> Scaling | None:
 
   Args:
     scalings: Loss scale of each worker, or one for all; [] without scaling.
-    worker: Index of the worker.
   """
   return scalings[worker % len(scalings)] if scalings else None
 
@@ -74,8 +69,7 @@ def check(scalings: Sequence[Scaling], worker: int, what: str) -> None:
   """Raises FloatingPointError if a smaller loss scale cannot help.
 
   Args:
-    scalings: As of `worker_scaling`.
-    worker: Index of the worker.
+    scalings: Loss scale of each worker, or one for all; [] without scaling.
     what: Name of the numbers, for the message.
 
   Raises:
@@ -88,10 +82,9 @@ def check(scalings: Sequence[Scaling], worker: int, what: str) -> None:
 
 
 def make(config: ConfigDict, *, own_task: bool) -> Scaling | None:
-  """Returns the loss scale that a run starts with; None without scaling.
+  """Returns the initial loss scale of a run; None without scaling.
 
   Args:
-    config: Config of a run with a model.
     own_task: Whether the task is not that of the config; it may then compute in
       float16.
 

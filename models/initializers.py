@@ -25,7 +25,6 @@ def he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
   Args:
     key: Typed random key.
     shape: Shape of the kernel; the last axis is that of the outputs.
-    dtype: Dtype of the kernel.
   """
   return _truncated(key, shape, dtype, math.sqrt(2 / math.prod(shape[:-1])))
 
@@ -45,8 +44,7 @@ def dense(
   Args:
     features: Number of inputs.
     out: Number of outputs.
-    rngs: Random streams of the parameters.
-    dtype: Dtype that it computes in; its parameters are float32.
+    dtype: Dtype of its computations; its parameters are float32.
   """
   return nnx.Linear(
     features, out, kernel_init=he_normal, dtype=dtype, rngs=rngs
@@ -69,9 +67,8 @@ def linear(
   Args:
     features: Number of inputs.
     out: Number of outputs.
-    rngs: Random streams of the parameters.
-    dtype: Dtype that it computes in; its parameters are float32.
-    gain: Standard deviation of results over that of inputs, at first.
+    dtype: Dtype of its computations; its parameters are float32.
+    gain: Initial standard deviation of results over that of inputs.
   """
   init = functools.partial(_truncated, std=gain / math.sqrt(features))
   return nnx.Linear(

@@ -7,7 +7,7 @@ def scaled(size: int, width: float) -> int:
 
 
 def check_classes(num_classes: int) -> None:
-  """Raises ValueError unless there is a class, which has a logit."""
+  """Raises ValueError unless there is at least one class."""
   if num_classes < 1:
     raise ValueError(
       'num_classes: expected at least 1, of data that have classes, got '

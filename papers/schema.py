@@ -57,7 +57,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     where: Values that select the records of both sides of a comparison.
     of: Further values that select our side.
     over: Values that select the baseline, whose number divides ours.
-    minus: The same, but its number is subtracted.
+    minus: Values that select the baseline, whose number is subtracted.
     spread: Field in which the selected records differ: the number is the
       largest over the smallest of them.
     spread_over: The same field of the baseline.
@@ -69,8 +69,8 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
       differences), or 'side' for the side of the published number.
     certainty: Key of CERTAINTIES.
     needs: What is missing here to measure the cell, or ''.
-    same_as: Values of a scheme without the setting that the cell is about.  If
-      all seeds have the same numbers, the setting has never acted.
+    same_as: Values of a scheme without the setting that the cell tests.  If all
+      seeds have the same numbers, the setting has never acted.
   """
 
   measure: str | None = None
@@ -194,10 +194,10 @@ class Cell(NamedTuple):
     row: Name of its row.
     column: Name of its column.
     paper: Published number; None without one.
-    text: What the paper says, as printed.
+    text: Text of the cell, as printed.
     measure: Field of the records.
     of: Values that select our records.
-    other: Values that select those of the baseline; None without one.
+    other: Values that select the records of the baseline; None without one.
     is_difference: Whether the baseline is subtracted.
     match: Range of medians that match; None for none.
     same: Range of medians of the same direction; None for none.
@@ -287,7 +287,7 @@ def cells(table: Table) -> list[Cell]:
 def rule_digest(table: Table) -> str:
   """Returns a digest of the rules of a table.
 
-  Results contain those of their time, so that later changes are detected.
+  Results store the digest of their time, so that later changes are detected.
   """
   rules = [
     (c.row, c.column, c.paper, c.measure, c.of, c.other, c.match, c.same)

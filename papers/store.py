@@ -52,7 +52,6 @@ def write(
   Args:
     folder: Folder of results.
     name: Name of the entry.
-    results: Its results.
     fields: Fields of records to store.  A field that a record lacks is null.
 
   Raises:

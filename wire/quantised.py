@@ -117,12 +117,12 @@ def pack(whole: jax.Array, bits: int) -> jax.Array:
   """Returns integers of few bits, several in a byte.
 
   Args:
-    whole: Int8 [n], each of which two's complement of `bits` bits can hold.
+    whole: Int8 [n], each in the range of two's complement of `bits` bits.
     bits: 8, 4 or 2.
 
   Returns:
     Uint8 [n bits / 8, rounded up].  The first integer of a byte has its lowest
-    bits; those that the last byte lacks are 0.
+    bits; unused bits of the last byte are 0.
   """
   count = 8 // bits
   codes = jax.lax.bitcast_convert_type(whole, jnp.uint8) & (2**bits - 1)
@@ -132,7 +132,7 @@ def pack(whole: jax.Array, bits: int) -> jax.Array:
 
 
 def unpack(packed: jax.Array, bits: int, n: int) -> jax.Array:
-  """Returns the n integers, int8 [n], of which `pack` has made bytes."""
+  """Returns the n integers, int8 [n], from the bytes of `pack`."""
   codes = (packed[:, None] >> _shifts(bits)).reshape(-1)[:n]
   # The highest bit is the sign, which the shift back copies.
   high = jax.lax.bitcast_convert_type(codes << (8 - bits), jnp.int8)
@@ -144,5 +144,5 @@ def _shifts(bits: int) -> jax.Array:
 
 
 def _divide(rows: jax.Array, scales: jax.Array) -> jax.Array:
-  """Returns rows in units of their scales; as they are where a scale is 0."""
+  """Returns rows in units of their scales; unchanged where a scale is 0."""
   return rows / jnp.where(scales == 0, 1, scales)[:, None]

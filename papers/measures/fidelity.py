@@ -37,10 +37,10 @@ class Group(NamedTuple):
 
   Attributes:
     conditions: Number of conditions.
-    too_slow: Number of those whose virtual time is the longer one.
+    too_slow: Number of conditions whose virtual time exceeds the measured one.
     mean: Mean error.
     median: Median error.
-    least: Least error.
+    least: Smallest error.
     most: Largest error.
   """
 
@@ -106,11 +106,7 @@ def asynchronous_workers(record: Mapping[str, Any]) -> str | None:
 
 
 def print_tables(records: Sequence[Mapping[str, Any]]) -> None:
-  """Prints the errors of each group and of each condition, as Markdown.
-
-  Args:
-    records: Records of papers.measures.lab.
-  """
+  """Prints the errors of each group and of each condition, as Markdown."""
   tables = (
     ('scheme or route', scheme_or_route),
     ('links', lambda record: str(record['lab'])),

@@ -48,9 +48,9 @@ def find_rates_of_roots(cluster: Cluster) -> list[float]:
   """Returns the largest allreduce rate of trees with one root, by root.
 
   Trees towards the root can have a rate if and only if each worker can send a
-  flow of this rate to the root, and trees from the root likewise (Edmonds,
-  'Edge-disjoint branchings', 1973).  A linear program divides the capacity of
-  each link between the two.
+  flow of this rate to the root; the same holds for trees from the root
+  (Edmonds, 'Edge-disjoint branchings', 1973).  A linear program divides the
+  capacity of each link between the two.
 
   Args:
     cluster: Workers that are linked with each other, without switches.

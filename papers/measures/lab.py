@@ -110,8 +110,6 @@ def compare(
   """Yields a record for each condition of a lab.
 
   Args:
-    lab: Hosts and links.
-    of_lab: Conditions.
     folder: Folder of the measured times, which are measured once.
     seconds: Approximate length of a run.
   """
@@ -188,10 +186,8 @@ def _condition(
 def _measure(
   lab: Lab, of_lab: Sequence[Condition], folder: pathlib.Path, seconds: float
 ) -> list[tuple[Condition, float | str]]:
-  """Returns conditions with their iterations, and measured seconds or an error.
-
-  Conditions are measured once, and then read from a file of the folder.
-  """
+  """Returns conditions with iterations, and measured seconds or an error."""
+  # Conditions are measured once, and then read from a file of the folder.
   path = folder / f'{lab.name}.json'
   if not path.exists():
     chosen = [

@@ -71,15 +71,7 @@ def measure(
 def _read_case(
   python: str, case: str, scale: str, is_ours_first: bool, folder: pathlib.Path
 ) -> Sequence[Mapping[str, object]]:
-  """Returns the records of a case, which is measured once.
-
-  Args:
-    python: Path of an interpreter that has torch.
-    case: Name of the hosts.
-    scale: 'quick' or 'full'.
-    is_ours_first: Whether PyTorch is measured after us.
-    folder: Folder of the records.
-  """
+  """Returns the records of a case, which is measured once."""
   path = folder / f'{case}.json'
   if not path.exists():
     out = pathlib.Path(tempfile.mkdtemp(dir=folder))

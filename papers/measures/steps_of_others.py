@@ -52,13 +52,13 @@ class Medians(NamedTuple):
   Attributes:
     local_s: Steps without an allreduce.
     outer_s: Outer steps, without the first one of each repetition.
-    outer_count: Number of these.
-    sync_s: Their allreduces.
-    compute_s: Their computing.
+    outer_count: Number of these outer steps.
+    sync_s: Allreduces of these outer steps.
+    compute_s: Computing in them.
     optimizer_s: Their optimizer.
-    first_s: First outer steps of the repetitions, also in warm-up; None if
-      they are the first steps of all, which compile.
-    first_count: Number of these.
+    first_s: First outer steps of the repetitions, also in warm-up; None if they
+      are the first steps of all, which compile.
+    first_count: Number of these first outer steps.
     first_sync_s: Allreduces of the first outer steps, whether they compile or
       not.
   """
@@ -75,7 +75,7 @@ class Medians(NamedTuple):
 
 
 class _Step(NamedTuple):
-  """Row of the file; see the module."""
+  """Row of the file: see the module."""
 
   repeat: int
   number: int
@@ -88,10 +88,7 @@ class _Step(NamedTuple):
 
 
 def read(path: pathlib.Path) -> dict[Setting, Medians]:
-  """Returns the medians of a file of measured steps, by setting.
-
-  Args:
-    path: Path of the CSV file.
+  """Returns the medians of a CSV file of measured steps, by setting.
 
   Raises:
     ValueError: If the file cannot be read, lacks a column, or has a value that
@@ -132,12 +129,7 @@ def nominal_Bps(bandwidth: str) -> float | None:
 
 
 def _parse(place: str, row: Mapping[str, str | None]) -> tuple[Setting, _Step]:
-  """Returns a row's setting and step.
-
-  Args:
-    place: File and line, for messages.
-    row: Texts by column; None for those that a short line lacks.
-  """
+  """Returns a row's setting and step; `place` is its file and line."""
   text = {name: row[name] or '' for name in _COLUMNS}
   known = text['algorithm'] in ALGORITHMS
   expected = f'one of {ALGORITHMS}'

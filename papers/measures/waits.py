@@ -35,9 +35,8 @@ def find_waits(last_s: np.ndarray, ends_s: np.ndarray) -> tuple[float, float]:
       end.
 
   Returns:
-    A pair of
-      predicted: Wait of the barrier that is found from repeated intervals.
-      real: Time between the first and the last worker that stops.
+    (predicted, real): wait of the barrier that is found from repeated
+    intervals, and time between the first and the last worker that stops.
   """
   steps = np.arange(1, ends_s.shape[1])
   predicted = ends_s[:, :1] + steps * last_s[:, None]

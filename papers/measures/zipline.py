@@ -65,7 +65,7 @@ def _costs(seed: int, n: int, points: int, scale: str) -> dict[str, float]:
 
 
 def _exactness(seed: int) -> Mapping[str, object]:
-  """Returns the share of small searches that find the least wait, by method."""
+  """Returns the share of searches that find the smallest wait, by method."""
   rng = np.random.default_rng(seed)
   hits = dict.fromkeys(_METHODS, 0)
   for _ in range(_SMALL):
