@@ -26,7 +26,7 @@ class _Entry:
   Attributes:
     row: Row that is written once the figures are known.
     version: Version of the parameters.
-    held: Number under which the store holds the version; None if the evaluation
+    held: Handle by which the store holds the version; None if the evaluation
       was left out.
     figures: Future of the figures; None before the computation begins.
   """
@@ -66,9 +66,9 @@ class Evaluations:
 
   def warm_up(self) -> None:
     """Compiles the evaluation."""
-    held = self._store.hold()
-    self._compute(self._store.version, self._store.read(held))
-    self._store.drop(held)
+    handle = self._store.hold()
+    self._compute(self._store.version, self._store.read(handle))
+    self._store.free(handle)
 
   def add(self, row: Row) -> None:
     """Queues an evaluation of the current version.
@@ -88,7 +88,7 @@ class Evaluations:
           entry.version,
           entry.row['examples'],
         )
-        self._store.drop(entry.held)
+        self._store.free(entry.held)
         entry.held = None
     self._queue.append(_Entry(row, self._store.version, self._store.hold()))
     self._start_first()
@@ -115,7 +115,7 @@ class Evaluations:
         if not (wait or entry.figures.done()):
           return
         figures = entry.figures.result()
-        self._store.drop(entry.held)
+        self._store.free(entry.held)
       del self._queue[0]
       yield entry.row, figures
 

@@ -339,16 +339,16 @@ class ParameterStore(Protocol):
     """
 
   def hold(self) -> int:
-    """Keeps the current version for `read` until `drop`; returns its number.
+    """Keeps the current version for `read` until `free`; returns a handle.
 
     Checkpoints include held versions, unless they are read at once, as under
     the virtual clock.
     """
 
-  def drop(self, held: int) -> None:
-    """Drops a held version."""
+  def free(self, handle: int) -> None:
+    """Frees a held version."""
 
-  def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
+  def read(self, handle: int) -> Callable[[], tuple[Any, Any]]:
     """Returns a function that returns parameters and statistics of a version.
 
     It may be called in any thread, and may wait for servers.

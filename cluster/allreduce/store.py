@@ -93,13 +93,13 @@ class ReplicaStore:
     self._held[handle] = learner.params, learner.stats
     return handle
 
-  def drop(self, held: int) -> None:
-    """Releases a version that was held."""
-    self._held.pop(held)
+  def free(self, handle: int) -> None:
+    """Frees a held version."""
+    self._held.pop(handle)
 
-  def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
+  def read(self, handle: int) -> Callable[[], tuple[Any, Any]]:
     """Returns a function that returns a held version, in any thread."""
-    version = self._held[held]
+    version = self._held[handle]
     return lambda: version
 
   @property

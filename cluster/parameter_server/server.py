@@ -466,7 +466,7 @@ class Server:
       case messages.Hold():
         self._hold(order.version)
       case messages.Drop():
-        self._versions.drop(order.version)
+        self._versions.free(order.version)
       case messages.SendVersion():
         self._versions.send(order.question, order.version)
       case messages.SaveShare():

@@ -193,30 +193,30 @@ class ShardedParameterStore:
     self._orders.append(messages.DropMirrors(before))
 
   def hold(self) -> int:
-    """Orders servers to hold the current version; returns its number."""
+    """Orders servers to hold the current version; returns a handle."""
     number = self._next()
     self._orders.append(messages.Hold(number))
     return number
 
-  def drop(self, held: int) -> None:
-    """Orders servers to drop a version that they hold."""
-    self._orders.append(messages.Drop(held))
+  def free(self, handle: int) -> None:
+    """Orders servers to free a version that they hold."""
+    self._orders.append(messages.Drop(handle))
 
   def held_bytes(self, server: int) -> int:
     """Returns the bytes of a held version of a server's share."""
     return _ITEM * sum(self._codec.sizes[server])
 
-  def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
+  def read(self, handle: int) -> Callable[[], tuple[Any, Any]]:
     """Requests a held version from the servers.
 
     Args:
-      held: Number of the version.
+      handle: Handle of the version.
 
     Returns:
       A function that waits for the servers; it returns parameters and
       statistics.
     """
-    parts = self._ask(lambda number: messages.SendVersion(number, held))
+    parts = self._ask(lambda number: messages.SendVersion(number, handle))
     return lambda: self._codec.join(
       [
         self._codec.split_shard(part.result(), server)

@@ -46,7 +46,7 @@ class ShardVersions:
     Args:
       directory: Folder of the run's checkpoints.
       part: Name of the server's part of each.
-      held: Held versions of its share, parameters and statistics, by number.
+      held: Held versions of its share, parameters and statistics, by handle.
       report: Reports to the coordinator; called from many threads.
     """
     self._directory, self._part = directory, part
@@ -58,13 +58,13 @@ class ShardVersions:
     self._abandoned = 0
     self._answering = threads.Lock()
 
-  def hold(self, held: int, params: Any, stats: Any) -> None:
-    """Holds a version under a number."""
-    self._held[held] = params, stats
+  def hold(self, handle: int, params: Any, stats: Any) -> None:
+    """Holds a version under a handle."""
+    self._held[handle] = params, stats
 
   @property
   def held(self) -> dict[int, tuple[Any, Any]]:
-    """The held versions, parameters and statistics, by number."""
+    """The held versions, parameters and statistics, by handle."""
     return dict(self._held)
 
   def restart(self, held: Mapping[int, tuple[Any, Any]]) -> None:
@@ -80,19 +80,19 @@ class ShardVersions:
     with self._answering:
       self._abandoned += 1
 
-  def drop(self, held: int) -> None:
-    """Drops a held version.
+  def free(self, handle: int) -> None:
+    """Frees a held version.
 
     Raises:
       InvalidMessage: If there is no such version.
     """
-    self._find(held)
-    del self._held[held]
+    self._find(handle)
+    del self._held[handle]
 
-  def _find(self, held: int) -> tuple[Any, Any]:
+  def _find(self, handle: int) -> tuple[Any, Any]:
     """Returns a held version; raises InvalidMessage if there is none."""
-    expect(held in self._held, 'version', f'one of {[*self._held]}', held)
-    return self._held[held]
+    expect(handle in self._held, 'version', f'one of {[*self._held]}', handle)
+    return self._held[handle]
 
   def send(self, number: int, held: int) -> None:
     """Sends a held version to the coordinator, in a thread.
@@ -101,7 +101,7 @@ class ShardVersions:
 
     Args:
       number: Number of the coordinator's question.
-      held: Number of the version.
+      held: Handle of the version.
 
     Raises:
       InvalidMessage: If there is no such version.

@@ -163,18 +163,18 @@ class LocalParameterStore:
     return self.codec.residual_norms(states)
 
   def hold(self) -> int:
-    """Holds the current version until `drop`; returns its number."""
-    held = max(self._held, default=0) + 1
-    self._held[held] = self.learner.params, self.learner.stats
-    return held
+    """Holds the current version until `free`; returns a handle."""
+    handle = max(self._held, default=0) + 1
+    self._held[handle] = self.learner.params, self.learner.stats
+    return handle
 
-  def drop(self, held: int) -> None:
-    """Drops a held version."""
-    self._held.pop(held)
+  def free(self, handle: int) -> None:
+    """Frees a held version."""
+    self._held.pop(handle)
 
-  def read(self, held: int) -> Callable[[], tuple[Any, Any]]:
+  def read(self, handle: int) -> Callable[[], tuple[Any, Any]]:
     """Returns a function that returns a held version."""
-    return functools.partial(self._held.__getitem__, held)
+    return functools.partial(self._held.__getitem__, handle)
 
   def state(self) -> dict[str, Any]:
     """Returns the states of the learner and of loss scales."""

@@ -36,7 +36,7 @@ class _Store:
     self.most = max(self.most, len(self.held))
     return number
 
-  def drop(self, held):
+  def free(self, held):
     del self.held[held]
 
   def read(self, held):

@@ -141,7 +141,7 @@ class ShardVersionsTest(absltest.TestCase):
     held = coordinator.store.hold()
     read = coordinator.store.read(held)
     coordinator.train(3)
-    coordinator.store.drop(held)
+    coordinator.store.free(held)
     coordinator.train(1)
     self.assertFalse(np.array_equal(coordinator.params(), expected))
     coordinator.reads.set()
