@@ -1,7 +1,8 @@
-"""Builds a run from a config.
+"""Builds a run from a config, and trains.
 
-`build` checks the whole config, creates scheme, batching, wire, route, model,
-data and runtime, and returns a run; calling the run trains.
+`run` trains, and returns parameters, running statistics and summary.  `build`
+checks the whole config, creates scheme, batching, wire, route, model, data and
+runtime, and returns a run that has not begun.
 """
 
 import copy
@@ -25,7 +26,7 @@ from cluster.process import devices
 from cluster.runtime import Parts, Site
 from cluster.speed import driving
 from cluster.speed.speed import Speed
-from cluster.training_loop import Run
+from cluster.training_loop import Run, Trained
 from cluster.virtual import tuning
 from configs import paths, relations, sections, user_parts
 from configs.checks import require
@@ -114,6 +115,27 @@ def build(
     with run.files.release_on_error():
       run.restore()
   return run
+
+
+def run(config: ConfigDict, **options: Any) -> Trained | None:
+  """Trains as a config describes.
+
+  Args:
+    config: As of `build`.
+    **options: The other arguments of `build`.
+
+  Returns:
+    Parameters, running statistics and summary.  None in a process of a run on
+    real hosts whose coordinator is another process.
+
+  Raises:
+    Exception: As `build` and `Run.train`.
+  """
+  built = build(config, **options)
+  if isinstance(built, Run):
+    return built.train()
+  built()
+  return None
 
 
 def check(config: ConfigDict) -> Mapping[str, Any]:

@@ -83,6 +83,8 @@ class Milestones:
   Attributes:
     evaluations: Number of evaluations that have become due.
     evaluate: Evaluation of a version; None if nothing is learned.
+    keeps_last: Whether `last` is wanted.
+    last: Parameters and statistics of the version at the end; None before.
   """
 
   def __init__(
@@ -113,6 +115,8 @@ class Milestones:
     """
     self.evaluations = 0
     self.evaluate = evaluate
+    self.keeps_last = False
+    self.last: tuple[Any, Any] | None = None
     self._intervals = intervals
     self._plans_ahead = plans_ahead
     self._next_eval = intervals.eval_every  # Examples or seconds.
@@ -190,6 +194,13 @@ class Milestones:
       self._next_eval = _next_multiple(self._intervals.eval_every, at)
       self._evaluate(time)
 
+  def read_version(self) -> tuple[Any, Any]:
+    """Returns parameters and statistics of the current version."""
+    handle = self._store.hold()
+    version = self._store.read(handle)()
+    self._store.free(handle)
+    return version
+
   def record_evaluations(self, *, wait: bool = False) -> None:
     """Records the evaluations that have ended.
 
@@ -259,6 +270,8 @@ class Milestones:
     """Evaluates the current version, now or in a thread."""
     self.evaluations += 1
     self._interrupted = None
+    if self.keeps_last and self.finished:
+      self.last = self.read_version()
     loss = self._mean_loss('evaluation')
     row = self._row('evaluation', time, loss=loss)
     if self._queue is None:

@@ -9,7 +9,7 @@ due, and it ends at the target or after a signal.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 
@@ -23,6 +23,22 @@ from outputs.files import RunFiles
 from outputs.recorder import Recorder
 from outputs.transient import is_shortage
 from system import processes
+
+
+class Trained(NamedTuple):
+  """Result of a run.
+
+  Attributes:
+    params: Parameters of the last version, a pytree like the model's; ()
+      without a model.
+    stats: Running statistics, such as those of batch normalisation; () if there
+      are none.
+    summary: Content of summary.json.
+  """
+
+  params: Any
+  stats: Any
+  summary: Mapping[str, Any]
 
 
 @dataclasses.dataclass
@@ -138,6 +154,28 @@ class Run:
     self.console.table(self.name, summary)
     logging.info('Outputs are in %s', self.files.workdir)
     return summary
+
+  def train(self) -> Trained:
+    """Trains like a call, and returns the parameters with the summary.
+
+    They are those of the last evaluation.
+
+    Raises:
+      RuntimeError: As a call; or if the run has finished before, and no
+        checkpoint of this process has its parameters.
+      Exception: As a call.
+    """
+    self.milestones.keeps_last = True
+    summary = self()
+    last = self.milestones.last
+    if last is None:  # The run has finished before.
+      if self.sizes is None:
+        raise RuntimeError(
+          f'The run in {self.files.workdir} has finished before, without '
+          'checkpoints, which would have its parameters.'
+        )
+      last = self.milestones.read_version()
+    return Trained(*last, summary)
 
   def _train(self) -> Mapping[str, Any]:
     """Trains from warm-up to summary."""

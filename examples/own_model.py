@@ -85,14 +85,13 @@ def learn(*, epochs: float, scheme: str) -> None:
   compilations.configure(config)  # XLA's flags, before the model starts it.
   data = Dataset(train=signals(1600, seed=1), test=signals(400, seed=2))
   with tempfile.TemporaryDirectory() as folder:
-    run = train.build(
+    trained = train.run(
       config, workdir=f'{folder}/run', task=learned(), dataset=data
     )
-    summary = run()
-  params = run.runtime.coordinator.store.learner.params
+  summary = trained.summary
   print(f'accuracy {summary["final_accuracy"]:.1%}')
   print(f'90 % after {summary["time_to"]["0.9"]} virtual seconds')
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+  for path, leaf in jax.tree_util.tree_leaves_with_path(trained.params):
     print(f'{jax.tree_util.keystr(path)}: {leaf.shape}')
 
 

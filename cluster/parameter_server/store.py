@@ -215,7 +215,15 @@ class ShardedParameterStore:
     Returns:
       A function that waits for the servers; it returns parameters and
       statistics.
+
+    Raises:
+      RuntimeError: If there are no servers, as in a run that has finished.
     """
+    if not self._servers:
+      raise RuntimeError(
+        'Expected servers that hold the version, but the run has ended: '
+        'tools.checkpoint exports the parameters of its newest checkpoint.'
+      )
     parts = self._ask(lambda number: messages.SendVersion(number, handle))
     return lambda: self._codec.join(
       [

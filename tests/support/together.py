@@ -3,7 +3,7 @@
 import copy
 import pathlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -19,6 +19,7 @@ def run(
   folder: pathlib.Path,
   *,
   devices: Sequence[int] = (),
+  call: Callable[[Any], object] = lambda part: part(),
   **arguments: Any,
 ) -> list[Any]:
   """Executes a run; returns its parts, the coordinator's first.
@@ -27,6 +28,7 @@ def run(
     config: Config of an allreduce run.
     folder: Folder of the run.
     devices: Devices of each worker's process; by default those of the config.
+    call: Trains, given the coordinator's part.
     **arguments: Arguments of train.build.
   """
   coordinator = f'127.0.0.1:{roles.free_ports(1)[0]}'
@@ -48,7 +50,7 @@ def run(
     for thread in threads:
       thread.start()
     try:
-      parts[0]()
+      call(parts[0])
     finally:
       for thread in threads:
         thread.join()

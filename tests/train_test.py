@@ -1,0 +1,100 @@
+"""Tests for what a run returns: parameters, running statistics, summary."""
+
+import pathlib
+import tempfile
+
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+
+import train
+from learning import build
+from tests.support import small, together
+
+_NORMALISED = {
+  'model__name': 'resnet',
+  'model__resnet__depth': 8,
+  'data__synthetic__channels': 3,
+}
+_REAL = {
+  'cluster__runtime': 'distributed',
+  'cluster__workers': 2,
+  'cluster__speed__slowdown': (1.0,),
+}
+
+
+def _folder():
+  return str(pathlib.Path(tempfile.mkdtemp(), 'run'))
+
+
+class RunTest(parameterized.TestCase):
+  def _check(self, config, trained):
+    """Checks that an evaluation of the version gives the last accuracy."""
+    learned = build.from_config(config)
+    self.assertEqual(
+      jax.tree.map(np.shape, (trained.params, trained.stats)),
+      jax.tree.map(np.shape, (learned.params, learned.stats)),
+    )
+    found = learned.evaluate(trained.params, trained.stats)
+    accuracy = trained.summary['final_accuracy']
+    self.assertAlmostEqual(found['accuracy'], accuracy)
+    changed = jax.tree.map(
+      lambda one, other: bool((np.asarray(one) != np.asarray(other)).any()),
+      (trained.params, trained.stats),
+      (learned.params, learned.stats),
+    )
+    self.assertTrue(all(jax.tree.leaves(changed)))
+
+  @parameterized.parameters(
+    {},
+    {'sync__name': 'asp'},
+    {'route__name': 'ring'},
+    {'route__name': 'ring', 'wire__name': 'lowrank', 'wire__lowrank__rank': 1},
+  )
+  def test_a_virtual_run_returns_the_version_of_its_last_evaluation(
+    self, **fields
+  ):
+    config = small.config(epochs=1.0, **fields)
+    self._check(config, train.run(config, workdir=_folder()))
+
+  def test_running_statistics_are_returned(self):
+    config = small.config(epochs=0.5, **_NORMALISED)
+    trained = train.run(config, workdir=_folder())
+    self.assertNotEmpty(jax.tree.leaves(trained.stats))
+    self._check(config, trained)
+
+  def test_a_run_without_a_model_returns_no_parameters(self):
+    trained = train.run(small.timing(epochs=1.0), workdir=_folder())
+    self.assertEqual(trained[:2], ((), ()))
+    self.assertEqual(trained.summary['ended'], 'finished')
+
+  def test_a_finished_run_returns_the_version_of_its_checkpoint(self):
+    config, folder = small.config(checkpoint__every_s=3600.0), _folder()
+    first = train.run(config, workdir=folder)
+    second = train.run(config, workdir=folder)
+    jax.tree.map(np.testing.assert_array_equal, first[:2], second[:2])
+    self.assertEqual(
+      small.timeless(first.summary), small.timeless(second.summary)
+    )
+
+  def test_a_finished_run_without_checkpoints_has_no_parameters(self):
+    config, folder = small.config(epochs=1.0), _folder()
+    train.run(config, workdir=folder)
+    with self.assertRaisesRegex(RuntimeError, 'without checkpoints'):
+      train.run(config, workdir=folder)
+
+  @parameterized.parameters('server', 'ring')
+  def test_a_run_of_real_processes_returns_its_last_version(self, route):
+    config = small.config(epochs=1.0, route__name=route, **_REAL)
+    found = []
+    together.run(
+      config,
+      pathlib.Path(_folder()),
+      call=lambda part: found.append(part.train()),
+    )
+    (trained,) = found
+    self._check(config, trained)
+
+
+if __name__ == '__main__':
+  absltest.main()
