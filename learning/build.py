@@ -11,9 +11,8 @@ from configs.checks import require
 from configs.sections import Choose, build_section, error_prefix
 from data.dataset import Dataset
 from data.stream import Stream
-from learning import compilations, fragments, placement
+from learning import compilations, fragments, placement, timing_only
 from learning.learning import Learning
-from learning.timing_only import TimingOnlyLearning
 
 if TYPE_CHECKING:
   from learning.island import Followers
@@ -94,7 +93,7 @@ def stand_in(
   choose('data')
   tasks.check(config, choose)
   stream = _stream(config, _STAND_IN_EXAMPLES)
-  return TimingOnlyLearning(
+  return timing_only.make(
     size_bytes=_STAND_IN_BYTES,
     num_train=_STAND_IN_EXAMPLES,
     stream=stream,
@@ -118,11 +117,11 @@ def from_config(config: ConfigDict) -> Learning:
   return make(config, choose, None, None, config.cluster.devices_per_worker)
 
 
-def _no_model(config: ConfigDict, choose: Choose) -> TimingOnlyLearning:
+def _no_model(config: ConfigDict, choose: Choose) -> Learning:
   _, own = choose('model')
   stream = _stream(config, own['num_train'])
   with error_prefix('config.model.none'):
-    return TimingOnlyLearning(
+    return timing_only.make(
       stream=stream,
       divide=functools.partial(fragments.divide_evenly, config),
       **own,

@@ -134,25 +134,9 @@ class FragmentSteps(LocalSteps):
     after = FragmentState(progress.state, progress.params, np.int32(version))
     return payload, loss, after
 
-  def warm_up(
-    self, params: Any, examples: int | None, *, changing: bool
-  ) -> list[Payload]:
-    """Compiles every program that calls need: see `LocalSteps.warm_up`."""
-    payloads = super().warm_up(params, examples, changing=changing)
-    before, state = self.computed, self.init(params)
-    for version in range(self.fragments.count + 1):  # Each one is merged, too.
-      payload, _, state = self.push(
-        params,
-        ((0, 1),),
-        state,
-        worker=0,
-        iteration=0,
-        rate=0.0,
-        version=version,
-      )
-      jax.block_until_ready(payload)
-    self.gradient.computed = before
-    return payloads
+  def _lengths(self, examples: int | None) -> list[int]:
+    """Returns examples of iterations in which each fragment is merged, too."""
+    return [*super()._lengths(examples), *[1] * (self.fragments.count + 1)]
 
   def _merge(self, params: Any, state: FragmentState, version: int) -> Any:
     """Returns a worker's own parameters after the arrival of a fragment.

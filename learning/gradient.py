@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from configs.checks import require
 from data.dataset import Split
 from data.stream import Ranges, size
-from learning import placement
+from learning import placement, warm_up
 from learning.evaluation import check_each, padded
 from learning.gradient_buffer import backward_order
 from models.task import Task
@@ -382,25 +382,10 @@ class TaskGradient:
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
-    """Compiles every program that calls need.
-
-    Args:
-      params: Pytree of arrays.
-      examples: Examples of a batch, the largest one if batches change; None if
-        there is no bound.
-      changing: Whether later batches may be smaller.
-
-    Returns:
-      A payload of every kind that may be pushed.
-    """
-    before = self.computed
-    payloads = []
+    """Compiles every program that calls need: see `Computation`."""
     self.weigh(((0, 1),))
-    for batch in self.batches(examples, changing=changing):
-      payload, _ = self(params, ((0, batch),), worker=0, iteration=0)
-      payloads.append(jax.block_until_ready(payload))
-    self.computed = before
-    return payloads
+    batches = self.batches(examples, changing=changing)
+    return warm_up.compute_pushes(self, params, (), batches)
 
   def batches(self, examples: int | None, *, changing: bool) -> list[int]:
     """Returns batch sizes that together use every program of a run.

@@ -1,13 +1,13 @@
 """Gradient buffers that are filled while a gradient is computed.
 
 A gradient buffer is a vector with a `Layout`.  `backward_order` predicts the
-order in which the backward pass computes a gradient's leaves, `LeafSink` is
-the interface that receives them, and `BucketFiller` copies them into a buffer
-and reports each bucket that is complete, so that it can be sent at once.
+order in which the backward pass computes a gradient's leaves, and
+`BucketFiller` copies them into a buffer and reports each bucket that is
+complete, so that it can be sent at once.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,21 +16,13 @@ from jax.extend import core
 from learning.layout import Layout
 from system import threads
 
-
-class LeafSink(Protocol):
-  """Receiver of a gradient's leaves, in any order and from any thread."""
-
-  def put(self, leaf: int, array: np.ndarray) -> None:
-    """Receives a leaf.
-
-    Args:
-      leaf: Index of the leaf.
-      array: Numbers; their memory is reused after the call.
-    """
+# Receives a leaf of a gradient: its index, and its numbers, whose memory is
+# reused after the call.  Called in any order and from any thread.
+Sink = Callable[[int, np.ndarray], None]
 
 
 class BucketFiller:
-  """A `LeafSink` that fills a gradient buffer and reports complete buckets.
+  """Fills a gradient buffer with leaves and reports complete buckets.
 
   The last bucket is complete once `finish` was called, as are buckets without
   leaves.

@@ -354,10 +354,6 @@ class IslandPushes:
     """Number of examples computed so far, with padding."""
     return self._gradient.computed
 
-  @computed.setter
-  def computed(self, value: int) -> None:
-    self._gradient.computed = value
-
   @property
   def is_spread(self) -> bool:
     """True: several devices compute each gradient."""
@@ -470,7 +466,6 @@ class IslandPushes:
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
     """Compiles every program that calls need: see `Computation`."""
-    before = self.computed
     if self._followers:
       self._followers.warm_up(examples, changing=changing)
     try:
@@ -484,7 +479,6 @@ class IslandPushes:
       jax.block_until_ready(found)
     except jax.errors.JaxRuntimeError as error:
       self._fail(error)
-    self.computed = before
     return found
 
   def _compute(

@@ -11,7 +11,6 @@ import optax
 
 from configs import declared
 from learning.gradient import add_trees
-from learning.layout import Layout
 from learning.scaling import Scaling, factor
 from learning.schedule import Schedule
 from wire.codec import Payload
@@ -33,7 +32,7 @@ _STATE = (
 
 
 class TaskLearner:
-  """A `Learner` of a model.
+  """A `Learner` of a model: see `learning.learning`.
 
   An update applies `tx` to the weighted mean gradient of the examples summed
   into it: an example weighs 1, or the share of its targets that count.  The
@@ -59,6 +58,8 @@ class TaskLearner:
       gradients are not scaled, or each push by its own scale.
   """
 
+  has_model = True
+
   def __init__(
     self,
     *,
@@ -69,7 +70,6 @@ class TaskLearner:
     reduction: Reduction,
     num_workers: int,
     worker_batch: int,
-    scaled: bool = False,
   ):
     """Starts at version 0.
 
@@ -81,7 +81,6 @@ class TaskLearner:
       reduction: 'sum', 'mean' or 'barrier_mean'.
       num_workers: Number of workers n, as configured.
       worker_batch: Examples of a worker's batch X0, as configured.
-      scaled: Whether each push may have a loss scale of its own.
 
     Raises:
       ValueError: If `reduction` is unknown.
@@ -92,7 +91,6 @@ class TaskLearner:
     self.version = 0
     self.examples = 0
     self.scaling: Scaling | None = None
-    self._scaled = scaled
     self._init = jax.jit(tx.init)
     self._state = self._init(params)
     # Sum, examples, weight and pushes of each update that is not yet applied.
@@ -154,21 +152,6 @@ class TaskLearner:
     }
     return fork
 
-  def warm_up(self, like: Payload | None = None) -> None:
-    """Compiles the programs of `add` and `commit`, and changes nothing.
-
-    Args:
-      like: Payload of the kind that will come; None for one with all numbers.
-    """
-    like = like or Payload(self.params, self.stats)
-    zero = jax.tree.map(jnp.zeros_like, like)
-    state = self._copy(self._state)
-    payload = self._add(zero, jax.tree.map(jnp.copy, zero))
-    if self._scaled and self.scaling is None:
-      gradient = self._divide(payload.gradient, np.float32(1.0))
-      payload = payload._replace(gradient=gradient)
-    jax.block_until_ready(self._update(state, payload, 1, 1, 1))
-
   def add(
     self,
     update: int,
@@ -224,11 +207,7 @@ class TaskLearner:
       self.version += 1
       return
     payload, examples, weight, pushes = self._sums.pop(update)
-    if weight:
-      self.params, self.stats, self._state = self._update(
-        self._state, payload, examples, weight, pushes
-      )
-    self._count(examples)
+    self._apply_sum(payload, examples, weight, pushes)
 
   def skip(self, update: int | None = None) -> None:
     """Increments the version and lowers the scale, after an overflow.
@@ -242,49 +221,30 @@ class TaskLearner:
     if self.scaling:
       self.scaling = self.scaling.after(finite=False)
 
-  def apply_buffer(
+  def apply(
     self,
-    layout: Layout,
-    vector: np.ndarray,
+    payload: Payload,
     examples: int,
     *,
     weight: float | None = None,
     pushes: int,
-    arrived: Any = (),
   ) -> None:
-    """Applies the sum of an update's pushes that is in a gradient buffer.
+    """Applies the sum of an update's pushes, as `add` and `commit` would.
 
-    The result equals that of `add` and `commit` bit for bit, as the program is
-    the same.  Donating the parameters' memory would save a third of the time,
-    but with another program.
+    The result is the same bit for bit, as the program is the same.  Donating
+    the parameters' memory would save a third of the time, but with another
+    program.
 
     Args:
-      layout: Layout of the buffer.
-      vector: The buffer, float32 [layout.size], which has been read on return.
-        It is not copied if it starts at a multiple of 64 bytes.
+      payload: The sum; it has been read on return.  Views of NumPy arrays are
+        not copied if they start at a multiple of 64 bytes.
       examples: Number of examples that it was summed over.
       weight: Their weight, in examples; None for their number.
       pushes: Number of pushes that it is the sum of.
-      arrived: Mask of the numbers to apply, as of `Payload`.
     """
     weight = examples if weight is None else weight
-    if weight:
-      payload = layout.payload(vector)._replace(arrived=arrived)
-      self.params, self.stats, self._state = jax.block_until_ready(
-        self._update(self._state, payload, examples, weight, pushes)
-      )
-    self._count(examples)
-
-  def warm_up_buffer(self, layout: Layout, arrived: Any = ()) -> None:
-    """Compiles the programs of `apply_buffer`, and changes nothing."""
-    payload = layout.payload(np.zeros(layout.size, np.float32))
-    payload = payload._replace(arrived=arrived)
-    twin = self.fork()
-    # Results may be bound to a device although the arguments were not.
-    for _ in range(2):
-      twin.params, twin.stats, twin._state = jax.block_until_ready(
-        twin._update(twin._state, payload, 1, 1, 1)
-      )
+    self._apply_sum(payload, examples, weight, pushes)
+    jax.block_until_ready((self.params, self.stats, self._state))
 
   def state(self) -> dict[str, Any]:
     """Returns the learner's state for a checkpoint, with sums of pushes."""
@@ -309,34 +269,26 @@ class TaskLearner:
     """The learning rate of the next update."""
     return self._schedule(examples=self.examples, updates=self.version)
 
-  def _count(self, examples: int) -> None:
-    """Counts an update, whose result is stored, as the next version."""
+  def _apply_sum(
+    self, payload: Payload, examples: int, weight: float, pushes: int
+  ) -> None:
+    """Applies a sum, unless it weighs nothing, as the next version."""
+    if weight:
+      unit = self._unit * (pushes if self._averages else 1)
+      self.params, self.stats, self._state = self._apply(
+        self.params,
+        self.stats,
+        self._state,
+        *payload,
+        np.float32(examples),
+        np.float32(weight * factor(self.scaling)),
+        np.float32(self.learning_rate * weight / unit),
+        np.float32(_STATS_DECAY ** (examples / self._worker_batch)),
+      )
     self.version += 1
     self.examples += examples
     if self.scaling:
       self.scaling = self.scaling.after(finite=True)
-
-  def _update(
-    self,
-    state: Any,
-    payload: Payload,
-    examples: int,
-    weight: float,
-    pushes: int,
-  ) -> tuple[Any, Any, Any]:
-    """Returns parameters, statistics and optimizer state after an update."""
-    unit = self._unit * (pushes if self._averages else 1)
-    updated: tuple[Any, Any, Any] = self._apply(
-      self.params,
-      self.stats,
-      state,
-      *payload,
-      np.float32(examples),
-      np.float32(weight * factor(self.scaling)),
-      np.float32(self.learning_rate * weight / unit),
-      np.float32(_STATS_DECAY ** (examples / self._worker_batch)),
-    )
-    return updated
 
 
 def _uses_accelerator() -> bool:

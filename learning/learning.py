@@ -1,26 +1,31 @@
-"""Interfaces of what a run learns, as runtimes use it.
+"""What a run learns, and its interfaces as runtimes use them.
 
 `learning.build` creates a `Learning` for a config: with a model and its data
 (`learning.tasks`), or without a model (`learning.timing_only`), which costs
 time and bytes alone.
 """
 
+import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from data.dataset import Dataset
+from data.digest import digest
 from data.stream import Ranges, Stream
 from learning.device_copies import DeviceCopies
 from learning.fragments import Fragments
-from learning.gradient_buffer import LeafSink
-from learning.layout import FLOAT32, Layout
+from learning.gradient_buffer import Sink
+from learning.layout import FLOAT32, Layout, count_float32, other_bytes
 from learning.scaling import Scaling
 from learning.schedule import Schedule
 from learning.shard_codec import ShardCodec
-from wire.codec import Payload, Wire
+from wire.codec import Payload
 
 
 class Overlap(enum.StrEnum):
@@ -64,7 +69,7 @@ class Computation(Protocol):
       changing: Whether later batches may be smaller.
 
     Returns:
-      A payload of every kind that may be pushed.
+      A payload of every kind that may be pushed; [] if leaves go to a sink.
     """
 
 
@@ -146,7 +151,7 @@ class Streaming(Gradient, Protocol):
     *,
     worker: int,
     iteration: int,
-    sink: LeafSink,
+    sink: Sink,
     scale: float = 1.0,
   ) -> tuple[Any, jax.Array | None]:
     """Computes a gradient, and hands its leaves to a sink.
@@ -163,16 +168,12 @@ class Streaming(Gradient, Protocol):
       Statistics, summed over the examples, and loss, as of `Pushes.push`.
     """
 
-  def warm_up_stream(
-    self, params: Any, examples: int | None, *, changing: bool
-  ) -> None:
-    """Compiles every program that `stream` needs; arguments of `warm_up`."""
-
 
 class Learner(Protocol):
   """Parameters, optimizer state, and sums of pushes that are not yet applied.
 
   Attributes:
+    has_model: Whether updates compute anything.
     params: Pytree of arrays; a vector if it is a shard of them.
     stats: Running statistics, likewise; () if there are none.
     version: Number of updates applied or skipped.
@@ -181,28 +182,18 @@ class Learner(Protocol):
       one; None if sums are not scaled.
   """
 
+  has_model: bool
   params: Any
   stats: Any
   version: int
   examples: int
   scaling: Scaling | None
 
-  @property
-  def learning_rate(self) -> float | None:
-    """The learning rate of the next update; None without a model."""
-
   def twin(self, params: Any, stats: Any) -> 'Learner':
     """Returns a learner of other parameters that shares compiled programs."""
 
   def fork(self) -> 'Learner':
     """Returns an independent copy."""
-
-  def warm_up(self, like: Payload | None = None) -> None:
-    """Compiles every program that a payload like this one needs.
-
-    Args:
-      like: The payload; None for one that has all numbers.
-    """
 
   def add(
     self,
@@ -239,29 +230,24 @@ class Learner(Protocol):
   def skip(self, update: int | None = None) -> None:
     """Drops an update, if there is one, and increments the version."""
 
-  def apply_buffer(
+  def apply(
     self,
-    layout: Layout,
-    vector: np.ndarray,
+    payload: Payload,
     examples: int,
     *,
     weight: float | None = None,
     pushes: int,
-    arrived: Any = (),
   ) -> None:
-    """Applies the sum of an update's pushes that is in a gradient buffer.
+    """Applies the sum of an update's pushes, as `add` and `commit` would.
+
+    The payload's memory may be used again afterwards.
 
     Args:
-      layout: Layout of the buffer.
-      vector: The buffer, float32 [layout.size].
+      payload: The sum.
       examples: Number of examples that it was summed over.
       weight: Their weight, in examples; None for their number.
       pushes: Number of pushes that it is the sum of.
-      arrived: Mask of the numbers to apply, as of `Payload`.
     """
-
-  def warm_up_buffer(self, layout: Layout, arrived: Any = ()) -> None:
-    """Compiles every program that `apply_buffer` needs."""
 
   def state(self) -> dict[str, Any]:
     """Returns the learner's state for a checkpoint, with sums of pushes."""
@@ -372,60 +358,74 @@ class Evaluation(Protocol):
     """Compiles the evaluation of versions like this one."""
 
 
-class Learning(Protocol):
-  """Everything that a run needs to know about its model and data."""
+@dataclasses.dataclass(frozen=True)
+class Learning:
+  """Everything that a run needs to know about its model and data.
 
-  @property
-  def num_train(self) -> int:
-    """Number of examples of an epoch."""
+  Without a model, `evaluate`, `schedule` and `dataset` are None, `params` and
+  `stats` are (), and the model's numbers are `blank`.
 
-  @property
-  def stream(self) -> Stream:
-    """Assignment of examples to iterations."""
+  Attributes:
+    num_train: Number of examples of an epoch.
+    stream: Assignment of examples to iterations.
+    gradient: Computation of gradients.
+    pushes: Computation of pushes: gradients, or displacements of local steps.
+    make_learner: Function that returns a learner, given the parameters and
+      statistics at which it starts.
+    shard_codec: Function that returns the codec of the messages between workers
+      and servers, given `servers`, their number, and `wire`.
+    find_overlap: Function that returns the work that sending overlaps with, and
+      a sentence for the log, given `wanted`, config.route.overlap.
+    streaming: Function that returns the computation of gradients bucket by
+      bucket, given their layout and `overlap`.
+    find_order: Function that returns the indices of the gradient's leaves in
+      the order of the backward pass; it traces the gradient.
+    evaluate: Evaluation of versions.
+    schedule: Schedule of the learning rate.
+    scaling: Initial loss scale; None without scaling.
+    params: Initial parameters as workers of one process share them.
+    stats: Initial running statistics; () if there are none.
+    devices: Kinds of this process's devices that compute gradients.
+    dataset: The data set.
+    fragments: Parts of the model that synchronise in turn; None without these.
+    blank: Float32 numbers that travel in place of parameters.
+  """
 
-  @property
-  def gradient(self) -> Gradient:
-    """Computation of gradients."""
+  num_train: int
+  stream: Stream
+  gradient: Gradient
+  pushes: Pushes
+  make_learner: Callable[[Any, Any], Learner]
+  shard_codec: Callable[..., ShardCodec]
+  find_overlap: Callable[..., tuple[Overlap, str]]
+  streaming: Callable[..., Streaming]
+  find_order: Callable[[], Sequence[int]] = tuple
+  evaluate: Evaluation | None = None
+  schedule: Schedule | None = None
+  scaling: Scaling | None = None
+  params: Any = ()
+  stats: Any = ()
+  devices: Sequence[str] = ()
+  dataset: Dataset | None = None
+  fragments: Fragments | None = None
+  blank: int = 0
 
-  @property
-  def pushes(self) -> Pushes:
-    """Computation of pushes: gradients, or displacements of local steps."""
-
-  @property
-  def fragments(self) -> Fragments | None:
-    """Parts of the model that synchronise in turn; None without these."""
-
-  @property
+  @functools.cached_property
   def has_inner_optimizer(self) -> bool:
     """True if workers have states of inner optimizers, of local steps."""
+    state = jax.eval_shape(self.pushes.init, self.params)
+    return bool(jax.tree.leaves(state))
 
-  @property
-  def evaluate(self) -> Evaluation | None:
-    """Evaluation of versions; None without a model."""
-
-  @property
-  def schedule(self) -> Schedule | None:
-    """Schedule of the learning rate; None without a model."""
-
-  @property
-  def scaling(self) -> Scaling | None:
-    """Initial loss scale; None without scaling."""
-
-  @property
+  @functools.cached_property
   def data_digest(self) -> str:
     """Digest of the data set; '' without a model."""
-
-  @property
-  def params(self) -> Any:
-    """Initial parameters as workers of one process share them."""
-
-  @property
-  def stats(self) -> Any:
-    """Initial running statistics; () if there are none."""
+    return digest(self.dataset) if self.dataset else ''
 
   @property
   def elements(self) -> tuple[int, int]:
     """Number of float32 numbers of parameters and of statistics."""
+    params = count_float32(self.params) + self.blank
+    return params, count_float32(self.stats)
 
   @property
   def other_bytes(self) -> int:
@@ -433,32 +433,32 @@ class Learning(Protocol):
 
     Codecs leave these numbers as they are.
     """
+    return other_bytes((self.params, self.stats))
 
   @property
-  def leaf_bytes(self) -> Sequence[int]:
+  def leaf_bytes(self) -> list[int]:
     """Bytes of the gradient's leaves in the order of the backward pass.
 
     Empty without a model.
     """
-
-  @property
-  def devices(self) -> Sequence[str]:
-    """Kinds of this process's devices that compute gradients; may be empty."""
-
-  def make_learner(self, params: Any, stats: Any) -> Learner:
-    """Returns a learner that starts at these parameters and statistics."""
+    leaves = jax.tree.leaves(self.params)
+    ordered = [leaves[k] for k in self._order]
+    return [leaf.nbytes for leaf in ordered if leaf.dtype == jnp.float32]
 
   def epochs(self, *, examples: int, updates: int) -> float:
     """Returns the progress of a run in epochs, which sets its learning rate.
+
+    The progress also selects the codec of a wire with stages.  Rows of
+    metrics.jsonl have another one, which counts examples alone.
 
     Args:
       examples: Number of examples in applied updates.
       updates: Number of updates; used in place of `examples` if the schedule
         counts each update as a fixed number of examples.
     """
-
-  def shard_codec(self, *, servers: int, wire: Wire) -> ShardCodec:
-    """Returns the codec of the messages between workers and servers."""
+    if self.schedule is None:
+      return examples / self.num_train
+    return self.schedule.epochs(examples=examples, updates=updates)
 
   def layout(
     self,
@@ -469,23 +469,32 @@ class Learning(Protocol):
     multiple: int = 1,
     fragment: int | None = None,
   ) -> Layout:
-    """Returns the layout of a replica's gradient buffer; see `Layout`.
+    """Returns the layout of a replica's gradient buffer.
 
     Args:
-      bucket_bytes: As of `Layout`, and so are the next ones.
+      bucket_bytes: As of `Layout`, and so are the next three.
       step_statistics: Numbers at the end.
       dtype: Dtype in which gradients travel.
       multiple: Divisor of the gradient's part.
       fragment: Number of the fragment whose leaves alone it has; None for the
         whole model.
     """
+    only, blank = None, self.blank
+    if fragment is not None and self.fragments:
+      only = self.fragments.leaves[fragment]
+      blank = self.fragments.numbers[fragment] if blank else 0
+    return Layout(
+      self.params,
+      self.stats,
+      order=self._order,
+      only=only,
+      blank=blank,
+      bucket_bytes=bucket_bytes,
+      step_statistics=step_statistics,
+      dtype=dtype,
+      multiple=multiple,
+    )
 
-  def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
-    """Returns the work that sending overlaps with, and a sentence for the log.
-
-    Args:
-      wanted: config.route.overlap.
-    """
-
-  def streaming(self, layout: Layout, *, overlap: bool) -> Streaming:
-    """Returns the computation of gradients bucket by bucket."""
+  @functools.cached_property
+  def _order(self) -> Sequence[int]:
+    return self.find_order()

@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 from data.stream import Ranges
+from learning import warm_up
 from learning.gradient import TaskGradient
 from wire.codec import Payload
 
@@ -149,30 +150,17 @@ class LocalSteps:
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
-    """Compiles every program that calls need.
-
-    Args:
-      params: Pytree of arrays.
-      examples: Examples of an iteration, the largest one if they change; None
-        if there is no bound.
-      changing: Whether later iterations may have fewer.
-
-    Returns:
-      A payload of every kind that may be pushed.
-    """
-    before = self.computed
+    """Compiles every program that calls need: see `Computation`."""
     step = self._worker_batch
     self.gradient.warm_up(params, step, changing=changing)
-    state = self._constrain(self.init(params))
-    payloads = []
+    state, lengths = self._constrain(self.init(params)), self._lengths(examples)
+    return warm_up.compute_pushes(self, params, state, lengths)[-1:]
+
+  def _lengths(self, examples: int | None) -> list[int]:
+    """Returns examples of iterations that together use all other programs."""
+    step = self._worker_batch
     # One step, a step after a step, and the rest of an iteration.
-    for count in sorted({step, 2 * step, (examples or 0) % step or step}):
-      payload, _, state = self.push(
-        params, ((0, count),), state, worker=0, iteration=0, rate=0.0
-      )
-      payloads.append(jax.block_until_ready(payload))
-    self.gradient.computed = before
-    return payloads[-1:]
+    return sorted({step, 2 * step, (examples or 0) % step or step})
 
   def _begin(self, params: Any, state: Any, rate: float | None) -> '_Progress':
     """Returns the progress of an iteration before its first step."""

@@ -23,7 +23,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from data.stream import Ranges
 from learning.device_copies import DeviceCopies, find_copies
 from learning.gradient import TaskGradient
-from learning.gradient_buffer import LeafSink
+from learning.gradient_buffer import Sink
 from learning.island import IslandPushes
 from learning.learning import Overlap
 from wire.codec import Payload
@@ -96,7 +96,7 @@ class StreamingGradient:
     self._streaming: Callable[..., Any] = jax.jit(
       functools.partial(self._compute_streaming, gradient.part)
     )
-    self._take: Callable[[int, np.ndarray], None] = _NoSink().put
+    self._take: Callable[[int, np.ndarray], None] = _ignore
     self._sums: list[np.ndarray] = []
 
   @property
@@ -138,21 +138,14 @@ class StreamingGradient:
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
-    """Compiles every program that calls need; see `TaskGradient`."""
-    return self._gradient.warm_up(params, examples, changing=changing)
-
-  def warm_up_stream(
-    self, params: Any, examples: int | None, *, changing: bool
-  ) -> None:
-    """Compiles every program that `stream` needs; arguments of `warm_up`."""
+    """Compiles every program that `stream` needs: see `Computation`."""
     gradient = self._gradient
-    before = gradient.computed
     gradient.weigh(((0, 1),))
     if changing:  # Only the last micro-batch of a batch is streamed.
       gradient.warm_up(params, examples, changing=True)
     for batch in gradient.batches(examples, changing=changing):
-      self.stream(params, ((0, batch),), worker=0, iteration=0, sink=_NoSink())
-    gradient.computed = before
+      self.stream(params, ((0, batch),), worker=0, iteration=0, sink=_ignore)
+    return []
 
   def stream(
     self,
@@ -161,7 +154,7 @@ class StreamingGradient:
     *,
     worker: int,
     iteration: int,
-    sink: LeafSink,
+    sink: Sink,
     scale: float = 1.0,
   ) -> tuple[Any, jax.Array]:
     """Computes a gradient, and hands its leaves to a sink.
@@ -194,7 +187,7 @@ class StreamingGradient:
     if self.overlap == Overlap.NONE:
       leaves = iter([*leaves])
     for leaf, array in leaves:
-      sink.put(leaf, array)
+      sink(leaf, array)
     jax.block_until_ready((payload.stats, loss))
     return payload.stats, loss
 
@@ -219,7 +212,7 @@ class StreamingGradient:
     gradient: TaskGradient,
     params: Any,
     parts: list[tuple[Any, ...]],
-    sink: LeafSink,
+    sink: Sink,
   ) -> tuple[Any, jax.Array]:
     *earlier, last = parts
     before = gradient.sum_parts(params, earlier)
@@ -237,7 +230,7 @@ class StreamingGradient:
       try:
         if sums:
           array = np.add(sums[leaf], array, out=self._sums[leaf])
-        sink.put(leaf, array)
+        sink(leaf, array)
       # XLA would replace any exception by one of its own.
       except BaseException as error:
         errors.append(error)
@@ -294,8 +287,5 @@ class StreamingGradient:
     return identity
 
 
-class _NoSink:
-  """A `LeafSink` for warm-ups, which need no leaves."""
-
-  def put(self, leaf: int, array: np.ndarray) -> None:
-    """Ignores the leaf."""
+def _ignore(leaf: int, array: np.ndarray) -> None:
+  """Receives the leaves of a warm-up."""

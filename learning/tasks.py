@@ -1,14 +1,11 @@
 """Learning of a model and its data: gradient, optimizer, schedule."""
 
-import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from absl import logging
 from flax import nnx
@@ -27,7 +24,6 @@ from configs.sections import (
 )
 from data import augment as augmentation
 from data.dataset import Dataset
-from data.digest import digest
 from data.stream import Stream
 from learning import compilations, exported, outer, placement
 from learning import optimizer as optimizers
@@ -38,118 +34,19 @@ from learning.fragment_steps import FragmentSteps
 from learning.fragments import Fragments, divide
 from learning.gradient import TaskGradient
 from learning.island import Followers, IslandMesh, IslandPushes, find_devices
-from learning.layout import FLOAT32, Layout, count_float32, other_bytes
+from learning.layout import Layout
 from learning.learner import TaskLearner
-from learning.learning import Overlap
+from learning.learning import Learning
 from learning.local_steps import LocalSteps, unchanged
-from learning.scaling import Scaling
 from learning.shard_codec import ShardCodec
 from learning.streaming import StreamingGradient, find_overlap
 from models.task import Task, classification, next_token
-from wire.codec import Wire
 
 # Fields that a model's own Task replaces.
 _UNUSED_BY_TASKS = (
   *('data.crop_padding', 'data.crop_area', 'data.flip'),
   *('eval_top', 'eval_loss'),
 )
-
-
-@dataclasses.dataclass
-class TaskLearning:
-  """A `Learning` of a task: see `learning.learning`."""
-
-  num_train: int
-  stream: Stream
-  gradient: TaskGradient | IslandPushes
-  pushes: TaskGradient | LocalSteps | IslandPushes
-  evaluate: TaskEvaluation
-  schedule: schedules.Schedule
-  scaling: Scaling | None
-  params: Any
-  stats: Any
-  make_learner: Callable[[Any, Any], TaskLearner]
-  devices: Sequence[str]
-  dataset: Dataset
-  fragments: Fragments | None
-
-  @functools.cached_property
-  def has_inner_optimizer(self) -> bool:
-    """True if workers have states of inner optimizers, of local steps."""
-    state = jax.eval_shape(self.pushes.init, self.params)
-    return bool(jax.tree.leaves(state))
-
-  @functools.cached_property
-  def data_digest(self) -> str:
-    """Digest of the data set."""
-    return digest(self.dataset)
-
-  @property
-  def elements(self) -> tuple[int, int]:
-    """Number of float32 numbers of parameters and of statistics."""
-    return count_float32(self.params), count_float32(self.stats)
-
-  @property
-  def other_bytes(self) -> int:
-    """Bytes of parameters and statistics that are not float32."""
-    return other_bytes((self.params, self.stats))
-
-  @property
-  def leaf_bytes(self) -> list[int]:
-    """Bytes of the gradient's leaves in the order of the backward pass."""
-    leaves = jax.tree.leaves(self.params)
-    ordered = [leaves[k] for k in self.gradient.order(self.params)]
-    return [leaf.nbytes for leaf in ordered if leaf.dtype == jnp.float32]
-
-  def epochs(self, *, examples: int, updates: int) -> float:
-    """Returns the progress of a run in epochs, which sets its learning rate.
-
-    The progress also selects the codec of a wire with stages.  Rows of
-    metrics.jsonl have another one, which counts examples alone.
-
-    Args:
-      examples: Number of examples in applied updates.
-      updates: Number of updates; used in place of `examples` if the schedule
-        counts each update as a fixed number of examples.
-    """
-    return self.schedule.epochs(examples=examples, updates=updates)
-
-  def shard_codec(self, *, servers: int, wire: Wire) -> ShardCodec:
-    """Returns the codec of the messages between workers and servers."""
-    return ShardCodec(self.params, self.stats, servers=servers, wire=wire)
-
-  def layout(
-    self,
-    *,
-    bucket_bytes: float,
-    step_statistics: int,
-    dtype: np.dtype = FLOAT32,
-    multiple: int = 1,
-    fragment: int | None = None,
-  ) -> Layout:
-    """Returns the layout of a replica's gradient buffer; see `Layout`."""
-    only = None
-    if fragment is not None and self.fragments:
-      only = self.fragments.leaves[fragment]
-    return Layout(
-      self.params,
-      self.stats,
-      order=self.gradient.order(self.params),
-      only=only,
-      bucket_bytes=bucket_bytes,
-      step_statistics=step_statistics,
-      dtype=dtype,
-      multiple=multiple,
-    )
-
-  def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
-    """Returns the work that sending overlaps with, and a sentence about it."""
-    return find_overlap(self.gradient, wanted=wanted)
-
-  def streaming(self, layout: Layout, *, overlap: bool) -> StreamingGradient:
-    """Returns the computation of gradients bucket by bucket."""
-    groups = [bucket.leaves for bucket in layout.buckets]
-    return StreamingGradient(self.gradient, groups, overlap=overlap)
 
 
 def make(
@@ -162,7 +59,7 @@ def make(
   *,
   followers: Followers | None = None,
   is_island: bool = False,
-) -> TaskLearning:
+) -> Learning:
   """Returns the learning of a config's model, or of a task in its place.
 
   Args:
@@ -199,17 +96,21 @@ def make(
   if mesh:
     gradient = pushes = IslandPushes(steps, base, mesh, task.params, followers)
     kinds = mesh.kinds
-  return TaskLearning(
+  return Learning(
     num_train=num_train,
     stream=stream,
     gradient=gradient,
     pushes=pushes,
+    make_learner=functools.partial(_learner, config, choose, schedule),
+    shard_codec=functools.partial(ShardCodec, task.params, task.stats),
+    find_overlap=functools.partial(find_overlap, gradient),
+    streaming=functools.partial(_streaming, gradient),
+    find_order=functools.partial(base.order, task.params),
     evaluate=_evaluation(config, task, dataset),
     schedule=schedule,
     scaling=scaling,
     params=task.params,
     stats=task.stats,
-    make_learner=functools.partial(_learner, config, choose, schedule, scaled),
     devices=kinds,
     dataset=dataset,
     fragments=fragments,
@@ -222,9 +123,17 @@ def check(config: ConfigDict, choose: Choose) -> None:
   Raises:
     ValueError: If a setting is wrong; names the field.
   """
-  scaling = scalings.make(config, own_task=False)
+  scalings.make(config, own_task=False)
   schedule = _schedule(config, choose, 1)
-  _learner(config, choose, schedule, scaling is not None, (), ())
+  _learner(config, choose, schedule, (), ())
+
+
+def _streaming(
+  gradient: TaskGradient | IslandPushes, layout: Layout, *, overlap: bool
+) -> StreamingGradient:
+  """Returns the computation of gradients bucket by bucket."""
+  groups = [bucket.leaves for bucket in layout.buckets]
+  return StreamingGradient(gradient, groups, overlap=overlap)
 
 
 def _task(config: ConfigDict, choose: Choose, dataset: Dataset) -> Task:
@@ -432,7 +341,6 @@ def _learner(
   config: ConfigDict,
   choose: Choose,
   schedule: schedules.Schedule,
-  scaled: bool,
   params: Any,
   stats: Any,
 ) -> TaskLearner:
@@ -454,8 +362,6 @@ def _learner(
       reduction=reduction,
       num_workers=config.cluster.workers,
       worker_batch=config.batching.worker_batch * iteration_steps(config),
-      # A weight divides pushes as a loss scale does.
-      scaled=scaled or config.staleness.name != 'constant',
     )
 
 

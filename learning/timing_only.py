@@ -5,7 +5,8 @@ in a virtual run there are none, so that a thousand workers cost little.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,10 @@ import numpy as np
 from configs.checks import require
 from data.stream import Ranges, Stream, size
 from learning.fragments import Fragments
-from learning.gradient_buffer import LeafSink
-from learning.layout import FLOAT32, Layout
-from learning.learning import Evaluation, Overlap
+from learning.gradient_buffer import Sink
+from learning.layout import FLOAT32
+from learning.learning import Learning, Overlap
 from learning.scaling import Scaling
-from learning.schedule import Schedule
 from learning.shard_codec import ShardCodec
 from wire.codec import Payload, Wire
 
@@ -77,11 +77,6 @@ class TimingOnlyGradient:
     """Returns the only kind of payload; there is nothing to compile."""
     return [Payload(params, ())]
 
-  def warm_up_stream(
-    self, params: Any, examples: int | None, *, changing: bool
-  ) -> None:
-    """Returns at once: there is no program to compile."""
-
   def stream(
     self,
     params: Any,
@@ -89,7 +84,7 @@ class TimingOnlyGradient:
     *,
     worker: int,
     iteration: int,
-    sink: LeafSink,
+    sink: Sink,
     scale: float = 1.0,
   ) -> tuple[tuple[()], None]:
     """Hands over no leaf; returns no statistics and no loss."""
@@ -104,11 +99,10 @@ class TimingOnlyLearner:
     stats: The statistics.
     version: Number of updates applied.
     examples: Number of examples in applied updates.
-    learning_rate: None.
     scaling: None.
   """
 
-  learning_rate = None
+  has_model = False
   scaling: Scaling | None = None
 
   def __init__(self, params: Any, stats: Any):
@@ -126,9 +120,6 @@ class TimingOnlyLearner:
     fork = copy.copy(self)
     fork._sums = dict(self._sums)
     return fork
-
-  def warm_up(self, like: Payload | None = None) -> None:
-    """Returns at once: there is no program to compile."""
 
   def add(
     self,
@@ -158,22 +149,17 @@ class TimingOnlyLearner:
     """Raises RuntimeError: an update without numbers cannot overflow."""
     raise RuntimeError('Expected an update that can overflow, got none.')
 
-  def apply_buffer(
+  def apply(
     self,
-    layout: Layout,
-    vector: np.ndarray,
+    payload: Payload,
     examples: int,
     *,
     weight: float | None = None,
     pushes: int,
-    arrived: Any = (),
   ) -> None:
     """Increments the version, without an update of the parameters."""
     self.version += 1
     self.examples += examples
-
-  def warm_up_buffer(self, layout: Layout, arrived: Any = ()) -> None:
-    """Returns at once: there is no program to compile."""
 
   def state(self) -> dict[str, Any]:
     """Returns version, examples and open sums, for a checkpoint."""
@@ -189,106 +175,63 @@ class TimingOnlyLearner:
     self._sums = state['sums']
 
 
-class TimingOnlyLearning:
-  """A `Learning` without a model: see `learning.learning`."""
+def make(
+  *,
+  size_bytes: int,
+  num_train: int,
+  stream: Stream,
+  divide: Callable[[int], Fragments | None] = lambda numbers: None,
+) -> Learning:
+  """Returns the learning of a run without a model.
 
-  evaluate: Evaluation | None = None
-  schedule: Schedule | None = None
-  scaling: Scaling | None = None
-  has_inner_optimizer = False
-  other_bytes = 0
-  data_digest = ''
-  params: Any = ()
-  stats: Any = ()
-  leaf_bytes: Sequence[int] = ()
-  devices: Sequence[str] = ()
+  Args:
+    size_bytes: Bytes of the parameters in float32.
+    num_train: Number of examples of an epoch.
+    stream: Assignment of examples to iterations.
+    divide: Returns the fragments of so many numbers; None for none.
 
-  def __init__(
-    self,
-    *,
-    size_bytes: int,
-    num_train: int,
-    stream: Stream,
-    divide: Callable[[int], Fragments | None] = lambda numbers: None,
-  ):
-    """Stores the sizes.
+  Raises:
+    ValueError: If the bytes are not those of whole float32 numbers.
+  """
+  item = FLOAT32.itemsize
+  whole = f'a multiple of {item}, the bytes of a float32'
+  require(size_bytes % item == 0, 'size_bytes', whole, size_bytes)
+  gradient, numbers = TimingOnlyGradient(), size_bytes // item
+  return Learning(
+    num_train=num_train,
+    stream=stream,
+    gradient=gradient,
+    pushes=gradient,
+    make_learner=TimingOnlyLearner,
+    shard_codec=functools.partial(_shard_codec, numbers),
+    find_overlap=_find_overlap,
+    streaming=lambda layout, *, overlap: gradient,
+    fragments=divide(numbers),
+    blank=numbers,
+  )
 
-    Args:
-      size_bytes: Bytes of the parameters in float32.
-      num_train: Number of examples of an epoch.
-      stream: Assignment of examples to iterations.
-      divide: Returns the fragments of so many numbers; None for none.
 
-    Raises:
-      ValueError: If the bytes are not those of whole float32 numbers.
-    """
-    item = FLOAT32.itemsize
-    whole = f'a multiple of {item}, the bytes of a float32'
-    require(size_bytes % item == 0, 'size_bytes', whole, size_bytes)
-    self.num_train, self.stream = num_train, stream
-    self.gradient = self.pushes = TimingOnlyGradient()
-    self.elements = size_bytes // item, 0
-    self.fragments = divide(self.elements[0])
+def _shard_codec(numbers: int, *, servers: int, wire: Wire) -> ShardCodec:
+  """Returns a codec of zeros that encodes and decodes each of them once."""
+  zeros = np.zeros(numbers, np.float32)
+  codec = ShardCodec(zeros, (), servers=servers, wire=wire)
+  codec.encode, codec.decode = _once(codec.encode), _once(codec.decode)
+  codec.encode_pull = _once(codec.encode_pull)
+  codec.decode_pulls = _once(codec.decode_pulls)
+  return codec
 
-  def make_learner(self, params: Any, stats: Any) -> TimingOnlyLearner:
-    """Returns a learner that counts updates."""
-    return TimingOnlyLearner(params, stats)
 
-  def epochs(self, *, examples: int, updates: int) -> float:
-    """Returns the progress of a run in epochs."""
-    del updates
-    return examples / self.num_train
-
-  def shard_codec(self, *, servers: int, wire: Wire) -> ShardCodec:
-    """Returns a codec of zeros that encodes and decodes each of them once."""
-    zeros = np.zeros(self.elements[0], np.float32)
-    codec = ShardCodec(zeros, (), servers=servers, wire=wire)
-    codec.encode, codec.decode = _once(codec.encode), _once(codec.decode)
-    codec.encode_pull = _once(codec.encode_pull)
-    codec.decode_pulls = _once(codec.decode_pulls)
-    return codec
-
-  def layout(
-    self,
-    *,
-    bucket_bytes: float,
-    step_statistics: int,
-    dtype: np.dtype = FLOAT32,
-    multiple: int = 1,
-    fragment: int | None = None,
-  ) -> Layout:
-    """Returns a layout of as many numbers in one bucket, without leaves."""
-    numbers = self.elements[0]
-    if fragment is not None and self.fragments:
-      numbers = self.fragments.numbers[fragment]
-    return Layout(
-      (),
-      blank=numbers,
-      bucket_bytes=bucket_bytes,
-      step_statistics=step_statistics,
-      dtype=dtype,
-      multiple=multiple,
+def _find_overlap(*, wanted: bool) -> tuple[Overlap, str]:
+  """Returns that sending overlaps with the time of a backward pass."""
+  if wanted:
+    return Overlap.BACKWARD, (
+      'Without a model, buckets are sent while the time of a backward pass '
+      'goes by.'
     )
-
-  def find_overlap(self, *, wanted: bool) -> tuple[Overlap, str]:
-    """Returns that sending overlaps with the time of a backward pass.
-
-    Args:
-      wanted: config.route.overlap.
-    """
-    if wanted:
-      return Overlap.BACKWARD, (
-        'Without a model, buckets are sent while the time of a backward pass '
-        'goes by.'
-      )
-    return Overlap.NONE, (
-      'Without a model, buckets are sent once the time of a backward pass has '
-      'gone by: config.route.overlap is False.'
-    )
-
-  def streaming(self, layout: Layout, *, overlap: bool) -> TimingOnlyGradient:
-    """Returns the gradient that hands over no leaf."""
-    return self.gradient
+  return Overlap.NONE, (
+    'Without a model, buckets are sent once the time of a backward pass has '
+    'gone by: config.route.overlap is False.'
+  )
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from data.stream import Ranges
-from learning.gradient_buffer import LeafSink
+from learning.gradient_buffer import Sink
 from learning.learning import Overlap, Pushes
 from wire.codec import Payload
 
@@ -87,7 +87,7 @@ class ReplicaSteps:
     *,
     worker: int,
     iteration: int,
-    sink: LeafSink,
+    sink: Sink,
     scale: float = 1.0,
   ) -> tuple[Any, jax.Array | None]:
     """Computes a displacement, and hands its leaves to a sink at the end."""
@@ -98,7 +98,7 @@ class ReplicaSteps:
       (jax.tree.leaves(payload.gradient), payload.stats)
     )
     for leaf, array in enumerate(leaves):
-      sink.put(leaf, array)
+      sink(leaf, array)
     return stats, loss
 
   def prepare(self, ranges: Ranges) -> None:
@@ -118,12 +118,6 @@ class ReplicaSteps:
   ) -> list[Payload]:
     """Compiles every program that calls need; see `Computation`."""
     return self._pushes.warm_up(params, examples, changing=changing)
-
-  def warm_up_stream(
-    self, params: Any, examples: int | None, *, changing: bool
-  ) -> None:
-    """Compiles every program that `stream` needs; arguments of `warm_up`."""
-    self._pushes.warm_up(params, examples, changing=changing)
 
 
 class FragmentReplicaSteps(ReplicaSteps):
@@ -149,7 +143,7 @@ class FragmentReplicaSteps(ReplicaSteps):
     *,
     worker: int,
     iteration: int,
-    sink: LeafSink,
+    sink: Sink,
     scale: float = 1.0,
   ) -> tuple[Any, jax.Array | None]:
     """Computes a displacement, and hands over the leaves of its fragment."""
@@ -160,7 +154,7 @@ class FragmentReplicaSteps(ReplicaSteps):
       leaves = jax.tree.leaves(moved)
       arrays = jax.device_get([leaves[leaf] for leaf in chosen])
       for leaf, array in zip(chosen, arrays, strict=True):
-        sink.put(leaf, array)
+        sink(leaf, array)
 
     payload, loss, self.state = self._steps.push(
       params,

@@ -22,6 +22,7 @@ import numpy as np
 
 from cluster.network import memory
 from cluster.parameter_server.store import Key
+from learning import warm_up
 from learning.layout import reshard, split_evenly
 from learning.learning import Learner
 from learning.shard_codec import byte_views
@@ -188,11 +189,11 @@ class Pieces:
     """Returns the pieces of the current version, encoded, uint8 [n] each."""
     return [piece.sent for piece in self._pieces]
 
-  def warm_up(self, like: Payload | None = None) -> None:
+  def warm_up(self) -> None:
     """Compiles the programs of all pieces."""
-    del like
     for piece in self._pieces:
-      piece.learner.warm_up()
+      payload = Payload(piece.learner.params, ())
+      warm_up.apply_updates(piece.learner, payload, adds=True)
       self._renew(piece)
 
   def add(self, update: int, key: Key) -> None:

@@ -34,7 +34,7 @@ from cluster.parameter_server.mirrors import MirrorStore, share_part
 from cluster.parameter_server.pieces import Pieces
 from cluster.parameter_server.store import Key
 from cluster.parameter_server.versions import Report, ShardVersions
-from learning import placement
+from learning import placement, warm_up
 from learning.learning import Learner
 from learning.shard_codec import ShardCodec, byte_views
 from system import clock, threads
@@ -155,7 +155,7 @@ class Server:
         stages = range(len(self._codec.wire.pushes))
         for stage in stages:
           payload = self._payload(self._zeros(stage), stage)
-          self.learner.warm_up(jax.block_until_ready(payload))
+          warm_up.apply_updates(self.learner, payload, adds=True)
         self.work = work.measure(
           self.learner, stages, self._zeros, self._payload
         )

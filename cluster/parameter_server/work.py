@@ -32,8 +32,7 @@ def measure(
   Returns:
     The work; None without a model, as there is none then.
   """
-  state = learner.state()
-  if '_state' not in state:
+  if not learner.has_model:
     return None
   rounds: list[tuple[float, float]] = []
   start = clock.perf_counter()
@@ -44,7 +43,7 @@ def measure(
   sum_s, update_s = (min(seconds) for seconds in zip(*rounds, strict=True))
   return ServerWork(
     share_bytes=_num_bytes((learner.params, learner.stats)),
-    slot_bytes=_num_bytes(state['_state']),
+    slot_bytes=_num_bytes(learner.state()['_state']),
     sum_s=sum_s,
     update_s=update_s,
   )

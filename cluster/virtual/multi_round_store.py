@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from cluster.virtual.store import LocalParameterStore
-from learning import scaling
+from learning import scaling, warm_up
 from learning.gradient import add_trees
 from learning.layout import Layout
 from learning.learning import Learner
@@ -62,7 +62,8 @@ class MultiRoundStore(LocalParameterStore):
     self._is_finite(payload.gradient)
     stats = self._add(payload.stats, payload.stats)
     for reduced in self._multi_round.warm_up(vector):
-      self.learner.warm_up(self._payload(reduced, stats))
+      payload = self._payload(reduced, stats)
+      warm_up.apply_updates(self.learner, payload, adds=False)
 
   def take_push(self, worker: int, message: Payload, stage: int) -> bool:
     """Takes the push of a worker; returns whether it is finite."""

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from learning import scaling
+from learning import scaling, warm_up
 from learning.learning import Learner
 from learning.local_codec import LocalCodec
 from learning.scaling import Scaling
@@ -76,9 +76,10 @@ class LocalParameterStore:
         arrived = jax.block_until_ready(self.codec.decode(message, stage))
         if self._checks_finite:
           self._is_finite(arrived.gradient)
-      self.learner.warm_up(arrived)
+      warm_up.apply_updates(self.learner, arrived, adds=True)
       for mask in self._masks[:1]:
-        self.learner.warm_up(arrived._replace(arrived=mask))
+        masked = arrived._replace(arrived=mask)
+        warm_up.apply_updates(self.learner, masked, adds=False)
 
   def pull(self) -> Any:
     """Returns the parameters as workers receive them.

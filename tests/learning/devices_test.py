@@ -18,7 +18,7 @@ from flax import nnx
 
 import train
 from data.dataset import Split
-from learning import compilations
+from learning import compilations, warm_up
 from learning.gradient import TaskGradient
 from learning.gradient_buffer import BucketFiller
 from learning.layout import Layout
@@ -26,6 +26,7 @@ from learning.learner import TaskLearner
 from learning.streaming import StreamingGradient
 from models import gradients, norm, task
 from tests.support import accelerators, small, stopping
+from wire.codec import Payload
 
 _EXAMPLES = 17  # With at most 8 at once: 8 + 8 + 1.
 
@@ -120,7 +121,7 @@ def _apply_update(gradient, params, expected):
   streaming = StreamingGradient(
     gradient, [each.leaves for each in layout.buckets], overlap=True
   )
-  streaming.warm_up_stream(params, _EXAMPLES, changing=False)
+  streaming.warm_up(params, _EXAMPLES, changing=False)
   learner = TaskLearner(
     params=params,
     stats=gradient.place(learned.stats),
@@ -130,15 +131,16 @@ def _apply_update(gradient, params, expected):
     num_workers=1,
     worker_batch=8,
   )
-  learner.warm_up_buffer(layout)
+  like = Payload(params, learner.stats)
+  warm_up.apply_updates(learner, like, adds=False)
   before = compilations.count()
   for _ in range(2):
     vector = np.zeros(layout.size, np.float32)
     filling = BucketFiller(layout, vector, lambda number: None)
-    call = {'worker': 1, 'iteration': _EXAMPLES, 'sink': filling}
+    call = {'worker': 1, 'iteration': _EXAMPLES, 'sink': filling.put}
     stats, _ = streaming.stream(params, ((0, _EXAMPLES),), **call)
     filling.finish(stats)
-    learner.apply_buffer(layout, vector, _EXAMPLES, pushes=1)
+    learner.apply(layout.payload(vector), _EXAMPLES, pushes=1)
   same = jax.tree.map(np.array_equal, layout.payload(vector), expected)
   return {
     'same': all(jax.tree.leaves(same)),

@@ -73,7 +73,7 @@ def _apply_updates():
     before = vector.copy()
     learner.add(learner.version, payload, 8)
     learner.commit(learner.version)
-    other.apply_buffer(layout, vector, 8, pushes=1)
+    other.apply(layout.payload(vector), 8, pushes=1)
     kept = kept and np.array_equal(vector, before)
     given += jax.tree.leaves(payload)
     pulled.append(learner.params)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from learning import compilations, optimizer, schedule
+from learning import compilations, optimizer, schedule, warm_up
 from learning.digest import digest
 from learning.gradient_buffer import BucketFiller, backward_order
 from learning.layout import (
@@ -475,14 +475,15 @@ class UpdateTest(parameterized.TestCase):
   ):
     layout = _layout()
     replica, plain = (_learner(_TXS[tx](), reduction) for _ in 'ab')
-    plain.warm_up()
-    replica.warm_up_buffer(layout)
+    like = Payload(plain.params, plain.stats)
+    warm_up.apply_updates(plain, like, adds=True)
+    warm_up.apply_updates(replica, like, adds=False)
     before = compilations.count()
     for update in range(5):
       examples, pushes = 20 + 3 * update, 1 + update % 3
       vector, payload = _fill(layout, update)
       payload = jax.tree.map(jnp.array, payload)
-      replica.apply_buffer(layout, vector, examples, pushes=pushes)
+      replica.apply(layout.payload(vector), examples, pushes=pushes)
       plain.add(update, payload, examples, pushes=pushes)
       plain.commit(update)
       self.assertEqual(digest(replica.state()), digest(plain.state()))
@@ -497,15 +498,13 @@ class UpdateTest(parameterized.TestCase):
     before = digest(fork.state())
     for update in range(3):
       vector, _ = _fill(layout, update)
-      replica.apply_buffer(layout, vector, 8, pushes=1)
+      replica.apply(layout.payload(vector), 8, pushes=1)
     jax.tree.map(np.testing.assert_array_equal, params, _trees(0)[0])
     self.assertEqual(digest(fork.state()), before)
 
   def test_a_learner_without_a_model_counts_updates(self):
     learner = TimingOnlyLearner((), ())
-    layout = Layout((), step_statistics=1)
-    learner.warm_up_buffer(layout)
-    learner.apply_buffer(layout, np.zeros(1, np.float32), 24, pushes=3)
+    learner.apply(Payload((), ()), 24, pushes=3)
     self.assertEqual((learner.version, learner.examples), (1, 24))
 
 

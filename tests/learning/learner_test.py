@@ -6,7 +6,7 @@ import numpy as np
 import optax
 from absl.testing import absltest, parameterized
 
-from learning import optimizer, schedule
+from learning import optimizer, schedule, warm_up
 from learning.learner import TaskLearner
 from wire.codec import Payload
 
@@ -131,8 +131,10 @@ class UpdateTest(parameterized.TestCase):
 
   def test_a_version_that_was_pulled_does_not_change(self):
     server = _server(optimizer.adamw(**_ADAMW))
-    server.warm_up()
     pulled = server.params
+    before = jax.device_get(server.state())
+    warm_up.apply_updates(server, _payload(_tree(9)), adds=True)
+    jax.tree.map(np.testing.assert_array_equal, server.state(), before)
     for update in range(3):
       server.add(update, _payload(_tree(update)), 8)
       server.commit(update)

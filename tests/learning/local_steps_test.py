@@ -204,7 +204,6 @@ class PushTest(parameterized.TestCase):
   def test_nothing_is_compiled_after_warm_up(self):
     steps, params = _make('adamw'), _task().params
     steps.warm_up(params, 24, changing=False)
-    self.assertEqual(steps.computed, 0)
     with jax.log_compiles(False), self.assertNoLogs('jax', 'WARNING'):
       state = steps.init(params)
       with jax.log_compiles():

@@ -142,7 +142,7 @@ class GradientTest(parameterized.TestCase):
     self.assertTrue(all(np.isfinite(leaf).all() for leaf in leaves))
 
 
-def _learner(scaled=False):
+def _learner():
   return TaskLearner(
     params={'a': jnp.array([1.0, -2.0]), 'b': jnp.ones((2, 3))},
     stats=jnp.zeros(2),
@@ -151,7 +151,6 @@ def _learner(scaled=False):
     reduction='sum',
     num_workers=2,
     worker_batch=8,
-    scaled=scaled,
   )
 
 
@@ -171,8 +170,7 @@ class LearnerTest(parameterized.TestCase):
     jax.tree.map(np.testing.assert_array_equal, *pairs)
 
   def test_pushes_of_different_scales_give_the_unscaled_update(self):
-    plain, scaled = _learner(), _learner(scaled=True)
-    scaled.warm_up()
+    plain, scaled = _learner(), _learner()
     for update in range(3):
       for seed, scale in enumerate((2.0**15, 1.0, 2.0**-3)):
         plain.add(update, _payload(seed), 8)
@@ -194,7 +192,7 @@ class LearnerTest(parameterized.TestCase):
       for leaf, array in enumerate(jax.tree.leaves(payload.gradient)):
         layout.write_leaf(vector, leaf, array)
       layout.write_stats(vector, payload.stats)
-      pooled.apply_buffer(layout, vector, 16, pushes=2)
+      pooled.apply(layout.payload(vector), 16, pushes=2)
       scaled.add(update, payload, 16, pushes=2)
       plain.add(update, _payload(update), 16, pushes=2)
       for each in (plain, scaled):
@@ -222,7 +220,7 @@ class LearnerTest(parameterized.TestCase):
     self.assertEqual(again.scaling, learner.scaling)
 
   def test_an_empty_update_increments_the_version(self):
-    learner = _learner(scaled=True)
+    learner = _learner()
     learner.commit(5)
     self.assertEqual((learner.version, learner.examples), (1, 0))
     np.testing.assert_array_equal(learner.params['a'], [1.0, -2.0])

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from configs import default
 from data import augment
 from data.dataset import Dataset, Split
-from learning import optimizer
+from learning import optimizer, warm_up
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient
 from learning.learner import TaskLearner
@@ -175,9 +175,9 @@ class NoLoopTest(parameterized.TestCase):
         reduction='mean',
         num_workers=2,
         worker_batch=_BATCH,
-        scaled=True,
       )
-      learner.warm_up()
+      like = Payload(params, learner.stats)
+      warm_up.apply_updates(learner, like, adds=True)
       learner.fork()
       self._assert_none(programs, 'init_fn', 'apply', 'add_trees', 'lambda')
 

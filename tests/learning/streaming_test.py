@@ -16,14 +16,13 @@ from absl.testing import absltest, parameterized
 from flax import nnx
 
 from data.dataset import Split
-from learning import compilations
+from learning import compilations, timing_only
 from learning.device_copies import PageableCopies
 from learning.gradient import TaskGradient
 from learning.gradient_buffer import BucketFiller
 from learning.layout import Layout
 from learning.learning import Overlap
 from learning.streaming import StreamingGradient, find_overlap
-from learning.timing_only import TimingOnlyLearning
 from models import mlp, norm, task, transformer
 from models.task import Task
 from tests.support import accelerators, drawn, small
@@ -104,7 +103,7 @@ def _digests():
       gradient, [each.leaves for each in layout.buckets], overlap=True
     )
     params = gradient.place(gradient.task.params)
-    streaming.warm_up_stream(params, 15, changing=False)
+    streaming.warm_up(params, 15, changing=False)
     before = compilations.count()
     vector, reported = _stream(streaming, gradient, layout, 15)
     found[f'{kind} {count}'] = {
@@ -155,7 +154,7 @@ def _stream(streaming, gradient, layout, examples):
   """Returns the buffer after a call, and the order of reported buckets."""
   vector, reported = np.zeros(layout.size, np.float32), []
   filling = BucketFiller(layout, vector, reported.append)
-  call = {'worker': 1, 'iteration': examples, 'sink': filling}
+  call = {'worker': 1, 'iteration': examples, 'sink': filling.put}
   params = gradient.task.params
   stats, loss = streaming.stream(params, ((0, examples),), **call)
   filling.finish(stats, [loss])
@@ -211,9 +210,7 @@ class StreamingTest(parameterized.TestCase):
       gradient, [each.leaves for each in layout.buckets], overlap=True
     )
     params = gradient.task.params
-    computed = gradient.computed
-    streaming.warm_up_stream(params, 6, changing=True)
-    self.assertEqual(streaming.computed, computed)
+    streaming.warm_up(params, 6, changing=True)
     before = compilations.count()
     for examples in range(1, 7):
       _stream(streaming, gradient, layout, examples)
@@ -226,18 +223,17 @@ class StreamingTest(parameterized.TestCase):
       streaming = StreamingGradient(
         gradient, [each.leaves for each in layout.buckets], overlap=overlap
       )
-      streaming.warm_up_stream(gradient.task.params, 8, changing=False)
+      streaming.warm_up(gradient.task.params, 8, changing=False)
       before = compilations.count()
       _stream(streaming, gradient, layout, 8)
       self.assertEqual(compilations.count(), before)
 
   @parameterized.parameters(KeyError, KeyboardInterrupt)
   def test_errors_of_the_sink_are_raised_unchanged(self, kind):
-    class Into:
-      def put(self, leaf, array):
-        leaves.append(leaf)
-        if len(leaves) == 2:
-          raise raised
+    def put(leaf, array):
+      leaves.append(leaf)
+      if len(leaves) == 2:
+        raise raised
 
     gradient = _make('mlp')
     layout = _layout(gradient)
@@ -245,7 +241,7 @@ class StreamingTest(parameterized.TestCase):
       gradient, [each.leaves for each in layout.buckets], overlap=True
     )
     leaves, raised = [], kind('its own')
-    call = {'worker': 0, 'iteration': 0, 'sink': Into()}
+    call = {'worker': 0, 'iteration': 0, 'sink': put}
     with self.assertRaises(kind) as caught:
       streaming.stream(gradient.task.params, ((0, 4),), **call)
     self.assertIs(caught.exception, raised)
@@ -294,7 +290,6 @@ class StreamingTest(parameterized.TestCase):
     got = streaming(streaming.place(params), ranges, **call)
     expected = gradient(params, ranges, **call)
     jax.tree.map(np.testing.assert_array_equal, got, expected)
-    self.assertLen(streaming.warm_up(params, 4, changing=False), 1)
 
 
 class AcceleratorTest(parameterized.TestCase):
@@ -323,7 +318,7 @@ class AcceleratorTest(parameterized.TestCase):
     for leaf in buckets[0]:
       may_land[leaf].set()
     filling = BucketFiller(layout, vector, ready)
-    call = {'worker': 1, 'iteration': 7, 'sink': filling}
+    call = {'worker': 1, 'iteration': 7, 'sink': filling.put}
     stats, loss = streaming.stream(gradient.task.params, ((0, 7),), **call)
     filling.finish(stats, [loss])
 
@@ -354,7 +349,7 @@ class AcceleratorTest(parameterized.TestCase):
     filling = BucketFiller(
       layout, vector, lambda number: log.append(('send', number))
     )
-    call = {'worker': 0, 'iteration': 0, 'sink': filling}
+    call = {'worker': 0, 'iteration': 0, 'sink': filling.put}
     streaming.stream(gradient.task.params, ((0, 4),), **call)
     kinds = [kind for kind, _ in log]
     count = len(layout.order)
@@ -392,15 +387,15 @@ class AcceleratorTest(parameterized.TestCase):
 
 class NothingTest(absltest.TestCase):
   def test_a_buffer_without_a_model_is_as_large_and_complete_at_once(self):
-    learning = TimingOnlyLearning(size_bytes=4000, num_train=10, stream=None)
+    learning = timing_only.make(size_bytes=4000, num_train=10, stream=None)
     layout = learning.layout(bucket_bytes=0, step_statistics=2)
     self.assertBetween(layout.size, 1002, 1017)
     streaming = learning.streaming(layout, overlap=True)
-    streaming.warm_up_stream((), 4, changing=True)
+    streaming.warm_up((), 4, changing=True)
     vector, reported = np.zeros(layout.size, np.float32), []
     filling = BucketFiller(layout, vector, reported.append)
     stats, loss = streaming.stream(
-      (), ((0, 4),), worker=0, iteration=0, sink=filling
+      (), ((0, 4),), worker=0, iteration=0, sink=filling.put
     )
     self.assertIsNone(loss)
     self.assertEqual(reported, [])

@@ -94,7 +94,6 @@ def _learner(name='sgd', reduction='sum', workers=1, **fields):
     reduction=reduction,
     num_workers=workers,
     worker_batch=_WORKER_BATCH,
-    scaled=True,
   )
 
 

@@ -53,9 +53,9 @@ class FragmentReducer(HostReducer):
     self, learner: Learner, examples: int | None, *, changing: bool
   ) -> None:
     """Compiles pushes and updates of all fragments."""
-    self._gradient.warm_up_stream(learner.params, examples, changing=changing)
+    self._gradient.warm_up(learner.params, examples, changing=changing)
     for buffers, mask in zip(self._each, self._masks, strict=True):
-      learner.warm_up_buffer(buffers.layout, mask)
+      self._warm_up_updates(learner, buffers.layout, mask)
 
   def compute(
     self,
@@ -84,14 +84,10 @@ class FragmentReducer(HostReducer):
     self, learner: Learner, *, examples: int, weight: float, pushes: int
   ) -> None:
     """Applies the summed buffer to its fragment."""
-    learner.apply_buffer(
-      self._layout,
-      self._vectors[0],
-      examples=examples,
-      weight=weight,
-      pushes=pushes,
-      arrived=self._masks[learner.version % len(self._masks)],
+    payload = self._layout.payload(self._vectors[0])._replace(
+      arrived=self._masks[learner.version % len(self._masks)]
     )
+    learner.apply(payload, examples, weight=weight, pushes=pushes)
 
   def apply_copy(
     self,
@@ -108,11 +104,5 @@ class FragmentReducer(HostReducer):
     vector = memory.aligned(layout.size * FLOAT32.itemsize).view(np.float32)
     for bucket, numbers in zip(layout.buckets, sums, strict=True):
       vector[bucket.start : bucket.end] = numbers
-    learner.apply_buffer(
-      layout,
-      vector,
-      examples=examples,
-      weight=weight,
-      pushes=pushes,
-      arrived=self._masks[number],
-    )
+    payload = layout.payload(vector)._replace(arrived=self._masks[number])
+    learner.apply(payload, examples, weight=weight, pushes=pushes)

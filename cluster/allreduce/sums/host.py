@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from cluster.allreduce.executor import membership
@@ -18,6 +17,7 @@ from cluster.network.messages import ConnectMembers
 from cluster.network.port import Port
 from cluster.speed.layers import Bucket
 from data.stream import Ranges
+from learning import warm_up
 from learning.device_copies import DeviceCopies
 from learning.gradient_buffer import BucketFiller
 from learning.layout import FLOAT32, Layout
@@ -129,8 +129,17 @@ class HostReducer:
     self, learner: Learner, examples: int | None, *, changing: bool
   ) -> None:
     """Compiles gradient and update."""
-    self._gradient.warm_up_stream(learner.params, examples, changing=changing)
-    learner.warm_up_buffer(self._layout)
+    self._gradient.warm_up(learner.params, examples, changing=changing)
+    self._warm_up_updates(learner, self._layout)
+
+  @staticmethod
+  def _warm_up_updates(
+    learner: Learner, layout: Layout, arrived: Any = ()
+  ) -> None:
+    """Compiles updates by the numbers of a buffer that have arrived."""
+    vector = np.zeros(layout.size, np.float32)
+    like = layout.payload(vector)._replace(arrived=arrived)
+    warm_up.apply_updates(learner, like, adds=False)
 
   def place(self, tree: Any) -> Any:
     """Returns a pytree with its arrays on the devices of gradients."""
@@ -209,7 +218,7 @@ class HostReducer:
       ranges,
       worker=worker,
       iteration=iteration,
-      sink=filler,
+      sink=filler.put,
       scale=factor(learner.scaling),
     )
     return None if loss is None else float(loss), filler.finite
@@ -284,22 +293,11 @@ class HostReducer:
     """Applies the summed buffer to the learner."""
     returned, self._returned = self._returned, None
     if returned is None:
-      learner.apply_buffer(
-        self._layout,
-        self._vectors[0],
-        examples=examples,
-        weight=weight,
-        pushes=pushes,
-      )
-      return
-    returned.wait()
-    update = learner.version
-    learner.add(
-      update, returned.payload(), examples, weight=weight, pushes=pushes
-    )
-    learner.commit(update)
-    # The next computation's time is measured without the update.
-    jax.block_until_ready((learner.params, learner.stats))
+      payload = self._layout.payload(self._vectors[0])
+    else:
+      returned.wait()
+      payload = returned.payload()
+    learner.apply(payload, examples, weight=weight, pushes=pushes)
 
   def copy_sum(self) -> Any:
     """Returns copies of the summed buckets, in the dtypes they are sent in."""
@@ -322,9 +320,8 @@ class HostReducer:
     vector = memory.aligned(self._layout.size * _ITEM).view(np.float32)
     for bucket, numbers in zip(self._layout.buckets, sums, strict=True):
       vector[bucket.start : bucket.end] = numbers
-    learner.apply_buffer(
-      self._layout, vector, examples=examples, weight=weight, pushes=pushes
-    )
+    payload = self._layout.payload(vector)
+    learner.apply(payload, examples, weight=weight, pushes=pushes)
 
   def collect(self, version: int) -> None:
     """Returns at once: there are no residuals."""

@@ -85,7 +85,8 @@ class MultiRoundReducer(HostReducer):
     super().warm_up(learner, examples, changing=changing)
     vector = np.zeros(self._layout.gradient_size, np.float32)
     for reduced in self.codec_state.warm_up(vector):
-      learner.warm_up_buffer(self._layout, self._leaves(reduced.arrived))
+      arrived = self._leaves(reduced.arrived)
+      self._warm_up_updates(learner, self._layout, arrived)
 
   def close(self) -> None:
     """Ends the executor, and resets the codec state for the next session."""
@@ -122,7 +123,7 @@ class MultiRoundReducer(HostReducer):
       ranges,
       worker=worker,
       iteration=iteration,
-      sink=filler,
+      sink=filler.put,
       scale=self._scale,
     )
     return None if loss is None else float(loss), filler.finite
@@ -173,14 +174,10 @@ class MultiRoundReducer(HostReducer):
   ) -> None:
     """Applies the sum, or the part of it that has arrived, to the learner."""
     ended = self._finished_rounds
-    learner.apply_buffer(
-      self._layout,
-      self._total,
-      examples=examples,
-      weight=weight,
-      pushes=pushes,
-      arrived=self._leaves(ended.reduced.arrived),
+    payload = self._layout.payload(self._total)._replace(
+      arrived=self._leaves(ended.reduced.arrived)
     )
+    learner.apply(payload, examples, weight=weight, pushes=pushes)
     ended.finish(learner.version)
 
   def copy_sum(self) -> Any:
@@ -210,14 +207,10 @@ class MultiRoundReducer(HostReducer):
       total[:] = 0.0
       total[mask] = numbers
       arrived = mask[: self._layout.gradient_size]
-    learner.apply_buffer(
-      self._layout,
-      total,
-      examples=examples,
-      weight=weight,
-      pushes=pushes,
-      arrived=self._leaves(arrived),
+    payload = self._layout.payload(total)._replace(
+      arrived=self._leaves(arrived)
     )
+    learner.apply(payload, examples, weight=weight, pushes=pushes)
 
   @property
   def _finished_rounds(self) -> WorkerRounds:

@@ -13,6 +13,7 @@ from cluster.allreduce.sums import native
 from cluster.allreduce.sums.codec_state import CodecState, WorkerRounds
 from cluster.allreduce.sums.native import AXIS, OPTIONS, NativeReducer
 from cluster.network.messages import ConnectMembers
+from learning import warm_up
 from learning.layout import FLOAT32, Layout
 from learning.learning import Gradient, Learner
 from learning.scaling import factor
@@ -66,7 +67,8 @@ class NativeMultiRoundReducer(NativeReducer):
     vector = self._to_vector(self._like.gradient)
     for reduced in self._multi_round.warm_up(vector):
       gradient, arrived = self._as_leaves(reduced)
-      learner.warm_up(self._like._replace(gradient=gradient, arrived=arrived))
+      like = self._like._replace(gradient=gradient, arrived=arrived)
+      warm_up.apply_updates(learner, like, adds=False)
 
   def form(self, order: ConnectMembers, limit_s: float) -> None:
     """Compiles the sums, while all other workers do the same."""

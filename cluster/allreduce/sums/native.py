@@ -35,7 +35,7 @@ from cluster.process import xla_group
 from cluster.process.exits import Unmendable
 from configs.checks import require
 from data.stream import Ranges
-from learning import placement
+from learning import placement, warm_up
 from learning.layout import Layout
 from learning.learning import Gradient, Learner
 from learning.scaling import factor
@@ -350,7 +350,8 @@ class NativeReducer:
     )
     self._like = self.place(payloads[-1])
     jax.block_until_ready(self._is_finite(self._like))
-    learner.warm_up()
+    like = Payload(learner.params, learner.stats)
+    warm_up.apply_updates(learner, like, adds=False)
 
   def place(self, tree: Any) -> Any:
     """Returns a tree with its arrays on the device that sums."""
@@ -427,10 +428,7 @@ class NativeReducer:
     self, learner: Learner, *, examples: int, weight: float, pushes: int
   ) -> None:
     """Applies the sum to the learner."""
-    update = learner.version
-    learner.add(update, self._payload, examples, weight=weight, pushes=pushes)
-    learner.commit(update)
-    jax.block_until_ready(learner.params)
+    learner.apply(self._payload, examples, weight=weight, pushes=pushes)
 
   def copy_sum(self) -> Any:
     """Raises RuntimeError: no worker can join where XLA sums."""

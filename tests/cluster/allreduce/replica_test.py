@@ -547,7 +547,7 @@ class _HalfAppliedLearner(_Learner):
     super().__init__((), ())
     self.is_half_applied, self._is_read = threading.Event(), threading.Event()
 
-  def apply_buffer(self, layout, vector, examples, **counts):
+  def apply(self, payload, examples, **counts):
     self.version += 1
     self.is_half_applied.set()
     self._is_read.wait(0.3)

@@ -10,6 +10,7 @@ from absl.testing import absltest
 
 from cluster.network.messages import ServerWork
 from cluster.parameter_server import work
+from learning import warm_up
 from learning.learner import TaskLearner
 from learning.timing_only import TimingOnlyLearner
 from wire.codec import Payload
@@ -53,7 +54,7 @@ class WorkTest(absltest.TestCase):
   def test_known_times_are_measured_and_nothing_changes(self):
     learner = _learner()
     learner.__class__ = _SlowLearner
-    learner.warm_up(_decode(_receive(0), 0))
+    warm_up.apply_updates(learner, _decode(_receive(0), 0), adds=True)
     before = jax.tree.map(np.array, learner.state()['_state'])
 
     found = work.measure(learner, [0], _receive, _decode)

@@ -265,7 +265,7 @@ class _RecomputedRun:
       worker.ranges,
       worker=index,
       iteration=worker.iteration,
-      sink=filler,
+      sink=filler.put,
       scale=factor(self.learner.scaling),
     )
     if gradient is self._steps:
@@ -339,13 +339,12 @@ class _RecomputedRun:
     if fragments:
       number = fragments.at(self.learner.version)
       arrived = fragments.mask(self.learner.params, number)
-    self.learner.apply_buffer(
-      self._layout,
-      reduced.vector,
+    payload = self._layout.payload(reduced.vector)
+    self.learner.apply(
+      payload._replace(arrived=arrived),
       examples=sum(examples for _, examples, _ in pushed.values()),
       weight=sum(weight for *_, weight in pushed.values()),
       pushes=len(pushed),
-      arrived=arrived,
     )
     return True
 

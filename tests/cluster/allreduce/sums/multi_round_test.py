@@ -59,7 +59,7 @@ class _Gradient:
     leaves = jax.tree.leaves(self.draw(worker, iteration))
     for number, leaf in reversed([*enumerate(leaves)]):
       self.events.append('leaf')
-      sink.put(number, leaf * scale)
+      sink(number, leaf * scale)
     return (), 1.0
 
 
@@ -70,10 +70,10 @@ class _Learner:
     self.version, self.params, self.scaling = 0, (), None
     self.applied = None
 
-  def apply_buffer(self, layout, vector, examples, *, weight, pushes, arrived):
+  def apply(self, payload, examples, *, weight, pushes):
     del examples, pushes
     self.version += 1
-    self.applied = layout.payload(vector.copy())._replace(arrived=arrived)
+    self.applied = jax.tree.map(np.copy, payload)
 
 
 def _multi_round(layout, **changed):
