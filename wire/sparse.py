@@ -8,13 +8,15 @@ their indices.  An allreduce sums the norms first, so that all workers choose
 the same chunks and the values are a shorter dense vector.  Chunks may be sent
 in 16 bits: what rounding takes away stays in the residual.
 
-This module has the implementation in JAX; on hosts, vectors of NumPy are
-reduced by `wire.sparse_numpy`.
+An allreduce of NumPy vectors, on hosts, has an implementation of its own: there
+XLA's passes over newly allocated memory cost several times what the work in
+them does.  The one in NumPy passes over vectors once, block by block, in memory
+that is used again.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,6 @@ import numpy as np
 from configs import declared
 from configs.checks import require
 from wire import dense
-from wire.chunks import ChunkSettings
 from wire.codec import (
   Codec,
   HalfPrecision,
@@ -36,12 +37,14 @@ from wire.codec import (
   Workspace,
   scale_residual,
 )
-from wire.sparse_numpy import NumpyChunks
 
-_PARTS = 8  # In which a chunk is added.
+_ITEM = 4  # Bytes of a float32, and of the index of a chunk.
+_ROUNDING = 1e-9  # Allowed rounding error of a share of chunks.
+_PARTS = 8  # In which XLA adds a chunk.
+_BLOCK = 2**15  # Numbers that stay in a core's cache while they are used.
 
 # A residual: `unsent` numbers, and with local momentum their `velocity`.
-Vectors = Mapping[str, jax.Array]
+Vectors = Mapping[str, Any]
 
 
 @declared.check_arguments('wire.sparse')
@@ -103,8 +106,61 @@ def make(
   )
 
 
+class ChunkSettings(NamedTuple):
+  """Selection of the chunks of a vector that are sent.
+
+  Attributes:
+    sparsity: Share of the chunks that is not sent, rounded down.
+    chunk: Numbers of a chunk; those that the last one lacks are 0.
+    correction: Treatment of momentum: 'none', 'masked' or 'local'.
+    momentum: Momentum that workers apply with 'local', else 0.
+    lags: Whether chunks are chosen by norms of before the gradient.
+    dtype: Dtype of the numbers that are sent.
+  """
+
+  sparsity: float
+  chunk: int
+  correction: str
+  momentum: float
+  lags: bool
+  dtype: np.dtype
+
+  @property
+  def needs_norms(self) -> bool:
+    """True if an allreduce sums norms before it can choose chunks."""
+    return bool(self.sparsity) and not self.lags
+
+  def count_chunks(self, n: int) -> int:
+    """Returns the number of chunks of n numbers."""
+    expected = f'at most {n}, the numbers that travel together'
+    require(self.chunk <= n, 'chunk', expected, self.chunk)
+    return -(-n // self.chunk)
+
+  def count_sent(self, n: int) -> int:
+    """Returns the number of chunks that are sent of n numbers, at least one."""
+    count = self.count_chunks(n)
+    return max(count - int(self.sparsity * count + _ROUNDING), 1)
+
+  def sends_all(self, n: int) -> bool:
+    """Returns whether all chunks of n numbers are sent."""
+    return self.count_sent(n) == self.count_chunks(n)
+
+  def count_values(self, n: int) -> int:
+    """Returns how many of n numbers are sent, with padding of chunks."""
+    return n if self.sends_all(n) else self.count_sent(n) * self.chunk
+
+  def count_streamable(self, n: int) -> int:
+    """Returns the number of chunks that are known to be sent, 0 if all are."""
+    return 0 if self.sends_all(n) else self.count_sent(n)
+
+  def size_bytes(self, n: int) -> int:
+    """Returns the bytes of a message of n numbers: values, and indices."""
+    values = self.dtype.itemsize * self.count_values(n)
+    return values + _ITEM * self.count_streamable(n)
+
+
 def _codec(settings: ChunkSettings) -> Codec:
-  compiled, on_host = _JaxChunks(*settings), NumpyChunks(*settings)
+  compiled, on_host = _JaxChunks(*settings), _NumpyChunks(*settings)
 
   def allreduce(
     state: State, vector: Any, scale: float, workspace: Workspace
@@ -328,3 +384,169 @@ _choose = jax.jit(_JaxChunks.choose, static_argnums=0)
 _choose_at_once = jax.jit(_JaxChunks.choose_at_once, static_argnums=0)
 # In the memory of the residual: a copy would cost more than all else it does.
 _finish = jax.jit(_JaxChunks.finish, static_argnums=0, donate_argnums=1)
+
+
+class _NumpyChunks(ChunkSettings):
+  """NumPy implementation of a worker's part in the sparse allreduce."""
+
+  def allreduce(
+    self, state: State, vector: np.ndarray, scale: float, workspace: Workspace
+  ) -> Rounds:
+    """Yields the norms, unless they are known, and the values of chunks."""
+    n = vector.size
+    residual, own_norms = self._accumulate(
+      state.residual, vector, np.float32(scale), workspace
+    )
+    norms = state.replicated
+    if self.needs_norms:
+      norms = yield own_norms
+    unsent, chunks = residual['unsent'].reshape(-1, self.chunk), None
+    if not self.sends_all(n):
+      chunks = self.choose(np.asarray(norms), n)
+    count = self.count_values(n)
+    contribution = workspace.array(
+      'contribution', count + (len(unsent) if self.lags else 0)
+    )
+    rows = contribution[:count].reshape(-1, self.chunk)
+    if chunks is None:  # Nothing has waited, so the velocity is not stale.
+      rows[...], own_norms[...] = unsent, 0
+      unsent[...] = _round_in_place(rows, self.dtype)
+    else:
+      np.take(unsent, chunks, axis=0, out=rows, mode='clip')
+      own_norms[chunks] = 0
+      for each in residual.values():
+        each.reshape(-1, self.chunk)[chunks] = 0
+      if self.dtype != np.float32:
+        unsent[chunks] = _round_in_place(rows, self.dtype)
+    if self.lags:
+      contribution[count:] = own_norms
+    if scale != 1:
+      for each in residual.values():
+        each *= np.float32(1 / scale)
+    total = yield contribution
+    replicated: Any = np.array(total[count:]) if self.lags else ()
+    return (
+      self._reduced(np.asarray(total)[:count], chunks, n, workspace),
+      State(residual, replicated=replicated),
+    )
+
+  def choose(self, norms: np.ndarray, n: int) -> np.ndarray:
+    """Returns chunks of largest norm, ascending; the first of equal ones."""
+    order = np.argsort(-norms, kind='stable')
+    return np.sort(order[: self.count_sent(n)])
+
+  def choose_from_state(self, state: State, n: int) -> np.ndarray:
+    """Returns the chunks that are chosen by norms of before the gradient."""
+    return self.choose(np.asarray(state.replicated), n)
+
+  def encode_chunk(self, residual: Vectors, vector: np.ndarray) -> np.ndarray:
+    """Returns the values of a chunk, of its residual and its gradient."""
+    if self.momentum:
+      vector = self.momentum * residual['velocity'] + vector
+    return round_to(residual['unsent'] + vector, self.dtype)
+
+  def _accumulate(
+    self,
+    residual: Any,
+    vector: np.ndarray,
+    scale: np.float32,
+    workspace: Workspace,
+  ) -> tuple[Vectors, np.ndarray]:
+    """Returns the residual with a new gradient, and its norms, [chunks].
+
+    It lies in the gradient's memory; the residual of before stays as it is.
+    """
+    before = {name: np.asarray(each) for name, each in residual.items()}
+    after = {'unsent': vector}
+    if self.momentum:
+      spare = _other_array(before['unsent'], workspace)
+      after = {'unsent': spare, 'velocity': vector}
+    norms = np.empty(vector.size // self.chunk, np.float32)
+    rows = max(_BLOCK // self.chunk, 1)
+    scratch = workspace.array('scratch', rows * self.chunk)
+    # A worker whose gradient is not finite has reported that already.
+    with np.errstate(over='ignore', invalid='ignore'):
+      for first, place in self._blocks(vector.size, rows):
+        new, old = after['unsent'][place], before['unsent'][place]
+        block = scratch[: new.size]
+        if self.momentum:
+          velocity = vector[place]
+          np.multiply(
+            before['velocity'][place], np.float32(self.momentum), out=block
+          )
+          if scale != 1:
+            block *= scale
+          velocity += block
+        if scale != 1:
+          old = np.multiply(old, scale, out=block)
+        np.add(old, vector[place], out=new)
+        np.abs(new, out=block)
+        parts = block.reshape(-1, self.chunk)
+        np.add.reduce(parts, axis=1, out=norms[first : first + len(parts)])
+    return after, norms
+
+  def _blocks(self, n: int, rows: int) -> Iterator[tuple[int, slice]]:
+    """Yields the first chunk of each block of so many chunks, and its place."""
+    step = rows * self.chunk
+    for number, start in enumerate(range(0, n, step)):
+      yield number * rows, slice(start, min(start + step, n))
+
+  def _reduced(
+    self,
+    values: np.ndarray,
+    chunks: np.ndarray | None,
+    n: int,
+    workspace: Workspace,
+  ) -> PartialVector:
+    """Returns the reduced vector, in the workspace, of the sum of values."""
+    vector = workspace.array('sum', n)
+    if chunks is None:
+      vector[...] = values
+      workspace.nonzero_rows.pop('sum', None)
+      return PartialVector(vector)
+    rows = values.reshape(-1, self.chunk)
+    self._scatter(workspace, 'sum', vector, chunks, rows)
+    if self.correction != 'masked':
+      return PartialVector(vector)
+    arrived = workspace.array('arrived', n, bool)
+    self._scatter(workspace, 'arrived', arrived, chunks, True)
+    return PartialVector(vector, arrived)
+
+  def _scatter(
+    self,
+    workspace: Workspace,
+    name: str,
+    array: np.ndarray,
+    chunks: np.ndarray,
+    values: np.ndarray | bool,
+  ) -> None:
+    """Writes values into chunks of an array of the workspace, 0 elsewhere."""
+    rows = array.reshape(-1, self.chunk)
+    rows[workspace.nonzero_rows.get(name, slice(None))] = 0
+    rows[chunks] = values
+    workspace.nonzero_rows[name] = chunks
+
+
+def round_to(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+  """Returns float32 numbers rounded to a dtype, in float32."""
+  if dtype == np.float32:
+    return numbers
+  with np.errstate(over='ignore'):  # The sum is checked for infinities.
+    rounded: np.ndarray = numbers.astype(dtype).astype(np.float32)
+  return rounded
+
+
+def _round_in_place(numbers: np.ndarray, dtype: np.dtype) -> Any:
+  """Rounds numbers in place; returns what that takes away."""
+  if dtype == np.float32:
+    return 0
+  exact, numbers[...] = numbers.copy(), round_to(numbers, dtype)
+  with np.errstate(invalid='ignore'):
+    return exact - numbers
+
+
+def _other_array(used: np.ndarray, workspace: Workspace) -> np.ndarray:
+  """Returns that of two arrays in which `used` does not lie."""
+  names = ('unsent', 'unsent, too')
+  both = [workspace.array(name, used.size) for name in names]
+  return both[int(np.may_share_memory(used, both[0]))]

@@ -1,4 +1,4 @@
-"""Tests for wire.sparse and wire.sparse_numpy, against loops over chunks."""
+"""Tests for wire.sparse against loops over chunks."""
 
 import dataclasses
 
@@ -9,7 +9,6 @@ from absl.testing import absltest, parameterized
 
 from tests.support import collectives
 from wire import sparse
-from wire.chunks import ChunkSettings
 from wire.codec import Wire, Workspace
 from wire.multi_round import MultiRoundAllreduce
 
@@ -79,7 +78,7 @@ def _whole(rng, *shape):
 class SettingsTest(parameterized.TestCase):
   def test_shares_of_whole_chunks_are_not_rounded_down(self):
     for unsent in range(100):
-      settings = ChunkSettings(
+      settings = sparse.ChunkSettings(
         unsent / 100, 1, 'none', 0.0, False, np.dtype(np.float32)
       )
       self.assertEqual(settings.count_sent(100), 100 - unsent)

@@ -17,7 +17,7 @@ from cluster.allreduce.executor.membership import Membership
 from cluster.allreduce.executor.program import DTYPES
 from configs.checks import require
 from learning.layout import FLOAT32
-from wire.sparse_numpy import round_to
+from wire.sparse import round_to
 
 
 class _TreePart(NamedTuple):
