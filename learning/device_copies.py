@@ -50,24 +50,20 @@ class PageableCopies:
   """
 
   def start_to_host(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    """Starts copies to the host; returns the arrays."""
     for array in arrays:
       array.copy_to_host_async()
     return arrays
 
   def wait_for_host(self, copy: jax.Array) -> np.ndarray:
-    """Waits for a copy to the host; returns its numbers."""
     return np.asarray(copy)
 
   def start_to_device(
     self, arrays: Sequence[np.ndarray]
   ) -> Sequence[jax.Array]:
-    """Starts copies to the default device."""
     copies: Sequence[jax.Array] = jax.device_put(list(arrays))
     return copies
 
   def wait_for_device(self, tree: Any) -> None:
-    """Waits until all arrays are on the device."""
     jax.block_until_ready(tree)
 
 
@@ -79,7 +75,6 @@ class PinnedCopies(PageableCopies):
   """
 
   def start_to_host(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    """Starts copies to pinned memory; returns arrays in that memory."""
     shardings = [each.sharding.with_memory_kind(PINNED) for each in arrays]
     copies: Sequence[jax.Array] = jax.device_put(list(arrays), shardings)
     return copies

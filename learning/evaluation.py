@@ -19,6 +19,13 @@ class TaskEvaluation:
 
   Attributes:
     measures: Directions of the measures, the primary one first: see `Task`.
+
+  Args:
+    task: Task that is learned.
+    test: Examples.
+    batch: Most examples that are computed at once; the last batch is padded
+      and masked.
+    matmul: Precision of products and convolutions, as of `TaskGradient`.
   """
 
   def __init__(
@@ -29,15 +36,6 @@ class TaskEvaluation:
     batch: int = MOST_EXAMPLES,
     matmul: str | None = 'float32',
   ):
-    """Stores the split; compiles nothing yet.
-
-    Args:
-      task: Task that is learned.
-      test: Examples.
-      batch: Most examples that are computed at once; the last batch is padded
-        and masked.
-      matmul: Precision of products and convolutions, as of `TaskGradient`.
-    """
     self._inputs, self._targets = test
     self._batch = min(batch, len(test.targets))
 
@@ -76,11 +74,6 @@ class TaskEvaluation:
     self._is_finite = jax.jit(is_finite)
 
   def __call__(self, params: Any, stats: Any) -> dict[str, float]:
-    """Returns the measures by name; an accuracy is 0 to 1.
-
-    Raises:
-      FloatingPointError: If a measure is not finite.
-    """
     batches = [
       self._sum_batch(params, stats, start)
       for start in range(0, len(self._targets), self._batch)
@@ -99,7 +92,6 @@ class TaskEvaluation:
     return figures
 
   def warm_up(self, params: Any, stats: Any) -> None:
-    """Compiles the evaluation of versions like this one."""
     jax.block_until_ready(self._sum_batch(params, stats, 0))
 
   def _sum_batch(self, params: Any, stats: Any, start: int) -> Any:
@@ -114,7 +106,6 @@ class TaskEvaluation:
     )
 
   def is_finite(self, params: Any) -> bool:
-    """Returns whether all parameters are finite."""
     return bool(self._is_finite(params))
 
 

@@ -30,7 +30,17 @@ class FragmentState(NamedTuple):
 
 
 class FragmentSteps(LocalSteps):
-  """Pushes of one fragment each, from a worker's own parameters."""
+  """Pushes of one fragment each, from a worker's own parameters.
+
+  Args:
+    gradient: Computes the gradient of each step.
+    tx: Inner optimizer, built for learning rate 1.
+    fragments: Division of the parameters.
+    worker_batch: Examples of a step; the last step of an iteration may have
+      fewer.
+    overlap_steps: Steps that follow the computation of the displacement.
+    blend: Weight of the worker's own parameters when a fragment arrives.
+  """
 
   def __init__(
     self,
@@ -42,17 +52,6 @@ class FragmentSteps(LocalSteps):
     overlap_steps: int,
     blend: float,
   ):
-    """Compiles nothing yet.
-
-    Args:
-      gradient: Computes the gradient of each step.
-      tx: Inner optimizer, built for learning rate 1.
-      fragments: Division of the parameters.
-      worker_batch: Examples of a step; the last step of an iteration may have
-        fewer.
-      overlap_steps: Steps that follow the computation of the displacement.
-      blend: Weight of the worker's own parameters when a fragment arrives.
-    """
     super().__init__(gradient, tx, worker_batch=worker_batch)
     self.fragments = fragments
     self._overlap_steps = overlap_steps
@@ -82,7 +81,6 @@ class FragmentSteps(LocalSteps):
     self._fragment = jax.jit(displacement, static_argnums=3)
 
   def init(self, params: Any) -> FragmentState:
-    """Returns the state of a worker at its start."""
     return FragmentState(super().init(params), params, np.int32(-1))
 
   def push(
@@ -139,10 +137,7 @@ class FragmentSteps(LocalSteps):
     return [*super()._lengths(examples), *[1] * (self.fragments.count + 1)]
 
   def _merge(self, params: Any, state: FragmentState, version: int) -> Any:
-    """Returns a worker's own parameters after the arrival of a fragment.
-
-    A worker that was not there for the version before begins with this one.
-    """
+    """Returns a worker's own parameters after the arrival of a fragment."""
     before = int(state.version)
     if before < 0 or before != version - 1:
       return params

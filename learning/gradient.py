@@ -86,6 +86,25 @@ class TaskGradient:
     train: Training examples.
     computed: Number of examples computed so far, with padding.
     add: Compiled `add_trees`, which reuses the memory of its first argument.
+
+  Args:
+    indices: Function from positions of the stream to examples, as
+      `Stream.indices`.
+    micro_batch: Examples of the largest micro-batch, a power of two.
+    seed: Seed of the random keys, one for each iteration of each worker.
+    devices: Devices, a power of two of them, that split every micro-batch.
+      The first computes micro-batches that are smaller than their number.
+      With fewer than two devices, JAX chooses the device.
+    scaled: Whether losses have a scale: see `learning.scaling`.
+    matmul: Precision of products and convolutions of float32, as
+      `jax.default_matmul_precision` takes it.
+    spread: Returns the computation on several devices, given `part` and
+      `others`, the number of its arguments after the targets; None for
+      devices of this process alone.
+
+  Raises:
+    ValueError: If `micro_batch` is not a power of two, or if the number of
+      devices is not or is larger.
   """
 
   def __init__(
@@ -101,29 +120,6 @@ class TaskGradient:
     matmul: str | None = 'float32',
     spread: Callable[..., Spread] | None = None,
   ):
-    """Compiles nothing yet.
-
-    Args:
-      task: Task that is learned.
-      train: Training examples.
-      indices: Function from positions of the stream to examples, as
-        `Stream.indices`.
-      micro_batch: Examples of the largest micro-batch, a power of two.
-      seed: Seed of the random keys, one for each iteration of each worker.
-      devices: Devices, a power of two of them, that split every micro-batch.
-        The first computes micro-batches that are smaller than their number.
-        With fewer than two devices, JAX chooses the device.
-      scaled: Whether losses have a scale: see `learning.scaling`.
-      matmul: Precision of products and convolutions of float32, as
-        `jax.default_matmul_precision` takes it.
-      spread: Returns the computation on several devices, given `part` and
-        `others`, the number of its arguments after the targets; None for
-        devices of this process alone.
-
-    Raises:
-      ValueError: If `micro_batch` is not a power of two, or if the number of
-        devices is not or is larger.
-    """
     if micro_batch < 1 or micro_batch & (micro_batch - 1):
       raise ValueError(
         f'micro_batch: expected a power of two, got {micro_batch}.'
@@ -180,7 +176,6 @@ class TaskGradient:
     return found
 
   def init(self, params: Any) -> tuple[()]:
-    """Returns no state: gradients have none."""
     del params
     return ()
 
@@ -196,7 +191,6 @@ class TaskGradient:
     rate: float | None = None,
     version: int = 0,
   ) -> tuple[Payload, jax.Array, Any]:
-    """Returns a worker's gradient as its push, its loss, and no state."""
     del rate, version
     payload, loss = self(
       params, ranges, worker=worker, iteration=iteration, scale=scale
@@ -311,13 +305,7 @@ class TaskGradient:
     return backward_order(gradient, params, inputs, targets, np.int32(1), stamp)
 
   def prepare(self, *batches: Ranges) -> None:
-    """Gathers the examples of the next calls that have these positions.
-
-    Those of other positions are dropped.
-
-    Args:
-      *batches: Positions in the stream, of each call.
-    """
+    """Gathers the examples of the next calls, and drops those of others."""
     before = self._gathered
     self._gathered = {
       ranges: before.get(ranges) or list(self._gather(ranges))
@@ -370,11 +358,6 @@ class TaskGradient:
     return found / math.prod(targets.shape[1:])
 
   def place(self, tree: Any) -> Any:
-    """Returns a pytree with its arrays on the device of pushes.
-
-    JAX compiles a program again when an array that is bound to a device, as
-    pushes are if there are several devices, takes the place of one that is not.
-    """
     if not self._spread:
       return tree
     return jax.tree.map(self._spread.bind, tree)
@@ -382,7 +365,6 @@ class TaskGradient:
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
-    """Compiles every program that calls need: see `Computation`."""
     self.weigh(((0, 1),))
     batches = self.batches(examples, changing=changing)
     return warm_up.compute_pushes(self, params, (), batches)
@@ -437,14 +419,12 @@ class _Spread:
     )
 
   def copies(self, params: Any) -> tuple[Any, Any]:
-    """Returns the parameters on the first device, and on all of them."""
     return (
       jax.device_put(params, self._first),
       jax.device_put(params, self._everywhere),
     )
 
   def bind(self, leaf: Any) -> Any:
-    """Returns an array on the first device, and anything else unchanged."""
     if isinstance(leaf, jax.Array | np.ndarray):
       return jax.device_put(leaf, self._first)
     return leaf
@@ -456,14 +436,6 @@ class _Spread:
     targets: np.ndarray,
     *rest: Any,
   ) -> Any:
-    """Returns the result of `part`, on the first device.
-
-    Args:
-      copies: Parameters, as of `copies`.
-      inputs: As of `part`, and so are the others.
-      targets: Targets of the examples.
-      *rest: Other arguments.
-    """
     on_first, on_all = copies
     if len(inputs) < self._count:
       return self._one(on_first, inputs, targets, *rest)

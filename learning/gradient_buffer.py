@@ -26,19 +26,17 @@ class BucketFiller:
 
   The last bucket is complete once `finish` was called, as are buckets without
   leaves.
+
+  Args:
+    layout: Layout of the buffer.
+    vector: The buffer, float32 [layout.size].
+    ready: Called once with the index of each bucket, as soon as it is
+      complete, by the thread that completed it.
   """
 
   def __init__(
     self, layout: Layout, vector: np.ndarray, ready: Callable[[int], None]
   ):
-    """Starts with an empty buffer.
-
-    Args:
-      layout: Layout of the buffer.
-      vector: The buffer, float32 [layout.size].
-      ready: Called once with the index of each bucket, as soon as it is
-        complete, by the thread that completed it.
-    """
     self._layout, self._vector, self._ready = layout, vector, ready
     self._lock = threads.Lock()
     self._missing = [len(bucket.leaves) for bucket in layout.buckets]
@@ -103,11 +101,8 @@ def backward_order(gradient: Callable[..., Any], *args: Any) -> tuple[int, ...]:
 
 
 def _positions(jaxpr: Any) -> list[tuple[int, ...]]:
-  """Returns the position of the equation that computes each output of a jaxpr.
-
-  A position is the index of the equation, followed by the position inside it if
-  the equation is a call.
-  """
+  """Returns positions of the equations that compute the outputs of a jaxpr."""
+  # Index of the equation, and the position inside it if it is a call.
   sources = {
     id(var): (number, equation, output)
     for number, equation in enumerate(jaxpr.eqns)

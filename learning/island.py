@@ -74,16 +74,12 @@ class IslandMesh:
     devices: The devices, the leader's first.
     count: Number of the devices.
     kinds: Kind of each device.
+
+  Args:
+    sharding: 'replicated' or 'fsdp'.
   """
 
   def __init__(self, devices: Sequence[jax.Device], sharding: str):
-    """Creates the mesh.
-
-    Args:
-      devices: Devices of all processes, in the same order in each of them; the
-        first is the leader's.
-      sharding: 'replicated' or 'fsdp'.
-    """
     self.devices, self.count = devices, len(devices)
     self.kinds = [device.device_kind for device in devices]
     self._is_sharded = sharding == 'fsdp'
@@ -289,21 +285,14 @@ class _MeshSpread:
     }
 
   def copies(self, params: Any) -> Any:
-    """Returns the parameters, which are on the mesh."""
     return params
 
   def bind(self, leaf: Any) -> Any:
-    """Returns an array on this process's first device."""
     return self._mesh.bind(leaf)
 
   def __call__(
     self, copies: Any, inputs: np.ndarray, targets: np.ndarray, *rest: Any
   ) -> Any:
-    """Returns the result of `part`, on the mesh.
-
-    Each device computes all examples of a micro-batch that has fewer than there
-    are devices.
-    """
     split = len(inputs) >= self._mesh.count
     result = self._programs[split](
       copies,
@@ -319,6 +308,16 @@ class IslandPushes:
 
   The leader calls it as any worker calls its pushes.  Followers call
   `follow_push` and `warm_up` as the leader announces.
+
+  Args:
+    pushes: Computes pushes on the mesh.
+    gradient: Computes gradients on the mesh, for `pushes`.
+    mesh: Devices of the island.
+    params: Parameters, for their shapes.
+    followers: Announces computations; None in a follower.
+
+  Raises:
+    ValueError: If the parameters cannot be divided; names the field.
   """
 
   def __init__(
@@ -329,18 +328,6 @@ class IslandPushes:
     params: Any,
     followers: Followers | None,
   ):
-    """Compiles nothing yet.
-
-    Args:
-      pushes: Computes pushes on the mesh.
-      gradient: Computes gradients on the mesh, for `pushes`.
-      mesh: Devices of the island.
-      params: Parameters, for their shapes.
-      followers: Announces computations; None in a follower.
-
-    Raises:
-      ValueError: If the parameters cannot be divided; names the field.
-    """
     mesh.check(params)
     self._pushes, self._gradient, self._mesh = pushes, gradient, mesh
     self._followers = followers
@@ -351,7 +338,6 @@ class IslandPushes:
 
   @property
   def computed(self) -> int:
-    """Number of examples computed so far, with padding."""
     return self._gradient.computed
 
   @property
@@ -365,21 +351,17 @@ class IslandPushes:
     return self._gradient.part
 
   def init(self, params: Any) -> Any:
-    """Returns the state of the worker at its start; () if there is none."""
     return self._pushes.init(params)
 
   def prepare(self, ranges: Ranges) -> None:
-    """Gathers the examples of a later push, in all processes."""
     if self._followers:
       self._followers.prepare(ranges)
     self._pushes.prepare(ranges)
 
   def weigh(self, ranges: Ranges) -> float:
-    """Returns the weight of examples, in examples; in this process alone."""
     return self._gradient.weigh(ranges)
 
   def place(self, tree: Any) -> Any:
-    """Returns a pytree with its arrays on the device of pushes."""
     return jax.tree.map(self._mesh.bind, tree)
 
   def order(self, params: Any) -> tuple[int, ...]:
@@ -399,7 +381,6 @@ class IslandPushes:
     iteration: int,
     scale: float = 1.0,
   ) -> tuple[Payload, jax.Array]:
-    """Returns a worker's gradient, and its loss: see `Gradient`."""
     payload, loss, _ = self.push(
       params, ranges, (), worker=worker, iteration=iteration, scale=scale
     )
@@ -417,7 +398,6 @@ class IslandPushes:
     rate: float | None = None,
     version: int = 0,
   ) -> tuple[Payload, jax.Array, Any]:
-    """Returns a worker's push, its loss, and its state: see `Pushes`."""
     del version  # Islands have no fragments.
     if not self._followers:
       raise RuntimeError('Expected the leader of an island, got a follower.')
@@ -465,7 +445,6 @@ class IslandPushes:
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
-    """Compiles every program that calls need: see `Computation`."""
     if self._followers:
       self._followers.warm_up(examples, changing=changing)
     try:

@@ -100,6 +100,29 @@ class Layout:
     buckets: Buckets in the order of their positions; they cover the vector.
     bucket_of: Index of the bucket in which each leaf of the gradient ends, by
       the index of the leaf.
+
+  Args:
+    params: Pytree of float32 arrays, or of their shapes and dtypes.
+    stats: The same of the running statistics; () if there are none.
+    order: Indices of the leaves of `params` in the order of their positions;
+      None for the order of the tree.
+    only: Indices of the leaves that are in the vector; None for all.  Others
+      are read as 0.
+    bucket_bytes: Bytes, counted in float32, at which a bucket is closed after
+      the current leaf: 0 for a bucket per leaf, infinity for one bucket.  The
+      last bucket has the leaves that are left, the statistics and the step
+      statistics.
+    dtype: Dtype in which gradients travel.  If it is not float32, the last
+      bucket has the statistics and the step statistics alone, in float32.
+    step_statistics: Numbers at the end of the vector.
+    blank: Numbers behind the gradient's leaves that take space but belong to
+      no leaf.
+    multiple: Divisor of `gradient_size`, which is padded accordingly.
+    alignment_bytes: Bytes to a multiple of which each leaf is aligned; 4 for
+      no padding between leaves.
+
+  Raises:
+    ValueError: If a leaf is not float32, or an argument is out of range.
   """
 
   def __init__(
@@ -116,31 +139,6 @@ class Layout:
     multiple: int = 1,
     alignment_bytes: int = ALIGNMENT_BYTES,
   ):
-    """Computes all positions.
-
-    Args:
-      params: Pytree of float32 arrays, or of their shapes and dtypes.
-      stats: The same of the running statistics; () if there are none.
-      order: Indices of the leaves of `params` in the order of their positions;
-        None for the order of the tree.
-      only: Indices of the leaves that are in the vector; None for all.  Others
-        are read as 0.
-      bucket_bytes: Bytes, counted in float32, at which a bucket is closed after
-        the current leaf: 0 for a bucket per leaf, infinity for one bucket.  The
-        last bucket has the leaves that are left, the statistics and the step
-        statistics.
-      dtype: Dtype in which gradients travel.  If it is not float32, the last
-        bucket has the statistics and the step statistics alone, in float32.
-      step_statistics: Numbers at the end of the vector.
-      blank: Numbers behind the gradient's leaves that take space but belong to
-        no leaf.
-      multiple: Divisor of `gradient_size`, which is padded accordingly.
-      alignment_bytes: Bytes to a multiple of which each leaf is aligned; 4 for
-        no padding between leaves.
-
-    Raises:
-      ValueError: If a leaf is not float32, or an argument is out of range.
-    """
     leaves, self._params_tree = jax.tree.flatten(params)
     stats_leaves, self._stats_tree = jax.tree.flatten(stats)
     for leaf in (*leaves, *stats_leaves):
@@ -419,10 +417,7 @@ def reshard(
 def _kinds(
   count: int, sizes: Sequence[tuple[int, int]], index: int
 ) -> Iterator[tuple[list[int], int, int]]:
-  """Yields, for parameters and statistics, earlier sizes and a server's part.
-
-  The part is its first number, counted over all servers, and its size.
-  """
+  """Yields, for both kinds, earlier sizes, and start and size of a share."""
   for kind in zip(*sizes, strict=True):
     yield split_evenly(sum(kind), count), sum(kind[:index]), kind[index]
 
@@ -474,14 +469,7 @@ def _spans(size: int, count: int) -> list[tuple[int, int]]:
 def _cuts(
   places: Sequence[_Place], size: int, least: float, unit: int
 ) -> list[int]:
-  """Returns the positions at which buckets start, and the end of the last one.
-
-  Args:
-    places: Positions of the gradient's leaves, ascending.
-    size: Numbers to divide into buckets.
-    least: Numbers at which a bucket is closed.
-    unit: Divisor of all positions but the last.
-  """
+  """Returns where buckets start, and the end of the last one."""
   cuts, numbers = [0], 0
   for place in places:
     numbers += place.end - place.start

@@ -56,6 +56,16 @@ class TaskLearner:
     examples: Number of examples in applied updates.
     scaling: Loss scale of all sums, which follows updates and skips.  None if
       gradients are not scaled, or each push by its own scale.
+
+  Args:
+    tx: Optimizer with learning rate 1, with decay, clipping and momentum.
+    schedule: Schedule of the learning rate.
+    reduction: 'sum', 'mean' or 'barrier_mean'.
+    num_workers: Number of workers n, as configured.
+    worker_batch: Examples of a worker's batch X0, as configured.
+
+  Raises:
+    ValueError: If `reduction` is unknown.
   """
 
   has_model = True
@@ -71,20 +81,6 @@ class TaskLearner:
     num_workers: int,
     worker_batch: int,
   ):
-    """Starts at version 0.
-
-    Args:
-      params: Initial parameters.
-      stats: Initial running statistics; () if there are none.
-      tx: Optimizer with learning rate 1, with decay, clipping and momentum.
-      schedule: Schedule of the learning rate.
-      reduction: 'sum', 'mean' or 'barrier_mean'.
-      num_workers: Number of workers n, as configured.
-      worker_batch: Examples of a worker's batch X0, as configured.
-
-    Raises:
-      ValueError: If `reduction` is unknown.
-    """
     declared.check('optimizer', reduction=reduction)
     self.params = params
     self.stats = stats
@@ -135,14 +131,12 @@ class TaskLearner:
     )
 
   def twin(self, params: Any, stats: Any) -> 'TaskLearner':
-    """Returns a learner of other parameters that shares compiled programs."""
     twin = copy.copy(self)
     twin.params, twin.stats = params, stats
     twin._state, twin._sums = self._init(params), {}
     return twin
 
   def fork(self) -> 'TaskLearner':
-    """Returns an independent copy."""
     fork = copy.copy(self)
     # Later sums and updates reuse the memory of these arrays.
     fork._state = self._copy(self._state)
@@ -162,16 +156,6 @@ class TaskLearner:
     pushes: int = 1,
     scale: float = 1.0,
   ) -> None:
-    """Adds a push, or the sum of several, to an update.
-
-    Args:
-      update: Number of the update.
-      payload: The push; the learner owns its memory from now on.
-      examples: Number of examples that it was summed over.
-      weight: Their weight, in examples; None for their number.
-      pushes: Number of pushes that it is the sum of.
-      scale: Loss scale by which its gradient is divided.
-    """
     weight = examples if weight is None else weight
     if scale != 1:
       gradient = self._divide(payload.gradient, np.float32(scale))
@@ -191,7 +175,6 @@ class TaskLearner:
   def replace(
     self, update: int, function: Callable[[Payload], Payload]
   ) -> Payload:
-    """Replaces an update's sum by a function of it, and returns the result."""
     total, examples, weight, pushes = self._sums[update]
     total = function(total)
     self._sums[update] = total, examples, weight, pushes
@@ -210,11 +193,6 @@ class TaskLearner:
     self._apply_sum(payload, examples, weight, pushes)
 
   def skip(self, update: int | None = None) -> None:
-    """Increments the version and lowers the scale, after an overflow.
-
-    Args:
-      update: Number of the update to drop; None if nothing was added yet.
-    """
     if update is not None:
       self._sums.pop(update, None)
     self.version += 1
@@ -247,7 +225,6 @@ class TaskLearner:
     jax.block_until_ready((self.params, self.stats, self._state))
 
   def state(self) -> dict[str, Any]:
-    """Returns the learner's state for a checkpoint, with sums of pushes."""
     return {name: getattr(self, name) for name in _STATE}
 
   def restore(self, state: dict[str, Any]) -> None:
@@ -311,15 +288,7 @@ def _complete(payload: Payload) -> Payload:
 def _masked(
   tx: optax.GradientTransformation, arrived: Any, new: Any, state: Any
 ) -> Any:
-  """Returns updates and state that change only numbers that have arrived.
-
-  Args:
-    tx: The optimizer.
-    arrived: Mask of the numbers that have arrived, bool, like the parameters.
-    new: Updates, and the optimizer's state after them.
-    state: The optimizer's state before.  Arrays like the parameters are masked;
-      others, such as a count of updates, are not.
-  """
+  """Returns updates and state that change only numbers that have arrived."""
   updates, after = new
   updates = jax.tree.map(lambda a, u: jnp.where(a, u, 0), arrived, updates)
   moves = optax.tree.map_params(

@@ -28,6 +28,16 @@ class LocalCodec:
     overflows: Whether finite numbers may become infinite.
     stages: Number of the wire's stages.
     has_residual: Whether workers keep residuals.
+
+  Args:
+    wire: The codecs; None for messages that are the payloads themselves.
+    params: Pytree of arrays.  Only float32 leaves are encoded by a codec that
+      treats each number by itself; others travel as they are.
+    stats: The same of running statistics; () if there are none.
+    servers: Number of servers, each of which gets a message of its own.
+
+  Raises:
+    ValueError: If `ShardCodec` refuses the arguments.
   """
 
   def __init__(
@@ -38,18 +48,6 @@ class LocalCodec:
     *,
     servers: int = 1,
   ):
-    """Chooses how leaves are encoded.
-
-    Args:
-      wire: The codecs; None for messages that are the payloads themselves.
-      params: Pytree of arrays.  Only float32 leaves are encoded by a codec that
-        treats each number by itself; others travel as they are.
-      stats: The same of running statistics; () if there are none.
-      servers: Number of servers, each of which gets a message of its own.
-
-    Raises:
-      ValueError: If `ShardCodec` refuses the arguments.
-    """
     self._wire: Wire | None = None  # Codecs of leaves.
     self._shards: ShardCodec | None = None
     self.dtype: np.dtype | None = np.dtype(np.float32)
@@ -145,11 +143,9 @@ class LocalCodec:
     return payload._replace(arrived=arrived)
 
   def _map_payload(self, function: '_Coder', payload: Payload) -> Payload:
-    """Returns a payload whose leaves were encoded or decoded one by one.
-
-    Encoding and decoding are separate programs: in one, XLA may omit a cast to
-    less precision and back, and it copies leaves that a codec leaves alone.
-    """
+    """Returns a payload whose leaves were encoded or decoded one by one."""
+    # Encoding and decoding are separate programs: in one, XLA may omit a cast
+    # to less precision and back, and it copies leaves left alone by a codec.
     if not self._wire:
       return payload
     push, stats = self._wire.push, self._wire.stats

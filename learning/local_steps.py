@@ -36,6 +36,13 @@ class LocalSteps:
 
   Attributes:
     gradient: Computation of the gradient of each step.
+
+  Args:
+    tx: Inner optimizer, built for learning rate 1.
+    worker_batch: Examples of a step; the last step of an iteration may have
+      fewer.
+    constrain: Function of parameters and optimizer state, traced, that says
+      how they lie on several devices.
   """
 
   def __init__(
@@ -46,16 +53,6 @@ class LocalSteps:
     worker_batch: int,
     constrain: Callable[[Any], Any] = unchanged,
   ):
-    """Compiles nothing yet.
-
-    Args:
-      gradient: Computes the gradient of each step.
-      tx: Inner optimizer, built for learning rate 1.
-      worker_batch: Examples of a step; the last step of an iteration may have
-        fewer.
-      constrain: Function of parameters and optimizer state, traced, that says
-        how they lie on several devices.
-    """
     self.gradient = gradient
     self._worker_batch = worker_batch
     self._init = jax.jit(tx.init)
@@ -85,11 +82,9 @@ class LocalSteps:
 
   @property
   def computed(self) -> int:
-    """Number of examples computed so far, with padding."""
     return self.gradient.computed
 
   def init(self, params: Any) -> Any:
-    """Returns the state of a worker's inner optimizer at its start."""
     return self._init(params)
 
   def push(
@@ -136,21 +131,17 @@ class LocalSteps:
     return payload, loss, progress.state
 
   def prepare(self, ranges: Ranges) -> None:
-    """Gathers the examples of a later call, batch by batch."""
     self.gradient.prepare(*self._cut(ranges))
 
   def weigh(self, ranges: Ranges) -> float:
-    """Returns the weight of an iteration's examples: see `Computation`."""
     return self.gradient.weigh(ranges)
 
   def place(self, tree: Any) -> Any:
-    """Returns a pytree with its arrays on the device of pushes."""
     return self.gradient.place(tree)
 
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
-    """Compiles every program that calls need: see `Computation`."""
     step = self._worker_batch
     self.gradient.warm_up(params, step, changing=changing)
     state, lengths = self._constrain(self.init(params)), self._lengths(examples)
@@ -211,13 +202,7 @@ class _Progress:
   def take(
     self, batches: Sequence[Ranges], *, worker: int, iteration: int
   ) -> None:
-    """Takes a step on each batch.
-
-    Args:
-      batches: Positions of the examples of each step.
-      worker: Index of the worker, for its random keys.
-      iteration: Number of its iteration, likewise.
-    """
+    """Takes a step on each batch."""
     for batch in batches:
       payload, loss = self.gradient(
         self.params,
@@ -240,11 +225,7 @@ class _Progress:
       self.steps += 1
 
   def payload(self, moved: Any) -> tuple[Payload, jax.Array]:
-    """Returns a displacement with the statistics, and the loss.
-
-    Raises:
-      ValueError: If no step was taken.
-    """
+    """Returns a displacement with the statistics, and the loss."""
     if self.loss is None:
       raise ValueError('ranges: expected at least one example, got none.')
     return Payload(moved, self.stats), self.loss

@@ -43,21 +43,17 @@ class ShardCodec:
       pytrees, given the messages of all servers.
     join: Compiled `join(shares)`: the same, given the float32 vectors of all
       servers, pairs or payloads.
+
+  Args:
+    stats: The same of running statistics; () if there are none.
+    servers: Number of servers.
+
+  Raises:
+    ValueError: If a leaf is not float32, if there are more servers than
+      numbers, or if a codec's `size_bytes` is wrong.
   """
 
   def __init__(self, params: Any, stats: Any, *, servers: int, wire: Wire):
-    """Computes layouts and sizes of all messages.
-
-    Args:
-      params: Pytree of float32 arrays.
-      stats: The same of running statistics; () if there are none.
-      servers: Number of servers.
-      wire: The codecs.
-
-    Raises:
-      ValueError: If a leaf is not float32, if there are more servers than
-        numbers, or if a codec's `size_bytes` is wrong.
-    """
     self.params, self.wire, self._stats = params, wire, stats
     self.layout = Layout(params, stats, alignment_bytes=4)
     self._shards = self.layout.shards(servers)
@@ -299,11 +295,6 @@ class _ByteFormat:
   """Positions of a message's arrays among its bytes."""
 
   def __init__(self, like: Message):
-    """Places the arrays end to end.
-
-    Args:
-      like: Pytree of arrays, or of their shapes and dtypes.
-    """
     leaves, self._tree = jax.tree.flatten(like)
     ends = np.cumsum([leaf.size * leaf.dtype.itemsize for leaf in leaves])
     self._parts = [

@@ -68,6 +68,12 @@ class StreamingGradient:
   Attributes:
     overlap: Work that is still running while leaves are handed over.
     streamed: Number of leaves handed over during backward passes so far.
+
+  Args:
+    gradient: The gradient that is computed.
+    groups: Indices of leaves that are handed over together, as
+      `Bucket.leaves`.
+    copies: Copies from and to the device; None for the fastest ones.
   """
 
   def __init__(
@@ -78,16 +84,6 @@ class StreamingGradient:
     overlap: bool,
     copies: DeviceCopies | None = None,
   ):
-    """Compiles nothing yet.
-
-    Args:
-      gradient: The gradient that is computed.
-      groups: Indices of leaves that are handed over together, as
-        `Bucket.leaves`.
-      overlap: Whether leaves may be handed over before all of them are on the
-        host.
-      copies: Copies from and to the device; None for the fastest ones.
-    """
     self.overlap, _ = find_overlap(gradient, wanted=overlap)
     self._copies = copies or find_copies()
     self.streamed = 0
@@ -101,12 +97,10 @@ class StreamingGradient:
 
   @property
   def computed(self) -> int:
-    """Number of examples computed so far, with padding."""
     return self._gradient.computed
 
   @property
   def copies(self) -> DeviceCopies | None:
-    """Copies that overlap with sums; None if there are none."""
     return self._copies if self.overlap == Overlap.COPIES else None
 
   def __call__(
@@ -124,21 +118,17 @@ class StreamingGradient:
     )
 
   def prepare(self, ranges: Ranges) -> None:
-    """Gathers the examples of a later call."""
     self._gradient.prepare(ranges)
 
   def weigh(self, ranges: Ranges) -> float:
-    """Returns the weight of examples, in examples: see `Computation`."""
     return self._gradient.weigh(ranges)
 
   def place(self, tree: Any) -> Any:
-    """Returns a pytree with its arrays on the device of pushes."""
     return self._gradient.place(tree)
 
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
-    """Compiles every program that `stream` needs: see `Computation`."""
     gradient = self._gradient
     gradient.weigh(((0, 1),))
     if changing:  # Only the last micro-batch of a batch is streamed.
@@ -194,11 +184,9 @@ class StreamingGradient:
   def _copied_leaves(
     self, payload: Payload, loss: jax.Array
   ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the gradient's leaves, each as soon as it is on the host.
-
-    All copies are started before the first wait, in the order of the buckets,
-    as a device makes them one after the other; statistics and loss come last.
-    """
+    """Yields the gradient's leaves, each as soon as it is on the host."""
+    # A device makes copies one after the other: all are started first, in the
+    # order of the buckets; statistics and loss come last.
     leaves = jax.tree.leaves(payload.gradient)
     order = [leaf for group in self._groups for leaf in group]
     copies = self._copies.start_to_host([leaves[leaf] for leaf in order])

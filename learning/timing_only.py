@@ -38,11 +38,9 @@ class TimingOnlyGradient:
     iteration: int,
     scale: float = 1.0,
   ) -> tuple[Payload, None]:
-    """Returns the parameters in place of their gradient, and no loss."""
     return Payload(params, ()), None
 
   def init(self, params: Any) -> tuple[()]:
-    """Returns no state."""
     return ()
 
   def push(
@@ -57,24 +55,19 @@ class TimingOnlyGradient:
     rate: float | None = None,
     version: int = 0,
   ) -> tuple[Payload, None, Any]:
-    """Returns the parameters in place of a push, no loss, and no state."""
     return Payload(params, ()), None, state
 
-  def prepare(self, ranges: Ranges) -> None:
-    """Returns at once: there are no examples to load."""
+  def prepare(self, ranges: Ranges) -> None: ...
 
   def weigh(self, ranges: Ranges) -> int:
-    """Returns the number of examples: there is no task that weighs."""
     return size(ranges)
 
   def place(self, tree: Any) -> Any:
-    """Returns the pytree as it is: there is no device to place it on."""
     return tree
 
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
   ) -> list[Payload]:
-    """Returns the only kind of payload; there is nothing to compile."""
     return [Payload(params, ())]
 
   def stream(
@@ -87,7 +80,6 @@ class TimingOnlyGradient:
     sink: Sink,
     scale: float = 1.0,
   ) -> tuple[tuple[()], None]:
-    """Hands over no leaf; returns no statistics and no loss."""
     return (), None
 
 
@@ -106,17 +98,14 @@ class TimingOnlyLearner:
   scaling: Scaling | None = None
 
   def __init__(self, params: Any, stats: Any):
-    """Creates a learner at version 0, before any update."""
     self.params, self.stats = params, stats
     self.version = self.examples = 0
     self._sums: dict[int, int] = {}
 
   def twin(self, params: Any, stats: Any) -> 'TimingOnlyLearner':
-    """Returns a learner of other parameters."""
     return TimingOnlyLearner(params, stats)
 
   def fork(self) -> 'TimingOnlyLearner':
-    """Returns an independent copy."""
     fork = copy.copy(self)
     fork._sums = dict(self._sums)
     return fork
@@ -131,22 +120,18 @@ class TimingOnlyLearner:
     pushes: int = 1,
     scale: float = 1.0,
   ) -> None:
-    """Counts the examples of a push."""
     self._sums[update] = self._sums.get(update, 0) + examples
 
   def replace(
     self, update: int, function: Callable[[Payload], Payload]
   ) -> Payload:
-    """Returns an empty payload; replaces nothing."""
     return Payload((), ())
 
   def commit(self, update: int) -> None:
-    """Increments the version, without an update of the parameters."""
     self.version += 1
     self.examples += self._sums.pop(update)
 
   def skip(self, update: int | None = None) -> None:
-    """Raises RuntimeError: an update without numbers cannot overflow."""
     raise RuntimeError('Expected an update that can overflow, got none.')
 
   def apply(
@@ -157,12 +142,10 @@ class TimingOnlyLearner:
     weight: float | None = None,
     pushes: int,
   ) -> None:
-    """Increments the version, without an update of the parameters."""
     self.version += 1
     self.examples += examples
 
   def state(self) -> dict[str, Any]:
-    """Returns version, examples and open sums, for a checkpoint."""
     return {
       'version': self.version,
       'examples': self.examples,
@@ -170,7 +153,6 @@ class TimingOnlyLearner:
     }
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Sets version, examples and open sums to the result of `state`."""
     self.version, self.examples = state['version'], state['examples']
     self._sums = state['sums']
 

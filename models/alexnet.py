@@ -140,7 +140,6 @@ class AlexNet(nnx.Module):
     dtype: np.dtype,
     rngs: nnx.Rngs,
   ):
-    """Draws the parameters; `features` is the number of colours."""
     self.pools = tuple(layer.pool for layer in convs)
     self.convs: nnx.List[norms.Conv] = nnx.List()
     for channels, kernel, padding, strides, _ in convs:

@@ -81,8 +81,6 @@ class InceptionV3(nnx.Module):
     dtype: np.dtype,
     rngs: nnx.Rngs,
   ):
-    """Draws the parameters; `features` is the number of colours."""
-
     def conv(
       out: int,
       rows: int,

@@ -50,7 +50,6 @@ class MLP(nnx.Module):
   """Dense layers with ReLU between them."""
 
   def __init__(self, *, widths: Sequence[int], dtype: np.dtype, rngs: nnx.Rngs):
-    """Draws the parameters; `widths` goes from the inputs to the logits."""
     self.layers = nnx.List(
       dense(features, out, rngs, dtype)
       for features, out in itertools.pairwise(widths)

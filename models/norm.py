@@ -77,7 +77,6 @@ class Conv(nnx.Module):
     padding: str | int = 'SAME',
     kernel_init: Callable[..., jax.Array] = he_normal,
   ):
-    """Draws the kernel of a layer from `features` to `out` channels."""
     self.features, self.dtype = out, dtype
     self.norm = make(norm, out, rngs)
     self.conv = nnx.Conv(

@@ -91,7 +91,6 @@ class ResNet(nnx.Module):
     dtype: np.dtype,
     rngs: nnx.Rngs,
   ):
-    """Draws the parameters; `stages` holds channels and number of blocks."""
     pixels, _, features = input_shape
     self.large = pixels > 32
     kernel, strides = ((7, 7), 2) if self.large else ((3, 3), 1)

@@ -295,10 +295,8 @@ def _top_accuracy(
 
 
 def _is_among(logits: jax.Array, targets: jax.Array, top: int) -> jax.Array:
-  """Returns 1.0 where a target's logit is among the largest, and 0.0 elsewhere.
-
-  Of equal logits the first ones are taken.
-  """
+  """Returns 1.0 where a target's logit is among the largest, else 0.0."""
+  # Of equal logits the first ones are taken.
   if top == 1:
     found = jnp.argmax(logits, axis=-1) == targets
   else:

@@ -110,7 +110,6 @@ class Transformer(nnx.Module):
     dtype: np.dtype,
     rngs: nnx.Rngs,
   ):
-    """Draws the parameters."""
     init = nnx.initializers.normal(_EMBEDDING_STD)
     self.tokens = nnx.Embed(
       vocabulary, size.width, embedding_init=init, dtype=dtype, rngs=rngs

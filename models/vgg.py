@@ -86,7 +86,6 @@ class VGG(nnx.Module):
     dtype: np.dtype,
     rngs: nnx.Rngs,
   ):
-    """Draws the parameters; `channels` lists the convolutions of each block."""
     height, width, features = input_shape
     self.blocks: nnx.List[nnx.List[nnx.Conv]] = nnx.List()
     for block in channels:
@@ -128,11 +127,9 @@ class VGG(nnx.Module):
 
 
 def _convolve(conv: nnx.Conv, x: jax.Array) -> jax.Array:
-  """Returns `conv(x)`, rounded differently on images of few pixels.
-
-  XLA's kernel gradient is slow on CPUs when the image is hardly larger than
-  the kernel; there all 3x3 patches are gathered for one matrix product.
-  """
+  """Returns `conv(x)`, rounded differently on images of few pixels."""
+  # XLA's kernel gradient is slow on CPUs when the image is hardly larger than
+  # the kernel; there all 3x3 patches are gathered for one matrix product.
   _, height, width, _ = x.shape
   if height > _SMALL:
     return conv(x)

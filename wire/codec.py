@@ -94,7 +94,6 @@ class Workspace:
   """
 
   def __init__(self, **arrays: np.ndarray):
-    """Creates a workspace of existing arrays, which no other code may write."""
     self._arrays = arrays
     self.nonzero_rows: dict[str, np.ndarray] = {}
 

@@ -86,11 +86,7 @@ class _FactorSettings(NamedTuple):
 
   @property
   def matrices(self) -> Sequence[Rows]:
-    """The matrices.
-
-    Raises:
-      ValueError: If they have not been given; names the field `rank`.
-    """
+    """The matrices."""
     given = self.known_matrices is not None
     require(given, 'rank', 'vectors with matrices, as of a model', 'none')
     return self.known_matrices or ()
@@ -181,16 +177,7 @@ class _JaxFactors(_FactorSettings):
   def project_back(
     self, total: jax.Array, reduced: jax.Array
   ) -> tuple[jax.Array, list[jax.Array], jax.Array]:
-    """Returns the second contribution, of the sum of the first ones.
-
-    Args:
-      total: Residual and gradient.
-      reduced: The sum of all workers' left factors and numbers between.
-
-    Returns:
-      The contribution, the orthogonal left factors, and the sum of the numbers
-      between matrices.
-    """
+    """Returns the second contribution, of the sum of the first ones."""
     shapes = [(each.rows, self.rank) for each in self.matrices]
     *lefts, rest = _split(reduced, shapes)
     lefts = list(map(_orthogonal, lefts))
@@ -204,14 +191,7 @@ class _JaxFactors(_FactorSettings):
     contribution: jax.Array,
     reduced: jax.Array,
   ) -> tuple[PartialVector, State]:
-    """Returns the reduced vector; each worker keeps what its own factors miss.
-
-    Args:
-      total: Residual and gradient, whose memory may be taken.
-      left_sums: Left factors, and sums of the numbers between matrices.
-      contribution: The worker's own right factors.
-      reduced: The sum of all workers' right factors.
-    """
+    """Returns the reduced vector, and what the worker's own factors miss."""
     (lefts, rest), n = left_sums, total.size
     shapes = [(each.columns, self.rank) for each in self.matrices]
     *own_rights, _ = _split(contribution, shapes)

@@ -41,23 +41,19 @@ class MultiRoundAllreduce:
       None.
     overflows: Whether finite numbers may become infinite on their way.
     most_rounds: Rounds of the stage that has most of them.
+
+  Args:
+    wire: Wire whose codecs of gradients have an allreduce.
+    matrices: Matrices in the vectors; without any the wire is used as it is.
+
+  Raises:
+    ValueError: If the vectors do not fit the codecs; names a setting of the
+      wire.
   """
 
   def __init__(
     self, wire: Wire, size: int, matrices: Sequence[Rows], *, uses_numpy: bool
   ):
-    """Compiles nothing yet.
-
-    Args:
-      wire: Wire whose codecs of gradients have an allreduce.
-      size: Numbers of each vector.
-      matrices: Matrices in the vectors; without any the wire is used as it is.
-      uses_numpy: Whether hosts reduce NumPy arrays, and not XLA its own.
-
-    Raises:
-      ValueError: If the vectors do not fit the codecs; names a setting of the
-        wire.
-    """
     self.size, self.uses_numpy = size, uses_numpy
     self.codecs = (wire.for_matrices(matrices) if matrices else wire).pushes
     self.init = jax.jit(lambda worker: self.codecs[-1].init(size, worker))

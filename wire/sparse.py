@@ -263,14 +263,7 @@ class _JaxChunks(ChunkSettings):
   def finish(
     self, residual: Vectors, state: State, chunks: Any, total: jax.Array
   ) -> tuple[PartialVector, State]:
-    """Returns the reduced vector and the next state, of the sum of values.
-
-    Args:
-      residual: The next residual, whose memory may be taken.
-      state: The next state but for the residual.
-      chunks: Indices of the chunks that were sent; None for all.
-      total: The sum of all workers' contributions.
-    """
+    """Returns the reduced vector and the next state, of the sum of values."""
     n = residual['unsent'].size
     state = state._replace(residual=residual)
     if self.lags:
@@ -298,17 +291,7 @@ class _JaxChunks(ChunkSettings):
   def _extract(
     self, state: State, residual: Vectors, norms: Any
   ) -> tuple[jax.Array, jax.Array | None, State]:
-    """Moves the values that are sent from a residual into an array.
-
-    Args:
-      state: State before the gradient.
-      residual: Residual with the new gradient.
-      norms: Norms by which chunks are chosen.
-
-    Returns:
-      The values; the indices of their chunks, None if all are sent; the next
-      state.
-    """
+    """Moves the values that are sent from a residual into an array."""
     unsent, n = residual['unsent'], residual['unsent'].size
     chunks = None if self.sends_all(n) else self._largest(norms, n)
     replicated: Any = self._norms(unsent) if self.lags else ()
@@ -342,13 +325,7 @@ class _JaxChunks(ChunkSettings):
     return jax.lax.reduce_precision(values, info.nexp, info.nmant)
 
   def _remove(self, residual: Vectors, chunks: jax.Array, lost: Any) -> Vectors:
-    """Returns a residual without the chunks that are sent.
-
-    Args:
-      residual: Residual with the new gradient.
-      chunks: Indices of the chunks.
-      lost: What rounding took away, [chunks, chunk]; 0 for nothing.
-    """
+    """Returns a residual without the chunks that are sent."""
 
     def put(vector: jax.Array, rest: Any) -> jax.Array:
       rows = self._split(vector).at[chunks]
@@ -452,10 +429,7 @@ class _NumpyChunks(ChunkSettings):
     scale: np.float32,
     workspace: Workspace,
   ) -> tuple[Vectors, np.ndarray]:
-    """Returns the residual with a new gradient, and its norms, [chunks].
-
-    It lies in the gradient's memory; the residual of before stays as it is.
-    """
+    """Returns the residual with a new gradient, and its norms, [chunks]."""
     before = {name: np.asarray(each) for name, each in residual.items()}
     after = {'unsent': vector}
     if self.momentum:
