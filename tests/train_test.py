@@ -73,9 +73,8 @@ class RunTest(parameterized.TestCase):
     first = train.run(config, workdir=folder)
     second = train.run(config, workdir=folder)
     jax.tree.map(np.testing.assert_array_equal, first[:2], second[:2])
-    self.assertEqual(
-      small.timeless(first.summary), small.timeless(second.summary)
-    )
+    for name in ('examples', 'updates', 'final_accuracy', 'wall_s'):
+      self.assertEqual(first.summary[name], second.summary[name])
 
   def test_a_finished_run_without_checkpoints_has_no_parameters(self):
     config, folder = small.config(epochs=1.0), _folder()
