@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from data.stream import Ranges
 from learning.fragments import Fragments
 from learning.gradient import TaskGradient
+from learning.iteration import Iteration
 from learning.local_steps import LocalSteps
 from wire.codec import Payload
 
@@ -86,27 +86,17 @@ class FragmentSteps(LocalSteps):
   def push(
     self,
     params: Any,
-    ranges: Ranges,
+    iteration: Iteration,
     state: FragmentState,
     *,
-    worker: int,
-    iteration: int,
-    scale: float = 1.0,
-    rate: float | None = None,
-    version: int = 0,
     send: Callable[[Any], None] | None = None,
   ) -> tuple[Payload, jax.Array, FragmentState]:
     """Returns a fragment's displacement times its weight, loss and state.
 
     Args:
       params: Pytree of arrays: the version that the worker has.
-      ranges: Positions of the examples in the stream.
+      iteration: The iteration, without a loss scale.
       state: State of the worker.
-      worker: Index of the worker, for its random keys.
-      iteration: Number of its iteration, for its random keys.
-      scale: Unused, 1: there is no loss scale.
-      rate: Learning rate of the inner steps.
-      version: Number of the version.
       send: Called with the displacement once it is known, before the last
         steps; its leaves of other fragments are 0.
 
@@ -116,18 +106,18 @@ class FragmentSteps(LocalSteps):
     Raises:
       ValueError: If there is no example or no learning rate.
     """
-    del scale
+    ranges, version = iteration.ranges, iteration.version
     fragment = self.fragments.at(version)
     own = self._merge(params, state, version)
     batches = self._cut(ranges)
     first = max(len(batches) - self._overlap_steps, 0)
-    progress = self._begin(own, state.optimizer, rate)
-    progress.take(batches[:first], worker=worker, iteration=iteration)
+    progress = self._begin(own, iteration, state.optimizer)
+    progress.take(batches[:first])
     weight = np.float32(self.weigh(ranges))
     moved = self._fragment(params, progress.params, weight, fragment)
     if send:
       send(moved)
-    progress.take(batches[first:], worker=worker, iteration=iteration)
+    progress.take(batches[first:])
     payload, loss = progress.payload(moved)
     after = FragmentState(progress.state, progress.params, np.int32(version))
     return payload, loss, after

@@ -21,6 +21,7 @@ from data.stream import Ranges, size
 from learning import placement, warm_up
 from learning.evaluation import check_each, padded
 from learning.gradient_buffer import backward_order
+from learning.iteration import Iteration
 from models.task import Task
 from wire.codec import Payload
 
@@ -150,26 +151,18 @@ class TaskGradient:
   def __call__(
     self,
     params: Any,
-    ranges: Ranges,
+    iteration: Iteration,
     *,
-    worker: int,
-    iteration: int,
     step: int = 0,
-    scale: float = 1.0,
   ) -> tuple[Payload, jax.Array]:
     """Returns a worker's gradient, and its loss: see `Pushes`.
 
     Args:
       params: Pytree of arrays.
-      ranges: Positions of the examples in the stream.
-      worker: Index of the worker, for its random key.
-      iteration: Number of its iteration, for its random key.
+      iteration: The iteration; its scale is 1 unless `scaled`.
       step: Number of the local step, for its random key.
-      scale: Factor of the gradient, but not of the loss; 1 unless `scaled`.
     """
-    parts = self.parts(
-      ranges, worker=worker, iteration=iteration, step=step, scale=scale
-    )
+    parts = self.parts(iteration, step=step)
     found = self.sum_parts(params, parts)
     if found is None:
       raise ValueError('ranges: expected at least one example, got none.')
@@ -180,21 +173,9 @@ class TaskGradient:
     return ()
 
   def push(
-    self,
-    params: Any,
-    ranges: Ranges,
-    state: Any,
-    *,
-    worker: int,
-    iteration: int,
-    scale: float = 1.0,
-    rate: float | None = None,
-    version: int = 0,
+    self, params: Any, iteration: Iteration, state: Any
   ) -> tuple[Payload, jax.Array, Any]:
-    del rate, version
-    payload, loss = self(
-      params, ranges, worker=worker, iteration=iteration, scale=scale
-    )
+    payload, loss = self(params, iteration)
     return payload, loss, state
 
   @property
@@ -244,26 +225,21 @@ class TaskGradient:
     return Payload(gradient, stats), loss
 
   def parts(
-    self,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    scale: float,
-    step: int = 0,
+    self, iteration: Iteration, *, step: int = 0
   ) -> list[tuple[Any, ...]]:
     """Returns the arguments of `part` but `params`, for each micro-batch."""
-    last = (np.float32(scale),) if self._scaled else ()
-    micro_batches = self._gathered.pop(ranges, None)
+    last = (np.float32(iteration.scale),) if self._scaled else ()
+    micro_batches = self._gathered.pop(iteration.ranges, None)
     if micro_batches is None:
-      micro_batches = list(self._gather(ranges))
+      micro_batches = list(self._gather(iteration.ranges))
+    stamp = iteration.worker, iteration.number
     self.computed += sum(len(targets) for _, targets, _ in micro_batches)
     return [
       (
         inputs,
         targets,
         np.int32(real),
-        np.array([worker, iteration, number], np.uint32),
+        np.array([*stamp, number], np.uint32),
         *last,
       )
       for number, (inputs, targets, real) in enumerate(

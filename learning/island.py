@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from configs.checks import require
 from data.stream import Ranges
 from learning.gradient import TaskGradient
+from learning.iteration import Iteration
 from learning.local_steps import LocalSteps
 from wire.codec import Payload
 
@@ -373,74 +374,29 @@ class IslandPushes:
     return self._gradient.batches(examples, changing=changing)
 
   def __call__(
-    self,
-    params: Any,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    scale: float = 1.0,
+    self, params: Any, iteration: Iteration
   ) -> tuple[Payload, jax.Array]:
-    payload, loss, _ = self.push(
-      params, ranges, (), worker=worker, iteration=iteration, scale=scale
-    )
+    payload, loss, _ = self.push(params, iteration, ())
     return payload, loss
 
   def push(
-    self,
-    params: Any,
-    ranges: Ranges,
-    state: Any,
-    *,
-    worker: int,
-    iteration: int,
-    scale: float = 1.0,
-    rate: float | None = None,
-    version: int = 0,
+    self, params: Any, iteration: Iteration, state: Any
   ) -> tuple[Payload, jax.Array, Any]:
-    del version  # Islands have no fragments.
     if not self._followers:
       raise RuntimeError('Expected the leader of an island, got a follower.')
     has_state = bool(jax.tree.leaves(state)) and state is not self._returned
     self._followers.push(
-      ranges,
-      iteration=iteration,
-      scale=scale,
-      rate=rate,
+      iteration.ranges,
+      iteration=iteration.number,
+      scale=iteration.scale,
+      rate=iteration.rate,
       has_state=has_state,
     )
-    return self._compute(
-      params,
-      ranges,
-      state,
-      has_state=has_state,
-      worker=worker,
-      iteration=iteration,
-      scale=scale,
-      rate=rate,
-    )
+    return self._compute(params, iteration, state, has_state=has_state)
 
-  def follow_push(
-    self,
-    ranges: Ranges,
-    *,
-    has_state: bool,
-    worker: int,
-    iteration: int,
-    scale: float,
-    rate: float | None,
-  ) -> None:
+  def follow_push(self, iteration: Iteration, *, has_state: bool) -> None:
     """Computes a push with the leader, as a follower: see `Followers.push`."""
-    self._compute(
-      None,
-      ranges,
-      None,
-      has_state=has_state,
-      worker=worker,
-      iteration=iteration,
-      scale=scale,
-      rate=rate,
-    )
+    self._compute(None, iteration, None, has_state=has_state)
 
   def warm_up(
     self, params: Any, examples: int | None, *, changing: bool
@@ -463,14 +419,10 @@ class IslandPushes:
   def _compute(
     self,
     params: Any,
-    ranges: Ranges,
+    iteration: Iteration,
     state: Any,
     *,
     has_state: bool,
-    worker: int,
-    iteration: int,
-    scale: float,
-    rate: float | None,
   ) -> tuple[Payload, jax.Array, Any]:
     """Computes a push in all processes; returns it as `push` does."""
     try:
@@ -478,15 +430,7 @@ class IslandPushes:
       held = self._held
       if has_state:
         held = self._mesh.share(self._state, state)
-      payload, loss, self._held = self._pushes.push(
-        shared,
-        ranges,
-        held,
-        worker=worker,
-        iteration=iteration,
-        scale=scale,
-        rate=rate,
-      )
+      payload, loss, self._held = self._pushes.push(shared, iteration, held)
       local = self._mesh.unshare((payload, loss, self._held))
       # An error of XLA is met here, where it is known to be the island's.
       payload, loss, self._returned = jax.block_until_ready(local)

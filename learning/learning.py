@@ -21,6 +21,7 @@ from data.stream import Ranges, Stream
 from learning.device_copies import DeviceCopies
 from learning.fragments import Fragments
 from learning.gradient_buffer import Sink
+from learning.iteration import Iteration
 from learning.layout import FLOAT32, Layout, count_float32, other_bytes
 from learning.scaling import Scaling
 from learning.schedule import Schedule
@@ -80,16 +81,7 @@ class Pushes(Computation, Protocol):
     """Returns the state of a worker at its start; () if there is none."""
 
   def push(
-    self,
-    params: Any,
-    ranges: Ranges,
-    state: Any,
-    *,
-    worker: int,
-    iteration: int,
-    scale: float = 1.0,
-    rate: float | None = None,
-    version: int = 0,
+    self, params: Any, iteration: Iteration, state: Any
   ) -> tuple[Payload, jax.Array | None, Any]:
     """Returns a worker's push, its loss, and its state.
 
@@ -97,13 +89,8 @@ class Pushes(Computation, Protocol):
 
     Args:
       params: Pytree of arrays: the version that the worker has pulled.
-      ranges: Positions of the examples in the stream.
+      iteration: The iteration.
       state: State of the worker, which stays valid: a push may be lost.
-      worker: Index of the worker, for its random key.
-      iteration: Number of the worker's iteration, for its random key.
-      scale: Factor of the gradient; the loss is not multiplied.
-      rate: Learning rate of local steps; None without a model.
-      version: Number of the version, which gives the fragment to push.
     """
 
 
@@ -111,22 +98,13 @@ class Gradient(Computation, Protocol):
   """Computation of gradients."""
 
   def __call__(
-    self,
-    params: Any,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    scale: float = 1.0,
+    self, params: Any, iteration: Iteration
   ) -> tuple[Payload, jax.Array | None]:
     """Returns a worker's gradient, and its loss, as of `Pushes.push`.
 
     Args:
       params: Pytree of arrays.
-      ranges: Positions of the examples in the stream.
-      worker: Index of the worker, for its random key.
-      iteration: Number of the worker's iteration, for its random key.
-      scale: Factor of the gradient; the loss is not multiplied.
+      iteration: The iteration.
     """
 
 
@@ -145,24 +123,14 @@ class Streaming(Gradient, Protocol):
     """
 
   def stream(
-    self,
-    params: Any,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    sink: Sink,
-    scale: float = 1.0,
+    self, params: Any, iteration: Iteration, sink: Sink
   ) -> tuple[Any, jax.Array | None]:
     """Computes a gradient, and hands its leaves to a sink.
 
     Args:
-      params: As of a call, and so are the others.
-      ranges: Positions of the examples.
-      worker: Index of the worker.
-      iteration: Number of its iteration.
+      params: Pytree of arrays.
+      iteration: The iteration.
       sink: Receiver of each leaf, called once for each and from any thread.
-      scale: Factor of the gradient.
 
     Returns:
       Statistics, summed over the examples, and loss, as of `Pushes.push`.

@@ -23,6 +23,7 @@ import optax
 from data.stream import Ranges
 from learning import warm_up
 from learning.gradient import TaskGradient
+from learning.iteration import Iteration
 from wire.codec import Payload
 
 
@@ -88,16 +89,7 @@ class LocalSteps:
     return self._init(params)
 
   def push(
-    self,
-    params: Any,
-    ranges: Ranges,
-    state: Any,
-    *,
-    worker: int,
-    iteration: int,
-    scale: float = 1.0,
-    rate: float | None = None,
-    version: int = 0,
+    self, params: Any, iteration: Iteration, state: Any
   ) -> tuple[Payload, jax.Array, Any]:
     """Returns a worker's displacement times its weight, loss and state.
 
@@ -106,13 +98,8 @@ class LocalSteps:
 
     Args:
       params: Pytree of arrays: the version that the worker has pulled.
-      ranges: Positions of the examples in the stream.
+      iteration: The iteration, without a loss scale.
       state: State of the inner optimizer.
-      worker: Index of the worker, for its random keys.
-      iteration: Number of its iteration, for its random keys.
-      scale: Unused, 1: there is no loss scale.
-      rate: Learning rate of the inner steps.
-      version: Unused: the whole model is pushed.
 
     Returns:
       The payload; the loss, a weighted sum over the examples, each at the
@@ -121,12 +108,10 @@ class LocalSteps:
     Raises:
       ValueError: If there is no example or no learning rate.
     """
-    del scale, version
-    progress = self._begin(params, state, rate)
-    progress.take(self._cut(ranges), worker=worker, iteration=iteration)
-    moved = self._displacement(
-      params, progress.params, np.float32(self.weigh(ranges))
-    )
+    progress = self._begin(params, iteration, state)
+    progress.take(self._cut(iteration.ranges))
+    weight = np.float32(self.weigh(iteration.ranges))
+    moved = self._displacement(params, progress.params, weight)
     payload, loss = progress.payload(moved)
     return payload, loss, progress.state
 
@@ -153,13 +138,14 @@ class LocalSteps:
     # One step, a step after a step, and the rest of an iteration.
     return sorted({step, 2 * step, (examples or 0) % step or step})
 
-  def _begin(self, params: Any, state: Any, rate: float | None) -> '_Progress':
+  def _begin(
+    self, params: Any, iteration: Iteration, state: Any
+  ) -> '_Progress':
     """Returns the progress of an iteration before its first step."""
-    if rate is None:
+    if iteration.rate is None:
       raise ValueError('rate: expected a learning rate, got None.')
-    return _Progress(
-      self.gradient, self._step, np.float32(rate), params=params, state=state
-    )
+    rate = np.float32(iteration.rate)
+    return _Progress(self.gradient, self._step, iteration, rate, params, state)
 
   def _cut(self, ranges: Ranges) -> Sequence[Ranges]:
     """Returns the positions of each step."""
@@ -182,6 +168,7 @@ class _Progress:
   Attributes:
     gradient: Computation of the gradient of each step.
     step: Function that applies one.
+    iteration: The iteration.
     rate: Learning rate, float32.
     params: Parameters reached.
     state: State of the inner optimizer.
@@ -192,6 +179,7 @@ class _Progress:
 
   gradient: TaskGradient
   step: Callable[..., tuple[Any, Any]]
+  iteration: Iteration
   rate: np.float32
   params: Any
   state: Any
@@ -199,17 +187,12 @@ class _Progress:
   stats: Any = None
   loss: jax.Array | None = None
 
-  def take(
-    self, batches: Sequence[Ranges], *, worker: int, iteration: int
-  ) -> None:
+  def take(self, batches: Sequence[Ranges]) -> None:
     """Takes a step on each batch."""
+    _, worker, number, *_ = self.iteration
     for batch in batches:
       payload, loss = self.gradient(
-        self.params,
-        batch,
-        worker=worker,
-        iteration=iteration,
-        step=self.steps,
+        self.params, Iteration(batch, worker, number), step=self.steps
       )
       weight = self.gradient.weigh(batch)
       if weight:

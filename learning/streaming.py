@@ -25,6 +25,7 @@ from learning.device_copies import DeviceCopies, find_copies
 from learning.gradient import TaskGradient
 from learning.gradient_buffer import Sink
 from learning.island import IslandPushes
+from learning.iteration import Iteration
 from learning.learning import Overlap
 from wire.codec import Payload
 
@@ -104,18 +105,10 @@ class StreamingGradient:
     return self._copies if self.overlap == Overlap.COPIES else None
 
   def __call__(
-    self,
-    params: Any,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    scale: float = 1.0,
+    self, params: Any, iteration: Iteration
   ) -> tuple[Payload, jax.Array]:
     """Returns payload and loss, as the `TaskGradient` does."""
-    return self._gradient(
-      params, ranges, worker=worker, iteration=iteration, scale=scale
-    )
+    return self._gradient(params, iteration)
 
   def prepare(self, ranges: Ranges) -> None:
     self._gradient.prepare(ranges)
@@ -134,45 +127,24 @@ class StreamingGradient:
     if changing:  # Only the last micro-batch of a batch is streamed.
       gradient.warm_up(params, examples, changing=True)
     for batch in gradient.batches(examples, changing=changing):
-      self.stream(params, ((0, batch),), worker=0, iteration=0, sink=_ignore)
+      self.stream(params, Iteration(((0, batch),), 0, 0), _ignore)
     return []
 
   def stream(
-    self,
-    params: Any,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    sink: Sink,
-    scale: float = 1.0,
+    self, params: Any, iteration: Iteration, sink: Sink
   ) -> tuple[Any, jax.Array]:
     """Computes a gradient, and hands its leaves to a sink.
 
-    Args:
-      params: Pytree of arrays.
-      ranges: Positions of the examples in the stream.
-      worker: Index of the worker, for its random key.
-      iteration: Number of its iteration, for its random key.
-      sink: Receiver of each leaf, called once for each and from any thread.
-      scale: Factor of the gradient, as of `TaskGradient`.
-
-    Returns:
-      Statistics, summed over the examples, and loss, as of `Pushes.push`.
+    The arguments are those of `Streaming`.
 
     Raises:
       Exception: The error that the sink has raised; it receives no other leaf.
     """
-    arguments: dict[str, Any] = {
-      'worker': worker,
-      'iteration': iteration,
-      'scale': scale,
-    }
     gradient = self._gradient
     if self.overlap == Overlap.BACKWARD and isinstance(gradient, TaskGradient):
-      parts = gradient.parts(ranges, **arguments)
+      parts = gradient.parts(iteration)
       return self._compute_overlapping(gradient, params, parts, sink)
-    payload, loss = gradient(params, ranges, **arguments)
+    payload, loss = gradient(params, iteration)
     leaves = self._copied_leaves(payload, loss)
     if self.overlap == Overlap.NONE:
       leaves = iter([*leaves])

@@ -15,6 +15,7 @@ from configs.checks import require
 from data.stream import Ranges, Stream, size
 from learning.fragments import Fragments
 from learning.gradient_buffer import Sink
+from learning.iteration import Iteration
 from learning.layout import FLOAT32
 from learning.learning import Learning, Overlap
 from learning.scaling import Scaling
@@ -29,31 +30,14 @@ class TimingOnlyGradient:
   overlap = Overlap.NONE
   copies = None
 
-  def __call__(
-    self,
-    params: Any,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    scale: float = 1.0,
-  ) -> tuple[Payload, None]:
+  def __call__(self, params: Any, iteration: Iteration) -> tuple[Payload, None]:
     return Payload(params, ()), None
 
   def init(self, params: Any) -> tuple[()]:
     return ()
 
   def push(
-    self,
-    params: Any,
-    ranges: Ranges,
-    state: Any,
-    *,
-    worker: int,
-    iteration: int,
-    scale: float = 1.0,
-    rate: float | None = None,
-    version: int = 0,
+    self, params: Any, iteration: Iteration, state: Any
   ) -> tuple[Payload, None, Any]:
     return Payload(params, ()), None, state
 
@@ -71,14 +55,7 @@ class TimingOnlyGradient:
     return [Payload(params, ())]
 
   def stream(
-    self,
-    params: Any,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    sink: Sink,
-    scale: float = 1.0,
+    self, params: Any, iteration: Iteration, sink: Sink
   ) -> tuple[tuple[()], None]:
     return (), None
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from learning.iteration import Iteration
 from learning.learning import Learner, Pushes
 from wire.codec import Payload
 
@@ -30,15 +31,8 @@ def compute_pushes(
   """
   payloads = []
   for version, batch in enumerate(batches):
-    payload, _, state = pushes.push(
-      params,
-      ((0, batch),),
-      state,
-      worker=0,
-      iteration=0,
-      rate=0.0,
-      version=version,
-    )
+    iteration = Iteration(((0, batch),), 0, 0, rate=0.0, version=version)
+    payload, _, state = pushes.push(params, iteration, state)
     payloads.append(jax.block_until_ready(payload))
   return payloads
 

@@ -16,6 +16,7 @@ from cluster.process import devices, roles
 from launch import processes as launching
 from launch.processes import Command
 from learning import build, device_copies, digest, drift, placement
+from learning.iteration import Iteration
 from tests.support import accelerators, processes, small
 from tests.support.recomputing import recompute
 
@@ -78,7 +79,7 @@ class GradientTest(parameterized.TestCase):
     """
     learned = build.from_config(config)
     payload, loss = learned.gradient(
-      learned.params, ((0, 8),), worker=0, iteration=0, scale=scale
+      learned.params, Iteration(((0, 8),), worker=0, number=0, scale=scale)
     )
     leaves = [each / scale for each in jax.tree.leaves(payload.gradient)]
     return [np.asarray(leaf, np.float64) for leaf in (*leaves, loss)]

@@ -6,16 +6,17 @@ import tempfile
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
+from flax import nnx
 
 import train
+from configs import default
+from data import synthetic
 from learning import build
+from learning.evaluation import TaskEvaluation
+from models import norm
+from models import task as tasks
 from tests.support import small, together
 
-_NORMALISED = {
-  'model__name': 'resnet',
-  'model__resnet__depth': 8,
-  'data__synthetic__channels': 3,
-}
 _REAL = {
   'cluster__runtime': 'distributed',
   'cluster__workers': 2,
@@ -27,15 +28,23 @@ def _folder():
   return str(pathlib.Path(tempfile.mkdtemp(), 'run'))
 
 
+class _Normalised(nnx.Module):
+  """A layer after batch normalisation."""
+
+  def __init__(self):
+    rngs = nnx.Rngs(0)
+    self.norm = norm.make('batch', 3, rngs)
+    self.dense = nnx.Linear(4 * 4 * 3, 10, rngs=rngs)
+
+  def __call__(self, inputs, *, rngs=None):
+    normal = self.norm(inputs, train=rngs is not None)
+    return self.dense(normal.reshape(len(normal), -1))
+
+
 class RunTest(parameterized.TestCase):
-  def _check(self, config, trained):
+  def _check(self, trained, learned, evaluate):
     """Checks that an evaluation of the version gives the last accuracy."""
-    learned = build.from_config(config)
-    self.assertEqual(
-      jax.tree.map(np.shape, (trained.params, trained.stats)),
-      jax.tree.map(np.shape, (learned.params, learned.stats)),
-    )
-    found = learned.evaluate(trained.params, trained.stats)
+    found = evaluate(trained.params, trained.stats)
     accuracy = trained.summary['final_accuracy']
     self.assertAlmostEqual(found['accuracy'], accuracy)
     changed = jax.tree.map(
@@ -55,13 +64,21 @@ class RunTest(parameterized.TestCase):
     self, **fields
   ):
     config = small.config(epochs=1.0, **fields)
-    self._check(config, train.run(config, workdir=_folder()))
+    learned = build.from_config(config)
+    trained = train.run(config, workdir=_folder())
+    self._check(trained, learned, learned.evaluate)
 
   def test_running_statistics_are_returned(self):
-    config = small.config(epochs=0.5, **_NORMALISED)
-    trained = train.run(config, workdir=_folder())
+    config, defaults = small.config(epochs=1.0), default.get_config()
+    config.model, config.data = defaults.model, defaults.data
+    sizes = {'pixels': 4, 'channels': 3, 'num_classes': 10}
+    dataset = synthetic.make(
+      directory=None, num_train=192, num_test=64, **sizes
+    )
+    task = tasks.classification(_Normalised(), dataset.prepare)
+    trained = train.run(config, workdir=_folder(), task=task, dataset=dataset)
     self.assertNotEmpty(jax.tree.leaves(trained.stats))
-    self._check(config, trained)
+    self._check(trained, task, TaskEvaluation(task, dataset.test))
 
   def test_a_run_without_a_model_returns_no_parameters(self):
     trained = train.run(small.timing(epochs=1.0), workdir=_folder())
@@ -92,7 +109,8 @@ class RunTest(parameterized.TestCase):
       call=lambda part: found.append(part.train()),
     )
     (trained,) = found
-    self._check(config, trained)
+    learned = build.from_config(config)
+    self._check(trained, learned, learned.evaluate)
 
 
 if __name__ == '__main__':

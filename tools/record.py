@@ -34,6 +34,7 @@ from cluster.speed import driving
 from configs import config_file, paths
 from configs.checks import require
 from learning import build as learning
+from learning.iteration import Iteration
 
 _MARK = '# A load of tools.record.\n'
 _COMPUTES = 'while True: pass'
@@ -117,7 +118,7 @@ def _step(batch: int) -> Callable[[], None]:
     number = next(numbers)
     ranges = ((number * batch, (number + 1) * batch),)
     payload, _ = learned.gradient(
-      learner.params, ranges, worker=0, iteration=number
+      learner.params, Iteration(ranges, worker=0, number=number)
     )
     learner.add(number, payload, batch)
     learner.commit(number)

@@ -75,7 +75,7 @@ class _RequestedPushes:
   def __getattr__(self, name: str) -> Any:
     return getattr(self._gradient, name)
 
-  def push(self, params: Any, ranges: Any, *args: Any, **arguments: Any) -> Any:
+  def push(self, params: Any, *arguments: Any) -> Any:
     """Computes a push; first waits for a request when none remain."""
     if self._remaining == 0:
       jax.block_until_ready(params)  # Result of the last update.
@@ -84,7 +84,7 @@ class _RequestedPushes:
       self._remaining = self._await_steps(params)
       self._start = time.perf_counter()
     self._remaining -= 1
-    return self._gradient.push(params, ranges, *args, **arguments)
+    return self._gradient.push(params, *arguments)
 
   def _await_steps(self, params: Any) -> int:
     """Executes requests up to one for steps; returns the number of steps."""

@@ -12,6 +12,7 @@ import jax
 
 from data.stream import Ranges
 from learning.gradient_buffer import Sink
+from learning.iteration import Iteration
 from learning.learning import Overlap, Pushes
 from wire.codec import Payload
 
@@ -60,46 +61,29 @@ class ReplicaSteps:
     self.state, self._rate, self._version = state, rate, version
 
   def __call__(
-    self,
-    params: Any,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    scale: float = 1.0,
+    self, params: Any, iteration: Iteration
   ) -> tuple[Payload, jax.Array | None]:
     """Returns the displacement times its weight, and the loss."""
     payload, loss, self.state = self._pushes.push(
-      params,
-      ranges,
-      self.state,
-      worker=worker,
-      iteration=iteration,
-      scale=scale,
-      rate=self._rate,
+      params, self._complete(iteration), self.state
     )
     return payload, loss
 
   def stream(
-    self,
-    params: Any,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    sink: Sink,
-    scale: float = 1.0,
+    self, params: Any, iteration: Iteration, sink: Sink
   ) -> tuple[Any, jax.Array | None]:
     """Computes a displacement, and hands its leaves to a sink at the end."""
-    payload, loss = self(
-      params, ranges, worker=worker, iteration=iteration, scale=scale
-    )
+    payload, loss = self(params, iteration)
     leaves, stats = jax.device_get(
       (jax.tree.leaves(payload.gradient), payload.stats)
     )
     for leaf, array in enumerate(leaves):
       sink(leaf, array)
     return stats, loss
+
+  def _complete(self, iteration: Iteration) -> Iteration:
+    """Returns an iteration with the rate and the version of this one."""
+    return iteration._replace(rate=self._rate, version=self._version)
 
   def prepare(self, ranges: Ranges) -> None:
     """Gathers the examples of a later call."""
@@ -137,14 +121,7 @@ class FragmentReplicaSteps(ReplicaSteps):
     self.overlap = Overlap.STEPS if self.ready < 1 else Overlap.NONE
 
   def stream(
-    self,
-    params: Any,
-    ranges: Ranges,
-    *,
-    worker: int,
-    iteration: int,
-    sink: Sink,
-    scale: float = 1.0,
+    self, params: Any, iteration: Iteration, sink: Sink
   ) -> tuple[Any, jax.Array | None]:
     """Computes a displacement, and hands over the leaves of its fragment."""
     fragments = self._steps.fragments
@@ -157,14 +134,6 @@ class FragmentReplicaSteps(ReplicaSteps):
         sink(leaf, array)
 
     payload, loss, self.state = self._steps.push(
-      params,
-      ranges,
-      self.state,
-      worker=worker,
-      iteration=iteration,
-      scale=scale,
-      rate=self._rate,
-      version=self._version,
-      send=send,
+      params, self._complete(iteration), self.state, send=send
     )
     return jax.device_get(payload.stats), loss

@@ -12,6 +12,7 @@ from cluster.network.errors import TransportError
 from cluster.process import stops
 from cluster.process.exits import Exit, Reason, end
 from learning.island import IslandPushes
+from learning.iteration import Iteration
 from outputs import terminal
 from system import processes
 
@@ -84,14 +85,14 @@ class FollowerSite:
       case messages.WarmUpIsland():
         pushes.warm_up(None, message.examples, changing=message.changing)
       case messages.ComputePush():
-        pushes.follow_push(
+        iteration = Iteration(
           message.ranges,
-          has_state=message.has_state,
-          worker=follower.index,
-          iteration=message.iteration,
-          scale=message.scale,
-          rate=message.rate,
+          follower.index,
+          message.iteration,
+          message.scale,
+          message.rate,
         )
+        pushes.follow_push(iteration, has_state=message.has_state)
 
   def _ignore(self, number: int, frame: object) -> None:
     """Leaves a signal to the leader, once; the next one ends the process."""

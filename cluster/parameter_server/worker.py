@@ -48,6 +48,7 @@ from cluster.process.exits import DRAINED, Exit, Reason
 from cluster.process.host import HostSpeed
 from cluster.speed.speed import Speed
 from learning import compilations
+from learning.iteration import Iteration
 from learning.learning import Pushes
 from learning.shard_codec import ShardCodec, byte_views
 from system import clock, threads
@@ -339,12 +340,14 @@ class Worker:
     """
     return self._pushes.push(
       self._decode_pull(),
-      pull.ranges,
+      Iteration(
+        pull.ranges,
+        worker=self.index,
+        number=pull.iteration,
+        scale=pull.scale,
+        rate=pull.rate,
+      ),
       optimizer,
-      worker=self.index,
-      iteration=pull.iteration,
-      scale=pull.scale,
-      rate=pull.rate,
     )
 
   def _encode(

@@ -23,6 +23,7 @@ from cluster.virtual.store import LocalParameterStore
 from cluster.virtual.transfers import NOTHING, Delivered, Pipelined, Whole
 from cluster.virtual.worker_costs import WorkerCosts
 from learning import scaling
+from learning.iteration import Iteration
 from learning.learning import Pushes
 from outputs.accounting import LostState, NewState
 from wire.codec import Message
@@ -293,13 +294,15 @@ class VirtualRuntime:
     worker.before = worker.codec, worker.optimizer
     payload, worker.loss, worker.optimizer = self.pushes.push(
       worker.params,
-      known.ranges,
+      Iteration(
+        known.ranges,
+        worker=index,
+        number=known.iteration,
+        scale=scale,
+        rate=worker.rate,
+        version=known.version,
+      ),
       worker.optimizer,
-      worker=index,
-      iteration=known.iteration,
-      scale=scale,
-      rate=worker.rate,
-      version=known.version,
     )
     worker.params, worker.computed = None, self.pushes.computed - before
     worker.weight = self.pushes.weigh(known.ranges)

@@ -14,6 +14,7 @@ from data import imagenet
 from data.dataset import Dataset, Split
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient
+from learning.iteration import Iteration
 from models import mlp, task
 
 
@@ -143,7 +144,7 @@ class ImagenetTest(parameterized.TestCase):
         micro_batch=2,
         seed=0,
       )
-      summed, loss = gradient(learned.params, (), worker=0, iteration=0)
+      summed, loss = gradient(learned.params, Iteration((), worker=0, number=0))
       accuracy = evaluate(learned.params, learned.stats)
       found.append((accuracy, float(loss), summed))
     jax.tree.map(np.testing.assert_array_equal, *found)

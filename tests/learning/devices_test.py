@@ -21,12 +21,12 @@ from data.dataset import Split
 from learning import compilations, warm_up
 from learning.gradient import TaskGradient
 from learning.gradient_buffer import BucketFiller
+from learning.iteration import Iteration
 from learning.layout import Layout
 from learning.learner import TaskLearner
 from learning.streaming import StreamingGradient
 from models import gradients, norm, task
 from tests.support import accelerators, small, stopping
-from wire.codec import Payload
 
 _EXAMPLES = 17  # With at most 8 at once: 8 + 8 + 1.
 
@@ -97,9 +97,9 @@ def _pushes():
       gradient.warm_up(params, _EXAMPLES, changing=changing)
       before = compilations.count()
       for examples in range(1, _EXAMPLES) if changing else ():
-        gradient(params, ((0, examples),), worker=0, iteration=0)
+        gradient(params, Iteration(((0, examples),), worker=0, number=0))
       results = [
-        gradient(params, ((0, examples),), worker=1, iteration=examples)
+        gradient(params, Iteration(((0, examples),), worker=1, number=examples))
         for examples in (_EXAMPLES, 8)
       ]
       leaves = jax.tree.leaves(results)
@@ -131,14 +131,14 @@ def _apply_update(gradient, params, expected):
     num_workers=1,
     worker_batch=8,
   )
-  like = Payload(params, learner.stats)
+  like = layout.payload(np.zeros(layout.size, np.float32))
   warm_up.apply_updates(learner, like, adds=False)
   before = compilations.count()
   for _ in range(2):
     vector = np.zeros(layout.size, np.float32)
     filling = BucketFiller(layout, vector, lambda number: None)
-    call = {'worker': 1, 'iteration': _EXAMPLES, 'sink': filling.put}
-    stats, _ = streaming.stream(params, ((0, _EXAMPLES),), **call)
+    iteration = Iteration(((0, _EXAMPLES),), worker=1, number=_EXAMPLES)
+    stats, _ = streaming.stream(params, iteration, filling.put)
     filling.finish(stats)
     learner.apply(layout.payload(vector), _EXAMPLES, pushes=1)
   same = jax.tree.map(np.array_equal, layout.payload(vector), expected)

@@ -10,6 +10,7 @@ from data.dataset import Split
 from learning import fragments, optimizer
 from learning.fragment_steps import FragmentSteps
 from learning.gradient import TaskGradient
+from learning.iteration import Iteration
 from learning.layout import Layout
 from learning.local_steps import LocalSteps
 from tests.support import fragments as linear
@@ -53,12 +54,14 @@ def _fragments(count, ready=1.0):
 def _push(pushes, params, state, version, **more):
   return pushes.push(
     params,
-    ((8 * version, 8 * version + 8),),
+    Iteration(
+      ((8 * version, 8 * version + 8),),
+      worker=0,
+      number=version,
+      rate=0.01,
+      version=version,
+    ),
     state,
-    worker=0,
-    iteration=version,
-    rate=0.01,
-    version=version,
     **more,
   )
 

@@ -12,6 +12,7 @@ from data.dataset import PADDING, Split
 from learning import compilations
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient, micro_batches
+from learning.iteration import Iteration
 from models.task import Task, classification, next_token
 
 
@@ -78,7 +79,9 @@ class GradientTest(parameterized.TestCase):
     inputs, targets = _examples(count)
     gradient = _gradient(task, _examples(count))
 
-    push, loss = gradient(task.params, ((0, count),), worker=0, iteration=0)
+    push, loss = gradient(
+      task.params, Iteration(((0, count),), worker=0, number=0)
+    )
     got = push.gradient
 
     errors = inputs @ np.asarray(task.params['w']) + 0.5 - targets
@@ -94,7 +97,7 @@ class GradientTest(parameterized.TestCase):
     before, computed = compilations.count(), gradient.computed
 
     for count in range(1, largest + 1):
-      gradient(task.params, ((0, count),), worker=1, iteration=count)
+      gradient(task.params, Iteration(((0, count),), worker=1, number=count))
 
     self.assertEqual(compilations.count(), before)
     real = sum(range(largest + 1))
@@ -116,7 +119,9 @@ class GradientTest(parameterized.TestCase):
     params = jnp.float32(1)
     gradient = _gradient(Task(params, loss, loss), _examples(6), micro_batch=4)
     got = [
-      float(gradient(params, ((0, 6),), worker=w, iteration=i)[0].gradient)
+      float(
+        gradient(params, Iteration(((0, 6),), worker=w, number=i))[0].gradient
+      )
       for w, i in [(0, 0), (0, 1), (1, 0), (0, 0)]
     ]
     self.assertLen(set(got), 3)
@@ -135,7 +140,7 @@ class GradientTest(parameterized.TestCase):
     task = Task(jnp.float32(1), loss, lambda *_: jnp.zeros((8, 1)))
     gradient = _gradient(task, _examples(8))
     with self.assertRaisesRegex(ValueError, 'task.loss: expected one value'):
-      gradient(task.params, ((0, 8),), worker=0, iteration=0)
+      gradient(task.params, Iteration(((0, 8),), worker=0, number=0))
     evaluate = TaskEvaluation(task, _examples(8))
     with self.assertRaisesRegex(ValueError, r'task.correct: .* \(8, 1\)'):
       evaluate(task.params, ())

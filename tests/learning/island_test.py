@@ -14,6 +14,7 @@ from data.dataset import Split
 from learning import compilations
 from learning.gradient import TaskGradient
 from learning.island import IslandMesh, IslandPushes
+from learning.iteration import Iteration
 from learning.local_steps import LocalSteps
 from models import task
 from tests.support import small
@@ -82,11 +83,10 @@ def _run(pushes, params):
       state = first  # The second push was lost.
     *result, state = pushes.push(
       params,
-      ((0, _EXAMPLES),),
+      Iteration(
+        ((0, _EXAMPLES),), worker=1, number=min(iteration, 1), rate=0.1
+      ),
       state,
-      worker=1,
-      iteration=min(iteration, 1),
-      rate=0.1,
     )
     if iteration == 0:
       first = state

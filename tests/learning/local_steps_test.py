@@ -11,6 +11,7 @@ from absl.testing import absltest, parameterized
 from data.dataset import Split
 from learning import optimizer
 from learning.gradient import TaskGradient
+from learning.iteration import Iteration
 from learning.local_steps import LocalSteps
 from models.task import Task
 
@@ -89,7 +90,7 @@ class PushTest(parameterized.TestCase):
     state = steps.init(params)
     for iteration in range(2):  # The state continues.
       payload, loss, after = steps.push(
-        params, ranges, state, worker=0, iteration=iteration, rate=_RATE
+        params, Iteration(ranges, worker=0, number=iteration, rate=_RATE), state
       )
       batches = [
         np.arange(40, 40 + count)[start : start + 8]
@@ -105,9 +106,13 @@ class PushTest(parameterized.TestCase):
   def test_a_displacement_has_the_sign_of_a_gradient(self):
     steps, params = _make(), _task().params
     payload, _, _ = steps.push(
-      params, ((0, 24),), steps.init(params), worker=0, iteration=0, rate=_RATE
+      params,
+      Iteration(((0, 24),), worker=0, number=0, rate=_RATE),
+      steps.init(params),
     )
-    gradient, _ = steps.gradient(params, ((0, 24),), worker=0, iteration=0)
+    gradient, _ = steps.gradient(
+      params, Iteration(((0, 24),), worker=0, number=0)
+    )
     for moved, leaf in zip(
       jax.tree.leaves(payload.gradient),
       jax.tree.leaves(gradient.gradient),
@@ -118,9 +123,13 @@ class PushTest(parameterized.TestCase):
   def test_one_step_of_sgd_is_the_gradient_times_the_rate(self):
     steps, params = _make(batch=24), _task().params
     payload, loss, _ = steps.push(
-      params, ((0, 24),), steps.init(params), worker=0, iteration=0, rate=_RATE
+      params,
+      Iteration(((0, 24),), worker=0, number=0, rate=_RATE),
+      steps.init(params),
     )
-    gradient, total = steps.gradient(params, ((0, 24),), worker=0, iteration=0)
+    gradient, total = steps.gradient(
+      params, Iteration(((0, 24),), worker=0, number=0)
+    )
     expected = jax.tree.map(lambda leaf: leaf * _RATE, gradient.gradient)
     _assert_close(payload.gradient, expected, rtol=1e-3)
     self.assertEqual(float(loss), float(total))
@@ -133,11 +142,10 @@ class PushTest(parameterized.TestCase):
       state = steps.init(params)
       payload, _, _ = steps.push(
         params,
-        ((start, start + count),),
+        Iteration(
+          ((start, start + count),), worker=worker, number=0, rate=_RATE
+        ),
         state,
-        worker=worker,
-        iteration=0,
-        rate=_RATE,
       )
       pushes.append(payload.gradient)
       batches = [np.arange(s, s + 8) for s in range(start, start + count, 8)]
@@ -163,11 +171,8 @@ class PushTest(parameterized.TestCase):
       float(
         steps.push(
           task.params,
-          ((0, count),),
+          Iteration(((0, count),), worker=worker, number=iteration, rate=0.0),
           steps.init(task.params),
-          worker=worker,
-          iteration=iteration,
-          rate=0.0,
         )[1]
       )
       for worker in range(2)
@@ -193,11 +198,8 @@ class PushTest(parameterized.TestCase):
     self.assertEqual(counted, [((0, 8),), ((8, 16),), ((16, 20), (40, 44))])
     steps.push(
       params,
-      ((0, 20), (40, 44)),
+      Iteration(((0, 20), (40, 44)), worker=0, number=0, rate=_RATE),
       steps.init(params),
-      worker=0,
-      iteration=0,
-      rate=_RATE,
     )
     self.assertLen(counted, 3)
 
@@ -209,16 +211,18 @@ class PushTest(parameterized.TestCase):
       with jax.log_compiles():
         for iteration in range(3):
           _, _, state = steps.push(
-            params, ((0, 24),), state, worker=1, iteration=iteration, rate=0.1
+            params,
+            Iteration(((0, 24),), worker=1, number=iteration, rate=0.1),
+            state,
           )
 
   def test_pushes_without_examples_or_rate_are_rejected(self):
     steps, params = _make(), _task().params
     state = steps.init(params)
     with self.assertRaisesRegex(ValueError, 'ranges: expected at least one'):
-      steps.push(params, (), state, worker=0, iteration=0, rate=_RATE)
+      steps.push(params, Iteration((), worker=0, number=0, rate=_RATE), state)
     with self.assertRaisesRegex(ValueError, 'rate: expected a learning rate'):
-      steps.push(params, ((0, 8),), state, worker=0, iteration=0)
+      steps.push(params, Iteration(((0, 8),), worker=0, number=0), state)
 
 
 if __name__ == '__main__':

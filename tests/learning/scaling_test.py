@@ -13,6 +13,7 @@ from data.dataset import Split
 from learning import scaling
 from learning.digest import digest
 from learning.gradient import TaskGradient
+from learning.iteration import Iteration
 from learning.layout import Layout
 from learning.learner import TaskLearner
 from learning.scaling import Scaling
@@ -103,7 +104,8 @@ def _gradient(dtype='float32', scaled=True):
 
 def _make(gradient, **scale):
   ranges = ((0, 12),)  # In two parts.
-  return gradient(gradient.task.params, ranges, worker=0, iteration=0, **scale)
+  iteration = Iteration(ranges, worker=0, number=0, **scale)
+  return gradient(gradient.task.params, iteration)
 
 
 class GradientTest(parameterized.TestCase):

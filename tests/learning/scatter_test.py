@@ -18,6 +18,7 @@ from data.dataset import Dataset, Split
 from learning import optimizer, warm_up
 from learning.evaluation import TaskEvaluation
 from learning.gradient import TaskGradient
+from learning.iteration import Iteration
 from learning.learner import TaskLearner
 from learning.shard_codec import ShardCodec
 from models.task import classification, next_token
@@ -156,7 +157,9 @@ class NoLoopTest(parameterized.TestCase):
           seed=0,
           scaled=True,
         )
-        gradient(task.params, ((0, _BATCH),), worker=0, iteration=0, scale=2.0)
+        gradient(
+          task.params, Iteration(((0, _BATCH),), worker=0, number=0, scale=2.0)
+        )
         evaluation = TaskEvaluation(task, examples)
         evaluation(task.params, task.stats)
         evaluation.is_finite(task.params)

@@ -20,6 +20,7 @@ from learning import compilations, timing_only
 from learning.device_copies import PageableCopies
 from learning.gradient import TaskGradient
 from learning.gradient_buffer import BucketFiller
+from learning.iteration import Iteration
 from learning.layout import Layout
 from learning.learning import Overlap
 from learning.streaming import StreamingGradient, find_overlap
@@ -154,17 +155,17 @@ def _stream(streaming, gradient, layout, examples):
   """Returns the buffer after a call, and the order of reported buckets."""
   vector, reported = np.zeros(layout.size, np.float32), []
   filling = BucketFiller(layout, vector, reported.append)
-  call = {'worker': 1, 'iteration': examples, 'sink': filling.put}
+  iteration = Iteration(((0, examples),), worker=1, number=examples)
   params = gradient.task.params
-  stats, loss = streaming.stream(params, ((0, examples),), **call)
+  stats, loss = streaming.stream(params, iteration, filling.put)
   filling.finish(stats, [loss])
   return vector, reported
 
 
 def _compute_expected(gradient, layout, examples):
   vector = np.zeros(layout.size, np.float32)
-  call = {'worker': 1, 'iteration': examples}
-  payload, loss = gradient(gradient.task.params, ((0, examples),), **call)
+  iteration = Iteration(((0, examples),), worker=1, number=examples)
+  payload, loss = gradient(gradient.task.params, iteration)
   for leaf, array in enumerate(jax.tree.leaves(payload.gradient)):
     layout.write_leaf(vector, leaf, array)
   layout.write_stats(vector, payload.stats)
@@ -241,9 +242,9 @@ class StreamingTest(parameterized.TestCase):
       gradient, [each.leaves for each in layout.buckets], overlap=True
     )
     leaves, raised = [], kind('its own')
-    call = {'worker': 0, 'iteration': 0, 'sink': put}
+    iteration = Iteration(((0, 4),), worker=0, number=0)
     with self.assertRaises(kind) as caught:
-      streaming.stream(gradient.task.params, ((0, 4),), **call)
+      streaming.stream(gradient.task.params, iteration, put)
     self.assertIs(caught.exception, raised)
     self.assertLen(leaves, 2)
     vector, _ = _stream(streaming, gradient, layout, 4)  # The stream continues.
@@ -286,9 +287,9 @@ class StreamingTest(parameterized.TestCase):
     streaming = StreamingGradient(gradient, (), overlap=False)
     params, ranges = gradient.task.params, ((0, 4),)
     streaming.prepare(ranges)
-    call = {'worker': 0, 'iteration': 0}
-    got = streaming(streaming.place(params), ranges, **call)
-    expected = gradient(params, ranges, **call)
+    iteration = Iteration(ranges, worker=0, number=0)
+    got = streaming(streaming.place(params), iteration)
+    expected = gradient(params, iteration)
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
@@ -318,8 +319,8 @@ class AcceleratorTest(parameterized.TestCase):
     for leaf in buckets[0]:
       may_land[leaf].set()
     filling = BucketFiller(layout, vector, ready)
-    call = {'worker': 1, 'iteration': 7, 'sink': filling.put}
-    stats, loss = streaming.stream(gradient.task.params, ((0, 7),), **call)
+    iteration = Iteration(((0, 7),), worker=1, number=7)
+    stats, loss = streaming.stream(gradient.task.params, iteration, filling.put)
     filling.finish(stats, [loss])
 
     self.assertNotEqual(layout.order, tuple(sorted(layout.order)))
@@ -349,8 +350,8 @@ class AcceleratorTest(parameterized.TestCase):
     filling = BucketFiller(
       layout, vector, lambda number: log.append(('send', number))
     )
-    call = {'worker': 0, 'iteration': 0, 'sink': filling.put}
-    streaming.stream(gradient.task.params, ((0, 4),), **call)
+    iteration = Iteration(((0, 4),), worker=0, number=0)
+    streaming.stream(gradient.task.params, iteration, filling.put)
     kinds = [kind for kind, _ in log]
     count = len(layout.order)
     self.assertEqual(kinds[: 2 * count], ['request'] * count + ['land'] * count)
@@ -395,7 +396,7 @@ class NothingTest(absltest.TestCase):
     vector, reported = np.zeros(layout.size, np.float32), []
     filling = BucketFiller(layout, vector, reported.append)
     stats, loss = streaming.stream(
-      (), ((0, 4),), worker=0, iteration=0, sink=filling.put
+      (), Iteration(((0, 4),), worker=0, number=0), sink=filling.put
     )
     self.assertIsNone(loss)
     self.assertEqual(reported, [])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from data.dataset import PADDING, Dataset, Split
 from learning import optimizer, outer
 from learning.gradient import TaskGradient
+from learning.iteration import Iteration
 from learning.learner import TaskLearner
 from learning.local_steps import LocalSteps
 from learning.schedule import fixed
@@ -132,7 +133,7 @@ class DivisionTest(parameterized.TestCase):
         data.draw(st.sampled_from([1, 2, 4, 8])), scaled=True
       )
       payload, loss = gradient(
-        _TASK.params, (bounds,), worker=0, iteration=0, scale=scale
+        _TASK.params, Iteration((bounds,), worker=0, number=0, scale=scale)
       )
       total += float(loss)
       learner.add(
@@ -164,7 +165,9 @@ class DivisionTest(parameterized.TestCase):
     learner, gradient = _learner(), _gradient(4)
     update = 0
     for bounds in _cut(data.draw, 0, count):
-      payload, _ = gradient(_TASK.params, (bounds,), worker=0, iteration=0)
+      payload, _ = gradient(
+        _TASK.params, Iteration((bounds,), worker=0, number=0)
+      )
       weight = gradient.weigh((bounds,))
       learner.add(update, payload, bounds[1] - bounds[0], weight=weight)
       if data.draw(st.booleans()):  # A barrier.
@@ -183,7 +186,9 @@ class DivisionTest(parameterized.TestCase):
   def test_a_checkpoint_between_two_pushes_keeps_their_weights(self):
     gradient, learners = _gradient(4), [_learner(), _learner()]
     for number, bounds in enumerate([(0, 9), (9, 30)]):
-      payload, _ = gradient(_TASK.params, (bounds,), worker=0, iteration=0)
+      payload, _ = gradient(
+        _TASK.params, Iteration((bounds,), worker=0, number=0)
+      )
       weight = gradient.weigh((bounds,))
       learners[number].add(0, payload, bounds[1] - bounds[0], weight=weight)
       if not number:
@@ -242,11 +247,13 @@ class NothingCountsTest(parameterized.TestCase):
     tx = optimizer.adamw(b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1)
     steps = LocalSteps(gradient, tx, worker_batch=4)
     state = steps.init(_TASK.params)
-    push = functools.partial(
-      steps.push, _TASK.params, worker=0, iteration=0, rate=0.1
-    )
-    with_it, _, after_it = push(((0, 12),), state)
-    without, _, after = push(((0, 4), (8, 12)), state)
+
+    def push(ranges):
+      iteration = Iteration(ranges, worker=0, number=0, rate=0.1)
+      return steps.push(_TASK.params, iteration, state)
+
+    with_it, _, after_it = push(((0, 12),))
+    without, _, after = push(((0, 4), (8, 12)))
     jax.tree.map(np.testing.assert_array_equal, after_it, after)
     _assert_close(with_it.gradient, without.gradient)
     self.assertEqual(steps.weigh(((4, 8),)), 0)
@@ -278,11 +285,8 @@ class LocalStepsTest(parameterized.TestCase):
       ranges = ((start, start + 4 * count),)
       payload, _, _ = local.push(
         _TASK.params,
-        ranges,
+        Iteration(ranges, worker=worker, number=0, rate=0.1),
         local.init(_TASK.params),
-        worker=worker,
-        iteration=0,
-        rate=0.1,
       )
       learner.add(0, payload, 4 * count, weight=local.weigh(ranges))
       params, tokens = _TASK.params, 0

@@ -14,6 +14,7 @@ from analysis import records
 from configs import default
 from data import synthetic
 from data.stream import Stream
+from learning.iteration import Iteration
 from models import norm
 from models import task as tasks
 from tests.support import small, stopping
@@ -131,9 +132,7 @@ class StatisticsTest(parameterized.TestCase):
     run, dataset = _built('bsp', worker_batch=7)
     payload, _ = run.runtime.pushes(
       run.runtime.coordinator.store.learner.params,
-      ((0, 7),),
-      worker=0,
-      iteration=0,
+      Iteration(((0, 7),), worker=0, number=0),
     )
 
     rows = Stream(num_examples=192, seed=0, ahead=2).indices(((0, 7),))

@@ -70,10 +70,10 @@ def recording(found):
   """Records the ranges of each push, by version and worker."""
   push = FragmentSteps.push
 
-  def record(self, params, ranges, state, **arguments):
-    if arguments['rate']:  # Not 0, as in the warm-up.
-      found[arguments['version'], arguments['worker']] = ranges
-    return push(self, params, ranges, state, **arguments)
+  def record(self, params, iteration, state, **arguments):
+    if iteration.rate:  # Not 0, as in the warm-up.
+      found[iteration.version, iteration.worker] = iteration.ranges
+    return push(self, params, iteration, state, **arguments)
 
   with mock.patch.object(FragmentSteps, 'push', record):
     yield

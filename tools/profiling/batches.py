@@ -23,6 +23,7 @@ from batching.curves import Curve
 from configs import user_parts
 from configs.checks import require
 from learning import build as learning
+from learning.iteration import Iteration
 from outputs import atomic
 
 _CPU = pathlib.Path('/proc/cpuinfo')  # The only place that names it, on Linux.
@@ -170,7 +171,7 @@ def _seconds(gradient: Any, params: Any, batch: int) -> float:
   ranges = ((0, batch),)
   gradient.prepare(ranges)
   start = time.perf_counter()
-  payload = gradient(params, ranges, worker=0, iteration=0)
+  payload = gradient(params, Iteration(ranges, worker=0, number=0))
   jax.block_until_ready(payload)
   return time.perf_counter() - start
 

@@ -20,6 +20,7 @@ from data.stream import Ranges
 from learning import warm_up
 from learning.device_copies import DeviceCopies
 from learning.gradient_buffer import BucketFiller
+from learning.iteration import Iteration
 from learning.layout import FLOAT32, Layout
 from learning.learning import Learner, Streaming
 from learning.scaling import factor
@@ -215,11 +216,10 @@ class HostReducer:
     self._progress, self._filler = (0, reduction), filler
     self._stats, loss = self._gradient.stream(
       learner.params,
-      ranges,
-      worker=worker,
-      iteration=iteration,
+      Iteration(
+        ranges, worker=worker, number=iteration, scale=factor(learner.scaling)
+      ),
       sink=filler.put,
-      scale=factor(learner.scaling),
     )
     return None if loss is None else float(loss), filler.finite
 

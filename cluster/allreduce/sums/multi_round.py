@@ -12,6 +12,7 @@ from cluster.allreduce.sums.host import HostReducer
 from cluster.allreduce.sums.streaming import ChunkPacker, FilledPrefix
 from cluster.network import memory
 from data.stream import Ranges
+from learning.iteration import Iteration
 from learning.layout import FLOAT32
 from learning.learning import Learner
 from learning.scaling import factor
@@ -120,11 +121,8 @@ class MultiRoundReducer(HostReducer):
     self._filler = filler
     self._stats, loss = self._gradient.stream(
       learner.params,
-      ranges,
-      worker=worker,
-      iteration=iteration,
+      Iteration(ranges, worker=worker, number=iteration, scale=self._scale),
       sink=filler.put,
-      scale=self._scale,
     )
     return None if loss is None else float(loss), filler.finite
 

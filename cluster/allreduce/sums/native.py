@@ -36,6 +36,7 @@ from cluster.process.exits import Unmendable
 from configs.checks import require
 from data.stream import Ranges
 from learning import placement, warm_up
+from learning.iteration import Iteration
 from learning.layout import Layout
 from learning.learning import Gradient, Learner
 from learning.scaling import factor
@@ -405,10 +406,9 @@ class NativeReducer:
     del version, stage, least_s
     payload, loss = self._gradient(
       learner.params,
-      ranges,
-      worker=worker,
-      iteration=iteration,
-      scale=factor(learner.scaling),
+      Iteration(
+        ranges, worker=worker, number=iteration, scale=factor(learner.scaling)
+      ),
     )
     self._payload = self.place(payload)
     finite = self._is_finite(self._payload)

@@ -14,6 +14,7 @@ from absl.testing import absltest, parameterized
 
 from analysis import records
 from learning import build
+from learning.iteration import Iteration
 from learning.local_steps import LocalSteps
 from outputs import checkpoints
 from tests.support import processes, replays, small, together
@@ -153,9 +154,9 @@ def _record_ranges(found):
   """Returns a patch that records the examples of each push of LocalSteps."""
   push = LocalSteps.push
 
-  def recording(self, params, ranges, state, **arguments):
-    found[arguments['iteration'], arguments['worker']] = ranges
-    return push(self, params, ranges, state, **arguments)
+  def recording(self, params, iteration, state):
+    found[iteration.number, iteration.worker] = iteration.ranges
+    return push(self, params, iteration, state)
 
   return mock.patch.object(LocalSteps, 'push', recording)
 
@@ -182,7 +183,9 @@ def _local_sgd(config, ranges, rate, momentum):
       for step, part in enumerate(np.split(positions, 2)):
         each = tuple((int(k), int(k) + 1) for k in part)
         payload, _ = learned.gradient(
-          copies[worker], each, worker=worker, iteration=iteration, step=step
+          copies[worker],
+          Iteration(each, worker=worker, number=iteration),
+          step=step,
         )
         mean = jax.tree.map(lambda leaf: leaf / batch, payload.gradient)
         updates, states[worker] = tx.update(mean, states[worker])

@@ -9,6 +9,7 @@ from cluster.islands import site
 from cluster.network import messages
 from cluster.network.errors import Closed
 from cluster.process.exits import Exit
+from learning.iteration import Iteration
 
 _PUSH = messages.ComputePush(((0, 3),), 4, 1.0, 0.1, True)
 
@@ -67,12 +68,7 @@ class FollowerSiteTest(parameterized.TestCase):
         call.warm_up(None, 3, changing=True),
         call.prepare(((0, 3),)),
         call.follow_push(
-          ((0, 3),),
-          has_state=True,
-          worker=2,
-          iteration=4,
-          scale=1.0,
-          rate=0.1,
+          Iteration(((0, 3),), worker=2, number=4, rate=0.1), has_state=True
         ),
       ],
     )

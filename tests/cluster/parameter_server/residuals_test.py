@@ -71,10 +71,8 @@ class _Gradient(TimingOnlyGradient):
   def init(self, params):
     return jnp.zeros((), jnp.int32)
 
-  def push(
-    self, params, ranges, state, *, worker, iteration, scale=1.0, rate=None
-  ):
-    gradient = jnp.asarray(_gradient(worker, iteration))
+  def push(self, params, iteration, state):
+    gradient = jnp.asarray(_gradient(iteration.worker, iteration.number))
     return Payload(gradient, ()), None, state + 1
 
   def warm_up(self, params, examples, *, changing):

@@ -25,6 +25,7 @@ from configs.checks import require
 from configs.sections import iteration_steps
 from learning import placement
 from learning.fragment_steps import FragmentSteps
+from learning.iteration import Iteration
 from learning.layout import FLOAT32, Layout
 from learning.learning import (
   Learner,
@@ -262,11 +263,13 @@ class _RecomputedRun:
       gradient = self._steps
     stats, loss = gradient.stream(
       self.learner.params,
-      worker.ranges,
-      worker=index,
-      iteration=worker.iteration,
+      Iteration(
+        worker.ranges,
+        worker=index,
+        number=worker.iteration,
+        scale=factor(self.learner.scaling),
+      ),
       sink=filler.put,
-      scale=factor(self.learner.scaling),
     )
     if gradient is self._steps:
       self._states[index] = self._steps.state

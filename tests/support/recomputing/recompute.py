@@ -36,6 +36,7 @@ from configs import default, sections
 from configs.checks import require
 from learning import build as learning
 from learning import compilations, placement, staleness
+from learning.iteration import Iteration
 from learning.layout import reshard
 from learning.learning import Learning, ParameterStore
 from learning.scaling import factor, worker_scaling
@@ -328,12 +329,10 @@ class _RecomputedRun:
     )
     payload, loss, optimizer = pushes.push(
       params,
-      ranges,
+      Iteration(
+        ranges, worker=worker, number=iteration, scale=scale, rate=rate
+      ),
       before.optimizer,
-      worker=worker,
-      iteration=iteration,
-      scale=scale,
-      rate=rate,
     )
     stage = self._coordinator.workers[worker].stage
     messages, codec, finite = self._codec.encode(

@@ -54,12 +54,12 @@ class _Gradient:
       _PARAMS,
     )
 
-  def stream(self, params, ranges, *, worker, iteration, sink, scale):
-    del params, ranges
-    leaves = jax.tree.leaves(self.draw(worker, iteration))
+  def stream(self, params, iteration, sink):
+    del params
+    leaves = jax.tree.leaves(self.draw(iteration.worker, iteration.number))
     for number, leaf in reversed([*enumerate(leaves)]):
       self.events.append('leaf')
-      sink(number, leaf * scale)
+      sink(number, leaf * iteration.scale)
     return (), 1.0
 
 
