@@ -39,6 +39,7 @@ from cluster.process import faults as faults_
 from cluster.process.deadlines import ProgressCounter
 from cluster.process.faults import Fault, Faults, Kind, Phase
 from cluster.runtime import Parts
+from learning.iteration import Iteration
 from learning.learning import Learner
 from route.route import Allreduce
 
@@ -193,15 +194,13 @@ class FaultyHostReducer(HostReducer):
     return _FaultyExecutor(self._index, **self._executor_arguments)
 
   def compute(
-    self, version: int, *args: Any, worker: int, iteration: int, **kwargs: Any
+    self, learner: Learner, iteration: Iteration, **kwargs: Any
   ) -> tuple[float | None, bool]:
     """Computes a gradient: see `Reducer`."""
     self._planned = chunk_faults(
-      self._faults, worker, iteration, self._faults.push
+      self._faults, iteration.worker, iteration.number, self._faults.push
     )
-    return super().compute(
-      version, *args, worker=worker, iteration=iteration, **kwargs
-    )
+    return super().compute(learner, iteration, **kwargs)
 
   def _begin_sum(self, number: int, *args: Any, is_last: bool) -> Reduction:
     executor = self._running
@@ -235,10 +234,10 @@ class _FaultyNativeReducer(NativeReducer):
     self._faults = faults
 
   def compute(
-    self, version: int, learner: Learner, *args: Any, **kwargs: Any
+    self, learner: Learner, iteration: Iteration, **kwargs: Any
   ) -> tuple[float | None, bool]:
     """Computes a gradient: see `Reducer`."""
-    loss, is_finite = super().compute(version, learner, *args, **kwargs)
+    loss, is_finite = super().compute(learner, iteration, **kwargs)
     push = self._faults.push
     if push and push.kind == Kind.NAN:
       self._payload = self.place(faults_.to_nan(push, self._payload))

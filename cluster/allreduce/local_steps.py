@@ -24,7 +24,8 @@ class ReplicaSteps:
   """A `Streaming` computation of displacements.
 
   Attributes:
-    state: State of the inner optimizer after the last call.
+    state: State of the inner optimizer; a call replaces it, and the one before
+      stays valid.
     overlap: NONE, as all leaves are final at once.
     copies: None.
     ready: Share of an iteration's computing before the displacement is known.
@@ -42,31 +43,17 @@ class ReplicaSteps:
     """
     self.state: Any = ()
     self._pushes = pushes
-    self._rate: float | None = None
-    self._version = 0
 
   @property
   def computed(self) -> int:
     """Number of examples computed so far, with padding."""
     return self._pushes.computed
 
-  def begin(self, state: Any, rate: float | None, *, version: int) -> None:
-    """Sets the state, the rate and the version of the next call.
-
-    Args:
-      state: State of the inner optimizer, which stays valid.
-      rate: Learning rate of its steps.
-      version: Number of the version that it begins with.
-    """
-    self.state, self._rate, self._version = state, rate, version
-
   def __call__(
     self, params: Any, iteration: Iteration
   ) -> tuple[Payload, jax.Array | None]:
     """Returns the displacement times its weight, and the loss."""
-    payload, loss, self.state = self._pushes.push(
-      params, self._complete(iteration), self.state
-    )
+    payload, loss, self.state = self._pushes.push(params, iteration, self.state)
     return payload, loss
 
   def stream(
@@ -80,10 +67,6 @@ class ReplicaSteps:
     for leaf, array in enumerate(leaves):
       sink(leaf, array)
     return stats, loss
-
-  def _complete(self, iteration: Iteration) -> Iteration:
-    """Returns an iteration with the rate and the version of this one."""
-    return iteration._replace(rate=self._rate, version=self._version)
 
   def prepare(self, ranges: Ranges) -> None:
     """Gathers the examples of a later call."""
@@ -125,7 +108,7 @@ class FragmentReplicaSteps(ReplicaSteps):
   ) -> tuple[Any, jax.Array | None]:
     """Computes a displacement, and hands over the leaves of its fragment."""
     fragments = self._steps.fragments
-    chosen = fragments.leaves[fragments.at(self._version)]
+    chosen = fragments.leaves[fragments.at(iteration.version)]
 
     def send(moved: Any) -> None:
       leaves = jax.tree.leaves(moved)
@@ -134,6 +117,6 @@ class FragmentReplicaSteps(ReplicaSteps):
         sink(leaf, array)
 
     payload, loss, self.state = self._steps.push(
-      params, self._complete(iteration), self.state, send=send
+      params, iteration, self.state, send=send
     )
     return jax.device_get(payload.stats), loss

@@ -61,7 +61,9 @@ from cluster.process.host import HostSpeed
 from cluster.speed.speed import Speed
 from learning import compilations, drift
 from learning.digest import digest
+from learning.iteration import Iteration
 from learning.learning import Gradient, Learner
+from learning.scaling import factor
 from learning.schedule import Schedule
 from system import clock, threads
 
@@ -739,26 +741,24 @@ class Replica:
     self, assignment: messages.Assignment, least_s: float
   ) -> tuple[float | None, bool]:
     """Returns the loss, and True if the gradient is finite: see `Reducer`."""
-    before = None
+    before, rate, learner = None, None, self.learner
     if self._states and self._local_steps:
       before = self._states.recall(ResidualId(*assignment.state))
-      rate = None
+      self._local_steps.state = self._reducer.place(before.optimizer)
       if self._schedule:
-        learner = self.learner
         rate = self._schedule(
           examples=learner.examples, updates=learner.version
         )
-      self._local_steps.begin(
-        self._reducer.place(before.optimizer), rate, version=assignment.version
-      )
-    loss, finite = self._reducer.compute(
-      assignment.version,
-      self.learner,
+    iteration = Iteration(
       assignment.ranges,
       worker=self.index,
-      iteration=assignment.iteration,
-      stage=assignment.stage,
-      least_s=least_s,
+      number=assignment.iteration,
+      scale=factor(learner.scaling),
+      rate=rate,
+      version=assignment.version,
+    )
+    loss, finite = self._reducer.compute(
+      learner, iteration, stage=assignment.stage, least_s=least_s
     )
     if before and self._states and self._local_steps:
       after = before._replace(optimizer=self._local_steps.state)

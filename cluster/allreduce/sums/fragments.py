@@ -12,7 +12,7 @@ import numpy as np
 from cluster.allreduce.sums.host import HostReducer, SumBuffers
 from cluster.network import memory
 from cluster.speed.layers import Bucket
-from data.stream import Ranges
+from learning.iteration import Iteration
 from learning.layout import FLOAT32, Layout
 from learning.learning import Learner
 
@@ -59,26 +59,15 @@ class FragmentReducer(HostReducer):
 
   def compute(
     self,
-    version: int,
     learner: Learner,
-    ranges: Ranges,
+    iteration: Iteration,
     *,
-    worker: int,
-    iteration: int,
     stage: int,
     least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes the displacement of a fragment, and sends it before the end."""
-    self._use(self._each[version % len(self._each)])
-    return super().compute(
-      version,
-      learner,
-      ranges,
-      worker=worker,
-      iteration=iteration,
-      stage=stage,
-      least_s=least_s,
-    )
+    self._use(self._each[iteration.version % len(self._each)])
+    return super().compute(learner, iteration, stage=stage, least_s=least_s)
 
   def apply(
     self, learner: Learner, *, examples: int, weight: float, pushes: int

@@ -16,14 +16,12 @@ from cluster.network.errors import InvalidMessage
 from cluster.network.messages import ConnectMembers
 from cluster.network.port import Port
 from cluster.speed.layers import Bucket
-from data.stream import Ranges
 from learning import warm_up
 from learning.device_copies import DeviceCopies
 from learning.gradient_buffer import BucketFiller
 from learning.iteration import Iteration
 from learning.layout import FLOAT32, Layout
 from learning.learning import Learner, Streaming
-from learning.scaling import factor
 from system import clock
 
 _ITEM = np.dtype(np.float32).itemsize
@@ -188,12 +186,9 @@ class HostReducer:
 
   def compute(
     self,
-    version: int,
     learner: Learner,
-    ranges: Ranges,
+    iteration: Iteration,
     *,
-    worker: int,
-    iteration: int,
     stage: int,
     least_s: float,
   ) -> tuple[float | None, bool]:
@@ -205,7 +200,7 @@ class HostReducer:
     self._vectors.reverse()
     vector = self._vectors[0]
     reduction = self._begin_sum(
-      version, vector, self._ranges, self._dtypes, is_last=True
+      iteration.version, vector, self._ranges, self._dtypes, is_last=True
     )
     ready: Callable[[int], None] = reduction.ready
     if self.simulates_time:
@@ -215,11 +210,7 @@ class HostReducer:
     filler = self._make_filler(vector, ready)
     self._progress, self._filler = (0, reduction), filler
     self._stats, loss = self._gradient.stream(
-      learner.params,
-      Iteration(
-        ranges, worker=worker, number=iteration, scale=factor(learner.scaling)
-      ),
-      sink=filler.put,
+      learner.params, iteration, filler.put
     )
     return None if loss is None else float(loss), filler.finite
 

@@ -11,11 +11,9 @@ from cluster.allreduce.sums.codec_state import CodecState, WorkerRounds
 from cluster.allreduce.sums.host import HostReducer
 from cluster.allreduce.sums.streaming import ChunkPacker, FilledPrefix
 from cluster.network import memory
-from data.stream import Ranges
 from learning.iteration import Iteration
 from learning.layout import FLOAT32
 from learning.learning import Learner
-from learning.scaling import factor
 from system import clock
 from wire.codec import StreamablePrefix, Workspace
 from wire.multi_round import MultiRoundAllreduce
@@ -96,12 +94,9 @@ class MultiRoundReducer(HostReducer):
 
   def compute(
     self,
-    version: int,
     learner: Learner,
-    ranges: Ranges,
+    iteration: Iteration,
     *,
-    worker: int,
-    iteration: int,
     stage: int,
     least_s: float,
   ) -> tuple[float | None, bool]:
@@ -109,8 +104,8 @@ class MultiRoundReducer(HostReducer):
     self._vector = self.codec_state.free_vector(self._vectors)
     self._stage, self._streamed = stage, None  # The one before may have failed.
     self._progress = 0, None
-    self._number = version * (self._multi_round.most_rounds + 1)
-    self._scale = factor(learner.scaling)
+    self._number = iteration.version * (self._multi_round.most_rounds + 1)
+    self._scale = iteration.scale
     packer = self._start_streaming()
     on_full: Callable[[int], None] = _ignore
     if packer:
@@ -120,9 +115,7 @@ class MultiRoundReducer(HostReducer):
     filler = self._make_filler(self._vector, on_full)
     self._filler = filler
     self._stats, loss = self._gradient.stream(
-      learner.params,
-      Iteration(ranges, worker=worker, number=iteration, scale=self._scale),
-      sink=filler.put,
+      learner.params, iteration, filler.put
     )
     return None if loss is None else float(loss), filler.finite
 

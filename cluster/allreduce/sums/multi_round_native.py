@@ -14,9 +14,9 @@ from cluster.allreduce.sums.codec_state import CodecState, WorkerRounds
 from cluster.allreduce.sums.native import AXIS, OPTIONS, NativeReducer
 from cluster.network.messages import ConnectMembers
 from learning import warm_up
+from learning.iteration import Iteration
 from learning.layout import FLOAT32, Layout
 from learning.learning import Gradient, Learner
-from learning.scaling import factor
 from wire.codec import PartialVector, Payload, Workspace
 from wire.multi_round import MultiRoundAllreduce
 
@@ -82,11 +82,11 @@ class NativeMultiRoundReducer(NativeReducer):
     self._sum_residuals()
 
   def compute(
-    self, version: int, learner: Learner, *args: Any, stage: int, **kwargs: Any
+    self, learner: Learner, iteration: Iteration, *, stage: int, least_s: float
   ) -> tuple[float | None, bool]:
-    """Computes a gradient; arguments as of NativeReducer."""
-    self._stage, self._scale = stage, factor(learner.scaling)
-    return super().compute(version, learner, *args, stage=stage, **kwargs)
+    """Computes a gradient."""
+    self._stage, self._scale = stage, iteration.scale
+    return super().compute(learner, iteration, stage=stage, least_s=least_s)
 
   def total(self) -> tuple[list[float], bool]:
     """Runs all rounds of the allreduce; returns as `Reducer.total`."""

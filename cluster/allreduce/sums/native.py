@@ -34,12 +34,10 @@ from cluster.network.messages import ConnectMembers
 from cluster.process import xla_group
 from cluster.process.exits import Unmendable
 from configs.checks import require
-from data.stream import Ranges
 from learning import placement, warm_up
 from learning.iteration import Iteration
 from learning.layout import Layout
 from learning.learning import Gradient, Learner
-from learning.scaling import factor
 from system import clock, net
 from wire.codec import Payload
 
@@ -393,23 +391,15 @@ class NativeReducer:
 
   def compute(
     self,
-    version: int,
     learner: Learner,
-    ranges: Ranges,
+    iteration: Iteration,
     *,
-    worker: int,
-    iteration: int,
     stage: int,
     least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient; nothing is sent before `total`."""
-    del version, stage, least_s
-    payload, loss = self._gradient(
-      learner.params,
-      Iteration(
-        ranges, worker=worker, number=iteration, scale=factor(learner.scaling)
-      ),
-    )
+    del stage, least_s
+    payload, loss = self._gradient(learner.params, iteration)
     self._payload = self.place(payload)
     finite = self._is_finite(self._payload)
     return None if loss is None else float(loss), bool(finite)

@@ -9,7 +9,7 @@ import numpy as np
 from cluster.allreduce.executor.executor import Usage
 from cluster.allreduce.sums.codec_state import CodecState, NoCodecState
 from cluster.network.messages import ConnectMembers
-from data.stream import Ranges
+from learning.iteration import Iteration
 from learning.learning import Learner
 
 
@@ -88,23 +88,17 @@ class Reducer(Protocol):
 
   def compute(
     self,
-    version: int,
     learner: Learner,
-    ranges: Ranges,
+    iteration: Iteration,
     *,
-    worker: int,
-    iteration: int,
     stage: int,
     least_s: float,
   ) -> tuple[float | None, bool]:
     """Computes a gradient, parts of which may be sent at once.
 
     Args:
-      version: Version of the learner, which is the number of the sum.
-      learner: Learner with the parameters and the loss scale.
-      ranges: Positions of the examples in the stream.
-      worker: Index of the worker, for its random key.
-      iteration: Number of the worker's iteration.
+      learner: Learner with the parameters.
+      iteration: The iteration, whose version is the number of the sum.
       stage: Stage of the wire.
       least_s: Seconds that it takes, if `simulates_time`.
 

@@ -258,8 +258,9 @@ class _RecomputedRun:
     )
     filler = CheckedFiller(layout, vector, lambda number: None)
     gradient: Streaming = self._gradient
+    rate = None
     if self._config.batching.local_steps > 1:
-      self._begin_steps(index)
+      rate = self._begin_steps(index)
       gradient = self._steps
     stats, loss = gradient.stream(
       self.learner.params,
@@ -268,8 +269,10 @@ class _RecomputedRun:
         worker=index,
         number=worker.iteration,
         scale=factor(self.learner.scaling),
+        rate=rate,
+        version=self.learner.version,
       ),
-      sink=filler.put,
+      filler.put,
     )
     if gradient is self._steps:
       self._states[index] = self._steps.state
@@ -289,18 +292,16 @@ class _RecomputedRun:
       finite=finite,
     )
 
-  def _begin_steps(self, index: int) -> None:
-    """Prepares the local steps of a worker."""
+  def _begin_steps(self, index: int) -> float | None:
+    """Prepares the local steps of a worker; returns their rate."""
     learned, learner = self._learned, self.learner
     state = self._states.get(index)
     if state is None:
       state = learned.pushes.init(learned.params)
-    rate = None
-    if learned.schedule:
-      rate = learned.schedule(
-        examples=learner.examples, updates=learner.version
-      )
-    self._steps.begin(state, rate, version=learner.version)
+    self._steps.state = state
+    if learned.schedule is None:
+      return None
+    return learned.schedule(examples=learner.examples, updates=learner.version)
 
   def add(
     self,

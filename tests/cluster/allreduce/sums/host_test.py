@@ -20,8 +20,10 @@ from cluster.network.port import Port
 from data.dataset import Split
 from learning.device_copies import PageableCopies
 from learning.gradient import TaskGradient
+from learning.iteration import Iteration
 from learning.layout import Layout
 from learning.learner import TaskLearner
+from learning.scaling import factor
 from learning.streaming import StreamingGradient
 from models.task import Task
 from route import links, ring
@@ -163,15 +165,14 @@ class HostReducerTest(absltest.TestCase):
     def iterate(index):
       worker, learner = self.workers[index], self.learners[index]
       ranges = ((version % 2 * 4, version % 2 * 4 + 4),)
-      worker.compute(
-        version,
-        learner,
+      iteration = Iteration(
         ranges,
         worker=index,
-        iteration=version,
-        stage=0,
-        least_s=0.0,
+        number=version,
+        scale=factor(learner.scaling),
+        version=version,
       )
+      worker.compute(learner, iteration, stage=0, least_s=0.0)
       worker.finish(np.ones(1, np.float32))
       statistics, finite = worker.total()
       self.assertEqual((statistics, finite), ([len(self.workers)], True))
@@ -247,15 +248,8 @@ class HostReducerTest(absltest.TestCase):
     def take_part(index):
       with self.assertRaises(TransportError):
         worker = self.workers[index]
-        worker.compute(
-          0,
-          self.learners[index],
-          ((0, 4),),
-          worker=index,
-          iteration=0,
-          stage=0,
-          least_s=0.0,
-        )
+        iteration = Iteration(((0, 4),), worker=index, number=0)
+        worker.compute(self.learners[index], iteration, stage=0, least_s=0.0)
         worker.finish(np.ones(1, np.float32))
         worker.total()
 

@@ -26,7 +26,9 @@ from cluster.process.deadlines import (
   ProgressCounter,
   ReceivedProgress,
 )
+from learning.iteration import Iteration
 from learning.layout import Layout
+from learning.scaling import factor
 from route import links, ring
 from wire import sparse
 from wire.multi_round import MultiRoundAllreduce
@@ -229,15 +231,14 @@ class MultiRoundTest(parameterized.TestCase):
 
   def _compute(self, index, version, stage):
     worker, learner = self.workers[index], self.learners[index]
-    worker.compute(
-      version,
-      learner,
+    iteration = Iteration(
       (),
       worker=index,
-      iteration=version,
-      stage=stage,
-      least_s=0.0,
+      number=version,
+      scale=factor(learner.scaling),
+      version=version,
     )
+    worker.compute(learner, iteration, stage=stage, least_s=0.0)
     numbers = np.zeros(_BOOKS, np.float32)
     numbers[index] = 1 + index
     worker.finish(numbers)
