@@ -257,7 +257,7 @@ class NothingCountsTest(parameterized.TestCase):
     jax.tree.map(np.testing.assert_array_equal, after_it, after)
     _assert_close(with_it.gradient, without.gradient)
     self.assertEqual(steps.weigh(((4, 8),)), 0)
-    alone, _, same = push(((4, 8),), state)
+    alone, _, same = push(((4, 8),))
     jax.tree.map(np.testing.assert_array_equal, same, state)
     for leaf in jax.tree.leaves(alone.gradient):
       self.assertFalse(np.asarray(leaf).any())
@@ -341,9 +341,9 @@ class RunTest(parameterized.TestCase):
     pushes, taken = run.runtime.pushes, []
     push = pushes.push
 
-    def take(params, ranges, *args, **arguments):
-      taken.append(run.runtime.coordinator._stream.indices(ranges))
-      return push(params, ranges, *args, **arguments)
+    def take(params, iteration, state):
+      taken.append(run.runtime.coordinator._stream.indices(iteration.ranges))
+      return push(params, iteration, state)
 
     with absltest.mock.patch.object(pushes, 'push', take):
       summary = run()
