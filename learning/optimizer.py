@@ -1,9 +1,11 @@
 """Optimizers by name, from optax.
 
-They are built with learning rate 1, and the learner multiplies their result by
-the current rate.  For transformations that end in a scaling by the learning
-rate this makes no difference.  LARS does not end so: its momentum then holds
-steps before that scaling, as that of SGD does here.
+Arguments are the fields of config.optimizer.NAME (`configs.fields`), checked.
+
+Optimizers are built with learning rate 1, and the learner multiplies their
+result by the current rate.  For transformations that end in a scaling by the
+learning rate this makes no difference.  LARS does not end so: its momentum then
+holds steps before that scaling, as that of SGD does here.
 """
 
 import math
@@ -22,16 +24,7 @@ from configs.checks import require
 def sgd(
   *, momentum: float, nesterov: bool, weight_decay: float
 ) -> optax.GradientTransformation:
-  """Returns stochastic gradient descent with decay added to the gradient.
-
-  Args:
-    momentum: Share of the last step that is kept, 0 to 1.
-    nesterov: Whether momentum looks ahead.
-    weight_decay: Factor of the parameters that are added to the gradient.
-
-  Raises:
-    ValueError: If an argument is out of range.
-  """
+  """Returns stochastic gradient descent with decay added to the gradient."""
   _check_nesterov(nesterov, momentum)
   return optax.chain(
     optax.add_decayed_weights(weight_decay)
@@ -45,17 +38,7 @@ def sgd(
 def adamw(
   *, b1: float, b2: float, eps: float, weight_decay: float
 ) -> optax.GradientTransformation:
-  """Returns Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
-
-  Args:
-    b1: Decay of the mean of gradients, 0 to 1.
-    b2: Decay of the mean of squared gradients, 0 to 1.
-    eps: Number added to the root of that mean, above 0.
-    weight_decay: Factor of the parameters in each step, at least 0.
-
-  Raises:
-    ValueError: If an argument is out of range.
-  """
+  """Returns Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
   return optax.adamw(1.0, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
 
 
@@ -77,20 +60,6 @@ def muon(
   Newton-Schulz iterations bring the singular values of a matrix of momentum
   close to 1, and its step has the given root mean square.  Embeddings, and
   parameters of fewer than two dimensions, take steps of AdamW.
-
-  Args:
-    momentum: Decay of the mean of gradients of matrices, 0 to 1.
-    nesterov: Whether momentum, and AdamW's, looks ahead.
-    iterations: Newton-Schulz iterations, at least 1.
-    rms: Root mean square of a matrix's step, above 0.  That of Adam is about
-      0.2, so that one learning rate suits both (Liu et al., 2025).
-    b1: Decay of AdamW's mean of gradients, 0 to 1.
-    b2: Decay of AdamW's mean of squared gradients, 0 to 1.
-    eps: Number added to its root, and to norms of matrices, above 0.
-    weight_decay: Factor of all parameters in each step, at least 0.
-
-  Raises:
-    ValueError: If an argument is out of range.
   """
   _check_nesterov(nesterov, momentum)
   return contrib.muon(
@@ -124,21 +93,10 @@ def lars(
   parameters, are all zeros.  Both norms are those of whole layers; parts of a
   gradient that a codec holds back are not in them.  The published rule uses the
   sum of the gradient's norm and the decay's instead of the norm of their sum.
-
-  Args:
-    momentum: Share of the last step that is kept, 0 to 1.
-    nesterov: Whether momentum looks ahead.
-    weight_decay: Factor of the parameters that are added to the gradient.
-    trust_coefficient: Norm of a step over that of the parameters, above 0.
-    skip_vectors: Whether parameters of fewer than two dimensions, biases and
-      scales, are neither adapted nor decayed (as in MLPerf's reference for
-      ResNet-50): as they start at zero, they would take a whole step first and
-      none afterwards.
-
-  Raises:
-    ValueError: If an argument is out of range.
   """
   _check_nesterov(nesterov, momentum)
+  # Biases start at zero: adapted, they would take a whole step first and none
+  # afterwards.
   adapted = _matrices if skip_vectors else True
   return optax.lars(
     1.0,
@@ -155,15 +113,7 @@ def lars(
 def clipped(
   tx: optax.GradientTransformation, *, clip_norm: float
 ) -> optax.GradientTransformation:
-  """Returns an optimizer of gradients that are clipped by global norm.
-
-  Args:
-    tx: The optimizer.
-    clip_norm: Largest global norm, above 0; infinity clips nothing.
-
-  Raises:
-    ValueError: If `clip_norm` is out of range.
-  """
+  """Returns an optimizer of gradients that are clipped by global norm."""
   if clip_norm == math.inf:
     return tx
   return optax.chain(optax.clip_by_global_norm(clip_norm), tx)

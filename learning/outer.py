@@ -1,5 +1,6 @@
 """Outer optimizers, which apply the displacements of local steps.
 
+Arguments are the fields of config.outer.NAME (`configs.fields`), checked.
 They are built with learning rate 1, as those of `learning.optimizer`; the
 learner multiplies their result by config.outer.learning_rate.
 """
@@ -20,14 +21,7 @@ def sgd() -> optax.GradientTransformation:
 
 @declared.check_arguments('outer.nesterov')
 def nesterov(*, momentum: float) -> optax.GradientTransformation:
-  """Returns Nesterov's momentum, the outer optimizer of DiLoCo.
-
-  Args:
-    momentum: Share of the last step that is kept, above 0, below 1.
-
-  Raises:
-    ValueError: If `momentum` is out of range.
-  """
+  """Returns Nesterov's momentum, the outer optimizer of DiLoCo."""
   return optax.sgd(1.0, momentum=momentum, nesterov=True)
 
 
@@ -62,13 +56,6 @@ def delayed_nesterov(
   mean of their displacements.  With `delay` 1 it is `nesterov`.  After Liu et
   al., 'Asynchronous Local-SGD training for language modeling', arXiv
   2401.09135.
-
-  Args:
-    momentum: Share of the last momentum that is kept, above 0, below 1.
-    delay: Number N of updates, at least 1; usually the number of workers.
-
-  Raises:
-    ValueError: If an argument is out of range.
   """
 
   def init(params: Any) -> DelayedState:

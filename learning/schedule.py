@@ -4,6 +4,9 @@ The cluster's examples mean the same under every scheme.  Published comparisons
 often count server updates instead.  Asynchronous schemes make about n times as
 many of these, so that their rate drops n times too early; `counts='updates'`
 reproduces that.
+
+Arguments of shapes are the fields of config.schedule.NAME (`configs.fields`),
+checked, and the epochs of the run.
 """
 
 import math
@@ -61,11 +64,7 @@ class Schedule(NamedTuple):
 
 
 def constant(*, total_epochs: float) -> Shape:
-  """Returns the shape that is always 1.
-
-  Args:
-    total_epochs: Unused.
-  """
+  """Returns the shape that is always 1."""
   del total_epochs
   return lambda epochs: 1.0
 
@@ -74,16 +73,7 @@ def constant(*, total_epochs: float) -> Shape:
 def step(
   *, total_epochs: float, epochs: Sequence[float], factor: float
 ) -> Shape:
-  """Returns a shape that is multiplied by `factor` at each of `epochs`.
-
-  Args:
-    total_epochs: Unused; steps may lie behind the end of a run.
-    epochs: Epochs of the steps, increasing, above 0; fractions are allowed.
-    factor: Factor of each step, above 0.
-
-  Raises:
-    ValueError: If an argument is out of range.
-  """
+  """Returns a shape that is multiplied by `factor` at each of `epochs`."""
   del total_epochs
   steps = tuple(epochs)
   is_increasing = list(steps) == sorted(set(steps))
@@ -93,15 +83,7 @@ def step(
 
 @declared.check_arguments('schedule.cosine')
 def cosine(*, total_epochs: float, final: float) -> Shape:
-  """Returns half a cosine from 1 to `final` (Loshchilov and Hutter, 2017).
-
-  Args:
-    total_epochs: Epoch from which on it stays at `final`.
-    final: Last value, 0 to 1.
-
-  Raises:
-    ValueError: If `final` is out of range.
-  """
+  """Returns half a cosine from 1 to `final` (Loshchilov and Hutter, 2017)."""
 
   def shape(epochs: float) -> float:
     done = min(epochs / total_epochs, 1.0)

@@ -29,12 +29,6 @@ def polynomial(*, exponent: float) -> Weight:
   al., 'Asynchronous Local-SGD training for language modeling', arXiv
   2401.09135.
 
-  Args:
-    exponent: Above 0, at most 4.
-
-  Raises:
-    ValueError: If `exponent` is out of range.
-
   Example:
     >>> weight = polynomial(exponent=0.5)
     >>> weight(0), weight(3)
