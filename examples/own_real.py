@@ -28,14 +28,13 @@ def main(argv: list[str]) -> None:
   del argv
   process = {'role': _ROLE.value, 'coordinator': _COORDINATOR.value}
   compilations.configure(_CONFIG.value)  # XLA's flags, before the model.
-  run = train.build(
+  train.run(
     _CONFIG.value,
     workdir=_WORKDIR.value,
     task=learned(),
     dataset=Dataset(train=signals(1600, seed=1), test=signals(400, seed=2)),
     process={name: value for name, value in process.items() if value},
   )
-  run()
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -100,12 +100,7 @@ class Gradient(Computation, Protocol):
   def __call__(
     self, params: Any, iteration: Iteration
   ) -> tuple[Payload, jax.Array | None]:
-    """Returns a worker's gradient, and its loss, as of `Pushes.push`.
-
-    Args:
-      params: Pytree of arrays.
-      iteration: The iteration.
-    """
+    """Returns a worker's gradient, and its loss: see `Pushes.push`."""
 
 
 class Streaming(Gradient, Protocol):
