@@ -251,15 +251,16 @@ class Coordinator:
       staleness_weight=self.weigh(self.store.version - worker.version),
       finite=finite,
     )
-    self.recorder.record_push(
+    self.recorder.accounting.add_push(
       decision.into,
       push,
       iteration=worker.iteration,
       pulled=worker.version,
-      loss=loss if finite else None,
       finite=finite,
       computed=computed,
     )
+    if finite and loss is not None:
+      self.recorder.add_loss(push, worker.iteration, loss)
     self._carry_out(decision, time)
 
   def check(self, index: int, *, finite: bool, loss: Any) -> None:

@@ -1,4 +1,12 @@
-"""Accounting of a run: worker time by phase, examples, bytes and staleness."""
+"""Accounting of a run: worker time by phase, examples, bytes and staleness.
+
+  event              state of a push before   state after
+  add_push           under way                pending; skipped if not finite
+  add_dropped_push   under way                dropped
+  add_update         pending                  applied; skipped if its update is
+
+An iteration whose push will never arrive is `lost`.
+"""
 
 import collections
 import dataclasses

@@ -3,18 +3,14 @@
 The recorder writes what it is given, and decides nothing: `cluster.milestones`
 decides when a row is due, and when a run ends.
 
-  event            state of a push before   state after
-  record_push      under way                pending in its update; skipped if it
-                                            is not finite
-  record_update    pending                  applied, or skipped with its update
-
   event            state of a loss before   state after
-  record_push      -                        on its device
+  add_loss         -                        on its device
   count_losses     on its device            in the sums of both kinds of rows
   take_mean_loss   in the sums              in a row of one kind
 
-`restore` replaces all of this by the result of `state`, of this process or of
-another one; `rewind` cuts the rows as well.
+The states of a push are those of `outputs.accounting`.  `restore` replaces all
+by the result of `state`, of this process or of another one; `rewind` cuts the
+rows as well.
 """
 
 import itertools
@@ -309,38 +305,18 @@ class Recorder:
     if end > start and self.rows.timeline:
       self.rows.span(worker, phase, start, end, examples)
 
-  def record_push(
-    self,
-    into: int,
-    push: Push,
-    *,
-    iteration: int,
-    pulled: int,
-    loss: Any,
-    computed: int,
-    finite: bool = True,
-  ) -> None:
-    """Records a push: see `Accounting.add_push`.
+  def add_loss(self, push: Push, iteration: int, loss: Any) -> None:
+    """Adds the loss of a push that was just counted.
 
     Args:
-      loss: Weighted sum over the examples, perhaps still on a device; None
-        without one.
+      loss: Weighted sum over the examples, perhaps still on a device.
     """
-    accounting = self.accounting
-    accounting.add_push(
-      into,
-      push,
-      iteration=iteration,
-      pulled=pulled,
-      computed=computed,
-      finite=finite,
+    counts = self.accounting
+    at = (counts.iterations, counts.updates, counts.examples)
+    weight = push.examples if push.weight is None else push.weight
+    self._losses.append(
+      PushLoss(push.worker, iteration, weight, loss, Reached(push.time, *at))
     )
-    if loss is not None:
-      at = (accounting.iterations, accounting.updates, accounting.examples)
-      weight = push.examples if push.weight is None else push.weight
-      self._losses.append(
-        PushLoss(push.worker, iteration, weight, loss, Reached(push.time, *at))
-      )
 
   def record_update(
     self, update: int, time: float, *, applied: bool = True

@@ -47,14 +47,13 @@ Tree = dict[str, np.ndarray]
 
 # Types of arrays' numbers, by name; in the byte order of all supported hosts.
 NUMBER_TYPES: Mapping[str, np.dtype] = {
-  dtype.name: dtype
-  for dtype in (
-    *map(np.dtype, ('bool', 'int8', 'int16', 'int32', 'int64')),
-    *map(np.dtype, ('uint8', 'uint16', 'uint32', 'uint64')),
-    *map(np.dtype, ('float16', 'float32', 'float64')),
-    *map(np.dtype, ('complex64', 'complex128')),
+  np.dtype(kind).name: np.dtype(kind)
+  for kind in (
+    *('bool', 'int8', 'int16', 'int32', 'int64'),
+    *('uint8', 'uint16', 'uint32', 'uint64'),
+    *('float16', 'float32', 'float64', 'complex64', 'complex128'),
     *(
-      np.dtype(kind)
+      kind
       for kind in vars(ml_dtypes).values()
       if isinstance(kind, type) and issubclass(kind, np.generic)
     ),
@@ -326,15 +325,6 @@ _DECODER = msgspec.msgpack.Decoder(_Document)
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # Integers of msgpack.
 _PLAIN = frozenset({type(None), bool, float, str})
 _SETS = frozenset({_Set, _FrozenSet})
-_CONTAINERS = _SETS | {
-  _List,
-  _Tuple,
-  _Dict,
-  _Instance,
-  _Named,
-  _Deque,
-  _Counter,
-}
 # What may be in keys, if all that it contains may be.
 _HASHABLE = frozenset({_Tuple, _FrozenSet, _Scalar, _Integer, _Bytes, _Named})
 
@@ -535,7 +525,7 @@ class _Reader:
     node: Any
     for number, node in enumerate(document.nodes):
       kind = type(node)
-      items = node.items if kind in _CONTAINERS else []
+      items = getattr(node, 'items', [])
       children = self._references(items)
       if kind is _Dict or kind is _Counter:
         value: Any = self._mapping(node, children)

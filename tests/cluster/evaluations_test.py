@@ -99,8 +99,8 @@ class _Run:
     for _ in range(times):
       version = self.store.version
       push = Push(version, 0, float(version), 1.0, 8)
-      self.recorder.record_push(
-        version, push, iteration=version, pulled=0, loss=None, computed=8
+      self.recorder.accounting.add_push(
+        version, push, iteration=version, pulled=0, computed=8
       )
       self.recorder.record_update(version, float(version))
       self.store.version += 1
