@@ -61,6 +61,7 @@ class BoardTest(absltest.TestCase):
         small.config().to_dict(), {}, measures={}, prefetched_iterations=2
       )
     )
+    (folder / 'events.out.tfevents.1.of-an-earlier-start').touch()
     files.begin(num_workers=2)
     row = {'accuracy': 0.5, 'top5_accuracy': 0.75, 'examples': 7, 'time': 1.0}
     files.rows.metric(row | {'loss': None, 'kind': 'evaluation'})
