@@ -47,13 +47,14 @@ Tree = dict[str, np.ndarray]
 
 # Types of arrays' numbers, by name; in the byte order of all supported hosts.
 NUMBER_TYPES: Mapping[str, np.dtype] = {
-  np.dtype(kind).name: np.dtype(kind)
-  for kind in (
-    *('bool', 'int8', 'int16', 'int32', 'int64'),
-    *('uint8', 'uint16', 'uint32', 'uint64'),
-    *('float16', 'float32', 'float64', 'complex64', 'complex128'),
+  dtype.name: dtype
+  for dtype in (
+    *map(np.dtype, ('bool', 'int8', 'int16', 'int32', 'int64')),
+    *map(np.dtype, ('uint8', 'uint16', 'uint32', 'uint64')),
+    *map(np.dtype, ('float16', 'float32', 'float64')),
+    *map(np.dtype, ('complex64', 'complex128')),
     *(
-      kind
+      np.dtype(kind)
       for kind in vars(ml_dtypes).values()
       if isinstance(kind, type) and issubclass(kind, np.generic)
     ),
