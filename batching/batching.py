@@ -60,16 +60,16 @@ class Batching(Protocol):
     """Upper bound of all batches, examples; None without a bound."""
 
   def observe(self, measurement: Measurement) -> None:
-    """Records an iteration."""
+    """Records the measurement of a worker's iteration."""
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns the examples of the next iteration, by worker."""
+    """Returns the number of examples of each worker's next iteration."""
 
   def report(self) -> dict[str, float]:
-    """Returns fields for the rows of metrics.jsonl, by name."""
+    """Returns statistics of the current batches, by name, for metrics.jsonl."""
 
   def leave(self, worker: int) -> None:
-    """Records that a worker has left."""
+    """Records that a worker has left the run."""
 
   def join(self, worker: int) -> None:
     """Records that a worker has rejoined, perhaps on another machine."""

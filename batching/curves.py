@@ -32,7 +32,7 @@ class Curve(NamedTuple):
   most: int | None = None
 
   def seconds(self, examples: float) -> float:
-    """Returns the time of a batch, seconds."""
+    """Returns the time of a batch of `examples`, seconds."""
     return max(self.flat_s, self.intercept_s + self.slope_s * examples)
 
   def scaled(self, factor: float) -> 'Curve':

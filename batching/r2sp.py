@@ -73,7 +73,7 @@ class Sums(NamedTuple):
   spare_s: float = 0.0
 
   def plus(self, other: 'Sums') -> 'Sums':
-    """Returns the sums over the iterations of both."""
+    """Returns the sums over these iterations and those of `other`."""
     return Sums._make(map(operator.add, self, other))
 
   @property

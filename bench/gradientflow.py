@@ -98,7 +98,7 @@ class Rung(NamedTuple):
 def ladder(
   assumed: Assumed, gpus: int, route: str
 ) -> dict[str, dict[str, float]]:
-  """Returns the speed-up of each model with each rung."""
+  """Returns the speed-up over one GPU, by model and rung of the ladder."""
   rungs = {}
   for model in MODELS:
     gradients = gradient_layers(assumed, model)

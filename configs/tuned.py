@@ -32,13 +32,13 @@ def of(scheme: str) -> dict[str, object]:
 
 
 def schemes_grid() -> str:
-  """Returns the grid of all schemes."""
+  """Returns the grid of a sweep over all schemes, as text."""
   rows = ', '.join(' & '.join(pair) for pair in SCHEMES.values())
   return f'{" & ".join(_FIELDS)} = {rows}'
 
 
 def chosen_grid(rates: Mapping[str, float]) -> str:
-  """Returns the grid of schemes with the rate of each."""
+  """Returns the grid of a sweep over schemes, each with its rate, as text."""
   fields = (*_FIELDS, 'optimizer.learning_rate')
   values = [
     ' & '.join((*SCHEMES[scheme], f'{rate}')) for scheme, rate in rates.items()

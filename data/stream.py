@@ -142,7 +142,7 @@ class Stream:
     self.returned = _merged(self.returned + self.in_use.pop(worker))
 
   def leave(self, worker: int) -> None:
-    """Returns all positions that the worker holds to the stream."""
+    """Gives back all positions that the worker holds: they are issued again."""
     held = self.in_use.pop(worker, ()) + self.leases.pop(worker, ())
     self.returned = _merged(self.returned + held)
 

@@ -25,7 +25,7 @@ INTERFACE = '--config.cluster.interface='
 
 
 def on_interface(argv: Sequence[str], interface: str) -> list[str]:
-  """Returns a command with an interface, unless it names one."""
+  """Returns a command with a flag for the network interface, if it has none."""
   is_named = any(word.startswith(INTERFACE) for word in argv)
   return [*argv, *([] if is_named else [f'{INTERFACE}{interface}'])]
 
@@ -121,12 +121,12 @@ class Plan:
 
   @property
   def coordinator(self) -> str:
-    """The process that leads the run."""
+    """Name of the process that coordinates the run at its start."""
     return self._all[0]
 
   @property
   def leader(self) -> str:
-    """The process that coordinates the run now.
+    """Name of the process that coordinates the run now.
 
     Another worker may have taken over from `coordinator`.
     """
@@ -190,7 +190,7 @@ class Plan:
     return self.workdir / f'{name}.jsonl'
 
   def flags(self) -> list[str]:
-    """Returns the flags of a process that describe the run."""
+    """Returns the flags of main.py that are the same for all processes."""
     words = [
       '--config.cluster.runtime=distributed',
       f'--config.cluster.workers={self.workers}',

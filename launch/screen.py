@@ -40,7 +40,7 @@ class Screen:
     self._status = b''
 
   def environ(self, name: str) -> dict[str, str]:
-    """Returns environment variables for the output of a child."""
+    """Returns environment variables for a child whose output is shown here."""
     shown = {'PYTHONUNBUFFERED': '1'}
     if name == self._drawing and self.terminal:
       width = shutil.get_terminal_size().columns - len(f'[{name}] ')

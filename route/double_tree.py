@@ -15,7 +15,7 @@ from topology.baselines import schemes
 def build_forest(
   cluster: Cluster, size_bytes: int = 0, latency_s: Latency = LATENCY_S
 ) -> Forest:
-  """Returns the two trees: see `ForestBuilder`."""
+  """Returns the forest of two binary trees: see `ForestBuilder`."""
   del size_bytes, latency_s
   return schemes.double_binary_tree(cluster, selection.make_empty(cluster))
 

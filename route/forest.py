@@ -21,7 +21,7 @@ _MIN_SPEEDUP = 1.05  # Over the best of shards and rings.
 def compare_candidates(
   cluster: Cluster, size_bytes: int, latency_s: Latency
 ) -> tuple[Candidate, list[Candidate]]:
-  """Returns the candidate to use, and all candidates."""
+  """Returns the forest to use, and all candidates with predicted times."""
   groups = [
     [
       selection.predict_time(name, cluster, forest, size_bytes, latency_s)
@@ -40,7 +40,7 @@ def compare_candidates(
 def build_forest(
   cluster: Cluster, size_bytes: int, latency_s: Latency = LATENCY_S
 ) -> Forest:
-  """Returns the forest to use: see `ForestBuilder`."""
+  """Returns the candidate of `compare_candidates`: see `ForestBuilder`."""
   if len(cluster.workers) == 1:
     return selection.make_empty(cluster)
   best, candidates = compare_candidates(cluster, size_bytes, latency_s)

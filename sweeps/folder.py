@@ -164,7 +164,7 @@ class SweepFolder:
     return runs
 
   def file(self, *parts: str) -> pathlib.Path:
-    """Returns the path of a file."""
+    """Returns the path of a file below the folder of the sweep."""
     return self._path.joinpath(*parts)
 
   def read(self, name: str, file: str) -> dict[str, Any] | None:

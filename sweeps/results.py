@@ -50,7 +50,7 @@ class ResultsTable:
       self.write()
 
   def write(self) -> None:
-    """Replaces both files atomically."""
+    """Writes results.csv and results.parquet, each in one atomic step."""
     start = time.monotonic()
     rows = list(self._rows.values())
     columns = {name: None for row in rows for name in row}

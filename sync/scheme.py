@@ -190,7 +190,7 @@ class Clocks:
     return self.heap[0]
 
   def leave(self, worker: int) -> None:
-    """Removes a worker.  O(n)."""
+    """Removes a worker, which no longer counts as the slowest.  O(n)."""
     self.heap = [entry for entry in self.heap if entry[1] != worker]
     heapq.heapify(self.heap)
 

@@ -40,7 +40,7 @@ class Prediction(NamedTuple):
 
   @property
   def is_uncertain(self) -> bool:
-    """True if the range is wide."""
+    """True if the range of the predicted time is wide."""
     return not self.time.high <= _WIDE * self.time.low
 
 

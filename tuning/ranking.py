@@ -60,7 +60,7 @@ class IterationTime(NamedTuple):
 
   @property
   def limit(self) -> str:
-    """Largest part."""
+    """Name of the largest part: 'computing', 'waiting' or 'links'."""
     return ('computing', 'waiting', 'links')[self.index(max(self))]
 
 

@@ -104,7 +104,7 @@ def launch(
 
 
 def flags(fields: Mapping[str, Any]) -> list[str]:
-  """Returns the flags of config fields."""
+  """Returns the command-line flags that set fields of a config."""
   return [f'--config.{name}={value}' for name, value in fields.items()]
 
 
@@ -137,5 +137,5 @@ class Stepper:
     return float(json.loads(answer))
 
   def close(self) -> None:
-    """Ends the process."""
+    """Ends the process that performs the steps."""
     self._context.group.kill(self._name)

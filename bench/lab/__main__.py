@@ -143,7 +143,7 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def write(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
-  """Writes rows, one a line."""
+  """Writes rows of a table to a JSON file, one row a line."""
   path.parent.mkdir(parents=True, exist_ok=True)
   lines = ',\n'.join(f'  {json.dumps(row)}' for row in rows)
   text = f'{{\n "format": {_FORMAT},\n "rows": [\n{lines}\n ]\n}}\n'

@@ -214,66 +214,66 @@ def read_seconds(value: object) -> float | None:
 
 
 def count(default: int, doc: str, **more: Any) -> Field:
-  """Returns a field of an integer of at least 1."""
+  """Declares a field that is an integer of at least 1."""
   return Field(default, doc, at_least=1, **more)
 
 
 def natural(default: int, doc: str, **more: Any) -> Field:
-  """Returns a field of an integer of at least 0."""
+  """Declares a field that is an integer of at least 0."""
   return Field(default, doc, at_least=0, **more)
 
 
 def seed(default: int, doc: str) -> Field:
-  """Returns a field of the seed of a random number generator."""
+  """Declares a field that is the seed of a random number generator."""
   return Field(default, doc, at_least=0, at_most=2**32 - 1)
 
 
 def port(default: int, doc: str, **more: Any) -> Field:
-  """Returns a field of a TCP port."""
+  """Declares a field that is a TCP port."""
   return Field(default, doc, at_least=0, at_most=2**16 - 1, **more)
 
 
 def positive(
   default: float | tuple[float, ...], doc: str, **more: Any
 ) -> Field:
-  """Returns a field of finite numbers above 0."""
+  """Declares a field of finite numbers above 0."""
   return Field(default, doc, above=0, **more)
 
 
 def nonnegative(default: float, doc: str, **more: Any) -> Field:
-  """Returns a field of a finite number of at least 0."""
+  """Declares a field that is a finite number of at least 0."""
   return Field(default, doc, at_least=0, **more)
 
 
 def seconds(default: float, doc: str, **more: Any) -> Field:
-  """Returns a field of finite seconds, at least 0."""
+  """Declares a field that is a time: finite seconds, at least 0."""
   return Field(default, doc, at_least=0, unit='seconds', **more)
 
 
 def Bps(default: float | tuple[float, ...], doc: str, **more: Any) -> Field:
-  """Returns a field of bytes per second, above 0; may be infinite."""
+  """Declares a field that is a rate: bytes per second above 0, or infinity."""
   return Field(
     default, doc, above=0, infinite=True, unit='bytes per second', **more
   )
 
 
 def share(default: float, doc: str, **more: Any) -> Field:
-  """Returns a field of a number above 0, at most 1."""
+  """Declares a field that is a share: a number above 0, at most 1."""
   return Field(default, doc, above=0, at_most=1, **more)
 
 
 def fraction(default: float, doc: str, **more: Any) -> Field:
-  """Returns a field of a number from 0 to 1."""
+  """Declares a field that is a number from 0 to 1."""
   return Field(default, doc, at_least=0, at_most=1, **more)
 
 
 def decay(default: float, doc: str, **more: Any) -> Field:
-  """Returns a field of a number of at least 0, below 1."""
+  """Declares a field that is a number of at least 0, below 1."""
   return Field(default, doc, at_least=0, below=1, **more)
 
 
 def weight_decay(default: float, target: str) -> Field:
-  """Returns a field: the multiple of the parameters added to `target`."""
+  """Declares a field: the multiple of the parameters added to `target`."""
   return nonnegative(
     default, f'Multiple of the parameters that is added to {target}.'
   )

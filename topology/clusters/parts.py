@@ -60,7 +60,7 @@ def check_list(
 
 
 def make_names(prefix: str, count: int, start: int = 0) -> list[str]:
-  """Returns ids numbered from `start` on."""
+  """Returns ids: the prefix and `count` numbers from `start` on."""
   return [f'{prefix}{i}' for i in range(start, start + count)]
 
 

@@ -273,7 +273,7 @@ class _Search:
 def column(
   cluster: Cluster, arrays: Arrays, tree: growing.Grown, weight: int
 ) -> Column:
-  """Returns a tree by the names of its nodes."""
+  """Returns a grown tree with its weight, and nodes by their ids."""
   names = cluster.nodes
   up, down = (
     [tuple(names[v] for v in arrays.path(hop)) for hop in hops]

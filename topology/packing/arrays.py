@@ -100,7 +100,7 @@ class Arrays:
     ]
 
   def path(self, hop: Hop) -> tuple[int, ...]:
-    """Returns the nodes on the way."""
+    """Returns the nodes on the way of a hop, from worker to worker."""
     return (hop.src, *(self._ends[link][1] for link in hop.links))
 
   def backwards(self, hop: Hop) -> Hop:

@@ -22,12 +22,12 @@ _EMPTY = ('', '-', 'x', 'X')  # Cells of the diagonal.
 
 
 def is_npy(data: bytes) -> bool:
-  """Returns whether a file is one of `numpy.save`."""
+  """Returns whether the content of a file is that of a .npy file."""
   return data.startswith(_NPY)
 
 
 def matches(text: str) -> bool:
-  """Returns whether the last line of a text has a number."""
+  """Returns whether a text may be a matrix: its last line has a number."""
   rows = _rows(text)
   return bool(rows) and any(map(_number, rows[-1][1]))
 

@@ -39,7 +39,7 @@ _Element = ElementTree.Element
 
 
 def matches(text: str) -> bool:
-  """Returns whether a text looks like XML."""
+  """Returns whether a text may be NCCL's description: it looks like XML."""
   return text.lstrip().startswith('<')
 
 

@@ -29,7 +29,7 @@ _Pair = tuple[str, str]
 
 
 def matches(text: str) -> bool:
-  """Returns whether a text has the head of such a matrix."""
+  """Returns whether a text has the head of the matrix of nvidia-smi."""
   return any(_head(line) for line in text.splitlines())
 
 

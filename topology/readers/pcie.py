@@ -67,5 +67,5 @@ class Builder:
       self.connect(socket, 'sockets', GBps)
 
   def connect(self, a: str, b: str, GBps: Fraction) -> None:
-    """Adds a link each way."""
+    """Adds a link in each direction between two nodes."""
     self.links += [(a, b, GBps), (b, a, GBps)]

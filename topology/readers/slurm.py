@@ -29,7 +29,7 @@ class _Switch(NamedTuple):
 
 
 def matches(text: str) -> bool:
-  """Returns whether a text has a line of a switch or a block."""
+  """Returns whether a text has a line of a topology.conf: switch or block."""
   return bool(re.search(r'(?im)^\s*(switch|block)name\s*=', text))
 
 

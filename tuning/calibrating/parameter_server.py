@@ -36,7 +36,7 @@ class ServerLinks(NamedTuple):
 
   @property
   def cluster(self) -> None:
-    """Hosts have links up and down, and no others."""
+    """None: all links are those of hosts, up and down."""
     return None
 
 
