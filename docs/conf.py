@@ -125,10 +125,8 @@ def _write_fields(app: Sphinx) -> None:
 def _as_rst(
   app: Sphinx, kind: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-  """Turns indented lines, most of which are tables, into literal blocks.
-
-  The sections of a docstring, which follow them, do not change.
-  """
+  """Turns indented lines, most of which are tables, into literal blocks."""
+  # The sections of a docstring, which follow them, do not change.
   del app, kind, name, obj, options
   rst, literal = [], False
   for number, line in enumerate(lines):
