@@ -4,75 +4,64 @@ import csv
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from analysis import records
+from analysis.runs import Run, Table
+from analysis.sentences import Cluster
 from cluster.speed import driving
 from configs.checks import require
 from diagnosis.costs import Iterations
 from diagnosis.rounds import Rounds
-from diagnosis.verdicts import Cluster
 
 _CSV = ('worker', 'iteration', 'compute_s', 'sync_s')
 _EQUAL = 0.05  # Difference of workers' sums up to which they are at a barrier.
-_Transfers = Mapping[int, Sequence[float]]
 
 
-def read_run(path: pathlib.Path) -> tuple[Iterations, Cluster]:
+def read_run(run: Run) -> tuple[Iterations, Cluster]:
   """Returns the iterations of a run, also of a running or broken one.
 
   Seconds of computing are those of events.jsonl, and transfers those of
   trace.json; 0 if the run writes none.
 
-  Args:
-    path: Folder of the run.
-
   Raises:
-    ValueError: If there is no run, if it has no events or no other worker, or
-      if a file is broken; names file and field.
+    ValueError: If it has no events or no other worker, or if a file is broken;
+      names file and field.
     OSError: If a file cannot be read.
   """
-  config = records.read_config(path)
-  count = config['cluster']['workers']
+  path, count = run.path, run.config['cluster']['workers']
   require(count > 1, f'{path}: workers', 'at least 2 to compare', count)
-  file = path / 'events.jsonl'
-  if not file.exists() and config['outputs']['events']:
+  if run.has_events and not (path / 'events.jsonl').exists():
     raise ValueError(
       f'{path}: expected a run with events.jsonl, got one without it: it has '
       'not begun, or the file was removed.'
     )
-  spans: _Transfers = {}
-  if config['outputs']['timeline'] and (path / 'trace.json').exists():
-    spans = _read_transfers(path)
-  rows = list(_read_pushes(path, count))
-  known: dict[int, Iterator[float]] = {
-    worker: iter(seconds) for worker, seconds in spans.items()
-  }
-  pushes = [push for push, _ in rows]
+  _check(run.events, count, f'{path}/events.jsonl: ')
+  pushes = run.events.select(run.events['event'] == 'push')
+  transfers = _transfers(run.spans)
+  transfer_s = np.zeros(len(pushes))
+  for worker, seconds in transfers.items():
+    own = np.flatnonzero(pushes['worker'] == worker)[: len(seconds)]
+    transfer_s[own] = seconds[: len(own)]
   iterations = Iterations(
-    rounds=np.array([number for _, number in rows], int),
-    workers=np.array([push['worker'] for push in pushes], int),
-    compute_s=np.array([push['compute_s'] for push in pushes], float),
-    transfer_s=np.array(
-      [next(known.get(push['worker'], iter(())), 0.0) for push in pushes],
-      float,
-    ),
-    examples=np.array([push['examples'] for push in pushes], int),
-    times=np.array([push['time'] for push in pushes], float),
+    rounds=_rounds(run, count),
+    workers=pushes['worker'],
+    compute_s=pushes['compute_s'],
+    transfer_s=transfer_s,
+    examples=pushes['examples'],
+    times=pushes['time'],
   )
-  summary = records.read_summary(path) or {}
+  summary = run.summary or {}
   done = summary.get('iterations')
-  bytes_each = summary['bytes'] / done if done and spans else None
-  factors = _read_factors(pushes, iterations.workers)
+  bytes_each = summary['bytes'] / done if done and transfers else None
   return iterations, Cluster(
     names=[str(k) for k in range(count)],
     hosts=_read_hosts(path, count),
-    factors=factors,
+    factors=_find_factors(pushes),
     push_bytes=bytes_each or None,
-    has_links=config['route']['name'] == 'server',
+    has_links=run.config['route']['name'] == 'server',
   )
 
 
@@ -129,73 +118,68 @@ def read_csv(file: pathlib.Path) -> tuple[Iterations, Cluster]:
   )
 
 
-def _read_pushes(
-  path: pathlib.Path, count: int
-) -> Iterator[tuple[dict[str, Any], int]]:
-  """Yields the pushes of a run, each with the number of its round."""
-  rounds, number, last = Rounds(count), 0, -math.inf
-  for row in records.read_all_events(path):
-    event = row['event']
-    if event not in ('start', 'push', 'leave', 'join', 'wake'):
-      continue
-    field = f'{path}/events.jsonl: time'
-    got = row.get('time')
-    time = float(got) if isinstance(got, (int, float)) else math.nan
-    require(math.isfinite(time), field, 'finite seconds', got)
-    require(time >= last, field, f'times that never decrease, as {last}', time)
-    last = time
-    if event == 'start':
-      rounds.start(row['decision'].get('release', ()))
-    elif event == 'leave':
-      rounds.leave(row['worker'])
-    elif event == 'push':
-      _check_push(row, count, path)
-      yield row, number
-      if rounds.add(row['worker'], row['compute_s']) is not None:
-        number += 1
+def _check(events: Table, count: int, field: str) -> None:
+  """Checks what a broken or foreign file may have wrong."""
+  times = events['time']
+  for place in np.flatnonzero(np.diff(times) < 0)[:1].tolist():
+    expected = f'times that never decrease, as {times[place]}'
+    require(False, f'{field}time', expected, times[place + 1])
+  pushes = events.select(events['event'] == 'push')
+  is_known = (pushes['worker'] >= 0) & (pushes['worker'] < count)
+  for name, expected, is_valid in (
+    ('worker', f'one of {count} workers', is_known),
+    ('compute_s', 'finite seconds >= 0', pushes['compute_s'] >= 0),
+  ):
+    for wrong in pushes[name][~is_valid].tolist()[:1]:
+      require(False, field + name, expected, wrong)
 
 
-def _check_push(row: Mapping[str, Any], count: int, path: pathlib.Path) -> None:
-  worker, seconds = row.get('worker'), row.get('compute_s')
-  field = f'{path}/events.jsonl: '
-  is_worker = isinstance(worker, int) and 0 <= worker < count
-  require(is_worker, f'{field}worker', f'one of {count} workers', worker)
-  is_time = isinstance(seconds, (int, float)) and 0 <= seconds < math.inf
-  require(is_time, f'{field}compute_s', 'finite seconds >= 0', seconds)
-  examples = row.get('examples')
-  require(isinstance(examples, int), f'{field}examples', 'a number', examples)
-
-
-def _read_transfers(path: pathlib.Path) -> dict[int, list[float]]:
-  """Returns the seconds of pull and push of each iteration, by worker."""
-  seconds: dict[int, list[float]] = {}
-  before: dict[int, str] = {}
-  for span in records.read_spans(path):
-    own = seconds.setdefault(span.worker, [])
-    last = before.get(span.worker)
-    begins = span.phase == 'pull' or (
-      span.phase == 'compute' and last != 'pull'
+def _rounds(run: Run, count: int) -> np.ndarray:
+  """Returns the number of the round of each push."""
+  rounds, number, numbers = Rounds(count), 0, []
+  events, releases = run.events, run.releases
+  for place, (event, worker, compute_s) in enumerate(
+    zip(
+      events['event'].tolist(),
+      events['worker'].tolist(),
+      events['compute_s'].tolist(),
+      strict=True,
     )
-    if begins or not own:
-      own.append(0.0)
-    before[span.worker] = span.phase
-    if span.phase in ('pull', 'push'):
-      own[-1] += span.end - span.start
-  return seconds
+  ):
+    if event == 'start':
+      rounds.start(releases['worker'][releases['event'] == place].tolist())
+    elif event == 'leave':
+      rounds.leave(worker)
+    elif event == 'push':
+      numbers.append(number)
+      number += rounds.add(worker, compute_s) is not None
+  return np.array(numbers, int)
 
 
-def _read_factors(
-  pushes: Sequence[Mapping[str, Any]], workers: np.ndarray
-) -> dict[str, np.ndarray]:
+def _transfers(spans: Table) -> dict[int, np.ndarray]:
+  """Returns the seconds of pull and push of each iteration, by worker."""
+  found = {}
+  for worker in np.unique(spans['worker']).tolist():
+    own = spans.select(spans['worker'] == worker)
+    phase = own['phase']
+    after_pull = np.append(False, phase[:-1] == 'pull')
+    begins = (phase == 'pull') | ((phase == 'compute') & ~after_pull)
+    number = np.cumsum(begins) - begins[0]
+    moves = np.isin(phase, ('pull', 'push'))
+    seconds = np.where(moves, own['end'] - own['start'], 0.0)
+    found[worker] = np.bincount(number, seconds)
+  return found
+
+
+def _find_factors(pushes: Table) -> dict[str, np.ndarray]:
   """Returns the driving factors that were read before each iteration."""
-  rows = [push.get('factors', ()) for push in pushes]
+  rows = pushes['factors'].tolist()
   width = max(map(len, rows), default=0)
-  if not width:
-    return {}
   names = driving.NAMES if width == len(driving.NAMES) else ()
   return {
     names[k] if names else f'factor {k}': _shift(
-      np.array([row[k] if k < len(row) else math.nan for row in rows]), workers
+      np.array([row[k] if k < len(row) else math.nan for row in rows], float),
+      pushes['worker'],
     )
     for k in range(width)
   }

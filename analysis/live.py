@@ -1,6 +1,5 @@
 """Status of a running run: who waits for whom, and processes that hang."""
 
-import json
 import os
 import pathlib
 import platform
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from analysis import records
+from analysis import runs
 from cluster.process import stacks
 
 _BEATS = 3  # Heartbeat intervals after which a silence is worth a sentence.
@@ -47,13 +46,13 @@ def describe(path: pathlib.Path, *, with_stacks: bool = False) -> list[str]:
     ValueError: If there is no run, or if it is not one of real hosts.
     OSError: If a file cannot be read.
   """
-  config = records.read_config(path)
+  run = runs.read(path)
+  config, summary = run.config, run.summary
   if config['cluster']['runtime'] != 'distributed':
     raise ValueError(
       f"{path}: config.cluster.runtime: expected 'distributed', whose workers "
       f'are processes, got {config["cluster"]["runtime"]!r}.'
     )
-  summary = records.read_summary(path)
   if summary is not None:
     return [f'The run has ended: {summary["ended"]}.']
   file = path / 'live.json'
@@ -62,7 +61,7 @@ def describe(path: pathlib.Path, *, with_stacks: bool = False) -> list[str]:
   if not file.exists():
     lines.append('The run has not begun: its processes have not all joined.')
   else:
-    lines += explain(_read(file), processes, now=time.time())
+    lines += explain(runs.read_objects(file)[0], processes, now=time.time())
   for process in processes:
     lines += _on_process(process)
   if with_stacks:
@@ -160,7 +159,7 @@ def find_processes(path: pathlib.Path) -> list[Process]:
   """
   started: dict[int, dict[str, Any]] = {}
   for file in sorted(path.glob('launch*.jsonl')):
-    for row in records.read_rows(file):
+    for row in runs.read_objects(file):
       if row['event'] == 'start':
         started[row['pid']] = row
       else:
@@ -243,14 +242,6 @@ def _cpu_s(process: psutil.Process) -> float:
   except psutil.NoSuchProcess:
     return 0.0
   return float(times.user + times.system)
-
-
-def _read(file: pathlib.Path) -> dict[str, Any]:
-  try:
-    found: dict[str, Any] = json.loads(file.read_text(encoding='utf-8'))
-  except ValueError as error:
-    raise ValueError(f'{file}: expected JSON, got {error}.') from error
-  return found
 
 
 def _name(workers: Sequence[Mapping[str, Any]]) -> str:

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from analysis import records
+from analysis.runs import Run
 from configs.checks import require
 from topology.clusters.cluster import Cluster
 from topology.forests import export
@@ -71,6 +71,13 @@ class TrafficWindow(NamedTuple):
   wait_s: float | None
   push_s: float | None
   links: Mapping[Ends, Link]
+
+  @property
+  def exposed_share(self) -> float:
+    """Share of an iteration that is exposed communication."""
+    parts = [self.compute_s, self.wait_s, self.push_s]
+    total = sum(part or 0.0 for part in parts)
+    return (self.push_s or 0.0) / total if total else 0.0
 
 
 class SumPlan(NamedTuple):
@@ -151,35 +158,29 @@ class MembershipEpoch(NamedTuple):
     return sums
 
 
-def read_epochs(path: pathlib.Path) -> list[MembershipEpoch]:
+def read_epochs(run: Run) -> list[MembershipEpoch]:
   """Returns the epochs of an allreduce run, in order; [] for another run.
 
-  Args:
-    path: Folder of the run.
-
   Raises:
-    ValueError: If there is no such run, or a row is broken; names the file.
+    ValueError: If a row is broken; names the file.
     OSError: If a file cannot be read.
   """
-  records.read_config(path)
   epochs: list[MembershipEpoch] = []
-  for row in records.read_link_events(path):
+  for row in run.link_rows:
     if row['did'] == 'forest':
-      epochs.append(parse_epoch(row, path))
+      epochs.append(parse_epoch(row, run.path))
     elif row['did'] == 'traffic' and epochs:
       last = epochs[-1]
-      windows = (*last.windows, _parse_window(row, path))
+      windows = (*last.windows, _parse_window(row, run.path))
       epochs[-1] = last._replace(windows=windows)
   return epochs
 
 
-def longest_epoch(
-  path: pathlib.Path, workers: int | None = None
-) -> MembershipEpoch:
+def longest_epoch(run: Run, workers: int | None = None) -> MembershipEpoch:
   """Returns the epoch of a run with the most recorded iterations.
 
   Args:
-    path: Folder of the run.
+    run: The run.
     workers: Number of workers, all of which the epoch must have; None for any
       members.
 
@@ -187,7 +188,7 @@ def longest_epoch(
     ValueError: If there is none.
     OSError: If a file cannot be read.
   """
-  epochs = read_epochs(path)
+  epochs, path = read_epochs(run), run.path
   if not epochs:
     raise ValueError(
       f'{path}/events.jsonl: expected rows on links, as of a run on an '

@@ -11,7 +11,6 @@ which the members had no sum as the epoch began, and a superstep of all four.
 """
 
 import itertools
-import json
 import math
 import pathlib
 import signal
@@ -25,6 +24,7 @@ from typing import Any
 
 from absl import app, flags
 
+import analysis
 from bench import clusters, flag_lists
 from launch import lab, processes
 from launch.processes import Command
@@ -141,10 +141,11 @@ def _await(folder: pathlib.Path, is_reached: Callable[[Rows], bool]) -> None:
 
 
 def _read(folder: pathlib.Path) -> Rows:
-  """Returns the whole rows of events.jsonl."""
-  path = folder / 'run' / 'events.jsonl'
-  whole = path.read_text().rpartition('\n')[0] if path.exists() else ''
-  return [json.loads(line) for line in whole.splitlines()]
+  """Returns the whole rows of events.jsonl so far."""
+  path = folder / 'run'
+  if not (path / 'events.jsonl').exists():
+    return []
+  return analysis.read(path).read_event_rows()
 
 
 def _times(rows: Rows, after: str = '') -> list[float]:

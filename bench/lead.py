@@ -34,7 +34,9 @@ import numpy as np
 from absl import app, flags
 from ml_collections import ConfigDict
 
+import analysis
 import train
+from analysis import runs
 from bench import clusters
 from cluster.membership import checks, rendezvous_files
 from cluster.membership.versions import find_versions
@@ -217,7 +219,7 @@ def _drive(indices: range, coordinator: str, workdir: str) -> None:
   deadline = time.monotonic() + _START_S
   while not path.exists() and time.monotonic() < deadline:
     time.sleep(0.05)
-  manifest = json.loads(path.read_text())
+  manifest = analysis.read(path.parent).manifest
   config_fingerprint = fingerprint(manifest)
   versions = find_versions(manifest, '')
   token = (pathlib.Path(workdir) / rendezvous_files.TOKEN).read_text().strip()
@@ -391,7 +393,7 @@ def _run_processes(
       memory = _memory_once(launcher, workdir)
       launcher.finish(_START_S)
     path = workdir / 'summary.json'
-    summary = json.loads(path.read_text())
+    summary = analysis.read(workdir).summary or {}
     ready_s = path.stat().st_mtime - summary['wall_s'] - start
   return memory | {'ready_s': ready_s, 'wall_s': summary['wall_s']}
 
@@ -404,8 +406,7 @@ def _memory_once(launcher: Group, workdir: pathlib.Path) -> dict[str, str]:
       raise RuntimeError('The run has ended before its first metrics.')
     time.sleep(0.2)
   pids: dict[str, int] = {}
-  for line in (workdir / 'launch.jsonl').read_text().splitlines():
-    row = json.loads(line)
+  for row in runs.read_objects(workdir / 'launch.jsonl'):
     if row['event'] == 'start':
       pids[row['role']] = row['pid']
   memory = {role: _memory_MiB(pid) for role, pid in pids.items()}

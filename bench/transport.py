@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 from absl import app, flags
 
-from analysis import records
+import analysis
 from bench import clusters
 from cluster.network import memory
 from cluster.network import streams as transport
@@ -299,10 +299,7 @@ def _iteration_s(size: int, iterations: int) -> float:
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'run')
     clusters.run(path, 'configs/default.py', fields, workers=1)
-    times = [
-      e['time'] for e in records.read_events(path) if e['event'] == 'push'
-    ]
-  return statistics.median(np.diff(times)[2:])
+    return analysis.pace(analysis.read(path)).median_s
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -24,6 +24,7 @@ import numpy as np
 EFFECT = 1.2  # Slowdown of a worker for which the rule is made.
 LINK_EFFECT = 1.5  # The same of a link, whose times vary more.
 LEAST = 20  # Iterations with fewer of which there is no verdict.
+START = 5  # Iterations after the start that still count as the start.
 _EARLY = 10  # Iterations from which the first jitter is estimated.
 _MEMORY = 64  # Iterations over which jitter is averaged.
 _ALARMS = 1e-5  # Bound of the rate of false alarms of all series together.
@@ -324,3 +325,19 @@ def find_episodes(
           known[-1] = known[-1]._replace(end=change.since)
   found = [each for known in episodes.values() for each in known]
   return sorted(found, key=lambda each: (each.start, each.series))
+
+
+def by_series(episodes: Sequence[Episode]) -> dict[int, list[Episode]]:
+  """Returns the episodes of each series, in the order of the first ones."""
+  found: dict[int, list[Episode]] = {}
+  for each in episodes:
+    found.setdefault(each.series, []).append(each)
+  return found
+
+
+def mark(episodes: Sequence[Episode], count: int) -> np.ndarray:
+  """Returns which of `count` iterations are within episodes, as Bool."""
+  marked = np.zeros(count, bool)
+  for each in episodes:
+    marked[each.start : each.end] = True
+  return marked

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diagnosis import rule, verdicts
+from diagnosis import rule, traffic, workers
 from diagnosis.rounds import Rounds
 from diagnosis.rule import Change, Detector
 
@@ -97,7 +97,7 @@ class Series:
     if row is None or computing is None:
       return []
     if self.of == 'link':
-      row = verdicts.link_numbers(row, computing)
+      row = workers.link_numbers(row, computing)
     self.times.append(time)
     del self.times[:-_TIMES]
     return [
@@ -212,7 +212,7 @@ class LinkWatch:
     """
     self.ends, self.is_planned, self.detector = [], is_planned, None
 
-  def update(self, window: verdicts.Traffic) -> list[tuple[Any, bool]]:
+  def update(self, window: traffic.Traffic) -> list[tuple[Any, bool]]:
     """Adds the traffic of some iterations.
 
     Args:
@@ -221,7 +221,7 @@ class LinkWatch:
     Returns:
       Links that have become slow (True) or normal (False).
     """
-    found = verdicts.link_costs(window, is_planned=self.is_planned)
+    found = traffic.link_costs(window, is_planned=self.is_planned)
     if self.detector is None and found:
       self.ends = sorted(found)
       self.detector = rule.make((len(self.ends),))
@@ -230,7 +230,7 @@ class LinkWatch:
     row = np.array([found.get(ends, np.nan) for ends in self.ends])
     changes = [
       change
-      for _ in range(min(window.iterations, verdicts.REPEATS))
+      for _ in range(min(window.iterations, traffic.REPEATS))
       for changed in self.detector.update(row, np.ones_like(row))
       for change in self.detector.changes(changed)
     ]

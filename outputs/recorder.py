@@ -22,7 +22,7 @@ import jax
 from absl import logging
 
 from configs.checks import require
-from diagnosis.verdicts import Traffic
+from diagnosis.traffic import Traffic
 from diagnosis.watch import LinkWatch, StragglerChange, Watch
 from outputs import thresholds, tracking
 from outputs.accounting import Accounting, Rollback

@@ -18,6 +18,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
+from analysis import pacing
 from configs.checks import require
 from outputs import atomic
 from papers import schema
@@ -132,8 +133,8 @@ def make_record(
   config = manifest['config']
   record = {field: _config_value(config, field) for field in varied}
   record |= {field: summary[field] for field in needed if field in summary}
-  iteration_s = (
-    summary['time_s'] * config['cluster']['workers'] / summary['iterations']
+  iteration_s = pacing.whole_pace_s(
+    summary['time_s'], summary['iterations'], config['cluster']['workers']
   )
   examples_per_s = summary['examples'] / summary['time_s']
   rates = {'time': 1, 'iterations': 1 / iteration_s, 'examples': examples_per_s}

@@ -7,7 +7,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from analysis import iterations, records
+from analysis import iterations, runs
 from cluster.speed import traces
 from configs import sections
 from topology.clusters import cluster
@@ -58,8 +58,8 @@ class ByteOrderMarkTest(parameterized.TestCase):
     ('curves_and_layers', _read_json, '{"layers": [1, 2]}', '.json'),
     ('clusters', lambda p: files.read(p)[0], _CLUSTER, '.json'),
     ('advice', _read_workers, _ADVISED, '.json'),
-    ('rows', records.read_rows, '{"a": 1}\n{"a": 2}\n', '.jsonl'),
-    ('object', records.read_rows, '{"a": 1}\n', '.json'),
+    ('rows', runs.read_objects, '{"a": 1}\n{"a": 2}\n', '.jsonl'),
+    ('object', runs.read_objects, '{"a": 1}\n', '.json'),
   )
   def test_it_is_no_part_of_a_file(self, read, text, suffix):
     path = pathlib.Path(tempfile.mkdtemp(), f'file{suffix}')

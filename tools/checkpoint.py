@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from absl import app, flags
 
-from analysis import checking, manifests, records
+import analysis
+from analysis import checking, recorded_configs
 from cluster.parameter_server.checkpoints import read_servers, server_part
 from configs import paths
 from configs.checks import require
@@ -71,7 +72,7 @@ def read(
       set was its caller's own.
     OSError: If it cannot be read.
   """
-  for part, value in records.read_manifest(path)['own'].items():
+  for part, value in analysis.read(path).manifest['own'].items():
     if part in ('task', 'dataset'):
       expected = 'one that the config names'
       require(value is None, f'{path}: {part}', expected, "the caller's own")
@@ -81,7 +82,7 @@ def read(
   if number is None:
     number = numbers[-1]
   require(number in numbers, '--number', f'one of {numbers}', number)
-  learned = learning.from_config(manifests.restore_config(path))
+  learned = learning.from_config(recorded_configs.restore_config(path))
   return _read_version(directory, number, learned), learned
 
 
@@ -134,7 +135,7 @@ def main(argv: list[str]) -> None:
     if _EXPORT.value:
       exported.check_suffix(pathlib.Path(_EXPORT.value), '--export')
     if not (_EVALUATE.value or _EXPORT.value):
-      records.read_manifest(path)
+      analysis.read(path)
       print(describe(path))
       return
     version, learned = read(path, _NUMBER.value)

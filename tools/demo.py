@@ -18,12 +18,13 @@ from typing import Any
 
 from absl import app, flags
 
-from analysis import records
+import analysis
+from analysis import diagnosing
 from configs import paths
 from configs.checks import require
 from launch import lab, processes
 from sweeps import child
-from tools import diagnose, report
+from tools import report
 
 _HOSTS = 4
 _LINK, _SLOW = '200mbit', '20mbit'
@@ -100,10 +101,8 @@ def conclude(folder: pathlib.Path, tuning: str) -> str:
   """
   content = json.loads((folder / 'faster.json').read_text())
   before = pathlib.Path(content['present']['measured'][0]['folder'])
-  slow = [
-    f'{each.text[0].upper()}{each.text[1:]}.'
-    for each in diagnose.diagnose_run(before)
-  ]
+  found = diagnosing.diagnose_run(analysis.read(before))
+  slow = [each.sentence for each in found]
   after = _winner(content)
   lines = ['What is slow (tools.diagnose):', *slow, '']
   lines += ['What is faster (tools.tune):', tuning.rstrip(), '']
@@ -129,7 +128,7 @@ def _winner(content: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _pace(name: str, path: pathlib.Path, measured: dict[str, Any]) -> str:
-  summary = records.read_summary(path) or {}
+  summary = analysis.read(path).summary or {}
   return (
     f'{name.capitalize():7}{measured["iteration_s"]["value"]:.3f} s an '
     f'iteration, workers wait {summary["waiting_share"]:.0%} of the time'

@@ -17,15 +17,12 @@ this host are alive without progress; with --stacks also their Python stacks.
 
 import pathlib
 import sys
-from collections.abc import Iterable
 
-import numpy as np
 from absl import app, flags
 
-from analysis import checking, iterations, links, live, manifests, records
-from configs import paths, user_parts
-from diagnosis import costs, departures, verdicts
-from diagnosis.verdicts import Verdict
+import analysis
+from analysis import checking, diagnosing, live
+from configs import paths
 
 
 def main(argv: list[str]) -> None:
@@ -42,76 +39,13 @@ def main(argv: list[str]) -> None:
       print(*live.describe(path, with_stacks=values.stacks), sep='\n')
       return
     if values.csv:
-      found = diagnose_csv(pathlib.Path(values.csv))
+      found = diagnosing.diagnose_csv(pathlib.Path(values.csv))
     else:
       checking.import_modules()
-      found = diagnose_run(pathlib.Path(argv[1]))
+      found = diagnosing.diagnose_run(analysis.read(argv[1]))
   except (OSError, ValueError) as error:
     sys.exit(f'Refused: {error}')
-  print(*sentences(found), sep='\n')
-
-
-def sentences(verdicts: Iterable[Verdict]) -> list[str]:
-  """Returns verdicts as sentences."""
-  return [each.text[0].upper() + each.text[1:] + '.' for each in verdicts]
-
-
-def diagnose_run(path: pathlib.Path) -> list[Verdict]:
-  """Returns the verdicts on a run.
-
-  Without the code of its scheme there are no costs.  That is a scheme of the
-  caller, or a user's module that this process has not imported.
-
-  Args:
-    path: Folder of the run.
-
-  Raises:
-    ValueError: If there is no run or too little of it, or a file is broken.
-    OSError: If a file cannot be read.
-  """
-  found, cluster = iterations.read_run(path)
-  manifest = records.read_manifest(path)
-  count = len(cluster.names)
-  name = manifest['config']['sync']['name']
-  is_known = manifest['own']['scheme'] is None
-  is_known = is_known and not (
-    user_parts.is_own(name) and name not in sys.modules
-  )
-
-  def replay(part: costs.Iterations, seconds: np.ndarray) -> float:
-    if not is_known:
-      return float('nan')
-    scheme = manifests.make_scheme(manifest['config'], count)
-    return costs.replay_s(part, seconds, scheme, count)
-
-  judged = verdicts.judge(found, cluster, replay)
-  if judged[0].kind == 'insufficient':
-    return judged
-  left = departures.measure(list(records.read_all_events(path)), count)
-  away = verdicts.judge_departures(left)
-  if cluster.has_links:
-    of_links = links.judge_servers(path, cluster.hosts)
-  else:
-    of_links = links.judge(path)
-  is_known = all(each.kind != 'insufficient' for each in of_links)
-  if judged[0].kind == 'none' and (away or (of_links and is_known)):
-    judged = []  # Something else is to blame.
-  if cluster.has_links and is_known:
-    return [*away, *of_links, *judged]
-  return [*away, *judged, *of_links]
-
-
-def diagnose_csv(file: pathlib.Path) -> list[Verdict]:
-  """Returns the verdicts on a CSV file, whose iterations end in barriers.
-
-  Args:
-    file: The file: see `iterations.read_csv`.
-
-  Raises:
-    ValueError: If the file is wrong.
-    OSError: If the file cannot be read.
-  """
-  return verdicts.judge(*iterations.read_csv(file), costs.barrier_s)
+  print(*(each.sentence for each in found), sep='\n')
 
 
 if __name__ == '__main__':

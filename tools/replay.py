@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from absl import app, flags
 
-from analysis import checking, manifests, records
+from analysis import checking, recorded_configs, runs
 from sync import record
 
 
@@ -42,11 +42,11 @@ def pairs(path: pathlib.Path) -> Iterator[tuple[record.Row, record.Row]]:
     ValueError: If there is no run, or if its scheme has other fields now.
     OSError: If the run cannot be read.
   """
-  config, scheme = records.read_config(path), None
-  for row in records.read_events(path):
+  config, scheme = runs.read(path).config, None
+  for row in runs.read_events(path):
     if row['event'] == 'start' or scheme is None:
       workers = len(row['decision'].get('release', ()))
-      scheme = manifests.make_scheme(config, workers)
+      scheme = recorded_configs.make_scheme(config, workers)
     yield from record.replay(scheme, [row])
 
 

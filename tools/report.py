@@ -34,7 +34,8 @@ from absl import app, flags, logging
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import records, tables, traffic
+import analysis
+from analysis import diagnosing, records, tables, traffic
 from analysis.drawing import (
   batches,
   curves,
@@ -48,7 +49,6 @@ from analysis.drawing import traffic as links
 from analysis.records import RunRecord
 from configs import paths
 from outputs import atomic, figures
-from tools import diagnose
 
 _PARTS = 5  # Parts of a label, at most.
 _LOOK: Any = {
@@ -212,7 +212,8 @@ def _sentence(name: str, directions: Mapping[str, str]) -> str:
 def _diagnosis(run: RunRecord) -> list[str]:
   """Returns the verdicts on a run, or why there are none, as sentences."""
   try:
-    return diagnose.sentences(diagnose.diagnose_run(run.path))
+    found = diagnosing.diagnose_run(analysis.read(run.path))
+    return [each.sentence for each in found]
   except ValueError as error:
     return [f'No diagnosis: {error}']
 
@@ -360,7 +361,7 @@ def _read_traffic(run: RunRecord) -> traffic.MembershipEpoch | None:
   if run.config.get('route', {}).get('name', 'server') == 'server':
     return None
   try:
-    epoch = traffic.longest_epoch(run.path)
+    epoch = traffic.longest_epoch(analysis.read(run.path))
   except ValueError as error:
     logging.warning('%s', error)
     return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import app
 
-from analysis import checking, records
+from analysis import checking, runs
 
 _MOST = 12  # Differences that are printed of a config, or of a row.
 _LONGEST = 60  # Characters of a printed value.
@@ -32,13 +32,11 @@ def differences(before: pathlib.Path, after: pathlib.Path) -> Iterator[str]:
     OSError: If a file is missing.
     ValueError: If a file is not valid JSON.
   """
-  configs = [
-    dict(_fields(records.read_config(path))) for path in (before, after)
-  ]
+  configs = [dict(_fields(runs.read(path).config)) for path in (before, after)]
   yield from (f'config.{text}' for text in _describe(*configs))
   for name in _FILES:
     rows = [
-      [records.without_real_time(row) for row in records.read_rows(path / name)]
+      [runs.without_real_time(row) for row in runs.read_objects(path / name)]
       for path in (before, after)
     ]
     found = checking.first_difference(zip(*rows, strict=False))

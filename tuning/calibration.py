@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from analysis import manifests, records
+import analysis
+from analysis import recorded_configs
 from configs.checks import require
 from outputs import atomic
 from sweeps import scratch
@@ -115,7 +116,7 @@ def measure(path: str | pathlib.Path) -> Calibration:
   """
   path = pathlib.Path(path)
   recorded = timeline.read(path)
-  config = manifests.restore_config(path)
+  config = recorded_configs.restore_config(path)
   batching = config.batching.name
   expected = "'fixed', as times depend on the batch"
   field = f'{path}: config.batching.name'
@@ -126,13 +127,11 @@ def measure(path: str | pathlib.Path) -> Calibration:
     field = f'{path}: compute times of worker {worker}'
     require(len(own) >= links.LEAST, field, expected, len(own))
   _set_times(config, times)
-  found = _kind(config).measure(
-    recorded, config, records.read_config(path), times
-  )
+  found = _kind(config).measure(recorded, config, recorded.run.config, times)
   return Calibration(
     path=path,
     config=config,
-    num_train=manifests.num_train(path),
+    num_train=recorded_configs.num_train(path),
     compute_s=times,
     links=found,
   )
@@ -153,7 +152,7 @@ def write(calibration: Calibration, path: str | pathlib.Path) -> None:
   text = _FILE.format(
     path=calibration.path,
     name=path.name,
-    fields=manifests.fields_text(calibration.config),
+    fields=recorded_configs.fields_text(calibration.config),
     links=_LINKS if calibration.links.cluster else '',
   )
   atomic.write(path, text)
@@ -186,8 +185,8 @@ def predict(
     path = pathlib.Path(source)
     where = f'{path}: '
     config, num_train = (
-      manifests.restore_config(path),
-      manifests.num_train(path),
+      recorded_configs.restore_config(path),
+      recorded_configs.num_train(path),
     )
     epochs = timeline.read(path).summary['examples'] / num_train
   own = _kind(calibration.config)
@@ -195,11 +194,11 @@ def predict(
   name = f'{where}config.route.name'
   require(same, name, 'servers in both runs, or none', config.route.name)
   for field in (*_SHARED, *own.SHARED):
-    measured = manifests.field_value(calibration.config, field)
-    got = manifests.field_value(config, field)
+    measured = recorded_configs.field_value(calibration.config, field)
+    got = recorded_configs.field_value(config, field)
     expected = f'{measured!r}, as in the run that was measured'
     require(got == measured, f'{where}config.{field}', expected, got)
-  timed = manifests.timing_config(
+  timed = recorded_configs.timing_config(
     config,
     cluster=calibration.config.cluster,
     size_bytes=calibration.size_bytes,
@@ -219,7 +218,7 @@ def predict(
     if _write_links(calibration, links):
       timed.cluster.links = str(links)
     with scratch.execute(timed) as run:
-      pace = timeline.pace(timeline.read(run.folder))
+      pace = timeline.pace(analysis.read(run.folder))
   return dict(run.summary) | pace._asdict()
 
 
@@ -234,10 +233,11 @@ def check(
   """
   found = []
   for path in map(pathlib.Path, paths):
-    measured = timeline.pace(timeline.read(path))
+    run = analysis.read(path)
+    measured = timeline.pace(run)
     summary = predict(calibration, path)
     predicted = timeline.Pace(*(summary[f] for f in timeline.Pace._fields))
-    scheme = records.read_config(path)['sync']['name']
+    scheme = run.config['sync']['name']
     found.append(Check(path, scheme, predicted, measured))
   return found
 

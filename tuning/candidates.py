@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 import train
-from analysis import manifests
+from analysis import recorded_configs
 from configs import default, user_parts
 from configs.checks import require
 from outputs import console
@@ -228,7 +228,7 @@ def _over(ratio: ExamplesRatio, base: ExamplesRatio) -> ExamplesRatio:
 
 def _check(config: ConfigDict, workers: int) -> None:
   """Checks a config as that of a virtual run, which knows all parts."""
-  virtual = manifests.virtual_config(config)
+  virtual = recorded_configs.virtual_config(config)
   virtual.cluster.workers = workers
   virtual.cluster.speed.slowdown = (1.0,)
   with console.hidden():

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from analysis import manifests
+from analysis import recorded_configs
 from configs.checks import require
 from tuning import candidates, deciding, measuring, recorded, simulating
 from tuning.candidates import Candidate, Rejection
@@ -196,7 +196,7 @@ def simulate_s(
   expected = 'one among workers, as links to servers were not measured'
   known = cluster.has_server_links or not uses_servers
   require(known, 'config.route.name', expected, config.route.name)
-  virtual = manifests.virtual_config(config)
+  virtual = recorded_configs.virtual_config(config)
   if uses_servers:
     divides = config.optimizer.clip_norm == math.inf
     divides = divides or config.batching.local_steps > 1

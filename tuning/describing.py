@@ -5,7 +5,7 @@ import math
 import pathlib
 from typing import Any
 
-from analysis import manifests
+from analysis import recorded_configs
 from diagnosis.costs import Estimate
 from tuning import candidates, writing
 from tuning.calibrating import tables
@@ -201,11 +201,11 @@ def _changed(outcome: Outcome) -> list[tuple[str, Any]]:
   winner = outcome.decision.winner
   if winner is None:
     return []
-  before = dict(manifests.changed_fields(outcome.config))
+  before = dict(recorded_configs.changed_fields(outcome.config))
   config = winner.prediction.candidate.config
-  after = dict(manifests.changed_fields(config))
+  after = dict(recorded_configs.changed_fields(config))
   return [
-    (field, manifests.field_value(config, field))
+    (field, recorded_configs.field_value(config, field))
     for field in sorted({*before, *after})
     if before.get(field) != after.get(field)
   ]

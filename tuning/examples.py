@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from analysis import records
+import analysis
 from configs.checks import require
 from tuning.combinations import STALENESS, Combination
 
@@ -104,11 +104,11 @@ def read_ratios(
   best: dict[tuple[str, Learning], float] = {}
   stale: dict[Learning, float] = {}
   for manifest in sorted(folder.rglob('manifest.json')):
-    summary = records.read_summary(manifest.parent)
+    run = analysis.read(manifest.parent)
+    summary = run.summary
     if summary is None or level not in summary['to_accuracy']:
       continue
-    config = records.read_config(manifest.parent)
-    learning, where = _learning(config), _cluster(config)
+    learning, where = _learning(run.config), _cluster(run.config)
     examples = summary['to_accuracy'][level]['examples'] or math.inf
     before = best.get((where, learning), math.inf)
     best[where, learning] = min(before, float(examples))

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from analysis import iterations, records
-from diagnosis import costs
+import analysis
+from configs.checks import require
 from diagnosis.costs import Estimate
 from launch import processes
 from tuning import writing
@@ -27,8 +27,7 @@ LEAST = 20  # Iterations of each worker, if there is time for them.
 LONGEST = 4  # Multiple of its seconds after which a run is ended anyway.
 _START_S = 300.0  # Time until the first push.
 _END_S = 60.0  # Time to end after SIGTERM.
-_SETTLED = 0.2  # Share of a run that is omitted at its start.
-_BLOCKS = 10  # Parts of a run of which an interval is made.
+_LEAST_MEASURED = 10  # Iterations of an interval.
 _POLL_S = 0.25
 _LINES = 5  # Last lines of a log that an error shows.
 
@@ -147,50 +146,17 @@ def measure(path: pathlib.Path, batch: int) -> Measurement:
     ValueError: If there are too few iterations; names the folder.
     OSError: If a file cannot be read.
   """
-  pushes, _ = iterations.read_run(path)
+  run = analysis.read(path)
   losses = [
     LossPoint(row['time'], row['loss'])
-    for row in records.load(path).rows
+    for row in run.rows
     if row['kind'] == 'log' and row.get('loss') is not None
   ]
-  try:
-    pace, count = pace_of(pushes.times, pushes.examples, batch)
-  except ValueError as error:
-    raise ValueError(f'{path}: {error}') from error
-  return Measurement(str(path), pace, count, losses)
-
-
-def pace_of(
-  times: np.ndarray, examples: np.ndarray, batch: int
-) -> tuple[Estimate, int]:
-  """Returns the seconds of an iteration, and the number of iterations.
-
-  The first fifth of the pushes is omitted.  The others are divided into ten
-  blocks of consecutive iterations, whose spread gives the interval: within a
-  block iterations may depend on each other.
-
-  Args:
-    times: Float [pushes], ends of the workers' iterations, seconds, ascending.
-    examples: Int [pushes], their examples.
-    batch: Examples of an iteration of all workers.
-
-  Raises:
-    ValueError: If there are fewer iterations than blocks.
-  """
-  done = np.cumsum(examples)
-  first = int(len(times) * _SETTLED)
-  whole = int((done[-1] - done[first]) // batch) if len(times) else 0
-  if whole < _BLOCKS:
-    raise ValueError(
-      f'iterations: expected at least {_BLOCKS} to measure, got {whole}.'
-    )
-  edges = done[first] + batch * np.linspace(0, whole, _BLOCKS + 1).round()
-  # Workers push at the same moment at barriers: the last of them counts.
-  at = times[np.searchsorted(done, edges)]
-  counts = np.diff(edges) / batch
-  each = np.diff(at) / counts
-  value = float((at[-1] - at[0]) / whole)
-  return costs.interval(each, value), whole
+  pace = analysis.pace(run, examples=batch)
+  expected = f'at least {_LEAST_MEASURED} to measure'
+  is_long = pace.iterations >= _LEAST_MEASURED
+  require(is_long, f'{path}: iterations', expected, pace.iterations)
+  return Measurement(str(path), pace.mean_s, pace.iterations, losses)
 
 
 def _prepare(config: ConfigDict, workers: int) -> ConfigDict:
@@ -228,8 +194,6 @@ def _least_pushes(workdir: pathlib.Path, workers: int) -> int:
   """Returns the pushes so far of the worker that has the fewest."""
   if not (workdir / 'events.jsonl').exists():
     return 0
-  counts = [0] * workers
-  for row in records.read_all_events(workdir):
-    if row['event'] == 'push':
-      counts[row['worker']] += 1
-  return min(counts)
+  events = analysis.read(workdir).events
+  pushed = events['worker'][events['event'] == 'push']
+  return int(np.bincount(pushed, minlength=workers).min())

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from analysis import manifests
+from analysis import recorded_configs
 from cluster.speed import traces
 from configs.checks import require
 from tuning import calibration, clusters
@@ -71,7 +71,7 @@ def read_run(
     network,
     str(links) if links.exists() else '',
   )
-  size_bytes = manifests.float32_bytes(config.wire, measured.size_bytes)
+  size_bytes = recorded_configs.float32_bytes(config.wire, measured.size_bytes)
   return clusters.check(description), Workload(size_bytes, batch)
 
 

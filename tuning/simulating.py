@@ -1,12 +1,12 @@
 """Simulation of the examples per second of a combination on a cluster."""
 
-import json
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+import analysis
 import train
 from configs import default, sections
 from configs import timing as timing_fields
@@ -18,7 +18,7 @@ from tuning.combinations import BSP, Combination
 _FLOWS = 5_000  # Transfers of a simulation, to bound its time.
 _LEAST, _MOST = 8, 40  # Iterations of each worker.
 _FRAGMENTS = (2, 4, 8)
-_SETTLED = 0.4  # Share of a run that is omitted at its start.
+_SETTLED = 0.4  # Share of a run's pushes that is left out at its start.
 
 
 class Pace(NamedTuple):
@@ -214,7 +214,7 @@ def _set_timing(
         batch=batch,
       ),
       **timing_fields.FEW_OUTPUTS,
-      'log_every': cluster.workers,
+      'outputs.events': True,
       'batching.local_steps': config.batching.local_steps,
     }
   )
@@ -224,21 +224,6 @@ def _set_timing(
 def _simulate(config: ConfigDict) -> Pace:
   with scratch.execute(config) as run:
     summary = run.summary
-    text = (run.folder / 'metrics.jsonl').read_text()
+    pace = analysis.pace(analysis.read(run.folder), skipped=_SETTLED)
   compute_s = summary['worker_seconds']['compute'] / summary['iterations']
-  rate = _settled_rate([json.loads(line) for line in text.splitlines()])
-  return Pace(rate, summary['staleness_mean'], compute_s)
-
-
-def _settled_rate(rows: list[dict[str, Any]]) -> float:
-  """Returns examples per second from a settled row to the last one."""
-  # Rows of barriers are exact if all workers meet there; if barriers are rare,
-  # rows of the log have finer times.
-  logged = [row for row in rows if row['kind'] == 'log']
-  barriers = [row for row in rows if row['kind'] == 'barrier']
-  used = barriers if len(barriers) >= len(logged) // 2 else logged
-  last = used[-1]
-  begun = _SETTLED * last['examples']
-  first = next(row for row in used if row['examples'] >= begun)
-  examples = last['examples'] - first['examples']
-  return float(examples / (last['time'] - first['time']))
+  return Pace(pace.examples_per_s, summary['staleness_mean'], compute_s)

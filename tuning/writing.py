@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from analysis import manifests
+from analysis import recorded_configs
 from outputs import atomic
 
 FORMAT = 1
@@ -42,7 +42,7 @@ def write_config(path: pathlib.Path, config: ConfigDict, about: str) -> None:
     OSError: If it cannot be written.
   """
   quoted = about.replace('\\', '\\\\').replace('"""', "'''")
-  fields = manifests.fields_text(config)
+  fields = recorded_configs.fields_text(config)
   atomic.write(path, _FILE.format(about=quoted, fields=fields))
 
 

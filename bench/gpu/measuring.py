@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import analysis
 from analysis import traffic
 from bench.gpu import processes
 from bench.gpu.processes import Context, Stepper
-from bench.lab import conditions
 from launch.processes import module_command
 
 _PART_S = 0.5  # Duration of a turn of steps.
@@ -172,9 +172,10 @@ def _ring(context: Context) -> None:
   for turn, overlap in enumerate((True, False, True)):
     run_fields = {**fields, 'route.overlap': overlap}
     folder = processes.launch(context, f'run{turn}', run_fields, workers=2)
-    took[overlap].append(conditions.read_median_s(folder))
-    exposed[overlap].append(traffic.longest_epoch(folder).mean('push_s'))
-  summary = json.loads((folder / 'summary.json').read_text())
+    run = analysis.read(folder)
+    took[overlap].append(analysis.pace(run).median_s)
+    exposed[overlap].append(traffic.longest_epoch(run).mean('push_s'))
+  summary = run.summary or {}
   for row, seconds in (
     ('overlap time', took),
     ('exposed communication', exposed),

@@ -5,7 +5,6 @@ what to do.  `bench.lab.running` measures conditions on real links.
 """
 
 import importlib
-import itertools
 import json
 import math
 import pathlib
@@ -16,8 +15,9 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import ml_collections
+import numpy as np
 
-from analysis import records
+import analysis
 from bench.hosts import Case
 from configs import default, timing
 from sweeps import scratch
@@ -29,8 +29,6 @@ USABLE = Fraction('0.957')  # Share of a nominal rate left by frame headers.
 # Of a push or a pull, beside its bytes, as bench.empty measures it.
 LATENCY_S = 1e-3
 RUN, SUM, TORCH = 'run', 'sum', 'torch'  # Systems.
-SKIPPED = 2  # First iterations, which medians omit.
-_START_SHARE = 0.25  # Share of a run that means omit at its start.
 _FIRST = 8  # Iterations of the prediction that sets the length of a run.
 _LEAST, _MOST = 16, 80  # Iterations of a run whose length is chosen.
 _SEEDS = 5  # Of a prediction with servers.
@@ -98,9 +96,8 @@ class Times(NamedTuple):
   """Seconds of a run's iterations.
 
   Attributes:
-    mean_s: Mean seconds of a worker's iteration after the start phase.
-    median_s: Median seconds from a barrier to the next one, without the first
-      ones; None without so many barriers.
+    mean_s: Mean seconds of an iteration: see `analysis.pace`.
+    median_s: Median seconds of these iterations; None without any.
     compute_s: Median seconds of computing of the slowest worker.
     late_compilations: Number of compilations after the start.
   """
@@ -138,36 +135,21 @@ def predict(
   )
 
 
-def read_times(path: pathlib.Path, condition: Condition) -> Times:
+def read_times(path: pathlib.Path) -> Times:
   """Returns the times of a run from its folder."""
-  events = [e for e in records.read_events(path) if e['event'] == 'push']
-  barriers = _read_barriers(path)
-  times, each = barriers, 1
-  if condition.servers:
-    times, each = [event['time'] for event in events], condition.workers
-  first = round(_START_SHARE * len(times) / each) * each
-  slowest = [
-    max(push['compute_s'] for push in superstep)
-    for _, superstep in itertools.groupby(events, key=lambda e: e['time'])
-  ]
-  summary = records.read_summary(path) or {}
+  run = analysis.read(path)
+  pace = analysis.pace(run)
+  is_push = run.events['event'] == 'push'
+  pushes = run.events.select(is_push & (run.events['time'] > pace.start))
+  ends, superstep = np.unique(pushes['time'], return_inverse=True)
+  slowest = np.zeros(len(ends))
+  np.maximum.at(slowest, superstep, pushes['compute_s'])
   return Times(
-    (times[-1] - times[first - 1]) / (len(times) - first) * each,
-    read_median_s(path) if len(barriers) > SKIPPED else None,
-    statistics.median(slowest[SKIPPED:] or slowest),
-    summary.get('late_compilations', 0),
+    pace.mean_s.value,
+    pace.median_s,
+    float(np.median(slowest)),
+    (run.summary or {}).get('late_compilations', 0),
   )
-
-
-def read_median_s(path: pathlib.Path) -> float:
-  """Returns the median seconds between barriers of a run: see `Times`."""
-  intervals = [b - a for a, b in itertools.pairwise(_read_barriers(path))]
-  return statistics.median(intervals[SKIPPED - 1 :])
-
-
-def _read_barriers(path: pathlib.Path) -> list[float]:
-  rows = records.read_rows(path / 'metrics.jsonl')
-  return [row['time'] for row in rows if row['kind'] == 'barrier']
 
 
 def base_config(condition: Condition) -> ml_collections.ConfigDict:
@@ -271,7 +253,7 @@ def _predict_once(
     config = base_config(condition)
     config.update_from_flattened_dict(fields | {'seed': seed})
     with scratch.execute(config) as run:
-      return read_times(run.folder, condition)
+      return read_times(run.folder)
 
 
 def _first_hosts(case: Case, count: int) -> Case:

@@ -154,7 +154,7 @@ def _read(
     path = folder / condition.name
     if outcomes.read_outcome(path).status != 'finished':
       return None
-    return conditions.read_times(path, condition)._asdict()
+    return conditions.read_times(path)._asdict()
   if condition.system == SUM:
     results = sums.read_results(folder / condition.name, condition.workers)
     return _combine(results) if results else None

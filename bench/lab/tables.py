@@ -24,10 +24,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from analysis import pacing
 from bench import clusters
 from bench.lab.conditions import (
   RUN,
-  SKIPPED,
   SUM,
   TORCH,
   USABLE,
@@ -417,7 +417,7 @@ def make_condition(name: str, scheme: Scheme, setting: Setting) -> Condition:
     fields['route.overlap_steps'] = scheme.local_steps // scheme.fragments
   fields |= scheme.fields
   servers = hosts if fields['route.name'] == 'server' else 0
-  iterations = (setting.rounds + SKIPPED) * scheme.fragments
+  iterations = _count_iterations(setting.rounds) * scheme.fragments
   return Condition(name, hosts, servers, False, fields, iterations)
 
 
@@ -501,11 +501,16 @@ def _compute_s(scheme: Scheme, setting: Setting) -> float:
   return 0.0
 
 
+def _count_iterations(rounds: int) -> int:
+  """Returns the iterations of a run, of which `rounds` are measured."""
+  return math.ceil(rounds / (1 - pacing.SKIPPED)) + 1
+
+
 def _island_condition(name: str, scheme: Scheme, setting: Setting) -> Condition:
   """Returns the condition of islands that train a language model."""
   case = setting.lab.workers
   islands = len(case.up) // _PER_ISLAND
-  iterations = setting.rounds + SKIPPED
+  iterations = _count_iterations(setting.rounds)
   examples = islands * _ISLAND_STEPS * _PER_ISLAND
   inside_Bps = case.up[0] * 1e6 / 8 * float(USABLE)
   fields = {

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+import analysis
 import train
-from analysis import records
 from batching import allocation, lb_bsp
 from batching.batching import Batching, Measurement
 from bench import clusters
@@ -21,7 +21,7 @@ WORKERS = 4  # Of measured runs.
 BATCH = 32  # Examples of a worker's iteration.
 EXAMPLE_S = 0.004
 _SUPERSTEPS = 60
-_SKIPPED = 15  # Supersteps in which LB-BSP and R2SP find their batches.
+_SKIPPED = 0.25  # Share of a run in which LB-BSP and R2SP find batches.
 
 
 class Rule(Protocol):
@@ -193,8 +193,5 @@ def _run(path: pathlib.Path, fields: Mapping[str, Any]) -> pathlib.Path:
 
 
 def _examples_per_s(path: pathlib.Path) -> float:
-  """Returns the examples/s of a run after the skipped supersteps."""
-  pushes = [e for e in records.read_events(path) if e['event'] == 'push']
-  pushes = pushes[_SKIPPED * WORKERS - 1 :]
-  examples = sum(push['examples'] for push in pushes[1:])
-  return examples / (pushes[-1]['time'] - pushes[0]['time'])
+  """Returns the examples/s of a run after its start."""
+  return analysis.pace(analysis.read(path), skipped=_SKIPPED).examples_per_s

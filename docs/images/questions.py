@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(_ROOT))
 
+import analysis  # noqa: E402
 from analysis import records, traffic  # noqa: E402
 from analysis.drawing import forests, timeline  # noqa: E402
 
@@ -93,7 +94,7 @@ def draw_how_much(runs: pathlib.Path) -> Figure:
     '--config.cluster.speed.fixed_s=0.0',
   )
   pushes = collections.defaultdict(list)
-  for event in records.events(record.path):
+  for event in records.read_events(record.path):
     if event['event'] == 'push':
       pushes[event['worker']].append(event)
   figure = Figure((10, 5), layout='constrained')
@@ -159,7 +160,7 @@ def draw_where(runs: pathlib.Path) -> Figure:
     '--config.cluster.links=random_mesh(6, 1, symmetric=True)',
     '--config.route.name=forest',
   )
-  return forests.draw_run(traffic.longest_epoch(folder), trees=3)
+  return forests.draw_run(traffic.longest_epoch(analysis.read(folder)), trees=3)
 
 
 def main(argv: list[str]) -> None:

@@ -27,7 +27,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from bench.lab import conditions
+import analysis
 from configs import timing
 from configs.checks import require
 from papers.measures import steps_of_others
@@ -245,6 +245,7 @@ def simulate(
     timing.links(Bps),
     timing.FEW_OUTPUTS,
     {
+      'outputs.events': True,
       'route.name': route,
       'route.bucket_bytes': bucket_bytes,
       'route.overlap': bucket_bytes < math.inf,
@@ -252,7 +253,7 @@ def simulate(
     },
   )
   with scratch.execute(config) as run:
-    return conditions.read_median_s(run.folder)
+    return analysis.pace(analysis.read(run.folder)).median_s
 
 
 def _find(

@@ -1,17 +1,19 @@
 """Tests of the pace of runs, and of what their workers wait for."""
 
 import collections
+import json
 import pathlib
 import tempfile
 
 import numpy as np
+import scipy.stats
 from absl.testing import absltest, parameterized
 
 import analysis
 import train
 from analysis import pacing
 from configs import timing
-from outputs import console
+from outputs import console, formats
 
 _RUNS = {
   'bsp': {'sync.name': 'bsp'},
@@ -103,7 +105,62 @@ class RecordedValuesTest(parameterized.TestCase):
     self.assertAlmostEqual(found, run.summary['waiting_share'], places=6)
 
 
+def _write(times, workers=2):
+  """Returns a run whose workers push in turn, 8 examples each."""
+  folder = pathlib.Path(tempfile.mkdtemp())
+  config = {
+    'seed': 0,
+    'sync': {'name': 'asp'},
+    'cluster': {'workers': workers},
+    'outputs': {'events': True, 'timeline': False},
+  }
+  manifest = {'format': formats.RUN_FOLDER, 'config': config}
+  (folder / 'manifest.json').write_text(json.dumps(manifest))
+  released = {'release': [*range(workers)]}
+  rows = [{'event': 'start', 'time': 0.0, 'decision': released}]
+  rows += [
+    {
+      'event': 'push',
+      'time': time,
+      'worker': place % workers,
+      'compute_s': 1.0,
+      'examples': 8,
+      'decision': {},
+    }
+    for place, time in enumerate(times)
+  ]
+  (folder / 'events.jsonl').write_text(
+    ''.join(f'{json.dumps(row)}\n' for row in rows)
+  )
+  return analysis.read(folder)
+
+
 class PaceTest(parameterized.TestCase):
+  @parameterized.parameters(None, 16)
+  def test_the_mean_is_that_of_equal_blocks_with_students_interval(self, size):
+    # 2 workers, 8 examples each: 125 iterations, of which 100 are measured.
+    rng = np.random.default_rng(0)
+    seconds = rng.lognormal(0.0, 0.2, 125)
+    times = np.repeat(np.cumsum(seconds), 2).tolist()
+    found = analysis.pace(_write(times), examples=size)
+    # The first push that counts is the first of iteration 25, counted from 0.
+    ends = np.cumsum(seconds)[25:]
+    self.assertEqual(found.iterations, 99)
+    edges = np.linspace(0, 99, 11).round().astype(int)
+    parts = np.diff(ends[edges]) / np.diff(edges)
+    half = scipy.stats.t.ppf(0.975, 9) * scipy.stats.sem(parts)
+    mean_s = found.mean_s
+    self.assertAlmostEqual(mean_s.value, (ends[-1] - ends[0]) / 99)
+    self.assertAlmostEqual((mean_s.high - mean_s.low) / 2, half, places=3)
+    self.assertAlmostEqual(found.median_s, np.median(seconds[26:]))
+
+  def test_asynchronous_workers_count_by_their_examples(self):
+    # A worker pushes every second, the other one every four seconds.
+    times = [*range(1, 201), *range(4, 201, 4)]
+    found = analysis.pace(_write([*map(float, sorted(times))]), examples=16)
+    self.assertAlmostEqual(found.mean_s.value, 2 / 1.25, delta=0.01)
+    self.assertAlmostEqual(found.examples_per_s, 8 * 1.25, delta=0.1)
+
   def test_iterations_of_equal_workers_take_what_each_computes(self):
     fields = timing.fields(
       workers=3, iterations=40, size_bytes=4, compute_s=0.5

@@ -14,15 +14,15 @@ import numpy as np
 import rich.console
 from absl.testing import absltest, parameterized
 
+import analysis
 import train
-from analysis import manifests as recorded_configs
-from analysis import records
+from analysis import diagnosing, recorded_configs, records
 from analysis.watching.page import Page
 from configs import default, sections
 from outputs import inputs, manifests
 from sweeps import plan
 from tests.support import small, together
-from tools import compare, diagnose, replay, report
+from tools import compare, replay, report
 from tuning import candidates
 
 _SCHEME = """
@@ -230,7 +230,7 @@ class RunTest(absltest.TestCase):
     self.assertEqual(fields['sizes'], [1, 2])
     for recorded, replayed in replay.pairs(folder):
       self.assertEqual(recorded, replayed)
-    self.assertNotEmpty(diagnose.diagnose_run(folder))
+    self.assertNotEmpty(diagnosing.diagnose_run(analysis.read(folder)))
 
     # Another process has not imported the module.
     module = sys.modules.pop(name)
@@ -240,7 +240,7 @@ class RunTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       recorded_configs.restore_config(folder)
     self.assertNotIn(name, sys.modules)
-    self.assertNotEmpty(diagnose.diagnose_run(folder))
+    self.assertNotEmpty(diagnosing.diagnose_run(analysis.read(folder)))
 
     source = pathlib.Path(module.__file__)
     source.write_text(source.read_text() + '\n')

@@ -5,9 +5,10 @@ import pathlib
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from diagnosis import departures, verdicts
+import analysis
+from analysis import diagnosing, sentences
+from diagnosis import departures
 from tests.support import small
-from tools import diagnose
 
 
 def _push(time, worker):
@@ -53,7 +54,7 @@ class MeasureTest(parameterized.TestCase):
     # Together a push takes 60 s / 120, and in the run 90 s / 144.
     self.assertAlmostEqual(found.share.value, 0.5 / (90 / 144), delta=0.001)
     self.assertBetween(found.share.value, found.share.low, found.share.high)
-    (verdict,) = verdicts.judge_departures(found)
+    (verdict,) = sentences.on_departures(found)
     self.assertStartsWith(
       verdict.text, 'worker 1 left, for 25 s in the median; without departures'
     )
@@ -75,8 +76,9 @@ class MeasureTest(parameterized.TestCase):
     self.assertLess(ratio, 0.95)
     self.assertAlmostEqual(found.share.value, ratio, delta=0.03)
     self.assertEqual(sum(found.counts.values()), 5)
+    verdicts = diagnosing.diagnose_run(analysis.read(path))
     self.assertRegex(
-      '\n'.join(diagnose.sentences(diagnose.diagnose_run(path))),
+      '\n'.join(each.sentence for each in verdicts),
       r'Workers left 5 times \(worker 0 2 times\), for .* of its time',
     )
 
@@ -84,7 +86,7 @@ class MeasureTest(parameterized.TestCase):
     _, events, _ = _run(())
     found = departures.measure(events, 4)
     self.assertEqual((found.counts, found.restarts), ({}, 0))
-    self.assertEqual(verdicts.judge_departures(found), [])
+    self.assertEqual(sentences.on_departures(found), [])
 
   def test_departures_at_the_end_do_not_count(self):
     events = [_push(float(second), 0) for second in range(1, 50)]
@@ -106,7 +108,7 @@ class MeasureTest(parameterized.TestCase):
 
     self.assertEqual((found.counts, found.restarts), ({}, 1))
     self.assertIsNone(found.away_s)
-    (verdict,) = verdicts.judge_departures(found)
+    (verdict,) = sentences.on_departures(found)
     self.assertStartsWith(
       verdict.text, 'all continued from an earlier state once;'
     )
@@ -117,7 +119,7 @@ class MeasureTest(parameterized.TestCase):
     events += [_push(float(second), 0) for second in range(10, 100)]
     found = departures.measure(events, 2)
     self.assertIsNone(found.share)
-    (verdict,) = verdicts.judge_departures(found)
+    (verdict,) = sentences.on_departures(found)
     self.assertIn('together too briefly', verdict.text)
     self.assertEqual(departures.measure([], 2).counts, {})
 

@@ -6,7 +6,8 @@ Rates are equal shares of the slower of two links, with jitter.
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from diagnosis import server_links, verdicts
+from analysis import sentences
+from diagnosis import server_links, traffic
 from diagnosis.server_links import Rates
 
 _MBIT = 1e6 / 8
@@ -118,8 +119,8 @@ class CompareTest(parameterized.TestCase):
 
 class JudgeTest(absltest.TestCase):
   def _judge(self, slowness, windows=30, exposed=0.8):
-    traffic = [
-      verdicts.Traffic(
+    found = [
+      traffic.Traffic(
         start=2.0 * k,
         iterations=2,
         exposed=exposed,
@@ -128,7 +129,7 @@ class JudgeTest(absltest.TestCase):
       for k in range(windows)
     ]
     rates = {host: Rates(2e6, 20e6) for host in 'abc'}
-    return verdicts.judge_server_links(traffic, rates, ['a', 'b', 'b', ''])
+    return sentences.on_server_links(found, rates, ['a', 'b', 'b', ''])
 
   def test_the_cost_is_that_of_exposed_communication(self):
     (found,) = self._judge(lambda k: 10.0)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 from absl.testing import absltest, parameterized
 
+import analysis
 from analysis import records
 from bench import clusters
 from cluster.process.faults import SLOWER, Faults, Kind, Phase
@@ -304,7 +305,7 @@ def _checks(
   still_s: float,
   limit_s: float,
 ) -> Iterator[Check]:
-  summary = records.read_summary(path)
+  summary = analysis.read(path).summary
   missing: list[Any] = [
     cell for cell, (count, planned) in counts.items() if count < planned
   ]

@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import analysis
 from analysis import records
 from bench import clusters
 from launch.processes import Group
@@ -197,7 +198,7 @@ def checks_of(
     processes: Processes of the run.
     least: Smallest acceptable final accuracy.
   """
-  accuracy = records.read_summary(path)['final_accuracy']
+  accuracy = analysis.read(path).summary['final_accuracy']
   name = f'accuracy of at least {least:.0%}'
   yield Check(name, accuracy >= least, f'{accuracy:.2%}')
   yield from accounts(path)

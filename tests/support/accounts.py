@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import analysis
 from analysis import records
 from outputs import checkpoints
 from tests.support.recomputing import recompute
@@ -40,7 +41,7 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
   Args:
     path: Folder of the run.
   """
-  summary, events = records.read_summary(path), list(records.read_events(path))
+  summary, events = analysis.read(path).summary, list(records.read_events(path))
   pushed = sum(
     e['examples']
     for e in events

@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import analysis
 from analysis import records
 from bench import clusters
 from configs import timing
@@ -80,7 +81,7 @@ def run_with_noise(out: pathlib.Path, iterations: int) -> list[str]:
     RuntimeError: If the run fails.
   """
   path = _run(out, 'noise', 'noise', iterations, True)
-  return [row['did'] for row in records.read_link_events(path)]
+  return [row['did'] for row in analysis.read(path).link_rows]
 
 
 def _iterations_s(path: pathlib.Path) -> list[float]:

@@ -9,9 +9,9 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from analysis import records
+import analysis
+from analysis import diagnosing, records
 from tests.support import small
-from tools import diagnose
 
 _JITTER = {
   'cluster__speed__name': 'lognormal',
@@ -56,7 +56,7 @@ class RunTest(parameterized.TestCase):
     folder = _run(
       sync__name=scheme, cluster__speed__slowdown=(1, 1, 3, 1), **changed
     )
-    (found,) = diagnose.diagnose_run(folder)
+    (found,) = diagnosing.diagnose_run(analysis.read(folder))
     self.assertEqual((found.kind, found.name), ('worker', '2'))
     self.assertBetween(found.ratio.value, 2.8, 3.2)
     self.assertIn('since the start', found.text)
@@ -65,31 +65,32 @@ class RunTest(parameterized.TestCase):
   def test_the_cost_is_that_of_a_run_without_the_slow_worker(self):
     slow = _run(cluster__speed__slowdown=(1, 1, 3, 1))
     fast = _run()
-    seconds = [records.read_summary(each)['time_s'] for each in (slow, fast)]
-    (found,) = diagnose.diagnose_run(slow)
+    seconds = [analysis.read(each).summary['time_s'] for each in (slow, fast)]
+    (found,) = diagnosing.diagnose_run(analysis.read(slow))
     self.assertAlmostEqual(
       found.share.value, seconds[1] / seconds[0], delta=0.04
     )
 
   def test_a_sentence_says_what_is_compared_and_what_it_costs(self):
-    (found,) = diagnose.diagnose_run(
-      _run(cluster__speed__slowdown=(1, 1, 2, 1), cluster__speed__fixed_s=0.0)
+    (found,) = diagnosing.diagnose_run(
+      analysis.read(
+        _run(cluster__speed__slowdown=(1, 1, 2, 1), cluster__speed__fixed_s=0.0)
+      )
     )
-    (sentence,) = diagnose.sentences([found])
     self.assertRegex(
-      sentence,
+      found.sentence,
       r'^Worker 2 takes 2\.\d times as long to compute an iteration as the '
       r'median of the others \(95 %: 2\.\d to 2\.\d\) since the start; at '
       r'their speed the run would take 5\d % \(\d\d to \d\d %\) of its time\.$',
     )
 
   def test_equal_workers_are_not_blamed(self):
-    (found,) = diagnose.diagnose_run(_run())
+    (found,) = diagnosing.diagnose_run(analysis.read(_run()))
     self.assertEqual(found.kind, 'none')
     self.assertStartsWith(found.text, 'no single worker: the slowest 25%')
 
   def test_few_iterations_are_insufficient_evidence(self):
-    found = diagnose.diagnose_run(_run(epochs=12 * 8 / 192))
+    found = diagnosing.diagnose_run(analysis.read(_run(epochs=12 * 8 / 192)))
     self.assertEqual(_texts(found), ['insufficient evidence: 12 iterations'])
 
   def test_a_slow_link_carries_less_than_the_others(self):
@@ -98,7 +99,7 @@ class RunTest(parameterized.TestCase):
       cluster__network__worker_up_Bps=rates,
       cluster__network__worker_down_Bps=rates,
     )
-    found = diagnose.diagnose_run(folder)
+    found = diagnosing.diagnose_run(analysis.read(folder))
     self.assertEqual([each.kind for each in found], ['link'])
     self.assertStartsWith(
       found[0].text, 'link of worker 3 carries 0.08 of 0.4 Mbit/s'
@@ -112,7 +113,7 @@ class RunTest(parameterized.TestCase):
       if row['event'] == 'push' and row['worker'] == 1:
         row['examples'], row['compute_s'] = 6, 3 * row['compute_s']
     path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    (found,) = diagnose.diagnose_run(folder)
+    (found,) = diagnosing.diagnose_run(analysis.read(folder))
     self.assertIn(
       "its batch is 3 times the others', which explains", found.text
     )
@@ -123,27 +124,27 @@ class RunTest(parameterized.TestCase):
     for name in ('events.jsonl', 'trace.json'):
       size = (folder / name).stat().st_size
       os.truncate(folder / name, size * 2 // 3)
-    (found,) = diagnose.diagnose_run(folder)
+    (found,) = diagnosing.diagnose_run(analysis.read(folder))
     self.assertEqual((found.kind, found.name), ('worker', '2'))
 
   def test_wrong_folders_are_refused_with_the_reason(self):
     with self.assertRaisesRegex(ValueError, 'a run with manifest.json'):
-      diagnose.diagnose_run(pathlib.Path(tempfile.mkdtemp()))
+      diagnosing.diagnose_run(analysis.read(pathlib.Path(tempfile.mkdtemp())))
     folder = _run(epochs=12 * 8 / 192)
     path = folder / 'events.jsonl'
     lines = path.read_text().splitlines()
     path.write_text('\n'.join([lines[0], *lines[:0:-1]]) + '\n')
     with self.assertRaisesRegex(ValueError, 'time: expected times that never'):
-      diagnose.diagnose_run(folder)
-    row = json.loads(lines[1]) | {'compute_s': float('nan')}
+      diagnosing.diagnose_run(analysis.read(folder))
+    row = json.loads(lines[1]) | {'compute_s': -1.0}
     path.write_text('\n'.join([lines[0], json.dumps(row)]) + '\n')
     with self.assertRaisesRegex(ValueError, 'compute_s: expected finite'):
-      diagnose.diagnose_run(folder)
+      diagnosing.diagnose_run(analysis.read(folder))
     path.unlink()
     with self.assertRaisesRegex(ValueError, 'expected a run with events.jsonl'):
-      diagnose.diagnose_run(folder)
+      diagnosing.diagnose_run(analysis.read(folder))
     with self.assertRaisesRegex(ValueError, 'workers: expected at least 2'):
-      diagnose.diagnose_run(_run(cluster__workers=1))
+      diagnosing.diagnose_run(analysis.read(_run(cluster__workers=1)))
 
   def test_warnings_agree_with_the_diagnosis(self):
     folder = _run(
@@ -154,17 +155,21 @@ class RunTest(parameterized.TestCase):
     )
     warnings = [
       (row['worker'], row['did'])
-      for row in records.read_all_events(folder)
+      for row in analysis.read(folder).read_event_rows()
       if row['event'] == records.STRAGGLER
     ]
     self.assertIn('ends', [did for _, did in warnings])
-    found = {each.name for each in diagnose.diagnose_run(folder) if each.name}
+    found = {
+      each.name
+      for each in diagnosing.diagnose_run(analysis.read(folder))
+      if each.name
+    }
     self.assertEqual({str(worker) for worker, _ in warnings}, found)
 
   def test_a_run_without_events_is_refused(self):
     folder = _run(cluster__speed__slowdown=(1, 1, 3, 1), outputs__events=False)
     with self.assertRaisesRegex(ValueError, 'outputs.events=False'):
-      diagnose.diagnose_run(folder)
+      diagnosing.diagnose_run(analysis.read(folder))
 
 
 class FileTest(parameterized.TestCase):
@@ -190,13 +195,13 @@ class FileTest(parameterized.TestCase):
 
   def test_waits_for_a_slow_worker_are_not_slow_links(self):
     file = _write_csv(self.folder / 'a.csv', self._rows(waits=True))
-    (found,) = diagnose.diagnose_csv(file)
+    (found,) = diagnosing.diagnose_csv(file)
     self.assertEqual((found.kind, found.name), ('worker', 'b'))
     self.assertAlmostEqual(found.share.value, 1.6 / 3, delta=0.03)
 
   def test_a_slow_link_is_found_beside_a_slow_worker(self):
     file = _write_csv(self.folder / 'a.csv', self._rows(waits=False))
-    found = diagnose.diagnose_csv(file)
+    found = diagnosing.diagnose_csv(file)
     self.assertCountEqual(
       [(each.kind, each.name) for each in found],
       [('worker', 'b'), ('link', 'c')],
@@ -215,7 +220,7 @@ class FileTest(parameterized.TestCase):
       else row
       for row in rows
     ]
-    (found,) = diagnose.diagnose_csv(
+    (found,) = diagnosing.diagnose_csv(
       _write_csv(self.folder / 'a.csv', rows, columns)
     )
     self.assertIn('it is on host h1, with worker a', found.text)
@@ -232,12 +237,12 @@ class FileTest(parameterized.TestCase):
   def test_wrong_rows_are_refused(self, rows, message):
     file = _write_csv(self.folder / 'a.csv', rows)
     with self.assertRaisesRegex(ValueError, message):
-      diagnose.diagnose_csv(file)
+      diagnosing.diagnose_csv(file)
 
   def test_missing_columns_are_named(self):
     file = _write_csv(self.folder / 'a.csv', [], ('worker', 'time'))
     with self.assertRaisesRegex(ValueError, 'the columns worker, iter'):
-      diagnose.diagnose_csv(file)
+      diagnosing.diagnose_csv(file)
 
 
 if __name__ == '__main__':

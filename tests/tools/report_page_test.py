@@ -11,9 +11,10 @@ from html import parser
 
 from absl.testing import absltest, parameterized
 
-from analysis import records, tables
+import analysis
+from analysis import diagnosing, tables
 from tests.support import small, sums
-from tools import diagnose, report
+from tools import report
 
 _HOSTILE = '<img src=x onerror=boom()> & </script><b>'
 
@@ -135,14 +136,14 @@ class PageTest(parameterized.TestCase):
     drawn = [h for h in headings if not h.startswith(('Diag', 'Runs', 'Sweep'))]
     self.assertEqual(self.parsed.counts['svg'], len(drawn))
     for folder in _folders():
-      for sentence in diagnose.sentences(diagnose.diagnose_run(folder)):
-        self.assertIn(sentence, self.parsed.texts['p'])
+      for each in diagnosing.diagnose_run(analysis.read(folder)):
+        self.assertIn(each.sentence, self.parsed.texts['p'])
 
   def test_tables_have_the_values_of_the_runs(self):
     cells = self.parsed.texts['td']
     for folder in _folders():
       self.assertIn(str(folder), cells)
-      summary = records.read_summary(folder)
+      summary = analysis.read(folder).summary
       self.assertIn(f'{summary["time_s"]:.6g}', cells)
 
   def test_the_page_loads_nothing_and_runs_no_script(self):

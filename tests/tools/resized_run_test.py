@@ -6,10 +6,11 @@ import time
 
 from absl.testing import absltest, parameterized
 
-from analysis import records
+import analysis
+from analysis import diagnosing, records
 from tests.support import processes
 from tests.support.recomputing import recompute
-from tools import diagnose, replay
+from tools import replay
 from tuning import calibration
 
 _FIELDS = {
@@ -61,7 +62,7 @@ class ResizedRunTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(workers, [2, 3, 2])
     self.assertEqual(recompute.difference(folder), 0.0)
     self.assertTrue(all(a == b for a, b in replay.pairs(folder)))
-    self.assertNotEmpty(diagnose.diagnose_run(folder))
+    self.assertNotEmpty(diagnosing.diagnose_run(analysis.read(folder)))
     measured = calibration.measure(folder)
     self.assertEqual(measured.config.cluster.workers, 3)
     self.assertLen(measured.compute_s, 3)

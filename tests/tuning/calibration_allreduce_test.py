@@ -8,6 +8,7 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
+import analysis
 from analysis.traffic import Link
 from tests.support import small
 from tuning import calibration
@@ -45,7 +46,7 @@ def _run(route, star, **changed):
 
 
 def _pace_s(folder):
-  return timeline.pace(timeline.read(folder)).iteration_s
+  return timeline.pace(analysis.read(folder)).iteration_s
 
 
 class PredictTest(parameterized.TestCase):

@@ -8,11 +8,10 @@ import tempfile
 from unittest import mock
 
 import numpy as np
-import scipy.stats
 from absl.testing import absltest, parameterized
 from sklearn import isotonic
 
-from analysis import manifests
+from analysis import recorded_configs
 from configs import default
 from diagnosis.costs import Estimate
 from sweeps import plan
@@ -148,41 +147,17 @@ class ProposeTest(parameterized.TestCase):
       sync__name='ssp', sync__ssp__bound=7, batching__local_steps=4
     )
     found = candidates.measuring_config(config)
-    self.assertEqual(dict(manifests.changed_fields(found)), {})
+    self.assertEqual(dict(recorded_configs.changed_fields(found)), {})
     config = _config(route__name='ring', route__bucket_bytes=2.0**18)
     found = candidates.measuring_config(config)
     self.assertEqual(found, config)
 
 
-class PaceTest(absltest.TestCase):
-  def test_the_pace_is_that_of_equal_blocks_with_students_interval(self):
-    # 2 workers, 8 examples each: 125 iterations, of which 100 are measured.
-    rng = np.random.default_rng(0)
-    seconds = rng.lognormal(0.0, 0.2, 125)
-    times = np.repeat(np.cumsum(seconds), 2)
-    found, count = measuring.pace_of(times, np.full(250, 8), 16)
-    # The first push that counts is the first of iteration 25, counted from 0.
-    ends = np.cumsum(seconds)[25:]
-    self.assertEqual(count, 99)
-    edges = np.linspace(0, 99, 11).round().astype(int)
-    parts = np.diff(ends[edges]) / np.diff(edges)
-    half = scipy.stats.t.ppf(0.975, 9) * scipy.stats.sem(parts)
-    self.assertAlmostEqual(found.value, (ends[-1] - ends[0]) / 99)
-    self.assertAlmostEqual((found.high - found.low) / 2, half, places=3)
-
-  def test_asynchronous_workers_count_by_their_examples(self):
-    # A worker pushes every second, the other one every four seconds.
-    pushes = sorted(
-      [(t, 0) for t in range(1, 201)] + [(4 * t, 1) for t in range(1, 51)]
-    )
-    times = np.array([float(time) for time, _ in pushes])
-    found, _ = measuring.pace_of(times, np.full(250, 8), 16)
-    self.assertAlmostEqual(found.value, 2 / 1.25, delta=0.01)
-
+class MeasureTest(absltest.TestCase):
   def test_a_short_run_is_refused(self):
-    times, examples = np.arange(10.0), np.full(10, 8)
+    folder = clusters.run('bsp', epochs=4 * 8 * 16 / 10_000)
     with self.assertRaisesRegex(ValueError, 'iterations: expected at least 10'):
-      measuring.pace_of(times, examples, 16)
+      measuring.measure(folder, 4 * 16)
 
 
 class DecideTest(parameterized.TestCase):

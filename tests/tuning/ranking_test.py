@@ -74,12 +74,13 @@ class PlantedTest(absltest.TestCase):
     best = advice.best.combination
     self.assertIn(best.sync, ('asp', 'elastic'))
     # Sum of all speeds over the speed of all at the slowest pace, but for the
-    # share of transfers in an iteration of the fastest.
+    # share of transfers in an iteration of the fastest, and for a push of the
+    # slow worker more or less in what is measured.
     why = advice.iteration
     gain = 7.1 / 0.8
     share = why.links_s / _COMPUTE_S
     self.assertLess(share, 0.005)
-    self.assertAlmostEqual(1 / advice.best.time, gain, delta=share * gain)
+    self.assertAlmostEqual(1 / advice.best.time, gain, delta=0.01 * gain)
     mean_s = _COMPUTE_S * 17 / 8
     self.assertAlmostEqual(why.compute_s, mean_s)
     self.assertAlmostEqual(why.waiting_s, 10 * _COMPUTE_S - mean_s)

@@ -6,7 +6,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from analysis import records
+import analysis
 from tests.support import clusters
 from tuning import problem, recorded, simulating
 from tuning.combinations import BSP
@@ -37,7 +37,7 @@ class RunTest(absltest.TestCase):
     self.assertEqual((cluster.workers, workload.batch), (4, 16))
     self.assertEqual(workload.size_bytes, 5_000_004)
     self.assertTrue(cluster.has_server_links and cluster.has_dedicated_servers)
-    summary = records.read_summary(clusters.run('bsp'))
+    summary = analysis.read(clusters.run('bsp')).summary
     measured = summary['examples'] / summary['time_s']
     pace = simulating.simulate_pace(cluster, workload, BSP)
     self.assertAlmostEqual(pace.examples_per_s / measured, 1.0, delta=0.05)
@@ -67,7 +67,7 @@ class RunTest(absltest.TestCase):
     forest = simulating.simulate_pace(
       cluster, workload, BSP._replace(route='forest')
     )
-    summary = records.read_summary(run)
+    summary = analysis.read(run).summary
     measured = summary['examples'] / summary['time_s']
     self.assertAlmostEqual(forest.examples_per_s / measured, 1.0, delta=0.05)
 

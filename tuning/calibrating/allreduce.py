@@ -90,10 +90,10 @@ def measure(
       workers, or if its iterations sum fragments.
   """
   del run, times
-  path, workers = recorded.path, config.cluster.workers
+  path, workers = recorded.run.path, config.cluster.workers
   field, expected = 'config.route.fragments', '1, without overlap or blend'
   require(not has_fragments(config), field, expected, config.route.fragments)
-  epoch = traffic.longest_epoch(path, workers)
+  epoch = traffic.longest_epoch(recorded.run, workers)
   planned = epoch.plan
   size_bytes = planned.size_bytes if planned else _size(recorded, workers)
   shape = _shape(epoch, workers)
@@ -292,7 +292,8 @@ def _iterations(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns compute times, s, [iterations, workers], and durations, s."""
   # Only iterations of all workers count, without the first.
-  ends = sorted({e['time'] for e in recorded.events if e['event'] == 'push'})
+  events = recorded.run.events
+  ends = sorted({*events['time'][events['event'] == 'push'].tolist()})
   found: list[dict[int, float]] = [{} for _ in ends]
   for spans in recorded.workers:
     for span in spans:
@@ -319,7 +320,9 @@ def _middle(count: int) -> tuple[int, int]:
 def _size(recorded: Timeline, workers: int) -> int:
   """Returns the bytes of the summed vector, from all bytes on hops."""
   updates, hops = recorded.summary['updates'], 2 * (workers - 1)
-  require(updates > 0 < hops, f'{recorded.path}', 'sums of several', updates)
+  require(
+    updates > 0 < hops, f'{recorded.run.path}', 'sums of several', updates
+  )
   size_bytes: int = round(recorded.summary['bytes'] / (updates * hops))
   return size_bytes
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from analysis.runs import Run
 from cluster.virtual import applying
 from tuning.calibrating import links, placement, tables, timeline
 from tuning.calibrating.links import FittedLinks, Transfers
@@ -62,7 +63,7 @@ def measure(
     timeline.transfers(recorded, phase) for phase in ('pull', 'push')
   )
   if work := recorded.summary.get('server_work'):
-    pulls = _after_work(pulls, recorded.events, work)
+    pulls = _after_work(pulls, recorded.run, work)
   try:
     down, up = links.fit(
       pulls,
@@ -71,7 +72,7 @@ def measure(
       size_bytes=size_bytes,
     )
   except ValueError as error:
-    raise ValueError(f'{recorded.path}: {error}') from error
+    raise ValueError(f'{recorded.run.path}: {error}') from error
   _put(config, down, up)
   if work:
     share_bytes, slot_bytes = work['share_bytes'], work['slot_bytes']
@@ -139,22 +140,21 @@ def describe(
 
 
 def _after_work(
-  pulls: Transfers,
-  events: Sequence[Mapping[str, Any]],
-  work: Mapping[str, float],
+  pulls: Transfers, run: Run, work: Mapping[str, float]
 ) -> Transfers:
   """Returns pulls without the time in which servers work before them."""
   # A pull of `pulls` starts with the release of its worker.
   servers = applying.Servers(work['sum_s'], work['update_s'])
-  decisions = (row for row in events if 'decision' in row)
-  row, start = next(decisions, None), pulls.start.copy()
+  events, start = run.events, pulls.start.copy()
+  times, is_push = events['time'].tolist(), events['event'] == 'push'
+  applied = np.bincount(run.commits['event'], minlength=len(times)).tolist()
+  event = 0
   for place, released in enumerate(pulls.start):
-    while row and row['time'] <= released + _LATE_S:
-      if row['event'] == 'push':
-        servers.add(row['time'])
-      applied = len(row['decision'].get('commit', ()))
-      servers.update(row['time'], servers.version + applied)
-      row = next(decisions, None)
+    while event < len(times) and times[event] <= released + _LATE_S:
+      if is_push[event]:
+        servers.add(times[event])
+      servers.update(times[event], servers.version + applied[event])
+      event += 1
     # A server may have been faster than it was measured.
     latest = released + pulls.seconds[place] / 2
     start[place] = min(max(released, servers.busy_until), latest)

@@ -9,7 +9,8 @@ import types
 import pytest
 from absl.testing import absltest, parameterized
 
-from analysis import records
+import analysis
+from analysis import diagnosing
 from bench import clusters
 from cluster.network.messages import TrafficReport
 from cluster.parameter_server.links import ServerLinkLog
@@ -17,7 +18,6 @@ from configs import timing
 from diagnosis import server_links
 from outputs.accounting import Accounting
 from tests.support import requires
-from tools import diagnose
 
 _HOSTS = ['a', 'b', 'c']
 
@@ -150,14 +150,14 @@ class LabTest(parameterized.TestCase):
     )
     self.assertEqual(done.returncode, 0, done.stderr[-3000:])
 
-    found = diagnose.diagnose_run(folder / 'run')
+    found = diagnosing.diagnose_run(analysis.read(folder / 'run'))
 
-    rows = [*records.read_link_events(folder / 'run')]
+    rows = [*analysis.read(folder / 'run').link_rows]
     self.assertGreater(len(rows), 5)
     hosts = [each for each in found if each.text.startswith('link of host')]
     warned = [
       row['host']
-      for row in records.read_all_events(folder / 'run')
+      for row in analysis.read(folder / 'run').read_event_rows()
       if row['event'] == 'straggler' and 'host' in row
     ]
     if not is_slow:

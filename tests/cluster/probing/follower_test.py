@@ -12,6 +12,7 @@ from fractions import Fraction
 import pytest
 from absl.testing import absltest, parameterized
 
+import analysis
 from analysis import records
 from cluster.allreduce.executor.executor import Usage
 from cluster.allreduce.rendezvous import Rendezvous
@@ -248,7 +249,7 @@ class RecordsTest(parameterized.TestCase):
     text = ''.join(f'{json.dumps(row)}\n' for row in rows)
     (path / 'events.jsonl').write_text(text)
     self.assertEqual([*records.read_events(path)], rows[:1])
-    self.assertEqual([*records.read_link_events(path)], rows[1:])
+    self.assertEqual([*analysis.read(path).link_rows], rows[1:])
 
 
 @pytest.mark.soak

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
+import analysis
 import train
-from analysis import manifests, records
+from analysis import recorded_configs, records
 from cluster import pipelining
 from cluster.virtual import transfers
 from learning.layout import split_evenly
@@ -375,7 +376,9 @@ class RecordTest(parameterized.TestCase):
   def test_the_recorded_events_give_the_recorded_decisions(self):
     run = small.build(self._eventful())
     run()
-    scheme = manifests.make_scheme(records.read_config(run.files.workdir), 3)
+    scheme = recorded_configs.make_scheme(
+      analysis.read(run.files.workdir).config, 3
+    )
     rows = records.read_events(run.files.workdir)
     for recorded, replayed in record.replay(scheme, rows):
       self.assertEqual(recorded, replayed)

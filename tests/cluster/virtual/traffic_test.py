@@ -7,8 +7,9 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
+import analysis
 import cluster.traffic
-from analysis import records, traffic
+from analysis import traffic
 from tests.support import small
 from topology import pack
 from topology.clusters.builders import build_cluster
@@ -34,7 +35,7 @@ def _run(size_bytes, route, **changed):
 
 
 def _links(run, did):
-  rows = records.read_link_events(run.files.workdir)
+  rows = analysis.read(run.files.workdir).link_rows
   return [row for row in rows if row['did'] == did]
 
 
@@ -92,7 +93,7 @@ class RowsTest(parameterized.TestCase):
 
     planned = _links(run, 'forest')[0]['rates']
     loads = collections.Counter()
-    epoch = traffic.longest_epoch(run.files.workdir)
+    epoch = traffic.longest_epoch(analysis.read(run.files.workdir))
     for tree in epoch.plan.forest.trees:
       for hop in (*tree.up, *tree.down):
         ends = tuple(epoch.plan.names[hop[k]] for k in (0, -1))
@@ -111,7 +112,7 @@ class RowsTest(parameterized.TestCase):
       cluster__links='star([1, 1, 1, "0.25"])',
       route__forest__cluster='star([1, 1, 1, 1])',
     )
-    links = traffic.longest_epoch(run.files.workdir).sum_links()
+    links = traffic.longest_epoch(analysis.read(run.files.workdir)).sum_links()
     # All trees are as slow as the one host is.
     for link in links.values():
       self.assertAlmostEqual(link.ratio, 0.25)
@@ -131,7 +132,7 @@ class RowsTest(parameterized.TestCase):
     run, _ = _run(
       10**6, 'ring', cluster__script=((1.2, 'leave', 1), (2.4, 'join', 1))
     )
-    found = traffic.read_epochs(run.files.workdir)
+    found = traffic.read_epochs(analysis.read(run.files.workdir))
     members = [tuple(each.members) for each in found]
     self.assertEqual(members, [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)])
     versions = [each.version for each in found]
@@ -165,9 +166,9 @@ class RowsTest(parameterized.TestCase):
   def test_a_run_with_servers_has_no_rows_on_links(self):
     run = small.build(small.timing())
     run()
-    self.assertEqual(traffic.read_epochs(run.files.workdir), [])
+    self.assertEqual(traffic.read_epochs(analysis.read(run.files.workdir)), [])
     with self.assertRaisesRegex(ValueError, 'expected rows on links, .* none'):
-      traffic.longest_epoch(run.files.workdir)
+      traffic.longest_epoch(analysis.read(run.files.workdir))
 
 
 class PlannedTest(absltest.TestCase):
@@ -175,7 +176,7 @@ class PlannedTest(absltest.TestCase):
     run, _ = _run(
       10**6, 'ring', cluster__network__worker_up_Bps=(1e6, 4e6, 2e6, 2e6)
     )
-    epoch = traffic.longest_epoch(run.files.workdir)
+    epoch = traffic.longest_epoch(analysis.read(run.files.workdir))
     self.assertFalse(epoch.plan.has_rates)
     links = epoch.sum_links()
     self.assertAlmostEqual(max(link.ratio for link in links.values()), 1.0)
@@ -183,13 +184,13 @@ class PlannedTest(absltest.TestCase):
     path = run.files.workdir / 'events.jsonl'
     path.write_text(path.read_text().replace('"share":"1/4"', '"share":"1/5"'))
     with self.assertRaisesRegex(ValueError, 'hash: expected that of the fores'):
-      traffic.longest_epoch(run.files.workdir)
+      traffic.longest_epoch(analysis.read(run.files.workdir))
 
   def test_forests_are_written_as_they_are(self):
     cluster = build_cluster('random_mesh(4, 7)')
     packed = pack(cluster)
     run, _ = _run(10**8, 'forest', cluster__links='random_mesh(4, 7)')
-    found = traffic.longest_epoch(run.files.workdir).plan
+    found = traffic.longest_epoch(analysis.read(run.files.workdir)).plan
     self.assertEqual(found.cluster, cluster)
     self.assertLessEqual(found.forest.rate_Bps, packed.rate_Bps)
 

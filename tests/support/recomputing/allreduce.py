@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from analysis import manifests, records, traffic
+import analysis
+from analysis import recorded_configs, records, traffic
 from analysis.traffic import MembershipEpoch
 from batching import fixed
 from cluster.allreduce.local_steps import FragmentReplicaSteps, ReplicaSteps
@@ -148,7 +149,7 @@ class _RecomputedRun:
     self._finite = True
     self._before = before
     self._coordinator = Coordinator(
-      scheme=manifests.make_scheme(config.to_dict(), num_workers),
+      scheme=recorded_configs.make_scheme(config.to_dict(), num_workers),
       batching=fixed.make(
         num_workers=num_workers,
         worker_batch=config.batching.worker_batch * iteration_steps(config),
@@ -363,7 +364,9 @@ def _until(
   """Returns the run after the recorded events up to a version."""
   again: _RecomputedRun | None = None
   epoch: Any = None
-  for row, absent in records.split_absent(records.read_all_events(path)):
+  for row, absent in records.split_absent(
+    analysis.read(path).read_event_rows()
+  ):
     if row['event'] == 'links':
       if row['did'] == 'forest':
         epoch = traffic.parse_epoch(row, path)

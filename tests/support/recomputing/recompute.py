@@ -27,7 +27,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from analysis import manifests, records
+import analysis
+from analysis import recorded_configs, records
 from batching import fixed
 from cluster.coordinator import Coordinator
 from cluster.membership.worker_states import WorkerState
@@ -73,14 +74,16 @@ def compare(path: pathlib.Path) -> Comparison:
 
   Arguments and errors are those of `difference`.
   """
-  manifest = records.read_manifest(path)
+  manifest = analysis.read(path).manifest
   recorded = manifest['config']
   config = _training_config(path, recorded)
   _set_devices(path, manifest, config)
   route = recorded['route']['name']
   if route != 'server':
-    config.route = manifests.restore_section(recorded, 'route')
-    wire = manifests.make_wire(manifests.restore_section(recorded, 'wire'))
+    config.route = recorded_configs.restore_section(recorded, 'route')
+    wire = recorded_configs.make_wire(
+      recorded_configs.restore_section(recorded, 'wire')
+    )
     if route == 'native':
       expected = 'of float32, as XLA may round halves and choose otherwise'
       require(wire.plain, f'{path}: wire', expected, recorded['wire']['name'])
@@ -151,7 +154,9 @@ def _recompute(
 ) -> '_RecomputedRun':
   """Returns the state of a run after all its recorded events."""
   learned = learning.from_config(config)
-  wire = manifests.make_wire(manifests.restore_section(recorded, 'wire'))
+  wire = recorded_configs.make_wire(
+    recorded_configs.restore_section(recorded, 'wire')
+  )
   route = recorded['route']['server']
   run: _RecomputedRun | None = None
   rows = [*records.split_absent(records.read_events(path, with_residuals=True))]
@@ -249,7 +254,7 @@ class _RecomputedRun:
     self._before = before
     choose = functools.partial(sections.choose_section, config)
     self._coordinator = Coordinator(
-      scheme=manifests.make_scheme(config.to_dict(), workers),
+      scheme=recorded_configs.make_scheme(config.to_dict(), workers),
       batching=fixed.make(
         num_workers=workers,
         worker_batch=config.batching.worker_batch
@@ -457,7 +462,7 @@ def _training_config(
       continue
     is_section = isinstance(value, ConfigDict)
     config[name] = (
-      manifests.restore_section(recorded, name)
+      recorded_configs.restore_section(recorded, name)
       if is_section
       else recorded[name]
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+import analysis
 from analysis import traffic
 from analysis.traffic import MembershipEpoch, SumPlan
 from tests.support import (
@@ -202,7 +203,7 @@ class RunTest(processes.TestCase, parameterized.TestCase):
       **fields,
     ) as launch:
       self.assertEqual(launch.wait(), 0, launch.text)
-    epochs = traffic.read_epochs(launch.folder)
+    epochs = traffic.read_epochs(analysis.read(launch.folder))
     self.assertGreater(len(epochs), 3)
     self.assertEqual(recompute.difference(launch.folder), 0.0)
 

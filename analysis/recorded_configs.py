@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from analysis import records
+from analysis import runs
 from configs import declared, default, sections, user_parts
 from configs.checks import require
 from sync.scheme import Scheme
@@ -39,7 +39,7 @@ def restore_config(path: pathlib.Path) -> ConfigDict:
       names a user's module that this process has not imported.
     OSError: If it cannot be read.
   """
-  return _make_virtual(records.read_config(path))
+  return _make_virtual(runs.read(path).config)
 
 
 def virtual_config(config: ConfigDict) -> ConfigDict:
@@ -110,7 +110,7 @@ def num_train(path: pathlib.Path) -> int:
     ValueError: If the metrics of the run have no row with examples.
     OSError: If it cannot be read.
   """
-  for row in records.load(path).rows:
+  for row in runs.read(path).rows:
     if row['epoch']:
       examples: int = round(row['examples'] / row['epoch'])
       return examples

@@ -5,7 +5,7 @@ import pathlib
 
 from absl.testing import absltest, parameterized
 
-from analysis import manifests
+from analysis import recorded_configs
 from tests.support import small
 
 
@@ -17,7 +17,7 @@ class TimedTest(parameterized.TestCase):
       cluster__workers=1,
       cluster__speed__slowdown=(1.0,),
     )
-    timed = manifests.timing_config(
+    timed = recorded_configs.timing_config(
       recorded,
       cluster=recorded.cluster,
       size_bytes=size_bytes,
@@ -34,7 +34,7 @@ class TimedTest(parameterized.TestCase):
     run = small.build(config)
     run.files.release()
     folder = run.files.workdir
-    read = manifests.restore_config(pathlib.Path(folder))
+    read = recorded_configs.restore_config(pathlib.Path(folder))
     self.assertEqual(read.eval_every, every)
     self.assertEqual(read.checkpoint.every_s, math.inf)
 
