@@ -24,9 +24,10 @@ _MODULES = ('kubernetes_validate', 'submitit')
 NAMES = frozenset(
   (
     *('data', 'gpu', 'host', 'lab', 'mlflow', 'peers', 'ray'),
-    *('slurm', 'topologies', *_PROGRAMS, *_MODULES),
+    *('simgrid', 'slurm', 'topologies', *_PROGRAMS, *_MODULES),
   )
 )
+_SYSTEM_PYTHON = '/usr/bin/python3'  # For Debian's python3-simgrid.
 _VARIABLE = 'SYNCOPATE_MUST_RUN'
 
 
@@ -53,6 +54,12 @@ def lab() -> None:
 def slurm() -> None:
   """Requires the programs of SLURM, and a lab in which they run."""
   _require('slurm', slurms.why_not() or _why_no_lab())
+
+
+def simgrid() -> str:
+  """Requires SimGrid in the system's Python; returns its path."""
+  _require('simgrid', _why_not(_SYSTEM_PYTHON, 'import simgrid'))
+  return _SYSTEM_PYTHON
 
 
 def gpu() -> None:
@@ -144,10 +151,13 @@ def _interpreter(name: str, variable: str, code: str) -> str:
 
 @functools.cache
 def _why_not(python: str, code: str) -> str:
-  done = subprocess.run(
-    [python, '-c', code], capture_output=True, text=True, check=False
-  )
-  return done.stderr
+  try:
+    done = subprocess.run(
+      [python, '-c', code], capture_output=True, text=True, check=False
+    )
+  except OSError as error:
+    return str(error)
+  return done.stderr if done.returncode else ''
 
 
 @functools.cache
