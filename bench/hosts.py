@@ -78,11 +78,11 @@ def scaled_cases(mbit: int) -> dict[str, Case]:
     return max(round(rate * mbit / BASE_MBIT), 1)
 
   return {
-    name: Case(
-      [*map(scale, case.up)],
-      [*map(scale, case.down)],
-      {ends: scale(rate) for ends, rate in case.pairs.items()},
-      [(hosts, scale(rate)) for hosts, rate in case.groups],
+    name: case._replace(
+      up=[*map(scale, case.up)],
+      down=[*map(scale, case.down)],
+      pairs={ends: scale(rate) for ends, rate in case.pairs.items()},
+      groups=[(hosts, scale(rate)) for hosts, rate in case.groups],
     )
     for name, case in cases().items()
   }
@@ -107,6 +107,12 @@ def cases() -> dict[str, Case]:
     'islands6': Case(
       *([20 * BASE_MBIT] * 6, [20 * BASE_MBIT] * 6, {}),
       [((n, n + 1), BASE_MBIT) for n in (0, 2, 4)],
+    ),
+    # Two sites, 25 ms apart.
+    'sites4': Case(
+      *([5 * BASE_MBIT] * 4, [5 * BASE_MBIT] * 4, {}),
+      groups=[((2, 3), BASE_MBIT)],
+      delay_ms=25.0,
     ),
     'slow8': Case([200] * 7 + [100], [200] * 7 + [100], {}),
   }

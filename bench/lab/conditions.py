@@ -56,11 +56,15 @@ class Lab(NamedTuple):
     """All hosts, those of servers first."""
     workers, servers = self.workers, self.servers
     rates = [self.server_mbit] * servers
-    return Case(
-      [*rates, *workers.up],
-      [*rates, *workers.down],
-      {(a + servers, b + servers): r for (a, b), r in workers.pairs.items()},
-      [(tuple(n + servers for n in group), r) for group, r in workers.groups],
+    return workers._replace(
+      up=[*rates, *workers.up],
+      down=[*rates, *workers.down],
+      pairs={
+        (a + servers, b + servers): r for (a, b), r in workers.pairs.items()
+      },
+      groups=[
+        (tuple(n + servers for n in group), r) for group, r in workers.groups
+      ],
     )
 
 

@@ -21,6 +21,14 @@ _EQUAL = {
 }
 
 
+class HostsTest(absltest.TestCase):
+  def test_other_rates_and_servers_leave_delays(self):
+    lab = Lab('sites4', hosts.scaled_cases(100)['sites4'], 1, 50)
+    (group,) = lab.hosts.links['groups']
+    self.assertEqual(group['hosts'], ['host3', 'host4'])
+    self.assertEqual((group['up'], group['delay_ms']), ('100mbit', 25.0))
+
+
 class VirtualTest(parameterized.TestCase):
   @parameterized.parameters(
     # All bytes cross the link of one server, or half of them those of two.
