@@ -131,7 +131,7 @@ def run(
 
 
 def records_missing(workdir: pathlib.Path, code: int) -> bool:
-  """Returns whether a run that ended with an exit code lacks its records."""
+  """Returns whether a run has failed, by its exit code or lack of summary."""
   ended_well = code in (0, 128 + signal.SIGTERM, -signal.SIGTERM)
   return not (ended_well and (workdir / 'summary.json').exists())
 
