@@ -80,7 +80,7 @@ def stand_in(
     config: Checked config.
     choose: Function that chooses a section of it.
     devices: Unused, as nothing is computed.
-    **island: Unused likewise.
+    **island: Unused.
 
   Raises:
     ValueError: If a setting that is checked is wrong; names the field.

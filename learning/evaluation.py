@@ -25,7 +25,7 @@ class TaskEvaluation:
     test: Examples.
     batch: Most examples that are computed at once; the last batch is padded
       and masked.
-    matmul: Precision of products and convolutions, as of `TaskGradient`.
+    matmul: Precision of products and convolutions, as in `TaskGradient`.
   """
 
   def __init__(

@@ -101,7 +101,7 @@ class FragmentSteps(LocalSteps):
         steps; its leaves of other fragments are 0.
 
     Returns:
-      As of `LocalSteps.push`.
+      As in `LocalSteps.push`.
 
     Raises:
       ValueError: If there is no example or no learning rate.

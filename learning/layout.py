@@ -29,8 +29,7 @@ from wire.codec import Payload, Rows
 
 FLOAT32 = np.dtype(np.float32)
 _ITEM = FLOAT32.itemsize
-# XLA reads host memory without a copy where it starts at a multiple of so many
-# bytes.
+# XLA reads host memory without a copy where it starts at a multiple of this.
 ALIGNMENT_BYTES = 64
 
 
@@ -192,13 +191,13 @@ class Layout:
     return sum(bucket.size_bytes for bucket in self.buckets)
 
   def combined_buckets(self, combine_bytes: float) -> list[Bucket]:
-    """Returns the buckets, joined until each has so many bytes.
+    """Returns the buckets, joined until each has at least `combine_bytes`.
 
     Neighbours of different dtypes are never joined, and a bucket is never
     divided.
 
     Args:
-      combine_bytes: Least bytes of a result as it travels; 0 to join none.
+      combine_bytes: Smallest size of a result as it travels; 0 to join none.
     """
     joined: list[Bucket] = []
     for bucket in self.buckets:
@@ -328,7 +327,7 @@ class Layout:
 
 
 def split_evenly(size: int, parts: int) -> list[int]:
-  """Returns the sizes of so many parts, as even as possible, larger ones first.
+  """Divides a size into parts that are as even as possible, larger ones first.
 
   Example:
     >>> split_evenly(10, 4)
@@ -447,7 +446,7 @@ def other_bytes(tree: Any) -> int:
 
 
 def _placed(leaves: Sequence[Any], start: int, unit: int) -> list[_Place]:
-  """Returns the positions of leaves, each aligned to so many numbers."""
+  """Returns the positions of leaves, each aligned to `unit` numbers."""
   places = []
   for leaf in leaves:
     end = start + math.prod(leaf.shape)

@@ -41,7 +41,7 @@ class TaskLearner:
   n X0 ('mean'), or over X0 times the number of pushes ('barrier_mean': the
   pushes of a barrier are averaged, a single one counts in full).  Running
   statistics move towards the mean of the pushed ones, at a rate that depends on
-  the number of examples likewise.  An update of weight 0 has no mean: it
+  the number of examples, too.  An update of weight 0 has no mean: it
   changes neither parameters nor statistics nor the optimizer's state.
 
   Gradients may be multiplied by a power of two.  They are divided by it first,

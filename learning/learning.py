@@ -128,7 +128,7 @@ class Streaming(Gradient, Protocol):
       sink: Receiver of each leaf, called once for each and from any thread.
 
     Returns:
-      Statistics, summed over the examples, and loss, as of `Pushes.push`.
+      Statistics, summed over the examples, and loss, as in `Pushes.push`.
     """
 
 
@@ -138,7 +138,7 @@ class Learner(Protocol):
   Attributes:
     has_model: Whether updates compute anything.
     params: Pytree of arrays; a vector if it is a shard of them.
-    stats: Running statistics, likewise; () if there are none.
+    stats: Running statistics, in the same form; () if there are none.
     version: Number of updates applied or skipped.
     examples: Number of examples in applied updates.
     scaling: Loss scale by which sums are divided, if all workers have the same

@@ -174,7 +174,7 @@ class _Progress:
     state: State of the inner optimizer.
     steps: Number of steps.
     stats: Sum of the statistics; None before the first step.
-    loss: Sum of the losses, likewise.
+    loss: Sum of the losses; None before the first step.
   """
 
   gradient: TaskGradient

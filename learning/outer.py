@@ -31,7 +31,7 @@ class DelayedState(NamedTuple):
   Attributes:
     updates: Number of updates since momentum was applied, int32.
     momentum: Pytree like the parameters.
-    buffer: Sum of the displacements since then, likewise.
+    buffer: Sum of the displacements since then, like the parameters.
   """
 
   updates: jax.Array

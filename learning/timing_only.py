@@ -147,7 +147,7 @@ def make(
     size_bytes: Bytes of the parameters in float32.
     num_train: Number of examples of an epoch.
     stream: Assignment of examples to iterations.
-    divide: Returns the fragments of so many numbers; None for none.
+    divide: Returns the fragments of a number of parameters; None for none.
 
   Raises:
     ValueError: If the bytes are not those of whole float32 numbers.

@@ -288,7 +288,7 @@ def next_token(
 def _top_accuracy(
   top: int,
 ) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
-  """Returns the measure of accuracy among so many logits; none for 0."""
+  """Returns the measure of accuracy among the `top` logits; none for 0."""
   if not top:
     return {}
   return {f'top{top}_accuracy': functools.partial(_is_among, top=top)}

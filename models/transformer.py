@@ -74,9 +74,10 @@ def make(
     num_classes: Size of the vocabulary, whose tokens count from 0.
     seed: Seed of the initial parameters.
     size: Name of one of `SIZES`.
-    layers: Number of layers; 0 for that of the size.
-    width: Units per token, a multiple of twice the heads; 0 likewise.
-    heads: Heads of each attention; 0 likewise.
+    layers: Number of layers; 0 for that of `size`.
+    width: Units per token, a multiple of twice the heads; 0 for that of
+      `size`.
+    heads: Heads of each attention; 0 for that of `size`.
     dropout: Probability that training drops a unit of the embedding or of what
       a branch adds.
     dtype: Dtype that layers compute in.

@@ -145,7 +145,7 @@ class Measures:
     self.phases.add((worker, *phases_s.values()))
 
   def add_update(self, time: float, pushes: int) -> None:
-    """Adds an update of so many pushes, applied at `time` seconds."""
+    """Adds an update that sums `pushes` pushes, applied at `time` seconds."""
     if not pushes:
       return
     if self.updated is not None:
@@ -197,7 +197,7 @@ class Measures:
     }
 
   def _gaps(self, zeros: int) -> dict[str, float | None]:
-    """Returns quantiles of the gaps and of so many more gaps of 0 s."""
+    """Returns quantiles of the gaps and of `zeros` more gaps of 0 s."""
     found: dict[str, float | None] = {
       **self.gaps.quantiles(0, zeros=zeros),
       'zero_share': None,

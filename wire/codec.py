@@ -135,7 +135,7 @@ class HalfPrecision(NamedTuple):
 class StreamablePrefix(NamedTuple):
   """Chunks that an allreduce sends before the gradient is complete.
 
-  They are chosen by state of before the gradient, and are the beginning of the
+  The state before the gradient chooses them.  They are the beginning of the
   first contribution, one after the other.
 
   Attributes:
@@ -189,10 +189,10 @@ class Codec(NamedTuple):
     elementwise: Whether each number is encoded by itself, without state.  Then
       a codec may be given arrays of any shape, leaves of a tree one by one, and
       parts of a vector.
-    dtype: The dtype of a codec that only casts; sums among workers are cast
-      likewise.  None for all others.
-    padding: Vectors in an allreduce are padded to a multiple of so many
-      numbers.
+    dtype: The dtype of a codec that only casts; sums among workers are cast to
+      it, too.  None for all others.
+    padding: Number of numbers; vectors in an allreduce are padded to a multiple
+      of it.
     overflows: Whether finite numbers may become infinite on their way.
     half_precision: The part of the last contribution that travels in 16 bits;
       None for no part.
@@ -238,7 +238,7 @@ class Wire(NamedTuple):
     return [*(codec for _, codec in self.warmup), self.push]
 
   def stage(self, epochs: float) -> int:
-    """Returns the index in `pushes` of the codec after so many epochs."""
+    """Returns the index in `pushes` of the codec in use after `epochs`."""
     return sum(until <= epochs for until, _ in self.warmup)
 
   def for_matrices(self, matrices: Sequence[Rows]) -> 'Wire':
@@ -256,12 +256,12 @@ class Wire(NamedTuple):
     return self.elementwise and all(map(_is_identity, self._codecs))
 
   def push_bytes(self, params: int, stats: int, stage: int = -1) -> int:
-    """Returns the bytes of a push of so many parameters and statistics."""
+    """Returns the bytes of a push, by numbers of parameters and statistics."""
     push = self.pushes[stage]
     return push.size_bytes(params) + self.stats.size_bytes(stats)
 
   def pull_bytes(self, params: int, stats: int) -> int:
-    """Returns the bytes of a pull of so many parameters and statistics."""
+    """Returns the bytes of a pull, by numbers of parameters and statistics."""
     return self.pull.size_bytes(params) + self.stats.size_bytes(stats)
 
   @property

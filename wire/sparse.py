@@ -114,7 +114,7 @@ class ChunkSettings(NamedTuple):
     chunk: Numbers of a chunk; those that the last one lacks are 0.
     correction: Treatment of momentum: 'none', 'masked' or 'local'.
     momentum: Momentum that workers apply with 'local', else 0.
-    lags: Whether chunks are chosen by norms of before the gradient.
+    lags: Whether chunks are chosen by the norms of the previous iteration.
     dtype: Dtype of the numbers that are sent.
   """
 
@@ -253,7 +253,10 @@ class _JaxChunks(ChunkSettings):
   def choose_at_once(
     self, state: State, vector: jax.Array
   ) -> tuple[jax.Array, jax.Array | None, State]:
-    """Returns the same by norms of before; new ones follow the values."""
+    """Like `choose`, but by the norms of the previous iteration.
+
+    The new norms follow the values, so that one sum carries both.
+    """
     residual = self._accumulate(state.residual, vector)
     values, chunks, state = self._extract(state, residual, state.replicated)
     if self.lags:
@@ -413,7 +416,7 @@ class _NumpyChunks(ChunkSettings):
     return np.sort(order[: self.count_sent(n)])
 
   def choose_from_state(self, state: State, n: int) -> np.ndarray:
-    """Returns the chunks that are chosen by norms of before the gradient."""
+    """Returns the chunks that the norms of the previous iteration choose."""
     return self.choose(np.asarray(state.replicated), n)
 
   def encode_chunk(self, residual: Vectors, vector: np.ndarray) -> np.ndarray:
@@ -460,7 +463,7 @@ class _NumpyChunks(ChunkSettings):
     return after, norms
 
   def _blocks(self, n: int, rows: int) -> Iterator[tuple[int, slice]]:
-    """Yields the first chunk of each block of so many chunks, and its place."""
+    """Yields the first chunk and the place of each block of `rows` chunks."""
     step = rows * self.chunk
     for number, start in enumerate(range(0, n, step)):
       yield number * rows, slice(start, min(start + step, n))
