@@ -207,22 +207,11 @@ class ShardCodec:
     stage: int = 0,
     scale: float = 1.0,
   ) -> tuple[list[Message], list[State], jax.Array]:
-    """Returns a push's messages, the next states, and whether it is finite.
-
-    Residuals are not multiplied by the scale, as the next gradient may have
-    another one, a power of two.  Statistics may be infinite or NaN: they are
-    checked where they are used.
-
-    Args:
-      states: The worker's codec states, one for each server.
-      payload: Gradient, multiplied by `scale`, and statistics; pytrees.
-      stage: Index of the wire's stage.
-      scale: The worker's loss scale.
-
-    Returns:
-      Messages and codec states, one for each server, and a bool: whether all
-      numbers of the gradient are finite, also after encoding.
-    """
+    """Returns messages and next states by server; whether all is finite."""
+    # Residuals are not multiplied by the scale, as the next gradient may have
+    # another one, a power of two.  Statistics may be infinite or NaN: they are
+    # checked where they are used.  The gradient must be finite also after
+    # encoding.
     messages, after = [], []
     for codec, state, (gradient, stats) in zip(
       self._codecs[stage],

@@ -200,10 +200,8 @@ def _text(value: Any) -> str:
 def _call(
   name: str, function: str, scale: str, seeds: int, out: pathlib.Path
 ) -> Iterator[dict[str, Any]]:
-  """Yields the records of a function, with a new process for each seed.
-
-  Seeds that are complete are read from their files.
-  """
+  """Yields the records of a function, with a new process for each seed."""
+  # Seeds that are complete are read from their files.
   find_function(function)
   out.mkdir(parents=True, exist_ok=True)
   for seed in range(seeds):

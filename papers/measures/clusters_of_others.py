@@ -286,16 +286,7 @@ def _rate(calibration: Calibration, bandwidth: str) -> float:
 def _fit_rate(
   target_s: float, compute_s: float, take: Callable[[float], float]
 ) -> float:
-  """Returns the rate at which an iteration takes the given time.
-
-  Args:
-    target_s: Measured seconds of the iteration.
-    compute_s: Seconds of its computing.
-    take: Function that returns the predicted seconds at a rate.
-
-  Raises:
-    ValueError: If no rate fits.
-  """
+  """Returns the rate, bytes/s, at which an iteration takes `target_s`."""
   expected = f'outer steps longer than the {compute_s:.4g} s of a local step'
   require(target_s > compute_s, '--data', expected, target_s)
   sent_bytes = 2 * (WORKERS - 1) / WORKERS * SIZE_BYTES
