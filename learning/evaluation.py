@@ -110,7 +110,7 @@ class TaskEvaluation:
 
 
 def check_each(name: str, values: jax.Array, mask: jax.Array) -> None:
-  """Checks that a task's values are one for each example.
+  """Raises ValueError unless a function of a task returns a value per example.
 
   Args:
     name: Name of the task's function, for the message.
@@ -118,7 +118,7 @@ def check_each(name: str, values: jax.Array, mask: jax.Array) -> None:
     mask: Bool [N], whether each example is real and no padding.
 
   Raises:
-    ValueError: If their shape is not [N].
+    ValueError: If the shape of `values` is not [N].
   """
   if values.shape != mask.shape:
     raise ValueError(

@@ -57,7 +57,7 @@ class Spread(Protocol):
   """Computation of micro-batches on several devices, which share each one."""
 
   def copies(self, params: Any) -> Any:
-    """Returns the parameters as calls take them."""
+    """Returns the parameters on the devices where calls need them."""
 
   def bind(self, leaf: Any) -> Any:
     """Returns an array on the device of pushes, anything else unchanged."""

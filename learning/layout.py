@@ -355,12 +355,12 @@ def check_servers(totals: Sequence[int], servers: int) -> None:
 def required_shards(
   count: int, sizes: Sequence[tuple[int, int]], index: int
 ) -> range:
-  """Returns the shards of a number of servers that one of others overlaps.
+  """Returns the range of old servers whose shards overlap a new server's shard.
 
   Args:
-    count: Number of servers that there were, with even shares.
-    sizes: Numbers of parameters and statistics of each server that there is.
-    index: Index of the server whose share is to be built.
+    count: Number of old servers, which had even shares.
+    sizes: Numbers of parameters and statistics of each new server.
+    index: Index of the new server.
   """
   overlapping, parts = [], [*_kinds(count, sizes, index)]
   for before, start, size in parts:

@@ -303,7 +303,7 @@ class _ByteFormat:
 
 
 def byte_views(message: Message) -> list[np.ndarray]:
-  """Returns the bytes of each array of a message that is not empty, uint8."""
+  """Returns the bytes, uint8, of each non-empty array of a message."""
   arrays = map(np.asarray, jax.tree.leaves(message))
   return [array.reshape(-1).view(np.uint8) for array in arrays if array.size]
 

@@ -36,4 +36,5 @@ class Board:
     self._writer.flush()
 
   def close(self) -> None:
+    """Completes the file, and closes it."""
     self._writer.close()

@@ -21,7 +21,7 @@ def is_share(name: str) -> bool:
 
 
 def number_format(name: str) -> str:
-  """Returns the format of a measure that is no share."""
+  """Returns the format of a measure that is no share, such as '.4g'."""
   return _FORMATS.get(name, '.4g')
 
 

@@ -71,7 +71,7 @@ def run(
 def grid_points(
   runs: schema.Runs, scale: str, seeds: Sequence[int]
 ) -> list[grid.Point]:
-  """Returns fields and values of each virtual run."""
+  """Returns a grid's points: fields and values of each virtual run."""
   further = runs.full if scale == 'full' else runs.quick
   axes = (runs.grid, further, f'seed={",".join(map(str, seeds))}')
   return grid.points('; '.join(filter(None, (axis.strip() for axis in axes))))
@@ -122,7 +122,7 @@ def make_record(
   varied: Sequence[str],
   needed: Sequence[str],
 ) -> dict[str, Any]:
-  """Returns the record of a run.
+  """Returns the record of a run: config fields and figures of its summary.
 
   Args:
     manifest: Content of its manifest.json.

@@ -228,12 +228,12 @@ class Cell(NamedTuple):
 
 
 def names() -> list[str]:
-  """Returns the names of all entries."""
+  """Returns the names of all entries, which are the files papers/*.toml."""
   return sorted(path.stem for path in FOLDER.glob('*.toml'))
 
 
 def read(name: str) -> Entry:
-  """Returns an entry.
+  """Returns the entry of the file papers/NAME.toml.
 
   Raises:
     ValueError: If there is none of this name, or if it cannot be judged.

@@ -35,12 +35,12 @@ class Results(NamedTuple):
 
 
 def rules_of(entry: schema.Entry) -> dict[str, str]:
-  """Returns the digest of the rules of each table."""
+  """Returns the digest of the rules of each table, by the table's name."""
   return {table.name: schema.rule_digest(table) for table in entry.table}
 
 
 def path_of(folder: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns the file of an entry's results."""
+  """Returns the path of the file with an entry's results."""
   return folder / f'{name}.json'
 
 
@@ -73,7 +73,7 @@ def write(
 
 
 def read(folder: pathlib.Path, name: str) -> Results | None:
-  """Returns the results of an entry, or None.
+  """Returns the stored results of an entry; None without any.
 
   Raises:
     ValueError: If the file has another format, or comes from an interrupted

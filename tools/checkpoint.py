@@ -126,7 +126,7 @@ def evaluate(version: Version, learned: Learning) -> Mapping[str, float]:
 
 
 def main(argv: list[str]) -> None:
-  """Carries out what the flags say."""
+  """Describes, evaluates or exports the checkpoint that the flags name."""
   if len(argv) != 2:
     raise app.UsageError(f'Expected the folder of one run, got {argv[1:]}.')
   path = pathlib.Path(argv[1])

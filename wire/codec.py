@@ -154,12 +154,12 @@ class StreamablePrefix(NamedTuple):
   encode: Callable[[Any, np.ndarray], np.ndarray]
 
   def buckets(self, n: int, bucket_bytes: float) -> list[tuple[int, int]]:
-    """Returns the chunks that travel together: the first, and the end, of each.
+    """Returns (first chunk, end) of each bucket: chunks that travel together.
 
     Args:
       n: Numbers of the vector.
-      bucket_bytes: Bytes of float32 that each bucket has at least, except if
-        all chunks together have fewer.
+      bucket_bytes: Smallest size of a bucket in float32, except if all chunks
+        together have less.
     """
     count = self.count(n)
     least = max(int(min(bucket_bytes, 2**62)) // (4 * self.chunk), 1)
@@ -242,7 +242,7 @@ class Wire(NamedTuple):
     return sum(until <= epochs for until, _ in self.warmup)
 
   def for_matrices(self, matrices: Sequence[Rows]) -> 'Wire':
-    """Returns the wire for vectors in which these matrices lie."""
+    """Returns the wire for vectors that contain these matrices."""
     return self.fit(matrices) if self.fit else self
 
   @property
