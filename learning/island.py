@@ -365,10 +365,6 @@ class IslandPushes:
   def place(self, tree: Any) -> Any:
     return jax.tree.map(self._mesh.bind, tree)
 
-  def order(self, params: Any) -> tuple[int, ...]:
-    """Returns the order in which the backward pass computes the leaves."""
-    return self._gradient.order(params)
-
   def batches(self, examples: int | None, *, changing: bool) -> list[int]:
     """Returns batch sizes that together use every program of a run."""
     return self._gradient.batches(examples, changing=changing)

@@ -103,7 +103,7 @@ class Gradient(Computation, Protocol):
     """Returns a worker's gradient, and its loss: see `Pushes.push`."""
 
 
-class Streaming(Gradient, Protocol):
+class Streaming(Computation, Protocol):
   """Computation of gradients whose leaves are handed over one by one."""
 
   @property

@@ -104,12 +104,6 @@ class StreamingGradient:
   def copies(self) -> DeviceCopies | None:
     return self._copies if self.overlap == Overlap.COPIES else None
 
-  def __call__(
-    self, params: Any, iteration: Iteration
-  ) -> tuple[Payload, jax.Array]:
-    """Returns payload and loss, as the `TaskGradient` does."""
-    return self._gradient(params, iteration)
-
   def prepare(self, ranges: Ranges) -> None:
     self._gradient.prepare(ranges)
 

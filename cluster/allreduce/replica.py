@@ -62,7 +62,7 @@ from cluster.speed.speed import Speed
 from learning import compilations, drift
 from learning.digest import digest
 from learning.iteration import Iteration
-from learning.learning import Gradient, Learner
+from learning.learning import Computation, Learner
 from learning.scaling import factor
 from learning.schedule import Schedule
 from system import clock, threads
@@ -88,7 +88,7 @@ class Replica:
     self,
     index: int,
     *,
-    gradient: Gradient,
+    gradient: Computation,
     learner: Learner,
     reducer: Reducer,
     layout: StatisticsLayout,

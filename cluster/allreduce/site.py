@@ -45,7 +45,7 @@ from cluster.speed import layers
 from configs.sections import error_prefix
 from learning.fragments import Fragments
 from learning.layout import FLOAT32
-from learning.learning import Gradient, Learner, Overlap
+from learning.learning import Computation, Gradient, Learner, Overlap
 from outputs.checkpoints import Checkpoints
 from route.route import Allreduce
 from system import processes, threads
@@ -309,6 +309,7 @@ class AllreduceSite(RealSite):
         self._directory,
         init_optimizer=lambda: learned.pushes.init(learned.params),
       )
+    computation: Computation = gradient
     if self._plan.forest is None:
       like = Payload(learned.params, learned.stats)
       native = self._native_type
@@ -330,7 +331,7 @@ class AllreduceSite(RealSite):
       streaming = steps or learned.streaming(
         self._layout, overlap=self._plan.overlap
       )
-      gradient = streaming
+      computation = streaming
       host = self._host_type
       if self._multi_round:
         host = functools.partial(
@@ -360,7 +361,7 @@ class AllreduceSite(RealSite):
     )
     return self._replica_type(
       self.meeting.role.index,
-      gradient=gradient,
+      gradient=computation,
       learner=learner,
       reducer=reducer,
       layout=self._statistics,

@@ -282,16 +282,6 @@ class StreamingTest(parameterized.TestCase):
       np.testing.assert_array_equal(vector.view('u4'), expected.view('u4'))
     self.assertEqual(streaming.streamed, 0 if accelerators.is_fake() else 6)
 
-  def test_a_call_returns_the_gradient(self):
-    gradient = _make('mlp')
-    streaming = StreamingGradient(gradient, (), overlap=False)
-    params, ranges = gradient.task.params, ((0, 4),)
-    streaming.prepare(ranges)
-    iteration = Iteration(ranges, worker=0, number=0)
-    got = streaming(streaming.place(params), iteration)
-    expected = gradient(params, iteration)
-    jax.tree.map(np.testing.assert_array_equal, got, expected)
-
 
 class AcceleratorTest(parameterized.TestCase):
   @mock.patch.object(jax, 'default_backend', lambda: 'fake')
