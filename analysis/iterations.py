@@ -1,7 +1,6 @@
 """Iterations of workers, from the folder of a run or a CSV file."""
 
 import csv
-import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -58,7 +57,7 @@ def read_run(run: Run) -> tuple[Iterations, Cluster]:
   bytes_each = summary['bytes'] / done if done and transfers else None
   return iterations, Cluster(
     names=[str(k) for k in range(count)],
-    hosts=_read_hosts(path, count),
+    hosts=_find_hosts(run, count),
     factors=_find_factors(pushes),
     push_bytes=bytes_each or None,
     has_links=run.config['route']['name'] == 'server',
@@ -194,18 +193,16 @@ def _shift(values: np.ndarray, workers: np.ndarray) -> np.ndarray:
   return found
 
 
-def _read_hosts(path: pathlib.Path, count: int) -> list[str]:
+def _find_hosts(run: Run, count: int) -> list[str]:
   """Returns the host of each worker, from live.json; '' if unknown."""
-  file, hosts = path / 'live.json', [''] * count
-  if file.exists():
-    try:
-      workers = json.loads(file.read_text(encoding='utf-8'))['workers']
-      for each in workers[:count]:
-        hosts[each['worker']] = each['host']
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-      raise ValueError(
-        f'{file}: expected workers with their hosts, got {error!r}.'
-      ) from error
+  hosts = [''] * count
+  try:
+    for each in (run.live or {'workers': ()})['workers'][:count]:
+      hosts[each['worker']] = each['host']
+  except (KeyError, TypeError, IndexError) as error:
+    raise ValueError(
+      f'{run.path}/live.json: expected workers with their hosts, got {error!r}.'
+    ) from error
   return hosts
 
 

@@ -55,13 +55,13 @@ def describe(path: pathlib.Path, *, with_stacks: bool = False) -> list[str]:
     )
   if summary is not None:
     return [f'The run has ended: {summary["ended"]}.']
-  file = path / 'live.json'
   lines = []
   processes = find_processes(path)
-  if not file.exists():
+  status = run.live
+  if status is None:
     lines.append('The run has not begun: its processes have not all joined.')
   else:
-    lines += explain(runs.read_objects(file)[0], processes, now=time.time())
+    lines += explain(status, processes, now=time.time())
   for process in processes:
     lines += _on_process(process)
   if with_stacks:

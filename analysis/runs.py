@@ -42,6 +42,7 @@ _WORKERS = 'config.cluster.workers'
 _METRIC = ('kind', 'time', 'iterations', 'accuracy')
 _SPAN = ('name', 'ts', 'dur', 'tid')
 _SUMMARY = ('ended', 'staleness', 'worker_seconds')
+_LIVE = ('written', 'workers')
 _REAL_TIME = 'wall_'  # Prefix of fields.
 _BYTE_ORDER_MARK = b'\xef\xbb\xbf'
 
@@ -219,6 +220,12 @@ class Run:
   def ended(self) -> str | None:
     """Value of `ended` in summary.json; None without one."""
     return None if self._summary is None else self._summary['ended']
+
+  @property
+  def live(self) -> Mapping[str, Any] | None:
+    """Content of live.json, the status of a run on real hosts; None without."""
+    file = self.path / 'live.json'
+    return _read(file, _LIVE) if file.exists() else None
 
   @property
   def rows(self) -> Sequence[Mapping[str, Any]]:

@@ -1,6 +1,7 @@
 """Tests of the reader of run folders."""
 
 import json
+import os
 import pathlib
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from absl.testing import absltest, parameterized
 
 import analysis
 import train
+from analysis import runs
 from configs import timing
 from outputs import console
 
@@ -35,6 +37,52 @@ def _write_start(folder, whole, count, cut=''):
     lines = _lines(whole, name)
     lines = lines if name == 'manifest.json' else [*lines[:count], cut]
     (folder / name).write_text(''.join(lines))
+
+
+class FollowerTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.path = pathlib.Path(tempfile.mkdtemp(), 'events.jsonl')
+    self.follower = runs.Follower(self.path)
+
+  def test_rows_come_once_and_whole(self):
+    self.assertEqual(self.follower.read(runs.decode_object), ([], False))
+    with self.path.open('w') as file:
+      file.write('{"a": 1}\n{"a"')
+      file.flush()
+      self.assertEqual(
+        self.follower.read(runs.decode_object), ([{'a': 1}], True)
+      )
+      self.assertEqual(self.follower.read(runs.decode_object), ([], False))
+      file.write(': 2}\n')
+      file.flush()
+      self.assertEqual(
+        self.follower.read(runs.decode_object), ([{'a': 2}], False)
+      )
+
+  def test_a_file_that_was_replaced_is_read_again(self):
+    self.path.write_text('{"a": 1}\n{"a": 2}\n')
+    self.follower.read(runs.decode_object)
+    other = self.path.with_name('new')
+    other.write_text('{"a": 1}\n{"a": 3}\n{"a": 4}\n')
+    other.replace(self.path)
+    rows, is_new = self.follower.read(runs.decode_object)
+    self.assertEqual([row['a'] for row in rows], [1, 3, 4])
+    self.assertTrue(is_new)
+
+  def test_a_file_that_became_shorter_is_read_again(self):
+    self.path.write_text('{"a": 1}\n{"a": 2}\n')
+    self.follower.read(runs.decode_object)
+    os.truncate(self.path, 9)
+    self.assertEqual(self.follower.read(runs.decode_object), ([{'a': 1}], True))
+
+  def test_a_broken_line_is_named(self):
+    self.path.write_text('{"a": 1}\nnothing\n')
+    with self.assertRaisesRegex(ValueError, r'events.jsonl, line 2: .*nothing'):
+      self.follower.read(runs.decode_object)
+    self.path.write_text('[1]\n')
+    with self.assertRaisesRegex(ValueError, 'expected a JSON object'):
+      self.follower.read(runs.decode_object)
 
 
 class ReadTest(parameterized.TestCase):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
-from analysis import records
+from analysis import runs
 from batching import lb_bsp
 from bench.predictors import batches
 from cluster.speed import driving
@@ -45,7 +45,7 @@ _CHANGING = {
 
 
 def _pushes(path):
-  return [e for e in records.read_events(path) if e['event'] == 'push']
+  return [e for e in runs.read_events(path) if e['event'] == 'push']
 
 
 def _rounds(path, total=None):
@@ -55,7 +55,7 @@ def _rounds(path, total=None):
   `total` in a superstep in which no worker has left.
   """
   found, left = [{}], False
-  for event in records.read_events(path):
+  for event in runs.read_events(path):
     batch = found[-1]
     if event['event'] == 'push':
       size = batch.setdefault(event['worker'], event['examples'])

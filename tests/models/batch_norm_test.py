@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 from flax import nnx
 
 import train
-from analysis import records
+from analysis import runs
 from configs import default
 from data import synthetic
 from data.stream import Stream
@@ -76,7 +76,7 @@ class StatisticsTest(parameterized.TestCase):
     mean, var = np.zeros(3), np.ones(3)
     stream, taken = Stream(num_examples=192, seed=0, ahead=2), {}
     sums = collections.defaultdict(list)
-    for row in records.read_events(run.files.workdir):
+    for row in runs.read_events(run.files.workdir):
       said = row['decision']
       if row['event'] == 'push':
         stream.done(row['worker'])

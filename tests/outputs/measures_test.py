@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from analysis import records
+from analysis import runs
 from outputs import thresholds
 from outputs.accounting import PHASES
 from outputs.measures import Measures, Spread
@@ -296,7 +296,7 @@ def _iterations(run):
   trace = json.loads((run.files.workdir / 'trace.json').read_text())
   pushes = [r for r in small.rows(run, 'events.jsonl') if r['event'] == 'push']
   released = {}
-  told = list(records.read_events(run.files.workdir))
+  told = list(runs.read_events(run.files.workdir))
   for row in told[:-1]:  # No iteration follows the last one.
     for worker in row['decision'].get('release', ()):
       released.setdefault(worker, []).append(row['time'])

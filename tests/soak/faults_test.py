@@ -19,7 +19,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 import analysis
-from analysis import records
+from analysis import runs
 from bench import clusters
 from cluster.process.faults import SLOWER, Faults, Kind, Phase
 from tests.soak import disturbances
@@ -315,7 +315,7 @@ def _checks(
   detail = f'{still_s:.1f} s between two pushes, {limit_s:g} s at most'
   yield Check('continues after faults', still_s <= limit_s, detail)
   yield from accounts(path)
-  starts = [e for e in records.read_events(path) if e['event'] == 'start']
+  starts = [e for e in runs.read_events(path) if e['event'] == 'start']
   if len(starts) == 1:  # After a restart from a checkpoint, updates repeat.
     yield check_history(path)
   yield from check_parameters(path)

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import analysis
-from analysis import records
+from analysis import runs
 from bench import clusters
 from launch.processes import Group
 from tests.support.accounts import Check, accounts, check_parameters
@@ -202,7 +202,7 @@ def checks_of(
   name = f'accuracy of at least {least:.0%}'
   yield Check(name, accuracy >= least, f'{accuracy:.2%}')
   yield from accounts(path)
-  events = Counter(event['event'] for event in records.read_events(path))
+  events = Counter(event['event'] for event in runs.read_events(path))
   yield Check(
     'workers have rejoined',
     events['join'] > 0 or events['start'] > 1,

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from analysis import records
+from analysis import runs
 from bench import clusters
 from cluster.process.exits import STOPPED
 from configs import timing
@@ -147,7 +147,7 @@ def measure(
   whole_s = time.monotonic() - start
   processes.update()
   ends = sorted(
-    {e['time'] for e in records.read_events(folder) if e['event'] == 'push'}
+    {e['time'] for e in runs.read_events(folder) if e['event'] == 'push'}
   )
   gaps = [later - earlier for earlier, later in itertools.pairwise(ends)]
   return Row(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import analysis
-from analysis import records
+from analysis import runs
 from outputs import checkpoints
 from tests.support.recomputing import recompute
 from tests.support.run_processes import command_line
@@ -41,7 +41,7 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
   Args:
     path: Folder of the run.
   """
-  summary, events = analysis.read(path).summary, list(records.read_events(path))
+  summary, events = analysis.read(path).summary, list(runs.read_events(path))
   pushed = sum(
     e['examples']
     for e in events
@@ -60,7 +60,7 @@ def accounts(path: pathlib.Path) -> Iterator[Check]:
     summary['issued'] == pushed + outstanding,
     f'{summary["issued"]} issued, {outstanding} outstanding',
   )
-  rows = list(records.read_events(path, with_rollbacks=True))
+  rows = list(runs.read_events(path, with_rollbacks=True))
   listed = [(row['worker'], row['iteration']) for row in summary['lost']]
   yield Check(
     'lost iterations are listed',
@@ -79,7 +79,7 @@ def check_history(path: pathlib.Path) -> Check:
 
   Two writers of the folder would repeat an update or step back in time.
   """
-  events = list(records.read_events(path))
+  events = list(runs.read_events(path))
   updates = [u for e in events for u in e['decision'].get('commit', ())]
   since = [n for n, e in enumerate(events) if e['event'] == 'start'] or [0]
   times = [event['time'] for event in events[since[-1] :]]
@@ -110,7 +110,7 @@ def check_parameters(path: pathlib.Path) -> Iterator[Check]:
   # Workers that left, and were perhaps away when a checkpoint was written.
   left = {
     f'worker{event["worker"]}'
-    for event in records.read_events(path)
+    for event in runs.read_events(path)
     if event['event'] == 'leave'
   }
   everywhere = set().union(*parts.values()) - left
@@ -136,9 +136,9 @@ def find_lost(
   iteration, running, lost = Counter(), set(), []
   last: set[int] = set()  # Workers released once all examples were applied.
   pending, applied = Counter(), 0
-  for event, absent in records.split_absent(events):
+  for event, absent in runs.split_absent(events):
     worker = event.get('worker')
-    if event['event'] == records.ROLLBACK:
+    if event['event'] == runs.ROLLBACK:
       iteration.update(last)
       running |= last
       last.clear()

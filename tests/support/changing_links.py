@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import analysis
-from analysis import records
+from analysis import runs
 from bench import clusters
 from configs import timing
 from launch import hosts as lab_hosts
@@ -87,7 +87,7 @@ def run_with_noise(out: pathlib.Path, iterations: int) -> list[str]:
 def _iterations_s(path: pathlib.Path) -> list[float]:
   """Returns the seconds of each iteration but the first."""
   ends = sorted(
-    {row['time'] for row in records.read_events(path) if row['event'] == 'push'}
+    {row['time'] for row in runs.read_events(path) if row['event'] == 'push'}
   )
   return [b - a for a, b in itertools.pairwise(ends)]
 

@@ -10,7 +10,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 import analysis
-from analysis import diagnosing, records
+from analysis import diagnosing, runs
 from tests.support import small
 
 _JITTER = {
@@ -156,7 +156,7 @@ class RunTest(parameterized.TestCase):
     warnings = [
       (row['worker'], row['did'])
       for row in analysis.read(folder).read_event_rows()
-      if row['event'] == records.STRAGGLER
+      if row['event'] == runs.STRAGGLER
     ]
     self.assertIn('ends', [did for _, did in warnings])
     found = {

@@ -6,7 +6,7 @@ import json
 
 from absl.testing import absltest, parameterized
 
-from analysis import records
+from analysis import runs
 from tests.support import small
 from tools import replay
 
@@ -46,7 +46,7 @@ class ReplayTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     lines = done.stdout.splitlines()
     for folder, line in zip(folders, lines, strict=True):
-      count = sum(1 for _ in records.read_events(folder))
+      count = sum(1 for _ in runs.read_events(folder))
       self.assertEqual(line, f'{folder}: {count} events, the same decisions.')
 
   def test_a_different_decision_is_shown(self):

@@ -7,7 +7,7 @@ import time
 from absl.testing import absltest, parameterized
 
 import analysis
-from analysis import diagnosing, records
+from analysis import diagnosing, runs
 from tests.support import processes
 from tests.support.recomputing import recompute
 from tools import replay
@@ -58,7 +58,7 @@ class ResizedRunTest(processes.TestCase, parameterized.TestCase):
   )
   def test_every_tool_reads_it(self, fields):
     folder = self._run(**fields)
-    workers = records.values_at_starts(folder, 'config.cluster.workers')
+    workers = runs.values_at_starts(folder, 'config.cluster.workers')
     self.assertEqual(workers, [2, 3, 2])
     self.assertEqual(recompute.difference(folder), 0.0)
     self.assertTrue(all(a == b for a, b in replay.pairs(folder)))
@@ -67,7 +67,7 @@ class ResizedRunTest(processes.TestCase, parameterized.TestCase):
     self.assertEqual(measured.config.cluster.workers, 3)
     self.assertLen(measured.compute_s, 3)
     self.assertNotEmpty(calibration.check(measured, [folder]))
-    self.assertEqual(records.load(folder).workers, (0, 1, 2))
+    self.assertEqual(analysis.read(folder).config['cluster']['workers'], 3)
 
 
 if __name__ == '__main__':

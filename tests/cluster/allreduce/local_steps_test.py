@@ -12,7 +12,8 @@ import optax
 import pytest
 from absl.testing import absltest, parameterized
 
-from analysis import records
+import analysis
+from analysis import runs
 from learning import build
 from learning.iteration import Iteration
 from learning.local_steps import LocalSteps
@@ -126,7 +127,7 @@ class SameTest(parameterized.TestCase):
     )
     folder, summary = _together(config)
     self.assertEqual(summary['late_compilations'], 0)
-    rows = [r for r in records.read_events(folder) if r['event'] == 'push']
+    rows = [r for r in runs.read_events(folder) if r['event'] == 'push']
     self.assertEqual({row['examples'] % 8 for row in rows}, {0})
     # 6 steps by speeds of 1, 1 and 1 / 6.
     last = {row['worker']: row['examples'] // 8 for row in rows[-3:]}
@@ -144,7 +145,7 @@ class SameTest(parameterized.TestCase):
     )
     folder, summary = _together(config)
     self.assertEqual(summary['iterations'], 384 // 16)
-    rows = records.read_all_events(folder)
+    rows = analysis.read(folder).read_event_rows()
     pushes = [row for row in rows if row['event'] == 'push']
     self.assertEqual({row['examples'] for row in pushes}, {16})
     self.assertGreater(min(row['compute_s'] for row in pushes), 0.0159)

@@ -10,10 +10,8 @@ import time
 from fractions import Fraction
 
 import pytest
-from absl.testing import absltest, parameterized
+from absl.testing import absltest
 
-import analysis
-from analysis import records
 from cluster.allreduce.executor.executor import Usage
 from cluster.allreduce.rendezvous import Rendezvous
 from cluster.network import messages
@@ -237,19 +235,6 @@ class TrafficReporterTest(absltest.TestCase):
     report = sent.get()
     self.assertEqual(report, TrafficReport([(3, 10, 0.5)]))
     self.assertEqual(Sent(1, 2.0)._fields, ('bytes', 'busy_s'))
-
-
-class RecordsTest(parameterized.TestCase):
-  def test_rows_on_links_are_for_no_scheme(self):
-    path = pathlib.Path(tempfile.mkdtemp())
-    rows = [
-      {'event': 'start', 'time': 0.0, 'decision': {}},
-      {'event': 'links', 'time': 1.0, 'did': 'switch', 'why': 'faster'},
-    ]
-    text = ''.join(f'{json.dumps(row)}\n' for row in rows)
-    (path / 'events.jsonl').write_text(text)
-    self.assertEqual([*records.read_events(path)], rows[:1])
-    self.assertEqual([*analysis.read(path).link_rows], rows[1:])
 
 
 @pytest.mark.soak

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
-from analysis import records
+from analysis import runs
 from sync import bsp, record
 from tests.models import batch_norm_test
 from tests.support import small, sums
@@ -88,7 +88,7 @@ class SameTest(parameterized.TestCase):
 
   def test_recorded_events_give_the_recorded_decisions(self):
     run, _ = small.execute(route__name='forest', **sums.links(1e5))
-    rows = records.read_events(run.files.workdir)
+    rows = runs.read_events(run.files.workdir)
     for recorded, replayed in record.replay(bsp.make(num_workers=3), rows):
       self.assertEqual(recorded, replayed)
 

@@ -11,7 +11,7 @@ from absl.testing import absltest, parameterized
 
 import analysis
 import train
-from analysis import recorded_configs, records
+from analysis import recorded_configs, runs
 from cluster import pipelining
 from cluster.virtual import transfers
 from learning.layout import split_evenly
@@ -379,7 +379,7 @@ class RecordTest(parameterized.TestCase):
     scheme = recorded_configs.make_scheme(
       analysis.read(run.files.workdir).config, 3
     )
-    rows = records.read_events(run.files.workdir)
+    rows = runs.read_events(run.files.workdir)
     for recorded, replayed in record.replay(scheme, rows):
       self.assertEqual(recorded, replayed)
     summary = json.loads((run.files.workdir / 'summary.json').read_text())

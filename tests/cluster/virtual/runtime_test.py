@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from analysis import records
+from analysis import runs
 from data.stream import Stream
 from sync import asp, bsp, dssp, elastic, r2sp, record, ssp
 from tests.support import small
@@ -133,7 +133,7 @@ class GradientVersionTest(parameterized.TestCase):
     mean = _gradient(run)
     pulled, taken = {}, {}
     sums = collections.defaultdict(list)
-    for row in records.read_events(run.files.workdir):
+    for row in runs.read_events(run.files.workdir):
       said = row['decision']
       if row['event'] == 'push':
         worker = row['worker']
@@ -239,7 +239,7 @@ class RepetitionTest(parameterized.TestCase):
     run, _ = _eventful(module.__name__.split('.')[1])
 
     scheme = module.make(num_workers=3, **own)
-    rows = list(records.read_events(run.files.workdir))
+    rows = list(runs.read_events(run.files.workdir))
     for recorded, replayed in record.replay(scheme, rows):
       self.assertEqual(recorded, replayed)
     self.assertGreater(len(rows), 48)
@@ -285,7 +285,7 @@ class SimultaneousTest(parameterized.TestCase):
     kinds = ('start', 'leave', 'join', 'push', 'wake')
     keys = [
       (row['time'], kinds.index(row['event']), row.get('worker', -1))
-      for row in records.read_events(run.files.workdir)
+      for row in runs.read_events(run.files.workdir)
     ]
     self.assertEqual(keys, sorted(keys))
     times = [time for time, kind, _ in keys if kind in (1, 2)]

@@ -15,7 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import analysis
-from analysis import recorded_configs, records, traffic
+from analysis import recorded_configs, runs, traffic
 from analysis.traffic import MembershipEpoch
 from batching import fixed
 from cluster.allreduce.local_steps import FragmentReplicaSteps, ReplicaSteps
@@ -364,16 +364,14 @@ def _until(
   """Returns the run after the recorded events up to a version."""
   again: _RecomputedRun | None = None
   epoch: Any = None
-  for row, absent in records.split_absent(
-    analysis.read(path).read_event_rows()
-  ):
+  for row, absent in runs.split_absent(analysis.read(path).read_event_rows()):
     if row['event'] == 'links':
       if row['did'] == 'forest':
         epoch = traffic.parse_epoch(row, path)
         if again:
           again.form(epoch)
       continue
-    drifted = row['event'] == records.DRIFT and row['version'] < version
+    drifted = row['event'] == runs.DRIFT and row['version'] < version
     expected = 'replicas on like processors, that hold the same bits'
     got = f'worker {row.get("worker")} apart at version {row.get("version")}'
     require(not drifted, f'{path}', expected, got)

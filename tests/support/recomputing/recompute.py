@@ -28,7 +28,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import analysis
-from analysis import recorded_configs, records
+from analysis import recorded_configs, runs
 from batching import fixed
 from cluster.coordinator import Coordinator
 from cluster.membership.worker_states import WorkerState
@@ -159,7 +159,7 @@ def _recompute(
   )
   route = recorded['route']['server']
   run: _RecomputedRun | None = None
-  rows = [*records.split_absent(records.read_events(path, with_residuals=True))]
+  rows = [*runs.split_absent(runs.read_events(path, with_residuals=True))]
   starts = sum(row['event'] == 'start' for row, _ in rows)
   servers = iter(_count_servers(path, starts))
   for row, absent in rows:
@@ -193,7 +193,7 @@ def _count_servers(path: pathlib.Path, starts: int) -> list[int]:
     ValueError: If the number has changed, and it is not known at which start.
   """
   field = 'config.route.server.servers'
-  found = records.values_at_starts(path, field)
+  found = runs.values_at_starts(path, field)
   if len(set(found)) == 1:
     return found[:1] * starts
   expected = f'{len(found)} starts in events.jsonl, as in manifest.json'
