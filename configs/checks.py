@@ -7,6 +7,8 @@ import numbers
 import re
 from typing import cast
 
+# User and password of URIs in a text.
+_CREDENTIALS = re.compile(r'(://[^/@\s,;:]*):[^/@\s,;]*@')
 # Field of a URI's query with a password, as databases take it.
 _SECRET = re.compile('[?&][^=&]*(pass|pwd|token|secret)[^=&]*=', re.IGNORECASE)
 
@@ -29,6 +31,16 @@ def has_password(uri: str) -> bool:
   _, mark, rest = uri.partition('://')
   credentials = (rest if mark else uri).rpartition('@')[0]
   return ':' in credentials or _SECRET.search(uri) is not None
+
+
+def hide_passwords(text: str) -> str:
+  """Returns a text with '...' for passwords before the hosts of URIs.
+
+  Example:
+    >>> hide_passwords('--mlflow=http://me:secret@tracking:5000')
+    '--mlflow=http://me:...@tracking:5000'
+  """
+  return _CREDENTIALS.sub(r'\1:...@', text)
 
 
 def check_uri(field: str, uri: str) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import declared, user_parts
-from configs.checks import describe_password, require
+from configs.checks import describe_password, hide_passwords, require
 from configs.fields.field import Field, Need, Section
 
 # Function of a section's path that returns the chosen name and its fields.
@@ -50,8 +50,6 @@ _FIELDS = {
   'dtype': 'config.precision.dtype',
   'directory': 'config.data.dir',
 }
-# URI with a password in a word of the command line.
-_PASSWORD = re.compile(r'://[^/@\s,;]*:[^/@\s,;]*@')
 # Folders of the modules of ml_collections.
 _CONFIG_FOLDERS = ('config_flags', 'config_dict')
 # Former names of fields, and their present names.
@@ -368,7 +366,7 @@ def reject_unknown_flags(argv: list[str]) -> Iterator[None]:
       which messages and files would repeat.
   """
   for word in argv[1:]:
-    if _PASSWORD.search(word):
+    if hide_passwords(word) != word:
       name = word.partition('=')[0].partition('://')[0]
       sys.exit(f'Refused: {describe_password(name)}')
   _check_config_file(argv)

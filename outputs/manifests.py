@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from configs import declared, user_parts
+from configs.checks import hide_passwords
 from learning import compilations
 from outputs import formats, inputs
 
@@ -80,7 +81,7 @@ def environment() -> dict[str, Any]:
   """
   git = ['git', '-C', str(pathlib.Path(__file__).parents[1])]
   return {
-    'command': sys.argv,
+    'command': [hide_passwords(word) for word in sys.argv],
     'host': platform.node(),
     'python': platform.python_version(),
     'versions': {name: metadata.version(name) for name in _PACKAGES},

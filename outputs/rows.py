@@ -117,11 +117,14 @@ class Rows:
       ValueError: If a file is shorter.
     """
     self.check(sizes)
-    for name, size in sizes.items():
-      copy = self._copy_of(name)
-      shutil.copyfile(self._folder / name, copy)
-      self._files[name] = copy.open('a+')
-      _cut(self._files[name], size)
+    try:
+      for name, size in sizes.items():
+        self._files[name] = self._copy_of(name).open('a+')
+        shutil.copyfile(self._folder / name, self._copy_of(name))
+        _cut(self._files[name], size)
+    except OSError:
+      self.close()  # The disk may be full.
+      raise
 
   def publish(self, manifest: Mapping[str, Any]) -> None:
     """Replaces the files by the copies, to which no other process writes.

@@ -1,9 +1,11 @@
 """Tests of what a run folder holds in each phase of a run."""
 
+import errno
 import json
 import os
 import pathlib
 import resource
+import shutil
 import tempfile
 from unittest import mock
 
@@ -221,6 +223,22 @@ class TakeoverTest(absltest.TestCase):
     self.first.close({'ended': 'finished'})
     for found in _numbers(self.folder):
       self.assertEqual(found, [*range(5)])
+
+  def test_a_takeover_without_space_for_the_copies_leaves_nothing(self):
+    before, copy = _names(self.folder), shutil.copyfile
+
+    def copy_one(source, target):
+      if pathlib.Path(source).name != 'metrics.jsonl':
+        pathlib.Path(target).write_bytes(b'{')
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+      copy(source, target)
+
+    with (
+      mock.patch('shutil.copyfile', copy_one),
+      self.assertRaisesRegex(OSError, 'No space left'),
+    ):
+      self.second.copy(_manifest(), self.sizes)
+    self.assertEqual(_names(self.folder), before)
 
   def test_a_process_that_has_lost_the_folder_changes_nothing_in_it(self):
     _write_rows(self.first, range(7, 9))  # Not in the successor's state.
