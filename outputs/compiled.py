@@ -19,11 +19,8 @@ def variables(
 ) -> dict[str, str]:
   """Returns environment variables that make a folder the compilation cache.
 
-  JAX reads them when it is imported.
-
-  Args:
-    environ: Environment; if it has a cache folder, the result is empty.
-    folder: Folder, which JAX creates.
+  JAX reads them when it is imported, and creates the folder.  There are none if
+  `environ` has a cache folder.
   """
   if environ.get(_FOLDER):
     return {}
@@ -38,9 +35,8 @@ def use(folder: pathlib.Path, *, everything: bool) -> None:
   """Sets the compilation cache of this process to a folder, unless it has one.
 
   Args:
-    folder: Folder, which JAX creates.
-    everything: Whether to cache programs that compile in less than a second,
-      too.
+    everything: Whether to cache also programs that compile in less than a
+      second.
   """
   import jax  # Launchers do without it.
 

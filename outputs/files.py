@@ -74,7 +74,6 @@ class RunFiles:
     the holder is a live process of this host.
 
     Args:
-      cluster: `config.cluster`.
       limit_s: Another limit, seconds, if it is lower.
 
     Raises:
@@ -159,10 +158,7 @@ class RunFiles:
     )
 
   def copy(self, manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-    """Copies the files of a run that another process has written.
-
-    Args:
-      sizes: Bytes of each file to continue from.
+    """Copies the files of another process, up to `sizes`, bytes of each.
 
     Raises:
       OSError: If the files cannot be copied.

@@ -36,12 +36,7 @@ def check_run_folder(manifest: Mapping[str, Any], folder: object) -> None:
 
 
 def explain_mismatch(found: Any, expected: int) -> str:
-  """Returns which version of Syncopate reads a format, as a sentence.
-
-  Args:
-    found: Format that was read, of any type.
-    expected: Format of this version, another one.
-  """
+  """Returns which version of Syncopate reads another format, as a sentence."""
   if isinstance(found, int) and found > expected:
     return 'it was written by a later version of Syncopate.'
   commit = _LAST_COMMITS.get(found, _FIRST_COMMIT)

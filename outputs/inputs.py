@@ -30,9 +30,6 @@ def digests(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   time of the disk.  Of photographs, which stay on disk, names and sizes
   count: 25 us each.
 
-  Args:
-    config: Checked config, as a dictionary.
-
   Returns:
     A dictionary with `path` and `digest`, hexadecimal, by path of the field,
     such as 'config.data.text.file'.  The digest is None if the file is not on
@@ -54,9 +51,6 @@ def identified_fields(files: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
   Their values may change: files may move.  The name of a module stays, because
   checkpoints name its classes.
-
-  Args:
-    files: Result of `digests`.
   """
   modules = {f'config.{section}.name' for section in user_parts.SUPPLIED}
   fields = {field for field, file in files.items() if file['digest']} - modules

@@ -116,9 +116,6 @@ def fingerprint(described: Mapping[str, Any]) -> str:
   Fields that may differ between hosts, those that change no result (such as the
   frequency of checkpoints), and paths of files that the run reads have no
   influence; the content of the files has.
-
-  Args:
-    described: Result of `described`, or a manifest.
   """
   parts = _identify(described)
   return f'{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}'
@@ -128,9 +125,6 @@ def identity(described: Mapping[str, Any]) -> dict[str, str]:
   """Returns what identifies a run by field, as texts for messages.
 
   The hosts of a run have the same: see `fingerprint`.
-
-  Args:
-    described: Result of `described`, or a manifest.
   """
   flat = flatten(_identify(described))
   return {field: json.dumps(value) for field, value in flat.items()}
@@ -139,12 +133,7 @@ def identity(described: Mapping[str, Any]) -> dict[str, str]:
 def describe_difference(
   expected: Mapping[str, str], got: Mapping[str, str]
 ) -> str:
-  """Returns the fields that differ with both values; '' if none is known to.
-
-  Args:
-    expected: Config of the coordinator, or of another leader, by field.
-    got: Config of another process.
-  """
+  """Returns the fields that differ with both values; '' if none is known to."""
   differing = [
     field
     for field in sorted(expected.keys() | got.keys())

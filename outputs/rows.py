@@ -59,10 +59,7 @@ class Rows:
     self._has_board, self._mlflow = outputs['board'], outputs['mlflow']
 
   def check(self, sizes: Mapping[str, int]) -> None:
-    """Checks that the files are complete enough to continue.
-
-    Args:
-      sizes: Bytes of each file, as `state` returned them.
+    """Checks that the files have at least the bytes that `state` returned.
 
     Raises:
       ValueError: If a file has become shorter than it was.
@@ -83,11 +80,7 @@ class Rows:
     num_workers: int,
     manifest: Mapping[str, Any],
   ) -> None:
-    """Opens the files, which other processes do not write.
-
-    Args:
-      sizes: Bytes of each file to continue from; empty for a new run.
-    """
+    """Opens the files, cut to `sizes`, which are empty for a new run."""
     written = (True, self.events, self.timeline)
     for name, is_written in zip(NAMES, written, strict=True):
       if is_written:
@@ -108,9 +101,6 @@ class Rows:
 
   def copy(self, sizes: Mapping[str, int]) -> None:
     """Opens copies of the files, which another process may still write.
-
-    Args:
-      sizes: Bytes of each file to continue from.
 
     Raises:
       OSError: If the files cannot be copied.
@@ -215,11 +205,9 @@ class Rows:
     )
 
   def rates(self, time: float, rates: Sequence[Mapping[str, Any]]) -> None:
-    """Adds counters of the links' rates to the timeline.
+    """Adds counters of rates that links have from `time` on to the timeline.
 
-    Args:
-      time: Time from which the rates hold, seconds.
-      rates: Mappings with `src`, `dst`, `Bps` and `planned_Bps`, one per link.
+    Each rate has `src`, `dst`, `Bps` and `planned_Bps`.
     """
     if not self.timeline:
       return

@@ -113,11 +113,7 @@ def thaw(tree: Mapping[str, np.ndarray]) -> Any:
 def load(
   data: bytes | memoryview, arrays: Sequence[jax.Array | np.ndarray]
 ) -> Any:
-  """Returns the state that `dump` has serialized.
-
-  Args:
-    data: Bytes from `dump`.
-    arrays: Arrays from `dump`, on any device.
+  """Returns the state that `dump` has serialized; arrays are on any device.
 
   Raises:
     ValueError: If these are not data and arrays from `dump`, or name a class
