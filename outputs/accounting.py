@@ -53,7 +53,7 @@ class LostState(NamedTuple):
 class NewState(NamedTuple):
   """A state of an inner optimizer that began after the start of the run.
 
-  `time` is that of its first push, seconds.
+  `time` is when its first push arrived, seconds.
   """
 
   worker: int

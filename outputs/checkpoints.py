@@ -145,7 +145,7 @@ class Checkpoints:
     return self._number
 
   def take_over(self, newest: int) -> None:
-    """Continues after another process, as of which `newest` is the newest.
+    """Continues after another process, whose last checkpoint is `newest`.
 
     Later ones do not count any more: the run continues from before them, with
     files that differ.  They are removed at the next save, as others may still

@@ -78,7 +78,7 @@ class RunFiles:
 
     Raises:
       OSError: If the folder cannot be made.
-      ValueError: If its path is that of a file, or lies below one.
+      ValueError: If there is a file at its path or above.
       Busy: If another process has held the lock for that long.
     """
     if self._lock is None:
@@ -99,7 +99,7 @@ class RunFiles:
     return self._lock
 
   def claim(self, manifest: Mapping[str, Any]) -> None:
-    """Makes the folder that of a run, or checks that it is; see `hold`.
+    """Makes a run of the folder, or checks that it has this run; see `hold`.
 
     Raises:
       OSError: If the folder cannot be made.

@@ -1,6 +1,6 @@
 """Distributions that papers plot: phases, gaps between updates, bandwidth.
 
-Memory does not grow with the run.  Quantiles are those of bins of relative
+Memory does not grow with the run.  Quantiles are means of bins of relative
 width, as in Masson, Rim and Lee,
 'DDSketch: a Fast and Fully-Mergeable Quantile Sketch with Relative-Error
 Guarantees' (VLDB 2019).
@@ -16,7 +16,7 @@ import numpy as np
 from outputs.accounting import PHASES
 
 _STEP = math.log(1.01)  # Width of bins, in logarithms.
-_BINS, _ZERO = 1 << 16, 1 << 15  # Keys of a series; that of the number 1.
+_BINS, _ZERO = 1 << 16, 1 << 15  # Keys of a series; key of the number 1.
 _HELD = 4096  # Rows that are not in bins yet, at most.
 _QUANTILES = {'median_s': 0.5, 'p95_s': 0.95}
 _WINDOWS = 256  # At most; then two become one.
@@ -27,9 +27,9 @@ _FIRST_S = 2.0**-10  # Length of a window at first.
 class Spread:
   """Distributions of numbers >= 0, one for each pair of a row and a column.
 
-  Numbers are counted in bins whose largest number is 1 % above the least.  A
+  Numbers are counted in bins whose largest number is 1 % above the smallest.  A
   quantile is the mean of its bin: exact where all numbers of the bin are equal.
-  Adding takes O(1), amortised; memory is that of the bins.
+  Adding takes O(1), amortised; memory is proportional to the number of bins.
 
   Attributes:
     columns: Number of columns.
@@ -85,7 +85,7 @@ class Spread:
   ) -> dict[str, float | None]:
     """Returns the median and the 95th percentile of a column, seconds.
 
-    A quantile is the least number at or below which that share of the numbers
+    A quantile is the smallest number at or below which a share of the numbers
     lies; None without numbers.
 
     Args:

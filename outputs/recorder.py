@@ -410,7 +410,7 @@ class Recorder:
   ) -> None:
     """Adds the row of an evaluation to metrics.jsonl, with its figures.
 
-    The figures also become those of the summary, and count for thresholds.
+    The summary gets the figures of the last evaluation; thresholds get all.
 
     Args:
       row: Result of `make_row` when the evaluation became due; the figures are

@@ -3,8 +3,8 @@
 `dump` returns a state's plain data as bytes, and its JAX arrays, each once,
 however often the state refers to them; `load` reads them back.  `freeze` and
 `thaw` do the same with a flat tree of NumPy arrays and a format number, which
-is what checkpoints and messages hold.  Checksums are those of the file or the
-connection.
+is what checkpoints and messages hold.  The file or the connection has
+checksums.
 
 The bytes are msgpack of one typed struct, `_Document`: a list of nodes.  A node
 is a container, an instance, or an array.  What it contains are numbers, texts,
@@ -546,7 +546,7 @@ class _Reader:
     return found
 
   def _resolve(self, values: list[_Value], nodes: Sequence[int]) -> list[Any]:
-    """Returns values with those of nodes in place of references to them."""
+    """Returns values, with nodes' values in place of references to them."""
     if not nodes:
       return values
     found = self._values

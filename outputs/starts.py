@@ -40,7 +40,7 @@ class Comparison(NamedTuple):
 def compare(
   before: Mapping[str, Any], manifest: Mapping[str, Any]
 ) -> Comparison:
-  """Compares the manifest of a folder with that of a start."""
+  """Compares the manifests of a folder and of a start."""
   configs = before['config'], manifest['config']
   is_longer = configs[0]['epochs'] < configs[1]['epochs']
   runtimes = {config['cluster']['runtime'] for config in configs}
