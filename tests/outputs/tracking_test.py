@@ -355,12 +355,12 @@ class PasswordTest(parameterized.TestCase):
     config = vgg16_bsp.get_config()
     config.model.name, config.model.none.num_train = 'none', 3200
     config.epochs = 1.0
-    words = ['mine.py', '--to=http://user:hidden@tracking', '--lr=1:2']
+    words = ['mine.py', '--to=http://user:s3cr3t@tracking', '--lr=1:2']
     with mock.patch.object(sys, 'argv', words):
       train.build(config, workdir=str(folder))()
     for path in folder.rglob('*'):
       if path.is_file():
-        self.assertNotIn(b'hidden', path.read_bytes(), path)
+        self.assertNotIn(b's3cr3t', path.read_bytes(), path)
     manifest = json.loads((folder / 'manifest.json').read_text())
     self.assertEqual(
       manifest['command'], [words[0], '--to=http://user:...@tracking', words[2]]
