@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from analysis import printing
 from configs.checks import require
 from papers import page, rendering, running, schema, store
 from papers.page import Section
@@ -40,12 +41,8 @@ def list_entries() -> str:
         entry.evidence,
       ]
     )
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
   total = sum(schema.read(name).minutes for name in schema.names())
-  table = '\n'.join(
-    '  '.join(w.ljust(n) for w, n in zip(line, widths, strict=True)).rstrip()
-    for line in lines
-  )
+  table = printing.text(lines)
   return f'{table}\n{total:.0f} minutes of two cores in all'
 
 
@@ -128,7 +125,8 @@ def show(section: Section, kind: str) -> str:
       parts.append(rendering.csv_text(table, rows))
     else:
       title = f'{section.entry.paper}, {table.name}: {table.title}'
-      parts.append(f'\n{title}\n\n{rendering.text(table, rows)}\n')
+      text = printing.text(rendering.grid(table, rows))
+      parts.append(f'\n{title}\n\n{text}\n')
       parts += [
         f'  {one.cell.row}, {one.cell.column}: {one.verdict}: {one.reason}'
         for one in rows

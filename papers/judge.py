@@ -12,6 +12,7 @@ import numpy as np
 from scipy import stats
 from statsmodels.stats import multitest
 
+from analysis import intervals
 from configs.checks import require
 from papers.schema import Cell, Range, Selection
 
@@ -112,27 +113,6 @@ def judge(
   ]
 
 
-def interval(numbers: Sequence[float]) -> Range | None:
-  """Returns an interval of the median; None for less than two numbers.
-
-  It is the exact one of 95 % from order statistics, which at least six numbers
-  have, and else the range of the numbers.
-  """
-  if len(numbers) < 2:
-    return None
-  found = stats.quantile_test(numbers, p=0.5).confidence_interval(0.95)
-  if math.isnan(found.low) or math.isnan(found.high):
-    return min(numbers), max(numbers)
-  return float(found.low), float(found.high)
-
-
-def median_of(numbers: Sequence[float]) -> float:
-  """Returns the median; numbers may be infinite."""
-  ordered = sorted(numbers)
-  low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-  return low if low == high else (low + high) / 2
-
-
 def differ_p(
   ours: Sequence[float], others: Sequence[float], *, log: bool
 ) -> float:
@@ -199,8 +179,8 @@ def _measure(
     missing = len(values) - len(numbers)
     reason = f'{missing} of {len(values)} seeds have no number'
     return row._replace(verdict=UNDECIDED, reason=reason)
-  low, high = interval(numbers) or (None, None)
-  row = row._replace(median=median_of(numbers), low=low, high=high)
+  median, low, high = intervals.median(numbers)
+  row = row._replace(median=median, low=low, high=high)
   if cell.same_as is not None:
     twins = _pairs(cell._replace(of=cell.of | cell.same_as), records)
     if twins == pairs:

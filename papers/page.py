@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from analysis import printing
 from outputs import atomic
 from papers import figures, judge, rendering, schema, store
 from papers.judge import Judged
@@ -85,7 +86,7 @@ def write(folder: pathlib.Path) -> pathlib.Path:
   )
   marks = [['', 'verdict', 'condition']]
   marks += [[rendering.MARKS[v], v, said] for v, said in _CONDITIONS.items()]
-  head = _HEAD.format(marks=rendering.markdown_rows(marks))
+  head = _HEAD.format(marks=printing.markdown(marks, is_padded=False))
   parts = [head, _summary(sections), _legend()]
   for section in sections:
     parts.append(_section(section, folder))
@@ -138,7 +139,7 @@ def _summary(sections: Sequence[Section]) -> str:
       )
   every = [one for s in sections for _, rows in s.tables for one in rows]
   return (
-    f'\n{rendering.markdown_rows(lines)}\n'
+    f'\n{printing.markdown(lines, is_padded=False)}\n'
     f'All {len(every)} cells: {rendering.counts(every)}. A command is the '
     'argument of `python reproduce.py`.\n'
   )
@@ -167,7 +168,8 @@ def _section(section: Section, folder: pathlib.Path) -> str:
   changed = changed_rules(section)
   for table, rows in section.tables:
     parts.append(f'### {table.name}: {table.title}\n')
-    parts.append(rendering.markdown(table, rows))
+    lines = rendering.grid(table, rows)
+    parts.append(printing.markdown(lines, is_padded=False))
     parts.append(_under(table, rows, entry, is_changed=table.name in changed))
     if table.figure and section.results:
       parts.append(_figure(section, table, rows, folder))

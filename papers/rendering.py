@@ -3,13 +3,12 @@
 A cell has the published number, ours with its interval, and the verdict.
 """
 
-import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis import printing
 from papers import judge
 from papers.judge import Judged
 from papers.schema import Entry, Table
@@ -22,18 +21,7 @@ MARKS = {
   judge.UNAVAILABLE: '–',
   judge.NOT_RUN: '',
 }
-_LATEX_MARKS = {
-  judge.MATCH: r'$\checkmark$',
-  judge.SAME: r'$\approx$',
-  judge.DIFFERS: r'$\times$',
-  judge.UNDECIDED: '?',
-  judge.UNAVAILABLE: '--',
-  judge.NOT_RUN: '',
-}
 _NOTHING = 1e-6  # Rounding of differences.
-_LATEX_SPECIAL = str.maketrans(
-  {c: f'\\{c}' for c in '&%$#_{}'} | {'~': r'\~{}', '^': r'\^{}'}
-)
 
 
 def number(value: float | None) -> str:
@@ -97,83 +85,36 @@ def largest_difference(rows: Sequence[Judged]) -> str:
   return f'{place}: {theirs(worst)} / {number(worst.median)}'
 
 
-def grid(
-  table: Table, rows: Sequence[Judged], *, marks: bool = True
-) -> list[list[str]]:
+def grid(table: Table, rows: Sequence[Judged]) -> list[list[str]]:
   """Returns head and rows of a table in the paper's layout, as texts."""
   by_place = {(one.cell.row, one.cell.column): one for one in rows}
   lines = [['', *(column.name for column in table.columns)]]
   for row in table.rows:
     found = (by_place.get((row.name, c.name)) for c in table.columns)
-    lines.append([row.name, *(_cell(one, marks=marks) for one in found)])
+    lines.append([row.name, *map(_cell, found)])
   return lines
-
-
-def markdown(table: Table, rows: Sequence[Judged]) -> str:
-  """Returns the table as Markdown."""
-  return markdown_rows(grid(table, rows))
-
-
-def markdown_rows(lines: Sequence[Sequence[str]]) -> str:
-  """Returns rows of texts, of which the first is the head, as Markdown."""
-  lines = [lines[0], ['-'] * len(lines[0]), *lines[1:]]
-  return ''.join(
-    f'| {" | ".join(text.replace("|", "/") for text in line)} |\n'
-    for line in lines
-  )
-
-
-def text(table: Table, rows: Sequence[Judged]) -> str:
-  """Returns the table as aligned text for a terminal."""
-  lines = grid(table, rows)
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  return '\n'.join(
-    '  '.join(
-      word.ljust(width) for word, width in zip(line, widths, strict=True)
-    ).rstrip()
-    for line in lines
-  )
 
 
 def latex(entry: Entry, table: Table, rows: Sequence[Judged]) -> str:
   """Returns the table as a LaTeX float for an appendix."""
-  lines = [
-    [word.translate(_LATEX_SPECIAL) for word in line]
-    for line in grid(table, rows, marks=False)
-  ]
-  by_place = {(one.cell.row, one.cell.column): one for one in rows}
-  for line, row in zip(lines[1:], table.rows, strict=True):
-    for place, column in enumerate(table.columns, start=1):
-      one = by_place.get((row.name, column.name))
-      if one is not None:
-        line[place] += f' {_LATEX_MARKS[one.verdict]}'
-  body = ' \\\\\n'.join('  ' + ' & '.join(line) for line in lines[1:])
   caption = f'{entry.paper}, {table.name}: {table.title}. Published / ours.'
-  return (
-    '\\begin{table}\n\\centering\n'
-    f'\\caption{{{caption.translate(_LATEX_SPECIAL)}}}\n'
-    f'\\begin{{tabular}}{{l{"r" * len(table.columns)}}}\n\\hline\n'
-    f'  {" & ".join(lines[0])} \\\\\n\\hline\n{body} \\\\\n\\hline\n'
-    '\\end{tabular}\n\\end{table}\n'
-  )
+  return printing.latex(grid(table, rows), caption=caption)
 
 
 def csv_text(table: Table, rows: Sequence[Judged]) -> str:
   """Returns a line for each cell, as CSV."""
-  file = io.StringIO()
-  writer = csv.writer(file, lineterminator='\n')
-  writer.writerow(
+  lines: list[tuple[Any, ...]] = [
     (
       *('table', 'row', 'column', 'published', 'ours', 'low', 'high'),
       *('seeds', 'p_holm', 'verdict', 'reason'),
     )
-  )
+  ]
   for one in rows:
     published = one.cell.text if one.cell.paper is None else one.cell.paper
     place = (table.name, one.cell.row, one.cell.column, published)
     found = (one.median, one.low, one.high, one.seeds, one.p)
-    writer.writerow((*place, *found, one.verdict, one.reason))
-  return file.getvalue()
+    lines.append((*place, *found, one.verdict, one.reason))
+  return printing.csv_text(lines)
 
 
 def sentence(
@@ -189,11 +130,10 @@ def sentence(
   )
 
 
-def _cell(one: Judged | None, *, marks: bool) -> str:
+def _cell(one: Judged | None) -> str:
   if one is None:
     return ''
-  mark = f' {MARKS[one.verdict]}' if marks else ''
-  return f'{theirs(one)} / {ours(one) or "-"}{mark}'
+  return f'{theirs(one)} / {ours(one) or "-"} {MARKS[one.verdict]}'
 
 
 def _distance(one: Judged) -> float:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import pathlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from configs import cells
+from configs.checks import require
 from outputs import atomic
 from sweeps.folder import LOG, SweepFolder
 from sweeps.outcomes import Outcome
@@ -22,7 +24,28 @@ _ENVIRONMENT = (
 )
 # Fields of summary.json that no cell can hold: of each worker, or over time.
 _OMITTED = ('staleness', 'worker_breakdown', 'bandwidth')
+_PARQUET = 'results.parquet'
 _SHARE = 20  # At most 1 / 20 of the time is spent on writing.
+
+
+def read(folder: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the rows of a sweep's results by the names of the columns.
+
+  Args:
+    folder: Folder of the sweep.
+
+  Raises:
+    ValueError: If there is no results.parquet, or another file of that name.
+    OSError: If it cannot be read.
+  """
+  path = folder / _PARQUET
+  expected = f'a folder of a sweep, with {_PARQUET}'
+  require(path.is_file(), str(folder), expected, 'one without')
+  try:
+    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+  except pa.ArrowInvalid as error:
+    raise ValueError(f'{path}: expected results, got {error}.') from error
+  return rows
 
 
 class ResultsTable:
@@ -59,9 +82,7 @@ class ResultsTable:
     atomic.write(self._folder.file('results.csv'), ''.join(lines))
     buffer = pa.BufferOutputStream()
     parquet.write_table(pa.table(table), buffer)
-    atomic.write(
-      self._folder.file('results.parquet'), buffer.getvalue().to_pybytes()
-    )
+    atomic.write(self._folder.file(_PARQUET), buffer.getvalue().to_pybytes())
     end = time.monotonic()
     self._next_write_s = end + _SHARE * (end - start)
 

@@ -6,7 +6,8 @@ entry tuned_digits of the ledger has the rates with the smallest mean test loss,
 which the second command prints:
 
 python sweep.py --config=configs/sweeps/tuned_digits.py --out=runs/tuned_digits
-python -m papers.tuning runs/tuned_digits
+python -m tools.table runs/tuned_digits --rows=sync.name,batching.name
+  --columns=optimizer.learning_rate --value=final_test_loss
 """
 
 import ml_collections

@@ -9,7 +9,8 @@ tuned_text of the ledger has the rates with the smallest mean test loss, which
 the second command prints:
 
 python sweep.py --config=configs/sweeps/tuned_text.py --out=runs/tuned_text
-python -m papers.tuning runs/tuned_text
+python -m tools.table runs/tuned_text --rows=sync.name,batching.name
+  --columns=optimizer.learning_rate --value=final_test_loss
 """
 
 import ml_collections
