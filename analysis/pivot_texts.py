@@ -26,14 +26,9 @@ def write(table: Pivot, form: str) -> str:
       caption=' '.join([f'{_title(table)}.', *notes(table)]),
       groups=_groups(table),
     )
-  right = range(1, len(rows[0]))
-  body = (
-    printing.markdown(rows)
-    if form == 'markdown'
-    else printing.text(rows, right=right) + '\n'
-  )
+  body = printing.markdown(rows) if form == 'markdown' else printing.text(rows)
   end = '\n' if form == 'text' else '\n\n'
-  return f'{_title(table)}\n\n{body}\n{end.join(notes(table))}\n'
+  return f'{_title(table)}\n\n{body}\n\n{end.join(notes(table))}\n'
 
 
 def notes(table: Pivot) -> list[str]:

@@ -6,7 +6,7 @@ A table is its rows, of which the first is the head; all have as many cells.
 import csv
 import io
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from configs import cells
 
@@ -34,18 +34,23 @@ _LATEX = str.maketrans(
 _EXPONENT = re.compile(r'(?<=\d)e([+-]\d+)')  # Of a number such as 1.2e-05.
 
 
-def text(rows: Rows, *, right: Collection[int] = ()) -> str:
+def text(rows: Rows, *, align: str = 'lr') -> str:
   """Returns a table whose columns are aligned by spaces.
 
   Args:
     rows: Rows of the table.
-    right: Columns whose cells are aligned on the right.
+    align: 'l' or 'r' for each column, left or right; the last one is that of
+      all further columns.
   """
   widths = _widths(rows)
+  sides = [
+    str.ljust if each == 'l' else str.rjust
+    for each in align.ljust(len(widths), align[-1])
+  ]
   return '\n'.join(
     '  '.join(
-      cell.rjust(width) if place in right else cell.ljust(width)
-      for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+      side(cell, width)
+      for side, cell, width in zip(sides, row, widths, strict=True)
     ).rstrip()
     for row in rows
   )
@@ -61,8 +66,8 @@ def markdown(rows: Rows, *, is_padded: bool = True) -> str:
   rows = [[cell.replace('|', '/') for cell in row] for row in rows]
   widths = _widths(rows) if is_padded else [0] * len(rows[0])
   lines = [rows[0], ['-' * max(width, 1) for width in widths], *rows[1:]]
-  return ''.join(
-    f'| {" | ".join(map(str.ljust, line, widths))} |\n' for line in lines
+  return '\n'.join(
+    f'| {" | ".join(map(str.ljust, line, widths))} |' for line in lines
   )
 
 

@@ -97,13 +97,3 @@ def execute(
   with start(words, workdir) as group:
     group.finish(limit_s)
   return workdir
-
-
-def table(*rows: tuple[str, ...]) -> str:
-  """Returns a Markdown table; the first row is the header."""
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = [
-    '| ' + ' | '.join(map(str.ljust, row, widths)) + ' |' for row in rows
-  ]
-  rule = '| ' + ' | '.join('-' * width for width in widths) + ' |'
-  return '\n'.join([lines[0], rule, *lines[1:]])

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 from absl import app
 
+from analysis import printing
 from bench.hosts import Case
 from bench.lab import conditions, running
 from bench.lab.conditions import Condition, Lab
-from tuning.calibrating import tables
 
 LAB = Lab('200 Mbit', Case([200] * 8, [200] * 8, {}), 2, 200)
 # Numbers of workers and servers, and True for dedicated servers.
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
     virtual_s = conditions.predict(LAB, each, latency_s=0.0).mean_s
     times = real_s, virtual_s, (real_s - virtual_s) / 2
     rows.append((each.name, *(f'{1e3 * seconds:.2f}' for seconds in times)))
-  print(tables.table(rows))
+  print(printing.text(rows, align='r'))
 
 
 if __name__ == '__main__':

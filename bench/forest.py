@@ -31,8 +31,8 @@ from absl import app, flags
 from matplotlib.figure import Figure
 
 import topology
+from analysis import printing
 from bench import flag_lists, topologies
-from bench.clusters import table
 from configs import paths
 from outputs import atomic
 from topology.algorithms import stopping
@@ -154,7 +154,7 @@ def print_shares(
     rows.append(tuple(cells))
   print(
     '\nAllreduce: the proven optimum, GB/s, and the share of it that each '
-    f'scheme reaches:\n\n{table(*rows)}\n\n'
+    f'scheme reaches:\n\n{printing.markdown(rows)}\n\n'
     '-: a hierarchy needs several groups of workers.  Above '
     f'{_EXACT} workers the forest, and that of\nequal shards (ForestColl: '
     'reduce-scatter, then allgather), are packed to a gap of '
@@ -227,7 +227,9 @@ def print_spread(seeds: Sequence[int] = _SEEDS) -> None:
   print(
     f'\nThe same where capacities are spread over 1 : ratio, mean and range of '
     f'{len(seeds)} seeds, and\nthe baseline of the least mean:\n\n'
-    f'{table(*rows)}\n\nAbove {_CLAIM}, at most:\n' + '\n'.join(above) + '\n'
+    f'{printing.markdown(rows)}\n\nAbove {_CLAIM}, at most:\n'
+    + '\n'.join(above)
+    + '\n'
     f'{_CLAIM} is the most that the paper reports (INFOCOM 2021) over schemes '
     'and in settings\nthat are not known to us: the two cannot be compared.',
     flush=True,
@@ -282,7 +284,7 @@ def print_thinned(chosen: Sequence[topologies.Topology] = ()) -> None:
     rows.append((name, *cells, f'{took_s:.3f}', f'{more_s:.3f}'))
   print(
     '\nTrees of optimal forests, and the most hops to a root, before and after '
-    f'they are thinned, at the\nsame rate:\n\n{table(*rows)}',
+    f'they are thinned, at the\nsame rate:\n\n{printing.markdown(rows)}',
     flush=True,
   )
 
@@ -298,7 +300,7 @@ def print_few() -> None:
     few.append((spec, f'{len(best.trees)}', *parts))
   print(
     '\nAllreduce: trees of the best forest, and the share of its rate with a '
-    f'limited number:\n\n{table(*few)}',
+    f'limited number:\n\n{printing.markdown(few)}',
     flush=True,
   )
 
@@ -317,7 +319,7 @@ def print_phases() -> None:
     rows.append((spec, *cells))
   print(
     '\nRate with both ways overlapped over that of one phase after the other:'
-    f'\n\n{table(*rows)}',
+    f'\n\n{printing.markdown(rows)}',
     flush=True,
   )
 
@@ -349,7 +351,7 @@ def print_chunks() -> None:
     f'\nAllreduce of {_BOXES}: rate without latency; with {_LATENCY_S * 1e6:g} '
     f'us for each link and {_MESSAGE_S * 1e6:g} us for each\nchunk and hop, '
     'milliseconds, GB/s and, in brackets, the best chunks of a tree:\n\n'
-    f'{table(*rows)}',
+    f'{printing.markdown(rows)}',
     flush=True,
   )
 

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 
-from bench import clusters, flag_lists
+from analysis import printing
+from bench import flag_lists
 from cluster.membership import handover
 from cluster.network.port import Port
 from cluster.network.streams import Security
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> None:
     share = f'{8e3 * size_GB / took_s / mbit:.3f}' if mbit else ''
     cells = f'{took_s:.3f}', f'{size_GB / took_s:.2f}', f'{cpu_s / size_GB:.2f}'
     rows.append((str(count), str(values.mb), *cells, share))
-  print(clusters.table(*rows), flush=True)
+  print(printing.markdown(rows), flush=True)
 
 
 def _measure(

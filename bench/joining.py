@@ -25,7 +25,8 @@ from typing import Any
 from absl import app, flags
 
 import analysis
-from bench import clusters, flag_lists
+from analysis import printing
+from bench import flag_lists
 from launch import lab, processes
 from launch.processes import Command
 
@@ -63,7 +64,7 @@ def main(argv: list[str]) -> None:
     return
   rows = [('mode', 'superstep s', 'longest s', 'without sums s', 'with all s')]
   rows += [(mode, *_measure(mode, values.mb)) for mode in values.modes]
-  print(clusters.table(*rows), flush=True)
+  print(printing.markdown(rows), flush=True)
 
 
 def _measure(mode: str, mb: int) -> tuple[str, ...]:

@@ -27,7 +27,8 @@ from unittest import mock
 import numpy as np
 from absl import app, flags
 
-from bench import clusters, flag_lists
+from analysis import printing
+from bench import flag_lists
 from cluster.allreduce.executor.executor import Executor, Membership
 from cluster.network import frames
 from cluster.network.handshake import Security
@@ -53,12 +54,12 @@ def main(argv: list[str]) -> None:
   for count in values.lanes:
     for kib in values.chunk_kb:
       rows.append(_measure_rate(count, kib, values.mb, values.rounds))
-  print(f'2 workers, {values.mb:g} MB\n\n{clusters.table(*rows)}', flush=True)
+  print(f'2 workers, {values.mb:g} MB\n\n{printing.markdown(rows)}', flush=True)
   rows = [('forest', 'lanes', 'numbers', 'median ms', '95 % ms')]
   for name in ('shards', 'ring'):
     for count in values.lanes:
       rows += _measure_empty(name, count, values.steps)
-  print(f'\nempty supersteps of 4 workers\n\n{clusters.table(*rows)}')
+  print(f'\nempty supersteps of 4 workers\n\n{printing.markdown(rows)}')
 
 
 def _measure_rate(

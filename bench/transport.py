@@ -35,6 +35,7 @@ import pyarrow.flight as flight
 from absl import app, flags
 
 import analysis
+from analysis import printing
 from bench import clusters
 from cluster.network import memory
 from cluster.network import streams as transport
@@ -98,15 +99,15 @@ def main(argv: list[str]) -> None:
     f'\n{given.mb} MB there and back, medians of {given.turns} turns; stream, '
     f'run: the throughput of the\nstream that keeps freed memory, and of a run '
     f"({1e3 * iteration_s:.0f} ms for an iteration), over the\nline's:\n\n"
-    f'{clusters.table(*rows)}\n\nstream over bare Flight as it is, which drops '
-    f'what arrives: {reached:.3f} (aim: at least {_AIM:.2f})\n'
+    f'{printing.markdown(rows)}\n\nstream over bare Flight as it is, which '
+    f'drops what arrives: {reached:.3f} (aim: at least {_AIM:.2f})\n'
   )
   rows = [('', 'round trips/s', 'CPU of the client')]
   for kind, (took_s, cpu_s) in round_trips.items():
     count = given.round_trips
     us = f'{1e6 * cpu_s / count:.0f} us'
     rows.append((_ROUND_TRIPS[kind], f'{count / took_s:.0f}', us))
-  print(clusters.table(*rows))
+  print(printing.markdown(rows))
 
 
 def _turn(pairs: Mapping[str, Turn]) -> dict[tuple[str, str], Any]:

@@ -42,7 +42,7 @@ def list_entries() -> str:
       ]
     )
   total = sum(schema.read(name).minutes for name in schema.names())
-  table = printing.text(lines)
+  table = printing.text(lines, align='l')
   return f'{table}\n{total:.0f} minutes of two cores in all'
 
 
@@ -125,7 +125,7 @@ def show(section: Section, kind: str) -> str:
       parts.append(rendering.csv_text(table, rows))
     else:
       title = f'{section.entry.paper}, {table.name}: {table.title}'
-      text = printing.text(rendering.grid(table, rows))
+      text = printing.text(rendering.grid(table, rows), align='l')
       parts.append(f'\n{title}\n\n{text}\n')
       parts += [
         f'  {one.cell.row}, {one.cell.column}: {one.verdict}: {one.reason}'

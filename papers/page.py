@@ -86,7 +86,8 @@ def write(folder: pathlib.Path) -> pathlib.Path:
   )
   marks = [['', 'verdict', 'condition']]
   marks += [[rendering.MARKS[v], v, said] for v, said in _CONDITIONS.items()]
-  head = _HEAD.format(marks=printing.markdown(marks, is_padded=False))
+  shown = printing.markdown(marks, is_padded=False)
+  head = _HEAD.format(marks=f'{shown}\n')
   parts = [head, _summary(sections), _legend()]
   for section in sections:
     parts.append(_section(section, folder))
@@ -139,7 +140,7 @@ def _summary(sections: Sequence[Section]) -> str:
       )
   every = [one for s in sections for _, rows in s.tables for one in rows]
   return (
-    f'\n{printing.markdown(lines, is_padded=False)}\n'
+    f'\n{printing.markdown(lines, is_padded=False)}\n\n'
     f'All {len(every)} cells: {rendering.counts(every)}. A command is the '
     'argument of `python reproduce.py`.\n'
   )
@@ -169,7 +170,7 @@ def _section(section: Section, folder: pathlib.Path) -> str:
   for table, rows in section.tables:
     parts.append(f'### {table.name}: {table.title}\n')
     lines = rendering.grid(table, rows)
-    parts.append(printing.markdown(lines, is_padded=False))
+    parts.append(f'{printing.markdown(lines, is_padded=False)}\n')
     parts.append(_under(table, rows, entry, is_changed=table.name in changed))
     if table.figure and section.results:
       parts.append(_figure(section, table, rows, folder))

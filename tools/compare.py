@@ -19,7 +19,7 @@ import numpy as np
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from analysis import records
+from analysis import printing, records
 from configs import config_file, default, paths, sections, user_parts
 from outputs import atomic, figures
 from sweeps import driver, outcomes, plan
@@ -281,11 +281,7 @@ def markdown(rows: Mapping[str, Mapping[str, str]]) -> str:
   """
   lines = [['', *next(iter(rows.values()))]]
   lines += [[name, *cells.values()] for name, cells in rows.items()]
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  lines.insert(1, ['-' * width for width in widths])
-  return ''.join(
-    f'| {" | ".join(map(str.ljust, line, widths))} |\n' for line in lines
-  )
+  return f'{printing.markdown(lines)}\n'
 
 
 def _check_shared(config: ConfigDict, schemes: set[str]) -> None:

@@ -63,6 +63,7 @@ from typing import Any
 
 from absl import app, flags
 
+from analysis import printing
 from cluster.membership import rendezvous_files
 from cluster.network import credentials
 from cluster.network import streams as transport
@@ -73,7 +74,6 @@ from configs import config_file, paths, sections
 from configs.checks import require
 from launch import probe
 from outputs import transient
-from tuning.calibrating import tables
 
 _SHORTFALLS = """
 Hosts or links that cannot do both at once, links that pairs share, TCP's
@@ -119,26 +119,26 @@ def describe(content: Mapping[str, Any]) -> str:
     rows.append(
       (host['id'], *_ways(host), _us(statistics.median(own)), host['name'])
     )
-  parts = [tables.table(rows)]
+  parts = [printing.text(rows, align='r')]
   if groups := content['groups']:
     rows = [('group', *_RATES, 'hosts')]
     for group in groups:
       rows.append((group['id'], *_ways(group), ' '.join(group['hosts'])))
-    parts.append(tables.table(rows))
+    parts.append(printing.text(rows, align='r'))
   if pairs := content['pairs']:
     rows = [('slower than both ends', 'Mbit/s', 'GB/s', 'latency')]
     for row in pairs:
       ends = row['src'], row['dst']
       us = _us(latency_s[ends])
       rows.append((' to '.join(ends), *_both_units(row['GBps']), us))
-    parts.append(tables.table(rows))
+    parts.append(printing.text(rows, align='r'))
   else:
     parts.append('No pair is slower than both its ends.')
   if short := sorted(content['shortfalls'], key=lambda row: row['share']):
     rows = [(f'slower in both ({len(short)}, the worst)', 'share')]
     for row in short[:_SHOWN]:
       rows.append((f'{row["src"]} to {row["dst"]}', f'{row["share"]:.0%}'))
-    parts.append(f'{tables.table(rows)}\n{_SHORTFALLS}')
+    parts.append(f'{printing.text(rows, align="r")}\n{_SHORTFALLS}')
   return '\n\n'.join(parts)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 import analysis
-from analysis import recorded_configs
+from analysis import printing, recorded_configs
 from configs.checks import require
 from outputs import atomic
 from sweeps import scratch
@@ -26,7 +26,6 @@ from tuning.calibrating import (
   allreduce,
   links,
   parameter_server,
-  tables,
   timeline,
 )
 
@@ -266,7 +265,8 @@ def compare(checks: Sequence[Check]) -> str:
   missed = statistics.median(abs(ratio - 1) for ratio in ratios)
   apart = statistics.median(map(abs, differences))
   return (
-    f'{tables.table(rows)}\nMedians: |ratio - 1| {missed:.1%} of iteration '
+    printing.text(rows, align='r')
+    + f'\nMedians: |ratio - 1| {missed:.1%} of iteration '
     f'times, |difference| {100 * apart:.1f} points of waiting shares.'
   )
 

@@ -5,10 +5,9 @@ import math
 import pathlib
 from typing import Any
 
-from analysis import recorded_configs
+from analysis import printing, recorded_configs
 from diagnosis.costs import Estimate
 from tuning import candidates, writing
-from tuning.calibrating import tables
 from tuning.chain import Outcome
 from tuning.deciding import Prediction, Trial
 from tuning.measuring import Measurement
@@ -27,7 +26,7 @@ def describe(outcome: Outcome) -> str:
     trial = trials.get(id(each))
     cells = _cells(each.iteration_s, trial.measured if trial else None)
     rows.append((each.candidate.name, *cells, _time(each), _note(trial)))
-  lines = [tables.table(rows), _SECONDS]
+  lines = [printing.text(rows, align='r'), _SECONDS]
   if any(each.is_uncertain for each in outcome.predictions):
     lines.append(
       'Uncertain: how many examples it needs has the range in brackets, or is '

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from analysis import printing
 from tuning import combinations, examples, islands, simulating
 from tuning.clusters import ClusterDescription
 from tuning.combinations import BSP, Combination
@@ -182,13 +183,7 @@ def table(advice: Advice) -> str:
         'advised' if row is advice.best else '',
       )
     )
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = [
-    '  '.join(
-      cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-    ).rstrip()
-    for row in rows
-  ]
+  lines = [printing.text(rows, align='l')]
   stars = [row for row in advice.rows if not row.is_covered]
   if stars:
     lines.append(

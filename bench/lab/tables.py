@@ -24,8 +24,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from analysis import pacing
-from bench import clusters
+from analysis import pacing, printing
 from bench.lab.conditions import (
   RUN,
   SUM,
@@ -476,7 +475,7 @@ def render(name: str, rows: Sequence[Row]) -> str:
     if 'error' in row:
       cells = ['failed', *cells[1:]]
     lines.append((*map(str, key), row['scheme'], *cells))
-  return clusters.table(*lines)
+  return printing.markdown(lines)
 
 
 def _cell(column: str, row: Row, group: Sequence[Row]) -> str:

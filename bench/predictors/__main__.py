@@ -33,8 +33,9 @@ from collections.abc import Iterator
 import numpy as np
 from absl import app, flags
 
+from analysis import printing
 from batching import fixed
-from bench import clusters, flag_lists, synthetic
+from bench import flag_lists, synthetic
 from bench.predictors import batches, errors
 from bench.predictors.errors import Trace
 from cluster.speed import speed as speeds
@@ -184,7 +185,7 @@ def print_traces(pai: pathlib.Path) -> None:
     rows.append((*cells, '50%'))
   print(
     '\nExamples/s over the mean sum of solo speeds (share of the gap between '
-    f'fixed and\noracle), bulk-synchronous:\n\n{clusters.table(*rows)}',
+    f'fixed and\noracle), bulk-synchronous:\n\n{printing.markdown(rows)}',
     flush=True,
   )
 
@@ -201,7 +202,7 @@ def print_constant(out: pathlib.Path, *, lab: bool) -> None:
     rows.append((name, reached[0], aims[0], reached[1], aims[1]))
   print(
     f'\nExamples/s over the sum of the solo speeds, workers '
-    f'{_SLOWDOWN} times as slow:\n\n{clusters.table(*rows)}',
+    f'{_SLOWDOWN} times as slow:\n\n{printing.markdown(rows)}',
     flush=True,
   )
 
@@ -226,7 +227,7 @@ def print_ratio(out: pathlib.Path, *, lab: bool) -> None:
     rows.append(tuple(cells))
   print(
     f'\nExamples/s over the same scheme with equal batches, one slow worker of '
-    f'{batches.WORKERS}:\n\n{clusters.table(*rows)}\n\n' + '\n'.join(_CLAIMS),
+    f'{batches.WORKERS}:\n\n{printing.markdown(rows)}\n\n' + '\n'.join(_CLAIMS),
     flush=True,
   )
 

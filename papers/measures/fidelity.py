@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from absl import app, flags
 
+from analysis import printing
 from bench.lab import conditions
 from configs.checks import require
 from outputs import transient
@@ -120,13 +121,13 @@ def print_tables(records: Sequence[Mapping[str, Any]]) -> None:
       mean, median, least, most = numbers
       counts = f'{each.conditions}', f'{each.too_slow}'
       lines.append((name, *counts, mean, median, f'{least} to {most}'))
-    print(_table(lines))
+    print(f'{printing.markdown(lines)}\n')
   rows = [('links', 'condition', 'virtual s', 'real s', 'error')]
   for record in sorted(filter(is_condition, records), key=signed_error):
     times = (f'{record[field]:.4f}' for field in ('virtual_s', 'real_s'))
     error = _percent(signed_error(record))
     rows.append((record['lab'], record['condition'], *times, error))
-  print(_table(rows))
+  print(f'{printing.markdown(rows)}\n')
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -183,11 +184,6 @@ def main(argv: list[str]) -> None:
 
 def _percent(share: float) -> str:
   return f'{100 * share:+.1f} %'
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-  lines = [rows[0], ['---'] * len(rows[0]), *rows[1:]]
-  return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
 if __name__ == '__main__':

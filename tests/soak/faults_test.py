@@ -19,7 +19,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 import analysis
-from analysis import runs
+from analysis import printing, runs
 from bench import clusters
 from cluster.process.faults import SLOWER, Faults, Kind, Phase
 from tests.soak import disturbances
@@ -194,7 +194,7 @@ def _execute(
   for phase in dict.fromkeys(phase for _, _, _, phase in run.entries):
     cells = [counts.get((phase, kind)) for kind in kinds]
     rows.append((phase, *('{}/{}'.format(*c) if c else '-' for c in cells)))
-  print(f'\n{clusters.table(*rows)}\n')
+  print(f'\n{printing.markdown(rows)}\n')
   return failed(_checks(path, run, counts, outside, still_s, limit_s))
 
 
@@ -279,7 +279,7 @@ def _pause_table(
     for pause, limit_s in zip(pauses, limits_s, strict=True)
     if pause.faults or pause.starts
   ]
-  return f'\nfirst start: {first_s:.1f} s\n\n{clusters.table(*rows)}'
+  return f'\nfirst start: {first_s:.1f} s\n\n{printing.markdown(rows)}'
 
 
 def _recent_faults(

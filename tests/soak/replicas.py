@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from analysis import runs
+from analysis import printing, runs
 from bench import clusters
 from cluster.process.exits import STOPPED
 from configs import timing
@@ -83,7 +83,7 @@ def describe(name: str, row: Row) -> str:
     ', '.join(f'{1e3 * each:.1f}' for each in row.cpu_s),
     ', '.join(f'{each:.0f}' for each in row.memory_MiB),
   )
-  return clusters.table(head, cells)
+  return printing.markdown([head, cells])
 
 
 def measure(

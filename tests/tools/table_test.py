@@ -11,9 +11,7 @@ from absl.testing import absltest
 
 from tests.support import small, sweeping
 
-_GRID = (
-  'sync.name=bsp,asp; cluster.speed.slowdown=(1.0, 1.0),(1.0, 2.0); seed=0,1,2'
-)
+_GRID = 'sync.name=bsp,asp; batching.worker_batch=16,32; seed=0,1,2'
 
 
 class TableTest(absltest.TestCase):
@@ -27,7 +25,7 @@ class TableTest(absltest.TestCase):
     )
     words = (
       *('-m', 'tools.table', str(out), '--rows=sync.name'),
-      *('--columns=cluster.speed.slowdown', '--value=virtual_s'),
+      *('--columns=batching.worker_batch', '--value=virtual_s'),
     )
     said = small.python(*words, '--format=latex', '--baseline=bsp')
     self.assertEqual(said.returncode, 0, said.stderr)
@@ -35,19 +33,19 @@ class TableTest(absltest.TestCase):
     self.assertEqual([name for name, _ in rows], ['bsp', 'asp'])
     for name, cells in rows:
       means = [cell.split()[0] for cell in cells.split(' & ')[::2]]
-      for shown, slowest in zip(means, (1.0, 2.0), strict=True):
-        mean = statistics.fmean(self._times(out, name, slowest))
+      for shown, batch in zip(means, (16, 32), strict=True):
+        mean = statistics.fmean(self._times(out, name, batch))
         self.assertAlmostEqual(float(shown), mean, delta=0.02 * mean)
     self.assertIn('over seeds, n = 3', said.stdout)
     refused = small.python(*words, '--baseline=ssp')
     self.assertEqual(refused.returncode, 1)
     self.assertIn("one of the rows ['bsp', 'asp'], got 'ssp'", refused.stderr)
 
-  def _times(self, out, scheme, slowest):
+  def _times(self, out, scheme, batch):
     """Returns the virtual seconds of the runs of a cell."""
     for path in out.glob('*/summary.json'):
       config = json.loads((path.parent / 'manifest.json').read_text())['config']
-      is_of_cell = config['cluster']['speed']['slowdown'] == [1.0, slowest]
+      is_of_cell = config['batching']['worker_batch'] == batch
       if is_of_cell and config['sync']['name'] == scheme:
         yield json.loads(path.read_text())['virtual_s']
 

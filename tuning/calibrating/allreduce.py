@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from analysis import traffic
+from analysis import printing, traffic
 from analysis.traffic import Link, MembershipEpoch
 from cluster.speed import layers
 from cluster.virtual.allreduce import Sums
@@ -32,7 +32,7 @@ from topology.baselines.transfer import transfer_forest
 from topology.clusters import cluster as clusters
 from topology.clusters import shapes
 from topology.clusters.cluster import Cluster
-from tuning.calibrating import placement, tables
+from tuning.calibrating import placement
 from tuning.calibrating.timeline import Timeline
 
 SHARED = ()  # Any allreduce route predicts any other.
@@ -143,8 +143,8 @@ def describe(
       (f'worker {worker}', '', f'{statistics.fmean(own):.4g}')
       for worker, own in enumerate(times)
     ]
-    lines.append(tables.table(rows))
-    lines.append(tables.table([('', '', 'compute s'), *means]))
+    lines.append(printing.text(rows, align='r'))
+    lines.append(printing.text([('', '', 'compute s'), *means], align='r'))
   else:
     head = ('host', 'up MB/s', 'down MB/s', 'compute s')
     rows = [
@@ -153,7 +153,7 @@ def describe(
         zip(times, found.up_Bps, found.down_Bps, strict=True)
       )
     ]
-    lines.append(tables.table([head, *rows]))
+    lines.append(printing.text([head, *rows], align='r'))
   if not found.bound:
     lines.append(
       'WARNING: links never limited an iteration: they may be faster, and '

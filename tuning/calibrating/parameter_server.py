@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from analysis import printing
 from analysis.runs import Run
 from cluster.virtual import applying
 from tuning.calibrating import links, placement, tables, timeline
@@ -118,7 +119,7 @@ def describe(
     f'{1e3 * down.latency_s:.1f} ms (pull); stalls add '
     f'{1e3 * up.excess_s:z.1f} and {1e3 * down.excess_s:z.1f} ms in the mean.  '
     'Error: median,\nrelative, of durations; push and pull.',
-    tables.table(rows),
+    printing.text(rows, align='r'),
   ]
   if work := found.server_work:
     lines.append(
