@@ -10,6 +10,7 @@ import functools
 import importlib
 import math
 import os
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,15 @@ from batching.batching import Batching
 from cluster import combinations
 from cluster.coordinator import Coordinator
 from cluster.milestones import Intervals, Milestones, SaveSchedule
-from cluster.process import devices
+from cluster.process import devices, exits
+from cluster.process.exits import (
+  DRAINED,
+  LOST,
+  HandedOver,
+  Reason,
+  Unmendable,
+  end,
+)
 from cluster.runtime import Parts, Site
 from cluster.speed import driving
 from cluster.speed.speed import Speed
@@ -37,7 +46,7 @@ from diagnosis import watch
 from learning import build as learning
 from learning import compilations, placement, staleness
 from learning.learning import Learning
-from outputs import manifests, serialization, tracking
+from outputs import manifests, serialization, tracking, transient
 from outputs.console import Console
 from outputs.files import RunFiles
 from outputs.recorder import Recorder
@@ -136,6 +145,68 @@ def run(config: ConfigDict, **options: Any) -> Trained | None:
     return built.train()
   built()
   return None
+
+
+def run_process(
+  config: ConfigDict, *, workdir: str | None, process: Mapping[str, str]
+) -> None:
+  """Builds and runs this process's part of a run, until the process ends.
+
+  Errors that a restart may mend end the process at once with the code 75: its
+  threads may wait for other processes for ever.  The end is recorded in the
+  folder of the run.
+
+  Args:
+    config: As of `build`.
+    workdir: As of `build`.
+    process: As of `build`.
+
+  Raises:
+    SystemExit: After a signal, or if the coordinator has ended the run.
+    KeyboardInterrupt: After SIGINT.
+  """
+  folder = pathlib.Path(workdir) if workdir else None
+  with exits.ExitRecord(folder, process.get('role', 'process')):
+    try:
+      _run(config, workdir, process)
+    except HandedOver as error:
+      logging.info('%s', error)
+      end(DRAINED, Reason.DRAINED, str(error))
+    except Unmendable as error:
+      logging.error('%s', error)
+      end(LOST, Reason.UNMENDABLE, str(error), error)
+
+
+def _run(
+  config: ConfigDict, workdir: str | None, process: Mapping[str, str]
+) -> None:
+  """Trains; a transient error ends the process with the code LOST."""
+  make = functools.partial(
+    build, config, workdir=workdir, process=process, own_process=True
+  )
+  try:
+    built = transient.retry(
+      make,
+      limit_s=lambda: transient.start_limit_s(config.cluster),
+      what='The start',
+    )
+  except (OSError, ValueError) as error:
+    # Not sys.exit: jax.distributed waits at the end for all other processes.
+    code = transient.exit_code(error)
+    reason = Reason.TRANSIENT if code == LOST else Reason.INVALID
+    end(code, reason, str(error), error)
+  if isinstance(built, Run):
+    exits.describe_process(folder=built.files.workdir)
+  try:
+    built()
+  except MemoryError as error:
+    logging.exception('The host is out of memory')
+    end(LOST, Reason.TRANSIENT, str(error), error)
+  except OSError as error:
+    if not transient.is_transient(error):
+      raise
+    logging.exception('The run has met a transient error')
+    end(LOST, Reason.TRANSIENT, str(error), error)
 
 
 def check(config: ConfigDict) -> Mapping[str, Any]:

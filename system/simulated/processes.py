@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from system.simulated import net, threads
-from system.simulated.scheduler import Scheduler, Task, Waiting, active
+from system.simulated.scheduler import Scheduler, Task, active
 
 Handler = Any  # As of `signal.signal`.
 _DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -46,13 +46,15 @@ class Process:
     number: int,
     name: str,
     host: str,
+    *,
+    on_end: Callable[['Process'], object],
   ):
+    self._on_end = on_end
     self.name, self.host, self.pid = name, host, _FIRST_ID + number
     self.code: int | None = None
     self.is_dead = self.is_stopped = False
     self.held: list[Task] = []
     self.error = ''
-    self.ended: list[Waiting] = []
     self.handlers: dict[int, Handler] = {
       signal.SIGINT: signal.default_int_handler
     }
@@ -113,7 +115,7 @@ class Process:
     self.is_dead, self.code = True, code
     self._network.drop(self, silently=silently)
     held_locks.release(self)
-    self._scheduler.wake_all(self.ended)
+    self._on_end(self)
     current = self._scheduler.current
     if current is not None and current.owner is self:
       self._scheduler.vanish()

@@ -38,7 +38,12 @@ class _Clock:
 
 
 class World:
-  """Processes on simulated hosts; what happens is a function of the seed."""
+  """Processes on simulated hosts; what happens is a function of the seed.
+
+  Attributes:
+    processes: The newest process of each name.
+    on_end: Called with each process that has ended; it must not wait.
+  """
 
   def __init__(
     self,
@@ -61,6 +66,7 @@ class World:
       self.scheduler, latency_s=latency_s, rate_Bps=rate_Bps
     )
     self.processes: dict[str, Process] = {}
+    self.on_end: Callable[[Process], object] = lambda process: None
     self._count = 0
 
   @property
@@ -73,7 +79,14 @@ class World:
   ) -> Process:
     """Starts a process; replaces one of this name that has ended."""
     self._count += 1
-    process = Process(self.scheduler, self.network, self._count, name, host)
+    process = Process(
+      self.scheduler,
+      self.network,
+      self._count,
+      name,
+      host,
+      on_end=lambda ended: self.on_end(ended),
+    )
     self.processes[name] = process
     process.start(function)
     return process
