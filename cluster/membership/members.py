@@ -47,7 +47,9 @@ class Incarnation:
   process: str
   number: int
   last_heartbeat: float = dataclasses.field(default_factory=clock.monotonic)
-  closed: threads.Event = dataclasses.field(default_factory=threads.Event)
+  closed: threads.Event = dataclasses.field(
+    default_factory=lambda: threads.Event()
+  )
   unconfirmed: set[int] | None = None
   has_addresses: bool = False
   began: float = dataclasses.field(default_factory=clock.monotonic)

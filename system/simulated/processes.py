@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from system.simulated import net, threads
-from system.simulated.scheduler import Scheduler, Task, active
+from system.simulated.scheduler import Abandoned, Scheduler, Task, active
 
 Handler = Any  # As of `signal.signal`.
 _DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -110,13 +110,15 @@ class Process:
       code: Exit code.
       silently: Whether its host ends as well, so that peers learn nothing.
     """
+    current = self._scheduler.current
     if self.is_dead:
+      if current is not None and current.owner is self:
+        self._scheduler.vanish()
       return
     self.is_dead, self.code = True, code
     self._network.drop(self, silently=silently)
     held_locks.release(self)
     self._on_end(self)
-    current = self._scheduler.current
     if current is not None and current.owner is self:
       self._scheduler.vanish()
 
@@ -131,6 +133,8 @@ class Process:
         code, self.error = 1, error.code
     except KeyboardInterrupt:
       code = -signal.SIGINT
+    except Abandoned:
+      raise
     # As Python does: it prints the error, and ends with the code 1.
     except BaseException:
       code, self.error = 1, traceback.format_exc()

@@ -23,6 +23,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 _LOOK_S = 1e-6  # By which looking at the clock advances it.
+_CLOSE_S = 5.0  # Longest time that the end of a thread may take.
+
+
+class Abandoned(BaseException):
+  """Ends the threads of a simulation that is over."""
 
 
 class Owner(Protocol):
@@ -69,14 +74,22 @@ class Task:
     self.owner, self.name, self.is_daemon = owner, name, is_daemon
     self.is_over = False
     self.is_queued = False  # Ready, or held.
+    self.is_abandoned = False
+    self.thread: threading.Thread
     self.joining: list[Waiting] = []
     self.handle: Any = None  # Of `threads.Thread`, if it has one.
     self._gate = _thread.allocate_lock()
     self._gate.acquire()
 
   def enter(self) -> None:
-    """Waits for the baton."""
+    """Waits for the baton.
+
+    Raises:
+      Abandoned: If the simulation is over.
+    """
     self._gate.acquire()
+    if self.is_abandoned:
+      raise Abandoned
 
   def admit(self) -> None:
     """Hands the baton to the task."""
@@ -91,6 +104,7 @@ class Scheduler:
     current: The task that runs; None outside of all.
     switches: Number of times that the baton was passed on.
     end: Reason for the end of the simulation; '' while it runs.
+    is_closing: Whether the threads that are left are ending.
   """
 
   def __init__(self, seed: int, *, yields: float = 0.05):
@@ -104,6 +118,7 @@ class Scheduler:
     self.current: Task | None = None
     self.switches = 0
     self.end = ''
+    self.is_closing = False
     self._yields = yields
     self._now = 0.0
     self._limit_s = 0.0
@@ -111,6 +126,7 @@ class Scheduler:
     self._timers: list[tuple[float, int, Call]] = []
     self._numbers = itertools.count()
     self._over = threading.Lock()
+    self._tasks: list[Task] = []
 
   @property
   def now(self) -> float:
@@ -138,16 +154,39 @@ class Scheduler:
     """Makes a task ready, which will call a function."""
 
     def run() -> None:
-      task.enter()
       try:
+        task.enter()
         function()
+      except Abandoned:
+        pass
       finally:
         task.is_over = True
-        self.wake_all(task.joining)
-        self._pass_on()
+        if not task.is_abandoned:
+          self.wake_all(task.joining)
+          self._pass_on()
 
-    threading.Thread(target=run, name=task.name, daemon=True).start()
+    task.thread = threading.Thread(target=run, name=task.name, daemon=True)
+    task.thread.start()
+    self._tasks.append(task)
     self.make_ready(task)
+
+  def close(self) -> None:
+    """Ends all threads that are left, after `run`.
+
+    Their handlers and `finally` clauses run, of killed processes, too: read
+    what the run has written before.
+    """
+    self.is_closing = True
+    for task in self._tasks:
+      if not task.is_over:
+        task.is_abandoned = True
+        self.current = task
+        task.admit()
+        task.thread.join(_CLOSE_S)
+    self.current = None
+    self._tasks.clear()
+    self._timers.clear()
+    self._ready.clear()
 
   def make_ready(self, task: Task) -> None:
     """Makes a waiting task eligible."""
@@ -203,8 +242,10 @@ class Scheduler:
 
   def may_yield(self) -> None:
     """Lets other tasks run now and then."""
+    if self.is_closing:
+      return
     if self.current is not None and self.random.random() < self._yields:
-      task = self.current
+      task = self._find_current()
       self.make_ready(task)
       self._give_way(task)
       task.owner.handle_signals(task)
@@ -233,6 +274,8 @@ class Scheduler:
   def _find_current(self) -> Task:
     if self.current is None:
       raise RuntimeError('Nobody but simulated threads can wait.')
+    if self.current.is_abandoned:
+      raise Abandoned
     return self.current
 
   def _give_way(self, task: Task) -> None:

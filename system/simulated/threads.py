@@ -101,7 +101,7 @@ class Lock:
     """Waits for the lock; returns whether it has been acquired."""
     self._scheduler.may_yield()
     deadline = self._scheduler.now + timeout
-    while self._is_locked:
+    while self._is_locked and not self._scheduler.is_closing:
       if not blocking:
         return False
       left_s = None if timeout < 0 else deadline - self._scheduler.now
@@ -112,7 +112,7 @@ class Lock:
 
   def release(self) -> None:
     """Releases the lock."""
-    if not self._is_locked:
+    if not (self._is_locked or self._scheduler.is_closing):
       raise RuntimeError('release unlocked lock')
     self._is_locked = False
     self._scheduler.wake(self._waiters)

@@ -102,6 +102,11 @@ class World:
       self.scheduler.run(limit_s)
     return self.scheduler.end
 
+  def close(self) -> None:
+    """Ends all threads that are left: see `Scheduler.close`."""
+    with self.installed():
+      self.scheduler.close()
+
   def _watch(self) -> None:
     """Ends the simulation once all processes have ended."""
     if all(each.is_dead for each in self.processes.values()):

@@ -11,7 +11,8 @@ import os
 import pathlib
 import random
 import signal
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import train
@@ -82,11 +83,17 @@ class Outcome(NamedTuple):
   printed: str
 
 
+@contextlib.contextmanager
 def simulate(
-  setting: Setting, faults: Sequence[Fault], seed: int, folder: pathlib.Path
-) -> Outcome:
-  """Runs a setting under faults; returns what has become of it."""
-  return Simulation(setting, faults, seed, folder).run()
+  setting: Setting, faults: Sequence[Fault], seed: int
+) -> Iterator[Outcome]:
+  """Runs a setting under faults; yields what has become of it."""
+  with tempfile.TemporaryDirectory() as folder:
+    simulation = Simulation(setting, faults, seed, pathlib.Path(folder))
+    try:
+      yield simulation.run()
+    finally:
+      simulation.world.close()
 
 
 class Simulation:
@@ -130,7 +137,10 @@ class Simulation:
   def run(self) -> Outcome:
     """Runs until all processes have ended."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+    with (
+      contextlib.redirect_stdout(printed),
+      contextlib.redirect_stderr(printed),
+    ):
       end = self.world.run(LIMIT_S)
     return Outcome(
       end,

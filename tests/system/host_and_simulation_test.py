@@ -45,6 +45,7 @@ def _simulated(program, seed=0):
   world = World(seed)
   world.start('one', _HOST, lambda: results.append(_call(program)))
   world.run(1000.0)
+  world.close()
   return results[0]
 
 
@@ -327,13 +328,18 @@ class SameTest(parameterized.TestCase):
 
 
 class WorldTest(parameterized.TestCase):
+  def _world(self, seed, **options):
+    world = World(seed, **options)
+    self.addCleanup(world.close)
+    return world
+
   def test_a_seed_decides_everything(self):
     found = [self._race(seed) for seed in (*range(20), *range(20))]
     self.assertEqual(found[:20], found[20:])
     self.assertGreater(len({order for order, _ in found}), 5)
 
   def _race(self, seed):
-    world, order = World(seed), []
+    world, order = self._world(seed), []
 
     def run(number):
       for _ in range(3):
@@ -355,7 +361,7 @@ class WorldTest(parameterized.TestCase):
 
   @parameterized.parameters(0, 3)
   def test_an_exit_code_is_that_of_the_process(self, code):
-    world = World(0)
+    world = self._world(0)
 
     def run():
       raise SystemExit(code)
@@ -365,7 +371,7 @@ class WorldTest(parameterized.TestCase):
     self.assertEqual(process.code, code)
 
   def test_a_killed_process_runs_no_further_code(self):
-    world, ran = World(0), []
+    world, ran = self._world(0), []
 
     def run():
       try:
@@ -379,7 +385,7 @@ class WorldTest(parameterized.TestCase):
     self.assertEqual((process.code, ran), (-9, []))
 
   def test_exit_now_ends_all_threads_at_once(self):
-    world, ran = World(0), []
+    world, ran = self._world(0), []
 
     def run():
       thread = threads.Thread(target=lambda: (clock.sleep(0.1), ran.append(1)))
@@ -394,7 +400,7 @@ class WorldTest(parameterized.TestCase):
     self.assertEqual((process.code, ran), (75, []))
 
   def test_a_process_waits_for_its_threads_but_daemons(self):
-    world, ran = World(0), []
+    world, ran = self._world(0), []
 
     def note(delay_s):
       clock.sleep(delay_s)
@@ -409,7 +415,7 @@ class WorldTest(parameterized.TestCase):
     self.assertEqual(ran, [0.1, 0.2])
 
   def test_a_handler_runs_in_the_main_thread_while_it_waits(self):
-    world, found = World(0), []
+    world, found = self._world(0), []
 
     def handle(number, frame):
       found.append((number, threads.current_thread() is threads.main_thread()))
@@ -426,14 +432,14 @@ class WorldTest(parameterized.TestCase):
     self.assertEqual(process.code, 0)
 
   def test_a_signal_without_a_handler_kills(self):
-    world = World(0)
+    world = self._world(0)
     process = world.start('one', _HOST, lambda: clock.sleep(1.0))
     world.at(0.5, lambda: world.send('one', processes.SIGTERM))
     world.run(10.0)
     self.assertEqual(process.code, -15)
 
   def test_a_stopped_process_continues_where_it_was(self):
-    world, found = World(0), []
+    world, found = self._world(0), []
 
     def run():
       for _ in range(10):
@@ -467,7 +473,7 @@ class WorldTest(parameterized.TestCase):
 
   def _peer_of(self, fault, *, limit_ms=0, send_s=None):
     """Returns what host a receives from b, on which there is a fault."""
-    world, found = World(0), []
+    world, found = self._world(0), []
 
     def serve():
       listener = net.Socket(net.AF_INET, net.SOCK_STREAM)
@@ -497,7 +503,7 @@ class WorldTest(parameterized.TestCase):
     return found[0] if found else None
 
   def test_a_rate_limits_what_arrives(self):
-    world, took = World(0, rate_Bps=1000.0, latency_s=0.1), []
+    world, took = self._world(0, rate_Bps=1000.0, latency_s=0.1), []
 
     def serve():
       listener = net.Socket(net.AF_INET, net.SOCK_STREAM)
@@ -520,7 +526,7 @@ class WorldTest(parameterized.TestCase):
     self.assertBetween(took[0], 3.0, 3.3)
 
   def test_each_process_has_values_of_its_own(self):
-    world, found = World(0), []
+    world, found = self._world(0), []
     own = processes.Own(list)
 
     def run(name):
@@ -535,7 +541,7 @@ class WorldTest(parameterized.TestCase):
     self.assertCountEqual(found, [['a', 'a'], ['b', 'b']])
 
   def test_a_killed_process_loses_its_locks(self):
-    world, found = World(0), []
+    world, found = self._world(0), []
     folder = self.enterContext(tempfile.TemporaryDirectory())
 
     def run(delay_s):
@@ -549,6 +555,23 @@ class WorldTest(parameterized.TestCase):
     world.at(0.5, lambda: world.kill('0'))
     world.run(100.0)
     self.assertEqual(found, [True, False, True])
+
+  def test_close_ends_all_threads(self):
+    before = threading.active_count()
+    world = World(0)
+
+    def run():
+      for _ in range(3):
+        threads.Thread(target=lambda: clock.sleep(1e6), daemon=True).start()
+      clock.sleep(1e6)
+
+    for name in 'abc':
+      world.start(name, '10.0.0.1', run)
+    world.at(1.0, lambda: world.kill('a'))
+    world.run(10.0)
+    self.assertGreater(threading.active_count(), before + 8)
+    world.close()
+    self.assertEqual(threading.active_count(), before)
 
 
 if __name__ == '__main__':
