@@ -67,7 +67,7 @@ class World:
     )
     self.processes: dict[str, Process] = {}
     self.on_end: Callable[[Process], object] = lambda process: None
-    self._count = 0
+    self._count = self._num_coming = 0
 
   @property
   def now(self) -> float:
@@ -91,6 +91,18 @@ class World:
     process.start(function)
     return process
 
+  def start_later(
+    self, delay_s: float, name: str, host: str, function: Callable[[], object]
+  ) -> None:
+    """Starts a process after some seconds, until which the world goes on."""
+    self._num_coming += 1
+
+    def start() -> None:
+      self._num_coming -= 1
+      self.start(name, host, function)
+
+    self.scheduler.call_after(delay_s, start)
+
   def at(self, when: float, function: Callable[[], object]) -> None:
     """Calls a function at a time; it must not wait."""
     self.scheduler.call_at(when, function)
@@ -109,7 +121,8 @@ class World:
 
   def _watch(self) -> None:
     """Ends the simulation once all processes have ended."""
-    if all(each.is_dead for each in self.processes.values()):
+    is_over = all(each.is_dead for each in self.processes.values())
+    if is_over and not self._num_coming:
       self.scheduler.stop('all processes have ended')
     else:
       self.scheduler.call_after(0.1, self._watch)

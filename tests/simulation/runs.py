@@ -151,11 +151,12 @@ class Simulation:
       printed.getvalue(),
     )
 
-  def _start(self, rank: int) -> None:
+  def _start(self, rank: int, delay_s: float = 0.0) -> None:
     name = _name(rank)
     process = {'role': name, 'coordinator': f'{_host(0)}:{PORT}'}
     self._starts += 1
-    self.world.start(
+    self.world.start_later(
+      delay_s,
       name,
       _host(rank),
       lambda: train.run_process(
@@ -165,10 +166,9 @@ class Simulation:
 
   def _restart(self, process: Process) -> None:
     """Starts a process again that was killed, or ended to be restarted."""
-    is_mended = process.code == LOST or process.code == -signal.SIGKILL
+    is_mended = process.code in (LOST, -signal.SIGKILL)
     if self._setting.restarts and is_mended:
-      rank = int(process.name.partition(':')[2])
-      self.world.at(self.world.now + _BACKOFF_S, lambda: self._start(rank))
+      self._start(int(process.name.partition(':')[2]), _BACKOFF_S)
 
   def _inject(self, fault: Fault) -> None:
     world, name = self.world, _name(fault.rank)
