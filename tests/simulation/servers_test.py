@@ -14,7 +14,7 @@ _SETTINGS = {
   'bsp': Setting(fields=_MIRRORED),
   'asp': Setting(fields={'sync.name': 'asp', **_MIRRORED}),
 }
-_SEEDS = 8
+_SEEDS = 4
 
 
 class SeedsTest(checks.TestCase):
