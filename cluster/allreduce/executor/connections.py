@@ -114,9 +114,9 @@ class MembershipConnections:
     self._lost: dict[int, Exception] = {}
     self._exchange: Exchange | None = None
     self.received = ReceiveBuffers(len(roles.children) * roles.ahead_bytes)
-    # Chunk whose round trip is measured, and the time at which it was sent.
-    self._trip: tuple[int, float] | None = None
-    self._round_trip_s = math.inf  # The shortest one.
+    # By tree: chunk whose round trip is measured, and when it was sent.
+    self._trips: dict[int, tuple[int, float]] = {}
+    self._round_trips_s: dict[int, float] = {}  # Shortest one of each tree.
     # Chunks of the next iteration, by sender.
     self._next_chunks: dict[int, list[tuple[FrameHeader, memoryview]]] = {}
     self._next_bytes: collections.Counter[int] = collections.Counter()
@@ -161,9 +161,8 @@ class MembershipConnections:
       self._on_end(self.error)
       return
     self._exchange = exchange
-    self._trip = None
-    if self._round_trip_s < math.inf:
-      exchange.adapt_window(self._round_trip_s)
+    self._trips.clear()
+    self._adapt_window(exchange)
     stored, self._next_chunks = self._next_chunks, {}
     self._next_bytes.clear()
     for worker, chunks in stored.items():
@@ -341,8 +340,9 @@ class MembershipConnections:
         return
       self._sent(exchange, worker)
     while item := exchange.take(worker):
-      if item.kind == frames.UP and self._trip is None:
-        self._trip = item.chunk, clock.monotonic()
+      if item.kind == frames.UP:
+        tree = exchange.program.trees[item.chunk]
+        self._trips.setdefault(tree, (item.chunk, clock.monotonic()))
       if not out.writer.write(*self._pack(exchange, *item)):
         out.is_blocked = True
         return
@@ -390,18 +390,28 @@ class MembershipConnections:
     """Adapts the window if a sum ends the round trip that is measured.
 
     Its time includes waiting for workers that still compute.  The shortest one
-    of a membership does not: in each iteration, several trips follow each other
-    once all workers send.
+    of a tree does not: in each iteration, several trips follow each other once
+    all workers send.
     """
-    if self._trip is None or frame.kind != frames.DOWN:
+    if frame.kind != frames.DOWN:
       return
-    chunk, sent_s = self._trip
+    tree = exchange.program.trees[frame.number]
+    chunk, sent_s = self._trips.get(tree, (None, 0.0))
     if frame.number == chunk:
-      self._trip = None
+      del self._trips[tree]
       trip_s = clock.monotonic() - sent_s
-      if trip_s < self._round_trip_s:
-        self._round_trip_s = trip_s
-        exchange.adapt_window(trip_s)
+      if trip_s < self._round_trips_s.get(tree, math.inf):
+        self._round_trips_s[tree] = trip_s
+        self._adapt_window(exchange)
+
+  def _adapt_window(self, exchange: Exchange) -> None:
+    """Sets the window by the tree that takes longest.
+
+    Trips of a worker's trees differ, as roots may be near or far away.  Chunks
+    have one order, so that all trees wait for the longest.
+    """
+    if self._round_trips_s:
+      exchange.adapt_window(max(self._round_trips_s.values()))
 
   def _check_layout(self, exchange: Exchange, frame: FrameHeader) -> None:
     if frame.layout != exchange.program.layout:

@@ -287,7 +287,7 @@ class Exchange:
 
     Args:
       round_trip_s: Shortest measured time from a chunk's sending to the arrival
-        of its sum, seconds.
+        of its sum, seconds, in the tree in which it is longest.
     """
     self.window = dealing.window(
       self.program.roles.forest,

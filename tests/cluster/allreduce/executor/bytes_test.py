@@ -363,6 +363,28 @@ class WindowTest(_Case):
     self._begin(membership, 0, numbers)
     self.assertEqual(count_parts(), first)
 
+  def test_a_tree_of_short_round_trips_does_not_limit_one_of_long_ones(self):
+    membership = self._membership(count=3, size=600, rate_Bps=4000)
+    numbers = self._numbers(membership)
+    peers = membership.peers
+
+    def count_parts():
+      return sum(len(peer.frames()) for peer in peers.values())
+
+    def answer(root):
+      chunk = membership.chunks(root=root)[0]
+      peers[root].await_part(0, chunk)
+      fields = membership.fields(0, chunk, DOWN, numbers.sum(0))
+      peers[root].send(fields.pack())
+
+    membership.form()
+    self._begin(membership, 0, numbers)
+    answer(1)
+    time.sleep(0.3)
+    first = count_parts()
+    answer(2)
+    executors.wait_until(lambda: count_parts() > 3 * first)
+
 
 class DeparturesTest(_Case):
   """Last frames of workers that leave."""
