@@ -19,13 +19,13 @@ import numpy as np
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from analysis import printing, records
+import analysis
+from analysis import printing, report
 from configs import config_file, default, paths, sections, user_parts
 from outputs import atomic, figures
 from sweeps import driver, outcomes, plan
 from sweeps.grid import Point
 from sweeps.plan import SharedConfig
-from tools import report
 
 
 class Variant(NamedTuple):
@@ -198,19 +198,19 @@ def compare(
   if not all(outcomes.read_outcome(folder).is_final for folder in folders):
     return code
   summaries: dict[str, list[Mapping[str, Any]]] = {}
-  groups: dict[str, list[records.RunRecord]] = {}
+  groups: dict[str, list[analysis.Run]] = {}
   for run, folder in zip(runs, folders, strict=True):
-    record = records.load(folder)
-    summaries.setdefault(run.variant, []).append(record.summary or {})
-    groups.setdefault(run.variant, []).append(record)
-  measures = records.load(folders[0]).measures or ('accuracy',)
+    found = analysis.read(folder)
+    summaries.setdefault(run.variant, []).append(found.summary or {})
+    groups.setdefault(run.variant, []).append(found)
+  measures = analysis.read(folders[0]).measures or ('accuracy',)
   table = markdown(
     {name: row(each, measures) for name, each in summaries.items()}
   )
   text = f'{_caption(config, runs)}\n\n{table}'
   print(text)
   atomic.write(pathlib.Path(out) / 'table.md', text)
-  report.draw(groups, out, timelines=1)
+  report.write_pictures(groups, out, of_each=1)
   logging.info('Table and pictures are in %s', out)
   return 0
 

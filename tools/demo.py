@@ -19,12 +19,11 @@ from typing import Any
 from absl import app, flags
 
 import analysis
-from analysis import diagnosing
+from analysis import diagnosing, report
 from configs import paths
 from configs.checks import require
 from launch import lab, processes
 from sweeps import child
-from tools import report
 
 _HOSTS = 4
 _LINK, _SLOW = '200mbit', '20mbit'
@@ -114,7 +113,7 @@ def conclude(folder: pathlib.Path, tuning: str) -> str:
       _pace(name, path, each)
       for (name, path), each in zip(runs.items(), measured, strict=True)
     ]
-  written = report.write_page([*runs.values()], folder)
+  written = report.write_page(report.read(runs.values()), folder)
   return '\n'.join([*lines, f'Page: {pathlib.Path(written).resolve()}'])
 
 

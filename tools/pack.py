@@ -38,10 +38,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
-from matplotlib.backend_bases import FigureCanvasBase
 
 import topology
-from analysis.drawing import forests
+from analysis.figures import forest, look
 from configs import paths, units
 from configs.checks import require
 from outputs import atomic
@@ -265,7 +264,8 @@ def _write(cluster: Cluster, packed: Forest) -> None:
     atomic.write(given.out, text + '\n')
     print(f'\nForest: {given.out}')
   if given.draw is not None:
-    forests.draw(cluster, packed, trees=given.panels).savefig(given.draw)
+    figure = forest.draw_forest(cluster, packed, trees=given.panels)
+    look.save(figure, pathlib.Path(given.draw))
     print(f'Picture: {given.draw}')
 
 
@@ -280,9 +280,9 @@ def _check_picture(path: str | None) -> None:
   """Raises ValueError unless a picture can be written; None passes."""
   _check_folder('draw', path)
   if path is not None:
-    formats = FigureCanvasBase.get_supported_filetypes()
     suffix = pathlib.Path(path).suffix.removeprefix('.')
-    require(suffix in formats, 'draw', f'one of {sorted(formats)}', path)
+    expected = f'a file of one of {look.FORMATS}'
+    require(suffix in look.FORMATS, 'draw', expected, path)
 
 
 def _GBps(Bps: Any) -> str:

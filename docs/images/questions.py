@@ -8,13 +8,12 @@ sends 1 GB of gradients and has no model.  Three minutes on two cores; finished
 runs in DIR are not repeated.
 """
 
-import collections
-import json
 import pathlib
 import subprocess
 import sys
 import tempfile
 
+import numpy as np
 from absl import app, flags
 from matplotlib.figure import Figure
 
@@ -22,8 +21,8 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(_ROOT))
 
 import analysis  # noqa: E402
-from analysis import records, traffic  # noqa: E402
-from analysis.drawing import forests, timeline  # noqa: E402
+from analysis import report, traffic  # noqa: E402
+from analysis.figures import look, workers  # noqa: E402
 
 _SCHEMES = ('bsp', 'ssp', 'dssp', 'elastic', 'r2sp', 'asp')
 _WIRES = {
@@ -44,48 +43,34 @@ _WIDTH = 0.4  # Width of a bar.
 _SHOWN_S = (2.0, 4.0)  # Interval of the timelines, virtual seconds.
 
 
-def run(folder: pathlib.Path, *words: str) -> records.RunRecord:
+def run(folder: pathlib.Path, *words: str) -> analysis.Run:
   """Runs main.py with these flags unless the folder has the finished run."""
   if not (folder / 'summary.json').exists():
     command = [sys.executable, 'main.py', *words, f'--workdir={folder}']
     subprocess.run(command, cwd=_ROOT, check=True)
-  return records.load(folder)
+  return analysis.read(folder)
 
 
 def draw_when(runs: pathlib.Path) -> Figure:
   """Returns the timelines of four workers under six schemes."""
-  figure = Figure((10, 8.5), layout='constrained')
-  panels = figure.subplots(len(_SCHEMES), sharex=True)
-  for axes, scheme in zip(panels, _SCHEMES, strict=True):
+  timelines = {}
+  for scheme in _SCHEMES:
     config = f'--config=configs/vgg16_{scheme}.py'
-    record = run(runs / f'when_{scheme}', config, '--config.epochs=2')
-    for span in json.loads((record.path / 'trace.json').read_text()):
-      if span.get('ph') != 'X':
-        continue
-      start, duration = span['ts'] / 1e6, span['dur'] / 1e6
-      if start + duration > _SHOWN_S[0] and start < _SHOWN_S[1]:
-        place = span['tid'] - 0.4, 0.8
-        color = timeline.COLORS[span['name']]
-        axes.broken_barh([(start, duration)], place, color=color, linewidth=0)
-    barriers = [row['time'] for row in record.rows if row['kind'] == 'barrier']
-    across = axes.get_xaxis_transform()
-    axes.vlines(barriers, 0, 1, transform=across, color='black', linewidth=1)
-    axes.set(xlim=_SHOWN_S, ylim=(3.5, -0.5), yticks=range(4), ylabel='worker')
-    waiting = record.rows[-1]['waiting_share']
-    title = f'{scheme}: {waiting:.0%} of the time is waiting'
-    axes.set_title(title, loc='left', fontsize='medium')
-  for phase, color in timeline.COLORS.items():
-    panels[0].broken_barh([], (0, 0), color=color, label=phase)
-  panels[0].vlines([], 0, 1, color='black', linewidth=1, label='barrier')
-  panels[-1].set_xlabel('virtual time (s)')
-  labels = panels[0].get_legend_handles_labels()
-  figure.legend(*labels, loc='outside upper right', ncols=5)
-  return figure
+    found = run(runs / f'when_{scheme}', config, '--config.epochs=2')
+    timeline = report.make_timeline(found, _SHOWN_S)
+    if timeline is None:
+      raise ValueError(f'{found.path}: expected a timeline, got none.')
+    waiting = found.rows[-1]['waiting_share']
+    timelines[f'{scheme}: {waiting:.0%} of the time is waiting'] = timeline
+  return workers.draw_timelines(
+    timelines, xlabel='virtual time (s)', width=look.PAGE
+  )
 
 
+@look.styled
 def draw_how_much(runs: pathlib.Path) -> Figure:
   """Returns speeds of four workers and the batches that LB-BSP assigns."""
-  record = run(
+  found = run(
     runs / 'how_much',
     '--config=configs/vgg16_lb_bsp.py',
     '--config.epochs=4',
@@ -93,44 +78,40 @@ def draw_how_much(runs: pathlib.Path) -> Figure:
     '--config.cluster.speed.slowdown=(1.0, 1.0, 1.5, 2.0)',
     '--config.cluster.speed.fixed_s=0.0',
   )
-  pushes = collections.defaultdict(list)
-  for event in records.read_events(record.path):
-    if event['event'] == 'push':
-      pushes[event['worker']].append(event)
-  figure = Figure((10, 5), layout='constrained')
+  pushes = found.events.select(found.events['event'] == 'push')
+  figure = Figure((look.PAGE, 3.6))
   above, below = figure.subplots(2, sharex=True)
-  for worker, events in sorted(pushes.items()):
-    times = [event['time'] for event in events]
-    speeds = [event['examples'] / event['compute_s'] for event in events]
-    above.step(times, speeds, linewidth=1)
-    batches = [event['examples'] for event in events]
-    below.step(times, batches, linewidth=1, label=f'worker {worker}')
+  for worker in np.unique(pushes['worker']).tolist():
+    mine = pushes.select(pushes['worker'] == worker)
+    speeds = mine['examples'] / mine['compute_s']
+    style = look.line(worker) | {'marker': None}
+    above.step(mine['time'], speeds, label=f'worker {worker}', **style)
+    below.step(mine['time'], mine['examples'], **style)
   above.set(ylabel='speed (examples/s)', ylim=(0, None))
   below.set(ylabel='worker batch (examples)', ylim=(0, None))
   below.set_xlabel('virtual time (s)')
-  for axes in (above, below):
-    axes.grid(alpha=0.3)
-  figure.legend(loc='outside upper right', ncols=4)
+  look.add_legend(figure)
   return figure
 
 
+@look.styled
 def draw_what(runs: pathlib.Path) -> Figure:
   """Returns bytes of an iteration, by wire and route."""
-  figure = Figure((10, 3.6), layout='constrained')
+  figure = Figure((look.PAGE, 2.6))
   axes = figure.subplots()
   for place, (label, changes) in enumerate(_WIRES.items()):
     routes = [
       route for route in _ROUTES if route == 'server' or label not in _NO_SUMS
     ]
     for side, route in enumerate(routes):
-      record = run(
+      found = run(
         runs / f'what_{route}_{place}',
         '--config=configs/vgg16_bsp.py',
         '--config.epochs=1',
         f'--config.route.name={route}',
         *changes,
       )
-      summary = record.summary
+      summary = found.summary or {}
       sent_MB = summary['bytes'] / summary['iterations'] / 1e6
       left = place + (side - (len(routes) - 1) / 2) * _WIDTH
       axes.bar(left, sent_MB, _WIDTH, color=_ROUTES[route])
@@ -142,15 +123,14 @@ def draw_what(runs: pathlib.Path) -> Figure:
   axes.set_xticks(range(len(_WIRES)), list(_WIRES))
   axes.set(ylabel='MB of an iteration')
   axes.margins(y=0.2)
-  figure.legend(loc='outside upper right', ncols=2)
+  look.add_legend(figure)
   return figure
 
 
 def draw_where(runs: pathlib.Path) -> Figure:
   """Returns the loads of unequal links in a run, and trees of its forest."""
-  folder = runs / 'where'
-  run(
-    folder,
+  found = run(
+    runs / 'where',
     '--config=configs/vgg16_bsp.py',
     '--config.epochs=0.1',
     '--config.model.name=none',
@@ -160,7 +140,7 @@ def draw_where(runs: pathlib.Path) -> Figure:
     '--config.cluster.links=random_mesh(6, 1, symmetric=True)',
     '--config.route.name=forest',
   )
-  return forests.draw_run(traffic.longest_epoch(analysis.read(folder)), trees=3)
+  return report.draw_forest(traffic.longest_epoch(found), trees=4)
 
 
 def main(argv: list[str]) -> None:
@@ -176,7 +156,7 @@ def main(argv: list[str]) -> None:
   }
   for name, draw in pictures.items():
     path = pathlib.Path(__file__).with_name(f'{name}.png')
-    draw(runs).savefig(path, dpi=90)
+    look.save(draw(runs), path)
     print(f'Picture: {path}')
 
 

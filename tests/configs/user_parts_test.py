@@ -16,13 +16,13 @@ from absl.testing import absltest, parameterized
 
 import analysis
 import train
-from analysis import diagnosing, recorded_configs, records
+from analysis import diagnosing, recorded_configs, records, report
 from analysis.watching.page import Page
 from configs import default, sections
 from outputs import inputs, manifests
 from sweeps import plan
 from tests.support import small, together
-from tools import compare, replay, report
+from tools import compare, replay
 from tuning import candidates
 
 _SCHEME = """
@@ -434,7 +434,8 @@ class OwnTaskTest(parameterized.TestCase):
     self.assertEqual(next(iter(cells)), 'mse')
     self.assertIn('to mse 0.1 (s)', cells)
     out = tempfile.mkdtemp()
-    text = report.write_page([run.files.workdir], out).read_text()
+    content = report.read([run.files.workdir])
+    text = report.write_page(content, out).read_text()
     self.assertIn('Mse on the test split; lower is better.', text)
     self.assertIn('Met on the test split; higher is better.', text)
     self.assertNotIn('ccuracy', text)

@@ -11,15 +11,14 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from tensorboardX.proto import event_pb2
 
+import analysis
 import train
-from analysis import records
-from analysis.drawing import curves
+from analysis import report
 from configs import default
 from data import tokens
 from models import transformer
 from tests.support import processes, replays, small
 from tests.support.recomputing import recompute
-from tools import report
 
 _VOCABULARY, _LENGTH, _BYTES = 24, 8, 3.5
 _MODEL = {'layers': 1, 'width': 8, 'heads': 2}
@@ -214,12 +213,14 @@ class LanguageRunTest(parameterized.TestCase):
       {'test_loss', 'perplexity', 'bits_per_byte', 'accuracy', 'loss'},
       _board(folder),
     )
-    record = records.load(folder)
-    shown = curves.measured(record, 'perplexity', 'time')
+    found = analysis.read(folder)
+    shown = report.measured(found, 'perplexity', 'time')
     np.testing.assert_allclose(
-      shown.values, [row['perplexity'] for row in rows], rtol=1e-5
+      shown.y, [row['perplexity'] for row in rows], rtol=1e-5
     )
-    pictures = report.draw({'run': [record]}, tempfile.mkdtemp(), timelines=0)
+    pictures = report.write_pictures(
+      {'run': [found]}, tempfile.mkdtemp(), of_each=0
+    )
     names = {path.stem for path in pictures}
     self.assertContainsSubset(
       {'perplexity', 'bits_per_byte-examples', 'accuracy'}, names

@@ -109,7 +109,10 @@ class CommandTest(parameterized.TestCase):
     ('ring(4, 1) --latency_us=5', r'Refused: latency_us: .* --size, got 5.0'),
     ('ring(4, 1) --size=1B --latency_us=-1', r'Refused: latency_s: expected'),
     ('ring(4, 1) --out=/no/such/file', r'Refused: out: expected a file in'),
-    ('ring(4, 1) --draw=a.nosuch', r'Refused: draw: expected one of .*png'),
+    (
+      'ring(4, 1) --draw=a.nosuch',
+      r'Refused: draw: expected .*png',
+    ),
     ('ring(4, 1) --panels=-1', r'Refused: panels: expected at least 0, got -1'),
     ('ring(4, 1) --keep', r"Refused: .*No such file .*'ring\(4, 1\)'"),
     ('ring(4, 1) --gap=-1', r'Refused: gap: expected'),
