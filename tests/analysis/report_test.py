@@ -97,11 +97,11 @@ def _write_run(num_workers):
   files.begin(num_workers=num_workers)
   for second in range(40):
     for worker in range(num_workers):
-      files.span(worker, 'compute', second, second + 0.5, 16)
-      files.span(worker, 'wait', second + 0.5, second + 1, 16)
+      files.rows.span(worker, 'compute', second, second + 0.5, 16)
+      files.rows.span(worker, 'wait', second + 0.5, second + 1, 16)
   blank = dict.fromkeys(('accuracy', 'loss', 'learning_rate'))
   row = {'kind': 'log', 'time': 40.0, 'iterations': 40 * num_workers}
-  files.metric({**blank, 'examples': 4000, 'waiting_share': None, **row})
+  files.rows.metric({**blank, 'examples': 4000, 'waiting_share': None, **row})
   files.close(
     {'ended': 'finished', 'staleness': {}, 'worker_seconds': {'wait': 20.0}}
   )
