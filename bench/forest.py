@@ -32,6 +32,7 @@ from matplotlib.figure import Figure
 
 import topology
 from analysis import printing
+from analysis.figures import look
 from bench import flag_lists, topologies
 from configs import paths
 from outputs import atomic
@@ -85,7 +86,7 @@ def main(argv: list[str]) -> None:
       text = json.dumps(records, indent=1) + '\n'
       atomic.write(pathlib.Path(values.out), text)
     if values.picture:
-      draw_shares(records).savefig(values.picture)
+      look.save(draw_shares(records), pathlib.Path(values.picture))
   if 'spread' in values.parts:
     print_spread()
   if 'times' in values.parts:
@@ -170,30 +171,27 @@ def print_shares(
   return records
 
 
+@look.styled
 def draw_shares(records: Sequence[Mapping[str, Any]]) -> Figure:
   """Returns a figure of `print_shares`: a cell per topology and scheme."""
   titles = {'packed': 'packed', **_BASELINES}
   values = np.array(
     [[each['shares'].get(key, np.nan) for key in titles] for each in records]
   )
-  figure = Figure((8.5, 1.6 + 0.24 * len(records)), layout='constrained')
+  figure = Figure((look.PAGE, 1.4 + 0.17 * len(records)))
   axes = figure.subplots()
+  axes.grid(visible=False)
   axes.imshow(values, cmap='cividis', vmin=0, vmax=1, aspect='auto')
   names = [f'{each["name"]} ({each["workers"]})' for each in records]
-  axes.set_yticks(range(len(names)), names, fontsize=8)
-  axes.set_xticks(
-    range(len(titles)), titles.values(), fontsize=8, rotation=35, ha='left'
-  )
+  axes.set_yticks(range(len(names)), names)
+  axes.set_xticks(range(len(titles)), titles.values(), rotation=35, ha='left')
   axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False)
   for (row, column), value in np.ndenumerate(values):
     text = '-' if np.isnan(value) else f'{value:.2f}'
     color = 'black' if np.isnan(value) or value > 0.55 else 'white'
-    axes.text(
-      column, row, text, ha='center', va='center', fontsize=7, color=color
-    )
+    axes.text(column, row, text, ha='center', va='center', color=color)
   axes.set_xlabel(
     'Rate of an allreduce over the proven optimum (workers in brackets)',
-    fontsize=9,
   )
   return figure
 

@@ -123,7 +123,10 @@ def add_legend(figure: Figure, title: str | None = None) -> None:
   most = int(72 * width / (_HANDLE + longest * _CHARACTER))
   columns = min(max(most, 1), len(labels))
   lines = sum(label.count('\n') + 1 for label in labels) / columns
-  height += _LINE * (math.ceil(lines) + (title is not None))
+  if title is not None:
+    title = wrap(title, width)
+    lines += title.count('\n') + 1
+  height += _LINE * math.ceil(lines)
   figure.set_size_inches(width, height)
   figure.legend(
     handles, labels, loc='outside lower center', ncols=columns, title=title

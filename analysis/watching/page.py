@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from analysis import records
-from analysis.watching.following import Follower
+import analysis
+from analysis import runs
 from analysis.watching.memory import find_memory
 from analysis.watching.progress import LEFT, Progress
 from outputs import figures
@@ -34,19 +34,18 @@ class Page:
       OSError: If its files cannot be read.
     """
     self._folder = folder
-    manifest = records.read_manifest(folder)
-    self._config = manifest['config']
-    self._measures = ('loss', *records.find_measures(manifest))
-    if not self._config['outputs']['events']:
+    self._run = analysis.read(folder)
+    self._config = self._run.config
+    self._measures = ('loss', *self._run.measures)
+    if not self._run.has_events:
       raise ValueError(
         f'{folder}: expected a run with events.jsonl, got one with '
         'config.outputs.events=False.'
       )
-    self._events = Follower(folder / 'events.jsonl')
-    self._metrics = Follower(folder / 'metrics.jsonl')
+    self._events = runs.Follower(folder / 'events.jsonl')
     self._is_allreduce = self._config['route']['name'] != 'server'
     self._progress = Progress(self._is_allreduce)
-    self._rows: list[dict[str, Any]] = []
+    self._rows: Sequence[Mapping[str, Any]] = ()
 
   @property
   def has_ended(self) -> bool:
@@ -60,13 +59,13 @@ class Page:
       ValueError: If a file is broken; names it.
       OSError: If a file cannot be read.
     """
-    rows, is_new = self._events.read()
+    self._run.refresh()
+    rows, is_new = self._events.read(runs.decode_object)
     if is_new:
       self._progress = Progress(self._is_allreduce)
     for row in rows:
       self._progress.take(row)
-    rows, is_new = self._metrics.read()
-    self._rows = ([] if is_new else self._rows) + rows
+    self._rows = self._run.rows
     parts = [self._describe_run(), self._describe_workers()]
     if self._progress.link_rates:
       parts.append(_describe_links(self._progress.link_rates))
@@ -117,9 +116,8 @@ class Page:
     return table
 
   def _describe_phase(self) -> str:
-    summary = records.read_summary(self._folder)
-    if summary is not None:
-      return str(summary['ended'])
+    if self._run.ended is not None:
+      return self._run.ended
     if self._events.changed_at is None:
       return 'starting'
     silent_s = time.time() - self._events.changed_at

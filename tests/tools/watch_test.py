@@ -10,7 +10,6 @@ import tempfile
 import rich.console
 from absl.testing import absltest, parameterized
 
-from analysis.watching.following import Follower
 from analysis.watching.memory import find_memory
 from analysis.watching.page import Page
 from analysis.watching.progress import LEFT, Progress
@@ -26,48 +25,6 @@ def _show(folder):
   console = rich.console.Console(file=io.StringIO(), width=80)
   console.print(Page(folder).render())
   return console.file.getvalue()
-
-
-class FollowerTest(absltest.TestCase):
-  def setUp(self):
-    super().setUp()
-    self.path = _folder() / 'events.jsonl'
-    self.follower = Follower(self.path)
-
-  def test_rows_come_once_and_whole(self):
-    self.assertEqual(self.follower.read(), ([], False))
-    with self.path.open('w') as file:
-      file.write('{"a": 1}\n{"a"')
-      file.flush()
-      self.assertEqual(self.follower.read(), ([{'a': 1}], True))
-      self.assertEqual(self.follower.read(), ([], False))
-      file.write(': 2}\n')
-      file.flush()
-      self.assertEqual(self.follower.read(), ([{'a': 2}], False))
-
-  def test_a_file_that_was_replaced_is_read_again(self):
-    self.path.write_text('{"a": 1}\n{"a": 2}\n')
-    self.follower.read()
-    other = self.path.with_name('new')
-    other.write_text('{"a": 1}\n{"a": 3}\n{"a": 4}\n')
-    other.replace(self.path)
-    rows, is_new = self.follower.read()
-    self.assertEqual([row['a'] for row in rows], [1, 3, 4])
-    self.assertTrue(is_new)
-
-  def test_a_file_that_became_shorter_is_read_again(self):
-    self.path.write_text('{"a": 1}\n{"a": 2}\n')
-    self.follower.read()
-    os.truncate(self.path, 9)
-    self.assertEqual(self.follower.read(), ([{'a': 1}], True))
-
-  def test_a_broken_line_is_named(self):
-    self.path.write_text('{"a": 1}\nnothing\n')
-    with self.assertRaisesRegex(ValueError, r'events.jsonl, byte 9: .*nothing'):
-      self.follower.read()
-    self.path.write_text('[1]\n')
-    with self.assertRaisesRegex(ValueError, 'expected an object'):
-      Follower(self.path).read()
 
 
 class ProgressTest(parameterized.TestCase):

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from matplotlib import ticker
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
+from analysis.figures import look
 from batching import curves
 from batching.curves import Curve
 from configs import user_parts
@@ -127,30 +129,31 @@ def describe(profile: Profile) -> str:
   return '\n'.join(lines)
 
 
+@look.styled
 def draw(profile: Profile, path: str | pathlib.Path) -> None:
   """Draws measured and fitted times.
 
   Raises:
     OSError: If the file cannot be written.
   """
-  figure = Figure((8, 4.5), dpi=130, layout='constrained')
+  figure = Figure((look.COLUMN, 2.2))
   axes = figure.subplots()
   x = np.geomspace(profile.batches[0], profile.batches[-1], 300)
   fitted = [1e3 * profile.curve.seconds(each) for each in x]
-  axes.plot(x, fitted, color='#D55E00', label='fitted')
+  axes.plot(x, fitted, color=look.COLORS[1], label='fitted')
   measured = [1e3 * seconds for seconds in profile.seconds]
-  axes.plot(profile.batches, measured, 'o', color='#0072B2', label='measured')
+  axes.plot(
+    profile.batches, measured, 'o', color=look.COLORS[0], label='measured'
+  )
   axes.set_xscale('log', base=2)
   axes.set_yscale('log')
   for axis in (axes.xaxis, axes.yaxis):
     axis.set_major_formatter('{x:g}')
-  axes.yaxis.set_minor_formatter('{x:g}')
+  axes.yaxis.set_minor_formatter(ticker.LogFormatter())
   axes.set_xlabel('batch, examples')
   axes.set_ylabel('time of a gradient, ms')
-  axes.set_title(f'{profile.model} on {profile.device}', fontsize='medium')
-  axes.spines[['top', 'right']].set_visible(False)
-  axes.legend(frameon=False)
-  figure.savefig(path)
+  look.add_legend(figure, f'{profile.model} on {profile.device}')
+  look.save(figure, pathlib.Path(path))
 
 
 def _model(config: ConfigDict) -> str:
