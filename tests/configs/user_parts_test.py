@@ -405,7 +405,7 @@ class OwnTaskTest(parameterized.TestCase):
       run = small.build(config)
       run.console._console.file = printed
       summary = run()
-    record = records.load(run.files.workdir)
+    record = analysis.read(run.files.workdir)
     self.assertEqual(record.measures, {'mse': 'falls', 'met': 'rises'})
     rows = [row for row in record.rows if row['kind'] == 'evaluation']
     self.assertLess(rows[-1]['mse'], 0.5 * rows[0]['mse'])
