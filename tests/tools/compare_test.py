@@ -175,7 +175,7 @@ class CompareTest(parameterized.TestCase):
     pictures = {picture.stem for picture in out.glob('*.png')}
     accuracies = {'accuracy', 'accuracy-iterations', 'accuracy-examples'}
     others = {'staleness', 'waiting', 'breakdown', 'bandwidth', 'gaps'}
-    workers = {'timeline-asp-seed-0', 'traffic-asp-seed-0'}
+    workers = {'timeline-asp-seed-0'}
     self.assertEqual(pictures, accuracies | others | workers)
     self._check_that_a_run_alone_is_the_same(out / 'asp-seed1', seed=1)
 
