@@ -16,7 +16,7 @@ from absl.testing import absltest, parameterized
 
 import analysis
 import train
-from analysis import diagnosing, recorded_configs, records, report
+from analysis import diagnosing, recorded_configs, report
 from analysis.watching.page import Page
 from configs import default, sections
 from outputs import inputs, manifests
@@ -226,7 +226,7 @@ class RunTest(absltest.TestCase):
     config.epochs = 2.0
     summary = train.build(config, workdir=str(folder))()
     self.assertGreater(summary['updates'], first['updates'])
-    fields = records.read_config(folder)['sync']['own']
+    fields = analysis.read(folder).config['sync']['own']
     self.assertEqual(fields['sizes'], [1, 2])
     for recorded, replayed in replay.pairs(folder):
       self.assertEqual(recorded, replayed)
@@ -479,7 +479,7 @@ class OwnTaskTest(parameterized.TestCase):
     with self.assertRaisesRegex(FloatingPointError, 'measure mse is inf'):
       run()
     self.assertRegex(
-      records.read_summary(run.files.workdir)['ended'], 'FloatingPointError'
+      analysis.read(run.files.workdir).ended, 'FloatingPointError'
     )
 
   def test_fields_that_a_task_would_ignore_are_refused(self):
