@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from analysis.benchmarks import MISSED, UNMEASURED, verdict
-from analysis.watching.following import Follower
+from analysis.runs import Follower, decode_object
 from bench.gpu.rows import Job, Row
 from launch import processes
 
@@ -98,8 +98,8 @@ def _lines(
         ended = f'the job gave no value: exit code {exit.code}, {_end(log)}'
       if not ended and time.monotonic() > deadline:
         ended = f'not within its {deadline - start:.0f} s'
-      yield from follower.read()[0]
-  yield from follower.read()[0]
+      yield from follower.read(decode_object)[0]
+  yield from follower.read(decode_object)[0]
   yield ended
 
 

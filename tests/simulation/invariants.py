@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from analysis import records
+import analysis
 from tests.simulation.runs import Outcome
 from tests.support import accounts
 
@@ -46,7 +46,7 @@ def _disordered(outcome: Outcome) -> Iterator[str]:
   """
   updates: list[int] = []
   time_s = -1.0
-  for event in records.read_all_events(outcome.folder):
+  for event in analysis.read(outcome.folder).read_event_rows():
     if event['event'] == 'start':
       updates = []
     updates += event.get('decision', {}).get('commit', ())
