@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from analysis import intervals
+from analysis import intervals, labels
 from analysis.intervals import Interval
 from configs import declared, user_parts
 from configs.checks import require
@@ -188,11 +188,9 @@ def short_names(fields: Sequence[str]) -> list[str]:
     >>> short_names(['sync.name', 'cluster.speed.slowdown'])
     ['sync', 'slowdown']
   """
-  last = [f.removesuffix('.name').rpartition('.')[2] for f in fields]
-  counts = collections.Counter(last)
+  short = labels.shorten(fields)
   return [
-    name.replace('_', ' ') if counts[name] == 1 else field
-    for name, field in zip(last, fields, strict=True)
+    name if '.' in name else name.replace('_', ' ') for name in short.values()
   ]
 
 

@@ -147,6 +147,9 @@ class MissingTest(absltest.TestCase):
   def test_a_level_that_some_never_reached_has_no_mean(self):
     runs = [*_RUNS[:-1], _run('asp', 4, None, workers=4)]
     self.assertEqual(_lines(runs)[2][2], '4 of 5')
+    *_, last = csv.DictReader(io.StringIO(_text(runs, form='csv')))
+    self.assertEqual((last['mean'], last['n'], last['runs']), ('', '4', '5'))
+    self.assertEqual(last['never_reached'], '1')
     self.assertIn('only k of m runs reached the level', _text(runs))
     layout = _LAYOUT._replace(baseline='bsp')
     self.assertEqual(_lines(runs, layout)[2][-1], '–')
