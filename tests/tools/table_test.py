@@ -15,7 +15,7 @@ _GRID = 'sync.name=bsp,asp; batching.worker_batch=16,32; seed=0,1,2'
 
 
 class TableTest(absltest.TestCase):
-  def test_a_sweep_becomes_a_latex_table(self):
+  def test_a_sweep_becomes_a_latex_table_and_figures(self):
     out = pathlib.Path(tempfile.mkdtemp(), 'out')
     subprocess.run(
       sweeping.command(out, _GRID),
@@ -37,6 +37,14 @@ class TableTest(absltest.TestCase):
         mean = statistics.fmean(self._times(out, name, batch))
         self.assertAlmostEqual(float(shown), mean, delta=0.02 * mean)
     self.assertIn('over seeds, n = 3', said.stdout)
+    figures = out.with_name('figures')
+    drawn = small.python(
+      *('-m', 'tools.report', str(out)),
+      *(f'--out={figures}', '--format=pdf'),
+    )
+    self.assertEqual(drawn.returncode, 0, drawn.stderr)
+    waiting = (figures / 'waiting.pdf').read_bytes()
+    self.assertTrue(waiting.startswith(b'%PDF'))
     refused = small.python(*words, '--baseline=ssp')
     self.assertEqual(refused.returncode, 1)
     self.assertIn("one of the rows ['bsp', 'asp'], got 'ssp'", refused.stderr)
