@@ -11,7 +11,6 @@ from topology.forests import export
 from topology.forests.trees import Forest
 
 Ends = tuple[int, int]  # Sending and receiving worker.
-_LISTED = 5  # Slowest links in a description.
 _FOREST = (
   'membership_epoch',
   'version',
@@ -214,40 +213,6 @@ def slowest_links(
   """
   known = [each for each in links.items() if each[1].ratio is not None]
   return sorted(known, key=lambda each: each[1].ratio or 0.0)[:count]
-
-
-def choose_unit(links: Iterable[Link]) -> tuple[str, float]:
-  """Returns a unit for the rates of links, and its bytes per second."""
-  most = max((max(x.planned_Bps, x.Bps or 0.0) for x in links), default=0.0)
-  return ('GB/s', 1e9) if most >= 1e9 else ('MB/s', 1e6)
-
-
-def describe(epoch: MembershipEpoch) -> str:
-  """Returns lines on the iterations and the slowest links of an epoch."""
-  count = epoch.iterations
-  lines = [
-    f'{count} iterations of {len(epoch.members)} workers in a membership '
-    'epoch; means of an iteration over workers: '
-    + ', '.join(
-      f'{name} {epoch.mean(phase):.3g} s'
-      for name, phase in (
-        ('compute', 'compute_s'),
-        ('waiting', 'wait_s'),
-        ('exposed communication', 'push_s'),
-      )
-    )
-  ]
-  links = epoch.sum_links()
-  name, size = choose_unit(links.values())
-  for (src, dst), link in slowest_links(links, _LISTED):
-    lines.append(
-      f'  worker {src} to {dst}: {(link.Bps or 0) / size:.4g} of '
-      f'{link.planned_Bps / size:.4g} {name}, {link.ratio:.0%} of plan, '
-      f'{link.bytes / 1e6:.4g} MB'
-    )
-  if not epoch.plan:
-    lines.append(f'  {epoch.reason}.')
-  return '\n'.join(lines)
 
 
 def parse_epoch(row: Mapping[str, Any], path: pathlib.Path) -> MembershipEpoch:
