@@ -39,7 +39,13 @@ def draw_links(
   )
   for row, ratio in enumerate(measured / planned):
     end = max(measured[row], planned[row])
-    axes.text(end, row, f'  {ratio:.0%}', va='center')
+    axes.annotate(
+      f'{ratio:.0%}',
+      (end, row),
+      xytext=(4, 0),  # Browsers drop spaces at the beginning of texts.
+      textcoords='offset points',
+      va='center',
+    )
   axes.set_yticks(rows, names)
   slowest = f', {len(names)} slowest of {count}' if len(names) < count else ''
   axes.set_ylabel(f'link{slowest}')
