@@ -275,26 +275,6 @@ class LabTest(parameterized.TestCase):
     for rate, got in zip(expected, reached, strict=True):
       self.assertBetween(got / rate, 0.5, 1.5, reached)
 
-  @pytest.mark.soak  # Shares of a second differ on a busy machine.
-  def test_a_delayed_link_carries_its_rate_both_ways_at_once(self):
-    requires.host(os.path.exists('/dev/net/tun'), 'There is no TUN.')
-    ends = [('host0', 'host2'), ('host1', 'host3')]
-    pairs = [*ends, *(pair[::-1] for pair in ends)]
-    group = {'hosts': ['host2', 'host3'], 'delay_ms': 1}
-    group |= dict.fromkeys(('up', 'down'), '200mbit')
-    measure = [sys.executable, '-c', _AT_ONCE, json.dumps(pairs)]
-    with tempfile.NamedTemporaryFile('w', suffix='.json') as file:
-      json.dump({'groups': [group]}, file)
-      file.flush()
-      words = ['--hosts=4', '--link=1gbit', f'--links={file.name}', '--']
-
-      code, out, errors = _run(*words, *measure)
-
-    self.assertEqual(code, 0, errors)
-    reached = [rate / 200e6 for rate in json.loads(out)]
-    for way in (reached[:2], reached[2:]):
-      self.assertBetween(sum(way), 0.7, 1.1, reached)
-
   @parameterized.parameters(([], 'cubic'), (['--congestion=reno'], 'reno'))
   def test_both_ends_of_a_connection_have_the_congestion_control(
     self, words, expected
