@@ -20,6 +20,7 @@ from cluster.allreduce.executor.errors import ExecutorFailed
 from cluster.network import handshake, socket_loop
 from cluster.network.errors import TransportError
 from cluster.network.port import Port
+from system import net
 from tests.support import byte_peers, descriptors, executors
 
 _SIZE, _CHUNK_BYTES = 8, 16
@@ -224,9 +225,7 @@ class UnexpectedTest(_Case):
     numbers = np.ones(_SIZE, np.float32)
     with (
       self.assertLogs(level='ERROR'),
-      mock.patch.object(
-        socket_loop.os, 'eventfd_read', _raise(OSError('gone'))
-      ),
+      mock.patch.object(net.Wake, 'clear', _raise(OSError('gone'))),
     ):
       reduction = node.begin(0, numbers, membership.buckets)
       with self.assertRaisesRegex(ExecutorFailed, 'OSError: gone'):
