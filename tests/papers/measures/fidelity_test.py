@@ -2,8 +2,8 @@
 
 import contextlib
 import io
-import re
 import pathlib
+import re
 import tempfile
 
 from absl.testing import absltest
