@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from learning.iteration import Iteration
 from learning.learning import Learner, Pushes
@@ -52,9 +53,16 @@ def apply_updates(learner: Learner, like: Payload, *, adds: bool) -> None:
   for _ in range(2):
     if adds:
       for _ in range(2):
-        zeros = jax.tree.map(jnp.zeros_like, like)
+        zeros = jax.tree.map(_zeros, like)
         twin.add(-1, zeros, 1, scale=2.0)
       twin.commit(-1)
     else:
-      twin.apply(jax.tree.map(jnp.zeros_like, like), 1, pushes=1)
+      twin.apply(jax.tree.map(_zeros, like), 1, pushes=1)
   jax.block_until_ready(twin.state())
+
+
+def _zeros(array: Any) -> Any:
+  """Returns zeros like an array; no device computes those of NumPy."""
+  if isinstance(array, np.ndarray):
+    return np.zeros_like(array)
+  return jnp.zeros_like(array)

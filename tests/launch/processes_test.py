@@ -184,7 +184,7 @@ class ProcessesTest(parameterized.TestCase):
     os.kill(os.getpid(), signal.SIGUSR1)  # Nothing waits any more.
 
   def test_a_signal_reaches_the_process_alone(self):
-    text = f'({_STAYS}) & trap "wait; exit 6" TERM; {_FOREVER}'
+    text = f'trap "wait; exit 6" TERM; ({_STAYS}) & {_FOREVER}'
     group = self.start(shell('one', text), shell('two', _FOREVER))
     group.wait_for_line('one', 'here', _LIMIT_S)
 

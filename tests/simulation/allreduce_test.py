@@ -25,8 +25,10 @@ class SeedsTest(checks.TestCase):
   def test_a_run_recovers_from_every_script(self, name):
     self.check_seeds(_SETTINGS[name], range(_SEEDS))
 
-  @pytest.mark.soak
-  @pytest.mark.timeout(7200)
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+class SoakTest(checks.TestCase):
   @parameterized.parameters(*_SETTINGS)
   def test_a_run_recovers_from_many_scripts(self, name):
     self.check_seeds(_SETTINGS[name], range(_SEEDS, checks.SOAK_SEEDS))

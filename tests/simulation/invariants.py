@@ -29,6 +29,9 @@ def _unfinished(outcome: Outcome) -> Iterator[str]:
 
 def _unaccounted(outcome: Outcome) -> Iterator[str]:
   """Yields which examples are lost, repeated or not accounted for."""
+  if not (outcome.folder / 'summary.json').exists():
+    yield 'it has no summary'
+    return
   try:
     checks = [*accounts.accounts(outcome.folder)]
   except (OSError, ValueError, KeyError) as error:

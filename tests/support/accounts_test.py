@@ -6,6 +6,8 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from configs import default
+from outputs import atomic, formats, manifests
 from tests.support import accounts
 from tests.support.recomputing import recompute
 
@@ -64,6 +66,11 @@ class ParametersTest(absltest.TestCase):
     folder = pathlib.Path(tempfile.mkdtemp())
     (folder / 'checkpoints').mkdir()
     (folder / 'events.jsonl').touch()
+    manifest = {
+      'format': formats.RUN_FOLDER,
+      **manifests.described(default.get_config().to_dict(), {}),
+    }
+    atomic.write_object(folder / 'manifest.json', manifest)
     wrong = ValueError('pushes: expected those of workers (0, 1), got (1,).')
     with mock.patch.object(recompute, 'difference', side_effect=wrong):
       first, second = accounts.check_parameters(folder)

@@ -8,7 +8,7 @@ import tempfile
 from absl.testing import absltest
 
 from configs import default
-from outputs import formats
+from outputs import atomic, formats, manifests
 from tuning import combinations, examples
 from tuning.combinations import BSP, Combination
 from tuning.examples import ExamplesRatio, Learning
@@ -23,10 +23,9 @@ def _run(folder, to_examples, *, staleness=0.0, **changed):
   run.mkdir()
   manifest = {
     'format': formats.RUN_FOLDER,
-    'config': config.to_dict(),
-    'starts': [],
+    **manifests.described(config.to_dict(), {}),
   }
-  (run / 'manifest.json').write_text(json.dumps(manifest, default=list))
+  atomic.write_object(run / 'manifest.json', manifest)
   summary = {'ended': 'finished', 'staleness': {}, 'worker_seconds': {}}
   summary |= {'staleness_mean': staleness}
   summary |= {'to_accuracy': {'0.9': {'examples': to_examples}}}

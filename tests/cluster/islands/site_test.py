@@ -48,7 +48,7 @@ class FollowerSiteTest(parameterized.TestCase):
     for name, value in (
       ('end', self._end),
       ('end_lost', mock.Mock(side_effect=_Lost)),
-      ('signal', mock.Mock()),
+      ('processes', mock.Mock()),
     ):
       patch = mock.patch.object(site, name, value)
       patch.start()

@@ -14,7 +14,6 @@ from absl.testing import absltest, parameterized
 from cluster.network import messages
 from cluster.network.errors import InvalidMessage
 from cluster.network.handshake import Security
-from cluster.network.interfaces import card
 from cluster.network.port import Port
 from cluster.probing import file_format, transfers, trials
 from cluster.probing.cache import LinkCache
@@ -23,6 +22,7 @@ from cluster.probing.link_manager import LinkManager
 from cluster.probing.measurer import Measurer
 from cluster.probing.surveyor import Surveyor
 from cluster.process.exits import Unmendable
+from system import net
 from tests.support import shared_links
 from topology.clusters import cluster, measured
 
@@ -330,8 +330,8 @@ class QuickTest(parameterized.TestCase):
 
 class CardTest(absltest.TestCase):
   def test_interfaces_with_and_without_a_card_are_distinguished(self):
-    self.assertEqual(card('127.0.0.1'), '000000000000')
-    self.assertEqual(card('203.0.113.7'), '')
+    self.assertEqual(net.hardware_address('127.0.0.1'), '000000000000')
+    self.assertEqual(net.hardware_address('203.0.113.7'), '')
 
 
 def _equal(hosts):

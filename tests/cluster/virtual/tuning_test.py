@@ -1,5 +1,6 @@
 """Tests for cluster.virtual.tuning, against sweeps of simulated runs."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -68,13 +69,11 @@ def _predict(overlap, dtype, Gbps, **fields):
     bucket_bytes=None,
     overlap=overlap != Overlap.NONE,
   )
-  learned = learning.make(config, choose, None, None, 1)
-  with (
-    mock.patch.object(
-      learned, 'find_overlap', lambda wanted: (overlap, ''), create=True
-    ),
-    mock.patch.object(tuning.logging, 'info') as log,
-  ):
+  learned = dataclasses.replace(
+    learning.make(config, choose, None, None, 1),
+    find_overlap=lambda wanted: (overlap, ''),
+  )
+  with mock.patch.object(tuning.logging, 'info') as log:
     wire = dense.make(dtype=dtype)
     chosen = tuning.choose_bucket_bytes(
       config, choose, plan, learned, wire
